@@ -1,0 +1,88 @@
+"""The compiler's output: object code and a manifest, as one value that can be stored, sent and checked."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from torchmdla.compiler.program import Argument, Result
+
+# The calling convention of an entry, described in docs/architecture.md. Raised whenever it changes.
+ABI_VERSION = 1
+
+_MAGIC = b"MDLA-ARTIFACT\n"
+_HEADER = struct.Struct("<32sQQ")
+
+
+class DamagedArtifact(ValueError):
+    """The bytes are not an artifact, or not the one that was written."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a loader must know about the object code.
+
+    ``entry`` computes the results; ``pack``, when not empty, turns parameters into the ``packed_bytes`` that
+    ``entry`` reads. ``device_calls`` are the undefined symbols that the loader has to provide. ``statistics`` are
+    times (seconds) and counts of the compilation, for people.
+    """
+
+    program: str
+    entry: str
+    arguments: tuple[Argument, ...]
+    results: tuple[Result, ...]
+    workspace_bytes: int
+    pack: str = ""
+    packed_bytes: int = 0
+    device_calls: tuple[str, ...] = ()
+    statistics: dict[str, float] = field(default_factory=dict)
+    abi: int = ABI_VERSION
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> Manifest:
+        raw: dict[str, Any] = json.loads(text)
+        raw["arguments"] = tuple(
+            Argument(a["role"], a["dtype"], tuple(a["shape"]), a["kind"]) for a in raw["arguments"]
+        )
+        raw["results"] = tuple(Result(r["dtype"], tuple(r["shape"])) for r in raw["results"])
+        raw["device_calls"] = tuple(raw["device_calls"])
+        return cls(**raw)
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """Object code (a relocatable file of the target's format, or whatever the device loads) and its manifest."""
+
+    object_code: bytes
+    manifest: Manifest
+
+    def to_bytes(self) -> bytes:
+        """One self-checking block: magic, SHA-256 of the rest, lengths, manifest (JSON), object code."""
+        manifest = self.manifest.to_json().encode()
+        digest = hashlib.sha256(manifest + self.object_code).digest()
+        return _MAGIC + _HEADER.pack(digest, len(manifest), len(self.object_code)) + manifest + self.object_code
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Artifact:
+        """The inverse of :meth:`to_bytes`.
+
+        Raises:
+            DamagedArtifact: the block is truncated, altered, or of another ABI version.
+        """
+        start = len(_MAGIC) + _HEADER.size
+        if len(data) < start or not data.startswith(_MAGIC):
+            raise DamagedArtifact("not an artifact")
+        digest, manifest_size, object_size = _HEADER.unpack_from(data, len(_MAGIC))
+        body = data[start:]
+        if len(body) != manifest_size + object_size or hashlib.sha256(body).digest() != digest:
+            raise DamagedArtifact("the content does not match its hash")
+        manifest = Manifest.from_json(body[:manifest_size].decode())
+        if manifest.abi != ABI_VERSION:
+            raise DamagedArtifact(f"ABI version {manifest.abi}, this build reads {ABI_VERSION}")
+        return cls(body[manifest_size:], manifest)

@@ -1,0 +1,82 @@
+"""The compiler's input: a function in the Torch dialect and what MLIR's types do not say about it.
+
+Nothing here imports torch: a program is text and numbers, so that it can be hashed, stored and sent to a worker.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Literal
+
+Role = Literal["input", "parameter"]
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One argument of ``@forward``.
+
+    ``role`` is ``"parameter"`` for weights and buffers, which change seldom and may be packed once per version, and
+    ``"input"`` for everything else. ``dtype`` is torch's name (``"float32"``, ``"int64"``, ``"bool"``, …). ``shape``
+    holds the sizes; the data is contiguous in that order. A Python ``float`` of the graph is a 0-d ``float64``
+    tensor of kind ``"scalar"``: its argument in MLIR is ``!torch.float``.
+    """
+
+    role: Role
+    dtype: str
+    shape: tuple[int, ...]
+    kind: Literal["tensor", "scalar"] = "tensor"
+
+
+@dataclass(frozen=True)
+class Result:
+    """One result of ``@forward``: a tensor that the caller allocates, contiguous with sizes ``shape``."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Target:
+    """What to generate code for: the device's registered name and, for a CPU, LLVM's names of it."""
+
+    device: str
+    triple: str = ""
+    cpu: str = ""
+    features: str = ""
+
+
+@dataclass(frozen=True)
+class Program:
+    """One function ``@forward`` in the Torch dialect (MLIR text) with roles, target and options.
+
+    ``versions`` names the producers (torchmdla, torch-mlir): an artifact of another version is never reused.
+    """
+
+    mlir: str
+    arguments: tuple[Argument, ...]
+    results: tuple[Result, ...]
+    target: Target
+    options: tuple[tuple[str, str], ...] = ()
+    versions: tuple[tuple[str, str], ...] = field(default=())
+
+    @property
+    def key(self) -> str:
+        """SHA-256 of the whole program in hexadecimal: the name of its artifact in any cache."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> Program:
+        raw = json.loads(text)
+        return cls(
+            mlir=raw["mlir"],
+            arguments=tuple(Argument(a["role"], a["dtype"], tuple(a["shape"]), a["kind"]) for a in raw["arguments"]),
+            results=tuple(Result(r["dtype"], tuple(r["shape"])) for r in raw["results"]),
+            target=Target(**raw["target"]),
+            options=tuple((k, v) for k, v in raw["options"]),
+            versions=tuple((k, v) for k, v in raw["versions"]),
+        )

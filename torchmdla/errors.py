@@ -1,0 +1,33 @@
+"""The exceptions that torchmdla raises."""
+
+from __future__ import annotations
+
+
+class CompileError(RuntimeError):
+    """A group could not be compiled.
+
+    Raised to the user only with ``strict=True``; otherwise the group falls back to PyTorch's interpreter and the
+    error becomes one warning and one row of :func:`torchmdla.stats`.
+
+    Attributes:
+        op: the operator at fault, as ``aten::add.Tensor``; empty when no single operator is.
+        source: where the operator stands in the user's program (``file:line``); empty when unknown.
+        diagnostic: what the compiler said, word for word.
+    """
+
+    def __init__(self, reason: str, *, op: str = "", source: str = "", diagnostic: str = "") -> None:
+        self.reason = reason
+        self.op = op
+        self.source = source
+        self.diagnostic = diagnostic
+        place = f"{op}: " if op else ""
+        at = f" (at {source})" if source else ""
+        tail = f"\n{diagnostic}" if diagnostic else ""
+        super().__init__(f"{place}{reason}{at}{tail}")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (self.reason, self.op, self.source, self.diagnostic)
+
+
+def _rebuild(reason: str, op: str, source: str, diagnostic: str) -> CompileError:
+    return CompileError(reason, op=op, source=source, diagnostic=diagnostic)
