@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from importlib.metadata import entry_points
 
-from torchmdla.devices.device import Device, OpKind, OpSupport
+from torchmdla.devices.device import Device, LoadedCode, OpKind, OpSupport
 
-__all__ = ["Device", "OpKind", "OpSupport", "get", "names", "register"]
+__all__ = ["Device", "LoadedCode", "OpKind", "OpSupport", "get", "names", "register"]
 
 ENTRY_POINT_GROUP = "torchmdla.devices"
 

@@ -5,15 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from torchmdla.compiler.artifact import Artifact
 from torchmdla.compiler.program import Program, Target
 
-if TYPE_CHECKING:
-    from torchmdla._C import Executable
-
-OpKind = Literal["compute", "cheap", "view", "shape"]
+OpKind = Literal["compute", "cheap", "view", "shape", "item"]
 
 
 @dataclass(frozen=True)
@@ -21,12 +18,22 @@ class OpSupport:
     """How a device takes one operator overload.
 
     ``kind``: ``"compute"`` is worth a group; ``"cheap"`` joins one but is not worth one alone; ``"view"`` may alias
-    its first argument, so it is never a group's output; ``"shape"`` computes integers, booleans or lists from sizes.
+    its first argument, so it is never a group's output; ``"shape"`` computes integers, booleans or lists from sizes and
+    other such values; ``"item"`` turns a 0-d tensor into a number, so it is taken only where shape arithmetic made the
+    tensor (``prim::NumToTensor``).
     ``where``: arguments that must be these constants in the graph (``{"train": False}``), by schema name.
     """
 
     kind: OpKind
     where: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class LoadedCode:
+    """An artifact in this process: the address of its entry, and the object that keeps the code there."""
+
+    entry: int
+    owner: object
 
 
 class Device(ABC):
@@ -61,5 +68,5 @@ class Device(ABC):
         """
 
     @abstractmethod
-    def load(self, artifact: Artifact) -> Executable:
+    def load(self, artifact: Artifact) -> LoadedCode:
         """Makes an artifact callable in this process."""

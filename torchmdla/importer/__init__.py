@@ -1,0 +1,7 @@
+"""From ``torch::jit::Graph`` to the Torch dialect: graphs and recorded types in, text out."""
+
+from torchmdla.importer.graph import import_graph
+from torchmdla.importer.sources import locate
+from torchmdla.importer.types import Binding, ImportedGraph, OutputBinding, Record, TensorMeta
+
+__all__ = ["Binding", "ImportedGraph", "OutputBinding", "Record", "TensorMeta", "import_graph", "locate"]

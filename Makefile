@@ -1,0 +1,41 @@
+# make demo | test | lint | format | build | clean: each sets up what it needs in .venv first.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+SOURCES := $(wildcard src/*.cpp src/*.h) CMakeLists.txt setup.py
+# Tests are mostly waiting for compiler processes: two workers keep two cores busy.
+JOBS   ?= 2
+
+.PHONY: demo test lint format build clean
+
+demo: build
+	$(BIN)/python test.py $(ARGS)
+
+test: build
+	$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
+
+lint: $(VENV)/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror $(wildcard src/*.cpp src/*.h)
+	$(BIN)/mypy
+
+format: $(VENV)/.installed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(wildcard src/*.cpp src/*.h)
+
+build: $(VENV)/.built
+
+$(VENV)/.installed: requirements.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -r requirements.txt
+	touch $@
+
+# The package is installed in place, so Python changes need no build; C++ changes rebuild by ninja.
+$(VENV)/.built: $(VENV)/.installed $(SOURCES) pyproject.toml
+	$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps --editable .
+	touch $@
+
+clean:
+	rm -rf build $(VENV) torchmdla/*.so *.egg-info

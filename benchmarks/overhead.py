@@ -1,0 +1,128 @@
+"""What a call into a cached group costs, against the same ops scripted without groups, and eager.
+
+The work is as small as work gets (4×4 tensors), so that what is left is the way in and out: checking the inputs,
+finding the executable, allocating the outputs. The three ways are timed in turn in one process, each round being
+many calls; a round's time is divided by its calls. ``python benchmarks/overhead.py --help`` shows the options.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+import torchmdla
+from torchmdla.testing.compare import assert_matches
+from torchmdla.testing.coverage import groups
+
+# The least and the median time of a call, in microseconds.
+Times = dict[str, float]
+
+
+def pair(x: Tensor) -> Tensor:
+    """Two ops: about the least that makes a group."""
+    return torch.sigmoid(torch.relu(x))
+
+
+def six(x: Tensor) -> Tensor:
+    """Six ops in a row."""
+    return torch.relu(torch.tanh(torch.relu(x) * 0.5 + 1.0)) - x
+
+
+def total(*inputs: Tensor) -> Tensor:
+    """One op for each input; how the cost grows with the number of inputs."""
+    result = torch.relu(inputs[0])
+    for tensor in inputs:
+        result = result + tensor
+    return result
+
+
+# Name, function, number of its inputs.
+CASES: dict[str, tuple[Callable[..., Tensor], int]] = {
+    "two ops": (pair, 1),
+    "six ops": (six, 1),
+    "1 input": (total, 1),
+    "10 inputs": (total, 10),
+    "100 inputs": (total, 100),
+}
+
+
+def main() -> int:
+    options = parse_options()
+    torch.set_num_threads(1)
+    with torch.no_grad():
+        results = {name: measure(*CASES[name], options.rounds, options.calls) for name in options.cases}
+    if options.json:
+        print(json.dumps({"unit": "µs", "rounds": options.rounds, "calls": options.calls, "cases": results}))
+    else:
+        show(results)
+    return 0
+
+
+def parse_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="The cost of a call into a cached group, in microseconds.")
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), metavar="CASE", help=", ".join(CASES))
+    parser.add_argument("--rounds", type=int, default=30, help="timed rounds of each way (%(default)s)")
+    parser.add_argument("--calls", type=int, default=1000, help="calls in a round (%(default)s)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    return parser.parse_args()
+
+
+def measure(function: Callable[..., Tensor], count: int, rounds: int, calls: int) -> dict[str, Times]:
+    """Times ``function`` over ``count`` 4×4 inputs in each way; ``overhead`` is that of a group over scripted ops."""
+    inputs = tuple(torch.randn(4, 4) for _ in range(count))
+    ways = {
+        "group": scripted(function, inputs, grouped=True),
+        "scripted": scripted(function, inputs, grouped=False),
+        "eager": function,
+    }
+    times: dict[str, list[float]] = {way: [] for way in ways}
+    for _ in range(rounds):
+        for way, call in ways.items():
+            times[way].append(time_calls(call, inputs, calls))
+    result = {way: {"min": min(taken), "median": statistics.median(taken)} for way, taken in times.items()}
+    result["overhead"] = {key: result["group"][key] - result["scripted"][key] for key in ("min", "median")}
+    return result
+
+
+def scripted(function: Callable[..., Tensor], inputs: tuple[Tensor, ...], grouped: bool) -> Any:
+    """``function`` traced and optimised, with groups or without, and checked to be so."""
+    traced = torch.jit.trace(function, inputs, check_trace=False)
+    with torchmdla.enabled(grouped):
+        graph = torchmdla.graph_for(traced, *inputs)
+        assert_matches(traced(*inputs), function(*inputs), layers=len(inputs))
+    if bool(groups(graph)) != grouped:
+        raise RuntimeError(f"{'a' if grouped else 'no'} group was expected in\n{graph}")
+    return traced
+
+
+def time_calls(call: Callable[..., Tensor], inputs: tuple[Tensor, ...], calls: int) -> float:
+    """Microseconds of one call, the loop's own cost (some 20 ns) included."""
+    start = time.perf_counter_ns()
+    for _ in range(calls):
+        call(*inputs)
+    return (time.perf_counter_ns() - start) / calls / 1e3
+
+
+def show(results: dict[str, dict[str, Times]]) -> None:
+    table = Table(title="µs for one call, least / median", caption="overhead: a group over the same ops scripted")
+    table.add_column("4×4 tensors")
+    ways = ("eager", "scripted", "group", "overhead")
+    for way in ways:
+        table.add_column(way, justify="right")
+    for name, result in results.items():
+        table.add_row(name, *(f"{result[way]['min']:.2f} / {result[way]['median']:.2f}" for way in ways))
+    Console(highlight=False).print(table)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,43 @@
+"""Builds ``torchmdla._C`` with CMake and ninja against the installed torch. Everything else is in pyproject.toml."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+ROOT = Path(__file__).resolve().parent
+
+
+class CMakeBuild(build_ext):
+    """Configures once into ``build/cmake`` and lets ninja rebuild what changed."""
+
+    def build_extension(self, ext: Extension) -> None:
+        tree = ROOT / "build" / "cmake"
+        tree.mkdir(parents=True, exist_ok=True)
+        scripts = Path(sys.executable).parent
+        self._run(self._tool("cmake", scripts), "-S", str(ROOT), "-B", str(tree), "-G", "Ninja",
+                  f"-DPython_EXECUTABLE={sys.executable}", f"-DCMAKE_MAKE_PROGRAM={self._tool('ninja', scripts)}")  # fmt: skip
+        self._run(self._tool("cmake", scripts), "--build", str(tree))
+        built = tree / Path(self.get_ext_filename("_C")).name
+        target = Path(self.get_ext_fullpath(ext.name))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        self.copy_file(str(built), str(target))
+
+    @staticmethod
+    def _tool(name: str, scripts: Path) -> str:
+        beside_python = scripts / name
+        return str(beside_python) if beside_python.exists() else name
+
+    @staticmethod
+    def _run(*command: str) -> None:
+        try:
+            subprocess.run(command, check=True)
+        except FileNotFoundError:
+            raise SystemExit(f"building torchmdla needs {command[0]}: pip install cmake ninja") from None
+
+
+setup(ext_modules=[Extension("torchmdla._C", sources=[])], cmdclass={"build_ext": CMakeBuild})

@@ -1,0 +1,162 @@
+#include "compiler.h"
+
+#include "fusion_pass.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/record_function.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/ScopeExit.h>
+#include <torch/csrc/jit/passes/utils/subgraph_utils.h>
+
+#include <algorithm>
+
+namespace torchmdla {
+
+using torch::jit::Node;
+using torch::jit::Stack;
+namespace attr = c10::attr;
+
+namespace {
+
+constexpr size_t longest_name = 60;
+
+CompileFunction& compile_function() {
+  static CompileFunction function;
+  return function;
+}
+
+// Modes change what an op does (autocast, vmap, FakeTensorMode, …): compiled code would not see them.
+bool dispatch_mode_active() {
+  const auto local = c10::impl::tls_local_dispatch_key_set();
+  return !(local.included_ - c10::default_included_set).empty();
+}
+
+// A tensor whose memory compiled code may read directly: no subclass, no lazy conjugate or negative
+// bit, no other layout or device.
+bool is_plain_tensor(const at::Tensor& tensor) {
+  static constexpr c10::DispatchKeySet plain(
+      {c10::DispatchKey::CPU, c10::DispatchKey::AutogradCPU, c10::DispatchKey::ADInplaceOrView,
+       c10::DispatchKey::AutocastCPU});
+  return (tensor.key_set() | plain) == plain && tensor.has_storage();
+}
+
+bool has_tangent(const at::Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl()->autograd_meta() && tensor._fw_grad(/*level=*/0).defined();
+}
+
+} // namespace
+
+Settings& settings() {
+  static Settings instance;
+  return instance;
+}
+
+void set_compile_function(CompileFunction function) { compile_function() = std::move(function); }
+
+CompilationGroup::CompilationGroup(const Node* node)
+    : graph_(node->g(attr::Subgraph)), device_(node->s(device_attribute())),
+      name_(torch::jit::SubgraphUtils::generateNameForGraph(graph_, longest_name, "mdla")),
+      parameters_(node->is(parameters_attribute())), num_inputs_(node->inputs().size()) {}
+
+void CompilationGroup::run(Stack& stack) {
+  RECORD_FUNCTION(name_, c10::ArrayRef<const c10::IValue>());
+  if (!settings().enabled.load(std::memory_order_relaxed))
+    return fall_back(stack, Fallback::switched_off);
+  Signature signature;
+  if (const auto reason = reason_to_fall_back(torch::jit::last(stack, num_inputs_), signature))
+    return fall_back(stack, *reason);
+  if (const auto* specialisation = find(signature)) return run_specialised(*specialisation, stack);
+  if (const auto reason = claim(signature)) return fall_back(stack, *reason);
+  specialise(signature, stack);
+}
+
+std::optional<Fallback>
+CompilationGroup::reason_to_fall_back(c10::ArrayRef<c10::IValue> inputs,
+                                      Signature& signature) const {
+  if (dispatch_mode_active()) return Fallback::dispatch_mode;
+  const bool grad_mode = c10::GradMode::is_enabled();
+  for (const auto& input : inputs) {
+    if (input.isTensor() && input.toTensor().defined()) {
+      const auto& tensor = input.toTensor();
+      if (!is_plain_tensor(tensor)) return Fallback::input_kind;
+      if (grad_mode && (tensor.requires_grad() || has_tangent(tensor)))
+        return Fallback::requires_grad;
+    }
+    if (!append_signature(input, signature)) return Fallback::input_kind;
+  }
+  return std::nullopt;
+}
+
+const CompilationGroup::Specialisation* CompilationGroup::find(const Signature& signature) const {
+  const auto* found = newest_.load(std::memory_order_acquire);
+  while (found && found->signature != signature) found = found->next;
+  return found;
+}
+
+void CompilationGroup::run_specialised(const Specialisation& specialisation, Stack& stack) {
+  if (!specialisation.executable) {
+    if (settings().strict) specialisation.raise();
+    statistics().count(specialisation.failure);
+    return fall_back(stack);
+  }
+  if (!specialisation.executable->run(stack, num_inputs_)) fall_back(stack, Fallback::status);
+}
+
+// The first call with new inputs: its results come from eager kernels, whose record is what the
+// compiler needs, and whose errors are the ones the user should see.
+void CompilationGroup::specialise(const Signature& signature, Stack& stack) {
+  const auto release = c10::make_scope_exit([&] {
+    std::lock_guard<std::mutex> guard(mutex_);
+    being_compiled_.erase({signature.begin(), signature.end()});
+  });
+  const auto record = run_and_record(*graph_, stack);
+  ++statistics().recordings;
+  const auto& made = publish(compile(signature, record));
+  if (!made.executable && settings().strict) made.raise();
+}
+
+// Whether this thread is the one to compile: nullopt, or why not.
+std::optional<Fallback> CompilationGroup::claim(const Signature& signature) {
+  std::lock_guard<std::mutex> guard(mutex_);
+  const auto limit = static_cast<size_t>(settings().max_specialisations.load());
+  if (specialisations_.size() + being_compiled_.size() >= limit)
+    return Fallback::too_many_specialisations;
+  if (find(signature) || !being_compiled_.emplace(signature.begin(), signature.end()).second)
+    return Fallback::being_compiled;
+  return std::nullopt;
+}
+
+std::unique_ptr<CompilationGroup::Specialisation>
+CompilationGroup::compile(const Signature& signature, const Record& record) const {
+  auto made = std::make_unique<Specialisation>();
+  made->signature = signature;
+  try {
+    made->executable = compile_function()({graph_, record, parameters_, device_});
+    ++statistics().specialisations;
+  } catch (const CompileFailure& failure) {
+    made->failure = failure.what();
+    made->raise = failure.raise;
+  }
+  return made;
+}
+
+const CompilationGroup::Specialisation&
+CompilationGroup::publish(std::unique_ptr<Specialisation> specialisation) {
+  std::lock_guard<std::mutex> guard(mutex_);
+  specialisation->next = newest_.load(std::memory_order_relaxed);
+  newest_.store(specialisation.get(), std::memory_order_release);
+  specialisations_.push_back(std::move(specialisation));
+  return *specialisations_.back();
+}
+
+void CompilationGroup::fall_back(Stack& stack, Fallback reason) {
+  statistics().count(reason);
+  fall_back(stack);
+}
+
+void CompilationGroup::fall_back(Stack& stack) {
+  std::call_once(interpreted_once_, [&] { interpreted_.emplace(graph_, name_); });
+  torch::jit::InterpreterState(*interpreted_).run(stack);
+}
+
+} // namespace torchmdla

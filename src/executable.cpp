@@ -1,0 +1,95 @@
+#include "executable.h"
+
+#include "runtime.h"
+
+#include <ATen/EmptyTensor.h>
+#include <c10/util/SmallVector.h>
+
+#include <algorithm>
+
+namespace torchmdla {
+
+using Source = InputBinding::Source;
+
+namespace {
+
+at::Tensor allocate(const OutputTensor& output) {
+  return at::detail::empty_strided_cpu(output.sizes, output.strides, output.dtype);
+}
+
+// The address an argument starts at. Compiled code reads arguments and never writes them.
+void* address_of(const at::Tensor& tensor) { return const_cast<void*>(tensor.const_data_ptr()); }
+
+} // namespace
+
+Executable::Executable(CompiledCode code, std::vector<InputBinding> inputs,
+                       std::vector<OutputBinding> outputs)
+    : code_(std::move(code)), inputs_(std::move(inputs)), outputs_(std::move(outputs)),
+      scalars_(std::count_if(inputs_.begin(), inputs_.end(), [](const InputBinding& binding) {
+        return binding.source == Source::scalar;
+      })) {
+  TORCH_CHECK(code_.entry, "torchmdla: an executable needs the address of its entry");
+  for (size_t i = 0; i < outputs_.size(); ++i)
+    if (const auto* tensor = std::get_if<OutputTensor>(&outputs_[i])) {
+      TORCH_CHECK(tensor->result <= owner_of_result_.size(),
+                  "torchmdla: the first outputs that use the results 0, 1, … must be in that order");
+      if (tensor->result == owner_of_result_.size()) owner_of_result_.push_back(i);
+    }
+}
+
+bool Executable::run(torch::jit::Stack& stack, size_t num_inputs) const {
+  c10::SmallVector<void*, 256> buffers{thread_workspace(code_.workspace_bytes), nullptr};
+  c10::SmallVector<double, 8> scalars;
+  c10::SmallVector<at::Tensor, 4> copies;
+  scalars.reserve(scalars_);
+  bind_inputs(torch::jit::last(stack, num_inputs), buffers, scalars, copies);
+
+  c10::SmallVector<at::Tensor, 16> results;
+  for (const size_t output : owner_of_result_) {
+    results.push_back(allocate(std::get<OutputTensor>(outputs_[output])));
+    buffers.push_back(results.back().mutable_data_ptr());
+  }
+  if (code_.entry(buffers.data()) != 0) return false;
+  push_outputs(stack, num_inputs, results);
+  return true;
+}
+
+void Executable::bind_inputs(c10::ArrayRef<c10::IValue> values,
+                             c10::SmallVectorImpl<void*>& buffers,
+                             c10::SmallVectorImpl<double>& scalars,
+                             c10::SmallVectorImpl<at::Tensor>& copies) const {
+  for (const auto& binding : inputs_) {
+    switch (binding.source) {
+    case Source::dense:
+      buffers.push_back(address_of(values[binding.input].toTensor()));
+      break;
+    case Source::contiguous:
+      copies.push_back(values[binding.input].toTensor().contiguous());
+      buffers.push_back(address_of(copies.back()));
+      break;
+    case Source::scalar:
+      scalars.push_back(values[binding.input].toDouble());
+      buffers.push_back(&scalars.back());
+      break;
+    case Source::constant:
+      buffers.push_back(address_of(binding.constant));
+      break;
+    }
+  }
+}
+
+void Executable::push_outputs(torch::jit::Stack& stack, size_t num_inputs,
+                              c10::ArrayRef<at::Tensor> results) const {
+  c10::SmallVector<c10::IValue, 16> values;
+  for (const auto& output : outputs_) {
+    if (const auto* tensor = std::get_if<OutputTensor>(&output))
+      values.emplace_back(results[tensor->result]);
+    else
+      values.push_back(std::get<c10::IValue>(output));
+  }
+  torch::jit::drop(stack, num_inputs);
+  stack.insert(stack.end(), std::make_move_iterator(values.begin()),
+               std::make_move_iterator(values.end()));
+}
+
+} // namespace torchmdla

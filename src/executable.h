@@ -1,0 +1,67 @@
+// An artifact loaded in this process and bound to the inputs and outputs of a group.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+#include <ATen/core/stack.h>
+#include <c10/util/SmallVector.h>
+
+#include <cstdint>
+#include <memory>
+#include <variant>
+#include <vector>
+
+namespace torchmdla {
+
+// Where an argument of the program comes from.
+struct InputBinding {
+  enum class Source { dense, contiguous, scalar, constant };
+  Source source;       // dense: as it lies in memory; contiguous: copied first where it is not
+  size_t input = 0;    // index among the group's inputs
+  at::Tensor constant; // for Source::constant
+};
+
+// A tensor that the program computes, laid out as eager PyTorch lays it out.
+struct OutputTensor {
+  size_t result; // index among the program's results
+  c10::ScalarType dtype;
+  std::vector<int64_t> sizes;
+  std::vector<int64_t> strides;
+};
+
+// An output is computed, or known since compilation (a size, say).
+using OutputBinding = std::variant<OutputTensor, c10::IValue>;
+
+// The compiled function; its ABI stands in docs/architecture.md.
+struct CompiledCode {
+  using Entry = int32_t (*)(void* const* buffers);
+  Entry entry;
+  int64_t workspace_bytes;
+  std::shared_ptr<void> owner; // keeps the code mapped
+};
+
+class Executable {
+public:
+  // The outputs that first use the results 0, 1, … must come in that order.
+  Executable(CompiledCode code, std::vector<InputBinding> inputs,
+             std::vector<OutputBinding> outputs);
+
+  // Replaces the group's `num_inputs` inputs on the stack by its outputs. False when the compiled
+  // code reports an error; the stack is then as it was.
+  bool run(torch::jit::Stack& stack, size_t num_inputs) const;
+
+private:
+  void bind_inputs(c10::ArrayRef<c10::IValue> values, c10::SmallVectorImpl<void*>& buffers,
+                   c10::SmallVectorImpl<double>& scalars,
+                   c10::SmallVectorImpl<at::Tensor>& copies) const;
+  void push_outputs(torch::jit::Stack& stack, size_t num_inputs,
+                    c10::ArrayRef<at::Tensor> results) const;
+
+  CompiledCode code_;
+  std::vector<InputBinding> inputs_;
+  std::vector<OutputBinding> outputs_;
+  std::vector<size_t> owner_of_result_; // the output that a result is allocated for
+  size_t scalars_;                      // how many arguments are scalars
+};
+
+} // namespace torchmdla

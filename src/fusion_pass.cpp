@@ -1,0 +1,368 @@
+#include "fusion_pass.h"
+
+#include "graph_values.h"
+#include "memory_order.h"
+
+#include <torch/csrc/jit/passes/dead_code_elimination.h>
+#include <torch/csrc/jit/passes/remove_mutation.h>
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <queue>
+
+// How groups are found
+//
+// Give every node of a block a level: the largest number of times that a path to it, along data and
+// memory dependencies, leaves the nodes that the device takes for one that it does not. Taken nodes
+// of one level can be one group: a path between two of them through an untaken node would raise the
+// level, so the set is convex. One walk over the block, no trial moves.
+//
+// Constants and lists are not nodes in this sense: whoever uses one gets a copy.
+
+namespace torchmdla {
+
+using torch::jit::AliasDb;
+using torch::jit::Block;
+using torch::jit::Graph;
+using torch::jit::Node;
+using torch::jit::Value;
+namespace prim = c10::prim;
+namespace attr = c10::attr;
+
+c10::Symbol group_symbol() {
+  static const auto symbol = c10::Symbol::fromQualString("mdla::CompilationGroup");
+  return symbol;
+}
+
+c10::Symbol device_attribute() {
+  static const auto symbol = c10::Symbol::attr("device");
+  return symbol;
+}
+
+c10::Symbol parameters_attribute() {
+  static const auto symbol = c10::Symbol::attr("parameters");
+  return symbol;
+}
+
+namespace {
+
+using NodeVisitor = std::function<void(Node*)>;
+using NodeSet = std::unordered_set<const Node*>;
+
+// A group of one block. `absorbed` nodes move into the subgraph. `sunk` ones are views that leave
+// the group: they stay in the block, after the group, and whoever uses them inside gets a copy.
+struct Group {
+  std::vector<Node*> absorbed; // in the block's order
+  NodeSet sunk;
+};
+
+// Finds and forms the groups of one block.
+class BlockFuser {
+public:
+  BlockFuser(Block* block, const DeviceTable& table, const AliasDb& aliases)
+      : block_(block), table_(table), aliases_(aliases), memory_order_(block, aliases) {}
+
+  size_t run() {
+    for (auto* node : block_->nodes()) {
+      position_[node] = position_.size();
+      classify(node);
+      assign_level(node);
+    }
+    form_groups();
+    if (groups_.empty()) return 0;
+    reorder();
+    for (const auto& group : groups_) extract(group);
+    return groups_.size();
+  }
+
+private:
+  // --- which nodes the device takes ------------------------------------------------------------
+
+  void classify(Node* node) {
+    if (is_copied(node)) return;
+    if (const auto kind = kind_of(node)) kinds_[node] = *kind;
+  }
+
+  bool is_taken(const Node* node) const { return kinds_.count(node) != 0; }
+
+  // Constants, and lists that nobody writes to.
+  bool is_copied(const Node* node) const {
+    if (is_constant(node)) return true;
+    return node->kind() == prim::ListConstruct && !aliases_.hasWriters(node->output()) &&
+        (is_tensor_list(node->output()) || is_plain(node->output()->type()));
+  }
+
+  std::optional<OpKind> kind_of(Node* node) {
+    if (memory_order_.is_ordered(node)) return std::nullopt;
+    if (takes_apart(node)) return kind_of_taking_apart(node);
+    const auto* rule = table_.rule(node);
+    if (!rule || !inputs_fit(node) || !outputs_fit(node, *rule)) return std::nullopt;
+    // A view that someone writes through must stay a view of what it was taken from.
+    if (rule->kind == OpKind::view && aliases_.hasOutputWriters(node)) return std::nullopt;
+    if (rule->kind == OpKind::item && !shape_tensors_.count(node->input(0))) return std::nullopt;
+    return follow_shape_tensors(node, shape_tensors_) ? OpKind::shape : rule->kind;
+  }
+
+  std::optional<OpKind> kind_of_taking_apart(const Node* node) const {
+    if (aliases_.hasOutputWriters(node)) return std::nullopt;
+    if (node->kind() == prim::ListUnpack && !is_taken(node->input()->node())) return std::nullopt;
+    return table_.takes_type(node->input()) ? std::optional(OpKind::view) : std::nullopt;
+  }
+
+  bool inputs_fit(const Node* node) const {
+    return std::all_of(node->inputs().begin(), node->inputs().end(), [&](const Value* value) {
+      const auto* producer = value->node();
+      if (is_constant(producer)) return true;
+      if (!is_copied(producer)) return is_plain(value->type()) && !is_volatile(value);
+      return inputs_fit(producer);
+    });
+  }
+
+  // An integer that a loop counts or carries is another one in each iteration: a group that takes
+  // it would be compiled again for every value.
+  bool is_volatile(const Value* value) const {
+    const auto* node = value->node();
+    if (is_tensor(value) || is_constant(node)) return false;
+    if (node->kind() == prim::Param) {
+      const auto* owner = node->owningBlock()->owningNode();
+      return owner && owner->kind() == prim::Loop;
+    }
+    return std::any_of(node->inputs().begin(), node->inputs().end(),
+                       [&](const Value* input) { return is_volatile(input); });
+  }
+
+  // A group has no lists of tensors among its outputs. So one may only be taken apart, and only a
+  // view makes one, which can be sunk together with what takes it apart.
+  bool outputs_fit(const Node* node, const OpRule& rule) const {
+    return std::all_of(node->outputs().begin(), node->outputs().end(), [&](const Value* value) {
+      if (!is_tensor_list(value)) return is_plain(value->type());
+      return rule.kind == OpKind::view &&
+          std::all_of(value->uses().begin(), value->uses().end(), [&](const auto& use) {
+               return use.user->kind() == prim::ListUnpack && use.user->owningBlock() == block_;
+             });
+    });
+  }
+
+  // --- levels ----------------------------------------------------------------------------------
+
+  void assign_level(Node* node) {
+    size_t level = 0;
+    const auto needs = [&](Node* before) {
+      const bool leaves = is_taken(before) && !is_taken(node) && !is_copied(node);
+      level = std::max(level, level_[before] + (leaves ? 1 : 0));
+    };
+    const auto copied = [&](const Node* producer) { return is_taken(node) && is_copied(producer); };
+    for_each_provider(node, copied, needs);
+    level_[node] = level;
+  }
+
+  // The nodes of this block that must come before `node`. `copied` tells which ones `node` gets a
+  // copy of: those are looked through.
+  void for_each_provider(Node* node, const std::function<bool(const Node*)>& copied,
+                         const NodeVisitor& visit) const {
+    const std::function<void(Value*)> visit_value = [&](Value* value) {
+      auto* producer = node_in_block(value->node(), block_);
+      if (!producer || producer == node || producer == block_->param_node()) return;
+      if (!copied(producer)) return visit(producer);
+      for (auto* input : producer->inputs()) visit_value(input);
+    };
+    for_each_input(node, visit_value);
+    for (auto* before : memory_order_.before(node)) visit(before);
+  }
+
+  // --- groups ----------------------------------------------------------------------------------
+
+  void form_groups() {
+    std::map<size_t, Group> by_level;
+    for (auto* node : block_->nodes())
+      if (is_taken(node)) by_level[level_[node]].absorbed.push_back(node);
+    for (auto& [level, group] : by_level) {
+      sink_views(group);
+      if (!pays(group)) continue;
+      for (const auto* node : group.absorbed) group_of_[node] = groups_.size();
+      groups_.push_back(std::move(group));
+    }
+  }
+
+  // A view that leaves a group would come out as a copy. It is taken after the group instead, from
+  // the group's output, as eager PyTorch takes it: aliasing and strides are eager's. In reverse, so
+  // that a view of a view sinks too.
+  void sink_views(Group& group) const {
+    NodeSet inside(group.absorbed.begin(), group.absorbed.end());
+    for (auto it = group.absorbed.rbegin(); it != group.absorbed.rend(); ++it) {
+      const auto* node = *it;
+      if (kinds_.at(node) != OpKind::view || !leaves(node, inside)) continue;
+      inside.erase(node);
+      group.sunk.insert(node);
+    }
+    std::erase_if(group.absorbed, [&](const Node* node) { return !inside.count(node); });
+  }
+
+  bool leaves(const Node* node, const NodeSet& inside) const {
+    return std::any_of(node->outputs().begin(), node->outputs().end(),
+                       [&](const Value* value) { return leaves(value, inside); });
+  }
+
+  // Whether anyone outside of `inside` uses `value`, lists looked through.
+  bool leaves(const Value* value, const NodeSet& inside) const {
+    return std::any_of(value->uses().begin(), value->uses().end(), [&](const auto& use) {
+      const auto* user = node_in_block(use.user, block_);
+      if (user && user != block_->return_node() && is_copied(user)) return leaves(user, inside);
+      return !inside.count(user);
+    });
+  }
+
+  // A group costs about a microsecond to enter and hides its inside from PyTorch. One anchor
+  // (matmul, convolution, reduction, …) is worth that; elementwise ops are from two on, because
+  // fusing them saves a pass over memory; views and shape arithmetic alone compute nothing.
+  bool pays(const Group& group) const {
+    size_t compute = 0, cheap = 0;
+    for (const auto* node : group.absorbed) {
+      compute += kinds_.at(node) == OpKind::compute;
+      cheap += kinds_.at(node) == OpKind::cheap;
+    }
+    return compute >= 1 || cheap >= 2;
+  }
+
+  // --- order -----------------------------------------------------------------------------------
+
+  // Sorts the block so that the nodes of each group stand together, everything else in its order.
+  void reorder() {
+    std::unordered_map<Node*, std::unordered_set<Node*>> after;
+    std::unordered_map<Node*, size_t> waiting;
+    for (auto* node : block_->nodes()) {
+      waiting[leader(node)];
+      for_each_provider(node, copies_of(node), [&](Node* before) {
+        if (leader(before) == leader(node)) return;
+        if (after[leader(before)].insert(leader(node)).second) ++waiting[leader(node)];
+      });
+    }
+    const auto later = [&](Node* a, Node* b) { return position_.at(a) > position_.at(b); };
+    std::priority_queue<Node*, std::vector<Node*>, decltype(later)> ready(later);
+    for (const auto& [node, count] : waiting)
+      if (count == 0) ready.push(node);
+    size_t placed = 0;
+    for (; !ready.empty(); ++placed) {
+      auto* node = ready.top();
+      ready.pop();
+      move_to_end(node);
+      for (auto* next : after[node])
+        if (--waiting[next] == 0) ready.push(next);
+    }
+    TORCH_INTERNAL_ASSERT(placed == waiting.size(), "a compilation group depends on itself");
+  }
+
+  const Group* group_of(const Node* node) const {
+    const auto found = group_of_.find(node);
+    return found == group_of_.end() ? nullptr : &groups_[found->second];
+  }
+
+  // The node that stands for `node` in the order: the first one of its group, or itself.
+  Node* leader(Node* node) const {
+    const auto* group = group_of(node);
+    return group ? group->absorbed.front() : node;
+  }
+
+  // What `node` gets copies of once groups stand.
+  std::function<bool(const Node*)> copies_of(const Node* node) const {
+    const auto* group = group_of(node);
+    return [this, group](const Node* producer) {
+      return group && (is_copied(producer) || group->sunk.count(producer));
+    };
+  }
+
+  void move_to_end(Node* node) const {
+    const auto* group = group_of(node);
+    if (!group) return node->moveBefore(block_->return_node());
+    for (auto* member : group->absorbed) member->moveBefore(block_->return_node());
+  }
+
+  // --- extraction ------------------------------------------------------------------------------
+
+  void extract(const Group& group) const {
+    auto* node = block_->owningGraph()->create(group_symbol(), /*num_outputs=*/0);
+    node->insertBefore(group.absorbed.front());
+    node->s_(device_attribute(), table_.device);
+    auto subgraph = std::make_shared<Graph>();
+    std::unordered_map<const Value*, Value*> inner;
+    for (auto* member : group.absorbed) copy_into(*subgraph, group, node, member, inner);
+    const NodeSet inside(group.absorbed.begin(), group.absorbed.end());
+    for (auto* member : group.absorbed)
+      for (auto* value : member->outputs())
+        if (leaves(value, inside)) {
+          subgraph->registerOutput(inner.at(value));
+          auto* output = node->addOutput();
+          output->copyMetadata(value);
+          value->replaceAllUsesWith(output);
+        }
+    node->g_(attr::Subgraph, std::move(subgraph));
+    mark_parameters(node);
+    for (auto it = group.absorbed.rbegin(); it != group.absorbed.rend(); ++it) destroy(*it);
+  }
+
+  void copy_into(Graph& subgraph, const Group& group, Node* group_node, Node* node,
+                 std::unordered_map<const Value*, Value*>& inner) const {
+    const auto lookup = [&](Value* value) {
+      if (!inner.count(value)) {
+        if (is_copied(value->node()) || group.sunk.count(value->node())) {
+          copy_into(subgraph, group, group_node, value->node(), inner);
+        } else {
+          inner[value] = subgraph.addInput()->copyMetadata(value);
+          group_node->addInput(value);
+        }
+      }
+      return inner.at(value);
+    };
+    auto* copy = subgraph.appendNode(subgraph.createClone(node, lookup));
+    for (size_t i = 0; i < copy->outputs().size(); ++i) inner[node->output(i)] = copy->output(i);
+  }
+
+  void mark_parameters(Node* node) const {
+    std::vector<int64_t> parameters;
+    for (size_t i = 0; i < node->inputs().size(); ++i)
+      if (is_tensor(node->input(i)) && node->input(i)->node()->kind() == prim::GetAttr)
+        parameters.push_back(static_cast<int64_t>(i));
+    node->is_(parameters_attribute(), std::move(parameters));
+  }
+
+  // Destroys a node whose only users left are lists without users.
+  void destroy(Node* node) const {
+    for (auto* output : node->outputs())
+      while (output->hasUses()) destroy(output->uses().back().user);
+    node->destroy();
+  }
+
+  Block* block_;
+  const DeviceTable& table_;
+  const AliasDb& aliases_;
+  const MemoryOrder memory_order_;
+  std::unordered_map<const Node*, size_t> position_;
+  std::unordered_map<const Node*, OpKind> kinds_; // of taken nodes
+  std::unordered_map<const Node*, size_t> level_;
+  std::unordered_map<const Node*, size_t> group_of_; // of absorbed nodes
+  std::vector<Group> groups_;
+  ValueSet shape_tensors_;
+};
+
+// Inner blocks first: groups never change what an outer block's nodes read and write, while the
+// alias analysis knows nothing of values that groups add to an outer block.
+size_t fuse_block(Block* block, const DeviceTable& table, const AliasDb& aliases) {
+  size_t groups = 0;
+  for (auto* node : block->nodes())
+    for (auto* inner : node->blocks()) groups += fuse_block(inner, table, aliases);
+  return groups + BlockFuser(block, table, aliases).run();
+}
+
+} // namespace
+
+size_t fuse_groups(const std::shared_ptr<Graph>& graph, const DeviceTable& table) {
+  torch::jit::RemoveListMutation(graph);
+  torch::jit::RemoveTensorMutation(graph);
+  const AliasDb aliases(graph);
+  const size_t groups = fuse_block(graph->block(), table, aliases);
+  if (groups != 0) torch::jit::EliminateDeadCode(graph);
+  return groups;
+}
+
+} // namespace torchmdla

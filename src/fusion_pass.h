@@ -1,0 +1,20 @@
+// Which nodes of a TorchScript graph join a group.
+#pragma once
+
+#include "device_table.h"
+
+#include <torch/csrc/jit/ir/ir.h>
+
+namespace torchmdla {
+
+// The node kind of a group: `mdla::CompilationGroup`, with its subgraph in `attr::Subgraph`, the
+// device's name in `device` and the indices of inputs that are module attributes in `parameters`.
+c10::Symbol group_symbol();
+c10::Symbol device_attribute();
+c10::Symbol parameters_attribute();
+
+// Merges what `table` takes into maximal groups, in every block of `graph`. Pure C++: it runs under
+// the executor's compile lock, where taking the GIL deadlocks. Returns the number of groups made.
+size_t fuse_groups(const std::shared_ptr<torch::jit::Graph>& graph, const DeviceTable& table);
+
+} // namespace torchmdla

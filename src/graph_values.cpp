@@ -1,0 +1,96 @@
+#include "graph_values.h"
+
+#include <torch/csrc/jit/ir/constants.h>
+
+namespace torchmdla {
+
+using torch::jit::Block;
+using torch::jit::Node;
+using torch::jit::Value;
+namespace aten = c10::aten;
+namespace prim = c10::prim;
+
+bool is_tensor(const Value* value) { return value->type()->isSubtypeOf(*c10::TensorType::get()); }
+
+bool is_tensor_list(const Value* value) {
+  return value->type()->isSubtypeOf(*c10::ListType::ofTensors());
+}
+
+bool is_constant(const Node* node) { return node->kind() == prim::Constant; }
+
+bool is_plain(const c10::TypePtr& type) {
+  switch (type->kind()) {
+  case c10::TypeKind::IntType:
+  case c10::TypeKind::FloatType:
+  case c10::TypeKind::BoolType:
+  case c10::TypeKind::NumberType:
+  case c10::TypeKind::StringType:
+  case c10::TypeKind::NoneType:
+  case c10::TypeKind::DeviceObjType:
+  case c10::TypeKind::TensorType:
+    return true;
+  case c10::TypeKind::OptionalType:
+    return is_plain(type->expectRef<c10::OptionalType>().getElementType());
+  case c10::TypeKind::ListType: {
+    const auto& element = type->expectRef<c10::ListType>().getElementType();
+    return element->kind() != c10::TypeKind::TensorType && is_plain(element);
+  }
+  default:
+    return false;
+  }
+}
+
+bool takes_apart(const Node* node) {
+  return node->kind() == prim::ConstantChunk || node->kind() == prim::ListUnpack;
+}
+
+void for_each_input(Node* node, const std::function<void(Value*)>& visit) {
+  for (auto* input : node->inputs()) visit(input);
+  for (auto* block : node->blocks()) {
+    for (auto* inner : block->nodes()) for_each_input(inner, visit);
+    for (auto* output : block->outputs()) visit(output);
+  }
+}
+
+Node* node_in_block(Node* node, const Block* block) {
+  while (node && node->owningBlock() != block) node = node->owningBlock()->owningNode();
+  return node;
+}
+
+namespace {
+
+bool is_constant_number(const Value* value) {
+  const auto constant = torch::jit::toIValue(value);
+  return constant && (!constant->isTensor() || constant->toTensor().dim() == 0);
+}
+
+// 0-d arithmetic as the tracer writes it. Anything else that takes such tensors computes data.
+bool is_shape_arithmetic(c10::Symbol kind) {
+  static const std::unordered_set<c10::Symbol> kinds{
+      aten::add,   aten::sub, aten::mul,  aten::div, aten::floor_divide, aten::remainder,
+      aten::neg,   aten::rsub, aten::floor, aten::ceil, aten::to,
+  };
+  return kinds.count(kind) != 0;
+}
+
+} // namespace
+
+bool follow_shape_tensors(const Node* node, ValueSet& known) {
+  if (node->kind() == prim::NumToTensor) {
+    known.insert(node->output());
+    return true;
+  }
+  if (!is_shape_arithmetic(node->kind()) || node->outputs().size() != 1) return false;
+  bool any = false;
+  for (const auto* input : node->inputs()) {
+    if (!is_tensor(input)) continue;
+    if (known.count(input))
+      any = true;
+    else if (!is_constant_number(input))
+      return false;
+  }
+  if (any) known.insert(node->output());
+  return any;
+}
+
+} // namespace torchmdla

@@ -1,0 +1,38 @@
+// Questions about the values of a graph that more than one part asks.
+#pragma once
+
+#include <ATen/core/ivalue.h>
+#include <torch/csrc/jit/ir/ir.h>
+
+#include <functional>
+#include <unordered_set>
+
+namespace torchmdla {
+
+using ValueSet = std::unordered_set<const torch::jit::Value*>;
+
+bool is_tensor(const torch::jit::Value* value);
+bool is_tensor_list(const torch::jit::Value* value);
+bool is_constant(const torch::jit::Node* node);
+
+// Tensors, numbers, strings, devices, None, lists of numbers and optionals of these: what may enter
+// or leave a group.
+bool is_plain(const c10::TypePtr& type);
+
+// `prim::ConstantChunk` and `prim::ListUnpack` have no schema, so no device table names them.
+bool takes_apart(const torch::jit::Node* node);
+
+// Everything that `node` needs before it can run: its inputs and what its own blocks capture.
+void for_each_input(torch::jit::Node* node, const std::function<void(torch::jit::Value*)>& visit);
+
+// The node of `block` that `node` is or is nested in; null when it stands outside of it.
+torch::jit::Node* node_in_block(torch::jit::Node* node, const torch::jit::Block* block);
+
+// Tensors that are integers in disguise: tracing writes `x.size(0) // 2` as arithmetic on 0-d
+// tensors from `prim::NumToTensor`. They are known once the sizes are.
+//
+// Adds the output of `node` to `known` when all its tensor inputs are in it (constants count), so
+// that calling it over nodes in order finds them all. Returns whether it did.
+bool follow_shape_tensors(const torch::jit::Node* node, ValueSet& known);
+
+} // namespace torchmdla

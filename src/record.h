@@ -1,0 +1,32 @@
+// One run of a group by eager kernels, node by node, that remembers the type of every value.
+#pragma once
+
+#include <ATen/core/ivalue.h>
+#include <ATen/core/stack.h>
+#include <c10/core/ScalarType.h>
+#include <torch/csrc/jit/ir/ir.h>
+
+#include <string>
+#include <variant>
+#include <vector>
+
+namespace torchmdla {
+
+// The type of a tensor as it was seen.
+struct TensorMeta {
+  c10::ScalarType dtype;
+  std::vector<int64_t> sizes;
+  std::vector<int64_t> strides;
+};
+
+struct RecordedValue {
+  std::string name; // the value's debug name, unique in the graph
+  std::variant<TensorMeta, std::vector<TensorMeta>, c10::IValue> seen;
+};
+using Record = std::vector<RecordedValue>;
+
+// Runs `graph` (no inner blocks) on the inputs on top of the stack, replaces them by the outputs
+// and returns what was seen. Errors are those of the eager kernels.
+Record run_and_record(torch::jit::Graph& graph, torch::jit::Stack& stack);
+
+} // namespace torchmdla

@@ -1,0 +1,31 @@
+// The device calls: C functions of the runtime that compiled code calls by name.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace torchmdla {
+
+struct DeviceCall {
+  std::string name;
+  void* address;
+};
+
+// Everything compiled code may call, for the loader to resolve symbols from.
+const std::vector<DeviceCall>& device_calls();
+
+// Scratch memory of the calling thread, 64-byte aligned, at least `bytes` long; valid until the
+// thread asks again. It grows to the largest request and stays, so that calls do not allocate.
+void* thread_workspace(int64_t bytes);
+
+} // namespace torchmdla
+
+extern "C" {
+typedef void (*mdla_kernel)(void* const* operands, int64_t begin, int64_t end);
+
+// Runs `body` over [begin, end) in chunks of at least `grain` on PyTorch's intra-op pool. Serial
+// inside a parallel region and for small ranges.
+void mdla_parallel_for(mdla_kernel body, void* const* operands, int64_t begin, int64_t end,
+                       int64_t grain);
+}

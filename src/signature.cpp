@@ -1,0 +1,87 @@
+#include "signature.h"
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+
+#include <algorithm>
+#include <bit>
+
+namespace torchmdla {
+
+namespace {
+
+enum Tag : int64_t { none, tensor, integer, boolean, floating, string, device, list };
+
+// Stride classes: contiguous; a permutation of contiguous, coded four bits a dimension; any other.
+constexpr int64_t contiguous_class = 0;
+constexpr int64_t other_class = -1;
+constexpr int64_t max_coded_dimensions = 15;
+
+int64_t stride_class(const at::Tensor& value) {
+  if (value.is_contiguous()) return contiguous_class;
+  const auto sizes = value.sizes(), strides = value.strides();
+  if (value.dim() > max_coded_dimensions) return other_class;
+  c10::SmallVector<int64_t, max_coded_dimensions> order;
+  for (int64_t i = 0; i < value.dim(); ++i)
+    if (sizes[i] != 1) order.push_back(i);
+  std::stable_sort(order.begin(), order.end(),
+                   [&](int64_t a, int64_t b) { return strides[a] > strides[b]; });
+  int64_t expected = 1, code = 0;
+  for (auto it = order.rbegin(); it != order.rend(); ++it) {
+    if (strides[*it] != expected) return other_class;
+    expected *= sizes[*it];
+    code = code << 4 | (*it + 1);
+  }
+  return code;
+}
+
+void append_tensor(const at::Tensor& value, Signature& signature) {
+  const auto dtype = static_cast<int64_t>(value.scalar_type());
+  signature.push_back(tensor | dtype << 8 | value.dim() << 16);
+  signature.push_back(stride_class(value));
+  signature.append(value.sizes().begin(), value.sizes().end());
+}
+
+template <class List, class Code> void append_list(const List& values, Signature& signature, Code code) {
+  signature.push_back(list);
+  signature.push_back(static_cast<int64_t>(values.size()));
+  for (const auto& value : values) signature.push_back(code(value));
+}
+
+} // namespace
+
+bool append_signature(const c10::IValue& value, Signature& signature) {
+  if (value.isTensor()) {
+    if (value.toTensor().defined())
+      append_tensor(value.toTensor(), signature);
+    else
+      signature.push_back(none);
+  } else if (value.isNone()) {
+    signature.push_back(none);
+  } else if (value.isDouble()) {
+    signature.push_back(floating);
+  } else if (value.isInt()) {
+    signature.append({integer, value.toInt()});
+  } else if (value.isBool()) {
+    signature.append({boolean, value.toBool()});
+  } else if (value.isDevice()) {
+    const auto where = value.toDevice();
+    signature.append({device, static_cast<int64_t>(where.type()), where.index()});
+  } else if (value.isString()) {
+    const auto& text = value.toStringRef();
+    append_list(text, signature, [](char c) { return static_cast<int64_t>(c); });
+    signature.push_back(string);
+  } else if (value.isIntList()) {
+    append_list(value.toIntVector(), signature, [](int64_t v) { return v; });
+  } else if (value.isBoolList()) {
+    append_list(value.toBoolList().vec(), signature, [](bool v) { return static_cast<int64_t>(v); });
+  } else if (value.isDoubleList()) {
+    append_list(value.toDoubleVector(), signature,
+                [](double v) { return std::bit_cast<int64_t>(v); });
+  } else {
+    return false;
+  }
+  return true;
+}
+
+} // namespace torchmdla

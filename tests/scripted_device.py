@@ -1,0 +1,135 @@
+"""A device for tests: a program's text says what its compile does, as ``verb argument``.
+
+The tests have compiler processes import this module, which registers the device ``scripted``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torchmdla import devices
+from torchmdla.compiler.artifact import Artifact, Manifest
+from torchmdla.compiler.program import Program, Target
+from torchmdla.errors import CompileError
+
+
+def scripted_program(text: str) -> Program:
+    return Program(text, arguments=(), results=(), target=Target("scripted"))
+
+
+def scripted_artifact(program: Program, code: bytes) -> Artifact:
+    return Artifact(code, Manifest(program.key, "entry", (), (), workspace_bytes=0))
+
+
+def _echo(text: str) -> bytes:
+    return text.encode()
+
+
+def _fail(argument: str) -> bytes:
+    raise CompileError(
+        "no such luck", op="aten::add.Tensor", source="model.py:7", diagnostic=f"word for word\n{argument}"
+    )
+
+
+def _bug(argument: str) -> bytes:
+    raise KeyError(argument)
+
+
+def _segfault(_: str) -> bytes:
+    print("about to fail", file=sys.stderr, flush=True)
+    ctypes.string_at(0)
+    raise AssertionError("unreachable")
+
+
+def _noise(size: str) -> bytes:
+    """Native output on both standard streams, far more than a pipe holds."""
+    for descriptor in (1, 2):
+        os.write(descriptor, b"n" * int(size))
+    return b"quiet"
+
+
+def _big(size: str) -> bytes:
+    return os.urandom(1) * int(size.split()[0])
+
+
+def _hang(folder: str) -> bytes:
+    """Writes its process id to ``folder/pid``, then waits for ``folder/go``; holds ``folder/lock`` while it lives."""
+    fcntl.flock(os.open(Path(folder, "lock"), os.O_WRONLY | os.O_CREAT, 0o600), fcntl.LOCK_SH)
+    Path(folder, "unfinished").write_text(str(os.getpid()))
+    os.replace(Path(folder, "unfinished"), Path(folder, "pid"))
+    while not Path(folder, "go").exists():
+        time.sleep(0.005)
+    return b"went"
+
+
+def _count(file: str) -> bytes:
+    """Adds a line to ``file`` for each compile."""
+    with open(file.split()[0], "a") as lines:
+        lines.write("compiled\n")
+    return b"counted"
+
+
+def _wrong(_: str) -> bytes:
+    return b""
+
+
+def _read_stdin(_: str) -> bytes:
+    return os.read(0, 1)
+
+
+def _modules(_: str) -> bytes:
+    """Which of the modules that a compiler process must do without are there."""
+    present = [name for name in ("torch", "torchmdla._C") if sys.modules.get(name)]
+    try:
+        __import__("torch")
+    except ImportError:
+        return repr(present).encode()
+    return b"torch"
+
+
+_VERBS: dict[str, Callable[[str], bytes]] = {
+    "echo": _echo,
+    "fail": _fail,
+    "bug": _bug,
+    "segfault": _segfault,
+    "noise": _noise,
+    "big": _big,
+    "hang": _hang,
+    "count": _count,
+    "wrong": _wrong,
+    "stdin": _read_stdin,
+    "modules": _modules,
+}
+
+
+class ScriptedDevice(devices.Device):
+    name = "scripted"
+
+    @property
+    def ops(self) -> Mapping[str, devices.OpSupport]:
+        return {}
+
+    @property
+    def dtypes(self) -> frozenset[str]:
+        return frozenset()
+
+    def target(self) -> Target:
+        return Target("scripted")
+
+    def lower(self, program: Program) -> Artifact:
+        verb, _, argument = program.mlir.partition(" ")
+        code = _VERBS[verb](argument)
+        return scripted_artifact(scripted_program("another") if verb == "wrong" else program, code)
+
+    def load(self, artifact: Artifact) -> Any:
+        raise NotImplementedError("nothing in the tests of the compiler runs an artifact")
+
+
+devices.register(ScriptedDevice())

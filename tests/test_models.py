@@ -1,0 +1,100 @@
+"""Whole models: how they are grouped, that nothing falls back, and that they compute what eager computes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import torchmdla
+from torchmdla.testing.compare import assert_matches
+from torchmdla.testing.coverage import blocks, count_ops, groups
+from torchmdla.testing.models import MODELS, ModelSpec
+
+CAPTURES = ("trace", "script")
+# A profiling executor watches one call, optimises at the second, and the group records and compiles at its first.
+WARM_UP_CALLS = 3
+
+
+def capture(module: nn.Module, how: str, frozen: bool, inputs: tuple[torch.Tensor, ...]) -> Any:
+    """``module`` as TorchScript. A trace is not checked by running it, so that a test's calls are the first ones."""
+    scripted = torch.jit.script(module) if how == "script" else torch.jit.trace(module, inputs, check_trace=False)
+    return torch.jit.freeze(scripted) if frozen else scripted
+
+
+def check_calls(scripted: Any, module: nn.Module, spec: ModelSpec, batch: int, size: int, calls: int) -> None:
+    for call in range(calls):
+        inputs = spec.inputs(batch, size, seed=call)
+        assert_matches(scripted(*inputs), module(*inputs), layers=spec.layers)
+
+
+def check_grouping(graph: Any) -> None:
+    """One group for each stretch of code without control flow: an if or a loop ends one, nothing else does."""
+    assert groups(graph), f"no group in\n{graph}"
+    for block in blocks(graph):
+        kinds = [node.kind() for node in block.nodes()]
+        stretches = 1 + sum(kind in ("prim::If", "prim::Loop") for kind in kinds)
+        assert kinds.count("mdla::CompilationGroup") <= stretches, f"a split group in\n{graph}"
+
+
+@pytest.mark.parametrize("frozen", [False, True], ids=["unfrozen", "frozen"])
+@pytest.mark.parametrize("how", CAPTURES)
+@pytest.mark.parametrize("name", MODELS)
+def test_model(name: str, how: str, frozen: bool) -> None:
+    spec = MODELS[name].reduced()
+    if how == "script" and not spec.scriptable:
+        pytest.skip("cannot be scripted")
+    module = spec.build()
+    scripted = capture(module, how, frozen, spec.inputs())
+    with torch.no_grad():
+        check_calls(scripted, module, spec, spec.batch, spec.sizes[0], WARM_UP_CALLS)
+        first = torchmdla.stats()
+        assert first.groups >= 1 and first.specialisations >= 1
+        # New sizes after the first: the same group, specialised again.
+        check_calls(scripted, module, spec, spec.batch + 1, spec.sizes[0], 2)
+        check_calls(scripted, module, spec, spec.batch, spec.sizes[-1], 2)
+        second = torchmdla.stats()
+        assert second.specialisations > first.specialisations
+        assert second.groups == first.groups
+        assert not second.fallbacks
+        check_grouping(torchmdla.graph_for(scripted, *spec.inputs()))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_frozen_trace_is_one_group(name: str) -> None:
+    spec = MODELS[name].reduced()
+    scripted = capture(spec.build(), "trace", True, spec.inputs())
+    with torch.no_grad():
+        graph = torchmdla.graph_for(scripted, *spec.inputs())
+    assert len(groups(graph)) == 1, graph
+    inside, all_ops = count_ops(graph)
+    assert inside == all_ops, graph
+
+
+@pytest.mark.full_size
+@pytest.mark.parametrize("name", MODELS)
+def test_full_size_model(name: str) -> None:
+    spec = MODELS[name]
+    module = spec.build()
+    scripted = capture(module, "trace", True, spec.inputs())
+    with torch.no_grad():
+        check_calls(scripted, module, spec, spec.batch, spec.sizes[0], WARM_UP_CALLS)
+    assert torchmdla.stats().groups >= 1
+    assert not torchmdla.stats().fallbacks
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_are_fit_to_compare_with(name: str) -> None:
+    """The same seed gives the same weights, and outputs are in a range in which an error shows."""
+    spec = MODELS[name].reduced()
+    module, again = spec.build(), spec.build()
+    for one, other in zip(module.state_dict().values(), again.state_dict().values()):
+        assert torch.equal(one, other)
+    with torch.no_grad():
+        for size in spec.sizes:
+            outputs = module(*spec.inputs(spec.batch, size, seed=1))
+            for output in outputs if isinstance(outputs, tuple) else (outputs,):
+                assert 0.01 < float(output.abs().max()) < 100
+                assert float(output.std()) > 0.001

@@ -1,0 +1,102 @@
+"""The command line: ``python -m torchmdla``."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rich.console import Console
+from rich.table import Table
+
+from torchmdla.compiler.cache import DiskCache
+from torchmdla.report.environment import environment
+from torchmdla.version import __version__
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command: its line in the help, and either what it runs (returns the exit status) or commands below it."""
+
+    help: str
+    run: Callable[[argparse.Namespace], int] | None = None
+    commands: Mapping[str, Command] = field(default_factory=dict)
+
+
+def show_environment(_: argparse.Namespace) -> int:
+    _print_pairs(environment())
+    return 0
+
+
+def show_cache(_: argparse.Namespace) -> int:
+    info = DiskCache().info()
+    _print_pairs(
+        {
+            "path": str(info.path),
+            "artifacts": str(info.entries),
+            "size": _bytes(info.size),
+            "limit": _bytes(info.limit),
+            "in use": f"no: {info.problem}" if info.problem else "yes",
+        }
+    )
+    return 0
+
+
+def clear_cache(_: argparse.Namespace) -> int:
+    cache = DiskCache()
+    count = cache.clear()
+    Console().print(f"{count} artifacts removed from {cache.path}", soft_wrap=True, markup=False, highlight=False)
+    return 0
+
+
+COMMANDS = {
+    "info": Command("versions, devices and target, for a bug report", show_environment),
+    "cache": Command(
+        "the artifacts on disk",
+        commands={
+            "info": Command("where it is, how much is in it, and why it is not used if so", show_cache),
+            "clear": Command("remove every artifact", clear_cache),
+        },
+    ),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command line; returns its exit status."""
+    parser = argparse.ArgumentParser(prog="python -m torchmdla", description="Runs PyTorch programs through MLIR.")
+    parser.add_argument("--version", action="version", version=f"torchmdla {__version__}")
+    _add_commands(parser, COMMANDS)
+    parsed = parser.parse_args(arguments)
+    status: int = parsed.run(parsed)
+    return status
+
+
+def _add_commands(parser: argparse.ArgumentParser, commands: Mapping[str, Command]) -> None:
+    below = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for name, command in commands.items():
+        child = below.add_parser(name, help=command.help, description=command.help.capitalize() + ".")
+        child.set_defaults(run=command.run)
+        if command.commands:
+            _add_commands(child, command.commands)
+
+
+def _print_pairs(pairs: Mapping[str, str]) -> None:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold", no_wrap=True)
+    # Folded, never cut: these lines get copied into reports.
+    table.add_column(overflow="fold")
+    for name, value in pairs.items():
+        table.add_row(name, value)
+    Console(markup=False, highlight=False).print(table)
+
+
+def _bytes(size: float) -> str:
+    for unit in ("bytes", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.4g} {unit}"
+        size /= 1024
+    return f"{size:.4g} GiB"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,120 @@
+"""The compiler process: reads programs from standard input, writes artifacts or errors to standard output.
+
+``torchmdla.compiler.worker`` starts this file as a script, with one argument: ``{"path": sys.path of the parent,
+"modules": modules to import, which may register devices}`` in JSON. Messages to the parent, in this order: ``ready``
+once, then for each program ``accepted`` when it has been read whole, and ``artifact`` or ``error``.
+"""
+
+from __future__ import annotations
+
+import sys
+
+if __name__ == "__main__" and not getattr(sys.flags, "safe_path", False):
+    # Python put this file's folder first; its modules must not stand in for the standard library's.
+    del sys.path[0]
+
+import contextlib
+import faulthandler
+import importlib
+import json
+import os
+import signal
+import types
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torchmdla.errors import CompileError
+
+# Imported while the parent is still busy with its program; a tenth of a second that a first compile need not wait.
+_WARM_UP = (
+    "torch_mlir.ir",
+    "torch_mlir.passmanager",
+    "torch_mlir.execution_engine",
+    "torch_mlir.dialects.torch",
+)
+
+
+def main(configuration: dict[str, Any]) -> None:
+    # An interrupt at the terminal reaches the whole process group. The parent decides what it means for us. It
+    # started us with the signal blocked, so that none arrives before this line.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    requests, replies = _take_pipes()
+    faulthandler.enable()
+    sys.path = configuration["path"]
+    _install_bare_package()
+    for module in configuration["modules"]:
+        importlib.import_module(module)
+    _serve(requests, replies)
+
+
+def _take_pipes() -> tuple[int, int]:
+    """Moves the pipes away from descriptors 0 and 1, so that what native code prints cannot corrupt a message.
+
+    From then on standard output is standard error, which the parent keeps for diagnostics.
+    """
+    requests, replies = os.dup(0), os.dup(1)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    os.dup2(2, 1)
+    return requests, replies
+
+
+def _install_bare_package() -> None:
+    """Makes ``torchmdla.*`` importable without running ``torchmdla/__init__.py``.
+
+    That file is the user's API: it imports torch and the C++ extension, seconds and hundreds of megabytes that a
+    compiler has no use for. The same trick keeps the layers apart: nothing that compiles can lean on PyTorch, since
+    here ``import torch`` raises ModuleNotFoundError.
+    """
+    package = types.ModuleType("torchmdla")
+    package.__path__ = [str(Path(__file__).resolve().parents[1])]
+    sys.modules["torchmdla"] = package
+    sys.modules["torch"] = None  # type: ignore[assignment]
+
+
+def _serve(requests: int, replies: int) -> None:
+    from torchmdla.compiler.messages import read_message, write_message
+
+    write_message(replies, {"kind": "ready"})
+    for module in _WARM_UP:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(module)
+    while True:
+        _, body = read_message(requests)
+        write_message(replies, {"kind": "accepted"})
+        head, answer = _answer(body)
+        # Before the reply, so that the next program's diagnostics do not start with this one's.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        write_message(replies, head, answer)
+
+
+def _answer(body: bytes) -> tuple[dict[str, Any], bytes]:
+    from torchmdla.compiler.lower import as_compile_error, lower
+    from torchmdla.compiler.program import Program
+
+    try:
+        return {"kind": "artifact"}, lower(Program.from_json(body.decode())).to_bytes()
+    except Exception as error:
+        return _describe(as_compile_error(error)), b""
+
+
+def _describe(error: CompileError) -> dict[str, Any]:
+    return {
+        "kind": "error",
+        "reason": error.reason,
+        "op": error.op,
+        "source": error.source,
+        "diagnostic": error.diagnostic,
+    }
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(EOFError, BrokenPipeError):  # The parent is gone, or wants no more.
+        main(json.loads(sys.argv[1]))
+    # No teardown: MLIR's and LLVM's global destructors take time and have nothing to save.
+    os._exit(0)

@@ -1,0 +1,89 @@
+"""From the Torch dialect to linalg on tensors, by upstream's passes; what they refuse becomes a ``CompileError``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch_mlir import ir
+from torch_mlir.dialects import torch as torch_dialect
+from torch_mlir.passmanager import PassManager
+
+from torchmdla.compiler.program import Program
+from torchmdla.errors import CompileError
+
+# The record types every value, so shape and dtype refinement has nothing to find.
+_TORCH_PIPELINE = "torch-function-to-torch-backend-pipeline{shape-dtype-refine=0}"
+_LINALG_PIPELINE = "torch-backend-to-linalg-on-tensors-backend-pipeline"
+
+# Upstream's passes end the process on unsigned and quantised types; kernels have no complex numbers.
+_ELEMENTS = frozenset(("i1", "si8", "si16", "si32", "si64", "f16", "bf16", "f32", "f64"))
+_TENSOR_ELEMENT = re.compile(r"!torch\.vtensor<\[[^\]]*\],\s*([^>]+)>")
+
+_TORCH_OP = re.compile(r"torch\.(aten|prim|prims|torchvision|operator)\.([\w.]+)")
+_PLACE = re.compile(r'"([^"]+)":(\d+)')
+
+
+def new_context() -> ir.Context:
+    """A context in which programs parse."""
+    context = ir.Context()
+    torch_dialect.register_dialect(context)
+    context.enable_multithreading(False)
+    return context
+
+
+def to_linalg(program: Program) -> ir.Module:
+    """The program as linalg on tensors, in the current context.
+
+    Raises:
+        CompileError: the text does not parse, or holds a type or an op that upstream does not lower.
+    """
+    for element in sorted(set(_TENSOR_ELEMENT.findall(program.mlir))):
+        if element not in _ELEMENTS:
+            raise CompileError(f"the cpu device does not compute with element type {element}")
+    with explained("the program is not valid"):
+        module = ir.Module.parse(program.mlir)
+    with explained("no lowering for this op and these types"):
+        run(module, _TORCH_PIPELINE, _LINALG_PIPELINE)
+    return module
+
+
+def forward_of(module: ir.Module) -> Any:
+    """The module's function."""
+    return next(op for op in module.body.operations if op.operation.name == "func.func")
+
+
+def run(module: ir.Module, *passes: str) -> None:
+    """Runs a pipeline over the module."""
+    PassManager.parse(f"builtin.module({','.join(passes)})").run(module.operation)
+
+
+@contextmanager
+def explained(reason: str) -> Iterator[None]:
+    """Turns MLIR's errors into ``CompileError`` with the op at fault and its place in the user's program."""
+    try:
+        yield
+    except ir.MLIRError as error:
+        diagnostics = list(_flattened(error.error_diagnostics))
+        text = "\n".join(message for message, _ in diagnostics)
+        places = " ".join(place for _, place in diagnostics)
+        raise CompileError(reason, op=_op_in(text), source=_place_in(places), diagnostic=text) from None
+
+
+def _flattened(diagnostics: list[ir.DiagnosticInfo]) -> Iterator[tuple[str, str]]:
+    for diagnostic in diagnostics:
+        yield diagnostic.message, str(diagnostic.location)
+        yield from _flattened(diagnostic.notes)
+
+
+def _op_in(text: str) -> str:
+    """``aten::add.Tensor`` for the first ``torch.aten.add.Tensor`` in a message."""
+    found = _TORCH_OP.search(text)
+    return f"{found[1]}::{found[2]}".rstrip(".") if found else ""
+
+
+def _place_in(text: str) -> str:
+    found = _PLACE.search(text)
+    return f"{found[1]}:{found[2]}" if found else ""

@@ -1,0 +1,133 @@
+"""Which computations share a kernel: decided on tensors, carried out by upstream's elementwise fusion."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch_mlir import ir
+
+from torchmdla.devices.cpu import math_library
+from torchmdla.devices.cpu.frontend import explained, forward_of, run
+
+_GENERALISE = "func.func(refback-generalize-tensor-concat,linalg-generalize-named-ops,canonicalize,cse)"
+_FUSE = "func.func(linalg-fuse-elementwise-ops)"
+_CLEAN = "func.func(canonicalize,cse)"
+
+# Ops that only change a value's type: cheaper to repeat than to store.
+_CASTS = frozenset(f"arith.{name}" for name in ("extf", "truncf", "extsi", "extui", "trunci", "sitofp", "uitofp"))
+
+# Unordered float comparisons, and what each is when the operands are ordered (MLIR's numbering).
+_GREATER, _LESS = {9, 10}, {11, 12}
+
+
+def fuse(module: ir.Module) -> None:
+    """Generalises every linalg op and fuses elementwise producers into their only consumer, in place.
+
+    A producer that computes stays apart where fusing it would compute its values more than once: where a consumer's
+    loops outnumber the operand's dimensions and the consumer is a contraction, or the producer calls the library.
+    """
+    with explained("fusion failed"):
+        run(module, _GENERALISE)
+        function = forward_of(module)
+        propagate_nan(function)
+        pinned = list(dict.fromkeys(v for op in _generics(function) for v in _recomputed(op)))
+        results = list(function.type.results)
+        _set_returned(function, pinned)
+        run(module, _FUSE)
+        _drop_returned(function, len(results))
+        run(module, _CLEAN)
+
+
+def propagate_nan(function: Any) -> None:
+    """Makes maxima and minima return NaN when an operand is one, as PyTorch's do.
+
+    Upstream lowers ``aten.maximum``, ``aten.minimum`` and ``aten.clamp`` to an unordered comparison and a select, which
+    loses the NaN of one side.
+    """
+
+    def visit(op: Any) -> Any:
+        if op.name == "arith.select":
+            _replace_extremum(op)
+        return ir.WalkResult.ADVANCE
+
+    function.operation.walk(visit)
+
+
+def _replace_extremum(select: Any) -> None:
+    condition, first, second = select.operands
+    compare = condition.owner.operation if isinstance(condition, ir.OpResult) else None
+    if compare is None or compare.name != "arith.cmpf" or isinstance(first.type, ir.ShapedType):
+        return
+    predicate = ir.IntegerAttr(compare.attributes["predicate"]).value
+    left, right = compare.operands
+    if {first, second} != {left, right} or predicate not in _GREATER | _LESS:
+        return
+    name = "arith.maximumf" if (predicate in _GREATER) == (first == left) else "arith.minimumf"
+    with ir.InsertionPoint(select), select.location:
+        extremum = ir.Operation.create(name, results=[first.type], operands=[first, second])
+    select.results[0].replace_all_uses_with(extremum.results[0])
+
+
+def _generics(function: Any) -> Iterator[Any]:
+    for op in function.regions[0].blocks[0].operations:
+        if op.operation.name == "linalg.generic":
+            yield op.operation
+
+
+def _recomputed(op: Any) -> Iterator[Any]:
+    """Values that fusing into ``op`` would compute more than once at some cost."""
+    maps = [attribute.value for attribute in op.attributes["indexing_maps"]]
+    contracts = any("reduction" in str(kind) for kind in op.attributes["iterator_types"])
+    for value, affine_map in zip(op.operands, maps):
+        repeated = len(affine_map.results) < affine_map.n_dims
+        source = _source(value)
+        if repeated and source is not None and (contracts and _computes(source) or _calls(source)):
+            yield source.results[0]
+
+
+def _source(value: Any) -> Any | None:
+    """The generic op that computes a value, past ops that only move data."""
+    while isinstance(value, ir.OpResult) and value.owner.operation.name == "linalg.generic":
+        op = value.owner.operation
+        if len(op.results) != 1:
+            return None
+        if len(_body(op)) > 1 or len(op.operands) != 2:
+            return op
+        value = op.operands[0]
+    return None
+
+
+def _body(op: Any) -> list[str]:
+    return [inner.operation.name for inner in op.regions[0].blocks[0].operations]
+
+
+def _computes(op: Any) -> bool:
+    return any(name not in _CASTS for name in _body(op)[:-1])
+
+
+def _calls(op: Any) -> bool:
+    return any(math_library.is_call(name) for name in _body(op))
+
+
+def _set_returned(function: Any, extra: list[Any]) -> None:
+    """Returns ``extra`` values, too: with this second use upstream leaves their producers alone."""
+    _replace_return(function, list(_return_of(function).operands) + extra)
+
+
+def _drop_returned(function: Any, count: int) -> None:
+    _replace_return(function, list(_return_of(function).operands)[:count])
+
+
+def _return_of(function: Any) -> Any:
+    block = function.regions[0].blocks[0]
+    return block.operations[len(block.operations) - 1].operation
+
+
+def _replace_return(function: Any, values: list[Any]) -> None:
+    old = _return_of(function)
+    with ir.InsertionPoint(old), old.location:
+        ir.Operation.create("func.return", operands=values)
+    old.erase()
+    kind = ir.FunctionType.get(list(function.type.inputs), [v.type for v in values])
+    function.attributes["function_type"] = ir.TypeAttr.get(kind)

@@ -1,0 +1,72 @@
+"""Which library function computes an op of the ``math`` dialect: SLEEF on vectors, the C library on scalars."""
+
+from __future__ import annotations
+
+# The function's stem and SLEEF's accuracy suffix (in tenths of an ulp). The C library uses the same stems.
+_FUNCTIONS = {
+    "math.acos": ("acos", "u10"),
+    "math.acosh": ("acosh", "u10"),
+    "math.asin": ("asin", "u10"),
+    "math.asinh": ("asinh", "u10"),
+    "math.atan": ("atan", "u10"),
+    "math.atan2": ("atan2", "u10"),
+    "math.atanh": ("atanh", "u10"),
+    "math.cbrt": ("cbrt", "u10"),
+    "math.cos": ("cos", "u10"),
+    "math.cosh": ("cosh", "u10"),
+    "math.erf": ("erf", "u10"),
+    "math.erfc": ("erfc", "u15"),
+    "math.exp": ("exp", "u10"),
+    "math.exp2": ("exp2", "u10"),
+    "math.expm1": ("expm1", "u10"),
+    "math.log": ("log", "u10"),
+    "math.log10": ("log10", "u10"),
+    "math.log1p": ("log1p", "u10"),
+    "math.log2": ("log2", "u10"),
+    "math.powf": ("pow", "u10"),
+    "math.sin": ("sin", "u10"),
+    "math.sinh": ("sinh", "u10"),
+    "math.tan": ("tan", "u10"),
+    "math.tanh": ("tanh", "u10"),
+}
+
+# Ops that become instructions, on scalars and on vectors alike.
+_NATIVE = frozenset(
+    f"math.{name}"
+    for name in (
+        "absf", "absi", "ceil", "copysign", "ctlz", "ctpop", "cttz", "floor", "fma", "isfinite", "isinf", "isnan",
+        "isnormal", "round", "roundeven", "rsqrt", "sqrt", "trunc",
+    )
+)  # fmt: skip
+
+# Vectors that SLEEF has functions for, by the target's widest vector in bytes: the 128-bit ones are not exported on
+# every platform.
+_SLEEF_VECTORS = {64: ("f32x16", "f32x8", "f64x8", "f64x4"), 32: ("f32x8", "f64x4")}
+
+
+# A float to an integer power: products if the power is a small constant, a call of ``math.powf`` otherwise.
+INTEGER_POWER = "math.fpowi"
+
+
+def is_call(name: str) -> bool:
+    """Whether the op ``name`` is computed by a library function."""
+    return name in _FUNCTIONS
+
+
+def is_known(name: str) -> bool:
+    """Whether kernels can compute the ``math`` op ``name``."""
+    return name in _FUNCTIONS or name in _NATIVE or name == INTEGER_POWER
+
+
+def vector_function(name: str, element: str, lanes: int, vector_bytes: int) -> str | None:
+    """The symbol that computes op ``name`` on a vector of ``lanes`` values of type ``element``; None if there is
+    none on a target whose widest vector has ``vector_bytes``."""
+    if f"{element}x{lanes}" not in _SLEEF_VECTORS.get(vector_bytes, ()):
+        return None
+    stem, accuracy = _FUNCTIONS[name]
+    return f"Sleef_{stem}{'f' if element == 'f32' else 'd'}{lanes}_{accuracy}"
+
+
+def scalar_function(name: str, element: str) -> str:
+    """The C library's symbol that computes op ``name`` on one value of type ``element`` (``f32`` or ``f64``)."""
+    return _FUNCTIONS[name][0] + ("f" if element == "f32" else "")

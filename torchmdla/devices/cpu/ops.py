@@ -1,0 +1,108 @@
+"""The operators that the cpu device takes.
+
+Every entry lowers through torch-mlir to linalg and was compared with eager by ``tests/test_cpu_ops.py``. Operators
+that draw random numbers are absent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torchmdla.devices.device import OpKind, OpSupport
+
+_COMPUTE = """
+abs neg relu relu6 sigmoid tanh exp exp2 expm1 log log2 log10 log1p sqrt rsqrt reciprocal square
+sin cos tan asin acos atan sinh cosh asinh acosh atanh erf floor ceil round trunc frac sign sgn
+silu mish gelu hardswish hardsigmoid log_sigmoid selu leaky_relu elu celu softplus hardtanh hardshrink softshrink
+threshold prelu glu logit nan_to_num isnan isinf isfinite logical_not bitwise_not
+clamp clamp.Tensor clamp_min clamp_max clamp_min.Tensor clamp_max.Tensor
+add.Tensor add.Scalar sub.Tensor sub.Scalar rsub.Tensor rsub.Scalar mul.Tensor mul.Scalar div.Tensor div.Scalar
+div.Tensor_mode div.Scalar_mode floor_divide floor_divide.Scalar remainder.Tensor remainder.Scalar fmod.Tensor
+pow.Tensor_Tensor pow.Tensor_Scalar pow.Scalar atan2 maximum minimum max.other min.other
+lerp.Tensor lerp.Scalar addcmul addcdiv heaviside isclose
+eq.Tensor eq.Scalar ne.Tensor ne.Scalar lt.Tensor lt.Scalar le.Tensor le.Scalar gt.Tensor gt.Scalar ge.Tensor ge.Scalar
+logical_and logical_or logical_xor
+bitwise_and.Tensor bitwise_and.Scalar bitwise_or.Tensor bitwise_or.Scalar bitwise_xor.Tensor bitwise_xor.Scalar
+__and__.Tensor __or__.Tensor __xor__.Tensor bitwise_left_shift.Tensor bitwise_right_shift.Tensor
+where.self where.ScalarSelf where.ScalarOther where.Scalar masked_fill.Scalar masked_fill.Tensor
+sum sum.dim_IntList mean mean.dim var var.dim var.correction std std.dim std.correction
+var_mean var_mean.dim var_mean.correction amax amin aminmax max min max.dim min.dim argmax argmin prod prod.dim_int
+all all.dim any any.dim any.dims norm.Scalar norm.ScalarOpt_dim linalg_vector_norm frobenius_norm.dim
+cumsum cumprod logsumexp count_nonzero
+softmax.int log_softmax.int _softmax _log_softmax layer_norm native_layer_norm rms_norm group_norm native_group_norm
+cosine_similarity
+mm matmul bmm mv dot outer addmm addmv baddbmm addbmm linear bilinear einsum tensordot
+conv1d conv2d conv3d conv1d.padding conv2d.padding convolution _convolution _convolution.deprecated
+conv_transpose1d conv_transpose2d.input conv_transpose3d.input
+max_pool1d max_pool2d max_pool3d max_pool2d_with_indices avg_pool1d avg_pool2d avg_pool3d
+adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d
+upsample_nearest1d upsample_nearest2d upsample_bilinear2d upsample_linear1d upsample_bicubic2d
+upsample_nearest1d.vec upsample_nearest2d.vec upsample_nearest3d.vec upsample_linear1d.vec upsample_bilinear2d.vec
+upsample_bicubic2d.vec grid_sampler
+_transformer_encoder_layer_fwd _native_multi_head_attention lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell
+mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits
+cross_entropy_loss nll_loss nll_loss_nd nll_loss_forward kl_div
+threshold_backward gelu_backward silu_backward hardtanh_backward hardswish_backward hardsigmoid_backward
+leaky_relu_backward elu_backward tanh_backward sigmoid_backward _softmax_backward_data _log_softmax_backward_data
+native_layer_norm_backward convolution_backward nll_loss_backward mse_loss_backward embedding_dense_backward
+"""
+
+_CHEAP = """
+clone _to_copy cat concat stack hstack vstack repeat repeat_interleave.self_int tile roll flip rot90 tril triu
+constant_pad_nd pad reflection_pad1d reflection_pad2d replication_pad1d replication_pad2d
+pixel_shuffle pixel_unshuffle channel_shuffle im2col
+embedding index_select gather index.Tensor take_along_dim one_hot diag_embed select_scatter slice_scatter
+scatter.src scatter.value scatter_add index_add index_put
+zeros ones full zeros_like ones_like full_like new_zeros new_ones new_full arange arange.start arange.start_step
+linspace eye scalar_tensor
+"""
+
+# Those that return their argument when there is nothing to do are among them: casts, contiguous, sum_to_size.
+_VIEW = """
+slice.Tensor select.int narrow view reshape view_as reshape_as flatten.using_ints unflatten.int permute transpose.int t
+numpy_T mT movedim.int swapaxes expand expand_as broadcast_to squeeze squeeze.dim squeeze.dims unsqueeze unbind.int
+split split.Tensor split.sizes split_with_sizes chunk tensor_split.sections diagonal unfold meshgrid meshgrid.indexing
+contiguous detach alias positive to.dtype to.dtype_layout to.device to.other to.prim_dtype type_as
+_grad_sum_to_size sum_to_size
+"""
+
+_SHAPE = """
+size size.int dim numel len.Tensor len.t is_floating_point is_complex
+Int.Tensor Int.Scalar Int.bool Float.Tensor Float.Scalar Float.int Bool.Tensor Bool.int
+IntImplicit FloatImplicit ScalarImplicit item
+add add.int sub sub.int mul mul.int div div.int floordiv floordiv.int remainder remainder.int neg.int
+pow.int pow.int_to_int sqrt.int ceil.int floor.int __and__.bool __or__.bool __not__ __is__ __isnot__
+eq.int ne.int lt.int le.int gt.int ge.int eq.bool ne.bool eq.int_list ne.int_list
+__getitem__.t slice.t add.t mul.left_t
+"""
+
+_PRIM_SHAPE = "NumToTensor.Scalar NumToTensor.bool dtype device max.int min.int max.self_int min.self_int BroadcastSizes"
+
+# Random numbers, or statistics to update, unless these arguments are constants.
+_CONDITIONAL: Mapping[str, OpSupport] = {
+    "aten::dropout": OpSupport("view", {"train": False}),
+    "aten::feature_dropout": OpSupport("view", {"train": False}),
+    "aten::alpha_dropout": OpSupport("view", {"train": False}),
+    "aten::batch_norm": OpSupport("compute", {"training": False}),
+    "aten::instance_norm": OpSupport("compute", {"running_mean": None}),
+    "aten::scaled_dot_product_attention": OpSupport("compute", {"dropout_p": 0.0}),
+    "aten::lstm.input": OpSupport("compute", {"train": False}),
+    "aten::gru.input": OpSupport("compute", {"train": False}),
+    "aten::rnn_tanh.input": OpSupport("compute", {"train": False}),
+    "aten::rnn_relu.input": OpSupport("compute", {"train": False}),
+}
+
+
+def _entries(namespace: str, names: str, kind: OpKind) -> dict[str, OpSupport]:
+    return {f"{namespace}::{name}": OpSupport(kind) for name in names.split()}
+
+
+OPS: Mapping[str, OpSupport] = {
+    **_entries("aten", _COMPUTE, "compute"),
+    **_entries("aten", _CHEAP, "cheap"),
+    **_entries("aten", _VIEW, "view"),
+    **_entries("prim", "ConstantChunk", "view"),
+    **_entries("aten", _SHAPE, "shape"),
+    **_entries("prim", _PRIM_SHAPE, "shape"),
+    **_CONDITIONAL,
+}

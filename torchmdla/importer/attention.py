@@ -1,0 +1,145 @@
+"""Attention and the transformer encoder layer in plain matrix products, softmax and norms."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from torchmdla.errors import CompileError
+
+
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """``softmax(scale · query keyᵀ + mask) value``; query ``[…, L, E]``, key ``[…, S, E]``, value ``[…, S, Ev]``."""
+    if dropout_p != 0.0:
+        raise CompileError("attention with dropout draws random numbers", op="aten::scaled_dot_product_attention")
+    if enable_gqa:
+        key, value = _repeat_heads(query, key), _repeat_heads(query, value)
+    factor = 1.0 / math.sqrt(query.size(-1)) if scale is None else scale
+    scores = torch.matmul(query * factor, key.transpose(-2, -1))
+    if is_causal:
+        attn_mask = _causal_mask(query.size(-2), key.size(-2), query.device)
+    if attn_mask is None:
+        return torch.matmul(torch.softmax(scores, -1), value)
+    if attn_mask.dtype == torch.bool:
+        return torch.matmul(_masked_softmax(scores, attn_mask), value)
+    return torch.matmul(torch.softmax(scores + attn_mask, -1), value)
+
+
+def _masked_softmax(scores: Tensor, keep: Tensor) -> Tensor:
+    """Softmax over the positions to keep; a row with none is zero, as eager has it."""
+    hidden = torch.logical_not(keep)
+    weights = torch.softmax(torch.masked_fill(scores, hidden, -math.inf), -1)
+    return torch.masked_fill(weights, hidden, 0.0)
+
+
+def _causal_mask(rows: int, columns: int, device: torch.device) -> Tensor:
+    row = torch.arange(rows, device=device).unsqueeze(1)
+    return torch.arange(columns, device=device).unsqueeze(0) <= row
+
+
+def _repeat_heads(query: Tensor, value: Tensor) -> Tensor:
+    return value.repeat_interleave(query.size(-3) // value.size(-3), -3)
+
+
+def native_multi_head_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    embed_dim: int,
+    num_head: int,
+    qkv_weight: Tensor,
+    qkv_bias: Tensor,
+    proj_weight: Tensor,
+    proj_bias: Tensor,
+    mask: Tensor | None = None,
+    need_weights: bool = True,
+    average_attn_weights: bool = True,
+    mask_type: int | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Self or cross attention of ``[N, L, E]`` with one packed projection; ``mask`` is true where to look away."""
+    projected = zip(
+        (query, key, value), qkv_weight.split(embed_dim), qkv_bias.split(embed_dim), strict=True
+    )
+    q, k, v = (_split_heads(F.linear(x, weight, bias), num_head) for x, weight, bias in projected)
+    scores = torch.matmul(q * (1.0 / math.sqrt(embed_dim // num_head)), k.transpose(-2, -1))
+    weights = torch.softmax(scores, -1) if mask is None else _hidden_softmax(scores, mask, mask_type)
+    attended = torch.matmul(weights, v).transpose(1, 2).reshape(query.size(0), query.size(1), embed_dim)
+    output = F.linear(attended, proj_weight, proj_bias)
+    if not need_weights:
+        return output, None
+    return output, weights.mean(1) if average_attn_weights else weights
+
+
+def _split_heads(value: Tensor, heads: int) -> Tensor:
+    batch, length, width = value.shape
+    return value.view(batch, length, heads, width // heads).transpose(1, 2)
+
+
+# The meanings of mask_type in eager: [L, L], [N, L] and the whole [N, heads, L, L].
+_MASK_SHAPES = {0: lambda m: m.view(1, 1, *m.shape), 1: lambda m: m.view(m.size(0), 1, 1, m.size(1)), 2: lambda m: m}
+
+
+def _hidden_softmax(scores: Tensor, mask: Tensor, mask_type: int | None) -> Tensor:
+    if mask_type not in _MASK_SHAPES:
+        raise CompileError(f"a mask of type {mask_type}", op="aten::_native_multi_head_attention")
+    return _masked_softmax(scores, torch.logical_not(_MASK_SHAPES[mask_type](mask.to(torch.bool))))
+
+
+def transformer_encoder_layer(
+    src: Tensor,
+    embed_dim: int,
+    num_heads: int,
+    qkv_weight: Tensor,
+    qkv_bias: Tensor,
+    proj_weight: Tensor,
+    proj_bias: Tensor,
+    use_gelu: bool,
+    norm_first: bool,
+    eps: float,
+    norm_weight_1: Tensor,
+    norm_bias_1: Tensor,
+    norm_weight_2: Tensor,
+    norm_bias_2: Tensor,
+    ffn_weight_1: Tensor,
+    ffn_bias_1: Tensor,
+    ffn_weight_2: Tensor,
+    ffn_bias_2: Tensor,
+    mask: Tensor | None = None,
+    mask_type: int | None = None,
+) -> Tensor:
+    """The fast path of ``nn.TransformerEncoderLayer`` on ``[N, L, E]``."""
+
+    def attend(x: Tensor) -> Tensor:
+        packed: Any = (qkv_weight, qkv_bias, proj_weight, proj_bias)
+        return native_multi_head_attention(
+            x, x, x, embed_dim, num_heads, *packed, mask=mask, need_weights=False, mask_type=mask_type
+        )[0]
+
+    def feed_forward(x: Tensor) -> Tensor:
+        hidden = F.linear(x, ffn_weight_1, ffn_bias_1)
+        return F.linear(F.gelu(hidden) if use_gelu else F.relu(hidden), ffn_weight_2, ffn_bias_2)
+
+    def norm_1(x: Tensor) -> Tensor:
+        return F.layer_norm(x, [embed_dim], norm_weight_1, norm_bias_1, eps)
+
+    def norm_2(x: Tensor) -> Tensor:
+        return F.layer_norm(x, [embed_dim], norm_weight_2, norm_bias_2, eps)
+
+    if norm_first:
+        src = src + attend(norm_1(src))
+        return src + feed_forward(norm_2(src))
+    src = norm_1(src + attend(src))
+    return norm_2(src + feed_forward(src))

@@ -1,0 +1,94 @@
+"""Ops written in terms of others: what torch-mlir has no op for, or lowers badly.
+
+A decomposition is a Python function of the op's own signature, traced on the recorded types (``trace.py``). It must be
+functional: no writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+
+from torchmdla.errors import CompileError
+from torchmdla.importer import elementwise, recurrent
+from torchmdla.importer.attention import (
+    native_multi_head_attention,
+    scaled_dot_product_attention,
+    transformer_encoder_layer,
+)
+
+Decomposition = Callable[..., object]
+
+
+def decomposition(name: str) -> Decomposition | None:
+    """The decomposition of an op by schema name with overload; None if the op is written as itself."""
+    if name in _WRITTEN:
+        return _WRITTEN[name]
+    if name in _COMPOSITE:
+        return _overload(name)
+    if name in _FROM_TORCH:
+        return torch._decomp.decomposition_table[_overload(name)]
+    return None
+
+
+def _overload(name: str) -> torch._ops.OpOverload:
+    namespace, _, rest = name.partition("::")
+    base, _, overload = rest.partition(".")
+    packet = getattr(getattr(torch.ops, namespace), base)
+    found: torch._ops.OpOverload = getattr(packet, overload or "default")
+    return found
+
+
+def _instance_norm(input, weight, bias, running_mean, running_var, use_input_stats, momentum, eps, cudnn_enabled):  # type: ignore[no-untyped-def]
+    """Normalises each channel of each sample by its own statistics, or by the running ones."""
+    if not use_input_stats:
+        return torch.batch_norm(input, weight, bias, running_mean, running_var, False, momentum, eps, False)
+    if running_mean is not None:
+        raise CompileError("it updates running statistics", op="aten::instance_norm")
+    dims = list(range(2, input.dim()))
+    centred = input - input.mean(dims, keepdim=True)
+    normalised = centred * torch.rsqrt((centred * centred).mean(dims, keepdim=True) + eps)
+    return _affine(normalised, weight, bias)
+
+
+def _affine(value, weight, bias):  # type: ignore[no-untyped-def]
+    channels = [1, -1] + [1] * (value.dim() - 2)
+    if weight is not None:
+        value = value * weight.view(channels)
+    return value if bias is None else value + bias.view(channels)
+
+
+_WRITTEN: Mapping[str, Decomposition] = {
+    "aten::scaled_dot_product_attention": scaled_dot_product_attention,
+    "aten::_native_multi_head_attention": native_multi_head_attention,
+    "aten::_transformer_encoder_layer_fwd": transformer_encoder_layer,
+    "aten::lstm.input": recurrent.lstm,
+    "aten::gru.input": recurrent.gru,
+    "aten::rnn_tanh.input": recurrent.rnn_tanh,
+    "aten::rnn_relu.input": recurrent.rnn_relu,
+    "aten::lstm_cell": recurrent.lstm_cell,
+    "aten::gru_cell": recurrent.gru_cell,
+    "aten::rnn_tanh_cell": recurrent.rnn_tanh_cell,
+    "aten::rnn_relu_cell": recurrent.rnn_relu_cell,
+    "aten::instance_norm": _instance_norm,
+    "aten::gelu": elementwise.gelu,
+    "aten::softshrink": elementwise.softshrink,
+    "aten::prelu": elementwise.prelu,
+    "aten::_prelu_kernel": elementwise.prelu,
+    "aten::isfinite": elementwise.isfinite,
+    "aten::nan_to_num": elementwise.nan_to_num,
+    "aten::reciprocal": elementwise.reciprocal,
+    "aten::pow.Tensor_Scalar": elementwise.pow_by_number,
+    "aten::rsub.Tensor": elementwise.rsub,
+    "aten::clamp_min.Tensor": torch.maximum,
+    "aten::clamp_max.Tensor": torch.minimum,
+    "aten::max.other": torch.maximum,
+    "aten::min.other": torch.minimum,
+}
+
+# PyTorch's own composite kernels: the recorder sees what they call.
+_COMPOSITE = frozenset("aten::einsum".split())
+
+# Of torch._decomp's table.
+_FROM_TORCH = frozenset("".split())

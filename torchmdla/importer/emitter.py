@@ -1,0 +1,131 @@
+"""Writes the text of one function in the Torch dialect.
+
+Text, not the MLIR bindings: the user's process never loads MLIR.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from torchmdla.importer.types import TensorMeta, element_type, tensor_type
+
+
+@dataclass(frozen=True)
+class Value:
+    """An SSA value: its name (``%3``), its type, and what is known of the tensor; ``meta`` is None for the rest."""
+
+    name: str
+    type: str
+    meta: TensorMeta | None = None
+
+
+def quote(text: str) -> str:
+    """A string literal of MLIR."""
+    return json.dumps(text)
+
+
+def float_literal(value: float) -> str:
+    """A 64-bit float literal of MLIR that reads back exactly."""
+    if math.isfinite(value):
+        return f"{value:.17e}"
+    return "0x" + struct.pack(">d", value).hex().upper()
+
+
+class Emitter:
+    """Collects ops; constants are written once, where they are first used.
+
+    ``location`` is given to every op until it is set again.
+    """
+
+    def __init__(self) -> None:
+        self.location = "loc(unknown)"
+        self._lines: list[str] = []
+        self._constants: dict[str, Value] = {}
+        self._count = 0
+
+    def op(self, name: str, operands: Sequence[Value], types: Sequence[str]) -> list[str]:
+        """Writes ``name`` (``torch.aten.relu``) in MLIR's generic form and returns the names of its results."""
+        result = self._fresh()
+        arguments = ", ".join(operand.name for operand in operands)
+        argument_types = ", ".join(operand.type for operand in operands)
+        self._lines.append(
+            f'{result}:{len(types)} = "{name}"({arguments}) : ({argument_types}) -> ({", ".join(types)}) '
+            f"{self.location}"
+        )
+        return [f"{result}#{index}" for index in range(len(types))]
+
+    def tensor_op(self, name: str, operands: Sequence[Value], meta: TensorMeta) -> Value:
+        """As :meth:`op` for an op with one result, a tensor."""
+        return Value(self.op(name, operands, [tensor_type(meta)])[0], tensor_type(meta), meta)
+
+    def none(self) -> Value:
+        return self._constant("torch.constant.none", "!torch.none")
+
+    def bool(self, value: bool) -> Value:
+        return self._constant(f"torch.constant.bool {str(value).lower()}", "!torch.bool")
+
+    def int(self, value: int) -> Value:
+        return self._constant(f"torch.constant.int {value}", "!torch.int")
+
+    def float(self, value: float) -> Value:
+        return self._constant(f"torch.constant.float {float_literal(value)}", "!torch.float")
+
+    def string(self, value: str) -> Value:
+        return self._constant(f"torch.constant.str {quote(value)}", "!torch.str")
+
+    def device(self, value: str) -> Value:
+        return self._constant(f"torch.constant.device {quote(value)}", "!torch.Device")
+
+    def number_tensor(self, value: int | float | bool, meta: TensorMeta) -> Value:
+        """A 0-d tensor with a known value, as a literal."""
+        literal = _dense_element(torch.tensor(value, dtype=meta.dtype))
+        type_ = tensor_type(meta)
+        text = f"torch.vtensor.literal(dense<{literal}> : tensor<{element_type(meta.dtype)}>) : {type_}"
+        return Value(self._constant(text, type_).name, type_, meta)
+
+    def int_list(self, values: Sequence[int]) -> Value:
+        return self.list([self.int(value) for value in values], "int")
+
+    def list(self, elements: Sequence[Value], element: str) -> Value:
+        """A list value; ``element`` is the element type without ``!torch.``."""
+        operands = ", ".join(value.name for value in elements)
+        types = ", ".join(value.type for value in elements)
+        type_ = f"!torch.list<{element}>"
+        return self._constant(f"torch.prim.ListConstruct {operands} : ({types}) -> {type_}", type_)
+
+    def text(self, arguments: Sequence[Value], results: Sequence[Value]) -> str:
+        """The module: every op so far as the body of ``@forward``."""
+        signature = ", ".join(f"{argument.name}: {argument.type}" for argument in arguments)
+        types = ", ".join(result.type for result in results)
+        returned = ", ".join(result.name for result in results)
+        body = "".join(f"    {line}\n" for line in self._lines)
+        tail = f" {returned} : {types}" if results else ""
+        return f"module {{\n  func.func @forward({signature}) -> ({types}) {{\n{body}    return{tail}\n  }}\n}}\n"
+
+    def _constant(self, text: str, type_: str) -> Value:
+        if text not in self._constants:
+            name = self._fresh()
+            self._lines.append(f"{name} = {text} {self.location}")
+            self._constants[text] = Value(name, type_)
+        return self._constants[text]
+
+    def _fresh(self) -> str:
+        self._count += 1
+        return f"%{self._count}"
+
+
+def _dense_element(number: torch.Tensor) -> str:
+    """A 0-d tensor as an element of MLIR's ``dense<…>``; floats by their bits, so that they read back exactly."""
+    if number.dtype == torch.bool:
+        return str(bool(number)).lower()
+    if not number.dtype.is_floating_point:
+        return str(int(number))
+    bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[number.element_size()]
+    width = 8 * number.element_size()
+    return f"0x{int(number.view(bits)) % (1 << width):0{width // 4}X}"

@@ -1,0 +1,121 @@
+"""Recurrent networks, unrolled over time.
+
+The projection of the inputs does not depend on the state: it is one matrix product for all steps, outside the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from torchmdla.errors import CompileError
+
+State = tuple[Tensor, ...]
+# (projected input, state, recurrent weight, recurrent bias) -> next state; state[0] is the output of the step.
+Cell = Callable[[Tensor, State, Tensor, "Tensor | None"], State]
+
+
+def _lstm_step(projected: Tensor, state: State, weight: Tensor, bias: Tensor | None) -> State:
+    hidden, memory = state
+    into, forget, new, out = (projected + F.linear(hidden, weight, bias)).chunk(4, -1)
+    memory = torch.sigmoid(forget) * memory + torch.sigmoid(into) * torch.tanh(new)
+    return torch.sigmoid(out) * torch.tanh(memory), memory
+
+
+def _gru_step(projected: Tensor, state: State, weight: Tensor, bias: Tensor | None) -> State:
+    (hidden,) = state
+    reset_x, update_x, new_x = projected.chunk(3, -1)
+    reset_h, update_h, new_h = F.linear(hidden, weight, bias).chunk(3, -1)
+    update = torch.sigmoid(update_x + update_h)
+    new = torch.tanh(new_x + torch.sigmoid(reset_x + reset_h) * new_h)
+    return ((hidden - new) * update + new,)
+
+
+def _tanh_step(projected: Tensor, state: State, weight: Tensor, bias: Tensor | None) -> State:
+    return (torch.tanh(projected + F.linear(state[0], weight, bias)),)
+
+
+def _relu_step(projected: Tensor, state: State, weight: Tensor, bias: Tensor | None) -> State:
+    return (torch.relu(projected + F.linear(state[0], weight, bias)),)
+
+
+def _direction(cell: Cell, sequence: Tensor, state: State, weights: Sequence[Tensor], reverse: bool) -> tuple[Tensor, State]:
+    """One layer in one direction over ``[T, N, input]``; gives ``[T, N, hidden]`` and the last state."""
+    bias_input, bias_hidden = (weights[2], weights[3]) if len(weights) > 2 else (None, None)
+    steps = list(F.linear(sequence, weights[0], bias_input).unbind(0))
+    outputs = []
+    for projected in reversed(steps) if reverse else steps:
+        state = cell(projected, state, weights[1], bias_hidden)
+        outputs.append(state[0])
+    return torch.stack(outputs[::-1] if reverse else outputs), state
+
+
+def _network(  # type: ignore[no-untyped-def]
+    cell: Cell, input: Tensor, initial: Sequence[Tensor], params, has_biases, num_layers, dropout, train, bidirectional, batch_first
+) -> tuple[Tensor, ...]:
+    """Every layer and direction; ``initial`` holds the states, each ``[layers · directions, N, hidden]``."""
+    if dropout != 0.0 and train and num_layers > 1:
+        raise CompileError("dropout in training draws random numbers")
+    per_direction = 4 if has_biases else 2
+    directions = 2 if bidirectional else 1
+    if len(params) != num_layers * directions * per_direction:
+        raise CompileError("a recurrent network with projections is not supported")
+    # Without a batch dimension the states are [layers · directions, hidden].
+    batched = input.dim() == 3
+    sequence = input.transpose(0, 1) if batched and batch_first else input
+    last: list[State] = []
+    for layer in range(num_layers):
+        outputs = []
+        for direction in range(directions):
+            index = layer * directions + direction
+            weights = params[index * per_direction : (index + 1) * per_direction]
+            state = tuple(start.select(0, index) for start in initial)
+            output, state = _direction(cell, sequence, state, weights, reverse=direction == 1)
+            outputs.append(output)
+            last.append(state)
+        sequence = torch.cat(outputs, -1) if bidirectional else outputs[0]
+    result = sequence.transpose(0, 1) if batched and batch_first else sequence
+    return result, *(torch.stack(parts) for parts in zip(*last, strict=True))
+
+
+def lstm(input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first):  # type: ignore[no-untyped-def]
+    """``aten::lstm.input``: gates in the order input, forget, cell, output."""
+    return _network(
+        _lstm_step, input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first
+    )
+
+
+def _plain(cell: Cell) -> Callable[..., tuple[Tensor, ...]]:
+    """A network whose state is the hidden one alone, in the signature of ``aten::gru.input``."""
+
+    def network(input, hx, *rest):  # type: ignore[no-untyped-def]
+        return _network(cell, input, (hx,), *rest)
+
+    return network
+
+
+gru = _plain(_gru_step)
+rnn_tanh = _plain(_tanh_step)
+rnn_relu = _plain(_relu_step)
+
+
+def lstm_cell(input, hx, w_ih, w_hh, b_ih=None, b_hh=None):  # type: ignore[no-untyped-def]
+    """``aten::lstm_cell``: gives the hidden state and the cell state."""
+    return _lstm_step(F.linear(input, w_ih, b_ih), tuple(hx), w_hh, b_hh)
+
+
+def _plain_cell(cell: Cell) -> Callable[..., Tensor]:
+    """One step, in the signature of ``aten::gru_cell``."""
+
+    def step(input, hx, w_ih, w_hh, b_ih=None, b_hh=None):  # type: ignore[no-untyped-def]
+        return cell(F.linear(input, w_ih, b_ih), (hx,), w_hh, b_hh)[0]
+
+    return step
+
+
+gru_cell = _plain_cell(_gru_step)
+rnn_tanh_cell = _plain_cell(_tanh_step)
+rnn_relu_cell = _plain_cell(_relu_step)

@@ -1,0 +1,114 @@
+"""Ops that become no op, a cast, or slices: an op's name to a function that writes it.
+
+A rewrite gets the operands by the schema's names and the types of the results, and returns the results, or None to
+leave the op to the next way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torchmdla.errors import CompileError
+from torchmdla.importer.emitter import Emitter, Value
+from torchmdla.importer.layout import contiguous_strides
+from torchmdla.importer.types import TensorMeta, dtype_number
+
+Rewrite = Callable[[Emitter, Mapping[str, Any], Sequence[Any]], "list[object] | None"]
+
+
+def cast(emitter: Emitter, value: Value, meta: TensorMeta) -> Value:
+    """``value`` with the dtype of ``meta``; itself when it has that."""
+    assert value.meta is not None
+    if value.meta.dtype == meta.dtype:
+        return value
+    operands = [value, emitter.int(dtype_number(meta.dtype)), emitter.bool(False), emitter.bool(False), emitter.none()]
+    return emitter.tensor_op("torch.aten.to.dtype", operands, meta)
+
+
+def slice_along(emitter: Emitter, value: Value, dim: int, start: int, length: int) -> Value:
+    """``value[start : start + length]`` along ``dim``."""
+    meta = _resized(value, dim, length)
+    operands = [value, *(emitter.int(n) for n in (dim, start, start + length, 1))]
+    return emitter.tensor_op("torch.aten.slice.Tensor", operands, meta)
+
+
+def split_along(emitter: Emitter, value: Value, dim: int, metas: Sequence[TensorMeta]) -> list[Value]:
+    """Consecutive slices along ``dim``, as long as ``metas`` say."""
+    pieces = []
+    start = 0
+    for meta in metas:
+        length = meta.shape[dim]
+        pieces.append(slice_along(emitter, value, dim, start, length))
+        start += length
+    return pieces
+
+
+def _resized(value: Value, dim: int, length: int) -> TensorMeta:
+    assert value.meta is not None
+    shape = list(value.meta.shape)
+    shape[dim] = length
+    return TensorMeta(value.meta.dtype, tuple(shape), contiguous_strides(shape))
+
+
+def _same_values(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object]:
+    """The first operand: memory order is the importer's affair, so only the dtype can differ."""
+    return [cast(emitter, next(iter(operands.values())), metas[0])]
+
+
+def _dropout(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object]:
+    if operands["train"] and operands["p"] != 0:
+        raise CompileError("dropout in training draws random numbers")
+    return [operands["input"]]
+
+
+def _split(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object]:
+    value = operands["self"]
+    return [split_along(emitter, value, operands["dim"] % len(value.meta.shape), metas[0])]
+
+
+def _unbind(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object]:
+    dim = emitter.int(operands["dim"] % len(operands["self"].meta.shape))
+    return [
+        [
+            emitter.tensor_op("torch.aten.select.int", [operands["self"], dim, emitter.int(index)], meta)
+            for index, meta in enumerate(metas[0])
+        ]
+    ]
+
+
+def _view(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object]:
+    """One op for all that only changes the shape, with the sizes of the result: no -1, no second tensor."""
+    return [emitter.tensor_op("torch.aten.view", [operands["self"], emitter.int_list(metas[0].shape)], metas[0])]
+
+
+def _expand(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object]:
+    sizes = emitter.int_list(metas[0].shape)
+    return [emitter.tensor_op("torch.aten.expand", [operands["self"], sizes, emitter.bool(False)], metas[0])]
+
+
+_SAME_VALUES = (
+    "aten::alias aten::clone aten::contiguous aten::detach aten::lift_fresh aten::positive aten::to.dtype "
+    "aten::to.dtype_layout aten::to.device aten::to.other aten::to.prim_Device aten::to.prim_dtype aten::to.prim_other "
+    "aten::_to_copy aten::type_as aten::cpu aten::resolve_conj aten::resolve_neg prims::convert_element_type"
+).split()
+_DROPOUTS = "aten::dropout aten::feature_dropout aten::alpha_dropout aten::feature_alpha_dropout".split()
+_SPLITS = (
+    "aten::split aten::split.Tensor aten::split.sizes aten::split_with_sizes aten::chunk aten::unsafe_chunk aten::unsafe_split.Tensor "
+    "aten::unsafe_split_with_sizes aten::tensor_split.sections aten::tensor_split.indices"
+).split()
+_VIEWS = (
+    "aten::view aten::reshape aten::_unsafe_view aten::_reshape_alias aten::flatten.using_ints aten::unflatten.int "
+    "aten::view_as aten::reshape_as aten::squeeze aten::squeeze.dim aten::squeeze.dims aten::unsqueeze aten::ravel"
+).split()
+
+REWRITES: Mapping[str, Rewrite] = {
+    **dict.fromkeys(_SAME_VALUES, _same_values),
+    **dict.fromkeys(_DROPOUTS, _dropout),
+    **dict.fromkeys(_SPLITS, _split),
+    **dict.fromkeys(_VIEWS, _view),
+    "aten::unbind.int": _unbind,
+    "aten::expand": _expand,
+    "aten::expand_as": _expand,
+    "aten::broadcast_to": _expand,
+}

@@ -1,0 +1,165 @@
+"""Records the ATen calls of a Python function on tensors that have types but no data.
+
+A dispatch mode over meta tensors, rather than ``make_fx``: it needs no proxies and no symbolic shapes, costs a few
+tens of microseconds an op, and gives exactly what the emitter wants, that is schemas, operands and result types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from torchmdla.errors import CompileError
+from torchmdla.importer.types import TensorMeta
+
+
+@dataclass(frozen=True)
+class Ref:
+    """A tensor of a trace: the inputs come first, in order, then the results of the calls."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class Call:
+    """One op: schema name with overload, arguments in the schema's order, and its results.
+
+    Tensors are :class:`Ref` in arguments and results; ``metas`` has the results' types in the same structure.
+    """
+
+    schema: torch._C.FunctionSchema
+    arguments: tuple[object, ...]
+    results: tuple[object, ...]
+    metas: tuple[object, ...]
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The calls that make ``outputs`` (``Ref``, None, or lists of them), in order."""
+
+    calls: tuple[Call, ...]
+    outputs: tuple[object, ...]
+
+
+def qualified_name(schema: torch._C.FunctionSchema) -> str:
+    """Schema name with overload, as ``"aten::add.Tensor"``."""
+    return f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
+
+
+def map_structure(function: Callable[[Any], object], tree: object) -> object:
+    """``function`` of every leaf of nested lists and tuples; both become tuples."""
+    if isinstance(tree, list | tuple):
+        return tuple(map_structure(function, item) for item in tree)
+    return function(tree)
+
+
+def leaves(tree: object) -> Iterable[object]:
+    """The leaves of nested lists and tuples."""
+    if isinstance(tree, list | tuple):
+        for item in tree:
+            yield from leaves(item)
+    else:
+        yield tree
+
+
+def trace(function: Callable[..., object], arguments: Sequence[object]) -> Trace:
+    """Calls ``function`` with a meta tensor for every :class:`TensorMeta` in ``arguments`` and records what it does.
+
+    Raises:
+        CompileError: the function refuses the arguments, or does what a program cannot express (writes to a tensor).
+    """
+    recorder = _Recorder()
+    with _isolated():
+        inputs = map_structure(recorder.input, arguments)
+        try:
+            with recorder:
+                result = function(*inputs)  # type: ignore[misc]
+        except CompileError:
+            raise
+        except Exception as error:
+            raise CompileError(f"its decomposition failed: {error}") from error
+    outputs = result if isinstance(result, tuple | list) else (result,)
+    refs = map_structure(recorder.ref, outputs)
+    return Trace(_live(recorder.calls, refs), refs)  # type: ignore[arg-type]
+
+
+class _Recorder(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[Call] = []
+        # Holds every tensor for as long as its id is a key.
+        self._tensors: list[torch.Tensor] = []
+        self._indices: dict[int, int] = {}
+
+    def input(self, value: object) -> object:
+        if not isinstance(value, TensorMeta):
+            return value
+        tensor = torch.empty_strided(value.shape, value.strides, dtype=value.dtype, device="meta")
+        self._define(tensor)
+        return tensor
+
+    def ref(self, value: object) -> object:
+        if not isinstance(value, torch.Tensor):
+            return value
+        if id(value) not in self._indices:
+            raise CompileError("its decomposition makes a tensor from data")
+        return Ref(self._indices[id(value)])
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> object:
+        kwargs = kwargs or {}
+        if func._schema.is_mutable:
+            raise CompileError(f"its decomposition writes to a tensor ({func})")
+        arguments = map_structure(self.ref, _in_schema_order(func._schema, args, kwargs))
+        out = func(*args, **kwargs)
+        results = out if isinstance(out, tuple | list) and len(func._schema.returns) != 1 else (out,)
+        for leaf in leaves(results):
+            self._define(leaf)
+        self.calls.append(
+            Call(func._schema, arguments, map_structure(self.ref, results), map_structure(_meta, results))  # type: ignore[arg-type]
+        )
+        return out
+
+    def _define(self, value: object) -> None:
+        if isinstance(value, torch.Tensor):
+            self._indices[id(value)] = len(self._tensors)
+            self._tensors.append(value)
+
+
+def _isolated() -> Any:
+    """Keeps the caller's modes (dispatch, function, grad, inference) out of a trace."""
+    from contextlib import ExitStack
+
+    stack = ExitStack()
+    stack.enter_context(_disable_current_modes())
+    stack.enter_context(torch._C.DisableTorchFunction())
+    # Under inference mode composite ops would reach the recorder whole.
+    stack.enter_context(torch.inference_mode(False))
+    stack.enter_context(torch.no_grad())
+    return stack
+
+
+def _in_schema_order(schema: Any, args: Sequence[object], kwargs: dict[str, object]) -> list[object]:
+    given = list(args)
+    for argument in schema.arguments[len(given) :]:
+        given.append(kwargs[argument.name] if argument.name in kwargs else argument.default_value)
+    return given
+
+
+def _meta(value: object) -> object:
+    return TensorMeta.of(value) if isinstance(value, torch.Tensor) else value
+
+
+def _live(calls: Sequence[Call], outputs: object) -> tuple[Call, ...]:
+    """Without the calls that nothing uses: a decomposition may compute what it only asks the size of."""
+    needed = {leaf for leaf in leaves(outputs) if isinstance(leaf, Ref)}
+    kept = []
+    for call in reversed(calls):
+        if needed.isdisjoint(leaves(call.results)):
+            continue
+        needed.update(leaf for leaf in leaves(call.arguments) if isinstance(leaf, Ref))
+        kept.append(call)
+    return tuple(reversed(kept))

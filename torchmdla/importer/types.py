@@ -1,0 +1,143 @@
+"""What the importer takes and gives, and how PyTorch's types are written in the Torch dialect."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from torchmdla.compiler.program import Argument, Result
+from torchmdla.errors import CompileError
+
+
+@dataclass(frozen=True)
+class TensorMeta:
+    """The type of a tensor that was seen at run time: ``strides`` are in elements, as ``Tensor.stride()``."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> TensorMeta:
+        return cls(tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()))
+
+
+# debugName of a value -> TensorMeta for a tensor, list of TensorMeta for a list of tensors, and for everything else the
+# Python value itself: int (dtypes, layouts and memory formats too), float, bool, None, str (devices too), list.
+Record = Mapping[str, object]
+
+
+@dataclass(frozen=True)
+class Binding:
+    """How the runtime makes one argument of ``@forward``.
+
+    The source is input ``index`` of the group, or the tensor of the subgraph's node number ``index`` (a
+    ``prim::Constant``), or element ``element`` of it where that constant is a list; ``name`` is its debugName. The argument is ``source.permute(permutation)``, which is
+    contiguous already when the strides are those recorded, unless ``copy``: then it must be made contiguous.
+    """
+
+    source: Literal["input", "constant"]
+    index: int
+    name: str
+    permutation: tuple[int, ...] = ()
+    copy: bool = False
+    element: int | None = None
+
+
+@dataclass(frozen=True)
+class OutputBinding:
+    """How the runtime makes one output of the group.
+
+    ``"result"``: ``results[index].permute(permutation)``. ``"input"``: input ``index`` of the group, the same tensor.
+    ``"constant"``: the Python value ``value``. Two outputs may name one result: the group's subgraph returns one
+    value twice, and eager returns one tensor twice.
+    """
+
+    source: Literal["result", "input", "constant"]
+    index: int = -1
+    permutation: tuple[int, ...] = ()
+    value: object = None
+
+
+@dataclass(frozen=True)
+class ImportedGraph:
+    """A group's subgraph as a program's text, and how the runtime calls it.
+
+    ``mlir`` is a module with one public ``func.func @forward``; ``arguments`` and ``results`` are in its order, and
+    ``bindings[i]`` makes ``arguments[i]``. An op's location is ``"aten::add.Tensor"("graph":7:0)``, where 7 is the
+    number of the subgraph's node: the text does not depend on where the user's source lies, so neither does the
+    program's hash. ``sources[7]`` is that place (``file:line``, empty when unknown); :func:`locate` reads a diagnostic.
+    """
+
+    mlir: str
+    arguments: tuple[Argument, ...]
+    results: tuple[Result, ...]
+    bindings: tuple[Binding, ...]
+    outputs: tuple[OutputBinding, ...]
+    sources: tuple[str, ...]
+
+
+# The element type in the Torch dialect, and the number by which TorchScript and the Torch dialect know a dtype.
+_DTYPES: dict[torch.dtype, tuple[str, int]] = {
+    torch.uint8: ("ui8", 0),
+    torch.int8: ("si8", 1),
+    torch.int16: ("si16", 2),
+    torch.int32: ("si32", 3),
+    torch.int64: ("si64", 4),
+    torch.float16: ("f16", 5),
+    torch.float32: ("f32", 6),
+    torch.float64: ("f64", 7),
+    torch.complex64: ("complex<f32>", 9),
+    torch.complex128: ("complex<f64>", 10),
+    torch.bool: ("i1", 11),
+    torch.bfloat16: ("bf16", 15),
+}
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """torch's own name of a dtype, as ``"float32"``."""
+    return str(dtype).removeprefix("torch.")
+
+
+def dtype_number(dtype: torch.dtype) -> int:
+    """The number of a dtype in TorchScript and in the Torch dialect.
+
+    Raises:
+        CompileError: the Torch dialect has no such dtype.
+    """
+    return _lookup(dtype)[1]
+
+
+def dtype_of_number(number: int) -> torch.dtype:
+    """The inverse of :func:`dtype_number`.
+
+    Raises:
+        CompileError: no dtype that the Torch dialect has.
+    """
+    for dtype, (_, known) in _DTYPES.items():
+        if known == number:
+            return dtype
+    raise CompileError(f"dtype number {number} is not supported")
+
+
+def element_type(dtype: torch.dtype) -> str:
+    """The element type in the Torch dialect, as ``"si64"``.
+
+    Raises:
+        CompileError: the Torch dialect has no such dtype.
+    """
+    return _lookup(dtype)[0]
+
+
+def tensor_type(meta: TensorMeta) -> str:
+    """The Torch dialect's value tensor type, as ``"!torch.vtensor<[2,3],f32>"``."""
+    return f"!torch.vtensor<[{','.join(map(str, meta.shape))}],{element_type(meta.dtype)}>"
+
+
+def _lookup(dtype: torch.dtype) -> tuple[str, int]:
+    if dtype not in _DTYPES:
+        raise CompileError(f"dtype {dtype_name(dtype)} is not supported")
+    return _DTYPES[dtype]

@@ -1,0 +1,40 @@
+"""What torchmdla finds on this machine: versions, devices, the target. For bug reports and people."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+
+from torchmdla import devices
+from torchmdla.version import __version__
+
+_PACKAGES = ("torch", "torch-mlir", "llvmlite")
+
+
+def environment() -> dict[str, str]:
+    """Name and value of everything worth stating in a bug report, in reading order."""
+    facts = {"torchmdla": __version__, **{name: _installed(name) for name in _PACKAGES}}
+    facts["Python"] = platform.python_version()
+    facts["system"] = platform.platform()
+    facts["CPUs"] = str(os.cpu_count())
+    facts["devices"] = ", ".join(devices.names())
+    for name in devices.names():
+        facts[f"{name}: target"] = _target(name)
+    return facts
+
+
+def _installed(name: str) -> str:
+    """The installed version of a distribution, or ``"not installed"``."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _target(name: str) -> str:
+    try:
+        target = devices.get(name).target()
+    except Exception as error:  # A device that does not load must not hide the others.
+        return f"not available: {type(error).__name__}: {error}"
+    return " ".join(part for part in (target.triple, target.cpu, target.features) if part) or "no particular one"

@@ -1,0 +1,46 @@
+"""A progress bar for compilations that take long enough to wonder about."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from tqdm import tqdm
+
+# Seconds before a bar appears, and between two looks at the counts.
+_PATIENCE = 1.0
+_INTERVAL = 0.2
+
+
+@contextmanager
+def compiling(counts: Callable[[], Mapping[str, Any]]) -> Iterator[None]:
+    """Shows a bar on a terminal once the block has run for a second.
+
+    Args:
+        counts: gives the numbers of ``groups`` formed and ``specialisations`` compiled, in this process so far.
+    """
+    if not sys.stderr.isatty():
+        yield
+        return
+    finished = threading.Event()
+    thread = threading.Thread(target=_show, args=(finished, counts, counts()), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        finished.set()
+        thread.join()
+
+
+def _show(finished: threading.Event, counts: Callable[[], Mapping[str, Any]], before: Mapping[str, Any]) -> None:
+    if finished.wait(_PATIENCE):
+        return
+    with tqdm(desc="torchmdla: compiling", unit="group", leave=False) as bar:
+        while not finished.wait(_INTERVAL):
+            now = counts()
+            bar.total = now["groups"] - before["groups"]
+            bar.n = min(bar.total, now["specialisations"] - before["specialisations"])
+            bar.refresh()

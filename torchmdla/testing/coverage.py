@@ -1,0 +1,158 @@
+"""How much of a program runs inside groups, counted in ops and in floating-point work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry, sdpa_flop_count
+
+import torchmdla
+
+GROUP = "mdla::CompilationGroup"
+
+
+def blocks(graph: Any) -> Iterator[Any]:
+    """``graph`` and every block below it (branches and bodies of loops, differentiable graphs); no group's inside."""
+    yield graph
+    for node in graph.nodes():
+        for block in node.blocks():
+            yield from blocks(block)
+        if node.kind() == "prim::DifferentiableGraph":
+            yield from blocks(node.g("Subgraph"))
+
+
+def groups(graph: Any) -> list[Any]:
+    """Every group of a ``torch._C.Graph``, as nodes; ``node.g("Subgraph")`` is what is inside one."""
+    return [node for block in blocks(graph) for node in block.nodes() if node.kind() == GROUP]
+
+
+def count_ops(graph: Any) -> tuple[int, int]:
+    """The number of ``aten`` ops that stand inside groups, and of all there are."""
+    inside = sum(_ops(block) for group in groups(graph) for block in blocks(group.g("Subgraph")))
+    return inside, inside + sum(_ops(block) for block in blocks(graph))
+
+
+def _ops(block: Any) -> int:
+    return sum(node.kind().startswith("aten::") for node in block.nodes())
+
+
+def work_inside(graph: Any) -> int:
+    """The floating-point work of one run of each group of ``graph``.
+
+    Each group's subgraph is run by eager ops under :class:`WorkCounter`, on zeros of the types that profiling left on
+    its inputs. So the work inside and :func:`work_of` a whole call are counted in one way.
+
+    Raises:
+        ValueError: an input of a group is no tensor, or has no complete type.
+    """
+    return sum(_work_of_subgraph(group.g("Subgraph")) for group in groups(graph))
+
+
+def _work_of_subgraph(subgraph: Any) -> int:
+    function = torch._C._create_function_from_graph("subgraph", subgraph.copy())
+    return work_of(function, *(_zeros(value) for value in subgraph.inputs()))
+
+
+def _zeros(value: Any) -> Tensor:
+    of_tensor = isinstance(value.type(), torch._C.TensorType)
+    sizes, dtype = (value.type().sizes(), value.type().dtype()) if of_tensor else (None, None)
+    if sizes is None or dtype is None:
+        raise ValueError(f"input %{value.debugName()} of a group has the type {value.type()}: its sizes are not known")
+    return torch.zeros(sizes, dtype=dtype)
+
+
+def work_of(function: Callable[..., Any], *inputs: Any) -> int:
+    """The floating-point work of one call of ``function(*inputs)``, run by eager ops with torchmdla switched off."""
+    with torch.no_grad(), torchmdla.enabled(False):
+        # The first calls of a scripted function optimise it, which compares its constants by ops.
+        for _ in range(2):
+            function(*inputs)
+        with WorkCounter() as counter:
+            function(*inputs)
+    return counter.work
+
+
+class WorkCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Adds up the floating-point work of the ops that PyTorch dispatches while it is active.
+
+    An op that sums products (convolution, product of matrices, attention, recurrent layer) counts by the formula of
+    ``torch.utils.flop_counter``, a multiplication and an addition for each product, or by one of those below. Views
+    and ops that only move or make data count nothing. Any other op counts one for each element of the largest
+    floating-point tensor that it reads or writes, whatever it computes: an ``exp`` is worth an ``add``.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.work: int = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.work += _op_work(func, args, kwargs or {}, result)
+        return result
+
+
+def _op_work(func: Any, args: Any, kwargs: Any, result: Any) -> int:
+    packet = func.overloadpacket
+    if packet in _FORMULAS:
+        return _FORMULAS[packet](*args)
+    if packet in flop_registry:
+        return int(flop_registry[packet](*args, **kwargs, out_val=result))
+    if func.is_view or packet in _MOVES:
+        return 0
+    leaves = torch.utils._pytree.tree_leaves((args, kwargs, result))
+    return max((leaf.numel() for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()), default=0)
+
+
+def _rnn_layer_work(x: Tensor, input_weight: Tensor, hidden_weight: Tensor, *_: Any) -> int:
+    steps = x.size(0) * x.size(1)
+    return 2 * steps * (input_weight.numel() + hidden_weight.numel())
+
+
+def _attention_work(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> int:
+    return int(sdpa_flop_count(query.shape, key.shape, value.shape))  # type: ignore[no-untyped-call]
+
+
+def _encoder_layer_work(x: Tensor, *args: Any) -> int:
+    """Four products with weights (the only matrices among the arguments), and attention over ``[batch, time]``."""
+    weights = sum(arg.numel() for arg in args if isinstance(arg, Tensor) and arg.dim() == 2)
+    batch, time, width = x.shape
+    return 2 * batch * time * weights + 4 * batch * time * time * width
+
+
+_aten = torch.ops.aten
+
+# What flop_counter lacks: the fused ops that PyTorch picks on a CPU.
+_FORMULAS: dict[Any, Callable[..., int]] = {
+    _aten.mkldnn_rnn_layer: _rnn_layer_work,
+    _aten._scaled_dot_product_flash_attention_for_cpu: _attention_work,
+    _aten._transformer_encoder_layer_fwd: _encoder_layer_work,
+}
+
+_MOVES = frozenset(
+    {
+        _aten._to_copy,
+        _aten._unsafe_view,
+        _aten._reshape_copy,
+        _aten.arange,
+        _aten.cat,
+        _aten.clone,
+        _aten.copy_,
+        _aten.embedding,
+        _aten.empty,
+        _aten.empty_like,
+        _aten.fill_,
+        _aten.full,
+        _aten.index,
+        _aten.index_select,
+        _aten.new_zeros,
+        _aten.ones,
+        _aten.ones_like,
+        _aten.stack,
+        _aten.zeros,
+        _aten.zeros_like,
+    }
+)
