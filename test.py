@@ -128,7 +128,7 @@ def examine(name: str, spec: ModelSpec, rounds: int) -> Report:
         name=name,
         groups=len(groups(graph)),
         ops=count_ops(graph),
-        work=(work_inside(graph), work_of(compiled, *inputs)),
+        work=(work_inside(graph, compiled, *inputs), work_of(compiled, *inputs)),
         error=largest_error(actual, expected),
         cold=cold,
         eager=eager,
@@ -147,7 +147,7 @@ def interleaved(rounds: int, *functions: Callable[[], object]) -> list[list[floa
         function()
     times: list[list[float]] = [[] for _ in functions]
     for _ in range(rounds):
-        for function, taken in zip(functions, times):
+        for function, taken in zip(functions, times, strict=True):
             start = time.perf_counter()
             function()
             taken.append(time.perf_counter() - start)

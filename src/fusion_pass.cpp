@@ -61,7 +61,7 @@ struct Group {
 class BlockFuser {
 public:
   BlockFuser(Block* block, const DeviceTable& table, const AliasDb& aliases)
-      : block_(block), table_(table), aliases_(aliases), memory_order_(block, aliases) {}
+      : block_(block), table_(table), aliases_(aliases), memory_order_(block, table, aliases) {}
 
   size_t run() {
     for (auto* node : block_->nodes()) {

@@ -17,14 +17,21 @@ bool touches(const AliasDb& aliases, Node* writer, Node* node) {
   return aliases.writesToAlias(writer, values);
 }
 
+// A device takes no op that draws random numbers: what PyTorch calls nondeterministic by its schema
+// (dropout, LSTM, attention) is not with the arguments that the table asks for.
+bool draws_random_numbers(const Node* node, const DeviceTable& table) {
+  return node->isNondeterministic() && !table.rule(node);
+}
+
 } // namespace
 
-MemoryOrder::MemoryOrder(Block* block, const AliasDb& aliases) {
+MemoryOrder::MemoryOrder(Block* block, const DeviceTable& table, const AliasDb& aliases) {
   std::vector<Node*> writers;
   Node* previous = nullptr;
   for (auto* node : block->nodes()) {
     const bool writes = aliases.isMutable(node);
-    if (!writes && !node->hasSideEffects() && !node->isNondeterministic() && node->blocks().empty())
+    if (!writes && !node->hasSideEffects() && !draws_random_numbers(node, table) &&
+        node->blocks().empty())
       continue;
     ordered_.insert(node);
     if (previous) before_[node].push_back(previous);

@@ -1,6 +1,8 @@
 // Which nodes of a block must keep their order although no value joins them.
 #pragma once
 
+#include "device_table.h"
+
 #include <torch/csrc/jit/ir/alias_analysis.h>
 #include <torch/csrc/jit/ir/ir.h>
 
@@ -12,7 +14,8 @@ namespace torchmdla {
 
 class MemoryOrder {
 public:
-  MemoryOrder(torch::jit::Block* block, const torch::jit::AliasDb& aliases);
+  MemoryOrder(torch::jit::Block* block, const DeviceTable& table,
+              const torch::jit::AliasDb& aliases);
 
   // Nodes that keep their order among themselves: writers, side effects, random numbers, control
   // flow. They never join a group.

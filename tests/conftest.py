@@ -12,12 +12,7 @@ import pytest
 _cache = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--full-size", action="store_true", help="also run the tests marked full_size (minutes)")
-
-
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "full_size: takes a model at its real size; only with --full-size")
     # Before any test imports torchmdla, and inherited by worker processes: nothing is read from a user's cache.
     config.stash[_cache] = tempfile.TemporaryDirectory(prefix="torchmdla-tests-")
     os.environ["TORCHMDLA_CACHE_DIR"] = config.stash[_cache].name
@@ -29,11 +24,12 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--full-size"):
+    """Tests marked ``full`` run only where a marker expression was given."""
+    if config.getoption("markexpr"):
         return
     for item in items:
-        if item.get_closest_marker("full_size"):
-            item.add_marker(pytest.mark.skip(reason="needs --full-size"))
+        if item.get_closest_marker("full"):
+            item.add_marker(pytest.mark.skip(reason="needs -m full"))
 
 
 @pytest.fixture(autouse=True)

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional
 
 import torchmdla
 from torchmdla.testing.coverage import count_ops, groups, work_inside, work_of
@@ -26,9 +26,9 @@ def lstm_by_hand() -> int:
         (torch.exp, [(3, 4)], 12),
         (torch.sum, [(3, 4)], 12),
         (torch.matmul, [(3, 4), (4, 5)], 2 * 3 * 4 * 5),
-        (F.linear, [(3, 4), (5, 4)], 2 * 3 * 4 * 5),
-        (F.conv2d, [(1, 3, 8, 8), (4, 3, 3, 3)], 2 * 6 * 6 * 4 * 3 * 9),
-        (F.scaled_dot_product_attention, [(1, 2, 8, 4)] * 3, 2 * 2 * 2 * 8 * 8 * 4),
+        (functional.linear, [(3, 4), (5, 4)], 2 * 3 * 4 * 5),
+        (functional.conv2d, [(1, 3, 8, 8), (4, 3, 3, 3)], 2 * 6 * 6 * 4 * 3 * 9),
+        (functional.scaled_dot_product_attention, [(1, 2, 8, 4)] * 3, 2 * 2 * 2 * 8 * 8 * 4),
         (lambda x: x.view(12).unsqueeze(0), [(3, 4)], 0),
         (lambda x: torch.cat([x, x]).clone(), [(3, 4)], 0),
         (lambda x: x.argmax().long() + 1, [(1,)], 1),
@@ -69,5 +69,5 @@ def test_shares_of_a_program_with_one_op_outside() -> None:
         graph = torchmdla.graph_for(traced, *inputs)
     assert len(groups(graph)) == 1
     assert count_ops(graph) == (2, 3)
-    assert work_inside(graph) == 2 * 8 * 16 * 4 + 8 * 4
-    assert work_of(traced, *inputs) == work_inside(graph) + 8 * 4
+    assert work_inside(graph, traced, *inputs) == 2 * 8 * 16 * 4 + 8 * 4
+    assert work_of(traced, *inputs) == work_inside(graph, traced, *inputs) + 8 * 4

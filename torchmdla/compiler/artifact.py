@@ -82,7 +82,9 @@ class Artifact:
         body = data[start:]
         if len(body) != manifest_size + object_size or hashlib.sha256(body).digest() != digest:
             raise DamagedArtifact("the content does not match its hash")
-        manifest = Manifest.from_json(body[:manifest_size].decode())
-        if manifest.abi != ABI_VERSION:
-            raise DamagedArtifact(f"ABI version {manifest.abi}, this build reads {ABI_VERSION}")
-        return cls(body[manifest_size:], manifest)
+        manifest = body[:manifest_size].decode()
+        # Before anything else of it is read: another version has other fields.
+        abi = json.loads(manifest).get("abi")
+        if abi != ABI_VERSION:
+            raise DamagedArtifact(f"ABI version {abi}, this build reads {ABI_VERSION}")
+        return cls(body[manifest_size:], Manifest.from_json(manifest))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from torchmdla.errors import CompileError
-from torchmdla.importer import elementwise, recurrent
+from torchmdla.importer import elementwise, products, recurrent, reductions
 from torchmdla.importer.attention import (
     native_multi_head_attention,
     scaled_dot_product_attention,
@@ -26,9 +26,7 @@ def decomposition(name: str) -> Decomposition | None:
     if name in _WRITTEN:
         return _WRITTEN[name]
     if name in _COMPOSITE:
-        return _overload(name)
-    if name in _FROM_TORCH:
-        return torch._decomp.decomposition_table[_overload(name)]
+        return _composite(name)
     return None
 
 
@@ -38,6 +36,18 @@ def _overload(name: str) -> torch._ops.OpOverload:
     packet = getattr(getattr(torch.ops, namespace), base)
     found: torch._ops.OpOverload = getattr(packet, overload or "default")
     return found
+
+
+def _composite(name: str) -> Decomposition:
+    """The op itself, taking its keyword-only arguments by position as every decomposition does."""
+    overload = _overload(name)
+    keywords = [argument.name for argument in overload._schema.arguments if argument.kwarg_only]
+
+    def call(*arguments: object) -> object:
+        positional = len(arguments) - len(keywords)
+        return overload(*arguments[:positional], **dict(zip(keywords, arguments[positional:], strict=True)))
+
+    return call
 
 
 def _instance_norm(input, weight, bias, running_mean, running_var, use_input_stats, momentum, eps, cudnn_enabled):  # type: ignore[no-untyped-def]
@@ -81,6 +91,17 @@ _WRITTEN: Mapping[str, Decomposition] = {
     "aten::reciprocal": elementwise.reciprocal,
     "aten::pow.Tensor_Scalar": elementwise.pow_by_number,
     "aten::rsub.Tensor": elementwise.rsub,
+    "aten::linear": products.linear,
+    "aten::addmm": products.added_to(torch.mm),
+    "aten::addmv": products.added_to(torch.mv),
+    "aten::baddbmm": products.added_to(torch.bmm),
+    "aten::addbmm": products.added_to(lambda a, b: torch.bmm(a, b).sum(0)),
+    "aten::logsumexp": reductions.logsumexp,
+    "aten::linalg_vector_norm": reductions.vector_norm,
+    "aten::norm.Scalar": reductions.norm,
+    "aten::norm.ScalarOpt_dim": reductions.norm_of_dims,
+    "aten::_grad_sum_to_size": reductions.sum_to_size,
+    "aten::sum_to_size": reductions.sum_to_size,
     "aten::clamp_min.Tensor": torch.maximum,
     "aten::clamp_max.Tensor": torch.minimum,
     "aten::max.other": torch.maximum,
@@ -88,7 +109,4 @@ _WRITTEN: Mapping[str, Decomposition] = {
 }
 
 # PyTorch's own composite kernels: the recorder sees what they call.
-_COMPOSITE = frozenset("aten::einsum".split())
-
-# Of torch._decomp's table.
-_FROM_TORCH = frozenset("".split())
+_COMPOSITE = frozenset("aten::einsum aten::matmul aten::tensordot aten::__and__.Tensor aten::__or__.Tensor aten::__xor__.Tensor aten::isclose".split())

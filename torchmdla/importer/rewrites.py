@@ -79,10 +79,14 @@ def _unbind(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any])
 
 def _view(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object]:
     """One op for all that only changes the shape, with the sizes of the result: no -1, no second tensor."""
+    if operands["self"].meta.shape == metas[0].shape:
+        return [operands["self"]]
     return [emitter.tensor_op("torch.aten.view", [operands["self"], emitter.int_list(metas[0].shape)], metas[0])]
 
 
 def _expand(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object]:
+    if operands["self"].meta.shape == metas[0].shape:
+        return [operands["self"]]
     sizes = emitter.int_list(metas[0].shape)
     return [emitter.tensor_op("torch.aten.expand", [operands["self"], sizes, emitter.bool(False)], metas[0])]
 

@@ -37,4 +37,5 @@ def _target(name: str) -> str:
         target = devices.get(name).target()
     except Exception as error:  # A device that does not load must not hide the others.
         return f"not available: {type(error).__name__}: {error}"
-    return " ".join(part for part in (target.triple, target.cpu, target.features) if part) or "no particular one"
+    present = [feature for feature in target.features.split(",") if not feature.startswith("-")]
+    return " ".join(part for part in (target.triple, target.cpu, ",".join(present)) if part) or "no particular one"

@@ -11,8 +11,8 @@ from functools import partial
 from itertools import pairwise
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional
 
 # --- convolutional networks --------------------------------------------------------------------------------------
 
@@ -58,7 +58,7 @@ class Residual(nn.Module):
         self.shortcut = nn.Identity() if same else conv_norm(inputs, outputs, 1, stride, activation=None)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.relu(self.branch(x) + self.shortcut(x))
+        return functional.relu(self.branch(x) + self.shortcut(x))
 
 
 def basic_block(inputs: int, width: int, stride: int) -> Residual:
@@ -277,10 +277,10 @@ class UNet(nn.Module):
         x = self.first(x)
         kept = [x]
         for down in self.down:
-            x = down(F.max_pool2d(x, 2))
+            x = down(functional.max_pool2d(x, 2))
             kept.append(x)
         level = len(kept) - 1
-        for up, join in zip(self.up, self.join):
+        for up, join in zip(self.up, self.join):  # noqa: B905  (torch.jit.script knows no strict)
             level -= 1
             x = join(torch.cat([kept[level], up(x)], 1))
         y: Tensor = self.last(x)
@@ -304,7 +304,7 @@ class Attention(nn.Module):
         batch, time, width = x.shape
         split = self.project(x).view(batch, time, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         query, key, value = split.unbind(0)
-        y = F.scaled_dot_product_attention(query, key, value, is_causal=self.causal)
+        y = functional.scaled_dot_product_attention(query, key, value, is_causal=self.causal)
         mixed: Tensor = self.out(y.transpose(1, 2).reshape(batch, time, width))
         return mixed
 
@@ -379,10 +379,10 @@ class BertLayer(nn.Module):
     def forward(self, x: Tensor, bias: Tensor) -> Tensor:
         query, key, value = self.split(self.query(x)), self.split(self.key(x)), self.split(self.value(x))
         scores = torch.matmul(query, key.transpose(-1, -2)) * self.scale + bias
-        y = torch.matmul(self.dropout(F.softmax(scores, dim=-1)), value)
+        y = torch.matmul(self.dropout(functional.softmax(scores, dim=-1)), value)
         y = y.transpose(1, 2).contiguous().view(x.size(0), x.size(1), -1)
         x = self.norm1(x + self.dropout(self.out(y)))
-        z: Tensor = self.norm2(x + self.dropout(self.down(F.gelu(self.up(x)))))
+        z: Tensor = self.norm2(x + self.dropout(self.down(functional.gelu(self.up(x)))))
         return z
 
 
@@ -447,5 +447,5 @@ class Norms(nn.Module):
         self.norm = nn.LayerNorm(width)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = F.gelu(self.norm(x))
-        return torch.sigmoid(torch.tanh(F.softmax(x, dim=-1) * x.size(-1)))
+        x = functional.gelu(self.norm(x))
+        return torch.sigmoid(torch.tanh(functional.softmax(x, dim=-1) * x.size(-1)))

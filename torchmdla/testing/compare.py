@@ -98,7 +98,7 @@ def _pairs(actual: Any, expected: Any, path: str) -> Iterator[tuple[str, Any, An
         _require(isinstance(actual, kind), path, f"a {_kind(expected)} was expected, got {_kind(actual)}")
         _same(path, "fields", getattr(actual, "_fields", None), getattr(expected, "_fields", None))
         _same(path, "length", len(actual), len(expected))
-        children = [(f"{path}[{i}]", *both) for i, both in enumerate(zip(actual, expected))]
+        children = [(f"{path}[{i}]", *both) for i, both in enumerate(zip(actual, expected, strict=True))]
     else:
         yield path, actual, expected
         return

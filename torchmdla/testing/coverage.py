@@ -40,29 +40,36 @@ def _ops(block: Any) -> int:
     return sum(node.kind().startswith("aten::") for node in block.nodes())
 
 
-def work_inside(graph: Any) -> int:
-    """The floating-point work of one run of each group of ``graph``.
+def work_inside(graph: Any, *inputs: Any) -> int:
+    """The floating-point work of the groups of ``graph`` in one run of it.
 
-    Each group's subgraph is run by eager ops under :class:`WorkCounter`, on zeros of the types that profiling left on
-    its inputs. So the work inside and :func:`work_of` a whole call are counted in one way.
+    Each group's subgraph is run by eager ops under :class:`WorkCounter`, on the values that reach it when the graph is
+    given ``inputs`` (for a module's graph the module first). So this and :func:`work_of` a whole call are counted in
+    one way.
 
     Raises:
-        ValueError: an input of a group is no tensor, or has no complete type.
+        ValueError: a group stands in a branch or a loop: how often it runs is not known.
     """
-    return sum(_work_of_subgraph(group.g("Subgraph")) for group in groups(graph))
+    nodes = [node for node in graph.nodes() if node.kind() == GROUP]
+    if len(nodes) != len(groups(graph)):
+        raise ValueError("a group stands in a branch or a loop")
+    total = 0
+    for node, values in zip(nodes, _inputs_of_groups(graph, inputs), strict=True):
+        total += work_of(torch._C._create_function_from_graph("subgraph", node.g("Subgraph").copy()), *values)
+    return total
 
 
-def _work_of_subgraph(subgraph: Any) -> int:
-    function = torch._C._create_function_from_graph("subgraph", subgraph.copy())
-    return work_of(function, *(_zeros(value) for value in subgraph.inputs()))
-
-
-def _zeros(value: Any) -> Tensor:
-    of_tensor = isinstance(value.type(), torch._C.TensorType)
-    sizes, dtype = (value.type().sizes(), value.type().dtype()) if of_tensor else (None, None)
-    if sizes is None or dtype is None:
-        raise ValueError(f"input %{value.debugName()} of a group has the type {value.type()}: its sizes are not known")
-    return torch.zeros(sizes, dtype=dtype)
+def _inputs_of_groups(graph: Any, inputs: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
+    """For each group at the top of ``graph``, what it is given when the graph runs on ``inputs``."""
+    for index, _ in enumerate(groups(graph)):
+        changed = graph.copy()
+        for _ in list(changed.outputs()):
+            changed.eraseOutput(0)
+        for value in groups(changed)[index].inputs():
+            changed.registerOutput(value)
+        with torch.no_grad(), torchmdla.enabled(False):
+            values = torch._C._create_function_from_graph("inputs_of_group", changed)(*inputs)
+        yield values if isinstance(values, tuple) else (values,)
 
 
 def work_of(function: Callable[..., Any], *inputs: Any) -> int:
@@ -73,7 +80,8 @@ def work_of(function: Callable[..., Any], *inputs: Any) -> int:
             function(*inputs)
         with WorkCounter() as counter:
             function(*inputs)
-    return counter.work
+    work: int = counter.work
+    return work
 
 
 class WorkCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -3,9 +3,10 @@
 :data:`MODELS` is the table to read. A :class:`ModelSpec` builds a model and draws inputs for it; ``spec.small`` is the
 same architecture with less width, depth and resolution, for tests that must be quick.
 
-The architectures are in :mod:`torchmdla.testing.architectures`. Weights are random, so that a comparison means something only
-if activations stay in range: convolutions and linear layers keep the second moment of their input (He et al. 2015,
-arXiv:1502.01852), and :func:`calibrate` sets the statistics of batch norms from the data that passes through them.
+The architectures are in :mod:`torchmdla.testing.architectures`. Weights are random, so that a comparison means
+something only if activations stay in range: convolutions and linear layers keep the second moment of their input (He
+et al. 2015, arXiv:1502.01852), and :func:`calibrate` sets the statistics of batch norms from the data that passes
+through them.
 """
 
 from __future__ import annotations
@@ -113,7 +114,9 @@ def calibrate(module: nn.Module, *inputs: Tensor) -> None:
     """
 
     def measure(norm: nn.Module, args: Inputs) -> None:
-        assert isinstance(norm, nn.BatchNorm2d) and norm.running_mean is not None and norm.running_var is not None
+        assert isinstance(norm, nn.BatchNorm2d)
+        assert norm.running_mean is not None
+        assert norm.running_var is not None
         variance, mean = torch.var_mean(args[0], dim=(0, 2, 3), correction=0)
         norm.running_mean.copy_(mean)
         norm.running_var.copy_(variance.clamp(min=0.3 * float(args[0].square().mean())))

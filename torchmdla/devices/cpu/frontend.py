@@ -12,6 +12,7 @@ from torch_mlir.dialects import torch as torch_dialect
 from torch_mlir.passmanager import PassManager
 
 from torchmdla.compiler.program import Program
+from torchmdla.devices.cpu import extrema
 from torchmdla.errors import CompileError
 
 # The record types every value, so shape and dtype refinement has nothing to find.
@@ -46,7 +47,10 @@ def to_linalg(program: Program) -> ir.Module:
     with explained("the program is not valid"):
         module = ir.Module.parse(program.mlir)
     with explained("no lowering for this op and these types"):
-        run(module, _TORCH_PIPELINE, _LINALG_PIPELINE)
+        run(module, _TORCH_PIPELINE)
+        extrema.mark(module)
+        run(module, _LINALG_PIPELINE)
+    extrema.restore(module)
     return module
 
 

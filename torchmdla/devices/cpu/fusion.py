@@ -17,8 +17,7 @@ _CLEAN = "func.func(canonicalize,cse)"
 # Ops that only change a value's type: cheaper to repeat than to store.
 _CASTS = frozenset(f"arith.{name}" for name in ("extf", "truncf", "extsi", "extui", "trunci", "sitofp", "uitofp"))
 
-# Unordered float comparisons, and what each is when the operands are ordered (MLIR's numbering).
-_GREATER, _LESS = {9, 10}, {11, 12}
+_RESHAPES = frozenset(f"tensor.{name}" for name in ("expand_shape", "collapse_shape", "cast", "extract_slice"))
 
 
 def fuse(module: ir.Module) -> None:
@@ -30,43 +29,12 @@ def fuse(module: ir.Module) -> None:
     with explained("fusion failed"):
         run(module, _GENERALISE)
         function = forward_of(module)
-        propagate_nan(function)
         pinned = list(dict.fromkeys(v for op in _generics(function) for v in _recomputed(op)))
         results = list(function.type.results)
         _set_returned(function, pinned)
         run(module, _FUSE)
         _drop_returned(function, len(results))
         run(module, _CLEAN)
-
-
-def propagate_nan(function: Any) -> None:
-    """Makes maxima and minima return NaN when an operand is one, as PyTorch's do.
-
-    Upstream lowers ``aten.maximum``, ``aten.minimum`` and ``aten.clamp`` to an unordered comparison and a select, which
-    loses the NaN of one side.
-    """
-
-    def visit(op: Any) -> Any:
-        if op.name == "arith.select":
-            _replace_extremum(op)
-        return ir.WalkResult.ADVANCE
-
-    function.operation.walk(visit)
-
-
-def _replace_extremum(select: Any) -> None:
-    condition, first, second = select.operands
-    compare = condition.owner.operation if isinstance(condition, ir.OpResult) else None
-    if compare is None or compare.name != "arith.cmpf" or isinstance(first.type, ir.ShapedType):
-        return
-    predicate = ir.IntegerAttr(compare.attributes["predicate"]).value
-    left, right = compare.operands
-    if {first, second} != {left, right} or predicate not in _GREATER | _LESS:
-        return
-    name = "arith.maximumf" if (predicate in _GREATER) == (first == left) else "arith.minimumf"
-    with ir.InsertionPoint(select), select.location:
-        extremum = ir.Operation.create(name, results=[first.type], operands=[first, second])
-    select.results[0].replace_all_uses_with(extremum.results[0])
 
 
 def _generics(function: Any) -> Iterator[Any]:
@@ -88,12 +56,13 @@ def _recomputed(op: Any) -> Iterator[Any]:
 
 def _source(value: Any) -> Any | None:
     """The generic op that computes a value, past ops that only move data."""
-    while isinstance(value, ir.OpResult) and value.owner.operation.name == "linalg.generic":
+    while isinstance(value, ir.OpResult):
         op = value.owner.operation
-        if len(op.results) != 1:
+        if op.name == "linalg.generic":
+            if len(op.results) != 1 or len(_body(op)) > 1 or len(op.operands) != 2:
+                return op if len(op.results) == 1 else None
+        elif op.name not in _RESHAPES:
             return None
-        if len(_body(op)) > 1 or len(op.operands) != 2:
-            return op
         value = op.operands[0]
     return None
 

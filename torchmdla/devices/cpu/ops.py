@@ -22,7 +22,7 @@ pow.Tensor_Tensor pow.Tensor_Scalar pow.Scalar atan2 maximum minimum max.other m
 lerp.Tensor lerp.Scalar addcmul addcdiv heaviside isclose
 eq.Tensor eq.Scalar ne.Tensor ne.Scalar lt.Tensor lt.Scalar le.Tensor le.Scalar gt.Tensor gt.Scalar ge.Tensor ge.Scalar
 logical_and logical_or logical_xor
-bitwise_and.Tensor bitwise_and.Scalar bitwise_or.Tensor bitwise_or.Scalar bitwise_xor.Tensor bitwise_xor.Scalar
+bitwise_and.Tensor bitwise_and.Scalar bitwise_or.Tensor bitwise_xor.Tensor
 __and__.Tensor __or__.Tensor __xor__.Tensor bitwise_left_shift.Tensor bitwise_right_shift.Tensor
 where.self where.ScalarSelf where.ScalarOther where.Scalar masked_fill.Scalar masked_fill.Tensor
 sum sum.dim_IntList mean mean.dim var var.dim var.correction std std.dim std.correction

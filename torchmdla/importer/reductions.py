@@ -1,0 +1,59 @@
+"""Reductions whose lowerings in torch-mlir are missing or wrong."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def logsumexp(value: Tensor, dim: Sequence[int], keepdim: bool = False) -> Tensor:
+    """The largest value is taken out first; a row of infinities gives that infinity."""
+    if not value.is_floating_point():
+        value = value.to(torch.get_default_dtype())
+    largest = torch.amax(value, dim, keepdim=True)
+    largest = torch.where(torch.abs(largest) == math.inf, 0.0, largest)
+    total = torch.log(torch.sum(torch.exp(value - largest), dim, keepdim=True)) + largest
+    return total if keepdim else torch.squeeze(total, tuple(dim))
+
+
+def vector_norm(
+    value: Tensor,
+    ord: float = 2,
+    dim: Sequence[int] | None = None,
+    keepdim: bool = False,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """The ``ord``-norm over ``dim`` (all when None)."""
+    dims = list(range(value.dim())) if dim is None else list(dim)
+    size = torch.abs(value if dtype is None else value.to(dtype))
+    if abs(ord) == math.inf:
+        return (torch.amax if ord > 0 else torch.amin)(size, dims, keepdim=keepdim)
+    if ord == 0:
+        return torch.sum((size != 0).to(size.dtype), dims, keepdim=keepdim)
+    if ord == 1:
+        return torch.sum(size, dims, keepdim=keepdim)
+    if ord == 2:
+        return torch.sqrt(torch.sum(size * size, dims, keepdim=keepdim))
+    return torch.pow(torch.sum(torch.pow(size, ord), dims, keepdim=keepdim), 1.0 / ord)
+
+
+def norm(value: Tensor, p: float = 2) -> Tensor:
+    """``aten::norm.Scalar``: over all dimensions."""
+    return vector_norm(value, p)
+
+
+def norm_of_dims(value: Tensor, p: float | None, dim: Sequence[int], keepdim: bool = False) -> Tensor:
+    """``aten::norm.ScalarOpt_dim``: an empty ``dim`` is every dimension."""
+    return vector_norm(value, 2 if p is None else p, dim or None, keepdim)
+
+
+def sum_to_size(value: Tensor, size: Sequence[int] | None) -> Tensor:
+    """Sums over what broadcasting ``size`` had added; None leaves the value as it is."""
+    if size is None or list(size) == list(value.shape):
+        return value
+    added = value.dim() - len(size)
+    stretched = [added + dim for dim, length in enumerate(size) if length == 1 and value.size(added + dim) != 1]
+    return torch.sum(value, [*range(added), *stretched], keepdim=True).view(size)
