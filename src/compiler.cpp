@@ -6,6 +6,7 @@
 #include <ATen/record_function.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/ScopeExit.h>
+#include <torch/csrc/jit/passes/shape_analysis.h>
 #include <torch/csrc/jit/passes/utils/subgraph_utils.h>
 
 #include <algorithm>
@@ -44,6 +45,10 @@ bool has_tangent(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->autograd_meta() && tensor._fw_grad(/*level=*/0).defined();
 }
 
+// Set while a group's own executor runs: a group inside of it that needs gradients after all must not
+// start another one.
+thread_local bool in_differentiable_run = false;
+
 } // namespace
 
 Settings& settings() {
@@ -63,8 +68,10 @@ void CompilationGroup::run(Stack& stack) {
   if (!settings().enabled.load(std::memory_order_relaxed))
     return fall_back(stack, Fallback::switched_off);
   Signature signature;
-  if (const auto reason = reason_to_fall_back(torch::jit::last(stack, num_inputs_), signature))
+  if (const auto reason = reason_to_fall_back(torch::jit::last(stack, num_inputs_), signature)) {
+    if (reason == Fallback::requires_grad && !in_differentiable_run) return run_differentiable(stack);
     return fall_back(stack, *reason);
+  }
   if (const auto* specialisation = find(signature)) return run_specialised(*specialisation, stack);
   if (const auto reason = claim(signature)) return fall_back(stack, *reason);
   specialise(signature, stack);
@@ -147,6 +154,20 @@ CompilationGroup::publish(std::unique_ptr<Specialisation> specialisation) {
   newest_.store(specialisation.get(), std::memory_order_release);
   specialisations_.push_back(std::move(specialisation));
   return *specialisations_.back();
+}
+
+// A group formed from a run without gradients (tracing checks its result in one) and called with
+// them: an executor of its own profiles the subgraph anew, and forms groups inside the differentiable
+// graphs that it makes of it, forward and backward.
+void CompilationGroup::run_differentiable(Stack& stack) {
+  std::call_once(differentiable_once_, [&] {
+    auto graph = graph_->copy();
+    torch::jit::EraseShapeInformation(graph);
+    differentiable_.emplace(graph, name_);
+  });
+  in_differentiable_run = true;
+  const auto leave = c10::make_scope_exit([] { in_differentiable_run = false; });
+  differentiable_->run(stack);
 }
 
 void CompilationGroup::fall_back(Stack& stack, Fallback reason) {

@@ -7,6 +7,7 @@
 #include "statistics.h"
 
 #include <torch/csrc/jit/ir/ir.h>
+#include <torch/csrc/jit/runtime/graph_executor.h>
 #include <torch/csrc/jit/runtime/interpreter.h>
 
 #include <atomic>
@@ -75,6 +76,7 @@ private:
   std::optional<Fallback> claim(const Signature& signature);
   std::unique_ptr<Specialisation> compile(const Signature& signature, const Record& record) const;
   const Specialisation& publish(std::unique_ptr<Specialisation> specialisation);
+  void run_differentiable(torch::jit::Stack& stack);
   void fall_back(torch::jit::Stack& stack);
   void fall_back(torch::jit::Stack& stack, Fallback reason);
 
@@ -86,6 +88,9 @@ private:
 
   std::once_flag interpreted_once_;
   std::optional<torch::jit::Code> interpreted_; // set under interpreted_once_
+
+  std::once_flag differentiable_once_;
+  std::optional<torch::jit::GraphExecutor> differentiable_; // set under differentiable_once_
 
   // Readers walk the list from `newest_` without a lock; entries live as long as the group.
   std::atomic<const Specialisation*> newest_{nullptr};

@@ -11,12 +11,14 @@ from collections.abc import Callable, Mapping
 import torch
 
 from torchmdla.errors import CompileError
-from torchmdla.importer import elementwise, products, recurrent, reductions
+from torchmdla.importer import elementwise, pooling, products, recurrent, reductions
 from torchmdla.importer.attention import (
     native_multi_head_attention,
     scaled_dot_product_attention,
     transformer_encoder_layer,
 )
+from torchmdla.importer.resize import RESIZES
+from torchmdla.importer.types import dtype_of_number
 
 Decomposition = Callable[..., object]
 
@@ -27,6 +29,8 @@ def decomposition(name: str) -> Decomposition | None:
         return _WRITTEN[name]
     if name in _COMPOSITE:
         return _composite(name)
+    if name in _FROM_TORCH:
+        return _by_position(torch._decomp.decomposition_table[_overload(name)], name)
     return None
 
 
@@ -39,13 +43,20 @@ def _overload(name: str) -> torch._ops.OpOverload:
 
 
 def _composite(name: str) -> Decomposition:
-    """The op itself, taking its keyword-only arguments by position as every decomposition does."""
-    overload = _overload(name)
-    keywords = [argument.name for argument in overload._schema.arguments if argument.kwarg_only]
+    """The op itself: the dispatcher runs PyTorch's composite kernel."""
+    return _by_position(_overload(name), name)
 
-    def call(*arguments: object) -> object:
-        positional = len(arguments) - len(keywords)
-        return overload(*arguments[:positional], **dict(zip(keywords, arguments[positional:], strict=True)))
+
+def _by_position(function: Callable[..., object], name: str) -> Decomposition:
+    """``function`` taking keyword-only arguments by position, as every decomposition does, and dtypes as such."""
+    arguments = _overload(name)._schema.arguments
+    keywords = [argument.name for argument in arguments if argument.kwarg_only]
+    dtypes = {index for index, argument in enumerate(arguments) if "dtype" in argument.name}
+
+    def call(*given: object) -> object:
+        values = [dtype_of_number(v) if i in dtypes and isinstance(v, int) else v for i, v in enumerate(given)]
+        positional = len(values) - len(keywords)
+        return function(*values[:positional], **dict(zip(keywords, values[positional:], strict=True)))
 
     return call
 
@@ -96,6 +107,13 @@ _WRITTEN: Mapping[str, Decomposition] = {
     "aten::addmv": products.added_to(torch.mv),
     "aten::baddbmm": products.added_to(torch.bmm),
     "aten::addbmm": products.added_to(lambda a, b: torch.bmm(a, b).sum(0)),
+    "aten::matmul": products.matmul,
+    "aten::adaptive_avg_pool1d": pooling.adaptive_average(1),
+    "aten::adaptive_avg_pool2d": pooling.adaptive_average(2),
+    "aten::adaptive_avg_pool3d": pooling.adaptive_average(3),
+    "aten::_adaptive_avg_pool2d": pooling.adaptive_average(2),
+    "aten::_adaptive_avg_pool3d": pooling.adaptive_average(3),
+    **RESIZES,
     "aten::logsumexp": reductions.logsumexp,
     "aten::linalg_vector_norm": reductions.vector_norm,
     "aten::norm.Scalar": reductions.norm,
@@ -109,4 +127,20 @@ _WRITTEN: Mapping[str, Decomposition] = {
 }
 
 # PyTorch's own composite kernels: the recorder sees what they call.
-_COMPOSITE = frozenset("aten::einsum aten::matmul aten::tensordot aten::__and__.Tensor aten::__or__.Tensor aten::__xor__.Tensor aten::isclose".split())
+_COMPOSITE = frozenset(
+    f"aten::{name}"
+    for name in (
+        "einsum tensordot __and__.Tensor __or__.Tensor __xor__.Tensor take_along_dim concat hstack vstack mT numpy_T "
+        "swapaxes movedim.int meshgrid meshgrid.indexing cross_entropy_loss nll_loss nll_loss_nd"
+    ).split()
+)
+
+# Of torch._decomp's table.
+_FROM_TORCH = frozenset(
+    f"aten::{name}"
+    for name in (
+        "gelu_backward silu_backward hardswish_backward hardsigmoid_backward leaky_relu_backward mse_loss_backward "
+        "smooth_l1_loss huber_loss binary_cross_entropy native_layer_norm_backward nll_loss_forward "
+        "nll_loss_backward embedding_dense_backward"
+    ).split()
+)

@@ -19,6 +19,32 @@ def linear(value: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return product.view([*value.shape[:-1], weight.size(0)])
 
 
+def matmul(left: Tensor, right: Tensor) -> Tensor:
+    """``aten::matmul`` as one product: a matrix on the right takes every leading dimension as rows."""
+    if right.dim() == 1:
+        product = torch.mm(left.reshape(-1, left.size(-1)), right.unsqueeze(1))
+        return product.view(left.shape[:-1])
+    if right.dim() == 2:
+        product = torch.mm(left.reshape(-1, left.size(-1)), right)
+        return product.view([*left.shape[:-1], right.size(-1)])
+    if left.dim() == 1:
+        return matmul(left.unsqueeze(0), right).squeeze(-2)
+    batch = _broadcast_batch(left, right)
+    product = torch.bmm(_batched(left, batch), _batched(right, batch))
+    return product.view([*batch, left.size(-2), right.size(-1)])
+
+
+def _broadcast_batch(left: Tensor, right: Tensor) -> list[int]:
+    rank = max(left.dim(), right.dim()) - 2
+    pairs = zip(*([1] * (rank + 2 - x.dim()) + list(x.shape[:-2]) for x in (left, right)), strict=True)
+    return [b if a == 1 else a for a, b in pairs]
+
+
+def _batched(value: Tensor, batch: list[int]) -> Tensor:
+    matrix = list(value.shape[-2:])
+    return value.expand(batch + matrix).reshape([-1, *matrix])
+
+
 def added_to(product: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
     """``beta · value + alpha · product(left, right)``: the ``addmm`` family. A ``beta`` of 0 drops NaN in ``value``."""
 

@@ -50,7 +50,7 @@ def _direction(cell: Cell, sequence: Tensor, state: State, weights: Sequence[Ten
     for projected in reversed(steps) if reverse else steps:
         state = cell(projected, state, weights[1], bias_hidden)
         outputs.append(state[0])
-    return torch.stack(outputs[::-1] if reverse else outputs), state
+    return _stack(outputs[::-1] if reverse else outputs), state
 
 
 def _network(  # type: ignore[no-untyped-def]
@@ -78,7 +78,12 @@ def _network(  # type: ignore[no-untyped-def]
             last.append(state)
         sequence = torch.cat(outputs, -1) if bidirectional else outputs[0]
     result = sequence.transpose(0, 1) if batched and batch_first else sequence
-    return result, *(torch.stack(parts) for parts in zip(*last, strict=True))
+    return result, *(_stack(parts) for parts in zip(*last, strict=True))
+
+
+def _stack(parts: Sequence[Tensor]) -> Tensor:
+    """``torch.stack``, whose meta kernel imports torch._dynamo."""
+    return torch.cat([part.unsqueeze(0) for part in parts])
 
 
 def lstm(input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first):  # type: ignore[no-untyped-def]

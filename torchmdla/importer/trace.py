@@ -6,6 +6,7 @@ tens of microseconds an op, and gives exactly what the emitter wants, that is sc
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -88,6 +89,11 @@ def trace(function: Callable[..., object], arguments: Sequence[object]) -> Trace
 
 
 class _Recorder(TorchDispatchMode):
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Otherwise the first op imports torch._dynamo, most of a second, to keep it away from the recorder."""
+        return False
+
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[Call] = []
@@ -114,7 +120,7 @@ class _Recorder(TorchDispatchMode):
         if func._schema.is_mutable:
             raise CompileError(f"its decomposition writes to a tensor ({func})")
         arguments = map_structure(self.ref, _in_schema_order(func._schema, args, kwargs))
-        out = func(*args, **kwargs)
+        out = _result(func, args, kwargs)
         results = out if isinstance(out, tuple | list) and len(func._schema.returns) != 1 else (out,)
         for leaf in leaves(results):
             self._define(leaf)
@@ -127,6 +133,60 @@ class _Recorder(TorchDispatchMode):
         if isinstance(value, torch.Tensor):
             self._indices[id(value)] = len(self._tensors)
             self._tensors.append(value)
+
+
+def _result(func: Any, args: Any, kwargs: Any) -> object:
+    """What an op makes of meta tensors, without the Python kernels that import SymPy or torch._dynamo (a second)."""
+    if torch.Tag.pointwise in func.tags:
+        return _elementwise(func, args, kwargs)
+    if func in _SHAPES:
+        return _SHAPES[func](*args)
+    return func(*args, **kwargs)
+
+
+def _joined(tensors: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
+    shape = list(tensors[0].shape)
+    shape[dim] = sum(tensor.size(dim) for tensor in tensors)
+    dtype = functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def _normalised(value: torch.Tensor, shape: Sequence[int], *_: object) -> tuple[torch.Tensor, ...]:
+    """Of ``native_layer_norm``: the values, the mean and the reciprocal deviation."""
+    statistics = [*value.shape[: value.dim() - len(shape)], *[1] * len(shape)]
+    return torch.empty_like(value), value.new_empty(statistics), value.new_empty(statistics)
+
+
+_SHAPES: dict[Any, Callable[..., Any]] = {
+    torch.ops.aten.native_layer_norm.default: _normalised,
+    torch.ops.aten.mm.default: lambda a, b: a.new_empty([a.size(0), b.size(1)]),
+    torch.ops.aten.bmm.default: lambda a, b: a.new_empty([a.size(0), a.size(1), b.size(2)]),
+    torch.ops.aten.cat.default: _joined,
+}
+
+
+def _elementwise(func: Any, args: Any, kwargs: Any) -> object:
+    """The result of an elementwise op on meta tensors, by running it on one element.
+
+    PyTorch's own meta kernels of these ops are Python, import torch._dynamo, and are ten times slower.
+    """
+    sizes = [leaf.shape for leaf in leaves([args, list(kwargs.values())]) if isinstance(leaf, torch.Tensor)]
+
+    def one_element(value: object) -> object:
+        return torch.ones([1] * value.dim(), dtype=value.dtype) if isinstance(value, torch.Tensor) else value
+
+    element = func(
+        *(map_structure(one_element, arg) for arg in args),
+        **{key: map_structure(one_element, value) for key, value in kwargs.items()},
+    )
+    return torch.empty(_broadcast(sizes), dtype=element.dtype, device="meta")
+
+
+def _broadcast(shapes: Sequence[Sequence[int]]) -> list[int]:
+    """As ``torch.broadcast_shapes``, which imports SymPy."""
+    rank = max(map(len, shapes))
+    padded = [(1,) * (rank - len(shape)) + tuple(shape) for shape in shapes]
+    return [next((size for size in sizes if size != 1), 1) for sizes in zip(*padded, strict=True)]
 
 
 def _isolated() -> Any:

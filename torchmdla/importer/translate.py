@@ -85,8 +85,12 @@ def translate(
         rewritten = rewrite(emitter, tensors, metas)
         if rewritten is not None:
             return rewritten
-    if name != within and decomposition(name) is not None and not _has_open_float(operands):
-        return _decompose(emitter, name, operands)
+    if name != within and decomposition(name) is not None:
+        if not _has_open_float(operands):
+            results = _decompose(emitter, name, operands)
+            return [results] if schema.returns[0].type.kind() == "ListType" else results
+        if name not in _WHOLE_WITH_OPEN_FLOATS:
+            raise CompileError("it takes a float that is known only at run time")
     return _same_op(emitter, schema, operands, metas)
 
 
@@ -233,6 +237,10 @@ def _decompose(emitter: Emitter, name: str, operands: Sequence[Operand]) -> list
     tensors = [value for value in leaves([as_tensor(emitter, operand) for operand in operands]) if isinstance(value, Value)]
     recorded = _cached_trace(name, map_structure(_describe, list(operands)))
     return _replay(emitter, recorded, tensors, name)
+
+
+# Those that are right, if slower, without their decomposition.
+_WHOLE_WITH_OPEN_FLOATS = frozenset(("aten::pow.Tensor_Scalar", "aten::addmm", "aten::baddbmm"))
 
 
 def _has_open_float(operands: Sequence[Operand]) -> bool:

@@ -54,22 +54,25 @@ def work_inside(graph: Any, *inputs: Any) -> int:
     if len(nodes) != len(groups(graph)):
         raise ValueError("a group stands in a branch or a loop")
     total = 0
-    for node, values in zip(nodes, _inputs_of_groups(graph, inputs), strict=True):
-        total += work_of(torch._C._create_function_from_graph("subgraph", node.g("Subgraph").copy()), *values)
+    for index, node in enumerate(nodes):
+        # The graph up to this group, which gives what the group is given.
+        before = graph.copy()
+        feed = _function(before, list(groups(before)[index].inputs()))
+        subgraph = node.g("Subgraph").copy()
+        with torch.no_grad(), torchmdla.enabled(False):
+            values = feed(*inputs)
+        total += work_of(_function(subgraph, list(subgraph.outputs())), *values)
     return total
 
 
-def _inputs_of_groups(graph: Any, inputs: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
-    """For each group at the top of ``graph``, what it is given when the graph runs on ``inputs``."""
-    for index, _ in enumerate(groups(graph)):
-        changed = graph.copy()
-        for _ in list(changed.outputs()):
-            changed.eraseOutput(0)
-        for value in groups(changed)[index].inputs():
-            changed.registerOutput(value)
-        with torch.no_grad(), torchmdla.enabled(False):
-            values = torch._C._create_function_from_graph("inputs_of_group", changed)(*inputs)
-        yield values if isinstance(values, tuple) else (values,)
+def _function(graph: Any, results: list[Any]) -> Any:
+    """Makes ``graph`` a function that returns a tuple of ``results``, values of it, instead of its outputs."""
+    for _ in list(graph.outputs()):
+        graph.eraseOutput(0)
+    together = graph.appendNode(graph.create("prim::TupleConstruct", results, 1)).output()
+    together.setType(torch._C.TupleType([value.type() for value in results]))
+    graph.registerOutput(together)
+    return torch._C._create_function_from_graph("function", graph)
 
 
 def work_of(function: Callable[..., Any], *inputs: Any) -> int:

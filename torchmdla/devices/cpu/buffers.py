@@ -12,7 +12,9 @@ from torchmdla.devices.cpu.frontend import explained, forward_of, run
 
 ALIGNMENT = 64
 
-_BUFFERIZE = "one-shot-bufferize{bufferize-function-boundaries=1 function-boundary-type-conversion=identity-layout-map%s}"
+_BUFFERIZE = (
+    "one-shot-bufferize{bufferize-function-boundaries=1 function-boundary-type-conversion=identity-layout-map%s}"
+)
 _AFTER = "func.func(linalg-generalize-named-ops),lower-affine,canonicalize,cse"
 
 
@@ -49,7 +51,7 @@ def _pass_destinations(function: Any) -> None:
     place = ir.Location.unknown()
     with ir.InsertionPoint(return_op), place:
         flags = {"restrict": ir.UnitAttr.get(), "writable": ir.UnitAttr.get()}
-        for value, buffer in zip(list(return_op.operands), buffers):
+        for value, buffer in zip(list(return_op.operands), buffers, strict=True):
             destination = block.add_argument(buffer, place)
             ir.Operation.create(
                 "bufferization.materialize_in_destination", operands=[value, destination], attributes=flags

@@ -11,6 +11,7 @@ from torch_mlir import ir
 from torch_mlir.execution_engine import ExecutionEngine
 
 from torchmdla.devices.cpu.frontend import explained, run
+from torchmdla.errors import CompileError
 
 # Regions that kernels do not cover (see regions.py) go to loops by upstream's passes.
 _REGIONS = (
@@ -50,8 +51,14 @@ def to_object(module: ir.Module, entry: str, externals: Iterable[str]) -> bytes:
 
     The engine links before it hands the code out. The runtime's functions do not exist in this process and are never
     called here, so each gets an address that is only there to be linked.
+
+    Raises:
+        CompileError: LLVM does not take the module.
     """
-    engine = ExecutionEngine(module, opt_level=3)
+    try:
+        engine = ExecutionEngine(module, opt_level=3)
+    except RuntimeError as error:
+        raise CompileError("LLVM rejects the generated code", diagnostic=str(error)) from None
     never_called = ctypes.CFUNCTYPE(None)(lambda: None)
     for symbol in externals:
         engine.raw_register_runtime(symbol, ctypes.cast(never_called, ctypes.c_void_p))

@@ -15,7 +15,7 @@ from torchmdla.devices.cpu.kernels import write_kernel
 from torchmdla.devices.cpu.nests import (
     ELEMENT_BYTES,
     BoundNest,
-    NotANest,
+    NotANestError,
     computed,
     from_copy,
     from_generic,
@@ -30,8 +30,7 @@ ENTRY = "mdla_forward"
 PARALLEL_FOR = "mdla_parallel_for"
 
 _VIEWS = frozenset(
-    f"memref.{name}"
-    for name in ("subview", "expand_shape", "collapse_shape", "cast", "reinterpret_cast", "transpose", "memory_space_cast")
+    f"memref.{name}" for name in ("subview", "expand_shape", "collapse_shape", "cast", "reinterpret_cast", "transpose")
 )
 
 # Scalars that a kernel takes are passed in slots of the workspace.
@@ -73,14 +72,25 @@ def write_module(function: Any, program: Program) -> Code:
     return writer.write()
 
 
+# The processor that every feature is added to, by architecture.
+_BASELINES = {"x86_64": "x86-64", "aarch64": "generic", "arm64": "generic"}
+
+
 def function_attributes(program: Program) -> str:
-    """LLVM's target attributes of generated functions."""
+    """LLVM's target attributes of generated functions.
+
+    Features are named one by one on top of the architecture's baseline, because a processor's name promises more than
+    a virtual machine may offer.
+    """
     target, items = program.target, ['passthrough = [["prefer-vector-width", "512"]]']
+    baseline = _BASELINES.get(target.triple.split("-")[0])
+    if baseline:
+        items.append(f'target_cpu = "{baseline}"')
     if target.cpu:
-        items.append(f'target_cpu = "{target.cpu}"')
-    if target.features:
-        features = ", ".join(f'"{name}"' for name in target.features.split(","))
-        items.append(f"target_features = #llvm.target_features<[{features}]>")
+        items.append(f'tune_cpu = "{target.cpu}"')
+    features = [f'"{name}"' for name in target.features.split(",") if name.startswith("+")]
+    if features:
+        items.append(f"target_features = #llvm.target_features<[{', '.join(features)}]>")
     return f"attributes {{{', '.join(items)}}}"
 
 
@@ -104,8 +114,8 @@ class _EntryWriter:
         self._asserts = False
         self._regions: dict[Any, Region] = {}
         self._handlers = {
-            "linalg.generic": self._generic,
-            "memref.copy": self._copy,
+            "linalg.generic": self._call,
+            "memref.copy": self._call,
             "memref.load": self._load,
             "memref.store": self._store,
             "memref.alloc": self._nothing,
@@ -114,7 +124,7 @@ class _EntryWriter:
             "memref.assume_alignment": self._nothing,
             "cf.assert": self._assert,
             "func.return": self._nothing,
-            **{name: self._nothing for name in _VIEWS},
+            **dict.fromkeys(_VIEWS, self._nothing),
         }
 
     def write(self) -> Code:
@@ -138,7 +148,7 @@ class _EntryWriter:
         if op.name in ("linalg.generic", "memref.copy"):
             try:
                 self._bound(op)
-            except NotANest:
+            except NotANestError:
                 return True
             return False
         if op.name in self._handlers:
@@ -162,7 +172,7 @@ class _EntryWriter:
                 owners.append((op, number))
                 lifetimes.append(Lifetime(size, step, step))
         offsets, self._workspace_bytes = plan(lifetimes)
-        self._offsets = dict(zip(owners, offsets))
+        self._offsets = dict(zip(owners, offsets, strict=True))
 
     def _slot(self, key: Any) -> int:
         """The byte offset in the workspace of a slot for one scalar."""
@@ -216,12 +226,6 @@ class _EntryWriter:
         raise CompileError(f"a buffer of unknown origin: {value}")
 
     # Calls.
-
-    def _generic(self, op: Any) -> None:
-        self._call(op)
-
-    def _copy(self, op: Any) -> None:
-        self._call(op)
 
     def _call(self, op: Any) -> None:
         if op in self._regions:
@@ -295,7 +299,7 @@ class _EntryWriter:
 
     def _element_address(self, buffer: Any, indices: Sequence[Any]) -> tuple[str, str]:
         pointer, kind = self._pointer(buffer), stored(_element(buffer))
-        for index, stride in zip(indices, layout(buffer)[0]):
+        for index, stride in zip(indices, layout(buffer)[0], strict=True):
             step = self._define(f"llvm.mul {self._scalars[index]}, {self._constant(stride)} : i64")
             pointer = self._define(f"llvm.getelementptr {pointer}[{step}] : (!llvm.ptr, i64) -> !llvm.ptr, {kind}")
         return pointer, kind
@@ -305,8 +309,10 @@ class _EntryWriter:
         pointer, kind = self._element_address(buffer, indices)
         align = ELEMENT_BYTES[kind]
         name = self._define(f"llvm.load {pointer} {{alignment = {align} : i64}} : !llvm.ptr -> {kind}")
-        wanted = computed(_element(buffer))
-        self._scalars[op.results[0]] = name if wanted == kind else self._define(f"llvm.trunc {name} : {kind} to {wanted}")
+        own = computed(_element(buffer))
+        if own != kind:
+            name = self._define(f"llvm.trunc {name} : {kind} to {own}")
+        self._scalars[op.results[0]] = name
 
     def _store(self, op: Any) -> None:
         value, buffer, *indices = op.operands
@@ -314,7 +320,8 @@ class _EntryWriter:
         name, own = self._scalars[value], computed(_element(buffer))
         if own != kind:
             name = self._define(f"llvm.zext {name} : {own} to {kind}")
-        self._lines.append(f"llvm.store {name}, {pointer} {{alignment = {ELEMENT_BYTES[kind]} : i64}} : {kind}, !llvm.ptr")
+        align = ELEMENT_BYTES[kind]
+        self._lines.append(f"llvm.store {name}, {pointer} {{alignment = {align} : i64}} : {kind}, !llvm.ptr")
 
     def _assert(self, op: Any) -> None:
         """A failed check ends the call with an error, so that PyTorch can run the group and raise its own."""
@@ -345,7 +352,8 @@ class _EntryWriter:
         if source == target:
             return name
         widen = "arith.extui" if op.endswith("ui") else "arith.extsi"
-        return self._define(f"{widen if int(source[1:]) < int(target[1:]) else 'arith.trunci'} {name} : {source} to {target}")
+        resize = widen if int(source[1:]) < int(target[1:]) else "arith.trunci"
+        return self._define(f"{resize} {name} : {source} to {target}")
 
     # The module.
 
@@ -371,7 +379,8 @@ class _EntryWriter:
         head = [f"%count = {count}", "%operands = llvm.alloca %count x !llvm.ptr : (i64) -> !llvm.ptr"]
         body, self._lines = self._lines, []
         if self._uses_status:
-            self._lines.append(f"llvm.store {self._constant(0, 'i32')}, {self._workspace(self._slot('status'))} : i32, !llvm.ptr")
+            zero, pointer = self._constant(0, "i32"), self._workspace(self._slot("status"))
+            self._lines.append(f"llvm.store {zero}, {pointer} : i32, !llvm.ptr")
             head += self._lines
         self._lines = []
         status = self._constant(0, "i32")
@@ -415,6 +424,8 @@ def _global_text(symbol: str, op: Any) -> str:
         module = module.parent.operation
     table = ir.SymbolTable(module)
     value = table[symbol].operation.attributes["initial_value"]
+    if str(value).startswith("dense_resource"):
+        raise CompileError("a constant that lies outside of the program's text")
     kind = ir.MemRefType(op.results[0].type)
     array = str(kind.element_type)
     for size in reversed(kind.shape):

@@ -1,7 +1,7 @@
 """Maxima and minima that are NaN where an operand is NaN, as PyTorch's are.
 
-Upstream lowers them to a comparison and a select, which drops the NaN of one side and cannot be told from a ``where`` of
-the user's. So the ops are marked, through their locations, before they are lowered.
+Upstream lowers them to a comparison and a select, which drops the NaN of one side and cannot be told from a ``where``
+of the user's. So the ops are marked, through their locations, before they are lowered.
 """
 
 from __future__ import annotations

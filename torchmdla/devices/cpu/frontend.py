@@ -55,8 +55,8 @@ def to_linalg(program: Program) -> ir.Module:
 
 
 def forward_of(module: ir.Module) -> Any:
-    """The module's function."""
-    return next(op for op in module.body.operations if op.operation.name == "func.func")
+    """The program's function."""
+    return ir.SymbolTable(module.operation)["forward"]
 
 
 def run(module: ir.Module, *passes: str) -> None:

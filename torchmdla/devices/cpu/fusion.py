@@ -47,10 +47,10 @@ def _recomputed(op: Any) -> Iterator[Any]:
     """Values that fusing into ``op`` would compute more than once at some cost."""
     maps = [attribute.value for attribute in op.attributes["indexing_maps"]]
     contracts = any("reduction" in str(kind) for kind in op.attributes["iterator_types"])
-    for value, affine_map in zip(op.operands, maps):
+    for value, affine_map in zip(op.operands, maps, strict=True):
         repeated = len(affine_map.results) < affine_map.n_dims
         source = _source(value)
-        if repeated and source is not None and (contracts and _computes(source) or _calls(source)):
+        if repeated and source is not None and ((contracts and _computes(source)) or _calls(source)):
             yield source.results[0]
 
 

@@ -59,8 +59,8 @@ def vector_type(element: str, lanes: int) -> str:
 
 @dataclass(frozen=True)
 class KernelCode:
-    """MLIR text of one function (``{symbol}`` stands for its name, which is no part of what it does) and the external functions that it calls, with
-    their types."""
+    """MLIR text of one function and the external functions that it calls, with their types. ``{symbol}`` stands for
+    the function's name, which is no part of what it does."""
 
     text: str
     externals: tuple[tuple[str, str], ...]
@@ -273,8 +273,11 @@ class _KernelWriter:
             return
         points = self._points()
         self._check(points)
-        results = [(position, point, self._value(number, point))
-                   for point in points for position, number in enumerate(self.nest.yields)]
+        results = [
+            (position, point, self._value(number, point))
+            for point in points
+            for position, number in enumerate(self.nest.yields)
+        ]
         for position, point, value in results:
             self._store(position, point, value)
 
@@ -319,7 +322,7 @@ class _KernelWriter:
         values = self._reduction(0, keys, values)
         if across:
             keys, values = self._combine_lanes(keys, values, loops)
-        for (position, point), value in zip(keys, values):
+        for (position, point), value in zip(keys, values, strict=True):
             self._store(position, point, value)
 
     def _reduction(self, depth: int, keys: Sequence[tuple[int, Point]], values: list[Value]) -> list[Value]:
@@ -338,11 +341,11 @@ class _KernelWriter:
                 kept = [key[1][loop] < rest for key in keys]
                 inner = self._reduction(
                     depth + 1,
-                    [key for key, keep in zip(keys, kept) if keep],
-                    [value for value, keep in zip(values, kept) if keep],
+                    [key for key, keep in zip(keys, kept, strict=True) if keep],
+                    [value for value, keep in zip(values, kept, strict=True) if keep],
                 )
                 supply = iter(inner)
-                values = [next(supply) if keep else value for value, keep in zip(values, kept)]
+                values = [next(supply) if keep else value for value, keep in zip(values, kept, strict=True)]
                 self._extents[loop] = saved
         return values
 
@@ -351,7 +354,7 @@ class _KernelWriter:
     ) -> list[Value]:
         results, index = self._fresh(), self._fresh()
         carried = [Value(self._fresh(), v.element, v.lanes) for v in values]
-        initial = ", ".join(f"{c.name} = {v.name}" for c, v in zip(carried, values))
+        initial = ", ".join(f"{c.name} = {v.name}" for c, v in zip(carried, values, strict=True))
         types = ", ".join(v.type for v in values)
         lower, bound, step = self._constant(0), self._constant(upper), self._constant(self.schedule.tiles[loop])
         head = f"scf.for {index} = {lower} to {bound} step {step} iter_args({initial}) -> ({types}) : i64 {{"
@@ -364,11 +367,11 @@ class _KernelWriter:
 
     def _accumulate(self, keys: Sequence[tuple[int, Point]], values: Sequence[Value]) -> list[Value]:
         with self._scope():
-            for (position, point), value in zip(keys, values):
+            for (position, point), value in zip(keys, values, strict=True):
                 self._values[self._first_output + position, point] = value
             self._check([point for _, point in keys])
             results = []
-            for (position, point), old in zip(keys, values):
+            for (position, point), old in zip(keys, values, strict=True):
                 new = self._value(self.nest.yields[position], point)
                 results.append(self._where_active(point, self._broadcast(new, old.lanes), old))
         return results
@@ -387,7 +390,7 @@ class _KernelWriter:
     ) -> tuple[list[tuple[int, Point]], list[Value]]:
         """Reduces the lanes of the accumulators, joins those of one element, and adds the old output."""
         groups: dict[tuple[int, Point], list[Value]] = {}
-        for (position, point), value in zip(keys, values):
+        for (position, point), value in zip(keys, values, strict=True):
             groups.setdefault((position, self._restricted(point, loops)), []).append(value)
         combined = []
         for (position, point), members in groups.items():
@@ -429,7 +432,7 @@ class _KernelWriter:
     def _address(self, number: int, point: Point) -> tuple[str, int]:
         """The pointer of operand ``number`` at a point and its stride from lane to lane."""
         operand: Operand = self.nest.operands[number]
-        offset = sum(stride * step for stride, step in zip(operand.strides, point))
+        offset = sum(stride * step for stride, step in zip(operand.strides, point, strict=True))
         lane = operand.strides[self.schedule.vector] if self.schedule.vector >= 0 else 0
         return self._offset(self._pointers[number], offset, operand.element), lane
 
@@ -514,8 +517,10 @@ class _KernelWriter:
         align = ELEMENT_BYTES[stored(element)]
         across_reduction = self.schedule.vector in self.schedule.reduction
         if self.schedule.lanes == 1 or across_reduction:
-            self._line(f"llvm.store {self._to_memory(value)}, {pointer} {{alignment = {align} : i64}} : "
-                       f"{stored(element)}, !llvm.ptr")
+            self._line(
+                f"llvm.store {self._to_memory(value)}, {pointer} {{alignment = {align} : i64}} : "
+                f"{stored(element)}, !llvm.ptr"
+            )
             return
         value = self._broadcast(value, self.schedule.lanes)
         data, memory = self._to_memory(value), vector_type(stored(element), value.lanes)
@@ -523,12 +528,16 @@ class _KernelWriter:
         if stride == 1 and active == lanes:
             self._line(f"llvm.store {data}, {pointer} {{alignment = {align} : i64}} : {memory}, !llvm.ptr")
         elif stride == 1:
-            self._line(f"llvm.intr.masked.store {data}, {pointer}, {self._mask(active)} {{alignment = {align} : i32}} "
-                       f": {memory}, vector<{lanes}xi1> into !llvm.ptr")
+            self._line(
+                f"llvm.intr.masked.store {data}, {pointer}, {self._mask(active)} {{alignment = {align} : i32}} "
+                f": {memory}, vector<{lanes}xi1> into !llvm.ptr"
+            )
         else:
             pointers = self._lane_pointers(pointer, self._lane_offsets(stride), element)
-            self._line(f"llvm.intr.masked.scatter {data}, {pointers}, {self._mask(active)} "
-                       f"{{alignment = {align} : i32}} : {memory}, vector<{lanes}xi1> into vector<{lanes}x!llvm.ptr>")
+            self._line(
+                f"llvm.intr.masked.scatter {data}, {pointers}, {self._mask(active)} "
+                f"{{alignment = {align} : i32}} : {memory}, vector<{lanes}xi1> into vector<{lanes}x!llvm.ptr>"
+            )
 
     # Instructions.
 
@@ -566,7 +575,7 @@ class _KernelWriter:
         """Element offsets into a table."""
         lanes = max((v.lanes for v in indices), default=1)
         address = self._broadcast(Value(self._constant(0), "i64"), lanes)
-        for number, index, size, stride in zip(numbers, indices, table.sizes, table.strides):
+        for number, index, size, stride in zip(numbers, indices, table.sizes, table.strides, strict=True):
             index = self._broadcast(index, lanes)
             if not self._is_safe(number, size):
                 index = self._in_bounds(index, size, active)
@@ -600,7 +609,9 @@ class _KernelWriter:
         holds = condition.name
         if condition.lanes > 1:
             if active < condition.lanes:
-                idle = self._define(f"arith.xori {self._mask(active)}, {self._mask(condition.lanes)} : {condition.type}")
+                idle = self._define(
+                    f"arith.xori {self._mask(active)}, {self._mask(condition.lanes)} : {condition.type}"
+                )
                 holds = self._define(f"arith.ori {holds}, {idle} : {condition.type}")
             holds = self._define(f"vector.reduction <and>, {holds} : {condition.type} into i1")
         fails = self._define(f"arith.xori {holds}, {self._literal('true')} : i1")
@@ -697,8 +708,10 @@ class _KernelWriter:
         lanes, element = operands[0].lanes, operands[0].element
         total = self._zero(element, lanes)
         for lane in range(lanes):
-            scalars = [Value(self._define(f"vector.extract {v.name}[{lane}] : {v.element} from {v.type}"), v.element)
-                       for v in operands]
+            scalars = [
+                Value(self._define(f"vector.extract {v.name}[{lane}] : {v.element} from {v.type}"), v.element)
+                for v in operands
+            ]
             value = function(scalars)
             total = self._define(
                 f"vector.insert {value.name}, {total} [{lane}] : {element} into {vector_type(element, lanes)}"

@@ -15,6 +15,10 @@ from torchmdla.devices.cpu.emit import to_llvm, to_object
 from torchmdla.devices.cpu.entry import ENTRY, Code, write_module
 from torchmdla.devices.cpu.frontend import explained, new_context, to_linalg
 from torchmdla.devices.cpu.fusion import fuse
+from torchmdla.devices.cpu.object_file import is_elf, undefined_symbols
+
+# What LLVM may call in code of other formats, where the symbols are not read.
+_LIKELY_SYMBOLS = ("memcpy", "memmove", "memset")
 
 
 def lower(program: Program) -> Artifact:
@@ -39,10 +43,10 @@ def lower(program: Program) -> Artifact:
             to_llvm(generated, code.has_regions)
         with _timed(seconds, "object"):
             object_code = to_object(generated, ENTRY, code.externals)
-    return Artifact(object_code, _manifest(program, code, seconds))
+    return Artifact(object_code, _manifest(program, code, object_code, seconds))
 
 
-def _manifest(program: Program, code: Code, seconds: dict[str, float]) -> Manifest:
+def _manifest(program: Program, code: Code, object_code: bytes, seconds: dict[str, float]) -> Manifest:
     counts = {"kernels": float(code.kernels), "distinct_kernels": float(code.distinct_kernels)}
     return Manifest(
         program=program.key,
@@ -50,9 +54,16 @@ def _manifest(program: Program, code: Code, seconds: dict[str, float]) -> Manife
         arguments=program.arguments,
         results=program.results,
         workspace_bytes=code.workspace_bytes,
-        device_calls=code.externals,
+        device_calls=_device_calls(object_code, code),
         statistics={**{f"seconds_{stage}": spent for stage, spent in seconds.items()}, **counts},
     )
+
+
+def _device_calls(object_code: bytes, code: Code) -> tuple[str, ...]:
+    """Every symbol to resolve, also what LLVM makes of loops (``memset``) and of intrinsics."""
+    if is_elf(object_code):
+        return tuple(undefined_symbols(object_code))
+    return (*code.externals, *_LIKELY_SYMBOLS)
 
 
 @contextmanager

@@ -22,7 +22,7 @@ _STORED = {"i1": "i8", "index": "i64"}
 ELEMENT_BYTES = {"i8": 1, "i16": 2, "i32": 4, "i64": 8, "f16": 2, "bf16": 2, "f32": 4, "f64": 8}
 
 
-class NotANest(Exception):
+class NotANestError(Exception):
     """The op is no nest of linear accesses around a straight-line body; it is lowered by upstream's passes."""
 
 
@@ -30,11 +30,11 @@ def stored(element: str) -> str:
     """The element type in memory of a value of type ``element``.
 
     Raises:
-        NotANest: values of this type have no place in a kernel's memory.
+        NotANestError: values of this type have no place in a kernel's memory.
     """
     kept = _STORED.get(element, element)
     if kept not in ELEMENT_BYTES:
-        raise NotANest(f"element type {element}")
+        raise NotANestError(f"element type {element}")
     return kept
 
 
@@ -114,14 +114,14 @@ def from_generic(op: Any) -> BoundNest:
     """The nest of a ``linalg.generic`` on buffers.
 
     Raises:
-        NotANest: layouts or maps are not static and linear, or the body is not straight-line.
+        NotANestError: layouts or maps are not static and linear, or the body is not straight-line.
     """
     maps = [attribute.value for attribute in op.attributes["indexing_maps"]]
     kinds = [str(k) for k in op.attributes["iterator_types"]]
     buffers = list(op.operands)
     sizes = _loop_sizes(maps, buffers, len(kinds))
     outputs = ir.DenseI32ArrayAttr(op.attributes["operandSegmentSizes"])[1]
-    operands = [_operand(v, m, len(kinds)) for v, m in zip(buffers, maps)]
+    operands = [_operand(v, m, len(kinds)) for v, m in zip(buffers, maps, strict=True)]
     reader = _BodyReader(op.regions[0].blocks[0])
     nest = Nest(
         sizes=tuple(sizes),
@@ -141,7 +141,7 @@ def from_copy(source: Any, destination: Any) -> BoundNest:
     """The nest that copies one buffer to another of equal sizes.
 
     Raises:
-        NotANest: a layout is not static.
+        NotANestError: a layout is not static.
     """
     kind = ir.MemRefType(source.type)
     rank = len(kind.shape)
@@ -163,34 +163,34 @@ def layout(value: Any) -> tuple[list[int], int]:
     """Element strides and element offset of a buffer.
 
     Raises:
-        NotANest: they are not known at compile time.
+        NotANestError: they are not known at compile time.
     """
     kind = ir.MemRefType(value.type)
     try:
         strides, offset = kind.get_strides_and_offset()
     except (ValueError, RuntimeError) as error:
-        raise NotANest(f"layout of {kind}") from error
+        raise NotANestError(f"layout of {kind}") from error
     dynamic = ir.ShapedType.get_dynamic_stride_or_offset()
     if not kind.has_static_shape or dynamic in strides or offset == dynamic:
-        raise NotANest(f"dynamic layout of {kind}")
+        raise NotANestError(f"dynamic layout of {kind}")
     return list(strides), offset
 
 
 def _loop_sizes(maps: Sequence[Any], buffers: Sequence[Any], loops: int) -> list[int]:
     """Loop sizes: each loop is, by the definition of linalg, a plain dimension of some operand."""
     sizes: dict[int, int] = {}
-    for affine_map, buffer in zip(maps, buffers):
-        for expression, size in zip(affine_map.results, ir.MemRefType(buffer.type).shape):
+    for affine_map, buffer in zip(maps, buffers, strict=True):
+        for expression, size in zip(affine_map.results, ir.MemRefType(buffer.type).shape, strict=True):
             if isinstance(expression, ir.AffineDimExpr):
                 sizes[expression.position] = size
     if len(sizes) != loops:
-        raise NotANest("a loop bound is not an operand's size")
+        raise NotANestError("a loop bound is not an operand's size")
     return [sizes[i] for i in range(loops)]
 
 
 def _operand(buffer: Any, affine_map: Any, loops: int) -> Operand:
     strides = [0] * loops
-    for expression, stride in zip(affine_map.results, layout(buffer)[0]):
+    for expression, stride in zip(affine_map.results, layout(buffer)[0], strict=True):
         for loop, factor in _coefficients(expression).items():
             strides[loop] += factor * stride
     element = str(ir.MemRefType(buffer.type).element_type)
@@ -211,7 +211,7 @@ def _coefficients(expression: Any) -> dict[int, int]:
         return total
     if isinstance(expression, ir.AffineMulExpr) and isinstance(expression.rhs, ir.AffineConstantExpr):
         return {loop: f * expression.rhs.value for loop, f in _coefficients(expression.lhs).items()}
-    raise NotANest(f"index {expression} is not linear")
+    raise NotANestError(f"index {expression} is not linear")
 
 
 def _table(buffer: Any) -> Table:
@@ -263,7 +263,7 @@ class _BodyReader:
             self._append(Instruction("assert", (condition,), "i1"), op)
             return
         if len(op.regions) or len(op.results) != 1:
-            raise NotANest(f"{op.name} in the body")
+            raise NotANestError(f"{op.name} in the body")
         result = op.results[0]
         if op.name == "linalg.index":
             self._append(Instruction("index", (), "i64", payload=ir.IntegerAttr(op.attributes["dim"]).value), result)
@@ -272,11 +272,11 @@ class _BodyReader:
             self._read_load(op)
             return
         if not op.name.startswith("arith.") and not math_library.is_known(op.name):
-            raise NotANest(f"{op.name} in the body")
+            raise NotANestError(f"{op.name} in the body")
         operands = tuple(self._numbers[v] for v in op.operands)
         for kind in (result.type, *(v.type for v in op.operands)):
             if not isinstance(kind, (ir.IntegerType, ir.FloatType, ir.IndexType)):
-                raise NotANest(f"a value of type {kind}")
+                raise NotANestError(f"a value of type {kind}")
         self._append(Instruction(op.name, operands, _type(result), _attributes(op)), result)
 
     def _read_load(self, op: Any) -> None:

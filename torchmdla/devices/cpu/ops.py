@@ -19,7 +19,7 @@ clamp clamp.Tensor clamp_min clamp_max clamp_min.Tensor clamp_max.Tensor
 add.Tensor add.Scalar sub.Tensor sub.Scalar rsub.Tensor rsub.Scalar mul.Tensor mul.Scalar div.Tensor div.Scalar
 div.Tensor_mode div.Scalar_mode floor_divide floor_divide.Scalar remainder.Tensor remainder.Scalar fmod.Tensor
 pow.Tensor_Tensor pow.Tensor_Scalar pow.Scalar atan2 maximum minimum max.other min.other
-lerp.Tensor lerp.Scalar addcmul addcdiv heaviside isclose
+lerp.Tensor lerp.Scalar addcmul addcdiv heaviside
 eq.Tensor eq.Scalar ne.Tensor ne.Scalar lt.Tensor lt.Scalar le.Tensor le.Scalar gt.Tensor gt.Scalar ge.Tensor ge.Scalar
 logical_and logical_or logical_xor
 bitwise_and.Tensor bitwise_and.Scalar bitwise_or.Tensor bitwise_xor.Tensor
@@ -37,8 +37,9 @@ conv_transpose1d conv_transpose2d.input conv_transpose3d.input
 max_pool1d max_pool2d max_pool3d max_pool2d_with_indices avg_pool1d avg_pool2d avg_pool3d
 adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d
 upsample_nearest1d upsample_nearest2d upsample_bilinear2d upsample_linear1d upsample_bicubic2d
+upsample_nearest3d upsample_trilinear3d
 upsample_nearest1d.vec upsample_nearest2d.vec upsample_nearest3d.vec upsample_linear1d.vec upsample_bilinear2d.vec
-upsample_bicubic2d.vec grid_sampler
+upsample_bicubic2d.vec upsample_trilinear3d.vec grid_sampler
 _transformer_encoder_layer_fwd _native_multi_head_attention lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell
 mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits
 cross_entropy_loss nll_loss nll_loss_nd nll_loss_forward kl_div
@@ -50,9 +51,9 @@ native_layer_norm_backward convolution_backward nll_loss_backward mse_loss_backw
 _CHEAP = """
 clone _to_copy cat concat stack hstack vstack repeat repeat_interleave.self_int tile roll flip rot90 tril triu
 constant_pad_nd pad reflection_pad1d reflection_pad2d replication_pad1d replication_pad2d
-pixel_shuffle pixel_unshuffle channel_shuffle im2col
-embedding index_select gather index.Tensor take_along_dim one_hot diag_embed select_scatter slice_scatter
-scatter.src scatter.value scatter_add index_add index_put
+pixel_shuffle pixel_unshuffle channel_shuffle
+embedding index_select gather index.Tensor take_along_dim diag_embed select_scatter slice_scatter
+scatter.src scatter.value scatter_add index_put
 zeros ones full zeros_like ones_like full_like new_zeros new_ones new_full arange arange.start arange.start_step
 linspace eye scalar_tensor
 """

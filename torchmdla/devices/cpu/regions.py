@@ -11,7 +11,7 @@ from typing import Any
 
 from torch_mlir import ir
 
-from torchmdla.devices.cpu.nests import ELEMENT_BYTES, NotANest, computed, layout, stored
+from torchmdla.devices.cpu.nests import ELEMENT_BYTES, NotANestError, computed, layout, stored
 from torchmdla.errors import CompileError
 
 
@@ -44,17 +44,16 @@ def outline(op: Any, symbol: str) -> Region:
     module = ir.Module.parse(_skeleton(symbol, kinds, [str(s.type) for s in scalars], results))
     function = module.body.operations[0]
     block = function.regions[0].blocks[0]
-    casts = [o.operation.results[0] for o in block.operations if o.operation.name == "builtin.unrealized_conversion_cast"]
+    casts = _results_of(block, "builtin.unrealized_conversion_cast")
+    indices = iter(_results_of(block, "arith.index_cast"))
     end = block.operations[len(block.operations) - 1].operation
     clone = op.clone(ip=ir.InsertionPoint(end))
-    for allocation, buffer in zip(_allocations(clone), casts[len(buffers) :]):
+    for allocation, buffer in zip(_allocations(clone), casts[len(buffers) :], strict=True):
         allocation.results[0].replace_all_uses_with(buffer)
         allocation.erase()
-    values = [o.operation.results[0] for o in block.operations if o.operation.name == "arith.index_cast"]
-    plain = [v for v in list(block.arguments)[len(kinds) :]]
-    indices = iter(values)
-    arguments = [next(indices) if isinstance(s.type, ir.IndexType) else v for s, v in zip(scalars, plain)]
-    _rename(clone, {**dict(zip(buffers, casts)), **dict(zip(scalars, arguments))})
+    plain = list(block.arguments)[len(kinds) :]
+    arguments = [next(indices) if isinstance(s.type, ir.IndexType) else v for s, v in zip(scalars, plain, strict=True)]
+    _rename(clone, {**dict(zip(buffers, casts, strict=True)), **dict(zip(scalars, arguments, strict=True))})
     if results:
         with ir.InsertionPoint(end), ir.Location.unknown():
             ir.Operation.create("func.return", operands=list(clone.results))
@@ -62,6 +61,10 @@ def outline(op: Any, symbol: str) -> Region:
     text = function.operation.get_asm(use_local_scope=True)
     temporaries = tuple(memory_bytes(a.results[0]) for a in allocations)
     return Region(text, tuple(buffers), temporaries, tuple(scalars), tuple(results))
+
+
+def _results_of(block: Any, name: str) -> list[Any]:
+    return [op.operation.results[0] for op in block.operations if op.operation.name == name]
 
 
 def memory_bytes(buffer: Any) -> int:
@@ -73,8 +76,8 @@ def memory_bytes(buffer: Any) -> int:
     kind = ir.MemRefType(buffer.type)
     try:
         layout(buffer)
-        return math.prod(kind.shape) * ELEMENT_BYTES[stored(str(kind.element_type))]
-    except NotANest as error:
+        return math.prod(int(size) for size in kind.shape) * ELEMENT_BYTES[stored(str(kind.element_type))]
+    except NotANestError as error:
         raise CompileError(f"a buffer that cannot be planned: {error}") from None
 
 

@@ -91,9 +91,11 @@ def dependencies(nest: Nest) -> list[frozenset[int]]:
     """The loops that each value of the body varies with, by value number."""
     every = frozenset(range(len(nest.sizes)))
     found = [frozenset(d for d, s in enumerate(o.strides) if s != 0) for o in nest.inputs]
-    found += [every for _ in nest.outputs] if any(nest.reduction) else [
-        frozenset(d for d, s in enumerate(o.strides) if s != 0) for o in nest.outputs
-    ]
+    found += (
+        [every for _ in nest.outputs]
+        if any(nest.reduction)
+        else [frozenset(d for d, s in enumerate(o.strides) if s != 0) for o in nest.outputs]
+    )
     found += [frozenset() for _ in nest.scalars]
     for instruction in nest.body:
         own = frozenset([instruction.payload]) if instruction.name == "index" else frozenset()
@@ -136,7 +138,7 @@ def _choose_vector(nest: Nest, machine: Machine) -> tuple[int, int]:
 def _lanes(nest: Nest, machine: Machine, loop: int, varies: Sequence[frozenset[int]]) -> int:
     """As many lanes as the widest type that varies with ``loop`` leaves, and no more than its iterations need."""
     types = [o.element for o in nest.operands] + list(nest.scalars) + [i.result for i in nest.body]
-    widths = [ELEMENT_BYTES[stored(t)] for t, loops in zip(types, varies) if loop in loops]
+    widths = [ELEMENT_BYTES[stored(t)] for t, loops in zip(types, varies, strict=True) if loop in loops]
     widest = machine.vector_bytes // max(widths, default=1)
     return min(widest, 1 << (nest.sizes[loop] - 1).bit_length())
 
@@ -150,7 +152,7 @@ def _may_vectorise(nest: Nest, loop: int, varies: Sequence[frozenset[int]]) -> b
 
 def _element_cost(nest: Nest, machine: Machine, loop: int, lanes: int) -> float:
     """Cycles per innermost iteration when ``loop`` lies across ``lanes`` lanes (-1: scalars)."""
-    repeats = math.prod(size for size, reduced in zip(nest.sizes, nest.reduction) if reduced)
+    repeats = math.prod(size for size, reduced in zip(nest.sizes, nest.reduction, strict=True) if reduced)
     cost = sum(_access_cost(o.strides[loop] if loop >= 0 else 1, lanes, _GATHER_LANE_COST) for o in nest.inputs)
     for output in nest.outputs:
         stride = output.strides[loop] if loop >= 0 else 1
@@ -249,7 +251,7 @@ def _parallel_order(nest: Nest, vector: int) -> tuple[int, ...]:
 
 
 def _elements(nest: Nest, operand: Operand) -> int:
-    return math.prod(size for size, stride in zip(nest.sizes, operand.strides) if stride != 0)
+    return math.prod(size for size, stride in zip(nest.sizes, operand.strides, strict=True) if stride != 0)
 
 
 def _reduction_order(nest: Nest, vector: int) -> tuple[int, ...]:

@@ -1,0 +1,45 @@
+"""Looking into optimised graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+import torchmdla
+
+GROUP = "mdla::CompilationGroup"
+
+
+def warmed_up(function: Any, *inputs: Any) -> Any:
+    """``function`` traced, or as it is if scripted, after the calls that the profiling executor needs."""
+    scripted = function
+    if not isinstance(function, torch.jit.ScriptModule | torch.jit.ScriptFunction):
+        scripted = torch.jit.trace(function, inputs, check_trace=False)
+    for _ in range(4):
+        scripted(*inputs)
+    return scripted
+
+
+def nodes(graph: Any) -> Iterator[torch._C.Node]:
+    """All nodes, those of inner blocks too, but not those of groups."""
+    for node in graph.nodes():
+        yield node
+        for block in node.blocks():
+            yield from nodes(block)
+
+
+def groups(graph: Any) -> list[torch._C.Graph]:
+    """The subgraphs of the groups of ``graph``."""
+    return [node.g("Subgraph") for node in nodes(graph) if node.kind() == GROUP]
+
+
+def kinds(graph: Any) -> list[str]:
+    """Kinds of the nodes of ``graph`` that compute something."""
+    return [node.kind() for node in nodes(graph) if node.kind() != "prim::Constant"]
+
+
+def groups_of(function: Any, *inputs: Any) -> list[torch._C.Graph]:
+    """The groups that ``function`` gets for ``inputs``."""
+    return groups(torchmdla.graph_for(warmed_up(function, *inputs), *inputs))

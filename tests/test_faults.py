@@ -1,0 +1,280 @@
+"""What goes wrong falls back, says so once, and loses nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from graphs import warmed_up
+
+import torchmdla
+from torchmdla import devices
+from torchmdla.capture import torchscript
+from torchmdla.compiler import service
+from torchmdla.compiler.program import Target
+from torchmdla.errors import CompileError
+from torchmdla.testing.compare import assert_matches
+
+
+def chain(x):
+    return torch.sigmoid(torch.tanh(x) * 2 + 1)
+
+
+@pytest.fixture
+def broken_compiler(monkeypatch):
+    """Every compilation fails as the compiler fails, at the first op of the group."""
+
+    def fail(program):
+        raise CompileError("cannot be lowered", diagnostic='loc("aten::tanh"("graph":0:0)): no such thing')
+
+    monkeypatch.setattr(service, "compile_program", fail)
+    torchscript._warned.clear()
+
+
+def run_python(code: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs code in a process of its own, with this test run's cache unless told otherwise."""
+    return subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", textwrap.dedent(code), *arguments],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+    )
+
+
+# --- compilation fails -----------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("broken_compiler")
+def test_a_failed_compile_falls_back_and_warns_once():
+    x = torch.randn(4, 4)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        scripted = warmed_up(chain, x)
+        assert_matches(scripted(x), chain(x))
+        other = torch.randn(2, 2)
+        assert_matches(scripted(other), chain(other))
+    said = [str(warning.message) for warning in caught if warning.category is RuntimeWarning]
+    assert len(said) == 1
+    assert "aten::tanh: cannot be lowered" in said[0]
+    assert Path(__file__).name in said[0]
+    (reason,) = torchmdla.stats().fallbacks
+    assert "cannot be lowered" in reason
+    assert torchmdla.stats().fallbacks[reason] == 3
+
+
+@pytest.mark.usefixtures("broken_compiler")
+def test_strict_raises_each_time_and_recovers():
+    torchmdla.enable(strict=True)
+    x = torch.randn(4, 4)
+    scripted = torch.jit.trace(chain, (x,), check_trace=False)
+    scripted(x)
+    for _ in range(3):
+        with pytest.raises(torchmdla.CompileError, match="cannot be lowered") as caught:
+            scripted(x)
+        assert caught.value.op == "aten::tanh"
+        assert Path(__file__).name in caught.value.source
+        assert "no such thing" in caught.value.diagnostic
+    torchmdla.enable(strict=False)
+    assert_matches(scripted(x), chain(x))
+
+
+def test_a_fault_of_ours_is_not_the_users(monkeypatch):
+    monkeypatch.setattr(torchscript, "import_graph", lambda *_: 1 / 0)
+    torchscript._warned.clear()
+    x = torch.randn(4, 4)
+    with pytest.warns(RuntimeWarning, match="internal error: ZeroDivisionError"):
+        scripted = warmed_up(chain, x)
+    assert_matches(scripted(x), chain(x))
+
+
+def test_an_interrupted_compile_is_tried_again(monkeypatch):
+    x = torch.randn(4, 4)
+    scripted = torch.jit.trace(chain, (x,), check_trace=False)
+    scripted(x)
+
+    def interrupt(program):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(service, "compile_program", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            scripted(x)
+    scripted(x)
+    assert torchmdla.stats().specialisations == 1
+    assert torchmdla.stats().fallbacks == {}
+
+
+def test_errors_of_the_program_keep_their_torchscript_traceback(monkeypatch):
+    """The way that interrupts and strict errors pass the interpreter must not stay open."""
+    test_an_interrupted_compile_is_tried_again(monkeypatch)
+    scripted = torch.jit.trace(lambda x, y: x @ y, (torch.randn(4, 4), torch.randn(4, 4)), check_trace=False)
+    with pytest.raises(RuntimeError, match="The following operation failed in the TorchScript interpreter"):
+        scripted(torch.randn(4, 4), torch.randn(5, 5))
+
+
+def test_a_dying_worker_costs_one_compile():
+    code = """
+        import os, signal, sys, torch, torchmdla, warnings
+        from torchmdla.compiler import worker
+        from torchmdla.testing.compare import assert_matches
+        warnings.simplefilter("ignore")
+        start = worker.Worker.compile
+        victims = []
+        def killing(self, program):
+            if not victims:
+                victims.append(program.key)
+                os.kill(self._process.pid, signal.SIGKILL)
+            return start(self, program)
+        worker.Worker.compile = killing
+        def first(x): return torch.sigmoid(torch.tanh(x) * 2)
+        def second(x): return torch.relu(torch.tanh(x) * 3)
+        x = torch.randn(4, 4)
+        for function in (first, second):
+            scripted = torch.jit.trace(function, (x,), check_trace=False)
+            for _ in range(4):
+                assert_matches(scripted(x), function(x))
+        stats = torchmdla.stats()
+        assert victims, "no worker was killed"
+        assert stats.specialisations >= 1, stats
+        print("fine")
+    """
+    result = run_python(code, TORCHMDLA_CACHE_DIR="")
+    assert result.stdout.strip() == "fine", result.stderr
+
+
+# --- caches and processes ----------------------------------------------------------------------------------
+
+RUN_ONE = """
+    import json, sys, torch, torchmdla
+    from torchmdla.testing.compare import assert_matches
+    torch.manual_seed(0)
+    x = torch.randn(4, 6)
+    def chain(x): return torch.sigmoid(torch.tanh(x) * 2 + 1).sum(1)
+    scripted = torch.jit.trace(chain, (x,), check_trace=False)
+    for _ in range(4):
+        assert_matches(scripted(x), chain(x))
+    stats = torchmdla.stats()
+    print(json.dumps([stats.specialisations, stats.compiled, stats.cache_hits, stats.fallbacks]))
+"""
+
+
+def test_a_second_process_does_not_compile(tmp_path):
+    cold = run_python(RUN_ONE, TORCHMDLA_CACHE_DIR=str(tmp_path / "cache"))
+    assert cold.stdout.strip() == "[1, 1, 0, {}]", cold.stderr
+    warm = run_python(RUN_ONE, TORCHMDLA_CACHE_DIR=str(tmp_path / "cache"))
+    assert warm.stdout.strip() == "[1, 0, 1, {}]", warm.stderr
+
+
+def test_a_damaged_artifact_is_compiled_anew(tmp_path):
+    cache = tmp_path / "cache"
+    run_python(RUN_ONE, TORCHMDLA_CACHE_DIR=str(cache))
+    files = [path for path in cache.rglob("*") if path.is_file() and path.stat().st_size > 1000]
+    assert files
+    for path in files:
+        data = bytearray(path.read_bytes())
+        data[-100] ^= 0xFF
+        path.write_bytes(data)
+    again = run_python(RUN_ONE, TORCHMDLA_CACHE_DIR=str(cache))
+    assert again.stdout.strip() == "[1, 1, 0, {}]", again.stderr
+
+
+@pytest.mark.parametrize("kind", ["missing parent", "a file", "writable by all"])
+def test_an_unusable_cache_is_no_error(tmp_path, kind):
+    path = tmp_path / "cache"
+    if kind == "missing parent":
+        path = Path("/proc/none/such")
+    elif kind == "a file":
+        path.write_text("not a folder")
+    else:
+        path.mkdir()
+        path.chmod(0o777)
+    result = run_python(RUN_ONE, TORCHMDLA_CACHE_DIR=str(path))
+    assert result.stdout.strip() == "[1, 1, 0, {}]", result.stderr
+    assert result.stderr == ""
+
+
+def test_two_processes_at_once_share_a_cache(tmp_path):
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", textwrap.dedent(RUN_ONE)]
+    environment = {**os.environ, "TORCHMDLA_CACHE_DIR": str(tmp_path / "cache")}
+    both = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    for process in both:
+        output, _ = process.communicate()
+        specialisations, compiled, hits, fallbacks = json.loads(output)
+        assert (specialisations, compiled + hits, fallbacks) == (1, 1, {})
+
+
+def test_a_forked_child_runs_and_compiles():
+    code = """
+        import os, torch, torchmdla
+        from torchmdla.testing.compare import assert_matches
+        torch.set_num_threads(1)  # libgomp's pool does not survive a fork, with or without torchmdla
+        def chain(x): return torch.sigmoid(torch.tanh(x) * 2 + 1)
+        scripted = torch.jit.trace(chain, (torch.randn(4, 4),), check_trace=False)
+        for _ in range(4): scripted(torch.randn(4, 4))
+        child = os.fork()
+        for shape in [(4, 4), (3, 5)]:
+            x = torch.randn(shape)
+            for _ in range(2): assert_matches(scripted(x), chain(x))
+        assert torchmdla.stats().specialisations == 2, torchmdla.stats()
+        if child == 0:
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        print("fine")
+    """
+    result = run_python(code)
+    assert result.stdout.strip() == "fine", result.stderr
+
+
+def test_importing_without_turning_on():
+    code = """
+        import torch, torchmdla
+        def chain(x): return torch.sigmoid(torch.tanh(x) * 2 + 1)
+        x = torch.randn(4, 4)
+        scripted = torch.jit.trace(chain, (x,), check_trace=False)
+        print(torchmdla.is_enabled(), "mdla" in str(torchmdla.graph_for(scripted, x)))
+    """
+    assert run_python(code, TORCHMDLA_ENABLE="0").stdout.split() == ["False", "False"]
+
+
+def test_leaving_while_groups_are_alive():
+    """Groups outlive the interpreter in PyTorch's caches; letting go of them must not touch Python then."""
+    code = """
+        import torch, torchmdla
+        torch.chain = torch.jit.trace(lambda x: torch.sigmoid(torch.tanh(x) * 2), torch.randn(4, 4), check_trace=False)
+        for _ in range(4): torch.chain(torch.randn(4, 4))
+        assert torchmdla.stats().specialisations == 1
+        print("fine")
+    """
+    result = run_python(code)
+    assert (result.returncode, result.stdout.strip()) == (0, "fine"), result.stderr
+
+
+# --- devices -----------------------------------------------------------------------------------------------
+
+
+def test_a_device_of_ones_own():
+    class Refusing(devices.get("cpu").__class__):
+        name = "refusing"
+
+        def target(self):
+            return Target("refusing")
+
+    devices.register(Refusing())
+    try:
+        torchmdla.enable(device="refusing")
+        assert "refusing" in devices.names()
+        x = torch.randn(4, 4)
+        scripted = torch.jit.trace(chain, (x,), check_trace=False)
+        scripted(x)
+        with pytest.warns(RuntimeWarning, match="refusing"):
+            scripted(x)  # the compiler process does not know a device registered here by hand
+        assert_matches(scripted(x), chain(x))
+    finally:
+        torchmdla.enable(device="cpu")

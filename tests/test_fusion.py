@@ -1,0 +1,174 @@
+"""Which nodes join a group, and what stays outside."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from graphs import GROUP, groups, groups_of, kinds, nodes, warmed_up
+from torch import Tensor
+
+import torchmdla
+from torchmdla.testing.compare import assert_matches
+
+
+@pytest.fixture(autouse=True)
+def without_grad():
+    with torch.no_grad():
+        yield
+
+
+def test_a_chain_is_one_group():
+    (group,) = groups_of(lambda x: torch.tanh(x + 1).mul(2).sigmoid(), torch.randn(4, 4))
+    assert [kind for kind in kinds(group)] == ["aten::add", "aten::tanh", "aten::mul", "aten::sigmoid"]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        pytest.param(lambda x: torch.relu(x), id="one cheap op"),
+        pytest.param(lambda x: x.t().reshape(-1).unsqueeze(0), id="views"),
+        pytest.param(lambda x: x.view(x.size(0) * x.size(1)), id="shape arithmetic"),
+    ],
+)
+def test_what_does_not_pay_is_no_group(function):
+    assert groups_of(function, torch.randn(4, 4)) == []
+
+
+def test_one_anchor_pays():
+    assert len(groups_of(torch.mm, torch.randn(4, 4), torch.randn(4, 4))) == 1
+
+
+def test_an_unsupported_op_in_the_middle_splits():
+    def function(x):
+        y = torch.tanh(x) * 2
+        z = torch.special.i0e(y)
+        return torch.sigmoid(z) + y
+
+    assert len(groups_of(function, torch.randn(4, 4))) == 2
+
+
+def test_independent_branches_around_an_unsupported_op_stay_convex():
+    def function(x, y):
+        a = torch.tanh(x) + 1
+        b = torch.special.i0e(a)
+        c = torch.sigmoid(y) * 2  # does not depend on b: belongs to a's group
+        return torch.relu(b * c) + a
+
+    x, y = torch.randn(4, 4), torch.randn(4, 4)
+    scripted = warmed_up(function, x, y)
+    first, second = groups(torchmdla.graph_for(scripted, x, y))
+    assert sorted(kinds(first)) == ["aten::add", "aten::mul", "aten::sigmoid", "aten::tanh"]
+    assert sorted(kinds(second)) == ["aten::add", "aten::mul", "aten::relu"]
+    assert_matches(scripted(x, y), function(x, y))
+
+
+def test_shape_arithmetic_between_tensors_does_not_split():
+    def function(x):
+        y = torch.tanh(x) * 2
+        z = y.view(x.size(0) // 2, 2 * x.size(1))
+        return torch.relu(z) + 1
+
+    assert len(groups_of(function, torch.randn(4, 4))) == 1
+
+
+def test_chunk_and_list_unpack_stay_inside():
+    def function(x):
+        a, b = torch.chunk(torch.tanh(x) * 2, 2, dim=1)
+        c, d = torch.split(a + b, 1, dim=0)
+        return torch.cat([c * 2, d + 1], dim=1)
+
+    (group,) = groups_of(function, torch.randn(2, 4))
+    assert "prim::ListUnpack" in kinds(group)
+
+
+def test_views_that_leave_are_taken_after_the_group():
+    def function(x):
+        y = torch.tanh(x) * 2
+        return y.transpose(0, 1), y.view(-1), torch.relu(y.view(-1)) + 1
+
+    x = torch.randn(3, 4)
+    scripted = warmed_up(function, x)
+    (group,) = groups(torchmdla.graph_for(scripted, x))
+    assert "aten::transpose" not in kinds(group)
+    transposed, flat, _ = scripted(x)
+    flat.fill_(7)
+    assert (transposed == 7).all()
+
+
+@torch.jit.script
+def _branches(x: Tensor, flag: bool, count: int) -> Tensor:
+    if flag:
+        y = torch.tanh(x) * 2
+    else:
+        y = torch.sigmoid(x) + 2
+    for _ in range(count):
+        y = torch.relu(y) * 1.5
+    return y
+
+
+def test_blocks_of_control_flow_have_groups():
+    x = torch.randn(4, 4)
+    graph = torchmdla.graph_for(warmed_up(_branches, x, True, 3), x, True, 3)
+    assert GROUP not in [node.kind() for node in graph.nodes()]
+    blocks = [block for node in nodes(graph) for block in node.blocks()]
+    # The JIT unrolls the loop into two; each block with something to compute has one group.
+    assert len(groups(graph)) == len(blocks) == 4
+    assert all([node.kind() for node in block.nodes()].count(GROUP) == 1 for block in blocks)
+    for flag in (True, False):
+        with torchmdla.enabled(False):
+            expected = _branches(x, flag, 3)
+        assert_matches(_branches(x, flag, 3), expected)
+
+
+@torch.jit.script
+def _counting(x: Tensor) -> Tensor:
+    y = x
+    for i in range(4):
+        y = torch.tanh(y + i) * x[i].sum()
+    return y
+
+
+def test_a_loop_counter_does_not_enter_a_group():
+    x = torch.randn(4, 4)
+    warmed_up(_counting, x)
+    assert torchmdla.stats().specialisations <= 2
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float16, torch.complex64])
+def test_untaken_dtypes_stay_outside(dtype):
+    x = torch.ones(4, 4).to(dtype)
+    assert groups_of(lambda x: (x + x) * x + x, x) == []
+    assert torchmdla.stats().fallbacks == {}
+
+
+def test_an_op_whose_argument_the_table_excludes_stays_outside():
+    class Net(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.nn.functional.dropout(torch.tanh(x) * 2, 0.5, training=True) + 1
+
+    graph = torchmdla.graph_for(warmed_up(Net(), torch.randn(4, 4)), torch.randn(4, 4))
+    assert "aten::dropout" in kinds(graph)
+
+
+def test_random_numbers_keep_their_order():
+    def function(x):
+        a = torch.rand_like(x)
+        b = torch.tanh(x) * a
+        c = torch.rand_like(x)
+        return torch.sigmoid(b) + c, a
+
+    x = torch.randn(4, 4)
+    scripted = warmed_up(function, x)
+    torch.manual_seed(1)
+    actual = scripted(x)
+    torch.manual_seed(1)
+    assert_matches(actual, function(x))
+
+
+def test_supported_ops_are_real_schemas():
+    known = {
+        schema.name + (f".{schema.overload_name}" if schema.overload_name else "")
+        for schema in torch._C._jit_get_all_schemas()
+    }
+    assert set(torchmdla.supported_ops()) <= known
+    assert "aten::relu" in torchmdla.supported_ops()

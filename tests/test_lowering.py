@@ -1,0 +1,750 @@
+"""The cpu device's lowering: programs written as text, compiled, linked and compared with eager PyTorch."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from llvmlite import binding
+
+from torchmdla.compiler.artifact import Artifact
+from torchmdla.compiler.program import Argument, Program, Result, Target
+from torchmdla.devices.cpu.buffers import ALIGNMENT, Lifetime, plan
+from torchmdla.devices.cpu.lowering import lower
+from torchmdla.errors import CompileError
+
+ELEMENTS = {
+    torch.bool: "i1",
+    torch.int8: "si8",
+    torch.uint8: "ui8",
+    torch.int32: "si32",
+    torch.int64: "si64",
+    torch.float16: "f16",
+    torch.bfloat16: "bf16",
+    torch.float32: "f32",
+    torch.float64: "f64",
+}
+
+# Bytes around every buffer that compiled code must leave as they are.
+GUARD = 64
+GUARD_BYTE = 0xA5
+
+
+# Writing programs. A value carries the tensor that eager PyTorch has for it.
+
+
+@dataclass(frozen=True)
+class Value:
+    name: str
+    type: str
+    data: torch.Tensor | None = None
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        assert self.data is not None
+        return self.data
+
+
+def tensor_type(tensor: torch.Tensor) -> str:
+    return f"!torch.vtensor<[{','.join(map(str, tensor.shape))}],{ELEMENTS[tensor.dtype]}>"
+
+
+@dataclass
+class Builder:
+    """A function in the Torch dialect under construction."""
+
+    lines: list[str] = field(default_factory=list)
+    arguments: list[Value] = field(default_factory=list)
+    values: list[torch.Tensor | float] = field(default_factory=list)
+    roles: list[str] = field(default_factory=list)
+
+    def input(self, value: torch.Tensor | float, role: str = "input") -> Value:
+        kind = tensor_type(value) if isinstance(value, torch.Tensor) else "!torch.float"
+        argument = Value(f"%arg{len(self.arguments)}", kind, value if isinstance(value, torch.Tensor) else None)
+        self.arguments.append(argument)
+        self.values.append(value)
+        self.roles.append(role)
+        return argument
+
+    def op(self, name: str, operands: Sequence[object], result: torch.Tensor) -> Value:
+        return self.raw(name, [self.value(o) for o in operands], tensor_type(result), result)
+
+    def raw(self, name: str, operands: Sequence[Value], kind: str, data: torch.Tensor | None = None) -> Value:
+        result = Value(f"%{len(self.lines)}", kind, data)
+        names, types = ", ".join(o.name for o in operands), ", ".join(o.type for o in operands)
+        place = f'loc("model.py":{len(self.lines) + 1}:0)'
+        self.lines.append(f'{result.name} = "torch.{name}"({names}) : ({types}) -> {kind} {place}')
+        return result
+
+    def value(self, plain: object) -> Value:
+        """A constant of the program for a Python value."""
+        if isinstance(plain, Value):
+            return plain
+        if isinstance(plain, (list, tuple)):
+            items = [self.value(item) for item in plain]
+            return self.raw("prim.ListConstruct", items, f"!torch.list<{self._item_type(items)}>")
+        if plain is None:
+            return self._constant("none", "", "!torch.none")
+        if isinstance(plain, bool):
+            return self._constant("bool", str(plain).lower(), "!torch.bool")
+        if isinstance(plain, int):
+            return self._constant("int", f"{plain} : i64", "!torch.int")
+        return self._constant("float", f"{plain:.17e} : f64", "!torch.float")
+
+    @staticmethod
+    def _item_type(items: Sequence[Value]) -> str:
+        if not items:
+            return "int"
+        return re.sub(r"^!torch\.", "", items[0].type) if not items[0].data is not None else "vtensor"
+
+    def _constant(self, kind: str, text: str, mlir_type: str) -> Value:
+        result = Value(f"%{len(self.lines)}", mlir_type)
+        attributes = f" {{value = {text}}}" if text else ""
+        self.lines.append(f'{result.name} = "torch.constant.{kind}"(){attributes} : () -> {mlir_type}')
+        return result
+
+    def program(self, results: Sequence[Value], target: Target) -> Program:
+        arguments = ", ".join(f"{a.name}: {a.type}" for a in self.arguments)
+        types = ", ".join(r.type for r in results)
+        body = "\n  ".join(self.lines)
+        text = (
+            f"func.func @forward({arguments}) -> ({types}) {{\n  {body}\n"
+            f"  return {', '.join(r.name for r in results)} : {types}\n}}\n"
+        )
+        return Program(
+            mlir=text,
+            arguments=tuple(describe(v, r) for v, r in zip(self.values, self.roles, strict=True)),
+            results=tuple(Result(dtype_name(r.tensor), tuple(r.tensor.shape)) for r in results),
+            target=target,
+        )
+
+
+def dtype_name(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def describe(value: torch.Tensor | float, role: str) -> Argument:
+    if isinstance(value, torch.Tensor):
+        return Argument("parameter" if role == "parameter" else "input", dtype_name(value), tuple(value.shape))
+    return Argument("input", "float64", (), "scalar")
+
+
+# Running artifacts.
+
+
+def host_target() -> Target:
+    features = binding.get_host_cpu_features().flatten()
+    return Target("cpu", binding.get_process_triple(), binding.get_host_cpu_name(), features)
+
+
+def narrow_target(*features: str) -> Target:
+    """This machine with its vectors made no wider than ``features`` say."""
+    return dataclasses.replace(host_target(), features=",".join(features))
+
+
+KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+PARALLEL_FOR = ctypes.CFUNCTYPE(
+    None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64
+)
+
+
+class Pool:
+    """``mdla_parallel_for`` that runs chunks last to first, each of the least size allowed, and counts them."""
+
+    def __init__(self) -> None:
+        self.chunks = 0
+        self.function = PARALLEL_FOR(self._run)
+
+    def _run(self, body: int, operands: int, begin: int, end: int, grain: int) -> None:
+        assert grain >= 1
+        for start in reversed(range(begin, end, grain)):
+            KERNEL(body)(operands, start, min(start + grain, end))
+            self.chunks += 1
+
+
+def library_path() -> str:
+    return os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so")
+
+
+class Executable:
+    """An artifact linked as the runtime links it: object code and addresses of its device calls."""
+
+    def __init__(self, artifact: Artifact) -> None:
+        binding.initialize_native_target()
+        binding.initialize_native_asmprinter()
+        self.manifest = artifact.manifest
+        self.pool = Pool()
+        self._jit = binding.create_lljit_compiler()
+        builder = binding.JITLibraryBuilder().add_object_img(artifact.object_code)
+        for name in self.manifest.device_calls:
+            builder.import_symbol(name, self._address(name))
+        builder.export_symbol(self.manifest.entry)
+        self._library = builder.link(self._jit, "test")
+        self._entry = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)(self._library[self.manifest.entry])
+
+    def _address(self, name: str) -> int:
+        if name == "mdla_parallel_for":
+            return ctypes.cast(self.pool.function, ctypes.c_void_p).value or 0
+        libraries = [ctypes.CDLL(library_path()), ctypes.CDLL(None)]
+        function = next(getattr(library, name) for library in libraries if hasattr(library, name))
+        return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+    def __call__(self, values: Sequence[torch.Tensor | float]) -> tuple[int, list[torch.Tensor]]:
+        """Status and results. Every buffer ends at guard bytes, and inputs are aligned to their elements only."""
+        tensors = [v if isinstance(v, torch.Tensor) else torch.tensor(v, dtype=torch.float64) for v in values]
+        inputs = [Guarded(t.numel() * t.element_size(), offset=t.element_size()) for t in tensors]
+        for guarded, tensor in zip(inputs, tensors, strict=True):
+            guarded.write(tensor)
+        outputs = [Guarded(count_bytes(r), offset=item_bytes(r)) for r in self.manifest.results]
+        workspace = Guarded(self.manifest.workspace_bytes, offset=0)
+        pointers = [workspace.pointer, None, *(g.pointer for g in inputs + outputs)]
+        status = self._entry((ctypes.c_void_p * len(pointers))(*pointers))
+        for guarded in [workspace, *inputs, *outputs]:
+            guarded.check()
+        for guarded, tensor in zip(inputs, tensors, strict=True):
+            assert torch.equal(as_bytes(guarded.read(tensor.dtype, tensor.shape)), as_bytes(tensor))
+        results = zip(outputs, self.manifest.results, strict=True)
+        return status, [g.read(getattr(torch, r.dtype), torch.Size(r.shape)) for g, r in results]
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+def item_bytes(result: Result) -> int:
+    return torch.empty(0, dtype=getattr(torch, result.dtype)).element_size()
+
+
+def count_bytes(result: Result) -> int:
+    return torch.Size(result.shape).numel() * item_bytes(result)
+
+
+class Guarded:
+    """Memory of ``size`` bytes that starts ``offset`` bytes after a multiple of 64, between guard bytes."""
+
+    def __init__(self, size: int, offset: int) -> None:
+        self._memory = torch.full((size + 3 * GUARD + offset,), GUARD_BYTE, dtype=torch.uint8)
+        start = -self._memory.data_ptr() % GUARD + GUARD + offset
+        self._body = self._memory[start : start + size]
+        self._around = (self._memory[:start], self._memory[start + size :])
+        self.pointer = self._memory.data_ptr() + start if size else None
+
+    def write(self, tensor: torch.Tensor) -> None:
+        if tensor.numel():
+            data = tensor.contiguous()
+            ctypes.memmove(self.pointer, data.data_ptr(), self._body.numel())
+
+    def read(self, dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
+        result = torch.empty(shape, dtype=dtype)
+        if result.numel():
+            ctypes.memmove(result.data_ptr(), self.pointer, self._body.numel())
+        return result
+
+    def check(self) -> None:
+        assert all(bool((part == GUARD_BYTE).all()) for part in self._around), "written outside of a buffer"
+
+
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+
+
+def check(builder: Builder, results: Sequence[Value], target: Target | None = None) -> Executable:
+    """Compiles, runs and compares with what eager PyTorch computed for each result."""
+    executable = Executable(lower(builder.program(results, target or host_target())))
+    status, actual = executable(builder.values)
+    assert status == 0
+    for got, expected in zip(actual, (r.tensor for r in results), strict=True):
+        tolerance = TOLERANCE.get(expected.dtype, 0)
+        torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
+    return executable
+
+
+# Programs.
+
+Case = Callable[[Builder], "list[Value]"]
+CASES: dict[str, Case] = {}
+
+
+def case(function: Case) -> Case:
+    CASES[function.__name__] = function
+    return function
+
+
+def normal(*sizes: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(sum(sizes) + 1)
+    return torch.randn(sizes, generator=generator, dtype=torch.float64).to(dtype)
+
+
+def integers(low: int, high: int, *sizes: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(sum(sizes) + 2)
+    return torch.randint(low, high, sizes, generator=generator).to(dtype)
+
+
+def special() -> torch.Tensor:
+    inf, nan = float("inf"), float("nan")
+    return torch.tensor([nan, 0.0, -0.0, 1.0, -1.0, inf, -inf, 1e-40, 2.0, -3.0] * 7)
+
+
+@case
+def elementwise(b: Builder) -> list[Value]:
+    x, y = b.input(normal(3, 5, 67)), b.input(normal(5, 1))
+    total = b.op("aten.add.Tensor", [x, y, 2], torch.add(x.tensor, y.tensor, alpha=2))
+    product = b.op("aten.mul.Tensor", [total, x], total.tensor * x.tensor)
+    return [b.op("aten.tanh", [product], torch.tanh(product.tensor))]
+
+
+@case
+def zero_dimensions(b: Builder) -> list[Value]:
+    x, y = b.input(normal()), b.input(normal(5))
+    return [
+        b.op("aten.exp", [x], torch.exp(x.tensor)),
+        b.op("aten.mul.Tensor", [x, y], x.tensor * y.tensor),
+        b.op("aten.sum", [y, None], y.tensor.sum()),
+    ]
+
+
+@case
+def empty_tensors(b: Builder) -> list[Value]:
+    x = b.input(normal(0, 4))
+    return [
+        b.op("aten.relu", [x], x.tensor.relu()),
+        b.op("aten.sum.dim_IntList", [x, [0], False, None], x.tensor.sum(0)),
+    ]
+
+
+@case
+def scalar_argument(b: Builder) -> list[Value]:
+    x, s = b.input(normal(4, 9)), b.input(0.375)
+    y = b.op("aten.mul.Scalar", [x, s], x.tensor * 0.375)
+    return [y, b.op("aten.add.Scalar", [y, s, 1], y.tensor + 0.375)]
+
+
+@case
+def same_value_twice_and_an_argument(b: Builder) -> list[Value]:
+    x = b.input(normal(2, 3))
+    y = b.op("aten.neg", [x], -x.tensor)
+    return [y, x, y]
+
+
+@case
+def matrix_products(b: Builder) -> list[Value]:
+    x, y, z = b.input(normal(37, 65)), b.input(normal(65, 50)), b.input(normal(3, 50, 19))
+    xy = b.op("aten.mm", [x, y], x.tensor @ y.tensor)
+    batch = b.op("aten.unsqueeze", [xy, 0], xy.tensor.unsqueeze(0))
+    wide = b.op("aten.expand", [batch, [3, 37, 50], False], batch.tensor.expand(3, 37, 50))
+    return [xy, b.op("aten.bmm", [wide, z], torch.bmm(wide.tensor, z.tensor))]
+
+
+@case
+def linear_layers(b: Builder) -> list[Value]:
+    x, w, c = b.input(normal(2, 7, 65)), b.input(normal(50, 65), "parameter"), b.input(normal(50), "parameter")
+    y = b.op("aten.linear", [x, w, c], F.linear(x.tensor, w.tensor, c.tensor))
+    y = b.op("aten.gelu", [y, b._constant("str", '"none"', "!torch.str")], F.gelu(y.tensor))
+    v = b.input(normal(9, 50), "parameter")
+    return [b.op("aten.linear", [y, v, None], F.linear(y.tensor, v.tensor))]
+
+
+def convolution(b: Builder, sizes: Sequence[int], weight: Sequence[int], **options: int) -> list[Value]:
+    stride, padding = options.get("stride", 1), options.get("padding", 0)
+    dilation, groups = options.get("dilation", 1), options.get("groups", 1)
+    x, w = b.input(normal(*sizes)), b.input(normal(*weight), "parameter")
+    c = b.input(normal(weight[0]), "parameter")
+    expected = F.conv2d(x.tensor, w.tensor, c.tensor, stride, padding, dilation, groups)
+    operands = [x, w, c, [stride] * 2, [padding] * 2, [dilation] * 2, False, [0, 0], groups]
+    return [b.op("aten.convolution", operands, expected)]
+
+
+@case
+def convolution_padded(b: Builder) -> list[Value]:
+    return convolution(b, (2, 3, 13, 37), (10, 3, 3, 3), padding=1)
+
+
+@case
+def convolution_strided(b: Builder) -> list[Value]:
+    return convolution(b, (1, 4, 17, 70), (6, 4, 3, 3), padding=1, stride=2)
+
+
+@case
+def convolution_grouped(b: Builder) -> list[Value]:
+    return convolution(b, (2, 4, 9, 11), (6, 2, 3, 3), padding=1, groups=2)
+
+
+@case
+def convolution_depthwise(b: Builder) -> list[Value]:
+    return convolution(b, (2, 6, 9, 35), (6, 1, 3, 3), padding=1, groups=6, stride=2)
+
+
+@case
+def convolution_dilated(b: Builder) -> list[Value]:
+    return convolution(b, (1, 3, 12, 12), (5, 3, 3, 3), padding=2, dilation=2)
+
+
+@case
+def convolution_pointwise(b: Builder) -> list[Value]:
+    return convolution(b, (1, 16, 7, 7), (24, 16, 1, 1))
+
+
+@case
+def pooling(b: Builder) -> list[Value]:
+    x = b.input(normal(1, 3, 17, 39))
+    largest = F.max_pool2d(x.tensor, 3, 2, 1)
+    mean = F.avg_pool2d(x.tensor, 2)
+    return [
+        b.op("aten.max_pool2d", [x, [3, 3], [2, 2], [1, 1], [1, 1], False], largest),
+        b.op("aten.avg_pool2d", [x, [2, 2], [2, 2], [0, 0], False, True, None], mean),
+    ]
+
+
+@case
+def softmax(b: Builder) -> list[Value]:
+    x = b.input(normal(5, 77, 3))
+    last = b.op("aten.softmax.int", [x, -1, None], x.tensor.softmax(-1))
+    return [last, b.op("aten.log_softmax.int", [x, 1, None], x.tensor.log_softmax(1))]
+
+
+@case
+def layer_norm(b: Builder) -> list[Value]:
+    x, w, c = b.input(normal(5, 77)), b.input(normal(77)), b.input(normal(77))
+    expected = F.layer_norm(x.tensor, (77,), w.tensor, c.tensor)
+    return [b.op("aten.layer_norm", [x, [77], w, c, 1e-5, True], expected)]
+
+
+@case
+def batch_norm(b: Builder) -> list[Value]:
+    x, w, c = b.input(normal(2, 6, 5, 5)), b.input(normal(6)), b.input(normal(6))
+    mean, var = b.input(normal(6), "parameter"), b.input(normal(6).abs() + 0.5, "parameter")
+    expected = F.batch_norm(x.tensor, mean.tensor, var.tensor, w.tensor, c.tensor)
+    return [b.op("aten.batch_norm", [x, w, c, mean, var, False, 0.1, 1e-5, True], expected)]
+
+
+@case
+def concatenation(b: Builder) -> list[Value]:
+    x, y = b.input(normal(2, 3, 5)), b.input(normal(2, 4, 5))
+    both = b.raw("prim.ListConstruct", [x, y], "!torch.list<vtensor>")
+    joined = b.op("aten.cat", [both, 1], torch.cat([x.tensor, y.tensor], 1))
+    return [b.op("aten.slice.Tensor", [joined, 1, 1, 7, 2], joined.tensor[:, 1:7:2])]
+
+
+@case
+def transposition(b: Builder) -> list[Value]:
+    x = b.input(normal(2, 33, 45))
+    return [b.op("aten.permute", [x, [0, 2, 1]], x.tensor.permute(0, 2, 1).contiguous())]
+
+
+@case
+def table_look_up(b: Builder) -> list[Value]:
+    table, rows = b.input(normal(20, 33), "parameter"), b.input(integers(0, 20, 4, 5))
+    found = b.op("aten.embedding", [table, rows, -1, False, False], F.embedding(rows.tensor, table.tensor))
+    columns = b.input(integers(0, 33, 20, 6))
+    return [found, b.op("aten.gather", [table, 1, columns, False], table.tensor.gather(1, columns.tensor))]
+
+
+@case
+def booleans(b: Builder) -> list[Value]:
+    x, y = b.input(normal(4, 37)), b.input(normal(4, 37))
+    more = b.op("aten.gt.Tensor", [x, y], x.tensor > y.tensor)
+    low = b.op("aten.lt.Scalar", [x, 0.5], x.tensor < 0.5)
+    both = b.op("aten.logical_and", [more, low], more.tensor & low.tensor)
+    chosen = b.op("aten.where.self", [both, x, y], torch.where(both.tensor, x.tensor, y.tensor))
+    return [both, chosen, b.op("aten.any.dim", [both, 1, False], both.tensor.any(1))]
+
+
+@case
+def boolean_inputs(b: Builder) -> list[Value]:
+    x, y = b.input(normal(70) > 0), b.input(normal(70, 1)[:, 0] > 0.3)
+    return [b.op("aten.logical_xor", [x, y], x.tensor ^ y.tensor), b.op("aten.logical_not", [x], ~x.tensor)]
+
+
+@case
+def integer_arithmetic(b: Builder) -> list[Value]:
+    x, y = b.input(integers(-50, 50, 4, 37)), b.input(integers(-50, 50, 37))
+    product = b.op("aten.mul.Tensor", [x, y], x.tensor * y.tensor)
+    quotient = torch.div(product.tensor, 7, rounding_mode="floor")
+    mode = b._constant("str", '"floor"', "!torch.str")
+    return [
+        product,
+        b.op("aten.div.Scalar_mode", [product, 7, mode], quotient),
+        b.op("aten.remainder.Scalar", [x, 5], x.tensor % 5),
+        b.op("aten.sum.dim_IntList", [x, [1], False, None], x.tensor.sum(1)),
+    ]
+
+
+@case
+def small_integers(b: Builder) -> list[Value]:
+    x, y = b.input(integers(-50, 50, 90, dtype=torch.int32)), b.input(integers(-9, 9, 90, dtype=torch.int8))
+    return [
+        b.op("aten.sub.Tensor", [x, x, 3], x.tensor - 3 * x.tensor),
+        b.op("aten.add.Tensor", [y, y, 1], y.tensor + y.tensor),
+    ]
+
+
+@case
+def double_precision(b: Builder) -> list[Value]:
+    x = b.input(normal(4, 37, dtype=torch.float64))
+    e = b.op("aten.exp", [x], x.tensor.exp())
+    return [e, b.op("aten.sum.dim_IntList", [e, [1], True, None], e.tensor.sum(1, keepdim=True))]
+
+
+@case
+def half_precisions(b: Builder) -> list[Value]:
+    x, y = b.input(normal(4, 37, dtype=torch.float16)), b.input(normal(4, 37, dtype=torch.bfloat16))
+    return [b.op("aten.tanh", [x], x.tensor.tanh()), b.op("aten.mul.Tensor", [y, y], y.tensor * y.tensor)]
+
+
+@case
+def conversions(b: Builder) -> list[Value]:
+    x = b.input(normal(4, 37) * 10)
+    results = []
+    for code, dtype in ((3, torch.int32), (4, torch.int64), (7, torch.float64), (11, torch.bool)):
+        results.append(b.op("aten.to.dtype", [x, code, False, False, None], x.tensor.to(dtype)))
+    return results
+
+
+@case
+def reductions(b: Builder) -> list[Value]:
+    x = b.input(normal(6, 41, 5))
+    return [
+        b.op("aten.mean.dim", [x, [0, 2], False, None], x.tensor.mean((0, 2))),
+        b.op("aten.amax", [x, [1], False], x.tensor.amax(1)),
+        b.op("aten.argmax", [x, 1, False], x.tensor.argmax(1)),
+        b.op("aten.prod.dim_int", [x, 2, False, None], x.tensor.prod(2)),
+        b.op("aten.var.dim", [x, [1], True, False], x.tensor.var(1)),
+        b.op("aten.cumsum", [x, 1, None], x.tensor.cumsum(1)),
+    ]
+
+
+@case
+def scan_and_sort(b: Builder) -> list[Value]:
+    x = b.input(normal(3, 19))
+    values, _ = x.tensor.sort(1)
+    name = f"%{len(b.lines)}"
+    dim, descending = b.value(1), b.value(False)
+    name = f"%{len(b.lines)}"
+    index = tensor_type(torch.empty(3, 19, dtype=torch.int64))
+    b.lines.append(
+        f'{name}:2 = "torch.aten.sort"({x.name}, {dim.name}, {descending.name}) : '
+        f"({x.type}, !torch.int, !torch.bool) -> ({x.type}, {index})"
+    )
+    return [Value(f"{name}#0", x.type, values)]
+
+
+@case
+def special_values(b: Builder) -> list[Value]:
+    x, y = b.input(special()), b.input(special().flip(0))
+    unary = ("relu", "log", "sqrt", "rsqrt", "exp", "sigmoid", "tanh", "abs", "floor", "isnan")
+    results = [b.op(f"aten.{name}", [x], getattr(torch, name)(x.tensor)) for name in unary]
+    results.append(b.op("aten.clamp", [x, -1.0, 1.0], x.tensor.clamp(-1, 1)))
+    for name in ("maximum", "minimum", "atan2"):
+        results.append(b.op(f"aten.{name}", [x, y], getattr(torch, name)(x.tensor, y.tensor)))
+    results.append(b.op("aten.amax", [x, [0], False], x.tensor.amax(0)))
+    results.append(b.op("aten.eq.Tensor", [x, y], x.tensor == y.tensor))
+    return results
+
+
+@case
+def library_functions(b: Builder) -> list[Value]:
+    x = b.input(normal(70).abs() * 0.9 + 0.05)
+    names = ("sin", "cos", "tan", "atan", "sinh", "cosh", "erf", "log1p", "expm1", "log2", "log10", "exp2")
+    results = [b.op(f"aten.{name}", [x], getattr(torch, name)(x.tensor)) for name in names]
+    results.append(b.op("aten.pow.Tensor_Scalar", [x, 3], x.tensor**3))
+    results.append(b.op("aten.pow.Tensor_Scalar", [x, 9], x.tensor**9))
+    results.append(b.op("aten.pow.Tensor_Tensor", [x, x], x.tensor**x.tensor))
+    return results
+
+
+@case
+def literals(b: Builder) -> list[Value]:
+    x = b.input(normal(2, 3))
+    constant = torch.tensor([[1.0, 2.5, -3.0]])
+    name = f"%{len(b.lines)}"
+    kind = tensor_type(constant)
+    b.lines.append(
+        f'{name} = "torch.vtensor.literal"() {{value = dense<[[1.0, 2.5, -3.0]]> : tensor<1x3xf32>}} : () -> {kind}'
+    )
+    literal = Value(name, kind, constant)
+    flipped = b.op("aten.flip", [literal, [1]], constant.flip(1))
+    return [
+        b.op("aten.mul.Tensor", [x, literal], x.tensor * constant),
+        b.op("aten.add.Tensor", [x, flipped, 1], x.tensor + flipped.tensor),
+    ]
+
+
+def attention(b: Builder, batch: int, length: int, heads: int, width: int) -> list[Value]:
+    shape = (batch, length, heads * width)
+    q, k, v = (b.input(normal(*shape) * scale) for scale in (1.0, 0.5, 2.0))
+
+    def split(x: Value) -> Value:
+        sizes = [batch, length, heads, width]
+        parts = b.op("aten.view", [x, sizes], x.tensor.view(sizes))
+        return b.op("aten.transpose.int", [parts, 1, 2], parts.tensor.transpose(1, 2))
+
+    qs, ks, vs = split(q), split(k), split(v)
+    kt = b.op("aten.transpose.int", [ks, 2, 3], ks.tensor.transpose(2, 3))
+    scores = b.op("aten.matmul", [qs, kt], qs.tensor @ kt.tensor)
+    scaled = b.op("aten.div.Scalar", [scores, float(width) ** 0.5], scores.tensor / width**0.5)
+    weights = b.op("aten.softmax.int", [scaled, -1, None], scaled.tensor.softmax(-1))
+    mixed = b.op("aten.matmul", [weights, vs], weights.tensor @ vs.tensor)
+    return [b.op("aten.transpose.int", [mixed, 1, 2], mixed.tensor.transpose(1, 2).contiguous())]
+
+
+@case
+def self_attention(b: Builder) -> list[Value]:
+    return attention(b, 2, 21, 3, 16)
+
+
+TARGETS = {
+    "host": host_target(),
+    "avx2": narrow_target("+avx2", "+fma"),
+    "no vectors named": narrow_target(),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_equals_eager(name: str) -> None:
+    builder = Builder()
+    check(builder, CASES[name](builder))
+
+
+@pytest.mark.parametrize("target", [name for name in TARGETS if name != "host"])
+@pytest.mark.parametrize(
+    "name",
+    ["elementwise", "matrix_products", "linear_layers", "convolution_strided", "softmax", "reductions", "booleans"],
+)
+def test_equals_eager_with_narrow_vectors(name: str, target: str) -> None:
+    builder = Builder()
+    check(builder, CASES[name](builder), TARGETS[target])
+
+
+@pytest.mark.parametrize("sizes", [(300, 1000), (1 << 19,), (3, 100_003)])
+def test_large_work_is_shared_and_chunks_may_run_in_any_order(sizes: tuple[int, ...]) -> None:
+    builder = Builder()
+    x = builder.input(normal(*sizes))
+    y = builder.op("aten.exp", [x], x.tensor.exp())
+    executable = check(builder, [builder.op("aten.mul.Tensor", [y, x], y.tensor * x.tensor)])
+    assert executable.pool.chunks > 1
+
+
+def test_large_contractions_are_shared() -> None:
+    for build in (
+        lambda b: convolution(b, (1, 32, 30, 50), (30, 32, 3, 3), padding=1),
+        lambda b: [b.op("aten.mm", [x, y], x.tensor @ y.tensor)]
+        if (x := b.input(normal(197, 130))) and (y := b.input(normal(130, 203)))
+        else [],
+    ):
+        builder = Builder()
+        assert check(builder, build(builder)).pool.chunks > 1
+
+
+def test_small_work_is_not_shared() -> None:
+    builder = Builder()
+    x = builder.input(normal(8, 8))
+    assert check(builder, [builder.op("aten.exp", [x], x.tensor.exp())]).pool.chunks == 0
+
+
+def test_equal_kernels_are_compiled_once() -> None:
+    builder = Builder()
+    x = builder.input(normal(9, 16))
+    results = []
+    for _ in range(5):
+        w = builder.input(normal(16, 16), "parameter")
+        x = builder.op("aten.mm", [x, w], x.tensor @ w.tensor / 1)
+        results.append(x)
+    statistics = check(builder, results).manifest.statistics
+    assert statistics["kernels"] >= 2 * statistics["distinct_kernels"]
+
+
+def test_reuses_workspace() -> None:
+    """A chain of matrix products needs two intermediates at a time."""
+    builder = Builder()
+    x = builder.input(normal(64, 64))
+    w = builder.input(normal(64, 64) / 8, "parameter")
+    for _ in range(8):
+        x = builder.op("aten.mm", [x, w], x.tensor @ w.tensor)
+    assert check(builder, [x]).manifest.workspace_bytes <= 3 * 64 * 64 * 4
+
+
+def test_an_index_out_of_bounds_is_a_status() -> None:
+    builder = Builder()
+    table, rows = builder.input(normal(20, 33)), builder.input(torch.tensor([3, 19, 0]))
+    operands = [table, rows, -1, False, False]
+    result = builder.op("aten.embedding", operands, F.embedding(rows.tensor, table.tensor))
+    executable = check(builder, [result])
+    for wrong in (20, -1, 1 << 40):
+        status, _ = executable([table.tensor, torch.tensor([3, wrong, 0])])
+        assert status != 0
+    status, results = executable(builder.values)
+    assert status == 0
+    torch.testing.assert_close(results[0], result.tensor)
+
+
+def test_does_the_same_on_every_call() -> None:
+    builder = Builder()
+    executable = check(builder, self_attention(builder))
+    first, second = executable(builder.values)[1], executable(builder.values)[1]
+    assert torch.equal(first[0], second[0])
+
+
+def test_the_artifact_is_a_function_of_the_program() -> None:
+    programs = []
+    for _ in range(2):
+        builder = Builder()
+        programs.append(builder.program(softmax(builder), host_target()))
+    first, second = lower(programs[0]), lower(programs[1])
+    assert first.object_code == second.object_code
+    assert first.manifest.program == programs[0].key
+
+
+def test_an_op_without_lowering_is_named_with_its_place() -> None:
+    builder = Builder()
+    x = builder.input(normal(3, 3))
+    result = builder.op("aten.linalg_det", [x], torch.tensor(1.0))
+    bad = builder.op("aten._linalg_det.result", [result], torch.tensor(1.0))
+    with pytest.raises(CompileError) as caught:
+        lower(builder.program([bad], host_target()))
+    assert caught.value.diagnostic
+
+
+def test_an_integer_power_is_refused_by_name() -> None:
+    builder = Builder()
+    x = builder.input(integers(-5, 5, 7))
+    result = builder.op("aten.pow.Tensor_Scalar", [x, 2], x.tensor**2)
+    with pytest.raises(CompileError) as caught:
+        lower(builder.program([result], host_target()))
+    assert caught.value.op == "aten::pow.Tensor_Scalar"
+    assert caught.value.source.startswith("model.py:")
+
+
+def test_unsigned_bytes_are_refused() -> None:
+    builder = Builder()
+    x = builder.input(integers(0, 9, 7).to(torch.uint8))
+    result = builder.op("aten.add.Tensor", [x, x, 1], x.tensor + x.tensor)
+    with pytest.raises(CompileError, match="ui8"):
+        lower(builder.program([result], host_target()))
+
+
+lifetimes = st.builds(
+    lambda size, first, length: Lifetime(size, first, first + length),
+    st.integers(0, 5000),
+    st.integers(0, 20),
+    st.integers(0, 10),
+)
+
+
+@given(st.lists(lifetimes, max_size=30))
+def test_planned_buffers_never_meet(buffers: list[Lifetime]) -> None:
+    offsets, total = plan(buffers)
+    for k, own in enumerate(buffers):
+        assert offsets[k] % ALIGNMENT == 0
+        assert offsets[k] + own.size <= total
+        for j, other in enumerate(buffers[:k]):
+            together = own.first <= other.last and other.first <= own.last
+            apart = offsets[k] + own.size <= offsets[j] or offsets[j] + other.size <= offsets[k]
+            assert not together or apart or not own.size or not other.size

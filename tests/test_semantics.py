@@ -1,0 +1,456 @@
+"""Groups behave as eager PyTorch does: aliasing, mutation, gradients, modes, switches, threads, processes."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+
+import pytest
+import torch
+from graphs import groups_of, warmed_up
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import torchmdla
+from torchmdla.testing.compare import assert_matches
+
+
+def chain(x: Tensor) -> Tensor:
+    return torch.sigmoid(torch.tanh(x) * 2 + 1)
+
+
+# --- new inputs ----------------------------------------------------------------------------------------
+
+
+def test_new_shapes_after_the_first():
+    scripted = warmed_up(chain, torch.randn(4, 4))
+    for shape in [(4, 4), (2, 8), (3,), (), (0, 5), (2, 3, 4, 5), (4, 4)]:
+        x = torch.randn(shape)
+        for _ in range(2):
+            assert_matches(scripted(x), chain(x))
+    assert torchmdla.stats().fallbacks == {}
+    assert torchmdla.stats().specialisations == 6
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(lambda x: x.t(), id="transposed"),
+        pytest.param(lambda x: x[:, ::2], id="strided"),
+        pytest.param(lambda x: x[:1].expand(6, 8), id="expanded"),
+        pytest.param(lambda x: x.view(2, 3, 2, 4).contiguous(memory_format=torch.channels_last), id="channels last"),
+        pytest.param(lambda x: x[1:, 1:], id="offset"),
+        pytest.param(lambda x: x.double(), id="float64"),
+        pytest.param(lambda x: x.half(), id="untaken dtype"),
+        pytest.param(lambda x: x.to_sparse(), id="sparse"),
+    ],
+)
+def test_other_inputs_after_the_first(make):
+    scripted = warmed_up(chain, torch.randn(6, 8))
+    x = make(torch.randn(6, 8))
+    if x.layout == torch.sparse_coo:
+        with pytest.raises(RuntimeError):
+            chain(x)
+        with pytest.raises(RuntimeError):
+            scripted(x)
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # float16 is not taken: that falls back and says so
+        for _ in range(2):
+            assert_matches(scripted(x), chain(x))
+
+
+def test_scalar_inputs():
+    @torch.jit.script
+    def scaled(x: Tensor, factor: float, count: int, sizes: list[int], flag: bool) -> Tensor:
+        return torch.tanh(x * factor + count).view(sizes).sum(0, flag)
+
+    for factor, count, sizes, flag in [(0.5, 1, [2, 8], True), (0.25, 1, [2, 8], True), (0.5, 3, [8, 2], False)] * 3:
+        x = torch.randn(4, 4)
+        expected = torch.tanh(x * factor + count).view(sizes).sum(0, flag)
+        assert_matches(scaled(x, factor, count, sizes, flag), expected)
+    # A float is an argument of the compiled code, integers are part of the specialisation.
+    assert torchmdla.stats().specialisations == 2
+
+
+def test_an_optional_input_that_is_none():
+    @torch.jit.script
+    def biased(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return torch.relu(nn.functional.linear(x, weight, bias))
+
+    x, weight, bias = torch.randn(3, 4), torch.randn(5, 4), torch.randn(5)
+    for given_bias in [bias, None] * 4:
+        assert_matches(biased(x, weight, given_bias), torch.relu(nn.functional.linear(x, weight, given_bias)))
+
+
+def test_more_inputs_than_the_limit_fall_back():
+    torchmdla.enable(max_specialisations=2)
+    scripted = warmed_up(chain, torch.randn(2))
+    for size in range(2, 6):
+        x = torch.randn(size)
+        assert_matches(scripted(x), chain(x))
+    assert torchmdla.stats().specialisations == 2
+    assert torchmdla.stats().fallbacks == {"the group has too many specialisations": 2}
+
+
+# --- aliasing and mutation -----------------------------------------------------------------------------
+
+
+def _mutating(name):
+    def select_fill(x: Tensor) -> Tensor:
+        x = x * 1.5
+        x.select(0, 1).fill_(5)
+        return torch.tanh(x) * 2
+
+    def write_before(x: Tensor) -> Tensor:
+        y = x + 1
+        y.mul_(2)
+        return torch.sigmoid(y) * 3
+
+    def write_between(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x * 2
+        view = y.view(-1)
+        a = torch.tanh(view) + 1
+        view.add_(1)
+        return a, torch.tanh(y) + 1
+
+    def write_after(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = torch.tanh(x) * 2
+        z = y.t()
+        w = torch.relu(z) + 1
+        y.zero_()
+        return z, w
+
+    def write_through_slice(x: Tensor) -> Tensor:
+        y = torch.zeros(4, 4)
+        y[1:3] = torch.tanh(x[1:3]) * 2
+        y[:, 0] += 1
+        return torch.relu(y) + x
+
+    def input_written(x: Tensor) -> Tensor:
+        x.add_(1)
+        y = torch.tanh(x) * 2
+        x.mul_(3)
+        return y + x
+
+    def copy_back(x: Tensor) -> Tensor:
+        x.copy_(torch.tanh(x) * 2)
+        return torch.relu(x) * 2
+
+    return locals()[name]
+
+
+_MUTATIONS = [
+    "select_fill",
+    "write_before",
+    "write_between",
+    "write_after",
+    "write_through_slice",
+    "input_written",
+    "copy_back",
+]
+
+
+@pytest.mark.parametrize("name", _MUTATIONS)
+@pytest.mark.parametrize("how", ["trace", "script"])
+def test_mutation(name, how):
+    function = _mutating(name)
+    if how == "trace":
+        scripted = torch.jit.trace(function, (torch.randn(4, 4),), check_trace=False)
+    else:
+        scripted = torch.jit.script(function)
+    for _ in range(4):
+        x = torch.randn(4, 4)
+        ours, theirs = x.clone(), x.clone()
+        assert_matches(scripted(ours), function(theirs))
+        assert_matches(ours, theirs)
+
+
+def test_outputs_do_not_share_memory_with_inputs_or_each_other():
+    def function(x):
+        y = torch.tanh(x) * 2
+        return y, y + 0, y * 1
+
+    x = torch.randn(4, 4)
+    scripted = warmed_up(function, x)
+    results = scripted(x)
+    assert len({result.data_ptr() for result in (*results, x)}) == 4
+
+
+def test_views_returned_from_a_program_are_views():
+    def function(x):
+        y = torch.tanh(x) * 2
+        return y, y[1:, ::2], y.expand(2, 4, 4)
+
+    x = torch.randn(4, 4)
+    scripted = warmed_up(function, x)
+    y, part, repeated = scripted(x)
+    y.fill_(9)
+    assert (part == 9).all()
+    assert (repeated == 9).all()
+
+
+def test_an_input_used_twice_and_passed_twice():
+    def function(x, y):
+        return torch.tanh(x + y) * x
+
+    x = torch.randn(4, 4)
+    scripted = warmed_up(function, x, x)
+    assert_matches(scripted(x, x), function(x, x))
+
+
+# --- gradients -----------------------------------------------------------------------------------------
+
+
+def _net() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 4))
+
+
+@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.Adam])
+def test_training_through_groups(make):
+    plain, ours = _net(), _net()
+    x, target = torch.randn(32, 8), torch.randn(32, 4)
+    scripted = torch.jit.trace(ours, (x,))
+    optimisers = [make(net.parameters(), lr=0.05) for net in (plain, ours)]
+    for _ in range(8):
+        losses = []
+        for module, optimiser in zip((plain, scripted), optimisers, strict=True):
+            optimiser.zero_grad()
+            loss = nn.functional.mse_loss(module(x), target)
+            loss.backward()
+            optimiser.step()
+            losses.append(loss.detach())
+        assert_matches(losses[1], losses[0], layers=8)
+    for mine, theirs in zip(ours.parameters(), plain.parameters(), strict=True):
+        assert_matches(mine.grad, theirs.grad, layers=64)
+    assert torchmdla.stats().specialisations > 0
+
+
+def test_without_grad_then_with():
+    net = _net()
+    x = torch.randn(4, 8)
+    scripted = torch.jit.trace(net, (x,))
+    with torch.no_grad():
+        for _ in range(4):
+            scripted(x)
+    assert torchmdla.stats().specialisations == 1
+    result = scripted(x)
+    assert result.requires_grad
+    result.sum().backward()
+    ours = [parameter.grad.clone() for parameter in net.parameters()]
+    net.zero_grad()
+    net(x).sum().backward()
+    assert_matches(ours, [parameter.grad for parameter in net.parameters()])
+    with torch.no_grad():
+        assert not scripted(x).requires_grad
+
+
+def test_weights_that_change_in_place():
+    net = _net()
+    x = torch.randn(4, 8)
+    scripted = torch.jit.trace(net, (x,))
+    with torch.no_grad():
+        for step in range(6):
+            assert_matches(scripted(x), net(x))
+            for parameter in net.parameters():
+                parameter.add_(0.1 * step)
+    other = _net()
+    for parameter in other.parameters():
+        nn.init.normal_(parameter)
+    net.load_state_dict(other.state_dict())
+    with torch.no_grad():
+        assert_matches(scripted(x), other(x))
+
+
+def test_forward_mode_derivatives():
+    scripted = warmed_up(chain, torch.randn(4))
+    x, tangent = torch.randn(4), torch.randn(4)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, tangent)
+        ours = torch.autograd.forward_ad.unpack_dual(scripted(dual)).tangent
+        theirs = torch.autograd.forward_ad.unpack_dual(chain(dual)).tangent
+        assert_matches(ours, theirs)
+
+
+# --- modes and switches --------------------------------------------------------------------------------
+
+
+def test_switched_off_in_the_middle():
+    x = torch.randn(4, 4)
+    scripted = warmed_up(chain, x)
+    torchmdla.reset_stats()
+    torchmdla.enable(False)
+    assert not torchmdla.is_enabled()
+    assert_matches(scripted(x), chain(x))
+    assert torchmdla.stats().fallbacks == {"torchmdla is switched off": 1}
+    with torchmdla.enabled():
+        assert_matches(scripted(x), chain(x))
+    torchmdla.enable()
+    assert_matches(scripted(x), chain(x))
+    assert torchmdla.stats().fallbacks == {"torchmdla is switched off": 1}
+
+
+def test_enabled_restores_what_was():
+    with torchmdla.enabled(False):
+        assert not torchmdla.is_enabled()
+        with torchmdla.enabled(True):
+            assert torchmdla.is_enabled()
+        assert not torchmdla.is_enabled()
+    assert torchmdla.is_enabled()
+
+
+def test_unknown_device():
+    with pytest.raises(ValueError, match=r"no device named 'abacus'; registered devices: .*cpu"):
+        torchmdla.enable(device="abacus")
+
+
+def test_inference_mode():
+    x = torch.randn(4, 4)
+    scripted = warmed_up(chain, x)
+    with torch.inference_mode():
+        result = scripted(x)
+        assert result.is_inference()
+        assert_matches(result, chain(x))
+
+
+def test_autocast_and_dispatch_modes_fall_back():
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Seen(TorchDispatchMode):
+        def __init__(self):
+            super().__init__()
+            self.ops = []
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.ops.append(func)
+            return func(*args, **(kwargs or {}))
+
+    x = torch.randn(4, 4)
+    scripted = warmed_up(chain, x)
+    with Seen() as seen:
+        scripted(x)
+    assert torch.ops.aten.tanh.default in seen.ops
+
+    net = nn.Linear(4, 4)
+    traced = torch.jit.trace(net, (x,))
+    with torch.no_grad():
+        for _ in range(4):
+            traced(x)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert_matches(traced(x), net(x))
+
+
+def test_profiler_names_groups():
+    x = torch.randn(4, 4)
+    scripted = warmed_up(chain, x)
+    with torch.profiler.profile() as profile:
+        scripted(x)
+    names = [event.name for event in profile.events()]
+    assert any(name.startswith("mdla") and "tanh" in name for name in names)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        pytest.param((torch.randn(3, 5), torch.randn(4, 4)), id="shapes"),
+        pytest.param((torch.randn(4, 4), torch.ones(4, 4, dtype=torch.int64)), id="dtypes"),
+    ],
+)
+def test_errors_are_pytorchs(wrong):
+    def function(x, y):
+        return torch.relu(x @ y) + 1
+
+    good = (torch.randn(4, 4), torch.randn(4, 4))
+    scripted = warmed_up(function, *good)
+    with pytest.raises(RuntimeError) as expected:
+        function(*wrong)
+    with pytest.raises(RuntimeError) as actual:
+        scripted(*wrong)
+    assert str(expected.value).splitlines()[0] in str(actual.value)
+    assert_matches(scripted(*good), function(*good))
+
+
+# --- threads -------------------------------------------------------------------------------------------
+
+
+def test_eight_threads_with_mixed_shapes():
+    scripted = warmed_up(chain, torch.randn(4, 4))
+    failures: list[BaseException] = []
+
+    def work(seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        try:
+            for step in range(30):
+                x = torch.randn(1 + (seed + step) % 6, 4, generator=generator)
+                assert_matches(scripted(x), chain(x))
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert torchmdla.stats().specialisations == 6
+
+
+def test_intra_op_threads_are_obeyed():
+    x = torch.randn(512, 512)
+
+    def function(x):
+        return torch.tanh(x @ x).softmax(-1)
+
+    scripted = warmed_up(function, x)
+    results = []
+    for count in (1, 2):
+        torch.set_num_threads(count)
+        results.append(scripted(x))
+        assert torch.equal(results[-1], scripted(x))
+        assert_matches(results[-1], function(x), layers=2)
+
+
+# --- any graph -----------------------------------------------------------------------------------------
+
+_STEPS = {
+    "tanh": torch.tanh,
+    "double": lambda x: x * 2,
+    "transpose": lambda x: x.transpose(0, 1),
+    "half": lambda x: x[: max(1, x.size(0) // 2)],
+    "flat": lambda x: x.reshape(-1, 1),
+    "in_place": lambda x: x.clone().add_(1),
+    "fill_row": lambda x: x.clone().select(0, 0).fill_(3).unsqueeze(0) + x,
+    "unsupported": torch.special.i0e,
+    "sum": lambda x: x.sum(0, keepdim=True),
+    "mean": lambda x: x.mean(1, keepdim=True) + x,
+    "cat": lambda x: torch.cat([x, x * 0.5], dim=0),
+    "softmax": lambda x: torch.softmax(x, dim=-1),
+}
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    steps=st.lists(st.sampled_from(sorted(_STEPS)), min_size=1, max_size=8),
+    returned=st.sets(st.integers(0, 7)),
+    rows=st.integers(1, 4),
+    columns=st.integers(1, 4),
+)
+def test_any_chain(steps, returned, rows, columns):
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        values = []
+        for step in steps:
+            x = _STEPS[step](x)
+            values.append(x)
+        return (x, *(value for i, value in enumerate(values) if i in returned))
+
+    x = torch.randn(rows, columns)
+    with torch.no_grad():
+        scripted = warmed_up(function, x)
+        assert_matches(scripted(x), function(x), layers=len(steps))
+    assert torchmdla.stats().fallbacks == {}
+
+
+def test_groups_of_a_trained_module_are_found():
+    assert len(groups_of(_net().requires_grad_(False), torch.randn(4, 8))) == 1

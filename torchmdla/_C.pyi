@@ -1,0 +1,43 @@
+"""The C++ extension: fusion pass, run function, device calls."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypedDict
+
+import torch
+
+class Counts(TypedDict):
+    groups: int
+    specialisations: int
+    recordings: int
+    fallbacks: dict[str, int]
+
+class Executable:
+    """Compiled code bound to the inputs and outputs of a group."""
+
+    def __init__(
+        self,
+        *,
+        entry: int,
+        workspace_bytes: int,
+        owner: object,
+        inputs: Sequence[tuple[str, object]],
+        outputs: Sequence[object],
+    ) -> None: ...
+
+def set_compiler(
+    compile: Callable[[torch._C.Graph, dict[str, Any], list[int], str], Executable],
+    make_meta: Callable[[torch.dtype, tuple[int, ...], tuple[int, ...]], object],
+    error_type: type[Exception],
+) -> None: ...
+def set_device(
+    device: str, ops: Sequence[tuple[str, str, str, dict[str, object]]], dtypes: Sequence[torch.dtype]
+) -> None: ...
+def set_enabled(on: bool) -> None: ...
+def is_enabled() -> bool: ...
+def set_strict(on: bool) -> None: ...
+def is_strict() -> bool: ...
+def set_max_specialisations(most: int) -> None: ...
+def statistics() -> Counts: ...
+def reset_statistics() -> None: ...
+def device_calls() -> dict[str, int]: ...
+def fuse_groups(graph: torch._C.Graph) -> int: ...

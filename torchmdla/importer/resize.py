@@ -1,0 +1,129 @@
+"""Resizing of images, one dimension at a time: each output element is a weighted sum of a few input elements.
+
+Coordinates are those of PyTorch's kernels: with ``align_corners`` the corner elements meet, otherwise the corners of
+the corner elements do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+# The length of a dimension, its new length, the step between samples, align_corners -> [(indices, weights or None)].
+Taps = Callable[[Tensor, int, int, float, bool], "list[tuple[Tensor, Tensor | None]]"]
+
+
+def _nearest(value: Tensor, length: int, new: int, step: float, align: bool) -> list[tuple[Tensor, Tensor | None]]:
+    place = _steps(value, new) * step
+    return [(torch.floor(place).to(torch.int64).clamp(0, length - 1), None)]
+
+
+def _linear(value: Tensor, length: int, new: int, step: float, align: bool) -> list[tuple[Tensor, Tensor | None]]:
+    place = _places(value, new, step, align).clamp(min=0.0)
+    low = torch.floor(place)
+    part = place - low
+    index = low.to(torch.int64)
+    return [(index.clamp(0, length - 1), 1.0 - part), ((index + 1).clamp(0, length - 1), part)]
+
+
+def _cubic(value: Tensor, length: int, new: int, step: float, align: bool) -> list[tuple[Tensor, Tensor | None]]:
+    place = _places(value, new, step, align)
+    low = torch.floor(place)
+    part = place - low
+    index = low.to(torch.int64)
+    weights = (_far(part + 1.0), _near(part), _near(1.0 - part), _far(2.0 - part))
+    return [((index + offset).clamp(0, length - 1), weight) for offset, weight in zip((-1, 0, 1, 2), weights, strict=True)]
+
+
+# The cubic convolution kernel (Keys, 1981) with PyTorch's coefficient, for distances up to 1 and up to 2.
+_A = -0.75
+
+
+def _near(distance: Tensor) -> Tensor:
+    return ((_A + 2.0) * distance - (_A + 3.0)) * distance * distance + 1.0
+
+
+def _far(distance: Tensor) -> Tensor:
+    return ((_A * distance - 5.0 * _A) * distance + 8.0 * _A) * distance - 4.0 * _A
+
+
+def _steps(value: Tensor, new: int) -> Tensor:
+    return torch.arange(new, device=value.device).to(value.dtype)
+
+
+def _places(value: Tensor, new: int, step: float, align: bool) -> Tensor:
+    return _steps(value, new) * step if align else (_steps(value, new) + 0.5) * step - 0.5
+
+
+def _step(length: int, new: int, scale: float | None, align: bool) -> float:
+    if align:
+        return (length - 1) / (new - 1) if new > 1 else 0.0
+    return 1.0 / scale if scale is not None and scale > 0 else length / new
+
+
+def _resize_dim(taps: Taps, value: Tensor, dim: int, new: int, scale: float | None, align: bool) -> Tensor:
+    length = value.size(dim)
+    if length == new and scale in (None, 1.0):
+        return value
+    shape = [-1 if d == dim else 1 for d in range(value.dim())]
+    step = _step(length, new, scale, align)
+    terms = []
+    for index, weight in taps(value, length, new, step, align):
+        term = torch.index_select(value, dim, index)
+        terms.append(term if weight is None else term * weight.view(shape))
+    return sum(terms[1:], start=terms[0])
+
+
+def _resize(taps: Taps, value: Tensor, sizes: Sequence[int], scales: Sequence[float | None], align: bool) -> Tensor:
+    first = value.dim() - len(sizes)
+    # The innermost dimension first, as PyTorch's kernels sum.
+    for offset in reversed(range(len(sizes))):
+        value = _resize_dim(taps, value, first + offset, sizes[offset], scales[offset], align)
+    return value
+
+
+def resize(taps: Taps, spatial: int, *, aligns: bool) -> Callable[..., Tensor]:
+    """The overload that takes output sizes and then, optionally, one scale for each dimension.
+
+    ``aligns``: whether the op has an argument ``align_corners`` after the sizes.
+    """
+
+    def call(value: Tensor, sizes: Sequence[int], *rest: object) -> Tensor:
+        align, scales = (rest[0], rest[1:]) if aligns else (False, rest)
+        return _resize(taps, value, sizes, scales or [None] * spatial, bool(align))  # type: ignore[arg-type]
+
+    return call
+
+
+def resize_vec(taps: Taps, spatial: int, *, aligns: bool) -> Callable[..., Tensor]:
+    """The overload ``.vec``: output sizes or scale factors, the other being None."""
+
+    def call(value: Tensor, sizes: Sequence[int] | None, *rest: object) -> Tensor:
+        align, factors = (bool(rest[0]), rest[1]) if aligns else (False, rest[0])
+        scales: Sequence[float | None] = [None] * spatial if factors is None else factors  # type: ignore[assignment]
+        if sizes is None:
+            lengths = value.shape[value.dim() - spatial :]
+            sizes = [math.floor(length * factor) for length, factor in zip(lengths, scales, strict=True)]  # type: ignore[operator]
+        return _resize(taps, value, sizes, scales, align)
+
+    return call
+
+
+# Name of the op -> (taps, dimensions, whether it has align_corners).
+_KINDS: dict[str, tuple[Taps, int, bool]] = {
+    "upsample_nearest1d": (_nearest, 1, False),
+    "upsample_nearest2d": (_nearest, 2, False),
+    "upsample_nearest3d": (_nearest, 3, False),
+    "upsample_linear1d": (_linear, 1, True),
+    "upsample_bilinear2d": (_linear, 2, True),
+    "upsample_trilinear3d": (_linear, 3, True),
+    "upsample_bicubic2d": (_cubic, 2, True),
+}
+
+RESIZES: dict[str, Callable[..., Tensor]] = {
+    **{f"aten::{name}": resize(taps, spatial, aligns=aligns) for name, (taps, spatial, aligns) in _KINDS.items()},
+    **{f"aten::{name}.vec": resize_vec(taps, spatial, aligns=aligns) for name, (taps, spatial, aligns) in _KINDS.items()},
+}
