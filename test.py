@@ -185,7 +185,8 @@ def show(reports: list[Report], options: argparse.Namespace) -> None:
     size = "reduced models" if options.quick else "full-size models"
     table = Table(
         title=f"torchmdla against eager: {size}, {options.threads} thread(s); times are least / median",
-        caption="error: the largest, relative to the largest output; speed: eager's least time over torchmdla's",
+        caption="error: the largest, relative to the largest output; speed: eager's least time over torchmdla's;\n"
+        "the first model's compile times include loading the compiler's modules, once for each process",
     )
     table.add_column("model")
     for column in ("groups", "ops\ninside", "work\ninside", "compile\ncold, s", "from\ncache, s", "error"):

@@ -135,7 +135,8 @@ def show(results: dict[str, dict[str, Times]]) -> None:
         table.add_column(way, justify="right")
     for name, result in results.items():
         table.add_row(name, *(f"{result[way]['min']:.2f} / {result[way]['median']:.2f}" for way in ways))
-    Console(highlight=False).print(table)
+    # Wide enough for the table where the output is not a terminal.
+    Console(width=None if sys.stdout.isatty() else 100, highlight=False).print(table)
 
 
 if __name__ == "__main__":

@@ -7,10 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch_mlir import ir
+from torch_mlir.dialects import memref
 
 from torchmdla.devices.cpu.frontend import explained, forward_of, run
 
 ALIGNMENT = 64
+
+# Ops whose result is (a part of) their first operand's memory.
+VIEWS = frozenset(
+    f"memref.{name}" for name in ("subview", "expand_shape", "collapse_shape", "cast", "reinterpret_cast", "transpose")
+)
 
 _BUFFERIZE = (
     "one-shot-bufferize{bufferize-function-boundaries=1 function-boundary-type-conversion=identity-layout-map%s}"
@@ -26,20 +32,21 @@ def bufferize(module: ir.Module) -> Any:
     Raises:
         CompileError: upstream cannot bufferise the program.
     """
-    forward = forward_of(module)
-    _pass_destinations(forward)
-    # Upstream's tensor-matching ops bufferise by a pass of their own, which knows nothing of reuse in place.
-    foreign = any(op.operation.name.startswith("tm_tensor.") for op in forward.regions[0].blocks[0].operations)
     with explained("bufferisation failed"):
+        # Before the results have destinations: upstream's pass may put two values into one of these.
+        run(module, "eliminate-empty-tensors")
+        forward = forward_of(module)
+        inputs = len(forward.type.inputs)
+        _pass_destinations(forward)
+        # Upstream's tensor-matching ops bufferise by a pass of their own, which knows nothing of reuse in place.
+        foreign = any(op.operation.name.startswith("tm_tensor.") for op in forward.regions[0].blocks[0].operations)
         if foreign:
             run(module, "func.func(tm-tensor-bufferize)", _BUFFERIZE % " copy-before-write=1", _AFTER)
         else:
-            run(module, "eliminate-empty-tensors", _BUFFERIZE % "", _AFTER)
-    return forward_of(module)
-
-
-def _forward(module: ir.Module) -> Any:
-    return next(op for op in module.body.operations if op.operation.name == "func.func")
+            run(module, _BUFFERIZE % "", _AFTER)
+    forward = forward_of(module)
+    _compute_in_destinations(forward, inputs)
+    return forward
 
 
 def _pass_destinations(function: Any) -> None:
@@ -63,6 +70,75 @@ def _pass_destinations(function: Any) -> None:
     free = ir.DictAttr.get({})
     kinds = [read_only if isinstance(t, ir.RankedTensorType) else free for t in inputs]
     function.attributes["arg_attrs"] = ir.ArrayAttr.get(kinds + [free] * len(buffers))
+
+
+def _compute_in_destinations(function: Any, inputs: int) -> None:
+    """Lets a buffer that is only copied to a result be that result's buffer, from its allocation on."""
+    block = function.regions[0].blocks[0]
+    for destination in list(block.arguments)[inputs:]:
+        copies = [use.owner.operation for use in destination.uses]
+        if len(copies) != 1 or copies[0].name != "memref.copy":
+            continue
+        position = {op.operation: k for k, op in enumerate(block.operations)}
+        allocation = _whole_allocation(copies[0].operands[0])
+        if allocation is not None and not _is_written_after(allocation.results[0], copies[0], position):
+            _replace_allocation(allocation, destination)
+            copies[0].erase()
+            allocation.erase()
+
+
+def _whole_allocation(buffer: Any) -> Any | None:
+    """The allocation of which ``buffer`` is all, in the same order."""
+    while isinstance(buffer, ir.OpResult) and _is_contiguous(ir.MemRefType(buffer.type)):
+        op = buffer.owner.operation
+        if op.name == "memref.alloc":
+            return op
+        if op.name not in ("memref.expand_shape", "memref.collapse_shape", "memref.cast"):
+            return None
+        buffer = op.operands[0]
+    return None
+
+
+def _is_contiguous(kind: Any) -> bool:
+    return bool(kind == ir.MemRefType.get(kind.shape, kind.element_type))
+
+
+def _is_written_after(buffer: Any, copy: Any, position: dict[Any, int]) -> bool:
+    """Whether anything but a kernel's input or a copy's source uses the buffer after ``copy``."""
+    return any(k > position[copy] and not reads for k, reads in uses(buffer, position))
+
+
+def _replace_allocation(allocation: Any, destination: Any) -> None:
+    kind = ir.MemRefType(allocation.results[0].type)
+    if kind == destination.type:
+        allocation.results[0].replace_all_uses_with(destination)
+        return
+    strides, _ = kind.get_strides_and_offset()
+    sizes = list(kind.shape)
+    with ir.InsertionPoint(allocation), allocation.location:
+        view = memref.ReinterpretCastOp(kind, destination, [], [], [], [0], sizes, strides)
+    allocation.results[0].replace_all_uses_with(view.result)
+
+
+def uses(buffer: Any, position: dict[Any, int]) -> list[tuple[int, bool]]:
+    """The steps that use a buffer, through views and inside regions, and whether they certainly only read it."""
+    found = []
+    for use in buffer.uses:
+        owner = use.owner.operation
+        if owner.name in VIEWS:
+            found += uses(owner.results[0], position)
+        reads = use.operand_number < len(owner.operands) - _outputs(owner)
+        while owner not in position:
+            owner, reads = owner.parent.operation, False
+        found.append((position[owner], reads or owner.name in VIEWS))
+    return found
+
+
+def _outputs(op: Any) -> int:
+    """How many of an op's last operands it may write."""
+    if op.name == "linalg.generic":
+        return int(ir.DenseI32ArrayAttr(op.attributes["operandSegmentSizes"])[1])
+    return 1 if op.name == "memref.copy" else len(op.operands)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 from torch_mlir import ir
 
 from torchmdla.compiler.program import Program
-from torchmdla.devices.cpu.buffers import ALIGNMENT, Lifetime, plan
+from torchmdla.devices.cpu.buffers import ALIGNMENT, VIEWS, Lifetime, plan, uses
 from torchmdla.devices.cpu.kernels import write_kernel
 from torchmdla.devices.cpu.nests import (
     ELEMENT_BYTES,
@@ -28,10 +28,6 @@ from torchmdla.errors import CompileError
 
 ENTRY = "mdla_forward"
 PARALLEL_FOR = "mdla_parallel_for"
-
-_VIEWS = frozenset(
-    f"memref.{name}" for name in ("subview", "expand_shape", "collapse_shape", "cast", "reinterpret_cast", "transpose")
-)
 
 # Scalars that a kernel takes are passed in slots of the workspace.
 _SLOT_BYTES = 8
@@ -124,7 +120,7 @@ class _EntryWriter:
             "memref.assume_alignment": self._nothing,
             "cf.assert": self._assert,
             "func.return": self._nothing,
-            **dict.fromkeys(_VIEWS, self._nothing),
+            **dict.fromkeys(VIEWS, self._nothing),
         }
 
     def write(self) -> Code:
@@ -166,7 +162,7 @@ class _EntryWriter:
         for step, op in enumerate(self._ops):
             if op.name == "memref.alloc":
                 owners.append(op.results[0])
-                last = max(_uses(op.results[0], position), default=step)
+                last = max((k for k, _ in uses(op.results[0], position)), default=step)
                 lifetimes.append(Lifetime(memory_bytes(op.results[0]), step, last))
             for number, size in enumerate(self._regions[op].temporaries if op in self._regions else ()):
                 owners.append((op, number))
@@ -214,7 +210,7 @@ class _EntryWriter:
     def _pointer(self, value: Any, with_offset: bool = True) -> str:
         """The address of a buffer's first element (or of what its offset counts from)."""
         offset = layout(value)[1] * ELEMENT_BYTES[stored(_element(value))] if with_offset else 0
-        while isinstance(value, ir.OpResult) and value.owner.operation.name in _VIEWS:
+        while isinstance(value, ir.OpResult) and value.owner.operation.name in VIEWS:
             value = value.owner.operation.operands[0]
         if value in self._bases:
             return self._at(self._buffer(self._bases[value]), offset)
@@ -399,19 +395,6 @@ def _element(buffer: Any) -> str:
     return str(ir.MemRefType(buffer.type).element_type)
 
 
-def _uses(value: Any, position: dict[Any, int]) -> list[int]:
-    """The steps that use a buffer, through views and inside regions."""
-    found = []
-    for use in value.uses:
-        owner = use.owner.operation
-        if owner.name in _VIEWS:
-            found += _uses(owner.results[0], position)
-        while owner not in position:
-            owner = owner.parent.operation
-        found.append(position[owner])
-    return found
-
-
 def _declaration(kinds: str) -> str:
     """``(f32) -> f32`` as a declaration's signature; a function without result has none."""
     return kinds.removesuffix(" -> ()").replace("-> ()", "")
@@ -427,8 +410,11 @@ def _global_text(symbol: str, op: Any) -> str:
     if str(value).startswith("dense_resource"):
         raise CompileError("a constant that lies outside of the program's text")
     kind = ir.MemRefType(op.results[0].type)
+    sizes = list(kind.shape) or [1]
     array = str(kind.element_type)
-    for size in reversed(kind.shape):
+    for size in reversed(sizes):
         array = f"array<{size} x {array}>"
-    array = f"!llvm.{array}" if kind.shape else array
+    array = f"!llvm.{array}"
+    if not kind.shape:
+        value = str(value).replace("tensor<", "tensor<1x")
     return f"llvm.mlir.global internal constant @{symbol}({value}) {{alignment = 64 : i64}} : {array}"
