@@ -1,5 +1,6 @@
 #include "compiler.h"
 
+#include "device_table.h"
 #include "fusion_pass.h"
 
 #include <ATen/core/grad_mode.h>
@@ -61,7 +62,18 @@ void set_compile_function(CompileFunction function) { compile_function() = std::
 CompilationGroup::CompilationGroup(const Node* node)
     : graph_(node->g(attr::Subgraph)), device_(node->s(device_attribute())),
       name_(torch::jit::SubgraphUtils::generateNameForGraph(graph_, longest_name, "mdla")),
-      parameters_(node->is(parameters_attribute())), num_inputs_(node->inputs().size()) {}
+      parameters_(node->is(parameters_attribute())), num_inputs_(node->inputs().size()) {
+  const auto table = device_table(device_);
+  TORCH_CHECK(table, "torchmdla: a group is for device \"", device_, "\", which is not loaded here; "
+              "call torchmdla.enable(device=\"", device_, "\") first");
+  for (const auto* inner : graph_->nodes())
+    if (const auto* rule = table->rule(inner))
+      for (const auto& [argument, wanted] : rule->where) {
+        const auto* value = inner->input(*inner->schema().argumentIndexWithName(argument));
+        if (value->node()->kind() != c10::prim::Constant)
+          conditions_.push_back({value->debugName(), wanted});
+      }
+}
 
 void CompilationGroup::run(Stack& stack) {
   RECORD_FUNCTION(name_, c10::ArrayRef<const c10::IValue>());
@@ -101,12 +113,16 @@ const CompilationGroup::Specialisation* CompilationGroup::find(const Signature& 
 }
 
 void CompilationGroup::run_specialised(const Specialisation& specialisation, Stack& stack) {
-  if (!specialisation.executable) {
+  switch (specialisation.outcome) {
+  case Outcome::compiled:
+    if (!specialisation.executable->run(stack, num_inputs_)) fall_back(stack, Fallback::status);
+    return;
+  case Outcome::split: return run_split(stack);
+  case Outcome::failed:
     if (settings().strict) specialisation.raise();
     statistics().count(specialisation.failure);
     return fall_back(stack);
   }
-  if (!specialisation.executable->run(stack, num_inputs_)) fall_back(stack, Fallback::status);
 }
 
 // The first call with new inputs: its results come from eager kernels, whose record is what the
@@ -119,7 +135,7 @@ void CompilationGroup::specialise(const Signature& signature, Stack& stack) {
   const auto record = run_and_record(*graph_, stack);
   ++statistics().recordings;
   const auto& made = publish(compile(signature, record));
-  if (!made.executable && settings().strict) made.raise();
+  if (made.outcome == Outcome::failed && settings().strict) made.raise();
 }
 
 // Whether this thread is the one to compile: nullopt, or why not.
@@ -133,12 +149,27 @@ std::optional<Fallback> CompilationGroup::claim(const Signature& signature) {
   return std::nullopt;
 }
 
+bool CompilationGroup::conditions_hold(const Record& record) const {
+  return std::all_of(conditions_.begin(), conditions_.end(), [&](const Condition& condition) {
+    const auto found = std::find_if(record.begin(), record.end(), [&](const RecordedValue& seen) {
+      return seen.name == condition.value;
+    });
+    const auto* value = found == record.end() ? nullptr : std::get_if<c10::IValue>(&found->seen);
+    return value && value->equals(condition.wanted).toBool();
+  });
+}
+
 std::unique_ptr<CompilationGroup::Specialisation>
 CompilationGroup::compile(const Signature& signature, const Record& record) const {
   auto made = std::make_unique<Specialisation>();
   made->signature = signature;
+  if (!conditions_hold(record)) {
+    made->outcome = Outcome::split;
+    return made;
+  }
   try {
     made->executable = compile_function()({graph_, record, parameters_, device_});
+    made->outcome = Outcome::compiled;
     ++statistics().specialisations;
   } catch (const CompileFailure& failure) {
     made->failure = failure.what();
@@ -154,6 +185,18 @@ CompilationGroup::publish(std::unique_ptr<Specialisation> specialisation) {
   newest_.store(specialisation.get(), std::memory_order_release);
   specialisations_.push_back(std::move(specialisation));
   return *specialisations_.back();
+}
+
+// A group that took an op on a condition that this call violates (dropout, in training after all):
+// the subgraph runs with groups of its own around such ops.
+void CompilationGroup::run_split(Stack& stack) {
+  std::call_once(split_once_, [&] {
+    auto graph = graph_->copy();
+    if (const auto table = device_table(device_))
+      fuse_groups(graph, *table, OpenConditions::assume_violated);
+    split_.emplace(graph, name_);
+  });
+  torch::jit::InterpreterState(*split_).run(stack);
 }
 
 // A group formed from a run without gradients (tracing checks its result in one) and called with

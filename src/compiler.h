@@ -59,13 +59,22 @@ public:
   void run(torch::jit::Stack& stack);
 
 private:
+  enum class Outcome { compiled, split, failed };
+
   // Immutable once published.
   struct Specialisation {
     Signature signature;
-    std::shared_ptr<const Executable> executable; // null: compilation failed
+    Outcome outcome = Outcome::failed;
+    std::shared_ptr<const Executable> executable;
     std::string failure;
     std::function<void()> raise;
     const Specialisation* next = nullptr;
+  };
+
+  // A value of the subgraph that must be `wanted` for its node to be compiled.
+  struct Condition {
+    std::string value;
+    c10::IValue wanted;
   };
 
   std::optional<Fallback> reason_to_fall_back(c10::ArrayRef<c10::IValue> inputs,
@@ -73,10 +82,12 @@ private:
   const Specialisation* find(const Signature& signature) const;
   void run_specialised(const Specialisation& specialisation, torch::jit::Stack& stack);
   void specialise(const Signature& signature, torch::jit::Stack& stack);
+  bool conditions_hold(const Record& record) const;
   std::optional<Fallback> claim(const Signature& signature);
   std::unique_ptr<Specialisation> compile(const Signature& signature, const Record& record) const;
   const Specialisation& publish(std::unique_ptr<Specialisation> specialisation);
   void run_differentiable(torch::jit::Stack& stack);
+  void run_split(torch::jit::Stack& stack);
   void fall_back(torch::jit::Stack& stack);
   void fall_back(torch::jit::Stack& stack, Fallback reason);
 
@@ -85,12 +96,16 @@ private:
   const std::string name_;
   const std::vector<int64_t> parameters_;
   const size_t num_inputs_;
+  std::vector<Condition> conditions_;
 
   std::once_flag interpreted_once_;
   std::optional<torch::jit::Code> interpreted_; // set under interpreted_once_
 
   std::once_flag differentiable_once_;
   std::optional<torch::jit::GraphExecutor> differentiable_; // set under differentiable_once_
+
+  std::once_flag split_once_;
+  std::optional<torch::jit::Code> split_; // set under split_once_
 
   // Readers walk the list from `newest_` without a lock; entries live as long as the group.
   std::atomic<const Specialisation*> newest_{nullptr};

@@ -11,15 +11,9 @@ using torch::jit::Value;
 
 namespace {
 
-bool has_constant(const Node* node, const std::string& argument, const c10::IValue& wanted) {
-  const auto index = node->schema().argumentIndexWithName(argument);
-  if (!index) return false;
-  const auto value = torch::jit::toIValue(node->input(*index));
-  return value && value->equals(wanted).toBool();
-}
-
 std::mutex table_mutex;
-std::shared_ptr<const DeviceTable> table_in_use; // guarded by table_mutex
+std::unordered_map<std::string, std::shared_ptr<const DeviceTable>> tables; // guarded by table_mutex
+std::shared_ptr<const DeviceTable> table_in_use;                            // guarded by table_mutex
 
 } // namespace
 
@@ -33,8 +27,6 @@ const OpRule* DeviceTable::rule(const Node* node) const {
   if (!schema) return nullptr;
   const auto found = ops.find(schema->operator_name());
   if (found == ops.end()) return nullptr;
-  for (const auto& [argument, wanted] : found->second.where)
-    if (!has_constant(node, argument, wanted)) return nullptr;
   for (const auto* value : node->inputs())
     if (!takes_type(value)) return nullptr;
   for (const auto* value : node->outputs())
@@ -42,13 +34,36 @@ const OpRule* DeviceTable::rule(const Node* node) const {
   return &found->second;
 }
 
+Conditions DeviceTable::conditions(const Node* node, const OpRule& rule) const {
+  auto result = Conditions::met;
+  for (const auto& [argument, wanted] : rule.where) {
+    const auto index = node->schema().argumentIndexWithName(argument);
+    if (!index) return Conditions::violated;
+    const auto* value = node->input(*index);
+    const auto constant = torch::jit::toIValue(value);
+    if (constant && !constant->equals(wanted).toBool()) return Conditions::violated;
+    // Only a boolean may differ from call to call: other conditions (no running mean) are not
+    // expected to come true.
+    if (!constant && value->type()->kind() != c10::TypeKind::BoolType) return Conditions::violated;
+    if (!constant) result = Conditions::open;
+  }
+  return result;
+}
+
 std::shared_ptr<const DeviceTable> current_device_table() {
   std::lock_guard<std::mutex> guard(table_mutex);
   return table_in_use;
 }
 
+std::shared_ptr<const DeviceTable> device_table(const std::string& device) {
+  std::lock_guard<std::mutex> guard(table_mutex);
+  const auto found = tables.find(device);
+  return found == tables.end() ? nullptr : found->second;
+}
+
 void set_device_table(std::shared_ptr<const DeviceTable> table) {
   std::lock_guard<std::mutex> guard(table_mutex);
+  tables[table->device] = table;
   table_in_use = std::move(table);
 }
 

@@ -60,8 +60,10 @@ struct Group {
 // Finds and forms the groups of one block.
 class BlockFuser {
 public:
-  BlockFuser(Block* block, const DeviceTable& table, const AliasDb& aliases)
-      : block_(block), table_(table), aliases_(aliases), memory_order_(block, table, aliases) {}
+  BlockFuser(Block* block, const DeviceTable& table, OpenConditions open_conditions,
+             const AliasDb& aliases)
+      : block_(block), table_(table), open_conditions_(open_conditions), aliases_(aliases),
+        memory_order_(block, table, aliases) {}
 
   size_t run() {
     for (auto* node : block_->nodes()) {
@@ -94,14 +96,29 @@ private:
   }
 
   std::optional<OpKind> kind_of(Node* node) {
-    if (memory_order_.is_ordered(node)) return std::nullopt;
     if (takes_apart(node)) return kind_of_taking_apart(node);
     const auto* rule = table_.rule(node);
-    if (!rule || !inputs_fit(node) || !outputs_fit(node, *rule)) return std::nullopt;
-    // A view that someone writes through must stay a view of what it was taken from.
-    if (rule->kind == OpKind::view && aliases_.hasOutputWriters(node)) return std::nullopt;
+    if (!rule || !conditions_fit(node, *rule) || !inputs_fit(node) || !outputs_fit(node, *rule))
+      return std::nullopt;
     if (rule->kind == OpKind::item && !shape_tensors_.count(node->input(0))) return std::nullopt;
-    return follow_shape_tensors(node, shape_tensors_) ? OpKind::shape : rule->kind;
+    if (follow_shape_tensors(node, shape_tensors_)) return OpKind::shape;
+    // An element of a list of tensors is that tensor.
+    const bool picks_tensor = rule->kind == OpKind::shape && is_tensor(node->output(0));
+    const auto kind = picks_tensor ? OpKind::view : rule->kind;
+    // A view that someone writes through must stay a view of what it was taken from.
+    if (kind == OpKind::view && aliases_.hasOutputWriters(node)) return std::nullopt;
+    return kind;
+  }
+
+  // A node that may have effects is taken on the condition that it has none: a call that violates
+  // the condition runs the subgraph as it stands, in order.
+  bool conditions_fit(const Node* node, const OpRule& rule) const {
+    switch (table_.conditions(node, rule)) {
+    case Conditions::met: return !memory_order_.has_effects(node);
+    case Conditions::open: return open_conditions_ == OpenConditions::assume_met;
+    case Conditions::violated: break;
+    }
+    return false;
   }
 
   std::optional<OpKind> kind_of_taking_apart(const Node* node) const {
@@ -335,6 +352,7 @@ private:
 
   Block* block_;
   const DeviceTable& table_;
+  const OpenConditions open_conditions_;
   const AliasDb& aliases_;
   const MemoryOrder memory_order_;
   std::unordered_map<const Node*, size_t> position_;
@@ -347,20 +365,22 @@ private:
 
 // Inner blocks first: groups never change what an outer block's nodes read and write, while the
 // alias analysis knows nothing of values that groups add to an outer block.
-size_t fuse_block(Block* block, const DeviceTable& table, const AliasDb& aliases) {
+size_t fuse_block(Block* block, const DeviceTable& table, OpenConditions open_conditions,
+                  const AliasDb& aliases) {
   size_t groups = 0;
   for (auto* node : block->nodes())
-    for (auto* inner : node->blocks()) groups += fuse_block(inner, table, aliases);
-  return groups + BlockFuser(block, table, aliases).run();
+    for (auto* inner : node->blocks()) groups += fuse_block(inner, table, open_conditions, aliases);
+  return groups + BlockFuser(block, table, open_conditions, aliases).run();
 }
 
 } // namespace
 
-size_t fuse_groups(const std::shared_ptr<Graph>& graph, const DeviceTable& table) {
+size_t fuse_groups(const std::shared_ptr<Graph>& graph, const DeviceTable& table,
+                   OpenConditions open_conditions) {
   torch::jit::RemoveListMutation(graph);
   torch::jit::RemoveTensorMutation(graph);
   const AliasDb aliases(graph);
-  const size_t groups = fuse_block(graph->block(), table, aliases);
+  const size_t groups = fuse_block(graph->block(), table, open_conditions, aliases);
   if (groups != 0) torch::jit::EliminateDeadCode(graph);
   return groups;
 }

@@ -13,8 +13,12 @@ c10::Symbol group_symbol();
 c10::Symbol device_attribute();
 c10::Symbol parameters_attribute();
 
+// Whether a node joins a group when the device takes it under conditions that only a call can tell.
+enum class OpenConditions { assume_met, assume_violated };
+
 // Merges what `table` takes into maximal groups, in every block of `graph`. Pure C++: it runs under
 // the executor's compile lock, where taking the GIL deadlocks. Returns the number of groups made.
-size_t fuse_groups(const std::shared_ptr<torch::jit::Graph>& graph, const DeviceTable& table);
+size_t fuse_groups(const std::shared_ptr<torch::jit::Graph>& graph, const DeviceTable& table,
+                   OpenConditions open_conditions = OpenConditions::assume_met);
 
 } // namespace torchmdla

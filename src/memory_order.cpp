@@ -2,25 +2,40 @@
 
 #include "graph_values.h"
 
+#include <algorithm>
+
 namespace torchmdla {
 
 using torch::jit::AliasDb;
 using torch::jit::Block;
 using torch::jit::Node;
+using torch::jit::Value;
 
 namespace {
 
-bool touches(const AliasDb& aliases, Node* writer, Node* node) {
-  torch::jit::ValueSet values;
-  values.insert(node->inputs().begin(), node->inputs().end());
-  values.insert(node->outputs().begin(), node->outputs().end());
-  return aliases.writesToAlias(writer, values);
+// PyTorch calls ops random by their schema (dropout, LSTM, attention). They are not with the
+// arguments that a device asks for.
+bool draws_random_numbers(const Node* node, const DeviceTable& table) {
+  if (!node->isNondeterministic()) return false;
+  const auto* rule = table.rule(node);
+  return !rule || table.conditions(node, *rule) != Conditions::met;
 }
 
-// A device takes no op that draws random numbers: what PyTorch calls nondeterministic by its schema
-// (dropout, LSTM, attention) is not with the arguments that the table asks for.
-bool draws_random_numbers(const Node* node, const DeviceTable& table) {
-  return node->isNondeterministic() && !table.rule(node);
+// Effects whose order shows whatever memory they touch.
+bool has_visible_effects(const Node* node, const DeviceTable& table) {
+  if (node->hasSideEffects() || draws_random_numbers(node, table)) return true;
+  return std::any_of(node->blocks().begin(), node->blocks().end(), [&](const Block* block) {
+    return std::any_of(block->nodes().begin(), block->nodes().end(), [&](const Node* inner) {
+      return has_visible_effects(inner, table);
+    });
+  });
+}
+
+bool touches(const AliasDb& aliases, Node* writer, Node* node) {
+  torch::jit::ValueSet values;
+  for_each_input(node, [&](Value* value) { values.insert(value); });
+  values.insert(node->outputs().begin(), node->outputs().end());
+  return aliases.writesToAlias(writer, values);
 }
 
 } // namespace
@@ -29,18 +44,18 @@ MemoryOrder::MemoryOrder(Block* block, const DeviceTable& table, const AliasDb& 
   std::vector<Node*> writers;
   Node* previous = nullptr;
   for (auto* node : block->nodes()) {
-    const bool writes = aliases.isMutable(node);
-    if (!writes && !node->hasSideEffects() && !draws_random_numbers(node, table) &&
-        node->blocks().empty())
-      continue;
-    ordered_.insert(node);
+    if (aliases.isMutable(node)) {
+      effects_.insert(node);
+      writers.push_back(node);
+    }
+    if (!has_visible_effects(node, table)) continue;
+    effects_.insert(node);
     if (previous) before_[node].push_back(previous);
     previous = node;
-    if (writes) writers.push_back(node);
   }
   for (auto* writer : writers)
     for (auto* node : block->nodes()) {
-      if (is_ordered(node) || is_constant(node) || !touches(aliases, writer, node)) continue;
+      if (node == writer || is_constant(node) || !touches(aliases, writer, node)) continue;
       if (node->isBefore(writer))
         before_[writer].push_back(node);
       else

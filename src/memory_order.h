@@ -17,15 +17,16 @@ public:
   MemoryOrder(torch::jit::Block* block, const DeviceTable& table,
               const torch::jit::AliasDb& aliases);
 
-  // Nodes that keep their order among themselves: writers, side effects, random numbers, control
-  // flow. They never join a group.
-  bool is_ordered(const torch::jit::Node* node) const { return ordered_.count(node) != 0; }
+  // Whether `node` writes memory, draws random numbers or has side effects, itself or in its blocks.
+  // With open conditions this is only what it might do.
+  bool has_effects(const torch::jit::Node* node) const { return effects_.count(node) != 0; }
 
-  // Nodes that must stay before `node` because one writes what the other reads or writes.
+  // Nodes that must stay before `node`: one writes what the other reads or writes, or both have
+  // effects whose order shows (random numbers, output).
   const std::vector<torch::jit::Node*>& before(const torch::jit::Node* node) const;
 
 private:
-  std::unordered_set<const torch::jit::Node*> ordered_;
+  std::unordered_set<const torch::jit::Node*> effects_;
   std::unordered_map<const torch::jit::Node*, std::vector<torch::jit::Node*>> before_;
 };
 

@@ -15,11 +15,15 @@ from torchmdla.devices.cpu.kernels import write_kernel
 from torchmdla.devices.cpu.nests import (
     ELEMENT_BYTES,
     BoundNest,
+    Instruction,
     NotANestError,
     computed,
+    filled_with,
     from_copy,
     from_generic,
     layout,
+    overwrites,
+    starting_from,
     stored,
 )
 from torchmdla.devices.cpu.regions import Region, memory_bytes, outline
@@ -109,6 +113,7 @@ class _EntryWriter:
         self._uses_status = False
         self._asserts = False
         self._regions: dict[Any, Region] = {}
+        self._initial: dict[Any, Instruction] = {}
         self._handlers = {
             "linalg.generic": self._call,
             "memref.copy": self._call,
@@ -228,7 +233,9 @@ class _EntryWriter:
             self._call_region(op)
             return
         bound = self._bound(op)
-        if 0 in bound.nest.sizes:
+        if op in self._initial:
+            bound = starting_from(bound, self._initial[op])
+        if 0 in bound.nest.sizes or self._moves_into_next(op, bound):
             return
         schedule = choose(bound.nest, self._machine)
         code = write_kernel(bound.nest, schedule, self._machine, self._attributes)
@@ -239,6 +246,18 @@ class _EntryWriter:
             pointers.append(self._workspace(self._slot("status")))
             self._uses_status = True
         self._call_kernel(self._functions.kernel(code.text), pointers, schedule)
+
+    def _moves_into_next(self, op: Any, bound: BoundNest) -> bool:
+        """Whether a fill is left to the reduction that follows it."""
+        constant = filled_with(bound)
+        following = self._ops[self._ops.index(op) + 1 :]
+        user = next((o for o in following if self._handlers.get(o.name) != self._nothing), None)
+        if constant is None or user is None or user.name != "linalg.generic" or user in self._regions:
+            return False
+        if not overwrites(self._bound(user), bound.buffers[-1]):
+            return False
+        self._initial[user] = constant
+        return True
 
     def _call_kernel(self, symbol: str, pointers: Sequence[str], schedule: Schedule) -> None:
         self._calls += 1

@@ -318,7 +318,7 @@ class _KernelWriter:
         if across:
             values = [self._neutral(position) for position, _ in keys]
         else:
-            values = [self._load_at(self._first_output + position, point) for position, point in keys]
+            values = [self._start(position, point) for position, point in keys]
         values = self._reduction(0, keys, values)
         if across:
             keys, values = self._combine_lanes(keys, values, loops)
@@ -402,9 +402,17 @@ class _KernelWriter:
             fast = " fastmath<reassoc>" if instruction.name in ("arith.addf", "arith.mulf") else ""
             text = f"vector.reduction <{kind}>, {total.name}{fast} : {total.type} into {total.element}"
             scalar = Value(self._define(text), total.element)
-            old = self._load_at(self._first_output + position, point)
+            old = self._start(position, point)
             combined.append(self._emit(instruction, [old, scalar]))
         return list(groups), combined
+
+    def _start(self, position: int, point: Point) -> Value:
+        """What an accumulator starts from."""
+        if self.nest.initial is None:
+            return self._load_at(self._first_output + position, point)
+        start = self._emit(self.nest.initial, [])
+        across = self.schedule.vector >= 0 and self.schedule.vector not in self.schedule.reduction
+        return self._broadcast(start, self.schedule.lanes if across else 1)
 
     def _combiner(self, position: int) -> Instruction:
         assert self.combiners is not None, "a reduction across lanes needs an associative op"

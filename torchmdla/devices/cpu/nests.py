@@ -7,6 +7,7 @@ equal nests, and equal nests become one kernel.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -79,7 +80,8 @@ class Instruction:
 @dataclass(frozen=True)
 class Nest:
     """``inputs`` and ``outputs`` enter the body as its first values, then ``scalars`` (types of values fixed over
-    the nest). The body's ``yields`` are the outputs' new values. Loops marked in ``reduction`` carry the outputs."""
+    the nest). The body's ``yields`` are the outputs' new values. Loops marked in ``reduction`` carry the outputs, from
+    the constant ``initial`` on if there is one, from what lies in memory otherwise."""
 
     sizes: tuple[int, ...]
     reduction: tuple[bool, ...]
@@ -89,6 +91,7 @@ class Nest:
     tables: tuple[Table, ...]
     body: tuple[Instruction, ...]
     yields: tuple[int, ...]
+    initial: Instruction | None = None
 
     @property
     def may_fail(self) -> bool:
@@ -135,6 +138,27 @@ def from_generic(op: Any) -> BoundNest:
     )
     bound = BoundNest(nest, tuple(buffers), tuple(reader.tables), tuple(reader.scalars))
     return _simplified(_without_unread_inputs(bound))
+
+
+def filled_with(bound: BoundNest) -> Instruction | None:
+    """The constant that a nest writes to all of its only output, if that is all it does."""
+    nest = bound.nest
+    constant = len(nest.body) == 1 and nest.body[0].name == "arith.constant" and nest.yields == (1,)
+    return nest.body[0] if constant and not nest.inputs and not nest.scalars else None
+
+
+def starting_from(bound: BoundNest, initial: Instruction) -> BoundNest:
+    """A reduction over a buffer that has just been filled with ``initial``, without reading it."""
+    return replace(bound, nest=replace(bound.nest, initial=initial))
+
+
+def overwrites(bound: BoundNest, buffer: Any) -> bool:
+    """Whether the nest reduces into all of ``buffer``, its only output, and uses it for nothing else."""
+    nest = bound.nest
+    if len(nest.outputs) != 1 or bound.buffers[-1] != buffer or buffer in (*bound.buffers[:-1], *bound.tables):
+        return False
+    written = math.prod(size for size, reduced in zip(nest.sizes, nest.reduction, strict=True) if not reduced)
+    return any(nest.reduction) and 0 not in nest.sizes and written == math.prod(ir.MemRefType(buffer.type).shape)
 
 
 def from_copy(source: Any, destination: Any) -> BoundNest:

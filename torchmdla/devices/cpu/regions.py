@@ -53,7 +53,9 @@ def outline(op: Any, symbol: str) -> Region:
         allocation.erase()
     plain = list(block.arguments)[len(kinds) :]
     arguments = [next(indices) if isinstance(s.type, ir.IndexType) else v for s, v in zip(scalars, plain, strict=True)]
-    _rename(clone, {**dict(zip(buffers, casts[: len(buffers)], strict=True)), **dict(zip(scalars, arguments, strict=True))})
+    _rename(
+        clone, {**dict(zip(buffers, casts[: len(buffers)], strict=True)), **dict(zip(scalars, arguments, strict=True))}
+    )
     if results:
         with ir.InsertionPoint(end), ir.Location.unknown():
             ir.Operation.create("func.return", operands=list(clone.results))
