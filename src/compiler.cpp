@@ -46,6 +46,21 @@ bool has_tangent(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->autograd_meta() && tensor._fw_grad(/*level=*/0).defined();
 }
 
+// Why compiled code may not take this input; nullopt where it may.
+std::optional<Fallback> reason_not_to_read(const c10::IValue& input) {
+  if (input.isTensor()) {
+    const auto& tensor = input.toTensor();
+    if (!tensor.defined()) return std::nullopt;
+    if (!is_plain_tensor(tensor)) return Fallback::input_kind;
+    const bool differentiable = c10::GradMode::is_enabled() && (tensor.requires_grad() || has_tangent(tensor));
+    return differentiable ? std::optional(Fallback::requires_grad) : std::nullopt;
+  }
+  if (input.isTensorList())
+    for (const auto& element : input.toListRef())
+      if (const auto reason = reason_not_to_read(element)) return reason;
+  return std::nullopt;
+}
+
 // Set while a group's own executor runs: a group inside of it that needs gradients after all must not
 // start another one.
 thread_local bool in_differentiable_run = false;
@@ -93,14 +108,8 @@ std::optional<Fallback>
 CompilationGroup::reason_to_fall_back(c10::ArrayRef<c10::IValue> inputs,
                                       Signature& signature) const {
   if (dispatch_mode_active()) return Fallback::dispatch_mode;
-  const bool grad_mode = c10::GradMode::is_enabled();
   for (const auto& input : inputs) {
-    if (input.isTensor() && input.toTensor().defined()) {
-      const auto& tensor = input.toTensor();
-      if (!is_plain_tensor(tensor)) return Fallback::input_kind;
-      if (grad_mode && (tensor.requires_grad() || has_tangent(tensor)))
-        return Fallback::requires_grad;
-    }
+    if (const auto reason = reason_not_to_read(input)) return reason;
     if (!append_signature(input, signature)) return Fallback::input_kind;
   }
   return std::nullopt;

@@ -17,6 +17,11 @@ at::Tensor allocate(const OutputTensor& output) {
   return at::detail::empty_strided_cpu(output.sizes, output.strides, output.dtype);
 }
 
+const at::Tensor& tensor_of(const InputBinding& binding, c10::ArrayRef<c10::IValue> values) {
+  const auto& value = values[binding.input];
+  return (binding.element ? value.toListRef()[*binding.element] : value).toTensor();
+}
+
 // The address an argument starts at. Compiled code reads arguments and never writes them.
 void* address_of(const at::Tensor& tensor) { return const_cast<void*>(tensor.const_data_ptr()); }
 
@@ -61,10 +66,10 @@ void Executable::bind_inputs(c10::ArrayRef<c10::IValue> values,
   for (const auto& binding : inputs_) {
     switch (binding.source) {
     case Source::dense:
-      buffers.push_back(address_of(values[binding.input].toTensor()));
+      buffers.push_back(address_of(tensor_of(binding, values)));
       break;
     case Source::contiguous:
-      copies.push_back(values[binding.input].toTensor().contiguous());
+      copies.push_back(tensor_of(binding, values).contiguous());
       buffers.push_back(address_of(copies.back()));
       break;
     case Source::scalar:

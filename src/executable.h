@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <variant>
 #include <vector>
 
@@ -16,9 +17,10 @@ namespace torchmdla {
 // Where an argument of the program comes from.
 struct InputBinding {
   enum class Source { dense, contiguous, scalar, constant };
-  Source source;       // dense: as it lies in memory; contiguous: copied first where it is not
-  size_t input = 0;    // index among the group's inputs
-  at::Tensor constant; // for Source::constant
+  Source source;                 // dense: as it lies in memory; contiguous: copied first if it is not
+  size_t input = 0;              // index among the group's inputs
+  std::optional<size_t> element; // of an input that is a list of tensors
+  at::Tensor constant;           // for Source::constant
 };
 
 // A tensor that the program computes, laid out as eager PyTorch lays it out.

@@ -131,8 +131,10 @@ private:
     return std::all_of(node->inputs().begin(), node->inputs().end(), [&](const Value* value) {
       const auto* producer = value->node();
       if (is_constant(producer)) return true;
-      if (!is_copied(producer)) return is_plain(value->type()) && !is_volatile(value);
-      return inputs_fit(producer);
+      if (is_copied(producer)) return inputs_fit(producer);
+      // A list of tensors from outside (a module's weights) is taken element by element.
+      if (is_tensor_list(value)) return is_taken(producer) || !aliases_.hasWriters(value);
+      return is_plain(value->type()) && !is_volatile(value);
     });
   }
 

@@ -143,13 +143,15 @@ c10::IValue to_ivalue(const py::handle& value) {
 
 InputBinding input_binding(const std::string& source, const py::object& from) {
   using Source = InputBinding::Source;
-  if (source == "constant") return {Source::constant, 0, from.cast<at::Tensor>()};
+  if (source == "constant") return {Source::constant, 0, std::nullopt, from.cast<at::Tensor>()};
   static const std::unordered_map<std::string, Source> sources{
       {"dense", Source::dense}, {"contiguous", Source::contiguous}, {"scalar", Source::scalar}};
   const auto found = sources.find(source);
   TORCH_CHECK_VALUE(found != sources.end(), "an argument comes from \"dense\", \"contiguous\", "
                     "\"scalar\" or \"constant\", not \"", source, "\"");
-  return {found->second, from.cast<size_t>(), {}};
+  if (!py::isinstance<py::tuple>(from)) return {found->second, from.cast<size_t>(), {}, {}};
+  const auto [input, element] = from.cast<std::pair<size_t, size_t>>();
+  return {found->second, input, element, {}};
 }
 
 OutputBinding output_binding(const py::object& output) {

@@ -75,6 +75,10 @@ bool append_signature(const c10::IValue& value, Signature& signature) {
     append_list(value.toIntVector(), signature, [](int64_t v) { return v; });
   } else if (value.isBoolList()) {
     append_list(value.toBoolList().vec(), signature, [](bool v) { return static_cast<int64_t>(v); });
+  } else if (value.isTensorList()) {
+    const auto& elements = value.toListRef();
+    signature.append({list, static_cast<int64_t>(elements.size())});
+    for (const auto& element : elements) append_signature(element, signature);
   } else if (value.isDoubleList()) {
     append_list(value.toDoubleVector(), signature,
                 [](double v) { return std::bit_cast<int64_t>(v); });

@@ -20,7 +20,8 @@ def execute(imported: ImportedGraph, graph: torch._C.Graph, inputs: Sequence[obj
     code = device.load(artifact)
     arguments = [_argument(binding, graph, inputs) for binding in imported.bindings]
     for made, declared in zip(arguments, imported.arguments, strict=True):
-        assert made.is_contiguous() and tuple(made.shape) == declared.shape
+        assert made.is_contiguous()
+        assert tuple(made.shape) == declared.shape
     results = [torch.empty(result.shape, dtype=getattr(torch, result.dtype)) for result in imported.results]
     _call(code.entry, artifact.manifest.workspace_bytes, [*arguments, *results])
     made = {
@@ -32,7 +33,9 @@ def execute(imported: ImportedGraph, graph: torch._C.Graph, inputs: Sequence[obj
 
 
 def _argument(binding: Binding, graph: torch._C.Graph, inputs: Sequence[object]) -> torch.Tensor:
-    value = inputs[binding.index]  if binding.source == "input" else list(graph.nodes())[binding.index].output().toIValue()
+    value = (
+        inputs[binding.index] if binding.source == "input" else list(graph.nodes())[binding.index].output().toIValue()
+    )
     if binding.element is not None:
         value = value[binding.element]
     if isinstance(value, float):

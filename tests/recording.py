@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from torchmdla.importer import TensorMeta
+from torchmdla.importer.types import dtype_number
 
 _PRIM: dict[str, Callable[[torch._C.Node, list[object]], list[object]]] = {
     "prim::Constant": lambda node, inputs: [node.output().toIValue()],
@@ -37,13 +38,14 @@ def _call(node: torch._C.Node, arguments: list[object]) -> list[object]:
     schema = torch._C.parse_schema(node.schema())
     keywords = {a.name: x for a, x in zip(schema.arguments, arguments, strict=True) if a.kwarg_only}
     result = operation(*arguments[: len(arguments) - len(keywords)], **keywords)
+    if (
+        isinstance(result, torch.Tensor)
+        and node.outputsSize() == 1
+        and node.output().type().kind() in ("IntType", "FloatType", "NumberType")
+    ):
+        # From Python, arithmetic on numbers finds the overload for tensors.
+        result = result.item()
     return list(result) if isinstance(result, tuple) and node.outputsSize() > 1 else [result]
-
-
-_ORDER = [
-    torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.float32, torch.float64,
-    torch.complex32, torch.complex64, torch.complex128, torch.bool, torch.qint8, torch.quint8, torch.qint32, torch.bfloat16,
-]  # fmt: skip
 
 
 def _described(value: object) -> object:
@@ -52,5 +54,5 @@ def _described(value: object) -> object:
     if isinstance(value, list | tuple):
         return [_described(item) for item in value]
     if isinstance(value, torch.dtype):
-        return _ORDER.index(value)
+        return dtype_number(value)
     return str(value) if isinstance(value, torch.device) else value

@@ -94,10 +94,10 @@ def _located(error: CompileError, imported: ImportedGraph) -> CompileError:
 
 
 def _source(binding: Binding, is_scalar: bool, nodes: Sequence[torch._C.Node]) -> tuple[str, object]:
-    """An argument as ``_C.Executable`` wants it: kind of source, and input index or tensor."""
+    """An argument as ``_C.Executable`` wants it: kind of source, and the tensor, input, or (input, element)."""
     if binding.source == "input":
         kind = "scalar" if is_scalar else "contiguous" if binding.copy else "dense"
-        return kind, binding.index
+        return kind, binding.index if binding.element is None else (binding.index, binding.element)
     constant = nodes[binding.index].output().toIValue()
     tensor = constant if binding.element is None else constant[binding.element]
     assert isinstance(tensor, torch.Tensor)

@@ -70,9 +70,7 @@ def native_multi_head_attention(
     mask_type: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Self or cross attention of ``[N, L, E]`` with one packed projection; ``mask`` is true where to look away."""
-    projected = zip(
-        (query, key, value), qkv_weight.split(embed_dim), qkv_bias.split(embed_dim), strict=True
-    )
+    projected = zip((query, key, value), qkv_weight.split(embed_dim), qkv_bias.split(embed_dim), strict=True)
     q, k, v = (_split_heads(F.linear(x, weight, bias), num_head) for x, weight, bias in projected)
     scores = torch.matmul(q * (1.0 / math.sqrt(embed_dim // num_head)), k.transpose(-2, -1))
     weights = torch.softmax(scores, -1) if mask is None else _hidden_softmax(scores, mask, mask_type)

@@ -43,9 +43,7 @@ def import_graph(graph: torch._C.Graph, record: Record, parameters: Collection[i
 
 # Ask a tensor for its type, so that the answer is known even if the tensor's data is not.
 _METADATA = frozenset(
-    "aten::size aten::dim aten::numel aten::len aten::stride aten::is_floating_point aten::is_complex "
-    "aten::is_contiguous aten::sym_size aten::sym_numel aten::element_size aten::get_device aten::storage_offset "
-    "prim::dtype prim::device prim::layout prim::is_cuda prim::shape prim::requires_grad".split()
+    ["aten::size", "aten::dim", "aten::numel", "aten::len", "aten::stride", "aten::is_floating_point", "aten::is_complex", "aten::is_contiguous", "aten::sym_size", "aten::sym_numel", "aten::element_size", "aten::get_device", "aten::storage_offset", "prim::dtype", "prim::device", "prim::layout", "prim::is_cuda", "prim::shape", "prim::requires_grad"]
 )
 
 _UNPACKS = ("prim::ListUnpack", "prim::TupleUnpack")
@@ -72,7 +70,7 @@ class _Importer:
         sources = []
         for index, node in enumerate(self._graph.nodes()):
             sources.append(source_of(node))
-            self._emitter.location = f"loc({quote(_name(node))}(\"graph\":{index}:0))"
+            self._emitter.location = f'loc({quote(_name(node))}("graph":{index}:0))'
             try:
                 self._node(index, node)
             except CompileError as error:
@@ -110,7 +108,9 @@ class _Importer:
         elif isinstance(value, list) and any(isinstance(item, torch.Tensor) for item in value):
             name = output.debugName()
             bindings = [Binding("constant", index, name, element=position) for position in range(len(value))]
-            self._values[name] = [self._argument(binding, TensorMeta.of(item)) for binding, item in zip(bindings, value, strict=True)]
+            self._values[name] = [
+                self._argument(binding, TensorMeta.of(item)) for binding, item in zip(bindings, value, strict=True)
+            ]
         else:
             self._values[output.debugName()] = str(value) if isinstance(value, torch.device) else value
 
@@ -158,7 +158,8 @@ class _Importer:
 
     def _chunk(self, node: torch._C.Node) -> None:
         value = as_tensor(self._emitter, self._operand(node.input()))
-        assert isinstance(value, Value) and value.meta is not None
+        assert isinstance(value, Value)
+        assert value.meta is not None
         metas = [self._meta(output) for output in node.outputs()]
         self._define(node, split_along(self._emitter, value, node.i("dim") % len(value.meta.shape), metas))
 
@@ -275,9 +276,7 @@ def _evaluate(node: torch._C.Node, operands: Sequence[Operand]) -> int | float |
     overload = getattr(getattr(getattr(torch.ops, namespace), name), schema.overload_name or "default")
     arguments = [tensor(operand) for operand in operands]
     keywords = {
-        argument.name: value
-        for argument, value in zip(schema.arguments, arguments, strict=True)
-        if argument.kwarg_only
+        argument.name: value for argument, value in zip(schema.arguments, arguments, strict=True) if argument.kwarg_only
     }
     number: int | float | bool = overload(*arguments[: len(arguments) - len(keywords)], **keywords).item()
     return number

@@ -42,7 +42,9 @@ def _relu_step(projected: Tensor, state: State, weight: Tensor, bias: Tensor | N
     return (torch.relu(projected + F.linear(state[0], weight, bias)),)
 
 
-def _direction(cell: Cell, sequence: Tensor, state: State, weights: Sequence[Tensor], reverse: bool) -> tuple[Tensor, State]:
+def _direction(
+    cell: Cell, sequence: Tensor, state: State, weights: Sequence[Tensor], reverse: bool
+) -> tuple[Tensor, State]:
     """One layer in one direction over ``[T, N, input]``; gives ``[T, N, hidden]`` and the last state."""
     bias_input, bias_hidden = (weights[2], weights[3]) if len(weights) > 2 else (None, None)
     steps = list(F.linear(sequence, weights[0], bias_input).unbind(0))
@@ -54,7 +56,16 @@ def _direction(cell: Cell, sequence: Tensor, state: State, weights: Sequence[Ten
 
 
 def _network(  # type: ignore[no-untyped-def]
-    cell: Cell, input: Tensor, initial: Sequence[Tensor], params, has_biases, num_layers, dropout, train, bidirectional, batch_first
+    cell: Cell,
+    input: Tensor,
+    initial: Sequence[Tensor],
+    params,
+    has_biases,
+    num_layers,
+    dropout,
+    train,
+    bidirectional,
+    batch_first,
 ) -> tuple[Tensor, ...]:
     """Every layer and direction; ``initial`` holds the states, each ``[layers · directions, N, hidden]``."""
     if dropout != 0.0 and train and num_layers > 1:
@@ -88,9 +99,7 @@ def _stack(parts: Sequence[Tensor]) -> Tensor:
 
 def lstm(input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first):  # type: ignore[no-untyped-def]
     """``aten::lstm.input``: gates in the order input, forget, cell, output."""
-    return _network(
-        _lstm_step, input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first
-    )
+    return _network(_lstm_step, input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first)
 
 
 def _plain(cell: Cell) -> Callable[..., tuple[Tensor, ...]]:

@@ -35,7 +35,9 @@ def _cubic(value: Tensor, length: int, new: int, step: float, align: bool) -> li
     part = place - low
     index = low.to(torch.int64)
     weights = (_far(part + 1.0), _near(part), _near(1.0 - part), _far(2.0 - part))
-    return [((index + offset).clamp(0, length - 1), weight) for offset, weight in zip((-1, 0, 1, 2), weights, strict=True)]
+    return [
+        ((index + offset).clamp(0, length - 1), weight) for offset, weight in zip((-1, 0, 1, 2), weights, strict=True)
+    ]
 
 
 # The cubic convolution kernel (Keys, 1981) with PyTorch's coefficient, for distances up to 1 and up to 2.
@@ -125,5 +127,8 @@ _KINDS: dict[str, tuple[Taps, int, bool]] = {
 
 RESIZES: dict[str, Callable[..., Tensor]] = {
     **{f"aten::{name}": resize(taps, spatial, aligns=aligns) for name, (taps, spatial, aligns) in _KINDS.items()},
-    **{f"aten::{name}.vec": resize_vec(taps, spatial, aligns=aligns) for name, (taps, spatial, aligns) in _KINDS.items()},
+    **{
+        f"aten::{name}.vec": resize_vec(taps, spatial, aligns=aligns)
+        for name, (taps, spatial, aligns) in _KINDS.items()
+    },
 }

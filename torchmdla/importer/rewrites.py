@@ -91,20 +91,10 @@ def _expand(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any])
     return [emitter.tensor_op("torch.aten.expand", [operands["self"], sizes, emitter.bool(False)], metas[0])]
 
 
-_SAME_VALUES = (
-    "aten::alias aten::clone aten::contiguous aten::detach aten::lift_fresh aten::positive aten::to.dtype "
-    "aten::to.dtype_layout aten::to.device aten::to.other aten::to.prim_Device aten::to.prim_dtype aten::to.prim_other "
-    "aten::_to_copy aten::type_as aten::cpu aten::resolve_conj aten::resolve_neg prims::convert_element_type"
-).split()
-_DROPOUTS = "aten::dropout aten::feature_dropout aten::alpha_dropout aten::feature_alpha_dropout".split()
-_SPLITS = (
-    "aten::split aten::split.Tensor aten::split.sizes aten::split_with_sizes aten::chunk aten::unsafe_chunk aten::unsafe_split.Tensor "
-    "aten::unsafe_split_with_sizes aten::tensor_split.sections aten::tensor_split.indices"
-).split()
-_VIEWS = (
-    "aten::view aten::reshape aten::_unsafe_view aten::_reshape_alias aten::flatten.using_ints aten::unflatten.int "
-    "aten::view_as aten::reshape_as aten::squeeze aten::squeeze.dim aten::squeeze.dims aten::unsqueeze aten::ravel"
-).split()
+_SAME_VALUES = ["aten::alias", "aten::clone", "aten::contiguous", "aten::detach", "aten::lift_fresh", "aten::positive", "aten::to.dtype", "aten::to.dtype_layout", "aten::to.device", "aten::to.other", "aten::to.prim_Device", "aten::to.prim_dtype", "aten::to.prim_other", "aten::_to_copy", "aten::type_as", "aten::cpu", "aten::resolve_conj", "aten::resolve_neg", "prims::convert_element_type"]
+_DROPOUTS = ["aten::dropout", "aten::feature_dropout", "aten::alpha_dropout", "aten::feature_alpha_dropout"]
+_SPLITS = ["aten::split", "aten::split.Tensor", "aten::split.sizes", "aten::split_with_sizes", "aten::chunk", "aten::unsafe_chunk", "aten::unsafe_split.Tensor", "aten::unsafe_split_with_sizes", "aten::tensor_split.sections", "aten::tensor_split.indices"]
+_VIEWS = ["aten::view", "aten::reshape", "aten::_unsafe_view", "aten::_reshape_alias", "aten::flatten.using_ints", "aten::unflatten.int", "aten::view_as", "aten::reshape_as", "aten::squeeze", "aten::squeeze.dim", "aten::squeeze.dims", "aten::unsqueeze", "aten::ravel"]
 
 REWRITES: Mapping[str, Rewrite] = {
     **dict.fromkeys(_SAME_VALUES, _same_values),

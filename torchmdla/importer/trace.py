@@ -140,7 +140,7 @@ def _result(func: Any, args: Any, kwargs: Any) -> object:
     if torch.Tag.pointwise in func.tags:
         return _elementwise(func, args, kwargs)
     if func in _SHAPES:
-        return _SHAPES[func](*args)
+        return _SHAPES[func](*args, **kwargs)
     return func(*args, **kwargs)
 
 
@@ -161,6 +161,8 @@ _SHAPES: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.native_layer_norm.default: _normalised,
     torch.ops.aten.mm.default: lambda a, b: a.new_empty([a.size(0), b.size(1)]),
     torch.ops.aten.bmm.default: lambda a, b: a.new_empty([a.size(0), a.size(1), b.size(2)]),
+    torch.ops.aten.addmm.default: lambda bias, a, b, **_: a.new_empty([a.size(0), b.size(1)]),
+    torch.ops.aten._softmax.default: lambda value, *_: torch.empty_like(value),
     torch.ops.aten.cat.default: _joined,
 }
 
@@ -205,7 +207,7 @@ def _isolated() -> Any:
 def _in_schema_order(schema: Any, args: Sequence[object], kwargs: dict[str, object]) -> list[object]:
     given = list(args)
     for argument in schema.arguments[len(given) :]:
-        given.append(kwargs[argument.name] if argument.name in kwargs else argument.default_value)
+        given.append(kwargs.get(argument.name, argument.default_value))
     return given
 
 

@@ -55,7 +55,7 @@ _MEMORY_FORMATS = {
 _SCALAR_FORMS: Mapping[str, str] = {
     **{
         f"aten::{name}.Tensor": f"aten::{name}.Scalar"
-        for name in "add sub mul div eq ne lt le gt ge remainder fmod floor_divide".split()
+        for name in ["add", "sub", "mul", "div", "eq", "ne", "lt", "le", "gt", "ge", "remainder", "fmod", "floor_divide"]
     },
     "aten::div.Tensor_mode": "aten::div.Scalar_mode",
     "aten::pow.Tensor_Tensor": "aten::pow.Tensor_Scalar",
@@ -103,9 +103,13 @@ def as_tensor(emitter: Emitter, operand: Operand) -> Operand:
     return operand
 
 
-def _same_op(emitter: Emitter, schema: torch._C.FunctionSchema, operands: Sequence[Operand], metas: Sequence[object]) -> list[Operand]:
+def _same_op(
+    emitter: Emitter, schema: torch._C.FunctionSchema, operands: Sequence[Operand], metas: Sequence[object]
+) -> list[Operand]:
     name, operands = _scalar_form(qualified_name(schema), operands)
-    operands = [_number_tensor(operand, argument.type) for operand, argument in zip(operands, schema.arguments, strict=True)]
+    operands = [
+        _number_tensor(operand, argument.type) for operand, argument in zip(operands, schema.arguments, strict=True)
+    ]
     if name.partition(".")[0] in _PROMOTING:
         operands = [_promoted(emitter, operand, metas[0]) for operand in operands]
     values = [
@@ -135,12 +139,7 @@ def _scalar_form(name: str, operands: Sequence[Operand]) -> tuple[str, Sequence[
 # end the process in others, so their operands are converted first.
 _PROMOTING = frozenset(
     f"aten::{name}"
-    for name in (
-        "relu relu6 sigmoid tanh exp exp2 expm1 sin cos tan asin acos atan sinh cosh asinh acosh atanh log log2 log10 "
-        "log1p sqrt rsqrt reciprocal erf square logit clamp clamp_min clamp_max add sub rsub mul div floor_divide "
-        "remainder fmod pow atan2 maximum minimum fmax fmin lerp addcmul addcdiv heaviside xlogy copysign "
-        "softplus hardtanh"
-    ).split()
+    for name in ["relu", "relu6", "sigmoid", "tanh", "exp", "exp2", "expm1", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "reciprocal", "erf", "square", "logit", "clamp", "clamp_min", "clamp_max", "add", "sub", "rsub", "mul", "div", "floor_divide", "remainder", "fmod", "pow", "atan2", "maximum", "minimum", "fmax", "fmin", "lerp", "addcmul", "addcdiv", "heaviside", "xlogy", "copysign", "softplus", "hardtanh"]
 )
 
 
@@ -183,7 +182,7 @@ def _materialise(emitter: Emitter, operand: Operand, type_: torch._C.JitType, co
     operand = as_tensor(emitter, operand)
     if isinstance(operand, Value):
         return operand
-    if kind not in _WRITERS or operand is None and kind != "GeneratorType":
+    if kind not in _WRITERS or (operand is None and kind != "GeneratorType"):
         raise CompileError(f"an argument of type {type_} cannot be expressed by {operand!r}")
     return _WRITERS[kind](emitter, operand)
 
@@ -234,7 +233,9 @@ _WRITERS = {
 
 
 def _decompose(emitter: Emitter, name: str, operands: Sequence[Operand]) -> list[Operand]:
-    tensors = [value for value in leaves([as_tensor(emitter, operand) for operand in operands]) if isinstance(value, Value)]
+    tensors = [
+        value for value in leaves([as_tensor(emitter, operand) for operand in operands]) if isinstance(value, Value)
+    ]
     recorded = _cached_trace(name, map_structure(_describe, list(operands)))
     return _replay(emitter, recorded, tensors, name)
 

@@ -31,10 +31,10 @@ all all.dim any any.dim any.dims norm.Scalar norm.ScalarOpt_dim linalg_vector_no
 cumsum cumprod logsumexp count_nonzero
 softmax.int log_softmax.int _softmax _log_softmax layer_norm native_layer_norm rms_norm group_norm native_group_norm
 cosine_similarity
-mm matmul bmm mv dot outer addmm addmv baddbmm addbmm linear bilinear einsum tensordot
+mm matmul bmm mv dot outer addmm addmv baddbmm linear bilinear einsum tensordot
 conv1d conv2d conv3d conv1d.padding conv2d.padding convolution _convolution _convolution.deprecated
 conv_transpose1d conv_transpose2d.input conv_transpose3d.input
-max_pool1d max_pool2d max_pool3d max_pool2d_with_indices avg_pool1d avg_pool2d avg_pool3d
+max_pool1d max_pool2d max_pool2d_with_indices avg_pool1d avg_pool2d avg_pool3d
 adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d
 upsample_nearest1d upsample_nearest2d upsample_bilinear2d upsample_linear1d upsample_bicubic2d
 upsample_nearest3d upsample_trilinear3d
@@ -45,7 +45,7 @@ mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_ent
 cross_entropy_loss nll_loss nll_loss_nd nll_loss_forward kl_div
 threshold_backward gelu_backward silu_backward hardtanh_backward hardswish_backward hardsigmoid_backward
 leaky_relu_backward elu_backward tanh_backward sigmoid_backward _softmax_backward_data _log_softmax_backward_data
-native_layer_norm_backward convolution_backward nll_loss_backward mse_loss_backward embedding_dense_backward
+ convolution_backward nll_loss_backward mse_loss_backward embedding_dense_backward
 """
 
 _CHEAP = """
@@ -53,9 +53,9 @@ clone _to_copy cat concat stack hstack vstack repeat repeat_interleave.self_int 
 constant_pad_nd pad reflection_pad1d reflection_pad2d replication_pad1d replication_pad2d
 pixel_shuffle pixel_unshuffle channel_shuffle
 embedding index_select gather index.Tensor take_along_dim diag_embed select_scatter slice_scatter
-scatter.src scatter.value scatter_add index_put
+scatter.src scatter.value index_put
 zeros ones full zeros_like ones_like full_like new_zeros new_ones new_full arange arange.start arange.start_step
-linspace eye scalar_tensor
+linspace eye
 """
 
 # Those that return their argument when there is nothing to do are among them: casts, contiguous, sum_to_size.
@@ -77,7 +77,9 @@ eq.int ne.int lt.int le.int gt.int ge.int eq.bool ne.bool eq.int_list ne.int_lis
 __getitem__.t slice.t add.t mul.left_t
 """
 
-_PRIM_SHAPE = "NumToTensor.Scalar NumToTensor.bool dtype device max.int min.int max.self_int min.self_int BroadcastSizes"
+_PRIM_SHAPE = (
+    "NumToTensor.Scalar NumToTensor.bool dtype device max.int min.int max.self_int min.self_int BroadcastSizes"
+)
 
 # Random numbers, or statistics to update, unless these arguments are constants.
 _CONDITIONAL: Mapping[str, OpSupport] = {
