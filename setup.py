@@ -18,18 +18,18 @@ class CMakeBuild(build_ext):
     def build_extension(self, ext: Extension) -> None:
         tree = ROOT / "build" / "cmake"
         tree.mkdir(parents=True, exist_ok=True)
-        scripts = Path(sys.executable).parent
-        self._run(self._tool("cmake", scripts), "-S", str(ROOT), "-B", str(tree), "-G", "Ninja",
-                  f"-DPython_EXECUTABLE={sys.executable}", f"-DCMAKE_MAKE_PROGRAM={self._tool('ninja', scripts)}")  # fmt: skip
-        self._run(self._tool("cmake", scripts), "--build", str(tree))
+        cmake = self._tool("cmake")
+        settings = [f"-DPython_EXECUTABLE={sys.executable}", f"-DCMAKE_MAKE_PROGRAM={self._tool('ninja')}"]
+        self._run(cmake, "-S", str(ROOT), "-B", str(tree), "-G", "Ninja", *settings)
+        self._run(cmake, "--build", str(tree))
         built = tree / Path(self.get_ext_filename("_C")).name
         target = Path(self.get_ext_fullpath(ext.name))
         target.parent.mkdir(parents=True, exist_ok=True)
         self.copy_file(str(built), str(target))
 
     @staticmethod
-    def _tool(name: str, scripts: Path) -> str:
-        beside_python = scripts / name
+    def _tool(name: str) -> str:
+        beside_python = Path(sys.executable).parent / name
         return str(beside_python) if beside_python.exists() else name
 
     @staticmethod

@@ -27,7 +27,8 @@ CompileFunction& compile_function() {
   return function;
 }
 
-// Modes change what an op does (autocast, vmap, FakeTensorMode, …): compiled code would not see them.
+// Modes change what an op does (autocast, vmap, FakeTensorMode, …): compiled code would not see
+// them.
 bool dispatch_mode_active() {
   const auto local = c10::impl::tls_local_dispatch_key_set();
   return !(local.included_ - c10::default_included_set).empty();
@@ -36,9 +37,9 @@ bool dispatch_mode_active() {
 // A tensor whose memory compiled code may read directly: no subclass, no lazy conjugate or negative
 // bit, no other layout or device.
 bool is_plain_tensor(const at::Tensor& tensor) {
-  static constexpr c10::DispatchKeySet plain(
-      {c10::DispatchKey::CPU, c10::DispatchKey::AutogradCPU, c10::DispatchKey::ADInplaceOrView,
-       c10::DispatchKey::AutocastCPU});
+  static constexpr c10::DispatchKeySet plain({c10::DispatchKey::CPU, c10::DispatchKey::AutogradCPU,
+                                              c10::DispatchKey::ADInplaceOrView,
+                                              c10::DispatchKey::AutocastCPU});
   return (tensor.key_set() | plain) == plain && tensor.has_storage();
 }
 
@@ -52,7 +53,8 @@ std::optional<Fallback> reason_not_to_read(const c10::IValue& input) {
     const auto& tensor = input.toTensor();
     if (!tensor.defined()) return std::nullopt;
     if (!is_plain_tensor(tensor)) return Fallback::input_kind;
-    const bool differentiable = c10::GradMode::is_enabled() && (tensor.requires_grad() || has_tangent(tensor));
+    const bool differentiable =
+        c10::GradMode::is_enabled() && (tensor.requires_grad() || has_tangent(tensor));
     return differentiable ? std::optional(Fallback::requires_grad) : std::nullopt;
   }
   if (input.isTensorList())
@@ -61,8 +63,8 @@ std::optional<Fallback> reason_not_to_read(const c10::IValue& input) {
   return std::nullopt;
 }
 
-// Set while a group's own executor runs: a group inside of it that needs gradients after all must not
-// start another one.
+// Set while a group's own executor runs: a group inside of it that needs gradients after all must
+// not start another one.
 thread_local bool in_differentiable_run = false;
 
 } // namespace
@@ -72,15 +74,19 @@ Settings& settings() {
   return instance;
 }
 
-void set_compile_function(CompileFunction function) { compile_function() = std::move(function); }
+void set_compile_function(CompileFunction function) {
+  compile_function() = std::move(function);
+}
 
 CompilationGroup::CompilationGroup(const Node* node)
     : graph_(node->g(attr::Subgraph)), device_(node->s(device_attribute())),
       name_(torch::jit::SubgraphUtils::generateNameForGraph(graph_, longest_name, "mdla")),
       parameters_(node->is(parameters_attribute())), num_inputs_(node->inputs().size()) {
   const auto table = device_table(device_);
-  TORCH_CHECK(table, "torchmdla: a group is for device \"", device_, "\", which is not loaded here; "
-              "call torchmdla.enable(device=\"", device_, "\") first");
+  TORCH_CHECK(table, "torchmdla: a group is for device \"", device_,
+              "\", which is not loaded here; "
+              "call torchmdla.enable(device=\"",
+              device_, "\") first");
   for (const auto* inner : graph_->nodes())
     if (const auto* rule = table->rule(inner))
       for (const auto& [argument, wanted] : rule->where) {
@@ -96,7 +102,8 @@ void CompilationGroup::run(Stack& stack) {
     return fall_back(stack, Fallback::switched_off);
   Signature signature;
   if (const auto reason = reason_to_fall_back(torch::jit::last(stack, num_inputs_), signature)) {
-    if (reason == Fallback::requires_grad && !in_differentiable_run) return run_differentiable(stack);
+    if (reason == Fallback::requires_grad && !in_differentiable_run)
+      return run_differentiable(stack);
     return fall_back(stack, *reason);
   }
   if (const auto* specialisation = find(signature)) return run_specialised(*specialisation, stack);
@@ -104,9 +111,8 @@ void CompilationGroup::run(Stack& stack) {
   specialise(signature, stack);
 }
 
-std::optional<Fallback>
-CompilationGroup::reason_to_fall_back(c10::ArrayRef<c10::IValue> inputs,
-                                      Signature& signature) const {
+std::optional<Fallback> CompilationGroup::reason_to_fall_back(c10::ArrayRef<c10::IValue> inputs,
+                                                              Signature& signature) const {
   if (dispatch_mode_active()) return Fallback::dispatch_mode;
   for (const auto& input : inputs) {
     if (const auto reason = reason_not_to_read(input)) return reason;
@@ -117,7 +123,8 @@ CompilationGroup::reason_to_fall_back(c10::ArrayRef<c10::IValue> inputs,
 
 const CompilationGroup::Specialisation* CompilationGroup::find(const Signature& signature) const {
   const auto* found = newest_.load(std::memory_order_acquire);
-  while (found && found->signature != signature) found = found->next;
+  while (found && found->signature != signature)
+    found = found->next;
   return found;
 }
 
@@ -126,7 +133,8 @@ void CompilationGroup::run_specialised(const Specialisation& specialisation, Sta
   case Outcome::compiled:
     if (!specialisation.executable->run(stack, num_inputs_)) fall_back(stack, Fallback::status);
     return;
-  case Outcome::split: return run_split(stack);
+  case Outcome::split:
+    return run_split(stack);
   case Outcome::failed:
     if (settings().strict) specialisation.raise();
     statistics().count(specialisation.failure);
@@ -209,8 +217,8 @@ void CompilationGroup::run_split(Stack& stack) {
 }
 
 // A group formed from a run without gradients (tracing checks its result in one) and called with
-// them: an executor of its own profiles the subgraph anew, and forms groups inside the differentiable
-// graphs that it makes of it, forward and backward.
+// them: an executor of its own profiles the subgraph anew, and forms groups inside the
+// differentiable graphs that it makes of it, forward and backward.
 void CompilationGroup::run_differentiable(Stack& stack) {
   std::call_once(differentiable_once_, [&] {
     auto graph = graph_->copy();

@@ -12,8 +12,9 @@ using torch::jit::Value;
 namespace {
 
 std::mutex table_mutex;
-std::unordered_map<std::string, std::shared_ptr<const DeviceTable>> tables; // guarded by table_mutex
-std::shared_ptr<const DeviceTable> table_in_use;                            // guarded by table_mutex
+std::unordered_map<std::string, std::shared_ptr<const DeviceTable>>
+    tables;                                      // guarded by table_mutex
+std::shared_ptr<const DeviceTable> table_in_use; // guarded by table_mutex
 
 } // namespace
 

@@ -23,7 +23,9 @@ const at::Tensor& tensor_of(const InputBinding& binding, c10::ArrayRef<c10::IVal
 }
 
 // The address an argument starts at. Compiled code reads arguments and never writes them.
-void* address_of(const at::Tensor& tensor) { return const_cast<void*>(tensor.const_data_ptr()); }
+void* address_of(const at::Tensor& tensor) {
+  return const_cast<void*>(tensor.const_data_ptr());
+}
 
 } // namespace
 
@@ -36,8 +38,9 @@ Executable::Executable(CompiledCode code, std::vector<InputBinding> inputs,
   TORCH_CHECK(code_.entry, "torchmdla: an executable needs the address of its entry");
   for (size_t i = 0; i < outputs_.size(); ++i)
     if (const auto* tensor = std::get_if<OutputTensor>(&outputs_[i])) {
-      TORCH_CHECK(tensor->result <= owner_of_result_.size(),
-                  "torchmdla: the first outputs that use the results 0, 1, … must be in that order");
+      TORCH_CHECK(
+          tensor->result <= owner_of_result_.size(),
+          "torchmdla: the first outputs that use the results 0, 1, … must be in that order");
       if (tensor->result == owner_of_result_.size()) owner_of_result_.push_back(i);
     }
 }

@@ -17,8 +17,8 @@ namespace torchmdla {
 // Where an argument of the program comes from.
 struct InputBinding {
   enum class Source { dense, contiguous, scalar, constant };
-  Source source;                 // dense: as it lies in memory; contiguous: copied first if it is not
-  size_t input = 0;              // index among the group's inputs
+  Source source;    // dense: as it lies in memory; contiguous: copied first if it is not
+  size_t input = 0; // index among the group's inputs
   std::optional<size_t> element; // of an input that is a list of tensors
   at::Tensor constant;           // for Source::constant
 };

@@ -73,8 +73,10 @@ public:
     }
     form_groups();
     if (groups_.empty()) return 0;
-    reorder();
-    for (const auto& group : groups_) extract(group);
+    for (auto* node : order())
+      move_to_end(node);
+    for (const auto& group : groups_)
+      extract(group);
     return groups_.size();
   }
 
@@ -92,7 +94,7 @@ private:
   bool is_copied(const Node* node) const {
     if (is_constant(node)) return true;
     return node->kind() == prim::ListConstruct && !aliases_.hasWriters(node->output()) &&
-        (is_tensor_list(node->output()) || is_plain(node->output()->type()));
+           (is_tensor_list(node->output()) || is_plain(node->output()->type()));
   }
 
   std::optional<OpKind> kind_of(Node* node) {
@@ -114,9 +116,12 @@ private:
   // the condition runs the subgraph as it stands, in order.
   bool conditions_fit(const Node* node, const OpRule& rule) const {
     switch (table_.conditions(node, rule)) {
-    case Conditions::met: return !memory_order_.has_effects(node);
-    case Conditions::open: return open_conditions_ == OpenConditions::assume_met;
-    case Conditions::violated: break;
+    case Conditions::met:
+      return !memory_order_.has_effects(node);
+    case Conditions::open:
+      return open_conditions_ == OpenConditions::assume_met;
+    case Conditions::violated:
+      break;
     }
     return false;
   }
@@ -157,7 +162,7 @@ private:
     return std::all_of(node->outputs().begin(), node->outputs().end(), [&](const Value* value) {
       if (!is_tensor_list(value)) return is_plain(value->type());
       return rule.kind == OpKind::view &&
-          std::all_of(value->uses().begin(), value->uses().end(), [&](const auto& use) {
+             std::all_of(value->uses().begin(), value->uses().end(), [&](const auto& use) {
                return use.user->kind() == prim::ListUnpack && use.user->owningBlock() == block_;
              });
     });
@@ -168,11 +173,11 @@ private:
   void assign_level(Node* node) {
     size_t level = 0;
     const auto needs = [&](Node* before) {
-      const bool leaves = is_taken(before) && !is_taken(node) && !is_copied(node);
+      const bool leaves = is_taken(before) && !is_taken(node);
       level = std::max(level, level_[before] + (leaves ? 1 : 0));
     };
-    const auto copied = [&](const Node* producer) { return is_taken(node) && is_copied(producer); };
-    for_each_provider(node, copied, needs);
+    // Lists are looked through: whoever uses one depends on its elements.
+    for_each_provider(node, [&](const Node* producer) { return is_copied(producer); }, needs);
     level_[node] = level;
   }
 
@@ -184,10 +189,12 @@ private:
       auto* producer = node_in_block(value->node(), block_);
       if (!producer || producer == node || producer == block_->param_node()) return;
       if (!copied(producer)) return visit(producer);
-      for (auto* input : producer->inputs()) visit_value(input);
+      for (auto* input : producer->inputs())
+        visit_value(input);
     };
     for_each_input(node, visit_value);
-    for (auto* before : memory_order_.before(node)) visit(before);
+    for (auto* before : memory_order_.before(node))
+      visit(before);
   }
 
   // --- groups ----------------------------------------------------------------------------------
@@ -199,7 +206,8 @@ private:
     for (auto& [level, group] : by_level) {
       sink_views(group);
       if (!pays(group)) continue;
-      for (const auto* node : group.absorbed) group_of_[node] = groups_.size();
+      for (const auto* node : group.absorbed)
+        group_of_[node] = groups_.size();
       groups_.push_back(std::move(group));
     }
   }
@@ -246,8 +254,9 @@ private:
 
   // --- order -----------------------------------------------------------------------------------
 
-  // Sorts the block so that the nodes of each group stand together, everything else in its order.
-  void reorder() {
+  // The block's order with the nodes of each group together, one node standing for its group, and
+  // everything else as it was.
+  std::vector<Node*> order() const {
     std::unordered_map<Node*, std::unordered_set<Node*>> after;
     std::unordered_map<Node*, size_t> waiting;
     for (auto* node : block_->nodes()) {
@@ -261,15 +270,16 @@ private:
     std::priority_queue<Node*, std::vector<Node*>, decltype(later)> ready(later);
     for (const auto& [node, count] : waiting)
       if (count == 0) ready.push(node);
-    size_t placed = 0;
-    for (; !ready.empty(); ++placed) {
+    std::vector<Node*> result;
+    while (!ready.empty()) {
       auto* node = ready.top();
       ready.pop();
-      move_to_end(node);
+      result.push_back(node);
       for (auto* next : after[node])
         if (--waiting[next] == 0) ready.push(next);
     }
-    TORCH_INTERNAL_ASSERT(placed == waiting.size(), "a compilation group depends on itself");
+    TORCH_INTERNAL_ASSERT(result.size() == waiting.size(), "a compilation group depends on itself");
+    return result;
   }
 
   const Group* group_of(const Node* node) const {
@@ -294,7 +304,8 @@ private:
   void move_to_end(Node* node) const {
     const auto* group = group_of(node);
     if (!group) return node->moveBefore(block_->return_node());
-    for (auto* member : group->absorbed) member->moveBefore(block_->return_node());
+    for (auto* member : group->absorbed)
+      member->moveBefore(block_->return_node());
   }
 
   // --- extraction ------------------------------------------------------------------------------
@@ -305,7 +316,8 @@ private:
     node->s_(device_attribute(), table_.device);
     auto subgraph = std::make_shared<Graph>();
     std::unordered_map<const Value*, Value*> inner;
-    for (auto* member : group.absorbed) copy_into(*subgraph, group, node, member, inner);
+    for (auto* member : group.absorbed)
+      copy_into(*subgraph, group, node, member, inner);
     const NodeSet inside(group.absorbed.begin(), group.absorbed.end());
     for (auto* member : group.absorbed)
       for (auto* value : member->outputs())
@@ -317,7 +329,8 @@ private:
         }
     node->g_(attr::Subgraph, std::move(subgraph));
     mark_parameters(node);
-    for (auto it = group.absorbed.rbegin(); it != group.absorbed.rend(); ++it) destroy(*it);
+    for (auto it = group.absorbed.rbegin(); it != group.absorbed.rend(); ++it)
+      destroy(*it);
   }
 
   void copy_into(Graph& subgraph, const Group& group, Node* group_node, Node* node,
@@ -334,7 +347,8 @@ private:
       return inner.at(value);
     };
     auto* copy = subgraph.appendNode(subgraph.createClone(node, lookup));
-    for (size_t i = 0; i < copy->outputs().size(); ++i) inner[node->output(i)] = copy->output(i);
+    for (size_t i = 0; i < copy->outputs().size(); ++i)
+      inner[node->output(i)] = copy->output(i);
   }
 
   void mark_parameters(Node* node) const {
@@ -348,7 +362,8 @@ private:
   // Destroys a node whose only users left are lists without users.
   void destroy(Node* node) const {
     for (auto* output : node->outputs())
-      while (output->hasUses()) destroy(output->uses().back().user);
+      while (output->hasUses())
+        destroy(output->uses().back().user);
     node->destroy();
   }
 
@@ -371,7 +386,8 @@ size_t fuse_block(Block* block, const DeviceTable& table, OpenConditions open_co
                   const AliasDb& aliases) {
   size_t groups = 0;
   for (auto* node : block->nodes())
-    for (auto* inner : node->blocks()) groups += fuse_block(inner, table, open_conditions, aliases);
+    for (auto* inner : node->blocks())
+      groups += fuse_block(inner, table, open_conditions, aliases);
   return groups + BlockFuser(block, table, open_conditions, aliases).run();
 }
 

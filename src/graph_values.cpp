@@ -10,13 +10,17 @@ using torch::jit::Value;
 namespace aten = c10::aten;
 namespace prim = c10::prim;
 
-bool is_tensor(const Value* value) { return value->type()->isSubtypeOf(*c10::TensorType::get()); }
+bool is_tensor(const Value* value) {
+  return value->type()->isSubtypeOf(*c10::TensorType::get());
+}
 
 bool is_tensor_list(const Value* value) {
   return value->type()->isSubtypeOf(*c10::ListType::ofTensors());
 }
 
-bool is_constant(const Node* node) { return node->kind() == prim::Constant; }
+bool is_constant(const Node* node) {
+  return node->kind() == prim::Constant;
+}
 
 bool is_plain(const c10::TypePtr& type) {
   switch (type->kind()) {
@@ -45,15 +49,19 @@ bool takes_apart(const Node* node) {
 }
 
 void for_each_input(Node* node, const std::function<void(Value*)>& visit) {
-  for (auto* input : node->inputs()) visit(input);
+  for (auto* input : node->inputs())
+    visit(input);
   for (auto* block : node->blocks()) {
-    for (auto* inner : block->nodes()) for_each_input(inner, visit);
-    for (auto* output : block->outputs()) visit(output);
+    for (auto* inner : block->nodes())
+      for_each_input(inner, visit);
+    for (auto* output : block->outputs())
+      visit(output);
   }
 }
 
 Node* node_in_block(Node* node, const Block* block) {
-  while (node && node->owningBlock() != block) node = node->owningBlock()->owningNode();
+  while (node && node->owningBlock() != block)
+    node = node->owningBlock()->owningNode();
   return node;
 }
 
@@ -67,8 +75,8 @@ bool is_constant_number(const Value* value) {
 // 0-d arithmetic as the tracer writes it. Anything else that takes such tensors computes data.
 bool is_shape_arithmetic(c10::Symbol kind) {
   static const std::unordered_set<c10::Symbol> kinds{
-      aten::add,   aten::sub, aten::mul,  aten::div, aten::floor_divide, aten::remainder,
-      aten::neg,   aten::rsub, aten::floor, aten::ceil, aten::to,
+      aten::add, aten::sub,  aten::mul,   aten::div,  aten::floor_divide, aten::remainder,
+      aten::neg, aten::rsub, aten::floor, aten::ceil, aten::to,
   };
   return kinds.count(kind) != 0;
 }

@@ -25,9 +25,8 @@ bool draws_random_numbers(const Node* node, const DeviceTable& table) {
 bool has_visible_effects(const Node* node, const DeviceTable& table) {
   if (node->hasSideEffects() || draws_random_numbers(node, table)) return true;
   return std::any_of(node->blocks().begin(), node->blocks().end(), [&](const Block* block) {
-    return std::any_of(block->nodes().begin(), block->nodes().end(), [&](const Node* inner) {
-      return has_visible_effects(inner, table);
-    });
+    return std::any_of(block->nodes().begin(), block->nodes().end(),
+                       [&](const Node* inner) { return has_visible_effects(inner, table); });
   });
 }
 

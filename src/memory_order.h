@@ -17,8 +17,8 @@ public:
   MemoryOrder(torch::jit::Block* block, const DeviceTable& table,
               const torch::jit::AliasDb& aliases);
 
-  // Whether `node` writes memory, draws random numbers or has side effects, itself or in its blocks.
-  // With open conditions this is only what it might do.
+  // Whether `node` writes memory, draws random numbers or has side effects, itself or in its
+  // blocks. With open conditions this is only what it might do.
   bool has_effects(const torch::jit::Node* node) const { return effects_.count(node) != 0; }
 
   // Nodes that must stay before `node`: one writes what the other reads or writes, or both have

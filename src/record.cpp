@@ -24,14 +24,16 @@ decltype(RecordedValue::seen) describe(const c10::IValue& seen) {
   }
   if (!seen.isTensorList()) return seen;
   std::vector<TensorMeta> metas;
-  for (const at::Tensor& tensor : seen.toTensorVector()) metas.push_back(meta_of(tensor));
+  for (const at::Tensor& tensor : seen.toTensorVector())
+    metas.push_back(meta_of(tensor));
   return metas;
 }
 
 // The two nodes that the interpreter has instructions for instead of operators.
 void construct_list(const Node* node, torch::jit::Stack& local) {
   c10::impl::GenericList list(node->output()->type()->expectRef<c10::ListType>().getElementType());
-  for (auto& element : local) list.push_back(std::move(element));
+  for (auto& element : local)
+    list.push_back(std::move(element));
   local.clear();
   local.emplace_back(std::move(list));
 }
@@ -40,42 +42,49 @@ void unpack_list(const Node* node, torch::jit::Stack& local) {
   const auto list = torch::jit::pop(local).toList();
   TORCH_CHECK(list.size() == node->outputs().size(), "Expected ", node->outputs().size(),
               " elements in a list but found ", list.size());
-  for (size_t i = 0; i < list.size(); ++i) local.push_back(list.get(i));
+  for (size_t i = 0; i < list.size(); ++i)
+    local.push_back(list.get(i));
 }
 
 class Recorder {
 public:
   Recorder(Graph& graph, torch::jit::Stack& stack) : graph_(graph), stack_(stack) {
     for (auto* node : graph.nodes())
-      for (const auto* input : node->inputs()) ++uses_[input];
-    for (const auto* output : graph.outputs()) ++uses_[output];
+      for (const auto* input : node->inputs())
+        ++uses_[input];
+    for (const auto* output : graph.outputs())
+      ++uses_[output];
   }
 
   Record run() {
     const auto inputs = graph_.inputs();
     const auto values = torch::jit::last(stack_, inputs.size());
-    for (size_t i = 0; i < inputs.size(); ++i) set(inputs[i], values[i]);
+    for (size_t i = 0; i < inputs.size(); ++i)
+      set(inputs[i], values[i]);
     torch::jit::Stack local;
-    for (auto* node : graph_.nodes()) run(node, local);
+    for (auto* node : graph_.nodes())
+      run(node, local);
     torch::jit::drop(stack_, inputs.size());
-    for (const auto* output : graph_.outputs()) stack_.push_back(values_.at(output));
+    for (const auto* output : graph_.outputs())
+      stack_.push_back(values_.at(output));
     return std::move(record_);
   }
 
 private:
   void run(Node* node, torch::jit::Stack& local) {
-    for (const auto* input : node->inputs()) local.push_back(take(input));
+    for (const auto* input : node->inputs())
+      local.push_back(take(input));
     compute(node, local);
     const auto outputs = node->outputs();
     TORCH_INTERNAL_ASSERT(local.size() == outputs.size());
-    for (size_t i = 0; i < outputs.size(); ++i) set(outputs[i], std::move(local[i]));
+    for (size_t i = 0; i < outputs.size(); ++i)
+      set(outputs[i], std::move(local[i]));
     local.clear();
   }
 
   static void compute(Node* node, torch::jit::Stack& local) {
-    if (const auto constant = node->kind() == prim::Constant
-            ? torch::jit::toIValue(node->output())
-            : std::optional<c10::IValue>())
+    if (const auto constant = node->kind() == prim::Constant ? torch::jit::toIValue(node->output())
+                                                             : std::optional<c10::IValue>())
       local.push_back(*constant);
     else if (node->kind() == prim::ListConstruct)
       construct_list(node, local);

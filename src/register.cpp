@@ -25,7 +25,8 @@ using torch::jit::Stack;
 
 namespace {
 
-// --- the JIT ---------------------------------------------------------------------------------------
+// --- the JIT
+// ---------------------------------------------------------------------------------------
 
 void run_pass(std::shared_ptr<Graph>& graph) {
   if (const auto table = current_device_table())
@@ -37,12 +38,13 @@ Operation make_operation(const Node* node) {
   return [group](Stack& stack) { group->run(stack); };
 }
 
-const torch::jit::RegisterOperators operators({torch::jit::Operator(
-    group_symbol(), make_operation, c10::AliasAnalysisKind::PURE_FUNCTION)});
+const torch::jit::RegisterOperators operators(
+    {torch::jit::Operator(group_symbol(), make_operation, c10::AliasAnalysisKind::PURE_FUNCTION)});
 
 const torch::jit::RegisterPass pass(run_pass);
 
-// --- Python objects that C++ owns ------------------------------------------------------------------
+// --- Python objects that C++ owns
+// ------------------------------------------------------------------
 
 // Lets go of a Python object from any thread, and not at all once the interpreter is gone.
 void release(PyObject* object) {
@@ -68,7 +70,8 @@ public:
   ~PassingError() override { FLAGS_torch_jit_enable_rethrow_caught_exception = false; }
 };
 
-// --- compilation -----------------------------------------------------------------------------------
+// --- compilation
+// -----------------------------------------------------------------------------------
 
 py::object to_python(const TensorMeta& meta, const py::object& make_meta) {
   py::object dtype = py::reinterpret_borrow<py::object>(
@@ -83,7 +86,8 @@ py::dict to_python(const Record& record, const py::object& make_meta) {
       result[py::str(name)] = to_python(*meta, make_meta);
     } else if (const auto* metas = std::get_if<std::vector<TensorMeta>>(&seen)) {
       py::list list;
-      for (const auto& meta : *metas) list.append(to_python(meta, make_meta));
+      for (const auto& meta : *metas)
+        list.append(to_python(meta, make_meta));
       result[py::str(name)] = list;
     } else {
       result[py::str(name)] = torch::jit::toPyObject(std::get<c10::IValue>(seen));
@@ -105,7 +109,8 @@ py::dict to_python(const Record& record, const py::object& make_meta) {
 // `make_meta(dtype, shape, strides)` makes the record's entries.
 void set_compiler(const py::object& compile, const py::object& make_meta,
                   const py::object& error_type) {
-  const auto held_compile = hold(compile), held_meta = hold(make_meta), held_type = hold(error_type);
+  const auto held_compile = hold(compile), held_meta = hold(make_meta),
+             held_type = hold(error_type);
   set_compile_function([=](const CompileRequest& request) {
     py::gil_scoped_acquire gil;
     try {
@@ -135,7 +140,8 @@ c10::IValue to_ivalue(const py::handle& value) {
   if (!list.empty() && py::isinstance<py::float_>(list[0])) return list.cast<std::vector<double>>();
   if (!list.empty() && py::isinstance<py::bool_>(list[0])) {
     c10::List<bool> flags;
-    for (const auto& flag : list) flags.push_back(flag.cast<bool>());
+    for (const auto& flag : list)
+      flags.push_back(flag.cast<bool>());
     return flags;
   }
   return list.cast<std::vector<int64_t>>();
@@ -147,8 +153,10 @@ InputBinding input_binding(const std::string& source, const py::object& from) {
   static const std::unordered_map<std::string, Source> sources{
       {"dense", Source::dense}, {"contiguous", Source::contiguous}, {"scalar", Source::scalar}};
   const auto found = sources.find(source);
-  TORCH_CHECK_VALUE(found != sources.end(), "an argument comes from \"dense\", \"contiguous\", "
-                    "\"scalar\" or \"constant\", not \"", source, "\"");
+  TORCH_CHECK_VALUE(found != sources.end(),
+                    "an argument comes from \"dense\", \"contiguous\", "
+                    "\"scalar\" or \"constant\", not \"",
+                    source, "\"");
   if (!py::isinstance<py::tuple>(from)) return {found->second, from.cast<size_t>(), {}, {}};
   const auto [input, element] = from.cast<std::pair<size_t, size_t>>();
   return {found->second, input, element, {}};
@@ -161,20 +169,23 @@ OutputBinding output_binding(const py::object& output) {
   return OutputTensor{result, dtype, sizes, strides};
 }
 
-std::shared_ptr<Executable> make_executable(uintptr_t entry, int64_t workspace_bytes,
-                                            const py::object& owner,
-                                            const std::vector<std::pair<std::string, py::object>>& inputs,
-                                            const std::vector<py::object>& outputs) {
+std::shared_ptr<Executable>
+make_executable(uintptr_t entry, int64_t workspace_bytes, const py::object& owner,
+                const std::vector<std::pair<std::string, py::object>>& inputs,
+                const std::vector<py::object>& outputs) {
   std::vector<InputBinding> input_bindings;
-  for (const auto& [source, from] : inputs) input_bindings.push_back(input_binding(source, from));
+  for (const auto& [source, from] : inputs)
+    input_bindings.push_back(input_binding(source, from));
   std::vector<OutputBinding> output_bindings;
-  for (const auto& output : outputs) output_bindings.push_back(output_binding(output));
+  for (const auto& output : outputs)
+    output_bindings.push_back(output_binding(output));
   CompiledCode code{reinterpret_cast<CompiledCode::Entry>(entry), workspace_bytes, hold(owner)};
   return std::make_shared<Executable>(std::move(code), std::move(input_bindings),
                                       std::move(output_bindings));
 }
 
-// --- settings --------------------------------------------------------------------------------------
+// --- settings
+// --------------------------------------------------------------------------------------
 
 const std::unordered_map<std::string, OpKind> op_kinds{{"compute", OpKind::compute},
                                                        {"cheap", OpKind::cheap},
@@ -222,7 +233,8 @@ PYBIND11_MODULE(_C, module) {
   module.def("is_enabled", [] { return settings().enabled.load(); });
   module.def("set_strict", [](bool on) { settings().strict = on; });
   module.def("is_strict", [] { return settings().strict.load(); });
-  module.def("set_max_specialisations", [](int64_t most) { settings().max_specialisations = most; });
+  module.def("set_max_specialisations",
+             [](int64_t most) { settings().max_specialisations = most; });
   module.def("statistics", &statistics_dict);
   module.def("reset_statistics", [] { statistics().reset(); });
   module.def("device_calls", [] {

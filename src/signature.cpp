@@ -42,10 +42,12 @@ void append_tensor(const at::Tensor& value, Signature& signature) {
   signature.append(value.sizes().begin(), value.sizes().end());
 }
 
-template <class List, class Code> void append_list(const List& values, Signature& signature, Code code) {
+template <class List, class Code>
+void append_list(const List& values, Signature& signature, Code code) {
   signature.push_back(list);
   signature.push_back(static_cast<int64_t>(values.size()));
-  for (const auto& value : values) signature.push_back(code(value));
+  for (const auto& value : values)
+    signature.push_back(code(value));
 }
 
 } // namespace
@@ -74,11 +76,13 @@ bool append_signature(const c10::IValue& value, Signature& signature) {
   } else if (value.isIntList()) {
     append_list(value.toIntVector(), signature, [](int64_t v) { return v; });
   } else if (value.isBoolList()) {
-    append_list(value.toBoolList().vec(), signature, [](bool v) { return static_cast<int64_t>(v); });
+    append_list(value.toBoolList().vec(), signature,
+                [](bool v) { return static_cast<int64_t>(v); });
   } else if (value.isTensorList()) {
     const auto& elements = value.toListRef();
     signature.append({list, static_cast<int64_t>(elements.size())});
-    for (const auto& element : elements) append_signature(element, signature);
+    for (const auto& element : elements)
+      append_signature(element, signature);
   } else if (value.isDoubleList()) {
     append_list(value.toDoubleVector(), signature,
                 [](double v) { return std::bit_cast<int64_t>(v); });

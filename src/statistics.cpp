@@ -4,14 +4,22 @@ namespace torchmdla {
 
 const char* describe(Fallback reason) {
   switch (reason) {
-  case Fallback::switched_off: return "torchmdla is switched off";
-  case Fallback::dispatch_mode: return "a dispatch mode (autocast, vmap, TorchDispatchMode, …) is active";
-  case Fallback::input_kind: return "an input is not a plain strided CPU tensor";
-  case Fallback::requires_grad: return "grad mode is on and an input requires grad";
-  case Fallback::being_compiled: return "another thread is compiling this specialisation";
-  case Fallback::too_many_specialisations: return "the group has too many specialisations";
-  case Fallback::status: return "the compiled code reported an error";
-  case Fallback::count: break;
+  case Fallback::switched_off:
+    return "torchmdla is switched off";
+  case Fallback::dispatch_mode:
+    return "a dispatch mode (autocast, vmap, TorchDispatchMode, …) is active";
+  case Fallback::input_kind:
+    return "an input is not a plain strided CPU tensor";
+  case Fallback::requires_grad:
+    return "grad mode is on and an input requires grad";
+  case Fallback::being_compiled:
+    return "another thread is compiling this specialisation";
+  case Fallback::too_many_specialisations:
+    return "the group has too many specialisations";
+  case Fallback::status:
+    return "the compiled code reported an error";
+  case Fallback::count:
+    break;
   }
   return "";
 }
@@ -25,14 +33,16 @@ std::map<std::string, int64_t> Statistics::fallbacks() const {
   std::lock_guard<std::mutex> guard(mutex_);
   auto counts = failures_;
   for (size_t i = 0; i < fallbacks_.size(); ++i)
-    if (const auto number = fallbacks_[i].load()) counts[describe(static_cast<Fallback>(i))] = number;
+    if (const auto number = fallbacks_[i].load())
+      counts[describe(static_cast<Fallback>(i))] = number;
   return counts;
 }
 
 void Statistics::reset() {
   std::lock_guard<std::mutex> guard(mutex_);
   failures_.clear();
-  for (auto& number : fallbacks_) number = 0;
+  for (auto& number : fallbacks_)
+    number = 0;
   groups = specialisations = recordings = 0;
 }
 

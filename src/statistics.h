@@ -30,7 +30,9 @@ public:
   std::atomic<int64_t> specialisations{0};
   std::atomic<int64_t> recordings{0};
 
-  void count(Fallback reason) { fallbacks_[static_cast<size_t>(reason)].fetch_add(1, std::memory_order_relaxed); }
+  void count(Fallback reason) {
+    fallbacks_[static_cast<size_t>(reason)].fetch_add(1, std::memory_order_relaxed);
+  }
 
   // A group whose compilation failed; the reason is the compiler's.
   void count(const std::string& reason);

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -72,11 +71,11 @@ class _Writer:
         return f"graph({', '.join(self._arguments)}):\n{body}  return ({', '.join(outputs)})\n"
 
     def operand(self, value: object, type_: torch._C.JitType) -> str:
-        """The name of a new value: a constant, a list, or an input of the graph for a tensor or an infinite float."""
+        """The name of a new value: a constant, a list, or an input of the graph for a tensor."""
         self._count += 1
         name = f"%v{self._count}"
-        if isinstance(value, torch.Tensor) or (isinstance(value, float) and math.isinf(value)):
-            self._arguments.append(f"{name} : {'Tensor' if isinstance(value, torch.Tensor) else 'float'}")
+        if isinstance(value, torch.Tensor):
+            self._arguments.append(f"{name} : Tensor")
             self.inputs.append(value)
         elif isinstance(value, list | tuple):
             element = (type_.getElementType() if type_.kind() == "OptionalType" else type_).getElementType()  # type: ignore[attr-defined]

@@ -69,15 +69,18 @@ def test_model(name: str, how: str, frozen: bool) -> None:
     scripted = capture(module, how, frozen, spec.inputs())
     with torch.no_grad():
         check_calls(scripted, module, spec, spec.batch, spec.sizes[0], WARM_UP_CALLS)
-        check_grouping(torchmdla.graph_for(scripted, *spec.inputs()))
+        graph = torchmdla.graph_for(scripted, *spec.inputs())
+        check_grouping(graph)
         first = torchmdla.stats()
-        assert first.specialisations >= first.groups
+        # Every group was compiled. Those in branches that were not taken have not been called.
+        branches = any(True for node in graph.nodes() for _ in node.blocks())
+        assert first.specialisations >= (1 if branches else first.groups)
         # New sizes after the first: the same group, specialised again.
         check_calls(scripted, module, spec, spec.batch + 1, spec.sizes[0], 2)
         check_calls(scripted, module, spec, spec.batch, spec.sizes[-1], 2)
         second = torchmdla.stats()
         assert second.groups == first.groups
-        assert second.specialisations >= 2 * first.groups
+        assert second.specialisations >= 2 * first.specialisations
         assert not second.fallbacks
 
 

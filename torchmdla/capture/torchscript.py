@@ -31,9 +31,7 @@ def use_device(device: devices.Device) -> None:
     _C.set_device(device.name, ops, [getattr(torch, dtype) for dtype in sorted(device.dtypes)])
 
 
-def compile_group(
-    graph: torch._C.Graph, record: Record, parameters: Sequence[int], device_name: str
-) -> _C.Executable:
+def compile_group(graph: torch._C.Graph, record: Record, parameters: Sequence[int], device_name: str) -> _C.Executable:
     """Compiles one specialisation of a group.
 
     Args:
@@ -56,9 +54,7 @@ def compile_group(
         raise fault from error
 
 
-def _compile(
-    graph: torch._C.Graph, record: Record, parameters: Sequence[int], device: devices.Device
-) -> _C.Executable:
+def _compile(graph: torch._C.Graph, record: Record, parameters: Sequence[int], device: devices.Device) -> _C.Executable:
     _check_dtypes(record, device)
     imported = import_graph(graph, record, parameters)
     program = Program(imported.mlir, imported.arguments, imported.results, device.target(), versions=producers())

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+from torch.nn import functional
 
 from torchmdla.errors import CompileError
 
@@ -71,11 +70,11 @@ def native_multi_head_attention(
 ) -> tuple[Tensor, Tensor | None]:
     """Self or cross attention of ``[N, L, E]`` with one packed projection; ``mask`` is true where to look away."""
     projected = zip((query, key, value), qkv_weight.split(embed_dim), qkv_bias.split(embed_dim), strict=True)
-    q, k, v = (_split_heads(F.linear(x, weight, bias), num_head) for x, weight, bias in projected)
+    q, k, v = (_split_heads(functional.linear(x, weight, bias), num_head) for x, weight, bias in projected)
     scores = torch.matmul(q * (1.0 / math.sqrt(embed_dim // num_head)), k.transpose(-2, -1))
     weights = torch.softmax(scores, -1) if mask is None else _hidden_softmax(scores, mask, mask_type)
     attended = torch.matmul(weights, v).transpose(1, 2).reshape(query.size(0), query.size(1), embed_dim)
-    output = F.linear(attended, proj_weight, proj_bias)
+    output = functional.linear(attended, proj_weight, proj_bias)
     if not need_weights:
         return output, None
     return output, weights.mean(1) if average_attn_weights else weights
@@ -121,20 +120,32 @@ def transformer_encoder_layer(
     """The fast path of ``nn.TransformerEncoderLayer`` on ``[N, L, E]``."""
 
     def attend(x: Tensor) -> Tensor:
-        packed: Any = (qkv_weight, qkv_bias, proj_weight, proj_bias)
         return native_multi_head_attention(
-            x, x, x, embed_dim, num_heads, *packed, mask=mask, need_weights=False, mask_type=mask_type
+            x,
+            x,
+            x,
+            embed_dim,
+            num_heads,
+            qkv_weight,
+            qkv_bias,
+            proj_weight,
+            proj_bias,
+            mask,
+            need_weights=False,
+            mask_type=mask_type,
         )[0]
 
     def feed_forward(x: Tensor) -> Tensor:
-        hidden = F.linear(x, ffn_weight_1, ffn_bias_1)
-        return F.linear(F.gelu(hidden) if use_gelu else F.relu(hidden), ffn_weight_2, ffn_bias_2)
+        hidden = functional.linear(x, ffn_weight_1, ffn_bias_1)
+        return functional.linear(
+            functional.gelu(hidden) if use_gelu else functional.relu(hidden), ffn_weight_2, ffn_bias_2
+        )
 
     def norm_1(x: Tensor) -> Tensor:
-        return F.layer_norm(x, [embed_dim], norm_weight_1, norm_bias_1, eps)
+        return functional.layer_norm(x, [embed_dim], norm_weight_1, norm_bias_1, eps)
 
     def norm_2(x: Tensor) -> Tensor:
-        return F.layer_norm(x, [embed_dim], norm_weight_2, norm_bias_2, eps)
+        return functional.layer_norm(x, [embed_dim], norm_weight_2, norm_bias_2, eps)
 
     if norm_first:
         src = src + attend(norm_1(src))

@@ -128,11 +128,43 @@ _WRITTEN: Mapping[str, Decomposition] = {
 # PyTorch's own composite kernels: the recorder sees what they call.
 _COMPOSITE = frozenset(
     f"aten::{name}"
-    for name in ["einsum", "tensordot", "__and__.Tensor", "__or__.Tensor", "__xor__.Tensor", "take_along_dim", "concat", "hstack", "vstack", "mT", "numpy_T", "swapaxes", "movedim.int", "meshgrid", "meshgrid.indexing", "cross_entropy_loss", "nll_loss", "nll_loss_nd"]
+    for name in [
+        "einsum",
+        "tensordot",
+        "__and__.Tensor",
+        "__or__.Tensor",
+        "__xor__.Tensor",
+        "take_along_dim",
+        "concat",
+        "hstack",
+        "vstack",
+        "mT",
+        "numpy_T",
+        "swapaxes",
+        "movedim.int",
+        "meshgrid",
+        "meshgrid.indexing",
+        "cross_entropy_loss",
+        "nll_loss",
+        "nll_loss_nd",
+    ]
 )
 
 # Of torch._decomp's table.
 _FROM_TORCH = frozenset(
     f"aten::{name}"
-    for name in ["gelu_backward", "silu_backward", "hardswish_backward", "hardsigmoid_backward", "leaky_relu_backward", "mse_loss_backward", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "nll_loss_forward", "nll_loss_backward", "embedding_dense_backward"]
+    for name in [
+        "gelu_backward",
+        "silu_backward",
+        "hardswish_backward",
+        "hardsigmoid_backward",
+        "leaky_relu_backward",
+        "mse_loss_backward",
+        "smooth_l1_loss",
+        "huber_loss",
+        "binary_cross_entropy",
+        "nll_loss_forward",
+        "nll_loss_backward",
+        "embedding_dense_backward",
+    ]
 )

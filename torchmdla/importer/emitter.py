@@ -67,13 +67,13 @@ class Emitter:
     def none(self) -> Value:
         return self._constant("torch.constant.none", "!torch.none")
 
-    def bool(self, value: bool) -> Value:
+    def boolean(self, value: bool) -> Value:
         return self._constant(f"torch.constant.bool {str(value).lower()}", "!torch.bool")
 
-    def int(self, value: int) -> Value:
+    def integer(self, value: int) -> Value:
         return self._constant(f"torch.constant.int {value}", "!torch.int")
 
-    def float(self, value: float) -> Value:
+    def floating(self, value: float) -> Value:
         return self._constant(f"torch.constant.float {float_literal(value)}", "!torch.float")
 
     def string(self, value: str) -> Value:
@@ -90,7 +90,7 @@ class Emitter:
         return Value(self._constant(text, type_).name, type_, meta)
 
     def int_list(self, values: Sequence[int]) -> Value:
-        return self.list([self.int(value) for value in values], "int")
+        return self.list([self.integer(value) for value in values], "int")
 
     def list(self, elements: Sequence[Value], element: str) -> Value:
         """A list value; ``element`` is the element type without ``!torch.``."""

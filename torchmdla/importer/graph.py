@@ -43,7 +43,27 @@ def import_graph(graph: torch._C.Graph, record: Record, parameters: Collection[i
 
 # Ask a tensor for its type, so that the answer is known even if the tensor's data is not.
 _METADATA = frozenset(
-    ["aten::size", "aten::dim", "aten::numel", "aten::len", "aten::stride", "aten::is_floating_point", "aten::is_complex", "aten::is_contiguous", "aten::sym_size", "aten::sym_numel", "aten::element_size", "aten::get_device", "aten::storage_offset", "prim::dtype", "prim::device", "prim::layout", "prim::is_cuda", "prim::shape", "prim::requires_grad"]
+    [
+        "aten::size",
+        "aten::dim",
+        "aten::numel",
+        "aten::len",
+        "aten::stride",
+        "aten::is_floating_point",
+        "aten::is_complex",
+        "aten::is_contiguous",
+        "aten::sym_size",
+        "aten::sym_numel",
+        "aten::element_size",
+        "aten::get_device",
+        "aten::storage_offset",
+        "prim::dtype",
+        "prim::device",
+        "prim::layout",
+        "prim::is_cuda",
+        "prim::shape",
+        "prim::requires_grad",
+    ]
 )
 
 _UNPACKS = ("prim::ListUnpack", "prim::TupleUnpack")
@@ -93,8 +113,11 @@ class _Importer:
         seen = self._seen(value)
         if isinstance(seen, TensorMeta | float):
             self._pending[value.debugName()] = Binding("input", index, value.debugName())
-        elif any(isinstance(leaf, TensorMeta | float) for leaf in leaves(seen)):
-            raise CompileError("an input that is a list of tensors or floats is not supported")
+        elif isinstance(seen, list) and seen and all(isinstance(item, TensorMeta) for item in seen):
+            bindings = [Binding("input", index, value.debugName(), element=position) for position in range(len(seen))]
+            self._values[value.debugName()] = [
+                self._argument(binding, item) for binding, item in zip(bindings, seen, strict=True)
+            ]
         else:
             self._values[value.debugName()] = seen
 
@@ -259,7 +282,7 @@ def _is_known(operands: Sequence[Operand]) -> bool:
 def _holds_tensor(value: torch._C.Value) -> bool:
     type_ = value.type()
     while type_.kind() in ("ListType", "OptionalType"):
-        type_ = type_.getElementType()  # type: ignore[attr-defined]
+        type_ = type_.getElementType()
     return type_.kind() == "TensorType"
 
 

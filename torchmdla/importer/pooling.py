@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def adaptive_average(spatial: int) -> Callable[[Tensor, Sequence[int]], Tensor]:
-    """Pools the last ``spatial`` dimensions to given sizes. The windows are boxes, so one dimension at a time will do."""
+    """Pools the last ``spatial`` dimensions to given sizes. The windows are boxes: one dimension at a time."""
 
     def pool(value: Tensor, sizes: Sequence[int]) -> Tensor:
         dims = range(value.dim() - spatial, value.dim())

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+from torch.nn import functional
 
 from torchmdla.errors import CompileError
 
@@ -20,7 +20,7 @@ Cell = Callable[[Tensor, State, Tensor, "Tensor | None"], State]
 
 def _lstm_step(projected: Tensor, state: State, weight: Tensor, bias: Tensor | None) -> State:
     hidden, memory = state
-    into, forget, new, out = (projected + F.linear(hidden, weight, bias)).chunk(4, -1)
+    into, forget, new, out = (projected + functional.linear(hidden, weight, bias)).chunk(4, -1)
     memory = torch.sigmoid(forget) * memory + torch.sigmoid(into) * torch.tanh(new)
     return torch.sigmoid(out) * torch.tanh(memory), memory
 
@@ -28,18 +28,18 @@ def _lstm_step(projected: Tensor, state: State, weight: Tensor, bias: Tensor | N
 def _gru_step(projected: Tensor, state: State, weight: Tensor, bias: Tensor | None) -> State:
     (hidden,) = state
     reset_x, update_x, new_x = projected.chunk(3, -1)
-    reset_h, update_h, new_h = F.linear(hidden, weight, bias).chunk(3, -1)
+    reset_h, update_h, new_h = functional.linear(hidden, weight, bias).chunk(3, -1)
     update = torch.sigmoid(update_x + update_h)
     new = torch.tanh(new_x + torch.sigmoid(reset_x + reset_h) * new_h)
     return ((hidden - new) * update + new,)
 
 
 def _tanh_step(projected: Tensor, state: State, weight: Tensor, bias: Tensor | None) -> State:
-    return (torch.tanh(projected + F.linear(state[0], weight, bias)),)
+    return (torch.tanh(projected + functional.linear(state[0], weight, bias)),)
 
 
 def _relu_step(projected: Tensor, state: State, weight: Tensor, bias: Tensor | None) -> State:
-    return (torch.relu(projected + F.linear(state[0], weight, bias)),)
+    return (torch.relu(projected + functional.linear(state[0], weight, bias)),)
 
 
 def _direction(
@@ -47,7 +47,7 @@ def _direction(
 ) -> tuple[Tensor, State]:
     """One layer in one direction over ``[T, N, input]``; gives ``[T, N, hidden]`` and the last state."""
     bias_input, bias_hidden = (weights[2], weights[3]) if len(weights) > 2 else (None, None)
-    steps = list(F.linear(sequence, weights[0], bias_input).unbind(0))
+    steps = list(functional.linear(sequence, weights[0], bias_input).unbind(0))
     outputs = []
     for projected in reversed(steps) if reverse else steps:
         state = cell(projected, state, weights[1], bias_hidden)
@@ -118,14 +118,14 @@ rnn_relu = _plain(_relu_step)
 
 def lstm_cell(input, hx, w_ih, w_hh, b_ih=None, b_hh=None):  # type: ignore[no-untyped-def]
     """``aten::lstm_cell``: gives the hidden state and the cell state."""
-    return _lstm_step(F.linear(input, w_ih, b_ih), tuple(hx), w_hh, b_hh)
+    return _lstm_step(functional.linear(input, w_ih, b_ih), tuple(hx), w_hh, b_hh)
 
 
 def _plain_cell(cell: Cell) -> Callable[..., Tensor]:
     """One step, in the signature of ``aten::gru_cell``."""
 
     def step(input, hx, w_ih, w_hh, b_ih=None, b_hh=None):  # type: ignore[no-untyped-def]
-        return cell(F.linear(input, w_ih, b_ih), (hx,), w_hh, b_hh)[0]
+        return cell(functional.linear(input, w_ih, b_ih), (hx,), w_hh, b_hh)[0]
 
     return step
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 
-def logsumexp(value: Tensor, dim: Sequence[int], keepdim: bool = False) -> Tensor:
+def logsumexp(value: Tensor, dim: list[int], keepdim: bool = False) -> Tensor:
     """The largest value is taken out first; a row of infinities gives that infinity."""
     if not value.is_floating_point():
         value = value.to(torch.get_default_dtype())

@@ -22,14 +22,20 @@ def cast(emitter: Emitter, value: Value, meta: TensorMeta) -> Value:
     assert value.meta is not None
     if value.meta.dtype == meta.dtype:
         return value
-    operands = [value, emitter.int(dtype_number(meta.dtype)), emitter.bool(False), emitter.bool(False), emitter.none()]
+    operands = [
+        value,
+        emitter.integer(dtype_number(meta.dtype)),
+        emitter.boolean(False),
+        emitter.boolean(False),
+        emitter.none(),
+    ]
     return emitter.tensor_op("torch.aten.to.dtype", operands, meta)
 
 
 def slice_along(emitter: Emitter, value: Value, dim: int, start: int, length: int) -> Value:
     """``value[start : start + length]`` along ``dim``."""
     meta = _resized(value, dim, length)
-    operands = [value, *(emitter.int(n) for n in (dim, start, start + length, 1))]
+    operands = [value, *(emitter.integer(n) for n in (dim, start, start + length, 1))]
     return emitter.tensor_op("torch.aten.slice.Tensor", operands, meta)
 
 
@@ -68,10 +74,10 @@ def _split(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) 
 
 
 def _unbind(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object]:
-    dim = emitter.int(operands["dim"] % len(operands["self"].meta.shape))
+    dim = emitter.integer(operands["dim"] % len(operands["self"].meta.shape))
     return [
         [
-            emitter.tensor_op("torch.aten.select.int", [operands["self"], dim, emitter.int(index)], meta)
+            emitter.tensor_op("torch.aten.select.int", [operands["self"], dim, emitter.integer(index)], meta)
             for index, meta in enumerate(metas[0])
         ]
     ]
@@ -88,13 +94,58 @@ def _expand(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any])
     if operands["self"].meta.shape == metas[0].shape:
         return [operands["self"]]
     sizes = emitter.int_list(metas[0].shape)
-    return [emitter.tensor_op("torch.aten.expand", [operands["self"], sizes, emitter.bool(False)], metas[0])]
+    return [emitter.tensor_op("torch.aten.expand", [operands["self"], sizes, emitter.boolean(False)], metas[0])]
 
 
-_SAME_VALUES = ["aten::alias", "aten::clone", "aten::contiguous", "aten::detach", "aten::lift_fresh", "aten::positive", "aten::to.dtype", "aten::to.dtype_layout", "aten::to.device", "aten::to.other", "aten::to.prim_Device", "aten::to.prim_dtype", "aten::to.prim_other", "aten::_to_copy", "aten::type_as", "aten::cpu", "aten::resolve_conj", "aten::resolve_neg", "prims::convert_element_type"]
+_SAME_VALUES = [
+    "aten::alias",
+    "aten::clone",
+    "aten::contiguous",
+    "aten::detach",
+    "aten::lift_fresh",
+    "aten::positive",
+    "aten::to.dtype",
+    "aten::to.dtype_layout",
+    "aten::to.device",
+    "aten::to.other",
+    "aten::to.prim_Device",
+    "aten::to.prim_dtype",
+    "aten::to.prim_other",
+    "aten::_to_copy",
+    "aten::type_as",
+    "aten::cpu",
+    "aten::resolve_conj",
+    "aten::resolve_neg",
+    "prims::convert_element_type",
+]
 _DROPOUTS = ["aten::dropout", "aten::feature_dropout", "aten::alpha_dropout", "aten::feature_alpha_dropout"]
-_SPLITS = ["aten::split", "aten::split.Tensor", "aten::split.sizes", "aten::split_with_sizes", "aten::chunk", "aten::unsafe_chunk", "aten::unsafe_split.Tensor", "aten::unsafe_split_with_sizes", "aten::tensor_split.sections", "aten::tensor_split.indices"]
-_VIEWS = ["aten::view", "aten::reshape", "aten::_unsafe_view", "aten::_reshape_alias", "aten::flatten.using_ints", "aten::unflatten.int", "aten::view_as", "aten::reshape_as", "aten::squeeze", "aten::squeeze.dim", "aten::squeeze.dims", "aten::unsqueeze", "aten::ravel"]
+_SPLITS = [
+    "aten::split",
+    "aten::split.Tensor",
+    "aten::split.sizes",
+    "aten::split_with_sizes",
+    "aten::chunk",
+    "aten::unsafe_chunk",
+    "aten::unsafe_split.Tensor",
+    "aten::unsafe_split_with_sizes",
+    "aten::tensor_split.sections",
+    "aten::tensor_split.indices",
+]
+_VIEWS = [
+    "aten::view",
+    "aten::reshape",
+    "aten::_unsafe_view",
+    "aten::_reshape_alias",
+    "aten::flatten.using_ints",
+    "aten::unflatten.int",
+    "aten::view_as",
+    "aten::reshape_as",
+    "aten::squeeze",
+    "aten::squeeze.dim",
+    "aten::squeeze.dims",
+    "aten::unsqueeze",
+    "aten::ravel",
+]
 
 REWRITES: Mapping[str, Rewrite] = {
     **dict.fromkeys(_SAME_VALUES, _same_values),

@@ -18,7 +18,7 @@ _TORCH = os.path.dirname(torch.__file__)
 
 def source_of(node: torch._C.Node) -> str:
     """``file:line`` of a node, the innermost that is not PyTorch's own code; empty when unknown."""
-    text = node.sourceRange()
+    text = str(node.sourceRange())
     frames = [*_SCRIPTED.finditer(text), *_TRACED.finditer(text)]
     places = [f"{frame['file']}:{frame['line']}" for frame in frames]
     outside = [place for place in places if not place.startswith(_TORCH)]

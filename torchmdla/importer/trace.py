@@ -205,10 +205,8 @@ def _isolated() -> Any:
 
 
 def _in_schema_order(schema: Any, args: Sequence[object], kwargs: dict[str, object]) -> list[object]:
-    given = list(args)
-    for argument in schema.arguments[len(given) :]:
-        given.append(kwargs.get(argument.name, argument.default_value))
-    return given
+    rest = schema.arguments[len(args) :]
+    return [*args, *(kwargs.get(argument.name, argument.default_value) for argument in rest)]
 
 
 def _meta(value: object) -> object:
@@ -218,10 +216,9 @@ def _meta(value: object) -> object:
 def _live(calls: Sequence[Call], outputs: object) -> tuple[Call, ...]:
     """Without the calls that nothing uses: a decomposition may compute what it only asks the size of."""
     needed = {leaf for leaf in leaves(outputs) if isinstance(leaf, Ref)}
-    kept = []
+    kept: list[Call] = []
     for call in reversed(calls):
-        if needed.isdisjoint(leaves(call.results)):
-            continue
-        needed.update(leaf for leaf in leaves(call.arguments) if isinstance(leaf, Ref))
-        kept.append(call)
+        if not needed.isdisjoint(leaves(call.results)):
+            needed.update(leaf for leaf in leaves(call.arguments) if isinstance(leaf, Ref))
+            kept.append(call)
     return tuple(reversed(kept))

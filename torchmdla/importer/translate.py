@@ -55,7 +55,21 @@ _MEMORY_FORMATS = {
 _SCALAR_FORMS: Mapping[str, str] = {
     **{
         f"aten::{name}.Tensor": f"aten::{name}.Scalar"
-        for name in ["add", "sub", "mul", "div", "eq", "ne", "lt", "le", "gt", "ge", "remainder", "fmod", "floor_divide"]
+        for name in [
+            "add",
+            "sub",
+            "mul",
+            "div",
+            "eq",
+            "ne",
+            "lt",
+            "le",
+            "gt",
+            "ge",
+            "remainder",
+            "fmod",
+            "floor_divide",
+        ]
     },
     "aten::div.Tensor_mode": "aten::div.Scalar_mode",
     "aten::pow.Tensor_Tensor": "aten::pow.Tensor_Scalar",
@@ -85,6 +99,8 @@ def translate(
         rewritten = rewrite(emitter, tensors, metas)
         if rewritten is not None:
             return rewritten
+    if name in _SIZED_BY_NUMBERS and _has_open_float(operands):
+        raise CompileError("its size depends on a float that is known only at run time")
     if name != within and decomposition(name) is not None:
         if not _has_open_float(operands):
             results = _decompose(emitter, name, operands)
@@ -135,11 +151,65 @@ def _scalar_form(name: str, operands: Sequence[Operand]) -> tuple[str, Sequence[
     return _SCALAR_FORMS[name], [operands[0], Number(number), *operands[2:]]
 
 
-# Elementwise ops that PyTorch computes in the dtype of their result. torch-mlir's lowerings refuse integers in some, and
-# end the process in others, so their operands are converted first.
+# Elementwise ops that PyTorch computes in the dtype of their result. torch-mlir refuses integers in some of them, and
+# ends the process in others, so their operands are converted first.
 _PROMOTING = frozenset(
     f"aten::{name}"
-    for name in ["relu", "relu6", "sigmoid", "tanh", "exp", "exp2", "expm1", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "reciprocal", "erf", "square", "logit", "clamp", "clamp_min", "clamp_max", "add", "sub", "rsub", "mul", "div", "floor_divide", "remainder", "fmod", "pow", "atan2", "maximum", "minimum", "fmax", "fmin", "lerp", "addcmul", "addcdiv", "heaviside", "xlogy", "copysign", "softplus", "hardtanh"]
+    for name in [
+        "relu",
+        "relu6",
+        "sigmoid",
+        "tanh",
+        "exp",
+        "exp2",
+        "expm1",
+        "sin",
+        "cos",
+        "tan",
+        "asin",
+        "acos",
+        "atan",
+        "sinh",
+        "cosh",
+        "asinh",
+        "acosh",
+        "atanh",
+        "log",
+        "log2",
+        "log10",
+        "log1p",
+        "sqrt",
+        "rsqrt",
+        "reciprocal",
+        "erf",
+        "square",
+        "logit",
+        "clamp",
+        "clamp_min",
+        "clamp_max",
+        "add",
+        "sub",
+        "rsub",
+        "mul",
+        "div",
+        "floor_divide",
+        "remainder",
+        "fmod",
+        "pow",
+        "atan2",
+        "maximum",
+        "minimum",
+        "fmax",
+        "fmin",
+        "lerp",
+        "addcmul",
+        "addcdiv",
+        "heaviside",
+        "xlogy",
+        "copysign",
+        "softplus",
+        "hardtanh",
+    ]
 )
 
 
@@ -174,9 +244,9 @@ def _materialise(emitter: Emitter, operand: Operand, type_: torch._C.JitType, co
     if kind == "OptionalType":
         if operand is None:
             return emitter.none()
-        return _materialise(emitter, operand, type_.getElementType(), count)  # type: ignore[attr-defined]
+        return _materialise(emitter, operand, type_.getElementType(), count)
     if kind == "ListType":
-        return _materialise_list(emitter, operand, type_.getElementType(), count)  # type: ignore[attr-defined]
+        return _materialise_list(emitter, operand, type_.getElementType(), count)
     if isinstance(operand, Number):
         return _write_number(emitter, operand.value)
     operand = as_tensor(emitter, operand)
@@ -207,23 +277,23 @@ def _materialise_list(emitter: Emitter, operand: Operand, element: torch._C.JitT
 
 def _write_int(emitter: Emitter, operand: Operand) -> Value:
     if isinstance(operand, torch.dtype):
-        return emitter.int(dtype_number(operand))
+        return emitter.integer(dtype_number(operand))
     if isinstance(operand, torch.layout):
-        return emitter.int(_LAYOUTS[operand])
+        return emitter.integer(_LAYOUTS[operand])
     if isinstance(operand, torch.memory_format):
-        return emitter.int(_MEMORY_FORMATS[operand])
-    return emitter.int(int(operand))  # type: ignore[call-overload]
+        return emitter.integer(_MEMORY_FORMATS[operand])
+    return emitter.integer(int(operand))  # type: ignore[call-overload]
 
 
 def _write_number(emitter: Emitter, operand: Operand) -> Value:
-    return emitter.float(operand) if isinstance(operand, float) else _write_int(emitter, operand)
+    return emitter.floating(operand) if isinstance(operand, float) else _write_int(emitter, operand)
 
 
 _WRITERS = {
     "IntType": _write_int,
     "SymIntType": _write_int,
-    "FloatType": lambda emitter, operand: emitter.float(float(operand)),
-    "BoolType": lambda emitter, operand: emitter.bool(bool(operand)),
+    "FloatType": lambda emitter, operand: emitter.floating(float(operand)),
+    "BoolType": lambda emitter, operand: emitter.boolean(bool(operand)),
     "NumberType": _write_number,
     "StringType": lambda emitter, operand: emitter.string(operand),
     # Compiled code knows no devices: whatever the op asked for, its memory is the caller's.
@@ -239,6 +309,8 @@ def _decompose(emitter: Emitter, name: str, operands: Sequence[Operand]) -> list
     recorded = _cached_trace(name, map_structure(_describe, list(operands)))
     return _replay(emitter, recorded, tensors, name)
 
+
+_SIZED_BY_NUMBERS = frozenset(("aten::arange", "aten::arange.start", "aten::arange.start_step"))
 
 # Those that are right, if slower, without their decomposition.
 _WHOLE_WITH_OPEN_FLOATS = frozenset(("aten::pow.Tensor_Scalar", "aten::addmm", "aten::baddbmm"))

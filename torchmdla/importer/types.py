@@ -35,8 +35,9 @@ class Binding:
     """How the runtime makes one argument of ``@forward``.
 
     The source is input ``index`` of the group, or the tensor of the subgraph's node number ``index`` (a
-    ``prim::Constant``), or element ``element`` of it where that constant is a list; ``name`` is its debugName. The argument is ``source.permute(permutation)``, which is
-    contiguous already when the strides are those recorded, unless ``copy``: then it must be made contiguous.
+    ``prim::Constant``), or element ``element`` of it where that constant is a list; ``name`` is its debugName.
+    The argument is ``source.permute(permutation)``, which is contiguous already when the strides are those
+    recorded, unless ``copy``: then it must be made contiguous.
     """
 
     source: Literal["input", "constant"]

@@ -10,21 +10,8 @@ from collections.abc import Mapping
 
 from torchmdla.devices.device import OpKind, OpSupport
 
+# Anchors: each is worth a kernel of its own.
 _COMPUTE = """
-abs neg relu relu6 sigmoid tanh exp exp2 expm1 log log2 log10 log1p sqrt rsqrt reciprocal square
-sin cos tan asin acos atan sinh cosh asinh acosh atanh erf floor ceil round trunc frac sign sgn
-silu mish gelu hardswish hardsigmoid log_sigmoid selu leaky_relu elu celu softplus hardtanh hardshrink softshrink
-threshold prelu glu logit nan_to_num isnan isinf isfinite logical_not bitwise_not
-clamp clamp.Tensor clamp_min clamp_max clamp_min.Tensor clamp_max.Tensor
-add.Tensor add.Scalar sub.Tensor sub.Scalar rsub.Tensor rsub.Scalar mul.Tensor mul.Scalar div.Tensor div.Scalar
-div.Tensor_mode div.Scalar_mode floor_divide floor_divide.Scalar remainder.Tensor remainder.Scalar fmod.Tensor
-pow.Tensor_Tensor pow.Tensor_Scalar pow.Scalar atan2 maximum minimum max.other min.other
-lerp.Tensor lerp.Scalar addcmul addcdiv heaviside
-eq.Tensor eq.Scalar ne.Tensor ne.Scalar lt.Tensor lt.Scalar le.Tensor le.Scalar gt.Tensor gt.Scalar ge.Tensor ge.Scalar
-logical_and logical_or logical_xor
-bitwise_and.Tensor bitwise_and.Scalar bitwise_or.Tensor bitwise_xor.Tensor
-__and__.Tensor __or__.Tensor __xor__.Tensor bitwise_left_shift.Tensor bitwise_right_shift.Tensor
-where.self where.ScalarSelf where.ScalarOther where.Scalar masked_fill.Scalar masked_fill.Tensor
 sum sum.dim_IntList mean mean.dim var var.dim var.correction std std.dim std.correction
 var_mean var_mean.dim var_mean.correction amax amin aminmax max min max.dim min.dim argmax argmin prod prod.dim_int
 all all.dim any any.dim any.dims norm.Scalar norm.ScalarOpt_dim linalg_vector_norm frobenius_norm.dim
@@ -42,13 +29,31 @@ upsample_nearest1d.vec upsample_nearest2d.vec upsample_nearest3d.vec upsample_li
 upsample_bicubic2d.vec upsample_trilinear3d.vec grid_sampler
 _transformer_encoder_layer_fwd _native_multi_head_attention lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell
 mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits
-cross_entropy_loss nll_loss nll_loss_nd nll_loss_forward kl_div
-threshold_backward gelu_backward silu_backward hardtanh_backward hardswish_backward hardsigmoid_backward
-leaky_relu_backward elu_backward tanh_backward sigmoid_backward _softmax_backward_data _log_softmax_backward_data
- convolution_backward nll_loss_backward mse_loss_backward embedding_dense_backward
+nll_loss nll_loss_nd nll_loss_forward kl_div
+_softmax_backward_data _log_softmax_backward_data convolution_backward nll_loss_backward
 """
 
-_CHEAP = """
+# One pass over memory: worth a kernel together with another.
+_ELEMENTWISE = """
+abs neg relu relu6 sigmoid tanh exp exp2 expm1 log log2 log10 log1p sqrt rsqrt reciprocal square
+sin cos tan asin acos atan sinh cosh asinh acosh atanh erf floor ceil round trunc frac sign sgn
+silu mish gelu hardswish hardsigmoid log_sigmoid selu leaky_relu elu celu softplus hardtanh hardshrink softshrink
+threshold prelu glu logit nan_to_num isnan isinf isfinite logical_not bitwise_not
+clamp clamp.Tensor clamp_min clamp_max clamp_min.Tensor clamp_max.Tensor
+add.Tensor add.Scalar sub.Tensor sub.Scalar rsub.Tensor rsub.Scalar mul.Tensor mul.Scalar div.Tensor div.Scalar
+div.Tensor_mode div.Scalar_mode floor_divide floor_divide.Scalar remainder.Tensor remainder.Scalar fmod.Tensor
+pow.Tensor_Tensor pow.Tensor_Scalar pow.Scalar atan2 maximum minimum max.other min.other
+lerp.Tensor lerp.Scalar addcmul addcdiv heaviside
+eq.Tensor eq.Scalar ne.Tensor ne.Scalar lt.Tensor lt.Scalar le.Tensor le.Scalar gt.Tensor gt.Scalar ge.Tensor ge.Scalar
+logical_and logical_or logical_xor
+bitwise_and.Tensor bitwise_and.Scalar bitwise_or.Tensor bitwise_xor.Tensor
+__and__.Tensor __or__.Tensor __xor__.Tensor bitwise_left_shift.Tensor bitwise_right_shift.Tensor
+where.self where.ScalarSelf where.ScalarOther where.Scalar masked_fill.Scalar masked_fill.Tensor
+threshold_backward gelu_backward silu_backward hardtanh_backward hardswish_backward
+leaky_relu_backward elu_backward tanh_backward sigmoid_backward mse_loss_backward
+"""
+
+_MOVING = """
 clone _to_copy cat concat stack hstack vstack repeat repeat_interleave.self_int tile roll flip rot90 tril triu
 constant_pad_nd pad reflection_pad1d reflection_pad2d replication_pad1d replication_pad2d
 pixel_shuffle pixel_unshuffle channel_shuffle
@@ -69,19 +74,20 @@ _grad_sum_to_size sum_to_size
 
 _SHAPE = """
 size size.int dim numel len.Tensor len.t is_floating_point is_complex
-Int.Tensor Int.Scalar Int.bool Float.Tensor Float.Scalar Float.int Bool.Tensor Bool.int
-IntImplicit FloatImplicit ScalarImplicit item
+Int.Scalar Int.bool Float.Scalar Float.int Bool.int
 add add.int sub sub.int mul mul.int div div.int floordiv floordiv.int remainder remainder.int neg.int
 pow.int pow.int_to_int sqrt.int ceil.int floor.int __and__.bool __or__.bool __not__ __is__ __isnot__
 eq.int ne.int lt.int le.int gt.int ge.int eq.bool ne.bool eq.int_list ne.int_list
 __getitem__.t slice.t add.t mul.left_t
 """
 
+_ITEM = "Int.Tensor Float.Tensor Bool.Tensor IntImplicit FloatImplicit ScalarImplicit item"
+
 _PRIM_SHAPE = (
     "NumToTensor.Scalar NumToTensor.bool dtype device max.int min.int max.self_int min.self_int BroadcastSizes"
 )
 
-# Random numbers, or statistics to update, unless these arguments are constants.
+# Random numbers, statistics to update or no decomposition, unless these arguments are constants.
 _CONDITIONAL: Mapping[str, OpSupport] = {
     "aten::dropout": OpSupport("view", {"train": False}),
     "aten::feature_dropout": OpSupport("view", {"train": False}),
@@ -89,6 +95,7 @@ _CONDITIONAL: Mapping[str, OpSupport] = {
     "aten::batch_norm": OpSupport("compute", {"training": False}),
     "aten::instance_norm": OpSupport("compute", {"running_mean": None}),
     "aten::scaled_dot_product_attention": OpSupport("compute", {"dropout_p": 0.0}),
+    "aten::cross_entropy_loss": OpSupport("compute", {"label_smoothing": 0.0}),
     "aten::lstm.input": OpSupport("compute", {"train": False}),
     "aten::gru.input": OpSupport("compute", {"train": False}),
     "aten::rnn_tanh.input": OpSupport("compute", {"train": False}),
@@ -102,10 +109,12 @@ def _entries(namespace: str, names: str, kind: OpKind) -> dict[str, OpSupport]:
 
 OPS: Mapping[str, OpSupport] = {
     **_entries("aten", _COMPUTE, "compute"),
-    **_entries("aten", _CHEAP, "cheap"),
+    **_entries("aten", _ELEMENTWISE, "cheap"),
+    **_entries("aten", _MOVING, "cheap"),
     **_entries("aten", _VIEW, "view"),
     **_entries("prim", "ConstantChunk", "view"),
     **_entries("aten", _SHAPE, "shape"),
     **_entries("prim", _PRIM_SHAPE, "shape"),
+    **_entries("aten", _ITEM, "item"),
     **_CONDITIONAL,
 }

@@ -1,0 +1,180 @@
+"""What the processor can do at most: fused multiply-adds in registers, and copying memory.
+
+Both loops are LLVM IR written here and compiled by llvmlite, so that they depend on nothing that is measured against
+them. They run outside the GIL, on as many threads as asked for.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+from functools import cache
+
+from llvmlite import binding
+
+# Two units of a latency of four or five cycles need ten sums in flight; sixteen vector registers hold twelve.
+_SUMS = 12
+_COPY_UNROLL = 4
+_FLOAT_BYTES = 4
+# Starting a thread takes some 50 µs: a call must take milliseconds.
+_BYTES_A_CALL = 1 << 28
+
+
+@cache
+def vector_width() -> int:
+    """float32 elements in the widest vector of this processor."""
+    features = binding.get_host_cpu_features()
+    return next((width for name, width in (("avx512f", 16), ("avx", 8)) if features.get(name)), 4)
+
+
+class Multiplier:
+    """Runs chains of fused multiply-adds that touch no memory."""
+
+    def __init__(self, threads: int = 1, steps: int = 2_000_000) -> None:
+        self._function = _compiled()[0]
+        self._threads = threads
+        self._steps = steps
+        self._out = [(ctypes.c_float * vector_width())() for _ in range(threads)]
+        # Floating-point operations of one call, two for each multiply-add.
+        self.work = threads * steps * _SUMS * vector_width() * 2
+
+    def __call__(self) -> None:
+        _on_threads([lambda out=out: self._function(self._steps, ctypes.addressof(out)) for out in self._out])
+
+
+class Copier:
+    """Copies ``bytes_moved / 2`` bytes, so that as many are read as written.
+
+    ``repeat`` copies in one call keep the cost of the call small; they stay in the caches that the buffers fit.
+    """
+
+    def __init__(self, bytes_moved: int, threads: int = 1) -> None:
+        self._function = _compiled()[1]
+        block = vector_width() * _COPY_UNROLL
+        floats = max(bytes_moved // 2 // _FLOAT_BYTES // threads // block, 1) * block
+        self._parts = [(_Buffer(floats), _Buffer(floats)) for _ in range(threads)]
+        self._floats = floats
+        self._repeat = max(1, _BYTES_A_CALL // bytes_moved)
+        # Bytes read and written by one call.
+        self.work = threads * floats * _FLOAT_BYTES * 2 * self._repeat
+
+    def __call__(self) -> None:
+        _on_threads([lambda part=part: self._copy(*part) for part in self._parts])
+
+    def _copy(self, source: _Buffer, target: _Buffer) -> None:
+        self._function(self._floats, source.address, target.address, self._repeat)
+
+
+class _Buffer:
+    """Zeroed floats that begin at a cache line; every page was written to, so that each is memory of its own."""
+
+    def __init__(self, floats: int) -> None:
+        self._memory = ctypes.create_string_buffer(floats * _FLOAT_BYTES + 64)
+        ctypes.memset(self._memory, 1, len(self._memory))
+        self.address = -(-ctypes.addressof(self._memory) // 64) * 64
+
+
+def _on_threads(calls: list[Callable[[], object]]) -> None:
+    """Runs all at once, the first on the calling thread."""
+    others = [threading.Thread(target=call) for call in calls[1:]]
+    for thread in others:
+        thread.start()
+    calls[0]()
+    for thread in others:
+        thread.join()
+
+
+@cache
+def _compiled() -> tuple[Callable[[int, int], None], Callable[[int, int, int, int], None]]:
+    binding.initialize_native_target()
+    binding.initialize_native_asmprinter()
+    module = binding.parse_assembly(_multiply_add_ir() + _copy_ir())
+    module.verify()
+    machine = binding.Target.from_default_triple().create_target_machine(
+        cpu=binding.get_host_cpu_name(), features=binding.get_host_cpu_features().flatten(), opt=3
+    )
+    engine = binding.create_mcjit_compiler(module, machine)
+    engine.finalize_object()
+    _kept.append(engine)
+    multiply = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_void_p)(engine.get_function_address("multiply_add"))
+    copy = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)(
+        engine.get_function_address("copy_floats")
+    )
+    return multiply, copy
+
+
+_kept: list[binding.ExecutionEngine] = []  # code lives as long as its engine
+
+
+def _multiply_add_ir() -> str:
+    """``multiply_add(steps, out)``: each step is one multiply-add on each sum; their total goes to ``out``."""
+    vector = f"<{vector_width()} x float>"
+    fma = f"@llvm.fma.v{vector_width()}f32"
+    ones = f"<{', '.join(['float 1.0'] * vector_width())}>"
+    factor = f"<{', '.join(['float 0.5'] * vector_width())}>"
+    # Each sum starts elsewhere: equal chains could be computed once.
+    starts = [f"<{', '.join([f'float {i}.0'] * vector_width())}>" for i in range(_SUMS)]
+    start = [f"  %s{i} = phi {vector} [ {starts[i]}, %entry ], [ %n{i}, %loop ]" for i in range(_SUMS)]
+    step = [f"  %n{i} = call {vector} {fma}({vector} %s{i}, {vector} {factor}, {vector} {ones})" for i in range(_SUMS)]
+    total = [f"  %t{i} = fadd {vector} %{f't{i - 1}' if i > 1 else 'n0'}, %n{i}" for i in range(1, _SUMS)]
+    return "\n".join(
+        [
+            f"declare {vector} {fma}({vector}, {vector}, {vector})",
+            "define void @multiply_add(i64 %steps, ptr %out) {",
+            "entry:",
+            "  br label %loop",
+            "loop:",
+            "  %i = phi i64 [ 0, %entry ], [ %next, %loop ]",
+            *start,
+            *step,
+            "  %next = add i64 %i, 1",
+            "  %more = icmp ult i64 %next, %steps",
+            "  br i1 %more, label %loop, label %end",
+            "end:",
+            *total,
+            f"  store {vector} %t{_SUMS - 1}, ptr %out, align 4",
+            "  ret void",
+            "}",
+            "",
+        ]
+    )
+
+
+def _copy_ir() -> str:
+    """``copy_floats(count, source, target, repeat)``, by plain loads and stores; count a multiple of a step's."""
+    width = vector_width()
+    vector = f"<{width} x float>"
+    body = []
+    for i in range(_COPY_UNROLL):
+        body += [
+            f"  %o{i} = add i64 %i, {i * width}",
+            f"  %a{i} = getelementptr float, ptr %source, i64 %o{i}",
+            f"  %b{i} = getelementptr float, ptr %target, i64 %o{i}",
+            f"  %v{i} = load {vector}, ptr %a{i}, align 64",
+            f"  store {vector} %v{i}, ptr %b{i}, align 64",
+        ]
+    return "\n".join(
+        [
+            "define void @copy_floats(i64 %count, ptr %source, ptr %target, i64 %repeat) {",
+            "entry:",
+            "  br label %again",
+            "again:",
+            "  %r = phi i64 [ 0, %entry ], [ %done, %finished ]",
+            "  br label %loop",
+            "loop:",
+            "  %i = phi i64 [ 0, %again ], [ %next, %loop ]",
+            *body,
+            f"  %next = add i64 %i, {_COPY_UNROLL * width}",
+            "  %more = icmp ult i64 %next, %count",
+            "  br i1 %more, label %loop, label %finished",
+            "finished:",
+            "  %done = add i64 %r, 1",
+            "  %left = icmp ult i64 %done, %repeat",
+            "  br i1 %left, label %again, label %end",
+            "end:",
+            "  ret void",
+            "}",
+            "",
+        ]
+    )

@@ -1,0 +1,115 @@
+"""Options, progress, JSON and tables as all benchmarks have them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import platform
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from tqdm import tqdm
+
+
+def parser(documentation: str | None) -> argparse.ArgumentParser:
+    """A parser described by a module's docstring, with ``--quick`` and ``--json``."""
+    result = argparse.ArgumentParser(
+        description=documentation, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    result.add_argument("--quick", action="store_true", help="the smallest settings: shows that all works, no more")
+    result.add_argument("--json", type=Path, metavar="FILE", help="write the results here")
+    return result
+
+
+def numbers(text: str) -> list[int]:
+    """Positive integers between commas, for ``argparse``: ``1,2``."""
+    found = [int(part) for part in text.split(",")]
+    if any(number < 1 for number in found):
+        raise argparse.ArgumentTypeError(f"{text!r}: each must be at least 1")
+    return found
+
+
+def one_of(known: Iterable[str]) -> Any:
+    """The type of an option that takes names between commas, each of ``known``."""
+
+    def names(text: str) -> list[str]:
+        found = text.split(",")
+        unknown = sorted(set(found) - set(known))
+        if unknown:
+            raise argparse.ArgumentTypeError(f"no {', '.join(unknown)}; there are {', '.join(known)}")
+        return found
+
+    return names
+
+
+def progress(total: int, unit: str) -> tqdm[Any]:
+    """A bar on standard error; ``set_postfix_str`` says what is being done."""
+    return tqdm(total=total, unit=unit, file=sys.stderr, dynamic_ncols=True)
+
+
+def environment() -> dict[str, str]:
+    """What figures depend on: the processor, versions, the target."""
+    from torchmdla.report.environment import environment as facts
+
+    return {"processor": processor(), **facts()}
+
+
+def processor() -> str:
+    """The name of the processor, as precise as the system gives it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return named[0] if named else platform.processor() or platform.machine()
+
+
+def write_json(file: Path | None, results: Mapping[str, Any]) -> None:
+    """Writes ``results`` and the environment, if there is a file to write to. Not finite numbers become null."""
+    if file is not None:
+        content = {"environment": environment(), **results}
+        file.write_text(json.dumps(_plain(content), indent=1, allow_nan=False) + "\n")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def table(title: str, columns: Sequence[str], caption: str | None = None) -> Table:
+    """A table whose first column is text and whose others are numbers."""
+    result = Table(title=title, caption=caption)
+    for index, column in enumerate(columns):
+        result.add_column(column, justify="right" if index else "left")
+    return result
+
+
+def show(*items: Any, width: int = 150) -> None:
+    """Prints tables and lines; ``width`` is for where the output is not a terminal."""
+    console = Console(width=None if sys.stdout.isatty() else width, highlight=False)
+    for item in items:
+        console.print(item, markup=not isinstance(item, str))
+
+
+def pair(times: Mapping[str, float] | None) -> str:
+    """``least / median`` of milliseconds, to three digits; a dash where there is none."""
+    return "–" if times is None else f"{digits(times['min'])} / {digits(times['median'])}"
+
+
+def digits(value: float) -> str:
+    """Three significant digits, never in powers of ten."""
+    decimals = 2 - math.floor(math.log10(value)) if value > 0 else 2
+    return f"{value:.{max(0, decimals)}f}"
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    """NaN for no values."""
+    return math.exp(sum(map(math.log, values)) / len(values)) if values else math.nan

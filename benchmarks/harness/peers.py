@@ -1,0 +1,222 @@
+"""The ways to run a model that torchmdla is measured against, and torchmdla's own.
+
+:data:`WAYS` is the table to read. A way prepares a model once; what it returns binds inputs, so that conversions happen
+outside of what is timed. All compute in plain float32 on the given number of threads.
+
+Plans of optimised TorchScript keep the groups that they were made with, so the ways that are not torchmdla's are
+prepared while it takes no op at all: in a process that imported it with ``TORCHMDLA_ENABLE=0``, before it is enabled.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import torchmdla
+from torchmdla.testing.coverage import groups
+
+Inputs = tuple[Tensor, ...]
+# The profiling executor looks at types in its first call and optimises in its second; the others settle what follows.
+_WARM_UP_CALLS = 4
+
+
+@dataclass
+class Subject:
+    """A model to prepare, with example inputs; ``folder`` is for files."""
+
+    module: nn.Module
+    inputs: Inputs
+    threads: int
+    folder: Path
+
+    def traced(self) -> torch.jit.ScriptModule:
+        """A trace of its own for each caller. It is not checked by running it: that would optimise it."""
+        return torch.jit.trace(self.module, self.inputs, check_trace=False)
+
+    @cached_property
+    def onnx(self) -> Path:
+        """The model as an ONNX file."""
+        file = self.folder / "model.onnx"
+        torch.onnx.export(self.module, self.inputs, str(file), dynamo=True, verbose=False)
+        return file
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """``bind(inputs)`` is a function of no arguments that runs the model; ``tensors`` reads what that returns."""
+
+    bind: Callable[[Inputs], Callable[[], Any]]
+    tensors: Callable[[Any], list[Tensor]]
+
+    def results(self, inputs: Inputs) -> list[Tensor]:
+        return self.tensors(self.bind(inputs)())
+
+
+@dataclass(frozen=True)
+class Way:
+    """``packages`` are modules that must be importable; ``ours`` is set for torchmdla's ways."""
+
+    label: str
+    prepare: Callable[[Subject], Prepared]
+    packages: tuple[str, ...] = ()
+    ours: bool = False
+
+    def missing(self) -> list[str]:
+        """The packages that are not installed."""
+        return [name for name in self.packages if not _installed(name)]
+
+
+def _installed(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # of a parent package
+        return False
+
+
+# --- PyTorch's own -----------------------------------------------------------------------------------------------
+
+
+def _torch(run: Callable[..., Any], inputs: Inputs) -> Prepared:
+    """A callable on tensors, called until it has optimised itself."""
+    for _ in range(_WARM_UP_CALLS):
+        run(*inputs)
+    return Prepared(lambda given: lambda: run(*given), _as_list)
+
+
+def _as_list(results: Any) -> list[Tensor]:
+    return [results] if isinstance(results, Tensor) else list(results)
+
+
+def _eager(subject: Subject) -> Prepared:
+    return _torch(subject.module, subject.inputs)
+
+
+def _frozen(subject: Subject) -> Prepared:
+    return _without_groups(torch.jit.freeze(subject.traced()), subject.inputs)
+
+
+def _for_inference(subject: Subject) -> Prepared:
+    return _without_groups(torch.jit.optimize_for_inference(torch.jit.freeze(subject.traced())), subject.inputs)
+
+
+def _without_groups(scripted: Any, inputs: Inputs) -> Prepared:
+    prepared = _torch(scripted, inputs)
+    if groups(scripted.graph_for(*inputs)):
+        raise RuntimeError("torchmdla took part: start the process with TORCHMDLA_ENABLE=0")
+    return prepared
+
+
+def _inductor(subject: Subject) -> Prepared:
+    from torch._inductor import config
+
+    config.freezing = True
+    return _torch(torch.compile(subject.module), subject.inputs)
+
+
+# --- others ------------------------------------------------------------------------------------------------------
+
+
+def _onnx_runtime(subject: Subject) -> Prepared:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = subject.threads
+    options.inter_op_num_threads = 1
+    # Its threads would otherwise spin on into the next one's time.
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    session = onnxruntime.InferenceSession(str(subject.onnx), options, providers=["CPUExecutionProvider"])
+    names = [given.name for given in session.get_inputs()]
+
+    def bind(inputs: Inputs) -> Callable[[], Any]:
+        feed = {name: tensor.numpy() for name, tensor in zip(names, inputs, strict=True)}
+        return lambda: session.run(None, feed)
+
+    return Prepared(bind, _from_arrays)
+
+
+def _openvino(subject: Subject) -> Prepared:
+    import openvino
+
+    properties = {
+        "INFERENCE_NUM_THREADS": subject.threads,
+        "INFERENCE_PRECISION_HINT": "f32",  # bfloat16 by default where the processor has it
+        "PERFORMANCE_HINT": "LATENCY",
+    }
+    compiled = openvino.Core().compile_model(str(subject.onnx), "CPU", properties)
+
+    def bind(inputs: Inputs) -> Callable[[], Any]:
+        feed = [tensor.numpy() for tensor in inputs]
+        return lambda: compiled(feed, share_inputs=True, share_outputs=True)
+
+    return Prepared(bind, lambda results: _from_arrays([results[output] for output in compiled.outputs]))
+
+
+def _iree(subject: Subject) -> Prepared:
+    from iree import runtime
+    from iree.compiler import tools
+
+    imported, code = subject.folder / "model.mlir", subject.folder / "model.vmfb"
+    command = [sys.executable, "-m", "iree.compiler.tools.import_onnx", str(subject.onnx), "-o", str(imported)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"the ONNX importer failed: {done.stderr.strip().splitlines()[-1:]}")
+    flags = ["--iree-opt-level=O3", "--iree-llvmcpu-target-cpu=host"]
+    tools.compile_file(
+        str(imported), target_backends=["llvm-cpu"], input_type="onnx", extra_args=flags, output_file=str(code)
+    )
+    # The calling thread is no worker: one worker for each thread.
+    runtime.flags.parse_flags(f"--task_topology_group_count={subject.threads}")
+    config = runtime.Config("local-task")
+    module = runtime.load_vm_module(runtime.VmModule.mmap(config.vm_instance, str(code)), config)
+    name = next(name for name in module.vm_module.function_names if not name.endswith("$async") and name[0] != "_")
+    function = module[name]
+
+    def bind(inputs: Inputs) -> Callable[[], Any]:
+        given = [runtime.asdevicearray(config.device, tensor.numpy()) for tensor in inputs]
+        return lambda: function(*given)
+
+    def tensors(results: Any) -> list[Tensor]:
+        return _from_arrays([each.to_host() for each in (results if isinstance(results, tuple | list) else [results])])
+
+    return Prepared(bind, tensors)
+
+
+def _from_arrays(arrays: Sequence[Any]) -> list[Tensor]:
+    return [torch.from_numpy(array.copy()) for array in arrays]
+
+
+# --- torchmdla ---------------------------------------------------------------------------------------------------
+
+
+def _torchmdla(subject: Subject) -> Prepared:
+    torchmdla.enable()
+    return _torch(torchmdla.compile(subject.traced(), *subject.inputs), subject.inputs)
+
+
+def _torchmdla_unfrozen(subject: Subject) -> Prepared:
+    torchmdla.enable()
+    return _torch(subject.traced(), subject.inputs)
+
+
+# In this order they are prepared: torchmdla's last.
+WAYS: dict[str, Way] = {
+    "eager": Way("eager", _eager),
+    "frozen": Way("TorchScript, frozen", _frozen),
+    "ofi": Way("optimize_for_inference", _for_inference),
+    "inductor": Way("Inductor, freezing", _inductor),
+    "onnxruntime": Way("ONNX Runtime", _onnx_runtime, ("onnx", "onnxscript", "onnxruntime")),
+    "openvino": Way("OpenVINO", _openvino, ("onnx", "onnxscript", "openvino")),
+    "iree": Way("IREE", _iree, ("onnx", "onnxscript", "iree.compiler", "iree.runtime")),
+    "torchmdla-unfrozen": Way("torchmdla, not frozen", _torchmdla_unfrozen, ours=True),
+    "torchmdla": Way("torchmdla", _torchmdla, ours=True),
+}
+PEERS = tuple(name for name, way in WAYS.items() if not way.ours)
