@@ -90,7 +90,7 @@ def compile(module: Any, *example_inputs: Any) -> torch.jit.ScriptModule | torch
         CompileError: in strict mode, a group cannot be compiled.
     """
     service.prestart()
-    scripted = _frozen(_scripted(module, example_inputs))
+    scripted: torch.jit.ScriptModule | torch.jit.ScriptFunction[Any, Any] = _frozen(_scripted(module, example_inputs))
     with torch.no_grad(), progress.compiling(_C.statistics):
         for _ in range(_WARM_UP_CALLS):
             scripted(*example_inputs)

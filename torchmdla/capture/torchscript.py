@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -94,7 +95,7 @@ def _source(binding: Binding, is_scalar: bool, nodes: Sequence[torch._C.Node]) -
     if binding.source == "input":
         kind = "scalar" if is_scalar else "contiguous" if binding.copy else "dense"
         return kind, binding.index if binding.element is None else (binding.index, binding.element)
-    constant = nodes[binding.index].output().toIValue()
+    constant: Any = nodes[binding.index].output().toIValue()
     tensor = constant if binding.element is None else constant[binding.element]
     assert isinstance(tensor, torch.Tensor)
     # As the argument lies in memory: shares the tensor's memory unless a copy is due.

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import torch
+from torch import Tensor
 
 from torchmdla.errors import CompileError
 from torchmdla.importer import elementwise, pooling, products, recurrent, reductions
@@ -73,7 +74,7 @@ def _instance_norm(input, weight, bias, running_mean, running_var, use_input_sta
     return _affine(normalised, weight, bias)
 
 
-def _affine(value, weight, bias):  # type: ignore[no-untyped-def]
+def _affine(value: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     channels = [1, -1] + [1] * (value.dim() - 2)
     if weight is not None:
         value = value * weight.view(channels)

@@ -174,6 +174,11 @@ class _Importer:
             self._values[node.output().debugName()] = [self._operand(value) for value in node.inputs()]
         elif node.kind() in _UNPACKS:
             self._define(node, self._operand(node.input()))
+        elif node.kind() == "aten::__getitem__":
+            elements, position = (self._operand(value) for value in node.inputs())
+            assert isinstance(elements, list)
+            assert isinstance(position, int)
+            self._define(node, [elements[position]])
         elif node.kind() == "prim::ConstantChunk":
             self._chunk(node)
         else:

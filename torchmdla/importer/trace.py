@@ -95,7 +95,7 @@ class _Recorder(TorchDispatchMode):
         return False
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[Call] = []
         # Holds every tensor for as long as its id is a key.
         self._tensors: list[torch.Tensor] = []

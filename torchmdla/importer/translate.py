@@ -129,7 +129,7 @@ def _same_op(
     if name.partition(".")[0] in _PROMOTING:
         operands = [_promoted(emitter, operand, metas[0]) for operand in operands]
     values = [
-        _materialise(emitter, operand, argument.type, argument.N)
+        _materialise(emitter, operand, argument.type, argument.N)  # type: ignore[attr-defined]
         for operand, argument in zip(operands, schema.arguments, strict=True)
     ]
     results = [_result_type(meta, returned.type) for meta, returned in zip(metas, schema.returns, strict=True)]
@@ -254,7 +254,8 @@ def _materialise(emitter: Emitter, operand: Operand, type_: torch._C.JitType, co
         return operand
     if kind not in _WRITERS or (operand is None and kind != "GeneratorType"):
         raise CompileError(f"an argument of type {type_} cannot be expressed by {operand!r}")
-    return _WRITERS[kind](emitter, operand)
+    value: Value = _WRITERS[kind](emitter, operand)  # type: ignore[no-untyped-call]
+    return value
 
 
 _ELEMENTS: Mapping[str, str] = {
@@ -342,7 +343,8 @@ def _replay(emitter: Emitter, recorded: Trace, inputs: Sequence[Value], name: st
         operands: Any = map_structure(read, call.arguments)
         results = translate(emitter, call.schema, operands, call.metas, within=name)
         _define(values, call, results)
-    return list(map_structure(read, recorded.outputs))  # type: ignore[call-overload]
+    outputs: list[Operand] = list(map_structure(read, recorded.outputs))  # type: ignore[call-overload]
+    return outputs
 
 
 def _define(values: dict[int, Operand], call: Call, results: Sequence[Operand]) -> None:

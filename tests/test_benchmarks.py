@@ -1,0 +1,131 @@
+"""Every benchmark runs at its smallest settings, and writes the figures that it is for."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
+
+
+def run(script: str, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(BENCHMARKS / f"{script}.py"), *options]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def is_time(times: dict[str, float]) -> bool:
+    return 0 < times["min"] <= times["median"]
+
+
+def check_models(found: dict[str, Any]) -> None:
+    assert {row["model"] for row in found["rows"]} == {"mlp", "norms_64x256"}
+    for row in found["rows"]:
+        assert set(row["ways"]) == {"eager", "frozen", "torchmdla"}
+        assert all(is_time(way) and way["differs"] is None for way in row["ways"].values())
+        assert row["groups"] > 0
+        assert row["fallbacks"] == {}
+        assert row["fault"] is None
+        best = row["ways"][row["best_peer"]]["min"]
+        assert best == min(row["ways"][name]["min"] for name in ("eager", "frozen"))
+        assert row["gain"] == pytest.approx(best / row["ways"]["torchmdla"]["min"])
+    gains = [row["gain"] for row in found["rows"]]
+    assert found["geometric_mean"]["1"] == pytest.approx((gains[0] * gains[1]) ** 0.5)
+
+
+def check_kernels(found: dict[str, Any]) -> None:
+    assert {row["kind"] for row in found["rows"]} == {"conv-1x1", "softmax"}
+    for row in found["rows"]:
+        assert is_time(row["torch"])
+        assert is_time(row["torchmdla"])
+        assert row["groups"] == 1
+        assert row["fault"] is None
+        assert row["limit_ms"] == pytest.approx(
+            max(row["flops"] / row["peak_gflops"], row["bytes"] / row["bandwidth_gbs"]) / 1e6
+        )
+
+
+def check_compile_time(found: dict[str, Any]) -> None:
+    (row,) = found["rows"]
+    assert row["model"] == "mlp"
+    assert row["programs"] == 1
+    assert row["faults"] == []
+    assert 0 < row["compiler_seconds"] < row["seconds"]["cold"]
+
+
+def check_memory(found: dict[str, Any]) -> None:
+    (row,) = found["rows"]
+    for way in ("eager", "cold", "cached"):
+        assert row["parameters"] < row[way]["calls"] <= row[way]["life"]
+    assert row["cold"]["compiler"] > 0
+    assert row["eager"]["compiler"] == 0
+
+
+def check_dynamic(found: dict[str, Any]) -> None:
+    assert set(found["models"]) == {"bert", "resnet18"}
+    for rows in found["models"].values():
+        assert len({row["size"] for row in rows}) == 3
+        for row in rows:
+            assert is_time(row["eager"])
+            assert is_time(row["torchmdla"])
+            assert row["fallbacks"] == 0
+            assert row["fault"] is None
+
+
+@pytest.mark.parametrize(
+    ("script", "options", "check"),
+    [
+        ("models", (), check_models),
+        ("kernels", ("--kinds", "conv-1x1,softmax"), check_kernels),
+        ("compile_time", (), check_compile_time),
+        ("memory", (), check_memory),
+        ("dynamic", (), check_dynamic),
+    ],
+)
+def test_benchmark(
+    script: str, options: tuple[str, ...], check: Callable[[dict[str, Any]], None], tmp_path: Path
+) -> None:
+    file = tmp_path / "results.json"
+    done = run(script, "--quick", "--json", str(file), *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(file.read_text())
+    assert found["benchmark"] == script
+    assert found["environment"]["torch"]
+    check(found)
+
+
+# Imported by every Python process that finds it: makes whatever torchmdla compiles return 1 more.
+_WRONG = """
+import os
+if "TORCHMDLA_ENABLE" in os.environ:
+    import torchmdla
+    right = torchmdla.compile
+    def wrong(module, *inputs):
+        compiled = right(module, *inputs)
+        return lambda *given: compiled(*given) + 1
+    torchmdla.compile = wrong
+"""
+
+
+def test_a_wrong_result_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sitecustomize.py").write_text(_WRONG)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    done = run("models", "--quick", "--models", "mlp", "--peers", "eager")
+    assert done.returncode == 1
+    assert "elements of torch.float32 differ" in done.stdout
+    assert "≠" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("script", "options"),
+    [("models", ("--models", "resnet")), ("models", ("--peers", "tensorflow")), ("models", ("--threads", "0"))],
+)
+def test_a_wrong_option_is_refused(script: str, options: tuple[str, ...]) -> None:
+    done = run(script, *options)
+    assert done.returncode == 2
+    assert options[1] in done.stderr
