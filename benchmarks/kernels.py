@@ -107,7 +107,7 @@ def measure_case(case: Case, multiplier: Multiplier, threads: int, rounds: int) 
     module = case.build().eval()
     inputs = tuple(torch.randn(shape) for shape in case.shapes)
     torchmdla.reset_stats()
-    compiled = torchmdla.compile(torch.jit.trace(module, inputs, check_trace=False), *inputs)
+    compiled: Any = torchmdla.compile(torch.jit.trace(module, inputs, check_trace=False), *inputs)
     expected = module(*inputs)
     try:
         assert_matches(compiled(*inputs), expected)
@@ -117,7 +117,7 @@ def measure_case(case: Case, multiplier: Multiplier, threads: int, rounds: int) 
     tensors = [*inputs, *module.parameters(), expected]
     moved = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     copier = Copier(moved, threads)
-    ways = {
+    ways: dict[str, timing.Function] = {
         "torch": lambda: module(*inputs),
         "torchmdla": lambda: compiled(*inputs),
         "multiply-adds": multiplier,
@@ -309,7 +309,7 @@ def Of(function: Callable[..., Any]) -> Any:  # noqa: N802  (stands for a class 
     from torch import nn
 
     module = nn.Module()
-    module.forward = function  # type: ignore[method-assign]
+    module.forward = function
     return module
 
 

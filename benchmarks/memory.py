@@ -68,11 +68,13 @@ def measure(model: str, way: str, threads: int, quick: bool) -> dict[str, float]
     torch.set_num_threads(threads)
     spec = MODELS[model].reduced() if quick else MODELS[model]
     # PyTorch's own weights will do: setting up batch norms would run eager on a larger batch first.
-    run, inputs = spec.architecture().eval(), spec.inputs()
-    parameters = sum(tensor.numel() * tensor.element_size() for tensor in run.state_dict().values()) / 2**20
+    module, inputs = spec.architecture().eval(), spec.inputs()
+    run: Any = module
+    parameters = sum(tensor.numel() * tensor.element_size() for tensor in module.state_dict().values()) / 2**20
     with torch.no_grad():
         if way == "torchmdla":
-            run = torchmdla.compile(torch.jit.trace(run, inputs, check_trace=False), *inputs)
+            run = torchmdla.compile(torch.jit.trace(module, inputs, check_trace=False), *inputs)
+            del module  # as one would who serves the compiled model
         else:
             run(*inputs)
         life = peak()
@@ -103,13 +105,13 @@ def show(rows: list[Row]) -> None:
     table = output.table(
         "Peak memory, MiB",
         ("model", "parameters", "eager", "calls", "cold", "calls", "compiler", "cached", "calls", "mark", "result"),
-        "eager, torchmdla cold and cached: of the whole process, then of calls once prepared; compiler: its processes;\n"
+        "eager, cold, cached: of the whole process, then of calls once prepared; compiler: its processes;\n"
         "mark: eager's calls and the parameters once more, for the calls of torchmdla from the cache",
     )
     for row in rows:
         eager, cold, cached = row["eager"], row["cold"], row["cached"]
-        values = (eager["life"], eager["calls"], cold["life"], cold["calls"], cold["compiler"])
-        values = (row["parameters"], *values, cached["life"], cached["calls"], row["mark"])
+        values = [row["parameters"], eager["life"], eager["calls"], cold["life"], cold["calls"], cold["compiler"]]
+        values += [cached["life"], cached["calls"], row["mark"]]
         within = cached["calls"] <= row["mark"]
         table.add_row(row["model"], *(f"{value:.0f}" for value in values), "within" if within else "above")
     output.show(table)

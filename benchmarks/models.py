@@ -14,11 +14,13 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import re
 import sys
 import tempfile
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,9 +56,7 @@ def main() -> int:
     with output.progress(len(jobs), "row") as bar:
         for model, threads in jobs:
             label = f"{model}, {threads} thread{'s' * (threads > 1)}"
-            rows.append(
-                row_of(model, threads, options, lambda text, label=label: bar.set_postfix_str(f"{label}: {text}"))
-            )
+            rows.append(row_of(model, threads, options, partial(show_step, bar, label)))
             bar.update()
             save(options, rows)  # what there is, should a later row be interrupted
     for threads in options.threads:
@@ -66,6 +66,10 @@ def main() -> int:
     faults = [f"{row['model']}, {row['threads']} thread(s): {row['fault']}" for row in rows if row["fault"]]
     output.show(*faults)
     return int(bool(faults))
+
+
+def show_step(bar: Any, label: str, step: str) -> None:
+    bar.set_postfix_str(f"{label}: {step}")
 
 
 def parse_options() -> argparse.Namespace:
@@ -99,17 +103,13 @@ def row_of(model: str, threads: int, options: argparse.Namespace, on_step: Calla
         try:
             row: Row = children.run("models:measure", task, variables, on_step)
         except children.ChildFailed as failure:
-            crashed = next((name for name in ways if failure.step == preparing(name)), None)
-            if crashed is None or crashed == "eager":
+            crashed = failure.step.rpartition(" ")[2]  # steps end with the way that they are for
+            if crashed not in ways or crashed == "eager":
                 return {"model": model, "threads": threads, "ways": {}, "skipped": skipped, "fault": str(failure)}
-            skipped[crashed] = f"ended the process: {last_line(str(failure))}"
+            skipped[crashed] = f"ended the process: {reason(str(failure))}"
         else:
             row["skipped"].update(skipped)
             return row
-
-
-def preparing(way: str) -> str:
-    return f"preparing {way}"
 
 
 def measure(model: str, ways: Sequence[str], threads: int, rounds: int, quick: bool) -> Row:
@@ -156,21 +156,23 @@ def prepare(subject: Any, ways: Sequence[str]) -> tuple[dict[str, Any], dict[str
         if missing := peers.WAYS[name].missing():
             skipped[name] = f"not installed: {', '.join(missing)}"
             continue
-        children.step(preparing(name))
+        children.step(f"preparing {name}")
         start = time.perf_counter()
         try:
             prepared[name] = peers.WAYS[name].prepare(subject)
             prepared[name].results(subject.inputs)
         except Exception as error:  # whatever a peer cannot do must not hide the others
             prepared.pop(name, None)
-            skipped[name] = f"{type(error).__name__}: {last_line(str(error))}"
+            skipped[name] = f"{type(error).__name__}: {reason(str(error))}"
         seconds[name] = time.perf_counter() - start
     return prepared, seconds, skipped
 
 
-def last_line(text: str) -> str:
-    lines = text.strip().splitlines()
-    return lines[-1][:300] if lines else ""
+def reason(text: str) -> str:
+    """The line of an error's text that says most: the first that speaks of an error, else the last."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    telling = [line for line in lines if re.search(r"\berror\b|Error:", line)]
+    return (telling or lines[-1:] or [""])[0][:300]
 
 
 def compare(prepared: dict[str, Any], spec: Any, module: Any) -> dict[str, dict[str, Any]]:
@@ -200,9 +202,10 @@ def error_or_nan(results: Any, expected: Any) -> float:
     from torchmdla.testing.compare import largest_error
 
     try:
-        return largest_error(results, expected)
+        error: float = largest_error(results, expected)
     except AssertionError:
         return math.nan
+    return error
 
 
 def statistics() -> dict[str, Any]:
@@ -297,8 +300,9 @@ def plot(rows: Sequence[Row], file: Path) -> None:
         chart.set_xticks(range(len(shown)), [row["model"] for row in shown])
         chart.set_ylabel("speed, eager = 1")
         chart.set_title(f"{threads} thread{'s' * (threads > 1)}, least of the rounds; higher is quicker")
-    charts[0, 0].legend(ncols=len(names), fontsize="small")
-    figure.tight_layout()
+    handles, labels = charts[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="lower center", ncols=len(names), fontsize="small")
+    figure.tight_layout(rect=(0, 0.06 / len(counts), 1, 1))
     figure.savefig(file, dpi=120)
 
 

@@ -121,6 +121,28 @@ def test_a_wrong_result_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert "≠" in done.stdout
 
 
+_ENDS = """
+import os
+if "TORCHMDLA_ENABLE" in os.environ:
+    import dataclasses
+    from harness import peers
+    def prepare(subject):
+        os._exit(3)
+    peers.WAYS["frozen"] = dataclasses.replace(peers.WAYS["frozen"], prepare=prepare)
+"""
+
+
+def test_a_peer_that_ends_the_process_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sitecustomize.py").write_text(_ENDS)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    file = tmp_path / "results.json"
+    done = run("models", "--quick", "--models", "mlp", "--json", str(file))
+    assert done.returncode == 0, done.stdout + done.stderr
+    (row,) = json.loads(file.read_text())["rows"]
+    assert set(row["ways"]) == {"eager", "torchmdla"}
+    assert "status 3" in row["skipped"]["frozen"]
+
+
 @pytest.mark.parametrize(
     ("script", "options"),
     [("models", ("--models", "resnet")), ("models", ("--peers", "tensorflow")), ("models", ("--threads", "0"))],

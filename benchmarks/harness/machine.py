@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 
 from llvmlite import binding
 
@@ -40,7 +40,7 @@ class Multiplier:
         self.work = threads * steps * _SUMS * vector_width() * 2
 
     def __call__(self) -> None:
-        _on_threads([lambda out=out: self._function(self._steps, ctypes.addressof(out)) for out in self._out])
+        _on_threads([partial(self._function, self._steps, ctypes.addressof(out)) for out in self._out])
 
 
 class Copier:
@@ -60,7 +60,7 @@ class Copier:
         self.work = threads * floats * _FLOAT_BYTES * 2 * self._repeat
 
     def __call__(self) -> None:
-        _on_threads([lambda part=part: self._copy(*part) for part in self._parts])
+        _on_threads([partial(self._copy, *part) for part in self._parts])
 
     def _copy(self, source: _Buffer, target: _Buffer) -> None:
         self._function(self._floats, source.address, target.address, self._repeat)

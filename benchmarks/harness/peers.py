@@ -40,7 +40,8 @@ class Subject:
 
     def traced(self) -> torch.jit.ScriptModule:
         """A trace of its own for each caller. It is not checked by running it: that would optimise it."""
-        return torch.jit.trace(self.module, self.inputs, check_trace=False)
+        trace: torch.jit.ScriptModule = torch.jit.trace(self.module, self.inputs, check_trace=False)
+        return trace
 
     @cached_property
     def onnx(self) -> Path:
@@ -169,7 +170,8 @@ def _iree(subject: Subject) -> Prepared:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"the ONNX importer failed: {done.stderr.strip().splitlines()[-1:]}")
-    flags = ["--iree-opt-level=O3", "--iree-llvmcpu-target-cpu=host"]
+    # Its default stack is too small for BERT's wide layer norms.
+    flags = ["--iree-opt-level=O3", "--iree-llvmcpu-target-cpu=host", "--iree-llvmcpu-stack-allocation-limit=1048576"]
     tools.compile_file(
         str(imported), target_backends=["llvm-cpu"], input_type="onnx", extra_args=flags, output_file=str(code)
     )

@@ -70,8 +70,7 @@ def pow_by_number(value: Tensor, exponent: float) -> Tensor:
     if value.is_floating_point() and exponent in _POWERS:
         return _POWERS[exponent](value)
     if value.is_floating_point() or isinstance(exponent, float):
-        result: Tensor = torch.ops.aten.pow.Tensor_Scalar(value, exponent)  # type: ignore[no-untyped-call]
-        return result
+        return cast(Tensor, torch.ops.aten.pow.Tensor_Scalar(value, exponent))
     if not 1 <= exponent <= 8:
         raise CompileError(f"an integer power of {exponent} is not supported")
     power = value.to(torch.int64) if value.dtype == torch.bool else value
