@@ -27,6 +27,11 @@ CompileFunction& compile_function() {
   return function;
 }
 
+Background& background() {
+  static Background instance;
+  return instance;
+}
+
 // Modes change what an op does (autocast, vmap, FakeTensorMode, …): compiled code would not see
 // them.
 bool dispatch_mode_active() {
@@ -76,6 +81,10 @@ Settings& settings() {
 
 void set_compile_function(CompileFunction function) {
   compile_function() = std::move(function);
+}
+
+void set_background(Background function) {
+  background() = std::move(function);
 }
 
 CompilationGroup::CompilationGroup(const Node* node)
@@ -145,14 +154,29 @@ void CompilationGroup::run_specialised(const Specialisation& specialisation, Sta
 // The first call with new inputs: its results come from eager kernels, whose record is what the
 // compiler needs, and whose errors are the ones the user should see.
 void CompilationGroup::specialise(const Signature& signature, Stack& stack) {
-  const auto release = c10::make_scope_exit([&] {
-    std::lock_guard<std::mutex> guard(mutex_);
-    being_compiled_.erase({signature.begin(), signature.end()});
-  });
-  const auto record = run_and_record(*graph_, stack);
+  auto unclaim = c10::make_scope_exit([&] { release(signature); });
+  auto record = run_and_record(*graph_, stack);
   ++statistics().recordings;
-  const auto& made = publish(compile(signature, record));
+  if (settings().background) {
+    unclaim.release();
+    background()([self = shared_from_this(), signature, record = std::move(record)] {
+      const auto done = c10::make_scope_exit([&] { self->release(signature); });
+      self->finish(signature, record);
+    });
+    return;
+  }
+  const auto& made = finish(signature, record);
   if (made.outcome == Outcome::failed && settings().strict) made.raise();
+}
+
+const CompilationGroup::Specialisation& CompilationGroup::finish(const Signature& signature,
+                                                                 const Record& record) {
+  return publish(compile(signature, record));
+}
+
+void CompilationGroup::release(const Signature& signature) {
+  std::lock_guard<std::mutex> guard(mutex_);
+  being_compiled_.erase({signature.begin(), signature.end()});
 }
 
 // Whether this thread is the one to compile: nullopt, or why not.

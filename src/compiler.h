@@ -25,6 +25,8 @@ namespace torchmdla {
 struct Settings {
   std::atomic<bool> enabled{false};
   std::atomic<bool> strict{false};
+  // Compile beside the program, which falls back until the code is there.
+  std::atomic<bool> background{false};
   // A group with more input combinations than this falls back for further ones.
   std::atomic<int64_t> max_specialisations{32};
 };
@@ -51,7 +53,11 @@ using CompileFunction =
     std::function<std::shared_ptr<const Executable>(const CompileRequest& request)>;
 void set_compile_function(CompileFunction function);
 
-class CompilationGroup {
+// Runs tasks later, on another thread.
+using Background = std::function<void(std::function<void()> task)>;
+void set_background(Background background);
+
+class CompilationGroup : public std::enable_shared_from_this<CompilationGroup> {
 public:
   explicit CompilationGroup(const torch::jit::Node* node);
 
@@ -84,6 +90,8 @@ private:
   void specialise(const Signature& signature, torch::jit::Stack& stack);
   bool conditions_hold(const Record& record) const;
   std::optional<Fallback> claim(const Signature& signature);
+  void release(const Signature& signature);
+  const Specialisation& finish(const Signature& signature, const Record& record);
   std::unique_ptr<Specialisation> compile(const Signature& signature, const Record& record) const;
   const Specialisation& publish(std::unique_ptr<Specialisation> specialisation);
   void run_differentiable(torch::jit::Stack& stack);

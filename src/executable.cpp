@@ -18,6 +18,7 @@ at::Tensor allocate(const OutputTensor& output) {
 }
 
 const at::Tensor& tensor_of(const InputBinding& binding, c10::ArrayRef<c10::IValue> values) {
+  if (binding.source == Source::constant) return binding.constant;
   const auto& value = values[binding.input];
   return (binding.element ? value.toListRef()[*binding.element] : value).toTensor();
 }
@@ -36,6 +37,11 @@ Executable::Executable(CompiledCode code, std::vector<InputBinding> inputs,
         return binding.source == Source::scalar;
       })) {
   TORCH_CHECK(code_.entry, "torchmdla: an executable needs the address of its entry");
+  for (const auto& pack : code_.packs)
+    for (const size_t argument : pack.arguments)
+      TORCH_CHECK(argument < inputs_.size() && (inputs_[argument].source == Source::dense ||
+                                                inputs_[argument].source == Source::constant),
+                  "torchmdla: only parameters that lie densely in memory can be packed");
   for (size_t i = 0; i < outputs_.size(); ++i)
     if (const auto* tensor = std::get_if<OutputTensor>(&outputs_[i])) {
       TORCH_CHECK(
@@ -46,11 +52,14 @@ Executable::Executable(CompiledCode code, std::vector<InputBinding> inputs,
 }
 
 bool Executable::run(torch::jit::Stack& stack, size_t num_inputs) const {
-  c10::SmallVector<void*, 256> buffers{thread_workspace(code_.workspace_bytes), nullptr};
+  const auto values = torch::jit::last(stack, num_inputs);
+  const auto set = code_.packs.empty() ? nullptr : packed(values);
+  c10::SmallVector<void*, 256> buffers{thread_workspace(code_.workspace_bytes)};
+  buffers.push_back(set ? const_cast<void**>(set->addresses.data()) : nullptr);
   c10::SmallVector<double, 8> scalars;
   c10::SmallVector<at::Tensor, 4> copies;
   scalars.reserve(scalars_);
-  bind_inputs(torch::jit::last(stack, num_inputs), buffers, scalars, copies);
+  bind_inputs(values, buffers, scalars, copies);
 
   c10::SmallVector<at::Tensor, 16> results;
   for (const size_t output : owner_of_result_) {
@@ -59,6 +68,32 @@ bool Executable::run(torch::jit::Stack& stack, size_t num_inputs) const {
   }
   if (code_.entry(buffers.data()) != 0) return false;
   push_outputs(stack, num_inputs, results);
+  return true;
+}
+
+std::shared_ptr<const Executable::PackedSet>
+Executable::packed(c10::ArrayRef<c10::IValue> values) const {
+  auto set = packed_.load(std::memory_order_acquire);
+  if (set && is_current(*set, values)) return set;
+  auto made = std::make_shared<PackedSet>();
+  for (const auto& pack : code_.packs) {
+    c10::SmallVector<at::Tensor, 8> parameters;
+    for (const size_t argument : pack.arguments)
+      parameters.push_back(tensor_of(inputs_[argument], values));
+    made->buffers.push_back(packed_buffer(pack, parameters, code_.workspace_bytes));
+    made->addresses.push_back(made->buffers.back()->memory.get());
+  }
+  packed_.store(made, std::memory_order_release);
+  return made;
+}
+
+bool Executable::is_current(const PackedSet& set, c10::ArrayRef<c10::IValue> values) const {
+  for (size_t i = 0; i < code_.packs.size(); ++i) {
+    const auto& arguments = code_.packs[i].arguments;
+    for (size_t j = 0; j < arguments.size(); ++j)
+      if (!set.buffers[i]->parameters[j].describes(tensor_of(inputs_[arguments[j]], values)))
+        return false;
+  }
   return true;
 }
 

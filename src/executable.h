@@ -1,11 +1,14 @@
 // An artifact loaded in this process and bound to the inputs and outputs of a group.
 #pragma once
 
+#include "packed.h"
+
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/core/stack.h>
 #include <c10/util/SmallVector.h>
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -34,10 +37,9 @@ struct OutputTensor {
 // An output is computed, or known since compilation (a size, say).
 using OutputBinding = std::variant<OutputTensor, c10::IValue>;
 
-// The compiled function; its ABI stands in docs/architecture.md.
 struct CompiledCode {
-  using Entry = int32_t (*)(void* const* buffers);
   Entry entry;
+  std::vector<Pack> packs;
   int64_t workspace_bytes;
   std::shared_ptr<void> owner; // keeps the code mapped
 };
@@ -53,6 +55,14 @@ public:
   bool run(torch::jit::Stack& stack, size_t num_inputs) const;
 
 private:
+  // The packed buffers for one state of the parameters.
+  struct PackedSet {
+    std::vector<std::shared_ptr<const PackedBuffer>> buffers;
+    std::vector<void*> addresses;
+  };
+
+  std::shared_ptr<const PackedSet> packed(c10::ArrayRef<c10::IValue> values) const;
+  bool is_current(const PackedSet& set, c10::ArrayRef<c10::IValue> values) const;
   void bind_inputs(c10::ArrayRef<c10::IValue> values, c10::SmallVectorImpl<void*>& buffers,
                    c10::SmallVectorImpl<double>& scalars,
                    c10::SmallVectorImpl<at::Tensor>& copies) const;
@@ -64,6 +74,8 @@ private:
   std::vector<OutputBinding> outputs_;
   std::vector<size_t> owner_of_result_; // the output that a result is allocated for
   size_t scalars_;                      // how many arguments are scalars
+  // Replaced when a parameter has changed; a call keeps the set that it started with.
+  mutable std::atomic<std::shared_ptr<const PackedSet>> packed_;
 };
 
 } // namespace torchmdla

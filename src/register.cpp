@@ -6,6 +6,7 @@
 #include "runtime.h"
 #include "statistics.h"
 
+#include <pybind11/functional.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/jit/passes/pass_manager.h>
@@ -147,6 +148,15 @@ c10::IValue to_ivalue(const py::handle& value) {
   return list.cast<std::vector<int64_t>>();
 }
 
+// `submit(task)` runs a callable without arguments on another thread, later.
+void set_submit(const py::object& submit) {
+  const auto held = hold(submit);
+  set_background([held](std::function<void()> task) {
+    py::gil_scoped_acquire gil;
+    py::reinterpret_borrow<py::object>(held.get())(py::cpp_function(std::move(task)));
+  });
+}
+
 InputBinding input_binding(const std::string& source, const py::object& from) {
   using Source = InputBinding::Source;
   if (source == "constant") return {Source::constant, 0, std::nullopt, from.cast<at::Tensor>()};
@@ -169,8 +179,11 @@ OutputBinding output_binding(const py::object& output) {
   return OutputTensor{result, dtype, sizes, strides};
 }
 
+using PackEntry = std::tuple<uintptr_t, std::string, std::vector<size_t>, int64_t>;
+
 std::shared_ptr<Executable>
-make_executable(uintptr_t entry, int64_t workspace_bytes, const py::object& owner,
+make_executable(uintptr_t entry, const std::vector<PackEntry>& packs, int64_t workspace_bytes,
+                const py::object& owner,
                 const std::vector<std::pair<std::string, py::object>>& inputs,
                 const std::vector<py::object>& outputs) {
   std::vector<InputBinding> input_bindings;
@@ -179,7 +192,9 @@ make_executable(uintptr_t entry, int64_t workspace_bytes, const py::object& owne
   std::vector<OutputBinding> output_bindings;
   for (const auto& output : outputs)
     output_bindings.push_back(output_binding(output));
-  CompiledCode code{reinterpret_cast<CompiledCode::Entry>(entry), workspace_bytes, hold(owner)};
+  CompiledCode code{reinterpret_cast<Entry>(entry), {}, workspace_bytes, hold(owner)};
+  for (const auto& [function, recipe, arguments, bytes] : packs)
+    code.packs.push_back({reinterpret_cast<Entry>(function), recipe, arguments, bytes});
   return std::make_shared<Executable>(std::move(code), std::move(input_bindings),
                                       std::move(output_bindings));
 }
@@ -224,14 +239,16 @@ PYBIND11_MODULE(_C, module) {
   module.doc() = "The C++ part of torchmdla: fusion pass, run function, device calls.";
   py::class_<Executable, std::shared_ptr<Executable>>(
       module, "Executable", "Compiled code bound to the inputs and outputs of a group.")
-      .def(py::init(&make_executable), py::arg("entry"), py::arg("workspace_bytes"),
-           py::arg("owner"), py::arg("inputs"), py::arg("outputs"));
+      .def(py::init(&make_executable), py::arg("entry"), py::arg("packs"),
+           py::arg("workspace_bytes"), py::arg("owner"), py::arg("inputs"), py::arg("outputs"));
   module.def("set_compiler", &set_compiler, py::arg("compile"), py::arg("make_meta"),
              py::arg("error_type"));
   module.def("set_device", &set_device, py::arg("device"), py::arg("ops"), py::arg("dtypes"));
   module.def("set_enabled", [](bool on) { settings().enabled = on; });
   module.def("is_enabled", [] { return settings().enabled.load(); });
   module.def("set_strict", [](bool on) { settings().strict = on; });
+  module.def("set_background", [](bool on) { settings().background = on; });
+  module.def("set_submit", &set_submit, py::arg("submit"));
   module.def("is_strict", [] { return settings().strict.load(); });
   module.def("set_max_specialisations",
              [](int64_t most) { settings().max_specialisations = most; });

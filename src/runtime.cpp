@@ -3,8 +3,8 @@
 #include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <cstdlib>
-#include <memory>
 
 namespace torchmdla {
 
@@ -12,13 +12,9 @@ namespace {
 
 constexpr size_t alignment = 64; // a cache line, and the widest vector of x86 and SVE-512
 
-struct Free {
-  void operator()(void* memory) const { std::free(memory); }
-};
-
 struct Workspace {
-  std::unique_ptr<void, Free> memory;
-  size_t bytes = 0;
+  std::shared_ptr<void> memory;
+  int64_t bytes = 0;
 };
 
 } // namespace
@@ -30,15 +26,18 @@ const std::vector<DeviceCall>& device_calls() {
   return calls;
 }
 
+std::shared_ptr<void> aligned_memory(int64_t bytes) {
+  const auto size = (static_cast<size_t>(bytes) + alignment - 1) / alignment * alignment;
+  std::shared_ptr<void> memory(std::aligned_alloc(alignment, std::max(size, alignment)), std::free);
+  TORCH_CHECK_WITH(OutOfMemoryError, memory, "torchmdla: cannot allocate ", size, " bytes");
+  return memory;
+}
+
 void* thread_workspace(int64_t bytes) {
   thread_local Workspace workspace;
-  const auto wanted = (static_cast<size_t>(bytes) + alignment - 1) / alignment * alignment;
-  if (wanted > workspace.bytes) {
+  if (bytes > workspace.bytes) {
     workspace = {};
-    workspace.memory.reset(std::aligned_alloc(alignment, wanted));
-    TORCH_CHECK_WITH(OutOfMemoryError, workspace.memory, "torchmdla: cannot allocate ", wanted,
-                     " bytes of workspace");
-    workspace.bytes = wanted;
+    workspace = {aligned_memory(bytes), bytes};
   }
   return workspace.memory.get();
 }

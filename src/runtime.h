@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,9 @@ struct DeviceCall {
 
 // Everything compiled code may call, for the loader to resolve symbols from.
 const std::vector<DeviceCall>& device_calls();
+
+// Memory for vectors, 64-byte aligned. Throws when there is none.
+std::shared_ptr<void> aligned_memory(int64_t bytes);
 
 // Scratch memory of the calling thread, 64-byte aligned, at least `bytes` long; valid until the
 // thread asks again. It grows to the largest request and stays, so that calls do not allocate.

@@ -13,7 +13,7 @@ const char* describe(Fallback reason) {
   case Fallback::requires_grad:
     return "grad mode is on and an input requires grad";
   case Fallback::being_compiled:
-    return "another thread is compiling this specialisation";
+    return "this specialisation is being compiled";
   case Fallback::too_many_specialisations:
     return "the group has too many specialisations";
   case Fallback::status:

@@ -397,6 +397,18 @@ def test_eight_threads_with_mixed_shapes():
     assert torchmdla.stats().specialisations == 6
 
 
+def test_compiling_in_the_background():
+    torchmdla.enable(background=True)
+    scripted = torch.jit.trace(chain, (torch.randn(4, 4),), check_trace=False)
+    x = torch.randn(4, 4)
+    while torchmdla.stats().specialisations == 0:
+        assert_matches(scripted(x), chain(x))
+    waited = torchmdla.stats().fallbacks
+    assert set(waited) <= {"this specialisation is being compiled"}
+    assert_matches(scripted(x), chain(x))
+    assert torchmdla.stats().fallbacks == waited
+
+
 def test_intra_op_threads_are_obeyed():
     x = torch.randn(512, 512)
 

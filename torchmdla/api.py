@@ -21,7 +21,14 @@ _WARM_UP_CALLS = 4
 _device: devices.Device | None = None
 
 
-def enable(enabled: bool = True, *, device: str = "cpu", strict: bool = False, max_specialisations: int = 32) -> None:
+def enable(
+    enabled: bool = True,
+    *,
+    device: str = "cpu",
+    strict: bool = False,
+    background: bool = False,
+    max_specialisations: int = 32,
+) -> None:
     """Turns torchmdla on or off, from the next call of any TorchScript program on.
 
     Off, groups that exist already run in PyTorch's interpreter.
@@ -30,6 +37,8 @@ def enable(enabled: bool = True, *, device: str = "cpu", strict: bool = False, m
         enabled: on or off.
         device: name of a registered device. Groups formed so far stay with theirs.
         strict: raise :class:`torchmdla.CompileError` where a group cannot be compiled, instead of falling back.
+        background: compile on threads of their own; a group falls back until its code is there, so that no call waits
+            for the compiler.
         max_specialisations: input types (sizes, dtypes, integer values) a group is compiled for; calls with further
             ones fall back.
 
@@ -41,6 +50,7 @@ def enable(enabled: bool = True, *, device: str = "cpu", strict: bool = False, m
     if enabled:
         _use(devices.get(device))
         _C.set_strict(strict)
+        _C.set_background(background)
         _C.set_max_specialisations(max_specialisations)
     _C.set_enabled(enabled)
 
@@ -74,8 +84,8 @@ class enabled:  # noqa: N801  (a context manager that reads like a function)
 def compile(module: Any, *example_inputs: Any) -> torch.jit.ScriptModule | torch.jit.ScriptFunction[Any, Any]:
     """Makes ``module`` ready to run compiled: the first call after it compiles nothing.
 
-    A plain module or function is traced with the example inputs, and scripted where tracing would fix a choice that
-    depends on data. A module in eval mode is frozen. Then the calls that PyTorch's profiling executor needs are made,
+    A plain module or function is traced with the example inputs; script it first where it chooses by the data, which
+    a trace would fix. A module in eval mode is frozen. Then the calls that PyTorch's profiling executor needs are made,
     without gradients. On a terminal a progress bar shows when that takes longer than a second.
 
     Args:
@@ -86,7 +96,7 @@ def compile(module: Any, *example_inputs: Any) -> torch.jit.ScriptModule | torch
         A ``ScriptModule``, or a ``ScriptFunction`` for a function.
 
     Raises:
-        TypeError: ``module`` is none of these.
+        TypeError: ``module`` is none of these, or there are no example inputs to trace it with.
         CompileError: in strict mode, a group cannot be compiled.
     """
     service.prestart()
@@ -122,6 +132,8 @@ def _scripted(module: Any, example_inputs: tuple[Any, ...]) -> Any:
         return module
     if not isinstance(module, torch.nn.Module) and not callable(module):
         raise TypeError(f"compile takes a module, a function or a TorchScript program, got {type(module).__name__}")
+    if not example_inputs:
+        raise TypeError("compile needs example inputs to trace a plain module or function")
     with torch.no_grad():
         return torch.jit.trace(module, example_inputs, check_trace=False)
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -15,12 +18,29 @@ from torchmdla.compiler.versions import producers
 from torchmdla.errors import CompileError
 from torchmdla.importer import Binding, ImportedGraph, OutputBinding, Record, TensorMeta, import_graph, locate
 
+_OPTIONS = (("pack", "1"),)
+
 _warned: set[str] = set()
 
 
 def install() -> None:
     """Makes this module the compiler of groups. The pass itself comes with importing ``torchmdla._C``."""
     _C.set_compiler(compile_group, TensorMeta, CompileError)
+    _C.set_submit(_submit)
+
+
+@lru_cache(maxsize=1)
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max_workers=2, thread_name_prefix="torchmdla-compile")
+
+
+def _submit(task: Callable[[], None]) -> None:
+    _threads().submit(task)
+
+
+if hasattr(os, "register_at_fork"):
+    # Threads do not survive a fork.
+    os.register_at_fork(after_in_child=_threads.cache_clear)
 
 
 def use_device(device: devices.Device) -> None:
@@ -58,16 +78,21 @@ def compile_group(graph: torch._C.Graph, record: Record, parameters: Sequence[in
 def _compile(graph: torch._C.Graph, record: Record, parameters: Sequence[int], device: devices.Device) -> _C.Executable:
     _check_dtypes(record, device)
     imported = import_graph(graph, record, parameters)
-    program = Program(imported.mlir, imported.arguments, imported.results, device.target(), versions=producers())
+    program = Program(imported.mlir, imported.arguments, imported.results, device.target(), _OPTIONS, producers())
     try:
         artifact = service.compile_program(program).artifact
     except CompileError as error:
         raise _located(error, imported) from error
     loaded = device.load(artifact)
     nodes = list(graph.nodes())
+    manifest = artifact.manifest
     return _C.Executable(
         entry=loaded.entry,
-        workspace_bytes=artifact.manifest.workspace_bytes,
+        packs=[
+            (address, pack.recipe, pack.arguments, pack.size)
+            for address, pack in zip(loaded.packs, manifest.packs, strict=True)
+        ],
+        workspace_bytes=manifest.workspace_bytes,
         owner=loaded,
         inputs=[
             _source(binding, argument.kind == "scalar", nodes)

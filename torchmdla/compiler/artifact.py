@@ -22,11 +22,25 @@ class DamagedArtifact(ValueError):
 
 
 @dataclass(frozen=True)
+class Pack:
+    """One packed buffer of ``size`` bytes: function ``symbol`` makes it from the ``arguments``, all parameters.
+
+    ``recipe`` is a hash of what is computed, types included: equal recipes make equal buffers of equal parameters, so
+    that specialisations and instances share them.
+    """
+
+    symbol: str
+    recipe: str
+    arguments: tuple[int, ...]
+    size: int
+
+
+@dataclass(frozen=True)
 class Manifest:
     """What a loader must know about the object code.
 
-    ``entry`` computes the results; ``pack``, when not empty, turns parameters into the ``packed_bytes`` that
-    ``entry`` reads. ``device_calls`` are the undefined symbols that the loader has to provide. ``statistics`` are
+    ``entry`` computes the results, from the arguments and from the buffers that ``packs`` make of parameters, once for
+    every version of these. ``device_calls`` are the undefined symbols that the loader has to provide. ``statistics`` are
     times (seconds) and counts of the compilation, for people.
     """
 
@@ -35,8 +49,7 @@ class Manifest:
     arguments: tuple[Argument, ...]
     results: tuple[Result, ...]
     workspace_bytes: int
-    pack: str = ""
-    packed_bytes: int = 0
+    packs: tuple[Pack, ...] = ()
     device_calls: tuple[str, ...] = ()
     statistics: dict[str, float] = field(default_factory=dict)
     abi: int = ABI_VERSION
@@ -51,6 +64,7 @@ class Manifest:
             Argument(a["role"], a["dtype"], tuple(a["shape"]), a["kind"]) for a in raw["arguments"]
         )
         raw["results"] = tuple(Result(r["dtype"], tuple(r["shape"])) for r in raw["results"])
+        raw["packs"] = tuple(Pack(p["symbol"], p["recipe"], tuple(p["arguments"]), p["size"]) for p in raw["packs"])
         raw["device_calls"] = tuple(raw["device_calls"])
         return cls(**raw)
 

@@ -30,9 +30,10 @@ class OpSupport:
 
 @dataclass(frozen=True)
 class LoadedCode:
-    """An artifact in this process: the address of its entry, and the object that keeps the code there."""
+    """An artifact in this process: addresses of its entry and of its packs, and what keeps the code there."""
 
     entry: int
+    packs: tuple[int, ...]
     owner: object
 
 

@@ -1,0 +1,107 @@
+"""The functions that users call."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from graphs import groups
+from torch import Tensor, nn
+
+import torchmdla
+from torchmdla.testing.compare import assert_matches
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, padding=1)
+        self.norm = nn.BatchNorm2d(8)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.relu(self.norm(self.conv(x))).mean((2, 3)))
+
+
+def test_compile_leaves_nothing_to_compile():
+    net, x = Net().eval(), torch.randn(2, 3, 8, 8)
+    compiled = torchmdla.compile(net, x)
+    before = torchmdla.stats()
+    assert before.specialisations == before.groups == 1
+    with torch.no_grad():
+        assert_matches(compiled(x), net(x))
+    assert torchmdla.stats() == before
+    assert isinstance(compiled, torch.jit.ScriptModule)
+
+
+def test_compile_takes_scripts_functions_and_loaded_files(tmp_path):
+    net, x = Net().eval(), torch.randn(2, 3, 8, 8)
+    torch.jit.script(net).save(tmp_path / "model.pt")
+    for made in (torch.jit.script(net), torch.jit.load(tmp_path / "model.pt")):
+        with torch.no_grad():
+            assert_matches(torchmdla.compile(made, x)(x), net(x))
+    function = torchmdla.compile(lambda a, b: torch.tanh(a @ b) + 1, x[0, 0], x[0, 1])
+    assert_matches(function(x[0, 0], x[0, 1]), torch.tanh(x[0, 0] @ x[0, 1]) + 1)
+
+
+def test_compile_keeps_a_module_in_training_mode_trainable():
+    net, x = Net().train(), torch.randn(2, 3, 8, 8)
+    scripted = torchmdla.compile(torch.jit.script(net), x)
+    scripted(x).sum().backward()
+    assert all(parameter.grad is not None for parameter in net.parameters())
+
+
+@pytest.mark.parametrize(("wrong", "says"), [((3,), "got int"), ((nn.ReLU(),), "needs example inputs")])
+def test_compile_says_what_it_takes(wrong, says):
+    with pytest.raises(TypeError, match=says):
+        torchmdla.compile(*wrong)
+
+
+def test_graph_for_makes_the_warm_up_calls():
+    scripted = torch.jit.trace(lambda x: torch.tanh(x) * 2, torch.randn(3), check_trace=False)
+    assert len(groups(torchmdla.graph_for(scripted, torch.randn(3)))) == 1
+
+
+def test_optimize_for_inference_still_runs():
+    """It rewrites to MKLDNN tensors, which no group can read."""
+    net, x = Net().eval(), torch.randn(2, 3, 8, 8)
+    with torch.no_grad():
+        optimised = torch.jit.optimize_for_inference(torch.jit.trace(net, x))
+        for _ in range(4):
+            assert_matches(optimised(x), net(x), layers=3)
+
+
+def test_batch_norm_and_dropout_in_training_then_eval():
+    """A scripted module reads ``self.training``: one plan serves both modes."""
+
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = Net()
+            self.drop = nn.Dropout(0.5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.tanh(self.drop(self.net(x)) * 2)
+
+    torch.manual_seed(0)
+    ours, plain, x = Both(), Both(), torch.randn(4, 3, 8, 8)
+    plain.load_state_dict(ours.state_dict())
+    scripted = torch.jit.script(ours)
+    with torch.no_grad():
+        for training in (False, True, True, False, True):
+            for module in (scripted, plain):
+                module.train(training)
+            for _ in range(3):
+                results = []
+                for module in (scripted, plain):
+                    torch.manual_seed(7)
+                    results.append(module(x))
+                assert_matches(*results, layers=3)
+    for mine, theirs in zip(ours.buffers(), plain.buffers(), strict=True):
+        assert_matches(mine, theirs)
+
+
+def test_statistics_can_be_reset():
+    torchmdla.compile(lambda x: torch.tanh(x) * 2, torch.randn(3))
+    assert torchmdla.stats().groups == 1
+    torchmdla.reset_stats()
+    assert torchmdla.stats().groups == torchmdla.stats().specialisations == torchmdla.stats().compile_seconds == 0
