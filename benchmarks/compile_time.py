@@ -31,8 +31,8 @@ def main() -> int:
 
     parser = output.parser(__doc__)
     parser.add_argument("--models", type=output.one_of(MODELS), help=f"of {','.join(MODELS)} (all)")
-    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of each op (%(default)s)")
-    parser.add_argument("--repeat", type=int, help="measurements of each, of which the least counts (3)")
+    parser.add_argument("--threads", type=output.number, default=os.cpu_count(), help="of each op (%(default)s)")
+    parser.add_argument("--repeat", type=output.number, help="measurements of each, of which the least counts (3)")
     parser.add_argument("--check", action="store_true", help="end with status 1 where a mark is missed")
     options = parser.parse_args()
     models = options.models or (["mlp"] if options.quick else list(MODELS))

@@ -69,7 +69,7 @@ def parse_options() -> argparse.Namespace:
     names = list(KINDS)
     parser.add_argument("--kinds", type=output.one_of(names), default=names, help=f"of {','.join(names)} (all)")
     parser.add_argument("--threads", type=output.numbers, help="of each op, in turn (1,2)")
-    parser.add_argument("--rounds", type=int, help="timed rounds of each case (7)")
+    parser.add_argument("--rounds", type=output.number, help="timed rounds of each case (7)")
     options = parser.parse_args()
     options.threads = options.threads or ([1] if options.quick else [1, 2])
     options.rounds = options.rounds or (2 if options.quick else 7)

@@ -27,7 +27,7 @@ def main() -> int:
 
     parser = output.parser(__doc__)
     parser.add_argument("--models", type=output.one_of(MODELS), help=f"of {','.join(MODELS)} (all)")
-    parser.add_argument("--threads", type=int, default=1, help="of each op (%(default)s)")
+    parser.add_argument("--threads", type=output.number, default=1, help="of each op (%(default)s)")
     options = parser.parse_args()
     models = options.models or (["mlp"] if options.quick else list(MODELS))
     rows: list[Row] = []

@@ -12,6 +12,7 @@ peer. Peers that are not installed are left out and said so: pip install torchmd
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import math
 import os
 import re
@@ -41,6 +42,18 @@ ROW_NAMES = (
 )
 WAY_NAMES = ("eager", "frozen", "ofi", "inductor", "onnxruntime", "openvino", "iree", "torchmdla-unfrozen")
 OURS = "torchmdla"
+# PyTorch's own ways are blue, others grey and brown, torchmdla red.
+COLOURS = {
+    "eager": "midnightblue",
+    "frozen": "royalblue",
+    "ofi": "cornflowerblue",
+    "inductor": "lightsteelblue",
+    "onnxruntime": "dimgrey",
+    "openvino": "darkgrey",
+    "iree": "tan",
+    "torchmdla-unfrozen": "lightcoral",
+    "torchmdla": "crimson",
+}
 DEFAULTS = {
     False: {"models": list(ROW_NAMES), "peers": list(WAY_NAMES[:-1]), "threads": [1, 2], "rounds": 9},
     True: {"models": ["mlp", "norms_64x256"], "peers": ["eager", "frozen"], "threads": [1], "rounds": 2},
@@ -80,9 +93,11 @@ def parse_options() -> argparse.Namespace:
         "--peers", type=ways, metavar="NAMES", help=f"of {','.join(WAY_NAMES)} (all that are installed but the last)"
     )
     parser.add_argument("--threads", type=output.numbers, metavar="NUMBERS", help="of each op, in turn (1,2)")
-    parser.add_argument("--rounds", type=int, metavar="NUMBER", help="timed rounds of each way (9)")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the speeds as bars into this PNG")
+    parser.add_argument("--rounds", type=output.number, metavar="NUMBER", help="timed rounds of each way (9)")
+    parser.add_argument("--plot", type=output.new_file, metavar="FILE", help="draw the speeds as bars into this PNG")
     options = parser.parse_args()
+    if options.plot and importlib.util.find_spec("matplotlib") is None:
+        parser.error("--plot needs matplotlib: pip install torchmdla[bench]")
     for name, value in DEFAULTS[options.quick].items():
         if getattr(options, name) is None:
             setattr(options, name, value)
@@ -212,7 +227,8 @@ def statistics() -> dict[str, Any]:
     import torchmdla
 
     stats = torchmdla.stats()
-    return {"groups": stats.groups, "specialisations": stats.specialisations, "fallbacks": stats.fallbacks}
+    fallbacks = {why[:300]: count for why, count in stats.fallbacks.items()}
+    return {"groups": stats.groups, "specialisations": stats.specialisations, "fallbacks": fallbacks}
 
 
 # --- all rows ----------------------------------------------------------------------------------------------------
@@ -285,7 +301,6 @@ def plot(rows: Sequence[Row], file: Path) -> None:
     pyplot.switch_backend("Agg")
     counts = sorted({row["threads"] for row in rows})
     names = [name for name in (*WAY_NAMES, OURS) if any(name in row["ways"] for row in rows)]
-    colours = {name: "crimson" if name == OURS else pyplot.get_cmap("tab20c")(4 + i) for i, name in enumerate(names)}
     figure, charts = pyplot.subplots(len(counts), 1, figsize=(15, 4.5 * len(counts)), squeeze=False)
     for threads, chart in zip(counts, charts[:, 0], strict=True):
         shown = [row for row in rows if row["threads"] == threads and "eager" in row["ways"]]
@@ -295,7 +310,7 @@ def plot(rows: Sequence[Row], file: Path) -> None:
                 row["ways"]["eager"]["min"] / row["ways"][name]["min"] if name in row["ways"] else 0 for row in shown
             ]
             places = [place + (index - (len(names) - 1) / 2) * width for place in range(len(shown))]
-            chart.bar(places, speeds, width, label=name, color=colours[name])
+            chart.bar(places, speeds, width, label=name, color=COLOURS[name])
         chart.axhline(1, color="grey", linewidth=0.8)
         chart.set_xticks(range(len(shown)), [row["model"] for row in shown])
         chart.set_ylabel("speed, eager = 1")

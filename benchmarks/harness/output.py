@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import platform
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,6 +16,10 @@ from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
+# Runnable processes of the machine in the last minute, before this one added its own.
+LOAD = os.getloadavg()[0]
+_QUIET = 0.5
+
 
 def parser(documentation: str | None) -> argparse.ArgumentParser:
     """A parser described by a module's docstring, with ``--quick`` and ``--json``."""
@@ -22,16 +27,28 @@ def parser(documentation: str | None) -> argparse.ArgumentParser:
         description=documentation, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     result.add_argument("--quick", action="store_true", help="the smallest settings: shows that all works, no more")
-    result.add_argument("--json", type=Path, metavar="FILE", help="write the results here")
+    result.add_argument("--json", type=new_file, metavar="FILE", help="write the results here")
     return result
 
 
+def new_file(text: str) -> Path:
+    """The type of an option that names a file to write: said now if its folder is missing, not after the work."""
+    file = Path(text)
+    if not file.resolve().parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r}: no such folder")
+    return file
+
+
+def number(text: str) -> int:
+    """The type of an option that takes one positive integer."""
+    if not (text.isdecimal() and int(text)):
+        raise argparse.ArgumentTypeError(f"{text!r}: not a number of at least 1")
+    return int(text)
+
+
 def numbers(text: str) -> list[int]:
-    """Positive integers between commas, for ``argparse``: ``1,2``."""
-    found = [int(part) for part in text.split(",")]
-    if any(number < 1 for number in found):
-        raise argparse.ArgumentTypeError(f"{text!r}: each must be at least 1")
-    return found
+    """The type of an option that takes positive integers between commas: ``1,2``."""
+    return [number(part) for part in text.split(",")]
 
 
 def one_of(known: Iterable[str]) -> Any:
@@ -48,7 +65,9 @@ def one_of(known: Iterable[str]) -> Any:
 
 
 def progress(total: int, unit: str) -> tqdm[Any]:
-    """A bar on standard error; ``set_postfix_str`` says what is being done."""
+    """A bar on standard error; ``set_postfix_str`` says what is being done. Says first if the machine is busy."""
+    if LOAD > _QUIET:
+        print(f"other processes are busy (load {LOAD:.1f}): times on several threads mean little", file=sys.stderr)
     return tqdm(total=total, unit=unit, file=sys.stderr, dynamic_ncols=True)
 
 
@@ -56,7 +75,7 @@ def environment() -> dict[str, str]:
     """What figures depend on: the processor, versions, the target."""
     from torchmdla.report.environment import environment as facts
 
-    return {"processor": processor(), **facts()}
+    return {"processor": processor(), "load at the start": f"{LOAD:.2f}", **facts()}
 
 
 def processor() -> str:

@@ -70,7 +70,8 @@ def compile_group(graph: torch._C.Graph, record: Record, parameters: Sequence[in
         _warn(error)
         raise
     except Exception as error:  # A fault of ours must not become the user's: the group falls back.
-        fault = CompileError(f"internal error: {type(error).__name__}: {error}")
+        # Shortened: a message may hold whole tensors.
+        fault = CompileError(f"internal error: {type(error).__name__}: {str(error)[:300]}")
         _warn(fault)
         raise fault from error
 
