@@ -12,10 +12,15 @@ from torchmdla.compiler.program import Program
 from torchmdla.importer import Binding, ImportedGraph
 
 
+class FailedCallError(Exception):
+    """The compiled code returned a status that makes the runtime fall back."""
+
+
 def execute(imported: ImportedGraph, graph: torch._C.Graph, inputs: Sequence[object]) -> list[object]:
     """The outputs of the group for ``inputs``, made as the runtime makes them."""
     device = devices.get("cpu")
-    program = Program(imported.mlir, imported.arguments, imported.results, device.target())
+    options = (("pack", "1"),)
+    program = Program(imported.mlir, imported.arguments, imported.results, device.target(), options)
     artifact = device.lower(program)
     code = device.load(artifact)
     arguments = [_argument(binding, graph, inputs) for binding in imported.bindings]
@@ -23,7 +28,14 @@ def execute(imported: ImportedGraph, graph: torch._C.Graph, inputs: Sequence[obj
         assert made.is_contiguous()
         assert tuple(made.shape) == declared.shape
     results = [torch.empty(result.shape, dtype=getattr(torch, result.dtype)) for result in imported.results]
-    _call(code.entry, artifact.manifest.workspace_bytes, [*arguments, *results])
+    workspace = Block(artifact.manifest.workspace_bytes)
+    packed = [Block(pack.size) for pack in artifact.manifest.packs]
+    for address, pack, made in zip(code.packs, artifact.manifest.packs, packed, strict=True):
+        sources = [arguments[k].data_ptr() for k in pack.arguments]
+        _call(address, [workspace.pointer, made.pointer, *sources])
+    table = (ctypes.c_void_p * len(packed))(*(block.pointer for block in packed))
+    pointers = [tensor.data_ptr() for tensor in (*arguments, *results)]
+    _call(code.entry, [workspace.pointer, ctypes.addressof(table) if packed else None, *pointers])
     made = {
         "result": lambda output: results[output.index].permute(output.permutation),
         "input": lambda output: inputs[output.index],
@@ -44,9 +56,15 @@ def _argument(binding: Binding, graph: torch._C.Graph, inputs: Sequence[object])
     return value.contiguous() if binding.copy else value
 
 
-def _call(address: int, workspace_bytes: int, tensors: Sequence[torch.Tensor]) -> None:
-    block = torch.empty(workspace_bytes + 64, dtype=torch.uint8)
-    aligned = block.data_ptr() + -block.data_ptr() % 64 if workspace_bytes else None
-    pointers = [aligned, None, *(tensor.data_ptr() for tensor in tensors)]
-    entry = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))(address)
-    assert entry((ctypes.c_void_p * len(pointers))(*pointers)) == 0
+class Block:
+    """Memory as the runtime gives it: aligned to 64 bytes, null if it is empty."""
+
+    def __init__(self, size: int) -> None:
+        self._memory = torch.empty(size + 64, dtype=torch.uint8)
+        self.pointer = self._memory.data_ptr() + -self._memory.data_ptr() % 64 if size else None
+
+
+def _call(address: int, pointers: Sequence[int | None]) -> None:
+    function = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))(address)
+    if function((ctypes.c_void_p * len(pointers))(*pointers)):
+        raise FailedCallError

@@ -308,7 +308,6 @@ SAMPLES: dict[str, list[tuple[object, ...]]] = {
         (IMAGE, [2, 2], [2, 2], [0, 0], [1, 1], True),
         (IMAGE, [2, 2], [1, 1], [0, 0], [2, 2]),
     ],
-    "aten::max_pool2d_with_indices": [(IMAGE, [3, 3], [2, 2], [1, 1])],
     "aten::avg_pool1d": [(SIGNAL, [3]), (SIGNAL, [3], [2], [1])],
     "aten::avg_pool2d": [
         (IMAGE, [3, 3]),
@@ -320,8 +319,8 @@ SAMPLES: dict[str, list[tuple[object, ...]]] = {
     "aten::adaptive_avg_pool1d": [(SIGNAL, [1]), (SIGNAL, [4])],
     "aten::adaptive_avg_pool2d": [(IMAGE, [1, 1]), (IMAGE, [3, 4]), (IMAGE, [7, 6])],
     "aten::adaptive_avg_pool3d": [(VOLUME, [1, 1, 1])],
-    "aten::adaptive_max_pool1d": [(SIGNAL, [1])],
-    "aten::adaptive_max_pool2d": [(IMAGE, [1, 1])],
+    "aten::adaptive_max_pool1d": [(SIGNAL, [1]), (SIGNAL, [4])],
+    "aten::adaptive_max_pool2d": [(IMAGE, [1, 1]), (IMAGE, [3, 2])],
     "aten::constant_pad_nd": [(X, [1, 2], 0.5), (IMAGE, [1, 0, 2, 1])],
     "aten::pad": [
         (X, [1, 2]),

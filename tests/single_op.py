@@ -28,10 +28,15 @@ def schemas() -> dict[str, torch._C.FunctionSchema]:
     return found
 
 
-def graph_of(name: str, arguments: Sequence[object], *, copy: bool) -> tuple[torch._C.Graph, list[object]]:
-    """The graph of one call and its inputs (the tensors); ``copy`` clones the results, for ops that return views."""
+def graph_of(
+    name: str, arguments: Sequence[object], *, copy: bool, open_floats: bool = False
+) -> tuple[torch._C.Graph, list[object]]:
+    """The graph of one call and its inputs (the tensors); ``copy`` clones the results, for ops that return views.
+
+    ``open_floats``: floats are inputs, too, instead of constants.
+    """
     schema = schemas()[name]
-    writer = _Writer()
+    writer = _Writer(open_floats)
     given = [*arguments, *(argument.default_value for argument in schema.arguments[len(arguments) :])]
     operands = [
         writer.operand([value] * (argument.N or 1) if _is_repeated(value, argument.type) else value, argument.type)
@@ -60,7 +65,8 @@ def _is_repeated(value: object, type_: torch._C.JitType) -> bool:
 
 
 class _Writer:
-    def __init__(self) -> None:
+    def __init__(self, open_floats: bool) -> None:
+        self._open_floats = open_floats
         self.lines: list[str] = []
         self.inputs: list[object] = []
         self._arguments: list[str] = []
@@ -76,6 +82,9 @@ class _Writer:
         name = f"%v{self._count}"
         if isinstance(value, torch.Tensor):
             self._arguments.append(f"{name} : Tensor")
+            self.inputs.append(value)
+        elif self._open_floats and isinstance(value, float):
+            self._arguments.append(f"{name} : float")
             self.inputs.append(value)
         elif isinstance(value, list | tuple):
             element = (type_.getElementType() if type_.kind() == "OptionalType" else type_).getElementType()  # type: ignore[attr-defined]

@@ -124,6 +124,7 @@ class Builder:
             arguments=tuple(describe(v, r) for v, r in zip(self.values, self.roles, strict=True)),
             results=tuple(Result(dtype_name(r.tensor), tuple(r.tensor.shape)) for r in results),
             target=target,
+            options=(("pack", "1"),),
         )
 
 
@@ -184,9 +185,13 @@ class Executable:
         builder = binding.JITLibraryBuilder().add_object_img(artifact.object_code)
         for name in self.manifest.device_calls:
             builder.import_symbol(name, self._address(name))
-        builder.export_symbol(self.manifest.entry)
+        for symbol in (self.manifest.entry, *(pack.symbol for pack in self.manifest.packs)):
+            builder.export_symbol(symbol)
         self._library = builder.link(self._jit, "test")
-        self._entry = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)(self._library[self.manifest.entry])
+
+    def _call(self, symbol: str, pointers: Sequence[int | None]) -> int:
+        function = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)(self._library[symbol])
+        return int(function((ctypes.c_void_p * len(pointers))(*pointers)))
 
     def _address(self, name: str) -> int:
         if name == "mdla_parallel_for":
@@ -203,9 +208,17 @@ class Executable:
             guarded.write(tensor)
         outputs = [Guarded(count_bytes(r), offset=item_bytes(r)) for r in self.manifest.results]
         workspace = Guarded(self.manifest.workspace_bytes, offset=0)
-        pointers = [workspace.pointer, None, *(g.pointer for g in inputs + outputs)]
-        status = self._entry((ctypes.c_void_p * len(pointers))(*pointers))
-        for guarded in [workspace, *inputs, *outputs]:
+        packed = [Guarded(pack.size, offset=0) for pack in self.manifest.packs]
+        for pack, made in zip(self.manifest.packs, packed, strict=True):
+            sources = [inputs[k].pointer for k in pack.arguments]
+            assert self._call(pack.symbol, [workspace.pointer, made.pointer, *sources]) == 0
+            workspace.fill()
+        array = (ctypes.c_void_p * len(packed))(*(g.pointer for g in packed))
+        table = ctypes.addressof(array) if packed else None
+        status = self._call(
+            self.manifest.entry, [workspace.pointer, table, *(g.pointer for g in inputs + outputs)]
+        )
+        for guarded in [workspace, *packed, *inputs, *outputs]:
             guarded.check()
         for guarded, tensor in zip(inputs, tensors, strict=True):
             assert torch.equal(as_bytes(guarded.read(tensor.dtype, tensor.shape)), as_bytes(tensor))
@@ -245,6 +258,10 @@ class Guarded:
         if self.pointer is not None:
             ctypes.memmove(result.data_ptr(), self.pointer, self._body.numel())
         return result
+
+    def fill(self) -> None:
+        """Forgets the contents."""
+        self._body.fill_(GUARD_BYTE)
 
     def check(self) -> None:
         assert all(bool((part == GUARD_BYTE).all()) for part in self._around), "written outside of a buffer"

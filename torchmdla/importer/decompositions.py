@@ -43,6 +43,12 @@ def _overload(name: str) -> torch._ops.OpOverload:
     return found
 
 
+def schema_of(name: str) -> torch._C.FunctionSchema:
+    """The schema of an op by its name with overload."""
+    schema: torch._C.FunctionSchema = _overload(name)._schema
+    return schema
+
+
 def _composite(name: str) -> Decomposition:
     """The op itself: the dispatcher runs PyTorch's composite kernel."""
     return _by_position(_overload(name), name)
@@ -74,6 +80,13 @@ def _instance_norm(input, weight, bias, running_mean, running_var, use_input_sta
     return _affine(normalised, weight, bias)
 
 
+def _mse_loss_backward(grad, value, target, reduction):  # type: ignore[no-untyped-def]
+    """PyTorch's own, of floats; of integers eager rounds in between."""
+    if not value.is_floating_point():
+        raise CompileError("integers", op="aten::mse_loss_backward")
+    return torch._decomp.decomposition_table[_overload("aten::mse_loss_backward")](grad, value, target, reduction)
+
+
 def _affine(value: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     channels = [1, -1] + [1] * (value.dim() - 2)
     if weight is not None:
@@ -102,7 +115,39 @@ _WRITTEN: Mapping[str, Decomposition] = {
     "aten::nan_to_num": elementwise.nan_to_num,
     "aten::reciprocal": elementwise.reciprocal,
     "aten::pow.Tensor_Scalar": elementwise.pow_by_number,
+    "aten::mse_loss_backward": _mse_loss_backward,
+    "aten::pow.Scalar": elementwise.power_of_number,
     "aten::rsub.Tensor": elementwise.rsub,
+    "aten::threshold": elementwise.threshold,
+    "aten::threshold_backward": elementwise.threshold_backward,
+    "aten::hardtanh_backward": elementwise.hardtanh_backward,
+    "aten::tanh_backward": elementwise.tanh_backward,
+    "aten::sigmoid_backward": elementwise.sigmoid_backward,
+    "aten::hardshrink": elementwise.hardshrink,
+    "aten::heaviside": elementwise.heaviside,
+    "aten::addcmul": elementwise.addcmul,
+    "aten::addcdiv": elementwise.addcdiv,
+    "aten::log_sigmoid": elementwise.log_sigmoid,
+    "aten::hardswish_backward": elementwise.hardswish_backward,
+    "aten::elu": elementwise.elu,
+    "aten::selu": elementwise.selu,
+    "aten::celu": elementwise.celu,
+    "aten::elu_backward": elementwise.elu_backward,
+    "aten::lerp.Tensor": elementwise.lerp,
+    "aten::lerp.Scalar": elementwise.lerp,
+    "aten::max.dim": reductions.extremum_of_dim(largest=True),
+    "aten::min.dim": reductions.extremum_of_dim(largest=False),
+    "aten::argmax": reductions.place_of_extremum(largest=True),
+    "aten::argmin": reductions.place_of_extremum(largest=False),
+    "aten::logit": elementwise.logit,
+    "aten::asinh": elementwise.asinh,
+    "aten::acosh": elementwise.acosh,
+    "aten::fmod.Tensor": elementwise.fmod,
+    "aten::fmod.Scalar": elementwise.fmod,
+    "aten::floor_divide": elementwise.floor_divide,
+    "aten::floor_divide.Scalar": elementwise.floor_divide,
+    "aten::div.Tensor_mode": elementwise.divide,
+    "aten::div.Scalar_mode": elementwise.divide,
     "aten::linear": products.linear,
     "aten::addmm": products.added_to(torch.mm),
     "aten::addmv": products.added_to(torch.mv),
@@ -113,7 +158,10 @@ _WRITTEN: Mapping[str, Decomposition] = {
     "aten::adaptive_avg_pool3d": pooling.adaptive_average(3),
     "aten::_adaptive_avg_pool2d": pooling.adaptive_average(2),
     "aten::_adaptive_avg_pool3d": pooling.adaptive_average(3),
+    "aten::adaptive_max_pool1d": pooling.adaptive_maximum(1),
+    "aten::adaptive_max_pool2d": pooling.adaptive_maximum(2),
     **RESIZES,
+    "aten::_softmax_backward_data": reductions.softmax_backward,
     "aten::logsumexp": reductions.logsumexp,
     "aten::linalg_vector_norm": reductions.vector_norm,
     "aten::norm.Scalar": reductions.norm,
@@ -157,10 +205,8 @@ _FROM_TORCH = frozenset(
     for name in [
         "gelu_backward",
         "silu_backward",
-        "hardswish_backward",
         "hardsigmoid_backward",
         "leaky_relu_backward",
-        "mse_loss_backward",
         "smooth_l1_loss",
         "huber_loss",
         "binary_cross_entropy",

@@ -1,8 +1,13 @@
-"""Elementwise ops whose lowerings in torch-mlir are missing, inexact or wrong."""
+"""Elementwise ops whose lowerings in torch-mlir are missing, inexact or wrong.
+
+Comparisons are written so that NaN goes the way it goes in PyTorch. A number may be a 0-d tensor instead: a float that
+is known only at run time.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -54,7 +59,219 @@ def reciprocal(value: Tensor) -> Tensor:
     return torch.div(1.0, value)
 
 
-_POWERS = {
+def as_dtype_of(value: Tensor, number: float | Tensor) -> float | Tensor:
+    """A number of an op that computes in the dtype of ``value``: integers drop its fraction."""
+    if value.is_floating_point():
+        return number
+    if isinstance(number, Tensor):
+        raise CompileError("a float that is known only at run time among integers")
+    return int(number)
+
+
+def threshold(value: Tensor, threshold: float, replacement: float) -> Tensor:
+    """``value`` where it is larger than ``threshold``, or NaN."""
+    return torch.where(value <= as_dtype_of(value, threshold), as_dtype_of(value, replacement), value)
+
+
+def threshold_backward(grad: Tensor, value: Tensor, threshold: float) -> Tensor:
+    """Zero where :func:`threshold` put the replacement."""
+    return torch.where(value <= as_dtype_of(value, threshold), 0, grad)
+
+
+def hardtanh_backward(grad: Tensor, value: Tensor, smallest: float, largest: float) -> Tensor:
+    """Zero where ``hardtanh`` clamped, on the limits, and at NaN."""
+    return torch.where((value > smallest) & (value < largest), grad, 0)
+
+
+def hardswish_backward(grad: Tensor, value: Tensor) -> Tensor:
+    """The slope is 0 up to -3, 1 from 3 on, and ``x / 3 + 1 / 2`` between."""
+    return torch.where(value <= -3, 0, torch.where(value >= 3, grad, grad * (value / 3 + 0.5)))
+
+
+def elu(value: Tensor, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Tensor:
+    """``scale · x`` above 0, ``scale · alpha · (exp(input_scale · x) - 1)`` below, without cancellation near 0."""
+    below = torch.expm1(value if _is_one(input_scale) else value * input_scale) * (alpha * scale)
+    return torch.where(value <= 0, below, value if _is_one(scale) else value * scale)
+
+
+def selu(value: Tensor) -> Tensor:
+    """:func:`elu` with the constants of Klambauer et al., Self-Normalizing Neural Networks, 2017."""
+    return elu(value, 1.6732632423543772848170429916717, 1.0507009873554804934193349852946)
+
+
+def celu(value: Tensor, alpha: float = 1) -> Tensor:
+    """``alpha · (exp(x / alpha) - 1)`` below 0."""
+    return elu(value, alpha, 1, 1 / alpha)
+
+
+def elu_backward(
+    grad: Tensor, alpha: float, scale: float, input_scale: float, is_result: bool, value: Tensor
+) -> Tensor:
+    """The gradient of :func:`elu` by its input, or by its result; NaN stays NaN."""
+    slope = input_scale * (value + alpha * scale) if is_result else _exponential_slope(value, alpha, scale, input_scale)
+    return torch.where(value > 0, grad * scale, grad * slope)
+
+
+def _exponential_slope(value: Tensor, alpha: float, scale: float, input_scale: float) -> Tensor:
+    return torch.exp(value * input_scale) * (input_scale * alpha * scale)
+
+
+def lerp(start: Tensor, end: Tensor, weight: Tensor | float) -> Tensor:
+    """From ``start`` to ``end``, exact at both."""
+    if isinstance(weight, Tensor):
+        return torch.where(torch.abs(weight) < 0.5, _from_start(start, end, weight), _from_end(start, end, weight))
+    return (_from_start if abs(weight) < 0.5 else _from_end)(start, end, weight)
+
+
+def _from_start(start: Tensor, end: Tensor, weight: Tensor | float) -> Tensor:
+    return start + weight * (end - start)
+
+
+def _from_end(start: Tensor, end: Tensor, weight: Tensor | float) -> Tensor:
+    return end - (end - start) * (1 - weight)
+
+
+def hardshrink(value: Tensor, lambd: float = 0.5) -> Tensor:
+    """Zero within ``lambd`` of zero; NaN stays."""
+    return torch.where((value >= -lambd) & (value <= lambd), 0, value)
+
+
+def tanh_backward(grad: Tensor, output: Tensor) -> Tensor:
+    """The gradient of tanh by its result; operands may broadcast."""
+    return grad * (1 - output * output)
+
+
+def sigmoid_backward(grad: Tensor, output: Tensor) -> Tensor:
+    """The gradient of sigmoid by its result; operands may broadcast."""
+    return grad * (1 - output) * output
+
+
+def heaviside(value: Tensor, at_zero: Tensor) -> Tensor:
+    """The step function; ``at_zero`` at 0, and 0 at NaN."""
+    return torch.where(value == 0, at_zero, (value > 0).to(value.dtype))
+
+
+def addcmul(value: Tensor, left: Tensor, right: Tensor, factor: float = 1) -> Tensor:
+    """``value + factor · left · right``."""
+    return value + (left if _is_one(factor) else left * as_dtype_of(value, factor)) * right
+
+
+def addcdiv(value: Tensor, left: Tensor, right: Tensor, factor: float = 1) -> Tensor:
+    """``value + factor · left / right``."""
+    return value + (left if _is_one(factor) else left * factor) / right
+
+
+def _is_one(factor: float | Tensor) -> bool:
+    return not isinstance(factor, Tensor) and factor == 1
+
+
+def log_sigmoid(value: Tensor) -> Tensor:
+    """``min(x, 0) - log(1 + exp(-|x|))``, which does not overflow."""
+    return torch.clamp(value, max=0) - torch.log1p(torch.exp(-torch.abs(value)))
+
+
+def logit(value: Tensor, eps: float | None = None) -> Tensor:
+    """``log(x / (1 - x))`` of x, which is first moved into ``[eps, 1 - eps]``."""
+    value = _floating(value)
+    if eps is not None:
+        value = torch.where(value < eps, eps, torch.where(value > 1 - eps, 1 - eps, value))
+    return torch.log(value / (1 - value))
+
+
+def asinh(value: Tensor) -> Tensor:
+    """``log(|x| + √(x² + 1))`` with the sign of x, where x² neither overflows nor loses a small x."""
+    value = _floating(value)
+    size = torch.abs(value)
+    square = size * size
+    small = torch.log1p(size + square / (1 + torch.sqrt(square + 1)))
+    result = torch.where(size > _SQUARES_LOSE_ONE, torch.log(size) + math.log(2), small)
+    return torch.where(value < 0, -result, result)
+
+
+def acosh(value: Tensor) -> Tensor:
+    """``log(x + √(x² - 1))``, where x² does not overflow."""
+    value = _floating(value)
+    less = value - 1
+    small = torch.log1p(less + torch.sqrt(less) * torch.sqrt(value + 1))
+    return torch.where(value > _SQUARES_LOSE_ONE, torch.log(value) + math.log(2), small)
+
+
+def _floating(value: Tensor) -> Tensor:
+    return value if value.is_floating_point() else value.to(torch.get_default_dtype())
+
+
+# From here on x² + 1 is x², in double precision too, and x² is far from overflow.
+_SQUARES_LOSE_ONE = 2.0**28
+
+
+def fmod(value: Tensor, divisor: Tensor | float) -> Tensor:
+    """The remainder of the quotient rounded to zero: it has the sign of ``value``."""
+    if value.dtype == torch.bool:
+        value = value.to(torch.result_type(value, divisor))
+    if isinstance(divisor, Tensor):
+        divisor = divisor.to(value.dtype) if divisor.dtype == torch.bool else divisor
+        size: Tensor | float = torch.abs(divisor)
+    else:
+        size = abs(divisor)
+    rest = torch.remainder(torch.abs(value), size)
+    return torch.where(value < 0, -rest, rest)
+
+
+def floor_divide(value: Tensor, divisor: Tensor | float) -> Tensor:
+    """The quotient rounded down."""
+    return divide(value, divisor, "floor")
+
+
+def divide(value: Tensor, divisor: Tensor | float, rounding_mode: str | None) -> Tensor:
+    """The quotient, rounded down, towards zero, or not at all."""
+    if rounding_mode is None:
+        return torch.div(value, divisor)
+    if value.dtype == torch.bool:
+        value = value.to(torch.result_type(value, divisor))
+    return _DIVISIONS[rounding_mode, _is_integral(value, divisor)](value, divisor)
+
+
+def _is_integral(*operands: Tensor | float) -> bool:
+    return not any(x.is_floating_point() if isinstance(x, Tensor) else isinstance(x, float) for x in operands)
+
+
+def _floor_of_floats(value: Tensor, divisor: Tensor | float) -> Tensor:
+    """By way of an exact remainder, as eager: a quotient may be rounded up to the next integer."""
+    rest = torch.fmod(value, divisor)
+    quotient = (value - rest) / divisor
+    quotient = torch.where((rest != 0) & ((rest < 0) != (divisor < 0)), quotient - 1, quotient)
+    floor = torch.floor(quotient)
+    floor = torch.where(quotient - floor > 0.5, floor + 1, floor)
+    if isinstance(divisor, Tensor):
+        return torch.where(divisor == 0, value / divisor, floor)
+    return value / divisor if divisor == 0 else floor
+
+
+def _trunc_of_floats(value: Tensor, divisor: Tensor | float) -> Tensor:
+    return torch.trunc(value / divisor)
+
+
+def _floor_of_integers(value: Tensor, divisor: Tensor | float) -> Tensor:
+    """Without floats, which hold no large integers."""
+    quotient = torch.div(value, divisor, rounding_mode="trunc")
+    rest = value - quotient * divisor
+    return torch.where((rest != 0) & ((rest < 0) != (divisor < 0)), quotient - 1, quotient)
+
+
+def _trunc_of_integers(value: Tensor, divisor: Tensor | float) -> Tensor:
+    return torch.div(value, divisor, rounding_mode="trunc")
+
+
+# By rounding mode and whether both operands are integers.
+_DIVISIONS: Mapping[tuple[str, bool], Callable[[Tensor, Tensor | float], Tensor]] = {
+    ("floor", False): _floor_of_floats,
+    ("trunc", False): _trunc_of_floats,
+    ("floor", True): _floor_of_integers,
+    ("trunc", True): _trunc_of_integers,
+}
+
+
+_POWERS: Mapping[float, Callable[[Tensor], Tensor]] = {
     0.5: torch.sqrt,
     1: lambda value: value.clone(),
     2: lambda value: value * value,
@@ -66,15 +283,37 @@ _POWERS = {
 
 
 def pow_by_number(value: Tensor, exponent: float) -> Tensor:
-    """The exponents that eager, too, does without ``pow``; integers by repeated multiplication."""
+    """The exponents that eager, too, does without ``pow``; integers by repeated squaring."""
     if value.is_floating_point() and exponent in _POWERS:
         return _POWERS[exponent](value)
     if value.is_floating_point() or isinstance(exponent, float):
-        return cast(Tensor, torch.ops.aten.pow.Tensor_Scalar(value, exponent))
-    if not 1 <= exponent <= 8:
-        raise CompileError(f"an integer power of {exponent} is not supported")
-    power = value.to(torch.int64) if value.dtype == torch.bool else value
-    return math.prod([power] * (exponent - 1), start=power)
+        power: Tensor = torch.ops.aten.pow.Tensor_Scalar(value, exponent)
+        return power
+    return _integer_power(value.to(torch.int64) if value.dtype == torch.bool else value, exponent)
+
+
+def _integer_power(value: Tensor, exponent: int) -> Tensor:
+    if exponent == 0:
+        return torch.ones_like(value)
+    half = _integer_power(value, exponent // 2) if exponent > 1 else None
+    square = None if half is None else half * half
+    if exponent % 2 == 0:
+        assert square is not None
+        return square
+    return value.clone() if square is None else square * value
+
+
+def power_of_number(base: float, exponent: Tensor) -> Tensor:
+    """``base ** exponent``. Integers: only powers of two, by shifts, 0 where the exponent is negative."""
+    if exponent.is_floating_point() or isinstance(base, float):
+        power: Tensor = torch.ops.aten.pow.Scalar(base, exponent)
+        return power
+    if base != 2:
+        raise CompileError(f"integer powers of {base} are not supported")
+    exponent = exponent.to(torch.int64) if exponent.dtype == torch.bool else exponent
+    bits = 8 * exponent.element_size()
+    shifted = torch.bitwise_left_shift(torch.ones_like(exponent), torch.clamp(exponent, 0, bits - 1))
+    return torch.where((exponent >= 0) & (exponent < bits), shifted, 0)
 
 
 def rsub(value: Tensor, other: Tensor, alpha: float = 1) -> Tensor:

@@ -64,6 +64,14 @@ class Emitter:
         """As :meth:`op` for an op with one result, a tensor."""
         return Value(self.op(name, operands, [tensor_type(meta)])[0], tensor_type(meta), meta)
 
+    def check(self, flag: Value, message: str) -> None:
+        """Ends the call with an error unless ``flag``, a 0-d tensor of bool, is true."""
+        condition = self._fresh()
+        self._lines.append(
+            f'{condition} = "torch.aten.Bool.Tensor"({flag.name}) : ({flag.type}) -> !torch.bool {self.location}'
+        )
+        self._lines.append(f"torch.runtime.assert {condition}, {quote(message)} {self.location}")
+
     def none(self) -> Value:
         return self._constant("torch.constant.none", "!torch.none")
 
@@ -87,6 +95,13 @@ class Emitter:
         literal = _dense_element(torch.tensor(value, dtype=meta.dtype))
         type_ = tensor_type(meta)
         text = f"torch.vtensor.literal(dense<{literal}> : tensor<{element_type(meta.dtype)}>) : {type_}"
+        return Value(self._constant(text, type_).name, type_, meta)
+
+    def empty_tensor(self, meta: TensorMeta) -> Value:
+        """A tensor without elements, as a literal."""
+        type_ = tensor_type(meta)
+        sizes = "x".join(map(str, meta.shape))
+        text = f"torch.vtensor.literal(dense<> : tensor<{sizes}x{element_type(meta.dtype)}>) : {type_}"
         return Value(self._constant(text, type_).name, type_, meta)
 
     def int_list(self, values: Sequence[int]) -> Value:

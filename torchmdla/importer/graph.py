@@ -12,10 +12,11 @@ from torchmdla.compiler.program import Argument, Result
 from torchmdla.errors import CompileError
 from torchmdla.importer.emitter import Emitter, Value, quote
 from torchmdla.importer.layout import exact_memory_order, invert, memory_order
+from torchmdla.importer.promotion import NUMBER_DTYPES, NumberTensor
 from torchmdla.importer.rewrites import split_along
 from torchmdla.importer.sources import source_of
 from torchmdla.importer.trace import leaves
-from torchmdla.importer.translate import NUMBER_DTYPES, NumberTensor, Operand, as_tensor, translate
+from torchmdla.importer.translate import Operand, as_tensor, translate
 from torchmdla.importer.types import (
     Binding,
     ImportedGraph,

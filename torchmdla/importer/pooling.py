@@ -1,7 +1,8 @@
-"""Adaptive average pooling: upstream takes only some of the sizes."""
+"""Adaptive pooling: upstream takes only some of the sizes, and has no index of a NaN."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -30,6 +31,54 @@ def _pool_dim(value: Tensor, dim: int, size: int) -> Tensor:
     if length % size == 0:
         blocks = value.view([*value.shape[:dim], size, length // size, *value.shape[dim + 1 :]])
         return blocks.mean(dim + 1)
-    # Window i of PyTorch's rule: from floor(i · length / size) to ceil((i + 1) · length / size).
+    return torch.cat([value.narrow(dim, *window).mean(dim, keepdim=True) for window in _windows(length, size)], dim)
+
+
+def _windows(length: int, size: int) -> list[tuple[int, int]]:
+    """Start and length of window i of ``size``: from floor(i · length / size) to ceil((i + 1) · length / size)."""
     bounds = [(i * length // size, -(-(i + 1) * length // size)) for i in range(size)]
-    return torch.cat([value.narrow(dim, a, b - a).mean(dim, keepdim=True) for a, b in bounds], dim)
+    return [(start, end - start) for start, end in bounds]
+
+
+def adaptive_maximum(spatial: int) -> Callable[[Tensor, Sequence[int]], tuple[Tensor, Tensor]]:
+    """The largest value of each window of the last ``spatial`` dimensions, and where it lies in them, flattened.
+
+    Of equal values the first counts, of NaNs the last, as in eager.
+    """
+
+    def pool(value: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
+        lengths, lead = value.shape[-spatial:], value.dim() - spatial
+        places = [_places(length, size, value.device) for length, size in zip(lengths, sizes, strict=True)]
+        for dim, place in enumerate(places):
+            value = value.index_select(lead + dim, place.flatten())
+        value = value.view([*value.shape[:lead], *(n for place in places for n in place.shape)])
+        cells, inside = (range(lead + first, value.dim(), 2) for first in (0, 1))
+        windows = value.permute([*range(lead), *cells, *inside]).flatten(lead + spatial)
+        flat = _flat_places(places, lengths)
+        largest = windows.amax(-1)
+        first = torch.where(windows == largest.unsqueeze(-1), flat, math.prod(lengths)).amin(-1)
+        last_nan = torch.where(torch.isnan(windows), flat, -1).amax(-1)
+        return largest, torch.where(last_nan >= 0, last_nan, first)
+
+    return pool
+
+
+def _places(length: int, size: int, device: torch.device) -> Tensor:
+    """The places in each window of one dimension, ``[size, widest]``; shorter windows repeat their last place."""
+    widest = max(inside for _, inside in _windows(length, size))
+    cell = torch.arange(size, device=device).unsqueeze(1)
+    start = torch.div(cell * length, size, rounding_mode="trunc")
+    end = torch.div((cell + 1) * length + (size - 1), size, rounding_mode="trunc")
+    return torch.minimum(start + torch.arange(widest, device=device), end - 1)
+
+
+def _flat_places(places: Sequence[Tensor], lengths: Sequence[int]) -> Tensor:
+    """The flat index of each place of each window, ``[*cells, places of a window]``."""
+    rank = len(places)
+    flat: Tensor | int = 0
+    for dim, (place, length) in enumerate(zip(places, lengths, strict=True)):
+        shape = [1] * (2 * rank)
+        shape[dim], shape[rank + dim] = place.shape
+        flat = flat * length + place.view(shape)
+    assert isinstance(flat, Tensor)
+    return flat.flatten(rank)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -57,3 +57,54 @@ def sum_to_size(value: Tensor, size: Sequence[int] | None) -> Tensor:
     added = value.dim() - len(size)
     stretched = [added + dim for dim, length in enumerate(size) if length == 1 and value.size(added + dim) != 1]
     return torch.sum(value, [*range(added), *stretched], keepdim=True).view(size)
+
+
+def softmax_backward(grad: Tensor, output: Tensor, dim: int, input_dtype: int) -> Tensor:
+    """The gradient of softmax; the sum is taken off first, as in eager, so that infinities stay apart."""
+    return (grad - torch.sum(grad * output, dim, keepdim=True)) * output
+
+
+Extremum = Callable[..., Tensor]
+
+
+def extremum_of_dim(largest: bool) -> Callable[..., tuple[Tensor, Tensor]]:
+    """``aten::max.dim`` or ``aten::min.dim``: the extreme value, NaN before all, and where it comes first.
+
+    Upstream's index passes over NaN. Integers have none, and stay the op that they are.
+    """
+    whole = torch.max if largest else torch.min
+    extremum: Extremum = torch.amax if largest else torch.amin
+
+    def reduce(value: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+        if not value.is_floating_point() or value.dim() == 0:
+            found = whole(value, dim, keepdim)
+            return found.values, found.indices
+        extreme = extremum(value, dim, keepdim=True)
+        index = _first_place(value, extreme, dim)
+        return (extreme, index) if keepdim else (extreme.squeeze(dim), index.squeeze(dim))
+
+    return reduce
+
+
+def place_of_extremum(largest: bool) -> Callable[..., Tensor]:
+    """``aten::argmax`` or ``aten::argmin``, as :func:`extremum_of_dim`; over all dimensions when ``dim`` is None."""
+    whole = torch.argmax if largest else torch.argmin
+    extremum: Extremum = torch.amax if largest else torch.amin
+
+    def reduce(value: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+        if not value.is_floating_point() or value.dim() == 0:
+            return whole(value, dim, keepdim)
+        if dim is None:
+            index = _first_place(value.reshape(-1), extremum(value).view(1), 0)
+            return index.view([1] * value.dim() if keepdim else [])
+        index = _first_place(value, extremum(value, dim, keepdim=True), dim)
+        return index if keepdim else index.squeeze(dim)
+
+    return reduce
+
+
+def _first_place(value: Tensor, extreme: Tensor, dim: int) -> Tensor:
+    """Where ``extreme``, or a NaN, comes first along ``dim``, which stays with size 1."""
+    length, after = value.size(dim), value.dim() - 1 - dim % value.dim()
+    places = torch.arange(length, device=value.device).view([-1] + [1] * after)
+    return torch.where((value == extreme) | torch.isnan(value), places, length).amin(dim, keepdim=True)

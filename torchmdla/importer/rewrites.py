@@ -7,7 +7,10 @@ leave the op to the next way.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
+
+import torch
 
 from torchmdla.errors import CompileError
 from torchmdla.importer.emitter import Emitter, Value
@@ -97,6 +100,21 @@ def _expand(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any])
     return [emitter.tensor_op("torch.aten.expand", [operands["self"], sizes, emitter.boolean(False)], metas[0])]
 
 
+def _unless_0d(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object] | None:
+    """A tensor without dimensions has no order and only one element to select."""
+    return None if operands["self"].meta.shape else [operands["self"]]
+
+
+def widened(emitter: Emitter, indices: Sequence[object]) -> list[object]:
+    """Index tensors as int64, which is all that upstream takes in a list; masks stay."""
+    return [
+        cast(emitter, index, replace(index.meta, dtype=torch.int64))
+        if isinstance(index, Value) and index.meta is not None and index.meta.dtype == torch.int32
+        else index
+        for index in indices
+    ]
+
+
 _SAME_VALUES = [
     "aten::alias",
     "aten::clone",
@@ -152,6 +170,8 @@ REWRITES: Mapping[str, Rewrite] = {
     **dict.fromkeys(_DROPOUTS, _dropout),
     **dict.fromkeys(_SPLITS, _split),
     **dict.fromkeys(_VIEWS, _view),
+    "aten::flip": _unless_0d,
+    "aten::index_select": _unless_0d,
     "aten::unbind.int": _unbind,
     "aten::expand": _expand,
     "aten::expand_as": _expand,

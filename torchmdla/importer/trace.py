@@ -157,7 +157,21 @@ def _normalised(value: torch.Tensor, shape: Sequence[int], *_: object) -> tuple[
     return torch.empty_like(value), value.new_empty(statistics), value.new_empty(statistics)
 
 
+def _reduced(
+    value: torch.Tensor, dims: Sequence[int] | None, keepdim: bool = False, dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """Of a sum or mean over ``dims``, all of them where none are given."""
+    reduced = {dim % value.dim() for dim in dims or range(value.dim())} if value.dim() else set()
+    sizes = [1 if dim in reduced else size for dim, size in enumerate(value.shape)]
+    if not keepdim:
+        sizes = [size for dim, size in enumerate(sizes) if dim not in reduced]
+    kept = value.dtype if value.is_floating_point() or value.is_complex() else torch.int64
+    return torch.empty(sizes, dtype=dtype or kept, device="meta")
+
+
 _SHAPES: dict[Any, Callable[..., Any]] = {
+    torch.ops.aten.sum.dim_IntList: _reduced,
+    torch.ops.aten.mean.dim: _reduced,
     torch.ops.aten.native_layer_norm.default: _normalised,
     torch.ops.aten.mm.default: lambda a, b: a.new_empty([a.size(0), b.size(1)]),
     torch.ops.aten.bmm.default: lambda a, b: a.new_empty([a.size(0), a.size(1), b.size(2)]),

@@ -8,37 +8,20 @@ the op of the same name.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 import torch
 
 from torchmdla.errors import CompileError
-from torchmdla.importer.decompositions import decomposition
+from torchmdla.importer import empties, promotion
+from torchmdla.importer.decompositions import decomposition, schema_of
 from torchmdla.importer.emitter import Emitter, Value
-from torchmdla.importer.rewrites import REWRITES, cast
+from torchmdla.importer.promotion import Number, NumberTensor
+from torchmdla.importer.rewrites import REWRITES, cast, widened
 from torchmdla.importer.trace import Call, Ref, Trace, leaves, map_structure, qualified_name, trace
 from torchmdla.importer.types import TensorMeta, dtype_number, tensor_type
-
-
-@dataclass(frozen=True)
-class NumberTensor:
-    """A 0-d tensor whose value is known, because it is computed from sizes."""
-
-    value: int | float | bool
-    meta: TensorMeta
-
-
-@dataclass(frozen=True)
-class Number:
-    """A known number that takes the place of a tensor in the op's schema."""
-
-    value: int | float | bool
-
-
-# The dtype that PyTorch gives a number that it makes a tensor of.
-NUMBER_DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64}
 
 # An operand: a Value (tensor, or float known only at run time), a NumberTensor, a known Python value (dtype, layout,
 # memory format and device as TorchScript or as Python has them), or a sequence of operands.
@@ -50,29 +33,6 @@ _MEMORY_FORMATS = {
     torch.preserve_format: 1,
     torch.channels_last: 2,
     torch.channels_last_3d: 3,
-}
-
-_SCALAR_FORMS: Mapping[str, str] = {
-    **{
-        f"aten::{name}.Tensor": f"aten::{name}.Scalar"
-        for name in [
-            "add",
-            "sub",
-            "mul",
-            "div",
-            "eq",
-            "ne",
-            "lt",
-            "le",
-            "gt",
-            "ge",
-            "remainder",
-            "fmod",
-            "floor_divide",
-        ]
-    },
-    "aten::div.Tensor_mode": "aten::div.Scalar_mode",
-    "aten::pow.Tensor_Tensor": "aten::pow.Tensor_Scalar",
 }
 
 
@@ -92,6 +52,13 @@ def translate(
         CompileError: the op cannot be expressed.
     """
     name = qualified_name(schema)
+    nothing = empties.without_elements(emitter, metas)
+    if nothing is not None:
+        return nothing
+    operands = empties.dense_operands(name, operands)
+    same = empties.unchanged(name, operands)
+    if same is not None:
+        return [same]
     rewrite = REWRITES.get(name)
     if rewrite is not None:
         named = dict(zip((argument.name for argument in schema.arguments), operands, strict=True))
@@ -99,15 +66,30 @@ def translate(
         rewritten = rewrite(emitter, tensors, metas)
         if rewritten is not None:
             return rewritten
-    if name in _SIZED_BY_NUMBERS and _has_open_float(operands):
-        raise CompileError("its size depends on a float that is known only at run time")
-    if name != within and decomposition(name) is not None:
-        if not _has_open_float(operands):
-            results = _decompose(emitter, name, operands)
-            return [results] if schema.returns[0].type.kind() == "ListType" else results
-        if name not in _WHOLE_WITH_OPEN_FLOATS:
-            raise CompileError("it takes a float that is known only at run time")
+    if _has_open_float(operands):
+        if name in _SIZED_BY_NUMBERS:
+            raise CompileError("its size depends on a float that is known only at run time")
+        if name in _TENSOR_FORMS:
+            schema, operands = _tensor_form(emitter, name, operands)
+            return translate(emitter, schema, operands, metas, within)
+    if name != within and name not in _kept_whole(operands) and decomposition(name) is not None:
+        results = _decompose(emitter, name, operands)
+        _check_dtypes(results, metas)
+        return [results] if schema.returns[0].type.kind() == "ListType" else results
     return _same_op(emitter, schema, operands, metas)
+
+
+def _check_dtypes(results: Sequence[Operand], metas: Sequence[object]) -> None:
+    """The program would read the results as what eager made.
+
+    Raises:
+        CompileError: a decomposition promotes otherwise than eager.
+    """
+    expected = [meta for meta in leaves(metas) if isinstance(meta, TensorMeta)]
+    made = [value for value in leaves(results) if isinstance(value, Value)]
+    for value, meta in zip(made, expected, strict=False):
+        if value.meta is not None and value.meta.dtype != meta.dtype:
+            raise CompileError(f"its decomposition makes {value.meta.dtype} instead of {meta.dtype}")
 
 
 def as_tensor(emitter: Emitter, operand: Operand) -> Operand:
@@ -122,12 +104,11 @@ def as_tensor(emitter: Emitter, operand: Operand) -> Operand:
 def _same_op(
     emitter: Emitter, schema: torch._C.FunctionSchema, operands: Sequence[Operand], metas: Sequence[object]
 ) -> list[Operand]:
-    name, operands = _scalar_form(qualified_name(schema), operands)
-    operands = [
-        _number_tensor(operand, argument.type) for operand, argument in zip(operands, schema.arguments, strict=True)
-    ]
-    if name.partition(".")[0] in _PROMOTING:
-        operands = [_promoted(emitter, operand, metas[0]) for operand in operands]
+    name, dtype, operands = promotion.prepared(schema, qualified_name(schema), operands, metas[0])
+    operands = [promotion.in_dtype(emitter, operand, dtype) for operand in operands]
+    _guard(emitter, name, operands, metas[0])
+    if name in ("aten::index.Tensor", "aten::index_put"):
+        operands[1] = widened(emitter, operands[1])  # type: ignore[arg-type]
     values = [
         _materialise(emitter, operand, argument.type, argument.N)  # type: ignore[attr-defined]
         for operand, argument in zip(operands, schema.arguments, strict=True)
@@ -140,92 +121,21 @@ def _same_op(
     ]
 
 
-def _scalar_form(name: str, operands: Sequence[Operand]) -> tuple[str, Sequence[Operand]]:
-    """The overload with a number as second operand, if that operand is known: it becomes a constant in the kernel.
-
-    Result types come from the record, so the overloads' different type promotion does not matter.
-    """
-    if name not in _SCALAR_FORMS or not isinstance(operands[1], NumberTensor | int | float):
-        return name, operands
-    number = operands[1].value if isinstance(operands[1], NumberTensor) else operands[1]
-    return _SCALAR_FORMS[name], [operands[0], Number(number), *operands[2:]]
+# Where eager reports a division of integers by zero, the processor ends the process.
+_DIVISIONS = frozenset(("aten::div.Tensor_mode", "aten::remainder.Tensor"))
 
 
-# Elementwise ops that PyTorch computes in the dtype of their result. torch-mlir refuses integers in some of them, and
-# ends the process in others, so their operands are converted first.
-_PROMOTING = frozenset(
-    f"aten::{name}"
-    for name in [
-        "relu",
-        "relu6",
-        "sigmoid",
-        "tanh",
-        "exp",
-        "exp2",
-        "expm1",
-        "sin",
-        "cos",
-        "tan",
-        "asin",
-        "acos",
-        "atan",
-        "sinh",
-        "cosh",
-        "asinh",
-        "acosh",
-        "atanh",
-        "log",
-        "log2",
-        "log10",
-        "log1p",
-        "sqrt",
-        "rsqrt",
-        "reciprocal",
-        "erf",
-        "square",
-        "logit",
-        "clamp",
-        "clamp_min",
-        "clamp_max",
-        "add",
-        "sub",
-        "rsub",
-        "mul",
-        "div",
-        "floor_divide",
-        "remainder",
-        "fmod",
-        "pow",
-        "atan2",
-        "maximum",
-        "minimum",
-        "fmax",
-        "fmin",
-        "lerp",
-        "addcmul",
-        "addcdiv",
-        "heaviside",
-        "xlogy",
-        "copysign",
-        "softplus",
-        "hardtanh",
-    ]
-)
-
-
-def _number_tensor(operand: Operand, type_: torch._C.JitType) -> Operand:
-    """A number where the schema asks for a tensor, as PyTorch's dispatcher passes it."""
-    if type_.kind() != "TensorType" or not isinstance(operand, int | float):
-        return operand
-    return NumberTensor(operand, TensorMeta.of(torch.tensor(operand, dtype=NUMBER_DTYPES[type(operand)])))
-
-
-def _promoted(emitter: Emitter, operand: Operand, meta: object) -> Operand:
-    if isinstance(operand, NumberTensor) and isinstance(meta, TensorMeta):
-        return replace(operand, meta=replace(operand.meta, dtype=meta.dtype))
-    if not isinstance(operand, Value) or operand.meta is None or not isinstance(meta, TensorMeta):
-        return operand
-    return cast(emitter, operand, replace(operand.meta, dtype=meta.dtype))
+def _guard(emitter: Emitter, name: str, operands: Sequence[Operand], meta: object) -> None:
+    """Makes the call fail, so that eager can raise its error, where an integer divisor is zero."""
+    if name not in _DIVISIONS or not isinstance(meta, TensorMeta) or meta.dtype.is_floating_point:
+        return
+    divisor = operands[1]
+    assert isinstance(divisor, Value)
+    assert divisor.meta is not None
+    flags = replace(divisor.meta, dtype=torch.bool)
+    nonzero = emitter.tensor_op("torch.aten.ne.Scalar", [divisor, emitter.integer(0)], flags)
+    every = emitter.tensor_op("torch.aten.all", [nonzero], TensorMeta(torch.bool, (), ()))
+    emitter.check(every, "division by zero")
 
 
 def _result_type(meta: object, type_: torch._C.JitType) -> str:
@@ -304,6 +214,7 @@ _WRITERS = {
 
 
 def _decompose(emitter: Emitter, name: str, operands: Sequence[Operand]) -> list[Operand]:
+    operands = [_opened(emitter, operand, operands) for operand in operands]
     tensors = [
         value for value in leaves([as_tensor(emitter, operand) for operand in operands]) if isinstance(value, Value)
     ]
@@ -313,8 +224,66 @@ def _decompose(emitter: Emitter, name: str, operands: Sequence[Operand]) -> list
 
 _SIZED_BY_NUMBERS = frozenset(("aten::arange", "aten::arange.start", "aten::arange.start_step"))
 
-# Those that are right, if slower, without their decomposition.
-_WHOLE_WITH_OPEN_FLOATS = frozenset(("aten::pow.Tensor_Scalar", "aten::addmm", "aten::baddbmm"))
+# Those that are right, if slower, without their decomposition: it needs their numbers.
+_WHOLE_WITH_OPEN_FLOATS = frozenset(("aten::addmm", "aten::baddbmm"))
+
+
+def _kept_whole(operands: Sequence[Operand]) -> frozenset[str]:
+    return _WHOLE_WITH_OPEN_FLOATS if _has_open_float(operands) else frozenset()
+
+
+# Overloads that take a tensor in the place of a number.
+_TENSOR_FORMS: Mapping[str, str] = {
+    **{
+        f"aten::{name}.Scalar": f"aten::{name}.Tensor"
+        for name in [
+            "add",
+            "sub",
+            "rsub",
+            "mul",
+            "div",
+            "eq",
+            "ne",
+            "lt",
+            "le",
+            "gt",
+            "ge",
+            "remainder",
+            "fmod",
+            "masked_fill",
+        ]
+    },
+    "aten::floor_divide.Scalar": "aten::floor_divide",
+    "aten::div.Scalar_mode": "aten::div.Tensor_mode",
+    "aten::pow.Scalar": "aten::pow.Tensor_Tensor",
+    "aten::pow.Tensor_Scalar": "aten::pow.Tensor_Tensor",
+    "aten::where.Scalar": "aten::where.self",
+    "aten::where.ScalarSelf": "aten::where.self",
+    "aten::where.ScalarOther": "aten::where.self",
+    "aten::lerp.Scalar": "aten::lerp.Tensor",
+    "aten::clamp": "aten::clamp.Tensor",
+    "aten::clamp_min": "aten::clamp_min.Tensor",
+    "aten::clamp_max": "aten::clamp_max.Tensor",
+    "aten::hardtanh": "aten::clamp.Tensor",
+}
+
+
+def _tensor_form(
+    emitter: Emitter, name: str, operands: Sequence[Operand]
+) -> tuple[torch._C.FunctionSchema, list[Operand]]:
+    """The op on tensors instead of numbers: a number that is known only at run time becomes a 0-d tensor."""
+    schema = schema_of(_TENSOR_FORMS[name])
+    return schema, [_opened(emitter, operand, operands) for operand in operands]
+
+
+def _opened(emitter: Emitter, operand: Operand, operands: Sequence[Operand]) -> Operand:
+    """A float known only at run time as a 0-d tensor, in the dtype that PyTorch computes it with the tensors in."""
+    if not isinstance(operand, Value) or operand.meta is not None:
+        return operand
+    meta = TensorMeta(torch.float64, (), ())
+    number = emitter.tensor_op("torch.prim.NumToTensor.Scalar", [operand], meta)
+    dtype = promotion.common_dtype([x for x in operands if isinstance(x, Value | NumberTensor) and x.meta] + [0.0])
+    return cast(emitter, number, replace(meta, dtype=dtype))
 
 
 def _has_open_float(operands: Sequence[Operand]) -> bool:

@@ -10,6 +10,7 @@ from torch_mlir import ir
 from torch_mlir.dialects import memref
 
 from torchmdla.devices.cpu.frontend import explained, forward_of, run
+from torchmdla.devices.cpu.nests import NotANestError
 
 ALIGNMENT = 64
 
@@ -139,6 +140,23 @@ def _outputs(op: Any) -> int:
     if op.name == "linalg.generic":
         return int(ir.DenseI32ArrayAttr(op.attributes["operandSegmentSizes"])[1])
     return 1 if op.name == "memref.copy" else len(op.operands)
+
+
+def layout(value: Any) -> tuple[list[int], int]:
+    """Element strides and element offset of a buffer.
+
+    Raises:
+        NotANestError: they are not known at compile time.
+    """
+    kind = ir.MemRefType(value.type)
+    try:
+        strides, offset = kind.get_strides_and_offset()
+    except (ValueError, RuntimeError) as error:
+        raise NotANestError(f"layout of {kind}") from error
+    dynamic = ir.ShapedType.get_dynamic_stride_or_offset()
+    if not kind.has_static_shape or dynamic in strides or offset == dynamic:
+        raise NotANestError(f"dynamic layout of {kind}")
+    return list(strides), offset
 
 
 @dataclass(frozen=True)

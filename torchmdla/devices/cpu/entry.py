@@ -1,34 +1,36 @@
-"""The entry of an executable: which kernels run on which buffers, in what order, and where buffers lie."""
+"""The code of an executable: what runs its steps, in order, and where buffers lie."""
 
 from __future__ import annotations
 
+import hashlib
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from torch_mlir import ir
-
+from torchmdla.compiler.artifact import Pack
 from torchmdla.compiler.program import Program
-from torchmdla.devices.cpu.buffers import ALIGNMENT, VIEWS, Lifetime, plan, uses
+from torchmdla.devices.cpu.buffers import ALIGNMENT, Lifetime, plan
+from torchmdla.devices.cpu.chain_code import MemberKernel, write_chain
 from torchmdla.devices.cpu.kernels import write_kernel
-from torchmdla.devices.cpu.nests import (
-    ELEMENT_BYTES,
-    BoundNest,
-    Instruction,
-    NotANestError,
-    computed,
-    filled_with,
-    from_copy,
-    from_generic,
-    layout,
-    overwrites,
-    starting_from,
-    stored,
-)
-from torchmdla.devices.cpu.regions import Region, memory_bytes, outline
+from torchmdla.devices.cpu.nests import ELEMENT_BYTES, Nest, computed, stored
 from torchmdla.devices.cpu.schedule import Machine, Schedule, choose
-from torchmdla.errors import CompileError
+from torchmdla.devices.cpu.steps import (
+    AssertStep,
+    Buffer,
+    ChainStep,
+    LoadStep,
+    NestStep,
+    Packing,
+    RegionStep,
+    Scalar,
+    ScalarStep,
+    Step,
+    Steps,
+    StoreStep,
+    final_nest,
+)
+from torchmdla.devices.cpu.vector_math import expand
 
 ENTRY = "mdla_forward"
 PARALLEL_FOR = "mdla_parallel_for"
@@ -47,29 +49,56 @@ class Code:
     has_regions: bool
     kernels: int
     distinct_kernels: int
+    packs: tuple[Pack, ...]
 
 
 @dataclass
-class _Functions:
+class _Module:
     """The functions of the module: equal kernels are held once."""
 
+    machine: Machine
+    attributes: str
     kernels: dict[str, str] = field(default_factory=dict)
-    regions: list[str] = field(default_factory=list)
-    globals: dict[str, str] = field(default_factory=dict)
+    written: dict[Nest, tuple[str, Nest, Schedule]] = field(default_factory=dict)
+    regions: dict[str, str] = field(default_factory=dict)
     externals: dict[str, str] = field(default_factory=dict)
 
     def kernel(self, text: str) -> str:
         return self.kernels.setdefault(text, f"kernel_{len(self.kernels)}")
 
 
-def write_module(function: Any, program: Program) -> Code:
-    """The module that computes the bufferised ``function`` (see :func:`buffers.bufferize`) by the ABI.
+def write_module(steps: Steps, program: Program) -> Code:
+    """The module that runs ``steps`` by the ABI."""
+    module = _Module(Machine.of(program.target), function_attributes(program))
+    packs = [_FunctionWriter(f"mdla_pack_{k}", p.steps, module, p) for k, p in enumerate(steps.packings)]
+    entry = _FunctionWriter(ENTRY, steps.steps, module, None)
+    functions = [writer.write() for writer in [*packs, entry]]
+    parts = [f"llvm.func @{name}{_declaration(kinds)}" for name, kinds in sorted(module.externals.items())]
+    parts += list(steps.globals.values())
+    parts += [text.replace("{symbol}", symbol) for text, symbol in module.kernels.items()]
+    parts += list(module.regions.values())
+    return Code(
+        text="\n".join(parts + functions),
+        workspace_bytes=max(writer.workspace_bytes for writer in [*packs, entry]),
+        externals=tuple(sorted(module.externals)),
+        has_regions=bool(module.regions),
+        kernels=entry.calls,
+        distinct_kernels=len(module.kernels) + len(module.regions),
+        packs=tuple(_pack(p, w, module, steps, program) for p, w in zip(steps.packings, packs, strict=True)),
+    )
 
-    Raises:
-        CompileError: something in it cannot be laid out at compile time.
-    """
-    writer = _EntryWriter(function, program)
-    return writer.write()
+
+def _pack(packing: Packing, writer: _FunctionWriter, module: _Module, steps: Steps, program: Program) -> Pack:
+    """What the manifest says of a pack. Its recipe names everything that its function does: the calls, in place of the
+    kernels' names their code, and the constants."""
+    hashes = {symbol: hashlib.sha256(text.encode()).hexdigest() for text, symbol in module.kernels.items()}
+    recipe = re.sub(r"(?<=@)kernel_\d+\b", lambda found: hashes[found[0]], writer.text)
+    arguments = packing.arguments
+    kinds = [(program.arguments[k].dtype, program.arguments[k].shape) for k in arguments]
+    constants = sorted({steps.globals[b.symbol] for s in packing.steps for b in s.reads if b.kind == "global"})
+    text = f"{kinds} {constants} {recipe.replace(writer.symbol, 'pack')}"
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return Pack(writer.symbol, digest, arguments, packing.buffer.bytes)
 
 
 # The processor that every feature is added to, by architecture.
@@ -94,100 +123,49 @@ def function_attributes(program: Program) -> str:
     return f"attributes {{{', '.join(items)}}}"
 
 
-class _EntryWriter:
-    """Walks the function's ops in order; each becomes a call of a kernel or region, or scalar code of the entry."""
+class _FunctionWriter:
+    """Writes one function of the ABI: the entry, or a pack. Each step becomes a call of a kernel or region, or scalar
+    code."""
 
-    def __init__(self, function: Any, program: Program) -> None:
-        self._program = program
-        self._machine = Machine.of(program.target)
-        self._attributes = function_attributes(program)
-        self._block = function.regions[0].blocks[0]
-        self._ops = [op.operation for op in self._block.operations]
-        self._functions = _Functions()
+    def __init__(self, symbol: str, steps: Sequence[Step], module: _Module, packing: Packing | None) -> None:
+        self.symbol = symbol
+        self.text = ""
+        self.calls = 0
+        self._steps = steps
+        self._module = module
+        self._packing = packing
         self._lines: list[str] = []
         self._counter = 0
-        self._scalars: dict[Any, str] = {}
-        self._slots: dict[Any, int] = {}
-        self._calls = 0
+        self._names: dict[Scalar, str] = {}
+        self._slots: dict[object, int] = {}
         self._most_operands = 1
         self._uses_status = False
         self._asserts = False
-        self._regions: dict[Any, Region] = {}
-        self._initial: dict[Any, Instruction] = {}
-        self._handlers = {
-            "linalg.generic": self._call,
-            "memref.copy": self._call,
-            "memref.load": self._load,
-            "memref.store": self._store,
-            "memref.alloc": self._nothing,
-            "memref.dealloc": self._nothing,
-            "memref.get_global": self._global,
-            "memref.assume_alignment": self._nothing,
-            "cf.assert": self._assert,
-            "func.return": self._nothing,
-            **dict.fromkeys(VIEWS, self._nothing),
-        }
+        self._offsets, self._planned_bytes = plan_workspace(steps)
 
-    def write(self) -> Code:
-        self._outline_regions()
-        self._plan_workspace()
-        self._bind_arguments()
-        for op in self._ops:
-            self._handlers.get(op.name, self._other)(op)
-        return self._assemble()
+    @property
+    def workspace_bytes(self) -> int:
+        size = self._planned_bytes + _SLOT_BYTES * len(self._slots)
+        return -(-size // ALIGNMENT) * ALIGNMENT
 
-    # Regions and buffers.
-
-    def _outline_regions(self) -> None:
-        for op in self._ops:
-            if self._needs_region(op):
-                region = outline(op, f"region_{len(self._regions)}")
-                self._regions[op] = region
-                self._functions.regions.append(region.text)
-
-    def _needs_region(self, op: Any) -> bool:
-        if op.name in ("linalg.generic", "memref.copy"):
-            try:
-                self._bound(op)
-            except NotANestError:
-                return True
-            return False
-        if op.name in self._handlers:
-            return False
-        return bool(len(op.regions)) or not op.name.startswith(("arith.", "math."))
-
-    def _bound(self, op: Any) -> BoundNest:
-        return from_generic(op) if op.name == "linalg.generic" else from_copy(*op.operands)
-
-    def _plan_workspace(self) -> None:
-        """Offsets of every buffer, of the regions' temporaries, then of the scalars' slots."""
-        position = {op: k for k, op in enumerate(self._ops)}
-        owners: list[Any] = []
-        lifetimes: list[Lifetime] = []
-        for step, op in enumerate(self._ops):
-            if op.name == "memref.alloc":
-                owners.append(op.results[0])
-                last = max((k for k, _ in uses(op.results[0], position)), default=step)
-                lifetimes.append(Lifetime(memory_bytes(op.results[0]), step, last))
-            for number, size in enumerate(self._regions[op].temporaries if op in self._regions else ()):
-                owners.append((op, number))
-                lifetimes.append(Lifetime(size, step, step))
-        offsets, self._workspace_bytes = plan(lifetimes)
-        self._offsets = dict(zip(owners, offsets, strict=True))
-
-    def _slot(self, key: Any) -> int:
-        """The byte offset in the workspace of a slot for one scalar."""
-        if key not in self._slots:
-            self._slots[key] = self._workspace_bytes + _SLOT_BYTES * len(self._slots)
-        return self._slots[key]
-
-    def _bind_arguments(self) -> None:
-        arguments = list(self._block.arguments)
-        self._bases = {value: k + 2 for k, value in enumerate(arguments) if isinstance(value.type, ir.MemRefType)}
-        for k, value in enumerate(arguments):
-            if value not in self._bases:
-                pointer = self._buffer(k + 2)
-                self._scalars[value] = self._define(f"llvm.load {pointer} {{alignment = 8 : i64}} : !llvm.ptr -> f64")
+    def write(self) -> str:
+        for step in self._steps:
+            if isinstance(step, NestStep):
+                self._call(step)
+            elif isinstance(step, ChainStep):
+                self._call_chain(step)
+            elif isinstance(step, RegionStep):
+                self._call_region(step)
+            elif isinstance(step, LoadStep):
+                self._load(step)
+            elif isinstance(step, StoreStep):
+                self._store(step)
+            elif isinstance(step, ScalarStep):
+                self._compute(step)
+            else:
+                self._assert(step)
+        self.text = self._assemble()
+        return self.text
 
     # Text.
 
@@ -200,8 +178,8 @@ class _EntryWriter:
     def _constant(self, number: int, kind: str = "i64") -> str:
         return self._define(f"llvm.mlir.constant({number} : {kind}) : {kind}")
 
-    def _buffer(self, position: int) -> str:
-        slot = self._define(f"llvm.getelementptr %buffers[{position}] : (!llvm.ptr) -> !llvm.ptr, !llvm.ptr")
+    def _pointer_in(self, array: str, position: int) -> str:
+        slot = self._define(f"llvm.getelementptr {array}[{position}] : (!llvm.ptr) -> !llvm.ptr, !llvm.ptr")
         return self._define(f"llvm.load {slot} : !llvm.ptr -> !llvm.ptr")
 
     def _at(self, pointer: str, offset: int) -> str:
@@ -210,158 +188,167 @@ class _EntryWriter:
         return self._define(f"llvm.getelementptr {pointer}[{offset}] : (!llvm.ptr) -> !llvm.ptr, i8")
 
     def _workspace(self, offset: int) -> str:
-        return self._at(self._buffer(0), offset)
+        return self._at(self._pointer_in("%buffers", 0), offset)
 
-    def _pointer(self, value: Any, with_offset: bool = True) -> str:
-        """The address of a buffer's first element (or of what its offset counts from)."""
-        offset = layout(value)[1] * ELEMENT_BYTES[stored(_element(value))] if with_offset else 0
-        while isinstance(value, ir.OpResult) and value.owner.operation.name in VIEWS:
-            value = value.owner.operation.operands[0]
-        if value in self._bases:
-            return self._at(self._buffer(self._bases[value]), offset)
-        if value in self._offsets:
-            return self._workspace(self._offsets[value] + offset)
-        if isinstance(value, ir.OpResult) and value.owner.operation.name == "memref.get_global":
-            symbol = ir.FlatSymbolRefAttr(value.owner.operation.attributes["name"]).value
-            return self._at(self._define(f"llvm.mlir.addressof @{symbol} : !llvm.ptr"), offset)
-        raise CompileError(f"a buffer of unknown origin: {value}")
+    # Buffers and scalars.
 
-    # Calls.
+    def _pointer(self, buffer: Buffer, offset: int = 0) -> str:
+        """The address of a buffer's element ``offset``."""
+        distance = offset * ELEMENT_BYTES[stored(buffer.element)]
+        if buffer.kind == "temporary":
+            return self._workspace(self._offsets[buffer] + distance)
+        if buffer.kind == "global":
+            return self._at(self._define(f"llvm.mlir.addressof @{buffer.symbol} : !llvm.ptr"), distance)
+        return self._at(self._given(buffer), distance)
 
-    def _call(self, op: Any) -> None:
-        if op in self._regions:
-            self._call_region(op)
-            return
-        bound = self._bound(op)
-        if op in self._initial:
-            bound = starting_from(bound, self._initial[op])
-        if 0 in bound.nest.sizes or self._moves_into_next(op, bound):
-            return
-        schedule = choose(bound.nest, self._machine)
-        code = write_kernel(bound.nest, schedule, self._machine, self._attributes)
-        self._functions.externals.update(code.externals)
-        pointers = [self._pointer(v) for v in bound.buffers + bound.tables]
-        pointers += [self._spilled(v) for v in bound.scalars]
-        if bound.nest.may_fail:
-            pointers.append(self._workspace(self._slot("status")))
-            self._uses_status = True
-        self._call_kernel(self._functions.kernel(code.text), pointers, schedule)
+    def _given(self, buffer: Buffer) -> str:
+        """The address of a buffer that the caller gives. A pack's own is its destination."""
+        if self._packing is None:
+            if buffer.kind == "packed":
+                return self._pointer_in(self._pointer_in("%buffers", 1), buffer.position)
+            return self._pointer_in("%buffers", buffer.position + 2)
+        if buffer is self._packing.buffer:
+            return self._pointer_in("%buffers", 1)
+        return self._pointer_in("%buffers", self._packing.arguments.index(buffer.position) + 2)
 
-    def _moves_into_next(self, op: Any, bound: BoundNest) -> bool:
-        """Whether a fill is left to the reduction that follows it."""
-        constant = filled_with(bound)
-        following = self._ops[self._ops.index(op) + 1 :]
-        user = next((o for o in following if self._handlers.get(o.name) != self._nothing), None)
-        if constant is None or user is None or user.name != "linalg.generic" or user in self._regions:
-            return False
-        if not overwrites(self._bound(user), bound.buffers[-1]):
-            return False
-        self._initial[user] = constant
-        return True
+    def _name(self, scalar: Scalar) -> str:
+        """The value of a scalar; arguments are loaded where they are first needed."""
+        if scalar not in self._names:
+            pointer = self._pointer_in("%buffers", scalar.argument + 2)
+            load = f"llvm.load {pointer} {{alignment = 8 : i64}} : !llvm.ptr -> {scalar.type}"
+            self._names[scalar] = self._define(load)
+        return self._names[scalar]
 
-    def _call_kernel(self, symbol: str, pointers: Sequence[str], schedule: Schedule) -> None:
-        self._calls += 1
-        self._most_operands = max(self._most_operands, len(pointers))
-        for k, pointer in enumerate(pointers):
-            slot = self._define(f"llvm.getelementptr %operands[{k}] : (!llvm.ptr) -> !llvm.ptr, !llvm.ptr")
-            self._lines.append(f"llvm.store {pointer}, {slot} : !llvm.ptr, !llvm.ptr")
-        begin, end = self._constant(0), self._constant(schedule.iterations)
-        if not schedule.grain:
-            self._lines.append(f"llvm.call @{symbol}(%operands, {begin}, {end}) : (!llvm.ptr, i64, i64) -> ()")
-            return
-        kernel, grain = self._define(f"llvm.mlir.addressof @{symbol} : !llvm.ptr"), self._constant(schedule.grain)
-        kinds = "(!llvm.ptr, !llvm.ptr, i64, i64, i64) -> ()"
-        self._functions.externals[PARALLEL_FOR] = kinds
-        self._lines.append(f"llvm.call @{PARALLEL_FOR}({kernel}, %operands, {begin}, {end}, {grain}) : {kinds}")
+    def _slot(self, key: object) -> int:
+        """The byte offset in the workspace of a slot for one scalar."""
+        if key not in self._slots:
+            self._slots[key] = self._planned_bytes + _SLOT_BYTES * len(self._slots)
+        return self._slots[key]
 
-    def _spilled(self, value: Any) -> str:
+    def _spilled(self, scalar: Scalar) -> str:
         """The address of a slot that holds a scalar."""
-        known = value in self._slots
-        pointer = self._workspace(self._slot(value))
+        known = scalar in self._slots
+        pointer = self._workspace(self._slot(scalar))
         if not known:
-            kind = computed(str(value.type))
-            name = self._scalars[value]
+            name, kind = self._name(scalar), scalar.type
             if stored(kind) != kind:
                 name = self._define(f"llvm.zext {name} : {kind} to {stored(kind)}")
             self._lines.append(f"llvm.store {name}, {pointer} : {stored(kind)}, !llvm.ptr")
         return pointer
 
-    def _call_region(self, op: Any) -> None:
-        region = self._regions[op]
-        operands = [self._pointer(v, with_offset=False) for v in region.buffers]
-        operands += [self._workspace(self._offsets[op, k]) for k in range(len(region.temporaries))]
-        kinds = ["!llvm.ptr"] * len(operands) + [computed(str(v.type)) for v in region.scalars]
-        operands += [self._scalars[v] for v in region.scalars]
-        symbol = f"region_{list(self._regions).index(op)}"
-        call = f"func.call @{symbol}({', '.join(operands)}) : ({', '.join(kinds)}) -> ({', '.join(region.results)})"
-        if not region.results:
+    # Calls.
+
+    def _call(self, step: NestStep) -> None:
+        symbol, nest, schedule = self._kernel(step)
+        pointers = [self._pointer(buffer, offset) for buffer, offset in final_nest(step)[1]]
+        pointers += self._spilled_all(step.scalars + (step.ending.scalars if step.ending else ()), nest.may_fail)
+        self.calls += 1
+        self._call_kernel(symbol, pointers, schedule.iterations, schedule.grain)
+
+    def _call_chain(self, step: ChainStep) -> None:
+        def member_kernel(member: NestStep) -> MemberKernel:
+            symbol, nest, schedule = self._kernel(member)
+            return MemberKernel(symbol, schedule.iterations, nest.may_fail)
+
+        code = write_chain(step, member_kernel, self._module.attributes)
+        pointers = [self._pointer(buffer, offset) for buffer, offset in code.places]
+        pointers += self._spilled_all(code.scalars, code.may_fail)
+        self.calls += len(step.members)
+        self._call_kernel(self._module.kernel(code.text), pointers, math.prod(step.grid), step.grain)
+
+    def _kernel(self, step: NestStep) -> tuple[str, Nest, Schedule]:
+        """The kernel of a nest, written if it is new."""
+        module, key = self._module, final_nest(step)[0]
+        if key not in module.written:
+            nest = expand(key, module.machine)
+            schedule = choose(nest, module.machine)
+            code = write_kernel(nest, schedule, module.machine, module.attributes)
+            module.externals.update(code.externals)
+            module.written[key] = module.kernel(code.text), nest, schedule
+        return module.written[key]
+
+    def _spilled_all(self, scalars: Sequence[Scalar], may_fail: bool) -> list[str]:
+        """The addresses of the scalars, then of the status if there is one."""
+        pointers = [self._spilled(scalar) for scalar in scalars]
+        if may_fail:
+            pointers.append(self._workspace(self._slot("status")))
+            self._uses_status = True
+        return pointers
+
+    def _call_kernel(self, symbol: str, pointers: Sequence[str], iterations: int, tasks_of: int) -> None:
+        """Runs a kernel's range, shared by threads in tasks of ``tasks_of`` iterations (0: not shared)."""
+        self._most_operands = max(self._most_operands, len(pointers))
+        for k, pointer in enumerate(pointers):
+            slot = self._define(f"llvm.getelementptr %operands[{k}] : (!llvm.ptr) -> !llvm.ptr, !llvm.ptr")
+            self._lines.append(f"llvm.store {pointer}, {slot} : !llvm.ptr, !llvm.ptr")
+        begin, end = self._constant(0), self._constant(iterations)
+        if not tasks_of:
+            self._lines.append(f"llvm.call @{symbol}(%operands, {begin}, {end}) : (!llvm.ptr, i64, i64) -> ()")
+            return
+        kernel, grain = self._define(f"llvm.mlir.addressof @{symbol} : !llvm.ptr"), self._constant(tasks_of)
+        kinds = "(!llvm.ptr, !llvm.ptr, i64, i64, i64) -> ()"
+        self._module.externals[PARALLEL_FOR] = kinds
+        self._lines.append(f"llvm.call @{PARALLEL_FOR}({kernel}, %operands, {begin}, {end}, {grain}) : {kinds}")
+
+    def _call_region(self, step: RegionStep) -> None:
+        self.calls += 1
+        self._module.regions[step.symbol] = step.text
+        operands = [self._pointer(buffer) for buffer in step.buffers + step.temporaries]
+        kinds = ["!llvm.ptr"] * len(operands) + [s.type for s in step.scalars]
+        operands += [self._name(s) for s in step.scalars]
+        results = [s.type for s in step.results]
+        call = f"func.call @{step.symbol}({', '.join(operands)}) : ({', '.join(kinds)}) -> ({', '.join(results)})"
+        if not results:
             self._lines.append(call)
             return
         self._counter += 1
-        self._lines.append(f"%e{self._counter}:{len(region.results)} = {call}")
-        for k, result in enumerate(op.results):
-            self._scalars[result] = f"%e{self._counter}#{k}"
+        self._lines.append(f"%e{self._counter}:{len(results)} = {call}")
+        for k, result in enumerate(step.results):
+            self._names[result] = f"%e{self._counter}#{k}"
 
     # Scalar code.
 
-    def _nothing(self, op: Any) -> None:
-        """Views and allocations are resolved where they are used."""
-
-    def _global(self, op: Any) -> None:
-        symbol = ir.FlatSymbolRefAttr(op.attributes["name"]).value
-        if symbol not in self._functions.globals:
-            self._functions.globals[symbol] = _global_text(symbol, op)
-
-    def _element_address(self, buffer: Any, indices: Sequence[Any]) -> tuple[str, str]:
-        pointer, kind = self._pointer(buffer), stored(_element(buffer))
-        for index, stride in zip(indices, layout(buffer)[0], strict=True):
-            step = self._define(f"llvm.mul {self._scalars[index]}, {self._constant(stride)} : i64")
-            pointer = self._define(f"llvm.getelementptr {pointer}[{step}] : (!llvm.ptr, i64) -> !llvm.ptr, {kind}")
+    def _element_address(self, step: LoadStep | StoreStep) -> tuple[str, str]:
+        pointer, kind = self._pointer(step.buffer, step.offset), stored(step.buffer.element)
+        for index, stride in zip(step.indices, step.strides, strict=True):
+            distance = self._define(f"llvm.mul {self._name(index)}, {self._constant(stride)} : i64")
+            pointer = self._define(f"llvm.getelementptr {pointer}[{distance}] : (!llvm.ptr, i64) -> !llvm.ptr, {kind}")
         return pointer, kind
 
-    def _load(self, op: Any) -> None:
-        buffer, *indices = op.operands
-        pointer, kind = self._element_address(buffer, indices)
+    def _load(self, step: LoadStep) -> None:
+        pointer, kind = self._element_address(step)
         align = ELEMENT_BYTES[kind]
         name = self._define(f"llvm.load {pointer} {{alignment = {align} : i64}} : !llvm.ptr -> {kind}")
-        own = computed(_element(buffer))
+        own = computed(step.buffer.element)
         if own != kind:
             name = self._define(f"llvm.trunc {name} : {kind} to {own}")
-        self._scalars[op.results[0]] = name
+        self._names[step.result] = name
 
-    def _store(self, op: Any) -> None:
-        value, buffer, *indices = op.operands
-        pointer, kind = self._element_address(buffer, indices)
-        name, own = self._scalars[value], computed(_element(buffer))
+    def _store(self, step: StoreStep) -> None:
+        pointer, kind = self._element_address(step)
+        name, own = self._name(step.value), computed(step.buffer.element)
         if own != kind:
             name = self._define(f"llvm.zext {name} : {own} to {kind}")
         align = ELEMENT_BYTES[kind]
         self._lines.append(f"llvm.store {name}, {pointer} {{alignment = {align} : i64}} : {kind}, !llvm.ptr")
 
-    def _assert(self, op: Any) -> None:
+    def _assert(self, step: AssertStep) -> None:
         """A failed check ends the call with an error, so that PyTorch can run the group and raise its own."""
         self._asserts = True
+        condition = self._name(step.condition)
         self._counter += 1
         following = f"^next{self._counter}"
-        self._lines.append(f"llvm.cond_br {self._scalars[op.operands[0]]}, {following}, ^failed")
+        self._lines.append(f"llvm.cond_br {condition}, {following}, ^failed")
         self._lines.append(f"{following}:")
 
-    def _other(self, op: Any) -> None:
-        if op in self._regions:
-            self._call_region(op)
+    def _compute(self, step: ScalarStep) -> None:
+        names, kind = [self._name(s) for s in step.operands], step.result.type
+        if step.name in ("arith.index_cast", "arith.index_castui"):
+            self._names[step.result] = self._cast(names[0], step.operands[0].type, kind, step.name)
             return
-        if len(op.results) != 1:
-            raise CompileError("a scalar op with several results", diagnostic=str(op))
-        kind = computed(str(op.results[0].type))
-        operands = [self._scalars[v] for v in op.operands]
-        if op.name in ("arith.index_cast", "arith.index_castui"):
-            self._scalars[op.results[0]] = self._cast(operands[0], computed(str(op.operands[0].type)), kind, op.name)
-            return
-        types = ", ".join(computed(str(v.type)) for v in op.operands)
-        items = ", ".join(f"{name} = {op.attributes[name]}" for name in op.attributes)
-        items = re.sub(r": index\b", ": i64", items)
-        name = self._define(f'"{op.name}"({", ".join(operands)}) {{{items}}} : ({types}) -> {kind}')
-        self._scalars[op.results[0]] = name
+        types = ", ".join(s.type for s in step.operands)
+        op = f'"{step.name}"({", ".join(names)}) {{{step.attributes}}} : ({types}) -> {kind}'
+        self._names[step.result] = self._define(op)
 
     def _cast(self, name: str, source: str, target: str, op: str) -> str:
         if source == target:
@@ -370,26 +357,9 @@ class _EntryWriter:
         resize = widen if int(source[1:]) < int(target[1:]) else "arith.trunci"
         return self._define(f"{resize} {name} : {source} to {target}")
 
-    # The module.
+    # The function.
 
-    def _assemble(self) -> Code:
-        functions = self._functions
-        parts = [f"llvm.func @{name}{_declaration(kinds)}" for name, kinds in sorted(functions.externals.items())]
-        parts += list(functions.globals.values())
-        parts += [text.replace("{symbol}", symbol) for text, symbol in functions.kernels.items()]
-        parts += functions.regions
-        parts.append(self._entry())
-        size = self._workspace_bytes + _SLOT_BYTES * len(self._slots)
-        return Code(
-            text="\n".join(parts),
-            workspace_bytes=-(-size // ALIGNMENT) * ALIGNMENT,
-            externals=tuple(sorted(functions.externals)),
-            has_regions=bool(functions.regions),
-            kernels=self._calls + len(self._regions),
-            distinct_kernels=len(functions.kernels) + len(functions.regions),
-        )
-
-    def _entry(self) -> str:
+    def _assemble(self) -> str:
         count = f"llvm.mlir.constant({self._most_operands} : i64) : i64"
         head = [f"%count = {count}", "%operands = llvm.alloca %count x !llvm.ptr : (i64) -> !llvm.ptr"]
         body, self._lines = self._lines, []
@@ -407,33 +377,22 @@ class _EntryWriter:
             self._lines.append("^failed:")
             self._lines.append(f"llvm.return {self._constant(1, 'i32')} : i32")
         lines = "\n".join(head + body + self._lines)
-        return f"llvm.func @{ENTRY}(%buffers: !llvm.ptr) -> i32 {self._attributes} {{\n{lines}\n}}"
+        return f"llvm.func @{self.symbol}(%buffers: !llvm.ptr) -> i32 {self._module.attributes} {{\n{lines}\n}}"
 
 
-def _element(buffer: Any) -> str:
-    return str(ir.MemRefType(buffer.type).element_type)
+def plan_workspace(steps: Sequence[Step]) -> tuple[dict[Buffer, int], int]:
+    """Byte offsets of the steps' temporaries in one workspace, and its size."""
+    first: dict[Buffer, int] = {}
+    last: dict[Buffer, int] = {}
+    for position, step in enumerate(steps):
+        for buffer in [*step.reads, *step.writes]:
+            if buffer.kind == "temporary":
+                first.setdefault(buffer, position)
+                last[buffer] = position
+    offsets, size = plan([Lifetime(b.bytes, first[b], last[b]) for b in first])
+    return dict(zip(first, offsets, strict=True)), size
 
 
 def _declaration(kinds: str) -> str:
     """``(f32) -> f32`` as a declaration's signature; a function without result has none."""
     return kinds.removesuffix(" -> ()").replace("-> ()", "")
-
-
-def _global_text(symbol: str, op: Any) -> str:
-    """A constant buffer as an LLVM global."""
-    module = op
-    while module.parent is not None:
-        module = module.parent.operation
-    table = ir.SymbolTable(module)
-    value = table[symbol].operation.attributes["initial_value"]
-    if str(value).startswith("dense_resource"):
-        raise CompileError("a constant that lies outside of the program's text")
-    kind = ir.MemRefType(op.results[0].type)
-    sizes = list(kind.shape) or [1]
-    array = str(kind.element_type)
-    for size in reversed(sizes):
-        array = f"array<{size} x {array}>"
-    array = f"!llvm.{array}"
-    if not kind.shape:
-        value = str(value).replace("tensor<", "tensor<1x")
-    return f"llvm.mlir.global internal constant @{symbol}({value}) {{alignment = 64 : i64}} : {array}"

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch_mlir import ir
+from torch_mlir.dialects import linalg
 from torch_mlir.dialects import torch as torch_dialect
 from torch_mlir.passmanager import PassManager
 
@@ -51,7 +52,36 @@ def to_linalg(program: Program) -> ir.Module:
         extrema.mark(module)
         run(module, _LINALG_PIPELINE)
     extrema.restore(module)
+    _take_scalars_inside(module)
     return module
+
+
+def _take_scalars_inside(module: ir.Module) -> None:
+    """Lets the bodies of fills use their number where it is computed: operands of kernels are buffers."""
+    fills: list[Any] = []
+
+    def visit(op: Any) -> Any:
+        if op.name == "linalg.fill" and not _is_constant(op.operands[0]):
+            fills.append(op)
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(visit)
+    for fill in fills:
+        number, destination = fill.operands
+        rank = ir.RankedTensorType(destination.type).rank
+        parallel = ir.Attribute.parse("#linalg.iterator_type<parallel>")
+        maps = ir.ArrayAttr.get([ir.AffineMapAttr.get(ir.AffineMap.get_identity(rank))])
+        with ir.InsertionPoint(fill), fill.location:
+            generic = linalg.GenericOp([destination.type], [], [destination], maps, ir.ArrayAttr.get([parallel] * rank))
+        block = generic.regions[0].blocks.append(ir.RankedTensorType(destination.type).element_type)
+        with ir.InsertionPoint(block), fill.location:
+            linalg.YieldOp([number])
+        fill.results[0].replace_all_uses_with(generic.results[0])
+        fill.erase()
+
+
+def _is_constant(value: Any) -> bool:
+    return isinstance(value, ir.OpResult) and bool(value.owner.operation.name == "arith.constant")
 
 
 def forward_of(module: ir.Module) -> Any:

@@ -14,8 +14,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from torchmdla.devices.cpu import math_library
+from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.nests import ELEMENT_BYTES, Instruction, Nest, Operand, Table, stored
-from torchmdla.devices.cpu.schedule import NEUTRAL, Machine, Schedule, combiners, dependencies
+from torchmdla.devices.cpu.numbering import numbering
+from torchmdla.devices.cpu.schedule import (
+    NEUTRAL,
+    Schedule,
+    combiners,
+    scratch_elements,
+    scratch_extents,
+)
 
 _REDUCTION_KINDS = {
     "arith.addf": "add",
@@ -83,7 +91,7 @@ class _KernelWriter:
         self.nest = nest
         self.schedule = schedule
         self.machine = machine
-        self.varies = dependencies(nest)
+        self.numbers = numbering(nest)
         self.combiners = combiners(nest)
         self.externals: dict[str, str] = {}
         self._lines: list[str] = []
@@ -92,10 +100,13 @@ class _KernelWriter:
         self._pointers: ChainMap[int, str] = ChainMap()
         self._induction: ChainMap[int, str] = ChainMap()
         self._constants: ChainMap[str, str] = ChainMap()
-        self._extents = list(schedule.tiles)
-        self._first_output = len(nest.inputs)
-        self._first_scalar = self._first_output + len(nest.outputs)
-        self._first_instruction = self._first_scalar + len(nest.scalars)
+        # The iterations of each loop inside the blocks opened so far; those of the register tile for loops that reduce.
+        self._extents = list(nest.sizes)
+        self._tile = list(schedule.tiles)
+        # Under blocks of the reduction: where partial results lie, and whether this is the first and the last block.
+        self._scratch = _scratch(nest, schedule)
+        self._is_first = self._is_last = ""
+        self._first_output = self.numbers.first_output
 
     def write(self) -> list[str]:
         self._load_operands()
@@ -137,26 +148,33 @@ class _KernelWriter:
 
     def _load_operands(self) -> None:
         nest = self.nest
-        for position in range(len(nest.operands) + len(nest.tables)):
+        for position in range(len(nest.operands)):
             self._pointers[position] = self._operand_pointer(position)
         start = len(nest.operands) + len(nest.tables)
-        for position, element in enumerate(nest.scalars):
+        self._tables = [self._operand_pointer(position) for position in range(len(nest.operands), start)]
+        for position, (number, element) in enumerate(self.numbers.scalars.items()):
             pointer = self._operand_pointer(start + position)
-            self._values[self._first_scalar + position, ()] = self._load(pointer, element)
+            self._values[number, ()] = self._load(pointer, element)
         if nest.may_fail:
-            self._status = self._operand_pointer(start + len(nest.scalars))
+            self._status = self._operand_pointer(start + len(self.numbers.scalars))
+        for position, operand in self._scratch.items():
+            count = self._constant(scratch_elements(nest, self.schedule))
+            self._pointers[position] = self._define(
+                f"llvm.alloca {count} x {stored(operand.element)} {{alignment = 64 : i64}} : (i64) -> !llvm.ptr"
+            )
 
     def _operand_pointer(self, position: int) -> str:
         slot = self._define(f"llvm.getelementptr %operands[{position}] : (!llvm.ptr) -> !llvm.ptr, !llvm.ptr")
         return self._define(f"llvm.load {slot} : !llvm.ptr -> !llvm.ptr")
 
-    def _advance(self, loop: int) -> None:
-        """Moves every pointer to the current iteration of ``loop``."""
-        for position, operand in enumerate(self.nest.operands):
+    def _advance(self, loop: int, step: str, scratch: bool = False) -> None:
+        """Moves every pointer by ``step`` iterations of ``loop``."""
+        operands = list(enumerate(self.numbers.operands)) + (list(self._scratch.items()) if scratch else [])
+        for position, operand in operands:
             stride = operand.strides[loop]
             if stride:
-                step = self._define(f"arith.muli {self._induction[loop]}, {self._constant(stride)} : i64")
-                self._pointers[position] = self._offset(self._pointers[position], step, operand.element)
+                distance = self._define(f"arith.muli {step}, {self._constant(stride)} : i64")
+                self._pointers[position] = self._offset(self._pointers[position], distance, operand.element)
 
     def _offset(self, pointer: str, elements: str | int, element: str) -> str:
         if elements == 0:
@@ -167,63 +185,83 @@ class _KernelWriter:
     # Loops.
 
     def _range(self) -> None:
-        """The loop over ``[begin, end)``, in tiles of the ranged loops."""
-        ranged = self.schedule.parallel[: self.schedule.ranged]
-        if len(ranged) == 1:
-            self._range_of_one(ranged[0])
-            return
+        """The loop over ``[begin, end)``, the blocks of the ranged levels in row-major order."""
         with self._loop("%begin", "%end", self._constant(1)) as index:
-            self._delinearise(index, ranged)
-            self._parallel(len(ranged))
+            positions = []
+            for depth in reversed(range(self.schedule.ranged)):
+                level = self.schedule.levels[depth]
+                count = self._constant(-(-self.nest.sizes[level.loop] // level.step))
+                if depth:
+                    positions.append(self._define(f"arith.remui {index}, {count} : i64"))
+                    index = self._define(f"arith.divui {index}, {count} : i64")
+            self._ranged(0, [index, *reversed(positions)])
 
-    def _range_of_one(self, loop: int) -> None:
-        tile, size = self.schedule.tiles[loop], self.nest.sizes[loop]
-        full = self._constant(size // tile)
-        bound = self._define(f"arith.minsi %end, {full} : i64") if size % tile else "%end"
-        if size >= tile:
-            with self._loop("%begin", bound, self._constant(1)) as index:
-                self._enter(loop, self._define(f"arith.muli {index}, {self._constant(tile)} : i64"), tile, 1)
-        if size % tile:
-            rest = self._define(f"arith.cmpi sgt, %end, {full} : i64")
-            with self._scope(), self._block(f"scf.if {rest} {{"):
-                self._enter(loop, self._constant(size - size % tile), size % tile, 1)
+    def _ranged(self, depth: int, positions: Sequence[str]) -> None:
+        """The ranged levels from ``depth`` on, at one position of each, and what lies inside of them."""
+        if depth == self.schedule.ranged:
+            self._descend(depth)
+            return
+        self._hoist(depth)
+        level = self.schedule.levels[depth]
+        full, rest = divmod(self._extents[level.loop], level.step)
+        index = self._define(f"arith.muli {positions[depth]}, {self._constant(level.step)} : i64")
+        if not full or not rest:
+            with self._enter(level.loop, index, level.step if full else rest):
+                self._ranged(depth + 1, positions)
+            return
+        inside = self._define(f"arith.cmpi slt, {positions[depth]}, {self._constant(full)} : i64")
+        self._line(f"scf.if {inside} {{")
+        with self._enter(level.loop, index, level.step):
+            self._ranged(depth + 1, positions)
+        self._line("} else {")
+        with self._enter(level.loop, index, rest):
+            self._ranged(depth + 1, positions)
+        self._line("}")
 
-    def _delinearise(self, index: str, ranged: Sequence[int]) -> None:
-        for loop in reversed(ranged):
-            tile, count = self.schedule.tiles[loop], self.nest.sizes[loop] // self.schedule.tiles[loop]
-            if loop == ranged[0]:
-                position = index
-            else:
-                position = self._define(f"arith.remui {index}, {self._constant(count)} : i64")
-                index = self._define(f"arith.divui {index}, {self._constant(count)} : i64")
-            self._induction[loop] = self._define(f"arith.muli {position}, {self._constant(tile)} : i64")
-            self._advance(loop)
-
-    def _parallel(self, depth: int) -> None:
-        """The parallel loops from ``depth`` on, and what lies inside of them."""
-        if depth == len(self.schedule.parallel):
+    def _descend(self, depth: int) -> None:
+        """The levels from ``depth`` on, and what lies inside of them."""
+        if depth == len(self.schedule.levels):
             self._innermost()
             return
         self._hoist(depth)
-        loop = self.schedule.parallel[depth]
-        tile, size = self.schedule.tiles[loop], self.nest.sizes[loop]
-        rest = size % tile
-        if size - rest == tile:
-            with self._scope():
-                self._enter(loop, self._constant(0), tile, depth + 1)
-        elif size > rest:
-            with self._loop(self._constant(0), self._constant(size - rest), self._constant(tile)) as index:
-                self._enter(loop, index, tile, depth + 1)
+        level = self.schedule.levels[depth]
+        extent = self._extents[level.loop]
+        rest = extent % level.step
+        if extent - rest > level.step:
+            bounds = self._constant(0), self._constant(extent - rest), self._constant(level.step)
+            with self._loop(*bounds) as index, self._enter(level.loop, index, level.step):
+                self._descend(depth + 1)
+        elif extent > rest:
+            with self._enter(level.loop, self._constant(0), level.step):
+                self._descend(depth + 1)
         if rest:
-            with self._scope():
-                self._enter(loop, self._constant(size - rest), rest, depth + 1)
+            with self._enter(level.loop, self._constant(extent - rest), rest):
+                self._descend(depth + 1)
 
-    def _enter(self, loop: int, index: str, extent: int, depth: int) -> None:
-        saved, self._extents[loop] = self._extents[loop], extent
-        self._induction[loop] = index
-        self._advance(loop)
-        self._parallel(depth)
-        self._extents[loop] = saved
+    @contextmanager
+    def _enter(self, loop: int, index: str, extent: int) -> Iterator[None]:
+        """A block of ``extent`` iterations of ``loop``, from ``index`` iterations after the block around it."""
+        with self._scope():
+            saved = self._extents[loop], self._is_first, self._is_last
+            self._extents[loop] = extent
+            outer = self._induction.get(loop)
+            self._induction[loop] = index if outer is None else self._define(f"arith.addi {outer}, {index} : i64")
+            blocked = self._is_first != ""
+            if self.nest.reduction[loop]:
+                self._mark_block(loop, extent)
+            self._advance(loop, index, scratch=blocked)
+            yield
+            self._extents[loop], self._is_first, self._is_last = saved
+
+    def _mark_block(self, loop: int, extent: int) -> None:
+        """Finds whether this block of a reduction is the first and the last."""
+        last = self._constant(self.nest.sizes[loop] - extent)
+        first = self._define(f"arith.cmpi eq, {self._induction[loop]}, {self._constant(0)} : i64")
+        last = self._define(f"arith.cmpi eq, {self._induction[loop]}, {last} : i64")
+        if self._is_first:
+            first = self._define(f"arith.andi {first}, {self._is_first} : i1")
+            last = self._define(f"arith.andi {last}, {self._is_last} : i1")
+        self._is_first, self._is_last = first, last
 
     @contextmanager
     def _loop(self, lower: str, upper: str, step: str) -> Iterator[str]:
@@ -238,65 +276,71 @@ class _KernelWriter:
         self._line("}")
 
     def _hoist(self, depth: int) -> None:
-        """Computes what the loops opened so far determine, before the next one opens."""
-        opened = frozenset(self.schedule.parallel[:depth])
-        for number in range(len(self.varies)):
-            is_output = self._first_output <= number < self._first_scalar
-            if not is_output and self.varies[number] <= opened and self._is_used(number):
-                for point in self._points(self.varies[number]):
+        """Computes what the loops opened so far determine, before the next one opens. An epilogue's values are left
+        to the end of the reduction: they would only hold registers during it."""
+        pending = {level.loop for level in self.schedule.levels[depth:]}
+        opened = frozenset(d for d, reduced in enumerate(self.nest.reduction) if not reduced and d not in pending)
+        outputs = range(self._first_output, self._first_output + len(self.nest.outputs))
+        for number in range(self.numbers.first_epilogue):
+            loops = self.numbers.varies[number]
+            if number not in outputs and loops <= opened and self.numbers.is_used(number):
+                for point in self._points(loops):
                     self._value(number, point)
 
-    def _is_used(self, number: int) -> bool:
-        return number in self.nest.yields or any(number in i.operands for i in self.nest.body)
-
-    def _check(self, points: Sequence[Point]) -> None:
-        """Evaluates the body's assertions, which nothing else uses."""
-        for position, instruction in enumerate(self.nest.body):
-            if instruction.name == "assert":
+    def _check(self, points: Sequence[Point], first: int, end: int | None = None) -> None:
+        """Evaluates the assertions among the values from ``first`` on, which nothing else uses."""
+        for number, instruction in self.numbers.instructions.items():
+            if instruction.name == "assert" and first <= number and (end is None or number < end):
                 for point in points:
-                    self._value(self._first_instruction + position, point)
+                    self._value(number, point)
 
     # The register tile.
 
     def _points(self, loops: frozenset[int] | None = None) -> list[Point]:
         """Offsets of the register tile's points; only ``loops`` vary, if given."""
         axes = []
-        for loop, extent in enumerate(self._extents):
+        for loop in range(len(self.nest.sizes)):
             step = self.schedule.lanes if loop == self.schedule.vector else 1
             varying = loops is None or loop in loops
-            axes.append(range(0, extent, step) if varying else range(1))
+            axes.append(range(0, self._tile_extent(loop), step) if varying else range(1))
         return list(itertools.product(*axes))
+
+    def _tile_extent(self, loop: int) -> int:
+        return self._tile[loop] if self.nest.reduction[loop] else self._extents[loop]
 
     def _innermost(self) -> None:
         if self.schedule.reduction:
+            self._hoist(len(self.schedule.levels))
             self._reduce()
             return
         points = self._points()
-        self._check(points)
+        self._check(points, 0)
+        self._finish(points)
+
+    def _finish(self, points: Sequence[Point]) -> None:
+        """Stores the results at ``points``, all of which are computed before the first is stored."""
         results = [
-            (position, point, self._value(number, point))
-            for point in points
-            for position, number in enumerate(self.nest.yields)
+            (operand, point, self._value(number, point)) for point in points for number, operand in self.numbers.results
         ]
-        for position, point, value in results:
-            self._store(position, point, value)
+        for operand, point, value in results:
+            self._store(operand, point, value)
 
     def _restricted(self, point: Point, loops: frozenset[int]) -> Point:
         return tuple(offset if loop in loops else 0 for loop, offset in enumerate(point))
 
     def _value(self, number: int, point: Point) -> Value:
         """Value ``number`` of the body at a point of the register tile."""
-        if self._first_scalar <= number < self._first_instruction:
+        if number in self.numbers.scalars:
             return self._values[number, ()]
-        key = number, self._restricted(point, self.varies[number])
+        key = number, self._restricted(point, self.numbers.varies[number])
         if key not in self._values:
             self._values[key] = self._compute(number, key[1])
         return self._values[key]
 
     def _compute(self, number: int, point: Point) -> Value:
-        if number < self._first_scalar:
-            return self._load_at(number, point)
-        instruction = self.nest.body[number - self._first_instruction]
+        if number in self.numbers.sources:
+            return self._load_at(self.numbers.sources[number], point)
+        instruction = self.numbers.instructions[number]
         if instruction.name == "index":
             return self._index(instruction.payload, point)
         operands = [self._value(v, point) for v in instruction.operands]
@@ -310,44 +354,115 @@ class _KernelWriter:
     # Reductions.
 
     def _reduce(self) -> None:
-        """Runs the reduction loops with the outputs in registers, then stores these."""
-        schedule = self.schedule
-        across = schedule.vector in schedule.reduction
-        loops = frozenset(schedule.parallel)
-        keys = [(position, point) for point in self._points() for position in range(len(self.nest.outputs))]
+        """Runs the reduction loops with the outputs in registers, then stores these or what the epilogue makes of
+        them."""
+        across = self.schedule.vector in self.schedule.reduction
+        keys = [(position, point) for point in self._ordered_points() for position in range(len(self.nest.outputs))]
         if across:
             values = [self._neutral(position) for position, _ in keys]
         else:
-            values = [self._start(position, point) for position, point in keys]
+            values = self._continued(keys) if self._is_first else [self._start(*key) for key in keys]
         values = self._reduction(0, keys, values)
         if across:
-            keys, values = self._combine_lanes(keys, values, loops)
+            parallel = frozenset(d for d, reduced in enumerate(self.nest.reduction) if not reduced)
+            keys, values = self._combine_lanes(keys, values, parallel)
+        if not self._is_last:
+            self._conclude(keys, values)
+            return
+        self._line(f"scf.if {self._is_last} {{")
+        with self._scope():
+            self._conclude(keys, values)
+        self._line("} else {")
+        with self._scope():
+            for (position, point), value in zip(keys, values, strict=True):
+                self._store(len(self.numbers.operands) + position, point, value)
+        self._line("}")
+
+    def _ordered_points(self) -> list[Point]:
+        """The register tile's points, so that what is broadcast to all lanes is used up before the next is read."""
+        vector = self.schedule.vector
+        inputs = [o for o in self.nest.inputs if vector >= 0 and o.strides[vector] == 0]
+        outer = [d for d in range(len(self.nest.sizes)) if any(o.strides[d] for o in inputs)]
+        return sorted(self._points(), key=lambda point: [point[d] for d in outer])
+
+    def _continued(self, keys: Sequence[tuple[int, Point]]) -> list[Value]:
+        """What accumulators start from under blocks of the reduction: later blocks go on from the scratch."""
+        columns = []
+        results = self._fresh()
+        mark = len(self._lines)
+        for block in ("first", "later"):
+            with self._scope():
+                if block == "first":
+                    column = [self._start(*key) for key in keys]
+                else:
+                    column = [self._load_at(len(self.numbers.operands) + position, point) for position, point in keys]
+                types = ", ".join(v.type for v in column)
+                self._line(f"scf.yield {', '.join(v.name for v in column)} : {types}")
+            self._line("} else {" if block == "first" else "}")
+            columns.append(column)
+        self._lines.insert(mark, f"{results}:{len(keys)} = scf.if {self._is_first} -> ({types}) {{")
+        return [Value(f"{results}#{k}", v.element, v.lanes) for k, v in enumerate(columns[0])]
+
+    def _conclude(self, keys: Sequence[tuple[int, Point]], values: Sequence[Value]) -> None:
+        """Stores the results of the reduction, or what the epilogue makes of them."""
+        if self.nest.epilogue is None:
+            for (position, point), value in zip(keys, values, strict=True):
+                self._store(self._first_output + position, point, value)
+            return
         for (position, point), value in zip(keys, values, strict=True):
-            self._store(position, point, value)
+            self._values[self._first_output + position, point] = value
+        points = list(dict.fromkeys(point for _, point in keys))
+        self._check(points, self.numbers.first_epilogue)
+        self._finish(points)
 
     def _reduction(self, depth: int, keys: Sequence[tuple[int, Point]], values: list[Value]) -> list[Value]:
         if depth == len(self.schedule.reduction):
             return self._accumulate(keys, values)
         loop = self.schedule.reduction[depth]
-        tile, size = self.schedule.tiles[loop], self.nest.sizes[loop]
-        rest = size % tile
-        if size > rest:
-            values = self._carried_loop(loop, size - rest, depth, keys, values)
-        if rest:
-            with self._scope():
-                saved, self._extents[loop] = self._extents[loop], rest
-                self._induction[loop] = self._constant(size - rest)
-                self._advance(loop)
-                kept = [key[1][loop] < rest for key in keys]
-                inner = self._reduction(
-                    depth + 1,
-                    [key for key, keep in zip(keys, kept, strict=True) if keep],
-                    [value for value, keep in zip(values, kept, strict=True) if keep],
-                )
-                supply = iter(inner)
-                values = [next(supply) if keep else value for value, keep in zip(values, kept, strict=True)]
-                self._extents[loop] = saved
+        tile, extent = self._tile[loop], self._extents[loop]
+        step = tile * self.schedule.unroll[loop]
+        rest = extent % step
+        if extent - rest > step:
+            values = self._carried_loop(loop, extent - rest, depth, keys, values)
+        elif extent > rest:
+            values = self._unrolled(loop, range(0, step, tile), depth, keys, values)
+        if rest >= tile:
+            values = self._unrolled(loop, range(extent - rest, extent - rest % tile, tile), depth, keys, values)
+        if rest % tile:
+            values = self._rest_of_tile(loop, rest % tile, depth, keys, values)
         return values
+
+    def _rest_of_tile(
+        self, loop: int, rest: int, depth: int, keys: Sequence[tuple[int, Point]], values: Sequence[Value]
+    ) -> list[Value]:
+        """The last iterations of a loop across lanes: some accumulators get nothing more."""
+        kept = [key[1][loop] < rest for key in keys]
+        saved, self._tile[loop] = self._tile[loop], rest
+        inner = self._unrolled(
+            loop,
+            range(self._extents[loop] - rest, self._extents[loop], rest),
+            depth,
+            [key for key, keep in zip(keys, kept, strict=True) if keep],
+            [value for value, keep in zip(values, kept, strict=True) if keep],
+        )
+        self._tile[loop] = saved
+        supply = iter(inner)
+        return [next(supply) if keep else value for value, keep in zip(values, kept, strict=True)]
+
+    def _unrolled(
+        self, loop: int, steps: range, depth: int, keys: Sequence[tuple[int, Point]], values: list[Value]
+    ) -> list[Value]:
+        """Iterations of a loop that reduces one after the other, without a loop."""
+        for step in steps:
+            with self._scope():
+                self._step(loop, self._constant(step))
+                values = self._reduction(depth + 1, keys, values)
+        return values
+
+    def _step(self, loop: int, index: str) -> None:
+        outer = self._induction.get(loop)
+        self._induction[loop] = index if outer is None else self._define(f"arith.addi {outer}, {index} : i64")
+        self._advance(loop, index)
 
     def _carried_loop(
         self, loop: int, upper: int, depth: int, keys: Sequence[tuple[int, Point]], values: Sequence[Value]
@@ -356,12 +471,13 @@ class _KernelWriter:
         carried = [Value(self._fresh(), v.element, v.lanes) for v in values]
         initial = ", ".join(f"{c.name} = {v.name}" for c, v in zip(carried, values, strict=True))
         types = ", ".join(v.type for v in values)
-        lower, bound, step = self._constant(0), self._constant(upper), self._constant(self.schedule.tiles[loop])
+        tile = self._tile[loop]
+        width = tile * self.schedule.unroll[loop]
+        lower, bound, step = self._constant(0), self._constant(upper), self._constant(width)
         head = f"scf.for {index} = {lower} to {bound} step {step} iter_args({initial}) -> ({types}) : i64 {{"
         with self._scope(), self._block(f"{results}:{len(values)} = {head}"):
-            self._induction[loop] = index
-            self._advance(loop)
-            new = self._reduction(depth + 1, keys, carried)
+            self._step(loop, index)
+            new = self._unrolled(loop, range(0, width, tile), depth, keys, carried)
             self._line(f"scf.yield {', '.join(v.name for v in new)} : {types}")
         return [Value(f"{results}#{k}", v.element, v.lanes) for k, v in enumerate(values)]
 
@@ -369,7 +485,7 @@ class _KernelWriter:
         with self._scope():
             for (position, point), value in zip(keys, values, strict=True):
                 self._values[self._first_output + position, point] = value
-            self._check([point for _, point in keys])
+            self._check([point for _, point in keys], 0, self.numbers.first_epilogue)
             results = []
             for (position, point), old in zip(keys, values, strict=True):
                 new = self._value(self.nest.yields[position], point)
@@ -430,23 +546,27 @@ class _KernelWriter:
         loop = self.schedule.vector
         if loop < 0:
             return 1
-        return min(self.schedule.lanes, self._extents[loop] - point[loop])
+        return min(self.schedule.lanes, self._tile_extent(loop) - point[loop])
 
     def _mask(self, active: int) -> str:
         lanes = self.schedule.lanes
         flags = ", ".join("true" if k < active else "false" for k in range(lanes))
         return self._literal(f"dense<[{flags}]> : vector<{lanes}xi1>")
 
+    def _operand(self, number: int) -> Operand:
+        """Operand ``number`` of the kernel; after these come the scratch buffers."""
+        return self._scratch[number] if number in self._scratch else self.numbers.operands[number]
+
     def _address(self, number: int, point: Point) -> tuple[str, int]:
         """The pointer of operand ``number`` at a point and its stride from lane to lane."""
-        operand: Operand = self.nest.operands[number]
+        operand = self._operand(number)
         offset = sum(stride * step for stride, step in zip(operand.strides, point, strict=True))
         lane = operand.strides[self.schedule.vector] if self.schedule.vector >= 0 else 0
         return self._offset(self._pointers[number], offset, operand.element), lane
 
     def _load_at(self, number: int, point: Point) -> Value:
         pointer, stride = self._address(number, point)
-        element = self.nest.operands[number].element
+        element = self._operand(number).element
         if stride == 0 or self.schedule.lanes == 1:
             return self._load(pointer, element)
         active = self._active(point)
@@ -518,10 +638,10 @@ class _KernelWriter:
         )
         return self._from_memory(name, element, lanes)
 
-    def _store(self, position: int, point: Point, value: Value) -> None:
-        number = self._first_output + position
+    def _store(self, number: int, point: Point, value: Value) -> None:
+        """Stores ``value`` to operand ``number`` at a point."""
         pointer, stride = self._address(number, point)
-        element = self.nest.operands[number].element
+        element = self._operand(number).element
         align = ELEMENT_BYTES[stored(element)]
         across_reduction = self.schedule.vector in self.schedule.reduction
         if self.schedule.lanes == 1 or across_reduction:
@@ -562,7 +682,7 @@ class _KernelWriter:
     def _load_table(self, instruction: Instruction, indices: Sequence[Value], active: int) -> Value:
         """Reads a table at computed indices. One out of bounds is replaced by 0 and reported in the status."""
         table = self.nest.tables[instruction.payload]
-        pointer = self._pointers[len(self.nest.operands) + instruction.payload]
+        pointer = self._tables[instruction.payload]
         numbers = instruction.operands
         ramp = indices[-1].lanes > 1 and self._loop_of(numbers[-1]) >= 0 and table.strides[-1] == 1
         if ramp and all(v.lanes == 1 for v in indices[:-1]) and self._is_safe(numbers[-1], table.sizes[-1]):
@@ -594,10 +714,8 @@ class _KernelWriter:
 
     def _loop_of(self, number: int) -> int:
         """The loop whose index the value is, -1 if it is not one."""
-        if number < self._first_instruction:
-            return -1
-        instruction = self.nest.body[number - self._first_instruction]
-        return instruction.payload if instruction.name == "index" else -1
+        instruction = self.numbers.instructions.get(number)
+        return instruction.payload if instruction is not None and instruction.name == "index" else -1
 
     def _is_safe(self, number: int, size: int) -> bool:
         """Whether a value is a loop index that stays below ``size``."""
@@ -648,10 +766,10 @@ class _KernelWriter:
 
     def _constant_of(self, number: int) -> int | None:
         """The value of an integer constant of the body."""
-        position = number - self._first_instruction
-        if position < 0 or self.nest.body[position].name != "arith.constant":
+        instruction = self.numbers.instructions.get(number)
+        if instruction is None or instruction.name != "arith.constant":
             return None
-        return int(self.nest.body[position].attributes.removeprefix("{value = ").split(" ")[0])
+        return int(instruction.attributes.removeprefix("{value = ").split(" ")[0])
 
     def _emit(self, instruction: Instruction, operands: Sequence[Value]) -> Value:
         lanes = max((v.lanes for v in operands), default=1)
@@ -725,6 +843,20 @@ class _KernelWriter:
                 f"vector.insert {value.name}, {total} [{lane}] : {element} into {vector_type(element, lanes)}"
             )
         return Value(total, element, lanes)
+
+
+def _scratch(nest: Nest, schedule: Schedule) -> dict[int, Operand]:
+    """The buffers of partial results that blocks of a reduction need, by number: dense over one block of the parallel
+    loops, the vector loop innermost."""
+    extents = scratch_extents(nest, schedule)
+    if not extents:
+        return {}
+    strides, step = [0] * len(nest.sizes), 1
+    for loop in sorted(extents, key=lambda d: d != schedule.vector):
+        strides[loop] = step
+        step *= extents[loop]
+    first = len(nest.operands)
+    return {first + k: Operand(output.element, tuple(strides)) for k, output in enumerate(nest.outputs)}
 
 
 def _selector(value: Value) -> str:

@@ -16,6 +16,8 @@ from torchmdla.devices.cpu.entry import ENTRY, Code, write_module
 from torchmdla.devices.cpu.frontend import explained, new_context, to_linalg
 from torchmdla.devices.cpu.fusion import fuse
 from torchmdla.devices.cpu.object_file import is_elf, undefined_symbols
+from torchmdla.devices.cpu.reading import read_steps
+from torchmdla.devices.cpu.transforms import transform
 
 # What LLVM may call in code of other formats, where the symbols are not read.
 _LIKELY_SYMBOLS = ("memcpy", "memmove", "memset")
@@ -35,8 +37,11 @@ def lower(program: Program) -> Artifact:
             fuse(module)
         with _timed(seconds, "buffers"):
             function = bufferize(module)
+        with _timed(seconds, "steps"):
+            steps = read_steps(function, program)
+            transform(steps, program)
         with _timed(seconds, "kernels"):
-            code = write_module(function, program)
+            code = write_module(steps, program)
         with _timed(seconds, "llvm"):
             with explained("the generated code is not valid"):
                 generated = ir.Module.parse(code.text)
@@ -54,6 +59,7 @@ def _manifest(program: Program, code: Code, object_code: bytes, seconds: dict[st
         arguments=program.arguments,
         results=program.results,
         workspace_bytes=code.workspace_bytes,
+        packs=code.packs,
         device_calls=_device_calls(object_code, code),
         statistics={**{f"seconds_{stage}": spent for stage, spent in seconds.items()}, **counts},
     )

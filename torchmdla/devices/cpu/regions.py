@@ -11,7 +11,8 @@ from typing import Any
 
 from torch_mlir import ir
 
-from torchmdla.devices.cpu.nests import ELEMENT_BYTES, NotANestError, computed, layout, stored
+from torchmdla.devices.cpu.buffers import layout
+from torchmdla.devices.cpu.nests import ELEMENT_BYTES, NotANestError, computed, stored
 from torchmdla.errors import CompileError
 
 

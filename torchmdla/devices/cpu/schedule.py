@@ -8,10 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
-from torchmdla.compiler.program import Target
 from torchmdla.devices.cpu import math_library
+from torchmdla.devices.cpu.blocking import Level, choose_levels
+from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.nests import ELEMENT_BYTES, Instruction, Nest, Operand, stored
+from torchmdla.devices.cpu.numbering import Numbering, numbering
+from torchmdla.devices.cpu.register_tile import choose_tile
 
 # Ops that combine a reduction's partial results in any order, with their neutral elements.
 NEUTRAL = {
@@ -39,35 +43,27 @@ _GATHER_LANE_COST = 0.8
 _SCATTER_LANE_COST = 1.2
 _BROADCAST_COST = 0.3
 _TASK_COST = 40_000.0
+_BYTE_COST = 1 / 16
 
-
-@dataclass(frozen=True)
-class Machine:
-    """What schedules depend on: the widest vector in bytes and how many vector registers there are."""
-
-    vector_bytes: int
-    registers: int
-
-    @classmethod
-    def of(cls, target: Target) -> Machine:
-        features = set(target.features.split(","))
-        if "+avx512f" in features:
-            return cls(64, 32)
-        if "+avx2" in features:
-            return cls(32, 16)
-        return cls(16, 32 if target.triple.startswith(("aarch64", "arm64")) else 16)
+# Points of the register tile times unrolled steps: of a loop unrolled whole, and of one unrolled in part.
+_UNROLLED_WINDOW = 144
+_UNROLLED_LOOP = 64
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """``parallel`` and ``reduction``: the loops, outermost first. ``tiles``: how many iterations of each loop are
-    computed at once in registers. ``vector``: the loop that lies across ``lanes`` vector lanes (-1: none); its tile
-    is a multiple of ``lanes``, its last vector is masked. The first ``ranged`` parallel loops are the kernel's range
-    of ``iterations`` (tiles); ``grain`` of them make a task, 0 if the nest is not worth sharing."""
+    """``levels``: the loops around the register tile, outermost first. A parallel loop's last level steps by its tile;
+    levels of loops that reduce are blocks, between which partial results lie in a scratch buffer (none of them may lie
+    across lanes then). ``reduction``: the
+    loops that reduce inside the tile, outermost first, each unrolled ``unroll`` times. ``tiles``: how many iterations
+    of each loop are computed at once in registers. ``vector``: the loop that lies across ``lanes`` vector lanes (-1:
+    none); its tile is a multiple of ``lanes``, its last vector is masked. The first ``ranged`` levels, all parallel,
+    are the kernel's range of ``iterations``; ``grain`` of them make a task, 0 if the nest is not worth sharing."""
 
-    parallel: tuple[int, ...]
+    levels: tuple[Level, ...]
     reduction: tuple[int, ...]
     tiles: tuple[int, ...]
+    unroll: tuple[int, ...]
     vector: int
     lanes: int
     ranged: int
@@ -75,32 +71,42 @@ class Schedule:
     grain: int
 
 
+@lru_cache(maxsize=4096)
 def choose(nest: Nest, machine: Machine) -> Schedule:
     """A schedule for ``nest``, by simple costs."""
     vector, lanes = _choose_vector(nest, machine)
-    tiles = _choose_tiles(nest, machine, vector, lanes)
-    parallel = _parallel_order(nest, vector)
     reduction = _reduction_order(nest, vector)
-    ranged, iterations = _choose_range(nest, parallel, tiles)
-    cost = _total_cost(nest, machine, vector, lanes)
-    grain = 0 if cost < 2 * _TASK_COST or iterations < 2 else max(1, math.ceil(_TASK_COST * iterations / cost))
-    return Schedule(parallel, reduction, tiles, vector, lanes, ranged, iterations, grain)
+    order = _parallel_order(nest, vector)
+    if reduction:
+        tiles, cycles = choose_tile(nest, machine, vector, lanes)
+        levels = choose_levels(nest, machine, order, reduction, tiles, cycles)
+    else:
+        tiles, cycles = _tile_elementwise(nest, vector, lanes), _elementwise_cycles(nest, machine, vector, lanes)
+        levels = tuple(Level(loop, tiles[loop]) for loop in order)
+    ranged, iterations = _choose_range(nest, levels)
+    cycles = max(cycles, _bytes(nest) * _BYTE_COST)
+    grain = 0 if cycles < 2 * _TASK_COST or iterations < 2 else max(1, math.ceil(_TASK_COST * iterations / cycles))
+    unroll = _choose_unroll(nest, reduction, tiles, lanes)
+    return Schedule(levels, reduction, tiles, unroll, vector, lanes, ranged, iterations, grain)
 
 
-def dependencies(nest: Nest) -> list[frozenset[int]]:
-    """The loops that each value of the body varies with, by value number."""
-    every = frozenset(range(len(nest.sizes)))
-    found = [frozenset(d for d, s in enumerate(o.strides) if s != 0) for o in nest.inputs]
-    found += (
-        [every for _ in nest.outputs]
-        if any(nest.reduction)
-        else [frozenset(d for d, s in enumerate(o.strides) if s != 0) for o in nest.outputs]
-    )
-    found += [frozenset() for _ in nest.scalars]
-    for instruction in nest.body:
-        own = frozenset([instruction.payload]) if instruction.name == "index" else frozenset()
-        found.append(own.union(*(found[v] for v in instruction.operands)))
-    return found
+def scratch_extents(nest: Nest, schedule: Schedule) -> dict[int, int]:
+    """Iterations of each parallel loop inside the blocks of the reduction; empty if there are no such blocks."""
+    first = next((k for k, level in enumerate(schedule.levels) if nest.reduction[level.loop]), None)
+    if first is None:
+        return {}
+    outside = {level.loop: level.step for level in schedule.levels[:first]}
+    inside = dict.fromkeys(level.loop for level in schedule.levels[first:] if not nest.reduction[level.loop])
+    extents = {loop: outside.get(loop, nest.sizes[loop]) for loop in inside}
+    extents.update({d: tile for d, tile in enumerate(schedule.tiles) if d not in extents and not nest.reduction[d]})
+    if schedule.vector >= 0:
+        extents[schedule.vector] = -(-extents[schedule.vector] // schedule.lanes) * schedule.lanes
+    return extents
+
+
+def scratch_elements(nest: Nest, schedule: Schedule) -> int:
+    """The size of a buffer of partial results."""
+    return math.prod(scratch_extents(nest, schedule).values())
 
 
 def combiners(nest: Nest) -> list[Instruction] | None:
@@ -124,28 +130,29 @@ def combiners(nest: Nest) -> list[Instruction] | None:
 
 def _choose_vector(nest: Nest, machine: Machine) -> tuple[int, int]:
     """The vector loop and its lanes with the least cost per element; ``(-1, 1)`` if scalars are cheapest."""
-    varies = dependencies(nest)
+    values = numbering(nest)
     best = (_element_cost(nest, machine, -1, 1), -1, 1)
     for loop in range(len(nest.sizes)):
-        lanes = _lanes(nest, machine, loop, varies)
-        if lanes > 1 and _may_vectorise(nest, loop, varies):
+        lanes = _lanes(nest, machine, loop, values)
+        if lanes > 1 and _may_vectorise(nest, loop, values):
             cost = _element_cost(nest, machine, loop, lanes)
             if cost < best[0] or (cost == best[0] and best[1] >= 0 and nest.sizes[loop] > nest.sizes[best[1]]):
                 best = (cost, loop, lanes)
     return best[1], best[2]
 
 
-def _lanes(nest: Nest, machine: Machine, loop: int, varies: Sequence[frozenset[int]]) -> int:
+def _lanes(nest: Nest, machine: Machine, loop: int, values: Numbering) -> int:
     """As many lanes as the widest type that varies with ``loop`` leaves, and no more than its iterations need."""
-    types = [o.element for o in nest.operands] + list(nest.scalars) + [i.result for i in nest.body]
-    widths = [ELEMENT_BYTES[stored(t)] for t, loops in zip(types, varies, strict=True) if loop in loops]
+    types = [o.element for o in nest.operands if o.strides[loop] != 0]
+    types += [o.element for o in nest.outputs if any(nest.reduction)]
+    types += [i.result for number, i in values.instructions.items() if loop in values.varies[number]]
+    widths = [ELEMENT_BYTES[stored(t)] for t in types]
     widest = machine.vector_bytes // max(widths, default=1)
     return min(widest, 1 << (nest.sizes[loop] - 1).bit_length())
 
 
-def _may_vectorise(nest: Nest, loop: int, varies: Sequence[frozenset[int]]) -> bool:
-    base = len(nest.operands) + len(nest.scalars)
-    if any(i.name in _TRAPPING and loop in varies[base + k] for k, i in enumerate(nest.body)):
+def _may_vectorise(nest: Nest, loop: int, values: Numbering) -> bool:
+    if any(i.name in _TRAPPING and loop in values.varies[number] for number, i in values.instructions.items()):
         return False
     return not nest.reduction[loop] or combiners(nest) is not None
 
@@ -183,41 +190,6 @@ def _instruction_cost(instruction: Instruction, machine: Machine, lanes: int) ->
     return 0.5
 
 
-def _choose_tiles(nest: Nest, machine: Machine, vector: int, lanes: int) -> tuple[int, ...]:
-    tiles = [1] * len(nest.sizes)
-    if vector >= 0:
-        tiles[vector] = lanes
-    if any(nest.reduction):
-        _tile_contraction(nest, machine, vector, lanes, tiles)
-    elif vector >= 0:
-        _tile_elementwise(nest, vector, lanes, tiles)
-    return tuple(tiles)
-
-
-def _tile_contraction(nest: Nest, machine: Machine, vector: int, lanes: int, tiles: list[int]) -> None:
-    """A register tile: several accumulators hide the latency of adding, and reuse what is loaded."""
-    accumulators = machine.registers * 3 // 4
-    reused = [d for d in range(len(nest.sizes)) if d != vector and not nest.reduction[d] and _is_reused(nest, d)]
-    reused.sort(key=lambda d: -nest.sizes[d])
-    if vector < 0:
-        return
-    if nest.reduction[vector]:
-        side = math.isqrt(accumulators)
-        for loop in reused[:2]:
-            tiles[loop] = _factor(nest.sizes[loop], side if len(reused) > 1 else 8)
-        slots = 4 if not reused else 1
-    else:
-        slots = 3 if reused else 4
-    tiles[vector] = lanes * min(slots, math.ceil(nest.sizes[vector] / lanes))
-    if not nest.reduction[vector] and reused:
-        tiles[reused[0]] = _factor(nest.sizes[reused[0]], min(8, accumulators // (tiles[vector] // lanes)))
-
-
-def _is_reused(nest: Nest, loop: int) -> bool:
-    """Whether iterations of ``loop`` read the same values of some input."""
-    return any(o.strides[loop] == 0 for o in nest.inputs) and any(o.strides[loop] != 0 for o in nest.outputs)
-
-
 def _factor(size: int, limit: int) -> int:
     """A tile of at most ``limit`` that leaves no or a small rest."""
     for tile in range(limit, limit // 2, -1):
@@ -226,14 +198,35 @@ def _factor(size: int, limit: int) -> int:
     return min(limit, size)
 
 
-def _tile_elementwise(nest: Nest, vector: int, lanes: int, tiles: list[int]) -> None:
-    """Where another loop walks some operand's memory (a transpose), a block of it uses whole cache lines."""
-    for loop in range(len(nest.sizes)):
-        if loop != vector and any(o.strides[loop] == 1 and o.strides[vector] > 1 for o in nest.operands):
-            tiles[loop] = _factor(nest.sizes[loop], 8)
-            return
+def _tile_elementwise(nest: Nest, vector: int, lanes: int) -> tuple[int, ...]:
+    """One or two vectors. Where another loop walks some operand's memory (a transpose), a block of it uses whole cache
+    lines."""
+    tiles = [1] * len(nest.sizes)
+    if vector < 0:
+        return tuple(tiles)
     calls = any(math_library.is_call(i.name) for i in nest.body)
     tiles[vector] = lanes * min(1 if calls else 2, math.ceil(nest.sizes[vector] / lanes))
+    for loop in range(len(nest.sizes)):
+        if loop != vector and any(o.strides[loop] == 1 and o.strides[vector] > 1 for o in nest.operands):
+            tiles[vector], tiles[loop] = lanes, _factor(nest.sizes[loop], 8)
+            break
+    return tuple(tiles)
+
+
+def _choose_unroll(nest: Nest, reduction: Sequence[int], tiles: Sequence[int], lanes: int) -> tuple[int, ...]:
+    """Unrolls from the innermost loop outwards, as far as the code stays short: a convolution's window whole, so that
+    neighbouring points share what they read, a long loop a few times."""
+    unroll = [1] * len(nest.sizes)
+    points = math.prod(tiles) // lanes
+    for loop in reversed(reduction):
+        steps = nest.sizes[loop] // tiles[loop]
+        if steps > 1 and steps * points <= _UNROLLED_WINDOW:
+            unroll[loop] = steps
+            points *= steps
+            continue
+        unroll[loop] = max((u for u in (1, 2, 4) if u * points <= _UNROLLED_LOOP and u <= steps), default=1)
+        break
+    return tuple(unroll)
 
 
 def _parallel_order(nest: Nest, vector: int) -> tuple[int, ...]:
@@ -259,18 +252,22 @@ def _reduction_order(nest: Nest, vector: int) -> tuple[int, ...]:
     return tuple(sorted(loops, key=lambda d: (d == vector, -max((o.strides[d] for o in nest.inputs), default=0), d)))
 
 
-def _choose_range(nest: Nest, parallel: Sequence[int], tiles: Sequence[int]) -> tuple[int, int]:
-    """How many leading loops threads share, and the tiles there are: enough of them to balance. Loops are only
-    shared together when their tiles fit exactly."""
-    ranged, iterations = 0, 1
-    for loop in parallel:
-        exact = nest.sizes[loop] % tiles[loop] == 0
-        if ranged and (iterations >= 64 or not exact or nest.sizes[parallel[0]] % tiles[parallel[0]]):
+def _choose_range(nest: Nest, levels: Sequence[Level]) -> tuple[int, int]:
+    """How many leading levels threads share, and the blocks there are: enough of them to balance."""
+    ranged, iterations, seen = 0, 1, set()
+    for level in levels:
+        if (ranged and iterations >= 64) or nest.reduction[level.loop] or level.loop in seen:
             break
         ranged += 1
-        iterations *= math.ceil(nest.sizes[loop] / tiles[loop])
+        seen.add(level.loop)
+        iterations *= math.ceil(nest.sizes[level.loop] / level.step)
     return ranged, iterations
 
 
-def _total_cost(nest: Nest, machine: Machine, vector: int, lanes: int) -> float:
+def _elementwise_cycles(nest: Nest, machine: Machine, vector: int, lanes: int) -> float:
     return math.prod(nest.sizes) * _element_cost(nest, machine, vector, lanes)
+
+
+def _bytes(nest: Nest) -> int:
+    """Bytes of all operands."""
+    return sum(_elements(nest, o) * ELEMENT_BYTES[stored(o.element)] for o in nest.operands)

@@ -1,0 +1,150 @@
+"""Compiles single nests to kernels and calls them on numpy arrays; a slow reference for what nests compute."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import os
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from llvmlite import binding
+from torch_mlir import ir
+
+from torchmdla.compiler.program import Program, Target
+from torchmdla.devices.cpu.emit import to_llvm, to_object
+from torchmdla.devices.cpu.entry import _declaration, function_attributes
+from torchmdla.devices.cpu.frontend import new_context
+from torchmdla.devices.cpu.kernels import write_kernel
+from torchmdla.devices.cpu.machine import Machine
+from torchmdla.devices.cpu.nests import Instruction, Nest, Operand
+from torchmdla.devices.cpu.schedule import Schedule, choose
+
+KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+
+DTYPES = {"f32": np.float32, "f64": np.float64, "i8": np.int8, "i32": np.int32, "i64": np.int64}
+
+FUNCTIONS = {
+    "arith.addf": np.add,
+    "arith.subf": np.subtract,
+    "arith.mulf": np.multiply,
+    "arith.maximumf": np.maximum,
+    "arith.minimumf": np.minimum,
+    "arith.addi": np.add,
+    "arith.muli": np.multiply,
+    "arith.maxsi": np.maximum,
+    "arith.minsi": np.minimum,
+    "math.absf": np.abs,
+}
+
+
+def host_target(*features: str) -> Target:
+    """This machine, with the given features only if there are some; ``""`` stands for none."""
+    every = binding.get_host_cpu_features().flatten()
+    return Target(
+        "cpu", binding.get_process_triple(), binding.get_host_cpu_name(), ",".join(features) if features else every
+    )
+
+
+class Kernel:
+    """The kernel of a nest, linked into this process."""
+
+    def __init__(self, nest: Nest, target: Target | None = None, schedule: Schedule | None = None) -> None:
+        binding.initialize_native_target()
+        binding.initialize_native_asmprinter()
+        target = target or host_target()
+        machine = Machine.of(target)
+        self.nest, self.schedule = nest, schedule or choose(nest, machine)
+        code = write_kernel(nest, self.schedule, machine, function_attributes(Program("", (), (), target)))
+        externals = [f"llvm.func @{name}{_declaration(kinds)}" for name, kinds in code.externals]
+        self.text = "\n".join([*externals, code.text.replace("{symbol}", "kernel").replace(" internal", "")])
+        names = [name for name, _ in code.externals]
+        with new_context(), ir.Location.unknown():
+            module = ir.Module.parse(self.text)
+            to_llvm(module, has_regions=False)
+            self.object = to_object(module, "kernel", names)
+        self._jit = binding.create_lljit_compiler()
+        builder = binding.JITLibraryBuilder().add_object_img(self.object).add_current_process()
+        for name in names:
+            builder.import_symbol(name, _address(name))
+        self._library = builder.export_symbol("kernel").link(self._jit, "test")
+        self.function = KERNEL(self._library["kernel"])
+
+    def __call__(self, arrays: Sequence[np.ndarray], tasks: int = 1) -> None:
+        """Runs the whole range as ``tasks`` calls, the last one first. ``arrays`` are in the order of
+        :class:`~torchmdla.devices.cpu.nests.BoundNest`; an operand starts at its array's first element."""
+        operands = (ctypes.c_void_p * len(arrays))(*(a.ctypes.data for a in arrays))
+        edges = [self.schedule.iterations * k // tasks for k in range(tasks + 1)]
+        for begin, end in reversed(list(itertools.pairwise(edges))):
+            self.function(ctypes.addressof(operands), begin, end)
+
+
+def _address(name: str) -> int:
+    path = os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so")
+    libraries = [ctypes.CDLL(path), ctypes.CDLL(None)]
+    function = next(getattr(library, name) for library in libraries if hasattr(library, name))
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
+def span(operand: Operand, sizes: Sequence[int]) -> int:
+    """Elements from the operand's first to its last, inclusive."""
+    return 1 + sum((size - 1) * stride for size, stride in zip(sizes, operand.strides, strict=True))
+
+
+def reference(nest: Nest, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """What every stored operand holds after the nest has run on ``arrays`` (flat), by whole-array numpy."""
+    views = [_view(array, operand, nest.sizes) for array, operand in zip(arrays, nest.operands, strict=False)]
+    scalars = [array[0] for array in arrays[len(views) + len(nest.tables) :]]
+    reduced = tuple(d for d, flag in enumerate(nest.reduction) if flag)
+    results = _reduced(nest, views, scalars) if reduced else _evaluated(nest.body, [*views, *scalars], nest.yields)
+    first = len(nest.inputs)
+    if nest.epilogue is not None:
+        values = [*results, *views[first : first + len(nest.epilogue.inputs)], *scalars[len(nest.scalars) :]]
+        results = _evaluated(nest.epilogue.body, values, nest.epilogue.yields)
+        first += len(nest.epilogue.inputs)
+    stored = []
+    for position, result in zip(range(first, len(nest.operands)), results, strict=True):
+        copy = arrays[position].copy()
+        target = _view(copy, nest.operands[position], nest.sizes)
+        whole = np.broadcast_to(result, target.shape)
+        index = tuple(slice(0, 1) if d in reduced else slice(None) for d in range(len(nest.sizes)))
+        target[index] = whole[index]
+        stored.append(copy)
+    return stored
+
+
+def _view(array: np.ndarray, operand: Operand, sizes: Sequence[int]) -> np.ndarray:
+    strides = [array.itemsize * stride for stride in operand.strides]
+    return np.lib.stride_tricks.as_strided(array, tuple(sizes), strides)
+
+
+def _evaluated(body: Sequence[Instruction], values: list, yields: Sequence[int]) -> list[np.ndarray]:
+    values = list(values)
+    for instruction in body:
+        if instruction.name == "arith.constant":
+            number = float(instruction.attributes.removeprefix("{value = ").split(" ")[0])
+            values.append(DTYPES[instruction.result](number))
+        else:
+            values.append(FUNCTIONS[instruction.name](*(values[v] for v in instruction.operands)))
+    return [np.asarray(values[v]) for v in yields]
+
+
+def _reduced(nest: Nest, views: Sequence[np.ndarray], scalars: Sequence[object]) -> list[np.ndarray]:
+    """The reduction, element by element along the loops that reduce."""
+    loops = [d for d, flag in enumerate(nest.reduction) if flag]
+    outputs = [nest.outputs[k] for k in range(len(nest.outputs))]
+    shape = tuple(1 if d in loops else size for d, size in enumerate(nest.sizes))
+    if nest.initial is not None:
+        start = _evaluated([nest.initial], [], (0,))[0]
+        totals = [np.full(shape, start, DTYPES[o.element]) for o in outputs]
+    else:
+        first = len(nest.inputs)
+        cut = tuple(slice(0, 1) if d in loops else slice(None) for d in range(len(nest.sizes)))
+        totals = [views[first + k][cut].copy() for k in range(len(outputs))]
+    for steps in itertools.product(*(range(nest.sizes[d]) for d in loops)):
+        at = dict(zip(loops, steps, strict=True))
+        cut = tuple(slice(at[d], at[d] + 1) if d in at else slice(None) for d in range(len(nest.sizes)))
+        inputs = [view[cut] for view in views[: len(nest.inputs)]]
+        totals = _evaluated(nest.body, [*inputs, *totals, *scalars[: len(nest.scalars)]], nest.yields)
+    return totals

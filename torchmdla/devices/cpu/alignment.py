@@ -1,0 +1,62 @@
+"""Which loops of two steps walk a buffer in the same way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+from torchmdla.devices.cpu.steps import Access, NestStep, indexed_loops, split_loop
+
+# How to find an access again after a step's loops were split.
+Getter = Callable[[NestStep], Access]
+
+
+def places(step: NestStep, access: Access) -> dict[int, int] | None:
+    """The loop at each place value of the access, as if a buffer's element numbers were written in mixed radix; loops
+    that the access does not vary with have none. None if some element is touched by no iteration of these loops, or
+    by several."""
+    flat = access.flat(len(step.sizes))
+    loops = sorted((factor, loop) for loop, factor in enumerate(flat.factors) if factor and step.sizes[loop] != 1)
+    expected = 1
+    for factor, loop in loops:
+        if factor != expected:
+            return None
+        expected *= step.sizes[loop]
+    return dict(loops) if not flat.constant and expected == access.buffer.count else None
+
+
+def align(first: NestStep, of_first: Getter, second: NestStep, of_second: Getter) -> list[tuple[int, int]] | None:
+    """Pairs of loops, outermost first, that walk the accessed buffer alike. Loops are split where that is needed.
+
+    Returns:
+        None if the accesses do not each touch all of the buffer once (over the loops that they vary with), if their
+        loops cannot be split to agree, or if a body uses the index of a loop that would have to be.
+    """
+    sides = [(first, of_first), (second, of_second)]
+    found = [places(step, get(step)) for step, get in sides]
+    if found[0] is None or found[1] is None:
+        return None
+    values = sorted(found[0].keys() | found[1].keys())
+    if any(outer % inner for inner, outer in pairwise(values)):
+        return None
+    splits = [_splits(step, known, values) for (step, _), known in zip(sides, found, strict=True) if known is not None]
+    for (step, _), wanted in zip(sides, splits, strict=True):
+        if indexed_loops(step.body) & wanted.keys():
+            return None
+    for (step, _), wanted in zip(sides, splits, strict=True):
+        for loop in sorted(wanted, reverse=True):
+            split_loop(step, loop, wanted[loop])
+    aligned = [places(step, get(step)) for step, get in sides]
+    assert aligned[0] is not None and aligned[1] is not None and aligned[0].keys() == aligned[1].keys()
+    return [(aligned[0][value], aligned[1][value]) for value in reversed(values)]
+
+
+def _splits(step: NestStep, known: dict[int, int], values: list[int]) -> dict[int, list[int]]:
+    """The sizes that each loop has to be split into, outermost first."""
+    wanted = {}
+    for start, loop in known.items():
+        end = start * step.sizes[loop]
+        cuts = [value for value in values if start <= value < end] + [end]
+        if len(cuts) > 2:
+            wanted[loop] = [outer // inner for inner, outer in reversed(list(pairwise(cuts)))]
+    return wanted

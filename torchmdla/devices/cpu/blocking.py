@@ -1,0 +1,178 @@
+"""The order of the loops around the register tile, and blocks of a loop that reduces, by the bytes that caches miss.
+
+For an order of loops, what lies inside the outermost level whose operands fit a cache together is fetched into that
+cache once, and again for every iteration of a loop outside that moves it. Rows at a distance that is a multiple of a
+power of two share few of a cache's sets, so operands may need more room than they have bytes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from torchmdla.devices.cpu.machine import Machine
+from torchmdla.devices.cpu.nests import ELEMENT_BYTES, Nest, Operand, stored
+
+# Cycles to fetch a byte past the first cache and past the second, and the part of a cache that operands may fill.
+_SECOND_LEVEL_BYTE = 1 / 400
+_MEMORY_BYTE = 1 / 10
+_FILLED = 0.75
+
+# Misses below this part of the arithmetic's time are hidden by it; the least gain (of that time, and of the
+# misses) that is worth another order of loops.
+_HIDDEN = 0.1
+_GAIN = 0.06
+_BETTER = 0.8
+
+# Loops that are permuted, tasks that blocks of a reduction must leave, and the fewest steps in such a block.
+_MOST_PERMUTED = 4
+_TASKS = 8
+_LEAST_STEPS = 96
+
+
+@dataclass(frozen=True)
+class Level:
+    """A loop over blocks of ``step`` iterations of the nest's loop ``loop``."""
+
+    loop: int
+    step: int
+
+
+def choose_levels(
+    nest: Nest, machine: Machine, order: Sequence[int], reduction: Sequence[int], tiles: Sequence[int], cycles: float
+) -> tuple[Level, ...]:
+    """The levels around a register tile of ``tiles`` whose arithmetic takes ``cycles`` in all. ``order``: the parallel
+    loops in the order to take if memory does not matter. ``reduction``: the loops that reduce, outermost first."""
+    plain = tuple(Level(loop, tiles[loop]) for loop in order)
+    found, least = plain, _cost(nest, machine, plain)
+    if least <= _HIDDEN * cycles:
+        return found
+    for candidates in (_orders(nest, plain), _blocked(nest, plain, reduction, tiles)):
+        for levels in candidates:
+            cost = _cost(nest, machine, levels)
+            if cost < min(least - _GAIN * cycles, _BETTER * least):
+                found, least = levels, cost
+        if least <= _HIDDEN * cycles:
+            break
+    return found
+
+
+def _orders(nest: Nest, plain: Sequence[Level]) -> Iterator[tuple[Level, ...]]:
+    """Every order of the loops that have more than one tile."""
+    moving = [level for level in plain if nest.sizes[level.loop] > level.step]
+    still = tuple(level for level in plain if level not in moving)
+    if len(moving) <= _MOST_PERMUTED:
+        for order in itertools.permutations(moving):
+            yield (*order, *still)
+
+
+def _blocked(
+    nest: Nest, plain: Sequence[Level], reduction: Sequence[int], tiles: Sequence[int]
+) -> Iterator[tuple[Level, ...]]:
+    """Every order with blocks of the outermost loop that reduces, at every depth that leaves tasks outside. A reduction
+    across lanes has none: its lanes are combined once."""
+    loop = reduction[0]
+    inner = math.prod(nest.sizes[d] for d in reduction[1:])
+    if any(tiles[d] > 1 for d in reduction):
+        return
+    sizes = {-(-nest.sizes[loop] // count) for count in (2, 3, 4, 6, 8, 12, 16, 24, 32)}
+    steps = [step for step in sorted(sizes, reverse=True) if step * inner >= _LEAST_STEPS and step < nest.sizes[loop]]
+    for order in _orders(nest, plain):
+        tasks = 1
+        for depth, level in enumerate(order):
+            if tasks >= _TASKS:
+                for step in steps:
+                    yield (*order[:depth], Level(loop, step), *order[depth:])
+            tasks *= -(-nest.sizes[level.loop] // level.step)
+
+
+def _cost(nest: Nest, machine: Machine, levels: Sequence[Level]) -> float:
+    """Cycles for the bytes that both caches miss."""
+    operands = _touched(nest, levels)
+    first = _missed(nest, machine, levels, operands, machine.first_level, machine.first_level // (8 * machine.line))
+    second = _missed(
+        nest, machine, levels, operands, machine.second_level, machine.second_level // (machine.ways * machine.line)
+    )
+    return first * _SECOND_LEVEL_BYTE + second * _MEMORY_BYTE
+
+
+def _touched(nest: Nest, levels: Sequence[Level]) -> list[Operand]:
+    """The operands, and the scratch of partial results (read and written), if there are blocks of the reduction."""
+    operands = list(nest.operands)
+    first = next((k for k, level in enumerate(levels) if nest.reduction[level.loop]), None)
+    if first is not None:
+        inside = {level.loop for level in levels[first:]}
+        for output in nest.outputs:
+            strides = tuple(s if d in inside else 0 for d, s in enumerate(output.strides))
+            operands += [Operand(output.element, strides)] * 2
+    return operands
+
+
+def _missed(
+    nest: Nest, machine: Machine, levels: Sequence[Level], operands: Sequence[Operand], capacity: int, sets: int
+) -> float:
+    """Bytes fetched into a cache of ``capacity`` bytes. What does not even fit during one tile is fetched for each, and
+    each block of a reduction goes through the outputs again."""
+    extents = list(nest.sizes)
+    depth = 0
+    while depth < len(levels) and sum(_room(o, extents, machine, sets) for o in operands) > _FILLED * capacity:
+        extents[levels[depth].loop] = min(levels[depth].step, extents[levels[depth].loop])
+        depth += 1
+    total = 0.0
+    for operand in operands:
+        stays = _room(operand, extents, machine, sets) <= capacity
+        moving = [
+            k for k in range(depth) if not stays or operand.strides[levels[k].loop] or nest.reduction[levels[k].loop]
+        ]
+        trips = math.prod(_trips(nest, levels, k) for k in range(max(moving, default=-1) + 1))
+        total += trips * _lines(operand, extents, machine)[0] * machine.line
+    return total
+
+
+def _trips(nest: Nest, levels: Sequence[Level], depth: int) -> int:
+    level = levels[depth]
+    around = next(
+        (outer.step for outer in reversed(levels[:depth]) if outer.loop == level.loop), nest.sizes[level.loop]
+    )
+    return -(-around // level.step)
+
+
+def _room(operand: Operand, extents: Sequence[int], machine: Machine, sets: int) -> float:
+    """Bytes of a cache of ``sets`` sets that an operand needs, as its lines share the sets that they fall into."""
+    lines, rows = _lines(operand, extents, machine)
+    distinct = 1
+    for count, distance in rows:
+        distinct *= min(count, sets // math.gcd(sets, distance)) if distance else count
+    ways = lines / min(distinct, sets)
+    return max(lines * machine.line, (ways - 2) * sets * machine.line)
+
+
+def _lines(operand: Operand, extents: Sequence[int], machine: Machine) -> tuple[int, list[tuple[int, int]]]:
+    """How many cache lines an operand's elements lie in, and these as nested rows: how many, and how many lines apart
+    (0: not a whole number of lines)."""
+    size = ELEMENT_BYTES[stored(operand.element)]
+    rows: list[tuple[int, int]] = []
+    for distance, count in _runs(operand, extents):
+        span = distance * size
+        if not rows and span < machine.line:
+            rows.append((-(-span * count // machine.line), 1))
+        else:
+            rows.append((count, 0 if span % machine.line else span // machine.line))
+    return math.prod(count for count, _ in rows), rows
+
+
+def _runs(operand: Operand, extents: Sequence[int]) -> list[tuple[int, int]]:
+    """The elements as nested rows, innermost first: element distance and count. Loops that walk the same elements, as a
+    window and the points that it slides over, are one."""
+    runs: list[tuple[int, int]] = []
+    for stride, extent in sorted(zip(operand.strides, extents, strict=True)):
+        if not stride or extent == 1:
+            continue
+        if runs and stride % runs[-1][0] == 0 and stride <= runs[-1][0] * runs[-1][1]:
+            distance, count = runs[-1]
+            runs[-1] = distance, (extent - 1) * (stride // distance) + count
+        else:
+            runs.append((stride, extent))
+    return runs

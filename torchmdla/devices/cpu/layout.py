@@ -1,0 +1,202 @@
+"""Blocked layout: channels in blocks of a vector's lanes, innermost, for the images between convolutions.
+
+Temporaries of sizes N, C, H, W become N, C/lanes, H, W, lanes wherever every step can index them so. It is decided for
+everything that convolutions and poolings read and write and that elementwise steps connect, so conversions are left at
+the edges, as part of the steps there. Weights of these convolutions are laid out as their kernels walk them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from torchmdla.devices.cpu.steps import (
+    Access,
+    Buffer,
+    Linear,
+    NestStep,
+    Steps,
+    indexed_loops,
+    split_loop,
+)
+
+# Channels are the second dimension, by PyTorch's convention.
+_CHANNEL = 1
+
+
+def block_channels(steps: Steps, lanes: int) -> None:
+    """Changes the layout of images to blocks of ``lanes`` channels, and lays out weights to fit."""
+    chosen = _connected(steps, _candidates(steps, lanes))
+    if not chosen:
+        return
+    _read_plain_where_flattened(steps, chosen)
+    blocked = {buffer: _blocked(buffer, lanes) for buffer in chosen}
+    for step in steps.nests():
+        _split_channels(step, blocked)
+        step.map_accesses(lambda access: _in_blocks(access, blocked))
+    for step in [s for s in steps.nests() if slides(s)]:
+        if step.outputs[0].buffer in blocked.values():
+            _lay_out_weights(steps, step)
+
+
+def slides(step: NestStep) -> bool:
+    """Whether a step reduces over a window that moves with its output: a convolution or a pooling."""
+    return any(_is_window(step, index) for access in step.inputs for index in access.indices)
+
+
+def _is_window(step: NestStep, index: Linear) -> bool:
+    flags = {step.reduction[loop] for loop in index.loops}
+    return flags == {True, False}
+
+
+# What is blocked.
+
+
+def _candidates(steps: Steps, lanes: int) -> set[Buffer]:
+    """Temporaries whose channels every step indexes by whole blocks."""
+    refused: set[Buffer] = set()
+    found: set[Buffer] = set()
+    for step in steps.steps:
+        if not isinstance(step, NestStep):
+            refused.update([*step.reads, *step.writes])
+            continue
+        refused.update(table.buffer for table in step.tables)
+        for access in _accesses(step):
+            found.add(access.buffer)
+            if not _may_block(step, access, lanes):
+                refused.add(access.buffer)
+    return found - refused
+
+
+def _accesses(step: NestStep) -> tuple[Access, ...]:
+    return step.inputs + step.outputs + (step.ending.inputs + step.ending.outputs if step.ending else ())
+
+
+def _may_block(step: NestStep, access: Access, lanes: int) -> bool:
+    buffer = access.buffer
+    if buffer.kind != "temporary" or buffer.fixed or len(buffer.sizes) < 3 or buffer.sizes[_CHANNEL] % lanes:
+        return False
+    loop = _channel_loop(access)
+    index = access.indices[_CHANNEL]
+    others = [f for k, f in enumerate(index.factors) if k != loop]
+    even = all(f % lanes == 0 for f in (*others, index.constant))
+    return loop >= 0 and even and step.sizes[loop] % lanes == 0 and loop not in indexed_loops(step.body)
+
+
+def _channel_loop(access: Access) -> int:
+    """The loop that counts single channels; -1 if there is none."""
+    loops = [loop for loop, factor in enumerate(access.indices[_CHANNEL].factors) if factor == 1]
+    return loops[0] if len(loops) == 1 else -1
+
+
+def _connected(steps: Steps, candidates: set[Buffer]) -> list[Buffer]:
+    """The candidates that convolutions and poolings touch, and those that share channels with them in a step."""
+    chosen: dict[Buffer, None] = {}
+    for step in steps.nests():
+        if slides(step):
+            chosen.update(dict.fromkeys(b for b in (a.buffer for a in _accesses(step)) if b in candidates))
+    size = -1
+    while size != len(chosen):
+        size = len(chosen)
+        for step in steps.nests():
+            accesses = [a for a in _accesses(step) if a.buffer in candidates]
+            loops = {_channel_loop(a) for a in accesses if a.buffer in chosen}
+            chosen.update(dict.fromkeys(a.buffer for a in accesses if _channel_loop(a) in loops))
+    return list(chosen)
+
+
+def _read_plain_where_flattened(steps: Steps, chosen: Sequence[Buffer]) -> None:
+    """A product that sums over channels and pixels walks its weights in the plain order: it gets a plain copy."""
+    for step in steps.nests():
+        if slides(step):
+            continue
+        for position, access in enumerate(step.inputs):
+            if access.buffer in chosen and len(step.inputs) > 1 and _sums_over_pixels(step, access):
+                plain = Buffer("temporary", access.buffer.element, access.buffer.sizes)
+                steps.steps.insert(steps.steps.index(step), _copy(access.buffer, plain))
+                inputs = list(step.inputs)
+                inputs[position] = replace(access, buffer=plain)
+                step.inputs = tuple(inputs)
+
+
+def _sums_over_pixels(step: NestStep, access: Access) -> bool:
+    reduced = [loop for index in access.indices for loop in index.loops if step.reduction[loop]]
+    return _channel_loop(access) in reduced and any(step.sizes[d] > 1 for d in reduced if d != _channel_loop(access))
+
+
+def _copy(source: Buffer, destination: Buffer) -> NestStep:
+    sizes = source.sizes
+    units = tuple(Linear(tuple(int(k == d) for k in range(len(sizes)))) for d in range(len(sizes)))
+    inputs, outputs = (Access(source, units),), (Access(destination, units),)
+    return NestStep(sizes, (False,) * len(sizes), inputs, outputs, (), (), (), (0,))
+
+
+# The change of layout.
+
+
+def _blocked(buffer: Buffer, lanes: int) -> Buffer:
+    sizes = list(buffer.sizes)
+    sizes[_CHANNEL] //= lanes
+    return Buffer("temporary", buffer.element, (*sizes, lanes))
+
+
+def _split_channels(step: NestStep, blocked: dict[Buffer, Buffer]) -> None:
+    """Splits the loops over channels of blocked buffers into blocks and lanes."""
+    found = {_channel_loop(a): blocked[a.buffer].sizes[-1] for a in _accesses(step) if a.buffer in blocked}
+    for loop in sorted(found, reverse=True):
+        split_loop(step, loop, (step.sizes[loop] // found[loop], found[loop]))
+
+
+def _in_blocks(access: Access, blocked: dict[Buffer, Buffer]) -> Access:
+    if access.buffer not in blocked:
+        return access
+    buffer = blocked[access.buffer]
+    index, lanes = access.indices[_CHANNEL], buffer.sizes[-1]
+    block = Linear(tuple(f // lanes if f != 1 else 0 for f in index.factors), index.constant // lanes)
+    lane = Linear(tuple(int(f == 1) for f in index.factors))
+    return Access(buffer, (*access.indices[:_CHANNEL], block, *access.indices[_CHANNEL + 1 :], lane))
+
+
+# Weights.
+
+
+def _lay_out_weights(steps: Steps, step: NestStep) -> None:
+    """Stores what does not move with the window in the order in which the kernel walks it: blocks of the output's
+    channels, then what is summed in the order of the image's memory, then the lanes."""
+    lane = step.outputs[0].indices[-1].loops[0]
+    loops = len(step.sizes)
+    images = [a.flat(loops) for a in step.inputs if any(_is_window(step, index) for index in a.indices)]
+    order = [d for d in range(loops) if not step.reduction[d] and d != lane]
+    order += sorted((d for d in range(loops) if step.reduction[d]), key=lambda d: -images[0].factors[d])
+    order.append(lane)
+    for position, access in enumerate(step.inputs):
+        if any(_is_window(step, index) for index in access.indices) or not access.flat(loops).loops:
+            continue
+        steps.steps.insert(steps.steps.index(step), lay_out(step, position, order))
+
+
+def lay_out(step: NestStep, position: int, order: Sequence[int]) -> NestStep:
+    """Lets input ``position`` of a step read a new buffer in which it lies in the order of ``order``, a list of all
+    loops, outermost first; returns the step that fills that buffer."""
+    access = step.inputs[position]
+    walked = [d for d in order if any(index.factors[d] for index in access.indices)]
+    buffer = Buffer("temporary", access.buffer.element, tuple(step.sizes[d] for d in walked))
+    inputs = list(step.inputs)
+    inputs[position] = Access(buffer, tuple(_unit(d, len(step.sizes)) for d in walked))
+    step.inputs = tuple(inputs)
+    source = tuple(Linear(tuple(index.factors[d] for d in walked), index.constant) for index in access.indices)
+    destination = tuple(_unit(k, len(walked)) for k in range(len(walked)))
+    return NestStep(
+        sizes=buffer.sizes,
+        reduction=(False,) * len(walked),
+        inputs=(Access(access.buffer, source),),
+        outputs=(Access(buffer, destination),),
+        scalars=(),
+        tables=(),
+        body=(),
+        yields=(0,),
+    )
+
+
+def _unit(loop: int, loops: int) -> Linear:
+    return Linear(tuple(int(k == loop) for k in range(loops)))

@@ -1,0 +1,37 @@
+"""The processor that code is generated for, as far as schedules depend on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torchmdla.compiler.program import Target
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The widest vector in bytes, how many vector registers there are, and whether arithmetic takes an operand from
+    memory broadcast to all lanes. Caches are those of a common core of the kind, in bytes, with the ways and line of
+    the second level; smaller ones cost speed, not correctness. ``fused``: multiply-add is one instruction;
+    ``scales``: so is a product with a power of two that an integer gives."""
+
+    vector_bytes: int
+    registers: int
+    embeds_broadcasts: bool = False
+    first_level: int = 32 << 10
+    second_level: int = 1 << 20
+    ways: int = 16
+    line: int = 64
+    fused: bool = True
+    scales: bool = False
+
+    @classmethod
+    def of(cls, target: Target) -> Machine:
+        """The machine that ``target``'s features promise."""
+        features = set(target.features.split(","))
+        if "+avx512f" in features:
+            return cls(64, 32, embeds_broadcasts=True, scales=True)
+        if "+avx2" in features:
+            return cls(32, 16, second_level=256 << 10, ways=8, fused="+fma" in features)
+        is_arm = target.triple.startswith(("aarch64", "arm64"))
+        fused = is_arm or "+fma" in features
+        return cls(16, 32 if is_arm else 16, second_level=256 << 10, ways=8, fused=fused)

@@ -1,0 +1,85 @@
+"""One buffer for each value: bufferisation computes many values in one temporary, and passes want them apart."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torchmdla.devices.cpu.steps import Access, Buffer, ChainStep, NestStep, Steps, covers
+
+
+def separate_values(steps: Steps) -> None:
+    """Gives a temporary another buffer wherever all of it is overwritten, also by a step that reads it."""
+    current: dict[Buffer, Buffer] = {}
+
+    def renamed(access: Access) -> Access:
+        return replace(access, buffer=current.get(access.buffer, access.buffer))
+
+    for step in steps.steps:
+        if not isinstance(step, NestStep):
+            continue
+        fresh = [a.buffer for a in step.outputs if _starts_value(step, a)]
+        outputs = step.outputs
+        step.map_accesses(renamed)
+        for buffer in fresh:
+            current[buffer] = Buffer("temporary", buffer.element, buffer.sizes)
+        step.outputs = tuple(map(renamed, outputs))
+
+
+def _starts_value(step: NestStep, output: Access) -> bool:
+    """Whether a step overwrites the buffer of one of its outputs without carrying on what it holds."""
+    buffer = output.buffer
+    if buffer.kind != "temporary" or buffer.fixed or step.ending or any(step.reduction):
+        return False
+    alone = sum(a.buffer is buffer for a in step.outputs) == 1 and all(t.buffer is not buffer for t in step.tables)
+    carried = any(a is output for a in step.read_accesses)
+    return alone and not carried and covers(step, output)
+
+
+def share_buffers(steps: Steps) -> None:
+    """Lets an elementwise step write over an input that nobody needs afterwards: fewer bytes stay in the caches."""
+    first: dict[Buffer, int] = {}
+    last: dict[Buffer, int] = {}
+    for position, step in enumerate(steps.steps):
+        for buffer in [*step.reads, *step.writes]:
+            first.setdefault(buffer, position)
+            last[buffer] = position
+    merged: dict[Buffer, Buffer] = {}
+
+    def resolved(buffer: Buffer) -> Buffer:
+        while buffer in merged:
+            buffer = merged[buffer]
+        return buffer
+
+    for position, step in enumerate(steps.steps):
+        if isinstance(step, NestStep | ChainStep):
+            step.map_accesses(lambda access: replace(access, buffer=resolved(access.buffer)))
+        if isinstance(step, NestStep):
+            pair = _replaceable(step, position, first, last)
+            if pair is not None:
+                old, new = pair
+                merged[new] = old
+                last[old] = last[new]
+                step.map_accesses(lambda access: replace(access, buffer=resolved(access.buffer)))
+
+
+def _replaceable(
+    step: NestStep, position: int, first: dict[Buffer, int], last: dict[Buffer, int]
+) -> tuple[Buffer, Buffer] | None:
+    """An input that ends with a step and an output that starts with it, accessed alike."""
+    if any(step.reduction) or len(step.outputs) != 1:
+        return None
+    output = step.outputs[0]
+    new = output.buffer
+    if not _is_free(new) or first[new] != position or not covers(step, output):
+        return None
+    for candidate in step.inputs:
+        old = candidate.buffer
+        same = candidate.indices == output.indices and (old.sizes, old.element) == (new.sizes, new.element)
+        alone = sum(old is a.buffer for a in step.inputs) == 1 and all(old is not t.buffer for t in step.tables)
+        if same and alone and _is_free(old) and last[old] == position:
+            return old, new
+    return None
+
+
+def _is_free(buffer: Buffer) -> bool:
+    return buffer.kind == "temporary" and not buffer.fixed

@@ -1,0 +1,412 @@
+"""What an executable does, as plain data: a list of steps on base buffers, read from the bufferised function.
+
+Passes change the list; ``entry.py`` writes it. A buffer is contiguous, its last dimension innermost, so a change of
+layout is another buffer and other accesses. Accesses are as the program has them: loops are dropped and joined only
+when the final :class:`~torchmdla.devices.cpu.nests.Nest` is made, by :func:`final_nest`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Literal
+
+from torchmdla.devices.cpu.nests import (
+    ELEMENT_BYTES,
+    Epilogue,
+    Instruction,
+    Nest,
+    Operand,
+    Table,
+    computed,
+    simplified,
+    stored,
+)
+
+Kind = Literal["input", "parameter", "result", "temporary", "global", "packed", "local"]
+
+
+@dataclass(eq=False)
+class Buffer:
+    """Memory of its own. ``element``: MLIR's type of the elements. ``position``: the place among arguments and results
+    of what the caller gives. ``symbol``: the name of a global. ``fixed``: something else than nests relies on where
+    its elements lie; it has one dimension, its memory."""
+
+    kind: Kind
+    element: str
+    sizes: tuple[int, ...]
+    position: int = -1
+    symbol: str = ""
+    fixed: bool = False
+
+    @property
+    def count(self) -> int:
+        """How many elements it has."""
+        return math.prod(self.sizes)
+
+    @property
+    def bytes(self) -> int:
+        return self.count * ELEMENT_BYTES[stored(self.element)]
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Elements from one index of each dimension to the next."""
+        return tuple(math.prod(self.sizes[d + 1 :]) for d in range(len(self.sizes)))
+
+
+@dataclass(eq=False)
+class Scalar:
+    """A value of the entry. ``argument``: the place among the arguments of one that the caller gives."""
+
+    type: str
+    argument: int = -1
+
+
+@dataclass(frozen=True)
+class Linear:
+    """An index: ``constant`` plus each loop's index times its factor."""
+
+    factors: tuple[int, ...]
+    constant: int = 0
+
+    @cached_property
+    def loops(self) -> tuple[int, ...]:
+        """The loops that it varies with."""
+        return tuple(loop for loop, factor in enumerate(self.factors) if factor)
+
+    def is_loop(self) -> bool:
+        """Whether it is the index of one loop, and nothing else."""
+        return not self.constant and len(self.loops) == 1 and self.factors[self.loops[0]] == 1
+
+
+@dataclass(frozen=True)
+class Access:
+    """Which element of ``buffer`` each iteration touches: an index for each of its dimensions."""
+
+    buffer: Buffer
+    indices: tuple[Linear, ...]
+
+    def flat(self, loops: int) -> Linear:
+        """The element's place in the buffer's memory."""
+        pairs = list(zip(self.indices, self.buffer.strides, strict=True))
+        factors = tuple(sum(index.factors[loop] * stride for index, stride in pairs) for loop in range(loops))
+        return Linear(factors, sum(index.constant * stride for index, stride in pairs))
+
+
+@dataclass(frozen=True)
+class TableAccess:
+    """A buffer that a nest reads at computed indices, as a table from element ``offset`` on."""
+
+    buffer: Buffer
+    table: Table
+    offset: int
+
+
+@dataclass(frozen=True)
+class Ending:
+    """The operands and body of a nest's :class:`~torchmdla.devices.cpu.nests.Epilogue`; accesses are over the nest's
+    loops."""
+
+    inputs: tuple[Access, ...]
+    outputs: tuple[Access, ...]
+    scalars: tuple[Scalar, ...]
+    body: tuple[Instruction, ...]
+    yields: tuple[int, ...]
+
+
+@dataclass(eq=False)
+class NestStep:
+    """A :class:`~torchmdla.devices.cpu.nests.Nest` on buffers; the fields mean what the nest's do. With an ending the
+    outputs have no memory, and ``initial`` is set."""
+
+    sizes: tuple[int, ...]
+    reduction: tuple[bool, ...]
+    inputs: tuple[Access, ...]
+    outputs: tuple[Access, ...]
+    scalars: tuple[Scalar, ...]
+    tables: tuple[TableAccess, ...]
+    body: tuple[Instruction, ...]
+    yields: tuple[int, ...]
+    initial: Instruction | None = None
+    ending: Ending | None = None
+
+    @property
+    def read_accesses(self) -> tuple[Access, ...]:
+        """What it reads, with the outputs' old values where they matter."""
+        found = self.inputs
+        if self.initial is None:
+            numbers = {v for i in self.body for v in i.operands} | set(self.yields)
+            first = len(self.inputs)
+            found += tuple(a for k, a in enumerate(self.outputs) if first + k in numbers)
+        return found + (self.ending.inputs if self.ending else ())
+
+    @property
+    def written_accesses(self) -> tuple[Access, ...]:
+        return self.ending.outputs if self.ending else self.outputs
+
+    @property
+    def reads(self) -> list[Buffer]:
+        return [a.buffer for a in self.read_accesses] + [t.buffer for t in self.tables]
+
+    @property
+    def writes(self) -> list[Buffer]:
+        return [a.buffer for a in self.written_accesses]
+
+    @property
+    def accesses(self) -> tuple[Access, ...]:
+        """What the kernel touches at the loops' indices, in the order of its operands."""
+        return self.inputs + (self.ending.inputs + self.ending.outputs if self.ending else self.outputs)
+
+    def map_accesses(self, function: Callable[[Access], Access]) -> None:
+        """Replaces every access (tables stay)."""
+        self.inputs = tuple(map(function, self.inputs))
+        self.outputs = tuple(map(function, self.outputs))
+        if self.ending:
+            inputs, outputs = tuple(map(function, self.ending.inputs)), tuple(map(function, self.ending.outputs))
+            self.ending = replace(self.ending, inputs=inputs, outputs=outputs)
+
+
+@dataclass(eq=False)
+class RegionStep:
+    """A call of the function ``@symbol`` (``text``) with pointers to buffers, then scalars; see ``regions.py``."""
+
+    symbol: str
+    text: str
+    buffers: tuple[Buffer, ...]
+    temporaries: tuple[Buffer, ...]
+    scalars: tuple[Scalar, ...]
+    results: tuple[Scalar, ...]
+
+    @property
+    def reads(self) -> list[Buffer]:
+        return [*self.buffers, *self.temporaries]
+
+    @property
+    def writes(self) -> list[Buffer]:
+        return [*self.buffers, *self.temporaries]
+
+
+@dataclass(eq=False)
+class LoadStep:
+    """``result`` becomes the element of ``buffer`` at ``offset`` plus the sum of ``indices`` times ``strides``."""
+
+    result: Scalar
+    buffer: Buffer
+    offset: int
+    indices: tuple[Scalar, ...]
+    strides: tuple[int, ...]
+
+    @property
+    def reads(self) -> list[Buffer]:
+        return [self.buffer]
+
+    @property
+    def writes(self) -> list[Buffer]:
+        return []
+
+
+@dataclass(eq=False)
+class StoreStep:
+    """The reverse of :class:`LoadStep`."""
+
+    value: Scalar
+    buffer: Buffer
+    offset: int
+    indices: tuple[Scalar, ...]
+    strides: tuple[int, ...]
+
+    @property
+    def reads(self) -> list[Buffer]:
+        return []
+
+    @property
+    def writes(self) -> list[Buffer]:
+        return [self.buffer]
+
+
+@dataclass(eq=False)
+class ScalarStep:
+    """A scalar op of MLIR, ``attributes`` as text."""
+
+    name: str
+    operands: tuple[Scalar, ...]
+    attributes: str
+    result: Scalar
+
+    reads: list[Buffer] = field(default_factory=list, init=False)
+    writes: list[Buffer] = field(default_factory=list, init=False)
+
+
+@dataclass(eq=False)
+class AssertStep:
+    """The call fails unless the condition holds."""
+
+    condition: Scalar
+
+    reads: list[Buffer] = field(default_factory=list, init=False)
+    writes: list[Buffer] = field(default_factory=list, init=False)
+
+
+@dataclass(eq=False)
+class ChainStep:
+    """Nests that run tile by tile over a grid: for each tile all members in order.
+
+    ``members`` are over one tile. ``loops``: for each member the loop of each axis of the grid. ``grid``: tiles along
+    each axis; ``tile``: their extents. ``locals``: buffers (of kind ``local``) for what passes between members within a
+    tile. ``grain``: tiles that make a task, 0 if threads are not worth it.
+    """
+
+    members: tuple[NestStep, ...]
+    loops: tuple[tuple[int, ...], ...]
+    grid: tuple[int, ...]
+    tile: tuple[int, ...]
+    locals: tuple[Buffer, ...]
+    grain: int
+
+    @property
+    def reads(self) -> list[Buffer]:
+        return [b for member in self.members for b in member.reads if b.kind != "local"]
+
+    @property
+    def writes(self) -> list[Buffer]:
+        return [b for member in self.members for b in member.writes if b.kind != "local"]
+
+    def map_accesses(self, function: Callable[[Access], Access]) -> None:
+        for member in self.members:
+            member.map_accesses(function)
+
+    def strides(self, member: int, number: int) -> tuple[int, ...]:
+        """Bytes from tile to tile along each axis for operand ``number`` of a member."""
+        access = self.members[member].accesses[number]
+        if access.buffer.kind == "local":
+            return (0,) * len(self.grid)
+        flat = access.flat(len(self.members[member].sizes))
+        size = ELEMENT_BYTES[stored(access.buffer.element)]
+        pairs = zip(self.loops[member], self.tile, strict=True)
+        return tuple(flat.factors[loop] * extent * size for loop, extent in pairs)
+
+
+Step = NestStep | ChainStep | RegionStep | LoadStep | StoreStep | ScalarStep | AssertStep
+
+
+@dataclass
+class Packing:
+    """The steps that make the packed buffer ``buffer`` from parameters."""
+
+    buffer: Buffer
+    steps: list[Step]
+
+    @property
+    def arguments(self) -> tuple[int, ...]:
+        """Places of the parameters that it reads."""
+        found = {b.position for s in self.steps for b in s.reads if b.kind == "parameter"}
+        return tuple(sorted(found))
+
+
+@dataclass
+class Steps:
+    """The whole of an executable: ``steps`` in order, the text of every global that they use, by symbol, and what is
+    packed ahead, in the order of the packed buffers' ``position``."""
+
+    steps: list[Step]
+    globals: dict[str, str]
+    packings: list[Packing] = field(default_factory=list)
+
+    def users(self, buffer: Buffer) -> list[Step]:
+        """The steps that read or write a buffer, in order."""
+        return [s for s in self.steps if buffer in s.reads or buffer in s.writes]
+
+    def nests(self) -> list[NestStep]:
+        return [s for s in self.steps if isinstance(s, NestStep)]
+
+    def buffers(self) -> list[Buffer]:
+        """Every buffer in use, in order of appearance."""
+        return list(dict.fromkeys(b for s in self.steps for b in [*s.reads, *s.writes]))
+
+
+def covers(step: NestStep, access: Access) -> bool:
+    """Whether the loops that do not reduce write each element of the access's buffer exactly once."""
+    flat = access.flat(len(step.sizes))
+    expected, constant = 1, flat.constant
+    loops = [(f, s) for f, s, r in zip(flat.factors, step.sizes, step.reduction, strict=True) if not r and s != 1]
+    for factor, size in sorted(loops):
+        if factor != expected:
+            return False
+        expected *= size
+    return not constant and expected == access.buffer.count
+
+
+def filled_with(step: Step) -> Instruction | None:
+    """The constant that a step writes to all of its only output, if that is all it does."""
+    if not isinstance(step, NestStep) or step.inputs or step.scalars or step.ending or len(step.outputs) != 1:
+        return None
+    constant = len(step.body) == 1 and step.body[0].name == "arith.constant" and step.yields == (1,)
+    return step.body[0] if constant and covers(step, step.outputs[0]) else None
+
+
+def is_copy(step: Step) -> bool:
+    """Whether a step only moves elements, each to one place."""
+    return (
+        isinstance(step, NestStep)
+        and len(step.inputs) == len(step.outputs) == 1
+        and not step.body
+        and step.yields == (0,)
+        and not any(step.reduction)
+        and step.ending is None
+    )
+
+
+def final_nest(step: NestStep) -> tuple[Nest, list[tuple[Buffer, int]]]:
+    """What a kernel computes for a step, and the buffers and element offsets of the nest's operands and tables."""
+    loops = len(step.sizes)
+    ending = step.ending
+    nest = Nest(
+        sizes=step.sizes,
+        reduction=step.reduction,
+        inputs=_operands(step.inputs, loops),
+        outputs=_operands(step.outputs, loops),
+        scalars=tuple(s.type for s in step.scalars),
+        tables=tuple(t.table for t in step.tables),
+        body=step.body,
+        yields=step.yields,
+        initial=step.initial,
+        epilogue=_epilogue(ending, loops) if ending else None,
+    )
+    touched = step.inputs + (ending.inputs + ending.outputs if ending else step.outputs)
+    places = [(a.buffer, a.flat(loops).constant) for a in touched] + [(t.buffer, t.offset) for t in step.tables]
+    return simplified(nest), places
+
+
+def _operands(accesses: Iterable[Access], loops: int) -> tuple[Operand, ...]:
+    return tuple(Operand(computed(a.buffer.element), a.flat(loops).factors) for a in accesses)
+
+
+def _epilogue(ending: Ending, loops: int) -> Epilogue:
+    scalars = tuple(s.type for s in ending.scalars)
+    return Epilogue(
+        _operands(ending.inputs, loops), _operands(ending.outputs, loops), scalars, ending.body, ending.yields
+    )
+
+
+def split_loop(step: NestStep, loop: int, sizes: Sequence[int]) -> None:
+    """Replaces ``loop`` by loops of ``sizes``, outermost first, at its place. The body must not use its index."""
+    steps = [math.prod(sizes[k + 1 :]) for k in range(len(sizes))]
+
+    def split(index: Linear) -> Linear:
+        own = tuple(index.factors[loop] * s for s in steps)
+        return replace(index, factors=index.factors[:loop] + own + index.factors[loop + 1 :])
+
+    step.map_accesses(lambda access: replace(access, indices=tuple(map(split, access.indices))))
+    step.sizes = step.sizes[:loop] + tuple(sizes) + step.sizes[loop + 1 :]
+    step.reduction = step.reduction[:loop] + (step.reduction[loop],) * len(sizes) + step.reduction[loop + 1 :]
+    shift = len(sizes) - 1
+    step.body = tuple(
+        replace(i, payload=i.payload + shift) if i.name == "index" and i.payload > loop else i for i in step.body
+    )
+
+
+def indexed_loops(body: Iterable[Instruction]) -> set[int]:
+    """Loops whose index a body uses as a value."""
+    return {i.payload for i in body if i.name == "index"}

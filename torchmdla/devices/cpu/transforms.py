@@ -1,0 +1,33 @@
+"""The passes over an executable's steps, in order."""
+
+from __future__ import annotations
+
+from torchmdla.compiler.program import Program
+from torchmdla.devices.cpu.chains import chain_nests
+from torchmdla.devices.cpu.epilogue import merge_epilogues
+from torchmdla.devices.cpu.fills import move_fills
+from torchmdla.devices.cpu.layout import block_channels
+from torchmdla.devices.cpu.machine import Machine
+from torchmdla.devices.cpu.packing import pack_parameters
+from torchmdla.devices.cpu.padding import compute_in_place
+from torchmdla.devices.cpu.panels import lay_out_panels
+from torchmdla.devices.cpu.renaming import separate_values, share_buffers
+from torchmdla.devices.cpu.steps import Steps
+
+
+def transform(steps: Steps, program: Program) -> None:
+    """Runs every pass over ``steps``, in place. Other layouts pay where the weights in them are made only once."""
+    machine = Machine.of(program.target)
+    lanes = machine.vector_bytes // 4
+    separate_values(steps)
+    compute_in_place(steps)
+    packs = ("pack", "1") in program.options
+    if packs:
+        block_channels(steps, lanes)
+        lay_out_panels(steps, lanes)
+    move_fills(steps)
+    merge_epilogues(steps)
+    if packs:
+        pack_parameters(steps)
+    chain_nests(steps, machine)
+    share_buffers(steps)

@@ -1,0 +1,152 @@
+"""The dtype in which PyTorch computes an op, and operands converted to it.
+
+A number counts as eager's kernels see it: rounded to the dtype of the computation. 0.1 is not larger than the float32
+nearest to 0.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from torchmdla.importer.emitter import Emitter, Value
+from torchmdla.importer.rewrites import cast
+from torchmdla.importer.types import TensorMeta
+
+
+@dataclass(frozen=True)
+class NumberTensor:
+    """A 0-d tensor whose value is known, because it is computed from sizes."""
+
+    value: int | float | bool
+    meta: TensorMeta
+
+
+@dataclass(frozen=True)
+class Number:
+    """A known number that takes the place of a tensor in the op's schema."""
+
+    value: int | float | bool
+
+
+# The dtype that PyTorch gives a number that it makes a tensor of.
+NUMBER_DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64}
+
+
+def common_dtype(operands: Iterable[object]) -> torch.dtype:
+    """The dtype that tensors and numbers are promoted to (``torch.result_type`` for any count of operands).
+
+    Tensors with dimensions come first, then 0-d tensors, then numbers: the later ones count only where their kind
+    (bool, integer, float) is higher.
+    """
+    dimensioned, scalars, numbers = None, None, None
+    for operand in operands:
+        if isinstance(operand, Value | NumberTensor):
+            assert operand.meta is not None
+            if operand.meta.shape:
+                dimensioned = _wider(dimensioned, operand.meta.dtype)
+            else:
+                scalars = _wider(scalars, operand.meta.dtype)
+        else:
+            value = operand.value if isinstance(operand, Number) else operand
+            wrapped = torch.get_default_dtype() if isinstance(value, float) else NUMBER_DTYPES[type(value)]  # type: ignore[index]
+            numbers = _wider(numbers, wrapped)
+    dtype = _higher_kind(dimensioned, _higher_kind(scalars, numbers))
+    assert dtype is not None
+    return dtype
+
+
+def _wider(one: torch.dtype | None, other: torch.dtype) -> torch.dtype:
+    return other if one is None else torch.promote_types(one, other)
+
+
+def _kind(dtype: torch.dtype) -> int:
+    return 2 if dtype.is_floating_point else int(dtype != torch.bool)
+
+
+def _higher_kind(first: torch.dtype | None, second: torch.dtype | None) -> torch.dtype | None:
+    """``first`` unless ``second`` is of a higher kind."""
+    if first is None or second is None:
+        return first or second
+    return second if _kind(second) > _kind(first) else first
+
+
+_COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge"))
+
+_SCALAR_FORMS: Mapping[str, str] = {
+    **{
+        f"aten::{name}.Tensor": f"aten::{name}.Scalar"
+        for name in [*_COMPARISONS, "add", "sub", "mul", "div", "remainder", "fmod"]
+    },
+    "aten::floor_divide": "aten::floor_divide.Scalar",
+    "aten::div.Tensor_mode": "aten::div.Scalar_mode",
+    "aten::pow.Tensor_Tensor": "aten::pow.Tensor_Scalar",
+}
+
+
+# Elementwise ops that PyTorch computes in the dtype of their result. torch-mlir refuses integers in some of them, and
+# ends the process in others, so their operands are converted first.
+_IN_RESULT_DTYPE_NAMES = """
+relu relu6 sigmoid tanh exp exp2 expm1 sin cos tan asin acos atan sinh cosh asinh acosh atanh log log2 log10
+log1p sqrt rsqrt reciprocal erf square logit clamp clamp_min clamp_max add sub rsub mul div floor_divide
+remainder fmod pow atan2 maximum minimum fmax fmin lerp addcmul addcdiv heaviside xlogy copysign softplus
+hardtanh bitwise_and bitwise_or bitwise_xor
+"""
+_IN_RESULT_DTYPE = frozenset(_IN_RESULT_DTYPE_NAMES.split())
+
+
+def prepared(
+    schema: torch._C.FunctionSchema, name: str, operands: Sequence[object], meta: object
+) -> tuple[str, torch.dtype | None, list[object]]:
+    """The op to write for ``name``, the dtype that its tensors are converted to (None: their own), and its operands.
+
+    A known number as second operand makes it the overload that has a constant in its kernel. ``meta`` is the first
+    result's.
+    """
+    dtype = _computed_in(name, operands, meta)
+    scalar = name in _SCALAR_FORMS and isinstance(operands[1], NumberTensor | int | float)
+    numbers = [
+        _number(operand, argument.type, dtype, as_scalar=scalar and position == 1)
+        for position, (operand, argument) in enumerate(zip(operands, schema.arguments, strict=True))
+    ]
+    return _SCALAR_FORMS[name] if scalar else name, dtype, numbers
+
+
+def _computed_in(name: str, operands: Sequence[object], meta: object) -> torch.dtype | None:
+    base = name.partition("::")[2].partition(".")[0]
+    if base in _COMPARISONS:
+        return common_dtype(operands[:2])
+    return meta.dtype if base in _IN_RESULT_DTYPE and isinstance(meta, TensorMeta) else None
+
+
+def _number(operand: object, type_: torch._C.JitType, dtype: torch.dtype | None, *, as_scalar: bool) -> object:
+    """A number, or a 0-d tensor that is one, as the schema wants it: rounded, and a tensor where it asks for one."""
+    if isinstance(operand, NumberTensor):
+        rounded = _rounded(operand.value, dtype)
+        return (
+            Number(rounded)
+            if as_scalar
+            else NumberTensor(rounded, replace(operand.meta, dtype=dtype or operand.meta.dtype))
+        )
+    if not isinstance(operand, int | float) or type_.kind() not in ("TensorType", "NumberType"):
+        return operand
+    rounded = _rounded(operand, dtype)
+    if as_scalar or type_.kind() == "NumberType":
+        return Number(rounded) if as_scalar else rounded
+    return NumberTensor(rounded, TensorMeta(dtype or NUMBER_DTYPES[type(operand)], (), ()))
+
+
+def _rounded(number: int | float | bool, dtype: torch.dtype | None) -> int | float | bool:
+    """A float as ``dtype`` holds it."""
+    if dtype is None or not isinstance(number, float) or not dtype.is_floating_point:
+        return number
+    return float(torch.tensor(number, dtype=dtype))
+
+
+def in_dtype(emitter: Emitter, operand: object, dtype: torch.dtype | None) -> object:
+    """A tensor converted to ``dtype``; anything else, and every operand if that is None, as it is."""
+    if dtype is None or not isinstance(operand, Value) or operand.meta is None:
+        return operand
+    return cast(emitter, operand, replace(operand.meta, dtype=dtype))
