@@ -22,6 +22,7 @@ from torchmdla.devices.cpu.steps import (
     Steps,
     final_nest,
     indexed_loops,
+    is_copy,
 )
 
 # Locals lie on the stack of whichever thread runs a tile.
@@ -73,7 +74,7 @@ class _Candidate:
     def grown(cls, rest: Sequence[Step], most: int) -> _Candidate | None:
         """The longest chain of at most ``most`` members that starts with the first step."""
         first = rest[0]
-        if not isinstance(first, NestStep) or not _may_join(first):
+        if not isinstance(first, NestStep) or not _may_join(first) or is_copy(first):
             return None
         chain = cls([first], [(loop,) for loop in _free_loops(first)], [], [])
         waiting: list[Step] = []

@@ -13,8 +13,9 @@ from torchmdla.compiler.program import Program
 from torchmdla.devices.cpu.buffers import ALIGNMENT, Lifetime, plan
 from torchmdla.devices.cpu.chain_code import MemberKernel, write_chain
 from torchmdla.devices.cpu.kernels import write_kernel
+from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.nests import ELEMENT_BYTES, Nest, computed, stored
-from torchmdla.devices.cpu.schedule import Machine, Schedule, choose
+from torchmdla.devices.cpu.schedule import Schedule, choose
 from torchmdla.devices.cpu.steps import (
     AssertStep,
     Buffer,

@@ -318,7 +318,12 @@ class _KernelWriter:
         self._finish(points)
 
     def _finish(self, points: Sequence[Point]) -> None:
-        """Stores the results at ``points``, all of which are computed before the first is stored."""
+        """Stores the results at ``points``, all of which are computed before the first is stored, instruction by
+        instruction at all points: chains of dependent instructions then overlap without the processor's help."""
+        first = self.numbers.first_epilogue if self.nest.epilogue is not None else 0
+        for number in (n for n in self.numbers.instructions if n >= first and self.numbers.is_used(n)):
+            for point in points:
+                self._value(number, point)
         results = [
             (operand, point, self._value(number, point)) for point in points for number, operand in self.numbers.results
         ]

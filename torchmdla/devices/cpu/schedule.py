@@ -43,6 +43,9 @@ _GATHER_LANE_COST = 0.8
 _SCATTER_LANE_COST = 1.2
 _BROADCAST_COST = 0.3
 _TASK_COST = 40_000.0
+
+# Instructions of a body whose dependences, not the memory, take the time.
+_LONG_BODY = 16
 _BYTE_COST = 1 / 16
 
 # Points of the register tile times unrolled steps: of a loop unrolled whole, and of one unrolled in part.
@@ -199,13 +202,14 @@ def _factor(size: int, limit: int) -> int:
 
 
 def _tile_elementwise(nest: Nest, vector: int, lanes: int) -> tuple[int, ...]:
-    """One or two vectors. Where another loop walks some operand's memory (a transpose), a block of it uses whole cache
-    lines."""
+    """A few vectors: one where functions are called, more where instructions depend on each other in long chains. Where
+    another loop walks some operand's memory (a transpose), a block of it uses whole cache lines."""
     tiles = [1] * len(nest.sizes)
     if vector < 0:
         return tuple(tiles)
     calls = any(math_library.is_call(i.name) for i in nest.body)
-    tiles[vector] = lanes * min(1 if calls else 2, math.ceil(nest.sizes[vector] / lanes))
+    slots = 1 if calls else 2 if len(nest.body) < _LONG_BODY else 4
+    tiles[vector] = lanes * min(slots, math.ceil(nest.sizes[vector] / lanes))
     for loop in range(len(nest.sizes)):
         if loop != vector and any(o.strides[loop] == 1 and o.strides[vector] > 1 for o in nest.operands):
             tiles[vector], tiles[loop] = lanes, _factor(nest.sizes[loop], 8)

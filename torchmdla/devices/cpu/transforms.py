@@ -11,6 +11,7 @@ from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.packing import pack_parameters
 from torchmdla.devices.cpu.padding import compute_in_place
 from torchmdla.devices.cpu.panels import lay_out_panels
+from torchmdla.devices.cpu.products import transpose_factors
 from torchmdla.devices.cpu.renaming import separate_values, share_buffers
 from torchmdla.devices.cpu.steps import Steps
 
@@ -29,5 +30,6 @@ def transform(steps: Steps, program: Program) -> None:
     merge_epilogues(steps)
     if packs:
         pack_parameters(steps)
+    transpose_factors(steps)
     chain_nests(steps, machine)
     share_buffers(steps)
