@@ -124,6 +124,13 @@ def test_epilogue_of_a_reduction_across_lanes(target):
     assert kernel.schedule.vector in kernel.schedule.reduction
 
 
+def test_epilogue_of_a_nest_whose_reduction_is_gone(target):
+    """Loops of one iteration are dropped, also those that reduce."""
+    rows = Operand("f32", (1,))
+    epilogue = Epilogue((rows,), (rows,), (), (Instruction("arith.mulf", (0, 1), "f32"),), (2,))
+    check(Nest((37,), (False,), (rows, rows), (rows,), (), (), MULTIPLY_ADD, (4,), ZERO, epilogue), target)
+
+
 def test_epilogue_checks_its_condition(target):
     m, n, k = 5, 19, 4
     epilogue = Epilogue(

@@ -77,7 +77,7 @@ def _varies(
     outputs = range(len(nest.inputs), len(nest.inputs) + len(nest.outputs))
     found: list[frozenset[int]] = []
     for number in range(max([end - 1, *sources, *instructions]) + 1):
-        if number in outputs and any(nest.reduction):
+        if number in outputs and (any(nest.reduction) or nest.epilogue):
             found.append(every)
         elif number in sources:
             strides = nest.operands[sources[number]].strides

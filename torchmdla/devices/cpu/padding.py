@@ -1,51 +1,59 @@
-"""Padding without copies: what is to be padded is computed inside of the padded buffer, and its borders are filled."""
+"""Padding and joining without copies: what is copied into a part of a larger buffer is computed there at once.
+
+A padded image is a fill and a copy into its interior, a concatenation is a copy for each of its parts. The copies
+disappear, everybody works on the larger buffer, and of a fill only the borders are left.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 
 from torchmdla.devices.cpu.nests import Instruction
 from torchmdla.devices.cpu.steps import Access, Buffer, Linear, NestStep, Steps, filled_with, is_copy
 
 
 def compute_in_place(steps: Steps) -> None:
-    """Removes copies into the interior of a filled temporary where the source can be computed there at once."""
+    """Removes copies of temporaries into blocks of other buffers where the source can be computed there."""
     for copy in [s for s in steps.nests() if is_copy(s)]:
-        offsets = _offsets(copy)
-        if offsets is None:
+        block = _block(copy)
+        source, whole = copy.inputs[0].buffer, copy.outputs[0].buffer
+        if block is None or not _may_move(steps, source, copy) or not _is_made_of_blocks(steps, whole, copy):
             continue
-        source, padded = copy.inputs[0].buffer, copy.outputs[0].buffer
-        fill = _fill_before(steps, padded, copy)
-        if fill is not None and _may_move(steps, source, copy):
-            _replace(steps, source, padded, offsets)
-            steps.steps.remove(copy)
-            _fill_borders(steps, fill, padded, source.sizes, offsets)
+        fill = next((s for s in steps.users(whole) if filled_with(s) is not None), None)
+        _replace(steps, source, whole, block)
+        steps.steps.remove(copy)
+        if isinstance(fill, NestStep):
+            _fill_first(steps, fill, whole, source.sizes, block)
 
 
-def _offsets(copy: NestStep) -> tuple[int, ...] | None:
-    """Where in the destination the whole source goes; None if it is not moved as one block into a larger one."""
+# Which copies.
+
+
+def _block(copy: NestStep) -> tuple[Linear, ...] | None:
+    """The place in the destination of each element of the source: indices over the source's dimensions. None if the
+    copy does not move all of the source, or changes the order of its elements."""
     source, destination = copy.inputs[0], copy.outputs[0]
-    kinds = source.buffer.kind, destination.buffer.kind
-    if kinds != ("temporary", "temporary") or source.buffer.fixed or destination.buffer.fixed:
+    if source.buffer.kind != "temporary" or destination.buffer.kind not in ("temporary", "result"):
         return None
-    if len(source.indices) != len(destination.indices) or source.buffer.count >= destination.buffer.count:
+    if source.buffer is destination.buffer or source.buffer.fixed or destination.buffer.fixed:
         return None
-    used: set[int] = set()
-    for read, written, size in zip(source.indices, destination.indices, source.buffer.sizes, strict=True):
-        whole = size == 1 and not read.loops or read.is_loop() and copy.sizes[read.loops[0]] == size
-        if not whole or read.constant or read.factors != written.factors or used & set(read.loops):
+    dims: dict[int, int] = {}
+    for d, (index, size) in enumerate(zip(source.indices, source.buffer.sizes, strict=True)):
+        if size == 1 and not index.loops and not index.constant:
+            continue
+        if not index.is_loop() or copy.sizes[index.loops[0]] != size or index.loops[0] in dims:
             return None
-        used.update(read.loops)
-    return tuple(index.constant for index in destination.indices)
-
-
-def _fill_before(steps: Steps, padded: Buffer, copy: NestStep) -> NestStep | None:
-    """The fill that comes before the copy, if these two make all of the buffer."""
-    users = steps.users(padded)
-    fill = users[0]
-    made = len(users) > 1 and users[1] is copy and all(padded not in s.writes for s in users[2:])
-    return fill if made and isinstance(fill, NestStep) and filled_with(fill) is not None else None
+        dims[index.loops[0]] = d
+    flat = destination.flat(len(copy.sizes))
+    factors = [flat.factors[loop] for loop in dims if copy.sizes[loop] > 1]
+    if factors != sorted(factors, reverse=True) or (factors and factors[-1] != 1) or len(set(factors)) != len(factors):
+        return None
+    rank = len(source.buffer.sizes)
+    loops = {d: loop for loop, d in dims.items()}
+    return tuple(
+        Linear(tuple(index.factors[loops[d]] if d in loops else 0 for d in range(rank)), index.constant)
+        for index in destination.indices
+    )
 
 
 def _may_move(steps: Steps, source: Buffer, copy: NestStep) -> bool:
@@ -56,26 +64,74 @@ def _may_move(steps: Steps, source: Buffer, copy: NestStep) -> bool:
     return nests and all(source not in s.writes for s in after)
 
 
-def _replace(steps: Steps, source: Buffer, padded: Buffer, offsets: tuple[int, ...]) -> None:
+def _is_made_of_blocks(steps: Steps, whole: Buffer, copy: NestStep) -> bool:
+    """Whether nobody else touches the copy's block of a buffer before the copy or writes it afterwards, but a fill of
+    all of the buffer that comes first."""
+    users = steps.users(whole)
+    position = users.index(copy)
+    for k, step in enumerate(users):
+        if step is copy or (k == 0 and filled_with(step) is not None):
+            continue
+        if not isinstance(step, NestStep) or (k < position and whole in step.reads):
+            return False
+        written = [a for a in step.written_accesses if a.buffer is whole]
+        if any(not _are_apart(step, a, copy, copy.outputs[0]) for a in written):
+            return False
+    return True
+
+
+def _are_apart(step: NestStep, access: Access, other_step: NestStep, other: Access) -> bool:
+    """Whether two accesses of a buffer touch different elements, seen from one dimension alone."""
+    pairs = zip(access.indices, other.indices, strict=True)
+    spans = [(_span(step, own), _span(other_step, its)) for own, its in pairs]
+    return any(last < its_first or its_last < first for (first, last), (its_first, its_last) in spans)
+
+
+def _span(step: NestStep, index: Linear) -> tuple[int, int]:
+    """The least and the largest value of an index."""
+    ends = [factor * (size - 1) for factor, size in zip(index.factors, step.sizes, strict=True)]
+    return index.constant + sum(e for e in ends if e < 0), index.constant + sum(e for e in ends if e > 0)
+
+
+# The change.
+
+
+def _replace(steps: Steps, source: Buffer, whole: Buffer, block: Sequence[Linear]) -> None:
+    """Lets every access of ``source`` touch its block of ``whole``."""
+
     def moved(access: Access) -> Access:
         if access.buffer is not source:
             return access
-        pairs = zip(access.indices, offsets, strict=True)
-        return Access(padded, tuple(replace(index, constant=index.constant + offset) for index, offset in pairs))
+        return Access(whole, tuple(_composed(index, access.indices) for index in block))
 
     for step in steps.nests():
         step.map_accesses(moved)
 
 
-def _fill_borders(
-    steps: Steps, fill: NestStep, padded: Buffer, sizes: tuple[int, ...], offsets: tuple[int, ...]
+def _composed(outer: Linear, inner: Sequence[Linear]) -> Linear:
+    """``outer``, an index over dimensions, with the indices of these put in."""
+    pairs = [(factor, index) for factor, index in zip(outer.factors, inner, strict=True) if factor]
+    loops = len(inner[0].factors)
+    factors = tuple(sum(f * index.factors[loop] for f, index in pairs) for loop in range(loops))
+    return Linear(factors, outer.constant + sum(f * index.constant for f, index in pairs))
+
+
+def _fill_first(
+    steps: Steps, fill: NestStep, whole: Buffer, sizes: tuple[int, ...], block: tuple[Linear, ...]
 ) -> None:
-    """Fills what the interior leaves, before the buffer's first use."""
+    """Fills the borders around a block, or everything where there may be other blocks, before the buffer's first
+    use."""
     constant = filled_with(fill)
     assert constant is not None
     steps.steps.remove(fill)
-    place = steps.steps.index(steps.users(padded)[0])
-    steps.steps[place:place] = list(_borders(constant, padded, sizes, offsets))
+    first = steps.users(whole)[0]
+    place = steps.steps.index(first)
+    alone = all(index.factors == tuple(int(k == d) for k in range(len(sizes))) for d, index in enumerate(block))
+    if alone and len(block) == len(sizes):
+        offsets = tuple(index.constant for index in block)
+        steps.steps[place:place] = list(_borders(constant, whole, sizes, offsets))
+    else:
+        steps.steps.insert(place, fill)
 
 
 def _borders(
@@ -87,12 +143,12 @@ def _borders(
     for d, (size, offset) in enumerate(zip(sizes, offsets, strict=True)):
         before, after = offset, padded.sizes[d] - size - offset
         if before and before == after:
-            yield _block_fill(constant, padded, lengths[:d] + [before] + lengths[d + 1 :], starts, d, offset + size)
+            yield _block_fill(constant, padded, [*lengths[:d], before, *lengths[d + 1 :]], starts, d, offset + size)
         else:
             for start, length in ((0, before), (offset + size, after)):
                 if length:
-                    corner = starts[:d] + [start] + starts[d + 1 :]
-                    yield _block_fill(constant, padded, lengths[:d] + [length] + lengths[d + 1 :], corner)
+                    corner = [*starts[:d], start, *starts[d + 1 :]]
+                    yield _block_fill(constant, padded, [*lengths[:d], length, *lengths[d + 1 :]], corner)
         lengths[d], starts[d] = size, offset
 
 

@@ -6,7 +6,9 @@ lanes of a vector for every element. Transposing one factor first costs far less
 
 from __future__ import annotations
 
-from torchmdla.devices.cpu.layout import lay_out, slides
+import math
+
+from torchmdla.devices.cpu.layout import lay_out
 from torchmdla.devices.cpu.steps import NestStep, Steps
 
 # Rows of the product from which reading a factor again for each of them costs more than transposing it once.
@@ -32,14 +34,18 @@ def _column(step: NestStep) -> int:
 
 
 def _crosswise_factor(step: NestStep) -> int | None:
-    """The factor to transpose: the only one that varies with the column, against its memory, and read for each row."""
+    """The factor to transpose: the only one that varies with the column, against its memory, read for each row, and no
+    larger when each element has one place for each window (of a convolution) that it is in."""
     column, loops = _column(step), range(len(step.sizes))
     reduced = [d for d in loops if step.reduction[d] and step.sizes[d] > 1]
-    if column < 0 or len(step.inputs) != 2 or not reduced or slides(step):
+    if column < 0 or len(step.inputs) != 2 or not reduced:
         return None
     flats = [access.flat(len(step.sizes)).factors for access in step.inputs]
     own = [k for k in (0, 1) if flats[k][column]]
     if len(own) != 1 or flats[own[0]][column] == 1 or step.inputs[own[0]].buffer.kind in ("parameter", "packed"):
+        return None
+    factor = step.inputs[own[0]].buffer
+    if math.prod(step.sizes[d] for d in loops if flats[own[0]][d]) > factor.count:
         return None
     rows = max((step.sizes[d] for d in loops if not step.reduction[d] and not flats[own[0]][d]), default=1)
     dotted = all(factors[d] for factors in flats for d in reduced)

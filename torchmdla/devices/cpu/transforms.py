@@ -21,12 +21,12 @@ def transform(steps: Steps, program: Program) -> None:
     machine = Machine.of(program.target)
     lanes = machine.vector_bytes // 4
     separate_values(steps)
+    move_fills(steps)
     compute_in_place(steps)
     packs = ("pack", "1") in program.options
     if packs:
         block_channels(steps, lanes)
         lay_out_panels(steps, lanes)
-    move_fills(steps)
     merge_epilogues(steps)
     if packs:
         pack_parameters(steps)
