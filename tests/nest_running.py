@@ -97,7 +97,9 @@ def reference(nest: Nest, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
     views = [_view(array, operand, nest.sizes) for array, operand in zip(arrays, nest.operands, strict=False)]
     scalars = [array[0] for array in arrays[len(views) + len(nest.tables) :]]
     reduced = tuple(d for d, flag in enumerate(nest.reduction) if flag)
-    results = _reduced(nest, views, scalars) if reduced else _evaluated(nest.body, [*views, *scalars], nest.yields)
+    results = (
+        _reduced(nest, views, scalars) if nest.accumulates else _evaluated(nest.body, [*views, *scalars], nest.yields)
+    )
     first = len(nest.inputs)
     if nest.epilogue is not None:
         values = [*results, *views[first : first + len(nest.epilogue.inputs)], *scalars[len(nest.scalars) :]]

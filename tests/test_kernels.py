@@ -47,6 +47,9 @@ def check(
     before = [a.copy() for a in arrays]
     expected = reference(nest, arrays)
     kernel = Kernel(nest, target, schedule)
+    if any(nest.reduction):
+        accumulators = math.prod(kernel.schedule.tiles) // kernel.schedule.lanes
+        assert accumulators < Machine.of(target).registers
     kernel(arrays, min(tasks, kernel.schedule.iterations))
     first = len(nest.operands) - len(expected)
     for position, array in enumerate(arrays):
@@ -128,7 +131,8 @@ def test_epilogue_of_a_nest_whose_reduction_is_gone(target):
     """Loops of one iteration are dropped, also those that reduce."""
     rows = Operand("f32", (1,))
     epilogue = Epilogue((rows,), (rows,), (), (Instruction("arith.mulf", (0, 1), "f32"),), (2,))
-    check(Nest((37,), (False,), (rows, rows), (rows,), (), (), MULTIPLY_ADD, (4,), ZERO, epilogue), target)
+    for ending in (epilogue, None):
+        check(Nest((37,), (False,), (rows, rows), (rows,), (), (), MULTIPLY_ADD, (4,), ZERO, ending), target)
 
 
 def test_epilogue_checks_its_condition(target):

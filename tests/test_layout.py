@@ -1,7 +1,8 @@
-"""Passes over steps: layouts, panels, packs, padding and joining in place, against eager PyTorch and by their traces."""
+"""Passes over steps: layouts, panels, packs, padding and joining in place, by their values and their effects."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import pytest
@@ -97,6 +98,15 @@ def dense_network(b: Builder) -> list[Value]:
     return [convolve(b, z, 16, 3, padding=1), z]
 
 
+def transposed_network(b: Builder) -> list[Value]:
+    """The image of a transposed convolution is spread into a larger one with zeros in between."""
+    x = convolve(b, b.input(normal(1, 3, 6, 7)), 16, 3, padding=1)
+    weight = b.input(normal(16, 8, 3, 3) * 0.1, "parameter")
+    expected = functional.conv_transpose2d(x.tensor, weight.tensor, None, stride=2, padding=1, output_padding=1)
+    operands = [x, weight, None, [2, 2], [1, 1], [1, 1], True, [1, 1], 1]
+    return [b.op("aten.convolution", operands, expected)]
+
+
 def flattened_network(b: Builder) -> list[Value]:
     """A product over channels and pixels."""
     return [linear(b, flatten(b, convolve(b, b.input(normal(4, 3, 6, 5)), 32, 3)), 12)]
@@ -107,14 +117,28 @@ def products(b: Builder) -> list[Value]:
     return [linear(b, linear(b, linear(b, x, 96), 64), 33)]
 
 
+def products_with_one_weight(b: Builder) -> list[Value]:
+    """Parts of one parameter, as attention projects its input, and one part used twice."""
+    x = b.input(normal(6, 24))
+    weight = b.input(normal(96, 24), "parameter")
+    results = []
+    for start in (0, 48, 0):
+        part = weight.tensor[start : start + 48]
+        rows = b.op("aten.slice.Tensor", [weight, 0, start, start + 48, 1], part)
+        results.append(b.op("aten.linear", [x, rows, None], functional.linear(x.tensor, part)))
+    return results
+
+
 NETWORKS = (
     residual_network,
     separable_network,
     grouped_network,
     dilated_network,
     dense_network,
+    transposed_network,
     flattened_network,
     products,
+    products_with_one_weight,
 )
 
 
@@ -139,8 +163,6 @@ def test_packs_hold_only_parameters() -> None:
 
 
 def test_nothing_is_packed_without_the_option() -> None:
-    import dataclasses
-
     builder = Builder()
     program = builder.program(residual_network(builder), host_target())
     assert len(lower(program).manifest.packs) >= 4
@@ -225,7 +247,9 @@ def test_users_keep_their_order() -> None:
     constant = Instruction("arith.constant", (), "f32", "{value = 0.0 : f32}")
     access = Access(buffer, (unit(0, 1),))
     fill = NestStep((2,), (False,), (), (access,), (), (), (constant,), (1,))
-    reader = NestStep((2,), (False,), (access,), (Access(Buffer("result", "f32", (2,)), access.indices),), (), (), (), (0,))
+    reader = NestStep(
+        (2,), (False,), (access,), (Access(Buffer("result", "f32", (2,)), access.indices),), (), (), (), (0,)
+    )
     steps = Steps([fill, reader], {})
     assert steps.users(buffer) == [fill, reader]
     assert (reader.reads, fill.writes) == ([buffer], [buffer])

@@ -372,6 +372,23 @@ def test_errors_are_pytorchs(wrong):
     assert_matches(scripted(*good), function(*good))
 
 
+def test_an_error_found_by_compiled_code_is_pytorchs():
+    def divide(x, y):
+        return torch.div(x + 1, y, rounding_mode="floor") * 2
+
+    x, y = torch.arange(6).view(2, 3), torch.arange(1, 4)
+    scripted = warmed_up(divide, x, y)
+    assert_matches(scripted(x, y), divide(x, y))
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        scripted(x, torch.zeros_like(y))
+    assert torchmdla.stats().fallbacks == {"the compiled code reported an error": 1}
+    table, index = torch.randn(5, 4), torch.tensor([1, 4])
+    embed = warmed_up(lambda table, index: torch.embedding(table, index).tanh() * 2, table, index)
+    with pytest.raises(RuntimeError, match="index out of range|out of bounds"):
+        embed(table, torch.tensor([1, 5]))
+    assert_matches(embed(table, index), table[index].tanh() * 2)
+
+
 # --- threads -------------------------------------------------------------------------------------------
 
 

@@ -89,13 +89,14 @@ def _blocked(
 
 
 def _cost(nest: Nest, machine: Machine, levels: Sequence[Level]) -> float:
-    """Cycles for the bytes that both caches miss."""
+    """Cycles for the bytes that caches miss again: once every byte comes from memory whatever the order."""
     operands = _touched(nest, levels)
     first = _missed(nest, machine, levels, operands, machine.first_level, machine.first_level // (8 * machine.line))
     second = _missed(
         nest, machine, levels, operands, machine.second_level, machine.second_level // (machine.ways * machine.line)
     )
-    return first * _SECOND_LEVEL_BYTE + second * _MEMORY_BYTE
+    once = sum(_lines(operand, nest.sizes, machine)[0] for operand in nest.operands) * machine.line
+    return (first - once) * _SECOND_LEVEL_BYTE + (second - once) * _MEMORY_BYTE
 
 
 def _touched(nest: Nest, levels: Sequence[Level]) -> list[Operand]:
@@ -114,7 +115,7 @@ def _missed(
     nest: Nest, machine: Machine, levels: Sequence[Level], operands: Sequence[Operand], capacity: int, sets: int
 ) -> float:
     """Bytes fetched into a cache of ``capacity`` bytes. What does not even fit during one tile is fetched for each, and
-    each block of a reduction goes through the outputs again."""
+    each block of a reduction goes through the outputs again. Neighbouring blocks of a loop share what they overlap."""
     extents = list(nest.sizes)
     depth = 0
     while depth < len(levels) and sum(_room(o, extents, machine, sets) for o in operands) > _FILLED * capacity:
@@ -126,17 +127,20 @@ def _missed(
         moving = [
             k for k in range(depth) if not stays or operand.strides[levels[k].loop] or nest.reduction[levels[k].loop]
         ]
-        trips = math.prod(_trips(nest, levels, k) for k in range(max(moving, default=-1) + 1))
-        total += trips * _lines(operand, extents, machine)[0] * machine.line
+        last = max(moving, default=-1)
+        widened = list(extents)
+        if stays and moving and operand.strides[levels[last].loop]:
+            widened[levels[last].loop] = _around(nest, levels, last)
+            last -= 1
+        trips = math.prod(-(-_around(nest, levels, k) // levels[k].step) for k in range(last + 1))
+        total += trips * _lines(operand, widened, machine)[0] * machine.line
     return total
 
 
-def _trips(nest: Nest, levels: Sequence[Level], depth: int) -> int:
-    level = levels[depth]
-    around = next(
-        (outer.step for outer in reversed(levels[:depth]) if outer.loop == level.loop), nest.sizes[level.loop]
-    )
-    return -(-around // level.step)
+def _around(nest: Nest, levels: Sequence[Level], depth: int) -> int:
+    """Iterations of a level's loop in the block around the level."""
+    outer = [other.step for other in levels[:depth] if other.loop == levels[depth].loop]
+    return outer[-1] if outer else nest.sizes[levels[depth].loop]
 
 
 def _room(operand: Operand, extents: Sequence[int], machine: Machine, sets: int) -> float:

@@ -51,23 +51,24 @@ class _ChainWriter:
         self._number_operands()
         may_fail = any(k.may_fail for k in self._kernels)
         count = len(self._places) + len(self._scalars) + may_fail
-        pointers = [self._define(f"llvm.load {self._slot('%operands', k)} : !llvm.ptr -> !llvm.ptr") for k in range(count)]
-        local = self._allocate(self._local_bytes, "i8", " {alignment = 64 : i64}")
-        most = max(len(self._operands(m)) + len(_scalars(m)) + 1 for m in self._step.members)
-        array = self._allocate(most, "!llvm.ptr", "")
+        slots = [self._slot("%operands", k) for k in range(count)]
+        self._pointers = [self._define(f"llvm.load {slot} : !llvm.ptr -> !llvm.ptr") for slot in slots]
+        self._local = self._allocate(self._local_bytes, "i8", " {alignment = 64 : i64}")
+        most = max(len(final_nest(m)[1]) + len(_scalars(m)) + 1 for m in self._step.members)
+        self._array = self._allocate(most, "!llvm.ptr", "")
         tile = self._fresh()
         self._lines.append(f"scf.for {tile} = %begin to %end step {self._constant(1)} : i64 {{")
         indices = self._delinearised(tile)
         for position, kernel in enumerate(self._kernels):
-            self._call(position, kernel, pointers, local, indices, array)
+            self._call(position, kernel, indices)
         self._lines += ["}", "llvm.return"]
         head = "llvm.func internal @{symbol}(%operands: !llvm.ptr, %begin: i64, %end: i64)"
-        body = "\n".join(self._lines)
-        return ChainCode(f"{head} {self._attributes} {{\n{body}\n}}", tuple(self._places), tuple(self._scalars), may_fail)
+        text = "\n".join([f"{head} {self._attributes} {{", *self._lines, "}"])
+        return ChainCode(text, tuple(self._places), tuple(self._scalars), may_fail)
 
     def _number_operands(self) -> None:
         for member in self._step.members:
-            for buffer, offset in self._operands(member):
+            for buffer, offset in final_nest(member)[1]:
                 if buffer.kind != "local":
                     self._places.setdefault((buffer, offset), len(self._places))
         for scalar in (s for member in self._step.members for s in _scalars(member)):
@@ -106,28 +107,30 @@ class _ChainWriter:
 
     # Calls.
 
-    def _call(
-        self, position: int, kernel: MemberKernel, pointers: Sequence[str], local: str, indices: Sequence[str], array: str
-    ) -> None:
+    def _call(self, position: int, kernel: MemberKernel, indices: Sequence[str]) -> None:
+        """Calls the kernel of a member for the tile at ``indices``."""
         member = self._step.members[position]
-        operands = []
-        for number, (buffer, offset) in enumerate(self._operands(member)):
-            base, distance = local, self._local_offsets.get(buffer, 0) + offset * ELEMENT_BYTES[stored(buffer.element)]
-            if buffer.kind != "local":
-                base, distance = pointers[self._places[buffer, offset]], 0
-            operands.append(self._moved(base, distance, position, number, indices))
-        operands += [pointers[self._scalars[s]] for s in _scalars(member)]
+        operands = [
+            self._moved(self._base(buffer, offset), position, number, indices)
+            for number, (buffer, offset) in enumerate(final_nest(member)[1])
+        ]
+        operands += [self._pointers[self._scalars[s]] for s in _scalars(member)]
         if kernel.may_fail:
-            operands.append(pointers[-1])
+            operands.append(self._pointers[-1])
         for k, pointer in enumerate(operands):
-            self._lines.append(f"llvm.store {pointer}, {self._slot(array, k)} : !llvm.ptr, !llvm.ptr")
+            self._lines.append(f"llvm.store {pointer}, {self._slot(self._array, k)} : !llvm.ptr, !llvm.ptr")
         begin, end = self._constant(0), self._constant(kernel.iterations)
-        self._lines.append(f"llvm.call @{kernel.symbol}({array}, {begin}, {end}) : (!llvm.ptr, i64, i64) -> ()")
+        self._lines.append(f"llvm.call @{kernel.symbol}({self._array}, {begin}, {end}) : (!llvm.ptr, i64, i64) -> ()")
 
-    def _moved(self, base: str, distance: int, position: int, number: int, indices: Sequence[str]) -> str:
+    def _base(self, buffer: Buffer, offset: int) -> str:
+        """The address of a buffer's element ``offset``, for the first tile."""
+        if buffer.kind != "local":
+            return self._pointers[self._places[buffer, offset]]
+        distance = self._local_offsets[buffer] + offset * ELEMENT_BYTES[stored(buffer.element)]
+        return self._define(f"llvm.getelementptr {self._local}[{distance}] : (!llvm.ptr) -> !llvm.ptr, i8")
+
+    def _moved(self, base: str, position: int, number: int, indices: Sequence[str]) -> str:
         """The address of operand ``number`` of a member at the current tile."""
-        if distance:
-            base = self._define(f"llvm.getelementptr {base}[{distance}] : (!llvm.ptr) -> !llvm.ptr, i8")
         for index, stride in zip(indices, self._step.strides(position, number), strict=True):
             if stride:
                 step = self._define(f"arith.muli {index}, {self._constant(stride)} : i64")

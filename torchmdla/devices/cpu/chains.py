@@ -8,6 +8,7 @@ nothing of other rows. Each becomes a :class:`~torchmdla.devices.cpu.steps.Chain
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -77,9 +78,9 @@ class _Candidate:
         if not isinstance(first, NestStep) or not _may_join(first) or is_copy(first):
             return None
         chain = cls([first], [(loop,) for loop in _free_loops(first)], [], [])
-        waiting: list[Step] = []
-        position = 1
-        for position, step in enumerate(rest[1:], 1):
+        following, waiting = deque(rest[1:]), []
+        while following:
+            step = following[0]
             if not _conflict(chain.members, step):
                 waiting.append(step)
             elif len(chain.members) == most or not isinstance(step, NestStep) or not chain._add(step):
@@ -87,9 +88,8 @@ class _Candidate:
             else:
                 chain.before += waiting
                 waiting = []
-        else:
-            position = len(rest)
-        chain.after = waiting + list(rest[position:])
+            following.popleft()
+        chain.after = [*waiting, *following]
         return chain if len(chain.members) > 1 else None
 
     def _add(self, step: NestStep) -> bool:
@@ -221,7 +221,9 @@ class _Candidate:
 def _may_join(step: NestStep) -> bool:
     """Whether a nest can be a member: it writes through accesses only, and what it reads again for every tile is not
     large."""
-    return not step.tables and not (_contracts(step) and any(b.kind in ("parameter", "packed") for b in step.reads))
+    if step.tables or not step.written_accesses:
+        return False
+    return not (_contracts(step) and any(b.kind in ("parameter", "packed") for b in step.reads))
 
 
 def _contracts(step: NestStep) -> bool:
@@ -268,5 +270,3 @@ def _dimension(access: Access, loop: int) -> int | None:
 def _divisors(size: int, least: int) -> list[int]:
     """Divisors of ``size`` from ``least`` on, largest first."""
     return [d for d in range(size, 0, -1) if size % d == 0 and d >= least]
-
-

@@ -309,7 +309,7 @@ class _KernelWriter:
         return self._tile[loop] if self.nest.reduction[loop] else self._extents[loop]
 
     def _innermost(self) -> None:
-        if self.schedule.reduction or self.nest.epilogue:
+        if self.nest.accumulates:
             self._hoist(len(self.schedule.levels))
             self._reduce()
             return

@@ -107,6 +107,11 @@ class Nest:
     epilogue: Epilogue | None = None
 
     @property
+    def accumulates(self) -> bool:
+        """Whether outputs have values before they are stored: also where all loops that reduce had one iteration."""
+        return any(self.reduction) or self.initial is not None or self.epilogue is not None
+
+    @property
     def may_fail(self) -> bool:
         """Whether the kernel reports a status: it checks indices or conditions."""
         body = self.body + (self.epilogue.body if self.epilogue else ())

@@ -12,12 +12,16 @@ from dataclasses import dataclass, replace
 
 from torchmdla.devices.cpu.nests import Epilogue, Instruction, Nest, Operand
 
+# Stands for the reduction among the loops that a value varies with, also where no loop is left of it.
+ACCUMULATION = -1
+
 
 @dataclass(frozen=True)
 class Numbering:
     """``sources``: the operand that a value is loaded from. ``scalars``: the types of the values that are passed as
     scalars, in order. ``instructions``: the instruction that computes a value, its operands in this numbering.
-    ``results``: the value that each stored operand gets. ``varies``: for each value the loops that it varies with.
+    ``results``: the value that each stored operand gets. ``varies``: for each value the loops that it varies with,
+    and ``ACCUMULATION`` if it depends on what is accumulated.
     ``first_output`` and ``first_epilogue``: the first number of the nest's outputs, and of the epilogue's values."""
 
     operands: tuple[Operand, ...]
@@ -77,8 +81,8 @@ def _varies(
     outputs = range(len(nest.inputs), len(nest.inputs) + len(nest.outputs))
     found: list[frozenset[int]] = []
     for number in range(max([end - 1, *sources, *instructions]) + 1):
-        if number in outputs and (any(nest.reduction) or nest.epilogue):
-            found.append(every)
+        if number in outputs and nest.accumulates:
+            found.append(every | {ACCUMULATION})
         elif number in sources:
             strides = nest.operands[sources[number]].strides
             found.append(frozenset(d for d, stride in enumerate(strides) if stride != 0))

@@ -116,9 +116,7 @@ def _composed(outer: Linear, inner: Sequence[Linear]) -> Linear:
     return Linear(factors, outer.constant + sum(f * index.constant for f, index in pairs))
 
 
-def _fill_first(
-    steps: Steps, fill: NestStep, whole: Buffer, sizes: tuple[int, ...], block: tuple[Linear, ...]
-) -> None:
+def _fill_first(steps: Steps, fill: NestStep, whole: Buffer, sizes: tuple[int, ...], block: tuple[Linear, ...]) -> None:
     """Fills the borders around a block, or everything where there may be other blocks, before the buffer's first
     use."""
     constant = filled_with(fill)
@@ -126,8 +124,8 @@ def _fill_first(
     steps.steps.remove(fill)
     first = steps.users(whole)[0]
     place = steps.steps.index(first)
-    alone = all(index.factors == tuple(int(k == d) for k in range(len(sizes))) for d, index in enumerate(block))
-    if alone and len(block) == len(sizes):
+    dense = all(index.loops == () or (index.loops == (d,) and index.factors[d] == 1) for d, index in enumerate(block))
+    if dense and len(block) == len(sizes):
         offsets = tuple(index.constant for index in block)
         steps.steps[place:place] = list(_borders(constant, whole, sizes, offsets))
     else:

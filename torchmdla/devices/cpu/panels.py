@@ -12,7 +12,7 @@ from torchmdla.devices.cpu.steps import Access, NestStep, Steps, indexed_loops, 
 _FEWEST_ROWS = 3
 
 # Vectors side by side in a register tile, best first.
-_VECTORS = (3, 4, 2, 1)
+_VECTORS = (3, 2, 4, 1)
 
 
 def panel_width(columns: int, lanes: int) -> int:
@@ -44,7 +44,8 @@ def _use_panels(steps: Steps, step: NestStep, position: int, lanes: int, made: d
     order += sorted((d for d in range(loops) if step.reduction[d]), key=lambda d: -max(o.factors[d] for o in others))
     order.append(lane)
     source = step.inputs[position]
-    key = source.buffer, tuple((step.sizes[d], source.flat(loops).factors[d]) for d in order)
+    flat = source.flat(loops)
+    key = source.buffer, flat.constant, tuple((step.sizes[d], flat.factors[d]) for d in order)
     maker = lay_out(step, position, order)
     if key in made:
         inputs = list(step.inputs)

@@ -36,6 +36,8 @@ def _column(step: NestStep) -> int:
 def _crosswise_factor(step: NestStep) -> int | None:
     """The factor to transpose: the only one that varies with the column, against its memory, read for each row, and no
     larger when each element has one place for each window (of a convolution) that it is in."""
+    if not step.written_accesses:
+        return None
     column, loops = _column(step), range(len(step.sizes))
     reduced = [d for d in loops if step.reduction[d] and step.sizes[d] > 1]
     if column < 0 or len(step.inputs) != 2 or not reduced:

@@ -2,33 +2,45 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
-from torchmdla.devices.cpu.steps import Access, Buffer, ChainStep, NestStep, Steps, covers
+from torchmdla.devices.cpu.steps import Access, Buffer, ChainStep, NestStep, Step, Steps, covers, is_copy
 
 
 def separate_values(steps: Steps) -> None:
-    """Gives a temporary another buffer wherever all of it is overwritten, also by a step that reads it."""
-    current: dict[Buffer, Buffer] = {}
+    """Gives each value that a temporary or a result holds all of, one after the other, a buffer of its own. The last
+    value of a result stays where it is."""
+    steps.steps = [s for s in steps.steps if not (is_copy(s) and _copies_to_itself(s))]
+    left = Counter(b for s in steps.nests() for b in _fresh(s))
+    current = {b: Buffer("temporary", b.element, b.sizes) for b in left if b.kind == "result"}
 
     def renamed(access: Access) -> Access:
         return replace(access, buffer=current.get(access.buffer, access.buffer))
 
-    for step in steps.steps:
-        if not isinstance(step, NestStep):
-            continue
-        fresh = [a.buffer for a in step.outputs if _starts_value(step, a)]
-        outputs = step.outputs
+    for step in steps.nests():
+        fresh, outputs = _fresh(step), step.outputs
         step.map_accesses(renamed)
         for buffer in fresh:
-            current[buffer] = Buffer("temporary", buffer.element, buffer.sizes)
+            left[buffer] -= 1
+            last = buffer.kind == "result" and not left[buffer]
+            current[buffer] = buffer if last else Buffer("temporary", buffer.element, buffer.sizes)
         step.outputs = tuple(map(renamed, outputs))
+
+
+def _copies_to_itself(step: Step) -> bool:
+    return isinstance(step, NestStep) and step.inputs == step.outputs
+
+
+def _fresh(step: NestStep) -> list[Buffer]:
+    """The buffers that start a new value with a step."""
+    return [a.buffer for a in step.outputs if _starts_value(step, a)]
 
 
 def _starts_value(step: NestStep, output: Access) -> bool:
     """Whether a step overwrites the buffer of one of its outputs without carrying on what it holds."""
     buffer = output.buffer
-    if buffer.kind != "temporary" or buffer.fixed or step.ending or any(step.reduction):
+    if buffer.kind not in ("temporary", "result") or buffer.fixed or step.ending or any(step.reduction):
         return False
     alone = sum(a.buffer is buffer for a in step.outputs) == 1 and all(t.buffer is not buffer for t in step.tables)
     carried = any(a is output for a in step.read_accesses)

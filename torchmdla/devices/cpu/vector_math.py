@@ -5,9 +5,9 @@ the same values. Every function is within 4 ulp of the exact value for all of th
 and the sign of zero, and rounds results below the normal range once (``tests/test_vector_math.py``). Half-precision
 values are computed in single precision; double precision stays with the library.
 
-Methods. exp, exp2, expm1 and tanh: reduction by multiples of ln 2 in two steps (W. J. Cody and W. Waite, Software Manual
-for the Elementary Functions, 1980), here exact by fused multiply-add, rounding to an integer by adding 1.5·2²³; then a
-polynomial, then a power of two made in the exponent's bits. tanh(x) = expm1(2x) / (expm1(2x) + 2), halved throughout.
+Methods. exp, exp2, expm1 and tanh: reduction by multiples of ln 2 in two steps (W. J. Cody and W. Waite, Software
+Manual for the Elementary Functions, 1980), here exact by fused multiply-add, rounding to an integer by adding 1.5·2²³;
+then a polynomial, then a power of two. tanh(x) = expm1(2x) / (expm1(2x) + 2), halved throughout.
 erf(x) = -expm1(-x·Q(x)) for x ≥ 0 with Q(x) = -ln(erfc(x)) / x, which is smooth, so one polynomial serves the whole
 range. log: mantissa in [√½, √2), log1p(f) = f - f²/2 + f³·P(f), as in Cephes (S. L. Moshier).
 

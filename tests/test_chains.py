@@ -1,0 +1,282 @@
+"""Steps that are merged (epilogues) or run tile by tile (chains): which are, which must not be, and their values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from test_lowering import Builder, Value, check, host_target, narrow_target, normal
+from torch.nn import functional
+from torch_mlir import ir
+
+from torchmdla.devices.cpu.buffers import bufferize
+from torchmdla.devices.cpu.chains import chain_nests
+from torchmdla.devices.cpu.epilogue import merge_epilogues
+from torchmdla.devices.cpu.frontend import new_context, to_linalg
+from torchmdla.devices.cpu.fusion import fuse
+from torchmdla.devices.cpu.machine import Machine
+from torchmdla.devices.cpu.nests import Instruction
+from torchmdla.devices.cpu.reading import read_steps
+from torchmdla.devices.cpu.steps import Access, Buffer, ChainStep, Linear, NestStep, Step, Steps, is_copy
+from torchmdla.devices.cpu.transforms import transform
+
+Program = Callable[[Builder], "list[Value]"]
+
+MACHINE = Machine.of(host_target())
+
+
+def steps_of(function: Program) -> Steps:
+    """The steps that the program becomes."""
+    builder = Builder()
+    program = builder.program(function(builder), host_target())
+    with new_context(), ir.Location.unknown():
+        module = to_linalg(program)
+        fuse(module)
+        steps = read_steps(bufferize(module), program)
+        transform(steps, program)
+    return steps
+
+
+def chains(steps: Steps) -> list[ChainStep]:
+    return [s for s in steps.steps if isinstance(s, ChainStep)]
+
+
+def all_nests(steps: Steps) -> list[NestStep]:
+    return [*steps.nests(), *(member for chain in chains(steps) for member in chain.members)]
+
+
+# Programs.
+
+
+def softmax(*sizes: int, dim: int = -1) -> Program:
+    def program(b: Builder) -> list[Value]:
+        x = b.input(normal(*sizes) * 20)
+        return [b.op("aten.softmax.int", [x, dim, None], x.tensor.softmax(dim))]
+
+    return program
+
+
+def layer_norm(rows: int, width: int) -> Program:
+    def program(b: Builder) -> list[Value]:
+        x, w, c = b.input(normal(rows, width) + 3), b.input(normal(width)), b.input(normal(width))
+        expected = functional.layer_norm(x.tensor, (width,), w.tensor, c.tensor)
+        made = b.op("aten.layer_norm", [x, [width], w, c, 1e-5, True], expected)
+        exact = b._constant("str", '"none"', "!torch.str")
+        return [b.op("aten.gelu", [made, exact], functional.gelu(expected))]
+
+    return program
+
+
+def attention(heads: int, length: int, width: int) -> Program:
+    def program(b: Builder) -> list[Value]:
+        q, k, v = (b.input(normal(heads, length, width) * scale) for scale in (1.0, 1.1, 0.9))
+        turned = b.op("aten.transpose.int", [k, 1, 2], k.tensor.transpose(1, 2))
+        scores = b.op("aten.bmm", [q, turned], torch.bmm(q.tensor, turned.tensor))
+        scaled = b.op("aten.div.Scalar", [scores, 3.0], scores.tensor / 3.0)
+        weights = b.op("aten.softmax.int", [scaled, -1, None], scaled.tensor.softmax(-1))
+        return [b.op("aten.bmm", [weights, v], torch.bmm(weights.tensor, v.tensor))]
+
+    return program
+
+
+def linear_with_everything(b: Builder) -> list[Value]:
+    x, w, c, r = b.input(normal(24, 40)), b.input(normal(56, 40)), b.input(normal(56)), b.input(normal(24, 56))
+    y = b.op("aten.linear", [x, w, c], functional.linear(x.tensor, w.tensor, c.tensor))
+    total = b.op("aten.add.Tensor", [y, r, 1], y.tensor + r.tensor)
+    return [b.op("aten.relu", [total], total.tensor.relu())]
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        softmax(257, 96),
+        softmax(12, 33, 40, dim=1),
+        softmax(3, 5, 7),
+        softmax(1, 30000),
+        softmax(2048, 3),
+        layer_norm(300, 512),
+        layer_norm(7, 1000),
+        attention(3, 37, 16),
+        attention(2, 160, 32),
+        attention(1, 400, 8),
+        linear_with_everything,
+    ],
+)
+@pytest.mark.parametrize("target", [host_target(), narrow_target("+avx2", "+fma"), narrow_target()])
+def test_values(program: Program, target: object) -> None:
+    builder = Builder()
+    check(builder, program(builder), target)  # type: ignore[arg-type]
+
+
+# Which programs become chains.
+
+
+@pytest.mark.parametrize("program", [softmax(512, 96), layer_norm(300, 512), attention(4, 160, 32)])
+def test_one_pass_over_memory(program: Program) -> None:
+    made = chains(steps_of(program))
+    assert len(made) == 1
+    assert made[0].locals
+    # What is left in memory between nests fits the first cache, or the second where matrices are multiplied.
+    assert sum(b.bytes for b in made[0].locals) <= MACHINE.second_level // 4
+
+
+def test_attention_keeps_scores_in_the_chain() -> None:
+    (chain,) = chains(steps_of(attention(4, 160, 32)))
+    assert len(chain.members) == 6
+    assert {b.kind for b in chain.writes} == {"result"}
+
+
+def test_queries_meet_transposed_keys() -> None:
+    steps = steps_of(attention(4, 160, 32))
+    product = chains(steps)[0].members[0]
+    column = [access.flat(len(product.sizes)).factors for access in product.inputs]
+    (own,) = [d for d, factor in enumerate(product.written_accesses[0].flat(len(product.sizes)).factors) if factor == 1]
+    assert sorted(factors[own] for factors in column) == [0, 1]
+
+
+def test_too_small_for_tiles() -> None:
+    assert not chains(steps_of(softmax(3, 5, 7)))
+
+
+def test_threads_share_tiles() -> None:
+    builder = Builder()
+    executable = check(builder, softmax(2048, 1024)(builder))
+    assert executable.pool.chunks > 1
+
+
+# Which elementwise steps become epilogues.
+
+
+def test_everything_after_a_product_is_its_epilogue() -> None:
+    nests = all_nests(steps_of(linear_with_everything))
+    products = [s for s in nests if any(s.reduction)]
+    assert len(products) == 1
+    assert all(is_copy(s) for s in nests if s not in products)
+    assert products[0].ending is not None
+    assert products[0].ending.outputs[0].buffer.kind == "result"
+
+
+def test_a_result_that_is_read_twice_stays() -> None:
+    def program(b: Builder) -> list[Value]:
+        x, y = b.input(normal(24, 40)), b.input(normal(40, 56))
+        made = b.op("aten.mm", [x, y], x.tensor @ y.tensor)
+        return [made, b.op("aten.relu", [made], made.tensor.relu())]
+
+    assert all(s.ending is None for s in all_nests(steps_of(program)))
+    builder = Builder()
+    check(builder, program(builder))
+
+
+def test_a_transposing_reader_becomes_an_epilogue() -> None:
+    def program(b: Builder) -> list[Value]:
+        x, y = b.input(normal(24, 40)), b.input(normal(40, 56))
+        made = b.op("aten.mm", [x, y], x.tensor @ y.tensor)
+        turned = b.op("aten.transpose.int", [made, 0, 1], made.tensor.t())
+        return [b.op("aten.relu", [turned], turned.tensor.relu().contiguous())]
+
+    assert any(s.ending is not None for s in all_nests(steps_of(program)))
+    builder = Builder()
+    check(builder, program(builder))
+
+
+# Hazards, on steps made by hand.
+
+ROWS, COLUMNS = 64, 512
+
+
+def whole(buffer: Buffer) -> Access:
+    return Access(buffer, (Linear((1, 0)), Linear((0, 1))))
+
+
+def turned(buffer: Buffer) -> Access:
+    return Access(buffer, (Linear((0, 1)), Linear((1, 0))))
+
+
+def elementwise(inputs: Sequence[Access], output: Access, sizes: tuple[int, int] = (ROWS, COLUMNS)) -> NestStep:
+    body = (Instruction("arith.negf", (0,), "f32"),)
+    return NestStep(sizes, (False, False), tuple(inputs), (output,), (), (), body, (len(inputs) + 1,))
+
+
+def row_sum(source: Buffer, output: Access) -> NestStep:
+    zero = Instruction("arith.constant", (), "f32", "{value = 0.0 : f32}")
+    body = (Instruction("arith.addf", (0, 1), "f32"),)
+    sizes = (ROWS, COLUMNS)
+    return NestStep(sizes, (False, True), (whole(source),), (output,), (), (), body, (2,), initial=zero)
+
+
+def buffer(kind: str = "temporary", sizes: tuple[int, ...] = (ROWS, COLUMNS)) -> Buffer:
+    return Buffer(kind, "f32", sizes)  # type: ignore[arg-type]
+
+
+def chained(*steps: Step) -> list[Step]:
+    made = Steps(list(steps), {})
+    chain_nests(made, MACHINE)
+    return made.steps
+
+
+def test_rows_that_only_need_themselves_are_chained() -> None:
+    x, y, z = buffer("input"), buffer(), buffer("result")
+    (chain,) = chained(elementwise([whole(x)], whole(y)), elementwise([whole(y)], whole(z)))
+    assert isinstance(chain, ChainStep)
+    assert [b.kind for b in chain.locals] == ["local"]
+
+
+def test_a_neighbour_breaks_the_axis() -> None:
+    x, y, z = buffer("input"), buffer(sizes=(ROWS + 1, COLUMNS)), buffer("result")
+    first = elementwise([whole(x)], whole(y), (ROWS, COLUMNS))
+    later = Access(y, (Linear((1, 0), 1), Linear((0, 1))))
+    steps = chained(first, elementwise([later], whole(z)))
+    # Columns are still alike; what is cut must be columns only.
+    for step in steps:
+        if isinstance(step, ChainStep):
+            assert [m.sizes[0] for m in step.members] == [ROWS, ROWS]
+
+
+def test_a_transposed_reader_is_cut_the_other_way() -> None:
+    x, y, z = buffer("input", (512, 512)), buffer(sizes=(512, 512)), buffer("result", (512, 512))
+    first = elementwise([whole(x)], whole(y), (512, 512))
+    for step in chained(first, elementwise([turned(y)], whole(z), (512, 512))):
+        if isinstance(step, ChainStep):
+            assert step.loops[0] == tuple(1 - loop for loop in step.loops[1])
+
+
+def test_overwriting_what_other_rows_still_read_breaks_the_chain() -> None:
+    x, total, y = buffer(), buffer(sizes=(COLUMNS,)), buffer("result")
+    down = NestStep(
+        (ROWS, COLUMNS), (True, False), (whole(x),), (Access(total, (Linear((0, 1)),)),), (), (),
+        (Instruction("arith.addf", (0, 1), "f32"),), (2,),
+        initial=Instruction("arith.constant", (), "f32", "{value = 0.0 : f32}"),
+    )  # fmt: skip
+    steps = chained(down, elementwise([Access(total, (Linear((0, 1)),))], whole(y)))
+    # A sum over rows ends before any row reads it: rows are no axis.
+    for step in steps:
+        if isinstance(step, ChainStep):
+            assert all(member.sizes[0] == ROWS for member in step.members)
+
+
+def test_unrelated_steps_move_out_of_the_way() -> None:
+    x, y, z = buffer("input"), buffer(), buffer("result")
+    other = elementwise([whole(buffer("input"))], whole(buffer("result")))
+    steps = chained(elementwise([whole(x)], whole(y)), other, elementwise([whole(y)], whole(z)))
+    assert steps[0] is other
+    assert isinstance(steps[1], ChainStep)
+
+
+def test_a_writer_in_between_keeps_the_epilogue_away() -> None:
+    x, y = buffer(), buffer(sizes=(ROWS, 1))
+    result = buffer("result", (ROWS, 1))
+    narrow = Access(y, (Linear((1, 0)), Linear((0, 0))))
+    total = row_sum(x, narrow)
+    reader = NestStep(
+        (ROWS,), (False,), (Access(y, (Linear((1,)), Linear((0,)))),),
+        (Access(result, (Linear((1,)), Linear((0,)))),), (), (), (Instruction("arith.negf", (0,), "f32"),), (2,),
+    )  # fmt: skip
+    overwriting = elementwise([whole(buffer("input"))], whole(x))
+    steps = Steps([total, overwriting, reader], {})
+    merge_epilogues(steps)
+    assert len(steps.steps) == 3
+    steps = Steps([total, reader, overwriting], {})
+    merge_epilogues(steps)
+    assert len(steps.steps) == 2
+    assert total.ending is not None
