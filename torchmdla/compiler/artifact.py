@@ -40,8 +40,8 @@ class Manifest:
     """What a loader must know about the object code.
 
     ``entry`` computes the results, from the arguments and from the buffers that ``packs`` make of parameters, once for
-    every version of these. ``device_calls`` are the undefined symbols that the loader has to provide. ``statistics`` are
-    times (seconds) and counts of the compilation, for people.
+    every version of these. ``device_calls`` are the undefined symbols that the loader has to provide. ``statistics``
+    are times (seconds) and counts of the compilation, for people.
     """
 
     program: str
