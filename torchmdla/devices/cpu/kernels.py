@@ -8,6 +8,7 @@ sets to 1 when an index is out of bounds or a condition fails.
 from __future__ import annotations
 
 import itertools
+import math
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -43,6 +44,9 @@ _INFINITY = {"f16": 0x7C00, "bf16": 0x7F80, "f32": 0x7F800000, "f64": 0x7FF00000
 
 # Integer powers that eager computes by products, too.
 _SMALL_POWERS = (1, 2, 3)
+
+# Additions that one accumulator of a sum may see.
+_LONGEST_SUM = 256
 
 # Within a register tile: the offset of each tiled loop.
 Point = tuple[int, ...]
@@ -428,7 +432,7 @@ class _KernelWriter:
         step = tile * self.schedule.unroll[loop]
         rest = extent % step
         if extent - rest > step:
-            values = self._carried_loop(loop, extent - rest, depth, keys, values)
+            values = self._in_parts(loop, extent - rest, depth, keys, values)
         elif extent > rest:
             values = self._unrolled(loop, range(0, step, tile), depth, keys, values)
         if rest >= tile:
@@ -469,21 +473,61 @@ class _KernelWriter:
         self._induction[loop] = index if outer is None else self._define(f"arith.addi {outer}, {index} : i64")
         self._advance(loop, index)
 
-    def _carried_loop(
+    def _in_parts(
         self, loop: int, upper: int, depth: int, keys: Sequence[tuple[int, Point]], values: Sequence[Value]
+    ) -> list[Value]:
+        """A loop that reduces. Long sums are summed in parts that start from zero, since the rounding error of a sum
+        grows with the number of additions that one accumulator sees (Higham, Accuracy and Stability of Numerical
+        Algorithms, 2nd edition, section 4.2)."""
+        zero, upper_bound = self._constant(0), self._constant(upper)
+        part = self._part_of_sum(loop, upper, depth)
+        if part is None:
+            return self._carried_loop(loop, zero, upper_bound, depth, keys, values)
+        results, first = self._fresh(), self._fresh()
+        sums = [Value(self._fresh(), v.element, v.lanes) for v in values]
+        head = self._carrying(f"scf.for {first} = {zero} to {upper_bound} step {self._constant(part)}", sums, values)
+        with self._scope(), self._block(f"{results}:{len(values)} = {head}"):
+            last = self._define(
+                f"arith.minsi {self._define(f'arith.addi {first}, {self._constant(part)} : i64')}, {upper_bound} : i64"
+            )
+            starts = [self._broadcast(Value(self._literal(f"-0.0 : {v.element}"), v.element), v.lanes) for v in values]
+            parts = self._carried_loop(loop, first, last, depth, keys, starts)
+            new = [
+                self._emit(self._combiner(position), [total, part])
+                for (position, _), total, part in zip(keys, sums, parts, strict=True)
+            ]
+            self._yield(new)
+        return [Value(f"{results}#{k}", v.element, v.lanes) for k, v in enumerate(values)]
+
+    def _part_of_sum(self, loop: int, upper: int, depth: int) -> int | None:
+        """How many iterations of ``loop`` an accumulator may see; None if it may see them all."""
+        names = {i.name for i in self.combiners} if self.combiners else set()
+        if depth or names != {"arith.addf"} or self.nest.outputs[0].element == "f64":
+            return None
+        inner = math.prod(self._extents[d] // self._tile[d] for d in self.schedule.reduction[1:])
+        step = self._tile[loop] * self.schedule.unroll[loop]
+        part = max(1, _LONGEST_SUM * self._tile[loop] // (inner * step)) * step
+        return part if upper >= 2 * part else None
+
+    def _carrying(self, head: str, carried: Sequence[Value], initial: Sequence[Value]) -> str:
+        """The head of a loop that carries values."""
+        starts = ", ".join(f"{c.name} = {v.name}" for c, v in zip(carried, initial, strict=True))
+        return f"{head} iter_args({starts}) -> ({', '.join(v.type for v in initial)}) : i64 {{"
+
+    def _yield(self, values: Sequence[Value]) -> None:
+        self._line(f"scf.yield {', '.join(v.name for v in values)} : {', '.join(v.type for v in values)}")
+
+    def _carried_loop(
+        self, loop: int, lower: str, upper: str, depth: int, keys: Sequence[tuple[int, Point]], values: Sequence[Value]
     ) -> list[Value]:
         results, index = self._fresh(), self._fresh()
         carried = [Value(self._fresh(), v.element, v.lanes) for v in values]
-        initial = ", ".join(f"{c.name} = {v.name}" for c, v in zip(carried, values, strict=True))
-        types = ", ".join(v.type for v in values)
         tile = self._tile[loop]
         width = tile * self.schedule.unroll[loop]
-        lower, bound, step = self._constant(0), self._constant(upper), self._constant(width)
-        head = f"scf.for {index} = {lower} to {bound} step {step} iter_args({initial}) -> ({types}) : i64 {{"
+        head = self._carrying(f"scf.for {index} = {lower} to {upper} step {self._constant(width)}", carried, values)
         with self._scope(), self._block(f"{results}:{len(values)} = {head}"):
             self._step(loop, index)
-            new = self._unrolled(loop, range(0, width, tile), depth, keys, carried)
-            self._line(f"scf.yield {', '.join(v.name for v in new)} : {types}")
+            self._yield(self._unrolled(loop, range(0, width, tile), depth, keys, carried))
         return [Value(f"{results}#{k}", v.element, v.lanes) for k, v in enumerate(values)]
 
     def _accumulate(self, keys: Sequence[tuple[int, Point]], values: Sequence[Value]) -> list[Value]:

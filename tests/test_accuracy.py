@@ -1,0 +1,46 @@
+"""Errors against float64 are no worse than twice eager's own."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import torchmdla
+from torchmdla.testing.models import MODELS
+
+# Below this, parts of the largest output, an error is a few roundings of the result and says nothing of the method.
+FLOOR = 1e-7
+
+
+def rms(value: Tensor) -> float:
+    return float(value.double().square().mean().sqrt())
+
+
+def check(function: Callable[..., Tensor], exact: Callable[..., Tensor], *inputs: Tensor) -> None:
+    compiled = torchmdla.compile(function, *inputs)
+    with torch.no_grad():
+        wanted = exact(*(x.double() if x.is_floating_point() else x for x in inputs))
+        eager, ours = function(*inputs), compiled(*inputs)
+        if isinstance(wanted, tuple):
+            wanted, eager, ours = wanted[0], eager[0], ours[0]
+    floor = FLOOR * float(wanted.abs().max())
+    assert rms(ours - wanted) <= 2 * max(rms(eager - wanted), floor)
+
+
+@pytest.mark.parametrize("length", [300, 1024, 5000])
+def test_long_sums(length):
+    """The error of a sum grows with the additions that one accumulator sees."""
+    left, right = torch.rand(8, length), torch.rand(length, 48)
+    check(torch.mm, torch.mm, left, right)
+    check(lambda x: x.sum(1) * 2, lambda x: x.sum(1) * 2, left)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models(name):
+    spec = MODELS[name].reduced()
+    module = spec.build()
+    check(module, copy.deepcopy(module).double(), *spec.inputs())
