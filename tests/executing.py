@@ -19,8 +19,7 @@ class FailedCallError(Exception):
 def execute(imported: ImportedGraph, graph: torch._C.Graph, inputs: Sequence[object]) -> list[object]:
     """The outputs of the group for ``inputs``, made as the runtime makes them."""
     device = devices.get("cpu")
-    options = (("pack", "1"),)
-    program = Program(imported.mlir, imported.arguments, imported.results, device.target(), options)
+    program = Program(imported.mlir, imported.arguments, imported.results, device.target())
     artifact = device.lower(program)
     code = device.load(artifact)
     arguments = [_argument(binding, graph, inputs) for binding in imported.bindings]

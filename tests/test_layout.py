@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 import pytest
@@ -162,11 +161,9 @@ def test_packs_hold_only_parameters() -> None:
     assert roles == {"parameter"}
 
 
-def test_nothing_is_packed_without_the_option() -> None:
+def test_weights_are_packed() -> None:
     builder = Builder()
-    program = builder.program(residual_network(builder), host_target())
-    assert len(lower(program).manifest.packs) >= 4
-    assert lower(dataclasses.replace(program, options=())).manifest.packs == ()
+    assert len(lower(builder.program(residual_network(builder), host_target())).manifest.packs) >= 4
 
 
 def packs_of(columns: int, rows: int) -> list[str]:

@@ -124,7 +124,6 @@ class Builder:
             arguments=tuple(describe(v, r) for v, r in zip(self.values, self.roles, strict=True)),
             results=tuple(Result(dtype_name(r.tensor), tuple(r.tensor.shape)) for r in results),
             target=target,
-            options=(("pack", "1"),),
         )
 
 

@@ -18,8 +18,6 @@ from torchmdla.compiler.versions import producers
 from torchmdla.errors import CompileError
 from torchmdla.importer import Binding, ImportedGraph, OutputBinding, Record, TensorMeta, import_graph, locate
 
-_OPTIONS = (("pack", "1"),)
-
 _warned: set[str] = set()
 
 
@@ -79,7 +77,7 @@ def compile_group(graph: torch._C.Graph, record: Record, parameters: Sequence[in
 def _compile(graph: torch._C.Graph, record: Record, parameters: Sequence[int], device: devices.Device) -> _C.Executable:
     _check_dtypes(record, device)
     imported = import_graph(graph, record, parameters)
-    program = Program(imported.mlir, imported.arguments, imported.results, device.target(), _OPTIONS, producers())
+    program = Program(imported.mlir, imported.arguments, imported.results, device.target(), versions=producers())
     try:
         artifact = service.compile_program(program).artifact
     except CompileError as error:

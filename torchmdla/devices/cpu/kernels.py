@@ -504,7 +504,7 @@ class _KernelWriter:
         names = {i.name for i in self.combiners} if self.combiners else set()
         if depth or names != {"arith.addf"} or self.nest.outputs[0].element == "f64":
             return None
-        inner = math.prod(self._extents[d] // self._tile[d] for d in self.schedule.reduction[1:])
+        inner = math.prod(-(-self._extents[d] // self._tile[d]) for d in self.schedule.reduction[1:])
         step = self._tile[loop] * self.schedule.unroll[loop]
         part = max(1, _LONGEST_SUM * self._tile[loop] // (inner * step)) * step
         return part if upper >= 2 * part else None

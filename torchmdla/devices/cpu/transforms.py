@@ -17,19 +17,20 @@ from torchmdla.devices.cpu.steps import Steps
 
 
 def transform(steps: Steps, program: Program) -> None:
-    """Runs every pass over ``steps``, in place. Other layouts pay where the weights in them are made only once."""
+    """Runs every pass over ``steps``, in place.
+
+    Values are told apart first, so that passes may move one without the other. Layouts change before epilogues merge,
+    and both before packing, which then finds every step that depends on parameters alone.
+    """
     machine = Machine.of(program.target)
     lanes = machine.vector_bytes // 4
     separate_values(steps)
     move_fills(steps)
     compute_in_place(steps)
-    packs = ("pack", "1") in program.options
-    if packs:
-        block_channels(steps, lanes)
-        lay_out_panels(steps, lanes)
+    block_channels(steps, lanes)
+    lay_out_panels(steps, lanes)
     merge_epilogues(steps)
-    if packs:
-        pack_parameters(steps)
+    pack_parameters(steps)
     transpose_factors(steps)
     chain_nests(steps, machine)
     share_buffers(steps)
