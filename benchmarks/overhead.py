@@ -12,11 +12,12 @@ import argparse
 import json
 import statistics
 import sys
-import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
+from harness.timing import time_calls
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -110,21 +111,14 @@ def measure(
     ways: dict[str, Callable[..., Tensor]], inputs: tuple[Tensor, ...], rounds: int, calls: int
 ) -> dict[str, Times]:
     """The times of each way, and as ``overhead`` those of a group over the same ops scripted."""
+    bound = {way: partial(call, *inputs) for way, call in ways.items()}
     times: dict[str, list[float]] = {way: [] for way in ways}
     for _ in range(rounds):
-        for way, call in ways.items():
-            times[way].append(time_calls(call, inputs, calls))
+        for way, call in bound.items():
+            times[way].append(time_calls(call, calls) * 1e6)
     result = {way: {"min": min(taken), "median": statistics.median(taken)} for way, taken in times.items()}
     result["overhead"] = {key: result["group"][key] - result["scripted"][key] for key in ("min", "median")}
     return result
-
-
-def time_calls(call: Callable[..., Tensor], inputs: tuple[Tensor, ...], calls: int) -> float:
-    """Microseconds of one call, the loop's own cost (some 20 ns) included."""
-    start = time.perf_counter_ns()
-    for _ in range(calls):
-        call(*inputs)
-    return (time.perf_counter_ns() - start) / calls / 1e3
 
 
 def show(results: dict[str, dict[str, Times]]) -> None:

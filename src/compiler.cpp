@@ -156,22 +156,16 @@ void CompilationGroup::run_specialised(const Specialisation& specialisation, Sta
 void CompilationGroup::specialise(const Signature& signature, Stack& stack) {
   auto unclaim = c10::make_scope_exit([&] { release(signature); });
   auto record = run_and_record(*graph_, stack);
-  ++statistics().recordings;
   if (settings().background) {
-    unclaim.release();
     background()([self = shared_from_this(), signature, record = std::move(record)] {
       const auto done = c10::make_scope_exit([&] { self->release(signature); });
-      self->finish(signature, record);
+      self->publish(self->compile(signature, record));
     });
+    unclaim.release(); // the task's now
     return;
   }
-  const auto& made = finish(signature, record);
+  const auto& made = publish(compile(signature, record));
   if (made.outcome == Outcome::failed && settings().strict) made.raise();
-}
-
-const CompilationGroup::Specialisation& CompilationGroup::finish(const Signature& signature,
-                                                                 const Record& record) {
-  return publish(compile(signature, record));
 }
 
 void CompilationGroup::release(const Signature& signature) {

@@ -91,7 +91,6 @@ private:
   bool conditions_hold(const Record& record) const;
   std::optional<Fallback> claim(const Signature& signature);
   void release(const Signature& signature);
-  const Specialisation& finish(const Signature& signature, const Record& record);
   std::unique_ptr<Specialisation> compile(const Signature& signature, const Record& record) const;
   const Specialisation& publish(std::unique_ptr<Specialisation> specialisation);
   void run_differentiable(torch::jit::Stack& stack);

@@ -228,7 +228,6 @@ py::dict statistics_dict() {
   py::dict result;
   result["groups"] = statistics().groups.load();
   result["specialisations"] = statistics().specialisations.load();
-  result["recordings"] = statistics().recordings.load();
   result["fallbacks"] = statistics().fallbacks();
   return result;
 }
@@ -259,11 +258,6 @@ PYBIND11_MODULE(_C, module) {
     for (const auto& call : device_calls())
       addresses[call.name] = reinterpret_cast<uintptr_t>(call.address);
     return addresses;
-  });
-  module.def("fuse_groups", [](const std::shared_ptr<Graph>& graph) {
-    const auto table = current_device_table();
-    TORCH_CHECK(table, "no device is set; call torchmdla.enable() first");
-    return fuse_groups(graph, *table);
   });
 }
 

@@ -43,7 +43,7 @@ void Statistics::reset() {
   failures_.clear();
   for (auto& number : fallbacks_)
     number = 0;
-  groups = specialisations = recordings = 0;
+  groups = specialisations = 0;
 }
 
 Statistics& statistics() {

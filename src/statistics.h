@@ -28,7 +28,6 @@ class Statistics {
 public:
   std::atomic<int64_t> groups{0};
   std::atomic<int64_t> specialisations{0};
-  std::atomic<int64_t> recordings{0};
 
   void count(Fallback reason) {
     fallbacks_[static_cast<size_t>(reason)].fetch_add(1, std::memory_order_relaxed);

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 import torchmdla
-
-GROUP = "mdla::CompilationGroup"
+from torchmdla.testing import coverage
 
 
 def warmed_up(function: Any, *inputs: Any) -> Any:
@@ -24,15 +23,13 @@ def warmed_up(function: Any, *inputs: Any) -> Any:
 
 def nodes(graph: Any) -> Iterator[torch._C.Node]:
     """All nodes, those of inner blocks too, but not those of groups."""
-    for node in graph.nodes():
-        yield node
-        for block in node.blocks():
-            yield from nodes(block)
+    for block in coverage.blocks(graph):
+        yield from block.nodes()
 
 
 def groups(graph: Any) -> list[torch._C.Graph]:
     """The subgraphs of the groups of ``graph``."""
-    return [node.g("Subgraph") for node in nodes(graph) if node.kind() == GROUP]
+    return [node.g("Subgraph") for node in coverage.groups(graph)]
 
 
 def kinds(graph: Any) -> list[str]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from graphs import GROUP, groups, groups_of, kinds, nodes, warmed_up
+from graphs import groups, groups_of, kinds, nodes, warmed_up
 from torch import Tensor
 
 import torchmdla
 from torchmdla.testing.compare import assert_matches
+from torchmdla.testing.coverage import GROUP
 
 
 @pytest.fixture(autouse=True)

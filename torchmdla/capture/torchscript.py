@@ -16,7 +16,16 @@ from torchmdla.compiler import service
 from torchmdla.compiler.program import Program
 from torchmdla.compiler.versions import producers
 from torchmdla.errors import CompileError
-from torchmdla.importer import Binding, ImportedGraph, OutputBinding, Record, TensorMeta, import_graph, locate
+from torchmdla.importer import (
+    Binding,
+    ImportedGraph,
+    OutputBinding,
+    Record,
+    TensorMeta,
+    dtype_name,
+    import_graph,
+    locate,
+)
 
 _warned: set[str] = set()
 
@@ -104,7 +113,7 @@ def _compile(graph: torch._C.Graph, record: Record, parameters: Sequence[int], d
 def _check_dtypes(record: Record, device: devices.Device) -> None:
     for seen in record.values():
         for meta in seen if isinstance(seen, list) else [seen]:
-            if isinstance(meta, TensorMeta) and str(meta.dtype).removeprefix("torch.") not in device.dtypes:
+            if isinstance(meta, TensorMeta) and dtype_name(meta.dtype) not in device.dtypes:
                 raise CompileError(f"dtype {meta.dtype} is not taken by device {device.name!r}")
 
 

@@ -2,6 +2,6 @@
 
 from torchmdla.importer.graph import import_graph
 from torchmdla.importer.sources import locate
-from torchmdla.importer.types import Binding, ImportedGraph, OutputBinding, Record, TensorMeta
+from torchmdla.importer.types import Binding, ImportedGraph, OutputBinding, Record, TensorMeta, dtype_name
 
-__all__ = ["Binding", "ImportedGraph", "OutputBinding", "Record", "TensorMeta", "import_graph", "locate"]
+__all__ = ["Binding", "ImportedGraph", "OutputBinding", "Record", "TensorMeta", "dtype_name", "import_graph", "locate"]
