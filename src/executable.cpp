@@ -56,6 +56,7 @@ bool Executable::run(torch::jit::Stack& stack, size_t num_inputs) const {
   const auto set = code_.packs.empty() ? nullptr : packed(values);
   c10::SmallVector<void*, 256> buffers{thread_workspace(code_.workspace_bytes)};
   buffers.push_back(set ? const_cast<void**>(set->addresses.data()) : nullptr);
+  buffers.push_back(nullptr); // no sizes vary
   c10::SmallVector<double, 8> scalars;
   c10::SmallVector<at::Tensor, 4> copies;
   scalars.reserve(scalars_);

@@ -34,7 +34,7 @@ def execute(imported: ImportedGraph, graph: torch._C.Graph, inputs: Sequence[obj
         _call(address, [workspace.pointer, made.pointer, *sources])
     table = (ctypes.c_void_p * len(packed))(*(block.pointer for block in packed))
     pointers = [tensor.data_ptr() for tensor in (*arguments, *results)]
-    _call(code.entry, [workspace.pointer, ctypes.addressof(table) if packed else None, *pointers])
+    _call(code.entry, [workspace.pointer, ctypes.addressof(table) if packed else None, None, *pointers])
     made = {
         "result": lambda output: results[output.index].permute(output.permutation),
         "input": lambda output: inputs[output.index],

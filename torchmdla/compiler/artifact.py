@@ -11,7 +11,7 @@ from typing import Any
 from torchmdla.compiler.program import Argument, Result
 
 # The calling convention of an entry, described in docs/architecture.md. Raised whenever it changes.
-ABI_VERSION = 1
+ABI_VERSION = 2
 
 _MAGIC = b"MDLA-ARTIFACT\n"
 _HEADER = struct.Struct("<32sQQ")
@@ -40,8 +40,9 @@ class Manifest:
     """What a loader must know about the object code.
 
     ``entry`` computes the results, from the arguments and from the buffers that ``packs`` make of parameters, once for
-    every version of these. ``device_calls`` are the undefined symbols that the loader has to provide. ``statistics``
-    are times (seconds) and counts of the compilation, for people.
+    every version of these. ``workspace_bytes`` are what the entry and the packs need; the entry of a dynamic program,
+    with ``symbols`` symbols, needs what the function ``workspace`` says. ``device_calls`` are the undefined symbols
+    that the loader has to provide. ``statistics`` are times (seconds) and counts of the compilation, for people.
     """
 
     program: str
@@ -49,6 +50,8 @@ class Manifest:
     arguments: tuple[Argument, ...]
     results: tuple[Result, ...]
     workspace_bytes: int
+    symbols: int = 0
+    workspace: str = ""
     packs: tuple[Pack, ...] = ()
     device_calls: tuple[str, ...] = ()
     statistics: dict[str, float] = field(default_factory=dict)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field
-from typing import Literal
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
 
 Role = Literal["input", "parameter"]
 
@@ -48,8 +48,23 @@ class Target:
 
 
 @dataclass(frozen=True)
+class Sample:
+    """A dynamic program written out where its symbols have ``values``."""
+
+    values: tuple[int, ...]
+    mlir: str
+    arguments: tuple[Argument, ...]
+    results: tuple[Result, ...]
+
+
+@dataclass(frozen=True)
 class Program:
     """One function ``@forward`` in the Torch dialect (MLIR text) with roles, target and options.
+
+    A program with ``symbols`` is dynamic: it runs at any values of them from 2 on. Its own text, arguments and results
+    are those at the typical values ``symbols``, for which a device chooses what is fastest; ``samples`` are the same
+    program at other, generic values (primes, all different), from which the device learns how numbers depend on the
+    symbols (:func:`torchmdla.compiler.sizes.fit`).
 
     ``versions`` names the producers (torchmdla, torch-mlir): an artifact of another version is never reused.
     """
@@ -59,7 +74,9 @@ class Program:
     results: tuple[Result, ...]
     target: Target
     options: tuple[tuple[str, str], ...] = ()
-    versions: tuple[tuple[str, str], ...] = field(default=())
+    versions: tuple[tuple[str, str], ...] = ()
+    symbols: tuple[int, ...] = ()
+    samples: tuple[Sample, ...] = ()
 
     @property
     def key(self) -> str:
@@ -74,9 +91,28 @@ class Program:
         raw = json.loads(text)
         return cls(
             mlir=raw["mlir"],
-            arguments=tuple(Argument(a["role"], a["dtype"], tuple(a["shape"]), a["kind"]) for a in raw["arguments"]),
-            results=tuple(Result(r["dtype"], tuple(r["shape"])) for r in raw["results"]),
+            arguments=_arguments(raw),
+            results=_results(raw),
             target=Target(**raw["target"]),
             options=tuple((k, v) for k, v in raw["options"]),
             versions=tuple((k, v) for k, v in raw["versions"]),
+            symbols=tuple(raw["symbols"]),
+            samples=tuple(Sample(tuple(s["values"]), s["mlir"], _arguments(s), _results(s)) for s in raw["samples"]),
         )
+
+    def sample(self, number: int) -> Program:
+        """The static program that sample ``number`` is."""
+        at = self.samples[number]
+        return replace(self, mlir=at.mlir, arguments=at.arguments, results=at.results, symbols=(), samples=())
+
+    def typical(self) -> Program:
+        """The static program at the typical values of the symbols."""
+        return replace(self, symbols=(), samples=())
+
+
+def _arguments(raw: dict[str, Any]) -> tuple[Argument, ...]:
+    return tuple(Argument(a["role"], a["dtype"], tuple(a["shape"]), a["kind"]) for a in raw["arguments"])
+
+
+def _results(raw: dict[str, Any]) -> tuple[Result, ...]:
+    return tuple(Result(r["dtype"], tuple(r["shape"])) for r in raw["results"])

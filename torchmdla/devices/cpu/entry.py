@@ -36,6 +36,9 @@ from torchmdla.devices.cpu.vector_math import expand
 ENTRY = "mdla_forward"
 PARALLEL_FOR = "mdla_parallel_for"
 
+# The entry's buffers before its arguments: workspace, packed, sizes.
+_GIVEN = 3
+
 # Scalars that a kernel takes are passed in slots of the workspace.
 _SLOT_BYTES = 8
 
@@ -207,7 +210,7 @@ class _FunctionWriter:
         if self._packing is None:
             if buffer.kind == "packed":
                 return self._pointer_in(self._pointer_in("%buffers", 1), buffer.position)
-            return self._pointer_in("%buffers", buffer.position + 2)
+            return self._pointer_in("%buffers", buffer.position + _GIVEN)
         if buffer is self._packing.buffer:
             return self._pointer_in("%buffers", 1)
         return self._pointer_in("%buffers", self._packing.arguments.index(buffer.position) + 2)
@@ -215,7 +218,7 @@ class _FunctionWriter:
     def _name(self, scalar: Scalar) -> str:
         """The value of a scalar; arguments are loaded where they are first needed."""
         if scalar not in self._names:
-            pointer = self._pointer_in("%buffers", scalar.argument + 2)
+            pointer = self._pointer_in("%buffers", scalar.argument + _GIVEN)
             load = f"llvm.load {pointer} {{alignment = 8 : i64}} : !llvm.ptr -> {scalar.type}"
             self._names[scalar] = self._define(load)
         return self._names[scalar]

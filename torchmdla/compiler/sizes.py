@@ -1,0 +1,154 @@
+"""Sizes that vary between calls: polynomials in symbols, found from what numbers are at several values of these.
+
+A dynamic program is written out at a few sizes (:class:`~torchmdla.compiler.program.Sample`), by the same code that
+writes static ones. What differs between the samples is a polynomial in the symbols, or the program is not dynamic.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+
+# The terms that a polynomial may have: of a symbol, and of all together. A product of matrices has s² elements for each
+# of b batches.
+_MOST_POWER = 2
+_MOST_DEGREE = 3
+
+# The most terms, a constant aside.
+_MOST_TERMS = 2
+
+Exponents = tuple[int, ...]
+
+
+class NoPolynomial(ValueError):
+    """The numbers are no polynomial of the symbols, as far as one is looked for."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """A polynomial with integer coefficients that is not constant: ``terms`` are pairs of the exponents of all symbols
+    and a coefficient, which is not 0, in ascending order of exponents.
+
+    Sums, differences and products with integers and sizes are sizes, or integers where all symbols cancel. Sizes are
+    equal if they are at all values of the symbols; they have no order.
+    """
+
+    terms: tuple[tuple[Exponents, int], ...]
+
+    @classmethod
+    def symbol(cls, number: int, symbols: int) -> Size:
+        """Symbol ``number`` of ``symbols``."""
+        return cls(((tuple(int(k == number) for k in range(symbols)), 1),))
+
+    def at(self, values: Sequence[int]) -> int:
+        """The number where the symbols have ``values``."""
+        return sum(factor * _monomial(exponents, values) for exponents, factor in self.terms)
+
+    def __add__(self, other: int | Size) -> int | Size:
+        return _collected([*self.terms, *_terms(other, len(self.terms[0][0]))])
+
+    __radd__ = __add__
+
+    def __mul__(self, other: int | Size) -> int | Size:
+        pairs = itertools.product(self.terms, _terms(other, len(self.terms[0][0])))
+        return _collected([(tuple(map(sum, zip(a, b, strict=True))), x * y) for (a, x), (b, y) in pairs])
+
+    __rmul__ = __mul__
+
+    def __neg__(self) -> int | Size:
+        return self * -1
+
+    def __sub__(self, other: int | Size) -> int | Size:
+        return self + other * -1
+
+    def __rsub__(self, other: int) -> int | Size:
+        return self * -1 + other
+
+    def __str__(self) -> str:
+        def name(exponents: Exponents, factor: int) -> str:
+            powers = [f"s{k}" for k, power in enumerate(exponents) for _ in range(power)]
+            return "*".join(([str(factor)] if factor != 1 or not powers else []) + powers)
+
+        return " + ".join(name(*term) for term in self.terms)
+
+
+def at(size: int | Size, values: Sequence[int]) -> int:
+    """``size`` where the symbols have ``values``."""
+    return size.at(values) if isinstance(size, Size) else size
+
+
+def fit(points: Sequence[Sequence[int]], numbers: Sequence[int]) -> int | Size:
+    """The polynomial that is ``numbers[k]`` at ``points[k]``, with the fewest terms: one or two monomials of degree at
+    most 3 and a constant. At least two points more than the coefficients that are looked for make sure of it.
+
+    Raises:
+        NoPolynomial: there is none with integer coefficients.
+    """
+    return numbers[0] if len(set(numbers)) == 1 else _fit(tuple(map(tuple, points)), tuple(numbers))
+
+
+@lru_cache(maxsize=4096)
+def _fit(points: tuple[tuple[int, ...], ...], numbers: tuple[int, ...]) -> int | Size:
+    candidates = [e for e in _exponents(len(points[0])) if any(e)]
+    for terms in range(1, _MOST_TERMS + 1):
+        for monomials in itertools.combinations(candidates, terms):
+            if len(points) >= terms + 1 + 2 and (found := _solved(monomials, points, numbers)) is not None:
+                return found
+    raise NoPolynomial(f"{list(numbers)} at {list(points)}")
+
+
+def _exponents(symbols: int) -> list[Exponents]:
+    """Every monomial that is looked for, of low degree first."""
+    every = itertools.product(range(_MOST_POWER + 1), repeat=symbols)
+    return sorted((e for e in every if sum(e) <= _MOST_DEGREE), key=lambda e: (sum(e), max(e), e))
+
+
+def _solved(
+    monomials: Sequence[Exponents], points: Sequence[Sequence[int]], numbers: Sequence[int]
+) -> int | Size | None:
+    """The combination of ``monomials`` and a constant that goes through all points, if there is one."""
+    columns = [*monomials, (0,) * len(points[0])]
+    rows = [[Fraction(_monomial(e, point)) for e in columns] for point in points]
+    factors = _solve([[*row, Fraction(n)] for row, n in zip(rows[: len(columns)], numbers, strict=False)])
+    if factors is None or any(f.denominator != 1 for f in factors):
+        return None
+    if any(sum(f * r for f, r in zip(factors, row, strict=True)) != n for row, n in zip(rows, numbers, strict=True)):
+        return None
+    return _collected([(e, int(f)) for e, f in zip(columns, factors, strict=True)])
+
+
+def _solve(rows: list[list[Fraction]]) -> list[Fraction] | None:
+    """Gauss-Jordan elimination of a square system with its right side; None if it is singular."""
+    for k in range(len(rows)):
+        pivot = next((i for i in range(k, len(rows)) if rows[i][k]), None)
+        if pivot is None:
+            return None
+        rows[k], rows[pivot] = rows[pivot], rows[k]
+        rows[k] = [x / rows[k][k] for x in rows[k]]
+        for i in range(len(rows)):
+            if i != k:
+                rows[i] = [x - rows[i][k] * y for x, y in zip(rows[i], rows[k], strict=True)]
+    return [row[-1] for row in rows]
+
+
+def _monomial(exponents: Exponents, values: Sequence[int]) -> int:
+    return math.prod(v**e for v, e in zip(values, exponents, strict=True))
+
+
+def _terms(size: int | Size, symbols: int) -> Iterator[tuple[Exponents, int]]:
+    return iter(size.terms) if isinstance(size, Size) else iter([((0,) * symbols, size)])
+
+
+def _collected(terms: Sequence[tuple[Exponents, int]]) -> int | Size:
+    """The sum of ``terms``: an integer where no symbol is left."""
+    sums: dict[Exponents, int] = {}
+    for exponents, factor in terms:
+        sums[exponents] = sums.get(exponents, 0) + factor
+    kept = tuple(sorted((e, f) for e, f in sums.items() if f))
+    if not any(any(e) for e, _ in kept):
+        return kept[0][1] if kept else 0
+    return Size(kept)
