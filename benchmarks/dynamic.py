@@ -1,8 +1,9 @@
 """Sizes that change from call to call: BERT at twenty sequence lengths, ResNet-18 at ten batch sizes.
 
 One compiled program meets all sizes, one after the other, as a server would. For each size: the first call (which may
-compile), later calls beside eager's in turn, and how many specialisations and fallbacks the size took. With
---specialised the program also runs beside one that was compiled for this size alone; the mark is 10 % more than that.
+compile), later calls beside eager's in turn, and how many specialisations and fallbacks the size took; nothing
+should compile after the third size from 2 on. With --specialised the program also runs beside one that was compiled for
+this size alone; the mark is 10 % more than that.
 
 Ends with status 1 where a result differs from eager's beyond tolerance.
 """
@@ -24,7 +25,7 @@ CASES: dict[str, tuple[str, str, list[int]]] = {
     "bert": ("bert", "size", [128, 16, 64, 37, 100, 50, 7, 90, 77, 24, 112, 5, 60, 120, 33, 84, 96, 48, 71, 11]),
     "resnet18": ("resnet18", "batch", [1, 2, 4, 3, 8, 5, 6, 10, 7, 9]),
 }
-_COUNTS = ("specialisations", "compiled", "fallbacks")
+_COUNTS = ("specialisations", "dynamic", "compiled", "fallbacks")
 _NAMES = {"size": "sequence length", "batch": "batch size"}
 
 Row = dict[str, Any]
@@ -117,6 +118,7 @@ def first_calls(module: Any, compiled: Any, inputs: Any, layers: int) -> tuple[d
     stats = torchmdla.stats()
     counts = {
         "specialisations": stats.specialisations,
+        "dynamic": stats.dynamic,
         "compiled": stats.compiled,
         "fallbacks": sum(stats.fallbacks.values()),
     }
@@ -133,7 +135,7 @@ def show(name: str, rows: list[Row]) -> None:
     compared = "alone" in rows[0]
     columns = [_NAMES[CASES[name][1]], "first call, ms", "eager, ms", "torchmdla, ms", "speed"]
     columns += ["over its own"] * compared + list(_COUNTS)
-    caption = "times: least / median; specialisations, programs compiled and fallbacks in the first two calls of a size"
+    caption = "times: least / median; counts are of the first two calls of a size, dynamic ones are specialisations too"
     table = output.table(f"{name} at changing sizes", columns, caption)
     for row in rows:
         over = f"{row['torchmdla']['min'] / row['alone']['min'] - 1:+.0%}" if compared else ""

@@ -5,7 +5,9 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/Exception.h>
 #include <c10/util/ScopeExit.h>
 #include <torch/csrc/jit/passes/shape_analysis.h>
 #include <torch/csrc/jit/passes/utils/subgraph_utils.h>
@@ -22,9 +24,9 @@ namespace {
 
 constexpr size_t longest_name = 60;
 
-CompileFunction& compile_function() {
-  static CompileFunction function;
-  return function;
+Compiler& compiler() {
+  static Compiler instance;
+  return instance;
 }
 
 Background& background() {
@@ -68,6 +70,23 @@ std::optional<Fallback> reason_not_to_read(const c10::IValue& input) {
   return std::nullopt;
 }
 
+// Samples are no calls of the user's.
+class NoWarnings : public c10::WarningHandler {
+public:
+  void process(const c10::Warning&) override {}
+};
+
+// What a thread that compiles beside the program takes over from the caller's.
+struct Modes {
+  bool grad = c10::GradMode::is_enabled();
+  bool inference = c10::InferenceMode::is_enabled();
+};
+
+std::string first_line(const std::exception& error) {
+  const std::string text = error.what();
+  return text.substr(0, text.find('\n'));
+}
+
 // Set while a group's own executor runs: a group inside of it that needs gradients after all must
 // not start another one.
 thread_local bool in_differentiable_run = false;
@@ -79,8 +98,8 @@ Settings& settings() {
   return instance;
 }
 
-void set_compile_function(CompileFunction function) {
-  compile_function() = std::move(function);
+void set_compiler(Compiler functions) {
+  compiler() = std::move(functions);
 }
 
 void set_background(Background function) {
@@ -116,7 +135,9 @@ void CompilationGroup::run(Stack& stack) {
     return fall_back(stack, *reason);
   }
   if (const auto* specialisation = find(signature)) return run_specialised(*specialisation, stack);
-  if (const auto reason = claim(signature)) return fall_back(stack, *reason);
+  Symbols values;
+  if (auto* specialisation = find_dynamic(signature, values))
+    return run_dynamic(*specialisation, values, signature, stack);
   specialise(signature, stack);
 }
 
@@ -137,10 +158,19 @@ const CompilationGroup::Specialisation* CompilationGroup::find(const Signature& 
   return found;
 }
 
+CompilationGroup::DynamicSpecialisation* CompilationGroup::find_dynamic(const Signature& signature,
+                                                                        Symbols& values) const {
+  if (!settings().dynamic.load(std::memory_order_relaxed)) return nullptr;
+  auto* found = newest_dynamic_.load(std::memory_order_acquire);
+  while (found && !found->pattern.covers(signature, values))
+    found = found->next;
+  return found;
+}
+
 void CompilationGroup::run_specialised(const Specialisation& specialisation, Stack& stack) {
   switch (specialisation.outcome) {
   case Outcome::compiled:
-    if (!specialisation.executable->run(stack, num_inputs_)) fall_back(stack, Fallback::status);
+    if (!specialisation.executable->run(stack, num_inputs_, {})) fall_back(stack, Fallback::status);
     return;
   case Outcome::split:
     return run_split(stack);
@@ -151,37 +181,132 @@ void CompilationGroup::run_specialised(const Specialisation& specialisation, Sta
   }
 }
 
+// Outside of what is known of a dynamic executable the call's results come from eager kernels,
+// whose record tells whether the executable would have done the same.
+void CompilationGroup::run_dynamic(DynamicSpecialisation& specialisation, const Symbols& values,
+                                   const Signature& signature, Stack& stack) {
+  if (specialisation.domain.contains(values)) {
+    if (!specialisation.compiled.executable->run(stack, num_inputs_, values))
+      fall_back(stack, Fallback::status);
+    return;
+  }
+  auto record = run_and_record(*graph_, stack);
+  if (specialisation.compiled.agrees(record, values)) return specialisation.domain.add(values);
+  Fallback refusal;
+  if (auto claimed = claim(signature, refusal))
+    compile(std::move(claimed), std::move(record));
+  else
+    statistics().count(refusal);
+}
+
 // The first call with new inputs: its results come from eager kernels, whose record is what the
 // compiler needs, and whose errors are the ones the user should see.
 void CompilationGroup::specialise(const Signature& signature, Stack& stack) {
-  auto unclaim = c10::make_scope_exit([&] { release(signature); });
+  Fallback refusal;
+  auto claimed = claim(signature, torch::jit::last(stack, num_inputs_), refusal);
+  if (!claimed) return fall_back(stack, refusal);
   auto record = run_and_record(*graph_, stack);
+  compile(std::move(claimed), std::move(record));
+}
+
+bool CompilationGroup::Claim::includes(const Signature& other) const {
+  Symbols values;
+  return other == signature || (pattern && pattern->covers(other, values));
+}
+
+// The right to compile for `signature` alone; null if this thread is not the one to do it, with the
+// reason.
+std::shared_ptr<CompilationGroup::Claim> CompilationGroup::claim(const Signature& signature,
+                                                                 Fallback& refusal) {
+  std::lock_guard<std::mutex> guard(mutex_);
+  if (const auto reason = this->refusal(signature)) {
+    refusal = *reason;
+    return nullptr;
+  }
+  auto claimed = std::make_shared<Claim>(shared_from_this(), signature);
+  claims_.push_back(claimed.get());
+  return claimed;
+}
+
+// The same, or for any sizes if those of `inputs` turn out to vary.
+std::shared_ptr<CompilationGroup::Claim> CompilationGroup::claim(const Signature& signature,
+                                                                 c10::ArrayRef<c10::IValue> inputs,
+                                                                 Fallback& refusal) {
+  std::lock_guard<std::mutex> guard(mutex_);
+  Symbols values;
+  if (find_dynamic(signature, values)) {
+    refusal = Fallback::being_compiled;
+    return nullptr;
+  }
+  if (const auto reason = this->refusal(signature)) {
+    refusal = *reason;
+    return nullptr;
+  }
+  auto claimed = std::make_shared<Claim>(shared_from_this(), signature);
+  claimed->pattern = plan(signature, inputs);
+  if (claimed->pattern) claimed->inputs = inputs.vec();
+  claims_.push_back(claimed.get());
+  return claimed;
+}
+
+std::optional<Fallback> CompilationGroup::refusal(const Signature& signature) const {
+  const auto limit = static_cast<size_t>(settings().max_specialisations.load());
+  if (specialisations_.size() + dynamic_.size() + claims_.size() >= limit)
+    return Fallback::too_many_specialisations;
+  const bool claimed = std::any_of(claims_.begin(), claims_.end(),
+                                   [&](const Claim* other) { return other->includes(signature); });
+  return claimed || find(signature) ? std::optional(Fallback::being_compiled) : std::nullopt;
+}
+
+// Which sizes to compile for any values of, if any.
+std::optional<Pattern> CompilationGroup::plan(const Signature& signature,
+                                              c10::ArrayRef<c10::IValue> inputs) const {
+  if (!settings().dynamic) return std::nullopt;
+  std::vector<const Signature*> earlier;
+  for (const auto& specialisation : specialisations_)
+    if (specialisation->outcome == Outcome::compiled) earlier.push_back(&specialisation->signature);
+  for (const auto& specialisation : dynamic_)
+    earlier.push_back(&specialisation->pattern.typical);
+  if (earlier.size() < 2) return std::nullopt;
+  std::vector<bool> may_vary;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    auto marks = marks_of_numbers(inputs[i]);
+    const auto index = static_cast<int64_t>(i);
+    if (std::find(parameters_.begin(), parameters_.end(), index) != parameters_.end())
+      marks.assign(marks.size(), false);
+    may_vary.insert(may_vary.end(), marks.begin(), marks.end());
+  }
+  return choose_pattern(signature, may_vary, earlier, refused_);
+}
+
+void CompilationGroup::release(const Claim& claim) {
+  std::lock_guard<std::mutex> guard(mutex_);
+  claims_.erase(std::remove(claims_.begin(), claims_.end(), &claim), claims_.end());
+}
+
+void CompilationGroup::compile(std::shared_ptr<const Claim> claim, Record record) {
   if (settings().background) {
-    background()([self = shared_from_this(), signature, record = std::move(record)] {
-      const auto done = c10::make_scope_exit([&] { self->release(signature); });
-      self->publish(self->compile(signature, record));
+    background()([claim = std::move(claim), record = std::move(record), modes = Modes()] {
+      const c10::InferenceMode inference(modes.inference);
+      const c10::AutoGradMode grad(modes.grad);
+      claim->group->compile(*claim, record);
     });
-    unclaim.release(); // the task's now
     return;
   }
-  const auto& made = publish(compile(signature, record));
-  if (made.outcome == Outcome::failed && settings().strict) made.raise();
+  compile(*claim, record);
+  const auto* made = find(claim->signature);
+  if (made && made->outcome == Outcome::failed && settings().strict) made->raise();
 }
 
-void CompilationGroup::release(const Signature& signature) {
-  std::lock_guard<std::mutex> guard(mutex_);
-  being_compiled_.erase({signature.begin(), signature.end()});
-}
-
-// Whether this thread is the one to compile: nullopt, or why not.
-std::optional<Fallback> CompilationGroup::claim(const Signature& signature) {
-  std::lock_guard<std::mutex> guard(mutex_);
-  const auto limit = static_cast<size_t>(settings().max_specialisations.load());
-  if (specialisations_.size() + being_compiled_.size() >= limit)
-    return Fallback::too_many_specialisations;
-  if (find(signature) || !being_compiled_.emplace(signature.begin(), signature.end()).second)
-    return Fallback::being_compiled;
-  return std::nullopt;
+void CompilationGroup::compile(const Claim& claim, const Record& record) {
+  if (!conditions_hold(record)) {
+    auto made = std::make_unique<Specialisation>();
+    made->signature = claim.signature;
+    made->outcome = Outcome::split;
+    publish(std::move(made));
+  } else if (!claim.pattern || !compile_dynamic(claim, record)) {
+    compile_static(claim.signature, record);
+  }
 }
 
 bool CompilationGroup::conditions_hold(const Record& record) const {
@@ -194,32 +319,72 @@ bool CompilationGroup::conditions_hold(const Record& record) const {
   });
 }
 
-std::unique_ptr<CompilationGroup::Specialisation>
-CompilationGroup::compile(const Signature& signature, const Record& record) const {
+// For all sizes that the claim's pattern covers; false if that cannot be.
+bool CompilationGroup::compile_dynamic(const Claim& claim, const Record& record) {
+  auto made = std::make_unique<DynamicSpecialisation>();
+  made->pattern = *claim.pattern;
+  const auto refuse = [&](const std::string& reason) {
+    statistics().count_not_dynamic(reason);
+    std::lock_guard<std::mutex> guard(mutex_);
+    refused_.insert(claim.pattern->places);
+    return false;
+  };
+  std::vector<RecordedSample> samples;
+  try {
+    samples = record_samples(claim);
+  } catch (const std::exception& error) {
+    return refuse("at other sizes: " + first_line(error));
+  }
+  const auto values = made->pattern.typical_values();
+  try {
+    made->compiled =
+        compiler().compile_dynamic({{graph_, record, parameters_, device_}, values, samples});
+  } catch (const CompileFailure& failure) {
+    return refuse(failure.what());
+  }
+  made->domain.add(values);
+  for (const auto& sample : samples)
+    made->domain.add(sample.values);
+  ++statistics().specialisations;
+  ++statistics().dynamic;
+  std::lock_guard<std::mutex> guard(mutex_);
+  made->next = newest_dynamic_.load(std::memory_order_relaxed);
+  newest_dynamic_.store(made.get(), std::memory_order_release);
+  dynamic_.push_back(std::move(made));
+  return true;
+}
+
+// Runs the subgraph on made-up inputs. Throws what eager ops throw.
+std::vector<RecordedSample> CompilationGroup::record_samples(const Claim& claim) const {
+  NoWarnings silent;
+  const c10::WarningUtils::WarningHandlerGuard guard(&silent);
+  std::vector<RecordedSample> samples;
+  for (const auto& values : sample_values(*claim.pattern)) {
+    auto stack = sample_inputs(*claim.pattern, values, claim.inputs);
+    samples.push_back({values, run_and_record(*graph_, stack)});
+  }
+  return samples;
+}
+
+void CompilationGroup::compile_static(const Signature& signature, const Record& record) {
   auto made = std::make_unique<Specialisation>();
   made->signature = signature;
-  if (!conditions_hold(record)) {
-    made->outcome = Outcome::split;
-    return made;
-  }
   try {
-    made->executable = compile_function()({graph_, record, parameters_, device_});
+    made->executable = compiler().compile({graph_, record, parameters_, device_});
     made->outcome = Outcome::compiled;
     ++statistics().specialisations;
   } catch (const CompileFailure& failure) {
     made->failure = failure.what();
     made->raise = failure.raise;
   }
-  return made;
+  publish(std::move(made));
 }
 
-const CompilationGroup::Specialisation&
-CompilationGroup::publish(std::unique_ptr<Specialisation> specialisation) {
+void CompilationGroup::publish(std::unique_ptr<Specialisation> specialisation) {
   std::lock_guard<std::mutex> guard(mutex_);
   specialisation->next = newest_.load(std::memory_order_relaxed);
   newest_.store(specialisation.get(), std::memory_order_release);
   specialisations_.push_back(std::move(specialisation));
-  return *specialisations_.back();
 }
 
 // A group that took an op on a condition that this call violates (dropout, in training after all):

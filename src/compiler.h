@@ -5,6 +5,7 @@
 #include "record.h"
 #include "signature.h"
 #include "statistics.h"
+#include "symbols.h"
 
 #include <torch/csrc/jit/ir/ir.h>
 #include <torch/csrc/jit/runtime/graph_executor.h>
@@ -27,6 +28,8 @@ struct Settings {
   std::atomic<bool> strict{false};
   // Compile beside the program, which falls back until the code is there.
   std::atomic<bool> background{false};
+  // Compile for any sizes where they vary.
+  std::atomic<bool> dynamic{true};
   // A group with more input combinations than this falls back for further ones.
   std::atomic<int64_t> max_specialisations{32};
 };
@@ -40,6 +43,27 @@ struct CompileRequest {
   const std::string& device;
 };
 
+// What was seen where the symbols have `values`.
+struct RecordedSample {
+  Symbols values;
+  Record record;
+};
+
+// What a dynamic compilation starts from: the call's own record and values, and those of samples.
+struct DynamicRequest {
+  CompileRequest typical;
+  Symbols values;
+  const std::vector<RecordedSample>& samples;
+};
+
+// Whether the executable would do what a record saw eager ops do where the symbols have `values`.
+using Agreement = std::function<bool(const Record& record, const Symbols& values)>;
+
+struct DynamicExecutable {
+  std::shared_ptr<const Executable> executable;
+  Agreement agrees;
+};
+
 // The group cannot be compiled. `raise` throws it as the user's exception, for strict mode.
 struct CompileFailure : std::runtime_error {
   CompileFailure(const std::string& reason, std::function<void()> raise_error)
@@ -47,11 +71,13 @@ struct CompileFailure : std::runtime_error {
   std::function<void()> raise;
 };
 
-// Called without any lock held and without the GIL. Throws CompileFailure; any other exception
+// Called without any lock held and without the GIL. They throw CompileFailure; any other exception
 // (an interrupt) goes to the user and the compilation is tried again at the next call.
-using CompileFunction =
-    std::function<std::shared_ptr<const Executable>(const CompileRequest& request)>;
-void set_compile_function(CompileFunction function);
+struct Compiler {
+  std::function<std::shared_ptr<const Executable>(const CompileRequest& request)> compile;
+  std::function<DynamicExecutable(const DynamicRequest& request)> compile_dynamic;
+};
+void set_compiler(Compiler compiler);
 
 // Runs tasks later, on another thread.
 using Background = std::function<void(std::function<void()> task)>;
@@ -77,6 +103,31 @@ private:
     const Specialisation* next = nullptr;
   };
 
+  // Immutable once published, but for the domain, which grows.
+  struct DynamicSpecialisation {
+    Pattern pattern;
+    DynamicExecutable compiled;
+    Domain domain;
+    DynamicSpecialisation* next = nullptr;
+  };
+
+  // The right to compile for `signature`, and for all that `pattern` covers if there is one. Given
+  // back with the last reference.
+  struct Claim {
+    Claim(std::shared_ptr<CompilationGroup> group, Signature signature)
+        : group(std::move(group)), signature(std::move(signature)) {}
+    Claim(const Claim&) = delete;
+    Claim& operator=(const Claim&) = delete;
+    ~Claim() { group->release(*this); }
+
+    bool includes(const Signature& other) const;
+
+    const std::shared_ptr<CompilationGroup> group;
+    const Signature signature;
+    std::optional<Pattern> pattern;
+    std::vector<c10::IValue> inputs; // of the call, where there is a pattern
+  };
+
   // A value of the subgraph that must be `wanted` for its node to be compiled.
   struct Condition {
     std::string value;
@@ -86,13 +137,24 @@ private:
   std::optional<Fallback> reason_to_fall_back(c10::ArrayRef<c10::IValue> inputs,
                                               Signature& signature) const;
   const Specialisation* find(const Signature& signature) const;
+  DynamicSpecialisation* find_dynamic(const Signature& signature, Symbols& values) const;
   void run_specialised(const Specialisation& specialisation, torch::jit::Stack& stack);
+  void run_dynamic(DynamicSpecialisation& specialisation, const Symbols& values,
+                   const Signature& signature, torch::jit::Stack& stack);
   void specialise(const Signature& signature, torch::jit::Stack& stack);
+  std::shared_ptr<Claim> claim(const Signature& signature, Fallback& refusal);
+  std::shared_ptr<Claim> claim(const Signature& signature, c10::ArrayRef<c10::IValue> inputs,
+                               Fallback& refusal);
+  std::optional<Fallback> refusal(const Signature& signature) const;
+  std::optional<Pattern> plan(const Signature& signature, c10::ArrayRef<c10::IValue> inputs) const;
+  void release(const Claim& claim);
+  void compile(std::shared_ptr<const Claim> claim, Record record);
+  void compile(const Claim& claim, const Record& record);
   bool conditions_hold(const Record& record) const;
-  std::optional<Fallback> claim(const Signature& signature);
-  void release(const Signature& signature);
-  std::unique_ptr<Specialisation> compile(const Signature& signature, const Record& record) const;
-  const Specialisation& publish(std::unique_ptr<Specialisation> specialisation);
+  bool compile_dynamic(const Claim& claim, const Record& record);
+  std::vector<RecordedSample> record_samples(const Claim& claim) const;
+  void compile_static(const Signature& signature, const Record& record);
+  void publish(std::unique_ptr<Specialisation> specialisation);
   void run_differentiable(torch::jit::Stack& stack);
   void run_split(torch::jit::Stack& stack);
   void fall_back(torch::jit::Stack& stack);
@@ -114,11 +176,14 @@ private:
   std::once_flag split_once_;
   std::optional<torch::jit::Code> split_; // set under split_once_
 
-  // Readers walk the list from `newest_` without a lock; entries live as long as the group.
+  // Readers walk the lists from the newest without a lock; entries live as long as the group.
   std::atomic<const Specialisation*> newest_{nullptr};
-  std::mutex mutex_;
-  std::vector<std::unique_ptr<Specialisation>> specialisations_; // guarded by mutex_
-  std::set<std::vector<int64_t>> being_compiled_;                // guarded by mutex_
+  std::atomic<DynamicSpecialisation*> newest_dynamic_{nullptr};
+  std::mutex mutex_; // guards what follows
+  std::vector<std::unique_ptr<Specialisation>> specialisations_;
+  std::vector<std::unique_ptr<DynamicSpecialisation>> dynamic_;
+  std::vector<const Claim*> claims_;
+  std::set<SymbolPlaces> refused_; // cannot be symbols
 };
 
 } // namespace torchmdla

@@ -13,8 +13,23 @@ using Source = InputBinding::Source;
 
 namespace {
 
-at::Tensor allocate(const OutputTensor& output) {
-  return at::detail::empty_strided_cpu(output.sizes, output.strides, output.dtype);
+using Numbers = c10::SmallVector<int64_t, 8>;
+
+Numbers at(const std::vector<int64_t>& numbers,
+           const std::vector<std::pair<size_t, Polynomial>>& varying,
+           c10::ArrayRef<int64_t> symbols) {
+  Numbers result(numbers.begin(), numbers.end());
+  for (const auto& [dimension, polynomial] : varying)
+    result[dimension] = polynomial.at(symbols);
+  return result;
+}
+
+at::Tensor allocate(const OutputTensor& output, c10::ArrayRef<int64_t> symbols) {
+  if (symbols.empty())
+    return at::detail::empty_strided_cpu(output.sizes, output.strides, output.dtype);
+  return at::detail::empty_strided_cpu(at(output.sizes, output.varying_sizes, symbols),
+                                       at(output.strides, output.varying_strides, symbols),
+                                       output.dtype);
 }
 
 const at::Tensor& tensor_of(const InputBinding& binding, c10::ArrayRef<c10::IValue> values) {
@@ -51,12 +66,14 @@ Executable::Executable(CompiledCode code, std::vector<InputBinding> inputs,
     }
 }
 
-bool Executable::run(torch::jit::Stack& stack, size_t num_inputs) const {
+bool Executable::run(torch::jit::Stack& stack, size_t num_inputs,
+                     c10::ArrayRef<int64_t> symbols) const {
   const auto values = torch::jit::last(stack, num_inputs);
   const auto set = code_.packs.empty() ? nullptr : packed(values);
-  c10::SmallVector<void*, 256> buffers{thread_workspace(code_.workspace_bytes)};
+  const auto workspace = code_.workspace ? code_.workspace(symbols.data()) : code_.workspace_bytes;
+  c10::SmallVector<void*, 256> buffers{thread_workspace(workspace)};
   buffers.push_back(set ? const_cast<void**>(set->addresses.data()) : nullptr);
-  buffers.push_back(nullptr); // no sizes vary
+  buffers.push_back(symbols.empty() ? nullptr : const_cast<int64_t*>(symbols.data()));
   c10::SmallVector<double, 8> scalars;
   c10::SmallVector<at::Tensor, 4> copies;
   scalars.reserve(scalars_);
@@ -64,11 +81,11 @@ bool Executable::run(torch::jit::Stack& stack, size_t num_inputs) const {
 
   c10::SmallVector<at::Tensor, 16> results;
   for (const size_t output : owner_of_result_) {
-    results.push_back(allocate(std::get<OutputTensor>(outputs_[output])));
+    results.push_back(allocate(std::get<OutputTensor>(outputs_[output]), symbols));
     buffers.push_back(results.back().mutable_data_ptr());
   }
   if (code_.entry(buffers.data()) != 0) return false;
-  push_outputs(stack, num_inputs, results);
+  push_outputs(stack, num_inputs, symbols, results);
   return true;
 }
 
@@ -123,11 +140,14 @@ void Executable::bind_inputs(c10::ArrayRef<c10::IValue> values,
 }
 
 void Executable::push_outputs(torch::jit::Stack& stack, size_t num_inputs,
+                              c10::ArrayRef<int64_t> symbols,
                               c10::ArrayRef<at::Tensor> results) const {
   c10::SmallVector<c10::IValue, 16> values;
   for (const auto& output : outputs_) {
     if (const auto* tensor = std::get_if<OutputTensor>(&output))
       values.emplace_back(results[tensor->result]);
+    else if (const auto* number = std::get_if<Polynomial>(&output))
+      values.emplace_back(number->at(symbols));
     else
       values.push_back(std::get<c10::IValue>(output));
   }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "packed.h"
+#include "polynomial.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
@@ -12,6 +13,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -32,16 +34,21 @@ struct OutputTensor {
   c10::ScalarType dtype;
   std::vector<int64_t> sizes;
   std::vector<int64_t> strides;
+  // Sizes and strides that depend on the call's sizes, by dimension.
+  std::vector<std::pair<size_t, Polynomial>> varying_sizes;
+  std::vector<std::pair<size_t, Polynomial>> varying_strides;
 };
 
-// An output is computed, or known since compilation (a size, say).
-using OutputBinding = std::variant<OutputTensor, c10::IValue>;
+// An output is computed, or a number that the call's sizes tell, or known since compilation (a size
+// that does not vary, say).
+using OutputBinding = std::variant<OutputTensor, Polynomial, c10::IValue>;
 
 struct CompiledCode {
   Entry entry;
   std::vector<Pack> packs;
   int64_t workspace_bytes;
-  std::shared_ptr<void> owner; // keeps the code mapped
+  int64_t (*workspace)(const int64_t* sizes); // of a dynamic program, else null
+  std::shared_ptr<void> owner;                // keeps the code mapped
 };
 
 class Executable {
@@ -50,9 +57,10 @@ public:
   Executable(CompiledCode code, std::vector<InputBinding> inputs,
              std::vector<OutputBinding> outputs);
 
-  // Replaces the group's `num_inputs` inputs on the stack by its outputs. False when the compiled
-  // code reports an error; the stack is then as it was.
-  bool run(torch::jit::Stack& stack, size_t num_inputs) const;
+  // Replaces the group's `num_inputs` inputs on the stack by its outputs; `symbols` are the sizes
+  // of a dynamic program. False when the compiled code reports an error; the stack is then as it
+  // was.
+  bool run(torch::jit::Stack& stack, size_t num_inputs, c10::ArrayRef<int64_t> symbols) const;
 
 private:
   // The packed buffers for one state of the parameters.
@@ -66,7 +74,7 @@ private:
   void bind_inputs(c10::ArrayRef<c10::IValue> values, c10::SmallVectorImpl<void*>& buffers,
                    c10::SmallVectorImpl<double>& scalars,
                    c10::SmallVectorImpl<at::Tensor>& copies) const;
-  void push_outputs(torch::jit::Stack& stack, size_t num_inputs,
+  void push_outputs(torch::jit::Stack& stack, size_t num_inputs, c10::ArrayRef<int64_t> symbols,
                     c10::ArrayRef<at::Tensor> results) const;
 
   CompiledCode code_;

@@ -1,6 +1,8 @@
 #include "fusion_pass.h"
 
+#include "attributes.h"
 #include "graph_values.h"
+#include "list_appends.h"
 #include "memory_order.h"
 
 #include <torch/csrc/jit/passes/dead_code_elimination.h>
@@ -19,6 +21,11 @@
 // level, so the set is convex. One walk over the block, no trial moves.
 //
 // Constants and lists are not nodes in this sense: whoever uses one gets a copy.
+//
+// A branch that a module's attributes alone decide (`if self.training`) is taken as a whole if the
+// device takes all of either side: its condition becomes a flag of the group, and the group is
+// grouped anew for the values of its flags that a call brings (flagged_group.h). Assertions come
+// along, because they must keep their order with what the other side might do.
 
 namespace torchmdla {
 
@@ -45,10 +52,22 @@ c10::Symbol parameters_attribute() {
   return symbol;
 }
 
+c10::Symbol flags_attribute() {
+  static const auto symbol = c10::Symbol::attr("flags");
+  return symbol;
+}
+
 namespace {
 
 using NodeVisitor = std::function<void(Node*)>;
-using NodeSet = std::unordered_set<const Node*>;
+
+// What all blocks of a graph have in common.
+struct Fusion {
+  const DeviceTable& table;
+  const OpenConditions open_conditions;
+  const AliasDb& aliases;
+  const ValueSet parameters; // inputs of the graph that are module attributes
+};
 
 // A group of one block. `absorbed` nodes move into the subgraph. `sunk` ones are views that leave
 // the group: they stay in the block, after the group, and whoever uses them inside gets a copy.
@@ -60,18 +79,28 @@ struct Group {
 // Finds and forms the groups of one block.
 class BlockFuser {
 public:
-  BlockFuser(Block* block, const DeviceTable& table, OpenConditions open_conditions,
-             const AliasDb& aliases)
-      : block_(block), table_(table), open_conditions_(open_conditions), aliases_(aliases),
-        memory_order_(block, table, aliases) {}
+  BlockFuser(Block* block, const Fusion& fusion, ValueSet shape_tensors = {})
+      : block_(block), fusion_(fusion), table_(fusion.table), aliases_(fusion.aliases),
+        memory_order_(block, fusion.table, fusion.aliases),
+        shape_tensors_(std::move(shape_tensors)) {
+    is_regrouped_ = std::any_of(block_->nodes().begin(), block_->nodes().end(),
+                                [&](const Node* node) { return asks_attributes(node); });
+    for (auto* node : block_->nodes())
+      classify(node);
+  }
 
-  size_t run() {
+  // Decides on the groups; changes nothing.
+  void find() {
     for (auto* node : block_->nodes()) {
       position_[node] = position_.size();
-      classify(node);
       assign_level(node);
     }
     form_groups();
+  }
+
+  bool absorbs(const Node* node) const { return group_of_.count(node) != 0; }
+
+  size_t form() {
     if (groups_.empty()) return 0;
     for (auto* node : order())
       move_to_end(node);
@@ -98,6 +127,7 @@ private:
   }
 
   std::optional<OpKind> kind_of(Node* node) {
+    if (node->kind() == prim::If) return kind_of_branch(node);
     if (takes_apart(node)) return kind_of_taking_apart(node);
     const auto* rule = table_.rule(node);
     if (!rule || !conditions_fit(node, *rule) || !inputs_fit(node) || !outputs_fit(node, *rule))
@@ -119,11 +149,48 @@ private:
     case Conditions::met:
       return !memory_order_.has_effects(node);
     case Conditions::open:
-      return open_conditions_ == OpenConditions::assume_met;
+      return fusion_.open_conditions == OpenConditions::assume_met;
     case Conditions::violated:
       break;
     }
     return false;
+  }
+
+  std::optional<OpKind> kind_of_branch(Node* node) {
+    if (fusion_.open_conditions != OpenConditions::assume_met) return std::nullopt;
+    if (is_from_attributes(node->input())) return kind_of_decided(node);
+    // In order with the effects that other branches of a group might have.
+    return is_regrouped_ && is_assertion(node) ? std::optional(OpKind::shape) : std::nullopt;
+  }
+
+  // A branch that attributes decide is worth the best of what either side computes. Its condition
+  // stays outside, as whatever computes it does.
+  std::optional<OpKind> kind_of_decided(Node* node) {
+    for (const auto* output : node->outputs())
+      if (!is_plain(output->type()) || aliases_.hasWriters(output)) return std::nullopt;
+    std::optional<OpKind> best;
+    for (auto* side : node->blocks())
+      if (const auto kind = BlockFuser(side, fusion_, shape_tensors_).kind_of_whole())
+        best = std::min(*kind, best.value_or(*kind));
+    if (best)
+      for (const auto* maker : makers_from_attributes(node->input()))
+        kinds_.erase(maker);
+    return best;
+  }
+
+  // What this block, a side of a branch, is worth to a group: compute, cheap or, for no worth at
+  // all, shape. nullopt if it cannot go into one as a whole.
+  std::optional<OpKind> kind_of_whole() const {
+    auto best = OpKind::shape;
+    for (const auto* node : block_->nodes()) {
+      if (is_copied(node)) continue;
+      if (!is_taken(node)) return std::nullopt;
+      if (kinds_.at(node) != OpKind::view) best = std::min(best, kinds_.at(node));
+    }
+    const auto outputs = block_->outputs();
+    const bool varies = std::any_of(outputs.begin(), outputs.end(),
+                                    [&](const Value* value) { return is_volatile(value); });
+    return varies ? std::nullopt : std::optional(best);
   }
 
   std::optional<OpKind> kind_of_taking_apart(const Node* node) const {
@@ -249,7 +316,14 @@ private:
       compute += kinds_.at(node) == OpKind::compute;
       cheap += kinds_.at(node) == OpKind::cheap;
     }
-    return compute >= 1 || cheap >= 2;
+    return (compute >= 1 || cheap >= 2) && has_outputs(group);
+  }
+
+  // Nobody would keep a group without outputs, whatever its branches may write.
+  bool has_outputs(const Group& group) const {
+    const NodeSet inside(group.absorbed.begin(), group.absorbed.end());
+    return std::any_of(group.absorbed.begin(), group.absorbed.end(),
+                       [&](const Node* node) { return leaves(node, inside); });
   }
 
   // --- order -----------------------------------------------------------------------------------
@@ -329,6 +403,7 @@ private:
         }
     node->g_(attr::Subgraph, std::move(subgraph));
     mark_parameters(node);
+    mark_flags(node, group);
     for (auto it = group.absorbed.rbegin(); it != group.absorbed.rend(); ++it)
       destroy(*it);
   }
@@ -354,9 +429,37 @@ private:
   void mark_parameters(Node* node) const {
     std::vector<int64_t> parameters;
     for (size_t i = 0; i < node->inputs().size(); ++i)
-      if (is_tensor(node->input(i)) && node->input(i)->node()->kind() == prim::GetAttr)
-        parameters.push_back(static_cast<int64_t>(i));
+      if (is_parameter(node->input(i))) parameters.push_back(static_cast<int64_t>(i));
     node->is_(parameters_attribute(), std::move(parameters));
+  }
+
+  bool is_parameter(const Value* value) const {
+    return is_tensor(value) &&
+           (value->node()->kind() == prim::GetAttr || fusion_.parameters.count(value));
+  }
+
+  // Whether a node runs, or can be compiled, under conditions that only a call can tell.
+  bool is_conditional(const Node* node) const { return node->kind() == prim::If || is_open(node); }
+
+  bool is_open(const Node* node) const {
+    const auto* rule = table_.rule(node);
+    return rule && table_.conditions(node, *rule) == Conditions::open;
+  }
+
+  bool asks_attributes(const Node* node) const {
+    return node->kind() == prim::If ? is_from_attributes(node->input()) : is_open(node);
+  }
+
+  void mark_flags(Node* node, const Group& group) const {
+    const auto& members = group.absorbed;
+    if (std::none_of(members.begin(), members.end(),
+                     [&](const Node* member) { return is_conditional(member); }))
+      return;
+    std::vector<int64_t> flags;
+    for (size_t i = 0; i < node->inputs().size(); ++i)
+      if (node->input(i)->type()->kind() == c10::TypeKind::BoolType)
+        flags.push_back(static_cast<int64_t>(i));
+    node->is_(flags_attribute(), std::move(flags));
   }
 
   // Destroys a node whose only users left are lists without users.
@@ -368,8 +471,8 @@ private:
   }
 
   Block* block_;
+  const Fusion& fusion_;
   const DeviceTable& table_;
-  const OpenConditions open_conditions_;
   const AliasDb& aliases_;
   const MemoryOrder memory_order_;
   std::unordered_map<const Node*, size_t> position_;
@@ -378,27 +481,37 @@ private:
   std::unordered_map<const Node*, size_t> group_of_; // of absorbed nodes
   std::vector<Group> groups_;
   ValueSet shape_tensors_;
+  bool is_regrouped_ = false; // groups of this block are grouped anew at run time
 };
 
-// Inner blocks first: groups never change what an outer block's nodes read and write, while the
-// alias analysis knows nothing of values that groups add to an outer block.
-size_t fuse_block(Block* block, const DeviceTable& table, OpenConditions open_conditions,
-                  const AliasDb& aliases) {
+// The groups of an outer block are found before those inside of it, because they take whole
+// branches, and formed after them: inner groups never change what an outer block's nodes read and
+// write, while the alias analysis knows nothing of values that groups add to an outer block.
+size_t fuse_block(Block* block, const Fusion& fusion) {
+  BlockFuser fuser(block, fusion);
+  fuser.find();
   size_t groups = 0;
   for (auto* node : block->nodes())
-    for (auto* inner : node->blocks())
-      groups += fuse_block(inner, table, open_conditions, aliases);
-  return groups + BlockFuser(block, table, open_conditions, aliases).run();
+    if (!fuser.absorbs(node))
+      for (auto* inner : node->blocks())
+        groups += fuse_block(inner, fusion);
+  return groups + fuser.form();
 }
 
 } // namespace
 
 size_t fuse_groups(const std::shared_ptr<Graph>& graph, const DeviceTable& table,
-                   OpenConditions open_conditions) {
+                   OpenConditions open_conditions, const std::vector<int64_t>& parameters) {
+  write_out_appends(graph);
   torch::jit::RemoveListMutation(graph);
   torch::jit::RemoveTensorMutation(graph);
+  hoist_attributes(graph);
+  ValueSet attributes;
+  for (const auto index : parameters)
+    attributes.insert(graph->inputs().at(index));
   const AliasDb aliases(graph);
-  const size_t groups = fuse_block(graph->block(), table, open_conditions, aliases);
+  const size_t groups =
+      fuse_block(graph->block(), {table, open_conditions, aliases, std::move(attributes)});
   if (groups != 0) torch::jit::EliminateDeadCode(graph);
   return groups;
 }

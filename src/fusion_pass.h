@@ -8,17 +8,22 @@
 namespace torchmdla {
 
 // The node kind of a group: `mdla::CompilationGroup`, with its subgraph in `attr::Subgraph`, the
-// device's name in `device` and the indices of inputs that are module attributes in `parameters`.
+// device's name in `device` and the indices of inputs that are module attributes in `parameters`. A
+// group with nodes that run, or are compiled, on conditions has the indices of its boolean inputs
+// in `flags`: it is grouped anew for their values (flagged_group.h).
 c10::Symbol group_symbol();
 c10::Symbol device_attribute();
 c10::Symbol parameters_attribute();
+c10::Symbol flags_attribute();
 
 // Whether a node joins a group when the device takes it under conditions that only a call can tell.
 enum class OpenConditions { assume_met, assume_violated };
 
 // Merges what `table` takes into maximal groups, in every block of `graph`. Pure C++: it runs under
-// the executor's compile lock, where taking the GIL deadlocks. Returns the number of groups made.
+// the executor's compile lock, where taking the GIL deadlocks. `parameters` are the indices of the
+// graph's inputs that are module attributes. Returns the number of groups made.
 size_t fuse_groups(const std::shared_ptr<torch::jit::Graph>& graph, const DeviceTable& table,
-                   OpenConditions open_conditions = OpenConditions::assume_met);
+                   OpenConditions open_conditions = OpenConditions::assume_met,
+                   const std::vector<int64_t>& parameters = {});
 
 } // namespace torchmdla

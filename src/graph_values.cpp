@@ -2,6 +2,8 @@
 
 #include <torch/csrc/jit/ir/constants.h>
 
+#include <algorithm>
+
 namespace torchmdla {
 
 using torch::jit::Block;
@@ -46,6 +48,18 @@ bool is_plain(const c10::TypePtr& type) {
 
 bool takes_apart(const Node* node) {
   return node->kind() == prim::ConstantChunk || node->kind() == prim::ListUnpack;
+}
+
+bool is_assertion(const Node* node) {
+  if (node->kind() != prim::If || !node->outputs().empty()) return false;
+  const auto does_nothing = [](const Node* inner) {
+    return is_constant(inner) || (!inner->hasSideEffects() && inner->blocks().empty());
+  };
+  return std::all_of(node->blocks().begin(), node->blocks().end(), [&](const Block* side) {
+    return std::all_of(side->nodes().begin(), side->nodes().end(), [&](const Node* inner) {
+      return inner->kind() == prim::RaiseException || does_nothing(inner);
+    });
+  });
 }
 
 void for_each_input(Node* node, const std::function<void(Value*)>& visit) {

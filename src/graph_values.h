@@ -9,6 +9,7 @@
 
 namespace torchmdla {
 
+using NodeSet = std::unordered_set<const torch::jit::Node*>;
 using ValueSet = std::unordered_set<const torch::jit::Value*>;
 
 bool is_tensor(const torch::jit::Value* value);
@@ -21,6 +22,9 @@ bool is_plain(const c10::TypePtr& type);
 
 // `prim::ConstantChunk` and `prim::ListUnpack` have no schema, so no device table names them.
 bool takes_apart(const torch::jit::Node* node);
+
+// `assert`: a `prim::If` that does nothing or raises, and has no outputs.
+bool is_assertion(const torch::jit::Node* node);
 
 // Everything that `node` needs before it can run: its inputs and what its own blocks capture.
 void for_each_input(torch::jit::Node* node, const std::function<void(torch::jit::Value*)>& visit);

@@ -10,6 +10,7 @@ using torch::jit::AliasDb;
 using torch::jit::Block;
 using torch::jit::Node;
 using torch::jit::Value;
+namespace prim = c10::prim;
 
 namespace {
 
@@ -30,10 +31,22 @@ bool has_visible_effects(const Node* node, const DeviceTable& table) {
   });
 }
 
+// `AliasDb::isMutable` does not look into blocks.
+bool writes(const AliasDb& aliases, Node* node) {
+  if (aliases.isMutable(node)) return true;
+  return std::any_of(node->blocks().begin(), node->blocks().end(), [&](Block* block) {
+    return std::any_of(block->nodes().begin(), block->nodes().end(),
+                       [&](Node* inner) { return writes(aliases, inner); });
+  });
+}
+
+// An attribute is read from its object, and a list or tuple made of what it is to hold: what is
+// written to those tensors is no matter.
 bool touches(const AliasDb& aliases, Node* writer, Node* node) {
+  if (node->kind() == prim::ListConstruct || node->kind() == prim::TupleConstruct) return false;
   torch::jit::ValueSet values;
   for_each_input(node, [&](Value* value) { values.insert(value); });
-  values.insert(node->outputs().begin(), node->outputs().end());
+  if (node->kind() != prim::GetAttr) values.insert(node->outputs().begin(), node->outputs().end());
   return aliases.writesToAlias(writer, values);
 }
 
@@ -43,7 +56,7 @@ MemoryOrder::MemoryOrder(Block* block, const DeviceTable& table, const AliasDb& 
   std::vector<Node*> writers;
   Node* previous = nullptr;
   for (auto* node : block->nodes()) {
-    if (aliases.isMutable(node)) {
+    if (writes(aliases, node)) {
       effects_.insert(node);
       writers.push_back(node);
     }

@@ -2,6 +2,7 @@
 
 #include "compiler.h"
 #include "device_table.h"
+#include "flagged_group.h"
 #include "fusion_pass.h"
 #include "runtime.h"
 #include "statistics.h"
@@ -35,6 +36,10 @@ void run_pass(std::shared_ptr<Graph>& graph) {
 }
 
 Operation make_operation(const Node* node) {
+  if (node->hasAttribute(flags_attribute())) {
+    auto group = std::make_shared<FlaggedGroup>(node);
+    return [group](Stack& stack) { group->run(stack); };
+  }
   auto group = std::make_shared<CompilationGroup>(node);
   return [group](Stack& stack) { group->run(stack); };
 }
@@ -97,6 +102,13 @@ py::dict to_python(const Record& record, const py::object& make_meta) {
   return result;
 }
 
+py::tuple to_python(const Symbols& values) {
+  py::tuple result(values.size());
+  for (size_t i = 0; i < values.size(); ++i)
+    result[i] = values[i];
+  return result;
+}
+
 [[noreturn]] void throw_failure(py::error_already_set& error) {
   const auto exception = hold(error.value());
   throw CompileFailure(py::str(error.value().attr("reason")), [exception] {
@@ -106,26 +118,60 @@ py::dict to_python(const Record& record, const py::object& make_meta) {
   });
 }
 
-// `compile(graph, record, parameters, device)` returns an Executable or raises `error_type`;
-// `make_meta(dtype, shape, strides)` makes the record's entries.
-void set_compiler(const py::object& compile, const py::object& make_meta,
-                  const py::object& error_type) {
-  const auto held_compile = hold(compile), held_meta = hold(make_meta),
-             held_type = hold(error_type);
-  set_compile_function([=](const CompileRequest& request) {
-    py::gil_scoped_acquire gil;
-    try {
-      const auto function = py::reinterpret_borrow<py::object>(held_compile.get());
-      const auto meta = py::reinterpret_borrow<py::object>(held_meta.get());
-      return function(request.graph, to_python(request.record, meta), request.parameters,
-                      request.device)
+// Calls Python from a thread without the GIL. An exception of type `failure` becomes a
+// CompileFailure, any other one goes to the user.
+template <class Call> auto in_python(const std::shared_ptr<PyObject>& failure, Call call) {
+  py::gil_scoped_acquire gil;
+  try {
+    return call();
+  } catch (py::error_already_set& error) {
+    if (error.matches(py::reinterpret_borrow<py::object>(failure.get()))) throw_failure(error);
+    error.restore();
+    throw PassingError();
+  }
+}
+
+py::object borrow(const std::shared_ptr<PyObject>& held) {
+  return py::reinterpret_borrow<py::object>(held.get());
+}
+
+// `compile(graph, record, parameters, device)` returns an Executable, `compile_dynamic(…, values,
+// samples)` one for any sizes and a function of a record and values, which tells whether they
+// agree; samples are pairs of values and record. Both raise `error_type`. `make_meta(dtype, shape,
+// strides)` makes the record's entries.
+void set_compiler_functions(const py::object& compile, const py::object& compile_dynamic,
+                            const py::object& make_meta, const py::object& error_type) {
+  const auto function = hold(compile), dynamic_function = hold(compile_dynamic),
+             meta = hold(make_meta), failure = hold(error_type);
+  Compiler compiler;
+  compiler.compile = [=](const CompileRequest& request) {
+    return in_python(failure, [&]() -> std::shared_ptr<const Executable> {
+      return borrow(function)(request.graph, to_python(request.record, borrow(meta)),
+                              request.parameters, request.device)
           .cast<std::shared_ptr<Executable>>();
-    } catch (py::error_already_set& error) {
-      if (error.matches(py::reinterpret_borrow<py::object>(held_type.get()))) throw_failure(error);
-      error.restore();
-      throw PassingError();
-    }
-  });
+    });
+  };
+  compiler.compile_dynamic = [=](const DynamicRequest& request) {
+    return in_python(failure, [&]() -> DynamicExecutable {
+      const auto& [graph, record, parameters, device] = request.typical;
+      py::list samples;
+      for (const auto& sample : request.samples)
+        samples.append(
+            py::make_tuple(to_python(sample.values), to_python(sample.record, borrow(meta))));
+      const py::tuple made =
+          borrow(dynamic_function)(graph, to_python(record, borrow(meta)), parameters, device,
+                                   to_python(request.values), samples);
+      const auto agrees = hold(made[1]);
+      return {made[0].cast<std::shared_ptr<Executable>>(),
+              [=](const Record& record, const Symbols& values) {
+                return in_python(failure, [&] {
+                  return borrow(agrees)(to_python(record, borrow(meta)), to_python(values))
+                      .cast<bool>();
+                });
+              }};
+    });
+  };
+  set_compiler(std::move(compiler));
 }
 
 // Numbers, strings, None and lists of numbers. (PyTorch's own conversion is not exported.)
@@ -153,7 +199,10 @@ void set_submit(const py::object& submit) {
   const auto held = hold(submit);
   set_background([held](std::function<void()> task) {
     py::gil_scoped_acquire gil;
-    py::reinterpret_borrow<py::object>(held.get())(py::cpp_function(std::move(task)));
+    borrow(held)(py::cpp_function([task = std::move(task)] {
+      py::gil_scoped_release without_gil;
+      task();
+    }));
   });
 }
 
@@ -172,27 +221,58 @@ InputBinding input_binding(const std::string& source, const py::object& from) {
   return {found->second, input, element, {}};
 }
 
-OutputBinding output_binding(const py::object& output) {
-  if (!py::isinstance<py::tuple>(output)) return to_ivalue(output);
-  const auto [result, dtype, sizes, strides] =
-      output.cast<std::tuple<size_t, at::ScalarType, std::vector<int64_t>, std::vector<int64_t>>>();
-  return OutputTensor{result, dtype, sizes, strides};
+// Pairs of exponents and a coefficient.
+using Terms = std::vector<std::pair<std::vector<int64_t>, int64_t>>;
+
+Polynomial polynomial(const Terms& terms) {
+  Polynomial made;
+  for (const auto& [exponents, factor] : terms)
+    made.terms.push_back({exponents, factor});
+  return made;
 }
 
+// Sizes or strides: integers, or terms where they vary.
+void split_numbers(const py::sequence& mixed, std::vector<int64_t>& numbers,
+                   std::vector<std::pair<size_t, Polynomial>>& varying) {
+  for (size_t i = 0; i < mixed.size(); ++i) {
+    const bool varies = py::isinstance<py::tuple>(mixed[i]);
+    numbers.push_back(varies ? 0 : mixed[i].cast<int64_t>());
+    if (varies) varying.emplace_back(i, polynomial(mixed[i].cast<Terms>()));
+  }
+}
+
+OutputBinding output_binding(const std::string& kind, const py::object& output) {
+  if (kind == "constant") return to_ivalue(output);
+  if (kind == "number") return polynomial(output.cast<Terms>());
+  TORCH_CHECK_VALUE(kind == "tensor",
+                    "an output is a \"tensor\", \"number\" or \"constant\", not \"", kind, "\"");
+  const auto [result, dtype, sizes, strides] =
+      output.cast<std::tuple<size_t, at::ScalarType, py::sequence, py::sequence>>();
+  OutputTensor tensor{result, dtype, {}, {}, {}, {}};
+  split_numbers(sizes, tensor.sizes, tensor.varying_sizes);
+  split_numbers(strides, tensor.strides, tensor.varying_strides);
+  return tensor;
+}
+
+using KindAndSource = std::pair<std::string, py::object>;
 using PackEntry = std::tuple<uintptr_t, std::string, std::vector<size_t>, int64_t>;
 
-std::shared_ptr<Executable>
-make_executable(uintptr_t entry, const std::vector<PackEntry>& packs, int64_t workspace_bytes,
-                const py::object& owner,
-                const std::vector<std::pair<std::string, py::object>>& inputs,
-                const std::vector<py::object>& outputs) {
+std::shared_ptr<Executable> make_executable(uintptr_t entry, const std::vector<PackEntry>& packs,
+                                            int64_t workspace_bytes, const py::object& owner,
+                                            const std::vector<KindAndSource>& inputs,
+                                            const std::vector<KindAndSource>& outputs,
+                                            uintptr_t workspace) {
   std::vector<InputBinding> input_bindings;
   for (const auto& [source, from] : inputs)
     input_bindings.push_back(input_binding(source, from));
   std::vector<OutputBinding> output_bindings;
-  for (const auto& output : outputs)
-    output_bindings.push_back(output_binding(output));
-  CompiledCode code{reinterpret_cast<Entry>(entry), {}, workspace_bytes, hold(owner)};
+  for (const auto& [kind, output] : outputs)
+    output_bindings.push_back(output_binding(kind, output));
+  CompiledCode code{reinterpret_cast<Entry>(entry),
+                    {},
+                    workspace_bytes,
+                    reinterpret_cast<int64_t (*)(const int64_t*)>(workspace),
+                    hold(owner)};
   for (const auto& [function, recipe, arguments, bytes] : packs)
     code.packs.push_back({reinterpret_cast<Entry>(function), recipe, arguments, bytes});
   return std::make_shared<Executable>(std::move(code), std::move(input_bindings),
@@ -228,6 +308,8 @@ py::dict statistics_dict() {
   py::dict result;
   result["groups"] = statistics().groups.load();
   result["specialisations"] = statistics().specialisations.load();
+  result["dynamic"] = statistics().dynamic.load();
+  result["not_dynamic"] = statistics().not_dynamic();
   result["fallbacks"] = statistics().fallbacks();
   return result;
 }
@@ -239,14 +321,16 @@ PYBIND11_MODULE(_C, module) {
   py::class_<Executable, std::shared_ptr<Executable>>(
       module, "Executable", "Compiled code bound to the inputs and outputs of a group.")
       .def(py::init(&make_executable), py::arg("entry"), py::arg("packs"),
-           py::arg("workspace_bytes"), py::arg("owner"), py::arg("inputs"), py::arg("outputs"));
-  module.def("set_compiler", &set_compiler, py::arg("compile"), py::arg("make_meta"),
-             py::arg("error_type"));
+           py::arg("workspace_bytes"), py::arg("owner"), py::arg("inputs"), py::arg("outputs"),
+           py::arg("workspace") = 0);
+  module.def("set_compiler", &set_compiler_functions, py::arg("compile"),
+             py::arg("compile_dynamic"), py::arg("make_meta"), py::arg("error_type"));
   module.def("set_device", &set_device, py::arg("device"), py::arg("ops"), py::arg("dtypes"));
   module.def("set_enabled", [](bool on) { settings().enabled = on; });
   module.def("is_enabled", [] { return settings().enabled.load(); });
   module.def("set_strict", [](bool on) { settings().strict = on; });
   module.def("set_background", [](bool on) { settings().background = on; });
+  module.def("set_dynamic", [](bool on) { settings().dynamic = on; });
   module.def("set_submit", &set_submit, py::arg("submit"));
   module.def("is_strict", [] { return settings().strict.load(); });
   module.def("set_max_specialisations",

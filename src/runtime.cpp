@@ -12,9 +12,18 @@ namespace {
 
 constexpr size_t alignment = 64; // a cache line, and the widest vector of x86 and SVE-512
 
+// Memory that grows to the largest request and stays.
 struct Workspace {
   std::shared_ptr<void> memory;
   int64_t bytes = 0;
+
+  void* at_least(int64_t needed) {
+    if (needed > bytes) {
+      *this = {};
+      *this = {aligned_memory(needed), needed};
+    }
+    return memory.get();
+  }
 };
 
 } // namespace
@@ -22,6 +31,7 @@ struct Workspace {
 const std::vector<DeviceCall>& device_calls() {
   static const std::vector<DeviceCall> calls{
       {"mdla_parallel_for", reinterpret_cast<void*>(&mdla_parallel_for)},
+      {"mdla_scratch", reinterpret_cast<void*>(&mdla_scratch)},
   };
   return calls;
 }
@@ -35,11 +45,7 @@ std::shared_ptr<void> aligned_memory(int64_t bytes) {
 
 void* thread_workspace(int64_t bytes) {
   thread_local Workspace workspace;
-  if (bytes > workspace.bytes) {
-    workspace = {};
-    workspace = {aligned_memory(bytes), bytes};
-  }
-  return workspace.memory.get();
+  return workspace.at_least(bytes);
 }
 
 } // namespace torchmdla
@@ -48,4 +54,9 @@ void mdla_parallel_for(mdla_kernel body, void* const* operands, int64_t begin, i
                        int64_t grain) {
   at::parallel_for(begin, end, grain,
                    [&](int64_t first, int64_t last) { body(operands, first, last); });
+}
+
+void* mdla_scratch(int64_t bytes) {
+  thread_local torchmdla::Workspace scratch;
+  return scratch.at_least(bytes);
 }

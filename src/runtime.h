@@ -32,4 +32,8 @@ typedef void (*mdla_kernel)(void* const* operands, int64_t begin, int64_t end);
 // inside a parallel region and for small ranges.
 void mdla_parallel_for(mdla_kernel body, void* const* operands, int64_t begin, int64_t end,
                        int64_t grain);
+
+// Memory of the calling thread for intermediate results of a chain's tile, 64-byte aligned, at
+// least `bytes` long; valid until the thread asks again. It is not that of `thread_workspace`.
+void* mdla_scratch(int64_t bytes);
 }

@@ -7,6 +7,7 @@
 #include <c10/util/SmallVector.h>
 
 #include <cstdint>
+#include <vector>
 
 namespace torchmdla {
 
@@ -16,5 +17,13 @@ using Signature = c10::SmallVector<int64_t, 256>;
 
 // Appends `value`; false when it is of a kind that no group takes.
 bool append_signature(const c10::IValue& value, Signature& signature);
+
+// For each entry of a value's signature, whether it is a size or an integer: what may vary while
+// everything else stays as it is.
+std::vector<bool> marks_of_numbers(const c10::IValue& value);
+
+// A value whose signature is the start of `signature`, which it takes away: `value` itself, or
+// zeros of its dtype and stride order where a size differs. Strides with gaps stay such.
+c10::IValue with_numbers(const c10::IValue& value, c10::ArrayRef<int64_t>& signature);
 
 } // namespace torchmdla

@@ -29,6 +29,16 @@ void Statistics::count(const std::string& reason) {
   ++failures_[reason];
 }
 
+void Statistics::count_not_dynamic(const std::string& reason) {
+  std::lock_guard<std::mutex> guard(mutex_);
+  ++not_dynamic_[reason];
+}
+
+std::map<std::string, int64_t> Statistics::not_dynamic() const {
+  std::lock_guard<std::mutex> guard(mutex_);
+  return not_dynamic_;
+}
+
 std::map<std::string, int64_t> Statistics::fallbacks() const {
   std::lock_guard<std::mutex> guard(mutex_);
   auto counts = failures_;
@@ -41,9 +51,10 @@ std::map<std::string, int64_t> Statistics::fallbacks() const {
 void Statistics::reset() {
   std::lock_guard<std::mutex> guard(mutex_);
   failures_.clear();
+  not_dynamic_.clear();
   for (auto& number : fallbacks_)
     number = 0;
-  groups = specialisations = 0;
+  groups = specialisations = dynamic = 0;
 }
 
 Statistics& statistics() {

@@ -28,6 +28,7 @@ class Statistics {
 public:
   std::atomic<int64_t> groups{0};
   std::atomic<int64_t> specialisations{0};
+  std::atomic<int64_t> dynamic{0}; // specialisations for any sizes
 
   void count(Fallback reason) {
     fallbacks_[static_cast<size_t>(reason)].fetch_add(1, std::memory_order_relaxed);
@@ -36,13 +37,18 @@ public:
   // A group whose compilation failed; the reason is the compiler's.
   void count(const std::string& reason);
 
+  // A group whose sizes vary and that is compiled for each of them.
+  void count_not_dynamic(const std::string& reason);
+
   std::map<std::string, int64_t> fallbacks() const;
+  std::map<std::string, int64_t> not_dynamic() const;
   void reset();
 
 private:
   std::array<std::atomic<int64_t>, static_cast<size_t>(Fallback::count)> fallbacks_{};
   mutable std::mutex mutex_;
-  std::map<std::string, int64_t> failures_; // guarded by mutex_
+  std::map<std::string, int64_t> failures_;    // guarded by mutex_
+  std::map<std::string, int64_t> not_dynamic_; // guarded by mutex_
 };
 
 Statistics& statistics();

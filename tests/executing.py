@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from torchmdla import devices
+from torchmdla.compiler.artifact import Artifact
 from torchmdla.compiler.program import Program
 from torchmdla.importer import Binding, ImportedGraph
 
@@ -20,27 +21,61 @@ def execute(imported: ImportedGraph, graph: torch._C.Graph, inputs: Sequence[obj
     """The outputs of the group for ``inputs``, made as the runtime makes them."""
     device = devices.get("cpu")
     program = Program(imported.mlir, imported.arguments, imported.results, device.target())
-    artifact = device.lower(program)
-    code = device.load(artifact)
-    arguments = [_argument(binding, graph, inputs) for binding in imported.bindings]
-    for made, declared in zip(arguments, imported.arguments, strict=True):
-        assert made.is_contiguous()
-        assert tuple(made.shape) == declared.shape
-    results = [torch.empty(result.shape, dtype=getattr(torch, result.dtype)) for result in imported.results]
-    workspace = Block(artifact.manifest.workspace_bytes)
-    packed = [Block(pack.size) for pack in artifact.manifest.packs]
-    for address, pack, made in zip(code.packs, artifact.manifest.packs, packed, strict=True):
-        sources = [arguments[k].data_ptr() for k in pack.arguments]
-        _call(address, [workspace.pointer, made.pointer, *sources])
-    table = (ctypes.c_void_p * len(packed))(*(block.pointer for block in packed))
-    pointers = [tensor.data_ptr() for tensor in (*arguments, *results)]
-    _call(code.entry, [workspace.pointer, ctypes.addressof(table) if packed else None, None, *pointers])
-    made = {
-        "result": lambda output: results[output.index].permute(output.permutation),
-        "input": lambda output: inputs[output.index],
-        "constant": lambda output: output.value,
-    }
-    return [made[output.source](output) for output in imported.outputs]
+    return Loaded(device.lower(program))(imported, graph, inputs)
+
+
+class Loaded:
+    """An artifact of the cpu device in this process, called as the runtime calls it."""
+
+    def __init__(self, artifact: Artifact) -> None:
+        self.manifest = artifact.manifest
+        self._code = devices.get("cpu").load(artifact)
+
+    def __call__(
+        self, imported: ImportedGraph, graph: torch._C.Graph, inputs: Sequence[object], symbols: Sequence[int] = ()
+    ) -> list[object]:
+        """The outputs of the group for ``inputs``; ``imported`` is the group at these, ``symbols`` are their sizes."""
+        arguments = [_argument(binding, graph, inputs) for binding in imported.bindings]
+        for made, declared in zip(arguments, imported.arguments, strict=True):
+            assert made.is_contiguous()
+            assert tuple(made.shape) == declared.shape
+        results = [torch.empty(result.shape, dtype=getattr(torch, result.dtype)) for result in imported.results]
+        self.call(arguments, results, symbols)
+        made = {
+            "result": lambda output: results[output.index].permute(output.permutation),
+            "input": lambda output: inputs[output.index],
+            "constant": lambda output: output.value,
+        }
+        return [made[output.source](output) for output in imported.outputs]
+
+    def call(self, arguments: Sequence[torch.Tensor], results: Sequence[torch.Tensor], symbols: Sequence[int]) -> None:
+        """Fills ``results``."""
+        self.prepared(arguments, results, symbols)()
+
+    def prepared(
+        self, arguments: Sequence[torch.Tensor], results: Sequence[torch.Tensor], symbols: Sequence[int]
+    ) -> Callable[[], None]:
+        """A call that fills ``results`` and does nothing else; parameters are packed now."""
+        sizes = (ctypes.c_int64 * len(symbols))(*symbols)
+        needed = self.manifest.workspace_bytes
+        if symbols:
+            function = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.POINTER(ctypes.c_int64))(self._code.workspace)
+            needed = max(needed, function(sizes))
+        workspace = Block(needed)
+        packed = [Block(pack.size) for pack in self.manifest.packs]
+        for address, pack, made in zip(self._code.packs, self.manifest.packs, packed, strict=True):
+            sources = [arguments[k].data_ptr() for k in pack.arguments]
+            _call(address, [workspace.pointer, made.pointer, *sources])
+        table = (ctypes.c_void_p * len(packed))(*(block.pointer for block in packed))
+        given = [ctypes.addressof(table) if packed else None, ctypes.addressof(sizes) if symbols else None]
+        pointers = [workspace.pointer, *given, *(tensor.data_ptr() for tensor in (*arguments, *results))]
+        kept = [workspace, packed, table, sizes, arguments, results]
+
+        def call() -> None:
+            assert kept
+            _call(self._code.entry, pointers)
+
+        return call
 
 
 def _argument(binding: Binding, graph: torch._C.Graph, inputs: Sequence[object]) -> torch.Tensor:

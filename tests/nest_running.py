@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import math
 import os
 from collections.abc import Sequence
 
@@ -13,13 +14,14 @@ from llvmlite import binding
 from torch_mlir import ir
 
 from torchmdla.compiler.program import Program, Target
+from torchmdla.compiler.sizes import at
 from torchmdla.devices.cpu.emit import to_llvm, to_object
 from torchmdla.devices.cpu.entry import _declaration, function_attributes
 from torchmdla.devices.cpu.frontend import new_context
 from torchmdla.devices.cpu.kernels import write_kernel
 from torchmdla.devices.cpu.machine import Machine
-from torchmdla.devices.cpu.nests import Instruction, Nest, Operand
-from torchmdla.devices.cpu.schedule import Schedule, choose
+from torchmdla.devices.cpu.nests import AnyNest, Instruction, Nest, Operand
+from torchmdla.devices.cpu.schedule import Schedule, choose, ranges
 
 KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 
@@ -48,14 +50,21 @@ def host_target(*features: str) -> Target:
 
 
 class Kernel:
-    """The kernel of a nest, linked into this process."""
+    """The kernel of a nest, linked into this process. ``typical``: the values of the symbols of a dynamic nest that its
+    schedule is chosen for."""
 
-    def __init__(self, nest: Nest, target: Target | None = None, schedule: Schedule | None = None) -> None:
+    def __init__(
+        self,
+        nest: AnyNest,
+        target: Target | None = None,
+        schedule: Schedule | None = None,
+        typical: tuple[int, ...] = (),
+    ) -> None:
         binding.initialize_native_target()
         binding.initialize_native_asmprinter()
         target = target or host_target()
         machine = Machine.of(target)
-        self.nest, self.schedule = nest, schedule or choose(nest, machine)
+        self.nest, self.schedule = nest, schedule or choose(nest, machine, typical)
         code = write_kernel(nest, self.schedule, machine, function_attributes(Program("", (), (), target)))
         externals = [f"llvm.func @{name}{_declaration(kinds)}" for name, kinds in code.externals]
         self.text = "\n".join([*externals, code.text.replace("{symbol}", "kernel").replace(" internal", "")])
@@ -71,11 +80,17 @@ class Kernel:
         self._library = builder.export_symbol("kernel").link(self._jit, "test")
         self.function = KERNEL(self._library["kernel"])
 
-    def __call__(self, arrays: Sequence[np.ndarray], tasks: int = 1) -> None:
+    def iterations(self, values: Sequence[int] = ()) -> int:
+        """How many iterations the kernel's range has where the symbols have ``values``."""
+        return math.prod(-(-at(size, values) // step) for size, step in ranges(self.nest, self.schedule))
+
+    def __call__(self, arrays: Sequence[np.ndarray], tasks: int = 1, values: Sequence[int] = ()) -> None:
         """Runs the whole range as ``tasks`` calls, the last one first. ``arrays`` are in the order of
-        :class:`~torchmdla.devices.cpu.nests.BoundNest`; an operand starts at its array's first element."""
+        :class:`~torchmdla.devices.cpu.nests.Nest`; an operand starts at its array's first element. ``values``: those of
+        the symbols."""
+        arrays = [*arrays, *([np.array(values, np.int64)] if values else ())]
         operands = (ctypes.c_void_p * len(arrays))(*(a.ctypes.data for a in arrays))
-        edges = [self.schedule.iterations * k // tasks for k in range(tasks + 1)]
+        edges = [self.iterations(values) * k // tasks for k in range(tasks + 1)]
         for begin, end in reversed(list(itertools.pairwise(edges))):
             self.function(ctypes.addressof(operands), begin, end)
 
@@ -94,9 +109,12 @@ def span(operand: Operand, sizes: Sequence[int]) -> int:
 
 def reference(nest: Nest, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
     """What every stored operand holds after the nest has run on ``arrays`` (flat), by whole-array numpy."""
-    views = [_view(array, operand, nest.sizes) for array, operand in zip(arrays, nest.operands, strict=False)]
+    kept = tuple(1 if flag else size for size, flag in zip(nest.sizes, nest.reduction, strict=True))
+    views = [
+        _view(array, operand, nest.sizes if position < len(nest.inputs) else kept)
+        for position, (array, operand) in enumerate(zip(arrays, nest.operands, strict=False))
+    ]
     scalars = [array[0] for array in arrays[len(views) + len(nest.tables) :]]
-    reduced = tuple(d for d, flag in enumerate(nest.reduction) if flag)
     results = (
         _reduced(nest, views, scalars) if nest.accumulates else _evaluated(nest.body, [*views, *scalars], nest.yields)
     )
@@ -108,10 +126,7 @@ def reference(nest: Nest, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
     stored = []
     for position, result in zip(range(first, len(nest.operands)), results, strict=True):
         copy = arrays[position].copy()
-        target = _view(copy, nest.operands[position], nest.sizes)
-        whole = np.broadcast_to(result, target.shape)
-        index = tuple(slice(0, 1) if d in reduced else slice(None) for d in range(len(nest.sizes)))
-        target[index] = whole[index]
+        _view(copy, nest.operands[position], kept)[...] = result
         stored.append(copy)
     return stored
 
@@ -141,9 +156,7 @@ def _reduced(nest: Nest, views: Sequence[np.ndarray], scalars: Sequence[object])
         start = _evaluated([nest.initial], [], (0,))[0]
         totals = [np.full(shape, start, DTYPES[o.element]) for o in outputs]
     else:
-        first = len(nest.inputs)
-        cut = tuple(slice(0, 1) if d in loops else slice(None) for d in range(len(nest.sizes)))
-        totals = [views[first + k][cut].copy() for k in range(len(outputs))]
+        totals = [view.copy() for view in views[len(nest.inputs) :][: len(outputs)]]
     for steps in itertools.product(*(range(nest.sizes[d]) for d in loops)):
         at = dict(zip(loops, steps, strict=True))
         cut = tuple(slice(at[d], at[d] + 1) if d in at else slice(None) for d in range(len(nest.sizes)))

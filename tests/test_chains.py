@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from test_lowering import Builder, Value, check, host_target, narrow_target, normal
 from torch.nn import functional
 from torch_mlir import ir
 
+import torchmdla
+from torchmdla.devices.cpu import transforms
 from torchmdla.devices.cpu.buffers import bufferize
 from torchmdla.devices.cpu.chains import chain_nests
 from torchmdla.devices.cpu.epilogue import merge_epilogues
@@ -20,6 +25,7 @@ from torchmdla.devices.cpu.nests import Instruction
 from torchmdla.devices.cpu.reading import read_steps
 from torchmdla.devices.cpu.steps import Access, Buffer, ChainStep, Linear, NestStep, Step, Steps, is_copy
 from torchmdla.devices.cpu.transforms import transform
+from torchmdla.testing.compare import assert_matches
 
 Program = Callable[[Builder], "list[Value]"]
 
@@ -80,6 +86,17 @@ def attention(heads: int, length: int, width: int) -> Program:
     return program
 
 
+def elementwise_and_maximum(rows: int, width: int) -> Program:
+    def program(b: Builder) -> list[Value]:
+        x, y = b.input(normal(rows, width)), b.input(normal(width))
+        total = b.op("aten.add.Tensor", [x, y, 1], x.tensor + y.tensor)
+        most = b.op("aten.amax", [total, [1], True], total.tensor.amax(1, keepdim=True))
+        made = b.op("aten.sub.Tensor", [total, most, 1], total.tensor - most.tensor)
+        return [b.op("aten.exp", [made], made.tensor.exp())]
+
+    return program
+
+
 def linear_with_everything(b: Builder) -> list[Value]:
     x, w, c, r = b.input(normal(24, 40)), b.input(normal(56, 40)), b.input(normal(56)), b.input(normal(24, 56))
     y = b.op("aten.linear", [x, w, c], functional.linear(x.tensor, w.tensor, c.tensor))
@@ -135,8 +152,117 @@ def test_queries_meet_transposed_keys() -> None:
     assert sorted(factors[own] for factors in column) == [0, 1]
 
 
-def test_too_small_for_tiles() -> None:
-    assert not chains(steps_of(softmax(3, 5, 7)))
+def structure(steps: Steps) -> list[object]:
+    """What must not depend on sizes: the kinds of steps, and what the chains are made of."""
+    found: list[object] = []
+    for step in steps.steps:
+        if isinstance(step, ChainStep):
+            members = [(m.reduction, [i.name for i in m.body], m.yields, m.ending is None) for m in step.members]
+            found.append((step.loops, members, len(step.locals)))
+        else:
+            found.append(type(step))
+    return found
+
+
+@pytest.mark.parametrize("make", [softmax, layer_norm, elementwise_and_maximum])
+@pytest.mark.parametrize("sizes", [(3, 7), (61, 67), (67, 500), (128, 61), (1009, 96), (4096, 4096)])
+def test_sizes_change_no_structure(make: Callable[[int, int], Program], sizes: tuple[int, int]) -> None:
+    assert structure(steps_of(make(*sizes))) == structure(steps_of(make(64, 128)))
+
+
+@pytest.mark.parametrize("length", [11, 61, 67, 197, 500])
+def test_length_changes_no_structure(length: int) -> None:
+    made = steps_of(attention(3, length, 16))
+    assert structure(made) == structure(steps_of(attention(3, 128, 16)))
+
+
+# Tiles that do not divide an axis.
+
+
+@pytest.mark.parametrize("program", [softmax(197, 700), layer_norm(197, 500), attention(3, 197, 64)])
+def test_a_prime_has_tiles(program: Program) -> None:
+    (chain,) = chains(steps_of(program))
+    (tile,) = (t for t, extent in zip(chain.tile, chain.extents, strict=True) if extent == 197)
+    assert 1 < tile < 197
+
+
+def test_tiles_of_a_prime_are_even() -> None:
+    (chain,) = chains(steps_of(attention(1, 197, 64)))
+    count = -(-197 // chain.tile[0])
+    assert chain.tile[0] * count - 197 < count
+
+
+odd = st.integers(1, 130).map(lambda n: 2 * n + 1)
+
+
+@settings(deadline=None, max_examples=15)
+@given(rows=odd, width=odd, dim=st.sampled_from([0, 1]))
+def test_softmax_of_any_size(rows: int, width: int, dim: int) -> None:
+    builder = Builder()
+    check(builder, softmax(rows, 8 * width, dim=dim)(builder))
+
+
+@settings(deadline=None, max_examples=15)
+@given(rows=odd, width=odd, make=st.sampled_from([layer_norm, elementwise_and_maximum]))
+def test_rows_of_any_size(rows: int, width: int, make: Callable[[int, int], Program]) -> None:
+    builder = Builder()
+    check(builder, make(rows, 4 * width)(builder))
+
+
+@settings(deadline=None, max_examples=15)
+@given(heads=st.integers(1, 3), length=odd, width=st.integers(1, 40))
+def test_attention_of_any_size(heads: int, length: int, width: int) -> None:
+    builder = Builder()
+    check(builder, attention(heads, length, width)(builder))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_threads_run_ragged_tiles(threads: int) -> None:
+    def function(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        weights = torch.softmax(q @ k.transpose(1, 2) / 8.0, -1)
+        return functional.layer_norm(weights @ v, (64,))
+
+    inputs = normal(12, 197, 64), normal(12, 197, 64) + 0.1, normal(12, 197, 64)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        compiled = torchmdla.compile(torch.jit.trace(function, inputs), *inputs)
+        assert_matches(compiled(*inputs), function(*inputs))
+    finally:
+        torch.set_num_threads(before)
+
+
+# Chains with the tiles of others.
+
+
+@pytest.mark.parametrize(
+    ("make", "sizes", "tiles"),
+    [
+        (softmax, (61, 40), [(8,)]),
+        (softmax, (67, 40), [(8,)]),
+        (softmax, (5, 40), [(8,)]),
+        (softmax, (8, 40), [(8,)]),
+        (layer_norm, (9, 33), [(7,)]),
+        (partial(attention, width=16), (3, 61), [(2, 24)]),
+        (partial(attention, width=16), (2, 20), [(3, 24)]),
+    ],
+)
+def test_given_tiles(
+    make: Callable[..., Program], sizes: tuple[int, ...], tiles: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transforms, "chain_nests", lambda steps, machine, _: chain_nests(steps, machine, tiles))
+    assert [chain.tile for chain in chains(steps_of(make(*sizes)))] == tiles
+    builder = Builder()
+    check(builder, make(*sizes)(builder))
+
+
+@pytest.mark.parametrize("tiles", [[], [(4, 4)], [(4,), (4,)]])
+def test_tiles_of_other_chains(tiles: list[tuple[int, ...]]) -> None:
+    x, y, z = buffer("input"), buffer(), buffer("result")
+    steps = Steps([row_sum(x, row(y)), elementwise([row(y)], whole(z))], {})
+    with pytest.raises(ValueError, match="tile"):
+        chain_nests(steps, MACHINE, tiles)
+    assert len(steps.steps) == 2
 
 
 def test_threads_share_tiles() -> None:
@@ -187,6 +313,10 @@ ROWS, COLUMNS = 64, 512
 
 def whole(buffer: Buffer) -> Access:
     return Access(buffer, (Linear((1, 0)), Linear((0, 1))))
+
+
+def row(buffer: Buffer) -> Access:
+    return Access(buffer, (Linear((1, 0)), Linear((0, 0))))
 
 
 def turned(buffer: Buffer) -> Access:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from torchmdla.errors import CompileError
 from torchmdla.importer import TensorMeta, import_graph, locate
+from torchmdla.importer.emitter import quote
 from torchmdla.importer.layout import exact_memory_order, invert, memory_order
 from torchmdla.testing.compare import assert_matches
 
@@ -236,3 +237,11 @@ def test_a_value_without_record_is_named() -> None:
     graph, _ = scripted_graph(scaled, torch.randn(3), 0.5)
     with pytest.raises(CompileError, match="lacks value"):
         import_graph(graph, {"x.1": TensorMeta(torch.float32, (3,), (1,)), "factor.1": 0.5}, ())
+
+
+@pytest.mark.parametrize("text", ["plain", 'a "quote" and \\', "ünïcode ✓", "\x00\x1f\x7f\n"])
+def test_strings_read_back(text: str) -> None:
+    from torch_mlir import ir
+
+    with ir.Context():
+        assert ir.StringAttr(ir.Attribute.parse(quote(text))).value_bytes == text.encode()

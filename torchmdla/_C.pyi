@@ -8,6 +8,8 @@ import torch
 class Counts(TypedDict):
     groups: int
     specialisations: int
+    dynamic: int
+    not_dynamic: dict[str, int]
     fallbacks: dict[str, int]
 
 class Executable:
@@ -21,11 +23,23 @@ class Executable:
         workspace_bytes: int,
         owner: object,
         inputs: Sequence[tuple[str, object]],
-        outputs: Sequence[object],
+        outputs: Sequence[tuple[str, object]],
+        workspace: int = 0,
     ) -> None: ...
 
 def set_compiler(
     compile: Callable[[torch._C.Graph, dict[str, Any], list[int], str], Executable],
+    compile_dynamic: Callable[
+        [
+            torch._C.Graph,
+            dict[str, Any],
+            list[int],
+            str,
+            tuple[int, ...],
+            list[tuple[tuple[int, ...], dict[str, Any]]],
+        ],
+        tuple[Executable, Callable[[dict[str, Any], tuple[int, ...]], bool]],
+    ],
     make_meta: Callable[[torch.dtype, tuple[int, ...], tuple[int, ...]], object],
     error_type: type[Exception],
 ) -> None: ...
@@ -36,6 +50,7 @@ def set_enabled(on: bool) -> None: ...
 def is_enabled() -> bool: ...
 def set_strict(on: bool) -> None: ...
 def set_background(on: bool) -> None: ...
+def set_dynamic(on: bool) -> None: ...
 def set_submit(submit: Callable[[Callable[[], None]], object]) -> None: ...
 def is_strict() -> bool: ...
 def set_max_specialisations(most: int) -> None: ...

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -27,6 +28,7 @@ def enable(
     device: str = "cpu",
     strict: bool = False,
     background: bool = False,
+    dynamic: bool = True,
     max_specialisations: int = 32,
 ) -> None:
     """Turns torchmdla on or off, from the next call of any TorchScript program on.
@@ -39,6 +41,8 @@ def enable(
         strict: raise :class:`torchmdla.CompileError` where a group cannot be compiled, instead of falling back.
         background: compile on threads of their own; a group falls back until its code is there, so that no call waits
             for the compiler.
+        dynamic: compile a group for any sizes when a third input comes that differs from earlier ones in sizes alone.
+            Off, each size is another specialisation.
         max_specialisations: input types (sizes, dtypes, integer values) a group is compiled for; calls with further
             ones fall back.
 
@@ -51,6 +55,7 @@ def enable(
         _use(devices.get(device))
         _C.set_strict(strict)
         _C.set_background(background)
+        _C.set_dynamic(dynamic)
         _C.set_max_specialisations(max_specialisations)
     _C.set_enabled(enabled)
 
@@ -81,30 +86,72 @@ class enabled:  # noqa: N801  (a context manager that reads like a function)
         _C.set_enabled(self._before)
 
 
-def compile(module: Any, *example_inputs: Any) -> torch.jit.ScriptModule | torch.jit.ScriptFunction[Any, Any]:
+def compile(
+    module: Any,
+    *example_inputs: Any,
+    road: Literal["torchscript", "export"] | None = None,
+    example_keywords: Mapping[str, Any] | None = None,
+    dynamic_shapes: Any = None,
+) -> Any:
     """Makes ``module`` ready to run compiled: the first call after it compiles nothing.
 
-    A plain module or function is traced with the example inputs; script it first where it chooses by the data, which
-    a trace would fix. A module in eval mode is frozen. Then the calls that PyTorch's profiling executor needs are made,
-    without gradients. On a terminal a progress bar shows when that takes longer than a second.
+    The road ``"torchscript"`` traces a plain module or function with the example inputs; script it first where it
+    chooses by the data, which a trace would fix. A module in eval mode is frozen. Then the calls that PyTorch's
+    profiling executor needs are made, without gradients.
+
+    The road ``"export"`` goes through ``torch.export`` and needs no TorchScript. What comes out has the module's own
+    parameters and buffers, takes keyword arguments and nested inputs, and refuses inputs of other sizes than the
+    examples' where ``dynamic_shapes`` does not let them vary. It computes no gradients faster than eager does.
+
+    On a terminal a progress bar shows when compiling takes longer than a second.
 
     Args:
-        module: ``nn.Module``, function, or anything that ``torch.jit`` made.
-        example_inputs: positional arguments of one call, as in ``torch.jit.trace``.
+        module: ``nn.Module``, function, anything that ``torch.jit`` made, or a ``torch.export.ExportedProgram``.
+        example_inputs: positional arguments of one call. An exported program has its own where none are given.
+        road: by default ``"export"`` for an exported program and ``"torchscript"`` for everything else, whose
+            programs run without Python between groups.
+        example_keywords: keyword arguments of that call; on the road ``"export"`` only.
+        dynamic_shapes: the sizes that may vary, as in ``torch.export.export``, for a plain module on that road.
 
     Returns:
-        A ``ScriptModule``, or a ``ScriptFunction`` for a function.
+        A ``ScriptModule``, a ``ScriptFunction`` for a function, or an ``nn.Module`` on the road ``"export"``.
 
     Raises:
-        TypeError: ``module`` is none of these, or there are no example inputs to trace it with.
+        TypeError: ``module`` is none of these, or there are no example inputs, or the road does not take an argument.
+        ValueError: no such road.
         CompileError: in strict mode, a group cannot be compiled.
     """
     service.prestart()
+    exported = _is_exported(module)
+    road = road or ("export" if exported else "torchscript")
+    if road not in ("torchscript", "export"):
+        raise ValueError(f"no road {road!r}; there are 'torchscript' and 'export'")
+    if road == "export":
+        return _compile_exported(module, example_inputs, example_keywords or {}, dynamic_shapes)
+    if exported or example_keywords or dynamic_shapes:
+        raise TypeError("exported programs, keyword arguments and dynamic shapes need road='export'")
     scripted: torch.jit.ScriptModule | torch.jit.ScriptFunction[Any, Any] = _frozen(_scripted(module, example_inputs))
     with torch.no_grad(), progress.compiling(_C.statistics):
         for _ in range(_WARM_UP_CALLS):
             scripted(*example_inputs)
     return scripted
+
+
+def _compile_exported(
+    module: Any, inputs: tuple[Any, ...], keywords: Mapping[str, Any], dynamic_shapes: Any
+) -> torch.nn.Module:
+    from torchmdla.capture import export
+
+    with progress.compiling(_C.statistics):
+        if isinstance(module, export.ExportedProgram):
+            if dynamic_shapes is not None:
+                raise TypeError("an exported program has its dynamic shapes from its export")
+            return export.compile_program(module, inputs, keywords)
+        if not isinstance(module, torch.nn.Module) or isinstance(module, torch.jit.ScriptModule):
+            raise TypeError(f"road='export' takes an exported program or a plain module, got {type(module).__name__}")
+        if not inputs and not keywords:
+            raise TypeError("compile needs example inputs to export a plain module")
+        return export.compile_module(module, inputs, keywords, dynamic_shapes)
 
 
 def graph_for(scripted: Any, *inputs: Any) -> torch._C.Graph:
@@ -125,6 +172,12 @@ def supported_ops(device: str = "cpu") -> Mapping[str, OpSupport]:
         ValueError: no such device.
     """
     return dict(devices.get(device).ops)
+
+
+def _is_exported(module: Any) -> bool:
+    """Does not import torch.export, which takes a second: who has an exported program has done so."""
+    export = sys.modules.get("torch.export")
+    return export is not None and isinstance(module, export.ExportedProgram)
 
 
 def _scripted(module: Any, example_inputs: tuple[Any, ...]) -> Any:

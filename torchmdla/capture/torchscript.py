@@ -12,8 +12,10 @@ from typing import Any
 import torch
 
 from torchmdla import _C, devices
+from torchmdla.capture.agreement import Agreement, Values, polynomial_record
 from torchmdla.compiler import service
-from torchmdla.compiler.program import Program
+from torchmdla.compiler.program import Program, Sample
+from torchmdla.compiler.sizes import NoPolynomial, Size, fit
 from torchmdla.compiler.versions import producers
 from torchmdla.errors import CompileError
 from torchmdla.importer import (
@@ -32,7 +34,7 @@ _warned: set[str] = set()
 
 def install() -> None:
     """Makes this module the compiler of groups. The pass itself comes with importing ``torchmdla._C``."""
-    _C.set_compiler(compile_group, TensorMeta, CompileError)
+    _C.set_compiler(compile_group, compile_dynamic_group, TensorMeta, CompileError)
     _C.set_submit(_submit)
 
 
@@ -83,17 +85,96 @@ def compile_group(graph: torch._C.Graph, record: Record, parameters: Sequence[in
         raise fault from error
 
 
+def compile_dynamic_group(
+    graph: torch._C.Graph,
+    record: Record,
+    parameters: Sequence[int],
+    device_name: str,
+    values: Values,
+    samples: Sequence[tuple[Values, Record]],
+) -> tuple[_C.Executable, Agreement]:
+    """Compiles a group for any sizes.
+
+    Args:
+        graph, record, parameters, device_name: as for :func:`compile_group`; the record is of a typical call.
+        values: the symbols' values in that call.
+        samples: values of the symbols, and the record of a run there.
+
+    Returns:
+        The executable, and what tells of a record and the symbols' values whether the executable would do the same.
+
+    Raises:
+        CompileError: it is not dynamic: something but numbers depends on the sizes, or the device does not take it.
+            Nobody is warned, since the group is compiled for each size then.
+    """
+    try:
+        device = devices.get(device_name)
+        for seen in (record, *(seen for _, seen in samples)):
+            _check_dtypes(seen, device)
+        return _compile_dynamic(graph, record, parameters, device, values, samples)
+    except (CompileError, NoPolynomial) as error:
+        raise CompileError(f"it differs between sizes: {error}") from error
+    except Exception as error:
+        raise CompileError(f"internal error: {type(error).__name__}: {str(error)[:300]}") from error
+
+
 def _compile(graph: torch._C.Graph, record: Record, parameters: Sequence[int], device: devices.Device) -> _C.Executable:
     _check_dtypes(record, device)
     imported = import_graph(graph, record, parameters)
     program = Program(imported.mlir, imported.arguments, imported.results, device.target(), versions=producers())
+    return _executable(graph, imported, program, device, [_output(output, imported) for output in imported.outputs])
+
+
+def _compile_dynamic(
+    graph: torch._C.Graph,
+    record: Record,
+    parameters: Sequence[int],
+    device: devices.Device,
+    values: Values,
+    samples: Sequence[tuple[Values, Record]],
+) -> tuple[_C.Executable, Agreement]:
+    points = [point for point, _ in samples]
+    agrees = polynomial_record(graph, points, [seen for _, seen in samples])
+    if not agrees(record, values):
+        raise CompileError("the record at the typical sizes is not what the samples' tell")
+    imported = import_graph(graph, record, parameters)
+    at_samples = [import_graph(graph, seen, parameters) for _, seen in samples]
+    if any(_form(sample) != _form(imported) for sample in at_samples):
+        raise CompileError("bindings, roles, dtypes or layouts")
+    program = Program(
+        imported.mlir,
+        imported.arguments,
+        imported.results,
+        device.target(),
+        versions=producers(),
+        symbols=values,
+        samples=tuple(
+            Sample(point, sample.mlir, sample.arguments, sample.results)
+            for point, sample in zip(points, at_samples, strict=True)
+        ),
+    )
+    everywhere = [[_output(output, sample) for output in sample.outputs] for sample in at_samples]
+    outputs = [_fitted(points, list(seen)) for seen in zip(*everywhere, strict=True)]
+    return _executable(graph, imported, program, device, outputs), agrees
+
+
+def _executable(
+    graph: torch._C.Graph,
+    imported: ImportedGraph,
+    program: Program,
+    device: devices.Device,
+    outputs: Sequence[tuple[str, object]],
+) -> _C.Executable:
+    """Compiles and loads ``program``, and binds it to the group's inputs and ``outputs``."""
     try:
         artifact = service.compile_program(program).artifact
     except CompileError as error:
         raise _located(error, imported) from error
+    manifest = artifact.manifest
+    if manifest.symbols != len(program.symbols):
+        raise CompileError(f"device {device.name!r} takes no sizes that vary")
     loaded = device.load(artifact)
     nodes = list(graph.nodes())
-    manifest = artifact.manifest
     return _C.Executable(
         entry=loaded.entry,
         packs=[
@@ -106,7 +187,8 @@ def _compile(graph: torch._C.Graph, record: Record, parameters: Sequence[int], d
             _source(binding, argument.kind == "scalar", nodes)
             for binding, argument in zip(imported.bindings, imported.arguments, strict=True)
         ],
-        outputs=[_output(output, imported) for output in imported.outputs],
+        outputs=outputs,
+        workspace=loaded.workspace,
     )
 
 
@@ -135,16 +217,48 @@ def _source(binding: Binding, is_scalar: bool, nodes: Sequence[torch._C.Node]) -
     return "constant", tensor.detach().permute(binding.permutation).contiguous()
 
 
-def _output(output: OutputBinding, imported: ImportedGraph) -> object:
-    """An output as ``_C.Executable`` wants it: (result, dtype, sizes, strides), or the constant."""
+def _output(output: OutputBinding, imported: ImportedGraph) -> tuple[str, Any]:
+    """An output as ``_C.Executable`` wants it: ``"tensor"``, (result, dtype, sizes, strides), or ``"constant"``."""
     if output.source == "constant":
-        return output.value
+        return "constant", output.value
     if output.source == "input":
         raise CompileError("an output that is an input of the group is not supported")
     result = imported.results[output.index]
     dtype = getattr(torch, result.dtype)
     layout = torch.empty(result.shape, dtype=dtype, device="meta").permute(output.permutation)
-    return output.index, dtype, list(layout.shape), list(layout.stride())
+    return "tensor", (output.index, dtype, list(layout.shape), list(layout.stride()))
+
+
+def _form(imported: ImportedGraph) -> object:
+    """All of an imported graph that sizes must not change."""
+    return (
+        imported.bindings,
+        [(argument.role, argument.dtype, len(argument.shape), argument.kind) for argument in imported.arguments],
+        [(result.dtype, len(result.shape)) for result in imported.results],
+        [(output.source, output.index, output.permutation) for output in imported.outputs],
+    )
+
+
+def _fitted(points: Sequence[Values], samples: Sequence[tuple[str, Any]]) -> tuple[str, Any]:
+    """An output of a dynamic executable, from what :func:`_output` says of it at the samples: numbers that vary are
+    terms, and a constant that does is a ``"number"``."""
+    kind, first = samples[0]
+    if kind == "tensor":
+        sizes = [_terms(points, numbers) for numbers in zip(*(output[2] for _, output in samples), strict=True)]
+        strides = [_terms(points, numbers) for numbers in zip(*(output[3] for _, output in samples), strict=True)]
+        return kind, (*first[:2], sizes, strides)
+    constants = [constant for _, constant in samples]
+    if all(type(constant) is int for constant in constants):
+        terms = _terms(points, constants)
+        return (kind, terms) if isinstance(terms, int) else ("number", terms)
+    if any(constant != first for constant in constants):
+        raise CompileError(f"an output that is {first!r} at some sizes only")
+    return kind, first
+
+
+def _terms(points: Sequence[Values], numbers: Sequence[int]) -> int | tuple[tuple[tuple[int, ...], int], ...]:
+    found = fit(points, numbers)
+    return found.terms if isinstance(found, Size) else found
 
 
 def _warn(error: CompileError) -> None:

@@ -30,11 +30,13 @@ class OpSupport:
 
 @dataclass(frozen=True)
 class LoadedCode:
-    """An artifact in this process: addresses of its entry and of its packs, and what keeps the code there."""
+    """An artifact in this process: addresses of its entry and of its packs, what keeps the code there, and the address
+    of what tells the workspace of a dynamic program (0: it is static)."""
 
     entry: int
     packs: tuple[int, ...]
     owner: object
+    workspace: int = 0
 
 
 class Device(ABC):

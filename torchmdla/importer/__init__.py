@@ -1,4 +1,4 @@
-"""From ``torch::jit::Graph`` to the Torch dialect: graphs and recorded types in, text out."""
+"""From graphs of PyTorch to the Torch dialect: graphs and recorded types in, text out."""
 
 from torchmdla.importer.graph import import_graph
 from torchmdla.importer.sources import locate

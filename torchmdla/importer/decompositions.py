@@ -31,11 +31,12 @@ def decomposition(name: str) -> Decomposition | None:
     if name in _COMPOSITE:
         return _composite(name)
     if name in _FROM_TORCH:
-        return _by_position(torch._decomp.decomposition_table[_overload(name)], name)
+        return _by_position(torch._decomp.decomposition_table[overload_of(name)], name)
     return None
 
 
-def _overload(name: str) -> torch._ops.OpOverload:
+def overload_of(name: str) -> torch._ops.OpOverload:
+    """The function of an op by its schema name with overload."""
     namespace, _, rest = name.partition("::")
     base, _, overload = rest.partition(".")
     packet = getattr(getattr(torch.ops, namespace), base)
@@ -45,18 +46,18 @@ def _overload(name: str) -> torch._ops.OpOverload:
 
 def schema_of(name: str) -> torch._C.FunctionSchema:
     """The schema of an op by its name with overload."""
-    schema: torch._C.FunctionSchema = _overload(name)._schema
+    schema: torch._C.FunctionSchema = overload_of(name)._schema
     return schema
 
 
 def _composite(name: str) -> Decomposition:
     """The op itself: the dispatcher runs PyTorch's composite kernel."""
-    return _by_position(_overload(name), name)
+    return _by_position(overload_of(name), name)
 
 
 def _by_position(function: Callable[..., object], name: str) -> Decomposition:
     """``function`` taking keyword-only arguments by position, as every decomposition does, and dtypes as such."""
-    arguments = _overload(name)._schema.arguments
+    arguments = overload_of(name)._schema.arguments
     keywords = [argument.name for argument in arguments if argument.kwarg_only]
     dtypes = {index for index, argument in enumerate(arguments) if "dtype" in argument.name}
 
@@ -84,7 +85,7 @@ def _mse_loss_backward(grad, value, target, reduction):  # type: ignore[no-untyp
     """PyTorch's own, of floats; of integers eager rounds in between."""
     if not value.is_floating_point():
         raise CompileError("integers", op="aten::mse_loss_backward")
-    return torch._decomp.decomposition_table[_overload("aten::mse_loss_backward")](grad, value, target, reduction)
+    return torch._decomp.decomposition_table[overload_of("aten::mse_loss_backward")](grad, value, target, reduction)
 
 
 def _affine(value: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:

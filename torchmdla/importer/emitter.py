@@ -5,8 +5,8 @@ Text, not the MLIR bindings: the user's process never loads MLIR.
 
 from __future__ import annotations
 
-import json
 import math
+import re
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,8 +26,17 @@ class Value:
 
 
 def quote(text: str) -> str:
-    """A string literal of MLIR."""
-    return json.dumps(text)
+    """A string literal of MLIR, which escapes bytes by two hexadecimal digits."""
+    plain = (chr(byte) if 32 <= byte < 127 and byte not in b'"\\' else f"\\{byte:02X}" for byte in text.encode())
+    return f'"{"".join(plain)}"'
+
+
+def symbol(name: str) -> str:
+    """What comes after the ``@`` of a symbol."""
+    return name if _IDENTIFIER.fullmatch(name) else quote(name)
+
+
+_IDENTIFIER = re.compile(r"[A-Za-z_][\w$.]*", re.ASCII)
 
 
 def float_literal(value: float) -> str:
@@ -49,13 +58,14 @@ class Emitter:
         self._constants: dict[str, Value] = {}
         self._count = 0
 
-    def op(self, name: str, operands: Sequence[Value], types: Sequence[str]) -> list[str]:
+    def op(self, name: str, operands: Sequence[Value], types: Sequence[str], attributes: str = "") -> list[str]:
         """Writes ``name`` (``torch.aten.relu``) in MLIR's generic form and returns the names of its results."""
         result = self._fresh()
+        left = f"{result}:{len(types)} = " if types else ""
         arguments = ", ".join(operand.name for operand in operands)
         argument_types = ", ".join(operand.type for operand in operands)
         self._lines.append(
-            f'{result}:{len(types)} = "{name}"({arguments}) : ({argument_types}) -> ({", ".join(types)}) '
+            f'{left}"{name}"({arguments}) {attributes}: ({argument_types}) -> ({", ".join(types)}) '
             f"{self.location}"
         )
         return [f"{result}#{index}" for index in range(len(types))]
@@ -92,7 +102,7 @@ class Emitter:
 
     def number_tensor(self, value: int | float | bool, meta: TensorMeta) -> Value:
         """A 0-d tensor with a known value, as a literal."""
-        literal = _dense_element(torch.tensor(value, dtype=meta.dtype))
+        literal = dense_element(torch.tensor(value, dtype=meta.dtype))
         type_ = tensor_type(meta)
         text = f"torch.vtensor.literal(dense<{literal}> : tensor<{element_type(meta.dtype)}>) : {type_}"
         return Value(self._constant(text, type_).name, type_, meta)
@@ -114,14 +124,14 @@ class Emitter:
         type_ = f"!torch.list<{element}>"
         return self._constant(f"torch.prim.ListConstruct {operands} : ({types}) -> {type_}", type_)
 
-    def text(self, arguments: Sequence[Value], results: Sequence[Value]) -> str:
-        """The module: every op so far as the body of ``@forward``."""
+    def text(self, arguments: Sequence[Value], results: Sequence[Value], name: str = "forward") -> str:
+        """The module: every op so far as the body of the function ``name``."""
         signature = ", ".join(f"{argument.name}: {argument.type}" for argument in arguments)
         types = ", ".join(result.type for result in results)
         returned = ", ".join(result.name for result in results)
         body = "".join(f"    {line}\n" for line in self._lines)
         tail = f" {returned} : {types}" if results else ""
-        return f"module {{\n  func.func @forward({signature}) -> ({types}) {{\n{body}    return{tail}\n  }}\n}}\n"
+        return f"module {{\n  func.func @{symbol(name)}({signature}) -> ({types}) {{\n{body}    return{tail}\n  }}\n}}\n"
 
     def _constant(self, text: str, type_: str) -> Value:
         if text not in self._constants:
@@ -135,7 +145,7 @@ class Emitter:
         return f"%{self._count}"
 
 
-def _dense_element(number: torch.Tensor) -> str:
+def dense_element(number: torch.Tensor) -> str:
     """A 0-d tensor as an element of MLIR's ``dense<…>``; floats by their bits, so that they read back exactly."""
     if number.dtype == torch.bool:
         return str(bool(number)).lower()

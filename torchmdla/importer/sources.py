@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 
 import torch
 
@@ -19,7 +20,19 @@ _TORCH = os.path.dirname(torch.__file__)
 def source_of(node: torch._C.Node) -> str:
     """``file:line`` of a node, the innermost that is not PyTorch's own code; empty when unknown."""
     text = str(node.sourceRange())
-    frames = [*_SCRIPTED.finditer(text), *_TRACED.finditer(text)]
+    return _innermost([*_SCRIPTED.finditer(text), *_TRACED.finditer(text)])
+
+
+def source_of_trace(stack_trace: str | None) -> str:
+    """``file:line`` of the innermost frame of a Python stack trace that is not PyTorch's own code; empty when unknown.
+
+    FX nodes keep the trace of what made them in ``node.meta["stack_trace"]``.
+    """
+    return _innermost([*_SCRIPTED.finditer(stack_trace or "")][::-1])
+
+
+def _innermost(frames: Sequence[re.Match[str]]) -> str:
+    """The first of ``frames`` outside of PyTorch, which go from the innermost outwards."""
     places = [f"{frame['file']}:{frame['line']}" for frame in frames]
     outside = [place for place in places if not place.startswith(_TORCH)]
     return next(iter(outside or places), "")

@@ -7,7 +7,7 @@ tens of microseconds an op, and gives exactly what the emitter wants, that is sc
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,7 +119,7 @@ class _Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if func._schema.is_mutable:
             raise CompileError(f"its decomposition writes to a tensor ({func})")
-        arguments = map_structure(self.ref, _in_schema_order(func._schema, args, kwargs))
+        arguments = map_structure(self.ref, in_schema_order(func._schema, args, kwargs))
         out = _result(func, args, kwargs)
         results = out if isinstance(out, tuple | list) and len(func._schema.returns) != 1 else (out,)
         for leaf in leaves(results):
@@ -218,7 +218,8 @@ def _isolated() -> Any:
     return stack
 
 
-def _in_schema_order(schema: Any, args: Sequence[object], kwargs: dict[str, object]) -> list[object]:
+def in_schema_order(schema: Any, args: Sequence[object], kwargs: Mapping[str, object]) -> list[object]:
+    """The arguments of a call as one list, defaults filled in."""
     rest = schema.arguments[len(args) :]
     return [*args, *(kwargs.get(argument.name, argument.default_value) for argument in rest)]
 

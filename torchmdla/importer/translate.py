@@ -72,6 +72,7 @@ def translate(
         if name in _TENSOR_FORMS:
             schema, operands = _tensor_form(emitter, name, operands)
             return translate(emitter, schema, operands, metas, within)
+        operands = _opened_tensors(emitter, schema, operands)
     if name != within and name not in _kept_whole(operands) and decomposition(name) is not None:
         results = _decompose(emitter, name, operands)
         _check_dtypes(results, metas)
@@ -274,6 +275,16 @@ def _tensor_form(
     """The op on tensors instead of numbers: a number that is known only at run time becomes a 0-d tensor."""
     schema = schema_of(_TENSOR_FORMS[name])
     return schema, [_opened(emitter, operand, operands) for operand in operands]
+
+
+def _opened_tensors(
+    emitter: Emitter, schema: torch._C.FunctionSchema, operands: Sequence[Operand]
+) -> Sequence[Operand]:
+    """With 0-d tensors for open floats where the schema asks for tensors, as graphs of FX have them."""
+    return [
+        _opened(emitter, operand, operands) if argument.type.kind() == "TensorType" else operand
+        for operand, argument in zip(operands, schema.arguments, strict=True)
+    ]
 
 
 def _opened(emitter: Emitter, operand: Operand, operands: Sequence[Operand]) -> Operand:

@@ -15,6 +15,8 @@ class Statistics:
     Attributes:
         groups: groups that the fusion pass formed.
         specialisations: groups compiled for given input types, however they were come by.
+        dynamic: those of them that take any sizes.
+        not_dynamic: reason → number of attempts to compile a group for any sizes that did not come off.
         compiled: programs that the compiler compiled.
         cache_hits: programs found on disk.
         memory_hits: programs that this process had already.
@@ -30,6 +32,8 @@ class Statistics:
     memory_hits: int
     compile_seconds: float
     failures: int
+    dynamic: int = 0
+    not_dynamic: dict[str, int] = field(default_factory=dict)
     fallbacks: dict[str, int] = field(default_factory=dict)
 
 
@@ -48,6 +52,8 @@ def stats() -> Statistics:
         memory_hits=int(made["memory_hits"]),
         compile_seconds=made["seconds"],
         failures=int(made["failures"]),
+        dynamic=groups["dynamic"],
+        not_dynamic=groups["not_dynamic"],
         fallbacks=groups["fallbacks"],
     )
 

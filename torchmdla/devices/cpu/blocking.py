@@ -31,6 +31,9 @@ _MOST_PERMUTED = 4
 _TASKS = 8
 _LEAST_STEPS = 96
 
+# Tiles that share the fetching of the next block; with fewer it is in the way of their own loads.
+_FEWEST_PARTS = 8
+
 
 @dataclass(frozen=True)
 class Level:
@@ -38,6 +41,17 @@ class Level:
 
     loop: int
     step: int
+
+
+@dataclass(frozen=True)
+class Prefetch:
+    """Each iteration of the level ``depth`` reads a block of input ``operand``, of ``block`` bytes, and the next one
+    the block behind it. The ``parts`` tiles of the levels inside each fetch a part of that one ahead."""
+
+    operand: int
+    depth: int
+    block: int
+    parts: int
 
 
 def choose_levels(
@@ -57,6 +71,34 @@ def choose_levels(
         if least <= _HIDDEN * cycles:
             break
     return found
+
+
+def choose_prefetch(nest: Nest, machine: Machine, levels: Sequence[Level]) -> Prefetch | None:
+    """What to fetch ahead under ``levels``: weights that the second cache does not hold. Of a new block, the first tile
+    that needs it would wait for all of it, while memory is idle during the others."""
+    if any(nest.reduction[level.loop] for level in levels) or len({level.loop for level in levels}) < len(levels):
+        return None
+    trips = [-(-nest.sizes[level.loop] // level.step) for level in levels]
+    for number, operand in enumerate(nest.inputs):
+        moving = [k for k, level in enumerate(levels) if trips[k] > 1 and operand.strides[level.loop]]
+        if not moving:
+            continue
+        extents = list(nest.sizes)
+        for level in (levels[k] for k in moving):
+            extents[level.loop] = level.step
+        size, depth = ELEMENT_BYTES[stored(operand.element)], moving[-1]
+        block = size * math.prod(e for e, stride in zip(extents, operand.strides, strict=True) if stride)
+        follows = size * operand.strides[levels[depth].loop] * levels[depth].step == block
+        parts = math.prod(trips[depth + 1 :])
+        is_large = _lines(operand, nest.sizes, machine)[0] * machine.line > machine.second_level
+        if (
+            parts >= _FEWEST_PARTS
+            and follows
+            and is_large
+            and machine.first_level // 2 <= block <= machine.second_level
+        ):
+            return Prefetch(number, depth, block, parts)
+    return None
 
 
 def _orders(nest: Nest, plain: Sequence[Level]) -> Iterator[tuple[Level, ...]]:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch_mlir import ir
-from torch_mlir.dialects import memref
+from torch_mlir.dialects import arith, memref, tensor
 
-from torchmdla.devices.cpu.frontend import explained, forward_of, run
+from torchmdla.devices.cpu.frontend import explained, filled_with, forward_of, run
 from torchmdla.devices.cpu.nests import NotANestError
 
 ALIGNMENT = 64
@@ -22,6 +22,10 @@ VIEWS = frozenset(
 _BUFFERIZE = (
     "one-shot-bufferize{bufferize-function-boundaries=1 function-boundary-type-conversion=identity-layout-map%s}"
 )
+# Ops from which upstream's analysis of what may be changed in place, whose time grows with their square or faster,
+# costs more than the copies that are made without it. ``copies.py`` removes most of these.
+_LARGE = 1000
+
 _AFTER = "func.func(linalg-generalize-named-ops),lower-affine,canonicalize,cse"
 
 
@@ -34,20 +38,45 @@ def bufferize(module: ir.Module) -> Any:
         CompileError: upstream cannot bufferise the program.
     """
     with explained("bufferisation failed"):
-        # Before the results have destinations: upstream's pass may put two values into one of these.
-        run(module, "eliminate-empty-tensors")
         forward = forward_of(module)
+        large = sum(1 for _ in forward.regions[0].blocks[0].operations) > _LARGE
+        if not large:
+            # Before the results have destinations: upstream's pass may put two values into one of these.
+            run(module, "eliminate-empty-tensors")
+            forward = forward_of(module)
         inputs = len(forward.type.inputs)
         _pass_destinations(forward)
         # Upstream's tensor-matching ops bufferise by a pass of their own, which knows nothing of reuse in place.
         foreign = any(op.operation.name.startswith("tm_tensor.") for op in forward.regions[0].blocks[0].operations)
         if foreign:
             run(module, "func.func(tm-tensor-bufferize)", _BUFFERIZE % " copy-before-write=1", _AFTER)
+        elif large:
+            run(module, _BUFFERIZE % " copy-before-write=1", _AFTER)
         else:
             run(module, _BUFFERIZE % "", _AFTER)
     forward = forward_of(module)
     _compute_in_destinations(forward, inputs)
     return forward
+
+
+def fill_splats(module: ir.Module) -> None:
+    """Turns constant tensors of one value into fills: a program for all sizes has no constants of all sizes."""
+    found = [op.operation for op in forward_of(module).regions[0].blocks[0].operations if _is_splat(op.operation)]
+    for op in found:
+        kind, number = op.results[0].type, op.attributes["value"]
+        with ir.InsertionPoint(op), op.location:
+            value = arith.ConstantOp(kind.element_type, number.get_splat_value()).result
+            empty = tensor.EmptyOp(list(kind.shape), kind.element_type).result
+            filled = filled_with(value, empty)
+        op.results[0].replace_all_uses_with(filled)
+        op.erase()
+
+
+def _is_splat(op: Any) -> bool:
+    if op.name != "arith.constant" or not isinstance(op.results[0].type, ir.RankedTensorType):
+        return False
+    value = op.attributes["value"]
+    return isinstance(value, ir.DenseElementsAttr) and bool(value.is_splat)
 
 
 def _pass_destinations(function: Any) -> None:
@@ -167,6 +196,10 @@ class Lifetime:
     first: int
     last: int
 
+    def meets(self, other: Lifetime) -> bool:
+        """Whether both are needed at some step."""
+        return self.first <= other.last and other.first <= self.last
+
 
 def plan(lifetimes: Sequence[Lifetime]) -> tuple[list[int], int]:
     """Offsets of the buffers in one workspace, and its bytes: largest first, each at the lowest free offset.
@@ -177,11 +210,7 @@ def plan(lifetimes: Sequence[Lifetime]) -> tuple[list[int], int]:
     placed: list[int] = []
     for k in sorted(range(len(lifetimes)), key=lambda k: -lifetimes[k].size):
         own = lifetimes[k]
-        busy = sorted(
-            (offsets[j], offsets[j] + lifetimes[j].size)
-            for j in placed
-            if lifetimes[j].first <= own.last and own.first <= lifetimes[j].last
-        )
+        busy = sorted((offsets[j], offsets[j] + lifetimes[j].size) for j in placed if own.meets(lifetimes[j]))
         for start, end in busy:
             if start - offsets[k] >= own.size:
                 break

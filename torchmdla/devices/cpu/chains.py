@@ -7,13 +7,12 @@ nothing of other rows. Each becomes a :class:`~torchmdla.devices.cpu.steps.Chain
 
 from __future__ import annotations
 
-import math
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from torchmdla.devices.cpu.machine import Machine
-from torchmdla.devices.cpu.schedule import choose
 from torchmdla.devices.cpu.steps import (
     Access,
     Buffer,
@@ -21,7 +20,6 @@ from torchmdla.devices.cpu.steps import (
     NestStep,
     Step,
     Steps,
-    final_nest,
     indexed_loops,
     is_copy,
 )
@@ -32,29 +30,39 @@ _MOST_LOCAL_BYTES = 256 << 10
 # A tile's innermost loop is no shorter than this, unless the loop is.
 _LEAST_INNERMOST = 64
 
-# What a member's call costs, as elements of a tile: smaller tiles are not worth it.
-_LEAST_ELEMENTS = 256
 
+def chain_nests(steps: Steps, machine: Machine, tiles: Sequence[Sequence[int]] | None = None) -> None:
+    """Replaces nests that can run tile by tile by chains, in place.
 
-def chain_nests(steps: Steps, machine: Machine) -> None:
-    """Replaces nests that can run tile by tile by chains, in place."""
+    ``tiles``: of each chain in turn, whatever the sizes of its axes; chosen by cost if None. What joins a chain does
+    not depend on sizes, as long as no loop has one iteration and a chosen tile's locals have room. So the tiles of a
+    program's chains give the same chains where the program is written out at other sizes.
+
+    Raises:
+        ValueError: the chains are not those that ``tiles`` are of.
+    """
     result: list[Step] = []
     rest = list(steps.steps)
+    given = None if tiles is None else deque(tiles)
     while rest:
-        chain, made = _longest(steps, rest, machine)
+        chain, made = _longest(steps, rest, machine, given)
         if chain is None or made is None:
             result.append(rest.pop(0))
             continue
         result += [*chain.before, made]
         rest = chain.after
+    if given:
+        raise ValueError(f"{len(given)} tiles are of chains that these steps do not make")
     steps.steps = result
 
 
-def _longest(steps: Steps, rest: Sequence[Step], machine: Machine) -> tuple[_Candidate | None, ChainStep | None]:
-    """The longest chain from the first step on that is worth it."""
+def _longest(
+    steps: Steps, rest: Sequence[Step], machine: Machine, given: deque[Sequence[int]] | None
+) -> tuple[_Candidate | None, ChainStep | None]:
+    """The longest chain from the first step on whose locals have room, with the next of the ``given`` tiles."""
     chain = _Candidate.grown(rest, len(rest))
     while chain is not None:
-        made = chain.finished(steps, machine)
+        made = chain.finished(steps, machine, given)
         if made is not None:
             return chain, made
         chain = _Candidate.grown(rest, len(chain.members) - 1)
@@ -120,19 +128,30 @@ class _Candidate:
         sizes_agree = own in free and step.sizes[own] == self.members[0].sizes[axis[0]]
         return own if sizes_agree else None
 
-    def finished(self, steps: Steps, machine: Machine) -> ChainStep | None:
-        """The chain with a tile that fits the cache; None if there is none, or nothing to gain."""
+    def finished(self, steps: Steps, machine: Machine, given: deque[Sequence[int]] | None) -> ChainStep | None:
+        """The chain with the next of the ``given`` tiles, or with a chosen one; None if nothing stays within a tile, or
+        that has no room.
+
+        Raises:
+            ValueError: no tile is left, or the next is not of so many axes.
+        """
         local = self._locals(steps)
-        tile = self._tile(local, machine)
-        if not local or tile is None:
+        if not local:
             return None
-        grid = tuple(size // extent for size, extent in zip(self._sizes(), tile, strict=True))
-        if math.prod(grid) == 1:
+        tile = self._tile(local, machine) if given is None else self._next(given)
+        if given is not None:
+            given.popleft()
+        elif sum(self._bytes(buffer, tile) for buffer in local) > _MOST_LOCAL_BYTES:
             return None
         shrunk = {buffer: self._shrunk(buffer, tile) for buffer in local}
-        members = [self._tiled(k, tile, shrunk) for k in range(len(self.members))]
+        members = tuple(self._tiled(k, tile, shrunk) for k in range(len(self.members)))
         loops = tuple(tuple(axis[k] for axis in self.axes) for k in range(len(self.members)))
-        return ChainStep(tuple(members), loops, grid, tuple(tile), tuple(shrunk.values()), self._grain(grid, machine))
+        return ChainStep(members, loops, tuple(self._sizes()), tuple(tile), tuple(shrunk.values()))
+
+    def _next(self, given: deque[Sequence[int]]) -> list[int]:
+        if not given or len(given[0]) != len(self.axes):
+            raise ValueError(f"the next tile is not of a chain of {len(self.axes)} axes")
+        return list(given[0])
 
     def _sizes(self) -> list[int]:
         return [self.members[0].sizes[axis[0]] for axis in self.axes]
@@ -147,26 +166,25 @@ class _Candidate:
 
     # Tiles.
 
-    def _tile(self, local: Sequence[Buffer], machine: Machine) -> list[int] | None:
+    def _tile(self, local: Sequence[Buffer], machine: Machine) -> list[int]:
         """The extent of each axis: as large as fits, made smaller from the outermost loop on."""
         tile, sizes = self._sizes(), self._sizes()
         contracts = any(_contracts(member) for member in self.members)
         limit = min(_MOST_LOCAL_BYTES, machine.second_level // 4) if contracts else machine.first_level
+        counted = local if contracts else list(dict.fromkeys(a.buffer for m in self.members for a in m.accesses))
 
-        def too_large() -> bool:
-            counted = local if contracts else list(dict.fromkeys(a.buffer for m in self.members for a in m.accesses))
-            return sum(self._bytes(buffer, tile) for buffer in counted) > limit
+        def fits(axis: int, extent: int) -> bool:
+            cut = [*tile[:axis], extent, *tile[axis + 1 :]]
+            return sum(self._bytes(buffer, cut) for buffer in counted) <= limit
 
         order = self._outermost_first()
         for axis in order:
-            least = min(sizes[axis], _LEAST_INNERMOST) if axis == order[-1] and self._is_innermost(axis) else 1
-            for extent in _divisors(sizes[axis], least):
-                tile[axis] = extent
-                if not too_large():
-                    break
-        local_bytes = sum(self._bytes(buffer, tile) for buffer in local)
-        elements = max(math.prod(self._tiled(k, tile, {}).sizes) for k in range(len(self.members)))
-        return tile if local_bytes <= _MOST_LOCAL_BYTES and elements >= _LEAST_ELEMENTS else None
+            innermost = axis == order[-1] and self._is_innermost(axis)
+            least = min(sizes[axis], _LEAST_INNERMOST) if innermost else 1
+            # Bytes grow with the extent.
+            most = bisect_left(range(least, sizes[axis]), True, key=lambda e: not fits(axis, e + 1)) + least
+            tile[axis] = _cut(sizes[axis], most, machine.vector_bytes // 4 if innermost else 1)
+        return tile
 
     def _outermost_first(self) -> list[int]:
         first = self.members[0]
@@ -196,7 +214,7 @@ class _Candidate:
                 for axis, extent in zip(self.axes, tile, strict=True):
                     d = _dimension(access, axis[k]) if access.buffer is buffer else None
                     if d is not None:
-                        sizes[d] = min(sizes[d], extent)
+                        sizes[d] = extent
         return Buffer("local", buffer.element, tuple(sizes))
 
     def _tiled(self, position: int, tile: Sequence[int], shrunk: dict[Buffer, Buffer]) -> NestStep:
@@ -208,14 +226,6 @@ class _Candidate:
         member.sizes = tuple(sizes)
         member.map_accesses(lambda a: replace(a, buffer=shrunk.get(a.buffer, a.buffer)))
         return member
-
-    def _grain(self, grid: Sequence[int], machine: Machine) -> int:
-        """Tiles in a task, from what the members' own schedules think a task is; 0 if nothing is worth sharing."""
-        tasks = 0.0
-        for member in self.members:
-            schedule = choose(final_nest(member)[0], machine)
-            tasks += schedule.iterations / schedule.grain if schedule.grain else 0.0
-        return max(1, math.ceil(math.prod(grid) / tasks)) if tasks else 0
 
 
 def _may_join(step: NestStep) -> bool:
@@ -267,6 +277,12 @@ def _dimension(access: Access, loop: int) -> int | None:
     return dims[0] if len(dims) == 1 and access.indices[dims[0]].is_loop() else None
 
 
-def _divisors(size: int, least: int) -> list[int]:
-    """Divisors of ``size`` from ``least`` on, largest first."""
-    return [d for d in range(size, 0, -1) if size % d == 0 and d >= least]
+def _cut(size: int, most: int, granule: int) -> int:
+    """The extent of the tiles of an axis, at most ``most``: a divisor, which needs no other code for the last tile, if
+    one is not far below; else tiles as even as multiples of ``granule`` are."""
+    divisor = next((d for d in range(most, most // 2, -1) if size % d == 0), 0)
+    if divisor:
+        return divisor
+    even = -(-size // -(-size // most))
+    rounded = -(-even // granule) * granule
+    return rounded if rounded <= most else even

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torchmdla.compiler.artifact import Pack
 from torchmdla.compiler.program import Program
+from torchmdla.compiler.sizes import Size, at
 from torchmdla.devices.cpu.buffers import ALIGNMENT, Lifetime, plan
 from torchmdla.devices.cpu.chain_code import MemberKernel, write_chain
 from torchmdla.devices.cpu.kernels import write_kernel
 from torchmdla.devices.cpu.machine import Machine
-from torchmdla.devices.cpu.nests import ELEMENT_BYTES, Nest, computed, stored
-from torchmdla.devices.cpu.schedule import Schedule, choose
+from torchmdla.devices.cpu.nests import ELEMENT_BYTES, AnyNest, computed, stored
+from torchmdla.devices.cpu.schedule import Schedule, choose, ranges
+from torchmdla.devices.cpu.size_code import Blocks, SizeCode, Symbols, count, share_slots
 from torchmdla.devices.cpu.steps import (
     AssertStep,
     Buffer,
@@ -34,10 +35,12 @@ from torchmdla.devices.cpu.steps import (
 from torchmdla.devices.cpu.vector_math import expand
 
 ENTRY = "mdla_forward"
+WORKSPACE = "mdla_workspace"
 PARALLEL_FOR = "mdla_parallel_for"
 
 # The entry's buffers before its arguments: workspace, packed, sizes.
 _GIVEN = 3
+_SIZES = 2
 
 # Scalars that a kernel takes are passed in slots of the workspace.
 _SLOT_BYTES = 8
@@ -45,10 +48,12 @@ _SLOT_BYTES = 8
 
 @dataclass(frozen=True)
 class Code:
-    """The whole module as MLIR text, what it needs, and how many kernels it runs and holds."""
+    """The whole module as MLIR text, what it needs, and how many kernels it runs and holds. ``workspace_bytes`` leaves
+    out the entry of a dynamic program: the function ``workspace`` says what that needs."""
 
     text: str
     workspace_bytes: int
+    workspace: str
     externals: tuple[str, ...]
     has_regions: bool
     kernels: int
@@ -62,8 +67,9 @@ class _Module:
 
     machine: Machine
     attributes: str
+    symbols: Symbols
     kernels: dict[str, str] = field(default_factory=dict)
-    written: dict[Nest, tuple[str, Nest, Schedule]] = field(default_factory=dict)
+    written: dict[AnyNest, tuple[str, AnyNest, Schedule]] = field(default_factory=dict)
     regions: dict[str, str] = field(default_factory=dict)
     externals: dict[str, str] = field(default_factory=dict)
 
@@ -73,17 +79,22 @@ class _Module:
 
 def write_module(steps: Steps, program: Program) -> Code:
     """The module that runs ``steps`` by the ABI."""
-    module = _Module(Machine.of(program.target), function_attributes(program))
+    symbols = Symbols(len(program.symbols), steps.typical)
+    module = _Module(Machine.of(program.target), function_attributes(program), symbols)
     packs = [_FunctionWriter(f"mdla_pack_{k}", p.steps, module, p) for k, p in enumerate(steps.packings)]
     entry = _FunctionWriter(ENTRY, steps.steps, module, None)
     functions = [writer.write() for writer in [*packs, entry]]
+    planned = packs if symbols.is_used else [*packs, entry]
+    if symbols.is_used:
+        functions.append(entry.write_workspace())
     parts = [f"llvm.func @{name}{_declaration(kinds)}" for name, kinds in sorted(module.externals.items())]
     parts += list(steps.globals.values())
     parts += [text.replace("{symbol}", symbol) for text, symbol in module.kernels.items()]
     parts += list(module.regions.values())
     return Code(
         text="\n".join(parts + functions),
-        workspace_bytes=max(writer.workspace_bytes for writer in [*packs, entry]),
+        workspace_bytes=max((writer.workspace_bytes for writer in planned), default=0),
+        workspace=WORKSPACE if symbols.is_used else "",
         externals=tuple(sorted(module.externals)),
         has_regions=bool(module.regions),
         kernels=entry.calls,
@@ -145,12 +156,44 @@ class _FunctionWriter:
         self._most_operands = 1
         self._uses_status = False
         self._asserts = False
-        self._offsets, self._planned_bytes = plan_workspace(steps)
+        symbols = 0 if packing else module.symbols.count
+        self._symbols = self._pointer_in("%buffers", _SIZES) if symbols else ""
+        self._sizes = SizeCode.loading(self._define, self._symbols, symbols)
+        # Of temporaries, and where the last one ends: a value that the function computes, and bytes behind it.
+        self._offsets: dict[Buffer, tuple[str, int]]
+        if symbols:
+            self._offsets, self._end = self._laid_out(self._sizes)
+        else:
+            planned, size = plan_workspace(steps)
+            self._offsets, self._end = {b: ("", offset) for b, offset in planned.items()}, ("", size)
+        self._prologue, self._lines = self._lines, []
+
+    def _laid_out(self, sizes: SizeCode) -> tuple[dict[Buffer, tuple[str, int]], tuple[str, int]]:
+        """Offsets of temporaries in a workspace of slots as large as sizes are at run time, and its end."""
+        used = lifetimes(self._steps)
+        typical = [replace(own, size=at(own.size, self._module.symbols.typical)) for own in used.values()]
+        buffers, slots = list(used), share_slots(typical)
+        places, end = sizes.laid_out([[buffers[k].bytes for k in slot] for slot in slots])
+        found = {buffers[k]: (place, 0) for slot, place in zip(slots, places, strict=True) for k in slot}
+        return found, (end, 0)
 
     @property
     def workspace_bytes(self) -> int:
-        size = self._planned_bytes + _SLOT_BYTES * len(self._slots)
-        return -(-size // ALIGNMENT) * ALIGNMENT
+        """The size of a workspace that is planned ahead."""
+        return self._end[1] + self._slot_bytes
+
+    @property
+    def _slot_bytes(self) -> int:
+        return -(-_SLOT_BYTES * len(self._slots) // ALIGNMENT) * ALIGNMENT
+
+    def write_workspace(self) -> str:
+        """The function that tells how large the workspace must be."""
+        self._lines = []
+        sizes = SizeCode.loading(self._define, "%sizes", self._module.symbols.count)
+        (end, _) = self._laid_out(sizes)[1]
+        total = sizes.op("addi", end, sizes.value(self._slot_bytes))
+        lines = "\n".join([*self._lines, f"llvm.return {total} : i64"])
+        return f"llvm.func @{WORKSPACE}(%sizes: !llvm.ptr) -> i64 {self._module.attributes} {{\n{lines}\n}}"
 
     def write(self) -> str:
         for step in self._steps:
@@ -186,21 +229,32 @@ class _FunctionWriter:
         slot = self._define(f"llvm.getelementptr {array}[{position}] : (!llvm.ptr) -> !llvm.ptr, !llvm.ptr")
         return self._define(f"llvm.load {slot} : !llvm.ptr -> !llvm.ptr")
 
-    def _at(self, pointer: str, offset: int) -> str:
+    def _number(self, number: int | Size) -> str:
+        return self._sizes.value(number) if isinstance(number, Size) else self._constant(number)
+
+    def _at(self, pointer: str, offset: int | Size) -> str:
         if not offset:
             return pointer
+        if isinstance(offset, Size):
+            return self._moved(pointer, self._sizes.value(offset))
         return self._define(f"llvm.getelementptr {pointer}[{offset}] : (!llvm.ptr) -> !llvm.ptr, i8")
 
-    def _workspace(self, offset: int) -> str:
-        return self._at(self._pointer_in("%buffers", 0), offset)
+    def _moved(self, pointer: str, distance: str, kind: str = "i8") -> str:
+        return self._define(f"llvm.getelementptr {pointer}[{distance}] : (!llvm.ptr, i64) -> !llvm.ptr, {kind}")
+
+    def _workspace(self, place: tuple[str, int], distance: int | Size = 0) -> str:
+        """The address of a byte of the workspace."""
+        value, offset = place
+        pointer = self._pointer_in("%buffers", 0)
+        return self._at(self._moved(pointer, value) if value else pointer, offset + distance)
 
     # Buffers and scalars.
 
-    def _pointer(self, buffer: Buffer, offset: int = 0) -> str:
+    def _pointer(self, buffer: Buffer, offset: int | Size = 0) -> str:
         """The address of a buffer's element ``offset``."""
         distance = offset * ELEMENT_BYTES[stored(buffer.element)]
         if buffer.kind == "temporary":
-            return self._workspace(self._offsets[buffer] + distance)
+            return self._workspace(self._offsets[buffer], distance)
         if buffer.kind == "global":
             return self._at(self._define(f"llvm.mlir.addressof @{buffer.symbol} : !llvm.ptr"), distance)
         return self._at(self._given(buffer), distance)
@@ -223,11 +277,10 @@ class _FunctionWriter:
             self._names[scalar] = self._define(load)
         return self._names[scalar]
 
-    def _slot(self, key: object) -> int:
-        """The byte offset in the workspace of a slot for one scalar."""
-        if key not in self._slots:
-            self._slots[key] = self._planned_bytes + _SLOT_BYTES * len(self._slots)
-        return self._slots[key]
+    def _slot(self, key: object) -> tuple[str, int]:
+        """The place in the workspace of a slot for one scalar."""
+        value, offset = self._end
+        return value, offset + _SLOT_BYTES * self._slots.setdefault(key, len(self._slots))
 
     def _spilled(self, scalar: Scalar) -> str:
         """The address of a slot that holds a scalar."""
@@ -246,26 +299,30 @@ class _FunctionWriter:
         symbol, nest, schedule = self._kernel(step)
         pointers = [self._pointer(buffer, offset) for buffer, offset in final_nest(step)[1]]
         pointers += self._spilled_all(step.scalars + (step.ending.scalars if step.ending else ()), nest.may_fail)
+        pointers += [self._symbols] if nest.is_dynamic else []
         self.calls += 1
-        self._call_kernel(symbol, pointers, schedule.iterations, schedule.grain)
+        self._call_kernel(symbol, pointers, ranges(nest, schedule), schedule.grain)
 
     def _call_chain(self, step: ChainStep) -> None:
         def member_kernel(member: NestStep) -> MemberKernel:
             symbol, nest, schedule = self._kernel(member)
-            return MemberKernel(symbol, schedule.iterations, nest.may_fail)
+            return MemberKernel(symbol, ranges(nest, schedule), nest.is_dynamic)
 
-        code = write_chain(step, member_kernel, self._module.attributes)
+        module = self._module
+        code = write_chain(step, module.machine, member_kernel, module.attributes, module.symbols)
+        module.externals.update(code.externals)
         pointers = [self._pointer(buffer, offset) for buffer, offset in code.places]
         pointers += self._spilled_all(code.scalars, code.may_fail)
+        pointers += [self._symbols] if module.symbols.is_used else []
         self.calls += len(step.members)
-        self._call_kernel(self._module.kernel(code.text), pointers, math.prod(step.grid), step.grain)
+        self._call_kernel(module.kernel(code.text), pointers, code.blocks, code.grain)
 
-    def _kernel(self, step: NestStep) -> tuple[str, Nest, Schedule]:
+    def _kernel(self, step: NestStep) -> tuple[str, AnyNest, Schedule]:
         """The kernel of a nest, written if it is new."""
         module, key = self._module, final_nest(step)[0]
         if key not in module.written:
             nest = expand(key, module.machine)
-            schedule = choose(nest, module.machine)
+            schedule = choose(nest, module.machine, module.symbols.typical)
             code = write_kernel(nest, schedule, module.machine, module.attributes)
             module.externals.update(code.externals)
             module.written[key] = module.kernel(code.text), nest, schedule
@@ -279,13 +336,15 @@ class _FunctionWriter:
             self._uses_status = True
         return pointers
 
-    def _call_kernel(self, symbol: str, pointers: Sequence[str], iterations: int, tasks_of: int) -> None:
-        """Runs a kernel's range, shared by threads in tasks of ``tasks_of`` iterations (0: not shared)."""
+    def _call_kernel(self, symbol: str, pointers: Sequence[str], blocks: Blocks, tasks_of: int) -> None:
+        """Runs a kernel's range of ``blocks``, shared by threads in tasks of ``tasks_of`` (0: not shared)."""
         self._most_operands = max(self._most_operands, len(pointers))
         for k, pointer in enumerate(pointers):
             slot = self._define(f"llvm.getelementptr %operands[{k}] : (!llvm.ptr) -> !llvm.ptr, !llvm.ptr")
             self._lines.append(f"llvm.store {pointer}, {slot} : !llvm.ptr, !llvm.ptr")
-        begin, end = self._constant(0), self._constant(iterations)
+        begin = self._constant(0)
+        is_dynamic = any(isinstance(size, Size) for size, _ in blocks)
+        end = self._sizes.count(blocks) if is_dynamic else self._constant(count(blocks))
         if not tasks_of:
             self._lines.append(f"llvm.call @{symbol}(%operands, {begin}, {end}) : (!llvm.ptr, i64, i64) -> ()")
             return
@@ -315,8 +374,8 @@ class _FunctionWriter:
     def _element_address(self, step: LoadStep | StoreStep) -> tuple[str, str]:
         pointer, kind = self._pointer(step.buffer, step.offset), stored(step.buffer.element)
         for index, stride in zip(step.indices, step.strides, strict=True):
-            distance = self._define(f"llvm.mul {self._name(index)}, {self._constant(stride)} : i64")
-            pointer = self._define(f"llvm.getelementptr {pointer}[{distance}] : (!llvm.ptr, i64) -> !llvm.ptr, {kind}")
+            distance = self._define(f"llvm.mul {self._name(index)}, {self._number(stride)} : i64")
+            pointer = self._moved(pointer, distance, kind)
         return pointer, kind
 
     def _load(self, step: LoadStep) -> None:
@@ -347,12 +406,21 @@ class _FunctionWriter:
 
     def _compute(self, step: ScalarStep) -> None:
         names, kind = [self._name(s) for s in step.operands], step.result.type
+        if step.size is not None:
+            self._names[step.result] = self._converted(self._number(step.size), kind)
+            return
         if step.name in ("arith.index_cast", "arith.index_castui"):
             self._names[step.result] = self._cast(names[0], step.operands[0].type, kind, step.name)
             return
         types = ", ".join(s.type for s in step.operands)
         op = f'"{step.name}"({", ".join(names)}) {{{step.attributes}}} : ({types}) -> {kind}'
         self._names[step.result] = self._define(op)
+
+    def _converted(self, name: str, kind: str) -> str:
+        """An ``i64`` as a number of another type."""
+        if not kind.startswith("i"):
+            return self._define(f"arith.sitofp {name} : i64 to {kind}")
+        return self._cast(name, "i64", kind, "arith.index_cast")
 
     def _cast(self, name: str, source: str, target: str, op: str) -> str:
         if source == target:
@@ -366,6 +434,7 @@ class _FunctionWriter:
     def _assemble(self) -> str:
         count = f"llvm.mlir.constant({self._most_operands} : i64) : i64"
         head = [f"%count = {count}", "%operands = llvm.alloca %count x !llvm.ptr : (i64) -> !llvm.ptr"]
+        head += self._prologue
         body, self._lines = self._lines, []
         if self._uses_status:
             zero, pointer = self._constant(0, "i32"), self._workspace(self._slot("status"))
@@ -384,8 +453,8 @@ class _FunctionWriter:
         return f"llvm.func @{self.symbol}(%buffers: !llvm.ptr) -> i32 {self._module.attributes} {{\n{lines}\n}}"
 
 
-def plan_workspace(steps: Sequence[Step]) -> tuple[dict[Buffer, int], int]:
-    """Byte offsets of the steps' temporaries in one workspace, and its size."""
+def lifetimes(steps: Sequence[Step]) -> dict[Buffer, Lifetime]:
+    """Of the steps' temporaries."""
     first: dict[Buffer, int] = {}
     last: dict[Buffer, int] = {}
     for position, step in enumerate(steps):
@@ -393,8 +462,14 @@ def plan_workspace(steps: Sequence[Step]) -> tuple[dict[Buffer, int], int]:
             if buffer.kind == "temporary":
                 first.setdefault(buffer, position)
                 last[buffer] = position
-    offsets, size = plan([Lifetime(b.bytes, first[b], last[b]) for b in first])
-    return dict(zip(first, offsets, strict=True)), size
+    return {b: Lifetime(b.bytes, first[b], last[b]) for b in first}
+
+
+def plan_workspace(steps: Sequence[Step]) -> tuple[dict[Buffer, int], int]:
+    """Byte offsets of the steps' temporaries in one workspace, and its size."""
+    used = lifetimes(steps)
+    offsets, size = plan(list(used.values()))
+    return dict(zip(used, offsets, strict=True)), size
 
 
 def _declaration(kinds: str) -> str:

@@ -17,10 +17,10 @@ from torchmdla.devices.cpu.steps import (
     Ending,
     Linear,
     NestStep,
-    Step,
     Steps,
+    Users,
     covers,
-    indexed_loops,
+    is_elementwise,
 )
 
 # The start of a sum that gets what it started from at its end: adding to -0.0 changes no value.
@@ -29,31 +29,19 @@ _ZERO = {kind: Instruction("arith.constant", (), kind, f"{{value = -0.0 : {kind}
 
 def merge_epilogues(steps: Steps) -> None:
     """Merges every elementwise step that can be into the reduction before it, in place."""
+    users = Users(steps)
     for step in list(steps.steps):
         if isinstance(step, NestStep) and _reduces(step):
-            _merge_start(steps, step)
+            _merge_start(steps, users, step)
     for step in list(steps.steps):
         if isinstance(step, NestStep) and _reduces(step) and step.initial is not None:
-            while _merge_reader(steps, step):
+            while _merge_reader(steps, users, step):
                 pass
 
 
 def _reduces(step: NestStep) -> bool:
     """Whether a step reduces into one buffer, each element of which it writes once."""
     return any(step.reduction) and len(step.outputs) == 1 and covers(step, _written(step))
-
-
-def _is_elementwise(step: Step) -> bool:
-    """Whether a step is no more than a computation of each element of its outputs on its own."""
-    return (
-        isinstance(step, NestStep)
-        and not any(step.reduction)
-        and not step.tables
-        and not indexed_loops(step.body)
-        and step.initial is None
-        and step.ending is None
-        and all(i.name != "assert" for i in step.body)
-    )
 
 
 def _written(step: NestStep) -> Access:
@@ -63,16 +51,16 @@ def _written(step: NestStep) -> Access:
 # What follows a reduction.
 
 
-def _merge_reader(steps: Steps, step: NestStep) -> bool:
+def _merge_reader(steps: Steps, index: Users, step: NestStep) -> bool:
     """Merges the only reader of the step's result into it, in the reader's place."""
     if len(step.written_accesses) != 1:
         return False
     buffer = _written(step).buffer
-    users = steps.users(buffer)
+    users = index.of(buffer)
     if buffer.kind != "temporary" or buffer.fixed or len(users) != 2 or users[0] is not step:
         return False
     reader = users[1]
-    if not isinstance(reader, NestStep) or not _is_elementwise(reader) or buffer in reader.writes:
+    if not isinstance(reader, NestStep) or not is_elementwise(reader) or buffer in reader.writes:
         return False
     own = [k for k, access in enumerate(reader.inputs) if access.buffer is buffer]
     if any(reader.inputs[k].indices != reader.inputs[own[0]].indices for k in own):
@@ -83,7 +71,9 @@ def _merge_reader(steps: Steps, step: NestStep) -> bool:
     if pairs is None or not _covers_loops(reader, [loop for _, loop in pairs]):
         return False
     moved = _over_loops_of(step, reader, pairs)
+    index.take_over(reader, step)
     step.ending = _composed(step, moved, frozenset(own))
+    index.set(buffer, [])
     steps.steps.remove(step)
     steps.steps[steps.steps.index(reader)] = step
     return True
@@ -177,17 +167,17 @@ def _renumbered(body: Sequence[Instruction], number: Callable[[int], int]) -> tu
 # What a sum starts from.
 
 
-def _merge_start(steps: Steps, step: NestStep) -> None:
+def _merge_start(steps: Steps, index: Users, step: NestStep) -> None:
     """Adds what the output was set to before a sum at the end of the sum instead."""
     if step.initial is not None or step.ending is not None or not _sums(step):
         return
     buffer = step.outputs[0].buffer
-    users = steps.users(buffer)
+    users = index.of(buffer)
     position = users.index(step)
     if position != 1 or buffer.fixed or buffer in [a.buffer for a in step.inputs]:
         return
     start = users[0]
-    if not isinstance(start, NestStep) or not _is_elementwise(start) or _outputs_read(start):
+    if not isinstance(start, NestStep) or not is_elementwise(start) or _outputs_read(start):
         return
     if len(start.outputs) != 1 or not covers(start, start.outputs[0]):
         return
@@ -201,6 +191,7 @@ def _merge_start(steps: Steps, step: NestStep) -> None:
     moved = _over_loops_of(step, start, pairs)
     step.ending = _adding(step, moved)
     step.initial = _ZERO[step.outputs[0].buffer.element]
+    index.take_over(start, step)
     steps.steps.remove(start)
 
 

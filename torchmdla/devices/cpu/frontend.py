@@ -67,17 +67,22 @@ def _take_scalars_inside(module: ir.Module) -> None:
 
     module.operation.walk(visit)
     for fill in fills:
-        number, destination = fill.operands
-        rank = ir.RankedTensorType(destination.type).rank
-        parallel = ir.Attribute.parse("#linalg.iterator_type<parallel>")
-        maps = ir.ArrayAttr.get([ir.AffineMapAttr.get(ir.AffineMap.get_identity(rank))])
         with ir.InsertionPoint(fill), fill.location:
-            generic = linalg.GenericOp([destination.type], [], [destination], maps, ir.ArrayAttr.get([parallel] * rank))
-        block = generic.regions[0].blocks.append(ir.RankedTensorType(destination.type).element_type)
-        with ir.InsertionPoint(block), fill.location:
-            linalg.YieldOp([number])
-        fill.results[0].replace_all_uses_with(generic.results[0])
+            filled = filled_with(*fill.operands)
+        fill.results[0].replace_all_uses_with(filled)
         fill.erase()
+
+
+def filled_with(number: Any, destination: Any) -> Any:
+    """A tensor like ``destination`` that holds ``number`` throughout, made by an op whose body yields that."""
+    kind = ir.RankedTensorType(destination.type)
+    parallel = ir.Attribute.parse("#linalg.iterator_type<parallel>")
+    maps = ir.ArrayAttr.get([ir.AffineMapAttr.get(ir.AffineMap.get_identity(kind.rank))])
+    generic = linalg.GenericOp([kind], [], [destination], maps, ir.ArrayAttr.get([parallel] * kind.rank))
+    block = generic.regions[0].blocks.append(kind.element_type)
+    with ir.InsertionPoint(block):
+        linalg.YieldOp([number])
+    return generic.results[0]
 
 
 def _is_constant(value: Any) -> bool:

@@ -43,13 +43,15 @@ def _link(artifact: Artifact) -> LoadedCode:
     builder = binding.JITLibraryBuilder().add_object_img(artifact.object_code)
     for name in manifest.device_calls:
         builder.import_symbol(name, address_of(name))
-    for symbol in (manifest.entry, *(pack.symbol for pack in manifest.packs)):
+    workspace = (manifest.workspace,) if manifest.workspace else ()
+    for symbol in (manifest.entry, *(pack.symbol for pack in manifest.packs), *workspace):
         builder.export_symbol(symbol)
     try:
         library = builder.link(_jit(), f"torchmdla{next(_serial)}")
     except RuntimeError as error:
         raise CompileError("the object code cannot be linked", diagnostic=str(error)) from error
-    return LoadedCode(library[manifest.entry], tuple(library[pack.symbol] for pack in manifest.packs), library)
+    packs = tuple(library[pack.symbol] for pack in manifest.packs)
+    return LoadedCode(library[manifest.entry], packs, library, *(library[symbol] for symbol in workspace))
 
 
 def address_of(name: str) -> int:

@@ -10,14 +10,16 @@ from torch_mlir import ir
 
 from torchmdla.compiler.artifact import Artifact, Manifest
 from torchmdla.compiler.program import Program
-from torchmdla.devices.cpu.buffers import bufferize
+from torchmdla.devices.cpu.buffers import bufferize, fill_splats
 from torchmdla.devices.cpu.emit import to_llvm, to_object
 from torchmdla.devices.cpu.entry import ENTRY, Code, write_module
 from torchmdla.devices.cpu.frontend import explained, new_context, to_linalg
 from torchmdla.devices.cpu.fusion import fuse
 from torchmdla.devices.cpu.object_file import is_elf, undefined_symbols
 from torchmdla.devices.cpu.reading import read_steps
-from torchmdla.devices.cpu.transforms import transform
+from torchmdla.devices.cpu.steps import ChainStep, Steps
+from torchmdla.devices.cpu.transforms import rewrite, run_by_tiles, transform
+from torchmdla.devices.cpu.unify import mark_varying, not_dynamic, steps_at, unify
 
 # What LLVM may call in code of other formats, where the symbols are not read.
 _LIKELY_SYMBOLS = ("memcpy", "memmove", "memset")
@@ -31,15 +33,7 @@ def lower(program: Program) -> Artifact:
     """
     seconds: dict[str, float] = {}
     with new_context(), ir.Location.unknown():
-        with _timed(seconds, "linalg"):
-            module = to_linalg(program)
-        with _timed(seconds, "fusion"):
-            fuse(module)
-        with _timed(seconds, "buffers"):
-            function = bufferize(module)
-        with _timed(seconds, "steps"):
-            steps = read_steps(function, program)
-            transform(steps, program)
+        steps = (_dynamic_steps if program.symbols else _static_steps)(program, seconds)
         with _timed(seconds, "kernels"):
             code = write_module(steps, program)
         with _timed(seconds, "llvm"):
@@ -51,6 +45,50 @@ def lower(program: Program) -> Artifact:
     return Artifact(object_code, _manifest(program, code, object_code, seconds))
 
 
+def _static_steps(program: Program, seconds: dict[str, float]) -> Steps:
+    steps = _read(program, seconds)
+    with _timed(seconds, "steps"):
+        transform(steps, program)
+    return steps
+
+
+def _dynamic_steps(program: Program, seconds: dict[str, float]) -> Steps:
+    """The steps for all sizes.
+
+    At the samples, whose sizes have no divisors, every pass decides alike. How large tiles are is decided where the
+    symbols have typical values.
+    """
+    samples = [_read(program.sample(k), seconds, is_sample=True) for k in range(len(program.samples))]
+    with _timed(seconds, "steps"):
+        mark_varying(samples)
+        for steps in samples:
+            rewrite(steps, program)
+        typical = steps_at(unify(program, samples), program.symbols)
+        before = set(typical.steps)
+        run_by_tiles(typical, program)
+        tiles = [step.tile for step in typical.steps if isinstance(step, ChainStep) and step not in before]
+        for steps in samples:
+            try:
+                run_by_tiles(steps, program, tiles)
+            except ValueError as error:
+                raise not_dynamic(f"which operations run tile by tile depends on the sizes ({error})") from None
+        return unify(program, samples)
+
+
+def _read(program: Program, seconds: dict[str, float], is_sample: bool = False) -> Steps:
+    """The steps of a static program, as its author has them."""
+    with _timed(seconds, "linalg"):
+        module = to_linalg(program)
+    with _timed(seconds, "fusion"):
+        fuse(module)
+    with _timed(seconds, "buffers"):
+        if is_sample:
+            fill_splats(module)
+        function = bufferize(module)
+    with _timed(seconds, "steps"):
+        return read_steps(function, program)
+
+
 def _manifest(program: Program, code: Code, object_code: bytes, seconds: dict[str, float]) -> Manifest:
     counts = {"kernels": float(code.kernels), "distinct_kernels": float(code.distinct_kernels)}
     return Manifest(
@@ -59,6 +97,8 @@ def _manifest(program: Program, code: Code, object_code: bytes, seconds: dict[st
         arguments=program.arguments,
         results=program.results,
         workspace_bytes=code.workspace_bytes,
+        symbols=len(program.symbols),
+        workspace=code.workspace,
         packs=code.packs,
         device_calls=_device_calls(object_code, code),
         statistics={**{f"seconds_{stage}": spent for stage, spent in seconds.items()}, **counts},
@@ -76,4 +116,4 @@ def _device_calls(object_code: bytes, code: Code) -> tuple[str, ...]:
 def _timed(seconds: dict[str, float], stage: str) -> Iterator[None]:
     start = time.perf_counter()
     yield
-    seconds[stage] = time.perf_counter() - start
+    seconds[stage] = seconds.get(stage, 0.0) + time.perf_counter() - start

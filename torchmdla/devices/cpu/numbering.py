@@ -9,22 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Generic
 
-from torchmdla.devices.cpu.nests import Epilogue, Instruction, Nest, Operand
+from torchmdla.devices.cpu.nests import AnyNest, Epilogue, Instruction, Nest, Number, Operand
 
 # Stands for the reduction among the loops that a value varies with, also where no loop is left of it.
 ACCUMULATION = -1
 
 
 @dataclass(frozen=True)
-class Numbering:
+class Numbering(Generic[Number]):
     """``sources``: the operand that a value is loaded from. ``scalars``: the types of the values that are passed as
     scalars, in order. ``instructions``: the instruction that computes a value, its operands in this numbering.
     ``results``: the value that each stored operand gets. ``varies``: for each value the loops that it varies with,
     and ``ACCUMULATION`` if it depends on what is accumulated.
     ``first_output`` and ``first_epilogue``: the first number of the nest's outputs, and of the epilogue's values."""
 
-    operands: tuple[Operand, ...]
+    operands: tuple[Operand[Number], ...]
     sources: dict[int, int]
     scalars: dict[int, str]
     instructions: dict[int, Instruction]
@@ -39,7 +40,7 @@ class Numbering:
         return stored or any(number in i.operands for i in self.instructions.values())
 
 
-def numbering(nest: Nest) -> Numbering:
+def numbering(nest: Nest[Number]) -> Numbering[Number]:
     """The values of ``nest``."""
     outputs = len(nest.inputs)
     scalars = outputs + len(nest.outputs)
@@ -60,7 +61,9 @@ def numbering(nest: Nest) -> Numbering:
     return Numbering(nest.operands, sources, types, instructions, results, varies, outputs, end)
 
 
-def _moved(epilogue: Epilogue, reduced: int, outputs: int, end: int) -> tuple[dict[int, Instruction], tuple[int, ...]]:
+def _moved(
+    epilogue: Epilogue[Number], reduced: int, outputs: int, end: int
+) -> tuple[dict[int, Instruction], tuple[int, ...]]:
     """The epilogue's instructions and results in the common numbering."""
 
     def renumbered(values: Sequence[int]) -> tuple[int, ...]:
@@ -75,7 +78,7 @@ def _moved(epilogue: Epilogue, reduced: int, outputs: int, end: int) -> tuple[di
 
 
 def _varies(
-    nest: Nest, sources: dict[int, int], instructions: dict[int, Instruction], end: int
+    nest: AnyNest, sources: dict[int, int], instructions: dict[int, Instruction], end: int
 ) -> tuple[frozenset[int], ...]:
     every = frozenset(range(len(nest.sizes)))
     outputs = range(len(nest.inputs), len(nest.inputs) + len(nest.outputs))

@@ -77,7 +77,8 @@ def _is_read(steps: Steps, buffer: Buffer, makers: dict[Buffer, list[NestStep]])
 
 def _is_worth_it(buffer: Buffer, recipe: set[Step]) -> bool:
     parameters = {b for s in recipe for b in s.reads if b.kind == "parameter"}
-    return bool(parameters) and buffer.bytes <= _MOST_GROWTH * sum(b.bytes for b in parameters)
+    varies = any(b.varies for s in recipe for b in [*s.reads, *s.writes])
+    return bool(parameters) and not varies and buffer.bytes <= _MOST_GROWTH * sum(b.bytes for b in parameters)
 
 
 def _writing(step: Step, buffer: Buffer, packed: Buffer) -> NestStep:

@@ -9,21 +9,31 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from torchmdla.devices.cpu.nests import Instruction
-from torchmdla.devices.cpu.steps import Access, Buffer, Linear, NestStep, Steps, filled_with, is_copy
+from torchmdla.devices.cpu.steps import Access, Buffer, Linear, NestStep, Step, Steps, Users, filled_with, is_copy
 
 
 def compute_in_place(steps: Steps) -> None:
     """Removes copies of temporaries into blocks of other buffers where the source can be computed there."""
+    users = Users(steps)
     for copy in [s for s in steps.nests() if is_copy(s)]:
         block = _block(copy)
         source, whole = copy.inputs[0].buffer, copy.outputs[0].buffer
-        if block is None or not _may_move(steps, source, copy) or not _is_made_of_blocks(steps, whole, copy):
+        if block is None or not _may_move(users.of(source), source, copy):
             continue
-        fill = next((s for s in steps.users(whole) if filled_with(s) is not None), None)
-        _replace(steps, source, whole, block)
+        distances = _distances_to_blocks(users.of(whole), whole, copy)
+        if distances is None:
+            continue
+        steps.positive += distances
+        fill = next((s for s in users.of(whole) if filled_with(s) is not None), None)
+        _replace(users.of(source), source, whole, block)
         steps.steps.remove(copy)
         if isinstance(fill, NestStep):
             _fill_first(steps, fill, whole, source.sizes, block)
+            users = Users(steps)
+        else:
+            both = {*users.of(source), *users.of(whole)} - {copy}
+            users.set(source, [])
+            users.set(whole, sorted(both, key=steps.steps.index))
 
 
 # Which copies.
@@ -56,35 +66,34 @@ def _block(copy: NestStep) -> tuple[Linear, ...] | None:
     )
 
 
-def _may_move(steps: Steps, source: Buffer, copy: NestStep) -> bool:
+def _may_move(users: Sequence[Step], source: Buffer, copy: NestStep) -> bool:
     """Whether only nests use the source, and none writes it after the copy."""
-    users = steps.users(source)
     after = users[users.index(copy) + 1 :]
     nests = all(isinstance(s, NestStep) and all(t.buffer is not source for t in s.tables) for s in users)
     return nests and all(source not in s.writes for s in after)
 
 
-def _is_made_of_blocks(steps: Steps, whole: Buffer, copy: NestStep) -> bool:
-    """Whether nobody else touches the copy's block of a buffer before the copy or writes it afterwards, but a fill of
-    all of the buffer that comes first."""
-    users = steps.users(whole)
+def _distances_to_blocks(users: Sequence[Step], whole: Buffer, copy: NestStep) -> list[int] | None:
+    """How far from the copy's block in a buffer lies what else is written, if nobody else touches that block before the
+    copy or writes it afterwards, but a fill of all of the buffer that comes first. None otherwise."""
     position = users.index(copy)
+    distances = []
     for k, step in enumerate(users):
         if step is copy or (k == 0 and filled_with(step) is not None):
             continue
         if not isinstance(step, NestStep) or (k < position and whole in step.reads):
-            return False
+            return None
         written = [a for a in step.written_accesses if a.buffer is whole]
-        if any(not _are_apart(step, a, copy, copy.outputs[0]) for a in written):
-            return False
-    return True
+        distances += [_distance(step, a, copy, copy.outputs[0]) for a in written]
+    return distances if all(distance > 0 for distance in distances) else None
 
 
-def _are_apart(step: NestStep, access: Access, other_step: NestStep, other: Access) -> bool:
-    """Whether two accesses of a buffer touch different elements, seen from one dimension alone."""
+def _distance(step: NestStep, access: Access, other_step: NestStep, other: Access) -> int:
+    """How far apart two accesses of a buffer are in the dimension in which they are farthest: not positive if the
+    elements that they touch are not told apart by one dimension alone."""
     pairs = zip(access.indices, other.indices, strict=True)
     spans = [(_span(step, own), _span(other_step, its)) for own, its in pairs]
-    return any(last < its_first or its_last < first for (first, last), (its_first, its_last) in spans)
+    return max((max(its_first - last, first - its_last) for (first, last), (its_first, its_last) in spans), default=0)
 
 
 def _span(step: NestStep, index: Linear) -> tuple[int, int]:
@@ -96,7 +105,7 @@ def _span(step: NestStep, index: Linear) -> tuple[int, int]:
 # The change.
 
 
-def _replace(steps: Steps, source: Buffer, whole: Buffer, block: Sequence[Linear]) -> None:
+def _replace(users: Sequence[Step], source: Buffer, whole: Buffer, block: Sequence[Linear]) -> None:
     """Lets every access of ``source`` touch its block of ``whole``."""
 
     def moved(access: Access) -> Access:
@@ -104,8 +113,9 @@ def _replace(steps: Steps, source: Buffer, whole: Buffer, block: Sequence[Linear
             return access
         return Access(whole, tuple(_composed(index, access.indices) for index in block))
 
-    for step in steps.nests():
-        step.map_accesses(moved)
+    for step in users:
+        if isinstance(step, NestStep):
+            step.map_accesses(moved)
 
 
 def _composed(outer: Linear, inner: Sequence[Linear]) -> Linear:

@@ -16,8 +16,10 @@ _VECTORS = (3, 2, 4, 1)
 
 
 def panel_width(columns: int, lanes: int) -> int:
-    """Columns of a panel: as many vectors as a register tile is wide. 0 where panels do not fit."""
-    return next((n * lanes for n in _VECTORS if columns % (n * lanes) == 0), 0)
+    """Columns of a panel: as many vectors as a register tile is wide; all columns if they are such a number. 0 where
+    panels do not fit."""
+    widths = [n * lanes for n in _VECTORS if columns % (n * lanes) == 0]
+    return columns if columns in widths else next(iter(widths), 0)
 
 
 def lay_out_panels(steps: Steps, lanes: int) -> None:

@@ -27,6 +27,8 @@ _LATENCY = 4.0
 # that is broadcast, 16 of which lie in a line. Accumulators that share nothing are so many streams from memory.
 _HIDDEN_VECTOR = 0.15
 _HIDDEN_BROADCAST = 0.05
+# Vectors next to each other that are fetched as one; fewer of them cost as much.
+_RUN = 4
 _STREAMS = 8
 _STREAM = 0.1
 _EVICTED = 0.5
@@ -37,9 +39,17 @@ _WAYS = 8
 _TILE = 12.0
 _ACCUMULATOR = 1.5
 _LANES = 6.0
+# An epilogue of more instructions than this, all but constants, needs registers: without so many free ones, each
+# instruction beyond it costs as many cycles more for each accumulator.
+_SHORT_EPILOGUE = 8
+_EPILOGUE_REGISTERS = 14
+_SPILLED = 0.5
 
 # More code for partial tiles is worth avoiding at the same speed.
 _PARTIAL = 1.005
+
+# So are tiles over a loop of unknown size, where another loop does as well.
+_UNKNOWN = 1.05
 
 # Steps of a reduction that is short enough to be unrolled whole.
 _WINDOW = 25
@@ -47,13 +57,19 @@ _WINDOW = 25
 # Loops that a tile extends over, the vector loop included.
 _MOST_AXES = 4
 
+# The most points of a loop of unknown size in a tile, so that not much of it is left to partial tiles: rows that are no
+# power of two take several, vectors are computed one by one.
+_MOST_UNKNOWN_ROWS = 8
+_MOST_UNKNOWN_VECTORS = 2
+
 
 @dataclass(frozen=True)
 class _Term:
     """A value of the body that is computed or loaded in every step, once for each point of ``axes``. ``windows``: axes
     along which a short reduction slides, as (axis, step, length): neighbouring points share what they read.
     ``crowded``: how many points of an axis, as (axis, points), the first cache holds although they lie a power of two
-    apart."""
+    apart. ``run``: the axis along which vectors lie next to each other, and how many do, up to those that are fetched
+    as one."""
 
     axes: tuple[int, ...]
     arithmetic: float
@@ -61,6 +77,7 @@ class _Term:
     is_vector: bool
     windows: tuple[tuple[int, int, int], ...] = ()
     crowded: tuple[tuple[int, int], ...] = ()
+    run: tuple[int, int] = (0, 1)
 
     def loaded(self, tile: Sequence[int]) -> float:
         """Loads in a step, on average over a window."""
@@ -69,14 +86,23 @@ class _Term:
             points *= min(1.0, ((tile[axis] - 1) * step + length) / (tile[axis] * length))
         return points
 
+    def hidden(self, tile: Sequence[int]) -> float:
+        """Cycles of a step's loads although arithmetic hides them."""
+        axis, length = self.run
+        each = _HIDDEN_VECTOR * length / min(length, tile[axis]) if self.is_vector else _HIDDEN_BROADCAST
+        return self.loaded(tile) * self.loads * each
 
-def choose_tile(nest: Nest, machine: Machine, vector: int, lanes: int) -> tuple[tuple[int, ...], float]:
+
+def choose_tile(
+    nest: Nest, machine: Machine, vector: int, lanes: int, unknown: frozenset[int] = frozenset()
+) -> tuple[tuple[int, ...], float]:
     """Iterations of each loop in a register tile of a ``nest`` that reduces, ``vector`` lying across ``lanes`` (-1:
-    none), and the cycles that the whole nest takes with it while its operands are in the first cache."""
+    none), and the cycles that the whole nest takes with it while its operands are in the first cache. The sizes of the
+    loops ``unknown`` are only typical ones."""
     tiles = [1] * len(nest.sizes)
     if vector < 0:
         return tuple(tiles), _LATENCY * math.prod(nest.sizes)
-    search = _Search(nest, machine, vector, lanes)
+    search = _Search(nest, machine, vector, lanes, unknown)
     best, cycles = search.best()
     for loop, points in zip(search.axes, best, strict=True):
         tiles[loop] = points * lanes if loop == vector else points
@@ -87,15 +113,19 @@ def choose_tile(nest: Nest, machine: Machine, vector: int, lanes: int) -> tuple[
 class _Search:
     """The costs of a nest's tiles. A tile is counted in points of each axis; a point of the vector loop is a vector."""
 
-    def __init__(self, nest: Nest, machine: Machine, vector: int, lanes: int) -> None:
+    def __init__(self, nest: Nest, machine: Machine, vector: int, lanes: int, unknown: frozenset[int]) -> None:
         self._machine = machine
         self._outputs = len(nest.outputs)
         self._across = nest.reduction[vector]
         self.axes = _axes(nest, vector)
         self._sizes = [-(-nest.sizes[d] // lanes) if d == vector else nest.sizes[d] for d in self.axes]
         self._reduced = [nest.reduction[d] for d in self.axes]
+        most = {d: _MOST_UNKNOWN_VECTORS if d == vector else _MOST_UNKNOWN_ROWS for d in unknown}
+        self._most = [most.get(d, 0) for d in self.axes]
         self._steps = math.prod(size for d, size in enumerate(nest.sizes) if nest.reduction[d] and d != vector)
         self._terms = _terms(nest, machine, self.axes, vector, lanes)
+        body = nest.epilogue.body if nest.epilogue else ()
+        self._ending = max(0, sum(i.name != "arith.constant" for i in body) - _SHORT_EPILOGUE)
         self._costs: dict[tuple[int, ...], float] = {}
 
     def best(self) -> tuple[tuple[int, ...], float]:
@@ -119,7 +149,7 @@ class _Search:
             if axis == len(self.axes):
                 yield ()
                 return
-            for points in _balanced(self._sizes[axis], limit // product):
+            for points in _balanced(self._sizes[axis], limit // product, self._most[axis]):
                 for rest in extend(axis + 1, product * points):
                     yield (points, *rest)
 
@@ -147,7 +177,7 @@ class _Search:
                 points = math.prod(tile[k] for k in term.axes)
                 arithmetic += points * term.arithmetic
                 loads += term.loaded(tile) * term.loads
-                hidden += term.loaded(tile) * term.loads * (_HIDDEN_VECTOR if term.is_vector else _HIDDEN_BROADCAST)
+                hidden += term.hidden(tile)
                 if term.loads and points == math.prod(tile):
                     hidden += _STREAM * max(0, points - _STREAMS)
                 hidden += sum(_EVICTED * max(0, tile[axis] - most) for axis, most in term.crowded)
@@ -157,13 +187,18 @@ class _Search:
                 vectors, taken = next((s, t) for s, t, r in zip(self._sizes, tile, self._reduced, strict=True) if r)
                 steps *= -(-vectors // taken)
             ending = accumulators * (_ACCUMULATOR + (_LANES if self._across else 0))
+            if accumulators + _EPILOGUE_REGISTERS > self._machine.registers:
+                ending += accumulators * self._ending * _SPILLED
             self._costs[tile] = steps * step + ending + _TILE
         return self._costs[tile]
 
     def _total(self, tile: tuple[int, ...]) -> float:
         """Cycles of all tiles, partial ones at the ends of loops included."""
-        parts = []
-        for size, points, reduced in zip(self._sizes, tile, self._reduced, strict=True):
+        parts: list[list[tuple[float, int]]] = []
+        for size, points, reduced, most in zip(self._sizes, tile, self._reduced, self._most, strict=True):
+            if most and not reduced:
+                parts.append([(size / points * (_UNKNOWN if points > 1 else 1), points)])
+                continue
             full, rest = divmod(size, points)
             parts.append([(1, points)] if reduced else [p for p in ((full, points), (1, rest)) if p[0] and p[1]])
         return math.prod(_PARTIAL for part in parts if len(part) > 1) * sum(
@@ -183,8 +218,11 @@ def _axes(nest: Nest, vector: int) -> list[int]:
     return sorted([vector, *reused[: _MOST_AXES - 1]])
 
 
-def _balanced(size: int, limit: int) -> list[int]:
-    """Tile sizes of a loop, without those that need as many tiles as a smaller one."""
+def _balanced(size: int, limit: int, most: int) -> list[int]:
+    """Tile sizes of a loop, without those that need as many tiles as a smaller one. A loop of unknown size has tiles of
+    at most ``most`` points (0: it is known)."""
+    if most:
+        return list(range(1, min(size, limit, most) + 1))
     return [t for t in range(1, min(size, limit) + 1) if t == 1 or -(-size // t) < -(-size // (t - 1))]
 
 
@@ -195,7 +233,9 @@ def _terms(nest: Nest, machine: Machine, axes: Sequence[int], vector: int, lanes
     terms = []
     for number in range(values.first_epilogue):
         varies = values.varies[number]
-        if not varies & reduction or not values.is_used(number) or number in fused:
+        # What is accumulated is no operand of an epilogue's: that reads the outputs, once the reduction has ended.
+        used = values.is_used(number) or number in nest.yields
+        if not varies & reduction or not used or number in fused:
             continue
         instruction, source = values.instructions.get(number), values.sources.get(number)
         own = tuple(k for k, d in enumerate(axes) if d in varies)
@@ -209,8 +249,17 @@ def _terms(nest: Nest, machine: Machine, axes: Sequence[int], vector: int, lanes
             cost = _LOAD if stride in (0, 1) else (2 * _LOAD + 1 if stride == 2 else _GATHERED_LANE * lanes)
             windows = tuple(_windows(nest, values.operands[source].strides, axes, vector))
             crowded = tuple(_crowded(values.operands[source], axes, vector, machine))
-            terms.append(_Term(own, 0.0, cost, stride != 0, windows, crowded))
+            run = axes.index(vector), _run(nest, values.operands[source], vector, lanes)
+            terms.append(_Term(own, 0.0, cost, stride != 0, windows, crowded, run))
     return terms
+
+
+def _run(nest: Nest, operand: Operand, vector: int, lanes: int) -> int:
+    """How many vectors of an operand lie next to each other before the next step of a reduction, at most _RUN."""
+    if operand.strides[vector] != 1:
+        return 1
+    steps = [operand.strides[d] for d, reduced in enumerate(nest.reduction) if reduced and operand.strides[d]]
+    return max(1, min(_RUN, -(-nest.sizes[vector] // lanes), *(step // lanes for step in steps)))
 
 
 def _crowded(operand: Operand, axes: Sequence[int], vector: int, machine: Machine) -> Iterator[tuple[int, int]]:

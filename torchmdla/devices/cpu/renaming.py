@@ -13,7 +13,7 @@ def separate_values(steps: Steps) -> None:
     value of a result stays where it is."""
     steps.steps = [s for s in steps.steps if not (is_copy(s) and _copies_to_itself(s))]
     left = Counter(b for s in steps.nests() for b in _fresh(s))
-    current = {b: Buffer("temporary", b.element, b.sizes) for b in left if b.kind == "result"}
+    current = {b: _another(b) for b in left if b.kind == "result"}
 
     def renamed(access: Access) -> Access:
         return replace(access, buffer=current.get(access.buffer, access.buffer))
@@ -24,8 +24,13 @@ def separate_values(steps: Steps) -> None:
         for buffer in fresh:
             left[buffer] -= 1
             last = buffer.kind == "result" and not left[buffer]
-            current[buffer] = buffer if last else Buffer("temporary", buffer.element, buffer.sizes)
+            current[buffer] = buffer if last else _another(buffer)
         step.outputs = tuple(map(renamed, outputs))
+
+
+def _another(buffer: Buffer) -> Buffer:
+    """A temporary for another value of the same type."""
+    return Buffer("temporary", buffer.element, buffer.sizes, varies=buffer.varies)
 
 
 def _copies_to_itself(step: Step) -> bool:

@@ -1,19 +1,21 @@
 """How a nest is computed: loop order, register tile, vector loop, and the loops that threads share.
 
-A schedule is data; it never changes what is computed. ``kernels.py`` turns a nest and its schedule into code.
+A schedule is data; it never changes what is computed. ``kernels`` turns a nest and its schedule into code. The schedule
+of a dynamic nest is for typical sizes, and right for all: nothing in it depends on what divides a size that may vary.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from torchmdla.compiler.sizes import Size
 from torchmdla.devices.cpu import math_library
-from torchmdla.devices.cpu.blocking import Level, choose_levels
+from torchmdla.devices.cpu.blocking import Level, Prefetch, choose_levels, choose_prefetch
 from torchmdla.devices.cpu.machine import Machine
-from torchmdla.devices.cpu.nests import ELEMENT_BYTES, Instruction, Nest, Operand, stored
+from torchmdla.devices.cpu.nests import ELEMENT_BYTES, AnyNest, Instruction, Nest, Operand, static, stored
 from torchmdla.devices.cpu.numbering import Numbering, numbering
 from torchmdla.devices.cpu.register_tile import choose_tile
 
@@ -52,6 +54,15 @@ _BYTE_COST = 1 / 16
 _UNROLLED_WINDOW = 144
 _UNROLLED_LOOP = 64
 
+# In dynamic nests: blocks of a reduction are multiples of this, and the least iterations of a parallel loop that share
+# what such a block fetches.
+_BLOCK_STEPS = 16
+_LEAST_ROWS = 64
+
+# Loops whose size is known at run time only; those that static nests have.
+Unknown = frozenset[int]
+_NONE: Unknown = frozenset()
+
 
 @dataclass(frozen=True)
 class Schedule:
@@ -61,7 +72,9 @@ class Schedule:
     loops that reduce inside the tile, outermost first, each unrolled ``unroll`` times. ``tiles``: how many iterations
     of each loop are computed at once in registers. ``vector``: the loop that lies across ``lanes`` vector lanes (-1:
     none); its tile is a multiple of ``lanes``, its last vector is masked. The first ``ranged`` levels, all parallel,
-    are the kernel's range of ``iterations``; ``grain`` of them make a task, 0 if the nest is not worth sharing."""
+    are the kernel's range of ``iterations``; ``grain`` of them make a task, 0 if the nest is not worth sharing. Of a
+    dynamic nest these are for typical sizes: :func:`ranges` says how many there are. ``prefetch``: what tiles fetch
+    ahead for later ones."""
 
     levels: tuple[Level, ...]
     reduction: tuple[int, ...]
@@ -72,47 +85,66 @@ class Schedule:
     ranged: int
     iterations: int
     grain: int
+    prefetch: Prefetch | None = None
 
 
 @lru_cache(maxsize=4096)
-def choose(nest: Nest, machine: Machine) -> Schedule:
-    """A schedule for ``nest``, by simple costs."""
-    vector, lanes = _choose_vector(nest, machine)
-    reduction = _reduction_order(nest, vector)
-    order = _parallel_order(nest, vector)
+def choose(nest: AnyNest, machine: Machine, typical: tuple[int, ...] = ()) -> Schedule:
+    """A schedule for ``nest``, by simple costs. ``typical``: common values of the symbols of a dynamic nest."""
+    unknown = frozenset(d for d, size in enumerate(nest.sizes) if isinstance(size, Size))
+    known = static(nest, typical)
+    known = replace(known, sizes=tuple(max(1, size) if d in unknown else size for d, size in enumerate(known.sizes)))
+    vector, lanes = _choose_vector(known, machine, unknown)
+    reduction = _reduction_order(known, vector)
+    order = _parallel_order(known, vector)
     if reduction:
-        tiles, cycles = choose_tile(nest, machine, vector, lanes)
-        levels = choose_levels(nest, machine, order, reduction, tiles, cycles)
+        tiles, cycles = choose_tile(known, machine, vector, lanes, unknown)
+        levels = choose_levels(known, machine, order, reduction, tiles, cycles)
+        levels = _with_bounded_scratch(nest, known, levels, unknown)
     else:
-        tiles, cycles = _tile_elementwise(nest, vector, lanes), _elementwise_cycles(nest, machine, vector, lanes)
+        tiles = _tile_elementwise(known, vector, lanes, unknown)
+        cycles = _elementwise_cycles(known, machine, vector, lanes)
         levels = tuple(Level(loop, tiles[loop]) for loop in order)
-    ranged, iterations = _choose_range(nest, levels)
-    cycles = max(cycles, _bytes(nest) * _BYTE_COST)
-    grain = 0 if cycles < 2 * _TASK_COST or iterations < 2 else max(1, math.ceil(_TASK_COST * iterations / cycles))
-    unroll = _choose_unroll(nest, reduction, tiles, lanes)
-    return Schedule(levels, reduction, tiles, unroll, vector, lanes, ranged, iterations, grain)
+    ranged, iterations = _choose_range(known, levels)
+    cycles = max(cycles, _bytes(known) * _BYTE_COST)
+    grain = max(1, math.ceil(_TASK_COST * iterations / cycles))
+    if not _worth_sharing(nest, levels[:ranged], iterations, cycles):
+        grain = 0
+    unroll = _choose_unroll(known, reduction, tiles, lanes, unknown)
+    prefetch = choose_prefetch(known, machine, levels) if reduction and not nest.is_dynamic else None
+    return Schedule(levels, reduction, tiles, unroll, vector, lanes, ranged, iterations, grain, prefetch)
 
 
-def scratch_extents(nest: Nest, schedule: Schedule) -> dict[int, int]:
+def ranges(nest: AnyNest, schedule: Schedule) -> list[tuple[int | Size, int]]:
+    """The sizes and steps of the levels that make a kernel's range: it has the product of ``ceil(size / step)``
+    iterations."""
+    return [(nest.sizes[level.loop], level.step) for level in schedule.levels[: schedule.ranged]]
+
+
+def scratch_extents(nest: AnyNest, schedule: Schedule) -> dict[int, int]:
     """Iterations of each parallel loop inside the blocks of the reduction; empty if there are no such blocks."""
     first = next((k for k, level in enumerate(schedule.levels) if nest.reduction[level.loop]), None)
     if first is None:
         return {}
     outside = {level.loop: level.step for level in schedule.levels[:first]}
     inside = dict.fromkeys(level.loop for level in schedule.levels[first:] if not nest.reduction[level.loop])
-    extents = {loop: outside.get(loop, nest.sizes[loop]) for loop in inside}
+    extents: dict[int, int] = {}
+    for loop in inside:
+        extent = outside.get(loop, nest.sizes[loop])
+        assert isinstance(extent, int), "a dynamic loop inside blocks of a reduction lies in blocks itself"
+        extents[loop] = extent
     extents.update({d: tile for d, tile in enumerate(schedule.tiles) if d not in extents and not nest.reduction[d]})
     if schedule.vector >= 0:
         extents[schedule.vector] = -(-extents[schedule.vector] // schedule.lanes) * schedule.lanes
     return extents
 
 
-def scratch_elements(nest: Nest, schedule: Schedule) -> int:
+def scratch_elements(nest: AnyNest, schedule: Schedule) -> int:
     """The size of a buffer of partial results."""
     return math.prod(scratch_extents(nest, schedule).values())
 
 
-def combiners(nest: Nest) -> list[Instruction] | None:
+def combiners(nest: AnyNest) -> list[Instruction] | None:
     """For each output the instruction that combines it with a new value; None if some output has none, so that its
     iterations must run in order."""
     first = len(nest.inputs)
@@ -131,27 +163,27 @@ def combiners(nest: Nest) -> list[Instruction] | None:
     return found
 
 
-def _choose_vector(nest: Nest, machine: Machine) -> tuple[int, int]:
+def _choose_vector(nest: Nest, machine: Machine, unknown: Unknown) -> tuple[int, int]:
     """The vector loop and its lanes with the least cost per element; ``(-1, 1)`` if scalars are cheapest."""
     values = numbering(nest)
-    best = (_element_cost(nest, machine, -1, 1), -1, 1)
+    best = (_element_cost(nest, machine, -1, 1, unknown), -1, 1)
     for loop in range(len(nest.sizes)):
-        lanes = _lanes(nest, machine, loop, values)
+        lanes = _lanes(nest, machine, loop, values, unknown)
         if lanes > 1 and _may_vectorise(nest, loop, values):
-            cost = _element_cost(nest, machine, loop, lanes)
+            cost = _element_cost(nest, machine, loop, lanes, unknown)
             if cost < best[0] or (cost == best[0] and best[1] >= 0 and nest.sizes[loop] > nest.sizes[best[1]]):
                 best = (cost, loop, lanes)
     return best[1], best[2]
 
 
-def _lanes(nest: Nest, machine: Machine, loop: int, values: Numbering) -> int:
+def _lanes(nest: Nest, machine: Machine, loop: int, values: Numbering, unknown: Unknown) -> int:
     """As many lanes as the widest type that varies with ``loop`` leaves, and no more than its iterations need."""
     types = [o.element for o in nest.operands if o.strides[loop] != 0]
     types += [o.element for o in nest.outputs if any(nest.reduction)]
     types += [i.result for number, i in values.instructions.items() if loop in values.varies[number]]
     widths = [ELEMENT_BYTES[stored(t)] for t in types]
     widest = machine.vector_bytes // max(widths, default=1)
-    return min(widest, 1 << (nest.sizes[loop] - 1).bit_length())
+    return widest if loop in unknown else min(widest, 1 << (nest.sizes[loop] - 1).bit_length())
 
 
 def _may_vectorise(nest: Nest, loop: int, values: Numbering) -> bool:
@@ -160,7 +192,7 @@ def _may_vectorise(nest: Nest, loop: int, values: Numbering) -> bool:
     return not nest.reduction[loop] or combiners(nest) is not None
 
 
-def _element_cost(nest: Nest, machine: Machine, loop: int, lanes: int) -> float:
+def _element_cost(nest: Nest, machine: Machine, loop: int, lanes: int, unknown: Unknown = _NONE) -> float:
     """Cycles per innermost iteration when ``loop`` lies across ``lanes`` lanes (-1: scalars)."""
     repeats = math.prod(size for size, reduced in zip(nest.sizes, nest.reduction, strict=True) if reduced)
     cost = sum(_access_cost(o.strides[loop] if loop >= 0 else 1, lanes, _GATHER_LANE_COST) for o in nest.inputs)
@@ -171,7 +203,8 @@ def _element_cost(nest: Nest, machine: Machine, loop: int, lanes: int) -> float:
         cost += _instruction_cost(instruction, machine, lanes)
     if loop < 0:
         return cost
-    return cost * math.ceil(nest.sizes[loop] / lanes) / nest.sizes[loop]
+    size = nest.sizes[loop]
+    return cost * (size / lanes + 0.5 if loop in unknown else math.ceil(size / lanes)) / size
 
 
 def _access_cost(stride: int, lanes: int, lane_cost: float) -> float:
@@ -201,7 +234,7 @@ def _factor(size: int, limit: int) -> int:
     return min(limit, size)
 
 
-def _tile_elementwise(nest: Nest, vector: int, lanes: int) -> tuple[int, ...]:
+def _tile_elementwise(nest: Nest, vector: int, lanes: int, unknown: Unknown) -> tuple[int, ...]:
     """A few vectors: one where functions are called, more where instructions depend on each other in long chains. Where
     another loop walks some operand's memory (a transpose), a block of it uses whole cache lines."""
     tiles = [1] * len(nest.sizes)
@@ -212,19 +245,24 @@ def _tile_elementwise(nest: Nest, vector: int, lanes: int) -> tuple[int, ...]:
     tiles[vector] = lanes * min(slots, math.ceil(nest.sizes[vector] / lanes))
     for loop in range(len(nest.sizes)):
         if loop != vector and any(o.strides[loop] == 1 and o.strides[vector] > 1 for o in nest.operands):
-            tiles[vector], tiles[loop] = lanes, _factor(nest.sizes[loop], 8)
+            size = nest.sizes[loop]
+            tiles[vector], tiles[loop] = lanes, min(size, 8) if loop in unknown else _factor(size, 8)
             break
     return tuple(tiles)
 
 
-def _choose_unroll(nest: Nest, reduction: Sequence[int], tiles: Sequence[int], lanes: int) -> tuple[int, ...]:
+def _choose_unroll(
+    nest: Nest, reduction: Sequence[int], tiles: Sequence[int], lanes: int, unknown: Unknown
+) -> tuple[int, ...]:
     """Unrolls from the innermost loop outwards, as far as the code stays short: a convolution's window whole, so that
     neighbouring points share what they read, a long loop a few times."""
     unroll = [1] * len(nest.sizes)
     points = math.prod(tiles) // lanes
     for loop in reversed(reduction):
+        if loop in unknown and tiles[loop] > 1:
+            break
         steps = nest.sizes[loop] // tiles[loop]
-        if steps > 1 and steps * points <= _UNROLLED_WINDOW:
+        if steps > 1 and steps * points <= _UNROLLED_WINDOW and loop not in unknown:
             unroll[loop] = steps
             points *= steps
             continue
@@ -254,6 +292,35 @@ def _elements(nest: Nest, operand: Operand) -> int:
 def _reduction_order(nest: Nest, vector: int) -> tuple[int, ...]:
     loops = [d for d, reduced in enumerate(nest.reduction) if reduced]
     return tuple(sorted(loops, key=lambda d: (d == vector, -max((o.strides[d] for o in nest.inputs), default=0), d)))
+
+
+def _with_bounded_scratch(nest: AnyNest, known: Nest, levels: tuple[Level, ...], unknown: Unknown) -> tuple[Level, ...]:
+    """Levels whose blocks of a reduction have a scratch buffer of bounded size: dynamic loops inside of them are in
+    blocks, too. A loop that may have no iteration has no blocks, since the last of these stores the results."""
+    first = next((k for k, level in enumerate(levels) if nest.reduction[level.loop]), None)
+    if first is None or not unknown:
+        return levels
+    size = nest.sizes[levels[first].loop]
+    if isinstance(size, Size):
+        if any(factor < 0 for _, factor in size.terms):
+            return tuple(level for level in levels if not nest.reduction[level.loop])
+        step = -(-levels[first].step // _BLOCK_STEPS) * _BLOCK_STEPS
+        levels = (*levels[:first], Level(levels[first].loop, step), *levels[first + 1 :])
+    outside = {level.loop for level in levels[:first]}
+    blocks = []
+    for level in levels[first + 1 :]:
+        if level.loop in unknown and level.loop not in outside:
+            rows = max(known.sizes[level.loop], _LEAST_ROWS)
+            blocks.append(Level(level.loop, -(-rows // level.step) * level.step))
+    return (*blocks, *levels)
+
+
+def _worth_sharing(nest: AnyNest, ranged: Sequence[Level], iterations: int, cycles: float) -> bool:
+    """Whether threads may share a nest. The runtime does not share what turns out to be no more than one task, so
+    everything that may grow is worth it."""
+    if any(isinstance(nest.sizes[level.loop], Size) for level in ranged):
+        return True
+    return cycles >= 2 * _TASK_COST and iterations >= 2
 
 
 def _choose_range(nest: Nest, levels: Sequence[Level]) -> tuple[int, int]:

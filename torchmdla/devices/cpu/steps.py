@@ -11,10 +11,12 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
+from torchmdla.compiler.sizes import Size
 from torchmdla.devices.cpu.nests import (
     ELEMENT_BYTES,
+    AnyNest,
     Epilogue,
     Instruction,
     Nest,
@@ -32,7 +34,7 @@ Kind = Literal["input", "parameter", "result", "temporary", "global", "packed", 
 class Buffer:
     """Memory of its own. ``element``: MLIR's type of the elements. ``position``: the place among arguments and results
     of what the caller gives. ``symbol``: the name of a global. ``fixed``: something else than nests relies on where
-    its elements lie; it has one dimension, its memory."""
+    its elements lie; it has one dimension, its memory. ``varies``: its sizes differ between calls."""
 
     kind: Kind
     element: str
@@ -40,6 +42,7 @@ class Buffer:
     position: int = -1
     symbol: str = ""
     fixed: bool = False
+    varies: bool = False
 
     @property
     def count(self) -> int:
@@ -228,12 +231,14 @@ class StoreStep:
 
 @dataclass(eq=False)
 class ScalarStep:
-    """A scalar op of MLIR, ``attributes`` as text."""
+    """A scalar op of MLIR, ``attributes`` as text; or ``"size"``, the value of ``size`` as a number of the result's
+    type."""
 
     name: str
     operands: tuple[Scalar, ...]
     attributes: str
     result: Scalar
+    size: Size | None = None
 
     reads: list[Buffer] = field(default_factory=list, init=False)
     writes: list[Buffer] = field(default_factory=list, init=False)
@@ -251,19 +256,18 @@ class AssertStep:
 
 @dataclass(eq=False)
 class ChainStep:
-    """Nests that run tile by tile over a grid: for each tile all members in order.
+    """Nests that run tile by tile: for each tile of the axes, loops that all share, all members in order.
 
-    ``members`` are over one tile. ``loops``: for each member the loop of each axis of the grid. ``grid``: tiles along
-    each axis; ``tile``: their extents. ``locals``: buffers (of kind ``local``) for what passes between members within a
-    tile. ``grain``: tiles that make a task, 0 if threads are not worth it.
+    ``members`` are over one full tile. ``loops``: for each member the loop of each axis. ``extents``: the iterations of
+    each axis; ``tile``: those of a full tile, the last one along an axis may be shorter. ``locals``: buffers (of kind
+    ``local``) for what passes between members within a tile; each has room for a full one.
     """
 
     members: tuple[NestStep, ...]
     loops: tuple[tuple[int, ...], ...]
-    grid: tuple[int, ...]
+    extents: tuple[int, ...]
     tile: tuple[int, ...]
     locals: tuple[Buffer, ...]
-    grain: int
 
     @property
     def reads(self) -> list[Buffer]:
@@ -277,11 +281,18 @@ class ChainStep:
         for member in self.members:
             member.map_accesses(function)
 
+    def part(self, member: int, extents: Sequence[int | Size]) -> NestStep:
+        """A member over a tile of other ``extents``."""
+        sizes: list[Any] = list(self.members[member].sizes)
+        for loop, extent in zip(self.loops[member], extents, strict=True):
+            sizes[loop] = extent
+        return replace(self.members[member], sizes=tuple(sizes))
+
     def strides(self, member: int, number: int) -> tuple[int, ...]:
         """Bytes from tile to tile along each axis for operand ``number`` of a member."""
         access = self.members[member].accesses[number]
         if access.buffer.kind == "local":
-            return (0,) * len(self.grid)
+            return (0,) * len(self.tile)
         flat = access.flat(len(self.members[member].sizes))
         size = ELEMENT_BYTES[stored(access.buffer.element)]
         pairs = zip(self.loops[member], self.tile, strict=True)
@@ -308,15 +319,21 @@ class Packing:
 @dataclass
 class Steps:
     """The whole of an executable: ``steps`` in order, the text of every global that they use, by symbol, and what is
-    packed ahead, in the order of the packed buffers' ``position``."""
+    packed ahead, in the order of the packed buffers' ``position``.
+
+    The steps of a dynamic program have sizes (:class:`~torchmdla.compiler.sizes.Size`) where those of a static one have
+    integers; ``typical`` are values of the symbols, to choose schedules for. No pass changes them. ``positive`` are
+    numbers that are positive, and have to be for what passes have done."""
 
     steps: list[Step]
     globals: dict[str, str]
     packings: list[Packing] = field(default_factory=list)
+    typical: tuple[int, ...] = ()
+    positive: list[int] = field(default_factory=list)
 
     def users(self, buffer: Buffer) -> list[Step]:
         """The steps that read or write a buffer, in order."""
-        return [s for s in self.steps if buffer in s.reads or buffer in s.writes]
+        return [s for s in self.steps if _uses(s, buffer)]
 
     def nests(self) -> list[NestStep]:
         return [s for s in self.steps if isinstance(s, NestStep)]
@@ -324,6 +341,34 @@ class Steps:
     def buffers(self) -> list[Buffer]:
         """Every buffer in use, in order of appearance."""
         return list(dict.fromkeys(b for s in self.steps for b in [*s.reads, *s.writes]))
+
+
+def _uses(step: Step, buffer: Buffer) -> bool:
+    if not isinstance(step, NestStep):
+        return buffer in step.reads or buffer in step.writes
+    return any(a.buffer is buffer for a in step.accesses) or any(t.buffer is buffer for t in step.tables)
+
+
+class Users:
+    """The steps that use each buffer, in order: an index for passes that ask for many, which they keep up."""
+
+    def __init__(self, steps: Steps) -> None:
+        self._found: dict[Buffer, list[Step]] = {}
+        for step in steps.steps:
+            for buffer in dict.fromkeys([*step.reads, *step.writes]):
+                self._found.setdefault(buffer, []).append(step)
+
+    def of(self, buffer: Buffer) -> list[Step]:
+        """The steps that read or write a buffer."""
+        return self._found.get(buffer, [])
+
+    def take_over(self, old: Step, new: Step) -> None:
+        """Lets ``new`` be the user of what ``old`` used, in its place."""
+        for buffer in dict.fromkeys([*old.reads, *old.writes]):
+            self._found[buffer] = [new if s is old else s for s in self._found[buffer] if s is not new]
+
+    def set(self, buffer: Buffer, steps: list[Step]) -> None:
+        self._found[buffer] = steps
 
 
 def covers(step: NestStep, access: Access) -> bool:
@@ -358,7 +403,20 @@ def is_copy(step: Step) -> bool:
     )
 
 
-def final_nest(step: NestStep) -> tuple[Nest, list[tuple[Buffer, int]]]:
+def is_elementwise(step: Step) -> bool:
+    """Whether a step is no more than a computation of each element of its outputs on its own."""
+    return (
+        isinstance(step, NestStep)
+        and not any(step.reduction)
+        and not step.tables
+        and not indexed_loops(step.body)
+        and step.initial is None
+        and step.ending is None
+        and all(i.name != "assert" for i in step.body)
+    )
+
+
+def final_nest(step: NestStep) -> tuple[AnyNest, list[tuple[Buffer, int]]]:
     """What a kernel computes for a step, and the buffers and element offsets of the nest's operands and tables."""
     loops = len(step.sizes)
     ending = step.ending

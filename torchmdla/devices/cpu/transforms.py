@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torchmdla.compiler.program import Program
 from torchmdla.devices.cpu.chains import chain_nests
+from torchmdla.devices.cpu.constants import store_constant_factors
+from torchmdla.devices.cpu.copies import remove_copies
 from torchmdla.devices.cpu.epilogue import merge_epilogues
 from torchmdla.devices.cpu.fills import move_fills
+from torchmdla.devices.cpu.gates import chain_slices, separate_slices
 from torchmdla.devices.cpu.layout import block_channels
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.packing import pack_parameters
@@ -17,20 +22,35 @@ from torchmdla.devices.cpu.steps import Steps
 
 
 def transform(steps: Steps, program: Program) -> None:
-    """Runs every pass over ``steps``, in place.
+    """Runs every pass over ``steps``, in place."""
+    rewrite(steps, program)
+    run_by_tiles(steps, program)
+
+
+def rewrite(steps: Steps, program: Program) -> None:
+    """The passes that decide what each step computes, and in which layout.
 
     Values are told apart first, so that passes may move one without the other. Layouts change before epilogues merge,
     and both before packing, which then finds every step that depends on parameters alone.
     """
     machine = Machine.of(program.target)
     lanes = machine.vector_bytes // 4
+    remove_copies(steps)
     separate_values(steps)
     move_fills(steps)
+    store_constant_factors(steps)
     compute_in_place(steps)
     block_channels(steps, lanes)
+    separate_slices(steps)
     lay_out_panels(steps, lanes)
     merge_epilogues(steps)
     pack_parameters(steps)
     transpose_factors(steps)
-    chain_nests(steps, machine)
+    chain_slices(steps, machine)
+
+
+def run_by_tiles(steps: Steps, program: Program, tiles: Sequence[Sequence[int]] | None = None) -> None:
+    """The passes that decide which steps run together, in which memory. ``tiles``: of the chains
+    (:func:`~torchmdla.devices.cpu.chains.chain_nests`), where they are chosen already."""
+    chain_nests(steps, Machine.of(program.target), tiles)
     share_buffers(steps)

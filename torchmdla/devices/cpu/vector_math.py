@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from torchmdla.devices.cpu.machine import Machine
-from torchmdla.devices.cpu.nests import Epilogue, Instruction, Nest
+from torchmdla.devices.cpu.nests import AnyEpilogue, AnyNest, Instruction
 
 # (exp(r) - 1 - r) / r², weighted by r² / expm1(r), for |r| ≤ 1.01·ln(2)/2.
 _EXP = (0.4999999701976776, 0.16666539013385773, 0.04166722297668457, 0.008367180824279785, 0.0013882395578548312)
@@ -251,7 +251,7 @@ def is_expanded(instruction: Instruction) -> bool:
     return instruction.name in _FUNCTIONS and instruction.result in ("f32", *_HALF_PRECISION)
 
 
-def expand(nest: Nest, machine: Machine) -> Nest:
+def expand(nest: AnyNest, machine: Machine) -> AnyNest:
     """The nest with every function that this module knows written out, in its body and in its epilogue. A machine
     without fused multiply-add keeps the library's functions."""
     if not machine.fused:
@@ -265,7 +265,7 @@ def expand(nest: Nest, machine: Machine) -> Nest:
     return replace(nest, body=body, yields=yields, epilogue=epilogue)
 
 
-def _expanded_epilogue(epilogue: Epilogue, first: int, machine: Machine) -> Epilogue:
+def _expanded_epilogue(epilogue: AnyEpilogue, first: int, machine: Machine) -> AnyEpilogue:
     body, yields = _expanded(epilogue.body, epilogue.yields, first, machine)
     return replace(epilogue, body=body, yields=yields)
 

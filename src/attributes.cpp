@@ -1,0 +1,121 @@
+#include "attributes.h"
+
+#include <algorithm>
+#include <string>
+
+namespace torchmdla {
+
+using torch::jit::Block;
+using torch::jit::Graph;
+using torch::jit::Node;
+using torch::jit::Value;
+namespace attr = c10::attr;
+namespace prim = c10::prim;
+
+namespace {
+
+// The attributes that a graph may set, by name.
+struct AttributesSet {
+  std::unordered_set<std::string> names;
+  bool any = false; // a call may set whatever it likes
+};
+
+// A node that runs code which the graph does not show, on objects that it is given.
+bool hides_effects_on_objects(const Node* node) {
+  if (node->kind() == prim::SetAttr || !node->hasSideEffects()) return false;
+  return std::any_of(node->inputs().begin(), node->inputs().end(), [](const Value* input) {
+    return input->type()->kind() == c10::TypeKind::ClassType ||
+           input->type()->kind() == c10::TypeKind::InterfaceType;
+  });
+}
+
+void collect_attributes_set(const Block* block, AttributesSet& found) {
+  for (const auto* node : block->nodes()) {
+    if (node->kind() == prim::SetAttr) found.names.insert(node->s(attr::name));
+    found.any |= hides_effects_on_objects(node) || node->kind() == prim::fork ||
+                 node->kind() == prim::CallMethod || node->kind() == prim::CallFunction;
+    for (const auto* inner : node->blocks())
+      collect_attributes_set(inner, found);
+  }
+}
+
+void hoist_from(Block* block, const AttributesSet& set) {
+  for (auto* node : block->nodes())
+    for (auto* inner : node->blocks()) {
+      hoist_from(inner, set);
+      if (node->kind() != prim::If) continue;
+      for (auto it = inner->nodes().begin(); it != inner->nodes().end();) {
+        auto* candidate = *it++;
+        if (candidate->kind() == prim::GetAttr && !set.names.count(candidate->s(attr::name)) &&
+            !node_in_block(candidate->input()->node(), inner))
+          candidate->moveBefore(node);
+      }
+    }
+}
+
+bool is_scalar(const c10::TypePtr& type) {
+  switch (type->kind()) {
+  case c10::TypeKind::IntType:
+  case c10::TypeKind::FloatType:
+  case c10::TypeKind::BoolType:
+  case c10::TypeKind::StringType:
+  case c10::TypeKind::NoneType:
+    return true;
+  case c10::TypeKind::OptionalType:
+    return is_scalar(type->expectRef<c10::OptionalType>().getElementType());
+  default:
+    return false;
+  }
+}
+
+// A submodule of a module that the graph is given, or that module.
+bool is_module(const Value* value) {
+  while (value->node()->kind() == prim::GetAttr)
+    value = value->node()->input();
+  return value->node()->kind() == prim::Param && value->type()->kind() == c10::TypeKind::ClassType;
+}
+
+bool comes_from_attributes(const Node* node);
+
+bool comes_from_attributes(const Block* block) {
+  const auto fits = [](const auto* each) { return comes_from_attributes(each); };
+  return std::all_of(block->nodes().begin(), block->nodes().end(), fits) &&
+         std::all_of(block->outputs().begin(), block->outputs().end(), is_from_attributes);
+}
+
+bool comes_from_attributes(const Node* node) {
+  if (node->kind() == prim::GetAttr) return is_module(node->input());
+  if (node->kind() == prim::Param || node->kind() == prim::Loop) return false;
+  return !node->hasSideEffects() && !node->isNondeterministic() &&
+         std::all_of(node->inputs().begin(), node->inputs().end(), is_from_attributes) &&
+         std::all_of(node->outputs().begin(), node->outputs().end(),
+                     [](const Value* output) { return is_scalar(output->type()); }) &&
+         std::all_of(node->blocks().begin(), node->blocks().end(),
+                     [](const Block* block) { return comes_from_attributes(block); });
+}
+
+} // namespace
+
+void hoist_attributes(const std::shared_ptr<Graph>& graph) {
+  AttributesSet set;
+  collect_attributes_set(graph->block(), set);
+  if (!set.any) hoist_from(graph->block(), set);
+}
+
+bool is_from_attributes(const Value* value) {
+  return is_scalar(value->type()) && comes_from_attributes(value->node());
+}
+
+NodeSet makers_from_attributes(const Value* value) {
+  NodeSet makers;
+  std::vector<Node*> waiting{const_cast<Value*>(value)->node()};
+  while (!waiting.empty()) {
+    auto* node = waiting.back();
+    waiting.pop_back();
+    if (!makers.insert(node).second) continue;
+    for_each_input(node, [&](Value* input) { waiting.push_back(input->node()); });
+  }
+  return makers;
+}
+
+} // namespace torchmdla

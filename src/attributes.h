@@ -1,0 +1,24 @@
+// What a graph computes from a module's attributes alone: the modes (`self.training`) and options
+// that decide which of its nodes run, and that hardly ever change from call to call.
+#pragma once
+
+#include "graph_values.h"
+
+#include <torch/csrc/jit/ir/ir.h>
+
+#include <memory>
+
+namespace torchmdla {
+
+// Moves attributes that the branches of a `prim::If` read in front of it, where nothing in the
+// graph could set them. Reading one has no effect and cannot fail.
+void hoist_attributes(const std::shared_ptr<torch::jit::Graph>& graph);
+
+// Whether a number, boolean, string or None is computed from constants and attributes of the module
+// alone, without effects.
+bool is_from_attributes(const torch::jit::Value* value);
+
+// The nodes that compute such a value, its own one included.
+NodeSet makers_from_attributes(const torch::jit::Value* value);
+
+} // namespace torchmdla

@@ -1,0 +1,152 @@
+#include "flagged_group.h"
+
+#include "device_table.h"
+#include "fusion_pass.h"
+
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/jit/passes/constant_propagation.h>
+#include <torch/csrc/jit/passes/shape_analysis.h>
+#include <torch/csrc/jit/passes/utils/subgraph_utils.h>
+
+#include <algorithm>
+
+namespace torchmdla {
+
+using torch::jit::Graph;
+using torch::jit::Node;
+using torch::jit::Stack;
+using torch::jit::Value;
+namespace attr = c10::attr;
+namespace prim = c10::prim;
+
+namespace {
+
+constexpr size_t longest_name = 60;
+// Modules have few modes. Past this many, further ones share a variant that keeps its branches.
+constexpr size_t most_variants = 32;
+
+bool needs_gradients(c10::ArrayRef<c10::IValue> inputs) {
+  return c10::GradMode::is_enabled() &&
+         std::any_of(inputs.begin(), inputs.end(), [](const c10::IValue& input) {
+           return input.isTensor() && input.toTensor().requires_grad();
+         });
+}
+
+void write_in(Graph& graph, size_t input, bool flag) {
+  torch::jit::WithInsertPoint at_the_top(*graph.nodes().begin());
+  graph.inputs()[input]->replaceAllUsesWith(graph.insertConstant(flag));
+}
+
+// The group that is all of `graph`, with nothing but constants beside it, and whose outputs are the
+// graph's in the same order; null where there is none.
+const Node* only_group(const Graph& graph) {
+  const Node* group = nullptr;
+  for (const auto* node : graph.nodes()) {
+    if (node->kind() == prim::Constant) continue;
+    if (group || node->kind() != group_symbol()) return nullptr;
+    group = node;
+  }
+  return group && group->outputs().equals(graph.outputs()) ? group : nullptr;
+}
+
+} // namespace
+
+FlaggedGroup::FlaggedGroup(const Node* node)
+    : graph_(node->g(attr::Subgraph)), device_(node->s(device_attribute())),
+      name_(torch::jit::SubgraphUtils::generateNameForGraph(graph_, longest_name, "mdla")),
+      parameters_(node->is(parameters_attribute())), flags_(node->is(flags_attribute())),
+      num_inputs_(node->inputs().size()) {}
+
+void FlaggedGroup::run(Stack& stack) {
+  const auto inputs = torch::jit::last(stack, num_inputs_);
+  auto& chosen = variant(flags(inputs));
+  if (chosen.group) return run_group(chosen, stack);
+  if (needs_gradients(inputs)) return run_differentiable(chosen, stack);
+  torch::jit::InterpreterState(*chosen.grouped).run(stack);
+}
+
+FlaggedGroup::Flags FlaggedGroup::flags(c10::ArrayRef<c10::IValue> inputs) const {
+  Flags values;
+  for (const auto index : flags_)
+    values.push_back(inputs[index].toBool());
+  return values;
+}
+
+FlaggedGroup::Variant& FlaggedGroup::variant(const Flags& flags) {
+  if (auto* found = find(flags)) return *found;
+  std::lock_guard<std::mutex> guard(mutex_);
+  if (auto* found = find(flags)) return *found;
+  if (variants_.size() >= most_variants) {
+    if (!open_) open_ = make_open();
+    return *open_;
+  }
+  auto made = make(flags);
+  made->next = newest_.load(std::memory_order_relaxed);
+  newest_.store(made.get(), std::memory_order_release);
+  variants_.push_back(std::move(made));
+  return *variants_.back();
+}
+
+FlaggedGroup::Variant* FlaggedGroup::find(const Flags& flags) const {
+  auto* found = newest_.load(std::memory_order_acquire);
+  while (found && found->flags != flags)
+    found = found->next;
+  return found;
+}
+
+std::unique_ptr<FlaggedGroup::Variant> FlaggedGroup::make(const Flags& flags) const {
+  auto made = std::make_unique<Variant>();
+  made->flags = flags;
+  made->graph = graph_->copy();
+  for (size_t i = 0; i < flags_.size(); ++i)
+    write_in(*made->graph, flags_[i], flags[i]);
+  torch::jit::ConstantPropagationImmutableTypes(made->graph);
+  group_anew(*made);
+  return made;
+}
+
+std::unique_ptr<FlaggedGroup::Variant> FlaggedGroup::make_open() const {
+  auto made = std::make_unique<Variant>();
+  made->graph = graph_->copy();
+  auto grouped = graph_->copy();
+  if (const auto table = device_table(device_))
+    fuse_groups(grouped, *table, OpenConditions::assume_violated, parameters_);
+  made->grouped.emplace(grouped, name_);
+  return made;
+}
+
+void FlaggedGroup::group_anew(Variant& variant) const {
+  auto grouped = variant.graph->copy();
+  if (const auto table = device_table(device_))
+    fuse_groups(grouped, *table, OpenConditions::assume_met, parameters_);
+  const auto* group = only_group(*grouped);
+  if (!group || group->hasAttribute(flags_attribute())) {
+    variant.grouped.emplace(grouped, name_);
+    return;
+  }
+  const auto from = grouped->inputs();
+  for (const auto* input : group->inputs())
+    variant.inputs.push_back(std::find(from.begin(), from.end(), input) - from.begin());
+  variant.group = std::make_shared<CompilationGroup>(group);
+}
+
+void FlaggedGroup::run_group(const Variant& variant, Stack& stack) const {
+  c10::SmallVector<c10::IValue, 64> taken;
+  for (const auto input : variant.inputs)
+    taken.push_back(std::move(torch::jit::peek(stack, input, num_inputs_)));
+  torch::jit::drop(stack, num_inputs_);
+  std::move(taken.begin(), taken.end(), std::back_inserter(stack));
+  variant.group->run(stack);
+}
+
+// PyTorch's executor makes differentiable graphs of a variant that trains, and groups of those.
+void FlaggedGroup::run_differentiable(Variant& variant, Stack& stack) const {
+  std::call_once(variant.differentiable_once, [&] {
+    auto graph = variant.graph->copy();
+    torch::jit::EraseShapeInformation(graph);
+    variant.differentiable.emplace(graph, name_);
+  });
+  variant.differentiable->run(stack);
+}
+
+} // namespace torchmdla

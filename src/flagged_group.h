@@ -1,0 +1,71 @@
+// The run function of a group whose nodes run on conditions: a variant of it for each mode of the
+// module.
+//
+// Flags are the boolean inputs that decide (`self.training`, an option of a module). A variant is
+// the group's subgraph for given values of its flags: branches that they decide are gone, and what
+// is left is grouped anew. In eval mode that is one compiled group; a variant that trains has
+// groups around what only PyTorch does.
+#pragma once
+
+#include "compiler.h"
+
+#include <torch/csrc/jit/ir/ir.h>
+#include <torch/csrc/jit/runtime/graph_executor.h>
+#include <torch/csrc/jit/runtime/interpreter.h>
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace torchmdla {
+
+class FlaggedGroup {
+public:
+  explicit FlaggedGroup(const torch::jit::Node* node);
+
+  // Takes the group's inputs from the stack and pushes its outputs.
+  void run(torch::jit::Stack& stack);
+
+private:
+  // Values of the flags, in their order.
+  using Flags = c10::SmallVector<bool, 64>;
+
+  struct Variant {
+    Flags flags;
+    std::shared_ptr<torch::jit::Graph> graph; // ungrouped, with all inputs of the group
+    // The whole variant as one group, and which of the inputs it takes; null if it is not one.
+    std::shared_ptr<CompilationGroup> group;
+    std::vector<size_t> inputs;
+    std::optional<torch::jit::Code> grouped; // where it is not
+    std::once_flag differentiable_once;
+    std::optional<torch::jit::GraphExecutor> differentiable; // set under differentiable_once
+    Variant* next = nullptr;
+  };
+
+  Flags flags(c10::ArrayRef<c10::IValue> inputs) const;
+  Variant& variant(const Flags& flags);
+  Variant* find(const Flags& flags) const;
+  std::unique_ptr<Variant> make(const Flags& flags) const;
+  std::unique_ptr<Variant> make_open() const;
+  void group_anew(Variant& variant) const;
+  void run_group(const Variant& variant, torch::jit::Stack& stack) const;
+  void run_differentiable(Variant& variant, torch::jit::Stack& stack) const;
+
+  const std::shared_ptr<torch::jit::Graph> graph_;
+  const std::string device_;
+  const std::string name_;
+  const std::vector<int64_t> parameters_;
+  const std::vector<int64_t> flags_;
+  const size_t num_inputs_;
+
+  // Readers walk the list from `newest_` without a lock; entries live as long as the group.
+  std::atomic<Variant*> newest_{nullptr};
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Variant>> variants_; // guarded by mutex_
+  std::unique_ptr<Variant> open_;                  // of any flags; guarded by mutex_
+};
+
+} // namespace torchmdla

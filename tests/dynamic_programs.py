@@ -1,0 +1,76 @@
+"""Dynamic programs of torch functions: traced once, recorded and imported at a typical size and at prime ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from executing import Loaded
+from recording import run_and_record
+from torch import Tensor, nn
+
+from torchmdla import devices
+from torchmdla.compiler.program import Program, Sample
+from torchmdla.importer import ImportedGraph, import_graph
+
+# Sizes of the samples: different primes, for one symbol after the other.
+PRIMES = (61, 67, 71, 73, 79, 83, 89, 97, 101, 103, 107, 109, 113, 127, 131)
+SAMPLES = 5
+
+# Makes the inputs for values of the symbols.
+Draw = Callable[..., Sequence[Tensor]]
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A module's graph with its weights as inputs after the module's own."""
+
+    graph: torch._C.Graph
+    weights: tuple[Tensor, ...]
+
+    @classmethod
+    def of(cls, module: nn.Module, inputs: Sequence[Tensor]) -> Traced:
+        with torch.no_grad():
+            traced = torch.jit.trace(module.eval(), tuple(inputs), check_trace=False)
+            torch._C._jit_pass_inline(traced.graph)
+            graph, weights = torch._C._jit_pass_lower_graph(traced.graph, traced._c)
+        torch._C._jit_pass_lower_all_tuples(graph)
+        torch._C._jit_pass_dce(graph)
+        return cls(graph, tuple(weights))
+
+    def imported(self, inputs: Sequence[Tensor]) -> tuple[ImportedGraph, list[object]]:
+        """The program for inputs like these, and eager's outputs."""
+        everything = [*inputs, *self.weights]
+        with torch.no_grad():
+            outputs, record = run_and_record(self.graph, everything)
+        return import_graph(self.graph, record, range(len(inputs), len(everything))), outputs
+
+
+def program_of(traced: Traced, draw: Draw, typical: Sequence[int]) -> Program:
+    """The dynamic program of which ``draw`` makes the inputs for values of its symbols."""
+    count = len(typical)
+    points = [PRIMES[k * count : (k + 1) * count] for k in range(SAMPLES)]
+    imported = [traced.imported(draw(*values))[0] for values in (typical, *points)]
+    first, *others = imported
+    samples = [Sample(v, i.mlir, i.arguments, i.results) for v, i in zip(points, others, strict=True)]
+    target = devices.get("cpu").target()
+    return Program(first.mlir, first.arguments, first.results, target, symbols=tuple(typical), samples=tuple(samples))
+
+
+@dataclass(frozen=True)
+class Dynamic:
+    """A dynamic program, loaded."""
+
+    traced: Traced
+    loaded: Loaded
+
+    @classmethod
+    def of(cls, module: nn.Module, draw: Draw, typical: Sequence[int]) -> Dynamic:
+        traced = Traced.of(module, draw(*typical))
+        return cls(traced, Loaded(devices.get("cpu").lower(program_of(traced, draw, typical))))
+
+    def __call__(self, values: Sequence[int], inputs: Sequence[Tensor]) -> tuple[list[object], list[object]]:
+        """The outputs for inputs made with ``values`` of the symbols, and eager's."""
+        imported, expected = self.traced.imported(inputs)
+        return self.loaded(imported, self.traced.graph, [*inputs, *self.traced.weights], values), expected

@@ -1,0 +1,155 @@
+"""Nests to test kernels with: products of matrices, endings, and random ones with static or dynamic sizes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from nest_running import DTYPES, host_target, span
+
+from torchmdla.compiler.program import Target
+from torchmdla.compiler.sizes import Size
+from torchmdla.devices.cpu.nests import AnyNest, Epilogue, Instruction, Nest, Operand
+
+AVX512 = ("+avx", "+avx2", "+fma", "+avx512f", "+avx512bw", "+avx512dq", "+avx512vl")
+TARGETS = {"avx512": AVX512, "avx2": ("+avx", "+avx2", "+fma"), "none": ("",)}
+
+# Two symbols, and what dynamic sizes are made of.
+M, N = Size.symbol(0, 2), Size.symbol(1, 2)
+DYNAMIC = (M, N, M + 1, N - 2, 2 * M, 16 * N, M + N)
+
+ZERO = Instruction("arith.constant", (), "f32", "{value = 0.0 : f32}")
+MULTIPLY_ADD = (Instruction("arith.mulf", (0, 1), "f32"), Instruction("arith.addf", (2, 3), "f32"))
+
+
+def target_with(features: str) -> Target:
+    """This machine with one of ``TARGETS``; skips the test where it lacks the features."""
+    wanted = [f for f in TARGETS[features] if f]
+    available = host_target().features.split(",")
+    if any(feature not in available for feature in wanted):
+        pytest.skip("this machine lacks the target's features")
+    return host_target(*TARGETS[features])
+
+
+def arrays_of(nest: Nest, seed: int, scalars: Sequence[float] = ()) -> list[np.ndarray]:
+    """Operands that hold small integers, so that sums are exact in any order, and a guard past their end."""
+    generator = np.random.default_rng(seed)
+    made = [generator.integers(-4, 5, span(o, nest.sizes) + 16).astype(DTYPES[o.element]) for o in nest.operands]
+    elements = nest.scalars + (nest.epilogue.scalars if nest.epilogue else ())
+    return made + [np.array([v], DTYPES[e]) for v, e in zip(scalars, elements, strict=True)]
+
+
+def matmul(m: int, n: int, k: int, **changes: object) -> Nest:
+    values = {
+        "sizes": (m, n, k),
+        "reduction": (False, False, True),
+        "inputs": (Operand("f32", (k, 0, 1)), Operand("f32", (0, 1, n))),
+        "outputs": (Operand("f32", (n, 1, 0)),),
+        "scalars": (),
+        "tables": (),
+        "body": MULTIPLY_ADD,
+        "yields": (4,),
+        "initial": ZERO,
+        **changes,
+    }
+    return Nest(**values)
+
+
+def bias_relu_residual(strides: Sequence[int], bias: Sequence[int]) -> Epilogue:
+    """``max(x + bias, 0) * scalar + residual``, and ``x`` itself in ``f32``."""
+    same = Operand("f32", tuple(strides))
+    return Epilogue(
+        inputs=(Operand("f32", tuple(bias)), same),
+        outputs=(same, same),
+        scalars=("f32",),
+        body=(
+            Instruction("arith.addf", (0, 1), "f32"),
+            Instruction("arith.constant", (), "f32", "{value = 0.0 : f32}"),
+            Instruction("arith.maximumf", (4, 5), "f32"),
+            Instruction("arith.mulf", (6, 3), "f32"),
+            Instruction("arith.addf", (7, 2), "f32"),
+        ),
+        yields=(8, 0),
+    )
+
+
+def strides_of(draw: st.DrawFn, sizes: Sequence[int | Size], loops: Sequence[int]) -> tuple[int | Size, ...]:
+    """A dense or padded layout over ``loops`` in random order; others do not move it."""
+    strides: list[int | Size] = [0] * len(sizes)
+    step: int | Size = draw(st.sampled_from([1, 1, 1, 2, 3]))
+    for loop in draw(st.permutations(loops)):
+        strides[loop] = step
+        step = sizes[loop] * step + draw(st.sampled_from([0, 0, 1, 5]))
+    return tuple(strides)
+
+
+def sizes_of(draw: st.DrawFn, count: int, common: Sequence[int], symbols: bool) -> tuple[int | Size, ...]:
+    """``count`` sizes; with ``symbols`` up to two of them are polynomials of two symbols."""
+    sizes = tuple(draw(st.sampled_from(common)) for _ in range(count))
+    while math.prod(sizes) > (200 if symbols else 40_000):
+        sizes = tuple(max(1, size // 2) for size in sizes)
+    if not symbols:
+        return sizes
+    chosen = draw(st.lists(st.integers(0, count - 1), min_size=1, max_size=2, unique=True))
+    return tuple(draw(st.sampled_from(DYNAMIC)) if d in chosen else size for d, size in enumerate(sizes))
+
+
+@st.composite
+def contractions(draw: st.DrawFn, symbols: bool = False) -> AnyNest:
+    """Rows, columns, batches and reductions of random number and sizes; perhaps sliding windows; perhaps an
+    epilogue."""
+    kinds = draw(st.lists(st.sampled_from("rcbk"), min_size=1, max_size=3 if symbols else 5))
+    sizes = sizes_of(draw, len(kinds), [1, 2, 3, 5, 7, 8, 14, 16, 17, 24, 33], symbols)
+    kinds = [*kinds, "k"]
+    sizes = (*sizes, draw(st.sampled_from([*DYNAMIC, 5]) if symbols else st.integers(1, 20)))
+
+    def over(letters: str) -> Operand:
+        return Operand("f32", strides_of(draw, sizes, [d for d, kind in enumerate(kinds) if kind in letters]))
+
+    first, second, output = over("rbk"), over("cbk"), over("rcb")
+    if draw(st.booleans()) and "r" in kinds:
+        strides = list(first.strides)
+        strides[kinds.index("k")] = strides[kinds.index("r")]
+        first = Operand("f32", tuple(strides))
+    epilogue = None
+    if draw(st.booleans()):
+        epilogue = bias_relu_residual(output.strides, over(draw(st.sampled_from(["r", "c", "b", "rc"]))).strides)
+    return Nest(
+        sizes=sizes,
+        reduction=tuple(kind == "k" for kind in kinds),
+        inputs=(first, second),
+        outputs=(output,),
+        scalars=(),
+        tables=(),
+        body=MULTIPLY_ADD,
+        yields=(4,),
+        initial=ZERO if epilogue or draw(st.booleans()) else None,
+        epilogue=epilogue,
+    )
+
+
+@st.composite
+def others(draw: st.DrawFn, symbols: bool = False) -> AnyNest:
+    """Elementwise nests and reductions of one element type."""
+    element, ops = draw(
+        st.sampled_from([("f32", ("arith.addf", "arith.maximumf")), ("f64", ("arith.addf",)), ("i8", ("arith.addi",)),
+                         ("i64", ("arith.addi", "arith.maxsi"))])
+    )  # fmt: skip
+    sizes = sizes_of(draw, draw(st.integers(1, 4)), [1, 2, 3, 4, 7, 9, 16, 31, 40], symbols)
+    reduction = tuple(draw(st.booleans()) for _ in sizes)
+    every, kept = range(len(sizes)), [d for d, flag in enumerate(reduction) if not flag]
+    combine = draw(st.sampled_from(ops))
+    body = (Instruction(combine, (0, 1), element), Instruction(combine, (2, 3), element))
+    return Nest(
+        sizes=sizes,
+        reduction=reduction,
+        inputs=tuple(Operand(element, strides_of(draw, sizes, list(every))) for _ in range(2)),
+        outputs=(Operand(element, strides_of(draw, sizes, kept)),),
+        scalars=(),
+        tables=(),
+        body=body if any(reduction) else (body[0], Instruction(combine, (3, 0), element)),
+        yields=(4,),
+    )

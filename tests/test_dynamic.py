@@ -1,0 +1,573 @@
+"""Sizes that vary: which become symbols, when a group is compiled for any of them, and what stays for each alone."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from graphs import warmed_up
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import torchmdla
+from torchmdla.capture import agreement
+from torchmdla.compiler import service
+from torchmdla.compiler.program import Program
+from torchmdla.compiler.sizes import NoPolynomial
+from torchmdla.errors import CompileError
+from torchmdla.importer import TensorMeta
+from torchmdla.testing.compare import assert_matches
+
+
+@pytest.fixture
+def programs(monkeypatch: pytest.MonkeyPatch) -> list[Program]:
+    """The dynamic programs that the compiler is asked for."""
+    seen: list[Program] = []
+    compile_program = service.compile_program
+
+    def spy(program: Program) -> service.CompileOutcome:
+        if program.symbols:
+            seen.append(program)
+        return compile_program(program)
+
+    monkeypatch.setattr(service, "compile_program", spy)
+    return seen
+
+
+@pytest.fixture
+def no_dynamic_compiler(monkeypatch: pytest.MonkeyPatch) -> list[Program]:
+    """A device that takes no dynamic program; what it was asked for."""
+    asked: list[Program] = []
+    compile_program = service.compile_program
+
+    def refuse(program: Program) -> service.CompileOutcome:
+        if program.symbols:
+            asked.append(program)
+            raise CompileError("no such sizes")
+        return compile_program(program)
+
+    monkeypatch.setattr(service, "compile_program", refuse)
+    return asked
+
+
+def chain(x: Tensor) -> Tensor:
+    return torch.sigmoid(torch.tanh(x) * 2 + 1)
+
+
+def call_twice(scripted: Any, function: Any, inputs: Sequence[Any], layers: int = 1) -> None:
+    """The first call with new sizes may run eager ops, the second one does not."""
+    for _ in range(2):
+        assert_matches(scripted(*inputs), function(*inputs), layers=layers)
+
+
+# --- what becomes a symbol -----------------------------------------------------------------------------------
+
+
+def first_rows(x: Tensor, rows: int) -> Tensor:
+    return torch.tanh(x[:rows]) * 2
+
+
+def expanded(x: Tensor, sizes: list[int]) -> Tensor:
+    return torch.tanh(x.expand(sizes)).sum(0) * 2
+
+
+def joined(parts: list[Tensor]) -> Tensor:
+    return torch.tanh(torch.cat(parts)) * 2
+
+
+def with_sizes(x: Tensor) -> tuple[Tensor, int, int]:
+    y = torch.tanh(x.flatten()) * 2
+    return y, x.size(0) * x.size(1) + 1, x.size(1) - 2
+
+
+CONVOLUTION = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 4, 1)).eval().requires_grad_(False)
+LINEAR = nn.Sequential(nn.Linear(12, 16), nn.GELU(), nn.Linear(16, 5)).eval().requires_grad_(False)
+
+
+def attention(x: Tensor, mask: Tensor) -> Tensor:
+    scores = (x @ x.transpose(1, 2)).masked_fill(mask.unsqueeze(1), -1e4)
+    return torch.softmax(scores, -1) @ x
+
+
+def channels_last(batch: int, side: int = 6) -> tuple[Tensor]:
+    return (torch.randn(batch, 3, side, side).contiguous(memory_format=torch.channels_last),)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A function, what makes its inputs of a few sizes, sizes to learn from and further ones, and its symbols."""
+
+    function: Callable[..., Any]
+    draw: Callable[..., tuple[Any, ...]]
+    first: Sequence[Sequence[int]]
+    further: Sequence[Sequence[int]]
+    symbols: tuple[int, ...]
+    scripted: bool = False  # a trace would not keep its numbers
+
+
+CASES = {
+    "batch": Case(LINEAR, lambda n: (torch.randn(n, 12),), [[4], [5], [8]], [[3], [2], [100], [64]], (8,)),
+    "sequence in two inputs": Case(
+        attention,
+        lambda s: (torch.randn(2, s, 8), torch.rand(2, s) < 0.3),
+        [[7], [5], [9]],
+        [[3], [20], [64], [13]],
+        (9,),
+    ),
+    "batch and sequence": Case(
+        attention,
+        lambda b, s: (torch.randn(b, s, 8), torch.rand(b, s) < 0.3),
+        [[2, 7], [3, 5], [5, 9]],
+        [[9, 4], [4, 20], [70, 3], [6, 6]],
+        (5, 9),
+    ),
+    "two inputs of one symbol each": Case(
+        lambda x, y: torch.relu(x @ y) + 1,
+        lambda m, n: (torch.randn(m, 6), torch.randn(6, n)),
+        [[3, 8], [4, 4], [6, 9]],
+        [[9, 3], [2, 50], [5, 5]],
+        (6, 9),
+    ),
+    "an integer": Case(first_rows, lambda n: (torch.randn(90, 3), n), [[4], [5], [6]], [[7], [50], [80]], (6,), True),
+    "a list of integers": Case(
+        expanded, lambda n: (torch.randn(3), [n, 3]), [[4], [5], [6]], [[7], [30], [100]], (6,), True
+    ),
+    "a list of tensors": Case(
+        joined,
+        lambda m, n: ([torch.randn(m, 3), torch.randn(n, 3)],),
+        [[4, 2], [5, 2], [6, 2]],
+        [[2, 2], [90, 2]],
+        (6,),
+        True,
+    ),
+    "channels last": Case(CONVOLUTION, channels_last, [[2], [3], [4]], [[5], [9], [30]], (4,)),
+    "channels last, height and width": Case(
+        CONVOLUTION, lambda n: channels_last(2, n), [[5], [6], [8]], [[9], [70], [4]], (8,)
+    ),
+    "a transposed input": Case(chain, lambda n: (torch.randn(n, 5).t(),), [[4], [3], [6]], [[2], [90], [7]], (6,)),
+    "an input with gaps": Case(
+        chain, lambda n: (torch.randn(2 * n, 10)[::2, 1:],), [[4], [3], [6]], [[2], [90], [7]], (6,)
+    ),
+    "an expanded input": Case(
+        lambda x: torch.tanh(x).sum(0) * 2, lambda n: (torch.randn(1, 5).expand(n, 5),), [[4], [3], [6]], [[90]], (6,)
+    ),
+    "a transposed output": Case(
+        lambda x: (torch.tanh(x) * 2).permute(2, 0, 1).contiguous().permute(1, 2, 0) + 1,
+        lambda m, n: (torch.randn(m, n, 3),),
+        [[4, 5], [3, 7], [6, 9]],
+        [[2, 90], [7, 7]],
+        (6, 9),
+    ),
+    "outputs that are sizes": Case(
+        with_sizes, lambda m, n: (torch.randn(m, n),), [[4, 5], [3, 7], [6, 9]], [[2, 90], [7, 7]], (6, 9), True
+    ),
+    "several outputs": Case(
+        lambda x: (torch.tanh(x) * 2, x.sum(1), torch.cat([x, x * 2], 1)),
+        lambda n: (torch.randn(4, n),),
+        [[4], [3], [6]],
+        [[2], [90]],
+        (6,),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_sizes_become_symbols(name: str, programs: list[Program]) -> None:
+    case = CASES[name]
+    with torch.no_grad():
+        function = torch.jit.script(case.function) if case.scripted else case.function
+        scripted = warmed_up(function, *case.draw(*case.first[0]))
+        for sizes in [*case.first, *case.further]:
+            call_twice(scripted, case.function, case.draw(*sizes), layers=3)
+    assert [program.symbols for program in programs] == [case.symbols]
+    stats = torchmdla.stats()
+    assert (stats.specialisations, stats.dynamic) == (3, 1)
+    assert stats.not_dynamic == stats.fallbacks == {}
+
+
+def test_samples_are_different_primes(programs: list[Program]) -> None:
+    case = CASES["batch and sequence"]
+    scripted = warmed_up(case.function, *case.draw(*case.first[0]))
+    for sizes in case.first:
+        scripted(*case.draw(*sizes))
+    (program,) = programs
+    values = [value for sample in program.samples for value in sample.values]
+    assert len(set(values)) == len(values) == 10
+    assert all(value > 1 and all(value % divisor for divisor in range(2, value)) for value in values)
+    assert not set(values) & {2, 8, *program.symbols}
+    for sample in program.samples:
+        batch, sequence = sample.values
+        assert [argument.shape for argument in sample.arguments] == [(batch, sequence, 8), (batch, sequence)]
+
+
+def test_zero_and_one_stay_specialisations(programs: list[Program]) -> None:
+    scripted = warmed_up(chain, torch.randn(1, 3))
+    for size in [1, 2, 0, 3, 1, 4, 0, 5, 1]:
+        call_twice(scripted, chain, (torch.randn(size, 3),))
+    assert [program.symbols for program in programs] == [(4,)]
+    assert torchmdla.stats().specialisations == 5  # 0, 1, 2, 3 and any
+
+
+def test_symbols_that_turn_out_to_be_two(programs: list[Program]) -> None:
+    scripted = warmed_up(chain, torch.randn(5, 5))
+    for rows, columns in [(5, 5), (6, 6), (7, 7), (9, 9), (6, 8), (3, 30), (8, 8)]:
+        call_twice(scripted, chain, (torch.randn(rows, columns),))
+    assert [program.symbols for program in programs] == [(7,), (6, 8)]
+
+
+def test_other_dtypes_and_layouts_are_other_specialisations(programs: list[Program]) -> None:
+    scripted = warmed_up(chain, torch.randn(4, 4))
+    for make in (lambda n: torch.randn(n, 4), lambda n: torch.randn(n, 4).double(), lambda n: torch.randn(4, n).t()):
+        for size in (5, 6, 7, 8):
+            call_twice(scripted, chain, (make(size),))
+    assert [program.arguments[0].dtype for program in programs] == ["float32", "float64", "float32"]
+    assert [program.arguments[0].shape for program in programs] == [(6, 4), (7, 4), (4, 7)]
+
+
+def test_parameters_are_never_symbols() -> None:
+    class Net(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.inner, self.outer = nn.Linear(4, width), nn.Linear(width, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.outer(torch.relu(self.inner(x)))
+
+    x = torch.randn(3, 4)
+    with torch.no_grad():
+        for width in (5, 6, 7, 8):
+            net = Net(width).eval()
+            scripted = warmed_up(torch.jit.script(net), x)
+            call_twice(scripted, net, (x,), layers=2)
+    stats = torchmdla.stats()
+    assert (stats.dynamic, stats.not_dynamic) == (0, {})
+
+
+def test_switched_off(programs: list[Program]) -> None:
+    torchmdla.enable(dynamic=False)
+    scripted = warmed_up(chain, torch.randn(4, 4))
+    for size in (5, 6, 7):
+        call_twice(scripted, chain, (torch.randn(size, 4),))
+    assert programs == []
+    assert torchmdla.stats().specialisations == 4
+    torchmdla.enable()
+    call_twice(scripted, chain, (torch.randn(8, 4),))
+    assert torchmdla.stats().dynamic == 1
+
+
+# --- what stays for each size ----------------------------------------------------------------------------------
+
+
+def strided(x: Tensor) -> Tensor:
+    return nn.functional.avg_pool2d(torch.tanh(x), 3, stride=2) * 2
+
+
+def compared(x: Tensor) -> tuple[Tensor, bool]:
+    return torch.tanh(x) * 2, x.size(0) == 12
+
+
+def even(x: Tensor) -> Tensor:
+    return (torch.tanh(x) * 2)[x.size(0) % 2 :] + 1
+
+
+def short_table(x: Tensor, table: Tensor) -> Tensor:
+    return torch.tanh(x + table[: x.size(0)]) * 2
+
+
+def rolled(x: Tensor, shift: int) -> Tensor:
+    return torch.tanh(torch.roll(x, [shift], [0])) * 2
+
+
+NOT_DYNAMIC = {
+    "a strided window": (strided, lambda n: (torch.randn(1, 2, n, n),), [7, 9, 11, 13, 8]),
+    "a comparison of sizes": (compared, lambda n: (torch.randn(n, 2),), [9, 11, 13, 12, 14]),
+    "a remainder": (even, lambda n: (torch.randn(n, 2),), [9, 11, 13, 12, 14]),
+    "a remainder inside an op": (rolled, lambda n: (torch.randn(40, 2), n), [9, 11, 13, 30]),
+    "an error at other sizes": (short_table, lambda n: (torch.randn(n, 3), torch.randn(7, 3)), [4, 5, 6, 7]),
+}
+
+
+@pytest.mark.parametrize("name", NOT_DYNAMIC)
+def test_what_is_not_dynamic_is_compiled_for_each_size(name: str) -> None:
+    function, draw, sizes = NOT_DYNAMIC[name]
+    scripted = warmed_up(torch.jit.script(function), *draw(sizes[0]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        for size in sizes:
+            call_twice(scripted, function, draw(size))
+    stats = torchmdla.stats()
+    assert (stats.specialisations, stats.dynamic, stats.fallbacks) == (len(sizes), 0, {})
+    assert list(stats.not_dynamic.values()) == [1]
+
+
+def test_a_slice_that_is_clamped_at_larger_sizes() -> None:
+    def head(x: Tensor) -> Tensor:
+        return torch.tanh(x[:40]) * 2
+
+    scripted = warmed_up(torch.jit.script(head), torch.randn(4, 3))
+    for size in (4, 5, 6, 20, 39, 41, 100, 40, 30):
+        call_twice(scripted, head, (torch.randn(size, 3),))
+    stats = torchmdla.stats()
+    # 4, 5, any up to 40, 41 and 100: their eager runs showed that they are others.
+    assert (stats.specialisations, stats.dynamic, stats.fallbacks) == (5, 1, {})
+
+
+def test_one_size_less_another() -> None:
+    """What two symbols do together is not known from each alone."""
+
+    def rest(x: Tensor, y: Tensor) -> Tensor:
+        return torch.tanh(x[y.size(0) :]) * 2
+
+    scripted = warmed_up(torch.jit.script(rest), torch.randn(80, 3), torch.randn(3))
+    for long, short in [(80, 3), (90, 4), (85, 5), (75, 20), (30, 6), (6, 20), (20, 20), (200, 2), (21, 20)]:
+        call_twice(scripted, rest, (torch.randn(long, 3), torch.randn(short)))
+    assert torchmdla.stats().fallbacks == {}
+
+
+def test_a_device_without_dynamic_programs(no_dynamic_compiler: list[Program]) -> None:
+    scripted = warmed_up(chain, torch.randn(4, 4))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        for size in (5, 6, 7, 8):
+            call_twice(scripted, chain, (torch.randn(size, 4),))
+    assert [program.symbols for program in no_dynamic_compiler] == [(6,)]
+    stats = torchmdla.stats()
+    assert (stats.specialisations, stats.dynamic, stats.fallbacks) == (5, 0, {})
+    (reason,) = stats.not_dynamic
+    assert "no such sizes" in reason
+
+
+def test_strict_mode_is_about_groups_not_sizes(no_dynamic_compiler: list[Program]) -> None:
+    torchmdla.enable(strict=True)
+    scripted = warmed_up(chain, torch.randn(4, 4))
+    for size in (5, 6, 7):
+        call_twice(scripted, chain, (torch.randn(size, 4),))
+    assert len(no_dynamic_compiler) == 1
+
+
+def test_a_smaller_set_of_symbols_after_a_larger_one_failed(programs: list[Program]) -> None:
+    scripted = warmed_up(strided, torch.randn(2, 2, 8, 8))
+    for batch, side in [(2, 8), (3, 9), (4, 11), (5, 8), (6, 8), (7, 8)]:
+        call_twice(scripted, strided, (torch.randn(batch, 2, side, side),))
+    assert [program.symbols for program in programs] == [(6,)]
+    assert torchmdla.stats().dynamic == 1
+
+
+def test_an_interrupted_compile_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    scripted = warmed_up(chain, torch.randn(4, 4))
+    scripted(torch.randn(5, 4))
+    x = torch.randn(6, 4)
+
+    def interrupt(program: Program) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(service, "compile_program", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            scripted(x)
+    call_twice(scripted, chain, (x,))
+    assert torchmdla.stats().dynamic == 1
+
+
+def test_dynamic_specialisations_count_towards_the_limit() -> None:
+    torchmdla.enable(max_specialisations=3)
+    scripted = warmed_up(chain, torch.randn(4, 4))
+    for size in (5, 6, 7, 8):
+        call_twice(scripted, chain, (torch.randn(size, 4),))
+    assert torchmdla.stats().fallbacks == {}
+    call_twice(scripted, chain, (torch.randn(4, 5, 6),))
+    assert torchmdla.stats().fallbacks == {"the group has too many specialisations": 2}
+
+
+# --- as eager ---------------------------------------------------------------------------------------------------
+
+
+def test_learning_has_no_side_effects() -> None:
+    def noisy(x: Tensor) -> Tensor:
+        return torch.tanh(torch.nn.functional.interpolate(x, scale_factor=2.0)) * 2
+
+    scripted = warmed_up(noisy, torch.randn(2, 3, 4))
+    scripted(torch.randn(3, 3, 4))
+    x = torch.randn(4, 3, 4)
+    state = torch.get_rng_state()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        scripted(x)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert [str(warning.message) for warning in caught] == []
+    assert torch.is_grad_enabled()
+    assert torchmdla.stats().dynamic == 1
+
+
+def test_errors_are_pytorchs_at_any_size() -> None:
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        return torch.relu(x @ y) + 1
+
+    weight = torch.randn(4, 4)
+    scripted = warmed_up(function, torch.randn(3, 4), weight)
+    for size in (5, 6, 7):
+        call_twice(scripted, function, (torch.randn(size, 4), weight))
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+            scripted(torch.randn(8, 5), weight)
+    call_twice(scripted, function, (torch.randn(8, 4), weight))
+
+
+def test_an_index_out_of_bounds_at_another_size() -> None:
+    def lookup(table: Tensor, index: Tensor) -> Tensor:
+        return torch.embedding(table, index).tanh() * 2
+
+    table = torch.randn(5, 4)
+    scripted = warmed_up(lookup, table, torch.tensor([0, 1, 4]))
+    for size in (3, 4, 5, 6, 30):
+        call_twice(scripted, lookup, (table, torch.randint(5, (size,))))
+    assert torchmdla.stats().dynamic == 1
+    with pytest.raises(RuntimeError, match=r"index out of range|out of bounds"):
+        scripted(table, torch.tensor([0, 1, 2, 3, 4, 5, 6]))
+
+
+def test_training_at_many_batch_sizes() -> None:
+    torch.manual_seed(3)
+    net = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+    scripted = torch.jit.trace(net, (torch.randn(4, 8),))
+    for batch in (4, 4, 4, 5, 6, 7, 9, 30):
+        x = torch.randn(batch, 8)
+        gradients = []
+        for module in (scripted, net):
+            net.zero_grad()
+            module(x).square().sum().backward()
+            gradients.append([parameter.grad.clone() for parameter in net.parameters()])
+        assert_matches(*gradients, layers=4)
+    assert torchmdla.stats().dynamic >= 1
+
+
+def test_inference_mode() -> None:
+    scripted = warmed_up(LINEAR, torch.randn(4, 12))
+    with torch.inference_mode():
+        for size in (5, 6, 7):
+            x = torch.randn(size, 12)
+            result = scripted(x)
+            assert result.is_inference()
+            assert_matches(result, LINEAR(x), layers=2)
+    assert torchmdla.stats().dynamic == 1
+
+
+def test_weights_that_change_after() -> None:
+    net = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 4))
+    scripted = torch.jit.trace(net, (torch.randn(4, 6),))
+    with torch.no_grad():
+        for size in (4, 4, 5, 6, 7, 8):
+            call_twice(scripted, net, (torch.randn(size, 6),), layers=2)
+            for parameter in net.parameters():
+                parameter.mul_(1.1)
+    assert torchmdla.stats().dynamic == 1
+
+
+@pytest.fixture(scope="module")
+def learnt() -> tuple[Any, Any]:
+    """A program with reductions, products, joins and slices, compiled for any sizes."""
+
+    def function(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        product = torch.softmax(x @ y, -1)
+        joined = torch.cat([x, product @ y.t(), x[:, :3]], 1)
+        return product, joined.transpose(0, 1)[2:7] * 2, (x + 1).mean(0), y.amax(1)
+
+    scripted = warmed_up(function, torch.randn(4, 8), torch.randn(8, 5))
+    for m, n in [(5, 6), (7, 9)]:
+        scripted(torch.randn(m, 8), torch.randn(8, n))
+    return scripted, function
+
+
+@settings(max_examples=60, deadline=None)
+@given(m=st.integers(2, 90), n=st.integers(2, 90))
+def test_any_sizes(learnt: tuple[Any, Any], m: int, n: int) -> None:
+    scripted, function = learnt
+    inputs = torch.randn(m, 8), torch.randn(8, n)
+    call_twice(scripted, function, inputs, layers=3)
+    assert torchmdla.stats().compiled == 0
+
+
+# --- threads ----------------------------------------------------------------------------------------------------
+
+
+def test_threads_with_new_sizes_at_once(programs: list[Program]) -> None:
+    scripted = warmed_up(chain, torch.randn(4, 4))
+    scripted(torch.randn(5, 4))
+    failures: list[BaseException] = []
+    barrier = threading.Barrier(8)
+
+    def work(first: int) -> None:
+        generator = torch.Generator().manual_seed(first)
+        try:
+            barrier.wait()
+            for step in range(20):
+                x = torch.randn(6 + (first + step) % 11, 4, generator=generator)
+                assert_matches(scripted(x), chain(x))
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(first,)) for first in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert len(programs) == 1
+    stats = torchmdla.stats()
+    assert (stats.specialisations, stats.dynamic) == (3, 1)
+    assert set(stats.fallbacks) <= {"this specialisation is being compiled"}
+
+
+def test_in_the_background() -> None:
+    scripted = warmed_up(chain, torch.randn(4, 4))
+    scripted(torch.randn(5, 4))
+    torchmdla.enable(background=True)
+    x = torch.randn(6, 4)
+    while torchmdla.stats().dynamic == 0:
+        assert_matches(scripted(x), chain(x))
+    waited = torchmdla.stats().fallbacks
+    assert set(waited) <= {"this specialisation is being compiled"}
+    call_twice(scripted, chain, (torch.randn(9, 4),))
+    assert torchmdla.stats().fallbacks == waited
+
+
+# --- records ------------------------------------------------------------------------------------------------------
+
+
+def tensor(*shape: int) -> TensorMeta:
+    return TensorMeta.of(torch.empty(shape))
+
+
+def learn(draw: Callable[[int], object]) -> agreement.Agreement:
+    graph = torch.parse_ir("graph(%x : Tensor):\n  return (%x)")
+    points = [(value,) for value in (11, 13, 17, 19, 23)]
+    return agreement.polynomial_record(graph, points, [{"x": draw(*point)} for point in points])
+
+
+def test_a_record_agrees_where_its_numbers_do() -> None:
+    agrees = learn(lambda n: tensor(n - 2, 3))
+    assert agrees({"x": tensor(8, 3)}, (10,))
+    assert not agrees({"x": tensor(7, 3)}, (10,))
+    assert not agrees({"x": tensor(8, 3).__class__(torch.float64, (8, 3), (3, 1))}, (10,))
+    assert not agrees({"x": tensor(3, 8).__class__(torch.float32, (8, 3), (1, 8))}, (10,))
+    assert not agrees({"x": tensor(0, 3)}, (2,)), "an empty tensor is another program"
+
+
+@pytest.mark.parametrize(
+    ("draw", "error"),
+    [
+        pytest.param(lambda n: tensor(n // 2), NoPolynomial, id="a quotient"),
+        pytest.param(lambda n: [tensor(2)] * n, CompileError, id="a list's length"),
+        pytest.param(lambda n: n > 17, CompileError, id="a boolean"),
+        pytest.param(lambda n: tensor(*[n] * (n % 3)), CompileError, id="a rank"),
+    ],
+)
+def test_records_that_have_no_common_form(draw: Callable[[int], object], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        learn(draw)

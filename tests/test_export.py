@@ -1,0 +1,153 @@
+"""Exported programs, and plain modules without TorchScript, compute what eager computes."""
+
+from __future__ import annotations
+
+import copy
+import io
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+import torchmdla
+from torchmdla.testing.compare import assert_matches
+from torchmdla.testing.models import MODELS
+
+
+@pytest.mark.parametrize("name", ["resnet18", "bert", "vit_b16", "lstm"])
+def test_models(name: str) -> None:
+    spec = MODELS[name].reduced()
+    module = spec.build()
+    program = torchmdla.compile(module, *spec.inputs(), road="export")
+    made = torchmdla.stats().specialisations
+    assert made >= 1
+    with torch.no_grad():
+        for seed in range(2):
+            inputs = spec.inputs(seed=seed)
+            assert_matches(program(*inputs), module(*inputs), layers=spec.layers)
+    # The first call after compile compiles nothing.
+    assert torchmdla.stats().specialisations == made
+    assert not torchmdla.stats().fallbacks
+
+
+class Mixer(nn.Module):
+    """Takes and returns nested structures and keywords, counts its calls, and keeps a running mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+        self.norm = nn.BatchNorm1d(6)
+        self.calls: Tensor
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, pair: tuple[Tensor, Tensor], *, scale: dict[str, Tensor]) -> dict[str, Any]:
+        self.calls += 1
+        one, other = pair
+        made = torch.relu(self.linear(one) * scale["by"]) + other
+        return {"made": self.norm(made), "again": [made, made[:, 0]], "nothing": None}
+
+
+def mixer_inputs(seed: int) -> tuple[tuple[tuple[Tensor, Tensor]], dict[str, Any]]:
+    generator = torch.Generator().manual_seed(seed)
+    one, other, by = (torch.randn(4, 6, generator=generator) for _ in range(3))
+    return ((one, other),), {"scale": {"by": by}}
+
+
+def test_structures_buffers_and_state() -> None:
+    module = Mixer().train()
+    reference = copy.deepcopy(module)
+    args, kwargs = mixer_inputs(0)
+    torch.manual_seed(3)
+    program = torchmdla.compile(module, *args, road="export", example_keywords=kwargs)
+    # Getting ready changed neither statistics nor random numbers.
+    assert_matches(program.state_dict(), reference.state_dict())
+    assert torch.equal(torch.rand(2), torch.rand(2, generator=torch.Generator().manual_seed(3)))
+    with torch.no_grad():
+        for seed in range(3):
+            args, kwargs = mixer_inputs(seed)
+            assert_matches(program(*args, **kwargs), reference(*args, **kwargs))
+        assert_matches(program.state_dict(), reference.state_dict())
+        # Weights are the module's, read in every call.
+        changed = {name: value * 2 for name, value in reference.state_dict().items()}
+        program.load_state_dict(changed)
+        reference.load_state_dict(changed)
+        assert_matches(program(*args, **kwargs), reference(*args, **kwargs))
+        program.linear.weight = reference.linear.weight = nn.Parameter(torch.randn(6, 6))
+        assert_matches(program(*args, **kwargs), reference(*args, **kwargs))
+
+
+def test_dynamic_shapes() -> None:
+    module = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3), nn.Softmax(-1)).eval()
+    rows = Dim("rows", min=2, max=64)
+    program = torchmdla.compile(module, torch.randn(4, 6), road="export", dynamic_shapes=({0: rows},))
+    with torch.no_grad():
+        for size in (2, 3, 5, 8, 13, 8):
+            x = torch.randn(size, 6)
+            assert_matches(program(x), module(x))
+    with pytest.raises(Exception, match="64"):
+        program(torch.randn(65, 6))
+    with pytest.raises(Exception, match="6"):
+        program(torch.randn(4, 7))
+
+
+def test_a_saved_program() -> None:
+    module = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).eval()
+    x = torch.randn(4, 6)
+    file = io.BytesIO()
+    torch.export.save(torch.export.export(module, (x,)), file)
+    file.seek(0)
+    program = torchmdla.compile(torch.export.load(file))
+    assert torchmdla.stats().specialisations == 1
+    with torch.no_grad():
+        assert_matches(program(x), module(x))
+
+
+def test_gradients_are_eagers() -> None:
+    module = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    program = torchmdla.compile(module, torch.randn(4, 6), road="export")
+    results = []
+    for call in (program, module):
+        call.zero_grad()
+        x = torch.ones(4, 6, requires_grad=True)
+        made = call(x)
+        made.sin().sum().backward()
+        results.append((made, x.grad, [p.grad.clone() for p in call.parameters()]))
+    assert_matches(*results)
+
+
+class Writer(nn.Module):
+    """Writes to its input, and returns views of it."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        before = torch.relu(x) + 1
+        x.mul_(2)
+        return before[1:], (before + x).t()
+
+
+def test_written_inputs() -> None:
+    example = torch.ones(4, 6)
+    program = torchmdla.compile(Writer(), example, road="export")
+    assert_matches(example, torch.ones(4, 6))
+    with torch.no_grad():
+        one, other = torch.randn(4, 6), torch.empty(4, 6)
+        other.copy_(one)
+        for _ in range(2):
+            assert_matches(program(one), Writer()(other))
+            assert_matches(one, other)
+
+
+def test_what_the_road_does_not_take() -> None:
+    module, x = nn.Linear(2, 2), torch.randn(1, 2)
+    exported = torch.export.export(module, (x,))
+    for arguments, keywords, kind, message in [
+        ((module, x), {"road": "bridge"}, ValueError, "no road 'bridge'"),
+        ((module,), {"road": "export"}, TypeError, "needs example inputs"),
+        ((torch.relu, x), {"road": "export"}, TypeError, "exported program or a plain module, got"),
+        ((exported,), {"dynamic_shapes": ({0: None},)}, TypeError, "from its export"),
+        ((exported,), {"road": "torchscript"}, TypeError, "need road='export'"),
+        ((module, x), {"example_keywords": {"input": x}}, TypeError, "need road='export'"),
+    ]:
+        with pytest.raises(kind, match=message):
+            torchmdla.compile(*arguments, **keywords)

@@ -1,0 +1,162 @@
+"""The dialect: registered with a context through IRDL, verified by a trait in Python.
+
+IRDL gives every op its fixed number of operands and results. The trait runs before that and says which argument is at
+fault. Lists have any number of elements of different types, which IRDL cannot express, so a list is a ``tuple<…>`` that
+MLIR's own ``builtin.unrealized_conversion_cast`` makes and takes apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+from torch_mlir import ir
+from torch_mlir.dialects import irdl
+
+from torchmdla.aten import constants, types
+from torchmdla.aten.schemas import OpSchema, by_op
+
+CONSTANT = "aten.constant"
+# Lists are made and taken apart by it.
+CAST = "builtin.unrealized_conversion_cast"
+
+
+class AtenError(ValueError):
+    """A module is not what was asked for: it does not parse or verify, or something in it cannot be expressed."""
+
+
+def register(context: ir.Context) -> None:
+    """Registers the dialect with ``context``. Doing so twice is fine.
+
+    The context stops using threads: the verifier is Python and would wait for the interpreter's lock forever, which
+    the thread that runs the passes holds.
+    """
+    context.enable_multithreading(False)
+    if context.is_registered_operation(CONSTANT):
+        return
+    with context, ir.Location.unknown():
+        module = ir.Module.parse(_definition())
+        # IRDL's verifier wants lower case and no double underscores; MLIR itself takes mT and __and__.
+        definitions = module.body.operations[0].regions[0].blocks[0].operations
+        for definition, name in zip(definitions, by_op(), strict=False):
+            definition.attributes["sym_name"] = ir.StringAttr.get(name.removeprefix("aten."))
+        irdl.load_dialects(module)
+        for name in by_op():
+            ir.DynamicOpTrait.attach(name, _SchemaTrait)
+        ir.DynamicOpTrait.attach(CONSTANT, _ConstantTrait)
+
+
+def new_context() -> ir.Context:
+    """A context with the dialect."""
+    context = ir.Context()
+    register(context)
+    return context
+
+
+def parse(text: str, context: ir.Context | None = None) -> ir.Module:
+    """Parses and verifies a module.
+
+    Raises:
+        AtenError: it does not parse, or an op has operands that its schema does not take; names the op, the argument
+            and what was expected.
+    """
+    context = context or new_context()
+    register(context)
+    with explained("the module is not valid"), context:
+        return ir.Module.parse(text)
+
+
+def verify(module: ir.Module) -> None:
+    """Verifies a module that was built or changed.
+
+    Raises:
+        AtenError: as :func:`parse`.
+    """
+    with explained("the module is not valid"):
+        module.operation.verify()
+
+
+@contextmanager
+def explained(reason: str) -> Iterator[None]:
+    """Turns MLIR's errors into :class:`AtenError`, with their notes."""
+    try:
+        yield
+    except ir.MLIRError as error:
+        lines = "\n".join(_flattened(error.error_diagnostics))
+        raise AtenError(f"{reason}:\n{lines}") from None
+
+
+def _flattened(diagnostics: list[ir.DiagnosticInfo]) -> Iterator[str]:
+    for diagnostic in diagnostics:
+        yield f"{diagnostic.location}: {diagnostic.message}"
+        yield from _flattened(diagnostic.notes)
+
+
+@lru_cache(maxsize=1)
+def _definition() -> str:
+    operations = [_operation(f"op{index}", len(op.types), len(op.returns)) for index, op in enumerate(by_op().values())]
+    constant = _operation("constant", 0, 1)
+    return "irdl.dialect @aten {\n" + "\n".join([*operations, constant, "irdl.type @str {}"]) + "\n}"
+
+
+def _operation(symbol: str, operands: int, results: int) -> str:
+    # One constraint for each: values that share a constraint must have the same type.
+    lines = [f"irdl.operation @{symbol} {{"]
+    lines += [f"  %{index} = irdl.any" for index in range(operands + results)]
+    if operands:
+        lines.append(f"  irdl.operands({', '.join(f'a{index}: %{index}' for index in range(operands))})")
+    if results:
+        lines.append(f"  irdl.results({', '.join(f'r{index}: %{operands + index}' for index in range(results))})")
+    return "\n".join([*lines, "}"])
+
+
+class _SchemaTrait(ir.DynamicOpTrait):  # type: ignore[misc]
+    """An op's operands and results are what its schema asks for."""
+
+    @staticmethod
+    def verify_invariants(op: Any) -> bool:
+        return _report(op, _fault(op))
+
+
+class _ConstantTrait(ir.DynamicOpTrait):  # type: ignore[misc]
+    """The attribute ``value`` is a literal of the result's type."""
+
+    @staticmethod
+    def verify_invariants(op: Any) -> bool:
+        return _report(op, constants.fault(op))
+
+
+def _report(op: Any, fault: str | None) -> bool:
+    if fault is not None:
+        op.location.emit_error(f"'{op.name}' op {fault}")
+    return fault is None
+
+
+def _fault(op: Any) -> str | None:
+    """What is wrong with an op, if anything."""
+    schema = by_op()[op.name]
+    operands, results = [value.type for value in op.operands], [value.type for value in op.results]
+    if len(operands) != len(schema.types):
+        names = ", ".join(schema.arguments)
+        return f"expects {len(schema.types)} operands ({names}) by {schema.qualified}, got {len(operands)}"
+    if len(results) != len(schema.returns):
+        return f"expects {len(schema.returns)} results by {schema.qualified}, got {len(results)}"
+    return _operand_fault(schema, operands) or _result_fault(schema, results)
+
+
+def _operand_fault(schema: OpSchema, operands: list[ir.Type]) -> str | None:
+    for name, expected, repeated, type_ in zip(schema.arguments, schema.types, schema.repeated, operands, strict=True):
+        if not types.fits(type_, expected, repeated):
+            wanted = types.describe(expected, repeated)
+            return f"expects argument '{name}' of {schema.qualified} to be {wanted}, got {type_}"
+    return None
+
+
+def _result_fault(schema: OpSchema, results: list[ir.Type]) -> str | None:
+    for index, (expected, type_) in enumerate(zip(schema.returns, results, strict=True)):
+        # An undefined tensor is None.
+        if not types.fits(type_, expected) and not (types.is_none(type_) and expected.kind() == "TensorType"):
+            return f"expects result {index} of {schema.qualified} to be {types.describe(expected)}, got {type_}"
+    return None

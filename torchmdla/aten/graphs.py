@@ -1,0 +1,454 @@
+"""Graphs of PyTorch in the aten dialect, one op for each op of the user's program: nothing is decomposed.
+
+A TorchScript graph is run once, by eager kernels, and each op is written as it runs. So every type is known, sizes and
+other numbers are literals, and of control flow there remains what was executed. An FX graph has its types with it.
+"""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch_mlir import ir
+
+from torchmdla.aten import types
+from torchmdla.aten.builder import FunctionBuilder
+from torchmdla.aten.dialect import AtenError
+from torchmdla.aten.schemas import OpSchema, registry
+from torchmdla.errors import CompileError
+from torchmdla.importer.sources import source_of
+from torchmdla.importer.types import dtype_number
+
+
+def from_module(module: Any, *inputs: Any, name: str = "forward", context: ir.Context | None = None) -> ir.Module:
+    """A module or function, run once on a copy with ``inputs``, in the aten dialect.
+
+    A plain module or function is traced first. Its parameters and buffers become arguments that are marked
+    ``aten.parameter``, after the inputs. Random numbers drawn leave PyTorch's generator as it was.
+
+    Raises:
+        TypeError: ``module`` is none that PyTorch can trace.
+        AtenError: something in it has no form in the aten dialect.
+    """
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        scripted = _scripted(module, inputs)
+        if isinstance(scripted, torch.jit.ScriptModule):
+            inputs = (scripted, *inputs)
+        return from_graph(scripted.inlined_graph, inputs, name=name, context=context)
+
+
+def from_graph(
+    graph: torch._C.Graph,
+    inputs: Sequence[object],
+    parameters: Collection[int] = (),
+    *,
+    name: str = "forward",
+    context: ir.Context | None = None,
+) -> ir.Module:
+    """A TorchScript graph, run once on ``inputs``, in the aten dialect.
+
+    Args:
+        graph: of a scripted or traced program with everything inlined; it stays as it is.
+        inputs: one for each input of the graph; where it asks for ``self``, the scripted module. Tensors become
+            arguments, the rest literals. In-place ops that cannot be removed write to them.
+        parameters: the inputs that are weights: their arguments are marked ``aten.parameter``.
+        name: of the function.
+        context: that the module lives in; a new one costs a few tenths of a second.
+
+    Raises:
+        AtenError: something in the graph has no form in the aten dialect; names the node and its place.
+    """
+    graph = graph.copy()
+    torch._C._jit_pass_remove_mutation(graph)  # type: ignore[attr-defined]
+    return _Run(FunctionBuilder(name, context)).run(graph, inputs, frozenset(parameters))
+
+
+def from_fx(
+    program: torch.fx.GraphModule | torch.export.ExportedProgram,
+    parameters: Collection[str] = (),
+    *,
+    name: str = "forward",
+    context: ir.Context | None = None,
+) -> ir.Module:
+    """An FX graph of ATen ops, as ``torch.export`` and ``torch.compile`` make them, in the aten dialect.
+
+    Args:
+        program: its nodes' ``meta["val"]`` are tensors, fake or not. Symbolic sizes become ``?``.
+        parameters: names of the placeholders that are weights; those of an exported program are known.
+        name: of the function.
+        context: that the module lives in; a new one costs a few tenths of a second.
+
+    Raises:
+        AtenError: a node has no ``meta["val"]``, or calls what is no ATen op; names it.
+    """
+    if isinstance(program, torch.export.ExportedProgram):
+        signature = program.graph_signature
+        weights = [*parameters, *signature.inputs_to_parameters, *signature.inputs_to_buffers]
+        return from_fx(program.graph_module, weights, name=name, context=context)
+    return _FxWalk(program, frozenset(parameters), FunctionBuilder(name, context)).run()
+
+
+def _scripted(module: Any, inputs: tuple[Any, ...]) -> Any:
+    if isinstance(module, torch.jit.ScriptFunction):
+        return module
+    if isinstance(module, torch.nn.Module):  # A call may update buffers.
+        module = copy.deepcopy(module)
+    if isinstance(module, torch.jit.ScriptModule):
+        return module
+    if not callable(module):
+        raise TypeError(f"a module, a function or a TorchScript program is needed, got {type(module).__name__}")
+    return torch.jit.trace(module, inputs, check_trace=False)
+
+
+class _Run:
+    """One run of a TorchScript graph that writes what it does."""
+
+    def __init__(self, builder: FunctionBuilder) -> None:
+        self._builder = builder
+        self._seen: dict[str, object] = {}
+        # By id, and held so that ids stay.
+        self._values: dict[int, ir.Value] = {}
+        self._tensors: list[torch.Tensor] = []
+
+    def run(self, graph: torch._C.Graph, inputs: Sequence[object], parameters: frozenset[int]) -> ir.Module:
+        expected = list(graph.inputs())
+        if len(expected) != len(inputs):
+            raise AtenError(f"the graph takes {len(expected)} inputs, got {len(inputs)}")
+        for index, (value, given) in enumerate(zip(expected, inputs, strict=True)):
+            self._seen[value.debugName()] = given
+            for leaf in _leaves(given):
+                self._take(leaf, parameter=index in parameters)
+        self.block(graph)
+        outputs = [leaf for value in graph.outputs() for leaf in _leaves(self._seen[value.debugName()])]
+        return self._builder.finish([self._operand(output) for output in outputs])
+
+    def block(self, block: Any) -> None:
+        """Runs the nodes of a block."""
+        for node in block.nodes():
+            try:
+                self._node(node)
+            except AtenError as error:
+                raise AtenError(f"{node.kind()}: {error} (at {_place(node)})") from None
+
+    def inputs(self, node: Any) -> list[Any]:
+        """What the inputs of a node or block are."""
+        return [self._seen[value.debugName()] for value in node.inputs()]
+
+    def outputs(self, block: Any) -> list[Any]:
+        """What the outputs of a block are."""
+        return [self._seen[value.debugName()] for value in block.outputs()]
+
+    def define(self, values: Any, results: Sequence[object]) -> None:
+        """Says what values are."""
+        for value, result in zip(values, results, strict=True):
+            self._seen[value.debugName()] = result
+
+    def _node(self, node: Any) -> None:
+        if node.kind() in _PRIM:
+            self.define(node.outputs(), _PRIM[node.kind()](self, node))
+        elif node.kind() == "prim::ConstantChunk":
+            schema = registry()["aten::chunk"]
+            self.define(
+                node.outputs(), self._call(schema, [*self.inputs(node), node.i("chunks"), node.i("dim")], node)[0]
+            )
+        elif node.kind() == "prim::NumToTensor":
+            number = torch.tensor(self.inputs(node)[0])
+            self._write(registry()["aten::scalar_tensor"], [number.item(), None, None, None, None], [number], node)
+            self.define(node.outputs(), [number])
+        else:
+            self.define(node.outputs(), self._schema_call(node))
+
+    def _schema_call(self, node: Any) -> list[object]:
+        qualified = node.schema().partition("(")[0]
+        arguments = self.inputs(node)
+        if qualified in registry():
+            return self._call(registry()[qualified], arguments, node)
+        if node.schema() == "(no schema)":
+            raise AtenError("it cannot be expressed in the aten dialect")
+        results = _evaluate(qualified, torch._C.parse_schema(node.schema()), arguments)
+        if any(isinstance(leaf, torch.Tensor) for leaf in _leaves(results)):
+            raise AtenError("it is no op of the aten dialect")
+        return results
+
+    def _call(self, schema: OpSchema, arguments: Sequence[object], node: Any) -> list[Any]:
+        if schema.qualified in _GENERIC:
+            return [_GENERIC[schema.qualified](*arguments)]
+        results = _evaluate(schema.qualified, schema.schema, arguments)
+        if any(isinstance(leaf, torch.Tensor) for leaf in _leaves(results)):
+            self._write(schema, arguments, results, node)
+        return results
+
+    def _write(self, schema: OpSchema, arguments: Sequence[object], results: Sequence[object], node: Any) -> None:
+        operands = [self._operand(argument) for argument in arguments]
+        values = self._builder.call(schema, operands, [_type(result) for result in results], _place(node))
+        for result, value in zip(results, values, strict=True):
+            if isinstance(result, list | tuple):
+                for item, element in zip(result, self._builder.unpacked(value), strict=True):
+                    self._set(item, element)
+            else:
+                self._set(result, value)
+
+    def _set(self, tensor: object, value: ir.Value) -> None:
+        if isinstance(tensor, torch.Tensor):
+            self._values[id(tensor)] = value
+            self._tensors.append(tensor)
+
+    def _take(self, given: object, *, parameter: bool) -> None:
+        """Makes an argument of a tensor; one that is given twice is two arguments."""
+        if isinstance(given, torch.Tensor):
+            self._set(given, self._builder.argument(_type(given), parameter=parameter))
+
+    def _operand(self, argument: object) -> object:
+        if isinstance(argument, torch.Tensor):
+            if id(argument) not in self._values:  # no op has made it: a weight, a buffer, a constant of the program
+                self._take(argument, parameter=True)
+            return self._values[id(argument)]
+        if isinstance(argument, list | tuple):
+            return [self._operand(item) for item in argument]
+        return _literal(argument)
+
+
+def _appended(values: list[object], value: object) -> list[object]:
+    values.append(value)
+    return values
+
+
+# TorchScript's ops on values of any type, which cannot be called from Python.
+_GENERIC: Mapping[str, Callable[..., object]] = {
+    "aten::__is__": operator.is_,
+    "aten::__isnot__": operator.is_not,
+    "aten::__getitem__.t": operator.getitem,
+    "aten::__getitem__.Dict_str": operator.getitem,
+    "aten::__getitem__.Dict_int": operator.getitem,
+    "aten::len.t": len,
+    "aten::list.t": list,
+    "aten::add.t": operator.add,
+    "aten::mul.left_t": operator.mul,
+    "aten::slice.t": lambda values, start, end, step: values[start:end:step],
+    "aten::append.t": _appended,
+    "aten::_unwrap_optional": lambda value: value,
+}
+
+
+def _evaluate(qualified: str, schema: torch._C.FunctionSchema, arguments: Sequence[object]) -> list[Any]:
+    """Runs one overload; one result for each that the schema has."""
+    name, _, overload = qualified.partition(".")
+    function = torch._C._get_operation_overload(name, overload)[0]
+    keywords = [argument.name for argument in schema.arguments if argument.kwarg_only]
+    positional = len(arguments) - len(keywords)
+    result = function(*arguments[:positional], **dict(zip(keywords, arguments[positional:], strict=True)))
+    if not schema.returns:
+        return []
+    return list(result) if len(schema.returns) > 1 else [result]
+
+
+def _place(node: Any) -> str:
+    """``file:line`` in the user's program; empty where tracing began here."""
+    source = source_of(node)
+    return "" if source.startswith(__file__) else source
+
+
+def _if(run: _Run, node: Any) -> list[Any]:
+    (condition,) = run.inputs(node)
+    taken = list(node.blocks())[0 if condition else 1]
+    run.block(taken)
+    return run.outputs(taken)
+
+
+def _loop(run: _Run, node: Any) -> list[Any]:
+    most, condition, *carried = run.inputs(node)
+    (body,) = node.blocks()
+    trip = 0
+    while condition and trip < most:
+        run.define(body.inputs(), [trip, *carried])
+        run.block(body)
+        condition, *carried = run.outputs(body)
+        trip += 1
+    return carried
+
+
+def _raise(run: _Run, node: Any) -> list[Any]:
+    raise AtenError(f"the program raises: {run.inputs(node)[0]}")
+
+
+_PRIM: Mapping[str, Callable[[_Run, Any], Sequence[Any]]] = {
+    "prim::Constant": lambda run, node: [node.output().toIValue()],
+    "prim::GetAttr": lambda run, node: [getattr(run.inputs(node)[0], node.s("name"))],
+    "prim::ListConstruct": lambda run, node: [run.inputs(node)],
+    "prim::TupleConstruct": lambda run, node: [tuple(run.inputs(node))],
+    "prim::DictConstruct": lambda run, node: [dict(zip(run.inputs(node)[::2], run.inputs(node)[1::2], strict=True))],
+    "prim::ListUnpack": lambda run, node: list(run.inputs(node)[0]),
+    "prim::TupleUnpack": lambda run, node: list(run.inputs(node)[0]),
+    "prim::TupleIndex": lambda run, node: [run.inputs(node)[0][run.inputs(node)[1]]],
+    "prim::dtype": lambda run, node: [run.inputs(node)[0].dtype],
+    "prim::device": lambda run, node: [run.inputs(node)[0].device],
+    "prim::layout": lambda run, node: [run.inputs(node)[0].layout],
+    "prim::Uninitialized": lambda run, node: [None],
+    "prim::unchecked_cast": lambda run, node: run.inputs(node),
+    "prim::If": _if,
+    "prim::Loop": _loop,
+    "prim::RaiseException": _raise,
+}
+
+
+_LAYOUTS = {torch.strided: 0}
+_MEMORY_FORMATS = {
+    torch.contiguous_format: 0,
+    torch.preserve_format: 1,
+    torch.channels_last: 2,
+    torch.channels_last_3d: 3,
+}
+
+
+def _literal(value: object) -> object:
+    """A value of PyTorch as the dialect's literals have it."""
+    if isinstance(value, torch.dtype):
+        try:
+            return dtype_number(value)
+        except CompileError as error:
+            raise AtenError(str(error)) from None
+    if isinstance(value, torch.layout):
+        return _LAYOUTS[value]
+    if isinstance(value, torch.memory_format):
+        return _MEMORY_FORMATS[value]
+    if isinstance(value, torch.device):
+        return str(value)
+    if isinstance(value, torch.Generator):
+        return None
+    if value is None or isinstance(value, bool | int | float | complex | str):
+        return value
+    raise AtenError(f"{type(value).__name__} cannot be expressed in the aten dialect")
+
+
+def _type(value: object) -> str:
+    """The type of a result: a tensor, a list of tensors, None, or a number."""
+    if isinstance(value, torch.Tensor):
+        shape = tuple(size if isinstance(size, int) else None for size in value.shape)
+        try:
+            return types.tensor_type(value.dtype, shape)
+        except ValueError as error:
+            raise AtenError(str(error)) from None
+    if isinstance(value, list | tuple):
+        return f"tuple<{', '.join(_type(item) for item in value)}>"
+    for kind, type_ in _RESULTS.items():
+        if isinstance(value, kind):
+            return type_
+    raise AtenError(f"a result of type {type(value).__name__} cannot be expressed in the aten dialect")
+
+
+_RESULTS: Mapping[Any, str] = {
+    type(None): "none",
+    bool: "i1",
+    int: "i64",
+    float: "f64",
+    torch.SymInt: "i64",
+    torch.SymFloat: "f64",
+    torch.SymBool: "i1",
+}
+
+
+def _leaves(tree: object) -> list[object]:
+    if isinstance(tree, list | tuple):
+        return [leaf for item in tree for leaf in _leaves(item)]
+    if isinstance(tree, dict):
+        return [leaf for item in tree.values() for leaf in _leaves(item)]
+    return [tree]
+
+
+# What PyTorch writes for arithmetic on sizes.
+_ON_SIZES: Mapping[Any, str] = {
+    operator.add: "aten::add.int",
+    operator.sub: "aten::sub.int",
+    operator.mul: "aten::mul.int",
+    operator.floordiv: "aten::floordiv.int",
+    operator.mod: "aten::remainder.int",
+}
+
+
+class _FxWalk:
+    """One walk over an FX graph: what every node has become, an ``ir.Value`` or a tuple of them."""
+
+    def __init__(
+        self, graph_module: torch.fx.GraphModule, parameters: frozenset[str], builder: FunctionBuilder
+    ) -> None:
+        self._module = graph_module
+        self._parameters = parameters
+        self._builder = builder
+        self._values: dict[torch.fx.Node, Any] = {}
+
+    def run(self) -> ir.Module:
+        for node in self._module.graph.nodes:
+            if node.op == "output":
+                return self._builder.finish([self._operand(leaf) for leaf in _leaves(node.args[0])])
+            if node.op not in _FX:
+                raise AtenError(f"node {node.name}: {node.op} cannot be expressed in the aten dialect")
+            try:
+                self._values[node] = _FX[node.op](self, node)
+            except AtenError as error:
+                raise AtenError(f"node {node.name}: {error}") from None
+        raise AtenError("the graph has no output")
+
+    def placeholder(self, node: torch.fx.Node) -> object:
+        """An argument of the function."""
+        return self._builder.argument(_type(_meta(node)), parameter=node.name in self._parameters)
+
+    def attribute(self, node: torch.fx.Node) -> object:
+        """A tensor that the graph holds."""
+        value = operator.attrgetter(str(node.target))(self._module)
+        if not isinstance(value, torch.Tensor):
+            raise AtenError(f"attribute {node.target} is no tensor")
+        return self._builder.argument(_type(value), parameter=True)
+
+    def call(self, node: torch.fx.Node) -> object:
+        """A call of an op, or of an operator of Python on sizes or lists."""
+        if node.target is operator.getitem:
+            made, index = node.args
+            return self._values[made][index]  # type: ignore[index]
+        schema, arguments = _schema_of(node)
+        results = _meta(node)
+        listed = list(results) if isinstance(results, list | tuple) and len(schema.returns) > 1 else [results]
+        if not schema.returns:
+            listed = []
+        operands = [self._operand(argument) for argument in arguments]
+        values = self._builder.call(schema, operands, [_type(result) for result in listed])
+        if len(schema.returns) != 1:
+            return tuple(values)
+        return tuple(self._builder.unpacked(values[0])) if isinstance(results, list | tuple) else values[0]
+
+    def _operand(self, argument: object) -> object:
+        if isinstance(argument, torch.fx.Node):
+            return self._values[argument]
+        if isinstance(argument, list | tuple):
+            return [self._operand(item) for item in argument]
+        return _literal(argument)
+
+
+_FX: Mapping[str, Callable[[_FxWalk, torch.fx.Node], object]] = {
+    "placeholder": _FxWalk.placeholder,
+    "get_attr": _FxWalk.attribute,
+    "call_function": _FxWalk.call,
+}
+
+
+def _meta(node: torch.fx.Node) -> object:
+    if "val" not in node.meta:
+        raise AtenError('it has no meta["val"]')
+    return node.meta["val"]
+
+
+def _schema_of(node: torch.fx.Node) -> tuple[OpSchema, list[object]]:
+    """The op that a node calls, and its arguments in the schema's order."""
+    target: Any = node.target
+    if target in _ON_SIZES:
+        return registry()[_ON_SIZES[target]], list(node.args)
+    if not isinstance(target, torch._ops.OpOverload):
+        raise AtenError(f"{target} is no op of the aten dialect")
+    qualified = target._schema.name + (f".{target._schema.overload_name}" if target._schema.overload_name else "")
+    if qualified not in registry():
+        raise AtenError(f"{qualified} is no op of the aten dialect")
+    rest = target._schema.arguments[len(node.args) :]
+    defaults = [node.kwargs.get(argument.name, argument.default_value) for argument in rest]
+    return registry()[qualified], [*node.args, *defaults]

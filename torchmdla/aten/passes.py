@@ -1,0 +1,147 @@
+"""The passes by name, and pipelines of them mixed with MLIR's own.
+
+MLIR's Python bindings run passes written in Python but do not let text name them, so pipelines are split here: an
+element of ``builtin.module(…)`` that this table knows is added as a Python pass, every other as MLIR parses it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch_mlir import ir
+from torch_mlir.passmanager import PassManager
+
+from torchmdla.aten.dialect import AtenError, explained, register
+from torchmdla.aten.liveness import LivenessReport, liveness_report
+from torchmdla.aten.naming import layer_names
+from torchmdla.aten.operations import OpReport, op_report
+from torchmdla.aten.returns import return_elimination
+from torchmdla.aten.to_std import aten_to_std, lower_to_std
+
+
+def _reporting(report: Callable[..., OpReport | LivenessReport]) -> Callable[..., None]:
+    def run(module: Any, function: str = "", format: str = "json", output: str = "-") -> None:
+        if format not in ("json", "table"):
+            raise AtenError(f"format must be json or table, got {format!r}")
+        found = report(module, function or None)
+        text = found.to_json() + "\n" if format == "json" else _table(found)
+        if output == "-":
+            print(text, end="")
+        else:
+            Path(output).write_text(text, encoding="utf-8")
+
+    return run
+
+
+def _table(report: OpReport | LivenessReport) -> str:
+    from rich.console import Console
+
+    console = Console(width=200)
+    with console.capture() as capture:
+        console.print(report)
+    return capture.get()
+
+
+# Each takes the module and, as keywords, its options.
+PASSES: Mapping[str, Callable[..., object]] = {
+    "aten-layer-name": layer_names,
+    "aten-op-report": _reporting(op_report),
+    "aten-liveness-report": _reporting(liveness_report),
+    "aten-return-elimination": return_elimination,
+    "aten-to-std": aten_to_std,
+    "aten-lower-to-std": lower_to_std,
+}
+
+_OPTIONS: Mapping[str, frozenset[str]] = {
+    name: frozenset(("function", "format", "output")) for name in ("aten-op-report", "aten-liveness-report")
+}
+
+
+def pipeline(text: str, context: ir.Context) -> PassManager:
+    """A pass manager for a textual pipeline, as ``builtin.module(aten-layer-name,canonicalize,func.func(cse))``.
+
+    The reports take options: ``aten-op-report{format=table function=forward output=report.txt}``; ``format`` is
+    ``json`` or ``table``, ``output`` a file or ``-`` for standard output. The pass manager is MLIR's, so
+    ``enable_ir_printing`` works. The passes of this table work on modules only.
+
+    Raises:
+        AtenError: the text is no pipeline, a pass is unknown, or has no such option.
+    """
+    text = text.strip()
+    if not text.startswith("builtin.module(") or not text.endswith(")"):
+        raise AtenError(f"a pipeline is builtin.module(…), got {text!r}")
+    register(context)
+    manager = PassManager("builtin.module", context)
+    for element in _elements(text[len("builtin.module(") : -1]):
+        name, _, options = element.partition("{")
+        if name in PASSES:
+            manager.add(_runner(name, _options(name, options)), name=name, argument=name)
+        else:
+            _add(manager, element)
+    return manager
+
+
+def run(module: ir.Module, text: str) -> None:
+    """Runs a pipeline over a module, in place.
+
+    Raises:
+        AtenError: as :func:`pipeline`, or a pass fails; says why.
+    """
+    manager = pipeline(text, module.context)
+    with explained("the pipeline failed"):
+        manager.run(module.operation)
+
+
+def _add(manager: PassManager, element: str) -> None:
+    try:
+        manager.add(element)
+    except ValueError as error:
+        raise AtenError(f"{element}: {error}") from None
+
+
+def _runner(name: str, options: Mapping[str, str]) -> Callable[[Any, Any], None]:
+    function = functools.partial(PASSES[name], **options)
+
+    def run(op: Any, pass_: Any) -> None:
+        # An exception must not cross MLIR's frames.
+        try:
+            function(op.opview if isinstance(op, ir.Operation) else op)
+        except Exception as error:
+            op.location.emit_error(f"{name}: {error}")
+            pass_.signal_pass_failure()
+
+    return run
+
+
+def _options(name: str, text: str) -> dict[str, str]:
+    """The options of ``name{key=value key=value}``."""
+    if not text:
+        return {}
+    if not text.endswith("}"):
+        raise AtenError(f"{name}: its options lack their closing brace")
+    found = {}
+    for item in text[:-1].split():
+        key, equals, value = item.partition("=")
+        if not equals or key not in _OPTIONS.get(name, frozenset()):
+            raise AtenError(f"{name}: no option {item!r}")
+        found[key] = value
+    return found
+
+
+def _elements(text: str) -> Iterator[str]:
+    """The elements between commas that no bracket encloses."""
+    depth, start = 0, 0
+    for index, character in enumerate(text):
+        depth += (character in "({[<") - (character in ")}]>")
+        if depth < 0:
+            raise AtenError(f"a bracket too many in {text!r}")
+        if character == "," and not depth:
+            yield text[start:index].strip()
+            start = index + 1
+    if depth:
+        raise AtenError(f"a bracket is not closed in {text!r}")
+    if text[start:].strip():
+        yield text[start:].strip()

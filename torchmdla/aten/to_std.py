@@ -1,0 +1,390 @@
+"""From the aten dialect to calls of named runtime functions, on memory.
+
+Every op becomes a ``func.call`` of a private function that is declared in the module. Its name says all that its type
+leaves open: ``aten_add_Tensor__f32r3_f32r3_i64__f32r3`` is ``aten::add.Tensor`` of two ``f32`` tensors of rank 3 and an
+integer, to a tensor of rank 3. Operands, in the order of the schema:
+
+| operand | is passed as | in the name |
+|---|---|---|
+| tensor | ``memref<?x…xf32>``, contiguous | ``f32r2`` |
+| integer, float, bool | ``i64``, ``f64``, ``i1`` | ``i64``, ``f64``, ``i1`` |
+| list of numbers | ``memref<?xi64>`` (``f64``, ``i1``), constant | ``i64s`` |
+| string | ``memref<?xi8>``, constant | ``str`` |
+| None | not at all | ``n`` |
+| list of tensors | each of them | ``l2_f32r2_f32r2`` |
+
+Results that are tensors are trailing arguments, memory that the caller allocates; numbers are returned. A result is
+contiguous memory of its own, whatever the op is: views are copies. An in-place op writes its argument and has no memory
+for it among its results. With ``llvm.emit_c_interface`` each function has a C entry ``_mlir_ciface_<name>`` that takes
+pointers to MLIR's memref descriptors.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch_mlir import ir
+
+from torchmdla.aten import constants, types
+from torchmdla.aten.dialect import CAST, CONSTANT, AtenError, verify
+from torchmdla.aten.returns import memref_type, return_elimination
+from torchmdla.aten.schemas import OpSchema, by_op
+from torchmdla.aten.work.moving import VIEWS
+
+
+def lower_to_std(module: ir.Module) -> None:
+    """Return elimination, then aten-to-std, in place: nothing of the aten dialect and no tensor remains.
+
+    Raises:
+        AtenError: as the two.
+    """
+    return_elimination(module)
+    aten_to_std(module)
+
+
+def aten_to_std(module: ir.Module) -> None:
+    """Changes every function with a body, in place; what they take and return as tensors becomes memrefs.
+
+    Raises:
+        AtenError: a function has control flow, an op of another dialect, a size that is not known, or an op that
+            writes through a view.
+    """
+    found = [op.operation for op in module.body.operations if op.operation.name == "func.func"]
+    sources = [function for function in found if len(function.regions[0].blocks)]
+    globals_ = _Globals(module)
+    with module.context, ir.Location.unknown():
+        try:
+            for source in sources:
+                _Function(source, globals_).convert()
+        except BaseException:
+            globals_.undo()
+            raise
+    for source in sources:
+        source.erase()
+    verify(module)
+
+
+class _Globals:
+    """What a conversion adds to a module: functions, declarations of runtime functions, and constant memory."""
+
+    def __init__(self, module: ir.Module) -> None:
+        self._module = module
+        self._names: dict[str, str] = {}
+        self._made: list[Any] = []
+
+    def function(self, source: Any, attributes: Mapping[str, ir.Attribute]) -> Any:
+        """A function without a body before ``source``."""
+        with ir.InsertionPoint(source), source.location:
+            self._made.append(ir.Operation.create("func.func", attributes=dict(attributes), regions=1))
+        return self._made[-1]
+
+    def undo(self) -> None:
+        """Leaves the module as it was."""
+        for op in self._made:
+            op.erase()
+
+    def declare(self, name: str, inputs: Sequence[ir.Type], results: Sequence[ir.Type]) -> None:
+        """A private function."""
+        if name in self._names:
+            return
+        self._names[name] = name
+        attributes = {
+            "sym_name": ir.StringAttr.get(name),
+            "sym_visibility": ir.StringAttr.get("private"),
+            "function_type": ir.TypeAttr.get(ir.FunctionType.get(list(inputs), list(results))),
+            "llvm.emit_c_interface": ir.UnitAttr.get(),
+        }
+        with ir.InsertionPoint(self._module.body):
+            self._made.append(ir.Operation.create("func.func", attributes=attributes, regions=1))
+
+    def memory(self, value: ir.Attribute, type_: ir.Type) -> ir.Value:
+        """Constant memory, at the current insertion point."""
+        key = str(value)
+        if key not in self._names:
+            self._names[key] = f"constant_{len(self._names)}"
+            attributes = {
+                "sym_name": ir.StringAttr.get(self._names[key]),
+                "sym_visibility": ir.StringAttr.get("private"),
+                "type": ir.TypeAttr.get(type_),
+                "initial_value": value,
+                "constant": ir.UnitAttr.get(),
+            }
+            with ir.InsertionPoint.at_block_begin(self._module.body):
+                self._made.append(ir.Operation.create("memref.global", attributes=attributes))
+        name = ir.FlatSymbolRefAttr.get(self._names[key])
+        return ir.Operation.create("memref.get_global", results=[type_], attributes={"name": name}).result
+
+
+class _Function:
+    """The conversion of one function: what every value has become, a value, a list of them, or a Python literal."""
+
+    def __init__(self, source: Any, globals_: _Globals) -> None:
+        self._source = source
+        self._globals = globals_
+        self._known: dict[ir.Value, Any] = {}
+        # The allocations of this function with the op that uses each last.
+        self._last: dict[ir.Value, Any] = {}
+        self._destinations: dict[ir.Value, ir.Value] = {}
+        # The memory of views, and of what they are views of in PyTorch, with the op that made them.
+        self._viewed: dict[ir.Value, str] = {}
+
+    def convert(self) -> None:
+        source = self._source
+        if len(source.regions[0].blocks) != 1:
+            raise AtenError(f"function {source.attributes['sym_name']} has control flow")
+        block = source.regions[0].blocks[0]
+        signature = ir.FunctionType(ir.TypeAttr(source.attributes["function_type"]).value)
+        inputs = [_memory(type_) for type_ in signature.inputs]
+        results = [_memory(type_) for type_ in signature.results if not types.is_none(type_)]
+        kept = {name: source.attributes[name] for name in _KEPT if name in source.attributes}
+        kept["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(inputs, results))
+        body = self._globals.function(source, kept).regions[0].blocks.append(*inputs)
+        self._known.update(zip(block.arguments, body.arguments, strict=True))
+        self._find_destinations(block)
+        with ir.InsertionPoint(body):
+            for op in (view.operation for view in block.operations):
+                with op.location:
+                    self._op(op)
+        self._free()
+
+    def _find_destinations(self, block: Any) -> None:
+        """Where a result is to be written, it is made."""
+        for op in (view.operation for view in block.operations):
+            if op.name == "bufferization.materialize_in_destination":
+                value, destination = op.operands
+                if isinstance(value, ir.OpResult) and value not in self._destinations:
+                    self._destinations[value] = self._known.get(destination)
+
+    def _op(self, op: Any) -> None:
+        if op.name in _RULES:
+            _RULES[op.name](self, op)
+        elif op.name in by_op():
+            self._call(op, by_op()[op.name])
+        elif op.name in _UNCHANGED:
+            operands = [self._value(value) for value in op.operands]
+            ir.Operation.create(op.name, operands=operands, attributes=dict(_attributes(op)))
+        else:
+            raise AtenError(f"{op.name} is no op of the aten dialect ({op.location})")
+
+    def constant(self, op: Any) -> None:
+        """Literals are written where they are used, but tensors, once."""
+        value = constants.read(op)
+        if types.is_tensor(op.results[0].type):
+            self._known[op.results[0]] = self._globals.memory(op.attributes["value"], _memory(op.results[0].type))
+        else:
+            self._known[op.results[0]] = _Literal(value)
+
+    def cast(self, op: Any) -> None:
+        """Lists are put together and taken apart."""
+        if len(op.results) == 1 and isinstance(op.results[0].type, ir.TupleType):
+            self._known[op.results[0]] = [self._known[value] for value in op.operands]
+        else:
+            self._known.update(zip(op.results, self._known[op.operands[0]], strict=True))
+
+    def materialise(self, op: Any) -> None:
+        """Copies what was not made in place."""
+        value, destination = (self._value(operand) for operand in op.operands)
+        if value != destination:
+            self._used([value], ir.Operation.create("memref.copy", operands=[value, destination]))
+
+    def finish(self, op: Any) -> None:
+        """Returns memory and numbers; what is returned is the caller's to free."""
+        values = [self._value(value) for value in op.operands if not types.is_none(value.type)]
+        for value in values:
+            self._last.pop(value, None)
+        ir.Operation.create("func.return", operands=values)
+
+    def _value(self, value: ir.Value) -> ir.Value:
+        known = self._known[value]
+        if isinstance(known, _Literal):
+            return _number(known.value, value.type)
+        if isinstance(known, list):
+            raise AtenError(f"a list cannot leave its function, got a {value.type}")
+        converted: ir.Value = known
+        return converted
+
+    def _call(self, op: Any, schema: OpSchema) -> None:
+        self._check_writes(op, schema)
+        codes: list[str] = []
+        operands: list[ir.Value] = []
+        for value in op.operands:
+            self._pass(self._known[value], codes, operands)
+        used = list(operands)
+        result_codes: list[str] = []
+        returned = []
+        for index, result in enumerate(op.results):
+            written = schema.aliased[index] if schema.written else None
+            if written is not None and written in schema.written:
+                self._known[result] = self._known[op.operands[written]]
+            elif types.is_tensor(result.type) or isinstance(result.type, ir.TupleType):
+                self._known[result] = self._allocate(result)
+                self._pass(self._known[result], result_codes, operands)
+            elif not types.is_none(result.type):
+                returned.append(result)
+                result_codes.append(_code(_wide(result.type)))
+            else:
+                self._known[result] = _Literal(None)
+        name = _symbol(schema.qualified, codes, result_codes)
+        passed = [_erased(operand) for operand in operands]
+        outputs = [_wide(result.type) for result in returned]
+        self._globals.declare(name, [operand.type for operand in passed], outputs)
+        callee = {"callee": ir.FlatSymbolRefAttr.get(name)}
+        call = ir.Operation.create("func.call", results=outputs, operands=passed, attributes=callee)
+        self._used([*used, *operands], call)
+        self._known.update(zip(returned, call.results, strict=True))
+        self._note_views(op, schema)
+
+    def _check_writes(self, op: Any, schema: OpSchema) -> None:
+        """Views are copies here, so what has views must not be written to."""
+        for index in schema.written:
+            view = self._viewed.get(self._known[op.operands[index]])
+            if view is not None:
+                raise AtenError(f"{schema.qualified} writes to what is a view, or has one, by {view} ({op.location})")
+
+    def _note_views(self, op: Any, schema: OpSchema) -> None:
+        if schema.base in VIEWS:
+            memory = [self._known[value] for value in (*op.operands[:1], *op.results)]
+            flat = [item for known in memory for item in (known if isinstance(known, list) else [known])]
+            self._viewed.update((item, schema.qualified) for item in flat if isinstance(item, ir.Value))
+
+    def _pass(self, known: Any, codes: list[str], operands: list[ir.Value]) -> None:
+        """Adds an operand, and what the function's name says of it."""
+        if isinstance(known, list):
+            codes.append(f"l{len(known)}")
+            for item in known:
+                self._pass(item, codes, operands)
+        elif isinstance(known, _Literal):
+            self._pass_literal(known.value, codes, operands)
+        elif isinstance(known.type, ir.MemRefType):
+            codes.append(f"{_code(known.type.element_type)}r{known.type.rank}")
+            operands.append(known)
+        else:
+            widened = _widened(known)
+            codes.append(_code(widened.type))
+            operands.append(widened)
+
+    def _pass_literal(self, value: Any, codes: list[str], operands: list[ir.Value]) -> None:
+        if value is None:
+            codes.append("n")
+        elif isinstance(value, str):
+            codes.append("str")
+            operands.append(self._bytes(value))
+        elif isinstance(value, list):
+            element = "i1" if value and isinstance(value[0], bool) else "f64" if _has_float(value) else "i64"
+            codes.append(f"{element}s")
+            operands.append(self._numbers(value, element))
+        else:
+            number = _number(value, _wide(constants.literal(value)[1]))
+            codes.append(_code(number.type))
+            operands.append(number)
+
+    def _bytes(self, text: str) -> ir.Value:
+        data = text.encode()
+        return self._numbers([byte - 256 if byte > 127 else byte for byte in data], "i8")
+
+    def _numbers(self, values: Sequence[Any], element: str) -> ir.Value:
+        items = ", ".join(str(value).lower() if element == "i1" else repr(value) for value in values)
+        literal = constants.float_list(values) if element == "f64" else f"[{items}]" if values else ""
+        attribute = ir.Attribute.parse(f"dense<{literal}> : tensor<{len(values)}x{element}>")
+        type_ = ir.MemRefType.get([len(values)], ir.Type.parse(element))
+        return self._globals.memory(attribute, type_)
+
+    def _allocate(self, result: ir.Value) -> Any:
+        if isinstance(result.type, ir.TupleType):
+            return [self._new(type_) for type_ in types.elements_of(result.type)]
+        return self._destinations.get(result) or self._new(result.type)
+
+    def _new(self, type_: ir.Type) -> ir.Value:
+        memory = _memory(type_)
+        if not memory.has_static_shape:
+            raise AtenError(f"the sizes of a result must be known to allocate it, got {type_}")
+        segments = {"operandSegmentSizes": ir.DenseI32ArrayAttr.get([0, 0])}
+        value = ir.Operation.create("memref.alloc", results=[memory], attributes=segments).result
+        self._last[value] = value.owner
+        return value
+
+    def _used(self, values: Sequence[ir.Value], op: Any) -> None:
+        for value in values:
+            if value in self._last:
+                self._last[value] = op
+
+    def _free(self) -> None:
+        for value, last in self._last.items():
+            with ir.InsertionPoint.after(last), last.location:
+                ir.Operation.create("memref.dealloc", operands=[value])
+
+
+class _Literal:
+    """A number, string, list of numbers or None that is known."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+_Rule = Callable[[_Function, Any], None]
+_RULES: Mapping[str, _Rule] = {
+    CONSTANT: _Function.constant,
+    CAST: _Function.cast,
+    "bufferization.materialize_in_destination": _Function.materialise,
+    "func.return": _Function.finish,
+}
+_UNCHANGED = frozenset(("memref.store", "memref.copy", "cf.assert"))
+_KEPT = ("sym_name", "sym_visibility", "arg_attrs")
+
+
+def _attributes(op: Any) -> list[tuple[str, ir.Attribute]]:
+    return [(name, op.attributes[name]) for name in op.attributes]
+
+
+def _memory(type_: ir.Type) -> Any:
+    return memref_type(type_) if types.is_tensor(type_) else type_
+
+
+def _erased(value: ir.Value) -> ir.Value:
+    """Memory with its rank alone."""
+    if not isinstance(value.type, ir.MemRefType) or not value.type.rank:
+        return value
+    dynamic = ir.ShapedType.get_dynamic_size()
+    type_ = ir.MemRefType.get([dynamic] * value.type.rank, value.type.element_type)
+    return ir.Operation.create("memref.cast", results=[type_], operands=[value]).result
+
+
+def _wide(type_: ir.Type) -> ir.Type:
+    """As numbers are passed: ``i64``, ``f64``, ``i1``."""
+    if isinstance(type_, ir.IntegerType) and type_.width > 1:
+        return ir.IntegerType.get_signless(64)
+    if isinstance(type_, ir.FloatType):
+        return ir.F64Type.get()
+    return type_
+
+
+def _widened(value: ir.Value) -> ir.Value:
+    if value.type == _wide(value.type):
+        return value
+    op = "arith.extsi" if isinstance(value.type, ir.IntegerType) else "arith.extf"
+    return ir.Operation.create(op, results=[_wide(value.type)], operands=[value]).result
+
+
+def _number(value: Any, type_: ir.Type) -> ir.Value:
+    if isinstance(value, bool | int):
+        attribute: ir.Attribute = ir.IntegerAttr.get(type_, int(value))
+    elif isinstance(value, float):
+        attribute = ir.FloatAttr.get(type_, value)
+    else:
+        raise AtenError(f"{value!r} cannot be passed to a runtime function")
+    return ir.Operation.create("arith.constant", results=[type_], attributes={"value": attribute}).result
+
+
+def _has_float(values: Sequence[Any]) -> bool:
+    return any(isinstance(value, float) for value in values)
+
+
+def _code(type_: ir.Type) -> str:
+    return re.sub(r"\W+", "", str(type_))
+
+
+def _symbol(qualified: str, operands: Sequence[str], results: Sequence[str]) -> str:
+    base = qualified.replace("::", "_").replace(".", "_")
+    return f"{base}__{'_'.join(operands)}__{'_'.join(results)}"

@@ -1,0 +1,294 @@
+"""From the Torch dialect to the aten dialect, op by op: the same functions, the same ops under the same names.
+
+Literals become ``aten.constant``, value tensors builtin tensors, lists tuples. Nothing is decomposed or folded. Takes
+what torchmdla's importer and torch-mlir's FX importer write; control flow and the rest of TorchScript's types are
+refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch_mlir import ir
+from torch_mlir.dialects import torch as torch_dialect
+
+from torchmdla.aten import constants, types
+from torchmdla.aten.dialect import CAST, AtenError, explained, register, verify
+from torchmdla.aten.schemas import OpSchema, registry
+
+
+def from_torch(module: ir.Module | str) -> ir.Module:
+    """The module in the aten dialect; ``module`` itself, in the Torch dialect, stays as it is.
+
+    Functions keep their names, ops their locations. The result lives in the module's context, in a new one for text.
+
+    Raises:
+        AtenError: the text is not valid, or holds an op or a type that the aten dialect has no form for; names it.
+    """
+    source = _parsed(module) if isinstance(module, str) else module
+    register(source.context)
+    with source.context, source.operation.location:
+        target = ir.Module.create()
+        for op in source.body.operations:
+            if op.operation.name == "func.func":
+                _Function(op, target.body).convert()
+            elif op.operation.name not in _FORGOTTEN:
+                raise AtenError(
+                    f"{op.operation.name} cannot be expressed in the aten dialect ({op.operation.location})"
+                )
+    verify(target)
+    return target
+
+
+def _parsed(text: str) -> ir.Module:
+    context = ir.Context()
+    torch_dialect.register_dialect(context)
+    with explained("the module is not valid"), context:
+        return ir.Module.parse(text)
+
+
+_TENSOR = re.compile(r"!torch\.v?tensor<(?:\[(?P<sizes>[^\]]*)\]|\*),\s*(?P<element>.+)>")
+_ELEMENT = re.compile(r"^si(\d+)$")
+_SCALARS: Mapping[str, str] = {
+    "!torch.int": "i64",
+    "!torch.float": "f64",
+    "!torch.bool": "i1",
+    "!torch.number": "f64",
+    "!torch.none": "none",
+    "!torch.str": types.STRING,
+    "!torch.Device": types.STRING,
+}
+
+
+def _type(type_: ir.Type) -> ir.Type:
+    """The builtin type for a type of the Torch dialect; others stay."""
+    text = str(type_)
+    if not text.startswith("!torch."):
+        return type_
+    if text in _SCALARS:
+        return ir.Type.parse(_SCALARS[text])
+    match = _TENSOR.fullmatch(text)
+    if match is None:
+        raise AtenError(f"type {text} cannot be expressed in the aten dialect")
+    element = _ELEMENT.sub(r"i\1", match["element"])
+    if match["sizes"] is None:
+        return ir.Type.parse(f"tensor<*x{element}>")
+    sizes = "".join(f"{size.strip()}x" for size in match["sizes"].split(",") if size.strip())
+    return ir.Type.parse(f"tensor<{sizes}{element}>")
+
+
+class _Function:
+    """The conversion of one function: what every value of the source has become."""
+
+    def __init__(self, source: Any, target: ir.Block) -> None:
+        self._source = source
+        self._target = target
+        self._values: dict[ir.Value, ir.Value] = {}
+
+    def convert(self) -> None:
+        signature = ir.FunctionType(ir.TypeAttr(self._source.attributes["function_type"]).value)
+        blocks = self._source.regions[0].blocks
+        if len(blocks) > 1:
+            raise AtenError(f"function @{self._name()} has control flow, which the aten dialect has no form for")
+        arguments = [_type(type_) for type_ in signature.inputs]
+        with ir.InsertionPoint(self._target), self._source.operation.location:
+            function = ir.Operation.create("func.func", attributes=self._attributes(), regions=1)
+        if not len(blocks):
+            _set_type(function, arguments, [_type(type_) for type_ in signature.results])
+            return
+        body = function.regions[0].blocks.append(*arguments)
+        self._values.update(zip(blocks[0].arguments, body.arguments, strict=True))
+        with ir.InsertionPoint(body):
+            for op in blocks[0].operations:
+                with op.operation.location:
+                    self._op(op.operation)
+        # A literal has a narrower type than a number that is computed.
+        returned = body.operations[len(body.operations) - 1]
+        _set_type(function, arguments, [value.type for value in returned.operands])
+
+    def _attributes(self) -> dict[str, ir.Attribute]:
+        """Name, visibility, and what the arguments are marked with, the Torch dialect's marks aside."""
+        source = self._source.attributes
+        kept = {name: source[name] for name in ("sym_name", "sym_visibility", "function_type") if name in source}
+        if "arg_attrs" in source:
+            marks = [{mark.name: mark.attr for mark in ir.DictAttr(given)} for given in source["arg_attrs"]]
+            others = [{k: v for k, v in mark.items() if not k.startswith("torch.")} for mark in marks]
+            kept["arg_attrs"] = ir.ArrayAttr.get([ir.DictAttr.get(mark) for mark in others])
+        return kept
+
+    def _name(self) -> str:
+        return str(ir.StringAttr(self._source.attributes["sym_name"]).value)
+
+    def _op(self, op: Any) -> None:
+        try:
+            if op.name in _FORGOTTEN:
+                return
+            if op.name in _RULES:
+                results = _RULES[op.name](self, op)
+            else:
+                results = self._call(op)
+        except AtenError as error:
+            raise AtenError(f"{error} ({op.location})") from None
+        for result, value in zip(op.results, results, strict=False):
+            self._values[result] = value
+
+    def operand(self, value: ir.Value) -> ir.Value:
+        """What a value of the source has become."""
+        if value not in self._values:
+            raise AtenError(f"the result of {_maker(value)} cannot be expressed in the aten dialect")
+        return self._values[value]
+
+    def operands(self, op: Any) -> list[ir.Value]:
+        """What the operands of an op of the source have become."""
+        return [self.operand(value) for value in op.operands]
+
+    def _call(self, op: Any) -> Sequence[ir.Value]:
+        schema = _schema(op)
+        if len(op.operands) != len(schema.arguments):
+            raise AtenError(f"{op.name} has {len(op.operands)} operands, {schema.qualified} {len(schema.arguments)}")
+        results = [_list_type(result) or _type(result.type) for result in op.results]
+        return list(ir.Operation.create(schema.name, results=results, operands=self.operands(op)).results)
+
+
+def _set_type(function: Any, arguments: Sequence[ir.Type], results: Sequence[ir.Type]) -> None:
+    function.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(list(arguments), list(results)))
+
+
+def _schema(op: Any) -> OpSchema:
+    """The schema of ``torch.aten.add.Tensor``, or of ``torch.operator "torch.aten.add.Tensor"``."""
+    name = ir.StringAttr(op.attributes["name"]).value if op.name == "torch.operator" else op.name
+    namespace, _, rest = name.removeprefix("torch.").partition(".")
+    schema = registry().get(f"aten::{rest}" if namespace == "aten" else _TWINS.get(name, ""))
+    if schema is None:
+        raise AtenError(f"{name} cannot be expressed in the aten dialect")
+    return schema
+
+
+def _list_type(result: ir.Value) -> ir.Type | None:
+    """The tuple for a list of tensors; its length shows only where the list is taken apart."""
+    if not str(result.type).startswith("!torch.list<"):
+        return None
+    for use in result.uses:
+        if use.owner.operation.name == "torch.prim.ListUnpack":
+            return ir.TupleType.get_tuple([_type(element.type) for element in use.owner.operation.results])
+    raise AtenError(f"the length of the list that {_maker(result)} makes is not known")
+
+
+def _maker(value: ir.Value) -> str:
+    return str(value.owner.name) if isinstance(value, ir.OpResult) else "an argument"
+
+
+# Ops of other namespaces that take what an ATen op takes.
+_TWINS: Mapping[str, str] = {
+    "torch.prims.squeeze": "aten::squeeze.dims",
+    "torch.prims.sqrt": "aten::sqrt",
+    "torch.prims.collapse": "aten::flatten.using_ints",
+    "torch.prims.view_of": "aten::alias",
+}
+
+_Rule = Callable[[_Function, Any], Sequence[ir.Value]]
+
+
+def _literal(function: _Function, op: Any) -> Sequence[ir.Value]:
+    value = op.attributes["value"]
+    return [constants.constant(constants.read_attribute(value))]
+
+
+def _tensor_literal(function: _Function, op: Any) -> Sequence[ir.Value]:
+    type_ = _type(op.results[0].type)
+    text, _, _ = str(op.attributes["value"]).rpartition(" : ")
+    try:
+        value = ir.Attribute.parse(f"{text} : {type_}")
+    except TypeError:
+        raise AtenError(f"the bindings of MLIR cannot hold a literal of type {type_}") from None
+    return [ir.Operation.create("aten.constant", results=[type_], attributes={"value": value}).result]
+
+
+def _list(function: _Function, op: Any) -> Sequence[ir.Value]:
+    """A list of literals is one literal; others are put together from their elements."""
+    elements = function.operands(op)
+    known = [_known(element) for element in elements]
+    if all(isinstance(value, bool | int | float) for value in known) and len({type(value) for value in known}) <= 1:
+        return [constants.constant(known)]
+    return [_cast(elements, ir.TupleType.get_tuple([element.type for element in elements]))]
+
+
+def _known(value: ir.Value) -> object:
+    is_constant = isinstance(value, ir.OpResult) and value.owner.name == "aten.constant"
+    return constants.read(value.owner) if is_constant else None
+
+
+def _unpacked(function: _Function, op: Any) -> Sequence[ir.Value]:
+    value = function.operand(op.operands[0])
+    if not isinstance(value.type, ir.TupleType):
+        raise AtenError(f"{op.name} takes apart a value of type {value.type}")
+    elements = types.elements_of(value.type)
+    return list(ir.Operation.create(CAST, results=elements, operands=[value]).results)
+
+
+def _cast(elements: Sequence[ir.Value], type_: ir.Type) -> ir.Value:
+    return ir.Operation.create(CAST, results=[type_], operands=list(elements)).result
+
+
+def _same(function: _Function, op: Any) -> Sequence[ir.Value]:
+    return [function.operand(op.operands[0])]
+
+
+def _number_to_tensor(function: _Function, op: Any) -> Sequence[ir.Value]:
+    nothing = constants.constant(None)
+    operands = [function.operand(op.operands[0]), *[nothing] * 4]
+    return [ir.Operation.create("aten.scalar_tensor", results=[_type(op.results[0].type)], operands=operands).result]
+
+
+def _converted(function: _Function, op: Any) -> Sequence[ir.Value]:
+    value, dtype = function.operands(op)
+    operands = [value, dtype, constants.constant(False), constants.constant(False), constants.constant(None)]
+    return [ir.Operation.create("aten.to.dtype", results=[_type(op.results[0].type)], operands=operands).result]
+
+
+def _overwrite(function: _Function, op: Any) -> Sequence[ir.Value]:
+    source, target = function.operands(op)
+    blocking = constants.constant(False)
+    ir.Operation.create("aten.copy_", results=[target.type], operands=[target, source, blocking])
+    return []
+
+
+def _check(function: _Function, op: Any) -> Sequence[ir.Value]:
+    ir.Operation.create("cf.assert", operands=function.operands(op), attributes={"msg": op.attributes["message"]})
+    return []
+
+
+def _return(function: _Function, op: Any) -> Sequence[ir.Value]:
+    ir.Operation.create("func.return", operands=function.operands(op))
+    return []
+
+
+def _none(function: _Function, op: Any) -> Sequence[ir.Value]:
+    return [constants.constant(None)]
+
+
+# They say what sizes are called; the types have what is needed.
+_FORGOTTEN = frozenset(("torch.bind_symbolic_shape", "torch.symbolic_int", "torch.initialize.global_slots"))
+
+_RULES: Mapping[str, _Rule] = {
+    **{f"torch.constant.{kind}": _literal for kind in ("bool", "int", "float", "str", "device")},
+    "torch.constant.none": _none,
+    "torch.vtensor.literal": _tensor_literal,
+    "torch.tensor.literal": _tensor_literal,
+    "torch.prim.ListConstruct": _list,
+    "torch.prim.TupleConstruct": _list,
+    "torch.prim.ListUnpack": _unpacked,
+    "torch.prim.TupleUnpack": _unpacked,
+    "torch.prim.NumToTensor.Scalar": _number_to_tensor,
+    "torch.prims.convert_element_type": _converted,
+    "torch.derefine": _same,
+    "torch.copy.to_tensor": _same,
+    "torch.copy.to_vtensor": _same,
+    "torch.tensor_static_info_cast": _same,
+    "torch.overwrite.tensor.contents": _overwrite,
+    "torch.runtime.assert": _check,
+    "func.return": _return,
+    "return": _return,
+}

@@ -1,0 +1,73 @@
+"""Ops that compute nothing: they move data, give it another view, fill it, or deal with sizes and other numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torchmdla.aten.calls import Call
+from torchmdla.aten.work.kinds import Counts, Rule, words
+
+
+def _nothing(call: Call) -> Counts:
+    return {}
+
+
+def _dropout(call: Call) -> Counts:
+    """In training each element that is kept is scaled, and a mask applied; drawing it is not counted."""
+    if not call["train"]:
+        return {}
+    return {"*": call.out.numel, "?": call.out.numel}
+
+
+def _alpha_dropout(call: Call) -> Counts:
+    return {"MAC": call.out.numel, "?": call.out.numel} if call["train"] else {}
+
+
+def _accumulated(call: Call) -> Counts:
+    """``index_put`` may add what it puts."""
+    return {"+": call["values"].numel} if call["accumulate"] else {}
+
+
+_MOVING = """
+clone _to_copy copy cat concat stack hstack vstack repeat repeat_interleave tile roll flip rot90 tril triu
+constant_pad_nd pad reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d
+replication_pad3d pixel_shuffle pixel_unshuffle channel_shuffle
+embedding index_select gather index take_along_dim diag_embed select_scatter slice_scatter scatter
+zeros ones full empty zeros_like ones_like full_like empty_like new_zeros new_ones new_full new_empty
+arange linspace eye scalar_tensor fill zero lift_fresh lift_fresh_copy
+"""
+
+VIEWS = frozenset(
+    words("""
+slice select narrow view reshape view_as reshape_as flatten unflatten permute transpose t numpy_T mT movedim swapaxes
+expand expand_as broadcast_to squeeze unsqueeze unbind split split_with_sizes chunk tensor_split diagonal unfold
+meshgrid contiguous detach alias positive to type_as as_strided _unsafe_view _reshape_alias
+""")
+)
+
+_NUMBERS = """
+size sym_size dim numel sym_numel len is_floating_point is_complex item Int Float Bool IntImplicit FloatImplicit
+ScalarImplicit floordiv __not__ __is__ __isnot__ __getitem__ slice.t add.t mul.left_t sym_stride stride
+"""
+
+# Arithmetic on sizes shares its names with that on tensors.
+_ON_NUMBERS = """
+add.default sub.default mul.default div.default floordiv.default remainder.default
+add.int sub.int mul.int div.int remainder.int neg.int pow.int pow.int_to_int sqrt.int ceil.int floor.int
+__and__.bool __or__.bool eq.int ne.int lt.int le.int gt.int ge.int eq.bool ne.bool eq.int_list ne.int_list
+"""
+
+RULES: Mapping[str, Rule] = {
+    **dict.fromkeys((*_MOVING.split(), *VIEWS, *_NUMBERS.split(), *_ON_NUMBERS.split()), _nothing),
+    "dropout": _dropout,
+    "native_dropout": lambda call: {"*": call.out.numel, "?": call.out.numel},
+    "feature_dropout": _dropout,
+    "alpha_dropout": _alpha_dropout,
+    "index_put": _accumulated,
+    "_index_put_impl": _accumulated,
+    "scatter_add": lambda call: {"+": call["src"].numel},
+    "index_add": lambda call: {"MAC": call["source"].numel},
+    "embedding_dense_backward": lambda call: {"+": call["grad_output"].numel},
+    "select_backward": _nothing,
+    "slice_backward": _nothing,
+}

@@ -1,0 +1,106 @@
+"""Reductions, scans and softmax. N elements are reduced in rows to R results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from torchmdla.aten.calls import Call, Tensor
+from torchmdla.aten.work.kinds import Counts, Rule, total
+
+_ByRows = Callable[[int, int], Counts]
+
+
+def _reduced(count: _ByRows) -> Rule:
+    """Of the tensor ``self``, N elements, and the results, R."""
+    return lambda call: count(call["self"].numel, call.out.numel)
+
+
+def comparisons(elements: int, rows: int) -> Counts:
+    """Of an extremum of each row."""
+    return {">": max(elements - rows, 0)}
+
+
+def mean(elements: int, rows: int) -> Counts:
+    """Of the mean of each row."""
+    return {"+": elements, "*": rows}
+
+
+def variance(elements: int, rows: int) -> Counts:
+    """Of the variance of each row about its mean: sum, centre, square, sum."""
+    return {"+": 3 * elements, "*": elements + 2 * rows, "-": rows}
+
+
+def _deviation(elements: int, rows: int) -> Counts:
+    return total(variance(elements, rows), {"sqrt": rows})
+
+
+def softmax(elements: int, rows: int) -> Counts:
+    """Of each row, less its maximum."""
+    return total(comparisons(elements, rows), {"-": elements, "exp": elements, "+": elements, "/": elements})
+
+
+def log_softmax(elements: int, rows: int) -> Counts:
+    """Of each row, less its maximum: the logarithm of the sum is subtracted."""
+    return total(comparisons(elements, rows), {"-": 2 * elements, "exp": elements, "+": elements, "log": rows})
+
+
+def _logsumexp(elements: int, rows: int) -> Counts:
+    return total(comparisons(elements, rows), {"-": elements, "exp": elements, "+": elements + rows, "log": rows})
+
+
+def rows_of(tensor: Tensor, dim: int) -> int:
+    """Number of rows along ``dim``."""
+    if not tensor.shape or not tensor.numel:
+        return tensor.numel
+    return tensor.numel // tensor.shape[dim]
+
+
+def _along_dim(count: _ByRows, name: str = "self") -> Rule:
+    """Of ops whose result has every element: R is the number of rows along ``dim``."""
+    return lambda call: count(call[name].numel, rows_of(call[name], call["dim"]))
+
+
+def _norm(call: Call) -> Counts:
+    order = next((call[name] for name in ("ord", "p") if call.arguments.get(name) is not None), 2)
+    elements, rows = call["self"].numel, call.out.numel
+    return {
+        0: {">": elements, "+": elements},
+        1: {"abs": elements, "+": elements},
+        2: {"MAC": elements, "sqrt": rows},
+        float("inf"): {"abs": elements, **comparisons(elements, rows)},
+        float("-inf"): {"abs": elements, **comparisons(elements, rows)},
+    }.get(order, {"abs": elements, "pow": elements + rows, "+": elements})
+
+
+def _cosine_similarity(call: Call) -> Counts:
+    rows = call.out.numel
+    elements = rows * max(call["x1"].shape[call["dim"]], call["x2"].shape[call["dim"]])
+    return {"MAC": 3 * elements, "sqrt": 2 * rows, ">": 2 * rows, "*": rows, "/": rows}
+
+
+RULES: Mapping[str, Rule] = {
+    "sum": _reduced(lambda n, r: {"+": n}),
+    "nansum": _reduced(lambda n, r: {">": n, "?": n, "+": n}),
+    "mean": _reduced(mean),
+    "var": _reduced(variance),
+    "var_mean": _reduced(variance),
+    "std": _reduced(_deviation),
+    "prod": _reduced(lambda n, r: {"*": n}),
+    **dict.fromkeys(("amax", "amin", "argmax", "argmin", "max", "min"), _reduced(comparisons)),
+    "aminmax": _reduced(lambda n, r: {">": 2 * max(n - r, 0)}),
+    "all": _reduced(lambda n, r: {"&": n}),
+    "any": _reduced(lambda n, r: {"&": n}),
+    "count_nonzero": _reduced(lambda n, r: {">": n, "+": n}),
+    "logsumexp": _reduced(_logsumexp),
+    **dict.fromkeys(("norm", "linalg_vector_norm", "frobenius_norm"), _norm),
+    "cumsum": _along_dim(lambda n, r: {"+": n}),
+    "cumprod": _along_dim(lambda n, r: {"*": n}),
+    **dict.fromkeys(("softmax", "_softmax"), _along_dim(softmax)),
+    **dict.fromkeys(("log_softmax", "_log_softmax"), _along_dim(log_softmax)),
+    # (g − Σ g·y) · y, and g − exp(y) · Σ g
+    "_softmax_backward_data": _along_dim(lambda n, r: {"MAC": n, "-": n, "*": n}, "output"),
+    "_log_softmax_backward_data": _along_dim(lambda n, r: {"+": n, "exp": n, "*": n, "-": n}, "output"),
+    "cosine_similarity": _cosine_similarity,
+    "sum_to_size": _reduced(lambda n, r: {"+": n if n != r else 0}),
+    "_grad_sum_to_size": _reduced(lambda n, r: {"+": n if n != r else 0}),
+}

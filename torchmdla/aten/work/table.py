@@ -1,0 +1,89 @@
+"""All rules in one table, and the data that an op moves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from torchmdla.aten.calls import Call, Tensor
+from torchmdla.aten.schemas import OpSchema
+from torchmdla.aten.work import elementwise, losses, moving, normalisation, products, recurrent, reductions, windows
+from torchmdla.aten.work.kinds import Counts, Rule, total, words
+
+RULES: Mapping[str, Rule] = {
+    **elementwise.RULES,
+    **reductions.RULES,
+    **products.RULES,
+    **windows.RULES,
+    **normalisation.RULES,
+    **recurrent.RULES,
+    **losses.RULES,
+    **moving.RULES,
+}
+
+# Ops that look a few elements up read those only: which argument, and how many of its elements.
+_LOOKED_UP: Mapping[str, tuple[str, Callable[[Call], int]]] = {
+    "embedding": ("weight", lambda call: call.out.numel),
+    "index_select": ("self", lambda call: call.out.numel),
+    "gather": ("self", lambda call: call.out.numel),
+    "index": ("self", lambda call: call.out.numel),
+    "take_along_dim": ("self", lambda call: call.out.numel),
+    "nll_loss": ("self", lambda call: call["target"].numel),
+    "nll_loss_nd": ("self", lambda call: call["target"].numel),
+    "nll_loss_forward": ("self", lambda call: call["target"].numel),
+    # They ask their argument for its sizes only.
+    **{
+        name: ("self", lambda call: 0)
+        for name in words(
+            "zeros_like ones_like full_like empty_like new_zeros new_ones new_full new_empty size sym_size dim numel "
+            "sym_numel len is_floating_point is_complex stride sym_stride"
+        )
+    },
+}
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one op reads, computes and writes.
+
+    ``read``: elements read of each tensor argument, by the value's name; an argument that is used twice is read once.
+    ``written``: elements of the results. ``counts``: operations by kind, None where there is no rule for the op.
+    """
+
+    read: Mapping[str, int] = field(default_factory=dict)
+    written: int = 0
+    counts: Counts | None = None
+
+
+def rule_of(schema: OpSchema) -> Rule | None:
+    """The rule for an op, None if there is none."""
+    overload = schema.schema.overload_name or "default"
+    base = schema.base
+    names = [f"{base}.{overload}", base]
+    if base.endswith("_") and not base.endswith("__"):
+        names += [f"{base[:-1]}.{overload}", base[:-1]]
+    return next((RULES[name] for name in names if name in RULES), None)
+
+
+def work_of(call: Call) -> Work:
+    """What an op reads, computes and writes, in elements and operations."""
+    rule = rule_of(call.schema)
+    counts = None if rule is None else total(rule(call))
+    if is_view(call):
+        return Work(counts=counts)
+    read = {tensor.name: tensor.numel for tensor in call.inputs}
+    base = call.schema.base.rstrip("_")
+    if base in _LOOKED_UP:
+        name, elements = _LOOKED_UP[base]
+        looked_up = call.arguments.get(name)
+        if isinstance(looked_up, Tensor):
+            read[looked_up.name] = min(elements(call), looked_up.numel)
+    return Work(read, sum(tensor.numel for tensor in call.outputs), counts)
+
+
+def is_view(call: Call) -> bool:
+    """Whether the op touches no data: its results have its argument's elements where they are."""
+    if call.schema.base not in moving.VIEWS:
+        return False
+    first = call.inputs[0].element if call.inputs else ""
+    return all(tensor.element == first for tensor in call.outputs)

@@ -1,0 +1,114 @@
+"""Convolutions, pooling and resizing: a window of the input for each element of the result."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from torchmdla.aten.calls import Call, Tensor, as_list
+from torchmdla.aten.work.kinds import Counts, Rule, total
+
+
+def _products(outside: Tensor, inside: Tensor, weight: Tensor, *, transposed: bool) -> int:
+    """Multiplications of a convolution from ``inside`` to ``outside``.
+
+    A weight is [outputs, inputs / groups, …]: each output element takes ``weight.numel / outputs`` of them. Transposed
+    it is [inputs, outputs / groups, …], and each input element gives to as many.
+    """
+    spread = inside if transposed else outside
+    return spread.numel * weight.numel // max(weight.shape[0], 1)
+
+
+def _convolution(transposed: bool | None) -> Rule:
+    """``transposed`` None: the op has an argument for it."""
+
+    def rule(call: Call) -> Counts:
+        swapped = call["transposed"] if transposed is None else transposed
+        products = _products(call.out, call["input"], call["weight"], transposed=swapped)
+        return total({"MAC": products, "+": call.out.numel if call["bias"] is not None else 0})
+
+    return rule
+
+
+def _convolution_backward(call: Call) -> Counts:
+    """As many products for the input's gradient as forward, and for the weight's; the bias's is a sum."""
+    gradient = call["grad_output"]
+    products = _products(gradient, call["input"], call["weight"], transposed=call["transposed"])
+    of_input, of_weight, of_bias = call["output_mask"]
+    return total({"MAC": products * (of_input + of_weight), "+": gradient.numel if of_bias else 0})
+
+
+def _window(call: Call, dims: int) -> int:
+    sizes: list[int] = list(as_list(call["kernel_size"], dims))
+    return math.prod(sizes)
+
+
+def _max_pool(dims: int) -> Rule:
+    return lambda call: {">": call.out.numel * (_window(call, dims) - 1)}
+
+
+def _average_pool(dims: int) -> Rule:
+    return lambda call: {"+": call.out.numel * _window(call, dims), "*": call.out.numel}
+
+
+def _taken(call: Call, dims: int) -> int:
+    """Elements in all windows of an adaptive pooling; window i of n over s is [⌊is/n⌋, ⌈(i+1)s/n⌉)."""
+    sizes, results = call["self"].shape[-dims:], call.out.shape[-dims:]
+    windows: list[int] = [
+        sum(-(-(index + 1) * size // result) - index * size // result for index in range(result))
+        for size, result in zip(sizes, results, strict=True)
+    ]
+    return math.prod(windows, start=math.prod(call.out.shape[:-dims]))
+
+
+def _adaptive_average(dims: int) -> Rule:
+    return lambda call: {"+": _taken(call, dims), "*": call.out.numel}
+
+
+def _adaptive_maximum(dims: int) -> Rule:
+    return lambda call: {">": _taken(call, dims) - call.out.numel}
+
+
+def _interpolated(points: int) -> Rule:
+    """Each element a weighted sum of ``points`` others; the weights are known from the sizes."""
+    return lambda call: {"MAC": points * call.out.numel}
+
+
+def _grid_sampler(call: Call) -> Counts:
+    """Places are scaled to the input, ``MAC`` and ``*`` for each coordinate; distances to them make the weights."""
+    dims = len(call["input"].shape) - 2
+    places = call["grid"].numel // dims
+    nearest = {"round": dims * places}
+    corners = 2**dims
+    # A weight is a product of as many distances as there are coordinates.
+    weights = {"round": dims * places, "-": 2 * dims * places, "*": corners * (dims - 1) * places}
+    bilinear = total(weights, {"MAC": corners * call.out.numel})
+    cubic = {"MAC": 4**dims * call.out.numel + 16 * dims * places, "round": dims * places, "-": dims * places}
+    return total({"MAC": dims * places, "*": dims * places}, (bilinear, nearest, cubic)[call["interpolation_mode"]])
+
+
+def _nothing(call: Call) -> Counts:
+    return {}
+
+
+_DIMS = (1, 2, 3)
+
+RULES: Mapping[str, Rule] = {
+    **{f"conv{dims}d": _convolution(False) for dims in _DIMS},
+    **{f"conv_transpose{dims}d": _convolution(True) for dims in _DIMS},
+    **dict.fromkeys(("convolution", "_convolution", "convolution_overrideable"), _convolution(None)),
+    "convolution_backward": _convolution_backward,
+    **{f"max_pool{dims}d": _max_pool(dims) for dims in _DIMS},
+    **{f"max_pool{dims}d_with_indices": _max_pool(dims) for dims in _DIMS},
+    "max_pool2d_with_indices_backward": lambda call: {"+": call["grad_output"].numel},
+    **{f"avg_pool{dims}d": _average_pool(dims) for dims in _DIMS},
+    **{f"adaptive_avg_pool{dims}d": _adaptive_average(dims) for dims in _DIMS},
+    **{f"_adaptive_avg_pool{dims}d": _adaptive_average(dims) for dims in _DIMS},
+    **{f"adaptive_max_pool{dims}d": _adaptive_maximum(dims) for dims in _DIMS},
+    **{f"upsample_nearest{dims}d": _nothing for dims in _DIMS},
+    "upsample_linear1d": _interpolated(2),
+    "upsample_bilinear2d": _interpolated(4),
+    "upsample_trilinear3d": _interpolated(8),
+    "upsample_bicubic2d": _interpolated(16),
+    **dict.fromkeys(("grid_sampler", "grid_sampler_2d", "grid_sampler_3d"), _grid_sampler),
+}

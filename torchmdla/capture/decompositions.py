@@ -1,0 +1,34 @@
+"""Which ATen operators PyTorch takes apart before groups form: backward ones that no device has as such."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch._decomp import get_decompositions
+
+aten = torch.ops.aten
+
+
+@lru_cache(maxsize=1)
+def decompositions() -> dict[Any, Callable[..., Any]]:
+    """Operator overload → its decomposition."""
+    return dict(get_decompositions(_DECOMPOSED))
+
+
+_DECOMPOSED = [
+    aten._native_batch_norm_legit,
+    aten._native_batch_norm_legit_functional,
+    aten._native_batch_norm_legit.no_stats,
+    aten.native_batch_norm,
+    aten.native_batch_norm_backward,
+    aten.native_layer_norm_backward,
+    aten.native_group_norm_backward,
+    aten.select_backward,
+    aten.slice_backward,
+    aten.diagonal_backward,
+    aten.unfold_backward,
+    aten._safe_softmax,
+]

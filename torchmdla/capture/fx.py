@@ -1,0 +1,123 @@
+"""FX graphs: what a device takes of one becomes groups, everything else stays as it is.
+
+``torch.compile`` and ``torch.export`` both end here.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection, Sequence
+from torch import fx
+
+from torchmdla import devices
+from torchmdla.capture.fx_group import FxSubgraph
+from torchmdla.capture.group import Group
+from torchmdla.capture.normalise import normalise
+from torchmdla.capture.options import Options
+from torchmdla.capture.partition import Partition, partition
+
+
+def form_groups(module: fx.GraphModule, parameters: Collection[fx.Node], options: Options) -> fx.GraphModule:
+    """Puts groups into ``module``, in place, and returns it.
+
+    Args:
+        module: a flat functional graph of ATen calls, each node with an example of its value in ``meta["val"]``. There
+            may be in-place operators; they stay outside of groups.
+        parameters: the placeholders that are weights. They should be the same tensors from call to call, and change
+            seldom, because each version of them is packed for the compiled code.
+        options: the device and how groups behave.
+    """
+    graph = module.graph
+    normalise(graph)
+    found = partition(graph, devices.get(options.device_name()))
+    _reorder(graph, found.order)
+    weights = {*parameters, *graph.find_nodes(op="get_attr")}
+    for number, nodes in enumerate(found.groups):
+        _Extraction(module, nodes, found, weights, options).run(f"mdla_group_{number}")
+    graph.lint()
+    module.recompile()
+    return module
+
+
+def groups(module: fx.GraphModule) -> list[Group]:
+    """The groups of a module that :func:`form_groups` returned."""
+    return [node.target for node in module.graph.nodes if isinstance(node.target, Group)]
+
+
+def _reorder(graph: fx.Graph, order: Sequence[fx.Node]) -> None:
+    last = next(iter(reversed(graph.nodes)))
+    for node in order:
+        if node is not last:
+            last.prepend(node)
+
+
+class _Extraction:
+    """Moves the nodes of one group out of a graph, into a subgraph, and calls the group in their place."""
+
+    def __init__(
+        self,
+        module: fx.GraphModule,
+        nodes: Sequence[fx.Node],
+        found: Partition,
+        weights: Collection[fx.Node],
+        options: Options,
+    ) -> None:
+        self._module = module
+        self._nodes = nodes
+        self._members = set(nodes)
+        self._copies = found.copied | found.sunk
+        self._weights = weights
+        self._options = options
+        self._subgraph = fx.Graph()
+        self._inner: dict[fx.Node, fx.Node] = {}
+        self._inputs: list[fx.Node] = []
+        self._last_input = self._subgraph._root
+
+    def run(self, name: str) -> None:
+        for node in self._nodes:
+            self._copy(node)
+        leaving = [node for node in self._nodes if any(map(self._is_outside, node.users))]
+        if leaving:
+            self._call(self._group(name, leaving), leaving)
+        for node in reversed(self._inner):
+            if not node.users and (node in self._members or node in self._copies):
+                self._module.graph.erase_node(node)
+
+    def _is_outside(self, user: fx.Node) -> bool:
+        """Whether ``user`` is outside of the group. Of copies the users count."""
+        if user in self._copies and user.users:
+            return any(map(self._is_outside, user.users))
+        return user not in self._members
+
+    def _group(self, name: str, leaving: Sequence[fx.Node]) -> Group:
+        self._subgraph.output(tuple(self._inner[node] for node in leaving))
+        parameters = [index for index, node in enumerate(self._inputs) if node in self._weights]
+        return Group(FxSubgraph(self._module, self._subgraph), name, self._options, parameters)
+
+    def _call(self, group: Group, leaving: Sequence[fx.Node]) -> None:
+        graph = self._module.graph
+        with graph.inserting_before(self._nodes[0]):
+            call = graph.call_function(group, tuple(self._inputs))
+            call.meta["val"] = tuple(node.meta.get("val") for node in leaving)
+            for index, node in enumerate(leaving):
+                result = graph.call_function(operator.getitem, (call, index))
+                result.meta = dict(node.meta)
+                node.replace_all_uses_with(result, delete_user_cb=lambda user: user not in self._members)
+
+    def _copy(self, node: fx.Node) -> fx.Node:
+        """The copy of ``node`` in the subgraph; an input of the group where the node stays outside."""
+        if node not in self._inner:
+            if node in self._members or node in self._copies:
+                for needed in node.all_input_nodes:
+                    self._copy(needed)
+                self._inner[node] = self._subgraph.node_copy(node, self._inner.__getitem__)
+            else:
+                self._inner[node] = self._input(node)
+        return self._inner[node]
+
+    def _input(self, node: fx.Node) -> fx.Node:
+        self._inputs.append(node)
+        with self._subgraph.inserting_after(self._last_input):
+            self._last_input = self._subgraph.placeholder(node.name)
+        self._last_input.meta = dict(node.meta)
+        return self._last_input

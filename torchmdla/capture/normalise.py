@@ -1,0 +1,84 @@
+"""ATen as AOT Autograd leaves it, in the operators that devices know.
+
+Below autograd PyTorch has several names for one computation: an operator that also returns what only its backward
+needs, one of a certain backend, one that promises not to alias. Where nobody uses the difference, the usual name takes
+its place, which both the device and eager PyTorch know.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import fx
+
+from torchmdla.importer.trace import in_schema_order
+
+aten = torch.ops.aten
+
+
+def normalise(graph: fx.Graph) -> None:
+    """Replaces operators of ``graph``, in place, by others that compute the same."""
+    for node in list(graph.nodes):
+        if node.op == "call_function" and node.target in _SAME_ARGUMENTS:
+            node.target = _SAME_ARGUMENTS[node.target]
+        elif node.op == "call_function" and node.target in _FIRST_RESULTS and _only_first_is_used(node):
+            _replace(graph, node)
+
+
+# Overloads that differ in promises alone.
+_SAME_ARGUMENTS: Mapping[Any, Any] = {
+    aten._unsafe_view.default: aten.view.default,
+    aten._adaptive_avg_pool2d.default: aten.adaptive_avg_pool2d.default,
+    aten._adaptive_avg_pool3d.default: aten.adaptive_avg_pool3d.default,
+    aten._unsafe_index.Tensor: aten.index.Tensor,
+    aten._unsafe_index_put.default: aten.index_put.default,
+    aten.lift_fresh_copy.default: aten.clone.default,
+    aten.unsafe_split.Tensor: aten.split.Tensor,
+    aten.unsafe_split_with_sizes.default: aten.split_with_sizes.default,
+}
+
+Arguments = Mapping[str, Any]
+Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
+
+
+def _batch_norm(a: Arguments) -> Call:
+    statistics = (a["running_mean"], a["running_var"])
+    arguments = (a["input"], a["weight"], a["bias"], *statistics, False, a["momentum"], a["eps"], False)
+    return aten.batch_norm.default, arguments, {}
+
+
+def _max_pool(a: Arguments) -> Call:
+    return aten.max_pool2d.default, tuple(a.values()), {}
+
+
+def _attention(a: Arguments) -> Call:
+    arguments = (a["query"], a["key"], a["value"], a["attn_mask"], a["dropout_p"], a["is_causal"])
+    return aten.scaled_dot_product_attention.default, arguments, {"scale": a["scale"]}
+
+
+# Operators of which often only the first result is used, and what computes that alone.
+_FIRST_RESULTS: Mapping[Any, Callable[[Arguments], Call]] = {
+    aten._native_batch_norm_legit_no_training.default: _batch_norm,
+    aten.max_pool2d_with_indices.default: _max_pool,
+    aten._scaled_dot_product_flash_attention_for_cpu.default: _attention,
+}
+
+
+def _only_first_is_used(node: fx.Node) -> bool:
+    return all(user.target is operator.getitem and (user.args[1] == 0 or not user.users) for user in node.users)
+
+
+def _replace(graph: fx.Graph, node: fx.Node) -> None:
+    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
+    values = in_schema_order(node.target._schema, node.args, node.kwargs)  # type: ignore[union-attr]
+    target, args, kwargs = _FIRST_RESULTS[node.target](dict(zip(names, values, strict=True)))
+    with graph.inserting_before(node):
+        made = graph.call_function(target, args, kwargs)
+    made.meta = {**node.meta, "val": node.meta["val"][0]}
+    for user in list(node.users):
+        user.replace_all_uses_with(made)
+        graph.erase_node(user)
+    graph.erase_node(node)

@@ -1,0 +1,323 @@
+"""Which nodes of an FX graph join which group: the rules of ``src/fusion_pass.cpp`` for the other kind of graph.
+
+Every node has a level: the largest number of times that a path to it, along data and memory dependencies, leaves the
+nodes that the device takes for one that it does not. Taken nodes of one level form one group, which is convex, because
+a path between two of them through an untaken node would raise the level.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from torchmdla.capture.weights import slot
+from torchmdla.devices import Device, OpSupport
+from torchmdla.importer.fx import METADATA, attribute
+from torchmdla.importer.trace import in_schema_order, leaves, qualified_name
+
+
+@dataclass
+class Partition:
+    """The groups of a graph.
+
+    Attributes:
+        groups: the nodes of each group in the graph's order.
+        sunk: views that leave a group. They stay outside, after it, and whoever uses one inside gets a copy.
+        copied: constants and integers, of which every group gets a copy.
+        order: the graph's nodes in an order in which each group's stand together.
+    """
+
+    groups: list[list[fx.Node]]
+    sunk: set[fx.Node]
+    copied: set[fx.Node]
+    order: list[fx.Node]
+
+
+def partition(graph: fx.Graph, device: Device) -> Partition:
+    """The groups of ``graph``, flat, of ATen calls whose nodes have an example in ``meta["val"]``."""
+    return _Partitioner(graph, device).run()
+
+
+@dataclass
+class _Facts:
+    """What is known of a graph before groups are looked for."""
+
+    memory: dict[fx.Node, fx.Node] = field(default_factory=dict)  # the node whose memory a node's result shares
+    written: set[fx.Node] = field(default_factory=set)  # memory that some node writes to
+    before: dict[fx.Node, list[fx.Node]] = field(default_factory=lambda: defaultdict(list))
+    effects: set[fx.Node] = field(default_factory=set)
+
+
+class _Partitioner:
+    def __init__(self, graph: fx.Graph, device: Device) -> None:
+        self._graph = graph
+        self._ops = device.ops
+        self._dtypes = frozenset(getattr(torch, name) for name in device.dtypes)
+        self._facts = _facts(graph, self._is_random)
+        self._copied: set[fx.Node] = set()
+        self._kinds: dict[fx.Node, str] = {}
+        self._levels: dict[fx.Node, int] = {}
+
+    def run(self) -> Partition:
+        for node in self._graph.nodes:
+            if _is_copied(node):
+                self._copied.add(node)
+            elif (kind := self._kind(node)) is not None:
+                self._kinds[node] = kind
+            self._levels[node] = self._level(node)
+        groups, sunk = self._form_groups()
+        return Partition(groups, sunk, self._copied, _Order(self._graph, groups, self._providers(groups, sunk)).run())
+
+    # Which nodes the device takes
+
+    def _kind(self, node: fx.Node) -> str | None:
+        if node.op != "call_function" or node in self._facts.effects or not self._fits(node):
+            return None
+        if node.target is operator.getitem:
+            # An element of a list of views is a view; a result of an op with several is that op's.
+            kind = self._kinds.get(node.args[0])  # type: ignore[arg-type]
+            return kind if kind in (None, "view") else "shape"
+        kind = self._kind_of_op(node)
+        # A view that someone writes through must stay a view of what it was taken from.
+        return None if kind == "view" and self._facts.memory[node] in self._facts.written else kind
+
+    def _kind_of_op(self, node: fx.Node) -> str | None:
+        if not isinstance(node.target, torch._ops.OpOverload):
+            return None
+        schema = node.target._schema
+        support = self._ops.get(qualified_name(schema))
+        if support is None or support.kind in ("shape", "item") or not self._conditions_hold(node, support):
+            return None
+        return support.kind if self._leaves_apart(node, support.kind) else None
+
+    def _conditions_hold(self, node: fx.Node, support: OpSupport) -> bool:
+        named = _named_arguments(node)
+        return all(_same(named.get(name), wanted) for name, wanted in support.where.items())
+
+    def _is_random(self, node: fx.Node) -> bool:
+        """PyTorch calls ops random by their schema (dropout, LSTM, attention). They are not with the arguments that a
+        device asks for."""
+        if torch.Tag.nondeterministic_seeded not in node.target.tags:  # type: ignore[union-attr]
+            return False
+        support = self._ops.get(qualified_name(node.target._schema))  # type: ignore[union-attr]
+        return support is None or not self._conditions_hold(node, support)
+
+    def _leaves_apart(self, node: fx.Node, kind: str) -> bool:
+        """A list or several results are only taken apart; only a view makes a list, which can be sunk as a whole."""
+        value = node.meta.get("val")
+        if isinstance(value, list) and kind != "view":
+            return False
+        return isinstance(value, torch.Tensor) or all(user.target is operator.getitem for user in node.users)
+
+    def _fits(self, node: fx.Node) -> bool:
+        """Whether the device takes all that comes in and out."""
+        return all(self._takes(value) for one in [node, *node.all_input_nodes] for value in leaves(one.meta.get("val")))
+
+    def _takes(self, value: object) -> bool:
+        if isinstance(value, torch.Tensor):
+            is_plain = value.layout == torch.strided and value.device.type == "cpu" and not value.is_quantized
+            return is_plain and value.dtype in self._dtypes
+        return value is None or isinstance(value, int | float | bool | torch.SymInt | torch.SymFloat)
+
+    # Levels
+
+    def _level(self, node: fx.Node) -> int:
+        level = 0
+        for before in self._looked_through(node, self._copied):
+            leaves_taken = before in self._kinds and node not in self._kinds
+            level = max(level, self._levels[before] + leaves_taken)
+        return level
+
+    def _looked_through(self, node: fx.Node, copied: set[fx.Node]) -> Iterator[fx.Node]:
+        """The nodes that must come before ``node``, with what those of ``copied`` need in their place."""
+        yield from self._facts.before[node]
+        for producer in node.all_input_nodes:
+            if producer in copied:
+                yield from self._looked_through(producer, copied)
+            else:
+                yield producer
+
+    def _providers(
+        self, groups: Sequence[Sequence[fx.Node]], sunk: set[fx.Node]
+    ) -> Callable[[fx.Node], Iterator[fx.Node]]:
+        members = {node for group in groups for node in group}
+        copies = self._copied | sunk
+
+        def providers(node: fx.Node) -> Iterator[fx.Node]:
+            return self._looked_through(node, copies if node in members else set())
+
+        return providers
+
+    # Groups
+
+    def _form_groups(self) -> tuple[list[list[fx.Node]], set[fx.Node]]:
+        by_level: dict[int, list[fx.Node]] = defaultdict(list)
+        for node in self._kinds:
+            by_level[self._levels[node]].append(node)
+        groups, sunk = [], set()
+        for _, nodes in sorted(by_level.items()):
+            group, views = self._without_leaving_views(nodes)
+            if self._pays(group):
+                groups.append(group)
+                sunk |= views
+        return groups, sunk
+
+    def _without_leaving_views(self, nodes: Sequence[fx.Node]) -> tuple[list[fx.Node], set[fx.Node]]:
+        """A view that leaves a group would come out as a copy. It is taken after the group instead, from the group's
+        output: aliasing and strides are eager's. In reverse, so that a view of a view leaves too."""
+        inside = set(nodes)
+        for node in reversed(nodes):
+            if self._kinds[node] == "view" and any(user not in inside for user in self._users(node)):
+                inside.remove(node)
+        return [node for node in nodes if node in inside], set(nodes) - inside
+
+    def _users(self, node: fx.Node) -> Iterator[fx.Node]:
+        """Who uses ``node``, through what groups get copies of. Copies that no group needs use it, too."""
+        for user in node.users:
+            yield user
+            if user in self._copied:
+                yield from self._users(user)
+
+    def _pays(self, group: Sequence[fx.Node]) -> bool:
+        """As in ``src/fusion_pass.cpp``: one anchor, or two elementwise ops that fuse."""
+        kinds = [self._kinds[node] for node in group]
+        return "compute" in kinds or kinds.count("cheap") >= 2
+
+
+class _Order:
+    """The graph's order with the nodes of each group together and everything else as it was, as far as can be."""
+
+    def __init__(
+        self,
+        graph: fx.Graph,
+        groups: Sequence[Sequence[fx.Node]],
+        providers: Callable[[fx.Node], Iterator[fx.Node]],
+    ) -> None:
+        self._nodes = list(graph.nodes)
+        self._members: Mapping[fx.Node, Sequence[fx.Node]] = {group[0]: group for group in groups}
+        self._leaders = {node: group[0] for group in groups for node in group}
+        self._providers = providers
+
+    def run(self) -> list[fx.Node]:
+        """Depth first along dependencies, from the nodes in the graph's order."""
+        self._result: list[fx.Node] = []
+        self._placed: set[fx.Node] = set()
+        needed = self._needed()
+        for node in self._nodes:
+            self._place(self._leaders.get(node, node), needed)
+        return self._result
+
+    def _needed(self) -> dict[fx.Node, list[fx.Node]]:
+        needed: dict[fx.Node, list[fx.Node]] = defaultdict(list)
+        for node in self._nodes:
+            leader = self._leaders.get(node, node)
+            for before in self._providers(node):
+                other = self._leaders.get(before, before)
+                if other is not leader:
+                    needed[leader].append(other)
+        return needed
+
+    def _place(self, leader: fx.Node, needed: Mapping[fx.Node, Sequence[fx.Node]]) -> None:
+        stack = [(leader, iter(needed.get(leader, ())))]
+        while stack:
+            node, rest = stack[-1]
+            missing = next((other for other in rest if other not in self._placed), None)
+            if missing is not None:
+                stack.append((missing, iter(needed.get(missing, ()))))
+                continue
+            stack.pop()
+            if node not in self._placed:
+                self._placed.add(node)
+                self._result.extend(self._members.get(node, [node]))
+
+
+def _facts(graph: fx.Graph, is_random: Callable[[fx.Node], bool]) -> _Facts:
+    """Memory, writers and effects, and the order that they ask for."""
+    facts = _Facts()
+    nodes = list(graph.nodes)
+    for node in nodes:
+        facts.memory[node] = _memory(node, facts.memory)
+    previous: fx.Node | None = None
+    for position, node in enumerate(nodes):
+        if not _has_effects(node, is_random):
+            continue
+        facts.effects.add(node)
+        # Random numbers and unknown calls keep their order.
+        if previous is not None:
+            facts.before[node].append(previous)
+        previous = node
+        memory = _written(node, facts.memory)
+        facts.written |= memory
+        for other in nodes[:position]:
+            if _touches(other, memory, facts.memory):
+                facts.before[node].append(other)
+        for other in nodes[position + 1 :]:
+            if _touches(other, memory, facts.memory):
+                facts.before[other].append(node)
+    return facts
+
+
+def _memory(node: fx.Node, known: Mapping[fx.Node, fx.Node]) -> fx.Node:
+    """The node whose memory the result of ``node`` may share."""
+    if node.target is operator.getitem:
+        return known[node.args[0]]  # type: ignore[index]
+    if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.returns:
+        values = _named_arguments(node)
+        for argument in node.target._schema.arguments:
+            if argument.alias_info is not None and isinstance(value := values[argument.name], fx.Node):
+                return known[value]
+    return node
+
+
+def _has_effects(node: fx.Node, is_random: Callable[[fx.Node], bool]) -> bool:
+    if node.op in ("call_module", "call_method"):
+        return True
+    if node.op != "call_function" or _is_copied(node) or node.target is operator.getitem:
+        return False
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return True
+    return node.target._schema.is_mutable or is_random(node)
+
+
+def _written(node: fx.Node, memory: Mapping[fx.Node, fx.Node]) -> set[fx.Node]:
+    """The memory that a node writes to. Calls without a schema (control flow, checks) are functional."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return set()
+    values = _named_arguments(node)
+    written = [a.name for a in node.target._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    return {memory[leaf] for name in written for leaf in leaves(values[name]) if isinstance(leaf, fx.Node)}
+
+
+def _touches(node: fx.Node, written: set[fx.Node], memory: Mapping[fx.Node, fx.Node]) -> bool:
+    return memory[node] in written or any(memory[one] in written for one in node.all_input_nodes)
+
+
+def _is_copied(node: fx.Node) -> bool:
+    """Integers computed from sizes and integers, and 0-d constants. A float may stay open until a call."""
+    if node.op == "get_attr":
+        value = attribute(node)
+        is_constant = slot(node.graph.owning_module, str(node.target)) is None  # type: ignore[arg-type]
+        return is_constant and isinstance(value, torch.Tensor) and value.dim() == 0
+    if node.op != "call_function" or not isinstance(node.meta.get("val"), int | torch.SymInt | torch.SymBool):
+        return False
+    return node.target in METADATA or not any(_holds_tensor(one) for one in node.all_input_nodes)
+
+
+def _holds_tensor(node: fx.Node) -> bool:
+    return any(isinstance(value, torch.Tensor) for value in leaves(node.meta.get("val")))
+
+
+def _named_arguments(node: fx.Node) -> Mapping[str, Any]:
+    schema = node.target._schema  # type: ignore[union-attr]
+    values = in_schema_order(schema, node.args, node.kwargs)
+    return dict(zip((argument.name for argument in schema.arguments), values, strict=True))
+
+
+def _same(value: object, wanted: object) -> bool:
+    return type(value) is type(wanted) and value == wanted

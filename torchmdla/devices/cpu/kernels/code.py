@@ -1,0 +1,146 @@
+"""Lines of code and what they know: scopes, constants, and numbers that depend on symbols."""
+
+from __future__ import annotations
+
+import itertools
+from collections import ChainMap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from torchmdla.compiler.sizes import Size
+
+# Within a register tile: the offset of each tiled loop.
+Point = tuple[int, ...]
+
+# A number that is known when the code is written, or the name of an ``i64``.
+Count = int | str
+
+
+@dataclass(frozen=True)
+class Value:
+    """An SSA value of element type ``element``, a vector if ``lanes`` is more than one."""
+
+    name: str
+    element: str
+    lanes: int = 1
+
+    @property
+    def type(self) -> str:
+        return vector_type(self.element, self.lanes)
+
+
+def vector_type(element: str, lanes: int) -> str:
+    return element if lanes == 1 else f"vector<{lanes}x{element}>"
+
+
+class CodeWriter:
+    """Lines of one function. What is written once is found again by scope: values of the nest's body by number and
+    point, the operands' pointers and the loops' indices by number, constants by text."""
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+        self._counter = itertools.count()
+        self._values: ChainMap[tuple[int, Point], Value] = ChainMap()
+        self._pointers: ChainMap[int, str] = ChainMap()
+        self._induction: ChainMap[int, str] = ChainMap()
+        self._constants: ChainMap[str, str] = ChainMap()
+        # What symbols determine, by text, in the order of the code; and where the values of the symbols are.
+        self._ahead: dict[str, str] = {}
+        self._symbols = ""
+
+    def _line(self, text: str) -> None:
+        self._lines.append(text)
+
+    def _fresh(self) -> str:
+        return f"%v{next(self._counter)}"
+
+    def _define(self, text: str) -> str:
+        name = self._fresh()
+        self._line(f"{name} = {text}")
+        return name
+
+    def _constant(self, number: int) -> str:
+        return self._literal(f"{number} : i64")
+
+    def _literal(self, text: str) -> str:
+        if text not in self._constants:
+            self._constants[text] = self._define(f"arith.constant {text}")
+        return self._constants[text]
+
+    @contextmanager
+    def _scope(self) -> Iterator[None]:
+        """Values written inside do not dominate what follows."""
+        saved = self._values, self._pointers, self._induction, self._constants
+        self._values, self._pointers = self._values.new_child(), self._pointers.new_child()
+        self._induction, self._constants = self._induction.new_child(), self._constants.new_child()
+        yield
+        self._values, self._pointers, self._induction, self._constants = saved
+
+    @contextmanager
+    def _block(self, head: str) -> Iterator[None]:
+        self._line(head)
+        yield
+        self._line("}")
+
+    @contextmanager
+    def _loop(self, lower: str, upper: str, step: str) -> Iterator[str]:
+        index = self._fresh()
+        with self._scope(), self._block(f"scf.for {index} = {lower} to {upper} step {step} : i64 {{"):
+            yield index
+
+    # Numbers that may depend on symbols.
+
+    def _number(self, number: Count | Size) -> str:
+        """The name of a number. One that symbols determine is computed ahead of all loops."""
+        if isinstance(number, int):
+            return self._constant(number)
+        return self._sized(number) if isinstance(number, Size) else number
+
+    def _count(self, number: int | Size) -> Count:
+        return self._sized(number) if isinstance(number, Size) else number
+
+    def _sized(self, size: Size) -> str:
+        """The name of a polynomial's value."""
+        total = ""
+        for exponents, factor in size.terms:
+            names = [self._symbol(k) for k, power in enumerate(exponents) for _ in range(power)]
+            term, *others = (
+                names if names and factor == 1 else [self._compute_ahead(f"arith.constant {factor} : i64"), *names]
+            )
+            for name in others:
+                term = self._compute_ahead(f"arith.muli {term}, {name} overflow<nsw> : i64")
+            total = self._compute_ahead(f"arith.addi {total}, {term} overflow<nsw> : i64") if total else term
+        return total
+
+    def _symbol(self, number: int) -> str:
+        slot = self._compute_ahead(f"llvm.getelementptr {self._symbols}[{number}] : (!llvm.ptr) -> !llvm.ptr, i64")
+        return self._compute_ahead(f"llvm.load {slot} : !llvm.ptr -> i64")
+
+    def _compute_ahead(self, text: str) -> str:
+        """Defines a value ahead of all loops, from others that are."""
+        if text not in self._ahead:
+            self._ahead[text] = self._fresh()
+        return self._ahead[text]
+
+    def _minus(self, a: Count | Size, b: Count | Size) -> str:
+        if not isinstance(a, str) and not isinstance(b, str):
+            return self._number(a - b)
+        return self._define(f"arith.subi {self._number(a)}, {self._number(b)} overflow<nsw> : i64")
+
+    def _at_most(self, limit: int, number: str) -> str:
+        return self._define(f"arith.minsi {self._constant(limit)}, {number} : i64")
+
+    def _whole(self, number: str, step: int) -> str:
+        """The largest multiple of ``step`` that is at most ``number``."""
+        if step == 1:
+            return number
+        rest = self._define(f"arith.remui {number}, {self._constant(step)} : i64")
+        return self._define(f"arith.subi {number}, {rest} overflow<nsw> : i64")
+
+    def _blocks(self, size: int | Size, step: int) -> str:
+        """The name of how many blocks of ``step`` cover ``size``."""
+        if isinstance(size, int):
+            return self._constant(-(-size // step))
+        wide, width = self._number(size + (step - 1)), self._compute_ahead(f"arith.constant {step} : i64")
+        return self._compute_ahead(f"arith.divui {wide}, {width} : i64")

@@ -1,0 +1,228 @@
+"""What every graph has in common on its way to a program: inputs, constants, calls, outputs.
+
+A reader (``graph.py`` for TorchScript, ``fx.py`` for FX) walks its kind of graph and tells a :class:`ProgramBuilder`
+what it sees, by the names that the record has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+import torch
+
+from torchmdla.compiler.program import Argument, Result
+from torchmdla.errors import CompileError
+from torchmdla.importer.decompositions import overload_of
+from torchmdla.importer.emitter import Emitter, Value, quote
+from torchmdla.importer.layout import exact_memory_order, invert, memory_order
+from torchmdla.importer.promotion import NumberTensor
+from torchmdla.importer.trace import leaves, qualified_name
+from torchmdla.importer.translate import Operand, as_tensor, translate
+from torchmdla.importer.types import (
+    Binding,
+    ImportedGraph,
+    OutputBinding,
+    Record,
+    TensorMeta,
+    dtype_name,
+    tensor_type,
+)
+
+
+class ProgramBuilder:
+    """State of one import: what every value of the graph has become.
+
+    Args:
+        record: type or value of every value of the graph, by name.
+        parameters: the group inputs that are weights: their arguments get the role ``"parameter"``.
+    """
+
+    def __init__(self, record: Record, parameters: Collection[int]) -> None:
+        self.emitter = Emitter()
+        self._record = record
+        self._parameters = frozenset(parameters)
+        self._inputs: list[str] = []
+        self._sources: list[str] = []
+        # Arguments are made on first use: an input that is only asked for its size is none.
+        self._pending: dict[str, Binding] = {}
+        self._arguments: list[tuple[Argument, Binding, Value]] = []
+        self._values: dict[str, Operand] = {}
+
+    # Where the graph's walk is
+
+    def enter(self, op: str, source: str) -> int:
+        """Begins the next node, ``op`` at ``source`` (``file:line``) in the user's program; returns its number."""
+        self._sources.append(source)
+        index = len(self._sources) - 1
+        self.emitter.location = f'loc({quote(op)}("graph":{index}:0))'
+        return index
+
+    # Inputs and constants
+
+    def input(self, name: str) -> None:
+        """The group's next input."""
+        index = len(self._inputs)
+        self._inputs.append(name)
+        seen = self.seen(name)
+        if isinstance(seen, TensorMeta | float):
+            self._pending[name] = Binding("input", index, name)
+        elif isinstance(seen, list) and seen and all(isinstance(item, TensorMeta) for item in seen):
+            bindings = [Binding("input", index, name, element=position) for position in range(len(seen))]
+            self._values[name] = [self._argument(binding, item) for binding, item in zip(bindings, seen, strict=True)]
+        else:
+            self._values[name] = seen
+
+    def constant(self, index: int, name: str, value: object) -> None:
+        """A constant of the graph, which node ``index`` holds."""
+        if isinstance(value, torch.Tensor) and value.dim() == 0 and not value.is_complex():
+            self._values[name] = NumberTensor(value.item(), TensorMeta.of(value))
+        elif isinstance(value, torch.Tensor):
+            self._pending[name] = Binding("constant", index, name)
+        elif isinstance(value, list) and any(isinstance(item, torch.Tensor) for item in value):
+            bindings = [Binding("constant", index, name, element=position) for position in range(len(value))]
+            self._values[name] = [
+                self._argument(binding, TensorMeta.of(item)) for binding, item in zip(bindings, value, strict=True)
+            ]
+        else:
+            self._values[name] = str(value) if isinstance(value, torch.device) else value
+
+    def _argument(self, binding: Binding, seen: object) -> Value:
+        name = f"%{binding.source}{binding.index}"
+        if binding.element is not None:
+            name += f"_{binding.element}"
+        if isinstance(seen, float):
+            value = Value(name, "!torch.float")
+            self._arguments.append((Argument("input", "float64", (), "scalar"), binding, value))
+            return value
+        assert isinstance(seen, TensorMeta)
+        order = memory_order(seen.shape, seen.strides)
+        binding = replace(binding, permutation=order or tuple(range(len(seen.shape))), copy=order is None)
+        shape = tuple(seen.shape[dim] for dim in binding.permutation)
+        physical = replace(seen, shape=shape)
+        is_parameter = binding.source == "constant" or binding.index in self._parameters
+        argument = Argument("parameter" if is_parameter else "input", dtype_name(seen.dtype), shape)
+        value = Value(name, tensor_type(physical), physical)
+        self._arguments.append((argument, binding, value))
+        return replace(self._permuted(value, invert(binding.permutation)), meta=seen)
+
+    def _permuted(self, value: Value, permutation: Sequence[int]) -> Value:
+        assert value.meta is not None
+        if tuple(permutation) == tuple(range(len(permutation))):
+            return value
+        meta = replace(value.meta, shape=tuple(value.meta.shape[dim] for dim in permutation))
+        return self.emitter.tensor_op("torch.aten.permute", [value, self.emitter.int_list(permutation)], meta)
+
+    # Values
+
+    def operand(self, name: str) -> Operand:
+        """What the value ``name`` has become."""
+        if name in self._pending:
+            self._values[name] = self._argument(self._pending.pop(name), self._record[name])
+        return self._values[name]
+
+    def define(self, name: str, value: Operand) -> None:
+        """The value ``name`` is ``value``."""
+        self._values[name] = value
+
+    def seen(self, name: str) -> object:
+        """What the record has of the value ``name``.
+
+        Raises:
+            CompileError: nothing.
+        """
+        if name not in self._record:
+            raise CompileError(f"the record lacks value %{name}")
+        return self._record[name]
+
+    def meta(self, name: str) -> TensorMeta:
+        """The type of the value ``name``, a tensor.
+
+        Raises:
+            CompileError: it is none.
+        """
+        seen = self.seen(name)
+        if not isinstance(seen, TensorMeta):
+            raise CompileError(f"the record of value %{name} is not a tensor's")
+        return seen
+
+    def call(
+        self, schema: torch._C.FunctionSchema, operands: Sequence[Operand], metas: Sequence[object]
+    ) -> list[Operand]:
+        """The results of an op that computes tensors; ``metas`` is what was seen of each."""
+        return translate(self.emitter, schema, operands, metas)
+
+    # Outputs
+
+    def finish(self, outputs: Sequence[str]) -> ImportedGraph:
+        """The program that returns the values ``outputs``."""
+        self.emitter.location = "loc(unknown)"
+        results, bindings = self._outputs(outputs)
+        order = sorted(self._arguments, key=lambda item: _signature_order(item[1]))
+        return ImportedGraph(
+            mlir=self.emitter.text([value for _, _, value in order], [value for _, value in results]),
+            arguments=tuple(argument for argument, _, _ in order),
+            results=tuple(result for result, _ in results),
+            bindings=tuple(binding for _, binding, _ in order),
+            outputs=bindings,
+            sources=tuple(self._sources),
+        )
+
+    def _outputs(self, names: Sequence[str]) -> tuple[list[tuple[Result, Value]], tuple[OutputBinding, ...]]:
+        results: list[tuple[Result, Value]] = []
+        outputs: dict[str, OutputBinding] = {}
+        for name in names:
+            if name in self._inputs:
+                outputs[name] = OutputBinding("input", self._inputs.index(name))
+            elif name not in outputs:
+                outputs[name] = self._output(name, results)
+        return results, tuple(outputs[name] for name in names)
+
+    def _output(self, name: str, results: list[tuple[Result, Value]]) -> OutputBinding:
+        operand = as_tensor(self.emitter, self.operand(name))
+        if not isinstance(operand, Value):
+            if not is_known([operand]):
+                raise CompileError("an output that is a list of tensors is not supported")
+            return OutputBinding("constant", value=operand)
+        if operand.meta is None:
+            raise CompileError("an output that is a float known only at run time is not supported")
+        meta = self.meta(name)
+        order = exact_memory_order(meta.shape, meta.strides)
+        if order is None:
+            raise CompileError(f"an output with strides {list(meta.strides)} is not supported")
+        physical = self._permuted(replace(operand, meta=meta), order)
+        assert physical.meta is not None
+        results.append((Result(dtype_name(meta.dtype), physical.meta.shape), physical))
+        return OutputBinding("result", len(results) - 1, invert(order))
+
+
+def _signature_order(binding: Binding) -> tuple[bool, int, int]:
+    return binding.source != "input", binding.index, binding.element or 0
+
+
+def is_known(operands: Sequence[Operand]) -> bool:
+    """Whether no operand is a value of the program."""
+    return not any(isinstance(leaf, Value) for leaf in leaves(operands))
+
+
+def evaluate(schema: torch._C.FunctionSchema, operands: Sequence[Operand]) -> int | float | bool:
+    """Runs an op on known 0-d tensors."""
+
+    def tensor(operand: Operand) -> object:
+        if isinstance(operand, NumberTensor):
+            return torch.tensor(operand.value, dtype=operand.meta.dtype)
+        return operand
+
+    function = overload_of(qualified_name(schema))
+    arguments = [tensor(operand) for operand in operands]
+    keywords = {
+        argument.name: value for argument, value in zip(schema.arguments, arguments, strict=True) if argument.kwarg_only
+    }
+    number: int | float | bool = function(*arguments[: len(arguments) - len(keywords)], **keywords).item()
+    return number
+
+
+def blame(error: CompileError, op: str, source: str) -> CompileError:
+    """``error`` as one of the node ``op`` at ``source``, whose decomposition it may come from."""
+    reason = error.reason if error.op in ("", op) else f"{error.op}: {error.reason}"
+    return CompileError(reason, op=op, source=source, diagnostic=error.diagnostic)
