@@ -195,8 +195,9 @@ def _bert() -> nn.Module:
         (_bert, _bert_inputs, (2, 16), [(3, 2), (2, 17), (5, 33), (2, 100)]),
         (MODELS["resnet18"].reduced().build, lambda b: [randn(b, 3, 64, 64)], (2,), [(2,), (3,), (7,)]),
         (MODELS["lstm"].reduced().build, lambda b: [randn(b, 6, 16)], (2,), [(2,), (3,), (17,)]),
+        (lambda: Function(lambda x, cells: cells(x)[0], nn.LSTM(64, 128)), lambda b: [randn(3, b, 64)], (8,), SIZES),
     ],
-    ids=["bert", "resnet18", "lstm"],
+    ids=["bert", "resnet18", "lstm", "wide lstm"],
 )
 def test_models_agree_with_eager(
     build: Callable[[], nn.Module], draw: Draw, typical: Sequence[int], points: Sequence[Sequence[int]]

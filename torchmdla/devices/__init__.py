@@ -6,16 +6,28 @@ from importlib.metadata import entry_points
 
 from torchmdla.devices.device import Device, LoadedCode, OpKind, OpSupport
 
-__all__ = ["Device", "LoadedCode", "OpKind", "OpSupport", "get", "names", "register"]
+__all__ = ["Device", "LoadedCode", "OpKind", "OpSupport", "get", "in_use", "names", "register", "use"]
 
 ENTRY_POINT_GROUP = "torchmdla.devices"
 
 _devices: dict[str, Device] = {}
+_in_use = "cpu"
 
 
 def register(device: Device) -> None:
     """Makes ``device`` known under ``device.name``; a later registration of a name replaces an earlier one."""
     _devices[device.name] = device
+
+
+def use(device: Device) -> None:
+    """Makes ``device`` the one that groups are for where nothing else is said."""
+    global _in_use
+    _in_use = device.name
+
+
+def in_use() -> str:
+    """The name of that device."""
+    return _in_use
 
 
 def names() -> list[str]:

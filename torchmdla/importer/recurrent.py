@@ -13,6 +13,9 @@ from torch.nn import functional
 
 from torchmdla.errors import CompileError
 
+# Steps of all layers and directions: more are too much code, and minutes to compile.
+_MOST_STEPS = 512
+
 State = tuple[Tensor, ...]
 # (projected input, state, recurrent weight, recurrent bias) -> next state; state[0] is the output of the step.
 Cell = Callable[[Tensor, State, Tensor, "Tensor | None"], State]
@@ -77,6 +80,8 @@ def _network(  # type: ignore[no-untyped-def]
     # Without a batch dimension the states are [layers · directions, hidden].
     batched = input.dim() == 3
     sequence = input.transpose(0, 1) if batched and batch_first else input
+    if (steps := sequence.size(0) * num_layers * directions) > _MOST_STEPS:
+        raise CompileError(f"a recurrent network of {steps} steps is not compiled, {_MOST_STEPS} are the most")
     last: list[State] = []
     for layer in range(num_layers):
         outputs = []

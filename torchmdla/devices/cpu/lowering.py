@@ -63,7 +63,8 @@ def _dynamic_steps(program: Program, seconds: dict[str, float]) -> Steps:
         mark_varying(samples)
         for steps in samples:
             rewrite(steps, program)
-        typical = steps_at(unify(program, samples), program.symbols)
+        unified = unify(program, samples)
+        typical = steps_at(unified, unified.typical)
         before = set(typical.steps)
         run_by_tiles(typical, program)
         tiles = [step.tile for step in typical.steps if isinstance(step, ChainStep) and step not in before]
