@@ -1,7 +1,7 @@
 #include "compiler.h"
 
-#include "device_table.h"
 #include "fusion_pass.h"
+#include "script_subgraph.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
@@ -9,8 +9,6 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 #include <c10/util/ScopeExit.h>
-#include <torch/csrc/jit/passes/shape_analysis.h>
-#include <torch/csrc/jit/passes/utils/subgraph_utils.h>
 
 #include <algorithm>
 
@@ -22,14 +20,12 @@ namespace attr = c10::attr;
 
 namespace {
 
-constexpr size_t longest_name = 60;
-
 Compiler& compiler() {
   static Compiler instance;
   return instance;
 }
 
-Background& background() {
+Background& run_beside() {
   static Background instance;
   return instance;
 }
@@ -87,9 +83,13 @@ std::string first_line(const std::exception& error) {
   return text.substr(0, text.find('\n'));
 }
 
-// Set while a group's own executor runs: a group inside of it that needs gradients after all must
-// not start another one.
-thread_local bool in_differentiable_run = false;
+GroupDescription describe(const Node* node) {
+  const auto device = node->s(device_attribute());
+  auto subgraph = std::make_shared<ScriptSubgraph>(node->g(attr::Subgraph), device);
+  auto name = subgraph->name();
+  return {std::move(subgraph),   device, std::move(name), node->is(parameters_attribute()),
+          node->inputs().size(), {}};
+}
 
 } // namespace
 
@@ -103,35 +103,21 @@ void set_compiler(Compiler functions) {
 }
 
 void set_background(Background function) {
-  background() = std::move(function);
+  run_beside() = std::move(function);
 }
 
-CompilationGroup::CompilationGroup(const Node* node)
-    : graph_(node->g(attr::Subgraph)), device_(node->s(device_attribute())),
-      name_(torch::jit::SubgraphUtils::generateNameForGraph(graph_, longest_name, "mdla")),
-      parameters_(node->is(parameters_attribute())), num_inputs_(node->inputs().size()) {
-  const auto table = device_table(device_);
-  TORCH_CHECK(table, "torchmdla: a group is for device \"", device_,
-              "\", which is not loaded here; "
-              "call torchmdla.enable(device=\"",
-              device_, "\") first");
-  for (const auto* inner : graph_->nodes())
-    if (const auto* rule = table->rule(inner))
-      for (const auto& [argument, wanted] : rule->where) {
-        const auto* value = inner->input(*inner->schema().argumentIndexWithName(argument));
-        if (value->node()->kind() != c10::prim::Constant)
-          conditions_.push_back({value->debugName(), wanted});
-      }
-}
+CompilationGroup::CompilationGroup(GroupDescription description) : group_(std::move(description)) {}
+
+CompilationGroup::CompilationGroup(const Node* node) : CompilationGroup(describe(node)) {}
 
 void CompilationGroup::run(Stack& stack) {
-  RECORD_FUNCTION(name_, c10::ArrayRef<const c10::IValue>());
+  RECORD_FUNCTION(group_.name, c10::ArrayRef<const c10::IValue>());
   if (!settings().enabled.load(std::memory_order_relaxed))
     return fall_back(stack, Fallback::switched_off);
   Signature signature;
-  if (const auto reason = reason_to_fall_back(torch::jit::last(stack, num_inputs_), signature)) {
-    if (reason == Fallback::requires_grad && !in_differentiable_run)
-      return run_differentiable(stack);
+  if (const auto reason =
+          reason_to_fall_back(torch::jit::last(stack, group_.num_inputs), signature)) {
+    if (reason == Fallback::requires_grad && group_.subgraph->run_differentiable(stack)) return;
     return fall_back(stack, *reason);
   }
   if (const auto* specialisation = find(signature)) return run_specialised(*specialisation, stack);
@@ -170,12 +156,13 @@ CompilationGroup::DynamicSpecialisation* CompilationGroup::find_dynamic(const Si
 void CompilationGroup::run_specialised(const Specialisation& specialisation, Stack& stack) {
   switch (specialisation.outcome) {
   case Outcome::compiled:
-    if (!specialisation.executable->run(stack, num_inputs_, {})) fall_back(stack, Fallback::status);
+    if (!specialisation.executable->run(stack, group_.num_inputs, {}))
+      fall_back(stack, Fallback::status);
     return;
   case Outcome::split:
-    return run_split(stack);
+    return group_.subgraph->run_split(stack);
   case Outcome::failed:
-    if (settings().strict) specialisation.raise();
+    if (strict()) specialisation.raise();
     statistics().count(specialisation.failure);
     return fall_back(stack);
   }
@@ -186,11 +173,11 @@ void CompilationGroup::run_specialised(const Specialisation& specialisation, Sta
 void CompilationGroup::run_dynamic(DynamicSpecialisation& specialisation, const Symbols& values,
                                    const Signature& signature, Stack& stack) {
   if (specialisation.domain.contains(values)) {
-    if (!specialisation.compiled.executable->run(stack, num_inputs_, values))
+    if (!specialisation.compiled.executable->run(stack, group_.num_inputs, values))
       fall_back(stack, Fallback::status);
     return;
   }
-  auto record = run_and_record(*graph_, stack);
+  auto record = group_.subgraph->run_and_record(stack);
   if (specialisation.compiled.agrees(record, values)) return specialisation.domain.add(values);
   Fallback refusal;
   if (auto claimed = claim(signature, refusal))
@@ -203,9 +190,9 @@ void CompilationGroup::run_dynamic(DynamicSpecialisation& specialisation, const 
 // compiler needs, and whose errors are the ones the user should see.
 void CompilationGroup::specialise(const Signature& signature, Stack& stack) {
   Fallback refusal;
-  auto claimed = claim(signature, torch::jit::last(stack, num_inputs_), refusal);
+  auto claimed = claim(signature, torch::jit::last(stack, group_.num_inputs), refusal);
   if (!claimed) return fall_back(stack, refusal);
-  auto record = run_and_record(*graph_, stack);
+  auto record = group_.subgraph->run_and_record(stack);
   compile(std::move(claimed), std::move(record));
 }
 
@@ -250,7 +237,7 @@ std::shared_ptr<CompilationGroup::Claim> CompilationGroup::claim(const Signature
 }
 
 std::optional<Fallback> CompilationGroup::refusal(const Signature& signature) const {
-  const auto limit = static_cast<size_t>(settings().max_specialisations.load());
+  const auto limit = static_cast<size_t>(max_specialisations());
   if (specialisations_.size() + dynamic_.size() + claims_.size() >= limit)
     return Fallback::too_many_specialisations;
   const bool claimed = std::any_of(claims_.begin(), claims_.end(),
@@ -272,7 +259,8 @@ std::optional<Pattern> CompilationGroup::plan(const Signature& signature,
   for (size_t i = 0; i < inputs.size(); ++i) {
     auto marks = marks_of_numbers(inputs[i]);
     const auto index = static_cast<int64_t>(i);
-    if (std::find(parameters_.begin(), parameters_.end(), index) != parameters_.end())
+    if (std::find(group_.parameters.begin(), group_.parameters.end(), index) !=
+        group_.parameters.end())
       marks.assign(marks.size(), false);
     may_vary.insert(may_vary.end(), marks.begin(), marks.end());
   }
@@ -285,8 +273,8 @@ void CompilationGroup::release(const Claim& claim) {
 }
 
 void CompilationGroup::compile(std::shared_ptr<const Claim> claim, Record record) {
-  if (settings().background) {
-    background()([claim = std::move(claim), record = std::move(record), modes = Modes()] {
+  if (background()) {
+    run_beside()([claim = std::move(claim), record = std::move(record), modes = Modes()] {
       const c10::InferenceMode inference(modes.inference);
       const c10::AutoGradMode grad(modes.grad);
       claim->group->compile(*claim, record);
@@ -295,11 +283,11 @@ void CompilationGroup::compile(std::shared_ptr<const Claim> claim, Record record
   }
   compile(*claim, record);
   const auto* made = find(claim->signature);
-  if (made && made->outcome == Outcome::failed && settings().strict) made->raise();
+  if (made && made->outcome == Outcome::failed && strict()) made->raise();
 }
 
 void CompilationGroup::compile(const Claim& claim, const Record& record) {
-  if (!conditions_hold(record)) {
+  if (!group_.subgraph->conditions_hold(record)) {
     auto made = std::make_unique<Specialisation>();
     made->signature = claim.signature;
     made->outcome = Outcome::split;
@@ -307,16 +295,6 @@ void CompilationGroup::compile(const Claim& claim, const Record& record) {
   } else if (!claim.pattern || !compile_dynamic(claim, record)) {
     compile_static(claim.signature, record);
   }
-}
-
-bool CompilationGroup::conditions_hold(const Record& record) const {
-  return std::all_of(conditions_.begin(), conditions_.end(), [&](const Condition& condition) {
-    const auto found = std::find_if(record.begin(), record.end(), [&](const RecordedValue& seen) {
-      return seen.name == condition.value;
-    });
-    const auto* value = found == record.end() ? nullptr : std::get_if<c10::IValue>(&found->seen);
-    return value && value->equals(condition.wanted).toBool();
-  });
 }
 
 // For all sizes that the claim's pattern covers; false if that cannot be.
@@ -337,8 +315,8 @@ bool CompilationGroup::compile_dynamic(const Claim& claim, const Record& record)
   }
   const auto values = made->pattern.typical_values();
   try {
-    made->compiled =
-        compiler().compile_dynamic({{graph_, record, parameters_, device_}, values, samples});
+    made->compiled = compiler().compile_dynamic(
+        {{*group_.subgraph, record, group_.parameters, group_.device}, values, samples});
   } catch (const CompileFailure& failure) {
     return refuse(failure.what());
   }
@@ -361,7 +339,7 @@ std::vector<RecordedSample> CompilationGroup::record_samples(const Claim& claim)
   std::vector<RecordedSample> samples;
   for (const auto& values : sample_values(*claim.pattern)) {
     auto stack = sample_inputs(*claim.pattern, values, claim.inputs);
-    samples.push_back({values, run_and_record(*graph_, stack)});
+    samples.push_back({values, group_.subgraph->run_and_record(stack)});
   }
   return samples;
 }
@@ -370,7 +348,8 @@ void CompilationGroup::compile_static(const Signature& signature, const Record& 
   auto made = std::make_unique<Specialisation>();
   made->signature = signature;
   try {
-    made->executable = compiler().compile({graph_, record, parameters_, device_});
+    made->executable =
+        compiler().compile({*group_.subgraph, record, group_.parameters, group_.device});
     made->outcome = Outcome::compiled;
     ++statistics().specialisations;
   } catch (const CompileFailure& failure) {
@@ -387,40 +366,13 @@ void CompilationGroup::publish(std::unique_ptr<Specialisation> specialisation) {
   specialisations_.push_back(std::move(specialisation));
 }
 
-// A group that took an op on a condition that this call violates (dropout, in training after all):
-// the subgraph runs with groups of its own around such ops.
-void CompilationGroup::run_split(Stack& stack) {
-  std::call_once(split_once_, [&] {
-    auto graph = graph_->copy();
-    if (const auto table = device_table(device_))
-      fuse_groups(graph, *table, OpenConditions::assume_violated);
-    split_.emplace(graph, name_);
-  });
-  torch::jit::InterpreterState(*split_).run(stack);
-}
-
-// A group formed from a run without gradients (tracing checks its result in one) and called with
-// them: an executor of its own profiles the subgraph anew, and forms groups inside the
-// differentiable graphs that it makes of it, forward and backward.
-void CompilationGroup::run_differentiable(Stack& stack) {
-  std::call_once(differentiable_once_, [&] {
-    auto graph = graph_->copy();
-    torch::jit::EraseShapeInformation(graph);
-    differentiable_.emplace(graph, name_);
-  });
-  in_differentiable_run = true;
-  const auto leave = c10::make_scope_exit([] { in_differentiable_run = false; });
-  differentiable_->run(stack);
-}
-
 void CompilationGroup::fall_back(Stack& stack, Fallback reason) {
   statistics().count(reason);
   fall_back(stack);
 }
 
 void CompilationGroup::fall_back(Stack& stack) {
-  std::call_once(interpreted_once_, [&] { interpreted_.emplace(graph_, name_); });
-  torch::jit::InterpreterState(*interpreted_).run(stack);
+  group_.subgraph->run(stack);
 }
 
 } // namespace torchmdla

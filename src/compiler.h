@@ -5,11 +5,10 @@
 #include "record.h"
 #include "signature.h"
 #include "statistics.h"
+#include "subgraph.h"
 #include "symbols.h"
 
 #include <torch/csrc/jit/ir/ir.h>
-#include <torch/csrc/jit/runtime/graph_executor.h>
-#include <torch/csrc/jit/runtime/interpreter.h>
 
 #include <atomic>
 #include <functional>
@@ -37,9 +36,9 @@ Settings& settings();
 
 // What a compilation starts from.
 struct CompileRequest {
-  std::shared_ptr<torch::jit::Graph> graph;
+  const Subgraph& subgraph;
   const Record& record;
-  const std::vector<int64_t>& parameters; // indices of inputs that are module attributes
+  const std::vector<int64_t>& parameters; // indices of inputs that are weights
   const std::string& device;
 };
 
@@ -83,8 +82,28 @@ void set_compiler(Compiler compiler);
 using Background = std::function<void(std::function<void()> task)>;
 void set_background(Background background);
 
+// What one group does otherwise than the settings say.
+struct GroupSettings {
+  std::optional<bool> strict;
+  std::optional<bool> background;
+  std::optional<int64_t> max_specialisations;
+};
+
+// A group, whatever kind of graph it is in.
+struct GroupDescription {
+  std::shared_ptr<Subgraph> subgraph;
+  std::string device;
+  std::string name;                // in PyTorch's profiles
+  std::vector<int64_t> parameters; // indices of inputs that are weights
+  size_t num_inputs;
+  GroupSettings settings;
+};
+
 class CompilationGroup : public std::enable_shared_from_this<CompilationGroup> {
 public:
+  explicit CompilationGroup(GroupDescription description);
+
+  // A group of a TorchScript graph.
   explicit CompilationGroup(const torch::jit::Node* node);
 
   // Takes the group's inputs from the stack and pushes its outputs.
@@ -128,12 +147,6 @@ private:
     std::vector<c10::IValue> inputs; // of the call, where there is a pattern
   };
 
-  // A value of the subgraph that must be `wanted` for its node to be compiled.
-  struct Condition {
-    std::string value;
-    c10::IValue wanted;
-  };
-
   std::optional<Fallback> reason_to_fall_back(c10::ArrayRef<c10::IValue> inputs,
                                               Signature& signature) const;
   const Specialisation* find(const Signature& signature) const;
@@ -150,31 +163,20 @@ private:
   void release(const Claim& claim);
   void compile(std::shared_ptr<const Claim> claim, Record record);
   void compile(const Claim& claim, const Record& record);
-  bool conditions_hold(const Record& record) const;
   bool compile_dynamic(const Claim& claim, const Record& record);
   std::vector<RecordedSample> record_samples(const Claim& claim) const;
   void compile_static(const Signature& signature, const Record& record);
   void publish(std::unique_ptr<Specialisation> specialisation);
-  void run_differentiable(torch::jit::Stack& stack);
-  void run_split(torch::jit::Stack& stack);
   void fall_back(torch::jit::Stack& stack);
   void fall_back(torch::jit::Stack& stack, Fallback reason);
 
-  const std::shared_ptr<torch::jit::Graph> graph_;
-  const std::string device_;
-  const std::string name_;
-  const std::vector<int64_t> parameters_;
-  const size_t num_inputs_;
-  std::vector<Condition> conditions_;
+  bool strict() const { return group_.settings.strict.value_or(settings().strict); }
+  bool background() const { return group_.settings.background.value_or(settings().background); }
+  int64_t max_specialisations() const {
+    return group_.settings.max_specialisations.value_or(settings().max_specialisations);
+  }
 
-  std::once_flag interpreted_once_;
-  std::optional<torch::jit::Code> interpreted_; // set under interpreted_once_
-
-  std::once_flag differentiable_once_;
-  std::optional<torch::jit::GraphExecutor> differentiable_; // set under differentiable_once_
-
-  std::once_flag split_once_;
-  std::optional<torch::jit::Code> split_; // set under split_once_
+  const GroupDescription group_;
 
   // Readers walk the lists from the newest without a lock; entries live as long as the group.
   std::atomic<const Specialisation*> newest_{nullptr};

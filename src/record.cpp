@@ -23,7 +23,7 @@ decltype(RecordedValue::seen) describe(const c10::IValue& seen) {
     return meta_of(seen.toTensor());
   }
   if (!seen.isTensorList()) return seen;
-  std::vector<TensorMeta> metas;
+  TensorMetas metas;
   for (const at::Tensor& tensor : seen.toTensorVector())
     metas.push_back(meta_of(tensor));
   return metas;

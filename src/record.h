@@ -6,6 +6,7 @@
 #include <c10/core/ScalarType.h>
 #include <torch/csrc/jit/ir/ir.h>
 
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -19,9 +20,12 @@ struct TensorMeta {
   std::vector<int64_t> strides;
 };
 
+// Of a list; none for an undefined tensor.
+using TensorMetas = std::vector<std::optional<TensorMeta>>;
+
 struct RecordedValue {
-  std::string name; // the value's debug name, unique in the graph
-  std::variant<TensorMeta, std::vector<TensorMeta>, c10::IValue> seen;
+  std::string name; // unique in the graph
+  std::variant<TensorMeta, TensorMetas, c10::IValue> seen;
 };
 using Record = std::vector<RecordedValue>;
 

@@ -4,7 +4,10 @@
 #include "device_table.h"
 #include "flagged_group.h"
 #include "fusion_pass.h"
+#include "python_group.h"
+#include "python_objects.h"
 #include "runtime.h"
+#include "script_subgraph.h"
 #include "statistics.h"
 
 #include <pybind11/functional.h>
@@ -49,33 +52,6 @@ const torch::jit::RegisterOperators operators(
 
 const torch::jit::RegisterPass pass(run_pass);
 
-// --- Python objects that C++ owns
-// ------------------------------------------------------------------
-
-// Lets go of a Python object from any thread, and not at all once the interpreter is gone.
-void release(PyObject* object) {
-  if (!Py_IsInitialized()) return;
-  py::gil_scoped_acquire gil;
-  Py_DECREF(object);
-}
-
-std::shared_ptr<PyObject> hold(const py::object& object) {
-  return {py::object(object).release().ptr(), release};
-}
-
-// A Python exception on its way through the TorchScript interpreter, which would otherwise turn it
-// into a RuntimeError with the text alone.
-class PassingError : public python_error {
-public:
-  PassingError() {
-    persist();
-    FLAGS_torch_jit_enable_rethrow_caught_exception = true;
-  }
-  PassingError(const PassingError&) = delete;
-  PassingError& operator=(const PassingError&) = delete;
-  ~PassingError() override { FLAGS_torch_jit_enable_rethrow_caught_exception = false; }
-};
-
 // --- compilation
 // -----------------------------------------------------------------------------------
 
@@ -90,10 +66,10 @@ py::dict to_python(const Record& record, const py::object& make_meta) {
   for (const auto& [name, seen] : record) {
     if (const auto* meta = std::get_if<TensorMeta>(&seen)) {
       result[py::str(name)] = to_python(*meta, make_meta);
-    } else if (const auto* metas = std::get_if<std::vector<TensorMeta>>(&seen)) {
+    } else if (const auto* metas = std::get_if<TensorMetas>(&seen)) {
       py::list list;
       for (const auto& meta : *metas)
-        list.append(to_python(meta, make_meta));
+        list.append(meta ? to_python(*meta, make_meta) : py::none());
       result[py::str(name)] = list;
     } else {
       result[py::str(name)] = torch::jit::toPyObject(std::get<c10::IValue>(seen));
@@ -107,6 +83,13 @@ py::tuple to_python(const Symbols& values) {
   for (size_t i = 0; i < values.size(); ++i)
     result[i] = values[i];
   return result;
+}
+
+// The graph of a TorchScript group, or what a group of Python's was made of.
+py::object to_python(const Subgraph& subgraph) {
+  if (const auto* script = dynamic_cast<const ScriptSubgraph*>(&subgraph))
+    return py::cast(script->graph());
+  return dynamic_cast<const PythonSubgraph&>(subgraph).object();
 }
 
 [[noreturn]] void throw_failure(py::error_already_set& error) {
@@ -131,14 +114,10 @@ template <class Call> auto in_python(const std::shared_ptr<PyObject>& failure, C
   }
 }
 
-py::object borrow(const std::shared_ptr<PyObject>& held) {
-  return py::reinterpret_borrow<py::object>(held.get());
-}
-
-// `compile(graph, record, parameters, device)` returns an Executable, `compile_dynamic(…, values,
-// samples)` one for any sizes and a function of a record and values, which tells whether they
-// agree; samples are pairs of values and record. Both raise `error_type`. `make_meta(dtype, shape,
-// strides)` makes the record's entries.
+// `compile(subgraph, record, parameters, device)` returns an Executable, `compile_dynamic(…,
+// values, samples)` one for any sizes and a function of a record and values, which tells whether
+// they agree; samples are pairs of values and record. Both raise `error_type`. `make_meta(dtype,
+// shape, strides)` makes the record's entries.
 void set_compiler_functions(const py::object& compile, const py::object& compile_dynamic,
                             const py::object& make_meta, const py::object& error_type) {
   const auto function = hold(compile), dynamic_function = hold(compile_dynamic),
@@ -146,21 +125,21 @@ void set_compiler_functions(const py::object& compile, const py::object& compile
   Compiler compiler;
   compiler.compile = [=](const CompileRequest& request) {
     return in_python(failure, [&]() -> std::shared_ptr<const Executable> {
-      return borrow(function)(request.graph, to_python(request.record, borrow(meta)),
+      return borrow(function)(to_python(request.subgraph), to_python(request.record, borrow(meta)),
                               request.parameters, request.device)
           .cast<std::shared_ptr<Executable>>();
     });
   };
   compiler.compile_dynamic = [=](const DynamicRequest& request) {
     return in_python(failure, [&]() -> DynamicExecutable {
-      const auto& [graph, record, parameters, device] = request.typical;
+      const auto& [subgraph, record, parameters, device] = request.typical;
       py::list samples;
       for (const auto& sample : request.samples)
         samples.append(
             py::make_tuple(to_python(sample.values), to_python(sample.record, borrow(meta))));
       const py::tuple made =
-          borrow(dynamic_function)(graph, to_python(record, borrow(meta)), parameters, device,
-                                   to_python(request.values), samples);
+          borrow(dynamic_function)(to_python(subgraph), to_python(record, borrow(meta)), parameters,
+                                   device, to_python(request.values), samples);
       const auto agrees = hold(made[1]);
       return {made[0].cast<std::shared_ptr<Executable>>(),
               [=](const Record& record, const Symbols& values) {
@@ -172,26 +151,6 @@ void set_compiler_functions(const py::object& compile, const py::object& compile
     });
   };
   set_compiler(std::move(compiler));
-}
-
-// Numbers, strings, None and lists of numbers. (PyTorch's own conversion is not exported.)
-c10::IValue to_ivalue(const py::handle& value) {
-  if (value.is_none()) return {};
-  if (py::isinstance<py::bool_>(value)) return value.cast<bool>();
-  if (py::isinstance<py::int_>(value)) return value.cast<int64_t>();
-  if (py::isinstance<py::float_>(value)) return value.cast<double>();
-  if (py::isinstance<py::str>(value)) return value.cast<std::string>();
-  TORCH_CHECK_TYPE(py::isinstance<py::list>(value), "torchmdla: no constant of a graph is a ",
-                   std::string(py::str(py::type::of(value))));
-  const auto list = py::reinterpret_borrow<py::list>(value);
-  if (!list.empty() && py::isinstance<py::float_>(list[0])) return list.cast<std::vector<double>>();
-  if (!list.empty() && py::isinstance<py::bool_>(list[0])) {
-    c10::List<bool> flags;
-    for (const auto& flag : list)
-      flags.push_back(flag.cast<bool>());
-    return flags;
-  }
-  return list.cast<std::vector<int64_t>>();
 }
 
 // `submit(task)` runs a callable without arguments on another thread, later.
@@ -323,6 +282,7 @@ PYBIND11_MODULE(_C, module) {
       .def(py::init(&make_executable), py::arg("entry"), py::arg("packs"),
            py::arg("workspace_bytes"), py::arg("owner"), py::arg("inputs"), py::arg("outputs"),
            py::arg("workspace") = 0);
+  bind_group(module);
   module.def("set_compiler", &set_compiler_functions, py::arg("compile"),
              py::arg("compile_dynamic"), py::arg("make_meta"), py::arg("error_type"));
   module.def("set_device", &set_device, py::arg("device"), py::arg("ops"), py::arg("dtypes"));

@@ -8,7 +8,6 @@ from collections.abc import Callable
 import pytest
 import torch
 from executing import FailedCallError, execute
-from op_samples import SAMPLES, X
 from recording import run_and_record
 from single_op import graph_of, schemas
 
@@ -16,6 +15,7 @@ from torchmdla.devices.cpu.ops import OPS
 from torchmdla.errors import CompileError
 from torchmdla.importer import import_graph
 from torchmdla.testing.compare import assert_matches
+from torchmdla.testing.op_samples import SAMPLES, X
 
 # No graph text names them: chunks have attributes, and the overload is what the script compiler prefers for a list.
 WITHOUT_SAMPLE = {"prim::ConstantChunk", "aten::split"}

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import torchmdla
 from torchmdla.capture import agreement
+from torchmdla.capture.script_subgraph import ScriptSubgraph
 from torchmdla.compiler import service
 from torchmdla.compiler.program import Program
 from torchmdla.compiler.sizes import NoPolynomial
@@ -547,7 +548,7 @@ def tensor(*shape: int) -> TensorMeta:
 def learn(draw: Callable[[int], object]) -> agreement.Agreement:
     graph = torch.parse_ir("graph(%x : Tensor):\n  return (%x)")
     points = [(value,) for value in (11, 13, 17, 19, 23)]
-    return agreement.polynomial_record(graph, points, [{"x": draw(*point)} for point in points])
+    return agreement.polynomial_record(ScriptSubgraph(graph), points, [{"x": draw(*point)} for point in points])
 
 
 def test_a_record_agrees_where_its_numbers_do() -> None:

@@ -16,7 +16,7 @@ from graphs import warmed_up
 
 import torchmdla
 from torchmdla import devices
-from torchmdla.capture import torchscript
+from torchmdla.capture import script_subgraph, specialise
 from torchmdla.compiler import service
 from torchmdla.compiler.program import Target
 from torchmdla.errors import CompileError
@@ -35,7 +35,7 @@ def broken_compiler(monkeypatch):
         raise CompileError("cannot be lowered", diagnostic='loc("aten::tanh"("graph":0:0)): no such thing')
 
     monkeypatch.setattr(service, "compile_program", fail)
-    torchscript._warned.clear()
+    specialise._warned.clear()
 
 
 def run_python(code: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -86,8 +86,8 @@ def test_strict_raises_each_time_and_recovers():
 
 
 def test_a_fault_of_ours_is_not_the_users(monkeypatch):
-    monkeypatch.setattr(torchscript, "import_graph", lambda *_: 1 / 0)
-    torchscript._warned.clear()
+    monkeypatch.setattr(script_subgraph, "import_graph", lambda *_: 1 / 0)
+    specialise._warned.clear()
     x = torch.randn(4, 4)
     with pytest.warns(RuntimeWarning, match="internal error: ZeroDivisionError"):
         scripted = warmed_up(chain, x)

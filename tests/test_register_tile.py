@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from nest_running import Kernel, reference, span
+from nest_running import Kernel, host_target, reference, span
+from nest_samples import AVX512
 
+from torchmdla.devices.cpu.kernels import KernelCode, write_kernel
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.nests import Epilogue, Instruction, Nest, Operand
+from torchmdla.devices.cpu.numbering import multiply_adds, numbering
 from torchmdla.devices.cpu.panels import panel_width
 from torchmdla.devices.cpu.schedule import choose
 
@@ -69,23 +74,99 @@ def test_panel_width(columns: int, width: int) -> None:
     assert panel_width(columns, 16) == width
 
 
-def test_weights_that_no_cache_holds_are_fetched_ahead() -> None:
-    schedule = choose(product(197, 3072, 768), MACHINE)
+def pointwise(outputs: int, height: int, width: int, channels: int) -> Nest:
+    """A 1x1 convolution of an image with channels in blocks of 16: loops blocks and channels of the output, rows,
+    columns, blocks and channels of the input."""
+    plane = 16 * height * width
+    return replace(
+        product(16, 16, 16, 16),
+        sizes=(outputs, 16, height, width, channels, 16),
+        reduction=(False, False, False, False, True, True),
+        inputs=(
+            Operand("f32", (0, 0, 16 * width, 16, plane, 1)),
+            Operand("f32", (256 * channels, 1, 0, 0, 256, 16)),
+        ),
+        outputs=(Operand("f32", (plane, 1, 16 * width, 16, 0, 0)),),
+    )
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(32, 96), (32, 3072), (197, 3072)])
+def test_weights_that_several_tiles_share_are_fetched_ahead(rows: int, columns: int) -> None:
+    schedule = choose(product(rows, columns, 768), MACHINE)
     assert schedule.prefetch is not None
     assert schedule.prefetch.operand == 1
     assert schedule.prefetch.block == 768 * PANEL * 4
-    assert schedule.prefetch.parts == -(-197 // schedule.tiles[0])
+    assert schedule.prefetch.parts == -(-rows // schedule.tiles[0])
 
 
 @pytest.mark.parametrize(
     "nest",
     [
-        pytest.param(product(197, 96, 768), id="weights in the second cache"),
+        pytest.param(product(197, 3072, 64), id="blocks of a few bytes"),
         pytest.param(product(4, 3072, 768), id="each weight is used once"),
     ],
 )
 def test_nothing_else_is_fetched_ahead(nest: Nest) -> None:
     assert choose(nest, MACHINE).prefetch is None
+
+
+@pytest.mark.parametrize(
+    "nest",
+    [
+        pytest.param(product(101, 480, 300), id="product"),
+        pytest.param(product(32, 480, 512), id="few rows"),
+        pytest.param(pointwise(16, 7, 7, 32), id="two blocks of channels in a tile"),
+        pytest.param(pointwise(16, 14, 14, 64), id="tiles of one row"),
+    ],
+)
+def test_every_line_of_a_block_is_fetched_before_it_is_needed(nest: Nest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With stores in place of the prefetches, each block but the first is marked in every line, once the tiles of the
+    one before it have run."""
+
+    def marking(*arguments: object) -> KernelCode:
+        code = write_kernel(*arguments)  # type: ignore[arg-type]
+        numbers = itertools.count()
+
+        def store(found: re.Match[str]) -> str:
+            name = f"%mark{next(numbers)}"
+            return f"{name} = llvm.mlir.constant(1 : i8) : i8\nllvm.store {name}, {found[1]} : i8, !llvm.ptr"
+
+        return replace(code, text=re.sub(r'"llvm.intr.prefetch"\((%\w+)\).*', store, code.text))
+
+    monkeypatch.setattr("nest_running.write_kernel", marking)
+    kernel = Kernel(nest)
+    prefetch = kernel.schedule.prefetch
+    assert prefetch is not None
+    arrays = [np.zeros(span(o, nest.sizes), np.float32) for o in nest.operands]
+    room = np.zeros(arrays[1].nbytes + 2 * prefetch.block + 64, np.uint8)
+    weights = room[-room.ctypes.data % 64 :]
+    arrays[1] = weights
+    kernel(arrays)
+    lines = weights[: prefetch.block * (weights.size // prefetch.block)].reshape(-1, prefetch.block // 64, 64)
+    blocks = -(-(arrays[1].size - 2 * prefetch.block) // prefetch.block)
+    assert not lines[0].any()
+    assert lines[1:blocks].any(axis=2).all()
+
+
+@pytest.mark.parametrize("features", [AVX512, ("+avx", "+avx2", "+fma"), ("+avx", "+avx2")])
+def test_products_are_added_in_one_instruction(features: tuple[str, ...]) -> None:
+    text = Kernel(product(16, 96, 64), host_target(*features)).text
+    fused = "+fma" in features
+    assert ("math.fma" in text) is fused
+    assert ("arith.mulf" in text) is not fused
+
+
+def test_a_product_that_is_read_twice_is_no_part_of_a_sum() -> None:
+    nest = product(16, 96, 64)
+    body = (
+        Instruction("arith.mulf", (0, 1), "f32"),
+        Instruction("arith.mulf", (3, 3), "f32"),
+        Instruction("arith.addf", (4, 3), "f32"),
+        Instruction("arith.addf", (2, 5), "f32"),
+    )
+    nest = replace(nest, body=body, yields=(6,))
+    assert multiply_adds(nest, numbering(nest)) == {}
+    assert multiply_adds(product(16, 96, 64), numbering(product(16, 96, 64))) == {4: 3}
 
 
 @pytest.mark.parametrize("length", [0, 1, 30])

@@ -27,11 +27,43 @@ class Executable:
         workspace: int = 0,
     ) -> None: ...
 
+class Group:
+    """A group of an FX graph: call it with its inputs. Runs without the GIL where there is compiled code.
+
+    Args:
+        subgraph: has ``run(*inputs)``, which returns a sequence of results, and ``run_and_record(*inputs)``, which
+            returns the results and the record, both by eager operators.
+        name: what PyTorch's profiles and FX's code call it.
+        device: the device's name.
+        parameters: the indices of inputs that are weights.
+        num_inputs: how many inputs there are.
+        strict, background, max_specialisations: otherwise than the settings, unless None.
+    """
+
+    def __init__(
+        self,
+        subgraph: object,
+        name: str,
+        device: str,
+        parameters: Sequence[int],
+        num_inputs: int,
+        strict: bool | None = None,
+        background: bool | None = None,
+        max_specialisations: int | None = None,
+    ) -> None: ...
+    def __call__(self, *inputs: Any) -> tuple[Any, ...]: ...
+    @property
+    def __name__(self) -> str: ...
+    @property
+    def subgraph(self) -> Any: ...
+    @property
+    def parameters(self) -> list[int]: ...
+
 def set_compiler(
-    compile: Callable[[torch._C.Graph, dict[str, Any], list[int], str], Executable],
+    compile: Callable[[Any, dict[str, Any], list[int], str], Executable],
     compile_dynamic: Callable[
         [
-            torch._C.Graph,
+            Any,
             dict[str, Any],
             list[int],
             str,

@@ -4,22 +4,52 @@ Importing it turns it on: the supported subgraphs of TorchScript programs run as
 ``TORCHMDLA_ENABLE=0`` to import without turning on.
 """
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from torchmdla.api import compile, disable, enable, enabled, graph_for, is_enabled, supported_ops
-from torchmdla.errors import CompileError
+from torchmdla.errors import CaptureError, CaptureWarning, CompileError
 from torchmdla.report.statistics import Statistics, reset_stats, stats
 from torchmdla.version import __version__
 
+if TYPE_CHECKING:
+    from torchmdla.capture.module_builder import ModuleBuilder
+    from torchmdla.importer.script_annotations import Annotations
+    from torchmdla.mlir import TensorSpec, get_mlir
+
+# What loads MLIR in this process does so when it is first asked for.
+_LAZY = {
+    "Annotations": "torchmdla.importer.script_annotations",
+    "ModuleBuilder": "torchmdla.capture.module_builder",
+    "TensorSpec": "torchmdla.mlir",
+    "get_mlir": "torchmdla.mlir",
+}
+
 __all__ = [
+    "Annotations",
+    "CaptureError",
+    "CaptureWarning",
     "CompileError",
+    "ModuleBuilder",
     "Statistics",
+    "TensorSpec",
     "__version__",
     "compile",
     "disable",
     "enable",
     "enabled",
+    "get_mlir",
     "graph_for",
     "is_enabled",
     "reset_stats",
     "stats",
     "supported_ops",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_LAZY[name]), name)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from rich.console import Console
 from rich.table import Table
 
+from torchmdla.cli import mlir, opt
 from torchmdla.compiler.cache import DiskCache
 from torchmdla.report.environment import environment
 from torchmdla.version import __version__
@@ -16,11 +17,16 @@ from torchmdla.version import __version__
 
 @dataclass(frozen=True)
 class Command:
-    """A command: its line in the help, and either what it runs (returns the exit status) or commands below it."""
+    """A command: its line in the help, and either what it runs (returns the exit status) or commands below it.
+
+    ``add_arguments`` tells a parser what else the command takes; ``epilog`` ends its help, as it stands.
+    """
 
     help: str
     run: Callable[[argparse.Namespace], int] | None = None
     commands: Mapping[str, Command] = field(default_factory=dict)
+    add_arguments: Callable[[argparse.ArgumentParser], None] = lambda parser: None
+    epilog: str = ""
 
 
 def show_environment(_: argparse.Namespace) -> int:
@@ -58,6 +64,8 @@ COMMANDS = {
             "clear": Command("remove every artifact", clear_cache),
         },
     ),
+    "mlir": Command("write a program in a file as MLIR", mlir.run, add_arguments=mlir.add_arguments, epilog=mlir.EPILOG),
+    "opt": Command("run passes over MLIR", opt.run, add_arguments=opt.add_arguments, epilog=opt.EPILOG),
 }
 
 
@@ -74,8 +82,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _add_commands(parser: argparse.ArgumentParser, commands: Mapping[str, Command]) -> None:
     below = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name, command in commands.items():
-        child = below.add_parser(name, help=command.help, description=command.help.capitalize() + ".")
+        child = below.add_parser(
+            name,
+            help=command.help,
+            description=command.help[0].upper() + command.help[1:] + ".",
+            epilog=command.epilog,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
         child.set_defaults(run=command.run)
+        command.add_arguments(child)
         if command.commands:
             _add_commands(child, command.commands)
 

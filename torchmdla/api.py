@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 
 from torchmdla import _C, devices
-from torchmdla.capture import torchscript
+from torchmdla.capture import specialise, torchscript
 from torchmdla.compiler import service
 from torchmdla.devices import OpSupport
 from torchmdla.report import progress
@@ -140,10 +140,12 @@ def compile(
 def _compile_exported(
     module: Any, inputs: tuple[Any, ...], keywords: Mapping[str, Any], dynamic_shapes: Any
 ) -> torch.nn.Module:
+    from torch.export import ExportedProgram
+
     from torchmdla.capture import export
 
     with progress.compiling(_C.statistics):
-        if isinstance(module, export.ExportedProgram):
+        if isinstance(module, ExportedProgram):
             if dynamic_shapes is not None:
                 raise TypeError("an exported program has its dynamic shapes from its export")
             return export.compile_program(module, inputs, keywords)
@@ -202,9 +204,10 @@ def _use(device: devices.Device) -> None:
     global _device
     if device is not _device:
         torchscript.use_device(device)
+        devices.use(device)
         _device = device
 
 
-torchscript.install()
+specialise.install()
 if os.environ.get("TORCHMDLA_ENABLE", "1") not in ("0", ""):
     enable()

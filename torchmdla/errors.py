@@ -29,5 +29,13 @@ class CompileError(RuntimeError):
         return _rebuild, (self.reason, self.op, self.source, self.diagnostic)
 
 
+class CaptureError(RuntimeError):
+    """A block or a program cannot be captured by :class:`torchmdla.ModuleBuilder`, whose module stays as it was."""
+
+
+class CaptureWarning(UserWarning):
+    """Something of a captured block that its function has in another way than the block."""
+
+
 def _rebuild(reason: str, op: str, source: str, diagnostic: str) -> CompileError:
     return CompileError(reason, op=op, source=source, diagnostic=diagnostic)

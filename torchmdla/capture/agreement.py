@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-import torch
-
+from torchmdla.capture.subgraph import Subgraph
 from torchmdla.compiler.sizes import Size, at, fit
 from torchmdla.errors import CompileError
 from torchmdla.importer import Record, TensorMeta
@@ -26,7 +25,7 @@ _ERRATIC_ON_NUMBERS = frozenset({"aten::remainder", "aten::fmod", "aten::eq", "a
 _ERRATIC_BY_NUMBERS = frozenset({"aten::roll", "aten::rot90"})
 
 
-def polynomial_record(graph: torch._C.Graph, points: Sequence[Values], records: Sequence[Record]) -> Agreement:
+def polynomial_record(subgraph: Subgraph, points: Sequence[Values], records: Sequence[Record]) -> Agreement:
     """Learns a group's record at any sizes from ``records`` at ``points``.
 
     Every size of every value counts, and every integer, so that no op behaves in another way unnoticed; the strides of
@@ -36,7 +35,7 @@ def polynomial_record(graph: torch._C.Graph, points: Sequence[Values], records: 
         CompileError: something but numbers differs between the records, or may at sizes between theirs.
         NoPolynomial: a number is no polynomial of the symbols.
     """
-    outputs = {value.debugName() for value in graph.outputs()}
+    outputs = set(subgraph.outputs)
     expected: dict[str, tuple[object, list[int | Size]]] = {}
     for name in records[0]:
         seen = [_described(record[name], name in outputs) for record in records]
@@ -44,7 +43,7 @@ def polynomial_record(graph: torch._C.Graph, points: Sequence[Values], records: 
         if any(other != kind for other, _ in seen):
             raise CompileError(f"value %{name} is of another kind")
         expected[name] = kind, [fit(points, numbers) for numbers in zip(*(numbers for _, numbers in seen), strict=True)]
-    _refuse_erratic(graph, records[0], expected)
+    _refuse_erratic(subgraph, records[0], expected)
 
     def agrees(record: Record, values: Values) -> bool:
         for name, (kind, numbers) in expected.items():
@@ -73,7 +72,7 @@ def _described(seen: object, with_strides: bool) -> _Described:
     return (float, []) if isinstance(seen, float) else (seen, [])
 
 
-def _refuse_erratic(graph: torch._C.Graph, record: Record, expected: _Expected) -> None:
+def _refuse_erratic(subgraph: Subgraph, record: Record, expected: _Expected) -> None:
     """Follows numbers, and the 0-d tensors that ``prim::NumToTensor`` makes of them, through the graph.
 
     Raises:
@@ -81,9 +80,8 @@ def _refuse_erratic(graph: torch._C.Graph, record: Record, expected: _Expected) 
     """
     numbers = {name for name, seen in record.items() if _is_number(seen)}
     varying = {name for name in numbers if any(isinstance(number, Size) for number in expected[name][1])}
-    for node in graph.nodes():
-        inputs = [value.debugName() for value in node.inputs()]
-        outputs = [value.debugName() for value in node.outputs()]
+    for step in subgraph.steps():
+        inputs, outputs = step.inputs, step.outputs
         of_numbers = numbers.issuperset(inputs)
         if of_numbers:
             numbers.update(name for name in outputs if _is_0d(record[name]))
@@ -92,8 +90,8 @@ def _refuse_erratic(graph: torch._C.Graph, record: Record, expected: _Expected) 
         if of_numbers:
             varying.update(name for name in outputs if _is_0d(record[name]) or isinstance(record[name], float))
         erratic = _ERRATIC_ON_NUMBERS if of_numbers else _ERRATIC_BY_NUMBERS
-        if node.kind() in erratic and not _always_equal(node, [expected[name] for name in inputs]):
-            raise CompileError(f"it may depend on single sizes: {node.kind()}")
+        if step.op in erratic and not _always_equal(step.op, [expected[name] for name in inputs]):
+            raise CompileError(f"it may depend on single sizes: {step.op}")
 
 
 def _is_number(seen: object) -> bool:
@@ -106,9 +104,9 @@ def _is_0d(seen: object) -> bool:
     return isinstance(seen, TensorMeta) and not seen.shape
 
 
-def _always_equal(node: torch._C.Node, operands: Sequence[tuple[object, list[int | Size]]]) -> bool:
+def _always_equal(op: str, operands: Sequence[tuple[object, list[int | Size]]]) -> bool:
     """Whether a comparison is of sizes that are the same polynomial."""
-    comparison = node.kind() in ("aten::eq", "aten::ne")
+    comparison = op in ("aten::eq", "aten::ne")
     return (
         comparison
         and all(kind in (int, [int] * len(sizes)) for kind, sizes in operands)

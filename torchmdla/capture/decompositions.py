@@ -18,7 +18,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     return dict(get_decompositions(_DECOMPOSED))
 
 
-_DECOMPOSED = [
+_DECOMPOSED: list[Any] = [
     aten._native_batch_norm_legit,
     aten._native_batch_norm_legit_functional,
     aten._native_batch_norm_legit.no_stats,

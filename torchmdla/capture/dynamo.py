@@ -9,10 +9,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext
 from torch.fx.graph import _BoxedCodeGen
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
 from torchmdla.capture.decompositions import decompositions
 from torchmdla.capture.fx import form_groups
@@ -46,6 +49,8 @@ def torchmdla(
         bw_compiler=partial(_compile_backward, options=chosen),
         inference_compiler=inference,
         decompositions=decompositions(),
+        # Saves little for the backward pass: what is elementwise, a kernel computes again at no cost.
+        partition_fn=min_cut_rematerialization_partition,
         keep_inference_input_mutations=True,
     )
     compiled: Callable[..., Any] = compiler(module, example_inputs)
@@ -74,12 +79,26 @@ def _boxed(module: fx.GraphModule, parameters: Collection[fx.Node], options: Opt
     module.graph.set_codegen(_BoxedCodeGen())
     # A module of its own: Dynamo's compile their code when they are called, in every call's way.
     run: Any = fx.GraphModule(module, module.graph).forward
+    has_only_builtins = not any(map(_is_custom, module.graph.nodes))
 
     def call(inputs: list[Any]) -> Any:
+        # The first call runs under a mode of AOT Autograd that watches custom operators, under which no group compiles.
+        if torch._C._len_torch_dispatch_stack() and has_only_builtins and _modes_look_away():
+            with _disable_current_modes():
+                return run(inputs)
         return run(inputs)
 
     call._boxed_call = True  # type: ignore[attr-defined]
     return call
+
+
+def _is_custom(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target.namespace not in ("aten", "prim", "prims")
+
+
+def _modes_look_away() -> bool:
+    """Whether every dispatch mode that is on says that what compilers do inside is not its business."""
+    return all(mode.ignore_compile_internals() for mode in _get_current_dispatch_mode_stack())
 
 
 def _parameters(module: fx.GraphModule, trains: bool) -> list[fx.Node]:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Collection, Sequence
+
 from torch import fx
 
-from torchmdla import devices
-from torchmdla.capture.fx_group import FxSubgraph
-from torchmdla.capture.group import Group
+from torchmdla import _C, devices
+from torchmdla.capture.fx_group import FxSubgraph, make_group
 from torchmdla.capture.normalise import normalise
 from torchmdla.capture.options import Options
 from torchmdla.capture.partition import Partition, partition
@@ -39,9 +39,9 @@ def form_groups(module: fx.GraphModule, parameters: Collection[fx.Node], options
     return module
 
 
-def groups(module: fx.GraphModule) -> list[Group]:
+def groups(module: fx.GraphModule) -> list[_C.Group]:
     """The groups of a module that :func:`form_groups` returned."""
-    return [node.target for node in module.graph.nodes if isinstance(node.target, Group)]
+    return [node.target for node in module.graph.nodes if isinstance(node.target, _C.Group)]
 
 
 def _reorder(graph: fx.Graph, order: Sequence[fx.Node]) -> None:
@@ -89,12 +89,13 @@ class _Extraction:
             return any(map(self._is_outside, user.users))
         return user not in self._members
 
-    def _group(self, name: str, leaving: Sequence[fx.Node]) -> Group:
+    def _group(self, name: str, leaving: Sequence[fx.Node]) -> _C.Group:
         self._subgraph.output(tuple(self._inner[node] for node in leaving))
         parameters = [index for index, node in enumerate(self._inputs) if node in self._weights]
-        return Group(FxSubgraph(self._module, self._subgraph), name, self._options, parameters)
+        subgraph = FxSubgraph(self._module, self._subgraph, self._options.strict)
+        return make_group(subgraph, name, self._options, parameters)
 
-    def _call(self, group: Group, leaving: Sequence[fx.Node]) -> None:
+    def _call(self, group: _C.Group, leaving: Sequence[fx.Node]) -> None:
         graph = self._module.graph
         with graph.inserting_before(self._nodes[0]):
             call = graph.call_function(group, tuple(self._inputs))

@@ -19,7 +19,7 @@ class Options:
 
     def device_name(self) -> str:
         """The device that groups are for."""
-        return self.device or "cpu"
+        return self.device or devices.in_use()
 
     @classmethod
     def of(cls, options: Mapping[str, object] | None) -> Options:

@@ -8,6 +8,7 @@ a path between two of them through an untaken node would raise the level.
 from __future__ import annotations
 
 import operator
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,6 @@ from typing import Any
 import torch
 from torch import fx
 
-from torchmdla.capture.weights import slot
 from torchmdla.devices import Device, OpSupport
 from torchmdla.importer.fx import METADATA, attribute
 from torchmdla.importer.trace import in_schema_order, leaves, qualified_name
@@ -301,12 +301,14 @@ def _touches(node: fx.Node, written: set[fx.Node], memory: Mapping[fx.Node, fx.N
 def _is_copied(node: fx.Node) -> bool:
     """Integers computed from sizes and integers, and 0-d constants. A float may stay open until a call."""
     if node.op == "get_attr":
-        value = attribute(node)
-        is_constant = slot(node.graph.owning_module, str(node.target)) is None  # type: ignore[arg-type]
-        return is_constant and isinstance(value, torch.Tensor) and value.dim() == 0
+        return bool(_LITERAL.search(str(node.target))) and attribute(node).dim() == 0
     if node.op != "call_function" or not isinstance(node.meta.get("val"), int | torch.SymInt | torch.SymBool):
         return False
     return node.target in METADATA or not any(_holds_tensor(one) for one in node.all_input_nodes)
+
+
+# Tensors that were written out in the user's code have these names. Any other attribute may change between calls.
+_LITERAL = re.compile(r"(^|\.)(_tensor_constant|lifted_tensor_)\d+$")
 
 
 def _holds_tensor(node: fx.Node) -> bool:

@@ -29,10 +29,10 @@ class Weights:
 def gather_weights(module: fx.GraphModule) -> None:
     """Replaces the attribute reads of parameters and buffers, in place, by one call of :class:`Weights`."""
     graph = module.graph
-    reads = [node for node in graph.find_nodes(op="get_attr") if slot(module, str(node.target)) is not None]
+    reads = [node for node in graph.find_nodes(op="get_attr") if _slot(module, str(node.target)) is not None]
     if not reads:
         return
-    slots: list[Any] = [slot(module, str(node.target)) for node in reads]
+    slots: list[Any] = [_slot(module, str(node.target)) for node in reads]
     with graph.inserting_before(reads[0]):
         weights = graph.call_function(Weights(slots))
         for index, node in enumerate(reads):
@@ -44,7 +44,7 @@ def gather_weights(module: fx.GraphModule) -> None:
     module.recompile()
 
 
-def slot(module: nn.Module, path: str) -> tuple[Mapping[str, Any], str] | None:
+def _slot(module: nn.Module, path: str) -> tuple[Mapping[str, Any], str] | None:
     """Where the parameter or buffer ``path`` of ``module`` is held; None if it is neither."""
     owner, _, name = path.rpartition(".")
     holder = module.get_submodule(owner)

@@ -141,7 +141,7 @@ class Worker:
             raise EOFError(f"expected {kind}, got {head['kind']}")
 
     def _last_words(self) -> str:
-        return f"{_how_it_ended(self._process.returncode)}\n{self._errors.text()}".strip()
+        return f"{how_it_ended(self._process.returncode)}\n{self._errors.text()}".strip()
 
 
 class _Tail:
@@ -171,7 +171,8 @@ class _Tail:
                 self._bytes = (self._bytes + chunk)[-_TAIL_BYTES:]
 
 
-def _how_it_ended(code: int) -> str:
+def how_it_ended(code: int) -> str:
+    """The name of the signal, or the status, of a process that ended with ``code``."""
     if code >= 0:
         return f"exit status {code}"
     try:

@@ -81,6 +81,17 @@ def _instance_norm(input, weight, bias, running_mean, running_var, use_input_sta
     return _affine(normalised, weight, bias)
 
 
+def _batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled):  # type: ignore[no-untyped-def]
+    """By running statistics as eager computes it: a factor and a term for each channel, of the parameters alone."""
+    if training or input.dtype != running_var.dtype:
+        return torch.batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps, False)
+    factor = torch.rsqrt(running_var + eps)
+    if weight is not None:
+        factor = factor * weight
+    term = -running_mean * factor
+    return _affine(input, factor, term if bias is None else term + bias)
+
+
 def _mse_loss_backward(grad, value, target, reduction):  # type: ignore[no-untyped-def]
     """PyTorch's own, of floats; of integers eager rounds in between."""
     if not value.is_floating_point():
@@ -107,6 +118,7 @@ _WRITTEN: Mapping[str, Decomposition] = {
     "aten::gru_cell": recurrent.gru_cell,
     "aten::rnn_tanh_cell": recurrent.rnn_tanh_cell,
     "aten::rnn_relu_cell": recurrent.rnn_relu_cell,
+    "aten::batch_norm": _batch_norm,
     "aten::instance_norm": _instance_norm,
     "aten::gelu": elementwise.gelu,
     "aten::softshrink": elementwise.softshrink,

@@ -39,6 +39,12 @@ def symbol(name: str) -> str:
 _IDENTIFIER = re.compile(r"[A-Za-z_][\w$.]*", re.ASCII)
 
 
+def location(source: str) -> str:
+    """MLIR's location of ``file:line``."""
+    file, _, line = source.rpartition(":")
+    return f"loc({quote(file)}:{line}:0)" if file and line.isdigit() else "loc(unknown)"
+
+
 def float_literal(value: float) -> str:
     """A 64-bit float literal of MLIR that reads back exactly."""
     if math.isfinite(value):
@@ -131,7 +137,8 @@ class Emitter:
         returned = ", ".join(result.name for result in results)
         body = "".join(f"    {line}\n" for line in self._lines)
         tail = f" {returned} : {types}" if results else ""
-        return f"module {{\n  func.func @{symbol(name)}({signature}) -> ({types}) {{\n{body}    return{tail}\n  }}\n}}\n"
+        head = f"func.func @{symbol(name)}({signature}) -> ({types})"
+        return f"module {{\n  {head} {{\n{body}    return{tail}\n  }}\n}}\n"
 
     def _constant(self, text: str, type_: str) -> Value:
         if text not in self._constants:

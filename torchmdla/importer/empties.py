@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from torchmdla.errors import CompileError
 from torchmdla.importer.emitter import Emitter, Value
 from torchmdla.importer.trace import leaves, map_structure
 from torchmdla.importer.types import TensorMeta
@@ -34,6 +35,15 @@ def dense_operands(name: str, operands: Sequence[object]) -> Sequence[object]:
         return operands
     joined, *rest = operands
     return [[item for item in joined if not _has_none(item)], *rest]  # type: ignore[attr-defined]
+
+
+def check_variance(name: str, operands: Sequence[object]) -> None:
+    """Raises CompileError for the variance of a tensor without elements: NaN in PyTorch, and 0 / -1 upstream."""
+    if name.partition(".")[0] in _VARIANCES and _has_none(operands[0]):
+        raise CompileError("the variance of a tensor without elements is not supported")
+
+
+_VARIANCES = frozenset(("aten::var", "aten::std", "aten::var_mean", "aten::std_mean"))
 
 
 def _has_none(operand: object) -> bool:

@@ -33,7 +33,7 @@ def import_graph(graph: torch._C.Graph, record: Record, parameters: Collection[i
 
 
 # Ask a tensor for its type, so that the answer is known even if the tensor's data is not.
-_METADATA = frozenset(
+METADATA = frozenset(
     [
         "aten::size",
         "aten::dim",
@@ -109,7 +109,7 @@ class _Reader:
     def _call(self, node: torch._C.Node) -> None:
         outputs = list(node.outputs())
         metas = [self._builder.seen(output.debugName()) for output in outputs]
-        if node.kind() in _METADATA:
+        if node.kind() in METADATA:
             self._define(node, metas)
             return
         operands = [self._operand(value) for value in node.inputs()]

@@ -6,6 +6,7 @@ leave the op to the next way.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -90,7 +91,7 @@ def _view(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -
     """One op for all that only changes the shape, with the sizes of the result: no -1, no second tensor."""
     if operands["self"].meta.shape == metas[0].shape:
         return [operands["self"]]
-    return [emitter.tensor_op("torch.aten.view", [operands["self"], emitter.int_list(metas[0].shape)], metas[0])]
+    return [_viewed(emitter, operands["self"], metas[0])]
 
 
 def _expand(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object]:
@@ -98,6 +99,28 @@ def _expand(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any])
         return [operands["self"]]
     sizes = emitter.int_list(metas[0].shape)
     return [emitter.tensor_op("torch.aten.expand", [operands["self"], sizes, emitter.boolean(False)], metas[0])]
+
+
+def _roll(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object]:
+    """With shifts below the sizes: upstream's slices are clamped beyond. Without dims it is the flat tensor's."""
+    value, shifts, dims = operands["self"], operands["shifts"], operands["dims"]
+    if dims:
+        return [_rolled(emitter, value, shifts, dims)]
+    sizes = (math.prod(value.meta.shape),)
+    flat = TensorMeta(value.meta.dtype, sizes, contiguous_strides(sizes))
+    result = _rolled(emitter, _viewed(emitter, value, flat), shifts, [0])
+    return [_viewed(emitter, result, metas[0])]
+
+
+def _rolled(emitter: Emitter, value: Value, shifts: Sequence[int], dims: Sequence[int]) -> Value:
+    assert value.meta is not None
+    reduced = [shift % value.meta.shape[dim] for shift, dim in zip(shifts, dims, strict=True)]
+    operands = [value, emitter.int_list(reduced), emitter.int_list(dims)]
+    return emitter.tensor_op("torch.aten.roll", operands, value.meta)
+
+
+def _viewed(emitter: Emitter, value: Value, meta: TensorMeta) -> Value:
+    return emitter.tensor_op("torch.aten.view", [value, emitter.int_list(meta.shape)], meta)
 
 
 def _unless_0d(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object] | None:
@@ -170,6 +193,7 @@ REWRITES: Mapping[str, Rewrite] = {
     **dict.fromkeys(_DROPOUTS, _dropout),
     **dict.fromkeys(_SPLITS, _split),
     **dict.fromkeys(_VIEWS, _view),
+    "aten::roll": _roll,
     "aten::flip": _unless_0d,
     "aten::index_select": _unless_0d,
     "aten::unbind.int": _unbind,

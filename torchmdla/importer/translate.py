@@ -55,6 +55,7 @@ def translate(
     nothing = empties.without_elements(emitter, metas)
     if nothing is not None:
         return nothing
+    empties.check_variance(name, operands)
     operands = empties.dense_operands(name, operands)
     same = empties.unchanged(name, operands)
     if same is not None:
@@ -111,7 +112,7 @@ def _same_op(
     if name in ("aten::index.Tensor", "aten::index_put"):
         operands[1] = widened(emitter, operands[1])  # type: ignore[arg-type]
     values = [
-        _materialise(emitter, operand, argument.type, argument.N)  # type: ignore[attr-defined]
+        materialise(emitter, operand, argument.type, argument.N)  # type: ignore[attr-defined]
         for operand, argument in zip(operands, schema.arguments, strict=True)
     ]
     results = [_result_type(meta, returned.type) for meta, returned in zip(metas, schema.returns, strict=True)]
@@ -149,13 +150,13 @@ def _result_type(meta: object, type_: torch._C.JitType) -> str:
     raise CompileError(f"a result of type {type_} cannot be expressed")
 
 
-def _materialise(emitter: Emitter, operand: Operand, type_: torch._C.JitType, count: int | None = None) -> Value:
+def materialise(emitter: Emitter, operand: Operand, type_: torch._C.JitType, count: int | None = None) -> Value:
     """The SSA value of an operand where the schema asks for ``type_``; ``count`` is the N of ``int[N]``."""
     kind = type_.kind()
     if kind == "OptionalType":
         if operand is None:
             return emitter.none()
-        return _materialise(emitter, operand, type_.getElementType(), count)
+        return materialise(emitter, operand, type_.getElementType(), count)
     if kind == "ListType":
         return _materialise_list(emitter, operand, type_.getElementType(), count)
     if isinstance(operand, Number):
@@ -184,7 +185,7 @@ def _materialise_list(emitter: Emitter, operand: Operand, element: torch._C.JitT
     items = list(operand) if isinstance(operand, list | tuple) else [operand] * (count or 1)
     if element.kind() not in _ELEMENTS:
         raise CompileError(f"a list of {element} cannot be expressed")
-    return emitter.list([_materialise(emitter, item, element) for item in items], _ELEMENTS[element.kind()])
+    return emitter.list([materialise(emitter, item, element) for item in items], _ELEMENTS[element.kind()])
 
 
 def _write_int(emitter: Emitter, operand: Operand) -> Value:

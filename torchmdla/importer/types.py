@@ -133,6 +133,18 @@ def element_type(dtype: torch.dtype) -> str:
     return _lookup(dtype)[0]
 
 
+def dtype_of_element(element: str) -> torch.dtype:
+    """The inverse of :func:`element_type`.
+
+    Raises:
+        CompileError: no element type that the importer writes.
+    """
+    for dtype, (known, _) in _DTYPES.items():
+        if known == element:
+            return dtype
+    raise CompileError(f"element type {element} is not supported")
+
+
 def tensor_type(meta: TensorMeta) -> str:
     """The Torch dialect's value tensor type, as ``"!torch.vtensor<[2,3],f32>"``."""
     return f"!torch.vtensor<[{','.join(map(str, meta.shape))}],{element_type(meta.dtype)}>"

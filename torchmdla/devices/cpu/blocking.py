@@ -31,8 +31,10 @@ _MOST_PERMUTED = 4
 _TASKS = 8
 _LEAST_STEPS = 96
 
-# Tiles that share the fetching of the next block; with fewer it is in the way of their own loads.
-_FEWEST_PARTS = 8
+# Tiles that share the fetching of the next block; with fewer it is in the way of their own loads. Blocks of fewer bytes
+# than this part of the first cache come fast enough without.
+_FEWEST_PARTS = 3
+_LEAST_BLOCK = 0.5
 
 
 @dataclass(frozen=True)
@@ -74,8 +76,9 @@ def choose_levels(
 
 
 def choose_prefetch(nest: Nest, machine: Machine, levels: Sequence[Level]) -> Prefetch | None:
-    """What to fetch ahead under ``levels``: weights that the second cache does not hold. Of a new block, the first tile
-    that needs it would wait for all of it, while memory is idle during the others."""
+    """What to fetch ahead under ``levels``: blocks of an input that lie one behind the other, each used by several
+    tiles. Of a new block, the first tile that needs it would wait for all of it, while memory is idle during the
+    others. Weights that the second cache would hold are not there either: other kernels have filled it since."""
     if any(nest.reduction[level.loop] for level in levels) or len({level.loop for level in levels}) < len(levels):
         return None
     trips = [-(-nest.sizes[level.loop] // level.step) for level in levels]
@@ -90,13 +93,8 @@ def choose_prefetch(nest: Nest, machine: Machine, levels: Sequence[Level]) -> Pr
         block = size * math.prod(e for e, stride in zip(extents, operand.strides, strict=True) if stride)
         follows = size * operand.strides[levels[depth].loop] * levels[depth].step == block
         parts = math.prod(trips[depth + 1 :])
-        is_large = _lines(operand, nest.sizes, machine)[0] * machine.line > machine.second_level
-        if (
-            parts >= _FEWEST_PARTS
-            and follows
-            and is_large
-            and machine.first_level // 2 <= block <= machine.second_level
-        ):
+        fits = _LEAST_BLOCK * machine.first_level <= block <= machine.second_level
+        if parts >= _FEWEST_PARTS and follows and fits:
             return Prefetch(number, depth, block, parts)
     return None
 

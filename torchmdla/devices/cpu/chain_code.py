@@ -17,7 +17,7 @@ from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.nests import ELEMENT_BYTES, stored
 from torchmdla.devices.cpu.schedule import choose
 from torchmdla.devices.cpu.size_code import Blocks, SizeCode, Symbols, count, share_slots
-from torchmdla.devices.cpu.steps import Buffer, ChainStep, NestStep, Scalar, Step, final_nest
+from torchmdla.devices.cpu.steps import Buffer, ChainStep, NestStep, Scalar, Step, final_nest, flattened
 
 SCRATCH = "mdla_scratch"
 
@@ -48,7 +48,7 @@ class ChainCode:
 
 def spare_symbols(steps: Iterable[Step]) -> int:
     """How many symbols chains need for the sizes of last tiles."""
-    return max((len(step.tile) for step in steps if isinstance(step, ChainStep)), default=0)
+    return max((len(step.tile) for step in flattened(steps) if isinstance(step, ChainStep)), default=0)
 
 
 def write_chain(

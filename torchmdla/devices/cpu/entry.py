@@ -25,6 +25,7 @@ from torchmdla.devices.cpu.steps import (
     NestStep,
     Packing,
     RegionStep,
+    RepeatStep,
     Scalar,
     ScalarStep,
     Step,
@@ -152,6 +153,7 @@ class _FunctionWriter:
         self._lines: list[str] = []
         self._counter = 0
         self._names: dict[Scalar, str] = {}
+        self._views: dict[Buffer, str] = {}
         self._slots: dict[object, int] = {}
         self._most_operands = 1
         self._uses_status = False
@@ -197,22 +199,27 @@ class _FunctionWriter:
 
     def write(self) -> str:
         for step in self._steps:
-            if isinstance(step, NestStep):
-                self._call(step)
-            elif isinstance(step, ChainStep):
-                self._call_chain(step)
-            elif isinstance(step, RegionStep):
-                self._call_region(step)
-            elif isinstance(step, LoadStep):
-                self._load(step)
-            elif isinstance(step, StoreStep):
-                self._store(step)
-            elif isinstance(step, ScalarStep):
-                self._compute(step)
-            else:
-                self._assert(step)
+            self._run(step)
         self.text = self._assemble()
         return self.text
+
+    def _run(self, step: Step) -> None:
+        if isinstance(step, NestStep):
+            self._call(step)
+        elif isinstance(step, ChainStep):
+            self._call_chain(step)
+        elif isinstance(step, RepeatStep):
+            self._repeat(step)
+        elif isinstance(step, RegionStep):
+            self._call_region(step)
+        elif isinstance(step, LoadStep):
+            self._load(step)
+        elif isinstance(step, StoreStep):
+            self._store(step)
+        elif isinstance(step, ScalarStep):
+            self._compute(step)
+        else:
+            self._assert(step)
 
     # Text.
 
@@ -255,6 +262,8 @@ class _FunctionWriter:
         distance = offset * ELEMENT_BYTES[stored(buffer.element)]
         if buffer.kind == "temporary":
             return self._workspace(self._offsets[buffer], distance)
+        if buffer.kind == "view":
+            return self._at(self._views[buffer], distance)
         if buffer.kind == "global":
             return self._at(self._define(f"llvm.mlir.addressof @{buffer.symbol} : !llvm.ptr"), distance)
         return self._at(self._given(buffer), distance)
@@ -298,7 +307,7 @@ class _FunctionWriter:
     def _call(self, step: NestStep) -> None:
         symbol, nest, schedule = self._kernel(step)
         pointers = [self._pointer(buffer, offset) for buffer, offset in final_nest(step)[1]]
-        pointers += self._spilled_all(step.scalars + (step.ending.scalars if step.ending else ()), nest.may_fail)
+        pointers += self._spilled_all(step.all_scalars, nest.may_fail)
         pointers += [self._symbols] if nest.is_dynamic else []
         self.calls += 1
         self._call_kernel(symbol, pointers, ranges(nest, schedule), schedule.grain)
@@ -316,6 +325,23 @@ class _FunctionWriter:
         pointers += [self._symbols] if module.symbols.is_used else []
         self.calls += len(step.members)
         self._call_kernel(module.kernel(code.text), pointers, code.blocks, code.grain)
+
+    def _repeat(self, step: RepeatStep) -> None:
+        """A loop; the addresses of the views are computed at the start of each iteration."""
+        for nest in step.nests:
+            self._spilled_all(nest.all_scalars, may_fail=False)
+        bases = [self._pointer(view.base, view.offset) for view in step.views]
+        distances = [self._number(v.distance * ELEMENT_BYTES[stored(v.base.element)]) for v in step.views]
+        begin, end, one = self._constant(0), self._number(step.count), self._constant(1)
+        self._counter += 1
+        iteration = f"%e{self._counter}"
+        self._lines.append(f"scf.for {iteration} = {begin} to {end} step {one} : i64 {{")
+        for view, base, distance in zip(step.views, bases, distances, strict=True):
+            moved = self._define(f"llvm.mul {iteration}, {distance} : i64")
+            self._views[view.buffer] = self._moved(base, moved)
+        for member in step.steps:
+            self._run(member)
+        self._lines.append("}")
 
     def _kernel(self, step: NestStep) -> tuple[str, AnyNest, Schedule]:
         """The kernel of a nest, written if it is new."""

@@ -15,6 +15,7 @@ from itertools import pairwise
 
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.nests import ELEMENT_BYTES, stored
+from torchmdla.devices.cpu.padding import distance
 from torchmdla.devices.cpu.steps import (
     Access,
     Buffer,
@@ -125,12 +126,7 @@ def _reshape(buffer: Buffer, users: Sequence[NestStep], dimension: int, extent: 
 
 
 def chain_slices(steps: Steps, machine: Machine) -> None:
-    """Replaces products and the elementwise steps that read their results in slices by chains, in place.
-
-    Whether slices fit the cache would depend on sizes that vary: a dynamic program is left as it is.
-    """
-    if any(buffer.varies for buffer in steps.buffers()):
-        return
+    """Replaces products and the elementwise steps that read their results in slices by chains, in place."""
     last: dict[Buffer, int] = {}
     for position, step in enumerate(steps.steps):
         last.update(dict.fromkeys([*step.reads, *step.writes], position))
@@ -139,21 +135,24 @@ def chain_slices(steps: Steps, machine: Machine) -> None:
     while position < len(steps.steps):
         step = steps.steps[position]
         end = last[step.writes[0]] + 1 if isinstance(step, NestStep) and step.writes else 0
-        chain = _chained(steps.steps[position:end], machine) if end - position > 1 else None
+        chain = _chained(steps, steps.steps[position:end], machine) if end - position > 1 else None
         result.append(chain or step)
         position = end if chain else position + 1
     steps.steps = result
 
 
-def _chained(candidates: Sequence[Step], machine: Machine) -> ChainStep | None:
-    """A chain of a product and all the steps up to the last that reads its result."""
+def _chained(steps: Steps, candidates: Sequence[Step], machine: Machine) -> ChainStep | None:
+    """A chain of a product and all the steps up to the last that reads its result.
+
+    Whether a result whose size varies fits the cache depends on that size: such products are left as they are.
+    """
     product, *readers = [s for s in candidates if isinstance(s, NestStep)]
     if len(readers) + 1 != len(candidates) or not all(map(is_elementwise, readers)) or not any(product.reduction):
         return None
     if len(product.written_accesses) != 1 or product.tables or product.written_accesses[0].buffer.kind != "temporary":
         return None
     buffer = product.written_accesses[0].buffer
-    if buffer.fixed or buffer in product.reads or any(buffer in s.writes or buffer not in s.reads for s in readers):
+    if buffer.fixed or buffer.varies or buffer in product.reads or any(buffer in s.writes or buffer not in s.reads for s in readers):
         return None
     found = _axis(product, readers, machine)
     if found is None:
@@ -162,8 +161,10 @@ def _chained(candidates: Sequence[Step], machine: Machine) -> ChainStep | None:
     if buffer.bytes // buffer.sizes[dimension] * width > _LOCAL_PART * machine.first_level:
         return None
     members, loops = zip(*(_with_axis(s, buffer, dimension, width) for s in (product, *readers)), strict=True)
-    if not _run_by_tile(members, loops, buffer):
+    distances = _run_by_tile(members, loops, buffer)
+    if distances is None:
         return None
+    steps.positive += distances
     return _chain(members, loops, buffer, dimension, width)
 
 
@@ -201,21 +202,24 @@ def _with_axis(step: NestStep, buffer: Buffer, dimension: int, width: int) -> tu
     return copy, loop
 
 
-def _run_by_tile(members: Sequence[NestStep], loops: Sequence[int], result: Buffer) -> bool:
-    """Whether each tile of the members needs nothing of another: the product reads nothing that they write, and
-    whatever they write each tile has a part of its own, which they read in the same tile only."""
-    written = {b for m in members for b in m.writes} - {result}
-    if written & set(members[0].reads):
-        return False
-    parts: dict[Buffer, set[object]] = {}
-    for member, loop in zip(members, loops, strict=True):
-        for access in member.accesses:
-            if access.buffer in written:
-                part = _part(member, loop, access)
-                if part is None:
-                    return False
-                parts.setdefault(access.buffer, set()).add(part)
-    return all(len(found) == 1 for found in parts.values())
+def _run_by_tile(members: Sequence[NestStep], loops: Sequence[int], result: Buffer) -> list[int] | None:
+    """Whether each tile of the members needs nothing of another: whatever they write each tile has a part of its own,
+    and what else they touch of the same buffer is either that part, in the same tile, or apart from all that is written.
+    Gives by how much, None if it is not so."""
+    touched = [(m, loop, a) for m, loop in zip(members, loops, strict=True) for a in m.accesses if a.buffer is not result]
+    distances = []
+    for writer, axis, written in ((m, loop, a) for m, loop, a in touched if a in m.written_accesses):
+        own = _part(writer, axis, written)
+        if own is None:
+            return None
+        for member, loop, access in touched:
+            if access.buffer is not written.buffer or (member is not members[0] and _part(member, loop, access) == own):
+                continue
+            apart = distance(writer, written, member, access)
+            if apart <= 0:
+                return None
+            distances.append(apart)
+    return distances
 
 
 def _part(step: NestStep, axis: int, access: Access) -> object | None:

@@ -33,16 +33,32 @@ def lower(program: Program) -> Artifact:
     """
     seconds: dict[str, float] = {}
     with new_context(), ir.Location.unknown():
-        steps = (_dynamic_steps if program.symbols else _static_steps)(program, seconds)
-        with _timed(seconds, "kernels"):
-            code = write_module(steps, program)
-        with _timed(seconds, "llvm"):
-            with explained("the generated code is not valid"):
-                generated = ir.Module.parse(code.text)
-            to_llvm(generated, code.has_regions)
+        code, generated = _generate(program, seconds)
         with _timed(seconds, "object"):
             object_code = to_object(generated, ENTRY, code.externals)
     return Artifact(object_code, _manifest(program, code, object_code, seconds))
+
+
+def generated_module(program: Program) -> ir.Module:
+    """What :func:`lower` makes object code of, in the LLVM dialect, in the current context.
+
+    Raises:
+        torchmdla.CompileError: as :func:`lower`.
+    """
+    _, generated = _generate(program, {})
+    return generated
+
+
+def _generate(program: Program, seconds: dict[str, float]) -> tuple[Code, ir.Module]:
+    """The generated code, in the LLVM dialect, in the current context."""
+    steps = (_dynamic_steps if program.symbols else _static_steps)(program, seconds)
+    with _timed(seconds, "kernels"):
+        code = write_module(steps, program)
+    with _timed(seconds, "llvm"):
+        with explained("the generated code is not valid"):
+            generated = ir.Module.parse(code.text)
+        to_llvm(generated, code.has_regions)
+    return code, generated
 
 
 def _static_steps(program: Program, seconds: dict[str, float]) -> Steps:

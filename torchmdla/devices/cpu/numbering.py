@@ -61,6 +61,24 @@ def numbering(nest: Nest[Number]) -> Numbering[Number]:
     return Numbering(nest.operands, sources, types, instructions, results, varies, outputs, end)
 
 
+def multiply_adds(nest: AnyNest, values: Numbering[Number]) -> dict[int, int]:
+    """Additions to what is accumulated, each with the product that it adds and that nothing else reads: one instruction
+    can do both, with one rounding."""
+    outputs = range(values.first_output, values.first_output + len(nest.outputs))
+    found = {}
+    for product, instruction in values.instructions.items():
+        if instruction.name != "arith.mulf" or instruction.result not in ("f32", "f64"):
+            continue
+        readers = [(n, i) for n, i in values.instructions.items() if product in i.operands]
+        stored = any(product == value for value, _ in values.results)
+        if len(readers) != 1 or stored or product in nest.yields:
+            continue
+        addition, reader = readers[0]
+        if reader.name == "arith.addf" and any(v in outputs for v in reader.operands):
+            found[addition] = product
+    return found
+
+
 def _moved(
     epilogue: Epilogue[Number], reduced: int, outputs: int, end: int
 ) -> tuple[dict[int, Instruction], tuple[int, ...]]:

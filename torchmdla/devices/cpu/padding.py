@@ -15,6 +15,7 @@ from torchmdla.devices.cpu.steps import Access, Buffer, Linear, NestStep, Step, 
 def compute_in_place(steps: Steps) -> None:
     """Removes copies of temporaries into blocks of other buffers where the source can be computed there."""
     users = Users(steps)
+    order = {step: k for k, step in enumerate(steps.steps)}
     for copy in [s for s in steps.nests() if is_copy(s)]:
         block = _block(copy)
         source, whole = copy.inputs[0].buffer, copy.outputs[0].buffer
@@ -30,10 +31,11 @@ def compute_in_place(steps: Steps) -> None:
         if isinstance(fill, NestStep):
             _fill_first(steps, fill, whole, source.sizes, block)
             users = Users(steps)
+            order = {step: k for k, step in enumerate(steps.steps)}
         else:
             both = {*users.of(source), *users.of(whole)} - {copy}
             users.set(source, [])
-            users.set(whole, sorted(both, key=steps.steps.index))
+            users.set(whole, sorted(both, key=order.__getitem__))
 
 
 # Which copies.
@@ -74,21 +76,22 @@ def _may_move(users: Sequence[Step], source: Buffer, copy: NestStep) -> bool:
 
 
 def _distances_to_blocks(users: Sequence[Step], whole: Buffer, copy: NestStep) -> list[int] | None:
-    """How far from the copy's block in a buffer lies what else is written, if nobody else touches that block before the
-    copy or writes it afterwards, but a fill of all of the buffer that comes first. None otherwise."""
+    """How far from the copy's block in a buffer lies what else is written, or read before the copy, if nobody else
+    touches that block before the copy or writes it afterwards, but a fill of all of the buffer that comes first. None
+    otherwise."""
     position = users.index(copy)
     distances = []
     for k, step in enumerate(users):
         if step is copy or (k == 0 and filled_with(step) is not None):
             continue
-        if not isinstance(step, NestStep) or (k < position and whole in step.reads):
+        if not isinstance(step, NestStep) or (k < position and any(t.buffer is whole for t in step.tables)):
             return None
-        written = [a for a in step.written_accesses if a.buffer is whole]
-        distances += [_distance(step, a, copy, copy.outputs[0]) for a in written]
-    return distances if all(distance > 0 for distance in distances) else None
+        touched = step.written_accesses + (step.read_accesses if k < position else ())
+        distances += [distance(step, a, copy, copy.outputs[0]) for a in touched if a.buffer is whole]
+    return distances if all(number > 0 for number in distances) else None
 
 
-def _distance(step: NestStep, access: Access, other_step: NestStep, other: Access) -> int:
+def distance(step: NestStep, access: Access, other_step: NestStep, other: Access) -> int:
     """How far apart two accesses of a buffer are in the dimension in which they are farthest: not positive if the
     elements that they touch are not told apart by one dimension alone."""
     pairs = zip(access.indices, other.indices, strict=True)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from torchmdla.devices.cpu import math_library
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.nests import ELEMENT_BYTES, Nest, Operand, stored
-from torchmdla.devices.cpu.numbering import Numbering, numbering
+from torchmdla.devices.cpu.numbering import multiply_adds, numbering
 
 # Cycles, on a core that does two vector operations and two loads in each.
 _OPERATION = 0.5
@@ -228,7 +228,7 @@ def _balanced(size: int, limit: int, most: int) -> list[int]:
 
 def _terms(nest: Nest, machine: Machine, axes: Sequence[int], vector: int, lanes: int) -> list[_Term]:
     values = numbering(nest)
-    fused = _fused_products(nest, values)
+    fused = set(multiply_adds(nest, values).values()) if machine.fused else set()
     reduction = {d for d, reduced in enumerate(nest.reduction) if reduced}
     terms = []
     for number in range(values.first_epilogue):
@@ -279,15 +279,3 @@ def _windows(nest: Nest, strides: Sequence[int], axes: Sequence[int], vector: in
             if loop != vector and strides[other] and strides[loop] and strides[loop] % strides[other] == 0:
                 yield axis, strides[loop] // strides[other], nest.sizes[other]
                 break
-
-
-def _fused_products(nest: Nest, values: Numbering) -> set[int]:
-    """Products that only an addition to an output reads: one instruction does both."""
-    outputs = range(values.first_output, values.first_output + len(nest.outputs))
-    found = set()
-    for number, instruction in values.instructions.items():
-        if instruction.name == "arith.mulf":
-            readers = [i for i in values.instructions.values() if number in i.operands]
-            if len(readers) == 1 and readers[0].name == "arith.addf" and any(v in outputs for v in readers[0].operands):
-                found.add(number)
-    return found

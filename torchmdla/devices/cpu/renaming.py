@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from torchmdla.devices.cpu.steps import Access, Buffer, ChainStep, NestStep, Step, Steps, covers, is_copy
+from torchmdla.devices.cpu.steps import Access, Buffer, ChainStep, NestStep, RepeatStep, Step, Steps, covers, is_copy
 
 
 def separate_values(steps: Steps) -> None:
@@ -70,6 +70,8 @@ def share_buffers(steps: Steps) -> None:
     for position, step in enumerate(steps.steps):
         if isinstance(step, NestStep | ChainStep):
             step.map_accesses(lambda access: replace(access, buffer=resolved(access.buffer)))
+        if isinstance(step, RepeatStep):
+            step.rename(resolved)
         if isinstance(step, NestStep):
             pair = _replaceable(step, position, first, last)
             if pair is not None:

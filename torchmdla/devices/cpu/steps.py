@@ -8,7 +8,7 @@ when the final :class:`~torchmdla.devices.cpu.nests.Nest` is made, by :func:`fin
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -27,7 +27,7 @@ from torchmdla.devices.cpu.nests import (
     stored,
 )
 
-Kind = Literal["input", "parameter", "result", "temporary", "global", "packed", "local"]
+Kind = Literal["input", "parameter", "result", "temporary", "global", "packed", "local", "view"]
 
 
 @dataclass(eq=False)
@@ -161,6 +161,11 @@ class NestStep:
     def accesses(self) -> tuple[Access, ...]:
         """What the kernel touches at the loops' indices, in the order of its operands."""
         return self.inputs + (self.ending.inputs + self.ending.outputs if self.ending else self.outputs)
+
+    @property
+    def all_scalars(self) -> tuple[Scalar, ...]:
+        """The scalars of the body, then those of the ending."""
+        return self.scalars + (self.ending.scalars if self.ending else ())
 
     def map_accesses(self, function: Callable[[Access], Access]) -> None:
         """Replaces every access (tables stay)."""
@@ -299,7 +304,59 @@ class ChainStep:
         return tuple(flat.factors[loop] * extent * size for loop, extent in pairs)
 
 
-Step = NestStep | ChainStep | RegionStep | LoadStep | StoreStep | ScalarStep | AssertStep
+@dataclass(eq=False)
+class View:
+    """``buffer``, of kind ``view``, is the memory of ``base`` from element ``offset`` on, ``distance`` elements further
+    in each iteration."""
+
+    buffer: Buffer
+    base: Buffer
+    offset: int
+    distance: int
+
+
+@dataclass(eq=False)
+class RepeatStep:
+    """Runs ``steps`` ``count`` times, one after the other. What differs between iterations is where their ``views``
+    lie; buffers are as they are for all other steps."""
+
+    count: int
+    steps: tuple[NestStep | ChainStep, ...]
+    views: tuple[View, ...]
+
+    @property
+    def reads(self) -> list[Buffer]:
+        return self._seen([b for step in self.steps for b in step.reads])
+
+    @property
+    def writes(self) -> list[Buffer]:
+        return self._seen([b for step in self.steps for b in step.writes])
+
+    @property
+    def nests(self) -> list[NestStep]:
+        """Everything that an iteration computes, in order."""
+        return [n for step in self.steps for n in (step.members if isinstance(step, ChainStep) else (step,))]
+
+    def _seen(self, buffers: list[Buffer]) -> list[Buffer]:
+        bases = {view.buffer: view.base for view in self.views}
+        return [bases.get(b, b) for b in buffers]
+
+    def rename(self, function: Callable[[Buffer], Buffer]) -> None:
+        """Replaces every buffer (views stay)."""
+        for step in self.steps:
+            step.map_accesses(lambda access: replace(access, buffer=function(access.buffer)))
+        self.views = tuple(replace(view, base=function(view.base)) for view in self.views)
+
+
+Step = NestStep | ChainStep | RepeatStep | RegionStep | LoadStep | StoreStep | ScalarStep | AssertStep
+
+
+def flattened(steps: Iterable[Step]) -> Iterator[Step]:
+    """Steps, and those that they repeat."""
+    for step in steps:
+        yield step
+        if isinstance(step, RepeatStep):
+            yield from step.steps
 
 
 @dataclass

@@ -11,6 +11,7 @@ from torchmdla.devices.cpu.copies import remove_copies
 from torchmdla.devices.cpu.epilogue import merge_epilogues
 from torchmdla.devices.cpu.fills import move_fills
 from torchmdla.devices.cpu.gates import chain_slices, separate_slices
+from torchmdla.devices.cpu.hoisting import hoist_parameter_work
 from torchmdla.devices.cpu.layout import block_channels
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.packing import pack_parameters
@@ -18,6 +19,7 @@ from torchmdla.devices.cpu.padding import compute_in_place
 from torchmdla.devices.cpu.panels import lay_out_panels
 from torchmdla.devices.cpu.products import transpose_factors
 from torchmdla.devices.cpu.renaming import separate_values, share_buffers
+from torchmdla.devices.cpu.rolling import roll_loops
 from torchmdla.devices.cpu.steps import Steps
 
 
@@ -44,9 +46,11 @@ def rewrite(steps: Steps, program: Program) -> None:
     separate_slices(steps)
     lay_out_panels(steps, lanes)
     merge_epilogues(steps)
+    hoist_parameter_work(steps)
     pack_parameters(steps)
     transpose_factors(steps)
     chain_slices(steps, machine)
+    roll_loops(steps)
 
 
 def run_by_tiles(steps: Steps, program: Program, tiles: Sequence[Sequence[int]] | None = None) -> None:

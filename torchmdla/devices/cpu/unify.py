@@ -20,7 +20,7 @@ from torchmdla.devices.cpu.steps import Buffer, NestStep, RegionStep, Scalar, Sc
 from torchmdla.errors import CompileError
 
 # Fields whose numbers count elements or iterations; in all others a number stands for a thing.
-_COUNTS = frozenset(("sizes", "strides", "factors", "constant", "offset", "extents", "positive"))
+_COUNTS = frozenset(("sizes", "strides", "factors", "constant", "offset", "extents", "positive", "count", "distance"))
 
 # The attributes of ``arith.constant`` around its number.
 _CONSTANT = re.compile(r"\{?value = ([-+.\w]+) : \w+\}?")

@@ -9,7 +9,7 @@ from torchmdla.devices.cpu import math_library
 from torchmdla.devices.cpu.kernels.code import CodeWriter, Value, vector_type
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.nests import ELEMENT_BYTES, AnyNest, Instruction
-from torchmdla.devices.cpu.numbering import numbering
+from torchmdla.devices.cpu.numbering import multiply_adds, numbering
 
 # Floating types, with the bits of infinity.
 INFINITY = {"f16": 0x7C00, "bf16": 0x7F80, "f32": 0x7F800000, "f64": 0x7FF0000000000000}
@@ -26,6 +26,7 @@ class InstructionWriter(CodeWriter):
         self.nest = nest
         self.machine = machine
         self.numbers = numbering(nest)
+        self.multiply_adds = multiply_adds(nest, self.numbers) if machine.fused else {}
         self.externals: dict[str, str] = {}
 
     def _apply(self, instruction: Instruction, operands: Sequence[Value]) -> Value:

@@ -9,7 +9,7 @@ from torchmdla.devices.cpu.kernels.code import Count, Point, Value
 from torchmdla.devices.cpu.kernels.instructions import INFINITY
 from torchmdla.devices.cpu.kernels.tile import TileWriter
 from torchmdla.devices.cpu.machine import Machine
-from torchmdla.devices.cpu.nests import ELEMENT_BYTES, AnyNest, Instruction, stored
+from torchmdla.devices.cpu.nests import ELEMENT_BYTES, AnyNest, AnyOperand, Instruction, stored
 from torchmdla.devices.cpu.schedule import NEUTRAL, Schedule, combiners
 
 _KINDS = {
@@ -287,9 +287,7 @@ class ReductionWriter(TileWriter):
             return ""
         tile, inside = self._constant(0), prefetch.parts
         for level in self.schedule.levels[prefetch.depth + 1 :]:
-            size = self.nest.sizes[level.loop]
-            assert isinstance(size, int), "only static nests fetch ahead"
-            inside //= -(-size // level.step)
+            inside //= -(-self._steps_of(level.loop) // level.step)
             index = self._define(f"arith.divui {self._induction[level.loop]}, {self._constant(level.step)} : i64")
             index = self._define(f"arith.muli {index}, {self._constant(inside)} : i64")
             tile = self._define(f"arith.addi {tile}, {index} : i64")
@@ -302,11 +300,10 @@ class ReductionWriter(TileWriter):
         prefetch = self.schedule.prefetch
         assert prefetch is not None
         operand = self.nest.operands[prefetch.operand]
-        distances = {}
-        for d in self.schedule.reduction:
-            stride = operand.strides[d]
-            assert isinstance(stride, int), "only static nests fetch ahead"
-            distances[d] = -(-stride * ELEMENT_BYTES[stored(operand.element)] // prefetch.parts)
+        strides = {d: self._bytes_apart(operand, d) for d in self.schedule.reduction}
+        # The block may be several times what the reduction walks, and these lie one behind the other.
+        walked = max(stride * self._steps_of(d) for d, stride in strides.items())
+        distances = {d: -(-stride * prefetch.block // (walked * prefetch.parts)) for d, stride in strides.items()}
         place = self._next_part
         for d in (d for d in self.schedule.reduction if d in self._induction and distances[d]):
             moved = self._define(f"arith.muli {self._induction[d]}, {self._constant(distances[d])} : i64")
@@ -317,6 +314,16 @@ class ReductionWriter(TileWriter):
                 f'"llvm.intr.prefetch"({address}) <{{rw = 0 : i32, hint = {_SECOND_CACHE} : i32, cache = 1 : i32}}> '
                 ": (!llvm.ptr) -> ()"
             )
+
+    def _bytes_apart(self, operand: AnyOperand, loop: int) -> int:
+        stride = operand.strides[loop]
+        assert isinstance(stride, int), "only static nests fetch ahead"
+        return stride * ELEMENT_BYTES[stored(operand.element)]
+
+    def _steps_of(self, loop: int) -> int:
+        size = self.nest.sizes[loop]
+        assert isinstance(size, int), "only static nests fetch ahead"
+        return size
 
     def _accumulate(self, keys: Sequence[_Key], values: Sequence[Value]) -> list[Value]:
         with self._scope():

@@ -57,6 +57,8 @@ class TileWriter(MemoryWriter):
         instruction = self.numbers.instructions[number]
         if instruction.name == "index":
             return self._index(instruction.payload, point)
+        if number in self.multiply_adds:
+            return self._multiply_add(number, point)
         operands = [self._value(v, point) for v in instruction.operands]
         if instruction.name == "load":
             return self._load_table(instruction, operands, self._active(point))
@@ -64,6 +66,13 @@ class TileWriter(MemoryWriter):
             self._report(operands[0], self._active(point))
             return operands[0]
         return self._apply(instruction, operands)
+
+    def _multiply_add(self, addition: int, point: Point) -> Value:
+        product, addend = self.multiply_adds[addition], self.numbers.instructions[addition]
+        factors = self.numbers.instructions[product].operands
+        numbers = [*factors, *(v for v in addend.operands if v != product)]
+        operands = [self._value(v, point) for v in numbers]
+        return self._apply(Instruction("math.fma", (), addend.result), operands)
 
     # Indices, tables, checks.
 

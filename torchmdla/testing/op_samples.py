@@ -6,6 +6,8 @@ change their dtype.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 _random = torch.Generator().manual_seed(7)
@@ -31,7 +33,7 @@ def b(*shape: int) -> torch.Tensor:
     return torch.rand(shape, generator=_random) > 0.5
 
 
-def unary(names: str, *, make=f) -> dict[str, list[tuple[object, ...]]]:  # type: ignore[no-untyped-def]
+def unary(names: str, *, make: Callable[..., torch.Tensor] = f) -> dict[str, list[tuple[object, ...]]]:
     return {f"aten::{name}": [(make(3, 5),)] for name in names.split()}
 
 
@@ -402,7 +404,7 @@ SAMPLES: dict[str, list[tuple[object, ...]]] = {
     "aten::repeat": [(X, [2, 3]), (X, [2, 1, 1])],
     "aten::repeat_interleave.self_int": [(X, 2, 1), (X, 2)],
     "aten::tile": [(X, [2, 2])],
-    "aten::roll": [(X, [1], [0]), (X, [1, -2], [0, 1])],
+    "aten::roll": [(X, [1], [0]), (X, [1, -2], [0, 1]), (X, [7, -9], [0, -1]), (X, [5, 5], [0, 0]), (X, [-17])],
     "aten::flip": [(X, [0]), (X, [0, 1])],
     "aten::rot90": [(X,)],
     "aten::tril": [(X,), (X, 1)],

@@ -1,0 +1,34 @@
+// Groups whose subgraphs are in Python: `torchmdla._C.Group`.
+#pragma once
+
+#include "python_objects.h"
+#include "subgraph.h"
+
+#include <memory>
+
+namespace torchmdla {
+
+// A Python object with `run(*inputs)`, which returns a sequence of results, and
+// `run_and_record(*inputs)`, which returns the results and a dictionary of what was seen.
+class PythonSubgraph : public Subgraph {
+public:
+  explicit PythonSubgraph(const pybind11::object& object) : object_(hold(object)) {}
+
+  // The GIL must be held.
+  pybind11::object object() const { return borrow(object_); }
+
+  void run(torch::jit::Stack& stack) override;
+  Record run_and_record(torch::jit::Stack& stack) override;
+  // PyTorch's autograd follows the ops of `run`.
+  bool run_differentiable(torch::jit::Stack& stack) override { return false; }
+  bool conditions_hold(const Record& record) const override { return true; }
+  void run_split(torch::jit::Stack& stack) override { run(stack); }
+
+private:
+  const std::shared_ptr<PyObject> object_;
+};
+
+// Adds the type to the module.
+void bind_group(pybind11::module& module);
+
+} // namespace torchmdla

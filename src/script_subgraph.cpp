@@ -1,0 +1,85 @@
+#include "script_subgraph.h"
+
+#include "device_table.h"
+#include "fusion_pass.h"
+
+#include <c10/util/ScopeExit.h>
+#include <torch/csrc/jit/passes/shape_analysis.h>
+#include <torch/csrc/jit/passes/utils/subgraph_utils.h>
+
+#include <algorithm>
+
+namespace torchmdla {
+
+using torch::jit::Stack;
+
+namespace {
+
+constexpr size_t longest_name = 60;
+
+// Set while a group's own executor runs: a group inside of it that needs gradients after all must
+// not start another one.
+thread_local bool in_differentiable_run = false;
+
+} // namespace
+
+ScriptSubgraph::ScriptSubgraph(std::shared_ptr<torch::jit::Graph> graph, std::string device)
+    : graph_(std::move(graph)), device_(std::move(device)),
+      name_(torch::jit::SubgraphUtils::generateNameForGraph(graph_, longest_name, "mdla")) {
+  const auto table = device_table(device_);
+  TORCH_CHECK(table, "torchmdla: a group is for device \"", device_,
+              "\", which is not loaded here; "
+              "call torchmdla.enable(device=\"",
+              device_, "\") first");
+  for (const auto* node : graph_->nodes())
+    if (const auto* rule = table->rule(node))
+      for (const auto& [argument, wanted] : rule->where) {
+        const auto* value = node->input(*node->schema().argumentIndexWithName(argument));
+        if (value->node()->kind() != c10::prim::Constant)
+          conditions_.push_back({value->debugName(), wanted});
+      }
+}
+
+void ScriptSubgraph::run(Stack& stack) {
+  std::call_once(interpreted_once_, [&] { interpreted_.emplace(graph_, name_); });
+  torch::jit::InterpreterState(*interpreted_).run(stack);
+}
+
+Record ScriptSubgraph::run_and_record(Stack& stack) {
+  return torchmdla::run_and_record(*graph_, stack);
+}
+
+bool ScriptSubgraph::run_differentiable(Stack& stack) {
+  if (in_differentiable_run) return false;
+  std::call_once(differentiable_once_, [&] {
+    auto graph = graph_->copy();
+    torch::jit::EraseShapeInformation(graph);
+    differentiable_.emplace(graph, name_);
+  });
+  in_differentiable_run = true;
+  const auto leave = c10::make_scope_exit([] { in_differentiable_run = false; });
+  differentiable_->run(stack);
+  return true;
+}
+
+bool ScriptSubgraph::conditions_hold(const Record& record) const {
+  return std::all_of(conditions_.begin(), conditions_.end(), [&](const Condition& condition) {
+    const auto found = std::find_if(record.begin(), record.end(), [&](const RecordedValue& seen) {
+      return seen.name == condition.value;
+    });
+    const auto* value = found == record.end() ? nullptr : std::get_if<c10::IValue>(&found->seen);
+    return value && value->equals(condition.wanted).toBool();
+  });
+}
+
+void ScriptSubgraph::run_split(Stack& stack) {
+  std::call_once(split_once_, [&] {
+    auto graph = graph_->copy();
+    if (const auto table = device_table(device_))
+      fuse_groups(graph, *table, OpenConditions::assume_violated);
+    split_.emplace(graph, name_);
+  });
+  torch::jit::InterpreterState(*split_).run(stack);
+}
+
+} // namespace torchmdla

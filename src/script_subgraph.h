@@ -1,0 +1,61 @@
+// The subgraph of a group in a TorchScript graph.
+#pragma once
+
+#include "subgraph.h"
+
+#include <torch/csrc/jit/ir/ir.h>
+#include <torch/csrc/jit/runtime/graph_executor.h>
+#include <torch/csrc/jit/runtime/interpreter.h>
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace torchmdla {
+
+class ScriptSubgraph : public Subgraph {
+public:
+  ScriptSubgraph(std::shared_ptr<torch::jit::Graph> graph, std::string device);
+
+  const std::shared_ptr<torch::jit::Graph>& graph() const { return graph_; }
+  const std::string& name() const { return name_; }
+
+  void run(torch::jit::Stack& stack) override;
+  Record run_and_record(torch::jit::Stack& stack) override;
+
+  // A group formed from a run without gradients (tracing checks its result in one) and called with
+  // them: an executor of its own profiles the subgraph anew, and forms groups inside the
+  // differentiable graphs that it makes of it, forward and backward.
+  bool run_differentiable(torch::jit::Stack& stack) override;
+
+  bool conditions_hold(const Record& record) const override;
+
+  // A group that took an op on a condition that this call violates (dropout, in training after
+  // all): the subgraph runs with groups of its own around such ops.
+  void run_split(torch::jit::Stack& stack) override;
+
+private:
+  // A value that must be `wanted` for its node to be compiled.
+  struct Condition {
+    std::string value;
+    c10::IValue wanted;
+  };
+
+  const std::shared_ptr<torch::jit::Graph> graph_;
+  const std::string device_;
+  const std::string name_;
+  std::vector<Condition> conditions_;
+
+  std::once_flag interpreted_once_;
+  std::optional<torch::jit::Code> interpreted_; // set under interpreted_once_
+
+  std::once_flag differentiable_once_;
+  std::optional<torch::jit::GraphExecutor> differentiable_; // set under differentiable_once_
+
+  std::once_flag split_once_;
+  std::optional<torch::jit::Code> split_; // set under split_once_
+};
+
+} // namespace torchmdla

@@ -1,0 +1,35 @@
+// What a group computes, in PyTorch's own operators: its fallback, and what compiling starts from.
+#pragma once
+
+#include "record.h"
+
+#include <ATen/core/stack.h>
+
+namespace torchmdla {
+
+// Every function takes the group's inputs from the top of the stack and pushes its outputs. Any
+// thread may call, without the GIL. They throw what PyTorch throws.
+class Subgraph {
+public:
+  Subgraph() = default;
+  Subgraph(const Subgraph&) = delete;
+  Subgraph& operator=(const Subgraph&) = delete;
+  virtual ~Subgraph() = default;
+
+  virtual void run(torch::jit::Stack& stack) = 0;
+
+  // Node by node, remembering what was seen.
+  virtual Record run_and_record(torch::jit::Stack& stack) = 0;
+
+  // For inputs of which gradients are asked. False, with the stack as it was, where there is no
+  // better way than `run`.
+  virtual bool run_differentiable(torch::jit::Stack& stack) = 0;
+
+  // Whether a call with this record met what the group's nodes were taken on the condition of.
+  virtual bool conditions_hold(const Record& record) const = 0;
+
+  // For a call that violated the conditions.
+  virtual void run_split(torch::jit::Stack& stack) = 0;
+};
+
+} // namespace torchmdla

@@ -1,0 +1,226 @@
+"""Which nodes of FX graphs join which group, what a group costs to call, and where its errors point."""
+
+from __future__ import annotations
+
+import gc
+import operator
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import torchmdla
+from torchmdla import _C
+from torchmdla.capture.fx import form_groups, groups
+from torchmdla.capture.fx_group import FxSubgraph
+from torchmdla.capture.options import Options
+from torchmdla.errors import CompileError
+from torchmdla.importer.fx import import_fx
+from torchmdla.testing.compare import assert_matches
+
+X = torch.randn(4, 6)
+
+
+def grouped(function: Callable[..., Any], *inputs: Any, symbolic: bool = False) -> fx.GraphModule:
+    """The graph of ``function`` below autograd, with groups."""
+    mode = "symbolic" if symbolic else "fake"
+    with torch.no_grad():
+        return form_groups(make_fx(function, tracing_mode=mode, _allow_non_fake_inputs=True)(*inputs), (), Options())
+
+
+def inside(module: fx.GraphModule) -> list[list[str]]:
+    """The operators of each group."""
+    return [[step.op.removeprefix("aten::") for step in group.subgraph.steps()] for group in groups(module)]
+
+
+def outside(module: fx.GraphModule) -> list[str]:
+    return [
+        node.target.__name__
+        for node in module.graph.nodes
+        if node.op == "call_function" and not isinstance(node.target, _C.Group) and node.target is not operator.getitem
+    ]
+
+
+def view_that_leaves(x: Tensor) -> Any:
+    y = torch.relu(x) + 1
+    return y.t(), y.t().exp()
+
+
+def dtype_between(x: Tensor) -> Tensor:
+    y = torch.relu(x) * 2
+    return y.to(torch.float16).to(torch.float32).exp() * 2 + y
+
+
+def random_between(x: Tensor) -> Tensor:
+    y = torch.relu(x) + 1
+    return torch.bernoulli(y.sigmoid()) * y.exp() + 2
+
+
+def written_between(x: Tensor) -> Any:
+    before = torch.relu(x) + 1
+    x.copy_(before)
+    return (torch.relu(x) + 1) * 2
+
+
+def beside(x: Tensor) -> Any:
+    """The second chain does not need the untaken operator: one group, in spite of what stands between."""
+    y = torch.relu(x) + 1
+    z = torch.bernoulli(x)
+    return y, z, torch.exp(x) * 2
+
+
+def several_results(x: Tensor) -> Any:
+    values, _ = torch.max(x, 1)
+    normed, mean, _ = torch.native_layer_norm(x, [6], None, None, 1e-5)
+    return values, normed, mean
+
+
+RULES: dict[str, tuple[Callable[..., Any], list[list[str]], list[str]]] = {
+    "a view that leaves": (view_that_leaves, [["relu", "add", "t", "exp"]], ["t.default"]),
+    "one cheap operator does not pay": (torch.relu, [], ["relu.default"]),
+    "views alone do not pay": (lambda x: x.t().reshape(-1), [], ["t.default", "clone.default", "view.default"]),
+    "a dtype that is not taken": (
+        dtype_between,
+        [["relu", "mul"], ["exp", "mul", "add"]],
+        ["_to_copy.default", "_to_copy.default"],
+    ),
+    "random numbers": (random_between, [["relu", "add", "sigmoid", "exp"], ["mul", "add"]], ["bernoulli.default"]),
+    "a write": (written_between, [["relu", "add"], ["relu", "add", "mul"]], ["copy_.default"]),
+    "no need to split": (beside, [["relu", "add", "exp", "mul"]], ["bernoulli.default"]),
+    "several results": (
+        several_results,
+        [["max", "native_layer_norm", *["getitem"] * 5]],
+        [],
+    ),
+    "pieces": (lambda x: [piece.exp() * 2 for piece in x.split(2)], [["split", *["getitem", "exp", "mul"] * 2]], []),
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_rules(name: str) -> None:
+    function, wanted, rest = RULES[name]
+    module = grouped(function, X.clone().abs().clamp(0, 1))
+    assert [sorted(ops) for ops in inside(module)] == [sorted(ops) for ops in wanted]
+    assert outside(module) == rest
+    with torch.no_grad():
+        for seed in range(2):
+            x = torch.rand(4, 6)
+            one, other = x.clone(), x.clone()
+            torch.manual_seed(seed)
+            made = module(one)
+            torch.manual_seed(seed)
+            assert_matches(made, function(other))
+            assert_matches(one, other)
+
+
+def test_sizes_are_computed_inside_and_outside() -> None:
+    def function(x: Tensor) -> Any:
+        rows = x.size(0)
+        return (x.relu() + rows).view(rows * 2, -1).exp() / rows, rows * 2
+
+    module = grouped(function, X, symbolic=True)
+    assert len(groups(module)) == 1
+    with torch.no_grad():
+        for rows in (4, 5, 6, 7, 4):
+            x = torch.randn(rows, 6)
+            assert_matches(module(x), function(x))
+    assert not torchmdla.stats().fallbacks
+
+
+def test_constants_without_dimensions_are_known() -> None:
+    constant = torch.tensor(0.5)
+    module = grouped(lambda x: torch.relu(x * constant) + 1, X)
+    (group,) = groups(module)
+    assert len(group.subgraph.module.graph.find_nodes(op="placeholder")) == 1
+    assert_matches(module(X), torch.relu(X * 0.5) + 1)
+
+
+# --- the group itself --------------------------------------------------------------------------------------------
+
+
+def subgraph_of(function: Callable[..., Sequence[Tensor]], *inputs: Any) -> FxSubgraph:
+    traced = make_fx(function, tracing_mode="fake")(*inputs)
+    traced.graph.output_node().args = (tuple(traced.graph.output_node().args[0]),)
+    return FxSubgraph(traced, traced.graph)
+
+
+def test_a_group_is_called_with_its_inputs() -> None:
+    group = _C.Group(subgraph_of(lambda x, y: (x.relu() + y,), X, X), "a_name", "cpu", [1], 2)
+    assert (group.__name__, group.parameters) == ("a_name", [1])
+    for _ in range(3):
+        (made,) = group(X, X)
+        assert_matches(made, X.relu() + X)
+    with pytest.raises(TypeError, match="a_name takes 2 inputs by position, got 1"):
+        group(X)
+    with pytest.raises(TypeError, match="dict"):
+        group(X, {})
+    assert torchmdla.stats().specialisations == 1
+
+
+def test_a_group_asks_eager_for_what_it_cannot_take() -> None:
+    group = _C.Group(subgraph_of(lambda x: (x.relu() + 1,), X), "group", "cpu", [], 1)
+    x = torch.randn(4, 6, requires_grad=True)
+    (made,) = group(x)
+    made.sum().backward()
+    assert_matches(x.grad, (x > 0).float())
+    with torch._subclasses.FakeTensorMode() as mode:
+        (fake,) = group(mode.from_tensor(X))
+        assert isinstance(fake, torch._subclasses.FakeTensor)
+    assert sum(torchmdla.stats().fallbacks.values()) == 2
+
+
+def test_errors_keep_their_class() -> None:
+    group = _C.Group(subgraph_of(lambda x, y: (x @ y + 1,), X, X.t()), "group", "cpu", [], 2)
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        group(X, X)
+    stopped = FxSubgraph(torch.nn.Module(), group.subgraph.module.graph)
+    stopped.run_and_record = lambda *_: exec("raise KeyboardInterrupt")  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        _C.Group(stopped, "group", "cpu", [], 2)(X, X.t())
+
+
+def test_a_program_lets_go_of_its_groups() -> None:
+    module = grouped(lambda x: torch.relu(x) + 1, X)
+    module(X)
+    watched = weakref.ref(groups(module)[0].subgraph)
+    del module
+    gc.collect()
+    assert watched() is None
+
+
+# --- the importer ------------------------------------------------------------------------------------------------
+
+
+def test_errors_say_where() -> None:
+    def function(x: Tensor) -> Sequence[Tensor]:
+        return (torch.bernoulli(x.relu()),)
+
+    subgraph = subgraph_of(function, X)
+    (node,) = [node for node in subgraph.module.graph.nodes if "bernoulli" in str(node.target)]
+    node.meta["stack_trace"] = f'  File "{__file__}", line 7, in function\n    torch.bernoulli(x)'
+    record = subgraph.run_and_record(X.abs().clamp(0, 1))[1]
+    record = {**record, node.name: 0.5}
+    with pytest.raises(CompileError, match="known only at run time") as caught:
+        import_fx(subgraph.module.graph, record, ())
+    assert caught.value.op == "aten::bernoulli"
+    assert caught.value.source == f"{__file__}:7"
+
+
+def test_a_value_without_record_is_named() -> None:
+    subgraph = subgraph_of(lambda x: (x.relu() + 1,), X)
+    record = dict(subgraph.run_and_record(X)[1])
+    del record["add"]
+    with pytest.raises(CompileError, match="lacks value %add"):
+        import_fx(subgraph.module.graph, record, ())
+
+
+def test_the_variance_of_nothing_is_eagers() -> None:
+    empty = torch.empty(0, 5)
+    group = _C.Group(subgraph_of(lambda x: torch.var_mean(x), empty), "group", "cpu", [], 1)
+    with pytest.warns(RuntimeWarning, match="the variance of a tensor without elements"):
+        group(empty)
+    assert_matches(group(empty), torch.var_mean(empty))

@@ -1,0 +1,371 @@
+"""Scripted modules that are not frozen: modes and options are read in each call, and decide what a group does."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from graphs import groups, kinds, warmed_up
+from torch import Tensor, nn
+
+import torchmdla
+from torchmdla.testing.compare import assert_matches
+from torchmdla.testing.models import MODELS
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 3, bias=False)
+        self.first_norm = nn.BatchNorm2d(8)
+        self.second = nn.Conv2d(8, 8, 3, bias=False)
+        self.second_norm = nn.BatchNorm2d(8)
+        self.dropout = nn.Dropout(0.25)
+        self.last = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.first_norm(self.first(x)))
+        x = torch.relu(self.second_norm(self.second(x)))
+        return self.last(self.dropout(x.mean(dim=(2, 3))))
+
+
+class Twins:
+    """A module run by eager PyTorch, and its scripted copy."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.eager = module
+        self.scripted: Any = torch.jit.script(copy.deepcopy(module))
+
+    def set(self, change: Callable[[Any], object]) -> None:
+        change(self.eager)
+        change(self.scripted)
+
+    def check(self, *inputs: Tensor) -> None:
+        """One call of each from the same random state: same results, then the same buffers and random state."""
+        torch.manual_seed(5)
+        expected = self.eager(*inputs)
+        state = torch.get_rng_state()
+        torch.manual_seed(5)
+        assert_matches(self.scripted(*inputs), expected, layers=4)
+        assert torch.equal(torch.get_rng_state(), state)
+        for one, other in zip(self.eager.buffers(), self.scripted.buffers(), strict=True):
+            assert_matches(other, one, layers=4)
+
+
+def image(batch: int = 4, seed: int = 0) -> Tensor:
+    return torch.randn(batch, 3, 12, 12, generator=torch.Generator().manual_seed(seed))
+
+
+# --- groups ---------------------------------------------------------------------------------------------------
+
+
+# An encoder layer of PyTorch chooses among masks and fast paths by its inputs.
+@pytest.mark.parametrize("name", sorted(set(MODELS) - {"transformer_encoder"}))
+def test_an_unfrozen_script_is_one_group(name):
+    spec = MODELS[name].reduced()
+    module = spec.build()
+    scripted = torch.jit.script(module)
+    with torch.no_grad():
+        graph = torchmdla.graph_for(scripted, *spec.inputs())
+        assert_matches(scripted(*spec.inputs()), module(*spec.inputs()), layers=spec.layers)
+    assert len(groups(graph)) == 1, graph
+    assert torchmdla.stats().specialisations == 1
+    assert not torchmdla.stats().fallbacks
+
+
+class Unet(nn.Module):
+    """Keeps what it meets in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList([nn.BatchNorm1d(4) for _ in range(3)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = [torch.tanh(x)]
+        for norm in self.norms:
+            x = torch.relu(norm(x))
+            kept.append(x)
+        for k in range(3):
+            x = x * 2 + kept[len(kept) - 2 - k]
+        return torch.cat([x, kept[0]], 1)
+
+
+def test_a_list_built_by_appends_does_not_split():
+    twins = Twins(Unet().eval())
+    with torch.no_grad():
+        for _ in range(4):
+            twins.check(torch.randn(5, 4))
+        assert len(groups(torchmdla.graph_for(twins.scripted, torch.randn(5, 4)))) == 1
+        twins.set(lambda module: module.train())
+        for _ in range(3):
+            twins.check(torch.randn(5, 4))
+
+
+@torch.jit.script
+def _appending(x: Tensor, more: bool) -> tuple[list[Tensor], Tensor, int]:
+    kept = [torch.tanh(x) * 2]
+    before = len(kept)
+    if more:
+        kept.append(x + 1)
+    kept.append(torch.sigmoid(x) * 3)
+    return kept, torch.cat(kept) + 1, before
+
+
+def test_a_list_that_a_branch_appends_to_or_that_leaves_stays_as_it_is():
+    x = torch.randn(3)
+    for more in (True, False) * 3:
+        values = [torch.tanh(x) * 2, *([x + 1] if more else []), torch.sigmoid(x) * 3]
+        assert_matches(_appending(x, more), (values, torch.cat(values) + 1, 1))
+
+
+def test_no_group_where_no_side_can_be_compiled():
+    class Printing(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            x = torch.tanh(x) * 2
+            x = torch.special.i0e(x) if self.training else torch.special.i1e(x)
+            return torch.relu(x) * 3
+
+    graph = torchmdla.graph_for(torch.jit.script(Printing().eval()), torch.randn(4))
+    assert len(groups(graph)) == 2
+    assert "prim::If" in kinds(graph)
+
+
+# --- modes ----------------------------------------------------------------------------------------------------
+
+SWITCHES: dict[str, list[Callable[[Any], object]]] = {
+    "eval, train, eval": [lambda m: m.eval(), lambda m: m.train(), lambda m: m.eval()],
+    "train, eval, train": [lambda m: m.train(), lambda m: m.eval(), lambda m: m.train()],
+    "one norm trains": [lambda m: m.eval(), lambda m: m.second_norm.train(), lambda m: m.second_norm.eval()],
+    "one norm does not": [lambda m: m.train(), lambda m: m.first_norm.eval(), lambda m: m.eval()],
+    "dropout alone": [lambda m: m.eval(), lambda m: m.dropout.train(), lambda m: m.eval()],
+}
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["no grad", "grad"])
+@pytest.mark.parametrize("strict", [False, True], ids=["", "strict"])
+@pytest.mark.parametrize("switches", SWITCHES.values(), ids=SWITCHES)
+def test_switching_modes(switches, strict, grad):
+    torchmdla.enable(strict=strict)
+    twins = Twins(Net())
+    for change in switches:
+        twins.set(change)
+        for call in range(4):
+            with torch.set_grad_enabled(grad):
+                twins.check(image(seed=call))
+
+
+@pytest.mark.parametrize("first_grad", [False, True], ids=["inference first", "training first"])
+def test_training_between_inference(first_grad):
+    """Gradients, updated weights and statistics, whatever kind of call PyTorch's executor has seen first."""
+    twins = Twins(Net())
+    for phase in range(4):
+        training = (phase % 2 == 0) == first_grad
+        twins.set(lambda module, training=training: module.train(training))
+        for call in range(4):
+            with torch.set_grad_enabled(training):
+                twins.check(image(seed=call))
+            if training:
+                step(twins, image(seed=call))
+
+
+def step(twins: Twins, x: Tensor) -> None:
+    """One step of gradient descent on both; their parameters agree before and after."""
+    for module in (twins.eager, twins.scripted):
+        torch.manual_seed(7)
+        module.zero_grad()
+        module(x).square().mean().backward()
+    ours, eagers = dict(twins.scripted.named_parameters()), dict(twins.eager.named_parameters())
+    for name, parameter in eagers.items():
+        # A convolution before a norm: its gradient is a small difference of large sums.
+        torch.testing.assert_close(ours[name].grad, parameter.grad, rtol=1e-3, atol=1e-5, msg=name)
+        with torch.no_grad():
+            parameter -= 0.05 * parameter.grad
+            ours[name].copy_(parameter)
+
+
+def test_an_eval_module_with_gradients():
+    """Fine-tuning with frozen statistics, on a plan made without gradients."""
+    twins = Twins(Net().eval())
+    with torch.no_grad():
+        for call in range(4):
+            twins.check(image(seed=call))
+    for call in range(4):
+        step(twins, image(seed=call))
+        assert twins.scripted.first.weight.grad.abs().sum() > 0
+
+
+def test_instances_share_a_plan_in_different_modes():
+    """Instances of one scripted class run one optimised graph."""
+    module = Net()
+    one, other = Twins(module), Twins(copy.deepcopy(module))
+    assert one.scripted._c._type() == other.scripted._c._type()
+    one.set(lambda m: m.eval())
+    other.set(lambda m: m.train())
+    with torch.no_grad():
+        for call in range(5):
+            one.check(image(seed=call))
+            other.check(image(seed=call))
+
+
+def test_off_while_modes_change():
+    twins = Twins(Net().eval())
+    with torch.no_grad():
+        for call in range(4):
+            twins.check(image(seed=call))
+        with torchmdla.enabled(False):
+            for training in (True, False):
+                twins.set(lambda module, training=training: module.train(training))
+                twins.check(image())
+        twins.check(image())
+
+
+def test_an_error_in_training_is_pytorchs():
+    """Training a norm with one value per channel raises in eager PyTorch, before statistics change."""
+    twins = Twins(Unet().eval())
+    with torch.no_grad():
+        for _ in range(4):
+            twins.check(torch.randn(5, 4))
+        twins.set(lambda module: module.train())
+        with pytest.raises(ValueError, match="Expected more than 1 value per channel"):
+            twins.eager(torch.randn(1, 4))
+        with pytest.raises(torch.jit.Error, match="ValueError: Expected more than 1 value per channel"):
+            twins.scripted(torch.randn(1, 4))
+        twins.check(torch.randn(5, 4))
+
+
+# --- options --------------------------------------------------------------------------------------------------
+
+
+class Options(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scaled = True
+        self.kind = "tanh"
+        self.power = 2
+        self.calls = 0
+        self.weight = nn.Parameter(torch.randn(4))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = torch.sigmoid(x) * 2
+        if self.scaled and not self.training:
+            y = y * self.weight
+        z = torch.tanh(y) + 1 if self.kind == "tanh" else y
+        if self.training:
+            self.calls += 1
+        if self.power > 1:
+            z = z**2 + z
+        return y, z
+
+
+def test_options_that_change():
+    twins = Twins(Options().eval())
+    changes: list[tuple[str, Any]] = [("scaled", False), ("kind", "none"), ("power", 1), ("training", True)]
+    with torch.no_grad():
+        for _ in range(4):
+            twins.check(torch.randn(3, 4))
+        for name, value in changes:
+            before = getattr(twins.eager, name)
+            for now in (value, before, value):
+                twins.set(lambda module, name=name, now=now: setattr(module, name, now))
+                twins.check(torch.randn(3, 4))
+                assert twins.scripted.calls == twins.eager.calls
+    assert twins.eager.calls > 0
+
+
+def test_a_result_that_only_some_mode_makes_another_tensor():
+    """What a side returns unchanged is the same tensor, and a view of it a view, as in eager PyTorch."""
+
+    class Aliases(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            y = torch.tanh(x) * 2
+            same = torch.relu(y) + 1 if self.training else y
+            view = y.t() if not self.training else torch.sigmoid(y) * 2
+            return y, same, view
+
+    scripted = warmed_up(torch.jit.script(Aliases().eval()), torch.randn(3, 4))
+    for training in (False, True, False):
+        scripted.train(training)
+        y, same, view = scripted(torch.randn(3, 4))
+        same.zero_()
+        assert bool((y == 0).all()) is not training
+        assert bool((view == 0).all()) is not training
+
+
+def test_more_modes_than_are_kept():
+    class Many(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = nn.ModuleList([nn.BatchNorm1d(2) for _ in range(6)])
+
+        def forward(self, x: Tensor) -> Tensor:
+            for part in self.parts:
+                x = torch.relu(part(x)) + x * 0.25
+            return x
+
+    twins = Twins(Many().eval())
+    with torch.no_grad():
+        for call in range(40):
+            for k in range(6):
+                # Indexing a scripted ModuleList gives a copy.
+                twins.set(lambda module, k=k, call=call: list(module.parts.children())[k].train(bool(call >> k & 1)))
+            twins.check(torch.randn(4, 2))
+
+
+# --- branches that write --------------------------------------------------------------------------------------
+
+
+@torch.jit.script
+def _write_in_a_branch(x: Tensor, flag: bool) -> tuple[Tensor, Tensor]:
+    x = torch.tanh(x) * 1.5
+    before = torch.tanh(x) + 1
+    if flag:
+        x.add_(1)
+    return before, torch.sigmoid(x) * 2
+
+
+def test_a_write_in_a_branch_keeps_its_place():
+    for flag in (True, False) * 3:
+        x = torch.randn(4)
+        y = torch.tanh(x) * 1.5
+        expected = torch.tanh(y) + 1, torch.sigmoid(y + 1 if flag else y) * 2
+        assert_matches(_write_in_a_branch(x, flag), expected)
+
+
+def test_a_write_in_a_mode_keeps_its_place():
+    class Writing(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            x = torch.tanh(x) * 1.5
+            before = torch.tanh(x) + 1
+            if self.training:
+                x.add_(1)
+            return before, torch.sigmoid(x) * 2
+
+    twins = Twins(Writing().eval())
+    with torch.no_grad():
+        for training in (False, False, False, True, True, False):
+            twins.set(lambda module, training=training: module.train(training))
+            twins.check(torch.randn(4))
+
+
+def test_an_effect_beside_an_unused_result_stays():
+    """A norm whose result nobody uses still counts its batches (PyTorch's scripts drop its statistics)."""
+
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.norm(x)
+            return torch.tanh(x) * 2
+
+    twins = Twins(Counting().eval())
+    with torch.no_grad():
+        for training in (False, False, False, True, True, False):
+            twins.set(lambda module, training=training: module.train(training))
+            x = torch.randn(4, 3)
+            assert_matches(twins.scripted(x), twins.eager(x))
+            assert_matches(twins.scripted.norm.num_batches_tracked, twins.eager.norm.num_batches_tracked)

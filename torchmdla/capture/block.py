@@ -1,0 +1,175 @@
+"""One captured block of code: the context that records it, and what comes out."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from torch import Tensor, fx
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+from torch.utils._pytree import TreeSpec, tree_flatten
+
+from torchmdla.capture.dispatch import External, NumberRead, Recorder, described
+from torchmdla.capture.functional import final_values, functional
+from torchmdla.capture.tensor_names import names_in_frame
+from torchmdla.errors import CaptureError, CaptureWarning
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a result comes from: the graph; or, with ``external``, the memory of a tensor from outside.
+
+    Attributes:
+        external: its number among arguments and captured tensors.
+        is_whole: the result is that tensor itself, not a view of it.
+        shape, stride, offset: of a view; ``offset`` counts from the tensor's own.
+    """
+
+    external: int | None = None
+    is_whole: bool = False
+    shape: tuple[int, ...] = ()
+    stride: tuple[int, ...] = ()
+    offset: int = 0
+
+    @classmethod
+    def of(cls, result: Tensor, entering: Sequence[External]) -> Origin:
+        """The origin of a result of the captured run."""
+        storage = result.untyped_storage()._cdata
+        for index, one in enumerate(entering):
+            if one.storage == storage and one.layout.dtype == result.dtype:
+                shape, stride = tuple(result.shape), tuple(result.stride())
+                offset = int(result.storage_offset()) - one.offset
+                is_whole = (shape, stride, offset) == (tuple(one.layout.shape), one.layout.stride(), 0)
+                return cls(index, is_whole, shape, stride, offset)
+        return cls()
+
+
+@dataclass(frozen=True)
+class Block:
+    """A captured block.
+
+    Attributes:
+        name: of the function that it becomes.
+        module: the functional graph; it writes to its placeholders at its end only, by ``copy_``.
+        externals: what each placeholder stands for.
+        names: of each of them; empty where none was found.
+        origins: of each result; None for a result that is None.
+        structure: of the results.
+    """
+
+    name: str
+    module: fx.GraphModule
+    externals: Sequence[External]
+    names: Sequence[str]
+    origins: Sequence[Origin | None]
+    structure: TreeSpec
+
+
+class Capture:
+    """What ``with builder.capture_function(…) as f`` gives.
+
+    Args:
+        name: of the function that the block becomes.
+        arguments: of that function.
+        add: is told of the block when it has ended well.
+    """
+
+    def __init__(self, name: str, arguments: Sequence[Tensor], add: Callable[[Block], None]) -> None:
+        self._name = name
+        self._add = add
+        self._recorder = Recorder(arguments)
+        self._results: tuple[list[Tensor | None], TreeSpec] | None = None
+        self._state = "new"
+
+    def returns(self, results: Any) -> None:
+        """Says what the function returns: a tensor, or lists, tuples and dictionaries of tensors and None.
+
+        Raises:
+            CaptureError: it was said before, or the call is outside of the block.
+            TypeError: something is neither a tensor nor None.
+        """
+        if self._state != "open":
+            raise CaptureError("returns must be called inside of the block")
+        if self._results is not None:
+            raise CaptureError(f"returns was called twice in the capture of {self._name!r}")
+        flat, structure = tree_flatten(results)
+        for index, result in enumerate(flat):
+            if result is not None and not isinstance(result, Tensor):
+                raise TypeError(f"result {index} of {self._name!r} must be a tensor, got {type(result).__name__}")
+        self._results = flat, structure
+
+    def __enter__(self) -> Capture:
+        if self._state != "new":
+            raise CaptureError("a capture can be entered once; call capture_function again")
+        if any(isinstance(mode, Recorder) for mode in _get_current_dispatch_mode_stack()):
+            raise CaptureError("a capture inside of another one is not supported")
+        self._state = "open"
+        self._recorder.__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._recorder.__exit__(kind, error, traceback)  # type: ignore[no-untyped-call]
+        self._state = "closed"
+        if kind is None:
+            block = self._finish(names_in_frame(sys._getframe(1)))
+            self._add(block)
+            _warn(block, self._recorder.fixed_numbers())
+
+    def _finish(self, names: Mapping[int, str]) -> Block:
+        if self._results is None:
+            raise CaptureError(f"returns was not called in the capture of {self._name!r}")
+        flat, structure = self._results
+        self._recorder.finish(flat)
+        externals = self._recorder.externals
+        module = functional(self._recorder.graph, [one.layout for one in externals])
+        _check_writes(module.graph, externals)
+        entering = [one for one in externals if not one.is_constant]
+        return Block(
+            self._name,
+            module,
+            externals,
+            [names.get(one.storage, "") for one in externals],
+            [None if result is None else Origin.of(result, entering) for result in flat],
+            structure,
+        )
+
+
+def _check_writes(graph: fx.Graph, externals: Sequence[External]) -> None:
+    """What the record says of writes and what is left of them in the graph must agree."""
+    finals = final_values(graph)
+    for node, one in zip(graph.find_nodes(op="placeholder"), externals, strict=True):
+        if one.is_written != (node in finals) and one.layout.numel():
+            raise CaptureError(f"a write to {described(one.layout)} cannot be captured")
+
+
+def _warn(block: Block, reads: Sequence[NumberRead]) -> None:
+    """Says once what the function has besides its arguments."""
+
+    def listed(holds: Callable[[External], bool]) -> str:
+        found = [
+            f"{name or 'a tensor'} ({described(one.layout)})"
+            for one, name in zip(block.externals, block.names, strict=True)
+            if holds(one)
+        ]
+        return ", ".join(found)
+
+    told = {
+        "writes to tensors that are no arguments, which become arguments and results": listed(
+            lambda one: one.is_written and not one.is_argument
+        ),
+        "reads tensors that are no arguments, which become constants as they are now": listed(
+            lambda one: one.is_constant and not one.is_literal
+        ),
+        "keeps numbers that were read from tensors as they were in the capture": ", ".join(
+            dict.fromkeys(f"{read.op} at {read.source}" for read in reads)
+        ),
+    }
+    text = "; it ".join(f"{what}: {which}" for what, which in told.items() if which)
+    if text:
+        warnings.warn(f"captured function {block.name!r}: it {text}", CaptureWarning, stacklevel=3)

@@ -1,0 +1,110 @@
+"""A captured block as a function that runs with groups."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils._pytree import tree_unflatten
+
+from torchmdla.capture.block import Block, Origin
+from torchmdla.capture.dispatch import described
+from torchmdla.capture.fx import form_groups
+from torchmdla.capture.options import Options
+
+
+class CapturedFunction:
+    """Calls a captured block with other arguments.
+
+    Results, writes and memory shared between them are what the block's would be; results need no gradients.
+
+    Args:
+        block: what was captured.
+        options: the device and how groups behave.
+
+    Attributes:
+        module: the graph with its groups.
+    """
+
+    def __init__(self, block: Block, options: Options) -> None:
+        self.__name__ = block.name
+        self._entering = [one for one in block.externals if not one.is_constant]
+        self._arguments = [one for one in self._entering if one.is_argument]
+        self._captured = [one.tensor for one in self._entering if not one.is_argument]
+        self._origins = block.origins
+        self._structure = block.structure
+        self._viewed = {origin.external for origin in block.origins if origin is not None and not origin.is_whole}
+        self.module = form_groups(_executable(block), (), options)
+
+    def __call__(self, *arguments: Tensor) -> Any:
+        """Runs the function.
+
+        Raises:
+            TypeError: another number of arguments, or one that is no tensor.
+            ValueError: an argument's dtype or sizes are not those captured; its strides are not, and a result is a
+                view of it; two share memory that is written to.
+        """
+        self._check(arguments)
+        tensors = [*arguments, *self._captured]
+        with torch.no_grad():
+            made = iter(self.module(*tensors))
+        flat = [None if origin is None else self._result(origin, tensors, made) for origin in self._origins]
+        return tree_unflatten(flat, self._structure)
+
+    def _result(self, origin: Origin, tensors: Sequence[Tensor], made: Any) -> Tensor:
+        if origin.external is None:
+            result: Tensor = next(made)
+            return result
+        tensor = tensors[origin.external]
+        if origin.is_whole:
+            return tensor
+        return tensor.detach().as_strided(origin.shape, origin.stride, tensor.storage_offset() + origin.offset)
+
+    def _check(self, arguments: Sequence[Tensor]) -> None:
+        if len(arguments) != len(self._arguments):
+            raise TypeError(f"{self.__name__} takes {len(self._arguments)} arguments, got {len(arguments)}")
+        for index, (given, expected) in enumerate(zip(arguments, self._arguments, strict=True)):
+            if not isinstance(given, Tensor):
+                raise TypeError(f"argument {index} of {self.__name__} must be a tensor, got {type(given).__name__}")
+            layout = expected.layout
+            if (given.dtype, given.shape, given.device.type) != (layout.dtype, layout.shape, "cpu"):
+                found = f"{described(given)} on {given.device}"
+                raise ValueError(f"argument {index} of {self.__name__} must be {described(layout)} on cpu, got {found}")
+            if index in self._viewed and given.stride() != layout.stride():
+                raise ValueError(
+                    f"argument {index} of {self.__name__} must have strides {layout.stride()}, got {given.stride()}: "
+                    "a result is a view of it"
+                )
+        self._check_shared([*arguments, *self._captured])
+
+    def _check_shared(self, tensors: Sequence[Tensor]) -> None:
+        storages = [tensor.untyped_storage()._cdata for tensor in tensors]
+        for index, one in enumerate(self._entering):
+            if one.is_written and one.is_argument and storages.count(storages[index]) > 1:
+                raise ValueError(
+                    f"argument {index} of {self.__name__}, which is written to, shares memory with another"
+                )
+
+
+def _executable(block: Block) -> fx.GraphModule:
+    """A copy of the graph that has its constants and returns what is no tensor from outside."""
+    made = fx.GraphModule(torch.nn.Module(), copy.deepcopy(block.module.graph))
+    graph = made.graph
+    for index, (node, one) in enumerate(zip(graph.find_nodes(op="placeholder"), block.externals, strict=True)):
+        if one.is_constant:
+            setattr(made, f"constant_{index}", one.tensor)
+            with graph.inserting_before(node):
+                constant = graph.create_node("get_attr", f"constant_{index}")
+            constant.meta = dict(node.meta)
+            node.replace_all_uses_with(constant)
+            graph.erase_node(node)
+    output = graph.output_node()
+    results: Any = output.args[0]
+    made_here = [origin is not None and origin.external is None for origin in block.origins]
+    output.args = (tuple(result for result, here in zip(results, made_here, strict=True) if here),)
+    graph.eliminate_dead_code()
+    made.recompile()
+    return made

@@ -1,0 +1,105 @@
+"""From a record with writes and views to a functional graph: values instead of memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._decomp import get_decompositions
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import functionalize
+from torch.fx import traceback as fx_traceback
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import _disable_current_modes
+
+from torchmdla.capture.decompositions import decompositions
+from torchmdla.errors import CaptureError
+
+aten = torch.ops.aten
+
+
+def functional(record: fx.Graph, layouts: Sequence[Tensor]) -> fx.GraphModule:
+    """``record`` without writes, but for ``copy_`` to placeholders at its end, and with views of what is not written.
+
+    Args:
+        record: a flat graph of ATen calls; it returns a tuple.
+        layouts: dtype, sizes and strides of each placeholder, on any device.
+
+    Raises:
+        CaptureError: PyTorch cannot make it functional.
+    """
+    return _traced(record, layouts, functionalize, decompositions())
+
+
+def decomposed(graph: fx.Graph, layouts: Sequence[Tensor], is_known: Callable[[Any], bool]) -> fx.Graph:
+    """``graph``, functional, with PyTorch's decompositions of the operators that are not known; those without any stay.
+
+    Args:
+        layouts: as for :func:`functional`.
+        is_known: whether an ``OpOverload`` is.
+    """
+    table: dict[Any, Callable[..., Any]] = {}
+    while True:
+        unknown = {node.target for node in graph.nodes if _is_op(node) and not is_known(node.target)} - table.keys()
+        found = get_decompositions(list(unknown))
+        if not found:
+            return graph
+        table |= found
+        graph = _traced(graph, layouts, lambda run, **_: run, table).graph
+
+
+def _is_op(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload)
+
+
+def _traced(
+    record: fx.Graph, layouts: Sequence[Tensor], transform: Callable[..., Any], table: dict[Any, Callable[..., Any]]
+) -> fx.GraphModule:
+    module = fx.GraphModule(torch.nn.Module(), record)
+
+    def run(*inputs: Tensor) -> object:
+        # An interpreter gives each node that it makes the place of the node that it runs.
+        return fx.Interpreter(module).run(*inputs)
+
+    with _plain_state(), fx_traceback.preserve_node_meta():
+        with FakeTensorMode():
+            inputs = [torch.empty_strided(one.shape, one.stride(), dtype=one.dtype, device="cpu") for one in layouts]
+        try:
+            made = make_fx(transform(run, remove="mutations"), decomposition_table=table, tracing_mode="fake")(*inputs)
+        except Exception as error:
+            raise CaptureError(f"PyTorch cannot make the block functional: {type(error).__name__}: {error}") from error
+    made.graph.eliminate_dead_code()
+    return made
+
+
+def final_values(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
+    """Placeholder that is written to → the value that it gets at the end; in the order of the placeholders."""
+    copies = graph.find_nodes(op="call_function", target=aten.copy_.default)
+    found = {copy.args[0]: copy.args[1] for copy in copies}
+    return {node: found[node] for node in graph.find_nodes(op="placeholder") if node in found}
+
+
+def without_writes(graph: fx.Graph) -> fx.Graph:
+    """A copy of ``graph`` that returns its results that are not None, and then the values that placeholders get."""
+    finals = final_values(graph)
+    made = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in graph.nodes:
+        if node.op != "output" and not (node.target is aten.copy_.default and node.args[0] in finals):
+            copies[node] = made.node_copy(node, copies.__getitem__)
+    results = [result for result in graph.output_node().args[0] if result is not None]  # type: ignore[union-attr]
+    made.output(tuple(copies[node] for node in [*results, *finals.values()]))  # type: ignore[index]
+    return made
+
+
+def _plain_state() -> ExitStack:
+    """Keeps the caller's modes out: dispatch, function, grad, inference."""
+    stack = ExitStack()
+    stack.enter_context(_disable_current_modes())
+    stack.enter_context(torch._C.DisableTorchFunction())
+    stack.enter_context(torch.inference_mode(False))
+    stack.enter_context(torch.no_grad())
+    return stack

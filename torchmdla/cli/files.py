@@ -1,0 +1,64 @@
+"""Programs in files: TorchScript archives, exported programs, pickled modules."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+from typing import Any
+
+
+class FileError(Exception):
+    """A file does not hold what it should; says what it holds."""
+
+
+def load_program(path: str, allow_pickle: bool = False) -> Any:
+    """The program in a file, by what the file holds, whatever its name.
+
+    Args:
+        path: written by ``torch.jit.save``, ``torch.export.save`` or ``torch.save(module, …)``.
+        allow_pickle: read the last, which runs code that the file brings with it.
+
+    Raises:
+        FileError: there is no such file, or no program in it.
+    """
+    try:
+        names = _names(path)
+        if any(name.endswith("/constants.pkl") for name in names):
+            import torch
+
+            return torch.jit.load(path, map_location="cpu")
+        if any(Path(name).name in _EXPORTED or "/models/" in f"/{name}" for name in names):
+            import torch.export
+
+            return torch.export.load(path)
+        return _unpickled(path, allow_pickle)
+    except FileError:
+        raise
+    except OSError as error:
+        raise FileError(f"{path}: {error.strerror or error}") from None
+    except Exception as error:  # Whatever the loader makes of a damaged file.
+        raise FileError(f"{path} cannot be loaded: {type(error).__name__}: {str(error)[:300]}") from error
+
+
+_EXPORTED = frozenset(("serialized_exported_program.json", "archive_format"))
+
+
+def _names(path: str) -> list[str]:
+    with open(path, "rb") as file:
+        if not zipfile.is_zipfile(file):
+            raise FileError(f"{path} is no TorchScript archive, exported program or pickled module")
+        return zipfile.ZipFile(file).namelist()
+
+
+def _unpickled(path: str, allow_pickle: bool) -> Any:
+    import torch
+
+    if not allow_pickle:
+        raise FileError(
+            f"{path} was written by torch.save. A pickled module runs code when it is read: give --allow-pickle if you "
+            "trust the file, or save the program with torch.jit.save or torch.export.save"
+        )
+    loaded = torch.load(path, map_location="cpu", weights_only=False)
+    if not isinstance(loaded, torch.nn.Module):
+        raise FileError(f"{path} holds a {type(loaded).__name__}, not a module; a program is more than its weights")
+    return loaded

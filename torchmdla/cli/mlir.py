@@ -1,0 +1,63 @@
+"""``python -m torchmdla mlir``: a program in a file as MLIR."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from torchmdla.cli.files import FileError, load_program
+from torchmdla.errors import CompileError
+
+EPILOG = """\
+examples:
+  python -m torchmdla mlir model.pt --input 1x3x224x224 --output linalg
+  python -m torchmdla mlir bert.pt --input 1x128:int64 --input 1x128:int64 -o bert.mlir
+  python -m torchmdla mlir model.pt --input ?x3x224x224      the first size varies
+  python -m torchmdla mlir exported.pt2 --output stablehlo   an exported program has its inputs
+"""
+
+OUTPUTS = ("torch", "linalg", "tosa", "stablehlo", "llvm", "aten")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments."""
+    parser.add_argument("file", help="written by torch.jit.save, torch.export.save or torch.save(module)")
+    parser.add_argument(
+        "--input",
+        action="append",
+        default=[],
+        metavar="SIZES[:DTYPE]",
+        help="an input of a call, as 1x3x224x224 or 1x128:int64; ? for a size that varies; once for each input",
+    )
+    parser.add_argument("--output", choices=OUTPUTS, default="torch", help="the dialect (default: %(default)s)")
+    parser.add_argument("-o", dest="path", metavar="FILE", help="where to write it (default: standard output)")
+    parser.add_argument("--dynamic", action="store_true", help="the first size of every input varies")
+    parser.add_argument("--weights", choices=("arguments", "literals"), default="arguments", help="what weights become")
+    parser.add_argument("--locations", action="store_true", help="write the place of each op in the user's program")
+    parser.add_argument("--allow-pickle", action="store_true", help="read pickled modules, which runs their code")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Writes the module; the exit status."""
+    try:
+        text = _text(options)
+        if options.path:
+            Path(options.path).write_text(text)
+        else:
+            print(text, end="")
+    except (FileError, CompileError, TypeError, ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _text(options: argparse.Namespace) -> str:
+    from torchmdla.mlir import TensorSpec, get_mlir
+
+    specs = [TensorSpec.parse(text) for text in options.input]
+    if options.dynamic:
+        specs = [TensorSpec((None, *spec.shape[1:]), spec.dtype) if spec.shape else spec for spec in specs]
+    program = load_program(options.file, options.allow_pickle)
+    module = get_mlir(program, *specs, output=options.output, weights=options.weights)
+    return str(module.operation.get_asm(enable_debug_info=options.locations)).rstrip("\n") + "\n"

@@ -1,0 +1,81 @@
+"""``python -m torchmdla opt``: runs passes over a file of MLIR."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from torchmdla.errors import CompileError
+
+EPILOG = """\
+examples:
+  python -m torchmdla opt model.mlir --pipeline 'canonicalize,func.func(cse)'
+  python -m torchmdla opt model.mlir --pipeline torch-backend-to-linalg-on-tensors-backend-pipeline --print-after-all
+  python -m torchmdla mlir model.pt --input 1x128 --output aten | python -m torchmdla opt \\
+      --pipeline 'aten-layer-name,aten-op-report{format=table}' -o /dev/null
+
+A pipeline is written as MLIR does, builtin.module(…) around it may be left out. Passes are those of MLIR, torch-mlir
+and the aten dialect (docs/aten.md).
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments."""
+    parser.add_argument("file", nargs="?", default="-", help="MLIR text (default: standard input)")
+    parser.add_argument("--pipeline", required=True, metavar="PASSES", help="as 'canonicalize,func.func(cse)'")
+    parser.add_argument("-o", dest="path", metavar="FILE", help="where to write the result (default: standard output)")
+    parser.add_argument("--print-after-all", action="store_true", help="print the module after every pass, on stderr")
+    parser.add_argument(
+        "--print-after", action="append", default=[], metavar="PASS", help="print it after this pass; may be repeated"
+    )
+    parser.add_argument("--locations", action="store_true", help="keep locations in the result")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Writes the module after the passes; the exit status."""
+    from torchmdla.mlir.process import run_job
+
+    try:
+        text = sys.stdin.read() if options.file == "-" else Path(options.file).read_text()
+        with tempfile.TemporaryFile() as dumps:
+            try:
+                result = run_job(
+                    "opt",
+                    "running passes",
+                    shows_output=True,
+                    stderr=dumps if options.print_after and not options.print_after_all else None,
+                    text=text,
+                    file="standard input" if options.file == "-" else options.file,
+                    pipeline=options.pipeline,
+                    print_after_all=bool(options.print_after_all or options.print_after),
+                    locations=options.locations,
+                )
+            finally:
+                dumps.seek(0)
+                for dump in _chosen(dumps.read().decode(errors="replace"), options.print_after):
+                    print(dump, end="", file=sys.stderr)
+        if options.path:
+            Path(options.path).write_text(result)
+        else:
+            print(result, end="")
+    except (CompileError, OSError, UnicodeDecodeError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+# MLIR's heading of a dump names the class of the pass and, in parentheses, its argument.
+_HEADING = re.compile(r"^// -----// IR Dump After (?P<class>\S+)(?: \((?P<argument>[^)]*)\))?", re.MULTILINE)
+
+
+def _chosen(text: str, passes: Sequence[str]) -> Iterator[str]:
+    """What was printed before the first dump, and the dumps after ``passes``."""
+    headings = list(_HEADING.finditer(text))
+    yield text[: headings[0].start()] if headings else text
+    for heading, after in zip(headings, [*headings[1:], None], strict=True):
+        if heading["class"] in passes or heading["argument"] in passes:
+            yield text[heading.start() : after.start() if after else None]

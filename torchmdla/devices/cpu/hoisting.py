@@ -1,0 +1,171 @@
+"""Work on parameters alone that stands inside of larger steps: the factor and the term of a batch norm, say.
+
+Once it is a step of its own, packing does it once for each version of the parameters (``packing.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from torchmdla.devices.cpu.nests import Instruction
+from torchmdla.devices.cpu.packing import parameter_values
+from torchmdla.devices.cpu.steps import Access, Buffer, Linear, NestStep, Steps, is_elementwise
+
+# What depends on more than the values of its operands, or may fail.
+_IMPURE = frozenset({"index", "load", "assert", "size"})
+
+
+@dataclass(frozen=True)
+class _Body:
+    """The body of a nest or of its ending. Values are numbered: ``before`` of them, the inputs, ``after`` of them, then
+    the results of ``body`` in order."""
+
+    inputs: tuple[Access, ...]
+    before: int
+    after: int
+    body: tuple[Instruction, ...]
+    yields: tuple[int, ...]
+
+    @property
+    def first_result(self) -> int:
+        return self.before + len(self.inputs) + self.after
+
+    def input_of(self, value: int) -> Access | None:
+        position = value - self.before
+        return self.inputs[position] if 0 <= position < len(self.inputs) else None
+
+
+def hoist_parameter_work(steps: Steps) -> None:
+    """Gives what elementwise nests and endings compute of parameters alone, over fewer loops, a step before theirs."""
+    known = set(parameter_values(steps))
+    for step in list(steps.steps):
+        if not isinstance(step, NestStep) or known.issuperset(step.writes):
+            continue
+        body = _body_of(step)
+        roots = _roots(body, known, step) if body else []
+        if body and roots:
+            makers = {root: _maker(body, root, step) for root in roots}
+            position = steps.steps.index(step)
+            steps.steps[position:position] = makers.values()
+            read = {root: _read(maker, _loops(body, root), step) for root, maker in makers.items()}
+            _set_body(step, _without(body, read))
+
+
+def _body_of(step: NestStep) -> _Body | None:
+    if step.ending:
+        ending = step.ending
+        return _Body(ending.inputs, len(step.outputs), len(ending.scalars), ending.body, ending.yields)
+    if is_elementwise(step) and not step.tables:
+        return _Body(step.inputs, 0, len(step.outputs) + len(step.scalars), step.body, step.yields)
+    return None
+
+
+def _set_body(step: NestStep, body: _Body) -> None:
+    if step.ending:
+        step.ending = replace(step.ending, inputs=body.inputs, body=body.body, yields=body.yields)
+    else:
+        step.inputs, step.body, step.yields = body.inputs, body.body, body.yields
+
+
+def _roots(body: _Body, known: set[Buffer], step: NestStep) -> list[int]:
+    """The results that depend on parameters alone, and that something else depends on."""
+    constants: set[int] = set()
+    ours: set[int] = set()
+    for value in range(body.before, body.before + len(body.inputs)):
+        access = body.input_of(value)
+        if access and (access.buffer.kind == "parameter" or access.buffer in known):
+            ours.add(value)
+    for value, instruction in enumerate(body.body, body.first_result):
+        if instruction.name in _IMPURE or not (constants | ours).issuperset(instruction.operands):
+            continue
+        (ours if ours.intersection(instruction.operands) else constants).add(value)
+    readers = [i for value, i in enumerate(body.body, body.first_result) if value not in ours]
+    read = {v for i in readers for v in i.operands} | set(body.yields)
+    roots = [v for v in sorted(read & ours) if v >= body.first_result]
+    kept = [loop for loop, reduces in enumerate(step.reduction) if not reduces and step.sizes[loop] != 1]
+    return [v for v in roots if 0 < len(_loops(body, v)) < len(kept)]
+
+
+def _needed(body: _Body, value: int) -> list[int]:
+    """The values that ``value`` is computed from, itself included, in order."""
+    found: set[int] = set()
+    waiting = [value]
+    while waiting:
+        current = waiting.pop()
+        if current not in found:
+            found.add(current)
+            if current >= body.first_result:
+                waiting += body.body[current - body.first_result].operands
+    return sorted(found)
+
+
+def _loops(body: _Body, value: int) -> list[int]:
+    """The loops that a value varies with."""
+    accesses = [access for v in _needed(body, value) if (access := body.input_of(v))]
+    return sorted({loop for access in accesses for index in access.indices for loop in index.loops})
+
+
+def _maker(body: _Body, root: int, step: NestStep) -> NestStep:
+    """The step that computes ``root`` into a buffer of its own, over the loops that it varies with."""
+    loops = _loops(body, root)
+    sizes = tuple(step.sizes[loop] for loop in loops)
+    needed = _needed(body, root)
+    inputs = [v for v in needed if v < body.first_result]
+    results = [v for v in needed if v >= body.first_result]
+    numbers = {v: k for k, v in enumerate(inputs)} | {v: len(inputs) + 1 + k for k, v in enumerate(results)}
+    written = body.body[root - body.first_result].result
+    buffer = Buffer("temporary", written, sizes)
+    return NestStep(
+        sizes=sizes,
+        reduction=(False,) * len(loops),
+        inputs=tuple(_over(body.inputs[v - body.before], loops) for v in inputs),
+        outputs=(Access(buffer, _at(range(len(loops)), len(loops))),),
+        scalars=(),
+        tables=(),
+        body=_renumbered([body.body[v - body.first_result] for v in results], numbers),
+        yields=(numbers[root],),
+    )
+
+
+def _read(maker: NestStep, loops: Sequence[int], step: NestStep) -> Access:
+    """Where ``step`` reads what ``maker`` writes."""
+    return Access(maker.writes[0], _at(loops, len(step.sizes)))
+
+
+def _at(loops: Sequence[int], count: int) -> tuple[Linear, ...]:
+    """The indices of ``loops`` among ``count``."""
+    return tuple(Linear(tuple(int(loop == k) for k in range(count))) for loop in loops)
+
+
+def _over(access: Access, loops: Sequence[int]) -> Access:
+    indices = [replace(index, factors=tuple(index.factors[loop] for loop in loops)) for index in access.indices]
+    return replace(access, indices=tuple(indices))
+
+
+def _without(body: _Body, replaced: dict[int, Access]) -> _Body:
+    """The body with values that are read instead of computed, and without what nothing needs any more."""
+    keep: set[int] = set()
+    waiting = [*body.yields, *(v for v, i in enumerate(body.body, body.first_result) if i.name == "assert")]
+    while waiting:
+        value = waiting.pop()
+        if value not in keep:
+            keep.add(value)
+            if value >= body.first_result and value not in replaced:
+                waiting += body.body[value - body.first_result].operands
+    inputs = [v for v in range(body.before, body.before + len(body.inputs)) if v in keep]
+    made = [v for v in replaced if v in keep]
+    results = [v for v in sorted(keep) if v >= body.first_result and v not in replaced]
+    end = body.before + len(body.inputs)
+    order = [*range(body.before), *inputs, *made, *range(end, end + body.after), *results]
+    numbers = {value: number for number, value in enumerate(order)}
+    return replace(
+        body,
+        inputs=(*(body.inputs[v - body.before] for v in inputs), *(replaced[v] for v in made)),
+        body=_renumbered([body.body[v - body.first_result] for v in results], numbers),
+        yields=tuple(numbers[v] for v in body.yields),
+    )
+
+
+def _renumbered(body: Sequence[Instruction], numbers: dict[int, int]) -> tuple[Instruction, ...]:
+    return tuple(replace(i, operands=tuple(numbers[v] for v in i.operands)) for i in body)

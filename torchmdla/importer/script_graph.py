@@ -1,0 +1,259 @@
+"""Writes graphs of TorchScript as functions in the Torch dialect, as they stand: calls, control flow, containers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from torchmdla.errors import CompileError
+from torchmdla.importer.emitter import Value, location, quote, symbol
+from torchmdla.importer.script_types import dialect_type
+from torchmdla.importer.script_writer import ScriptWriter
+from torchmdla.importer.sources import source_of
+
+# A graph's parameter and result types, as the dialect writes them.
+Callee = tuple[Sequence[str], str]
+
+
+class Program:
+    """What a graph may call.
+
+    Args:
+        is_registered: whether the Torch dialect has an op of this name.
+        methods: (class, method) → what it takes and returns.
+        functions: the function of a constant of type ``Function``, imported; None where nobody knows it.
+    """
+
+    def __init__(
+        self,
+        is_registered: Callable[[str], bool],
+        methods: Mapping[tuple[str, str], Callee],
+        functions: Callable[[Any], tuple[str, Callee] | None],
+    ) -> None:
+        self.is_registered = is_registered
+        self.methods = methods
+        self.functions = functions
+
+
+def callee_of(graph: Any) -> Callee:
+    """What a graph takes and returns.
+
+    Raises:
+        CompileError: a type has no form in the dialect.
+    """
+    (result,) = graph.outputs()
+    return [dialect_type(value.type()) for value in graph.inputs()], dialect_type(result.type())
+
+
+def has_unknown_calls(graph: Any, program: Program) -> bool:
+    """Whether ``graph`` calls functions that only PyTorch's inliner finds, as those of a loaded archive."""
+    calls = graph.findAllNodes("prim::CallFunction")
+    return any(program.functions(next(call.inputs()).node().output().type()) is None for call in calls)
+
+
+def write_graph(
+    writer: ScriptWriter, program: Program, name: str, graph: Any, *, visibility: str, bounds: Sequence[str]
+) -> None:
+    """Writes ``graph`` as the function ``name``.
+
+    Args:
+        visibility: ``"private"`` or ``"public"``.
+        bounds: of each argument the type that is known of it; empty where nothing is.
+
+    Raises:
+        CompileError: something has no form in the dialect; names the node and its place.
+    """
+    _Function(writer, program).write(name, graph, visibility, bounds)
+
+
+class _Function:
+    def __init__(self, writer: ScriptWriter, program: Program) -> None:
+        self._writer = writer
+        self._program = program
+        self._values: dict[int, Value] = {}
+        self._called: dict[int, tuple[str, Callee]] = {}
+
+    def write(self, name: str, graph: Any, visibility: str, bounds: Sequence[str]) -> None:
+        arguments = []
+        for value, bound in zip(graph.inputs(), bounds, strict=True):
+            made = self._define(value)
+            attributes = f" {{torch.type_bound = {bound}}}" if bound else ""
+            arguments.append(f"{made.name}: {made.type}{attributes}")
+        result = callee_of(graph)[1]
+        self._writer.line(f"func.func {visibility} @{symbol(name)}({', '.join(arguments)}) -> {result} {{")
+        with self._writer.indented():
+            self._nodes(graph)
+            self._end(graph, "func.return", [result])
+        self._writer.line("}")
+
+    def _nodes(self, block: Any) -> None:
+        for node in block.nodes():
+            source = source_of(node)
+            self._writer.location = location(source)
+            try:
+                self._node(node)
+            except CompileError as error:
+                raise CompileError(error.reason, op=error.op or node.kind(), source=error.source or source) from error
+
+    def _node(self, node: Any) -> None:
+        kind = node.kind()
+        if kind in _WRITERS:
+            _WRITERS[kind](self, node)
+        elif node.schema() != "(no schema)":
+            self._schema_op(node)
+        elif self._program.is_registered(_name(kind)):
+            self._op(node, _name(kind), self._inputs(node))
+        else:
+            raise CompileError("it has no form in the Torch dialect")
+
+    # Nodes by kind
+
+    def _schema_op(self, node: Any) -> None:
+        name = _name(node.schema().partition("(")[0])
+        if self._program.is_registered(name):
+            self._op(node, name, self._inputs(node))
+        else:
+            self._op(node, "torch.operator", self._inputs(node), f"name = {quote(name)}")
+
+    def _constant(self, node: Any) -> None:
+        output = node.output()
+        if output.type().kind() == "FunctionType":
+            # Inlining leaves constants of functions that nobody calls.
+            if (found := self._program.functions(output.type())) is not None:
+                self._called[output.unique()] = found
+        else:
+            self._bind(node, [write_value(self._writer, output.toIValue(), output.type())])
+
+    def _list(self, node: Any) -> None:
+        self._op(node, "torch.prim.ListConstruct", self._inputs(node))
+
+    def _tuple(self, node: Any) -> None:
+        wanted = [dialect_type(one) for one in node.output().type().containedTypes()]
+        self._op(node, "torch.prim.TupleConstruct", self._adjusted(self._inputs(node), wanted))
+
+    def _dict(self, node: Any) -> None:
+        inputs = self._inputs(node)
+        type_ = node.output().type()
+        keys, values = inputs[::2], inputs[1::2]
+        values = self._adjusted(values, [dialect_type(type_.getValueType())] * len(values))
+        self._op(node, "torch.prim.DictConstruct", [*keys, *values])
+
+    def _attribute(self, node: Any) -> None:
+        self._op(node, _name(node.kind()), self._inputs(node), f"name = {quote(node.s('name'))}")
+
+    def _method(self, node: Any) -> None:
+        receiver = next(node.inputs()).type()
+        name = node.s("name")
+        callee = None
+        if receiver.kind() == "ClassType":
+            callee = self._program.methods.get((receiver.qualified_name(), name))
+        if callee is None:
+            raise CompileError(f"method {name!r} of {receiver} is not of a module that is imported")
+        self._op(node, "torch.prim.CallMethod", self._adjusted(self._inputs(node), callee[0]), f"name = {quote(name)}")
+
+    def _function(self, node: Any) -> None:
+        function, *arguments = node.inputs()
+        name, (wanted, _) = self._called[function.unique()]
+        operands = self._adjusted([self._values[value.unique()] for value in arguments], wanted)
+        self._op(node, "func.call", operands, f"callee = @{symbol(name)}")
+
+    def _if(self, node: Any) -> None:
+        types = [dialect_type(value.type()) for value in node.outputs()]
+        results: list[Value] = []
+        with self._writer.region_op("torch.prim.If", self._inputs(node), types, results):
+            first, second = node.blocks()
+            for block in (first, second):
+                with self._writer.region(is_last=block is second):
+                    self._nodes(block)
+                    self._end(block, "torch.prim.If.yield", types)
+        self._bind(node, results)
+
+    def _loop(self, node: Any) -> None:
+        types = [dialect_type(value.type()) for value in node.outputs()]
+        most, condition, *initial = self._inputs(node)
+        operands = [most, condition, *self._adjusted(initial, types)]
+        results: list[Value] = []
+        with self._writer.region_op("torch.prim.Loop", operands, types, results):
+            (body,) = node.blocks()
+            with self._writer.region([self._define(value) for value in body.inputs()]):
+                self._nodes(body)
+                self._end(body, "torch.prim.Loop.condition", ["!torch.bool", *types])
+        self._bind(node, results)
+
+    # Values
+
+    def _op(self, node: Any, name: str, operands: Sequence[Value], attributes: str = "") -> None:
+        types = [dialect_type(value.type()) for value in node.outputs()]
+        self._bind(node, self._writer.op(name, operands, types, attributes))
+
+    def _end(self, block: Any, name: str, wanted: Sequence[str]) -> None:
+        results = [self._values[value.unique()] for value in block.outputs()]
+        self._writer.op(name, self._adjusted(results, wanted), [])
+
+    def _adjusted(self, values: Sequence[Value], wanted: Sequence[str]) -> list[Value]:
+        return [self._adjust(value, type_) for value, type_ in zip(values, wanted, strict=True)]
+
+    def _adjust(self, value: Value, wanted: str) -> Value:
+        """TorchScript passes a value where one of a wider type is asked for, the dialect does not."""
+        if value.type == wanted:
+            return value
+        is_tensor = value.type.startswith("!torch.tensor") and wanted == "!torch.tensor"
+        name = "torch.tensor_static_info_cast" if is_tensor else "torch.derefine"
+        return self._writer.op(name, [value], [wanted])[0]
+
+    def _inputs(self, node: Any) -> list[Value]:
+        return [self._values[value.unique()] for value in node.inputs()]
+
+    def _define(self, value: Any) -> Value:
+        made = self._values[value.unique()] = self._writer.fresh(dialect_type(value.type()))
+        return made
+
+    def _bind(self, node: Any, results: Sequence[Value]) -> None:
+        for value, result in zip(node.outputs(), results, strict=True):
+            self._values[value.unique()] = result
+
+
+_WRITERS: Mapping[str, Callable[[_Function, Any], None]] = {
+    "prim::Constant": _Function._constant,
+    "prim::ListConstruct": _Function._list,
+    "prim::TupleConstruct": _Function._tuple,
+    "prim::DictConstruct": _Function._dict,
+    "prim::GetAttr": _Function._attribute,
+    "prim::SetAttr": _Function._attribute,
+    "prim::CallMethod": _Function._method,
+    "prim::CallFunction": _Function._function,
+    "prim::If": _Function._if,
+    "prim::Loop": _Function._loop,
+}
+
+
+def write_value(writer: ScriptWriter, value: Any, type_: Any) -> Value:
+    """A constant of TorchScript, or the value of an attribute.
+
+    Raises:
+        CompileError: it has no form in the dialect.
+    """
+    kind = type_.kind()
+    if kind == "OptionalType" and value is not None:
+        return write_value(writer, value, type_.getElementType())
+    if kind == "ListType":
+        element = type_.getElementType()
+        operands = [write_value(writer, item, element) for item in value]
+        return writer.op("torch.prim.ListConstruct", operands, [dialect_type(type_)])[0]
+    if kind == "TupleType":
+        parts = [write_value(writer, *one) for one in zip(value, type_.containedTypes(), strict=True)]
+        joined = ", ".join(part.type.removeprefix("!torch.") for part in parts)
+        return writer.op("torch.prim.TupleConstruct", parts, [f"!torch.tuple<{joined}>"])[0]
+    if kind == "DictType":
+        keys = [write_value(writer, key, type_.getKeyType()) for key in value]
+        values = [write_value(writer, item, type_.getValueType()) for item in value.values()]
+        return writer.op("torch.prim.DictConstruct", [*keys, *values], [dialect_type(type_)])[0]
+    if value is None or isinstance(value, bool | int | float | str | torch.device | torch.Tensor):
+        return writer.constant(value)
+    raise CompileError(f"a value of type {type_} has no form in the Torch dialect")
+
+
+def _name(qualified: str) -> str:
+    return "torch." + qualified.replace("::", ".")

@@ -1,0 +1,116 @@
+"""Writes text of the Torch dialect with regions, as TorchScript's programs need it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from torchmdla.importer.emitter import Value, float_literal, quote
+from torchmdla.importer.literals import Literals, literal_type
+
+
+class ScriptWriter:
+    """Collects lines; a value is made by the line that defines it.
+
+    Attributes:
+        location: given to every op until it is set again.
+    """
+
+    def __init__(self, literals: Literals) -> None:
+        self.location = "loc(unknown)"
+        self._literals = literals
+        self._lines: list[str] = []
+        self._depth = 1
+        self._count = 0
+
+    def fresh(self, type_: str) -> Value:
+        """A value that a caller defines by a line of its own: an argument."""
+        self._count += 1
+        return Value(f"%v{self._count}", type_)
+
+    def line(self, text: str) -> None:
+        """A line as it is."""
+        self._lines.append("  " * self._depth + text)
+
+    def op(self, name: str, operands: Sequence[Value], types: Sequence[str], attributes: str = "") -> list[Value]:
+        """An op in the generic form; ``attributes`` without the braces."""
+        results, head = self._head(name, operands, types, attributes)
+        self.line(f"{head} {_signature(operands, types)} {self.location}")
+        return results
+
+    @contextmanager
+    def region_op(
+        self, name: str, operands: Sequence[Value], types: Sequence[str], results: list[Value]
+    ) -> Iterator[None]:
+        """An op whose regions are written inside of the ``with``, each in a :meth:`region`; fills ``results``."""
+        made, head = self._head(name, operands, types, "")
+        location = self.location
+        results += made
+        self.line(f"{head} (")
+        yield
+        self.line(f") {_signature(operands, types)} {location}")
+
+    @contextmanager
+    def region(self, arguments: Sequence[Value] = (), *, is_last: bool = True) -> Iterator[None]:
+        """A region of one block."""
+        listed = ", ".join(f"{argument.name}: {argument.type}" for argument in arguments)
+        self.line("{" + (f" ^bb0({listed}):" if arguments else ""))
+        with self.indented():
+            yield
+        self.line("}" if is_last else "},")
+
+    @contextmanager
+    def indented(self) -> Iterator[None]:
+        """Lines that stand deeper."""
+        self._depth += 1
+        yield
+        self._depth -= 1
+
+    def _head(
+        self, name: str, operands: Sequence[Value], types: Sequence[str], attributes: str
+    ) -> tuple[list[Value], str]:
+        results = [self.fresh(type_) for type_ in types]
+        left = f"{', '.join(result.name for result in results)} = " if results else ""
+        properties = f" <{{{attributes}}}>" if attributes else ""
+        return results, f'{left}"{name}"({", ".join(operand.name for operand in operands)}){properties}'
+
+    # Constants
+
+    def constant(self, value: object) -> Value:
+        """None, a number, a string, a device, or a tensor; the last in a type that tells its sizes and dtype.
+
+        Raises:
+            CompileError: the dialect has no such dtype.
+        """
+        if isinstance(value, Tensor):
+            attributes = f"value = {self._literals.attribute(value)}"
+            return self.op("torch.tensor.literal", [], [literal_type(value)], attributes)[0]
+        name, type_, attributes = _constant(value)
+        return self.op(f"torch.constant.{name}", [], [f"!torch.{type_}"], attributes)[0]
+
+    def text(self) -> str:
+        """Everything so far, as a module."""
+        return "module {\n" + "\n".join(self._lines) + "\n}\n"
+
+
+def _signature(operands: Sequence[Value], types: Sequence[str]) -> str:
+    return f": ({', '.join(operand.type for operand in operands)}) -> ({', '.join(types)})"
+
+
+def _constant(value: object) -> tuple[str, str, str]:
+    """Name and type of the op, and its attributes."""
+    if value is None:
+        return "none", "none", ""
+    if isinstance(value, bool):
+        return "bool", "bool", f"value = {str(value).lower()}"
+    if isinstance(value, int):
+        return "int", "int", f"value = {value} : i64"
+    if isinstance(value, float):
+        return "float", "float", f"value = {float_literal(value)} : f64"
+    if isinstance(value, torch.device):
+        return "device", "Device", f"value = {quote(str(value))}"
+    assert isinstance(value, str)
+    return "str", "str", f"value = {quote(value)}"

@@ -1,0 +1,8 @@
+"""MLIR out: ``docs/mlir.md``. Importing this loads torch-mlir."""
+
+from torchmdla.mlir.function import FunctionArgument, TorchFunction
+from torchmdla.mlir.get import get_mlir
+from torchmdla.mlir.kinds import Kind, register_kind
+from torchmdla.mlir.specs import Inputs, TensorSpec
+
+__all__ = ["FunctionArgument", "Inputs", "Kind", "TensorSpec", "TorchFunction", "get_mlir", "register_kind"]

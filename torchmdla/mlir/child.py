@@ -1,0 +1,69 @@
+"""Runs MLIR's passes in a process of their own, which may die of them: upstream's crash on some programs.
+
+``torchmdla.mlir.process`` starts this file as a script, with a request in JSON on standard input::
+
+    {"path": sys.path of the parent, "job": "lower" | "generate" | "opt", "reply": file to write, …: the job's arguments}
+
+The reply is ``{"text": the resulting module}`` or the fields of a ``CompileError``.
+"""
+
+from __future__ import annotations
+
+import sys
+
+if __name__ == "__main__" and not getattr(sys.flags, "safe_path", False):
+    # Python put this file's folder first; its modules must not stand in for others.
+    del sys.path[0]
+
+import json
+import os
+import traceback
+import types
+from pathlib import Path
+from typing import Any
+
+
+def main() -> None:
+    request = json.load(sys.stdin)
+    sys.path = request.pop("path")
+    _install_bare_package()
+    reply = request.pop("reply")
+    answer = json.dumps(_answer(request.pop("job"), request))
+    Path(reply).write_text(answer)
+
+
+def _install_bare_package() -> None:
+    """Makes ``torchmdla.*`` importable without ``torchmdla/__init__.py``, the user's API, which loads torch."""
+    package = types.ModuleType("torchmdla")
+    package.__path__ = [str(Path(__file__).resolve().parents[1])]
+    sys.modules["torchmdla"] = package
+    # The same for the package of this file, whose API does.
+    package = types.ModuleType("torchmdla.mlir")
+    package.__path__ = [str(Path(__file__).resolve().parent)]
+    sys.modules["torchmdla.mlir"] = package
+
+
+def _answer(job: str, arguments: dict[str, Any]) -> dict[str, str]:
+    from torchmdla.errors import CompileError
+    from torchmdla.mlir.jobs import JOBS
+
+    try:
+        return {"text": JOBS[job](**arguments)}
+    except CompileError as error:
+        return {
+            "reason": error.reason,
+            "op": error.op,
+            "source": error.source,
+            "diagnostic": error.diagnostic,
+        }
+    except Exception as error:
+        reason = f"the compiler failed: {type(error).__name__}: {error}"
+        return {"reason": reason, "op": "", "source": "", "diagnostic": traceback.format_exc()}
+
+
+if __name__ == "__main__":
+    main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # No teardown: MLIR's global destructors take time and have nothing to save.
+    os._exit(0)

@@ -1,0 +1,192 @@
+"""Exported programs and FX graphs as functions in the Torch dialect.
+
+Where every size is known torchmdla's importer writes the function. Where sizes vary torch-mlir's does, and MLIR's
+inference types what it leaves open.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.export import ExportedProgram
+from torch.export.graph_signature import OutputKind
+from torch_mlir import ir
+from torch_mlir.extras.fx_decomp_util import get_decomposition_table
+from torch_mlir.extras.fx_importer import FxImporter
+
+from torchmdla.capture.decompositions import decompositions
+from torchmdla.capture.normalise import normalise
+from torchmdla.errors import CompileError
+from torchmdla.importer import TensorMeta
+from torchmdla.importer.fx import attribute, import_fx, source_of_node
+from torchmdla.mlir.context import new_context
+from torchmdla.mlir.function import FunctionArgument, TorchFunction, contiguous, from_imported
+from torchmdla.mlir.specs import Inputs
+
+
+def function_of_module(module: torch.nn.Module, inputs: Inputs) -> TorchFunction:
+    """A plain module, exported for ``inputs``.
+
+    Raises:
+        CompileError: ``torch.export`` refuses it, or a size that was to vary cannot.
+    """
+    try:
+        program = torch.export.export(module, inputs.values, dynamic_shapes=inputs.dynamic_shapes)
+    except CompileError:
+        raise
+    except Exception as error:
+        raise CompileError("torch.export cannot capture it", diagnostic=str(error)) from error
+    return function_of_program(program)
+
+
+def function_of_program(program: ExportedProgram) -> TorchFunction:
+    """An exported program.
+
+    Its results are those of the program, then the new values of the buffers and inputs that it writes to.
+
+    Raises:
+        CompileError: something in it cannot be expressed; names the op and its place.
+    """
+    varies = _varies(program.graph_module.graph)
+    program = program.run_decompositions(get_decomposition_table() if varies else decompositions())
+    signature = program.graph_signature
+    weights: dict[str, str] = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    weights |= signature.inputs_to_lifted_tensor_constants
+    values = {**dict(program.named_parameters()), **dict(program.named_buffers()), **program.constants}
+    arguments = {name: FunctionArgument(target, "parameter", values[target]) for name, target in weights.items()}
+    module = copy.copy(program.graph_module)
+    module.graph = _copied(program.graph_module)
+    results = _outputs(module.graph)
+    users = [kind.kind == OutputKind.USER_OUTPUT for kind in signature.output_specs]
+    ordered = [r for r, user in zip(results, users, strict=True) if user]
+    ordered += [r for r, user in zip(results, users, strict=True) if not user]
+    return _function(module, ordered, arguments, varies)
+
+
+def function_of_fx(module: fx.GraphModule) -> TorchFunction:
+    """A flat graph of ATen calls with an example of each value in ``meta["val"]``, see :func:`is_flat`.
+
+    Tensors that the module holds are weights.
+
+    Raises:
+        CompileError: something in it cannot be expressed; names the op and its place.
+    """
+    copied = copy.copy(module)
+    copied.graph = _copied(module)
+    return _function(copied, _outputs(copied.graph), {}, _varies(copied.graph))
+
+
+def is_flat(module: fx.GraphModule) -> bool:
+    """Whether a graph is one of ATen calls, with an example of each value."""
+    return all(
+        node.op == "output"
+        or (
+            node.op in ("placeholder", "get_attr", "call_function")
+            and (node.op != "call_function" or _is_taken(node.target))
+            and (node.op == "get_attr" or "val" in node.meta)
+        )
+        for node in module.graph.nodes
+    )
+
+
+def _is_taken(target: Any) -> bool:
+    return isinstance(target, torch._ops.OpOverload) or getattr(target, "__module__", "") in ("_operator", "math")
+
+
+def _copied(module: fx.GraphModule) -> fx.Graph:
+    graph = fx.Graph(module)
+    values: dict[fx.Node, fx.Node] = {}
+    result = graph.graph_copy(module.graph, values)
+    graph.output(result)
+    return graph
+
+
+def _outputs(graph: fx.Graph) -> list[Any]:
+    (result,) = graph.output_node().args
+    return list(torch.utils._pytree.tree_leaves(result, is_leaf=lambda leaf: isinstance(leaf, fx.Node)))
+
+
+def _function(
+    module: fx.GraphModule, results: Sequence[Any], weights: Mapping[str, FunctionArgument], varies: bool
+) -> TorchFunction:
+    """The function that returns the nodes among ``results``; other results are known.
+
+    Args:
+        module: its graph is changed.
+        weights: the placeholders that are weights, by name.
+    """
+    graph = module.graph
+    nodes = [result for result in results if isinstance(result, fx.Node) and result.meta.get("val") is not None]
+    if not nodes:
+        raise CompileError("the program has no tensor among its results")
+    graph.output_node().args = (tuple(nodes),)
+    placeholders = graph.find_nodes(op="placeholder")
+    order = sorted(placeholders, key=lambda node: node.name in weights)
+    for node in reversed(order):
+        next(iter(graph.nodes)).prepend(node)
+    arguments = [weights.get(node.name, FunctionArgument(node.name, "input")) for node in order]
+    return (_import_varying if varies else _import_static)(module, arguments)
+
+
+def _import_static(module: fx.GraphModule, arguments: Sequence[FunctionArgument]) -> TorchFunction:
+    graph = module.graph
+    normalise(graph)
+    graph.eliminate_dead_code()
+    (results,) = graph.output_node().args
+    record = {node.name: _described(node) for node in graph.nodes if node.op != "output"}
+    placeholders = graph.find_nodes(op="placeholder")
+    for node in [*placeholders, *results]:  # type: ignore[union-attr, misc]
+        record[node.name] = contiguous(record[node.name])  # type: ignore[union-attr]
+    weights = [index for index, argument in enumerate(arguments) if argument.role == "parameter"]
+    imported = import_fx(graph, record, weights)
+    constants = {
+        (index, None): FunctionArgument(str(node.target), "parameter", attribute(node))
+        for index, node in enumerate(graph.nodes)
+        if node.op == "get_attr"
+    }
+    inputs = [
+        (argument, record[node.name])
+        for node, argument in zip(placeholders, arguments, strict=True)
+        if isinstance(record[node.name], TensorMeta)
+    ]
+    return from_imported(imported, inputs, constants)  # type: ignore[arg-type]
+
+
+def _import_varying(module: fx.GraphModule, arguments: Sequence[FunctionArgument]) -> TorchFunction:
+    for node in module.graph.nodes:
+        file, _, line = source_of_node(node).rpartition(":")
+        # torch-mlir puts an op at the innermost frame, which is PyTorch's own code.
+        node.meta["stack_trace"] = f'File "{file}", line {line}, in user code' if file else None
+    context = new_context()
+    importer = FxImporter(context=context)
+    try:
+        importer.import_stateless_graph(module.graph, func_name="forward")
+    except Exception as error:
+        raise CompileError("torch-mlir's importer does not take the graph", diagnostic=str(error)) from error
+    block = importer.module.body.operations[0].regions[0].blocks[0]
+    for value, argument in zip(block.arguments, arguments, strict=True):
+        value.set_location(ir.Location.name(argument.name, context=context))
+    return TorchFunction(importer.module, tuple(arguments), is_typed=False)
+
+
+def _described(node: fx.Node) -> object:
+    def described(value: Any) -> object:
+        if isinstance(value, torch.Tensor):
+            return TensorMeta.of(value)
+        return [described(item) for item in value] if isinstance(value, list | tuple) else value
+
+    return described(attribute(node) if node.op == "get_attr" else node.meta["val"])
+
+
+def _varies(graph: fx.Graph) -> bool:
+    """Whether some size in a graph varies."""
+    values = torch.utils._pytree.tree_leaves([node.meta.get("val") for node in graph.nodes])
+    return any(
+        isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool)
+        or (isinstance(value, torch.Tensor) and any(isinstance(size, torch.SymInt) for size in value.shape))
+        for value in values
+    )

@@ -1,0 +1,200 @@
+"""A program in the Torch dialect with the signature that users see: what capture gives and outputs are made from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch_mlir import ir
+
+from torchmdla.compiler.program import Role
+from torchmdla.devices.cpu.frontend import explained
+from torchmdla.errors import CompileError
+from torchmdla.importer import Binding, ImportedGraph, TensorMeta, dtype_name
+from torchmdla.importer.emitter import quote
+from torchmdla.importer.layout import contiguous_strides
+from torchmdla.importer.types import dtype_of_element, element_type, tensor_type
+from torchmdla.mlir.context import new_context
+
+
+@dataclass(frozen=True)
+class FunctionArgument:
+    """One argument of the function: a name of the user's program, and the tensor itself if it is a weight."""
+
+    name: str
+    role: Role
+    weight: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class TorchFunction:
+    """A module with one public function ``@forward`` in the Torch dialect.
+
+    ``arguments`` are its arguments: the inputs in the order of the call, then the weights. ``is_typed`` is false where
+    some value's size or dtype is left to the compiler's inference.
+    """
+
+    module: ir.Module
+    arguments: tuple[FunctionArgument, ...]
+    is_typed: bool = True
+
+    @property
+    def operation(self) -> Any:
+        """The function."""
+        return ir.SymbolTable(self.module.operation)["forward"]
+
+    @property
+    def signature(self) -> ir.FunctionType:
+        """Its type."""
+        return ir.FunctionType(ir.TypeAttr(self.operation.attributes["function_type"]).value)
+
+
+def from_imported(
+    imported: ImportedGraph,
+    inputs: Sequence[tuple[FunctionArgument, TensorMeta]],
+    constants: Mapping[tuple[int, int | None], FunctionArgument],
+    weights: Sequence[str] = (),
+) -> TorchFunction:
+    """The function of an imported graph, with every input as an argument and every tensor output as a result.
+
+    Args:
+        imported: from a record in which inputs and outputs are contiguous (:func:`contiguous`).
+        inputs: of the graph, in its order; all tensors.
+        constants: the tensors that the graph holds, by node and element.
+        weights: the names of weights in the order that they are to have; others follow.
+    """
+    module = parse(_placed(imported))
+    function = module.body.operations[0]
+    block = function.regions[0].blocks[0]
+    old = {_key(binding): block.arguments[index] for index, binding in enumerate(imported.bindings)}
+    wanted: list[tuple[tuple[str, int, int | None], FunctionArgument, ir.Type | None]] = []
+    with module.context:
+        for index, (argument, meta) in enumerate(inputs):
+            wanted.append((("input", index, None), argument, ir.Type.parse(tensor_type(meta))))
+    for binding in imported.bindings:
+        if binding.source == "constant":
+            wanted.append((_key(binding), constants[binding.index, binding.element], None))
+    rank = {name: index for index, name in enumerate(weights)}
+    wanted.sort(key=lambda item: rank.get(item[1].name, len(rank)) if item[1].role == "parameter" else -1)
+    made = {}
+    for key, argument, type_ in wanted:
+        location = ir.Location.name(argument.name, context=module.context)
+        made[key] = block.add_argument(type_ or old[key].type, location)
+        if key in old:
+            old[key].replace_all_uses_with(made[key])
+    for _ in old:
+        block.erase_argument(0)
+    _return(function, [_output(output, block, made) for output in imported.outputs if output.source != "constant"])
+    return TorchFunction(module, tuple(argument for _, argument, _ in wanted))
+
+
+def contiguous(meta: object) -> object:
+    """``meta`` without its strides: users see logical shapes."""
+    return replace(meta, strides=contiguous_strides(meta.shape)) if isinstance(meta, TensorMeta) else meta
+
+
+def with_literals(function: TorchFunction) -> TorchFunction:
+    """The function with its weights as literals in the text, in place."""
+    operation = function.operation
+    block = operation.regions[0].blocks[0]
+    for index in reversed(range(len(function.arguments))):
+        argument = function.arguments[index]
+        if argument.weight is not None:
+            with block.arguments[index].location:
+                start = ir.InsertionPoint.at_block_begin(block)
+                literal = _literal(argument.weight, block.arguments[index].type, start)
+            block.arguments[index].replace_all_uses_with(literal)
+            block.erase_argument(index)
+    _return(operation, list(block.operations[len(block.operations) - 1].operands))
+    return replace(function, arguments=tuple(argument for argument in function.arguments if argument.weight is None))
+
+
+def separate_results(function: TorchFunction) -> None:
+    """Makes every result a value of its own, no argument and no other result, in place."""
+    operation = function.operation
+    block = operation.regions[0].blocks[0]
+    end = block.operations[len(block.operations) - 1]
+    results: list[Any] = []
+    for value in end.operands:
+        if isinstance(value, ir.BlockArgument) or value in results:
+            with end.operation.location, ir.InsertionPoint(end):
+                nothing = ir.Operation.create("torch.constant.none", results=[ir.Type.parse("!torch.none")]).result
+                value = ir.Operation.create("torch.aten.clone", results=[value.type], operands=[value, nothing]).result
+        results.append(value)
+    _return(operation, results)
+
+
+def tensor_type_of(type_: ir.Type) -> tuple[str, tuple[int | None, ...]]:
+    """dtype (``"float32"``) and sizes of a tensor type of the Torch dialect; None for a size that varies.
+
+    Raises:
+        CompileError: it is no tensor type with known rank and dtype.
+    """
+    found = _TENSOR.fullmatch(str(type_))
+    if found is None:
+        raise CompileError(f"{type_} is no tensor of known rank and dtype")
+    sizes = tuple(None if size == "?" else int(size) for size in found["sizes"].split(",") if size)
+    return dtype_name(dtype_of_element(found["element"])), sizes
+
+
+def parse(text: str) -> ir.Module:
+    """A module of text that the compiler wrote, in a context of its own.
+
+    Raises:
+        CompileError: it is not valid: the dialect has no such op, or not for these types. Names it and its place.
+    """
+    with new_context(), explained("the dialect does not have this op, or not for these types"):
+        return ir.Module.parse(text)
+
+
+_TENSOR = re.compile(r"!torch\.vtensor<\[(?P<sizes>[\d?,]*)\],(?P<element>.+)>")
+
+# Where the importer puts an op, and how a place in the user's program is written.
+_NUMBERED = re.compile(r'\("graph":(\d+):0\)')
+_SOURCE = re.compile(r"(?P<file>.+):(?P<line>\d+)")
+
+
+def _placed(imported: ImportedGraph) -> str:
+    """The imported text, with places of the user's program for the numbers of nodes."""
+
+    def place(match: re.Match[str]) -> str:
+        found = _SOURCE.fullmatch(imported.sources[int(match[1])])
+        return f"({quote(found['file'])}:{found['line']}:0)" if found else ""
+
+    return _NUMBERED.sub(place, imported.mlir)
+
+
+def _key(binding: Binding) -> tuple[str, int, int | None]:
+    return binding.source, binding.index, binding.element
+
+
+def _output(output: Any, block: ir.Block, arguments: Mapping[tuple[str, int, int | None], Any]) -> Any:
+    if output.source == "input":
+        return arguments["input", output.index, None]
+    return block.operations[len(block.operations) - 1].operands[output.index]
+
+
+def _return(function: Any, values: Sequence[Any]) -> None:
+    """Makes ``function`` return ``values``, and its type what its block says."""
+    block = function.regions[0].blocks[0]
+    old = block.operations[len(block.operations) - 1]
+    with old.operation.location, ir.InsertionPoint(old):
+        ir.Operation.create("func.return", operands=list(values))
+    old.operation.erase()
+    with function.operation.context:
+        signature = ir.FunctionType.get([value.type for value in block.arguments], [value.type for value in values])
+        function.attributes["function_type"] = ir.TypeAttr.get(signature)
+
+
+def _literal(tensor: torch.Tensor, type_: ir.Type, at: ir.InsertionPoint) -> Any:
+    """``torch.vtensor.literal`` of a tensor, in its bits."""
+    bits = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes().hex()
+    tensor_of = "".join(f"{size}x" for size in tensor.shape) + element_type(tensor.dtype)
+    # Parsed, because the bindings hold no attribute of complex numbers.
+    text = f'"torch.vtensor.literal"() {{value = dense<"0x{bits}"> : tensor<{tensor_of}>}} : () -> {type_}'
+    literal = ir.Operation.parse(text)
+    at.insert(literal)
+    return literal.results[0]

@@ -1,0 +1,121 @@
+"""``torchmdla.get_mlir``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, get_args
+
+from torch_mlir import ir
+
+from torchmdla import devices
+from torchmdla.compiler.program import Argument, Program, Result
+from torchmdla.compiler.versions import producers
+from torchmdla.errors import CompileError
+from torchmdla.mlir.function import TorchFunction, parse, separate_results, tensor_type_of, with_literals
+from torchmdla.mlir.kinds import kind_of
+from torchmdla.mlir.process import run_job
+from torchmdla.mlir.specs import read_inputs
+
+Output = Literal["torch", "linalg", "tosa", "stablehlo", "llvm", "aten"]
+Weights = Literal["arguments", "literals"]
+
+
+def get_mlir(
+    x: Any, *inputs: Any, output: Output = "torch", weights: Weights = "arguments", dynamic_shapes: Any = None
+) -> ir.Module:
+    """``x`` as an MLIR module.
+
+    The module has one function ``@forward``. Its arguments are the tensors among the inputs, in their order and with
+    their logical shapes, then the weights that are used; the location of each argument is its name
+    (``module.operation.print(enable_debug_info=True)``). Its results are the tensors among the results; of an exported
+    program also the new values of what it writes to. Numbers and ``None`` are part of the program.
+
+    A plain module or function is traced, which fixes its choices. A scripted one is run once on copies, which
+    fixes what depends on sizes; what depends on data is refused. Where sizes vary both go through ``torch.export``.
+
+    Args:
+        x: a module or function, plain or scripted; an exported program; a ``torch._C.Graph`` (inputs are those of the
+            graph, the scripted module for ``self``); a ``torch.fx.GraphModule`` (without inputs where it is a flat
+            graph of ATen calls with ``meta["val"]``).
+        inputs: of one call: tensors, or :class:`TensorSpec` of them. A size varies, and is ``?`` in the text, where a
+            spec has None or -1, where ``torch._dynamo.mark_dynamic`` was called for a tensor, or by
+            ``dynamic_shapes``.
+        output: the dialect. ``"linalg"``, ``"tosa"`` and ``"stablehlo"`` are lowered by torch-mlir. ``"llvm"`` is what
+            the cpu device generates: the entry and the packs of its ABI (``docs/architecture.md``), not ``@forward``.
+            ``"aten"`` is that of :mod:`torchmdla.aten`, with weights marked ``aten.parameter``.
+        weights: ``"literals"`` writes the weights' values into the text instead.
+        dynamic_shapes: the sizes that vary, of each input, as in ``torch.export.export``.
+
+    Returns:
+        ``torch_mlir.ir.Module`` in a context of its own with all dialects loaded; ``str`` is its text.
+
+    Raises:
+        TypeError: ``x`` is none of these, or there are no inputs where some are needed.
+        ValueError: no such output, or no such choice of weights.
+        CompileError: it cannot be captured, or an op cannot be lowered: names the op, where it stands in the user's
+            program, and the compiler's diagnostic. A crash of the compiler is one too: it runs in another process.
+    """
+    if output not in get_args(Output):
+        raise ValueError(f"no output {output!r}; there are {', '.join(get_args(Output))}")
+    if weights not in get_args(Weights):
+        raise ValueError(f"weights are {' or '.join(get_args(Weights))}, got {weights!r}")
+    function = kind_of(x).capture(x, read_inputs(inputs, dynamic_shapes))
+    if weights == "literals":
+        function = with_literals(function)
+    return _OUTPUTS[output](function, output)
+
+
+def _torch(function: TorchFunction, output: str) -> ir.Module:
+    return function.module
+
+
+def _lowered(function: TorchFunction, output: str) -> ir.Module:
+    text = function.module.operation.get_asm(enable_debug_info=True)
+    return parse(run_job("lower", f"lowering to {output}", text=text, output=output, is_typed=function.is_typed))
+
+
+def _generated(function: TorchFunction, output: str) -> ir.Module:
+    # Results of the device are buffers of their own.
+    separate_results(function)
+    types = function.signature
+    arguments = tuple(
+        Argument(argument.role, *_dtype_and_shape(type_, argument.name))
+        for argument, type_ in zip(function.arguments, types.inputs, strict=True)
+    )
+    results = tuple(Result(*_dtype_and_shape(type_, "a result")) for type_ in types.results)
+    text = function.module.operation.get_asm(enable_debug_info=True)
+    program = Program(text, arguments, results, devices.get("cpu").target(), versions=producers())
+    return parse(run_job("generate", "generating code", program=program.to_json()))
+
+
+def _aten(function: TorchFunction, output: str) -> ir.Module:
+    from torchmdla import aten
+
+    try:
+        module = aten.from_torch(function.module)
+    except aten.AtenError as error:
+        raise CompileError(f"it cannot be expressed in the aten dialect: {error}") from error
+    with module.context:
+        marks = [
+            ir.DictAttr.get({"aten.parameter": ir.UnitAttr.get()} if argument.role == "parameter" else {})
+            for argument in function.arguments
+        ]
+        module.body.operations[0].attributes["arg_attrs"] = ir.ArrayAttr.get(marks)
+    return module
+
+
+_OUTPUTS: Mapping[str, Callable[[TorchFunction, str], ir.Module]] = {
+    "torch": _torch,
+    "linalg": _lowered,
+    "tosa": _lowered,
+    "stablehlo": _lowered,
+    "llvm": _generated,
+    "aten": _aten,
+}
+
+
+def _dtype_and_shape(type_: ir.Type, name: str) -> tuple[str, tuple[int, ...]]:
+    dtype, shape = tensor_type_of(type_)
+    if None in shape:
+        raise CompileError(f"the cpu device compiles for known sizes; those of {name} vary: {type_}")
+    return dtype, shape  # type: ignore[return-value]

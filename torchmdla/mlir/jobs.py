@@ -1,0 +1,104 @@
+"""What the child process does with the text of a module. Nothing here imports torch, but the aten dialect."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+from torch_mlir import ir
+from torch_mlir.passmanager import PassManager
+
+from torchmdla.compiler.program import Program
+from torchmdla.devices.cpu.frontend import explained, run
+from torchmdla.errors import CompileError
+from torchmdla.mlir.context import new_context
+
+# Where the importer has typed every value, inference of shapes and dtypes has nothing to find.
+_TYPED = "torch-function-to-torch-backend-pipeline{shape-dtype-refine=0}"
+_TO_BE_TYPED = "torch-function-to-torch-backend-pipeline"
+
+_PIPELINES: Mapping[str, str] = {
+    "linalg": "torch-backend-to-linalg-on-tensors-backend-pipeline",
+    "tosa": "torch-backend-to-tosa-backend-pipeline",
+    "stablehlo": "torch-backend-to-stablehlo-backend-pipeline",
+}
+
+
+def lower(text: str, output: str, is_typed: bool) -> str:
+    """A module in the Torch dialect, lowered by upstream's passes.
+
+    Raises:
+        CompileError: they do not take an op; names it and its place.
+    """
+    with new_context(), ir.Location.unknown():
+        with explained("the program is not valid"):
+            module = ir.Module.parse(text)
+        with explained(f"no lowering to {output} for this op and these types"):
+            run(module, _TYPED if is_typed else _TO_BE_TYPED)
+            run(module, _PIPELINES[output])
+        return _printed(module)
+
+
+def generate(program: str) -> str:
+    """What the cpu device makes of a program (JSON), in the LLVM dialect.
+
+    Raises:
+        CompileError: the device does not take the program.
+    """
+    from torchmdla.devices.cpu.lowering import generated_module
+
+    with new_context(), ir.Location.unknown():
+        return _printed(generated_module(Program.from_json(program)))
+
+
+def optimise(text: str, file: str, pipeline: str, print_after_all: bool, locations: bool) -> str:
+    """A module after a pass pipeline.
+
+    Args:
+        text: of the module. ``file`` is where it comes from, for messages.
+        pipeline: as ``builtin.module(…)``, or only what stands in the parentheses.
+        print_after_all: MLIR prints the module after every pass, on standard error.
+        locations: keep locations in the text.
+
+    Raises:
+        CompileError: the module or the pipeline is not valid, or a pass fails.
+    """
+    passes = pipeline.strip()
+    if not passes.startswith("builtin.module("):
+        passes = f"builtin.module({passes})"
+    context = new_context()
+    uses_aten = _ATEN.search(passes) or _ATEN.search(text)
+    if uses_aten:
+        from torchmdla import aten
+
+        aten.register(context)
+    with context, ir.Location.unknown():
+        with _told(f"{file} holds no valid module"):
+            module = ir.Module.parse(text)
+        with _told("not a pass pipeline"):
+            manager = aten.pipeline(passes, context) if uses_aten else PassManager.parse(passes)
+        if print_after_all:
+            manager.enable_ir_printing()
+        with _told("a pass failed"):
+            manager.run(module.operation)
+        return str(module.operation.get_asm(enable_debug_info=locations))
+
+
+# A pass or an op of the aten dialect; ops of the Torch dialect are called torch.aten.….
+_ATEN = re.compile(r"(?<![\w.])aten[-.]\w")
+
+
+@contextmanager
+def _told(reason: str) -> Iterator[None]:
+    try:
+        yield
+    except (ir.MLIRError, ValueError) as error:  # ValueError: of pipelines, and of the aten dialect
+        raise CompileError(reason, diagnostic=str(error)) from None
+
+
+JOBS: Mapping[str, Callable[..., str]] = {"lower": lower, "generate": generate, "opt": optimise}
+
+
+def _printed(module: ir.Module) -> str:
+    return str(module.operation.get_asm(enable_debug_info=True))

@@ -1,0 +1,145 @@
+"""What ``get_mlir`` takes: one registry, to which other modules add their kinds of programs."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torchmdla.errors import CompileError
+from torchmdla.mlir.function import TorchFunction
+from torchmdla.mlir.specs import Inputs
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of programs.
+
+    Args:
+        name: in error messages, as ``"a function"``.
+        takes: whether an object is of this kind.
+        capture: the object, and the inputs of a call, as a function in the Torch dialect. Raises TypeError where it
+            has to have inputs and there are none, or the other way round.
+    """
+
+    name: str
+    takes: Callable[[Any], bool]
+    capture: Callable[[Any, Inputs], TorchFunction]
+
+
+_kinds: list[Kind] = []
+
+
+def register_kind(kind: Kind) -> None:
+    """Adds a kind. Of several that take an object the one registered last is used."""
+    _kinds.insert(0, kind)
+
+
+def kind_of(x: object) -> Kind:
+    """The kind of ``x``.
+
+    Raises:
+        TypeError: none takes it.
+    """
+    for kind in _kinds:
+        if kind.takes(x):
+            return kind
+    names = ", ".join(kind.name for kind in _kinds)
+    raise TypeError(f"get_mlir takes {names}; got {type(x).__name__}")
+
+
+class _Called(torch.nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self._function = function
+
+    def forward(self, *inputs: Any) -> Any:
+        return self._function(*inputs)
+
+
+def _plain(x: Any, inputs: Inputs) -> TorchFunction:
+    """A plain module or function: traced, or exported where sizes vary."""
+    from torchmdla.mlir import exported, scripted
+
+    _need(inputs)
+    if inputs.dynamic_shapes is not None:
+        if isinstance(x, torch.nn.Module):
+            return exported.function_of_module(x, inputs)
+        names = list(inspect.signature(x).parameters)
+        return exported.function_of_module(_Called(x), inputs.in_one_argument(names))
+    if getattr(x, "training", False):
+        x = copy.deepcopy(x)  # A call may write to buffers.
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            traced = torch.jit.trace(x, inputs.values, check_trace=False)
+    except Exception as error:
+        raise CompileError("torch.jit.trace cannot capture it", diagnostic=str(error)) from error
+    return scripted.function_of_graph(traced.inlined_graph, [*_self(traced), *inputs.values])
+
+
+def _scripted(x: Any, inputs: Inputs) -> TorchFunction:
+    """What ``torch.jit`` made: run once, or exported where sizes vary."""
+    from torchmdla.mlir import exported, scripted
+
+    if len(list(x.inlined_graph.inputs())) > len(_self(x)):
+        _need(inputs)
+    if inputs.dynamic_shapes is not None:
+        schema = x.forward.schema if isinstance(x, torch.jit.ScriptModule) else x.schema
+        names = [argument.name for argument in schema.arguments if argument.name != "self"]
+        return exported.function_of_module(scripted.ScriptedProgram(x), inputs.in_one_argument(names))
+    return scripted.function_of_graph(x.inlined_graph, [*_self(x), *inputs.values])
+
+
+def _graph(x: torch._C.Graph, inputs: Inputs) -> TorchFunction:
+    from torchmdla.mlir import scripted
+
+    if inputs.dynamic_shapes is not None:
+        raise TypeError("sizes of a torch._C.Graph cannot vary; give get_mlir the scripted program")
+    return scripted.function_of_graph(x, inputs.values)
+
+
+def _fx(x: torch.fx.GraphModule, inputs: Inputs) -> TorchFunction:
+    """A flat graph that knows its values' types, as it stands; any other is a module like others."""
+    from torchmdla.mlir import exported
+
+    return _plain(x, inputs) if inputs.values or not exported.is_flat(x) else exported.function_of_fx(x)
+
+
+def _program(x: Any, inputs: Inputs) -> TorchFunction:
+    from torchmdla.mlir import exported
+
+    if inputs.values or inputs.dynamic_shapes is not None:
+        raise TypeError("an exported program has its inputs, and the sizes that vary, from its export")
+    return exported.function_of_program(x)
+
+
+def _need(inputs: Inputs) -> None:
+    if not inputs.values:
+        raise TypeError("get_mlir needs the inputs of a call: tensors, or TensorSpec(shape, dtype)")
+
+
+def _self(program: Any) -> list[Any]:
+    return [program] if isinstance(program, torch.jit.ScriptModule) else []
+
+
+def _is_exported(x: object) -> bool:
+    """Does not import torch.export, which takes a second: who has an exported program has done so."""
+    export = sys.modules.get("torch.export")
+    return export is not None and isinstance(x, export.ExportedProgram)
+
+
+register_kind(Kind("a function", callable, _plain))
+register_kind(Kind("a module", lambda x: isinstance(x, torch.nn.Module), _plain))
+register_kind(Kind("a torch.fx.GraphModule", lambda x: isinstance(x, torch.fx.GraphModule), _fx))
+register_kind(
+    Kind("a scripted program", lambda x: isinstance(x, torch.jit.ScriptModule | torch.jit.ScriptFunction), _scripted)
+)
+register_kind(Kind("a torch._C.Graph", lambda x: isinstance(x, torch._C.Graph), _graph))
+register_kind(Kind("an exported program", _is_exported, _program))

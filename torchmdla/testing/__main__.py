@@ -1,0 +1,202 @@
+"""The command line: ``python -m torchmdla.testing``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from torchmdla.testing import opinfo
+from torchmdla.testing.checking import STATUSES
+from torchmdla.testing.programs import PROGRAMS
+from torchmdla.testing.roads import ROADS, NotAvailableError, check_device, ways
+from torchmdla.testing.runner import Job, Judged, run
+
+DESCRIPTION = """\
+Runs programs on a road and a device and compares all that can be seen of them with eager PyTorch: values, dtypes,
+sizes, strides, sharing of memory, inputs and buffers afterwards, gradients, steps of training. Each runs in one of
+several processes, so that a crash costs one program.
+
+Programs are those of torchmdla itself, or with --opinfo the samples of PyTorch's operator database. What is known to
+fail is listed by name in torchmdla/testing/expected.py; a listed program that passes is an error, too."""
+
+_ROAD_LINES = [
+    f"  {name:<12} {road.help}{'' if road.variants else ' (not available yet)'}" for name, road in ROADS.items()
+]
+_VARIANTS = [f"{name}:{variant}" for name, road in ROADS.items() for variant in road.variants]
+
+EPILOG = f"""\
+roads:
+{chr(10).join(_ROAD_LINES)}
+  One variant of a road by a colon: {", ".join(_VARIANTS)}.
+
+what a program ends as:
+{chr(10).join(f"  {status:<13} {meaning}" for status, meaning in STATUSES.items())}
+
+exit status:
+  0  every program ended as it should
+  1  some did not
+  2  the command line is wrong, or a road or device is not there
+
+examples:
+  python -m torchmdla.testing --road torchscript --filter conv --verbose
+  python -m torchmdla.testing --road dynamo,export --jobs 4 --json results.json
+  python -m torchmdla.testing --opinfo --dtype float32,int64 --filter nn.functional --samples 10
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line's options."""
+    made = argparse.ArgumentParser(
+        prog="python -m torchmdla.testing",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    made.add_argument("--road", default="torchscript", metavar="NAMES", help="roads between commas; torchscript")
+    made.add_argument("--device", default="cpu", metavar="NAME", help="the device that groups are for; cpu")
+    made.add_argument(
+        "--filter", action="append", default=[], metavar="TEXT", help="programs with TEXT in their name; any of several"
+    )
+    made.add_argument("--skip", action="append", default=[], metavar="TEXT", help="no program with TEXT in its name")
+    made.add_argument("--list", action="store_true", help="list the programs, run nothing")
+    made.add_argument("--opinfo", action="store_true", help="run PyTorch's operator database instead")
+    made.add_argument(
+        "--dtype",
+        default=",".join(opinfo.DTYPES),
+        metavar="NAMES",
+        help=f"of --opinfo: dtypes between commas; {','.join(opinfo.DTYPES)}",
+    )
+    made.add_argument(
+        "--samples",
+        type=_positive,
+        metavar="N",
+        help="of --opinfo: at most N of each operator and dtype, evenly spread",
+    )
+    made.add_argument(
+        "--jobs", type=_positive, default=max(1, (os.cpu_count() or 2) // 2), metavar="N", help="processes at a time"
+    )
+    made.add_argument("--seed", type=int, default=0, metavar="N", help="for inputs and weights; 0")
+    made.add_argument("--timeout", type=float, default=300, metavar="SECONDS", help="for one program; 300")
+    made.add_argument("--json", type=_new_file, metavar="FILE", help="write every outcome here")
+    made.add_argument("--verbose", action="store_true", help="a line for every program, fallbacks with their reasons")
+    return made
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command line; returns its exit status."""
+    made = parser()
+    options = made.parse_args(arguments)
+    try:
+        chosen = ways(options.road)
+        check_device(options.device)
+        names = opinfo.names(options.dtype.split(",")) if options.opinfo else list(PROGRAMS)
+    except NotAvailableError as error:
+        made.error(str(error))
+    names = [name for name in names if _wanted(name, options.filter, options.skip)]
+    if not names:
+        made.error("no program has such a name; --list shows all")
+    if options.list:
+        print("\n".join(names))
+        return 0
+    source = "opinfo" if options.opinfo else "programs"
+    jobs = [Job(source, name, way, options.device, options.seed, options.samples) for way in chosen for name in names]
+    console = Console(highlight=False)
+    results = _run(jobs, options, console)
+    _report(results, console)
+    if options.json:
+        options.json.write_text(json.dumps([_as_json(result) for result in results], indent=1) + "\n")
+    return 0 if all(result.expected for result in results) else 1
+
+
+def _wanted(name: str, filters: Sequence[str], skipped: Sequence[str]) -> bool:
+    return (not filters or any(text in name for text in filters)) and not any(text in name for text in skipped)
+
+
+def _run(jobs: Sequence[Job], options: argparse.Namespace, console: Console) -> list[Judged]:
+    results: list[Judged] = []
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    # On standard error, so that what is printed can be piped on.
+    bar_console = Console(file=sys.stderr)
+    with Progress(
+        *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=bar_console, transient=True
+    ) as progress:
+        task = progress.add_task("", total=len(jobs))
+        for event in run(jobs, options.jobs, options.timeout):
+            if isinstance(event, Judged):
+                results.append(event)
+                if options.verbose or not event.expected:
+                    console.print(_line(event), markup=False, soft_wrap=True)
+            else:
+                progress.update(task, advance=1, description=event.name)
+    return results
+
+
+def _line(result: Judged) -> str:
+    outcome = result.outcome
+    mark = "  " if result.expected else "! "
+    described = [f"{mark}{outcome.status:<12} {outcome.program} on {outcome.way}", f"{outcome.seconds:.2f} s"]
+    described.append(f"{outcome.groups} groups, {outcome.specialisations} compiled")
+    described += [text for text in (outcome.detail, result.reason) if text]
+    return ": ".join([described[0], ", ".join(described[1:3]), *described[3:]])
+
+
+def _report(results: Sequence[Judged], console: Console) -> None:
+    table = Table(title="programs by what they ended as", show_footer=True)
+    table.add_column("way", footer="all")
+    counts = {way: Counter(r.outcome.status for r in results if r.outcome.way == way) for way in _ways_of(results)}
+    total = Counter(result.outcome.status for result in results)
+    seen = [status for status in STATUSES if total[status]]
+    for status in seen:
+        table.add_column(status, str(total[status]), justify="right")
+    table.add_column("unexpected", str(sum(not r.expected for r in results)), justify="right", style="bold")
+    table.add_column("with groups", str(sum(r.outcome.groups > 0 for r in results)), justify="right")
+    for way, count in counts.items():
+        mine = [r for r in results if r.outcome.way == way]
+        numbers = [count[status] for status in seen]
+        numbers += [sum(not r.expected for r in mine), sum(r.outcome.groups > 0 for r in mine)]
+        table.add_row(way, *map(str, numbers))
+    console.print(table)
+    reasons = Counter(reason for result in results for reason in result.outcome.fallbacks)
+    if reasons:
+        shown = Table(title="programs that fell back, by reason")
+        shown.add_column("programs", justify="right")
+        shown.add_column("reason", overflow="fold")
+        for reason, programs in reasons.most_common(20):
+            shown.add_row(str(programs), reason)
+        console.print(shown, markup=False)
+
+
+def _ways_of(results: Sequence[Judged]) -> list[str]:
+    return list(dict.fromkeys(result.outcome.way for result in results))
+
+
+def _as_json(result: Judged) -> dict[str, object]:
+    return {**asdict(result.outcome), "expected": result.expected, "reason": result.reason}
+
+
+def _positive(text: str) -> int:
+    if not (text.isdecimal() and int(text)):
+        raise argparse.ArgumentTypeError(f"{text!r}: not a number of at least 1")
+    return int(text)
+
+
+def _new_file(text: str) -> Path:
+    file = Path(text)
+    if not file.resolve().parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r}: no such folder")
+    return file
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

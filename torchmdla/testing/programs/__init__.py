@@ -1,0 +1,74 @@
+"""The registry of programs that every road is checked with: :data:`PROGRAMS`, by name.
+
+A family is a module here; it lists its programs in tables, :mod:`torchmdla.testing.programs.program` says of what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import chain
+
+from torchmdla.testing.programs import (
+    attention,
+    control_flow,
+    convolutions,
+    dtypes,
+    elementwise,
+    indexing,
+    layouts,
+    losses,
+    models,
+    mutation,
+    normalisation,
+    operators,
+    pooling,
+    products,
+    random,
+    recurrent,
+    reductions,
+    shapes,
+    sizes,
+    sorting,
+    structures,
+    training,
+)
+from torchmdla.testing.programs.program import Program
+
+__all__ = ["PROGRAMS", "Program"]
+
+FAMILIES = (
+    operators,
+    elementwise,
+    reductions,
+    products,
+    convolutions,
+    pooling,
+    normalisation,
+    attention,
+    recurrent,
+    indexing,
+    shapes,
+    dtypes,
+    sorting,
+    losses,
+    control_flow,
+    structures,
+    mutation,
+    random,
+    sizes,
+    layouts,
+    training,
+    models,
+)
+
+
+def _registry() -> dict[str, Program]:
+    found: dict[str, Program] = {}
+    for program in chain.from_iterable(family.PROGRAMS for family in FAMILIES):
+        if program.name in found:
+            raise ValueError(f"two programs are named {program.name}")
+        found[program.name] = program
+    return found
+
+
+PROGRAMS: Mapping[str, Program] = _registry()

@@ -1,0 +1,103 @@
+"""Inputs of programs, said rather than made: each call of a program draws its own from a seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+
+@dataclass(frozen=True)
+class Draw:
+    """A tensor that is yet to be drawn."""
+
+    make: Callable[[torch.Generator], Tensor]
+
+    def then(self, change: Callable[[Tensor], Tensor]) -> Draw:
+        """What ``change`` makes of the tensor, as another memory layout."""
+        return Draw(lambda generator: change(self.make(generator)))
+
+
+def normal(*shape: int, dtype: torch.dtype = torch.float32) -> Draw:
+    """Normally distributed floats."""
+    return Draw(lambda generator: torch.randn(shape, generator=generator, dtype=dtype))
+
+
+def between(low: float, high: float, *shape: int, dtype: torch.dtype = torch.float32) -> Draw:
+    """Floats from ``low`` to ``high``."""
+    return Draw(lambda generator: torch.rand(shape, generator=generator, dtype=dtype) * (high - low) + low)
+
+
+def positive(*shape: int, dtype: torch.dtype = torch.float32) -> Draw:
+    """Floats from 0.5 to 1.5."""
+    return between(0.5, 1.5, *shape, dtype=dtype)
+
+
+def integers(*shape: int, low: int = 0, high: int = 4, dtype: torch.dtype = torch.int64) -> Draw:
+    """Integers from ``low`` to ``high - 1``."""
+    return Draw(lambda generator: torch.randint(low, high, shape, generator=generator, dtype=dtype))
+
+
+def booleans(*shape: int) -> Draw:
+    """True and False, each as likely."""
+    return Draw(lambda generator: torch.rand(shape, generator=generator) > 0.5)
+
+
+def permutation(count: int) -> Draw:
+    """0 to ``count - 1`` in any order."""
+    return Draw(lambda generator: torch.randperm(count, generator=generator))
+
+
+def channels_last(draw: Draw) -> Draw:
+    """Channels innermost in memory, of 4 or 5 dimensions."""
+    return draw.then(
+        lambda x: x.contiguous(memory_format=torch.channels_last if x.dim() == 4 else torch.channels_last_3d)
+    )
+
+
+def transposed(draw: Draw) -> Draw:
+    """The first and the last dimension exchanged in memory."""
+    return draw.then(lambda x: x.transpose(0, -1).contiguous().transpose(0, -1))
+
+
+def strided(draw: Draw) -> Draw:
+    """Every other element of memory."""
+    return draw.then(lambda x: torch.stack([x, x], -1)[..., 1])
+
+
+def offset(draw: Draw) -> Draw:
+    """Without the first row of what is drawn, so that it does not begin where its memory begins."""
+    return draw.then(lambda x: x[1:])
+
+
+def expanded(draw: Draw, *sizes: int) -> Draw:
+    """Broadcast to ``sizes`` without a copy."""
+    return draw.then(lambda x: x.expand(sizes))
+
+
+def drawn(inputs: tuple[Any, ...], seed: int) -> tuple[Any, ...]:
+    """The inputs of one call: what is to be drawn, drawn; tensors copied with their strides; the rest as it is."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def one(leaf: Any) -> Any:
+        if isinstance(leaf, Draw):
+            return leaf.make(generator)
+        return copied(leaf) if isinstance(leaf, Tensor) else leaf
+
+    result: tuple[Any, ...] = tree_map(one, inputs)
+    return result
+
+
+def copied(tensor: Tensor) -> Tensor:
+    """The same values in memory of its own, laid out in the same way: gaps and repeated elements are kept."""
+    tensor = tensor.detach()
+    if tensor.layout != torch.strided or tensor.is_quantized or not tensor.numel():
+        return tensor.clone()
+    memory = tensor.untyped_storage().nbytes() // tensor.element_size() - tensor.storage_offset()
+    whole = tensor.as_strided((memory,), (1,)).clone()
+    result = whole.as_strided(tensor.shape, tensor.stride())
+    return result if tensor.is_conj() == result.is_conj() else tensor.clone()

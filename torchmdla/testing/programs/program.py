@@ -1,0 +1,104 @@
+"""A program: what is captured, and what it is called with."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from torchmdla.testing.programs.inputs import Draw
+
+Mode = Literal["inference", "gradients", "training"]
+
+# "chooses": what it does depends on values, so that one run does not tell it all.
+# "python": TorchScript's compiler does not take it. "random": it draws random numbers.
+Tag = Literal["chooses", "python", "random"]
+
+
+@dataclass(frozen=True)
+class Program:
+    """One program.
+
+    Attributes:
+        name: ``family.program``, unique, without spaces.
+        make: makes the module or the function. It is called under a seed, once for each side of the comparison.
+        inputs: the arguments of a call, in nested tuples, lists and dicts. A :class:`Draw` is drawn anew for each
+            call, a tensor copied, anything else passed as it is.
+        layers: how many layers that sum a result has behind it, see :func:`torchmdla.testing.compare.assert_matches`.
+        mode: ``"inference"`` runs without gradients; ``"gradients"`` compares those of inputs and parameters too, by
+            a weighted sum of all outputs; ``"training"`` takes steps of ``optimiser`` on what the program returns, a
+            loss.
+        methods: the methods of a module that are called, in this order.
+        tags: what a road must know, see :data:`Tag`.
+        optimiser: of a program in training, from its parameters.
+        values: whether values are compared; otherwise only what describes them, for memory that nobody has written.
+    """
+
+    name: str
+    make: Callable[[], Callable[..., Any]]
+    inputs: tuple[Any, ...]
+    layers: int = 1
+    mode: Mode = "inference"
+    methods: tuple[str, ...] = ("forward",)
+    tags: frozenset[Tag] = frozenset()
+    optimiser: Callable[[list[Tensor]], torch.optim.Optimizer] | None = None
+    values: bool = True
+
+    @property
+    def family(self) -> str:
+        """The first part of the name."""
+        return self.name.partition(".")[0]
+
+    @property
+    def takes_tensors_only(self) -> bool:
+        """Whether every input is a tensor, as tracing wants them."""
+        return all(isinstance(leaf, Draw | Tensor) for leaf in tree_leaves(self.inputs))
+
+
+def is_scriptable(subject: object) -> bool:
+    """Whether TorchScript's compiler may take ``subject``: a module, or a function with a source of its own."""
+    if isinstance(subject, nn.Module):
+        return True
+    return isinstance(subject, types.FunctionType) and subject.__name__ != "<lambda>" and subject.__closure__ is None
+
+
+# An entry of a table: the function, or what makes the module, and the inputs.
+Entry = tuple[Any, ...]
+
+
+def functions(family: str, table: Mapping[str, Entry], *tags: Tag, layers: int = 1) -> Iterator[Program]:
+    """Programs that call a function: name → function, inputs."""
+    for name, (function, *inputs) in table.items():
+        yield Program(f"{family}.{name}", _constantly(function), tuple(inputs), layers, tags=frozenset(tags))
+
+
+def modules(family: str, table: Mapping[str, Entry], *tags: Tag, layers: int = 1) -> Iterator[Program]:
+    """Programs that call a module: name → what makes it, inputs."""
+    for name, (make, *inputs) in table.items():
+        yield Program(f"{family}.{name}", make, tuple(inputs), layers, tags=frozenset(tags))
+
+
+def in_eval(programs: Iterator[Program]) -> Iterator[Program]:
+    """The same with modules in eval mode."""
+    for program in programs:
+        yield replace(program, make=_evaluating(program.make))
+
+
+def with_gradients(programs: Iterator[Program]) -> Iterator[Program]:
+    """Each program, and once more with its gradients."""
+    for program in programs:
+        yield program
+        yield replace(program, name=f"{program.name}:gradients", mode="gradients", layers=2 * program.layers)
+
+
+def _constantly(function: Callable[..., Any]) -> Callable[[], Callable[..., Any]]:
+    return lambda: function
+
+
+def _evaluating(make: Callable[[], Any]) -> Callable[[], Any]:
+    return lambda: make().eval()

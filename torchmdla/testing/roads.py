@@ -1,0 +1,221 @@
+"""The roads on which programs are run: name → how to make a callable of a module or function and its inputs.
+
+A road has variants, ways that end in other graphs (traced, scripted, frozen). A variant takes what its road can hold:
+tracing fixes what a program chooses, TorchScript's compiler does not read all of Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+import torchmdla
+from torchmdla.testing.programs import Program
+from torchmdla.testing.programs.program import is_scriptable
+
+Methods = tuple[str, ...]
+
+# What a road makes: the callables of a program's methods, by name ("forward" for a function).
+Captured = Mapping[str, Callable[..., Any]]
+
+# From the module or function, the inputs of a call, and the methods; the inputs may be written to.
+Capture = Callable[[Any, tuple[Any, ...], Methods], Captured]
+
+
+class NotAvailableError(Exception):
+    """There is no such road, variant or device, or not yet."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way on a road.
+
+    Attributes:
+        capture: makes the callables.
+        takes: whether a program can go this way at all.
+        owns_state: whether the result has parameters and buffers of its own, those of the module left as they were.
+    """
+
+    capture: Capture
+    takes: Callable[[Program, Any], bool]
+    owns_state: bool = False
+
+
+@dataclass(frozen=True)
+class Road:
+    """A road: what it is, and its variants, none while it is not there yet."""
+
+    help: str
+    variants: Mapping[str, Variant]
+
+
+# --- TorchScript -------------------------------------------------------------------------------------------------
+
+
+def _trace(subject: Any, inputs: tuple[Any, ...], methods: Methods) -> Captured:
+    if isinstance(subject, nn.Module):
+        traced = torch.jit.trace_module(subject, dict.fromkeys(methods, inputs), check_trace=False, strict=False)
+        return _methods(traced, methods)
+
+    def program(*args: Any) -> Any:  # tracing wants a function with a name, which builtins have not
+        return subject(*args)
+
+    return {"forward": torch.jit.trace(program, inputs, check_trace=False, strict=False)}
+
+
+def _script(subject: Any, inputs: tuple[Any, ...], methods: Methods) -> Captured:
+    scripted = torch.jit.script(subject)
+    return _methods(scripted, methods) if isinstance(subject, nn.Module) else {"forward": scripted}
+
+
+def _freeze(subject: Any, inputs: tuple[Any, ...], methods: Methods) -> Captured:
+    kept = [name for name in methods if name != "forward"]
+    return _methods(torch.jit.freeze(torch.jit.script(subject), preserved_attrs=kept), methods)
+
+
+def _methods(module: Any, methods: Methods) -> Captured:
+    return {name: module if name == "forward" else getattr(module, name) for name in methods}
+
+
+def _traceable(program: Program, subject: Any) -> bool:
+    return program.takes_tensors_only and bool(program.inputs) and "chooses" not in program.tags
+
+
+def _scriptable(program: Program, subject: Any) -> bool:
+    return is_scriptable(subject) and "python" not in program.tags
+
+
+def _freezable(program: Program, subject: Any) -> bool:
+    is_frozen = isinstance(subject, nn.Module) and not subject.training and program.mode == "inference"
+    return is_frozen and _scriptable(program, subject)
+
+
+# --- torch.compile and torch.export ------------------------------------------------------------------------------
+
+
+def _dynamo(subject: Any, inputs: tuple[Any, ...], methods: Methods) -> Captured:
+    torch._dynamo.reset()
+    return {
+        name: torch.compile(getattr(subject, name) if isinstance(subject, nn.Module) else subject, backend="torchmdla")
+        for name in methods
+    }
+
+
+class _Called(nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self._function = function
+
+    def forward(self, *args: Any) -> Any:
+        return self._function(*args)
+
+
+def _export(subject: Any, inputs: tuple[Any, ...], methods: Methods) -> Captured:
+    module = subject if isinstance(subject, nn.Module) else _Called(subject)
+    return {"forward": torchmdla.compile(module, *inputs, road="export")}
+
+
+def _exportable(program: Program, subject: Any) -> bool:
+    return bool(program.inputs) and program.methods == ("forward",) and "chooses" not in program.tags
+
+
+def _anything(program: Program, subject: Any) -> bool:
+    return True
+
+
+# --- dispatch capture --------------------------------------------------------------------------------------------
+
+
+def _dispatch(subject: Any, inputs: tuple[Any, ...], methods: Methods) -> Captured:
+    """Functions over tensors alone: the leaves of the inputs in, those of the results out."""
+    builder = torchmdla.ModuleBuilder()  # type: ignore[attr-defined]
+    leaves, _ = tree_flatten(inputs)
+    places = [index for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+    results: dict[str, Any] = {}
+    for name in methods:
+        function = getattr(subject, name) if isinstance(subject, nn.Module) else subject
+        with builder.capture_function(name, [leaves[index] for index in places]) as building:
+            flat, results[name] = tree_flatten(function(*inputs))
+            building.returns(flat)
+    compiled = builder.compile()
+
+    def calling(name: str) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            given = tree_flatten(args)[0]
+            made = compiled[name](*[given[index] for index in places])
+            return tree_unflatten(made if isinstance(made, list | tuple) else [made], results[name])
+
+        return call
+
+    return {name: calling(name) for name in methods}
+
+
+def _dispatchable(program: Program, subject: Any) -> bool:
+    return "chooses" not in program.tags and program.mode == "inference"
+
+
+# --- the table ---------------------------------------------------------------------------------------------------
+
+ROADS: Mapping[str, Road] = {
+    "torchscript": Road(
+        "torch.jit.trace, torch.jit.script, and scripted modules frozen",
+        {
+            "trace": Variant(_trace, _traceable),
+            "script": Variant(_script, _scriptable),
+            "freeze": Variant(_freeze, _freezable),
+        },
+    ),
+    "dynamo": Road('torch.compile(…, backend="torchmdla")', {"compile": Variant(_dynamo, _anything)}),
+    "export": Road("torchmdla.compile(…, road='export')", {"export": Variant(_export, _exportable, owns_state=True)}),
+    "dispatch": Road(
+        "torchmdla.ModuleBuilder",
+        {"capture": Variant(_dispatch, _dispatchable)} if hasattr(torchmdla, "ModuleBuilder") else {},
+    ),
+    "lazy": Road("PyTorch's Lazy Tensor Core", {}),
+    "acap": Road("the acap device", {}),
+}
+
+
+def ways(text: str) -> list[str]:
+    """The ways that ``text`` asks for, as ``road:variant``: names of roads or of ways, between commas.
+
+    Raises:
+        NotAvailableError: there is no such road or variant, or the road is not there yet.
+    """
+    found: list[str] = []
+    for part in text.split(","):
+        road, _, variant = part.partition(":")
+        if road not in ROADS:
+            raise NotAvailableError(f"no road {road!r}; there are {', '.join(ROADS)}")
+        variants = ROADS[road].variants
+        if not variants:
+            there = ", ".join(name for name, known in ROADS.items() if known.variants)
+            raise NotAvailableError(f"the road {road!r} is not available yet; available are {there}")
+        if variant and variant not in variants:
+            raise NotAvailableError(f"road {road!r} has no variant {variant!r}; it has {', '.join(variants)}")
+        found += [f"{road}:{name}" for name in ([variant] if variant else variants)]
+    return list(dict.fromkeys(found))
+
+
+def variant_of(way: str) -> Variant:
+    """The variant that a way of :func:`ways` names."""
+    road, _, variant = way.partition(":")
+    return ROADS[road].variants[variant]
+
+
+def check_device(name: str) -> None:
+    """
+    Raises:
+        NotAvailableError: no such device is registered.
+    """
+    try:
+        torchmdla.devices.get(name)
+    except ValueError as error:
+        raise NotAvailableError(str(error)) from None

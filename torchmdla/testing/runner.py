@@ -1,0 +1,223 @@
+"""Runs programs in processes of their own, several at a time: a crash costs one program, not the run."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import warnings
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from time import monotonic
+from typing import Any
+
+from torchmdla.testing.checking import Outcome, check
+from torchmdla.testing.expected import expected_failure
+from torchmdla.testing.programs import Program
+from torchmdla.testing.roads import variant_of
+
+# A process is replaced after so many programs, so that what compilers keep does not pile up.
+_PROGRAMS_PER_PROCESS = 400
+
+
+@dataclass(frozen=True)
+class Job:
+    """Programs to run on one way in one go.
+
+    Attributes:
+        source: ``"programs"`` or ``"opinfo"``, which find programs by name.
+        name: of the program, or of an operator and a dtype in PyTorch's database.
+        way: ``road:variant``.
+        limit: at most so many programs of it, of an operator's samples; None for all.
+        begin: the first program to run, counted among those of the job.
+    """
+
+    source: str
+    name: str
+    way: str
+    device: str = "cpu"
+    seed: int = 0
+    limit: int | None = None
+    begin: int = 0
+
+    def programs(self) -> Iterator[Program]:
+        """The programs, in an order that is the same in each process."""
+        if self.source == "opinfo":
+            from torchmdla.testing import opinfo
+
+            return opinfo.programs(self.name, self.seed, self.limit)
+        from torchmdla.testing.programs import PROGRAMS
+
+        return iter([PROGRAMS[self.name]])
+
+
+@dataclass(frozen=True)
+class Judged:
+    """An outcome, and whether it is as it should be: passing, or failing as it is listed to fail."""
+
+    outcome: Outcome
+    expected: bool
+    reason: str = ""
+
+
+def run(jobs: Sequence[Job], processes: int = 1, timeout: float = 300.0) -> Iterator[Judged | Job]:
+    """Runs ``jobs``; yields what became of each program, and each job when it is done.
+
+    Args:
+        processes: how many at a time.
+        timeout: seconds that one program may take.
+    """
+    waiting = deque(jobs)
+    workers = [_Worker() for _ in range(min(processes, len(jobs)))]
+    try:
+        while waiting or any(worker.job for worker in workers):
+            for worker in workers:
+                if worker.job is None and waiting:
+                    worker.start(waiting.popleft())
+            busy = [worker for worker in workers if worker.job]
+            wait([handle for worker in busy for handle in worker.handles()], timeout=1.0)
+            for worker in busy:
+                for event in worker.events(timeout):
+                    if isinstance(event, Outcome):
+                        yield judged(event)
+                    elif event.begin:
+                        waiting.appendleft(event)
+                    else:
+                        yield event
+    finally:
+        for worker in workers:
+            worker.stop()
+
+
+def judged(outcome: Outcome) -> Judged:
+    """Compares an outcome with what is listed for its name."""
+    found = expected_failure(outcome)
+    return Judged(outcome, *found)
+
+
+class _Worker:
+    """One process, seen from outside."""
+
+    def __init__(self) -> None:
+        self.job: Job | None = None
+        self._process: BaseProcess | None = None
+        self._pipe: Connection[Any, Any] | None = None
+        self._at: tuple[int, str] | None = None
+        self._since = 0.0
+        self._count = 0
+
+    def start(self, job: Job) -> None:
+        """Gives the process a job. Starts a process where there is none, or an old one."""
+        if self._process is not None and self._count > _PROGRAMS_PER_PROCESS:
+            self.stop()
+        if self._process is None:
+            # Spawned, not forked: threads of PyTorch do not survive a fork.
+            context = multiprocessing.get_context("spawn")
+            self._pipe, theirs = context.Pipe()
+            self._process = context.Process(target=_serve, args=(theirs,), daemon=False)
+            self._process.start()
+            theirs.close()
+            self._count = 0
+        assert self._pipe is not None
+        self.job, self._at, self._since = job, None, monotonic()
+        self._pipe.send(job)
+
+    def handles(self) -> list[Any]:
+        """What becomes ready when something happens."""
+        assert self._process is not None
+        return [self._pipe, self._process.sentinel]
+
+    def events(self, timeout: float) -> Iterator[Outcome | Job]:
+        """What has happened: outcomes, and the job when it is over, with a ``begin`` where some of it is left."""
+        assert self._pipe is not None and self._process is not None and self.job is not None
+        try:
+            while self._pipe.poll():
+                message = self._pipe.recv()
+                if message is None:
+                    yield self._over(replace(self.job, begin=0))
+                    return
+                if isinstance(message, Outcome):
+                    yield message
+                else:
+                    self._at, self._since = message, monotonic()
+                    self._count += 1
+        except (EOFError, ConnectionError):
+            self._process.join()
+        if self._process.exitcode is not None:
+            yield from self._lost("crash", _cause_of_death(self._process.exitcode))
+        elif monotonic() - self._since > timeout:
+            yield from self._lost("time-out", f"not ready after {timeout:g} s")
+
+    def _lost(self, status: Any, detail: str) -> Iterator[Outcome | Job]:
+        assert self.job is not None
+        job = self.job
+        index, name = self._at or (-1, job.name)
+        yield Outcome(name, job.way, status, detail, seconds=round(monotonic() - self._since, 3))
+        self.stop()
+        # Where no program was begun, none will be: the job is over.
+        yield self._over(replace(job, begin=index + 1))
+
+    def _over(self, job: Job) -> Job:
+        self.job = None
+        return job
+
+    def stop(self) -> None:
+        """Ends the process."""
+        if self._process is None:
+            return
+        assert self._pipe is not None
+        self._pipe.close()
+        if self.job is not None:
+            self._process.kill()
+        self._process.join(5)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+        self._process = None
+        self.job = None
+
+
+def _cause_of_death(code: int) -> str:
+    return signal.Signals(-code).name if code < 0 else f"the process ended with status {code}"
+
+
+# --- in the process ----------------------------------------------------------------------------------------------
+
+
+def _serve(pipe: Connection[Any, Any]) -> None:
+    """Runs jobs until the other side closes the pipe."""
+    import torch
+
+    import torchmdla
+
+    torch.set_num_threads(1)
+    torch._dynamo.config.suppress_errors = False
+    warnings.simplefilter("ignore")
+    _silence()
+    while True:
+        try:
+            job: Job = pipe.recv()
+        except EOFError:
+            return
+        torchmdla.enable(device=job.device)
+        for index, program in enumerate(job.programs()):
+            if index < job.begin:
+                continue
+            pipe.send((index, program.name))
+            outcome = check(program, job.way, variant_of(job.way), job.seed)
+            if outcome is not None:
+                pipe.send(outcome)
+        pipe.send(None)
+
+
+def _silence() -> None:
+    """Programs, and what dies under them, write where nobody reads."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for descriptor in (sys.__stdout__, sys.__stderr__):
+        if descriptor is not None:
+            os.dup2(nowhere, descriptor.fileno())
+    os.close(nowhere)
