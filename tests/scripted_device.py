@@ -69,6 +69,11 @@ def _hang(folder: str) -> bytes:
     return b"went"
 
 
+def _eat(size: str) -> bytes:
+    """Takes memory."""
+    return bytes(len(bytearray(int(size))) % 2)
+
+
 def _count(file: str) -> bytes:
     """Adds a line to ``file`` for each compile."""
     with open(file.split()[0], "a") as lines:
@@ -102,6 +107,7 @@ _VERBS: dict[str, Callable[[str], bytes]] = {
     "noise": _noise,
     "big": _big,
     "hang": _hang,
+    "eat": _eat,
     "count": _count,
     "wrong": _wrong,
     "stdin": _read_stdin,

@@ -24,7 +24,7 @@ from torchmdla.compiler.cache import DiskCache
 from torchmdla.compiler.lower import lower
 from torchmdla.compiler.program import Program, Target
 from torchmdla.compiler.service import CompilerService
-from torchmdla.compiler.worker import Worker, WorkerPool
+from torchmdla.compiler.worker import Limits, Worker, WorkerPool
 from torchmdla.errors import CompileError
 
 MODULES = ["scripted_device"]
@@ -480,3 +480,33 @@ def test_lower_keeps_the_devices_own_error() -> None:
     with pytest.raises(CompileError) as caught:
         lower(scripted_program("fail x"))
     assert caught.value.op == "aten::add.Tensor"
+
+    def test_a_compile_under_way_ends_with_its_parent(self, tmp_path: Path) -> None:
+        start = (
+            "import threading; from test_worker import started; from pathlib import Path\n"
+            f"compile = lambda: pool.compile(scripted_program('hang {tmp_path}'))\n"
+            "threading.Thread(target=compile, daemon=True).start()\n"
+            f"started(Path('{tmp_path}'))"
+        )
+        script = _PARENT.format(path=sys.path, start=start, end="os.kill(os.getpid(), signal.SIGKILL)")
+        assert subprocess.run([sys.executable, "-c", script], stderr=subprocess.PIPE).returncode == -signal.SIGKILL
+        with open(tmp_path / "lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+
+
+class TestLimits:
+    @pytest.fixture
+    def limited(self) -> Iterator[WorkerPool]:
+        pool = WorkerPool(size=1, modules=MODULES, limits=Limits(seconds=2, memory=1 << 30))
+        yield pool
+        pool.end()
+
+    def test_time(self, limited: WorkerPool, tmp_path: Path) -> None:
+        with pytest.raises(CompileError, match="more than 2 seconds"):
+            code(limited, f"hang {tmp_path}")
+        assert code(limited, "echo after") == b"after"
+
+    def test_memory(self, limited: WorkerPool) -> None:
+        with pytest.raises(CompileError, match="MemoryError"):
+            code(limited, f"eat {1 << 31}")
+        assert code(limited, "echo after") == b"after"

@@ -11,12 +11,14 @@ import contextlib
 import copy
 import json
 import os
+import selectors
 import signal
 import subprocess
 import sys
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -31,13 +33,44 @@ _SCRIPT = Path(__file__).with_name("worker_process.py")
 _TAIL_BYTES = 8192
 
 
+# The environment's names of the limits below.
+_SECONDS, _MEMORY = "TORCHMDLA_COMPILE_SECONDS", "TORCHMDLA_COMPILE_MEMORY"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one compile may take: ``seconds`` of time and, for the process, ``memory`` in bytes; 0 is no limit.
+
+    Upstream's passes have inputs on which they do not end; the user's program must not wait, or starve, for them.
+    """
+
+    seconds: float
+    memory: int
+
+    @classmethod
+    def from_environment(cls) -> Limits:
+        """By default ten minutes and half of the machine's memory."""
+        seconds = float(os.environ.get(_SECONDS) or 600)
+        memory = int(os.environ.get(_MEMORY) or _physical_memory() // 2)
+        return cls(seconds, memory)
+
+
+def _physical_memory() -> int:
+    """Bytes of this machine's memory, 0 where it is not known."""
+    if not hasattr(os, "sysconf") or "SC_PHYS_PAGES" not in os.sysconf_names:
+        return 0
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
 class WorkerLost(Exception):
     """A compiler process ended, or never started.
 
-    ``had_program`` is true when it had taken the program whose compile was asked for.
+    ``had_program`` is true when it had taken the program whose compile was asked for; then ``reason`` says in a few
+    words what became of it.
     """
 
-    def __init__(self, diagnostic: str, *, had_program: bool) -> None:
+    def __init__(self, diagnostic: str, *, had_program: bool, reason: str = "the compiler process died") -> None:
+        self.reason = reason
         self.diagnostic = diagnostic
         self.had_program = had_program
         super().__init__(diagnostic)
@@ -50,13 +83,15 @@ class Worker:
 
     Args:
         modules: names of modules that the process imports first; they may register devices.
+        limits: what a compile may take; by default what the environment says.
 
     Raises:
         WorkerLost: the process cannot be started.
     """
 
-    def __init__(self, modules: Sequence[str] = ()) -> None:
-        configuration = json.dumps({"path": sys.path, "modules": list(modules)})
+    def __init__(self, modules: Sequence[str] = (), limits: Limits | None = None) -> None:
+        self._limits = limits or Limits.from_environment()
+        configuration = json.dumps({"path": sys.path, "modules": list(modules), "memory": self._limits.memory})
         if not sys.executable:
             raise WorkerLost("sys.executable does not name a Python interpreter", had_program=False)
         try:
@@ -106,6 +141,7 @@ class Worker:
             messages.write_message(self._requests.fileno(), {"kind": "compile"}, program.to_json().encode())
             self._expect("accepted")
             had_program = True
+            self._await_answer()
             head, body = messages.read_message(self._replies.fileno())
         except (EOFError, OSError) as error:
             self.end()
@@ -134,6 +170,23 @@ class Worker:
         for pipe in (self._requests, self._replies, self._errors.pipe):
             pipe.close()
         self._process.poll()  # Not our child: Popen notes that there is nothing to wait for.
+
+    def _await_answer(self) -> None:
+        """Waits until the process has an answer, or is gone.
+
+        Raises:
+            WorkerLost: it took too long, and was ended.
+        """
+        # Windows cannot wait for a pipe.
+        if not self._limits.seconds or os.name == "nt":
+            return
+        answers = selectors.DefaultSelector()
+        with answers:
+            answers.register(self._replies, selectors.EVENT_READ)
+            if not answers.select(self._limits.seconds):
+                self.end()
+                reason = f"the compiler took more than {self._limits.seconds:g} seconds"
+                raise WorkerLost(self._errors.text(), had_program=True, reason=reason)
 
     def _expect(self, kind: str) -> None:
         head, _ = messages.read_message(self._replies.fileno())
@@ -189,11 +242,12 @@ class WorkerPool:
 
     Args:
         size: the most processes at a time; by default two, or one where there is one CPU.
-        modules: see :class:`Worker`.
+        modules, limits: see :class:`Worker`.
     """
 
-    def __init__(self, size: int | None = None, modules: Sequence[str] = ()) -> None:
+    def __init__(self, size: int | None = None, modules: Sequence[str] = (), limits: Limits | None = None) -> None:
         self._size = size or min(2, _cpus())
+        self._limits = limits
         self._modules = tuple(modules)
         # Programs that killed a process, by key. They are not tried again.
         self._fatal: dict[str, CompileError] = {}
@@ -219,7 +273,7 @@ class WorkerPool:
                     if worker.stopped:
                         raise CompileError("the compiler was ended") from None
                     if lost.had_program:
-                        error = CompileError("the compiler process died", diagnostic=lost.diagnostic)
+                        error = CompileError(lost.reason, diagnostic=lost.diagnostic)
                         self._fatal[key] = copy.copy(error)
                         raise error from None
                     if fresh:
@@ -276,7 +330,7 @@ class WorkerPool:
 
     def _start(self, ticket: object) -> Worker:
         try:
-            worker = self._busy[ticket] = Worker(self._modules)
+            worker = self._busy[ticket] = Worker(self._modules, self._limits)
         except WorkerLost as lost:
             raise _not_started(lost) from None
         return worker

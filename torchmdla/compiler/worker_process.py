@@ -1,8 +1,9 @@
 """The compiler process: reads programs from standard input, writes artifacts or errors to standard output.
 
 ``torchmdla.compiler.worker`` starts this file as a script, with one argument: ``{"path": sys.path of the parent,
-"modules": modules to import, which may register devices}`` in JSON. Messages to the parent, in this order: ``ready``
-once, then for each program ``accepted`` when it has been read whole, and ``artifact`` or ``error``.
+"modules": modules to import, which may register devices, "memory": the most bytes to take, 0 for no limit}`` in JSON.
+Messages to the parent, in this order: ``ready`` once, then for each program ``accepted`` when it has been read whole,
+and ``artifact`` or ``error``.
 """
 
 from __future__ import annotations
@@ -18,10 +19,18 @@ import faulthandler
 import importlib
 import json
 import os
+import select
 import signal
 import types
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+try:
+    import fcntl
+    import resource
+except ImportError:  # Windows
+    fcntl = resource = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
     from torchmdla.errors import CompileError
@@ -43,6 +52,7 @@ def main(configuration: dict[str, Any]) -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     requests, replies = _take_pipes()
     faulthandler.enable()
+    _limit_memory(configuration["memory"])
     sys.path = configuration["path"]
     _install_bare_package()
     for module in configuration["modules"]:
@@ -61,6 +71,13 @@ def _take_pipes() -> tuple[int, int]:
     os.close(null)
     os.dup2(2, 1)
     return requests, replies
+
+
+def _limit_memory(limit: int) -> None:
+    """A compile that would take more bytes fails, instead of taking them from the user's program."""
+    if resource is not None and limit:
+        _, most = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (limit if most == resource.RLIM_INFINITY else min(limit, most), most))
 
 
 def _install_bare_package() -> None:
@@ -86,11 +103,29 @@ def _serve(requests: int, replies: int) -> None:
     while True:
         _, body = read_message(requests)
         write_message(replies, {"kind": "accepted"})
-        head, answer = _answer(body)
+        with _ending_with_parent(requests):
+            head, answer = _answer(body)
         # Before the reply, so that the next program's diagnostics do not start with this one's.
         sys.stdout.flush()
         sys.stderr.flush()
         write_message(replies, head, answer)
+
+
+@contextlib.contextmanager
+def _ending_with_parent(requests: int) -> Iterator[None]:
+    """Ends this process as soon as the parent is gone, also within native code: the system then sends the signal of a
+    pipe that has changed. Nothing but its end can come while the parent waits for the answer."""
+    if fcntl is None or not hasattr(fcntl, "F_SETSIG"):  # Linux alone has it.
+        yield
+        return
+    flags = fcntl.fcntl(requests, fcntl.F_GETFL)
+    fcntl.fcntl(requests, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(requests, fcntl.F_SETSIG, signal.SIGTERM)
+    fcntl.fcntl(requests, fcntl.F_SETFL, flags | os.O_ASYNC)
+    if select.select([requests], [], [], 0)[0]:
+        raise EOFError("the parent went before the compile began")
+    yield
+    fcntl.fcntl(requests, fcntl.F_SETFL, flags)
 
 
 def _answer(body: bytes) -> tuple[dict[str, Any], bytes]:
