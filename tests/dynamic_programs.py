@@ -47,10 +47,10 @@ class Traced:
         return import_graph(self.graph, record, range(len(inputs), len(everything))), outputs
 
 
-def program_of(traced: Traced, draw: Draw, typical: Sequence[int]) -> Program:
-    """The dynamic program of which ``draw`` makes the inputs for values of its symbols."""
+def program_of(traced: Traced, draw: Draw, typical: Sequence[int], primes: Sequence[int] = PRIMES) -> Program:
+    """The dynamic program of which ``draw`` makes the inputs for values of its symbols, sampled at ``primes``."""
     count = len(typical)
-    points = [PRIMES[k * count : (k + 1) * count] for k in range(SAMPLES)]
+    points = [tuple(primes[k * count : (k + 1) * count]) for k in range(SAMPLES)]
     imported = [traced.imported(draw(*values))[0] for values in (typical, *points)]
     first, *others = imported
     samples = [Sample(v, i.mlir, i.arguments, i.results) for v, i in zip(points, others, strict=True)]
@@ -66,9 +66,9 @@ class Dynamic:
     loaded: Loaded
 
     @classmethod
-    def of(cls, module: nn.Module, draw: Draw, typical: Sequence[int]) -> Dynamic:
+    def of(cls, module: nn.Module, draw: Draw, typical: Sequence[int], primes: Sequence[int] = PRIMES) -> Dynamic:
         traced = Traced.of(module, draw(*typical))
-        return cls(traced, Loaded(devices.get("cpu").lower(program_of(traced, draw, typical))))
+        return cls(traced, Loaded(devices.get("cpu").lower(program_of(traced, draw, typical, primes))))
 
     def __call__(self, values: Sequence[int], inputs: Sequence[Tensor]) -> tuple[list[object], list[object]]:
         """The outputs for inputs made with ``values`` of the symbols, and eager's."""

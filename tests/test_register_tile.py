@@ -69,11 +69,6 @@ def test_tiles_take_whole_panels(rows: int, length: int) -> None:
     assert schedule.tiles[1:3] == (1, PANEL)
 
 
-@pytest.mark.parametrize(("columns", "width"), [(768, 48), (2048, 32), (64, 64), (32, 32), (16, 16), (80, 16), (10, 0)])
-def test_panel_width(columns: int, width: int) -> None:
-    assert panel_width(columns, 16) == width
-
-
 def pointwise(outputs: int, height: int, width: int, channels: int) -> Nest:
     """A 1x1 convolution of an image with channels in blocks of 16: loops blocks and channels of the output, rows,
     columns, blocks and channels of the input."""
@@ -88,6 +83,53 @@ def pointwise(outputs: int, height: int, width: int, channels: int) -> Nest:
         ),
         outputs=(Operand("f32", (plane, 1, 16 * width, 16, 0, 0)),),
     )
+
+
+def stem(height: int, width: int, step: int) -> Nest:
+    """A 3x3 convolution of 3 planes: loops blocks and channels of the output, rows, columns, planes, and the window."""
+    rows, columns = height * step + 2, width * step + 2
+    return replace(
+        product(16, 16, 16, 16),
+        sizes=(4, 16, height, width, 3, 3, 3),
+        reduction=(False, False, False, False, True, True, True),
+        inputs=(
+            Operand("f32", (0, 0, columns * step, step, rows * columns, columns, 1)),
+            Operand("f32", (432, 1, 0, 0, 144, 48, 16)),
+        ),
+        outputs=(Operand("f32", (16 * height * width, 1, 16 * width, 16, 0, 0, 0)),),
+    )
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_what_a_window_shares_has_registers(step: int) -> None:
+    """An unrolled window keeps every pixel that it slides over in a register, beside the sums and the weights."""
+    blocks, _, rows, columns = choose(stem(112, 112, step), MACHINE).tiles[:4]
+    assert blocks * rows * columns + blocks + rows * ((columns - 1) * step + 3) <= MACHINE.registers
+    assert blocks * rows * columns >= 12
+
+
+@pytest.mark.parametrize("nest", [stem(112, 112, 1), stem(112, 112, 2), pointwise(6, 112, 112, 1)])
+def test_short_sums_store_runs_of_memory(nest: Nest) -> None:
+    """Little arithmetic hides what each jump to another line costs, so a tile has a row of pixels, not a column."""
+    _, _, rows, columns = choose(nest, MACHINE).tiles[:4]
+    assert rows == 1
+    assert columns >= 4
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_values_of_a_stem(step: int) -> None:
+    nest = stem(9, 21, step)
+    kernel = Kernel(nest)
+    generator = np.random.default_rng(0)
+    arrays = [generator.standard_normal(span(o, nest.sizes)).astype(np.float32) for o in nest.operands]
+    (expected,) = reference(nest, arrays)
+    kernel(arrays)
+    np.testing.assert_allclose(arrays[-1], expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("columns", "width"), [(768, 48), (2048, 32), (64, 64), (32, 32), (16, 16), (80, 16), (10, 0)])
+def test_panel_width(columns: int, width: int) -> None:
+    assert panel_width(columns, 16) == width
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(32, 96), (32, 3072), (197, 3072)])

@@ -64,7 +64,9 @@ COMMANDS = {
             "clear": Command("remove every artifact", clear_cache),
         },
     ),
-    "mlir": Command("write a program in a file as MLIR", mlir.run, add_arguments=mlir.add_arguments, epilog=mlir.EPILOG),
+    "mlir": Command(
+        "write a program in a file as MLIR", mlir.run, add_arguments=mlir.add_arguments, epilog=mlir.EPILOG
+    ),
     "opt": Command("run passes over MLIR", opt.run, add_arguments=opt.add_arguments, epilog=opt.EPILOG),
 }
 

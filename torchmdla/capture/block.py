@@ -79,6 +79,7 @@ class Capture:
     """
 
     def __init__(self, name: str, arguments: Sequence[Tensor], add: Callable[[Block], None]) -> None:
+        _check_alone()
         self._name = name
         self._add = add
         self._recorder = Recorder(arguments)
@@ -105,8 +106,7 @@ class Capture:
     def __enter__(self) -> Capture:
         if self._state != "new":
             raise CaptureError("a capture can be entered once; call capture_function again")
-        if any(isinstance(mode, Recorder) for mode in _get_current_dispatch_mode_stack()):
-            raise CaptureError("a capture inside of another one is not supported")
+        _check_alone()
         self._state = "open"
         self._recorder.__enter__()  # type: ignore[no-untyped-call]
         return self
@@ -116,10 +116,14 @@ class Capture:
     ) -> None:
         self._recorder.__exit__(kind, error, traceback)  # type: ignore[no-untyped-call]
         self._state = "closed"
-        if kind is None:
-            block = self._finish(names_in_frame(sys._getframe(1)))
-            self._add(block)
-            _warn(block, self._recorder.fixed_numbers())
+        try:
+            if kind is None:
+                block = self._finish(names_in_frame(sys._getframe(1)))
+                self._add(block)
+                _warn(block, self._recorder.fixed_numbers())
+        finally:
+            self._results = None
+            self._recorder.release()
 
     def _finish(self, names: Mapping[int, str]) -> Block:
         if self._results is None:
@@ -138,6 +142,11 @@ class Capture:
             [None if result is None else Origin.of(result, entering) for result in flat],
             structure,
         )
+
+
+def _check_alone() -> None:
+    if any(isinstance(mode, Recorder) for mode in _get_current_dispatch_mode_stack()):
+        raise CaptureError("a capture inside of another one is not supported")
 
 
 def _check_writes(graph: fx.Graph, externals: Sequence[External]) -> None:

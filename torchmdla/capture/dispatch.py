@@ -34,7 +34,8 @@ class External:
 
     Attributes:
         node: its placeholder in the record.
-        tensor: the tensor itself; for one that is only read, and no argument, a copy of what was read.
+        tensor: the tensor itself. When the block has ended, for a constant a copy of what was read, and for an
+            argument its layout: nothing keeps a user's arguments alive.
         is_argument: the user gave it as an argument.
         is_literal: written in the program as numbers (``torch.tensor(2.0)``).
         is_written: the block writes to its memory.
@@ -264,8 +265,14 @@ class Recorder(TorchDispatchMode):
         self.graph.output(tuple(outputs))
         self._drop_unread()
         for external in self.externals:
-            if external.is_constant and not external.is_literal:
+            if external.is_argument:
+                external.tensor = external.layout
+            elif external.is_constant and not external.is_literal:
                 external.tensor = external.tensor.detach().clone()
+
+    def release(self) -> None:
+        """Lets go of the block's memory."""
+        self._held.clear()
 
     def fixed_numbers(self) -> list[NumberRead]:
         """The numbers that were read from tensors which differ from call to call, and are fixed in the record."""
@@ -320,6 +327,9 @@ _FRESH = frozenset([aten.lift_fresh.default, aten.lift.default])
 # Ask a tensor for its type, which the record fixes.
 _METADATA = frozenset([aten.sym_size.int, aten.sym_stride.int, aten.sym_numel.default, aten.is_same_size.default])
 
+# Their sizes depend on data for masks alone.
+_INDEXED = frozenset([aten.index.Tensor, aten._unsafe_index.Tensor])
+
 _RESIZING = frozenset(["resize_", "resize_as_", "set_"])
 
 Rewritten = tuple[Any, Sequence[Any], Mapping[str, Any]]
@@ -348,10 +358,14 @@ _HIDDEN_WRITES: Mapping[Any, Callable[[Sequence[Any], Mapping[str, Any]], Rewrit
 
 def _check_call(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Refuses what a record cannot hold, before it runs."""
-    if torch.Tag.dynamic_output_shape in func.tags:
+    if torch.Tag.dynamic_output_shape in func.tags and not (func in _INDEXED and not _has_mask(args[1])):
         raise CaptureError(f"the sizes of what {func} makes depend on data, which cannot be captured (at {_place()})")
     if any(isinstance(leaf, torch.Generator) for leaf in leaves([*args, *kwargs.values()])):
         raise CaptureError(f"{func} draws from a generator of its own, which cannot be captured (at {_place()})")
+
+
+def _has_mask(indices: Sequence[Tensor | None]) -> bool:
+    return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices)
 
 
 def _check_plain(tensor: Tensor, what: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torchmdla.capture.decompositions import decompositions
+from torchmdla.capture.foreach import foreach_decompositions
 from torchmdla.errors import CaptureError
 
 aten = torch.ops.aten
@@ -31,7 +33,8 @@ def functional(record: fx.Graph, layouts: Sequence[Tensor]) -> fx.GraphModule:
     Raises:
         CaptureError: PyTorch cannot make it functional.
     """
-    return _traced(record, layouts, functionalize, decompositions())
+    table = {**decompositions(), **foreach_decompositions(), aten.bernoulli.p: _bernoulli}
+    return _traced(record, layouts, partial(functionalize, remove="mutations"), table)
 
 
 def decomposed(graph: fx.Graph, layouts: Sequence[Tensor], is_known: Callable[[Any], bool]) -> fx.Graph:
@@ -48,7 +51,16 @@ def decomposed(graph: fx.Graph, layouts: Sequence[Tensor], is_known: Callable[[A
         if not found:
             return graph
         table |= found
-        graph = _traced(graph, layouts, lambda run, **_: run, table).graph
+        graph = _traced(graph, layouts, lambda run: run, table).graph
+
+
+def _bernoulli(like: Tensor, p: float = 0.5, *, generator: None = None) -> Any:
+    """``bernoulli_`` draws in the order of memory, its functional form in that of dimensions."""
+    strides = like.stride()
+    order = sorted(range(like.dim()), key=lambda dim: -strides[dim])
+    if order == list(range(like.dim())):
+        return NotImplemented
+    return aten.bernoulli.p(like.permute(order), p).permute([order.index(dim) for dim in range(like.dim())])
 
 
 def _is_op(node: fx.Node) -> bool:
@@ -68,7 +80,7 @@ def _traced(
         with FakeTensorMode():
             inputs = [torch.empty_strided(one.shape, one.stride(), dtype=one.dtype, device="cpu") for one in layouts]
         try:
-            made = make_fx(transform(run, remove="mutations"), decomposition_table=table, tracing_mode="fake")(*inputs)
+            made = make_fx(transform(run), decomposition_table=table, tracing_mode="fake")(*inputs)
         except Exception as error:
             raise CaptureError(f"PyTorch cannot make the block functional: {type(error).__name__}: {error}") from error
     made.graph.eliminate_dead_code()

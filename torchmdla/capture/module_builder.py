@@ -176,7 +176,7 @@ class ModuleBuilder:
     def _add(self, block: Block) -> None:
         self._check_name(block.name)
         layouts = [one.layout for one in block.externals]
-        graph = without_writes(decomposed(block.module.graph, layouts, self._lowers))
+        graph = without_writes(decomposed(block.module.graph, layouts, self._is_registered))
         placeholders = graph.find_nodes(op="placeholder")
         pairs = zip(placeholders, block.externals, strict=True)
         constants = {node: one.tensor for node, one in pairs if one.is_constant}
@@ -193,15 +193,13 @@ class ModuleBuilder:
     def _is_registered(self, overload: Any) -> bool:
         return self._has_op(dialect_name(overload))
 
-    def _lowers(self, overload: Any) -> bool:
-        return overload not in _NOT_LOWERED and self._is_registered(overload)
-
     def _append(self, text: str, resources: Mapping[str, Tensor], name: str) -> None:
         with self._context:
             made = ir.Module.parse(text)
         _fill(made, resources, name)
         for operation in list(made.body.operations):
-            self.module.body.append(operation)
+            if not _is_declaration(operation):
+                self.module.body.append(operation)
 
     @contextmanager
     def _adding(self) -> Iterator[None]:
@@ -243,6 +241,11 @@ def _signature(block: Block) -> Signature:
     return Signature(tuple(arguments), (*results, *written))
 
 
+def _is_declaration(operation: Any) -> bool:
+    """Whether it only says that the module has a function."""
+    return operation.operation.name == "func.func" and not len(operation.regions[0].blocks)
+
+
 def _fill(module: ir.Module, resources: Mapping[str, Tensor], prefix: str) -> None:
     """Gives the module's resources their contents, under names that no other function of the module has."""
     if not resources:
@@ -259,11 +262,6 @@ def _fill(module: ir.Module, resources: Mapping[str, Tensor], prefix: str) -> No
     with module.context:
         module.operation.walk(visit)
 
-
-aten = torch.ops.aten
-
-# The dialect has them, and upstream's passes take them apart into what they do not lower.
-_NOT_LOWERED = frozenset([aten.nll_loss_backward.default, aten.nll_loss2d_backward.default])
 
 _LITERALS = ("torch.vtensor.literal", "torch.tensor.literal")
 _RESOURCE = re.compile(r"dense_resource<(?P<name>\w+)> : (?P<type>.*)")

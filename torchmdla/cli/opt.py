@@ -68,14 +68,16 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-# MLIR's heading of a dump names the class of the pass and, in parentheses, its argument.
-_HEADING = re.compile(r"^// -----// IR Dump After (?P<class>\S+)(?: \((?P<argument>[^)]*)\))?", re.MULTILINE)
+# MLIR's heading of a dump names the class of the pass and its argument: "Canonicalizer: canonicalize" or
+# "Canonicalizer (canonicalize)", by version.
+_HEADING = re.compile(r"^// -----// IR Dump After (?P<class>[^\s:]+)(?::? \(?(?P<argument>[\w.-]+)\)?)?", re.MULTILINE)
 
 
 def _chosen(text: str, passes: Sequence[str]) -> Iterator[str]:
     """What was printed before the first dump, and the dumps after ``passes``."""
     headings = list(_HEADING.finditer(text))
     yield text[: headings[0].start()] if headings else text
-    for heading, after in zip(headings, [*headings[1:], None], strict=True):
+    ends = [heading.start() for heading in headings[1:]] + [len(text)]
+    for heading, end in zip(headings, ends, strict=False):
         if heading["class"] in passes or heading["argument"] in passes:
-            yield text[heading.start() : after.start() if after else None]
+            yield text[heading.start() : end]

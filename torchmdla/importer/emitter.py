@@ -71,8 +71,7 @@ class Emitter:
         arguments = ", ".join(operand.name for operand in operands)
         argument_types = ", ".join(operand.type for operand in operands)
         self._lines.append(
-            f'{left}"{name}"({arguments}) {attributes}: ({argument_types}) -> ({", ".join(types)}) '
-            f"{self.location}"
+            f'{left}"{name}"({arguments}) {attributes}: ({argument_types}) -> ({", ".join(types)}) {self.location}'
         )
         return [f"{result}#{index}" for index in range(len(types))]
 

@@ -138,7 +138,8 @@ class _Writer:
 
 def _on_scalars(overload: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
     """PyTorch dispatches ``x * 2`` to the overload for tensors; the dialect has the number's own."""
-    if len(args) > 1 and isinstance(args[1], bool | int | float):
+    second = overload._schema.arguments[1] if len(args) > 1 else None
+    if second is not None and second.type.kind() == "TensorType" and isinstance(args[1], bool | int | float):
         name = overload._overloadname.replace("Tensor", "Scalar")
         packet = overload._overloadpacket
         if name != overload._overloadname and name in packet.overloads():

@@ -129,7 +129,13 @@ def _unless_0d(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[An
 
 
 def widened(emitter: Emitter, indices: Sequence[object]) -> list[object]:
-    """Index tensors as int64, which is all that upstream takes in a list; masks stay."""
+    """Index tensors as int64, which is all that upstream takes in a list.
+
+    Raises:
+        CompileError: a mask is among them. How much it selects is known only at run time.
+    """
+    if any(isinstance(index, Value) and index.meta is not None and index.meta.dtype == torch.bool for index in indices):
+        raise CompileError("a mask as an index is not supported")
     return [
         cast(emitter, index, replace(index.meta, dtype=torch.int64))
         if isinstance(index, Value) and index.meta is not None and index.meta.dtype == torch.int32

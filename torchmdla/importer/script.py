@@ -43,7 +43,7 @@ def import_script_function(
     Args:
         bounds: the type that is known of an argument, by its name.
         is_registered: whether the Torch dialect has an op of this name.
-        known: functions that the module has already, and that are only called.
+        known: functions that the module has already: they are only declared.
 
     Raises:
         ValueError: the function has no such argument.
@@ -114,12 +114,13 @@ class _Importer:
         self._storages: set[int] = set()
 
     def finish(self) -> ImportedScript:
-        """With the functions that are called."""
-        written: set[str] = set()
-        while missing := self._functions.keys() - written - self._symbols - self._known:
+        """With the functions that are called; of those that the module has, declarations."""
+        while missing := self._functions.keys() - self._symbols - self._known:
             for name in sorted(missing):
                 self.function(name, self._functions[name], {}, "private")
-                written.add(name)
+        for name in sorted(self._functions.keys() & self._known):
+            types, result = callee_of(self._functions[name].graph)
+            self._writer.line(f"func.func private @{symbol(name)}({', '.join(types)}) -> {result}")
         return ImportedScript(self._writer.text(), self._literals.resources, frozenset(self._symbols))
 
     def function(self, name: str, function: Any, bounds: Mapping[str, str], visibility: str) -> None:

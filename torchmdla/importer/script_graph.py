@@ -236,6 +236,9 @@ def write_value(writer: ScriptWriter, value: Any, type_: Any) -> Value:
         CompileError: it has no form in the dialect.
     """
     kind = type_.kind()
+    if kind == "TensorType" and isinstance(value, bool | int | float):
+        # What a trace made of a number.
+        value = torch.tensor(value, dtype=type_.dtype())
     if kind == "OptionalType" and value is not None:
         return write_value(writer, value, type_.getElementType())
     if kind == "ListType":

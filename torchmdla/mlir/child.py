@@ -2,7 +2,7 @@
 
 ``torchmdla.mlir.process`` starts this file as a script, with a request in JSON on standard input::
 
-    {"path": sys.path of the parent, "job": "lower" | "generate" | "opt", "reply": file to write, …: the job's arguments}
+    {"path": sys.path of the parent, "reply": file to write, "job": "lower" | "generate" | "opt", …: its arguments}
 
 The reply is ``{"text": the resulting module}`` or the fields of a ``CompileError``.
 """

@@ -28,8 +28,11 @@ from torchmdla.mlir.function import FunctionArgument, TorchFunction, contiguous,
 from torchmdla.mlir.specs import Inputs
 
 
-def function_of_module(module: torch.nn.Module, inputs: Inputs) -> TorchFunction:
+def function_of_module(module: torch.nn.Module, inputs: Inputs, names: Sequence[str] = ()) -> TorchFunction:
     """A plain module, exported for ``inputs``.
+
+    Args:
+        names: of the inputs, where the module's own say nothing.
 
     Raises:
         CompileError: ``torch.export`` refuses it, or a size that was to vary cannot.
@@ -40,11 +43,11 @@ def function_of_module(module: torch.nn.Module, inputs: Inputs) -> TorchFunction
         raise
     except Exception as error:
         raise CompileError("torch.export cannot capture it", diagnostic=str(error)) from error
-    return function_of_program(program)
+    return function_of_program(program, names)
 
 
-def function_of_program(program: ExportedProgram) -> TorchFunction:
-    """An exported program.
+def function_of_program(program: ExportedProgram, names: Sequence[str] = ()) -> TorchFunction:
+    """An exported program; ``names`` as for :func:`function_of_module`.
 
     Its results are those of the program, then the new values of the buffers and inputs that it writes to.
 
@@ -58,6 +61,8 @@ def function_of_program(program: ExportedProgram) -> TorchFunction:
     weights |= signature.inputs_to_lifted_tensor_constants
     values = {**dict(program.named_parameters()), **dict(program.named_buffers()), **program.constants}
     arguments = {name: FunctionArgument(target, "parameter", values[target]) for name, target in weights.items()}
+    for placeholder, name in zip(signature.user_inputs, names, strict=False):
+        arguments[str(placeholder)] = FunctionArgument(name, "input")
     module = copy.copy(program.graph_module)
     module.graph = _copied(program.graph_module)
     results = _outputs(module.graph)
@@ -111,13 +116,13 @@ def _outputs(graph: fx.Graph) -> list[Any]:
 
 
 def _function(
-    module: fx.GraphModule, results: Sequence[Any], weights: Mapping[str, FunctionArgument], varies: bool
+    module: fx.GraphModule, results: Sequence[Any], known: Mapping[str, FunctionArgument], varies: bool
 ) -> TorchFunction:
     """The function that returns the nodes among ``results``; other results are known.
 
     Args:
         module: its graph is changed.
-        weights: the placeholders that are weights, by name.
+        known: what placeholders are, by name; others are inputs.
     """
     graph = module.graph
     nodes = [result for result in results if isinstance(result, fx.Node) and result.meta.get("val") is not None]
@@ -125,10 +130,11 @@ def _function(
         raise CompileError("the program has no tensor among its results")
     graph.output_node().args = (tuple(nodes),)
     placeholders = graph.find_nodes(op="placeholder")
-    order = sorted(placeholders, key=lambda node: node.name in weights)
+    named = {node: known.get(node.name, FunctionArgument(node.name, "input")) for node in placeholders}
+    order = sorted(placeholders, key=lambda node: named[node].role == "parameter")
     for node in reversed(order):
         next(iter(graph.nodes)).prepend(node)
-    arguments = [weights.get(node.name, FunctionArgument(node.name, "input")) for node in order]
+    arguments = [named[node] for node in order]
     return (_import_varying if varies else _import_static)(module, arguments)
 
 

@@ -74,9 +74,11 @@ def from_imported(
     with module.context:
         for index, (argument, meta) in enumerate(inputs):
             wanted.append((("input", index, None), argument, ir.Type.parse(tensor_type(meta))))
-    for binding in imported.bindings:
-        if binding.source == "constant":
-            wanted.append((_key(binding), constants[binding.index, binding.element], None))
+    wanted += [
+        (_key(binding), constants[binding.index, binding.element], None)
+        for binding in imported.bindings
+        if binding.source == "constant"
+    ]
     rank = {name: index for index, name in enumerate(weights)}
     wanted.sort(key=lambda item: rank.get(item[1].name, len(rank)) if item[1].role == "parameter" else -1)
     made = {}
@@ -108,6 +110,7 @@ def with_literals(function: TorchFunction) -> TorchFunction:
                 literal = _literal(argument.weight, block.arguments[index].type, start)
             block.arguments[index].replace_all_uses_with(literal)
             block.erase_argument(index)
+            _drop_attributes(operation, index)
     _return(operation, list(block.operations[len(block.operations) - 1].operands))
     return replace(function, arguments=tuple(argument for argument in function.arguments if argument.weight is None))
 
@@ -193,8 +196,19 @@ def _literal(tensor: torch.Tensor, type_: ir.Type, at: ir.InsertionPoint) -> Any
     """``torch.vtensor.literal`` of a tensor, in its bits."""
     bits = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes().hex()
     tensor_of = "".join(f"{size}x" for size in tensor.shape) + element_type(tensor.dtype)
+    literal_type = tensor_type(TensorMeta.of(tensor))
     # Parsed, because the bindings hold no attribute of complex numbers.
-    text = f'"torch.vtensor.literal"() {{value = dense<"0x{bits}"> : tensor<{tensor_of}>}} : () -> {type_}'
+    text = f'"torch.vtensor.literal"() {{value = dense<"0x{bits}"> : tensor<{tensor_of}>}} : () -> {literal_type}'
     literal = ir.Operation.parse(text)
     at.insert(literal)
-    return literal.results[0]
+    if literal.results[0].type == type_:
+        return literal.results[0]
+    with at:
+        return ir.Operation.create("torch.copy.to_tensor", results=[type_], operands=[literal.results[0]]).result
+
+
+def _drop_attributes(function: Any, index: int) -> None:
+    """Forgets the attributes of argument ``index``, which is gone."""
+    if "arg_attrs" in function.attributes:
+        kept = [attributes for i, attributes in enumerate(function.attributes["arg_attrs"]) if i != index]
+        function.attributes["arg_attrs"] = ir.ArrayAttr.get(kept, function.operation.context)

@@ -73,7 +73,7 @@ def _plain(x: Any, inputs: Inputs) -> TorchFunction:
         if isinstance(x, torch.nn.Module):
             return exported.function_of_module(x, inputs)
         names = list(inspect.signature(x).parameters)
-        return exported.function_of_module(_Called(x), inputs.in_one_argument(names))
+        return exported.function_of_module(_Called(x), inputs.in_one_argument(names), names)
     if getattr(x, "training", False):
         x = copy.deepcopy(x)  # A call may write to buffers.
     try:
@@ -86,23 +86,27 @@ def _plain(x: Any, inputs: Inputs) -> TorchFunction:
 
 def _scripted(x: Any, inputs: Inputs) -> TorchFunction:
     """What ``torch.jit`` made: run once, or exported where sizes vary."""
-    from torchmdla.mlir import exported, scripted
+    from torchmdla.mlir import exported
+    from torchmdla.mlir.script_module import ScriptedProgram
 
     if len(list(x.inlined_graph.inputs())) > len(_self(x)):
         _need(inputs)
     if inputs.dynamic_shapes is not None:
-        schema = x.forward.schema if isinstance(x, torch.jit.ScriptModule) else x.schema
-        names = [argument.name for argument in schema.arguments if argument.name != "self"]
-        return exported.function_of_module(scripted.ScriptedProgram(x), inputs.in_one_argument(names))
-    return scripted.function_of_graph(x.inlined_graph, [*_self(x), *inputs.values])
+        schema = getattr(x, "forward", x).schema
+        names = [argument.name for argument in schema.arguments][len(_self(x)) :]
+        return exported.function_of_module(ScriptedProgram(x), inputs.in_one_argument(names), names)
+    return _graph(x.inlined_graph, Inputs((*_self(x), *inputs.values)))
 
 
 def _graph(x: torch._C.Graph, inputs: Inputs) -> TorchFunction:
-    from torchmdla.mlir import scripted
+    from torchmdla.mlir import control_flow, scripted
 
     if inputs.dynamic_shapes is not None:
         raise TypeError("sizes of a torch._C.Graph cannot vary; give get_mlir the scripted program")
-    return scripted.function_of_graph(x, inputs.values)
+    try:
+        return scripted.function_of_graph(x, inputs.values)
+    except scripted.DependsOnData:
+        return control_flow.function_with_control_flow(x, inputs.values)
 
 
 def _fx(x: torch.fx.GraphModule, inputs: Inputs) -> TorchFunction:

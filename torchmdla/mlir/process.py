@@ -18,7 +18,9 @@ _CHILD = Path(__file__).with_name("child.py")
 _LAST_WORDS = 4096
 
 
-def run_job(job: str, doing: str, *, shows_output: bool = False, stderr: IO[bytes] | None = None, **arguments: Any) -> str:
+def run_job(
+    job: str, doing: str, *, shows_output: bool = False, stderr: IO[bytes] | None = None, **arguments: Any
+) -> str:
     """The text that a job of ``torchmdla.mlir.jobs`` returns.
 
     Args:

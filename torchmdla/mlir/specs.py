@@ -107,4 +107,4 @@ def _varying(leaf: Any) -> frozenset[int]:
 
 
 def _dims(dims: frozenset[int]) -> dict[int, Any]:
-    return {dim: torch.export.Dim.DYNAMIC for dim in dims}
+    return dict.fromkeys(dims, torch.export.Dim.DYNAMIC)

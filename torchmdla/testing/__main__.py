@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from torchmdla.testing import opinfo
+from torchmdla.testing import opinfo, programs
 from torchmdla.testing.checking import STATUSES
 from torchmdla.testing.programs import PROGRAMS
 from torchmdla.testing.roads import ROADS, NotAvailableError, check_device, ways
@@ -109,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.list:
         print("\n".join(names))
         return 0
-    source = "opinfo" if options.opinfo else "programs"
+    source = (opinfo if options.opinfo else programs).__name__
     jobs = [Job(source, name, way, options.device, options.seed, options.samples) for way in chosen for name in names]
     console = Console(highlight=False)
     results = _run(jobs, options, console)

@@ -42,7 +42,14 @@ PASSING: frozenset[Status] = frozenset({"ok", "fallback", "not captured", "pytor
 
 # How reasons begin that say that the compiler failed, where others say that it refused. Its count of failures would
 # not do: a failure is remembered, and counted once for all programs that share a group.
-_FAULTS = ("the compiler", "no lowering", "internal error", "the object code", "compiled code calls")
+_FAULTS = (
+    "the compiler failed",
+    "the compiler process died",
+    "no lowering",
+    "internal error",
+    "the object code",
+    "compiled code calls",
+)
 
 # The profiling executor looks in the first call and optimises in the second, a differentiable graph one later; the
 # next records and compiles, the last runs what was compiled.
@@ -116,9 +123,16 @@ def _compared(program: Program, subject: Any, variant: Variant, seed: int) -> tu
 
 
 def _is_pytorchs(program: Program, variant: Variant, seed: int, status: Status) -> bool:
-    """Whether the same goes wrong while torchmdla is switched off."""
+    """Whether what is wrong is PyTorch's own capture's doing: the same comes out while torchmdla is switched off."""
     with torchmdla.enabled(False):
-        return _compared(program, _made(program, seed), variant, seed)[0] == status
+        try:
+            alone = _Captured(program, variant, seed).results()
+        except Exception:
+            return status == "error"
+    try:
+        return status == "wrong" and not _difference(program, _Captured(program, variant, seed).results(), alone)
+    except Exception:
+        return False
 
 
 def _eager(program: Program, subject: Any) -> Captured:

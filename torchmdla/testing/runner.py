@@ -10,6 +10,7 @@ import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from time import monotonic
@@ -20,6 +21,9 @@ from torchmdla.testing.expected import expected_failure
 from torchmdla.testing.programs import Program
 from torchmdla.testing.roads import variant_of
 
+# What a process may take beyond the time of a program, to begin.
+_START_SECONDS = 300
+
 # A process is replaced after so many programs, so that what compilers keep does not pile up.
 _PROGRAMS_PER_PROCESS = 400
 
@@ -29,7 +33,7 @@ class Job:
     """Programs to run on one way in one go.
 
     Attributes:
-        source: ``"programs"`` or ``"opinfo"``, which find programs by name.
+        source: the module whose ``programs(name, seed, limit)`` finds them.
         name: of the program, or of an operator and a dtype in PyTorch's database.
         way: ``road:variant``.
         limit: at most so many programs of it, of an operator's samples; None for all.
@@ -46,13 +50,8 @@ class Job:
 
     def programs(self) -> Iterator[Program]:
         """The programs, in an order that is the same in each process."""
-        if self.source == "opinfo":
-            from torchmdla.testing import opinfo
-
-            return opinfo.programs(self.name, self.seed, self.limit)
-        from torchmdla.testing.programs import PROGRAMS
-
-        return iter([PROGRAMS[self.name]])
+        found: Iterator[Program] = import_module(self.source).programs(self.name, self.seed, self.limit)
+        return found
 
 
 @dataclass(frozen=True)
@@ -149,7 +148,7 @@ class _Worker:
             self._process.join()
         if self._process.exitcode is not None:
             yield from self._lost("crash", _cause_of_death(self._process.exitcode))
-        elif monotonic() - self._since > timeout:
+        elif monotonic() - self._since > timeout + (0 if self._at else _START_SECONDS):
             yield from self._lost("time-out", f"not ready after {timeout:g} s")
 
     def _lost(self, status: Any, detail: str) -> Iterator[Outcome | Job]:

@@ -29,17 +29,28 @@ _LARGE = 1000
 _AFTER = "func.func(linalg-generalize-named-ops),lower-affine,canonicalize,cse"
 
 
-def bufferize(module: ir.Module) -> Any:
+def is_large(module: ir.Module) -> bool:
+    """Whether to bufferise ``@forward`` without upstream's analysis."""
+    return count_ops(module) > _LARGE
+
+
+def count_ops(module: ir.Module) -> int:
+    """How many ops ``@forward`` has."""
+    return sum(1 for _ in forward_of(module).regions[0].blocks[0].operations)
+
+
+def bufferize(module: ir.Module, large: bool | None = None) -> Any:
     """Turns ``@forward`` on tensors into a function of buffers without results, and returns it.
 
     Its arguments are those of the program (tensors as buffers that are only read) and then the results' buffers.
+    ``large``: whether it goes without upstream's analysis; :func:`is_large` by default.
 
     Raises:
         CompileError: upstream cannot bufferise the program.
     """
     with explained("bufferisation failed"):
         forward = forward_of(module)
-        large = sum(1 for _ in forward.regions[0].blocks[0].operations) > _LARGE
+        large = is_large(module) if large is None else large
         if not large:
             # Before the results have destinations: upstream's pass may put two values into one of these.
             run(module, "eliminate-empty-tensors")

@@ -12,7 +12,8 @@ from torchmdla.devices.cpu.steps import Access, Buffer, NestStep, Step, Steps, c
 
 
 def remove_copies(steps: Steps) -> None:
-    """Lets buffers that are copied whole when they are used for the last time be what they are copied to, in place."""
+    """Lets buffers that are copied whole when they are used for the last time be what they are copied to, in place.
+    Copies of what nobody has written yet disappear."""
     first: dict[Buffer, int] = {}
     last: dict[Buffer, int] = {}
     for position, step in enumerate(steps.steps):
@@ -21,7 +22,11 @@ def remove_copies(steps: Steps) -> None:
             last[buffer] = position
     becomes: dict[Buffer, Buffer] = {}
     kept: list[Step] = []
+    written: set[Buffer] = set()
     for position, step in enumerate(steps.steps):
+        if _copies_nothing(step, written):
+            continue
+        written.update(step.writes)
         pair = _copied(step)
         if pair is not None and last[pair[0]] == position == first[pair[1]]:
             becomes[pair[0]] = pair[1]
@@ -33,6 +38,12 @@ def remove_copies(steps: Steps) -> None:
     steps.steps = kept
     for step in steps.nests():
         step.map_accesses(lambda access: _moved(access, becomes))
+
+
+def _copies_nothing(step: Step, written: set[Buffer]) -> bool:
+    """Whether a step copies from a buffer that holds no value, which is what bufferisation makes of empty tensors."""
+    source = step.inputs[0].buffer if isinstance(step, NestStep) and is_copy(step) else None
+    return source is not None and source.kind in ("temporary", "result") and source not in written
 
 
 def _copied(step: Step) -> tuple[Buffer, Buffer] | None:

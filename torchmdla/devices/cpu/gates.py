@@ -152,7 +152,12 @@ def _chained(steps: Steps, candidates: Sequence[Step], machine: Machine) -> Chai
     if len(product.written_accesses) != 1 or product.tables or product.written_accesses[0].buffer.kind != "temporary":
         return None
     buffer = product.written_accesses[0].buffer
-    if buffer.fixed or buffer.varies or buffer in product.reads or any(buffer in s.writes or buffer not in s.reads for s in readers):
+    if (
+        buffer.fixed
+        or buffer.varies
+        or buffer in product.reads
+        or any(buffer in s.writes or buffer not in s.reads for s in readers)
+    ):
         return None
     found = _axis(product, readers, machine)
     if found is None:
@@ -161,10 +166,10 @@ def _chained(steps: Steps, candidates: Sequence[Step], machine: Machine) -> Chai
     if buffer.bytes // buffer.sizes[dimension] * width > _LOCAL_PART * machine.first_level:
         return None
     members, loops = zip(*(_with_axis(s, buffer, dimension, width) for s in (product, *readers)), strict=True)
-    distances = _run_by_tile(members, loops, buffer)
-    if distances is None:
+    positive = _run_by_tile(members, loops, buffer)
+    if positive is None:
         return None
-    steps.positive += distances
+    steps.positive += positive
     return _chain(members, loops, buffer, dimension, width)
 
 
@@ -175,9 +180,11 @@ def _axis(product: NestStep, readers: Sequence[NestStep], machine: Machine) -> t
     buffer, dimension = own.buffer, len(own.buffer.sizes) - 1
     accesses = [(s, a) for s in readers for a in s.accesses if a.buffer is buffer]
     slices = [d for d, size in enumerate(buffer.sizes) if size > 1 and all(not a.indices[d].loops for _, a in accesses)]
+    if not accesses or not slices:
+        return None
     size = buffer.sizes[dimension]
     whole = all(_slice_extent(s, a.indices[dimension]) == size and _alone(a, dimension) for s, a in accesses)
-    if not accesses or not slices or not whole or not _alone(own, dimension):
+    if not whole or not _alone(own, dimension):
         return None
     factors = sorted(f for f in own.indices[dimension].factors if f)
     lanes = machine.vector_bytes // ELEMENT_BYTES[stored(buffer.element)]
@@ -202,32 +209,39 @@ def _with_axis(step: NestStep, buffer: Buffer, dimension: int, width: int) -> tu
     return copy, loop
 
 
+# What of a buffer one tile touches: from which element on, and distance and iterations of each loop, innermost first,
+# with whether it is the loop over tiles.
+_Part = tuple[int, list[tuple[int, int, bool]]]
+
+
 def _run_by_tile(members: Sequence[NestStep], loops: Sequence[int], result: Buffer) -> list[int] | None:
-    """Whether each tile of the members needs nothing of another: whatever they write each tile has a part of its own,
-    and what else they touch of the same buffer is either that part, in the same tile, or apart from all that is written.
-    Gives by how much, None if it is not so."""
-    touched = [(m, loop, a) for m, loop in zip(members, loops, strict=True) for a in m.accesses if a.buffer is not result]
-    distances = []
-    for writer, axis, written in ((m, loop, a) for m, loop, a in touched if a in m.written_accesses):
+    """Whether each tile of the members needs nothing of another: whatever they write, each tile has a part of its own,
+    and what else they touch of that buffer is this part, in the same tile, or apart from all that is written.
+
+    Gives the numbers that are positive because it is so; None if it is not."""
+    operands = [(m, loop, a) for m, loop in zip(members, loops, strict=True) for a in m.accesses]
+    touched = [(m, loop, a) for m, loop, a in operands if a.buffer is not result]
+    positive = []
+    for writer, axis, written in touched:
+        if written not in writer.written_accesses:
+            continue
         own = _part(writer, axis, written)
         if own is None:
             return None
+        positive += [outer - inner * size + 1 for (inner, size, _), (outer, _, _) in pairwise(own[1])]
         for member, loop, access in touched:
-            if access.buffer is not written.buffer or (member is not members[0] and _part(member, loop, access) == own):
-                continue
-            apart = distance(writer, written, member, access)
-            if apart <= 0:
-                return None
-            distances.append(apart)
-    return distances
+            same = member is not members[0] and _part(member, loop, access) == own
+            if access.buffer is written.buffer and not same:
+                positive.append(distance(writer, written, member, access))
+    return positive if all(number > 0 for number in positive) else None
 
 
-def _part(step: NestStep, axis: int, access: Access) -> object | None:
+def _part(step: NestStep, axis: int, access: Access) -> _Part | None:
     """What of a buffer one tile touches; None if tiles may touch the same."""
     flat = access.flat(len(step.sizes))
     walked = sorted((flat.factors[d], size, d == axis) for d, size in enumerate(step.sizes) if size > 1)
     apart = all(inner * size <= outer for (inner, size, _), (outer, _, _) in pairwise(walked))
-    return (flat.constant, *walked) if apart and walked and walked[0][0] > 0 else None
+    return (flat.constant, walked) if apart and walked and walked[0][0] > 0 else None
 
 
 def _chain(members: Sequence[NestStep], loops: Sequence[int], buffer: Buffer, dimension: int, width: int) -> ChainStep:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from torch_mlir import ir
 
 from torchmdla.compiler.artifact import Artifact, Manifest
 from torchmdla.compiler.program import Program
-from torchmdla.devices.cpu.buffers import bufferize, fill_splats
+from torchmdla.devices.cpu.buffers import bufferize, count_ops, fill_splats, is_large
 from torchmdla.devices.cpu.emit import to_llvm, to_object
 from torchmdla.devices.cpu.entry import ENTRY, Code, write_module
 from torchmdla.devices.cpu.frontend import explained, new_context, to_linalg
@@ -62,7 +62,7 @@ def _generate(program: Program, seconds: dict[str, float]) -> tuple[Code, ir.Mod
 
 
 def _static_steps(program: Program, seconds: dict[str, float]) -> Steps:
-    steps = _read(program, seconds)
+    steps = _read(_fused(program, seconds), program, seconds)
     with _timed(seconds, "steps"):
         transform(steps, program)
     return steps
@@ -74,7 +74,7 @@ def _dynamic_steps(program: Program, seconds: dict[str, float]) -> Steps:
     At the samples, whose sizes have no divisors, every pass decides alike. How large tiles are is decided where the
     symbols have typical values.
     """
-    samples = [_read(program.sample(k), seconds, is_sample=True) for k in range(len(program.samples))]
+    samples = _read_samples([program.sample(k) for k in range(len(program.samples))], seconds)
     with _timed(seconds, "steps"):
         mark_varying(samples)
         for steps in samples:
@@ -92,16 +92,30 @@ def _dynamic_steps(program: Program, seconds: dict[str, float]) -> Steps:
         return unify(program, samples)
 
 
-def _read(program: Program, seconds: dict[str, float], is_sample: bool = False) -> Steps:
-    """The steps of a static program, as its author has them."""
+def _read_samples(programs: Sequence[Program], seconds: dict[str, float]) -> list[Steps]:
+    """The steps of samples. Programs of unequal length (loops written out) are bufferised alike without upstream's
+    analysis, which would decide otherwise for each."""
+    modules = [_fused(program, seconds) for program in programs]
+    large = any(map(is_large, modules)) or len(set(map(count_ops, modules))) > 1
+    with _timed(seconds, "buffers"):
+        for module in modules:
+            fill_splats(module)
+    return [_read(module, program, seconds, large) for module, program in zip(modules, programs, strict=True)]
+
+
+def _fused(program: Program, seconds: dict[str, float]) -> ir.Module:
+    """A static program on tensors."""
     with _timed(seconds, "linalg"):
         module = to_linalg(program)
     with _timed(seconds, "fusion"):
         fuse(module)
+    return module
+
+
+def _read(module: ir.Module, program: Program, seconds: dict[str, float], large: bool | None = None) -> Steps:
+    """The steps of a static program, as its author has them."""
     with _timed(seconds, "buffers"):
-        if is_sample:
-            fill_splats(module)
-        function = bufferize(module)
+        function = bufferize(module, large)
     with _timed(seconds, "steps"):
         return read_steps(function, program)
 

@@ -35,9 +35,11 @@ _EVICTED = 0.5
 
 # Ways of the first cache that points at the same place in it may fill.
 _WAYS = 8
-# To open a tile, and to start and store one of its accumulators; to combine the lanes of one.
+# To open a tile, and to start and store one of its accumulators; to store or read one that does not lie next to the one
+# before it, most of it for pages and lines that the processor does not foresee; to combine the lanes of one.
 _TILE = 12.0
 _ACCUMULATOR = 1.5
+_JUMP = 3.0
 _LANES = 6.0
 # An epilogue of more instructions than this, all but constants, needs registers: without so many free ones, each
 # instruction beyond it costs as many cycles more for each accumulator.
@@ -51,8 +53,10 @@ _PARTIAL = 1.005
 # So are tiles over a loop of unknown size, where another loop does as well.
 _UNKNOWN = 1.05
 
-# Steps of a reduction that is short enough to be unrolled whole.
+# Steps of a reduction that is short enough to be unrolled whole; points of a tile times steps of the innermost loop
+# that reduces, for that alone to be.
 _WINDOW = 25
+UNROLLED_WINDOW = 144
 
 # Loops that a tile extends over, the vector loop included.
 _MOST_AXES = 4
@@ -69,7 +73,8 @@ class _Term:
     along which a short reduction slides, as (axis, step, length): neighbouring points share what they read.
     ``crowded``: how many points of an axis, as (axis, points), the first cache holds although they lie a power of two
     apart. ``run``: the axis along which vectors lie next to each other, and how many do, up to those that are fetched
-    as one."""
+    as one. ``slides``: a window of the innermost loop, as in ``windows``: what neighbouring points share of a value
+    that is broadcast stays in registers from step to step once that loop is unrolled."""
 
     axes: tuple[int, ...]
     arithmetic: float
@@ -78,13 +83,22 @@ class _Term:
     windows: tuple[tuple[int, int, int], ...] = ()
     crowded: tuple[tuple[int, int], ...] = ()
     run: tuple[int, int] = (0, 1)
+    slides: tuple[tuple[int, int, int], ...] = ()
 
     def loaded(self, tile: Sequence[int]) -> float:
         """Loads in a step, on average over a window."""
         points = float(math.prod(tile[k] for k in self.axes))
-        for axis, step, length in self.windows:
+        for axis, step, length in self.windows or (self.slides if self.kept(tile) else ()):
             points *= min(1.0, ((tile[axis] - 1) * step + length) / (tile[axis] * length))
         return points
+
+    def kept(self, tile: Sequence[int]) -> int:
+        """Values that are broadcast and stay in registers while a window slides over them."""
+        for axis, step, length in self.slides:
+            if step < length and tile[axis] > 1 and math.prod(tile) * length <= UNROLLED_WINDOW:
+                others = math.prod(tile[k] for k in self.axes if k != axis)
+                return others * ((tile[axis] - 1) * step + length)
+        return 0
 
     def hidden(self, tile: Sequence[int]) -> float:
         """Cycles of a step's loads although arithmetic hides them."""
@@ -125,6 +139,10 @@ class _Search:
         self._steps = math.prod(size for d, size in enumerate(nest.sizes) if nest.reduction[d] and d != vector)
         self._terms = _terms(nest, machine, self.axes, vector, lanes)
         body = nest.epilogue.body if nest.epilogue else ()
+        operands = nest.epilogue.inputs + nest.epilogue.outputs if nest.epilogue else nest.outputs
+        # For all that results are stored to or meet: the axes along which vectors lie next to each other.
+        vectors = [o for o in operands if o.strides[vector] == 1]
+        self._adjacent = [[k for k, d in enumerate(self.axes) if _are_adjacent(o, d, vector, lanes)] for o in vectors]
         self._ending = max(0, sum(i.name != "arith.constant" for i in body) - _SHORT_EPILOGUE)
         self._costs: dict[tuple[int, ...], float] = {}
 
@@ -159,15 +177,16 @@ class _Search:
         """Whether accumulators, and what is reused between them, stay in registers."""
         accumulators = math.prod(tile)
         live = accumulators * self._outputs + (0 if self._machine.embeds_broadcasts else 1)
-        reused = 0
+        reused = kept = 0
         for term in self._terms:
             points = math.prod(tile[k] for k in term.axes)
             if points < accumulators:
                 live += points if term.is_vector else 0
+                kept += term.kept(tile)
                 reused += term.is_vector is False and accumulators // points > 1
             elif term.is_vector and accumulators > 1:
                 live += points if term.loads else 1
-        return live + (1 if reused else 0) <= self._machine.registers or accumulators == 1
+        return live + max(kept, 1 if reused else 0) <= self._machine.registers or accumulators == 1
 
     def _cost(self, tile: tuple[int, ...]) -> float:
         """Cycles of one whole tile."""
@@ -186,7 +205,8 @@ class _Search:
             if self._across:
                 vectors, taken = next((s, t) for s, t, r in zip(self._sizes, tile, self._reduced, strict=True) if r)
                 steps *= -(-vectors // taken)
-            ending = accumulators * (_ACCUMULATOR + (_LANES if self._across else 0))
+            jumps = sum(math.prod(tile) / max([tile[k] for k in axes], default=1) for axes in self._adjacent)
+            ending = jumps * _JUMP + accumulators * (_ACCUMULATOR + (_LANES if self._across else 0))
             if accumulators + _EPILOGUE_REGISTERS > self._machine.registers:
                 ending += accumulators * self._ending * _SPILLED
             self._costs[tile] = steps * step + ending + _TILE
@@ -205,6 +225,12 @@ class _Search:
             math.prod(count for count, _ in choice) * self._cost(tuple(points for _, points in choice))
             for choice in itertools.product(*parts)
         )
+
+
+def reduction_order(nest: Nest, vector: int) -> tuple[int, ...]:
+    """The loops that reduce, outermost first: large strides outside, the vector loop inside."""
+    loops = [d for d, reduced in enumerate(nest.reduction) if reduced]
+    return tuple(sorted(loops, key=lambda d: (d == vector, -max((o.strides[d] for o in nest.inputs), default=0), d)))
 
 
 def _axes(nest: Nest, vector: int) -> list[int]:
@@ -230,6 +256,7 @@ def _terms(nest: Nest, machine: Machine, axes: Sequence[int], vector: int, lanes
     values = numbering(nest)
     fused = set(multiply_adds(nest, values).values()) if machine.fused else set()
     reduction = {d for d, reduced in enumerate(nest.reduction) if reduced}
+    innermost = [d for d in reduction_order(nest, vector) if d != vector][-1:]
     terms = []
     for number in range(values.first_epilogue):
         varies = values.varies[number]
@@ -247,11 +274,19 @@ def _terms(nest: Nest, machine: Machine, axes: Sequence[int], vector: int, lanes
         elif source is not None and number < values.first_output:
             stride = values.operands[source].strides[vector]
             cost = _LOAD if stride in (0, 1) else (2 * _LOAD + 1 if stride == 2 else _GATHERED_LANE * lanes)
-            windows = tuple(_windows(nest, values.operands[source].strides, axes, vector))
+            strides = values.operands[source].strides
+            short = math.prod(nest.sizes[d] for d in reduction) <= _WINDOW
+            windows = tuple(_windows(nest, strides, axes, vector, sorted(reduction))) if short else ()
+            slides = () if stride else tuple(_windows(nest, strides, axes, vector, innermost))
             crowded = tuple(_crowded(values.operands[source], axes, vector, machine))
             run = axes.index(vector), _run(nest, values.operands[source], vector, lanes)
-            terms.append(_Term(own, 0.0, cost, stride != 0, windows, crowded, run))
+            terms.append(_Term(own, 0.0, cost, stride != 0, windows, crowded, run, slides))
     return terms
+
+
+def _are_adjacent(operand: Operand, loop: int, vector: int, lanes: int) -> bool:
+    """Whether the vectors of neighbouring iterations of ``loop`` lie next to each other."""
+    return operand.strides[vector] == 1 and operand.strides[loop] == (1 if loop == vector else lanes)
 
 
 def _run(nest: Nest, operand: Operand, vector: int, lanes: int) -> int:
@@ -270,10 +305,10 @@ def _crowded(operand: Operand, axes: Sequence[int], vector: int, machine: Machin
             yield axis, _WAYS * (sets // math.gcd(sets, distance))
 
 
-def _windows(nest: Nest, strides: Sequence[int], axes: Sequence[int], vector: int) -> Iterator[tuple[int, int, int]]:
-    reduction = [d for d, reduced in enumerate(nest.reduction) if reduced]
-    if math.prod(nest.sizes[d] for d in reduction) > _WINDOW:
-        return
+def _windows(
+    nest: Nest, strides: Sequence[int], axes: Sequence[int], vector: int, reduction: Sequence[int]
+) -> Iterator[tuple[int, int, int]]:
+    """Where the loops ``reduction`` slide over what an operand's axes walk."""
     for axis, loop in enumerate(axes):
         for other in reduction:
             if loop != vector and strides[other] and strides[loop] and strides[loop] % strides[other] == 0:

@@ -38,6 +38,7 @@ _LONGEST_PERIOD = 32
 # So many iterations at either end may be no part of the loop although their steps have its form.
 _MOST_PEELED = 2
 
+
 def roll_loops(steps: Steps) -> None:
     """Replaces recurrences that are written out by loops, in place."""
     numbers: dict[object, int] = {}
@@ -57,17 +58,25 @@ def roll_loops(steps: Steps) -> None:
 
 def _longest(steps: Sequence[Step], forms: Sequence[int], start: int) -> tuple[_Loop, int, int] | None:
     """The loop with the shortest period from ``start`` on, and from where to where the steps are that it replaces."""
+    tried: list[int] = []
     for period in range(1, min(_LONGEST_PERIOD, (len(steps) - start) // _LEAST_COUNT) + 1):
         end = start
         while end + period < len(steps) and forms[end] == forms[end + period]:
             end += 1
+        if any(period % shorter == 0 for shorter in tried):
+            continue
         for first, last in _spans((end - start) // period + 1):
             begin, behind = start + first * period, start + last * period
             iterations = [steps[k : k + period] for k in range(begin, behind, period)]
+            tried.append(period)
             try:
-                return _Loop(iterations, [*steps[:begin], *steps[behind:]]), begin, behind
+                _Loop(iterations[-_LEAST_COUNT:])
+                _Loop(iterations[:_LEAST_COUNT])
+                loop = _Loop(iterations)
+                loop.lay_out([*steps[:begin], *steps[behind:]])
             except _NoLoop:
-                pass
+                continue
+            return loop, begin, behind
     return None
 
 
@@ -170,7 +179,7 @@ class _Loop:
         _NoLoop: they are none.
     """
 
-    def __init__(self, iterations: Sequence[Sequence[Step]], others: Sequence[Step]) -> None:
+    def __init__(self, iterations: Sequence[Sequence[Step]]) -> None:
         self._iterations = iterations
         columns = list(zip(*map(_operands, iterations), strict=True))
         self._values: list[_Values] = []
@@ -179,7 +188,6 @@ class _Loop:
             self._find_values(column)
         self._sources = [self._source(column) for column in columns]
         self._check_recurrence(columns)
-        self._lay_out(others)
 
     def _find_values(self, column: Sequence[_Operand]) -> None:
         buffers = [operand.buffer for operand in column]
@@ -216,8 +224,12 @@ class _Loop:
         if not any(values.given for values in self._values) and not read & written & stay:
             raise _NoLoop
 
-    def _lay_out(self, others: Sequence[Step]) -> None:
-        """Gives values that outlive their iterations rows."""
+    def lay_out(self, others: Sequence[Step]) -> None:
+        """Gives values that outlive their iterations rows; ``others`` are all steps outside of the loop.
+
+        Raises:
+            _NoLoop: one of these needs a value where it is.
+        """
         users: dict[Buffer, list[Step]] = {}
         for step in others:
             for buffer in {*step.reads, *step.writes}:

@@ -17,7 +17,7 @@ from torchmdla.devices.cpu.blocking import Level, Prefetch, choose_levels, choos
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.nests import ELEMENT_BYTES, AnyNest, Instruction, Nest, Operand, static, stored
 from torchmdla.devices.cpu.numbering import Numbering, numbering
-from torchmdla.devices.cpu.register_tile import choose_tile
+from torchmdla.devices.cpu.register_tile import UNROLLED_WINDOW, choose_tile, reduction_order
 
 # Ops that combine a reduction's partial results in any order, with their neutral elements.
 NEUTRAL = {
@@ -50,8 +50,7 @@ _TASK_COST = 40_000.0
 _LONG_BODY = 16
 _BYTE_COST = 1 / 16
 
-# Points of the register tile times unrolled steps: of a loop unrolled whole, and of one unrolled in part.
-_UNROLLED_WINDOW = 144
+# Points of the register tile times unrolled steps of a loop that is unrolled in part.
 _UNROLLED_LOOP = 64
 
 # In dynamic nests: blocks of a reduction are multiples of this, and the least iterations of a parallel loop that share
@@ -95,7 +94,7 @@ def choose(nest: AnyNest, machine: Machine, typical: tuple[int, ...] = ()) -> Sc
     known = static(nest, typical)
     known = replace(known, sizes=tuple(max(1, size) if d in unknown else size for d, size in enumerate(known.sizes)))
     vector, lanes = _choose_vector(known, machine, unknown)
-    reduction = _reduction_order(known, vector)
+    reduction = reduction_order(known, vector)
     order = _parallel_order(known, vector)
     if reduction:
         tiles, cycles = choose_tile(known, machine, vector, lanes, unknown)
@@ -262,7 +261,7 @@ def _choose_unroll(
         if loop in unknown and tiles[loop] > 1:
             break
         steps = nest.sizes[loop] // tiles[loop]
-        if steps > 1 and steps * points <= _UNROLLED_WINDOW and loop not in unknown:
+        if steps > 1 and steps * points <= UNROLLED_WINDOW and loop not in unknown:
             unroll[loop] = steps
             points *= steps
             continue

@@ -33,10 +33,17 @@ _READABLE = frozenset(("i32", "i64", "f16", "bf16", "f32", "f64"))
 
 
 def mark_varying(samples: Sequence[Steps]) -> None:
-    """Marks the buffers whose sizes differ between steps of the same structure."""
-    for buffers in zip(*(steps.buffers() for steps in samples), strict=False):
-        for buffer in buffers:
-            buffer.varies = any(other.sizes != buffer.sizes for other in buffers)
+    """Marks the buffers whose sizes differ between samples. Where these have unequal numbers of buffers (loops written
+    out), a buffer of sizes that not all of them have is one of those."""
+    listed = [steps.buffers() for steps in samples]
+    if len(set(map(len, listed))) == 1:
+        for buffers in zip(*listed, strict=True):
+            for buffer in buffers:
+                buffer.varies = any(other.sizes != buffer.sizes for other in buffers)
+        return
+    everywhere = set.intersection(*({buffer.sizes for buffer in buffers} for buffers in listed))
+    for buffer in (b for buffers in listed for b in buffers):
+        buffer.varies = buffer.sizes not in everywhere
 
 
 def unify(program: Program, samples: Sequence[Steps]) -> Steps:
@@ -47,6 +54,9 @@ def unify(program: Program, samples: Sequence[Steps]) -> Steps:
         CompileError: they differ in more than numbers, or a number is no polynomial of the symbols.
     """
     spare = spare_symbols(samples[0].steps)
+    if len({len(sample.positive) for sample in samples}) > 1:
+        # Of loops written out: the least number decides, since iterations follow each other at one distance.
+        samples = [replace(sample, positive=[min(sample.positive, default=1)]) for sample in samples]
     unified: Steps = _Unifier([sample.values for sample in program.samples], spare).joined(samples)
     unified.typical = program.symbols + (_TYPICAL_REST,) * spare
     if any(_is_dynamic(step) for packing in unified.packings for step in packing.steps):

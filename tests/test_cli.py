@@ -1,0 +1,164 @@
+"""``python -m torchmdla mlir`` and ``opt``."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from torchmdla import get_mlir
+from torchmdla.__main__ import main
+
+MODULE = """module {
+  func.func @forward(%arg0: tensor<2xf32>) -> tensor<2xf32> {
+    %0 = arith.addf %arg0, %arg0 : tensor<2xf32>
+    %1 = arith.addf %arg0, %arg0 : tensor<2xf32>
+    %2 = arith.mulf %0, %1 : tensor<2xf32>
+    return %2 : tensor<2xf32>
+  }
+}
+"""
+
+
+def run(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "torchmdla", *arguments], input=stdin, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """One small network in every kind of file, and files that are none."""
+    folder = tmp_path_factory.mktemp("files")
+    module = nn.Sequential(nn.Linear(4, 3), nn.ReLU()).eval()
+    paths = {
+        name: str(folder / name) for name in ("script.pt", "exported.pt2", "pickled.pt", "state.pt", "text.pt", "ir")
+    }
+    torch.jit.script(module).save(paths["script.pt"])
+    torch.export.save(torch.export.export(module, (torch.randn(2, 4),)), paths["exported.pt2"])
+    torch.save(module, paths["pickled.pt"])
+    torch.save(module.state_dict(), paths["state.pt"])
+    Path(paths["text.pt"]).write_text("hello")
+    Path(paths["ir"]).write_text(MODULE)
+    return paths
+
+
+def test_both_commands_as_processes(files: dict[str, str], tmp_path: Path) -> None:
+    written = tmp_path / "out.mlir"
+    made = run("mlir", files["script.pt"], "--input", "2x4", "--output", "linalg", "-o", str(written))
+    assert (made.returncode, made.stdout) == (0, "")
+    assert written.read_text() == str(get_mlir(torch.jit.load(files["script.pt"]), torch.ones(2, 4), output="linalg"))
+    optimised = run("opt", "--pipeline", "func.func(cse)", "--print-after-all", stdin=MODULE)
+    assert optimised.returncode == 0
+    assert optimised.stdout.count("arith.addf") == 1
+    assert "IR Dump After" in optimised.stderr
+
+
+@pytest.mark.parametrize(
+    ("file", "options", "sign"),
+    [
+        ("script.pt", ["--input", "2x4"], "!torch.vtensor<[2,4],f32>"),
+        ("script.pt", ["--input", "?x4"], "!torch.vtensor<[?,4],f32>"),
+        ("script.pt", ["--input", "2x4", "--dynamic", "--output", "stablehlo"], "tensor<?x4xf32>"),
+        ("script.pt", ["--input", "2x4:float32", "--weights", "literals"], "torch.vtensor.literal"),
+        ("script.pt", ["--input", "2x4", "--locations"], 'loc("0.weight")'),
+        ("exported.pt2", ["--output", "tosa"], "tosa.matmul"),
+        ("pickled.pt", ["--input", "2x4", "--allow-pickle", "--output", "aten"], '"aten.relu"'),
+    ],
+)
+def test_mlir(file: str, options: list[str], sign: str, files: dict[str, str], capsys: Any) -> None:
+    assert main(["mlir", files[file], *options]) == 0
+    assert sign in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["script.pt"], "needs the inputs"),
+        (["script.pt", "--input", "2xq"], "'2xq': sizes are written as 1x3x224x224"),
+        (["script.pt", "--input", "2x4:float31"], "there is no dtype 'float31'"),
+        (["script.pt", "--input", "2x5"], "mat1 and mat2 shapes cannot be multiplied"),
+        (["script.pt", "--input", "2x4", "-o", "/nowhere/x"], "No such file or directory"),
+        (["exported.pt2", "--input", "2x4"], "has its inputs"),
+        (["pickled.pt", "--input", "2x4"], "--allow-pickle"),
+        (["state.pt", "--allow-pickle"], "not a module"),
+        (["text.pt"], "no TorchScript archive, exported program or pickled module"),
+        (["missing.pt"], "No such file or directory"),
+    ],
+)
+def test_mlir_errors(arguments: list[str], message: str, files: dict[str, str], capsys: Any) -> None:
+    file, *options = arguments
+    assert main(["mlir", files.get(file, file), *options]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("error: ")
+    assert message in printed.err
+
+
+def test_a_damaged_archive(files: dict[str, str], tmp_path: Path, capsys: Any) -> None:
+    damaged = tmp_path / "damaged.pt"
+    data = Path(files["script.pt"]).read_bytes()
+    damaged.write_bytes(data[: len(data) // 3])
+    assert main(["mlir", str(damaged), "--input", "2x4"]) == 1
+    assert capsys.readouterr().err.startswith("error: ")
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "ops"),
+    [("func.func(cse)", 1), ("builtin.module(func.func(cse))", 1), ("canonicalize", 2)],
+)
+def test_opt(pipeline: str, ops: int, files: dict[str, str], capfd: Any) -> None:
+    assert main(["opt", files["ir"], "--pipeline", pipeline]) == 0
+    printed = capfd.readouterr()
+    assert printed.out.count("arith.addf") == ops
+    assert printed.err == ""
+
+
+@pytest.mark.parametrize(("name", "dumps"), [("cse", 1), ("canonicalize", 2), ("nonsense", 0)])
+def test_printing_after_one_pass(name: str, dumps: int, files: dict[str, str], capfd: Any) -> None:
+    options = ["--pipeline", "canonicalize,func.func(cse),canonicalize", "--print-after", name, "-o", "/dev/null"]
+    assert main(["opt", files["ir"], *options]) == 0
+    assert capfd.readouterr().err.count("IR Dump After") == dumps
+
+
+def test_passes_of_the_aten_dialect(monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
+    text = str(get_mlir(nn.ReLU(), torch.ones(6), output="aten"))
+    monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+    assert main(["opt", "--pipeline", "aten-layer-name,aten-op-report"]) == 0
+    printed = capfd.readouterr().out
+    assert 'layer_name = "L0-relu-0"' in printed
+    assert '">": 6' in printed
+
+
+@pytest.mark.parametrize(
+    ("file", "options", "message"),
+    [
+        ("ir", ["--pipeline", "nonsense"], "not a pass pipeline\n"),
+        ("ir", ["--pipeline", "aten-nonsense"], "not a pass pipeline\n"),
+        ("ir", ["--pipeline", "func.func(cse"], "not a pass pipeline\n"),
+        ("text.pt", ["--pipeline", "cse"], "holds no valid module\n"),
+        ("ir", ["--pipeline", "torch-backend-to-tosa-backend-pipeline,test-nothing"], "not a pass pipeline\n"),
+        ("missing", ["--pipeline", "cse"], "No such file or directory"),
+        ("ir", ["--pipeline", "cse", "--print-after", "cse", "-o", "/nowhere/x"], "No such file or directory"),
+    ],
+)
+def test_opt_errors(file: str, options: list[str], message: str, files: dict[str, str], capfd: Any) -> None:
+    assert main(["opt", files.get(file, file), *options]) == 1
+    printed = capfd.readouterr()
+    assert printed.out == ""
+    assert "error: " in printed.err
+    assert message in printed.err
+
+
+@pytest.mark.parametrize("command", ["mlir", "opt"])
+def test_help_has_an_example(command: str, capsys: Any) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([command, "--help"])
+    assert ended.value.code == 0
+    assert f"examples:\n  python -m torchmdla {command}" in capsys.readouterr().out

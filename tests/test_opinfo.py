@@ -1,0 +1,85 @@
+"""PyTorch's operator database over TorchScript: no wrong value and no crash.
+
+A slice here, the same each time; ``python -m torchmdla.testing --opinfo`` runs all of it.
+"""
+
+from __future__ import annotations
+
+import builtins
+from typing import Any
+
+import pytest
+import torch
+
+from torchmdla.testing import opinfo
+from torchmdla.testing.checking import check
+from torchmdla.testing.roads import NotAvailableError, variant_of
+from torchmdla.testing.runner import judged
+
+pytest.importorskip("expecttest")
+
+WAY = "torchscript:trace"
+
+# One operator in so many, another choice for each dtype, and its first sample.
+_EVERY = 16
+_DTYPES = ("float32", "int64", "bool", "float64")
+SLICE = [name for offset, dtype in enumerate(_DTYPES) for name in opinfo.names([dtype])[3 * offset :: _EVERY]]
+
+# Each was wrong, or the compiler failed on it, once: operator and dtype, sample.
+MENDED = [("opinfo.roll.float32", 3), ("opinfo.roll.int64", 3), ("opinfo.softmax.float32", 0)]
+
+
+def checked(name: str, index: int) -> Any:
+    (program,) = [p for p in opinfo.programs(name) if p.name == f"{name}:{index}"]
+    return check(program, WAY, variant_of(WAY))
+
+
+@pytest.mark.parametrize("name", SLICE)
+def test_slice(name: str) -> None:
+    for program in opinfo.programs(name, limit=1):
+        found = check(program, WAY, variant_of(WAY))
+        assert found is None or judged(found).expected, found
+
+
+@pytest.mark.parametrize(("name", "index"), MENDED)
+def test_mended(name: str, index: int) -> None:
+    found = checked(name, index)
+    assert found is not None and (found.status, found.specialisations) == ("ok", 1)
+
+
+def test_every_dtype_has_names() -> None:
+    names = opinfo.names(opinfo.DTYPES)
+    assert len(names) == len(set(names)) > 2000
+    assert {name.rpartition(".")[2] for name in names} == set(opinfo.DTYPES)
+
+
+def test_samples_are_the_same_each_time() -> None:
+    first, again = (list(opinfo.programs("opinfo.add.float32", seed=3)) for _ in range(2))
+    assert [p.name for p in first] == [p.name for p in again]
+    for one, other in zip(first, again, strict=True):
+        assert all(torch.equal(x, y) for x, y in zip(one.inputs, other.inputs, strict=True))
+
+
+def test_a_limit_spreads_over_all_samples() -> None:
+    every = list(opinfo.programs("opinfo.add.float32"))
+    some = [int(p.name.rpartition(":")[2]) for p in opinfo.programs("opinfo.add.float32", limit=3)]
+    assert some == [number * len(every) // 3 for number in range(3)]
+
+
+def test_even_cheap_operators_become_groups() -> None:
+    found = checked("opinfo.add.float32", 0)
+    assert found is not None and (found.status, found.groups) == ("ok", 1)
+
+
+def test_without_expecttest(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def missing(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name.startswith("torch.testing._internal"):
+            raise ModuleNotFoundError("No module named 'expecttest'", name="expecttest")
+        return real(name, *args, **kwargs)
+
+    opinfo.operators.cache_clear()
+    monkeypatch.setattr(builtins, "__import__", missing)
+    with pytest.raises(NotAvailableError, match="expecttest"):
+        opinfo.names(["float32"])

@@ -1,0 +1,347 @@
+"""The checks against eager find what is wrong, say what it is, and survive what they find."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import re
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import torchmdla
+from torchmdla.testing import __main__ as command_line
+from torchmdla.testing import expected, runner
+from torchmdla.testing.checking import PASSING, STATUSES, Outcome, check
+from torchmdla.testing.programs import PROGRAMS, Program
+from torchmdla.testing.programs.inputs import copied, drawn, integers, normal, strided, transposed
+from torchmdla.testing.roads import ROADS, NotAvailableError, Variant, check_device, variant_of, ways
+from torchmdla.testing.runner import Job, Judged, judged, run
+
+X = normal(3, 4)
+
+
+def outcome(function: Callable[..., Any], captured: Callable[..., Any], *inputs: Any, **options: Any) -> Outcome:
+    """Of a road that makes ``captured`` of ``function``, wherever torchmdla is switched on."""
+    alone = options.pop("alone", function)
+
+    def mine(*args: Any) -> Any:
+        return (captured if torchmdla.is_enabled() else alone)(*args)
+
+    program = Program("test.program", lambda: function, inputs or (X,), **options)
+    found = check(program, "test:road", Variant(lambda subject, args, methods: {"forward": mine}, lambda *_: True))
+    assert found is not None
+    return found
+
+
+# --- what is reported --------------------------------------------------------------------------------------------
+
+
+def double(x: Tensor) -> Tensor:
+    return x * 2
+
+
+def written(x: Tensor) -> Tensor:
+    return x.mul_(2)
+
+
+DIFFERENT: Mapping[str, tuple[Callable[..., Any], Callable[..., Any], str]] = {
+    "values": (double, lambda x: x * 2 + (torch.arange(12).view(3, 4) == 5), r"call 0, outputs: .* at \(1, 1\)"),
+    "dtype": (double, lambda x: (x * 2).double(), "dtype torch.float64, expected torch.float32"),
+    "sizes": (double, lambda x: (x * 2)[None], r"sizes \(1, 3, 4\), expected \(3, 4\)"),
+    "strides": (double, lambda x: (x * 2).t().contiguous().t(), "strides"),
+    "kind": (double, lambda x: [x * 2], "a tensor was expected, got list"),
+    "later call": (double, lambda x, calls=[]: x * (2 + (calls.append(0) or len(calls) > 2)), "call 2, outputs"),
+    "mutation missed": (written, lambda x: x * 2, "inputs afterwards|sharing"),
+    "mutation made up": (double, lambda x: x.mul_(2) * 1, "inputs afterwards"),
+    "sharing": (lambda x: x.view(-1), lambda x: x.view(-1).clone(), "sharing"),
+    "random numbers": (torch.rand_like, lambda x: (torch.rand(1), torch.rand_like(x))[1], "outputs"),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_differences_are_found(name: str) -> None:
+    function, captured, detail = DIFFERENT[name]
+    found = outcome(function, captured)
+    assert found.status == "wrong"
+    assert re.search(detail, found.detail)
+
+
+def test_agreement_is_found() -> None:
+    for function, *_ in DIFFERENT.values():
+        assert outcome(function, function).status == "ok"
+
+
+class _Halved(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(context: Any, grad: Tensor) -> Tensor:
+        return grad
+
+
+def test_wrong_gradients_are_found() -> None:
+    assert outcome(double, double, mode="gradients").status == "ok"
+    found = outcome(double, _Halved.apply, mode="gradients")
+    assert (found.status, found.detail[:17]) == ("wrong", "call 0, gradients")
+
+
+def test_wrong_training_is_found() -> None:
+    class Off(nn.Module):
+        def __init__(self, factor: float) -> None:
+            super().__init__()
+            self.layer, self.factor = nn.Linear(4, 1), factor
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (self.layer(x) * self.factor).square().sum()
+
+    def capture(subject: Any, inputs: Any, methods: Any) -> Any:
+        subject.factor = 1.01 if torchmdla.is_enabled() else 1.0
+        return {"forward": subject}
+
+    def sgd(parameters: list[Tensor]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=0.01)
+
+    program = Program("test.training", lambda: Off(1.0), (X,), mode="training", optimiser=sgd)
+    honest = Variant(lambda subject, inputs, methods: {"forward": subject}, lambda *_: True)
+    right, wrong = (check(program, "test:road", Variant(c, honest.takes)) for c in (honest.capture, capture))
+    assert right is not None and right.status == "ok"
+    assert wrong is not None and wrong.status == "wrong"
+
+
+def test_buffers_count() -> None:
+    def capture(subject: Any, inputs: Any, methods: Any) -> Any:
+        def call(x: Tensor) -> Tensor:
+            mean, variance = (None, None) if torchmdla.is_enabled() else (subject.running_mean, subject.running_var)
+            return nn.functional.batch_norm(x, mean, variance, subject.weight, subject.bias, True)
+
+        return {"forward": call}
+
+    program = Program("test.norm", lambda: nn.BatchNorm1d(4), (X,))
+    found = check(program, "test:road", Variant(capture, lambda *_: True))
+    assert found is not None and (found.status, found.detail[:13]) == ("wrong", "call 0, state")
+
+
+def test_exceptions_are_errors_unless_they_are_pytorchs() -> None:
+    def fails(x: Tensor) -> Tensor:
+        raise ValueError("too compiled")
+
+    found = outcome(double, fails)
+    assert (found.status, found.detail) == ("error", "ValueError: too compiled")
+    assert outcome(double, fails, alone=fails).status == "not captured"
+    assert outcome(fails, double).status == "no reference"
+
+
+def test_what_pytorch_computes_otherwise_alone_is_not_blamed() -> None:
+    assert outcome(double, lambda x: x * 3, alone=lambda x: x * 3).status == "pytorch"
+    # Wrong without torchmdla, and wrong in another way with it.
+    assert outcome(double, lambda x: x * 4, alone=lambda x: x * 3).status == "wrong"
+
+
+def test_fallbacks_have_their_reasons() -> None:
+    torchmdla.enable(max_specialisations=0)
+    found = check(PROGRAMS["elementwise.polynomial"], "torchscript:trace", variant_of("torchscript:trace"))
+    torchmdla.enable()
+    assert found is not None and (found.status, found.groups, found.specialisations) == ("fallback", 1, 0)
+    (reason,) = found.fallbacks
+    assert "too many specialisations" in reason and found.detail == reason
+
+
+def test_unwritten_memory_is_compared_without_values() -> None:
+    assert outcome(double, lambda x: x * 2.5, values=False).status == "ok"
+    assert outcome(double, lambda x: (x * 2).double(), values=False).status == "wrong"
+
+
+# --- inputs ------------------------------------------------------------------------------------------------------
+
+
+def test_inputs_are_drawn_from_the_seed() -> None:
+    said = ({"a": [X, integers(5)]}, 3, strided(X))
+    one, same, other = drawn(said, 1), drawn(said, 1), drawn(said, 2)
+    assert torch.equal(one[0]["a"][0], same[0]["a"][0]) and not torch.equal(one[0]["a"][0], other[0]["a"][0])
+    assert one[1] == 3
+    assert one[2].stride() == (8, 2)
+
+
+@pytest.mark.parametrize(
+    "change", [lambda x: x.t(), lambda x: x[:, ::2], lambda x: x[:1].expand(5, 4), lambda x: x[1:]]
+)
+def test_copies_keep_strides(change: Callable[[Tensor], Tensor]) -> None:
+    tensor = change(torch.randn(5, 4))
+    copy = copied(tensor)
+    assert torch.equal(copy, tensor) and copy.stride() == tensor.stride()
+    assert copy.data_ptr() != tensor.data_ptr()
+
+
+def test_layouts_are_what_they_say() -> None:
+    assert drawn((transposed(X),), 0)[0].stride() == (1, 3)
+
+
+# --- processes ---------------------------------------------------------------------------------------------------
+
+
+def test_crashes_time_outs_and_exceptions_cost_one_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = [Job("test_testing", name, "torchscript:trace") for name in ("crash", "sleep", "fine", "raise")]
+    results = [event for event in run(jobs, processes=2, timeout=20) if isinstance(event, Judged)]
+    statuses = {result.outcome.program: result.outcome.status for result in results}
+    assert statuses == {
+        "test.crash": "crash",
+        "test.sleep": "time-out",
+        "test.fine": "ok",
+        "raise": "crash",
+        "test.after": "ok",
+    }
+    details = {result.outcome.program: result.outcome.detail for result in results}
+    assert details["test.crash"] == "SIGSEGV"
+
+
+def _crash(x: Tensor) -> Tensor:
+    ctypes.string_at(0)
+    return x
+
+
+def _sleep(x: Tensor) -> Tensor:
+    time.sleep(600)
+    return x
+
+
+def programs(name: str, seed: int, limit: int | None) -> Any:
+    """Found by the jobs of the test above; each program of a job is run, whatever became of the one before."""
+    if name == "raise":
+        raise ValueError("no such programs")
+    found = {"crash": _crash, "sleep": _sleep, "fine": double}[name]
+    yield Program(f"test.{name}", lambda: found, (X,))
+    if name == "crash":
+        yield Program("test.after", lambda: double, (X,))
+
+
+# --- what is expected --------------------------------------------------------------------------------------------
+
+
+def test_expected_failures_are_checked_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(expected, "EXPECTED_FAILURES", {("road", "test.listed"): ("wrong", "known")})
+    assert judged(Outcome("test.listed", "road", "wrong")) == Judged(
+        Outcome("test.listed", "road", "wrong"), True, "known"
+    )
+    for status in STATUSES:
+        assert judged(Outcome("test.other", "road", status)).expected == (status in PASSING)
+        assert judged(Outcome("test.listed", "road", status)).expected == (status == "wrong")
+
+
+def test_expected_failures_name_programs_and_ways() -> None:
+    for way, program in expected.EXPECTED_FAILURES:
+        road, _, variant = way.partition(":")
+        assert variant in ROADS[road].variants or not ROADS[road].variants
+        assert program in PROGRAMS or program.startswith("opinfo.")
+
+
+# --- roads -------------------------------------------------------------------------------------------------------
+
+
+def test_ways() -> None:
+    assert ways("torchscript") == ["torchscript:trace", "torchscript:script", "torchscript:freeze"]
+    assert ways("torchscript:script,export") == ["torchscript:script", "export:export"]
+
+
+@pytest.mark.parametrize(
+    ("road", "message"),
+    [
+        ("abacus", "no road 'abacus'; there are torchscript, "),
+        ("torchscript:guess", "has no variant 'guess'; it has trace, script, freeze"),
+        ("lazy", "'lazy' is not available yet"),
+        ("acap", "'acap' is not available yet"),
+    ],
+)
+def test_unknown_roads(road: str, message: str) -> None:
+    with pytest.raises(NotAvailableError, match=message):
+        ways(road)
+
+
+def test_unknown_devices() -> None:
+    with pytest.raises(NotAvailableError, match="no device named 'abacus'"):
+        check_device("abacus")
+
+
+# --- the command -------------------------------------------------------------------------------------------------
+
+
+def test_command(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "results.json"
+    arguments = ["--road", "torchscript:trace", "--filter", "elementwise.relu6", "--jobs", "1", "--json", str(file)]
+    assert command_line.main([*arguments, "--verbose"]) == 0
+    shown = capsys.readouterr().out
+    assert "elementwise.relu6:gradients on torchscript:trace" in shown
+    entries = json.loads(file.read_text())
+    assert [(entry["program"], entry["status"], entry["expected"]) for entry in entries] == [
+        ("elementwise.relu6", "ok", True),
+        ("elementwise.relu6:gradients", "ok", True),
+    ]
+
+
+def test_command_fails_where_one_does(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    listed = {("torchscript:trace", "elementwise.relu6"): ("wrong", "it was wrong once")}
+    monkeypatch.setattr(expected, "EXPECTED_FAILURES", listed)
+    arguments = ["--road", "torchscript:trace", "--filter", "elementwise.relu6", "--skip", "gradients", "--jobs", "1"]
+    assert command_line.main(arguments) == 1
+    assert "! ok" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--road", "lazy"], "not available yet"),
+        (["--device", "mdlaa"], "no device named 'mdlaa'"),
+        (["--filter", "no such program"], "no program has such a name"),
+        (["--opinfo", "--dtype", "float31"], "no dtype 'float31'"),
+        (["--jobs", "0"], "not a number of at least 1"),
+    ],
+)
+def test_command_refuses(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as error:
+        command_line.main(arguments)
+    assert error.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_list(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command_line.main(["--list"]) == 0
+    names = capsys.readouterr().out.split()
+    assert names == list(PROGRAMS)
+    assert len(names) == len(set(names))
+
+
+# --- programs ----------------------------------------------------------------------------------------------------
+
+
+# One in so many of every family, spread evenly; the command runs all.
+_EVERY = 12
+
+
+@pytest.mark.parametrize("way", ["torchscript:trace", "torchscript:script", "torchscript:freeze"])
+def test_some_programs(way: str) -> None:
+    """Of every family; the command runs them all."""
+    families = {program.family for program in PROGRAMS.values()}
+    tried = set()
+    for program in list(PROGRAMS.values())[::_EVERY]:
+        found = check(program, way, variant_of(way))
+        if found is not None:
+            tried.add(program.family)
+            result = runner.judged(found)
+            assert result.expected, f"{found}: {result.reason}"
+    assert way != "torchscript:trace" or tried == families
+
+
+# Each was wrong or not compiled once.
+MENDED = ["reductions.mean", "products.gram", "indexing.select", "indexing.roll_far"]
+
+
+@pytest.mark.parametrize("name", MENDED)
+def test_mended(name: str) -> None:
+    found = check(PROGRAMS[name], "torchscript:trace", variant_of("torchscript:trace"))
+    assert found is not None and (found.status, found.specialisations) == ("ok", 1)

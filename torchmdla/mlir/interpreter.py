@@ -1,0 +1,264 @@
+"""Runs TorchScript graphs node by node, from Python."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from torchmdla.errors import CompileError
+from torchmdla.importer.builder import blame
+from torchmdla.importer.decompositions import overload_of
+from torchmdla.importer.sources import source_of
+from torchmdla.importer.types import dtype_number
+
+
+class Run:
+    """Runs a graph node by node. Subclasses see every op that has tensors among its results."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, Any] = {}
+
+    def run(self, graph: torch._C.Graph, inputs: Sequence[Any]) -> Any:
+        self.define(graph.inputs(), inputs)
+        return self.block(graph)
+
+    def block(self, block: Any) -> Any:
+        """Runs the nodes of a block; its results, the one if there is one."""
+        for node in block.nodes():
+            try:
+                self.node(node)
+            except CompileError as error:
+                if error.op:
+                    raise
+                blamed = blame(error, node_name(node), source_of(node))
+                raise type(error)(blamed.reason, op=blamed.op, source=blamed.source) from None
+            except Exception as error:
+                raise CompileError(str(error).partition("\n")[0], op=node_name(node), source=source_of(node)) from error
+        outputs = self.values(block.outputs())
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+    def values(self, values: Iterable[Any]) -> list[Any]:
+        """What values of the graph are."""
+        return [self._seen[value.debugName()] for value in values]
+
+    def define(self, values: Iterable[Any], results: Sequence[Any]) -> None:
+        """Says what values of the graph are."""
+        for value, result in zip(values, results, strict=True):
+            self._seen[value.debugName()] = result
+
+    def attribute(self, owner: Any, name: str) -> Any:
+        """What ``prim::GetAttr`` reads."""
+        return getattr(owner, name)
+
+    def constant(self, value: Any) -> Any:
+        """What ``prim::Constant`` holds."""
+        return value
+
+    def op(self, node: Any, arguments: Sequence[Any], results: list[Any]) -> None:
+        """An op of PyTorch's registry has been run."""
+
+    def node(self, node: Any) -> None:
+        """Runs one node."""
+        if node.kind() in _STRUCTURE:
+            self.define(node.outputs(), _STRUCTURE[node.kind()](self, node))
+            return
+        arguments = self.values(node.inputs())
+        name = node_name(node)
+        if name in _ON_VALUES:
+            results = [_ON_VALUES[name](*arguments)]
+        elif node.kind() in _ON_NUMBERS and _are_numbers(arguments):
+            # A traced number may be a constant tensor; the third operand of an addition is a factor of one.
+            numbers = [argument.item() if isinstance(argument, torch.Tensor) else argument for argument in arguments]
+            results = [_ON_NUMBERS[node.kind()](*numbers[:2])]
+        else:
+            results = _evaluate(node, arguments)
+            self.op(node, arguments, results)
+        self.define(node.outputs(), results if node.outputsSize() else [])
+
+
+def _are_numbers(arguments: Sequence[Any]) -> bool:
+    """Whether an op computes a number: from numbers, or from a size that varies and constants."""
+    tensors = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
+    if any(factor != 1 for factor in arguments[2:]):
+        return False
+    varies = any(isinstance(argument, torch.SymInt | torch.SymFloat) for argument in arguments)
+    return not tensors or (varies and all(tensor.dim() == 0 for tensor in tensors))
+
+
+def mapped(tree: Any, function: Callable[[torch.Tensor], Any]) -> Any:
+    """``tree`` with ``function`` of each tensor in place of it."""
+    if isinstance(tree, torch.Tensor):
+        return function(tree)
+    if isinstance(tree, dict):
+        return {key: mapped(value, function) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [mapped(item, function) for item in tree]
+    return tuple(mapped(item, function) for item in tree) if isinstance(tree, tuple) else tree
+
+
+def leaves(tree: Any) -> list[Any]:
+    """The leaves of nested lists, tuples and dictionaries."""
+    if isinstance(tree, dict):
+        tree = list(tree.values())
+    return [leaf for item in tree for leaf in leaves(item)] if isinstance(tree, list | tuple) else [tree]
+
+
+def input_name(value: torch._C.Value) -> str:
+    """The name in the user's program of an input of a graph."""
+    return re.sub(r"\.\d+$", "", value.debugName())
+
+
+def node_name(node: Any) -> str:
+    """Schema name with overload where there is a schema, else the node's kind."""
+    kind, schema = str(node.kind()), str(node.schema())
+    return kind if schema == "(no schema)" else schema.partition("(")[0]
+
+
+def _evaluate(node: Any, arguments: Sequence[Any]) -> list[Any]:
+    """Runs one overload; one result for each that the node has."""
+    if node.schema() == "(no schema)":
+        raise CompileError("it is not supported here")
+    schema = torch._C.parse_schema(node.schema())
+    keywords = [argument.name for argument in schema.arguments if argument.kwarg_only]
+    positional = len(arguments) - len(keywords)
+    function = overload_of(node_name(node))
+    result = function(*arguments[:positional], **dict(zip(keywords, arguments[positional:], strict=True)))
+    if not schema.returns:
+        return []
+    return list(result) if len(schema.returns) > 1 else [result]
+
+
+# TorchScript's ops on values of any type.
+_ON_VALUES: Mapping[str, Callable[..., Any]] = {
+    "aten::__is__": operator.is_,
+    "aten::__isnot__": operator.is_not,
+    "aten::__getitem__.t": operator.getitem,
+    "aten::__getitem__.str": operator.getitem,
+    "aten::__getitem__.Dict_str": operator.getitem,
+    "aten::__getitem__.Dict_int": operator.getitem,
+    "aten::__contains__.str": operator.contains,
+    "aten::__contains__.int_list": operator.contains,
+    "aten::__contains__.str_list": operator.contains,
+    "aten::len.t": len,
+    "aten::len.Dict_str": len,
+    "aten::len.str": len,
+    "aten::list.t": list,
+    "aten::keys.str": lambda values: list(values.keys()),
+    "aten::values.str": lambda values: list(values.values()),
+    "aten::items.str": lambda values: list(values.items()),
+    "aten::add.t": operator.add,
+    "aten::mul.left_t": operator.mul,
+    "aten::slice.t": lambda values, start, end, step: values[start:end:step],
+    "aten::append.t": lambda values, value: (values.append(value), values)[1],
+    "aten::_set_item.t": lambda values, index, value: (operator.setitem(values, index, value), values)[1],
+    "aten::_set_item.str": operator.setitem,
+    "aten::_unwrap_optional": lambda value: value,
+    "aten::format": lambda text, *values: text.format(*values),
+    "aten::size": lambda tensor: list(tensor.shape),
+    "aten::size.int": lambda tensor, dim: tensor.shape[dim],
+    "aten::dim": lambda tensor: tensor.dim(),
+    "aten::numel": lambda tensor: tensor.numel(),
+    "aten::len.Tensor": len,
+}
+
+# On Python's numbers, which may be symbols under torch.export.
+_ON_NUMBERS: Mapping[str, Callable[..., Any]] = {
+    "aten::add": operator.add,
+    "aten::sub": operator.sub,
+    "aten::mul": operator.mul,
+    "aten::floordiv": operator.floordiv,
+    "aten::remainder": operator.mod,
+    "aten::div": operator.truediv,
+    "aten::neg": operator.neg,
+    "aten::eq": operator.eq,
+    "aten::ne": operator.ne,
+    "aten::lt": operator.lt,
+    "aten::le": operator.le,
+    "aten::gt": operator.gt,
+    "aten::ge": operator.ge,
+    "aten::__not__": operator.not_,
+    "aten::__and__": operator.and_,
+    "aten::__or__": operator.or_,
+    "aten::floor_divide": operator.floordiv,
+    "aten::Int": lambda number: number if isinstance(number, torch.SymInt) else int(number),
+    "aten::Float": lambda number: number if isinstance(number, torch.SymFloat) else float(number),
+    "aten::Bool": lambda number: number if isinstance(number, torch.SymBool) else bool(number),
+}
+
+
+def _if(run: Run, node: Any) -> list[Any]:
+    (condition,) = run.values(node.inputs())
+    taken = list(node.blocks())[0 if condition else 1]
+    run.block(taken)
+    return run.values(taken.outputs())
+
+
+def _loop(run: Run, node: Any) -> list[Any]:
+    most, condition, *carried = run.values(node.inputs())
+    (body,) = node.blocks()
+    trip = 0
+    while condition and trip < most:
+        run.define(body.inputs(), [trip, *carried])
+        run.block(body)
+        condition, *carried = run.values(body.outputs())
+        trip += 1
+    return carried
+
+
+def _raise(run: Run, node: Any) -> list[Any]:
+    raise CompileError(f"the program raises: {run.values(node.inputs())[0]}")
+
+
+def _subgraph(run: Run, node: Any) -> list[Any]:
+    """A part of an optimised graph."""
+    graph = node.g("Subgraph")
+    run.define(graph.inputs(), run.values(node.inputs()))
+    run.block(graph)
+    return run.values(graph.outputs())
+
+
+def _number_tensor(run: Run, node: Any) -> list[Any]:
+    """A traced size. One that varies stays a number, as do numbers that are computed of it."""
+    arguments = run.values(node.inputs())
+    if isinstance(arguments[0], torch.SymInt):
+        return arguments
+    results = [torch.tensor(arguments[0])]
+    run.op(node, arguments, results)
+    return results
+
+
+def _chunk(run: Run, node: Any) -> list[Any]:
+    arguments = run.values(node.inputs())
+    results = list(arguments[0].chunk(node.i("chunks"), node.i("dim")))
+    run.op(node, arguments, results)
+    return results
+
+
+_STRUCTURE: Mapping[str, Callable[[Run, Any], Sequence[Any]]] = {
+    "prim::Constant": lambda run, node: [run.constant(node.output().toIValue())],
+    "prim::GetAttr": lambda run, node: [run.attribute(run.values(node.inputs())[0], node.s("name"))],
+    "prim::ListConstruct": lambda run, node: [run.values(node.inputs())],
+    "prim::TupleConstruct": lambda run, node: [tuple(run.values(node.inputs()))],
+    "prim::DictConstruct": lambda run, node: [
+        dict(zip(*[iter(run.values(node.inputs()))] * 2, strict=True))  # type: ignore[call-overload]
+    ],
+    "prim::ListUnpack": lambda run, node: list(run.values(node.inputs())[0]),
+    "prim::TupleUnpack": lambda run, node: list(run.values(node.inputs())[0]),
+    "prim::TupleIndex": lambda run, node: [operator.getitem(*run.values(node.inputs()))],
+    "prim::dtype": lambda run, node: [dtype_number(run.values(node.inputs())[0].dtype)],
+    "prim::device": lambda run, node: [run.values(node.inputs())[0].device],
+    "prim::layout": lambda run, node: [0],
+    "prim::Uninitialized": lambda run, node: [None],
+    "prim::unchecked_cast": lambda run, node: run.values(node.inputs()),
+    "prim::NumToTensor": _number_tensor,
+    "prim::ConstantChunk": _chunk,
+    "prim::If": _if,
+    "prim::Loop": _loop,
+    "prim::RaiseException": _raise,
+    "prim::DifferentiableGraph": _subgraph,
+    "mdla::CompilationGroup": _subgraph,
+}
