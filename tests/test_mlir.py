@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
@@ -452,6 +454,14 @@ def test_a_crash_of_the_compiler_is_an_exception() -> None:
     error = refused(lambda x: x * 2 + x, torch.ones(3, dtype=torch.uint8), output="linalg")
     assert "the compiler process died while lowering to linalg" in str(error)
     assert "SIG" in error.diagnostic
+
+
+def test_the_example(capsys: Any) -> None:
+    runpy.run_path(str(Path(__file__).parents[1] / "examples" / "get_mlir.py"), run_name="__main__")
+    printed = capsys.readouterr().out
+    assert all(
+        sign in printed for sign in ("torch.aten.relu", "linalg.", "tosa.", "stablehlo.", "aten.", "tensor<?x3x")
+    )
 
 
 # Kinds that others add

@@ -345,3 +345,10 @@ MENDED = ["reductions.mean", "products.gram", "indexing.select", "indexing.roll_
 def test_mended(name: str) -> None:
     found = check(PROGRAMS[name], "torchscript:trace", variant_of("torchscript:trace"))
     assert found is not None and (found.status, found.specialisations) == ("ok", 1)
+
+
+def test_masks_as_indices_fall_back() -> None:
+    """What they select has another size for each mask; compiling that once did not end."""
+    found = check(PROGRAMS["indexing.boolean_mask"], "torchscript:trace", variant_of("torchscript:trace"))
+    assert found is not None and found.status == "fallback"
+    assert list(found.fallbacks) == ["a mask as an index is not supported"]
