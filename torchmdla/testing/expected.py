@@ -16,6 +16,7 @@ _TORCHSCRIPT: Mapping[str, tuple[str, Status, str]] = {
     "convolutions.conv2d_unbatched": ("script freeze", "not compiled", _COMPILER_DIES),
     "losses.cross_entropy_image": ("trace script", "not compiled", _NOT_LOWERED),
     "losses.binary_logits_weighted": ("trace script", "not compiled", _NOT_LOWERED),
+    "mutation.write_slices:gradients": ("script", "error", "a tensor cannot be inserted as a constant of the graph"),
 }
 
 # (way, program) → status, reason.
