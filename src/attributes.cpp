@@ -1,7 +1,6 @@
 #include "attributes.h"
 
 #include <algorithm>
-#include <string>
 
 namespace torchmdla {
 
@@ -100,6 +99,22 @@ void hoist_attributes(const std::shared_ptr<Graph>& graph) {
   AttributesSet set;
   collect_attributes_set(graph->block(), set);
   if (!set.any) hoist_from(graph->block(), set);
+}
+
+std::unordered_set<std::string> running_statistics(const Block* block) {
+  std::unordered_set<std::string> names;
+  for (const auto* node : block->nodes()) {
+    for (const auto* inner : node->blocks())
+      names.merge(running_statistics(inner));
+    const auto* schema = node->maybeSchema();
+    if (!schema) continue;
+    for (const auto* argument : {"running_mean", "running_var"}) {
+      const auto index = schema->argumentIndexWithName(argument);
+      const auto* source = index ? node->input(*index)->node() : nullptr;
+      if (source && source->kind() == prim::GetAttr) names.insert(source->s(attr::name));
+    }
+  }
+  return names;
 }
 
 bool is_from_attributes(const Value* value) {

@@ -7,12 +7,18 @@
 #include <torch/csrc/jit/ir/ir.h>
 
 #include <memory>
+#include <string>
+#include <unordered_set>
 
 namespace torchmdla {
 
 // Moves attributes that the branches of a `prim::If` read in front of it, where nothing in the
 // graph could set them. Reading one has no effect and cannot fail.
 void hoist_attributes(const std::shared_ptr<torch::jit::Graph>& graph);
+
+// The names of attributes that norms take as running mean or variance. Their kernels update them
+// without giving the tensors another version.
+std::unordered_set<std::string> running_statistics(const torch::jit::Block* block);
 
 // Whether a number, boolean, string or None is computed from constants and attributes of the module
 // alone, without effects.

@@ -5,7 +5,6 @@
 
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/jit/passes/constant_propagation.h>
-#include <torch/csrc/jit/passes/shape_analysis.h>
 #include <torch/csrc/jit/passes/utils/subgraph_utils.h>
 
 #include <algorithm>
@@ -141,11 +140,8 @@ void FlaggedGroup::run_group(const Variant& variant, Stack& stack) const {
 
 // PyTorch's executor makes differentiable graphs of a variant that trains, and groups of those.
 void FlaggedGroup::run_differentiable(Variant& variant, Stack& stack) const {
-  std::call_once(variant.differentiable_once, [&] {
-    auto graph = variant.graph->copy();
-    torch::jit::EraseShapeInformation(graph);
-    variant.differentiable.emplace(graph, name_);
-  });
+  std::call_once(variant.differentiable_once,
+                 [&] { variant.differentiable.emplace(*variant.graph, name_); });
   variant.differentiable->run(stack);
 }
 

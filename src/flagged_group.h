@@ -8,9 +8,9 @@
 #pragma once
 
 #include "compiler.h"
+#include "differentiable.h"
 
 #include <torch/csrc/jit/ir/ir.h>
-#include <torch/csrc/jit/runtime/graph_executor.h>
 #include <torch/csrc/jit/runtime/interpreter.h>
 
 #include <atomic>
@@ -41,7 +41,7 @@ private:
     std::vector<size_t> inputs;
     std::optional<torch::jit::Code> grouped; // where it is not
     std::once_flag differentiable_once;
-    std::optional<torch::jit::GraphExecutor> differentiable; // set under differentiable_once
+    std::optional<DifferentiableGraph> differentiable; // set under differentiable_once
     Variant* next = nullptr;
   };
 

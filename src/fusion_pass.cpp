@@ -67,6 +67,8 @@ struct Fusion {
   const OpenConditions open_conditions;
   const AliasDb& aliases;
   const ValueSet parameters; // inputs of the graph that are module attributes
+  // Attributes that norms update, in some branch at least, without giving them another version.
+  const std::unordered_set<std::string> statistics;
 };
 
 // A group of one block. `absorbed` nodes move into the subgraph. `sunk` ones are views that leave
@@ -434,8 +436,10 @@ private:
   }
 
   bool is_parameter(const Value* value) const {
-    return is_tensor(value) &&
-           (value->node()->kind() == prim::GetAttr || fusion_.parameters.count(value));
+    const auto* node = value->node();
+    if (!is_tensor(value)) return false;
+    if (node->kind() != prim::GetAttr) return fusion_.parameters.count(value) != 0;
+    return !fusion_.statistics.count(node->s(attr::name));
   }
 
   // Whether a node runs, or can be compiled, under conditions that only a call can tell.
@@ -510,8 +514,9 @@ size_t fuse_groups(const std::shared_ptr<Graph>& graph, const DeviceTable& table
   for (const auto index : parameters)
     attributes.insert(graph->inputs().at(index));
   const AliasDb aliases(graph);
-  const size_t groups =
-      fuse_block(graph->block(), {table, open_conditions, aliases, std::move(attributes)});
+  const Fusion fusion{table, open_conditions, aliases, std::move(attributes),
+                      running_statistics(graph->block())};
+  const size_t groups = fuse_block(graph->block(), fusion);
   if (groups != 0) torch::jit::EliminateDeadCode(graph);
   return groups;
 }

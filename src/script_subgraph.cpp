@@ -4,7 +4,6 @@
 #include "fusion_pass.h"
 
 #include <c10/util/ScopeExit.h>
-#include <torch/csrc/jit/passes/shape_analysis.h>
 #include <torch/csrc/jit/passes/utils/subgraph_utils.h>
 
 #include <algorithm>
@@ -51,11 +50,7 @@ Record ScriptSubgraph::run_and_record(Stack& stack) {
 
 bool ScriptSubgraph::run_differentiable(Stack& stack) {
   if (in_differentiable_run) return false;
-  std::call_once(differentiable_once_, [&] {
-    auto graph = graph_->copy();
-    torch::jit::EraseShapeInformation(graph);
-    differentiable_.emplace(graph, name_);
-  });
+  std::call_once(differentiable_once_, [&] { differentiable_.emplace(*graph_, name_); });
   in_differentiable_run = true;
   const auto leave = c10::make_scope_exit([] { in_differentiable_run = false; });
   differentiable_->run(stack);

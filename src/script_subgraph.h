@@ -1,10 +1,10 @@
 // The subgraph of a group in a TorchScript graph.
 #pragma once
 
+#include "differentiable.h"
 #include "subgraph.h"
 
 #include <torch/csrc/jit/ir/ir.h>
-#include <torch/csrc/jit/runtime/graph_executor.h>
 #include <torch/csrc/jit/runtime/interpreter.h>
 
 #include <memory>
@@ -52,7 +52,7 @@ private:
   std::optional<torch::jit::Code> interpreted_; // set under interpreted_once_
 
   std::once_flag differentiable_once_;
-  std::optional<torch::jit::GraphExecutor> differentiable_; // set under differentiable_once_
+  std::optional<DifferentiableGraph> differentiable_; // set under differentiable_once_
 
   std::once_flag split_once_;
   std::optional<torch::jit::Code> split_; // set under split_once_

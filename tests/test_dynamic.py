@@ -285,11 +285,16 @@ def rolled(x: Tensor, shift: int) -> Tensor:
     return torch.tanh(torch.roll(x, [shift], [0])) * 2
 
 
+def rolled_by_seven(x: Tensor) -> Tensor:
+    return torch.tanh(torch.roll(x, [7], [0])) * 2
+
+
 NOT_DYNAMIC = {
     "a strided window": (strided, lambda n: (torch.randn(1, 2, n, n),), [7, 9, 11, 13, 8]),
     "a comparison of sizes": (compared, lambda n: (torch.randn(n, 2),), [9, 11, 13, 12, 14]),
     "a remainder": (even, lambda n: (torch.randn(n, 2),), [9, 11, 13, 12, 14]),
     "a remainder inside an op": (rolled, lambda n: (torch.randn(40, 2), n), [9, 11, 13, 30]),
+    "a shift beyond some sizes": (rolled_by_seven, lambda n: (torch.randn(n, 2),), [9, 11, 13, 8, 7, 5, 6]),
     "an error at other sizes": (short_table, lambda n: (torch.randn(n, 3), torch.randn(7, 3)), [4, 5, 6, 7]),
 }
 

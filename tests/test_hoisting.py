@@ -13,15 +13,18 @@ from torchmdla.devices.cpu.buffers import bufferize
 from torchmdla.devices.cpu.frontend import new_context, to_linalg
 from torchmdla.devices.cpu.fusion import fuse
 from torchmdla.devices.cpu.reading import read_steps
-from torchmdla.devices.cpu.steps import NestStep
+from torchmdla.devices.cpu.steps import ChainStep, NestStep
 from torchmdla.devices.cpu.transforms import transform
 
 
-def scaled(b: Builder, x: Value, role: str) -> Value:
-    """``x * f + t`` for each channel, ``f = rsqrt(variance + 0.5) * weight`` and ``t = -mean * f``."""
+def scaled(b: Builder, x: Value, statistics: str) -> Value:
+    """``x * f + t`` for each channel, ``f = rsqrt(variance + 0.5) * weight`` and ``t = -mean * f``.
+
+    ``statistics``: the role of mean and variance; the weight is a parameter.
+    """
     channels = x.tensor.shape[1]
-    variance = b.input(normal(channels).abs() + 0.5, role)
-    weight, mean = b.input(normal(channels), role), b.input(normal(channels) + 1, role)
+    variance = b.input(normal(channels).abs() + 0.5, statistics)
+    weight, mean = b.input(normal(channels), "parameter"), b.input(normal(channels) + 1, statistics)
     moved = b.op("aten.add.Scalar", [variance, 0.5, 1], variance.tensor + 0.5)
     root = b.op("aten.rsqrt", [moved], moved.tensor.rsqrt())
     factor = b.op("aten.mul.Tensor", [root, weight], root.tensor * weight.tensor)
@@ -73,14 +76,22 @@ def ops_per_element(program, role: str) -> set[str]:
         steps = read_steps(bufferize(module), written)
         transform(steps, written)
     nests = [s for s in steps.steps if isinstance(s, NestStep)]
+    nests += [member for s in steps.steps if isinstance(s, ChainStep) for member in s.members]
     largest = [s for s in nests if torch.Size(s.sizes).numel() > 128]
     return {i.name for s in largest for i in (*s.body, *(s.ending.body if s.ending else ()))} - {"arith.constant"}
 
 
+@pytest.mark.parametrize("role", ["parameter", "input"])
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_nothing_but_a_product_and_a_sum_is_left(program) -> None:
-    assert ops_per_element(program, "parameter") == {"arith.mulf", "arith.addf"}
+def test_nothing_but_a_product_and_a_sum_is_left(program, role: str) -> None:
+    assert ops_per_element(program, role) == {"arith.mulf", "arith.addf"}
 
 
-def test_work_on_inputs_stays_where_it_is() -> None:
-    assert "arith.negf" in ops_per_element(after_a_convolution, "input")
+def test_what_is_packed_follows_from_parameters_alone() -> None:
+    def packs(role: str) -> int:
+        builder = Builder()
+        manifest = check(builder, alone(builder, role)).manifest
+        assert all(manifest.arguments[k].role == "parameter" for pack in manifest.packs for k in pack.arguments)
+        return len(manifest.packs)
+
+    assert packs("parameter") > packs("input") == 0

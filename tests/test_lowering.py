@@ -214,7 +214,9 @@ class Executable:
             workspace.fill()
         array = (ctypes.c_void_p * len(packed))(*(g.pointer for g in packed))
         table = ctypes.addressof(array) if packed else None
-        status = self._call(self.manifest.entry, [workspace.pointer, table, None, *(g.pointer for g in inputs + outputs)])
+        status = self._call(
+            self.manifest.entry, [workspace.pointer, table, None, *(g.pointer for g in inputs + outputs)]
+        )
         for guarded in [workspace, *packed, *inputs, *outputs]:
             guarded.check()
         for guarded, tensor in zip(inputs, tensors, strict=True):

@@ -369,3 +369,35 @@ def test_an_effect_beside_an_unused_result_stays():
             x = torch.randn(4, 3)
             assert_matches(twins.scripted(x), twins.eager(x))
             assert_matches(twins.scripted.norm.num_batches_tracked, twins.eager.norm.num_batches_tracked)
+
+
+def test_statistics_that_eager_training_updates():
+    """The script shares its buffers with the module it was made from, whose training gives them no new version."""
+    module = Net().eval()
+    scripted = torch.jit.script(module)
+    with torch.no_grad():
+        for call in range(8):
+            assert_matches(scripted(image(seed=call)), module(image(seed=call)), layers=4)
+            if call > 3:
+                module.train()
+                module(image(seed=call) * 2 + 1)
+                module.eval()
+
+
+def test_statistics_that_only_another_branch_updates():
+    class ByHand(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.training:
+                return torch.tanh(self.norm(x))
+            centred = x - self.norm.running_mean
+            return torch.tanh(centred * torch.rsqrt(self.norm.running_var + 0.5) * self.norm.weight)
+
+    twins = Twins(ByHand().eval())
+    with torch.no_grad():
+        for training in (False, False, False, False, True, False, True, False):
+            twins.set(lambda module, training=training: module.train(training))
+            twins.check(torch.randn(64, 4) * 2 + 1)

@@ -26,7 +26,12 @@ _DTYPES = ("float32", "int64", "bool", "float64")
 SLICE = [name for offset, dtype in enumerate(_DTYPES) for name in opinfo.names([dtype])[3 * offset :: _EVERY]]
 
 # Each was wrong, or the compiler failed on it, once: operator and dtype, sample.
-MENDED = [("opinfo.roll.float32", 3), ("opinfo.roll.int64", 3), ("opinfo.softmax.float32", 0)]
+MENDED = [
+    ("opinfo.roll.float32", 3),
+    ("opinfo.roll.int64", 3),
+    ("opinfo.softmax.float32", 0),
+    ("opinfo.masked_fill.bool", 0),
+]
 
 
 def checked(name: str, index: int) -> Any:
@@ -45,6 +50,20 @@ def test_slice(name: str) -> None:
 def test_mended(name: str, index: int) -> None:
     found = checked(name, index)
     assert found is not None and (found.status, found.specialisations) == ("ok", 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "index", "status"),
+    [
+        ("opinfo.masked.amin.int64", 37, "ok"),
+        ("opinfo.index_put.bool", 2, "fallback"),
+        ("opinfo.hash_tensor.int64", 0, "ok"),
+    ],
+)
+def test_no_wrong_value(name: str, index: int, status: str) -> None:
+    """Each had one, or none to compare with, once."""
+    found = checked(name, index)
+    assert found is not None and found.status == status
 
 
 def test_every_dtype_has_names() -> None:

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import pytest
 import torch
+from dynamic_programs import Traced
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_chains import chains, steps_of
-from test_lowering import Builder, Value, normal
+from test_lowering import Builder, Value, host_target, normal
 from torch import Tensor, nn
+from torch_mlir import ir
 
 import torchmdla
-from torchmdla.devices.cpu.steps import ChainStep
+from torchmdla.compiler.program import Program
+from torchmdla.devices.cpu.buffers import bufferize
+from torchmdla.devices.cpu.frontend import new_context, to_linalg
+from torchmdla.devices.cpu.fusion import fuse
+from torchmdla.devices.cpu.reading import read_steps
+from torchmdla.devices.cpu.steps import ChainStep, NestStep, flattened
+from torchmdla.devices.cpu.transforms import transform
 from torchmdla.testing.compare import assert_matches
 
 KINDS = {
@@ -129,3 +137,19 @@ def test_a_product_read_in_slices_is_a_chain_with_its_readers(slices):
 
 def test_slices_that_are_no_multiples_of_vectors_stay_apart():
     assert gated(50, 4) == []
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+@pytest.mark.parametrize("options", [{}, {"bidirectional": True}, {"num_layers": 2}])
+def test_every_product_with_a_state_is_a_chain(kind, options):
+    """Also the last one, whose results are the caller's."""
+    module, x = KINDS[kind](16, 64, **options).eval(), torch.randn(7, 3, 16)
+    imported, _ = Traced.of(module, [x]).imported([x])
+    program = Program(imported.mlir, imported.arguments, imported.results, host_target())
+    with new_context(), ir.Location.unknown():
+        linalg = to_linalg(program)
+        fuse(linalg)
+        steps = read_steps(bufferize(linalg), program)
+        transform(steps, program)
+    products = [s for s in flattened(steps.steps) if isinstance(s, NestStep) and any(s.reduction)]
+    assert len(products) == len(module.all_weights)  # of the inputs

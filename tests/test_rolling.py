@@ -36,17 +36,20 @@ def loops(steps: Steps) -> list[RepeatStep]:
 # Programs.
 
 
-def power(times: int, rows: int = 6, keep: bool = False, shared: bool = True) -> Program:
+def power(times: int, driven: bool = True, keep: bool = False, shared: bool = True) -> Program:
     """A state that is multiplied by a matrix and passes through tanh; ``keep``: all states are results; else the last.
-    ``shared``: by one matrix each time."""
+    ``driven``: to each state a part of a sequence is added. ``shared``: by one matrix each time."""
 
     def program(b: Builder) -> list[Value]:
-        x = b.input(normal(rows, 40))
+        x, sequence = b.input(normal(6, 40)), b.input(normal(times, 6, 40))
         matrices = [b.input(normal(40, 40) / 6, "parameter") for _ in range(1 if shared else times)]
         states = []
         for k in range(times):
             matrix = matrices[0 if shared else k]
             x = b.op("aten.mm", [x, matrix], x.tensor @ matrix.tensor)
+            if driven:
+                part = b.op("aten.select.int", [sequence, 0, k], sequence.tensor[k])
+                x = b.op("aten.add.Tensor", [x, part, 1], x.tensor + part.tensor)
             x = b.op("aten.tanh", [x], x.tensor.tanh())
             states.append(x)
         return states if keep else states[-1:]
@@ -59,10 +62,15 @@ def fibonacci(times: int) -> Program:
 
     def program(b: Builder) -> list[Value]:
         matrix = b.input(normal(32, 32) / 8, "parameter")
+        sequence = b.input(normal(times, 2, 4, 32))
         older, newer = b.input(normal(4, 32)), b.input(normal(4, 32))
-        for _ in range(times):
+        for k in range(times):
             product = b.op("aten.mm", [newer, matrix], newer.tensor @ matrix.tensor)
             total = b.op("aten.mul.Tensor", [product, older], product.tensor * older.tensor)
+            for half in range(2):
+                row = b.op("aten.select.int", [sequence, 0, k], sequence.tensor[k])
+                part = b.op("aten.select.int", [row, 0, half], row.tensor[half])
+                total = b.op("aten.add.Tensor", [total, part, 1], total.tensor + part.tensor)
             older, newer = newer, b.op("aten.tanh", [total], total.tensor.tanh())
         return [older, newer]
 
@@ -93,7 +101,7 @@ def test_states_that_are_all_results_stay_where_they_are():
     assert loops(steps_of(power(12, keep=True))) == []
 
 
-@pytest.mark.parametrize("program", [power(12, shared=False), side_by_side(12), power(2)])
+@pytest.mark.parametrize("program", [power(12, shared=False), side_by_side(12), power(2), power(12, driven=False)])
 def test_what_is_no_recurrence_is_no_loop(program):
     assert loops(steps_of(program)) == []
 

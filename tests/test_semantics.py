@@ -247,6 +247,26 @@ def test_without_grad_then_with():
         assert not scripted(x).requires_grad
 
 
+def test_constants_of_a_group_with_gradients_are_fresh_in_every_call():
+    """Formed without gradients, and then called with them: the group's own executor folds the zeros."""
+
+    def function(x: Tensor) -> Tensor:
+        y = torch.zeros(4, 6)
+        y[1:3] = torch.tanh(x[1:3]) * 2
+        y[:, 0] += 1
+        return torch.relu(y) + x
+
+    scripted = torch.jit.script(function)
+    with torch.no_grad():
+        for _ in range(4):
+            scripted(torch.randn(4, 6))
+    for _ in range(4):
+        x = torch.randn(4, 6, requires_grad=True)
+        result, expected = scripted(x), function(x)
+        assert_matches(result, expected)
+        assert_matches(torch.autograd.grad(result.sum(), x), torch.autograd.grad(expected.sum(), x))
+
+
 def test_weights_that_change_in_place():
     net = _net()
     x = torch.randn(4, 8)

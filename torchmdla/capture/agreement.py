@@ -82,6 +82,8 @@ def _refuse_erratic(subgraph: Subgraph, record: Record, expected: _Expected) -> 
     varying = {name for name in numbers if any(isinstance(number, Size) for number in expected[name][1])}
     for step in subgraph.steps():
         inputs, outputs = step.inputs, step.outputs
+        if step.op == "aten::roll" and _varies_where_rolled(inputs, record, expected):
+            raise CompileError("it may depend on single sizes: aten::roll")
         of_numbers = numbers.issuperset(inputs)
         if of_numbers:
             numbers.update(name for name in outputs if _is_0d(record[name]))
@@ -92,6 +94,14 @@ def _refuse_erratic(subgraph: Subgraph, record: Record, expected: _Expected) -> 
         erratic = _ERRATIC_ON_NUMBERS if of_numbers else _ERRATIC_BY_NUMBERS
         if step.op in erratic and not _always_equal(step.op, [expected[name] for name in inputs]):
             raise CompileError(f"it may depend on single sizes: {step.op}")
+
+
+def _varies_where_rolled(inputs: Sequence[str], record: Record, expected: _Expected) -> bool:
+    """Whether a dimension varies that is rolled, by the shift modulo its size; any counts where none are told."""
+    sizes = expected[inputs[0]][1][: len(record[inputs[0]].shape)]  # type: ignore[attr-defined]
+    dims = record.get(inputs[2]) if len(inputs) > 2 else None
+    rolled = [sizes[dim] for dim in dims] if isinstance(dims, list | tuple) and dims else sizes
+    return any(isinstance(size, Size) for size in rolled)
 
 
 def _is_number(seen: object) -> bool:

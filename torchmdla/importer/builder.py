@@ -29,13 +29,17 @@ from torchmdla.importer.types import (
     tensor_type,
 )
 
+# Arguments of batch and instance norms that PyTorch's kernels update without another version of the tensor.
+_UPDATED_SILENTLY = frozenset({"running_mean", "running_var"})
+
 
 class ProgramBuilder:
     """State of one import: what every value of the graph has become.
 
     Args:
         record: type or value of every value of the graph, by name.
-        parameters: the group inputs that are weights: their arguments get the role ``"parameter"``.
+        parameters: the group inputs that are weights: their arguments get the role ``"parameter"``, but for running
+            statistics: nothing tells when they change.
     """
 
     def __init__(self, record: Record, parameters: Collection[int]) -> None:
@@ -47,6 +51,7 @@ class ProgramBuilder:
         # Arguments are made on first use: an input that is only asked for its size is none.
         self._pending: dict[str, Binding] = {}
         self._arguments: list[tuple[Argument, Binding, Value]] = []
+        self._statistics: set[str] = set()
         self._values: dict[str, Operand] = {}
 
     # Where the graph's walk is
@@ -150,6 +155,9 @@ class ProgramBuilder:
         self, schema: torch._C.FunctionSchema, operands: Sequence[Operand], metas: Sequence[object]
     ) -> list[Operand]:
         """The results of an op that computes tensors; ``metas`` is what was seen of each."""
+        for argument, operand in zip(schema.arguments, operands, strict=False):
+            if argument.name in _UPDATED_SILENTLY and isinstance(operand, Value):
+                self._statistics.add(operand.name)
         return translate(self.emitter, schema, operands, metas)
 
     # Outputs
@@ -161,12 +169,16 @@ class ProgramBuilder:
         order = sorted(self._arguments, key=lambda item: _signature_order(item[1]))
         return ImportedGraph(
             mlir=self.emitter.text([value for _, _, value in order], [value for _, value in results]),
-            arguments=tuple(argument for argument, _, _ in order),
+            arguments=tuple(self._with_role(argument, binding, value) for argument, binding, value in order),
             results=tuple(result for result, _ in results),
             bindings=tuple(binding for _, binding, _ in order),
             outputs=bindings,
             sources=tuple(self._sources),
         )
+
+    def _with_role(self, argument: Argument, binding: Binding, value: Value) -> Argument:
+        changes_silently = value.name in self._statistics and binding.source != "constant"
+        return replace(argument, role="input") if changes_silently else argument
 
     def _outputs(self, names: Sequence[str]) -> tuple[list[tuple[Result, Value]], tuple[OutputBinding, ...]]:
         results: list[tuple[Result, Value]] = []

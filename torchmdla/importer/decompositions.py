@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from torchmdla.errors import CompileError
-from torchmdla.importer import elementwise, pooling, products, recurrent, reductions
+from torchmdla.importer import elementwise, losses, paddings, pooling, products, recurrent, reductions
 from torchmdla.importer.attention import (
     native_multi_head_attention,
     scaled_dot_product_attention,
@@ -99,6 +99,11 @@ def _mse_loss_backward(grad, value, target, reduction):  # type: ignore[no-untyp
     return torch._decomp.decomposition_table[overload_of("aten::mse_loss_backward")](grad, value, target, reduction)
 
 
+def _scatter(value: Tensor, dim: int, index: Tensor, source: Tensor | float) -> Tensor:
+    """With the dimension counted from the front: upstream's lowering ends the process on others."""
+    return torch.scatter(value, dim % max(value.dim(), 1), index, source)  # type: ignore[arg-type]
+
+
 def _affine(value: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     channels = [1, -1] + [1] * (value.dim() - 2)
     if weight is not None:
@@ -127,6 +132,8 @@ _WRITTEN: Mapping[str, Decomposition] = {
     "aten::isfinite": elementwise.isfinite,
     "aten::nan_to_num": elementwise.nan_to_num,
     "aten::reciprocal": elementwise.reciprocal,
+    "aten::neg": elementwise.neg,
+    "aten::masked_fill.Scalar": elementwise.masked_fill,
     "aten::pow.Tensor_Scalar": elementwise.pow_by_number,
     "aten::mse_loss_backward": _mse_loss_backward,
     "aten::pow.Scalar": elementwise.power_of_number,
@@ -161,6 +168,10 @@ _WRITTEN: Mapping[str, Decomposition] = {
     "aten::floor_divide.Scalar": elementwise.floor_divide,
     "aten::div.Tensor_mode": elementwise.divide,
     "aten::div.Scalar_mode": elementwise.divide,
+    "aten::binary_cross_entropy_with_logits": losses.binary_cross_entropy_with_logits,
+    "aten::pad": paddings.pad,
+    "aten::scatter.src": _scatter,
+    "aten::scatter.value": _scatter,
     "aten::linear": products.linear,
     "aten::addmm": products.added_to(torch.mm),
     "aten::addmv": products.added_to(torch.mv),
@@ -209,6 +220,18 @@ _COMPOSITE = frozenset(
         "cross_entropy_loss",
         "nll_loss",
         "nll_loss_nd",
+        "nll_loss2d",
+        # Without a batch dimension too, and with 'same' padding that is larger at one end: upstream's are not.
+        "conv1d",
+        "conv2d",
+        "conv3d",
+        "conv1d.padding",
+        "conv2d.padding",
+        "conv3d.padding",
+        "_convolution_mode",
+        "conv_transpose1d",
+        "conv_transpose2d.input",
+        "conv_transpose3d.input",
     ]
 )
 
@@ -225,6 +248,8 @@ _FROM_TORCH = frozenset(
         "binary_cross_entropy",
         "nll_loss_forward",
         "nll_loss_backward",
+        "nll_loss2d_forward",
+        "nll_loss2d_backward",
         "embedding_dense_backward",
     ]
 )

@@ -65,7 +65,17 @@ def as_dtype_of(value: Tensor, number: float | Tensor) -> float | Tensor:
         return number
     if isinstance(number, Tensor):
         raise CompileError("a float that is known only at run time among integers")
-    return int(number)
+    return bool(number) if value.dtype == torch.bool else int(number)
+
+
+def neg(value: Tensor) -> Tensor:
+    """Integers by a subtraction: upstream's lowering goes by way of floats, which hold no large ones."""
+    return torch.neg(value) if value.is_floating_point() else torch.rsub(value, 0)
+
+
+def masked_fill(value: Tensor, mask: Tensor, number: float) -> Tensor:
+    """The number as the dtype of ``value`` has it: upstream takes the lowest bit of one among booleans."""
+    return torch.masked_fill(value, mask, as_dtype_of(value, number))
 
 
 def threshold(value: Tensor, threshold: float, replacement: float) -> Tensor:

@@ -86,13 +86,14 @@ _SCALAR_FORMS: Mapping[str, str] = {
 }
 
 
-# Elementwise ops that PyTorch computes in the dtype of their result. torch-mlir refuses integers in some of them, and
+# Ops that PyTorch computes in the dtype of their result. torch-mlir refuses integers in some of them, and
 # ends the process in others, so their operands are converted first.
 _IN_RESULT_DTYPE_NAMES = """
 relu relu6 sigmoid tanh exp exp2 expm1 sin cos tan asin acos atan sinh cosh asinh acosh atanh log log2 log10
 log1p sqrt rsqrt reciprocal erf square logit clamp clamp_min clamp_max add sub rsub mul div floor_divide
 remainder fmod pow atan2 maximum minimum fmax fmin lerp addcmul addcdiv heaviside xlogy copysign softplus
 hardtanh bitwise_and bitwise_or bitwise_xor
+full full_like new_full fill constant_pad_nd
 """
 _IN_RESULT_DTYPE = frozenset(_IN_RESULT_DTYPE_NAMES.split())
 
@@ -139,7 +140,9 @@ def _number(operand: object, type_: torch._C.JitType, dtype: torch.dtype | None,
 
 
 def _rounded(number: int | float | bool, dtype: torch.dtype | None) -> int | float | bool:
-    """A float as ``dtype`` holds it."""
+    """A number as ``dtype`` holds it: upstream takes the lowest bit of one among booleans."""
+    if dtype == torch.bool:
+        return bool(number)
     if dtype is None or not isinstance(number, float) or not dtype.is_floating_point:
         return number
     return float(torch.tensor(number, dtype=dtype))

@@ -1,6 +1,7 @@
-"""Recurrent networks, unrolled over time.
+"""Recurrent networks, written out over time.
 
-The projection of the inputs does not depend on the state: it is one matrix product for all steps, outside the loop.
+The projection of the inputs does not depend on the state: it is one matrix product for all steps, outside of the loop.
+A device may make a loop of the steps again (the cpu device does), and of several lengths one program for all of them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from torch.nn import functional
 
 from torchmdla.errors import CompileError
 
-# Steps of all layers and directions: more are too much code, and minutes to compile.
+# Steps of all layers and directions. What comes out is no longer than that of a few, but until a device has made a loop
+# of them each is a dozen ops, and more steps take minutes.
 _MOST_STEPS = 512
 
 State = tuple[Tensor, ...]

@@ -76,7 +76,9 @@ def extremum_of_dim(largest: bool) -> Callable[..., tuple[Tensor, Tensor]]:
     extremum: Extremum = torch.amax if largest else torch.amin
 
     def reduce(value: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-        if not value.is_floating_point() or value.dim() == 0:
+        if value.dim() == 0:
+            return torch.clone(value), torch.zeros([], dtype=torch.int64, device=value.device)
+        if not value.is_floating_point():
             found = whole(value, dim, keepdim)
             return found.values, found.indices
         extreme = extremum(value, dim, keepdim=True)

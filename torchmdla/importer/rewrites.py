@@ -128,6 +128,42 @@ def _unless_0d(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[An
     return None if operands["self"].meta.shape else [operands["self"]]
 
 
+def _of_one_element(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object] | None:
+    """Extremes, running totals and products of a tensor without dimensions: itself, in the dtype of the results."""
+    return None if operands["self"].meta.shape else [cast(emitter, operands["self"], meta) for meta in metas]
+
+
+def _put_masked(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object] | None:
+    """Values that do not depend on how much one mask selects, chosen element by element."""
+    value, indices, values = operands["self"], operands["indices"], operands["values"]
+    if not indices or operands["accumulate"]:
+        return None
+    *before, mask = indices
+    if any(index is not None for index in before) or mask is None or mask.meta.dtype != torch.bool:
+        return None
+    behind = len(value.meta.shape) - len(before) - len(mask.meta.shape)
+    if len(values.meta.shape) > behind:
+        return None
+    sizes = (*mask.meta.shape, *[1] * behind)
+    flags = _viewed(emitter, mask, TensorMeta(torch.bool, sizes, contiguous_strides(sizes)))
+    return [emitter.tensor_op("torch.aten.where.self", [flags, values, value], metas[0])]
+
+
+def _check_sum(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> None:
+    """
+    Raises:
+        CompileError: booleans are added up to one. Upstream adds bits, in which true and true are false.
+    """
+    if metas[0].dtype == torch.bool:
+        raise CompileError("a sum in booleans is not supported")
+
+
+def _index_put(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object] | None:
+    if operands["accumulate"]:
+        _check_sum(emitter, operands, metas)
+    return _put_masked(emitter, operands, metas)
+
+
 def widened(emitter: Emitter, indices: Sequence[object]) -> list[object]:
     """Index tensors as int64, which is all that upstream takes in a list.
 
@@ -194,13 +230,31 @@ _VIEWS = [
     "aten::ravel",
 ]
 
+_EXTREMES_AND_SCANS = ["aten::amax", "aten::amin", "aten::aminmax", "aten::cumsum", "aten::cumprod"]
+
+
+def _equal(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object] | None:
+    """A tensor and itself, where upstream forgets that NaN is not equal to itself."""
+    value = operands["self"]
+    if value != operands["other"] or not value.meta.dtype.is_floating_point:
+        return None
+    differs = emitter.tensor_op("torch.aten.ne.Tensor", [value, value], metas[0])
+    return [emitter.tensor_op("torch.aten.logical_not", [differs], metas[0])]
+
+
+_SUMS = ["aten::sum", "aten::sum.dim_IntList"]
+
 REWRITES: Mapping[str, Rewrite] = {
     **dict.fromkeys(_SAME_VALUES, _same_values),
     **dict.fromkeys(_DROPOUTS, _dropout),
     **dict.fromkeys(_SPLITS, _split),
     **dict.fromkeys(_VIEWS, _view),
     "aten::roll": _roll,
+    **dict.fromkeys(_EXTREMES_AND_SCANS, _of_one_element),
+    "aten::index_put": _index_put,
+    "aten::eq.Tensor": _equal,
     "aten::flip": _unless_0d,
+    **dict.fromkeys(_SUMS, _check_sum),
     "aten::index_select": _unless_0d,
     "aten::unbind.int": _unbind,
     "aten::expand": _expand,

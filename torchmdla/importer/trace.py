@@ -169,6 +169,40 @@ def _reduced(
     return torch.empty(sizes, dtype=dtype or kept, device="meta")
 
 
+def _convolved(
+    value: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> torch.Tensor:
+    """Of ``aten::convolution``, whose lists may have one number for all dimensions."""
+    spatial = value.dim() - 2
+    step, border, spread, extra = (
+        list(given) * (spatial if len(given) == 1 else 1) for given in (stride, padding, dilation, output_padding)
+    )
+    sizes = [value.size(0), weight.size(1) * groups if transposed else weight.size(0)]
+    for k, (length, window) in enumerate(zip(value.shape[2:], weight.shape[2:], strict=True)):
+        reach = spread[k] * (window - 1)
+        if transposed:
+            sizes.append((length - 1) * step[k] - 2 * border[k] + reach + extra[k] + 1)
+        else:
+            sizes.append((length + 2 * border[k] - reach - 1) // step[k] + 1)
+    return value.new_empty(sizes)
+
+
+def _padded(value: torch.Tensor, sizes: Sequence[int], *_: object) -> torch.Tensor:
+    """By ``sizes`` before and after each dimension, the last dimension's pair first."""
+    shape = list(value.shape)
+    for k in range(0, len(sizes), 2):
+        shape[-1 - k // 2] += sizes[k] + sizes[k + 1]
+    return value.new_empty(shape)
+
+
 _SHAPES: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.sum.dim_IntList: _reduced,
     torch.ops.aten.mean.dim: _reduced,
@@ -178,6 +212,13 @@ _SHAPES: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.addmm.default: lambda bias, a, b, **_: a.new_empty([a.size(0), b.size(1)]),
     torch.ops.aten._softmax.default: lambda value, *_: torch.empty_like(value),
     torch.ops.aten.cat.default: _joined,
+    torch.ops.aten.convolution.default: _convolved,
+    torch.ops.aten.constant_pad_nd.default: _padded,
+    **{
+        getattr(torch.ops.aten, f"{kind}_pad{rank}d").default: _padded
+        for kind in ("reflection", "replication")
+        for rank in (1, 2, 3)
+    },
 }
 
 

@@ -6,25 +6,8 @@ from collections.abc import Mapping
 
 from torchmdla.testing.checking import PASSING, Outcome, Status
 
-_NOT_LOWERED = "torch-mlir has no lowering for this form of an operator that the cpu device lists"
-_COMPILER_DIES = "the compiler process dies of a convolution without a batch dimension"
-
-# Ways of one road → what fails on them in the same way.
-_TORCHSCRIPT: Mapping[str, tuple[str, Status, str]] = {
-    "convolutions.conv2d_circular": ("trace script freeze", "not compiled", _NOT_LOWERED),
-    "convolutions.conv2d_same_even_kernel": ("script freeze", "not compiled", _NOT_LOWERED),
-    "convolutions.conv2d_unbatched": ("script freeze", "not compiled", _COMPILER_DIES),
-    "losses.cross_entropy_image": ("trace script", "not compiled", _NOT_LOWERED),
-    "losses.binary_logits_weighted": ("trace script", "not compiled", _NOT_LOWERED),
-    "mutation.write_slices:gradients": ("script", "error", "a tensor cannot be inserted as a constant of the graph"),
-}
-
 # (way, program) → status, reason.
-EXPECTED_FAILURES: Mapping[tuple[str, str], tuple[Status, str]] = {
-    (f"torchscript:{variant}", program): (status, reason)
-    for program, (variants, status, reason) in _TORCHSCRIPT.items()
-    for variant in variants.split()
-}
+EXPECTED_FAILURES: Mapping[tuple[str, str], tuple[Status, str]] = {}
 
 
 def expected_failure(outcome: Outcome) -> tuple[bool, str]:

@@ -141,13 +141,13 @@ SAMPLES: dict[str, list[tuple[object, ...]]] = {
     "aten::var_mean.correction": [(X, [1])],
     "aten::var_mean": [(X,)],
     "aten::var_mean.dim": [(X, [1], False, True)],
-    "aten::amax": [(X, [1]), (IMAGE, [2, 3], True), (X,)],
-    "aten::amin": [(X, [1]), (X,)],
-    "aten::aminmax": [(X,)],
+    "aten::amax": [(X, [1]), (IMAGE, [2, 3], True), (X,), (X[0, 0], [0])],
+    "aten::amin": [(X, [1]), (X,), (X[0, 0], [-1], True)],
+    "aten::aminmax": [(X,), (X, 1), (X, 0, True), (X[0, 0], 0)],
     "aten::max": [(X,)],
     "aten::min": [(X,)],
-    "aten::max.dim": [(X, 1), (X, 0, True)],
-    "aten::min.dim": [(X, 1), (X, 0, True)],
+    "aten::max.dim": [(X, 1), (X, 0, True), (X[0, 0], 0)],
+    "aten::min.dim": [(X, 1), (X, 0, True), (X[0, 0], -1, True)],
     "aten::argmax": [(X, 1), (X, 0, True), (X,)],
     "aten::argmin": [(X, 1), (X,)],
     "aten::prod": [(X,)],
@@ -161,8 +161,8 @@ SAMPLES: dict[str, list[tuple[object, ...]]] = {
     "aten::norm.ScalarOpt_dim": [(X, 2, [1]), (X, 1, [1], True)],
     "aten::linalg_vector_norm": [(X,), (X, 1, [1]), (X, float("inf"), [1])],
     "aten::frobenius_norm.dim": [(X, [0, 1])],
-    "aten::cumsum": [(X, 1), (X, 0)],
-    "aten::cumprod": [(X, 1)],
+    "aten::cumsum": [(X, 1), (X, 0), (X[0, 0], 0), (INTS[0, 0], -1, torch.float64), (MASK[0, 0], 0)],
+    "aten::cumprod": [(X, 1), (X[0, 0], 0)],
     "aten::logsumexp": [(X, [1]), (X, [1], True)],
     "aten::count_nonzero": [(X,)],
     # Softmax and norms
@@ -274,19 +274,34 @@ SAMPLES: dict[str, list[tuple[object, ...]]] = {
     "aten::rnn_tanh_cell": [(X, f(3, 5), f(5, 4), f(5, 5), f(5), f(5))],
     "aten::rnn_relu_cell": [(X, f(3, 5), f(5, 4), f(5, 5))],
     # Convolutions
-    "aten::conv1d": [(SIGNAL, f(6, 4, 3), f(6)), (SIGNAL, f(4, 2, 3), None, [2], [1], [1], 2)],
+    "aten::conv1d": [
+        (SIGNAL, f(6, 4, 3), f(6)),
+        (SIGNAL[0], f(6, 4, 3), f(6)),
+        (SIGNAL, f(4, 2, 3), None, [2], [1], [1], 2),
+    ],
     "aten::conv2d": [
         (IMAGE, f(6, 4, 3, 3), f(6)),
         (IMAGE, f(6, 4, 3, 2), None, [2, 1], [1, 0]),
         (IMAGE, f(4, 1, 3, 3), f(4), [1, 1], [1, 1], [2, 1], 4),
         (IMAGE, f(8, 2, 1, 1), f(8), [1, 1], [0, 0], [1, 1], 2),
+        (IMAGE[0], f(6, 4, 3, 3), f(6), [2, 1], [1, 1]),
     ],
     "aten::conv2d.padding": [
         (IMAGE, f(6, 4, 3, 3), f(6), [1, 1], "same"),
         (IMAGE, f(6, 4, 3, 3), f(6), [1, 1], "valid"),
+        (IMAGE, f(6, 4, 4, 2), f(6), [1, 1], "same", [1, 3]),
+        (IMAGE[0], f(6, 4, 4, 3), None, [1, 1], "same"),
     ],
-    "aten::conv1d.padding": [(SIGNAL, f(6, 4, 3), f(6), [1], "same")],
-    "aten::conv3d": [(VOLUME, f(3, 2, 2, 3, 3), f(3), [1, 1, 1], [0, 1, 1])],
+    "aten::conv1d.padding": [(SIGNAL, f(6, 4, 3), f(6), [1], "same"), (SIGNAL, f(6, 4, 4), f(6), [1], "same")],
+    "aten::conv3d.padding": [(VOLUME, f(3, 2, 2, 3, 3), f(3), [1, 1, 1], "same")],
+    "aten::_convolution_mode": [
+        (IMAGE, f(6, 4, 4, 3), f(6), [1, 1], "same", [1, 1], 1),
+        (IMAGE, f(6, 4, 4, 3), f(6), [2, 1], "valid", [1, 1], 1),
+    ],
+    "aten::conv3d": [
+        (VOLUME, f(3, 2, 2, 3, 3), f(3), [1, 1, 1], [0, 1, 1]),
+        (VOLUME[0], f(3, 2, 2, 3, 3), f(3)),
+    ],
     "aten::convolution": [(IMAGE, f(6, 4, 3, 3), f(6), [1, 1], [1, 1], [1, 1], False, [0, 0], 1)],
     "aten::_convolution": [
         (IMAGE, f(6, 4, 3, 3), f(6), [1, 1], [1, 1], [1, 1], False, [0, 0], 1, False, False, True, True),
@@ -295,13 +310,17 @@ SAMPLES: dict[str, list[tuple[object, ...]]] = {
     "aten::_convolution.deprecated": [
         (IMAGE, f(6, 4, 3, 3), f(6), [1, 1], [1, 1], [1, 1], False, [0, 0], 1, False, False, True)
     ],
-    "aten::conv_transpose1d": [(SIGNAL, f(4, 3, 3), f(3), [2])],
+    "aten::conv_transpose1d": [(SIGNAL, f(4, 3, 3), f(3), [2]), (SIGNAL[0], f(4, 3, 3), f(3), [2])],
     "aten::conv_transpose2d.input": [
         (IMAGE, f(4, 3, 3, 3), f(3)),
         (IMAGE, f(4, 3, 3, 3), f(3), [2, 2], [1, 1], [1, 1]),
         (IMAGE, f(4, 2, 3, 3), f(4), [2, 2], [1, 1], [0, 0], 2),
+        (IMAGE[0], f(4, 3, 3, 3), f(3), [2, 2], [1, 1], [1, 0]),
     ],
-    "aten::conv_transpose3d.input": [(VOLUME, f(2, 3, 2, 2, 2), f(3), [2, 2, 2])],
+    "aten::conv_transpose3d.input": [
+        (VOLUME, f(2, 3, 2, 2, 2), f(3), [2, 2, 2]),
+        (VOLUME[0], f(2, 3, 2, 2, 2), f(3), [2, 2, 2]),
+    ],
     # Pooling, padding, resizing
     "aten::max_pool1d": [(SIGNAL, [3]), (SIGNAL, [3], [2], [1])],
     "aten::max_pool2d": [
@@ -328,6 +347,8 @@ SAMPLES: dict[str, list[tuple[object, ...]]] = {
         (X, [1, 2]),
         (IMAGE, [1, 1, 2, 1], "reflect"),
         (IMAGE, [1, 1, 2, 1], "replicate"),
+        (IMAGE, [1, 2, 0, 3], "circular"),
+        (SIGNAL, [2, 0], "circular"),
         (X, [1, 1], "constant", 2.0),
     ],
     "aten::reflection_pad1d": [(SIGNAL, [1, 2])],
@@ -365,7 +386,12 @@ SAMPLES: dict[str, list[tuple[object, ...]]] = {
     "aten::take_along_dim": [(X, i(3, 2), 1)],
     "aten::scatter.src": [(X, 1, torch.tensor([[0, 1], [2, 3], [1, 0]]), f(3, 2))],
     "aten::scatter.value": [(X, 1, torch.tensor([[0, 1], [2, 3], [1, 0]]), 2.0)],
-    "aten::index_put": [(X, [i(2, high=3)], f(2, 4))],
+    "aten::index_put": [
+        (X, [i(2, high=3)], f(2, 4)),
+        (X, [MASK], torch.tensor(0.5)),
+        (X, [b(3)], f(4)),
+        (X, [None, b(4)], torch.tensor(0.5)),
+    ],
     # Shapes
     "aten::slice.Tensor": [(X, 1, 1, 3), (X, 0, None, None, 2), (X, 1, -2)],
     "aten::select.int": [(X, 0, 1), (X, 1, -1)],
@@ -457,12 +483,25 @@ SAMPLES: dict[str, list[tuple[object, ...]]] = {
     "aten::smooth_l1_loss": [(X, Y)],
     "aten::huber_loss": [(X, Y)],
     "aten::binary_cross_entropy": [(positive(3, 4) / 2, b(3, 4).float())],
-    "aten::binary_cross_entropy_with_logits": [(X, b(3, 4).float())],
+    "aten::binary_cross_entropy_with_logits": [
+        (X, b(3, 4).float()),
+        (X, b(3, 4).float(), ROW, positive(4)),
+        (X, positive(3, 4) / 2, None, positive(3, 1), 0),
+        (X, b(3, 4).float(), positive(3, 4), None, 2),
+    ],
     "aten::cross_entropy_loss": [
         (X, i(3)),
         (X, torch.softmax(Y, 1)),
         (X, i(3), None, 2),
         (X, i(3), positive(4), 1, -100, 0.0),
+        (IMAGE, i(2, 7, 6)),
+        (IMAGE, i(2, 7, 6), positive(4), 1, 2),
+        (IMAGE, i(2, 7, 6), None, 0),
+    ],
+    "aten::nll_loss2d": [(torch.log_softmax(IMAGE, 1), i(2, 7, 6))],
+    "aten::nll_loss2d_forward": [(torch.log_softmax(IMAGE, 1), i(2, 7, 6), None, 1, -100)],
+    "aten::nll_loss2d_backward": [
+        (torch.tensor(1.0), torch.log_softmax(IMAGE, 1), i(2, 7, 6), None, 1, -100, torch.tensor(84.0))
     ],
     "aten::nll_loss": [(torch.log_softmax(X, 1), i(3))],
     "aten::nll_loss_nd": [(torch.log_softmax(X, 1), i(3))],

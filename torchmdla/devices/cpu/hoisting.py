@@ -1,16 +1,21 @@
-"""Work on parameters alone that stands inside of larger steps: the factor and the term of a batch norm, say.
+"""Work on arguments alone that is repeated inside of larger steps: the factor and the term of a batch norm, say.
 
-Once it is a step of its own, packing does it once for each version of the parameters (``packing.py``).
+Once it is a step of its own, it is done once for each call; where all the arguments are parameters, packing does it
+once for each version of them (``packing.py``).
 """
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from torchmdla.devices.cpu.nests import Instruction
-from torchmdla.devices.cpu.packing import parameter_values
 from torchmdla.devices.cpu.steps import Access, Buffer, Linear, NestStep, Steps, is_elementwise
+
+# A step of its own pays where its work was repeated at least this many times.
+_LEAST_REPEATED = 16
 
 # What depends on more than the values of its operands, or may fail.
 _IMPURE = frozenset({"index", "load", "assert", "size"})
@@ -36,11 +41,11 @@ class _Body:
         return self.inputs[position] if 0 <= position < len(self.inputs) else None
 
 
-def hoist_parameter_work(steps: Steps) -> None:
-    """Gives what elementwise nests and endings compute of parameters alone, over fewer loops, a step before theirs."""
-    known = set(parameter_values(steps))
-    for step in list(steps.steps):
-        if not isinstance(step, NestStep) or known.issuperset(step.writes):
+def hoist_argument_work(steps: Steps) -> None:
+    """Gives what elementwise nests and endings compute of arguments alone, over fewer loops, a step before theirs."""
+    known = _argument_values(steps)
+    for step in steps.nests():
+        if known.issuperset(step.writes):
             continue
         body = _body_of(step)
         roots = _roots(body, known, step) if body else []
@@ -50,6 +55,20 @@ def hoist_parameter_work(steps: Steps) -> None:
             steps.steps[position:position] = makers.values()
             read = {root: _read(maker, _loops(body, root), step) for root, maker in makers.items()}
             _set_body(step, _without(body, read))
+
+
+def _argument_values(steps: Steps) -> set[Buffer]:
+    """The temporaries that elementwise steps compute of arguments alone."""
+    writers = Counter(buffer for step in steps.steps for buffer in step.writes)
+    known: set[Buffer] = set()
+    for step in steps.nests():
+        if is_elementwise(step) and not step.scalars and all(_is_known(b, known) for b in step.reads):
+            known.update(b for b in step.writes if b.kind == "temporary" and writers[b] == 1)
+    return known
+
+
+def _is_known(buffer: Buffer, known: set[Buffer]) -> bool:
+    return buffer.kind in ("parameter", "input", "global") or buffer in known
 
 
 def _body_of(step: NestStep) -> _Body | None:
@@ -69,22 +88,29 @@ def _set_body(step: NestStep, body: _Body) -> None:
 
 
 def _roots(body: _Body, known: set[Buffer], step: NestStep) -> list[int]:
-    """The results that depend on parameters alone, and that something else depends on."""
+    """The results that depend on arguments alone, and that something else depends on."""
     constants: set[int] = set()
     ours: set[int] = set()
     for value in range(body.before, body.before + len(body.inputs)):
         access = body.input_of(value)
-        if access and (access.buffer.kind == "parameter" or access.buffer in known):
+        if access and _is_known(access.buffer, known) and _pays(step, _loops(body, value)):
             ours.add(value)
     for value, instruction in enumerate(body.body, body.first_result):
         if instruction.name in _IMPURE or not (constants | ours).issuperset(instruction.operands):
             continue
-        (ours if ours.intersection(instruction.operands) else constants).add(value)
+        if not ours.intersection(instruction.operands):
+            constants.add(value)
+        elif _pays(step, _loops(body, value)):
+            ours.add(value)
     readers = [i for value, i in enumerate(body.body, body.first_result) if value not in ours]
     read = {v for i in readers for v in i.operands} | set(body.yields)
-    roots = [v for v in sorted(read & ours) if v >= body.first_result]
-    kept = [loop for loop, reduces in enumerate(step.reduction) if not reduces and step.sizes[loop] != 1]
-    return [v for v in roots if 0 < len(_loops(body, v)) < len(kept)]
+    return [v for v in sorted(read & ours) if v >= body.first_result]
+
+
+def _pays(step: NestStep, loops: Sequence[int]) -> bool:
+    """Whether the other loops, but for those that reduce, repeat what varies with ``loops`` often."""
+    others = [n for k, n in enumerate(step.sizes) if k not in loops and not step.reduction[k]]
+    return bool(loops) and math.prod(others) >= _LEAST_REPEATED
 
 
 def _needed(body: _Body, value: int) -> list[int]:

@@ -23,8 +23,8 @@ cumsum cumprod logsumexp count_nonzero
 softmax.int log_softmax.int _softmax _log_softmax layer_norm native_layer_norm rms_norm group_norm native_group_norm
 cosine_similarity
 mm matmul bmm mv dot outer addmm addmv baddbmm linear bilinear einsum tensordot
-conv1d conv2d conv3d conv1d.padding conv2d.padding convolution _convolution _convolution.deprecated
-conv_transpose1d conv_transpose2d.input conv_transpose3d.input
+conv1d conv2d conv3d conv1d.padding conv2d.padding conv3d.padding convolution _convolution _convolution.deprecated
+_convolution_mode conv_transpose1d conv_transpose2d.input conv_transpose3d.input
 max_pool1d max_pool2d avg_pool1d avg_pool2d avg_pool3d
 adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d
 upsample_nearest1d upsample_nearest2d upsample_bilinear2d upsample_linear1d upsample_bicubic2d
@@ -33,8 +33,8 @@ upsample_nearest1d.vec upsample_nearest2d.vec upsample_nearest3d.vec upsample_li
 upsample_bicubic2d.vec upsample_trilinear3d.vec grid_sampler
 _transformer_encoder_layer_fwd _native_multi_head_attention lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell
 mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits
-nll_loss nll_loss_nd nll_loss_forward kl_div
-_softmax_backward_data _log_softmax_backward_data convolution_backward nll_loss_backward
+nll_loss nll_loss_nd nll_loss_forward nll_loss2d nll_loss2d_forward kl_div
+_softmax_backward_data _log_softmax_backward_data convolution_backward nll_loss_backward nll_loss2d_backward
 """
 
 # One pass over memory: worth a kernel together with another.

@@ -14,19 +14,20 @@ from torchmdla.devices.cpu.steps import Access, Buffer, Linear, NestStep, Step, 
 
 def compute_in_place(steps: Steps) -> None:
     """Removes copies of temporaries into blocks of other buffers where the source can be computed there."""
-    users = Users(steps)
+    users, touched = Users(steps), _Touched()
     order = {step: k for k, step in enumerate(steps.steps)}
     for copy in [s for s in steps.nests() if is_copy(s)]:
         block = _block(copy)
         source, whole = copy.inputs[0].buffer, copy.outputs[0].buffer
         if block is None or not _may_move(users.of(source), source, copy):
             continue
-        distances = _distances_to_blocks(users.of(whole), whole, copy)
+        distances = _distances_to_blocks(users.of(whole), whole, copy, touched)
         if distances is None:
             continue
         steps.positive += distances
         fill = next((s for s in users.of(whole) if filled_with(s) is not None), None)
         _replace(users.of(source), source, whole, block)
+        touched.forget(users.of(source))
         steps.steps.remove(copy)
         if isinstance(fill, NestStep):
             _fill_first(steps, fill, whole, source.sizes, block)
@@ -75,28 +76,62 @@ def _may_move(users: Sequence[Step], source: Buffer, copy: NestStep) -> bool:
     return nests and all(source not in s.writes for s in after)
 
 
-def _distances_to_blocks(users: Sequence[Step], whole: Buffer, copy: NestStep) -> list[int] | None:
+# The least and the largest value of each index of an access.
+_Spans = list[tuple[int, int]]
+
+
+class _Touched:
+    """Which blocks of buffers steps touch, worked out once for all copies."""
+
+    def __init__(self) -> None:
+        self._found: dict[Step, dict[Buffer, tuple[list[_Spans], list[_Spans]]]] = {}
+
+    def of(self, step: NestStep, buffer: Buffer) -> tuple[list[_Spans], list[_Spans]]:
+        """What a step writes of a buffer, and what it reads."""
+        found = self._found.setdefault(step, {})
+        if buffer not in found:
+            written = [_spans(step, a) for a in step.written_accesses if a.buffer is buffer]
+            found[buffer] = written, [_spans(step, a) for a in step.read_accesses if a.buffer is buffer]
+        return found[buffer]
+
+    def forget(self, steps: Sequence[Step]) -> None:
+        for step in steps:
+            self._found.pop(step, None)
+
+
+def _distances_to_blocks(users: Sequence[Step], whole: Buffer, copy: NestStep, touched: _Touched) -> list[int] | None:
     """How far from the copy's block in a buffer lies what else is written, or read before the copy, if nobody else
     touches that block before the copy or writes it afterwards, but a fill of all of the buffer that comes first. None
     otherwise."""
     position = users.index(copy)
+    block = _spans(copy, copy.outputs[0])
     distances = []
     for k, step in enumerate(users):
         if step is copy or (k == 0 and filled_with(step) is not None):
             continue
         if not isinstance(step, NestStep) or (k < position and any(t.buffer is whole for t in step.tables)):
             return None
-        touched = step.written_accesses + (step.read_accesses if k < position else ())
-        distances += [distance(step, a, copy, copy.outputs[0]) for a in touched if a.buffer is whole]
+        written, read = touched.of(step, whole)
+        distances += [_apart(spans, block) for spans in written]
+        distances += [_apart(spans, block) for spans in read] if k < position else []
     return distances if all(number > 0 for number in distances) else None
 
 
 def distance(step: NestStep, access: Access, other_step: NestStep, other: Access) -> int:
     """How far apart two accesses of a buffer are in the dimension in which they are farthest: not positive if the
     elements that they touch are not told apart by one dimension alone."""
-    pairs = zip(access.indices, other.indices, strict=True)
-    spans = [(_span(step, own), _span(other_step, its)) for own, its in pairs]
-    return max((max(its_first - last, first - its_last) for (first, last), (its_first, its_last) in spans), default=0)
+    return _apart(_spans(step, access), _spans(other_step, other))
+
+
+def _apart(spans: _Spans, others: _Spans) -> int:
+    largest = 0
+    for (first, last), (its_first, its_last) in zip(spans, others, strict=True):
+        largest = max(largest, its_first - last, first - its_last)
+    return largest
+
+
+def _spans(step: NestStep, access: Access) -> _Spans:
+    return [_span(step, index) for index in access.indices]
 
 
 def _span(step: NestStep, index: Linear) -> tuple[int, int]:

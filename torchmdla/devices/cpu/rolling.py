@@ -228,7 +228,7 @@ class _Loop:
         """Gives values that outlive their iterations rows; ``others`` are all steps outside of the loop.
 
         Raises:
-            _NoLoop: one of these needs a value where it is.
+            _NoLoop: one of these needs a value where it is, or the rows take too much memory.
         """
         users: dict[Buffer, list[Step]] = {}
         for step in others:
@@ -245,6 +245,10 @@ class _Loop:
                 raise _NoLoop
             if values.given or around:
                 values.lay_out()
+        # Rows are kept until the loop ends: they may take as much memory as the loop walks through anyway.
+        walked = {buffer: abs(number) for buffer, number in self._sources if number and isinstance(buffer, Buffer)}
+        if sum(v.made[0].count for v in self._values if v.rows is not None) > sum(walked.values()):
+            raise _NoLoop
 
     def renamed(self) -> dict[Buffer, tuple[Buffer, int]]:
         """The rows that buffers have become: of which buffer, and at which element of it."""

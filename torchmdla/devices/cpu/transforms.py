@@ -11,7 +11,7 @@ from torchmdla.devices.cpu.copies import remove_copies
 from torchmdla.devices.cpu.epilogue import merge_epilogues
 from torchmdla.devices.cpu.fills import move_fills
 from torchmdla.devices.cpu.gates import chain_slices, separate_slices
-from torchmdla.devices.cpu.hoisting import hoist_parameter_work
+from torchmdla.devices.cpu.hoisting import hoist_argument_work
 from torchmdla.devices.cpu.layout import block_channels
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.packing import pack_parameters
@@ -46,7 +46,7 @@ def rewrite(steps: Steps, program: Program) -> None:
     separate_slices(steps)
     lay_out_panels(steps, lanes)
     merge_epilogues(steps)
-    hoist_parameter_work(steps)
+    hoist_argument_work(steps)
     pack_parameters(steps)
     transpose_factors(steps)
     chain_slices(steps, machine)

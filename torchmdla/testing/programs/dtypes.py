@@ -57,6 +57,10 @@ def _same(table: dict[str, Draw]) -> Iterator[Program]:
         yield from functions("dtypes", {f"sum_{name}": (lambda x: x.sum(1) + x.sum(), draw)})
 
 
+def _with_itself(x: Tensor) -> tuple[Tensor, ...]:
+    return (x == x, x != x, x >= x, x <= x, x < x, x - x)
+
+
 OTHERS = {
     "number_keeps_dtype": (lambda x: x * 2.5 + 1, DTYPES["float32"]),
     "number_promotes_integers": (lambda x: x * 2.5 + 1, DTYPES["int32"]),
@@ -68,6 +72,21 @@ OTHERS = {
     "where_promotes": (lambda x, y: torch.where(x > 0, x, y) + 1, DTYPES["int64"], DTYPES["float32"]),
     "cat_promotes": (lambda x, y: torch.cat([x, y]) * 2, DTYPES["int64"], DTYPES["float32"]),
     "bits_of_large_integers": (lambda x: (x * 6364136223846793005 + 1) ^ (x >> 3), DTYPES["int64"]),
+    "equal_to_itself_unless_nan": (
+        lambda x: _with_itself(x.sqrt()),
+        DTYPES["float32"],
+    ),
+    "negated_large_integers": (lambda x: -(x * 6364136223846793005) + 1, DTYPES["int64"]),
+    "booleans_filled_with_a_number": (
+        lambda x, y: (x.masked_fill(y, 10) ^ y, x.new_full((4, 6), 2) & y, torch.full_like(x, 0.5) & y),
+        *[DTYPES["bool"]] * 2,
+    ),
+    "sum_in_booleans": (lambda x: x.sum(1, dtype=torch.bool) | x[:, 0], DTYPES["bool"]),
+    "booleans_added_at_indices": (
+        lambda x, y, at: torch.index_put(x, (at,), y, True) | y[:1],
+        *[DTYPES["bool"]] * 2,
+        integers(4, high=2),
+    ),
     "overflowing_int32": (lambda x: x * 1234567891 + 5, DTYPES["int32"]),
     "softmax_in_float64": (lambda x: torch.softmax(x, 1, dtype=F64) * 2, DTYPES["float32"]),
     "view_as_other": (lambda x: x.view(torch.int32) + 1, DTYPES["float32"]),

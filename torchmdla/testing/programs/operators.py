@@ -23,8 +23,14 @@ def grouped(function: Callable[..., Any]) -> Callable[..., Any]:
     return program
 
 
+# PyTorch computes next to nothing in these.
+_UNSIGNED = frozenset({torch.uint16, torch.uint32, torch.uint64})
+
+
 def _twice(value: Any) -> Any:
     if not isinstance(value, Tensor) or value.layout != torch.strided or value.is_quantized:
+        return value
+    if value.dtype in _UNSIGNED:
         return value
     invert = torch.logical_not if value.dtype == torch.bool else torch.neg
     return invert(invert(value))

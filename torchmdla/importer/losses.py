@@ -1,0 +1,33 @@
+"""Losses whose lowerings in torch-mlir are missing or wrong."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torchmdla.importer.elementwise import log_sigmoid
+
+# ATen's numbers of reductions; 0 leaves a loss as it is.
+_MEAN, _SUM = 1, 2
+
+
+def binary_cross_entropy_with_logits(
+    value: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    pos_weight: Tensor | None = None,
+    reduction: int = _MEAN,
+) -> Tensor:
+    """``(1 - target) · value - factor · log sigmoid(value)``, where ``factor`` weights the positive targets.
+
+    Upstream's takes the size of the loss from ``pos_weight``.
+    """
+    likelihood = log_sigmoid(value)
+    if pos_weight is not None:
+        likelihood = ((pos_weight - 1) * target + 1) * likelihood
+    loss = (1 - target) * value - likelihood
+    if weight is not None:
+        loss = loss * weight
+    if reduction == _MEAN:
+        return torch.mean(loss)
+    return torch.sum(loss) if reduction == _SUM else loss
