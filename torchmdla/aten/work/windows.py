@@ -95,6 +95,7 @@ _DIMS = (1, 2, 3)
 
 RULES: Mapping[str, Rule] = {
     **{f"conv{dims}d": _convolution(False) for dims in _DIMS},
+    "_convolution_mode": _convolution(False),
     **{f"conv_transpose{dims}d": _convolution(True) for dims in _DIMS},
     **dict.fromkeys(("convolution", "_convolution", "convolution_overrideable"), _convolution(None)),
     "convolution_backward": _convolution_backward,
