@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_leaves
 import torchmdla
 from torchmdla import CaptureError, CaptureWarning
 from torchmdla.testing.compare import assert_matches
+from torchmdla.testing.models import MODELS
 
 _LINALG = "torch-function-to-torch-backend-pipeline,torch-backend-to-linalg-on-tensors-backend-pipeline"
 
@@ -579,3 +580,18 @@ def test_calls_are_checked() -> None:
             function(*arguments)
     with pytest.raises(ValueError, match="no device"):
         builder.compile(device="abacus")
+
+
+@pytest.mark.parametrize("name", ["resnet18", "bert", "vit_b16"])
+def test_whole_models(name: str) -> None:
+    spec = MODELS[name].reduced()
+    model, inputs = spec.build(), list(spec.inputs())
+    builder = torchmdla.ModuleBuilder()
+    with torch.no_grad():
+        with builder.capture_function("model", inputs) as f:
+            f.returns([model(*inputs)])
+        expected = [model(*inputs)]
+        function = builder.compile(strict=True)["model"]
+        for _ in range(2):
+            assert_matches(function(*inputs), expected, layers=spec.layers)
+    assert torchmdla.stats().specialisations
