@@ -190,7 +190,7 @@ void CompilationGroup::run_dynamic(DynamicSpecialisation& specialisation, const 
 // compiler needs, and whose errors are the ones the user should see.
 void CompilationGroup::specialise(const Signature& signature, Stack& stack) {
   Fallback refusal;
-  auto claimed = claim(signature, torch::jit::last(stack, group_.num_inputs), refusal);
+  auto claimed = claim(signature, refusal, torch::jit::last(stack, group_.num_inputs));
   if (!claimed) return fall_back(stack, refusal);
   auto record = group_.subgraph->run_and_record(stack);
   compile(std::move(claimed), std::move(record));
@@ -201,37 +201,22 @@ bool CompilationGroup::Claim::includes(const Signature& other) const {
   return other == signature || (pattern && pattern->covers(other, values));
 }
 
-// The right to compile for `signature` alone; null if this thread is not the one to do it, with the
-// reason.
-std::shared_ptr<CompilationGroup::Claim> CompilationGroup::claim(const Signature& signature,
-                                                                 Fallback& refusal) {
-  std::lock_guard<std::mutex> guard(mutex_);
-  if (const auto reason = this->refusal(signature)) {
-    refusal = *reason;
-    return nullptr;
-  }
-  auto claimed = std::make_shared<Claim>(shared_from_this(), signature);
-  claims_.push_back(claimed.get());
-  return claimed;
-}
-
-// The same, or for any sizes if those of `inputs` turn out to vary.
-std::shared_ptr<CompilationGroup::Claim> CompilationGroup::claim(const Signature& signature,
-                                                                 c10::ArrayRef<c10::IValue> inputs,
-                                                                 Fallback& refusal) {
+// The right to compile for `signature`, and given the call's `inputs` for any sizes if these turn
+// out to vary; null if this thread is not the one to do it, with the reason.
+std::shared_ptr<CompilationGroup::Claim>
+CompilationGroup::claim(const Signature& signature, Fallback& refusal,
+                        std::optional<c10::ArrayRef<c10::IValue>> inputs) {
   std::lock_guard<std::mutex> guard(mutex_);
   Symbols values;
-  if (find_dynamic(signature, values)) {
-    refusal = Fallback::being_compiled;
-    return nullptr;
-  }
-  if (const auto reason = this->refusal(signature)) {
+  auto reason = this->refusal(signature);
+  if (inputs && find_dynamic(signature, values)) reason = Fallback::being_compiled;
+  if (reason) {
     refusal = *reason;
     return nullptr;
   }
   auto claimed = std::make_shared<Claim>(shared_from_this(), signature);
-  claimed->pattern = plan(signature, inputs);
-  if (claimed->pattern) claimed->inputs = inputs.vec();
+  if (inputs) claimed->pattern = plan(signature, *inputs);
+  if (claimed->pattern) claimed->inputs = inputs->vec();
   claims_.push_back(claimed.get());
   return claimed;
 }

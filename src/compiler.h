@@ -155,9 +155,8 @@ private:
   void run_dynamic(DynamicSpecialisation& specialisation, const Symbols& values,
                    const Signature& signature, torch::jit::Stack& stack);
   void specialise(const Signature& signature, torch::jit::Stack& stack);
-  std::shared_ptr<Claim> claim(const Signature& signature, Fallback& refusal);
-  std::shared_ptr<Claim> claim(const Signature& signature, c10::ArrayRef<c10::IValue> inputs,
-                               Fallback& refusal);
+  std::shared_ptr<Claim> claim(const Signature& signature, Fallback& refusal,
+                               std::optional<c10::ArrayRef<c10::IValue>> inputs = std::nullopt);
   std::optional<Fallback> refusal(const Signature& signature) const;
   std::optional<Pattern> plan(const Signature& signature, c10::ArrayRef<c10::IValue> inputs) const;
   void release(const Claim& claim);

@@ -5,7 +5,6 @@
 
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/jit/passes/constant_propagation.h>
-#include <torch/csrc/jit/passes/utils/subgraph_utils.h>
 
 #include <algorithm>
 
@@ -20,7 +19,6 @@ namespace prim = c10::prim;
 
 namespace {
 
-constexpr size_t longest_name = 60;
 // Modules have few modes. Past this many, further ones share a variant that keeps its branches.
 constexpr size_t most_variants = 32;
 
@@ -52,9 +50,8 @@ const Node* only_group(const Graph& graph) {
 
 FlaggedGroup::FlaggedGroup(const Node* node)
     : graph_(node->g(attr::Subgraph)), device_(node->s(device_attribute())),
-      name_(torch::jit::SubgraphUtils::generateNameForGraph(graph_, longest_name, "mdla")),
-      parameters_(node->is(parameters_attribute())), flags_(node->is(flags_attribute())),
-      num_inputs_(node->inputs().size()) {}
+      name_(group_name(graph_)), parameters_(node->is(parameters_attribute())),
+      flags_(node->is(flags_attribute())), num_inputs_(node->inputs().size()) {}
 
 void FlaggedGroup::run(Stack& stack) {
   const auto inputs = torch::jit::last(stack, num_inputs_);

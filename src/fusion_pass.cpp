@@ -7,6 +7,7 @@
 
 #include <torch/csrc/jit/passes/dead_code_elimination.h>
 #include <torch/csrc/jit/passes/remove_mutation.h>
+#include <torch/csrc/jit/passes/utils/subgraph_utils.h>
 
 #include <algorithm>
 #include <map>
@@ -55,6 +56,11 @@ c10::Symbol parameters_attribute() {
 c10::Symbol flags_attribute() {
   static const auto symbol = c10::Symbol::attr("flags");
   return symbol;
+}
+
+std::string group_name(const std::shared_ptr<Graph>& subgraph) {
+  constexpr size_t longest = 60;
+  return torch::jit::SubgraphUtils::generateNameForGraph(subgraph, longest, "mdla");
 }
 
 namespace {

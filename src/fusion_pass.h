@@ -5,6 +5,10 @@
 
 #include <torch/csrc/jit/ir/ir.h>
 
+#include <memory>
+#include <string>
+#include <vector>
+
 namespace torchmdla {
 
 // The node kind of a group: `mdla::CompilationGroup`, with its subgraph in `attr::Subgraph`, the
@@ -15,6 +19,9 @@ c10::Symbol group_symbol();
 c10::Symbol device_attribute();
 c10::Symbol parameters_attribute();
 c10::Symbol flags_attribute();
+
+// A group's name for people, from its subgraph.
+std::string group_name(const std::shared_ptr<torch::jit::Graph>& subgraph);
 
 // Whether a node joins a group when the device takes it under conditions that only a call can tell.
 enum class OpenConditions { assume_met, assume_violated };

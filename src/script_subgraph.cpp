@@ -4,7 +4,6 @@
 #include "fusion_pass.h"
 
 #include <c10/util/ScopeExit.h>
-#include <torch/csrc/jit/passes/utils/subgraph_utils.h>
 
 #include <algorithm>
 
@@ -14,8 +13,6 @@ using torch::jit::Stack;
 
 namespace {
 
-constexpr size_t longest_name = 60;
-
 // Set while a group's own executor runs: a group inside of it that needs gradients after all must
 // not start another one.
 thread_local bool in_differentiable_run = false;
@@ -23,8 +20,7 @@ thread_local bool in_differentiable_run = false;
 } // namespace
 
 ScriptSubgraph::ScriptSubgraph(std::shared_ptr<torch::jit::Graph> graph, std::string device)
-    : graph_(std::move(graph)), device_(std::move(device)),
-      name_(torch::jit::SubgraphUtils::generateNameForGraph(graph_, longest_name, "mdla")) {
+    : graph_(std::move(graph)), device_(std::move(device)), name_(group_name(graph_)) {
   const auto table = device_table(device_);
   TORCH_CHECK(table, "torchmdla: a group is for device \"", device_,
               "\", which is not loaded here; "

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import torchmdla
 from torchmdla.testing.compare import assert_matches
+from torchmdla.testing.programs import mutation
 
 
 def chain(x: Tensor) -> Tensor:
@@ -98,29 +99,7 @@ def test_more_inputs_than_the_limit_fall_back():
 
 
 def _mutating(name):
-    def select_fill(x: Tensor) -> Tensor:
-        x = x * 1.5
-        x.select(0, 1).fill_(5)
-        return torch.tanh(x) * 2
-
-    def write_before(x: Tensor) -> Tensor:
-        y = x + 1
-        y.mul_(2)
-        return torch.sigmoid(y) * 3
-
-    def write_between(x: Tensor) -> tuple[Tensor, Tensor]:
-        y = x * 2
-        view = y.view(-1)
-        a = torch.tanh(view) + 1
-        view.add_(1)
-        return a, torch.tanh(y) + 1
-
-    def write_after(x: Tensor) -> tuple[Tensor, Tensor]:
-        y = torch.tanh(x) * 2
-        z = y.t()
-        w = torch.relu(z) + 1
-        y.zero_()
-        return z, w
+    """A function of the registry, or one of these."""
 
     def write_through_slice(x: Tensor) -> Tensor:
         y = torch.zeros(4, 4)
@@ -138,7 +117,7 @@ def _mutating(name):
         x.copy_(torch.tanh(x) * 2)
         return torch.relu(x) * 2
 
-    return locals()[name]
+    return {**vars(mutation), **locals()}[name]
 
 
 _MUTATIONS = [

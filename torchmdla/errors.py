@@ -25,6 +25,10 @@ class CompileError(RuntimeError):
         tail = f"\n{diagnostic}" if diagnostic else ""
         super().__init__(f"{place}{reason}{at}{tail}")
 
+    def fields(self) -> dict[str, str]:
+        """``CompileError(**fields)`` is this error again, in another process."""
+        return {"reason": self.reason, "op": self.op, "source": self.source, "diagnostic": self.diagnostic}
+
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (self.reason, self.op, self.source, self.diagnostic)
 

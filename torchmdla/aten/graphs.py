@@ -20,7 +20,8 @@ from torchmdla.aten.dialect import AtenError
 from torchmdla.aten.schemas import OpSchema, registry
 from torchmdla.errors import CompileError
 from torchmdla.importer.sources import source_of
-from torchmdla.importer.types import dtype_number
+from torchmdla.importer.trace import in_schema_order, qualified_name
+from torchmdla.importer.types import LAYOUTS, MEMORY_FORMATS, dtype_number
 
 
 def from_module(module: Any, *inputs: Any, name: str = "forward", context: ir.Context | None = None) -> ir.Module:
@@ -294,15 +295,6 @@ _PRIM: Mapping[str, Callable[[_Run, Any], Sequence[Any]]] = {
 }
 
 
-_LAYOUTS = {torch.strided: 0}
-_MEMORY_FORMATS = {
-    torch.contiguous_format: 0,
-    torch.preserve_format: 1,
-    torch.channels_last: 2,
-    torch.channels_last_3d: 3,
-}
-
-
 def _literal(value: object) -> object:
     """A value of PyTorch as the dialect's literals have it."""
     if isinstance(value, torch.dtype):
@@ -311,9 +303,9 @@ def _literal(value: object) -> object:
         except CompileError as error:
             raise AtenError(str(error)) from None
     if isinstance(value, torch.layout):
-        return _LAYOUTS[value]
+        return LAYOUTS[value]
     if isinstance(value, torch.memory_format):
-        return _MEMORY_FORMATS[value]
+        return MEMORY_FORMATS[value]
     if isinstance(value, torch.device):
         return str(value)
     if isinstance(value, torch.Generator):
@@ -446,9 +438,7 @@ def _schema_of(node: torch.fx.Node) -> tuple[OpSchema, list[object]]:
         return registry()[_ON_SIZES[target]], list(node.args)
     if not isinstance(target, torch._ops.OpOverload):
         raise AtenError(f"{target} is no op of the aten dialect")
-    qualified = target._schema.name + (f".{target._schema.overload_name}" if target._schema.overload_name else "")
+    qualified = qualified_name(target._schema)
     if qualified not in registry():
         raise AtenError(f"{qualified} is no op of the aten dialect")
-    rest = target._schema.arguments[len(node.args) :]
-    defaults = [node.kwargs.get(argument.name, argument.default_value) for argument in rest]
-    return registry()[qualified], [*node.args, *defaults]
+    return registry()[qualified], in_schema_order(target._schema, node.args, node.kwargs)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -14,11 +13,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functionalize
 from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils._python_dispatch import _disable_current_modes
 
 from torchmdla.capture.decompositions import decompositions
 from torchmdla.capture.foreach import foreach_decompositions
 from torchmdla.errors import CaptureError
+from torchmdla.importer.trace import isolated
 
 aten = torch.ops.aten
 
@@ -76,7 +75,7 @@ def _traced(
         # An interpreter gives each node that it makes the place of the node that it runs.
         return fx.Interpreter(module).run(*inputs)
 
-    with _plain_state(), fx_traceback.preserve_node_meta():
+    with isolated(), fx_traceback.preserve_node_meta():
         with FakeTensorMode():
             inputs = [torch.empty_strided(one.shape, one.stride(), dtype=one.dtype, device="cpu") for one in layouts]
         try:
@@ -105,13 +104,3 @@ def without_writes(graph: fx.Graph) -> fx.Graph:
     results = [result for result in graph.output_node().args[0] if result is not None]  # type: ignore[union-attr]
     made.output(tuple(copies[node] for node in [*results, *finals.values()]))  # type: ignore[index]
     return made
-
-
-def _plain_state() -> ExitStack:
-    """Keeps the caller's modes out: dispatch, function, grad, inference."""
-    stack = ExitStack()
-    stack.enter_context(_disable_current_modes())
-    stack.enter_context(torch._C.DisableTorchFunction())
-    stack.enter_context(torch.inference_mode(False))
-    stack.enter_context(torch.no_grad())
-    return stack

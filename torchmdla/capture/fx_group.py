@@ -12,8 +12,9 @@ from torch import fx
 from torchmdla import _C
 from torchmdla.capture.options import Options
 from torchmdla.capture.subgraph import Step
-from torchmdla.importer import ImportedGraph, Record, TensorMeta
+from torchmdla.importer import ImportedGraph, Record
 from torchmdla.importer.fx import attribute, import_fx, name_of_call
+from torchmdla.importer.types import recorded
 
 
 def make_group(subgraph: FxSubgraph, name: str, options: Options, parameters: Collection[int]) -> _C.Group:
@@ -90,13 +91,5 @@ class _Recorder(fx.Interpreter):
     def run_node(self, n: fx.Node) -> Any:
         value = super().run_node(n)
         if n.op != "output":
-            self.record[n.name] = _described(value)
+            self.record[n.name] = recorded(value)
         return value
-
-
-def _described(value: object) -> object:
-    if isinstance(value, torch.Tensor):
-        return TensorMeta.of(value)
-    if isinstance(value, list | tuple):
-        return [_described(item) for item in value]
-    return value

@@ -149,7 +149,7 @@ class Worker:
         self._between_messages = True
         if head.pop("kind") == "artifact":
             return Artifact.from_bytes(body)
-        raise CompileError(head.pop("reason"), **head)
+        raise CompileError(**head)
 
     def stop(self) -> None:
         """From another thread: kills the process under the thread that uses it, and notes that it was no crash."""

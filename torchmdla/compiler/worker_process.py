@@ -33,7 +33,7 @@ except ImportError:  # Windows
     fcntl = resource = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
-    from torchmdla.errors import CompileError
+    pass
 
 # Imported while the parent is still busy with its program; a tenth of a second that a first compile need not wait.
 _WARM_UP = (
@@ -135,17 +135,7 @@ def _answer(body: bytes) -> tuple[dict[str, Any], bytes]:
     try:
         return {"kind": "artifact"}, lower(Program.from_json(body.decode())).to_bytes()
     except Exception as error:
-        return _describe(as_compile_error(error)), b""
-
-
-def _describe(error: CompileError) -> dict[str, Any]:
-    return {
-        "kind": "error",
-        "reason": error.reason,
-        "op": error.op,
-        "source": error.source,
-        "diagnostic": error.diagnostic,
-    }
+        return {"kind": "error", **as_compile_error(error).fields()}, b""
 
 
 if __name__ == "__main__":

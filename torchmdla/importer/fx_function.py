@@ -19,7 +19,7 @@ from torchmdla.importer.fx import name_of_call, source_of_node
 from torchmdla.importer.literals import Literals
 from torchmdla.importer.trace import in_schema_order, leaves, map_structure, qualified_name
 from torchmdla.importer.translate import Operand, materialise
-from torchmdla.importer.types import TensorMeta, tensor_type
+from torchmdla.importer.types import TensorMeta, recorded, tensor_type
 
 
 def write_function(
@@ -112,11 +112,11 @@ class _Writer:
         name, attributes = dialect_name(overload), ""
         if not self._is_registered(overload):
             name, attributes = "torch.operator", f"<{{name = {quote(name)}}}> "
-        metas = [_described(one) for one in (seen if several else [seen])]
+        metas = [recorded(one) for one in (seen if several else [seen])]
         types = [_type(meta) for meta in metas]
         names = self._emitter.op(name, operands, types, attributes)
         results = [
-            self._unpacked(result, meta) if isinstance(meta, list) else _value(result, type_, meta)
+            self._unpacked(result, meta) if isinstance(meta, list) else Value(result, type_, meta)
             for result, type_, meta in zip(names, types, metas, strict=True)
         ]
         return results if several else results[0]
@@ -124,7 +124,7 @@ class _Writer:
     def _unpacked(self, name: str, metas: Sequence[TensorMeta]) -> Operand:
         types = [tensor_type(meta) for meta in metas]
         names = self._emitter.op("torch.prim.ListUnpack", [Value(name, "!torch.list<vtensor>")], types)
-        return [_value(*one) for one in zip(names, types, metas, strict=True)]
+        return [Value(*one) for one in zip(names, types, metas, strict=True)]
 
     def _operand(self, value: Any, argument: Any, node: fx.Node) -> Value:
         read = map_structure(lambda leaf: self._values[leaf] if isinstance(leaf, fx.Node) else leaf, value)
@@ -152,14 +152,6 @@ def _promoted(number: bool | int | float, node: fx.Node) -> torch.dtype:
     return torch.result_type(tensors[0], number) if tensors else torch.tensor(number).dtype
 
 
-def _described(seen: Any) -> Any:
-    if isinstance(seen, Tensor):
-        return TensorMeta.of(seen)
-    if isinstance(seen, list | tuple):
-        return [_described(item) for item in seen]
-    return seen
-
-
 def _type(meta: Any) -> str:
     if isinstance(meta, TensorMeta):
         return tensor_type(meta)
@@ -168,7 +160,3 @@ def _type(meta: Any) -> str:
     if isinstance(meta, list) and all(isinstance(leaf, TensorMeta) for leaf in leaves(meta)):
         return "!torch.list<vtensor>"
     raise CompileError(f"a result of type {type(meta).__name__} cannot be expressed")
-
-
-def _value(name: str, type_: str, meta: TensorMeta | None) -> Value:
-    return Value(name, type_, meta)

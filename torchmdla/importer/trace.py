@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,7 +75,7 @@ def trace(function: Callable[..., object], arguments: Sequence[object]) -> Trace
         CompileError: the function refuses the arguments, or does what a program cannot express (writes to a tensor).
     """
     recorder = _Recorder()
-    with _isolated():
+    with isolated():
         inputs = map_structure(recorder.input, arguments)
         try:
             with recorder:
@@ -246,10 +247,8 @@ def _broadcast(shapes: Sequence[Sequence[int]]) -> list[int]:
     return [next((size for size in sizes if size != 1), 1) for sizes in zip(*padded, strict=True)]
 
 
-def _isolated() -> Any:
-    """Keeps the caller's modes (dispatch, function, grad, inference) out of a trace."""
-    from contextlib import ExitStack
-
+def isolated() -> ExitStack:
+    """Keeps the caller's modes (dispatch, function, grad, inference) out, from the call on: for ``with``."""
     stack = ExitStack()
     stack.enter_context(_disable_current_modes())
     stack.enter_context(torch._C.DisableTorchFunction())

@@ -21,19 +21,11 @@ from torchmdla.importer.emitter import Emitter, Value
 from torchmdla.importer.promotion import Number, NumberTensor
 from torchmdla.importer.rewrites import REWRITES, cast, widened
 from torchmdla.importer.trace import Call, Ref, Trace, leaves, map_structure, qualified_name, trace
-from torchmdla.importer.types import TensorMeta, dtype_number, tensor_type
+from torchmdla.importer.types import LAYOUTS, MEMORY_FORMATS, TensorMeta, dtype_number, tensor_type
 
 # An operand: a Value (tensor, or float known only at run time), a NumberTensor, a known Python value (dtype, layout,
 # memory format and device as TorchScript or as Python has them), or a sequence of operands.
 Operand = object
-
-_LAYOUTS = {torch.strided: 0}
-_MEMORY_FORMATS = {
-    torch.contiguous_format: 0,
-    torch.preserve_format: 1,
-    torch.channels_last: 2,
-    torch.channels_last_3d: 3,
-}
 
 
 def translate(
@@ -192,9 +184,9 @@ def _write_int(emitter: Emitter, operand: Operand) -> Value:
     if isinstance(operand, torch.dtype):
         return emitter.integer(dtype_number(operand))
     if isinstance(operand, torch.layout):
-        return emitter.integer(_LAYOUTS[operand])
+        return emitter.integer(LAYOUTS[operand])
     if isinstance(operand, torch.memory_format):
-        return emitter.integer(_MEMORY_FORMATS[operand])
+        return emitter.integer(MEMORY_FORMATS[operand])
     return emitter.integer(int(operand))  # type: ignore[call-overload]
 
 

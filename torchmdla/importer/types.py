@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -23,6 +23,15 @@ class TensorMeta:
     @classmethod
     def of(cls, tensor: torch.Tensor) -> TensorMeta:
         return cls(tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()))
+
+
+def recorded(value: object) -> Any:
+    """A value that was seen in a run, or its fake, as a :data:`Record` holds it."""
+    if isinstance(value, torch.Tensor):
+        return TensorMeta.of(value)
+    if isinstance(value, list | tuple):
+        return [recorded(item) for item in value]
+    return str(value) if isinstance(value, torch.device) else value
 
 
 # debugName of a value -> TensorMeta for a tensor, list of TensorMeta for a list of tensors, and for everything else the
@@ -95,6 +104,16 @@ _DTYPES: dict[torch.dtype, tuple[str, int]] = {
     torch.complex128: ("complex<f64>", 10),
     torch.bool: ("i1", 11),
     torch.bfloat16: ("bf16", 15),
+}
+
+
+# The numbers by which TorchScript and the Torch dialect know a layout and a memory format.
+LAYOUTS = {torch.strided: 0}
+MEMORY_FORMATS = {
+    torch.contiguous_format: 0,
+    torch.preserve_format: 1,
+    torch.channels_last: 2,
+    torch.channels_last_3d: 3,
 }
 
 

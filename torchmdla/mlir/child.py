@@ -17,7 +17,6 @@ if __name__ == "__main__" and not getattr(sys.flags, "safe_path", False):
 
 import json
 import os
-import traceback
 import types
 from pathlib import Path
 from typing import Any
@@ -44,21 +43,13 @@ def _install_bare_package() -> None:
 
 
 def _answer(job: str, arguments: dict[str, Any]) -> dict[str, str]:
-    from torchmdla.errors import CompileError
+    from torchmdla.compiler.lower import as_compile_error
     from torchmdla.mlir.jobs import JOBS
 
     try:
         return {"text": JOBS[job](**arguments)}
-    except CompileError as error:
-        return {
-            "reason": error.reason,
-            "op": error.op,
-            "source": error.source,
-            "diagnostic": error.diagnostic,
-        }
     except Exception as error:
-        reason = f"the compiler failed: {type(error).__name__}: {error}"
-        return {"reason": reason, "op": "", "source": "", "diagnostic": traceback.format_exc()}
+        return as_compile_error(error).fields()
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from torchmdla.capture.normalise import normalise
 from torchmdla.errors import CompileError
 from torchmdla.importer import TensorMeta
 from torchmdla.importer.fx import attribute, import_fx, source_of_node
+from torchmdla.importer.types import recorded
 from torchmdla.mlir.context import new_context
 from torchmdla.mlir.function import FunctionArgument, TorchFunction, contiguous, from_imported
 from torchmdla.mlir.specs import Inputs
@@ -143,7 +144,7 @@ def _import_static(module: fx.GraphModule, arguments: Sequence[FunctionArgument]
     normalise(graph)
     graph.eliminate_dead_code()
     (results,) = graph.output_node().args
-    record = {node.name: _described(node) for node in graph.nodes if node.op != "output"}
+    record = {node.name: _recorded(node) for node in graph.nodes if node.op != "output"}
     placeholders = graph.find_nodes(op="placeholder")
     for node in [*placeholders, *results]:  # type: ignore[union-attr, misc]
         record[node.name] = contiguous(record[node.name])  # type: ignore[union-attr]
@@ -179,13 +180,8 @@ def _import_varying(module: fx.GraphModule, arguments: Sequence[FunctionArgument
     return TorchFunction(importer.module, tuple(arguments), is_typed=False)
 
 
-def _described(node: fx.Node) -> object:
-    def described(value: Any) -> object:
-        if isinstance(value, torch.Tensor):
-            return TensorMeta.of(value)
-        return [described(item) for item in value] if isinstance(value, list | tuple) else value
-
-    return described(attribute(node) if node.op == "get_attr" else node.meta["val"])
+def _recorded(node: fx.Node) -> object:
+    return recorded(attribute(node) if node.op == "get_attr" else node.meta["val"])
 
 
 def _varies(graph: fx.Graph) -> bool:

@@ -50,4 +50,4 @@ def run_job(
         answer = json.loads(reply.read_text())
     if "text" in answer:
         return str(answer["text"])
-    raise CompileError(answer.pop("reason"), **answer)
+    raise CompileError(**answer)

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 
 from torchmdla.errors import CompileError
-from torchmdla.importer import TensorMeta, import_graph
+from torchmdla.importer import import_graph
 from torchmdla.importer.graph import METADATA
 from torchmdla.importer.sources import source_of
+from torchmdla.importer.types import recorded
 from torchmdla.mlir.function import FunctionArgument, TorchFunction, contiguous, from_imported
 from torchmdla.mlir.interpreter import Run, input_name, leaves, mapped, node_name
 
@@ -210,21 +211,13 @@ class _Recording(Run):
         values = list(values)
         super().define(values, results)
         for value, result in zip(values, results, strict=True):
-            self.record[value.debugName()] = _described(result)
+            self.record[value.debugName()] = recorded(result)
 
 
 def _record(graph: torch._C.Graph, inputs: Sequence[Any]) -> dict[str, object]:
     run = _Recording()
     run.run(graph, inputs)
     return run.record
-
-
-def _described(value: object) -> object:
-    if isinstance(value, torch.Tensor):
-        return TensorMeta.of(value)
-    if isinstance(value, list | tuple):
-        return [_described(item) for item in value]
-    return str(value) if isinstance(value, torch.device) else value
 
 
 def _refuse_writes(graph: torch._C.Graph) -> None:

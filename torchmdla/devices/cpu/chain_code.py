@@ -17,7 +17,16 @@ from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.nests import ELEMENT_BYTES, stored
 from torchmdla.devices.cpu.schedule import choose
 from torchmdla.devices.cpu.size_code import Blocks, SizeCode, Symbols, count, share_slots
-from torchmdla.devices.cpu.steps import Buffer, ChainStep, NestStep, Scalar, Step, final_nest, flattened
+from torchmdla.devices.cpu.steps import (
+    Buffer,
+    ChainStep,
+    NestStep,
+    Scalar,
+    Step,
+    final_nest,
+    first_and_last_uses,
+    flattened,
+)
 
 SCRATCH = "mdla_scratch"
 
@@ -279,8 +288,5 @@ def _may_fail(member: NestStep) -> bool:
 
 def _lifetimes(step: ChainStep) -> dict[Buffer, Lifetime]:
     """Of the locals, in members."""
-    found = {}
-    for buffer in step.locals:
-        used = [k for k, member in enumerate(step.members) if buffer in (*member.reads, *member.writes)]
-        found[buffer] = Lifetime(buffer.bytes, used[0], used[-1])
-    return found
+    first, last = first_and_last_uses(step.members)
+    return {b: Lifetime(b.bytes, first[b], last[b]) for b in step.locals}

@@ -8,18 +8,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from torchmdla.devices.cpu.steps import Access, Buffer, NestStep, Step, Steps, covers, is_copy
+from torchmdla.devices.cpu.steps import Access, Buffer, NestStep, Step, Steps, covers, first_and_last_uses, is_copy
 
 
 def remove_copies(steps: Steps) -> None:
     """Lets buffers that are copied whole when they are used for the last time be what they are copied to, in place.
     Copies of what nobody has written yet disappear."""
-    first: dict[Buffer, int] = {}
-    last: dict[Buffer, int] = {}
-    for position, step in enumerate(steps.steps):
-        for buffer in [*step.reads, *step.writes]:
-            first.setdefault(buffer, position)
-            last[buffer] = position
+    first, last = first_and_last_uses(steps.steps)
     becomes: dict[Buffer, Buffer] = {}
     kept: list[Step] = []
     written: set[Buffer] = set()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from torchmdla.compiler.artifact import Pack
 from torchmdla.compiler.program import Program
@@ -21,6 +22,7 @@ from torchmdla.devices.cpu.steps import (
     AssertStep,
     Buffer,
     ChainStep,
+    ElementStep,
     LoadStep,
     NestStep,
     Packing,
@@ -32,6 +34,7 @@ from torchmdla.devices.cpu.steps import (
     Steps,
     StoreStep,
     final_nest,
+    first_and_last_uses,
 )
 from torchmdla.devices.cpu.vector_math import expand
 
@@ -204,22 +207,7 @@ class _FunctionWriter:
         return self.text
 
     def _run(self, step: Step) -> None:
-        if isinstance(step, NestStep):
-            self._call(step)
-        elif isinstance(step, ChainStep):
-            self._call_chain(step)
-        elif isinstance(step, RepeatStep):
-            self._repeat(step)
-        elif isinstance(step, RegionStep):
-            self._call_region(step)
-        elif isinstance(step, LoadStep):
-            self._load(step)
-        elif isinstance(step, StoreStep):
-            self._store(step)
-        elif isinstance(step, ScalarStep):
-            self._compute(step)
-        else:
-            self._assert(step)
+        _WRITERS[type(step)](self, step)
 
     # Text.
 
@@ -397,7 +385,7 @@ class _FunctionWriter:
 
     # Scalar code.
 
-    def _element_address(self, step: LoadStep | StoreStep) -> tuple[str, str]:
+    def _element_address(self, step: ElementStep) -> tuple[str, str]:
         pointer, kind = self._pointer(step.buffer, step.offset), stored(step.buffer.element)
         for index, stride in zip(step.indices, step.strides, strict=True):
             distance = self._define(f"llvm.mul {self._name(index)}, {self._number(stride)} : i64")
@@ -411,11 +399,11 @@ class _FunctionWriter:
         own = computed(step.buffer.element)
         if own != kind:
             name = self._define(f"llvm.trunc {name} : {kind} to {own}")
-        self._names[step.result] = name
+        self._names[step.scalar] = name
 
     def _store(self, step: StoreStep) -> None:
         pointer, kind = self._element_address(step)
-        name, own = self._name(step.value), computed(step.buffer.element)
+        name, own = self._name(step.scalar), computed(step.buffer.element)
         if own != kind:
             name = self._define(f"llvm.zext {name} : {own} to {kind}")
         align = ELEMENT_BYTES[kind]
@@ -479,16 +467,22 @@ class _FunctionWriter:
         return f"llvm.func @{self.symbol}(%buffers: !llvm.ptr) -> i32 {self._module.attributes} {{\n{lines}\n}}"
 
 
+_WRITERS: Mapping[type, Callable[[_FunctionWriter, Any], None]] = {
+    NestStep: _FunctionWriter._call,
+    ChainStep: _FunctionWriter._call_chain,
+    RepeatStep: _FunctionWriter._repeat,
+    RegionStep: _FunctionWriter._call_region,
+    LoadStep: _FunctionWriter._load,
+    StoreStep: _FunctionWriter._store,
+    ScalarStep: _FunctionWriter._compute,
+    AssertStep: _FunctionWriter._assert,
+}
+
+
 def lifetimes(steps: Sequence[Step]) -> dict[Buffer, Lifetime]:
     """Of the steps' temporaries."""
-    first: dict[Buffer, int] = {}
-    last: dict[Buffer, int] = {}
-    for position, step in enumerate(steps):
-        for buffer in [*step.reads, *step.writes]:
-            if buffer.kind == "temporary":
-                first.setdefault(buffer, position)
-                last[buffer] = position
-    return {b: Lifetime(b.bytes, first[b], last[b]) for b in first}
+    first, last = first_and_last_uses(steps)
+    return {b: Lifetime(b.bytes, first[b], last[b]) for b in first if b.kind == "temporary"}
 
 
 def plan_workspace(steps: Sequence[Step]) -> tuple[dict[Buffer, int], int]:

@@ -29,7 +29,7 @@ _ZERO = {kind: Instruction("arith.constant", (), kind, f"{{value = -0.0 : {kind}
 
 def merge_epilogues(steps: Steps) -> None:
     """Merges every elementwise step that can be into the reduction before it, in place."""
-    users = Users(steps)
+    users = Users(steps.steps)
     for step in list(steps.steps):
         if isinstance(step, NestStep) and _reduces(step):
             _merge_start(steps, users, step)

@@ -24,6 +24,7 @@ from torchmdla.devices.cpu.steps import (
     NestStep,
     Step,
     Steps,
+    Users,
     covers,
     indexed_loops,
     is_elementwise,
@@ -40,11 +41,9 @@ _VECTORS = (2, 3, 1)
 def separate_slices(steps: Steps) -> None:
     """Gives temporaries that are read in equal slices along a dimension a dimension of slices, and the loop that writes
     them a loop of slices, in place. Layouts of weights then keep the slices apart."""
-    users: dict[Buffer, list[Step]] = {}
-    for step in steps.steps:
-        for buffer in dict.fromkeys([*step.reads, *step.writes]):
-            users.setdefault(buffer, []).append(step)
-    for buffer, (_, *readers) in users.items():
+    users = Users(steps.steps)
+    for buffer in steps.buffers():
+        _, *readers = users.of(buffer)
         nests = [s for s in readers if isinstance(s, NestStep) and not s.tables and buffer not in s.writes]
         if buffer.kind == "temporary" and not buffer.fixed and readers and len(nests) == len(readers):
             found = _sliced_dimension(buffer, nests)
@@ -52,9 +51,9 @@ def separate_slices(steps: Steps) -> None:
                 _separate(users, buffer, *found)
 
 
-def _separate(users: dict[Buffer, list[Step]], buffer: Buffer, dimension: int, extent: int) -> None:
+def _separate(users: Users, buffer: Buffer, dimension: int, extent: int) -> None:
     """Reshapes a buffer, and whatever an elementwise step makes it of: the loops of the product behind it follow."""
-    writer, *readers = users[buffer]
+    writer, *readers = users.of(buffer)
     if not isinstance(writer, NestStep) or not _split_writer(writer, buffer, dimension, extent):
         return
     _reshape(buffer, [s for s in (writer, *readers) if isinstance(s, NestStep)], dimension, extent)
@@ -62,7 +61,7 @@ def _separate(users: dict[Buffer, list[Step]], buffer: Buffer, dimension: int, e
         return
     for source in dict.fromkeys(a.buffer for a in writer.inputs):
         whole = [d for d, size in enumerate(source.sizes) if size == math.prod(buffer.sizes[dimension : dimension + 2])]
-        if source.kind == "temporary" and not source.fixed and len(users[source]) == 2 and len(whole) == 1:
+        if source.kind == "temporary" and not source.fixed and len(users.of(source)) == 2 and len(whole) == 1:
             indices = [a.indices[whole[0]] for a in writer.inputs if a.buffer is source]
             if all(sorted(f for f in i.factors if f) == [1, extent] and not i.constant for i in indices):
                 _separate(users, source, whole[0], extent)

@@ -14,7 +14,7 @@ from torchmdla.devices.cpu.steps import Access, Buffer, Linear, NestStep, Step, 
 
 def compute_in_place(steps: Steps) -> None:
     """Removes copies of temporaries into blocks of other buffers where the source can be computed there."""
-    users, touched = Users(steps), _Touched()
+    users, touched = Users(steps.steps), _Touched()
     order = {step: k for k, step in enumerate(steps.steps)}
     for copy in [s for s in steps.nests() if is_copy(s)]:
         block = _block(copy)
@@ -31,7 +31,7 @@ def compute_in_place(steps: Steps) -> None:
         steps.steps.remove(copy)
         if isinstance(fill, NestStep):
             _fill_first(steps, fill, whole, source.sizes, block)
-            users = Users(steps)
+            users = Users(steps.steps)
             order = {step: k for k, step in enumerate(steps.steps)}
         else:
             both = {*users.of(source), *users.of(whole)} - {copy}

@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from torchmdla.devices.cpu.steps import Access, Buffer, ChainStep, NestStep, RepeatStep, Step, Steps, covers, is_copy
+from torchmdla.devices.cpu.steps import (
+    Access,
+    Buffer,
+    ChainStep,
+    NestStep,
+    RepeatStep,
+    Step,
+    Steps,
+    covers,
+    first_and_last_uses,
+    is_copy,
+)
 
 
 def separate_values(steps: Steps) -> None:
@@ -54,12 +65,7 @@ def _starts_value(step: NestStep, output: Access) -> bool:
 
 def share_buffers(steps: Steps) -> None:
     """Lets an elementwise step write over an input that nobody needs afterwards: fewer bytes stay in the caches."""
-    first: dict[Buffer, int] = {}
-    last: dict[Buffer, int] = {}
-    for position, step in enumerate(steps.steps):
-        for buffer in [*step.reads, *step.writes]:
-            first.setdefault(buffer, position)
-            last[buffer] = position
+    first, last = first_and_last_uses(steps.steps)
     merged: dict[Buffer, Buffer] = {}
 
     def resolved(buffer: Buffer) -> Buffer:

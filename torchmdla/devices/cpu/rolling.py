@@ -28,6 +28,7 @@ from torchmdla.devices.cpu.steps import (
     RepeatStep,
     Step,
     Steps,
+    Users,
     View,
 )
 
@@ -230,17 +231,14 @@ class _Loop:
         Raises:
             _NoLoop: one of these needs a value where it is, or the rows take too much memory.
         """
-        users: dict[Buffer, list[Step]] = {}
-        for step in others:
-            for buffer in {*step.reads, *step.writes}:
-                users.setdefault(buffer, []).append(step)
+        users = Users(others)
         taken: set[Buffer] = {buffer for buffer, _ in self._sources if isinstance(buffer, Buffer)}
         for values in self._values:
             everything = values.all().values()
             if taken & set(everything):
                 raise _NoLoop
             taken.update(everything)
-            around = [(b, step) for b in everything for step in users.get(b, ())]
+            around = [(b, step) for b in everything for step in users.of(b)]
             if any(_is_needed_as_it_is(buffer, step) for buffer, step in around):
                 raise _NoLoop
             if values.given or around:

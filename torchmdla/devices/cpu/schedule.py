@@ -288,11 +288,6 @@ def _elements(nest: Nest, operand: Operand) -> int:
     return math.prod(size for size, stride in zip(nest.sizes, operand.strides, strict=True) if stride != 0)
 
 
-def _reduction_order(nest: Nest, vector: int) -> tuple[int, ...]:
-    loops = [d for d, reduced in enumerate(nest.reduction) if reduced]
-    return tuple(sorted(loops, key=lambda d: (d == vector, -max((o.strides[d] for o in nest.inputs), default=0), d)))
-
-
 def _with_bounded_scratch(nest: AnyNest, known: Nest, levels: tuple[Level, ...], unknown: Unknown) -> tuple[Level, ...]:
     """Levels whose blocks of a reduction have a scratch buffer of bounded size: dynamic loops inside of them are in
     blocks, too. A loop that may have no iteration has no blocks, since the last of these stores the results."""

@@ -197,14 +197,20 @@ class RegionStep:
 
 
 @dataclass(eq=False)
-class LoadStep:
-    """``result`` becomes the element of ``buffer`` at ``offset`` plus the sum of ``indices`` times ``strides``."""
+class ElementStep:
+    """Moves ``scalar`` from or to the element of ``buffer`` at ``offset`` plus the sum of ``indices`` times
+    ``strides``."""
 
-    result: Scalar
+    scalar: Scalar
     buffer: Buffer
     offset: int
     indices: tuple[Scalar, ...]
     strides: tuple[int, ...]
+
+
+@dataclass(eq=False)
+class LoadStep(ElementStep):
+    """The scalar becomes the element."""
 
     @property
     def reads(self) -> list[Buffer]:
@@ -216,14 +222,8 @@ class LoadStep:
 
 
 @dataclass(eq=False)
-class StoreStep:
-    """The reverse of :class:`LoadStep`."""
-
-    value: Scalar
-    buffer: Buffer
-    offset: int
-    indices: tuple[Scalar, ...]
-    strides: tuple[int, ...]
+class StoreStep(ElementStep):
+    """The element becomes the scalar."""
 
     @property
     def reads(self) -> list[Buffer]:
@@ -406,12 +406,23 @@ def _uses(step: Step, buffer: Buffer) -> bool:
     return any(a.buffer is buffer for a in step.accesses) or any(t.buffer is buffer for t in step.tables)
 
 
+def first_and_last_uses(steps: Iterable[Step]) -> tuple[dict[Buffer, int], dict[Buffer, int]]:
+    """The positions of the first and of the last step that use each buffer, in order of appearance."""
+    first: dict[Buffer, int] = {}
+    last: dict[Buffer, int] = {}
+    for position, step in enumerate(steps):
+        for buffer in [*step.reads, *step.writes]:
+            first.setdefault(buffer, position)
+            last[buffer] = position
+    return first, last
+
+
 class Users:
     """The steps that use each buffer, in order: an index for passes that ask for many, which they keep up."""
 
-    def __init__(self, steps: Steps) -> None:
+    def __init__(self, steps: Iterable[Step]) -> None:
         self._found: dict[Buffer, list[Step]] = {}
-        for step in steps.steps:
+        for step in steps:
             for buffer in dict.fromkeys([*step.reads, *step.writes]):
                 self._found.setdefault(buffer, []).append(step)
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torchmdla.testing.programs.inputs import Draw, booleans, integers, normal
 from torchmdla.testing.programs.program import Program, functions, modules, with_gradients
 
-F32, F64 = torch.float32, torch.float64
+F64 = torch.float64
 DTYPES = {
     "float64": normal(4, 6, dtype=F64),
     "float32": normal(4, 6),
