@@ -2,7 +2,8 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-SOURCES := $(wildcard src/*.cpp src/*.h) CMakeLists.txt setup.py
+CXX_FILES := $(wildcard src/*.cpp src/*.h src/*/*.cpp src/*/*.h)
+SOURCES := $(CXX_FILES) CMakeLists.txt setup.py
 # Tests are mostly waiting for compiler processes: two workers keep two cores busy.
 JOBS   ?= 2
 
@@ -17,13 +18,13 @@ test: build
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/clang-format --dry-run --Werror $(wildcard src/*.cpp src/*.h)
+	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
 	$(BIN)/mypy
 
 format: $(VENV)/.installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i $(wildcard src/*.cpp src/*.h)
+	$(BIN)/clang-format -i $(CXX_FILES)
 
 build: $(VENV)/.built
 
