@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy
 import pytest
@@ -50,9 +51,7 @@ class Kernel:
     """A nest's kernel, compiled alone for a machine, with vectors of one value if ``scalar``."""
 
     def __init__(self, nest: Nest, machine: Machine, scalar: bool = False) -> None:
-        schedule = choose(nest, machine)
-        if scalar:
-            schedule = choose(nest, Machine(4, 16))
+        schedule = choose(nest, Machine(4, 16) if scalar else machine)
         code = write_kernel(nest, schedule, machine, function_attributes(Program("", (), (), HOST)))
         assert code.externals == ()
         text = code.text.replace("{symbol}", "kernel").replace("llvm.func internal", "llvm.func")
@@ -127,16 +126,22 @@ def check(name: str, values: torch.Tensor, actual: torch.Tensor) -> None:
     assert torch.equal(torch.signbit(actual[zero]), torch.signbit(nearest[zero]))
 
 
+# What the host's vectors have instructions for, and what every machine has.
+MACHINES = {"host": Machine.of(HOST), "plain": Machine(32, 16)}
+
+
 @pytest.mark.parametrize("name", sorted(EXACT))
-def test_within_four_ulp_over_the_whole_range(name: str) -> None:
+@pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
+def test_within_four_ulp_over_the_whole_range(name: str, machine: Machine) -> None:
     values = torch.cat([floats_of_every_kind(), thresholds()])
     for part in values.split(1 << 22):
-        check(name, part, apply(name, part, Machine.of(HOST)))
+        check(name, part, apply(name, part, machine))
 
 
 @pytest.mark.parametrize("name", sorted(EXACT))
-@pytest.mark.parametrize("machine", [Machine(32, 16), Machine(16, 32)], ids=["256-bit", "128-bit"])
-def test_same_values_at_any_width(name: str, machine: Machine) -> None:
+@pytest.mark.parametrize(("vector_bytes", "registers"), [(32, 16), (16, 32)], ids=["256-bit", "128-bit"])
+def test_same_values_at_any_width(name: str, vector_bytes: int, registers: int) -> None:
+    machine = replace(Machine.of(HOST), vector_bytes=vector_bytes, registers=registers)
     values = torch.cat([floats_of_every_kind()[::97], thresholds()])
     wide = apply(name, values, Machine.of(HOST))
     assert torch.equal(apply(name, values, machine).view(torch.int32), wide.view(torch.int32))

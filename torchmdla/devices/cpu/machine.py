@@ -12,7 +12,8 @@ class Machine:
     """The widest vector in bytes, how many vector registers there are, and whether arithmetic takes an operand from
     memory broadcast to all lanes. Caches are those of a common core of the kind, in bytes, with the ways and line of
     the second level; smaller ones cost speed, not correctness. ``fused``: multiply-add is one instruction;
-    ``scales``: so is a product with a power of two that an integer gives."""
+    ``scales``: so is a product with a power of two; ``looks_up``: so is a lookup in a table of 16
+    floats."""
 
     vector_bytes: int
     registers: int
@@ -23,13 +24,14 @@ class Machine:
     line: int = 64
     fused: bool = True
     scales: bool = False
+    looks_up: bool = False
 
     @classmethod
     def of(cls, target: Target) -> Machine:
         """The machine that ``target``'s features promise."""
         features = set(target.features.split(","))
         if "+avx512f" in features:
-            return cls(64, 32, embeds_broadcasts=True, scales=True)
+            return cls(64, 32, embeds_broadcasts=True, scales=True, looks_up=True)
         if "+avx2" in features:
             return cls(32, 16, second_level=256 << 10, ways=8, fused="+fma" in features)
         is_arm = target.triple.startswith(("aarch64", "arm64"))

@@ -73,8 +73,10 @@ class Instruction:
     """One op of the body, with one result. Values are numbered: inputs, outputs, scalars, then results in order.
 
     ``name`` is the MLIR op's, or ``"index"`` (``payload``: the loop), ``"load"`` (``payload``: the table; the
-    operands are its indices), ``"assert"`` (its operand must be true, or the call fails), or ``"size"`` (the value of
-    ``size``, as a number of type ``result``: ``i32``, ``i64`` or a floating type; a dynamic nest's
+    operands are its indices), ``"lookup"`` (that of the 16 floats in ``attributes`` which its operand, an ``i32``,
+    numbers by its lowest four bits), ``"scale"`` (its first operand times two to the power of its second, an integer,
+    both ``f32``), ``"assert"`` (its operand must be true, or the call fails), or ``"size"`` (the
+    value of ``size``, as a number of type ``result``: ``i32``, ``i64`` or a floating type; a dynamic nest's
     ``arith.constant``).
     """
 

@@ -9,7 +9,8 @@ Methods. exp, exp2, expm1 and tanh: reduction by multiples of ln 2 in two steps 
 Manual for the Elementary Functions, 1980), here exact by fused multiply-add, rounding to an integer by adding 1.5·2²³;
 then a polynomial, then a power of two. tanh(x) = expm1(2x) / (expm1(2x) + 2), halved throughout.
 erf(x) = -expm1(-x·Q(x)) for x ≥ 0 with Q(x) = -ln(erfc(x)) / x, which is smooth, so one polynomial serves the whole
-range. log: mantissa in [√½, √2), log1p(f) = f - f²/2 + f³·P(f), as in Cephes (S. L. Moshier).
+range; where a lookup in sixteen floats is one instruction, a table of polynomials around sixteen points takes half the
+time. log: mantissa in [√½, √2), log1p(f) = f - f²/2 + f³·P(f), as in Cephes (S. L. Moshier).
 
 Coefficients are weighted minimax fits in double precision, by Lawson's iteration (C. L. Lawson, 1961: least squares on
 2000 Chebyshev nodes, weights multiplied by the error until it is level), then rounded to single precision. Each table
@@ -35,6 +36,48 @@ _ERF = (
     0.0012518726289272308, -0.0003810438502114266, 4.071366129210219e-05,
 )  # fmt: skip
 
+# erf(k·h + d) as polynomials in d, weighted by 1/erf, for k = 0 … 15 and |d| ≤ h/2: by power of d, of all k. The first
+# is fixed to 0 at the least k, the last to 1, which erf is to single precision from 3.92 on.
+_ERF_STEP = 67 / 256
+_ERF_TABLE = (
+    (
+        0.0, 0.2887115478515625, 0.5408531427383423, 0.7331640720367432,
+        0.8612614274024963, 0.9357773661613464, 0.9736325740814209, 0.9904270172119141,
+        0.9969336986541748, 0.9991350769996643, 0.9997854828834534, 0.9999532699584961,
+        0.9999910593032837, 0.9999985098838806, 0.9999997615814209, 1.0,
+    ),
+    (
+        1.128379225730896, 1.0536766052246094, 0.8579542636871338, 0.6091516017913818,
+        0.3771301209926605, 0.20359238982200623, 0.09583770483732224, 0.03933831676840782,
+        0.01407990325242281, 0.004394283518195152, 0.0011958618415519595, 0.0002837778301909566,
+        5.871923713129945e-05, 1.059465739672305e-05, 1.666855268922518e-06, 1.102621990867192e-05,
+    ),
+    (
+        2.8054927270204644e-07, -0.27576306462287903, -0.44907763600349426, -0.478267103433609,
+        -0.39480993151664734, -0.26643145084381104, -0.1504896730184555, -0.07207360863685608,
+        -0.029489874839782715, -0.01035044901072979, -0.0031353607773780823, -0.0008185442420653999,
+        -0.0001806614745873958, -3.922600808436982e-05, 2.597636466816766e-06, 0.000659203331451863,
+    ),
+    (
+        -0.37614214420318604, -0.30313625931739807, -0.12928949296474457, 0.047304291278123856,
+        0.1498316526412964, 0.16455720365047455, 0.12560546398162842, 0.07490956783294678,
+        0.03645577281713486, 0.01478890422731638, 0.005062108859419823, 0.001473314012400806,
+        0.0003665098629426211, 7.821685721864924e-05, 1.4359297892951872e-05, 0.01412647683173418,
+    ),
+    (
+        0.0002953668008558452, 0.13066649436950684, 0.18228751420974731, 0.13977238535881042,
+        0.05343439057469368, -0.01780111715197563, -0.04848732054233551, -0.04422992467880249,
+        -0.0277724526822567, -0.014028864912688732, -0.005295170471072197, -0.001775922835804522,
+        -0.0007406034274026752, 6.23885789536871e-05, -0.0005331689608283341, 0.12334942072629929,
+    ),
+    (
+        0.11092217266559601, 0.07822289317846298, 0.0012773931957781315, -0.05843031406402588,
+        -0.0669265165925026, -0.03935055434703827, -0.007447770796716213, 0.010083533823490143,
+        0.012747013010084629, 0.008723756298422813, 0.004342074040323496, 0.0017003335524350405,
+        0.000542345573194325, 0.00014365521201398224, 3.19405116897542e-05, 0.37706443667411804,
+    ),
+)  # fmt: skip
+
 # (log1p(f) - f + f²/2) / f³, weighted by f³ / log1p(f), for √½ - 1 ≤ f ≤ √2 - 1.
 _LOG = (
     0.3333333134651184, -0.2500081956386566, 0.20001226663589478, -0.16623356938362122, 0.14201757311820984,
@@ -48,15 +91,11 @@ _ROUNDER = 1.5 * 2.0**23
 _LN2_HI = 0.693147182464599609375
 _LN2_LO = math.log(2.0) - _LN2_HI
 
-_ROUNDER_BITS = 0x4B400000
-
 _MANTISSA_BITS = 23
 _ONE_BITS = 0x3F800000
 _SMALLEST_NORMAL = 2.0**-126
 
 _PREDICATES = {"oeq": 1, "ogt": 2, "olt": 4, "ole": 5}
-
-_LDEXP = '{intrin = "llvm.ldexp", op_bundle_sizes = array<i32>, operandSegmentSizes = array<i32: 2, 0>}'
 
 _HALF_PRECISION = ("f16", "bf16")
 
@@ -134,18 +173,28 @@ class _Code:
             total = self.fma(total, x, self.number(coefficient))
         return total
 
+    def lookup(self, index: int, values: Sequence[float]) -> int:
+        """That of sixteen floats which the lowest four bits of ``index`` number."""
+        bits = ", ".join(f"0x{b:08X}" for b in struct.unpack("<16I", struct.pack("<16f", *values)))
+        return self.op("lookup", index, attributes=f"[{bits}]")
+
     def power_of_two(self, exponent: int) -> int:
         """2ⁿ for the integer in the lowest 9 bits of ``exponent``, from -126 to 127."""
         shifted = self.int_op("shli", exponent, self.integer(_MANTISSA_BITS))
         return self.float_of(self.int_op("addi", shifted, self.integer(_ONE_BITS)))
 
 
-def _reduced(code: _Code, x: int) -> tuple[int, int]:
-    """``x = n·ln 2 + r`` with ``|r| ≤ ln(2)/2``: the bits whose lowest hold ``n``, and ``r``."""
+def _reduced(code: _Code, x: int) -> tuple[int, int, int]:
+    """``x = n·ln 2 + r`` with ``|r| ≤ ln(2)/2``: ``n`` with the rounder added, ``n`` and ``r``."""
     shifted = code.fma(x, code.number(1 / math.log(2.0)), code.number(_ROUNDER))
     n = code.sub(shifted, code.number(_ROUNDER))
     r = code.fma(n, code.number(-_LN2_HI), x)
-    return code.bits(shifted), code.fma(n, code.number(-_LN2_LO), r)
+    return shifted, n, code.fma(n, code.number(-_LN2_LO), r)
+
+
+def _exp_near_zero(code: _Code, r: int) -> int:
+    """``exp(r)`` for ``|r| ≤ ln(2)/2``."""
+    return code.polynomial(r, (1.0, 1.0, *_EXP))
 
 
 def _expm1_near_zero(code: _Code, r: int) -> int:
@@ -153,12 +202,12 @@ def _expm1_near_zero(code: _Code, r: int) -> int:
     return code.fma(code.mul(r, r), code.polynomial(r, _EXP), r)
 
 
-def _scaled(code: _Code, x: int, exponent: int) -> int:
+def _scaled(code: _Code, x: int, shifted: int, n: int) -> int:
     """``x·2ⁿ`` for ``n`` from -250 to 250: at once, or in two factors, so that results outside of the normal range are
-    right. ``exponent`` holds ``n`` as sums with the rounder do."""
+    right. ``shifted``: ``n`` with the rounder added."""
     if code.machine.scales:
-        n = code.int_op("subi", exponent, code.integer(_ROUNDER_BITS))
-        return code.op("llvm.call_intrinsic", x, n, attributes=_LDEXP)
+        return code.op("scale", x, n)
+    exponent = code.bits(shifted)
     half = code.int_op("shrsi", exponent, code.integer(1))
     rest = code.int_op("subi", exponent, half)
     return code.mul(code.mul(x, code.power_of_two(half)), code.power_of_two(rest))
@@ -166,22 +215,22 @@ def _scaled(code: _Code, x: int, exponent: int) -> int:
 
 def _exp(code: _Code, x: int) -> int:
     # Beyond these limits exp is 0 and infinity.
-    exponent, r = _reduced(code, code.at_most(code.at_least(x, -104.0), 89.0))
-    return _scaled(code, code.add(_expm1_near_zero(code, r), code.number(1.0)), exponent)
+    shifted, n, r = _reduced(code, code.at_most(code.at_least(x, -104.0), 89.0))
+    return _scaled(code, _exp_near_zero(code, r), shifted, n)
 
 
 def _exp2(code: _Code, x: int) -> int:
     x = code.at_most(code.at_least(x, -151.0), 129.0)
     shifted = code.add(x, code.number(_ROUNDER))
-    r = code.sub(x, code.sub(shifted, code.number(_ROUNDER)))
-    near = _expm1_near_zero(code, code.mul(r, code.number(math.log(2.0))))
-    return _scaled(code, code.add(near, code.number(1.0)), code.bits(shifted))
+    n = code.sub(shifted, code.number(_ROUNDER))
+    near = _exp_near_zero(code, code.mul(code.sub(x, n), code.number(math.log(2.0))))
+    return _scaled(code, near, shifted, n)
 
 
 def _expm1(code: _Code, x: int) -> int:
     # Half the result, doubled at last: the power of two of the largest results is no float.
-    exponent, r = _reduced(code, code.at_most(code.at_least(x, -20.0), 89.0))
-    half_power = code.power_of_two(code.int_op("subi", exponent, code.integer(1)))
+    shifted, _, r = _reduced(code, code.at_most(code.at_least(x, -20.0), 89.0))
+    half_power = code.power_of_two(code.int_op("subi", code.bits(shifted), code.integer(1)))
     half = code.fma(half_power, _expm1_near_zero(code, r), code.sub(half_power, code.number(0.5)))
     return code.op("math.copysign", code.add(half, half), x)
 
@@ -201,11 +250,27 @@ def _tanh(code: _Code, x: int) -> int:
 
 
 def _erf(code: _Code, x: int) -> int:
+    return _erf_by_table(code, x) if code.machine.looks_up else _erf_by_exponential(code, x)
+
+
+def _erf_by_table(code: _Code, x: int) -> int:
+    last = len(_ERF_TABLE[0]) - 1
+    t = code.at_most(code.op("math.absf", x), last * _ERF_STEP)
+    shifted = code.fma(t, code.number(1 / _ERF_STEP), code.number(_ROUNDER))
+    d = code.fma(code.sub(shifted, code.number(_ROUNDER)), code.number(-_ERF_STEP), t)
+    index = code.bits(shifted)
+    total = code.lookup(index, _ERF_TABLE[-1])
+    for coefficients in reversed(_ERF_TABLE[:-1]):
+        total = code.fma(total, d, code.lookup(index, coefficients))
+    return code.op("math.copysign", total, x)
+
+
+def _erf_by_exponential(code: _Code, x: int) -> int:
     # From 3.92 on erf is 1.
     t = code.at_most(code.op("math.absf", x), 4.0)
     z = code.mul(code.op("arith.negf", t), code.polynomial(t, _ERF))
-    exponent, r = _reduced(code, z)
-    power = code.power_of_two(exponent)
+    shifted, _, r = _reduced(code, z)
+    power = code.power_of_two(code.bits(shifted))
     rest = code.sub(code.number(1.0), power)
     size = code.sub(rest, code.mul(power, _expm1_near_zero(code, r)))
     return code.op("math.copysign", size, x)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from torchmdla.compiler.sizes import Size
 from torchmdla.devices.cpu import math_library
@@ -13,6 +14,9 @@ from torchmdla.devices.cpu.numbering import multiply_adds, numbering
 
 # Floating types, with the bits of infinity.
 INFINITY = {"f16": 0x7C00, "bf16": 0x7F80, "f32": 0x7F800000, "f64": 0x7FF0000000000000}
+
+# Floats in a vector of AVX-512, and in the table of a lookup.
+_WHOLE_VECTOR = 16
 
 # Integer powers that eager computes by products, too.
 _SMALL_POWERS = (1, 2, 3)
@@ -30,11 +34,8 @@ class InstructionWriter(CodeWriter):
         self.externals: dict[str, str] = {}
 
     def _apply(self, instruction: Instruction, operands: Sequence[Value]) -> Value:
-        if instruction.name in ("arith.index_cast", "arith.index_castui"):
-            return self._cast_index(instruction, operands[0])
-        if instruction.name == math_library.INTEGER_POWER:
-            return self._integer_power(instruction, operands)
-        return self._emit(instruction, operands)
+        write = _SPECIAL.get(instruction.name, InstructionWriter._emit)
+        return write(self, instruction, operands)
 
     def _integer_power(self, instruction: Instruction, operands: Sequence[Value]) -> Value:
         base, exponent = operands
@@ -48,6 +49,46 @@ class InstructionWriter(CodeWriter):
         real = self._define(f"arith.sitofp {exponent.name} : {exponent.type} to {wanted}")
         call = Instruction("math.powf", instruction.operands, instruction.result)
         return self._emit(call, [base, Value(real, base.element, exponent.lanes)])
+
+    def _look_up(self, instruction: Instruction, operands: Sequence[Value]) -> Value:
+        index = operands[0]
+        results = vector_type("f32", _WHOLE_VECTOR)
+        table = Value(self._literal(f"dense<{instruction.attributes}> : {results}"), "f32", _WHOLE_VECTOR)
+        found = self._intrinsic("llvm.x86.avx512.permvar.sf.512", [table, self._padded(index)])
+        return self._first_lanes(found, index.lanes)
+
+    def _scale(self, instruction: Instruction, operands: Sequence[Value]) -> Value:
+        value, exponent = operands
+        wide = self._padded(value)
+        every_lane = Value(self._literal("-1 : i16"), "i16")
+        # Rounding as everywhere else (_MM_FROUND_CUR_DIRECTION).
+        rounding = Value(self._literal("4 : i32"), "i32")
+        arguments = [wide, self._padded(exponent), wide, every_lane, rounding]
+        scaled = self._intrinsic("llvm.x86.avx512.mask.scalef.ps.512", arguments)
+        return self._first_lanes(scaled, value.lanes)
+
+    def _intrinsic(self, name: str, operands: Sequence[Value]) -> Value:
+        """One of AVX-512, which gives a whole vector of ``f32``."""
+        names, types = ", ".join(v.name for v in operands), ", ".join(v.type for v in operands)
+        result = Value("", "f32", _WHOLE_VECTOR)
+        return replace(result, name=self._define(f'llvm.call_intrinsic "{name}"({names}) : ({types}) -> {result.type}'))
+
+    def _padded(self, value: Value) -> Value:
+        """Sixteen lanes, whatever lies in those behind ``value``'s."""
+        if value.lanes in (1, _WHOLE_VECTOR):
+            return self._broadcast(value, _WHOLE_VECTOR)
+        lanes = ", ".join(str(k % value.lanes) for k in range(_WHOLE_VECTOR))
+        wide = self._define(f"llvm.shufflevector {value.name}, {value.name} [{lanes}] : {value.type}")
+        return Value(wide, value.element, _WHOLE_VECTOR)
+
+    def _first_lanes(self, value: Value, lanes: int) -> Value:
+        if lanes == value.lanes:
+            return value
+        if lanes == 1:
+            return Value(self._define(f"vector.extract {value.name}[0] : {value.element} from {value.type}"), "f32")
+        chosen = ", ".join(str(k) for k in range(lanes))
+        name = self._define(f"llvm.shufflevector {value.name}, {value.name} [{chosen}] : {value.type}")
+        return Value(name, value.element, lanes)
 
     def _constant_of(self, number: int) -> int | None:
         """The value of an integer constant of the body."""
@@ -79,8 +120,9 @@ class InstructionWriter(CodeWriter):
             name = name if exact == element else self._define(f"arith.truncf {name} : {exact} to {element}")
         return Value(name, element)
 
-    def _cast_index(self, instruction: Instruction, operand: Value) -> Value:
+    def _cast_index(self, instruction: Instruction, operands: Sequence[Value]) -> Value:
         """An index is an ``i64`` here, so the cast is an extension, a truncation or nothing."""
+        operand = operands[0]
         source, target = int(operand.element[1:]), int(instruction.result[1:])
         if source == target:
             return operand
@@ -145,3 +187,13 @@ class InstructionWriter(CodeWriter):
                 f"vector.insert {value.name}, {total} [{lane}] : {element} into {vector_type(element, lanes)}"
             )
         return Value(total, element, lanes)
+
+
+# What is written otherwise than as the op of its name.
+_SPECIAL: Mapping[str, Callable[[InstructionWriter, Instruction, Sequence[Value]], Value]] = {
+    "arith.index_cast": InstructionWriter._cast_index,
+    "arith.index_castui": InstructionWriter._cast_index,
+    math_library.INTEGER_POWER: InstructionWriter._integer_power,
+    "lookup": InstructionWriter._look_up,
+    "scale": InstructionWriter._scale,
+}
