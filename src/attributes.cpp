@@ -67,6 +67,15 @@ bool is_scalar(const c10::TypePtr& type) {
   }
 }
 
+// The inputs of a node that its schema calls running mean and variance.
+std::vector<size_t> statistics_of(const Node* node) {
+  std::vector<size_t> inputs;
+  if (const auto* schema = node->maybeSchema())
+    for (const auto* argument : {"running_mean", "running_var"})
+      if (const auto index = schema->argumentIndexWithName(argument)) inputs.push_back(*index);
+  return inputs;
+}
+
 // A submodule of a module that the graph is given, or that module.
 bool is_module(const Value* value) {
   while (value->node()->kind() == prim::GetAttr)
@@ -106,15 +115,19 @@ std::unordered_set<std::string> running_statistics(const Block* block) {
   for (const auto* node : block->nodes()) {
     for (const auto* inner : node->blocks())
       names.merge(running_statistics(inner));
-    const auto* schema = node->maybeSchema();
-    if (!schema) continue;
-    for (const auto* argument : {"running_mean", "running_var"}) {
-      const auto index = schema->argumentIndexWithName(argument);
-      const auto* source = index ? node->input(*index)->node() : nullptr;
-      if (source && source->kind() == prim::GetAttr) names.insert(source->s(attr::name));
+    for (const size_t index : statistics_of(node)) {
+      const auto* source = node->input(index)->node();
+      if (source->kind() == prim::GetAttr) names.insert(source->s(attr::name));
     }
   }
   return names;
+}
+
+bool is_only_a_running_statistic(const Value* value) {
+  return std::all_of(value->uses().begin(), value->uses().end(), [](const torch::jit::Use& use) {
+    const auto statistics = statistics_of(use.user);
+    return std::find(statistics.begin(), statistics.end(), use.offset) != statistics.end();
+  });
 }
 
 bool is_from_attributes(const Value* value) {

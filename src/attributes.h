@@ -20,6 +20,10 @@ void hoist_attributes(const std::shared_ptr<torch::jit::Graph>& graph);
 // without giving the tensors another version.
 std::unordered_set<std::string> running_statistics(const torch::jit::Block* block);
 
+// Whether norms take a value as running mean or variance, and nothing else uses it. Who compiles
+// such a use knows that the tensor is unversioned.
+bool is_only_a_running_statistic(const torch::jit::Value* value);
+
 // Whether a number, boolean, string or None is computed from constants and attributes of the module
 // alone, without effects.
 bool is_from_attributes(const torch::jit::Value* value);

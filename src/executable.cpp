@@ -6,6 +6,7 @@
 #include <c10/util/SmallVector.h>
 
 #include <algorithm>
+#include <set>
 
 namespace torchmdla {
 
@@ -38,6 +39,9 @@ const at::Tensor& tensor_of(const InputBinding& binding, c10::ArrayRef<c10::IVal
   return (binding.element ? value.toListRef()[*binding.element] : value).toTensor();
 }
 
+// Workspace, packed buffers, symbols.
+constexpr size_t buffers_before_arguments = 3;
+
 // The address an argument starts at. Compiled code reads arguments and never writes them.
 void* address_of(const at::Tensor& tensor) {
   return const_cast<void*>(tensor.const_data_ptr());
@@ -52,11 +56,14 @@ Executable::Executable(CompiledCode code, std::vector<InputBinding> inputs,
         return binding.source == Source::scalar;
       })) {
   TORCH_CHECK(code_.entry, "torchmdla: an executable needs the address of its entry");
+  std::set<size_t> packed;
   for (const auto& pack : code_.packs)
-    for (const size_t argument : pack.arguments)
-      TORCH_CHECK(argument < inputs_.size() && (inputs_[argument].source == Source::dense ||
-                                                inputs_[argument].source == Source::constant),
-                  "torchmdla: only parameters that lie densely in memory can be packed");
+    packed.insert(pack.arguments.begin(), pack.arguments.end());
+  for (const size_t argument : packed)
+    TORCH_CHECK(argument < inputs_.size() && (inputs_[argument].source == Source::dense ||
+                                              inputs_[argument].source == Source::constant),
+                "torchmdla: only parameters that lie densely in memory can be packed");
+  parameters_.assign(packed.begin(), packed.end());
   for (size_t i = 0; i < outputs_.size(); ++i)
     if (const auto* tensor = std::get_if<OutputTensor>(&outputs_[i])) {
       TORCH_CHECK(
@@ -69,15 +76,19 @@ Executable::Executable(CompiledCode code, std::vector<InputBinding> inputs,
 bool Executable::run(torch::jit::Stack& stack, size_t num_inputs,
                      c10::ArrayRef<int64_t> symbols) const {
   const auto values = torch::jit::last(stack, num_inputs);
-  const auto set = code_.packs.empty() ? nullptr : packed(values);
-  const auto workspace = code_.workspace ? code_.workspace(symbols.data()) : code_.workspace_bytes;
-  c10::SmallVector<void*, 256> buffers{thread_workspace(workspace)};
-  buffers.push_back(set ? const_cast<void**>(set->addresses.data()) : nullptr);
-  buffers.push_back(symbols.empty() ? nullptr : const_cast<int64_t*>(symbols.data()));
+  c10::SmallVector<void*, 512> buffers(buffers_before_arguments);
   c10::SmallVector<double, 8> scalars;
   c10::SmallVector<at::Tensor, 4> copies;
   scalars.reserve(scalars_);
   bind_inputs(values, buffers, scalars, copies);
+
+  const c10::ArrayRef<void*> arguments(buffers);
+  const auto set =
+      code_.packs.empty() ? nullptr : packed(values, arguments.slice(buffers_before_arguments));
+  const auto workspace = code_.workspace ? code_.workspace(symbols.data()) : code_.workspace_bytes;
+  buffers[0] = thread_workspace(workspace);
+  buffers[1] = set ? const_cast<void**>(set->addresses.data()) : nullptr;
+  buffers[2] = symbols.empty() ? nullptr : const_cast<int64_t*>(symbols.data());
 
   c10::SmallVector<at::Tensor, 16> results;
   for (const size_t output : owner_of_result_) {
@@ -90,29 +101,41 @@ bool Executable::run(torch::jit::Stack& stack, size_t num_inputs,
 }
 
 std::shared_ptr<const Executable::PackedSet>
-Executable::packed(c10::ArrayRef<c10::IValue> values) const {
+Executable::packed(c10::ArrayRef<c10::IValue> values, c10::ArrayRef<void*> arguments) const {
   auto set = packed_.load(std::memory_order_acquire);
-  if (set && is_current(*set, values)) return set;
-  auto made = std::make_shared<PackedSet>();
-  for (const auto& pack : code_.packs) {
-    c10::SmallVector<at::Tensor, 8> parameters;
-    for (const size_t argument : pack.arguments)
-      parameters.push_back(tensor_of(inputs_[argument], values));
-    made->buffers.push_back(packed_buffer(pack, parameters, code_.workspace_bytes));
-    made->addresses.push_back(made->buffers.back()->memory.get());
-  }
+  if (set && is_current(*set, values, arguments)) return set;
+  auto made = pack(values);
   packed_.store(made, std::memory_order_release);
   return made;
 }
 
-bool Executable::is_current(const PackedSet& set, c10::ArrayRef<c10::IValue> values) const {
-  for (size_t i = 0; i < code_.packs.size(); ++i) {
-    const auto& arguments = code_.packs[i].arguments;
-    for (size_t j = 0; j < arguments.size(); ++j)
-      if (!set.buffers[i]->parameters[j].describes(tensor_of(inputs_[arguments[j]], values)))
-        return false;
+bool Executable::is_current(const PackedSet& set, c10::ArrayRef<c10::IValue> values,
+                            c10::ArrayRef<void*> arguments) const {
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const size_t argument = parameters_[i];
+    if (!set.parameters[i].describes(tensor_of(inputs_[argument], values), arguments[argument]))
+      return false;
   }
   return true;
+}
+
+std::shared_ptr<const Executable::PackedSet>
+Executable::pack(c10::ArrayRef<c10::IValue> values) const {
+  auto made = std::make_shared<PackedSet>();
+  made->parameters.reserve(parameters_.size());
+  for (const size_t argument : parameters_)
+    made->parameters.emplace_back(tensor_of(inputs_[argument], values),
+                                  inputs_[argument].unversioned);
+  for (const auto& pack : code_.packs) {
+    std::vector<ParameterState> parameters;
+    for (const size_t argument : pack.arguments) {
+      const auto found = std::lower_bound(parameters_.begin(), parameters_.end(), argument);
+      parameters.push_back(made->parameters[found - parameters_.begin()]);
+    }
+    made->buffers.push_back(packed_buffer(pack, std::move(parameters), code_.workspace_bytes));
+    made->addresses.push_back(made->buffers.back()->memory.get());
+  }
+  return made;
 }
 
 void Executable::bind_inputs(c10::ArrayRef<c10::IValue> values,

@@ -26,6 +26,7 @@ struct InputBinding {
   size_t input = 0; // index among the group's inputs
   std::optional<size_t> element; // of an input that is a list of tensors
   at::Tensor constant;           // for Source::constant
+  bool unversioned = false;      // its content may change without another version
 };
 
 // A tensor that the program computes, laid out as eager PyTorch lays it out.
@@ -65,12 +66,16 @@ public:
 private:
   // The packed buffers for one state of the parameters.
   struct PackedSet {
+    std::vector<ParameterState> parameters; // as Executable::parameters_
     std::vector<std::shared_ptr<const PackedBuffer>> buffers;
     std::vector<void*> addresses;
   };
 
-  std::shared_ptr<const PackedSet> packed(c10::ArrayRef<c10::IValue> values) const;
-  bool is_current(const PackedSet& set, c10::ArrayRef<c10::IValue> values) const;
+  std::shared_ptr<const PackedSet> packed(c10::ArrayRef<c10::IValue> values,
+                                          c10::ArrayRef<void*> arguments) const;
+  bool is_current(const PackedSet& set, c10::ArrayRef<c10::IValue> values,
+                  c10::ArrayRef<void*> arguments) const;
+  std::shared_ptr<const PackedSet> pack(c10::ArrayRef<c10::IValue> values) const;
   void bind_inputs(c10::ArrayRef<c10::IValue> values, c10::SmallVectorImpl<void*>& buffers,
                    c10::SmallVectorImpl<double>& scalars,
                    c10::SmallVectorImpl<at::Tensor>& copies) const;
@@ -81,6 +86,7 @@ private:
   std::vector<InputBinding> inputs_;
   std::vector<OutputBinding> outputs_;
   std::vector<size_t> owner_of_result_; // the output that a result is allocated for
+  std::vector<size_t> parameters_;      // the arguments that packs are made of, in order
   size_t scalars_;                      // how many arguments are scalars
   // Replaced when a parameter has changed; a call keeps the set that it started with.
   mutable std::atomic<std::shared_ptr<const PackedSet>> packed_;

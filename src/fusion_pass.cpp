@@ -435,17 +435,19 @@ private:
   }
 
   void mark_parameters(Node* node) const {
+    const auto inner = node->g(attr::Subgraph)->inputs();
     std::vector<int64_t> parameters;
     for (size_t i = 0; i < node->inputs().size(); ++i)
-      if (is_parameter(node->input(i))) parameters.push_back(static_cast<int64_t>(i));
+      if (is_parameter(node->input(i), inner[i])) parameters.push_back(static_cast<int64_t>(i));
     node->is_(parameters_attribute(), std::move(parameters));
   }
 
-  bool is_parameter(const Value* value) const {
+  // `inner` is `value` inside of the group.
+  bool is_parameter(const Value* value, const Value* inner) const {
     const auto* node = value->node();
     if (!is_tensor(value)) return false;
     if (node->kind() != prim::GetAttr) return fusion_.parameters.count(value) != 0;
-    return !fusion_.statistics.count(node->s(attr::name));
+    return !fusion_.statistics.count(node->s(attr::name)) || is_only_a_running_statistic(inner);
   }
 
   // Whether a node runs, or can be compiled, under conditions that only a call can tell.

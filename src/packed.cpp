@@ -4,7 +4,7 @@
 
 #include <c10/util/SmallVector.h>
 
-#include <algorithm>
+#include <cstring>
 #include <list>
 #include <mutex>
 #include <unordered_map>
@@ -13,10 +13,16 @@ namespace torchmdla {
 
 namespace {
 
-constexpr int64_t unversioned = -1;
+constexpr int64_t no_version = -1;
 
 int64_t version_of(const at::Tensor& parameter) {
-  return parameter.is_inference() ? unversioned : parameter._version();
+  return parameter.is_inference() ? no_version : parameter._version();
+}
+
+std::shared_ptr<const std::byte[]> copy_of(const at::Tensor& parameter) {
+  auto copy = std::make_shared<std::byte[]>(parameter.nbytes());
+  std::memcpy(copy.get(), parameter.const_data_ptr(), parameter.nbytes());
+  return copy;
 }
 
 // Buffers that some executable still uses, by recipe.
@@ -30,49 +36,51 @@ Registry& registry() {
   return instance;
 }
 
-bool describe(const std::vector<ParameterState>& states, c10::ArrayRef<at::Tensor> parameters) {
-  return std::equal(
-      states.begin(), states.end(), parameters.begin(), parameters.end(),
-      [](const auto& state, const auto& parameter) { return state.describes(parameter); });
-}
-
-std::shared_ptr<const PackedBuffer> make(const Pack& pack, c10::ArrayRef<at::Tensor> parameters,
+std::shared_ptr<const PackedBuffer> make(const Pack& pack, std::vector<ParameterState> parameters,
                                          int64_t workspace_bytes) {
   auto buffer = std::make_shared<PackedBuffer>();
   buffer->memory = aligned_memory(pack.bytes);
+  // The states are older than what is packed: a write during packing makes the buffer stale.
   c10::SmallVector<void*, 8> buffers{thread_workspace(workspace_bytes), buffer->memory.get()};
-  for (const auto& parameter : parameters) {
-    // The state first: a write during packing then makes the buffer stale.
-    buffer->parameters.emplace_back(parameter);
-    buffers.push_back(const_cast<void*>(parameter.const_data_ptr()));
-  }
+  for (const auto& parameter : parameters)
+    buffers.push_back(const_cast<void*>(parameter.data()));
   TORCH_CHECK(pack.function(buffers.data()) == 0, "torchmdla: packing parameters failed");
+  buffer->parameters = std::move(parameters);
   return buffer;
 }
 
 } // namespace
 
-ParameterState::ParameterState(const at::Tensor& parameter)
-    : tensor_(parameter.getIntrusivePtr()), data_(parameter.const_data_ptr()),
-      version_(version_of(parameter)) {}
+ParameterState::ParameterState(const at::Tensor& parameter, bool unversioned)
+    : tensor_(parameter.getIntrusivePtr()), storage_(parameter.storage().getWeakStorageImpl()),
+      data_(parameter.const_data_ptr()), version_(version_of(parameter)),
+      copy_(unversioned ? copy_of(parameter) : nullptr), bytes_(parameter.nbytes()) {}
 
-bool ParameterState::describes(const at::Tensor& parameter) const {
-  return tensor_._unsafe_get_target() == parameter.unsafeGetTensorImpl() && !tensor_.expired() &&
-         data_ == parameter.const_data_ptr() && version_ != unversioned &&
-         version_ == version_of(parameter);
+bool ParameterState::describes(const at::Tensor& parameter, const void* data) const {
+  if (copy_) return bytes_ == parameter.nbytes() && std::memcmp(copy_.get(), data, bytes_) == 0;
+  return tensor_._unsafe_get_target() == parameter.unsafeGetTensorImpl() &&
+         storage_._unsafe_get_target() == parameter.storage().unsafeGetStorageImpl() &&
+         data_ == data && version_ != no_version && version_ == version_of(parameter);
 }
 
-std::shared_ptr<const PackedBuffer>
-packed_buffer(const Pack& pack, c10::ArrayRef<at::Tensor> parameters, int64_t workspace_bytes) {
+bool ParameterState::operator==(const ParameterState& other) const {
+  if (copy_ && other.copy_)
+    return bytes_ == other.bytes_ && std::memcmp(copy_.get(), other.copy_.get(), bytes_) == 0;
+  return !copy_ && !other.copy_ && tensor_ == other.tensor_ && storage_ == other.storage_ &&
+         data_ == other.data_ && version_ != no_version && version_ == other.version_;
+}
+
+std::shared_ptr<const PackedBuffer> packed_buffer(const Pack& pack,
+                                                  std::vector<ParameterState> parameters,
+                                                  int64_t workspace_bytes) {
   auto& known = registry();
   // Held while packing: two executables that want the same buffer must not make it twice.
   std::lock_guard<std::mutex> guard(known.mutex);
   auto& candidates = known.buffers[pack.recipe];
   candidates.remove_if([](const auto& candidate) { return candidate.expired(); });
   for (const auto& candidate : candidates)
-    if (auto buffer = candidate.lock(); buffer && describe(buffer->parameters, parameters))
-      return buffer;
-  auto made = make(pack, parameters, workspace_bytes);
+    if (auto buffer = candidate.lock(); buffer && buffer->parameters == parameters) return buffer;
+  auto made = make(pack, std::move(parameters), workspace_bytes);
   candidates.emplace_back(made);
   return made;
 }

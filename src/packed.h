@@ -2,8 +2,8 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <c10/util/ArrayRef.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -23,19 +23,30 @@ struct Pack {
   int64_t bytes;
 };
 
-// A parameter as it was when something was made of it.
+// A parameter as it was when something was made of it: its identity and version or, of one that is
+// unversioned (PyTorch changes its content without giving it another version), a copy.
 class ParameterState {
 public:
-  explicit ParameterState(const at::Tensor& parameter);
+  ParameterState(const at::Tensor& parameter, bool unversioned);
 
-  // Whether `parameter` is the same tensor with the same content. Never true for inference tensors,
-  // which PyTorch does not version.
-  bool describes(const at::Tensor& parameter) const;
+  // Whether `parameter`, whose data is at `data`, has the same content. Never true for inference
+  // tensors that are not unversioned parameters: these have no version.
+  bool describes(const at::Tensor& parameter, const void* data) const;
+
+  // Whether both describe the same content.
+  bool operator==(const ParameterState& other) const;
+
+  // The content that is described, as long as the tensor has it.
+  const void* data() const { return copy_ ? copy_.get() : data_; }
 
 private:
+  // Weak references: no other tensor or storage gets the address while they are held.
   c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> tensor_;
+  c10::weak_intrusive_ptr<c10::StorageImpl> storage_;
   const void* data_;
   int64_t version_;
+  std::shared_ptr<const std::byte[]> copy_; // of an unversioned parameter
+  size_t bytes_;
 };
 
 struct PackedBuffer {
@@ -45,7 +56,8 @@ struct PackedBuffer {
 
 // The buffer of `pack` for these parameters, shared with every executable that has it already.
 // Throws when the compiled function reports an error.
-std::shared_ptr<const PackedBuffer>
-packed_buffer(const Pack& pack, c10::ArrayRef<at::Tensor> parameters, int64_t workspace_bytes);
+std::shared_ptr<const PackedBuffer> packed_buffer(const Pack& pack,
+                                                  std::vector<ParameterState> parameters,
+                                                  int64_t workspace_bytes);
 
 } // namespace torchmdla

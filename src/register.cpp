@@ -220,10 +220,13 @@ std::shared_ptr<Executable> make_executable(uintptr_t entry, const std::vector<P
                                             int64_t workspace_bytes, const py::object& owner,
                                             const std::vector<KindAndSource>& inputs,
                                             const std::vector<KindAndSource>& outputs,
+                                            const std::vector<size_t>& unversioned,
                                             uintptr_t workspace) {
   std::vector<InputBinding> input_bindings;
   for (const auto& [source, from] : inputs)
     input_bindings.push_back(input_binding(source, from));
+  for (const size_t argument : unversioned)
+    input_bindings.at(argument).unversioned = true;
   std::vector<OutputBinding> output_bindings;
   for (const auto& [kind, output] : outputs)
     output_bindings.push_back(output_binding(kind, output));
@@ -281,7 +284,7 @@ PYBIND11_MODULE(_C, module) {
       module, "Executable", "Compiled code bound to the inputs and outputs of a group.")
       .def(py::init(&make_executable), py::arg("entry"), py::arg("packs"),
            py::arg("workspace_bytes"), py::arg("owner"), py::arg("inputs"), py::arg("outputs"),
-           py::arg("workspace") = 0);
+           py::arg("unversioned") = std::vector<size_t>(), py::arg("workspace") = 0);
   bind_group(module);
   module.def("set_compiler", &set_compiler_functions, py::arg("compile"),
              py::arg("compile_dynamic"), py::arg("make_meta"), py::arg("error_type"));

@@ -77,6 +77,15 @@ def check_dynamic(found: dict[str, Any]) -> None:
             assert row["fault"] is None
 
 
+def check_frozen(found: dict[str, Any]) -> None:
+    (row,) = found["rows"]
+    assert row["model"] == "mobilenet_v2"
+    assert all(is_time(row["ways"][way]) for way in ("frozen", "traced", "scripted"))
+    for way in ("traced", "scripted"):
+        assert row["ratios"][way] == pytest.approx(row["ways"][way]["min"] / row["ways"]["frozen"]["min"])
+    assert row["faults"] == []
+
+
 @pytest.mark.parametrize(
     ("script", "options", "check"),
     [
@@ -85,6 +94,7 @@ def check_dynamic(found: dict[str, Any]) -> None:
         ("compile_time", (), check_compile_time),
         ("memory", (), check_memory),
         ("dynamic", (), check_dynamic),
+        ("frozen", (), check_frozen),
     ],
 )
 def test_benchmark(

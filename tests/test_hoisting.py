@@ -47,6 +47,18 @@ def with_a_partial_block(b: Builder, role: str) -> list[Value]:
     return after_a_convolution(b, role, channels=21)
 
 
+def after_a_depthwise_convolution(b: Builder, role: str) -> list[Value]:
+    x, weight = b.input(normal(2, 32, 9, 9)), b.input(normal(32, 1, 3, 3) / 3, "parameter")
+    made = functional.conv2d(x.tensor, weight.tensor, groups=32)
+    operands = [x, weight, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 32]
+    return [scaled(b, b.op("aten.convolution", operands, made), role)]
+
+
+def after_a_product(b: Builder, role: str) -> list[Value]:
+    x, weight = b.input(normal(40, 24)), b.input(normal(24, 48) / 5, "parameter")
+    return [scaled(b, b.op("aten.mm", [x, weight], x.tensor @ weight.tensor), role)]
+
+
 def alone(b: Builder, role: str) -> list[Value]:
     return [scaled(b, b.input(normal(3, 20, 5, 7)), role)]
 
@@ -55,7 +67,8 @@ def of_a_matrix(b: Builder, role: str) -> list[Value]:
     return [scaled(b, b.input(normal(33, 20)), role)]
 
 
-PROGRAMS = [after_a_convolution, with_a_partial_block, alone, of_a_matrix]
+AFTER_PRODUCTS = [after_a_convolution, with_a_partial_block, after_a_depthwise_convolution, after_a_product]
+PROGRAMS = [*AFTER_PRODUCTS, alone, of_a_matrix]
 
 
 @pytest.mark.parametrize("target", [host_target(), narrow_target()], ids=["host", "narrow"])
@@ -66,8 +79,8 @@ def test_results(program, role: str, target: Target) -> None:
     check(builder, program(builder, role), target)
 
 
-def ops_per_element(program, role: str) -> set[str]:
-    """What the steps that a call runs over whole images compute, by the names of their instructions."""
+def nests_over_images(program, role: str) -> list[NestStep]:
+    """The steps that a call runs over whole images."""
     builder = Builder()
     written = builder.program(program(builder, role), host_target())
     with new_context(), ir.Location.unknown():
@@ -77,8 +90,13 @@ def ops_per_element(program, role: str) -> set[str]:
         transform(steps, written)
     nests = [s for s in steps.steps if isinstance(s, NestStep)]
     nests += [member for s in steps.steps if isinstance(s, ChainStep) for member in s.members]
-    largest = [s for s in nests if torch.Size(s.sizes).numel() > 128]
-    return {i.name for s in largest for i in (*s.body, *(s.ending.body if s.ending else ()))} - {"arith.constant"}
+    return [s for s in nests if torch.Size(s.sizes).numel() > 128]
+
+
+def ops_per_element(program, role: str) -> set[str]:
+    """What the steps that a call runs over whole images compute, by the names of their instructions."""
+    nests = nests_over_images(program, role)
+    return {i.name for s in nests for i in (*s.body, *(s.ending.body if s.ending else ()))} - {"arith.constant"}
 
 
 @pytest.mark.parametrize("role", ["parameter", "input"])
@@ -95,3 +113,48 @@ def test_what_is_packed_follows_from_parameters_alone() -> None:
         return len(manifest.packs)
 
     assert packs("parameter") > packs("input") == 0
+
+
+def twice(b: Builder, role: str) -> list[Value]:
+    """Two norms of one convolution's weights: each scales them by a factor of its own."""
+    weight = b.input(normal(32, 16, 3, 3) / 12, "parameter")
+    results = []
+    for _ in range(2):
+        x = b.input(normal(2, 16, 9, 9))
+        made = functional.conv2d(x.tensor, weight.tensor)
+        operands = [x, weight, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1]
+        results.append(scaled(b, b.op("aten.convolution", operands, made), role))
+    return results
+
+
+def squared(b: Builder, role: str) -> list[Value]:
+    """The convolution's own result is needed, too."""
+    (normed,) = after_a_convolution(b, role)
+    return [b.op("aten.mul.Tensor", [normed, normed], normed.tensor * normed.tensor)]
+
+
+@pytest.mark.parametrize("role", ["parameter", "input"])
+@pytest.mark.parametrize("program", [twice, squared])
+def test_results_of_other_programs(program, role: str) -> None:
+    builder = Builder()
+    check(builder, program(builder, role))
+
+
+@pytest.mark.parametrize("program", AFTER_PRODUCTS)
+def test_weights_take_the_factor(program) -> None:
+    """As in a frozen module. Statistics that are inputs leave it where it is."""
+    endings = {
+        role: [i.name for s in nests_over_images(program, role) if s.ending for i in s.ending.body]
+        for role in ("parameter", "input")
+    }
+    assert endings == {"parameter": ["arith.addf"], "input": ["arith.mulf", "arith.addf"]}
+
+
+def test_weights_that_are_used_once_stay() -> None:
+    def few_rows(b: Builder, role: str) -> list[Value]:
+        x, weight = b.input(normal(2, 24)), b.input(normal(24, 48) / 5, "parameter")
+        return [scaled(b, b.op("aten.mm", [x, weight], x.tensor @ weight.tensor), role)]
+
+    builder = Builder()
+    manifest = check(builder, few_rows(builder, "parameter")).manifest
+    assert all(pack.size < 24 * 48 * 4 for pack in manifest.packs)

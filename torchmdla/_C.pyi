@@ -24,6 +24,7 @@ class Executable:
         owner: object,
         inputs: Sequence[tuple[str, object]],
         outputs: Sequence[tuple[str, object]],
+        unversioned: Sequence[int] = (),
         workspace: int = 0,
     ) -> None: ...
 

@@ -188,6 +188,7 @@ def _executable(
             for binding, argument in zip(imported.bindings, imported.arguments, strict=True)
         ],
         outputs=outputs,
+        unversioned=[place for place, binding in enumerate(imported.bindings) if binding.unversioned],
         workspace=loaded.workspace,
     )
 

@@ -6,6 +6,7 @@ what it sees, by the names that the record has.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
@@ -30,7 +31,10 @@ from torchmdla.importer.types import (
 )
 
 # Arguments of batch and instance norms that PyTorch's kernels update without another version of the tensor.
-_UPDATED_SILENTLY = frozenset({"running_mean", "running_var"})
+_UNVERSIONED = frozenset({"running_mean", "running_var"})
+
+# Each call compares unversioned parameters with a copy: beyond this many bytes in all they are inputs like others.
+_MOST_UNVERSIONED_BYTES = 1 << 20
 
 
 class ProgramBuilder:
@@ -38,8 +42,8 @@ class ProgramBuilder:
 
     Args:
         record: type or value of every value of the graph, by name.
-        parameters: the group inputs that are weights: their arguments get the role ``"parameter"``, but for running
-            statistics: nothing tells when they change.
+        parameters: the group inputs that are weights: their arguments get the role ``"parameter"`` where they lie
+            densely in memory.
     """
 
     def __init__(self, record: Record, parameters: Collection[int]) -> None:
@@ -51,7 +55,7 @@ class ProgramBuilder:
         # Arguments are made on first use: an input that is only asked for its size is none.
         self._pending: dict[str, Binding] = {}
         self._arguments: list[tuple[Argument, Binding, Value]] = []
-        self._statistics: set[str] = set()
+        self._unversioned: set[str] = set()
         self._values: dict[str, Operand] = {}
 
     # Where the graph's walk is
@@ -105,7 +109,7 @@ class ProgramBuilder:
         binding = replace(binding, permutation=order or tuple(range(len(seen.shape))), copy=order is None)
         shape = tuple(seen.shape[dim] for dim in binding.permutation)
         physical = replace(seen, shape=shape)
-        is_parameter = binding.source == "constant" or binding.index in self._parameters
+        is_parameter = binding.source == "constant" or (binding.index in self._parameters and not binding.copy)
         argument = Argument("parameter" if is_parameter else "input", dtype_name(seen.dtype), shape)
         value = Value(name, tensor_type(physical), physical)
         self._arguments.append((argument, binding, value))
@@ -156,8 +160,8 @@ class ProgramBuilder:
     ) -> list[Operand]:
         """The results of an op that computes tensors; ``metas`` is what was seen of each."""
         for argument, operand in zip(schema.arguments, operands, strict=False):
-            if argument.name in _UPDATED_SILENTLY and isinstance(operand, Value):
-                self._statistics.add(operand.name)
+            if argument.name in _UNVERSIONED and isinstance(operand, Value):
+                self._unversioned.add(operand.name)
         return translate(self.emitter, schema, operands, metas)
 
     # Outputs
@@ -166,19 +170,27 @@ class ProgramBuilder:
         """The program that returns the values ``outputs``."""
         self.emitter.location = "loc(unknown)"
         results, bindings = self._outputs(outputs)
-        order = sorted(self._arguments, key=lambda item: _signature_order(item[1]))
+        order = sorted(self._with_unversioned(), key=lambda item: _signature_order(item[1]))
         return ImportedGraph(
             mlir=self.emitter.text([value for _, _, value in order], [value for _, value in results]),
-            arguments=tuple(self._with_role(argument, binding, value) for argument, binding, value in order),
+            arguments=tuple(argument for argument, _, _ in order),
             results=tuple(result for result, _ in results),
             bindings=tuple(binding for _, binding, _ in order),
             outputs=bindings,
             sources=tuple(self._sources),
         )
 
-    def _with_role(self, argument: Argument, binding: Binding, value: Value) -> Argument:
-        changes_silently = value.name in self._statistics and binding.source != "constant"
-        return replace(argument, role="input") if changes_silently else argument
+    def _with_unversioned(self) -> list[tuple[Argument, Binding, Value]]:
+        """The arguments, with a mark on parameters that are unversioned; these are inputs where they are too large to
+        compare."""
+        unversioned = {
+            value.name: _bytes(argument)
+            for argument, _, value in self._arguments
+            if argument.role == "parameter" and value.name in self._unversioned
+        }
+        if sum(unversioned.values()) <= _MOST_UNVERSIONED_BYTES:
+            return [(a, replace(b, unversioned=v.name in unversioned), v) for a, b, v in self._arguments]
+        return [(replace(a, role="input") if v.name in unversioned else a, b, v) for a, b, v in self._arguments]
 
     def _outputs(self, names: Sequence[str]) -> tuple[list[tuple[Result, Value]], tuple[OutputBinding, ...]]:
         results: list[tuple[Result, Value]] = []
@@ -206,6 +218,10 @@ class ProgramBuilder:
         assert physical.meta is not None
         results.append((Result(dtype_name(meta.dtype), physical.meta.shape), physical))
         return OutputBinding("result", len(results) - 1, invert(order))
+
+
+def _bytes(argument: Argument) -> int:
+    return math.prod(argument.shape) * getattr(torch, argument.dtype).itemsize  # type: ignore[no-any-return]
 
 
 def _signature_order(binding: Binding) -> tuple[bool, int, int]:

@@ -46,7 +46,8 @@ class Binding:
     The source is input ``index`` of the group, or the tensor of the subgraph's node number ``index`` (a
     ``prim::Constant``), or element ``element`` of it where that constant is a list; ``name`` is its debugName.
     The argument is ``source.permute(permutation)``, which is contiguous already when the strides are those
-    recorded, unless ``copy``: then it must be made contiguous.
+    recorded, unless ``copy``: then it must be made contiguous. A parameter that is ``unversioned`` may change without
+    a new version: its content tells whether it has.
     """
 
     source: Literal["input", "constant"]
@@ -55,6 +56,7 @@ class Binding:
     permutation: tuple[int, ...] = ()
     copy: bool = False
     element: int | None = None
+    unversioned: bool = False
 
 
 @dataclass(frozen=True)

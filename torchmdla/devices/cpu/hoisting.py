@@ -129,7 +129,7 @@ def _needed(body: _Body, value: int) -> list[int]:
 def _loops(body: _Body, value: int) -> list[int]:
     """The loops that a value varies with."""
     accesses = [access for v in _needed(body, value) if (access := body.input_of(v))]
-    return sorted({loop for access in accesses for index in access.indices for loop in index.loops})
+    return sorted({loop for access in accesses for loop in access.loops})
 
 
 def _maker(body: _Body, root: int, step: NestStep) -> NestStep:
@@ -145,7 +145,7 @@ def _maker(body: _Body, root: int, step: NestStep) -> NestStep:
     return NestStep(
         sizes=sizes,
         reduction=(False,) * len(loops),
-        inputs=tuple(_over(body.inputs[v - body.before], loops) for v in inputs),
+        inputs=tuple(body.inputs[v - body.before].over(loops) for v in inputs),
         outputs=(Access(buffer, _at(range(len(loops)), len(loops))),),
         scalars=(),
         tables=(),
@@ -162,11 +162,6 @@ def _read(maker: NestStep, loops: Sequence[int], step: NestStep) -> Access:
 def _at(loops: Sequence[int], count: int) -> tuple[Linear, ...]:
     """The indices of ``loops`` among ``count``."""
     return tuple(Linear(tuple(int(loop == k) for k in range(count))) for loop in loops)
-
-
-def _over(access: Access, loops: Sequence[int]) -> Access:
-    indices = [replace(index, factors=tuple(index.factors[loop] for loop in loops)) for index in access.indices]
-    return replace(access, indices=tuple(indices))
 
 
 def _without(body: _Body, replaced: dict[int, Access]) -> _Body:

@@ -62,8 +62,8 @@ def _column_loop(step: NestStep, position: int) -> int:
     """The largest loop of the product that only input ``position`` varies with; -1 if it is no product of enough rows
     with that input as a matrix."""
     loops = range(len(step.sizes))
-    own = _loops(step.inputs[position])
-    others = {d for k, a in enumerate(step.inputs) if k != position for d in _loops(a)}
+    own = step.inputs[position].loops
+    others = {d for k, a in enumerate(step.inputs) if k != position for d in a.loops}
     reduced = {d for d in loops if step.reduction[d] and step.sizes[d] > 1}
     rows = math.prod(step.sizes[d] for d in others - own if not step.reduction[d])
     columns = [d for d in own - others if not step.reduction[d]]
@@ -71,7 +71,3 @@ def _column_loop(step: NestStep, position: int) -> int:
         return -1
     column = max(columns, key=lambda d: step.sizes[d])
     return column if column not in indexed_loops(step.body) else -1
-
-
-def _loops(access: Access) -> set[int]:
-    return {loop for index in access.indices for loop in index.loops}

@@ -91,6 +91,16 @@ class Access:
     buffer: Buffer
     indices: tuple[Linear, ...]
 
+    @property
+    def loops(self) -> frozenset[int]:
+        """The loops that it varies with."""
+        return frozenset(loop for index in self.indices for loop in index.loops)
+
+    def over(self, loops: Sequence[int]) -> Access:
+        """The same access by a step with these loops alone, in this order."""
+        indices = [replace(index, factors=tuple(index.factors[loop] for loop in loops)) for index in self.indices]
+        return replace(self, indices=tuple(indices))
+
     def flat(self, loops: int) -> Linear:
         """The element's place in the buffer's memory."""
         pairs = list(zip(self.indices, self.buffer.strides, strict=True))

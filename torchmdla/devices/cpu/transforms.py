@@ -20,6 +20,7 @@ from torchmdla.devices.cpu.panels import lay_out_panels
 from torchmdla.devices.cpu.products import transpose_factors
 from torchmdla.devices.cpu.renaming import separate_values, share_buffers
 from torchmdla.devices.cpu.rolling import roll_loops
+from torchmdla.devices.cpu.scaling import scale_weights
 from torchmdla.devices.cpu.steps import Steps
 
 
@@ -47,6 +48,7 @@ def rewrite(steps: Steps, program: Program) -> None:
     lay_out_panels(steps, lanes)
     merge_epilogues(steps)
     hoist_argument_work(steps)
+    scale_weights(steps)
     pack_parameters(steps)
     transpose_factors(steps)
     chain_slices(steps, machine)

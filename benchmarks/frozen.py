@@ -1,0 +1,122 @@
+"""Frozen or not: a model whose parameters may change between calls against the same one with these as constants.
+
+A call of a module that is not frozen reads its attributes, and looks whether what was packed of them is still theirs.
+Each way to run a model is prepared on a copy of the module of its own; all are timed in turn, by the processor time of
+the one thread that they run on, so that other processes disturb little. The mark is a ratio of at most 1.03.
+
+Where memory happens to lie moves a model's time by a few per cent from one process to the next: --processes measures
+each model in several, and takes the least times of all.
+
+Ends with status 1 where a result differs from eager's beyond tolerance, or a way falls back.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from harness import children, output, timing
+
+MODELS = ("resnet18", "resnet50", "mobilenet_v2", "mobilenet_v3_large")
+WAYS = ("frozen", "traced", "scripted")
+
+Row = dict[str, Any]
+
+
+def main() -> int:
+    parser = output.parser(__doc__)
+    parser.add_argument("--models", type=output.one_of(MODELS), metavar="NAMES", help=f"of {','.join(MODELS)} (all)")
+    parser.add_argument("--rounds", type=output.number, metavar="NUMBER", help="timed rounds of each way (40)")
+    parser.add_argument("--processes", type=output.number, metavar="NUMBER", help="for each model (3)")
+    options = parser.parse_args()
+    models = options.models or (["mobilenet_v2"] if options.quick else list(MODELS))
+    rounds = options.rounds or (2 if options.quick else 40)
+    processes = options.processes or (1 if options.quick else 3)
+    rows: list[Row] = []
+    with output.progress(len(models) * processes, "process") as bar:
+        for model in models:
+            found = []
+            for _ in range(processes):
+                task = {"model": model, "rounds": rounds, "quick": options.quick}
+                found.append(children.run("frozen:measure", task, {"OMP_NUM_THREADS": "1"}, bar.set_postfix_str))
+                bar.update()
+            rows.append(row_of(model, found))
+            output.write_json(options.json, {"benchmark": "frozen", "quick": options.quick, "rows": rows})
+    show(rows)
+    faults = [f"{row['model']}: {fault}" for row in rows for fault in row["faults"]]
+    output.show(*faults)
+    return int(bool(faults))
+
+
+def row_of(model: str, found: list[Row]) -> Row:
+    """What the processes found, as one row: milliseconds and ratios."""
+    times = {way: timing.summary([t for each in found for t in each["seconds"][way]]) for way in WAYS}
+    ratios = {way: times[way]["min"] / times["frozen"]["min"] for way in WAYS[1:]}
+    faults = sorted({fault for each in found for fault in each["faults"]})
+    return {"model": model, "ways": times, "ratios": ratios, "faults": faults}
+
+
+def measure(model: str, rounds: int, quick: bool) -> Row:
+    """The seconds of each round of each way, measured in this process."""
+    import torch
+
+    import torchmdla
+    from torchmdla.testing.compare import assert_matches
+    from torchmdla.testing.models import MODELS
+
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    spec = MODELS[model].reduced() if quick else MODELS[model]
+    module, inputs = spec.build(), spec.inputs()
+    calls: dict[str, Callable[[], Any]] = {}
+    faults = []
+    with torch.no_grad():
+        expected = module(*inputs)
+        for way in WAYS:
+            children.step(f"{model}: preparing {way}")
+            calls[way] = partial(prepared(way, copy.deepcopy(module), inputs), *inputs)
+            for _ in range(4):
+                result = calls[way]()
+            try:
+                assert_matches(result, expected, layers=spec.layers)
+            except AssertionError as difference:
+                faults.append(f"{way}: {difference}")
+        seconds = timing.interleaved(
+            calls,
+            rounds,
+            on_round=lambda index: children.step(f"{model}: round {index + 1} of {rounds}"),
+            clock=time.thread_time,
+        )
+    faults += [f"fell back: {reason}" for reason in torchmdla.stats().fallbacks]
+    return {"seconds": seconds, "faults": faults}
+
+
+def prepared(way: str, module: Any, inputs: Any) -> Callable[..., Any]:
+    """A way to run ``module``, by its name."""
+    import torch
+
+    if way == "scripted":
+        return torch.jit.script(module)  # type: ignore[no-any-return]
+    traced = torch.jit.trace(module, inputs, check_trace=False)
+    return torch.jit.freeze(traced) if way == "frozen" else traced  # type: ignore[no-any-return]
+
+
+def show(rows: list[Row]) -> None:
+    columns = ("model", *(f"{way}, ms" for way in WAYS), *(f"{way} ÷ frozen" for way in WAYS[1:]))
+    table = output.table("One call on one thread", columns, "times: least / median; ratios are of the least")
+    for row in rows:
+        table.add_row(
+            row["model"],
+            *(output.pair(row["ways"][way]) for way in WAYS),
+            *(f"{row['ratios'][way]:.3f}" for way in WAYS[1:]),
+        )
+    output.show(table)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,108 @@
+"""Factors of sums of products that become factors of weights: those of a convolution before a batch norm, say.
+
+What a sum of products is multiplied by can multiply one operand of each product instead. Where both come from parameters
+alone, this is done once for each version of them (``packing.py``) and not in each call.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from torchmdla.devices.cpu.layout import lay_out
+from torchmdla.devices.cpu.nests import Instruction
+from torchmdla.devices.cpu.packing import parameter_values
+from torchmdla.devices.cpu.steps import Access, NestStep, Steps
+
+# Weights that a call uses less often than this stay as they are: a scaled copy would take more than it gives.
+_LEAST_USES = 16
+
+# As MLIR, and ``epilogue.py``, write them.
+_ZEROS = ("0.000000e+00", "-0.000000e+00", "-0.0")
+
+
+def scale_weights(steps: Steps) -> None:
+    """Multiplies weights by what endings multiply the sums of their products by, in place."""
+    made = parameter_values(steps)
+
+    def is_known(access: Access) -> bool:
+        return access.buffer.kind == "parameter" or access.buffer in made
+
+    for step in steps.nests():
+        factor = _factor_of_sum(step, is_known)
+        weights = _weights(step, factor, is_known) if factor else None
+        if factor and weights is not None:
+            steps.steps.insert(steps.steps.index(step), _scaled(step, weights, factor))
+            _drop_factor(step)
+
+
+def _factor_of_sum(step: NestStep, is_known: Callable[[Access], bool]) -> Access | None:
+    """What an ending multiplies the step's sums of products by before anything else."""
+    if not _sums_products(step) or not step.ending or 0 in step.ending.yields:
+        return None
+    readers = [i for i in step.ending.body if 0 in i.operands]
+    if not readers or readers != [step.ending.body[0]] or readers[0].name != "arith.mulf":
+        return None
+    position = max(readers[0].operands) - 1
+    factor = step.ending.inputs[position] if 0 <= position < len(step.ending.inputs) else None
+    return factor if factor and is_known(factor) else None
+
+
+def _sums_products(step: NestStep) -> bool:
+    """Whether a step is a sum of products of its two inputs, from a constant zero."""
+    if len(step.inputs) != 2 or len(step.outputs) != 1 or step.scalars or step.tables or len(step.body) != 2:
+        return False
+    product, total = step.body
+    return (
+        (product.name, sorted(product.operands)) == ("arith.mulf", [0, 1])
+        and (total.name, sorted(total.operands)) == ("arith.addf", [2, 3])
+        and step.yields == (4,)
+        and step.initial is not None
+        and step.initial.attributes.removeprefix("{value = ").split(" ")[0] in _ZEROS
+    )
+
+
+def _weights(step: NestStep, factor: Access, is_known: Callable[[Access], bool]) -> int | None:
+    """The input that can be scaled by ``factor``."""
+
+    def fits(access: Access) -> bool:
+        uses = math.prod(n for loop, n in enumerate(step.sizes) if loop not in access.loops)
+        same = access.buffer.element == factor.buffer.element == step.body[0].result
+        return is_known(access) and same and access.loops >= factor.loops and uses >= _LEAST_USES
+
+    return next((position for position, access in enumerate(step.inputs) if fits(access)), None)
+
+
+def _scaled(step: NestStep, position: int, factor: Access) -> NestStep:
+    """Lets input ``position`` read a buffer of scaled weights; returns the step that fills it."""
+    access = step.inputs[position]
+    flat = access.flat(len(step.sizes))
+    order = sorted(access.loops, key=lambda loop: -flat.factors[loop])
+    maker = lay_out(step, position, order)
+    product = Instruction("arith.mulf", (0, 1), access.buffer.element)
+    return replace(maker, inputs=(*maker.inputs, factor.over(order)), body=(product,), yields=(3,))
+
+
+def _drop_factor(step: NestStep) -> None:
+    """Takes the product with the factor, the first instruction, out of the ending."""
+    ending = step.ending
+    assert ending
+    first_scalar = 1 + len(ending.inputs)
+    product = first_scalar + len(ending.scalars)
+
+    def without(values: Sequence[int]) -> tuple[int, ...]:
+        return tuple(0 if v == product else v for v in values)
+
+    body = [replace(i, operands=without(i.operands)) for i in ending.body[1:]]
+    yields = without(ending.yields)
+    read = {v for i in body for v in i.operands} | set(yields)
+    inputs = [v for v in range(1, first_scalar) if v in read]
+    kept = [0, *inputs, *range(first_scalar, product), *range(product + 1, product + 1 + len(body))]
+    numbers = {value: number for number, value in enumerate(kept)}
+    step.ending = replace(
+        ending,
+        inputs=tuple(ending.inputs[v - 1] for v in inputs),
+        body=tuple(replace(i, operands=tuple(numbers[v] for v in i.operands)) for i in body),
+        yields=tuple(numbers[v] for v in yields),
+    )
