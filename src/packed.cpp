@@ -15,8 +15,10 @@ namespace {
 
 constexpr int64_t no_version = -1;
 
+// Without the detour that Tensor::_version() takes to libtorch's autograd: calls ask for hundreds.
 int64_t version_of(const at::Tensor& parameter) {
-  return parameter.is_inference() ? no_version : parameter._version();
+  const auto& counter = parameter.unsafeGetTensorImpl()->version_counter();
+  return counter.enabled() ? counter.current_version() : no_version;
 }
 
 std::shared_ptr<const std::byte[]> copy_of(const at::Tensor& parameter) {
@@ -70,9 +72,8 @@ bool ParameterState::operator==(const ParameterState& other) const {
          data_ == other.data_ && version_ != no_version && version_ == other.version_;
 }
 
-std::shared_ptr<const PackedBuffer> packed_buffer(const Pack& pack,
-                                                  std::vector<ParameterState> parameters,
-                                                  int64_t workspace_bytes) {
+std::shared_ptr<const PackedBuffer>
+packed_buffer(const Pack& pack, std::vector<ParameterState> parameters, int64_t workspace_bytes) {
   auto& known = registry();
   // Held while packing: two executables that want the same buffer must not make it twice.
   std::lock_guard<std::mutex> guard(known.mutex);

@@ -56,8 +56,7 @@ struct PackedBuffer {
 
 // The buffer of `pack` for these parameters, shared with every executable that has it already.
 // Throws when the compiled function reports an error.
-std::shared_ptr<const PackedBuffer> packed_buffer(const Pack& pack,
-                                                  std::vector<ParameterState> parameters,
-                                                  int64_t workspace_bytes);
+std::shared_ptr<const PackedBuffer>
+packed_buffer(const Pack& pack, std::vector<ParameterState> parameters, int64_t workspace_bytes);
 
 } // namespace torchmdla

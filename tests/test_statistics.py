@@ -202,6 +202,19 @@ def test_updates_by_another_thread() -> None:
     check(scripted, module)
 
 
+def test_batches_of_any_size() -> None:
+    """Whether a factor pays is decided alike at all samples of a size that varies."""
+    module = nn.Sequential(nn.Linear(24, 48, bias=False), nn.BatchNorm1d(48), nn.ReLU(), nn.BatchNorm1d(48)).eval()
+    scripted: Any = torch.jit.script(module)
+    for batch in (10, 10, 12, 14, 14, 13, 40):
+        x = torch.randn(batch, 24)
+        assert_matches(scripted(x), module(x), layers=4)
+        copy_into(module)
+        assert_matches(scripted(x), module(x), layers=4)
+    assert torchmdla.stats().dynamic == 1, torchmdla.stats().not_dynamic
+    assert not torchmdla.stats().fallbacks
+
+
 # --- what the importer says -----------------------------------------------------------------------------------------
 
 

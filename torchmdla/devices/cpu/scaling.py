@@ -1,7 +1,7 @@
 """Factors of sums of products that become factors of weights: those of a convolution before a batch norm, say.
 
-What a sum of products is multiplied by can multiply one operand of each product instead. Where both come from parameters
-alone, this is done once for each version of them (``packing.py``) and not in each call.
+What a sum of products is multiplied by can multiply one operand of each product instead. Where both come from
+parameters alone, this is done once for each version of them (``packing.py``) and not in each call.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from torchmdla.devices.cpu.nests import Instruction
 from torchmdla.devices.cpu.packing import parameter_values
 from torchmdla.devices.cpu.steps import Access, NestStep, Steps
 
-# Weights that a call uses less often than this stay as they are: a scaled copy would take more than it gives.
-_LEAST_USES = 16
+# Weights that a call uses less often than this stay as they are: a scaled copy would take more than it gives. Sizes that
+# vary are more at all samples, so that these decide alike.
+_LEAST_USES = 8
 
 # As MLIR, and ``epilogue.py``, write them.
 _ZEROS = ("0.000000e+00", "-0.000000e+00", "-0.0")
