@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from torchmdla.devices.cpu.nests import Instruction
 from torchmdla.devices.cpu.steps import Access, Buffer, Linear, NestStep, Steps, is_elementwise
 
-# A step of its own pays where its work was repeated at least this many times. Sizes that vary are more at all samples, so
-# that these decide alike.
+# A step of its own pays where its work was repeated at least this many times. Sizes that vary are more at all samples,
+# so that these decide alike.
 _LEAST_REPEATED = 8
 
 # What depends on more than the values of its operands, or may fail.

@@ -15,8 +15,8 @@ from torchmdla.devices.cpu.nests import Instruction
 from torchmdla.devices.cpu.packing import parameter_values
 from torchmdla.devices.cpu.steps import Access, NestStep, Steps
 
-# Weights that a call uses less often than this stay as they are: a scaled copy would take more than it gives. Sizes that
-# vary are more at all samples, so that these decide alike.
+# Weights that a call uses less often than this stay as they are: a scaled copy would take more than it gives. Sizes
+# that vary are more at all samples, so that these decide alike.
 _LEAST_USES = 8
 
 # As MLIR, and ``epilogue.py``, write them.
