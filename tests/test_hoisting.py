@@ -142,12 +142,19 @@ def test_results_of_other_programs(program, role: str) -> None:
 
 @pytest.mark.parametrize("program", AFTER_PRODUCTS)
 def test_weights_take_the_factor(program) -> None:
-    """As in a frozen module. Statistics that are inputs leave it where it is."""
-    endings = {
-        role: [i.name for s in nests_over_images(program, role) if s.ending for i in s.ending.body]
-        for role in ("parameter", "input")
-    }
-    assert endings == {"parameter": ["arith.addf"], "input": ["arith.mulf", "arith.addf"]}
+    """As in a frozen module, whatever follows the norm. Statistics that are inputs leave it where it is."""
+
+    def clamped(b: Builder, role: str) -> list[Value]:
+        (normed,) = program(b, role)
+        return [b.op("aten.clamp", [normed, 0, 6], normed.tensor.clamp(0, 6))]
+
+    def ops_after(function, role: str) -> list[str]:
+        return [i.name for s in nests_over_images(function, role) if s.ending for i in s.ending.body]
+
+    assert ops_after(program, "parameter") == ["arith.addf"]
+    assert ops_after(program, "input") == ["arith.mulf", "arith.addf"]
+    assert "arith.mulf" not in ops_after(clamped, "parameter")
+    assert "arith.mulf" in ops_after(clamped, "input")
 
 
 def test_weights_that_are_used_once_stay() -> None:

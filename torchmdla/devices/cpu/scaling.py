@@ -31,23 +31,27 @@ def scale_weights(steps: Steps) -> None:
         return access.buffer.kind == "parameter" or access.buffer in made
 
     for step in steps.nests():
-        factor = _factor_of_sum(step, is_known)
-        weights = _weights(step, factor, is_known) if factor else None
-        if factor and weights is not None:
+        product = _product_with_sum(step)
+        factor = _factor(step, product) if product is not None else None
+        weights = _weights(step, factor, is_known) if factor and is_known(factor) else None
+        if product is not None and factor and weights is not None:
             steps.steps.insert(steps.steps.index(step), _scaled(step, weights, factor))
-            _drop_factor(step)
+            _drop(step, product)
 
 
-def _factor_of_sum(step: NestStep, is_known: Callable[[Access], bool]) -> Access | None:
-    """What an ending multiplies the step's sums of products by before anything else."""
+def _product_with_sum(step: NestStep) -> int | None:
+    """The place in the ending of a product that alone reads the step's sum of products."""
     if not _sums_products(step) or not step.ending or 0 in step.ending.yields:
         return None
-    readers = [i for i in step.ending.body if 0 in i.operands]
-    if not readers or readers != [step.ending.body[0]] or readers[0].name != "arith.mulf":
-        return None
-    position = max(readers[0].operands) - 1
-    factor = step.ending.inputs[position] if 0 <= position < len(step.ending.inputs) else None
-    return factor if factor and is_known(factor) else None
+    readers = [place for place, i in enumerate(step.ending.body) if 0 in i.operands]
+    return readers[0] if len(readers) == 1 and step.ending.body[readers[0]].name == "arith.mulf" else None
+
+
+def _factor(step: NestStep, product: int) -> Access | None:
+    """What the ending multiplies the sum by, if it is one of its inputs."""
+    assert step.ending
+    value = max(step.ending.body[product].operands)
+    return step.ending.inputs[value - 1] if 1 <= value <= len(step.ending.inputs) else None
 
 
 def _sums_products(step: NestStep) -> bool:
@@ -85,22 +89,23 @@ def _scaled(step: NestStep, position: int, factor: Access) -> NestStep:
     return replace(maker, inputs=(*maker.inputs, factor.over(order)), body=(product,), yields=(3,))
 
 
-def _drop_factor(step: NestStep) -> None:
-    """Takes the product with the factor, the first instruction, out of the ending."""
+def _drop(step: NestStep, place: int) -> None:
+    """Takes a product with the step's sum out of the ending: what read it reads the sum."""
     ending = step.ending
     assert ending
     first_scalar = 1 + len(ending.inputs)
-    product = first_scalar + len(ending.scalars)
+    first_result = first_scalar + len(ending.scalars)
+    product = first_result + place
 
     def without(values: Sequence[int]) -> tuple[int, ...]:
         return tuple(0 if v == product else v for v in values)
 
-    body = [replace(i, operands=without(i.operands)) for i in ending.body[1:]]
+    body = [replace(i, operands=without(i.operands)) for k, i in enumerate(ending.body) if k != place]
     yields = without(ending.yields)
     read = {v for i in body for v in i.operands} | set(yields)
     inputs = [v for v in range(1, first_scalar) if v in read]
-    kept = [0, *inputs, *range(first_scalar, product), *range(product + 1, product + 1 + len(body))]
-    numbers = {value: number for number, value in enumerate(kept)}
+    rest = [v for v in range(first_scalar, first_result + len(ending.body)) if v != product]
+    numbers = {value: number for number, value in enumerate([0, *inputs, *rest])}
     step.ending = replace(
         ending,
         inputs=tuple(ending.inputs[v - 1] for v in inputs),
