@@ -4,6 +4,7 @@
 
 #include <c10/util/SmallVector.h>
 
+#include <algorithm>
 #include <cstring>
 #include <list>
 #include <mutex>
@@ -56,20 +57,32 @@ std::shared_ptr<const PackedBuffer> make(const Pack& pack, std::vector<Parameter
 ParameterState::ParameterState(const at::Tensor& parameter, bool unversioned)
     : tensor_(parameter.getIntrusivePtr()), storage_(parameter.storage().getWeakStorageImpl()),
       data_(parameter.const_data_ptr()), version_(version_of(parameter)),
+      samples_(samples_of(data_, parameter.nbytes())),
       copy_(unversioned ? copy_of(parameter) : nullptr), bytes_(parameter.nbytes()) {}
+
+ParameterState::Samples ParameterState::samples_of(const void* data, size_t bytes) {
+  Samples samples{};
+  const size_t size = std::min(bytes, sizeof samples[0]);
+  const size_t step = (bytes - size) / (samples.size() - 1);
+  for (size_t i = 0; i < samples.size() && size > 0; ++i)
+    std::memcpy(&samples[i], static_cast<const std::byte*>(data) + i * step, size);
+  return samples;
+}
 
 bool ParameterState::describes(const at::Tensor& parameter, const void* data) const {
   if (copy_) return bytes_ == parameter.nbytes() && std::memcmp(copy_.get(), data, bytes_) == 0;
   return tensor_._unsafe_get_target() == parameter.unsafeGetTensorImpl() &&
          storage_._unsafe_get_target() == parameter.storage().unsafeGetStorageImpl() &&
-         data_ == data && version_ != no_version && version_ == version_of(parameter);
+         data_ == data && version_ != no_version && version_ == version_of(parameter) &&
+         samples_ == samples_of(data, bytes_);
 }
 
 bool ParameterState::operator==(const ParameterState& other) const {
   if (copy_ && other.copy_)
     return bytes_ == other.bytes_ && std::memcmp(copy_.get(), other.copy_.get(), bytes_) == 0;
   return !copy_ && !other.copy_ && tensor_ == other.tensor_ && storage_ == other.storage_ &&
-         data_ == other.data_ && version_ != no_version && version_ == other.version_;
+         data_ == other.data_ && version_ != no_version && version_ == other.version_ &&
+         samples_ == other.samples_;
 }
 
 std::shared_ptr<const PackedBuffer>

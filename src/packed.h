@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -23,8 +24,9 @@ struct Pack {
   int64_t bytes;
 };
 
-// A parameter as it was when something was made of it: its identity and version or, of one that is
-// unversioned (PyTorch changes its content without giving it another version), a copy.
+// A parameter as it was when something was made of it: its identity, version and some of its
+// content, since writes through `.data` give no other version, or, of one that is unversioned
+// (PyTorch itself changes its content without giving it another version), a copy.
 class ParameterState {
 public:
   ParameterState(const at::Tensor& parameter, bool unversioned);
@@ -40,11 +42,16 @@ public:
   const void* data() const { return copy_ ? copy_.get() : data_; }
 
 private:
+  // Of places all over the content: few, since they are read in every call, and far from any cache.
+  using Samples = std::array<uint64_t, 4>;
+  static Samples samples_of(const void* data, size_t bytes);
+
   // Weak references: no other tensor or storage gets the address while they are held.
   c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> tensor_;
   c10::weak_intrusive_ptr<c10::StorageImpl> storage_;
   const void* data_;
   int64_t version_;
+  Samples samples_;
   std::shared_ptr<const std::byte[]> copy_; // of an unversioned parameter
   size_t bytes_;
 };

@@ -1,4 +1,4 @@
-"""Running statistics of norms, which PyTorch updates without another version of the tensor, are packed and compared."""
+"""Parameters that change without another version of the tensor: running statistics, and writes through ``.data``."""
 
 from __future__ import annotations
 
@@ -112,7 +112,23 @@ def change_weights(module: nn.Module) -> None:
         parameter.mul_(1.25)
 
 
-CHANGES = [train, train_one_norm, copy_into, write_one_element, write_through_data, replace_data, load, change_weights]
+def change_weights_through_data(module: nn.Module) -> None:
+    """As averages of weights and old optimisers do."""
+    for parameter in module.parameters():
+        parameter.data.mul_(1.25)
+
+
+CHANGES = [
+    train,
+    train_one_norm,
+    copy_into,
+    write_one_element,
+    write_through_data,
+    replace_data,
+    load,
+    change_weights,
+    change_weights_through_data,
+]
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
