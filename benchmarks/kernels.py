@@ -293,7 +293,7 @@ def reduction() -> Iterator[Case]:
         "mean((x - y)²)": (functional.mse_loss, 2),
     }
     for name, (function, count) in functions.items():
-        yield Case(f"{name}, 8192×4096", partial(Of, function), ((8192, 4096),) * count)
+        yield Case(f"{name}, 4096×1024", partial(Of, function), ((4096, 1024),) * count)
 
 
 def transpose() -> Iterator[Case]:
