@@ -40,13 +40,14 @@ def check(module: nn.Module, draw: Draw, lengths: Sequence[int] = (LONG, 600, LO
     assert stats.not_dynamic == stats.fallbacks == {}
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    "options",
+    ("kind", "options"),
     [
-        pytest.param({}, id="plain"),
-        pytest.param({"bidirectional": True}, id="both ways"),
-        pytest.param({"num_layers": 2, "batch_first": True}, id="two layers"),
+        *(pytest.param(kind, {}, id=kind) for kind in KINDS),
+        pytest.param("gru", {"bidirectional": True}, id="gru, both ways"),
+        pytest.param(
+            "lstm", {"bidirectional": True, "num_layers": 2, "batch_first": True}, id="lstm, both ways, two layers"
+        ),
     ],
 )
 def test_one_program_from_the_first_call_on(kind: str, options: dict[str, object]) -> None:
