@@ -281,6 +281,21 @@ def elementwise() -> Iterator[Case]:
         yield Case(f"{name}, {by(shapes[0])}", partial(Of, function), shapes)
 
 
+def reduction() -> Iterator[Case]:
+    """To one number, as losses end."""
+    import torch
+    from torch.nn import functional
+
+    functions: dict[str, tuple[Callable[..., Any], int]] = {
+        "sum(x²)": (lambda x: (x * x).sum(), 1),
+        "mean(|x|)": (lambda x: x.abs().mean(), 1),
+        "max(2x)": (lambda x: torch.max(x * 2), 1),
+        "mean((x - y)²)": (functional.mse_loss, 2),
+    }
+    for name, (function, count) in functions.items():
+        yield Case(f"{name}, 4096×1024", partial(Of, function), ((4096, 1024),) * count)
+
+
 def transpose() -> Iterator[Case]:
     """Each followed by two cheap ops: a copy alone makes no group."""
     import torch
@@ -323,6 +338,7 @@ KINDS: dict[str, Callable[[], Iterator[Case]]] = {
     "softmax": softmax,
     "layer-norm": layer_norm,
     "elementwise": elementwise,
+    "reduction": reduction,
     "transpose": transpose,
     "attention": attention,
 }

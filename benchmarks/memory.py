@@ -1,13 +1,15 @@
 """Memory: the largest resident set of a process that runs a model, by eager and by torchmdla. Linux only.
 
-Each way runs in a process of its own: eager; torchmdla cold, its compiler being another process, whose peak is shown
-beside it; and torchmdla from the cache. Two peaks are taken: of the whole life of the process, preparing included, and
+Each way runs in a process of its own: eager; the frozen script without torchmdla, since PyTorch's TorchScript takes
+memory of its own; torchmdla cold, its compiler being another process, whose peak is shown beside it; and torchmdla from
+the cache. Two peaks are taken: of the whole life of the process, preparing included, and
 of calls alone, once prepared. Python, PyTorch and the model's parameters are in all of them. The mark is eager's peak
 plus the parameters once more, packed.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import tempfile
@@ -18,6 +20,9 @@ from typing import Any
 from harness import children, output
 
 _CALLS = 3
+
+# What is measured, in order, and how the model runs.
+_WAYS = {"eager": "eager", "script": "script", "cold": "torchmdla", "cached": "torchmdla"}
 
 Row = dict[str, Any]
 
@@ -31,7 +36,7 @@ def main() -> int:
     options = parser.parse_args()
     models = options.models or (["mlp"] if options.quick else list(MODELS))
     rows: list[Row] = []
-    with output.progress(len(models) * 3, "process") as bar:
+    with output.progress(len(models) * len(_WAYS), "process") as bar:
         for model in models:
             rows.append(row_of(model, options.threads, options.quick, bar))
             output.write_json(options.json, {"benchmark": "memory", "unit": "MiB", "rows": rows})
@@ -42,7 +47,7 @@ def main() -> int:
 def row_of(model: str, threads: int, quick: bool, bar: Any) -> Row:
     found: dict[str, Any] = {"model": model}
     with tempfile.TemporaryDirectory(prefix="torchmdla-benchmark-") as folder:
-        for name, way in (("eager", "eager"), ("cold", "torchmdla"), ("cached", "torchmdla")):
+        for name, way in _WAYS.items():
             bar.set_postfix_str(f"{model}, {name}")
             task = {"model": model, "way": way, "threads": threads, "quick": quick}
             variables = {
@@ -72,11 +77,13 @@ def measure(model: str, way: str, threads: int, quick: bool) -> dict[str, float]
     run: Any = module
     parameters = sum(tensor.numel() * tensor.element_size() for tensor in module.state_dict().values()) / 2**20
     with torch.no_grad():
-        if way == "torchmdla":
-            run = torchmdla.compile(torch.jit.trace(module, inputs, check_trace=False), *inputs)
-            del module  # as one would who serves the compiled model
-        else:
+        if way == "eager":
             run(*inputs)
+        else:
+            run = torchmdla.compile(torch.jit.trace(module, inputs, check_trace=False), *inputs)
+            # As one would who serves the compiled model. Script modules are parts of cycles.
+            del module
+            gc.collect()
         life = peak()
         forget_peak()
         for _ in range(_CALLS):
@@ -104,14 +111,30 @@ def peak_of_children() -> float:
 def show(rows: list[Row]) -> None:
     table = output.table(
         "Peak memory, MiB",
-        ("model", "parameters", "eager", "calls", "cold", "calls", "compiler", "cached", "calls", "mark", "result"),
-        "eager, cold, cached: of the whole process, then of calls once prepared; compiler: its processes;\n"
+        (
+            "model",
+            "parameters",
+            "eager",
+            "calls",
+            "script",
+            "calls",
+            "cold",
+            "calls",
+            "compiler",
+            "cached",
+            "calls",
+            "mark",
+            "result",
+        ),
+        "eager, script, cold, cached: of the whole process, then of calls once prepared; compiler: its processes;\n"
         "mark: eager's calls and the parameters once more, for the calls of torchmdla from the cache",
     )
     for row in rows:
-        eager, cold, cached = row["eager"], row["cold"], row["cached"]
-        values = [row["parameters"], eager["life"], eager["calls"], cold["life"], cold["calls"], cold["compiler"]]
-        values += [cached["life"], cached["calls"], row["mark"]]
+        values = [row["parameters"]]
+        for name in _WAYS:
+            values += [row[name]["life"], row[name]["calls"]] + [row[name]["compiler"]] * (name == "cold")
+        values.append(row["mark"])
+        cached = row["cached"]
         within = cached["calls"] <= row["mark"]
         table.add_row(row["model"], *(f"{value:.0f}" for value in values), "within" if within else "above")
     output.show(table)

@@ -215,8 +215,10 @@ CompilationGroup::claim(const Signature& signature, Fallback& refusal,
     return nullptr;
   }
   auto claimed = std::make_shared<Claim>(shared_from_this(), signature);
-  if (inputs) claimed->pattern = plan(signature, *inputs);
-  if (claimed->pattern) claimed->inputs = inputs->vec();
+  if (inputs && settings().dynamic) {
+    claimed->pattern = plan(signature, *inputs);
+    claimed->inputs = inputs->vec();
+  }
   claims_.push_back(claimed.get());
   return claimed;
 }
@@ -233,23 +235,35 @@ std::optional<Fallback> CompilationGroup::refusal(const Signature& signature) co
 // Which sizes to compile for any values of, if any.
 std::optional<Pattern> CompilationGroup::plan(const Signature& signature,
                                               c10::ArrayRef<c10::IValue> inputs) const {
-  if (!settings().dynamic) return std::nullopt;
   std::vector<const Signature*> earlier;
   for (const auto& specialisation : specialisations_)
     if (specialisation->outcome == Outcome::compiled) earlier.push_back(&specialisation->signature);
   for (const auto& specialisation : dynamic_)
     earlier.push_back(&specialisation->pattern.typical);
   if (earlier.size() < 2) return std::nullopt;
-  std::vector<bool> may_vary;
+  return choose_pattern(signature, may_vary(inputs), earlier, refused_);
+}
+
+// Gives the claim a pattern in which nothing has `size`; false if there is none.
+bool CompilationGroup::plan_without(int64_t size, Claim& claim) {
+  if (claim.inputs.empty()) return false;
+  std::lock_guard<std::mutex> guard(mutex_);
+  claim.pattern = pattern_without(size, claim.signature, may_vary(claim.inputs), refused_);
+  return claim.pattern.has_value();
+}
+
+// Of the entries of the inputs' signature.
+std::vector<bool> CompilationGroup::may_vary(c10::ArrayRef<c10::IValue> inputs) const {
+  std::vector<bool> result;
   for (size_t i = 0; i < inputs.size(); ++i) {
     auto marks = marks_of_numbers(inputs[i]);
     const auto index = static_cast<int64_t>(i);
     if (std::find(group_.parameters.begin(), group_.parameters.end(), index) !=
         group_.parameters.end())
       marks.assign(marks.size(), false);
-    may_vary.insert(may_vary.end(), marks.begin(), marks.end());
+    result.insert(result.end(), marks.begin(), marks.end());
   }
-  return choose_pattern(signature, may_vary, earlier, refused_);
+  return result;
 }
 
 void CompilationGroup::release(const Claim& claim) {
@@ -257,7 +271,7 @@ void CompilationGroup::release(const Claim& claim) {
   claims_.erase(std::remove(claims_.begin(), claims_.end(), &claim), claims_.end());
 }
 
-void CompilationGroup::compile(std::shared_ptr<const Claim> claim, Record record) {
+void CompilationGroup::compile(std::shared_ptr<Claim> claim, Record record) {
   if (background()) {
     run_beside()([claim = std::move(claim), record = std::move(record), modes = Modes()] {
       const c10::InferenceMode inference(modes.inference);
@@ -271,14 +285,14 @@ void CompilationGroup::compile(std::shared_ptr<const Claim> claim, Record record
   if (made && made->outcome == Outcome::failed && strict()) made->raise();
 }
 
-void CompilationGroup::compile(const Claim& claim, const Record& record) {
+void CompilationGroup::compile(Claim& claim, const Record& record) {
   if (!group_.subgraph->conditions_hold(record)) {
     auto made = std::make_unique<Specialisation>();
     made->signature = claim.signature;
     made->outcome = Outcome::split;
     publish(std::move(made));
   } else if (!claim.pattern || !compile_dynamic(claim, record)) {
-    compile_static(claim.signature, record);
+    compile_static(claim, record);
   }
 }
 
@@ -329,19 +343,26 @@ std::vector<RecordedSample> CompilationGroup::record_samples(const Claim& claim)
   return samples;
 }
 
-void CompilationGroup::compile_static(const Signature& signature, const Record& record) {
+// For the claim's signature alone, or for all sizes at once where one is too long for that.
+void CompilationGroup::compile_static(Claim& claim, const Record& record) {
   auto made = std::make_unique<Specialisation>();
-  made->signature = signature;
+  made->signature = claim.signature;
+  std::function<void()> warn;
   try {
     made->executable =
         compiler().compile({*group_.subgraph, record, group_.parameters, group_.device});
     made->outcome = Outcome::compiled;
     ++statistics().specialisations;
   } catch (const CompileFailure& failure) {
+    if (failure.too_long && plan_without(*failure.too_long, claim) &&
+        compile_dynamic(claim, record))
+      return;
     made->failure = failure.what();
     made->raise = failure.raise;
+    if (!strict()) warn = failure.warn;
   }
   publish(std::move(made));
+  if (warn) warn();
 }
 
 void CompilationGroup::publish(std::unique_ptr<Specialisation> specialisation) {

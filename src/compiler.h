@@ -63,11 +63,12 @@ struct DynamicExecutable {
   Agreement agrees;
 };
 
-// The group cannot be compiled. `raise` throws it as the user's exception, for strict mode.
+// The group cannot be compiled.
 struct CompileFailure : std::runtime_error {
-  CompileFailure(const std::string& reason, std::function<void()> raise_error)
-      : std::runtime_error(reason), raise(std::move(raise_error)) {}
-  std::function<void()> raise;
+  using std::runtime_error::runtime_error;
+  std::function<void()> raise;     // throws it as the user's exception, for strict mode
+  std::function<void()> warn;      // tells the user, for other modes
+  std::optional<int64_t> too_long; // a size that only a dynamic program may have
 };
 
 // Called without any lock held and without the GIL. They throw CompileFailure; any other exception
@@ -143,8 +144,8 @@ private:
 
     const std::shared_ptr<CompilationGroup> group;
     const Signature signature;
-    std::optional<Pattern> pattern;
-    std::vector<c10::IValue> inputs; // of the call, where there is a pattern
+    std::optional<Pattern> pattern;  // changes under the group's mutex
+    std::vector<c10::IValue> inputs; // of the call, where there may be a pattern
   };
 
   std::optional<Fallback> reason_to_fall_back(c10::ArrayRef<c10::IValue> inputs,
@@ -159,12 +160,14 @@ private:
                                std::optional<c10::ArrayRef<c10::IValue>> inputs = std::nullopt);
   std::optional<Fallback> refusal(const Signature& signature) const;
   std::optional<Pattern> plan(const Signature& signature, c10::ArrayRef<c10::IValue> inputs) const;
+  bool plan_without(int64_t size, Claim& claim);
+  std::vector<bool> may_vary(c10::ArrayRef<c10::IValue> inputs) const;
   void release(const Claim& claim);
-  void compile(std::shared_ptr<const Claim> claim, Record record);
-  void compile(const Claim& claim, const Record& record);
+  void compile(std::shared_ptr<Claim> claim, Record record);
+  void compile(Claim& claim, const Record& record);
   bool compile_dynamic(const Claim& claim, const Record& record);
   std::vector<RecordedSample> record_samples(const Claim& claim) const;
-  void compile_static(const Signature& signature, const Record& record);
+  void compile_static(Claim& claim, const Record& record);
   void publish(std::unique_ptr<Specialisation> specialisation);
   void fall_back(torch::jit::Stack& stack);
   void fall_back(torch::jit::Stack& stack, Fallback reason);

@@ -92,36 +92,59 @@ py::object to_python(const Subgraph& subgraph) {
   return dynamic_cast<const PythonSubgraph&>(subgraph).object();
 }
 
-[[noreturn]] void throw_failure(py::error_already_set& error) {
-  const auto exception = hold(error.value());
-  throw CompileFailure(py::str(error.value().attr("reason")), [exception] {
-    py::gil_scoped_acquire gil;
-    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(exception.get())), exception.get());
-    throw PassingError();
-  });
-}
-
-// Calls Python from a thread without the GIL. An exception of type `failure` becomes a
-// CompileFailure, any other one goes to the user.
-template <class Call> auto in_python(const std::shared_ptr<PyObject>& failure, Call call) {
+// Calls Python from a thread without the GIL. Exceptions go to the user.
+template <class Call> auto in_python(Call call) {
   py::gil_scoped_acquire gil;
   try {
     return call();
   } catch (py::error_already_set& error) {
-    if (error.matches(py::reinterpret_borrow<py::object>(failure.get()))) throw_failure(error);
     error.restore();
     throw PassingError();
   }
 }
 
+// What becomes of a CompileError.
+struct OnFailure {
+  std::shared_ptr<PyObject> error_type, warn;
+
+  [[noreturn]] void operator()(const py::error_already_set& error) const {
+    const auto exception = hold(error.value());
+    CompileFailure failure(py::str(error.value().attr("reason")));
+    failure.raise = [exception] {
+      py::gil_scoped_acquire gil;
+      PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(exception.get())), exception.get());
+      throw PassingError();
+    };
+    failure.warn = [exception, warn = warn] {
+      in_python([&] { borrow(warn)(borrow(exception)); });
+    };
+    failure.too_long = error.value().attr("too_long").cast<std::optional<int64_t>>();
+    throw failure;
+  }
+};
+
+// A CompileError becomes a CompileFailure, any other exception goes to the user.
+template <class Call> auto in_python(const OnFailure& on_failure, Call call) {
+  return in_python([&] {
+    try {
+      return call();
+    } catch (const py::error_already_set& error) {
+      if (error.matches(borrow(on_failure.error_type))) on_failure(error);
+      throw;
+    }
+  });
+}
+
 // `compile(subgraph, record, parameters, device)` returns an Executable, `compile_dynamic(…,
 // values, samples)` one for any sizes and a function of a record and values, which tells whether
-// they agree; samples are pairs of values and record. Both raise `error_type`. `make_meta(dtype,
-// shape, strides)` makes the record's entries.
+// they agree; samples are pairs of values and record. Both raise `error_type`, of which
+// `warn(error)` tells the user. `make_meta(dtype, shape, strides)` makes the record's entries.
 void set_compiler_functions(const py::object& compile, const py::object& compile_dynamic,
-                            const py::object& make_meta, const py::object& error_type) {
+                            const py::object& warn, const py::object& make_meta,
+                            const py::object& error_type) {
   const auto function = hold(compile), dynamic_function = hold(compile_dynamic),
-             meta = hold(make_meta), failure = hold(error_type);
+             meta = hold(make_meta);
+  const OnFailure failure{hold(error_type), hold(warn)};
   Compiler compiler;
   compiler.compile = [=](const CompileRequest& request) {
     return in_python(failure, [&]() -> std::shared_ptr<const Executable> {
@@ -287,7 +310,8 @@ PYBIND11_MODULE(_C, module) {
            py::arg("unversioned") = std::vector<size_t>(), py::arg("workspace") = 0);
   bind_group(module);
   module.def("set_compiler", &set_compiler_functions, py::arg("compile"),
-             py::arg("compile_dynamic"), py::arg("make_meta"), py::arg("error_type"));
+             py::arg("compile_dynamic"), py::arg("warn"), py::arg("make_meta"),
+             py::arg("error_type"));
   module.def("set_device", &set_device, py::arg("device"), py::arg("ops"), py::arg("dtypes"));
   module.def("set_enabled", [](bool on) { settings().enabled = on; });
   module.def("is_enabled", [] { return settings().enabled.load(); });

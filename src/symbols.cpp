@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <map>
 
 namespace torchmdla {
@@ -141,13 +142,30 @@ std::optional<Pattern> choose_pattern(const Signature& signature, const Marks& m
   return std::nullopt;
 }
 
+std::optional<Pattern> pattern_without(int64_t size, const Signature& signature,
+                                       const Marks& may_vary,
+                                       const std::set<SymbolPlaces>& refused) {
+  std::optional<int64_t> nearest;
+  for (size_t i = 0; i < signature.size(); ++i)
+    if (may_vary[i] && signature[i] >= least_value &&
+        (!nearest || std::abs(signature[i] - size) < std::abs(*nearest - size)))
+      nearest = signature[i];
+  if (!nearest) return std::nullopt;
+  Pattern pattern{signature, SymbolPlaces(signature.size(), fixed), 1, /*written_out=*/true};
+  for (size_t i = 0; i < signature.size(); ++i)
+    if (may_vary[i] && signature[i] == *nearest) pattern.places[i] = 0;
+  return refused.count(pattern.places) ? std::nullopt : std::optional(std::move(pattern));
+}
+
 std::vector<Symbols> sample_values(const Pattern& pattern) {
   // Sizes that do not vary are no samples either: nothing must be equal by chance.
   std::set<int64_t> taken(pattern.typical.begin(), pattern.typical.end());
   std::vector<Symbols> result(samples, Symbols(pattern.symbols));
   const auto typical = pattern.typical_values();
   for (size_t symbol = 0; symbol < pattern.symbols; ++symbol) {
-    auto value = std::clamp(typical[symbol], least_sample, largest_first_sample);
+    auto value = pattern.written_out
+                     ? least_sample
+                     : std::clamp(typical[symbol], least_sample, largest_first_sample);
     for (auto& sample : result) {
       while (!is_prime(value) || taken.count(value))
         ++value;

@@ -32,6 +32,7 @@ struct Pattern {
   Signature typical; // of the call that it was made for
   SymbolPlaces places;
   size_t symbols;
+  bool written_out = false; // programs grow with the symbols: samples are the least there are
 
   // Whether everything that does not vary is equal, equal symbols have equal values, and all are at
   // least 2; `values` are then those of the symbols.
@@ -50,6 +51,12 @@ struct Pattern {
 std::optional<Pattern> choose_pattern(const Signature& signature, const std::vector<bool>& may_vary,
                                       c10::ArrayRef<const Signature*> earlier,
                                       const std::set<SymbolPlaces>& refused);
+
+// The pattern with one symbol, for the numbers that are `size`: it is too long to be written out.
+// Where there are none the program may have computed it from the next number, which is taken then.
+std::optional<Pattern> pattern_without(int64_t size, const Signature& signature,
+                                       const std::vector<bool>& may_vary,
+                                       const std::set<SymbolPlaces>& refused);
 
 // Values to learn a dynamic program from: primes, all different, near the typical ones but not
 // large.

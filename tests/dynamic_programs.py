@@ -51,11 +51,10 @@ def program_of(traced: Traced, draw: Draw, typical: Sequence[int], primes: Seque
     """The dynamic program of which ``draw`` makes the inputs for values of its symbols, sampled at ``primes``."""
     count = len(typical)
     points = [tuple(primes[k * count : (k + 1) * count]) for k in range(SAMPLES)]
-    imported = [traced.imported(draw(*values))[0] for values in (typical, *points)]
-    first, *others = imported
+    first, *others = [traced.imported(draw(*values))[0] for values in (typical, *points)]
     samples = [Sample(v, i.mlir, i.arguments, i.results) for v, i in zip(points, others, strict=True)]
     target = devices.get("cpu").target()
-    return Program(first.mlir, first.arguments, first.results, target, symbols=tuple(typical), samples=tuple(samples))
+    return Program("", first.arguments, first.results, target, symbols=tuple(typical), samples=tuple(samples))
 
 
 @dataclass(frozen=True)

@@ -225,7 +225,7 @@ def test_the_manifest_tells_of_symbols_and_workspace() -> None:
     assert manifest.symbols == 1
     assert manifest.workspace
     assert manifest.packs
-    static = devices.get("cpu").lower(program.typical()).manifest
+    static = devices.get("cpu").lower(program.sample(0)).manifest
     assert (static.symbols, static.workspace) == (0, "")
 
 

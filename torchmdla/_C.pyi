@@ -73,6 +73,7 @@ def set_compiler(
         ],
         tuple[Executable, Callable[[dict[str, Any], tuple[int, ...]], bool]],
     ],
+    warn: Callable[[Any], None],
     make_meta: Callable[[torch.dtype, tuple[int, ...], tuple[int, ...]], object],
     error_type: type[Exception],
 ) -> None: ...

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class CompileError(RuntimeError):
     """A group could not be compiled.
@@ -13,24 +15,30 @@ class CompileError(RuntimeError):
         op: the operator at fault, as ``aten::add.Tensor``; empty when no single operator is.
         source: where the operator stands in the user's program (``file:line``); empty when unknown.
         diagnostic: what the compiler said, word for word.
+        too_long: a size that programs grow with, and that is too large to be written out; compiled for any sizes the
+            group may do. None where no size is to blame.
     """
 
-    def __init__(self, reason: str, *, op: str = "", source: str = "", diagnostic: str = "") -> None:
+    def __init__(
+        self, reason: str, *, op: str = "", source: str = "", diagnostic: str = "", too_long: int | None = None
+    ) -> None:
         self.reason = reason
         self.op = op
         self.source = source
         self.diagnostic = diagnostic
+        self.too_long = too_long
         place = f"{op}: " if op else ""
         at = f" (at {source})" if source else ""
         tail = f"\n{diagnostic}" if diagnostic else ""
         super().__init__(f"{place}{reason}{at}{tail}")
 
-    def fields(self) -> dict[str, str]:
+    def fields(self) -> dict[str, Any]:
         """``CompileError(**fields)`` is this error again, in another process."""
-        return {"reason": self.reason, "op": self.op, "source": self.source, "diagnostic": self.diagnostic}
+        names = ("reason", "op", "source", "diagnostic", "too_long")
+        return {name: getattr(self, name) for name in names}
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (self.reason, self.op, self.source, self.diagnostic)
+        return _rebuild, (self.fields(),)
 
 
 class CaptureError(RuntimeError):
@@ -41,5 +49,5 @@ class CaptureWarning(UserWarning):
     """Something of a captured block that its function has in another way than the block."""
 
 
-def _rebuild(reason: str, op: str, source: str, diagnostic: str) -> CompileError:
-    return CompileError(reason, op=op, source=source, diagnostic=diagnostic)
+def _rebuild(fields: dict[str, Any]) -> CompileError:
+    return CompileError(**fields)

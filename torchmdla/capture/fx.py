@@ -92,7 +92,7 @@ class _Extraction:
     def _group(self, name: str, leaving: Sequence[fx.Node]) -> _C.Group:
         self._subgraph.output(tuple(self._inner[node] for node in leaving))
         parameters = [index for index, node in enumerate(self._inputs) if node in self._weights]
-        subgraph = FxSubgraph(self._module, self._subgraph, self._options.strict)
+        subgraph = FxSubgraph(self._module, self._subgraph)
         return make_group(subgraph, name, self._options, parameters)
 
     def _call(self, group: _C.Group, leaving: Sequence[fx.Node]) -> None:

@@ -39,12 +39,10 @@ class FxSubgraph:
     Args:
         root: holds the constants.
         graph: its placeholders are the group's inputs, its ``get_attr`` nodes 0-d constants of ``root``.
-        strict: whether a failure to compile is an error; None: the settings say.
     """
 
-    def __init__(self, root: torch.nn.Module, graph: fx.Graph, strict: bool | None = None) -> None:
+    def __init__(self, root: torch.nn.Module, graph: fx.Graph) -> None:
         self.module = fx.GraphModule(root, graph)
-        self.strict = strict
 
     def run(self, *inputs: Any) -> Sequence[Any]:
         """The results by eager operators."""

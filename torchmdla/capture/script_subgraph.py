@@ -13,8 +13,6 @@ from torchmdla.importer import ImportedGraph, Record, import_graph
 class ScriptSubgraph:
     """A ``torch::jit::Graph`` as a :class:`~torchmdla.capture.subgraph.Subgraph`."""
 
-    strict: bool | None = None
-
     def __init__(self, graph: torch._C.Graph) -> None:
         self._graph = graph
 

@@ -6,8 +6,9 @@ import os
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -16,8 +17,8 @@ from torchmdla.capture.agreement import Agreement, Values, polynomial_record
 from torchmdla.capture.script_subgraph import ScriptSubgraph
 from torchmdla.capture.subgraph import Subgraph
 from torchmdla.compiler import service
-from torchmdla.compiler.program import Program, Sample
-from torchmdla.compiler.sizes import NoPolynomial, Size, fit
+from torchmdla.compiler.program import Argument, Program, Result, Sample
+from torchmdla.compiler.sizes import NoPolynomial, Size, at, fit
 from torchmdla.compiler.versions import producers
 from torchmdla.errors import CompileError
 from torchmdla.importer import (
@@ -32,10 +33,12 @@ from torchmdla.importer import (
 
 _warned: set[str] = set()
 
+_Typed = TypeVar("_Typed", Argument, Result)
+
 
 def install() -> None:
     """Makes this module the compiler of groups."""
-    _C.set_compiler(_of_any_graph(compile_group), _of_any_graph(compile_dynamic_group), TensorMeta, CompileError)
+    _C.set_compiler(_of_any_graph(compile_group), _of_any_graph(compile_dynamic_group), _warn, TensorMeta, CompileError)
     _C.set_submit(_submit)
 
 
@@ -72,18 +75,15 @@ def compile_group(subgraph: Subgraph, record: Record, parameters: Sequence[int],
         device_name: the device that the group was made for.
 
     Raises:
-        CompileError: it cannot be compiled. A warning says so, once per op and reason, unless in strict mode.
+        CompileError: it cannot be compiled.
     """
     try:
         return _compile(subgraph, record, parameters, devices.get(device_name))
-    except CompileError as error:
-        _warn(error, subgraph)
+    except CompileError:
         raise
     except Exception as error:  # A fault of ours must not become the user's: the group falls back.
         # Shortened: a message may hold whole tensors.
-        fault = CompileError(f"internal error: {type(error).__name__}: {str(error)[:300]}")
-        _warn(fault, subgraph)
-        raise fault from error
+        raise CompileError(f"internal error: {type(error).__name__}: {str(error)[:300]}") from error
 
 
 def compile_dynamic_group(
@@ -138,14 +138,15 @@ def _compile_dynamic(
     agrees = polynomial_record(subgraph, points, [seen for _, seen in samples])
     if not agrees(record, values):
         raise CompileError("the record at the typical sizes is not what the samples' tell")
-    imported = subgraph.import_program(record, parameters)
+    # Not at the typical sizes, which may be too large to be written out.
     at_samples = [subgraph.import_program(seen, parameters) for _, seen in samples]
+    imported = at_samples[0]
     if any(_form(sample) != _form(imported) for sample in at_samples):
         raise CompileError("bindings, roles, dtypes or layouts")
     program = Program(
-        imported.mlir,
-        imported.arguments,
-        imported.results,
+        "",
+        _at_typical([sample.arguments for sample in at_samples], points, values),
+        _at_typical([sample.results for sample in at_samples], points, values),
         device.target(),
         versions=producers(),
         symbols=values,
@@ -240,6 +241,16 @@ def _form(imported: ImportedGraph) -> object:
     )
 
 
+def _at_typical(samples: Sequence[Sequence[_Typed]], points: Sequence[Values], values: Values) -> tuple[_Typed, ...]:
+    """Arguments or results with their shapes where the symbols have ``values``."""
+
+    def one(same: Sequence[_Typed]) -> _Typed:
+        shapes = zip(*(thing.shape for thing in same), strict=True)
+        return replace(same[0], shape=tuple(at(fit(points, numbers), values) for numbers in shapes))
+
+    return tuple(one(same) for same in zip(*samples, strict=True))
+
+
 def _fitted(points: Sequence[Values], samples: Sequence[tuple[str, Any]]) -> tuple[str, Any]:
     """An output of a dynamic executable, from what :func:`_output` says of it at the samples: numbers that vary are
     terms, and a constant that does is a ``"number"``."""
@@ -262,11 +273,11 @@ def _terms(points: Sequence[Values], numbers: Sequence[int]) -> int | tuple[tupl
     return found.terms if isinstance(found, Size) else found
 
 
-def _warn(error: CompileError, subgraph: Subgraph) -> None:
+def _warn(error: CompileError) -> None:
+    """Says that a group is not compiled, once per op and reason."""
     text = f"{error.op}: {error.reason}" if error.op else error.reason
-    strict = _C.is_strict() if subgraph.strict is None else subgraph.strict
-    if strict or text in _warned:
+    if text in _warned:
         return
     _warned.add(text)
     at = f" (at {error.source})" if error.source else ""
-    warnings.warn(f"torchmdla: a group runs in PyTorch's interpreter: {text}{at}", RuntimeWarning, stacklevel=4)
+    warnings.warn(f"torchmdla: a group runs in PyTorch's interpreter: {text}{at}", RuntimeWarning, stacklevel=2)

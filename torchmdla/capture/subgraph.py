@@ -23,10 +23,6 @@ class Subgraph(Protocol):
     """A flat functional graph."""
 
     @property
-    def strict(self) -> bool | None:
-        """Whether a failure to compile is an error; None: the settings say."""
-
-    @property
     def outputs(self) -> Sequence[str]:
         """The names of the values that it returns."""
 

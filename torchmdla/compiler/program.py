@@ -61,10 +61,10 @@ class Sample:
 class Program:
     """One function ``@forward`` in the Torch dialect (MLIR text) with roles, target and options.
 
-    A program with ``symbols`` is dynamic: it runs at any values of them from 2 on. Its own text, arguments and results
-    are those at the typical values ``symbols``, for which a device chooses what is fastest; ``samples`` are the same
-    program at other, generic values (primes, all different), from which the device learns how numbers depend on the
-    symbols (:func:`torchmdla.compiler.sizes.fit`).
+    A program with ``symbols`` is dynamic: it runs at any values of them from 2 on. It has no text of its own:
+    ``samples`` are the program at generic values (primes, all different), from which the device learns how numbers
+    depend on the symbols (:func:`torchmdla.compiler.sizes.fit`). Its arguments and results are those at the typical
+    values ``symbols``, for which a device chooses what is fastest.
 
     ``versions`` names the producers (torchmdla, torch-mlir): an artifact of another version is never reused.
     """
@@ -104,10 +104,6 @@ class Program:
         """The static program that sample ``number`` is."""
         at = self.samples[number]
         return replace(self, mlir=at.mlir, arguments=at.arguments, results=at.results, symbols=(), samples=())
-
-    def typical(self) -> Program:
-        """The static program at the typical values of the symbols."""
-        return replace(self, symbols=(), samples=())
 
 
 def _arguments(raw: dict[str, Any]) -> tuple[Argument, ...]:

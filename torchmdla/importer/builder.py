@@ -253,4 +253,4 @@ def evaluate(schema: torch._C.FunctionSchema, operands: Sequence[Operand]) -> in
 def blame(error: CompileError, op: str, source: str) -> CompileError:
     """``error`` as one of the node ``op`` at ``source``, whose decomposition it may come from."""
     reason = error.reason if error.op in ("", op) else f"{error.op}: {error.reason}"
-    return CompileError(reason, op=op, source=source, diagnostic=error.diagnostic)
+    return CompileError(reason, op=op, source=source, diagnostic=error.diagnostic, too_long=error.too_long)

@@ -83,7 +83,8 @@ def _network(  # type: ignore[no-untyped-def]
     batched = input.dim() == 3
     sequence = input.transpose(0, 1) if batched and batch_first else input
     if (steps := sequence.size(0) * num_layers * directions) > _MOST_STEPS:
-        raise CompileError(f"a recurrent network of {steps} steps is not compiled, {_MOST_STEPS} are the most")
+        reason = f"a recurrent network of {steps} steps is not written out, {_MOST_STEPS} are the most"
+        raise CompileError(reason, too_long=sequence.size(0))
     last: list[State] = []
     for layer in range(num_layers):
         outputs = []

@@ -17,6 +17,7 @@ from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.packing import pack_parameters
 from torchmdla.devices.cpu.padding import compute_in_place
 from torchmdla.devices.cpu.panels import lay_out_panels
+from torchmdla.devices.cpu.partial import reduce_in_parts
 from torchmdla.devices.cpu.products import transpose_factors
 from torchmdla.devices.cpu.renaming import separate_values, share_buffers
 from torchmdla.devices.cpu.rolling import roll_loops
@@ -27,6 +28,7 @@ from torchmdla.devices.cpu.steps import Steps
 def transform(steps: Steps, program: Program) -> None:
     """Runs every pass over ``steps``, in place."""
     rewrite(steps, program)
+    reduce_in_parts(steps)
     run_by_tiles(steps, program)
 
 
