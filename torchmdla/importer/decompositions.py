@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from torchmdla.errors import CompileError
-from torchmdla.importer import elementwise, losses, paddings, pooling, products, recurrent, reductions
+from torchmdla.importer import convolutions, elementwise, losses, paddings, pooling, products, recurrent, reductions
 from torchmdla.importer.attention import (
     native_multi_head_attention,
     scaled_dot_product_attention,
@@ -185,6 +185,10 @@ _WRITTEN: Mapping[str, Decomposition] = {
     "aten::adaptive_max_pool1d": pooling.adaptive_maximum(1),
     "aten::adaptive_max_pool2d": pooling.adaptive_maximum(2),
     **RESIZES,
+    "aten::convolution": convolutions.convolution,
+    "aten::_convolution": convolutions.convolution_of_script,
+    "aten::_convolution.deprecated": convolutions.convolution_of_script,
+    "aten::convolution_backward": convolutions.convolution_backward,
     "aten::_softmax_backward_data": reductions.softmax_backward,
     "aten::logsumexp": reductions.logsumexp,
     "aten::linalg_vector_norm": reductions.vector_norm,
