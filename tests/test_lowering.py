@@ -447,6 +447,20 @@ def concatenation(b: Builder) -> list[Value]:
 
 
 @case
+def repetition(b: Builder) -> list[Value]:
+    """What is repeated is computed once, not at its first place in what it is repeated into."""
+    x, y = b.input(normal(2, 3, 8, 5)), b.input(normal(2, 3, 8, 5))
+
+    def total(value: Value) -> Value:
+        return b.op("aten.sum.dim_IntList", [value, [1, 2], True, None], value.tensor.sum((1, 2), keepdim=True))
+
+    scaled = b.op("aten.mul.Tensor", [total(x), y], x.tensor.sum((1, 2), keepdim=True) * y.tensor)
+    both = total(b.op("aten.mul.Tensor", [x, y], x.tensor * y.tensor))
+    repeated = b.op("aten.expand", [both, [2, 3, 8, 5], False], both.tensor.expand(2, 3, 8, 5))
+    return [b.op("aten.add.Tensor", [scaled, repeated, 1], scaled.tensor + repeated.tensor)]
+
+
+@case
 def transposition(b: Builder) -> list[Value]:
     x = b.input(normal(2, 33, 45))
     return [b.op("aten.permute", [x, [0, 2, 1]], x.tensor.permute(0, 2, 1).contiguous())]
