@@ -1,4 +1,4 @@
-"""Transposed convolutions and gradients as plain convolutions: what the decompositions compute is what eager computes."""
+"""What transposed convolutions and gradients are decomposed into computes what eager computes."""
 
 from __future__ import annotations
 
