@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from torchmdla.errors import CompileError
-from torchmdla.importer import convolutions, elementwise, losses, paddings, pooling, products, recurrent, reductions
+from torchmdla.importer import elementwise, losses, paddings, pooling, products, recurrent, reductions
 from torchmdla.importer.attention import (
     native_multi_head_attention,
     scaled_dot_product_attention,
     transformer_encoder_layer,
 )
+from torchmdla.importer.convolutions import convolution, convolution_backward, convolution_of_script
 from torchmdla.importer.resize import RESIZES
 from torchmdla.importer.types import dtype_of_number
 
@@ -123,6 +124,10 @@ _WRITTEN: Mapping[str, Decomposition] = {
     "aten::gru_cell": recurrent.gru_cell,
     "aten::rnn_tanh_cell": recurrent.rnn_tanh_cell,
     "aten::rnn_relu_cell": recurrent.rnn_relu_cell,
+    "aten::convolution": convolution,
+    "aten::_convolution": convolution_of_script,
+    "aten::_convolution.deprecated": convolution_of_script,
+    "aten::convolution_backward": convolution_backward,
     "aten::batch_norm": _batch_norm,
     "aten::instance_norm": _instance_norm,
     "aten::gelu": elementwise.gelu,
@@ -185,10 +190,6 @@ _WRITTEN: Mapping[str, Decomposition] = {
     "aten::adaptive_max_pool1d": pooling.adaptive_maximum(1),
     "aten::adaptive_max_pool2d": pooling.adaptive_maximum(2),
     **RESIZES,
-    "aten::convolution": convolutions.convolution,
-    "aten::_convolution": convolutions.convolution_of_script,
-    "aten::_convolution.deprecated": convolutions.convolution_of_script,
-    "aten::convolution_backward": convolutions.convolution_backward,
     "aten::_softmax_backward_data": reductions.softmax_backward,
     "aten::logsumexp": reductions.logsumexp,
     "aten::linalg_vector_norm": reductions.vector_norm,
