@@ -396,6 +396,8 @@ SAMPLES: dict[str, list[tuple[object, ...]]] = {
         (X, [MASK], torch.tensor(0.5)),
         (X, [b(3)], f(4)),
         (X, [None, b(4)], torch.tensor(0.5)),
+        (X, [torch.tensor([-1, 0])], f(2, 4)),
+        (X, [None, torch.tensor([-4, -1, 0])], f(3, 3)),
     ],
     # Shapes
     "aten::slice.Tensor": [(X, 1, 1, 3), (X, 0, None, None, 2), (X, 1, -2)],
