@@ -64,6 +64,35 @@ def test_conditions_name_arguments() -> None:
         assert set(support.where) <= {argument.name for argument in schemas()[name].arguments}
 
 
+def test_adding_at_indices_from_the_end() -> None:
+    rows, columns = torch.tensor([-1, 0, 2]), torch.tensor([[-4], [3]])
+    check("aten::index_put", (X, [rows, columns], torch.randn(2, 3), True))
+    check("aten::index_put", (X, [None, torch.tensor([-4, -1, -1])], torch.randn(3, 3), True))
+
+
+OUT_OF_BOUNDS = {
+    "put": ("aten::index_put", lambda i: (X, [i], torch.ones(2, 4))),
+    "put_back": ("aten::index_put", lambda i: (X, [-i], torch.ones(2, 4), True)),
+    "put_in_columns": ("aten::index_put", lambda i: (X, [None, i], torch.ones(3, 2))),
+    "scatter": ("aten::scatter.src", lambda i: (X, 0, i.unsqueeze(1), torch.ones(2, 1))),
+    "scatter_value": ("aten::scatter.value", lambda i: (X, 1, i.unsqueeze(0), 2)),
+    "scatter_back": ("aten::scatter.value", lambda i: (X, 1, torch.where(i > 2, -1, i).unsqueeze(0), 2)),
+}
+
+
+@pytest.mark.parametrize("name", OUT_OF_BOUNDS)
+def test_writes_stay_within_bounds(name: str) -> None:
+    """The call fails, and eager raises its error."""
+    op, arguments = OUT_OF_BOUNDS[name]
+    graph, inputs = graph_of(op, arguments(torch.tensor([0, 2])), copy=False)
+    imported = import_graph(graph, run_and_record(graph, inputs)[1], ())
+    wrong, given = graph_of(op, arguments(torch.tensor([0, 4])), copy=False)
+    with pytest.raises((RuntimeError, IndexError), match="out of bounds"):
+        run_and_record(wrong, given)
+    with pytest.raises(FailedCallError):
+        execute(imported, graph, given)
+
+
 @pytest.mark.parametrize("name", COMPUTING)
 def test_single_precision(name: str) -> None:
     for arguments in SAMPLES[name]:

@@ -193,6 +193,24 @@ GRADIENTS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "detached": (lambda x: x.exp().detach() * x + x.sin(), (leaf(4),)),
     "in place": (lambda x: (x * 2).mul_(3).relu_() + 1, (leaf(4, 6),)),
     "convolution": (pooled, (leaf(2, 3, 8, 8), leaf(4, 3, 3, 3))),
+    "convolution of a signal": (
+        lambda x, w, b: functional.conv1d(x, w, b, padding=1, groups=2).tanh(),
+        (leaf(2, 4, 9), leaf(6, 2, 3), leaf(6)),
+    ),
+    "convolution by channel": (
+        lambda x, w: functional.conv2d(x, w, stride=2, padding=2, dilation=(2, 1), groups=4).tanh(),
+        (leaf(2, 4, 7, 6), leaf(4, 1, 3, 3)),
+    ),
+    "convolution of a volume": (
+        lambda x, w, b: functional.conv3d(x, w, b, stride=2, padding=1).tanh(),
+        (leaf(1, 2, 4, 5, 3), leaf(3, 2, 3, 3, 3), leaf(3)),
+    ),
+    "transposed convolution": (
+        lambda x, w, b: functional.conv_transpose2d(x, w, b, stride=2, padding=1, output_padding=1).tanh(),
+        (leaf(2, 3, 4, 5), leaf(3, 4, 3, 3), leaf(4)),
+    ),
+    "places from the end": (lambda x: (x[torch.tensor([-1, 0, -1])] * 2).tanh(), (leaf(5, 3),)),
+    "totals repeated": (lambda x: x.sum((1, 2), keepdim=True) * x, (leaf(2, 3, 4, 5),)),
     "embedding": (lambda w: functional.gelu(functional.embedding(TOKENS, w)), (leaf(5, 3),)),
 }
 

@@ -447,6 +447,36 @@ def concatenation(b: Builder) -> list[Value]:
 
 
 @case
+def repetition(b: Builder) -> list[Value]:
+    """What is repeated is computed once, not at its first place in what it is repeated into."""
+    x, y = b.input(normal(2, 3, 8, 5)), b.input(normal(2, 3, 8, 5))
+
+    def total(value: Value) -> Value:
+        return b.op("aten.sum.dim_IntList", [value, [1, 2], True, None], value.tensor.sum((1, 2), keepdim=True))
+
+    scaled = b.op("aten.mul.Tensor", [total(x), y], x.tensor.sum((1, 2), keepdim=True) * y.tensor)
+    both = total(b.op("aten.mul.Tensor", [x, y], x.tensor * y.tensor))
+    repeated = b.op("aten.expand", [both, [2, 3, 8, 5], False], both.tensor.expand(2, 3, 8, 5))
+    return [b.op("aten.add.Tensor", [scaled, repeated, 1], scaled.tensor + repeated.tensor)]
+
+
+@case
+def slices_of_a_parameter(b: Builder) -> list[Value]:
+    """Bufferisation makes one after the other in the same buffer, of which tables are read: no pack can be both."""
+    w, x = b.input(normal(3, 4, 2, 2), "parameter"), b.input(normal(3, 4, 2))
+
+    def product(index: int) -> Value:
+        part = w.tensor[..., index : index + 1]
+        sliced = b.op("aten.slice.Tensor", [w, 3, index, index + 1, 1], part)
+        moved = b.op("aten.permute", [sliced, [0, 3, 1, 2]], part.permute(0, 3, 1, 2))
+        plain = b.op("aten.view", [moved, [3, 4, 2]], moved.tensor.reshape(3, 4, 2))
+        flipped = b.op("aten.flip", [plain, [2]], plain.tensor.flip([2]))
+        return b.op("aten.mul.Tensor", [flipped, x], flipped.tensor * x.tensor)
+
+    return [product(0), product(1)]
+
+
+@case
 def transposition(b: Builder) -> list[Value]:
     x = b.input(normal(2, 33, 45))
     return [b.op("aten.permute", [x, [0, 2, 1]], x.tensor.permute(0, 2, 1).contiguous())]

@@ -18,6 +18,7 @@ from torchmdla.importer.attention import (
     scaled_dot_product_attention,
     transformer_encoder_layer,
 )
+from torchmdla.importer.convolutions import convolution, convolution_backward, convolution_of_script
 from torchmdla.importer.resize import RESIZES
 from torchmdla.importer.types import dtype_of_number
 
@@ -123,6 +124,10 @@ _WRITTEN: Mapping[str, Decomposition] = {
     "aten::gru_cell": recurrent.gru_cell,
     "aten::rnn_tanh_cell": recurrent.rnn_tanh_cell,
     "aten::rnn_relu_cell": recurrent.rnn_relu_cell,
+    "aten::convolution": convolution,
+    "aten::_convolution": convolution_of_script,
+    "aten::_convolution.deprecated": convolution_of_script,
+    "aten::convolution_backward": convolution_backward,
     "aten::batch_norm": _batch_norm,
     "aten::instance_norm": _instance_norm,
     "aten::gelu": elementwise.gelu,

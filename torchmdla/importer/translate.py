@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from torchmdla.errors import CompileError
-from torchmdla.importer import empties, promotion
+from torchmdla.importer import empties, indices, promotion
 from torchmdla.importer.decompositions import decomposition, schema_of
 from torchmdla.importer.emitter import Emitter, Value
 from torchmdla.importer.promotion import Number, NumberTensor
@@ -103,6 +103,10 @@ def _same_op(
     _guard(emitter, name, operands, metas[0])
     if name in ("aten::index.Tensor", "aten::index_put"):
         operands[1] = widened(emitter, operands[1])  # type: ignore[arg-type]
+    if name == "aten::index_put":
+        operands[1] = indices.from_front(emitter, operands[0], operands[1])  # type: ignore[arg-type]
+    if name in indices.SCATTERS:
+        indices.check(emitter, *operands[:3])  # type: ignore[arg-type]
     values = [
         materialise(emitter, operand, argument.type, argument.N)  # type: ignore[attr-defined]
         for operand, argument in zip(operands, schema.arguments, strict=True)

@@ -302,7 +302,12 @@ SAMPLES: dict[str, list[tuple[object, ...]]] = {
         (VOLUME, f(3, 2, 2, 3, 3), f(3), [1, 1, 1], [0, 1, 1]),
         (VOLUME[0], f(3, 2, 2, 3, 3), f(3)),
     ],
-    "aten::convolution": [(IMAGE, f(6, 4, 3, 3), f(6), [1, 1], [1, 1], [1, 1], False, [0, 0], 1)],
+    "aten::convolution": [
+        (IMAGE, f(6, 4, 3, 3), f(6), [1, 1], [1, 1], [1, 1], False, [0, 0], 1),
+        (IMAGE, f(4, 3, 4, 3), f(6), [3, 2], [1, 0], [1, 1], True, [2, 1], 2),
+        (SIGNAL, f(4, 3, 2), None, [2], [1], [3], True, [1], 1),
+        (f(1, 2, 3, 3, 2), f(2, 2, 2, 3, 2), None, [4], [1], [1], True, [0], 1),
+    ],
     "aten::_convolution": [
         (IMAGE, f(6, 4, 3, 3), f(6), [1, 1], [1, 1], [1, 1], False, [0, 0], 1, False, False, True, True),
         (IMAGE, f(4, 3, 3, 3), f(3), [2, 2], [1, 1], [1, 1], True, [1, 1], 1, False, False, True, True),
@@ -391,6 +396,8 @@ SAMPLES: dict[str, list[tuple[object, ...]]] = {
         (X, [MASK], torch.tensor(0.5)),
         (X, [b(3)], f(4)),
         (X, [None, b(4)], torch.tensor(0.5)),
+        (X, [torch.tensor([-1, 0])], f(2, 4)),
+        (X, [None, torch.tensor([-4, -1, 0])], f(3, 3)),
     ],
     # Shapes
     "aten::slice.Tensor": [(X, 1, 1, 3), (X, 0, None, None, 2), (X, 1, -2)],
@@ -519,7 +526,16 @@ SAMPLES: dict[str, list[tuple[object, ...]]] = {
     "aten::_softmax_backward_data": [(X, torch.softmax(Y, 1), 1, torch.float32)],
     "aten::_log_softmax_backward_data": [(X, torch.log_softmax(Y, 1), 1, torch.float32)],
     "aten::convolution_backward": [
-        (f(2, 6, 7, 6), IMAGE, f(6, 4, 3, 3), [6], [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, True])
+        (f(2, 6, 7, 6), IMAGE, f(6, 4, 3, 3), [6], [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, True]),
+        (f(2, 6, 7, 6), IMAGE, f(6, 4, 3, 3), None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, False, False]),
+        (f(2, 6, 7, 6), IMAGE, f(6, 4, 3, 3), None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [False, True, False]),
+        (f(2, 6, 4, 2), IMAGE, f(6, 2, 3, 2), [6], [2, 3], [1, 0], [1, 1], False, [0, 0], 2, [True, True, True]),
+        (f(2, 8, 3, 4), IMAGE, f(8, 1, 3, 3), [8], [2, 1], [1, 1], [2, 2], False, [0, 0], 4, [True, True, True]),
+        (f(2, 4, 1, 1), IMAGE, f(4, 4, 4, 5), [4], [4, 5], [0, 0], [1, 1], False, [0, 0], 1, [True, True, True]),
+        (f(2, 6, 5), SIGNAL, f(6, 4, 3), [6], [2], [1], [1], False, [0], 1, [True, True, True]),
+        (f(1, 3, 2, 2, 3), VOLUME, f(3, 2, 2, 2, 2), [3], [2], [0], [1], False, [0], 1, [True, True, True]),
+        (f(2, 3, 14, 11), IMAGE, f(4, 3, 3, 3), [3], [2, 2], [1, 1], [1, 1], True, [1, 0], 1, [True, True, True]),
+        (f(2, 6, 10), SIGNAL, f(4, 3, 4), [6], [1], [1], [1], True, [0], 2, [True, True, False]),
     ],
     "aten::nll_loss_backward": [(torch.tensor(1.0), torch.log_softmax(X, 1), i(3), None, 1, -100, torch.tensor(3.0))],
     "aten::mse_loss_backward": [(X, Y, f(3, 4), 1)],

@@ -29,9 +29,9 @@ def pack_parameters(steps: Steps) -> None:
 
 
 def parameter_values(steps: Steps) -> dict[Buffer, list[NestStep]]:
-    """The temporaries that depend on nothing but parameters, with the steps that write them."""
+    """The temporaries that hold one value that depends on nothing but parameters, with the steps that write it."""
     found: dict[Buffer, list[NestStep]] = {}
-    other: set[Buffer] = set()
+    other = _written_after_reading(steps)
     for step in steps.steps:
         known = isinstance(step, NestStep) and _is_pure(step) and all(_is_known(b, found, other) for b in step.reads)
         for buffer in step.writes:
@@ -44,6 +44,16 @@ def parameter_values(steps: Steps) -> dict[Buffer, list[NestStep]]:
         for buffer in spoiled:
             other.add(buffer)
             del found[buffer]
+    return found
+
+
+def _written_after_reading(steps: Steps) -> set[Buffer]:
+    """Buffers that hold one value after the other, as those that tables are in do."""
+    found: set[Buffer] = set()
+    read: set[Buffer] = set()
+    for step in steps.steps:
+        found |= read.intersection(step.writes)
+        read |= set(step.reads) - set(step.writes)
     return found
 
 

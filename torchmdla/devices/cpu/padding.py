@@ -44,7 +44,7 @@ def compute_in_place(steps: Steps) -> None:
 
 def _block(copy: NestStep) -> tuple[Linear, ...] | None:
     """The place in the destination of each element of the source: indices over the source's dimensions. None if the
-    copy does not move all of the source, or changes the order of its elements."""
+    copy does not move all of the source, moves an element to several places, or changes the order of elements."""
     source, destination = copy.inputs[0], copy.outputs[0]
     if source.buffer.kind != "temporary" or destination.buffer.kind not in ("temporary", "result"):
         return None
@@ -57,6 +57,8 @@ def _block(copy: NestStep) -> tuple[Linear, ...] | None:
         if not index.is_loop() or copy.sizes[index.loops[0]] != size or index.loops[0] in dims:
             return None
         dims[index.loops[0]] = d
+    if any(size > 1 and loop not in dims for loop, size in enumerate(copy.sizes)):
+        return None
     flat = destination.flat(len(copy.sizes))
     factors = [flat.factors[loop] for loop in dims if copy.sizes[loop] > 1]
     if factors != sorted(factors, reverse=True) or (factors and factors[-1] != 1) or len(set(factors)) != len(factors):

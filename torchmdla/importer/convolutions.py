@@ -1,0 +1,262 @@
+"""Transposed convolutions, and gradients of convolutions, as plain convolutions of stride 1.
+
+Spreading an input by the stride, as a transposed convolution is defined, multiplies zeros. Here the results that lie
+equally far from the strides' grid, a *phase*, are a convolution with those taps that meet the grid. Few phases are
+convolutions of their own; of many, those that meet as many taps are channels of one. Likewise in a weight's gradient:
+taps a stride apart are one phase.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+Sizes = Sequence[int]
+
+
+def convolution(
+    value: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sizes,
+    padding: Sizes,
+    dilation: Sizes,
+    transposed: bool,
+    output_padding: Sizes,
+    groups: int,
+) -> Tensor:
+    """Itself, or what a transposed one is."""
+    if not transposed:
+        return torch.convolution(value, weight, bias, stride, padding, dilation, False, output_padding, groups)
+    spatial = value.dim() - 2
+    stride, padding, dilation, more = (_repeated(n, spatial) for n in (stride, padding, dilation, output_padding))
+    sizes = [
+        (value.size(2 + d) - 1) * stride[d] - 2 * padding[d] + dilation[d] * (weight.size(2 + d) - 1) + more[d] + 1
+        for d in range(spatial)
+    ]
+    result = _transposed(value, weight, sizes, stride, padding, dilation, groups)
+    return result if bias is None else result + bias.view([-1] + [1] * spatial)
+
+
+def convolution_of_script(*arguments: Any) -> Tensor:
+    """``aten::_convolution``: what follows the groups chooses among eager's implementations."""
+    return convolution(*arguments[:9])
+
+
+def convolution_backward(
+    gradient: Tensor,
+    value: Tensor,
+    weight: Tensor,
+    bias_sizes: Sizes | None,
+    stride: Sizes,
+    padding: Sizes,
+    dilation: Sizes,
+    transposed: bool,
+    output_padding: Sizes,
+    groups: int,
+    output_mask: Sequence[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """The gradients of a convolution's input, weight and bias; None where ``output_mask`` asks for none."""
+    spatial = value.dim() - 2
+    stride, padding, dilation = (_repeated(n, spatial) for n in (stride, padding, dilation))
+    of_value = of_weight = of_bias = None
+    if output_mask[0] and transposed:
+        whole = torch.convolution(gradient, weight, None, stride, padding, dilation, False, [0] * spatial, groups)
+        of_value = _extended(whole, [(0, n - m) for n, m in zip(value.shape[2:], whole.shape[2:], strict=True)])
+    elif output_mask[0]:
+        of_value = _transposed(gradient, weight, value.shape[2:], stride, padding, dilation, groups)
+    if output_mask[1]:
+        wide, narrow = (gradient, value) if transposed else (value, gradient)
+        of_weight = _of_weight(wide, narrow, weight.shape[2:], stride, padding, dilation, groups)
+    if output_mask[2]:
+        of_bias = gradient.sum([0, *range(2, value.dim())])
+    return of_value, of_weight, of_bias
+
+
+def _repeated(numbers: Sizes, count: int) -> list[int]:
+    return list(numbers) * (count // len(numbers))
+
+
+class _Phases(NamedTuple):
+    """Phases ``start`` to ``stop`` of one dimension, each of ``taps`` taps, a stride apart."""
+
+    start: int
+    stop: int
+    taps: int
+
+
+# A convolution of its own for each phase lets layouts through, but takes time to compile.
+_FEW = 8
+
+
+def _phases(kernel: Sizes, stride: Sizes) -> list[list[_Phases]]:
+    """All phases of each dimension: those before the remainder have one tap more."""
+    if math.prod(stride) <= _FEW:
+        return [
+            [_Phases(n, n + 1, (k - n - 1) // s + 1) for n in range(s)] for k, s in zip(kernel, stride, strict=True)
+        ]
+    ends = [(k // s, k % s, s) for k, s in zip(kernel, stride, strict=True)]
+    joined = [[_Phases(0, rest, taps + 1), _Phases(rest, s, taps)] for taps, rest, s in ends]
+    return [[phases for phases in some if phases.stop > phases.start] for some in joined]
+
+
+def _transposed(
+    value: Tensor, weight: Tensor, sizes: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, groups: int
+) -> Tensor:
+    """The result ``i`` adds up ``value[j] · weight[k]`` where ``i + padding = j · stride + k · dilation``.
+
+    Args:
+        value: (N, in, …).
+        weight: (in, out / groups, kernel…).
+        sizes: the results' last dimensions.
+    """
+    spatial = len(sizes)
+    # Dilated taps meet the grid of strides in no simple order.
+    for dim in range(spatial):
+        if stride[dim] > 1 and dilation[dim] > 1:
+            value = _spread(value, 2 + dim, stride[dim])
+    stride = [1 if d > 1 else s for s, d in zip(stride, dilation, strict=True)]
+    weight = _exchanged(weight, groups)
+    blocks = [-(-(n + p % s) // s) for n, p, s in zip(sizes, padding, stride, strict=True)]
+
+    def of_phases(chosen: Sequence[_Phases]) -> Tensor:
+        counts = [phases.stop - phases.start for phases in chosen]
+        shape = [value.size(0), weight.size(0), *counts, *blocks]
+        if not all(phases.taps for phases in chosen):
+            return value.new_zeros(shape)
+        pads = []
+        for dim, phases in enumerate(chosen):
+            skipped, reach = padding[dim] // stride[dim], dilation[dim] * (phases.taps - 1)
+            pads.append((reach - skipped, blocks[dim] - 1 + skipped - (value.size(2 + dim) - 1)))
+        return _convolved(value, _taps(weight, chosen, stride), pads, dilation, groups).view(shape)
+
+    result = _interleaved(_of_all_phases(_phases(weight.shape[2:], stride), of_phases), 2, stride)
+    return _extended(
+        result,
+        [(-(p % s), p % s + n - m) for n, m, p, s in zip(sizes, result.shape[2:], padding, stride, strict=True)],
+    )
+
+
+def _taps(weight: Tensor, chosen: Sequence[_Phases], stride: Sizes) -> Tensor:
+    """The taps of some phases, last first: (out · phases, in / groups, taps…)."""
+    spatial = len(chosen)
+    kernel = weight.shape[2:]
+    blocks = [-(-k // s) for k, s in zip(kernel, stride, strict=True)]
+    weight = _extended(weight, [(0, b * s - k) for b, s, k in zip(blocks, stride, kernel, strict=True)])
+    weight = weight.reshape([*weight.shape[:2], *(n for pair in zip(blocks, stride, strict=True) for n in pair)])
+    for dim, phases in enumerate(chosen):
+        weight = weight.narrow(2 + 2 * dim, 0, phases.taps).narrow(
+            3 + 2 * dim, phases.start, phases.stop - phases.start
+        )
+    weight = weight.permute([0, *range(3, 3 + 2 * spatial, 2), 1, *range(2, 2 + 2 * spatial, 2)])
+    weight = weight.reshape([-1, *weight.shape[1 + spatial :]])
+    reversed_dims = [2 + dim for dim, phases in enumerate(chosen) if phases.taps > 1]
+    return weight.flip(reversed_dims) if reversed_dims else weight
+
+
+def _of_weight(
+    wide: Tensor, narrow: Tensor, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, groups: int
+) -> Tensor:
+    """The tap ``k`` adds up ``narrow[j] · wide[j · stride + k · dilation - padding]`` over the batch and ``j``.
+
+    Args:
+        wide: (N, in, …), the convolution's larger side: its input, or the gradient of a transposed one.
+        narrow: (N, out, …).
+
+    Returns:
+        (out, in / groups, kernel…).
+    """
+    spatial = len(kernel)
+    step = [s if d == 1 else 1 for s, d in zip(stride, dilation, strict=True)]
+    every = [[phases for phases in some if phases.taps] for some in _phases(kernel, step)]
+    most = [phases[0].taps for phases in every]
+    # A stride that is no step spreads the narrow side.
+    spread = [s // n for s, n in zip(stride, step, strict=True)]
+    reach = [(n - 1) * s + 1 for n, s in zip(narrow.shape[2:], spread, strict=True)]
+    blocks = [r + (n - 1) * d for r, n, d in zip(reach, most, dilation, strict=True)]
+    wide = _extended(
+        wide, [(p, b * s - p - n) for p, b, s, n in zip(padding, blocks, step, wide.shape[2:], strict=True)]
+    )
+    # (N, groups, in / groups, blocks and phases…) → (in / groups, phases…, groups, N, blocks…)
+    wide = wide.reshape([wide.size(0), groups, -1, *(n for pair in zip(blocks, step, strict=True) for n in pair)])
+    wide = wide.permute([2, *range(4, 4 + 2 * spatial, 2), 1, 0, *range(3, 3 + 2 * spatial, 2)])
+    factor = narrow.transpose(0, 1)
+
+    def of_phases(chosen: Sequence[_Phases]) -> Tensor:
+        part = wide
+        for dim, phases in enumerate(chosen):
+            needed = reach[dim] + (phases.taps - 1) * dilation[dim]
+            part = part.narrow(1 + dim, phases.start, phases.stop - phases.start).narrow(3 + spatial + dim, 0, needed)
+        lead = part.shape[: 1 + spatial]
+        part = part.reshape([math.prod(lead), -1, *part.shape[3 + spatial :]])
+        zeros = [0] * spatial
+        taps = torch.convolution(part, factor, None, dilation, zeros, spread, False, zeros, groups)
+        taps = _extended(taps, [(0, n - m) for n, m in zip(most, taps.shape[2:], strict=True)])
+        return taps.view([*lead, *taps.shape[1:]])
+
+    result = _of_all_phases(every, of_phases, first=1)
+    result = result.permute([1 + spatial, 0, *range(1, 1 + spatial), *range(2 + spatial, 2 + 2 * spatial)])
+    result = _interleaved(result, 2, [phases[-1].stop for phases in every])
+    return _extended(result, [(0, k - n) for k, n in zip(kernel, result.shape[2:], strict=True)])
+
+
+def _of_all_phases(
+    every: Sequence[Sequence[_Phases]],
+    of_phases: Callable[[Sequence[_Phases]], Tensor],
+    first: int = 2,
+    chosen: tuple[_Phases, ...] = (),
+) -> Tensor:
+    """What ``of_phases`` makes of each choice, joined along the phases' dimensions, ``first`` and the next."""
+    if len(chosen) == len(every):
+        return of_phases(chosen)
+    parts = [_of_all_phases(every, of_phases, first, (*chosen, phases)) for phases in every[len(chosen)]]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, first + len(chosen))
+
+
+def _interleaved(value: Tensor, lead: int, phases: Sizes) -> Tensor:
+    """(lead…, phases…, blocks…) → (lead…, blocks · phases…)."""
+    if math.prod(phases) == 1:
+        return value.view([*value.shape[:lead], *value.shape[lead + len(phases) :]])
+    spatial = len(phases)
+    blocks = value.shape[lead + spatial :]
+    order = [dim for d in range(spatial) for dim in (lead + spatial + d, lead + d)]
+    sizes = [b * s for b, s in zip(blocks, phases, strict=True)]
+    return value.permute([*range(lead), *order]).reshape([*value.shape[:lead], *sizes])
+
+
+def _convolved(value: Tensor, weight: Tensor, pads: Sequence[tuple[int, int]], dilation: Sizes, groups: int) -> Tensor:
+    """With zeros added (or values left out, where negative) at both ends of each dimension."""
+    spatial = len(pads)
+    common = [max(0, min(pair)) for pair in pads]
+    value = _extended(value, [(a - n, b - n) for (a, b), n in zip(pads, common, strict=True)])
+    return torch.convolution(value, weight, None, [1] * spatial, common, dilation, False, [0] * spatial, groups)
+
+
+def _extended(value: Tensor, pads: Sequence[tuple[int, int]]) -> Tensor:
+    """With zeros added, or values left out where negative, at both ends of each of the last dimensions."""
+    first = value.dim() - len(pads)
+    for dim, (before, after) in enumerate(pads):
+        if before < 0 or after < 0:
+            start, cut = max(0, -before), max(0, -after)
+            value = value.narrow(first + dim, start, value.size(first + dim) - start - cut)
+    added = [max(0, n) for pair in reversed(pads) for n in pair]
+    return torch.nn.functional.pad(value, added) if any(added) else value
+
+
+def _spread(value: Tensor, dim: int, stride: int) -> Tensor:
+    """With ``stride - 1`` zeros between any two along ``dim``."""
+    pairs = torch.nn.functional.pad(value.unsqueeze(dim + 1), [0, 0] * (value.dim() - 1 - dim) + [0, stride - 1])
+    flat = pairs.flatten(dim, dim + 1)
+    return flat.narrow(dim, 0, flat.size(dim) - stride + 1)
+
+
+def _exchanged(weight: Tensor, groups: int) -> Tensor:
+    """(in, out / groups, …) → (out, in / groups, …)."""
+    if groups == 1:
+        return weight.transpose(0, 1)
+    split = weight.reshape([groups, weight.size(0) // groups, *weight.shape[1:]])
+    return split.transpose(1, 2).reshape([groups * weight.size(1), weight.size(0) // groups, *weight.shape[2:]])
