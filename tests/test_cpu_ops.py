@@ -370,3 +370,37 @@ def test_special_values_in_reductions(name: str, dtype: torch.dtype) -> None:
             continue
         shaped = values.expand(2, *values.shape) if "pool" in name else values
         check(f"aten::{name}", (shaped, *sample[1:]))
+
+
+OVER_ONE_DIMENSION = {
+    **{f"{name}.int": [(0,), (-1,)] for name in ("softmax", "log_softmax")},
+    **{name: [(0, False), (-1, True)] for name in ("prod.dim_int", "all.dim", "any.dim")},
+    **{f"{name}.dim": [([0], False, False), ([-1], True, True)] for name in ("var", "std", "var_mean")},
+    **{f"{name}.correction": [([0],), ([-1], 0, True)] for name in ("var", "std", "var_mean")},
+    **{name: [(), (None, True), (0,), (-1, True)] for name in ("argmax", "argmin")},
+    "count_nonzero": [(), (0,), (-1,)],
+    "sum.dim_IntList": [([0],), ([-1], True), ([],)],
+    "mean.dim": [([0],), ([-1], True), (None,)],
+    "logsumexp": [([0],), ([-1], True)],
+    "linalg_vector_norm": [(2, None), (1, [0], True), (math.inf, [-1])],
+}
+
+
+@pytest.mark.parametrize("value", [2.5, -math.inf, math.nan, True, 3], ids=str)
+@pytest.mark.parametrize("name", OVER_ONE_DIMENSION)
+def test_along_a_dimension_of_a_0d_tensor(name: str, value: float) -> None:
+    """Upstream never came to an end with softmax, and died of variances."""
+    for arguments in OVER_ONE_DIMENSION[name]:
+        given = (torch.tensor(value), *arguments)
+        if eager_takes(f"aten::{name}", given):
+            check(f"aten::{name}", given)
+
+
+@pytest.mark.parametrize("ceil_mode", [False, True])
+@pytest.mark.parametrize("spatial", [1, 2, 3])
+def test_pools_without_a_batch(spatial: int, ceil_mode: bool) -> None:
+    image = torch.linspace(-1, 1, 3 * 7**spatial).sin().view(3, *[7] * spatial)
+    check(f"aten::avg_pool{spatial}d", (image, [3], [2], [1], ceil_mode))
+    if spatial < 3:
+        check(f"aten::max_pool{spatial}d", (image, [3], [2], [1], [1], ceil_mode))
+        check(f"aten::max_pool{spatial}d", (image, [2], [1], [0], [2], ceil_mode))

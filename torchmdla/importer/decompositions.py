@@ -187,6 +187,7 @@ _WRITTEN: Mapping[str, Decomposition] = {
     **RESIZES,
     "aten::_softmax_backward_data": reductions.softmax_backward,
     "aten::logsumexp": reductions.logsumexp,
+    "aten::count_nonzero": reductions.count_nonzero,
     "aten::linalg_vector_norm": reductions.vector_norm,
     "aten::norm.Scalar": reductions.norm,
     "aten::norm.ScalarOpt_dim": reductions.norm_of_dims,

@@ -19,6 +19,11 @@ def logsumexp(value: Tensor, dim: list[int], keepdim: bool = False) -> Tensor:
     return total if keepdim else torch.squeeze(total, tuple(dim))
 
 
+def count_nonzero(value: Tensor, dim: int | None = None) -> Tensor:
+    """``aten::count_nonzero``; upstream's has no 0-d tensors."""
+    return torch.sum(value != 0, [] if dim is None else [dim], dtype=torch.int64)
+
+
 def vector_norm(
     value: Tensor,
     ord: float = 2,

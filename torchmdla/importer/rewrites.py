@@ -91,7 +91,7 @@ def _view(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -
     """One op for all that only changes the shape, with the sizes of the result: no -1, no second tensor."""
     if operands["self"].meta.shape == metas[0].shape:
         return [operands["self"]]
-    return [_viewed(emitter, operands["self"], metas[0])]
+    return [viewed(emitter, operands["self"], metas[0])]
 
 
 def _expand(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object]:
@@ -108,8 +108,8 @@ def _roll(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -
         return [_rolled(emitter, value, shifts, dims)]
     sizes = (math.prod(value.meta.shape),)
     flat = TensorMeta(value.meta.dtype, sizes, contiguous_strides(sizes))
-    result = _rolled(emitter, _viewed(emitter, value, flat), shifts, [0])
-    return [_viewed(emitter, result, metas[0])]
+    result = _rolled(emitter, viewed(emitter, value, flat), shifts, [0])
+    return [viewed(emitter, result, metas[0])]
 
 
 def _rolled(emitter: Emitter, value: Value, shifts: Sequence[int], dims: Sequence[int]) -> Value:
@@ -119,7 +119,8 @@ def _rolled(emitter: Emitter, value: Value, shifts: Sequence[int], dims: Sequenc
     return emitter.tensor_op("torch.aten.roll", operands, value.meta)
 
 
-def _viewed(emitter: Emitter, value: Value, meta: TensorMeta) -> Value:
+def viewed(emitter: Emitter, value: Value, meta: TensorMeta) -> Value:
+    """``value`` in the sizes of ``meta``."""
     return emitter.tensor_op("torch.aten.view", [value, emitter.int_list(meta.shape)], meta)
 
 
@@ -145,7 +146,7 @@ def _put_masked(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[A
     if len(values.meta.shape) > behind:
         return None
     sizes = (*mask.meta.shape, *[1] * behind)
-    flags = _viewed(emitter, mask, TensorMeta(torch.bool, sizes, contiguous_strides(sizes)))
+    flags = viewed(emitter, mask, TensorMeta(torch.bool, sizes, contiguous_strides(sizes)))
     return [emitter.tensor_op("torch.aten.where.self", [flags, values, value], metas[0])]
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from torchmdla.errors import CompileError
-from torchmdla.importer import empties, promotion
+from torchmdla.importer import empties, promotion, ranks
 from torchmdla.importer.decompositions import decomposition, schema_of
 from torchmdla.importer.emitter import Emitter, Value
 from torchmdla.importer.promotion import Number, NumberTensor
@@ -59,6 +59,8 @@ def translate(
         rewritten = rewrite(emitter, tensors, metas)
         if rewritten is not None:
             return rewritten
+    if ranks.lacks_a_dimension(name, operands):
+        return _with_one_more_dimension(emitter, schema, operands, metas, within)
     if _has_open_float(operands):
         if name in _SIZED_BY_NUMBERS:
             raise CompileError("its size depends on a float that is known only at run time")
@@ -71,6 +73,18 @@ def translate(
         _check_dtypes(results, metas)
         return [results] if schema.returns[0].type.kind() == "ListType" else results
     return _same_op(emitter, schema, operands, metas)
+
+
+def _with_one_more_dimension(
+    emitter: Emitter,
+    schema: torch._C.FunctionSchema,
+    operands: Sequence[Operand],
+    metas: Sequence[object],
+    within: str,
+) -> list[Operand]:
+    more = ranks.raised_metas(schema, operands, metas)
+    results = translate(emitter, schema, ranks.raised(emitter, operands), more, within)
+    return ranks.restored(emitter, results, metas)
 
 
 def _check_dtypes(results: Sequence[Operand], metas: Sequence[object]) -> None:
