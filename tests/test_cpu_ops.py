@@ -15,7 +15,7 @@ from torchmdla.devices.cpu.ops import OPS
 from torchmdla.errors import CompileError
 from torchmdla.importer import import_graph
 from torchmdla.testing.compare import assert_matches
-from torchmdla.testing.op_samples import SAMPLES, X
+from torchmdla.testing.op_samples import INTS, SAMPLES, X
 
 # No graph text names them: chunks have attributes, and the overload is what the script compiler prefers for a list.
 WITHOUT_SAMPLE = {"prim::ConstantChunk", "aten::split"}
@@ -404,3 +404,33 @@ def test_pools_without_a_batch(spatial: int, ceil_mode: bool) -> None:
     if spatial < 3:
         check(f"aten::max_pool{spatial}d", (image, [3], [2], [1], [1], ceil_mode))
         check(f"aten::max_pool{spatial}d", (image, [2], [1], [0], [2], ceil_mode))
+
+
+@pytest.mark.parametrize("sizes", [[0, -1], [-2, -1, 0, 3], [-3, 2, 1, -1], [-1, -1, -2, 0]], ids=str)
+@pytest.mark.parametrize("mode", ["constant", "reflect", "replicate"])
+def test_padding_that_crops(mode: str, sizes: list[int]) -> None:
+    image = torch.arange(120.0).view(2, 3, 4, 5)
+    kind = {"constant": "constant_pad_nd", "reflect": "reflection_pad", "replicate": "replication_pad"}[mode]
+    op = kind if mode == "constant" else f"{kind}{len(sizes) // 2}d"
+    given = image if op.endswith("2d") else image[0]
+    check(f"aten::{op}", (given, sizes))
+    check("aten::pad", (given, sizes, mode))
+
+
+@pytest.mark.parametrize("name", ["cumprod", "cumsum", "log_softmax.int", "softmax.int", "prod.dim_int"])
+def test_dtype_of_the_result(name: str) -> None:
+    rest = (False,) if name == "prod.dim_int" else ()
+    for value, dtype in [(X, torch.float64), (X, torch.float32), (INTS, torch.float32), (torch.tensor(2), torch.float64)]:
+        check(f"aten::{name}", (value, -1, *rest, dtype))
+
+
+@pytest.mark.parametrize("ord", [0, 1, 2, 3, math.inf])
+def test_norm_in_another_dtype(ord: float) -> None:
+    check("aten::linalg_vector_norm", (X, ord, [1], False, torch.float64))
+
+
+def test_products_of_nothing_are_zero() -> None:
+    check("aten::matmul", (torch.empty(5, 5, 0), torch.empty(0, 5)))
+    check("aten::matmul", (torch.empty(2, 3, 0), torch.empty(0)))
+    check("aten::matmul", (torch.empty(2, 3, 0), torch.empty(2, 0, 4)))
+    check("aten::linear", (torch.empty(2, 3, 0), torch.empty(4, 0), torch.ones(4)))

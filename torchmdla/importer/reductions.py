@@ -64,7 +64,7 @@ def sum_to_size(value: Tensor, size: Sequence[int] | None) -> Tensor:
     return torch.sum(value, [*range(added), *stretched], keepdim=True).view(size)
 
 
-def softmax_backward(grad: Tensor, output: Tensor, dim: int, input_dtype: int) -> Tensor:
+def softmax_backward(grad: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
     """The gradient of softmax; the sum is taken off first, as in eager, so that infinities stay apart."""
     return (grad - torch.sum(grad * output, dim, keepdim=True)) * output
 

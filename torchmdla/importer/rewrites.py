@@ -134,6 +134,28 @@ def _of_one_element(emitter: Emitter, operands: Mapping[str, Any], metas: Sequen
     return None if operands["self"].meta.shape else [cast(emitter, operands["self"], meta) for meta in metas]
 
 
+def _cast_first(op: str) -> Rewrite:
+    """The op along ``dim`` of the cast operand: upstream lowers it without a dtype only."""
+
+    def rewrite(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object] | None:
+        value, dim = operands["self"], emitter.integer(operands["dim"])
+        if operands["dtype"] is None or not value.meta.shape:
+            return None
+        return [emitter.tensor_op(op, [cast(emitter, value, metas[0]), dim, emitter.none()], metas[0])]
+
+    return rewrite
+
+
+def _first_of(*rewrites: Rewrite) -> Rewrite:
+    """The first of ``rewrites`` that applies."""
+
+    def rewrite(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object] | None:
+        found = (one(emitter, operands, metas) for one in rewrites)
+        return next((results for results in found if results is not None), None)
+
+    return rewrite
+
+
 def _put_masked(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object] | None:
     """Values that do not depend on how much one mask selects, chosen element by element."""
     value, indices, values = operands["self"], operands["indices"], operands["values"]
@@ -231,7 +253,7 @@ _VIEWS = [
     "aten::ravel",
 ]
 
-_EXTREMES_AND_SCANS = ["aten::amax", "aten::amin", "aten::aminmax", "aten::cumsum", "aten::cumprod"]
+_EXTREMES_AND_SCANS = ["aten::amax", "aten::amin", "aten::aminmax", "aten::cumsum"]
 
 
 def _equal(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object] | None:
@@ -252,6 +274,8 @@ REWRITES: Mapping[str, Rewrite] = {
     **dict.fromkeys(_VIEWS, _view),
     "aten::roll": _roll,
     **dict.fromkeys(_EXTREMES_AND_SCANS, _of_one_element),
+    "aten::cumprod": _first_of(_of_one_element, _cast_first("torch.aten.cumprod")),
+    "aten::log_softmax.int": _cast_first("torch.aten.log_softmax.int"),
     "aten::index_put": _index_put,
     "aten::eq.Tensor": _equal,
     "aten::flip": _unless_0d,

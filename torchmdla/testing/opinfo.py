@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -73,13 +74,20 @@ def programs(name: str, seed: int = 0, limit: int | None = None) -> Iterator[Pro
     """One program for each sample of an operator and a dtype, ``limit`` of them evenly spread; the same each time."""
     operator, _, dtype = name.removeprefix("opinfo.").rpartition(".")
     info = operators()[operator]
-    torch.manual_seed(seed)
-    random.seed(seed)
-    samples = list(info.sample_inputs("cpu", getattr(torch, dtype), requires_grad=False))
+    _seed(seed)
+    # By itself the database seeds all devices anew for each sample, which costs more than making it.
+    samples = list(info.sample_inputs("cpu", getattr(torch, dtype), requires_grad=False, set_seed=False))
     count = len(samples) if limit is None else min(limit, len(samples))
     for number in range(count):
         index = number * len(samples) // count
         yield _program(f"{name}:{index}", info, samples[index])
+
+
+def _seed(seed: int) -> None:
+    """Samples are drawn by PyTorch, NumPy and Python."""
+    torch.default_generator.manual_seed(seed)
+    numpy.random.seed(seed)
+    random.seed(seed)
 
 
 def _program(name: str, info: Any, sample: Any) -> Program:
