@@ -72,7 +72,6 @@ def test_single_precision(name: str) -> None:
 
 # Refused before they run; see ops.py.
 REFUSED = {
-    ("aten::grid_sampler", torch.float64),
     ("aten::pow.Tensor_Tensor", torch.int64),
     ("aten::pow.Tensor_Tensor", torch.int32),
     ("aten::mse_loss_backward", torch.int64),
@@ -406,21 +405,27 @@ def test_pools_without_a_batch(spatial: int, ceil_mode: bool) -> None:
         check(f"aten::max_pool{spatial}d", (image, [2], [1], [0], [2], ceil_mode))
 
 
-@pytest.mark.parametrize("sizes", [[0, -1], [-2, -1, 0, 3], [-3, 2, 1, -1], [-1, -1, -2, 0]], ids=str)
-@pytest.mark.parametrize("mode", ["constant", "reflect", "replicate"])
-def test_padding_that_crops(mode: str, sizes: list[int]) -> None:
-    image = torch.arange(120.0).view(2, 3, 4, 5)
-    kind = {"constant": "constant_pad_nd", "reflect": "reflection_pad", "replicate": "replication_pad"}[mode]
-    op = kind if mode == "constant" else f"{kind}{len(sizes) // 2}d"
-    given = image if op.endswith("2d") else image[0]
-    check(f"aten::{op}", (given, sizes))
-    check("aten::pad", (given, sizes, mode))
+@pytest.mark.parametrize("batch", [(), (2,)], ids=str)
+@pytest.mark.parametrize(
+    "sizes", [[0, -1], [2, 0, 1, 3], [-2, -1, 0, 3], [-2, 2, 1, -1, 0, 2], [1, 2, 3, 2, 1, 3]], ids=str
+)
+@pytest.mark.parametrize("mode", ["constant", "reflect", "replicate", "circular"])
+def test_padding(mode: str, sizes: list[int], batch: tuple[int, ...]) -> None:
+    """Negative sizes crop."""
+    image = torch.arange(2.0 * 3 * 4**3).view(2, 3, *[4] * 3)
+    given = image[(0,) * (1 - len(batch))].flatten(len(batch) + 1)[..., : 4 ** (len(sizes) // 2)]
+    check("aten::pad", (given.unflatten(-1, [4] * (len(sizes) // 2)), sizes, mode))
 
 
 @pytest.mark.parametrize("name", ["cumprod", "cumsum", "log_softmax.int", "softmax.int", "prod.dim_int"])
 def test_dtype_of_the_result(name: str) -> None:
     rest = (False,) if name == "prod.dim_int" else ()
-    for value, dtype in [(X, torch.float64), (X, torch.float32), (INTS, torch.float32), (torch.tensor(2), torch.float64)]:
+    for value, dtype in [
+        (X, torch.float64),
+        (X, torch.float32),
+        (INTS, torch.float32),
+        (torch.tensor(2), torch.float64),
+    ]:
         check(f"aten::{name}", (value, -1, *rest, dtype))
 
 
@@ -434,3 +439,15 @@ def test_products_of_nothing_are_zero() -> None:
     check("aten::matmul", (torch.empty(2, 3, 0), torch.empty(0)))
     check("aten::matmul", (torch.empty(2, 3, 0), torch.empty(2, 0, 4)))
     check("aten::linear", (torch.empty(2, 3, 0), torch.empty(4, 0), torch.ones(4)))
+
+
+@pytest.mark.parametrize("align_corners", [False, True])
+@pytest.mark.parametrize("padding", [0, 1, 2])
+@pytest.mark.parametrize("interpolation", [0, 1])
+@pytest.mark.parametrize("spatial", [2, 3])
+def test_grid_sampler(spatial: int, interpolation: int, padding: int, align_corners: bool) -> None:
+    """Places far beyond the image, too: upstream reads there."""
+    image = torch.linspace(0, 9, 2 * 3 * 4**spatial).sin().view(2, 3, *[4] * spatial)
+    grid = torch.linspace(0, 50, 2 * 5**spatial * spatial).cos().view(2, *[5] * spatial, spatial) * 3.3
+    check("aten::grid_sampler", (image, grid, interpolation, padding, align_corners))
+    check("aten::grid_sampler", (image.double(), grid.double(), interpolation, padding, align_corners))

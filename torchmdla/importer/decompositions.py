@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from torchmdla.errors import CompileError
-from torchmdla.importer import elementwise, losses, paddings, pooling, products, recurrent, reductions
+from torchmdla.importer import elementwise, grid, losses, paddings, pooling, products, recurrent, reductions
 from torchmdla.importer.attention import (
     native_multi_head_attention,
     scaled_dot_product_attention,
@@ -180,6 +180,7 @@ _WRITTEN: Mapping[str, Decomposition] = {
     "aten::binary_cross_entropy_with_logits": losses.binary_cross_entropy_with_logits,
     "aten::pad": paddings.pad,
     **paddings.CROPPING,
+    "aten::reflection_pad3d": paddings.reflection_pad3d,
     "aten::scatter.src": _scatter,
     "aten::scatter.value": _scatter,
     "aten::linear": products.linear,
@@ -195,6 +196,7 @@ _WRITTEN: Mapping[str, Decomposition] = {
     "aten::adaptive_max_pool1d": pooling.adaptive_maximum(1),
     "aten::adaptive_max_pool2d": pooling.adaptive_maximum(2),
     **RESIZES,
+    "aten::grid_sampler": grid.grid_sampler,
     "aten::_softmax_backward_data": reductions.softmax_backward,
     "aten::logsumexp": reductions.logsumexp,
     "aten::count_nonzero": reductions.count_nonzero,
