@@ -18,7 +18,7 @@ _ZEROS, _BORDER, _REFLECTION = 0, 1, 2
 
 
 def grid_sampler(image: Tensor, grid: Tensor, interpolation: int, padding: int, align_corners: bool) -> Tensor:
-    """``aten::grid_sampler``: ``image`` [N, C, *sizes] at the places ``grid`` [N, *places, len(sizes)], last size first.
+    """``aten::grid_sampler``: ``image`` [N, C, *sizes] at ``grid`` [N, *places, len(sizes)], the last dimension first.
 
     Raises:
         CompileError: bicubic interpolation.
