@@ -451,3 +451,32 @@ def test_grid_sampler(spatial: int, interpolation: int, padding: int, align_corn
     grid = torch.linspace(0, 50, 2 * 5**spatial * spatial).cos().view(2, *[5] * spatial, spatial) * 3.3
     check("aten::grid_sampler", (image, grid, interpolation, padding, align_corners))
     check("aten::grid_sampler", (image.double(), grid.double(), interpolation, padding, align_corners))
+
+
+@pytest.mark.parametrize("multiple", [1, 2])
+@pytest.mark.parametrize("spatial", [1, 2])
+def test_transposed_convolution_by_channel(spatial: int, multiple: int) -> None:
+    """Of one channel for each channel upstream has no lowering."""
+    name = "aten::conv_transpose1d" if spatial == 1 else f"aten::conv_transpose{spatial}d.input"
+    image = torch.linspace(0, 9, 2 * 4 * 5**spatial).sin().view(2, 4, *[5] * spatial)
+    weight = torch.linspace(0, 7, 4 * multiple * 3**spatial).cos().view(4, multiple, *[3] * spatial)
+    bias = torch.arange(4.0 * multiple)
+    for stride, padding, extra, dilation in [(1, 0, 0, 1), (2, 1, 1, 1), (3, 3, 2, 2), (2, 0, 0, 2)]:
+        check(name, (image, weight, bias, [stride], [padding], [extra], 4, [dilation]))
+        check(name, (image[0], weight, None, [stride], [padding], [extra], 4, [dilation]))
+    rest = ([2] * spatial, [1] * spatial, [1] * spatial, True, [0] * spatial, 4, False, False, True, True)
+    check("aten::_convolution", (image, weight, bias, *rest))
+
+
+def test_gather_of_0d_tensors() -> None:
+    for value, index in [(torch.tensor(2.5), torch.tensor(0)), (torch.tensor(2.5), torch.zeros(3, dtype=torch.int64))]:
+        check("aten::gather", (value, 0, index))
+        check("aten::gather", (value, -1, index))
+    check("aten::gather", (torch.arange(5.0), 0, torch.tensor(3)))
+
+
+@pytest.mark.parametrize("name", ["sum_to_size", "_grad_sum_to_size"])
+def test_sum_to_no_dimensions(name: str) -> None:
+    """Of integers it is int64, whatever the sizes were."""
+    for value in (torch.tensor(3, dtype=torch.int32), torch.tensor(True), torch.tensor([1, 2], dtype=torch.int32), X):
+        check(f"aten::{name}", (value, []))

@@ -31,6 +31,9 @@ MENDED = [
     ("opinfo.roll.int64", 3),
     ("opinfo.softmax.float32", 0),
     ("opinfo.masked_fill.bool", 0),
+    ("opinfo.__getitem__.float32", 6),
+    ("opinfo.masked.normalize.float32", 0),
+    ("opinfo.nn.functional.grid_sample.float32", 0),
 ]
 
 

@@ -12,7 +12,17 @@ import torch
 from torch import Tensor
 
 from torchmdla.errors import CompileError
-from torchmdla.importer import elementwise, grid, losses, paddings, pooling, products, recurrent, reductions
+from torchmdla.importer import (
+    convolutions,
+    elementwise,
+    grid,
+    losses,
+    paddings,
+    pooling,
+    products,
+    recurrent,
+    reductions,
+)
 from torchmdla.importer.attention import (
     native_multi_head_attention,
     scaled_dot_product_attention,
@@ -195,6 +205,7 @@ _WRITTEN: Mapping[str, Decomposition] = {
     "aten::_adaptive_avg_pool3d": pooling.adaptive_average(3),
     "aten::adaptive_max_pool1d": pooling.adaptive_maximum(1),
     "aten::adaptive_max_pool2d": pooling.adaptive_maximum(2),
+    **dict.fromkeys(convolutions.NAMES, convolutions.transposed_by_channel),
     **RESIZES,
     "aten::grid_sampler": grid.grid_sampler,
     "aten::_softmax_backward_data": reductions.softmax_backward,

@@ -57,7 +57,11 @@ def norm_of_dims(value: Tensor, p: float | None, dim: Sequence[int], keepdim: bo
 
 def sum_to_size(value: Tensor, size: Sequence[int] | None) -> Tensor:
     """Sums over what broadcasting ``size`` had added; None leaves the value as it is."""
-    if size is None or list(size) == list(value.shape):
+    if size is None:
+        return value
+    if not size:  # This sum of integers is int64.
+        return torch.sum(value)
+    if list(size) == list(value.shape):
         return value
     added = value.dim() - len(size)
     stretched = [added + dim for dim, length in enumerate(size) if length == 1 and value.size(added + dim) != 1]

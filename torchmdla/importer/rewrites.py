@@ -106,9 +106,7 @@ def _roll(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -
     value, shifts, dims = operands["self"], operands["shifts"], operands["dims"]
     if dims:
         return [_rolled(emitter, value, shifts, dims)]
-    sizes = (math.prod(value.meta.shape),)
-    flat = TensorMeta(value.meta.dtype, sizes, contiguous_strides(sizes))
-    result = _rolled(emitter, viewed(emitter, value, flat), shifts, [0])
+    result = _rolled(emitter, viewed(emitter, value, _flat(value.meta)), shifts, [0])
     return [viewed(emitter, result, metas[0])]
 
 
@@ -154,6 +152,21 @@ def _first_of(*rewrites: Rewrite) -> Rewrite:
         return next((results for results in found if results is not None), None)
 
     return rewrite
+
+
+def _gather(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object] | None:
+    """0-d tensors as rows of one element."""
+    value, index = operands["self"], operands["index"]
+    if value.meta.shape and index.meta.shape:
+        return None
+    value, index = (viewed(emitter, x, _flat(x.meta)) for x in (value, index))
+    given = [value, emitter.integer(0), index, emitter.boolean(operands["sparse_grad"])]
+    return [viewed(emitter, emitter.tensor_op("torch.aten.gather", given, _flat(metas[0])), metas[0])]
+
+
+def _flat(meta: TensorMeta) -> TensorMeta:
+    """The same elements in one dimension."""
+    return replace(meta, shape=(math.prod(meta.shape),), strides=(1,))
 
 
 def _put_masked(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object] | None:
@@ -279,6 +292,7 @@ REWRITES: Mapping[str, Rewrite] = {
     "aten::index_put": _index_put,
     "aten::eq.Tensor": _equal,
     "aten::flip": _unless_0d,
+    "aten::gather": _gather,
     **dict.fromkeys(_SUMS, _check_sum),
     "aten::index_select": _unless_0d,
     "aten::unbind.int": _unbind,

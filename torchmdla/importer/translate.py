@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from torchmdla.errors import CompileError
-from torchmdla.importer import empties, promotion, ranks
+from torchmdla.importer import convolutions, empties, promotion, ranks
 from torchmdla.importer.decompositions import decomposition, schema_of
 from torchmdla.importer.emitter import Emitter, Value
 from torchmdla.importer.promotion import Number, NumberTensor
@@ -68,7 +68,7 @@ def translate(
             schema, operands = _tensor_form(emitter, name, operands)
             return translate(emitter, schema, operands, metas, within)
         operands = _opened_tensors(emitter, schema, operands)
-    if name != within and name not in _kept_whole(operands) and decomposition(name) is not None:
+    if name != within and not _is_kept_whole(name, operands) and decomposition(name) is not None:
         results = _decompose(emitter, name, operands)
         _check_dtypes(results, metas)
         return [results] if schema.returns[0].type.kind() == "ListType" else results
@@ -236,8 +236,10 @@ _SIZED_BY_NUMBERS = frozenset(("aten::arange", "aten::arange.start", "aten::aran
 _WHOLE_WITH_OPEN_FLOATS = frozenset(("aten::addmm", "aten::baddbmm"))
 
 
-def _kept_whole(operands: Sequence[Operand]) -> frozenset[str]:
-    return _WHOLE_WITH_OPEN_FLOATS if _has_open_float(operands) else frozenset()
+def _is_kept_whole(name: str, operands: Sequence[Operand]) -> bool:
+    if name in convolutions.NAMES:
+        return not convolutions.is_transposed_by_channel(operands)
+    return name in _WHOLE_WITH_OPEN_FLOATS and _has_open_float(operands)
 
 
 # Overloads that take a tensor in the place of a number.
