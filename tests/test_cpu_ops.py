@@ -480,3 +480,14 @@ def test_sum_to_no_dimensions(name: str) -> None:
     """Of integers it is int64, whatever the sizes were."""
     for value in (torch.tensor(3, dtype=torch.int32), torch.tensor(True), torch.tensor([1, 2], dtype=torch.int32), X):
         check(f"aten::{name}", (value, []))
+
+
+@pytest.mark.parametrize("name", ["avg_pool2d", "max_pool2d", "avg_pool3d"])
+def test_a_list_of_one_number_for_all_dimensions(name: str) -> None:
+    image = torch.linspace(0, 9, 3 * 5 ** int(name[-2])).sin().view(1, 3, *[5] * int(name[-2]))
+    check(f"aten::{name}", (image, [2]))
+    check(f"aten::{name}", (image, [3], [2], [1]))
+
+
+def test_a_convolution_with_one_number_for_all_dimensions() -> None:
+    check("aten::conv2d", (X.view(1, 1, 3, 4), X[:2, :2].reshape(1, 1, 2, 2), None, [2], [1], [1]))

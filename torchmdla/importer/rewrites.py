@@ -194,6 +194,15 @@ def _check_sum(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[An
         raise CompileError("a sum in booleans is not supported")
 
 
+def _check_power(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> None:
+    """
+    Raises:
+        CompileError: of integers; upstream has powers of floats only.
+    """
+    if not metas[0].dtype.is_floating_point:
+        raise CompileError("a power of integers by a tensor is not supported")
+
+
 def _index_put(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object] | None:
     if operands["accumulate"]:
         _check_sum(emitter, operands, metas)
@@ -294,6 +303,7 @@ REWRITES: Mapping[str, Rewrite] = {
     "aten::flip": _unless_0d,
     "aten::gather": _gather,
     **dict.fromkeys(_SUMS, _check_sum),
+    "aten::pow.Tensor_Tensor": _check_power,
     "aten::index_select": _unless_0d,
     "aten::unbind.int": _unbind,
     "aten::expand": _expand,

@@ -188,7 +188,9 @@ _ELEMENTS: Mapping[str, str] = {
 
 
 def _materialise_list(emitter: Emitter, operand: Operand, element: torch._C.JitType, count: int | None) -> Value:
-    items = list(operand) if isinstance(operand, list | tuple) else [operand] * (count or 1)
+    items = list(operand) if isinstance(operand, list | tuple) else [operand]
+    if len(items) == 1:  # One number for all dimensions, of which upstream knows nothing.
+        items *= count or 1
     if element.kind() not in _ELEMENTS:
         raise CompileError(f"a list of {element} cannot be expressed")
     return emitter.list([materialise(emitter, item, element) for item in items], _ELEMENTS[element.kind()])
