@@ -491,3 +491,11 @@ def test_a_list_of_one_number_for_all_dimensions(name: str) -> None:
 
 def test_a_convolution_with_one_number_for_all_dimensions() -> None:
     check("aten::conv2d", (X.view(1, 1, 3, 4), X[:2, :2].reshape(1, 1, 2, 2), None, [2], [1], [1]))
+
+
+@pytest.mark.parametrize("name", ["var", "std", "var_mean"])
+def test_the_variance_of_nothing(name: str) -> None:
+    for value in (torch.empty(0), torch.empty(2, 0, 3), torch.empty(2, 0, dtype=torch.float64)):
+        check(f"aten::{name}", (value,))
+        check(f"aten::{name}.dim", (value, [-1], True, True))
+        check(f"aten::{name}.correction", (value, [0]))

@@ -44,10 +44,9 @@ def translate(
         CompileError: the op cannot be expressed.
     """
     name = qualified_name(schema)
-    nothing = empties.without_elements(emitter, metas)
+    nothing = empties.without_elements(emitter, metas) or empties.variance(emitter, name, operands, metas)
     if nothing is not None:
         return nothing
-    empties.check_variance(name, operands)
     operands = empties.dense_operands(name, operands)
     same = empties.unchanged(name, operands)
     if same is not None:
