@@ -15,7 +15,7 @@ from torchmdla.devices.cpu.ops import OPS
 from torchmdla.errors import CompileError
 from torchmdla.importer import import_graph
 from torchmdla.testing.compare import assert_matches
-from torchmdla.testing.op_samples import SAMPLES, X
+from torchmdla.testing.op_samples import INTS, SAMPLES, X
 
 # No graph text names them: chunks have attributes, and the overload is what the script compiler prefers for a list.
 WITHOUT_SAMPLE = {"prim::ConstantChunk", "aten::split"}
@@ -101,7 +101,6 @@ def test_single_precision(name: str) -> None:
 
 # Refused before they run; see ops.py.
 REFUSED = {
-    ("aten::grid_sampler", torch.float64),
     ("aten::pow.Tensor_Tensor", torch.int64),
     ("aten::pow.Tensor_Tensor", torch.int32),
     ("aten::mse_loss_backward", torch.int64),
@@ -399,3 +398,133 @@ def test_special_values_in_reductions(name: str, dtype: torch.dtype) -> None:
             continue
         shaped = values.expand(2, *values.shape) if "pool" in name else values
         check(f"aten::{name}", (shaped, *sample[1:]))
+
+
+OVER_ONE_DIMENSION = {
+    **{f"{name}.int": [(0,), (-1,)] for name in ("softmax", "log_softmax")},
+    **{name: [(0, False), (-1, True)] for name in ("prod.dim_int", "all.dim", "any.dim")},
+    **{f"{name}.dim": [([0], False, False), ([-1], True, True)] for name in ("var", "std", "var_mean")},
+    **{f"{name}.correction": [([0],), ([-1], 0, True)] for name in ("var", "std", "var_mean")},
+    **{name: [(), (None, True), (0,), (-1, True)] for name in ("argmax", "argmin")},
+    "count_nonzero": [(), (0,), (-1,)],
+    "sum.dim_IntList": [([0],), ([-1], True), ([],)],
+    "mean.dim": [([0],), ([-1], True), (None,)],
+    "logsumexp": [([0],), ([-1], True)],
+    "linalg_vector_norm": [(2, None), (1, [0], True), (math.inf, [-1])],
+}
+
+
+@pytest.mark.parametrize("value", [2.5, -math.inf, math.nan, True, 3], ids=str)
+@pytest.mark.parametrize("name", OVER_ONE_DIMENSION)
+def test_along_a_dimension_of_a_0d_tensor(name: str, value: float) -> None:
+    """Upstream never came to an end with softmax, and died of variances."""
+    for arguments in OVER_ONE_DIMENSION[name]:
+        given = (torch.tensor(value), *arguments)
+        if eager_takes(f"aten::{name}", given):
+            check(f"aten::{name}", given)
+
+
+@pytest.mark.parametrize("ceil_mode", [False, True])
+@pytest.mark.parametrize("spatial", [1, 2, 3])
+def test_pools_without_a_batch(spatial: int, ceil_mode: bool) -> None:
+    image = torch.linspace(-1, 1, 3 * 7**spatial).sin().view(3, *[7] * spatial)
+    check(f"aten::avg_pool{spatial}d", (image, [3], [2], [1], ceil_mode))
+    if spatial < 3:
+        check(f"aten::max_pool{spatial}d", (image, [3], [2], [1], [1], ceil_mode))
+        check(f"aten::max_pool{spatial}d", (image, [2], [1], [0], [2], ceil_mode))
+
+
+@pytest.mark.parametrize("batch", [(), (2,)], ids=str)
+@pytest.mark.parametrize(
+    "sizes", [[0, -1], [2, 0, 1, 3], [-2, -1, 0, 3], [-2, 2, 1, -1, 0, 2], [1, 2, 3, 2, 1, 3]], ids=str
+)
+@pytest.mark.parametrize("mode", ["constant", "reflect", "replicate", "circular"])
+def test_padding(mode: str, sizes: list[int], batch: tuple[int, ...]) -> None:
+    """Negative sizes crop."""
+    image = torch.arange(2.0 * 3 * 4**3).view(2, 3, *[4] * 3)
+    given = image[(0,) * (1 - len(batch))].flatten(len(batch) + 1)[..., : 4 ** (len(sizes) // 2)]
+    check("aten::pad", (given.unflatten(-1, [4] * (len(sizes) // 2)), sizes, mode))
+
+
+@pytest.mark.parametrize("name", ["cumprod", "cumsum", "log_softmax.int", "softmax.int", "prod.dim_int"])
+def test_dtype_of_the_result(name: str) -> None:
+    rest = (False,) if name == "prod.dim_int" else ()
+    for value, dtype in [
+        (X, torch.float64),
+        (X, torch.float32),
+        (INTS, torch.float32),
+        (torch.tensor(2), torch.float64),
+    ]:
+        check(f"aten::{name}", (value, -1, *rest, dtype))
+
+
+@pytest.mark.parametrize("ord", [0, 1, 2, 3, math.inf])
+def test_norm_in_another_dtype(ord: float) -> None:
+    check("aten::linalg_vector_norm", (X, ord, [1], False, torch.float64))
+
+
+def test_products_of_nothing_are_zero() -> None:
+    check("aten::matmul", (torch.empty(5, 5, 0), torch.empty(0, 5)))
+    check("aten::matmul", (torch.empty(2, 3, 0), torch.empty(0)))
+    check("aten::matmul", (torch.empty(2, 3, 0), torch.empty(2, 0, 4)))
+    check("aten::linear", (torch.empty(2, 3, 0), torch.empty(4, 0), torch.ones(4)))
+
+
+@pytest.mark.parametrize("align_corners", [False, True])
+@pytest.mark.parametrize("padding", [0, 1, 2])
+@pytest.mark.parametrize("interpolation", [0, 1])
+@pytest.mark.parametrize("spatial", [2, 3])
+def test_grid_sampler(spatial: int, interpolation: int, padding: int, align_corners: bool) -> None:
+    """Places far beyond the image, too: upstream reads there."""
+    image = torch.linspace(0, 9, 2 * 3 * 4**spatial).sin().view(2, 3, *[4] * spatial)
+    grid = torch.linspace(0, 50, 2 * 5**spatial * spatial).cos().view(2, *[5] * spatial, spatial) * 3.3
+    check("aten::grid_sampler", (image, grid, interpolation, padding, align_corners))
+    check("aten::grid_sampler", (image.double(), grid.double(), interpolation, padding, align_corners))
+
+
+@pytest.mark.parametrize("multiple", [1, 2])
+@pytest.mark.parametrize("spatial", [1, 2])
+def test_transposed_convolution_by_channel(spatial: int, multiple: int) -> None:
+    """Of one channel for each channel upstream has no lowering."""
+    name = "aten::conv_transpose1d" if spatial == 1 else f"aten::conv_transpose{spatial}d.input"
+    image = torch.linspace(0, 9, 2 * 4 * 5**spatial).sin().view(2, 4, *[5] * spatial)
+    weight = torch.linspace(0, 7, 4 * multiple * 3**spatial).cos().view(4, multiple, *[3] * spatial)
+    bias = torch.arange(4.0 * multiple)
+    for stride, padding, extra, dilation in [(1, 0, 0, 1), (2, 1, 1, 1), (3, 3, 2, 2), (2, 0, 0, 2)]:
+        check(name, (image, weight, bias, [stride], [padding], [extra], 4, [dilation]))
+        check(name, (image[0], weight, None, [stride], [padding], [extra], 4, [dilation]))
+    rest = ([2] * spatial, [1] * spatial, [1] * spatial, True, [0] * spatial, 4, False, False, True, True)
+    check("aten::_convolution", (image, weight, bias, *rest))
+
+
+def test_gather_of_0d_tensors() -> None:
+    for value, index in [(torch.tensor(2.5), torch.tensor(0)), (torch.tensor(2.5), torch.zeros(3, dtype=torch.int64))]:
+        check("aten::gather", (value, 0, index))
+        check("aten::gather", (value, -1, index))
+    check("aten::gather", (torch.arange(5.0), 0, torch.tensor(3)))
+
+
+@pytest.mark.parametrize("name", ["sum_to_size", "_grad_sum_to_size"])
+def test_sum_to_no_dimensions(name: str) -> None:
+    """Of integers it is int64, whatever the sizes were."""
+    for value in (torch.tensor(3, dtype=torch.int32), torch.tensor(True), torch.tensor([1, 2], dtype=torch.int32), X):
+        check(f"aten::{name}", (value, []))
+
+
+@pytest.mark.parametrize("name", ["avg_pool2d", "max_pool2d", "avg_pool3d"])
+def test_a_list_of_one_number_for_all_dimensions(name: str) -> None:
+    image = torch.linspace(0, 9, 3 * 5 ** int(name[-2])).sin().view(1, 3, *[5] * int(name[-2]))
+    check(f"aten::{name}", (image, [2]))
+    check(f"aten::{name}", (image, [3], [2], [1]))
+
+
+def test_a_convolution_with_one_number_for_all_dimensions() -> None:
+    check("aten::conv2d", (X.view(1, 1, 3, 4), X[:2, :2].reshape(1, 1, 2, 2), None, [2], [1], [1]))
+
+
+@pytest.mark.parametrize("name", ["var", "std", "var_mean"])
+def test_the_variance_of_nothing(name: str) -> None:
+    for value in (torch.empty(0), torch.empty(2, 0, 3), torch.empty(2, 0, dtype=torch.float64)):
+        check(f"aten::{name}", (value,))
+        check(f"aten::{name}.dim", (value, [-1], True, True))
+        check(f"aten::{name}.correction", (value, [0]))

@@ -221,6 +221,5 @@ def test_a_value_without_record_is_named() -> None:
 def test_the_variance_of_nothing_is_eagers() -> None:
     empty = torch.empty(0, 5)
     group = _C.Group(subgraph_of(lambda x: torch.var_mean(x), empty), "group", "cpu", [], 1)
-    with pytest.warns(RuntimeWarning, match="the variance of a tensor without elements"):
-        group(empty)
-    assert_matches(group(empty), torch.var_mean(empty))
+    for _ in range(2):
+        assert_matches(group(empty), torch.var_mean(empty))

@@ -31,6 +31,9 @@ MENDED = [
     ("opinfo.roll.int64", 3),
     ("opinfo.softmax.float32", 0),
     ("opinfo.masked_fill.bool", 0),
+    ("opinfo.__getitem__.float32", 6),
+    ("opinfo.masked.normalize.float32", 0),
+    ("opinfo.nn.functional.grid_sample.float32", 0),
 ]
 
 
@@ -58,10 +61,12 @@ def test_mended(name: str, index: int) -> None:
         ("opinfo.masked.amin.int64", 37, "ok"),
         ("opinfo.index_put.bool", 2, "fallback"),
         ("opinfo.hash_tensor.int64", 0, "ok"),
+        ("opinfo.multinomial.float32", 0, "ok"),
+        ("opinfo.nn.functional.dropout.float32", 0, "ok"),
     ],
 )
 def test_no_wrong_value(name: str, index: int, status: str) -> None:
-    """Each had one, or none to compare with, once."""
+    """Each had one, or nothing to be compared with, once: random numbers came from seeds that no capture saw."""
     found = checked(name, index)
     assert found is not None and found.status == status
 

@@ -89,9 +89,11 @@ class ProgramBuilder:
         elif isinstance(value, torch.Tensor):
             self._pending[name] = Binding("constant", index, name)
         elif isinstance(value, list) and any(isinstance(item, torch.Tensor) for item in value):
-            bindings = [Binding("constant", index, name, element=position) for position in range(len(value))]
             self._values[name] = [
-                self._argument(binding, TensorMeta.of(item)) for binding, item in zip(bindings, value, strict=True)
+                None
+                if item is None
+                else self._argument(Binding("constant", index, name, element=element), TensorMeta.of(item))
+                for element, item in enumerate(value)
             ]
         else:
             self._values[name] = str(value) if isinstance(value, torch.device) else value

@@ -12,7 +12,16 @@ import torch
 from torch import Tensor
 
 from torchmdla.errors import CompileError
-from torchmdla.importer import elementwise, losses, paddings, pooling, products, recurrent, reductions
+from torchmdla.importer import (
+    elementwise,
+    grid,
+    losses,
+    paddings,
+    pooling,
+    products,
+    recurrent,
+    reductions,
+)
 from torchmdla.importer.attention import (
     native_multi_head_attention,
     scaled_dot_product_attention,
@@ -28,7 +37,7 @@ Decomposition = Callable[..., object]
 def decomposition(name: str) -> Decomposition | None:
     """The decomposition of an op by schema name with overload; None if the op is written as itself."""
     if name in _WRITTEN:
-        return _WRITTEN[name]
+        return _with_dtypes(_WRITTEN[name], name)
     if name in _COMPOSITE:
         return _composite(name)
     if name in _FROM_TORCH:
@@ -58,14 +67,23 @@ def _composite(name: str) -> Decomposition:
 
 def _by_position(function: Callable[..., object], name: str) -> Decomposition:
     """``function`` taking keyword-only arguments by position, as every decomposition does, and dtypes as such."""
-    arguments = overload_of(name)._schema.arguments
-    keywords = [argument.name for argument in arguments if argument.kwarg_only]
-    dtypes = {index for index, argument in enumerate(arguments) if "dtype" in argument.name}
+    keywords = [argument.name for argument in schema_of(name).arguments if argument.kwarg_only]
 
     def call(*given: object) -> object:
-        values = [dtype_of_number(v) if i in dtypes and isinstance(v, int) else v for i, v in enumerate(given)]
-        positional = len(values) - len(keywords)
-        return function(*values[:positional], **dict(zip(keywords, values[positional:], strict=True)))
+        positional = len(given) - len(keywords)
+        return function(*given[:positional], **dict(zip(keywords, given[positional:], strict=True)))
+
+    return _with_dtypes(call, name)
+
+
+def _with_dtypes(function: Callable[..., object], name: str) -> Decomposition:
+    """``function`` given dtypes as such, where graphs have their numbers."""
+    places = {index for index, argument in enumerate(schema_of(name).arguments) if "dtype" in argument.name}
+    if not places:
+        return function
+
+    def call(*given: object) -> object:
+        return function(*(dtype_of_number(v) if i in places and isinstance(v, int) else v for i, v in enumerate(given)))
 
     return call
 
@@ -175,6 +193,8 @@ _WRITTEN: Mapping[str, Decomposition] = {
     "aten::div.Scalar_mode": elementwise.divide,
     "aten::binary_cross_entropy_with_logits": losses.binary_cross_entropy_with_logits,
     "aten::pad": paddings.pad,
+    **paddings.CROPPING,
+    "aten::reflection_pad3d": paddings.reflection_pad3d,
     "aten::scatter.src": _scatter,
     "aten::scatter.value": _scatter,
     "aten::linear": products.linear,
@@ -190,8 +210,10 @@ _WRITTEN: Mapping[str, Decomposition] = {
     "aten::adaptive_max_pool1d": pooling.adaptive_maximum(1),
     "aten::adaptive_max_pool2d": pooling.adaptive_maximum(2),
     **RESIZES,
+    "aten::grid_sampler": grid.grid_sampler,
     "aten::_softmax_backward_data": reductions.softmax_backward,
     "aten::logsumexp": reductions.logsumexp,
+    "aten::count_nonzero": reductions.count_nonzero,
     "aten::linalg_vector_norm": reductions.vector_norm,
     "aten::norm.Scalar": reductions.norm,
     "aten::norm.ScalarOpt_dim": reductions.norm_of_dims,

@@ -5,9 +5,10 @@ Upstream's lowerings refuse many of them and end the process on some.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from torchmdla.errors import CompileError
 from torchmdla.importer.emitter import Emitter, Value
 from torchmdla.importer.trace import leaves, map_structure
 from torchmdla.importer.types import TensorMeta
@@ -37,10 +38,19 @@ def dense_operands(name: str, operands: Sequence[object]) -> Sequence[object]:
     return [[item for item in joined if not _has_none(item)], *rest]  # type: ignore[attr-defined]
 
 
-def check_variance(name: str, operands: Sequence[object]) -> None:
-    """Raises CompileError for the variance of a tensor without elements: NaN in PyTorch, and 0 / -1 upstream."""
-    if name.partition(".")[0] in _VARIANCES and _has_none(operands[0]):
-        raise CompileError("the variance of a tensor without elements is not supported")
+def variance(emitter: Emitter, name: str, operands: Sequence[object], metas: Sequence[object]) -> list[object] | None:
+    """NaN for the variance, and the mean, of a tensor without elements, where upstream has 0 / -1; else None."""
+    if name.partition(".")[0] not in _VARIANCES or not _has_none(operands[0]):
+        return None
+    return [_all_nan(emitter, meta) for meta in metas if isinstance(meta, TensorMeta)]
+
+
+def _all_nan(emitter: Emitter, meta: TensorMeta) -> Value:
+    number = emitter.number_tensor(math.nan, replace(meta, shape=(), strides=()))
+    if not meta.shape:
+        return number
+    operands = [number, emitter.int_list(meta.shape), emitter.boolean(False)]
+    return emitter.tensor_op("torch.aten.expand", operands, meta)
 
 
 _VARIANCES = frozenset(("aten::var", "aten::std", "aten::var_mean", "aten::std_mean"))

@@ -1,28 +1,72 @@
-"""Padding: upstream has no lowering of the circular kind."""
+"""Padding: upstream lowers neither the circular kind, nor reflections in space, nor negative sizes, which crop."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from torchmdla.errors import CompileError
-
 
 def pad(value: Tensor, sizes: Sequence[int], mode: str = "constant", number: float | None = None) -> Tensor:
-    """``aten::pad``; ``sizes``: how much is added before and after, the last dimension's pair first.
-
-    Raises:
-        CompileError: a negative size of the circular kind.
-    """
+    """``aten::pad``; ``sizes``: how much is added before and after, the last dimension's pair first."""
     if mode != "circular":
         return torch.ops.aten.pad(value, sizes, mode, number)  # type: ignore[no-any-return]
-    if min(sizes) < 0:
-        raise CompileError("circular padding by a negative size", op="aten::pad")
-    for k in range(0, len(sizes), 2):
-        value = _wrapped(value, value.dim() - 1 - k // 2, sizes[k], sizes[k + 1])
+    # What is cropped is gone before the rest goes round.
+    value = _cropped(value, sizes)
+    for dim, before, after in _by_dim(value, sizes):
+        value = _wrapped(value, dim, max(before, 0), max(after, 0))
     return value
+
+
+def reflection_pad3d(value: Tensor, sizes: Sequence[int]) -> Tensor:
+    """``aten::reflection_pad3d``, one dimension after the other."""
+    for dim, before, after in _by_dim(value, sizes):
+        value = _reflected(value, dim, max(before, 0), max(after, 0))
+    return _cropped(value, sizes)
+
+
+def _by_dim(value: Tensor, sizes: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Dimension, size before, size after."""
+    return [(value.dim() - 1 - k // 2, sizes[k], sizes[k + 1]) for k in range(0, len(sizes), 2)]
+
+
+def _cropped(value: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Without what negative ``sizes`` take away."""
+    for dim, before, after in _by_dim(value, sizes):
+        first, last = max(-before, 0), max(-after, 0)
+        if first or last:
+            value = value.narrow(dim, first, value.size(dim) - first - last)
+    return value
+
+
+def _cropping(op: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A padding op that takes negative sizes: what is added is taken from the whole of the value, as in eager."""
+
+    def call(value: Tensor, sizes: Sequence[int], *number: float) -> Tensor:
+        if min(sizes, default=0) >= 0:
+            return op(value, sizes, *number)
+        added = [max(size, 0) for size in sizes]
+        return _cropped(op(value, added, *number) if max(added) else value, sizes)
+
+    return call
+
+
+CROPPING: Mapping[str, Callable[..., Tensor]] = {
+    "aten::constant_pad_nd": _cropping(torch.ops.aten.constant_pad_nd.default),
+    **{
+        f"aten::{kind}_pad{rank}d": _cropping(getattr(torch.ops.aten, f"{kind}_pad{rank}d").default)
+        for kind, ranks in (("reflection", (1, 2)), ("replication", (1, 2, 3)))
+        for rank in ranks
+    },
+}
+
+
+def _reflected(value: Tensor, dim: int, before: int, after: int) -> Tensor:
+    ends = [(1, before), (value.size(dim) - 1 - after, after)]
+    first, last = (value.narrow(dim, start, count).flip(dim) if count else None for start, count in ends)
+    pieces = [piece for piece in (first, value, last) if piece is not None]
+    return torch.cat(pieces, dim) if len(pieces) > 1 else value
 
 
 def _wrapped(value: Tensor, dim: int, before: int, after: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -15,7 +16,7 @@ def linear(value: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
     Upstream repeats the weight for each batch instead.
     """
-    product = torch.mm(value.reshape(-1, value.size(-1)), weight.t())
+    product = torch.mm(_rows(value), weight.t())
     if bias is not None:
         product = product + bias
     return product.view([*value.shape[:-1], weight.size(0)])
@@ -24,16 +25,21 @@ def linear(value: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def matmul(left: Tensor, right: Tensor) -> Tensor:
     """``aten::matmul`` as one product: a matrix on the right takes every leading dimension as rows."""
     if right.dim() == 1:
-        product = torch.mm(left.reshape(-1, left.size(-1)), right.unsqueeze(1))
+        product = torch.mm(_rows(left), right.unsqueeze(1))
         return product.view(left.shape[:-1])
     if right.dim() == 2:
-        product = torch.mm(left.reshape(-1, left.size(-1)), right)
+        product = torch.mm(_rows(left), right)
         return product.view([*left.shape[:-1], right.size(-1)])
     if left.dim() == 1:
         return matmul(left.unsqueeze(0), right).squeeze(-2)
     batch = _broadcast_batch(left, right)
     product = torch.bmm(_batched(left, batch), _batched(right, batch))
     return product.view([*batch, left.size(-2), right.size(-1)])
+
+
+def _rows(value: Tensor) -> Tensor:
+    """A matrix of every leading dimension as rows."""
+    return value.reshape(math.prod(value.shape[:-1]), value.size(-1))
 
 
 def _broadcast_batch(left: Tensor, right: Tensor) -> list[int]:
@@ -44,7 +50,7 @@ def _broadcast_batch(left: Tensor, right: Tensor) -> list[int]:
 
 def _batched(value: Tensor, batch: list[int]) -> Tensor:
     matrix = list(value.shape[-2:])
-    return value.expand(batch + matrix).reshape([-1, *matrix])
+    return value.expand(batch + matrix).reshape([math.prod(batch), *matrix])
 
 
 def added_to(product: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:

@@ -19,6 +19,11 @@ def logsumexp(value: Tensor, dim: list[int], keepdim: bool = False) -> Tensor:
     return total if keepdim else torch.squeeze(total, tuple(dim))
 
 
+def count_nonzero(value: Tensor, dim: int | None = None) -> Tensor:
+    """``aten::count_nonzero``; upstream's has no 0-d tensors."""
+    return torch.sum(value != 0, [] if dim is None else [dim], dtype=torch.int64)
+
+
 def vector_norm(
     value: Tensor,
     ord: float = 2,
@@ -52,14 +57,18 @@ def norm_of_dims(value: Tensor, p: float | None, dim: Sequence[int], keepdim: bo
 
 def sum_to_size(value: Tensor, size: Sequence[int] | None) -> Tensor:
     """Sums over what broadcasting ``size`` had added; None leaves the value as it is."""
-    if size is None or list(size) == list(value.shape):
+    if size is None:
+        return value
+    if not size:  # This sum of integers is int64.
+        return torch.sum(value)
+    if list(size) == list(value.shape):
         return value
     added = value.dim() - len(size)
     stretched = [added + dim for dim, length in enumerate(size) if length == 1 and value.size(added + dim) != 1]
     return torch.sum(value, [*range(added), *stretched], keepdim=True).view(size)
 
 
-def softmax_backward(grad: Tensor, output: Tensor, dim: int, input_dtype: int) -> Tensor:
+def softmax_backward(grad: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
     """The gradient of softmax; the sum is taken off first, as in eager, so that infinities stay apart."""
     return (grad - torch.sum(grad * output, dim, keepdim=True)) * output
 

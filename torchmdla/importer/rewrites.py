@@ -91,7 +91,7 @@ def _view(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -
     """One op for all that only changes the shape, with the sizes of the result: no -1, no second tensor."""
     if operands["self"].meta.shape == metas[0].shape:
         return [operands["self"]]
-    return [_viewed(emitter, operands["self"], metas[0])]
+    return [viewed(emitter, operands["self"], metas[0])]
 
 
 def _expand(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object]:
@@ -106,10 +106,8 @@ def _roll(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -
     value, shifts, dims = operands["self"], operands["shifts"], operands["dims"]
     if dims:
         return [_rolled(emitter, value, shifts, dims)]
-    sizes = (math.prod(value.meta.shape),)
-    flat = TensorMeta(value.meta.dtype, sizes, contiguous_strides(sizes))
-    result = _rolled(emitter, _viewed(emitter, value, flat), shifts, [0])
-    return [_viewed(emitter, result, metas[0])]
+    result = _rolled(emitter, viewed(emitter, value, _flat(value.meta)), shifts, [0])
+    return [viewed(emitter, result, metas[0])]
 
 
 def _rolled(emitter: Emitter, value: Value, shifts: Sequence[int], dims: Sequence[int]) -> Value:
@@ -119,7 +117,8 @@ def _rolled(emitter: Emitter, value: Value, shifts: Sequence[int], dims: Sequenc
     return emitter.tensor_op("torch.aten.roll", operands, value.meta)
 
 
-def _viewed(emitter: Emitter, value: Value, meta: TensorMeta) -> Value:
+def viewed(emitter: Emitter, value: Value, meta: TensorMeta) -> Value:
+    """``value`` in the sizes of ``meta``."""
     return emitter.tensor_op("torch.aten.view", [value, emitter.int_list(meta.shape)], meta)
 
 
@@ -131,6 +130,43 @@ def _unless_0d(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[An
 def _of_one_element(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object] | None:
     """Extremes, running totals and products of a tensor without dimensions: itself, in the dtype of the results."""
     return None if operands["self"].meta.shape else [cast(emitter, operands["self"], meta) for meta in metas]
+
+
+def _cast_first(op: str) -> Rewrite:
+    """The op along ``dim`` of the cast operand: upstream lowers it without a dtype only."""
+
+    def rewrite(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object] | None:
+        value, dim = operands["self"], emitter.integer(operands["dim"])
+        if operands["dtype"] is None or not value.meta.shape:
+            return None
+        return [emitter.tensor_op(op, [cast(emitter, value, metas[0]), dim, emitter.none()], metas[0])]
+
+    return rewrite
+
+
+def _first_of(*rewrites: Rewrite) -> Rewrite:
+    """The first of ``rewrites`` that applies."""
+
+    def rewrite(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object] | None:
+        found = (one(emitter, operands, metas) for one in rewrites)
+        return next((results for results in found if results is not None), None)
+
+    return rewrite
+
+
+def _gather(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object] | None:
+    """0-d tensors as rows of one element."""
+    value, index = operands["self"], operands["index"]
+    if value.meta.shape and index.meta.shape:
+        return None
+    value, index = (viewed(emitter, x, _flat(x.meta)) for x in (value, index))
+    given = [value, emitter.integer(0), index, emitter.boolean(operands["sparse_grad"])]
+    return [viewed(emitter, emitter.tensor_op("torch.aten.gather", given, _flat(metas[0])), metas[0])]
+
+
+def _flat(meta: TensorMeta) -> TensorMeta:
+    """The same elements in one dimension."""
+    return replace(meta, shape=(math.prod(meta.shape),), strides=(1,))
 
 
 def _put_masked(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object] | None:
@@ -145,7 +181,7 @@ def _put_masked(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[A
     if len(values.meta.shape) > behind:
         return None
     sizes = (*mask.meta.shape, *[1] * behind)
-    flags = _viewed(emitter, mask, TensorMeta(torch.bool, sizes, contiguous_strides(sizes)))
+    flags = viewed(emitter, mask, TensorMeta(torch.bool, sizes, contiguous_strides(sizes)))
     return [emitter.tensor_op("torch.aten.where.self", [flags, values, value], metas[0])]
 
 
@@ -156,6 +192,15 @@ def _check_sum(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[An
     """
     if metas[0].dtype == torch.bool:
         raise CompileError("a sum in booleans is not supported")
+
+
+def _check_power(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> None:
+    """
+    Raises:
+        CompileError: of integers; upstream has powers of floats only.
+    """
+    if not metas[0].dtype.is_floating_point:
+        raise CompileError("a power of integers by a tensor is not supported")
 
 
 def _index_put(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object] | None:
@@ -230,7 +275,7 @@ _VIEWS = [
     "aten::ravel",
 ]
 
-_EXTREMES_AND_SCANS = ["aten::amax", "aten::amin", "aten::aminmax", "aten::cumsum", "aten::cumprod"]
+_EXTREMES_AND_SCANS = ["aten::amax", "aten::amin", "aten::aminmax", "aten::cumsum"]
 
 
 def _equal(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object] | None:
@@ -251,10 +296,14 @@ REWRITES: Mapping[str, Rewrite] = {
     **dict.fromkeys(_VIEWS, _view),
     "aten::roll": _roll,
     **dict.fromkeys(_EXTREMES_AND_SCANS, _of_one_element),
+    "aten::cumprod": _first_of(_of_one_element, _cast_first("torch.aten.cumprod")),
+    "aten::log_softmax.int": _cast_first("torch.aten.log_softmax.int"),
     "aten::index_put": _index_put,
     "aten::eq.Tensor": _equal,
     "aten::flip": _unless_0d,
+    "aten::gather": _gather,
     **dict.fromkeys(_SUMS, _check_sum),
+    "aten::pow.Tensor_Tensor": _check_power,
     "aten::index_select": _unless_0d,
     "aten::unbind.int": _unbind,
     "aten::expand": _expand,

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from torchmdla.errors import CompileError
-from torchmdla.importer import empties, indices, promotion
+from torchmdla.importer import empties, indices, promotion, ranks
 from torchmdla.importer.decompositions import decomposition, schema_of
 from torchmdla.importer.emitter import Emitter, Value
 from torchmdla.importer.promotion import Number, NumberTensor
@@ -44,10 +44,9 @@ def translate(
         CompileError: the op cannot be expressed.
     """
     name = qualified_name(schema)
-    nothing = empties.without_elements(emitter, metas)
+    nothing = empties.without_elements(emitter, metas) or empties.variance(emitter, name, operands, metas)
     if nothing is not None:
         return nothing
-    empties.check_variance(name, operands)
     operands = empties.dense_operands(name, operands)
     same = empties.unchanged(name, operands)
     if same is not None:
@@ -59,6 +58,8 @@ def translate(
         rewritten = rewrite(emitter, tensors, metas)
         if rewritten is not None:
             return rewritten
+    if ranks.lacks_a_dimension(name, operands):
+        return _with_one_more_dimension(emitter, schema, operands, metas, within)
     if _has_open_float(operands):
         if name in _SIZED_BY_NUMBERS:
             raise CompileError("its size depends on a float that is known only at run time")
@@ -66,11 +67,23 @@ def translate(
             schema, operands = _tensor_form(emitter, name, operands)
             return translate(emitter, schema, operands, metas, within)
         operands = _opened_tensors(emitter, schema, operands)
-    if name != within and name not in _kept_whole(operands) and decomposition(name) is not None:
+    if name != within and not _is_kept_whole(name, operands) and decomposition(name) is not None:
         results = _decompose(emitter, name, operands)
         _check_dtypes(results, metas)
         return [results] if schema.returns[0].type.kind() == "ListType" else results
     return _same_op(emitter, schema, operands, metas)
+
+
+def _with_one_more_dimension(
+    emitter: Emitter,
+    schema: torch._C.FunctionSchema,
+    operands: Sequence[Operand],
+    metas: Sequence[object],
+    within: str,
+) -> list[Operand]:
+    more = ranks.raised_metas(schema, operands, metas)
+    results = translate(emitter, schema, ranks.raised(emitter, operands), more, within)
+    return ranks.restored(emitter, results, metas)
 
 
 def _check_dtypes(results: Sequence[Operand], metas: Sequence[object]) -> None:
@@ -178,7 +191,9 @@ _ELEMENTS: Mapping[str, str] = {
 
 
 def _materialise_list(emitter: Emitter, operand: Operand, element: torch._C.JitType, count: int | None) -> Value:
-    items = list(operand) if isinstance(operand, list | tuple) else [operand] * (count or 1)
+    items = list(operand) if isinstance(operand, list | tuple) else [operand]
+    if len(items) == 1:  # One number for all dimensions, of which upstream knows nothing.
+        items *= count or 1
     if element.kind() not in _ELEMENTS:
         raise CompileError(f"a list of {element} cannot be expressed")
     return emitter.list([materialise(emitter, item, element) for item in items], _ELEMENTS[element.kind()])
@@ -226,8 +241,8 @@ _SIZED_BY_NUMBERS = frozenset(("aten::arange", "aten::arange.start", "aten::aran
 _WHOLE_WITH_OPEN_FLOATS = frozenset(("aten::addmm", "aten::baddbmm"))
 
 
-def _kept_whole(operands: Sequence[Operand]) -> frozenset[str]:
-    return _WHOLE_WITH_OPEN_FLOATS if _has_open_float(operands) else frozenset()
+def _is_kept_whole(name: str, operands: Sequence[Operand]) -> bool:
+    return name in _WHOLE_WITH_OPEN_FLOATS and _has_open_float(operands)
 
 
 # Overloads that take a tensor in the place of a number.

@@ -181,7 +181,7 @@ class _Run:
         given = inputs
         if self._program.mode == "gradients":
             given = tree_map(_requiring_grad, inputs)
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         outputs = {name: method(*given) for name, method in self._methods.items()}
         tensors = [leaf for leaf in tree_leaves((outputs, given)) if isinstance(leaf, Tensor)]
         seen = {"outputs": outputs, "inputs afterwards": given, "sharing": _sharing(tensors)}
@@ -196,7 +196,7 @@ class _Run:
         seen = []
         for step in range(steps):
             inputs = drawn(self._program.inputs, self._seed + step)
-            torch.manual_seed(self._seed + step)
+            torch.default_generator.manual_seed(self._seed + step)
             optimiser.zero_grad()
             loss = self._methods["forward"](*inputs)
             loss.backward()
@@ -211,7 +211,7 @@ class _Captured(_Run):
 
     def __init__(self, program: Program, variant: Variant, seed: int) -> None:
         subject = _made(program, seed)
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         # Capture may run the program: its state must not notice.
         before = [tensor.detach().clone() for tensor in _state(subject)]
         with torch.no_grad() if program.mode == "inference" else nullcontext():
@@ -224,7 +224,7 @@ class _Captured(_Run):
 
 
 def _made(program: Program, seed: int) -> Callable[..., Any]:
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)
     return program.make()
 
 

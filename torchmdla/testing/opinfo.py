@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -46,10 +47,16 @@ def operators() -> dict[str, Any]:
         NotAvailableError: ``expecttest`` is not installed.
     """
     try:
-        from torch.testing._internal.common_methods_invocations import op_db
+        from torch.testing._internal import common_methods_invocations as database
     except ModuleNotFoundError as error:
         raise NotAvailableError(f"PyTorch's operator database needs the package {error.name}: pip install it") from None
-    return {info.full_name: info for info in op_db if not info.name.startswith(_PREFIX_OF_OTHER_DEVICES)}
+    # Operators that draw random numbers seed themselves there, which no capture sees; a check seeds each call.
+    database.wrapper_set_seed = _called  # type: ignore[attr-defined, assignment]
+    return {info.full_name: info for info in database.op_db if not info.name.startswith(_PREFIX_OF_OTHER_DEVICES)}
+
+
+def _called(operator: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return operator(*args, **kwargs)
 
 
 def names(dtypes: Sequence[str]) -> list[str]:
@@ -73,13 +80,20 @@ def programs(name: str, seed: int = 0, limit: int | None = None) -> Iterator[Pro
     """One program for each sample of an operator and a dtype, ``limit`` of them evenly spread; the same each time."""
     operator, _, dtype = name.removeprefix("opinfo.").rpartition(".")
     info = operators()[operator]
-    torch.manual_seed(seed)
-    random.seed(seed)
-    samples = list(info.sample_inputs("cpu", getattr(torch, dtype), requires_grad=False))
+    _seed(seed)
+    # By itself the database seeds all devices anew for each sample, which costs more than making it.
+    samples = list(info.sample_inputs("cpu", getattr(torch, dtype), requires_grad=False, set_seed=False))
     count = len(samples) if limit is None else min(limit, len(samples))
     for number in range(count):
         index = number * len(samples) // count
         yield _program(f"{name}:{index}", info, samples[index])
+
+
+def _seed(seed: int) -> None:
+    """Samples are drawn by PyTorch, NumPy and Python."""
+    torch.default_generator.manual_seed(seed)
+    numpy.random.seed(seed)
+    random.seed(seed)
 
 
 def _program(name: str, info: Any, sample: Any) -> Program:

@@ -25,7 +25,7 @@ from torchmdla.testing.roads import variant_of
 _START_SECONDS = 300
 
 # A process is replaced after so many programs, so that what compilers keep does not pile up.
-_PROGRAMS_PER_PROCESS = 400
+_PROGRAMS_PER_PROCESS = 2000
 
 
 @dataclass(frozen=True)

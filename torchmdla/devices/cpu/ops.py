@@ -5,7 +5,7 @@ that draw random numbers are absent, and ``max_pool2d_with_indices``: upstream's
 
 Refused where they occur, so that their group runs in PyTorch's interpreter: ``select_scatter`` and ``slice_scatter`` of
 a tensor with gaps in its memory as results (eager's have the gaps, too), powers of integers other than by a constant
-exponent or of 2, ``mse_loss_backward`` of integers, ``grid_sampler`` of float64.
+exponent or of 2, ``mse_loss_backward`` of integers, bicubic ``grid_sampler``.
 """
 
 from __future__ import annotations
