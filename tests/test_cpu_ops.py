@@ -68,6 +68,8 @@ def test_adding_at_indices_from_the_end() -> None:
     rows, columns = torch.tensor([-1, 0, 2]), torch.tensor([[-4], [3]])
     check("aten::index_put", (X, [rows, columns], torch.randn(2, 3), True))
     check("aten::index_put", (X, [None, torch.tensor([-4, -1, -1])], torch.randn(3, 3), True))
+    between = torch.randn(3, 4, 5)
+    check("aten::index_put", (between, [torch.tensor([0, 2]), None, torch.tensor([1, -1])], torch.randn(2, 4), True))
 
 
 OUT_OF_BOUNDS = {

@@ -6,7 +6,7 @@ functional: no writes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -123,6 +123,20 @@ def _scatter(value: Tensor, dim: int, index: Tensor, source: Tensor | float) -> 
     return torch.scatter(value, dim % max(value.dim(), 1), index, source)  # type: ignore[arg-type]
 
 
+def _index_put(value: Tensor, indices: Sequence[Tensor | None], source: Tensor, accumulate: bool = False) -> Tensor:
+    """Itself; where whole dimensions lie between indexed ones, which upstream does not lower, those come first. The
+    source has its indexed dimensions in front then, too."""
+    indexed = [dim for dim, index in enumerate(indices) if index is not None]
+    put: Callable[..., Tensor] = torch.ops.aten.index_put
+    if not indexed or indexed[-1] - indexed[0] + 1 == len(indexed):
+        return put(value, indices, source, accumulate)
+    order = [*indexed, *(dim for dim in range(value.dim()) if dim not in indexed)]
+    given = [indices[dim] for dim in indexed]
+    return put(value.permute(order), given, source, accumulate).permute(
+        [order.index(dim) for dim in range(value.dim())]
+    )
+
+
 def _affine(value: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     channels = [1, -1] + [1] * (value.dim() - 2)
     if weight is not None:
@@ -195,6 +209,7 @@ _WRITTEN: Mapping[str, Decomposition] = {
     "aten::pad": paddings.pad,
     **paddings.CROPPING,
     "aten::reflection_pad3d": paddings.reflection_pad3d,
+    "aten::index_put": _index_put,
     "aten::scatter.src": _scatter,
     "aten::scatter.value": _scatter,
     "aten::linear": products.linear,
