@@ -1,0 +1,24 @@
+// PyTorch's executor of lazy graphs, which also says what tensors it is computing.
+#pragma once
+
+#include <torch/csrc/lazy/core/lazy_graph_executor.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace torchmdla::lazy {
+
+// The ids of the tensors that this thread is computing, in the order of the graph's outputs.
+const std::vector<int64_t>& synced_tensors();
+void set_synced_tensors(std::vector<int64_t> ids);
+
+class Executor : public torch::lazy::LazyGraphExecutor {
+protected:
+  PostOrderData RunPostOrder(const std::vector<torch::lazy::Value>& ir_values,
+                             SyncTensorCollection* collection) override;
+
+private:
+  bool ShouldSyncTensor(const torch::lazy::LazyTensorPtr& tensor) const override;
+};
+
+} // namespace torchmdla::lazy

@@ -1,0 +1,45 @@
+"""Pending tensors of the lazy device, and the graphs that they are lowered to, as functions in the Torch dialect."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from torch_mlir import ir
+
+from torchmdla.importer.script_function import write_typed_graph
+from torchmdla.mlir.context import new_context
+from torchmdla.mlir.function import FunctionArgument, TorchFunction, parse
+from torchmdla.mlir.kinds import Kind, register_kind
+from torchmdla.mlir.resources import fill_resources
+from torchmdla.mlir.specs import Inputs
+
+
+def module_of_graph(graph: Any, name: str = "graph") -> ir.Module:
+    """A flat typed graph as a module with the one function ``name``.
+
+    Raises:
+        CompileError: something in it has no form in the dialect.
+    """
+    context = new_context()
+    text, resources = write_typed_graph(graph, name, context.is_registered_operation)
+    module = parse(text)
+    fill_resources(module, resources, name)
+    return module
+
+
+def _pending(x: Tensor, inputs: Inputs) -> TorchFunction:
+    from torchmdla.capture.lazy import pending_computation
+
+    if inputs.values or inputs.dynamic_shapes is not None:
+        raise TypeError("a lazy tensor has its inputs from what it was computed of")
+    graph = pending_computation(x).graph
+    arguments = tuple(FunctionArgument(value.debugName(), "input") for value in graph.inputs())
+    return TorchFunction(module_of_graph(graph, "forward"), arguments)
+
+
+def _is_lazy(x: object) -> bool:
+    return isinstance(x, Tensor) and x.device.type == "lazy"
+
+
+register_kind(Kind("a tensor of the lazy device", _is_lazy, _pending))
