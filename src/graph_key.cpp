@@ -66,10 +66,19 @@ private:
     case AttributeKind::s:
       return text(node->s(name));
     case AttributeKind::t:
-      return integer(reinterpret_cast<intptr_t>(node->t(name).unsafeGetTensorImpl()));
+      return tensor(node->t(name));
     default:
       return printed(*node);
     }
+  }
+
+  // Numbers as tensors are made anew for each graph.
+  void tensor(const at::Tensor& tensor) {
+    integer(tensor.dim());
+    if (tensor.dim() != 0 || !tensor.device().is_cpu())
+      return integer(reinterpret_cast<intptr_t>(tensor.unsafeGetTensorImpl()));
+    integer(static_cast<int64_t>(tensor.scalar_type()));
+    text(std::string(static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes()));
   }
 
   void printed(const Node& node) {

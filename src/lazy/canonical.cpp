@@ -109,6 +109,13 @@ void rewrite_batch_norm(Node* node) {
   replace_first(node, c10::aten::batch_norm, inputs);
 }
 
+// A number that the lowering wrote as a tensor.
+void rewrite_number(Node* node) {
+  const auto known = torch::jit::constant_as<at::Tensor>(node->input());
+  if (known && known->dim() == 0)
+    node->output()->replaceAllUsesWith(constant(node, c10::IValue(known->item())));
+}
+
 const std::unordered_map<std::string, Rewrite>& rewrites() {
   static const std::unordered_map<std::string, Rewrite> table{
       {"aten::alias_copy", drop},
@@ -128,6 +135,9 @@ const std::unordered_map<std::string, Rewrite>& rewrites() {
       {"aten::_reshape_alias_copy", rewrite_reshape_alias},
       {"aten::as_strided_copy", strided("aten::as_strided")},
       {"aten::as_strided_scatter", strided("aten::as_strided_scatter")},
+      {"aten::FloatImplicit", rewrite_number},
+      {"aten::IntImplicit", rewrite_number},
+      {"aten::ScalarImplicit", rewrite_number},
       {"aten::_adaptive_avg_pool2d", renamed("aten::adaptive_avg_pool2d")},
       {"aten::log_sigmoid_forward", first_of("aten::log_sigmoid")},
       {"aten::max_pool2d_with_indices", first_of("aten::max_pool2d")},

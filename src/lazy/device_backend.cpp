@@ -8,7 +8,7 @@
 #include <ATen/FunctionalTensorWrapper.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/lazy/backend/backend_interface.h>
-#include <torch/csrc/lazy/core/metrics.h>
+#include <torch/csrc/lazy/core/config.h>
 #include <torch/csrc/lazy/core/tensor.h>
 #include <torch/csrc/lazy/ts_backend/ts_backend_impl.h>
 
@@ -207,6 +207,8 @@ private:
 void register_device() {
   static const bool registered = [] {
     torch::lazy::InitTorchScriptBackend();
+    // 0 and 1 are constants of the graph, other numbers arguments.
+    FLAGS_torch_lazy_handle_special_scalars = true;
     register_kernels();
     const torch::lazy::BackendRegistrar registrar(std::make_unique<DeviceBackend>().release());
     torch::lazy::LazyGraphExecutor::Register(std::make_unique<Executor>().release());

@@ -4,6 +4,7 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/native/CPUFallback.h>
+#include <ATen/ops/as_strided_ops.h>
 #include <torch/csrc/lazy/core/metrics.h>
 #include <torch/library.h>
 
@@ -43,6 +44,17 @@ void record_or_run(const c10::OperatorHandle& op, Stack* stack) {
   at::native::cpu_fallback(op, stack);
 }
 
+// The strides that `as_strided` is given are those of the memory that a view lies in. Below
+// autograd there is no such memory any more, so they are taken of what the view was made from.
+at::Tensor as_strided(c10::DispatchKeySet keys, const at::Tensor& self, c10::SymIntArrayRef sizes,
+                      c10::SymIntArrayRef strides, std::optional<c10::SymInt> offset) {
+  const auto from = offset ? *offset : self.sym_storage_offset();
+  // The key by which PyTorch's own kernel for gradients is still found.
+  const auto others = (keys - c10::autograd_dispatch_keyset).add(DispatchKey::AutogradOther);
+  return at::_ops::as_strided::redispatch(others, self.is_view() ? at::Tensor(self._base()) : self,
+                                          sizes, strides, from);
+}
+
 // Nobody has a kernel of it for lazy tensors, neither one of its own nor one made of other
 // operators.
 bool has_none(const c10::OperatorHandle& op) {
@@ -68,6 +80,9 @@ void register_kernels() {
   const c10::WarningUtils::WarningHandlerGuard guard(&silent);
   static torch::Library library(torch::Library::IMPL, "aten", DispatchKey::Lazy, __FILE__,
                                 __LINE__);
+  static torch::Library autograd(torch::Library::IMPL, "aten", DispatchKey::AutogradLazy, __FILE__,
+                                 __LINE__);
+  autograd.impl("as_strided", &as_strided);
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const auto& name : dispatcher.getAllOpNames()) {
     const auto op = dispatcher.findSchema(name);
