@@ -128,6 +128,9 @@ bool is_functional(const c10::OperatorHandle& op) {
 }
 
 bool is_predictable(const c10::OperatorHandle& op) {
+  // The sizes are known of indices that are no masks; attention comes here without dropout.
+  const auto& name = op.operator_name().name;
+  if (name == "aten::index" || name == "aten::scaled_dot_product_attention") return true;
   return !op.hasTag(at::Tag::nondeterministic_seeded) &&
          !op.hasTag(at::Tag::dynamic_output_shape) && !op.hasTag(at::Tag::data_dependent_output);
 }
@@ -261,11 +264,15 @@ c10::IValue without_wrapped_number(const c10::IValue& value, const torch::lazy::
 
 } // namespace
 
+bool can_record(const c10::OperatorHandle& op) {
+  return is_functional(op) && is_predictable(op);
+}
+
 bool record_call(const c10::OperatorHandle& op, Stack* stack) {
   const auto& schema = op.schema();
   const auto arguments = torch::jit::last(*stack, schema.arguments().size());
   const auto device = device_of(arguments);
-  if (!device || !is_functional(op) || !is_predictable(op)) return false;
+  if (!device || !can_record(op)) return false;
   auto shapes = shapes_of(op, arguments);
   if (!shapes) return false;
   Recorder recorder(op, *device);

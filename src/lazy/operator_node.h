@@ -36,6 +36,10 @@ private:
   const std::vector<Argument> arguments_;
 };
 
+// Whether calls of an operator can be written as IR: it does not write, makes no views or random
+// numbers, and has tensors as results, whose sizes do not depend on data.
+bool can_record(const c10::OperatorHandle& op);
+
 // Takes the operator's arguments from the stack and pushes lazy tensors for its results. False,
 // with the stack as it was, where the call cannot be written as IR: it writes, makes views or
 // random numbers, has results that are no tensors or whose sizes depend on data, or PyTorch does
