@@ -209,6 +209,8 @@ void register_device() {
     torch::lazy::InitTorchScriptBackend();
     // 0 and 1 are constants of the graph, other numbers arguments.
     FLAGS_torch_lazy_handle_special_scalars = true;
+    // Python's stack at every operator is dear.
+    FLAGS_torch_lazy_ir_debug = false;
     register_kernels();
     const torch::lazy::BackendRegistrar registrar(std::make_unique<DeviceBackend>().release());
     torch::lazy::LazyGraphExecutor::Register(std::make_unique<Executor>().release());

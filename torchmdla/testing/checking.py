@@ -236,6 +236,7 @@ class _Captured(_Run):
     """The same of what a road makes of the program."""
 
     def __init__(self, program: Program, variant: Variant, seed: int) -> None:
+        variant.prepare()
         subject = on_device(_made(program, seed), variant.device)
         torch.default_generator.manual_seed(seed)
         # Capture may run the program: its state must not notice.

@@ -41,6 +41,7 @@ class Variant:
         takes: whether a program can go this way at all.
         owns_state: whether the result has parameters and buffers of its own, those of the module left as they were.
         device: PyTorch's device that programs run on, with module and inputs moved there and results moved back.
+        prepare: makes that device known.
         has_memory: whether strides, and sharing of memory, are what can be seen of tensors of this device.
     """
 
@@ -48,6 +49,7 @@ class Variant:
     takes: Callable[[Program, Any], bool]
     owns_state: bool = False
     device: str = "cpu"
+    prepare: Callable[[], None] = lambda: None
     has_memory: bool = True
 
 
@@ -169,12 +171,7 @@ def _dispatchable(program: Program, subject: Any) -> bool:
 # --- devices of PyTorch's own -------------------------------------------------------------------------------------
 
 
-def _lazy(subject: Any, inputs: tuple[Any, ...], methods: Methods) -> Captured:
-    lazy.initialize()
-    return _uncaptured(subject, methods)
-
-
-def _uncaptured(subject: Any, methods: Methods) -> Captured:
+def _uncaptured(subject: Any, inputs: tuple[Any, ...], methods: Methods) -> Captured:
     return {name: getattr(subject, name) if isinstance(subject, nn.Module) else subject for name in methods}
 
 
@@ -196,7 +193,8 @@ ROADS: Mapping[str, Road] = {
         {"capture": Variant(_dispatch, _dispatchable)} if hasattr(torchmdla, "ModuleBuilder") else {},
     ),
     "lazy": Road(
-        "PyTorch's Lazy Tensor Core", {"step": Variant(_lazy, _anything, device="lazy", has_memory=False)}
+        "PyTorch's Lazy Tensor Core",
+        {"step": Variant(_uncaptured, _anything, device="lazy", prepare=lazy.initialize, has_memory=False)},
     ),
     "acap": Road("the acap device", {}),
 }
