@@ -1,4 +1,4 @@
-"""Tensors of PyTorch's device ``lazy`` compute when someone looks, or at the end of a step. Prints what was compiled."""
+"""Tensors of PyTorch's device ``lazy`` compute when someone looks, or at the end of a step."""
 
 import torch
 import torch._lazy

@@ -123,7 +123,7 @@ private:
     const auto before = observed_.size();
     std::erase_if(observed_, [&](const Observed& weight) {
       if (form->has_groups) return weight.changes >= most_changes;
-      return !weight.state || !weight.state->describes(inputs[weight.input].toTensor());
+      return !is_as_observed(weight, inputs[weight.input].toTensor());
     });
     // Another thread may have formed the groups by now.
     if (form->has_groups && form->fits(floats) && observed_.size() == before) return form;
@@ -150,7 +150,7 @@ private:
     bool any = false;
     for (auto& weight : observed_) {
       const auto& tensor = inputs[weight.input].toTensor();
-      if (weight.state && weight.state->describes(tensor)) {
+      if (is_as_observed(weight, tensor)) {
         weight.changes = 0;
         continue;
       }
@@ -163,7 +163,11 @@ private:
   static std::optional<ParameterState> state_of(const c10::IValue& input) {
     const auto& tensor = input.toTensor();
     if (!tensor.defined() || !tensor.has_storage()) return std::nullopt;
-    return ParameterState(tensor);
+    return ParameterState(tensor, /*unversioned=*/false);
+  }
+
+  static bool is_as_observed(const Observed& weight, const at::Tensor& tensor) {
+    return weight.state && weight.state->describes(tensor, tensor.const_data_ptr());
   }
 
   std::shared_ptr<const Form> make_form(const std::vector<double>& floats,

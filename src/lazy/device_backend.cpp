@@ -116,6 +116,8 @@ public:
     for (const auto& instance : instances) {
       const auto computation = std::static_pointer_cast<Computation>(instance);
       ++state().graphs;
+      // PyTorch takes whoever looks at a value for the end of a step.
+      computation->in_mark_step = in_mark_step();
       computation->set_program(compile(computation->graph()));
       const std::lock_guard<std::mutex> guard(state().mutex);
       state().latest = computation;

@@ -1,5 +1,7 @@
 #include "executor.h"
 
+#include <c10/util/ScopeExit.h>
+
 #include <algorithm>
 
 #include <torch/csrc/lazy/core/internal_ops/ltc_ops.h>
@@ -11,6 +13,7 @@ namespace {
 // Those that were asked about since a graph was last begun. An abandoned collection leaves some.
 thread_local std::vector<int64_t> collected;
 thread_local std::vector<int64_t> synced;
+thread_local bool marks_step = false;
 
 } // namespace
 
@@ -20,6 +23,17 @@ const std::vector<int64_t>& synced_tensors() {
 
 void set_synced_tensors(std::vector<int64_t> ids) {
   synced = std::move(ids);
+}
+
+bool in_mark_step() {
+  return marks_step;
+}
+
+void Executor::SyncLiveTensorsGraph(const torch::lazy::BackendDevice* device,
+                                    c10::ArrayRef<std::string> devices, bool wait) {
+  marks_step = true;
+  const auto leave = c10::make_scope_exit([] { marks_step = false; });
+  LazyGraphExecutor::SyncLiveTensorsGraph(device, devices, wait);
 }
 
 bool Executor::ShouldSyncTensor(const torch::lazy::LazyTensorPtr& tensor) const {

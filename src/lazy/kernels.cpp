@@ -4,13 +4,13 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/native/CPUFallback.h>
-#include <ATen/ops/as_strided_copy.h>
 #include <ATen/ops/as_strided_ops.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/scaled_dot_product_attention_native.h>
 #include <ATen/ops/scaled_dot_product_attention_ops.h>
 #include <ATen/ops/select_copy.h>
 #include <ATen/ops/slice_copy.h>
+#include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/lazy/core/metrics.h>
 #include <torch/library.h>
 
@@ -113,15 +113,28 @@ at::Tensor empty_strided(at::IntArrayRef sizes, at::IntArrayRef strides,
   return at::empty(sizes, dtype, layout, device, pin_memory, std::nullopt);
 }
 
+// Where a view lies in the memory of what it was made from, as a tensor without data: a lazy tensor
+// says that it is contiguous, at the start of its memory. Autograd can make the view again, of
+// anything. Null in inference mode, where it cannot.
+at::Tensor place_of(const at::Tensor& view) {
+  const auto& made = torch::autograd::impl::get_view_autograd_meta(view)->get_backward_view();
+  if (!made.has_view_fn()) return {};
+  const at::NoGradGuard no_grad;
+  const auto& base = made.base_;
+  return made.view_fn()(at::empty_symint(base.sym_sizes(), base.options().device(at::kMeta)));
+}
+
 // The strides that `as_strided` is given are those of the memory that a view lies in. Below
 // autograd there is no such memory any more, so they are taken of what the view was made from.
 at::Tensor as_strided(c10::DispatchKeySet keys, const at::Tensor& self, c10::SymIntArrayRef sizes,
                       c10::SymIntArrayRef strides, std::optional<c10::SymInt> offset) {
-  const auto from = offset ? *offset : self.sym_storage_offset();
   // The key by which PyTorch's own kernel for gradients is still found.
   const auto others = (keys - c10::autograd_dispatch_keyset).add(DispatchKey::AutogradOther);
-  return at::_ops::as_strided::redispatch(others, self.is_view() ? at::Tensor(self._base()) : self,
-                                          sizes, strides, from);
+  const auto place = self.is_view() ? place_of(self) : at::Tensor();
+  if (!place.defined())
+    return at::_ops::as_strided::redispatch(others, self, sizes, strides, offset);
+  return at::_ops::as_strided::redispatch(others, at::Tensor(self._base()), sizes, strides,
+                                          offset ? *offset : place.sym_storage_offset());
 }
 
 // --- operators that PyTorch takes apart ----------------------------------------------------------

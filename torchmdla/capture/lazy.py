@@ -1,6 +1,6 @@
 """PyTorch's Lazy Tensor Core with torchmdla's compiler behind it.
 
-The C++ side (``src/lazy/``) lowers pending tensors to graphs and runs them; here is what users call, and what they read.
+The C++ side (``src/lazy/``) lowers pending tensors to graphs and runs them; here is what users call, and read.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def get_latest_computation() -> Computation | None:
     """The last computation that came to be compiled; None before the first. One that was compiled before and runs
     again is not new."""
     latest = _C.lazy_latest_computation()
-    return latest and Computation(latest)
+    return None if latest is None else Computation(latest)
 
 
 def pending_computation(*tensors: Tensor) -> Computation:
@@ -135,7 +135,7 @@ def pending_computation(*tensors: Tensor) -> Computation:
 
 
 def _printed(graph: Any) -> str:
-    return graph.str(False)  # without places in a source, of which a lazy graph has none
+    return str(graph.str(False))  # without places in a source, of which a lazy graph has none
 
 
 def _text(computation: _C.LazyComputation) -> str:

@@ -106,8 +106,8 @@ _NUMBERS: Mapping[str, Callable[[Emitter, Any], Value]] = {
 
 
 def _name(node: Any) -> str:
-    schema = node.schema()
-    qualified = node.kind() if schema == "(no schema)" else schema.partition("(")[0]
+    schema: str = node.schema()
+    qualified: str = node.kind() if schema == "(no schema)" else schema.partition("(")[0]
     return "torch." + qualified.replace("::", ".")
 
 

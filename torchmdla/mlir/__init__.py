@@ -2,7 +2,6 @@
 
 from torchmdla.mlir.function import FunctionArgument, TorchFunction
 from torchmdla.mlir.get import get_mlir
-from torchmdla.mlir import lazy as _lazy  # registers its kind
 from torchmdla.mlir.kinds import Kind, register_kind
 from torchmdla.mlir.specs import Inputs, TensorSpec
 

@@ -7,12 +7,11 @@ from typing import Any
 from torch import Tensor
 from torch_mlir import ir
 
+from torchmdla.capture.lazy import pending_computation
 from torchmdla.importer.script_function import write_typed_graph
 from torchmdla.mlir.context import new_context
 from torchmdla.mlir.function import FunctionArgument, TorchFunction, parse
-from torchmdla.mlir.kinds import Kind, register_kind
 from torchmdla.mlir.resources import fill_resources
-from torchmdla.mlir.specs import Inputs
 
 
 def module_of_graph(graph: Any, name: str = "graph") -> ir.Module:
@@ -28,18 +27,12 @@ def module_of_graph(graph: Any, name: str = "graph") -> ir.Module:
     return module
 
 
-def _pending(x: Tensor, inputs: Inputs) -> TorchFunction:
-    from torchmdla.capture.lazy import pending_computation
+def function_of_tensor(x: Tensor) -> TorchFunction:
+    """What a tensor of the lazy device would be computed by.
 
-    if inputs.values or inputs.dynamic_shapes is not None:
-        raise TypeError("a lazy tensor has its inputs from what it was computed of")
+    Raises:
+        CompileError: something in it has no form in the dialect.
+    """
     graph = pending_computation(x).graph
     arguments = tuple(FunctionArgument(value.debugName(), "input") for value in graph.inputs())
     return TorchFunction(module_of_graph(graph, "forward"), arguments)
-
-
-def _is_lazy(x: object) -> bool:
-    return isinstance(x, Tensor) and x.device.type == "lazy"
-
-
-register_kind(Kind("a tensor of the lazy device", _is_lazy, _pending))
