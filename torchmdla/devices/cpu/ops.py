@@ -34,7 +34,7 @@ upsample_bicubic2d.vec upsample_trilinear3d.vec grid_sampler
 _transformer_encoder_layer_fwd _native_multi_head_attention lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell
 mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits
 nll_loss nll_loss_nd nll_loss_forward nll_loss2d nll_loss2d_forward kl_div
-_softmax_backward_data _log_softmax_backward_data nll_loss_backward nll_loss2d_backward
+_softmax_backward_data _log_softmax_backward_data convolution_backward nll_loss_backward nll_loss2d_backward
 """
 
 # One pass over memory: worth a kernel together with another.
@@ -97,8 +97,6 @@ _CONDITIONAL: Mapping[str, OpSupport] = {
     "aten::feature_dropout": OpSupport("view", {"train": False}),
     "aten::alpha_dropout": OpSupport("view", {"train": False}),
     "aten::batch_norm": OpSupport("compute", {"training": False}),
-    # torch-mlir lowers it for these alone.
-    "aten::convolution_backward": OpSupport("compute", {"transposed": False, "groups": 1, "dilation": [1, 1]}),
     "aten::instance_norm": OpSupport("compute", {"running_mean": None}),
     "aten::scaled_dot_product_attention": OpSupport("compute", {"dropout_p": 0.0}),
     "aten::cross_entropy_loss": OpSupport("compute", {"label_smoothing": 0.0}),
