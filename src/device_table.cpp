@@ -62,10 +62,14 @@ std::shared_ptr<const DeviceTable> device_table(const std::string& device) {
   return found == tables.end() ? nullptr : found->second;
 }
 
-void set_device_table(std::shared_ptr<const DeviceTable> table) {
+void add_device_table(std::shared_ptr<const DeviceTable> table) {
   std::lock_guard<std::mutex> guard(table_mutex);
-  tables[table->device] = table;
-  table_in_use = std::move(table);
+  tables[table->device] = std::move(table);
+}
+
+void use_device_table(const std::string& device) {
+  std::lock_guard<std::mutex> guard(table_mutex);
+  table_in_use = tables.at(device);
 }
 
 } // namespace torchmdla

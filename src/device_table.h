@@ -46,10 +46,12 @@ struct DeviceTable {
   bool takes_type(const torch::jit::Value* value) const;
 };
 
-// The table of the device in use, or of a device that was once; null if there is none. Safe to call
-// from any thread.
+// The table of the device in use, or of a device that was added; null if there is none. Safe to
+// call from any thread.
 std::shared_ptr<const DeviceTable> current_device_table();
 std::shared_ptr<const DeviceTable> device_table(const std::string& device);
-void set_device_table(std::shared_ptr<const DeviceTable> table);
+void add_device_table(std::shared_ptr<const DeviceTable> table);
+// Makes a device that was added the one in use.
+void use_device_table(const std::string& device);
 
 } // namespace torchmdla

@@ -43,6 +43,11 @@ c10::Symbol group_symbol() {
   return symbol;
 }
 
+c10::Symbol acap_group_symbol() {
+  static const auto symbol = c10::Symbol::fromQualString("acap::CompilationGroup");
+  return symbol;
+}
+
 c10::Symbol device_attribute() {
   static const auto symbol = c10::Symbol::attr("device");
   return symbol;
@@ -71,6 +76,7 @@ using NodeVisitor = std::function<void(Node*)>;
 struct Fusion {
   const DeviceTable& table;
   const OpenConditions open_conditions;
+  const c10::Symbol group_kind;
   const AliasDb& aliases;
   const ValueSet parameters; // inputs of the graph that are module attributes
   // Attributes that norms update, in some branch at least, without giving them another version.
@@ -393,7 +399,7 @@ private:
   // --- extraction ------------------------------------------------------------------------------
 
   void extract(const Group& group) const {
-    auto* node = block_->owningGraph()->create(group_symbol(), /*num_outputs=*/0);
+    auto* node = block_->owningGraph()->create(fusion_.group_kind, /*num_outputs=*/0);
     node->insertBefore(group.absorbed.front());
     node->s_(device_attribute(), table_.device);
     auto subgraph = std::make_shared<Graph>();
@@ -513,7 +519,8 @@ size_t fuse_block(Block* block, const Fusion& fusion) {
 } // namespace
 
 size_t fuse_groups(const std::shared_ptr<Graph>& graph, const DeviceTable& table,
-                   OpenConditions open_conditions, const std::vector<int64_t>& parameters) {
+                   OpenConditions open_conditions, const std::vector<int64_t>& parameters,
+                   c10::Symbol group_kind) {
   write_out_appends(graph);
   torch::jit::RemoveListMutation(graph);
   torch::jit::RemoveTensorMutation(graph);
@@ -522,8 +529,8 @@ size_t fuse_groups(const std::shared_ptr<Graph>& graph, const DeviceTable& table
   for (const auto index : parameters)
     attributes.insert(graph->inputs().at(index));
   const AliasDb aliases(graph);
-  const Fusion fusion{table, open_conditions, aliases, std::move(attributes),
-                      running_statistics(graph->block())};
+  const Fusion fusion{table,   open_conditions,       group_kind,
+                      aliases, std::move(attributes), running_statistics(graph->block())};
   const size_t groups = fuse_block(graph->block(), fusion);
   if (groups != 0) torch::jit::EliminateDeadCode(graph);
   return groups;

@@ -16,6 +16,8 @@ namespace torchmdla {
 // group with nodes that run, or are compiled, on conditions has the indices of its boolean inputs
 // in `flags`: it is grouped anew for their values (flagged_group.h).
 c10::Symbol group_symbol();
+// `acap::CompilationGroup`, the same in graphs that the acap device gathers.
+c10::Symbol acap_group_symbol();
 c10::Symbol device_attribute();
 c10::Symbol parameters_attribute();
 c10::Symbol flags_attribute();
@@ -28,9 +30,11 @@ enum class OpenConditions { assume_met, assume_violated };
 
 // Merges what `table` takes into maximal groups, in every block of `graph`. Pure C++: it runs under
 // the executor's compile lock, where taking the GIL deadlocks. `parameters` are the indices of the
-// graph's inputs that are module attributes. Returns the number of groups made.
+// graph's inputs that are module attributes. Groups are nodes of `group_kind`. Returns the number
+// of groups made.
 size_t fuse_groups(const std::shared_ptr<torch::jit::Graph>& graph, const DeviceTable& table,
                    OpenConditions open_conditions = OpenConditions::assume_met,
-                   const std::vector<int64_t>& parameters = {});
+                   const std::vector<int64_t>& parameters = {},
+                   c10::Symbol group_kind = group_symbol());
 
 } // namespace torchmdla

@@ -4,6 +4,7 @@
 #include "device_table.h"
 #include "flagged_group.h"
 #include "fusion_pass.h"
+#include "lazy/bindings.h"
 #include "python_group.h"
 #include "python_objects.h"
 #include "runtime.h"
@@ -48,7 +49,9 @@ Operation make_operation(const Node* node) {
 }
 
 const torch::jit::RegisterOperators operators(
-    {torch::jit::Operator(group_symbol(), make_operation, c10::AliasAnalysisKind::PURE_FUNCTION)});
+    {torch::jit::Operator(group_symbol(), make_operation, c10::AliasAnalysisKind::PURE_FUNCTION),
+     torch::jit::Operator(acap_group_symbol(), make_operation,
+                          c10::AliasAnalysisKind::PURE_FUNCTION)});
 
 const torch::jit::RegisterPass pass(run_pass);
 
@@ -275,7 +278,7 @@ const std::unordered_map<std::string, OpKind> op_kinds{{"compute", OpKind::compu
 
 using OpEntry = std::tuple<std::string, std::string, std::string, py::dict>;
 
-void set_device(const std::string& device, const std::vector<OpEntry>& ops,
+void add_device(const std::string& device, const std::vector<OpEntry>& ops,
                 const std::vector<at::ScalarType>& dtypes) {
   auto table = std::make_shared<DeviceTable>();
   table->device = device;
@@ -286,7 +289,7 @@ void set_device(const std::string& device, const std::vector<OpEntry>& ops,
       rule.where.emplace_back(argument.cast<std::string>(), to_ivalue(value));
     table->ops.emplace(c10::OperatorName(name, overload), std::move(rule));
   }
-  set_device_table(std::move(table));
+  add_device_table(std::move(table));
 }
 
 py::dict statistics_dict() {
@@ -309,10 +312,12 @@ PYBIND11_MODULE(_C, module) {
            py::arg("workspace_bytes"), py::arg("owner"), py::arg("inputs"), py::arg("outputs"),
            py::arg("unversioned") = std::vector<size_t>(), py::arg("workspace") = 0);
   bind_group(module);
+  bind_lazy(module);
   module.def("set_compiler", &set_compiler_functions, py::arg("compile"),
              py::arg("compile_dynamic"), py::arg("warn"), py::arg("make_meta"),
              py::arg("error_type"));
-  module.def("set_device", &set_device, py::arg("device"), py::arg("ops"), py::arg("dtypes"));
+  module.def("add_device", &add_device, py::arg("device"), py::arg("ops"), py::arg("dtypes"));
+  module.def("use_device", &use_device_table, py::arg("device"));
   module.def("set_enabled", [](bool on) { settings().enabled = on; });
   module.def("is_enabled", [] { return settings().enabled.load(); });
   module.def("set_strict", [](bool on) { settings().strict = on; });

@@ -255,7 +255,6 @@ def test_ways() -> None:
     [
         ("abacus", "no road 'abacus'; there are torchscript, "),
         ("torchscript:guess", "has no variant 'guess'; it has trace, script, freeze"),
-        ("lazy", "'lazy' is not available yet"),
         ("acap", "'acap' is not available yet"),
     ],
 )
@@ -296,7 +295,7 @@ def test_command_fails_where_one_does(monkeypatch: pytest.MonkeyPatch, capsys: p
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--road", "lazy"], "not available yet"),
+        (["--road", "acap"], "not available yet"),
         (["--device", "mdlaa"], "no device named 'mdlaa'"),
         (["--filter", "no such program"], "no program has such a name"),
         (["--opinfo", "--dtype", "float31"], "no dtype 'float31'"),

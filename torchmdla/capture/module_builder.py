@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from torchmdla.importer.script import ImportedScript, import_script_function, im
 from torchmdla.importer.script_annotations import Annotations, bound_of
 from torchmdla.mlir import TensorSpec
 from torchmdla.mlir.context import new_context
+from torchmdla.mlir.resources import fill_resources
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,7 @@ class ModuleBuilder:
     def _append(self, text: str, resources: Mapping[str, Tensor], name: str) -> None:
         with self._context:
             made = ir.Module.parse(text)
-        _fill(made, resources, name)
+        fill_resources(made, resources, name)
         for operation in list(made.body.operations):
             if not _is_declaration(operation):
                 self.module.body.append(operation)
@@ -244,24 +244,3 @@ def _signature(block: Block) -> Signature:
 def _is_declaration(operation: Any) -> bool:
     """Whether it only says that the module has a function."""
     return operation.operation.name == "func.func" and not len(operation.regions[0].blocks)
-
-
-def _fill(module: ir.Module, resources: Mapping[str, Tensor], prefix: str) -> None:
-    """Gives the module's resources their contents, under names that no other function of the module has."""
-    if not resources:
-        return
-
-    def visit(operation: Any) -> Any:
-        if operation.name in _LITERALS and (found := _RESOURCE.match(str(operation.attributes["value"]))):
-            data = resources[found["name"]].contiguous().view(torch.uint8).numpy()
-            operation.attributes["value"] = ir.DenseResourceElementsAttr.get_from_buffer(
-                data, f"{prefix}.{found['name']}", ir.Type.parse(found["type"])
-            )
-        return ir.WalkResult.ADVANCE
-
-    with module.context:
-        module.operation.walk(visit)
-
-
-_LITERALS = ("torch.vtensor.literal", "torch.tensor.literal")
-_RESOURCE = re.compile(r"dense_resource<(?P<name>\w+)> : (?P<type>.*)")

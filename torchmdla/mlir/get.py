@@ -36,7 +36,7 @@ def get_mlir(
     Args:
         x: a module or function, plain or scripted; an exported program; a ``torch._C.Graph`` (inputs are those of the
             graph, the scripted module for ``self``); a ``torch.fx.GraphModule`` (without inputs where it is a flat
-            graph of ATen calls with ``meta["val"]``).
+            graph of ATen calls with ``meta["val"]``); a tensor of the lazy device, without inputs, as it is pending.
         inputs: of one call: tensors, or :class:`TensorSpec` of them. A size varies, and is ``?`` in the text, where a
             spec has None or -1, where ``torch._dynamo.mark_dynamic`` was called for a tensor, or by
             ``dynamic_shapes``.

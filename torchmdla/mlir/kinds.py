@@ -124,6 +124,14 @@ def _program(x: Any, inputs: Inputs) -> TorchFunction:
     return exported.function_of_program(x)
 
 
+def _lazy(x: torch.Tensor, inputs: Inputs) -> TorchFunction:
+    from torchmdla.mlir import lazy
+
+    if inputs.values or inputs.dynamic_shapes is not None:
+        raise TypeError("a lazy tensor has its inputs from what it is computed of")
+    return lazy.function_of_tensor(x)
+
+
 def _need(inputs: Inputs) -> None:
     if not inputs.values:
         raise TypeError("get_mlir needs the inputs of a call: tensors, or TensorSpec(shape, dtype)")
@@ -131,6 +139,10 @@ def _need(inputs: Inputs) -> None:
 
 def _self(program: Any) -> list[Any]:
     return [program] if isinstance(program, torch.jit.ScriptModule) else []
+
+
+def _is_lazy(x: object) -> bool:
+    return isinstance(x, torch.Tensor) and x.device.type == "lazy"
 
 
 def _is_exported(x: object) -> bool:
@@ -147,3 +159,4 @@ register_kind(
 )
 register_kind(Kind("a torch._C.Graph", lambda x: isinstance(x, torch._C.Graph), _graph))
 register_kind(Kind("an exported program", _is_exported, _program))
+register_kind(Kind("a tensor of the lazy device", _is_lazy, _lazy))

@@ -4,8 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import torch
+
 from torchmdla import _C
 from torchmdla.compiler import service
+
+
+@dataclass(frozen=True)
+class LazyStatistics:
+    """What PyTorch's lazy device did.
+
+    Attributes:
+        graphs: graphs that came to be compiled; those that differ in floats alone share groups.
+        runs: runs of any of them.
+        eager: operator → number of calls that could not be part of a graph, and ran on the CPU at once.
+    """
+
+    graphs: int = 0
+    runs: int = 0
+    eager: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -23,6 +40,7 @@ class Statistics:
         compile_seconds: time spent in the compiler, failures included.
         failures: programs that could not be compiled.
         fallbacks: reason → number of group calls that ran in PyTorch's interpreter.
+        lazy: of the lazy device.
     """
 
     groups: int
@@ -35,9 +53,11 @@ class Statistics:
     dynamic: int = 0
     not_dynamic: dict[str, int] = field(default_factory=dict)
     fallbacks: dict[str, int] = field(default_factory=dict)
+    lazy: LazyStatistics = LazyStatistics()
 
 
 _baseline: dict[str, float] = {}
+_eager_baseline: dict[str, int] = {}
 
 
 def stats() -> Statistics:
@@ -55,11 +75,24 @@ def stats() -> Statistics:
         dynamic=groups["dynamic"],
         not_dynamic=groups["not_dynamic"],
         fallbacks=groups["fallbacks"],
+        lazy=LazyStatistics(**_C.lazy_statistics(), eager=_eager_calls()),
     )
 
 
 def reset_stats() -> None:
     """Counts from zero again."""
     _C.reset_statistics()
+    _C.lazy_reset_statistics()
+    _eager_baseline.update({name: _eager_baseline.get(name, 0) + count for name, count in _eager_calls().items()})
     _baseline.clear()
     _baseline.update(service.statistics())
+
+
+def _eager_calls() -> dict[str, int]:
+    """Since the last reset. PyTorch counts an operator's calls under its own name, lowered ones under ``lazy::``."""
+    counts = {
+        name: torch._C._lazy._counter_value(name) - _eager_baseline.get(name, 0)  # type: ignore[attr-defined]
+        for name in torch._C._lazy._counter_names()  # type: ignore[attr-defined]
+        if name.startswith("aten::")
+    }
+    return {name: count for name, count in counts.items() if count}

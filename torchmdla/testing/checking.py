@@ -118,7 +118,7 @@ def _compared(program: Program, subject: Any, variant: Variant, seed: int) -> tu
         made = _Captured(program, variant, seed).results()
     except Exception as error:
         return "error", _line(error)
-    difference = _difference(program, made, expected)
+    difference = _difference(program, made, expected, variant.has_memory)
     return ("wrong" if difference else "ok"), difference
 
 
@@ -130,7 +130,8 @@ def _is_pytorchs(program: Program, variant: Variant, seed: int, status: Status) 
         except Exception:
             return status == "error"
     try:
-        return status == "wrong" and not _difference(program, _Captured(program, variant, seed).results(), alone)
+        again = _Captured(program, variant, seed).results()
+        return status == "wrong" and not _difference(program, again, alone, variant.has_memory)
     except Exception:
         return False
 
@@ -139,33 +140,51 @@ def _eager(program: Program, subject: Any) -> Captured:
     return {name: getattr(subject, name) if isinstance(subject, nn.Module) else subject for name in program.methods}
 
 
-def _difference(program: Program, made: Sequence[Any], expected: Sequence[Any]) -> str:
-    """The first thing that differs, or nothing."""
+def _difference(program: Program, made: Sequence[Any], expected: Sequence[Any], has_memory: bool) -> str:
+    """The first thing that differs, or nothing; ``has_memory``: strides and sharing of memory count."""
     for call, (ours, theirs) in enumerate(zip(made, expected, strict=True)):
         for what, wanted in theirs.items():
+            if what not in ours:  # cannot be seen there
+                continue
             try:
                 assert_matches(
-                    ours[what] if program.values else _described(ours[what]),
-                    wanted if program.values else _described(wanted),
+                    ours[what] if program.values else _described(ours[what], has_memory),
+                    wanted if program.values else _described(wanted, has_memory),
                     layers=program.layers,
+                    strides=has_memory,
                 )
             except AssertionError as error:
                 return f"call {call}, {what}: {error}"
     return ""
 
 
-def _described(values: Any) -> Any:
-    return tree_map(lambda x: (x.dtype, x.shape, x.stride()) if isinstance(x, Tensor) else x, values)
+def _described(values: Any, has_memory: bool) -> Any:
+    def one(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        return leaf.dtype, leaf.shape, leaf.stride() if has_memory else None
+
+    return tree_map(one, values)
 
 
 class _Run:
     """A program's calls, and what can be seen of them."""
 
-    def __init__(self, program: Program, methods: Captured, state: Sequence[Tensor], seed: int) -> None:
+    def __init__(
+        self,
+        program: Program,
+        methods: Captured,
+        state: Sequence[Tensor],
+        seed: int,
+        device: str = "cpu",
+        has_memory: bool = True,
+    ) -> None:
         self._program = program
         self._methods = methods
         self._state = state
         self._seed = seed
+        self._device = device
+        self._has_memory = has_memory
 
     def results(self) -> list[dict[str, Any]]:
         """What was seen of each call, by name."""
@@ -173,29 +192,36 @@ class _Run:
         calls = _CALLS[program.mode]
         if program.mode == "training":
             return self._training(calls)
-        with torch.no_grad() if program.mode == "inference" else nullcontext():
+        # What a program makes itself is to be on its device.
+        default = torch.device(self._device) if self._device != "cpu" else nullcontext()
+        with torch.no_grad() if program.mode == "inference" else nullcontext(), default:
             return [self._call(self._seed + number) for number in range(calls)]
 
     def _call(self, seed: int) -> dict[str, Any]:
-        inputs = drawn(self._program.inputs, seed)
-        given = inputs
+        given = self._drawn(seed)
         if self._program.mode == "gradients":
-            given = tree_map(_requiring_grad, inputs)
+            given = tree_map(_requiring_grad, given)
         torch.default_generator.manual_seed(seed)
         outputs = {name: method(*given) for name, method in self._methods.items()}
         tensors = [leaf for leaf in tree_leaves((outputs, given)) if isinstance(leaf, Tensor)]
-        seen = {"outputs": outputs, "inputs afterwards": given, "sharing": _sharing(tensors)}
+        seen: dict[str, Any] = {"outputs": outputs, "inputs afterwards": given}
+        if self._has_memory:
+            seen["sharing"] = _sharing(tensors)
         if self._program.mode == "gradients":
             seen["gradients"] = _gradients(outputs, [*tree_leaves(given), *self._state])
         # Later calls write to parameters and buffers.
         return {**copy_of(seen), "state": copy_of(list(self._state))}
+
+    def _drawn(self, seed: int) -> Any:
+        with torch.device("cpu"):
+            return on_device(drawn(self._program.inputs, seed), self._device)
 
     def _training(self, steps: int) -> list[dict[str, Any]]:
         assert self._program.optimiser is not None
         optimiser = self._program.optimiser([tensor for tensor in self._state if tensor.requires_grad])
         seen = []
         for step in range(steps):
-            inputs = drawn(self._program.inputs, self._seed + step)
+            inputs = self._drawn(self._seed + step)
             torch.default_generator.manual_seed(self._seed + step)
             optimiser.zero_grad()
             loss = self._methods["forward"](*inputs)
@@ -210,7 +236,8 @@ class _Captured(_Run):
     """The same of what a road makes of the program."""
 
     def __init__(self, program: Program, variant: Variant, seed: int) -> None:
-        subject = _made(program, seed)
+        variant.prepare()
+        subject = on_device(_made(program, seed), variant.device)
         torch.default_generator.manual_seed(seed)
         # Capture may run the program: its state must not notice.
         before = [tensor.detach().clone() for tensor in _state(subject)]
@@ -220,7 +247,7 @@ class _Captured(_Run):
             if not torch.equal(tensor, value):
                 tensor.detach().copy_(value)
         owner = methods["forward"] if variant.owns_state else subject
-        super().__init__(program, methods, _state(owner), seed)
+        super().__init__(program, methods, _state(owner), seed, variant.device, variant.has_memory)
 
 
 def _made(program: Program, seed: int) -> Callable[..., Any]:
@@ -236,19 +263,25 @@ def _state(subject: Any) -> list[Tensor]:
     return [named[name] for name in sorted(named)]
 
 
+def on_device(values: Any, device: str) -> Any:
+    """Modules and tensors in a structure, moved; what is there already as it is."""
+    return tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor | nn.Module) else leaf, values)
+
+
 def _requiring_grad(leaf: Any) -> Any:
     return leaf.requires_grad_() if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
 
 
 def _gradients(outputs: Any, leaves: Sequence[Any]) -> list[Tensor | None]:
     """Of a sum of all outputs with weights that differ from element to element."""
-    total = torch.zeros((), dtype=torch.float64)
+    total: Any = 0.0
     for output in tree_leaves(outputs):
         if isinstance(output, Tensor) and output.requires_grad:
-            weights = torch.cos(torch.arange(output.numel(), dtype=output.dtype)).view(output.shape)
-            total = total + (output * weights).sum()
+            weights = torch.cos(torch.arange(output.numel(), dtype=output.dtype, device="cpu")).view(output.shape)
+            wide = torch.promote_types(output.dtype, torch.float64)
+            total = total + (output * weights.to(output.device)).sum().to(wide)
     wanted = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad and leaf.is_leaf]
-    return list(torch.autograd.grad(total, wanted, allow_unused=True)) if total.requires_grad else []
+    return list(torch.autograd.grad(total, wanted, allow_unused=True)) if isinstance(total, Tensor) else []
 
 
 def _sharing(tensors: Sequence[Tensor]) -> list[int]:
@@ -267,7 +300,8 @@ def copy_of(values: Any) -> Any:
     def one(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):
             return copy.copy(leaf)
-        return drawn((leaf,), 0)[0].requires_grad_(leaf.requires_grad)
+        with torch.no_grad(), torch.device("cpu"):
+            return drawn((leaf.cpu(),), 0)[0].requires_grad_(leaf.requires_grad)
 
     return tree_map(one, values)
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 import torchmdla
+from torchmdla import lazy
 from torchmdla.testing.programs import Program
 from torchmdla.testing.programs.program import is_scriptable
 
@@ -39,11 +40,17 @@ class Variant:
         capture: makes the callables.
         takes: whether a program can go this way at all.
         owns_state: whether the result has parameters and buffers of its own, those of the module left as they were.
+        device: PyTorch's device that programs run on, with module and inputs moved there and results moved back.
+        prepare: makes that device known.
+        has_memory: whether strides, and sharing of memory, are what can be seen of tensors of this device.
     """
 
     capture: Capture
     takes: Callable[[Program, Any], bool]
     owns_state: bool = False
+    device: str = "cpu"
+    prepare: Callable[[], None] = lambda: None
+    has_memory: bool = True
 
 
 @dataclass(frozen=True)
@@ -161,6 +168,13 @@ def _dispatchable(program: Program, subject: Any) -> bool:
     return "chooses" not in program.tags and program.mode == "inference"
 
 
+# --- devices of PyTorch's own -------------------------------------------------------------------------------------
+
+
+def _uncaptured(subject: Any, inputs: tuple[Any, ...], methods: Methods) -> Captured:
+    return {name: getattr(subject, name) if isinstance(subject, nn.Module) else subject for name in methods}
+
+
 # --- the table ---------------------------------------------------------------------------------------------------
 
 ROADS: Mapping[str, Road] = {
@@ -178,7 +192,10 @@ ROADS: Mapping[str, Road] = {
         "torchmdla.ModuleBuilder",
         {"capture": Variant(_dispatch, _dispatchable)} if hasattr(torchmdla, "ModuleBuilder") else {},
     ),
-    "lazy": Road("PyTorch's Lazy Tensor Core", {}),
+    "lazy": Road(
+        "PyTorch's Lazy Tensor Core",
+        {"step": Variant(_uncaptured, _anything, device="lazy", prepare=lazy.initialize, has_memory=False)},
+    ),
     "acap": Road("the acap device", {}),
 }
 

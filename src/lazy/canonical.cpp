@@ -1,0 +1,165 @@
+#include "canonical.h"
+
+#include <torch/csrc/jit/ir/constants.h>
+#include <torch/csrc/jit/passes/dead_code_elimination.h>
+#include <torch/csrc/jit/passes/lower_tuples.h>
+
+#include <algorithm>
+#include <functional>
+#include <string>
+#include <unordered_map>
+
+namespace torchmdla::lazy {
+
+using torch::jit::Graph;
+using torch::jit::Node;
+using torch::jit::Value;
+
+namespace {
+
+using Values = std::vector<Value*>;
+
+Value* constant(Node* before, const c10::IValue& value) {
+  const torch::jit::WithInsertPoint guard(before);
+  return before->owningGraph()->insertConstant(value);
+}
+
+// Strides and offsets of a lazy tensor are those of contiguous memory, which the value that stands
+// for it need not lie in.
+Value* contiguous(Node* before, Value* value) {
+  const auto format = constant(before, static_cast<int64_t>(c10::MemoryFormat::Contiguous));
+  auto* node = before->owningGraph()->create(c10::aten::contiguous, {value, format});
+  node->insertBefore(before);
+  node->output()->setType(value->type());
+  return node->output();
+}
+
+void replace(Node* node, c10::Symbol kind, const Values& inputs) {
+  auto* made = node->owningGraph()->create(kind, inputs, node->outputs().size());
+  made->insertBefore(node);
+  for (size_t i = 0; i < node->outputs().size(); ++i) {
+    made->output(i)->copyMetadata(node->output(i));
+    node->output(i)->replaceAllUsesWith(made->output(i));
+  }
+}
+
+// The same with the first output alone.
+void replace_first(Node* node, c10::Symbol kind, const Values& inputs) {
+  auto* made = node->owningGraph()->create(kind, inputs);
+  made->insertBefore(node);
+  made->output()->copyMetadata(node->output(0));
+  node->output(0)->replaceAllUsesWith(made->output());
+}
+
+bool only_first_is_used(const Node* node) {
+  const auto outputs = node->outputs();
+  return std::none_of(outputs.begin() + 1, outputs.end(),
+                      [](const Value* value) { return value->hasUses(); });
+}
+
+bool is_false(const Value* value) {
+  const auto known = torch::jit::constant_as<bool>(value);
+  return known && !*known;
+}
+
+using Rewrite = std::function<void(Node*)>;
+
+Rewrite renamed(const char* name) {
+  const auto kind = c10::Symbol::fromQualString(name);
+  return [kind](Node* node) { replace(node, kind, node->inputs().vec()); };
+}
+
+Rewrite first_of(const char* name) {
+  const auto kind = c10::Symbol::fromQualString(name);
+  return [kind](Node* node) {
+    if (only_first_is_used(node)) replace_first(node, kind, node->inputs().vec());
+  };
+}
+
+void drop(Node* node) {
+  node->output()->replaceAllUsesWith(node->input(0));
+}
+
+// A view of another dtype, or in another shape.
+void rewrite_view(Node* node) {
+  if (node->input(1)->type()->kind() == c10::TypeKind::IntType)
+    return replace(node, c10::aten::view, {contiguous(node, node->input(0)), node->input(1)});
+  replace(node, c10::aten::reshape, {node->input(0), node->input(1)});
+}
+
+// By its strides: of contiguous memory.
+Rewrite strided(const char* name) {
+  const auto kind = c10::Symbol::fromQualString(name);
+  return [kind](Node* node) {
+    auto inputs = node->inputs().vec();
+    inputs[0] = contiguous(node, inputs[0]);
+    replace(node, kind, inputs);
+  };
+}
+
+void rewrite_reshape_alias(Node* node) {
+  replace(node, c10::aten::reshape, {node->input(0), node->input(1)});
+}
+
+void rewrite_batch_norm(Node* node) {
+  constexpr size_t training = 5;
+  if (!is_false(node->input(training)) || !only_first_is_used(node)) return;
+  auto inputs = node->inputs().vec();
+  inputs.push_back(constant(node, /*cudnn_enabled=*/true));
+  replace_first(node, c10::aten::batch_norm, inputs);
+}
+
+// A number that the lowering wrote as a tensor.
+void rewrite_number(Node* node) {
+  const auto known = torch::jit::constant_as<at::Tensor>(node->input());
+  if (known && known->dim() == 0)
+    node->output()->replaceAllUsesWith(constant(node, c10::IValue(known->item())));
+}
+
+const std::unordered_map<std::string, Rewrite>& rewrites() {
+  static const std::unordered_map<std::string, Rewrite> table{
+      {"aten::alias_copy", drop},
+      {"aten::detach_copy", drop},
+      {"aten::lift_fresh_copy", drop},
+      {"aten::diagonal_copy", renamed("aten::diagonal")},
+      {"aten::expand_copy", renamed("aten::expand")},
+      {"aten::permute_copy", renamed("aten::permute")},
+      {"aten::select_copy", renamed("aten::select")},
+      {"aten::slice_copy", renamed("aten::slice")},
+      {"aten::squeeze_copy", renamed("aten::squeeze")},
+      {"aten::t_copy", renamed("aten::t")},
+      {"aten::transpose_copy", renamed("aten::transpose")},
+      {"aten::unfold_copy", renamed("aten::unfold")},
+      {"aten::unsqueeze_copy", renamed("aten::unsqueeze")},
+      {"aten::view_copy", rewrite_view},
+      {"aten::_reshape_alias_copy", rewrite_reshape_alias},
+      {"aten::as_strided_copy", strided("aten::as_strided")},
+      {"aten::as_strided_scatter", strided("aten::as_strided_scatter")},
+      {"aten::FloatImplicit", rewrite_number},
+      {"aten::IntImplicit", rewrite_number},
+      {"aten::ScalarImplicit", rewrite_number},
+      {"aten::_adaptive_avg_pool2d", renamed("aten::adaptive_avg_pool2d")},
+      {"aten::log_sigmoid_forward", first_of("aten::log_sigmoid")},
+      {"aten::max_pool2d_with_indices", first_of("aten::max_pool2d")},
+      {"aten::native_batch_norm", rewrite_batch_norm},
+  };
+  return table;
+}
+
+} // namespace
+
+void make_canonical(const std::shared_ptr<Graph>& graph) {
+  // Where Python made the IR: a part of the node, to those who compare nodes.
+  const auto source = c10::Symbol::attr("source");
+  torch::jit::LowerSimpleTuples(graph);
+  const std::vector<Node*> nodes(graph->nodes().begin(), graph->nodes().end());
+  for (auto* node : nodes) {
+    if (node->hasAttribute(source)) node->removeAttribute(source);
+    const auto found = rewrites().find(node->kind().toQualString());
+    // What was just made is not looked at again, so a rewrite may keep the operator.
+    if (found != rewrites().end()) found->second(node);
+  }
+  torch::jit::EliminateDeadCode(graph);
+}
+
+} // namespace torchmdla::lazy

@@ -1,0 +1,287 @@
+#include "device_backend.h"
+
+#include "executor.h"
+#include "fusion_pass.h"
+#include "graph_runner.h"
+#include "kernels.h"
+
+#include <ATen/FunctionalTensorWrapper.h>
+#include <c10/util/Exception.h>
+#include <torch/csrc/lazy/backend/backend_interface.h>
+#include <torch/csrc/lazy/core/config.h>
+#include <torch/csrc/lazy/core/tensor.h>
+#include <torch/csrc/lazy/ts_backend/ts_backend_impl.h>
+
+#include <atomic>
+#include <iostream>
+#include <mutex>
+
+namespace torchmdla::lazy {
+
+using torch::lazy::BackendDataPtr;
+using torch::lazy::BackendDevice;
+using torch::lazy::ComputationPtr;
+using torch::lazy::TSData;
+
+namespace {
+
+using TextWriter = std::function<std::string(std::shared_ptr<const Computation>)>;
+
+struct State {
+  std::mutex mutex;
+  std::shared_ptr<GraphRunner> runner;       // guarded by mutex
+  std::shared_ptr<LazyBackend> backend;      // guarded by mutex
+  std::shared_ptr<const Computation> latest; // guarded by mutex
+  TextWriter text_writer;                    // guarded by mutex
+  std::atomic<bool> verbose{false};
+  std::atomic<int64_t> graphs{0}, runs{0};
+};
+
+// Never destroyed: PyTorch's own statics run graphs until the process ends.
+State& state() {
+  static State& instance = *std::make_unique<State>().release();
+  return instance;
+}
+
+// A graph as torchmdla runs it.
+class GroupedProgram : public LazyProgram {
+public:
+  explicit GroupedProgram(GraphRunner::Prepared prepared) : prepared_(std::move(prepared)) {}
+
+  std::vector<c10::IValue> run(std::vector<c10::IValue> inputs) override {
+    return GraphRunner::run(prepared_, std::move(inputs));
+  }
+
+private:
+  const GraphRunner::Prepared prepared_;
+};
+
+// By a backend that somebody set; null where there is none or it does not want the graph.
+std::shared_ptr<LazyProgram> compile_elsewhere(const std::shared_ptr<torch::jit::Graph>& graph) {
+  const auto backend = [] {
+    const std::lock_guard<std::mutex> guard(state().mutex);
+    return state().backend;
+  }();
+  if (!backend) return nullptr;
+  try {
+    return backend->compile(graph);
+  } catch (const std::exception& error) {
+    TORCH_WARN("torchmdla.lazy: the backend could not compile a graph, which runs without it: ",
+               error.what());
+    return nullptr;
+  }
+}
+
+std::shared_ptr<LazyProgram> compile(const std::shared_ptr<torch::jit::Graph>& graph) {
+  if (auto program = compile_elsewhere(graph)) return program;
+  const auto runner = [] {
+    const std::lock_guard<std::mutex> guard(state().mutex);
+    return state().runner;
+  }();
+  return std::make_shared<GroupedProgram>(runner->prepare(graph));
+}
+
+c10::IValue to_ivalue(const BackendDataPtr& data) {
+  auto& ts_data = static_cast<TSData&>(*data);
+  return ts_data.scalar ? c10::IValue(*ts_data.scalar) : c10::IValue(ts_data.data());
+}
+
+BackendDataPtr to_data(const at::Tensor& tensor, const BackendDevice& device) {
+  return std::make_shared<TSData>(tensor, torch::lazy::Shape(tensor.scalar_type(), tensor.sizes()),
+                                  device);
+}
+
+// PyTorch's own backend, but for what computes.
+class DeviceBackend : public torch::lazy::BackendImplInterface {
+public:
+  // --- computing -------------------------------------------------------------------------------
+
+  std::unique_ptr<torch::lazy::LoweringContext>
+  CreateLoweringContext(const std::string& name, BackendDevice device,
+                        c10::ArrayRef<const torch::lazy::Node*> post_order,
+                        torch::lazy::Util::EmissionMap emitted) const override {
+    return std::make_unique<LoweringContext>(name, std::move(device), post_order,
+                                             std::move(emitted));
+  }
+
+  std::unique_ptr<torch::lazy::LoweringContext>
+  CreateLoweringContext(const std::string& name, BackendDevice device) const override {
+    return std::make_unique<LoweringContext>(name, std::move(device));
+  }
+
+  std::vector<ComputationPtr> Compile(std::vector<ComputationPtr> instances) const override {
+    if (state().verbose)
+      std::cout << "Received " << instances.size() << " computation instances at Compile!"
+                << std::endl;
+    for (const auto& instance : instances) {
+      const auto computation = std::static_pointer_cast<Computation>(instance);
+      ++state().graphs;
+      // PyTorch takes whoever looks at a value for the end of a step.
+      computation->in_mark_step = in_mark_step();
+      computation->set_program(compile(computation->graph()));
+      const std::lock_guard<std::mutex> guard(state().mutex);
+      state().latest = computation;
+    }
+    return instances;
+  }
+
+  std::vector<BackendDataPtr> ExecuteComputation(ComputationPtr computation,
+                                                 c10::ArrayRef<BackendDataPtr> arguments,
+                                                 const BackendDevice& device) const override {
+    ++state().runs;
+    std::vector<c10::IValue> inputs;
+    inputs.reserve(arguments.size());
+    for (const auto& argument : arguments)
+      inputs.push_back(to_ivalue(argument));
+    const auto outputs =
+        static_cast<const Computation&>(*computation).program().run(std::move(inputs));
+    std::vector<BackendDataPtr> results;
+    results.reserve(outputs.size());
+    for (const auto& output : outputs)
+      results.push_back(to_data(output.toTensor(), device));
+    if (state().verbose)
+      std::cout << "Received " << arguments.size() << " arguments, and returned " << results.size()
+                << " results during ExecuteCompile!" << std::endl;
+    return results;
+  }
+
+  std::string GetComputationBackendText(const ComputationPtr computation) const override {
+    const auto writer = [] {
+      const std::lock_guard<std::mutex> guard(state().mutex);
+      return state().text_writer;
+    }();
+    const auto ours = std::static_pointer_cast<const Computation>(computation);
+    return writer ? writer(ours) : ours->to_string();
+  }
+
+  // --- PyTorch's own ---------------------------------------------------------------------------
+
+  void PrepareToExit() const override { base_.PrepareToExit(); }
+  void SetRngSeed(size_t seed) const override { base_.SetRngSeed(seed); }
+  const torch::lazy::IrBuilder* GetIrBuilder() const override { return base_.GetIrBuilder(); }
+  BackendDataPtr MakeComputationDataFromTensor(const at::Tensor& tensor,
+                                               const torch::lazy::Shape& shape,
+                                               const BackendDevice& device) const override {
+    return base_.MakeComputationDataFromTensor(tensor, shape, device);
+  }
+  BackendDataPtr MakeComputationDataFromScalar(const at::Scalar& scalar,
+                                               const BackendDevice& device) const override {
+    return base_.MakeComputationDataFromScalar(scalar, device);
+  }
+  BackendDataPtr CreateDataPlaceholder(const BackendDevice& device,
+                                       const torch::lazy::Shape& shape) const override {
+    return base_.CreateDataPlaceholder(device, shape);
+  }
+  BackendDataPtr GetComputationDataFromNode(const torch::lazy::Node* node) const override {
+    return base_.GetComputationDataFromNode(node);
+  }
+  at::Tensor MakeTensorFromComputationData(const BackendDataPtr data,
+                                           std::optional<at::ScalarType> dtype) const override {
+    return base_.MakeTensorFromComputationData(data, dtype);
+  }
+  std::vector<std::string>
+  GetCompilationDevices(const std::string& device,
+                        c10::ArrayRef<std::string> devices) const override {
+    return base_.GetCompilationDevices(device, devices);
+  }
+  std::shared_ptr<torch::lazy::BackendDeviceType> GetDefaultDeviceType() const override {
+    return base_.GetDefaultDeviceType();
+  }
+  void SetDefaultDeviceType(int8_t type) override { base_.SetDefaultDeviceType(type); }
+  int64_t GetDefaultDeviceOrdinal() const override { return base_.GetDefaultDeviceOrdinal(); }
+  void SetDefaultDeviceOrdinal(int64_t ordinal) override { base_.SetDefaultDeviceOrdinal(ordinal); }
+  at::DeviceType EagerFallbackDeviceType() const override {
+    return base_.EagerFallbackDeviceType();
+  }
+  std::vector<BackendDevice> GetBackendDevices() const override {
+    return base_.GetBackendDevices();
+  }
+  BackendDevice GetBackendDevice(c10::Device device) const override {
+    return base_.GetBackendDevice(device);
+  }
+  std::string CreateMetricReport() const override { return base_.CreateMetricReport(); }
+
+private:
+  torch::lazy::BackendImplInterface& base_ = *torch::lazy::GetTSBackendImpl();
+};
+
+// The same instances for good: PyTorch's statics use them until the process ends.
+void register_device() {
+  static const bool registered = [] {
+    torch::lazy::InitTorchScriptBackend();
+    // 0 and 1 are constants of the graph, other numbers arguments.
+    FLAGS_torch_lazy_handle_special_scalars = true;
+    // Python's stack at every operator is dear.
+    FLAGS_torch_lazy_ir_debug = false;
+    register_kernels();
+    const torch::lazy::BackendRegistrar registrar(std::make_unique<DeviceBackend>().release());
+    torch::lazy::LazyGraphExecutor::Register(std::make_unique<Executor>().release());
+    return true;
+  }();
+  static_cast<void>(registered);
+}
+
+} // namespace
+
+void initialise(const std::string& device) {
+  auto runner = std::make_shared<GraphRunner>(group_symbol(), device);
+  {
+    const std::lock_guard<std::mutex> guard(state().mutex);
+    state().runner = std::move(runner);
+  }
+  register_device();
+  torch::lazy::LazyGraphExecutor::Get()->ClearComputationCache();
+}
+
+void set_backend(std::shared_ptr<LazyBackend> backend) {
+  {
+    const std::lock_guard<std::mutex> guard(state().mutex);
+    state().backend = std::move(backend);
+  }
+  // What was compiled before is not the new backend's.
+  torch::lazy::LazyGraphExecutor::Get()->ClearComputationCache();
+}
+
+std::shared_ptr<const Computation> latest_computation() {
+  const std::lock_guard<std::mutex> guard(state().mutex);
+  return state().latest;
+}
+
+std::shared_ptr<const Computation> pending_computation(const std::vector<at::Tensor>& tensors) {
+  std::vector<torch::lazy::LazyTensorPtr> pending;
+  for (const auto& tensor : tensors) {
+    if (at::functionalization::impl::isFunctionalTensor(tensor))
+      at::functionalization::impl::sync(tensor);
+    pending.push_back(torch::lazy::TryGetLtcTensor(tensor));
+    TORCH_CHECK_TYPE(pending.back(), "a tensor is on ", tensor.device(),
+                     ", not on the lazy device");
+  }
+  TORCH_CHECK_VALUE(!pending.empty(), "no tensors are given");
+  const auto context = torch::lazy::LoweringContext::Create("pending", pending[0]->GetDevice());
+  std::vector<int64_t> ids;
+  for (const auto& tensor : pending) {
+    context->AddResult(tensor->GetIrValue());
+    ids.push_back(tensor->GetUniqueId());
+  }
+  set_synced_tensors(std::move(ids));
+  return std::static_pointer_cast<const Computation>(context->Build());
+}
+
+Counts counts() {
+  return {state().graphs, state().runs};
+}
+
+void reset_counts() {
+  state().graphs = state().runs = 0;
+}
+
+void set_verbose(bool on) {
+  state().verbose = on;
+}
+
+void set_text_writer(TextWriter writer) {
+  const std::lock_guard<std::mutex> guard(state().mutex);
+  state().text_writer = std::move(writer);
+}
+
+} // namespace torchmdla::lazy

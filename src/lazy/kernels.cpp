@@ -1,0 +1,194 @@
+#include "kernels.h"
+
+#include "operator_node.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/native/CPUFallback.h>
+#include <ATen/ops/as_strided_ops.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/scaled_dot_product_attention_native.h>
+#include <ATen/ops/scaled_dot_product_attention_ops.h>
+#include <ATen/ops/select_copy.h>
+#include <ATen/ops/slice_copy.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/csrc/lazy/core/metrics.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <mutex>
+#include <string>
+#include <string_view>
+
+namespace torchmdla::lazy {
+
+using c10::DispatchKey;
+using torch::jit::Stack;
+
+namespace {
+
+// --- any operator ------------------------------------------------------------------------------
+
+// PyTorch's own kernels of these are wrong on lazy tensors: results that nobody wrote, or an error
+// where a result is not asked for.
+constexpr std::array<std::string_view, 4> replaced{"aten::pixel_shuffle", "aten::pixel_unshuffle",
+                                                   "aten::convolution_backward",
+                                                   "aten::_convolution"};
+
+// What makes a tensor of another device, layout or memory is no call to record.
+constexpr std::array<std::string_view, 10> left_alone{
+    "aten::clone", "aten::copy", "aten::lift",      "aten::_lazy_clone", "aten::set",
+    "aten::zero",  "aten::fill", "aten::resize_as", "aten::resize",      "aten::_unsafe_view"};
+
+template <size_t size>
+bool is_in(const std::array<std::string_view, size>& names, const c10::OperatorHandle& op) {
+  return std::find(names.begin(), names.end(), op.operator_name().name) != names.end();
+}
+
+// Counted as PyTorch counts its own fallbacks.
+void count_eager(const std::string& name) {
+  static std::mutex mutex;
+  static std::map<std::string, torch::lazy::Counter> counters; // guarded by mutex
+  const std::lock_guard<std::mutex> guard(mutex);
+  counters.try_emplace(name, name).first->second.AddValue(1);
+}
+
+// As IR where it can be, at once on the CPU where it cannot.
+void record_or_run(const c10::OperatorHandle& op, Stack* stack) {
+  if (record_call(op, stack)) return;
+  count_eager(c10::toString(op.operator_name()));
+  at::native::cpu_fallback(op, stack);
+}
+
+// Whether `record_or_run` is the best kernel: PyTorch has none that is right, or one made of other
+// operators, which write to memory below functionalisation, where their writes are lost or make the
+// graph run.
+bool is_taken(const c10::OperatorHandle& op) {
+  if (is_in(replaced, op)) return true;
+  if (op.hasKernelForDispatchKey(DispatchKey::Lazy) ||
+      op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd))
+    return false;
+  if (!op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd)) return true;
+  const auto& arguments = op.schema().arguments();
+  const bool makes_new = std::any_of(arguments.begin(), arguments.end(), [](const auto& argument) {
+    return argument.name() == "device";
+  });
+  return !makes_new && !is_in(left_alone, op) && can_record(op);
+}
+
+// --- views and memory --------------------------------------------------------------------------
+
+// PyTorch generates no IR for lists of results.
+std::vector<at::Tensor> split(const at::Tensor& self, int64_t size, int64_t dim) {
+  const auto total = self.size(dim);
+  std::vector<at::Tensor> parts;
+  for (int64_t start = 0; start == 0 || start < total; start += std::max<int64_t>(size, 1))
+    parts.push_back(at::slice_copy(self, dim, start, std::min(start + size, total)));
+  return parts;
+}
+
+std::vector<at::Tensor> split_with_sizes(const at::Tensor& self, at::IntArrayRef sizes,
+                                         int64_t dim) {
+  std::vector<at::Tensor> parts;
+  int64_t start = 0;
+  for (const auto size : sizes) {
+    parts.push_back(at::slice_copy(self, dim, start, start + size));
+    start += size;
+  }
+  return parts;
+}
+
+std::vector<at::Tensor> unbind(const at::Tensor& self, int64_t dim) {
+  std::vector<at::Tensor> parts;
+  for (int64_t i = 0; i < self.size(dim); ++i)
+    parts.push_back(at::select_copy(self, dim, i));
+  return parts;
+}
+
+// Lazy tensors say that they are contiguous.
+at::Tensor empty_strided(at::IntArrayRef sizes, at::IntArrayRef strides,
+                         std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
+                         std::optional<at::Device> device, std::optional<bool> pin_memory) {
+  return at::empty(sizes, dtype, layout, device, pin_memory, std::nullopt);
+}
+
+// Where a view lies in the memory of what it was made from, as a tensor without data: a lazy tensor
+// says that it is contiguous, at the start of its memory. Autograd can make the view again, of
+// anything. Null in inference mode, where it cannot.
+at::Tensor place_of(const at::Tensor& view) {
+  const auto& made = torch::autograd::impl::get_view_autograd_meta(view)->get_backward_view();
+  if (!made.has_view_fn()) return {};
+  const at::NoGradGuard no_grad;
+  const auto& base = made.base_;
+  return made.view_fn()(at::empty_symint(base.sym_sizes(), base.options().device(at::kMeta)));
+}
+
+// The strides that `as_strided` is given are those of the memory that a view lies in. Below
+// autograd there is no such memory any more, so they are taken of what the view was made from.
+at::Tensor as_strided(c10::DispatchKeySet keys, const at::Tensor& self, c10::SymIntArrayRef sizes,
+                      c10::SymIntArrayRef strides, std::optional<c10::SymInt> offset) {
+  // The key by which PyTorch's own kernel for gradients is still found.
+  const auto others = (keys - c10::autograd_dispatch_keyset).add(DispatchKey::AutogradOther);
+  const auto place = self.is_view() ? place_of(self) : at::Tensor();
+  if (!place.defined())
+    return at::_ops::as_strided::redispatch(others, self, sizes, strides, offset);
+  return at::_ops::as_strided::redispatch(others, at::Tensor(self._base()), sizes, strides,
+                                          offset ? *offset : place.sym_storage_offset());
+}
+
+// --- operators that PyTorch takes apart ----------------------------------------------------------
+
+bool needs_gradient(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.requires_grad();
+}
+
+// As a whole where nobody asks for gradients.
+at::Tensor attention(c10::DispatchKeySet keys, const at::Tensor& query, const at::Tensor& key,
+                     const at::Tensor& value, const std::optional<at::Tensor>& mask, double dropout,
+                     bool is_causal, std::optional<double> scale, bool enable_gqa) {
+  const bool differentiable =
+      c10::GradMode::is_enabled() && (needs_gradient(query) || needs_gradient(key) ||
+                                      needs_gradient(value) || (mask && needs_gradient(*mask)));
+  if (differentiable || dropout != 0)
+    return at::native::scaled_dot_product_attention(query, key, value, mask, dropout, is_causal,
+                                                    scale, enable_gqa);
+  return at::_ops::scaled_dot_product_attention::redispatch(keys & c10::after_autograd_keyset,
+                                                            query, key, value, mask, dropout,
+                                                            is_causal, scale, enable_gqa);
+}
+
+class NoWarnings : public c10::WarningHandler {
+public:
+  void process(const c10::Warning&) override {}
+};
+
+} // namespace
+
+void register_kernels() {
+  // PyTorch warns of a kernel in the place of another one.
+  NoWarnings silent;
+  const c10::WarningUtils::WarningHandlerGuard guard(&silent);
+  static torch::Library below(torch::Library::IMPL, "aten", DispatchKey::Lazy, __FILE__, __LINE__);
+  below.impl("split_copy.Tensor", &split);
+  below.impl("split_with_sizes_copy", &split_with_sizes);
+  below.impl("unsafe_split.Tensor", &split);
+  below.impl("unsafe_split_with_sizes", &split_with_sizes);
+  below.impl("unbind_copy.int", &unbind);
+  below.impl("empty_strided", &empty_strided);
+  below.impl("scaled_dot_product_attention",
+             torch::CppFunction::makeFromBoxedFunction<&record_or_run>());
+  static torch::Library autograd(torch::Library::IMPL, "aten", DispatchKey::AutogradLazy, __FILE__,
+                                 __LINE__);
+  autograd.impl("as_strided", &as_strided);
+  autograd.impl("scaled_dot_product_attention", &attention);
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const auto& name : dispatcher.getAllOpNames()) {
+    const auto op = dispatcher.findSchema(name);
+    if (!op || name.getNamespace() != "aten" || !is_taken(*op)) continue;
+    const auto qualified = c10::toString(name);
+    below.impl(qualified.c_str(), torch::CppFunction::makeFromBoxedFunction<&record_or_run>());
+  }
+}
+
+} // namespace torchmdla::lazy

@@ -1,0 +1,300 @@
+#include "operator_node.h"
+
+#include <ATen/EmptyTensor.h>
+#include <torch/csrc/lazy/core/hash.h>
+#include <torch/csrc/lazy/core/tensor.h>
+#include <torch/csrc/lazy/core/tensor_impl.h>
+#include <torch/csrc/lazy/ts_backend/ts_lowering_context.h>
+
+#include <algorithm>
+
+namespace torchmdla::lazy {
+
+using torch::jit::Stack;
+using torch::jit::Value;
+using torch::lazy::BackendDevice;
+using Argument = OperatorNode::Argument;
+using Kind = OperatorNode::Argument::Kind;
+
+OperatorNode::OperatorNode(const c10::OperatorHandle& op, std::vector<Argument> arguments,
+                           const std::vector<torch::lazy::Value>& operands,
+                           std::vector<torch::lazy::Shape> shapes, const std::string& key)
+    : TsNode(torch::lazy::OpKind(c10::Symbol::fromQualString(op.schema().name())), operands,
+             std::move(shapes), op.schema().returns().size(), torch::lazy::Hash(key)),
+      arguments_(std::move(arguments)) {}
+
+torch::lazy::TSOpVector OperatorNode::Lower(std::shared_ptr<torch::jit::GraphFunction> function,
+                                            torch::lazy::TSLoweringContext* context) const {
+  const auto graph = context->graph();
+  const auto value_of = [&](std::optional<size_t> index) {
+    return index ? context->GetOutputOp(operand(*index)) : graph->insertConstant(c10::IValue());
+  };
+  std::vector<Value*> inputs;
+  for (const auto& argument : arguments_) {
+    if (argument.kind == Kind::constant) {
+      inputs.push_back(graph->insertConstant(argument.constant));
+    } else if (argument.kind == Kind::tensor) {
+      inputs.push_back(value_of(argument.operands[0]));
+    } else {
+      const bool all = std::all_of(argument.operands.begin(), argument.operands.end(),
+                                   [](const auto& index) { return index.has_value(); });
+      std::vector<Value*> elements;
+      for (const auto index : argument.operands)
+        elements.push_back(value_of(index));
+      const c10::TypePtr type = c10::TensorType::get();
+      auto* list = graph->createList(all ? type : c10::OptionalType::create(type), elements);
+      inputs.push_back(graph->insertNode(list)->output());
+    }
+  }
+  auto* node = graph->insertNode(graph->create(op().op, inputs, num_outputs()));
+  return node->outputs().vec();
+}
+
+namespace {
+
+// Writes what tells constants apart, as bytes.
+class Key {
+public:
+  void add(const std::string& text) {
+    add_bytes(text.size());
+    bytes_ += text;
+  }
+
+  template <class Number> void add_bytes(Number number) {
+    bytes_.append(reinterpret_cast<const char*>(&number), sizeof number);
+  }
+
+  // False for what no node holds as a constant.
+  bool add(const c10::IValue& value) {
+    add(value.tagKind());
+    if (value.isNone()) return true;
+    if (value.isBool()) return add_bytes(value.toBool()), true;
+    if (value.isInt()) return add_bytes(value.toInt()), true;
+    if (value.isDouble()) return add_bytes(value.toDouble()), true;
+    if (value.isComplexDouble()) return add_bytes(value.toComplexDouble()), true;
+    if (value.isString()) return add(value.toStringRef()), true;
+    if (value.isDevice()) return add(value.toDevice().str()), true;
+    if (!value.isList() || value.isTensorList()) return false;
+    const auto elements = value.toListRef();
+    add_bytes(elements.size());
+    return std::all_of(elements.begin(), elements.end(),
+                       [&](const c10::IValue& element) { return add(element); });
+  }
+
+  const std::string& bytes() const { return bytes_; }
+
+private:
+  std::string bytes_;
+};
+
+// The first lazy device among the arguments.
+std::optional<BackendDevice> device_of(c10::ArrayRef<c10::IValue> arguments) {
+  const auto of_tensor = [](const at::Tensor& tensor) -> std::optional<BackendDevice> {
+    const auto lazy = tensor.defined() ? torch::lazy::TryGetLtcTensor(tensor) : nullptr;
+    return lazy ? std::optional(lazy->GetDevice()) : std::nullopt;
+  };
+  for (const auto& argument : arguments) {
+    if (argument.isTensor()) {
+      if (auto device = of_tensor(argument.toTensor())) return device;
+    } else if (argument.isList()) {
+      for (const auto& element : argument.toListRef())
+        if (element.isTensor())
+          if (auto device = of_tensor(element.toTensor())) return device;
+    }
+  }
+  return std::nullopt;
+}
+
+bool is_tensor_type(const c10::TypePtr& type) {
+  return type->kind() == c10::TypeKind::TensorType;
+}
+
+// A tensor argument, or a list of such, undefined ones included.
+bool holds_tensors(const c10::TypePtr& type) {
+  if (const auto optional = type->cast<c10::OptionalType>())
+    return holds_tensors(optional->getElementType());
+  if (const auto list = type->cast<c10::ListType>()) return holds_tensors(list->getElementType());
+  return is_tensor_type(type);
+}
+
+bool is_functional(const c10::OperatorHandle& op) {
+  const auto& schema = op.schema();
+  const auto aliases = [](const c10::Argument& argument) { return argument.alias_info(); };
+  return !schema.is_vararg() && !schema.returns().empty() &&
+         std::none_of(schema.arguments().begin(), schema.arguments().end(), aliases) &&
+         std::all_of(schema.returns().begin(), schema.returns().end(), [](const auto& result) {
+           return is_tensor_type(result.type()) && !result.alias_info();
+         });
+}
+
+bool is_predictable(const c10::OperatorHandle& op) {
+  // The sizes are known of indices that are no masks; attention comes here without dropout.
+  const auto& name = op.operator_name().name;
+  if (name == "aten::index" || name == "aten::scaled_dot_product_attention") return true;
+  return !op.hasTag(at::Tag::nondeterministic_seeded) &&
+         !op.hasTag(at::Tag::dynamic_output_shape) && !op.hasTag(at::Tag::data_dependent_output);
+}
+
+at::Tensor to_meta(const at::Tensor& tensor) {
+  if (!tensor.defined()) return tensor;
+  auto meta = at::detail::empty_strided_meta(tensor.sizes(), tensor.strides(), tensor.scalar_type(),
+                                             std::nullopt, at::kMeta, std::nullopt);
+  if (tensor.unsafeGetTensorImpl()->is_wrapped_number())
+    meta.unsafeGetTensorImpl()->set_wrapped_number(true);
+  return meta;
+}
+
+c10::IValue to_meta(const c10::IValue& value) {
+  if (value.isTensor()) return to_meta(value.toTensor());
+  if (value.isDevice()) return c10::Device(at::kMeta);
+  if (value.isTensorList()) {
+    c10::List<at::Tensor> metas;
+    for (const at::Tensor& tensor : value.toTensorVector())
+      metas.push_back(to_meta(tensor));
+    return metas;
+  }
+  if (value.isOptionalTensorList()) {
+    c10::List<std::optional<at::Tensor>> metas;
+    for (const auto& tensor : value.toOptionalTensorVector())
+      metas.push_back(tensor ? std::optional(to_meta(*tensor)) : std::nullopt);
+    return metas;
+  }
+  return value;
+}
+
+// The shapes of the results; nullopt where the operator has no meta kernel or that fails, as it
+// does for a mistake of the user's.
+std::optional<std::vector<torch::lazy::Shape>> shapes_of(const c10::OperatorHandle& op,
+                                                         c10::ArrayRef<c10::IValue> arguments) {
+  Stack stack;
+  for (const auto& argument : arguments)
+    stack.push_back(to_meta(argument));
+  try {
+    op.callBoxed(stack);
+  } catch (const std::exception&) {
+    return std::nullopt;
+  }
+  std::vector<torch::lazy::Shape> shapes;
+  for (const auto& result : stack) {
+    const auto& tensor = result.toTensor();
+    if (tensor.defined())
+      shapes.emplace_back(tensor.scalar_type(), tensor.sizes());
+    else
+      shapes.emplace_back(at::ScalarType::Undefined, std::vector<int64_t>());
+  }
+  return shapes;
+}
+
+// Collects the arguments of one call.
+class Recorder {
+public:
+  Recorder(const c10::OperatorHandle& op, BackendDevice device) : device_(std::move(device)) {
+    key_.add(c10::toString(op.operator_name()));
+  }
+
+  // False where the argument cannot be part of a node.
+  bool add(const c10::IValue& value, const c10::TypePtr& type) {
+    if (!holds_tensors(type)) return add_constant(value);
+    if (value.isNone()) return add_constant(value);
+    if (value.isTensor()) return add_tensor(value.toTensor());
+    return add_list(value);
+  }
+
+  std::vector<Argument> arguments;
+  std::vector<torch::lazy::Value> operands;
+
+  const std::string& key() const { return key_.bytes(); }
+
+private:
+  // The tensors of a graph that runs are on the CPU.
+  bool add_constant(const c10::IValue& value) {
+    const bool is_lazy = value.isDevice() && value.toDevice().type() == at::kLazy;
+    arguments.push_back({Kind::constant, is_lazy ? c10::IValue(c10::Device(at::kCPU)) : value, {}});
+    return key_.add(arguments.back().constant);
+  }
+
+  bool add_tensor(const at::Tensor& tensor) {
+    const auto index = operand(tensor);
+    if (!index) return false;
+    arguments.push_back({Kind::tensor, {}, {*index}});
+    return true;
+  }
+
+  bool add_list(const c10::IValue& list) {
+    Argument argument{Kind::list, {}, {}};
+    key_.add_bytes(list.toListRef().size());
+    for (const auto& element : list.toListRef()) {
+      const auto index = operand(element.isNone() ? at::Tensor() : element.toTensor());
+      if (!index) return false;
+      argument.operands.push_back(*index);
+    }
+    arguments.push_back(std::move(argument));
+    return true;
+  }
+
+  // Where the tensor stands among the operands: nowhere if it is undefined. nullopt for a tensor of
+  // another device, unless it is a number.
+  std::optional<std::optional<size_t>> operand(const at::Tensor& tensor) {
+    key_.add_bytes(tensor.defined());
+    if (!tensor.defined()) return std::optional<size_t>();
+    auto lazy = torch::lazy::TryGetLtcTensor(tensor);
+    if (!lazy) {
+      if (tensor.dim() != 0 || !tensor.device().is_cpu()) return std::nullopt;
+      lazy = torch::lazy::LazyTensor::Create(tensor, device_);
+    }
+    operands.push_back(lazy->GetIrValue());
+    return std::optional(operands.size() - 1);
+  }
+
+  const BackendDevice device_;
+  Key key_;
+};
+
+// Numbers that take part in promotion as such are gone once they are operands; the dtype that they
+// are promoted to stays.
+c10::IValue without_wrapped_number(const c10::IValue& value, const torch::lazy::Shape& result) {
+  if (!value.isTensor() || !value.toTensor().defined()) return value;
+  const auto& tensor = value.toTensor();
+  if (!tensor.unsafeGetTensorImpl()->is_wrapped_number()) return value;
+  const bool widens = at::isFloatingType(result.scalar_type()) && tensor.is_floating_point();
+  const auto dtype =
+      widens && result.scalar_type() != at::kDouble ? at::kFloat : tensor.scalar_type();
+  return tensor.to(dtype);
+}
+
+} // namespace
+
+bool can_record(const c10::OperatorHandle& op) {
+  return is_functional(op) && is_predictable(op);
+}
+
+bool record_call(const c10::OperatorHandle& op, Stack* stack) {
+  const auto& schema = op.schema();
+  const auto arguments = torch::jit::last(*stack, schema.arguments().size());
+  const auto device = device_of(arguments);
+  if (!device || !can_record(op)) return false;
+  auto shapes = shapes_of(op, arguments);
+  if (!shapes) return false;
+  Recorder recorder(op, *device);
+  for (size_t i = 0; i < arguments.size(); ++i)
+    if (!recorder.add(without_wrapped_number(arguments[i], (*shapes)[0]),
+                      schema.arguments()[i].type()))
+      return false;
+  const auto defined = [&](size_t i) {
+    return (*shapes)[i].scalar_type() != at::ScalarType::Undefined;
+  };
+  std::vector<bool> results;
+  for (size_t i = 0; i < shapes->size(); ++i)
+    results.push_back(defined(i));
+  const auto node = std::make_shared<OperatorNode>(
+      op, std::move(recorder.arguments), recorder.operands, std::move(*shapes), recorder.key());
+  torch::jit::drop(*stack, schema.arguments().size());
+  for (size_t i = 0; i < results.size(); ++i)
+    stack->emplace_back(results[i]
+                            ? torch::lazy::CreateAtenFromLtcTensor(torch::lazy::LazyTensor::Create(
+                                  torch::lazy::Value(node, i), *device))
+                            : at::Tensor());
+  return true;
+}
+
+} // namespace torchmdla::lazy

@@ -1,0 +1,506 @@
+"""PyTorch's lazy device with torchmdla's compiler behind it."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import gc
+import runpy
+import subprocess
+import sys
+import threading
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+import torch._lazy
+from torch import Tensor, nn
+from torch.nn import functional
+
+import torchmdla
+from torchmdla import _C, lazy
+from torchmdla.testing.compare import assert_matches
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+@pytest.fixture(autouse=True)
+def initialised():
+    lazy.initialize()
+    torch.manual_seed(0)
+    yield
+    lazy.set_backend(None)
+    lazy.set_verbose(False)
+    # PyTorch raises an error of a run once more where the device is next waited for.
+    with contextlib.suppress(RuntimeError):
+        torch._lazy.wait_device_ops()
+
+
+def moved(values):
+    return torch.utils._pytree.tree_map(lambda leaf: leaf.cpu() if isinstance(leaf, Tensor) else leaf, values)
+
+
+def check(function, *inputs, calls=4):
+    """The same as on the CPU in every call: interpreted, recorded, compiled."""
+    for _ in range(calls):
+        expected = function(*[copy.deepcopy(x) for x in inputs])
+        assert_matches(moved(function(*[x.to("lazy") for x in inputs])), expected, strides=False)
+
+
+# --- the documented example ------------------------------------------------------------------------------------------
+
+EXAMPLE = """\
+tensor([[0.7616, 0.9640, 0.9951, 0.9993, 0.9999]], device='lazy:0')
+JIT Graph:
+graph(%p0 : Float(1, 5)):
+  %1 : Float(1, 5) = aten::tanh(%p0)
+  return (%p0, %1)
+
+MLIR:
+func.func @graph(%arg0: !torch.vtensor<[1,5],f32>) -> (!torch.vtensor<[1,5],f32>, !torch.vtensor<[1,5],f32>) {
+  %0 = torch.aten.tanh %arg0 : !torch.vtensor<[1,5],f32> -> !torch.vtensor<[1,5],f32>
+  return %arg0, %0 : !torch.vtensor<[1,5],f32>, !torch.vtensor<[1,5],f32>
+}
+
+Input/Output Alias Mapping:
+Output: 0 -> Input param: 0
+
+In Mark Step: true
+
+"""
+
+
+def test_the_example_prints_what_upstream_documents():
+    done = subprocess.run([sys.executable, EXAMPLES / "lazy.py"], capture_output=True, text=True, check=True)
+    assert done.stdout == EXAMPLE
+
+
+def test_verbose_says_what_is_received(capfd):
+    lazy.set_verbose()
+    x = torch.arange(7.0).to("lazy")
+    y = x.exp() + x  # noqa: F841  (alive, so computed)
+    torch._lazy.mark_step()
+    assert capfd.readouterr().out == (
+        "Received 1 computation instances at Compile!\n"
+        "Received 1 arguments, and returned 2 results during ExecuteCompile!\n"
+    )
+
+
+def test_a_value_that_is_looked_at_is_in_no_mark_step():
+    x = torch.arange(11.0).to("lazy")
+    (x.sin() + 0.125).cpu()
+    computation = lazy.get_latest_computation()
+    assert not computation.in_mark_step
+    assert "In Mark Step: false" in computation.debug_string()
+    assert computation.aliases == []
+
+
+def test_types_come_from_the_lazy_ir():
+    x = torch.arange(6).reshape(2, 3).to("lazy")
+    result = (x.t().float() @ x.to(torch.float32)).argmax(0)
+    text = str(lazy.pending_computation(result).graph)
+    assert "Long(2, 3)" in text and "Float(3, 3)" in text and "Long(3)" in text
+
+
+# --- MLIR ------------------------------------------------------------------------------------------------------------
+
+
+def test_get_mlir_of_a_pending_tensor_runs_nothing():
+    x, y = torch.randn(2, 3).to("lazy"), torch.randn(3, 4).to("lazy")
+    result = torch.relu(x @ y)
+    before = _C.lazy_statistics()["runs"]
+    module = torchmdla.get_mlir(result)
+    assert _C.lazy_statistics()["runs"] == before
+    names = [op.operation.name for op in module.body.operations[0].regions[0].blocks[0].operations]
+    assert names == ["torch.aten.mm", "torch.aten.relu", "func.return"]
+    assert str(torchmdla.get_mlir(result, output="linalg")).count("linalg.matmul") == 1
+
+
+def test_get_mlir_wants_no_inputs():
+    with pytest.raises(TypeError, match="has its inputs"):
+        torchmdla.get_mlir(torch.ones(2).to("lazy") + 1, torch.ones(2))
+
+
+def test_pending_computation_wants_lazy_tensors():
+    with pytest.raises(TypeError, match="cpu"):
+        lazy.pending_computation(torch.ones(2))
+
+
+def test_backend_text_is_mlir():
+    text = torch._C._lazy._get_tensors_backend([torch.ones(3).to("lazy") * 3.5])
+    assert "func.func @graph" in text and "torch.aten.mul" in text
+
+
+# --- values ----------------------------------------------------------------------------------------------------------
+
+X = torch.randn(3, 4, generator=torch.Generator().manual_seed(1))
+IMAGE = torch.randn(1, 8, 4, 6, generator=torch.Generator().manual_seed(2))
+KERNEL = torch.randn(4, 8, 3, 3, generator=torch.Generator().manual_seed(3))
+
+
+def written_through(view):
+    def program(x):
+        view(x).add_(1)
+        return x
+
+    return program
+
+
+def masked_backward(mask):
+    def program(x, weight):
+        convolved = torch.ops.aten.convolution(x, weight, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+        gradients = torch.ops.aten.convolution_backward(
+            convolved, x, weight, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, mask
+        )
+        return [gradient for gradient, wanted in zip(gradients, mask, strict=True) if wanted]
+
+    return program
+
+
+# What PyTorch's own lazy backend gets wrong, or ends the graph for.
+PROGRAMS = {
+    "pixel_shuffle": (lambda x: functional.pixel_shuffle(x, 2), IMAGE),
+    "pixel_unshuffle": (lambda x: functional.pixel_unshuffle(x, 2), IMAGE),
+    "affine_grid": (lambda x: functional.affine_grid(x, [1, 1, 3, 4], align_corners=False), X[:2, :3][None]),
+    "as_strided": (lambda x: x.as_strided((2, 2), (1, 2), 1), X),
+    "as_strided_of_a_transpose": (lambda x: x.t().as_strided((2, 2), (1, 2), 1), X),
+    "as_strided_of_a_slice": (lambda x: x[1:].as_strided((2, 2), (1, 2), 1), X),
+    "as_strided_without_an_offset": (lambda x: x[1:].as_strided((2, 2), (1, 2)), X),
+    "writes_through_as_strided": (written_through(lambda x: x.t().as_strided((2, 2), (1, 2), 1)), X),
+    "writes_through_views": (written_through(lambda x: x[1:].t()), X),
+    "backward_of_the_weight": (masked_backward([False, True, False]), IMAGE, KERNEL),
+    "backward_of_the_input": (masked_backward([True, False, False]), IMAGE, KERNEL),
+    "_convolution": (
+        lambda x, w: torch.ops.aten._convolution(
+            x, w, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, False, False, True, True
+        ),
+        IMAGE,
+        KERNEL,
+    ),
+    "attention": (lambda x: functional.scaled_dot_product_attention(x, x, x), IMAGE),
+    "where_with_a_number": (lambda x: torch.where(x > 0, x, 2.0), X),
+    "numbers_promote": (lambda x: torch.arange(3, device=x.device) * 2.5 + x.sum() * 3, X),
+    "split": (lambda x: [*x.split(2, 1), *x.chunk(3), *x.split([1, 2]), *x.unbind(1)], X),
+    "index": (lambda x: x[torch.tensor([0, 2], device=x.device)], X),
+    "index_by_a_mask": (lambda x: x[x > 0], X),
+    "nonzero": (lambda x: (x > 0).nonzero(), X),
+    "composed": (lambda x: torch.logsumexp(torch.nan_to_num(x), 1) + functional.celu(x).amax(1), X),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_values_are_eagers(name):
+    check(*PROGRAMS[name])
+
+
+@pytest.mark.parametrize("make", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_networks(make):
+    model = make(4, 5, batch_first=True).eval()
+    on_device = copy.deepcopy(model).to("lazy")
+    x = torch.randn(2, 3, 4)
+    with torch.no_grad():
+        for _ in range(4):
+            assert_matches(moved(on_device(x.to("lazy"))), model(x), strides=False)
+
+
+def test_gradients_through_what_is_recorded():
+    def gradients(device):
+        torch.manual_seed(0)
+        x = torch.randn(1, 2, 8, 4).to(device).requires_grad_()
+        functional.pixel_unshuffle(functional.scaled_dot_product_attention(x, x, x), 2).square().sum().backward()
+        return x.grad
+
+    for _ in range(4):
+        assert_matches(gradients("lazy").cpu(), gradients("cpu"), layers=3, strides=False)
+
+
+def test_what_has_no_lowering_runs_at_once_and_is_counted():
+    torchmdla.reset_stats()
+    check(lambda x: (x > 0).nonzero(), X, calls=1)
+    assert torchmdla.stats().lazy.eager == {"aten::nonzero": 1}
+
+
+# --- running ---------------------------------------------------------------------------------------------------------
+
+
+def test_weights_are_packed_and_followed():
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)).eval()
+    on_device = copy.deepcopy(model).to("lazy")
+    torchmdla.reset_stats()
+    with torch.no_grad():
+        for _ in range(4):
+            x = torch.randn(32, 64)
+            assert_matches(on_device(x.to("lazy")).cpu(), model(x), layers=2, strides=False)
+        for module in (model, on_device):
+            module[0].weight.mul_(2)
+            module[2].load_state_dict(nn.Linear(64, 64).state_dict() if module is model else model[2].state_dict())
+        for _ in range(4):
+            assert_matches(on_device(x.to("lazy")).cpu(), model(x), layers=2, strides=False)
+    assert torchmdla.stats().fallbacks == {}
+
+
+def test_repeated_steps_reuse_executables():
+    x = torch.randn(64, 64)
+    check(lambda x: torch.tanh(x @ x) + x, x)
+    torchmdla.reset_stats()
+    check(lambda x: torch.tanh(x @ x) + x, x, calls=3)
+    stats = torchmdla.stats()
+    assert (stats.specialisations, stats.lazy.graphs, stats.lazy.runs) == (0, 0, 3)
+
+
+@pytest.mark.parametrize("number", [lambda step: 1.0 / (step + 3), lambda step: 1 - 0.9 ** (step + 1)])
+def test_a_number_that_changes_does_not_recompile(number):
+    x = torch.randn(16)
+    on_device = x.to("lazy")
+    for step in range(8):
+        if step == 4:
+            torchmdla.reset_stats()
+        found = torch.celu(on_device * number(step), alpha=number(step)) + torch.exp(on_device)
+        expected = torch.celu(x * number(step), alpha=number(step)) + torch.exp(x)
+        assert_matches(found.cpu(), expected, strides=False)
+    assert torchmdla.stats().specialisations == 0
+
+
+def test_switched_off_it_interprets():
+    with torchmdla.enabled(False):
+        torchmdla.reset_stats()
+        check(lambda x: torch.exp(x) @ x.t(), X)
+        assert torchmdla.stats().specialisations == 0
+
+
+def test_initialising_again_is_fine():
+    x = torch.ones(3).to("lazy")
+    pending = x + 1
+    lazy.initialize()
+    lazy.initialize("cpu")
+    assert pending.cpu().tolist() == [2, 2, 2]
+
+
+def test_no_such_device():
+    with pytest.raises(ValueError, match="no device named 'nothing'"):
+        lazy.initialize("nothing")
+
+
+def test_mixed_devices_give_pytorchs_error():
+    with pytest.raises(RuntimeError, match="lazy"):
+        (torch.ones(3).to("lazy") + torch.ones(3)).cpu()
+
+
+def test_a_mistake_leaves_other_tensors_usable():
+    x = torch.ones(3, 4).to("lazy")
+    with pytest.raises((RuntimeError, IndexError)):
+        (x @ x).cpu()
+    assert (x + 1).sum().item() == 24
+
+
+def test_threads_have_graphs_of_their_own():
+    failures = []
+
+    def work(seed):
+        try:
+            generator = torch.Generator().manual_seed(seed)
+            x = torch.randn(8, 8, generator=generator)
+            for step in range(20):
+                y = x.to("lazy")
+                for _ in range(seed + 1):
+                    y = torch.tanh(y @ y) + step
+                z = x
+                for _ in range(seed + 1):
+                    z = torch.tanh(z @ z) + step
+                assert_matches(y.cpu(), z, layers=8, strides=False)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+# --- training --------------------------------------------------------------------------------------------------------
+
+OPTIMISERS = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.05),
+    "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9, nesterov=True),
+    "adam": lambda parameters: torch.optim.Adam(parameters, lr=1e-3),
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=1e-3),
+    "rmsprop": lambda parameters: torch.optim.RMSprop(parameters, lr=1e-3),
+}
+
+
+def digits():
+    datasets = pytest.importorskip("sklearn.datasets")
+    data = datasets.load_digits()
+    return torch.tensor(data.images, dtype=torch.float32)[:, None] / 16, torch.tensor(data.target)
+
+
+def convolutional():
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(8, 16, 3, padding=1),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(256, 10),
+    )
+
+
+def trained(make, loss_of, optimiser, device, steps):
+    torch.manual_seed(0)
+    model = make().to(device)
+    steps_of = optimiser(model.parameters())
+    losses = []
+    for step in range(steps):
+        steps_of.zero_grad()
+        loss = loss_of(model, step, device)
+        loss.backward()
+        steps_of.step()
+        if device == "lazy":
+            torch._lazy.mark_step()
+        losses.append(loss.item())
+        if step == steps // 2:
+            torchmdla.reset_stats()
+    return losses
+
+
+def agrees(make, loss_of, optimiser, steps=10):
+    expected = trained(make, loss_of, optimiser, "cpu", steps)
+    found = trained(make, loss_of, optimiser, "lazy", steps)
+    assert torchmdla.stats().specialisations == 0, "a step compiled again"
+    assert torchmdla.stats().lazy.graphs == 0, "a step was another graph"
+    assert max(abs(one - other) for one, other in zip(found, expected, strict=True)) <= 1e-6
+    assert expected[-1] < expected[0]
+
+
+@pytest.mark.parametrize("optimiser", OPTIMISERS)
+def test_training_on_digits(optimiser):
+    images, labels = digits()
+
+    def loss_of(model, step, device):
+        batch = slice(32 * step, 32 * step + 32)
+        return functional.cross_entropy(model(images[batch].to(device)), labels[batch].to(device))
+
+    agrees(convolutional, loss_of, OPTIMISERS[optimiser])
+
+
+def test_training_a_bert():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        vocab_size=50,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+    tokens = torch.randint(0, 50, (4, 12), generator=torch.Generator().manual_seed(0))
+
+    def loss_of(model, step, device):
+        return model(tokens.to(device)).last_hidden_state[:, :, 0].sub(1).square().mean()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        agrees(lambda: transformers.BertModel(config, add_pooling_layer=False).train(), loss_of, OPTIMISERS["adamw"], 8)
+
+
+def test_memory_is_flat_over_steps():
+    psutil = pytest.importorskip("resource")
+    model = nn.Linear(64, 64).to("lazy")
+    optimiser = torch.optim.Adam(model.parameters())
+    x = torch.randn(32, 64).to("lazy")
+
+    def step():
+        optimiser.zero_grad()
+        model(x).square().mean().backward()
+        optimiser.step()
+        torch._lazy.mark_step()
+
+    for _ in range(200):
+        step()
+    gc.collect()
+    before = psutil.getrusage(psutil.RUSAGE_SELF).ru_maxrss
+    for _ in range(800):
+        step()
+    assert psutil.getrusage(psutil.RUSAGE_SELF).ru_maxrss - before < 8 * 1024  # KiB
+
+
+# --- other compilers -------------------------------------------------------------------------------------------------
+
+
+class Interpreting:
+    def __init__(self):
+        self.graphs = []
+        self.calls = 0
+
+    def compile(self, graph):
+        self.graphs.append(graph)
+        function = torch._C._create_function_from_graph("graph", graph)
+
+        def run(*inputs):
+            self.calls += 1
+            return [function(*inputs)]
+
+        return run
+
+
+def test_a_backend_of_ones_own():
+    backend = Interpreting()
+    lazy.set_backend(backend)
+    check(lambda x: torch.exp(x) * 2 + x.t().sum(), X)
+    assert len(backend.graphs) == 1
+    assert backend.calls == 4
+
+
+def test_a_backend_may_refuse():
+    class Refusing:
+        def compile(self, graph):
+            return None
+
+    lazy.set_backend(Refusing())
+    check(lambda x: torch.exp(x) * 3, X)
+
+
+def test_a_backend_that_fails_is_a_warning():
+    class Failing:
+        def compile(self, graph):
+            raise ValueError("no such instruction")
+
+    lazy.set_backend(Failing())
+    with pytest.warns(UserWarning, match="no such instruction"):
+        (torch.ones(3).to("lazy") * 1.75).cpu()
+    check(lambda x: x * 1.75, X)
+
+
+def test_an_error_while_running_is_the_users():
+    class Raising:
+        def compile(self, graph):
+            def run(*inputs):
+                raise ValueError("the wire is cut")
+
+            return run
+
+    lazy.set_backend(Raising())
+    with pytest.raises(RuntimeError, match="the wire is cut"):
+        (torch.ones(3).to("lazy") * 1.375).cpu()
+
+
+def test_what_is_no_capsule_of_a_backend():
+    with pytest.raises(ValueError, match="PyCapsule"):
+        lazy.set_backend(torch.utils.dlpack.to_dlpack(torch.ones(1)))
+
+
+def test_the_example_of_a_backend(capsys):
+    runpy.run_path(str(EXAMPLES / "lazy_backend.py"), run_name="__main__")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("loss ")
+    assert any(line.endswith("aten::mm") for line in lines)
+
+
+def test_the_header_is_there():
+    assert (Path(lazy.include_path()) / "torchmdla" / "lazy_backend.h").is_file()
