@@ -1,5 +1,6 @@
 // Registers the pass and the operator with PyTorch's JIT, and binds the extension to Python.
 
+#include "acap/bindings.h"
 #include "compiler.h"
 #include "device_table.h"
 #include "flagged_group.h"
@@ -313,6 +314,7 @@ PYBIND11_MODULE(_C, module) {
            py::arg("unversioned") = std::vector<size_t>(), py::arg("workspace") = 0);
   bind_group(module);
   bind_lazy(module);
+  acap::bind(module);
   module.def("set_compiler", &set_compiler_functions, py::arg("compile"),
              py::arg("compile_dynamic"), py::arg("warn"), py::arg("make_meta"),
              py::arg("error_type"));

@@ -1,0 +1,62 @@
+#include "bindings.h"
+
+#include "autocast.h"
+#include "device.h"
+#include "jit_graph.h"
+#include "kernels.h"
+#include "record.h"
+#include "tensor.h"
+
+#include <torch/csrc/jit/python/pybind.h>
+
+#include <mutex>
+
+namespace torchmdla::acap {
+
+namespace py = pybind11;
+
+namespace {
+
+void initialize(const std::string& device) {
+  static std::once_flag once;
+  std::call_once(once, [&] {
+    run_on_device(device);
+    register_device();
+    register_kernels();
+    register_autocast();
+  });
+}
+
+void check_is_acap(const at::Tensor& tensor) {
+  TORCH_CHECK_VALUE(is_acap(tensor), "a tensor on the acap device is needed, not one on ",
+                    tensor.device());
+}
+
+} // namespace
+
+void bind(py::module& module) {
+  auto acap = module.def_submodule("acap", "The acap device.");
+  const auto without_gil = py::call_guard<py::gil_scoped_release>();
+  acap.def("initialize", &initialize, py::arg("device"), without_gil);
+  acap.def("mark_step", [] { compute(pending_values()); }, without_gil);
+  acap.def("pending_nodes", &pending_nodes);
+  acap.def("set_most_pending_nodes", &set_most_pending_nodes, py::arg("most"));
+  acap.def(
+      "is_pending",
+      [](const at::Tensor& tensor) {
+        check_is_acap(tensor);
+        const std::lock_guard<std::mutex> guard(graph_mutex());
+        const auto& value = Storage::of(tensor).value();
+        return value && value->node != nullptr;
+      },
+      py::arg("tensor"), without_gil);
+  acap.def(
+      "pending_graph",
+      [](const at::Tensor& tensor, bool argument_per_use) {
+        check_is_acap(tensor);
+        return describe(value_of(tensor), argument_per_use);
+      },
+      py::arg("tensor"), py::arg("argument_per_use"), without_gil);
+}
+
+} // namespace torchmdla::acap

@@ -1,0 +1,183 @@
+#include "graph.h"
+
+#include "jit_graph.h"
+
+#include <ATen/EmptyTensor.h>
+#include <c10/util/ScopeExit.h>
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <unordered_map>
+#include <unordered_set>
+
+namespace torchmdla::acap {
+
+namespace {
+
+std::atomic<size_t> live_nodes{0};
+
+std::condition_variable& runs_ended() {
+  static std::condition_variable ended;
+  return ended;
+}
+
+// A chain of nodes as long as a program, each the last holder of the one before, would end in as
+// many nested destructors. The outermost one takes them apart instead.
+class Releases {
+public:
+  void add(std::vector<Operand>&& operands) {
+    waiting_.push_back(std::move(operands));
+    if (is_releasing_) return;
+    is_releasing_ = true;
+    while (!waiting_.empty()) {
+      const auto released = std::move(waiting_.back());
+      waiting_.pop_back();
+    }
+    is_releasing_ = false;
+  }
+
+private:
+  std::vector<std::vector<Operand>> waiting_;
+  bool is_releasing_ = false;
+};
+
+Releases& releases() {
+  thread_local Releases instance;
+  return instance;
+}
+
+at::Tensor meta_like(const at::Tensor& tensor) {
+  return at::detail::empty_strided_meta(tensor.sizes(), tensor.strides(), tensor.scalar_type());
+}
+
+} // namespace
+
+Value::Value(at::Tensor computed) : meta(meta_like(computed)), tensor(std::move(computed)) {}
+
+Value::~Value() = default;
+
+Node::Node(c10::OperatorHandle called, std::vector<Operand> arguments)
+    : op(called), operands(std::move(arguments)) {
+  live_nodes.fetch_add(1, std::memory_order_relaxed);
+}
+
+Node::~Node() {
+  live_nodes.fetch_sub(1, std::memory_order_relaxed);
+  releases().add(std::move(operands));
+}
+
+std::mutex& graph_mutex() {
+  static std::mutex mutex;
+  return mutex;
+}
+
+size_t pending_nodes() {
+  return live_nodes.load(std::memory_order_relaxed);
+}
+
+std::vector<ValuePtr> append(const c10::OperatorHandle& op, std::vector<Operand> operands,
+                             const std::vector<at::Tensor>& metas) {
+  auto node = std::make_shared<Node>(op, std::move(operands));
+  std::vector<ValuePtr> results;
+  for (const auto& meta : metas) {
+    results.push_back(meta.defined() ? std::make_shared<Value>(meta, node) : nullptr);
+    node->results.emplace_back(results.back());
+  }
+  return results;
+}
+
+ValuePtr append(const char* name, const char* overload, std::vector<Operand> operands,
+                const at::Tensor& meta) {
+  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, overload);
+  return append(op, std::move(operands), std::vector<at::Tensor>{meta}).front();
+}
+
+std::vector<Node*> pending_nodes_of(const std::vector<ValuePtr>& values) {
+  std::vector<Node*> order;
+  std::unordered_set<Node*> entered;
+  std::vector<std::pair<Node*, bool>> stack; // whether what it needs is on the stack already
+  const auto push = [&](const ValuePtr& value) {
+    if (value->node && !entered.count(value->node.get()))
+      stack.emplace_back(value->node.get(), false);
+  };
+  for (auto it = values.rbegin(); it != values.rend(); ++it)
+    push(*it);
+  while (!stack.empty()) {
+    const auto [node, is_ready] = stack.back();
+    stack.pop_back();
+    if (is_ready) {
+      order.push_back(node);
+    } else if (entered.insert(node).second) {
+      stack.emplace_back(node, true);
+      node->for_each_input(push);
+    }
+  }
+  return order;
+}
+
+namespace {
+
+// A part of the graph that runs as one.
+struct Cut {
+  std::vector<std::shared_ptr<Node>> nodes;
+  std::vector<ValuePtr> outputs;
+  LoweredGraph lowered;
+};
+
+// Results of `nodes` that something else than these nodes refers to.
+std::vector<ValuePtr> outputs_of(const std::vector<Node*>& nodes) {
+  std::unordered_map<const Value*, long> used_inside;
+  for (const auto* node : nodes)
+    node->for_each_input([&](const ValuePtr& value) { ++used_inside[value.get()]; });
+  std::vector<ValuePtr> outputs;
+  for (const auto* node : nodes)
+    for (const auto& result : node->results)
+      if (auto value = result.lock(); value && value.use_count() > 1 + used_inside[value.get()])
+        outputs.push_back(std::move(value));
+  return outputs;
+}
+
+// Waits while another thread runs a part of it. Empty if nothing is pending.
+Cut cut(const std::vector<ValuePtr>& values) {
+  std::unique_lock<std::mutex> lock(graph_mutex());
+  auto nodes = pending_nodes_of(values);
+  const auto is_running = [](const Node* node) { return node->is_running; };
+  while (std::any_of(nodes.begin(), nodes.end(), is_running)) {
+    runs_ended().wait(lock);
+    nodes = pending_nodes_of(values);
+  }
+  Cut made;
+  if (nodes.empty()) return made;
+  made.outputs = outputs_of(nodes);
+  made.lowered = lower(nodes, made.outputs);
+  for (auto* node : nodes) {
+    node->is_running = true;
+    for (const auto& result : node->results)
+      if (auto value = result.lock()) made.nodes.push_back(value->node);
+  }
+  return made;
+}
+
+} // namespace
+
+void compute(const std::vector<ValuePtr>& values) {
+  auto part = cut(values);
+  if (part.nodes.empty()) return;
+  const auto end_run = c10::make_scope_exit([&] {
+    {
+      const std::lock_guard<std::mutex> guard(graph_mutex());
+      for (const auto& node : part.nodes)
+        node->is_running = false;
+    }
+    runs_ended().notify_all();
+  });
+  auto tensors = run(part.lowered);
+  const std::lock_guard<std::mutex> guard(graph_mutex());
+  for (size_t i = 0; i < part.outputs.size(); ++i) {
+    part.outputs[i]->tensor = std::move(tensors[i]);
+    part.outputs[i]->node.reset(); // the node lives on in `part`, until the lock is released
+  }
+}
+
+} // namespace torchmdla::acap

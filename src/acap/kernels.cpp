@@ -1,0 +1,277 @@
+#include "kernels.h"
+
+#include "arguments.h"
+#include "cpu_call.h"
+#include "operators.h"
+#include "record.h"
+#include "tensor.h"
+#include "views.h"
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/ExpandUtils.h>
+#include <ATen/OpMathType.h>
+#include <ATen/ops/_native_batch_norm_legit.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/ones_like.h>
+#include <torch/library.h>
+
+#include <unordered_set>
+
+namespace torchmdla::acap {
+
+using c10::IValue;
+using c10::OperatorHandle;
+using torch::jit::Stack;
+
+namespace {
+
+constexpr auto device_type = c10::DeviceType::PrivateUse1;
+
+void boxed_record(const OperatorHandle& op, Stack* stack) {
+  record(op, stack);
+}
+
+// Looking at values is what a lazy device is for, no fallback.
+void boxed_call_on_cpu(const OperatorHandle& op, Stack* stack) {
+  call_on_cpu(op, stack);
+}
+
+// --- memory ---------------------------------------------------------------------------------------
+
+void check_dense(std::optional<at::Layout> layout, std::optional<bool> pin_memory) {
+  TORCH_CHECK_NOT_IMPLEMENTED(layout.value_or(at::kStrided) == at::kStrided,
+                              "the acap device has dense tensors only, not ", *layout);
+  TORCH_CHECK(!pin_memory.value_or(false), "Only dense CPU tensors can be pinned");
+}
+
+at::Tensor empty_strided(at::IntArrayRef sizes, at::IntArrayRef strides,
+                         std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
+                         std::optional<at::Device> device, std::optional<bool> pin_memory) {
+  check_dense(layout, pin_memory);
+  const auto type = dtype.value_or(c10::get_default_dtype_as_scalartype());
+  return make_tensor(
+      std::make_shared<Value>(at::Tensor(at::detail::empty_strided_cpu(sizes, strides, type))));
+}
+
+at::Tensor empty(at::IntArrayRef sizes, std::optional<at::ScalarType> dtype,
+                 std::optional<at::Layout> layout, std::optional<at::Device> device,
+                 std::optional<bool> pin_memory, std::optional<at::MemoryFormat> format) {
+  check_dense(layout, pin_memory);
+  const auto type = dtype.value_or(c10::get_default_dtype_as_scalartype());
+  return make_tensor(std::make_shared<Value>(at::Tensor(
+      at::detail::empty_cpu(sizes, type, /*pin_memory=*/false, format))));
+}
+
+// --- copies ---------------------------------------------------------------------------------------
+
+// Of a tensor like `tensor` with a storage of its own.
+std::vector<int64_t> dense_strides(const at::Tensor& tensor) {
+  auto geometry = Geometry::of(tensor);
+  geometry.offset = 0;
+  if (geometry.is_dense()) return tensor.strides().vec();
+  return at::detail::empty_meta(tensor.sizes(), tensor.scalar_type()).strides().vec();
+}
+
+at::Tensor& copy_from_cpu(at::Tensor& self, const at::Tensor& source) {
+  const auto expanded = source.expand_as(self);
+  auto content = at::Tensor(
+      at::detail::empty_strided_cpu(self.sizes(), dense_strides(self), self.scalar_type()));
+  content.copy_(expanded);
+  write_content(self, std::make_shared<Value>(std::move(content)));
+  return self;
+}
+
+at::Tensor& copy_on_device(at::Tensor& self, const at::Tensor& source) {
+  auto value = value_of(source);
+  if (source.sizes() != self.sizes())
+    value = append("aten::expand", "", {value, self.sizes().vec(), false},
+                   at::Tensor(at::detail::empty_meta(self.sizes(), source.scalar_type())));
+  write_content(self, value);
+  return self;
+}
+
+// Dtypes and sizes may differ; one of the tensors is on acap.
+at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
+  if (self.is_same(source)) return self;
+  const bool is_plain = !self.is_conj() && !self.is_neg() && !source.is_conj() && !source.is_neg();
+  if (is_acap(self) && is_plain && at::is_expandable_to(source.sizes(), self.sizes())) {
+    if (is_acap(source)) return copy_on_device(self, source);
+    if (source.device().is_cpu() && source.layout() == at::kStrided)
+      return copy_from_cpu(self, source);
+  }
+  const auto from = is_acap(source) ? cpu_alias(source) : source;
+  if (!is_acap(self)) {
+    self.copy_(from, non_blocking);
+    return self;
+  }
+  auto alias = cpu_alias_for_writing(self);
+  alias.copy_(from, non_blocking);
+  written(self, alias);
+  return self;
+}
+
+// To another dtype, on the device; or to another device.
+void to_copy(const OperatorHandle& op, Stack* stack) {
+  const auto arguments = torch::jit::last(*stack, op.schema().arguments().size());
+  const auto& device = arguments[*op.schema().argumentIndexWithName("device")];
+  if (device.isNone() || device.toDevice().type() == device_type) {
+    record(op, stack);
+    return;
+  }
+  auto& self = (*stack)[stack->size() - op.schema().arguments().size()];
+  self = cpu_alias(self.toTensor());
+  op.callBoxed(stack);
+}
+
+// --- storages -------------------------------------------------------------------------------------
+
+void set_storage(at::Tensor& self, const c10::Storage& storage, Geometry geometry) {
+  TORCH_CHECK(storage.device().type() == device_type,
+              "Attempted to set the storage of a tensor on device \"", self.device(),
+              "\" to a storage on different device \"", storage.device(),
+              "\".  This is no longer allowed; the devices must match.");
+  self.unsafeGetTensorImpl()->set_storage_keep_dtype(storage);
+  place_in(self, geometry);
+  TORCH_CHECK(geometry.bytes() <= storage.nbytes(), "setStorage: sizes ", self.sizes(),
+              ", strides ", self.strides(), ", storage offset ", self.storage_offset(),
+              ", and itemsize ", self.itemsize(), " requiring a storage size of ",
+              geometry.bytes(), " are out of bounds for storage of size ", storage.nbytes());
+  rebase(self);
+}
+
+at::Tensor& set_to_part(at::Tensor& self, at::Storage source, int64_t offset,
+                        at::IntArrayRef sizes, at::IntArrayRef strides) {
+  Geometry geometry{{sizes.begin(), sizes.end()}, {}, offset, self.scalar_type()};
+  if (strides.empty()) {
+    const auto dense = at::detail::empty_meta(sizes, self.scalar_type());
+    geometry.strides.assign(dense.strides().begin(), dense.strides().end());
+  } else {
+    geometry.strides.assign(strides.begin(), strides.end());
+  }
+  set_storage(self, source, std::move(geometry));
+  return self;
+}
+
+at::Tensor& set_to_storage(at::Tensor& self, at::Storage source) {
+  const auto elements = static_cast<int64_t>(source.nbytes() / self.itemsize());
+  set_storage(self, source, {{elements}, {1}, 0, self.scalar_type()});
+  return self;
+}
+
+at::Tensor& set_to_tensor(at::Tensor& self, const at::Tensor& source) {
+  set_storage(self, source.storage(), Geometry::of(source));
+  return self;
+}
+
+at::Tensor& set_to_nothing(at::Tensor& self) {
+  const auto empty = at::empty({0}, self.options());
+  return set_to_tensor(self, empty);
+}
+
+// --- values ---------------------------------------------------------------------------------------
+
+at::Tensor& fill_with(at::Tensor& self, const at::Scalar& number) {
+  const auto dtype = self.scalar_type();
+  write_content(self, append("aten::full", "",
+                             {self.sizes().vec(), IValue(number), static_cast<int64_t>(dtype),
+                              IValue(), c10::Device(c10::kCPU), IValue()},
+                             at::Tensor(at::detail::empty_meta(self.sizes(), dtype))));
+  return self;
+}
+
+at::Tensor& zero_(at::Tensor& self) {
+  return fill_with(self, 0);
+}
+
+// The mask is drawn at once, in the program's order, and computes nothing that is pending.
+std::tuple<at::Tensor, at::Tensor> native_dropout(const at::Tensor& self, double p,
+                                                  std::optional<bool> train) {
+  if (!train.value_or(true)) return {self.clone(), at::ones_like(self, at::kBool)};
+  const auto keep = 1 - p;
+  auto mask = at::empty_like(self, self.options().dtype(at::kBool));
+  mask.bernoulli_(keep);
+  return {self.mul(mask).mul(keep == 0 ? 0. : 1. / keep), mask};
+}
+
+// In training the running statistics are written to, which this schema does not say.
+std::tuple<at::Tensor, at::Tensor, at::Tensor>
+native_batch_norm(const at::Tensor& self, const std::optional<at::Tensor>& weight,
+                  const std::optional<at::Tensor>& bias,
+                  const std::optional<at::Tensor>& running_mean,
+                  const std::optional<at::Tensor>& running_var, bool training, double momentum,
+                  double eps) {
+  const bool has_statistics = running_mean && running_mean->defined();
+  if (training && has_statistics) {
+    auto mean = *running_mean, variance = *running_var;
+    return at::_native_batch_norm_legit(self, weight, bias, mean, variance, training, momentum,
+                                        eps);
+  }
+  if (training)
+    return at::_native_batch_norm_legit(self, weight, bias, training, momentum, eps);
+  const auto operand = [](const std::optional<at::Tensor>& tensor) -> Operand {
+    if (!tensor || !tensor->defined()) return IValue();
+    return value_of(*tensor);
+  };
+  const auto result =
+      append("aten::batch_norm", "",
+             {value_of(self), operand(weight), operand(bias), operand(running_mean),
+              operand(running_var), false, momentum, eps, false},
+             at::Tensor(at::detail::empty_strided_meta(self.sizes(), dense_strides(self),
+                                                       self.scalar_type())));
+  const auto none = at::empty({0}, self.options().dtype(at::toOpMathType(self.scalar_type())));
+  return {make_tensor(result), none, none};
+}
+
+// --- registration ---------------------------------------------------------------------------------
+
+// Composite kernels that are better than a node: they draw into new memory, or go through lists.
+bool keeps_composite(const OperatorHandle& op) {
+  const auto& name = op.operator_name().name;
+  return is_random(op) || name.starts_with("aten::_foreach") || name == "aten::_conj" ||
+         name == "aten::_neg_view";
+}
+
+// A fallback is outranked by composite kernels, which would take apart ops that devices know.
+void register_over_composites(torch::Library& library) {
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const auto& name : dispatcher.getAllOpNames()) {
+    if (!name.name.starts_with("aten::")) continue;
+    const auto op = dispatcher.findSchema(name);
+    if (!op || op->hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1)) continue;
+    const bool is_composite =
+        op->hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) ||
+        op->hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional);
+    if (!is_composite || keeps_composite(*op)) continue;
+    if (traits_of(*op).kind == OperatorKind::other) continue;
+    library.impl(c10::toString(name).c_str(),
+                 torch::CppFunction::makeFromBoxedFunction<&boxed_record>());
+  }
+}
+
+} // namespace
+
+void register_kernels() {
+  static torch::Library every(torch::Library::IMPL, "_", c10::DispatchKey::PrivateUse1, __FILE__,
+                              __LINE__);
+  every.fallback(torch::CppFunction::makeFromBoxedFunction<&boxed_record>());
+  static torch::Library aten(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__,
+                             __LINE__);
+  aten.impl("empty.memory_format", &empty);
+  aten.impl("empty_strided", &empty_strided);
+  aten.impl("copy_", &copy_);
+  aten.impl("_to_copy", torch::CppFunction::makeFromBoxedFunction<&to_copy>());
+  aten.impl("set_.source_Storage_storage_offset", &set_to_part);
+  aten.impl("set_.source_Storage", &set_to_storage);
+  aten.impl("set_.source_Tensor", &set_to_tensor);
+  aten.impl("set_", &set_to_nothing);
+  aten.impl("fill_.Scalar", &fill_with);
+  aten.impl("zero_", &zero_);
+  aten.impl("native_dropout", &native_dropout);
+  aten.impl("native_batch_norm", &native_batch_norm);
+  for (const char* name : {"_local_scalar_dense", "resize_", "equal"})
+    aten.impl(name, torch::CppFunction::makeFromBoxedFunction<&boxed_call_on_cpu>());
+  register_over_composites(aten);
+}
+
+} // namespace torchmdla::acap

@@ -1,0 +1,152 @@
+#include "operators.h"
+
+#include "views.h"
+
+#include <algorithm>
+#include <mutex>
+#include <shared_mutex>
+#include <unordered_map>
+
+namespace torchmdla::acap {
+
+using c10::OperatorHandle;
+using c10::OperatorName;
+
+namespace {
+
+bool is_tensors(const c10::TypePtr& type) {
+  return type->kind() == c10::TypeKind::TensorType ||
+         type->isSubtypeOf(*c10::ListType::ofTensors());
+}
+
+bool writes(const c10::Argument& argument) {
+  return argument.alias_info() && argument.alias_info()->isWrite();
+}
+
+// Tensors, or one list of tensors: what a node may have as results.
+bool has_recordable_results(const c10::FunctionSchema& schema) {
+  const auto& returns = schema.returns();
+  if (returns.size() == 1) return is_tensors(returns[0].type());
+  return !returns.empty() && std::all_of(returns.begin(), returns.end(), [](const auto& returned) {
+    return returned.type()->kind() == c10::TypeKind::TensorType;
+  });
+}
+
+// All overloads that are defined, by base name.
+const std::unordered_map<std::string, std::vector<OperatorName>>& overloads() {
+  static const auto table = [] {
+    std::unordered_map<std::string, std::vector<OperatorName>> made;
+    for (const auto& name : c10::Dispatcher::singleton().getAllOpNames())
+      made[name.name].push_back(name);
+    return made;
+  }();
+  return table;
+}
+
+// In-place ops whose twins have other names, or are better not those of the rule.
+const std::unordered_map<OperatorName, OperatorName>& named_twins() {
+  static const std::unordered_map<OperatorName, OperatorName> table{
+      {{"aten::_native_batch_norm_legit", ""}, {"aten::_native_batch_norm_legit_functional", ""}},
+  };
+  return table;
+}
+
+bool same_inputs(const c10::FunctionSchema& mutating, const std::vector<size_t>& outs,
+                 const c10::FunctionSchema& functional) {
+  const auto& wanted = functional.arguments();
+  size_t next = 0;
+  for (size_t i = 0; i < mutating.arguments().size(); ++i) {
+    if (std::find(outs.begin(), outs.end(), i) != outs.end()) continue;
+    const auto& argument = mutating.arguments()[i];
+    if (next == wanted.size() || argument.name() != wanted[next].name() ||
+        *argument.type() != *wanted[next].type())
+      return false;
+    ++next;
+  }
+  return next == wanted.size();
+}
+
+bool is_functional(const c10::FunctionSchema& schema) {
+  const auto is_free = [](const c10::Argument& argument) { return !argument.alias_info(); };
+  return std::all_of(schema.arguments().begin(), schema.arguments().end(), is_free) &&
+         std::all_of(schema.returns().begin(), schema.returns().end(), is_free) &&
+         has_recordable_results(schema);
+}
+
+std::vector<OperatorName> candidates(const OperatorHandle& op) {
+  const auto& [name, overload] = op.operator_name();
+  if (const auto found = named_twins().find(op.operator_name()); found != named_twins().end())
+    return {found->second};
+  const auto base = name.ends_with("_") ? name.substr(0, name.size() - 1) : name;
+  const auto found = overloads().find(base);
+  return found == overloads().end() ? std::vector<OperatorName>() : found->second;
+}
+
+OperatorTraits traits_of_mutating(const OperatorHandle& op) {
+  OperatorTraits traits{OperatorKind::other, {}, {}, {}, 0};
+  const auto& arguments = op.schema().arguments();
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (!writes(arguments[i])) continue;
+    if (arguments[i].type()->kind() != c10::TypeKind::TensorType) return traits;
+    traits.written.push_back(i);
+    if (arguments[i].is_out()) traits.outs.push_back(i);
+  }
+  if (!traits.outs.empty() && traits.outs != traits.written) return traits;
+  for (const auto& name : candidates(op)) {
+    const auto twin = c10::Dispatcher::singleton().findSchema(name);
+    if (!twin || !is_functional(twin->schema()) ||
+        !same_inputs(op.schema(), traits.outs, twin->schema()))
+      continue;
+    const auto results = twin->schema().returns().size();
+    if (results < traits.written.size()) continue;
+    traits.fresh_results = results - traits.written.size();
+    traits.functional = twin;
+    traits.kind = OperatorKind::mutating;
+    return traits;
+  }
+  return traits;
+}
+
+OperatorTraits make_traits(const OperatorHandle& op) {
+  const auto& schema = op.schema();
+  if (is_recordable_view(op)) return {OperatorKind::view, {}, {}, {}, 0};
+  if (is_random(op)) return {OperatorKind::other, {}, {}, {}, 0};
+  if (std::any_of(schema.arguments().begin(), schema.arguments().end(), writes))
+    return traits_of_mutating(op);
+  return {is_functional(schema) ? OperatorKind::functional : OperatorKind::other, {}, {}, {}, 0};
+}
+
+} // namespace
+
+const OperatorTraits& traits_of(const OperatorHandle& op) {
+  static std::shared_mutex mutex;
+  static auto* known = new std::unordered_map<OperatorName, OperatorTraits>();
+  {
+    const std::shared_lock<std::shared_mutex> guard(mutex);
+    if (const auto found = known->find(op.operator_name()); found != known->end())
+      return found->second;
+  }
+  auto traits = make_traits(op);
+  const std::unique_lock<std::shared_mutex> guard(mutex);
+  return known->emplace(op.operator_name(), std::move(traits)).first->second;
+}
+
+std::optional<OperatorHandle> scalar_twin(const OperatorHandle& op, size_t argument) {
+  const auto twin =
+      c10::Dispatcher::singleton().findSchema({op.operator_name().name, "Scalar"});
+  if (!twin) return std::nullopt;
+  const auto &own = op.schema().arguments(), &others = twin->schema().arguments();
+  if (own.size() != others.size()) return std::nullopt;
+  for (size_t i = 0; i < own.size(); ++i) {
+    if (own[i].name() != others[i].name()) return std::nullopt;
+    const bool is_number = others[i].type()->kind() == c10::TypeKind::NumberType;
+    if (i == argument ? !is_number : *own[i].type() != *others[i].type()) return std::nullopt;
+  }
+  return twin;
+}
+
+bool is_random(const OperatorHandle& op) {
+  return op.hasTag(at::Tag::nondeterministic_seeded);
+}
+
+} // namespace torchmdla::acap

@@ -1,0 +1,345 @@
+#include "record.h"
+
+#include "arguments.h"
+#include "cpu_call.h"
+#include "operators.h"
+#include "signature.h"
+#include "tensor.h"
+#include "views.h"
+
+#include <ATen/EmptyTensor.h>
+#include <c10/core/DefaultDtype.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/hash.h>
+
+#include <algorithm>
+#include <atomic>
+#include <unordered_map>
+#include <unordered_set>
+
+namespace torchmdla::acap {
+
+using c10::IValue;
+using c10::OperatorHandle;
+using torch::jit::Stack;
+
+namespace {
+
+constexpr size_t default_most_pending_nodes = 20000;
+std::atomic<size_t> most_pending_nodes{default_most_pending_nodes};
+
+// --- devices --------------------------------------------------------------------------------------
+
+// Ops that take positions from the CPU, on any device.
+bool takes_indices_from_cpu(const OperatorHandle& op) {
+  static const std::unordered_set<std::string> names{
+      "aten::index",           "aten::index_put",     "aten::index_put_", "aten::_index_put_impl_",
+      "aten::_unsafe_index",   "aten::_unsafe_index_put",
+      "aten::_index_put_impl", "aten::_unsafe_masked_index"};
+  return names.count(op.operator_name().name) != 0;
+}
+
+void check_devices(const OperatorHandle& op, const std::vector<IValue>& arguments) {
+  if (takes_indices_from_cpu(op)) return;
+  std::optional<c10::Device> first, other;
+  bool has_other_than_scalar = false;
+  for (const auto& argument : arguments)
+    for_each_tensor(argument, [&](const at::Tensor& tensor) {
+      if (!first)
+        first = tensor.device();
+      else if (tensor.device() != *first)
+        other = tensor.device();
+      // A number may come from the CPU.
+      if (!is_acap(tensor) && !(tensor.device().is_cpu() && tensor.dim() == 0))
+        has_other_than_scalar = true;
+    });
+  TORCH_CHECK(!other || !has_other_than_scalar,
+              "Expected all tensors to be on the same device, but found at least two devices, ",
+              *first, " and ", *other, "! (when checking the arguments of ", op.operator_name(),
+              ")");
+}
+
+// --- types ----------------------------------------------------------------------------------------
+
+// Numbers from the CPU go with tensors of any device.
+at::Tensor meta_of(const at::Tensor& tensor) {
+  if (!is_acap(tensor) && tensor.dim() == 0) return tensor;
+  return at::detail::empty_strided_meta(tensor.sizes(), tensor.strides(), tensor.scalar_type());
+}
+
+using Metas = std::vector<at::Tensor>;
+
+// The results of a call as meta tensors, undefined where they are; none where meta kernels do not
+// tell, for whatever reason.
+std::optional<Metas> infer_anew(const OperatorHandle& op, const std::vector<IValue>& arguments) {
+  Stack stack;
+  for (const auto& argument : arguments)
+    stack.push_back(argument.isDevice() ? IValue(c10::Device(c10::kMeta))
+                                        : with_tensors(argument, meta_of));
+  try {
+    const c10::impl::ExcludeDispatchKeyGuard below(c10::autograd_dispatch_keyset_with_ADInplaceOrView |
+                                                   c10::autocast_dispatch_keyset);
+    op.callBoxed(stack);
+  } catch (const std::exception&) {
+    return std::nullopt;
+  }
+  Metas metas;
+  for (const auto& result : stack) {
+    if (!result.isTensorList() && !result.isTensor()) return std::nullopt;
+    if (result.isTensor())
+      metas.push_back(result.toTensor());
+    else
+      for (const at::Tensor& element : result.toTensorVector())
+        metas.push_back(element);
+  }
+  const bool are_metas = std::all_of(metas.begin(), metas.end(), [](const at::Tensor& meta) {
+    return !meta.defined() || (meta.is_meta() && meta.layout() == c10::kStrided);
+  });
+  return are_metas ? std::optional(std::move(metas)) : std::nullopt;
+}
+
+// What the types of a call's results depend on; false where values that a signature does not have
+// matter (the ends of a range).
+bool append_types(const std::vector<IValue>& arguments, Signature& signature) {
+  bool has_tensors = false;
+  for (const auto& argument : arguments) {
+    for_each_tensor(argument, [&](const at::Tensor& tensor) {
+      has_tensors = true;
+      const bool is_number = tensor.unsafeGetTensorImpl()->is_wrapped_number();
+      signature.push_back(is_acap(tensor) | is_number << 1);
+      // Others have a class of strides, which tells them.
+      if (!tensor.is_non_overlapping_and_dense())
+        signature.append(tensor.strides().begin(), tensor.strides().end());
+    });
+    if (!argument.isOptionalTensorList()) {
+      if (!append_signature(argument, signature)) return false;
+      continue;
+    }
+    signature.push_back(static_cast<int64_t>(argument.toListRef().size()));
+    for (const auto& element : argument.toListRef())
+      append_signature(element, signature);
+  }
+  return has_tensors;
+}
+
+// Programs repeat themselves, and some meta kernels are in Python.
+std::optional<Metas> infer(const OperatorHandle& op, const std::vector<IValue>& arguments) {
+  constexpr size_t most_known = 8192;
+  using Key = std::vector<int64_t>;
+  thread_local std::unordered_map<Key, Metas, c10::hash<Key>> known;
+  Signature signature{static_cast<int64_t>(std::hash<OperatorHandle>()(op)),
+                      static_cast<int64_t>(c10::get_default_dtype_as_scalartype())};
+  if (!append_types(arguments, signature)) return infer_anew(op, arguments);
+  Key key(signature.begin(), signature.end());
+  if (const auto found = known.find(key); found != known.end()) return found->second;
+  auto metas = infer_anew(op, arguments);
+  if (metas && known.size() >= most_known) known.clear();
+  if (metas) known.emplace(std::move(key), *metas);
+  return metas;
+}
+
+// --- nodes ----------------------------------------------------------------------------------------
+
+// A tensor that is a number, as the CPU tensor that a graph may hold: no wrapped one, which would
+// promote in another way, but one of the result's type.
+at::Tensor number_tensor(const at::Tensor& tensor, const std::vector<at::Tensor>& metas) {
+  const bool is_wrapped = tensor.unsafeGetTensorImpl()->is_wrapped_number();
+  if (!is_wrapped || metas.empty() || !metas[0].defined() || metas[0].scalar_type() == at::kBool)
+    return tensor.clone();
+  return tensor.to(metas[0].scalar_type(), /*non_blocking=*/false, /*copy=*/true);
+}
+
+ValuePtr operand_of(const at::Tensor& tensor, const std::vector<at::Tensor>& metas) {
+  if (is_acap(tensor)) return value_of(tensor);
+  return std::make_shared<Value>(tensor.dim() == 0 ? number_tensor(tensor, metas) : tensor.clone());
+}
+
+Operand operand_of(const IValue& argument, const std::vector<at::Tensor>& metas) {
+  if (argument.isTensor()) {
+    if (!argument.toTensor().defined()) return IValue();
+    return operand_of(argument.toTensor(), metas);
+  }
+  if (is_list_of_tensors(argument)) {
+    std::vector<ValuePtr> values;
+    for (const auto& element : argument.toListRef())
+      values.push_back(element.isTensor() && element.toTensor().defined()
+                           ? operand_of(element.toTensor(), metas)
+                           : nullptr);
+    return values;
+  }
+  if (argument.isDevice()) return IValue(c10::Device(c10::kCPU));
+  return argument;
+}
+
+// The default dtype is that of now, not of the time when the graph runs.
+void fix_dtype(const OperatorHandle& op, const std::vector<at::Tensor>& metas,
+               std::vector<Operand>& operands) {
+  const auto index = op.schema().argumentIndexWithName("dtype");
+  if (!index || !op.schema().argumentIndexWithName("device") || metas.size() != 1) return;
+  auto* dtype = std::get_if<IValue>(&operands[*index]);
+  if (dtype && dtype->isNone()) *dtype = static_cast<int64_t>(metas[0].scalar_type());
+}
+
+// Adds a call to the graph, by the overload for numbers where a tensor is one.
+std::vector<ValuePtr> append_call(OperatorHandle op, const std::vector<IValue>& arguments,
+                                  const std::vector<at::Tensor>& metas) {
+  std::vector<Operand> operands;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const auto& argument = arguments[i];
+    const bool is_number = argument.isTensor() && argument.toTensor().defined() &&
+                           argument.toTensor().unsafeGetTensorImpl()->is_wrapped_number();
+    const auto twin = is_number ? scalar_twin(op, i) : std::nullopt;
+    if (twin) {
+      op = *twin;
+      operands.emplace_back(IValue(argument.toTensor().item()));
+    } else {
+      operands.push_back(operand_of(argument, metas));
+    }
+  }
+  fix_dtype(op, metas, operands);
+  return append(op, std::move(operands), metas);
+}
+
+at::Tensor tensor_of(const ValuePtr& value) {
+  return value ? make_tensor(value) : at::Tensor();
+}
+
+// As the schema returns them.
+void push_results(const OperatorHandle& op, const std::vector<at::Tensor>& results, Stack* stack) {
+  const auto& returns = op.schema().returns();
+  if (returns.size() == 1 && returns[0].type()->kind() == c10::TypeKind::ListType)
+    stack->emplace_back(c10::List<at::Tensor>(results));
+  else
+    stack->insert(stack->end(), results.begin(), results.end());
+}
+
+bool record_functional(const OperatorHandle& op, const std::vector<IValue>& arguments,
+                       Stack* stack) {
+  const auto metas = infer(op, arguments);
+  if (!metas) return false;
+  std::vector<at::Tensor> results;
+  for (const auto& value : append_call(op, arguments, *metas))
+    results.push_back(tensor_of(value));
+  push_results(op, results, stack);
+  return true;
+}
+
+bool record_view(const OperatorHandle& op, const std::vector<IValue>& arguments, Stack* stack) {
+  const auto metas = infer(op, arguments);
+  if (!metas) return false;
+  push_results(op, take_views(op, arguments, *metas), stack);
+  return true;
+}
+
+// --- writes ---------------------------------------------------------------------------------------
+
+bool has_overlap(const at::Tensor& tensor) {
+  for (int64_t i = 0; i < tensor.dim(); ++i)
+    if (tensor.stride(i) == 0 && tensor.size(i) > 1) return true;
+  return false;
+}
+
+// Whether a result of type `meta` may be written to `argument` as it is, which else eager PyTorch
+// resizes or refuses.
+bool can_write(const IValue& argument, const at::Tensor& meta) {
+  if (argument.isNone()) return true;
+  const auto& tensor = argument.toTensor();
+  if (!tensor.defined()) return true;
+  return meta.defined() && is_acap(tensor) && tensor.sizes() == meta.sizes() &&
+         c10::canCast(meta.scalar_type(), tensor.scalar_type()) && !has_overlap(tensor) &&
+         !tensor.is_conj() && !tensor.is_neg();
+}
+
+ValuePtr cast(const ValuePtr& value, at::ScalarType dtype) {
+  if (value->meta.scalar_type() == dtype) return value;
+  return append("aten::_to_copy", "",
+                {value, static_cast<int64_t>(dtype), IValue(), IValue(), IValue(), false, IValue()},
+                at::Tensor(at::detail::empty_meta(value->meta.sizes(), dtype)));
+}
+
+} // namespace
+
+void write_content(const at::Tensor& tensor, const ValuePtr& content) {
+  const auto value = cast(content, tensor.scalar_type());
+  if (write(tensor, value)) return;
+  compute({value});
+  auto alias = cpu_alias_for_writing(tensor);
+  alias.copy_(value->tensor);
+  written(tensor, alias);
+}
+
+namespace {
+
+// Arguments that are written to are what their op returns, in its order; what else it returns is
+// new.
+void push_written(const OperatorHandle& op, const OperatorTraits& traits,
+                  const std::vector<IValue>& arguments, const std::vector<ValuePtr>& values,
+                  Stack* stack) {
+  size_t next_fresh = 0;
+  for (const auto& returned : op.schema().returns()) {
+    const auto index =
+        std::find_if(traits.written.begin(), traits.written.end(), [&](size_t written) {
+          return returned.alias_info() && op.schema().arguments()[written].alias_info()->beforeSets() ==
+                                              returned.alias_info()->beforeSets();
+        });
+    if (index == traits.written.end())
+      stack->emplace_back(tensor_of(values[next_fresh++]));
+    else
+      stack->push_back(arguments[*index]);
+  }
+}
+
+bool record_mutating(const OperatorHandle& op, const OperatorTraits& traits,
+                     const std::vector<IValue>& arguments, Stack* stack) {
+  std::vector<IValue> inputs;
+  for (size_t i = 0; i < arguments.size(); ++i)
+    if (std::find(traits.outs.begin(), traits.outs.end(), i) == traits.outs.end())
+      inputs.push_back(arguments[i]);
+  const auto metas = infer(*traits.functional, inputs);
+  if (!metas) return false;
+  for (size_t i = 0; i < traits.written.size(); ++i)
+    if (!can_write(arguments[traits.written[i]], (*metas)[traits.fresh_results + i])) return false;
+  const auto values = append_call(*traits.functional, inputs, *metas);
+  for (size_t i = 0; i < traits.written.size(); ++i) {
+    const auto& argument = arguments[traits.written[i]];
+    if (argument.isTensor() && argument.toTensor().defined())
+      write_content(argument.toTensor(), values[traits.fresh_results + i]);
+  }
+  push_written(op, traits, arguments, values, stack);
+  return true;
+}
+
+bool try_to_record(const OperatorHandle& op, const std::vector<IValue>& arguments, Stack* stack) {
+  const auto& traits = traits_of(op);
+  switch (traits.kind) {
+  case OperatorKind::functional:
+    return record_functional(op, arguments, stack);
+  case OperatorKind::mutating:
+    return record_mutating(op, traits, arguments, stack);
+  case OperatorKind::view:
+    return record_view(op, arguments, stack);
+  case OperatorKind::other:
+    break;
+  }
+  return false;
+}
+
+} // namespace
+
+void record(const OperatorHandle& op, Stack* stack) {
+  const auto arguments = torch::jit::pop(*stack, op.schema().arguments().size());
+  check_devices(op, arguments);
+  if (try_to_record(op, arguments, stack)) {
+    if (pending_nodes() > most_pending_nodes.load(std::memory_order_relaxed))
+      compute(pending_values());
+    return;
+  }
+  stack->insert(stack->end(), arguments.begin(), arguments.end());
+  fall_back_to_cpu(op, stack);
+}
+
+void set_most_pending_nodes(size_t most) {
+  most_pending_nodes = most;
+}
+
+} // namespace torchmdla::acap

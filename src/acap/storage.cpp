@@ -1,0 +1,179 @@
+#include "storage.h"
+
+#include <ATen/EmptyTensor.h>
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <unordered_set>
+
+namespace torchmdla::acap {
+
+namespace {
+
+// Storages with content; guarded by graph_mutex().
+std::unordered_set<const Storage*>& storages() {
+  static auto* known = new std::unordered_set<const Storage*>(); // outlives every tensor
+  return *known;
+}
+
+at::Tensor laid_out(const at::Tensor& tensor, const Geometry& base) {
+  auto made = at::Tensor(at::detail::empty_strided_cpu(base.sizes, base.strides, base.dtype));
+  made.copy_(tensor.resolve_conj().resolve_neg());
+  return made;
+}
+
+// Whether the memory starts with the tensor, and nothing else is there.
+bool owns_layout(const at::Tensor& tensor, const Geometry& base) {
+  return tensor.sizes() == c10::IntArrayRef(base.sizes) &&
+         tensor.strides() == c10::IntArrayRef(base.strides) && tensor.storage_offset() == 0 &&
+         tensor.scalar_type() == base.dtype && !tensor.is_conj() && !tensor.is_neg() &&
+         tensor.storage().nbytes() >= base.bytes();
+}
+
+} // namespace
+
+Geometry Geometry::of(const at::Tensor& tensor) {
+  return {{tensor.sizes().begin(), tensor.sizes().end()},
+          {tensor.strides().begin(), tensor.strides().end()},
+          tensor.storage_offset(),
+          tensor.scalar_type()};
+}
+
+bool Geometry::operator==(const Geometry& other) const {
+  return offset == other.offset && dtype == other.dtype && sizes == other.sizes &&
+         strides == other.strides;
+}
+
+bool Geometry::is_empty() const {
+  return std::find(sizes.begin(), sizes.end(), 0) != sizes.end();
+}
+
+bool Geometry::is_contiguous() const {
+  if (offset != 0) return false;
+  if (is_empty()) return true;
+  int64_t expected = 1;
+  for (size_t i = sizes.size(); i-- > 0;) {
+    if (sizes[i] != 1 && strides[i] != expected) return false;
+    expected *= sizes[i];
+  }
+  return true;
+}
+
+bool Geometry::is_dense() const {
+  if (offset != 0) return false;
+  if (is_empty()) return true;
+  c10::SmallVector<size_t, 6> order(sizes.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return strides[a] < strides[b]; });
+  int64_t expected = 1;
+  for (const auto i : order) {
+    if (sizes[i] != 1 && strides[i] != expected) return false;
+    expected *= sizes[i];
+  }
+  return true;
+}
+
+size_t Geometry::bytes() const {
+  if (is_empty()) return 0;
+  int64_t elements = 1;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    elements += (sizes[i] - 1) * strides[i];
+  }
+  return static_cast<size_t>(offset + elements) * c10::elementSize(dtype);
+}
+
+// Before anything is put in, the content is as many bytes.
+Storage::Storage(c10::SymInt size_bytes, c10::DataPtr data_ptr, c10::Allocator* allocator,
+                 bool resizable)
+    : c10::StorageImpl(use_byte_size_t(), size_bytes, std::move(data_ptr), allocator, resizable) {
+  const auto bytes = size_bytes.expect_int();
+  base_ = {{bytes}, {1}, 0, at::kByte};
+  const std::lock_guard<std::mutex> guard(graph_mutex());
+  storages().insert(this);
+}
+
+Storage::~Storage() {
+  const std::lock_guard<std::mutex> guard(graph_mutex());
+  storages().erase(this);
+}
+
+Storage& Storage::of(const at::Tensor& tensor) {
+  auto* storage = dynamic_cast<Storage*>(tensor.storage().unsafeGetStorageImpl());
+  TORCH_CHECK(storage, "torchmdla: a tensor on the acap device has a storage of another device");
+  return *storage;
+}
+
+void Storage::reset(Geometry base, ValuePtr value) {
+  base_ = std::move(base);
+  ++epoch_;
+  write(std::move(value));
+}
+
+void Storage::write(ValuePtr value) {
+  value_ = std::move(value);
+  ++version_;
+}
+
+std::vector<ValuePtr> pending_values() {
+  const std::lock_guard<std::mutex> guard(graph_mutex());
+  std::vector<ValuePtr> values;
+  for (const auto* storage : storages())
+    if (storage->value() && storage->value()->node) values.push_back(storage->value());
+  return values;
+}
+
+namespace {
+
+// Empty where the content is pending.
+at::Tensor settled(Storage& storage, bool for_writing) {
+  if (!storage.value()) {
+    auto tensor = at::Tensor(at::detail::empty_strided_cpu(
+        storage.base().sizes, storage.base().strides, storage.base().dtype));
+    storage.write(std::make_shared<Value>(std::move(tensor)));
+  }
+  const auto& value = storage.value();
+  if (value->node) return {};
+  const bool is_shared = for_writing && (value.use_count() > 1 || value->tensor.use_count() > 1 ||
+                                         value->tensor.storage().use_count() > 1);
+  if (is_shared || !owns_layout(value->tensor, storage.base()))
+    storage.write(std::make_shared<Value>(laid_out(value->tensor, storage.base())));
+  return storage.value()->tensor;
+}
+
+at::Tensor settle(Storage& storage, bool for_writing) {
+  for (;;) {
+    ValuePtr pending;
+    {
+      const std::lock_guard<std::mutex> guard(graph_mutex());
+      if (auto content = settled(storage, for_writing); content.defined()) return content;
+      pending = storage.value();
+    }
+    compute({pending});
+  }
+}
+
+} // namespace
+
+at::Tensor settle(const at::Tensor& tensor) {
+  return settle(Storage::of(tensor), /*for_writing=*/false);
+}
+
+at::Tensor settle_for_writing(const at::Tensor& tensor) {
+  return settle(Storage::of(tensor), /*for_writing=*/true);
+}
+
+void resize(const c10::Storage& storage, size_t bytes) {
+  auto& content = static_cast<Storage&>(*storage.unsafeGetStorageImpl());
+  auto tensor = settle(content, /*for_writing=*/false);
+  auto memory = at::Tensor(at::detail::empty_cpu({static_cast<int64_t>(bytes)}, at::kByte));
+  std::memcpy(memory.mutable_data_ptr(), tensor.storage().data(),
+              std::min(bytes, content.nbytes()));
+  const std::lock_guard<std::mutex> guard(graph_mutex());
+  content.set_nbytes(bytes);
+  content.reset({{static_cast<int64_t>(bytes)}, {1}, 0, at::kByte},
+                std::make_shared<Value>(std::move(memory)));
+}
+
+} // namespace torchmdla::acap

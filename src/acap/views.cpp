@@ -1,0 +1,245 @@
+#include "views.h"
+
+#include <ATen/EmptyTensor.h>
+
+#include <functional>
+#include <unordered_map>
+
+namespace torchmdla::acap {
+
+namespace {
+
+using Arguments = std::vector<c10::IValue>;
+
+c10::OperatorHandle operator_named(const char* name, const char* overload) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, overload);
+}
+
+std::shared_ptr<const View> view_of(const at::Tensor& tensor) {
+  const auto* impl = dynamic_cast<const TensorImpl*>(tensor.unsafeGetTensorImpl());
+  const std::lock_guard<std::mutex> guard(graph_mutex());
+  return impl ? impl->view() : nullptr;
+}
+
+// Whether a view of `tensor` can be told by ops: it is the base, or such a view itself.
+bool has_known_way(const at::Tensor& tensor) {
+  const std::lock_guard<std::mutex> guard(graph_mutex());
+  if (Storage::of(tensor).base() == Geometry::of(tensor)) return true;
+  const auto* impl = dynamic_cast<const TensorImpl*>(tensor.unsafeGetTensorImpl());
+  return impl && impl->view();
+}
+
+Geometry moved(const at::Tensor& self, const at::Tensor& meta) {
+  auto geometry = Geometry::of(meta);
+  geometry.offset += self.storage_offset();
+  return geometry;
+}
+
+// One view, by `op` with `arguments`, of which the first stands for `self`.
+at::Tensor take(const at::Tensor& self, const at::Tensor& meta, const c10::OperatorHandle& op,
+                Arguments arguments) {
+  const auto geometry = moved(self, meta);
+  if (!has_known_way(self)) return make_view(self, geometry, nullptr);
+  arguments.front() = {};
+  const auto type = at::detail::empty_meta(meta.sizes(), meta.scalar_type());
+  return make_view(self, geometry,
+                   std::make_shared<const View>(
+                       View{view_of(self), op, std::move(arguments), at::Tensor(type)}));
+}
+
+std::vector<at::Tensor> take_plainly(const c10::OperatorHandle& op, const Arguments& arguments,
+                                     const std::vector<at::Tensor>& metas) {
+  return {take(arguments[0].toTensor(), metas[0], op, arguments)};
+}
+
+// The same elements in the same places.
+std::vector<at::Tensor> take_alias(const c10::OperatorHandle& op, const Arguments& arguments,
+                                   const std::vector<at::Tensor>& metas) {
+  const auto& self = arguments[0].toTensor();
+  return {make_view(self, Geometry::of(self), view_of(self))};
+}
+
+std::vector<at::Tensor> take_by_geometry(const c10::OperatorHandle& op, const Arguments& arguments,
+                                         const std::vector<at::Tensor>& metas) {
+  const auto& self = arguments[0].toTensor();
+  auto geometry = Geometry::of(metas[0]);
+  // The offset that the op is given, or by default the tensor's own, is the storage's already.
+  geometry.offset = arguments[3].isNone() ? self.storage_offset() : arguments[3].toInt();
+  return {make_view(self, geometry, nullptr)};
+}
+
+std::vector<at::Tensor> take_reshaped(const c10::OperatorHandle& op, const Arguments& arguments,
+                                      const std::vector<at::Tensor>& metas) {
+  static const auto view = operator_named("aten::view", "");
+  return {take(arguments[0].toTensor(), metas[0], view, {{}, metas[0].sizes().vec()})};
+}
+
+// `split` and its like, each part a slice.
+std::vector<at::Tensor> take_parts(const c10::OperatorHandle& op, const Arguments& arguments,
+                                   const std::vector<at::Tensor>& metas) {
+  static const auto slice = operator_named("aten::slice", "Tensor");
+  const auto& self = arguments[0].toTensor();
+  const auto dimension = c10::maybe_wrap_dim(arguments[2].toInt(), self.dim());
+  std::vector<at::Tensor> parts;
+  int64_t start = 0;
+  for (const auto& meta : metas) {
+    const auto end = start + meta.size(dimension);
+    parts.push_back(take(self, meta, slice, {{}, dimension, start, end, int64_t{1}}));
+    start = end;
+  }
+  return parts;
+}
+
+std::vector<at::Tensor> take_elements(const c10::OperatorHandle& op, const Arguments& arguments,
+                                      const std::vector<at::Tensor>& metas) {
+  static const auto select = operator_named("aten::select", "int");
+  std::vector<at::Tensor> elements;
+  for (const auto& meta : metas)
+    elements.push_back(take(arguments[0].toTensor(), meta, select,
+                            {{}, arguments[1], static_cast<int64_t>(elements.size())}));
+  return elements;
+}
+
+using Take = std::vector<at::Tensor> (*)(const c10::OperatorHandle&, const Arguments&,
+                                         const std::vector<at::Tensor>&);
+
+const std::unordered_map<c10::OperatorName, Take>& takes() {
+  static const std::unordered_map<c10::OperatorName, Take> table{
+      {{"aten::alias", ""}, take_alias},
+      {{"aten::detach", ""}, take_alias},
+      {{"aten::lift_fresh", ""}, take_alias},
+      {{"aten::as_strided", ""}, take_by_geometry},
+      {{"aten::_reshape_alias", ""}, take_reshaped},
+      {{"aten::view", ""}, take_reshaped},
+      {{"aten::split", "Tensor"}, take_parts},
+      {{"aten::split_with_sizes", ""}, take_parts},
+      {{"aten::unbind", "int"}, take_elements},
+      {{"aten::diagonal", ""}, take_plainly},
+      {{"aten::expand", ""}, take_plainly},
+      {{"aten::permute", ""}, take_plainly},
+      {{"aten::select", "int"}, take_plainly},
+      {{"aten::slice", "Tensor"}, take_plainly},
+      {{"aten::squeeze", ""}, take_plainly},
+      {{"aten::squeeze", "dim"}, take_plainly},
+      {{"aten::squeeze", "dims"}, take_plainly},
+      {{"aten::t", ""}, take_plainly},
+      {{"aten::transpose", "int"}, take_plainly},
+      {{"aten::unfold", ""}, take_plainly},
+      {{"aten::unsqueeze", ""}, take_plainly},
+  };
+  return table;
+}
+
+// --- writing through ----------------------------------------------------------------------------
+
+// How the tensor that a view was taken of looks after a write to the view.
+using Inverse = std::function<ValuePtr(const View& view, const ValuePtr& parent,
+                                       const ValuePtr& written)>;
+
+ValuePtr reshape_back(const View& view, const ValuePtr& parent, const ValuePtr& written) {
+  return append("aten::reshape", "", {written, parent->meta.sizes().vec()}, parent->meta);
+}
+
+ValuePtr permute_back(const View& view, const ValuePtr& parent, const ValuePtr& written) {
+  const auto order = view.arguments[1].toIntVector();
+  std::vector<int64_t> inverse(order.size());
+  for (size_t i = 0; i < order.size(); ++i)
+    inverse[static_cast<size_t>(c10::maybe_wrap_dim(order[i], parent->meta.dim()))] =
+        static_cast<int64_t>(i);
+  return append("aten::permute", "", {written, inverse}, parent->meta);
+}
+
+// By an op that is its own inverse.
+ValuePtr repeat(const View& view, const ValuePtr& parent, const ValuePtr& written) {
+  std::vector<Operand> operands(view.arguments.begin(), view.arguments.end());
+  operands.front() = written;
+  return append(view.op, std::move(operands), std::vector<at::Tensor>{parent->meta}).front();
+}
+
+// By the op that writes `written` into a copy of the tensor where the view lies.
+Inverse scatter_by(const char* name) {
+  return [name](const View& view, const ValuePtr& parent, const ValuePtr& written) {
+    std::vector<Operand> operands(view.arguments.begin(), view.arguments.end());
+    operands.front() = written;
+    operands.insert(operands.begin(), parent);
+    return append(name, "", std::move(operands), parent->meta);
+  };
+}
+
+const std::unordered_map<c10::OperatorName, Inverse>& inverses() {
+  static const std::unordered_map<c10::OperatorName, Inverse> table{
+      {{"aten::diagonal", ""}, scatter_by("aten::diagonal_scatter")},
+      {{"aten::permute", ""}, permute_back},
+      {{"aten::select", "int"}, scatter_by("aten::select_scatter")},
+      {{"aten::slice", "Tensor"}, scatter_by("aten::slice_scatter")},
+      {{"aten::squeeze", ""}, reshape_back},
+      {{"aten::squeeze", "dim"}, reshape_back},
+      {{"aten::squeeze", "dims"}, reshape_back},
+      {{"aten::t", ""}, repeat},
+      {{"aten::transpose", "int"}, repeat},
+      {{"aten::unsqueeze", ""}, reshape_back},
+      {{"aten::view", ""}, reshape_back},
+  };
+  return table;
+}
+
+// The base in the order of its storage.
+ValuePtr in_memory_order(const Storage& storage) {
+  const auto& meta = storage.value()->meta;
+  return append("aten::contiguous", "", {storage.value(), c10::MemoryFormat::Contiguous},
+                at::Tensor(at::detail::empty_meta(meta.sizes(), meta.scalar_type())));
+}
+
+c10::IValue list(c10::IntArrayRef numbers) {
+  return numbers.vec();
+}
+
+bool tells_places(const Storage& storage, const Geometry& geometry) {
+  const auto& base = storage.base();
+  return base.is_contiguous() && base.dtype == geometry.dtype && base.bytes() == storage.nbytes();
+}
+
+} // namespace
+
+bool is_recordable_view(const c10::OperatorHandle& op) {
+  return takes().count(op.operator_name()) != 0;
+}
+
+std::vector<at::Tensor> take_views(const c10::OperatorHandle& op, const Arguments& arguments,
+                                   const std::vector<at::Tensor>& metas) {
+  return takes().at(op.operator_name())(op, arguments, metas);
+}
+
+ValuePtr replay(const View& view, const ValuePtr& base) {
+  std::vector<Operand> operands(view.arguments.begin(), view.arguments.end());
+  operands.front() = view.parent ? replay(*view.parent, base) : base;
+  return append(view.op, std::move(operands), std::vector<at::Tensor>{view.meta}).front();
+}
+
+ValuePtr scatter(const View& view, const ValuePtr& base, const ValuePtr& written) {
+  const auto inverse = inverses().find(view.op.operator_name());
+  if (inverse == inverses().end()) return nullptr;
+  const auto parent = view.parent ? replay(*view.parent, base) : base;
+  auto changed = inverse->second(view, parent, written);
+  return view.parent ? scatter(*view.parent, base, changed) : changed;
+}
+
+ValuePtr as_strided(const Storage& storage, const Geometry& geometry) {
+  if (!storage.value()->node || !tells_places(storage, geometry)) return nullptr;
+  const auto type = at::detail::empty_meta(geometry.sizes, geometry.dtype);
+  return append("aten::as_strided", "",
+                {in_memory_order(storage), list(geometry.sizes), list(geometry.strides),
+                 geometry.offset},
+                at::Tensor(type));
+}
+
+ValuePtr as_strided_scatter(const Storage& storage, const Geometry& geometry,
+                            const ValuePtr& written) {
+  if (!tells_places(storage, geometry)) return nullptr;
+  const auto base = in_memory_order(storage);
+  return append("aten::as_strided_scatter", "",
+                {base, written, list(geometry.sizes), list(geometry.strides), geometry.offset},
+                base->meta);
+}
+
+} // namespace torchmdla::acap

@@ -1,0 +1,43 @@
+"""The acap device: tensors that remember what they are computed from, and compute when someone looks.
+
+``torchmdla.acap_device()`` registers the device type ``acap`` with PyTorch, and programs move to it as to a GPU:
+``docs/acap.md``.
+"""
+
+from __future__ import annotations
+
+from torchmdla import _C
+from torchmdla.acap.device import acap_device
+
+__all__ = ["acap_device", "is_pending", "mark_step", "set_most_pending_nodes"]
+
+
+def mark_step() -> None:
+    """Computes whatever tensors of the device are pending, of all threads, as one graph.
+
+    A training loop that looks at no value calls it once a step.
+
+    Raises:
+        RuntimeError: an op fails, as it would have failed in eager PyTorch.
+    """
+    _C.acap.mark_step()
+
+
+def is_pending(tensor: object) -> bool:
+    """Whether ``tensor``, on the device, has not been computed yet.
+
+    Raises:
+        ValueError: it is on another device.
+    """
+    return _C.acap.is_pending(tensor)
+
+
+def set_most_pending_nodes(most: int) -> None:
+    """Computes everything as :func:`mark_step` does when more than ``most`` ops are pending; 20000 at first.
+
+    Raises:
+        ValueError: ``most`` is negative.
+    """
+    if most < 0:
+        raise ValueError(f"most must not be negative, got {most}")
+    _C.acap.set_most_pending_nodes(most)

@@ -1,0 +1,113 @@
+"""Registers the device type ``acap`` with PyTorch."""
+
+from __future__ import annotations
+
+import functools
+import types
+from typing import Any
+
+import torch
+
+from torchmdla import _C
+from torchmdla.acap import printing
+
+NAME = "acap"
+
+
+def acap_device() -> torch.device:
+    """The device ``acap:0``, for ``.to(device)`` and ``device=``.
+
+    The first call registers the device type with PyTorch, under the name ``"acap"``, as the process's PrivateUse1.
+
+    Raises:
+        RuntimeError: something else in this process is PyTorch's PrivateUse1 already.
+    """
+    _register()
+    return torch.device(NAME, 0)
+
+
+@functools.cache
+def _register() -> None:
+    taken = torch._C._get_privateuse1_backend_name()
+    if taken not in ("privateuseone", NAME):
+        raise RuntimeError(f"PyTorch has room for one more device type in a process, and that is {taken!r} already")
+    torch.utils.rename_privateuse1_backend(NAME)
+    _C.acap.initialize()
+    torch._register_device_module(NAME, _device_module())
+    torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
+    printing.install()
+
+
+def _device_module() -> types.ModuleType:
+    """``torch.acap``, with what PyTorch asks of a device's module."""
+    module: Any = types.ModuleType(f"torch.{NAME}", __doc__)
+    functions = (
+        current_device,
+        device_count,
+        get_amp_supported_dtype,
+        get_rng_state,
+        is_available,
+        is_initialized,
+        manual_seed,
+        manual_seed_all,
+        set_device,
+        set_rng_state,
+        synchronize,
+    )
+    for function in functions:
+        setattr(module, function.__name__, function)
+    module._is_in_bad_fork = lambda: False
+    return module  # type: ignore[no-any-return]
+
+
+def is_available() -> bool:
+    """Always."""
+    return True
+
+
+def is_initialized() -> bool:
+    """Always."""
+    return True
+
+
+def device_count() -> int:
+    """There is one."""
+    return 1
+
+
+def current_device() -> int:
+    """The only one."""
+    return 0
+
+
+def set_device(device: object) -> None:
+    """There is no other one to set."""
+
+
+def synchronize(device: object = None) -> None:
+    """Computes whatever is pending."""
+    _C.acap.mark_step()
+
+
+def get_amp_supported_dtype() -> list[torch.dtype]:
+    """What ``torch.autocast("acap")`` may compute in."""
+    return [torch.bfloat16, torch.float16]
+
+
+def manual_seed(seed: int) -> None:
+    """Seeds the device's generator, which draws from the CPU's stream."""
+    torch.default_generator.manual_seed(seed)
+
+
+def manual_seed_all(seed: int) -> None:
+    """``torch.manual_seed`` has seeded the CPU's stream already, and the device draws from that."""
+
+
+def get_rng_state(device: object = NAME) -> torch.Tensor:
+    """The state of the CPU's generator."""
+    return torch.default_generator.get_state()
+
+
+def set_rng_state(new_state: torch.Tensor, device: object = NAME) -> None:
+    """Sets the state of the CPU's generator."""
+    torch.default_generator.set_state(new_state)
