@@ -4,7 +4,7 @@
 #include "device.h"
 #include "jit_graph.h"
 #include "kernels.h"
-#include "record.h"
+#include "recording.h"
 #include "tensor.h"
 
 #include <torch/csrc/jit/python/pybind.h>

@@ -3,7 +3,8 @@
 #include "arguments.h"
 #include "cpu_call.h"
 #include "operators.h"
-#include "record.h"
+#include "recording.h"
+#include "recurrent.h"
 #include "tensor.h"
 #include "views.h"
 
@@ -229,7 +230,7 @@ native_batch_norm(const at::Tensor& self, const std::optional<at::Tensor>& weigh
 bool keeps_composite(const OperatorHandle& op) {
   const auto& name = op.operator_name().name;
   return is_random(op) || name.starts_with("aten::_foreach") || name == "aten::_conj" ||
-         name == "aten::_neg_view";
+         name == "aten::_neg_view" || name == "aten::_thnn_fused_lstm_cell_backward";
 }
 
 // A fallback is outranked by composite kernels, which would take apart ops that devices know.
@@ -269,6 +270,10 @@ void register_kernels() {
   aten.impl("zero_", &zero_);
   aten.impl("native_dropout", &native_dropout);
   aten.impl("native_batch_norm", &native_batch_norm);
+  aten.impl("_thnn_fused_lstm_cell", &lstm_cell);
+  aten.impl("_thnn_fused_lstm_cell_backward_impl", &lstm_cell_backward);
+  aten.impl("_thnn_fused_gru_cell", &gru_cell);
+  aten.impl("_thnn_fused_gru_cell_backward", &gru_cell_backward);
   for (const char* name : {"_local_scalar_dense", "resize_", "equal"})
     aten.impl(name, torch::CppFunction::makeFromBoxedFunction<&boxed_call_on_cpu>());
   register_over_composites(aten);

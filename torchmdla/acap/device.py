@@ -8,10 +8,14 @@ from typing import Any
 
 import torch
 
-from torchmdla import _C
-from torchmdla.acap import printing
+from torchmdla import _C, devices
+from torchmdla.acap import modules, printing
+from torchmdla.capture import torchscript
 
 NAME = "acap"
+
+# The torchmdla device that compiles for it.
+_RUNS_ON = "cpu"
 
 
 def acap_device() -> torch.device:
@@ -32,10 +36,12 @@ def _register() -> None:
     if taken not in ("privateuseone", NAME):
         raise RuntimeError(f"PyTorch has room for one more device type in a process, and that is {taken!r} already")
     torch.utils.rename_privateuse1_backend(NAME)
-    _C.acap.initialize()
+    torchscript.add_device(devices.get(_RUNS_ON))
+    _C.acap.initialize(_RUNS_ON)
     torch._register_device_module(NAME, _device_module())
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
     printing.install()
+    modules.install()
 
 
 def _device_module() -> types.ModuleType:
@@ -43,6 +49,7 @@ def _device_module() -> types.ModuleType:
     module: Any = types.ModuleType(f"torch.{NAME}", __doc__)
     functions = (
         current_device,
+        device,
         device_count,
         get_amp_supported_dtype,
         get_rng_state,
@@ -68,6 +75,19 @@ def is_available() -> bool:
 def is_initialized() -> bool:
     """Always."""
     return True
+
+
+class device:  # noqa: N801  (as torch.cuda.device)
+    """``with torch.acap.device(…):`` does nothing, there is one."""
+
+    def __init__(self, device: object) -> None:
+        pass
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *exception: object) -> None:
+        pass
 
 
 def device_count() -> int:

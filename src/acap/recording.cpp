@@ -1,4 +1,4 @@
-#include "record.h"
+#include "recording.h"
 
 #include "arguments.h"
 #include "cpu_call.h"
