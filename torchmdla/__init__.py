@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from torchmdla import acap
+from torchmdla.acap import acap_device
 from torchmdla.api import compile, disable, enable, enabled, graph_for, is_enabled, supported_ops
 from torchmdla.errors import CaptureError, CaptureWarning, CompileError
 from torchmdla.report.statistics import Statistics, reset_stats, stats
@@ -36,6 +38,8 @@ __all__ = [
     "Statistics",
     "TensorSpec",
     "__version__",
+    "acap",
+    "acap_device",
     "compile",
     "disable",
     "enable",

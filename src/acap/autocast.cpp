@@ -5,6 +5,12 @@
 
 namespace torchmdla::acap {
 
+// The names that PyTorch's lists use.
+using at::IntArrayRef;
+using at::Scalar;
+using at::ScalarType;
+using at::Tensor;
+
 void register_autocast() {
   static torch::Library every(torch::Library::IMPL, "_", c10::DispatchKey::AutocastPrivateUse1,
                               __FILE__, __LINE__);
@@ -25,7 +31,6 @@ void register_autocast() {
 #undef FP32
 #undef FP32_SET_OPT_DTYPE
 #undef PROMOTE
-  m.impl("binary_cross_entropy", &at::autocast::binary_cross_entropy_banned);
 }
 
 } // namespace torchmdla::acap

@@ -10,7 +10,6 @@ import torch
 
 from torchmdla import _C, devices
 from torchmdla.acap import modules, printing
-from torchmdla.capture import torchscript
 
 NAME = "acap"
 
@@ -36,6 +35,8 @@ def _register() -> None:
     if taken not in ("privateuseone", NAME):
         raise RuntimeError(f"PyTorch has room for one more device type in a process, and that is {taken!r} already")
     torch.utils.rename_privateuse1_backend(NAME)
+    from torchmdla.capture import torchscript
+
     torchscript.add_device(devices.get(_RUNS_ON))
     _C.acap.initialize(_RUNS_ON)
     torch._register_device_module(NAME, _device_module())

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torchmdla.aten.dialect import AtenError, parse, register
-    from torchmdla.aten.graphs import from_fx, from_graph, from_module
+    from torchmdla.aten.graphs import from_fx, from_graph, from_module, from_typed_graph
     from torchmdla.aten.liveness import HeldValue, LivenessPoint, LivenessReport, liveness_report
     from torchmdla.aten.naming import layer_names
     from torchmdla.aten.operations import LayerReport, OpReport, op_report
@@ -27,6 +27,7 @@ _HOMES = {
     "from_fx": "graphs",
     "from_graph": "graphs",
     "from_module": "graphs",
+    "from_typed_graph": "graphs",
     "layer_names": "naming",
     "HeldValue": "liveness",
     "LivenessPoint": "liveness",
@@ -57,6 +58,7 @@ __all__ = [
     "from_graph",
     "from_module",
     "from_torch",
+    "from_typed_graph",
     "layer_names",
     "liveness_report",
     "lower_to_std",

@@ -19,11 +19,13 @@ PARAMETER = "aten.parameter"
 class FunctionBuilder:
     """A module with one public function; operands are Python literals, values, None, and sequences of them.
 
-    A literal is written once, where it is first used. Arguments may be added while ops are.
+    A literal is written once, where it is first used, or before each use without ``share_literals``. Arguments may be
+    added while ops are.
     """
 
-    def __init__(self, name: str, context: ir.Context | None = None) -> None:
+    def __init__(self, name: str, context: ir.Context | None = None, *, share_literals: bool = True) -> None:
         self.context = context or new_context()
+        self._share_literals = share_literals
         register(self.context)
         self._arguments: list[bool] = []
         self._constants: dict[str, ir.Value] = {}
@@ -86,6 +88,8 @@ class FunctionBuilder:
             elements = [self._value(item) for item in operand]
             type_ = ir.TupleType.get_tuple([element.type for element in elements])
             return ir.Operation.create(CAST, results=[type_], operands=elements).result
+        if not self._share_literals:
+            return constants.constant(operand)
         key = repr(operand)
         if key not in self._constants:
             self._constants[key] = constants.constant(operand)

@@ -67,6 +67,23 @@ def from_graph(
     return _Run(FunctionBuilder(name, context)).run(graph, inputs, frozenset(parameters))
 
 
+def from_typed_graph(
+    graph: torch._C.Graph, *, name: str = "forward", share_literals: bool = True, context: ir.Context | None = None
+) -> ir.Module:
+    """A flat TorchScript graph in which every tensor has its dtype and sizes, in the aten dialect, without running it.
+
+    Args:
+        graph: ATen calls, constants, and lists that are put together and taken apart.
+        name: of the function.
+        share_literals: whether a literal is written once, or before each use.
+        context: that the module lives in; a new one costs a few tenths of a second.
+
+    Raises:
+        AtenError: something in the graph has no form in the aten dialect; names the node.
+    """
+    return _TypedWalk(FunctionBuilder(name, context, share_literals=share_literals)).run(graph)
+
+
 def from_fx(
     program: torch.fx.GraphModule | torch.export.ExportedProgram,
     parameters: Collection[str] = (),
@@ -348,6 +365,68 @@ def _leaves(tree: object) -> list[object]:
     if isinstance(tree, dict):
         return [leaf for item in tree.values() for leaf in _leaves(item)]
     return [tree]
+
+
+class _TypedWalk:
+    """One walk over a typed graph: what every value has become, an ``ir.Value``, a literal, or a list of these."""
+
+    def __init__(self, builder: FunctionBuilder) -> None:
+        self._builder = builder
+        self._seen: dict[str, object] = {}
+
+    def run(self, graph: torch._C.Graph) -> ir.Module:
+        for value in graph.inputs():
+            self._seen[value.debugName()] = self._builder.argument(_written_type(value))
+        for node in graph.nodes():
+            try:
+                made = _TYPED[node.kind()](self, node) if node.kind() in _TYPED else self._call(node)
+            except AtenError as error:
+                raise AtenError(f"{node.kind()}: {error}") from None
+            for value, result in zip(node.outputs(), made, strict=True):
+                self._seen[value.debugName()] = result
+        return self._builder.finish([self._seen[value.debugName()] for value in graph.outputs()])
+
+    def constant(self, node: Any) -> Sequence[object]:
+        value = node.output().toIValue()
+        return [[_literal(item) for item in value] if isinstance(value, list) else _literal(value)]
+
+    def put_together(self, node: Any) -> Sequence[object]:
+        return [self._operands(node)]
+
+    def take_apart(self, node: Any) -> Sequence[object]:
+        (values,) = self._operands(node)
+        return self._builder.unpacked(values) if isinstance(values, ir.Value) else values  # type: ignore[return-value]
+
+    def _call(self, node: Any) -> Sequence[object]:
+        qualified = node.schema().partition("(")[0]
+        if qualified not in registry():
+            raise AtenError("it is no op of the aten dialect")
+        results = [_written_type(value) for value in node.outputs()]
+        return self._builder.call(registry()[qualified], self._operands(node), results)
+
+    def _operands(self, node: Any) -> list[object]:
+        return [self._seen[value.debugName()] for value in node.inputs()]
+
+
+_TYPED: Mapping[str, Callable[[_TypedWalk, Any], Sequence[object]]] = {
+    "prim::Constant": _TypedWalk.constant,
+    "prim::ListConstruct": _TypedWalk.put_together,
+    "prim::ListUnpack": _TypedWalk.take_apart,
+}
+
+
+def _written_type(value: Any) -> str:
+    """The type of a value that a graph gives: a tensor's, or that of a list that is taken apart at once."""
+    type_ = value.type()
+    if isinstance(type_, torch._C.ListType):
+        elements = [element for use in value.uses() for element in use.user.outputs()]
+        return f"tuple<{', '.join(_written_type(element) for element in elements)}>"
+    if type_.dtype() is None or type_.sizes() is None:
+        raise AtenError(f"the graph does not say what type {value.debugName()} has")
+    try:
+        return types.tensor_type(type_.dtype(), tuple(type_.sizes()))
+    except ValueError as error:
+        raise AtenError(str(error)) from None
 
 
 # What PyTorch writes for arithmetic on sizes.

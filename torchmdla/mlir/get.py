@@ -11,6 +11,7 @@ from torchmdla import devices
 from torchmdla.compiler.program import Argument, Program, Result
 from torchmdla.compiler.versions import producers
 from torchmdla.errors import CompileError
+from torchmdla.mlir import acap
 from torchmdla.mlir.function import TorchFunction, parse, separate_results, tensor_type_of, with_literals
 from torchmdla.mlir.kinds import kind_of
 from torchmdla.mlir.process import run_job
@@ -21,9 +22,18 @@ Weights = Literal["arguments", "literals"]
 
 
 def get_mlir(
-    x: Any, *inputs: Any, output: Output = "torch", weights: Weights = "arguments", dynamic_shapes: Any = None
+    x: Any,
+    *inputs: Any,
+    output: Output | None = None,
+    weights: Weights = "arguments",
+    dynamic_shapes: Any = None,
+    canonical: bool = False,
 ) -> ir.Module:
     """``x`` as an MLIR module.
+
+    A pending tensor of the acap device gives what it is computed from, which does not run: one function ``@graph`` in
+    the ``aten`` dialect, with an argument for each use of a tensor and a constant for each use of a number, or with
+    ``canonical`` one for each, and names of layers. With an ``output`` it is a program like any other.
 
     The module has one function ``@forward``. Its arguments are the tensors among the inputs, in their order and with
     their logical shapes, then the weights that are used; the location of each argument is its name
@@ -36,15 +46,16 @@ def get_mlir(
     Args:
         x: a module or function, plain or scripted; an exported program; a ``torch._C.Graph`` (inputs are those of the
             graph, the scripted module for ``self``); a ``torch.fx.GraphModule`` (without inputs where it is a flat
-            graph of ATen calls with ``meta["val"]``); a tensor of the lazy device, without inputs, as it is pending.
+            graph of ATen calls with ``meta["val"]``); a tensor of a lazy device, without inputs, as it is pending.
         inputs: of one call: tensors, or :class:`TensorSpec` of them. A size varies, and is ``?`` in the text, where a
             spec has None or -1, where ``torch._dynamo.mark_dynamic`` was called for a tensor, or by
             ``dynamic_shapes``.
-        output: the dialect. ``"linalg"``, ``"tosa"`` and ``"stablehlo"`` are lowered by torch-mlir. ``"llvm"`` is what
+        output: the dialect, by default ``"torch"``. ``"linalg"``, ``"tosa"`` and ``"stablehlo"`` are lowered by torch-mlir. ``"llvm"`` is what
             the cpu device generates: the entry and the packs of its ABI (``docs/architecture.md``), not ``@forward``.
             ``"aten"`` is that of :mod:`torchmdla.aten`, with weights marked ``aten.parameter``.
         weights: ``"literals"`` writes the weights' values into the text instead.
         dynamic_shapes: the sizes that vary, of each input, as in ``torch.export.export``.
+        canonical: see above.
 
     Returns:
         ``torch_mlir.ir.Module`` in a context of its own with all dialects loaded; ``str`` is its text.
@@ -55,6 +66,11 @@ def get_mlir(
         CompileError: it cannot be captured, or an op cannot be lowered: names the op, where it stands in the user's
             program, and the compiler's diagnostic. A crash of the compiler is one too: it runs in another process.
     """
+    if output is None and acap.is_on_device(x):
+        return acap.graph_of(x, canonical)
+    if canonical:
+        raise TypeError("canonical is a form of what acap tensors are computed from")
+    output = output or "torch"
     if output not in get_args(Output):
         raise ValueError(f"no output {output!r}; there are {', '.join(get_args(Output))}")
     if weights not in get_args(Weights):

@@ -1,0 +1,510 @@
+"""The acap device: everything as on the CPU, and nothing computed before someone looks."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import runpy
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import torchmdla
+from torchmdla import _C
+from torchmdla.testing.compare import assert_matches
+
+_EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+@pytest.fixture(scope="module")
+def dev() -> torch.device:
+    return torchmdla.acap_device()
+
+
+# --- the example -------------------------------------------------------------------------------------------------
+
+_FIRST = """\
+module {
+  func.func @graph(%arg0: tensor<1x2x3xf32>, %arg1: tensor<1x2x3xf32>) -> tensor<1x2x3xf32> {
+    %0 = "aten.constant"() {value = 1 : i32} : () -> i32
+    %1 = "aten.add"(%arg0, %arg1, %0) : (tensor<1x2x3xf32>, tensor<1x2x3xf32>, i32) -> tensor<1x2x3xf32>
+    return %1 : tensor<1x2x3xf32>
+  }
+}
+"""
+
+_SECOND = """\
+module {
+  func.func @graph(%arg0: tensor<1x2x3xf32>, %arg1: tensor<1x2x3xf32>, %arg2: tensor<1x2x3xf32>, %arg3: tensor<1x2x3xf32>) -> tensor<1x2x3xf32> {
+    %0 = "aten.constant"() {value = 1 : i32} : () -> i32
+    %1 = "aten.add"(%arg0, %arg1, %0) : (tensor<1x2x3xf32>, tensor<1x2x3xf32>, i32) -> tensor<1x2x3xf32>
+    %2 = "aten.constant"() {value = 1 : i32} : () -> i32
+    %3 = "aten.add"(%1, %arg2, %2) : (tensor<1x2x3xf32>, tensor<1x2x3xf32>, i32) -> tensor<1x2x3xf32>
+    %4 = "aten.mul"(%3, %arg3) : (tensor<1x2x3xf32>, tensor<1x2x3xf32>) -> tensor<1x2x3xf32>
+    return %4 : tensor<1x2x3xf32>
+  }
+}
+"""  # noqa: E501
+
+_CANONICAL = """\
+module {
+  func.func @graph(%arg0: tensor<1x2x3xf32>) -> tensor<1x2x3xf32> {
+    %0 = "aten.constant"() {value = 1 : i32} : () -> i32
+    %1 = "aten.add"(%arg0, %arg0, %0) {layer_name = "L0-add-0"} : (tensor<1x2x3xf32>, tensor<1x2x3xf32>, i32) -> tensor<1x2x3xf32>
+    return %1 : tensor<1x2x3xf32>
+  }
+}
+"""  # noqa: E501
+
+
+def test_example(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(_EXAMPLES / "acap.py"))
+    torch.manual_seed(0)
+    result = (torch.ones(1, 2, 3) * 2 + torch.randn(1, 2, 3)) * torch.randn(1, 2, 3)
+    shown = repr(result)[:-1] + ", device='acap:0')\n"
+    assert capsys.readouterr().out == f"{_FIRST}\n{_SECOND}\n{shown}{_CANONICAL}\n"
+
+
+def test_looking_at_the_graph_computes_nothing(dev: torch.device) -> None:
+    r = torch.ones(3, device=dev) * 2
+    for output in (None, "torch", "aten", "linalg"):
+        torchmdla.get_mlir(r, output=output)
+    assert torchmdla.acap.is_pending(r)
+    assert r.tolist() == [2, 2, 2]
+    assert not torchmdla.acap.is_pending(r)
+
+
+def test_canonical_is_for_tensors_of_the_device() -> None:
+    with pytest.raises(TypeError, match="acap"):
+        torchmdla.get_mlir(nn.ReLU(), torch.ones(2), canonical=True)
+
+
+# --- training ----------------------------------------------------------------------------------------------------
+
+
+def _network() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(36, 16),
+        nn.LayerNorm(16),
+        nn.GELU(),
+        nn.Dropout(0.2),
+        nn.Linear(16, 5),
+    )
+
+
+_OPTIMISERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "SGD": lambda parameters: torch.optim.SGD(parameters, 0.05),
+    "momentum": lambda parameters: torch.optim.SGD(parameters, 0.05, momentum=0.9),
+    "Adam": lambda parameters: torch.optim.Adam(parameters, 1e-2),
+    "AdamW": lambda parameters: torch.optim.AdamW(parameters, 1e-2, foreach=False),
+    "RMSprop": lambda parameters: torch.optim.RMSprop(parameters, 1e-3),
+}
+
+
+def _train(device: torch.device, optimiser: str, steps: int) -> tuple[list[float], dict[str, Tensor]]:
+    model = _network().to(device)
+    updating = _OPTIMISERS[optimiser](model.parameters())
+    torch.manual_seed(2)
+    losses = []
+    for _ in range(steps):
+        x, y = torch.randn(8, 1, 8, 8, device=device), torch.randint(0, 5, (8,), device=device)
+        loss = nn.functional.cross_entropy(model(x), y)
+        updating.zero_grad()
+        loss.backward()
+        updating.step()
+        losses.append(loss.item())
+    return losses, model.state_dict()
+
+
+@pytest.mark.parametrize("optimiser", _OPTIMISERS)
+def test_training_agrees_with_the_cpu(dev: torch.device, optimiser: str) -> None:
+    expected, wanted = _train(torch.device("cpu"), optimiser, 6)
+    losses, state = _train(dev, optimiser, 6)
+    assert losses == pytest.approx(expected, abs=1e-6)
+    for name, tensor in wanted.items():
+        torch.testing.assert_close(state[name].cpu(), tensor, rtol=1e-5, atol=1e-6)
+
+
+def test_nothing_outlives_its_tensors(dev: torch.device) -> None:
+    model = nn.Linear(4, 4).to(dev)
+    updating = torch.optim.SGD(model.parameters(), 0.1)
+    x = torch.randn(2, 4, device=dev)
+    pending = []
+    for _ in range(1000):
+        updating.zero_grad()
+        model(x).square().mean().backward()
+        updating.step()
+        torchmdla.acap.mark_step()
+        pending.append(_C.acap.pending_nodes())
+    gc.collect()
+    assert max(pending) == 0
+
+
+def test_a_graph_that_nobody_needs_is_dropped(dev: torch.device) -> None:
+    x = torch.ones(3, device=dev)
+    before = _C.acap.pending_nodes()
+    for _ in range(3000):
+        x = x + 1  # one chain, released at once
+    assert _C.acap.pending_nodes() == before + 3000
+    del x
+    assert _C.acap.pending_nodes() == before
+
+
+def test_size_limit(dev: torch.device) -> None:
+    torchmdla.acap.set_most_pending_nodes(10)
+    try:
+        x = torch.zeros(2, device=dev)
+        for _ in range(35):
+            x = x + 1
+            assert _C.acap.pending_nodes() <= 11
+        assert x.tolist() == [35, 35]
+    finally:
+        torchmdla.acap.set_most_pending_nodes(20000)
+
+
+# --- views and writes --------------------------------------------------------------------------------------------
+
+_VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "select": lambda x: x[1],
+    "slice": lambda x: x[:, 2],
+    "step": lambda x: x[:, ::2],
+    "t": lambda x: x.t()[0],
+    "permute": lambda x: x.permute(1, 0)[1:],
+    "view": lambda x: x.view(-1)[3:5],
+    "reshape": lambda x: x.reshape(2, 6),
+    "unbind": lambda x: x.unbind(0)[2],
+    "split": lambda x: x.split(2)[0],
+    "chunk": lambda x: x.chunk(2, 1)[1],
+    "diagonal": lambda x: x.diagonal(),
+    "unsqueeze": lambda x: x.unsqueeze(1),
+    "squeeze": lambda x: x[:1].squeeze(),
+    "as_strided": lambda x: x.as_strided((2, 2), (4, 1), 1),
+    "bits": lambda x: x.view(torch.int32).view(torch.float32),
+    "detach": lambda x: x.detach(),
+    "movedim": lambda x: x.movedim(0, 1),
+}
+
+_WRITES: dict[str, Callable[[Tensor], object]] = {
+    "add_": lambda x: x.add_(1.5),
+    "mul_ of itself": lambda x: x.mul_(x),
+    "zero_": lambda x: x.zero_(),
+    "fill_": lambda x: x.fill_(3),
+    "copy_": lambda x: x.copy_(torch.arange(x.numel(), dtype=x.dtype).view(x.shape)),
+    "masked_fill_": lambda x: x.masked_fill_(x > 4, -1),
+    "clamp_ out": lambda x: torch.clamp(x, 1, 5, out=x),
+    "sort": lambda x: x.copy_(x.sort(-1, descending=True)[0]),
+    "normal_": lambda x: x.normal_(),
+}
+
+
+@pytest.mark.parametrize("write", _WRITES)
+@pytest.mark.parametrize("is_pending", [False, True])
+def test_writes_through_views(dev: torch.device, write: str, is_pending: bool) -> None:
+    def run(device: torch.device) -> list[Tensor]:
+        torch.manual_seed(0)
+        x = torch.arange(12.0).view(3, 4).to(device)
+        if is_pending:
+            x = x + 1
+        views = {name: take(x) for name, take in _VIEWS.items()}
+        seen = []
+        for view in views.values():
+            _WRITES[write](view)
+            seen += [tensor.cpu().clone() for tensor in (x, *views.values())]
+        return seen
+
+    for made, wanted in zip(run(dev), run(torch.device("cpu")), strict=True):
+        assert_matches(made, wanted)
+
+
+def test_writes_and_gradients(dev: torch.device) -> None:
+    def gradient(device: torch.device) -> Tensor:
+        x = torch.arange(6.0).view(2, 3).to(device).requires_grad_()
+        y = x * 2
+        y[0].mul_(3)
+        y[:, 1] = 7
+        y.t()[2].add_(x[:, 0].sum())
+        y.pow(2).sum().backward()
+        assert x.grad is not None
+        return x.grad.cpu()
+
+    assert_matches(gradient(dev), gradient(torch.device("cpu")))
+
+
+def test_values_read_before_a_write_stay(dev: torch.device) -> None:
+    x = torch.ones(3, device=dev)
+    y = x + 1  # pending, reads x as it is now
+    x.normal_()  # on the CPU, in place
+    x.sort(out=(x, torch.empty(0, dtype=torch.int64, device=dev)))
+    assert y.tolist() == [2, 2, 2]
+
+
+def test_metadata_in_place(dev: torch.device) -> None:
+    x = torch.arange(6.0).to(dev)
+    y = x.view(2, 3)
+    y.t_()
+    assert y.tolist() == [[0, 3], [1, 4], [2, 5]]
+    y.add_(1)
+    y.unsqueeze_(0)
+    y[0, 1, 1] = 9
+    assert x.tolist() == [1, 2, 3, 4, 9, 6]
+    x.resize_(2)
+    assert x.tolist() == [1, 2]
+    x.resize_(7)
+    assert x.tolist()[:6] == [1, 2, 3, 4, 9, 6]
+
+
+# --- a device ----------------------------------------------------------------------------------------------------
+
+_DRAWS: dict[str, Callable[[Any], Tensor]] = {
+    "randn": lambda device: torch.randn(5, device=device),
+    "rand": lambda device: torch.rand(3, 4, device=device),
+    "randint": lambda device: torch.randint(0, 9, (4,), device=device),
+    "randperm": lambda device: torch.randperm(6, device=device),
+    "bernoulli": lambda device: torch.bernoulli(torch.full((5,), 0.5, device=device)),
+    "normal": lambda device: torch.normal(torch.zeros(4, device=device), torch.ones(4, device=device)),
+    "randn_like": lambda device: torch.randn_like(torch.ones(3, device=device) * 2),
+    "uniform_": lambda device: torch.empty(3, device=device).uniform_(-1, 1),
+    "multinomial": lambda device: torch.multinomial(torch.ones(5, device=device), 3),
+    "dropout": lambda device: nn.functional.dropout(torch.ones(9, device=device), 0.3),
+}
+
+
+@pytest.mark.parametrize("draw", _DRAWS)
+def test_random_numbers_are_the_cpus(dev: torch.device, draw: str) -> None:
+    torch.manual_seed(5)
+    wanted = _DRAWS[draw]("cpu"), torch.rand(2)
+    torch.manual_seed(5)
+    made = _DRAWS[draw](dev)
+    assert made.device == dev
+    assert_matches((made.cpu(), torch.rand(2)), wanted)
+
+
+def test_generator(dev: torch.device) -> None:
+    own = torch.Generator(device=dev).manual_seed(3)
+    state = own.get_state()
+    first = torch.rand(3, device=dev, generator=own).cpu()
+    assert torch.equal(first, torch.rand(3, generator=torch.Generator().manual_seed(3)))
+    own.set_state(state)
+    assert torch.equal(first, torch.rand(3, device=dev, generator=own).cpu())
+
+
+def test_factories_and_default_device(dev: torch.device) -> None:
+    def made() -> list[Tensor]:
+        eye, line = torch.eye(3), torch.linspace(0, 1, 4)
+        return [torch.ones(3), torch.arange(5), eye, line, torch.tensor([1.0, 2.0]), torch.full((2,), 3), eye.new_ones(2)]
+
+    wanted = made()
+    with dev:
+        for tensor, expected in zip(made(), wanted, strict=True):
+            assert tensor.device == dev
+            assert_matches(tensor.cpu(), expected)
+
+
+def test_save_and_load(dev: torch.device) -> None:
+    x = torch.randn(4, 6, device=dev)
+    saved = {"model": nn.Linear(3, 4).to(dev).state_dict(), "x": x, "view": x[1:3]}
+    file = io.BytesIO()
+    torch.save(saved, file)
+    file.seek(0)
+    loaded = torch.load(file)
+    assert loaded["x"].device == dev
+    assert_matches(loaded["model"]["weight"].cpu(), saved["model"]["weight"].cpu())
+    loaded["x"].add_(1)
+    assert torch.equal(loaded["view"].cpu(), x[1:3].cpu() + 1)
+    file.seek(0)
+    assert torch.load(file, map_location="cpu")["x"].device.type == "cpu"
+    file = io.BytesIO()
+    torch.save({"x": torch.ones(2)}, file)
+    file.seek(0)
+    assert torch.load(file, map_location=dev)["x"].device == dev
+
+
+def test_deepcopy(dev: torch.device) -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU()).to(dev)
+    twin = copy.deepcopy(model)
+    x = torch.randn(2, 3, device=dev)
+    assert torch.equal(model(x).cpu(), twin(x).cpu())
+    twin[0].weight.data.zero_()
+    assert not torch.equal(model(x).cpu(), twin(x).cpu())
+    pending = torch.ones(3, device=dev) + 1
+    copy.deepcopy(pending).zero_()
+    assert pending.tolist() == [2, 2, 2]
+
+
+def test_state_dict(dev: torch.device) -> None:
+    there, here = nn.BatchNorm1d(3).to(dev), nn.BatchNorm1d(3)
+    here(torch.randn(4, 3))
+    there.load_state_dict(here.state_dict())
+    assert torch.equal(there.running_mean.cpu(), here.running_mean)
+    there(torch.randn(4, 3, device=dev))
+    here.load_state_dict(there.state_dict())
+    assert torch.equal(there.running_mean.cpu(), here.running_mean)
+
+
+def test_moving_a_module_keeps_its_parameters(dev: torch.device) -> None:
+    model = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3)])
+    model[1].weight = model[0].weight
+    updating = torch.optim.SGD(model.parameters(), 0.1)
+    model.to(dev)
+    assert model[1].weight is model[0].weight
+    model[0](torch.ones(1, 3, device=dev)).sum().backward()
+    before = model[0].weight.detach().cpu()
+    updating.step()
+    assert not torch.equal(model[0].weight.detach().cpu(), before)
+    assert model.cpu()[1].weight is model[0].weight
+
+
+def test_printing(dev: torch.device) -> None:
+    x = torch.arange(4.0).to(dev)
+    assert repr(x * 2) == "tensor([0., 2., 4., 6.], device='acap:0')"
+    assert repr(nn.Parameter(x)).endswith("tensor([0., 1., 2., 3.], device='acap:0', requires_grad=True)")
+
+
+def test_autocast(dev: torch.device) -> None:
+    model = nn.Linear(3, 2).to(dev)
+    with torch.autocast("acap", dtype=torch.bfloat16):
+        y = model(torch.randn(4, 3, device=dev))
+        assert y.dtype == torch.bfloat16
+        assert y.softmax(-1).dtype == torch.float32
+    y.sum().backward()
+    assert model.weight.grad.dtype == torch.float32
+
+
+def test_gradient_scaler(dev: torch.device) -> None:
+    scaler, parameter = torch.amp.GradScaler("acap"), nn.Parameter(torch.ones(2, device=dev))
+    updating = torch.optim.SGD([parameter], 0.1)
+    scaler.scale((parameter * 2).sum()).backward()
+    scaler.step(updating)
+    scaler.update()
+    torch.testing.assert_close(parameter.detach().cpu(), torch.full((2,), 0.8))
+
+
+def test_loader_with_pinned_memory(dev: torch.device) -> None:
+    data = torch.utils.data.TensorDataset(torch.arange(8.0))
+    loader = torch.utils.data.DataLoader(data, 4, pin_memory=True)
+    assert [x.to(dev, non_blocking=True).sum().item() for (x,) in loader] == [6, 22]
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "torchmdla"])
+def test_torch_compile(dev: torch.device, backend: str) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: (x * 2).relu() + 1, backend=backend)
+    x = torch.randn(3, device=dev)
+    assert_matches(compiled(x).cpu(), (x.cpu() * 2).relu() + 1)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent(dev: torch.device, kind: type[nn.Module]) -> None:
+    def run(device: torch.device) -> list[Tensor]:
+        torch.manual_seed(0)
+        model = kind(4, 5, 2, batch_first=True, bidirectional=True).to(device)
+        x = torch.randn(2, 3, 4).to(device).requires_grad_()
+        y, _ = model(x)
+        (y * torch.arange(10.0, device=device)).sum().backward()
+        return [tensor.detach().cpu() for tensor in (y, x.grad, *(p.grad for p in model.parameters()))]
+
+    for made, wanted in zip(run(dev), run(torch.device("cpu")), strict=True):
+        torch.testing.assert_close(made, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_values_are_there_when_asked_for(dev: torch.device) -> None:
+    x = torch.tensor([1.0, 0, 2, 0], device=dev)
+    assert x.nonzero().flatten().tolist() == [0, 2]
+    assert bool(x.any())
+    assert x[x > 0].tolist() == [1, 2]
+    x[x > 1] = 5
+    assert x.unique().tolist() == [0, 1, 5]
+    assert x.topk(2).values.tolist() == [5, 1]
+    assert torch.allclose(x, x)
+
+
+def test_what_runs_on_the_cpu_is_counted(dev: torch.device) -> None:
+    torchmdla.reset_stats()
+    torch.ones(3, device=dev).nonzero()
+    assert torchmdla.stats().fallbacks == {"acap: aten::nonzero ran on the CPU": 1}
+
+
+def test_complex_numbers(dev: torch.device) -> None:
+    x = torch.view_as_complex(torch.arange(4.0).view(2, 2).to(dev))
+    assert (x.conj() * 2).tolist() == [-2j, 4 - 6j]
+    x.imag.zero_()
+    assert x.tolist() == [0, 2]
+
+
+# --- errors and threads ------------------------------------------------------------------------------------------
+
+
+def test_mixing_devices(dev: torch.device) -> None:
+    message = "Expected all tensors to be on the same device, but found at least two devices, acap:0 and cpu!"
+    with pytest.raises(RuntimeError, match=message):
+        torch.ones(2, device=dev) + torch.ones(2)
+    with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
+        nn.Linear(2, 2).to(dev)(torch.ones(1, 2))
+    assert (torch.ones(2, device=dev) + torch.tensor(1.0)).tolist() == [2, 2]
+
+
+_FAULTS: dict[str, Callable[[Any], object]] = {
+    "sizes of a product": lambda device: torch.ones(2, 3, device=device) @ torch.ones(2, 3, device=device),
+    "broadcasting": lambda device: torch.ones(3, device=device) + torch.ones(4, device=device),
+    "view": lambda device: torch.ones(6, device=device).view(5),
+    "dtype of a write": lambda device: torch.ones(2, dtype=torch.int64, device=device).add_(1.5),
+    "write to an expanded": lambda device: torch.ones(3, device=device).expand(2, 3).add_(1),
+    "index": lambda device: nn.functional.embedding(
+        torch.tensor([9], device=device), torch.ones(3, 2, device=device)
+    ).cpu(),
+}
+
+
+@pytest.mark.parametrize("fault", _FAULTS)
+def test_errors_are_pytorchs(dev: torch.device, fault: str) -> None:
+    with pytest.raises(Exception, match="") as wanted:
+        _FAULTS[fault]("cpu")
+    with pytest.raises(type(wanted.value)) as raised:
+        _FAULTS[fault](dev)
+    assert str(raised.value) == str(wanted.value)
+
+
+def test_tensors_stay_usable_after_an_error(dev: torch.device) -> None:
+    rows = torch.ones(3, 2, device=dev) * 2
+    picked = nn.functional.embedding(torch.tensor([9], device=dev), rows)
+    for _ in range(2):
+        with pytest.raises(IndexError):
+            picked.cpu()
+    assert rows.sum().item() == 12
+
+
+def test_threads(dev: torch.device) -> None:
+    shared = torch.eye(4, device=dev) * 2
+    faults: list[BaseException] = []
+
+    def work(number: int) -> None:
+        def chain(x: Tensor, other: Tensor) -> Tensor:
+            for _ in range(30):
+                x = (x @ other).softmax(-1) + number
+            return x
+
+        try:
+            made = chain(torch.full((4, 4), float(number), device=dev), shared)
+            wanted = chain(torch.full((4, 4), float(number)), torch.eye(4) * 2)
+            torch.testing.assert_close(made.cpu(), wanted)
+        except BaseException as error:
+            faults.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not faults
