@@ -91,7 +91,7 @@ def test_canonical_is_for_tensors_of_the_device() -> None:
 def _network() -> nn.Module:
     torch.manual_seed(1)
     return nn.Sequential(
-        nn.Conv2d(1, 4, 3),
+        nn.Conv2d(1, 4, 3, bias=False),  # its gradient would be rounding errors alone, before a norm
         nn.BatchNorm2d(4),
         nn.ReLU(),
         nn.MaxPool2d(2),
@@ -153,8 +153,10 @@ def test_nothing_outlives_its_tensors(dev: torch.device) -> None:
 
 
 def test_a_graph_that_nobody_needs_is_dropped(dev: torch.device) -> None:
-    x = torch.ones(3, device=dev)
+    gc.collect()
+    torchmdla.acap.mark_step()
     before = _C.acap.pending_nodes()
+    x = torch.ones(3).to(dev)
     for _ in range(3000):
         x = x + 1  # one chain, released at once
     assert _C.acap.pending_nodes() == before + 3000
@@ -246,7 +248,6 @@ def test_values_read_before_a_write_stay(dev: torch.device) -> None:
     x = torch.ones(3, device=dev)
     y = x + 1  # pending, reads x as it is now
     x.normal_()  # on the CPU, in place
-    x.sort(out=(x, torch.empty(0, dtype=torch.int64, device=dev)))
     assert y.tolist() == [2, 2, 2]
 
 
@@ -469,7 +470,7 @@ _FAULTS: dict[str, Callable[[Any], object]] = {
 
 @pytest.mark.parametrize("fault", _FAULTS)
 def test_errors_are_pytorchs(dev: torch.device, fault: str) -> None:
-    with pytest.raises(Exception, match="") as wanted:
+    with pytest.raises((RuntimeError, IndexError)) as wanted:
         _FAULTS[fault]("cpu")
     with pytest.raises(type(wanted.value)) as raised:
         _FAULTS[fault](dev)

@@ -7,6 +7,7 @@
 #include "recording.h"
 #include "tensor.h"
 
+#include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/jit/python/pybind.h>
 
 #include <mutex>
@@ -32,6 +33,15 @@ void check_is_acap(const at::Tensor& tensor) {
                     tensor.device());
 }
 
+// What `parameter.data = data` does, which PyTorch refuses where the device type changes.
+void set_data(const at::Tensor& parameter, const at::Tensor& data) {
+  if (auto* meta = torch::autograd::impl::get_autograd_meta(parameter)) {
+    const std::lock_guard<std::mutex> guard(meta->mutex_);
+    meta->grad_accumulator_.reset(); // it expects gradients of the old device
+  }
+  parameter.unsafeGetTensorImpl()->shallow_copy_from(data.getIntrusivePtr());
+}
+
 } // namespace
 
 void bind(py::module& module) {
@@ -41,6 +51,7 @@ void bind(py::module& module) {
   acap.def("mark_step", [] { compute(pending_values()); }, without_gil);
   acap.def("pending_nodes", &pending_nodes);
   acap.def("set_most_pending_nodes", &set_most_pending_nodes, py::arg("most"));
+  acap.def("set_data", &set_data, py::arg("parameter"), py::arg("data"), without_gil);
   acap.def(
       "is_pending",
       [](const at::Tensor& tensor) {

@@ -57,8 +57,9 @@ Value::Value(at::Tensor computed) : meta(meta_like(computed)), tensor(std::move(
 
 Value::~Value() = default;
 
-Node::Node(c10::OperatorHandle called, std::vector<Operand> arguments)
-    : op(called), operands(std::move(arguments)) {
+Node::Node(c10::OperatorHandle called, std::vector<Operand> arguments,
+           std::vector<at::Tensor> types)
+    : op(called), operands(std::move(arguments)), metas(std::move(types)) {
   live_nodes.fetch_add(1, std::memory_order_relaxed);
 }
 
@@ -78,7 +79,7 @@ size_t pending_nodes() {
 
 std::vector<ValuePtr> append(const c10::OperatorHandle& op, std::vector<Operand> operands,
                              const std::vector<at::Tensor>& metas) {
-  auto node = std::make_shared<Node>(op, std::move(operands));
+  auto node = std::make_shared<Node>(op, std::move(operands), metas);
   std::vector<ValuePtr> results;
   for (const auto& meta : metas) {
     results.push_back(meta.defined() ? std::make_shared<Value>(meta, node) : nullptr);
@@ -120,9 +121,10 @@ namespace {
 
 // A part of the graph that runs as one.
 struct Cut {
-  std::vector<std::shared_ptr<Node>> nodes;
+  std::vector<Node*> nodes; // operands before users
+  std::vector<std::shared_ptr<Node>> holders;
   std::vector<ValuePtr> outputs;
-  LoweredGraph lowered;
+  Runnable runnable;
 };
 
 // Results of `nodes` that something else than these nodes refers to.
@@ -150,13 +152,21 @@ Cut cut(const std::vector<ValuePtr>& values) {
   Cut made;
   if (nodes.empty()) return made;
   made.outputs = outputs_of(nodes);
-  made.lowered = lower(nodes, made.outputs);
+  made.runnable = prepare(nodes, made.outputs);
   for (auto* node : nodes) {
     node->is_running = true;
-    for (const auto& result : node->results)
-      if (auto value = result.lock()) made.nodes.push_back(value->node);
+    made.holders.push_back(node->shared_from_this());
   }
+  made.nodes = std::move(nodes);
   return made;
+}
+
+std::vector<at::Tensor> run(const Cut& part) {
+  try {
+    return run(part.runnable);
+  } catch (const std::exception&) {
+    return run_singly(part.nodes, part.outputs);
+  }
 }
 
 } // namespace
@@ -167,12 +177,12 @@ void compute(const std::vector<ValuePtr>& values) {
   const auto end_run = c10::make_scope_exit([&] {
     {
       const std::lock_guard<std::mutex> guard(graph_mutex());
-      for (const auto& node : part.nodes)
+      for (auto* node : part.nodes)
         node->is_running = false;
     }
     runs_ended().notify_all();
   });
-  auto tensors = run(part.lowered);
+  auto tensors = run(part);
   const std::lock_guard<std::mutex> guard(graph_mutex());
   for (size_t i = 0; i < part.outputs.size(); ++i) {
     part.outputs[i]->tensor = std::move(tensors[i]);

@@ -37,16 +37,17 @@ using ValuePtr = std::shared_ptr<Value>;
 // tensors with null for None.
 using Operand = std::variant<c10::IValue, ValuePtr, std::vector<ValuePtr>>;
 
-class Node {
+class Node : public std::enable_shared_from_this<Node> {
 public:
-  Node(c10::OperatorHandle called, std::vector<Operand> arguments);
+  Node(c10::OperatorHandle called, std::vector<Operand> arguments, std::vector<at::Tensor> types);
   Node(const Node&) = delete;
   Node& operator=(const Node&) = delete;
   ~Node();
 
   const c10::OperatorHandle op;
   std::vector<Operand> operands;
-  std::vector<std::weak_ptr<Value>> results; // flat: lists' elements one by one
+  std::vector<at::Tensor> metas; // its results' types; flat: lists' elements one by one
+  std::vector<std::weak_ptr<Value>> results;
   bool is_running = false;                   // guarded by graph_mutex()
 
   // The values among the operands, lists' elements one by one.

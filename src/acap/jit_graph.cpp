@@ -1,9 +1,9 @@
 #include "jit_graph.h"
 
 #include "fusion_pass.h"
-#include "graph_runner.h"
 #include "lazy/canonical.h"
 #include "record.h"
+#include "structure.h"
 
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
@@ -14,9 +14,14 @@
 namespace torchmdla::acap {
 
 using torch::jit::Graph;
-namespace prim = c10::prim;
 
 namespace {
+
+// A graph and the tensors that its inputs stand for.
+struct LoweredGraph {
+  std::shared_ptr<Graph> graph;
+  std::vector<c10::IValue> inputs;
+};
 
 c10::TypePtr type_of(const at::Tensor& tensor) {
   const c10::VaryingShape<c10::Stride> strides(static_cast<size_t>(tensor.dim()));
@@ -104,13 +109,9 @@ private:
   }
 
   void define(const Node& node, size_t index, torch::jit::Value* made) {
-    const auto value = node.results[index].lock();
-    if (!value) {
-      made->setType(c10::TensorType::get());
-      return;
-    }
-    made->setType(type_of(value->meta));
-    values_[value.get()] = made;
+    const auto& meta = node.metas[index];
+    made->setType(meta.defined() ? type_of(meta) : c10::TypePtr(c10::TensorType::get()));
+    if (const auto value = node.results[index].lock()) values_[value.get()] = made;
   }
 
   std::shared_ptr<Graph> graph_;
@@ -122,6 +123,10 @@ private:
 
 } // namespace
 
+namespace {
+
+// `nodes` as ATen calls, typed, each value at hand one input. Views that rely on strides, which a
+// result at run time may not have, become reshapes.
 LoweredGraph lower(const std::vector<Node*>& nodes, const std::vector<ValuePtr>& outputs) {
   Writer writer(/*as_recorded=*/false, /*argument_per_use=*/false);
   for (auto* node : nodes)
@@ -130,8 +135,6 @@ LoweredGraph lower(const std::vector<Node*>& nodes, const std::vector<ValuePtr>&
   lazy::make_canonical(lowered.graph);
   return lowered;
 }
-
-namespace {
 
 std::optional<GraphRunner>& runner() {
   static auto* instance = new std::optional<GraphRunner>(); // its groups hold Python objects
@@ -151,18 +154,36 @@ void run_on_device(const std::string& device) {
   runner().emplace(acap_group_symbol(), device);
 }
 
-std::vector<at::Tensor> run(const LoweredGraph& lowered) {
-  try {
-    return tensors_of(GraphRunner::run(runner()->prepare(lowered.graph), lowered.inputs));
-  } catch (const c10::Error&) {
-    // Op by op, the error is the failing op's own, not the interpreter's.
-  } catch (const std::runtime_error&) {
+Runnable prepare(const std::vector<Node*>& nodes, const std::vector<ValuePtr>& outputs) {
+  // Of structures whose floats are the plan's, in its order. Guarded by graph_mutex().
+  static auto* plans = new std::unordered_map<std::string, std::shared_ptr<GraphRunner::Plan>>();
+  auto structure = structure_of(nodes, outputs);
+  if (const auto found = plans->find(structure.key); found != plans->end())
+    return {{found->second, std::move(structure.floats)}, std::move(structure.inputs)};
+  auto lowered = lower(nodes, outputs);
+  auto prepared = runner()->prepare(lowered.graph);
+  if (!structure.key.empty() && prepared.floats == structure.floats) {
+    if (plans->size() >= GraphRunner::most_plans) plans->clear();
+    plans->emplace(std::move(structure.key), prepared.plan);
+  }
+  return {std::move(prepared), std::move(lowered.inputs)};
+}
+
+std::vector<at::Tensor> run(const Runnable& runnable) {
+  return tensors_of(GraphRunner::run(runnable.prepared, runnable.inputs));
+}
+
+std::vector<at::Tensor> run_singly(const std::vector<Node*>& nodes,
+                                   const std::vector<ValuePtr>& outputs) {
+  LoweredGraph lowered;
+  {
+    const std::lock_guard<std::mutex> guard(graph_mutex());
+    lowered = lower(nodes, outputs);
   }
   const c10::InferenceMode inference(false);
   const c10::AutoGradMode no_grad(false);
-  auto stack = lowered.inputs;
-  run_and_record(*lowered.graph, stack);
-  return tensors_of(std::move(stack));
+  run_and_record(*lowered.graph, lowered.inputs);
+  return tensors_of(std::move(lowered.inputs));
 }
 
 std::shared_ptr<Graph> describe(const ValuePtr& value, bool argument_per_use) {

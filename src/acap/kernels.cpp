@@ -112,17 +112,18 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking)
   return self;
 }
 
-// To another dtype, on the device; or to another device.
+// To another dtype, on the device; from there, or to there.
 void to_copy(const OperatorHandle& op, Stack* stack) {
-  const auto arguments = torch::jit::last(*stack, op.schema().arguments().size());
-  const auto& device = arguments[*op.schema().argumentIndexWithName("device")];
-  if (device.isNone() || device.toDevice().type() == device_type) {
-    record(op, stack);
-    return;
-  }
-  auto& self = (*stack)[stack->size() - op.schema().arguments().size()];
-  self = cpu_alias(self.toTensor());
+  auto* const arguments = stack->data() + (stack->size() - op.schema().arguments().size());
+  auto& device = arguments[*op.schema().argumentIndexWithName("device")];
+  const bool from_here = is_acap(arguments[0].toTensor());
+  const bool to_here = device.isNone() || device.toDevice().type() == device_type;
+  if (from_here && to_here) return record(op, stack);
+  if (from_here) arguments[0] = cpu_alias(arguments[0].toTensor());
+  if (to_here) device = c10::Device(c10::kCPU);
   op.callBoxed(stack);
+  if (to_here)
+    stack->back() = make_tensor(std::make_shared<Value>(std::move(stack->back()).toTensor()));
 }
 
 // --- storages -------------------------------------------------------------------------------------

@@ -196,7 +196,9 @@ ROADS: Mapping[str, Road] = {
         "PyTorch's Lazy Tensor Core",
         {"step": Variant(_uncaptured, _anything, device="lazy", prepare=lazy.initialize, has_memory=False)},
     ),
-    "acap": Road("the acap device", {"device": Variant(_uncaptured, _anything, device="acap")}),
+    "acap": Road(
+        "the acap device", {"device": Variant(_uncaptured, _anything, device="acap", prepare=torchmdla.acap_device)}
+    ),
 }
 
 
