@@ -41,8 +41,8 @@ public:
     for (const auto& argument : arguments)
       stack_->push_back(on_cpu(argument));
     {
-      const c10::impl::ExcludeDispatchKeyGuard below(c10::autograd_dispatch_keyset_with_ADInplaceOrView |
-                                                     c10::autocast_dispatch_keyset);
+      const c10::impl::ExcludeDispatchKeyGuard below(
+          c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset);
       op_.callBoxed(stack_);
     }
     for (const auto& alias : aliases_)
@@ -78,9 +78,9 @@ private:
   }
 
   const Alias* find(const at::Tensor& tensor) const {
-    const auto found =
-        std::find_if(aliases_.begin(), aliases_.end(),
-                     [&](const Alias& alias) { return alias.tensor.is_same(tensor); });
+    const auto found = std::find_if(aliases_.begin(), aliases_.end(), [&](const Alias& alias) {
+      return alias.tensor.is_same(tensor);
+    });
     return found == aliases_.end() ? nullptr : &*found;
   }
 

@@ -46,9 +46,9 @@ at::Generator make_generator() {
 }
 
 at::Generator cpu_generator(const at::Generator& generator) {
-  const auto* own =
-      generator.defined() ? dynamic_cast<const GeneratorImpl*>(generator.unsafeGetGeneratorImpl())
-                          : nullptr;
+  const auto* own = generator.defined()
+                        ? dynamic_cast<const GeneratorImpl*>(generator.unsafeGetGeneratorImpl())
+                        : nullptr;
   return own ? own->cpu() : generator;
 }
 

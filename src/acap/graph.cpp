@@ -16,6 +16,7 @@ namespace torchmdla::acap {
 namespace {
 
 std::atomic<size_t> live_nodes{0};
+std::atomic<uint64_t> nodes_made{0};
 
 std::condition_variable& runs_ended() {
   static std::condition_variable ended;
@@ -59,7 +60,8 @@ Value::~Value() = default;
 
 Node::Node(c10::OperatorHandle called, std::vector<Operand> arguments,
            std::vector<at::Tensor> types)
-    : op(called), operands(std::move(arguments)), metas(std::move(types)) {
+    : number(nodes_made.fetch_add(1, std::memory_order_relaxed)), op(called),
+      operands(std::move(arguments)), metas(std::move(types)) {
   live_nodes.fetch_add(1, std::memory_order_relaxed);
 }
 
@@ -95,26 +97,18 @@ ValuePtr append(const char* name, const char* overload, std::vector<Operand> ope
 }
 
 std::vector<Node*> pending_nodes_of(const std::vector<ValuePtr>& values) {
-  std::vector<Node*> order;
-  std::unordered_set<Node*> entered;
-  std::vector<std::pair<Node*, bool>> stack; // whether what it needs is on the stack already
-  const auto push = [&](const ValuePtr& value) {
-    if (value->node && !entered.count(value->node.get()))
-      stack.emplace_back(value->node.get(), false);
+  std::vector<Node*> nodes;
+  std::unordered_set<const Node*> found;
+  const auto add = [&](const ValuePtr& value) {
+    if (value->node && found.insert(value->node.get()).second) nodes.push_back(value->node.get());
   };
-  for (auto it = values.rbegin(); it != values.rend(); ++it)
-    push(*it);
-  while (!stack.empty()) {
-    const auto [node, is_ready] = stack.back();
-    stack.pop_back();
-    if (is_ready) {
-      order.push_back(node);
-    } else if (entered.insert(node).second) {
-      stack.emplace_back(node, true);
-      node->for_each_input(push);
-    }
-  }
-  return order;
+  for (const auto& value : values)
+    add(value);
+  for (size_t i = 0; i < nodes.size(); ++i)
+    nodes[i]->for_each_input(add);
+  std::sort(nodes.begin(), nodes.end(),
+            [](const Node* a, const Node* b) { return a->number < b->number; });
+  return nodes;
 }
 
 namespace {

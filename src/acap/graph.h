@@ -44,11 +44,12 @@ public:
   Node& operator=(const Node&) = delete;
   ~Node();
 
+  const uint64_t number; // in the program's order
   const c10::OperatorHandle op;
   std::vector<Operand> operands;
   std::vector<at::Tensor> metas; // its results' types; flat: lists' elements one by one
   std::vector<std::weak_ptr<Value>> results;
-  bool is_running = false;                   // guarded by graph_mutex()
+  bool is_running = false; // guarded by graph_mutex()
 
   // The values among the operands, lists' elements one by one.
   template <class Visit> void for_each_input(Visit visit) const {
@@ -82,7 +83,8 @@ size_t pending_nodes();
 // return all have tensors. Throws what PyTorch throws; the values are pending then as before.
 void compute(const std::vector<ValuePtr>& values);
 
-// The pending nodes that `values` need, operands before users. graph_mutex() must be held.
+// The pending nodes that `values` need, in the program's order, so that a program that repeats
+// itself makes equal graphs. graph_mutex() must be held.
 std::vector<Node*> pending_nodes_of(const std::vector<ValuePtr>& values);
 
 } // namespace torchmdla::acap

@@ -86,8 +86,8 @@ private:
       has_none |= !element;
       values.push_back(element ? value_of(element) : graph_->insertConstant(c10::IValue()));
     }
-    const c10::TypePtr type =
-        has_none ? c10::TypePtr(c10::OptionalType::ofTensor()) : c10::TypePtr(c10::TensorType::get());
+    const c10::TypePtr type = has_none ? c10::TypePtr(c10::OptionalType::ofTensor())
+                                       : c10::TypePtr(c10::TensorType::get());
     return graph_->insertNode(graph_->createList(type, values))->output();
   }
 

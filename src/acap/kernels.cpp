@@ -38,7 +38,8 @@ void boxed_call_on_cpu(const OperatorHandle& op, Stack* stack) {
   call_on_cpu(op, stack);
 }
 
-// --- memory ---------------------------------------------------------------------------------------
+// --- memory
+// ---------------------------------------------------------------------------------------
 
 void check_dense(std::optional<at::Layout> layout, std::optional<bool> pin_memory) {
   TORCH_CHECK_NOT_IMPLEMENTED(layout.value_or(at::kStrided) == at::kStrided,
@@ -60,11 +61,12 @@ at::Tensor empty(at::IntArrayRef sizes, std::optional<at::ScalarType> dtype,
                  std::optional<bool> pin_memory, std::optional<at::MemoryFormat> format) {
   check_dense(layout, pin_memory);
   const auto type = dtype.value_or(c10::get_default_dtype_as_scalartype());
-  return make_tensor(std::make_shared<Value>(at::Tensor(
-      at::detail::empty_cpu(sizes, type, /*pin_memory=*/false, format))));
+  return make_tensor(std::make_shared<Value>(
+      at::Tensor(at::detail::empty_cpu(sizes, type, /*pin_memory=*/false, format))));
 }
 
-// --- copies ---------------------------------------------------------------------------------------
+// --- copies
+// ---------------------------------------------------------------------------------------
 
 // Of a tensor like `tensor` with a storage of its own.
 std::vector<int64_t> dense_strides(const at::Tensor& tensor) {
@@ -126,7 +128,8 @@ void to_copy(const OperatorHandle& op, Stack* stack) {
     stack->back() = make_tensor(std::make_shared<Value>(std::move(stack->back()).toTensor()));
 }
 
-// --- storages -------------------------------------------------------------------------------------
+// --- storages
+// -------------------------------------------------------------------------------------
 
 void set_storage(at::Tensor& self, const c10::Storage& storage, Geometry geometry) {
   TORCH_CHECK(storage.device().type() == device_type,
@@ -137,13 +140,13 @@ void set_storage(at::Tensor& self, const c10::Storage& storage, Geometry geometr
   place_in(self, geometry);
   TORCH_CHECK(geometry.bytes() <= storage.nbytes(), "setStorage: sizes ", self.sizes(),
               ", strides ", self.strides(), ", storage offset ", self.storage_offset(),
-              ", and itemsize ", self.itemsize(), " requiring a storage size of ",
-              geometry.bytes(), " are out of bounds for storage of size ", storage.nbytes());
+              ", and itemsize ", self.itemsize(), " requiring a storage size of ", geometry.bytes(),
+              " are out of bounds for storage of size ", storage.nbytes());
   rebase(self);
 }
 
-at::Tensor& set_to_part(at::Tensor& self, at::Storage source, int64_t offset,
-                        at::IntArrayRef sizes, at::IntArrayRef strides) {
+at::Tensor& set_to_part(at::Tensor& self, at::Storage source, int64_t offset, at::IntArrayRef sizes,
+                        at::IntArrayRef strides) {
   Geometry geometry{{sizes.begin(), sizes.end()}, {}, offset, self.scalar_type()};
   if (strides.empty()) {
     const auto dense = at::detail::empty_meta(sizes, self.scalar_type());
@@ -171,7 +174,8 @@ at::Tensor& set_to_nothing(at::Tensor& self) {
   return set_to_tensor(self, empty);
 }
 
-// --- values ---------------------------------------------------------------------------------------
+// --- values
+// ---------------------------------------------------------------------------------------
 
 at::Tensor& fill_with(at::Tensor& self, const at::Scalar& number) {
   const auto dtype = self.scalar_type();
@@ -197,35 +201,32 @@ std::tuple<at::Tensor, at::Tensor> native_dropout(const at::Tensor& self, double
 }
 
 // In training the running statistics are written to, which this schema does not say.
-std::tuple<at::Tensor, at::Tensor, at::Tensor>
-native_batch_norm(const at::Tensor& self, const std::optional<at::Tensor>& weight,
-                  const std::optional<at::Tensor>& bias,
-                  const std::optional<at::Tensor>& running_mean,
-                  const std::optional<at::Tensor>& running_var, bool training, double momentum,
-                  double eps) {
+std::tuple<at::Tensor, at::Tensor, at::Tensor> native_batch_norm(
+    const at::Tensor& self, const std::optional<at::Tensor>& weight,
+    const std::optional<at::Tensor>& bias, const std::optional<at::Tensor>& running_mean,
+    const std::optional<at::Tensor>& running_var, bool training, double momentum, double eps) {
   const bool has_statistics = running_mean && running_mean->defined();
   if (training && has_statistics) {
     auto mean = *running_mean, variance = *running_var;
     return at::_native_batch_norm_legit(self, weight, bias, mean, variance, training, momentum,
                                         eps);
   }
-  if (training)
-    return at::_native_batch_norm_legit(self, weight, bias, training, momentum, eps);
+  if (training) return at::_native_batch_norm_legit(self, weight, bias, training, momentum, eps);
   const auto operand = [](const std::optional<at::Tensor>& tensor) -> Operand {
     if (!tensor || !tensor->defined()) return IValue();
     return value_of(*tensor);
   };
-  const auto result =
-      append("aten::batch_norm", "",
-             {value_of(self), operand(weight), operand(bias), operand(running_mean),
-              operand(running_var), false, momentum, eps, false},
-             at::Tensor(at::detail::empty_strided_meta(self.sizes(), dense_strides(self),
-                                                       self.scalar_type())));
+  const auto result = append("aten::batch_norm", "",
+                             {value_of(self), operand(weight), operand(bias), operand(running_mean),
+                              operand(running_var), false, momentum, eps, false},
+                             at::Tensor(at::detail::empty_strided_meta(
+                                 self.sizes(), dense_strides(self), self.scalar_type())));
   const auto none = at::empty({0}, self.options().dtype(at::toOpMathType(self.scalar_type())));
   return {make_tensor(result), none, none};
 }
 
-// --- registration ---------------------------------------------------------------------------------
+// --- registration
+// ---------------------------------------------------------------------------------
 
 // Composite kernels that are better than a node: they draw into new memory, or go through lists.
 bool keeps_composite(const OperatorHandle& op) {

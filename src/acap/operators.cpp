@@ -132,8 +132,7 @@ const OperatorTraits& traits_of(const OperatorHandle& op) {
 }
 
 std::optional<OperatorHandle> scalar_twin(const OperatorHandle& op, size_t argument) {
-  const auto twin =
-      c10::Dispatcher::singleton().findSchema({op.operator_name().name, "Scalar"});
+  const auto twin = c10::Dispatcher::singleton().findSchema({op.operator_name().name, "Scalar"});
   if (!twin) return std::nullopt;
   const auto &own = op.schema().arguments(), &others = twin->schema().arguments();
   if (own.size() != others.size()) return std::nullopt;

@@ -28,12 +28,14 @@ namespace {
 constexpr size_t default_most_pending_nodes = 20000;
 std::atomic<size_t> most_pending_nodes{default_most_pending_nodes};
 
-// --- devices --------------------------------------------------------------------------------------
+// --- devices
+// --------------------------------------------------------------------------------------
 
 // Ops that take positions from the CPU, on any device.
 bool takes_indices_from_cpu(const OperatorHandle& op) {
   static const std::unordered_set<std::string> names{
-      "aten::index",           "aten::index_put",     "aten::index_put_", "aten::_index_put_impl_",
+      "aten::index",           "aten::index_put",
+      "aten::index_put_",      "aten::_index_put_impl_",
       "aten::_unsafe_index",   "aten::_unsafe_index_put",
       "aten::_index_put_impl", "aten::_unsafe_masked_index"};
   return names.count(op.operator_name().name) != 0;
@@ -59,7 +61,8 @@ void check_devices(const OperatorHandle& op, const std::vector<IValue>& argument
               ")");
 }
 
-// --- types ----------------------------------------------------------------------------------------
+// --- types
+// ----------------------------------------------------------------------------------------
 
 // Numbers from the CPU go with tensors of any device.
 at::Tensor meta_of(const at::Tensor& tensor) {
@@ -77,8 +80,8 @@ std::optional<Metas> infer_anew(const OperatorHandle& op, const std::vector<IVal
     stack.push_back(argument.isDevice() ? IValue(c10::Device(c10::kMeta))
                                         : with_tensors(argument, meta_of));
   try {
-    const c10::impl::ExcludeDispatchKeyGuard below(c10::autograd_dispatch_keyset_with_ADInplaceOrView |
-                                                   c10::autocast_dispatch_keyset);
+    const c10::impl::ExcludeDispatchKeyGuard below(
+        c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset);
     op.callBoxed(stack);
   } catch (const std::exception&) {
     return std::nullopt;
@@ -138,7 +141,8 @@ std::optional<Metas> infer(const OperatorHandle& op, const std::vector<IValue>& 
   return metas;
 }
 
-// --- nodes ----------------------------------------------------------------------------------------
+// --- nodes
+// ----------------------------------------------------------------------------------------
 
 // A tensor that is a number, as the CPU tensor that a graph may hold: no wrapped one, which would
 // promote in another way, but one of the result's type.
@@ -231,7 +235,8 @@ bool record_view(const OperatorHandle& op, const std::vector<IValue>& arguments,
   return true;
 }
 
-// --- writes ---------------------------------------------------------------------------------------
+// --- writes
+// ---------------------------------------------------------------------------------------
 
 bool has_overlap(const at::Tensor& tensor) {
   for (int64_t i = 0; i < tensor.dim(); ++i)
@@ -279,8 +284,9 @@ void push_written(const OperatorHandle& op, const OperatorTraits& traits,
   for (const auto& returned : op.schema().returns()) {
     const auto index =
         std::find_if(traits.written.begin(), traits.written.end(), [&](size_t written) {
-          return returned.alias_info() && op.schema().arguments()[written].alias_info()->beforeSets() ==
-                                              returned.alias_info()->beforeSets();
+          return returned.alias_info() &&
+                 op.schema().arguments()[written].alias_info()->beforeSets() ==
+                     returned.alias_info()->beforeSets();
         });
     if (index == traits.written.end())
       stack->emplace_back(tensor_of(values[next_fresh++]));

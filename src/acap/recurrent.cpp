@@ -53,10 +53,10 @@ lstm_cell_backward(const MaybeTensor& grad_hidden, const MaybeTensor& grad_cell,
     grad_new = grad_new + *grad_hidden * out * tanh_slope(shown);
     grad_out = *grad_hidden * shown * sigmoid_slope(out);
   }
-  const auto grad_gates = at::cat({grad_new * update * sigmoid_slope(in),
-                                   grad_new * cell * sigmoid_slope(forget),
-                                   grad_new * in * tanh_slope(update), grad_out},
-                                  1);
+  const auto grad_gates =
+      at::cat({grad_new * update * sigmoid_slope(in), grad_new * cell * sigmoid_slope(forget),
+               grad_new * in * tanh_slope(update), grad_out},
+              1);
   return {grad_gates, grad_new * forget, bias_gradient(grad_gates, has_bias)};
 }
 

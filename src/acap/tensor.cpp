@@ -154,8 +154,8 @@ bool write(const at::Tensor& tensor, const ValuePtr& value) {
   if (!storage.value()) return false;
   const auto* impl = known_impl(tensor);
   const auto view = impl ? impl->view() : nullptr;
-  auto content = view ? scatter(*view, storage.value(), value)
-                      : as_strided_scatter(storage, geometry, value);
+  auto content =
+      view ? scatter(*view, storage.value(), value) : as_strided_scatter(storage, geometry, value);
   if (!content) return false;
   storage.write(std::move(content));
   return true;
@@ -165,9 +165,9 @@ namespace {
 
 // The memory of `content`, a CPU tensor, as a tensor of its own.
 at::Tensor alias_of(const at::Tensor& content, const Geometry& geometry) {
-  auto alias = at::detail::make_tensor<c10::TensorImpl>(
-      c10::Storage(content.storage()), c10::DispatchKeySet(c10::DispatchKey::CPU),
-      c10::scalarTypeToTypeMeta(geometry.dtype));
+  auto alias = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(content.storage()),
+                                                        c10::DispatchKeySet(c10::DispatchKey::CPU),
+                                                        c10::scalarTypeToTypeMeta(geometry.dtype));
   place(alias, geometry);
   return alias;
 }

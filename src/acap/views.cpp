@@ -133,8 +133,8 @@ const std::unordered_map<c10::OperatorName, Take>& takes() {
 // --- writing through ----------------------------------------------------------------------------
 
 // How the tensor that a view was taken of looks after a write to the view.
-using Inverse = std::function<ValuePtr(const View& view, const ValuePtr& parent,
-                                       const ValuePtr& written)>;
+using Inverse =
+    std::function<ValuePtr(const View& view, const ValuePtr& parent, const ValuePtr& written)>;
 
 ValuePtr reshape_back(const View& view, const ValuePtr& parent, const ValuePtr& written) {
   return append("aten::reshape", "", {written, parent->meta.sizes().vec()}, parent->meta);
@@ -227,10 +227,10 @@ ValuePtr scatter(const View& view, const ValuePtr& base, const ValuePtr& written
 ValuePtr as_strided(const Storage& storage, const Geometry& geometry) {
   if (!storage.value()->node || !tells_places(storage, geometry)) return nullptr;
   const auto type = at::detail::empty_meta(geometry.sizes, geometry.dtype);
-  return append("aten::as_strided", "",
-                {in_memory_order(storage), list(geometry.sizes), list(geometry.strides),
-                 geometry.offset},
-                at::Tensor(type));
+  return append(
+      "aten::as_strided", "",
+      {in_memory_order(storage), list(geometry.sizes), list(geometry.strides), geometry.offset},
+      at::Tensor(type));
 }
 
 ValuePtr as_strided_scatter(const Storage& storage, const Geometry& geometry,

@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from torchmdla import _C
 from torchmdla.acap.device import acap_device
 
@@ -23,7 +25,7 @@ def mark_step() -> None:
     _C.acap.mark_step()
 
 
-def is_pending(tensor: object) -> bool:
+def is_pending(tensor: torch.Tensor) -> bool:
     """Whether ``tensor``, on the device, has not been computed yet.
 
     Raises:

@@ -7,6 +7,7 @@ import types
 from typing import Any
 
 import torch
+from torch.utils import backend_registration
 
 from torchmdla import _C, devices
 from torchmdla.acap import modules, printing
@@ -34,13 +35,13 @@ def _register() -> None:
     taken = torch._C._get_privateuse1_backend_name()
     if taken not in ("privateuseone", NAME):
         raise RuntimeError(f"PyTorch has room for one more device type in a process, and that is {taken!r} already")
-    torch.utils.rename_privateuse1_backend(NAME)
+    backend_registration.rename_privateuse1_backend(NAME)
     from torchmdla.capture import torchscript
 
     torchscript.add_device(devices.get(_RUNS_ON))
     _C.acap.initialize(_RUNS_ON)
     torch._register_device_module(NAME, _device_module())
-    torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
+    backend_registration.generate_methods_for_privateuse1_backend(for_storage=True)
     printing.install()
     modules.install()
 

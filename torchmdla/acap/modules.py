@@ -18,7 +18,7 @@ from torchmdla import _C
 
 def install() -> None:
     """Lets modules keep their parameters when they move to the device or away. Once in a process."""
-    apply = nn.Module._apply
+    apply: Callable[..., Any] = nn.Module._apply
 
     def applied(module: nn.Module, function: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         _move(module.parameters(recurse), function)

@@ -5,6 +5,7 @@ PyTorch formats a tensor by ops on it: many small graphs. Its elements are looke
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import _tensor_str
 
 def install() -> None:
     """Lets ``repr`` of a tensor on the device go by a copy on the CPU. Once in a process."""
-    format_elements = _tensor_str._tensor_str
+    format_elements: Callable[..., str] = _tensor_str._tensor_str
 
     def on_the_cpu(tensor: torch.Tensor, *arguments: Any) -> str:
         shown = tensor.cpu() if tensor.device.type == "acap" else tensor

@@ -50,9 +50,10 @@ def get_mlir(
         inputs: of one call: tensors, or :class:`TensorSpec` of them. A size varies, and is ``?`` in the text, where a
             spec has None or -1, where ``torch._dynamo.mark_dynamic`` was called for a tensor, or by
             ``dynamic_shapes``.
-        output: the dialect, by default ``"torch"``. ``"linalg"``, ``"tosa"`` and ``"stablehlo"`` are lowered by torch-mlir. ``"llvm"`` is what
-            the cpu device generates: the entry and the packs of its ABI (``docs/architecture.md``), not ``@forward``.
-            ``"aten"`` is that of :mod:`torchmdla.aten`, with weights marked ``aten.parameter``.
+        output: the dialect, by default ``"torch"``. ``"linalg"``, ``"tosa"`` and ``"stablehlo"`` are lowered by
+            torch-mlir. ``"llvm"`` is what the cpu device generates: the entry and the packs of its ABI
+            (``docs/architecture.md``), not ``@forward``. ``"aten"`` is that of :mod:`torchmdla.aten`, with weights
+            marked ``aten.parameter``.
         weights: ``"literals"`` writes the weights' values into the text instead.
         dynamic_shapes: the sizes that vary, of each input, as in ``torch.export.export``.
         canonical: see above.

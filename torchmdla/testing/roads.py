@@ -49,7 +49,7 @@ class Variant:
     takes: Callable[[Program, Any], bool]
     owns_state: bool = False
     device: str = "cpu"
-    prepare: Callable[[], None] = lambda: None
+    prepare: Callable[[], object] = lambda: None
     has_memory: bool = True
 
 
