@@ -6,6 +6,8 @@ import copy
 import gc
 import io
 import runpy
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -502,6 +504,35 @@ def test_tensors_stay_usable_after_an_error(dev: torch.device) -> None:
         with pytest.raises(IndexError):
             picked.cpu()
     assert rows.sum().item() == 12
+
+
+_AFTER_A_BACKWARD = """
+import torch, torchmdla
+x = torch.ones(2, requires_grad=True)
+x.sum().backward()
+y = torch.ones(2, device=torchmdla.acap_device(), requires_grad=True)
+(y * 2).sum().backward()
+assert y.grad.tolist() == [2, 2]
+"""
+
+_LEFT_PENDING = "import torch, torchmdla; x = torch.ones(2, device=torchmdla.acap_device()) + 1"
+
+_OF_ANOTHER = """
+import torch, torchmdla
+torch.utils.rename_privateuse1_backend("other")
+try:
+    torchmdla.acap_device()
+except RuntimeError as error:
+    assert "'other' already" in str(error)
+"""
+
+_NOT_ASKED_FOR = "import torch, torchmdla; torch.utils.rename_privateuse1_backend('other')"
+
+
+@pytest.mark.parametrize("program", [_AFTER_A_BACKWARD, _LEFT_PENDING, _OF_ANOTHER, _NOT_ASKED_FOR])
+def test_in_a_process_of_its_own(program: str) -> None:
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_threads(dev: torch.device) -> None:

@@ -4,6 +4,7 @@
 
 #include <ATen/EmptyTensor.h>
 #include <c10/core/Allocator.h>
+#include <c10/core/AutogradState.h>
 
 namespace torchmdla::acap {
 
@@ -91,6 +92,9 @@ void TensorImpl::forget() {
 }
 
 at::Tensor make_tensor(const ValuePtr& value) {
+  // Autograd gives a device threads of its own, if it knew of the device when it ran for the first
+  // time. Nothing is to be gained by them here: backward runs in the thread that asks for it.
+  c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
   Geometry geometry{{value->meta.sizes().begin(), value->meta.sizes().end()},
                     {value->meta.strides().begin(), value->meta.strides().end()},
                     0,
