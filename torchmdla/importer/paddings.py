@@ -26,6 +26,11 @@ def reflection_pad3d(value: Tensor, sizes: Sequence[int]) -> Tensor:
     return _cropped(value, sizes)
 
 
+def crops(sizes: Sequence[int]) -> bool:
+    """Whether a padding by ``sizes`` takes something away."""
+    return min(sizes, default=0) < 0
+
+
 def _by_dim(value: Tensor, sizes: Sequence[int]) -> list[tuple[int, int, int]]:
     """Dimension, size before, size after."""
     return [(value.dim() - 1 - k // 2, sizes[k], sizes[k + 1]) for k in range(0, len(sizes), 2)]
@@ -44,7 +49,7 @@ def _cropping(op: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """A padding op that takes negative sizes: what is added is taken from the whole of the value, as in eager."""
 
     def call(value: Tensor, sizes: Sequence[int], *number: float) -> Tensor:
-        if min(sizes, default=0) >= 0:
+        if not crops(sizes):
             return op(value, sizes, *number)
         added = [max(size, 0) for size in sizes]
         return _cropped(op(value, added, *number) if max(added) else value, sizes)

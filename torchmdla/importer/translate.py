@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from torchmdla.errors import CompileError
-from torchmdla.importer import empties, indices, promotion, ranks
+from torchmdla.importer import empties, indices, paddings, promotion, ranks
 from torchmdla.importer.decompositions import decomposition, schema_of
 from torchmdla.importer.emitter import Emitter, Value
 from torchmdla.importer.promotion import Number, NumberTensor
@@ -238,11 +238,13 @@ def _decompose(emitter: Emitter, name: str, operands: Sequence[Operand]) -> list
 _SIZED_BY_NUMBERS = frozenset(("aten::arange", "aten::arange.start", "aten::arange.start_step"))
 
 # Those that are right, if slower, without their decomposition: it needs their numbers.
-_WHOLE_WITH_OPEN_FLOATS = frozenset(("aten::addmm", "aten::baddbmm"))
+_WHOLE_WITH_OPEN_FLOATS = frozenset(("aten::addmm", "aten::baddbmm", "aten::constant_pad_nd"))
 
 
 def _is_kept_whole(name: str, operands: Sequence[Operand]) -> bool:
-    return name in _WHOLE_WITH_OPEN_FLOATS and _has_open_float(operands)
+    if name not in _WHOLE_WITH_OPEN_FLOATS or not _has_open_float(operands):
+        return False
+    return name != "aten::constant_pad_nd" or not paddings.crops(operands[1])  # type: ignore[arg-type]
 
 
 # Overloads that take a tensor in the place of a number.
