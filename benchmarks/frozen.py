@@ -31,11 +31,11 @@ Row = dict[str, Any]
 def main() -> int:
     parser = output.parser(__doc__)
     parser.add_argument("--models", type=output.one_of(MODELS), metavar="NAMES", help=f"of {','.join(MODELS)} (all)")
-    parser.add_argument("--rounds", type=output.number, metavar="NUMBER", help="timed rounds of each way (100)")
+    parser.add_argument("--rounds", type=output.number, metavar="NUMBER", help="timed rounds of each way (30)")
     parser.add_argument("--processes", type=output.number, metavar="NUMBER", help="for each model (3)")
     options = parser.parse_args()
     models = options.models or (["mobilenet_v2"] if options.quick else list(MODELS))
-    rounds = options.rounds or (2 if options.quick else 100)
+    rounds = options.rounds or (2 if options.quick else 30)
     processes = options.processes or (1 if options.quick else 3)
     rows: list[Row] = []
     with output.progress(len(models) * processes, "process") as bar:
@@ -89,7 +89,6 @@ def measure(model: str, rounds: int, quick: bool) -> Row:
         seconds = timing.interleaved(
             calls,
             rounds,
-            span=0,  # one call a round: the shorter, the likelier is one that nothing disturbs
             on_round=lambda index: children.step(f"{model}: round {index + 1} of {rounds}"),
             clock=time.thread_time,
         )

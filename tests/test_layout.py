@@ -27,8 +27,10 @@ from torchmdla.devices.cpu.views import regrouped
 TARGETS = {"widest": host_target(), "avx2": narrow_target("+avx2", "+fma"), "baseline": narrow_target()}
 
 
-def convolve(b: Builder, x: Value, filters: int, kernel: int, groups: int = 1, **options: int) -> Value:
-    """A convolution with weights and bias that are parameters, then a rectifier."""
+def convolve(
+    b: Builder, x: Value, filters: int, kernel: int, groups: int = 1, rectified: bool = True, **options: int
+) -> Value:
+    """A convolution with weights and bias that are parameters, then a rectifier if it is to be ``rectified``."""
     channels = x.tensor.shape[1]
     scale = (2 / (channels // groups * kernel**2)) ** 0.5
     weight = b.input(normal(filters, channels // groups, kernel, kernel) * scale, "parameter")
@@ -37,7 +39,8 @@ def convolve(b: Builder, x: Value, filters: int, kernel: int, groups: int = 1, *
     expected = functional.conv2d(x.tensor, weight.tensor, bias.tensor, stride, padding, dilation, groups)
     pairs = ([stride] * 2, [padding] * 2, [dilation] * 2)
     operands = [x, weight, bias, *pairs, False, [0, 0], groups]
-    return b.op("aten.relu", [b.op("aten.convolution", operands, expected)], torch.relu(expected))
+    summed = b.op("aten.convolution", operands, expected)
+    return b.op("aten.relu", [summed], torch.relu(expected)) if rectified else summed
 
 
 DEFAULTS = (("stride", 1), ("padding", 0), ("dilation", 1))
@@ -111,6 +114,13 @@ def flattened_network(b: Builder) -> list[Value]:
     return [linear(b, flatten(b, convolve(b, b.input(normal(4, 3, 6, 5)), 32, 3)), 12)]
 
 
+def lone_convolutions(b: Builder) -> list[Value]:
+    """Results of the program; one is read again."""
+    x = convolve(b, b.input(normal(1, 16, 9, 11)), 32, 3, rectified=False, padding=1)
+    y = convolve(b, x, 32, 3, groups=32, rectified=False, stride=2)
+    return [x, y, pool(b, b.input(normal(1, 16, 9, 8)))]
+
+
 def products(b: Builder) -> list[Value]:
     x = b.input(normal(7, 40))
     return [linear(b, linear(b, linear(b, x, 96), 64), 33)]
@@ -136,6 +146,7 @@ NETWORKS = (
     dense_network,
     transposed_network,
     flattened_network,
+    lone_convolutions,
     products,
     products_with_one_weight,
 )
@@ -188,6 +199,14 @@ def test_padding_is_computed_in_place() -> None:
     first = convolve(padded, convolve(padded, padded.input(normal(1, 16, 9, 9)), 16, 1), 16, 3, padding=1)
     second = convolve(plain, convolve(plain, plain.input(normal(1, 16, 9, 9)), 16, 1), 16, 3)
     assert kernels_of([first], padded) == kernels_of([second], plain) + 2
+
+
+def test_a_convolution_alone_is_blocked() -> None:
+    """What computes a result of the program keeps its channels across the vector, and stores them in plain order."""
+    plain, rectified = Builder(), Builder()
+    alone = convolve(plain, plain.input(normal(1, 32, 12, 12)), 32, 3, rectified=False, padding=1)
+    followed = convolve(rectified, rectified.input(normal(1, 32, 12, 12)), 32, 3, padding=1)
+    assert kernels_of([alone], plain) == kernels_of([followed], rectified)
 
 
 def test_joining_copies_nothing() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from torchmdla.devices.cpu.steps import (
     Access,
@@ -26,6 +27,7 @@ _CHANNEL = 1
 
 def block_channels(steps: Steps, lanes: int) -> None:
     """Changes the layout of images to blocks of ``lanes`` channels, and lays out weights to fit."""
+    _detach_results(steps, lanes)
     chosen = _connected(steps, _candidates(steps, lanes))
     if not chosen:
         return
@@ -47,6 +49,32 @@ def slides(step: NestStep) -> bool:
 def _is_window(step: NestStep, index: Linear) -> bool:
     flags = {step.reduction[loop] for loop in index.loops}
     return flags == {True, False}
+
+
+def _detach_results(steps: Steps, lanes: int) -> None:
+    """A convolution or a pooling that computes a result of the program gets a temporary in its place, which may be
+    blocked, and a copy of it into the result: the kernel stores what it has, or the next epilogue takes it."""
+    for step in [s for s in steps.nests() if slides(s)]:
+        result = step.outputs[0].buffer
+        if result.kind != "result" or not _is_only_accessed(steps, result):
+            continue
+        inside = Buffer("temporary", result.element, result.sizes)
+        if not _may_block(step, replace(step.outputs[0], buffer=inside), lanes):
+            continue
+        last = max(k for k, s in enumerate(steps.steps) if result in s.writes)
+        for other in steps.nests():
+            other.map_accesses(partial(_moved, source=result, destination=inside))
+        steps.steps.insert(last + 1, _copy(inside, result))
+
+
+def _moved(access: Access, source: Buffer, destination: Buffer) -> Access:
+    return replace(access, buffer=destination) if access.buffer == source else access
+
+
+def _is_only_accessed(steps: Steps, buffer: Buffer) -> bool:
+    """Whether all that uses ``buffer`` are accesses of nests, which may be changed: no tables, no regions."""
+    users = [s for s in steps.steps if buffer in [*s.reads, *s.writes]]
+    return all(isinstance(s, NestStep) and buffer not in [table.buffer for table in s.tables] for s in users)
 
 
 # What is blocked.
