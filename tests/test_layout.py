@@ -10,6 +10,7 @@ from test_lowering import Builder, Executable, Value, check, host_target, narrow
 from torch.nn import functional
 
 from torchmdla.compiler.program import Target
+from torchmdla.devices.cpu.layout import block_channels
 from torchmdla.devices.cpu.lowering import lower
 from torchmdla.devices.cpu.nests import Instruction
 from torchmdla.devices.cpu.steps import (
@@ -201,12 +202,28 @@ def test_padding_is_computed_in_place() -> None:
     assert kernels_of([first], padded) == kernels_of([second], plain) + 2
 
 
-def test_a_convolution_alone_is_blocked() -> None:
-    """What computes a result of the program keeps its channels across the vector, and stores them in plain order."""
-    plain, rectified = Builder(), Builder()
-    alone = convolve(plain, plain.input(normal(1, 32, 12, 12)), 32, 3, rectified=False, padding=1)
-    followed = convolve(rectified, rectified.input(normal(1, 32, 12, 12)), 32, 3, padding=1)
-    assert kernels_of([alone], plain) == kernels_of([followed], rectified)
+def test_a_result_is_computed_in_blocks() -> None:
+    """A convolution stores its result into a blocked temporary, which is copied where no epilogue takes it."""
+    image, result = Buffer("input", "f32", (1, 32, 8)), Buffer("result", "f32", (1, 32, 6))
+    weight = Buffer("parameter", "f32", (32, 32, 3))
+    samples, filters, pixels, channels, taps = (unit(loop, 5) for loop in range(5))
+    sliding = Linear((0, 0, 1, 0, 1))
+    convolution = NestStep(
+        sizes=(1, 32, 6, 32, 3),
+        reduction=(False, False, False, True, True),
+        inputs=(Access(image, (samples, channels, sliding)), Access(weight, (filters, channels, taps))),
+        outputs=(Access(result, (samples, filters, pixels)),),
+        scalars=(),
+        tables=(),
+        body=(Instruction("arith.mulf", (0, 1), "f32"), Instruction("arith.addf", (3, 2), "f32")),
+        yields=(4,),
+    )
+    steps = Steps([convolution], {})
+    block_channels(steps, 16)
+    assert convolution.outputs[0].buffer.sizes == (1, 2, 6, 16)
+    copying = steps.nests()[-1]
+    assert [a.buffer for a in copying.inputs] == [convolution.outputs[0].buffer]
+    assert [a.buffer for a in copying.outputs] == [result]
 
 
 def test_joining_copies_nothing() -> None:
