@@ -10,7 +10,7 @@ import torch
 from torch.utils import backend_registration
 
 from torchmdla import _C, devices
-from torchmdla.acap import modules, printing
+from torchmdla.capture.acap import modules, printing
 
 NAME = "acap"
 

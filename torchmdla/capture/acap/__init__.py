@@ -1,7 +1,6 @@
-"""The acap device: tensors that remember what they are computed from, and compute when someone looks.
+"""The device type ``acap``, registered with PyTorch, and what its users call.
 
-``torchmdla.acap_device()`` registers the device type ``acap`` with PyTorch, and programs move to it as to a GPU:
-``docs/acap.md``.
+The C++ side (``src/acap/``) writes ops down and runs their graphs; here is what PyTorch asks of a device in Python.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from torchmdla import _C
-from torchmdla.acap.device import acap_device
+from torchmdla.capture.acap.device import acap_device
 
 __all__ = ["acap_device", "is_pending", "mark_step", "set_most_pending_nodes"]
 
