@@ -29,9 +29,7 @@ several processes, so that a crash costs one program.
 Programs are those of torchmdla itself, or with --opinfo the samples of PyTorch's operator database. What is known to
 fail is listed by name in torchmdla/testing/expected.py; a listed program that passes is an error, too."""
 
-_ROAD_LINES = [
-    f"  {name:<12} {road.help}{'' if road.variants else ' (not available yet)'}" for name, road in ROADS.items()
-]
+_ROAD_LINES = [f"  {name:<12} {road.help}" for name, road in ROADS.items()]
 _VARIANTS = [f"{name}:{variant}" for name, road in ROADS.items() for variant in road.variants]
 
 EPILOG = f"""\

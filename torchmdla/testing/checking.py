@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 import torchmdla
 from torchmdla.testing.compare import assert_matches
 from torchmdla.testing.programs import Program
-from torchmdla.testing.programs.inputs import drawn
+from torchmdla.testing.programs.inputs import copied, drawn
 from torchmdla.testing.roads import Captured, Variant
 
 Status = Literal[
@@ -90,7 +90,7 @@ def check(program: Program, way: str, variant: Variant, seed: int = 0) -> Outcom
         warnings.simplefilter("ignore")
         status, detail = _compared(program, subject, variant, seed)
         stats = torchmdla.stats()
-        if status in ("wrong", "error") and _is_pytorchs(program, variant, seed, status):
+        if status in ("wrong", "error") and not variant.has_device and _is_pytorchs(program, variant, seed, status):
             status = "pytorch" if status == "wrong" else "not captured"
     if status == "ok" and any(reason.startswith(_FAULTS) for reason in stats.fallbacks):
         status = "not compiled"
@@ -111,7 +111,7 @@ def check(program: Program, way: str, variant: Variant, seed: int = 0) -> Outcom
 def _compared(program: Program, subject: Any, variant: Variant, seed: int) -> tuple[Status, str]:
     """The status as it looks from outside, and what is wrong."""
     try:
-        expected = _Run(program, _eager(program, subject), _state(subject), seed).results()
+        expected = _Run(program, _eager(program, subject), _state(subject), seed, variant, is_reference=True).results()
     except Exception as error:
         return "no reference", _line(error)
     try:
@@ -176,15 +176,16 @@ class _Run:
         methods: Captured,
         state: Sequence[Tensor],
         seed: int,
-        device: str = "cpu",
-        has_memory: bool = True,
+        variant: Variant,
+        *,
+        is_reference: bool = False,
     ) -> None:
         self._program = program
         self._methods = methods
         self._state = state
         self._seed = seed
-        self._device = device
-        self._has_memory = has_memory
+        self._variant = variant
+        self._device = "cpu" if is_reference else variant.device
 
     def results(self) -> list[dict[str, Any]]:
         """What was seen of each call, by name."""
@@ -205,7 +206,7 @@ class _Run:
         outputs = {name: method(*given) for name, method in self._methods.items()}
         tensors = [leaf for leaf in tree_leaves((outputs, given)) if isinstance(leaf, Tensor)]
         seen: dict[str, Any] = {"outputs": outputs, "inputs afterwards": given}
-        if self._has_memory:
+        if self._variant.has_memory:
             seen["sharing"] = _sharing(tensors)
         if self._program.mode == "gradients":
             seen["gradients"] = _gradients(outputs, [*tree_leaves(given), *self._state])
@@ -214,7 +215,11 @@ class _Run:
 
     def _drawn(self, seed: int) -> Any:
         with torch.device("cpu"):
-            return on_device(drawn(self._program.inputs, seed), self._device)
+            given = drawn(self._program.inputs, seed)
+        if not self._variant.has_device:
+            return given
+        # Moving leaves neither gaps nor repeated elements. So the reference has none, either.
+        return on_device(tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, given), self._device)
 
     def _training(self, steps: int) -> list[dict[str, Any]]:
         assert self._program.optimiser is not None
@@ -247,7 +252,7 @@ class _Captured(_Run):
             if not torch.equal(tensor, value):
                 tensor.detach().copy_(value)
         owner = methods["forward"] if variant.owns_state else subject
-        super().__init__(program, methods, _state(owner), seed, variant.device, variant.has_memory)
+        super().__init__(program, methods, _state(owner), seed, variant)
 
 
 def _made(program: Program, seed: int) -> Callable[..., Any]:
@@ -301,9 +306,18 @@ def copy_of(values: Any) -> Any:
         if not isinstance(leaf, Tensor):
             return copy.copy(leaf)
         with torch.no_grad(), torch.device("cpu"):
-            return drawn((leaf.cpu(),), 0)[0].requires_grad_(leaf.requires_grad)
+            kept = copied(leaf) if leaf.device.type == "cpu" else _laid_out(leaf.cpu(), leaf.stride())
+            return kept.requires_grad_(leaf.requires_grad)
 
     return tree_map(one, values)
+
+
+def _laid_out(values: Tensor, strides: Sequence[int]) -> Tensor:
+    """The same values with ``strides``, which may have gaps or repeat elements."""
+    made = torch.empty_strided(values.shape, strides, dtype=values.dtype)
+    once = tuple(slice(1) if stride == 0 else slice(None) for stride in strides)
+    made[once].copy_(values[once])
+    return made
 
 
 def _line(error: BaseException) -> str:
