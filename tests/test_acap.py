@@ -90,12 +90,31 @@ def test_canonical_is_for_tensors_of_the_device() -> None:
 # --- training ----------------------------------------------------------------------------------------------------
 
 
-def _network() -> nn.Module:
-    torch.manual_seed(1)
+def _dense() -> nn.Module:
     return nn.Sequential(
-        nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 16), nn.LayerNorm(16), nn.GELU(), nn.Dropout(0.2), nn.Linear(16, 5)
+        nn.Flatten(),
+        nn.Linear(64, 32),
+        nn.Tanh(),
+        nn.Linear(32, 16),
+        nn.LayerNorm(16),
+        nn.GELU(),
+        nn.Dropout(0.2),
+        nn.Linear(16, 5),
     )
 
+
+def _convolutional(bias: bool) -> nn.Module:
+    parts = nn.Conv2d(1, 4, 3, bias=bias), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2)
+    return nn.Sequential(*parts, nn.Flatten(), nn.Linear(36, 5))
+
+
+# The gradient of a bias in front of a batch norm is nothing but rounding, of which Adam and RMSprop make whole steps:
+# float32 has nothing to compare there, float64 rounds below their eps.
+_NETWORKS: dict[str, tuple[Callable[[], nn.Module], torch.dtype, float]] = {
+    "dense": (_dense, torch.float32, 1e-6),
+    "convolutions": (lambda: _convolutional(bias=False), torch.float32, 1e-6),
+    "convolutions with a bias": (lambda: _convolutional(bias=True), torch.float64, 1e-9),
+}
 
 _OPTIMISERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "SGD": lambda parameters: torch.optim.SGD(parameters, 0.05),
@@ -106,13 +125,16 @@ _OPTIMISERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 
 
-def _train(device: torch.device, optimiser: str, steps: int) -> tuple[list[float], dict[str, Tensor]]:
-    model = _network().to(device)
+def _train(device: torch.device, network: str, optimiser: str) -> tuple[list[float], dict[str, Tensor]]:
+    make, dtype, _ = _NETWORKS[network]
+    torch.manual_seed(1)
+    model = make().to(device, dtype)
     updating = _OPTIMISERS[optimiser](model.parameters())
     torch.manual_seed(2)
     losses = []
-    for _ in range(steps):
-        x, y = torch.randn(8, 64, device=device), torch.randint(0, 5, (8,), device=device)
+    for _ in range(6):
+        x = torch.randn(8, 1, 8, 8, device=device, dtype=dtype)
+        y = torch.randint(0, 5, (8,), device=device)
         loss = nn.functional.cross_entropy(model(x), y)
         updating.zero_grad()
         loss.backward()
@@ -122,31 +144,14 @@ def _train(device: torch.device, optimiser: str, steps: int) -> tuple[list[float
 
 
 @pytest.mark.parametrize("optimiser", _OPTIMISERS)
-def test_training_agrees_with_the_cpu(dev: torch.device, optimiser: str) -> None:
-    expected, wanted = _train(torch.device("cpu"), optimiser, 6)
-    losses, state = _train(dev, optimiser, 6)
-    assert losses == pytest.approx(expected, abs=1e-6)
+@pytest.mark.parametrize("network", _NETWORKS)
+def test_training_agrees_with_the_cpu(dev: torch.device, network: str, optimiser: str) -> None:
+    most = _NETWORKS[network][2]
+    expected, wanted = _train(torch.device("cpu"), network, optimiser)
+    losses, state = _train(dev, network, optimiser)
+    assert losses == pytest.approx(expected, abs=most, rel=0)
     for name, tensor in wanted.items():
-        torch.testing.assert_close(state[name].cpu(), tensor, rtol=0, atol=1e-5)
-
-
-def test_training_a_convolutional_network(dev: torch.device) -> None:
-    def losses(device: torch.device) -> list[float]:
-        torch.manual_seed(0)
-        parts = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 5)
-        model = nn.Sequential(*parts).to(device)
-        updating = torch.optim.SGD(model.parameters(), 0.05)
-        seen = []
-        for _ in range(5):
-            x, y = torch.randn(8, 1, 8, 8, device=device), torch.randint(0, 5, (8,), device=device)
-            loss = nn.functional.cross_entropy(model(x), y)
-            updating.zero_grad()
-            loss.backward()
-            updating.step()
-            seen.append(loss.item())
-        return [*seen, model[1].running_var.sum().item()]
-
-    assert losses(dev) == pytest.approx(losses(torch.device("cpu")), abs=1e-6, rel=1e-6)
+        torch.testing.assert_close(state[name].cpu(), tensor, rtol=0, atol=10 * most)
 
 
 def test_nothing_outlives_its_tensors(dev: torch.device) -> None:
@@ -162,6 +167,33 @@ def test_nothing_outlives_its_tensors(dev: torch.device) -> None:
         pending.append(_C.acap.pending_nodes())
     gc.collect()
     assert max(pending) == 0
+
+
+# Each step makes 2 MiB of activations and gradients.
+_THOUSAND_STEPS = """
+import resource, torch, torchmdla
+torch.set_num_threads(1)
+model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 4)).to(torchmdla.acap_device())
+updating = torch.optim.Adam(model.parameters())
+x = torch.randn(1024, 64, device="acap")
+peaks = {}
+for step in range(1000):
+    updating.zero_grad()
+    loss = model(x).square().mean()
+    loss.backward()
+    updating.step()
+    LOOK
+    peaks[step] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+assert peaks[999] - peaks[200] < 64 * 2**20, peaks[999] - peaks[200]
+"""  # noqa: E501
+
+
+@pytest.mark.parametrize("look", ["loss.item()", "torchmdla.acap.mark_step()"])
+def test_memory_is_flat(look: str) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", _THOUSAND_STEPS.replace("LOOK", look)], capture_output=True, text=True
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_a_graph_that_nobody_needs_is_dropped(dev: torch.device) -> None:
