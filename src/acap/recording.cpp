@@ -14,6 +14,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -72,13 +73,14 @@ at::Tensor meta_of(const at::Tensor& tensor) {
 
 using Metas = std::vector<at::Tensor>;
 
-// The results of a call as meta tensors, undefined where they are; none where meta kernels do not
-// tell, for whatever reason.
-std::optional<Metas> infer_anew(const OperatorHandle& op, const std::vector<IValue>& arguments) {
+// The results, lists' elements one by one, of a call on `device` with `change(tensor)` for each
+// tensor; none where it fails, for whatever reason, or has other results.
+template <class Change>
+std::optional<Metas> call_on(c10::Device device, const OperatorHandle& op,
+                             const std::vector<IValue>& arguments, Change change) {
   Stack stack;
   for (const auto& argument : arguments)
-    stack.push_back(argument.isDevice() ? IValue(c10::Device(c10::kMeta))
-                                        : with_tensors(argument, meta_of));
+    stack.push_back(argument.isDevice() ? IValue(device) : with_tensors(argument, change));
   try {
     const c10::impl::ExcludeDispatchKeyGuard below(
         c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset);
@@ -86,19 +88,59 @@ std::optional<Metas> infer_anew(const OperatorHandle& op, const std::vector<IVal
   } catch (const std::exception&) {
     return std::nullopt;
   }
-  Metas metas;
+  Metas results;
   for (const auto& result : stack) {
     if (!result.isTensorList() && !result.isTensor()) return std::nullopt;
     if (result.isTensor())
-      metas.push_back(result.toTensor());
+      results.push_back(result.toTensor());
     else
       for (const at::Tensor& element : result.toTensorVector())
-        metas.push_back(element);
+        results.push_back(element);
   }
-  const bool are_metas = std::all_of(metas.begin(), metas.end(), [](const at::Tensor& meta) {
-    return !meta.defined() || (meta.is_meta() && meta.layout() == c10::kStrided);
+  const bool are_there = std::all_of(results.begin(), results.end(), [&](const at::Tensor& result) {
+    return !result.defined() || (result.device() == device && result.layout() == c10::kStrided);
   });
-  return are_metas ? std::optional(std::move(metas)) : std::nullopt;
+  return are_there ? std::optional(std::move(results)) : std::nullopt;
+}
+
+// Zeros that lie in memory as `tensor` does.
+at::Tensor zeros_of(const at::Tensor& tensor) {
+  if (!is_acap(tensor)) return tensor;
+  const auto zeros = at::Tensor(
+      at::detail::empty_strided_cpu(tensor.sizes(), tensor.strides(), tensor.scalar_type()));
+  std::memset(zeros.mutable_data_ptr(), 0, zeros.storage().nbytes());
+  return zeros;
+}
+
+// Whether the CPU may lay out the results in another way than a meta kernel says: that speaks of
+// CUDA, or of none. Of contiguous tensors few ops make other ones; products make no others.
+bool has_layout_of_its_own(const OperatorHandle& op, const std::vector<IValue>& arguments) {
+  static const std::unordered_set<std::string> always{"aten::_embedding_bag", "aten::_fft_r2c",
+                                                      "aten::_linalg_svd", "aten::linalg_eig"};
+  static const std::unordered_set<std::string> never{"aten::addmm", "aten::baddbmm", "aten::bmm",
+                                                     "aten::mm"};
+  const auto& name = op.operator_name().name;
+  if (always.count(name)) return true;
+  bool are_contiguous = true;
+  for (const auto& argument : arguments)
+    for_each_tensor(argument,
+                    [&](const at::Tensor& tensor) { are_contiguous &= tensor.is_contiguous(); });
+  return !are_contiguous && never.count(name) == 0;
+}
+
+// The results of a call as meta tensors, undefined where they are; none where meta kernels do not
+// tell. Where these are not to be trusted with strides, the CPU shows them on zeros.
+std::optional<Metas> infer_anew(const OperatorHandle& op, const std::vector<IValue>& arguments) {
+  auto metas = call_on(c10::kMeta, op, arguments, meta_of);
+  if (!metas || traits_of(op).kind == OperatorKind::view || !has_layout_of_its_own(op, arguments))
+    return metas;
+  const auto shown = call_on(c10::kCPU, op, arguments, zeros_of);
+  if (!shown || shown->size() != metas->size()) return metas;
+  for (size_t i = 0; i < metas->size(); ++i)
+    if (const auto& result = (*shown)[i]; result.defined())
+      (*metas)[i] =
+          at::detail::empty_strided_meta(result.sizes(), result.strides(), result.scalar_type());
+  return metas;
 }
 
 // What the types of a call's results depend on; false where values that a signature does not have
