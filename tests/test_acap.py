@@ -230,6 +230,7 @@ _VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
     "permute": lambda x: x.permute(1, 0)[1:],
     "view": lambda x: x.view(-1)[3:5],
     "reshape": lambda x: x.reshape(2, 6),
+    "unsafe_chunk": lambda x: x.unsafe_chunk(2)[1],
     "unbind": lambda x: x.unbind(0)[2],
     "split": lambda x: x.split(2)[0],
     "chunk": lambda x: x.chunk(2, 1)[1],
@@ -494,6 +495,65 @@ def test_complex_numbers(dev: torch.device) -> None:
     assert (x.conj() * 2).tolist() == [-2j, 4 - 6j]
     x.imag.zero_()
     assert x.tolist() == [0, 2]
+
+
+_LAZY_BITS: dict[str, Callable[[Tensor], Tensor]] = {
+    "conjugate": lambda x: x.conj().clone(),
+    "of a pending one": lambda x: (x * 2).conj().resolve_conj(),
+    "of a view": lambda x: (x * 2)[1:].conj().resolve_conj(),
+    "negated": lambda x: x.conj().imag.clone(),
+    "moved": lambda x: x.conj().imag,
+    "inverse transform": lambda x: torch.fft.ifft(x.real).resolve_conj(),
+    "written": lambda x: (x * 0).copy_(x.conj()),
+}
+
+
+@pytest.mark.parametrize("change", _LAZY_BITS)
+def test_lazy_conjugates(dev: torch.device, change: str) -> None:
+    x = torch.randn(3, 4, dtype=torch.complex64)
+    assert_matches(_LAZY_BITS[change](x.to(dev)).cpu(), _LAZY_BITS[change](x).clone())
+
+
+_BOOLEAN_NUMBERS: dict[str, Callable[[Any], Tensor]] = {
+    "full": lambda device: torch.full((2,), True, device=device),
+    "fill": lambda device: torch.zeros(2, dtype=torch.bool, device=device).fill_(True),
+    "new_full": lambda device: torch.ones(2, device=device).new_full((2,), True, dtype=torch.bool),
+    "or": lambda device: torch.zeros(2, dtype=torch.bool, device=device) | True,
+    "sum": lambda device: torch.zeros(2, dtype=torch.bool, device=device) + True,
+    "sum of integers": lambda device: torch.ones(2, dtype=torch.int32, device=device) + True,
+    "chosen": lambda device: torch.where(torch.ones(2, device=device) > 0, True, False),
+    "masked": lambda device: (torch.ones(2, device=device) > 2).masked_fill(torch.ones(2, device=device) > 0, True),
+    "masked index": lambda device: torch.ops.aten._unsafe_masked_index(
+        torch.ones(3, device=device),
+        torch.ones(2, dtype=torch.bool, device=device),
+        [torch.arange(2, device=device)],
+        True,
+    ),
+}
+
+
+@pytest.mark.parametrize("make", _BOOLEAN_NUMBERS)
+def test_boolean_numbers(dev: torch.device, make: str) -> None:
+    assert_matches(_BOOLEAN_NUMBERS[make](dev).cpu(), _BOOLEAN_NUMBERS[make]("cpu"))
+
+
+_LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "convolution": lambda x: nn.functional.conv2d(x, torch.ones(5, 4, 3, 3, device=x.device)),
+    "shuffle": lambda x: nn.functional.pixel_shuffle(x, 2),
+    "padding": lambda x: nn.functional.pad(x, (1, 1, 1, 1), "reflect"),
+    "broadcast": lambda x: x.logical_and(x[:, 0]),
+    "svd": lambda x: torch.linalg.svd(x)[0],
+    "transform": lambda x: torch.fft.rfft(x),
+}
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 3, 1, 2), (3, 2, 1, 0)])
+@pytest.mark.parametrize("op", _LAYOUTS)
+def test_strides_are_the_cpus(dev: torch.device, op: str, order: tuple[int, ...]) -> None:
+    x = torch.randn(4, 4, 4, 4).permute(order)
+    made, wanted = _LAYOUTS[op](x.to(dev)), _LAYOUTS[op](x)
+    assert made.stride() == wanted.stride()
+    assert torchmdla.acap.is_pending(made)
 
 
 # --- errors and threads ------------------------------------------------------------------------------------------

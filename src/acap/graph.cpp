@@ -79,8 +79,23 @@ size_t pending_nodes() {
   return live_nodes.load(std::memory_order_relaxed);
 }
 
+namespace {
+
+// TorchScript's numbers are no booleans.
+void make_numbers(const c10::FunctionSchema& schema, std::vector<Operand>& operands) {
+  for (size_t i = 0; i < operands.size(); ++i) {
+    auto* constant = std::get_if<c10::IValue>(&operands[i]);
+    if (constant && constant->isBool() &&
+        c10::NumberType::get()->isSubtypeOf(*schema.arguments()[i].type()))
+      *constant = static_cast<int64_t>(constant->toBool());
+  }
+}
+
+} // namespace
+
 std::vector<ValuePtr> append(const c10::OperatorHandle& op, std::vector<Operand> operands,
                              const std::vector<at::Tensor>& metas) {
+  make_numbers(op.schema(), operands);
   auto node = std::make_shared<Node>(op, std::move(operands), metas);
   std::vector<ValuePtr> results;
   for (const auto& meta : metas) {

@@ -8,6 +8,9 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 
+#include <torch/csrc/jit/runtime/operator.h>
+
+#include <algorithm>
 #include <optional>
 #include <unordered_map>
 
@@ -37,6 +40,16 @@ const std::unordered_map<std::string, std::string>& without_strides() {
   return names;
 }
 
+// TorchScript has overloads without None of most ops that take lists with it.
+bool takes_list_of_tensors(c10::Symbol op, size_t argument) {
+  const auto& overloads = torch::jit::getAllOperatorsFor(op);
+  return std::any_of(overloads.begin(), overloads.end(), [&](const auto& overload) {
+    const auto& arguments = overload->schema().arguments();
+    return argument < arguments.size() &&
+           c10::ListType::ofTensors()->isSubtypeOf(*arguments[argument].type());
+  });
+}
+
 class Writer {
 public:
   Writer(bool as_recorded, bool argument_per_use)
@@ -45,10 +58,10 @@ public:
 
   void add(Node& node) {
     std::vector<torch::jit::Value*> inputs;
-    for (const auto& operand : node.operands)
-      inputs.push_back(operand_value(operand));
-    auto* call = graph_->appendNode(
-        graph_->create(c10::Symbol::fromQualString(name_of(node)), inputs, /*num_outputs=*/0));
+    const auto name = c10::Symbol::fromQualString(name_of(node));
+    for (size_t i = 0; i < node.operands.size(); ++i)
+      inputs.push_back(operand_value(name, i, node.operands[i]));
+    auto* call = graph_->appendNode(graph_->create(name, inputs, /*num_outputs=*/0));
     add_results(node, call);
   }
 
@@ -75,7 +88,7 @@ private:
     return found == names.end() ? name : found->second;
   }
 
-  torch::jit::Value* operand_value(const Operand& operand) {
+  torch::jit::Value* operand_value(c10::Symbol op, size_t argument, const Operand& operand) {
     if (const auto* constant = std::get_if<c10::IValue>(&operand))
       return graph_->insertConstant(*constant);
     if (const auto* value = std::get_if<ValuePtr>(&operand)) return value_of(*value);
@@ -86,8 +99,9 @@ private:
       has_none |= !element;
       values.push_back(element ? value_of(element) : graph_->insertConstant(c10::IValue()));
     }
-    const c10::TypePtr type = has_none ? c10::TypePtr(c10::OptionalType::ofTensor())
-                                       : c10::TypePtr(c10::TensorType::get());
+    const c10::TypePtr type = has_none || !takes_list_of_tensors(op, argument)
+                                  ? c10::TypePtr(c10::OptionalType::ofTensor())
+                                  : c10::TypePtr(c10::TensorType::get());
     return graph_->insertNode(graph_->createList(type, values))->output();
   }
 

@@ -232,8 +232,10 @@ std::vector<ValuePtr> append_call(OperatorHandle op, const std::vector<IValue>& 
   std::vector<Operand> operands;
   for (size_t i = 0; i < arguments.size(); ++i) {
     const auto& argument = arguments[i];
+    // A boolean stays a tensor, which promotes as it does.
     const bool is_number = argument.isTensor() && argument.toTensor().defined() &&
-                           argument.toTensor().unsafeGetTensorImpl()->is_wrapped_number();
+                           argument.toTensor().unsafeGetTensorImpl()->is_wrapped_number() &&
+                           argument.toTensor().scalar_type() != at::kBool;
     const auto twin = is_number ? scalar_twin(op, i) : std::nullopt;
     if (twin) {
       op = *twin;

@@ -136,12 +136,19 @@ ValuePtr value_in_graph(const at::Tensor& tensor) {
   return value;
 }
 
+// A storage does not know what is lazily conjugated or negated: `tensor` does.
+ValuePtr with_bits_of(const at::Tensor& tensor, ValuePtr value) {
+  if (tensor.is_conj()) value = append("aten::conj_physical", "", {value}, value->meta);
+  if (tensor.is_neg()) value = append("aten::neg", "", {value}, value->meta);
+  return value;
+}
+
 } // namespace
 
 ValuePtr value_of(const at::Tensor& tensor) {
   {
     const std::lock_guard<std::mutex> guard(graph_mutex());
-    if (auto value = value_in_graph(tensor)) return value;
+    if (auto value = value_in_graph(tensor)) return with_bits_of(tensor, std::move(value));
   }
   return std::make_shared<Value>(cpu_alias(tensor));
 }

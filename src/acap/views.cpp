@@ -113,6 +113,9 @@ const std::unordered_map<c10::OperatorName, Take>& takes() {
       {{"aten::view", ""}, take_reshaped},
       {{"aten::split", "Tensor"}, take_parts},
       {{"aten::split_with_sizes", ""}, take_parts},
+      // In spite of their schemas.
+      {{"aten::unsafe_split", "Tensor"}, take_parts},
+      {{"aten::unsafe_split_with_sizes", ""}, take_parts},
       {{"aten::unbind", "int"}, take_elements},
       {{"aten::diagonal", ""}, take_plainly},
       {{"aten::expand", ""}, take_plainly},
