@@ -147,9 +147,7 @@ def test_what_pytorch_computes_otherwise_alone_is_not_blamed() -> None:
 
 def on_acap(function: Callable[..., Any], captured: Callable[..., Any], *inputs: Any) -> Outcome:
     """Of a road with a device of its own."""
-    device = Variant(
-        lambda *_: {"forward": captured}, lambda *_: True, device="acap", prepare=torchmdla.acap_device
-    )
+    device = Variant(lambda *_: {"forward": captured}, lambda *_: True, device="acap", prepare=torchmdla.acap_device)
     found = check(Program("test.program", lambda: function, inputs), "test:road", device)
     assert found is not None
     return found

@@ -1,4 +1,7 @@
-"""The acap device: tensors that remember what they are computed from, and compute when someone looks. See docs/acap.md."""
+"""The acap device: tensors that remember what they are computed from, and compute when someone looks.
+
+See docs/acap.md.
+"""
 
 from __future__ import annotations
 

@@ -194,7 +194,7 @@ class _Run:
         if program.mode == "training":
             return self._training(calls)
         # What a program makes itself is to be on its device.
-        default = torch.device(self._device) if self._device != "cpu" else nullcontext()
+        default = torch.device(self._device) if self._variant.has_device else nullcontext()
         with torch.no_grad() if program.mode == "inference" else nullcontext(), default:
             return [self._call(self._seed + number) for number in range(calls)]
 

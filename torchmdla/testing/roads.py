@@ -180,6 +180,10 @@ def _uncaptured(subject: Any, inputs: tuple[Any, ...], methods: Methods) -> Capt
     return {name: getattr(subject, name) if isinstance(subject, nn.Module) else subject for name in methods}
 
 
+def _dense(program: Program, subject: Any) -> bool:
+    return "sparse" not in program.tags
+
+
 # --- the table ---------------------------------------------------------------------------------------------------
 
 ROADS: Mapping[str, Road] = {
@@ -199,7 +203,7 @@ ROADS: Mapping[str, Road] = {
         {"step": Variant(_uncaptured, _anything, device="lazy", prepare=lazy.initialize, has_memory=False)},
     ),
     "acap": Road(
-        "the acap device", {"device": Variant(_uncaptured, _anything, device="acap", prepare=torchmdla.acap_device)}
+        "the acap device", {"device": Variant(_uncaptured, _dense, device="acap", prepare=torchmdla.acap_device)}
     ),
 }
 

@@ -32,7 +32,8 @@ FUNCTIONS = {
     "solve": (lambda x, y: torch.linalg.solve(x @ x.t() + torch.eye(5), y) * 2, X, normal(5, 2)),
     "fourier": (lambda x: torch.fft.irfft(torch.fft.rfft(x * 2, dim=1) * 0.5, 7, dim=1) + 1, X),
     "special": (lambda x: torch.special.i0e(x * 2) + torch.lgamma(x.abs() + 1) + torch.digamma(x.abs() + 1), X),
-    "sparse": (lambda x: torch.sparse.mm((x * 2).to_sparse(), x.t()) + 1, X),
 }
 
-PROGRAMS = [*functions("sorting", FUNCTIONS, layers=8)]
+SPARSE = {"sparse": (lambda x: torch.sparse.mm((x * 2).to_sparse(), x.t()) + 1, X)}
+
+PROGRAMS = [*functions("sorting", FUNCTIONS, layers=8), *functions("sorting", SPARSE, "sparse", layers=8)]
