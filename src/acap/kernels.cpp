@@ -219,8 +219,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> native_batch_norm(
   const auto result = append("aten::batch_norm", "",
                              {value_of(self), operand(weight), operand(bias), operand(running_mean),
                               operand(running_var), false, momentum, eps, false},
-                             at::Tensor(at::detail::empty_strided_meta(
-                                 self.sizes(), dense_strides(self), self.scalar_type())));
+                             at::Tensor(at::detail::empty_meta(self.sizes(), self.scalar_type(),
+                                                               self.suggest_memory_format())));
   const auto none = at::empty({0}, self.options().dtype(at::toOpMathType(self.scalar_type())));
   return {make_tensor(result), none, none};
 }
