@@ -9,7 +9,7 @@
 #include <string>
 #include <unordered_map>
 
-namespace torchmdla::lazy {
+namespace torchmdla {
 
 using torch::jit::Graph;
 using torch::jit::Node;
@@ -162,4 +162,4 @@ void make_canonical(const std::shared_ptr<Graph>& graph) {
   torch::jit::EliminateDeadCode(graph);
 }
 
-} // namespace torchmdla::lazy
+} // namespace torchmdla
