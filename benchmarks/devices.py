@@ -91,8 +91,9 @@ def moved(module: Any, inputs: Any, device: str) -> Callable[[], Any]:
     from torch.utils._pytree import tree_map
 
     import torchmdla
+    from torchmdla import lazy
 
-    prepare = {"lazy": torchmdla.lazy.initialize, "acap": torchmdla.acap_device}
+    prepare = {"lazy": lazy.initialize, "acap": torchmdla.acap_device}
     prepare[device]()
     copied = copy.deepcopy(module).to(device)
     given = [tensor.to(device) for tensor in inputs]
