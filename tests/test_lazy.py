@@ -335,9 +335,20 @@ def test_views_keep_their_place_after_writes():
     assert x.cpu().count_nonzero() == 0
 
 
-def test_what_eager_cannot_view_is_pytorchs_error():
-    with pytest.raises(RuntimeError, match="view size is not compatible"):
-        X.to("lazy").t().view(-1)
+def test_what_has_a_view_on_the_cpu_has_one():
+    def written(x):
+        result = (x.t() + 1).t()  # in the order of x on the CPU
+        result.view(-1).mul_(2)
+        return result
+
+    check(written, X)
+
+
+@pytest.mark.parametrize("function", [torch.as_strided_copy, torch.as_strided_scatter])
+@pytest.mark.parametrize("view", ["itself", "t", "rows", "of_a_view"])
+def test_strides_are_those_of_the_whole_memory(function, view):
+    written = [torch.full((2, 2), 7.0)] if function is torch.as_strided_scatter else []
+    check(lambda x, *source: function(VIEWS[view](x), *source, (2, 2), (2, 1)), X, *written, calls=1)
 
 
 def test_functionalisation_of_other_devices_is_as_before():

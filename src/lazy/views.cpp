@@ -1,7 +1,10 @@
 #include "views.h"
 
 #include <ATen/FunctionalTensorWrapper.h>
+#include <ATen/InferSize.h>
+#include <ATen/TensorUtils.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/csrc/lazy/core/tensor.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -80,6 +83,12 @@ void place(const at::Tensor& view, int64_t offset) {
   set_place(wrapper_of(view).value(), place);
 }
 
+at::Tensor shallow_copy(const at::Tensor& tensor) {
+  const auto* impl = tensor.unsafeGetTensorImpl();
+  return at::Tensor(impl->shallow_copy_and_detach(impl->version_counter(),
+                                                  /*allow_tensor_metadata_change=*/true));
+}
+
 // Makes a view the whole of the memory that it lies in.
 void become_base(const at::Tensor& view) {
   steps_of(view).clear();
@@ -88,11 +97,34 @@ void become_base(const at::Tensor& view) {
 
 // The whole of the memory that a view lies in, as another tensor.
 at::Tensor base_of(const at::Tensor& view) {
-  const auto* impl = view.unsafeGetTensorImpl();
-  at::Tensor base(impl->shallow_copy_and_detach(impl->version_counter(),
-                                                /*allow_tensor_metadata_change=*/true));
+  auto base = shallow_copy(view);
   become_base(base);
   return base;
+}
+
+// The strides that these are given are those of the whole memory that a tensor lies in.
+constexpr std::array<std::string_view, 4> take_memory{
+    "aten::as_strided", "aten::as_strided_", "aten::as_strided_copy", "aten::as_strided_scatter"};
+
+template <size_t size>
+bool is_in(const std::array<std::string_view, size>& names, const c10::OperatorHandle& op) {
+  return std::find(names.begin(), names.end(), op.operator_name().name) != names.end();
+}
+
+// A tensor that shares the memory of `view`, but says that it is contiguous.
+at::Tensor without_place(const at::Tensor& view) {
+  auto tensor = shallow_copy(view);
+  wrapper_of(tensor).replace_(
+      torch::lazy::CreateAtenFromLtcTensor(torch::lazy::TryGetLtcTensor(wrapper_of(view).value())),
+      /*from_lazy_regenerate=*/true);
+  return tensor;
+}
+
+// The CPU may have kept the order of dimensions where this device did not, so what has no view here
+// may have one there.
+bool has_no_view(const at::Tensor& self, at::IntArrayRef sizes) {
+  return self.numel() != 0 && !at::detail::computeStride(self.sizes(), self.strides(),
+                                                         at::infer_size_dv(sizes, self.numel()));
 }
 
 // Kernels of views, between autograd and functionalisation, around PyTorch's.
@@ -100,41 +132,60 @@ class PlacedKernel : public c10::OperatorKernel {
 public:
   explicit PlacedKernel(const c10::OperatorHandle& op)
       : original_(op.getComputedKernelForDispatchKey(DispatchKey::Functionalize)),
-        num_arguments_(op.schema().arguments().size()),
-        // The strides that it is given are those of the whole memory.
-        is_as_strided_(op.operator_name().name == "aten::as_strided"),
-        is_as_strided_in_place_(op.operator_name().name == "aten::as_strided_") {}
+        num_arguments_(op.schema().arguments().size()), takes_memory_(is_in(take_memory, op)),
+        is_in_place_(op.operator_name().name == "aten::as_strided_"),
+        is_scatter_(op.operator_name().name == "aten::as_strided_scatter"),
+        is_view_(c10::toString(op.operator_name()) == "aten::view") {}
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
-    const auto arguments = torch::jit::last(*stack, num_arguments_);
-    const auto self = arguments[0].toTensor();
+    auto& first = argument(*stack, 0);
+    const auto self = first.toTensor();
     if (!is_lazy(self)) return original_.callBoxed(op, keys, stack);
-    auto offset = self.sym_storage_offset().expect_int();
-    if ((is_as_strided_ || is_as_strided_in_place_) && !steps_of(self).empty()) {
-      constexpr size_t offset_argument = 3;
-      auto& given = torch::jit::peek(*stack, offset_argument, num_arguments_);
-      if (given.isNone()) given = offset;
-      offset = 0;
-      if (is_as_strided_)
-        torch::jit::peek(*stack, 0, num_arguments_) = base_of(self);
-      else
-        become_base(self);
-    }
-    const auto steps = is_as_strided_ ? 0 : steps_of(self).size();
+    if (takes_memory_ && !steps_of(self).empty()) return call_with_memory(op, keys, stack, self);
+    if (is_view_ && has_no_view(self, argument(*stack, 1).toIntVector()))
+      first = without_place(self);
+    call(op, keys, stack, first.toTensor());
+  }
+
+private:
+  c10::IValue& argument(Stack& stack, size_t index) const {
+    return torch::jit::peek(stack, index, num_arguments_);
+  }
+
+  // `self`: the first argument.
+  void call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack,
+            const at::Tensor& self) const {
+    const auto offset = self.sym_storage_offset().expect_int();
+    const auto steps = steps_of(self).size();
     original_.callBoxed(op, keys, stack);
-    const auto& results = stack->back();
     const auto place_new = [&](const at::Tensor& view) {
       if (is_lazy(view) && steps_of(view).size() > steps) place(view, offset);
     };
+    const auto& results = stack->back();
     if (results.isTensor()) return place_new(results.toTensor());
     for (const at::Tensor& view : results.toTensorVector())
       place_new(view);
   }
 
-private:
+  void call_with_memory(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack,
+                        const at::Tensor& self) const {
+    const Place place{self.sizes().vec(), self.strides().vec(),
+                      self.sym_storage_offset().expect_int()};
+    auto& offset = argument(*stack, num_arguments_ - 1);
+    if (offset.isNone()) offset = place.offset;
+    if (is_in_place_)
+      become_base(self);
+    else
+      argument(*stack, 0) = base_of(self);
+    call(op, keys, stack, argument(*stack, 0).toTensor());
+    if (!is_scatter_) return;
+    auto& result = stack->back();
+    result = result.toTensor().as_strided(place.sizes, place.strides, place.offset);
+  }
+
   const c10::SafeKernelFunction original_;
   const size_t num_arguments_;
-  const bool is_as_strided_, is_as_strided_in_place_;
+  const bool takes_memory_, is_in_place_, is_scatter_, is_view_;
 };
 
 // These make a tensor share other memory; what they do is no step of a view.
@@ -144,14 +195,13 @@ constexpr std::array<std::string_view, 4> other_memory{"aten::set_", "aten::resi
 bool is_view(const c10::OperatorHandle& op) {
   const auto& arguments = op.schema().arguments();
   const auto& returns = op.schema().returns();
+  if (is_in(take_memory, op) && op.operator_name().overload_name.empty()) return true;
   if (!op.hasKernelForDispatchKey(DispatchKey::Functionalize) || arguments.empty() ||
       returns.size() != 1 || !arguments[0].alias_info() || !returns[0].alias_info() ||
       arguments[0].type()->kind() != c10::TypeKind::TensorType)
     return false;
   if (!arguments[0].alias_info()->isWrite()) return true;
-  return op.hasTag(at::Tag::inplace_view) &&
-         std::find(other_memory.begin(), other_memory.end(), op.operator_name().name) ==
-             other_memory.end();
+  return op.hasTag(at::Tag::inplace_view) && !is_in(other_memory, op);
 }
 
 } // namespace
