@@ -3,13 +3,10 @@
 #include "fusion_pass.h"
 #include "graph_key.h"
 #include "packed.h"
+#include "plain_modes.h"
 #include "statistics.h"
 #include "weight_inputs.h"
 
-#include <c10/core/AutogradState.h>
-#include <c10/core/GradMode.h>
-#include <c10/core/InferenceMode.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/jit/passes/constant_pooling.h>
 #include <torch/csrc/jit/runtime/interpreter.h>
 
@@ -28,19 +25,6 @@ namespace {
 // A weight that differs in this many runs in a row is none: the program trains. Fewer, and loading
 // other weights once would end the packing for good.
 constexpr int most_changes = 3;
-
-// Graphs run as plain eager code would, whatever the caller's thread is doing: gradients are the
-// lazy device's own business, as autocast and functionalisation are.
-class PlainModes {
-public:
-  PlainModes() : keys_(c10::default_included_set, c10::default_excluded_set) {
-    c10::GradMode::set_enabled(false);
-  }
-
-private:
-  const c10::InferenceMode inference_{false}; // restores grad mode too
-  const c10::impl::ForceDispatchKeyGuard keys_;
-};
 
 // Equal as bits: -0.0 is not 0.0, and NaN is itself.
 bool same(double one, double other) {

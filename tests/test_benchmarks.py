@@ -86,6 +86,15 @@ def check_frozen(found: dict[str, Any]) -> None:
     assert row["faults"] == []
 
 
+def check_devices(found: dict[str, Any]) -> None:
+    assert [row["model"] for row in found["rows"]] == ["resnet18", "bert"]
+    for row in found["rows"]:
+        assert all(is_time(row["ways"][way]) for way in ("torchscript", "lazy", "acap"))
+        for way in ("lazy", "acap"):
+            assert row["ratios"][way] == pytest.approx(row["ways"][way]["min"] / row["ways"]["torchscript"]["min"])
+        assert row["faults"] == []
+
+
 @pytest.mark.parametrize(
     ("script", "options", "check"),
     [
@@ -95,6 +104,7 @@ def check_frozen(found: dict[str, Any]) -> None:
         ("memory", (), check_memory),
         ("dynamic", (), check_dynamic),
         ("frozen", (), check_frozen),
+        ("devices", (), check_devices),
     ],
 )
 def test_benchmark(

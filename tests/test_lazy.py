@@ -20,6 +20,8 @@ from torch.nn import functional
 
 import torchmdla
 from torchmdla import _C, lazy
+from torchmdla.capture import specialise
+from torchmdla.compiler import service
 from torchmdla.testing.compare import assert_matches
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -32,9 +34,6 @@ def initialised():
     yield
     lazy.set_backend(None)
     lazy.set_verbose(False)
-    # PyTorch raises an error of a run once more where the device is next waited for.
-    with contextlib.suppress(RuntimeError):
-        torch._lazy.wait_device_ops()
 
 
 def moved(values):
@@ -221,6 +220,145 @@ def test_what_has_no_lowering_runs_at_once_and_is_counted():
     assert torchmdla.stats().lazy.eager == {"aten::nonzero": 1}
 
 
+# --- views -----------------------------------------------------------------------------------------------------------
+
+VIEWS = {
+    "itself": lambda x: x,
+    "t": lambda x: x.t(),
+    "twice": lambda x: x.t().t(),
+    "transpose": lambda x: x.view(3, 2, 2).transpose(0, 2),
+    "permute": lambda x: x.view(3, 2, 2).permute(1, 2, 0),
+    "rows": lambda x: x[1:],
+    "columns": lambda x: x[:, 1:3],
+    "steps": lambda x: x[:, ::2],
+    "of_a_view": lambda x: x[1:].t()[1:],
+    "select": lambda x: x[:, 1],
+    "diagonal": lambda x: x.diagonal(),
+    "unsqueeze": lambda x: x.t().unsqueeze(1),
+    "squeeze": lambda x: x[:, 1:2].squeeze(1),
+    "unfold": lambda x: x.unfold(1, 2, 2),
+    "expand": lambda x: x[:1].expand(3, 4),
+    "split": lambda x: x.split(2, 1)[1],
+    "unbind": lambda x: x.unbind(1)[2],
+    "as_strided": lambda x: x.as_strided((2, 3), (1, 4), 1),
+    "as_strided_of_a_view": lambda x: x[1:].t().as_strided((2, 3), (1, 2)),
+    "view_of_a_slice": lambda x: x[1:].view(-1),
+    "other_dtype": lambda x: x.t().view(torch.int32).t().view(torch.float32),
+    "data": lambda x: x.t().data,
+    "detached": lambda x: x.t().detach(),
+    "in_place": lambda x: x[1:].t_(),
+    "as_strided_in_place": lambda x: x.t().as_strided_((2, 2), (2, 1), 1),
+}
+
+
+def _twice(view):
+    view.add_(1)
+    return view.contiguous()
+
+
+# What looks at where a view lies: its result is written to, and so may be the base.
+LOOKS = {
+    "contiguous": lambda view: view.contiguous(),
+    "reshape": lambda view: view.reshape(-1),
+    "reshape_back": lambda view: view.reshape(view.shape),
+    "flatten": lambda view: view.flatten(),
+    "ravel": lambda view: view.ravel(),
+    "clone": lambda view: view.clone(),
+    "as_strided": lambda view: view.as_strided((2, 2), (2, 1)),
+    "as_strided_at": lambda view: view.as_strided((2, 2), (1, 3), 2),
+    "view_as": lambda view: view.view_as(view),
+    "after_a_write": _twice,
+    "unsqueezed": lambda view: view.unsqueeze(0).contiguous(),
+    "transposed": lambda view: view.unsqueeze(0).transpose(0, -1).contiguous(),
+    "only_if_needed": lambda view: view if view.is_contiguous() else view.contiguous(),
+}
+
+
+@contextlib.contextmanager
+def plain():
+    yield
+
+
+MODES = {"grad": plain, "no_grad": torch.no_grad, "inference": torch.inference_mode}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("look", LOOKS)
+@pytest.mark.parametrize("view", VIEWS)
+def test_writes_reach_what_they_reach_on_the_cpu(view, look, mode):
+    def written(x):
+        with MODES[mode]():
+            base = x.clone()
+            seen = VIEWS[view](base)
+            result = LOOKS[look](seen)
+            layout = [seen.stride(), seen.is_contiguous(), seen.storage_offset()]
+            result.mul_(2)
+            base.add_(1)
+            result.sub_(3)
+            return layout, [base, seen, result]
+
+    if view == "expand" and look in ("after_a_write", "reshape_back", "view_as"):
+        pytest.skip("a write to what lies in one place several times")
+    layout, expected = written(X)
+    found_layout, found = written(X.to("lazy"))
+    assert_matches(moved(found), expected, strides=False)
+    assert found_layout == layout
+
+
+@pytest.mark.parametrize("look", LOOKS)
+@pytest.mark.parametrize("view", VIEWS)
+def test_gradients_through_views(view, look):
+    if view in ("data", "detached", "other_dtype", "in_place", "as_strided_in_place"):
+        pytest.skip("no gradient reaches the base, or autograd refuses")
+    if view in ("expand", "split", "unbind") and look == "after_a_write":
+        pytest.skip("a write that autograd or the CPU refuses")
+
+    def gradient(x):
+        x = x.clone().requires_grad_()
+        base = x * 1
+        result = LOOKS[look](VIEWS[view](base))
+        weights = torch.arange(result.numel(), dtype=torch.float32).reshape(result.shape).to(x.device)
+        (result * weights).square().sum().backward()
+        return x.grad
+
+    assert_matches(gradient(X.to("lazy")).cpu(), gradient(X), layers=2, strides=False)
+
+
+def test_views_keep_their_place_after_writes():
+    x = X.to("lazy").clone()
+    view, other = x.t(), x[1:].t()
+    view.add_(1)
+    other.mul_(2)
+    assert (view.stride(), other.stride(), other.storage_offset()) == ((1, 4), (1, 4), 4)
+    assert x.is_contiguous()
+    x.contiguous().zero_()
+    assert x.cpu().count_nonzero() == 0
+
+
+def test_what_has_a_view_on_the_cpu_has_one():
+    def written(x):
+        result = (x.t() + 1).t()  # in the order of x on the CPU
+        result.view(-1).mul_(2)
+        return result
+
+    check(written, X)
+
+
+@pytest.mark.parametrize("function", [torch.as_strided_copy, torch.as_strided_scatter])
+@pytest.mark.parametrize("view", ["itself", "t", "rows", "of_a_view"])
+def test_strides_are_those_of_the_whole_memory(function, view):
+    written = [torch.full((2, 2), 7.0)] if function is torch.as_strided_scatter else []
+    check(lambda x, *source: function(VIEWS[view](x), *source, (2, 2), (2, 1)), X, *written, calls=1)
+
+
+def test_functionalisation_of_other_devices_is_as_before():
+    x = torch._to_functional_tensor(X.clone())
+    view = x.t()
+    view.add_(1)
+    torch._sync(x)
+    assert_matches(torch._from_functional_tensor(x), X + 1)
+
+
 # --- running ---------------------------------------------------------------------------------------------------------
 
 
@@ -318,6 +456,95 @@ def test_threads_have_graphs_of_their_own():
     for thread in threads:
         thread.join()
     assert failures == []
+
+
+# --- errors while a graph runs ---------------------------------------------------------------------------------------
+
+
+def out_of_bounds(x):
+    return x.index_select(0, torch.tensor([7], device=x.device))
+
+
+def test_an_error_costs_what_depends_on_it_alone():
+    x = X.to("lazy")
+    before, wrong = x + 1, out_of_bounds(x)
+    after = wrong * 2
+    with pytest.raises((RuntimeError, IndexError), match="out of range"):
+        torch._lazy.mark_step()
+    assert_matches(before.cpu(), X + 1)
+    assert_matches(x.cpu(), X)
+    for tensor in (wrong, after, after + before[:1]):
+        with pytest.raises((RuntimeError, IndexError), match="out of range"):
+            tensor.cpu()
+
+
+def test_an_error_is_raised_once():
+    x = X.to("lazy")
+    wrong = out_of_bounds(x)
+    with pytest.raises((RuntimeError, IndexError), match="out of range"):
+        wrong.cpu()
+    del wrong
+    assert_matches((x * 2).cpu(), X * 2)
+    torch._lazy.mark_step()
+    torch._lazy.wait_device_ops()
+
+
+def test_an_error_after_groups_were_formed():
+    x, y = X.to("lazy"), torch.eye(4).to("lazy")
+
+    def step(row):
+        picked = torch.tanh(x @ y).index_select(0, torch.tensor([row], device="lazy"))
+        return [torch.exp(x) * 2, torch.relu(picked) + 1]
+
+    for _ in range(4):
+        assert_matches(moved(step(2)), [torch.exp(X) * 2, torch.relu(torch.tanh(X)[2:]) + 1], strides=False)
+    right, _wrong = step(7)
+    with pytest.raises((RuntimeError, IndexError), match="out of range"):
+        torch._lazy.mark_step()
+    assert_matches(right.cpu(), torch.exp(X) * 2)
+    assert_matches(moved(step(1)), [torch.exp(X) * 2, torch.relu(torch.tanh(X)[1:2]) + 1], strides=False)
+
+
+@pytest.fixture
+def broken_compiler(monkeypatch):
+    def fail(program):
+        raise torchmdla.CompileError("cannot be lowered", diagnostic='loc("aten::tanh"("graph":0:0)): no such thing')
+
+    monkeypatch.setattr(service, "compile_program", fail)
+    specialise._warned.clear()
+    yield
+    torchmdla.enable()
+
+
+@pytest.mark.usefixtures("broken_compiler")
+def test_a_failed_compile_leaves_right_values():
+    torchmdla.reset_stats()
+    with pytest.warns(RuntimeWarning, match="cannot be lowered"):
+        check(lambda x: [torch.tanh(x) * 3.25 + x.sum(), x.t() + 0.75], X, calls=5)
+    ((reason, count),) = torchmdla.stats().fallbacks.items()
+    assert "cannot be lowered" in reason
+    assert count >= 3
+
+
+@pytest.mark.usefixtures("broken_compiler")
+def test_strict_raises_and_leaves_values():
+    torchmdla.enable(strict=True)
+    x = X.to("lazy")
+
+    def step():
+        return torch.tanh(x) * 4.25 + x.sum()
+
+    expected = torch.tanh(X) * 4.25 + X.sum()
+    for _ in range(2):  # at first a graph is another one; the first run of each interprets it
+        result = step()
+        torch._lazy.mark_step()
+    for _ in range(2):
+        result = step()
+        with pytest.raises(torchmdla.CompileError, match="cannot be lowered"):
+            torch._lazy.mark_step()
+        assert_matches(result.cpu(), expected)
+    torchmdla.enable()
+    assert_matches(step().cpu(), expected)
 
 
 # --- training --------------------------------------------------------------------------------------------------------
@@ -500,6 +727,16 @@ def test_the_example_of_a_backend(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("loss ")
     assert any(line.endswith("aten::mm") for line in lines)
+
+
+def test_the_example_of_training():
+    pytest.importorskip("sklearn")
+    pytest.importorskip("transformers")
+    done = subprocess.run([sys.executable, EXAMPLES / "lazy_training.py"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    digits, digits_ran, bert, bert_ran = done.stdout.splitlines()
+    assert digits.startswith("digits: loss ") and bert.startswith("bert: loss ")
+    assert digits_ran.endswith("none fell back") and bert_ran.endswith("none fell back")
 
 
 def test_the_header_is_there():

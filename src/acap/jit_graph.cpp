@@ -1,7 +1,7 @@
 #include "jit_graph.h"
 
+#include "canonical.h"
 #include "fusion_pass.h"
-#include "lazy/canonical.h"
 #include "record.h"
 #include "structure.h"
 
@@ -146,7 +146,7 @@ LoweredGraph lower(const std::vector<Node*>& nodes, const std::vector<ValuePtr>&
   for (auto* node : nodes)
     writer.add(*node);
   auto lowered = writer.finish(outputs);
-  lazy::make_canonical(lowered.graph);
+  make_canonical(lowered.graph);
   return lowered;
 }
 

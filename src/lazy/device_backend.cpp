@@ -1,6 +1,7 @@
 #include "device_backend.h"
 
 #include "executor.h"
+#include "failures.h"
 #include "fusion_pass.h"
 #include "graph_runner.h"
 #include "kernels.h"
@@ -81,14 +82,60 @@ std::shared_ptr<LazyProgram> compile(const std::shared_ptr<torch::jit::Graph>& g
   return std::make_shared<GroupedProgram>(runner->prepare(graph));
 }
 
-c10::IValue to_ivalue(const BackendDataPtr& data) {
+// What a graph computed; without a value where that failed.
+class LazyData : public TSData {
+public:
+  using TSData::TSData;
+
+  void Assign(const torch::lazy::BackendData& data) override {
+    TSData::Assign(data);
+    error = static_cast<const LazyData&>(data).error;
+  }
+
+  // Without, PyTorch takes the data for what is still being computed.
+  bool HasValue() const override { return error || TSData::HasValue(); }
+
+  std::exception_ptr error;
+};
+
+std::exception_ptr error_of(const BackendDataPtr& data) {
+  const auto* computed = dynamic_cast<const LazyData*>(data.get());
+  return computed ? computed->error : nullptr;
+}
+
+Outcome to_outcome(const BackendDataPtr& data) {
+  if (auto error = error_of(data)) return error;
   auto& ts_data = static_cast<TSData&>(*data);
   return ts_data.scalar ? c10::IValue(*ts_data.scalar) : c10::IValue(ts_data.data());
 }
 
-BackendDataPtr to_data(const at::Tensor& tensor, const BackendDevice& device) {
-  return std::make_shared<TSData>(tensor, torch::lazy::Shape(tensor.scalar_type(), tensor.sizes()),
-                                  device);
+BackendDataPtr to_data(const Outcome& outcome, const BackendDevice& device) {
+  if (const auto* error = std::get_if<std::exception_ptr>(&outcome)) {
+    auto data = std::make_shared<LazyData>(torch::lazy::Shape(), device);
+    data->error = *error;
+    return data;
+  }
+  const auto& tensor = value_of(outcome).toTensor();
+  return std::make_shared<LazyData>(
+      tensor, torch::lazy::Shape(tensor.scalar_type(), tensor.sizes()), device);
+}
+
+// An error costs the values that depend on it, and is noted.
+std::vector<Outcome> run(const Computation& computation, const std::vector<Outcome>& inputs) {
+  try {
+    std::vector<c10::IValue> values;
+    values.reserve(inputs.size());
+    for (const auto& input : inputs)
+      values.push_back(value_of(input));
+    const auto outputs = computation.program().run(std::move(values));
+    return {outputs.begin(), outputs.end()};
+  } catch (...) {
+    auto outcomes = run_apart(*computation.graph(), inputs);
+    // That of a call says more than that of a graph.
+    const auto error = first_error(outcomes);
+    note_error(error ? error : std::current_exception());
+    return outcomes;
+  }
 }
 
 // PyTorch's own backend, but for what computes.
@@ -129,16 +176,13 @@ public:
                                                  c10::ArrayRef<BackendDataPtr> arguments,
                                                  const BackendDevice& device) const override {
     ++state().runs;
-    std::vector<c10::IValue> inputs;
+    std::vector<Outcome> inputs;
     inputs.reserve(arguments.size());
     for (const auto& argument : arguments)
-      inputs.push_back(to_ivalue(argument));
-    const auto outputs =
-        static_cast<const Computation&>(*computation).program().run(std::move(inputs));
+      inputs.push_back(to_outcome(argument));
     std::vector<BackendDataPtr> results;
-    results.reserve(outputs.size());
-    for (const auto& output : outputs)
-      results.push_back(to_data(output.toTensor(), device));
+    for (const auto& outcome : run(static_cast<const Computation&>(*computation), inputs))
+      results.push_back(to_data(outcome, device));
     if (state().verbose)
       std::cout << "Received " << arguments.size() << " arguments, and returned " << results.size()
                 << " results during ExecuteCompile!" << std::endl;
@@ -152,6 +196,18 @@ public:
     }();
     const auto ours = std::static_pointer_cast<const Computation>(computation);
     return writer ? writer(ours) : ours->to_string();
+  }
+
+  BackendDataPtr CreateDataPlaceholder(const BackendDevice& device,
+                                       const torch::lazy::Shape& shape) const override {
+    return std::make_shared<LazyData>(shape, device);
+  }
+
+  at::Tensor MakeTensorFromComputationData(const BackendDataPtr data,
+                                           std::optional<at::ScalarType> dtype) const override {
+    raise_noted_error();
+    if (const auto error = error_of(data)) std::rethrow_exception(error);
+    return base_.MakeTensorFromComputationData(data, dtype);
   }
 
   // --- PyTorch's own ---------------------------------------------------------------------------
@@ -168,16 +224,8 @@ public:
                                                const BackendDevice& device) const override {
     return base_.MakeComputationDataFromScalar(scalar, device);
   }
-  BackendDataPtr CreateDataPlaceholder(const BackendDevice& device,
-                                       const torch::lazy::Shape& shape) const override {
-    return base_.CreateDataPlaceholder(device, shape);
-  }
   BackendDataPtr GetComputationDataFromNode(const torch::lazy::Node* node) const override {
     return base_.GetComputationDataFromNode(node);
-  }
-  at::Tensor MakeTensorFromComputationData(const BackendDataPtr data,
-                                           std::optional<at::ScalarType> dtype) const override {
-    return base_.MakeTensorFromComputationData(data, dtype);
   }
   std::vector<std::string>
   GetCompilationDevices(const std::string& device,

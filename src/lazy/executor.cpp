@@ -1,5 +1,7 @@
 #include "executor.h"
 
+#include "failures.h"
+
 #include <c10/util/ScopeExit.h>
 
 #include <algorithm>
@@ -34,6 +36,7 @@ void Executor::SyncLiveTensorsGraph(const torch::lazy::BackendDevice* device,
   marks_step = true;
   const auto leave = c10::make_scope_exit([] { marks_step = false; });
   LazyGraphExecutor::SyncLiveTensorsGraph(device, devices, wait);
+  raise_noted_error();
 }
 
 bool Executor::ShouldSyncTensor(const torch::lazy::LazyTensorPtr& tensor) const {

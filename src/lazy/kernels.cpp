@@ -1,16 +1,15 @@
 #include "kernels.h"
 
 #include "operator_node.h"
+#include "views.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/native/CPUFallback.h>
-#include <ATen/ops/as_strided_ops.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/scaled_dot_product_attention_native.h>
 #include <ATen/ops/scaled_dot_product_attention_ops.h>
 #include <ATen/ops/select_copy.h>
 #include <ATen/ops/slice_copy.h>
-#include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/lazy/core/metrics.h>
 #include <torch/library.h>
 
@@ -106,35 +105,11 @@ std::vector<at::Tensor> unbind(const at::Tensor& self, int64_t dim) {
   return parts;
 }
 
-// Lazy tensors say that they are contiguous.
+// All but views is contiguous.
 at::Tensor empty_strided(at::IntArrayRef sizes, at::IntArrayRef strides,
                          std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
                          std::optional<at::Device> device, std::optional<bool> pin_memory) {
   return at::empty(sizes, dtype, layout, device, pin_memory, std::nullopt);
-}
-
-// Where a view lies in the memory of what it was made from, as a tensor without data: a lazy tensor
-// says that it is contiguous, at the start of its memory. Autograd can make the view again, of
-// anything. Null in inference mode, where it cannot.
-at::Tensor place_of(const at::Tensor& view) {
-  const auto& made = torch::autograd::impl::get_view_autograd_meta(view)->get_backward_view();
-  if (!made.has_view_fn()) return {};
-  const at::NoGradGuard no_grad;
-  const auto& base = made.base_;
-  return made.view_fn()(at::empty_symint(base.sym_sizes(), base.options().device(at::kMeta)));
-}
-
-// The strides that `as_strided` is given are those of the memory that a view lies in. Below
-// autograd there is no such memory any more, so they are taken of what the view was made from.
-at::Tensor as_strided(c10::DispatchKeySet keys, const at::Tensor& self, c10::SymIntArrayRef sizes,
-                      c10::SymIntArrayRef strides, std::optional<c10::SymInt> offset) {
-  // The key by which PyTorch's own kernel for gradients is still found.
-  const auto others = (keys - c10::autograd_dispatch_keyset).add(DispatchKey::AutogradOther);
-  const auto place = self.is_view() ? place_of(self) : at::Tensor();
-  if (!place.defined())
-    return at::_ops::as_strided::redispatch(others, self, sizes, strides, offset);
-  return at::_ops::as_strided::redispatch(others, at::Tensor(self._base()), sizes, strides,
-                                          offset ? *offset : place.sym_storage_offset());
 }
 
 // --- operators that PyTorch takes apart ----------------------------------------------------------
@@ -169,6 +144,7 @@ void register_kernels() {
   // PyTorch warns of a kernel in the place of another one.
   NoWarnings silent;
   const c10::WarningUtils::WarningHandlerGuard guard(&silent);
+  register_views();
   static torch::Library below(torch::Library::IMPL, "aten", DispatchKey::Lazy, __FILE__, __LINE__);
   below.impl("split_copy.Tensor", &split);
   below.impl("split_with_sizes_copy", &split_with_sizes);
@@ -180,7 +156,6 @@ void register_kernels() {
              torch::CppFunction::makeFromBoxedFunction<&record_or_run>());
   static torch::Library autograd(torch::Library::IMPL, "aten", DispatchKey::AutogradLazy, __FILE__,
                                  __LINE__);
-  autograd.impl("as_strided", &as_strided);
   autograd.impl("scaled_dot_product_attention", &attention);
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const auto& name : dispatcher.getAllOpNames()) {

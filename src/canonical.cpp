@@ -9,7 +9,7 @@
 #include <string>
 #include <unordered_map>
 
-namespace torchmdla::lazy {
+namespace torchmdla {
 
 using torch::jit::Graph;
 using torch::jit::Node;
@@ -80,11 +80,13 @@ void drop(Node* node) {
   node->output()->replaceAllUsesWith(node->input(0));
 }
 
-// A view of another dtype, or in another shape.
+// A view of another dtype, or in another shape. The JIT does not find an operator for a node of
+// `aten::view.dtype`.
 void rewrite_view(Node* node) {
   if (node->input(1)->type()->kind() == c10::TypeKind::IntType)
-    return replace(node, c10::aten::view, {contiguous(node, node->input(0)), node->input(1)});
-  replace(node, c10::aten::reshape, {node->input(0), node->input(1)});
+    node->replaceInput(0, contiguous(node, node->input(0)));
+  else
+    replace(node, c10::aten::reshape, {node->input(0), node->input(1)});
 }
 
 // By its strides: of contiguous memory.
@@ -162,4 +164,4 @@ void make_canonical(const std::shared_ptr<Graph>& graph) {
   torch::jit::EliminateDeadCode(graph);
 }
 
-} // namespace torchmdla::lazy
+} // namespace torchmdla

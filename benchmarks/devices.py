@@ -1,0 +1,114 @@
+"""PyTorch's devices with torchmdla behind them against the TorchScript road: a model's forward pass, once warm.
+
+A device records every call of a pass again, finds what it compiled for the same graph before, and runs that. What it
+costs is shown as a ratio to the traced module's time; the mark is at most 1.3. All ways are timed in turn in one
+process, by the processor time of the one thread that they run on, so that other processes disturb little.
+
+Ends with status 1 where a result differs from eager's beyond tolerance, or a way falls back.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from harness import children, output, timing
+
+MODELS = ("resnet18", "bert")
+DEVICES = ("lazy", "acap")
+
+Row = dict[str, Any]
+
+
+def main() -> int:
+    parser = output.parser(__doc__)
+    parser.add_argument("--models", type=output.one_of(MODELS), metavar="NAMES", help=f"of {','.join(MODELS)} (all)")
+    parser.add_argument("--devices", type=output.one_of(DEVICES), metavar="NAMES", help=f"of {','.join(DEVICES)} (all)")
+    parser.add_argument("--rounds", type=output.number, metavar="NUMBER", help="timed rounds of each way (30)")
+    options = parser.parse_args()
+    models = options.models or list(MODELS)
+    devices = options.devices or list(DEVICES)
+    rounds = options.rounds or (2 if options.quick else 30)
+    rows: list[Row] = []
+    with output.progress(len(models), "model") as bar:
+        for model in models:
+            task = {"model": model, "devices": devices, "rounds": rounds, "quick": options.quick}
+            rows.append(children.run("devices:measure", task, {"OMP_NUM_THREADS": "1"}, bar.set_postfix_str))
+            bar.update()
+            output.write_json(options.json, {"benchmark": "devices", "quick": options.quick, "rows": rows})
+    show(rows, devices)
+    faults = [f"{row['model']}: {fault}" for row in rows for fault in row["faults"]]
+    output.show(*faults)
+    return int(bool(faults))
+
+
+def measure(model: str, devices: list[str], rounds: int, quick: bool) -> Row:
+    """The milliseconds of each way, and their ratios to TorchScript's, measured in this process."""
+    import torch
+
+    import torchmdla
+    from torchmdla.testing.compare import assert_matches
+    from torchmdla.testing.models import MODELS
+
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    spec = MODELS[model].reduced() if quick else MODELS[model]
+    module, inputs = spec.build(), spec.inputs()
+    calls: dict[str, Callable[[], Any]] = {}
+    faults = []
+    with torch.no_grad():
+        expected = module(*inputs)
+        traced = torch.jit.trace(copy.deepcopy(module), inputs, check_trace=False)
+        for way in ("torchscript", *devices):
+            children.step(f"{model}: preparing {way}")
+            calls[way] = partial(traced, *inputs) if way == "torchscript" else moved(module, inputs, way)
+            for _ in range(4):
+                result = calls[way]()
+            try:
+                assert_matches(result, expected, layers=spec.layers, strides=False)
+            except AssertionError as difference:
+                faults.append(f"{way}: {difference}")
+        seconds = timing.interleaved(
+            calls,
+            rounds,
+            span=0,  # one call a round: the shorter, the likelier is one that nothing disturbs
+            on_round=lambda index: children.step(f"{model}: round {index + 1} of {rounds}"),
+            clock=time.thread_time,
+        )
+    faults += [f"fell back: {reason}" for reason in torchmdla.stats().fallbacks]
+    times = {way: timing.summary(taken) for way, taken in seconds.items()}
+    ratios = {way: times[way]["min"] / times["torchscript"]["min"] for way in devices}
+    return {"model": model, "ways": times, "ratios": ratios, "faults": faults}
+
+
+def moved(module: Any, inputs: Any, device: str) -> Callable[[], Any]:
+    """A call of a copy of ``module`` on ``device``, up to its results on the CPU."""
+    from torch.utils._pytree import tree_map
+
+    import torchmdla
+    from torchmdla import lazy
+
+    prepare = {"lazy": lazy.initialize, "acap": torchmdla.acap_device}
+    prepare[device]()
+    copied = copy.deepcopy(module).to(device)
+    given = [tensor.to(device) for tensor in inputs]
+    return lambda: tree_map(lambda tensor: tensor.cpu(), copied(*given))
+
+
+def show(rows: list[Row], devices: list[str]) -> None:
+    ways = ("torchscript", *devices)
+    columns = ("model", *(f"{way}, ms" for way in ways), *(f"{way} ÷ torchscript" for way in devices))
+    table = output.table("One call on one thread", columns, "times: least / median; ratios are of the least")
+    for row in rows:
+        times = (output.pair(row["ways"][way]) for way in ways)
+        table.add_row(row["model"], *times, *(f"{row['ratios'][way]:.3f}" for way in devices))
+    output.show(table)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,12 @@
+// Views of lazy tensors say where they lie.
+#pragma once
+
+namespace torchmdla::lazy {
+
+// PyTorch's lazy tensors say that they are contiguous, views too, so `contiguous` and `reshape`
+// give views where they should copy, and writes reach what they should not. After this, a view has
+// the strides and the offset that it has on the CPU, if what it was made from is contiguous, as all
+// is on this device that is no view. To be called once.
+void register_views();
+
+} // namespace torchmdla::lazy
