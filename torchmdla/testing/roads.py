@@ -29,7 +29,7 @@ Capture = Callable[[Any, tuple[Any, ...], Methods], Captured]
 
 
 class NotAvailableError(Exception):
-    """There is no such road, variant or device, or not yet."""
+    """There is no such road, variant or device, or what it needs is not installed."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Road:
-    """A road: what it is, and its variants, none while it is not there yet."""
+    """A road: what it is, and its variants."""
 
     help: str
     variants: Mapping[str, Variant]
@@ -190,7 +190,7 @@ ROADS: Mapping[str, Road] = {
     "export": Road("torchmdla.compile(…, road='export')", {"export": Variant(_export, _exportable, owns_state=True)}),
     "dispatch": Road(
         "torchmdla.ModuleBuilder",
-        {"capture": Variant(_dispatch, _dispatchable)} if hasattr(torchmdla, "ModuleBuilder") else {},
+        {"capture": Variant(_dispatch, _dispatchable)},
     ),
     "lazy": Road(
         "PyTorch's Lazy Tensor Core",
@@ -206,7 +206,7 @@ def ways(text: str) -> list[str]:
     """The ways that ``text`` asks for, as ``road:variant``: names of roads or of ways, between commas.
 
     Raises:
-        NotAvailableError: there is no such road or variant, or the road is not there yet.
+        NotAvailableError: there is no such road or variant.
     """
     found: list[str] = []
     for part in text.split(","):
@@ -214,9 +214,6 @@ def ways(text: str) -> list[str]:
         if road not in ROADS:
             raise NotAvailableError(f"no road {road!r}; there are {', '.join(ROADS)}")
         variants = ROADS[road].variants
-        if not variants:
-            there = ", ".join(name for name, known in ROADS.items() if known.variants)
-            raise NotAvailableError(f"the road {road!r} is not available yet; available are {there}")
         if variant and variant not in variants:
             raise NotAvailableError(f"road {road!r} has no variant {variant!r}; it has {', '.join(variants)}")
         found += [f"{road}:{name}" for name in ([variant] if variant else variants)]
