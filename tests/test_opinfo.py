@@ -31,6 +31,8 @@ MENDED = [
     ("opinfo.argmin.int64", 0),
     ("opinfo.roll.float32", 3),
     ("opinfo.roll.int64", 3),
+    ("opinfo.scatter.float32", 21),
+    ("opinfo.scatter.float32", 24),
     ("opinfo.softmax.float32", 0),
     ("opinfo.masked_fill.bool", 0),
     ("opinfo.__getitem__.float32", 6),
