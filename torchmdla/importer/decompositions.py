@@ -124,7 +124,7 @@ def _scatter(value: Tensor, dim: int, index: Tensor, source: Tensor | float) -> 
     if all(tensor.dim() for tensor in tensors):
         return torch.scatter(value, dim % value.dim(), index, source)  # type: ignore[arg-type]
     row, places, *written = (tensor.reshape(-1) for tensor in tensors)
-    return torch.scatter(row, 0, places, *(written or [source])).view(value.shape)  # type: ignore[arg-type]
+    return torch.scatter(row, 0, places, written[0] if written else source).view(value.shape)  # type: ignore[arg-type]
 
 
 def _index_put(value: Tensor, indices: Sequence[Tensor | None], source: Tensor, accumulate: bool = False) -> Tensor:
