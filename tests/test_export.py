@@ -117,6 +117,19 @@ def test_gradients_are_eagers() -> None:
     assert_matches(*results)
 
 
+def test_running_statistics_have_no_gradients() -> None:
+    """They required them after the first step, and kept the graphs of all steps alive."""
+    x = torch.randn(4, 3)
+    module = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5))
+    program = torchmdla.compile(copy.deepcopy(module), x, road="export")
+    for call in (program, module):
+        for _ in range(3):
+            call(x).square().sum().backward()
+    states = [dict(call.named_buffers()) for call in (program, module)]
+    assert not any(buffer.requires_grad for buffer in states[0].values())
+    assert_matches(*states)
+
+
 class Writer(nn.Module):
     """Writes to its input, and returns views of it."""
 

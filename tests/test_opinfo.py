@@ -27,8 +27,12 @@ SLICE = [name for offset, dtype in enumerate(_DTYPES) for name in opinfo.names([
 
 # Each was wrong, or the compiler failed on it, once: operator and dtype, sample.
 MENDED = [
+    ("opinfo.argmax.float32", 0),
+    ("opinfo.argmin.int64", 0),
     ("opinfo.roll.float32", 3),
     ("opinfo.roll.int64", 3),
+    ("opinfo.scatter.float32", 21),
+    ("opinfo.scatter.float32", 24),
     ("opinfo.softmax.float32", 0),
     ("opinfo.masked_fill.bool", 0),
     ("opinfo.__getitem__.float32", 6),

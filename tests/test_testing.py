@@ -20,6 +20,7 @@ from torchmdla.testing import expected, runner
 from torchmdla.testing.checking import PASSING, STATUSES, Outcome, check
 from torchmdla.testing.programs import PROGRAMS, Program
 from torchmdla.testing.programs.inputs import copied, drawn, expanded, integers, normal, strided, transposed
+from torchmdla.testing.record import Record
 from torchmdla.testing.roads import ROADS, NotAvailableError, Variant, check_device, variant_of, ways
 from torchmdla.testing.runner import Job, Judged, judged, run
 
@@ -296,16 +297,67 @@ def test_unknown_devices() -> None:
 
 
 def test_command(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "results.json"
+    file = tmp_path / "results.jsonl"
     arguments = ["--road", "torchscript:trace", "--filter", "elementwise.relu6", "--jobs", "1", "--json", str(file)]
     assert command_line.main([*arguments, "--verbose"]) == 0
     shown = capsys.readouterr().out
     assert "elementwise.relu6:gradients on torchscript:trace" in shown
-    entries = json.loads(file.read_text())
-    assert [(entry["program"], entry["status"], entry["expected"]) for entry in entries] == [
+    entries = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [(entry["program"], entry["status"], entry["expected"]) for entry in entries if "program" in entry] == [
         ("elementwise.relu6", "ok", True),
         ("elementwise.relu6:gradients", "ok", True),
     ]
+    assert [entry["done"]["name"] for entry in entries if "done" in entry] == [
+        "elementwise.relu6",
+        "elementwise.relu6:gradients",
+    ]
+
+
+FIRST, SECOND = (Job("test_testing", name, "torchscript:trace") for name in ("first", "second"))
+
+
+def _judged(job: Job, status: Any = "ok") -> Judged:
+    return judged(Outcome(job.name, job.way, status, fallbacks={"a reason": 2}))
+
+
+def test_record_is_taken_up_again(tmp_path: Any) -> None:
+    file = tmp_path / "results.jsonl"
+    interrupted = Record(file)  # and never closed
+    for event in (_judged(FIRST), FIRST, _judged(SECOND, "wrong")):
+        interrupted.add(event)
+    with file.open("a") as stream:
+        stream.write('{"done": {"sou')
+    with Record(file, resumed=True) as record:
+        assert record.results() == [_judged(FIRST), _judged(SECOND, "wrong")]
+        assert record.left_of([FIRST, SECOND]) == [SECOND]
+        record.add(_judged(SECOND))
+        record.add(SECOND)
+    with Record(file, resumed=True) as record:
+        assert record.results() == [_judged(FIRST), _judged(SECOND)]
+        assert record.left_of([FIRST, SECOND]) == []
+    with Record(file) as record:
+        assert record.results() == [] and file.read_text() == ""
+
+
+def test_record_leaves_other_files_alone(tmp_path: Any) -> None:
+    file = tmp_path / "model"
+    file.write_text("[\n{}\n]")
+    with pytest.raises(ValueError, match="line 1: not written by --json"):
+        Record(file, resumed=True)
+    assert file.read_text() == "[\n{}\n]"
+
+
+def test_command_resumes(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "results.jsonl"
+    name = "elementwise.relu6"
+    done = Job("torchmdla.testing.programs", name, "torchscript:trace")
+    with Record(file) as record:
+        record.add(_judged(done, "wrong"))
+        record.add(done)
+    arguments = ["--road", done.way, "--filter", name, "--jobs", "1", "--json", str(file), "--resume", "--verbose"]
+    assert command_line.main(arguments) == 1, "what stands in the file counts"
+    shown = capsys.readouterr().out
+    assert f"{name}:gradients on" in shown and f"{name} on" not in shown
 
 
 def test_command_fails_where_one_does(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -320,6 +372,8 @@ def test_command_fails_where_one_does(monkeypatch: pytest.MonkeyPatch, capsys: p
     ("arguments", "message"),
     [
         (["--road", "acap:guess"], "no variant 'guess'"),
+        (["--road", "abacus"], "no road 'abacus'"),
+        (["--resume"], "--resume needs --json"),
         (["--device", "mdlaa"], "no device named 'mdlaa'"),
         (["--filter", "no such program"], "no program has such a name"),
         (["--opinfo", "--dtype", "float31"], "no dtype 'float31'"),

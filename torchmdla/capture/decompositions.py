@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -15,7 +15,16 @@ aten = torch.ops.aten
 @lru_cache(maxsize=1)
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """Operator overload → its decomposition."""
-    return dict(get_decompositions(_DECOMPOSED))
+    found = dict(get_decompositions(_DECOMPOSED))
+    functional = aten._native_batch_norm_legit_functional.default
+    found[functional] = partial(_without_gradients_of_statistics, found[functional])
+    return found
+
+
+def _without_gradients_of_statistics(norm: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+    """``norm``, whose new running statistics, its last two results, are hidden from autograd as the operator's are."""
+    *results, mean, variance = norm(*args, **kwargs)
+    return (*results, mean.detach(), variance.detach())
 
 
 _DECOMPOSED: list[Any] = [

@@ -119,8 +119,12 @@ def _mse_loss_backward(grad, value, target, reduction):  # type: ignore[no-untyp
 
 
 def _scatter(value: Tensor, dim: int, index: Tensor, source: Tensor | float) -> Tensor:
-    """With the dimension counted from the front: upstream's lowering ends the process on others."""
-    return torch.scatter(value, dim % max(value.dim(), 1), index, source)  # type: ignore[arg-type]
+    """With the dimension counted from the front: upstream's lowering ends the process on others. 0-d is a row."""
+    tensors = [value, index, source] if isinstance(source, Tensor) else [value, index]
+    if all(tensor.dim() for tensor in tensors):
+        return torch.scatter(value, dim % value.dim(), index, source)  # type: ignore[arg-type]
+    row, places, *written = (tensor.reshape(-1) for tensor in tensors)
+    return torch.scatter(row, 0, places, written[0] if written else source).view(value.shape)  # type: ignore[arg-type]
 
 
 def _index_put(value: Tensor, indices: Sequence[Tensor | None], source: Tensor, accumulate: bool = False) -> Tensor:

@@ -103,7 +103,9 @@ def place_of_extremum(largest: bool) -> Callable[..., Tensor]:
     extremum: Extremum = torch.amax if largest else torch.amin
 
     def reduce(value: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
-        if not value.is_floating_point() or value.dim() == 0:
+        if value.dim() == 0:
+            return torch.zeros([], dtype=torch.int64, device=value.device)
+        if not value.is_floating_point():
             return whole(value, dim, keepdim)
         if dim is None:
             index = _first_place(value.reshape(-1), extremum(value).view(1), 0)

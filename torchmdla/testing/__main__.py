@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
@@ -18,6 +16,7 @@ from rich.table import Table
 from torchmdla.testing import opinfo, programs
 from torchmdla.testing.checking import STATUSES
 from torchmdla.testing.programs import PROGRAMS
+from torchmdla.testing.record import Record
 from torchmdla.testing.roads import ROADS, NotAvailableError, check_device, ways
 from torchmdla.testing.runner import Job, Judged, run
 
@@ -47,7 +46,7 @@ exit status:
 
 examples:
   python -m torchmdla.testing --road torchscript --filter conv --verbose
-  python -m torchmdla.testing --road dynamo,export --jobs 4 --json results.json
+  python -m torchmdla.testing --road dynamo,export --jobs 4 --json results.jsonl --resume
   python -m torchmdla.testing --opinfo --dtype float32,int64 --filter nn.functional --samples 10
 """
 
@@ -86,7 +85,8 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--seed", type=int, default=0, metavar="N", help="for inputs and weights; 0")
     made.add_argument("--timeout", type=float, default=300, metavar="SECONDS", help="for one program; 300")
-    made.add_argument("--json", type=_new_file, metavar="FILE", help="write every outcome here")
+    made.add_argument("--json", type=_new_file, metavar="FILE", help="write outcomes here as they come, as JSON lines")
+    made.add_argument("--resume", action="store_true", help="of --json: run what FILE does not hold yet")
     made.add_argument("--verbose", action="store_true", help="a line for every program, fallbacks with their reasons")
     return made
 
@@ -95,6 +95,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command line; returns its exit status."""
     made = parser()
     options = made.parse_args(arguments)
+    if options.resume and not options.json:
+        made.error("--resume needs --json FILE")
     try:
         chosen = ways(options.road)
         check_device(options.device)
@@ -110,10 +112,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     source = (opinfo if options.opinfo else programs).__name__
     jobs = [Job(source, name, way, options.device, options.seed, options.samples) for way in chosen for name in names]
     console = Console(highlight=False)
-    results = _run(jobs, options, console)
+    try:
+        record = Record(options.json, options.resume)
+    except ValueError as error:
+        made.error(str(error))
+    with record:
+        _run(record.left_of(jobs), record, options, console)
+    results = record.results()
     _report(results, console)
-    if options.json:
-        options.json.write_text(json.dumps([_as_json(result) for result in results], indent=1) + "\n")
     return 0 if all(result.expected for result in results) else 1
 
 
@@ -121,8 +127,7 @@ def _wanted(name: str, filters: Sequence[str], skipped: Sequence[str]) -> bool:
     return (not filters or any(text in name for text in filters)) and not any(text in name for text in skipped)
 
 
-def _run(jobs: Sequence[Job], options: argparse.Namespace, console: Console) -> list[Judged]:
-    results: list[Judged] = []
+def _run(jobs: Sequence[Job], record: Record, options: argparse.Namespace, console: Console) -> None:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     # On standard error, so that what is printed can be piped on.
     bar_console = Console(file=sys.stderr)
@@ -131,13 +136,12 @@ def _run(jobs: Sequence[Job], options: argparse.Namespace, console: Console) -> 
     ) as progress:
         task = progress.add_task("", total=len(jobs))
         for event in run(jobs, options.jobs, options.timeout):
+            record.add(event)
             if isinstance(event, Judged):
-                results.append(event)
                 if options.verbose or not event.expected:
                     console.print(_line(event), markup=False, soft_wrap=True)
             else:
                 progress.update(task, advance=1, description=event.name)
-    return results
 
 
 def _line(result: Judged) -> str:
@@ -177,10 +181,6 @@ def _report(results: Sequence[Judged], console: Console) -> None:
 
 def _ways_of(results: Sequence[Judged]) -> list[str]:
     return list(dict.fromkeys(result.outcome.way for result in results))
-
-
-def _as_json(result: Judged) -> dict[str, object]:
-    return {**asdict(result.outcome), "expected": result.expected, "reason": result.reason}
 
 
 def _positive(text: str) -> int:

@@ -1,0 +1,86 @@
+"""What became of programs, written as it comes: a run that is interrupted keeps what it had, and can be taken up again.
+
+A file of JSON lines: one for each outcome, and one for each job that is done. A program may stand there twice, since a
+job that was interrupted is run again; its last line counts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from torchmdla.testing.checking import Outcome
+from torchmdla.testing.runner import Job, Judged, judged
+
+_OUTCOME = [field.name for field in fields(Outcome)]
+
+
+class Record:
+    """A file of outcomes and of the jobs that are done; a context manager that closes it.
+
+    Args:
+        file: where; None: in memory alone.
+        resumed: go on behind what the file holds. Otherwise it begins anew.
+
+    Raises:
+        ValueError: ``file`` holds something else.
+    """
+
+    def __init__(self, file: Path | None, resumed: bool = False) -> None:
+        self._outcomes: dict[tuple[str, str], Outcome] = {}
+        self._done: set[Job] = set()
+        if file is not None and resumed and file.exists():
+            self._read(file)
+        self._stream = None if file is None else file.open("a" if resumed else "w", encoding="utf-8")
+
+    def _read(self, file: Path) -> None:
+        whole, _, torn = file.read_bytes().rpartition(b"\n")
+        for number, line in enumerate(whole.splitlines(), 1):
+            try:
+                self._take(json.loads(line))
+            except (ValueError, TypeError, KeyError) as error:
+                raise ValueError(f"{file}, line {number}: not written by --json ({error})") from None
+        os.truncate(file, file.stat().st_size - len(torn))
+
+    def _take(self, entry: Any) -> None:
+        if "done" in entry:
+            self._done.add(Job(**entry["done"]))
+        else:
+            outcome = Outcome(**{name: entry[name] for name in _OUTCOME})
+            self._outcomes[outcome.program, outcome.way] = outcome
+
+    def left_of(self, jobs: Sequence[Job]) -> list[Job]:
+        """Those of ``jobs`` that are not done."""
+        return [job for job in jobs if job not in self._done]
+
+    def add(self, event: Judged | Job) -> None:
+        """Writes what :func:`torchmdla.testing.runner.run` yields."""
+        if isinstance(event, Job):
+            self._done.add(event)
+            self._write({"done": asdict(event)})
+        else:
+            outcome = event.outcome
+            self._outcomes[outcome.program, outcome.way] = outcome
+            self._write({**asdict(outcome), "expected": event.expected, "reason": event.reason})
+
+    def _write(self, entry: dict[str, Any]) -> None:
+        if self._stream is not None:
+            # Flushed by line, whole: whatever ends this process leaves at most one torn line behind.
+            self._stream.write(json.dumps(entry) + "\n")
+            self._stream.flush()
+
+    def results(self) -> list[Judged]:
+        """Every outcome, those of before included, against what is expected now."""
+        return [judged(outcome) for outcome in self._outcomes.values()]
+
+    def __enter__(self) -> Record:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._stream is not None:
+            self._stream.close()
