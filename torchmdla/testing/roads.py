@@ -29,7 +29,7 @@ Capture = Callable[[Any, tuple[Any, ...], Methods], Captured]
 
 
 class NotAvailableError(Exception):
-    """There is no such road, variant or device."""
+    """There is no such road, variant or device, or what it needs is not installed."""
 
 
 @dataclass(frozen=True)
