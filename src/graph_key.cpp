@@ -1,5 +1,7 @@
 #include "graph_key.h"
 
+#include "byte_key.h"
+
 #include <sstream>
 #include <unordered_map>
 
@@ -17,8 +19,6 @@ bool is_float_constant(const Node* node) {
          node->output()->type()->kind() == c10::TypeKind::FloatType;
 }
 
-// Writes a key as bytes. Every entry begins with its length or is of a fixed one, so that no two
-// sequences of entries are the same bytes.
 class KeyWriter {
 public:
   explicit KeyWriter(Graph& graph) {
@@ -31,7 +31,7 @@ public:
     values(graph.outputs());
   }
 
-  std::string take() { return std::move(key_); }
+  std::string take() { return key_.take(); }
 
 private:
   void write(const Node* node) {
@@ -59,10 +59,7 @@ private:
     case AttributeKind::i:
       return integer(node->i(name));
     case AttributeKind::is:
-      integer(static_cast<int64_t>(node->is(name).size()));
-      for (const auto element : node->is(name))
-        integer(element);
-      return;
+      return key_.add_list(node->is(name));
     case AttributeKind::s:
       return text(node->s(name));
     case AttributeKind::t:
@@ -78,7 +75,7 @@ private:
     if (tensor.dim() != 0 || !tensor.device().is_cpu())
       return integer(reinterpret_cast<intptr_t>(tensor.unsafeGetTensorImpl()));
     integer(static_cast<int64_t>(tensor.scalar_type()));
-    text(std::string(static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes()));
+    text({static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes()});
   }
 
   void printed(const Node& node) {
@@ -97,16 +94,10 @@ private:
     numbers_.emplace(value, static_cast<int64_t>(numbers_.size()));
   }
 
-  void integer(int64_t integer) {
-    key_.append(reinterpret_cast<const char*>(&integer), sizeof integer);
-  }
+  void integer(int64_t integer) { key_.add(integer); }
+  void text(std::string_view text) { key_.add(text); }
 
-  void text(const std::string& text) {
-    integer(static_cast<int64_t>(text.size()));
-    key_ += text;
-  }
-
-  std::string key_;
+  ByteKey key_;
   std::unordered_map<const Value*, int64_t> numbers_;
 };
 

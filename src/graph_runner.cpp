@@ -38,15 +38,14 @@ public:
   Plan(const std::shared_ptr<Graph>& graph, c10::Symbol group_kind,
        std::shared_ptr<const DeviceTable> table)
       : graph_(graph->copy()), group_kind_(group_kind), table_(std::move(table)),
-        num_outputs_(graph_->outputs().size()), name_(group_name(graph_)),
-        weights_(weight_inputs(*graph_)) {
+        name_(group_name(graph_)), weights_(weight_inputs(*graph_)) {
     varying_.assign(float_constants(*graph_).size(), false);
   }
 
   std::vector<c10::IValue> run(const std::vector<double>& floats, std::vector<c10::IValue> inputs) {
     const PlainModes modes;
     const auto form = observe(floats, inputs);
-    return form->run(floats, std::move(inputs), num_outputs_);
+    return form->run(floats, std::move(inputs));
   }
 
   std::shared_ptr<const Graph> graph() const {
@@ -71,8 +70,7 @@ private:
       });
     }
 
-    std::vector<c10::IValue> run(const std::vector<double>& floats, Stack stack,
-                                 size_t num_outputs) const {
+    std::vector<c10::IValue> run(const std::vector<double>& floats, Stack stack) const {
       for (const auto index : lifted)
         stack.emplace_back(floats[index]);
       torch::jit::InterpreterState(code).run(stack);
@@ -192,7 +190,6 @@ private:
   const std::shared_ptr<Graph> graph_;
   const c10::Symbol group_kind_;
   const std::shared_ptr<const DeviceTable> table_;
-  const size_t num_outputs_;
   const std::string name_;
   const std::vector<size_t> weights_;
 

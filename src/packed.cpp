@@ -57,8 +57,12 @@ std::shared_ptr<const PackedBuffer> make(const Pack& pack, std::vector<Parameter
 ParameterState::ParameterState(const at::Tensor& parameter, bool unversioned)
     : tensor_(parameter.getIntrusivePtr()), storage_(parameter.storage().getWeakStorageImpl()),
       data_(parameter.const_data_ptr()), version_(version_of(parameter)),
-      samples_(samples_of(data_, parameter.nbytes())),
-      copy_(unversioned ? copy_of(parameter) : nullptr), bytes_(parameter.nbytes()) {}
+      bytes_(parameter.nbytes()) {
+  if (unversioned)
+    copy_ = copy_of(parameter);
+  else
+    samples_ = samples_of(data_, bytes_);
+}
 
 ParameterState::Samples ParameterState::samples_of(const void* data, size_t bytes) {
   Samples samples{};

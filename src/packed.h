@@ -51,7 +51,7 @@ private:
   c10::weak_intrusive_ptr<c10::StorageImpl> storage_;
   const void* data_;
   int64_t version_;
-  Samples samples_;
+  Samples samples_{};                       // of a versioned one
   std::shared_ptr<const std::byte[]> copy_; // of an unversioned parameter
   size_t bytes_;
 };

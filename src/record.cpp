@@ -1,6 +1,6 @@
 #include "record.h"
 
-#include <torch/csrc/jit/ir/constants.h>
+#include "node_call.h"
 
 #include <unordered_map>
 
@@ -9,7 +9,6 @@ namespace torchmdla {
 using torch::jit::Graph;
 using torch::jit::Node;
 using torch::jit::Value;
-namespace prim = c10::prim;
 
 namespace {
 
@@ -27,23 +26,6 @@ decltype(RecordedValue::seen) describe(const c10::IValue& seen) {
   for (const at::Tensor& tensor : seen.toTensorVector())
     metas.push_back(meta_of(tensor));
   return metas;
-}
-
-// The two nodes that the interpreter has instructions for instead of operators.
-void construct_list(const Node* node, torch::jit::Stack& local) {
-  c10::impl::GenericList list(node->output()->type()->expectRef<c10::ListType>().getElementType());
-  for (auto& element : local)
-    list.push_back(std::move(element));
-  local.clear();
-  local.emplace_back(std::move(list));
-}
-
-void unpack_list(const Node* node, torch::jit::Stack& local) {
-  const auto list = torch::jit::pop(local).toList();
-  TORCH_CHECK(list.size() == node->outputs().size(), "Expected ", node->outputs().size(),
-              " elements in a list but found ", list.size());
-  for (size_t i = 0; i < list.size(); ++i)
-    local.push_back(list.get(i));
 }
 
 class Recorder {
@@ -74,24 +56,11 @@ private:
   void run(Node* node, torch::jit::Stack& local) {
     for (const auto* input : node->inputs())
       local.push_back(take(input));
-    compute(node, local);
+    call_node(*node, local);
     const auto outputs = node->outputs();
-    TORCH_INTERNAL_ASSERT(local.size() == outputs.size());
     for (size_t i = 0; i < outputs.size(); ++i)
       set(outputs[i], std::move(local[i]));
     local.clear();
-  }
-
-  static void compute(Node* node, torch::jit::Stack& local) {
-    if (const auto constant = node->kind() == prim::Constant ? torch::jit::toIValue(node->output())
-                                                             : std::optional<c10::IValue>())
-      local.push_back(*constant);
-    else if (node->kind() == prim::ListConstruct)
-      construct_list(node, local);
-    else if (node->kind() == prim::ListUnpack)
-      unpack_list(node, local);
-    else
-      node->getOperation()(local);
   }
 
   // Lets go of a value with its last use, so that recording needs no more memory than eager does.

@@ -2,11 +2,10 @@
 
 #include "arguments.h"
 #include "generator.h"
+#include "kernel_call.h"
 #include "operators.h"
 #include "statistics.h"
 #include "tensor.h"
-
-#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
 
@@ -40,11 +39,7 @@ public:
         if (is_written(schema.arguments()[i]) == written) add_aliases(arguments[i], written);
     for (const auto& argument : arguments)
       stack_->push_back(on_cpu(argument));
-    {
-      const c10::impl::ExcludeDispatchKeyGuard below(
-          c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset);
-      op_.callBoxed(stack_);
-    }
+    call_kernel(op_, stack_);
     for (const auto& alias : aliases_)
       if (alias.is_written) written(alias.tensor, alias.cpu);
     const auto results = torch::jit::pop(*stack_, schema.returns().size());

@@ -2,11 +2,9 @@
 
 #include "canonical.h"
 #include "fusion_pass.h"
+#include "plain_modes.h"
 #include "record.h"
 #include "structure.h"
-
-#include <c10/core/GradMode.h>
-#include <c10/core/InferenceMode.h>
 
 #include <torch/csrc/jit/runtime/operator.h>
 
@@ -135,10 +133,6 @@ private:
   std::vector<c10::IValue> inputs_;
 };
 
-} // namespace
-
-namespace {
-
 // `nodes` as ATen calls, typed, each value at hand one input. Views that rely on strides, which a
 // result at run time may not have, become reshapes.
 LoweredGraph lower(const std::vector<Node*>& nodes, const std::vector<ValuePtr>& outputs) {
@@ -194,8 +188,7 @@ std::vector<at::Tensor> run_singly(const std::vector<Node*>& nodes,
     const std::lock_guard<std::mutex> guard(graph_mutex());
     lowered = lower(nodes, outputs);
   }
-  const c10::InferenceMode inference(false);
-  const c10::AutoGradMode no_grad(false);
+  const PlainModes modes;
   run_and_record(*lowered.graph, lowered.inputs);
   return tensors_of(std::move(lowered.inputs));
 }

@@ -1,6 +1,6 @@
 #include "kernels.h"
 
-#include "arguments.h"
+#include "aten_operators.h"
 #include "cpu_call.h"
 #include "operators.h"
 #include "recording.h"
@@ -38,8 +38,7 @@ void boxed_call_on_cpu(const OperatorHandle& op, Stack* stack) {
   call_on_cpu(op, stack);
 }
 
-// --- memory
-// ---------------------------------------------------------------------------------------
+// --- memory -------------------------------------------------------------------------------------
 
 void check_dense(std::optional<at::Layout> layout, std::optional<bool> pin_memory) {
   TORCH_CHECK_NOT_IMPLEMENTED(layout.value_or(at::kStrided) == at::kStrided,
@@ -65,8 +64,7 @@ at::Tensor empty(at::IntArrayRef sizes, std::optional<at::ScalarType> dtype,
       at::Tensor(at::detail::empty_cpu(sizes, type, /*pin_memory=*/false, format))));
 }
 
-// --- copies
-// ---------------------------------------------------------------------------------------
+// --- copies -------------------------------------------------------------------------------------
 
 // Of a tensor like `tensor` with a storage of its own.
 std::vector<int64_t> dense_strides(const at::Tensor& tensor) {
@@ -128,8 +126,7 @@ void to_copy(const OperatorHandle& op, Stack* stack) {
     stack->back() = make_tensor(std::make_shared<Value>(std::move(stack->back()).toTensor()));
 }
 
-// --- storages
-// -------------------------------------------------------------------------------------
+// --- storages -----------------------------------------------------------------------------------
 
 void set_storage(at::Tensor& self, const c10::Storage& storage, Geometry geometry) {
   TORCH_CHECK(storage.device().type() == device_type,
@@ -174,8 +171,7 @@ at::Tensor& set_to_nothing(at::Tensor& self) {
   return set_to_tensor(self, empty);
 }
 
-// --- values
-// ---------------------------------------------------------------------------------------
+// --- values -------------------------------------------------------------------------------------
 
 at::Tensor& fill_with(at::Tensor& self, const at::Scalar& number) {
   const auto dtype = self.scalar_type();
@@ -225,8 +221,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> native_batch_norm(
   return {make_tensor(result), none, none};
 }
 
-// --- registration
-// ---------------------------------------------------------------------------------
+// --- registration -------------------------------------------------------------------------------
 
 // Composite kernels that are better than a node: they draw into new memory, or go through lists.
 bool keeps_composite(const OperatorHandle& op) {
@@ -237,19 +232,16 @@ bool keeps_composite(const OperatorHandle& op) {
 
 // A fallback is outranked by composite kernels, which would take apart ops that devices know.
 void register_over_composites(torch::Library& library) {
-  auto& dispatcher = c10::Dispatcher::singleton();
-  for (const auto& name : dispatcher.getAllOpNames()) {
-    if (!name.name.starts_with("aten::")) continue;
-    const auto op = dispatcher.findSchema(name);
-    if (!op || op->hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1)) continue;
+  for_each_aten_operator([&](const OperatorHandle& op) {
+    if (op.hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1)) return;
     const bool is_composite =
-        op->hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) ||
-        op->hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional);
-    if (!is_composite || keeps_composite(*op)) continue;
-    if (traits_of(*op).kind == OperatorKind::other) continue;
-    library.impl(c10::toString(name).c_str(),
+        op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) ||
+        op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional);
+    if (!is_composite || keeps_composite(op)) return;
+    if (traits_of(op).kind == OperatorKind::other) return;
+    library.impl(c10::toString(op.operator_name()).c_str(),
                  torch::CppFunction::makeFromBoxedFunction<&boxed_record>());
-  }
+  });
 }
 
 } // namespace

@@ -2,6 +2,7 @@
 
 #include "arguments.h"
 #include "cpu_call.h"
+#include "kernel_call.h"
 #include "operators.h"
 #include "signature.h"
 #include "tensor.h"
@@ -9,7 +10,6 @@
 
 #include <ATen/EmptyTensor.h>
 #include <c10/core/DefaultDtype.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/hash.h>
 
 #include <algorithm>
@@ -29,8 +29,7 @@ namespace {
 constexpr size_t default_most_pending_nodes = 20000;
 std::atomic<size_t> most_pending_nodes{default_most_pending_nodes};
 
-// --- devices
-// --------------------------------------------------------------------------------------
+// --- devices ------------------------------------------------------------------------------------
 
 // Ops that take positions from the CPU, on any device.
 bool takes_indices_from_cpu(const OperatorHandle& op) {
@@ -62,8 +61,7 @@ void check_devices(const OperatorHandle& op, const std::vector<IValue>& argument
               ")");
 }
 
-// --- types
-// ----------------------------------------------------------------------------------------
+// --- types --------------------------------------------------------------------------------------
 
 // Numbers from the CPU go with tensors of any device.
 at::Tensor meta_of(const at::Tensor& tensor) {
@@ -82,9 +80,7 @@ std::optional<Metas> call_on(c10::Device device, const OperatorHandle& op,
   for (const auto& argument : arguments)
     stack.push_back(argument.isDevice() ? IValue(device) : with_tensors(argument, change));
   try {
-    const c10::impl::ExcludeDispatchKeyGuard below(
-        c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset);
-    op.callBoxed(stack);
+    call_kernel(op, &stack);
   } catch (const std::exception&) {
     return std::nullopt;
   }
@@ -183,8 +179,7 @@ std::optional<Metas> infer(const OperatorHandle& op, const std::vector<IValue>& 
   return metas;
 }
 
-// --- nodes
-// ----------------------------------------------------------------------------------------
+// --- nodes --------------------------------------------------------------------------------------
 
 // A tensor that is a number, as the CPU tensor that a graph may hold: no wrapped one, which would
 // promote in another way, but one of the result's type.
@@ -279,8 +274,7 @@ bool record_view(const OperatorHandle& op, const std::vector<IValue>& arguments,
   return true;
 }
 
-// --- writes
-// ---------------------------------------------------------------------------------------
+// --- writes -------------------------------------------------------------------------------------
 
 bool has_overlap(const at::Tensor& tensor) {
   for (int64_t i = 0; i < tensor.dim(); ++i)

@@ -1,5 +1,7 @@
 #include "structure.h"
 
+#include "byte_key.h"
+
 #include <unordered_map>
 
 namespace torchmdla::acap {
@@ -9,7 +11,7 @@ namespace {
 class Writer {
 public:
   void add(const Node& node) {
-    write(reinterpret_cast<uintptr_t>(&node.op.schema()));
+    key_.add(reinterpret_cast<uintptr_t>(&node.op.schema()));
     for (const auto& operand : node.operands)
       std::visit([&](const auto& argument) { write_operand(argument); }, operand);
     for (const auto& result : node.results) {
@@ -21,71 +23,67 @@ public:
   Structure finish(const std::vector<ValuePtr>& outputs) {
     for (const auto& output : outputs)
       write_operand(output);
-    if (!has_key_) structure_.key.clear();
+    if (has_key_) structure_.key = key_.take();
     return std::move(structure_);
   }
 
 private:
-  template <class Plain> void write(const Plain& plain) {
-    structure_.key.append(reinterpret_cast<const char*>(&plain), sizeof plain);
-  }
-
   template <class List> void write_list(char tag, const List& list) {
-    write(tag);
-    write(list.size());
-    for (const auto& element : list)
-      write(element);
+    key_.add(tag);
+    key_.add_list(list);
   }
 
   void write_operand(const ValuePtr& value) {
     const auto [found, is_new] = indices_.emplace(value.get(), next_);
-    write('v');
-    write(found->second);
+    key_.add('v');
+    key_.add(found->second);
     if (!is_new) return;
     // At hand, and not seen before.
     ++next_;
     structure_.inputs.emplace_back(value->tensor);
-    write(value->meta.scalar_type());
+    key_.add(value->meta.scalar_type());
     write_list('t', value->meta.sizes());
   }
 
   void write_operand(const std::vector<ValuePtr>& values) {
-    write('l');
-    write(values.size());
+    key_.add('l');
+    key_.add(values.size());
     for (const auto& value : values) {
       if (value)
         write_operand(value);
       else
-        write('n');
+        key_.add('n');
     }
   }
 
   void write_operand(const c10::IValue& constant) {
     if (constant.isNone()) {
-      write('n');
+      key_.add('n');
     } else if (constant.isInt()) {
-      write('i');
-      write(constant.toInt());
+      key_.add('i');
+      key_.add(constant.toInt());
     } else if (constant.isBool()) {
-      write('b');
-      write(constant.toBool());
+      key_.add('b');
+      key_.add(constant.toBool());
     } else if (constant.isDouble()) {
-      write('d');
+      key_.add('d');
       structure_.floats.push_back(constant.toDouble());
     } else if (constant.isIntList()) {
       write_list('I', constant.toDimVector());
     } else if (constant.isDoubleList()) {
       write_list('D', constant.toDoubleVector());
     } else if (constant.isString()) {
-      write_list('s', constant.toStringRef());
+      key_.add('s');
+      key_.add(constant.toStringRef());
     } else if (constant.isDevice()) {
-      write('c'); // the CPU: all of a graph is there
+      key_.add('c'); // the CPU: all of a graph is there
     } else {
       has_key_ = false;
     }
   }
 
   Structure structure_;
+  ByteKey key_;
   bool has_key_ = true;
   std::unordered_map<const Value*, int64_t> indices_;
   int64_t next_ = 0;

@@ -1,8 +1,7 @@
 #include "failures.h"
 
+#include "node_call.h"
 #include "plain_modes.h"
-
-#include <torch/csrc/jit/ir/constants.h>
 
 #include <unordered_map>
 #include <utility>
@@ -17,26 +16,6 @@ using torch::jit::Value;
 namespace {
 
 thread_local std::exception_ptr noted;
-
-c10::IValue make_list(const Node& node, const Stack& elements) {
-  c10::impl::GenericList list(node.output()->type()->expectRef<c10::ListType>().getElementType());
-  for (const auto& element : elements)
-    list.push_back(element);
-  return list;
-}
-
-// Takes the inputs of a node and leaves its outputs. Lists are the interpreter's own instructions,
-// not operators.
-void call(const Node& node, Stack& stack) {
-  if (node.kind() == c10::prim::Constant)
-    stack.push_back(*torch::jit::toIValue(node.output()));
-  else if (node.kind() == c10::prim::ListConstruct)
-    stack = {make_list(node, stack)};
-  else if (node.kind() == c10::prim::ListUnpack)
-    stack = stack.at(0).toListRef().vec();
-  else
-    node.getOperation()(stack);
-}
 
 } // namespace
 
@@ -61,7 +40,7 @@ std::vector<Outcome> run_apart(const Graph& graph, const std::vector<Outcome>& i
       Stack stack;
       for (const auto* input : node->inputs())
         stack.push_back(value_of(outcomes.at(input)));
-      call(*node, stack);
+      call_node(*node, stack);
       for (size_t i = 0; i < node->outputs().size(); ++i)
         outcomes.emplace(node->outputs()[i], std::move(stack.at(i)));
     } catch (...) {

@@ -1,5 +1,6 @@
 #include "kernels.h"
 
+#include "aten_operators.h"
 #include "operator_node.h"
 #include "views.h"
 
@@ -39,11 +40,6 @@ constexpr std::array<std::string_view, 4> replaced{"aten::pixel_shuffle", "aten:
 constexpr std::array<std::string_view, 10> left_alone{
     "aten::clone", "aten::copy", "aten::lift",      "aten::_lazy_clone", "aten::set",
     "aten::zero",  "aten::fill", "aten::resize_as", "aten::resize",      "aten::_unsafe_view"};
-
-template <size_t size>
-bool is_in(const std::array<std::string_view, size>& names, const c10::OperatorHandle& op) {
-  return std::find(names.begin(), names.end(), op.operator_name().name) != names.end();
-}
 
 // Counted as PyTorch counts its own fallbacks.
 void count_eager(const std::string& name) {
@@ -157,13 +153,11 @@ void register_kernels() {
   static torch::Library autograd(torch::Library::IMPL, "aten", DispatchKey::AutogradLazy, __FILE__,
                                  __LINE__);
   autograd.impl("scaled_dot_product_attention", &attention);
-  auto& dispatcher = c10::Dispatcher::singleton();
-  for (const auto& name : dispatcher.getAllOpNames()) {
-    const auto op = dispatcher.findSchema(name);
-    if (!op || name.getNamespace() != "aten" || !is_taken(*op)) continue;
-    const auto qualified = c10::toString(name);
-    below.impl(qualified.c_str(), torch::CppFunction::makeFromBoxedFunction<&record_or_run>());
-  }
+  for_each_aten_operator([](const c10::OperatorHandle& op) {
+    if (is_taken(op))
+      below.impl(c10::toString(op.operator_name()).c_str(),
+                 torch::CppFunction::makeFromBoxedFunction<&record_or_run>());
+  });
 }
 
 } // namespace torchmdla::lazy

@@ -1,5 +1,8 @@
 #include "operator_node.h"
 
+#include "arguments.h"
+#include "byte_key.h"
+
 #include <ATen/EmptyTensor.h>
 #include <torch/csrc/lazy/core/hash.h>
 #include <torch/csrc/lazy/core/tensor.h>
@@ -52,57 +55,32 @@ torch::lazy::TSOpVector OperatorNode::Lower(std::shared_ptr<torch::jit::GraphFun
 
 namespace {
 
-// Writes what tells constants apart, as bytes.
-class Key {
-public:
-  void add(const std::string& text) {
-    add_bytes(text.size());
-    bytes_ += text;
-  }
-
-  template <class Number> void add_bytes(Number number) {
-    bytes_.append(reinterpret_cast<const char*>(&number), sizeof number);
-  }
-
-  // False for what no node holds as a constant.
-  bool add(const c10::IValue& value) {
-    add(value.tagKind());
-    if (value.isNone()) return true;
-    if (value.isBool()) return add_bytes(value.toBool()), true;
-    if (value.isInt()) return add_bytes(value.toInt()), true;
-    if (value.isDouble()) return add_bytes(value.toDouble()), true;
-    if (value.isComplexDouble()) return add_bytes(value.toComplexDouble()), true;
-    if (value.isString()) return add(value.toStringRef()), true;
-    if (value.isDevice()) return add(value.toDevice().str()), true;
-    if (!value.isList() || value.isTensorList()) return false;
-    const auto elements = value.toListRef();
-    add_bytes(elements.size());
-    return std::all_of(elements.begin(), elements.end(),
-                       [&](const c10::IValue& element) { return add(element); });
-  }
-
-  const std::string& bytes() const { return bytes_; }
-
-private:
-  std::string bytes_;
-};
+// Writes what tells a constant apart; false for what no node holds as one.
+bool add_constant(ByteKey& key, const c10::IValue& value) {
+  key.add(value.tagKind());
+  if (value.isNone()) return true;
+  if (value.isBool()) return key.add(value.toBool()), true;
+  if (value.isInt()) return key.add(value.toInt()), true;
+  if (value.isDouble()) return key.add(value.toDouble()), true;
+  if (value.isComplexDouble()) return key.add(value.toComplexDouble()), true;
+  if (value.isString()) return key.add(value.toStringRef()), true;
+  if (value.isDevice()) return key.add(value.toDevice().str()), true;
+  if (!value.isList() || value.isTensorList()) return false;
+  const auto elements = value.toListRef();
+  key.add(elements.size());
+  return std::all_of(elements.begin(), elements.end(),
+                     [&](const c10::IValue& element) { return add_constant(key, element); });
+}
 
 // The first lazy device among the arguments.
 std::optional<BackendDevice> device_of(c10::ArrayRef<c10::IValue> arguments) {
-  const auto of_tensor = [](const at::Tensor& tensor) -> std::optional<BackendDevice> {
-    const auto lazy = tensor.defined() ? torch::lazy::TryGetLtcTensor(tensor) : nullptr;
-    return lazy ? std::optional(lazy->GetDevice()) : std::nullopt;
-  };
-  for (const auto& argument : arguments) {
-    if (argument.isTensor()) {
-      if (auto device = of_tensor(argument.toTensor())) return device;
-    } else if (argument.isList()) {
-      for (const auto& element : argument.toListRef())
-        if (element.isTensor())
-          if (auto device = of_tensor(element.toTensor())) return device;
-    }
-  }
-  return std::nullopt;
+  std::optional<BackendDevice> device;
+  for (const auto& argument : arguments)
+    for_each_tensor(argument, [&](const at::Tensor& tensor) {
+      if (device) return;
+      if (const auto lazy = torch::lazy::TryGetLtcTensor(tensor)) device = lazy->GetDevice();
+    });
+  return device;
 }
 
 bool is_tensor_type(const c10::TypePtr& type) {
@@ -135,31 +113,12 @@ bool is_predictable(const c10::OperatorHandle& op) {
          !op.hasTag(at::Tag::dynamic_output_shape) && !op.hasTag(at::Tag::data_dependent_output);
 }
 
-at::Tensor to_meta(const at::Tensor& tensor) {
-  if (!tensor.defined()) return tensor;
+at::Tensor meta_of(const at::Tensor& tensor) {
   auto meta = at::detail::empty_strided_meta(tensor.sizes(), tensor.strides(), tensor.scalar_type(),
                                              std::nullopt, at::kMeta, std::nullopt);
   if (tensor.unsafeGetTensorImpl()->is_wrapped_number())
     meta.unsafeGetTensorImpl()->set_wrapped_number(true);
   return meta;
-}
-
-c10::IValue to_meta(const c10::IValue& value) {
-  if (value.isTensor()) return to_meta(value.toTensor());
-  if (value.isDevice()) return c10::Device(at::kMeta);
-  if (value.isTensorList()) {
-    c10::List<at::Tensor> metas;
-    for (const at::Tensor& tensor : value.toTensorVector())
-      metas.push_back(to_meta(tensor));
-    return metas;
-  }
-  if (value.isOptionalTensorList()) {
-    c10::List<std::optional<at::Tensor>> metas;
-    for (const auto& tensor : value.toOptionalTensorVector())
-      metas.push_back(tensor ? std::optional(to_meta(*tensor)) : std::nullopt);
-    return metas;
-  }
-  return value;
 }
 
 // The shapes of the results; nullopt where the operator has no meta kernel or that fails, as it
@@ -168,7 +127,8 @@ std::optional<std::vector<torch::lazy::Shape>> shapes_of(const c10::OperatorHand
                                                          c10::ArrayRef<c10::IValue> arguments) {
   Stack stack;
   for (const auto& argument : arguments)
-    stack.push_back(to_meta(argument));
+    stack.push_back(argument.isDevice() ? c10::IValue(c10::Device(at::kMeta))
+                                        : with_tensors(argument, meta_of));
   try {
     op.callBoxed(stack);
   } catch (const std::exception&) {
@@ -210,7 +170,7 @@ private:
   bool add_constant(const c10::IValue& value) {
     const bool is_lazy = value.isDevice() && value.toDevice().type() == at::kLazy;
     arguments.push_back({Kind::constant, is_lazy ? c10::IValue(c10::Device(at::kCPU)) : value, {}});
-    return key_.add(arguments.back().constant);
+    return torchmdla::lazy::add_constant(key_, arguments.back().constant);
   }
 
   bool add_tensor(const at::Tensor& tensor) {
@@ -222,7 +182,7 @@ private:
 
   bool add_list(const c10::IValue& list) {
     Argument argument{Kind::list, {}, {}};
-    key_.add_bytes(list.toListRef().size());
+    key_.add(list.toListRef().size());
     for (const auto& element : list.toListRef()) {
       const auto index = operand(element.isNone() ? at::Tensor() : element.toTensor());
       if (!index) return false;
@@ -235,7 +195,7 @@ private:
   // Where the tensor stands among the operands: nowhere if it is undefined. nullopt for a tensor of
   // another device, unless it is a number.
   std::optional<std::optional<size_t>> operand(const at::Tensor& tensor) {
-    key_.add_bytes(tensor.defined());
+    key_.add(tensor.defined());
     if (!tensor.defined()) return std::optional<size_t>();
     auto lazy = torch::lazy::TryGetLtcTensor(tensor);
     if (!lazy) {
@@ -247,7 +207,7 @@ private:
   }
 
   const BackendDevice device_;
-  Key key_;
+  ByteKey key_;
 };
 
 // Numbers that take part in promotion as such are gone once they are operands; the dtype that they

@@ -1,5 +1,7 @@
 #include "views.h"
 
+#include "aten_operators.h"
+
 #include <ATen/FunctionalTensorWrapper.h>
 #include <ATen/InferSize.h>
 #include <ATen/TensorUtils.h>
@@ -106,11 +108,6 @@ at::Tensor base_of(const at::Tensor& view) {
 constexpr std::array<std::string_view, 4> take_memory{
     "aten::as_strided", "aten::as_strided_", "aten::as_strided_copy", "aten::as_strided_scatter"};
 
-template <size_t size>
-bool is_in(const std::array<std::string_view, size>& names, const c10::OperatorHandle& op) {
-  return std::find(names.begin(), names.end(), op.operator_name().name) != names.end();
-}
-
 // A tensor that shares the memory of `view`, but says that it is contiguous.
 at::Tensor without_place(const at::Tensor& view) {
   auto tensor = shallow_copy(view);
@@ -209,13 +206,11 @@ bool is_view(const c10::OperatorHandle& op) {
 void register_views() {
   static torch::Library views(torch::Library::IMPL, "aten", DispatchKey::Functionalize, __FILE__,
                               __LINE__);
-  auto& dispatcher = c10::Dispatcher::singleton();
-  for (const auto& name : dispatcher.getAllOpNames()) {
-    const auto op = dispatcher.findSchema(name);
-    if (!op || name.getNamespace() != "aten" || !is_view(*op)) continue;
-    views.impl(c10::toString(name).c_str(),
-               torch::CppFunction::makeFromBoxedFunctor(std::make_unique<PlacedKernel>(*op)));
-  }
+  for_each_aten_operator([](const c10::OperatorHandle& op) {
+    if (is_view(op))
+      views.impl(c10::toString(op.operator_name()).c_str(),
+                 torch::CppFunction::makeFromBoxedFunctor(std::make_unique<PlacedKernel>(op)));
+  });
 }
 
 } // namespace torchmdla::lazy

@@ -5,7 +5,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 
-namespace torchmdla::acap {
+namespace torchmdla {
 
 inline bool is_list_of_tensors(const c10::IValue& value) {
   return value.isTensorList() || value.isOptionalTensorList();
@@ -33,4 +33,4 @@ template <class Change> c10::IValue with_tensors(const c10::IValue& value, Chang
   return list;
 }
 
-} // namespace torchmdla::acap
+} // namespace torchmdla

@@ -1,0 +1,27 @@
+// PyTorch's own operators, as a device registers kernels for them.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+
+namespace torchmdla {
+
+// `visit(op)` for every overload that has a schema.
+template <class Visit> void for_each_aten_operator(Visit visit) {
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const auto& name : dispatcher.getAllOpNames()) {
+    if (name.getNamespace() != "aten") continue;
+    if (const auto op = dispatcher.findSchema(name)) visit(*op);
+  }
+}
+
+// Whether one of the names, without overloads, is the operator's.
+template <size_t size>
+bool is_in(const std::array<std::string_view, size>& names, const c10::OperatorHandle& op) {
+  return std::find(names.begin(), names.end(), op.operator_name().name) != names.end();
+}
+
+} // namespace torchmdla

@@ -1,0 +1,45 @@
+#include "node_call.h"
+
+#include <torch/csrc/jit/ir/constants.h>
+
+namespace torchmdla {
+
+using torch::jit::Node;
+using torch::jit::Stack;
+namespace prim = c10::prim;
+
+namespace {
+
+// The two nodes that the interpreter has instructions for instead of operators.
+void construct_list(const Node& node, Stack& stack) {
+  c10::impl::GenericList list(node.output()->type()->expectRef<c10::ListType>().getElementType());
+  for (auto& element : stack)
+    list.push_back(std::move(element));
+  stack.clear();
+  stack.emplace_back(std::move(list));
+}
+
+void unpack_list(const Node& node, Stack& stack) {
+  const auto list = torch::jit::pop(stack).toList();
+  TORCH_CHECK(list.size() == node.outputs().size(), "Expected ", node.outputs().size(),
+              " elements in a list but found ", list.size());
+  for (size_t i = 0; i < list.size(); ++i)
+    stack.push_back(list.get(i));
+}
+
+} // namespace
+
+void call_node(const Node& node, Stack& stack) {
+  if (const auto constant = node.kind() == prim::Constant ? torch::jit::toIValue(node.output())
+                                                          : std::optional<c10::IValue>())
+    stack.push_back(*constant);
+  else if (node.kind() == prim::ListConstruct)
+    construct_list(node, stack);
+  else if (node.kind() == prim::ListUnpack)
+    unpack_list(node, stack);
+  else
+    node.getOperation()(stack);
+  TORCH_INTERNAL_ASSERT(stack.size() == node.outputs().size());
+}
+
+} // namespace torchmdla
