@@ -6,7 +6,7 @@ import copy
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any, Literal
 
@@ -123,10 +123,10 @@ def _compared(program: Program, subject: Any, variant: Variant, seed: int) -> tu
 
 
 def _is_pytorchs(program: Program, variant: Variant, seed: int, status: Status) -> bool:
-    """Whether what is wrong is PyTorch's own capture's doing: the same comes out while torchmdla is switched off."""
+    """Whether what is wrong is PyTorch's own capture's doing: it makes the same alone."""
     with torchmdla.enabled(False):
         try:
-            alone = _Captured(program, variant, seed).results()
+            alone = _Captured(program, replace(variant, capture=variant.alone or variant.capture), seed).results()
         except Exception:
             return status == "error"
     try:

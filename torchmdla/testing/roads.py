@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -42,6 +43,8 @@ class Variant:
         owns_state: whether the result has parameters and buffers of its own, those of the module left as they were.
         device: PyTorch's device that programs run on, with module and inputs moved there and results moved back.
         prepare: makes that device known.
+        alone: makes the callables by PyTorch alone. What these do otherwise than eager is not torchmdla's fault. None:
+            ``capture`` itself, which adds nothing while torchmdla is switched off.
         has_memory: whether strides, and sharing of memory, are what can be seen of tensors of this device.
     """
 
@@ -51,6 +54,7 @@ class Variant:
     device: str = "cpu"
     prepare: Callable[[], object] = lambda: None
     has_memory: bool = True
+    alone: Capture | None = None
 
     @property
     def has_device(self) -> bool:
@@ -64,6 +68,10 @@ class Road:
 
     help: str
     variants: Mapping[str, Variant]
+
+
+def _uncaptured(subject: Any, inputs: tuple[Any, ...], methods: Methods) -> Captured:
+    return {name: getattr(subject, name) if isinstance(subject, nn.Module) else subject for name in methods}
 
 
 # --- TorchScript -------------------------------------------------------------------------------------------------
@@ -110,12 +118,10 @@ def _freezable(program: Program, subject: Any) -> bool:
 # --- torch.compile and torch.export ------------------------------------------------------------------------------
 
 
-def _dynamo(subject: Any, inputs: tuple[Any, ...], methods: Methods) -> Captured:
+def _dynamo(subject: Any, inputs: tuple[Any, ...], methods: Methods, backend: str = "torchmdla") -> Captured:
     torch._dynamo.reset()
-    return {
-        name: torch.compile(getattr(subject, name) if isinstance(subject, nn.Module) else subject, backend="torchmdla")
-        for name in methods
-    }
+    called = _uncaptured(subject, inputs, methods)
+    return {name: torch.compile(method, backend=backend) for name, method in called.items()}
 
 
 class _Called(nn.Module):
@@ -130,8 +136,15 @@ class _Called(nn.Module):
 
 
 def _export(subject: Any, inputs: tuple[Any, ...], methods: Methods) -> Captured:
-    module = subject if isinstance(subject, nn.Module) else _Called(subject)
-    return {"forward": torchmdla.compile(module, *inputs, road="export")}
+    return {"forward": torchmdla.compile(_as_module(subject), *inputs, road="export")}
+
+
+def _export_alone(subject: Any, inputs: tuple[Any, ...], methods: Methods) -> Captured:
+    return {"forward": torch.export.export(_as_module(subject), inputs).module()}
+
+
+def _as_module(subject: Any) -> nn.Module:
+    return subject if isinstance(subject, nn.Module) else _Called(subject)
 
 
 def _exportable(program: Program, subject: Any) -> bool:
@@ -176,10 +189,6 @@ def _dispatchable(program: Program, subject: Any) -> bool:
 # --- devices of PyTorch's own -------------------------------------------------------------------------------------
 
 
-def _uncaptured(subject: Any, inputs: tuple[Any, ...], methods: Methods) -> Captured:
-    return {name: getattr(subject, name) if isinstance(subject, nn.Module) else subject for name in methods}
-
-
 def _dense(program: Program, subject: Any) -> bool:
     return "sparse" not in program.tags
 
@@ -195,8 +204,14 @@ ROADS: Mapping[str, Road] = {
             "freeze": Variant(_freeze, _freezable),
         },
     ),
-    "dynamo": Road('torch.compile(…, backend="torchmdla")', {"compile": Variant(_dynamo, _anything)}),
-    "export": Road("torchmdla.compile(…, road='export')", {"export": Variant(_export, _exportable, owns_state=True)}),
+    "dynamo": Road(
+        'torch.compile(…, backend="torchmdla")',
+        {"compile": Variant(_dynamo, _anything, alone=partial(_dynamo, backend="aot_eager"))},
+    ),
+    "export": Road(
+        "torchmdla.compile(…, road='export')",
+        {"export": Variant(_export, _exportable, owns_state=True, alone=_export_alone)},
+    ),
     "dispatch": Road("torchmdla.ModuleBuilder", {"capture": Variant(_dispatch, _dispatchable)}),
     "lazy": Road(
         "PyTorch's Lazy Tensor Core",
