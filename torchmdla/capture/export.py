@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,6 +14,8 @@ from torchmdla.capture.decompositions import decompositions
 from torchmdla.capture.fx import form_groups
 from torchmdla.capture.options import Options
 from torchmdla.capture.weights import gather_weights
+
+aten = torch.ops.aten
 
 
 def compile_module(
@@ -46,9 +48,9 @@ def compile_program(
     Args:
         inputs, keywords: the arguments of one call; where there are none, those that the program was exported with.
     """
-    # Composite operators stay whole, as devices know them; writes are taken out.
-    module = program.run_decompositions(decompositions()).module()
+    module = decomposed(program, decompositions()).module()
     assert isinstance(module, fx.GraphModule)
+    _detach_what_is_drawn(module.graph)
     form_groups(module, (), Options())
     gather_weights(module)
     if not inputs and not keywords and program.example_inputs is not None:
@@ -56,6 +58,49 @@ def compile_program(
     with torch.no_grad(), _unchanged(module, inputs, keywords):
         module(*inputs, **(keywords or {}))
     return module
+
+
+def decomposed(program: ExportedProgram, table: Mapping[Any, Callable[..., Any]]) -> ExportedProgram:
+    """``program`` without writes, and with the operators of ``table`` taken apart; composite operators stay whole.
+
+    PyTorch makes a copy of a dropout that does nothing, whatever the table says. Here it is its input, as in eager: who
+    writes to one writes to the other.
+    """
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in program.graph.nodes:
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+        # A signature says names, and a copy gets another one where it is a builtin's ("input").
+        copies[node].name = node.name
+        if node.target is aten.dropout.default and not _drops(*node.args):
+            copies[node].target, copies[node].args = aten.alias.default, (copies[node.args[0]],)
+    with_views = ExportedProgram(
+        fx.GraphModule(program.graph_module, graph),
+        graph,
+        program.graph_signature,
+        program.state_dict,
+        program.range_constraints,
+        program.module_call_graph,
+        program.example_inputs,
+        program.constants,
+        verifiers=program.verifiers,
+    )
+    result: ExportedProgram = with_views.run_decompositions(dict(table))
+    return result
+
+
+def _drops(values: fx.Node, p: float, train: bool) -> bool:
+    return train and p > 0
+
+
+def _detach_what_is_drawn(graph: fx.Graph) -> None:
+    """Numbers drawn in the place of a tensor's do not depend on it. Their operators have no derivative that says so."""
+    for target in (aten.bernoulli.p, aten.normal_functional.default):
+        for node in graph.find_nodes(op="call_function", target=target):
+            with graph.inserting_before(node):
+                like = graph.call_function(aten.detach.default, (node.args[0],))
+            like.meta = dict(node.args[0].meta)
+            node.args = (like, *node.args[1:])
 
 
 @contextmanager
