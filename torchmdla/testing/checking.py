@@ -18,7 +18,7 @@ import torchmdla
 from torchmdla.testing.compare import assert_matches
 from torchmdla.testing.programs import Program
 from torchmdla.testing.programs.inputs import copied, drawn
-from torchmdla.testing.roads import Captured, Variant
+from torchmdla.testing.roads import Captured, Variant, uncaptured
 
 Status = Literal[
     "ok", "fallback", "not captured", "pytorch", "not compiled", "wrong", "error", "no reference", "crash", "time-out"
@@ -111,7 +111,8 @@ def check(program: Program, way: str, variant: Variant, seed: int = 0) -> Outcom
 def _compared(program: Program, subject: Any, variant: Variant, seed: int) -> tuple[Status, str]:
     """The status as it looks from outside, and what is wrong."""
     try:
-        expected = _Run(program, _eager(program, subject), _state(subject), seed, variant, is_reference=True).results()
+        eager = uncaptured(subject, program.inputs, program.methods)
+        expected = _Run(program, eager, _state(subject), seed, variant, is_reference=True).results()
     except Exception as error:
         return "no reference", _line(error)
     try:
@@ -134,10 +135,6 @@ def _is_pytorchs(program: Program, variant: Variant, seed: int, status: Status) 
         return status == "wrong" and not _difference(program, again, alone, variant.has_memory)
     except Exception:
         return False
-
-
-def _eager(program: Program, subject: Any) -> Captured:
-    return {name: getattr(subject, name) if isinstance(subject, nn.Module) else subject for name in program.methods}
 
 
 def _difference(program: Program, made: Sequence[Any], expected: Sequence[Any], has_memory: bool) -> str:

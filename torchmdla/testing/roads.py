@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 import torchmdla
 from torchmdla import lazy
+from torchmdla.capture.function_module import FunctionModule
 from torchmdla.testing.programs import Program
 from torchmdla.testing.programs.program import is_scriptable
 
@@ -70,7 +71,8 @@ class Road:
     variants: Mapping[str, Variant]
 
 
-def _uncaptured(subject: Any, inputs: tuple[Any, ...], methods: Methods) -> Captured:
+def uncaptured(subject: Any, inputs: tuple[Any, ...], methods: Methods) -> Captured:
+    """The methods of a module, or a function, as they are."""
     return {name: getattr(subject, name) if isinstance(subject, nn.Module) else subject for name in methods}
 
 
@@ -120,19 +122,8 @@ def _freezable(program: Program, subject: Any) -> bool:
 
 def _dynamo(subject: Any, inputs: tuple[Any, ...], methods: Methods, backend: str = "torchmdla") -> Captured:
     torch._dynamo.reset()
-    called = _uncaptured(subject, inputs, methods)
+    called = uncaptured(subject, inputs, methods)
     return {name: torch.compile(method, backend=backend) for name, method in called.items()}
-
-
-class _Called(nn.Module):
-    """A function as a module."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self._function = function
-
-    def forward(self, *args: Any) -> Any:
-        return self._function(*args)
 
 
 def _export(subject: Any, inputs: tuple[Any, ...], methods: Methods) -> Captured:
@@ -144,7 +135,7 @@ def _export_alone(subject: Any, inputs: tuple[Any, ...], methods: Methods) -> Ca
 
 
 def _as_module(subject: Any) -> nn.Module:
-    return subject if isinstance(subject, nn.Module) else _Called(subject)
+    return subject if isinstance(subject, nn.Module) else FunctionModule(subject)
 
 
 def _exportable(program: Program, subject: Any) -> bool:
@@ -164,8 +155,7 @@ def _dispatch(subject: Any, inputs: tuple[Any, ...], methods: Methods) -> Captur
     leaves, _ = tree_flatten(inputs)
     places = [index for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
     results: dict[str, Any] = {}
-    for name in methods:
-        function = getattr(subject, name) if isinstance(subject, nn.Module) else subject
+    for name, function in uncaptured(subject, inputs, methods).items():
         with builder.capture_function(name, [leaves[index] for index in places]) as building:
             flat, results[name] = tree_flatten(function(*inputs))
             building.returns(flat)
@@ -215,10 +205,10 @@ ROADS: Mapping[str, Road] = {
     "dispatch": Road("torchmdla.ModuleBuilder", {"capture": Variant(_dispatch, _dispatchable)}),
     "lazy": Road(
         "PyTorch's Lazy Tensor Core",
-        {"step": Variant(_uncaptured, _anything, device="lazy", prepare=lazy.initialize, has_memory=False)},
+        {"step": Variant(uncaptured, _anything, device="lazy", prepare=lazy.initialize, has_memory=False)},
     ),
     "acap": Road(
-        "the acap device", {"device": Variant(_uncaptured, _dense, device="acap", prepare=torchmdla.acap_device)}
+        "the acap device", {"device": Variant(uncaptured, _dense, device="acap", prepare=torchmdla.acap_device)}
     ),
 }
 
