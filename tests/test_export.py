@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.export import Dim
+from torch.utils._pytree import tree_leaves
 
 import torchmdla
 from torchmdla.testing.compare import assert_matches
@@ -235,6 +236,69 @@ def test_written_inputs() -> None:
         for _ in range(2):
             assert_matches(program(one), Writer()(other))
             assert_matches(one, other)
+
+
+def _of_an_input(x: Tensor, buffer: Tensor) -> Any:
+    x.mul_(2)
+    return x.t()
+
+
+def _of_a_part(x: Tensor, buffer: Tensor) -> Any:
+    part = x[1:]
+    part.mul_(2)
+    return part, x
+
+
+def _of_a_buffer(x: Tensor, buffer: Tensor) -> Any:
+    buffer.add_(x)
+    return buffer.t()[1:], x + 1
+
+
+def _of_neither(x: Tensor, buffer: Tensor) -> Any:
+    value = x * 2
+    buffer.copy_(value)
+    return value, value.t(), buffer.t()
+
+
+def _copies(x: Tensor, buffer: Tensor) -> Any:
+    view = x.t()
+    view.mul_(2)
+    return view.contiguous(), view.reshape(-1), x.reshape(-1), view
+
+
+ALIASES = [_of_an_input, _of_a_part, _of_a_buffer, _of_neither, _copies]
+
+
+class WithBuffer(nn.Module):
+    def __init__(self, function: Callable[[Tensor, Tensor], Any]) -> None:
+        super().__init__()
+        self.function = function
+        self.buffer: Tensor
+        self.register_buffer("buffer", torch.ones(4, 6))
+
+    def forward(self, x: Tensor) -> Any:
+        return self.function(x, self.buffer)
+
+
+@pytest.mark.parametrize("is_loaded", [False, True])
+@pytest.mark.parametrize("function", ALIASES)
+def test_views_of_what_is_written_to(function: Callable[[Tensor, Tensor], Any], is_loaded: bool) -> None:
+    module = WithBuffer(function)
+    exported = torch.export.export(copy.deepcopy(module), (torch.randn(4, 6),))
+    if is_loaded:
+        file = io.BytesIO()
+        torch.export.save(exported, file)
+        file.seek(0)
+        exported = torch.export.load(file)
+    program = torchmdla.compile(exported)
+    seen = []
+    with torch.no_grad():
+        for call in (program, module):
+            x = torch.arange(24.0).view(4, 6)
+            results = tree_leaves(call(x))
+            places = [one.untyped_storage().data_ptr() for one in (x, call.buffer, *results)]
+            seen.append(([places.index(place) for place in places], results, x, call.buffer))
+    assert_matches(*seen)
 
 
 def test_what_the_road_does_not_take() -> None:
