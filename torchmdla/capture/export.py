@@ -83,8 +83,10 @@ def _with_idle_dropout_as_views(program: ExportedProgram) -> ExportedProgram:
         copies[node].name = node.name
         if node.target is aten.dropout.default and not _drops(*node.args):
             copies[node].target, copies[node].args = aten.alias.default, (copies[node.args[0]],)
+    module = fx.GraphModule(program.graph_module, graph)
+    module.meta.update(program.graph_module.meta)
     return ExportedProgram(
-        fx.GraphModule(program.graph_module, graph),
+        module,
         graph,
         program.graph_signature,
         program.state_dict,
