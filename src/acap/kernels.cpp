@@ -11,6 +11,8 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/ExpandUtils.h>
 #include <ATen/OpMathType.h>
+#include <ATen/native/transformers/attention.h>
+#include <ATen/ops/_fused_sdp_choice_native.h>
 #include <ATen/ops/_native_batch_norm_legit.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -144,14 +146,13 @@ void set_storage(at::Tensor& self, const c10::Storage& storage, Geometry geometr
 
 at::Tensor& set_to_part(at::Tensor& self, at::Storage source, int64_t offset, at::IntArrayRef sizes,
                         at::IntArrayRef strides) {
-  Geometry geometry{{sizes.begin(), sizes.end()}, {}, offset, self.scalar_type()};
-  if (strides.empty()) {
-    const auto dense = at::detail::empty_meta(sizes, self.scalar_type());
-    geometry.strides.assign(dense.strides().begin(), dense.strides().end());
-  } else {
-    geometry.strides.assign(strides.begin(), strides.end());
-  }
-  set_storage(self, source, std::move(geometry));
+  const auto dense = at::detail::empty_meta(sizes, self.scalar_type());
+  const auto given = strides.empty() ? dense.strides() : strides;
+  set_storage(self, source,
+              {{sizes.begin(), sizes.end()},
+               {given.begin(), given.end()},
+               offset,
+               self.scalar_type()});
   return self;
 }
 
@@ -271,6 +272,9 @@ void register_kernels() {
   for (const char* name : {"_local_scalar_dense", "resize_", "equal"})
     aten.impl(name, torch::CppFunction::makeFromBoxedFunction<&boxed_call_on_cpu>());
   register_over_composites(aten);
+  // Attention is fused where the CPU's is.
+  at::native::_fused_sdp_choice_stub.set_privateuse1_dispatch_ptr(
+      &at::native::_fused_sdp_choice_cpp);
 }
 
 } // namespace torchmdla::acap
