@@ -1,8 +1,8 @@
 #include "graph.h"
 
 #include "jit_graph.h"
-#include "single_calls.h"
 #include "python_objects.h"
+#include "single_calls.h"
 #include "statistics.h"
 
 #include <ATen/EmptyTensor.h>

@@ -21,12 +21,12 @@ struct Runnable {
   std::vector<c10::IValue> inputs;
 };
 
-// `nodes`, operands before users. What ran before is known again without being lowered. Throws where
-// a graph cannot hold something of them. graph_mutex() must be held.
+// `nodes`, operands before users. What ran before is known again without being lowered. Throws
+// where a graph cannot hold something of them. graph_mutex() must be held.
 Runnable prepare(const std::vector<Node*>& nodes, const std::vector<ValuePtr>& outputs);
 
-// One plain CPU tensor for each of the outputs. Throws what PyTorch throws, and a PassingError where
-// the compiler was interrupted or is strict.
+// One plain CPU tensor for each of the outputs. Throws what PyTorch throws, and a PassingError
+// where the compiler was interrupted or is strict.
 std::vector<at::Tensor> run(const Runnable& runnable);
 
 // What `value` is computed from, as it was recorded. With `argument_per_use`, each use of a value

@@ -42,7 +42,9 @@ void boxed_call_on_cpu(const OperatorHandle& op, Stack* stack) {
 
 // --- memory -------------------------------------------------------------------------------------
 
-void check_dense(std::optional<at::Layout> layout, std::optional<bool> pin_memory) {
+void check_options(std::optional<at::Layout> layout, std::optional<at::Device> device,
+                   std::optional<bool> pin_memory) {
+  if (device) check_index(*device);
   TORCH_CHECK_NOT_IMPLEMENTED(layout.value_or(at::kStrided) == at::kStrided,
                               "the acap device has dense tensors only, not ", *layout);
   TORCH_CHECK(!pin_memory.value_or(false), "Only dense CPU tensors can be pinned");
@@ -51,7 +53,7 @@ void check_dense(std::optional<at::Layout> layout, std::optional<bool> pin_memor
 at::Tensor empty_strided(at::IntArrayRef sizes, at::IntArrayRef strides,
                          std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
                          std::optional<at::Device> device, std::optional<bool> pin_memory) {
-  check_dense(layout, pin_memory);
+  check_options(layout, device, pin_memory);
   const auto type = dtype.value_or(c10::get_default_dtype_as_scalartype());
   return make_tensor(
       std::make_shared<Value>(at::Tensor(at::detail::empty_strided_cpu(sizes, strides, type))));
@@ -60,7 +62,7 @@ at::Tensor empty_strided(at::IntArrayRef sizes, at::IntArrayRef strides,
 at::Tensor empty(at::IntArrayRef sizes, std::optional<at::ScalarType> dtype,
                  std::optional<at::Layout> layout, std::optional<at::Device> device,
                  std::optional<bool> pin_memory, std::optional<at::MemoryFormat> format) {
-  check_dense(layout, pin_memory);
+  check_options(layout, device, pin_memory);
   const auto type = dtype.value_or(c10::get_default_dtype_as_scalartype());
   return make_tensor(std::make_shared<Value>(
       at::Tensor(at::detail::empty_cpu(sizes, type, /*pin_memory=*/false, format))));
@@ -120,6 +122,7 @@ void to_copy(const OperatorHandle& op, Stack* stack) {
   auto& device = arguments[*op.schema().argumentIndexWithName("device")];
   const bool from_here = is_acap(arguments[0].toTensor());
   const bool to_here = device.isNone() || device.toDevice().type() == device_type;
+  if (device.isDevice()) check_index(device.toDevice());
   if (from_here && to_here) return record(op, stack);
   if (from_here) arguments[0] = cpu_alias(arguments[0].toTensor());
   if (to_here) device = c10::Device(c10::kCPU);
@@ -148,11 +151,9 @@ at::Tensor& set_to_part(at::Tensor& self, at::Storage source, int64_t offset, at
                         at::IntArrayRef strides) {
   const auto dense = at::detail::empty_meta(sizes, self.scalar_type());
   const auto given = strides.empty() ? dense.strides() : strides;
-  set_storage(self, source,
-              {{sizes.begin(), sizes.end()},
-               {given.begin(), given.end()},
-               offset,
-               self.scalar_type()});
+  set_storage(
+      self, source,
+      {{sizes.begin(), sizes.end()}, {given.begin(), given.end()}, offset, self.scalar_type()});
   return self;
 }
 

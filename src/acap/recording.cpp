@@ -42,6 +42,8 @@ bool takes_indices_from_cpu(const OperatorHandle& op) {
 }
 
 void check_devices(const OperatorHandle& op, const std::vector<IValue>& arguments) {
+  for (const auto& argument : arguments)
+    if (argument.isDevice()) check_index(argument.toDevice());
   if (takes_indices_from_cpu(op)) return;
   std::optional<c10::Device> first, other;
   bool has_other_than_scalar = false;

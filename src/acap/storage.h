@@ -36,7 +36,10 @@ public:
   Storage(c10::SymInt size_bytes, c10::DataPtr data_ptr, c10::Allocator* allocator, bool resizable);
   ~Storage() override;
 
-  static Storage& of(const at::Tensor& tensor);
+  // PyTorch makes other storages around the address of one, to reach its bytes (pickling does).
+  // These are the same.
+  static Storage& of(const c10::Storage& storage);
+  static Storage& of(const at::Tensor& tensor) { return of(tensor.storage()); }
 
   const Geometry& base() const { return base_; }
   const ValuePtr& value() const { return value_; }
@@ -56,6 +59,7 @@ public:
   void touch() { ++version_; }
 
 private:
+  const void* const address_; // PyTorch drops the pointer before the storage
   Geometry base_;
   ValuePtr value_;
   uint64_t version_ = 0;

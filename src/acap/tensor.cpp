@@ -34,6 +34,11 @@ void place(const at::Tensor& tensor, const Geometry& geometry) {
 
 } // namespace
 
+void check_index(c10::Device device) {
+  TORCH_CHECK(device.type() != device_type || device.index() <= 0,
+              "there is one acap device, acap:0, but no ", device);
+}
+
 TensorImpl::TensorImpl(c10::Storage storage, c10::DispatchKeySet keys, at::ScalarType dtype,
                        std::shared_ptr<const View> view)
     : c10::TensorImpl(c10::TensorImpl::VIEW, std::move(storage), keys,
@@ -83,7 +88,7 @@ ValuePtr TensorImpl::recorded() const {
 
 void TensorImpl::remember(const ValuePtr& value) {
   recorded_ = value;
-  version_ = dynamic_cast<const Storage&>(*storage_.unsafeGetStorageImpl()).version();
+  version_ = Storage::of(storage_).version();
 }
 
 void TensorImpl::forget() {

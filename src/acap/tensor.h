@@ -13,6 +13,9 @@ inline bool is_acap(const at::Tensor& tensor) {
   return tensor.defined() && tensor.device().type() == c10::DeviceType::PrivateUse1;
 }
 
+// Throws where `device` is an acap device that does not exist.
+void check_index(c10::Device device);
+
 // How a view is taken of another one, or of its storage's base.
 struct View {
   std::shared_ptr<const View> parent; // null: of the base

@@ -7,14 +7,9 @@ from collections.abc import Mapping
 from torchmdla.testing.checking import PASSING, Outcome, Status
 
 # (way, program) → status, reason.
-_FUSED = "PyTorch has a fused attention for its own devices only, whose gradients lie in memory otherwise"
 _SECTIONS = "PyTorch wants the sections of a split on the CPU, whatever the device"
 
 EXPECTED_FAILURES: Mapping[tuple[str, str], tuple[Status, str]] = {
-    **{
-        ("acap:device", f"attention.{name}:gradients"): ("wrong", _FUSED)
-        for name in ("fused", "fused_causal", "fused_scale", "fused_long")
-    },
     **{
         ("acap:device", f"opinfo.tensor_split.{dtype}:0"): ("error", _SECTIONS)
         for dtype in ("float32", "int64", "bool")
