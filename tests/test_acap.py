@@ -377,6 +377,44 @@ def test_values_read_before_a_write_stay(dev: torch.device) -> None:
     assert y.tolist() == [2, 2, 2]
 
 
+_OVERLAPS: dict[str, Callable[[Tensor], object]] = {
+    "add_": lambda x: x[1:].add_(x[:-1]),
+    "copy_": lambda x: x[1:].copy_(x[:-1]),
+    "copy_ transposed": lambda x: x.view(2, 2).copy_(x.view(2, 2).t()),
+    "out": lambda x: torch.exp(x[:-1], out=x[1:]),
+    "cumsum": lambda x: torch.cumsum(x[:-1], 0, out=x[1:]),
+    "index_put_": lambda x: x.index_put_((torch.tensor([0, 1], device=x.device),), x[:2]),
+    "scatter_": lambda x: x.scatter_(0, torch.tensor([1, 0, 1, 0], device=x.device), x),
+    "in the same place": lambda x: x[:2].mul_(x[:2]),
+    "beside it": lambda x: x[:2].copy_(x[2:]),
+}
+
+
+@pytest.mark.parametrize("write", _OVERLAPS)
+def test_writes_to_what_is_read(dev: torch.device, write: str) -> None:
+    def written(device: Any) -> Any:
+        x = torch.arange(4.0).to(device)
+        try:
+            _OVERLAPS[write](x)
+        except RuntimeError as error:
+            return str(error), x.tolist()
+        return x.tolist()
+
+    assert written(dev) == written("cpu")
+
+
+def test_gaps_in_memory(dev: torch.device) -> None:
+    x = torch.empty_strided((2, 3), (5, 1), device=dev)
+    assert (x.stride(), x.untyped_storage().nbytes()) == ((5, 1), 8 * 4)
+    x.copy_(torch.arange(6.0).view(2, 3))
+    assert x.as_strided((8,), (1,))[[0, 2, 5, 7]].tolist() == [0, 2, 3, 5]
+    a, b = torch.randn(3, 4, 3), torch.randn(3, 4, 3)
+    wanted = torch.linalg.lstsq(a, b).solution  # computed on the CPU, in a part of what it returns
+    made = torch.linalg.lstsq(a.to(dev), b.to(dev)).solution
+    assert made.stride() == wanted.stride()
+    assert_matches(made.cpu(), wanted.clone(), layers=4)
+
+
 def test_metadata_in_place(dev: torch.device) -> None:
     x = torch.arange(6.0).to(dev)
     y = x.view(2, 3)
@@ -797,6 +835,18 @@ _FAULTS: dict[str, Callable[[Any], object]] = {
     "broadcasting": lambda device: torch.ones(3, device=device) + torch.ones(4, device=device),
     "view": lambda device: torch.ones(6, device=device).view(5),
     "dtype of a write": lambda device: torch.ones(2, dtype=torch.int64, device=device).add_(1.5),
+    "dtype of an out": lambda device: torch.gather(
+        torch.ones(2, device=device),
+        0,
+        torch.tensor([0], device=device),
+        out=torch.ones(1, dtype=torch.float64, device=device),
+    ),
+    "sizes that a meta kernel takes": lambda device: torch.ones(3, 4, device=device).index_add_(
+        0, torch.tensor([0], device=device), torch.ones(1, device=device)
+    ),
+    "dtypes that a meta kernel takes": lambda device: torch.complex(
+        torch.ones(2, device=device), torch.ones(2, dtype=torch.float64, device=device)
+    ),
     "write to an expanded": lambda device: torch.ones(3, device=device).expand(2, 3).add_(1),
     "index": lambda device: nn.functional.embedding(
         torch.tensor([9], device=device), torch.ones(3, 2, device=device)
@@ -820,6 +870,34 @@ def test_tensors_stay_usable_after_an_error(dev: torch.device) -> None:
         with pytest.raises(IndexError):
             picked.cpu()
     assert rows.sum().item() == 12
+
+
+def test_an_error_costs_a_step_nothing_else(dev: torch.device) -> None:
+    rows = torch.ones(3, 2, device=dev) * 2
+    picked = nn.functional.embedding(torch.tensor([9], device=dev), rows) + 1
+    others = [rows.sum(), torch.zeros(2, device=dev) + 1]
+    for _ in range(2):
+        with pytest.raises(IndexError):
+            torchmdla.acap.mark_step()
+    assert torchmdla.acap.is_pending(picked)
+    assert not any(torchmdla.acap.is_pending(tensor) for tensor in (rows, *others))
+    del picked
+    torchmdla.acap.mark_step()
+
+
+def test_an_error_is_not_raised_at_the_size_limit(dev: torch.device) -> None:
+    picked = nn.functional.embedding(torch.tensor([9], device=dev), torch.ones(3, 2, device=dev) * 2)
+    torchmdla.acap.set_most_pending_nodes(10)
+    try:
+        x = torch.zeros(2, device=dev)
+        for _ in range(35):
+            x = x + 1
+            assert _C.acap.pending_nodes() <= 12
+        assert x.tolist() == [35, 35]
+    finally:
+        torchmdla.acap.set_most_pending_nodes(20000)
+    with pytest.raises(IndexError):
+        picked.cpu()
 
 
 _AFTER_A_BACKWARD = """

@@ -10,6 +10,7 @@
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/ExpandUtils.h>
+#include <ATen/MemoryOverlap.h>
 #include <ATen/OpMathType.h>
 #include <ATen/native/transformers/attention.h>
 #include <ATen/ops/_fused_sdp_choice_native.h>
@@ -55,8 +56,7 @@ at::Tensor empty_strided(at::IntArrayRef sizes, at::IntArrayRef strides,
                          std::optional<at::Device> device, std::optional<bool> pin_memory) {
   check_options(layout, device, pin_memory);
   const auto type = dtype.value_or(c10::get_default_dtype_as_scalartype());
-  return make_tensor(
-      std::make_shared<Value>(at::Tensor(at::detail::empty_strided_cpu(sizes, strides, type))));
+  return adopt(at::Tensor(at::detail::empty_strided_cpu(sizes, strides, type)));
 }
 
 at::Tensor empty(at::IntArrayRef sizes, std::optional<at::ScalarType> dtype,
@@ -99,6 +99,7 @@ at::Tensor& copy_on_device(at::Tensor& self, const at::Tensor& source) {
 // Dtypes and sizes may differ; one of the tensors is on acap.
 at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
   if (self.is_same(source)) return self;
+  at::assert_no_partial_overlap(self, source);
   const bool is_plain = !self.is_conj() && !self.is_neg() && !source.is_conj() && !source.is_neg();
   if (is_acap(self) && is_plain && at::is_expandable_to(source.sizes(), self.sizes())) {
     if (is_acap(source)) return copy_on_device(self, source);

@@ -1,5 +1,7 @@
 #include "storage.h"
 
+#include "python_objects.h"
+
 #include <ATen/EmptyTensor.h>
 
 #include <algorithm>
@@ -126,6 +128,8 @@ void Storage::write(ValuePtr value) {
   ++version_;
 }
 
+namespace {
+
 std::vector<ValuePtr> pending_values() {
   const std::lock_guard<std::mutex> guard(graph_mutex());
   std::vector<ValuePtr> values;
@@ -133,6 +137,33 @@ std::vector<ValuePtr> pending_values() {
   for (const auto& [address, storage] : storages().by_address)
     if (storage->value() && storage->value()->node) values.push_back(storage->value());
   return values;
+}
+
+// Gives the error of an op.
+std::exception_ptr try_to_compute(const std::vector<ValuePtr>& values) {
+  try {
+    compute(values);
+  } catch (const PassingError&) {
+    throw;
+  } catch (const std::exception&) {
+    return std::current_exception();
+  }
+  return nullptr;
+}
+
+} // namespace
+
+std::exception_ptr compute_all() {
+  const auto values = pending_values();
+  const auto error = try_to_compute(values);
+  if (error)
+    for (const auto& value : values)
+      try_to_compute({value});
+  return error;
+}
+
+void mark_step() {
+  if (const auto error = compute_all()) std::rethrow_exception(error);
 }
 
 namespace {

@@ -7,6 +7,8 @@
 #include <c10/core/StorageImpl.h>
 #include <c10/util/SmallVector.h>
 
+#include <exception>
+
 namespace torchmdla::acap {
 
 // How a tensor lies in its storage.
@@ -66,8 +68,12 @@ private:
   uint64_t epoch_ = 0;
 };
 
-// The values of all storages that are pending.
-std::vector<ValuePtr> pending_values();
+// Computes the content of all storages, as one graph. Where something in it fails, what does not
+// depend on that is computed all the same; gives the first error.
+std::exception_ptr compute_all();
+
+// The same, and throws that error.
+void mark_step();
 
 // Computes `tensor`'s storage and gives the CPU tensor that holds its content, laid out as the
 // base is.

@@ -126,6 +126,30 @@ at::Tensor make_view(const at::Tensor& self, const Geometry& geometry,
 
 namespace {
 
+// The memory of `content`, a CPU tensor, as a tensor of its own.
+at::Tensor alias_of(const at::Tensor& content, const Geometry& geometry) {
+  auto alias = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(content.storage()),
+                                                        c10::DispatchKeySet(c10::DispatchKey::CPU),
+                                                        c10::scalarTypeToTypeMeta(geometry.dtype));
+  place(alias, geometry);
+  return alias;
+}
+
+} // namespace
+
+at::Tensor adopt(const at::Tensor& cpu) {
+  auto geometry = Geometry::of(cpu);
+  geometry.offset = 0;
+  if (geometry.is_dense() || cpu.is_conj() || cpu.is_neg())
+    return make_tensor(std::make_shared<Value>(cpu));
+  const auto elements = static_cast<int64_t>(cpu.storage().nbytes() / cpu.itemsize());
+  const Geometry whole{{elements}, {1}, 0, geometry.dtype};
+  return make_view(make_tensor(std::make_shared<Value>(alias_of(cpu, whole))), Geometry::of(cpu),
+                   nullptr);
+}
+
+namespace {
+
 // What the graph says of `tensor`, or null.
 ValuePtr value_in_graph(const at::Tensor& tensor) {
   auto& storage = Storage::of(tensor);
@@ -178,15 +202,6 @@ bool write(const at::Tensor& tensor, const ValuePtr& value) {
 }
 
 namespace {
-
-// The memory of `content`, a CPU tensor, as a tensor of its own.
-at::Tensor alias_of(const at::Tensor& content, const Geometry& geometry) {
-  auto alias = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(content.storage()),
-                                                        c10::DispatchKeySet(c10::DispatchKey::CPU),
-                                                        c10::scalarTypeToTypeMeta(geometry.dtype));
-  place(alias, geometry);
-  return alias;
-}
 
 at::Tensor alias_of(const at::Tensor& tensor, const at::Tensor& content) {
   auto alias = alias_of(content, Geometry::of(tensor));

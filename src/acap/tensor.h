@@ -60,6 +60,10 @@ private:
 // A tensor with a storage of its own, laid out as `value.meta` is.
 at::Tensor make_tensor(const ValuePtr& value);
 
+// One with the content of a CPU tensor that nobody else writes to, in the same places: with gaps if
+// it has some.
+at::Tensor adopt(const at::Tensor& cpu);
+
 // A tensor that shares `self`'s storage.
 at::Tensor make_view(const at::Tensor& self, const Geometry& geometry,
                      std::shared_ptr<const View> view);
