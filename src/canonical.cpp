@@ -111,6 +111,16 @@ void rewrite_batch_norm(Node* node) {
   replace_first(node, c10::aten::batch_norm, inputs);
 }
 
+// Without the sums that gradients are computed from.
+void rewrite_flash_attention(Node* node) {
+  if (!only_first_is_used(node)) return;
+  enum { query, key, value, dropout, is_causal, mask, scale };
+  const auto inputs = node->inputs();
+  replace_first(node, c10::aten::scaled_dot_product_attention,
+                {inputs[query], inputs[key], inputs[value], inputs[mask], inputs[dropout],
+                 inputs[is_causal], inputs[scale], constant(node, /*enable_gqa=*/false)});
+}
+
 // A number that the lowering wrote as a tensor.
 void rewrite_number(Node* node) {
   const auto known = torch::jit::constant_as<at::Tensor>(node->input());
@@ -140,6 +150,7 @@ const std::unordered_map<std::string, Rewrite>& rewrites() {
       {"aten::FloatImplicit", rewrite_number},
       {"aten::IntImplicit", rewrite_number},
       {"aten::ScalarImplicit", rewrite_number},
+      {"aten::_scaled_dot_product_flash_attention_for_cpu", rewrite_flash_attention},
       {"aten::_adaptive_avg_pool2d", renamed("aten::adaptive_avg_pool2d")},
       {"aten::log_sigmoid_forward", first_of("aten::log_sigmoid")},
       {"aten::max_pool2d_with_indices", first_of("aten::max_pool2d")},

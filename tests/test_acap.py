@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import io
+import pickle
 import runpy
 import subprocess
 import sys
@@ -220,6 +221,86 @@ def test_size_limit(dev: torch.device) -> None:
         torchmdla.acap.set_most_pending_nodes(20000)
 
 
+# --- gradients ---------------------------------------------------------------------------------------------------
+
+
+class _Clamped(torch.autograd.Function):
+    """A function with a gradient of its own."""
+
+    @staticmethod
+    def forward(context: Any, x: Tensor) -> Tensor:
+        context.save_for_backward(x)
+        return x.clamp(-1, 1)
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor) -> Tensor:
+        (x,) = context.saved_tensors
+        return gradients[0] * x.square()
+
+
+def _twice(x: Tensor) -> Tensor:
+    (gradient,) = torch.autograd.grad((x**3).sum(), x, create_graph=True)
+    return gradient.square()
+
+
+def _hooked(x: Tensor) -> Tensor:
+    y = x * 2
+    y.register_hook(lambda gradient: gradient * 3)
+    return y.exp()
+
+
+_DIFFERENTIABLE: dict[str, Callable[[Tensor], Tensor]] = {
+    "twice": _twice,
+    "function": _Clamped.apply,
+    "hook": _hooked,
+    "checkpoint": lambda x: torch.utils.checkpoint.checkpoint(lambda y: y.exp().tanh(), x, use_reentrant=False),
+    "functional": lambda x: torch.func.vmap(torch.func.grad(lambda row: row.pow(3).sum()))(x),
+    "forward mode": lambda x: torch.func.jvp(torch.sin, (x,), (x.detach(),))[1],
+    "detached": lambda x: x * x.detach(),
+    "without": lambda x: x * torch.no_grad()(torch.exp)(x),
+}
+
+
+@pytest.mark.parametrize("function", _DIFFERENTIABLE)
+def test_gradients(dev: torch.device, function: str) -> None:
+    def gradient(device: Any) -> Tensor:
+        x = torch.linspace(-2, 2, 6).view(2, 3).to(device).requires_grad_()
+        _DIFFERENTIABLE[function](x).sum().backward()
+        assert x.grad is not None
+        return x.grad.cpu()
+
+    assert_matches(gradient(dev), gradient("cpu"))
+
+
+def test_accumulated_and_clipped_gradients(dev: torch.device) -> None:
+    def trained(device: Any) -> list[Tensor]:
+        torch.manual_seed(0)
+        model = nn.Linear(3, 2).to(device)
+        x = torch.randn(4, 3).to(device)
+        for _ in range(2):
+            model(x).square().sum().backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        return [norm.cpu(), *(parameter.grad.cpu() for parameter in model.parameters())]
+
+    for made, wanted in zip(trained(dev), trained("cpu"), strict=True):
+        assert_matches(made, wanted)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 1, 3)])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_attention_is_fused_as_on_the_cpu(dev: torch.device, order: tuple[int, ...], is_causal: bool) -> None:
+    def attended(device: Any) -> list[Tensor]:
+        torch.manual_seed(0)
+        q, k, v = (torch.randn(2, 3, 5, 8).permute(order).to(device).requires_grad_() for _ in range(3))
+        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
+        y.square().sum().backward()
+        return [y.detach(), *(tensor.grad for tensor in (q, k, v))]
+
+    for made, wanted in zip(attended(dev), attended("cpu"), strict=True):
+        assert made.stride() == wanted.stride()
+        torch.testing.assert_close(made.cpu(), wanted)
+
+
 # --- views and writes --------------------------------------------------------------------------------------------
 
 _VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -296,6 +377,44 @@ def test_values_read_before_a_write_stay(dev: torch.device) -> None:
     assert y.tolist() == [2, 2, 2]
 
 
+_OVERLAPS: dict[str, Callable[[Tensor], object]] = {
+    "add_": lambda x: x[1:].add_(x[:-1]),
+    "copy_": lambda x: x[1:].copy_(x[:-1]),
+    "copy_ transposed": lambda x: x.view(2, 2).copy_(x.view(2, 2).t()),
+    "out": lambda x: torch.exp(x[:-1], out=x[1:]),
+    "cumsum": lambda x: torch.cumsum(x[:-1], 0, out=x[1:]),
+    "index_put_": lambda x: x.index_put_((torch.tensor([0, 1], device=x.device),), x[:2]),
+    "scatter_": lambda x: x.scatter_(0, torch.tensor([1, 0, 1, 0], device=x.device), x),
+    "in the same place": lambda x: x[:2].mul_(x[:2]),
+    "beside it": lambda x: x[:2].copy_(x[2:]),
+}
+
+
+@pytest.mark.parametrize("write", _OVERLAPS)
+def test_writes_to_what_is_read(dev: torch.device, write: str) -> None:
+    def written(device: Any) -> Any:
+        x = torch.arange(4.0).to(device)
+        try:
+            _OVERLAPS[write](x)
+        except RuntimeError as error:
+            return str(error), x.tolist()
+        return x.tolist()
+
+    assert written(dev) == written("cpu")
+
+
+def test_gaps_in_memory(dev: torch.device) -> None:
+    x = torch.empty_strided((2, 3), (5, 1), device=dev)
+    assert (x.stride(), x.untyped_storage().nbytes()) == ((5, 1), 8 * 4)
+    x.copy_(torch.arange(6.0).view(2, 3))
+    assert x.as_strided((8,), (1,))[[0, 2, 5, 7]].tolist() == [0, 2, 3, 5]
+    a, b = torch.randn(3, 4, 3), torch.randn(3, 4, 3)
+    wanted = torch.linalg.lstsq(a, b).solution  # computed on the CPU, in a part of what it returns
+    made = torch.linalg.lstsq(a.to(dev), b.to(dev)).solution
+    assert made.stride() == wanted.stride()
+    assert_matches(made.cpu(), wanted.clone(), layers=4)
+
+
 def test_metadata_in_place(dev: torch.device) -> None:
     x = torch.arange(6.0).to(dev)
     y = x.view(2, 3)
@@ -346,24 +465,81 @@ def test_generator(dev: torch.device) -> None:
     assert torch.equal(first, torch.rand(3, device=dev, generator=own).cpu())
 
 
-def test_factories_and_default_device(dev: torch.device) -> None:
-    def made() -> list[Tensor]:
-        eye, line = torch.eye(3), torch.linspace(0, 1, 4)
-        return [
-            torch.ones(3),
-            torch.arange(5),
-            eye,
-            line,
-            torch.tensor([1.0, 2.0]),
-            torch.full((2,), 3),
-            eye.new_ones(2),
-        ]
+_FACTORIES: dict[str, Callable[..., Tensor]] = {
+    "ones": lambda **options: torch.ones(3, **options),
+    "zeros": lambda **options: torch.zeros(2, 0, dtype=torch.int64, **options),
+    "arange": lambda **options: torch.arange(5, **options),
+    "eye": lambda **options: torch.eye(3, 2, **options),
+    "linspace": lambda **options: torch.linspace(0, 1, 4, **options),
+    "logspace": lambda **options: torch.logspace(0, 2, 3, **options),
+    "tensor": lambda **options: torch.tensor([1.0, 2.0], **options),
+    "as_tensor": lambda **options: torch.as_tensor([[1, 2]], **options),
+    "full": lambda **options: torch.full((2,), 3, **options),
+    "complex": lambda **options: torch.ones(2, dtype=torch.complex64, **options),
+    "tril_indices": lambda **options: torch.tril_indices(3, 3, **options),
+    "hann_window": lambda **options: torch.hann_window(5, **options),
+    "new_ones": lambda **options: torch.eye(3, **options).new_ones(2),
+    "full_like": lambda **options: torch.full_like(torch.ones(2, 3, **options).t(), 7),
+    "parameter": lambda **options: nn.Linear(3, 2, **options).weight.detach(),
+}
 
-    wanted = made()
-    with dev:
-        for tensor, expected in zip(made(), wanted, strict=True):
-            assert tensor.device == dev
-            assert_matches(tensor.cpu(), expected)
+
+@pytest.mark.parametrize("make", _FACTORIES)
+@pytest.mark.parametrize("way", ["device=", "with", "set_default_device"])
+def test_factories(dev: torch.device, make: str, way: str) -> None:
+    torch.manual_seed(0)
+    expected = _FACTORIES[make]()
+    torch.manual_seed(0)
+    if way == "device=":
+        made = _FACTORIES[make](device=dev)
+    elif way == "with":
+        with dev:
+            made = _FACTORIES[make]()
+    else:
+        torch.set_default_device(dev)
+        try:
+            made = _FACTORIES[make]()
+        finally:
+            torch.set_default_device(None)
+    assert made.device == dev
+    assert made.stride() == expected.stride()
+    assert_matches(made.cpu(), expected.clone())
+
+
+_MOVES: dict[str, Callable[[Tensor], Tensor]] = {
+    "device": lambda x: x.to(torchmdla.acap_device()),
+    "name": lambda x: x.to("acap"),
+    "dtype": lambda x: x.to("acap:0", torch.float64),
+    "copy": lambda x: x.to("acap").to("acap", copy=True),
+    "method": lambda x: x.acap(),  # type: ignore[attr-defined]
+    "like another": lambda x: x.to(torch.ones(1, dtype=torch.float64, device="acap")),
+    "copy_": lambda x: torch.empty_like(x, device="acap").copy_(x),
+}
+
+
+@pytest.mark.parametrize("move", _MOVES)
+def test_moving(dev: torch.device, move: str) -> None:
+    x = torch.arange(12.0).view(3, 4).t()
+    made = _MOVES[move](x)
+    assert made.device == dev
+    assert made.stride() == x.stride()
+    assert_matches(made.cpu(), x.clone().to(made.dtype))
+    assert made.to(dev) is made
+    with pytest.raises(TypeError, match=r"Use Tensor.cpu\(\) to copy the tensor to host memory first"):
+        made.numpy()
+
+
+@pytest.mark.parametrize("make", [lambda: torch.ones(2, device="acap:1"), lambda: torch.ones(2).to("acap:3")])
+def test_there_is_one_device(dev: torch.device, make: Callable[[], Tensor]) -> None:
+    with pytest.raises(RuntimeError, match="there is one acap device, acap:0"):
+        make()
+
+
+def test_accelerator(dev: torch.device) -> None:
+    assert torch.accelerator.current_accelerator() == torch.device("acap")
+    x = torch.ones(2, device=dev) + 1
+    torch.accelerator.synchronize()
+    assert not torchmdla.acap.is_pending(x)
 
 
 def test_save_and_load(dev: torch.device) -> None:
@@ -383,6 +559,68 @@ def test_save_and_load(dev: torch.device) -> None:
     torch.save({"x": torch.ones(2)}, file)
     file.seek(0)
     assert torch.load(file, map_location=dev)["x"].device == dev
+
+
+def test_pickle(dev: torch.device) -> None:
+    x = torch.arange(6.0).to(dev) * 2
+    first, part = pickle.loads(pickle.dumps((x, x[2:4])))
+    assert first.device == dev
+    assert first.tolist() == [0, 2, 4, 6, 8, 10]
+    assert part.tolist() == [4, 6]
+    file = io.BytesIO()
+    torch.save({"x": x, "part": x[2:4]}, file, _use_new_zipfile_serialization=False)
+    file.seek(0)
+    loaded = torch.load(file)
+    loaded["x"].mul_(2)
+    assert loaded["part"].tolist() == [8, 12]
+
+
+_LOADING = """
+import sys, torch
+IMPORT
+try:
+    torch.load(sys.argv[1])
+except RuntimeError as error:
+    assert "acap:0" in str(error)
+else:
+    raise AssertionError("the device is not there")
+loaded = torch.load(sys.argv[1], map_location="cpu")
+assert loaded["x"].device.type == "cpu" and loaded["x"].tolist() == [2, 4]
+torch.nn.Linear(3, 2).load_state_dict(loaded["model"])
+"""
+
+
+@pytest.mark.parametrize("imported", ["", "import torchmdla"])
+def test_loading_where_the_device_is_not_turned_on(dev: torch.device, tmp_path: Path, imported: str) -> None:
+    saved = {"model": nn.Linear(3, 2).to(dev).state_dict(), "x": (torch.arange(3.0).to(dev) * 2)[1:]}
+    torch.save(saved, tmp_path / "saved.pt")
+    program = [sys.executable, "-c", _LOADING.replace("IMPORT", imported), str(tmp_path / "saved.pt")]
+    ended = subprocess.run(program, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("optimiser", _OPTIMISERS)
+def test_training_goes_on_from_a_checkpoint(dev: torch.device, optimiser: str) -> None:
+    def step(model: nn.Module, updating: torch.optim.Optimizer) -> float:
+        loss = model(torch.linspace(-1, 1, 12, device=dev).view(4, 3)).square().mean()
+        updating.zero_grad()
+        loss.backward()
+        updating.step()
+        return loss.item()
+
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2).to(dev)
+    updating = _OPTIMISERS[optimiser](model.parameters())
+    step(model, updating)
+    file = io.BytesIO()
+    torch.save([model.state_dict(), updating.state_dict()], file)
+    wanted = [step(model, updating) for _ in range(3)]
+    file.seek(0)
+    twin = nn.Linear(3, 2).to(dev)
+    again = _OPTIMISERS[optimiser](twin.parameters())
+    for target, state in zip((twin, again), torch.load(file), strict=True):
+        target.load_state_dict(state)
+    assert [step(twin, again) for _ in range(3)] == pytest.approx(wanted, abs=1e-6, rel=0)
 
 
 def test_deepcopy(dev: torch.device) -> None:
@@ -423,6 +661,9 @@ def test_moving_a_module_keeps_its_parameters(dev: torch.device) -> None:
 def test_printing(dev: torch.device) -> None:
     x = torch.arange(4.0).to(dev)
     assert repr(x * 2) == "tensor([0., 2., 4., 6.], device='acap:0')"
+    for shown in (torch.tensor(1.5), torch.ones(0, 3), torch.arange(2000), torch.tensor([True]), torch.tensor([1j])):
+        assert repr(shown.to(dev)).replace(", device='acap:0'", "") == repr(shown)
+    assert f"{(x * 2).sum():.2f}" == "12.00"
     assert repr(nn.Parameter(x)).endswith("tensor([0., 1., 2., 3.], device='acap:0', requires_grad=True)")
 
 
@@ -457,6 +698,26 @@ def test_torch_compile(dev: torch.device, backend: str) -> None:
     compiled = torch.compile(lambda x: (x * 2).relu() + 1, backend=backend)
     x = torch.randn(3, device=dev)
     assert_matches(compiled(x).cpu(), (x.cpu() * 2).relu() + 1)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "torchmdla"])
+def test_training_under_torch_compile(dev: torch.device, backend: str) -> None:
+    def trained(device: Any, compiled: bool) -> list[float]:
+        torch.manual_seed(0)
+        torch._dynamo.reset()
+        model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).to(device)
+        updating = torch.optim.SGD(model.parameters(), 0.1)
+        forward = torch.compile(model, backend=backend) if compiled else model
+        x, losses = torch.linspace(-1, 1, 12).view(4, 3).to(device), []
+        for _ in range(4):
+            loss = forward(x).square().mean()
+            updating.zero_grad()
+            loss.backward()
+            updating.step()
+            losses.append(loss.item())
+        return losses
+
+    assert trained(dev, compiled=True) == pytest.approx(trained("cpu", compiled=False), abs=1e-6)
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
@@ -574,6 +835,18 @@ _FAULTS: dict[str, Callable[[Any], object]] = {
     "broadcasting": lambda device: torch.ones(3, device=device) + torch.ones(4, device=device),
     "view": lambda device: torch.ones(6, device=device).view(5),
     "dtype of a write": lambda device: torch.ones(2, dtype=torch.int64, device=device).add_(1.5),
+    "dtype of an out": lambda device: torch.gather(
+        torch.ones(2, device=device),
+        0,
+        torch.tensor([0], device=device),
+        out=torch.ones(1, dtype=torch.float64, device=device),
+    ),
+    "sizes that a meta kernel takes": lambda device: torch.ones(3, 4, device=device).index_add_(
+        0, torch.tensor([0], device=device), torch.ones(1, device=device)
+    ),
+    "dtypes that a meta kernel takes": lambda device: torch.complex(
+        torch.ones(2, device=device), torch.ones(2, dtype=torch.float64, device=device)
+    ),
     "write to an expanded": lambda device: torch.ones(3, device=device).expand(2, 3).add_(1),
     "index": lambda device: nn.functional.embedding(
         torch.tensor([9], device=device), torch.ones(3, 2, device=device)
@@ -597,6 +870,34 @@ def test_tensors_stay_usable_after_an_error(dev: torch.device) -> None:
         with pytest.raises(IndexError):
             picked.cpu()
     assert rows.sum().item() == 12
+
+
+def test_an_error_costs_a_step_nothing_else(dev: torch.device) -> None:
+    rows = torch.ones(3, 2, device=dev) * 2
+    picked = nn.functional.embedding(torch.tensor([9], device=dev), rows) + 1
+    others = [rows.sum(), torch.zeros(2, device=dev) + 1]
+    for _ in range(2):
+        with pytest.raises(IndexError):
+            torchmdla.acap.mark_step()
+    assert torchmdla.acap.is_pending(picked)
+    assert not any(torchmdla.acap.is_pending(tensor) for tensor in (rows, *others))
+    del picked
+    torchmdla.acap.mark_step()
+
+
+def test_an_error_is_not_raised_at_the_size_limit(dev: torch.device) -> None:
+    picked = nn.functional.embedding(torch.tensor([9], device=dev), torch.ones(3, 2, device=dev) * 2)
+    torchmdla.acap.set_most_pending_nodes(10)
+    try:
+        x = torch.zeros(2, device=dev)
+        for _ in range(35):
+            x = x + 1
+            assert _C.acap.pending_nodes() <= 12
+        assert x.tolist() == [35, 35]
+    finally:
+        torchmdla.acap.set_most_pending_nodes(20000)
+    with pytest.raises(IndexError):
+        picked.cpu()
 
 
 _AFTER_A_BACKWARD = """

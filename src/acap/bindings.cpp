@@ -48,7 +48,7 @@ void bind(py::module& module) {
   auto acap = module.def_submodule("acap", "The acap device.");
   const auto without_gil = py::call_guard<py::gil_scoped_release>();
   acap.def("initialize", &initialize, py::arg("device"), without_gil);
-  acap.def("mark_step", [] { compute(pending_values()); }, without_gil);
+  acap.def("mark_step", &mark_step, without_gil);
   acap.def("pending_nodes", &pending_nodes);
   acap.def("set_most_pending_nodes", &set_most_pending_nodes, py::arg("most"));
   acap.def("set_data", &set_data, py::arg("parameter"), py::arg("data"), without_gil);

@@ -97,7 +97,7 @@ private:
     for (const auto& alias : aliases_)
       if (alias.cpu.storage().is_alias_of(cpu.storage()))
         return make_view(alias.tensor, Geometry::of(cpu), nullptr);
-    return make_tensor(std::make_shared<Value>(cpu));
+    return adopt(cpu);
   }
 
   const c10::OperatorHandle& op_;

@@ -51,6 +51,7 @@ struct Guard final : c10::impl::NoOpDeviceGuardImpl<device_type> {
   c10::Stream getStream(c10::Device) const noexcept override { return stream(); }
   c10::Stream getNewStream(c10::Device, int) const override { return stream(); }
   c10::Stream exchangeStream(c10::Stream) const noexcept override { return stream(); }
+  void synchronizeDevice(c10::DeviceIndex) const override { mark_step(); }
 
 private:
   static c10::Stream stream() noexcept {

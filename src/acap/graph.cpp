@@ -1,6 +1,9 @@
 #include "graph.h"
 
 #include "jit_graph.h"
+#include "python_objects.h"
+#include "single_calls.h"
+#include "statistics.h"
 
 #include <ATen/EmptyTensor.h>
 #include <c10/util/ScopeExit.h>
@@ -8,6 +11,7 @@
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
+#include <exception>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -134,6 +138,7 @@ struct Cut {
   std::vector<std::shared_ptr<Node>> holders;
   std::vector<ValuePtr> outputs;
   Runnable runnable;
+  std::exception_ptr fault; // why there is no runnable
 };
 
 // Results of `nodes` that something else than these nodes refers to.
@@ -161,7 +166,11 @@ Cut cut(const std::vector<ValuePtr>& values) {
   Cut made;
   if (nodes.empty()) return made;
   made.outputs = outputs_of(nodes);
-  made.runnable = prepare(nodes, made.outputs);
+  try {
+    made.runnable = prepare(nodes, made.outputs);
+  } catch (const std::exception&) {
+    made.fault = std::current_exception();
+  }
   for (auto* node : nodes) {
     node->is_running = true;
     made.holders.push_back(node->shared_from_this());
@@ -170,12 +179,23 @@ Cut cut(const std::vector<ValuePtr>& values) {
   return made;
 }
 
+// By groups. Where that fails op by op, so that an error is the failing op's own, and a fault of
+// ours costs no value.
 std::vector<at::Tensor> run(const Cut& part) {
+  std::string fault;
   try {
+    if (part.fault) std::rethrow_exception(part.fault);
     return run(part.runnable);
-  } catch (const std::exception&) {
-    return run_singly(part.nodes, part.outputs);
+  } catch (const PassingError&) {
+    throw;
+  } catch (const c10::Error& error) {
+    fault = error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    fault = error.what();
   }
+  auto tensors = call_singly(part.nodes, part.outputs);
+  statistics().count("acap: a graph ran op by op: " + fault.substr(0, fault.find('\n')));
+  return tensors;
 }
 
 } // namespace

@@ -80,7 +80,8 @@ ValuePtr append(const char* name, const char* overload, std::vector<Operand> ope
 size_t pending_nodes();
 
 // Runs what `values` need, and keeps whatever else comes out of that and is still referred to. On
-// return all have tensors. Throws what PyTorch throws; the values are pending then as before.
+// return all have tensors. Throws what PyTorch throws, or what the compiler throws where it is
+// strict or interrupted; the values are pending then as before.
 void compute(const std::vector<ValuePtr>& values);
 
 // The pending nodes that `values` need, in the program's order, so that a program that repeats

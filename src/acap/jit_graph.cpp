@@ -2,8 +2,7 @@
 
 #include "canonical.h"
 #include "fusion_pass.h"
-#include "plain_modes.h"
-#include "record.h"
+#include "operators.h"
 #include "structure.h"
 
 #include <torch/csrc/jit/runtime/operator.h>
@@ -31,13 +30,6 @@ c10::TypePtr type_of(const at::Tensor& tensor) {
                                  /*requires_grad=*/false);
 }
 
-// Ops that promise what only the strides at the time of recording allow.
-const std::unordered_map<std::string, std::string>& without_strides() {
-  static const std::unordered_map<std::string, std::string> names{
-      {"aten::view", "aten::reshape"}, {"aten::_unsafe_view", "aten::reshape"}};
-  return names;
-}
-
 // TorchScript has overloads without None of most ops that take lists with it.
 bool takes_list_of_tensors(c10::Symbol op, size_t argument) {
   const auto& overloads = torch::jit::getAllOperatorsFor(op);
@@ -56,7 +48,8 @@ public:
 
   void add(Node& node) {
     std::vector<torch::jit::Value*> inputs;
-    const auto name = c10::Symbol::fromQualString(name_of(node));
+    const auto op = as_recorded_ ? node.op : for_any_strides(node.op);
+    const auto name = c10::Symbol::fromQualString(op.operator_name().name);
     for (size_t i = 0; i < node.operands.size(); ++i)
       inputs.push_back(operand_value(name, i, node.operands[i]));
     auto* call = graph_->appendNode(graph_->create(name, inputs, /*num_outputs=*/0));
@@ -79,13 +72,6 @@ public:
   }
 
 private:
-  std::string name_of(const Node& node) const {
-    const auto& name = node.op.operator_name().name;
-    const auto& names = without_strides();
-    const auto found = as_recorded_ ? names.end() : names.find(name);
-    return found == names.end() ? name : found->second;
-  }
-
   torch::jit::Value* operand_value(c10::Symbol op, size_t argument, const Operand& operand) {
     if (const auto* constant = std::get_if<c10::IValue>(&operand))
       return graph_->insertConstant(*constant);
@@ -179,18 +165,6 @@ Runnable prepare(const std::vector<Node*>& nodes, const std::vector<ValuePtr>& o
 
 std::vector<at::Tensor> run(const Runnable& runnable) {
   return tensors_of(GraphRunner::run(runnable.prepared, runnable.inputs));
-}
-
-std::vector<at::Tensor> run_singly(const std::vector<Node*>& nodes,
-                                   const std::vector<ValuePtr>& outputs) {
-  LoweredGraph lowered;
-  {
-    const std::lock_guard<std::mutex> guard(graph_mutex());
-    lowered = lower(nodes, outputs);
-  }
-  const PlainModes modes;
-  run_and_record(*lowered.graph, lowered.inputs);
-  return tensors_of(std::move(lowered.inputs));
 }
 
 std::shared_ptr<Graph> describe(const ValuePtr& value, bool argument_per_use) {

@@ -21,16 +21,13 @@ struct Runnable {
   std::vector<c10::IValue> inputs;
 };
 
-// `nodes`, operands before users. What ran before is known again without being lowered.
-// graph_mutex() must be held.
+// `nodes`, operands before users. What ran before is known again without being lowered. Throws
+// where a graph cannot hold something of them. graph_mutex() must be held.
 Runnable prepare(const std::vector<Node*>& nodes, const std::vector<ValuePtr>& outputs);
 
-// One plain CPU tensor for each of the outputs.
+// One plain CPU tensor for each of the outputs. Throws what PyTorch throws, and a PassingError
+// where the compiler was interrupted or is strict.
 std::vector<at::Tensor> run(const Runnable& runnable);
-
-// The same op by op, so that an error is the failing op's own.
-std::vector<at::Tensor> run_singly(const std::vector<Node*>& nodes,
-                                   const std::vector<ValuePtr>& outputs);
 
 // What `value` is computed from, as it was recorded. With `argument_per_use`, each use of a value
 // at hand is an input of its own.

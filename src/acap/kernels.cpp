@@ -10,7 +10,10 @@
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/ExpandUtils.h>
+#include <ATen/MemoryOverlap.h>
 #include <ATen/OpMathType.h>
+#include <ATen/native/transformers/attention.h>
+#include <ATen/ops/_fused_sdp_choice_native.h>
 #include <ATen/ops/_native_batch_norm_legit.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -40,7 +43,9 @@ void boxed_call_on_cpu(const OperatorHandle& op, Stack* stack) {
 
 // --- memory -------------------------------------------------------------------------------------
 
-void check_dense(std::optional<at::Layout> layout, std::optional<bool> pin_memory) {
+void check_options(std::optional<at::Layout> layout, std::optional<at::Device> device,
+                   std::optional<bool> pin_memory) {
+  if (device) check_index(*device);
   TORCH_CHECK_NOT_IMPLEMENTED(layout.value_or(at::kStrided) == at::kStrided,
                               "the acap device has dense tensors only, not ", *layout);
   TORCH_CHECK(!pin_memory.value_or(false), "Only dense CPU tensors can be pinned");
@@ -49,16 +54,15 @@ void check_dense(std::optional<at::Layout> layout, std::optional<bool> pin_memor
 at::Tensor empty_strided(at::IntArrayRef sizes, at::IntArrayRef strides,
                          std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
                          std::optional<at::Device> device, std::optional<bool> pin_memory) {
-  check_dense(layout, pin_memory);
+  check_options(layout, device, pin_memory);
   const auto type = dtype.value_or(c10::get_default_dtype_as_scalartype());
-  return make_tensor(
-      std::make_shared<Value>(at::Tensor(at::detail::empty_strided_cpu(sizes, strides, type))));
+  return adopt(at::Tensor(at::detail::empty_strided_cpu(sizes, strides, type)));
 }
 
 at::Tensor empty(at::IntArrayRef sizes, std::optional<at::ScalarType> dtype,
                  std::optional<at::Layout> layout, std::optional<at::Device> device,
                  std::optional<bool> pin_memory, std::optional<at::MemoryFormat> format) {
-  check_dense(layout, pin_memory);
+  check_options(layout, device, pin_memory);
   const auto type = dtype.value_or(c10::get_default_dtype_as_scalartype());
   return make_tensor(std::make_shared<Value>(
       at::Tensor(at::detail::empty_cpu(sizes, type, /*pin_memory=*/false, format))));
@@ -95,6 +99,7 @@ at::Tensor& copy_on_device(at::Tensor& self, const at::Tensor& source) {
 // Dtypes and sizes may differ; one of the tensors is on acap.
 at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
   if (self.is_same(source)) return self;
+  at::assert_no_partial_overlap(self, source);
   const bool is_plain = !self.is_conj() && !self.is_neg() && !source.is_conj() && !source.is_neg();
   if (is_acap(self) && is_plain && at::is_expandable_to(source.sizes(), self.sizes())) {
     if (is_acap(source)) return copy_on_device(self, source);
@@ -118,6 +123,7 @@ void to_copy(const OperatorHandle& op, Stack* stack) {
   auto& device = arguments[*op.schema().argumentIndexWithName("device")];
   const bool from_here = is_acap(arguments[0].toTensor());
   const bool to_here = device.isNone() || device.toDevice().type() == device_type;
+  if (device.isDevice()) check_index(device.toDevice());
   if (from_here && to_here) return record(op, stack);
   if (from_here) arguments[0] = cpu_alias(arguments[0].toTensor());
   if (to_here) device = c10::Device(c10::kCPU);
@@ -144,14 +150,11 @@ void set_storage(at::Tensor& self, const c10::Storage& storage, Geometry geometr
 
 at::Tensor& set_to_part(at::Tensor& self, at::Storage source, int64_t offset, at::IntArrayRef sizes,
                         at::IntArrayRef strides) {
-  Geometry geometry{{sizes.begin(), sizes.end()}, {}, offset, self.scalar_type()};
-  if (strides.empty()) {
-    const auto dense = at::detail::empty_meta(sizes, self.scalar_type());
-    geometry.strides.assign(dense.strides().begin(), dense.strides().end());
-  } else {
-    geometry.strides.assign(strides.begin(), strides.end());
-  }
-  set_storage(self, source, std::move(geometry));
+  const auto dense = at::detail::empty_meta(sizes, self.scalar_type());
+  const auto given = strides.empty() ? dense.strides() : strides;
+  set_storage(
+      self, source,
+      {{sizes.begin(), sizes.end()}, {given.begin(), given.end()}, offset, self.scalar_type()});
   return self;
 }
 
@@ -271,6 +274,9 @@ void register_kernels() {
   for (const char* name : {"_local_scalar_dense", "resize_", "equal"})
     aten.impl(name, torch::CppFunction::makeFromBoxedFunction<&boxed_call_on_cpu>());
   register_over_composites(aten);
+  // Attention is fused where the CPU's is.
+  at::native::_fused_sdp_choice_stub.set_privateuse1_dispatch_ptr(
+      &at::native::_fused_sdp_choice_cpp);
 }
 
 } // namespace torchmdla::acap

@@ -6,6 +6,7 @@
 #include <mutex>
 #include <shared_mutex>
 #include <unordered_map>
+#include <unordered_set>
 
 namespace torchmdla::acap {
 
@@ -142,6 +143,13 @@ std::optional<OperatorHandle> scalar_twin(const OperatorHandle& op, size_t argum
     if (i == argument ? !is_number : *own[i].type() != *others[i].type()) return std::nullopt;
   }
   return twin;
+}
+
+OperatorHandle for_any_strides(const OperatorHandle& op) {
+  static const std::unordered_set<OperatorName> views{{"aten::view", ""},
+                                                      {"aten::_unsafe_view", ""}};
+  static const auto reshape = c10::Dispatcher::singleton().findSchemaOrThrow("aten::reshape", "");
+  return views.count(op.operator_name()) ? reshape : op;
 }
 
 bool is_random(const OperatorHandle& op) {

@@ -29,6 +29,10 @@ const OperatorTraits& traits_of(const c10::OperatorHandle& op);
 // The overload that takes a number where `op` takes the tensor `argument`, otherwise the same.
 std::optional<c10::OperatorHandle> scalar_twin(const c10::OperatorHandle& op, size_t argument);
 
+// Of ops that promise what only the strides at the time of recording allow, those that do the same
+// to tensors that lie in memory in any way; other ops as they are.
+c10::OperatorHandle for_any_strides(const c10::OperatorHandle& op);
+
 bool is_random(const c10::OperatorHandle& op);
 
 } // namespace torchmdla::acap

@@ -9,6 +9,7 @@
 #include "views.h"
 
 #include <ATen/EmptyTensor.h>
+#include <ATen/MemoryOverlap.h>
 #include <c10/core/DefaultDtype.h>
 #include <c10/util/hash.h>
 
@@ -42,6 +43,8 @@ bool takes_indices_from_cpu(const OperatorHandle& op) {
 }
 
 void check_devices(const OperatorHandle& op, const std::vector<IValue>& arguments) {
+  for (const auto& argument : arguments)
+    if (argument.isDevice()) check_index(argument.toDevice());
   if (takes_indices_from_cpu(op)) return;
   std::optional<c10::Device> first, other;
   bool has_other_than_scalar = false;
@@ -108,11 +111,12 @@ at::Tensor zeros_of(const at::Tensor& tensor) {
   return zeros;
 }
 
-// Whether the CPU may lay out the results in another way than a meta kernel says: that speaks of
-// CUDA, or of none. Of contiguous tensors few ops make other ones; products make no others.
+// Whether the CPU's results may be other ones than a meta kernel says: that speaks of CUDA, or of
+// no device. Of contiguous tensors few ops make other ones; products make no others.
 bool has_layout_of_its_own(const OperatorHandle& op, const std::vector<IValue>& arguments) {
-  static const std::unordered_set<std::string> always{"aten::_embedding_bag", "aten::_fft_r2c",
-                                                      "aten::_linalg_svd", "aten::linalg_eig"};
+  static const std::unordered_set<std::string> always{
+      "aten::_embedding_bag", "aten::_fft_r2c",       "aten::_linalg_svd",
+      "aten::linalg_eig",     "aten::nonzero_static", "aten::_native_batch_norm_legit_functional"};
   static const std::unordered_set<std::string> never{"aten::addmm", "aten::baddbmm", "aten::bmm",
                                                      "aten::mm"};
   const auto& name = op.operator_name().name;
@@ -124,13 +128,25 @@ bool has_layout_of_its_own(const OperatorHandle& op, const std::vector<IValue>& 
   return !are_contiguous && never.count(name) == 0;
 }
 
+// Ops whose meta kernels take sizes and dtypes that kernels refuse.
+bool has_checks_of_its_own(const OperatorHandle& op) {
+  static const std::unordered_set<std::string> names{"aten::as_strided_scatter", "aten::bucketize",
+                                                     "aten::complex", "aten::index_add",
+                                                     "aten::masked_scatter"};
+  return names.count(op.operator_name().name) != 0;
+}
+
 // The results of a call as meta tensors, undefined where they are; none where meta kernels do not
-// tell. Where these are not to be trusted with strides, the CPU shows them on zeros.
+// tell, and the CPU is to say what is wrong. Where they are not to be trusted, the CPU shows
+// strides on zeros.
 std::optional<Metas> infer_anew(const OperatorHandle& op, const std::vector<IValue>& arguments) {
   auto metas = call_on(c10::kMeta, op, arguments, meta_of);
-  if (!metas || traits_of(op).kind == OperatorKind::view || !has_layout_of_its_own(op, arguments))
+  const bool is_checked = has_checks_of_its_own(op);
+  if (!metas || traits_of(op).kind == OperatorKind::view ||
+      !(is_checked || has_layout_of_its_own(op, arguments)))
     return metas;
   const auto shown = call_on(c10::kCPU, op, arguments, zeros_of);
+  if (!shown && is_checked) return std::nullopt;
   if (!shown || shown->size() != metas->size()) return metas;
   for (size_t i = 0; i < metas->size(); ++i)
     if (const auto& result = (*shown)[i]; result.defined())
@@ -283,14 +299,38 @@ bool has_overlap(const at::Tensor& tensor) {
 }
 
 // Whether a result of type `meta` may be written to `argument` as it is, which else eager PyTorch
-// resizes or refuses.
-bool can_write(const IValue& argument, const at::Tensor& meta) {
+// resizes or refuses. What is given as `out` is to be of the result's dtype, for most kernels.
+bool can_write(const IValue& argument, const at::Tensor& meta, bool is_out) {
   if (argument.isNone()) return true;
   const auto& tensor = argument.toTensor();
   if (!tensor.defined()) return true;
   return meta.defined() && is_acap(tensor) && tensor.sizes() == meta.sizes() &&
-         c10::canCast(meta.scalar_type(), tensor.scalar_type()) && !has_overlap(tensor) &&
-         !tensor.is_conj() && !tensor.is_neg();
+         (is_out ? meta.scalar_type() == tensor.scalar_type()
+                 : c10::canCast(meta.scalar_type(), tensor.scalar_type())) &&
+         !has_overlap(tensor) && !tensor.is_conj() && !tensor.is_neg();
+}
+
+// Whether an argument shares memory with one that is written to, so that the kernel's order tells
+// the result, or the kernel refuses: all but ops that read an element where they write it.
+bool reads_where_it_writes(const OperatorHandle& op, const OperatorTraits& traits,
+                           const std::vector<IValue>& arguments) {
+  const bool is_pointwise = op.hasTag(at::Tag::pointwise);
+  const auto overlaps = [&](const at::Tensor& written, const at::Tensor& other) {
+    if (!is_acap(other)) return false;
+    const auto status = at::get_overlap_status(written, other);
+    return status == at::MemOverlapStatus::Partial ||
+           (status == at::MemOverlapStatus::Full && !is_pointwise);
+  };
+  bool found = false;
+  for (const auto index : traits.written) {
+    if (!arguments[index].isTensor() || !arguments[index].toTensor().defined()) continue;
+    for (size_t i = 0; i < arguments.size(); ++i)
+      if (i != index)
+        for_each_tensor(arguments[i], [&](const at::Tensor& other) {
+          found |= overlaps(arguments[index].toTensor(), other);
+        });
+  }
+  return found;
 }
 
 ValuePtr cast(const ValuePtr& value, at::ScalarType dtype) {
@@ -335,6 +375,7 @@ void push_written(const OperatorHandle& op, const OperatorTraits& traits,
 
 bool record_mutating(const OperatorHandle& op, const OperatorTraits& traits,
                      const std::vector<IValue>& arguments, Stack* stack) {
+  if (reads_where_it_writes(op, traits, arguments)) return false;
   std::vector<IValue> inputs;
   for (size_t i = 0; i < arguments.size(); ++i)
     if (std::find(traits.outs.begin(), traits.outs.end(), i) == traits.outs.end())
@@ -342,7 +383,9 @@ bool record_mutating(const OperatorHandle& op, const OperatorTraits& traits,
   const auto metas = infer(*traits.functional, inputs);
   if (!metas) return false;
   for (size_t i = 0; i < traits.written.size(); ++i)
-    if (!can_write(arguments[traits.written[i]], (*metas)[traits.fresh_results + i])) return false;
+    if (!can_write(arguments[traits.written[i]], (*metas)[traits.fresh_results + i],
+                   /*is_out=*/!traits.outs.empty()))
+      return false;
   const auto values = append_call(*traits.functional, inputs, *metas);
   for (size_t i = 0; i < traits.written.size(); ++i) {
     const auto& argument = arguments[traits.written[i]];
@@ -374,8 +417,8 @@ void record(const OperatorHandle& op, Stack* stack) {
   const auto arguments = torch::jit::pop(*stack, op.schema().arguments().size());
   check_devices(op, arguments);
   if (try_to_record(op, arguments, stack)) {
-    if (pending_nodes() > most_pending_nodes.load(std::memory_order_relaxed))
-      compute(pending_values());
+    // Whose values cannot be computed finds out when they are looked at.
+    if (pending_nodes() > most_pending_nodes.load(std::memory_order_relaxed)) compute_all();
     return;
   }
   stack->insert(stack->end(), arguments.begin(), arguments.end());

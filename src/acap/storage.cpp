@@ -1,19 +1,25 @@
 #include "storage.h"
 
+#include "python_objects.h"
+
 #include <ATen/EmptyTensor.h>
 
 #include <algorithm>
 #include <cstring>
-#include <numeric>
-#include <unordered_set>
+#include <unordered_map>
 
 namespace torchmdla::acap {
 
 namespace {
 
-// Storages with content; guarded by graph_mutex().
-std::unordered_set<const Storage*>& storages() {
-  static auto* known = new std::unordered_set<const Storage*>(); // outlives every tensor
+// The storages that there are, by what their memory's address would be.
+struct Storages {
+  std::mutex mutex; // locked last
+  std::unordered_map<const void*, Storage*> by_address;
+};
+
+Storages& storages() {
+  static auto* known = new Storages(); // outlives every tensor
   return *known;
 }
 
@@ -63,8 +69,9 @@ bool Geometry::is_contiguous() const {
 bool Geometry::is_dense() const {
   if (offset != 0) return false;
   if (is_empty()) return true;
-  c10::SmallVector<size_t, 6> order(sizes.size());
-  std::iota(order.begin(), order.end(), 0);
+  c10::SmallVector<size_t, 6> order;
+  for (size_t i = 0; i < sizes.size(); ++i)
+    order.push_back(i);
   std::stable_sort(order.begin(), order.end(),
                    [&](size_t a, size_t b) { return strides[a] < strides[b]; });
   int64_t expected = 1;
@@ -87,22 +94,27 @@ size_t Geometry::bytes() const {
 // Before anything is put in, the content is as many bytes.
 Storage::Storage(c10::SymInt size_bytes, c10::DataPtr data_ptr, c10::Allocator* allocator,
                  bool resizable)
-    : c10::StorageImpl(use_byte_size_t(), size_bytes, std::move(data_ptr), allocator, resizable) {
+    : c10::StorageImpl(use_byte_size_t(), size_bytes, std::move(data_ptr), allocator, resizable),
+      address_(data()) {
   const auto bytes = size_bytes.expect_int();
   base_ = {{bytes}, {1}, 0, at::kByte};
-  const std::lock_guard<std::mutex> guard(graph_mutex());
-  storages().insert(this);
+  const std::lock_guard<std::mutex> guard(storages().mutex);
+  storages().by_address.emplace(address_, this);
 }
 
 Storage::~Storage() {
-  const std::lock_guard<std::mutex> guard(graph_mutex());
-  storages().erase(this);
+  const std::lock_guard<std::mutex> guard(storages().mutex);
+  storages().by_address.erase(address_);
 }
 
-Storage& Storage::of(const at::Tensor& tensor) {
-  auto* storage = dynamic_cast<Storage*>(tensor.storage().unsafeGetStorageImpl());
-  TORCH_CHECK(storage, "torchmdla: a tensor on the acap device has a storage of another device");
-  return *storage;
+Storage& Storage::of(const c10::Storage& storage) {
+  auto* impl = storage.unsafeGetStorageImpl();
+  if (auto* own = dynamic_cast<Storage*>(impl)) return *own;
+  const std::lock_guard<std::mutex> guard(storages().mutex);
+  const auto found = storages().by_address.find(impl->data());
+  TORCH_CHECK(found != storages().by_address.end(),
+              "torchmdla: a tensor on the acap device has a storage of another device");
+  return *found->second;
 }
 
 void Storage::reset(Geometry base, ValuePtr value) {
@@ -116,12 +128,42 @@ void Storage::write(ValuePtr value) {
   ++version_;
 }
 
+namespace {
+
 std::vector<ValuePtr> pending_values() {
   const std::lock_guard<std::mutex> guard(graph_mutex());
   std::vector<ValuePtr> values;
-  for (const auto* storage : storages())
+  const std::lock_guard<std::mutex> table_guard(storages().mutex);
+  for (const auto& [address, storage] : storages().by_address)
     if (storage->value() && storage->value()->node) values.push_back(storage->value());
   return values;
+}
+
+// Gives the error of an op.
+std::exception_ptr try_to_compute(const std::vector<ValuePtr>& values) {
+  try {
+    compute(values);
+  } catch (const PassingError&) {
+    throw;
+  } catch (const std::exception&) {
+    return std::current_exception();
+  }
+  return nullptr;
+}
+
+} // namespace
+
+std::exception_ptr compute_all() {
+  const auto values = pending_values();
+  const auto error = try_to_compute(values);
+  if (error)
+    for (const auto& value : values)
+      try_to_compute({value});
+  return error;
+}
+
+void mark_step() {
+  if (const auto error = compute_all()) std::rethrow_exception(error);
 }
 
 namespace {
@@ -165,7 +207,7 @@ at::Tensor settle_for_writing(const at::Tensor& tensor) {
 }
 
 void resize(const c10::Storage& storage, size_t bytes) {
-  auto& content = static_cast<Storage&>(*storage.unsafeGetStorageImpl());
+  auto& content = Storage::of(storage);
   auto tensor = settle(content, /*for_writing=*/false);
   auto memory = at::Tensor(at::detail::empty_cpu({static_cast<int64_t>(bytes)}, at::kByte));
   std::memcpy(memory.mutable_data_ptr(), tensor.storage().data(),

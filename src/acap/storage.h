@@ -7,6 +7,8 @@
 #include <c10/core/StorageImpl.h>
 #include <c10/util/SmallVector.h>
 
+#include <exception>
+
 namespace torchmdla::acap {
 
 // How a tensor lies in its storage.
@@ -36,7 +38,10 @@ public:
   Storage(c10::SymInt size_bytes, c10::DataPtr data_ptr, c10::Allocator* allocator, bool resizable);
   ~Storage() override;
 
-  static Storage& of(const at::Tensor& tensor);
+  // PyTorch makes other storages around the address of one, to reach its bytes (pickling does).
+  // These are the same.
+  static Storage& of(const c10::Storage& storage);
+  static Storage& of(const at::Tensor& tensor) { return of(tensor.storage()); }
 
   const Geometry& base() const { return base_; }
   const ValuePtr& value() const { return value_; }
@@ -56,14 +61,19 @@ public:
   void touch() { ++version_; }
 
 private:
+  const void* const address_; // PyTorch drops the pointer before the storage
   Geometry base_;
   ValuePtr value_;
   uint64_t version_ = 0;
   uint64_t epoch_ = 0;
 };
 
-// The values of all storages that are pending.
-std::vector<ValuePtr> pending_values();
+// Computes the content of all storages, as one graph. Where something in it fails, what does not
+// depend on that is computed all the same; gives the first error.
+std::exception_ptr compute_all();
+
+// The same, and throws that error.
+void mark_step();
 
 // Computes `tensor`'s storage and gives the CPU tensor that holds its content, laid out as the
 // base is.

@@ -34,6 +34,11 @@ void place(const at::Tensor& tensor, const Geometry& geometry) {
 
 } // namespace
 
+void check_index(c10::Device device) {
+  TORCH_CHECK(device.type() != device_type || device.index() <= 0,
+              "there is one acap device, acap:0, but no ", device);
+}
+
 TensorImpl::TensorImpl(c10::Storage storage, c10::DispatchKeySet keys, at::ScalarType dtype,
                        std::shared_ptr<const View> view)
     : c10::TensorImpl(c10::TensorImpl::VIEW, std::move(storage), keys,
@@ -83,7 +88,7 @@ ValuePtr TensorImpl::recorded() const {
 
 void TensorImpl::remember(const ValuePtr& value) {
   recorded_ = value;
-  version_ = dynamic_cast<const Storage&>(*storage_.unsafeGetStorageImpl()).version();
+  version_ = Storage::of(storage_).version();
 }
 
 void TensorImpl::forget() {
@@ -117,6 +122,30 @@ at::Tensor make_view(const at::Tensor& self, const Geometry& geometry,
       c10::Storage(self.storage()), self.key_set(), geometry.dtype, std::move(view));
   place(made, geometry);
   return made;
+}
+
+namespace {
+
+// The memory of `content`, a CPU tensor, as a tensor of its own.
+at::Tensor alias_of(const at::Tensor& content, const Geometry& geometry) {
+  auto alias = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(content.storage()),
+                                                        c10::DispatchKeySet(c10::DispatchKey::CPU),
+                                                        c10::scalarTypeToTypeMeta(geometry.dtype));
+  place(alias, geometry);
+  return alias;
+}
+
+} // namespace
+
+at::Tensor adopt(const at::Tensor& cpu) {
+  auto geometry = Geometry::of(cpu);
+  geometry.offset = 0;
+  if (geometry.is_dense() || cpu.is_conj() || cpu.is_neg())
+    return make_tensor(std::make_shared<Value>(cpu));
+  const auto elements = static_cast<int64_t>(cpu.storage().nbytes() / cpu.itemsize());
+  const Geometry whole{{elements}, {1}, 0, geometry.dtype};
+  return make_view(make_tensor(std::make_shared<Value>(alias_of(cpu, whole))), Geometry::of(cpu),
+                   nullptr);
 }
 
 namespace {
@@ -173,15 +202,6 @@ bool write(const at::Tensor& tensor, const ValuePtr& value) {
 }
 
 namespace {
-
-// The memory of `content`, a CPU tensor, as a tensor of its own.
-at::Tensor alias_of(const at::Tensor& content, const Geometry& geometry) {
-  auto alias = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(content.storage()),
-                                                        c10::DispatchKeySet(c10::DispatchKey::CPU),
-                                                        c10::scalarTypeToTypeMeta(geometry.dtype));
-  place(alias, geometry);
-  return alias;
-}
 
 at::Tensor alias_of(const at::Tensor& tensor, const at::Tensor& content) {
   auto alias = alias_of(content, Geometry::of(tensor));

@@ -13,6 +13,9 @@ inline bool is_acap(const at::Tensor& tensor) {
   return tensor.defined() && tensor.device().type() == c10::DeviceType::PrivateUse1;
 }
 
+// Throws where `device` is an acap device that does not exist.
+void check_index(c10::Device device);
+
 // How a view is taken of another one, or of its storage's base.
 struct View {
   std::shared_ptr<const View> parent; // null: of the base
@@ -56,6 +59,10 @@ private:
 
 // A tensor with a storage of its own, laid out as `value.meta` is.
 at::Tensor make_tensor(const ValuePtr& value);
+
+// One with the content of a CPU tensor that nobody else writes to, in the same places: with gaps if
+// it has some.
+at::Tensor adopt(const at::Tensor& cpu);
 
 // A tensor that shares `self`'s storage.
 at::Tensor make_view(const at::Tensor& self, const Geometry& geometry,

@@ -19,7 +19,8 @@ def mark_step() -> None:
     A training loop that looks at no value calls it once a step.
 
     Raises:
-        RuntimeError: an op fails, as it would have failed in eager PyTorch.
+        RuntimeError, IndexError: an op fails, as it would have failed in eager PyTorch. What does not depend on it is
+            computed all the same.
     """
     _C.acap.mark_step()
 

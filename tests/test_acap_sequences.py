@@ -1,0 +1,112 @@
+"""Ops, views, writes and looks in random order: the acap device does what the CPU does, errors included."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import torchmdla
+from torchmdla.testing.compare import assert_matches
+
+# What makes another tensor of one, with a number; views, or not, as PyTorch has it.
+_TAKES: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "select": lambda x, n: x.select(0, n % 3),
+    "slice": lambda x, n: x[n % 3 :],
+    "step": lambda x, n: x[..., n % 2 :: 2],
+    "transpose": lambda x, n: x.transpose(0, -1),
+    "permute": lambda x, n: x.permute([(d + n) % x.dim() for d in range(x.dim())]),
+    "view": lambda x, n: x.view(-1),
+    "reshape": lambda x, n: x.reshape(2, -1),
+    "unsqueeze": lambda x, n: x.unsqueeze(n % (x.dim() + 1)),
+    "squeeze": lambda x, n: x.squeeze(),
+    "expand": lambda x, n: x.unsqueeze(0).expand(2, *x.shape),
+    "diagonal": lambda x, n: x.diagonal(),
+    "split": lambda x, n: x.split(2)[-1],
+    "unbind": lambda x, n: x.unbind(-1)[n % 3],
+    "as_strided": lambda x, n: x.as_strided((2, 2), (2, 1), n % 3),
+    "unfold": lambda x, n: x.unfold(0, 2, 1),
+    "bits": lambda x, n: x.view(torch.int32).view(torch.float32),
+    "detach": lambda x, n: x.detach(),
+    "clone": lambda x, n: x.clone(),
+    "contiguous": lambda x, n: x.contiguous(),
+    "double": lambda x, n: x * 2,
+    "sum": lambda x, n: x.sum(0, keepdim=True),
+    "sort": lambda x, n: x.sort(0)[0],
+    "masked": lambda x, n: x[x > n],
+    "flip": lambda x, n: x.flip(0),
+}
+
+# What two do to the first, and a number.
+_WRITES: dict[str, Callable[[Tensor, Tensor, int], object]] = {
+    "add_": lambda x, y, n: x.add_(y, alpha=0.5),
+    "add_ a number": lambda x, y, n: x.add_(n),
+    "copy_": lambda x, y, n: x.copy_(y),
+    "fill_": lambda x, y, n: x.fill_(n),
+    "mul_ of itself": lambda x, y, n: x.mul_(x),
+    "clamp_": lambda x, y, n: x.clamp_(max=n),
+    "set an element": lambda x, y, n: x.__setitem__(0, n),
+    "set a part": lambda x, y, n: x.__setitem__(slice(1, None), y),
+    "masked_fill_": lambda x, y, n: x.masked_fill_(x < n, -n),
+    "index_add_": lambda x, y, n: x.index_add_(0, torch.tensor([0], device=x.device), y[:1]),
+    "scatter_": lambda x, y, n: x.scatter_(0, torch.zeros_like(y, dtype=torch.int64), y),
+    "cumsum_": lambda x, y, n: x.cumsum_(0),
+    "out=": lambda x, y, n: torch.mul(x, 2, out=y),
+    "t_": lambda x, y, n: x.t_(),
+    "unsqueeze_": lambda x, y, n: x.unsqueeze_(0),
+    "normal_": lambda x, y, n: x.normal_(),
+    "look": lambda x, y, n: x.sum().item(),
+    "step": lambda x, y, n: torchmdla.acap.mark_step() if x.device.type == "acap" else None,
+}
+
+_NUMBER = st.integers(0, 7)
+_STEPS = st.lists(
+    st.tuples(st.sampled_from([*_TAKES, *_WRITES]), _NUMBER, _NUMBER, st.integers(0, 3)), min_size=3, max_size=12
+)
+
+
+def _done(device: Any, steps: Sequence[tuple[str, int, int, int]]) -> tuple[list[Tensor], list[str]]:
+    """All tensors that were made, and the kinds of errors on the way. A failed step makes and writes nothing."""
+    torch.manual_seed(0)
+    tensors, faults = [torch.arange(1.0, 13).view(3, 4).to(device), torch.linspace(-1, 1, 4).to(device)], []
+    for name, first, second, number in steps:
+        x, y = tensors[first % len(tensors)], tensors[second % len(tensors)]
+        try:
+            if name in _TAKES:
+                tensors.append(_TAKES[name](x, number))
+            else:
+                _WRITES[name](x, y, number)
+        except (RuntimeError, IndexError) as error:
+            faults.append(f"{name}: {type(error).__name__}")
+    return tensors, faults
+
+
+def _first_of_each(tensors: Sequence[Tensor]) -> list[int]:
+    """For each tensor the first one in whose memory it lies."""
+    first: dict[int, int] = {}
+    return [first.setdefault(tensor.untyped_storage().data_ptr(), index) for index, tensor in enumerate(tensors)]
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+@pytest.mark.filterwarnings("ignore:Use of .* on expanded tensors is deprecated")
+@settings(max_examples=60, deadline=None)
+@given(steps=_STEPS)
+def test_sequences(steps: list[tuple[str, int, int, int]]) -> None:
+    wanted, expected_faults = _done("cpu", steps)
+    made, faults = _done(torchmdla.acap_device(), steps)
+    assert faults == expected_faults
+    for ours, theirs in zip(made, wanted, strict=True):
+        assert (ours.shape, ours.stride(), ours.storage_offset()) == (
+            theirs.shape,
+            theirs.stride(),
+            theirs.storage_offset(),
+        )
+    holding = [index for index, tensor in enumerate(wanted) if tensor.numel()]
+    assert _first_of_each([made[i] for i in holding]) == _first_of_each([wanted[i] for i in holding])
+    for ours, theirs in zip(made, wanted, strict=True):
+        assert_matches(ours.cpu(), theirs.clone(), strides=False, layers=len(steps))
