@@ -111,6 +111,32 @@ void rewrite_batch_norm(Node* node) {
   replace_first(node, c10::aten::batch_norm, inputs);
 }
 
+// `arange.start_out`, which PyTorch's lazy device writes for every arange, is no write to anything,
+// and its end, an input, no more than its size says: known numbers are for the compiler.
+void rewrite_arange(Node* node) {
+  constexpr size_t start = 0, end = 1, step = 2, out = 3;
+  if (node->inputs().size() != 4 || node->input(out)->type()->kind() != c10::TypeKind::TensorType)
+    return;
+  const auto type = node->output()->type()->cast<c10::TensorType>();
+  const auto sizes = type->sizes().concrete_sizes();
+  const auto first = torch::jit::constant_as<int64_t>(node->input(start));
+  const auto distance = torch::jit::constant_as<int64_t>(node->input(step));
+  if (!sizes || sizes->size() != 1 || !type->scalarType()) return;
+  auto* last =
+      first && distance ? constant(node, *first + *distance * (*sizes)[0]) : node->input(end);
+  auto* none = constant(node, c10::IValue());
+  auto* dtype = constant(node, static_cast<int64_t>(*type->scalarType()));
+  replace(node, c10::aten::arange,
+          {node->input(start), last, node->input(step), dtype, none, none, none});
+  node->destroy(); // nobody else would remove what writes
+}
+
+// The result of a factory, which is not the tensor that the device allocated for it.
+void rewrite_zero(Node* node) {
+  auto* none = constant(node, c10::IValue());
+  replace(node, c10::aten::zeros_like, {node->input(), none, none, none, none, none});
+}
+
 // A number that the lowering wrote as a tensor.
 void rewrite_number(Node* node) {
   const auto known = torch::jit::constant_as<at::Tensor>(node->input());
@@ -135,11 +161,13 @@ const std::unordered_map<std::string, Rewrite>& rewrites() {
       {"aten::unsqueeze_copy", renamed("aten::unsqueeze")},
       {"aten::view_copy", rewrite_view},
       {"aten::_reshape_alias_copy", rewrite_reshape_alias},
+      {"aten::arange", rewrite_arange},
       {"aten::as_strided_copy", strided("aten::as_strided")},
       {"aten::as_strided_scatter", strided("aten::as_strided_scatter")},
       {"aten::FloatImplicit", rewrite_number},
       {"aten::IntImplicit", rewrite_number},
       {"aten::ScalarImplicit", rewrite_number},
+      {"aten::zero", rewrite_zero},
       {"aten::_adaptive_avg_pool2d", renamed("aten::adaptive_avg_pool2d")},
       {"aten::log_sigmoid_forward", first_of("aten::log_sigmoid")},
       {"aten::max_pool2d_with_indices", first_of("aten::max_pool2d")},

@@ -400,6 +400,19 @@ def test_a_number_that_changes_does_not_recompile(number):
     assert torchmdla.stats().specialisations == 0
 
 
+def test_what_factories_make_is_known_to_the_compiler():
+    weight = torch.randn(4, 4)
+
+    def program(x, weight):
+        places = torch.arange(3, device=x.device)
+        return functional.linear(x + functional.embedding(places, weight), weight) + torch.zeros_like(x)
+
+    torchmdla.reset_stats()
+    check(program, X, weight)
+    stats = torchmdla.stats()
+    assert (stats.groups, stats.specialisations, stats.fallbacks) == (1, 1, {})
+
+
 def test_switched_off_it_interprets():
     with torchmdla.enabled(False):
         torchmdla.reset_stats()
