@@ -220,6 +220,15 @@ def test_what_has_no_lowering_runs_at_once_and_is_counted():
     assert torchmdla.stats().lazy.eager == {"aten::nonzero": 1}
 
 
+def test_graphs_that_differ_in_what_they_share():
+    # PyTorch's hash of a graph is that of a tree, whose leaves are alike.
+    a, b = torch.tensor([1.0, 2.0]), torch.tensor([10.0, 30.0])
+    check(lambda a, b: (a - b) + a, a, b)
+    check(lambda a, b: (a - b) + b, a, b)
+    check(lambda a, b: [a.exp(), a.exp() * b.exp()], a, b)
+    check(lambda a, b: [b.exp(), a.exp() * b.exp()], a, b)
+
+
 # --- views -----------------------------------------------------------------------------------------------------------
 
 VIEWS = {
@@ -418,6 +427,18 @@ def test_switched_off_it_interprets():
         torchmdla.reset_stats()
         check(lambda x: torch.exp(x) @ x.t(), X)
         assert torchmdla.stats().specialisations == 0
+
+
+def test_what_results_share_is_computed_once():
+    x = X.to("lazy")
+    hidden = torch.tanh(x @ x.t())
+    one, other, apart = hidden * 2, hidden.sum(), x + 5
+    torchmdla.reset_stats()
+    assert_matches(one.cpu(), torch.tanh(X @ X.t()) * 2, layers=2)
+    assert_matches(other.cpu(), torch.tanh(X @ X.t()).sum(), layers=2)
+    assert torchmdla.stats().lazy.runs == 1
+    assert "tanh" not in str(lazy.pending_computation(hidden + one).graph), "the looked-at is computed again"
+    assert "aten::add" in str(lazy.pending_computation(apart).graph), "what shares nothing was computed"
 
 
 def test_initialising_again_is_fine():

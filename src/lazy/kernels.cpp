@@ -1,6 +1,7 @@
 #include "kernels.h"
 
 #include "aten_operators.h"
+#include "looking.h"
 #include "operator_node.h"
 #include "views.h"
 
@@ -140,6 +141,7 @@ void register_kernels() {
   // PyTorch warns of a kernel in the place of another one.
   NoWarnings silent;
   const c10::WarningUtils::WarningHandlerGuard guard(&silent);
+  register_looking();
   register_views();
   static torch::Library below(torch::Library::IMPL, "aten", DispatchKey::Lazy, __FILE__, __LINE__);
   below.impl("split_copy.Tensor", &split);
