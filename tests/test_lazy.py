@@ -229,6 +229,39 @@ def test_graphs_that_differ_in_what_they_share():
     check(lambda a, b: [b.exp(), a.exp() * b.exp()], a, b)
 
 
+# --- running statistics ----------------------------------------------------------------------------------------------
+
+
+def statistics_after(norm, look):
+    def statistics(device):
+        torch.manual_seed(0)
+        module = norm().to(device)
+        for x in (torch.randn(5, 4, 3, 2), torch.randn(5, 4, 3, 2)):
+            result = module(x.to(device))
+            if look == "result":
+                result.cpu()
+        return moved([*module.buffers(), module(torch.ones(5, 4, 3, 2).to(device))])
+
+    return statistics
+
+
+NORMS = {
+    "batch": lambda: nn.BatchNorm2d(4),
+    "plain": lambda: nn.BatchNorm2d(4, affine=False),
+    "cumulative": lambda: nn.BatchNorm2d(4, momentum=None),
+    "without_statistics": lambda: nn.BatchNorm2d(4, track_running_stats=False),
+    "instance": lambda: nn.InstanceNorm2d(4, track_running_stats=True),
+    "in_inference": lambda: nn.BatchNorm2d(4).eval(),
+}
+
+
+@pytest.mark.parametrize("look", ["result", "statistics"])
+@pytest.mark.parametrize("norm", NORMS)
+def test_running_statistics_are_those_of_all_calls(norm, look):
+    statistics = statistics_after(NORMS[norm], look)
+    assert_matches(statistics("lazy"), statistics("cpu"), layers=2, strides=False)
+
+
 # --- views -----------------------------------------------------------------------------------------------------------
 
 VIEWS = {

@@ -1,6 +1,7 @@
 #include "kernels.h"
 
 #include "aten_operators.h"
+#include "batch_norm.h"
 #include "looking.h"
 #include "operator_node.h"
 #include "views.h"
@@ -143,6 +144,7 @@ void register_kernels() {
   const c10::WarningUtils::WarningHandlerGuard guard(&silent);
   register_looking();
   register_views();
+  register_batch_norm();
   static torch::Library below(torch::Library::IMPL, "aten", DispatchKey::Lazy, __FILE__, __LINE__);
   below.impl("split_copy.Tensor", &split);
   below.impl("split_with_sizes_copy", &split_with_sizes);
