@@ -229,6 +229,67 @@ def test_graphs_that_differ_in_what_they_share():
     check(lambda a, b: [b.exp(), a.exp() * b.exp()], a, b)
 
 
+# --- random numbers --------------------------------------------------------------------------------------------------
+
+DRAWS = {
+    "rand": lambda x: torch.rand(3, 4, device=x.device),
+    "randn_like": torch.randn_like,
+    "randint": lambda x: torch.randint(2, 9, (5,), device=x.device),
+    "randperm": lambda x: torch.randperm(7, device=x.device),
+    "bernoulli": lambda x: x.sigmoid().bernoulli(),
+    "bernoulli_": lambda x: x.bernoulli_(0.4),
+    "normal_": lambda x: x.normal_(1, 2),
+    "uniform_of_a_transpose": lambda x: x.t().uniform_(-1, 1),
+    "normal_of_rows": lambda x: x[1:].normal_(),
+    "exponential_": lambda x: x.exponential_(),
+    "geometric_": lambda x: x.geometric_(0.3),
+    "random_": lambda x: x.random_(3, 8),
+    "multinomial": lambda x: torch.multinomial(x.sigmoid(), 2),
+    "two": lambda x: [torch.rand_like(x), functional.dropout(x, 0.3), torch.rand_like(x)],
+}
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+def test_random_numbers_are_the_cpus(draw):
+    for seed in range(3):
+        torch.manual_seed(seed)
+        expected = DRAWS[draw](X.clone())
+        torch.manual_seed(seed)
+        assert_matches(moved(DRAWS[draw](X.clone().to("lazy"))), expected, strides=False)
+
+
+DROPOUTS = {
+    "dropout": lambda x: functional.dropout(x, 0.3),
+    "not_in_training": lambda x: functional.dropout(x, 0.3, training=False),
+    "nothing_is_left": lambda x: functional.dropout(x, 1.0),
+    "of_channels": lambda x: functional.dropout1d(x, 0.5),
+    "alpha": lambda x: functional.alpha_dropout(x, 0.3, training=True),
+    "attention": lambda x: functional.scaled_dot_product_attention(x[None], x[None], x[None], dropout_p=0.3),
+}
+
+
+@pytest.mark.parametrize("name", DROPOUTS)
+def test_gradients_are_those_of_the_numbers_that_were_drawn(name):
+    def gradient(device):
+        torch.manual_seed(3)
+        x = X.clone().to(device).requires_grad_()
+        loss = DROPOUTS[name](x).square().sum()
+        looked_at = loss.item()
+        loss.backward()
+        return [torch.tensor(looked_at), x.grad.cpu()]
+
+    assert_matches(gradient("lazy"), gradient("cpu"), layers=3, strides=False)
+
+
+def test_a_mask_does_not_end_the_graph():
+    x = X.to("lazy")
+    torchmdla.reset_stats()
+    pending = functional.dropout(torch.tanh(x), 0.5) * 2
+    assert torchmdla.stats().lazy.runs == 0
+    pending.cpu()
+    assert torchmdla.stats().lazy.runs == 1
+
+
 # --- running statistics ----------------------------------------------------------------------------------------------
 
 
@@ -690,8 +751,6 @@ def test_training_a_bert():
         num_hidden_layers=2,
         num_attention_heads=4,
         intermediate_size=64,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
     )
     tokens = torch.randint(0, 50, (4, 12), generator=torch.Generator().manual_seed(0))
 

@@ -4,6 +4,7 @@
 #include "batch_norm.h"
 #include "looking.h"
 #include "operator_node.h"
+#include "random.h"
 #include "views.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -162,6 +163,7 @@ void register_kernels() {
       below.impl(c10::toString(op.operator_name()).c_str(),
                  torch::CppFunction::makeFromBoxedFunction<&record_or_run>());
   });
+  register_random();
 }
 
 } // namespace torchmdla::lazy
