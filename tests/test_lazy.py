@@ -179,6 +179,16 @@ PROGRAMS = {
     ),
     "attention": (lambda x: functional.scaled_dot_product_attention(x, x, x), IMAGE),
     "where_with_a_number": (lambda x: torch.where(x > 0, x, 2.0), X),
+    "numbers_compare": (
+        lambda x: [x[0] == 0.1, x[0] <= 0.1, x[0].half() < 0.1, (x[0] * 0.7).sin() * 2],
+        torch.tensor([0.1]),
+    ),
+    "numbers_are_no_tensors": (lambda x: (x.mean() * 0.1).expand(4, 1) @ x[:1], X),
+    "ranges": (
+        lambda x: [torch.arange(*ends, device=x.device) for ends in ((5,), (2, 9, 3), (0.5, 2.0, 0.25), (0,))],
+        X,
+    ),
+    "norms": (lambda x: [x.norm(), x.norm(3, 0), functional.normalize(x, 1.0)], X),
     "numbers_promote": (lambda x: torch.arange(3, device=x.device) * 2.5 + x.sum() * 3, X),
     "split": (lambda x: [*x.split(2, 1), *x.chunk(3), *x.split([1, 2]), *x.unbind(1)], X),
     "index": (lambda x: x[torch.tensor([0, 2], device=x.device)], X),

@@ -3,6 +3,7 @@
 #include "aten_operators.h"
 #include "batch_norm.h"
 #include "looking.h"
+#include "numbers.h"
 #include "operator_node.h"
 #include "random.h"
 #include "views.h"
@@ -39,6 +40,18 @@ constexpr std::array<std::string_view, 4> replaced{"aten::pixel_shuffle", "aten:
                                                    "aten::convolution_backward",
                                                    "aten::_convolution"};
 
+// PyTorch's own kernels of these make inputs of graphs of what should be known of a call: numbers
+// that would be tensors in double (a comparison's), that decide what is computed (a norm's order),
+// and random numbers, which each run of the graph would draw anew.
+constexpr std::array<std::string_view, 13> recorded{
+    "aten::bernoulli",          "aten::clamp",
+    "aten::clamp_min",          "aten::eq.Scalar",
+    "aten::ge.Scalar",          "aten::gt.Scalar",
+    "aten::le.Scalar",          "aten::lt.Scalar",
+    "aten::ne.Scalar",          "aten::masked_fill.Scalar",
+    "aten::norm.ScalarOpt_dim", "aten::pow.Tensor_Scalar",
+    "aten::std.correction"};
+
 // What makes a tensor of another device, layout or memory is no call to record.
 constexpr std::array<std::string_view, 10> left_alone{
     "aten::clone", "aten::copy", "aten::lift",      "aten::_lazy_clone", "aten::set",
@@ -63,7 +76,9 @@ void record_or_run(const c10::OperatorHandle& op, Stack* stack) {
 // operators, which write to memory below functionalisation, where their writes are lost or make the
 // graph run.
 bool is_taken(const c10::OperatorHandle& op) {
-  if (is_in(replaced, op)) return true;
+  const auto name = c10::toString(op.operator_name());
+  if (is_in(replaced, op) || std::find(recorded.begin(), recorded.end(), name) != recorded.end())
+    return true;
   if (op.hasKernelForDispatchKey(DispatchKey::Lazy) ||
       op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd))
     return false;
@@ -143,6 +158,7 @@ void register_kernels() {
   // PyTorch warns of a kernel in the place of another one.
   NoWarnings silent;
   const c10::WarningUtils::WarningHandlerGuard guard(&silent);
+  register_numbers();
   register_looking();
   register_views();
   register_batch_norm();

@@ -2,6 +2,7 @@
 
 #include "arguments.h"
 #include "byte_key.h"
+#include "numbers.h"
 
 #include <ATen/EmptyTensor.h>
 #include <torch/csrc/lazy/core/hash.h>
@@ -70,17 +71,6 @@ bool add_constant(ByteKey& key, const c10::IValue& value) {
   key.add(elements.size());
   return std::all_of(elements.begin(), elements.end(),
                      [&](const c10::IValue& element) { return add_constant(key, element); });
-}
-
-// The first lazy device among the arguments.
-std::optional<BackendDevice> device_of(c10::ArrayRef<c10::IValue> arguments) {
-  std::optional<BackendDevice> device;
-  for (const auto& argument : arguments)
-    for_each_tensor(argument, [&](const at::Tensor& tensor) {
-      if (device) return;
-      if (const auto lazy = torch::lazy::TryGetLtcTensor(tensor)) device = lazy->GetDevice();
-    });
-  return device;
 }
 
 bool is_tensor_type(const c10::TypePtr& type) {
@@ -210,19 +200,17 @@ private:
   ByteKey key_;
 };
 
-// Numbers that take part in promotion as such are gone once they are operands; the dtype that they
-// are promoted to stays.
-c10::IValue without_wrapped_number(const c10::IValue& value, const torch::lazy::Shape& result) {
-  if (!value.isTensor() || !value.toTensor().defined()) return value;
-  const auto& tensor = value.toTensor();
-  if (!tensor.unsafeGetTensorImpl()->is_wrapped_number()) return value;
-  const bool widens = at::isFloatingType(result.scalar_type()) && tensor.is_floating_point();
-  const auto dtype =
-      widens && result.scalar_type() != at::kDouble ? at::kFloat : tensor.scalar_type();
-  return tensor.to(dtype);
-}
-
 } // namespace
+
+std::optional<BackendDevice> device_of(c10::ArrayRef<c10::IValue> arguments) {
+  std::optional<BackendDevice> device;
+  for (const auto& argument : arguments)
+    for_each_tensor(argument, [&](const at::Tensor& tensor) {
+      if (device) return;
+      if (const auto lazy = torch::lazy::TryGetLtcTensor(tensor)) device = lazy->GetDevice();
+    });
+  return device;
+}
 
 bool can_record(const c10::OperatorHandle& op) {
   return is_functional(op) && is_predictable(op);
@@ -230,16 +218,15 @@ bool can_record(const c10::OperatorHandle& op) {
 
 bool record_call(const c10::OperatorHandle& op, Stack* stack) {
   const auto& schema = op.schema();
-  const auto arguments = torch::jit::last(*stack, schema.arguments().size());
+  auto arguments = torch::jit::last(*stack, schema.arguments().size()).vec();
   const auto device = device_of(arguments);
   if (!device || !can_record(op)) return false;
   auto shapes = shapes_of(op, arguments);
   if (!shapes) return false;
+  settle_numbers(arguments);
   Recorder recorder(op, *device);
   for (size_t i = 0; i < arguments.size(); ++i)
-    if (!recorder.add(without_wrapped_number(arguments[i], (*shapes)[0]),
-                      schema.arguments()[i].type()))
-      return false;
+    if (!recorder.add(arguments[i], schema.arguments()[i].type())) return false;
   const auto defined = [&](size_t i) {
     return (*shapes)[i].scalar_type() != at::ScalarType::Undefined;
   };

@@ -36,6 +36,9 @@ private:
   const std::vector<Argument> arguments_;
 };
 
+// The first lazy device among the arguments of a call.
+std::optional<torch::lazy::BackendDevice> device_of(c10::ArrayRef<c10::IValue> arguments);
+
 // Whether calls of an operator can be written as IR: it does not write, makes no views or random
 // numbers, and has tensors as results, whose sizes do not depend on data.
 bool can_record(const c10::OperatorHandle& op);
