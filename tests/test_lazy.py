@@ -333,6 +333,47 @@ def test_running_statistics_are_those_of_all_calls(norm, look):
     assert_matches(statistics("lazy"), statistics("cpu"), layers=2, strides=False)
 
 
+# --- memory formats --------------------------------------------------------------------------------------------------
+
+FORMATS = {
+    "clone": lambda x: x.clone(memory_format=torch.channels_last),
+    "to": lambda x: x.to(memory_format=torch.channels_last),
+    "as_it_is": lambda x: x.clone(memory_format=torch.channels_last).contiguous(memory_format=torch.channels_last),
+    "and_back": lambda x: x.clone(memory_format=torch.channels_last).contiguous(),
+    "of_a_view": lambda x: x[:, 1:].clone(memory_format=torch.channels_last),
+    "written": lambda x: x.clone(memory_format=torch.channels_last).mul_(2),
+    "restrided": lambda x: x.clone(memory_format=torch.channels_last).as_strided((3, 4), (4, 1), 2),
+    "volumes": lambda x: x[:, None].clone(memory_format=torch.channels_last_3d),
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_copies_lie_in_their_format(name):
+    def copied(x):
+        base = x + 1
+        result = FORMATS[name](base)
+        result.add_(1)
+        return [result, base]
+
+    x = torch.randn(2, 3, 4, 5)
+    assert copied(x.to("lazy"))[0].stride() == copied(x)[0].stride()
+    check(copied, x)
+
+
+def test_gradients_through_a_format():
+    def gradient(device):
+        x = torch.arange(24.0).reshape(1, 2, 3, 4).to(device).requires_grad_()
+        x.clone(memory_format=torch.channels_last).as_strided((4, 6), (6, 1)).square().sum().backward()
+        return x.grad.cpu()
+
+    assert_matches(gradient("lazy"), gradient("cpu"), strides=False)
+
+
+def test_channels_last_wants_four_dimensions():
+    with pytest.raises(RuntimeError, match="required rank 4 tensor to use channels_last format"):
+        X.to("lazy").clone(memory_format=torch.channels_last)
+
+
 # --- views -----------------------------------------------------------------------------------------------------------
 
 VIEWS = {
@@ -594,6 +635,34 @@ def test_threads_have_graphs_of_their_own():
     for thread in threads:
         thread.join()
     assert failures == []
+
+
+# --- forward mode ----------------------------------------------------------------------------------------------------
+
+FORWARD_MODE = """
+import torch, torch._lazy
+from torchmdla import lazy
+from torchmdla.testing.compare import assert_matches
+
+lazy.initialize()
+x, tangent = torch.linspace(-1, 1, 6).reshape(2, 3), torch.arange(6.0).reshape(2, 3)
+function = lambda x: (x.sin() * 2 @ x.t()).exp()
+for call in (
+    lambda x, tangent: torch.func.jvp(function, (x,), (tangent,)),
+    lambda x, tangent: torch.func.jvp(lambda x: function(x.t()), (x.t(),), (tangent.t(),)),
+    lambda x, tangent: torch.func.jvp(lambda x: x.view(-1)[1:].clone().mul_(2), (x,), (tangent,)),
+    lambda x, tangent: torch.func.jacfwd(lambda x: x.sin().sum(0))(x),
+    lambda x, tangent: torch.func.hessian(lambda x: x.sin().prod())(x),
+):
+    found = torch.utils._pytree.tree_map(lambda result: result.cpu(), call(x.to("lazy"), tangent.to("lazy")))
+    assert_matches(found, call(x, tangent), layers=4, strides=False)
+print("done")
+"""
+
+
+def test_forward_mode():
+    done = subprocess.run([sys.executable, "-c", FORWARD_MODE], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
 
 
 # --- errors while a graph runs ---------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 #include "aten_operators.h"
 #include "batch_norm.h"
+#include "formats.h"
 #include "looking.h"
 #include "numbers.h"
 #include "operator_node.h"
@@ -119,6 +120,11 @@ std::vector<at::Tensor> unbind(const at::Tensor& self, int64_t dim) {
   return parts;
 }
 
+// A value fills memory of its own, of which it has none to show.
+bool has_same_storage_numel(const at::Tensor& self, const at::Tensor& other) {
+  return self.numel() == other.numel();
+}
+
 // All but views is contiguous.
 at::Tensor empty_strided(at::IntArrayRef sizes, at::IntArrayRef strides,
                          std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
@@ -161,6 +167,7 @@ void register_kernels() {
   register_numbers();
   register_looking();
   register_views();
+  register_formats();
   register_batch_norm();
   static torch::Library below(torch::Library::IMPL, "aten", DispatchKey::Lazy, __FILE__, __LINE__);
   below.impl("split_copy.Tensor", &split);
@@ -169,6 +176,7 @@ void register_kernels() {
   below.impl("unsafe_split_with_sizes", &split_with_sizes);
   below.impl("unbind_copy.int", &unbind);
   below.impl("empty_strided", &empty_strided);
+  below.impl("_has_same_storage_numel", &has_same_storage_numel);
   below.impl("scaled_dot_product_attention",
              torch::CppFunction::makeFromBoxedFunction<&record_or_run>());
   static torch::Library autograd(torch::Library::IMPL, "aten", DispatchKey::AutogradLazy, __FILE__,
