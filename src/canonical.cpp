@@ -111,23 +111,61 @@ void rewrite_batch_norm(Node* node) {
   replace_first(node, c10::aten::batch_norm, inputs);
 }
 
-// `arange.start_out`, which PyTorch's lazy device writes for every arange, is no write to anything,
-// and its end, an input, no more than its size says: known numbers are for the compiler.
+at::ScalarType widest(at::ScalarType dtype) {
+  return at::isFloatingType(dtype) ? at::kDouble : at::kLong;
+}
+
+// A number of a range: a constant, or the input that the lowering made of it.
+Value* range_number(Value* value, at::ScalarType wide) {
+  auto* maker = value->node();
+  if (maker->kind() == c10::prim::Constant) {
+    const bool is_integer = value->type()->kind() == c10::TypeKind::IntType;
+    return is_integer || wide == at::kDouble ? value : nullptr;
+  }
+  if (maker->kind() != c10::aten::ScalarImplicit) return nullptr;
+  const auto type = maker->input()->type()->cast<c10::TensorType>();
+  const auto dtype = type ? type->scalarType() : std::nullopt;
+  return dtype == at::kLong || dtype == wide ? maker->input() : nullptr;
+}
+
+// `start + step * i` for so many i, computed as eager does it, in the widest dtype.
+Value* make_range(Node* before, Value* start, Value* step, int64_t count,
+                  const c10::TensorTypePtr& type) {
+  const auto call = [&](c10::Symbol kind, const Values& inputs, at::ScalarType dtype) {
+    auto* made = before->owningGraph()->create(kind, inputs)->insertBefore(before);
+    return made->output()->setType(type->withScalarType(dtype));
+  };
+  const auto number = [&](auto value) { return constant(before, static_cast<int64_t>(value)); };
+  auto* none = constant(before, c10::IValue());
+  const auto range = [&](Value* begin, Value* end, Value* distance, at::ScalarType dtype) {
+    return call(c10::aten::arange, {begin, end, distance, number(dtype), none, none, none}, dtype);
+  };
+  const auto first = torch::jit::constant_as<int64_t>(start);
+  const auto distance = torch::jit::constant_as<int64_t>(step);
+  if (first && distance)
+    return range(start, number(*first + count * *distance), step, *type->scalarType());
+  const auto wide = widest(*type->scalarType());
+  auto* indices = range(number(0), number(count), number(1), wide);
+  auto* scaled = call(c10::aten::mul, {indices, step}, wide);
+  auto* moved = call(c10::aten::add, {scaled, start, number(1)}, wide);
+  auto* no = constant(before, false);
+  return call(c10::aten::to, {moved, number(*type->scalarType()), no, no, none},
+              *type->scalarType());
+}
+
+// PyTorch's lazy device writes a range into a tensor that it allocated for it, and makes inputs of
+// its numbers. The size is known, so the end is, and a start or a step may vary (places in a text).
 void rewrite_arange(Node* node) {
-  constexpr size_t start = 0, end = 1, step = 2, out = 3;
+  constexpr size_t start = 0, step = 2, out = 3;
   if (node->inputs().size() != 4 || node->input(out)->type()->kind() != c10::TypeKind::TensorType)
     return;
   const auto type = node->output()->type()->cast<c10::TensorType>();
   const auto sizes = type->sizes().concrete_sizes();
-  const auto first = torch::jit::constant_as<int64_t>(node->input(start));
-  const auto distance = torch::jit::constant_as<int64_t>(node->input(step));
   if (!sizes || sizes->size() != 1 || !type->scalarType()) return;
-  auto* last =
-      first && distance ? constant(node, *first + *distance * (*sizes)[0]) : node->input(end);
-  auto* none = constant(node, c10::IValue());
-  auto* dtype = constant(node, static_cast<int64_t>(*type->scalarType()));
-  replace(node, c10::aten::arange,
-          {node->input(start), last, node->input(step), dtype, none, none, none});
+  auto* first = range_number(node->input(start), widest(*type->scalarType()));
+  auto* distance = range_number(node->input(step), widest(*type->scalarType()));
+  if (!first || !distance) return;
+  node->output()->replaceAllUsesWith(make_range(node, first, distance, (*sizes)[0], type));
   node->destroy(); // nobody else would remove what writes
 }
 

@@ -185,7 +185,9 @@ PROGRAMS = {
     ),
     "numbers_are_no_tensors": (lambda x: (x.mean() * 0.1).expand(4, 1) @ x[:1], X),
     "ranges": (
-        lambda x: [torch.arange(*ends, device=x.device) for ends in ((5,), (2, 9, 3), (0.5, 2.0, 0.25), (0,))],
+        lambda x: [
+            torch.arange(*ends, device=x.device) for ends in ((5,), (2, 9, 3), (7, 1, -2), (0.5, 2.0, 0.3), (0,))
+        ],
         X,
     ),
     "norms": (lambda x: [x.norm(), x.norm(3, 0), functional.normalize(x, 1.0)], X),
@@ -565,6 +567,21 @@ def test_what_factories_make_is_known_to_the_compiler():
     check(program, X, weight)
     stats = torchmdla.stats()
     assert (stats.groups, stats.specialisations, stats.fallbacks) == (1, 1, {})
+
+
+def test_places_that_vary_recompile_nothing():
+    table = torch.randn(20, 4)
+    on_device = table.to("lazy")
+    for step in range(10):
+        if step == 5:
+            torchmdla.reset_stats()
+        places = torch.arange(step, step + 3), torch.arange(step, step + 3, device="lazy")
+        expected, found = (
+            torch.tanh(rows[at]) * at[:, None] for rows, at in zip((table, on_device), places, strict=True)
+        )
+        assert_matches(found.cpu(), expected, strides=False)
+    stats = torchmdla.stats()
+    assert (stats.specialisations, stats.lazy.graphs, stats.fallbacks) == (0, 0, {})
 
 
 def test_switched_off_it_interprets():
