@@ -194,6 +194,19 @@ PROGRAMS = {
     "numbers_promote": (lambda x: torch.arange(3, device=x.device) * 2.5 + x.sum() * 3, X),
     "split": (lambda x: [*x.split(2, 1), *x.chunk(3), *x.split([1, 2]), *x.unbind(1)], X),
     "index": (lambda x: x[torch.tensor([0, 2], device=x.device)], X),
+    "index_select": (
+        lambda x: [place.index_select(0, torch.zeros(1, dtype=torch.int64, device=x.device)) for place in (x, x[1, 1])],
+        X,
+    ),
+    "backward_of_a_dropout": (lambda x: torch.ops.aten.native_dropout_backward(x.long(), x > 0, 2.0), X),
+    "index_or_fill": (
+        lambda x: torch.ops.aten._unsafe_masked_index(x, x > 0, [None, (x > 0).long()], 0.5),
+        X[:, :4],
+    ),
+    "index_every_dimension": (
+        lambda x: torch.ops.aten._unsafe_masked_index(x[0], x[0] > 0, [(x[0] > 0).long()], 0.5),
+        X,
+    ),
     "index_by_a_mask": (lambda x: x[x > 0], X),
     "nonzero": (lambda x: (x > 0).nonzero(), X),
     "composed": (lambda x: torch.logsumexp(torch.nan_to_num(x), 1) + functional.celu(x).amax(1), X),

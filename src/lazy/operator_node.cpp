@@ -40,13 +40,10 @@ torch::lazy::TSOpVector OperatorNode::Lower(std::shared_ptr<torch::jit::GraphFun
     } else if (argument.kind == Kind::tensor) {
       inputs.push_back(value_of(argument.operands[0]));
     } else {
-      const bool all = std::all_of(argument.operands.begin(), argument.operands.end(),
-                                   [](const auto& index) { return index.has_value(); });
       std::vector<Value*> elements;
       for (const auto index : argument.operands)
         elements.push_back(value_of(index));
-      const c10::TypePtr type = c10::TensorType::get();
-      auto* list = graph->createList(all ? type : c10::OptionalType::create(type), elements);
+      auto* list = graph->createList(argument.element, elements);
       inputs.push_back(graph->insertNode(list)->output());
     }
   }
@@ -147,7 +144,7 @@ public:
     if (!holds_tensors(type)) return add_constant(value);
     if (value.isNone()) return add_constant(value);
     if (value.isTensor()) return add_tensor(value.toTensor());
-    return add_list(value);
+    return add_list(value, type);
   }
 
   std::vector<Argument> arguments;
@@ -159,19 +156,22 @@ private:
   // The tensors of a graph that runs are on the CPU.
   bool add_constant(const c10::IValue& value) {
     const bool is_lazy = value.isDevice() && value.toDevice().type() == at::kLazy;
-    arguments.push_back({Kind::constant, is_lazy ? c10::IValue(c10::Device(at::kCPU)) : value, {}});
+    arguments.push_back(
+        {Kind::constant, is_lazy ? c10::IValue(c10::Device(at::kCPU)) : value, {}, nullptr});
     return torchmdla::lazy::add_constant(key_, arguments.back().constant);
   }
 
   bool add_tensor(const at::Tensor& tensor) {
     const auto index = operand(tensor);
     if (!index) return false;
-    arguments.push_back({Kind::tensor, {}, {*index}});
+    arguments.push_back({Kind::tensor, {}, {*index}, nullptr});
     return true;
   }
 
-  bool add_list(const c10::IValue& list) {
-    Argument argument{Kind::list, {}, {}};
+  bool add_list(const c10::IValue& list, const c10::TypePtr& type) {
+    const auto optional = type->cast<c10::OptionalType>();
+    const auto& list_type = optional ? optional->getElementType() : type;
+    Argument argument{Kind::list, {}, {}, list_type->expectRef<c10::ListType>().getElementType()};
     key_.add(list.toListRef().size());
     for (const auto& element : list.toListRef()) {
       const auto index = operand(element.isNone() ? at::Tensor() : element.toTensor());

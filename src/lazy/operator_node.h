@@ -21,6 +21,7 @@ public:
     enum class Kind { constant, tensor, list } kind;
     c10::IValue constant;
     std::vector<std::optional<size_t>> operands;
+    c10::TypePtr element; // of a list
   };
 
   // `shapes`: of the results; the dtype of an undefined one is undefined too. `key` tells apart
