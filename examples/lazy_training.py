@@ -51,8 +51,6 @@ def bert(device: str) -> tuple[nn.Module, Loss]:
         num_hidden_layers=2,
         num_attention_heads=4,
         intermediate_size=64,
-        hidden_dropout_prob=0.0,  # the device draws its random numbers when a graph runs, the CPU at once
-        attention_probs_dropout_prob=0.0,
     )
     texts = torch.randint(64, (512, 12), generator=torch.Generator().manual_seed(0))
     model = BertForSequenceClassification(config).to(device)

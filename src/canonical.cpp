@@ -121,6 +121,70 @@ void rewrite_flash_attention(Node* node) {
                  inputs[is_causal], inputs[scale], constant(node, /*enable_gqa=*/false)});
 }
 
+at::ScalarType widest(at::ScalarType dtype) {
+  return at::isFloatingType(dtype) ? at::kDouble : at::kLong;
+}
+
+// A number of a range: a constant, or the input that the lowering made of it.
+Value* range_number(Value* value, at::ScalarType wide) {
+  auto* maker = value->node();
+  if (maker->kind() == c10::prim::Constant) {
+    const bool is_integer = value->type()->kind() == c10::TypeKind::IntType;
+    return is_integer || wide == at::kDouble ? value : nullptr;
+  }
+  if (maker->kind() != c10::aten::ScalarImplicit) return nullptr;
+  const auto type = maker->input()->type()->cast<c10::TensorType>();
+  const auto dtype = type ? type->scalarType() : std::nullopt;
+  return dtype == at::kLong || dtype == wide ? maker->input() : nullptr;
+}
+
+// `start + step * i` for so many i, computed as eager does it, in the widest dtype.
+Value* make_range(Node* before, Value* start, Value* step, int64_t count,
+                  const c10::TensorTypePtr& type) {
+  const auto call = [&](c10::Symbol kind, const Values& inputs, at::ScalarType dtype) {
+    auto* made = before->owningGraph()->create(kind, inputs)->insertBefore(before);
+    return made->output()->setType(type->withScalarType(dtype));
+  };
+  const auto number = [&](auto value) { return constant(before, static_cast<int64_t>(value)); };
+  auto* none = constant(before, c10::IValue());
+  const auto range = [&](Value* begin, Value* end, Value* distance, at::ScalarType dtype) {
+    return call(c10::aten::arange, {begin, end, distance, number(dtype), none, none, none}, dtype);
+  };
+  const auto first = torch::jit::constant_as<int64_t>(start);
+  const auto distance = torch::jit::constant_as<int64_t>(step);
+  if (first && distance)
+    return range(start, number(*first + count * *distance), step, *type->scalarType());
+  const auto wide = widest(*type->scalarType());
+  auto* indices = range(number(0), number(count), number(1), wide);
+  auto* scaled = call(c10::aten::mul, {indices, step}, wide);
+  auto* moved = call(c10::aten::add, {scaled, start, number(1)}, wide);
+  auto* no = constant(before, false);
+  return call(c10::aten::to, {moved, number(*type->scalarType()), no, no, none},
+              *type->scalarType());
+}
+
+// PyTorch's lazy device writes a range into a tensor that it allocated for it, and makes inputs of
+// its numbers. The size is known, so the end is, and a start or a step may vary (places in a text).
+void rewrite_arange(Node* node) {
+  constexpr size_t start = 0, step = 2, out = 3;
+  if (node->inputs().size() != 4 || node->input(out)->type()->kind() != c10::TypeKind::TensorType)
+    return;
+  const auto type = node->output()->type()->cast<c10::TensorType>();
+  const auto sizes = type->sizes().concrete_sizes();
+  if (!sizes || sizes->size() != 1 || !type->scalarType()) return;
+  auto* first = range_number(node->input(start), widest(*type->scalarType()));
+  auto* distance = range_number(node->input(step), widest(*type->scalarType()));
+  if (!first || !distance) return;
+  node->output()->replaceAllUsesWith(make_range(node, first, distance, (*sizes)[0], type));
+  node->destroy(); // nobody else would remove what writes
+}
+
+// The result of a factory, which is not the tensor that the device allocated for it.
+void rewrite_zero(Node* node) {
+  auto* none = constant(node, c10::IValue());
+  replace(node, c10::aten::zeros_like, {node->input(), none, none, none, none, none});
+}
+
 // A number that the lowering wrote as a tensor.
 void rewrite_number(Node* node) {
   const auto known = torch::jit::constant_as<at::Tensor>(node->input());
@@ -145,12 +209,14 @@ const std::unordered_map<std::string, Rewrite>& rewrites() {
       {"aten::unsqueeze_copy", renamed("aten::unsqueeze")},
       {"aten::view_copy", rewrite_view},
       {"aten::_reshape_alias_copy", rewrite_reshape_alias},
+      {"aten::arange", rewrite_arange},
       {"aten::as_strided_copy", strided("aten::as_strided")},
       {"aten::as_strided_scatter", strided("aten::as_strided_scatter")},
       {"aten::FloatImplicit", rewrite_number},
       {"aten::IntImplicit", rewrite_number},
       {"aten::ScalarImplicit", rewrite_number},
       {"aten::_scaled_dot_product_flash_attention_for_cpu", rewrite_flash_attention},
+      {"aten::zero", rewrite_zero},
       {"aten::_adaptive_avg_pool2d", renamed("aten::adaptive_avg_pool2d")},
       {"aten::log_sigmoid_forward", first_of("aten::log_sigmoid")},
       {"aten::max_pool2d_with_indices", first_of("aten::max_pool2d")},

@@ -21,7 +21,9 @@
 // of one level can be one group: a path between two of them through an untaken node would raise the
 // level, so the set is convex. One walk over the block, no trial moves.
 //
-// Constants and lists are not nodes in this sense: whoever uses one gets a copy.
+// Constants and lists are not nodes in this sense: whoever uses one gets a copy. A view that is
+// used outside of its own group stays in the block, and every group that uses it gets a copy: what
+// comes in is the tensor that it is a view of, so that a weight is seen to be one.
 //
 // A branch that a module's attributes alone decide (`if self.training`) is taken as a whole if the
 // device takes all of either side: its condition becomes a flag of the group, and the group is
@@ -83,12 +85,8 @@ struct Fusion {
   const std::unordered_set<std::string> statistics;
 };
 
-// A group of one block. `absorbed` nodes move into the subgraph. `sunk` ones are views that leave
-// the group: they stay in the block, after the group, and whoever uses them inside gets a copy.
-struct Group {
-  std::vector<Node*> absorbed; // in the block's order
-  NodeSet sunk;
-};
+// The nodes of one block that move into a subgraph, in the block's order.
+using Group = std::vector<Node*>;
 
 // Finds and forms the groups of one block.
 class BlockFuser {
@@ -132,6 +130,11 @@ private:
   }
 
   bool is_taken(const Node* node) const { return kinds_.count(node) != 0; }
+
+  bool is_view(const Node* node) const {
+    const auto found = kinds_.find(node);
+    return found != kinds_.end() && found->second == OpKind::view;
+  }
 
   // Constants, and lists that nobody writes to.
   bool is_copied(const Node* node) const {
@@ -283,11 +286,11 @@ private:
   void form_groups() {
     std::map<size_t, Group> by_level;
     for (auto* node : block_->nodes())
-      if (is_taken(node)) by_level[level_[node]].absorbed.push_back(node);
+      if (is_taken(node)) by_level[level_[node]].push_back(node);
     for (auto& [level, group] : by_level) {
       sink_views(group);
       if (!pays(group)) continue;
-      for (const auto* node : group.absorbed)
+      for (const auto* node : group)
         group_of_[node] = groups_.size();
       groups_.push_back(std::move(group));
     }
@@ -297,14 +300,10 @@ private:
   // the group's output, as eager PyTorch takes it: aliasing and strides are eager's. In reverse, so
   // that a view of a view sinks too.
   void sink_views(Group& group) const {
-    NodeSet inside(group.absorbed.begin(), group.absorbed.end());
-    for (auto it = group.absorbed.rbegin(); it != group.absorbed.rend(); ++it) {
-      const auto* node = *it;
-      if (kinds_.at(node) != OpKind::view || !leaves(node, inside)) continue;
-      inside.erase(node);
-      group.sunk.insert(node);
-    }
-    std::erase_if(group.absorbed, [&](const Node* node) { return !inside.count(node); });
+    NodeSet inside(group.begin(), group.end());
+    for (auto it = group.rbegin(); it != group.rend(); ++it)
+      if (kinds_.at(*it) == OpKind::view && leaves(*it, inside)) inside.erase(*it);
+    std::erase_if(group, [&](const Node* node) { return !inside.count(node); });
   }
 
   bool leaves(const Node* node, const NodeSet& inside) const {
@@ -326,7 +325,7 @@ private:
   // fusing them saves a pass over memory; views and shape arithmetic alone compute nothing.
   bool pays(const Group& group) const {
     size_t compute = 0, cheap = 0;
-    for (const auto* node : group.absorbed) {
+    for (const auto* node : group) {
       compute += kinds_.at(node) == OpKind::compute;
       cheap += kinds_.at(node) == OpKind::cheap;
     }
@@ -335,8 +334,8 @@ private:
 
   // Nobody would keep a group without outputs, whatever its branches may write.
   bool has_outputs(const Group& group) const {
-    const NodeSet inside(group.absorbed.begin(), group.absorbed.end());
-    return std::any_of(group.absorbed.begin(), group.absorbed.end(),
+    const NodeSet inside(group.begin(), group.end());
+    return std::any_of(group.begin(), group.end(),
                        [&](const Node* node) { return leaves(node, inside); });
   }
 
@@ -378,21 +377,25 @@ private:
   // The node that stands for `node` in the order: the first one of its group, or itself.
   Node* leader(Node* node) const {
     const auto* group = group_of(node);
-    return group ? group->absorbed.front() : node;
+    return group ? group->front() : node;
+  }
+
+  // Once groups stand: what each of them gets a copy of.
+  bool is_copied_into_groups(const Node* node) const {
+    return is_copied(node) || (is_view(node) && !absorbs(node));
   }
 
   // What `node` gets copies of once groups stand.
   std::function<bool(const Node*)> copies_of(const Node* node) const {
-    const auto* group = group_of(node);
-    return [this, group](const Node* producer) {
-      return group && (is_copied(producer) || group->sunk.count(producer));
+    return [this, grouped = absorbs(node)](const Node* producer) {
+      return grouped && is_copied_into_groups(producer);
     };
   }
 
   void move_to_end(Node* node) const {
     const auto* group = group_of(node);
     if (!group) return node->moveBefore(block_->return_node());
-    for (auto* member : group->absorbed)
+    for (auto* member : *group)
       member->moveBefore(block_->return_node());
   }
 
@@ -400,14 +403,14 @@ private:
 
   void extract(const Group& group) const {
     auto* node = block_->owningGraph()->create(fusion_.group_kind, /*num_outputs=*/0);
-    node->insertBefore(group.absorbed.front());
+    node->insertBefore(group.front());
     node->s_(device_attribute(), table_.device);
     auto subgraph = std::make_shared<Graph>();
     std::unordered_map<const Value*, Value*> inner;
-    for (auto* member : group.absorbed)
-      copy_into(*subgraph, group, node, member, inner);
-    const NodeSet inside(group.absorbed.begin(), group.absorbed.end());
-    for (auto* member : group.absorbed)
+    for (auto* member : group)
+      copy_into(*subgraph, node, member, inner);
+    const NodeSet inside(group.begin(), group.end());
+    for (auto* member : group)
       for (auto* value : member->outputs())
         if (leaves(value, inside)) {
           subgraph->registerOutput(inner.at(value));
@@ -418,16 +421,16 @@ private:
     node->g_(attr::Subgraph, std::move(subgraph));
     mark_parameters(node);
     mark_flags(node, group);
-    for (auto it = group.absorbed.rbegin(); it != group.absorbed.rend(); ++it)
+    for (auto it = group.rbegin(); it != group.rend(); ++it)
       destroy(*it);
   }
 
-  void copy_into(Graph& subgraph, const Group& group, Node* group_node, Node* node,
+  void copy_into(Graph& subgraph, Node* group_node, Node* node,
                  std::unordered_map<const Value*, Value*>& inner) const {
     const auto lookup = [&](Value* value) {
       if (!inner.count(value)) {
-        if (is_copied(value->node()) || group.sunk.count(value->node())) {
-          copy_into(subgraph, group, group_node, value->node(), inner);
+        if (is_copied_into_groups(value->node())) {
+          copy_into(subgraph, group_node, value->node(), inner);
         } else {
           inner[value] = subgraph.addInput()->copyMetadata(value);
           group_node->addInput(value);
@@ -469,8 +472,7 @@ private:
   }
 
   void mark_flags(Node* node, const Group& group) const {
-    const auto& members = group.absorbed;
-    if (std::none_of(members.begin(), members.end(),
+    if (std::none_of(group.begin(), group.end(),
                      [&](const Node* member) { return is_conditional(member); }))
       return;
     std::vector<int64_t> flags;

@@ -96,6 +96,18 @@ def test_views_that_leave_are_taken_after_the_group():
     assert (transposed == 7).all()
 
 
+def test_a_group_takes_what_views_of_earlier_levels_are_views_of():
+    def function(x, weight):
+        y = torch.special.i0e(torch.tanh(x) * 2)
+        return torch.relu(y @ weight.t()) + 1  # the transpose itself waits for nothing
+
+    x, weight = torch.randn(3, 4), torch.randn(5, 4)
+    scripted = warmed_up(function, x, weight)
+    _, second = groups(torchmdla.graph_for(scripted, x, weight))
+    assert kinds(second) == ["aten::t", "aten::matmul", "aten::relu", "aten::add"]
+    assert_matches(scripted(x, weight), function(x, weight))
+
+
 @torch.jit.script
 def _branches(x: Tensor, flag: bool, count: int) -> Tensor:
     if flag:

@@ -179,9 +179,34 @@ PROGRAMS = {
     ),
     "attention": (lambda x: functional.scaled_dot_product_attention(x, x, x), IMAGE),
     "where_with_a_number": (lambda x: torch.where(x > 0, x, 2.0), X),
+    "numbers_compare": (
+        lambda x: [x[0] == 0.1, x[0] <= 0.1, x[0].half() < 0.1, (x[0] * 0.7).sin() * 2],
+        torch.tensor([0.1]),
+    ),
+    "numbers_are_no_tensors": (lambda x: (x.mean() * 0.1).expand(4, 1) @ x[:1], X),
+    "ranges": (
+        lambda x: [
+            torch.arange(*ends, device=x.device) for ends in ((5,), (2, 9, 3), (7, 1, -2), (0.5, 2.0, 0.3), (0,))
+        ],
+        X,
+    ),
+    "norms": (lambda x: [x.norm(), x.norm(3, 0), functional.normalize(x, 1.0)], X),
     "numbers_promote": (lambda x: torch.arange(3, device=x.device) * 2.5 + x.sum() * 3, X),
     "split": (lambda x: [*x.split(2, 1), *x.chunk(3), *x.split([1, 2]), *x.unbind(1)], X),
     "index": (lambda x: x[torch.tensor([0, 2], device=x.device)], X),
+    "index_select": (
+        lambda x: [place.index_select(0, torch.zeros(1, dtype=torch.int64, device=x.device)) for place in (x, x[1, 1])],
+        X,
+    ),
+    "backward_of_a_dropout": (lambda x: torch.ops.aten.native_dropout_backward(x.long(), x > 0, 2.0), X),
+    "index_or_fill": (
+        lambda x: torch.ops.aten._unsafe_masked_index(x, x > 0, [None, (x > 0).long()], 0.5),
+        X[:, :4],
+    ),
+    "index_every_dimension": (
+        lambda x: torch.ops.aten._unsafe_masked_index(x[0], x[0] > 0, [(x[0] > 0).long()], 0.5),
+        X,
+    ),
     "index_by_a_mask": (lambda x: x[x > 0], X),
     "nonzero": (lambda x: (x > 0).nonzero(), X),
     "composed": (lambda x: torch.logsumexp(torch.nan_to_num(x), 1) + functional.celu(x).amax(1), X),
@@ -218,6 +243,150 @@ def test_what_has_no_lowering_runs_at_once_and_is_counted():
     torchmdla.reset_stats()
     check(lambda x: (x > 0).nonzero(), X, calls=1)
     assert torchmdla.stats().lazy.eager == {"aten::nonzero": 1}
+
+
+def test_graphs_that_differ_in_what_they_share():
+    # PyTorch's hash of a graph is that of a tree, whose leaves are alike.
+    a, b = torch.tensor([1.0, 2.0]), torch.tensor([10.0, 30.0])
+    check(lambda a, b: (a - b) + a, a, b)
+    check(lambda a, b: (a - b) + b, a, b)
+    check(lambda a, b: [a.exp(), a.exp() * b.exp()], a, b)
+    check(lambda a, b: [b.exp(), a.exp() * b.exp()], a, b)
+
+
+# --- random numbers --------------------------------------------------------------------------------------------------
+
+DRAWS = {
+    "rand": lambda x: torch.rand(3, 4, device=x.device),
+    "randn_like": torch.randn_like,
+    "randint": lambda x: torch.randint(2, 9, (5,), device=x.device),
+    "randperm": lambda x: torch.randperm(7, device=x.device),
+    "bernoulli": lambda x: x.sigmoid().bernoulli(),
+    "bernoulli_": lambda x: x.bernoulli_(0.4),
+    "normal_": lambda x: x.normal_(1, 2),
+    "uniform_of_a_transpose": lambda x: x.t().uniform_(-1, 1),
+    "normal_of_rows": lambda x: x[1:].normal_(),
+    "exponential_": lambda x: x.exponential_(),
+    "geometric_": lambda x: x.geometric_(0.3),
+    "random_": lambda x: x.random_(3, 8),
+    "multinomial": lambda x: torch.multinomial(x.sigmoid(), 2),
+    "two": lambda x: [torch.rand_like(x), functional.dropout(x, 0.3), torch.rand_like(x)],
+}
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+def test_random_numbers_are_the_cpus(draw):
+    for seed in range(3):
+        torch.manual_seed(seed)
+        expected = DRAWS[draw](X.clone())
+        torch.manual_seed(seed)
+        assert_matches(moved(DRAWS[draw](X.clone().to("lazy"))), expected, strides=False)
+
+
+DROPOUTS = {
+    "dropout": lambda x: functional.dropout(x, 0.3),
+    "not_in_training": lambda x: functional.dropout(x, 0.3, training=False),
+    "nothing_is_left": lambda x: functional.dropout(x, 1.0),
+    "of_channels": lambda x: functional.dropout1d(x, 0.5),
+    "alpha": lambda x: functional.alpha_dropout(x, 0.3, training=True),
+    "attention": lambda x: functional.scaled_dot_product_attention(x[None], x[None], x[None], dropout_p=0.3),
+}
+
+
+@pytest.mark.parametrize("name", DROPOUTS)
+def test_gradients_are_those_of_the_numbers_that_were_drawn(name):
+    def gradient(device):
+        torch.manual_seed(3)
+        x = X.clone().to(device).requires_grad_()
+        loss = DROPOUTS[name](x).square().sum()
+        looked_at = loss.item()
+        loss.backward()
+        return [torch.tensor(looked_at), x.grad.cpu()]
+
+    assert_matches(gradient("lazy"), gradient("cpu"), layers=3, strides=False)
+
+
+def test_a_mask_does_not_end_the_graph():
+    x = X.to("lazy")
+    torchmdla.reset_stats()
+    pending = functional.dropout(torch.tanh(x), 0.5) * 2
+    assert torchmdla.stats().lazy.runs == 0
+    pending.cpu()
+    assert torchmdla.stats().lazy.runs == 1
+
+
+# --- running statistics ----------------------------------------------------------------------------------------------
+
+
+def statistics_after(norm, look):
+    def statistics(device):
+        torch.manual_seed(0)
+        module = norm().to(device)
+        for x in (torch.randn(5, 4, 3, 2), torch.randn(5, 4, 3, 2)):
+            result = module(x.to(device))
+            if look == "result":
+                result.cpu()
+        return moved([*module.buffers(), module(torch.ones(5, 4, 3, 2).to(device))])
+
+    return statistics
+
+
+NORMS = {
+    "batch": lambda: nn.BatchNorm2d(4),
+    "plain": lambda: nn.BatchNorm2d(4, affine=False),
+    "cumulative": lambda: nn.BatchNorm2d(4, momentum=None),
+    "without_statistics": lambda: nn.BatchNorm2d(4, track_running_stats=False),
+    "instance": lambda: nn.InstanceNorm2d(4, track_running_stats=True),
+    "in_inference": lambda: nn.BatchNorm2d(4).eval(),
+}
+
+
+@pytest.mark.parametrize("look", ["result", "statistics"])
+@pytest.mark.parametrize("norm", NORMS)
+def test_running_statistics_are_those_of_all_calls(norm, look):
+    statistics = statistics_after(NORMS[norm], look)
+    assert_matches(statistics("lazy"), statistics("cpu"), layers=2, strides=False)
+
+
+# --- memory formats --------------------------------------------------------------------------------------------------
+
+FORMATS = {
+    "clone": lambda x: x.clone(memory_format=torch.channels_last),
+    "to": lambda x: x.to(memory_format=torch.channels_last),
+    "as_it_is": lambda x: x.clone(memory_format=torch.channels_last).contiguous(memory_format=torch.channels_last),
+    "and_back": lambda x: x.clone(memory_format=torch.channels_last).contiguous(),
+    "of_a_view": lambda x: x[:, 1:].clone(memory_format=torch.channels_last),
+    "written": lambda x: x.clone(memory_format=torch.channels_last).mul_(2),
+    "restrided": lambda x: x.clone(memory_format=torch.channels_last).as_strided((3, 4), (4, 1), 2),
+    "volumes": lambda x: x[:, None].clone(memory_format=torch.channels_last_3d),
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_copies_lie_in_their_format(name):
+    def copied(x):
+        base = x + 1
+        result = FORMATS[name](base)
+        result.add_(1)
+        return [result, base]
+
+    x = torch.randn(2, 3, 4, 5)
+    assert copied(x.to("lazy"))[0].stride() == copied(x)[0].stride()
+    check(copied, x)
+
+
+def test_gradients_through_a_format():
+    def gradient(device):
+        x = torch.arange(24.0).reshape(1, 2, 3, 4).to(device).requires_grad_()
+        x.clone(memory_format=torch.channels_last).as_strided((4, 6), (6, 1)).square().sum().backward()
+        return x.grad.cpu()
+
+    assert_matches(gradient("lazy"), gradient("cpu"), strides=False)
+
+
+def test_channels_last_wants_four_dimensions():
+    with pytest.raises(RuntimeError, match="required rank 4 tensor to use channels_last format"):
+        X.to("lazy").clone(memory_format=torch.channels_last)
 
 
 # --- views -----------------------------------------------------------------------------------------------------------
@@ -395,11 +564,51 @@ def test_a_number_that_changes_does_not_recompile(number):
     assert torchmdla.stats().specialisations == 0
 
 
+def test_what_factories_make_is_known_to_the_compiler():
+    weight = torch.randn(4, 4)
+
+    def program(x, weight):
+        places = torch.arange(3, device=x.device)
+        return functional.linear(x + functional.embedding(places, weight), weight) + torch.zeros_like(x)
+
+    torchmdla.reset_stats()
+    check(program, X, weight)
+    stats = torchmdla.stats()
+    assert (stats.groups, stats.specialisations, stats.fallbacks) == (1, 1, {})
+
+
+def test_places_that_vary_recompile_nothing():
+    table = torch.randn(20, 4)
+    on_device = table.to("lazy")
+    for step in range(10):
+        if step == 5:
+            torchmdla.reset_stats()
+        places = torch.arange(step, step + 3), torch.arange(step, step + 3, device="lazy")
+        expected, found = (
+            torch.tanh(rows[at]) * at[:, None] for rows, at in zip((table, on_device), places, strict=True)
+        )
+        assert_matches(found.cpu(), expected, strides=False)
+    stats = torchmdla.stats()
+    assert (stats.specialisations, stats.lazy.graphs, stats.fallbacks) == (0, 0, {})
+
+
 def test_switched_off_it_interprets():
     with torchmdla.enabled(False):
         torchmdla.reset_stats()
         check(lambda x: torch.exp(x) @ x.t(), X)
         assert torchmdla.stats().specialisations == 0
+
+
+def test_what_results_share_is_computed_once():
+    x = X.to("lazy")
+    hidden = torch.tanh(x @ x.t())
+    one, other, apart = hidden * 2, hidden.sum(), x + 5
+    torchmdla.reset_stats()
+    assert_matches(one.cpu(), torch.tanh(X @ X.t()) * 2, layers=2)
+    assert_matches(other.cpu(), torch.tanh(X @ X.t()).sum(), layers=2)
+    assert torchmdla.stats().lazy.runs == 1
+    assert "tanh" not in str(lazy.pending_computation(hidden + one).graph), "the looked-at is computed again"
+    assert "aten::add" in str(lazy.pending_computation(apart).graph), "what shares nothing was computed"
 
 
 def test_initialising_again_is_fine():
@@ -451,6 +660,34 @@ def test_threads_have_graphs_of_their_own():
     for thread in threads:
         thread.join()
     assert failures == []
+
+
+# --- forward mode ----------------------------------------------------------------------------------------------------
+
+FORWARD_MODE = """
+import torch, torch._lazy
+from torchmdla import lazy
+from torchmdla.testing.compare import assert_matches
+
+lazy.initialize()
+x, tangent = torch.linspace(-1, 1, 6).reshape(2, 3), torch.arange(6.0).reshape(2, 3)
+function = lambda x: (x.sin() * 2 @ x.t()).exp()
+for call in (
+    lambda x, tangent: torch.func.jvp(function, (x,), (tangent,)),
+    lambda x, tangent: torch.func.jvp(lambda x: function(x.t()), (x.t(),), (tangent.t(),)),
+    lambda x, tangent: torch.func.jvp(lambda x: x.view(-1)[1:].clone().mul_(2), (x,), (tangent,)),
+    lambda x, tangent: torch.func.jacfwd(lambda x: x.sin().sum(0))(x),
+    lambda x, tangent: torch.func.hessian(lambda x: x.sin().prod())(x),
+):
+    found = torch.utils._pytree.tree_map(lambda result: result.cpu(), call(x.to("lazy"), tangent.to("lazy")))
+    assert_matches(found, call(x, tangent), layers=4, strides=False)
+print("done")
+"""
+
+
+def test_forward_mode():
+    done = subprocess.run([sys.executable, "-c", FORWARD_MODE], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
 
 
 # --- errors while a graph runs ---------------------------------------------------------------------------------------
@@ -618,8 +855,6 @@ def test_training_a_bert():
         num_hidden_layers=2,
         num_attention_heads=4,
         intermediate_size=64,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
     )
     tokens = torch.randint(0, 50, (4, 12), generator=torch.Generator().manual_seed(0))
 

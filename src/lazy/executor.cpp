@@ -4,11 +4,19 @@
 
 #include <c10/util/ScopeExit.h>
 
-#include <algorithm>
-
+#include <torch/csrc/lazy/core/hash.h>
 #include <torch/csrc/lazy/core/internal_ops/ltc_ops.h>
 
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <thread>
+#include <unordered_map>
+#include <utility>
+
 namespace torchmdla::lazy {
+
+using torch::lazy::LazyTensor;
 
 namespace {
 
@@ -16,6 +24,38 @@ namespace {
 thread_local std::vector<int64_t> collected;
 thread_local std::vector<int64_t> synced;
 thread_local bool marks_step = false;
+
+struct Made {
+  std::weak_ptr<LazyTensor::Data> tensor;
+  std::thread::id by;
+};
+
+struct Tensors {
+  std::mutex mutex;
+  std::map<int64_t, Made> by_id; // guarded by mutex
+};
+
+// Never destroyed: tensors may live until the process ends.
+Tensors& tensors() {
+  static Tensors& instance = *std::make_unique<Tensors>().release();
+  return instance;
+}
+
+// PyTorch knows a graph by its operators and the shapes of its inputs, as a tree: `(a - b) + a` and
+// `(a - b) + b` would be one. Which nodes are the same tells them apart.
+torch::lazy::hash_t hash_of_sharing(const std::vector<const torch::lazy::Node*>& post_order,
+                                    const std::vector<torch::lazy::Value>& results) {
+  std::unordered_map<const torch::lazy::Node*, size_t> positions;
+  std::vector<size_t> used;
+  for (const auto* node : post_order) {
+    for (const auto& operand : node->operands())
+      used.push_back(positions.at(operand.node));
+    positions.emplace(node, positions.size());
+  }
+  for (const auto& result : results)
+    used.push_back(positions.at(result.node.get()));
+  return torch::lazy::Hash(used);
+}
 
 } // namespace
 
@@ -25,6 +65,16 @@ const std::vector<int64_t>& synced_tensors() {
 
 void set_synced_tensors(std::vector<int64_t> ids) {
   synced = std::move(ids);
+}
+
+std::vector<torch::lazy::LazyTensorPtr> tensors_of_this_thread() {
+  std::vector<torch::lazy::LazyTensorPtr> found;
+  const std::lock_guard<std::mutex> guard(tensors().mutex);
+  for (const auto& [id, made] : tensors().by_id) {
+    if (made.by != std::this_thread::get_id()) continue;
+    if (auto data = made.tensor.lock()) found.push_back(LazyTensor::Create(std::move(data)));
+  }
+  return found;
 }
 
 bool in_mark_step() {
@@ -39,6 +89,22 @@ void Executor::SyncLiveTensorsGraph(const torch::lazy::BackendDevice* device,
   raise_noted_error();
 }
 
+void Executor::RegisterTensor(std::shared_ptr<LazyTensor::Data> data) {
+  {
+    const std::lock_guard<std::mutex> guard(tensors().mutex);
+    tensors().by_id.insert_or_assign(data->unique_id, Made{data, std::this_thread::get_id()});
+  }
+  LazyGraphExecutor::RegisterTensor(std::move(data));
+}
+
+void Executor::UnregisterTensor(LazyTensor::Data* data) {
+  {
+    const std::lock_guard<std::mutex> guard(tensors().mutex);
+    tensors().by_id.erase(data->unique_id);
+  }
+  LazyGraphExecutor::UnregisterTensor(data);
+}
+
 bool Executor::ShouldSyncTensor(const torch::lazy::LazyTensorPtr& tensor) const {
   const bool should = tensor->GetIrValue()->op() != torch::lazy::ltc_not_supported;
   if (should) collected.push_back(tensor->GetUniqueId());
@@ -50,7 +116,10 @@ Executor::PostOrderData Executor::RunPostOrder(const std::vector<torch::lazy::Va
   const auto count = static_cast<int64_t>(std::min(ir_values.size(), collected.size()));
   synced.assign(collected.end() - count, collected.end());
   collected.clear();
-  return LazyGraphExecutor::RunPostOrder(ir_values, collection);
+  auto data = LazyGraphExecutor::RunPostOrder(ir_values, collection);
+  collection->hash =
+      torch::lazy::HashCombine(collection->hash, hash_of_sharing(data.post_order, ir_values));
+  return data;
 }
 
 } // namespace torchmdla::lazy

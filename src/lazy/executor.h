@@ -4,6 +4,7 @@
 #include <torch/csrc/lazy/core/lazy_graph_executor.h>
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,9 @@ namespace torchmdla::lazy {
 const std::vector<int64_t>& synced_tensors();
 void set_synced_tensors(std::vector<int64_t> ids);
 
+// The live tensors that this thread has made, in that order.
+std::vector<torch::lazy::LazyTensorPtr> tensors_of_this_thread();
+
 // Whether this thread is computing all that is pending, at a step's end.
 bool in_mark_step();
 
@@ -20,6 +24,8 @@ class Executor : public torch::lazy::LazyGraphExecutor {
 public:
   void SyncLiveTensorsGraph(const torch::lazy::BackendDevice* device,
                             c10::ArrayRef<std::string> devices, bool wait) override;
+  void RegisterTensor(std::shared_ptr<torch::lazy::LazyTensor::Data> data) override;
+  void UnregisterTensor(torch::lazy::LazyTensor::Data* data) override;
 
 protected:
   PostOrderData RunPostOrder(const std::vector<torch::lazy::Value>& ir_values,

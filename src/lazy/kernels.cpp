@@ -1,7 +1,12 @@
 #include "kernels.h"
 
 #include "aten_operators.h"
+#include "batch_norm.h"
+#include "formats.h"
+#include "looking.h"
+#include "numbers.h"
 #include "operator_node.h"
+#include "random.h"
 #include "views.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -30,11 +35,23 @@ namespace {
 
 // --- any operator ------------------------------------------------------------------------------
 
-// PyTorch's own kernels of these are wrong on lazy tensors: results that nobody wrote, or an error
-// where a result is not asked for.
-constexpr std::array<std::string_view, 4> replaced{"aten::pixel_shuffle", "aten::pixel_unshuffle",
-                                                   "aten::convolution_backward",
-                                                   "aten::_convolution"};
+// PyTorch's own kernels of these are wrong on lazy tensors: results that nobody wrote or of another
+// dtype, or an error where a result is not asked for or a tensor has no dimensions.
+constexpr std::array<std::string_view, 6> replaced{
+    "aten::pixel_shuffle", "aten::pixel_unshuffle", "aten::convolution_backward",
+    "aten::_convolution",  "aten::index_select",    "aten::native_dropout_backward"};
+
+// PyTorch's own kernels of these make inputs of graphs of what should be known of a call: numbers
+// that would be tensors in double (a comparison's), that decide what is computed (a norm's order),
+// and random numbers, which each run of the graph would draw anew.
+constexpr std::array<std::string_view, 13> recorded{
+    "aten::bernoulli",          "aten::clamp",
+    "aten::clamp_min",          "aten::eq.Scalar",
+    "aten::ge.Scalar",          "aten::gt.Scalar",
+    "aten::le.Scalar",          "aten::lt.Scalar",
+    "aten::ne.Scalar",          "aten::masked_fill.Scalar",
+    "aten::norm.ScalarOpt_dim", "aten::pow.Tensor_Scalar",
+    "aten::std.correction"};
 
 // What makes a tensor of another device, layout or memory is no call to record.
 constexpr std::array<std::string_view, 10> left_alone{
@@ -60,7 +77,9 @@ void record_or_run(const c10::OperatorHandle& op, Stack* stack) {
 // operators, which write to memory below functionalisation, where their writes are lost or make the
 // graph run.
 bool is_taken(const c10::OperatorHandle& op) {
-  if (is_in(replaced, op)) return true;
+  const auto name = c10::toString(op.operator_name());
+  if (is_in(replaced, op) || std::find(recorded.begin(), recorded.end(), name) != recorded.end())
+    return true;
   if (op.hasKernelForDispatchKey(DispatchKey::Lazy) ||
       op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd))
     return false;
@@ -99,6 +118,11 @@ std::vector<at::Tensor> unbind(const at::Tensor& self, int64_t dim) {
   for (int64_t i = 0; i < self.size(dim); ++i)
     parts.push_back(at::select_copy(self, dim, i));
   return parts;
+}
+
+// A value fills memory of its own, of which it has none to show.
+bool has_same_storage_numel(const at::Tensor& self, const at::Tensor& other) {
+  return self.numel() == other.numel();
 }
 
 // All but views is contiguous.
@@ -140,7 +164,11 @@ void register_kernels() {
   // PyTorch warns of a kernel in the place of another one.
   NoWarnings silent;
   const c10::WarningUtils::WarningHandlerGuard guard(&silent);
+  register_numbers();
+  register_looking();
   register_views();
+  register_formats();
+  register_batch_norm();
   static torch::Library below(torch::Library::IMPL, "aten", DispatchKey::Lazy, __FILE__, __LINE__);
   below.impl("split_copy.Tensor", &split);
   below.impl("split_with_sizes_copy", &split_with_sizes);
@@ -148,6 +176,7 @@ void register_kernels() {
   below.impl("unsafe_split_with_sizes", &split_with_sizes);
   below.impl("unbind_copy.int", &unbind);
   below.impl("empty_strided", &empty_strided);
+  below.impl("_has_same_storage_numel", &has_same_storage_numel);
   below.impl("scaled_dot_product_attention",
              torch::CppFunction::makeFromBoxedFunction<&record_or_run>());
   static torch::Library autograd(torch::Library::IMPL, "aten", DispatchKey::AutogradLazy, __FILE__,
@@ -158,6 +187,7 @@ void register_kernels() {
       below.impl(c10::toString(op.operator_name()).c_str(),
                  torch::CppFunction::makeFromBoxedFunction<&record_or_run>());
   });
+  register_random();
 }
 
 } // namespace torchmdla::lazy

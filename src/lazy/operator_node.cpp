@@ -2,6 +2,7 @@
 
 #include "arguments.h"
 #include "byte_key.h"
+#include "numbers.h"
 
 #include <ATen/EmptyTensor.h>
 #include <torch/csrc/lazy/core/hash.h>
@@ -39,13 +40,10 @@ torch::lazy::TSOpVector OperatorNode::Lower(std::shared_ptr<torch::jit::GraphFun
     } else if (argument.kind == Kind::tensor) {
       inputs.push_back(value_of(argument.operands[0]));
     } else {
-      const bool all = std::all_of(argument.operands.begin(), argument.operands.end(),
-                                   [](const auto& index) { return index.has_value(); });
       std::vector<Value*> elements;
       for (const auto index : argument.operands)
         elements.push_back(value_of(index));
-      const c10::TypePtr type = c10::TensorType::get();
-      auto* list = graph->createList(all ? type : c10::OptionalType::create(type), elements);
+      auto* list = graph->createList(argument.element, elements);
       inputs.push_back(graph->insertNode(list)->output());
     }
   }
@@ -70,17 +68,6 @@ bool add_constant(ByteKey& key, const c10::IValue& value) {
   key.add(elements.size());
   return std::all_of(elements.begin(), elements.end(),
                      [&](const c10::IValue& element) { return add_constant(key, element); });
-}
-
-// The first lazy device among the arguments.
-std::optional<BackendDevice> device_of(c10::ArrayRef<c10::IValue> arguments) {
-  std::optional<BackendDevice> device;
-  for (const auto& argument : arguments)
-    for_each_tensor(argument, [&](const at::Tensor& tensor) {
-      if (device) return;
-      if (const auto lazy = torch::lazy::TryGetLtcTensor(tensor)) device = lazy->GetDevice();
-    });
-  return device;
 }
 
 bool is_tensor_type(const c10::TypePtr& type) {
@@ -157,7 +144,7 @@ public:
     if (!holds_tensors(type)) return add_constant(value);
     if (value.isNone()) return add_constant(value);
     if (value.isTensor()) return add_tensor(value.toTensor());
-    return add_list(value);
+    return add_list(value, type);
   }
 
   std::vector<Argument> arguments;
@@ -169,19 +156,22 @@ private:
   // The tensors of a graph that runs are on the CPU.
   bool add_constant(const c10::IValue& value) {
     const bool is_lazy = value.isDevice() && value.toDevice().type() == at::kLazy;
-    arguments.push_back({Kind::constant, is_lazy ? c10::IValue(c10::Device(at::kCPU)) : value, {}});
+    arguments.push_back(
+        {Kind::constant, is_lazy ? c10::IValue(c10::Device(at::kCPU)) : value, {}, nullptr});
     return torchmdla::lazy::add_constant(key_, arguments.back().constant);
   }
 
   bool add_tensor(const at::Tensor& tensor) {
     const auto index = operand(tensor);
     if (!index) return false;
-    arguments.push_back({Kind::tensor, {}, {*index}});
+    arguments.push_back({Kind::tensor, {}, {*index}, nullptr});
     return true;
   }
 
-  bool add_list(const c10::IValue& list) {
-    Argument argument{Kind::list, {}, {}};
+  bool add_list(const c10::IValue& list, const c10::TypePtr& type) {
+    const auto optional = type->cast<c10::OptionalType>();
+    const auto& list_type = optional ? optional->getElementType() : type;
+    Argument argument{Kind::list, {}, {}, list_type->expectRef<c10::ListType>().getElementType()};
     key_.add(list.toListRef().size());
     for (const auto& element : list.toListRef()) {
       const auto index = operand(element.isNone() ? at::Tensor() : element.toTensor());
@@ -210,19 +200,17 @@ private:
   ByteKey key_;
 };
 
-// Numbers that take part in promotion as such are gone once they are operands; the dtype that they
-// are promoted to stays.
-c10::IValue without_wrapped_number(const c10::IValue& value, const torch::lazy::Shape& result) {
-  if (!value.isTensor() || !value.toTensor().defined()) return value;
-  const auto& tensor = value.toTensor();
-  if (!tensor.unsafeGetTensorImpl()->is_wrapped_number()) return value;
-  const bool widens = at::isFloatingType(result.scalar_type()) && tensor.is_floating_point();
-  const auto dtype =
-      widens && result.scalar_type() != at::kDouble ? at::kFloat : tensor.scalar_type();
-  return tensor.to(dtype);
-}
-
 } // namespace
+
+std::optional<BackendDevice> device_of(c10::ArrayRef<c10::IValue> arguments) {
+  std::optional<BackendDevice> device;
+  for (const auto& argument : arguments)
+    for_each_tensor(argument, [&](const at::Tensor& tensor) {
+      if (device) return;
+      if (const auto lazy = torch::lazy::TryGetLtcTensor(tensor)) device = lazy->GetDevice();
+    });
+  return device;
+}
 
 bool can_record(const c10::OperatorHandle& op) {
   return is_functional(op) && is_predictable(op);
@@ -230,16 +218,15 @@ bool can_record(const c10::OperatorHandle& op) {
 
 bool record_call(const c10::OperatorHandle& op, Stack* stack) {
   const auto& schema = op.schema();
-  const auto arguments = torch::jit::last(*stack, schema.arguments().size());
+  auto arguments = torch::jit::last(*stack, schema.arguments().size()).vec();
   const auto device = device_of(arguments);
   if (!device || !can_record(op)) return false;
   auto shapes = shapes_of(op, arguments);
   if (!shapes) return false;
+  settle_numbers(arguments);
   Recorder recorder(op, *device);
   for (size_t i = 0; i < arguments.size(); ++i)
-    if (!recorder.add(without_wrapped_number(arguments[i], (*shapes)[0]),
-                      schema.arguments()[i].type()))
-      return false;
+    if (!recorder.add(arguments[i], schema.arguments()[i].type())) return false;
   const auto defined = [&](size_t i) {
     return (*shapes)[i].scalar_type() != at::ScalarType::Undefined;
   };

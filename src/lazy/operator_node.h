@@ -21,6 +21,7 @@ public:
     enum class Kind { constant, tensor, list } kind;
     c10::IValue constant;
     std::vector<std::optional<size_t>> operands;
+    c10::TypePtr element; // of a list
   };
 
   // `shapes`: of the results; the dtype of an undefined one is undefined too. `key` tells apart
@@ -35,6 +36,9 @@ public:
 private:
   const std::vector<Argument> arguments_;
 };
+
+// The first lazy device among the arguments of a call.
+std::optional<torch::lazy::BackendDevice> device_of(c10::ArrayRef<c10::IValue> arguments);
 
 // Whether calls of an operator can be written as IR: it does not write, makes no views or random
 // numbers, and has tensors as results, whose sizes do not depend on data.

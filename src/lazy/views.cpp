@@ -69,11 +69,6 @@ std::vector<std::shared_ptr<ViewMeta>>& steps_of(const at::Tensor& tensor) {
   return const_cast<std::vector<std::shared_ptr<ViewMeta>>&>(wrapper_of(tensor).view_metas());
 }
 
-bool is_lazy(const at::Tensor& tensor) {
-  return tensor.defined() && tensor.device().is_lazy() &&
-         at::functionalization::impl::isFunctionalTensor(tensor);
-}
-
 // `offset`: of what the view was made from. PyTorch has worked out the strides, and an offset from
 // there, and written them where nobody reads them.
 void place(const at::Tensor& view, int64_t offset) {
@@ -202,6 +197,11 @@ bool is_view(const c10::OperatorHandle& op) {
 }
 
 } // namespace
+
+bool is_lazy(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.device().is_lazy() &&
+         at::functionalization::impl::isFunctionalTensor(tensor);
+}
 
 void register_views() {
   static torch::Library views(torch::Library::IMPL, "aten", DispatchKey::Functionalize, __FILE__,

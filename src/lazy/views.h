@@ -1,6 +1,8 @@
 // Views of lazy tensors say where they lie.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 namespace torchmdla::lazy {
 
 // PyTorch's lazy tensors say that they are contiguous, views too, so `contiguous` and `reshape`
@@ -8,5 +10,8 @@ namespace torchmdla::lazy {
 // the strides and the offset that it has on the CPU, if what it was made from is contiguous, as all
 // is on this device that is no view. To be called once.
 void register_views();
+
+// Whether it is a tensor of the device as users have it, with functionalisation in front.
+bool is_lazy(const at::Tensor& tensor);
 
 } // namespace torchmdla::lazy

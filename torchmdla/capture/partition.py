@@ -28,7 +28,7 @@ class Partition:
 
     Attributes:
         groups: the nodes of each group in the graph's order.
-        sunk: views that leave a group. They stay outside, after it, and whoever uses one inside gets a copy.
+        sunk: views that no group has to itself. They stay outside, and every group that uses one gets a copy.
         copied: constants and integers, of which every group gets a copy.
         order: the graph's nodes in an order in which each group's stand together.
     """
@@ -160,22 +160,19 @@ class _Partitioner:
         by_level: dict[int, list[fx.Node]] = defaultdict(list)
         for node in self._kinds:
             by_level[self._levels[node]].append(node)
-        groups, sunk = [], set()
-        for _, nodes in sorted(by_level.items()):
-            group, views = self._without_leaving_views(nodes)
-            if self._pays(group):
-                groups.append(group)
-                sunk |= views
-        return groups, sunk
+        candidates = [self._without_leaving_views(nodes) for _, nodes in sorted(by_level.items())]
+        groups = [group for group in candidates if self._pays(group)]
+        members = {node for group in groups for node in group}
+        return groups, {node for node, kind in self._kinds.items() if kind == "view" and node not in members}
 
-    def _without_leaving_views(self, nodes: Sequence[fx.Node]) -> tuple[list[fx.Node], set[fx.Node]]:
+    def _without_leaving_views(self, nodes: Sequence[fx.Node]) -> list[fx.Node]:
         """A view that leaves a group would come out as a copy. It is taken after the group instead, from the group's
         output: aliasing and strides are eager's. In reverse, so that a view of a view leaves too."""
         inside = set(nodes)
         for node in reversed(nodes):
             if self._kinds[node] == "view" and any(user not in inside for user in self._users(node)):
                 inside.remove(node)
-        return [node for node in nodes if node in inside], set(nodes) - inside
+        return [node for node in nodes if node in inside]
 
     def _users(self, node: fx.Node) -> Iterator[fx.Node]:
         """Who uses ``node``, through what groups get copies of. Copies that no group needs use it, too."""

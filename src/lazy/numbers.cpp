@@ -1,0 +1,105 @@
+#include "numbers.h"
+
+#include "arguments.h"
+#include "aten_operators.h"
+#include "operator_node.h"
+
+#include <ATen/native/TypeProperties.h>
+#include <torch/csrc/lazy/core/tensor.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <memory>
+#include <vector>
+
+namespace torchmdla::lazy {
+
+using c10::DispatchKey;
+using torch::jit::Stack;
+
+namespace {
+
+bool is_number(const c10::IValue& value) {
+  return value.isTensor() && value.toTensor().defined() &&
+         value.toTensor().unsafeGetTensorImpl()->is_wrapped_number();
+}
+
+// What is computed in narrow floats takes a number in wider ones, unless that is what promotion
+// would go by.
+at::ScalarType dtype_of_numbers(std::span<const c10::IValue> arguments) {
+  at::native::ResultTypeState state;
+  bool has_dimensions = false;
+  for (const auto& argument : arguments)
+    for_each_tensor(argument, [&](const at::Tensor& tensor) {
+      state = at::native::update_result_type_state(tensor, state);
+      has_dimensions |= tensor.dim() != 0;
+    });
+  const auto dtype = at::native::result_type(state);
+  return at::isReducedFloatingType(dtype) && has_dimensions ? at::kFloat : dtype;
+}
+
+} // namespace
+
+void settle_numbers(std::span<c10::IValue> arguments) {
+  if (std::none_of(arguments.begin(), arguments.end(), is_number)) return;
+  const auto dtype = dtype_of_numbers(arguments);
+  for (auto& argument : arguments)
+    if (is_number(argument)) argument = argument.toTensor().to(dtype);
+}
+
+namespace {
+
+// A call of PyTorch's kernel with numbers that are settled, on the device of the other tensors:
+// PyTorch takes tensors of the CPU for numbers only as they came.
+class SettlingKernel : public c10::OperatorKernel {
+public:
+  explicit SettlingKernel(const c10::OperatorHandle& op)
+      : original_(op.getComputedKernelForDispatchKey(DispatchKey::Lazy)),
+        num_arguments_(op.schema().arguments().size()) {}
+
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+    const std::span arguments(stack->end() - static_cast<int64_t>(num_arguments_), stack->end());
+    if (std::any_of(arguments.begin(), arguments.end(), is_number)) settle(arguments);
+    original_.callBoxed(op, keys, stack);
+  }
+
+private:
+  static void settle(std::span<c10::IValue> arguments) {
+    std::vector<bool> are_numbers;
+    for (const auto& argument : arguments)
+      are_numbers.push_back(is_number(argument));
+    settle_numbers(arguments);
+    const auto device = device_of({arguments.data(), arguments.size()});
+    if (!device) return;
+    for (size_t i = 0; i < arguments.size(); ++i)
+      if (are_numbers[i])
+        arguments[i] = torch::lazy::CreateAtenFromLtcTensor(
+            torch::lazy::LazyTensor::Create(arguments[i].toTensor(), *device));
+  }
+
+  const c10::SafeKernelFunction original_;
+  const size_t num_arguments_;
+};
+
+// A number is promoted where there is another tensor.
+bool may_promote(const c10::OperatorHandle& op) {
+  const auto& arguments = op.schema().arguments();
+  const auto is_tensor = [](const c10::Argument& argument) {
+    return argument.type()->kind() == c10::TypeKind::TensorType && !argument.alias_info();
+  };
+  return std::count_if(arguments.begin(), arguments.end(), is_tensor) >= 2;
+}
+
+} // namespace
+
+void register_numbers() {
+  static torch::Library numbers(torch::Library::IMPL, "aten", DispatchKey::Lazy, __FILE__,
+                                __LINE__);
+  for_each_aten_operator([](const c10::OperatorHandle& op) {
+    if (op.hasKernelForDispatchKey(DispatchKey::Lazy) && may_promote(op))
+      numbers.impl(c10::toString(op.operator_name()).c_str(),
+                   torch::CppFunction::makeFromBoxedFunctor(std::make_unique<SettlingKernel>(op)));
+  });
+}
+
+} // namespace torchmdla::lazy
