@@ -10,7 +10,7 @@ They may be whatever the polynomials are from 0 on. ``Nest`` is a static one to 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic
 
@@ -86,6 +86,11 @@ class Instruction:
     attributes: str = ""
     payload: int = -1
     size: int | Size | None = None
+
+
+def renumbered(body: Iterable[Instruction], number: Callable[[int], int]) -> tuple[Instruction, ...]:
+    """The body with ``number`` of each value in the place of the value."""
+    return tuple(replace(i, operands=tuple(map(number, i.operands))) for i in body)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,10 @@ from collections.abc import Sequence
 from torchmdla.compiler.sizes import Size
 from torchmdla.devices.cpu.kernels.code import Count, Point, Value
 from torchmdla.devices.cpu.kernels.memory import MemoryWriter
-from torchmdla.devices.cpu.nests import AnyTable, Instruction
+from torchmdla.devices.cpu.nests import ELEMENT_BYTES, AnyTable, Instruction, stored
+
+# LLVM's hint that a prefetch is for the first cache.
+_FIRST_CACHE = 3
 
 
 class TileWriter(MemoryWriter):
@@ -29,6 +32,7 @@ class TileWriter(MemoryWriter):
     def _finish(self, points: Sequence[Point]) -> None:
         """Stores the results at ``points``, all of which are computed before the first is stored, instruction by
         instruction at all points: chains of dependent instructions then overlap without the processor's help."""
+        self._fetch_tile_ahead(points)
         first = self.numbers.first_epilogue if self.nest.epilogue is not None else 0
         for number in (n for n in self.numbers.instructions if n >= first and self.numbers.is_used(n)):
             for point in points:
@@ -38,6 +42,16 @@ class TileWriter(MemoryWriter):
         ]
         for operand, point, value in results:
             self._store(operand, point, value)
+
+    def _fetch_tile_ahead(self, points: Sequence[Point]) -> None:
+        """Fetches what the schedule's operands touch at ``points``, further on: each line once."""
+        for number, distance in self.schedule.ahead:
+            operand = self._operand(number)
+            size, is_written = ELEMENT_BYTES[stored(operand.element)], number >= len(self.nest.inputs)
+            for point in points:
+                pointer, stride = self._address(number, point)
+                if stride == 1 and not point[self.schedule.vector] * size % self.machine.line:
+                    self._prefetch(self._offset(pointer, distance, "i8"), _FIRST_CACHE, is_written)
 
     def _restricted(self, point: Point, loops: frozenset[int]) -> Point:
         return tuple(offset if loop in loops else 0 for loop, offset in enumerate(point))
