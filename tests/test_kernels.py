@@ -116,6 +116,50 @@ def test_epilogue_checks_its_condition(target):
         assert status[0] == failed
 
 
+# Blocks that are transposed in registers.
+
+
+@pytest.mark.parametrize("element", ["f32", "f64", "i32"])
+@pytest.mark.parametrize("sizes", [(16, 16), (112, 96), (50, 33), (7, 49), (3, 100), (100, 3), (1, 40), (129, 5)])
+def test_transposes(target, sizes, element):
+    """Of a matrix with more room between rows than they take."""
+    rows, columns = sizes
+    nest = Nest(
+        sizes=(columns, rows),
+        reduction=(False, False),
+        inputs=(Operand(element, (1, columns + 3)),),
+        outputs=(Operand(element, (rows + 2, 1)),),
+        scalars=(),
+        tables=(),
+        body=(),
+        yields=(0,),
+    )
+    check(nest, target, tasks=2)
+
+
+@pytest.mark.parametrize("sizes", [(16, 32, 8), (37, 50, 7), (5, 100, 3), (64, 7, 40)])
+@pytest.mark.parametrize("with_epilogue", [False, True])
+def test_results_that_lie_across(target, sizes, with_epilogue):
+    """A product whose result is transposed; what the epilogue reads is not."""
+    m, n, k = sizes
+    across = Operand("f32", (1, m + 1, 0))
+    if not with_epilogue:
+        check(replace(matmul(m, n, k), outputs=(across,)), target, tasks=2)
+        return
+    epilogue = bias_relu_residual((n, 1, 0), (0, 1, 0))
+    epilogue = replace(epilogue, outputs=(across, epilogue.outputs[1]))
+    check(matmul(m, n, k, epilogue=epilogue), target, (3.0,), 2)
+
+
+def test_a_transpose_reads_no_lane_on_its_own():
+    nest = Nest(
+        (96, 112), (False, False), (Operand("f32", (1, 96)),), (Operand("f32", (112, 1)),), (), (), (), (0,)
+    )  # fmt: skip
+    text = Kernel(nest, host_target(*AVX512)).text
+    assert "vector.shuffle" in text
+    assert "gather" not in text
+
+
 # What is fetched ahead, and the range.
 
 

@@ -102,8 +102,9 @@ class ReductionWriter(TileWriter):
     def _conclude(self, keys: Sequence[_Key], values: Sequence[Value]) -> None:
         """Stores the results of the reduction, or what the epilogue makes of them."""
         if self.nest.epilogue is None:
-            for (position, point), value in zip(keys, values, strict=True):
-                self._store(self.numbers.first_output + position, point, value)
+            first = self.numbers.first_output
+            results = [(first + position, point, value) for (position, point), value in zip(keys, values, strict=True)]
+            self._store_all(sorted(results, key=lambda result: result[1]))
             return
         for (position, point), value in zip(keys, values, strict=True):
             self._values[self.numbers.first_output + position, point] = value
