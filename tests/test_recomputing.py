@@ -232,6 +232,15 @@ def test_a_reader_that_overwrites_what_it_would_read_reads_what_is_stored() -> N
     assert unchanged([first, reader], [made])
 
 
+def test_a_value_of_a_part_is_stored() -> None:
+    """The rest of its buffer holds what something else has put there."""
+    made = buffer(sizes=(ROWS + 1, COLUMNS))
+    fill = step([], whole(made), [Instruction("arith.constant", (), "f32", "{value = 1.0 : f32}")], made.sizes)
+    part = step([whole(buffer("input"))], whole(made), [MUL])
+    reader = step([whole(made)], whole(buffer("result", made.sizes)), [MUL], made.sizes)
+    assert unchanged([fill, part, reader], [made])
+
+
 def test_a_value_that_goes_on_is_stored() -> None:
     """It is written once more, by a step that reads it."""
     made = buffer()

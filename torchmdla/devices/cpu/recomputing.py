@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from torchmdla.devices.cpu.nests import renumbered
-from torchmdla.devices.cpu.steps import Access, Buffer, Linear, NestStep, is_elementwise
+from torchmdla.devices.cpu.steps import Access, Buffer, Linear, NestStep, covers, is_elementwise
 
 # Instructions that take no longer than half a load; of divisions, roots and functions none is among them.
 _CHEAP = frozenset(
@@ -46,15 +46,13 @@ def recompute(members: Sequence[NestStep], local: Sequence[Buffer]) -> list[Nest
 
 
 def _may_move(member: NestStep, local: Sequence[Buffer]) -> bool:
-    """Whether a member is no more than a computation of one value that only members use, each element by the indices
-    of loops, one for each dimension."""
+    """Whether a member is no more than a computation of one value that only members use, of all of its buffer, each
+    element by the indices of loops, one for each dimension."""
     if not is_elementwise(member) or len(member.outputs) != 1 or member.outputs[0] in member.read_accesses:
         return False
     output = member.outputs[0]
-    loops = [index.loops[0] for index in output.indices if index.is_loop()]
-    fixed = all(not index.loops and not index.constant for index in output.indices if not index.is_loop())
-    every = {loop for loop, size in enumerate(member.sizes) if size != 1}
-    return output.buffer in local and fixed and len(set(loops)) == len(loops) and every <= set(loops)
+    plain = all(index.is_loop() or not index.loops for index in output.indices)
+    return output.buffer in local and plain and covers(member, output)
 
 
 def _is_cheaper(member: NestStep, readers: int) -> bool:
