@@ -6,11 +6,19 @@
 #include <algorithm>
 #include <cstdlib>
 
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
 namespace torchmdla {
 
 namespace {
 
 constexpr size_t alignment = 64; // a cache line, and the widest vector of x86 and SVE-512
+
+// A model's weights and intermediate results are more small pages than a processor keeps the
+// addresses of; of these there are few.
+constexpr size_t huge_page = 2 << 20;
 
 // Memory that grows to the largest request and stays.
 struct Workspace {
@@ -37,9 +45,14 @@ const std::vector<DeviceCall>& device_calls() {
 }
 
 std::shared_ptr<void> aligned_memory(int64_t bytes) {
+  const auto start = static_cast<size_t>(bytes) < huge_page ? alignment : huge_page;
   const auto size = (static_cast<size_t>(bytes) + alignment - 1) / alignment * alignment;
-  std::shared_ptr<void> memory(std::aligned_alloc(alignment, std::max(size, alignment)), std::free);
+  const auto rounded = std::max((size + start - 1) / start * start, alignment);
+  std::shared_ptr<void> memory(std::aligned_alloc(start, rounded), std::free);
   TORCH_CHECK_WITH(OutOfMemoryError, memory, "torchmdla: cannot allocate ", size, " bytes");
+#ifdef MADV_HUGEPAGE
+  if (start == huge_page) madvise(memory.get(), size, MADV_HUGEPAGE);
+#endif
   return memory;
 }
 

@@ -16,7 +16,8 @@ struct DeviceCall {
 // Everything compiled code may call, for the loader to resolve symbols from.
 const std::vector<DeviceCall>& device_calls();
 
-// Memory for vectors, 64-byte aligned. Throws when there is none.
+// Memory for vectors, 64-byte aligned, in huge pages where it is large and the system gives them.
+// Throws when there is none.
 std::shared_ptr<void> aligned_memory(int64_t bytes);
 
 // Scratch memory of the calling thread, 64-byte aligned, at least `bytes` long; valid until the

@@ -6,7 +6,9 @@ import ctypes
 import itertools
 import math
 import os
+import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -18,7 +20,7 @@ from torchmdla.compiler.sizes import at
 from torchmdla.devices.cpu.emit import to_llvm, to_object
 from torchmdla.devices.cpu.entry import _declaration, function_attributes
 from torchmdla.devices.cpu.frontend import new_context
-from torchmdla.devices.cpu.kernels import write_kernel
+from torchmdla.devices.cpu.kernels import KernelCode, write_kernel
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.nests import AnyNest, Instruction, Nest, Operand
 from torchmdla.devices.cpu.schedule import Schedule, choose, ranges
@@ -47,6 +49,17 @@ def host_target(*features: str) -> Target:
     return Target(
         "cpu", binding.get_process_triple(), binding.get_host_cpu_name(), ",".join(features) if features else every
     )
+
+
+def marked(code: KernelCode) -> KernelCode:
+    """The kernel with stores of a one-byte 1 in place of its prefetches."""
+    numbers = itertools.count()
+
+    def store(found: re.Match[str]) -> str:
+        name = f"%mark{next(numbers)}"
+        return f"{name} = llvm.mlir.constant(1 : i8) : i8\nllvm.store {name}, {found[1]} : i8, !llvm.ptr"
+
+    return replace(code, text=re.sub(r'"llvm.intr.prefetch"\((%\w+)\).*', store, code.text))
 
 
 class Kernel:

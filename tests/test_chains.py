@@ -17,6 +17,7 @@ from written_programs import Builder, Value, check, normal
 import torchmdla
 from torchmdla.devices.cpu import transforms
 from torchmdla.devices.cpu.buffers import bufferize
+from torchmdla.devices.cpu.chain_code import fetched_ahead
 from torchmdla.devices.cpu.chains import chain_nests
 from torchmdla.devices.cpu.epilogue import merge_epilogues
 from torchmdla.devices.cpu.frontend import new_context, to_linalg
@@ -270,6 +271,27 @@ def test_threads_share_tiles() -> None:
     builder = Builder()
     executable = check(builder, softmax(2048, 1024)(builder))
     assert executable.pool.chunks > 1
+
+
+# What is fetched ahead.
+
+
+@pytest.mark.parametrize("make", [softmax, layer_norm])
+@pytest.mark.parametrize("rows", [2048, 2039])
+def test_the_next_tile_is_fetched_while_one_is_computed(make: Callable[[int, int], Program], rows: int) -> None:
+    (chain,) = chains(steps_of(make(rows, 1024)))
+    ahead = fetched_ahead(chain, MACHINE)
+    found = [(chain.members[k].accesses[number].buffer, far) for k, own in enumerate(ahead) for number, far in own]
+    # Once each, and what all tiles read (the norm's weights) not at all.
+    assert sorted(buffer.kind for buffer, _ in found) == ["input", "result"]
+    assert {far for _, far in found} == {chain.tile[0] * 1024 * 4}
+    builder = Builder()
+    check(builder, make(rows, 1024)(builder))
+
+
+def test_what_the_second_cache_holds_is_not_fetched() -> None:
+    (chain,) = chains(steps_of(softmax(64, 1024)))
+    assert fetched_ahead(chain, MACHINE) == [()] * 4
 
 
 # Which elementwise steps become epilogues.

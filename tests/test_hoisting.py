@@ -158,6 +158,23 @@ def test_weights_take_the_factor(program) -> None:
     assert "arith.mulf" in ops_after(clamped, "input")
 
 
+def pooled(b: Builder, role: str) -> list[Value]:
+    """The mean of each channel of what the norm and an activation leave, as networks for images end."""
+    (normed,) = after_a_convolution(b, role)
+    clamped = b.op("aten.clamp", [normed, 0, 6], normed.tensor.clamp(0, 6))
+    return [b.op("aten.mean.dim", [clamped, [2, 3], True, None], clamped.tensor.mean((2, 3), keepdim=True))]
+
+
+def test_a_norm_before_a_mean_stays_with_the_convolution() -> None:
+    """The mean alone reads what the norm leaves: in its body the weights could not take the factor."""
+    builder = Builder()
+    check(builder, pooled(builder, "parameter"))
+    product, mean = (s for s in nests_over_images(pooled, "parameter") if any(s.reduction))
+    assert product.ending is not None
+    assert "arith.mulf" not in {i.name for i in product.ending.body}
+    assert [i.name for i in mean.body] == ["arith.addf"]
+
+
 def test_weights_that_are_used_once_stay() -> None:
     def few_rows(b: Builder, role: str) -> list[Value]:
         x, weight = b.input(normal(2, 24)), b.input(normal(24, 48) / 5, "parameter")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from nest_running import Kernel, host_target, reference
+from nest_running import Kernel, host_target, marked, reference
 from nest_samples import (
     AVX512,
     MULTIPLY_ADD,
@@ -24,6 +24,7 @@ from nest_samples import (
     target_with,
 )
 
+from torchmdla.devices.cpu.kernels import write_kernel
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.nests import Epilogue, Instruction, Nest, Operand
 from torchmdla.devices.cpu.schedule import Level, Schedule, choose
@@ -113,6 +114,99 @@ def test_epilogue_checks_its_condition(target):
         status = np.zeros(1, np.int32)
         kernel([*ones, np.array([limit], np.float32), status])
         assert status[0] == failed
+
+
+# Blocks that are transposed in registers.
+
+
+@pytest.mark.parametrize("element", ["f32", "f64", "i32"])
+@pytest.mark.parametrize("sizes", [(16, 16), (112, 96), (50, 33), (7, 49), (3, 100), (100, 3), (1, 40), (129, 5)])
+def test_transposes(target, sizes, element):
+    """Of a matrix with more room between rows than they take."""
+    rows, columns = sizes
+    nest = Nest(
+        sizes=(columns, rows),
+        reduction=(False, False),
+        inputs=(Operand(element, (1, columns + 3)),),
+        outputs=(Operand(element, (rows + 2, 1)),),
+        scalars=(),
+        tables=(),
+        body=(),
+        yields=(0,),
+    )
+    check(nest, target, tasks=2)
+
+
+@pytest.mark.parametrize("sizes", [(16, 32, 8), (37, 50, 7), (5, 100, 3), (64, 7, 40)])
+@pytest.mark.parametrize("with_epilogue", [False, True])
+def test_results_that_lie_across(target, sizes, with_epilogue):
+    """A product whose result is transposed; what the epilogue reads is not."""
+    m, n, k = sizes
+    across = Operand("f32", (1, m + 1, 0))
+    if not with_epilogue:
+        check(replace(matmul(m, n, k), outputs=(across,)), target, tasks=2)
+        return
+    epilogue = bias_relu_residual((n, 1, 0), (0, 1, 0))
+    epilogue = replace(epilogue, outputs=(across, epilogue.outputs[1]))
+    check(matmul(m, n, k, epilogue=epilogue), target, (3.0,), 2)
+
+
+def test_a_transpose_reads_no_lane_on_its_own():
+    nest = Nest(
+        (96, 112), (False, False), (Operand("f32", (1, 96)),), (Operand("f32", (112, 1)),), (), (), (), (0,)
+    )  # fmt: skip
+    text = Kernel(nest, host_target(*AVX512)).text
+    assert "vector.shuffle" in text
+    assert "gather" not in text
+
+
+# What is fetched ahead, and the range.
+
+
+def scaled_rows(rows: int, columns: int, distance: int) -> Nest:
+    """Rows, ``distance`` apart, times a number for each."""
+    return Nest(
+        sizes=(rows, columns),
+        reduction=(False, False),
+        inputs=(Operand("f32", (distance, 1)), Operand("f32", (1, 0))),
+        outputs=(Operand("f32", (columns, 1)),),
+        scalars=(),
+        tables=(),
+        body=(Instruction("arith.mulf", (0, 1), "f32"),),
+        yields=(3,),
+    )
+
+
+def row_sums(rows: int, columns: int, distance: int) -> Nest:
+    """The sums of such rows' products with their numbers."""
+    elementwise = scaled_rows(rows, columns, distance)
+    body = (*elementwise.body, Instruction("arith.addf", (2, 3), "f32"))
+    outputs = (Operand("f32", (1, 0)),)
+    return replace(elementwise, reduction=(False, True), outputs=outputs, body=body, yields=(4,), initial=ZERO)
+
+
+@pytest.mark.parametrize("reduces", [False, True])
+def test_each_line_further_on_is_fetched(reduces, monkeypatch):
+    """With stores in place of the prefetches, each line of the place further on is marked, and no other."""
+    nest = row_sums(4, 200, 256) if reduces else scaled_rows(4, 200, 256)
+    schedule = replace(choose(nest, Machine.of(host_target())), ahead=((0, 4 * 256 * 4),))
+    monkeypatch.setattr("nest_running.write_kernel", lambda *arguments: marked(write_kernel(*arguments)))
+    kernel = Kernel(nest, schedule=schedule)
+    room = np.zeros(9 * 1024, np.uint8)
+    source = room[-room.ctypes.data % 64 :][: 8 * 1024].view(np.float32)
+    kernel([source, np.ones(4, np.float32), np.zeros(4 * 200, np.float32)])
+    lines = source.view(np.uint8).reshape(8, 16, 64)
+    assert not lines[:4].any()
+    # 200 elements are 12.5 lines.
+    assert lines[4:, :13].any(axis=2).all()
+    assert not lines[4:, 13:].any()
+
+
+def test_what_threads_do_not_share_loops_inside():
+    """What is the same for a row is computed once for it."""
+    small, large = (choose(scaled_rows(n, n, n), Machine.of(host_target())) for n in (40, 4096))
+    assert (small.ranged, small.iterations, small.grain) == (1, 40, 0)
+    assert large.iterations > large.grain > 0
 
 
 # Blocks, whatever their sizes.

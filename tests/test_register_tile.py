@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from nest_running import Kernel, host_target, reference, span
+from nest_running import Kernel, host_target, marked, reference, span
 from nest_samples import AVX512
 
-from torchmdla.devices.cpu.kernels import KernelCode, write_kernel
+from torchmdla.devices.cpu.kernels import write_kernel
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.nests import Epilogue, Instruction, Nest, Operand
 from torchmdla.devices.cpu.numbering import multiply_adds, numbering
@@ -164,18 +162,7 @@ def test_nothing_else_is_fetched_ahead(nest: Nest) -> None:
 def test_every_line_of_a_block_is_fetched_before_it_is_needed(nest: Nest, monkeypatch: pytest.MonkeyPatch) -> None:
     """With stores in place of the prefetches, each block but the first is marked in every line, once the tiles of the
     one before it have run."""
-
-    def marking(*arguments: object) -> KernelCode:
-        code = write_kernel(*arguments)  # type: ignore[arg-type]
-        numbers = itertools.count()
-
-        def store(found: re.Match[str]) -> str:
-            name = f"%mark{next(numbers)}"
-            return f"{name} = llvm.mlir.constant(1 : i8) : i8\nllvm.store {name}, {found[1]} : i8, !llvm.ptr"
-
-        return replace(code, text=re.sub(r'"llvm.intr.prefetch"\((%\w+)\).*', store, code.text))
-
-    monkeypatch.setattr("nest_running.write_kernel", marking)
+    monkeypatch.setattr("nest_running.write_kernel", lambda *arguments: marked(write_kernel(*arguments)))
     kernel = Kernel(nest)
     prefetch = kernel.schedule.prefetch
     assert prefetch is not None

@@ -15,7 +15,7 @@ from torchmdla.compiler.sizes import Size, at
 from torchmdla.devices.cpu.buffers import Lifetime, plan
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.nests import ELEMENT_BYTES, stored
-from torchmdla.devices.cpu.schedule import choose
+from torchmdla.devices.cpu.schedule import Ahead, choose
 from torchmdla.devices.cpu.size_code import Blocks, SizeCode, Symbols, count, share_slots
 from torchmdla.devices.cpu.steps import (
     Buffer,
@@ -27,8 +27,12 @@ from torchmdla.devices.cpu.steps import (
     first_and_last_uses,
     flattened,
 )
+from torchmdla.devices.cpu.vector_math import expand
 
 SCRATCH = "mdla_scratch"
+
+# So many times what the second cache holds, what tiles walk is fetched ahead.
+_STREAMED = 2
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,10 @@ class MemberKernel:
     symbol: str
     blocks: Blocks
     is_dynamic: bool
+
+
+# Gives the kernel of a nest that fetches ahead.
+Kernels = Callable[[NestStep, Ahead], MemberKernel]
 
 
 @dataclass(frozen=True)
@@ -60,9 +68,7 @@ def spare_symbols(steps: Iterable[Step]) -> int:
     return max((len(step.tile) for step in flattened(steps) if isinstance(step, ChainStep)), default=0)
 
 
-def write_chain(
-    step: ChainStep, machine: Machine, kernel: Callable[[NestStep], MemberKernel], attributes: str, symbols: Symbols
-) -> ChainCode:
+def write_chain(step: ChainStep, machine: Machine, kernel: Kernels, attributes: str, symbols: Symbols) -> ChainCode:
     """The kernel of a chain. ``kernel`` gives the kernel of a member, or of one over a shorter tile."""
     return _ChainWriter(step, machine, kernel, attributes, symbols).write()
 
@@ -72,7 +78,7 @@ class _ChainWriter:
         self,
         step: ChainStep,
         machine: Machine,
-        kernel: Callable[[NestStep], MemberKernel],
+        kernel: Kernels,
         attributes: str,
         symbols: Symbols,
     ) -> None:
@@ -99,6 +105,7 @@ class _ChainWriter:
         most = max(len(final_nest(m)[1]) + len(_scalars(m)) + 2 for m in self._step.members)
         self._array = self._allocate(self._constant(most), "!llvm.ptr", "")
         self._name_last_extents()
+        self._ahead = fetched_ahead(self._step, self._machine, self._symbols.typical)
         tile = self._fresh()
         self._lines.append(f"scf.for {tile} = %begin to %end step {self._constant(1)} : i64 {{")
         self._call_tile([], self._delinearised(tile))
@@ -249,7 +256,7 @@ class _ChainWriter:
     def _call(self, position: int, extents: Sequence[int | Size], indices: Sequence[str]) -> None:
         """Calls the kernel of a member for the tile of ``extents`` at ``indices``."""
         member = self._step.part(position, extents)
-        kernel = self._kernel(member)
+        kernel = self._kernel(member, self._ahead[position])
         operands = [
             self._at_tile(self._base(buffer, offset), position, number, indices)
             for number, (buffer, offset) in enumerate(final_nest(member)[1])
@@ -276,6 +283,28 @@ class _ChainWriter:
             if stride:
                 base = self._moved_by(base, self._define(f"arith.muli {index}, {self._constant(stride)} : i64"))
         return base
+
+
+def fetched_ahead(step: ChainStep, machine: Machine, typical: Sequence[int] = ()) -> list[Ahead]:
+    """What each member fetches for the next tile while it computes. Processors see far enough ahead along one tile, but
+    not that the next one follows; memory would be idle while members compute on what is in the cache.
+
+    Of each buffer that tiles walk, the next part is fetched by the member that computes most where it touches it. What
+    the second cache holds, where symbols have the values ``typical``, comes fast enough without."""
+    moving = [axis for axis, (extent, tile) in enumerate(zip(step.extents, step.tile, strict=True)) if extent != tile]
+    lengths = [len(expand(final_nest(member)[0], machine).body) for member in step.members]
+    fetching: dict[Buffer, int] = {}
+    for position in sorted(range(len(lengths)), key=lengths.__getitem__):
+        member = step.members[position]
+        fetching.update({a.buffer: position for a in member.accesses if a.buffer.kind != "local" and member.walks(a)})
+    if not moving or sum(at(buffer.bytes, typical) for buffer in fetching) < _STREAMED * machine.second_level:
+        return [()] * len(step.members)
+    found: list[Ahead] = []
+    for position, member in enumerate(step.members):
+        own = [k for k, a in enumerate(member.accesses) if fetching.get(a.buffer) == position and member.walks(a)]
+        distances = [(number, step.strides(position, number)[moving[-1]]) for number in own]
+        found.append(tuple((number, distance) for number, distance in distances if distance))
+    return found
 
 
 def _scalars(member: NestStep) -> tuple[Scalar, ...]:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from torchmdla.devices.cpu.machine import Machine
+from torchmdla.devices.cpu.recomputing import recompute
 from torchmdla.devices.cpu.steps import (
     Access,
     Buffer,
@@ -72,12 +73,13 @@ def _longest(
 @dataclass
 class _Candidate:
     """``members`` with, for each axis, the loop of each member; ``before``: steps between the members that none of them
-    needs to wait for; ``after``: the steps that follow."""
+    needs to wait for; ``after``: the steps that follow; ``contracts``: whether some member is a product."""
 
     members: list[NestStep]
     axes: list[tuple[int, ...]]
     before: list[Step]
     after: list[Step]
+    contracts: bool
 
     @classmethod
     def grown(cls, rest: Sequence[Step], most: int) -> _Candidate | None:
@@ -85,7 +87,7 @@ class _Candidate:
         first = rest[0]
         if not isinstance(first, NestStep) or not _may_join(first) or is_copy(first):
             return None
-        chain = cls([first], [(loop,) for loop in _free_loops(first)], [], [])
+        chain = cls([first], [(loop,) for loop in _free_loops(first)], [], [], _contracts(first))
         following, waiting = deque(rest[1:]), []
         while following:
             step = following[0]
@@ -113,6 +115,7 @@ class _Candidate:
             return False
         self.members.append(step)
         self.axes = axes
+        self.contracts |= _contracts(step)
         return True
 
     def _loop_in(self, step: NestStep, axis: Sequence[int]) -> int | None:
@@ -138,6 +141,23 @@ class _Candidate:
         local = self._locals(steps)
         if not local:
             return None
+        chain = self._recomputing(local)
+        return chain._of_tiles([b for b in local if any(b in m.writes for m in chain.members)], machine, given)
+
+    def _recomputing(self, local: Sequence[Buffer]) -> _Candidate:
+        """The chain without members whose values are computed where they are read, as long as something is left that
+        passes between the others."""
+        made = recompute(self.members, local)
+        members = [m for m in made if m is not None]
+        if not any(b in local for m in members for b in m.writes):
+            return self
+        axes = [tuple(loop for loop, m in zip(axis, made, strict=True) if m is not None) for axis in self.axes]
+        return replace(self, members=members, axes=axes)
+
+    def _of_tiles(
+        self, local: Sequence[Buffer], machine: Machine, given: deque[Sequence[int]] | None
+    ) -> ChainStep | None:
+        """As :meth:`finished`, of a chain whose members pass on ``local``."""
         tile = self._tile(local, machine) if given is None else self._next(given)
         if given is not None:
             given.popleft()
@@ -169,9 +189,8 @@ class _Candidate:
     def _tile(self, local: Sequence[Buffer], machine: Machine) -> list[int]:
         """The extent of each axis: as large as fits, made smaller from the outermost loop on."""
         tile, sizes = self._sizes(), self._sizes()
-        contracts = any(_contracts(member) for member in self.members)
-        limit = min(_MOST_LOCAL_BYTES, machine.second_level // 4) if contracts else machine.first_level
-        counted = local if contracts else list(dict.fromkeys(a.buffer for m in self.members for a in m.accesses))
+        limit = min(_MOST_LOCAL_BYTES, machine.second_level // 4) if self.contracts else machine.first_level
+        counted = local if self.contracts else list(dict.fromkeys(a.buffer for m in self.members for a in m.accesses))
 
         def fits(axis: int, extent: int) -> bool:
             cut = [*tile[:axis], extent, *tile[axis + 1 :]]

@@ -35,6 +35,7 @@ _TO_LLVM = (
     "convert-arith-to-llvm",
     "convert-index-to-llvm",
     "convert-cf-to-llvm",
+    "convert-ub-to-llvm",
     "convert-func-to-llvm",
     "reconcile-unrealized-casts",
 )

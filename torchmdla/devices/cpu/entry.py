@@ -16,7 +16,7 @@ from torchmdla.devices.cpu.chain_code import MemberKernel, write_chain
 from torchmdla.devices.cpu.kernels import write_kernel
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.nests import ELEMENT_BYTES, AnyNest, computed, stored
-from torchmdla.devices.cpu.schedule import Schedule, choose, ranges
+from torchmdla.devices.cpu.schedule import Ahead, Schedule, choose, ranges
 from torchmdla.devices.cpu.size_code import Blocks, SizeCode, Symbols, count, share_slots
 from torchmdla.devices.cpu.steps import (
     AssertStep,
@@ -73,7 +73,7 @@ class _Module:
     attributes: str
     symbols: Symbols
     kernels: dict[str, str] = field(default_factory=dict)
-    written: dict[AnyNest, tuple[str, AnyNest, Schedule]] = field(default_factory=dict)
+    written: dict[tuple[AnyNest, Ahead], tuple[str, AnyNest, Schedule]] = field(default_factory=dict)
     regions: dict[str, str] = field(default_factory=dict)
     externals: dict[str, str] = field(default_factory=dict)
 
@@ -301,8 +301,8 @@ class _FunctionWriter:
         self._call_kernel(symbol, pointers, ranges(nest, schedule), schedule.grain)
 
     def _call_chain(self, step: ChainStep) -> None:
-        def member_kernel(member: NestStep) -> MemberKernel:
-            symbol, nest, schedule = self._kernel(member)
+        def member_kernel(member: NestStep, ahead: Ahead) -> MemberKernel:
+            symbol, nest, schedule = self._kernel(member, ahead)
             return MemberKernel(symbol, ranges(nest, schedule), nest.is_dynamic)
 
         module = self._module
@@ -331,12 +331,12 @@ class _FunctionWriter:
             self._run(member)
         self._lines.append("}")
 
-    def _kernel(self, step: NestStep) -> tuple[str, AnyNest, Schedule]:
-        """The kernel of a nest, written if it is new."""
-        module, key = self._module, final_nest(step)[0]
+    def _kernel(self, step: NestStep, ahead: Ahead = ()) -> tuple[str, AnyNest, Schedule]:
+        """The kernel of a nest that fetches ``ahead``, written if it is new."""
+        module, key = self._module, (final_nest(step)[0], ahead)
         if key not in module.written:
-            nest = expand(key, module.machine)
-            schedule = choose(nest, module.machine, module.symbols.typical)
+            nest = expand(key[0], module.machine)
+            schedule = replace(choose(nest, module.machine, module.symbols.typical), ahead=ahead)
             code = write_kernel(nest, schedule, module.machine, module.attributes)
             module.externals.update(code.externals)
             module.written[key] = module.kernel(code.text), nest, schedule

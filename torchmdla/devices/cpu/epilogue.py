@@ -7,11 +7,11 @@ value that is not a constant (a bias written to the output before a convolution 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from torchmdla.devices.cpu.alignment import Getter, align
-from torchmdla.devices.cpu.nests import Instruction, constant
+from torchmdla.devices.cpu.nests import Instruction, constant, renumbered
 from torchmdla.devices.cpu.steps import (
     Access,
     Ending,
@@ -144,7 +144,7 @@ def _composed(step: NestStep, reader: NestStep, own: frozenset[int]) -> Ending:
     numbers.update({start + k: first_scalar + len(before.scalars) + k for k in range(len(reader.scalars))})
     start += len(reader.scalars)
     numbers.update({start + k: first_body + len(before.body) + k for k in range(len(reader.body))})
-    body = _renumbered(before.body, of_before) + _renumbered(reader.body, numbers.__getitem__)
+    body = renumbered(before.body, of_before) + renumbered(reader.body, numbers.__getitem__)
     return Ending(
         inputs=before.inputs + tuple(inputs),
         outputs=reader.outputs,
@@ -158,10 +158,6 @@ def _outputs_read(step: NestStep) -> list[int]:
     """The outputs whose old values the body uses."""
     used = {v for i in step.body for v in i.operands} | set(step.yields)
     return [k for k in range(len(step.outputs)) if len(step.inputs) + k in used]
-
-
-def _renumbered(body: Sequence[Instruction], number: Callable[[int], int]) -> tuple[Instruction, ...]:
-    return tuple(replace(i, operands=tuple(map(number, i.operands))) for i in body)
 
 
 # What a sum starts from.
@@ -220,7 +216,7 @@ def _adding(step: NestStep, start: NestStep) -> Ending:
         # The start's numbers count inputs, its output, scalars and body; the ending's the result, then the same.
         return 1 + value if value < inputs else value
 
-    body = _renumbered(start.body, number)
+    body = renumbered(start.body, number)
     total = Instruction("arith.addf", (0, number(start.yields[0])), step.outputs[0].buffer.element)
     last = 1 + inputs + scalars + len(body)
     return Ending(start.inputs, step.outputs, start.scalars, (*body, total), (last,))

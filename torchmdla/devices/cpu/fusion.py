@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,12 +25,14 @@ def fuse(module: ir.Module) -> None:
     """Generalises every linalg op and fuses elementwise producers into their only consumer, in place.
 
     A producer that computes stays apart where fusing it would compute its values more than once: where a consumer's
-    loops outnumber the operand's dimensions and the consumer is a contraction, or the producer calls the library.
+    loops outnumber the operand's dimensions and the consumer is a contraction, or the producer calls the library. So
+    does what lies between two reductions: it becomes the epilogue of the first one, in registers and with factors that
+    weights can take.
     """
     with explained("fusion failed"):
         run(module, _GENERALISE)
         function = forward_of(module)
-        pinned = list(dict.fromkeys(v for op in _generics(function) for v in _recomputed(op)))
+        pinned = list(dict.fromkeys(v for op in _generics(function) for v in _kept_apart(op)))
         results = list(function.type.results)
         _set_returned(function, pinned)
         run(module, _FUSE)
@@ -64,15 +67,40 @@ def _generics(function: Any) -> Iterator[Any]:
             yield op.operation
 
 
-def _recomputed(op: Any) -> Iterator[Any]:
-    """Values that fusing into ``op`` would compute more than once at some cost."""
+def _kept_apart(op: Any) -> Iterator[Any]:
+    """Values that fusing into ``op`` would compute more than once at some cost, or take from an epilogue."""
     maps = [attribute.value for attribute in op.attributes["indexing_maps"]]
-    contracts = any("reduction" in str(kind) for kind in op.attributes["iterator_types"])
+    contracts = _reduces(op)
     for value, affine_map in zip(op.operands, maps, strict=True):
         repeated = len(affine_map.results) < affine_map.n_dims
         source = _source(value)
-        if repeated and source is not None and ((contracts and _computes(source)) or _calls(source)):
+        if source is None:
+            continue
+        recomputed = repeated and ((contracts and _computes(source)) or _calls(source))
+        if recomputed or (contracts and _computes(source) and _follows_reduction(source)):
             yield source.results[0]
+
+
+def _reduces(op: Any) -> bool:
+    return any("reduction" in str(kind) for kind in op.attributes["iterator_types"])
+
+
+def _follows_reduction(op: Any) -> bool:
+    """Whether an op is elementwise on as many values of an op that reduces, or of others that are so."""
+    waiting, seen = [op], set()
+    while waiting:
+        current = waiting.pop()
+        if _reduces(current):
+            return current is not op
+        sources = [source for value in current.operands if (source := _source(value)) is not None]
+        fresh = [source for source in sources if source not in seen and _count(source) == _count(op)]
+        waiting += fresh
+        seen.update(fresh)
+    return False
+
+
+def _count(op: Any) -> int:
+    return math.prod(op.results[0].type.shape)
 
 
 def _source(value: Any) -> Any | None:

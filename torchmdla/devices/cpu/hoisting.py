@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from torchmdla.devices.cpu.nests import Instruction
+from torchmdla.devices.cpu.nests import Instruction, renumbered
 from torchmdla.devices.cpu.steps import Access, Buffer, Linear, NestStep, Steps, is_elementwise
 
 # A step of its own pays where its work was repeated at least this many times. Sizes that vary are more at all samples,
@@ -150,7 +150,7 @@ def _maker(body: _Body, root: int, step: NestStep) -> NestStep:
         outputs=(Access(buffer, _at(range(len(loops)), len(loops))),),
         scalars=(),
         tables=(),
-        body=_renumbered([body.body[v - body.first_result] for v in results], numbers),
+        body=renumbered([body.body[v - body.first_result] for v in results], numbers.__getitem__),
         yields=(numbers[root],),
     )
 
@@ -184,10 +184,6 @@ def _without(body: _Body, replaced: dict[int, Access]) -> _Body:
     return replace(
         body,
         inputs=(*(body.inputs[v - body.before] for v in inputs), *(replaced[v] for v in made)),
-        body=_renumbered([body.body[v - body.first_result] for v in results], numbers),
+        body=renumbered([body.body[v - body.first_result] for v in results], numbers.__getitem__),
         yields=tuple(numbers[v] for v in body.yields),
     )
-
-
-def _renumbered(body: Sequence[Instruction], numbers: dict[int, int]) -> tuple[Instruction, ...]:
-    return tuple(replace(i, operands=tuple(numbers[v] for v in i.operands)) for i in body)

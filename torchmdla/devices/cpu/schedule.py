@@ -58,6 +58,9 @@ _UNROLLED_LOOP = 64
 _BLOCK_STEPS = 16
 _LEAST_ROWS = 64
 
+# Operands by number, and how many bytes further on to fetch.
+Ahead = tuple[tuple[int, int | Size], ...]
+
 # Loops whose size is known at run time only; those that static nests have.
 Unknown = frozenset[int]
 _NONE: Unknown = frozenset()
@@ -73,7 +76,8 @@ class Schedule:
     none); its tile is a multiple of ``lanes``, its last vector is masked. The first ``ranged`` levels, all parallel,
     are the kernel's range of ``iterations``; ``grain`` of them make a task, 0 if the nest is not worth sharing. Of a
     dynamic nest these are for typical sizes: :func:`ranges` says how many there are. ``prefetch``: what tiles fetch
-    ahead for later ones."""
+    ahead for later ones. ``ahead``: operands of which the kernel, wherever it touches them, fetches what lies so
+    many bytes further on."""
 
     levels: tuple[Level, ...]
     reduction: tuple[int, ...]
@@ -85,6 +89,7 @@ class Schedule:
     iterations: int
     grain: int
     prefetch: Prefetch | None = None
+    ahead: Ahead = ()
 
 
 @lru_cache(maxsize=4096)
@@ -108,7 +113,9 @@ def choose(nest: AnyNest, machine: Machine, typical: tuple[int, ...] = ()) -> Sc
     cycles = max(cycles, _bytes(known) * _BYTE_COST)
     grain = max(1, math.ceil(_TASK_COST * iterations / cycles))
     if not _worth_sharing(nest, levels[:ranged], iterations, cycles):
+        # Loops inside of the range cost less than its levels do, and keep what the loops around them determine.
         grain = 0
+        ranged, iterations = _choose_range(known, levels[:1])
     unroll = _choose_unroll(known, reduction, tiles, lanes, unknown)
     prefetch = choose_prefetch(known, machine, levels) if reduction and not nest.is_dynamic else None
     return Schedule(levels, reduction, tiles, unroll, vector, lanes, ranged, iterations, grain, prefetch)

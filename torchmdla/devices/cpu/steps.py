@@ -177,6 +177,11 @@ class NestStep:
         """The scalars of the body, then those of the ending."""
         return self.scalars + (self.ending.scalars if self.ending else ())
 
+    def walks(self, access: Access) -> bool:
+        """Whether the access varies with every loop: what is computed once for each of its elements is computed once
+        for each iteration."""
+        return all(size == 1 or loop in access.loops for loop, size in enumerate(self.sizes))
+
     def map_accesses(self, function: Callable[[Access], Access]) -> None:
         """Replaces every access (tables stay)."""
         self.inputs = tuple(map(function, self.inputs))

@@ -5,7 +5,8 @@ A kernel is ``void(void *const *operands, int64_t begin, int64_t end)`` over ope
 when an index is out of bounds or a condition fails, and the values of the symbols if the nest is dynamic.
 
 Each module writes what the ones before it in this list know nothing of: ``code`` (lines, scopes, constants, sizes),
-``instructions`` (of a nest's body), ``memory`` (operands, masks), ``tile`` (values at the points of the register tile),
+``instructions`` (of a nest's body), ``memory`` (operands, masks), ``turned`` (blocks of operands,
+transposed), ``tile`` (values at the points of the register tile),
 ``reduction`` (loops inside of it), ``loops`` (loops around it). What is an integer in a static nest may be the name of
 a value in a dynamic one: an extent, a stride, how many lanes are left.
 """

@@ -65,6 +65,13 @@ class MemoryWriter(InstructionWriter):
         kind = "(!llvm.ptr) -> !llvm.ptr" if isinstance(elements, int) else "(!llvm.ptr, i64) -> !llvm.ptr"
         return self._define(f"llvm.getelementptr {pointer}[{elements}] : {kind}, {stored(element)}")
 
+    def _prefetch(self, pointer: str, cache: int, is_written: bool = False) -> None:
+        """Fetches a line. ``cache``: LLVM's hint where to."""
+        self._line(
+            f'"llvm.intr.prefetch"({pointer}) <{{rw = {int(is_written)} : i32, hint = {cache} : i32, cache = 1 : i32}}>'
+            " : (!llvm.ptr) -> ()"
+        )
+
     # Points of the register tile.
 
     def _tile_extent(self, loop: int) -> Count:

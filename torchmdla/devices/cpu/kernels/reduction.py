@@ -102,8 +102,9 @@ class ReductionWriter(TileWriter):
     def _conclude(self, keys: Sequence[_Key], values: Sequence[Value]) -> None:
         """Stores the results of the reduction, or what the epilogue makes of them."""
         if self.nest.epilogue is None:
-            for (position, point), value in zip(keys, values, strict=True):
-                self._store(self.numbers.first_output + position, point, value)
+            first = self.numbers.first_output
+            results = [(first + position, point, value) for (position, point), value in zip(keys, values, strict=True)]
+            self._store_all(sorted(results, key=lambda result: result[1]))
             return
         for (position, point), value in zip(keys, values, strict=True):
             self._values[self.numbers.first_output + position, point] = value
@@ -309,11 +310,7 @@ class ReductionWriter(TileWriter):
             moved = self._define(f"arith.muli {self._induction[d]}, {self._constant(distances[d])} : i64")
             place = self._offset(place, moved, "i8")
         for line in range(0, iterations * distances[loop], self.machine.line):
-            address = self._offset(place, line, "i8")
-            self._line(
-                f'"llvm.intr.prefetch"({address}) <{{rw = 0 : i32, hint = {_SECOND_CACHE} : i32, cache = 1 : i32}}> '
-                ": (!llvm.ptr) -> ()"
-            )
+            self._prefetch(self._offset(place, line, "i8"), _SECOND_CACHE)
 
     def _bytes_apart(self, operand: AnyOperand, loop: int) -> int:
         stride = operand.strides[loop]
@@ -329,7 +326,9 @@ class ReductionWriter(TileWriter):
         with self._scope():
             for (position, point), value in zip(keys, values, strict=True):
                 self._values[self.numbers.first_output + position, point] = value
-            self._check([point for _, point in keys], 0, self.numbers.first_epilogue)
+            points = [point for _, point in keys]
+            self._fetch_tile_ahead(points)
+            self._check(points, 0, self.numbers.first_epilogue)
             results = []
             for (position, point), old in zip(keys, values, strict=True):
                 new = self._value(self.nest.yields[position], point)

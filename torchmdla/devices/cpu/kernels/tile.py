@@ -7,11 +7,14 @@ from collections.abc import Sequence
 
 from torchmdla.compiler.sizes import Size
 from torchmdla.devices.cpu.kernels.code import Count, Point, Value
-from torchmdla.devices.cpu.kernels.memory import MemoryWriter
-from torchmdla.devices.cpu.nests import AnyTable, Instruction
+from torchmdla.devices.cpu.kernels.turned import TurnedWriter
+from torchmdla.devices.cpu.nests import ELEMENT_BYTES, AnyTable, Instruction, stored
+
+# LLVM's hint that a prefetch is for the first cache.
+_FIRST_CACHE = 3
 
 
-class TileWriter(MemoryWriter):
+class TileWriter(TurnedWriter):
     """Computes values where they are first needed. What does not vary with a loop is computed outside of it, once for
     all points of the register tile that share it."""
 
@@ -29,6 +32,7 @@ class TileWriter(MemoryWriter):
     def _finish(self, points: Sequence[Point]) -> None:
         """Stores the results at ``points``, all of which are computed before the first is stored, instruction by
         instruction at all points: chains of dependent instructions then overlap without the processor's help."""
+        self._fetch_tile_ahead(points)
         first = self.numbers.first_epilogue if self.nest.epilogue is not None else 0
         for number in (n for n in self.numbers.instructions if n >= first and self.numbers.is_used(n)):
             for point in points:
@@ -36,8 +40,29 @@ class TileWriter(MemoryWriter):
         results = [
             (operand, point, self._value(number, point)) for point in points for number, operand in self.numbers.results
         ]
+        self._store_all(results)
+
+    def _store_all(self, results: Sequence[tuple[int, Point, Value]]) -> None:
+        """Stores values to operands at points, in the order of points."""
+        blocks: dict[tuple[int, Point, int], list[Value]] = {}
         for operand, point, value in results:
-            self._store(operand, point, value)
+            loop = self._turned(operand)
+            if loop < 0:
+                self._store(operand, point, value)
+            else:
+                blocks.setdefault((operand, _moved(point, loop, 0), loop), []).append(value)
+        for (operand, point, loop), values in blocks.items():
+            self._store_turned(operand, point, loop, values)
+
+    def _fetch_tile_ahead(self, points: Sequence[Point]) -> None:
+        """Fetches what the schedule's operands touch at ``points``, further on: each line once."""
+        for number, distance in self.schedule.ahead:
+            operand = self._operand(number)
+            size, is_written = ELEMENT_BYTES[stored(operand.element)], number >= len(self.nest.inputs)
+            for point in points:
+                pointer, stride = self._address(number, point)
+                if stride == 1 and not point[self.schedule.vector] * size % self.machine.line:
+                    self._prefetch(self._offset(pointer, distance, "i8"), _FIRST_CACHE, is_written)
 
     def _restricted(self, point: Point, loops: frozenset[int]) -> Point:
         return tuple(offset if loop in loops else 0 for loop, offset in enumerate(point))
@@ -53,7 +78,7 @@ class TileWriter(MemoryWriter):
 
     def _compute(self, number: int, point: Point) -> Value:
         if number in self.numbers.sources:
-            return self._load_at(self.numbers.sources[number], point)
+            return self._load_value(number, point)
         instruction = self.numbers.instructions[number]
         if instruction.name == "index":
             return self._index(instruction.payload, point)
@@ -66,6 +91,16 @@ class TileWriter(MemoryWriter):
             self._report(operands[0], self._active(point))
             return operands[0]
         return self._apply(instruction, operands)
+
+    def _load_value(self, number: int, point: Point) -> Value:
+        """A value that is an operand's; where blocks are turned, with it all values of its block."""
+        operand = self.numbers.sources[number]
+        loop = self._turned(operand)
+        if loop < 0:
+            return self._load_at(operand, point)
+        for offset, value in enumerate(self._load_turned(operand, _moved(point, loop, 0), loop)):
+            self._values[number, _moved(point, loop, offset)] = value
+        return self._values[number, point]
 
     def _multiply_add(self, addition: int, point: Point) -> Value:
         product, addend = self.multiply_adds[addition], self.numbers.instructions[addition]
@@ -162,3 +197,8 @@ class TileWriter(MemoryWriter):
 
 def _selector(value: Value) -> str:
     return value.type if value.lanes == 1 else f"vector<{value.lanes}xi1>, {value.type}"
+
+
+def _moved(point: Point, loop: int, offset: int) -> Point:
+    """The point at another offset of ``loop``."""
+    return (*point[:loop], offset, *point[loop + 1 :])

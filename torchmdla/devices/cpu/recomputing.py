@@ -1,0 +1,128 @@
+"""Values of a chain that are computed where they are read, since storing and reading them again takes longer.
+
+What a normalisation subtracts a mean from, say, is read twice: for the variance, and for the result. To subtract in
+either place takes one pass over a tile less than to store the differences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from torchmdla.devices.cpu.nests import renumbered
+from torchmdla.devices.cpu.steps import Access, Buffer, Linear, NestStep, covers, is_elementwise
+
+# Instructions that take no longer than half a load; of divisions, roots and functions none is among them.
+_CHEAP = frozenset(
+    f"arith.{name}"
+    for name in (
+        "addf", "addi", "andi", "cmpf", "cmpi", "extf", "extsi", "extui", "maximumf", "maxnumf", "minimumf", "minnumf",
+        "mulf", "negf", "ori", "select", "sitofp", "subf", "subi", "truncf", "trunci", "uitofp", "xori",
+    )
+) | {"math.absf", "math.fma"}  # fmt: skip
+
+_CHEAP_COST = 0.5
+
+
+def recompute(members: Sequence[NestStep], local: Sequence[Buffer]) -> list[NestStep | None]:
+    """The members of a chain with values that are computed where they are read; None in the place of one that nothing
+    is left of. ``local``: the buffers that only members use. Whatever the sizes are, the same values are."""
+    made: list[NestStep | None] = list(members)
+    # From the last member on: what reads a value then is known when its turn comes.
+    for position in reversed(range(len(members))):
+        member = made[position]
+        if member is None or not _may_move(member, local):
+            continue
+        following = [m for m in made[position + 1 :] if m is not None]
+        buffer = member.writes[0]
+        readers = [m for m in following if buffer in m.reads]
+        if readers and _is_cheaper(member, len(readers)) and _may_follow(member, following, readers):
+            made[position] = None
+            for place in range(position + 1, len(made)):
+                reader = made[place]
+                if reader is not None and reader in readers:
+                    made[place] = _with_maker(reader, member)
+    return made
+
+
+def _may_move(member: NestStep, local: Sequence[Buffer]) -> bool:
+    """Whether a member is no more than a computation of one value that only members use, of all of its buffer, each
+    element by the indices of loops, one for each dimension."""
+    if not is_elementwise(member) or len(member.outputs) != 1 or member.outputs[0] in member.read_accesses:
+        return False
+    output = member.outputs[0]
+    plain = all(index.is_loop() or not index.loops for index in output.indices)
+    return output.buffer in local and plain and covers(member, output)
+
+
+def _is_cheaper(member: NestStep, readers: int) -> bool:
+    """Whether ``readers`` nests do better to compute the member's value than to read it. What does not vary along its
+    memory is computed once for many elements; a store is hidden by what else the maker does."""
+    factors = member.outputs[0].flat(len(member.sizes)).factors
+    varying = [any(factors[loop] == 1 for loop in access.loops) for access in member.inputs]
+    cost = float(sum(varying))
+    varying += [False] * (len(member.outputs) + len(member.scalars))
+    for instruction in member.body:
+        varies = any(varying[v] for v in instruction.operands)
+        if varies and instruction.name not in _CHEAP:
+            return False
+        cost += _CHEAP_COST * varies
+        varying.append(varies)
+    return readers * cost <= cost + readers
+
+
+def _may_follow(member: NestStep, following: Sequence[NestStep], readers: Sequence[NestStep]) -> bool:
+    """Whether all ``readers`` among the members ``following`` a member can compute its value: as inputs alone, once for
+    each element, and while what it is computed of is still there."""
+    last = following.index(readers[-1])
+    overwritten = {b for m in following[: last + 1] for b in m.writes}
+    if overwritten & {*member.reads, *member.writes}:
+        return False
+    return all(_reads_once(reader, member.writes[0]) for reader in readers)
+
+
+def _reads_once(reader: NestStep, buffer: Buffer) -> bool:
+    own = [access for access in reader.inputs if access.buffer is buffer]
+    others = sum(access.buffer is buffer for access in reader.accesses) - len(own)
+    return len(set(own)) == 1 and not others and reader.walks(own[0])
+
+
+def _with_maker(reader: NestStep, maker: NestStep) -> NestStep:
+    """The reader with the maker's body before its own, in the place of what it reads of the maker."""
+    buffer = maker.writes[0]
+    read = next(access for access in reader.inputs if access.buffer is buffer)
+    moved = [_through(access, maker, read) for access in maker.inputs]
+    inputs = list(dict.fromkeys([*(a for a in reader.inputs if a.buffer is not buffer), *moved]))
+    first_scalar = len(inputs) + len(reader.outputs)
+    first_result = first_scalar + len(reader.scalars) + len(maker.scalars)
+    of_maker = [
+        *map(inputs.index, moved),
+        -1,
+        *range(first_scalar + len(reader.scalars), first_result + len(maker.body)),
+    ]
+    made = of_maker[maker.yields[0]]
+    of_reader = [
+        *(made if a.buffer is buffer else inputs.index(a) for a in reader.inputs),
+        *range(len(inputs), first_scalar + len(reader.scalars)),
+        *(first_result + len(maker.body) + k for k in range(len(reader.body))),
+    ]
+    return replace(
+        reader,
+        inputs=tuple(inputs),
+        scalars=reader.scalars + maker.scalars,
+        body=renumbered(maker.body, of_maker.__getitem__) + renumbered(reader.body, of_reader.__getitem__),
+        yields=tuple(of_reader[v] for v in reader.yields),
+    )
+
+
+def _through(access: Access, maker: NestStep, read: Access) -> Access:
+    """What the maker accesses for the element that another step reads, over that step's loops."""
+    along = dict(zip((i.loops[0] if i.loops else -1 for i in maker.outputs[0].indices), read.indices, strict=True))
+    count = len(read.indices[0].factors) if read.indices else 0
+
+    def moved(index: Linear) -> Linear:
+        parts = [(factor, along[loop]) for loop, factor in enumerate(index.factors) if factor and loop in along]
+        factors = tuple(sum(factor * part.factors[k] for factor, part in parts) for k in range(count))
+        return Linear(factors, index.constant + sum(factor * part.constant for factor, part in parts))
+
+    return replace(access, indices=tuple(map(moved, access.indices)))
