@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import onnx
 from onnx import TensorProto, helper, numpy_helper
@@ -64,7 +65,7 @@ class OnnxGraph:
         operands: Sequence[Value | str | None],
         shape: Sequence[int],
         used_once: bool = False,
-        **attributes: object,
+        **attributes: Any,
     ) -> Tensor:
         """A node with one result; operands are values, names of integers, or None for one that is left out."""
         name = self._fresh(self.label)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -25,7 +26,7 @@ class Op:
     shape: tuple[int, ...]
     used_once: bool
 
-    def node(self, kind: str, *operands: Value | str | None, **attributes: object) -> Tensor:
+    def node(self, kind: str, *operands: Value | str | None, **attributes: Any) -> Tensor:
         """The node that makes the op's result."""
         return self.graph.node(kind, operands, self.shape, self.used_once, **attributes)
 
@@ -58,7 +59,7 @@ def _convolution(
     *_: object,
 ) -> Value:
     rank = len(op.shape) - 2
-    attributes: dict[str, object] = {
+    attributes: dict[str, Any] = {
         "kernel_shape": list(weight.shape[2:]),
         "strides": _per_axis(stride, rank),
         "pads": _both_sides(padding, rank),
@@ -96,9 +97,12 @@ def _addmm(op: Op, bias: Value, left: Value, right: Value, beta: float, alpha: f
 # Pooling
 
 
-def _ends(op: Op, x: Value, kernel: list[int], stride: list[int], padding: list[int], dilation: list[int]) -> list[int]:
+def _ends(
+    op: Op, x: Value, kernel: list[int], stride: list[int], padding: list[int], dilation: list[int] | None = None
+) -> list[int]:
     """How far the last windows go beyond the input, the padding included; ``ceil_mode`` may make it more than that."""
     rank = len(kernel)
+    dilation = dilation or [1] * rank
     lengths, new = x.shape[-rank:], op.shape[-rank:]
     reach = [(n - 1) * s + d * (k - 1) + 1 for n, s, d, k in zip(new, stride, dilation, kernel, strict=True)]
     return [max(p, r - p - n) for p, r, n in zip(padding, reach, lengths, strict=True)]
@@ -135,7 +139,7 @@ def _average_pool(rank: int) -> Writer:
         divisor: int | None = None,
     ) -> Value:
         sizes = [_per_axis(numbers, rank) for numbers in (kernel, stride or kernel, padding)]
-        ends = _ends(op, x, *sizes, [1] * rank)
+        ends = _ends(op, x, *sizes)
         if divisor is not None:
             raise CompileError("an average pool with a divisor of its own is not supported")
         if ends != sizes[2] and count_include_pad and any(sizes[2]):
@@ -304,7 +308,7 @@ def _pad(op: Op, x: Value, sizes: Sequence[int], number: float) -> Value:
     return op.node("Pad", x, op.graph.integers([*before, *after]), value, mode="constant")
 
 
-def _resize(op: Op, x: Value, scales: Sequence[float | None], **attributes: object) -> Value:
+def _resize(op: Op, x: Value, scales: Sequence[float | None], **attributes: Any) -> Value:
     """To the op's shape; ``scales`` are what the user gave instead, which then say where the samples lie."""
     ratios = [scale if scale else new / old for scale, new, old in zip(scales, op.shape[2:], x.shape[2:], strict=True)]
     single = [float(np.float32(ratio)) for ratio in ratios]
@@ -334,7 +338,8 @@ def _bilinear(op: Op, x: Value, sizes: object, align: bool, *scales: float | Non
 
 
 def _bilinear_vec(op: Op, x: Value, sizes: object, align: bool, scales: Sequence[float] | None) -> Value:
-    return _bilinear(op, x, sizes, align, *(scales or [None] * (len(op.shape) - 2)))
+    factors: Sequence[float | None] = scales or [None] * (len(op.shape) - 2)
+    return _bilinear(op, x, sizes, align, *factors)
 
 
 WRITERS: Mapping[str, Writer] = {
