@@ -125,3 +125,11 @@ def _compile(place: Path, model: bytes, shapes: str, options: Options, samples: 
     if not binary.is_file():
         raise DeviceError(f"{function}: the library wrote no binary")
     return binary
+
+
+def forget() -> None:
+    """Drops the binaries that are kept."""
+    with _lock:
+        while _binaries:
+            _, path = _binaries.popitem()
+            path.unlink(missing_ok=True)

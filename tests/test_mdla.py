@@ -1,0 +1,392 @@
+"""The mdla device's calls, on a fake library that fails in each possible way and on the emulator."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from graphs import groups_of
+from torch import Tensor, nn
+
+import torchmdla
+from torchmdla import DeviceError
+from torchmdla.devices.mdla import compiling, runtime_library
+
+pytest.importorskip("onnx")
+
+_SOURCE = Path(__file__).with_name("mdla") / "fake_library.c"
+_FAULT = "TORCHMDLA_FAKE_FAULT"
+
+pytestmark = pytest.mark.skipif(not runtime_library.PATH.exists(), reason="torchmdla was built without the mdla device")
+
+
+def _built(folder: Path, name: str, *flags: str) -> Path:
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    path = folder / name
+    subprocess.run([compiler, "-shared", "-fPIC", *flags, "-o", str(path), str(_SOURCE), "-lpthread"], check=True)
+    return path
+
+
+@pytest.fixture(scope="module")
+def fake(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return _built(tmp_path_factory.mktemp("mdla"), "libfake.so")
+
+
+@pytest.fixture
+def fault(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Sets the fault, and has nothing compiled before."""
+    compiling.forget()
+
+    def choose(name: str) -> None:
+        monkeypatch.setenv(_FAULT, name)
+
+    return choose
+
+
+def _squashed(x: Tensor) -> Tensor:
+    return torch.tanh(x) * x
+
+
+def _ready(*sizes: int) -> tuple[Any, Tensor]:
+    """A traced function with one group, which the next call compiles."""
+    x = torch.randn(sizes or (2, 3))
+    traced = torch.jit.trace(_squashed, (x,), check_trace=False)
+    traced(x)
+    traced(x)
+    return traced, x
+
+
+# What the library computes
+
+
+def test_a_group_runs_on_the_library(fake: Path) -> None:
+    torchmdla.enable(device="mdla", library=fake, strict=True)
+    library = ctypes.CDLL(str(fake))
+    traced, x = _ready(3, 5)
+    before = library.fake_runs()
+    assert torch.equal(traced(x), x)  # The fake gives back its inputs.
+    assert library.fake_runs() == before + 1
+    assert torchmdla.stats().fallbacks == {}
+
+
+def test_groups_have_the_label(fake: Path) -> None:
+    torchmdla.enable(device="mdla", library=fake)
+    traced, x = _ready()
+    assert "mdla::CompilationGroup" in str(torchmdla.graph_for(traced, x))
+
+
+def test_the_library_of_the_environment(fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHMDLA_MDLA_LIBRARY", str(fake))
+    torchmdla.enable(device="mdla", strict=True)
+    traced, x = _ready(4)
+    assert torch.equal(traced(x), x)
+
+
+def test_a_context_goes_with_its_weights(fake: Path) -> None:
+    torchmdla.enable(device="mdla", library=fake, strict=True)
+    library = ctypes.CDLL(str(fake))
+    model = nn.Linear(7, 7).eval()
+    x = torch.randn(2, 7)
+    with torch.no_grad():
+        traced = torch.jit.trace(model, (x,), check_trace=False)
+        for _ in range(4):
+            traced(x)
+        live = library.fake_live()
+        for _ in range(3):
+            model.weight.add_(1)
+            traced(x)
+    # The first context of a card stays while others are linked to it.
+    assert live <= library.fake_live() <= live + 1
+
+
+def test_several_groups_share_a_card(fake: Path) -> None:
+    torchmdla.enable(device="mdla", library=fake, strict=True, debug="s")
+    library = ctypes.CDLL(str(fake))
+    first, x = _ready(3, 8)
+    first(x)
+    linked = library.fake_linked()
+    second, y = _ready(3, 9)
+    second(y)
+    assert library.fake_linked() == linked + 1
+
+
+def test_equal_models_are_compiled_once(fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torchmdla.enable(device="mdla", library=fake, strict=True)
+    jobs = []
+    compile_ = compiling._compile
+    monkeypatch.setattr(compiling, "_compile", lambda *given: jobs.append(given) or compile_(*given))
+    compiling.forget()
+    model = nn.Linear(6, 6).eval()
+    twin = nn.Linear(6, 6).eval()
+    twin.load_state_dict(model.state_dict())
+    x = torch.randn(2, 6)
+    with torch.no_grad():
+        for module in (model, twin):
+            assert torch.equal(torchmdla.compile(module, x)(x), x)
+    assert len(jobs) == 1
+
+
+def test_new_weights_are_loaded(fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torchmdla.enable(device="mdla", library=fake, strict=True)
+    jobs = []
+    compile_ = compiling._compile
+    monkeypatch.setattr(compiling, "_compile", lambda *given: jobs.append(given) or compile_(*given))
+    model = nn.Linear(5, 5).eval()
+    x = torch.randn(2, 5)
+    with torch.no_grad():
+        traced = torch.jit.trace(model, (x,), check_trace=False)
+        for _ in range(4):
+            traced(x)
+        count = len(jobs)
+        model.weight.add_(1)
+        traced(x)
+        assert len(jobs) == count + 1
+
+
+def test_any_number_of_threads(fake: Path) -> None:
+    """Packing takes the GIL while others that hold it want what is packed."""
+    torchmdla.enable(device="mdla", library=fake, strict=True)
+    functions = [_ready(2, 20 + number % 2) for number in range(6)]
+    start = threading.Barrier(len(functions))
+    wrong: list[object] = []
+
+    def work(traced: Any, x: Tensor) -> None:
+        start.wait()
+        for _ in range(20):
+            result = traced(x)
+            # Eager's while another thread compiles.
+            if not torch.equal(result, x) and not torch.equal(result, _squashed(x)):
+                wrong.append(result)
+        if not torch.equal(traced(x), x):
+            wrong.append(x)
+
+    threads = [threading.Thread(target=work, args=pair) for pair in functions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+# Faults
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("create", "ie_create"),
+        ("flag", r"ie_setflag\(nclusters, 2\)"),
+        ("version", "ie_getinfo: .* has version 2019.2.0, version 2022.1 is needed"),
+        ("compile", "ie_compile: no such operator"),
+        ("crash", "ie_compile: the library's process ended: SIGSEGV"),
+        ("exit", "ie_compile: the library's process ended: exit status 3"),
+        ("no_binary", "ie_compile: the library wrote no binary"),
+        ("init", "ie_init: no card"),
+        ("outputs", "ie_init: the library has 2 outputs, the group 1"),
+        ("sizes", "ie_init: output 0 has 9 elements, the group's 6"),
+        ("run", "ie_run: the card does not answer"),
+        ("written", "ie_run: the library wrote other sizes"),
+    ],
+)
+def test_a_fault_falls_back_and_strict_raises(name: str, text: str, fault: Any, tmp_path: Path) -> None:
+    library = _built(tmp_path, "libfaulty.so")  # Its own: a library's version is asked for once.
+    fault(name)
+    torchmdla.enable(device="mdla", library=library, clusters=2)
+    traced, x = _ready()
+    with pytest.warns(RuntimeWarning, match=text):
+        assert torch.equal(traced(x), _squashed(x))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert torch.equal(traced(x), _squashed(x))
+    ((reason, count),) = torchmdla.stats().fallbacks.items()
+    assert count == 2
+    assert text.partition(":")[0].partition("\\")[0] in reason
+    torchmdla.enable(device="mdla", library=library, clusters=2, strict=True)
+    with pytest.raises(DeviceError, match=text) as raised:
+        traced(x)
+    assert raised.value.group
+    assert raised.value.group in str(raised.value)
+
+
+def test_after_a_fault_of_a_run_the_next_call_runs_again(fake: Path, fault: Any) -> None:
+    torchmdla.enable(device="mdla", library=fake, strict=True)
+    traced, x = _ready(2, 11)
+    traced(x)
+    fault("run")
+    with pytest.raises(DeviceError):
+        traced(x)
+    fault("")
+    assert torch.equal(traced(x), x)
+
+
+def test_a_compile_that_does_not_end(fake: Path, fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    torchmdla.enable(device="mdla", library=fake, strict=True)
+    fault("hang")
+    traced, x = _ready(2, 12)
+    monkeypatch.setenv("TORCHMDLA_COMPILE_SECONDS", "0.5")
+    with pytest.raises(DeviceError, match=r"took more than 0\.5 seconds"):
+        traced(x)
+
+
+def test_a_failed_compile_is_not_tried_again_for_the_same_weights(
+    fake: Path, fault: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torchmdla.enable(device="mdla", library=fake)
+    jobs = []
+    compile_ = compiling._compile
+    monkeypatch.setattr(compiling, "_compile", lambda *given: jobs.append(given) or compile_(*given))
+    fault("compile")
+    traced, x = _ready(2, 13)
+    with pytest.warns(RuntimeWarning):
+        for _ in range(3):
+            assert torch.equal(traced(x), _squashed(x))
+    assert len(jobs) == 1
+
+
+def test_a_library_that_is_not_there(tmp_path: Path) -> None:
+    torchmdla.enable(device="mdla", library=tmp_path / "none.so", strict=True)
+    traced, x = _ready()
+    with pytest.raises(DeviceError, match=r"dlopen: .*none\.so"):
+        traced(x)
+
+
+def test_a_file_that_is_no_library(tmp_path: Path) -> None:
+    path = tmp_path / "text.so"
+    path.write_text("not a library")
+    torchmdla.enable(device="mdla", library=path, strict=True)
+    traced, x = _ready()
+    with pytest.raises(DeviceError, match=r"dlopen: .*text\.so"):
+        traced(x)
+
+
+def test_a_library_without_a_function(tmp_path: Path) -> None:
+    path = _built(tmp_path, "libpart.so", "-DWITHOUT_IE_INIT")
+    torchmdla.enable(device="mdla", library=path, strict=True)
+    traced, x = _ready()
+    with pytest.raises(DeviceError, match="ie_init: .* does not have this function"):
+        traced(x)
+
+
+def test_variable_precision_needs_calibration(fake: Path) -> None:
+    torchmdla.enable(device="mdla", library=fake, strict=True, precision="variable")
+    traced, x = _ready()
+    with pytest.raises(DeviceError, match="ie_compile_vfp: precision 'variable' needs calibration inputs"):
+        traced(x)
+
+
+def test_an_op_that_the_device_does_not_take_stays_outside(fake: Path) -> None:
+    torchmdla.enable(device="mdla", library=fake, strict=True)
+    groups = groups_of(lambda x: (torch.tanh(x) * x).exp(), torch.randn(2, 3))
+    assert [node.kind() for node in groups[0].nodes()] == ["aten::tanh", "aten::mul"]
+
+
+def test_without_onnx_the_error_says_what_to_install(fake: Path) -> None:
+    """In a process of its own, where the package cannot be imported by the compiler."""
+    program = (
+        "import sys; sys.modules['onnx'] = None\n"
+        "import torch, torchmdla\n"
+        f"torchmdla.enable(device='mdla', library={str(fake)!r}, strict=True)\n"
+        "f = torch.jit.trace(lambda x: torch.tanh(x) * x, (torch.ones(2),), check_trace=False)\n"
+        "try:\n"
+        "    for _ in range(3): f(torch.ones(2))\n"
+        "except torchmdla.CompileError as error:\n"
+        "    print(error.reason)\n"
+    )
+    environment = {**os.environ, "TORCHMDLA_COMPILE_IN_PROCESS": "1"}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=True)
+    assert "pip install 'torchmdla[mdla]'" in done.stdout
+
+
+# Options
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"cores": 2}, TypeError, "no option 'cores'"),
+        ({"clusters": "2"}, TypeError, "'clusters'"),
+        ({"clusters": 0}, ValueError, "at least 1"),
+        ({"precision": "float8"}, ValueError, "no precision 'float8'"),
+    ],
+)
+def test_wrong_options(options: dict[str, Any], error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        torchmdla.enable(device="mdla", **options)
+
+
+def test_the_cpu_device_has_no_options() -> None:
+    with pytest.raises(TypeError, match="device 'cpu' has no option 'clusters'"):
+        torchmdla.enable(clusters=2)
+
+
+def test_device_error_can_be_pickled() -> None:
+    error = pickle.loads(pickle.dumps(DeviceError("ie_run: no", group="g")))
+    assert (error.fault, error.group, str(error)) == ("ie_run: no", "g", "ie_run: no (in group g)")
+
+
+# Asynchronous use
+
+
+@pytest.fixture
+def context(fake: Path, tmp_path: Path) -> Iterator[tuple[Any, int]]:
+    """The binding, and a context with one input and one output of four elements."""
+    binary = tmp_path / "model.bin"
+    binary.write_text("4")
+    runtime = runtime_library.runtime()
+    port = (runtime_library.Port * 1)(runtime_library.Port(3, 4))
+    address = runtime.mdla_load(
+        str(fake).encode(), runtime_library.flag_array([]), str(binary).encode(), port, 1, port, 1
+    )
+    yield runtime, address
+    runtime.mdla_unload(address)
+
+
+def _pointers(*arrays: Any) -> Any:
+    return (ctypes.c_void_p * len(arrays))(*(ctypes.addressof(array) for array in arrays))
+
+
+def test_results_come_in_the_order_of_the_inputs(context: tuple[Any, int]) -> None:
+    runtime, address = context
+    inputs = [(ctypes.c_float * 4)(*[float(k)] * 4) for k in range(3)]
+    for number, array in enumerate(inputs):
+        assert runtime.mdla_submit(address, _pointers(array), number + 1) == 0
+    for number, array in enumerate(inputs):
+        output, user = (ctypes.c_float * 4)(), ctypes.c_void_p()
+        assert runtime.mdla_collect(address, _pointers(output), ctypes.byref(user)) == 0
+        assert list(output) == list(array)
+        assert user.value == number + 1
+
+
+def test_a_run_between_submit_and_collect_is_refused(context: tuple[Any, int]) -> None:
+    runtime, address = context
+    array, output, user = (ctypes.c_float * 4)(), (ctypes.c_float * 4)(), ctypes.c_void_p()
+    assert runtime.mdla_submit(address, _pointers(array), None) == 0
+    assert runtime.mdla_run_software(address, _pointers(array), _pointers(output)) != 0
+    assert "outstanding" in runtime_library.fault()
+    assert runtime.mdla_collect(address, _pointers(output), ctypes.byref(user)) == 0
+    assert runtime.mdla_run_software(address, _pointers(array), _pointers(output)) == 0
+
+
+@pytest.mark.parametrize("name", ["putinput", "getresult"])
+def test_faults_of_asynchronous_calls(name: str, context: tuple[Any, int], fault: Any) -> None:
+    runtime, address = context
+    array, user = (ctypes.c_float * 4)(), ctypes.c_void_p()
+    fault(name)
+    submitted = runtime.mdla_submit(address, _pointers(array), None)
+    if submitted == 0:
+        submitted = runtime.mdla_collect(address, _pointers(array), ctypes.byref(user))
+    assert submitted != 0
+    assert runtime_library.fault().startswith(f"ie_{name}: ")
