@@ -152,11 +152,11 @@ Executable::pack(c10::ArrayRef<c10::IValue> values) const {
     }
     try {
       made->buffers.push_back(packed_buffer(pack, std::move(parameters), code_.workspace_bytes));
-    } catch (const PackingFailed&) {
-      if (!code_.fault) throw;
-      // Kept, like a buffer: the same parameters would fail again.
-      made->fault = code_.fault();
-      if (made->fault.empty()) throw;
+    } catch (const PackingFailed& failure) {
+      const std::string fault = code_.fault ? code_.fault() : "";
+      if (fault.empty()) throw;
+      if (failure.again) throw DeviceFault(fault);
+      made->fault = fault; // Kept, like a buffer: the same parameters would fail again.
       return made;
     }
     made->addresses.push_back(made->buffers.back()->memory.get());

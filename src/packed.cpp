@@ -59,7 +59,8 @@ std::shared_ptr<const PackedBuffer> make(const Pack& pack, std::vector<Parameter
   c10::SmallVector<void*, 8> buffers{thread_workspace(workspace_bytes), memory.get()};
   for (const auto& parameter : parameters)
     buffers.push_back(const_cast<void*>(parameter.data()));
-  if (pack.function(buffers.data()) != 0) throw PackingFailed();
+  const auto status = pack.function(buffers.data());
+  if (status != 0) throw PackingFailed(status < 0);
   buffer->memory = memory;
   if (pack.release)
     buffer->memory = {memory.get(),

@@ -26,9 +26,11 @@ struct Pack {
   void (*release)(void* buffer) = nullptr; // called before the buffer's memory is freed, if any
 };
 
-// A pack reported an error.
+// A pack reported an error. `again`: with the same parameters it may not, another time.
 struct PackingFailed : std::runtime_error {
-  PackingFailed() : std::runtime_error("torchmdla: packing parameters failed") {}
+  explicit PackingFailed(bool again)
+      : std::runtime_error("torchmdla: packing parameters failed"), again(again) {}
+  const bool again;
 };
 
 // A parameter as it was when something was made of it: its identity, version and some of its

@@ -9,16 +9,19 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from graphs import kinds
 from recording import run_and_record
 from torch import Tensor, nn
 
-from torchmdla import CompileError
+import torchmdla
+from torchmdla import CompileError, devices
 from torchmdla.compiler.artifact import Artifact
 from torchmdla.compiler.program import Program
 from torchmdla.devices.mdla import MdlaDevice
 from torchmdla.devices.mdla.device_program import DeviceProgram
 from torchmdla.importer import ImportedGraph, import_graph
 from torchmdla.testing.compare import assert_matches
+from torchmdla.testing.models import MODELS
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -256,3 +259,40 @@ def test_refused(function: Any, reason: str) -> None:
     _, imported, _ = _imported(function, (torch.randn(2, 4, 10, 11),))
     with pytest.raises(CompileError, match=reason):
         _lower(imported)
+
+
+@pytest.fixture
+def onnx_device() -> str:
+    from onnx_device import OnnxDevice
+
+    devices.register(OnnxDevice())
+    return OnnxDevice.name
+
+
+# Name, image side (None: the smallest), frozen.
+_WHOLE_MODELS = [
+    ("resnet18", None, False),
+    ("resnet18", None, True),
+    ("mobilenet_v2", None, False),
+    ("vgg11", 224, False),
+    ("densenet121", None, False),
+    ("unet", None, True),
+    ("lstm", None, False),
+    ("mlp", None, False),
+]
+
+
+@pytest.mark.parametrize(("name", "side", "frozen"), _WHOLE_MODELS)
+def test_model(name: str, side: int | None, frozen: bool, onnx_device: str) -> None:
+    """Every operation of these is the device's, so that none is left outside of groups."""
+    torchmdla.enable(device=onnx_device, strict=True)
+    spec = MODELS[name].reduced()
+    model, inputs = spec.build(), spec.inputs(size=side)
+    with torch.no_grad():
+        traced = torch.jit.trace(model, inputs, check_trace=False)
+        scripted = torch.jit.freeze(traced) if frozen else traced
+        graph = torchmdla.graph_for(scripted, *inputs)
+        assert_matches(scripted(*inputs), model(*inputs), layers=spec.layers)
+    assert torchmdla.stats().fallbacks == {}
+    left = {kind for kind in kinds(graph) if kind.startswith("aten::")}
+    assert not left, left

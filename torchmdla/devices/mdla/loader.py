@@ -7,6 +7,7 @@ GIL and without it holding anything that Python could wait for.
 
 from __future__ import annotations
 
+import _thread
 import ctypes
 import math
 import tempfile
@@ -31,7 +32,8 @@ _PACK = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))
 # The entry's buffers before the arguments, and a pack's before its parameters.
 _BEFORE_ARGUMENTS, _DESTINATION, _BEFORE_PARAMETERS = 3, 1, 2
 
-_FAILED = 1
+# A pack's statuses: the same weights would fail again; they need not.
+_FAILED, _INTERRUPTED = 1, -1
 
 _lock = threading.RLock()
 # Code by program: groups that are the same program share one copy.
@@ -79,14 +81,14 @@ class _Packer:
         try:
             context = self._context(buffers)
         except DeviceError as error:
-            fault = error.fault
-        except BaseException as error:  # Nothing may leave a callback.
-            fault = f"torchmdla: internal error: {type(error).__name__}: {error}"
-        else:
-            ctypes.cast(buffers[_DESTINATION], ctypes.POINTER(ctypes.c_void_p))[0] = context
-            return 0
-        runtime_library.runtime().mdla_set_fault(fault.encode())
-        return _FAILED
+            return _failed(error.fault)
+        except KeyboardInterrupt:
+            _thread.interrupt_main()  # For the user's program: nothing may leave a callback.
+            return _failed("ie_compile: interrupted", _INTERRUPTED)
+        except BaseException as error:
+            return _failed(f"torchmdla: internal error: {type(error).__name__}: {error}")
+        ctypes.cast(buffers[_DESTINATION], ctypes.POINTER(ctypes.c_void_p))[0] = context
+        return 0
 
     def _context(self, buffers: ctypes._Pointer[ctypes.c_void_p]) -> int:
         program, options = self._program, Options.from_text(self._program.target)
@@ -115,6 +117,11 @@ class _Packer:
         except ValueError as error:  # Above 2 GiB.
             raise DeviceError(f"ie_compile: the model is too large for an ONNX file: {error}") from error
         return file
+
+
+def _failed(fault: str, status: int = _FAILED) -> int:
+    runtime_library.runtime().mdla_set_fault(fault.encode())
+    return status
 
 
 def load_context(

@@ -32,7 +32,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "mdla_unload": (None, [_POINTER]),
     "mdla_submit": (ctypes.c_int, [_POINTER, _POINTER, _POINTER]),
     "mdla_collect": (ctypes.c_int, [_POINTER, _POINTER, _POINTER]),
-    "mdla_run_software": (ctypes.c_int, [_POINTER, _POINTER, _POINTER]),
+    "mdla_run": (ctypes.c_int, [_POINTER, _POINTER, _POINTER, ctypes.c_int]),
     "mdla_info": (ctypes.c_int, [_POINTER, _TEXT, _POINTER, ctypes.c_size_t]),
 }
 

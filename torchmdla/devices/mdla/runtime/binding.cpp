@@ -104,8 +104,8 @@ int mdla_collect(void* context, float** outputs, void** user) {
   return status_of([&] { as_context(context).collect(outputs, user); });
 }
 
-int mdla_run_software(void* context, const float* const* inputs, float** outputs) {
-  return status_of([&] { as_context(context).run_software(inputs, outputs); });
+int mdla_run(void* context, const float* const* inputs, float** outputs, int software) {
+  return status_of([&] { as_context(context).run(inputs, outputs, software != 0); });
 }
 
 int mdla_info(void* context, const char* name, void* value, size_t size) {

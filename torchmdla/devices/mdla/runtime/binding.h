@@ -55,8 +55,9 @@ MDLA_EXPORT void mdla_release(void* buffer);
 MDLA_EXPORT int mdla_submit(void* context, const float* const* inputs, void* user);
 MDLA_EXPORT int mdla_collect(void* context, float** outputs, void** user);
 
-/* One inference by the library's reference software. */
-MDLA_EXPORT int mdla_run_software(void* context, const float* const* inputs, float** outputs);
+/* One inference on arrays in the order of the ports; with `software` by the library's reference
+ * software. */
+MDLA_EXPORT int mdla_run(void* context, const float* const* inputs, float** outputs, int software);
 
 /* ie_getinfo of a context: the type (enum ie_type), or -1. */
 MDLA_EXPORT int mdla_info(void* context, const char* name, void* value, size_t size);

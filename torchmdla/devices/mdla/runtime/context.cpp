@@ -85,25 +85,18 @@ void Context::init(const char* binary, void* card) {
 void Context::run(void* const* buffers) {
   Pointers<const float*> inputs(inputs_, buffers);
   Pointers<float*> outputs(outputs_, buffers);
-  infer("ie_run", [&] {
-    return api_.ie_run(cmem_.get(), inputs.data(), input_elements_.data(), inputs_.size(),
-                       outputs.data(), room_.data(), outputs_.size());
-  });
+  run(inputs.data(), outputs.data(), false);
 }
 
-void Context::run_software(const float* const* inputs, float** outputs) {
-  infer("ie_run_sw", [&] {
-    return api_.ie_run_sw(cmem_.get(), inputs, input_elements_.data(), inputs_.size(), outputs,
-                          room_.data(), outputs_.size());
-  });
-}
-
-// One inference by `call`, which may tell in room_ how many elements it wrote.
-template <class Call> void Context::infer(const char* function, Call call) {
+void Context::run(const float* const* inputs, float** outputs, bool software) {
+  const char* function = software ? "ie_run_sw" : "ie_run";
+  const auto call = software ? api_.ie_run_sw : api_.ie_run;
   std::lock_guard<std::mutex> guard(mutex_);
   if (submitted_) throw Fault(std::string(function) + ": results of ie_putinput are outstanding");
   room_ = output_elements_;
-  check(call(), function);
+  check(call(cmem_.get(), inputs, input_elements_.data(), inputs_.size(), outputs, room_.data(),
+             outputs_.size()),
+        function);
   if (room_ != output_elements_)
     throw Fault(std::string(function) + ": the library wrote other sizes than it had announced");
 }

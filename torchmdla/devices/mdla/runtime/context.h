@@ -22,14 +22,15 @@ public:
   // One inference on an entry's buffers.
   void run(void* const* buffers);
 
-  void run_software(const float* const* inputs, float** outputs);
+  // The same on arrays in the order of the ports; by the reference software if `software`.
+  void run(const float* const* inputs, float** outputs, bool software);
+
   void submit(const float* const* inputs, void* user);
   void collect(float** outputs, void** user);
   int info(const char* name, void* value, size_t size);
 
 private:
   void init(const char* binary, void* card);
-  template <class Call> void infer(const char* function, Call call);
   void check(int status, const char* function);
 
   const Api& api_;

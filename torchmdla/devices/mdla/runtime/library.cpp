@@ -7,18 +7,19 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <vector>
 
 namespace torchmdla::mdla {
 
 namespace {
 
 // Of messages and of versions.
-constexpr size_t text_bytes = 1024;
+constexpr size_t text_bytes = 1 << 16;
 
 std::string text_of(const Api& api, void* cmem, const char* name) {
-  char text[text_bytes] = "";
-  if (api.ie_getinfo(cmem, name, text, sizeof text) != IE_STRING) return "";
-  return {text, strnlen(text, sizeof text)};
+  std::vector<char> text(text_bytes);
+  if (api.ie_getinfo(cmem, name, text.data(), text.size()) != IE_STRING) return "";
+  return {text.data(), strnlen(text.data(), text.size())};
 }
 
 // A library may not tell its version; one that does must have ours.
