@@ -25,8 +25,15 @@ class CMakeBuild(build_ext):
         self._run(cmake, "--build", str(tree))
         extension = Path(self.get_ext_fullpath(ext.name))
         self._copy(tree / Path(self.get_ext_filename("_C")).name, extension)
-        for library in sorted(tree.glob("libtorchmdla_mdla*.so")):
-            self._copy(library, extension.parent / "devices" / "mdla" / library.name)
+        self._copy_libraries(extension.parent)
+
+    def copy_extensions_to_source(self) -> None:
+        super().copy_extensions_to_source()
+        self._copy_libraries(ROOT / "torchmdla")
+
+    def _copy_libraries(self, package: Path) -> None:
+        for library in sorted((ROOT / "build" / "cmake").glob("libtorchmdla_mdla*.so")):
+            self._copy(library, package / "devices" / "mdla" / library.name)
 
     def _copy(self, built: Path, target: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -168,15 +168,16 @@ void CompilationGroup::run_specialised(const Specialisation& specialisation, Sta
 
 void CompilationGroup::run_compiled(const Executable& executable, c10::ArrayRef<int64_t> symbols,
                                     Stack& stack) {
-  std::string fault;
+  std::optional<DeviceFault> fault;
   try {
     if (executable.run(stack, group_.num_inputs, symbols)) return;
   } catch (const DeviceFault& error) {
-    fault = error.what();
+    fault.emplace(error);
   }
-  if (fault.empty()) return fall_back(stack, Fallback::status);
-  if (strict() || !fault_told_.exchange(true)) compiler().tell_fault(group_.name, fault, strict());
-  statistics().count(fault);
+  if (!fault) return fall_back(stack, Fallback::status);
+  if (strict() || fault->held || !fault_told_.exchange(true))
+    compiler().tell_fault(group_.name, fault->what(), strict());
+  statistics().count(fault->what());
   fall_back(stack);
 }
 

@@ -71,8 +71,8 @@ struct CompileFailure : std::runtime_error {
   std::optional<int64_t> too_long; // a size that only a dynamic program may have
 };
 
-// Tells the user that the device failed in a group: throws the user's exception if `strict`, else
-// warns.
+// Tells the user that the device failed in a group: throws the user's exception if `strict` or if
+// one is held, else warns.
 using TellFault =
     std::function<void(const std::string& group, const std::string& fault, bool strict)>;
 

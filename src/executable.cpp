@@ -155,7 +155,7 @@ Executable::pack(c10::ArrayRef<c10::IValue> values) const {
     } catch (const PackingFailed& failure) {
       const std::string fault = code_.fault ? code_.fault() : "";
       if (fault.empty()) throw;
-      if (failure.again) throw DeviceFault(fault);
+      if (failure.held) throw DeviceFault(fault, true);
       made->fault = fault; // Kept, like a buffer: the same parameters would fail again.
       return made;
     }

@@ -57,9 +57,12 @@ struct CompiledCode {
   const char* (*fault)() = nullptr;
 };
 
-// The device failed. The text is CompiledCode::fault's.
+// The device failed. The text is CompiledCode::fault's. `held`: by an exception of Python's that
+// waits to be raised (torchmdla/devices/interrupts.py).
 struct DeviceFault : std::runtime_error {
-  using std::runtime_error::runtime_error;
+  explicit DeviceFault(const std::string& text, bool held = false)
+      : std::runtime_error(text), held(held) {}
+  const bool held;
 };
 
 class Executable {

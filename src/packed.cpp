@@ -55,6 +55,8 @@ std::shared_ptr<const PackedBuffer> make(const Pack& pack, std::vector<Parameter
                                          int64_t workspace_bytes) {
   auto buffer = std::make_shared<PackedBuffer>();
   const auto memory = aligned_memory(pack.bytes);
+  // What is released must be something, even if a pack ends where it should not.
+  if (pack.release) std::memset(memory.get(), 0, pack.bytes);
   // The states are older than what is packed: a write during packing makes the buffer stale.
   c10::SmallVector<void*, 8> buffers{thread_workspace(workspace_bytes), memory.get()};
   for (const auto& parameter : parameters)

@@ -26,11 +26,11 @@ struct Pack {
   void (*release)(void* buffer) = nullptr; // called before the buffer's memory is freed, if any
 };
 
-// A pack reported an error. `again`: with the same parameters it may not, another time.
+// A pack reported an error. `held`: an exception of Python's waits to be raised.
 struct PackingFailed : std::runtime_error {
-  explicit PackingFailed(bool again)
-      : std::runtime_error("torchmdla: packing parameters failed"), again(again) {}
-  const bool again;
+  explicit PackingFailed(bool held)
+      : std::runtime_error("torchmdla: packing parameters failed"), held(held) {}
+  const bool held;
 };
 
 // A parameter as it was when something was made of it: its identity, version and some of its

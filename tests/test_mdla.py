@@ -22,9 +22,11 @@ from torch import Tensor, nn
 
 import torchmdla
 from torchmdla import DeviceError
-from torchmdla.devices.mdla import compiling, runtime_library
+from torchmdla.devices.mdla import calibration, compiling, runtime_library
 from torchmdla.devices.mdla.network import Network
 from torchmdla.devices.mdla.options import Options
+from torchmdla.testing.compare import assert_matches
+from torchmdla.testing.models import MODELS
 
 pytest.importorskip("onnx")
 
@@ -421,3 +423,98 @@ def test_an_interrupt_reaches_the_program_and_the_compile_is_tried_again(fake: P
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert "KeyboardInterrupt" in done.stdout, done.stderr
     assert done.stdout.endswith("True\n"), done.stderr
+
+
+# The emulator
+
+_EMULATED = ["resnet18", "mobilenet_v2", "unet", "lstm", "mlp"]
+
+
+@pytest.mark.parametrize("precision", ["float32", "fixed16", "fixed8"])
+@pytest.mark.parametrize("name", _EMULATED)
+def test_model_on_the_emulator(name: str, precision: str) -> None:
+    torchmdla.enable(device="mdla", precision=precision, strict=True)
+    spec = MODELS[name].reduced()
+    model, inputs = spec.build(), spec.inputs()
+    with torch.no_grad():
+        traced = torch.jit.trace(model, inputs, check_trace=False)
+        for _ in range(3):
+            traced(*inputs)
+        assert_matches(traced(*inputs), model(*inputs), layers=spec.layers, precision=precision)
+    assert torchmdla.stats().fallbacks == {}
+
+
+class _Upscaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.ConvTranspose2d(3, 4, 3, stride=2, padding=1)
+        self.norm = nn.BatchNorm2d(4)
+        self.side = nn.Conv2d(3, 4, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        grown = torch.nn.functional.leaky_relu(self.norm(self.up(x)), 0.1)
+        other = torch.nn.functional.interpolate(self.side(x), size=grown.shape[2:], mode="bilinear")
+        return torch.softmax(torch.cat([grown, grown + other], 1), 1)
+
+
+_SMALL: dict[str, tuple[Any, tuple[int, ...]]] = {
+    "transposed, bilinear, softmax": (_Upscaled, (1, 3, 6, 7)),
+    "pools": (
+        lambda: nn.Sequential(nn.MaxPool2d(3, 2, 1), nn.AvgPool2d(2, ceil_mode=True), nn.ReLU6()),
+        (2, 3, 17, 18),
+    ),
+    "three dimensions": (lambda: nn.Sequential(nn.Conv3d(2, 3, 3), nn.Tanh(), nn.MaxPool3d(2)), (1, 2, 6, 7, 8)),
+    "one dimension": (lambda: nn.Sequential(nn.Conv1d(4, 6, 5, dilation=2), nn.Sigmoid()), (2, 4, 20)),
+    "channels last": (lambda: nn.Conv2d(4, 6, 3).to(memory_format=torch.channels_last), (1, 4, 8, 9)),
+}
+
+
+@pytest.mark.parametrize("name", _SMALL)
+def test_small_model_on_the_emulator(name: str) -> None:
+    make, sizes = _SMALL[name]
+    torchmdla.enable(device="mdla", precision="float32", strict=True)
+    model, x = make().eval(), torch.randn(sizes)
+    if name == "channels last":
+        x = x.to(memory_format=torch.channels_last)
+    with torch.no_grad():
+        compiled = torchmdla.compile(model, x)
+        assert_matches(compiled(x), model(x), layers=4)
+    assert torchmdla.stats().fallbacks == {}
+
+
+def test_the_emulators_default_is_fixed16() -> None:
+    """0.001 is nothing in steps of 1/256."""
+    torchmdla.enable(device="mdla", strict=True)
+    x = torch.full((2, 3), 0.001)
+    traced = torch.jit.trace(_squashed, (x,), check_trace=False)
+    for _ in range(3):
+        result = traced(x)
+    assert torch.equal(result, torch.zeros(2, 3))
+
+
+def test_variable_precision_by_samples_that_were_gathered() -> None:
+    torchmdla.enable(device="mdla", precision="float32", strict=True)
+    spec = MODELS["mlp"].reduced()
+    model, inputs = spec.build(), spec.inputs()
+    calibration.forget()
+    with torch.no_grad():
+        traced = torch.jit.trace(model, inputs, check_trace=False)
+        for _ in range(3):
+            traced(*inputs)
+        with calibration.gathering():
+            traced(*inputs)
+        torchmdla.enable(device="mdla", precision="variable", strict=True)
+        again = torch.jit.trace(model, inputs, check_trace=False)
+        for _ in range(3):
+            again(*inputs)
+        assert_matches(again(*inputs), model(*inputs), layers=spec.layers, precision="variable")
+        assert not torch.equal(again(*inputs), traced(*inputs))
+    calibration.forget()
+
+
+def test_a_model_that_the_emulator_refuses_runs_in_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that no buffer of the board holds."""
+    torchmdla.enable(device="mdla", strict=True)
+    model, x = nn.Conv2d(1, 1, (3, 40000), padding=(0, 20000)).eval(), torch.randn(1, 1, 3, 40000)
+    with torch.no_grad(), pytest.raises(DeviceError, match=r"^ie_compile: .* \(in group "):
+        torchmdla.compile(model, x)

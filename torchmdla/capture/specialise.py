@@ -20,6 +20,7 @@ from torchmdla.compiler import service
 from torchmdla.compiler.program import Argument, Program, Result, Sample
 from torchmdla.compiler.sizes import NoPolynomial, Size, at, fit
 from torchmdla.compiler.versions import producers
+from torchmdla.devices import interrupts
 from torchmdla.errors import CompileError, DeviceError
 from torchmdla.importer import (
     Binding,
@@ -294,11 +295,12 @@ def _warn(error: CompileError) -> None:
 
 
 def _tell_fault(group: str, fault: str, strict: bool) -> None:
-    """Says that a device failed in ``group``, or raises that in strict mode.
+    """Says that a device failed in ``group``, or raises that in strict mode, or what interrupted the device.
 
     Raises:
         DeviceError: ``strict``.
     """
+    interrupts.raise_held()
     error = DeviceError(fault, group=group)
     if strict:
         raise error

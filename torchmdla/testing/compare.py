@@ -49,7 +49,7 @@ TOLERANCES: dict[torch.dtype, Tolerance] = {
 # Number formats of devices, by their names; those that are not here are held to the dtype. 16 bits, 8 of them
 # fractional: weights of a tenth keep four to five bits, and errors of independent signs average out over a sum.
 FORMATS: dict[str, Tolerance] = {
-    "fixed16": Tolerance(0.0, 2e-2, 2.0**-7),
+    "fixed16": Tolerance(0.0, 3e-2, 2.0**-7),
     "fixed8": Tolerance(0.0, 2e-1, 2.0**-3),
     "variable": Tolerance(0.0, 2e-2, 0.0),
 }

@@ -7,7 +7,6 @@ GIL and without it holding anything that Python could wait for.
 
 from __future__ import annotations
 
-import _thread
 import ctypes
 import math
 import tempfile
@@ -15,16 +14,15 @@ import threading
 import weakref
 from pathlib import Path
 
-import numpy as np
-
 from torchmdla.compiler.artifact import Artifact
+from torchmdla.devices import interrupts
 from torchmdla.devices.device import LoadedCode
 from torchmdla.devices.mdla import calibration, compiling, runtime_library
 from torchmdla.devices.mdla.device_program import DeviceProgram
 from torchmdla.devices.mdla.device_program import Port as ProgramPort
 from torchmdla.devices.mdla.options import Options
-from torchmdla.devices.mdla.runtime_library import Port
-from torchmdla.devices.mdla.weights import Array, evaluate
+from torchmdla.devices.mdla.runtime_library import Port, array_at
+from torchmdla.devices.mdla.weights import evaluate
 from torchmdla.errors import CompileError, DeviceError
 
 _PACK = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))
@@ -32,7 +30,7 @@ _PACK = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))
 # The entry's buffers before the arguments, and a pack's before its parameters.
 _BEFORE_ARGUMENTS, _DESTINATION, _BEFORE_PARAMETERS = 3, 1, 2
 
-# A pack's statuses: the same weights would fail again; they need not.
+# A pack's statuses: the same weights would fail again; an exception is held.
 _FAILED, _INTERRUPTED = 1, -1
 
 _lock = threading.RLock()
@@ -82,8 +80,8 @@ class _Packer:
             context = self._context(buffers)
         except DeviceError as error:
             return _failed(error.fault)
-        except KeyboardInterrupt:
-            _thread.interrupt_main()  # For the user's program: nothing may leave a callback.
+        except KeyboardInterrupt as error:
+            interrupts.hold(error)
             return _failed("ie_compile: interrupted", _INTERRUPTED)
         except BaseException as error:
             return _failed(f"torchmdla: internal error: {type(error).__name__}: {error}")
@@ -99,7 +97,8 @@ class _Packer:
         with tempfile.TemporaryDirectory(prefix="torchmdla-mdla-") as place:
             path = Path(place) / "model.bin"
             path.write_bytes(binary)
-            return load_context(options, path, program.inputs, program.outputs, first_result=len(self._arguments))
+            tag = calibration.tag_of(program.model_key, program.inputs)
+            return load_context(options, path, program.inputs, program.outputs, len(self._arguments), tag)
 
     def _model(self, buffers: ctypes._Pointer[ctypes.c_void_p]) -> bytes:
         """The ONNX file with the weights in it."""
@@ -108,7 +107,7 @@ class _Packer:
         from torchmdla.devices.mdla.onnx_graph import with_weights
 
         parameters = {
-            position: _array(buffers[_BEFORE_PARAMETERS + place], self._arguments[position].shape)
+            position: array_at(buffers[_BEFORE_PARAMETERS + place], self._arguments[position].shape)
             for place, position in enumerate(self._pack.arguments)
         }
         weights = {name: evaluate(recipe, parameters) for name, recipe in self._program.weights.items()}
@@ -130,10 +129,11 @@ def load_context(
     inputs: tuple[ProgramPort, ...],
     outputs: tuple[ProgramPort, ...],
     first_result: int,
+    tag: int,
 ) -> int:
     """The address of a context with ``binary`` on the device; free it by ``mdla_unload``.
 
-    ``first_result`` is the number of arguments of the entry.
+    ``first_result`` is the number of arguments of the entry, ``tag`` what observers are told.
 
     Raises:
         DeviceError: the library is not usable, or refuses a flag or the binary.
@@ -150,15 +150,8 @@ def load_context(
         len(inputs),
         array(outputs, _BEFORE_ARGUMENTS + first_result),
         len(outputs),
+        tag,
     )
     if not context:
         raise DeviceError(runtime_library.fault())
     return context
-
-
-def _array(address: int | None, shape: tuple[int, ...]) -> Array:
-    """The parameter at ``address``, not copied."""
-    count = math.prod(shape)
-    if not count or address is None:
-        return np.empty(shape, dtype=np.float32)
-    return np.ctypeslib.as_array((ctypes.c_float * count).from_address(address)).reshape(shape)

@@ -18,7 +18,8 @@ from torchmdla.devices.mdla.weights import Array
 from torchmdla.errors import DeviceError
 
 # Types of ``ie_getinfo``'s values.
-_STRING, _READERS = 1, {2: ctypes.c_bool, 3: ctypes.c_int32, 4: ctypes.c_int64, 5: ctypes.c_float}
+_STRING = 1
+_READERS: dict[int, Any] = {2: ctypes.c_bool, 3: ctypes.c_int32, 4: ctypes.c_int64, 5: ctypes.c_float}
 
 _TEXT_BYTES = 1 << 20
 
@@ -43,7 +44,7 @@ class Network:
         with tempfile.TemporaryDirectory(prefix="torchmdla-mdla-") as place:
             path = Path(place) / "model.bin"
             path.write_bytes(binary)
-            self._context = load_context(options.located(), path, self._inputs, self._outputs, len(self._inputs))
+            self._context = load_context(options.located(), path, self._inputs, self._outputs, len(self._inputs), 0)
 
     def run(self, *inputs: Array, software: bool = False) -> list[Array]:
         """One inference; with ``software`` by the library's reference software, in the device's number formats.

@@ -1,11 +1,12 @@
 """The C++ binding (runtime/binding.h) as Python calls it.
 
-Imports nothing but the standard library: the compile process uses it, too.
+Imports nothing of torchmdla: the compile process uses it, too.
 """
 
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -20,6 +21,9 @@ class Port(ctypes.Structure):
     _fields_ = (("position", ctypes.c_uint64), ("elements", ctypes.c_uint64))
 
 
+# ``mdla_observer``.
+OBSERVER = ctypes.CFUNCTYPE(None, ctypes.c_uint64, ctypes.POINTER(ctypes.c_void_p))
+
 _TEXT, _POINTER, _COUNT = ctypes.c_char_p, ctypes.c_void_p, ctypes.c_uint
 _FLAGS, _PORTS = ctypes.POINTER(ctypes.c_char_p), ctypes.POINTER(Port)
 
@@ -28,7 +32,8 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "mdla_fault": (_TEXT, []),
     "mdla_set_fault": (None, [_TEXT]),
     "mdla_compile": (ctypes.c_int, [_TEXT, _FLAGS, _TEXT, _TEXT, _TEXT, _POINTER, _POINTER, _COUNT]),
-    "mdla_load": (_POINTER, [_TEXT, _FLAGS, _TEXT, _PORTS, _COUNT, _PORTS, _COUNT]),
+    "mdla_load": (_POINTER, [_TEXT, _FLAGS, _TEXT, _PORTS, _COUNT, _PORTS, _COUNT, ctypes.c_uint64]),
+    "mdla_observe": (None, [OBSERVER]),
     "mdla_unload": (None, [_POINTER]),
     "mdla_submit": (ctypes.c_int, [_POINTER, _POINTER, _POINTER]),
     "mdla_collect": (ctypes.c_int, [_POINTER, _POINTER, _POINTER]),
@@ -49,6 +54,16 @@ def runtime() -> Any:
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
     return library
+
+
+def array_at(address: int | None, shape: Sequence[int]) -> Any:
+    """The floats at ``address``, not copied."""
+    import numpy as np
+
+    count = math.prod(shape)
+    if not count or address is None:
+        return np.empty(shape, dtype=np.float32)
+    return np.ctypeslib.as_array((ctypes.c_float * count).from_address(address)).reshape(shape)
 
 
 def address_of(name: str) -> int:

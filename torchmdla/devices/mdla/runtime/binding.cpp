@@ -74,13 +74,18 @@ int mdla_compile(const char* library, mdla_flags flags, const char* model, const
 }
 
 void* mdla_load(const char* library, mdla_flags flags, const char* binary, const mdla_port* inputs,
-                unsigned input_count, const mdla_port* outputs, unsigned output_count) {
+                unsigned input_count, const mdla_port* outputs, unsigned output_count,
+                uint64_t tag) {
   return guarded(
       [&]() -> void* {
         return new Context(library, flags, binary, {inputs, inputs + input_count},
-                           {outputs, outputs + output_count});
+                           {outputs, outputs + output_count}, tag);
       },
       nullptr);
+}
+
+void mdla_observe(mdla_observer observer) {
+  torchmdla::mdla::observer().store(observer, std::memory_order_release);
 }
 
 void mdla_unload(void* context) {
@@ -89,7 +94,11 @@ void mdla_unload(void* context) {
 
 int32_t mdla_entry(void* const* buffers) {
   void* const packed = static_cast<void* const*>(buffers[packed_position])[0];
-  return status_of([&] { context_in(packed)->run(buffers); });
+  return status_of([&] {
+    auto* const context = context_in(packed);
+    if (!context) throw Fault("ie_init: the network was not loaded");
+    context->run(buffers);
+  });
 }
 
 void mdla_release(void* buffer) {

@@ -37,7 +37,12 @@ MDLA_EXPORT int mdla_compile(const char* library, mdla_flags flags, const char* 
 /* Loads `binary` on the device. Contexts with equal flags share a card. */
 MDLA_EXPORT void* mdla_load(const char* library, mdla_flags flags, const char* binary,
                             const mdla_port* inputs, unsigned input_count, const mdla_port* outputs,
-                            unsigned output_count);
+                            unsigned output_count, uint64_t tag);
+
+/* Has `observer` called before every run by an entry, with the context's tag and its inputs, on
+ * whatever thread it is; null: nobody. */
+typedef void (*mdla_observer)(uint64_t tag, const float* const* inputs);
+MDLA_EXPORT void mdla_observe(mdla_observer observer);
 
 /* Frees what mdla_load returned; null is allowed. */
 MDLA_EXPORT void mdla_unload(void* context);

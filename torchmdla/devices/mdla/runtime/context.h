@@ -4,6 +4,7 @@
 #include "binding.h"
 #include "library.h"
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -11,13 +12,16 @@
 
 namespace torchmdla::mdla {
 
+// Who is told of the inputs of every run by an entry; null: nobody.
+std::atomic<mdla_observer>& observer();
+
 // Any thread may use it. Every function throws Fault.
 class Context {
 public:
   // Loads what ie_compile wrote to the file `binary`, on the card of the other contexts with these
   // flags.
   Context(const std::string& path, const char* const* flags, const char* binary,
-          std::vector<mdla_port> inputs, std::vector<mdla_port> outputs);
+          std::vector<mdla_port> inputs, std::vector<mdla_port> outputs, uint64_t tag);
 
   // One inference on an entry's buffers.
   void run(void* const* buffers);
@@ -38,6 +42,7 @@ private:
   std::shared_ptr<void> card_;
   std::shared_ptr<void> cmem_;
   std::vector<mdla_port> inputs_, outputs_;
+  const uint64_t tag_;
   const std::vector<uint64_t> input_elements_, output_elements_;
   std::mutex mutex_; // guards what follows: one inference at a time
   std::vector<uint64_t> room_;
