@@ -512,9 +512,8 @@ def test_variable_precision_by_samples_that_were_gathered() -> None:
     calibration.forget()
 
 
-def test_a_model_that_the_emulator_refuses_runs_in_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kernel that no buffer of the board holds."""
-    torchmdla.enable(device="mdla", strict=True)
-    model, x = nn.Conv2d(1, 1, (3, 40000), padding=(0, 20000)).eval(), torch.randn(1, 1, 3, 40000)
-    with torch.no_grad(), pytest.raises(DeviceError, match=r"^ie_compile: .* \(in group "):
-        torchmdla.compile(model, x)
+def test_options_that_the_emulator_refuses() -> None:
+    torchmdla.enable(device="mdla", options="?", strict=True)
+    traced, x = _ready(2, 14)
+    with pytest.raises(DeviceError, match=r"^ie_setflag\(options, \?\): .* \(in group "):
+        traced(x)
