@@ -51,7 +51,8 @@ MDLA_INLINE void tile(const Narrow* a, const Narrow* b, Wide* c, int64_t depth, 
       right[v] = load_wide<Narrow, Wide>(b + k * columns + v * kLanes<Wide>);
     for (int row = 0; row < kRows; ++row) {
       Wide left = static_cast<Wide>(a[row * depth + k]);
-      for (int64_t v = 0; v < vectors; ++v) sums[row][v] += left * right[v];
+      for (int64_t v = 0; v < vectors; ++v)
+        sums[row][v] += left * right[v];
     }
   }
   for (int row = 0; row < kRows; ++row)
