@@ -140,6 +140,10 @@ class Context:
         self.check(self.library.ie_getresult(self.handle, *_arrays(outputs), ctypes.byref(user)))
         return outputs, user.value or 0
 
+    def read_data(self, address: int, into: np.ndarray) -> None:
+        pointer = into.ctypes.data_as(ctypes.c_void_p)
+        self.library.ie_read_data(self.handle, ctypes.c_uint64(address), pointer, ctypes.c_uint64(into.nbytes), 0)
+
     def write_weights(self, weights: np.ndarray, bias: np.ndarray | None, layer: int) -> None:
         pointers = [None if values is None else values.ctypes.data_as(ctypes.c_void_p) for values in (weights, bias)]
         sizes = [0 if values is None else values.size for values in (weights, bias)]

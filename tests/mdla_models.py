@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -57,8 +57,13 @@ def floats(*values: float) -> Array:
     return np.array(values, np.float32)
 
 
-def _operator(
-    name: str, kind: str, shapes: Sequence[tuple[int, ...]], *constants: Array | None, outputs: int = 1, **options: object
+def operator(
+    name: str,
+    kind: str,
+    shapes: Sequence[tuple[int, ...]],
+    *constants: Array | None,
+    outputs: int = 1,
+    **options: object,
 ) -> Model:
     """One node: inputs of these shapes, then constants (None: left out)."""
     opset = options.pop("opset", 13)
@@ -91,131 +96,132 @@ def _statistics(channels: int) -> list[Array]:
     return [normal(channels, seed=at) if at < 3 else np.abs(normal(channels, seed=at)) + 0.5 for at in range(4)]
 
 
-def _conv(name: str, x: tuple[int, ...], w: tuple[int, ...], bias: bool = True, **options: object) -> Model:
+def convolution(name: str, x: tuple[int, ...], w: tuple[int, ...], bias: bool = True, **options: object) -> Model:
     kind = options.pop("kind", "Conv")
     channels = w[0] if kind == "Conv" else w[1] * int(options.get("group", 1))  # type: ignore[call-overload]
     constants = [_weights(*w)] + ([normal(channels, seed=3)] if bias else [])
-    return _operator(name, str(kind), [x], *constants, **options)
+    return operator(name, str(kind), [x], *constants, **options)
 
 
 CONVOLUTIONS = [
-    _conv("conv2d", (2, 3, 17, 19), (8, 3, 3, 3), pads=[1, 1, 1, 1]),
-    _conv("conv2d_1x1", (1, 32, 9, 9), (16, 32, 1, 1), bias=False),
-    _conv("conv2d_stride", (1, 5, 21, 20), (7, 5, 5, 3), strides=[2, 3], pads=[2, 0, 1, 1]),
-    _conv("conv2d_asymmetric_pads", (1, 4, 8, 8), (6, 4, 3, 3), pads=[0, 2, 1, 0]),
-    _conv("conv2d_dilation", (1, 4, 16, 16), (6, 4, 3, 3), dilations=[2, 3]),
-    _conv("conv2d_groups", (2, 12, 10, 10), (8, 3, 3, 3), group=4, pads=[1, 1, 1, 1]),
-    _conv("conv2d_depthwise", (1, 24, 14, 14), (24, 1, 3, 3), group=24, pads=[1, 1, 1, 1], strides=[2, 2]),
-    _conv("conv2d_depth_multiplier", (1, 6, 9, 9), (12, 1, 3, 3), group=6),
-    _conv("conv2d_same_upper", (1, 3, 11, 11), (4, 3, 4, 4), auto_pad="SAME_UPPER", strides=[2, 2]),
-    _conv("conv2d_same_lower", (1, 3, 11, 11), (4, 3, 4, 4), auto_pad="SAME_LOWER", strides=[2, 2]),
-    _conv("conv2d_whole_input", (1, 4, 6, 6), (5, 4, 6, 6)),
-    _conv("conv2d_large", (1, 64, 56, 56), (64, 64, 3, 3), pads=[1, 1, 1, 1]),
-    _conv("conv2d_deep", (1, 512, 7, 7), (512, 512, 3, 3), pads=[1, 1, 1, 1]),
-    _conv("conv1d", (2, 6, 40), (9, 6, 5), pads=[2, 1], strides=[2]),
-    _conv("conv3d", (1, 3, 6, 9, 8), (5, 3, 2, 3, 3), pads=[1, 1, 0, 0, 1, 2], strides=[1, 2, 1]),
-    _conv("transposed2d", (2, 6, 7, 8), (6, 5, 3, 3), kind="ConvTranspose", strides=[2, 2], pads=[1, 1, 1, 1]),
-    _conv("transposed2d_output_padding", (1, 4, 5, 5), (4, 3, 3, 3), kind="ConvTranspose", strides=[2, 3],
+    convolution("conv2d", (2, 3, 17, 19), (8, 3, 3, 3), pads=[1, 1, 1, 1]),
+    convolution("conv2d_1x1", (1, 32, 9, 9), (16, 32, 1, 1), bias=False),
+    convolution("conv2d_stride", (1, 5, 21, 20), (7, 5, 5, 3), strides=[2, 3], pads=[2, 0, 1, 1]),
+    convolution("conv2d_asymmetric_pads", (1, 4, 8, 8), (6, 4, 3, 3), pads=[0, 2, 1, 0]),
+    convolution("conv2d_dilation", (1, 4, 16, 16), (6, 4, 3, 3), dilations=[2, 3]),
+    convolution("conv2d_groups", (2, 12, 10, 10), (8, 3, 3, 3), group=4, pads=[1, 1, 1, 1]),
+    convolution("conv2d_depthwise", (1, 24, 14, 14), (24, 1, 3, 3), group=24, pads=[1, 1, 1, 1], strides=[2, 2]),
+    convolution("conv2d_depth_multiplier", (1, 6, 9, 9), (12, 1, 3, 3), group=6),
+    convolution("conv2d_same_upper", (1, 3, 11, 11), (4, 3, 4, 4), auto_pad="SAME_UPPER", strides=[2, 2]),
+    convolution("conv2d_same_lower", (1, 3, 11, 11), (4, 3, 4, 4), auto_pad="SAME_LOWER", strides=[2, 2]),
+    convolution("conv2d_whole_input", (1, 4, 6, 6), (5, 4, 6, 6)),
+    convolution("conv2d_large", (1, 64, 56, 56), (64, 64, 3, 3), pads=[1, 1, 1, 1]),
+    convolution("conv2d_deep", (1, 512, 7, 7), (512, 512, 3, 3), pads=[1, 1, 1, 1]),
+    convolution("conv1d", (2, 6, 40), (9, 6, 5), pads=[2, 1], strides=[2]),
+    convolution("conv3d", (1, 3, 6, 9, 8), (5, 3, 2, 3, 3), pads=[1, 1, 0, 0, 1, 2], strides=[1, 2, 1]),
+    convolution("transposed2d", (2, 6, 7, 8), (6, 5, 3, 3), kind="ConvTranspose", strides=[2, 2], pads=[1, 1, 1, 1]),
+    convolution("transposed2d_output_padding", (1, 4, 5, 5), (4, 3, 3, 3), kind="ConvTranspose", strides=[2, 3],
           pads=[0, 1, 1, 0], output_padding=[1, 2]),
-    _conv("transposed2d_groups", (1, 8, 5, 5), (8, 3, 2, 2), kind="ConvTranspose", group=2, strides=[2, 2]),
-    _conv("transposed2d_dilation", (1, 3, 6, 6), (3, 4, 3, 3), kind="ConvTranspose", dilations=[2, 2]),
-    _conv("transposed2d_cropped", (1, 3, 6, 6), (3, 4, 2, 2), kind="ConvTranspose", pads=[2, 2, 2, 2], strides=[3, 3]),
-    _conv("transposed1d", (1, 4, 9), (4, 6, 4), kind="ConvTranspose", strides=[2], pads=[1, 1]),
-    _conv("transposed3d", (1, 3, 4, 4, 4), (3, 2, 2, 2, 2), kind="ConvTranspose", strides=[2, 2, 2]),
+    convolution("transposed2d_groups", (1, 8, 5, 5), (8, 3, 2, 2), kind="ConvTranspose", group=2, strides=[2, 2]),
+    convolution("transposed2d_dilation", (1, 3, 6, 6), (3, 4, 3, 3), kind="ConvTranspose", dilations=[2, 2]),
+    convolution("transposed2d_cropped", (1, 3, 6, 6), (3, 4, 2, 2), kind="ConvTranspose", pads=[2, 2, 2, 2],
+                strides=[3, 3]),
+    convolution("transposed1d", (1, 4, 9), (4, 6, 4), kind="ConvTranspose", strides=[2], pads=[1, 1]),
+    convolution("transposed3d", (1, 3, 4, 4, 4), (3, 2, 2, 2, 2), kind="ConvTranspose", strides=[2, 2, 2]),
 ]  # fmt: skip
 
 PRODUCTS = [
-    _operator("gemm", "Gemm", [(4, 20)], _weights(20, 15), normal(15)),
-    _operator("gemm_turned", "Gemm", [(4, 20)], _weights(15, 20), normal(15), transB=1),
-    _operator("gemm_turned_left", "Gemm", [(20, 4)], _weights(15, 20), transA=1, transB=1),
-    _operator("gemm_scaled", "Gemm", [(4, 20)], _weights(20, 15), normal(1, 15), alpha=0.5, beta=2.0),
-    _operator("gemm_scalar_bias", "Gemm", [(4, 20)], _weights(20, 15), floats(0.5)),
-    _operator("gemm_full_bias", "Gemm", [(4, 20)], _weights(20, 15), normal(4, 15)),
-    _operator("gemm_computed", "Gemm", [(4, 20), (20, 6), (4, 1)], scale=0.5),
-    _operator("gemm_large", "Gemm", [(1, 2048)], _weights(1000, 2048), normal(1000), transB=1),
-    _operator("matmul", "MatMul", [(2, 5, 12)], _weights(12, 7)),
-    _operator("matmul_computed", "MatMul", [(2, 3, 5, 12), (2, 3, 12, 4)]),
-    _operator("matmul_shared_left", "MatMul", [(5, 12), (3, 12, 4)]),
-    _operator("matmul_vectors", "MatMul", [(12,), (12,)]),
-    _operator("matmul_vector_right", "MatMul", [(3, 4, 12), (12,)]),
-    _operator("matmul_constant_left", "MatMul", [], _weights(3, 12), _weights(12, 4)),
+    operator("gemm", "Gemm", [(4, 20)], _weights(20, 15), normal(15)),
+    operator("gemm_turned", "Gemm", [(4, 20)], _weights(15, 20), normal(15), transB=1),
+    operator("gemm_turned_left", "Gemm", [(20, 4)], _weights(15, 20), transA=1, transB=1),
+    operator("gemm_scaled", "Gemm", [(4, 20)], _weights(20, 15), normal(1, 15), alpha=0.5, beta=2.0),
+    operator("gemm_scalar_bias", "Gemm", [(4, 20)], _weights(20, 15), floats(0.5)),
+    operator("gemm_full_bias", "Gemm", [(4, 20)], _weights(20, 15), normal(4, 15)),
+    operator("gemm_computed", "Gemm", [(4, 20), (20, 6), (4, 1)], scale=0.5),
+    operator("gemm_large", "Gemm", [(1, 2048)], _weights(1000, 2048), normal(1000), transB=1),
+    operator("matmul", "MatMul", [(2, 5, 12)], _weights(12, 7)),
+    operator("matmul_computed", "MatMul", [(2, 3, 5, 12), (2, 3, 12, 4)]),
+    operator("matmul_shared_left", "MatMul", [(5, 12), (3, 12, 4)]),
+    operator("matmul_vectors", "MatMul", [(12,), (12,)]),
+    operator("matmul_vector_right", "MatMul", [(3, 4, 12), (12,)]),
+    operator("matmul_constant_left", "MatMul", [], _weights(3, 12), _weights(12, 4)),
 ]
 
 POOLS = [
-    _operator("maxpool", "MaxPool", [(2, 5, 13, 12)], kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1]),
-    _operator("maxpool_ceil", "MaxPool", [(1, 3, 12, 12)], kernel_shape=[3, 3], strides=[2, 2], ceil_mode=1),
-    _operator("maxpool_dilation", "MaxPool", [(1, 3, 12, 12)], kernel_shape=[2, 3], dilations=[2, 2]),
-    _operator("maxpool1d", "MaxPool", [(1, 4, 21)], kernel_shape=[4], strides=[3]),
-    _operator("maxpool3d", "MaxPool", [(1, 2, 6, 7, 8)], kernel_shape=[2, 3, 2], strides=[2, 1, 2]),
-    _operator("avgpool", "AveragePool", [(2, 5, 13, 12)], kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1]),
-    _operator("avgpool_with_pad", "AveragePool", [(2, 5, 13, 12)], kernel_shape=[3, 3], strides=[2, 2],
+    operator("maxpool", "MaxPool", [(2, 5, 13, 12)], kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1]),
+    operator("maxpool_ceil", "MaxPool", [(1, 3, 12, 12)], kernel_shape=[3, 3], strides=[2, 2], ceil_mode=1),
+    operator("maxpool_dilation", "MaxPool", [(1, 3, 12, 12)], kernel_shape=[2, 3], dilations=[2, 2]),
+    operator("maxpool1d", "MaxPool", [(1, 4, 21)], kernel_shape=[4], strides=[3]),
+    operator("maxpool3d", "MaxPool", [(1, 2, 6, 7, 8)], kernel_shape=[2, 3, 2], strides=[2, 1, 2]),
+    operator("avgpool", "AveragePool", [(2, 5, 13, 12)], kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1]),
+    operator("avgpool_with_pad", "AveragePool", [(2, 5, 13, 12)], kernel_shape=[3, 3], strides=[2, 2],
               pads=[1, 0, 1, 1], count_include_pad=1),
-    _operator("avgpool_ceil", "AveragePool", [(1, 3, 12, 12)], kernel_shape=[3, 3], strides=[2, 2], ceil_mode=1),
-    _operator("avgpool3d", "AveragePool", [(1, 2, 6, 7, 8)], kernel_shape=[2, 3, 2]),
-    _operator("global_average", "GlobalAveragePool", [(2, 9, 7, 5)]),
-    _operator("global_average_large", "GlobalAveragePool", [(1, 2, 600, 700)]),
-    _operator("global_max", "GlobalMaxPool", [(2, 9, 7, 5)]),
-    _operator("global_max_large", "GlobalMaxPool", [(1, 2, 600, 700)]),
-    _operator("reduce_mean", "ReduceMean", [(2, 9, 7, 5)], axes=[2, 3]),
-    _operator("reduce_mean_dropped", "ReduceMean", [(2, 9, 7, 5)], axes=[-1], keepdims=0),
-    _operator("reduce_mean_18", "ReduceMean", [(2, 9, 7, 5)], ints(2, 3), opset=18),
+    operator("avgpool_ceil", "AveragePool", [(1, 3, 12, 12)], kernel_shape=[3, 3], strides=[2, 2], ceil_mode=1),
+    operator("avgpool3d", "AveragePool", [(1, 2, 6, 7, 8)], kernel_shape=[2, 3, 2]),
+    operator("global_average", "GlobalAveragePool", [(2, 9, 7, 5)]),
+    operator("global_average_large", "GlobalAveragePool", [(1, 2, 600, 700)]),
+    operator("global_max", "GlobalMaxPool", [(2, 9, 7, 5)]),
+    operator("global_max_large", "GlobalMaxPool", [(1, 2, 600, 700)]),
+    operator("reduce_mean", "ReduceMean", [(2, 9, 7, 5)], axes=[2, 3]),
+    operator("reduce_mean_dropped", "ReduceMean", [(2, 9, 7, 5)], axes=[-1], keepdims=0),
+    operator("reduce_mean_18", "ReduceMean", [(2, 9, 7, 5)], ints(2, 3), opset=18),
 ]  # fmt: skip
 
 ELEMENTWISE = [
-    *(_operator(kind.lower(), kind, [(2, 3, 8, 9), (2, 3, 8, 9)]) for kind in ("Add", "Sub", "Mul")),
-    *(_operator(f"{kind.lower()}_broadcast", kind, [(2, 3, 8, 9), (3, 1, 9)]) for kind in ("Add", "Sub", "Mul")),
-    *(_operator(f"{kind.lower()}_constant", kind, [(2, 3, 8, 9)], normal(3, 1, 1)) for kind in ("Add", "Sub", "Mul")),
-    _operator("add_scalar", "Add", [(4, 5)], np.array(0.25, np.float32)),
-    _operator("add_both_broadcast", "Add", [(4, 1, 5), (1, 6, 1)]),
-    _operator("add_large", "Add", [(1, 64, 100, 100), (1, 64, 100, 100)]),
-    *(_operator(kind.lower(), kind, [(2, 3, 8, 9)], scale=3.0) for kind in ("Relu", "Tanh", "Sigmoid")),
-    _operator("leaky_relu", "LeakyRelu", [(2, 3, 8, 9)], alpha=0.2),
-    _operator("leaky_relu_default", "LeakyRelu", [(2, 3, 8, 9)]),
-    _operator("clip", "Clip", [(2, 30)], np.array(-0.5, np.float32), np.array(1.0, np.float32)),
-    _operator("clip_above", "Clip", [(2, 30)], None, np.array(1.0, np.float32)),
-    _operator("softmax", "Softmax", [(4, 10)], scale=2.0),
-    _operator("softmax_channels", "Softmax", [(2, 5, 6, 7)], axis=1),
+    *(operator(kind.lower(), kind, [(2, 3, 8, 9), (2, 3, 8, 9)]) for kind in ("Add", "Sub", "Mul")),
+    *(operator(f"{kind.lower()}_broadcast", kind, [(2, 3, 8, 9), (3, 1, 9)]) for kind in ("Add", "Sub", "Mul")),
+    *(operator(f"{kind.lower()}_constant", kind, [(2, 3, 8, 9)], normal(3, 1, 1)) for kind in ("Add", "Sub", "Mul")),
+    operator("add_scalar", "Add", [(4, 5)], np.array(0.25, np.float32)),
+    operator("add_both_broadcast", "Add", [(4, 1, 5), (1, 6, 1)]),
+    operator("add_large", "Add", [(1, 64, 100, 100), (1, 64, 100, 100)]),
+    *(operator(kind.lower(), kind, [(2, 3, 8, 9)], scale=3.0) for kind in ("Relu", "Tanh", "Sigmoid")),
+    operator("leaky_relu", "LeakyRelu", [(2, 3, 8, 9)], alpha=0.2),
+    operator("leaky_relu_default", "LeakyRelu", [(2, 3, 8, 9)]),
+    operator("clip", "Clip", [(2, 30)], np.array(-0.5, np.float32), np.array(1.0, np.float32)),
+    operator("clip_above", "Clip", [(2, 30)], None, np.array(1.0, np.float32)),
+    operator("softmax", "Softmax", [(4, 10)], scale=2.0),
+    operator("softmax_channels", "Softmax", [(2, 5, 6, 7)], axis=1),
 ]
 
 DATA = [
-    _operator("identity", "Identity", [(3, 4)]),
-    _operator("reshape", "Reshape", [(2, 6, 4)], ints(0, -1, 8)),
-    _operator("flatten", "Flatten", [(2, 6, 4)]),
-    _operator("flatten_axis", "Flatten", [(2, 6, 4)], axis=2),
-    _operator("squeeze", "Squeeze", [(1, 6, 1, 4)], ints(0, -2)),
-    _operator("squeeze_all", "Squeeze", [(1, 6, 1, 4)]),
-    _operator("unsqueeze", "Unsqueeze", [(6, 4)], ints(0, -1)),
-    _operator("transpose", "Transpose", [(2, 3, 4, 5)], perm=[0, 3, 1, 2]),
-    _operator("transpose_default", "Transpose", [(2, 3, 4)]),
-    _operator("transpose_large", "Transpose", [(1, 300, 500)], perm=[0, 2, 1]),
-    _operator("concat", "Concat", [(2, 3, 4), (2, 1, 4), (2, 5, 4)], axis=1),
-    _operator("concat_last", "Concat", [(2, 3, 4), (2, 3, 2)], axis=-1),
-    _operator("split", "Split", [(2, 9, 4)], ints(2, 3, 4), axis=1, outputs=3),
-    _operator("split_even", "Split", [(2, 9, 4)], axis=1, outputs=3),
-    _operator("split_18", "Split", [(2, 8, 4)], axis=1, outputs=3, num_outputs=3, opset=18),
-    _operator("slice", "Slice", [(4, 9, 6)], ints(1, -5), ints(3, 100), ints(0, 1)),
-    _operator("slice_steps", "Slice", [(4, 9, 6)], ints(-1, 1), ints(-100, 8), ints(1, 2), ints(-2, 2)),
-    _operator("pad", "Pad", [(2, 3, 4)], ints(0, 1, 2, 1, 0, 3), np.array(0.5, np.float32)),
-    _operator("pad_crop", "Pad", [(2, 5, 6)], ints(0, -1, 2, 0, 1, -2)),
-    _operator("pad_18", "Pad", [(2, 5, 6)], ints(1, 2), np.array(-1, np.float32), ints(-1), opset=18),
+    operator("identity", "Identity", [(3, 4)]),
+    operator("reshape", "Reshape", [(2, 6, 4)], ints(0, -1, 8)),
+    operator("flatten", "Flatten", [(2, 6, 4)]),
+    operator("flatten_axis", "Flatten", [(2, 6, 4)], axis=2),
+    operator("squeeze", "Squeeze", [(1, 6, 1, 4)], ints(0, -2)),
+    operator("squeeze_all", "Squeeze", [(1, 6, 1, 4)]),
+    operator("unsqueeze", "Unsqueeze", [(6, 4)], ints(0, -1)),
+    operator("transpose", "Transpose", [(2, 3, 4, 5)], perm=[0, 3, 1, 2]),
+    operator("transpose_default", "Transpose", [(2, 3, 4)]),
+    operator("transpose_large", "Transpose", [(1, 300, 500)], perm=[0, 2, 1]),
+    operator("concat", "Concat", [(2, 3, 4), (2, 1, 4), (2, 5, 4)], axis=1),
+    operator("concat_last", "Concat", [(2, 3, 4), (2, 3, 2)], axis=-1),
+    operator("split", "Split", [(2, 9, 4)], ints(2, 3, 4), axis=1, outputs=3),
+    operator("split_even", "Split", [(2, 9, 4)], axis=1, outputs=3),
+    operator("split_18", "Split", [(2, 8, 4)], axis=1, outputs=3, num_outputs=3, opset=18),
+    operator("slice", "Slice", [(4, 9, 6)], ints(1, -5), ints(3, 100), ints(0, 1)),
+    operator("slice_steps", "Slice", [(4, 9, 6)], ints(-1, 1), ints(-100, 8), ints(1, 2), ints(-2, 2)),
+    operator("pad", "Pad", [(2, 3, 4)], ints(0, 1, 2, 1, 0, 3), np.array(0.5, np.float32)),
+    operator("pad_crop", "Pad", [(2, 5, 6)], ints(0, -1, 2, 0, 1, -2)),
+    operator("pad_18", "Pad", [(2, 5, 6)], ints(1, 2), np.array(-1, np.float32), ints(-1), opset=18),
     *(
-        _operator(f"resize_{mode}_{way}", "Resize", [(1, 3, 6, 7)], None, None, ints(1, 3, 9, 16), mode=mode,
+        operator(f"resize_{mode}_{way}", "Resize", [(1, 3, 6, 7)], None, None, ints(1, 3, 9, 16), mode=mode,
                   coordinate_transformation_mode=way)
         for mode in ("nearest", "linear")
         for way in ("half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel")
     ),
     *(
-        _operator(f"resize_{mode}", "Resize", [(2, 3, 6, 7)], None, floats(1, 1, 2, 2), coordinate_transformation_mode="asymmetric",
-                  nearest_mode=mode)
+        operator(f"resize_{mode}", "Resize", [(2, 3, 6, 7)], None, floats(1, 1, 2, 2), nearest_mode=mode,
+                 coordinate_transformation_mode="asymmetric")
         for mode in ("floor", "ceil", "round_prefer_floor", "round_prefer_ceil")
     ),
-    _operator("resize_smaller", "Resize", [(1, 2, 10, 9)], None, floats(1, 1, 0.5, 0.4), mode="linear"),
-    _operator("resize_3d", "Resize", [(1, 2, 4, 5, 3)], None, floats(1, 1, 2, 2, 2), mode="linear"),
+    operator("resize_smaller", "Resize", [(1, 2, 10, 9)], None, floats(1, 1, 0.5, 0.4), mode="linear"),
+    operator("resize_3d", "Resize", [(1, 2, 4, 5, 3)], None, floats(1, 1, 2, 2, 2), mode="linear"),
 ]  # fmt: skip
 
 NORMS = [
-    _operator("batch_norm", "BatchNormalization", [(2, 6, 5, 4)], *_statistics(6)),
-    _operator("batch_norm_rank2", "BatchNormalization", [(3, 6)], *_statistics(6), epsilon=1e-3),
+    operator("batch_norm", "BatchNormalization", [(2, 6, 5, 4)], *_statistics(6)),
+    operator("batch_norm_rank2", "BatchNormalization", [(3, 6)], *_statistics(6), epsilon=1e-3),
     _chain("conv_batch_norm", (2, 3, 9, 9), ("Conv", [_weights(5, 3, 3, 3)], {}),
            ("BatchNormalization", _statistics(5), {}), ("Relu", [], {})),
     _chain("conv_bias_batch_norm", (2, 4, 9, 9), ("Conv", [_weights(6, 2, 3, 3), normal(6)], {"group": 2}),
@@ -256,5 +262,3 @@ NETWORKS = [
 ]  # fmt: skip
 
 MODELS = [*CONVOLUTIONS, *PRODUCTS, *POOLS, *ELEMENTWISE, *DATA, *NORMS, *NETWORKS]
-
-Reference = Callable[..., Sequence[Array]]

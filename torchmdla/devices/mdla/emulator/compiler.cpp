@@ -136,8 +136,8 @@ std::vector<Budget> candidate_budgets(const Budget& whole) {
   return budgets;
 }
 
-// Above this, tilings are not worth comparing: the layer is split finely enough.
-constexpr size_t kManyTiles = 4096;
+// For each cluster; above this, the layer is split finely enough for any of them.
+constexpr int64_t kManyTiles = 256;
 
 void emit(const Layer& layer, const Placement& placement, const Target& target,
           ProgramLayer& made) {
@@ -150,10 +150,9 @@ void emit(const Layer& layer, const Placement& placement, const Target& target,
       if (problem.empty()) problem = fault.what();
       continue;
     }
-    if (tiles.size() > kManyTiles && !made.code.empty()) continue;
-    int64_t most =
-        std::min<int64_t>(target.clusters * target.fpgas, static_cast<int64_t>(tiles.size()));
-    for (int64_t clusters = 1; clusters <= most; ++clusters) {
+    int64_t count = static_cast<int64_t>(tiles.size()), all = target.clusters * target.fpgas;
+    if (count > kManyTiles * all && !made.code.empty()) continue;
+    for (int64_t clusters = 1; clusters <= std::min(all, count); ++clusters) {
       Code code = distribute(tiles, clusters);
       Cost cost = layer_cost(code, target.precision, target.board, target.fpgas);
       if (!made.code.empty() && cost.cycles >= made.cost.cycles) continue;

@@ -8,6 +8,9 @@
 namespace mdla {
 namespace {
 
+// Of a slice, of padding, and of a resized axis: sums and products of these do not overflow.
+constexpr int64_t kMostSteps = int64_t{1} << 24;
+
 void constant(const NodeBuilder& at) {
   OnnxTensor made;
   const auto& attributes = at.node.attributes;
@@ -156,8 +159,8 @@ void concat(const NodeBuilder& at) {
 
 std::vector<int64_t> split_sizes(const NodeBuilder& at, int64_t size) {
   if (at.has(1)) return at.integers(1, "split");
-  int64_t parts = at.integer("num_outputs", static_cast<int64_t>(at.node.outputs.size()));
-  at.check(parts > 0, "no outputs");
+  int64_t parts = static_cast<int64_t>(at.node.outputs.size());
+  at.check(at.integer("num_outputs", parts) == parts, "num_outputs is not the number of outputs");
   int64_t each = ceil_div(size, parts);
   std::vector<int64_t> sizes(parts, each);
   sizes.back() = size - each * (parts - 1);
@@ -168,10 +171,13 @@ void split(const NodeBuilder& at) {
   const Shape& x = at.shape(0);
   int64_t axis = at.axis(at.integer("axis", 0), x.size());
   std::vector<int64_t> sizes = split_sizes(at, x[axis]);
-  bool covers = std::accumulate(sizes.begin(), sizes.end(), int64_t{0}) == x[axis] &&
-                std::all_of(sizes.begin(), sizes.end(), [](int64_t size) { return size > 0; });
-  at.check(covers && sizes.size() == at.node.outputs.size(), "parts that do not add up to ",
-           x[axis]);
+  int64_t covered = 0;
+  for (int64_t size : sizes) {
+    at.check(size > 0 && size <= x[axis] - covered, "parts that do not add up to ", x[axis]);
+    covered += size;
+  }
+  at.check(covered == x[axis] && sizes.size() == at.node.outputs.size(), sizes.size(), " parts of ",
+           covered, " for ", at.node.outputs.size(), " outputs of ", x[axis]);
   Shape strides = dense_strides(x);
   int64_t start = 0;
   for (size_t index = 0; index < sizes.size(); ++index) {
@@ -197,8 +203,7 @@ void slice(const NodeBuilder& at) {
   int64_t first = 0;
   for (size_t index = 0; index < starts.size(); ++index) {
     int64_t axis = at.axis(axes[index], x.size()), size = x[axis], step = steps[index];
-    at.check(step != 0 && step > -(int64_t{1} << 40) && step < int64_t{1} << 40, "a step of ",
-             step);
+    at.check(step != 0 && step > -kMostSteps && step < kMostSteps, "a step of ", step);
     auto place = [&](int64_t given, int64_t low, int64_t high) {
       return std::clamp(given < 0 ? given + size : given, low, high);
     };
@@ -228,6 +233,8 @@ void pad(const NodeBuilder& at) {
   for (size_t index = 0; index < axes.size(); ++index) {
     int64_t axis = at.axis(axes[index], x.size()), before = pads[index],
             after = pads[index + axes.size()];
+    for (int64_t size : {before, after})
+      at.check(size > -kMostSteps && size < kMostSteps, "a padding of ", size);
     shape[axis] += before + after;
     offset[axis] = std::max<int64_t>(before, 0);
     start += std::max<int64_t>(-before, 0) * strides[axis];
@@ -272,8 +279,7 @@ Scaling scaling(const NodeBuilder& at) {
       made.shape[axis] =
           static_cast<int64_t>(std::floor(static_cast<float>(x[axis]) * made.factor[axis]));
     }
-    at.check(made.shape[axis] > 0 && made.shape[axis] < int64_t{1} << 31, "a size of ",
-             made.shape[axis]);
+    at.check(made.shape[axis] > 0 && made.shape[axis] < kMostSteps, "a size of ", made.shape[axis]);
   }
   return made;
 }

@@ -1,6 +1,7 @@
 #include "products.h"
 
 #include <cstring>
+#include <type_traits>
 
 // One copy of the loops for each vector extension, chosen when the library is loaded.
 #if defined(__x86_64__) && defined(__gnu_linux__) && defined(__GNUC__) && !defined(__clang__)
@@ -13,32 +14,44 @@
 namespace mdla {
 namespace {
 
-constexpr int64_t kLanes = 16;
-constexpr int64_t kVectors = kColumnBlock / kLanes;
+// Sums in one vector of 64 bytes.
+template <class Wide> constexpr int64_t kLanes = 64 / sizeof(Wide);
 
-template <class T> struct VectorOf {
-  typedef T type __attribute__((vector_size(kLanes * sizeof(T))));
+template <class T, int64_t lanes> struct VectorOf {
+  typedef T type __attribute__((vector_size(lanes * sizeof(T))));
 };
 
-template <class Narrow, class Wide>
-MDLA_INLINE typename VectorOf<Wide>::type load_wide(const Narrow* from) {
-  typename VectorOf<Narrow>::type narrow;
+template <class To, class From> MDLA_INLINE To converted(From from) {
+  return __builtin_convertvector(from, To);
+}
+
+// Step by step: compilers convert between neighbouring widths by vector instructions only.
+template <class Narrow, class Wide> MDLA_INLINE auto load_wide(const Narrow* from) {
+  constexpr int64_t lanes = kLanes<Wide>;
+  typename VectorOf<Narrow, lanes>::type narrow;
   std::memcpy(&narrow, from, sizeof narrow);
-  return __builtin_convertvector(narrow, typename VectorOf<Wide>::type);
+  using Short = typename VectorOf<int16_t, lanes>::type;
+  using Integer = typename VectorOf<int32_t, lanes>::type;
+  using Result = typename VectorOf<Wide, lanes>::type;
+  if constexpr (std::is_same_v<Narrow, float>)
+    return narrow;
+  else
+    return converted<Result>(converted<Integer>(converted<Short>(narrow)));
 }
 
 // A tile of kRows × kColumnBlock sums.
 template <int kRows, class Narrow, class Wide>
 MDLA_INLINE void tile(const Narrow* a, const Narrow* b, Wide* c, int64_t depth, int64_t columns) {
-  using Vector = typename VectorOf<Wide>::type;
-  Vector sums[kRows][kVectors] = {};
+  using Vector = typename VectorOf<Wide, kLanes<Wide>>::type;
+  constexpr int64_t vectors = kColumnBlock / kLanes<Wide>;
+  Vector sums[kRows][vectors] = {};
   for (int64_t k = 0; k < depth; ++k) {
-    Vector right[kVectors];
-    for (int64_t v = 0; v < kVectors; ++v)
-      right[v] = load_wide<Narrow, Wide>(b + k * columns + v * kLanes);
+    Vector right[vectors];
+    for (int64_t v = 0; v < vectors; ++v)
+      right[v] = load_wide<Narrow, Wide>(b + k * columns + v * kLanes<Wide>);
     for (int row = 0; row < kRows; ++row) {
       Wide left = static_cast<Wide>(a[row * depth + k]);
-      for (int64_t v = 0; v < kVectors; ++v)
+      for (int64_t v = 0; v < vectors; ++v)
         sums[row][v] += left * right[v];
     }
   }
