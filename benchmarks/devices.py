@@ -9,15 +9,12 @@ Ends with status 1 where a result differs from eager's beyond tolerance, or a wa
 
 from __future__ import annotations
 
-import copy
 import sys
-import time
-import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from harness import children, output, timing
+from harness import children, one_thread, output, timing
 
 MODELS = ("resnet18", "bert")
 DEVICES = ("lazy", "acap")
@@ -49,45 +46,22 @@ def main() -> int:
 
 def measure(model: str, devices: list[str], rounds: int, quick: bool) -> Row:
     """The milliseconds of each way, and their ratios to TorchScript's, measured in this process."""
+    ways = {"torchscript": traced, **{device: partial(moved, device) for device in devices}}
+    # One call a round: the shorter, the likelier is one that nothing disturbs.
+    found = one_thread.measure(model, ways, rounds, quick, span=0, strides=False)
+    times = {way: timing.summary(taken) for way, taken in found["seconds"].items()}
+    ratios = {way: times[way]["min"] / times["torchscript"]["min"] for way in devices}
+    return {"model": model, "ways": times, "ratios": ratios, "faults": found["faults"]}
+
+
+def traced(module: Any, inputs: Any) -> Callable[[], Any]:
     import torch
 
-    import torchmdla
-    from torchmdla.testing.compare import assert_matches
-    from torchmdla.testing.models import MODELS
-
-    warnings.filterwarnings("ignore")
-    torch.set_num_threads(1)
-    spec = MODELS[model].reduced() if quick else MODELS[model]
-    module, inputs = spec.build(), spec.inputs()
-    calls: dict[str, Callable[[], Any]] = {}
-    faults = []
-    with torch.no_grad():
-        expected = module(*inputs)
-        traced = torch.jit.trace(copy.deepcopy(module), inputs, check_trace=False)
-        for way in ("torchscript", *devices):
-            children.step(f"{model}: preparing {way}")
-            calls[way] = partial(traced, *inputs) if way == "torchscript" else moved(module, inputs, way)
-            for _ in range(4):
-                result = calls[way]()
-            try:
-                assert_matches(result, expected, layers=spec.layers, strides=False)
-            except AssertionError as difference:
-                faults.append(f"{way}: {difference}")
-        seconds = timing.interleaved(
-            calls,
-            rounds,
-            span=0,  # one call a round: the shorter, the likelier is one that nothing disturbs
-            on_round=lambda index: children.step(f"{model}: round {index + 1} of {rounds}"),
-            clock=time.thread_time,
-        )
-    faults += [f"fell back: {reason}" for reason in torchmdla.stats().fallbacks]
-    times = {way: timing.summary(taken) for way, taken in seconds.items()}
-    ratios = {way: times[way]["min"] / times["torchscript"]["min"] for way in devices}
-    return {"model": model, "ways": times, "ratios": ratios, "faults": faults}
+    return partial(torch.jit.trace(module, inputs, check_trace=False), *inputs)
 
 
-def moved(module: Any, inputs: Any, device: str) -> Callable[[], Any]:
-    """A call of a copy of ``module`` on ``device``, up to its results on the CPU."""
+def moved(device: str, module: Any, inputs: Any) -> Callable[[], Any]:
+    """A call of ``module`` on ``device``, up to its results on the CPU."""
     from torch.utils._pytree import tree_map
 
     import torchmdla
@@ -95,9 +69,9 @@ def moved(module: Any, inputs: Any, device: str) -> Callable[[], Any]:
 
     prepare = {"lazy": lazy.initialize, "acap": torchmdla.acap_device}
     prepare[device]()
-    copied = copy.deepcopy(module).to(device)
+    module.to(device)
     given = [tensor.to(device) for tensor in inputs]
-    return lambda: tree_map(lambda tensor: tensor.cpu(), copied(*given))
+    return lambda: tree_map(lambda tensor: tensor.cpu(), module(*given))
 
 
 def show(rows: list[Row], devices: list[str]) -> None:

@@ -12,15 +12,12 @@ Ends with status 1 where a result differs from eager's beyond tolerance, or a wa
 
 from __future__ import annotations
 
-import copy
 import sys
-import time
-import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from harness import children, output, timing
+from harness import children, one_thread, output, timing
 
 MODELS = ("resnet18", "resnet50", "mobilenet_v2", "mobilenet_v3_large")
 WAYS = ("frozen", "traced", "scripted")
@@ -63,47 +60,17 @@ def row_of(model: str, found: list[Row]) -> Row:
 
 def measure(model: str, rounds: int, quick: bool) -> Row:
     """The seconds of each round of each way, measured in this process."""
-    import torch
-
-    import torchmdla
-    from torchmdla.testing.compare import assert_matches
-    from torchmdla.testing.models import MODELS
-
-    warnings.filterwarnings("ignore")
-    torch.set_num_threads(1)
-    spec = MODELS[model].reduced() if quick else MODELS[model]
-    module, inputs = spec.build(), spec.inputs()
-    calls: dict[str, Callable[[], Any]] = {}
-    faults = []
-    with torch.no_grad():
-        expected = module(*inputs)
-        for way in WAYS:
-            children.step(f"{model}: preparing {way}")
-            calls[way] = partial(prepared(way, copy.deepcopy(module), inputs), *inputs)
-            for _ in range(4):
-                result = calls[way]()
-            try:
-                assert_matches(result, expected, layers=spec.layers)
-            except AssertionError as difference:
-                faults.append(f"{way}: {difference}")
-        seconds = timing.interleaved(
-            calls,
-            rounds,
-            on_round=lambda index: children.step(f"{model}: round {index + 1} of {rounds}"),
-            clock=time.thread_time,
-        )
-    faults += [f"fell back: {reason}" for reason in torchmdla.stats().fallbacks]
-    return {"seconds": seconds, "faults": faults}
+    return one_thread.measure(model, {way: partial(prepared, way) for way in WAYS}, rounds, quick)
 
 
-def prepared(way: str, module: Any, inputs: Any) -> Callable[..., Any]:
-    """A way to run ``module``, by its name."""
+def prepared(way: str, module: Any, inputs: Any) -> Callable[[], Any]:
+    """A call of ``module`` in a way, by its name."""
     import torch
 
     if way == "scripted":
-        return torch.jit.script(module)  # type: ignore[no-any-return]
+        return partial(torch.jit.script(module), *inputs)
     traced = torch.jit.trace(module, inputs, check_trace=False)
-    return torch.jit.freeze(traced) if way == "frozen" else traced  # type: ignore[no-any-return]
+    return partial(torch.jit.freeze(traced) if way == "frozen" else traced, *inputs)
 
 
 def show(rows: list[Row]) -> None:

@@ -9,9 +9,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_lowering import Builder, Value, check, host_target, narrow_target, normal
+from nest_running import host_target
 from torch.nn import functional
 from torch_mlir import ir
+from written_programs import Builder, Value, check, normal
 
 import torchmdla
 from torchmdla.devices.cpu import transforms
@@ -120,7 +121,7 @@ def linear_with_everything(b: Builder) -> list[Value]:
         linear_with_everything,
     ],
 )
-@pytest.mark.parametrize("target", [host_target(), narrow_target("+avx2", "+fma"), narrow_target()])
+@pytest.mark.parametrize("target", [host_target(), host_target("+avx2", "+fma"), host_target("")])
 def test_values(program: Program, target: object) -> None:
     builder = Builder()
     check(builder, program(builder), target)  # type: ignore[arg-type]

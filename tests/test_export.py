@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import copy
 import io
+from collections.abc import Callable
+from itertools import permutations
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.export import Dim
+from torch.utils._pytree import tree_leaves
 
 import torchmdla
 from torchmdla.testing.compare import assert_matches
@@ -130,6 +133,90 @@ def test_running_statistics_have_no_gradients() -> None:
     assert_matches(*states)
 
 
+class Written(nn.Module):
+    """Writes to a part of a tensor that needs a gradient."""
+
+    def __init__(self, write: Callable[[Tensor], object]) -> None:
+        super().__init__()
+        self.write = write
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = x * 2
+        self.write(made[1:])
+        return made * x
+
+
+WRITES: dict[str, Callable[[Tensor], object]] = {
+    "copy": lambda part: part.copy_(torch.arange(6)),
+    "normal": lambda part: part.normal_(),
+    "bernoulli": lambda part: part.bernoulli_(0.3),
+    "zero": lambda part: part.zero_(),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_gradients_through_writes(name: str) -> None:
+    """PyTorch's functional forms of these have no derivatives."""
+    module = Written(WRITES[name])
+    program = torchmdla.compile(module, torch.randn(4, 6), road="export")
+    results = []
+    for call in (program, module):
+        torch.manual_seed(0)
+        x = torch.ones(4, 6, requires_grad=True)
+        made = call(x)
+        made.sin().sum().backward()
+        results.append((made, x.grad))
+    assert_matches(*results)
+
+
+class Filled(nn.Module):
+    def __init__(self, dims: tuple[int, ...]) -> None:
+        super().__init__()
+        self.dims = dims
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        made = torch.empty(3, 4, 6, dtype=torch.float64).permute(self.dims)
+        made.copy_(torch.relu(x) + 1)
+        return made, made * 2
+
+
+@pytest.mark.parametrize("dims", list(permutations(range(3))))
+def test_copies_keep_the_strides_that_they_are_written_to(dims: tuple[int, ...]) -> None:
+    module, sizes = Filled(dims), [(3, 4, 6)[dim] for dim in dims]
+    program = torchmdla.compile(module, torch.randn(sizes), road="export")
+    made = torchmdla.stats()
+    assert (made.groups, made.specialisations) == (1, 1)
+    for shape in (sizes, sizes[-1:]):
+        x = torch.randn(shape).expand(sizes)
+        with torch.no_grad():
+            assert_matches(program(x), module(x))
+
+
+class Idle(nn.Module):
+    """A dropout that does nothing: its result is its input, whoever is written to."""
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        same, other = (nn.functional.dropout(z, 0.0 if self.training else 0.5, self.training) for z in (x, y))
+        before = torch.relu(x) + y
+        other.mul_(2)
+        return same, before - y
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_idle_dropout_is_its_input(training: bool) -> None:
+    module, inputs = Idle().train(training), (torch.randn(4, 6), torch.randn(4, 6))
+    exported = torch.export.export(module, inputs)
+    before = str(exported)
+    program = torchmdla.compile(exported)
+    assert str(exported) == before
+    ours, eagers = copy.deepcopy(inputs), copy.deepcopy(inputs)
+    with torch.no_grad():
+        made = program(*ours)
+        assert_matches(made, module(*eagers))
+    assert_matches(ours, eagers)
+    assert made[0].data_ptr() == ours[0].data_ptr()
+
+
 class Writer(nn.Module):
     """Writes to its input, and returns views of it."""
 
@@ -149,6 +236,69 @@ def test_written_inputs() -> None:
         for _ in range(2):
             assert_matches(program(one), Writer()(other))
             assert_matches(one, other)
+
+
+def _of_an_input(x: Tensor, buffer: Tensor) -> Any:
+    x.mul_(2)
+    return x.t()
+
+
+def _of_a_part(x: Tensor, buffer: Tensor) -> Any:
+    part = x[1:]
+    part.mul_(2)
+    return part, x
+
+
+def _of_a_buffer(x: Tensor, buffer: Tensor) -> Any:
+    buffer.add_(x)
+    return buffer.t()[1:], x + 1
+
+
+def _of_neither(x: Tensor, buffer: Tensor) -> Any:
+    value = x * 2
+    buffer.copy_(value)
+    return value, value.t(), buffer.t()
+
+
+def _copies(x: Tensor, buffer: Tensor) -> Any:
+    view = x.t()
+    view.mul_(2)
+    return view.contiguous(), view.reshape(-1), x.reshape(-1), view
+
+
+ALIASES = [_of_an_input, _of_a_part, _of_a_buffer, _of_neither, _copies]
+
+
+class WithBuffer(nn.Module):
+    def __init__(self, function: Callable[[Tensor, Tensor], Any]) -> None:
+        super().__init__()
+        self.function = function
+        self.buffer: Tensor
+        self.register_buffer("buffer", torch.ones(4, 6))
+
+    def forward(self, x: Tensor) -> Any:
+        return self.function(x, self.buffer)
+
+
+@pytest.mark.parametrize("is_loaded", [False, True])
+@pytest.mark.parametrize("function", ALIASES)
+def test_views_of_what_is_written_to(function: Callable[[Tensor, Tensor], Any], is_loaded: bool) -> None:
+    module = WithBuffer(function)
+    exported = torch.export.export(copy.deepcopy(module), (torch.randn(4, 6),))
+    if is_loaded:
+        file = io.BytesIO()
+        torch.export.save(exported, file)
+        file.seek(0)
+        exported = torch.export.load(file)
+    program = torchmdla.compile(exported)
+    seen = []
+    with torch.no_grad():
+        for call in (program, module):
+            x = torch.arange(24.0).view(4, 6)
+            results = tree_leaves(call(x))
+            places = [one.untyped_storage().data_ptr() for one in (x, call.buffer, *results)]
+            seen.append(([places.index(place) for place in places], results, x, call.buffer))
+    assert_matches(*seen)
 
 
 def test_what_the_road_does_not_take() -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_lowering import Builder, Value, check, host_target, narrow_target, normal
+from nest_running import host_target
 from torch.nn import functional
 from torch_mlir import ir
+from written_programs import Builder, Value, check, normal
 
 from torchmdla.compiler.program import Target
 from torchmdla.devices.cpu.buffers import bufferize
@@ -71,7 +72,7 @@ AFTER_PRODUCTS = [after_a_convolution, with_a_partial_block, after_a_depthwise_c
 PROGRAMS = [*AFTER_PRODUCTS, alone, of_a_matrix]
 
 
-@pytest.mark.parametrize("target", [host_target(), narrow_target()], ids=["host", "narrow"])
+@pytest.mark.parametrize("target", [host_target(), host_target("")], ids=["host", "narrow"])
 @pytest.mark.parametrize("role", ["parameter", "input"])
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_results(program, role: str, target: Target) -> None:

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from test_lowering import Builder, Executable, Value, check, host_target, narrow_target, normal
+from nest_running import host_target
 from torch.nn import functional
+from written_programs import Builder, Executable, Value, check, normal
 
 from torchmdla.compiler.program import Target
 from torchmdla.devices.cpu.layout import block_channels
@@ -25,7 +26,7 @@ from torchmdla.devices.cpu.steps import (
 )
 from torchmdla.devices.cpu.views import regrouped
 
-TARGETS = {"widest": host_target(), "avx2": narrow_target("+avx2", "+fma"), "baseline": narrow_target()}
+TARGETS = {"widest": host_target(), "avx2": host_target("+avx2", "+fma"), "baseline": host_target("")}
 
 
 def convolve(

@@ -274,12 +274,7 @@ LOOKS = {
 }
 
 
-@contextlib.contextmanager
-def plain():
-    yield
-
-
-MODES = {"grad": plain, "no_grad": torch.no_grad, "inference": torch.inference_mode}
+MODES = {"grad": contextlib.nullcontext, "no_grad": torch.no_grad, "inference": torch.inference_mode}
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 import torch
 from test_chains import steps_of
-from test_lowering import Builder, Value, normal
 from torch import Tensor
 from torch.nn import functional
+from written_programs import Builder, Value, normal
 
 import torchmdla
 from torchmdla.devices.cpu.steps import NestStep

@@ -7,10 +7,11 @@ import torch
 from dynamic_programs import Traced
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nest_running import host_target
 from test_chains import chains, steps_of
-from test_lowering import Builder, Value, host_target, normal
 from torch import Tensor, nn
 from torch_mlir import ir
+from written_programs import Builder, Value, normal
 
 import torchmdla
 from torchmdla.compiler.program import Program

@@ -10,9 +10,9 @@ from dynamic_programs import Dynamic
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from test_chains import steps_of
-from test_lowering import Builder, Value, check, normal
 from test_recurrent import KINDS
 from torch import Tensor, nn
+from written_programs import Builder, Value, check, normal
 
 import torchmdla
 from torchmdla.devices.cpu.steps import RepeatStep, Steps

@@ -146,6 +146,16 @@ def test_what_pytorch_computes_otherwise_alone_is_not_blamed() -> None:
     assert outcome(double, lambda x: x * 4, alone=lambda x: x * 3).status == "wrong"
 
 
+def test_what_a_road_adds_to_pytorchs_capture_is_not_pytorchs() -> None:
+    def tripled(*_: Any) -> Any:
+        return {"forward": lambda x: x * 3}
+
+    program = Program("test.program", lambda: double, (X,))
+    for alone, status in ((tripled, "pytorch"), (lambda *_: {"forward": double}, "wrong")):
+        found = check(program, "test:road", Variant(tripled, lambda *_: True, alone=alone))
+        assert found is not None and found.status == status
+
+
 def on_acap(function: Callable[..., Any], captured: Callable[..., Any], *inputs: Any) -> Outcome:
     """Of a road with a device of its own."""
     device = Variant(lambda *_: {"forward": captured}, lambda *_: True, device="acap", prepare=torchmdla.acap_device)

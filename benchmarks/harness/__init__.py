@@ -1,1 +1,1 @@
-"""What the benchmarks share: timing in turn, child processes, the machine's limits, peers, tables and charts."""
+"""What the benchmarks share: timing in turn, on one thread, in child processes; the machine, peers, tables, charts."""

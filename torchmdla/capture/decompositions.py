@@ -7,7 +7,9 @@ from functools import lru_cache, partial
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._decomp import get_decompositions
+from torch._prims_common import compute_elementwise_output_logical_to_physical_perm
 
 aten = torch.ops.aten
 
@@ -18,6 +20,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     found = dict(get_decompositions(_DECOMPOSED))
     functional = aten._native_batch_norm_legit_functional.default
     found[functional] = partial(_without_gradients_of_statistics, found[functional])
+    found[aten.copy.default] = _copied
     return found
 
 
@@ -25,6 +28,25 @@ def _without_gradients_of_statistics(norm: Callable[..., Any], *args: Any, **kwa
     """``norm``, whose new running statistics, its last two results, are hidden from autograd as the operator's are."""
     *results, mean, variance = norm(*args, **kwargs)
     return (*results, mean.detach(), variance.detach())
+
+
+def _copied(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
+    """``src`` in the sizes, the dtype and the order of strides of ``self``, by operators that have derivatives."""
+    order = order_in_memory(self)
+    values = src.expand(self.shape)
+    if order == list(range(self.dim())):
+        return _made_anew(values, self)
+    return _made_anew(values.permute(order), self).permute([order.index(dim) for dim in range(self.dim())])
+
+
+def _made_anew(values: Tensor, like: Tensor) -> Tensor:
+    return values.to(like.device, like.dtype, copy=True, memory_format=torch.contiguous_format)
+
+
+def order_in_memory(tensor: Tensor) -> list[int]:
+    """The dimensions of ``tensor``, the one with the largest stride first."""
+    order, _ = compute_elementwise_output_logical_to_physical_perm(tensor)
+    return order
 
 
 _DECOMPOSED: list[Any] = [

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import fx, nn
 from torch.export import ExportedProgram
+from torch.export.graph_signature import OutputKind
 
 from torchmdla.capture.decompositions import decompositions
 from torchmdla.capture.fx import form_groups
 from torchmdla.capture.options import Options
+from torchmdla.capture.partition import memory_of
 from torchmdla.capture.weights import gather_weights
+
+aten = torch.ops.aten
 
 
 def compile_module(
@@ -46,9 +50,11 @@ def compile_program(
     Args:
         inputs, keywords: the arguments of one call; where there are none, those that the program was exported with.
     """
-    # Composite operators stay whole, as devices know them; writes are taken out.
+    program = _with_idle_dropout_as_views(program)
     module = program.run_decompositions(decompositions()).module()
     assert isinstance(module, fx.GraphModule)
+    _detach_what_is_drawn(module.graph)
+    _keep_aliases(module.graph, program)
     form_groups(module, (), Options())
     gather_weights(module)
     if not inputs and not keywords and program.example_inputs is not None:
@@ -56,6 +62,105 @@ def compile_program(
     with torch.no_grad(), _unchanged(module, inputs, keywords):
         module(*inputs, **(keywords or {}))
     return module
+
+
+def decomposed(program: ExportedProgram, table: Mapping[Any, Callable[..., Any]]) -> ExportedProgram:
+    """``program`` without writes, and with the operators of ``table`` taken apart; composite operators stay whole."""
+    result: ExportedProgram = _with_idle_dropout_as_views(program).run_decompositions(dict(table))
+    return result
+
+
+def _with_idle_dropout_as_views(program: ExportedProgram) -> ExportedProgram:
+    """A dropout that does nothing returns its input, in eager: who writes to one writes to the other.
+
+    PyTorch makes a copy of it when it takes operators apart, whatever the table says.
+    """
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in program.graph.nodes:
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+        # A signature says names, and a copy gets another one where it is a builtin's ("input").
+        copies[node].name = node.name
+        if node.target is aten.dropout.default and not _drops(*node.args):
+            copies[node].target, copies[node].args = aten.alias.default, (copies[node.args[0]],)
+    module = fx.GraphModule(program.graph_module, graph)
+    module.meta.update(program.graph_module.meta)
+    return ExportedProgram(
+        module,
+        graph,
+        program.graph_signature,
+        program.state_dict,
+        program.range_constraints,
+        program.module_call_graph,
+        program.example_inputs,
+        program.constants,
+        verifiers=program.verifiers,
+    )
+
+
+def _drops(values: fx.Node, p: float, train: bool) -> bool:
+    return train and p > 0
+
+
+def _detach_what_is_drawn(graph: fx.Graph) -> None:
+    """Numbers drawn in the place of a tensor's do not depend on it. Their operators have no derivative that says so."""
+    for target in (aten.bernoulli.p, aten.normal_functional.default):
+        for node in graph.find_nodes(op="call_function", target=target):
+            with graph.inserting_before(node):
+                like = graph.call_function(aten.detach.default, (node.args[0],))
+            like.meta = dict(node.args[0].meta)
+            node.args = (like, *node.args[1:])
+
+
+def _keep_aliases(graph: fx.Graph, program: ExportedProgram) -> None:
+    """Results that are views of what the program writes to.
+
+    Without writes they are views of the new value, which is then written. Here they are taken again of what was written
+    to. And a result that is equal to the new value, but no view, is not what was written to.
+
+    Args:
+        graph: functional, but for the writes at its end.
+        program: what it was made of, with its writes.
+    """
+    writes: dict[fx.Node, list[fx.Node]] = {}
+    for write in graph.find_nodes(op="call_function", target=aten.copy_.default):
+        writes.setdefault(write.args[1], []).append(write)
+    end = graph.output_node()
+    results = list(end.args[0])  # type: ignore[arg-type]
+    for index, is_alias in enumerate(_aliases_of_placeholders(program)):
+        *views, value = _chain(results[index], writes)
+        if is_alias and len(writes.get(value, ())) == 1:
+            (results[index],) = writes[value]
+            for view in reversed(views):
+                with graph.inserting_before(end):
+                    again = graph.node_copy(view)
+                again.args = (results[index], *view.args[1:])
+                results[index] = again
+        elif not is_alias and isinstance(value, fx.Node) and value.target is aten.copy_.default:
+            results[index] = value.args[1]
+    end.args = (tuple(results),)
+
+
+def _aliases_of_placeholders(program: ExportedProgram) -> list[bool]:
+    """Of each result of the user's, whether it may be a view of an input, a parameter or a buffer."""
+    memory: dict[fx.Node, fx.Node] = {}
+    for node in program.graph.nodes:
+        memory[node] = memory_of(node, memory)
+    results = program.graph.output_node().args[0]
+    return [
+        isinstance(node, fx.Node) and memory[node].op == "placeholder"
+        for spec, node in zip(program.graph_signature.output_specs, results, strict=True)
+        if spec.kind is OutputKind.USER_OUTPUT
+    ]
+
+
+def _chain(result: Any, written: Container[Any]) -> list[Any]:
+    """A result, what it is a view of, and so on, up to one of ``written`` or to what is no view."""
+    found = [result]
+    while result not in written and isinstance(result, fx.Node) and getattr(result.target, "is_view", False):
+        result = result.args[0]
+        found.append(result)
+    return found
 
 
 @contextmanager

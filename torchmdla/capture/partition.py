@@ -242,7 +242,7 @@ def _facts(graph: fx.Graph, is_random: Callable[[fx.Node], bool]) -> _Facts:
     facts = _Facts()
     nodes = list(graph.nodes)
     for node in nodes:
-        facts.memory[node] = _memory(node, facts.memory)
+        facts.memory[node] = memory_of(node, facts.memory)
     previous: fx.Node | None = None
     for position, node in enumerate(nodes):
         if not _has_effects(node, is_random):
@@ -263,7 +263,7 @@ def _facts(graph: fx.Graph, is_random: Callable[[fx.Node], bool]) -> _Facts:
     return facts
 
 
-def _memory(node: fx.Node, known: Mapping[fx.Node, fx.Node]) -> fx.Node:
+def memory_of(node: fx.Node, known: Mapping[fx.Node, fx.Node]) -> fx.Node:
     """The node whose memory the result of ``node`` may share."""
     if node.target is operator.getitem:
         return known[node.args[0]]  # type: ignore[index]

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from torchmdla.importer.paddings import cropped
+
 Sizes = Sequence[int]
 
 
@@ -33,11 +35,8 @@ def convolution(
     if not transposed:
         return torch.convolution(value, weight, bias, stride, padding, dilation, False, output_padding, groups)
     spatial = value.dim() - 2
-    stride, padding, dilation, more = (_repeated(n, spatial) for n in (stride, padding, dilation, output_padding))
-    sizes = [
-        (value.size(2 + d) - 1) * stride[d] - 2 * padding[d] + dilation[d] * (weight.size(2 + d) - 1) + more[d] + 1
-        for d in range(spatial)
-    ]
+    sizes = result_sizes(value.shape[2:], weight.shape[2:], stride, padding, dilation, transposed, output_padding)
+    stride, padding, dilation = (_repeated(n, spatial) for n in (stride, padding, dilation))
     result = _transposed(value, weight, sizes, stride, padding, dilation, groups)
     return result if bias is None else result + bias.view([-1] + [1] * spatial)
 
@@ -77,7 +76,24 @@ def convolution_backward(
     return of_value, of_weight, of_bias
 
 
+def result_sizes(
+    sizes: Sizes, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, transposed: bool, output_padding: Sizes
+) -> list[int]:
+    """The last dimensions of a convolution's result, from those of its input and its weight."""
+    spatial = len(sizes)
+    given = (_repeated(n, spatial) for n in (stride, padding, dilation, output_padding))
+    found = []
+    for size, taps, step, border, spread, more in zip(sizes, kernel, *given, strict=True):
+        reach = spread * (taps - 1)
+        if transposed:
+            found.append((size - 1) * step - 2 * border + reach + more + 1)
+        else:
+            found.append((size + 2 * border - reach - 1) // step + 1)
+    return found
+
+
 def _repeated(numbers: Sizes, count: int) -> list[int]:
+    """One number stands for all dimensions."""
     return list(numbers) * (count // len(numbers))
 
 
@@ -238,12 +254,9 @@ def _convolved(value: Tensor, weight: Tensor, pads: Sequence[tuple[int, int]], d
 
 def _extended(value: Tensor, pads: Sequence[tuple[int, int]]) -> Tensor:
     """With zeros added, or values left out where negative, at both ends of each of the last dimensions."""
-    first = value.dim() - len(pads)
-    for dim, (before, after) in enumerate(pads):
-        if before < 0 or after < 0:
-            start, cut = max(0, -before), max(0, -after)
-            value = value.narrow(first + dim, start, value.size(first + dim) - start - cut)
-    added = [max(0, n) for pair in reversed(pads) for n in pair]
+    sizes = [n for pair in reversed(pads) for n in pair]
+    value = cropped(value, sizes)
+    added = [max(0, n) for n in sizes]
     return torch.nn.functional.pad(value, added) if any(added) else value
 
 

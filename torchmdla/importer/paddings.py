@@ -13,7 +13,7 @@ def pad(value: Tensor, sizes: Sequence[int], mode: str = "constant", number: flo
     if mode != "circular":
         return torch.ops.aten.pad(value, sizes, mode, number)  # type: ignore[no-any-return]
     # What is cropped is gone before the rest goes round.
-    value = _cropped(value, sizes)
+    value = cropped(value, sizes)
     for dim, before, after in _by_dim(value, sizes):
         value = _wrapped(value, dim, max(before, 0), max(after, 0))
     return value
@@ -23,7 +23,7 @@ def reflection_pad3d(value: Tensor, sizes: Sequence[int]) -> Tensor:
     """``aten::reflection_pad3d``, one dimension after the other."""
     for dim, before, after in _by_dim(value, sizes):
         value = _reflected(value, dim, max(before, 0), max(after, 0))
-    return _cropped(value, sizes)
+    return cropped(value, sizes)
 
 
 def crops(sizes: Sequence[int]) -> bool:
@@ -36,7 +36,7 @@ def _by_dim(value: Tensor, sizes: Sequence[int]) -> list[tuple[int, int, int]]:
     return [(value.dim() - 1 - k // 2, sizes[k], sizes[k + 1]) for k in range(0, len(sizes), 2)]
 
 
-def _cropped(value: Tensor, sizes: Sequence[int]) -> Tensor:
+def cropped(value: Tensor, sizes: Sequence[int]) -> Tensor:
     """Without what negative ``sizes`` take away."""
     for dim, before, after in _by_dim(value, sizes):
         first, last = max(-before, 0), max(-after, 0)
@@ -52,7 +52,7 @@ def _cropping(op: Callable[..., Tensor]) -> Callable[..., Tensor]:
         if not crops(sizes):
             return op(value, sizes, *number)
         added = [max(size, 0) for size in sizes]
-        return _cropped(op(value, added, *number) if max(added) else value, sizes)
+        return cropped(op(value, added, *number) if max(added) else value, sizes)
 
     return call
 

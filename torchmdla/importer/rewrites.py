@@ -122,13 +122,8 @@ def viewed(emitter: Emitter, value: Value, meta: TensorMeta) -> Value:
     return emitter.tensor_op("torch.aten.view", [value, emitter.int_list(meta.shape)], meta)
 
 
-def _unless_0d(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object] | None:
-    """A tensor without dimensions has no order and only one element to select."""
-    return None if operands["self"].meta.shape else [operands["self"]]
-
-
 def _of_one_element(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object] | None:
-    """Extremes, running totals and products of a tensor without dimensions: itself, in the dtype of the results."""
+    """What picks, orders or adds up elements, of a tensor without dimensions: itself, in the dtype of the results."""
     return None if operands["self"].meta.shape else [cast(emitter, operands["self"], meta) for meta in metas]
 
 
@@ -152,6 +147,15 @@ def _first_of(*rewrites: Rewrite) -> Rewrite:
         return next((results for results in found if results is not None), None)
 
     return rewrite
+
+
+def _equal(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object] | None:
+    """A tensor and itself, where upstream forgets that NaN is not equal to itself."""
+    value = operands["self"]
+    if value != operands["other"] or not value.meta.dtype.is_floating_point:
+        return None
+    differs = emitter.tensor_op("torch.aten.ne.Tensor", [value, value], metas[0])
+    return [emitter.tensor_op("torch.aten.logical_not", [differs], metas[0])]
 
 
 def _gather(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object] | None:
@@ -275,17 +279,7 @@ _VIEWS = [
     "aten::ravel",
 ]
 
-_EXTREMES_AND_SCANS = ["aten::amax", "aten::amin", "aten::aminmax", "aten::cumsum"]
-
-
-def _equal(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object] | None:
-    """A tensor and itself, where upstream forgets that NaN is not equal to itself."""
-    value = operands["self"]
-    if value != operands["other"] or not value.meta.dtype.is_floating_point:
-        return None
-    differs = emitter.tensor_op("torch.aten.ne.Tensor", [value, value], metas[0])
-    return [emitter.tensor_op("torch.aten.logical_not", [differs], metas[0])]
-
+_OF_ELEMENTS = ["aten::amax", "aten::amin", "aten::aminmax", "aten::cumsum", "aten::flip", "aten::index_select"]
 
 _SUMS = ["aten::sum", "aten::sum.dim_IntList"]
 
@@ -295,16 +289,14 @@ REWRITES: Mapping[str, Rewrite] = {
     **dict.fromkeys(_SPLITS, _split),
     **dict.fromkeys(_VIEWS, _view),
     "aten::roll": _roll,
-    **dict.fromkeys(_EXTREMES_AND_SCANS, _of_one_element),
+    **dict.fromkeys(_OF_ELEMENTS, _of_one_element),
     "aten::cumprod": _first_of(_of_one_element, _cast_first("torch.aten.cumprod")),
     "aten::log_softmax.int": _cast_first("torch.aten.log_softmax.int"),
     "aten::index_put": _index_put,
     "aten::eq.Tensor": _equal,
-    "aten::flip": _unless_0d,
     "aten::gather": _gather,
     **dict.fromkeys(_SUMS, _check_sum),
     "aten::pow.Tensor_Tensor": _check_power,
-    "aten::index_select": _unless_0d,
     "aten::unbind.int": _unbind,
     "aten::expand": _expand,
     "aten::expand_as": _expand,

@@ -16,6 +16,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from torchmdla.errors import CompileError
+from torchmdla.importer.convolutions import result_sizes
 from torchmdla.importer.types import TensorMeta
 
 
@@ -181,19 +182,10 @@ def _convolved(
     output_padding: Sequence[int],
     groups: int,
 ) -> torch.Tensor:
-    """Of ``aten::convolution``, whose lists may have one number for all dimensions."""
-    spatial = value.dim() - 2
-    step, border, spread, extra = (
-        list(given) * (spatial if len(given) == 1 else 1) for given in (stride, padding, dilation, output_padding)
-    )
-    sizes = [value.size(0), weight.size(1) * groups if transposed else weight.size(0)]
-    for k, (length, window) in enumerate(zip(value.shape[2:], weight.shape[2:], strict=True)):
-        reach = spread[k] * (window - 1)
-        if transposed:
-            sizes.append((length - 1) * step[k] - 2 * border[k] + reach + extra[k] + 1)
-        else:
-            sizes.append((length + 2 * border[k] - reach - 1) // step[k] + 1)
-    return value.new_empty(sizes)
+    """Of ``aten::convolution``."""
+    channels = weight.size(1) * groups if transposed else weight.size(0)
+    sizes = result_sizes(value.shape[2:], weight.shape[2:], stride, padding, dilation, transposed, output_padding)
+    return value.new_empty([value.size(0), channels, *sizes])
 
 
 def _padded(value: torch.Tensor, sizes: Sequence[int], *_: object) -> torch.Tensor:

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 from torch_mlir import ir
 
 from torchmdla import _C, aten
 from torchmdla.errors import CompileError
-from torchmdla.mlir.function import FunctionArgument, TorchFunction
-from torchmdla.mlir.kinds import Kind, register_kind
-from torchmdla.mlir.lazy import module_of_graph
-from torchmdla.mlir.specs import Inputs
-
-
-def is_on_device(x: object) -> bool:
-    """Whether it is a tensor of the device."""
-    return isinstance(x, Tensor) and x.device.type == "acap"
+from torchmdla.mlir.kinds import register_kind
+from torchmdla.mlir.lazy import kind_of_device
 
 
 def graph_of(tensor: Tensor, canonical: bool) -> ir.Module:
@@ -41,12 +32,6 @@ def graph_of(tensor: Tensor, canonical: bool) -> ir.Module:
     return module
 
 
-def _pending(x: Any, inputs: Inputs) -> TorchFunction:
-    if inputs.values or inputs.dynamic_shapes is not None:
-        raise TypeError("a tensor of the acap device has its inputs from what it was computed of")
-    graph = _C.acap.pending_graph(x, argument_per_use=False)
-    arguments = tuple(FunctionArgument(value.debugName(), "input") for value in graph.inputs())
-    return TorchFunction(module_of_graph(graph, "forward"), arguments)
+KIND = kind_of_device("acap", lambda x: _C.acap.pending_graph(x, argument_per_use=False))
 
-
-register_kind(Kind("a tensor of the acap device", is_on_device, _pending))
+register_kind(KIND)

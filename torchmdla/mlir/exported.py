@@ -19,6 +19,7 @@ from torch_mlir.extras.fx_decomp_util import get_decomposition_table
 from torch_mlir.extras.fx_importer import FxImporter
 
 from torchmdla.capture.decompositions import decompositions
+from torchmdla.capture.export import decomposed
 from torchmdla.capture.normalise import normalise
 from torchmdla.errors import CompileError
 from torchmdla.importer import TensorMeta
@@ -56,7 +57,7 @@ def function_of_program(program: ExportedProgram, names: Sequence[str] = ()) -> 
         CompileError: something in it cannot be expressed; names the op and its place.
     """
     varies = _varies(program.graph_module.graph)
-    program = program.run_decompositions(get_decomposition_table() if varies else decompositions())
+    program = decomposed(program, get_decomposition_table() if varies else decompositions())
     signature = program.graph_signature
     weights: dict[str, str] = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
     weights |= signature.inputs_to_lifted_tensor_constants

@@ -67,7 +67,7 @@ def get_mlir(
         CompileError: it cannot be captured, or an op cannot be lowered: names the op, where it stands in the user's
             program, and the compiler's diagnostic. A crash of the compiler is one too: it runs in another process.
     """
-    if output is None and acap.is_on_device(x):
+    if output is None and acap.KIND.takes(x):
         return acap.graph_of(x, canonical)
     if canonical:
         raise TypeError("canonical is a form of what acap tensors are computed from")

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from torchmdla.capture.function_module import FunctionModule
 from torchmdla.errors import CompileError
 from torchmdla.mlir.function import TorchFunction
 from torchmdla.mlir.specs import Inputs
@@ -53,17 +54,6 @@ def kind_of(x: object) -> Kind:
     raise TypeError(f"get_mlir takes {names}; got {type(x).__name__}")
 
 
-class _Called(torch.nn.Module):
-    """A function as a module."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self._function = function
-
-    def forward(self, *inputs: Any) -> Any:
-        return self._function(*inputs)
-
-
 def _plain(x: Any, inputs: Inputs) -> TorchFunction:
     """A plain module or function: traced, or exported where sizes vary."""
     from torchmdla.mlir import exported, scripted
@@ -73,7 +63,7 @@ def _plain(x: Any, inputs: Inputs) -> TorchFunction:
         if isinstance(x, torch.nn.Module):
             return exported.function_of_module(x, inputs)
         names = list(inspect.signature(x).parameters)
-        return exported.function_of_module(_Called(x), inputs.in_one_argument(names), names)
+        return exported.function_of_module(FunctionModule(x), inputs.in_one_argument(names), names)
     if getattr(x, "training", False):
         x = copy.deepcopy(x)  # A call may write to buffers.
     try:
@@ -124,14 +114,6 @@ def _program(x: Any, inputs: Inputs) -> TorchFunction:
     return exported.function_of_program(x)
 
 
-def _lazy(x: torch.Tensor, inputs: Inputs) -> TorchFunction:
-    from torchmdla.mlir import lazy
-
-    if inputs.values or inputs.dynamic_shapes is not None:
-        raise TypeError("a lazy tensor has its inputs from what it is computed of")
-    return lazy.function_of_tensor(x)
-
-
 def _need(inputs: Inputs) -> None:
     if not inputs.values:
         raise TypeError("get_mlir needs the inputs of a call: tensors, or TensorSpec(shape, dtype)")
@@ -139,10 +121,6 @@ def _need(inputs: Inputs) -> None:
 
 def _self(program: Any) -> list[Any]:
     return [program] if isinstance(program, torch.jit.ScriptModule) else []
-
-
-def _is_lazy(x: object) -> bool:
-    return isinstance(x, torch.Tensor) and x.device.type == "lazy"
 
 
 def _is_exported(x: object) -> bool:
@@ -159,4 +137,3 @@ register_kind(
 )
 register_kind(Kind("a torch._C.Graph", lambda x: isinstance(x, torch._C.Graph), _graph))
 register_kind(Kind("an exported program", _is_exported, _program))
-register_kind(Kind("a tensor of the lazy device", _is_lazy, _lazy))

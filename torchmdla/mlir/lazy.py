@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -11,7 +12,9 @@ from torchmdla.capture.lazy import pending_computation
 from torchmdla.importer.script_function import write_typed_graph
 from torchmdla.mlir.context import new_context
 from torchmdla.mlir.function import FunctionArgument, TorchFunction, parse
+from torchmdla.mlir.kinds import Kind, register_kind
 from torchmdla.mlir.resources import fill_resources
+from torchmdla.mlir.specs import Inputs
 
 
 def module_of_graph(graph: Any, name: str = "graph") -> ir.Module:
@@ -27,12 +30,24 @@ def module_of_graph(graph: Any, name: str = "graph") -> ir.Module:
     return module
 
 
-def function_of_tensor(x: Tensor) -> TorchFunction:
-    """What a tensor of the lazy device would be computed by.
+def kind_of_device(device: str, graph_of: Callable[[Tensor], Any]) -> Kind:
+    """The tensors of a lazy device.
 
-    Raises:
-        CompileError: something in it has no form in the dialect.
+    Args:
+        graph_of: the flat typed graph that a pending tensor would be computed by.
     """
-    graph = pending_computation(x).graph
-    arguments = tuple(FunctionArgument(value.debugName(), "input") for value in graph.inputs())
-    return TorchFunction(module_of_graph(graph, "forward"), arguments)
+
+    def takes(x: object) -> bool:
+        return isinstance(x, Tensor) and x.device.type == device
+
+    def capture(x: Tensor, inputs: Inputs) -> TorchFunction:
+        if inputs.values or inputs.dynamic_shapes is not None:
+            raise TypeError(f"a tensor of the {device} device has its inputs from what it was computed of")
+        graph = graph_of(x)
+        arguments = tuple(FunctionArgument(value.debugName(), "input") for value in graph.inputs())
+        return TorchFunction(module_of_graph(graph, "forward"), arguments)
+
+    return Kind(f"a tensor of the {device} device", takes, capture)
+
+
+register_kind(kind_of_device("lazy", lambda x: pending_computation(x).graph))

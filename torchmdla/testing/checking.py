@@ -6,7 +6,7 @@ import copy
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any, Literal
 
@@ -18,7 +18,7 @@ import torchmdla
 from torchmdla.testing.compare import assert_matches
 from torchmdla.testing.programs import Program
 from torchmdla.testing.programs.inputs import copied, drawn
-from torchmdla.testing.roads import Captured, Variant
+from torchmdla.testing.roads import Captured, Variant, uncaptured
 
 Status = Literal[
     "ok", "fallback", "not captured", "pytorch", "not compiled", "wrong", "error", "no reference", "crash", "time-out"
@@ -111,11 +111,12 @@ def check(program: Program, way: str, variant: Variant, seed: int = 0) -> Outcom
 def _compared(program: Program, subject: Any, variant: Variant, seed: int) -> tuple[Status, str]:
     """The status as it looks from outside, and what is wrong."""
     try:
-        expected = _Run(program, _eager(program, subject), _state(subject), seed, variant, is_reference=True).results()
+        eager = uncaptured(subject, program.inputs, program.methods)
+        expected = _Run(program, eager, _state(subject), seed, variant, is_reference=True).results()
     except Exception as error:
         return "no reference", _line(error)
     try:
-        made = _Captured(program, variant, seed).results()
+        made = _CapturedRun(program, variant, seed).results()
     except Exception as error:
         return "error", _line(error)
     difference = _difference(program, made, expected, variant.has_memory)
@@ -123,21 +124,17 @@ def _compared(program: Program, subject: Any, variant: Variant, seed: int) -> tu
 
 
 def _is_pytorchs(program: Program, variant: Variant, seed: int, status: Status) -> bool:
-    """Whether what is wrong is PyTorch's own capture's doing: the same comes out while torchmdla is switched off."""
+    """Whether what is wrong is PyTorch's own capture's doing: it makes the same alone."""
     with torchmdla.enabled(False):
         try:
-            alone = _Captured(program, variant, seed).results()
+            alone = _CapturedRun(program, replace(variant, capture=variant.alone or variant.capture), seed).results()
         except Exception:
             return status == "error"
     try:
-        again = _Captured(program, variant, seed).results()
+        again = _CapturedRun(program, variant, seed).results()
         return status == "wrong" and not _difference(program, again, alone, variant.has_memory)
     except Exception:
         return False
-
-
-def _eager(program: Program, subject: Any) -> Captured:
-    return {name: getattr(subject, name) if isinstance(subject, nn.Module) else subject for name in program.methods}
 
 
 def _difference(program: Program, made: Sequence[Any], expected: Sequence[Any], has_memory: bool) -> str:
@@ -211,7 +208,7 @@ class _Run:
         if self._program.mode == "gradients":
             seen["gradients"] = _gradients(outputs, [*tree_leaves(given), *self._state])
         # Later calls write to parameters and buffers.
-        return {**copy_of(seen), "state": copy_of(list(self._state))}
+        return {**_copy_of(seen), "state": _copy_of(list(self._state))}
 
     def _drawn(self, seed: int) -> Any:
         with torch.device("cpu"):
@@ -219,7 +216,8 @@ class _Run:
         if not self._variant.has_device:
             return given
         # Moving leaves neither gaps nor repeated elements. So the reference has none, either.
-        return on_device(tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, given), self._device)
+        given = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, given)
+        return _on_device(given, self._device)
 
     def _training(self, steps: int) -> list[dict[str, Any]]:
         assert self._program.optimiser is not None
@@ -231,18 +229,18 @@ class _Run:
             optimiser.zero_grad()
             loss = self._methods["forward"](*inputs)
             loss.backward()
-            gradients = copy_of([tensor.grad for tensor in self._state])
+            gradients = _copy_of([tensor.grad for tensor in self._state])
             optimiser.step()
-            seen.append(copy_of({"loss": loss, "gradients": gradients, "state": list(self._state)}))
+            seen.append(_copy_of({"loss": loss, "gradients": gradients, "state": list(self._state)}))
         return seen
 
 
-class _Captured(_Run):
+class _CapturedRun(_Run):
     """The same of what a road makes of the program."""
 
     def __init__(self, program: Program, variant: Variant, seed: int) -> None:
         variant.prepare()
-        subject = on_device(_made(program, seed), variant.device)
+        subject = _on_device(_made(program, seed), variant.device)
         torch.default_generator.manual_seed(seed)
         # Capture may run the program: its state must not notice.
         before = [tensor.detach().clone() for tensor in _state(subject)]
@@ -268,7 +266,7 @@ def _state(subject: Any) -> list[Tensor]:
     return [named[name] for name in sorted(named)]
 
 
-def on_device(values: Any, device: str) -> Any:
+def _on_device(values: Any, device: str) -> Any:
     """Modules and tensors in a structure, moved; what is there already as it is."""
     return tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor | nn.Module) else leaf, values)
 
@@ -299,7 +297,7 @@ def _sharing(tensors: Sequence[Tensor]) -> list[int]:
     ]
 
 
-def copy_of(values: Any) -> Any:
+def _copy_of(values: Any) -> Any:
     """The same structure with tensors that no later call writes to; strides, and whether gradients flow, are kept."""
 
     def one(leaf: Any) -> Any:

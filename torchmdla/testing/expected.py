@@ -9,6 +9,8 @@ from torchmdla.testing.checking import PASSING, Outcome, Status
 # (way, program) → status, reason.
 _FUSED = "PyTorch has a fused attention for its own devices only, whose gradients lie in memory otherwise"
 _SECTIONS = "PyTorch wants the sections of a split on the CPU, whatever the device"
+_NORM = "a norm in training is taken apart; the gradient of its parts lies in memory as what comes from behind it does"
+_SPARSE = "PyTorch exports it, but has no sparse meta kernel to run decompositions with, not even none"
 
 EXPECTED_FAILURES: Mapping[tuple[str, str], tuple[Status, str]] = {
     **{
@@ -19,6 +21,12 @@ EXPECTED_FAILURES: Mapping[tuple[str, str], tuple[Status, str]] = {
         ("acap:device", f"opinfo.tensor_split.{dtype}:0"): ("error", _SECTIONS)
         for dtype in ("float32", "int64", "bool")
     },
+    **{
+        ("export:export", f"opinfo.sparse.sampled_addmm.{dtype}:{sample}"): ("error", _SPARSE)
+        for dtype in ("float32", "float64")
+        for sample in range(8)
+    },
+    ("export:export", "normalisation.batch2d_channels_last_training:gradients"): ("wrong", _NORM),
 }
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from torchmdla.testing.programs import Program
 from torchmdla.testing.programs.operators import grouped, on_tensors
-from torchmdla.testing.programs.program import Tag
+from torchmdla.testing.programs.program import Tag, constantly
 from torchmdla.testing.roads import NotAvailableError
 
 # What is run unless asked for otherwise: the dtypes that devices take.
@@ -102,9 +102,9 @@ def _program(name: str, info: Any, sample: Any) -> Program:
         return info.op(*arguments, **keywords)
 
     function, tensors = on_tensors(call, ((sample.input, *sample.args), sample.kwargs))
-    whole = grouped(_plain(function))
     tags: frozenset[Tag] = frozenset({"sparse"} if "sparse" in info.name else ())
-    return Program(name, lambda: whole, tensors, layers=_LAYERS, tags=tags, values=info.name not in UNWRITTEN)
+    make = constantly(grouped(_plain(function)))
+    return Program(name, make, tensors, layers=_LAYERS, tags=tags, values=info.name not in UNWRITTEN)
 
 
 # Samples are small; an operator such as a decomposition of a matrix has many sums behind it.

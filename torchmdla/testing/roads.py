@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 import torchmdla
 from torchmdla import lazy
+from torchmdla.capture.function_module import FunctionModule
 from torchmdla.testing.programs import Program
 from torchmdla.testing.programs.program import is_scriptable
 
@@ -42,6 +44,8 @@ class Variant:
         owns_state: whether the result has parameters and buffers of its own, those of the module left as they were.
         device: PyTorch's device that programs run on, with module and inputs moved there and results moved back.
         prepare: makes that device known.
+        alone: makes the callables by PyTorch alone. What these do otherwise than eager is not torchmdla's fault. None:
+            ``capture`` itself, which adds nothing while torchmdla is switched off.
         has_memory: whether strides, and sharing of memory, are what can be seen of tensors of this device.
     """
 
@@ -51,6 +55,7 @@ class Variant:
     device: str = "cpu"
     prepare: Callable[[], object] = lambda: None
     has_memory: bool = True
+    alone: Capture | None = None
 
     @property
     def has_device(self) -> bool:
@@ -64,6 +69,11 @@ class Road:
 
     help: str
     variants: Mapping[str, Variant]
+
+
+def uncaptured(subject: Any, inputs: tuple[Any, ...], methods: Methods) -> Captured:
+    """The methods of a module, or a function, as they are."""
+    return {name: getattr(subject, name) if isinstance(subject, nn.Module) else subject for name in methods}
 
 
 # --- TorchScript -------------------------------------------------------------------------------------------------
@@ -110,28 +120,22 @@ def _freezable(program: Program, subject: Any) -> bool:
 # --- torch.compile and torch.export ------------------------------------------------------------------------------
 
 
-def _dynamo(subject: Any, inputs: tuple[Any, ...], methods: Methods) -> Captured:
+def _dynamo(subject: Any, inputs: tuple[Any, ...], methods: Methods, backend: str = "torchmdla") -> Captured:
     torch._dynamo.reset()
-    return {
-        name: torch.compile(getattr(subject, name) if isinstance(subject, nn.Module) else subject, backend="torchmdla")
-        for name in methods
-    }
-
-
-class _Called(nn.Module):
-    """A function as a module."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self._function = function
-
-    def forward(self, *args: Any) -> Any:
-        return self._function(*args)
+    called = uncaptured(subject, inputs, methods)
+    return {name: torch.compile(method, backend=backend) for name, method in called.items()}
 
 
 def _export(subject: Any, inputs: tuple[Any, ...], methods: Methods) -> Captured:
-    module = subject if isinstance(subject, nn.Module) else _Called(subject)
-    return {"forward": torchmdla.compile(module, *inputs, road="export")}
+    return {"forward": torchmdla.compile(_as_module(subject), *inputs, road="export")}
+
+
+def _export_alone(subject: Any, inputs: tuple[Any, ...], methods: Methods) -> Captured:
+    return {"forward": torch.export.export(_as_module(subject), inputs).module()}
+
+
+def _as_module(subject: Any) -> nn.Module:
+    return subject if isinstance(subject, nn.Module) else FunctionModule(subject)
 
 
 def _exportable(program: Program, subject: Any) -> bool:
@@ -151,8 +155,7 @@ def _dispatch(subject: Any, inputs: tuple[Any, ...], methods: Methods) -> Captur
     leaves, _ = tree_flatten(inputs)
     places = [index for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
     results: dict[str, Any] = {}
-    for name in methods:
-        function = getattr(subject, name) if isinstance(subject, nn.Module) else subject
+    for name, function in uncaptured(subject, inputs, methods).items():
         with builder.capture_function(name, [leaves[index] for index in places]) as building:
             flat, results[name] = tree_flatten(function(*inputs))
             building.returns(flat)
@@ -176,10 +179,6 @@ def _dispatchable(program: Program, subject: Any) -> bool:
 # --- devices of PyTorch's own -------------------------------------------------------------------------------------
 
 
-def _uncaptured(subject: Any, inputs: tuple[Any, ...], methods: Methods) -> Captured:
-    return {name: getattr(subject, name) if isinstance(subject, nn.Module) else subject for name in methods}
-
-
 def _dense(program: Program, subject: Any) -> bool:
     return "sparse" not in program.tags
 
@@ -195,15 +194,21 @@ ROADS: Mapping[str, Road] = {
             "freeze": Variant(_freeze, _freezable),
         },
     ),
-    "dynamo": Road('torch.compile(…, backend="torchmdla")', {"compile": Variant(_dynamo, _anything)}),
-    "export": Road("torchmdla.compile(…, road='export')", {"export": Variant(_export, _exportable, owns_state=True)}),
+    "dynamo": Road(
+        'torch.compile(…, backend="torchmdla")',
+        {"compile": Variant(_dynamo, _anything, alone=partial(_dynamo, backend="aot_eager"))},
+    ),
+    "export": Road(
+        "torchmdla.compile(…, road='export')",
+        {"export": Variant(_export, _exportable, owns_state=True, alone=_export_alone)},
+    ),
     "dispatch": Road("torchmdla.ModuleBuilder", {"capture": Variant(_dispatch, _dispatchable)}),
     "lazy": Road(
         "PyTorch's Lazy Tensor Core",
-        {"step": Variant(_uncaptured, _anything, device="lazy", prepare=lazy.initialize, has_memory=False)},
+        {"step": Variant(uncaptured, _anything, device="lazy", prepare=lazy.initialize, has_memory=False)},
     ),
     "acap": Road(
-        "the acap device", {"device": Variant(_uncaptured, _dense, device="acap", prepare=torchmdla.acap_device)}
+        "the acap device", {"device": Variant(uncaptured, _dense, device="acap", prepare=torchmdla.acap_device)}
     ),
 }
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from torchmdla.devices.cpu.alignment import Getter, align
-from torchmdla.devices.cpu.nests import Instruction
+from torchmdla.devices.cpu.nests import Instruction, constant
 from torchmdla.devices.cpu.steps import (
     Access,
     Ending,
@@ -24,7 +24,7 @@ from torchmdla.devices.cpu.steps import (
 )
 
 # The start of a sum that gets what it started from at its end: adding to -0.0 changes no value.
-_ZERO = {kind: Instruction("arith.constant", (), kind, f"{{value = -0.0 : {kind}}}") for kind in ("f32", "f64")}
+_ZERO = {kind: constant("-0.0", kind) for kind in ("f32", "f64")}
 
 
 def merge_epilogues(steps: Steps) -> None:

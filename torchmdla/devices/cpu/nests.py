@@ -10,6 +10,7 @@ They may be whatever the polynomials are from 0 on. ``Nest`` is a static one to 
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic
@@ -177,7 +178,7 @@ def static(nest: AnyNest, values: Sequence[int]) -> Nest:
         return tuple(Operand(o.element, numbers(o.strides)) for o in those)
 
     def constants(body: tuple[Instruction, ...]) -> tuple[Instruction, ...]:
-        return tuple(i if i.size is None else _constant(at(i.size, values), i.result) for i in body)
+        return tuple(i if i.size is None else constant(at(i.size, values), i.result) for i in body)
 
     epilogue = None
     if nest.epilogue is not None:
@@ -197,9 +198,21 @@ def static(nest: AnyNest, values: Sequence[int]) -> Nest:
     )
 
 
-def _constant(number: int, element: str) -> Instruction:
-    point = "" if element.startswith("i") else ".0"
+def constant(number: int | str, element: str) -> Instruction:
+    """``arith.constant``: an integer, or text of a number in MLIR, as a number of the type ``element``."""
+    point = ".0" if isinstance(number, int) and not element.startswith("i") else ""
     return Instruction("arith.constant", (), element, f"{{value = {number}{point} : {element}}}")
+
+
+_DECIMAL = re.compile(r"\{?value = (-?\d[-+.e\d]*) : \w+\}?")
+
+
+def constant_number(attributes: str) -> int | float | None:
+    """The number in the attributes of an ``arith.constant``; None if they hold none that is written in decimal."""
+    match = _DECIMAL.fullmatch(attributes)
+    if match is None:
+        return None
+    return int(match[1]) if match[1].removeprefix("-").isdecimal() else float(match[1])
 
 
 def simplified(nest: AnyNest) -> AnyNest:

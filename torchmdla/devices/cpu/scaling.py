@@ -11,16 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from torchmdla.devices.cpu.layout import lay_out
-from torchmdla.devices.cpu.nests import Instruction
+from torchmdla.devices.cpu.nests import Instruction, constant_number
 from torchmdla.devices.cpu.packing import parameter_values
 from torchmdla.devices.cpu.steps import Access, NestStep, Steps
 
 # Weights that a call uses less often than this stay as they are: a scaled copy would take more than it gives. Sizes
 # that vary are more at all samples, so that these decide alike.
 _LEAST_USES = 8
-
-# As MLIR, and ``epilogue.py``, write them.
-_ZEROS = ("0.000000e+00", "-0.000000e+00", "-0.0")
 
 
 def scale_weights(steps: Steps) -> None:
@@ -64,7 +61,7 @@ def _sums_products(step: NestStep) -> bool:
         and (total.name, sorted(total.operands)) == ("arith.addf", [2, 3])
         and step.yields == (4,)
         and step.initial is not None
-        and step.initial.attributes.removeprefix("{value = ").split(" ")[0] in _ZEROS
+        and constant_number(step.initial.attributes) == 0
     )
 
 

@@ -6,8 +6,6 @@ become :class:`~torchmdla.compiler.sizes.Size`.
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
@@ -15,15 +13,12 @@ from typing import Any
 from torchmdla.compiler.program import Program
 from torchmdla.compiler.sizes import NoPolynomial, Size, fit
 from torchmdla.devices.cpu.chain_code import spare_symbols
-from torchmdla.devices.cpu.nests import Instruction
+from torchmdla.devices.cpu.nests import Instruction, constant_number
 from torchmdla.devices.cpu.steps import Buffer, NestStep, RegionStep, Scalar, ScalarStep, Step, Steps, final_nest
 from torchmdla.errors import CompileError
 
 # Fields whose numbers count elements or iterations; in all others a number stands for a thing.
 _COUNTS = frozenset(("sizes", "strides", "factors", "constant", "offset", "extents", "positive", "count", "distance"))
-
-# The attributes of ``arith.constant`` around its number.
-_CONSTANT = re.compile(r"\{?value = ([-+.\w]+) : \w+\}?")
 
 # A common size of a last tile, to choose schedules for.
 _TYPICAL_REST = 8
@@ -199,11 +194,11 @@ class _Unifier:
 
     def _constant(self, attributes: Sequence[str]) -> Size:
         """The number in attributes of ``arith.constant`` that differ."""
-        found = [_CONSTANT.fullmatch(text) for text in attributes]
-        numbers = [float(match[1]) if match else math.nan for match in found]
-        if not all(number.is_integer() for number in numbers):
+        found = [constant_number(text) for text in attributes]
+        numbers = [int(number) for number in found if number is not None and float(number).is_integer()]
+        if len(numbers) < len(found):
             raise not_dynamic(f"a number is computed from the sizes ahead: {', '.join(attributes)}")
-        size = self._count([int(number) for number in numbers])
+        size = self._count(numbers)
         if not isinstance(size, Size):
             raise not_dynamic(f"a constant has several names: {', '.join(attributes)}")
         return size

@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from torchmdla.devices.cpu.machine import Machine
-from torchmdla.devices.cpu.nests import AnyEpilogue, AnyNest, Instruction
+from torchmdla.devices.cpu.nests import AnyEpilogue, AnyNest, Instruction, constant
 
 # (exp(r) - 1 - r) / r², weighted by r² / expm1(r), for |r| ≤ 1.01·ln(2)/2.
 _EXP = (0.4999999701976776, 0.16666539013385773, 0.04166722297668457, 0.008367180824279785, 0.0013882395578548312)
@@ -107,7 +107,7 @@ class _Code:
         self.instructions: list[Instruction] = []
         self.machine = machine
         self._first = first
-        self._constants: dict[str, int] = {}
+        self._constants: dict[Instruction, int] = {}
 
     def append(self, instruction: Instruction) -> int:
         self.instructions.append(instruction)
@@ -117,10 +117,10 @@ class _Code:
         return self.append(Instruction(name, operands, result, attributes))
 
     def _constant(self, text: str, kind: str) -> int:
-        attributes = f"{{value = {text} : {kind}}}"
-        if attributes not in self._constants:
-            self._constants[attributes] = self.op("arith.constant", result=kind, attributes=attributes)
-        return self._constants[attributes]
+        instruction = constant(text, kind)
+        if instruction not in self._constants:
+            self._constants[instruction] = self.append(instruction)
+        return self._constants[instruction]
 
     def number(self, value: float) -> int:
         """The float nearest to ``value``, written by its bits."""

@@ -75,7 +75,7 @@ Entry = tuple[Any, ...]
 def functions(family: str, table: Mapping[str, Entry], *tags: Tag, layers: int = 1) -> Iterator[Program]:
     """Programs that call a function: name → function, inputs."""
     for name, (function, *inputs) in table.items():
-        yield Program(f"{family}.{name}", _constantly(function), tuple(inputs), layers, tags=frozenset(tags))
+        yield Program(f"{family}.{name}", constantly(function), tuple(inputs), layers, tags=frozenset(tags))
 
 
 def modules(family: str, table: Mapping[str, Entry], *tags: Tag, layers: int = 1) -> Iterator[Program]:
@@ -97,7 +97,8 @@ def with_gradients(programs: Iterator[Program]) -> Iterator[Program]:
         yield replace(program, name=f"{program.name}:gradients", mode="gradients", layers=2 * program.layers)
 
 
-def _constantly(function: Callable[..., Any]) -> Callable[[], Callable[..., Any]]:
+def constantly(function: Callable[..., Any]) -> Callable[[], Callable[..., Any]]:
+    """What makes a program of ``function``."""
     return lambda: function
 
 

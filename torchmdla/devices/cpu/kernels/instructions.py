@@ -9,7 +9,7 @@ from torchmdla.compiler.sizes import Size
 from torchmdla.devices.cpu import math_library
 from torchmdla.devices.cpu.kernels.code import CodeWriter, Value, vector_type
 from torchmdla.devices.cpu.machine import Machine
-from torchmdla.devices.cpu.nests import ELEMENT_BYTES, AnyNest, Instruction
+from torchmdla.devices.cpu.nests import ELEMENT_BYTES, AnyNest, Instruction, constant_number
 from torchmdla.devices.cpu.numbering import multiply_adds, numbering
 
 # Floating types, with the bits of infinity.
@@ -93,9 +93,8 @@ class InstructionWriter(CodeWriter):
     def _constant_of(self, number: int) -> int | None:
         """The value of an integer constant of the body."""
         instruction = self.numbers.instructions.get(number)
-        if instruction is None or instruction.name != "arith.constant":
-            return None
-        return int(instruction.attributes.removeprefix("{value = ").split(" ")[0])
+        value = constant_number(instruction.attributes) if instruction is not None else None
+        return value if isinstance(value, int) else None
 
     def _emit(self, instruction: Instruction, operands: Sequence[Value]) -> Value:
         lanes = max((v.lanes for v in operands), default=1)

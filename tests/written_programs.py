@@ -1,0 +1,265 @@
+"""Programs of the cpu device, written as text with what eager PyTorch computes of them, and run between guard bytes."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from llvmlite import binding
+from nest_running import KERNEL, host_target
+
+from torchmdla.compiler.artifact import Artifact
+from torchmdla.compiler.program import Argument, Program, Result, Target
+from torchmdla.devices.cpu.lowering import lower
+from torchmdla.testing.compare import assert_matches
+
+ELEMENTS = {
+    torch.bool: "i1",
+    torch.int8: "si8",
+    torch.uint8: "ui8",
+    torch.int32: "si32",
+    torch.int64: "si64",
+    torch.float16: "f16",
+    torch.bfloat16: "bf16",
+    torch.float32: "f32",
+    torch.float64: "f64",
+}
+
+# Bytes around every buffer that compiled code must leave as they are.
+GUARD = 64
+GUARD_BYTE = 0xA5
+
+
+# Writing programs. A value carries the tensor that eager PyTorch has for it.
+
+
+@dataclass(frozen=True)
+class Value:
+    name: str
+    type: str
+    data: torch.Tensor | None = None
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        assert self.data is not None
+        return self.data
+
+
+def tensor_type(tensor: torch.Tensor) -> str:
+    return f"!torch.vtensor<[{','.join(map(str, tensor.shape))}],{ELEMENTS[tensor.dtype]}>"
+
+
+@dataclass
+class Builder:
+    """A function in the Torch dialect under construction."""
+
+    lines: list[str] = field(default_factory=list)
+    arguments: list[Value] = field(default_factory=list)
+    values: list[torch.Tensor | float] = field(default_factory=list)
+    roles: list[str] = field(default_factory=list)
+
+    def input(self, value: torch.Tensor | float, role: str = "input") -> Value:
+        kind = tensor_type(value) if isinstance(value, torch.Tensor) else "!torch.float"
+        argument = Value(f"%arg{len(self.arguments)}", kind, value if isinstance(value, torch.Tensor) else None)
+        self.arguments.append(argument)
+        self.values.append(value)
+        self.roles.append(role)
+        return argument
+
+    def op(self, name: str, operands: Sequence[object], result: torch.Tensor) -> Value:
+        return self.raw(name, [self.value(o) for o in operands], tensor_type(result), result)
+
+    def raw(self, name: str, operands: Sequence[Value], kind: str, data: torch.Tensor | None = None) -> Value:
+        result = Value(f"%{len(self.lines)}", kind, data)
+        names, types = ", ".join(o.name for o in operands), ", ".join(o.type for o in operands)
+        place = f'loc("model.py":{len(self.lines) + 1}:0)'
+        self.lines.append(f'{result.name} = "torch.{name}"({names}) : ({types}) -> {kind} {place}')
+        return result
+
+    def value(self, plain: object) -> Value:
+        """A constant of the program for a Python value."""
+        if isinstance(plain, Value):
+            return plain
+        if isinstance(plain, (list, tuple)):
+            items = [self.value(item) for item in plain]
+            return self.raw("prim.ListConstruct", items, f"!torch.list<{self._item_type(items)}>")
+        if plain is None:
+            return self._constant("none", "", "!torch.none")
+        if isinstance(plain, bool):
+            return self._constant("bool", str(plain).lower(), "!torch.bool")
+        if isinstance(plain, int):
+            return self._constant("int", f"{plain} : i64", "!torch.int")
+        return self._constant("float", f"{plain:.17e} : f64", "!torch.float")
+
+    @staticmethod
+    def _item_type(items: Sequence[Value]) -> str:
+        if not items:
+            return "int"
+        return "vtensor" if items[0].data is not None else items[0].type.removeprefix("!torch.")
+
+    def _constant(self, kind: str, text: str, mlir_type: str) -> Value:
+        result = Value(f"%{len(self.lines)}", mlir_type)
+        attributes = f" {{value = {text}}}" if text else ""
+        self.lines.append(f'{result.name} = "torch.constant.{kind}"(){attributes} : () -> {mlir_type}')
+        return result
+
+    def program(self, results: Sequence[Value], target: Target) -> Program:
+        arguments = ", ".join(f"{a.name}: {a.type}" for a in self.arguments)
+        types = ", ".join(r.type for r in results)
+        body = "\n  ".join(self.lines)
+        text = (
+            f"func.func @forward({arguments}) -> ({types}) {{\n  {body}\n"
+            f"  return {', '.join(r.name for r in results)} : {types}\n}}\n"
+        )
+        return Program(
+            mlir=text,
+            arguments=tuple(describe(v, r) for v, r in zip(self.values, self.roles, strict=True)),
+            results=tuple(Result(dtype_name(r.tensor), tuple(r.tensor.shape)) for r in results),
+            target=target,
+        )
+
+
+def dtype_name(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def describe(value: torch.Tensor | float, role: str) -> Argument:
+    if isinstance(value, torch.Tensor):
+        return Argument("parameter" if role == "parameter" else "input", dtype_name(value), tuple(value.shape))
+    return Argument("input", "float64", (), "scalar")
+
+
+def normal(*sizes: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(sum(sizes) + 1)
+    return torch.randn(sizes, generator=generator, dtype=torch.float64).to(dtype)
+
+
+# Running artifacts.
+
+
+PARALLEL_FOR = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
+
+
+class Pool:
+    """``mdla_parallel_for`` that runs chunks last to first, each of the least size allowed, and counts them."""
+
+    def __init__(self) -> None:
+        self.chunks = 0
+        self.function = PARALLEL_FOR(self._run)
+
+    def _run(self, body: int, operands: int, begin: int, end: int, grain: int) -> None:
+        assert grain >= 1
+        for start in reversed(range(begin, end, grain)):
+            KERNEL(body)(operands, start, min(start + grain, end))
+            self.chunks += 1
+
+
+def library_path() -> str:
+    return os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so")
+
+
+class Executable:
+    """An artifact linked as the runtime links it: object code and addresses of its device calls."""
+
+    def __init__(self, artifact: Artifact) -> None:
+        binding.initialize_native_target()
+        binding.initialize_native_asmprinter()
+        self.manifest = artifact.manifest
+        self.pool = Pool()
+        self._jit = binding.create_lljit_compiler()
+        builder = binding.JITLibraryBuilder().add_object_img(artifact.object_code)
+        for name in self.manifest.device_calls:
+            builder.import_symbol(name, self._address(name))
+        for symbol in (self.manifest.entry, *(pack.symbol for pack in self.manifest.packs)):
+            builder.export_symbol(symbol)
+        self._library = builder.link(self._jit, "test")
+
+    def _call(self, symbol: str, pointers: Sequence[int | None]) -> int:
+        function = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)(self._library[symbol])
+        return int(function((ctypes.c_void_p * len(pointers))(*pointers)))
+
+    def _address(self, name: str) -> int:
+        if name == "mdla_parallel_for":
+            return ctypes.cast(self.pool.function, ctypes.c_void_p).value or 0
+        libraries = [ctypes.CDLL(library_path()), ctypes.CDLL(None)]
+        function = next(getattr(library, name) for library in libraries if hasattr(library, name))
+        return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+    def __call__(self, values: Sequence[torch.Tensor | float]) -> tuple[int, list[torch.Tensor]]:
+        """Status and results. Every buffer ends at guard bytes, and inputs are aligned to their elements only."""
+        tensors = [v if isinstance(v, torch.Tensor) else torch.tensor(v, dtype=torch.float64) for v in values]
+        inputs = [Guarded(t.numel() * t.element_size(), offset=t.element_size()) for t in tensors]
+        for guarded, tensor in zip(inputs, tensors, strict=True):
+            guarded.write(tensor)
+        outputs = [Guarded(count_bytes(r), offset=item_bytes(r)) for r in self.manifest.results]
+        workspace = Guarded(self.manifest.workspace_bytes, offset=0)
+        packed = [Guarded(pack.size, offset=0) for pack in self.manifest.packs]
+        for pack, made in zip(self.manifest.packs, packed, strict=True):
+            sources = [inputs[k].pointer for k in pack.arguments]
+            assert self._call(pack.symbol, [workspace.pointer, made.pointer, *sources]) == 0
+            workspace.fill()
+        array = (ctypes.c_void_p * len(packed))(*(g.pointer for g in packed))
+        table = ctypes.addressof(array) if packed else None
+        status = self._call(
+            self.manifest.entry, [workspace.pointer, table, None, *(g.pointer for g in inputs + outputs)]
+        )
+        for guarded in [workspace, *packed, *inputs, *outputs]:
+            guarded.check()
+        for guarded, tensor in zip(inputs, tensors, strict=True):
+            assert torch.equal(as_bytes(guarded.read(tensor.dtype, tensor.shape)), as_bytes(tensor))
+        results = zip(outputs, self.manifest.results, strict=True)
+        return status, [g.read(getattr(torch, r.dtype), torch.Size(r.shape)) for g, r in results]
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+def item_bytes(result: Result) -> int:
+    return torch.empty(0, dtype=getattr(torch, result.dtype)).element_size()
+
+
+def count_bytes(result: Result) -> int:
+    return torch.Size(result.shape).numel() * item_bytes(result)
+
+
+class Guarded:
+    """Memory of ``size`` bytes that starts ``offset`` bytes after a multiple of 64, between guard bytes."""
+
+    def __init__(self, size: int, offset: int) -> None:
+        self._memory = torch.full((size + 3 * GUARD + offset,), GUARD_BYTE, dtype=torch.uint8)
+        start = -self._memory.data_ptr() % GUARD + GUARD + offset
+        self._body = self._memory[start : start + size]
+        self._around = (self._memory[:start], self._memory[start + size :])
+        self.pointer = self._memory.data_ptr() + start if size else None
+
+    def write(self, tensor: torch.Tensor) -> None:
+        if self.pointer is not None:
+            data = tensor.contiguous()
+            ctypes.memmove(self.pointer, data.data_ptr(), self._body.numel())
+
+    def read(self, dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
+        result = torch.empty(shape, dtype=dtype)
+        if self.pointer is not None:
+            ctypes.memmove(result.data_ptr(), self.pointer, self._body.numel())
+        return result
+
+    def fill(self) -> None:
+        """Forgets the contents."""
+        self._body.fill_(GUARD_BYTE)
+
+    def check(self) -> None:
+        assert all(bool((part == GUARD_BYTE).all()) for part in self._around), "written outside of a buffer"
+
+
+def check(builder: Builder, results: Sequence[Value], target: Target | None = None) -> Executable:
+    """Compiles, runs and compares with what eager PyTorch computed for each result."""
+    executable = Executable(lower(builder.program(results, target or host_target())))
+    status, actual = executable(builder.values)
+    assert status == 0
+    for got, expected in zip(actual, (r.tensor for r in results), strict=True):
+        assert_matches(got, expected, layers=2, strides=False)
+    return executable
