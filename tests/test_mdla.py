@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import pickle
@@ -142,6 +143,21 @@ def test_equal_models_are_compiled_once(fake: Path, monkeypatch: pytest.MonkeyPa
         for module in (model, twin):
             assert torch.equal(torchmdla.compile(module, x)(x), x)
     assert len(jobs) == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_a_forked_child_leaves_the_parents_binaries(fake: Path) -> None:
+    torchmdla.enable(device="mdla", library=fake, strict=True)
+    traced, x = _ready(3, 15)
+    traced(x)
+    kept = compiling._folder()
+    program = os.fork()
+    if program == 0:
+        with contextlib.suppress(BaseException):
+            compiling._remove(kept, os.getppid())
+        os._exit(0 if compiling._folder() != kept else 1)
+    assert os.waitpid(program, 0)[1] == 0
+    assert any(kept.iterdir())
 
 
 def test_new_weights_are_loaded(fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import json
+import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -32,13 +35,31 @@ _TAIL = 2000
 
 
 @lru_cache(maxsize=1)
-def _folder() -> tempfile.TemporaryDirectory[str]:
+def _folder() -> Path:
     """Of this process's binaries; removed at its end."""
-    return tempfile.TemporaryDirectory(prefix="torchmdla-mdla-")
+    path = Path(tempfile.mkdtemp(prefix="torchmdla-mdla-"))
+    atexit.register(_remove, path, os.getpid())
+    return path
+
+
+def _remove(path: Path, owner: int) -> None:
+    if os.getpid() == owner:  # A forked child ends, too.
+        shutil.rmtree(path, ignore_errors=True)
 
 
 _lock = threading.Lock()
 _binaries: OrderedDict[str, Path] = OrderedDict()
+
+
+def _after_fork_in_child() -> None:
+    global _lock
+    _lock = threading.Lock()
+    _folder.cache_clear()
+    _binaries.clear()  # They are the parent's, and go with it.
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def binary_of(model: bytes, inputs: Sequence[Port], options: Options, samples: Sequence[Sequence[Array]]) -> bytes:
@@ -57,9 +78,9 @@ def binary_of(model: bytes, inputs: Sequence[Port], options: Options, samples: S
         if path is not None:
             _binaries.move_to_end(key)
             return path.read_bytes()
-    with tempfile.TemporaryDirectory(dir=_folder().name) as place:
+    with tempfile.TemporaryDirectory(dir=_folder()) as place:
         binary = _compile(Path(place), model, shapes, options, samples).read_bytes()
-    path = Path(_folder().name) / key
+    path = _folder() / key
     path.write_bytes(binary)
     with _lock:
         _binaries[key] = path
