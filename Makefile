@@ -2,8 +2,8 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-CXX_FILES := $(wildcard src/*.cpp src/*.h src/*/*.cpp src/*/*.h)
-SOURCES := $(CXX_FILES) CMakeLists.txt setup.py
+CXX_FILES := $(wildcard $(foreach folder,src src/* torchmdla/devices/mdla/*,$(folder)/*.cpp $(folder)/*.h))
+SOURCES := $(CXX_FILES) CMakeLists.txt torchmdla/devices/mdla/CMakeLists.txt setup.py
 # Tests are mostly waiting for compiler processes: two workers keep two cores busy.
 JOBS   ?= 2
 
@@ -39,4 +39,4 @@ $(VENV)/.built: $(VENV)/.installed $(SOURCES) pyproject.toml
 	touch $@
 
 clean:
-	rm -rf build $(VENV) torchmdla/*.so *.egg-info
+	rm -rf build $(VENV) torchmdla/*.so torchmdla/devices/mdla/*.so *.egg-info

@@ -1,4 +1,5 @@
-"""Builds ``torchmdla._C`` with CMake and ninja against the installed torch. Everything else is in pyproject.toml."""
+"""Builds ``torchmdla._C`` with CMake and ninja against the installed torch, and the mdla device's libraries, which need
+no torch. Everything else is in pyproject.toml."""
 
 from __future__ import annotations
 
@@ -22,8 +23,19 @@ class CMakeBuild(build_ext):
         settings = [f"-DPython_EXECUTABLE={sys.executable}", f"-DCMAKE_MAKE_PROGRAM={self._tool('ninja')}"]
         self._run(cmake, "-S", str(ROOT), "-B", str(tree), "-G", "Ninja", *settings)
         self._run(cmake, "--build", str(tree))
-        built = tree / Path(self.get_ext_filename("_C")).name
-        target = Path(self.get_ext_fullpath(ext.name))
+        extension = Path(self.get_ext_fullpath(ext.name))
+        self._copy(tree / Path(self.get_ext_filename("_C")).name, extension)
+        self._copy_libraries(extension.parent)
+
+    def copy_extensions_to_source(self) -> None:
+        super().copy_extensions_to_source()
+        self._copy_libraries(ROOT / "torchmdla")
+
+    def _copy_libraries(self, package: Path) -> None:
+        for library in sorted((ROOT / "build" / "cmake").glob("libtorchmdla_mdla*.so")):
+            self._copy(library, package / "devices" / "mdla" / library.name)
+
+    def _copy(self, built: Path, target: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         self.copy_file(str(built), str(target))
 

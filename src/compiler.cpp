@@ -156,9 +156,7 @@ CompilationGroup::DynamicSpecialisation* CompilationGroup::find_dynamic(const Si
 void CompilationGroup::run_specialised(const Specialisation& specialisation, Stack& stack) {
   switch (specialisation.outcome) {
   case Outcome::compiled:
-    if (!specialisation.executable->run(stack, group_.num_inputs, {}))
-      fall_back(stack, Fallback::status);
-    return;
+    return run_compiled(*specialisation.executable, {}, stack);
   case Outcome::split:
     return group_.subgraph->run_split(stack);
   case Outcome::failed:
@@ -168,13 +166,27 @@ void CompilationGroup::run_specialised(const Specialisation& specialisation, Sta
   }
 }
 
+void CompilationGroup::run_compiled(const Executable& executable, c10::ArrayRef<int64_t> symbols,
+                                    Stack& stack) {
+  std::optional<DeviceFault> fault;
+  try {
+    if (executable.run(stack, group_.num_inputs, symbols)) return;
+  } catch (const DeviceFault& error) {
+    fault.emplace(error);
+  }
+  if (!fault) return fall_back(stack, Fallback::status);
+  if (strict() || fault->held || !fault_told_.exchange(true))
+    compiler().tell_fault(group_.name, fault->what(), strict());
+  statistics().count(fault->what());
+  fall_back(stack);
+}
+
 // Outside of what is known of a dynamic executable the call's results come from eager kernels,
 // whose record tells whether the executable would have done the same.
 void CompilationGroup::run_dynamic(DynamicSpecialisation& specialisation, const Symbols& values,
                                    const Signature& signature, Stack& stack) {
   if (specialisation.domain.contains(values)) {
-    if (!specialisation.compiled.executable->run(stack, group_.num_inputs, values))
-      fall_back(stack, Fallback::status);
+    run_compiled(*specialisation.compiled.executable, values, stack);
     return;
   }
   auto record = group_.subgraph->run_and_record(stack);

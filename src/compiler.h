@@ -71,11 +71,17 @@ struct CompileFailure : std::runtime_error {
   std::optional<int64_t> too_long; // a size that only a dynamic program may have
 };
 
+// Tells the user that the device failed in a group: throws the user's exception if `strict` or if
+// one is held, else warns.
+using TellFault =
+    std::function<void(const std::string& group, const std::string& fault, bool strict)>;
+
 // Called without any lock held and without the GIL. They throw CompileFailure; any other exception
 // (an interrupt) goes to the user and the compilation is tried again at the next call.
 struct Compiler {
   std::function<std::shared_ptr<const Executable>(const CompileRequest& request)> compile;
   std::function<DynamicExecutable(const DynamicRequest& request)> compile_dynamic;
+  TellFault tell_fault;
 };
 void set_compiler(Compiler compiler);
 
@@ -153,6 +159,8 @@ private:
   const Specialisation* find(const Signature& signature) const;
   DynamicSpecialisation* find_dynamic(const Signature& signature, Symbols& values) const;
   void run_specialised(const Specialisation& specialisation, torch::jit::Stack& stack);
+  void run_compiled(const Executable& executable, c10::ArrayRef<int64_t> symbols,
+                    torch::jit::Stack& stack);
   void run_dynamic(DynamicSpecialisation& specialisation, const Symbols& values,
                    const Signature& signature, torch::jit::Stack& stack);
   void specialise(const Signature& signature, torch::jit::Stack& stack);
@@ -179,6 +187,7 @@ private:
   }
 
   const GroupDescription group_;
+  std::atomic<bool> fault_told_{false};
 
   // Readers walk the lists from the newest without a lock; entries live as long as the group.
   std::atomic<const Specialisation*> newest_{nullptr};

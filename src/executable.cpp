@@ -4,6 +4,7 @@
 
 #include <ATen/EmptyTensor.h>
 #include <c10/util/SmallVector.h>
+#include <pybind11/pybind11.h>
 
 #include <algorithm>
 #include <set>
@@ -41,6 +42,17 @@ const at::Tensor& tensor_of(const InputBinding& binding, c10::ArrayRef<c10::IVal
 
 // Workspace, packed buffers, symbols.
 constexpr size_t buffers_before_arguments = 3;
+
+// Lets other threads run Python meanwhile, if this one could.
+class WithoutGil {
+public:
+  WithoutGil() {
+    if (Py_IsInitialized() && PyGILState_Check()) released_.emplace();
+  }
+
+private:
+  std::optional<pybind11::gil_scoped_release> released_;
+};
 
 // The address an argument starts at. Compiled code reads arguments and never writes them.
 void* address_of(const at::Tensor& tensor) {
@@ -85,6 +97,7 @@ bool Executable::run(torch::jit::Stack& stack, size_t num_inputs,
   const c10::ArrayRef<void*> arguments(buffers);
   const auto set =
       code_.packs.empty() ? nullptr : packed(values, arguments.slice(buffers_before_arguments));
+  if (set && !set->fault.empty()) throw DeviceFault(set->fault);
   const auto workspace = code_.workspace ? code_.workspace(symbols.data()) : code_.workspace_bytes;
   buffers[0] = thread_workspace(workspace);
   buffers[1] = set ? const_cast<void**>(set->addresses.data()) : nullptr;
@@ -95,7 +108,11 @@ bool Executable::run(torch::jit::Stack& stack, size_t num_inputs,
     results.push_back(allocate(std::get<OutputTensor>(outputs_[output]), symbols));
     buffers.push_back(results.back().mutable_data_ptr());
   }
-  if (code_.entry(buffers.data()) != 0) return false;
+  if (code_.entry(buffers.data()) != 0) {
+    const std::string fault = code_.fault ? code_.fault() : "";
+    if (!fault.empty()) throw DeviceFault(fault);
+    return false;
+  }
   push_outputs(stack, num_inputs, symbols, results);
   return true;
 }
@@ -121,6 +138,7 @@ bool Executable::is_current(const PackedSet& set, c10::ArrayRef<c10::IValue> val
 
 std::shared_ptr<const Executable::PackedSet>
 Executable::pack(c10::ArrayRef<c10::IValue> values) const {
+  const WithoutGil without_gil;
   auto made = std::make_shared<PackedSet>();
   made->parameters.reserve(parameters_.size());
   for (const size_t argument : parameters_)
@@ -132,7 +150,15 @@ Executable::pack(c10::ArrayRef<c10::IValue> values) const {
       const auto found = std::lower_bound(parameters_.begin(), parameters_.end(), argument);
       parameters.push_back(made->parameters[found - parameters_.begin()]);
     }
-    made->buffers.push_back(packed_buffer(pack, std::move(parameters), code_.workspace_bytes));
+    try {
+      made->buffers.push_back(packed_buffer(pack, std::move(parameters), code_.workspace_bytes));
+    } catch (const PackingFailed& failure) {
+      const std::string fault = code_.fault ? code_.fault() : "";
+      if (fault.empty()) throw;
+      if (failure.held) throw DeviceFault(fault, true);
+      made->fault = fault; // Kept, like a buffer: the same parameters would fail again.
+      return made;
+    }
     made->addresses.push_back(made->buffers.back()->memory.get());
   }
   return made;

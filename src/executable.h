@@ -13,6 +13,8 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <stdexcept>
+#include <string>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -50,6 +52,17 @@ struct CompiledCode {
   int64_t workspace_bytes;
   int64_t (*workspace)(const int64_t* sizes); // of a dynamic program, else null
   std::shared_ptr<void> owner;                // keeps the code mapped
+  // Of a device that can fail where eager PyTorch would not: why the entry or a pack has just
+  // failed on the calling thread, naming the device's call; empty where PyTorch's own error is due.
+  const char* (*fault)() = nullptr;
+};
+
+// The device failed. The text is CompiledCode::fault's. `held`: by an exception of Python's that
+// waits to be raised (torchmdla/devices/interrupts.py).
+struct DeviceFault : std::runtime_error {
+  explicit DeviceFault(const std::string& text, bool held = false)
+      : std::runtime_error(text), held(held) {}
+  const bool held;
 };
 
 class Executable {
@@ -60,7 +73,7 @@ public:
 
   // Replaces the group's `num_inputs` inputs on the stack by its outputs; `symbols` are the sizes
   // of a dynamic program. False when the compiled code reports an error; the stack is then as it
-  // was.
+  // was. So it is when DeviceFault is thrown.
   bool run(torch::jit::Stack& stack, size_t num_inputs, c10::ArrayRef<int64_t> symbols) const;
 
 private:
@@ -69,6 +82,7 @@ private:
     std::vector<ParameterState> parameters; // as Executable::parameters_
     std::vector<std::shared_ptr<const PackedBuffer>> buffers;
     std::vector<void*> addresses;
+    std::string fault; // of the device, which has no buffers then
   };
 
   std::shared_ptr<const PackedSet> packed(c10::ArrayRef<c10::IValue> values,

@@ -28,10 +28,15 @@ std::shared_ptr<const std::byte[]> copy_of(const at::Tensor& parameter) {
   return copy;
 }
 
-// Buffers that some executable still uses, by recipe.
+// What some executable still uses of one recipe's buffers.
+struct Known {
+  std::mutex mutex;
+  std::list<std::weak_ptr<const PackedBuffer>> buffers;
+};
+
 struct Registry {
   std::mutex mutex;
-  std::unordered_map<std::string, std::list<std::weak_ptr<const PackedBuffer>>> buffers;
+  std::unordered_map<std::string, std::shared_ptr<Known>> recipes;
 };
 
 Registry& registry() {
@@ -39,15 +44,29 @@ Registry& registry() {
   return instance;
 }
 
+std::shared_ptr<Known> known_of(const std::string& recipe) {
+  std::lock_guard<std::mutex> guard(registry().mutex);
+  auto& known = registry().recipes[recipe];
+  if (!known) known = std::make_shared<Known>();
+  return known;
+}
+
 std::shared_ptr<const PackedBuffer> make(const Pack& pack, std::vector<ParameterState> parameters,
                                          int64_t workspace_bytes) {
   auto buffer = std::make_shared<PackedBuffer>();
-  buffer->memory = aligned_memory(pack.bytes);
+  const auto memory = aligned_memory(pack.bytes);
+  // What is released must be something, even if a pack ends where it should not.
+  if (pack.release) std::memset(memory.get(), 0, pack.bytes);
   // The states are older than what is packed: a write during packing makes the buffer stale.
-  c10::SmallVector<void*, 8> buffers{thread_workspace(workspace_bytes), buffer->memory.get()};
+  c10::SmallVector<void*, 8> buffers{thread_workspace(workspace_bytes), memory.get()};
   for (const auto& parameter : parameters)
     buffers.push_back(const_cast<void*>(parameter.data()));
-  TORCH_CHECK(pack.function(buffers.data()) == 0, "torchmdla: packing parameters failed");
+  const auto status = pack.function(buffers.data());
+  if (status != 0) throw PackingFailed(status < 0);
+  buffer->memory = memory;
+  if (pack.release)
+    buffer->memory = {memory.get(),
+                      [memory, release = pack.release](void*) { release(memory.get()); }};
   buffer->parameters = std::move(parameters);
   return buffer;
 }
@@ -91,10 +110,10 @@ bool ParameterState::operator==(const ParameterState& other) const {
 
 std::shared_ptr<const PackedBuffer>
 packed_buffer(const Pack& pack, std::vector<ParameterState> parameters, int64_t workspace_bytes) {
-  auto& known = registry();
+  const auto known = known_of(pack.recipe);
   // Held while packing: two executables that want the same buffer must not make it twice.
-  std::lock_guard<std::mutex> guard(known.mutex);
-  auto& candidates = known.buffers[pack.recipe];
+  std::lock_guard<std::mutex> guard(known->mutex);
+  auto& candidates = known->buffers;
   candidates.remove_if([](const auto& candidate) { return candidate.expired(); });
   for (const auto& candidate : candidates)
     if (auto buffer = candidate.lock(); buffer && buffer->parameters == parameters) return buffer;

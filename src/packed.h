@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,14 @@ struct Pack {
   std::string recipe;
   std::vector<size_t> arguments;
   int64_t bytes;
+  void (*release)(void* buffer) = nullptr; // called before the buffer's memory is freed, if any
+};
+
+// A pack reported an error. `held`: an exception of Python's waits to be raised.
+struct PackingFailed : std::runtime_error {
+  explicit PackingFailed(bool held)
+      : std::runtime_error("torchmdla: packing parameters failed"), held(held) {}
+  const bool held;
 };
 
 // A parameter as it was when something was made of it: its identity, version and some of its
@@ -62,7 +71,8 @@ struct PackedBuffer {
 };
 
 // The buffer of `pack` for these parameters, shared with every executable that has it already.
-// Throws when the compiled function reports an error.
+// Throws PackingFailed. A pack may be a function of Python's, so the GIL must not be held: another
+// thread waits for it while it packs.
 std::shared_ptr<const PackedBuffer>
 packed_buffer(const Pack& pack, std::vector<ParameterState> parameters, int64_t workspace_bytes);
 

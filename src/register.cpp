@@ -143,11 +143,12 @@ template <class Call> auto in_python(const OnFailure& on_failure, Call call) {
 // values, samples)` one for any sizes and a function of a record and values, which tells whether
 // they agree; samples are pairs of values and record. Both raise `error_type`, of which
 // `warn(error)` tells the user. `make_meta(dtype, shape, strides)` makes the record's entries.
+// `tell_fault(group, fault, strict)` warns of a device's fault or raises.
 void set_compiler_functions(const py::object& compile, const py::object& compile_dynamic,
                             const py::object& warn, const py::object& make_meta,
-                            const py::object& error_type) {
+                            const py::object& error_type, const py::object& tell_fault) {
   const auto function = hold(compile), dynamic_function = hold(compile_dynamic),
-             meta = hold(make_meta);
+             meta = hold(make_meta), tell = hold(tell_fault);
   const OnFailure failure{hold(error_type), hold(warn)};
   Compiler compiler;
   compiler.compile = [=](const CompileRequest& request) {
@@ -176,6 +177,9 @@ void set_compiler_functions(const py::object& compile, const py::object& compile
                 });
               }};
     });
+  };
+  compiler.tell_fault = [=](const std::string& group, const std::string& fault, bool strict) {
+    in_python([&] { borrow(tell)(group, fault, strict); });
   };
   set_compiler(std::move(compiler));
 }
@@ -241,14 +245,14 @@ OutputBinding output_binding(const std::string& kind, const py::object& output) 
 }
 
 using KindAndSource = std::pair<std::string, py::object>;
-using PackEntry = std::tuple<uintptr_t, std::string, std::vector<size_t>, int64_t>;
+using PackEntry = std::tuple<uintptr_t, std::string, std::vector<size_t>, int64_t, uintptr_t>;
 
 std::shared_ptr<Executable> make_executable(uintptr_t entry, const std::vector<PackEntry>& packs,
                                             int64_t workspace_bytes, const py::object& owner,
                                             const std::vector<KindAndSource>& inputs,
                                             const std::vector<KindAndSource>& outputs,
                                             const std::vector<size_t>& unversioned,
-                                            uintptr_t workspace) {
+                                            uintptr_t workspace, uintptr_t fault) {
   std::vector<InputBinding> input_bindings;
   for (const auto& [source, from] : inputs)
     input_bindings.push_back(input_binding(source, from));
@@ -261,9 +265,11 @@ std::shared_ptr<Executable> make_executable(uintptr_t entry, const std::vector<P
                     {},
                     workspace_bytes,
                     reinterpret_cast<int64_t (*)(const int64_t*)>(workspace),
-                    hold(owner)};
-  for (const auto& [function, recipe, arguments, bytes] : packs)
-    code.packs.push_back({reinterpret_cast<Entry>(function), recipe, arguments, bytes});
+                    hold(owner),
+                    reinterpret_cast<const char* (*)()>(fault)};
+  for (const auto& [function, recipe, arguments, bytes, release] : packs)
+    code.packs.push_back({reinterpret_cast<Entry>(function), recipe, arguments, bytes,
+                          reinterpret_cast<void (*)(void*)>(release)});
   return std::make_shared<Executable>(std::move(code), std::move(input_bindings),
                                       std::move(output_bindings));
 }
@@ -311,13 +317,14 @@ PYBIND11_MODULE(_C, module) {
       module, "Executable", "Compiled code bound to the inputs and outputs of a group.")
       .def(py::init(&make_executable), py::arg("entry"), py::arg("packs"),
            py::arg("workspace_bytes"), py::arg("owner"), py::arg("inputs"), py::arg("outputs"),
-           py::arg("unversioned") = std::vector<size_t>(), py::arg("workspace") = 0);
+           py::arg("unversioned") = std::vector<size_t>(), py::arg("workspace") = 0,
+           py::arg("fault") = 0);
   bind_group(module);
   bind_lazy(module);
   acap::bind(module);
   module.def("set_compiler", &set_compiler_functions, py::arg("compile"),
              py::arg("compile_dynamic"), py::arg("warn"), py::arg("make_meta"),
-             py::arg("error_type"));
+             py::arg("error_type"), py::arg("tell_fault"));
   module.def("add_device", &add_device, py::arg("device"), py::arg("ops"), py::arg("dtypes"));
   module.def("use_device", &use_device_table, py::arg("device"));
   module.def("set_enabled", [](bool on) { settings().enabled = on; });

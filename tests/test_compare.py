@@ -199,3 +199,11 @@ def test_largest_error() -> None:
     assert largest_error(actual, expected) == 0.25 / 4
     assert largest_error(expected, expected) == 0
     assert largest_error(torch.tensor([math.nan]), torch.ones(1)) == math.inf
+
+
+def test_a_devices_number_format_has_a_tolerance_of_its_own() -> None:
+    one = torch.tensor([1.0, 100.0])
+    near = one + 2.0**-8
+    assert_matches(near, one, precision="fixed16")
+    with pytest.raises(AssertionError, match=r"elements of torch\.float32 differ"):
+        assert_matches(near, one, precision="float32")

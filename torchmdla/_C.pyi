@@ -19,13 +19,14 @@ class Executable:
         self,
         *,
         entry: int,
-        packs: Sequence[tuple[int, str, Sequence[int], int]],
+        packs: Sequence[tuple[int, str, Sequence[int], int, int]],
         workspace_bytes: int,
         owner: object,
         inputs: Sequence[tuple[str, object]],
         outputs: Sequence[tuple[str, object]],
         unversioned: Sequence[int] = (),
         workspace: int = 0,
+        fault: int = 0,
     ) -> None: ...
 
 class Group:
@@ -76,6 +77,7 @@ def set_compiler(
     warn: Callable[[Any], None],
     make_meta: Callable[[torch.dtype, tuple[int, ...], tuple[int, ...]], object],
     error_type: type[Exception],
+    tell_fault: Callable[[str, str, bool], None],
 ) -> None: ...
 def add_device(
     device: str, ops: Sequence[tuple[str, str, str, dict[str, object]]], dtypes: Sequence[torch.dtype]

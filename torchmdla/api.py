@@ -30,6 +30,7 @@ def enable(
     background: bool = False,
     dynamic: bool = True,
     max_specialisations: int = 32,
+    **options: Any,
 ) -> None:
     """Turns torchmdla on or off, from the next call of any TorchScript program on.
 
@@ -38,21 +39,27 @@ def enable(
     Args:
         enabled: on or off.
         device: name of a registered device. Groups formed so far stay with theirs.
-        strict: raise :class:`torchmdla.CompileError` where a group cannot be compiled, instead of falling back.
+        strict: raise :class:`torchmdla.CompileError` where a group cannot be compiled, and
+            :class:`torchmdla.DeviceError` where the device fails, instead of falling back.
         background: compile on threads of their own; a group falls back until its code is there, so that no call waits
             for the compiler.
         dynamic: compile a group for any sizes when a third input comes that differs from earlier ones in sizes alone.
             Off, each size is another specialisation.
         max_specialisations: input types (sizes, dtypes, integer values) a group is compiled for; calls with further
             ones fall back.
+        **options: the device's own, for groups compiled from then on (:meth:`torchmdla.devices.Device.configure`); what
+            is not given has its default. The cpu device has none.
 
     Raises:
-        ValueError: no such device, or ``max_specialisations`` is negative.
+        TypeError: the device has no such option.
+        ValueError: no such device, a wrong value of an option, or ``max_specialisations`` is negative.
     """
     if max_specialisations < 0:
         raise ValueError(f"max_specialisations must not be negative, got {max_specialisations}")
     if enabled:
-        _use(devices.get(device))
+        chosen = devices.get(device)
+        chosen.configure(**options)
+        _use(chosen)
         _C.set_strict(strict)
         _C.set_background(background)
         _C.set_dynamic(dynamic)

@@ -41,12 +41,36 @@ class CompileError(RuntimeError):
         return _rebuild, (self.fields(),)
 
 
+class DeviceError(RuntimeError):
+    """A device failed: its library is missing or not the right one, it refused a program, or a run went wrong.
+
+    Raised to the user only with ``strict=True``; otherwise the group falls back to PyTorch's interpreter and the error
+    becomes one warning and one row of :func:`torchmdla.stats`.
+
+    Attributes:
+        fault: what happened, beginning with the device's call (``ie_run: …``).
+        group: the name of the group in which it did.
+    """
+
+    def __init__(self, fault: str, *, group: str = "") -> None:
+        self.fault = fault
+        self.group = group
+        super().__init__(f"{fault} (in group {group})" if group else fault)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild_device_error, (self.fault, self.group)
+
+
 class CaptureError(RuntimeError):
     """A block or a program cannot be captured by :class:`torchmdla.ModuleBuilder`, whose module stays as it was."""
 
 
 class CaptureWarning(UserWarning):
     """Something of a captured block that its function has in another way than the block."""
+
+
+def _rebuild_device_error(fault: str, group: str) -> DeviceError:
+    return DeviceError(fault, group=group)
 
 
 def _rebuild(fields: dict[str, Any]) -> CompileError:

@@ -66,8 +66,8 @@ class FxSubgraph:
                 inputs = [argument.name for argument in node.all_input_nodes]
                 yield Step(op, inputs, [node.name], is_constant=node.op == "get_attr")
 
-    def import_program(self, record: Record, parameters: Collection[int]) -> ImportedGraph:
-        return import_fx(self.module.graph, record, parameters)
+    def import_program(self, record: Record, parameters: Collection[int], whole: Collection[str] = ()) -> ImportedGraph:
+        return import_fx(self.module.graph, record, parameters, whole)
 
     def constant(self, index: int) -> object:
         return attribute(list(self.module.graph.nodes)[index])

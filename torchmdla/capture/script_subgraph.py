@@ -25,8 +25,8 @@ class ScriptSubgraph:
             inputs, outputs = ([value.debugName() for value in values] for values in (node.inputs(), node.outputs()))
             yield Step(node.kind(), inputs, outputs, is_constant=node.kind() == "prim::Constant")
 
-    def import_program(self, record: Record, parameters: Collection[int]) -> ImportedGraph:
-        return import_graph(self._graph, record, parameters)
+    def import_program(self, record: Record, parameters: Collection[int], whole: Collection[str] = ()) -> ImportedGraph:
+        return import_graph(self._graph, record, parameters, whole)
 
     def constant(self, index: int) -> object:
         return list(self._graph.nodes())[index].output().toIValue()

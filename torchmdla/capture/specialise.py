@@ -20,7 +20,8 @@ from torchmdla.compiler import service
 from torchmdla.compiler.program import Argument, Program, Result, Sample
 from torchmdla.compiler.sizes import NoPolynomial, Size, at, fit
 from torchmdla.compiler.versions import producers
-from torchmdla.errors import CompileError
+from torchmdla.devices import interrupts
+from torchmdla.errors import CompileError, DeviceError
 from torchmdla.importer import (
     Binding,
     ImportedGraph,
@@ -38,7 +39,14 @@ _Typed = TypeVar("_Typed", Argument, Result)
 
 def install() -> None:
     """Makes this module the compiler of groups."""
-    _C.set_compiler(_of_any_graph(compile_group), _of_any_graph(compile_dynamic_group), _warn, TensorMeta, CompileError)
+    _C.set_compiler(
+        _of_any_graph(compile_group),
+        _of_any_graph(compile_dynamic_group),
+        _warn,
+        TensorMeta,
+        CompileError,
+        _tell_fault,
+    )
     _C.set_submit(_submit)
 
 
@@ -121,7 +129,7 @@ def compile_dynamic_group(
 
 def _compile(subgraph: Subgraph, record: Record, parameters: Sequence[int], device: devices.Device) -> _C.Executable:
     _check_dtypes(record, device)
-    imported = subgraph.import_program(record, parameters)
+    imported = subgraph.import_program(record, parameters, device.whole)
     program = Program(imported.mlir, imported.arguments, imported.results, device.target(), versions=producers())
     return _executable(subgraph, imported, program, device, [_output(output, imported) for output in imported.outputs])
 
@@ -139,7 +147,7 @@ def _compile_dynamic(
     if not agrees(record, values):
         raise CompileError("the record at the typical sizes is not what the samples' tell")
     # Not at the typical sizes, which may be too large to be written out.
-    at_samples = [subgraph.import_program(seen, parameters) for _, seen in samples]
+    at_samples = [subgraph.import_program(seen, parameters, device.whole) for _, seen in samples]
     imported = at_samples[0]
     if any(_form(sample) != _form(imported) for sample in at_samples):
         raise CompileError("bindings, roles, dtypes or layouts")
@@ -179,8 +187,10 @@ def _executable(
     return _C.Executable(
         entry=loaded.entry,
         packs=[
-            (address, pack.recipe, pack.arguments, pack.size)
-            for address, pack in zip(loaded.packs, manifest.packs, strict=True)
+            (address, pack.recipe, pack.arguments, pack.size, release)
+            for address, pack, release in zip(
+                loaded.packs, manifest.packs, loaded.releases or [0] * len(loaded.packs), strict=True
+            )
         ],
         workspace_bytes=manifest.workspace_bytes,
         owner=loaded,
@@ -191,6 +201,7 @@ def _executable(
         outputs=outputs,
         unversioned=[place for place, binding in enumerate(imported.bindings) if binding.unversioned],
         workspace=loaded.workspace,
+        fault=loaded.fault,
     )
 
 
@@ -281,3 +292,16 @@ def _warn(error: CompileError) -> None:
     _warned.add(text)
     at = f" (at {error.source})" if error.source else ""
     warnings.warn(f"torchmdla: a group runs in PyTorch's interpreter: {text}{at}", RuntimeWarning, stacklevel=2)
+
+
+def _tell_fault(group: str, fault: str, strict: bool) -> None:
+    """Says that a device failed in ``group``, or raises that in strict mode, or what interrupted the device.
+
+    Raises:
+        DeviceError: ``strict``.
+    """
+    interrupts.raise_held()
+    error = DeviceError(fault, group=group)
+    if strict:
+        raise error
+    warnings.warn(f"torchmdla: a group runs in PyTorch's interpreter: {error}", RuntimeWarning, stacklevel=2)

@@ -29,8 +29,9 @@ class Subgraph(Protocol):
     def steps(self) -> Iterator[Step]:
         """Its nodes in order."""
 
-    def import_program(self, record: Record, parameters: Collection[int]) -> ImportedGraph:
-        """The program for inputs like those recorded; ``parameters`` are the indices of inputs that are weights.
+    def import_program(self, record: Record, parameters: Collection[int], whole: Collection[str] = ()) -> ImportedGraph:
+        """The program for inputs like those recorded; ``parameters`` are the indices of inputs that are weights,
+        ``whole`` the operators that it holds as themselves (:attr:`torchmdla.devices.Device.whole`).
 
         Raises:
             CompileError: it cannot be a program.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from importlib.metadata import entry_points
 
 from torchmdla.devices.device import Device, LoadedCode, OpKind, OpSupport
@@ -9,6 +10,9 @@ from torchmdla.devices.device import Device, LoadedCode, OpKind, OpSupport
 __all__ = ["Device", "LoadedCode", "OpKind", "OpSupport", "get", "in_use", "names", "register", "use"]
 
 ENTRY_POINT_GROUP = "torchmdla.devices"
+
+# Imported when they are first asked for.
+_BUILT_IN = {"cpu": "torchmdla.devices.cpu:CpuDevice", "mdla": "torchmdla.devices.mdla:MdlaDevice"}
 
 _devices: dict[str, Device] = {}
 _in_use = "cpu"
@@ -32,7 +36,7 @@ def in_use() -> str:
 
 def names() -> list[str]:
     """Every name that :func:`get` knows."""
-    return sorted({"cpu", *_devices, *(entry.name for entry in entry_points(group=ENTRY_POINT_GROUP))})
+    return sorted({*_BUILT_IN, *_devices, *(entry.name for entry in entry_points(group=ENTRY_POINT_GROUP))})
 
 
 def get(name: str) -> Device:
@@ -47,10 +51,9 @@ def get(name: str) -> Device:
 
 
 def _find(name: str) -> None:
-    if name == "cpu":
-        from torchmdla.devices.cpu import CpuDevice
-
-        register(CpuDevice())
+    if name in _BUILT_IN:
+        module, _, cls = _BUILT_IN[name].partition(":")
+        register(getattr(importlib.import_module(module), cls)())
         return
     for entry in entry_points(group=ENTRY_POINT_GROUP, name=name):
         register(entry.load()())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from torchmdla.compiler.artifact import Artifact
 from torchmdla.compiler.program import Program, Target
@@ -30,13 +30,26 @@ class OpSupport:
 
 @dataclass(frozen=True)
 class LoadedCode:
-    """An artifact in this process: addresses of its entry and of its packs, what keeps the code there, and the address
-    of what tells the workspace of a dynamic program (0: it is static)."""
+    """An artifact in this process.
+
+    Attributes:
+        entry: address of the entry.
+        packs: addresses of the packs.
+        owner: keeps the code there.
+        workspace: address of what tells the workspace of a dynamic program; 0 where it is static.
+        releases: for each pack the address of ``void release(void *buffer)``, which the runtime calls before it frees a
+            buffer that the pack made, or 0; empty where none has one.
+        fault: address of ``const char *fault(void)``, of a device that can fail where eager PyTorch would not: why the
+            entry or a pack has just failed on the calling thread, naming the device's call; empty text where PyTorch's
+            own error is due. 0 for devices that do not fail.
+    """
 
     entry: int
     packs: tuple[int, ...]
     owner: object
     workspace: int = 0
+    releases: tuple[int, ...] = ()
+    fault: int = 0
 
 
 class Device(ABC):
@@ -57,6 +70,23 @@ class Device(ABC):
     @abstractmethod
     def dtypes(self) -> frozenset[str]:
         """Tensor dtypes that a group may take or make, by torch's name."""
+
+    @property
+    def whole(self) -> frozenset[str]:
+        """Operators that programs hold as themselves, by schema name with overload, although the importer would write
+        them in terms of others: what the device has an operation of its own for."""
+        return frozenset()
+
+    def configure(self, **options: Any) -> None:
+        """Takes what :func:`torchmdla.enable` was given beside its own arguments; it holds for groups compiled from
+        then on. Called at each :func:`torchmdla.enable` of the device, without options too.
+
+        Raises:
+            TypeError: the device has no such option.
+            ValueError: not a value of an option.
+        """
+        if options:
+            raise TypeError(f"device {self.name!r} has no option {min(options)!r}")
 
     @abstractmethod
     def target(self) -> Target:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -55,10 +55,12 @@ def float_literal(value: float) -> str:
 class Emitter:
     """Collects ops; constants are written once, where they are first used.
 
-    ``location`` is given to every op until it is set again.
+    ``location`` is given to every op until it is set again. ``whole``: operators that the reader of the function wants
+    as themselves, not in terms of others.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, whole: Collection[str] = ()) -> None:
+        self.whole = frozenset(whole)
         self.location = "loc(unknown)"
         self._lines: list[str] = []
         self._constants: dict[str, Value] = {}

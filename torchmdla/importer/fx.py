@@ -17,7 +17,9 @@ from torchmdla.importer.translate import Operand
 from torchmdla.importer.types import ImportedGraph, Record, TensorMeta
 
 
-def import_fx(graph: fx.Graph, record: Record, parameters: Collection[int]) -> ImportedGraph:
+def import_fx(
+    graph: fx.Graph, record: Record, parameters: Collection[int], whole: Collection[str] = ()
+) -> ImportedGraph:
     """Writes ``graph`` (functional, of ``OpOverload`` calls) as one function in the Torch dialect.
 
     Besides ATen there may be ``operator.getitem`` on lists and on ops with several results, sizes, and any call whose
@@ -27,11 +29,12 @@ def import_fx(graph: fx.Graph, record: Record, parameters: Collection[int]) -> I
         graph: a group's subgraph. It returns a tuple.
         record: type or value of every node but the output, by its name; the results of an op with several are a list.
         parameters: the placeholders that are weights: their arguments get the role ``"parameter"``.
+        whole: operators that are written as themselves, not in terms of others.
 
     Raises:
         CompileError: something in the graph cannot be a program; names the op and where it stands.
     """
-    return _Reader(graph, ProgramBuilder(record, parameters)).run()
+    return _Reader(graph, ProgramBuilder(record, parameters, whole)).run()
 
 
 def name_of_call(node: fx.Node) -> str:

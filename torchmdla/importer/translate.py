@@ -67,7 +67,8 @@ def translate(
             schema, operands = _tensor_form(emitter, name, operands)
             return translate(emitter, schema, operands, metas, within)
         operands = _opened_tensors(emitter, schema, operands)
-    if name != within and not _is_kept_whole(name, operands) and decomposition(name) is not None:
+    as_itself = name == within or name in emitter.whole or _is_kept_whole(name, operands)
+    if not as_itself and decomposition(name) is not None:
         results = _decompose(emitter, name, operands)
         _check_dtypes(results, metas)
         return [results] if schema.returns[0].type.kind() == "ListType" else results

@@ -2,11 +2,13 @@
 
 An element passes if::
 
-    |actual - expected| <= tolerance.relative * |expected| + tolerance.largest * sqrt(layers) * largest
+    |actual - expected| <= tolerance.relative * |expected|
+                           + (tolerance.largest * largest + tolerance.absolute) * sqrt(layers)
 
 where ``largest`` is the largest finite magnitude in ``expected``. The second term is what sums need: their rounding
 error is in proportion to what was added up, not to what is left of it, and with random signs it grows with the root of
 the number of sums behind an output (Higham, Accuracy and Stability of Numerical Algorithms, 2nd edition, section 2.8).
+Fixed-point formats of devices have steps of one size, hence ``absolute``.
 """
 
 from __future__ import annotations
@@ -22,10 +24,12 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Tolerance:
-    """``relative`` is in parts of the element, ``largest`` in parts of the tensor's largest element."""
+    """``relative`` is in parts of the element, ``largest`` in parts of the tensor's largest element, ``absolute`` in
+    nothing."""
 
     relative: float
     largest: float
+    absolute: float = 0.0
 
 
 _EXACT = Tolerance(0.0, 0.0)
@@ -42,8 +46,18 @@ TOLERANCES: dict[torch.dtype, Tolerance] = {
     torch.bfloat16: Tolerance(3e-2, 3e-2),
 }
 
+# Number formats of devices, by their names; those that are not here are held to the dtype. 16 bits, 8 of them
+# fractional: weights of a tenth keep four to five bits, and errors of independent signs average out over a sum.
+FORMATS: dict[str, Tolerance] = {
+    "fixed16": Tolerance(0.0, 3e-2, 2.0**-7),
+    "fixed8": Tolerance(0.0, 2e-1, 2.0**-3),
+    "variable": Tolerance(0.0, 2e-2, 0.0),
+}
 
-def assert_matches(actual: Any, expected: Any, *, layers: int = 1, strides: bool = True) -> None:
+
+def assert_matches(
+    actual: Any, expected: Any, *, layers: int = 1, strides: bool = True, precision: str | None = None
+) -> None:
     """Checks that ``actual`` is what PyTorch would have returned.
 
     Compares nested tuples, lists and dicts of tensors, numbers and other values. Tensors must agree in dtype, sizes,
@@ -56,6 +70,7 @@ def assert_matches(actual: Any, expected: Any, *, layers: int = 1, strides: bool
         layers: how many layers that sum (convolutions, products of matrices) the result has behind it; 1 for one op.
         strides: whether strides must agree. They are compared in dimensions of more than one element, in tensors that
             hold any: for dense tensors this is the memory format (contiguous, channels-last, any permutation).
+        precision: the device's number format (``"fixed16"``), whose tolerance counts instead of the float dtypes'.
 
     Raises:
         AssertionError: the first difference: where it is in the structure, what it is, and for values the worst
@@ -63,7 +78,7 @@ def assert_matches(actual: Any, expected: Any, *, layers: int = 1, strides: bool
     """
     for path, one, other in _pairs(actual, expected, "result"):
         if isinstance(other, Tensor):
-            _check_tensor(path, one, other, layers, strides)
+            _check_tensor(path, one, other, layers, strides, precision)
         else:
             _check_value(path, one, other, layers)
 
@@ -106,7 +121,7 @@ def _pairs(actual: Any, expected: Any, path: str) -> Iterator[tuple[str, Any, An
         yield from _pairs(one, other, where)
 
 
-def _check_tensor(path: str, actual: Any, expected: Tensor, layers: int, strides: bool) -> None:
+def _check_tensor(path: str, actual: Any, expected: Tensor, layers: int, strides: bool, precision: str | None) -> None:
     _require(isinstance(actual, Tensor), path, f"a tensor was expected, got {_kind(actual)}")
     for name in ("dtype", "layout", "device", "requires_grad"):
         _same(path, name, getattr(actual, name), getattr(expected, name))
@@ -117,15 +132,18 @@ def _check_tensor(path: str, actual: Any, expected: Tensor, layers: int, strides
         what = f"strides {actual.stride()}, expected {expected.stride()} for sizes {tuple(expected.shape)}"
         _require(found == wanted, path, what)
     if expected.numel():
-        _check_elements(path, actual, expected, layers)
+        _check_elements(path, actual, expected, layers, precision)
 
 
-def _check_elements(path: str, actual: Tensor, expected: Tensor, layers: int) -> None:
+def _check_elements(path: str, actual: Tensor, expected: Tensor, layers: int, precision: str | None = None) -> None:
     tolerance = TOLERANCES.get(expected.dtype, _EXACT)
+    if precision is not None and expected.is_floating_point():
+        tolerance = FORMATS.get(precision, tolerance)
     one, other = _wide(actual), _wide(expected)
     error = _errors(one, other)
     finite = torch.where(other.isfinite(), other.abs(), 0)
-    allowed = tolerance.relative * finite + tolerance.largest * math.sqrt(layers) * _largest(expected)
+    allowed = tolerance.relative * finite
+    allowed = allowed + math.sqrt(layers) * (tolerance.largest * _largest(expected) + tolerance.absolute)
     excess = torch.nan_to_num(error - allowed, nan=math.inf)
     if not bool((excess > 0).any()):
         return

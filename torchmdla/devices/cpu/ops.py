@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from torchmdla.devices.device import OpKind, OpSupport
+from torchmdla.devices.device import OpSupport
+from torchmdla.devices.shape_ops import SHAPE_OPS, entries
 
 # Anchors: each is worth a kernel of its own.
 _COMPUTE = """
@@ -76,21 +77,6 @@ contiguous detach alias positive to.dtype to.dtype_layout to.device to.other to.
 _grad_sum_to_size sum_to_size
 """
 
-_SHAPE = """
-size size.int dim numel len.Tensor len.t is_floating_point is_complex
-Int.Scalar Int.bool Float.Scalar Float.int Bool.int
-add add.int sub sub.int mul mul.int div div.int floordiv floordiv.int remainder remainder.int neg.int
-pow.int pow.int_to_int sqrt.int ceil.int floor.int __and__.bool __or__.bool __not__ __is__ __isnot__
-eq.int ne.int lt.int le.int gt.int ge.int eq.bool ne.bool eq.int_list ne.int_list
-__getitem__.t slice.t add.t mul.left_t
-"""
-
-_ITEM = "Int.Tensor Float.Tensor Bool.Tensor IntImplicit FloatImplicit ScalarImplicit item"
-
-_PRIM_SHAPE = (
-    "NumToTensor.Scalar NumToTensor.bool dtype device max.int min.int max.self_int min.self_int BroadcastSizes"
-)
-
 # Random numbers, statistics to update or no decomposition, unless these arguments are constants.
 _CONDITIONAL: Mapping[str, OpSupport] = {
     "aten::dropout": OpSupport("view", {"train": False}),
@@ -107,18 +93,12 @@ _CONDITIONAL: Mapping[str, OpSupport] = {
 }
 
 
-def _entries(namespace: str, names: str, kind: OpKind) -> dict[str, OpSupport]:
-    return {f"{namespace}::{name}": OpSupport(kind) for name in names.split()}
-
-
 OPS: Mapping[str, OpSupport] = {
-    **_entries("aten", _COMPUTE, "compute"),
-    **_entries("aten", _ELEMENTWISE, "cheap"),
-    **_entries("aten", _MOVING, "cheap"),
-    **_entries("aten", _VIEW, "view"),
-    **_entries("prim", "ConstantChunk", "view"),
-    **_entries("aten", _SHAPE, "shape"),
-    **_entries("prim", _PRIM_SHAPE, "shape"),
-    **_entries("aten", _ITEM, "item"),
+    **entries("aten", _COMPUTE, "compute"),
+    **entries("aten", _ELEMENTWISE, "cheap"),
+    **entries("aten", _MOVING, "cheap"),
+    **entries("aten", _VIEW, "view"),
+    **entries("prim", "ConstantChunk", "view"),
+    **SHAPE_OPS,
     **_CONDITIONAL,
 }

@@ -1,0 +1,54 @@
+"""The mdla device: groups become calls of the C API of Micron's deep-learning accelerator (docs/mdla.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torchmdla.compiler.artifact import Artifact
+from torchmdla.compiler.program import Program, Target
+from torchmdla.devices.device import Device, LoadedCode, OpSupport
+from torchmdla.devices.mdla.options import Options
+
+
+class MdlaDevice(Device):
+    """The accelerator, or whatever library has its C API: by default the emulator beside this file."""
+
+    name = "mdla"
+
+    def __init__(self) -> None:
+        self._options = Options()
+
+    @property
+    def ops(self) -> Mapping[str, OpSupport]:
+        from torchmdla.devices.mdla.ops import OPS
+
+        return OPS
+
+    @property
+    def whole(self) -> frozenset[str]:
+        from torchmdla.devices.mdla.ops import WHOLE
+
+        return WHOLE
+
+    @property
+    def dtypes(self) -> frozenset[str]:
+        return frozenset({"float32"})
+
+    def configure(self, **options: object) -> None:
+        """``library``, ``precision``, ``clusters``, ``fpgas``, ``debug``, ``options``: see
+        :class:`torchmdla.devices.mdla.options.Options`. What is not given has its default."""
+        self._options = Options.of(options)
+
+    def target(self) -> Target:
+        # As part of the program the options are part of every key that its code is kept under.
+        return Target(self.name, features=self._options.located().to_text())
+
+    def lower(self, program: Program) -> Artifact:
+        from torchmdla.devices.mdla.lowering import lower
+
+        return lower(program)
+
+    def load(self, artifact: Artifact) -> LoadedCode:
+        from torchmdla.devices.mdla.loader import load
+
+        return load(artifact)

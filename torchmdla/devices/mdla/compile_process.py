@@ -1,0 +1,64 @@
+"""Compiles an ONNX file for the device, in a process of its own: the library may crash.
+
+``torchmdla.devices.mdla.compiling`` starts this file as a script, with one argument in JSON: the folder of
+``runtime_library.py``, and what ``mdla_compile`` takes. Calibration samples are in an ``.npz`` file as ``0``, ``1``, ….
+The fault goes to standard output, as JSON; everything else that is printed is the library's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def main(job: dict[str, Any]) -> str:
+    """The fault, or nothing."""
+    binding = _binding(job["binding"])
+    samples, elements, count = _samples(job["samples"])
+    status = binding.runtime().mdla_compile(
+        job["library"].encode(),
+        binding.flag_array(job["flags"]),
+        job["model"].encode(),
+        job["binary"].encode(),
+        job["shapes"].encode(),
+        samples,
+        elements,
+        count,
+    )
+    return "" if status == 0 else str(binding.fault())
+
+
+def _binding(path: str) -> Any:
+    """``runtime_library.py`` alone: its package would import torch."""
+    spec = importlib.util.spec_from_file_location("runtime_library", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _samples(path: str) -> tuple[Any, Any, int]:
+    if not path:
+        return None, None, 0
+    import numpy as np
+
+    with np.load(Path(path)) as stored:
+        arrays = [np.ascontiguousarray(stored[str(number)], dtype=np.float32) for number in range(len(stored.files))]
+    pointers = (ctypes.c_void_p * len(arrays))(*(array.ctypes.data for array in arrays))
+    pointers.arrays = arrays  # type: ignore[attr-defined]  # kept as long as they are pointed to
+    return pointers, (ctypes.c_uint64 * len(arrays))(*(array.size for array in arrays)), len(arrays)
+
+
+if __name__ == "__main__":
+    replies = os.dup(1)
+    os.dup2(2, 1)  # What the library prints is no reply.
+    os.write(replies, json.dumps({"fault": main(json.loads(sys.argv[1]))}).encode())
+    sys.stdout.flush()
+    # No teardown: the library's has nothing to save, and may crash.
+    os._exit(0)

@@ -1,0 +1,71 @@
+"""What an artifact of the mdla device holds: an ONNX model, where its weights come from, and the options it is for."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from dataclasses import dataclass
+
+from torchmdla.devices.mdla.weights import Recipe
+
+_LENGTH = struct.Struct("<Q")
+
+
+@dataclass(frozen=True)
+class Port:
+    """An input or output of the model: its ``position`` among the program's arguments or results, and its sizes."""
+
+    position: int
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class DeviceProgram:
+    """``model`` is an ``onnx.ModelProto`` whose weights are inputs without data; ``weights`` says by name what to make
+    them of; ``target`` is the text of the options (:class:`torchmdla.devices.mdla.options.Options`)."""
+
+    model: bytes
+    weights: dict[str, Recipe]
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    target: str
+
+    @property
+    def key(self) -> str:
+        """SHA-256 of all of it, in hexadecimal."""
+        return hashlib.sha256(self.to_bytes()).hexdigest()
+
+    @property
+    def model_key(self) -> str:
+        """SHA-256 of the model alone: the same whatever the options."""
+        return hashlib.sha256(self.model).hexdigest()
+
+    def parameters(self) -> tuple[int, ...]:
+        """The program's arguments that weights are made of, in order."""
+        return tuple(sorted(set[int]().union(*(recipe.arguments() for recipe in self.weights.values()))))
+
+    def to_bytes(self) -> bytes:
+        head = json.dumps(
+            {
+                "weights": {name: recipe.to_json() for name, recipe in self.weights.items()},
+                "inputs": [[port.position, port.shape] for port in self.inputs],
+                "outputs": [[port.position, port.shape] for port in self.outputs],
+                "target": self.target,
+            },
+            sort_keys=True,
+        ).encode()
+        return _LENGTH.pack(len(head)) + head + self.model
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> DeviceProgram:
+        (length,) = _LENGTH.unpack_from(data)
+        start = _LENGTH.size
+        raw = json.loads(data[start : start + length])
+        return cls(
+            data[start + length :],
+            {name: Recipe.from_json(recipe) for name, recipe in raw["weights"].items()},
+            tuple(Port(position, tuple(shape)) for position, shape in raw["inputs"]),
+            tuple(Port(position, tuple(shape)) for position, shape in raw["outputs"]),
+            raw["target"],
+        )

@@ -1,0 +1,252 @@
+#include "compiler.h"
+
+#include "cycles.h"
+#include "executor.h"
+#include "tiles.h"
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+
+namespace mdla {
+namespace {
+
+constexpr int64_t kAlignment = 64;
+constexpr int64_t kFixed16Fraction = 8, kFixed8Fraction = 4;
+
+double largest(const std::vector<float>& values) {
+  double most = 0;
+  for (float value : values)
+    most = std::max(most, std::fabs(static_cast<double>(value)));
+  return most;
+}
+
+// The most fractional bits with which values up to `most` do not saturate.
+int64_t fraction_for(double most, Precision precision) {
+  double high = stored_range(precision).high;
+  int64_t fraction = kHighestFraction;
+  while (fraction > kLowestFraction && std::ldexp(most, static_cast<int>(fraction)) > high)
+    --fraction;
+  return fraction;
+}
+
+std::vector<int64_t> choose_fractions(const Network& network, Precision precision,
+                                      const std::vector<double>& ranges) {
+  std::vector<int64_t> fractions;
+  for (size_t id = 0; id < network.tensors.size(); ++id) {
+    const Tensor& tensor = network.tensors[id];
+    bool weights = !tensor.constant.empty();
+    int64_t fraction = 0;
+    if (precision == Precision::kFixed16)
+      fraction = kFixed16Fraction;
+    else if (precision == Precision::kFloat32)
+      fraction = 0;
+    else if (weights)
+      fraction = fraction_for(largest(tensor.constant), precision);
+    else if (!ranges.empty())
+      fraction = fraction_for(ranges[id], precision);
+    else
+      fraction = kFixed8Fraction;
+    fractions.push_back(fraction);
+  }
+  // A bias has the format of the products that it is added to.
+  for (const Layer& layer : network.layers)
+    if (const auto* conv = std::get_if<ConvLayer>(&layer.operation);
+        conv && conv->bias != kNoTensor)
+      fractions[conv->bias] = fractions[conv->x.tensor] + fractions[conv->w.tensor];
+  return fractions;
+}
+
+int64_t tensor_bytes(const Tensor& tensor, Precision precision) {
+  return checked_product(elements(tensor.shape),
+                         tensor.is_bias ? accumulator_bytes(precision) : element_bytes(precision));
+}
+
+// Constants first, then all that is computed; nothing is used twice, so that every layer's output
+// can be read after a run.
+int64_t place(const Network& network, Placement& placement) {
+  placement.address.resize(network.tensors.size());
+  int64_t end = 0;
+  for (bool constant : {true, false})
+    for (size_t id = 0; id < network.tensors.size(); ++id) {
+      const Tensor& tensor = network.tensors[id];
+      if (tensor.constant.empty() == constant) continue;
+      placement.address[id] = end;
+      end += ceil_div(tensor_bytes(tensor, placement.precision), kAlignment) * kAlignment;
+    }
+  return end;
+}
+
+std::string encode_constants(const Network& network, const Placement& placement) {
+  std::string bytes;
+  for (size_t id = 0; id < network.tensors.size(); ++id) {
+    const Tensor& tensor = network.tensors[id];
+    if (tensor.constant.empty()) continue;
+    bytes.resize(placement.address[id] + tensor_bytes(tensor, placement.precision));
+    encode(tensor.constant.data(), elements(tensor.shape), placement.precision,
+           placement.fraction[id], tensor.is_bias, bytes.data() + placement.address[id]);
+  }
+  bytes.resize(ceil_div(static_cast<int64_t>(bytes.size()), kAlignment) * kAlignment);
+  return bytes;
+}
+
+// Two loads of the same into the same buffer, one after the other, are one.
+void drop_repeated_loads(std::vector<Instruction>& code) {
+  std::optional<Load> held[2];
+  std::vector<Instruction> kept;
+  for (Instruction& instruction : code) {
+    if (const Load* load = std::get_if<Load>(&instruction)) {
+      std::optional<Load>& last = held[static_cast<int>(load->unit)];
+      if (last == *load) continue;
+      last = *load;
+    }
+    kept.push_back(std::move(instruction));
+  }
+  code = std::move(kept);
+}
+
+// Neighbouring tiles go to one cluster, which then has their weights, or maps, already.
+Code distribute(const std::vector<Tile>& tiles, int64_t clusters) {
+  int64_t count = static_cast<int64_t>(tiles.size()), each = ceil_div(count, clusters);
+  Code code;
+  for (int64_t first = 0; first < count; first += each) {
+    std::vector<Instruction>& cluster = code.emplace_back();
+    for (int64_t index = first; index < std::min(first + each, count); ++index)
+      cluster.insert(cluster.end(), tiles[index].begin(), tiles[index].end());
+    drop_repeated_loads(cluster);
+  }
+  return code;
+}
+
+// Half of each buffer holds a tile while the other half fills.
+Budget tile_budget(const Target& target) {
+  int64_t bytes = element_bytes(target.precision);
+  return {target.board.maps_bytes / 2 / bytes, target.board.weights_bytes / 2 / bytes,
+          target.board.accumulators, true, true};
+}
+
+std::vector<Budget> candidate_budgets(const Budget& whole) {
+  std::vector<Budget> budgets;
+  for (int64_t parts = 1; parts <= 64; parts *= 2)
+    for (bool channels_first : {true, false})
+      for (bool weights_stay : {true, false})
+        budgets.push_back({whole.maps, whole.weights,
+                           std::max<int64_t>(whole.accumulators / parts, 1), channels_first,
+                           weights_stay});
+  return budgets;
+}
+
+// For each cluster; above this, the layer is split finely enough for any of them.
+constexpr int64_t kManyTiles = 256;
+
+void emit(const Layer& layer, const Placement& placement, const Target& target,
+          ProgramLayer& made) {
+  std::string problem;
+  for (const Budget& budget : candidate_budgets(tile_budget(target))) {
+    std::vector<Tile> tiles;
+    try {
+      tiles = make_tiles(layer, placement, budget);
+    } catch (const Fault& fault) {
+      if (problem.empty()) problem = fault.what();
+      continue;
+    }
+    int64_t count = static_cast<int64_t>(tiles.size()), all = target.clusters * target.fpgas;
+    if (count > kManyTiles * all && !made.code.empty()) continue;
+    for (int64_t clusters = 1; clusters <= std::min(all, count); ++clusters) {
+      Code code = distribute(tiles, clusters);
+      Cost cost = layer_cost(code, target.precision, target.board, target.fpgas);
+      if (!made.code.empty() && cost.cycles >= made.cost.cycles) continue;
+      made.code = std::move(code), made.cost = cost;
+    }
+  }
+  if (made.code.empty()) throw Fault(problem);
+}
+
+void emit_software(const Layer& layer, const Placement& placement, ProgramLayer& made) {
+  constexpr int64_t kUnlimited = int64_t{1} << 40;
+  made.software =
+      distribute(make_tiles(layer, placement, {kUnlimited, kUnlimited, kUnlimited, true, true}), 1);
+}
+
+Placed placed(const std::string& name, const Shape& shape, TensorId tensor,
+              const Placement& placement) {
+  return {name, shape, placement.address[tensor], placement.fraction[tensor]};
+}
+
+std::vector<Weighted> weighted_layers(const Network& network, const Placement& placement) {
+  std::vector<Weighted> weighted;
+  for (const Layer& layer : network.layers) {
+    const auto* conv = std::get_if<ConvLayer>(&layer.operation);
+    if (!conv || network.tensors[conv->w.tensor].constant.empty()) continue;
+    Weighted made;
+    made.weights = placement.address[conv->w.tensor];
+    made.weight_elements = elements(network.tensors[conv->w.tensor].shape);
+    made.weight_fraction = placement.fraction[conv->w.tensor];
+    made.linear = conv->linear;
+    if (conv->bias != kNoTensor) {
+      made.bias = placement.address[conv->bias];
+      made.bias_elements = elements(network.tensors[conv->bias].shape);
+      made.bias_fraction = placement.fraction[conv->bias];
+    }
+    weighted.push_back(made);
+  }
+  return weighted;
+}
+
+} // namespace
+
+Program compile(const Network& network, const Target& target, const std::vector<double>& ranges) {
+  Placement placement{target.precision, {}, choose_fractions(network, target.precision, ranges)};
+  Program program;
+  program.precision = target.precision;
+  program.memory_bytes = place(network, placement);
+  require(program.memory_bytes <= target.board.memory_bytes, "the network needs ",
+          program.memory_bytes, " bytes of the card's ", target.board.memory_bytes);
+  program.board = target.board.name, program.clock_mhz = target.board.clock_mhz;
+  program.clusters = target.clusters * target.fpgas;
+  program.macs_per_cycle = program.clusters * target.board.macs_per_cluster;
+  program.maps_bytes = target.board.maps_bytes / 2,
+  program.weights_bytes = target.board.weights_bytes / 2;
+  program.accumulators = target.board.accumulators, program.buffers = target.board.buffers;
+  for (const Network::Port& port : network.inputs)
+    program.inputs.push_back(placed(port.name, port.shape, port.tensor, placement));
+  for (const Network::Port& port : network.outputs)
+    program.outputs.push_back(placed(port.name, port.shape, port.tensor, placement));
+  program.weighted = weighted_layers(network, placement);
+  program.constants = encode_constants(network, placement);
+  for (const Layer& layer : network.layers) {
+    const Tensor& output = network.tensors[layer.output];
+    ProgramLayer& made = program.layers.emplace_back();
+    made.name = layer.name, made.type = layer.type;
+    made.output = placed(output.name, output.shape, layer.output, placement);
+    emit(layer, placement, target, made);
+    emit_software(layer, placement, made);
+  }
+  return program;
+}
+
+std::vector<double> calibrate(const Network& network, const Target& target,
+                              const std::vector<std::vector<const float*>>& samples) {
+  Target floats = target;
+  floats.precision = Precision::kFloat32;
+  Program program = compile(network, floats, {});
+  Placement placement{Precision::kFloat32, {}, {}};
+  place(network, placement);
+  std::vector<double> ranges(network.tensors.size(), 0);
+  std::vector<uint8_t> memory(program.memory_bytes);
+  std::memcpy(memory.data(), program.constants.data(), program.constants.size());
+  for (const std::vector<const float*>& sample : samples) {
+    for (size_t index = 0; index < sample.size(); ++index)
+      write_tensor(program.inputs[index], program.precision, sample[index], memory.data());
+    execute(program, Run::kSoftware, memory.data());
+    for (size_t id = 0; id < network.tensors.size(); ++id) {
+      std::vector<float> values(elements(network.tensors[id].shape));
+      std::memcpy(values.data(), memory.data() + placement.address[id],
+                  values.size() * sizeof(float));
+      ranges[id] = std::max(ranges[id], largest(values));
+    }
+  }
+  return ranges;
+}
+
+} // namespace mdla

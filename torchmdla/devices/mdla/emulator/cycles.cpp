@@ -1,0 +1,96 @@
+#include "cycles.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace mdla {
+namespace {
+
+// What one cluster does, instruction by instruction.
+class Counter {
+public:
+  Counter(Precision precision, const Board& board) : precision_(precision), board_(board) {}
+
+  int64_t compute = 0, macs = 0, loaded = 0, stored = 0, tiles = 0;
+  int64_t first_loaded = 0, last_stored = 0; // nothing to overlap these with
+
+  void operator()(const Load& load) {
+    int64_t count = 1;
+    for (int axis = 0; axis < kRank; ++axis)
+      if (load.strides[axis] != 0 || load.extent[axis] == 0) count *= load.extent[axis];
+    add_load(count * element_bytes(precision_));
+  }
+  void operator()(const Accumulate& accumulate) {
+    if (accumulate.address >= 0) add_load(accumulate.channels * accumulator_bytes(precision_));
+  }
+  void operator()(const Convolve& convolve) {
+    int64_t depth = convolve.cin * elements(convolve.window.kernel);
+    int64_t outputs = convolve.groups * convolve.cout * elements(convolve.window.out);
+    int64_t vectors = board_.macs_per_cluster / board_.mac_vector;
+    int64_t cooperative = ceil_div(depth, board_.mac_vector) * ceil_div(outputs, vectors);
+    int64_t independent = depth * ceil_div(outputs, board_.macs_per_cluster);
+    add(std::min(cooperative, independent));
+    macs += depth * outputs;
+  }
+  void operator()(const Pool& pool) {
+    add_lanes(pool.planes * elements(pool.window.out) * elements(pool.window.kernel));
+  }
+  void operator()(const Divide& divide) {
+    add_lanes(divide.planes * static_cast<int64_t>(divide.depth.size() * divide.height.size() *
+                                                   divide.width.size()));
+  }
+  void operator()(const Move& move) { add_lanes(move.count); }
+  void operator()(const Combine& combine) { add_lanes(combine.count); }
+  void operator()(const Activate& activate) { add_lanes(activate.count); }
+  // Largest, exponential with sum, division.
+  void operator()(const Softmax& softmax) { add_lanes(3 * softmax.rows * softmax.columns); }
+  void operator()(const Interpolate& interpolate) {
+    add_lanes(2 * interpolate.outer * static_cast<int64_t>(interpolate.first.size()) *
+              interpolate.inner);
+  }
+  void operator()(const Store& store) {
+    last_stored = elements(store.dims) * element_bytes(precision_);
+    stored += last_stored;
+    ++tiles;
+  }
+
+private:
+  void add(int64_t cycles) { compute += board_.instruction_cycles + cycles; }
+  void add_lanes(int64_t count) { add(ceil_div(count, board_.vector_lanes)); }
+  void add_load(int64_t bytes) {
+    loaded += bytes;
+    if (compute == 0) first_loaded += bytes;
+  }
+
+  Precision precision_;
+  const Board& board_;
+};
+
+} // namespace
+
+Cost layer_cost(const Code& code, Precision precision, const Board& board, int64_t cards) {
+  Cost cost;
+  int64_t exposed = 0;
+  for (const std::vector<Instruction>& instructions : code) {
+    if (instructions.empty()) continue;
+    Counter counter(precision, board);
+    for (const Instruction& instruction : instructions)
+      std::visit(counter, instruction);
+    cost.compute_cycles = std::max(cost.compute_cycles, counter.compute);
+    exposed = std::max(exposed, counter.first_loaded + counter.last_stored);
+    cost.macs += counter.macs, cost.tiles += counter.tiles;
+    cost.bytes_loaded += counter.loaded, cost.bytes_stored += counter.stored;
+    ++cost.clusters;
+  }
+  double bytes_per_cycle =
+      board.bytes_per_cycle() * static_cast<double>(std::min(cards, cost.clusters));
+  auto transfer = [&](int64_t bytes, double rate) {
+    return static_cast<int64_t>(std::ceil(static_cast<double>(bytes) / rate));
+  };
+  cost.memory_cycles = transfer(std::max(cost.bytes_loaded, cost.bytes_stored), bytes_per_cycle);
+  cost.cycles = board.latency_cycles + transfer(exposed, board.bytes_per_cycle()) +
+                std::max(cost.compute_cycles, cost.memory_cycles);
+  return cost;
+}
+
+} // namespace mdla

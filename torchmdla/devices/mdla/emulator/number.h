@@ -1,0 +1,77 @@
+// The device's number formats, and the one rounding rule: to the nearest, halves up, saturating.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <string>
+
+namespace mdla {
+
+// How a program's numbers are stored. Of fixed-point numbers each tensor has a fraction: the stored
+// integer is the value times 2^fraction.
+enum class Precision : int64_t { kFloat32, kFixed16, kFixed8, kVariable };
+
+inline int64_t element_bytes(Precision precision) {
+  switch (precision) {
+  case Precision::kFloat32:
+    return 4;
+  case Precision::kFixed8:
+    return 1;
+  default:
+    return 2;
+  }
+}
+
+inline int64_t accumulator_bytes(Precision precision) {
+  return precision == Precision::kFloat32 ? 4 : 8;
+}
+
+inline constexpr int kLowestFraction = -8, kHighestFraction = 24;
+
+// The interval of a format's stored numbers.
+struct StoredRange {
+  double low, high;
+};
+
+inline StoredRange stored_range(Precision precision) {
+  if (precision == Precision::kFloat32)
+    return {-std::numeric_limits<double>::infinity(), std::numeric_limits<double>::infinity()};
+  double half = precision == Precision::kFixed8 ? 128 : 32768;
+  return {-half, half - 1};
+}
+
+// What accumulators take on overflow; far from it sums stay exact.
+inline constexpr double kAccumulatorLimit = 4611686018427387904.0; // 2^62
+
+inline int64_t to_fixed(double value, int64_t fraction, double low, double high) {
+  double scaled = std::floor(std::ldexp(value, static_cast<int>(fraction)) + 0.5);
+  if (!(scaled >= low)) scaled = low; // not-a-number, too
+  return static_cast<int64_t>(std::min(scaled, high));
+}
+
+inline double from_fixed(double stored, int64_t fraction) {
+  return std::ldexp(stored, -static_cast<int>(fraction));
+}
+
+// value / 2^shift, rounded; a negative shift multiplies.
+inline int64_t shifted(int64_t value, int64_t shift) {
+  if (shift > 62) return 0;
+  if (shift > 0) return (value + (int64_t{1} << (shift - 1))) >> shift;
+  if (shift == 0) return value;
+  double limit = std::ldexp(kAccumulatorLimit, static_cast<int>(std::max<int64_t>(shift, -1000)));
+  if (static_cast<double>(value) >= limit) return static_cast<int64_t>(kAccumulatorLimit);
+  if (static_cast<double>(value) <= -limit) return -static_cast<int64_t>(kAccumulatorLimit);
+  return value * (int64_t{1} << -shift);
+}
+
+// numerator / denominator, rounded; denominator > 0.
+inline int64_t divided(int64_t numerator, int64_t denominator) {
+  __int128 twice = 2 * static_cast<__int128>(numerator) + denominator;
+  __int128 by = 2 * static_cast<__int128>(denominator);
+  __int128 quotient = twice / by;
+  return static_cast<int64_t>(quotient - (twice % by < 0));
+}
+
+} // namespace mdla

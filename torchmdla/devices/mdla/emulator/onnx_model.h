@@ -1,0 +1,56 @@
+// An ONNX file as plain data: what the emulator uses of onnx.proto.
+#pragma once
+
+#include "shape.h"
+
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace mdla {
+
+// A constant: numbers of a network, or integers (sizes, axes).
+struct OnnxTensor {
+  Shape shape;
+  bool integral = false;
+  std::vector<float> floats;
+  std::vector<int64_t> integers;
+};
+
+struct OnnxAttribute {
+  float real = 0;
+  int64_t integer = 0;
+  std::string string;
+  std::optional<OnnxTensor> tensor;
+  std::vector<float> reals;
+  std::vector<int64_t> integers;
+};
+
+struct OnnxNode {
+  std::string name, type, domain;
+  std::vector<std::string> inputs, outputs;
+  std::map<std::string, OnnxAttribute> attributes;
+};
+
+struct OnnxInput {
+  std::string name;
+  int64_t element_type = 0;
+  bool has_shape = false;
+  Shape shape; // -1 where the file leaves a size open
+};
+
+struct OnnxModel {
+  int64_t opset = 0;
+  std::vector<OnnxNode> nodes;
+  std::map<std::string, OnnxTensor> initialisers;
+  std::vector<OnnxInput> inputs; // without initialisers
+  std::vector<std::string> outputs;
+};
+
+inline constexpr int64_t kOnnxFloat = 1; // TensorProto.DataType
+
+// Reads the file at `path`; a Fault says what is wrong with it.
+OnnxModel read_onnx(const std::string& path);
+
+} // namespace mdla

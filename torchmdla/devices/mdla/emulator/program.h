@@ -1,0 +1,228 @@
+// The device program: instructions, layers, and where a network's tensors are on the card.
+//
+// Every structure lists its fields once, in `fields`; the binary, the listing and the checks of a
+// damaged file all go by that list.
+#pragma once
+
+#include "board.h"
+#include "number.h"
+#include "shape.h"
+
+#include <string>
+#include <variant>
+#include <vector>
+
+namespace mdla {
+
+// On-chip buffers that a load fills.
+enum class Unit : int64_t { kMaps, kWeights };
+
+// Memory to buffer. The tile has the sizes `dims`; of it, the element offset + i·spread along each
+// dimension, for i below extent, is memory[address + Σ i·stride · element size]. The rest is
+// `fill`.
+struct Load {
+  Unit unit = Unit::kMaps;
+  int64_t address = 0;
+  Index dims{}, strides{}, offset{}, extent{}, spread{};
+  double fill = 0; // a stored number
+  bool operator==(const Load&) const = default;
+  template <class F> void fields(F&& f) {
+    f("unit", unit), f("address", address), f("dims", dims), f("strides", strides);
+    f("offset", offset), f("extent", extent), f("spread", spread), f("fill", fill);
+  }
+};
+
+// Accumulators [channels, pixels] start from a bias of each channel (-1: from 0).
+struct Accumulate {
+  int64_t channels = 0, pixels = 0, address = -1;
+  template <class F> void fields(F&& f) {
+    f("channels", channels), f("pixels", pixels), f("address", address);
+  }
+};
+
+struct Window {
+  Spatial in{}, out{}, kernel{}, stride{}, dilation{};
+  template <class F> void fields(F&& f) {
+    f("in", in), f("out", out), f("kernel", kernel), f("stride", stride), f("dilation", dilation);
+  }
+};
+
+// accumulators [groups, cout, out] += maps [groups, cin, in] * weights [groups, cout, cin, kernel]
+struct Convolve {
+  int64_t groups = 0, cin = 0, cout = 0;
+  Window window;
+  template <class F> void fields(F&& f) {
+    f("groups", groups), f("cin", cin), f("cout", cout), window.fields(f);
+  }
+};
+
+enum class PoolKind : int64_t { kMax, kSum };
+
+// accumulators [planes, out] = the largest, or the sum, of maps [planes, in] in each window; with
+// `first` 0 of what they hold as well.
+struct Pool {
+  PoolKind kind = PoolKind::kMax;
+  int64_t first = 1, planes = 0;
+  Window window;
+  template <class F> void fields(F&& f) {
+    f("kind", kind), f("first", first), f("planes", planes), window.fields(f);
+  }
+};
+
+// accumulators [planes, d, h, w] /= depth[d] · height[h] · width[w]; the result has `gain` more
+// fractional bits (fewer where negative).
+struct Divide {
+  int64_t planes = 0, gain = 0;
+  std::vector<int64_t> depth, height, width;
+  template <class F> void fields(F&& f) {
+    f("planes", planes), f("gain", gain), f("depth", depth), f("height", height), f("width", width);
+  }
+};
+
+// accumulators = maps
+struct Move {
+  int64_t count = 0;
+  template <class F> void fields(F&& f) { f("count", count); }
+};
+
+enum class CombineKind : int64_t { kAdd, kSub, kMul };
+
+// accumulators = (maps << maps_shift) add, sub or mul (weights << weights_shift): the second
+// operand lies where weights do.
+struct Combine {
+  CombineKind kind = CombineKind::kAdd;
+  int64_t count = 0, maps_shift = 0, weights_shift = 0;
+  template <class F> void fields(F&& f) {
+    f("kind", kind), f("count", count), f("maps_shift", maps_shift),
+        f("weights_shift", weights_shift);
+  }
+};
+
+enum class Function : int64_t { kNone, kLeakyRelu, kTanh, kSigmoid };
+
+// accumulators = function(accumulators), from one fraction to another
+struct Activate {
+  Function function = Function::kNone;
+  int64_t count = 0, fraction_in = 0, fraction_out = 0;
+  double parameter = 0;
+  template <class F> void fields(F&& f) {
+    f("function", function), f("count", count), f("fraction_in", fraction_in);
+    f("fraction_out", fraction_out), f("parameter", parameter);
+  }
+};
+
+// accumulators [rows, columns] = softmax of each row of maps
+struct Softmax {
+  int64_t rows = 0, columns = 0, fraction_in = 0, fraction_out = 0;
+  template <class F> void fields(F&& f) {
+    f("rows", rows), f("columns", columns), f("fraction_in", fraction_in),
+        f("fraction_out", fraction_out);
+  }
+};
+
+// Fractional bits of a weight of Interpolate.
+inline constexpr int64_t kLerpFraction = 14;
+
+// accumulators [outer, out, inner] = maps[outer, first, inner] · (1 - weight)
+// + maps[outer, second, inner] · weight, where each of the `out` has its first, second and weight.
+struct Interpolate {
+  int64_t outer = 0, in = 0, inner = 0;
+  std::vector<int64_t> first, second;
+  std::vector<double> weight;
+  template <class F> void fields(F&& f) {
+    f("outer", outer), f("in", in), f("inner", inner), f("first", first), f("second", second);
+    f("weight", weight);
+  }
+};
+
+// Buffer to memory: the accumulators, of the sizes `dims`, shifted right, clamped to [low, high].
+struct Store {
+  int64_t address = 0;
+  Index dims{}, strides{};
+  int64_t shift = 0;
+  double low = 0, high = 0; // stored numbers
+  template <class F> void fields(F&& f) {
+    f("address", address), f("dims", dims), f("strides", strides), f("shift", shift);
+    f("low", low), f("high", high);
+  }
+};
+
+using Instruction = std::variant<Load, Accumulate, Convolve, Pool, Divide, Move, Combine, Activate,
+                                 Softmax, Interpolate, Store>;
+inline constexpr const char* kOpcodes[] = {"load",    "accumulate",  "convolve", "pool",
+                                           "divide",  "move",        "combine",  "activate",
+                                           "softmax", "interpolate", "store"};
+
+// What every cluster runs of one layer.
+using Code = std::vector<std::vector<Instruction>>;
+
+// Cycles and bytes of one run of a layer, by the cycle model.
+struct Cost {
+  int64_t cycles = 0, compute_cycles = 0, memory_cycles = 0;
+  int64_t macs = 0, bytes_loaded = 0, bytes_stored = 0, tiles = 0, clusters = 0;
+  template <class F> void fields(F&& f) {
+    f("cycles", cycles), f("compute_cycles", compute_cycles), f("memory_cycles", memory_cycles);
+    f("macs", macs), f("bytes_loaded", bytes_loaded), f("bytes_stored", bytes_stored);
+    f("tiles", tiles), f("clusters", clusters);
+  }
+};
+
+// A tensor on the card, dense, at a byte address from the start of the network's memory.
+struct Placed {
+  std::string name;
+  Shape shape;
+  int64_t address = 0, fraction = 0;
+  template <class F> void fields(F&& f) {
+    f("name", name), f("shape", shape), f("address", address), f("fraction", fraction);
+  }
+};
+
+// Weights that ie_write_weights may replace.
+struct Weighted {
+  int64_t weights = 0, weight_elements = 0, weight_fraction = 0;
+  int64_t bias = -1, bias_elements = 0, bias_fraction = 0; // -1: none
+  int64_t linear = 0;
+  template <class F> void fields(F&& f) {
+    f("weights", weights), f("weight_elements", weight_elements),
+        f("weight_fraction", weight_fraction);
+    f("bias", bias), f("bias_elements", bias_elements), f("bias_fraction", bias_fraction);
+    f("linear", linear);
+  }
+};
+
+struct ProgramLayer {
+  std::string name, type; // the ONNX node's
+  Placed output;
+  Code code;     // tiles that fit the board's buffers, by cluster
+  Code software; // the same in one piece: the reference
+  Cost cost;
+  template <class F> void fields(F&& f) {
+    f("name", name), f("type", type), f("output", output), f("code", code), f("software", software);
+    f("cost", cost);
+  }
+};
+
+struct Program {
+  Precision precision = Precision::kFixed16;
+  std::string board;
+  double clock_mhz = 0;
+  int64_t clusters = 0; // over all cards
+  int64_t macs_per_cycle = 0;
+  int64_t maps_bytes = 0, weights_bytes = 0, accumulators = 0;
+  int64_t buffers = 0;
+  int64_t memory_bytes = 0; // of weights and of every tensor
+  std::vector<Placed> inputs, outputs;
+  std::vector<Weighted> weighted;
+  std::vector<ProgramLayer> layers;
+  std::string constants; // the first bytes of the memory, in the device's format
+  template <class F> void fields(F&& f) {
+    f("precision", precision), f("board", board), f("clock_mhz", clock_mhz),
+        f("clusters", clusters);
+    f("macs_per_cycle", macs_per_cycle), f("maps_bytes", maps_bytes);
+    f("weights_bytes", weights_bytes), f("accumulators", accumulators), f("buffers", buffers);
+    f("memory_bytes", memory_bytes), f("inputs", inputs), f("outputs", outputs);
+    f("weighted", weighted), f("layers", layers), f("constants", constants);
+  }
+};
+
+} // namespace mdla

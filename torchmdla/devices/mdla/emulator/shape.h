@@ -1,0 +1,54 @@
+// Sizes and strides of dense row-major tensors.
+#pragma once
+
+#include "fault.h"
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace mdla {
+
+using Shape = std::vector<int64_t>;
+
+// Dimensions that a load or a store walks over.
+inline constexpr int kRank = 6;
+using Index = std::array<int64_t, kRank>;
+using Spatial = std::array<int64_t, 3>;
+
+inline int64_t checked_product(int64_t left, int64_t right) {
+  int64_t product = 0;
+  require(!__builtin_mul_overflow(left, right, &product), "a size overflows 64 bits");
+  return product;
+}
+
+template <class Sizes> int64_t elements(const Sizes& shape) {
+  int64_t count = 1;
+  for (int64_t size : shape)
+    count = checked_product(count, size);
+  return count;
+}
+
+inline Shape dense_strides(const Shape& shape) {
+  Shape strides(shape.size());
+  int64_t step = 1;
+  for (size_t axis = shape.size(); axis-- > 0;) {
+    strides[axis] = step;
+    step *= shape[axis];
+  }
+  return strides;
+}
+
+inline std::string text(const Shape& shape) {
+  std::string out;
+  for (size_t axis = 0; axis < shape.size(); ++axis)
+    out += (axis ? "x" : "") + std::to_string(shape[axis]);
+  return out.empty() ? "scalar" : out;
+}
+
+inline int64_t ceil_div(int64_t value, int64_t by) {
+  return (value + by - 1) / by;
+}
+
+} // namespace mdla

@@ -1,0 +1,49 @@
+"""From a program to an artifact for the mdla device. Nothing of the device's library is called."""
+
+from __future__ import annotations
+
+import time
+
+from torchmdla.compiler.artifact import Artifact, Manifest, Pack
+from torchmdla.compiler.program import Program
+from torchmdla.devices.mdla.device_program import DeviceProgram
+from torchmdla.errors import CompileError
+
+# What the pack leaves for the entry: the address of the context.
+CONTEXT_BYTES = 64
+
+
+def lower(program: Program) -> Artifact:
+    """The program as an ONNX model, and a pack that loads it on the device with the weights.
+
+    Raises:
+        CompileError: the device cannot compute it, or the package ``onnx`` is not installed.
+    """
+    if program.symbols:
+        raise CompileError("the mdla device takes no sizes that vary")
+    start = time.perf_counter()
+    try:
+        from torchmdla.devices.mdla.onnx_model import onnx_model
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "onnx":
+            raise
+        raise CompileError("the mdla device needs the package onnx: pip install 'torchmdla[mdla]'") from None
+    model, weights, inputs, outputs = onnx_model(program)
+    content = DeviceProgram(
+        model.SerializeToString(deterministic=True),
+        {name: weight.recipe for name, weight in weights.items()},
+        inputs,
+        outputs,
+        program.target.features,
+    )
+    pack = Pack("mdla_context", content.key, content.parameters(), CONTEXT_BYTES)
+    manifest = Manifest(
+        program.key,
+        "mdla_entry",
+        program.arguments,
+        program.results,
+        workspace_bytes=0,
+        packs=(pack,),
+        statistics={"onnx": time.perf_counter() - start, "nodes": len(model.graph.node)},
+    )
+    return Artifact(content.to_bytes(), manifest)

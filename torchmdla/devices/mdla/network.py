@@ -1,0 +1,122 @@
+"""A compiled network on the device, called with arrays: no PyTorch, no group."""
+
+from __future__ import annotations
+
+import ctypes
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from torchmdla.devices.mdla import runtime_library
+from torchmdla.devices.mdla.device_program import Port
+from torchmdla.devices.mdla.loader import load_context
+from torchmdla.devices.mdla.options import Options
+from torchmdla.devices.mdla.weights import Array
+from torchmdla.errors import DeviceError
+
+# Types of ``ie_getinfo``'s values.
+_STRING = 1
+_READERS: dict[int, Any] = {2: ctypes.c_bool, 3: ctypes.c_int32, 4: ctypes.c_int64, 5: ctypes.c_float}
+
+_TEXT_BYTES = 1 << 20
+
+
+class Network:
+    """A context of its own. Any thread may use it; :meth:`close` it, or use it in a ``with`` statement.
+
+    Args:
+        binary: what ``ie_compile`` wrote.
+        inputs, outputs: their shapes.
+        options: the library, and the flags of the context.
+
+    Raises:
+        DeviceError: the library is not usable, or refuses a flag or the binary.
+    """
+
+    def __init__(
+        self, binary: bytes, inputs: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]], options: Options
+    ) -> None:
+        self._inputs = tuple(Port(place, tuple(shape)) for place, shape in enumerate(inputs))
+        self._outputs = tuple(Port(place, tuple(shape)) for place, shape in enumerate(outputs))
+        with tempfile.TemporaryDirectory(prefix="torchmdla-mdla-") as place:
+            path = Path(place) / "model.bin"
+            path.write_bytes(binary)
+            self._context = load_context(options.located(), path, self._inputs, self._outputs, len(self._inputs), 0)
+
+    def run(self, *inputs: Array, software: bool = False) -> list[Array]:
+        """One inference; with ``software`` by the library's reference software, in the device's number formats.
+
+        Raises:
+            ValueError: not as many inputs as there are, or of other shapes.
+            DeviceError: the library reported an error.
+        """
+        given, outputs = self._given(inputs), self._empty()
+        self._check(runtime_library.runtime().mdla_run(self._context, _array(given), _array(outputs), software))
+        return outputs
+
+    def submit(self, *inputs: Array, user: int = 0) -> None:
+        """Starts an inference (``ie_putinput``, which copies the inputs and waits where no buffer is free).
+
+        Raises:
+            ValueError, DeviceError: as :meth:`run`.
+        """
+        self._check(runtime_library.runtime().mdla_submit(self._context, _array(self._given(inputs)), user))
+
+    def collect(self) -> tuple[list[Array], int]:
+        """The results of the oldest inference that was submitted (``ie_getresult``), and its ``user``.
+
+        Raises:
+            DeviceError: the library reported an error.
+        """
+        outputs, user = self._empty(), ctypes.c_void_p()
+        binding = runtime_library.runtime()
+        self._check(binding.mdla_collect(self._context, _array(outputs), ctypes.byref(user)))
+        return outputs, user.value or 0
+
+    def info(self, name: str) -> str | bool | int | float | None:
+        """A measurement or flag of the library (``ie_getinfo``); None where it has no value.
+
+        Raises:
+            KeyError: the library knows nothing of that name.
+        """
+        buffer = ctypes.create_string_buffer(_TEXT_BYTES)
+        kind = runtime_library.runtime().mdla_info(self._context, name.encode(), buffer, len(buffer))
+        if kind < 0:
+            raise KeyError(name)
+        if kind == _STRING:
+            return buffer.value.decode(errors="replace")
+        if kind not in _READERS:
+            return None
+        value: bool | int | float = _READERS[kind].from_buffer(buffer).value
+        return value
+
+    def close(self) -> None:
+        """Takes the network off the device. More than once is harmless."""
+        context, self._context = self._context, 0
+        runtime_library.runtime().mdla_unload(context)
+
+    def __enter__(self) -> Network:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _given(self, inputs: Sequence[Array]) -> list[Array]:
+        expected = [port.shape for port in self._inputs]
+        if [np.shape(array) for array in inputs] != expected:
+            raise ValueError(f"inputs of shapes {expected} are needed, got {[np.shape(array) for array in inputs]}")
+        return [np.ascontiguousarray(array, dtype=np.float32) for array in inputs]
+
+    def _empty(self) -> list[Array]:
+        return [np.empty(port.shape, dtype=np.float32) for port in self._outputs]
+
+    def _check(self, status: int) -> None:
+        if status != 0:
+            raise DeviceError(runtime_library.fault())
+
+
+def _array(arrays: Sequence[Any]) -> Any:
+    return (ctypes.c_void_p * len(arrays))(*(array.ctypes.data for array in arrays))

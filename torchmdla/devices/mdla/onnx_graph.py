@@ -1,0 +1,166 @@
+"""An ONNX graph in the making: names, nodes, shapes, and the weights that it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from torchmdla.devices.mdla.weights import Array, BatchNorm, Recipe, Weight
+
+# What accelerators' tools read.
+OPSET = 13
+IR_VERSION = 7
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A value of the graph that depends on inputs, float32. ``used_once``: the program uses it in one place."""
+
+    name: str
+    shape: tuple[int, ...]
+    used_once: bool = False
+
+
+Value = Tensor | Weight
+
+
+@dataclass
+class _Anchor:
+    """A node with weights that a batch norm after it may go into."""
+
+    node: onnx.NodeProto
+    weight: Weight
+    bias: Weight | None
+    axis: int  # of the output channels in the weight
+
+
+class OnnxGraph:
+    """Collects nodes in order. ``label`` names the nodes that come (``conv2d_3``) until it is set again."""
+
+    def __init__(self) -> None:
+        self.label = "op"
+        self._used: set[str] = set()
+        self._nodes: list[onnx.NodeProto] = []
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._inputs: list[str] = []
+        self._weights: dict[str, Weight] = {}
+        self._names: dict[Recipe, str] = {}
+        self._integers: dict[tuple[int, ...], str] = {}
+        self._anchors: dict[str, _Anchor] = {}
+
+    def input(self, name: str, shape: Sequence[int], used_once: bool) -> Tensor:
+        """The graph's next input."""
+        self._inputs.append(name)
+        self._used.add(name)
+        self._shapes[name] = tuple(shape)
+        return Tensor(name, tuple(shape), used_once)
+
+    def node(
+        self,
+        kind: str,
+        operands: Sequence[Value | str | None],
+        shape: Sequence[int],
+        used_once: bool = False,
+        **attributes: Any,
+    ) -> Tensor:
+        """A node with one result; operands are values, names of integers, or None for one that is left out."""
+        name = self._fresh(self.label)
+        inputs = [self._name_of(operand) for operand in operands]
+        while inputs and not inputs[-1]:
+            inputs.pop()
+        self._nodes.append(helper.make_node(kind, inputs, [name], name=name, **attributes))
+        self._shapes[name] = tuple(shape)
+        return Tensor(name, tuple(shape), used_once)
+
+    def anchor(self, result: Tensor, weight: Value, bias: Value | None, axis: int) -> Tensor:
+        """Notes that the node of ``result``, which has just been written, computes by ``weight`` and ``bias``."""
+        if isinstance(weight, Weight) and not isinstance(bias, Tensor) and result.used_once:
+            self._anchors[result.name] = _Anchor(self._nodes[-1], weight, bias, axis)
+        return result
+
+    def fold(self, value: Tensor, norm: BatchNorm) -> Tensor | None:
+        """``value`` with the norm in the weights of the node that computes it; None where that cannot be."""
+        anchor = self._anchors.pop(value.name, None)
+        if anchor is None:
+            return None
+        weight, bias = norm.into_weight(anchor.weight, anchor.axis), norm.into_bias(anchor.bias)
+        names = [anchor.node.input[0], self._name_of(weight), self._name_of(bias)]
+        del anchor.node.input[:]
+        anchor.node.input.extend(names)
+        return value
+
+    def integers(self, values: Sequence[int]) -> str:
+        """The name of a constant list of integers."""
+        key = tuple(values)
+        if key not in self._integers:
+            self._integers[key] = self._fresh("sizes")
+        return self._integers[key]
+
+    def model(self, results: Sequence[Value]) -> tuple[onnx.ModelProto, dict[str, Weight]]:
+        """The model, and its weights by name. They are inputs of the graph behind its own: it holds none of their data.
+
+        ``results`` become the graph's outputs in this order.
+        """
+        outputs: list[str] = []
+        for result in results:
+            is_own = isinstance(result, Tensor) and result.name not in self._inputs and result.name not in outputs
+            self.label = "output"
+            outputs.append(result.name if is_own else self.node("Identity", [result], result.shape).name)  # type: ignore[union-attr]
+        read = {name for node in self._nodes for name in node.input}
+        weights = {name: weight for name, weight in self._weights.items() if name in read}
+        inputs = {name: self._shapes[name] for name in self._inputs}
+        inner = {name: shape for name, shape in self._shapes.items() if name not in inputs and name not in outputs}
+        graph = helper.make_graph(
+            self._nodes,
+            "group",
+            _infos({**inputs, **{name: weight.shape for name, weight in weights.items()}}),
+            _infos({name: self._shapes[name] for name in outputs}),
+            [
+                helper.make_tensor(name, TensorProto.INT64, [len(values)], values)
+                for values, name in self._integers.items()
+                if name in read
+            ],
+            value_info=_infos(inner),
+        )
+        opset = helper.make_opsetid("", OPSET)
+        model = helper.make_model(graph, opset_imports=[opset], ir_version=IR_VERSION, producer_name="torchmdla")
+        return model, weights
+
+    def _name_of(self, operand: Value | str | None) -> str:
+        if operand is None:
+            return ""
+        if isinstance(operand, str):
+            return operand
+        if isinstance(operand, Tensor):
+            return operand.name
+        if operand.recipe not in self._names:
+            name = self._names[operand.recipe] = self._fresh(f"{self.label}_weight")
+            self._weights[name] = operand
+        return self._names[operand.recipe]
+
+    def _fresh(self, base: str) -> str:
+        name, count = base, 1
+        while name in self._used:
+            count += 1
+            name = f"{base}_{count}"
+        self._used.add(name)
+        return name
+
+
+def _infos(shapes: Mapping[str, Sequence[int]]) -> list[onnx.ValueInfoProto]:
+    return [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()]
+
+
+def with_weights(model: onnx.ModelProto, weights: Mapping[str, Array]) -> onnx.ModelProto:
+    """A copy of the ``model`` that :meth:`OnnxGraph.model` made with arrays for its weights: no inputs any more."""
+    filled = onnx.ModelProto()
+    filled.CopyFrom(model)
+    own = [info for info in filled.graph.input if info.name not in weights]
+    del filled.graph.input[:]
+    filled.graph.input.extend(own)
+    filled.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in weights.items())
+    return filled

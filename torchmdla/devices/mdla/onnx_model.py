@@ -1,0 +1,134 @@
+"""From a program in the Torch dialect to an ONNX model, op by op."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+from torch_mlir import ir
+
+from torchmdla.compiler.program import Program
+from torchmdla.devices.cpu.frontend import explained, forward_of, new_context
+from torchmdla.devices.mdla.device_program import Port
+from torchmdla.devices.mdla.onnx_graph import OnnxGraph, Value
+from torchmdla.devices.mdla.weights import Weight
+from torchmdla.devices.mdla.writers import WRITERS, Op
+from torchmdla.errors import CompileError
+
+_TENSOR = re.compile(r"!torch\.vtensor<\[([\d,]*)\],\s*(\w+)>")
+# ``"aten::conv2d"("graph":3:0)``: what the importer calls an op of the user's program.
+_ORIGIN = re.compile(r'"\w+::(\w+)[\w.]*"\("graph":(\d+)')
+
+
+def onnx_model(program: Program) -> tuple[onnx.ModelProto, dict[str, Weight], tuple[Port, ...], tuple[Port, ...]]:
+    """The model, which passes ``onnx.checker``, its weights by name, its inputs and its outputs.
+
+    Raises:
+        CompileError: an op, or a use of one, that the device has no operation for; or no result depends on an input.
+    """
+    with new_context(), ir.Location.unknown():
+        with explained("the program is not valid"):
+            module = ir.Module.parse(program.mlir)
+        reader = _Reader(program, forward_of(module))
+        results = reader.results()
+    if all(isinstance(result, Weight) for result in results):
+        raise CompileError("nothing in the group depends on its inputs")
+    model, weights = reader.graph.model(results)
+    try:
+        onnx.checker.check_model(model, full_check=True)
+    except Exception as error:
+        raise CompileError("the ONNX model is not valid", diagnostic=str(error)) from error
+    outputs = tuple(Port(position, value.shape) for position, value in enumerate(results))
+    return model, weights, tuple(reader.inputs), outputs
+
+
+class _Reader:
+    """Walks the function and writes the graph."""
+
+    def __init__(self, program: Program, function: Any) -> None:
+        self.graph = OnnxGraph()
+        self.inputs: list[Port] = []
+        self._block = function.regions[0].blocks[0]
+        self._values: dict[Any, object] = {}
+        for position, (argument, value) in enumerate(zip(program.arguments, self._block.arguments, strict=True)):
+            if argument.role == "parameter":
+                self._values[value] = Weight.of_argument(position, argument.shape)
+            elif _uses(value):
+                self._values[value] = self._input(position, value)
+
+    def results(self) -> list[Value]:
+        """Writes every op; what the function returns."""
+        for op in self._block.operations:
+            if op.operation.name == "func.return":
+                return [self._values[operand] for operand in op.operation.operands]  # type: ignore[misc]
+            self._op(op.operation)
+        raise CompileError("the program returns nothing")
+
+    def _input(self, position: int, value: Any) -> Value:
+        shape = _shape(value)
+        self.inputs.append(Port(position, shape))
+        return self.graph.input(f"input{len(self.inputs) - 1}", shape, _uses(value) == 1)
+
+    def _op(self, op: Any) -> None:
+        if op.name in _CONSTANTS:
+            self._values[op.results[0]] = _CONSTANTS[op.name](op)
+            return
+        operands = [self._values[operand] for operand in op.operands]
+        if op.name == "torch.prim.ListConstruct":
+            self._values[op.results[0]] = operands
+            return
+        name, label = _origin(op)
+        writer = WRITERS.get(op.name.removeprefix("torch.aten."))
+        if writer is None or len(op.results) != 1:
+            raise CompileError("the mdla device has no operation for this", op=name, diagnostic=str(op.location))
+        self.graph.label = label
+        result = op.results[0]
+        try:
+            self._values[result] = writer(Op(self.graph, _shape(result), _uses(result) == 1), *operands)
+        except CompileError as error:
+            raise CompileError(error.reason, op=name, diagnostic=str(op.location)) from None
+
+
+def _uses(value: Any) -> int:
+    return sum(1 for _ in value.uses)
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    """The sizes of a tensor that the device can hold.
+
+    Raises:
+        CompileError: another dtype than float32, no tensor, or no elements or dimensions.
+    """
+    found = _TENSOR.fullmatch(str(value.type))
+    if found is None or found[2] != "f32":
+        raise CompileError(f"the mdla device has no values of type {value.type}")
+    shape = tuple(int(size) for size in found[1].split(",") if size)
+    if not shape or 0 in shape:
+        raise CompileError(f"the mdla device has no tensors of sizes {list(shape)}")
+    return shape
+
+
+def _origin(op: Any) -> tuple[str, str]:
+    """The op's own name, ``aten::relu``, and a name for the nodes that it becomes."""
+    name = op.name.removeprefix("torch.").replace(".", "::", 1)
+    found = _ORIGIN.search(str(op.location))
+    return name, f"{found[1]}_{found[2]}" if found else name.partition("::")[2].partition(".")[0]
+
+
+def _literal(op: Any) -> Weight:
+    array = np.array(op.attributes["value"])
+    return Weight.of_numbers([float(number) for number in array.flatten()], array.shape)
+
+
+_CONSTANTS: Mapping[str, Any] = {
+    "torch.constant.int": lambda op: ir.IntegerAttr(op.attributes["value"]).value,
+    "torch.constant.float": lambda op: ir.FloatAttr(op.attributes["value"]).value,
+    "torch.constant.bool": lambda op: bool(ir.IntegerAttr(op.attributes["value"]).value),
+    "torch.constant.str": lambda op: ir.StringAttr(op.attributes["value"]).value,
+    "torch.constant.none": lambda op: None,
+    "torch.constant.device": lambda op: None,
+    "torch.vtensor.literal": _literal,
+}

@@ -1,0 +1,95 @@
+"""What users say of the mdla device: its library, and the flags that its contexts get."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+LIBRARY_VARIABLE = "TORCHMDLA_MDLA_LIBRARY"
+
+EMULATOR = Path(__file__).with_name("libtorchmdla_mdla_emulator.so")
+
+PRECISIONS = ("fixed16", "fixed8", "variable", "float32")
+
+# An option's name -> its flag's name in ``ie_setflag``. What is None is not set, so that the library's default holds.
+_FLAGS: Mapping[str, str] = {
+    "precision": "precision",
+    "clusters": "nclusters",
+    "fpgas": "nfpgas",
+    "debug": "debug",
+    "options": "options",
+}
+
+_TYPES: Mapping[str, type | tuple[type, ...]] = {
+    "library": (str, os.PathLike),
+    "precision": str,
+    "clusters": int,
+    "fpgas": int,
+    "debug": str,
+    "options": str,
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """
+    Attributes:
+        library: path of the shared library that drives the device; empty for the environment's, else the emulator's.
+        precision: ``"fixed16"`` (16 bits, 8 of them fractional, the default of the device), ``"fixed8"``,
+            ``"variable"`` (fixed point chosen for each layer from calibration data) or ``"float32"``.
+        clusters, fpgas: how many of them to use.
+        debug: which debug output the library prints, in its own letters.
+        options: the compiler's options, in the library's own words.
+    """
+
+    library: str = ""
+    precision: str | None = None
+    clusters: int | None = None
+    fpgas: int | None = None
+    debug: str | None = None
+    options: str | None = None
+
+    @classmethod
+    def of(cls, options: Mapping[str, object]) -> Options:
+        """Options by name, checked; those that are None are as if they were not there.
+
+        Raises:
+            TypeError: no such option, or a value of the wrong type.
+            ValueError: no such precision, or a count below 1.
+        """
+        known = [field.name for field in fields(cls)]
+        given = {name: value for name, value in options.items() if value is not None}
+        for name, value in given.items():
+            if name not in known:
+                raise TypeError(f"device 'mdla' has no option {name!r}; there are {', '.join(known)}")
+            if not isinstance(value, _TYPES[name]) or isinstance(value, bool):
+                raise TypeError(f"option {name!r} of device 'mdla' cannot be a {type(value).__name__}")
+        if "library" in given:
+            given["library"] = os.fspath(given["library"])  # type: ignore[call-overload]
+        made = cls(**given)  # type: ignore[arg-type]
+        if made.precision not in (None, *PRECISIONS):
+            raise ValueError(f"no precision {made.precision!r}; there are {', '.join(PRECISIONS)}")
+        for name in ("clusters", "fpgas"):
+            count = getattr(made, name)
+            if count is not None and count < 1:
+                raise ValueError(f"option {name!r} must be at least 1, got {count}")
+        return made
+
+    def located(self) -> Options:
+        """With the path of the library that is meant."""
+        path = self.library or os.environ.get(LIBRARY_VARIABLE) or str(EMULATOR)
+        return Options(**{**asdict(self), "library": path})
+
+    def flags(self) -> list[tuple[str, str]]:
+        """Names and values for ``ie_setflag``."""
+        return [(flag, str(getattr(self, name))) for name, flag in _FLAGS.items() if getattr(self, name) is not None]
+
+    def to_text(self) -> str:
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_text(cls, text: str) -> Options:
+        return cls(**json.loads(text))

@@ -1,0 +1,122 @@
+#include "binding.h"
+
+#include "context.h"
+#include "fault.h"
+#include "library.h"
+
+#include <cstring>
+
+using torchmdla::mdla::Context;
+using torchmdla::mdla::current_fault;
+using torchmdla::mdla::Fault;
+using torchmdla::mdla::guarded;
+
+namespace torchmdla::mdla {
+
+std::string& current_fault() {
+  thread_local std::string text;
+  return text;
+}
+
+} // namespace torchmdla::mdla
+
+namespace {
+
+constexpr int failed = -1;
+
+// Packed buffers are the entry's second buffer.
+constexpr size_t packed_position = 1;
+
+Context*& context_in(void* buffer) {
+  return *static_cast<Context**>(buffer);
+}
+
+Context& as_context(void* context) {
+  return *static_cast<Context*>(context);
+}
+
+// `call` of a context, 0 or `failed`.
+template <class Call> int status_of(Call call) {
+  return guarded(
+      [&] {
+        call();
+        return 0;
+      },
+      failed);
+}
+
+} // namespace
+
+const char* mdla_fault(void) {
+  return current_fault().c_str();
+}
+
+void mdla_set_fault(const char* text) {
+  current_fault() = text;
+}
+
+int mdla_compile(const char* library, mdla_flags flags, const char* model, const char* binary,
+                 const char* shapes, const float* const* samples, const uint64_t* sample_elements,
+                 unsigned count) {
+  return status_of([&] {
+    const auto& api = torchmdla::mdla::library(library);
+    const auto cmem = torchmdla::mdla::create(api, flags);
+    unsigned outputs = 0, *dimensions = nullptr;
+    uint64_t** sizes = nullptr;
+    const char* function = count ? "ie_compile_vfp" : "ie_compile";
+    const void* made =
+        count ? api.ie_compile_vfp(cmem.get(), model, binary, shapes, &outputs, &dimensions, &sizes,
+                                   samples, sample_elements, count, nullptr)
+              : api.ie_compile(cmem.get(), model, binary, shapes, &outputs, &dimensions, &sizes,
+                               nullptr);
+    if (!made) throw Fault(torchmdla::mdla::fault_of(api, function, cmem.get()));
+  });
+}
+
+void* mdla_load(const char* library, mdla_flags flags, const char* binary, const mdla_port* inputs,
+                unsigned input_count, const mdla_port* outputs, unsigned output_count,
+                uint64_t tag) {
+  return guarded(
+      [&]() -> void* {
+        return new Context(library, flags, binary, {inputs, inputs + input_count},
+                           {outputs, outputs + output_count}, tag);
+      },
+      nullptr);
+}
+
+void mdla_observe(mdla_observer observer) {
+  torchmdla::mdla::observer().store(observer, std::memory_order_release);
+}
+
+void mdla_unload(void* context) {
+  delete static_cast<Context*>(context);
+}
+
+int32_t mdla_entry(void* const* buffers) {
+  void* const packed = static_cast<void* const*>(buffers[packed_position])[0];
+  return status_of([&] {
+    auto* const context = context_in(packed);
+    if (!context) throw Fault("ie_init: the network was not loaded");
+    context->run(buffers);
+  });
+}
+
+void mdla_release(void* buffer) {
+  mdla_unload(context_in(buffer));
+}
+
+int mdla_submit(void* context, const float* const* inputs, void* user) {
+  return status_of([&] { as_context(context).submit(inputs, user); });
+}
+
+int mdla_collect(void* context, float** outputs, void** user) {
+  return status_of([&] { as_context(context).collect(outputs, user); });
+}
+
+int mdla_run(void* context, const float* const* inputs, float** outputs, int software) {
+  return status_of([&] { as_context(context).run(inputs, outputs, software != 0); });
+}
+
+int mdla_info(void* context, const char* name, void* value, size_t size) {
+  return as_context(context).info(name, value, size);
+}

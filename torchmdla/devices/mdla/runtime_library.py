@@ -1,0 +1,82 @@
+"""The C++ binding (runtime/binding.h) as Python calls it.
+
+Imports nothing of torchmdla: the compile process uses it, too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+PATH = Path(__file__).with_name("libtorchmdla_mdla.so")
+
+
+class Port(ctypes.Structure):
+    """``mdla_port``."""
+
+    _fields_ = (("position", ctypes.c_uint64), ("elements", ctypes.c_uint64))
+
+
+# ``mdla_observer``.
+OBSERVER = ctypes.CFUNCTYPE(None, ctypes.c_uint64, ctypes.POINTER(ctypes.c_void_p))
+
+_TEXT, _POINTER, _COUNT = ctypes.c_char_p, ctypes.c_void_p, ctypes.c_uint
+_FLAGS, _PORTS = ctypes.POINTER(ctypes.c_char_p), ctypes.POINTER(Port)
+
+# Function -> what it returns, what it takes.
+_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "mdla_fault": (_TEXT, []),
+    "mdla_set_fault": (None, [_TEXT]),
+    "mdla_compile": (ctypes.c_int, [_TEXT, _FLAGS, _TEXT, _TEXT, _TEXT, _POINTER, _POINTER, _COUNT]),
+    "mdla_load": (_POINTER, [_TEXT, _FLAGS, _TEXT, _PORTS, _COUNT, _PORTS, _COUNT, ctypes.c_uint64]),
+    "mdla_observe": (None, [OBSERVER]),
+    "mdla_unload": (None, [_POINTER]),
+    "mdla_submit": (ctypes.c_int, [_POINTER, _POINTER, _POINTER]),
+    "mdla_collect": (ctypes.c_int, [_POINTER, _POINTER, _POINTER]),
+    "mdla_run": (ctypes.c_int, [_POINTER, _POINTER, _POINTER, ctypes.c_int]),
+    "mdla_info": (ctypes.c_int, [_POINTER, _TEXT, _POINTER, ctypes.c_size_t]),
+}
+
+
+@lru_cache(maxsize=1)
+def runtime() -> Any:
+    """The binding, loaded.
+
+    Raises:
+        OSError: it is not beside this file: torchmdla was built without it.
+    """
+    library = ctypes.CDLL(str(PATH))
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
+def array_at(address: int | None, shape: Sequence[int]) -> Any:
+    """The floats at ``address``, not copied."""
+    import numpy as np
+
+    count = math.prod(shape)
+    if not count or address is None:
+        return np.empty(shape, dtype=np.float32)
+    return np.ctypeslib.as_array((ctypes.c_float * count).from_address(address)).reshape(shape)
+
+
+def address_of(name: str) -> int:
+    """The address of a function of the binding."""
+    return ctypes.cast(getattr(runtime(), name), ctypes.c_void_p).value or 0
+
+
+def flag_array(flags: Sequence[tuple[str, str]]) -> Any:
+    """Names and values as ``mdla_flags``."""
+    texts = [text.encode() for pair in flags for text in pair]
+    return (ctypes.c_char_p * (len(texts) + 1))(*texts, None)
+
+
+def fault() -> str:
+    """What went wrong in the latest call of this thread, beginning with the library's function."""
+    return str(runtime().mdla_fault().decode(errors="replace"))

@@ -1,0 +1,381 @@
+"""Which ONNX nodes an op of the Torch dialect becomes: one table, name to writer.
+
+A writer gets the op with its operands by position, as ATen's schema has them: tensors as values of the graph,
+everything else as Python has it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from torchmdla.devices.mdla.onnx_graph import OnnxGraph, Tensor, Value
+from torchmdla.devices.mdla.weights import BatchNorm, Weight
+from torchmdla.errors import CompileError
+
+
+@dataclass(frozen=True)
+class Op:
+    """What a writer knows of its op beside the operands: the graph, and the result's shape and uses."""
+
+    graph: OnnxGraph
+    shape: tuple[int, ...]
+    used_once: bool
+
+    def node(self, kind: str, *operands: Value | str | None, **attributes: Any) -> Tensor:
+        """The node that makes the op's result."""
+        return self.graph.node(kind, operands, self.shape, self.used_once, **attributes)
+
+
+Writer = Callable[..., Value]
+
+
+def _per_axis(numbers: Sequence[int], count: int) -> list[int]:
+    return list(numbers) * count if len(numbers) == 1 else list(numbers)
+
+
+def _both_sides(numbers: Sequence[int], count: int) -> list[int]:
+    return _per_axis(numbers, count) * 2
+
+
+# Convolutions and products
+
+
+def _convolution(
+    op: Op,
+    x: Value,
+    weight: Value,
+    bias: Value | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+    *_: object,
+) -> Value:
+    rank = len(op.shape) - 2
+    attributes: dict[str, Any] = {
+        "kernel_shape": list(weight.shape[2:]),
+        "strides": _per_axis(stride, rank),
+        "pads": _both_sides(padding, rank),
+        "dilations": _per_axis(dilation, rank),
+        "group": groups,
+    }
+    if transposed:
+        attributes["output_padding"] = _per_axis(output_padding, rank)
+    result = op.node("ConvTranspose" if transposed else "Conv", x, weight, bias, **attributes)
+    if transposed and groups != 1:
+        return result  # The output channels lie along two axes of the weight.
+    return op.graph.anchor(result, weight, bias, axis=1 if transposed else 0)
+
+
+def _linear(op: Op, x: Value, weight: Value, bias: Value | None = None) -> Value:
+    """With every leading dimension in the rows of one product."""
+    rows = (math.prod(x.shape[:-1]), x.shape[-1])
+    flat = op if len(op.shape) == 2 else replace(op, shape=(rows[0], weight.shape[0]))
+    result = flat.node("Gemm", _reshaped(op.graph, x, rows), weight, bias, transB=1)
+    return _reshaped(op.graph, op.graph.anchor(result, weight, bias, axis=0), op.shape, op.used_once)
+
+
+def _mm(op: Op, left: Value, right: Value) -> Value:
+    if not isinstance(right, Weight):
+        return op.node("MatMul", left, right)
+    return op.graph.anchor(op.node("Gemm", left, right), right, None, axis=1)
+
+
+def _addmm(op: Op, bias: Value, left: Value, right: Value, beta: float, alpha: float) -> Value:
+    result = op.node("Gemm", left, right, bias, alpha=float(alpha), beta=float(beta))
+    per_column = bias.shape in (right.shape[1:], (1, *right.shape[1:]))
+    return op.graph.anchor(result, right, bias, axis=1) if alpha == beta == 1 and per_column else result
+
+
+# Pooling
+
+
+def _ends(
+    op: Op, x: Value, kernel: list[int], stride: list[int], padding: list[int], dilation: list[int] | None = None
+) -> list[int]:
+    """How far the last windows go beyond the input, the padding included; ``ceil_mode`` may make it more than that."""
+    rank = len(kernel)
+    dilation = dilation or [1] * rank
+    lengths, new = x.shape[-rank:], op.shape[-rank:]
+    reach = [(n - 1) * s + d * (k - 1) + 1 for n, s, d, k in zip(new, stride, dilation, kernel, strict=True)]
+    return [max(p, r - p - n) for p, r, n in zip(padding, reach, lengths, strict=True)]
+
+
+def _max_pool(rank: int) -> Writer:
+    def write(
+        op: Op,
+        x: Value,
+        kernel: Sequence[int],
+        stride: Sequence[int],
+        padding: Sequence[int],
+        dilation: Sequence[int],
+        ceil_mode: bool,
+    ) -> Value:
+        sizes = [_per_axis(numbers, rank) for numbers in (kernel, stride or kernel, padding, dilation)]
+        ends = _ends(op, x, *sizes)
+        return op.node(
+            "MaxPool", x, kernel_shape=sizes[0], strides=sizes[1], pads=[*sizes[2], *ends], dilations=sizes[3]
+        )
+
+    return write
+
+
+def _average_pool(rank: int) -> Writer:
+    def write(
+        op: Op,
+        x: Value,
+        kernel: Sequence[int],
+        stride: Sequence[int],
+        padding: Sequence[int],
+        ceil_mode: bool,
+        count_include_pad: bool,
+        divisor: int | None = None,
+    ) -> Value:
+        sizes = [_per_axis(numbers, rank) for numbers in (kernel, stride or kernel, padding)]
+        ends = _ends(op, x, *sizes)
+        if divisor is not None:
+            raise CompileError("an average pool with a divisor of its own is not supported")
+        if ends != sizes[2] and count_include_pad and any(sizes[2]):
+            raise CompileError("an average pool that counts padding beside windows cut short is not supported")
+        counted = count_include_pad and ends == sizes[2]
+        pads = [*sizes[2], *ends]
+        return op.node(
+            "AveragePool", x, kernel_shape=sizes[0], strides=sizes[1], pads=pads, count_include_pad=int(counted)
+        )
+
+    return write
+
+
+def _adaptive_average_pool(op: Op, x: Value, sizes: Sequence[int]) -> Value:
+    new = _per_axis(sizes, len(x.shape) - 2)
+    lengths = x.shape[2:]
+    if all(size == 1 for size in new):
+        return op.node("GlobalAveragePool", x)
+    if any(length % size for length, size in zip(lengths, new, strict=True)):
+        raise CompileError(f"adaptive pooling from sizes {list(lengths)} to {new} is not supported")
+    kernel = [length // size for length, size in zip(lengths, new, strict=True)]
+    return op.node("AveragePool", x, kernel_shape=kernel, strides=kernel)
+
+
+def _mean(op: Op, x: Value, axes: Sequence[int] | None, keepdim: bool, dtype: object) -> Value:
+    rank = len(x.shape)
+    spatial = list(range(2, rank))
+    if not spatial or sorted(axis % rank for axis in axes or range(rank)) != spatial:
+        raise CompileError("a mean over other axes than all the spatial ones is not supported")
+    pooled = op.graph.node("GlobalAveragePool", [x], (*x.shape[:2], *[1] * len(spatial)), op.used_once)
+    return _reshaped(op.graph, pooled, op.shape, op.used_once)
+
+
+# Elementwise
+
+
+def _arithmetic(kind: str, operation: str) -> Writer:
+    """``x + y`` and the like; a third operand (``alpha``) multiplies ``y``, which may be a number."""
+
+    def write(op: Op, x: Value, y: Value | float, alpha: float = 1) -> Value:
+        other = y if isinstance(y, Weight | Tensor) else Weight.of_numbers([float(y)], ())
+        if alpha != 1:
+            factor = Weight.of_numbers([float(alpha)], ())
+            scaled = _arithmetic("Mul", "product")
+            other = scaled(replace(op, shape=other.shape, used_once=True), other, factor)
+        if isinstance(x, Weight) and isinstance(other, Weight):
+            return x.combined(operation, other, op.shape)
+        return op.node(kind, x, other)
+
+    return write
+
+
+def _same_name(kind: str) -> Writer:
+    return lambda op, x: op.node(kind, x)
+
+
+def _clip(op: Op, x: Value, smallest: float | None = None, largest: float | None = None) -> Value:
+    limits = [None if limit is None else Weight.of_numbers([float(limit)], ()) for limit in (smallest, largest)]
+    return op.node("Clip", x, *limits)
+
+
+def _leaky_relu(op: Op, x: Value, slope: float) -> Value:
+    return op.node("LeakyRelu", x, alpha=float(slope))
+
+
+def _softmax(op: Op, x: Value, dim: int, *_: object) -> Value:
+    return op.node("Softmax", x, axis=dim % len(x.shape))
+
+
+def _batch_norm(
+    op: Op,
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    mean: Value,
+    variance: Value,
+    training: bool,
+    momentum: float,
+    eps: float,
+    cudnn: bool,
+) -> Value:
+    """In the weights of the node before where that is the norm's alone."""
+    if training:
+        raise CompileError("a batch norm in training is not supported")
+    given = (weight, bias, mean, variance)
+    if isinstance(x, Tensor) and not any(isinstance(value, Tensor) for value in given):
+        assert isinstance(mean, Weight) and isinstance(variance, Weight)
+        norm = BatchNorm(weight, bias, mean, variance, eps)  # type: ignore[arg-type]
+        folded = op.graph.fold(x, norm)
+        if folded is not None:
+            return replace(folded, used_once=op.used_once)
+    channels = mean.shape
+    affine = [weight or Weight.filled(1.0, channels), bias or Weight.filled(0.0, channels)]
+    return op.node("BatchNormalization", x, *affine, mean, variance, epsilon=eps)
+
+
+# Views and moves
+
+
+def _reshaped(graph: OnnxGraph, x: Value, shape: Sequence[int], used_once: bool = True) -> Value:
+    if x.shape == tuple(shape):
+        return x
+    if isinstance(x, Weight):
+        return x.reshaped(shape)
+    return graph.node("Reshape", [x, graph.integers(shape)], shape, used_once)
+
+
+def _view(op: Op, x: Value, *_: object) -> Value:
+    return _reshaped(op.graph, x, op.shape, op.used_once)
+
+
+def _permute(op: Op, x: Value, order: Sequence[int]) -> Value:
+    axes = [axis % len(x.shape) for axis in order]
+    return x.permuted(axes) if isinstance(x, Weight) else op.node("Transpose", x, perm=axes)
+
+
+def _transpose(op: Op, x: Value, one: int = 0, other: int = 1) -> Value:
+    axes = list(range(len(x.shape)))
+    if len(axes) < 2:
+        return x
+    axes[one], axes[other] = axes[other], axes[one]
+    return _permute(op, x, axes)
+
+
+def _expand(op: Op, x: Value, *_: object) -> Value:
+    if x.shape == op.shape:
+        return x
+    if isinstance(x, Weight):
+        return x.expanded(op.shape)
+    raise CompileError("an expansion of what depends on inputs is not supported")
+
+
+def _slice(op: Op, x: Value, dim: int, start: int | None, end: int | None, step: int) -> Value:
+    axis = dim % len(x.shape)
+    if x.shape == op.shape:
+        return x
+    first, last, _ = slice(start, end, step).indices(x.shape[axis])
+    if isinstance(x, Weight):
+        return x.sliced(axis, first, last, step, op.shape)
+    bounds = [op.graph.integers([number]) for number in (first, last, axis, step)]
+    return op.node("Slice", x, *bounds)
+
+
+def _select(op: Op, x: Value, dim: int, index: int) -> Value:
+    axis = dim % len(x.shape)
+    place = index % x.shape[axis]
+    shape = (*x.shape[:axis], 1, *x.shape[axis + 1 :])
+    part = _slice(replace(op, shape=shape, used_once=True), x, axis, place, place + 1, 1)
+    return _reshaped(op.graph, part, op.shape, op.used_once)
+
+
+def _concatenate(op: Op, values: Sequence[Value], dim: int) -> Value:
+    if len(values) == 1:
+        return values[0]
+    return op.node("Concat", *values, axis=dim % len(op.shape))
+
+
+def _pad(op: Op, x: Value, sizes: Sequence[int], number: float) -> Value:
+    """``sizes``: before and after, the last dimension's pair first."""
+    pairs = [(sizes[k], sizes[k + 1]) for k in range(0, len(sizes), 2)]
+    by_axis = [(0, 0)] * (len(x.shape) - len(pairs)) + pairs[::-1]
+    before, after = zip(*by_axis, strict=True)
+    if min(*before, *after) < 0:
+        raise CompileError("a padding that crops is not supported")
+    value = Weight.of_numbers([float(number)], ())
+    return op.node("Pad", x, op.graph.integers([*before, *after]), value, mode="constant")
+
+
+def _resize(op: Op, x: Value, scales: Sequence[float | None], **attributes: Any) -> Value:
+    """To the op's shape; ``scales`` are what the user gave instead, which then say where the samples lie."""
+    ratios = [scale if scale else new / old for scale, new, old in zip(scales, op.shape[2:], x.shape[2:], strict=True)]
+    single = [float(np.float32(ratio)) for ratio in ratios]
+    if [math.floor(old * scale) for old, scale in zip(x.shape[2:], single, strict=True)] == list(op.shape[2:]):
+        return op.node("Resize", x, None, Weight.of_numbers([1.0, 1.0, *single], (len(op.shape),)), **attributes)
+    # A ratio's rounding would lose an element.
+    return op.node("Resize", x, None, None, op.graph.integers(op.shape), **attributes)
+
+
+_NEAREST = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+
+
+def _linear_mode(align: bool) -> dict[str, str]:
+    return {"mode": "linear", "coordinate_transformation_mode": "align_corners" if align else "half_pixel"}
+
+
+def _nearest(op: Op, x: Value, sizes: object, *scales: float | None) -> Value:
+    return _resize(op, x, scales, **_NEAREST)
+
+
+def _nearest_vec(op: Op, x: Value, sizes: object, scales: Sequence[float] | None) -> Value:
+    return _resize(op, x, scales or [None] * (len(op.shape) - 2), **_NEAREST)
+
+
+def _bilinear(op: Op, x: Value, sizes: object, align: bool, *scales: float | None) -> Value:
+    return _resize(op, x, [None] * len(scales) if align else scales, **_linear_mode(align))
+
+
+def _bilinear_vec(op: Op, x: Value, sizes: object, align: bool, scales: Sequence[float] | None) -> Value:
+    factors: Sequence[float | None] = scales or [None] * (len(op.shape) - 2)
+    return _bilinear(op, x, sizes, align, *factors)
+
+
+WRITERS: Mapping[str, Writer] = {
+    **dict.fromkeys(["convolution", "_convolution", "_convolution.deprecated"], _convolution),
+    "linear": _linear,
+    "mm": _mm,
+    "bmm": lambda op, left, right: op.node("MatMul", left, right),
+    "addmm": _addmm,
+    **{f"max_pool{rank}d": _max_pool(rank) for rank in (1, 2, 3)},
+    **{f"avg_pool{rank}d": _average_pool(rank) for rank in (1, 2, 3)},
+    **{f"adaptive_avg_pool{rank}d": _adaptive_average_pool for rank in (1, 2, 3)},
+    "_adaptive_avg_pool2d": _adaptive_average_pool,
+    "mean.dim": _mean,
+    **dict.fromkeys(["add.Tensor", "add.Scalar"], _arithmetic("Add", "sum")),
+    **dict.fromkeys(["sub.Tensor", "sub.Scalar"], _arithmetic("Sub", "difference")),
+    **dict.fromkeys(["mul.Tensor", "mul.Scalar"], _arithmetic("Mul", "product")),
+    "relu": _same_name("Relu"),
+    "tanh": _same_name("Tanh"),
+    "sigmoid": _same_name("Sigmoid"),
+    "leaky_relu": _leaky_relu,
+    "relu6": lambda op, x: _clip(op, x, 0.0, 6.0),
+    **dict.fromkeys(["hardtanh", "clamp", "clamp_min"], _clip),
+    "clamp_max": lambda op, x, largest: _clip(op, x, None, largest),
+    **dict.fromkeys(["softmax.int", "_softmax"], _softmax),
+    "batch_norm": _batch_norm,
+    **dict.fromkeys(["view", "flatten.using_ints", "unsqueeze", "squeeze.dim"], _view),
+    "permute": _permute,
+    **dict.fromkeys(["transpose.int", "t"], _transpose),
+    "expand": _expand,
+    "slice.Tensor": _slice,
+    "select.int": _select,
+    "cat": _concatenate,
+    "constant_pad_nd": _pad,
+    "zeros": lambda op, *_: Weight.filled(0.0, op.shape),
+    **dict.fromkeys(["upsample_nearest1d", "upsample_nearest2d"], _nearest),
+    **dict.fromkeys(["upsample_nearest1d.vec", "upsample_nearest2d.vec"], _nearest_vec),
+    "upsample_bilinear2d": _bilinear,
+    "upsample_bilinear2d.vec": _bilinear_vec,
+}
