@@ -20,6 +20,7 @@ from torchmdla.devices.device import LoadedCode
 from torchmdla.devices.mdla import calibration, compiling, runtime_library
 from torchmdla.devices.mdla.device_program import DeviceProgram
 from torchmdla.devices.mdla.device_program import Port as ProgramPort
+from torchmdla.devices.mdla.lowering import NEEDS_ONNX
 from torchmdla.devices.mdla.options import Options
 from torchmdla.devices.mdla.runtime_library import Port, array_at
 from torchmdla.devices.mdla.weights import evaluate
@@ -102,8 +103,10 @@ class _Packer:
 
     def _model(self, buffers: ctypes._Pointer[ctypes.c_void_p]) -> bytes:
         """The ONNX file with the weights in it."""
-        import onnx
-
+        try:
+            import onnx
+        except ModuleNotFoundError:  # The artifact comes from a cache.
+            raise DeviceError(f"ie_compile: {NEEDS_ONNX}") from None
         from torchmdla.devices.mdla.onnx_graph import with_weights
 
         parameters = {

@@ -9,6 +9,8 @@ from torchmdla.compiler.program import Program
 from torchmdla.devices.mdla.device_program import DeviceProgram
 from torchmdla.errors import CompileError
 
+NEEDS_ONNX = "the mdla device needs the package onnx: pip install 'torchmdla[mdla]'"
+
 # What the pack leaves for the entry: the address of the context.
 CONTEXT_BYTES = 64
 
@@ -27,7 +29,7 @@ def lower(program: Program) -> Artifact:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "onnx":
             raise
-        raise CompileError("the mdla device needs the package onnx: pip install 'torchmdla[mdla]'") from None
+        raise CompileError(NEEDS_ONNX) from None
     model, weights, inputs, outputs = onnx_model(program)
     content = DeviceProgram(
         model.SerializeToString(deterministic=True),
