@@ -796,6 +796,20 @@ _BOOLEAN_NUMBERS: dict[str, Callable[[Any], Tensor]] = {
 }
 
 
+@pytest.mark.parametrize("compare", [torch.eq, torch.ne, torch.lt, torch.le, torch.gt, torch.ge])
+@pytest.mark.parametrize("value", [0, 1])
+def test_constants_compared_with_integers(dev: torch.device, compare: Callable[..., Tensor], value: int) -> None:
+    """The compiler folds all of such a graph."""
+
+    def chosen(device: Any) -> Tensor:
+        x = torch.full((3, 4), float(value), device=device)
+        return x.masked_fill(compare(x, 1), -3)
+
+    for _ in range(3):
+        assert_matches(chosen(dev).cpu(), chosen("cpu"))
+    assert torchmdla.stats().fallbacks == {}
+
+
 @pytest.mark.parametrize("make", _BOOLEAN_NUMBERS)
 def test_boolean_numbers(dev: torch.device, make: str) -> None:
     assert_matches(_BOOLEAN_NUMBERS[make](dev).cpu(), _BOOLEAN_NUMBERS[make]("cpu"))
