@@ -385,6 +385,9 @@ _OVERLAPS: dict[str, Callable[[Tensor], object]] = {
     "cumsum": lambda x: torch.cumsum(x[:-1], 0, out=x[1:]),
     "index_put_": lambda x: x.index_put_((torch.tensor([0, 1], device=x.device),), x[:2]),
     "scatter_": lambda x: x.scatter_(0, torch.tensor([1, 0, 1, 0], device=x.device), x),
+    "fill_ of an expanded": lambda x: x.expand(2, 4).fill_(2),
+    "zero_ of an expanded": lambda x: x.expand(2, 4).zero_(),
+    "element of an expanded": lambda x: (x * 2).expand(2, 4).t().__setitem__(0, 7),
     "in the same place": lambda x: x[:2].mul_(x[:2]),
     "beside it": lambda x: x[:2].copy_(x[2:]),
 }
@@ -793,6 +796,20 @@ _BOOLEAN_NUMBERS: dict[str, Callable[[Any], Tensor]] = {
 }
 
 
+@pytest.mark.parametrize("compare", [torch.eq, torch.ne, torch.lt, torch.le, torch.gt, torch.ge])
+@pytest.mark.parametrize("value", [0, 1])
+def test_constants_compared_with_integers(dev: torch.device, compare: Callable[..., Tensor], value: int) -> None:
+    """The compiler folds all of such a graph."""
+
+    def chosen(device: Any) -> Tensor:
+        x = torch.full((3, 4), float(value), device=device)
+        return x.masked_fill(compare(x, 1), -3)
+
+    for _ in range(3):
+        assert_matches(chosen(dev).cpu(), chosen("cpu"))
+    assert torchmdla.stats().fallbacks == {}
+
+
 @pytest.mark.parametrize("make", _BOOLEAN_NUMBERS)
 def test_boolean_numbers(dev: torch.device, make: str) -> None:
     assert_matches(_BOOLEAN_NUMBERS[make](dev).cpu(), _BOOLEAN_NUMBERS[make]("cpu"))
@@ -834,6 +851,7 @@ _FAULTS: dict[str, Callable[[Any], object]] = {
     "sizes of a product": lambda device: torch.ones(2, 3, device=device) @ torch.ones(2, 3, device=device),
     "broadcasting": lambda device: torch.ones(3, device=device) + torch.ones(4, device=device),
     "view": lambda device: torch.ones(6, device=device).view(5),
+    "memory of a view": lambda device: torch.ones(4, device=device).as_strided((2, 2), (2, 1), 1),
     "dtype of a write": lambda device: torch.ones(2, dtype=torch.int64, device=device).add_(1.5),
     "dtype of an out": lambda device: torch.gather(
         torch.ones(2, device=device),

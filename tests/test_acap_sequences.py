@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import torchmdla
-from torchmdla.testing.compare import assert_matches
 
 # What makes another tensor of one, with a number; views, or not, as PyTorch has it.
 _TAKES: dict[str, Callable[[Tensor, int], Tensor]] = {
@@ -73,7 +72,7 @@ _STEPS = st.lists(
 def _done(device: Any, steps: Sequence[tuple[str, int, int, int]]) -> tuple[list[Tensor], list[str]]:
     """All tensors that were made, and the kinds of errors on the way. A failed step makes and writes nothing."""
     torch.manual_seed(0)
-    tensors, faults = [torch.arange(1.0, 13).view(3, 4).to(device), torch.linspace(-1, 1, 4).to(device)], []
+    tensors, faults = [torch.arange(1.0, 13).view(3, 4).to(device), (torch.arange(4.0) - 1.5).to(device)], []
     for name, first, second, number in steps:
         x, y = tensors[first % len(tensors)], tensors[second % len(tensors)]
         try:
@@ -86,6 +85,12 @@ def _done(device: Any, steps: Sequence[tuple[str, int, int, int]]) -> tuple[list
     return tensors, faults
 
 
+def _geometry(tensor: Tensor) -> tuple[object, ...]:
+    """Sizes, offset, and the strides that tell places."""
+    strides = [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
+    return tensor.shape, tensor.storage_offset(), strides if tensor.numel() else []
+
+
 def _first_of_each(tensors: Sequence[Tensor]) -> list[int]:
     """For each tensor the first one in whose memory it lies."""
     first: dict[int, int] = {}
@@ -94,19 +99,15 @@ def _first_of_each(tensors: Sequence[Tensor]) -> list[int]:
 
 @pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
 @pytest.mark.filterwarnings("ignore:Use of .* on expanded tensors is deprecated")
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=100, deadline=None, derandomize=True)
 @given(steps=_STEPS)
 def test_sequences(steps: list[tuple[str, int, int, int]]) -> None:
     wanted, expected_faults = _done("cpu", steps)
     made, faults = _done(torchmdla.acap_device(), steps)
     assert faults == expected_faults
-    for ours, theirs in zip(made, wanted, strict=True):
-        assert (ours.shape, ours.stride(), ours.storage_offset()) == (
-            theirs.shape,
-            theirs.stride(),
-            theirs.storage_offset(),
-        )
+    assert [_geometry(tensor) for tensor in made] == [_geometry(tensor) for tensor in wanted]
     holding = [index for index, tensor in enumerate(wanted) if tensor.numel()]
     assert _first_of_each([made[i] for i in holding]) == _first_of_each([wanted[i] for i in holding])
     for ours, theirs in zip(made, wanted, strict=True):
-        assert_matches(ours.cpu(), theirs.clone(), strides=False, layers=len(steps))
+        # Sums may cancel.
+        torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-4, atol=1e-4, equal_nan=True)

@@ -141,10 +141,7 @@ void set_storage(at::Tensor& self, const c10::Storage& storage, Geometry geometr
               "\".  This is no longer allowed; the devices must match.");
   self.unsafeGetTensorImpl()->set_storage_keep_dtype(storage);
   place_in(self, geometry);
-  TORCH_CHECK(geometry.bytes() <= storage.nbytes(), "setStorage: sizes ", self.sizes(),
-              ", strides ", self.strides(), ", storage offset ", self.storage_offset(),
-              ", and itemsize ", self.itemsize(), " requiring a storage size of ", geometry.bytes(),
-              " are out of bounds for storage of size ", storage.nbytes());
+  geometry.check_fits(storage.nbytes());
   rebase(self);
 }
 
@@ -177,6 +174,12 @@ at::Tensor& set_to_nothing(at::Tensor& self) {
 // --- values -------------------------------------------------------------------------------------
 
 at::Tensor& fill_with(at::Tensor& self, const at::Scalar& number) {
+  if (Geometry::of(self).may_overlap()) { // which no graph expresses
+    auto alias = cpu_alias_for_writing(self);
+    alias.fill_(number);
+    written(self, alias);
+    return self;
+  }
   const auto dtype = self.scalar_type();
   write_content(self, append("aten::full", "",
                              {self.sizes().vec(), IValue(number), static_cast<int64_t>(dtype),
@@ -230,7 +233,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> native_batch_norm(
 bool keeps_composite(const OperatorHandle& op) {
   const auto& name = op.operator_name().name;
   return is_random(op) || name.starts_with("aten::_foreach") || name == "aten::_conj" ||
-         name == "aten::_neg_view" || name == "aten::_thnn_fused_lstm_cell_backward";
+         name == "aten::_neg_view" || name == "aten::new_empty_strided" ||
+         name == "aten::_thnn_fused_lstm_cell_backward";
 }
 
 // A fallback is outranked by composite kernels, which would take apart ops that devices know.

@@ -292,12 +292,6 @@ bool record_view(const OperatorHandle& op, const std::vector<IValue>& arguments,
 
 // --- writes -------------------------------------------------------------------------------------
 
-bool has_overlap(const at::Tensor& tensor) {
-  for (int64_t i = 0; i < tensor.dim(); ++i)
-    if (tensor.stride(i) == 0 && tensor.size(i) > 1) return true;
-  return false;
-}
-
 // Whether a result of type `meta` may be written to `argument` as it is, which else eager PyTorch
 // resizes or refuses. What is given as `out` is to be of the result's dtype, for most kernels.
 bool can_write(const IValue& argument, const at::Tensor& meta, bool is_out) {
@@ -307,7 +301,7 @@ bool can_write(const IValue& argument, const at::Tensor& meta, bool is_out) {
   return meta.defined() && is_acap(tensor) && tensor.sizes() == meta.sizes() &&
          (is_out ? meta.scalar_type() == tensor.scalar_type()
                  : c10::canCast(meta.scalar_type(), tensor.scalar_type())) &&
-         !has_overlap(tensor) && !tensor.is_conj() && !tensor.is_neg();
+         !Geometry::of(tensor).may_overlap() && !tensor.is_conj() && !tensor.is_neg();
 }
 
 // Whether an argument shares memory with one that is written to, so that the kernel's order tells
@@ -344,7 +338,8 @@ ValuePtr cast(const ValuePtr& value, at::ScalarType dtype) {
 
 void write_content(const at::Tensor& tensor, const ValuePtr& content) {
   const auto value = cast(content, tensor.scalar_type());
-  if (write(tensor, value)) return;
+  // In what order elements are written, or that they must not be, is the CPU's business.
+  if (!Geometry::of(tensor).may_overlap() && write(tensor, value)) return;
   compute({value});
   auto alias = cpu_alias_for_writing(tensor);
   alias.copy_(value->tensor);

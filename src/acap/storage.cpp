@@ -66,20 +66,35 @@ bool Geometry::is_contiguous() const {
   return true;
 }
 
-bool Geometry::is_dense() const {
-  if (offset != 0) return false;
-  if (is_empty()) return true;
+c10::SmallVector<size_t, 6> Geometry::by_stride() const {
   c10::SmallVector<size_t, 6> order;
   for (size_t i = 0; i < sizes.size(); ++i)
     order.push_back(i);
   std::stable_sort(order.begin(), order.end(),
                    [&](size_t a, size_t b) { return strides[a] < strides[b]; });
+  return order;
+}
+
+bool Geometry::is_dense() const {
+  if (offset != 0) return false;
+  if (is_empty()) return true;
   int64_t expected = 1;
-  for (const auto i : order) {
+  for (const auto i : by_stride()) {
     if (sizes[i] != 1 && strides[i] != expected) return false;
     expected *= sizes[i];
   }
   return true;
+}
+
+bool Geometry::may_overlap() const {
+  if (is_empty()) return false;
+  int64_t extent = 1;
+  for (const auto i : by_stride()) {
+    if (sizes[i] == 1) continue;
+    if (strides[i] < extent) return true;
+    extent += (sizes[i] - 1) * strides[i];
+  }
+  return false;
 }
 
 size_t Geometry::bytes() const {
@@ -89,6 +104,13 @@ size_t Geometry::bytes() const {
     elements += (sizes[i] - 1) * strides[i];
   }
   return static_cast<size_t>(offset + elements) * c10::elementSize(dtype);
+}
+
+void Geometry::check_fits(size_t storage_bytes) const {
+  TORCH_CHECK(bytes() <= storage_bytes, "setStorage: sizes ", c10::IntArrayRef(sizes), ", strides ",
+              c10::IntArrayRef(strides), ", storage offset ", offset, ", and itemsize ",
+              c10::elementSize(dtype), " requiring a storage size of ", bytes(),
+              " are out of bounds for storage of size ", storage_bytes);
 }
 
 // Before anything is put in, the content is as many bytes.

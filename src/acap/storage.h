@@ -26,8 +26,16 @@ struct Geometry {
   bool is_contiguous() const;
   // The same in any order: no element twice, and nothing between two.
   bool is_dense() const;
+  // Whether two elements may be in one place.
+  bool may_overlap() const;
   // From the storage's start to the end of the last element.
   size_t bytes() const;
+  // Throws, as PyTorch does, where that is beyond a storage of so many bytes.
+  void check_fits(size_t storage_bytes) const;
+
+private:
+  // The dimensions, those with the smallest strides first.
+  c10::SmallVector<size_t, 6> by_stride() const;
 };
 
 // All that alias share it, so whoever writes through one changes what the others read. The content

@@ -65,6 +65,7 @@ std::vector<at::Tensor> take_by_geometry(const c10::OperatorHandle& op, const Ar
   auto geometry = Geometry::of(metas[0]);
   // The offset that the op is given, or by default the tensor's own, is the storage's already.
   geometry.offset = arguments[3].isNone() ? self.storage_offset() : arguments[3].toInt();
+  geometry.check_fits(self.storage().nbytes());
   return {make_view(self, geometry, nullptr)};
 }
 

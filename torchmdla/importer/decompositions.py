@@ -179,6 +179,10 @@ _WRITTEN: Mapping[str, Decomposition] = {
     "aten::mse_loss_backward": _mse_loss_backward,
     "aten::pow.Scalar": elementwise.power_of_number,
     "aten::rsub.Tensor": elementwise.rsub,
+    **{
+        f"aten::{name}.Scalar": elementwise.comparison(getattr(torch, name))
+        for name in ("eq", "ne", "lt", "le", "gt", "ge")
+    },
     "aten::threshold": elementwise.threshold,
     "aten::threshold_backward": elementwise.threshold_backward,
     "aten::hardtanh_backward": elementwise.hardtanh_backward,

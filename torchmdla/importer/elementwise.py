@@ -78,6 +78,16 @@ def masked_fill(value: Tensor, mask: Tensor, number: float) -> Tensor:
     return torch.masked_fill(value, mask, as_dtype_of(value, number))
 
 
+def comparison(compare: Callable[[Tensor, float], Tensor]) -> Callable[[Tensor, float], Tensor]:
+    """With a number of the tensor's kind: upstream takes an integer's bits for a float's where it folds constants."""
+
+    def compared(value: Tensor, number: float) -> Tensor:
+        is_mixed = value.is_floating_point() and isinstance(number, int)
+        return compare(value, float(number) if is_mixed else number)
+
+    return compared
+
+
 def threshold(value: Tensor, threshold: float, replacement: float) -> Tensor:
     """``value`` where it is larger than ``threshold``, or NaN."""
     return torch.where(value <= as_dtype_of(value, threshold), as_dtype_of(value, replacement), value)
