@@ -254,6 +254,9 @@ def _constant_nodes() -> Model:
 
 
 NETWORKS = [
+    # The norm's channels are not the convolution's: it must not be folded.
+    _chain("reshaped_batch_norm", (1, 3, 6, 6), ("Conv", [_weights(4, 3, 3, 3)], {}),
+           ("Reshape", [ints(4, 4, 2, 2)], {}), ("BatchNormalization", _statistics(4), {})),
     _skip_connection(),
     _constant_nodes(),
     _chain("classifier", (2, 3, 16, 16), ("Conv", [_weights(8, 3, 3, 3), normal(8)], {"pads": [1, 1, 1, 1]}),

@@ -235,6 +235,24 @@ def test_any_convolution_in_any_tiles(model: Model, clusters: int, precision: st
     np.testing.assert_array_equal(software, theirs)
 
 
+def test_calibration_takes_the_largest_of_all_samples(tmp_path: Path) -> None:
+    path = operator("calibrated", "Add", [(4, 5), (4, 5)]).save(tmp_path)
+    one, two, five = (np.full((4, 5), value, np.float32) for value in (0.9, 1.1, 5.0))
+    with Context(precision="variable") as context:
+        context.compile(path, samples=[one, one])
+        assert context.layers()[0]["fraction"] == 14
+        context.compile(path, samples=[one, one, five, two, two, one])
+        assert context.layers()[0]["fraction"] == 12
+        (y,) = context.run(one, two)
+        np.testing.assert_allclose(y, one + two, atol=2.0**-12)
+        # The second input was below 2 in calibration, and saturates there.
+        (y,) = context.run(one, five)
+        np.testing.assert_allclose(y, one + 2, atol=2.0**-12)
+    with Context(precision="fixed8") as context:
+        assert context.compile(path).layers()[0]["fraction"] == 4
+        assert context.compile(path, samples=[one, one]).layers()[0]["fraction"] == 6
+
+
 def test_sums_beyond_32_bits_are_exact(tmp_path: Path) -> None:
     """Inputs and weights at the formats' limits overflow narrow sums; results saturate, signs and all."""
     signs = np.where(np.arange(600) % 3 == 0, -1, 1).astype(np.float32)
@@ -493,6 +511,13 @@ def test_more_hardware_is_never_slower(precision: str, tmp_path: Path) -> None:
         assert counts == sorted(counts, reverse=True) and counts[0] > counts[-1]
     one = cycles(**small)
     assert cycles(board=small_board(tmp_path, bandwidth_gb_s=0.1)) > one
+
+
+def test_shipped_board_is_the_file(tmp_path: Path) -> None:
+    path = network(tmp_path)
+    with Context() as built_in, Context(board=EMULATOR.parent / "emulator" / "boards" / "ac511.board") as file:
+        assert built_in.compile(path).layers() == file.compile(path).layers()
+        assert built_in.info("freq") == file.info("freq") == 250
 
 
 def test_layers_can_be_read_from_the_card(tmp_path: Path) -> None:

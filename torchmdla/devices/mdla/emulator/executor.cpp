@@ -14,14 +14,6 @@ namespace {
 template <class Element> constexpr bool kFixed = !std::is_same_v<Element, float>;
 template <class Element> using Accumulator = std::conditional_t<kFixed<Element>, int64_t, float>;
 
-template <class Element> Element encoded(double value, int64_t fraction) {
-  if constexpr (!kFixed<Element>)
-    return static_cast<float>(value);
-  else
-    return static_cast<Element>(to_fixed(value, fraction, std::numeric_limits<Element>::lowest(),
-                                         std::numeric_limits<Element>::max()));
-}
-
 // Calls visit with a null pointer to the type of a precision's elements.
 template <class Visit> void with_element(Precision precision, Visit visit) {
   switch (precision) {
@@ -302,7 +294,7 @@ template <class Element> void Cluster<Element>::operator()(const Convolve& convo
   // Columns for which what is gathered stays in a core's cache.
   constexpr int64_t kGathered = 1 << 16;
   int64_t columns = std::clamp<int64_t>(kGathered / depth / kColumnBlock, 1, 16) * kColumnBlock;
-  columns = std::min(columns, ceil_div(pixels, kColumnBlock) * kColumnBlock);
+  columns = pixels == 1 ? 1 : std::min(columns, ceil_div(pixels, kColumnBlock) * kColumnBlock);
   columns_.resize(depth * columns);
   bool narrow = true;
   if constexpr (kFixed<Element>) narrow = narrow_sums_fit(convolve, depth);
@@ -514,6 +506,18 @@ template <class Element> void Cluster<Element>::operator()(const Store& store) {
   });
 }
 
+template <class Stored>
+void encode_as(const float* values, int64_t count, int64_t fraction, double low, double high,
+               Stored* to) {
+  double scale = std::ldexp(1.0, static_cast<int>(fraction));
+  for (int64_t index = 0; index < count; ++index) {
+    if constexpr (std::is_same_v<Stored, float>)
+      to[index] = values[index];
+    else
+      to[index] = static_cast<Stored>(nearest(values[index] * scale, low, high));
+  }
+}
+
 template <class Element> void execute_as(const Program& program, Run run, uint8_t* memory) {
   for (const ProgramLayer& layer : program.layers)
     for (const std::vector<Instruction>& code : run == Run::kDevice ? layer.code : layer.software) {
@@ -535,15 +539,12 @@ void encode(const float* values, int64_t count, Precision precision, int64_t fra
             bool as_accumulators, void* bytes) {
   with_element(precision, [&](auto* element) {
     using Element = std::remove_pointer_t<decltype(element)>;
-    if (kFixed<Element> && as_accumulators) {
-      int64_t* to = static_cast<int64_t*>(bytes);
-      for (int64_t index = 0; index < count; ++index)
-        to[index] = to_fixed(values[index], fraction, -kAccumulatorLimit, kAccumulatorLimit);
-    } else {
-      Element* to = static_cast<Element*>(bytes);
-      for (int64_t index = 0; index < count; ++index)
-        to[index] = encoded<Element>(values[index], fraction);
-    }
+    if (as_accumulators)
+      encode_as(values, count, fraction, -kAccumulatorLimit, kAccumulatorLimit,
+                static_cast<Accumulator<Element>*>(bytes));
+    else
+      encode_as(values, count, fraction, std::numeric_limits<Element>::lowest(),
+                std::numeric_limits<Element>::max(), static_cast<Element*>(bytes));
   });
 }
 

@@ -6,16 +6,19 @@
 #include <cerrno>
 #include <cstring>
 #include <fstream>
-#include <iterator>
 #include <string>
 
 namespace mdla {
 
 inline std::string read_file(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
+  std::ifstream file(path, std::ios::binary | std::ios::ate);
   require(file.good(), "cannot read \"", path, "\": ", std::strerror(errno));
-  std::string bytes{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-  require(!file.bad(), "cannot read \"", path, "\"");
+  std::streamoff size = file.tellg();
+  require(size >= 0 && size < std::streamoff{1} << 40, "cannot read \"", path, "\"");
+  std::string bytes(static_cast<size_t>(size), '\0');
+  file.seekg(0);
+  file.read(bytes.data(), size);
+  require(file.good(), "cannot read \"", path, "\"");
   return bytes;
 }
 

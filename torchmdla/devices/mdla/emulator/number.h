@@ -45,10 +45,14 @@ inline StoredRange stored_range(Precision precision) {
 // What accumulators take on overflow; far from it sums stay exact.
 inline constexpr double kAccumulatorLimit = 4611686018427387904.0; // 2^62
 
+inline int64_t nearest(double value, double low, double high) {
+  double whole = std::floor(value + 0.5);
+  if (!(whole >= low)) whole = low; // not-a-number, too
+  return static_cast<int64_t>(std::min(whole, high));
+}
+
 inline int64_t to_fixed(double value, int64_t fraction, double low, double high) {
-  double scaled = std::floor(std::ldexp(value, static_cast<int>(fraction)) + 0.5);
-  if (!(scaled >= low)) scaled = low; // not-a-number, too
-  return static_cast<int64_t>(std::min(scaled, high));
+  return nearest(std::ldexp(value, static_cast<int>(fraction)), low, high);
 }
 
 inline double from_fixed(double stored, int64_t fraction) {

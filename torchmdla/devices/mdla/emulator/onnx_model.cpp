@@ -15,6 +15,7 @@ enum DataType : int64_t { kFloat = 1, kInt32 = 6, kInt64 = 7, kDouble = 11 };
 template <class Stored, class Value>
 void copy_raw(std::string_view raw, std::vector<Value>& values, const std::string& name) {
   require(raw.size() % sizeof(Stored) == 0, "initialiser \"", name, "\" is cut");
+  values.reserve(values.size() + raw.size() / sizeof(Stored));
   for (size_t at = 0; at < raw.size(); at += sizeof(Stored)) {
     Stored stored;
     std::memcpy(&stored, raw.data() + at, sizeof stored);

@@ -256,9 +256,11 @@ void scale_weights(const ConvLayer& layer, const std::vector<float>& factor,
 
 bool fold(const NodeBuilder& at, const Affine& affine) {
   Layer* producer = at.builder.sole_producer(at.node.inputs[0]);
-  bool foldable = producer && is_plain(*producer) &&
-                  (producer->type == "Conv" || producer->type == "ConvTranspose");
-  if (!foldable || at.builder.value(at.node.inputs[0]).shape.size() < 3) return false;
+  if (!producer || !is_plain(*producer)) return false;
+  bool convolves = producer->type == "Conv" || producer->type == "ConvTranspose";
+  // A reshaped output has other channels.
+  bool same = at.builder.network.tensors[producer->output].shape == at.shape(0);
+  if (!convolves || !same) return false;
   ConvLayer& layer = std::get<ConvLayer>(producer->operation);
   scale_weights(layer, affine.factor, at.builder.network.tensors[layer.w.tensor].constant);
   std::vector<float> bias(affine.offset);

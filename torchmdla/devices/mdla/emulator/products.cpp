@@ -59,9 +59,29 @@ MDLA_INLINE void tile(const Narrow* a, const Narrow* b, Wide* c, int64_t depth, 
     std::memcpy(c + row * columns, sums[row], kColumnBlock * sizeof(Wide));
 }
 
+// One column: each row's sum in the lanes of a vector.
+template <class Narrow, class Wide>
+MDLA_INLINE void column(const Narrow* a, const Narrow* b, Wide* c, int64_t rows, int64_t depth) {
+  constexpr int64_t lanes = kLanes<Wide>;
+  for (int64_t row = 0; row < rows; ++row) {
+    const Narrow* left = a + row * depth;
+    typename VectorOf<Wide, lanes>::type sums = {};
+    int64_t k = 0;
+    for (; k + lanes <= depth; k += lanes)
+      sums += load_wide<Narrow, Wide>(left + k) * load_wide<Narrow, Wide>(b + k);
+    Wide sum = 0;
+    for (; k < depth; ++k)
+      sum += static_cast<Wide>(left[k]) * static_cast<Wide>(b[k]);
+    for (int64_t lane = 0; lane < lanes; ++lane)
+      sum += sums[lane];
+    c[row] = sum;
+  }
+}
+
 template <class Narrow, class Wide>
 MDLA_INLINE void all_tiles(const Narrow* a, const Narrow* b, Wide* c, int64_t rows, int64_t depth,
                            int64_t columns) {
+  if (columns == 1) return column(a, b, c, rows, depth);
   constexpr int kTileRows = 4;
   for (int64_t n = 0; n < columns; n += kColumnBlock) {
     int64_t m = 0;
