@@ -15,18 +15,19 @@ from torch_mlir import ir
 from written_programs import Builder, Value, check, normal
 
 import torchmdla
-from torchmdla.devices.cpu import transforms
-from torchmdla.devices.cpu.buffers import bufferize
-from torchmdla.devices.cpu.chain_code import fetched_ahead
-from torchmdla.devices.cpu.chains import chain_nests
-from torchmdla.devices.cpu.epilogue import merge_epilogues
-from torchmdla.devices.cpu.frontend import new_context, to_linalg
-from torchmdla.devices.cpu.fusion import fuse
+from torchmdla.compiler.mlir import new_context
+from torchmdla.devices.cpu.code.chains import fetched_ahead
+from torchmdla.devices.cpu.frontend.buffers import bufferize
+from torchmdla.devices.cpu.frontend.fusion import fuse
+from torchmdla.devices.cpu.frontend.linalg import to_linalg
+from torchmdla.devices.cpu.frontend.reading import read_steps
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.nests import Instruction
-from torchmdla.devices.cpu.reading import read_steps
+from torchmdla.devices.cpu.passes import transforms
+from torchmdla.devices.cpu.passes.chains import chain_nests
+from torchmdla.devices.cpu.passes.epilogue import merge_epilogues
+from torchmdla.devices.cpu.passes.transforms import transform
 from torchmdla.devices.cpu.steps import Access, Buffer, ChainStep, Linear, NestStep, Step, Steps, is_copy
-from torchmdla.devices.cpu.transforms import transform
 from torchmdla.testing.compare import assert_matches
 
 Program = Callable[[Builder], "list[Value]"]

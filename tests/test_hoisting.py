@@ -9,13 +9,14 @@ from torch.nn import functional
 from torch_mlir import ir
 from written_programs import Builder, Value, check, normal
 
+from torchmdla.compiler.mlir import new_context
 from torchmdla.compiler.program import Target
-from torchmdla.devices.cpu.buffers import bufferize
-from torchmdla.devices.cpu.frontend import new_context, to_linalg
-from torchmdla.devices.cpu.fusion import fuse
-from torchmdla.devices.cpu.reading import read_steps
+from torchmdla.devices.cpu.frontend.buffers import bufferize
+from torchmdla.devices.cpu.frontend.fusion import fuse
+from torchmdla.devices.cpu.frontend.linalg import to_linalg
+from torchmdla.devices.cpu.frontend.reading import read_steps
+from torchmdla.devices.cpu.passes.transforms import transform
 from torchmdla.devices.cpu.steps import ChainStep, NestStep
-from torchmdla.devices.cpu.transforms import transform
 
 
 def scaled(b: Builder, x: Value, statistics: str) -> Value:

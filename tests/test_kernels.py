@@ -24,7 +24,7 @@ from nest_samples import (
     target_with,
 )
 
-from torchmdla.devices.cpu.kernels import write_kernel
+from torchmdla.devices.cpu.code.kernels import write_kernel
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.nests import Epilogue, Instruction, Nest, Operand
 from torchmdla.devices.cpu.schedule import Level, Schedule, choose

@@ -11,9 +11,10 @@ from torch.nn import functional
 from written_programs import Builder, Executable, Value, check, normal
 
 from torchmdla.compiler.program import Target
-from torchmdla.devices.cpu.layout import block_channels
+from torchmdla.devices.cpu.frontend.views import regrouped
 from torchmdla.devices.cpu.lowering import lower
 from torchmdla.devices.cpu.nests import Instruction
+from torchmdla.devices.cpu.passes.layout import block_channels
 from torchmdla.devices.cpu.steps import (
     Access,
     Buffer,
@@ -24,7 +25,6 @@ from torchmdla.devices.cpu.steps import (
     final_nest,
     split_loop,
 )
-from torchmdla.devices.cpu.views import regrouped
 
 TARGETS = {"widest": host_target(), "avx2": host_target("+avx2", "+fma"), "baseline": host_target("")}
 

@@ -22,7 +22,7 @@ from torch_mlir.runtime import get_ranked_memref_descriptor, make_nd_memref_desc
 
 import torchmdla
 from torchmdla import CompileError, TensorSpec, get_mlir
-from torchmdla.devices.cpu.entry import ENTRY
+from torchmdla.devices.cpu.code.entry import ENTRY
 from torchmdla.devices.cpu.loader import address_of
 from torchmdla.mlir import FunctionArgument, Inputs, Kind, TorchFunction, kinds, register_kind
 from torchmdla.mlir.get import Output

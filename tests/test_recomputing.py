@@ -13,7 +13,7 @@ from test_chains import attention, chains, layer_norm, softmax, steps_of
 from test_chains import row_sum as summed
 
 from torchmdla.devices.cpu.nests import Instruction
-from torchmdla.devices.cpu.recomputing import recompute
+from torchmdla.devices.cpu.passes.recomputing import recompute
 from torchmdla.devices.cpu.steps import Access, Buffer, Linear, NestStep, Scalar, final_nest
 
 ROWS, COLUMNS = 64, 512

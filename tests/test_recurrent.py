@@ -14,13 +14,14 @@ from torch_mlir import ir
 from written_programs import Builder, Value, normal
 
 import torchmdla
+from torchmdla.compiler.mlir import new_context
 from torchmdla.compiler.program import Program
-from torchmdla.devices.cpu.buffers import bufferize
-from torchmdla.devices.cpu.frontend import new_context, to_linalg
-from torchmdla.devices.cpu.fusion import fuse
-from torchmdla.devices.cpu.reading import read_steps
+from torchmdla.devices.cpu.frontend.buffers import bufferize
+from torchmdla.devices.cpu.frontend.fusion import fuse
+from torchmdla.devices.cpu.frontend.linalg import to_linalg
+from torchmdla.devices.cpu.frontend.reading import read_steps
+from torchmdla.devices.cpu.passes.transforms import transform
 from torchmdla.devices.cpu.steps import ChainStep, NestStep, flattened
-from torchmdla.devices.cpu.transforms import transform
 from torchmdla.testing.compare import assert_matches
 
 KINDS = {

@@ -10,12 +10,12 @@ import pytest
 from nest_running import Kernel, host_target, marked, reference, span
 from nest_samples import AVX512
 
-from torchmdla.devices.cpu.kernels import write_kernel
+from torchmdla.devices.cpu.code.kernels import write_kernel
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.nests import Epilogue, Instruction, Nest, Operand
-from torchmdla.devices.cpu.numbering import multiply_adds, numbering
-from torchmdla.devices.cpu.panels import panel_width
+from torchmdla.devices.cpu.passes.panels import panel_width
 from torchmdla.devices.cpu.schedule import choose
+from torchmdla.devices.cpu.schedule.numbering import multiply_adds, numbering
 
 MACHINE = Machine(64, 32, embeds_broadcasts=True, scales=True)
 PANEL = 48

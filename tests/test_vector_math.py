@@ -12,15 +12,15 @@ import torch
 from llvmlite import binding
 from torch_mlir import ir
 
+from torchmdla.compiler.mlir import new_context
 from torchmdla.compiler.program import Program, Target
-from torchmdla.devices.cpu.emit import to_llvm, to_object
-from torchmdla.devices.cpu.entry import function_attributes
-from torchmdla.devices.cpu.frontend import new_context
-from torchmdla.devices.cpu.kernels import write_kernel
+from torchmdla.devices.cpu.code.emit import to_llvm, to_object
+from torchmdla.devices.cpu.code.entry import function_attributes
+from torchmdla.devices.cpu.code.kernels import write_kernel
+from torchmdla.devices.cpu.code.vector_math import expand
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.nests import Instruction, Nest, Operand
 from torchmdla.devices.cpu.schedule import choose
-from torchmdla.devices.cpu.vector_math import expand
 
 MOST_ULP = 4.0
 

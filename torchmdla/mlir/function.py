@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch_mlir import ir
 
+from torchmdla.compiler.mlir import explained
 from torchmdla.compiler.program import Role
-from torchmdla.devices.cpu.frontend import explained
 from torchmdla.errors import CompileError
 from torchmdla.importer import Binding, ImportedGraph, TensorMeta, dtype_name
 from torchmdla.importer.emitter import quote

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from torch_mlir import ir
 from torch_mlir.passmanager import PassManager
 
+from torchmdla.compiler.mlir import explained, run
 from torchmdla.compiler.program import Program
-from torchmdla.devices.cpu.frontend import explained, run
 from torchmdla.errors import CompileError
 from torchmdla.mlir.context import new_context
 

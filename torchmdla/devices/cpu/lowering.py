@@ -9,17 +9,18 @@ from contextlib import contextmanager
 from torch_mlir import ir
 
 from torchmdla.compiler.artifact import Artifact, Manifest
+from torchmdla.compiler.mlir import explained, new_context
 from torchmdla.compiler.program import Program
-from torchmdla.devices.cpu.buffers import bufferize, count_ops, fill_splats, is_large
-from torchmdla.devices.cpu.emit import to_llvm, to_object
-from torchmdla.devices.cpu.entry import ENTRY, Code, write_module
-from torchmdla.devices.cpu.frontend import explained, new_context, to_linalg
-from torchmdla.devices.cpu.fusion import fuse
-from torchmdla.devices.cpu.object_file import is_elf, undefined_symbols
-from torchmdla.devices.cpu.reading import read_steps
+from torchmdla.devices.cpu.code.emit import to_llvm, to_object
+from torchmdla.devices.cpu.code.entry import ENTRY, Code, write_module
+from torchmdla.devices.cpu.code.object_file import is_elf, undefined_symbols
+from torchmdla.devices.cpu.frontend.buffers import bufferize, count_ops, fill_splats, is_large
+from torchmdla.devices.cpu.frontend.fusion import fuse
+from torchmdla.devices.cpu.frontend.linalg import to_linalg
+from torchmdla.devices.cpu.frontend.reading import read_steps
+from torchmdla.devices.cpu.passes.transforms import rewrite, run_by_tiles, transform
+from torchmdla.devices.cpu.passes.unify import mark_varying, not_dynamic, steps_at, unify
 from torchmdla.devices.cpu.steps import ChainStep, Steps
-from torchmdla.devices.cpu.transforms import rewrite, run_by_tiles, transform
-from torchmdla.devices.cpu.unify import mark_varying, not_dynamic, steps_at, unify
 
 # What LLVM may call in code of other formats, where the symbols are not read.
 _LIKELY_SYMBOLS = ("memcpy", "memmove", "memset")

@@ -10,8 +10,8 @@ import numpy as np
 import onnx
 from torch_mlir import ir
 
+from torchmdla.compiler.mlir import explained, forward_of, new_context
 from torchmdla.compiler.program import Program
-from torchmdla.devices.cpu.frontend import explained, forward_of, new_context
 from torchmdla.devices.mdla.device_program import Port
 from torchmdla.devices.mdla.onnx_graph import OnnxGraph, Value
 from torchmdla.devices.mdla.weights import Weight

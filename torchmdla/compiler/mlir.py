@@ -1,0 +1,64 @@
+"""MLIR by upstream's bindings: contexts in which programs parse, pipelines, and errors that name the user's op."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch_mlir import ir
+from torch_mlir.dialects import torch as torch_dialect
+from torch_mlir.passmanager import PassManager
+
+from torchmdla.errors import CompileError
+
+_TORCH_OP = re.compile(r"torch\.(aten|prim|prims|torchvision|operator)\.([\w.]+)")
+_PLACE = re.compile(r'"([^"]+)":(\d+)')
+
+
+def new_context() -> ir.Context:
+    """A context in which programs parse."""
+    context = ir.Context()
+    torch_dialect.register_dialect(context)
+    context.enable_multithreading(False)
+    return context
+
+
+def forward_of(module: ir.Module) -> Any:
+    """The program's function."""
+    return ir.SymbolTable(module.operation)["forward"]
+
+
+def run(module: ir.Module, *passes: str) -> None:
+    """Runs a pipeline over the module."""
+    PassManager.parse(f"builtin.module({','.join(passes)})").run(module.operation)
+
+
+@contextmanager
+def explained(reason: str) -> Iterator[None]:
+    """Turns MLIR's errors into ``CompileError`` with the op at fault and its place in the user's program."""
+    try:
+        yield
+    except ir.MLIRError as error:
+        diagnostics = list(_flattened(error.error_diagnostics))
+        text = "\n".join(message for message, _ in diagnostics)
+        places = " ".join(place for _, place in diagnostics)
+        raise CompileError(reason, op=_op_in(text), source=_place_in(places), diagnostic=text) from None
+
+
+def _flattened(diagnostics: list[ir.DiagnosticInfo]) -> Iterator[tuple[str, str]]:
+    for diagnostic in diagnostics:
+        yield diagnostic.message, str(diagnostic.location)
+        yield from _flattened(diagnostic.notes)
+
+
+def _op_in(text: str) -> str:
+    """``aten::add.Tensor`` for the first ``torch.aten.add.Tensor`` in a message."""
+    found = _TORCH_OP.search(text)
+    return f"{found[1]}::{found[2]}".rstrip(".") if found else ""
+
+
+def _place_in(text: str) -> str:
+    found = _PLACE.search(text)
+    return f"{found[1]}:{found[2]}" if found else ""

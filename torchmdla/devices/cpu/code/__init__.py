@@ -1,0 +1,1 @@
+"""The code around kernels: entries, chains, vector functions, object files."""

@@ -1,0 +1,74 @@
+"""From MLIR text to object code."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import tempfile
+from collections.abc import Iterable
+
+from torch_mlir import ir
+from torch_mlir.execution_engine import ExecutionEngine
+
+from torchmdla.compiler.mlir import explained, run
+from torchmdla.errors import CompileError
+
+# Regions that kernels do not cover (see regions.py) go to loops by upstream's passes.
+_REGIONS = (
+    "func.func(tm-tensor-to-loops,refback-munge-memref-copy,convert-linalg-to-loops)",
+    "lower-affine",
+    "convert-math-to-funcs",
+    "memref-expand",
+    "expand-strided-metadata",
+    "lower-affine",
+)
+
+_TO_LLVM = (
+    "canonicalize",
+    "cse",
+    "convert-scf-to-cf",
+    "arith-expand",
+    "convert-vector-to-llvm",
+    "convert-math-to-llvm{approximate-log1p=0}",
+    "convert-math-to-libm",
+    "finalize-memref-to-llvm",
+    "convert-arith-to-llvm",
+    "convert-index-to-llvm",
+    "convert-cf-to-llvm",
+    "convert-ub-to-llvm",
+    "convert-func-to-llvm",
+    "reconcile-unrealized-casts",
+)
+
+
+def to_llvm(module: ir.Module, has_regions: bool) -> None:
+    """Lowers the assembled module to the LLVM dialect, in place."""
+    with explained("the generated code does not lower to LLVM"):
+        run(module, *(_REGIONS if has_regions else ()), *_TO_LLVM)
+
+
+def to_object(module: ir.Module, entry: str, externals: Iterable[str]) -> bytes:
+    """Object code of a module in the LLVM dialect.
+
+    The engine links before it hands the code out. The runtime's functions do not exist in this process and are never
+    called here, so each gets an address that is only there to be linked.
+
+    Raises:
+        CompileError: LLVM does not take the module.
+    """
+    try:
+        engine = ExecutionEngine(module, opt_level=3)
+    except RuntimeError as error:
+        raise CompileError("LLVM rejects the generated code", diagnostic=str(error)) from None
+    never_called = ctypes.CFUNCTYPE(None)(lambda: None)
+    for symbol in externals:
+        engine.raw_register_runtime(symbol, ctypes.cast(never_called, ctypes.c_void_p))
+    engine.raw_lookup(entry)
+    descriptor, path = tempfile.mkstemp(suffix=".o")
+    os.close(descriptor)
+    try:
+        engine.dump_to_object_file(path)
+        with open(path, "rb") as file:
+            return file.read()
+    finally:
+        os.unlink(path)

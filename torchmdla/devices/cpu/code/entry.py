@@ -1,0 +1,497 @@
+"""The code of an executable: what runs its steps, in order, and where buffers lie."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torchmdla.compiler.artifact import Pack
+from torchmdla.compiler.program import Program
+from torchmdla.compiler.sizes import Size, at
+from torchmdla.devices.cpu.code.chains import MemberKernel, write_chain
+from torchmdla.devices.cpu.code.kernels import write_kernel
+from torchmdla.devices.cpu.code.sizes import Blocks, SizeCode, Symbols, count, share_slots
+from torchmdla.devices.cpu.code.vector_math import expand
+from torchmdla.devices.cpu.frontend.buffers import ALIGNMENT, Lifetime, plan
+from torchmdla.devices.cpu.machine import Machine
+from torchmdla.devices.cpu.nests import ELEMENT_BYTES, AnyNest, computed, stored
+from torchmdla.devices.cpu.schedule import Ahead, Schedule, choose, ranges
+from torchmdla.devices.cpu.steps import (
+    AssertStep,
+    Buffer,
+    ChainStep,
+    ElementStep,
+    LoadStep,
+    NestStep,
+    Packing,
+    RegionStep,
+    RepeatStep,
+    Scalar,
+    ScalarStep,
+    Step,
+    Steps,
+    StoreStep,
+    final_nest,
+    first_and_last_uses,
+)
+
+ENTRY = "mdla_forward"
+WORKSPACE = "mdla_workspace"
+PARALLEL_FOR = "mdla_parallel_for"
+
+# The entry's buffers before its arguments: workspace, packed, sizes.
+_GIVEN = 3
+_SIZES = 2
+
+# Scalars that a kernel takes are passed in slots of the workspace.
+_SLOT_BYTES = 8
+
+
+@dataclass(frozen=True)
+class Code:
+    """The whole module as MLIR text, what it needs, and how many kernels it runs and holds. ``workspace_bytes`` leaves
+    out the entry of a dynamic program: the function ``workspace`` says what that needs."""
+
+    text: str
+    workspace_bytes: int
+    workspace: str
+    externals: tuple[str, ...]
+    has_regions: bool
+    kernels: int
+    distinct_kernels: int
+    packs: tuple[Pack, ...]
+
+
+@dataclass
+class _Module:
+    """The functions of the module: equal kernels are held once."""
+
+    machine: Machine
+    attributes: str
+    symbols: Symbols
+    kernels: dict[str, str] = field(default_factory=dict)
+    written: dict[tuple[AnyNest, Ahead], tuple[str, AnyNest, Schedule]] = field(default_factory=dict)
+    regions: dict[str, str] = field(default_factory=dict)
+    externals: dict[str, str] = field(default_factory=dict)
+
+    def kernel(self, text: str) -> str:
+        return self.kernels.setdefault(text, f"kernel_{len(self.kernels)}")
+
+
+def write_module(steps: Steps, program: Program) -> Code:
+    """The module that runs ``steps`` by the ABI."""
+    symbols = Symbols(len(program.symbols), steps.typical)
+    module = _Module(Machine.of(program.target), function_attributes(program), symbols)
+    packs = [_FunctionWriter(f"mdla_pack_{k}", p.steps, module, p) for k, p in enumerate(steps.packings)]
+    entry = _FunctionWriter(ENTRY, steps.steps, module, None)
+    functions = [writer.write() for writer in [*packs, entry]]
+    planned = packs if symbols.is_used else [*packs, entry]
+    if symbols.is_used:
+        functions.append(entry.write_workspace())
+    parts = [f"llvm.func @{name}{_declaration(kinds)}" for name, kinds in sorted(module.externals.items())]
+    parts += list(steps.globals.values())
+    parts += [text.replace("{symbol}", symbol) for text, symbol in module.kernels.items()]
+    parts += list(module.regions.values())
+    return Code(
+        text="\n".join(parts + functions),
+        workspace_bytes=max((writer.workspace_bytes for writer in planned), default=0),
+        workspace=WORKSPACE if symbols.is_used else "",
+        externals=tuple(sorted(module.externals)),
+        has_regions=bool(module.regions),
+        kernels=entry.calls,
+        distinct_kernels=len(module.kernels) + len(module.regions),
+        packs=tuple(_pack(p, w, module, steps, program) for p, w in zip(steps.packings, packs, strict=True)),
+    )
+
+
+def _pack(packing: Packing, writer: _FunctionWriter, module: _Module, steps: Steps, program: Program) -> Pack:
+    """What the manifest says of a pack. Its recipe names everything that its function does: the calls, in place of the
+    kernels' names their code, and the constants."""
+    hashes = {symbol: hashlib.sha256(text.encode()).hexdigest() for text, symbol in module.kernels.items()}
+    recipe = re.sub(r"(?<=@)kernel_\d+\b", lambda found: hashes[found[0]], writer.text)
+    arguments = packing.arguments
+    kinds = [(program.arguments[k].dtype, program.arguments[k].shape) for k in arguments]
+    constants = sorted({steps.globals[b.symbol] for s in packing.steps for b in s.reads if b.kind == "global"})
+    text = f"{kinds} {constants} {recipe.replace(writer.symbol, 'pack')}"
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return Pack(writer.symbol, digest, arguments, packing.buffer.bytes)
+
+
+# The processor that every feature is added to, by architecture.
+_BASELINES = {"x86_64": "x86-64", "aarch64": "generic", "arm64": "generic"}
+
+
+def function_attributes(program: Program) -> str:
+    """LLVM's target attributes of generated functions.
+
+    Features are named one by one on top of the architecture's baseline, because a processor's name promises more than
+    a virtual machine may offer.
+    """
+    target, items = program.target, ['passthrough = [["prefer-vector-width", "512"]]']
+    baseline = _BASELINES.get(target.triple.split("-")[0])
+    if baseline:
+        items.append(f'target_cpu = "{baseline}"')
+    if target.cpu:
+        items.append(f'tune_cpu = "{target.cpu}"')
+    features = [f'"{name}"' for name in target.features.split(",") if name.startswith("+")]
+    if features:
+        items.append(f"target_features = #llvm.target_features<[{', '.join(features)}]>")
+    return f"attributes {{{', '.join(items)}}}"
+
+
+class _FunctionWriter:
+    """Writes one function of the ABI: the entry, or a pack. Each step becomes a call of a kernel or region, or scalar
+    code."""
+
+    def __init__(self, symbol: str, steps: Sequence[Step], module: _Module, packing: Packing | None) -> None:
+        self.symbol = symbol
+        self.text = ""
+        self.calls = 0
+        self._steps = steps
+        self._module = module
+        self._packing = packing
+        self._lines: list[str] = []
+        self._counter = 0
+        self._names: dict[Scalar, str] = {}
+        self._views: dict[Buffer, str] = {}
+        self._slots: dict[object, int] = {}
+        self._most_operands = 1
+        self._uses_status = False
+        self._asserts = False
+        symbols = 0 if packing else module.symbols.count
+        self._symbols = self._pointer_in("%buffers", _SIZES) if symbols else ""
+        self._sizes = SizeCode.loading(self._define, self._symbols, symbols)
+        # Of temporaries, and where the last one ends: a value that the function computes, and bytes behind it.
+        self._offsets: dict[Buffer, tuple[str, int]]
+        if symbols:
+            self._offsets, self._end = self._laid_out(self._sizes)
+        else:
+            planned, size = plan_workspace(steps)
+            self._offsets, self._end = {b: ("", offset) for b, offset in planned.items()}, ("", size)
+        self._prologue, self._lines = self._lines, []
+
+    def _laid_out(self, sizes: SizeCode) -> tuple[dict[Buffer, tuple[str, int]], tuple[str, int]]:
+        """Offsets of temporaries in a workspace of slots as large as sizes are at run time, and its end."""
+        used = lifetimes(self._steps)
+        typical = [replace(own, size=at(own.size, self._module.symbols.typical)) for own in used.values()]
+        buffers, slots = list(used), share_slots(typical)
+        places, end = sizes.laid_out([[buffers[k].bytes for k in slot] for slot in slots])
+        found = {buffers[k]: (place, 0) for slot, place in zip(slots, places, strict=True) for k in slot}
+        return found, (end, 0)
+
+    @property
+    def workspace_bytes(self) -> int:
+        """The size of a workspace that is planned ahead."""
+        return self._end[1] + self._slot_bytes
+
+    @property
+    def _slot_bytes(self) -> int:
+        return -(-_SLOT_BYTES * len(self._slots) // ALIGNMENT) * ALIGNMENT
+
+    def write_workspace(self) -> str:
+        """The function that tells how large the workspace must be."""
+        self._lines = []
+        sizes = SizeCode.loading(self._define, "%sizes", self._module.symbols.count)
+        (end, _) = self._laid_out(sizes)[1]
+        total = sizes.op("addi", end, sizes.value(self._slot_bytes))
+        lines = "\n".join([*self._lines, f"llvm.return {total} : i64"])
+        return f"llvm.func @{WORKSPACE}(%sizes: !llvm.ptr) -> i64 {self._module.attributes} {{\n{lines}\n}}"
+
+    def write(self) -> str:
+        for step in self._steps:
+            self._run(step)
+        self.text = self._assemble()
+        return self.text
+
+    def _run(self, step: Step) -> None:
+        _WRITERS[type(step)](self, step)
+
+    # Text.
+
+    def _define(self, text: str) -> str:
+        self._counter += 1
+        name = f"%e{self._counter}"
+        self._lines.append(f"{name} = {text}")
+        return name
+
+    def _constant(self, number: int, kind: str = "i64") -> str:
+        return self._define(f"llvm.mlir.constant({number} : {kind}) : {kind}")
+
+    def _pointer_in(self, array: str, position: int) -> str:
+        slot = self._define(f"llvm.getelementptr {array}[{position}] : (!llvm.ptr) -> !llvm.ptr, !llvm.ptr")
+        return self._define(f"llvm.load {slot} : !llvm.ptr -> !llvm.ptr")
+
+    def _number(self, number: int | Size) -> str:
+        return self._sizes.value(number) if isinstance(number, Size) else self._constant(number)
+
+    def _at(self, pointer: str, offset: int | Size) -> str:
+        if not offset:
+            return pointer
+        if isinstance(offset, Size):
+            return self._moved(pointer, self._sizes.value(offset))
+        return self._define(f"llvm.getelementptr {pointer}[{offset}] : (!llvm.ptr) -> !llvm.ptr, i8")
+
+    def _moved(self, pointer: str, distance: str, kind: str = "i8") -> str:
+        return self._define(f"llvm.getelementptr {pointer}[{distance}] : (!llvm.ptr, i64) -> !llvm.ptr, {kind}")
+
+    def _workspace(self, place: tuple[str, int], distance: int | Size = 0) -> str:
+        """The address of a byte of the workspace."""
+        value, offset = place
+        pointer = self._pointer_in("%buffers", 0)
+        return self._at(self._moved(pointer, value) if value else pointer, offset + distance)
+
+    # Buffers and scalars.
+
+    def _pointer(self, buffer: Buffer, offset: int | Size = 0) -> str:
+        """The address of a buffer's element ``offset``."""
+        distance = offset * ELEMENT_BYTES[stored(buffer.element)]
+        if buffer.kind == "temporary":
+            return self._workspace(self._offsets[buffer], distance)
+        if buffer.kind == "view":
+            return self._at(self._views[buffer], distance)
+        if buffer.kind == "global":
+            return self._at(self._define(f"llvm.mlir.addressof @{buffer.symbol} : !llvm.ptr"), distance)
+        return self._at(self._given(buffer), distance)
+
+    def _given(self, buffer: Buffer) -> str:
+        """The address of a buffer that the caller gives. A pack's own is its destination."""
+        if self._packing is None:
+            if buffer.kind == "packed":
+                return self._pointer_in(self._pointer_in("%buffers", 1), buffer.position)
+            return self._pointer_in("%buffers", buffer.position + _GIVEN)
+        if buffer is self._packing.buffer:
+            return self._pointer_in("%buffers", 1)
+        return self._pointer_in("%buffers", self._packing.arguments.index(buffer.position) + 2)
+
+    def _name(self, scalar: Scalar) -> str:
+        """The value of a scalar; arguments are loaded where they are first needed."""
+        if scalar not in self._names:
+            pointer = self._pointer_in("%buffers", scalar.argument + _GIVEN)
+            load = f"llvm.load {pointer} {{alignment = 8 : i64}} : !llvm.ptr -> {scalar.type}"
+            self._names[scalar] = self._define(load)
+        return self._names[scalar]
+
+    def _slot(self, key: object) -> tuple[str, int]:
+        """The place in the workspace of a slot for one scalar."""
+        value, offset = self._end
+        return value, offset + _SLOT_BYTES * self._slots.setdefault(key, len(self._slots))
+
+    def _spilled(self, scalar: Scalar) -> str:
+        """The address of a slot that holds a scalar."""
+        known = scalar in self._slots
+        pointer = self._workspace(self._slot(scalar))
+        if not known:
+            name, kind = self._name(scalar), scalar.type
+            if stored(kind) != kind:
+                name = self._define(f"llvm.zext {name} : {kind} to {stored(kind)}")
+            self._lines.append(f"llvm.store {name}, {pointer} : {stored(kind)}, !llvm.ptr")
+        return pointer
+
+    # Calls.
+
+    def _call(self, step: NestStep) -> None:
+        symbol, nest, schedule = self._kernel(step)
+        pointers = [self._pointer(buffer, offset) for buffer, offset in final_nest(step)[1]]
+        pointers += self._spilled_all(step.all_scalars, nest.may_fail)
+        pointers += [self._symbols] if nest.is_dynamic else []
+        self.calls += 1
+        self._call_kernel(symbol, pointers, ranges(nest, schedule), schedule.grain)
+
+    def _call_chain(self, step: ChainStep) -> None:
+        def member_kernel(member: NestStep, ahead: Ahead) -> MemberKernel:
+            symbol, nest, schedule = self._kernel(member, ahead)
+            return MemberKernel(symbol, ranges(nest, schedule), nest.is_dynamic)
+
+        module = self._module
+        code = write_chain(step, module.machine, member_kernel, module.attributes, module.symbols)
+        module.externals.update(code.externals)
+        pointers = [self._pointer(buffer, offset) for buffer, offset in code.places]
+        pointers += self._spilled_all(code.scalars, code.may_fail)
+        pointers += [self._symbols] if module.symbols.is_used else []
+        self.calls += len(step.members)
+        self._call_kernel(module.kernel(code.text), pointers, code.blocks, code.grain)
+
+    def _repeat(self, step: RepeatStep) -> None:
+        """A loop; the addresses of the views are computed at the start of each iteration."""
+        for nest in step.nests:
+            self._spilled_all(nest.all_scalars, may_fail=False)
+        bases = [self._pointer(view.base, view.offset) for view in step.views]
+        distances = [self._number(v.distance * ELEMENT_BYTES[stored(v.base.element)]) for v in step.views]
+        begin, end, one = self._constant(0), self._number(step.count), self._constant(1)
+        self._counter += 1
+        iteration = f"%e{self._counter}"
+        self._lines.append(f"scf.for {iteration} = {begin} to {end} step {one} : i64 {{")
+        for view, base, distance in zip(step.views, bases, distances, strict=True):
+            moved = self._define(f"llvm.mul {iteration}, {distance} : i64")
+            self._views[view.buffer] = self._moved(base, moved)
+        for member in step.steps:
+            self._run(member)
+        self._lines.append("}")
+
+    def _kernel(self, step: NestStep, ahead: Ahead = ()) -> tuple[str, AnyNest, Schedule]:
+        """The kernel of a nest that fetches ``ahead``, written if it is new."""
+        module, key = self._module, (final_nest(step)[0], ahead)
+        if key not in module.written:
+            nest = expand(key[0], module.machine)
+            schedule = replace(choose(nest, module.machine, module.symbols.typical), ahead=ahead)
+            code = write_kernel(nest, schedule, module.machine, module.attributes)
+            module.externals.update(code.externals)
+            module.written[key] = module.kernel(code.text), nest, schedule
+        return module.written[key]
+
+    def _spilled_all(self, scalars: Sequence[Scalar], may_fail: bool) -> list[str]:
+        """The addresses of the scalars, then of the status if there is one."""
+        pointers = [self._spilled(scalar) for scalar in scalars]
+        if may_fail:
+            pointers.append(self._workspace(self._slot("status")))
+            self._uses_status = True
+        return pointers
+
+    def _call_kernel(self, symbol: str, pointers: Sequence[str], blocks: Blocks, tasks_of: int) -> None:
+        """Runs a kernel's range of ``blocks``, shared by threads in tasks of ``tasks_of`` (0: not shared)."""
+        self._most_operands = max(self._most_operands, len(pointers))
+        for k, pointer in enumerate(pointers):
+            slot = self._define(f"llvm.getelementptr %operands[{k}] : (!llvm.ptr) -> !llvm.ptr, !llvm.ptr")
+            self._lines.append(f"llvm.store {pointer}, {slot} : !llvm.ptr, !llvm.ptr")
+        begin = self._constant(0)
+        is_dynamic = any(isinstance(size, Size) for size, _ in blocks)
+        end = self._sizes.count(blocks) if is_dynamic else self._constant(count(blocks))
+        if not tasks_of:
+            self._lines.append(f"llvm.call @{symbol}(%operands, {begin}, {end}) : (!llvm.ptr, i64, i64) -> ()")
+            return
+        kernel, grain = self._define(f"llvm.mlir.addressof @{symbol} : !llvm.ptr"), self._constant(tasks_of)
+        kinds = "(!llvm.ptr, !llvm.ptr, i64, i64, i64) -> ()"
+        self._module.externals[PARALLEL_FOR] = kinds
+        self._lines.append(f"llvm.call @{PARALLEL_FOR}({kernel}, %operands, {begin}, {end}, {grain}) : {kinds}")
+
+    def _call_region(self, step: RegionStep) -> None:
+        self.calls += 1
+        self._module.regions[step.symbol] = step.text
+        operands = [self._pointer(buffer) for buffer in step.buffers + step.temporaries]
+        kinds = ["!llvm.ptr"] * len(operands) + [s.type for s in step.scalars]
+        operands += [self._name(s) for s in step.scalars]
+        results = [s.type for s in step.results]
+        call = f"func.call @{step.symbol}({', '.join(operands)}) : ({', '.join(kinds)}) -> ({', '.join(results)})"
+        if not results:
+            self._lines.append(call)
+            return
+        self._counter += 1
+        self._lines.append(f"%e{self._counter}:{len(results)} = {call}")
+        for k, result in enumerate(step.results):
+            self._names[result] = f"%e{self._counter}#{k}"
+
+    # Scalar code.
+
+    def _element_address(self, step: ElementStep) -> tuple[str, str]:
+        pointer, kind = self._pointer(step.buffer, step.offset), stored(step.buffer.element)
+        for index, stride in zip(step.indices, step.strides, strict=True):
+            distance = self._define(f"llvm.mul {self._name(index)}, {self._number(stride)} : i64")
+            pointer = self._moved(pointer, distance, kind)
+        return pointer, kind
+
+    def _load(self, step: LoadStep) -> None:
+        pointer, kind = self._element_address(step)
+        align = ELEMENT_BYTES[kind]
+        name = self._define(f"llvm.load {pointer} {{alignment = {align} : i64}} : !llvm.ptr -> {kind}")
+        own = computed(step.buffer.element)
+        if own != kind:
+            name = self._define(f"llvm.trunc {name} : {kind} to {own}")
+        self._names[step.scalar] = name
+
+    def _store(self, step: StoreStep) -> None:
+        pointer, kind = self._element_address(step)
+        name, own = self._name(step.scalar), computed(step.buffer.element)
+        if own != kind:
+            name = self._define(f"llvm.zext {name} : {own} to {kind}")
+        align = ELEMENT_BYTES[kind]
+        self._lines.append(f"llvm.store {name}, {pointer} {{alignment = {align} : i64}} : {kind}, !llvm.ptr")
+
+    def _assert(self, step: AssertStep) -> None:
+        """A failed check ends the call with an error, so that PyTorch can run the group and raise its own."""
+        self._asserts = True
+        condition = self._name(step.condition)
+        self._counter += 1
+        following = f"^next{self._counter}"
+        self._lines.append(f"llvm.cond_br {condition}, {following}, ^failed")
+        self._lines.append(f"{following}:")
+
+    def _compute(self, step: ScalarStep) -> None:
+        names, kind = [self._name(s) for s in step.operands], step.result.type
+        if step.size is not None:
+            self._names[step.result] = self._converted(self._number(step.size), kind)
+            return
+        if step.name in ("arith.index_cast", "arith.index_castui"):
+            self._names[step.result] = self._cast(names[0], step.operands[0].type, kind, step.name)
+            return
+        types = ", ".join(s.type for s in step.operands)
+        op = f'"{step.name}"({", ".join(names)}) {{{step.attributes}}} : ({types}) -> {kind}'
+        self._names[step.result] = self._define(op)
+
+    def _converted(self, name: str, kind: str) -> str:
+        """An ``i64`` as a number of another type."""
+        if not kind.startswith("i"):
+            return self._define(f"arith.sitofp {name} : i64 to {kind}")
+        return self._cast(name, "i64", kind, "arith.index_cast")
+
+    def _cast(self, name: str, source: str, target: str, op: str) -> str:
+        if source == target:
+            return name
+        widen = "arith.extui" if op.endswith("ui") else "arith.extsi"
+        resize = widen if int(source[1:]) < int(target[1:]) else "arith.trunci"
+        return self._define(f"{resize} {name} : {source} to {target}")
+
+    # The function.
+
+    def _assemble(self) -> str:
+        count = f"llvm.mlir.constant({self._most_operands} : i64) : i64"
+        head = [f"%count = {count}", "%operands = llvm.alloca %count x !llvm.ptr : (i64) -> !llvm.ptr"]
+        head += self._prologue
+        body, self._lines = self._lines, []
+        if self._uses_status:
+            zero, pointer = self._constant(0, "i32"), self._workspace(self._slot("status"))
+            self._lines.append(f"llvm.store {zero}, {pointer} : i32, !llvm.ptr")
+            head += self._lines
+        self._lines = []
+        status = self._constant(0, "i32")
+        if self._uses_status:
+            pointer = self._workspace(self._slot("status"))
+            status = self._define(f"llvm.load {pointer} : !llvm.ptr -> i32")
+        self._lines.append(f"llvm.return {status} : i32")
+        if self._asserts:
+            self._lines.append("^failed:")
+            self._lines.append(f"llvm.return {self._constant(1, 'i32')} : i32")
+        lines = "\n".join(head + body + self._lines)
+        return f"llvm.func @{self.symbol}(%buffers: !llvm.ptr) -> i32 {self._module.attributes} {{\n{lines}\n}}"
+
+
+_WRITERS: Mapping[type, Callable[[_FunctionWriter, Any], None]] = {
+    NestStep: _FunctionWriter._call,
+    ChainStep: _FunctionWriter._call_chain,
+    RepeatStep: _FunctionWriter._repeat,
+    RegionStep: _FunctionWriter._call_region,
+    LoadStep: _FunctionWriter._load,
+    StoreStep: _FunctionWriter._store,
+    ScalarStep: _FunctionWriter._compute,
+    AssertStep: _FunctionWriter._assert,
+}
+
+
+def lifetimes(steps: Sequence[Step]) -> dict[Buffer, Lifetime]:
+    """Of the steps' temporaries."""
+    first, last = first_and_last_uses(steps)
+    return {b: Lifetime(b.bytes, first[b], last[b]) for b in first if b.kind == "temporary"}
+
+
+def plan_workspace(steps: Sequence[Step]) -> tuple[dict[Buffer, int], int]:
+    """Byte offsets of the steps' temporaries in one workspace, and its size."""
+    used = lifetimes(steps)
+    offsets, size = plan(list(used.values()))
+    return dict(zip(used, offsets, strict=True)), size
+
+
+def _declaration(kinds: str) -> str:
+    """``(f32) -> f32`` as a declaration's signature; a function without result has none."""
+    return kinds.removesuffix(" -> ()").replace("-> ()", "")

@@ -1,0 +1,198 @@
+"""The instructions of a nest's body, on scalars and vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from torchmdla.compiler.sizes import Size
+from torchmdla.devices.cpu.code import math_library
+from torchmdla.devices.cpu.code.kernels.code import CodeWriter, Value, vector_type
+from torchmdla.devices.cpu.machine import Machine
+from torchmdla.devices.cpu.nests import ELEMENT_BYTES, AnyNest, Instruction, constant_number
+from torchmdla.devices.cpu.schedule.numbering import multiply_adds, numbering
+
+# Floating types, with the bits of infinity.
+INFINITY = {"f16": 0x7C00, "bf16": 0x7F80, "f32": 0x7F800000, "f64": 0x7FF0000000000000}
+
+# Floats in a vector of AVX-512, and in the table of a lookup.
+_WHOLE_VECTOR = 16
+
+# Integer powers that eager computes by products, too.
+_SMALL_POWERS = (1, 2, 3)
+
+
+class InstructionWriter(CodeWriter):
+    """Instructions of one nest, and the external functions that they call."""
+
+    def __init__(self, nest: AnyNest, machine: Machine) -> None:
+        super().__init__()
+        self.nest = nest
+        self.machine = machine
+        self.numbers = numbering(nest)
+        self.multiply_adds = multiply_adds(nest, self.numbers) if machine.fused else {}
+        self.externals: dict[str, str] = {}
+
+    def _apply(self, instruction: Instruction, operands: Sequence[Value]) -> Value:
+        write = _SPECIAL.get(instruction.name, InstructionWriter._emit)
+        return write(self, instruction, operands)
+
+    def _integer_power(self, instruction: Instruction, operands: Sequence[Value]) -> Value:
+        base, exponent = operands
+        power = self._constant_of(instruction.operands[1])
+        if power in _SMALL_POWERS:
+            product = base
+            for _ in range(power - 1):
+                product = self._emit(Instruction("arith.mulf", (), base.element), [product, base])
+            return product
+        wanted = vector_type(base.element, exponent.lanes)
+        real = self._define(f"arith.sitofp {exponent.name} : {exponent.type} to {wanted}")
+        call = Instruction("math.powf", instruction.operands, instruction.result)
+        return self._emit(call, [base, Value(real, base.element, exponent.lanes)])
+
+    def _look_up(self, instruction: Instruction, operands: Sequence[Value]) -> Value:
+        index = operands[0]
+        results = vector_type("f32", _WHOLE_VECTOR)
+        table = Value(self._literal(f"dense<{instruction.attributes}> : {results}"), "f32", _WHOLE_VECTOR)
+        found = self._intrinsic("llvm.x86.avx512.permvar.sf.512", [table, self._padded(index)])
+        return self._first_lanes(found, index.lanes)
+
+    def _scale(self, instruction: Instruction, operands: Sequence[Value]) -> Value:
+        value, exponent = operands
+        wide = self._padded(value)
+        every_lane = Value(self._literal("-1 : i16"), "i16")
+        # Rounding as everywhere else (_MM_FROUND_CUR_DIRECTION).
+        rounding = Value(self._literal("4 : i32"), "i32")
+        arguments = [wide, self._padded(exponent), wide, every_lane, rounding]
+        scaled = self._intrinsic("llvm.x86.avx512.mask.scalef.ps.512", arguments)
+        return self._first_lanes(scaled, value.lanes)
+
+    def _intrinsic(self, name: str, operands: Sequence[Value]) -> Value:
+        """One of AVX-512, which gives a whole vector of ``f32``."""
+        names, types = ", ".join(v.name for v in operands), ", ".join(v.type for v in operands)
+        result = Value("", "f32", _WHOLE_VECTOR)
+        return replace(result, name=self._define(f'llvm.call_intrinsic "{name}"({names}) : ({types}) -> {result.type}'))
+
+    def _padded(self, value: Value) -> Value:
+        """Sixteen lanes, whatever lies in those behind ``value``'s."""
+        if value.lanes in (1, _WHOLE_VECTOR):
+            return self._broadcast(value, _WHOLE_VECTOR)
+        lanes = ", ".join(str(k % value.lanes) for k in range(_WHOLE_VECTOR))
+        wide = self._define(f"llvm.shufflevector {value.name}, {value.name} [{lanes}] : {value.type}")
+        return Value(wide, value.element, _WHOLE_VECTOR)
+
+    def _first_lanes(self, value: Value, lanes: int) -> Value:
+        if lanes == value.lanes:
+            return value
+        if lanes == 1:
+            return Value(self._define(f"vector.extract {value.name}[0] : {value.element} from {value.type}"), "f32")
+        chosen = ", ".join(str(k) for k in range(lanes))
+        name = self._define(f"llvm.shufflevector {value.name}, {value.name} [{chosen}] : {value.type}")
+        return Value(name, value.element, lanes)
+
+    def _constant_of(self, number: int) -> int | None:
+        """The value of an integer constant of the body."""
+        instruction = self.numbers.instructions.get(number)
+        value = constant_number(instruction.attributes) if instruction is not None else None
+        return value if isinstance(value, int) else None
+
+    def _emit(self, instruction: Instruction, operands: Sequence[Value]) -> Value:
+        lanes = max((v.lanes for v in operands), default=1)
+        wide = [self._broadcast(v, lanes) for v in operands]
+        if math_library.is_call(instruction.name):
+            return self._call(instruction, wide, lanes)
+        if instruction.size is not None:
+            return self._size_as(instruction.size, instruction.result)
+        result = vector_type(instruction.result, lanes)
+        names, types = ", ".join(v.name for v in wide), ", ".join(v.type for v in wide)
+        text = f'"{instruction.name}"({names}) {instruction.attributes} : ({types}) -> {result}'
+        return Value(self._define(text), instruction.result, lanes)
+
+    def _size_as(self, size: int | Size, element: str) -> Value:
+        """A size as a number of type ``element``, rounded once."""
+        name = self._number(size)
+        if element == "i32":
+            name = self._define(f"arith.trunci {name} : i64 to i32")
+        elif element in INFINITY:
+            exact = element if ELEMENT_BYTES[element] > 2 else "f64"
+            name = self._define(f"arith.sitofp {name} : i64 to {exact}")
+            name = name if exact == element else self._define(f"arith.truncf {name} : {exact} to {element}")
+        return Value(name, element)
+
+    def _cast_index(self, instruction: Instruction, operands: Sequence[Value]) -> Value:
+        """An index is an ``i64`` here, so the cast is an extension, a truncation or nothing."""
+        operand = operands[0]
+        source, target = int(operand.element[1:]), int(instruction.result[1:])
+        if source == target:
+            return operand
+        widen = "arith.extui" if instruction.name.endswith("ui") else "arith.extsi"
+        op = widen if source < target else "arith.trunci"
+        result = vector_type(instruction.result, operand.lanes)
+        text = f"{op} {operand.name} : {operand.type} to {result}"
+        return Value(self._define(text), instruction.result, operand.lanes)
+
+    def _broadcast(self, value: Value, lanes: int) -> Value:
+        if value.lanes == lanes:
+            return value
+        target = vector_type(value.element, lanes)
+        key = f"broadcast {value.name} {lanes}"
+        if key not in self._constants:
+            self._constants[key] = self._define(f"vector.broadcast {value.name} : {value.element} to {target}")
+        return Value(self._constants[key], value.element, lanes)
+
+    def _zero(self, element: str, lanes: int) -> str:
+        number = "0.0" if element in INFINITY else "0"
+        return self._literal(f"dense<{number}> : {vector_type(element, lanes)}")
+
+    # Library calls.
+
+    def _call(self, instruction: Instruction, operands: Sequence[Value], lanes: int) -> Value:
+        element = instruction.result
+        if element not in ("f32", "f64"):
+            wide = [self._resize(v, "f32", "arith.extf") for v in operands]
+            single = Instruction(instruction.name, instruction.operands, "f32")
+            return self._resize(self._call(single, wide, lanes), element, "arith.truncf")
+        if lanes == 1:
+            return self._call_symbol(math_library.scalar_function(instruction.name, element), operands)
+        symbol = math_library.vector_function(instruction.name, element, lanes, self.machine.vector_bytes)
+        if symbol is not None:
+            return self._call_symbol(symbol, operands)
+        scalar = math_library.scalar_function(instruction.name, element)
+        return self._by_lane(operands, lambda lane: self._call_symbol(scalar, lane))
+
+    def _call_symbol(self, symbol: str, operands: Sequence[Value]) -> Value:
+        result = operands[0]
+        types = ", ".join(v.type for v in operands)
+        self.externals[symbol] = f"({types}) -> {result.type}"
+        names = ", ".join(v.name for v in operands)
+        name = self._define(f"llvm.call @{symbol}({names}) : ({types}) -> {result.type}")
+        return Value(name, result.element, result.lanes)
+
+    def _resize(self, value: Value, element: str, op: str) -> Value:
+        target = vector_type(element, value.lanes)
+        return Value(self._define(f"{op} {value.name} : {value.type} to {target}"), element, value.lanes)
+
+    def _by_lane(self, operands: Sequence[Value], function: Callable[[list[Value]], Value]) -> Value:
+        """Applies a function of scalars to each lane."""
+        lanes, element = operands[0].lanes, operands[0].element
+        total = self._zero(element, lanes)
+        for lane in range(lanes):
+            scalars = [
+                Value(self._define(f"vector.extract {v.name}[{lane}] : {v.element} from {v.type}"), v.element)
+                for v in operands
+            ]
+            value = function(scalars)
+            total = self._define(
+                f"vector.insert {value.name}, {total} [{lane}] : {element} into {vector_type(element, lanes)}"
+            )
+        return Value(total, element, lanes)
+
+
+# What is written otherwise than as the op of its name.
+_SPECIAL: Mapping[str, Callable[[InstructionWriter, Instruction, Sequence[Value]], Value]] = {
+    "arith.index_cast": InstructionWriter._cast_index,
+    "arith.index_castui": InstructionWriter._cast_index,
+    math_library.INTEGER_POWER: InstructionWriter._integer_power,
+    "lookup": InstructionWriter._look_up,
+    "scale": InstructionWriter._scale,
+}

@@ -1,0 +1,243 @@
+"""What a kernel reads and writes: operands at the points of the register tile, masks at the end of the vector loop."""
+
+from __future__ import annotations
+
+from torchmdla.compiler.sizes import Size
+from torchmdla.devices.cpu.code.kernels.code import Count, Point, Value, vector_type
+from torchmdla.devices.cpu.code.kernels.instructions import InstructionWriter
+from torchmdla.devices.cpu.machine import Machine
+from torchmdla.devices.cpu.nests import ELEMENT_BYTES, AnyNest, AnyOperand, Operand, stored
+from torchmdla.devices.cpu.schedule import Schedule, scratch_elements, scratch_extents
+
+
+class MemoryWriter(InstructionWriter):
+    """Loads and stores of one nest's operands, where the pointers and extents are."""
+
+    def __init__(self, nest: AnyNest, schedule: Schedule, machine: Machine) -> None:
+        super().__init__(nest, machine)
+        self.schedule = schedule
+        # The iterations of each loop inside the blocks opened so far; those of the register tile for loops that reduce.
+        self._extents: list[Count] = []
+        self._tile = list(schedule.tiles)
+        # How many iterations the vector loop has left, in code for what whole tiles leave of a dynamic extent.
+        self._lanes_left = ""
+        # Under blocks of the reduction: where partial results lie.
+        self._scratch = _scratch(nest, schedule)
+
+    def _load_operands(self) -> None:
+        nest = self.nest
+        for position in range(len(nest.operands)):
+            self._pointers[position] = self._operand_pointer(position)
+        start = len(nest.operands) + len(nest.tables)
+        self._tables = [self._operand_pointer(position) for position in range(len(nest.operands), start)]
+        for position, (number, element) in enumerate(self.numbers.scalars.items()):
+            pointer = self._operand_pointer(start + position)
+            self._values[number, ()] = self._load(pointer, element)
+        if nest.may_fail:
+            self._status = self._operand_pointer(start + len(self.numbers.scalars))
+        if nest.is_dynamic:
+            self._symbols = self._operand_pointer(start + len(self.numbers.scalars) + nest.may_fail)
+        for position, operand in self._scratch.items():
+            count = self._constant(scratch_elements(nest, self.schedule))
+            self._pointers[position] = self._define(
+                f"llvm.alloca {count} x {stored(operand.element)} {{alignment = 64 : i64}} : (i64) -> !llvm.ptr"
+            )
+
+        self._loaded = len(self._lines)
+
+    def _operand_pointer(self, position: int) -> str:
+        slot = self._define(f"llvm.getelementptr %operands[{position}] : (!llvm.ptr) -> !llvm.ptr, !llvm.ptr")
+        return self._define(f"llvm.load {slot} : !llvm.ptr -> !llvm.ptr")
+
+    def _advance(self, loop: int, step: str, scratch: bool = False) -> None:
+        """Moves every pointer by ``step`` iterations of ``loop``."""
+        operands = [*enumerate(self.numbers.operands), *(self._scratch.items() if scratch else ())]
+        for position, operand in operands:
+            stride = operand.strides[loop]
+            if stride:
+                distance = self._define(f"arith.muli {step}, {self._number(stride)} : i64")
+                self._pointers[position] = self._offset(self._pointers[position], distance, operand.element)
+
+    def _offset(self, pointer: str, elements: Count | Size, element: str) -> str:
+        if elements == 0:
+            return pointer
+        elements = self._count(elements) if isinstance(elements, Size) else elements
+        kind = "(!llvm.ptr) -> !llvm.ptr" if isinstance(elements, int) else "(!llvm.ptr, i64) -> !llvm.ptr"
+        return self._define(f"llvm.getelementptr {pointer}[{elements}] : {kind}, {stored(element)}")
+
+    def _prefetch(self, pointer: str, cache: int, is_written: bool = False) -> None:
+        """Fetches a line. ``cache``: LLVM's hint where to."""
+        self._line(
+            f'"llvm.intr.prefetch"({pointer}) <{{rw = {int(is_written)} : i32, hint = {cache} : i32, cache = 1 : i32}}>'
+            " : (!llvm.ptr) -> ()"
+        )
+
+    # Points of the register tile.
+
+    def _tile_extent(self, loop: int) -> Count:
+        return self._tile[loop] if self.nest.reduction[loop] else self._extents[loop]
+
+    def _active(self, point: Point) -> Count:
+        """Lanes inside the vector loop at a point."""
+        loop, lanes = self.schedule.vector, self.schedule.lanes
+        if loop < 0:
+            return 1
+        if self._lanes_left:
+            return self._lanes_left_at(point[loop])
+        extent = self._tile_extent(loop)
+        # Around the register tile no value varies with the vector loop.
+        return lanes if isinstance(extent, str) else min(lanes, extent - point[loop])
+
+    def _lanes_left_at(self, offset: int) -> str:
+        """How many lanes are left from ``offset`` iterations on: more than a vector has, or none, if it is negative."""
+        if not offset:
+            return self._lanes_left
+        key = f"{self._lanes_left} - {offset}"
+        if key not in self._constants:
+            self._constants[key] = self._minus(self._lanes_left, offset)
+        return self._constants[key]
+
+    def _mask(self, active: Count) -> str:
+        lanes = self.schedule.lanes
+        if isinstance(active, str):
+            return self._mask_of(active, lanes)
+        flags = ", ".join("true" if k < active else "false" for k in range(lanes))
+        return self._literal(f"dense<[{flags}]> : vector<{lanes}xi1>")
+
+    def _mask_of(self, active: str, lanes: int) -> str:
+        key = f"mask {active}"
+        if key not in self._constants:
+            narrow = self._define(f"arith.trunci {active} : i64 to i32")
+            limit = self._broadcast(Value(narrow, "i32"), lanes)
+            numbers = self._literal(f"dense<{list(range(lanes))}> : {limit.type}")
+            self._constants[key] = self._define(f"arith.cmpi slt, {numbers}, {limit.name} : {limit.type}")
+        return self._constants[key]
+
+    def _operand(self, number: int) -> AnyOperand:
+        """Operand ``number`` of the kernel; after these come the scratch buffers."""
+        return self._scratch[number] if number in self._scratch else self.numbers.operands[number]
+
+    def _address(self, number: int, point: Point) -> tuple[str, int | Size]:
+        """The pointer of operand ``number`` at a point and its stride from lane to lane."""
+        operand = self._operand(number)
+        offset: int | Size = 0
+        for stride, step in zip(operand.strides, point, strict=True):
+            offset = offset + stride * step
+        lane = operand.strides[self.schedule.vector] if self.schedule.vector >= 0 else 0
+        return self._offset(self._pointers[number], offset, operand.element), lane
+
+    def _load_at(self, number: int, point: Point) -> Value:
+        pointer, stride = self._address(number, point)
+        element = self._operand(number).element
+        if stride == 0 or self.schedule.lanes == 1:
+            return self._load(pointer, element)
+        active = self._active(point)
+        if stride == 1:
+            return self._load(pointer, element, self.schedule.lanes, active)
+        if stride == 2 and active == self.schedule.lanes:
+            return self._load_every_second(pointer, element)
+        indices = self._lane_offsets(stride)
+        return self._gather(pointer, indices, element, active)
+
+    def _load(self, pointer: str, element: str, lanes: int = 1, active: Count | None = None) -> Value:
+        memory = vector_type(stored(element), lanes)
+        align = ELEMENT_BYTES[stored(element)]
+        if active is None or active == lanes:
+            name = self._define(f"llvm.load {pointer} {{alignment = {align} : i64}} : !llvm.ptr -> {memory}")
+        else:
+            mask, rest = self._mask(active), self._zero(stored(element), lanes)
+            name = self._define(
+                f"llvm.intr.masked.load {pointer}, {mask}, {rest} {{alignment = {align} : i32}} : "
+                f"(!llvm.ptr, vector<{lanes}xi1>, {memory}) -> {memory}"
+            )
+        return self._from_memory(name, element, lanes)
+
+    def _from_memory(self, name: str, element: str, lanes: int) -> Value:
+        if stored(element) != element:
+            memory = vector_type(stored(element), lanes)
+            name = self._define(f"arith.trunci {name} : {memory} to {vector_type(element, lanes)}")
+        return Value(name, element, lanes)
+
+    def _to_memory(self, value: Value) -> str:
+        if stored(value.element) == value.element:
+            return value.name
+        return self._define(f"arith.extui {value.name} : {value.type} to {vector_type('i8', value.lanes)}")
+
+    def _load_every_second(self, pointer: str, element: str) -> Value:
+        """Elements 0, 2, 4, … by two loads that touch nothing past the last of them."""
+        lanes = self.schedule.lanes
+        memory = vector_type(stored(element), lanes)
+        align = ELEMENT_BYTES[stored(element)]
+        halves = []
+        for start in (0, lanes - 1):
+            half = self._offset(pointer, start, element)
+            halves.append(self._define(f"llvm.load {half} {{alignment = {align} : i64}} : !llvm.ptr -> {memory}"))
+        picks = [2 * k if 2 * k < lanes else lanes + 2 * k - (lanes - 1) for k in range(lanes)]
+        name = self._define(f"vector.shuffle {halves[0]}, {halves[1]} {picks} : {memory}, {memory}")
+        return self._from_memory(name, element, lanes)
+
+    def _lane_offsets(self, stride: int | Size) -> str:
+        if isinstance(stride, Size):
+            wide = self._broadcast(Value(self._number(stride), "i64"), self.schedule.lanes)
+            return self._define(f"arith.muli {wide.name}, {self._lane_offsets(1)} : {wide.type}")
+        numbers = ", ".join(str(stride * k) for k in range(self.schedule.lanes))
+        return self._literal(f"dense<[{numbers}]> : vector<{self.schedule.lanes}xi64>")
+
+    def _lane_pointers(self, pointer: str, indices: str, element: str) -> str:
+        lanes = self.schedule.lanes
+        kind = f"(!llvm.ptr, vector<{lanes}xi64>) -> vector<{lanes}x!llvm.ptr>"
+        return self._define(f"llvm.getelementptr {pointer}[{indices}] : {kind}, {stored(element)}")
+
+    def _gather(self, pointer: str, indices: str, element: str, active: Count) -> Value:
+        lanes = self.schedule.lanes
+        memory = vector_type(stored(element), lanes)
+        pointers = self._lane_pointers(pointer, indices, element)
+        mask, rest = self._mask(active), self._zero(stored(element), lanes)
+        name = self._define(
+            f"llvm.intr.masked.gather {pointers}, {mask}, {rest} {{alignment = {ELEMENT_BYTES[stored(element)]} : i32}}"
+            f" : (vector<{lanes}x!llvm.ptr>, vector<{lanes}xi1>, {memory}) -> {memory}"
+        )
+        return self._from_memory(name, element, lanes)
+
+    def _store(self, number: int, point: Point, value: Value) -> None:
+        """Stores ``value`` to operand ``number`` at a point."""
+        pointer, stride = self._address(number, point)
+        element = self._operand(number).element
+        align = ELEMENT_BYTES[stored(element)]
+        across_reduction = self.schedule.vector in self.schedule.reduction
+        if self.schedule.lanes == 1 or across_reduction:
+            self._line(
+                f"llvm.store {self._to_memory(value)}, {pointer} {{alignment = {align} : i64}} : "
+                f"{stored(element)}, !llvm.ptr"
+            )
+            return
+        value = self._broadcast(value, self.schedule.lanes)
+        data, memory = self._to_memory(value), vector_type(stored(element), value.lanes)
+        active, lanes = self._active(point), value.lanes
+        if stride == 1 and active == lanes:
+            self._line(f"llvm.store {data}, {pointer} {{alignment = {align} : i64}} : {memory}, !llvm.ptr")
+        elif stride == 1:
+            self._line(
+                f"llvm.intr.masked.store {data}, {pointer}, {self._mask(active)} {{alignment = {align} : i32}} "
+                f": {memory}, vector<{lanes}xi1> into !llvm.ptr"
+            )
+        else:
+            pointers = self._lane_pointers(pointer, self._lane_offsets(stride), element)
+            self._line(
+                f"llvm.intr.masked.scatter {data}, {pointers}, {self._mask(active)} "
+                f"{{alignment = {align} : i32}} : {memory}, vector<{lanes}xi1> into vector<{lanes}x!llvm.ptr>"
+            )
+
+
+def _scratch(nest: AnyNest, schedule: Schedule) -> dict[int, Operand]:
+    """The buffers of partial results that blocks of a reduction need, by number: dense over one block of the parallel
+    loops, the vector loop innermost."""
+    extents = scratch_extents(nest, schedule)
+    if not extents:
+        return {}
+    strides, step = [0] * len(nest.sizes), 1
+    for loop in sorted(extents, key=lambda d: d != schedule.vector):
+        strides[loop] = step
+        step *= extents[loop]
+    first = len(nest.operands)
+    return {first + k: Operand(output.element, tuple(strides)) for k, output in enumerate(nest.outputs)}

@@ -1,0 +1,393 @@
+"""The loops inside the register tile: a reduction with its accumulators in registers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from torchmdla.devices.cpu.code.kernels.code import Count, Point, Value
+from torchmdla.devices.cpu.code.kernels.instructions import INFINITY
+from torchmdla.devices.cpu.code.kernels.tile import TileWriter
+from torchmdla.devices.cpu.machine import Machine
+from torchmdla.devices.cpu.nests import ELEMENT_BYTES, AnyNest, AnyOperand, Instruction, stored
+from torchmdla.devices.cpu.schedule import NEUTRAL, Schedule, combiners
+
+_KINDS = {
+    "arith.addf": "add",
+    "arith.addi": "add",
+    "arith.mulf": "mul",
+    "arith.muli": "mul",
+    "arith.maximumf": "maximumf",
+    "arith.minimumf": "minimumf",
+    "arith.maxsi": "maxsi",
+    "arith.minsi": "minsi",
+    "arith.andi": "and",
+    "arith.ori": "or",
+    "arith.xori": "xor",
+}
+
+# Additions that one accumulator of a sum may see.
+_LONGEST_SUM = 256
+
+# LLVM's hint that a prefetch is for the second cache.
+_SECOND_CACHE = 2
+
+# An accumulator: an output of the nest at a point.
+_Key = tuple[int, Point]
+
+
+class ReductionWriter(TileWriter):
+    """Writes the loops that reduce. They are unrolled in part; what this leaves of a static extent is written out, of a
+    dynamic one it is a loop, or a tile with masks."""
+
+    def __init__(self, nest: AnyNest, schedule: Schedule, machine: Machine) -> None:
+        super().__init__(nest, schedule, machine)
+        self.combiners = combiners(nest)
+        # Under blocks of the reduction: whether this is the first and the last block.
+        self._is_first = self._is_last = ""
+        # Where the part begins that the current tile fetches ahead, if it does.
+        self._next_part = ""
+
+    def _reduce(self) -> None:
+        """Runs the reduction loops with the outputs in registers, then stores these or what the epilogue makes of
+        them."""
+        across = self.schedule.vector in self.schedule.reduction
+        keys = [(position, point) for point in self._ordered_points() for position in range(len(self.nest.outputs))]
+        if across:
+            values = [self._neutral(position) for position, _ in keys]
+        else:
+            values = self._continued(keys) if self._is_first else [self._start(*key) for key in keys]
+        self._next_part = self._part_ahead()
+        values = self._reduction(0, keys, values)
+        if across:
+            parallel = frozenset(d for d, reduced in enumerate(self.nest.reduction) if not reduced)
+            keys, values = self._combine_lanes(keys, values, parallel)
+        if not self._is_last:
+            self._conclude(keys, values)
+            return
+        self._line(f"scf.if {self._is_last} {{")
+        with self._scope():
+            self._conclude(keys, values)
+        self._line("} else {")
+        with self._scope():
+            for (position, point), value in zip(keys, values, strict=True):
+                self._store(len(self.numbers.operands) + position, point, value)
+        self._line("}")
+
+    def _ordered_points(self) -> list[Point]:
+        """The register tile's points, so that what is broadcast to all lanes is used up before the next is read."""
+        vector = self.schedule.vector
+        inputs = [o for o in self.nest.inputs if vector >= 0 and o.strides[vector] == 0]
+        outer = [d for d in range(len(self.nest.sizes)) if any(o.strides[d] for o in inputs)]
+        return sorted(self._points(), key=lambda point: [point[d] for d in outer])
+
+    def _continued(self, keys: Sequence[_Key]) -> list[Value]:
+        """What accumulators start from under blocks of the reduction: later blocks go on from the scratch."""
+        columns = []
+        results = self._fresh()
+        mark = len(self._lines)
+        for block in ("first", "later"):
+            with self._scope():
+                if block == "first":
+                    column = [self._start(*key) for key in keys]
+                else:
+                    column = [self._load_at(len(self.numbers.operands) + position, point) for position, point in keys]
+                types = ", ".join(v.type for v in column)
+                self._line(f"scf.yield {', '.join(v.name for v in column)} : {types}")
+            self._line("} else {" if block == "first" else "}")
+            columns.append(column)
+        self._lines.insert(mark, f"{results}:{len(keys)} = scf.if {self._is_first} -> ({types}) {{")
+        return [Value(f"{results}#{k}", v.element, v.lanes) for k, v in enumerate(columns[0])]
+
+    def _conclude(self, keys: Sequence[_Key], values: Sequence[Value]) -> None:
+        """Stores the results of the reduction, or what the epilogue makes of them."""
+        if self.nest.epilogue is None:
+            first = self.numbers.first_output
+            results = [(first + position, point, value) for (position, point), value in zip(keys, values, strict=True)]
+            self._store_all(sorted(results, key=lambda result: result[1]))
+            return
+        for (position, point), value in zip(keys, values, strict=True):
+            self._values[self.numbers.first_output + position, point] = value
+        points = list(dict.fromkeys(point for _, point in keys))
+        self._check(points, self.numbers.first_epilogue)
+        self._finish(points)
+
+    def _reduction(self, depth: int, keys: Sequence[_Key], values: list[Value]) -> list[Value]:
+        if depth == len(self.schedule.reduction):
+            return self._accumulate(keys, values)
+        loop = self.schedule.reduction[depth]
+        tile, extent = self._tile[loop], self._extents[loop]
+        step = tile * self.schedule.unroll[loop]
+        if isinstance(extent, str):
+            return self._dynamic_reduction(depth, extent, keys, values)
+        rest = extent % step
+        if extent - rest > step:
+            values = self._in_parts(loop, extent - rest, depth, keys, values)
+        elif extent > rest:
+            values = self._unrolled(loop, range(0, step, tile), depth, keys, values)
+        if rest >= tile:
+            values = self._unrolled(loop, range(extent - rest, extent - rest % tile, tile), depth, keys, values)
+        if rest % tile:
+            values = self._rest_of_tile(loop, rest % tile, depth, keys, values)
+        return values
+
+    def _dynamic_reduction(self, depth: int, extent: str, keys: Sequence[_Key], values: list[Value]) -> list[Value]:
+        """A loop of ``extent`` iterations: whole steps, then single iterations, or the tile once more with masks."""
+        loop = self.schedule.reduction[depth]
+        step = self._tile[loop] * self.schedule.unroll[loop]
+        main = self._whole(extent, step)
+        values = self._in_parts(loop, main, depth, keys, values)
+        if loop == self.schedule.vector:
+            return self._masked_tile(loop, main, extent, depth, keys, values)
+        if step > 1:
+            return self._carried_loop(loop, main, extent, range(1), depth, keys, values)
+        return values
+
+    def _masked_tile(
+        self, loop: int, lower: str, upper: str, depth: int, keys: Sequence[_Key], values: Sequence[Value]
+    ) -> list[Value]:
+        """The iterations of a dynamic loop across lanes that are less than a tile, if there are any."""
+        assert self.schedule.unroll[loop] == 1, "a dynamic loop across lanes is not unrolled"
+        left, results = self._minus(upper, lower), self._fresh()
+        wanted = self._define(f"arith.cmpi sgt, {left}, {self._constant(0)} : i64")
+        types = ", ".join(v.type for v in values)
+        saved, self._lanes_left = self._lanes_left, left
+        with self._block(f"{results}:{len(values)} = scf.if {wanted} -> ({types}) {{"):
+            with self._scope():
+                self._step(loop, lower)
+                self._yield(self._reduction(depth + 1, keys, list(values)))
+            self._line("} else {")
+            self._yield(values)
+        self._lanes_left = saved
+        return [Value(f"{results}#{k}", v.element, v.lanes) for k, v in enumerate(values)]
+
+    def _rest_of_tile(
+        self, loop: int, rest: int, depth: int, keys: Sequence[_Key], values: Sequence[Value]
+    ) -> list[Value]:
+        """The last iterations of a loop across lanes: some accumulators get nothing more."""
+        extent = self._extents[loop]
+        assert isinstance(extent, int)
+        kept = [key[1][loop] < rest for key in keys]
+        saved, self._tile[loop] = self._tile[loop], rest
+        inner = self._unrolled(
+            loop,
+            range(extent - rest, extent, rest),
+            depth,
+            [key for key, keep in zip(keys, kept, strict=True) if keep],
+            [value for value, keep in zip(values, kept, strict=True) if keep],
+        )
+        self._tile[loop] = saved
+        supply = iter(inner)
+        return [next(supply) if keep else value for value, keep in zip(values, kept, strict=True)]
+
+    def _unrolled(self, loop: int, steps: range, depth: int, keys: Sequence[_Key], values: list[Value]) -> list[Value]:
+        """Iterations of a loop that reduces one after the other, without a loop."""
+        for step in steps:
+            with self._scope():
+                self._step(loop, self._constant(step))
+                values = self._reduction(depth + 1, keys, values)
+        return values
+
+    def _step(self, loop: int, index: str) -> None:
+        outer = self._induction.get(loop)
+        self._induction[loop] = index if outer is None else self._define(f"arith.addi {outer}, {index} : i64")
+        self._advance(loop, index)
+
+    def _in_parts(
+        self, loop: int, upper: Count, depth: int, keys: Sequence[_Key], values: Sequence[Value]
+    ) -> list[Value]:
+        """A loop that reduces, from 0 to ``upper``. Long sums are summed in parts that start from zero, since the
+        rounding error of a sum grows with the number of additions that one accumulator sees (Higham, Accuracy and
+        Stability of Numerical Algorithms, 2nd edition, section 4.2). Of a dynamic loop every sum may be long."""
+        zero, upper_bound = self._constant(0), self._number(upper)
+        part = self._part_of_sum(loop, upper, depth)
+        tile = self._tile[loop]
+        steps = range(0, tile * self.schedule.unroll[loop], tile)
+        if part is None:
+            return self._carried_loop(loop, zero, upper_bound, steps, depth, keys, values)
+        results, first = self._fresh(), self._fresh()
+        sums = [Value(self._fresh(), v.element, v.lanes) for v in values]
+        head = self._carrying(f"scf.for {first} = {zero} to {upper_bound} step {self._number(part)}", sums, values)
+        with self._scope(), self._block(f"{results}:{len(values)} = {head}"):
+            last = self._define(
+                f"arith.minsi {self._define(f'arith.addi {first}, {self._number(part)} : i64')}, {upper_bound} : i64"
+            )
+            starts = [self._broadcast(Value(self._literal(f"-0.0 : {v.element}"), v.element), v.lanes) for v in values]
+            parts = self._carried_loop(loop, first, last, steps, depth, keys, starts)
+            new = [
+                self._emit(self._combiner(position), [total, part])
+                for (position, _), total, part in zip(keys, sums, parts, strict=True)
+            ]
+            self._yield(new)
+        return [Value(f"{results}#{k}", v.element, v.lanes) for k, v in enumerate(values)]
+
+    def _part_of_sum(self, loop: int, upper: Count, depth: int) -> Count | None:
+        """How many iterations of ``loop`` an accumulator may see; None if it may see them all."""
+        names = {i.name for i in self.combiners} if self.combiners else set()
+        if depth or names != {"arith.addf"} or self.nest.outputs[0].element == "f64":
+            return None
+        unroll, others = self.schedule.unroll[loop], self.schedule.reduction[1:]
+        step, most = self._tile[loop] * unroll, _LONGEST_SUM // unroll
+        inner = math.prod(-(-e // self._tile[d]) for d in others if isinstance(e := self._extents[d], int))
+        dynamic = [d for d in others if isinstance(self._extents[d], str)]
+        if dynamic:
+            return self._dynamic_part(step, max(1, most // inner), dynamic)
+        part = max(1, most // inner) * step
+        return part if isinstance(upper, str) or upper >= 2 * part else None
+
+    def _dynamic_part(self, step: int, most: int, inner: Sequence[int]) -> str:
+        """A multiple of ``step``: ``most`` divided by what the loops ``inner`` add, but 1 at least."""
+        factor = self._constant(most)
+        one = self._constant(1)
+        for loop in inner:
+            additions = self._define(
+                f"arith.ceildivsi {self._number(self._extents[loop])}, {self._constant(self._tile[loop])} : i64"
+            )
+            least = self._define(f"arith.maxsi {additions}, {one} : i64")
+            factor = self._define(f"arith.divsi {factor}, {least} : i64")
+        factor = self._define(f"arith.maxsi {factor}, {one} : i64")
+        return self._define(f"arith.muli {factor}, {self._constant(step)} : i64")
+
+    def _carrying(self, head: str, carried: Sequence[Value], initial: Sequence[Value]) -> str:
+        """The head of a loop that carries values."""
+        starts = ", ".join(f"{c.name} = {v.name}" for c, v in zip(carried, initial, strict=True))
+        return f"{head} iter_args({starts}) -> ({', '.join(v.type for v in initial)}) : i64 {{"
+
+    def _yield(self, values: Sequence[Value]) -> None:
+        self._line(f"scf.yield {', '.join(v.name for v in values)} : {', '.join(v.type for v in values)}")
+
+    def _carried_loop(
+        self,
+        loop: int,
+        lower: str,
+        upper: str,
+        steps: range,
+        depth: int,
+        keys: Sequence[_Key],
+        values: Sequence[Value],
+    ) -> list[Value]:
+        """A loop from ``lower`` to ``upper``, ``steps`` in each of its iterations."""
+        results, index = self._fresh(), self._fresh()
+        carried = [Value(self._fresh(), v.element, v.lanes) for v in values]
+        head = self._carrying(
+            f"scf.for {index} = {lower} to {upper} step {self._constant(len(steps) * steps.step)}", carried, values
+        )
+        with self._scope(), self._block(f"{results}:{len(values)} = {head}"):
+            self._step(loop, index)
+            mark = len(self._lines)
+            new = self._unrolled(loop, steps, depth, keys, carried)
+            if self._next_part and not any("scf.for" in line for line in self._lines[mark:]):
+                self._fetch_ahead(loop, len(steps) * steps.step)
+            self._yield(new)
+        return [Value(f"{results}#{k}", v.element, v.lanes) for k, v in enumerate(values)]
+
+    def _part_ahead(self) -> str:
+        """The address of the current tile's part of the next block; empty if nothing is fetched ahead."""
+        prefetch = self.schedule.prefetch
+        if prefetch is None:
+            return ""
+        tile, inside = self._constant(0), prefetch.parts
+        for level in self.schedule.levels[prefetch.depth + 1 :]:
+            inside //= -(-self._steps_of(level.loop) // level.step)
+            index = self._define(f"arith.divui {self._induction[level.loop]}, {self._constant(level.step)} : i64")
+            index = self._define(f"arith.muli {index}, {self._constant(inside)} : i64")
+            tile = self._define(f"arith.addi {tile}, {index} : i64")
+        part = self._define(f"arith.muli {tile}, {self._constant(prefetch.block // prefetch.parts)} : i64")
+        distance = self._define(f"arith.addi {part}, {self._constant(prefetch.block)} : i64")
+        return self._offset(self._pointers[prefetch.operand], distance, "i8")
+
+    def _fetch_ahead(self, loop: int, iterations: int) -> None:
+        """Fetches ahead as much of a part as the innermost ``iterations`` of ``loop`` are of the tile."""
+        prefetch = self.schedule.prefetch
+        assert prefetch is not None
+        operand = self.nest.operands[prefetch.operand]
+        strides = {d: self._bytes_apart(operand, d) for d in self.schedule.reduction}
+        # The block may be several times what the reduction walks, and these lie one behind the other.
+        walked = max(stride * self._steps_of(d) for d, stride in strides.items())
+        distances = {d: -(-stride * prefetch.block // (walked * prefetch.parts)) for d, stride in strides.items()}
+        place = self._next_part
+        for d in (d for d in self.schedule.reduction if d in self._induction and distances[d]):
+            moved = self._define(f"arith.muli {self._induction[d]}, {self._constant(distances[d])} : i64")
+            place = self._offset(place, moved, "i8")
+        for line in range(0, iterations * distances[loop], self.machine.line):
+            self._prefetch(self._offset(place, line, "i8"), _SECOND_CACHE)
+
+    def _bytes_apart(self, operand: AnyOperand, loop: int) -> int:
+        stride = operand.strides[loop]
+        assert isinstance(stride, int), "only static nests fetch ahead"
+        return stride * ELEMENT_BYTES[stored(operand.element)]
+
+    def _steps_of(self, loop: int) -> int:
+        size = self.nest.sizes[loop]
+        assert isinstance(size, int), "only static nests fetch ahead"
+        return size
+
+    def _accumulate(self, keys: Sequence[_Key], values: Sequence[Value]) -> list[Value]:
+        with self._scope():
+            for (position, point), value in zip(keys, values, strict=True):
+                self._values[self.numbers.first_output + position, point] = value
+            points = [point for _, point in keys]
+            self._fetch_tile_ahead(points)
+            self._check(points, 0, self.numbers.first_epilogue)
+            results = []
+            for (position, point), old in zip(keys, values, strict=True):
+                new = self._value(self.nest.yields[position], point)
+                results.append(self._where_active(point, self._broadcast(new, old.lanes), old))
+        return results
+
+    def _where_active(self, point: Point, new: Value, old: Value) -> Value:
+        """``new`` in the lanes inside the loop, ``old`` elsewhere; lanes across a parallel loop need no care."""
+        active = self._active(point)
+        if active == self.schedule.lanes or self.schedule.vector not in self.schedule.reduction:
+            return new
+        mask = self._mask(active)
+        text = f"arith.select {mask}, {new.name}, {old.name} : vector<{old.lanes}xi1>, {old.type}"
+        return Value(self._define(text), old.element, old.lanes)
+
+    def _combine_lanes(
+        self, keys: Sequence[_Key], values: Sequence[Value], loops: frozenset[int]
+    ) -> tuple[list[_Key], list[Value]]:
+        """Reduces the lanes of the accumulators, joins those of one element, and adds the old output."""
+        groups: dict[tuple[int, Point], list[Value]] = {}
+        for (position, point), value in zip(keys, values, strict=True):
+            groups.setdefault((position, self._restricted(point, loops)), []).append(value)
+        combined = []
+        for (position, point), members in groups.items():
+            instruction = self._combiner(position)
+            total = members[0]
+            for member in members[1:]:
+                total = self._emit(instruction, [total, member])
+            kind = _KINDS[instruction.name]
+            fast = " fastmath<reassoc>" if instruction.name in ("arith.addf", "arith.mulf") else ""
+            text = f"vector.reduction <{kind}>, {total.name}{fast} : {total.type} into {total.element}"
+            scalar = Value(self._define(text), total.element)
+            old = self._start(position, point)
+            combined.append(self._emit(instruction, [old, scalar]))
+        return list(groups), combined
+
+    def _start(self, position: int, point: Point) -> Value:
+        """What an accumulator starts from."""
+        if self.nest.initial is None:
+            return self._load_at(self.numbers.first_output + position, point)
+        start = self._emit(self.nest.initial, [])
+        across = self.schedule.vector >= 0 and self.schedule.vector not in self.schedule.reduction
+        return self._broadcast(start, self.schedule.lanes if across else 1)
+
+    def _combiner(self, position: int) -> Instruction:
+        assert self.combiners is not None, "a reduction across lanes needs an associative op"
+        return self.combiners[position]
+
+    def _neutral(self, position: int) -> Value:
+        element = self.nest.outputs[position].element
+        text = _neutral_literal(NEUTRAL[self._combiner(position).name], element)
+        return self._broadcast(Value(self._literal(f"{text} : {element}"), element), self.schedule.lanes)
+
+
+def _neutral_literal(meaning: str, element: str) -> str:
+    if element in INFINITY:
+        bits = 8 * ELEMENT_BYTES[element]
+        infinities = {"inf": INFINITY[element], "-inf": INFINITY[element] | 1 << (bits - 1)}
+        return hex(infinities[meaning]) if meaning in infinities else meaning
+    bits = int(element[1:])
+    limits: Mapping[str, int] = {"min": -(1 << (bits - 1)), "max": (1 << (bits - 1)) - 1}
+    return str(limits.get(meaning, meaning))

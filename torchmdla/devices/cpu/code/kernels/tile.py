@@ -1,0 +1,204 @@
+"""The register tile: the values of a nest's body at each of its points, and what is stored of them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from torchmdla.compiler.sizes import Size
+from torchmdla.devices.cpu.code.kernels.code import Count, Point, Value
+from torchmdla.devices.cpu.code.kernels.turned import TurnedWriter
+from torchmdla.devices.cpu.nests import ELEMENT_BYTES, AnyTable, Instruction, stored
+
+# LLVM's hint that a prefetch is for the first cache.
+_FIRST_CACHE = 3
+
+
+class TileWriter(TurnedWriter):
+    """Computes values where they are first needed. What does not vary with a loop is computed outside of it, once for
+    all points of the register tile that share it."""
+
+    def _points(self, loops: frozenset[int] | None = None) -> list[Point]:
+        """Offsets of the register tile's points; only ``loops`` vary, if given."""
+        axes = []
+        for loop in range(len(self.nest.sizes)):
+            step = self.schedule.lanes if loop == self.schedule.vector else 1
+            varying = loops is None or loop in loops
+            extent = self._tile_extent(loop) if varying else 1
+            assert isinstance(extent, int), "the extents of a register tile are known when its code is written"
+            axes.append(range(0, extent, step) if varying else range(1))
+        return list(itertools.product(*axes))
+
+    def _finish(self, points: Sequence[Point]) -> None:
+        """Stores the results at ``points``, all of which are computed before the first is stored, instruction by
+        instruction at all points: chains of dependent instructions then overlap without the processor's help."""
+        self._fetch_tile_ahead(points)
+        first = self.numbers.first_epilogue if self.nest.epilogue is not None else 0
+        for number in (n for n in self.numbers.instructions if n >= first and self.numbers.is_used(n)):
+            for point in points:
+                self._value(number, point)
+        results = [
+            (operand, point, self._value(number, point)) for point in points for number, operand in self.numbers.results
+        ]
+        self._store_all(results)
+
+    def _store_all(self, results: Sequence[tuple[int, Point, Value]]) -> None:
+        """Stores values to operands at points, in the order of points."""
+        blocks: dict[tuple[int, Point, int], list[Value]] = {}
+        for operand, point, value in results:
+            loop = self._turned(operand)
+            if loop < 0:
+                self._store(operand, point, value)
+            else:
+                blocks.setdefault((operand, _moved(point, loop, 0), loop), []).append(value)
+        for (operand, point, loop), values in blocks.items():
+            self._store_turned(operand, point, loop, values)
+
+    def _fetch_tile_ahead(self, points: Sequence[Point]) -> None:
+        """Fetches what the schedule's operands touch at ``points``, further on: each line once."""
+        for number, distance in self.schedule.ahead:
+            operand = self._operand(number)
+            size, is_written = ELEMENT_BYTES[stored(operand.element)], number >= len(self.nest.inputs)
+            for point in points:
+                pointer, stride = self._address(number, point)
+                if stride == 1 and not point[self.schedule.vector] * size % self.machine.line:
+                    self._prefetch(self._offset(pointer, distance, "i8"), _FIRST_CACHE, is_written)
+
+    def _restricted(self, point: Point, loops: frozenset[int]) -> Point:
+        return tuple(offset if loop in loops else 0 for loop, offset in enumerate(point))
+
+    def _value(self, number: int, point: Point) -> Value:
+        """Value ``number`` of the body at a point of the register tile."""
+        if number in self.numbers.scalars:
+            return self._values[number, ()]
+        key = number, self._restricted(point, self.numbers.varies[number])
+        if key not in self._values:
+            self._values[key] = self._compute(number, key[1])
+        return self._values[key]
+
+    def _compute(self, number: int, point: Point) -> Value:
+        if number in self.numbers.sources:
+            return self._load_value(number, point)
+        instruction = self.numbers.instructions[number]
+        if instruction.name == "index":
+            return self._index(instruction.payload, point)
+        if number in self.multiply_adds:
+            return self._multiply_add(number, point)
+        operands = [self._value(v, point) for v in instruction.operands]
+        if instruction.name == "load":
+            return self._load_table(instruction, operands, self._active(point))
+        if instruction.name == "assert":
+            self._report(operands[0], self._active(point))
+            return operands[0]
+        return self._apply(instruction, operands)
+
+    def _load_value(self, number: int, point: Point) -> Value:
+        """A value that is an operand's; where blocks are turned, with it all values of its block."""
+        operand = self.numbers.sources[number]
+        loop = self._turned(operand)
+        if loop < 0:
+            return self._load_at(operand, point)
+        for offset, value in enumerate(self._load_turned(operand, _moved(point, loop, 0), loop)):
+            self._values[number, _moved(point, loop, offset)] = value
+        return self._values[number, point]
+
+    def _multiply_add(self, addition: int, point: Point) -> Value:
+        product, addend = self.multiply_adds[addition], self.numbers.instructions[addition]
+        factors = self.numbers.instructions[product].operands
+        numbers = [*factors, *(v for v in addend.operands if v != product)]
+        operands = [self._value(v, point) for v in numbers]
+        return self._apply(Instruction("math.fma", (), addend.result), operands)
+
+    # Indices, tables, checks.
+
+    def _index(self, loop: int, point: Point) -> Value:
+        base = self._induction[loop]
+        if point[loop]:
+            base = self._define(f"arith.addi {base}, {self._constant(point[loop])} : i64")
+        scalar = Value(base, "i64")
+        if loop != self.schedule.vector or self.schedule.lanes == 1:
+            return scalar
+        wide = self._broadcast(scalar, self.schedule.lanes)
+        return Value(self._define(f"arith.addi {wide.name}, {self._lane_offsets(1)} : {wide.type}"), "i64", wide.lanes)
+
+    def _load_table(self, instruction: Instruction, indices: Sequence[Value], active: Count) -> Value:
+        """Reads a table at computed indices. One out of bounds is replaced by 0 and reported in the status."""
+        table = self.nest.tables[instruction.payload]
+        pointer = self._tables[instruction.payload]
+        numbers = instruction.operands
+        ramp = indices[-1].lanes > 1 and self._loop_of(numbers[-1]) >= 0 and table.strides[-1] == 1
+        if ramp and all(v.lanes == 1 for v in indices[:-1]) and self._is_safe(numbers[-1], table.sizes[-1]):
+            first = Value(self._first_lane(indices[-1]), "i64")
+            address = self._table_address(table, numbers, [*indices[:-1], first], 1)
+            return self._load(self._offset(pointer, address, table.element), table.element, indices[-1].lanes, active)
+        lanes = max((v.lanes for v in indices), default=1)
+        address = self._table_address(table, numbers, indices, active)
+        if lanes == 1:
+            return self._load(self._offset(pointer, address, table.element), table.element)
+        return self._gather(pointer, address, table.element, active)
+
+    def _first_lane(self, ramp: Value) -> str:
+        """The first lane of a vector of consecutive indices."""
+        return self._define(f"vector.extract {ramp.name}[0] : i64 from {ramp.type}")
+
+    def _table_address(self, table: AnyTable, numbers: Sequence[int], indices: Sequence[Value], active: Count) -> str:
+        """Element offsets into a table."""
+        lanes = max((v.lanes for v in indices), default=1)
+        address = self._broadcast(Value(self._constant(0), "i64"), lanes)
+        for number, index, size, stride in zip(numbers, indices, table.sizes, table.strides, strict=True):
+            index = self._broadcast(index, lanes)
+            if not self._is_safe(number, size):
+                index = self._in_bounds(index, size, active)
+            step = self._broadcast(Value(self._number(stride), "i64"), lanes)
+            scaled = self._define(f"arith.muli {index.name}, {step.name} : {index.type}")
+            address = Value(self._define(f"arith.addi {address.name}, {scaled} : {index.type}"), "i64", lanes)
+        return address.name
+
+    def _loop_of(self, number: int) -> int:
+        """The loop whose index the value is, -1 if it is not one."""
+        instruction = self.numbers.instructions.get(number)
+        return instruction.payload if instruction is not None and instruction.name == "index" else -1
+
+    def _is_safe(self, number: int, size: int | Size) -> bool:
+        """Whether a value is a loop index that stays below ``size``, whatever the symbols are."""
+        loop = self._loop_of(number)
+        room = size - self.nest.sizes[loop] if loop >= 0 else -1
+        return isinstance(room, int) and room >= 0
+
+    def _in_bounds(self, index: Value, size: int | Size, active: Count) -> Value:
+        limit = self._broadcast(Value(self._number(size), "i64"), index.lanes)
+        zero = self._broadcast(Value(self._constant(0), "i64"), index.lanes)
+        inside = self._define(f"arith.cmpi ult, {index.name}, {limit.name} : {index.type}")
+        self._report(Value(inside, "i1", index.lanes), active)
+        chosen = self._define(f"arith.select {inside}, {index.name}, {zero.name} : {_selector(index)}")
+        return Value(chosen, "i64", index.lanes)
+
+    def _report(self, condition: Value, active: Count) -> None:
+        """Sets the status if the condition fails in an active lane."""
+        holds = condition.name
+        if condition.lanes > 1:
+            if isinstance(active, str) or active < condition.lanes:
+                idle = self._define(
+                    f"arith.xori {self._mask(active)}, {self._mask(condition.lanes)} : {condition.type}"
+                )
+                holds = self._define(f"arith.ori {holds}, {idle} : {condition.type}")
+            holds = self._define(f"vector.reduction <and>, {holds} : {condition.type} into i1")
+        fails = self._define(f"arith.xori {holds}, {self._literal('true')} : i1")
+        with self._scope(), self._block(f"scf.if {fails} {{"):
+            self._line(f"llvm.store {self._literal('1 : i32')}, {self._status} : i32, !llvm.ptr")
+
+    def _check(self, points: Sequence[Point], first: int, end: int | None = None) -> None:
+        """Evaluates the assertions among the values from ``first`` on, which nothing else uses."""
+        for number, instruction in self.numbers.instructions.items():
+            if instruction.name == "assert" and first <= number and (end is None or number < end):
+                for point in points:
+                    self._value(number, point)
+
+
+def _selector(value: Value) -> str:
+    return value.type if value.lanes == 1 else f"vector<{value.lanes}xi1>, {value.type}"
+
+
+def _moved(point: Point, loop: int, offset: int) -> Point:
+    """The point at another offset of ``loop``."""
+    return (*point[:loop], offset, *point[loop + 1 :])

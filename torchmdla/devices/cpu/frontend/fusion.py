@@ -1,0 +1,151 @@
+"""Which computations share a kernel: decided on tensors, carried out by upstream's elementwise fusion."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from torch_mlir import ir
+
+from torchmdla.compiler.mlir import explained, forward_of, run
+from torchmdla.devices.cpu.code import math_library
+
+_GENERALISE = "func.func(refback-generalize-tensor-concat,linalg-generalize-named-ops,canonicalize,cse)"
+_FUSE = "func.func(linalg-fuse-elementwise-ops)"
+_CLEAN = "func.func(canonicalize,cse)"
+
+# Ops that only change a value's type: cheaper to repeat than to store.
+_CASTS = frozenset(f"arith.{name}" for name in ("extf", "truncf", "extsi", "extui", "trunci", "sitofp", "uitofp"))
+
+_RESHAPES = frozenset(f"tensor.{name}" for name in ("expand_shape", "collapse_shape", "cast", "extract_slice"))
+
+
+def fuse(module: ir.Module) -> None:
+    """Generalises every linalg op and fuses elementwise producers into their only consumer, in place.
+
+    A producer that computes stays apart where fusing it would compute its values more than once: where a consumer's
+    loops outnumber the operand's dimensions and the consumer is a contraction, or the producer calls the library. So
+    does what lies between two reductions: it becomes the epilogue of the first one, in registers and with factors that
+    weights can take.
+    """
+    with explained("fusion failed"):
+        run(module, _GENERALISE)
+        function = forward_of(module)
+        pinned = list(dict.fromkeys(v for op in _generics(function) for v in _kept_apart(op)))
+        results = list(function.type.results)
+        _set_returned(function, pinned)
+        run(module, _FUSE)
+        _drop_returned(function, len(results))
+        run(module, _CLEAN)
+        _unshare_fills(function)
+
+
+def _unshare_fills(function: Any) -> None:
+    """Gives every op that accumulates into a constant its own, just before it: in a shared one only the last could
+    work in place, and an early one would live long."""
+    for op in list(_generics(function)):
+        start = op.operands[0]
+        if len(op.operands) != 1 or len(op.results) != 1 or len(_body(op)) != 1 or not isinstance(start, ir.OpResult):
+            continue
+        users = [use.owner.operation for use in op.results[0].uses]
+        if any(user.parent != op.parent for user in users):
+            continue
+        for use in list(op.results[0].uses):
+            user = use.owner.operation
+            with ir.InsertionPoint(user):
+                empty = start.owner.operation.clone()
+                copy = op.clone()
+            copy.operands[0] = empty.results[0]
+            user.operands[use.operand_number] = copy.results[0]
+        op.erase()
+
+
+def _generics(function: Any) -> Iterator[Any]:
+    for op in function.regions[0].blocks[0].operations:
+        if op.operation.name == "linalg.generic":
+            yield op.operation
+
+
+def _kept_apart(op: Any) -> Iterator[Any]:
+    """Values that fusing into ``op`` would compute more than once at some cost, or take from an epilogue."""
+    maps = [attribute.value for attribute in op.attributes["indexing_maps"]]
+    contracts = _reduces(op)
+    for value, affine_map in zip(op.operands, maps, strict=True):
+        repeated = len(affine_map.results) < affine_map.n_dims
+        source = _source(value)
+        if source is None:
+            continue
+        recomputed = repeated and ((contracts and _computes(source)) or _calls(source))
+        if recomputed or (contracts and _computes(source) and _follows_reduction(source)):
+            yield source.results[0]
+
+
+def _reduces(op: Any) -> bool:
+    return any("reduction" in str(kind) for kind in op.attributes["iterator_types"])
+
+
+def _follows_reduction(op: Any) -> bool:
+    """Whether an op is elementwise on as many values of an op that reduces, or of others that are so."""
+    waiting, seen = [op], set()
+    while waiting:
+        current = waiting.pop()
+        if _reduces(current):
+            return current is not op
+        sources = [source for value in current.operands if (source := _source(value)) is not None]
+        fresh = [source for source in sources if source not in seen and _count(source) == _count(op)]
+        waiting += fresh
+        seen.update(fresh)
+    return False
+
+
+def _count(op: Any) -> int:
+    return math.prod(op.results[0].type.shape)
+
+
+def _source(value: Any) -> Any | None:
+    """The generic op that computes a value, past ops that only move data."""
+    while isinstance(value, ir.OpResult):
+        op = value.owner.operation
+        if op.name == "linalg.generic":
+            if len(op.results) != 1 or len(_body(op)) > 1 or len(op.operands) != 2:
+                return op if len(op.results) == 1 else None
+        elif op.name not in _RESHAPES:
+            return None
+        value = op.operands[0]
+    return None
+
+
+def _body(op: Any) -> list[str]:
+    return [inner.operation.name for inner in op.regions[0].blocks[0].operations]
+
+
+def _computes(op: Any) -> bool:
+    return any(name not in _CASTS for name in _body(op)[:-1])
+
+
+def _calls(op: Any) -> bool:
+    return any(math_library.is_call(name) for name in _body(op))
+
+
+def _set_returned(function: Any, extra: list[Any]) -> None:
+    """Returns ``extra`` values, too: with this second use upstream leaves their producers alone."""
+    _replace_return(function, list(_return_of(function).operands) + extra)
+
+
+def _drop_returned(function: Any, count: int) -> None:
+    _replace_return(function, list(_return_of(function).operands)[:count])
+
+
+def _return_of(function: Any) -> Any:
+    block = function.regions[0].blocks[0]
+    return block.operations[len(block.operations) - 1].operation
+
+
+def _replace_return(function: Any, values: list[Any]) -> None:
+    old = _return_of(function)
+    with ir.InsertionPoint(old), old.location:
+        ir.Operation.create("func.return", operands=values)
+    old.erase()
+    kind = ir.FunctionType.get(list(function.type.inputs), [v.type for v in values])
+    function.attributes["function_type"] = ir.TypeAttr.get(kind)

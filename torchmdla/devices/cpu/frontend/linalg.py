@@ -1,0 +1,75 @@
+"""From the Torch dialect to linalg on tensors, by upstream's passes; what they refuse becomes a ``CompileError``."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from torch_mlir import ir
+from torch_mlir.dialects import linalg
+
+from torchmdla.compiler.mlir import explained, run
+from torchmdla.compiler.program import Program
+from torchmdla.devices.cpu.frontend import extrema
+from torchmdla.errors import CompileError
+
+# The record types every value, so shape and dtype refinement has nothing to find.
+_TORCH_PIPELINE = "torch-function-to-torch-backend-pipeline{shape-dtype-refine=0}"
+_LINALG_PIPELINE = "torch-backend-to-linalg-on-tensors-backend-pipeline"
+
+# Upstream's passes end the process on unsigned and quantised types; kernels have no complex numbers.
+_ELEMENTS = frozenset(("i1", "si8", "si16", "si32", "si64", "f16", "bf16", "f32", "f64"))
+_TENSOR_ELEMENT = re.compile(r"!torch\.vtensor<\[[^\]]*\],\s*([^>]+)>")
+
+
+def to_linalg(program: Program) -> ir.Module:
+    """The program as linalg on tensors, in the current context.
+
+    Raises:
+        CompileError: the text does not parse, or holds a type or an op that upstream does not lower.
+    """
+    for element in sorted(set(_TENSOR_ELEMENT.findall(program.mlir))):
+        if element not in _ELEMENTS:
+            raise CompileError(f"the cpu device does not compute with element type {element}")
+    with explained("the program is not valid"):
+        module = ir.Module.parse(program.mlir)
+    with explained("no lowering for this op and these types"):
+        run(module, _TORCH_PIPELINE)
+        extrema.mark(module)
+        run(module, _LINALG_PIPELINE)
+    extrema.restore(module)
+    _take_scalars_inside(module)
+    return module
+
+
+def _take_scalars_inside(module: ir.Module) -> None:
+    """Lets the bodies of fills use their number where it is computed: operands of kernels are buffers."""
+    fills: list[Any] = []
+
+    def visit(op: Any) -> Any:
+        if op.name == "linalg.fill" and not _is_constant(op.operands[0]):
+            fills.append(op)
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(visit)
+    for fill in fills:
+        with ir.InsertionPoint(fill), fill.location:
+            filled = filled_with(*fill.operands)
+        fill.results[0].replace_all_uses_with(filled)
+        fill.erase()
+
+
+def filled_with(number: Any, destination: Any) -> Any:
+    """A tensor like ``destination`` that holds ``number`` throughout, made by an op whose body yields that."""
+    kind = ir.RankedTensorType(destination.type)
+    parallel = ir.Attribute.parse("#linalg.iterator_type<parallel>")
+    maps = ir.ArrayAttr.get([ir.AffineMapAttr.get(ir.AffineMap.get_identity(kind.rank))])
+    generic = linalg.GenericOp([kind], [], [destination], maps, ir.ArrayAttr.get([parallel] * kind.rank))
+    block = generic.regions[0].blocks.append(kind.element_type)
+    with ir.InsertionPoint(block):
+        linalg.YieldOp([number])
+    return generic.results[0]
+
+
+def _is_constant(value: Any) -> bool:
+    return isinstance(value, ir.OpResult) and bool(value.owner.operation.name == "arith.constant")

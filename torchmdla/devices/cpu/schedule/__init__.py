@@ -1,0 +1,345 @@
+"""How a nest is computed: loop order, register tile, vector loop, and the loops that threads share.
+
+A schedule is data; it never changes what is computed. ``kernels`` turns a nest and its schedule into code. The schedule
+of a dynamic nest is for typical sizes, and right for all: nothing in it depends on what divides a size that may vary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from torchmdla.compiler.sizes import Size
+from torchmdla.devices.cpu.code import math_library
+from torchmdla.devices.cpu.machine import Machine
+from torchmdla.devices.cpu.nests import ELEMENT_BYTES, AnyNest, Instruction, Nest, Operand, static, stored
+from torchmdla.devices.cpu.schedule.blocking import Level, Prefetch, choose_levels, choose_prefetch
+from torchmdla.devices.cpu.schedule.numbering import Numbering, numbering
+from torchmdla.devices.cpu.schedule.register_tile import UNROLLED_WINDOW, choose_tile, reduction_order
+
+# Ops that combine a reduction's partial results in any order, with their neutral elements.
+NEUTRAL = {
+    "arith.addf": "-0.0",
+    "arith.addi": "0",
+    "arith.mulf": "1.0",
+    "arith.muli": "1",
+    "arith.maximumf": "-inf",
+    "arith.minimumf": "inf",
+    "arith.maxsi": "min",
+    "arith.minsi": "max",
+    "arith.andi": "-1",
+    "arith.ori": "0",
+    "arith.xori": "0",
+}
+
+# Integer division traps on what masked lanes hold.
+_TRAPPING = frozenset(
+    f"arith.{name}" for name in ("divsi", "divui", "remsi", "remui", "floordivsi", "ceildivsi", "ceildivui")
+)
+
+# Rough costs in cycles, for choosing between schedules and for the size of a task.
+_CALL_COST = 20.0
+_GATHER_LANE_COST = 0.8
+_SCATTER_LANE_COST = 1.2
+_BROADCAST_COST = 0.3
+_TASK_COST = 40_000.0
+
+# Instructions of a body whose dependences, not the memory, take the time.
+_LONG_BODY = 16
+_BYTE_COST = 1 / 16
+
+# Points of the register tile times unrolled steps of a loop that is unrolled in part.
+_UNROLLED_LOOP = 64
+
+# In dynamic nests: blocks of a reduction are multiples of this, and the least iterations of a parallel loop that share
+# what such a block fetches.
+_BLOCK_STEPS = 16
+_LEAST_ROWS = 64
+
+# Operands by number, and how many bytes further on to fetch.
+Ahead = tuple[tuple[int, int | Size], ...]
+
+# Loops whose size is known at run time only; those that static nests have.
+Unknown = frozenset[int]
+_NONE: Unknown = frozenset()
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """``levels``: the loops around the register tile, outermost first. A parallel loop's last level steps by its tile;
+    levels of loops that reduce are blocks, between which partial results lie in a scratch buffer (none of them may lie
+    across lanes then). ``reduction``: the
+    loops that reduce inside the tile, outermost first, each unrolled ``unroll`` times. ``tiles``: how many iterations
+    of each loop are computed at once in registers. ``vector``: the loop that lies across ``lanes`` vector lanes (-1:
+    none); its tile is a multiple of ``lanes``, its last vector is masked. The first ``ranged`` levels, all parallel,
+    are the kernel's range of ``iterations``; ``grain`` of them make a task, 0 if the nest is not worth sharing. Of a
+    dynamic nest these are for typical sizes: :func:`ranges` says how many there are. ``prefetch``: what tiles fetch
+    ahead for later ones. ``ahead``: operands of which the kernel, wherever it touches them, fetches what lies so
+    many bytes further on."""
+
+    levels: tuple[Level, ...]
+    reduction: tuple[int, ...]
+    tiles: tuple[int, ...]
+    unroll: tuple[int, ...]
+    vector: int
+    lanes: int
+    ranged: int
+    iterations: int
+    grain: int
+    prefetch: Prefetch | None = None
+    ahead: Ahead = ()
+
+
+@lru_cache(maxsize=4096)
+def choose(nest: AnyNest, machine: Machine, typical: tuple[int, ...] = ()) -> Schedule:
+    """A schedule for ``nest``, by simple costs. ``typical``: common values of the symbols of a dynamic nest."""
+    unknown = frozenset(d for d, size in enumerate(nest.sizes) if isinstance(size, Size))
+    known = static(nest, typical)
+    known = replace(known, sizes=tuple(max(1, size) if d in unknown else size for d, size in enumerate(known.sizes)))
+    vector, lanes = _choose_vector(known, machine, unknown)
+    reduction = reduction_order(known, vector)
+    order = _parallel_order(known, vector)
+    if reduction:
+        tiles, cycles = choose_tile(known, machine, vector, lanes, unknown)
+        levels = choose_levels(known, machine, order, reduction, tiles, cycles)
+        levels = _with_bounded_scratch(nest, known, levels, unknown)
+    else:
+        tiles = _tile_elementwise(known, vector, lanes, unknown)
+        cycles = _elementwise_cycles(known, machine, vector, lanes)
+        levels = tuple(Level(loop, tiles[loop]) for loop in order)
+    ranged, iterations = _choose_range(known, levels)
+    cycles = max(cycles, _bytes(known) * _BYTE_COST)
+    grain = max(1, math.ceil(_TASK_COST * iterations / cycles))
+    if not _worth_sharing(nest, levels[:ranged], iterations, cycles):
+        # Loops inside of the range cost less than its levels do, and keep what the loops around them determine.
+        grain = 0
+        ranged, iterations = _choose_range(known, levels[:1])
+    unroll = _choose_unroll(known, reduction, tiles, lanes, unknown)
+    prefetch = choose_prefetch(known, machine, levels) if reduction and not nest.is_dynamic else None
+    return Schedule(levels, reduction, tiles, unroll, vector, lanes, ranged, iterations, grain, prefetch)
+
+
+def ranges(nest: AnyNest, schedule: Schedule) -> list[tuple[int | Size, int]]:
+    """The sizes and steps of the levels that make a kernel's range: it has the product of ``ceil(size / step)``
+    iterations."""
+    return [(nest.sizes[level.loop], level.step) for level in schedule.levels[: schedule.ranged]]
+
+
+def scratch_extents(nest: AnyNest, schedule: Schedule) -> dict[int, int]:
+    """Iterations of each parallel loop inside the blocks of the reduction; empty if there are no such blocks."""
+    first = next((k for k, level in enumerate(schedule.levels) if nest.reduction[level.loop]), None)
+    if first is None:
+        return {}
+    outside = {level.loop: level.step for level in schedule.levels[:first]}
+    inside = dict.fromkeys(level.loop for level in schedule.levels[first:] if not nest.reduction[level.loop])
+    extents: dict[int, int] = {}
+    for loop in inside:
+        extent = outside.get(loop, nest.sizes[loop])
+        assert isinstance(extent, int), "a dynamic loop inside blocks of a reduction lies in blocks itself"
+        extents[loop] = extent
+    extents.update({d: tile for d, tile in enumerate(schedule.tiles) if d not in extents and not nest.reduction[d]})
+    if schedule.vector >= 0:
+        extents[schedule.vector] = -(-extents[schedule.vector] // schedule.lanes) * schedule.lanes
+    return extents
+
+
+def scratch_elements(nest: AnyNest, schedule: Schedule) -> int:
+    """The size of a buffer of partial results."""
+    return math.prod(scratch_extents(nest, schedule).values())
+
+
+def combiners(nest: AnyNest) -> list[Instruction] | None:
+    """For each output the instruction that combines it with a new value; None if some output has none, so that its
+    iterations must run in order."""
+    first = len(nest.inputs)
+    base = first + len(nest.outputs) + len(nest.scalars)
+    found = []
+    for position in range(len(nest.outputs)):
+        users = [i for i in nest.body if first + position in i.operands]
+        number = nest.yields[position] - base
+        if len(users) != 1 or number < 0 or nest.body[number] is not users[0]:
+            return None
+        if users[0].name not in NEUTRAL or users[0].operands.count(first + position) != 1:
+            return None
+        if any(nest.yields[position] in i.operands for i in nest.body):
+            return None
+        found.append(users[0])
+    return found
+
+
+def _choose_vector(nest: Nest, machine: Machine, unknown: Unknown) -> tuple[int, int]:
+    """The vector loop and its lanes with the least cost per element; ``(-1, 1)`` if scalars are cheapest."""
+    values = numbering(nest)
+    best = (_element_cost(nest, machine, -1, 1, unknown), -1, 1)
+    for loop in range(len(nest.sizes)):
+        lanes = _lanes(nest, machine, loop, values, unknown)
+        if lanes > 1 and _may_vectorise(nest, loop, values):
+            cost = _element_cost(nest, machine, loop, lanes, unknown)
+            if cost < best[0] or (cost == best[0] and best[1] >= 0 and nest.sizes[loop] > nest.sizes[best[1]]):
+                best = (cost, loop, lanes)
+    return best[1], best[2]
+
+
+def _lanes(nest: Nest, machine: Machine, loop: int, values: Numbering, unknown: Unknown) -> int:
+    """As many lanes as the widest type that varies with ``loop`` leaves, and no more than its iterations need."""
+    types = [o.element for o in nest.operands if o.strides[loop] != 0]
+    types += [o.element for o in nest.outputs if any(nest.reduction)]
+    types += [i.result for number, i in values.instructions.items() if loop in values.varies[number]]
+    widths = [ELEMENT_BYTES[stored(t)] for t in types]
+    widest = machine.vector_bytes // max(widths, default=1)
+    return widest if loop in unknown else min(widest, 1 << (nest.sizes[loop] - 1).bit_length())
+
+
+def _may_vectorise(nest: Nest, loop: int, values: Numbering) -> bool:
+    if any(i.name in _TRAPPING and loop in values.varies[number] for number, i in values.instructions.items()):
+        return False
+    return not nest.reduction[loop] or combiners(nest) is not None
+
+
+def _element_cost(nest: Nest, machine: Machine, loop: int, lanes: int, unknown: Unknown = _NONE) -> float:
+    """Cycles per innermost iteration when ``loop`` lies across ``lanes`` lanes (-1: scalars)."""
+    repeats = math.prod(size for size, reduced in zip(nest.sizes, nest.reduction, strict=True) if reduced)
+    cost = sum(_access_cost(o.strides[loop] if loop >= 0 else 1, lanes, _GATHER_LANE_COST) for o in nest.inputs)
+    for output in nest.outputs:
+        stride = output.strides[loop] if loop >= 0 else 1
+        cost += _access_cost(stride, lanes, _SCATTER_LANE_COST) / repeats
+    for instruction in nest.body:
+        cost += _instruction_cost(instruction, machine, lanes)
+    if loop < 0:
+        return cost
+    size = nest.sizes[loop]
+    return cost * (size / lanes + 0.5 if loop in unknown else math.ceil(size / lanes)) / size
+
+
+def _access_cost(stride: int, lanes: int, lane_cost: float) -> float:
+    if stride == 0:
+        return _BROADCAST_COST
+    if stride == 1:
+        return 1.0
+    return 2.5 if stride == 2 else lane_cost * lanes
+
+
+def _instruction_cost(instruction: Instruction, machine: Machine, lanes: int) -> float:
+    if instruction.name == "arith.constant":
+        return 0.0
+    if instruction.name == "load":
+        return 1.0 + _GATHER_LANE_COST * lanes
+    if math_library.is_call(instruction.name):
+        known = math_library.vector_function(instruction.name, instruction.result, lanes, machine.vector_bytes)
+        return _CALL_COST if known or lanes == 1 else _CALL_COST * lanes
+    return 0.5
+
+
+def _factor(size: int, limit: int) -> int:
+    """A tile of at most ``limit`` that leaves no or a small rest."""
+    for tile in range(limit, limit // 2, -1):
+        if size % tile == 0:
+            return tile
+    return min(limit, size)
+
+
+def _tile_elementwise(nest: Nest, vector: int, lanes: int, unknown: Unknown) -> tuple[int, ...]:
+    """A few vectors: one where functions are called, more where instructions depend on each other in long chains. Where
+    another loop walks some operand's memory (a transpose), a block of it uses whole cache lines."""
+    tiles = [1] * len(nest.sizes)
+    if vector < 0:
+        return tuple(tiles)
+    calls = any(math_library.is_call(i.name) for i in nest.body)
+    slots = 1 if calls else 2 if len(nest.body) < _LONG_BODY else 4
+    tiles[vector] = lanes * min(slots, math.ceil(nest.sizes[vector] / lanes))
+    for loop in range(len(nest.sizes)):
+        if loop != vector and any(o.strides[loop] == 1 and o.strides[vector] > 1 for o in nest.operands):
+            size = nest.sizes[loop]
+            tiles[vector], tiles[loop] = lanes, min(size, 8) if loop in unknown else _factor(size, 8)
+            break
+    return tuple(tiles)
+
+
+def _choose_unroll(
+    nest: Nest, reduction: Sequence[int], tiles: Sequence[int], lanes: int, unknown: Unknown
+) -> tuple[int, ...]:
+    """Unrolls from the innermost loop outwards, as far as the code stays short: a convolution's window whole, so that
+    neighbouring points share what they read, a long loop a few times."""
+    unroll = [1] * len(nest.sizes)
+    points = math.prod(tiles) // lanes
+    for loop in reversed(reduction):
+        if loop in unknown and tiles[loop] > 1:
+            break
+        steps = nest.sizes[loop] // tiles[loop]
+        if steps > 1 and steps * points <= UNROLLED_WINDOW and loop not in unknown:
+            unroll[loop] = steps
+            points *= steps
+            continue
+        unroll[loop] = max((u for u in (1, 2, 4) if u * points <= _UNROLLED_LOOP and u <= steps), default=1)
+        break
+    return tuple(unroll)
+
+
+def _parallel_order(nest: Nest, vector: int) -> tuple[int, ...]:
+    """Large strides outside, the vector loop inside. A contraction first puts the loops that walk its largest operands
+    outside, so that what is streamed again and again inside is small."""
+    loops = [d for d, reduced in enumerate(nest.reduction) if not reduced]
+    contracts = any(nest.reduction)
+
+    def rank(loop: int) -> tuple[int, bool, int, int]:
+        footprint = sum(_elements(nest, o) for o in nest.inputs if o.strides[loop] != 0) if contracts else 0
+        stride = max((o.strides[loop] for o in nest.outputs), default=0)
+        return -footprint, loop == vector, -stride, loop
+
+    return tuple(sorted(loops, key=rank))
+
+
+def _elements(nest: Nest, operand: Operand) -> int:
+    return math.prod(size for size, stride in zip(nest.sizes, operand.strides, strict=True) if stride != 0)
+
+
+def _with_bounded_scratch(nest: AnyNest, known: Nest, levels: tuple[Level, ...], unknown: Unknown) -> tuple[Level, ...]:
+    """Levels whose blocks of a reduction have a scratch buffer of bounded size: dynamic loops inside of them are in
+    blocks, too. A loop that may have no iteration has no blocks, since the last of these stores the results."""
+    first = next((k for k, level in enumerate(levels) if nest.reduction[level.loop]), None)
+    if first is None or not unknown:
+        return levels
+    size = nest.sizes[levels[first].loop]
+    if isinstance(size, Size):
+        if any(factor < 0 for _, factor in size.terms):
+            return tuple(level for level in levels if not nest.reduction[level.loop])
+        step = -(-levels[first].step // _BLOCK_STEPS) * _BLOCK_STEPS
+        levels = (*levels[:first], Level(levels[first].loop, step), *levels[first + 1 :])
+    outside = {level.loop for level in levels[:first]}
+    blocks = []
+    for level in levels[first + 1 :]:
+        if level.loop in unknown and level.loop not in outside:
+            rows = max(known.sizes[level.loop], _LEAST_ROWS)
+            blocks.append(Level(level.loop, -(-rows // level.step) * level.step))
+    return (*blocks, *levels)
+
+
+def _worth_sharing(nest: AnyNest, ranged: Sequence[Level], iterations: int, cycles: float) -> bool:
+    """Whether threads may share a nest. The runtime does not share what turns out to be no more than one task, so
+    everything that may grow is worth it."""
+    if any(isinstance(nest.sizes[level.loop], Size) for level in ranged):
+        return True
+    return cycles >= 2 * _TASK_COST and iterations >= 2
+
+
+def _choose_range(nest: Nest, levels: Sequence[Level]) -> tuple[int, int]:
+    """How many leading levels threads share, and the blocks there are: enough of them to balance."""
+    ranged, iterations, seen = 0, 1, set()
+    for level in levels:
+        if (ranged and iterations >= 64) or nest.reduction[level.loop] or level.loop in seen:
+            break
+        ranged += 1
+        seen.add(level.loop)
+        iterations *= math.ceil(nest.sizes[level.loop] / level.step)
+    return ranged, iterations
+
+
+def _elementwise_cycles(nest: Nest, machine: Machine, vector: int, lanes: int) -> float:
+    return math.prod(nest.sizes) * _element_cost(nest, machine, vector, lanes)
+
+
+def _bytes(nest: Nest) -> int:
+    """Bytes of all operands."""
+    return sum(_elements(nest, o) * ELEMENT_BYTES[stored(o.element)] for o in nest.operands)
