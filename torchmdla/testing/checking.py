@@ -67,6 +67,7 @@ class Outcome:
         fallbacks: reason → count of group calls in PyTorch's interpreter, as in ``torchmdla.stats()``.
         groups: groups that were formed; specialisations: groups compiled for given input types.
         seconds: how long it took.
+        precision: the device's number format, where it has one of its own.
     """
 
     program: str
@@ -77,6 +78,7 @@ class Outcome:
     groups: int = 0
     specialisations: int = 0
     seconds: float = 0.0
+    precision: str | None = None
 
 
 def check(program: Program, way: str, variant: Variant, seed: int = 0, precision: str | None = None) -> Outcome | None:
@@ -110,6 +112,7 @@ def check(program: Program, way: str, variant: Variant, seed: int = 0, precision
         stats.groups,
         stats.specialisations,
         round(perf_counter() - start, 3),
+        precision,
     )
 
 
