@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import runpy
 import struct
@@ -19,6 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import torchmdla
 from torchmdla import DeviceError, mdla
 from torchmdla.devices.mdla import calibration, runtime_library
+from torchmdla.testing import __main__ as command_line
 from torchmdla.testing.compare import assert_matches
 
 pytest.importorskip("onnx")
@@ -320,3 +322,19 @@ def test_the_example(capsys: pytest.CaptureFixture[str]) -> None:
     fixed, variable = (float(error[1]) for error in errors[-2:])
     assert variable < fixed / 5
     assert torchmdla.stats().fallbacks == {}
+
+
+# --- the registry
+
+
+@pytest.mark.parametrize(
+    ("precision", "programs"),
+    [("fixed16", "convolutions.conv2d_grouped"), ("float32", "pooling.max"), ("fixed8", "products.linear")],
+)
+def test_programs_of_the_registry(precision: str, programs: str, tmp_path: Path) -> None:
+    file = tmp_path / "outcomes.jsonl"
+    command = ["--device", "mdla", "--options", f"precision={precision}", "--road", "torchscript:trace"]
+    assert command_line.main([*command, "--filter", programs, "--jobs", "1", "--json", str(file)]) == 0
+    outcomes = [entry for entry in map(json.loads, file.read_text().splitlines()) if "status" in entry]
+    assert {outcome["precision"] for outcome in outcomes} == {precision}
+    assert any(outcome["specialisations"] and not outcome["fallbacks"] for outcome in outcomes)
