@@ -95,6 +95,18 @@ def check_devices(found: dict[str, Any]) -> None:
         assert row["faults"] == []
 
 
+def check_mdla(found: dict[str, Any]) -> None:
+    assert {row["model"] for row in found["rows"]} == {"resnet18", "lstm_linear"}
+    for row in found["rows"]:
+        error = {name: figures["maximum"] for name, figures in row["formats"].items()}
+        assert set(error) == {"fixed16", "fixed8", "variable", "float32"}
+        assert error["float32"] < error["fixed16"] < error["fixed8"]
+        assert row["formats"]["float32"]["agreement"] == 1
+        assert row["differs"] == ""
+        assert row["fallbacks"] == {}
+        assert row["cycles"] == sum(layer["cycles"] for layer in row["layers"]) > 0
+
+
 @pytest.mark.parametrize(
     ("script", "options", "check"),
     [
@@ -105,6 +117,7 @@ def check_devices(found: dict[str, Any]) -> None:
         ("dynamic", (), check_dynamic),
         ("frozen", (), check_frozen),
         ("devices", (), check_devices),
+        ("mdla", ("--models", "resnet18,lstm_linear"), check_mdla),
     ],
 )
 def test_benchmark(

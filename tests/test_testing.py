@@ -21,7 +21,7 @@ from torchmdla.testing.checking import PASSING, STATUSES, Outcome, check
 from torchmdla.testing.programs import PROGRAMS, Program
 from torchmdla.testing.programs.inputs import copied, drawn, expanded, integers, normal, strided, transposed
 from torchmdla.testing.record import Record
-from torchmdla.testing.roads import ROADS, NotAvailableError, Variant, check_device, variant_of, ways
+from torchmdla.testing.roads import ROADS, NotAvailableError, Variant, check_device, device_options, variant_of, ways
 from torchmdla.testing.runner import Job, Judged, judged, run
 
 X = normal(3, 4)
@@ -271,6 +271,20 @@ def test_expected_failures_are_checked_both_ways(monkeypatch: pytest.MonkeyPatch
         assert judged(Outcome("test.listed", "road", status)).expected == (status == "wrong")
 
 
+def test_failures_of_a_number_format_are_of_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert {program for _, program in expected.FORMAT_FAILURES} <= set(PROGRAMS)
+    monkeypatch.setattr(expected, "FORMAT_FAILURES", {("fixed16", "test.listed"): "rounded"})
+    for status, precision, is_expected in (
+        ("wrong", "fixed16", True),
+        ("ok", "fixed16", True),
+        ("error", "fixed16", False),
+        ("wrong", "float32", False),
+        ("wrong", None, False),
+    ):
+        outcome = Outcome("test.listed", "road", status, precision=precision)  # type: ignore[arg-type]
+        assert judged(outcome).expected == is_expected
+
+
 def test_expected_failures_name_programs_and_ways() -> None:
     for way, program in expected.EXPECTED_FAILURES:
         road, _, variant = way.partition(":")
@@ -301,6 +315,33 @@ def test_unknown_roads(road: str, message: str) -> None:
 def test_unknown_devices() -> None:
     with pytest.raises(NotAvailableError, match="no device named 'abacus'"):
         check_device("abacus")
+
+
+def test_options_of_a_device() -> None:
+    assert device_options("precision=fixed8,clusters=2") == {"precision": "fixed8", "clusters": 2}
+    assert device_options("") == {}
+    check_device("mdla", "precision=fixed8,clusters=2")
+    for device, options, message in (
+        ("mdla", "precision=fixed4", "no precision 'fixed4'"),
+        ("mdla", "speed=1", "no option 'speed'"),
+        ("mdla", "precision", "'precision' is not NAME=VALUE"),
+        ("cpu", "precision=fixed8", "no option 'precision'"),
+    ):
+        with pytest.raises(NotAvailableError, match=message):
+            check_device(device, options)
+
+
+# What is rounded without torchmdla is rounded when it is switched off, too.
+@pytest.mark.parametrize(("precision", "status"), [("fixed16", "ok"), (None, "pytorch")])
+def test_results_are_held_to_the_number_format(precision: str | None, status: str) -> None:
+    def rounded(x: Tensor) -> Tensor:
+        return (x * 256).round() / 256
+
+    program = Program("test.identity", lambda: torch.clone, (X,))
+    variant = Variant(lambda subject, args, methods: {"forward": rounded}, lambda *_: True)
+    found = check(program, "test:road", variant, precision=precision)
+    assert found is not None
+    assert (found.status, found.precision) == (status, precision)
 
 
 # --- the command -------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from torchmdla.report.statistics import Statistics, reset_stats, stats
 from torchmdla.version import __version__
 
 if TYPE_CHECKING:
+    from torchmdla import mdla
     from torchmdla.capture.module_builder import ModuleBuilder
     from torchmdla.importer.script_annotations import Annotations
     from torchmdla.mlir import TensorSpec, get_mlir
@@ -28,6 +29,9 @@ _LAZY = {
     "TensorSpec": "torchmdla.mlir",
     "get_mlir": "torchmdla.mlir",
 }
+
+# Modules that few programs need, imported when they are first asked for.
+_LAZY_MODULES = frozenset({"mdla"})
 
 __all__ = [
     "Annotations",
@@ -48,6 +52,7 @@ __all__ = [
     "get_mlir",
     "graph_for",
     "is_enabled",
+    "mdla",
     "reset_stats",
     "stats",
     "supported_ops",
@@ -55,6 +60,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name in _LAZY_MODULES:
+        return importlib.import_module(f"torchmdla.{name}")
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_LAZY[name]), name)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -17,9 +18,10 @@ from torchmdla.report import progress
 
 # The profiling executor looks at the types in its first run and optimises in its second; a differentiable graph
 # profiles once more inside. One further call compiles what that leaves.
-_WARM_UP_CALLS = 4
+WARM_UP_CALLS = 4
 
 _device: devices.Device | None = None
+_background = False
 
 
 def enable(
@@ -54,6 +56,7 @@ def enable(
         TypeError: the device has no such option.
         ValueError: no such device, a wrong value of an option, or ``max_specialisations`` is negative.
     """
+    global _background
     if max_specialisations < 0:
         raise ValueError(f"max_specialisations must not be negative, got {max_specialisations}")
     if enabled:
@@ -61,6 +64,7 @@ def enable(
         chosen.configure(**options)
         _use(chosen)
         _C.set_strict(strict)
+        _background = background
         _C.set_background(background)
         _C.set_dynamic(dynamic)
         _C.set_max_specialisations(max_specialisations)
@@ -137,9 +141,9 @@ def compile(
         return _compile_exported(module, example_inputs, example_keywords or {}, dynamic_shapes)
     if exported or example_keywords or dynamic_shapes:
         raise TypeError("exported programs, keyword arguments and dynamic shapes need road='export'")
-    scripted: torch.jit.ScriptModule | torch.jit.ScriptFunction[Any, Any] = _frozen(_scripted(module, example_inputs))
+    scripted = ready(module, example_inputs)
     with torch.no_grad(), progress.compiling(_C.statistics):
-        for _ in range(_WARM_UP_CALLS):
+        for _ in range(WARM_UP_CALLS):
             scripted(*example_inputs)
     return scripted
 
@@ -168,7 +172,7 @@ def graph_for(scripted: Any, *inputs: Any) -> torch._C.Graph:
 
     Makes the warm-up calls that PyTorch's profiling executor needs first.
     """
-    for _ in range(_WARM_UP_CALLS):
+    for _ in range(WARM_UP_CALLS):
         scripted(*inputs)
     graph: torch._C.Graph = scripted.graph_for(*inputs)
     return graph
@@ -189,6 +193,15 @@ def _is_exported(module: Any) -> bool:
     return export is not None and isinstance(module, export.ExportedProgram)
 
 
+def ready(module: Any, example_inputs: tuple[Any, ...]) -> Any:
+    """``module`` as a TorchScript program, frozen in eval mode.
+
+    Raises:
+        TypeError: it is no module, function or TorchScript program, or there are no example inputs to trace it with.
+    """
+    return _frozen(_scripted(module, example_inputs))
+
+
 def _scripted(module: Any, example_inputs: tuple[Any, ...]) -> Any:
     if isinstance(module, torch.jit.ScriptModule | torch.jit.ScriptFunction):
         return module
@@ -205,6 +218,23 @@ def _frozen(scripted: Any) -> Any:
     if is_module and hasattr(scripted, "training") and not scripted.training:
         return torch.jit.freeze(scripted)
     return scripted
+
+
+@contextmanager
+def using(device: devices.Device) -> Iterator[None]:
+    """Within the block programs that are new to PyTorch's executor have their groups for ``device``, and calls wait for
+    the compiler."""
+    before, was_enabled = _device or devices.get("cpu"), _C.is_enabled()
+    devices.register(device)
+    _use(device)
+    _C.set_background(False)
+    _C.set_enabled(True)
+    try:
+        yield
+    finally:
+        _use(before)
+        _C.set_background(_background)
+        _C.set_enabled(was_enabled)
 
 
 def _use(device: devices.Device) -> None:

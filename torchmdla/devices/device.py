@@ -77,6 +77,12 @@ class Device(ABC):
         them in terms of others: what the device has an operation of its own for."""
         return frozenset()
 
+    @property
+    def precision(self) -> str | None:
+        """The number format that it computes in (:data:`torchmdla.testing.compare.FORMATS`), where that is not what
+        tensors are in."""
+        return None
+
     def configure(self, **options: Any) -> None:
         """Takes what :func:`torchmdla.enable` was given beside its own arguments; it holds for groups compiled from
         then on. Called at each :func:`torchmdla.enable` of the device, without options too.

@@ -47,6 +47,7 @@ exit status:
 examples:
   python -m torchmdla.testing --road torchscript --filter conv --verbose
   python -m torchmdla.testing --road dynamo,export --jobs 4 --json results.jsonl --resume
+  python -m torchmdla.testing --device mdla --options precision=fixed8,clusters=2 --filter conv
   python -m torchmdla.testing --opinfo --dtype float32,int64 --filter nn.functional --samples 10
 """
 
@@ -62,6 +63,9 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--road", default="torchscript", metavar="NAMES", help="roads between commas; torchscript")
     made.add_argument("--device", default="cpu", metavar="NAME", help="the device that groups are for; cpu")
+    made.add_argument(
+        "--options", default="", metavar="LIST", help="the device's own, NAME=VALUE between commas, as for enable()"
+    )
     made.add_argument(
         "--filter", action="append", default=[], metavar="TEXT", help="programs with TEXT in their name; any of several"
     )
@@ -99,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         made.error("--resume needs --json FILE")
     try:
         chosen = ways(options.road)
-        check_device(options.device)
+        check_device(options.device, options.options)
         names = opinfo.names(options.dtype.split(",")) if options.opinfo else list(PROGRAMS)
     except NotAvailableError as error:
         made.error(str(error))
@@ -110,7 +114,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("\n".join(names))
         return 0
     source = (opinfo if options.opinfo else programs).__name__
-    jobs = [Job(source, name, way, options.device, options.seed, options.samples) for way in chosen for name in names]
+    jobs = [
+        Job(source, name, way, options.device, options.seed, options.samples, options=options.options)
+        for way in chosen
+        for name in names
+    ]
     console = Console(highlight=False)
     try:
         record = Record(options.json, options.resume)

@@ -67,6 +67,7 @@ class Outcome:
         fallbacks: reason → count of group calls in PyTorch's interpreter, as in ``torchmdla.stats()``.
         groups: groups that were formed; specialisations: groups compiled for given input types.
         seconds: how long it took.
+        precision: the device's number format, where it has one of its own.
     """
 
     program: str
@@ -77,10 +78,12 @@ class Outcome:
     groups: int = 0
     specialisations: int = 0
     seconds: float = 0.0
+    precision: str | None = None
 
 
-def check(program: Program, way: str, variant: Variant, seed: int = 0) -> Outcome | None:
-    """The outcome of ``program`` on a way, in this process; None where the way does not take it."""
+def check(program: Program, way: str, variant: Variant, seed: int = 0, precision: str | None = None) -> Outcome | None:
+    """The outcome of ``program`` on a way, in this process; None where the way does not take it. ``precision`` is the
+    device's number format, as in :func:`torchmdla.testing.compare.assert_matches`."""
     subject = _made(program, seed)
     if not variant.takes(program, subject):
         return None
@@ -88,9 +91,13 @@ def check(program: Program, way: str, variant: Variant, seed: int = 0) -> Outcom
     torchmdla.reset_stats()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        status, detail = _compared(program, subject, variant, seed)
+        status, detail = _compared(program, subject, variant, seed, precision)
         stats = torchmdla.stats()
-        if status in ("wrong", "error") and not variant.has_device and _is_pytorchs(program, variant, seed, status):
+        if (
+            status in ("wrong", "error")
+            and not variant.has_device
+            and _is_pytorchs(program, variant, seed, status, precision)
+        ):
             status = "pytorch" if status == "wrong" else "not captured"
     if status == "ok" and any(reason.startswith(_FAULTS) for reason in stats.fallbacks):
         status = "not compiled"
@@ -105,10 +112,11 @@ def check(program: Program, way: str, variant: Variant, seed: int = 0) -> Outcom
         stats.groups,
         stats.specialisations,
         round(perf_counter() - start, 3),
+        precision,
     )
 
 
-def _compared(program: Program, subject: Any, variant: Variant, seed: int) -> tuple[Status, str]:
+def _compared(program: Program, subject: Any, variant: Variant, seed: int, precision: str | None) -> tuple[Status, str]:
     """The status as it looks from outside, and what is wrong."""
     try:
         eager = uncaptured(subject, program.inputs, program.methods)
@@ -119,11 +127,11 @@ def _compared(program: Program, subject: Any, variant: Variant, seed: int) -> tu
         made = _CapturedRun(program, variant, seed).results()
     except Exception as error:
         return "error", _line(error)
-    difference = _difference(program, made, expected, variant.has_memory)
+    difference = _difference(program, made, expected, variant.has_memory, precision)
     return ("wrong" if difference else "ok"), difference
 
 
-def _is_pytorchs(program: Program, variant: Variant, seed: int, status: Status) -> bool:
+def _is_pytorchs(program: Program, variant: Variant, seed: int, status: Status, precision: str | None) -> bool:
     """Whether what is wrong is PyTorch's own capture's doing: it makes the same alone."""
     with torchmdla.enabled(False):
         try:
@@ -132,12 +140,14 @@ def _is_pytorchs(program: Program, variant: Variant, seed: int, status: Status) 
             return status == "error"
     try:
         again = _CapturedRun(program, variant, seed).results()
-        return status == "wrong" and not _difference(program, again, alone, variant.has_memory)
+        return status == "wrong" and not _difference(program, again, alone, variant.has_memory, precision)
     except Exception:
         return False
 
 
-def _difference(program: Program, made: Sequence[Any], expected: Sequence[Any], has_memory: bool) -> str:
+def _difference(
+    program: Program, made: Sequence[Any], expected: Sequence[Any], has_memory: bool, precision: str | None
+) -> str:
     """The first thing that differs, or nothing; ``has_memory``: strides and sharing of memory count."""
     for call, (ours, theirs) in enumerate(zip(made, expected, strict=True)):
         for what, wanted in theirs.items():
@@ -149,6 +159,7 @@ def _difference(program: Program, made: Sequence[Any], expected: Sequence[Any], 
                     wanted if program.values else _described(wanted, has_memory),
                     layers=program.layers,
                     strides=has_memory,
+                    precision=precision,
                 )
             except AssertionError as error:
                 return f"call {call}, {what}: {error}"

@@ -35,9 +35,21 @@ EXPECTED_FAILURES: Mapping[tuple[str, str], tuple[Status, str]] = {
     },
 }
 
+_STEP = "relu's gradient steps at 0, and a rounded value may be on the other side"
+_MULTIPLIED = "what is rounded is multiplied by 256 afterwards"
+
+# (a device's number format, program) → reason why its values must differ, on every way on which they do.
+FORMAT_FAILURES: Mapping[tuple[str, str], str] = {
+    ("fixed16", "convolutions.conv_residual:gradients"): _STEP,
+    ("fixed16", "models.norms"): _MULTIPLIED,
+}
+
 
 def expected_failure(outcome: Outcome) -> tuple[bool, str]:
     """Whether ``outcome`` is as it should be, and why it is not, or why it fails as it should."""
+    rounded = FORMAT_FAILURES.get((outcome.precision or "", outcome.program))
+    if rounded is not None and outcome.status == "wrong":
+        return True, rounded
     listed = EXPECTED_FAILURES.get((outcome.way, outcome.program))
     if listed is None:
         return outcome.status in PASSING or _is_counted_only(outcome), ""

@@ -237,12 +237,28 @@ def variant_of(way: str) -> Variant:
     return ROADS[road].variants[variant]
 
 
-def check_device(name: str) -> None:
-    """
+def device_options(text: str) -> dict[str, Any]:
+    """``"precision=fixed8,clusters=2"`` as keywords of :func:`torchmdla.enable`; digits are numbers.
+
     Raises:
-        NotAvailableError: no such device is registered.
+        ValueError: not of this form.
+    """
+    found: dict[str, Any] = {}
+    for part in filter(None, text.split(",")):
+        name, equals, value = part.partition("=")
+        if not name.isidentifier() or not equals:
+            raise ValueError(f"{part!r} is not NAME=VALUE")
+        found[name] = int(value) if value.isdecimal() else value
+    return found
+
+
+def check_device(name: str, options: str = "") -> None:
+    """Configures the device as jobs will.
+
+    Raises:
+        NotAvailableError: no such device is registered, or it has no such options.
     """
     try:
-        torchmdla.devices.get(name)
-    except ValueError as error:
+        torchmdla.devices.get(name).configure(**device_options(options))
+    except (TypeError, ValueError) as error:
         raise NotAvailableError(str(error)) from None

@@ -19,7 +19,7 @@ from typing import Any
 from torchmdla.testing.checking import Outcome, check
 from torchmdla.testing.expected import expected_failure
 from torchmdla.testing.programs import Program
-from torchmdla.testing.roads import variant_of
+from torchmdla.testing.roads import device_options, variant_of
 
 # What a process may take beyond the time of a program, to begin.
 _START_SECONDS = 300
@@ -38,6 +38,7 @@ class Job:
         way: ``road:variant``.
         limit: at most so many programs of it, of an operator's samples; None for all.
         begin: the first program to run, counted among those of the job.
+        options: the device's own, as :func:`torchmdla.testing.roads.device_options` reads them.
     """
 
     source: str
@@ -47,6 +48,7 @@ class Job:
     seed: int = 0
     limit: int | None = None
     begin: int = 0
+    options: str = ""
 
     def programs(self) -> Iterator[Program]:
         """The programs, in an order that is the same in each process."""
@@ -202,12 +204,13 @@ def _serve(pipe: Connection[Any, Any]) -> None:
             job: Job = pipe.recv()
         except EOFError:
             return
-        torchmdla.enable(device=job.device)
+        torchmdla.enable(device=job.device, **device_options(job.options))
+        precision = torchmdla.devices.get(job.device).precision
         for index, program in enumerate(job.programs()):
             if index < job.begin:
                 continue
             pipe.send((index, program.name))
-            outcome = check(program, job.way, variant_of(job.way), job.seed)
+            outcome = check(program, job.way, variant_of(job.way), job.seed, precision)
             if outcome is not None:
                 pipe.send(outcome)
         pipe.send(None)

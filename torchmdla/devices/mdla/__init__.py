@@ -34,6 +34,10 @@ class MdlaDevice(Device):
     def dtypes(self) -> frozenset[str]:
         return frozenset({"float32"})
 
+    @property
+    def precision(self) -> str:
+        return self._options.precision or "fixed16"
+
     def configure(self, **options: object) -> None:
         """``library``, ``precision``, ``clusters``, ``fpgas``, ``debug``, ``options``: see
         :class:`torchmdla.devices.mdla.options.Options`. What is not given has its default."""
