@@ -1,6 +1,7 @@
 #include "lazy/bindings.h"
 
 #include "lazy/device_backend.h"
+#include "lazy/foreign.h"
 #include "python_objects.h"
 
 #include <pybind11/functional.h>
@@ -100,6 +101,7 @@ void bind_lazy(py::module& module) {
                              [](const Computation& self) { return self.in_mark_step; });
   const auto without_gil = py::call_guard<py::gil_scoped_release>();
   module.def("lazy_initialise", &lazy::initialise, py::arg("device"), without_gil);
+  module.def("lazy_register_foreign_operators", &lazy::register_foreign_operators, without_gil);
   module.def("lazy_set_backend", &set_backend, py::arg("backend"));
   module.def("lazy_set_text_writer", &set_text_writer, py::arg("writer"));
   module.def("lazy_set_verbose", &lazy::set_verbose, py::arg("on"));

@@ -1,6 +1,7 @@
 #include "executor.h"
 
 #include "failures.h"
+#include "foreign.h"
 
 #include <c10/util/ScopeExit.h>
 
@@ -90,6 +91,7 @@ void Executor::SyncLiveTensorsGraph(const torch::lazy::BackendDevice* device,
 }
 
 void Executor::RegisterTensor(std::shared_ptr<LazyTensor::Data> data) {
+  notice_new_operators();
   {
     const std::lock_guard<std::mutex> guard(tensors().mutex);
     tensors().by_id.insert_or_assign(data->unique_id, Made{data, std::this_thread::get_id()});

@@ -2,6 +2,8 @@
 
 #include "aten_operators.h"
 #include "batch_norm.h"
+#include "eager_calls.h"
+#include "foreign.h"
 #include "formats.h"
 #include "looking.h"
 #include "numbers.h"
@@ -16,13 +18,10 @@
 #include <ATen/ops/scaled_dot_product_attention_ops.h>
 #include <ATen/ops/select_copy.h>
 #include <ATen/ops/slice_copy.h>
-#include <torch/csrc/lazy/core/metrics.h>
 #include <torch/library.h>
 
 #include <algorithm>
 #include <array>
-#include <map>
-#include <mutex>
 #include <string>
 #include <string_view>
 
@@ -58,18 +57,10 @@ constexpr std::array<std::string_view, 10> left_alone{
     "aten::clone", "aten::copy", "aten::lift",      "aten::_lazy_clone", "aten::set",
     "aten::zero",  "aten::fill", "aten::resize_as", "aten::resize",      "aten::_unsafe_view"};
 
-// Counted as PyTorch counts its own fallbacks.
-void count_eager(const std::string& name) {
-  static std::mutex mutex;
-  static std::map<std::string, torch::lazy::Counter> counters; // guarded by mutex
-  const std::lock_guard<std::mutex> guard(mutex);
-  counters.try_emplace(name, name).first->second.AddValue(1);
-}
-
 // As IR where it can be, at once on the CPU where it cannot.
 void record_or_run(const c10::OperatorHandle& op, Stack* stack) {
   if (record_call(op, stack)) return;
-  count_eager(c10::toString(op.operator_name()));
+  count_eager(op);
   at::native::cpu_fallback(op, stack);
 }
 
@@ -188,6 +179,7 @@ void register_kernels() {
                  torch::CppFunction::makeFromBoxedFunction<&record_or_run>());
   });
   register_random();
+  register_foreign_operators();
 }
 
 } // namespace torchmdla::lazy

@@ -6,10 +6,12 @@ The C++ side (``src/lazy/``) lowers pending tensors to graphs and runs them; her
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache, wraps
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.library import Library
 
 from torchmdla import _C, devices
 from torchmdla.capture import torchscript
@@ -46,6 +48,21 @@ def initialize(device: str = "cpu", *, verbose: bool = False) -> None:
     _C.lazy_set_text_writer(_text)
     _C.lazy_set_verbose(verbose)
     _C.lazy_initialise(device)
+    _tell_of_operators()
+
+
+@lru_cache(maxsize=1)
+def _tell_of_operators() -> None:
+    """Has the device told of operators that Python defines from now on, before anybody calls them. PyTorch has no hook
+    for that: its dispatcher's listeners may not register anything."""
+    original = Library.impl
+
+    @wraps(original)
+    def impl(library: Library, *arguments: Any, **keywords: Any) -> None:
+        original(library, *arguments, **keywords)
+        _C.lazy_register_foreign_operators()
+
+    Library.impl = impl  # type: ignore[method-assign]
 
 
 def set_verbose(on: bool = True) -> None:

@@ -93,6 +93,6 @@ def _eager_calls() -> dict[str, int]:
     counts = {
         name: torch._C._lazy._counter_value(name) - _eager_baseline.get(name, 0)  # type: ignore[attr-defined]
         for name in torch._C._lazy._counter_names()  # type: ignore[attr-defined]
-        if name.startswith("aten::")
+        if "::" in name and not name.startswith("lazy::")
     }
     return {name: count for name, count in counts.items() if count}

@@ -1,0 +1,100 @@
+"""Operators of others on PyTorch's lazy device: their kernels may write as they like."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch._lazy
+from torch import Tensor
+
+import torchmdla
+from torchmdla import lazy
+from torchmdla.testing.compare import assert_matches
+
+
+@torch.library.custom_op("torchmdla_tests::ramp", mutates_args=())
+def ramp(x: Tensor, step: int) -> Tensor:
+    result = torch.empty_like(x)
+    result.copy_(x)
+    for row in range(result.size(0)):
+        result[row] += step * row
+    return result
+
+
+@torch.library.custom_op("torchmdla_tests::halves", mutates_args=())
+def halves(parts: list[Tensor], device: torch.device) -> list[Tensor]:
+    results = [torch.zeros(part.shape, device=device) for part in parts]
+    for result, part in zip(results, parts, strict=True):
+        result.view(-1)[::2] = part.reshape(-1)[::2]
+    return results
+
+
+ramp.register_fake(lambda x, step: torch.empty_like(x))
+ramp.register_autograd(lambda context, gradient: (gradient * 3, None))
+
+
+@pytest.fixture(autouse=True)
+def initialised():
+    lazy.initialize()
+    torch.manual_seed(0)
+
+
+def test_writes_to_views_inside_are_seen():
+    x = torch.randn(3, 4)
+    assert_matches((ramp(x.to("lazy") * 2, 5) + 1).cpu(), ramp(x * 2, 5) + 1)
+
+
+def test_results_are_on_the_device():
+    assert ramp(torch.ones(2, 2, device="lazy"), 1).device.type == "lazy"
+
+
+def test_lists_and_devices():
+    parts = [torch.randn(2, 3), torch.randn(5)]
+    made = halves([part.to("lazy") for part in parts], torch.device("lazy"))
+    assert_matches([part.cpu() for part in made], halves(parts, torch.device("cpu")))
+
+
+def test_gradients():
+    x = torch.randn(3, 4, device="lazy", requires_grad=True)
+    (ramp(x, 2) * 2).sum().backward()
+    assert_matches(x.grad.cpu(), torch.full((3, 4), 6.0))
+
+
+def test_it_is_counted():
+    torchmdla.reset_stats()
+    halves([torch.ones(2, device="lazy")], torch.device("lazy"))
+    assert torchmdla.stats().lazy.eager == {"torchmdla_tests::halves": 1}
+
+
+def test_one_defined_later_than_the_tensors_it_takes():
+    x = torch.randn(3, 4)
+    moved = x.to("lazy")
+
+    @torch.library.custom_op("torchmdla_tests::late", mutates_args=())
+    def late(x: Tensor) -> Tensor:
+        result = x.clone()
+        result[0] = 7
+        return result
+
+    assert_matches(late(moved).cpu(), late(x))
+
+
+def test_other_devices_and_torch_compile_are_as_ever():
+    x = torch.randn(3, 4)
+    compiled = torch.compile(lambda value: ramp(value, 3) * 2, backend="torchmdla")
+    assert_matches(compiled(x), ramp(x, 3) * 2)
+    assert_matches(torch.func.functionalize(lambda value: ramp(value, 3) * 2)(x), ramp(x, 3) * 2)
+
+
+def test_pytorchs_chunked_loss():
+    """An operator of PyTorch's own that is made as others' are."""
+    options = torch.nn.LinearCrossEntropyOptions()
+    x, weight, target = torch.randn(40, 8), torch.randn(50, 8), torch.randint(50, (40,))
+
+    def loss(device: str) -> list[Tensor]:
+        inputs = [x.to(device).detach().requires_grad_(), weight.to(device).detach().requires_grad_()]
+        value = torch.nn.functional.linear_cross_entropy(*inputs, target.to(device), options=options)
+        value.backward()
+        return [value.detach().cpu(), *(leaf.grad.cpu() for leaf in inputs)]
+
+    assert_matches(loss("lazy"), loss("cpu"))
