@@ -55,14 +55,14 @@ def initialize(device: str = "cpu", *, verbose: bool = False) -> None:
 def _tell_of_operators() -> None:
     """Has the device told of operators that Python defines from now on, before anybody calls them. PyTorch has no hook
     for that: its dispatcher's listeners may not register anything."""
-    original = Library.impl
+    original: Callable[..., None] = Library.impl
 
     @wraps(original)
     def impl(library: Library, *arguments: Any, **keywords: Any) -> None:
         original(library, *arguments, **keywords)
         _C.lazy_register_foreign_operators()
 
-    Library.impl = impl  # type: ignore[method-assign]
+    Library.impl = impl  # type: ignore[method-assign, assignment]
 
 
 def set_verbose(on: bool = True) -> None:
