@@ -161,6 +161,7 @@ def masked_backward(mask):
 PROGRAMS = {
     "pixel_shuffle": (lambda x: functional.pixel_shuffle(x, 2), IMAGE),
     "pixel_unshuffle": (lambda x: functional.pixel_unshuffle(x, 2), IMAGE),
+    "pinv_of_a_batch": (lambda x: torch.linalg.pinv(x[:, :, :3, :3]), IMAGE),
     "affine_grid": (lambda x: functional.affine_grid(x, [1, 1, 3, 4], align_corners=False), X[:2, :3][None]),
     "as_strided": (lambda x: x.as_strided((2, 2), (1, 2), 1), X),
     "as_strided_of_a_transpose": (lambda x: x.t().as_strided((2, 2), (1, 2), 1), X),

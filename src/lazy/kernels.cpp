@@ -34,11 +34,13 @@ namespace {
 
 // --- any operator ------------------------------------------------------------------------------
 
-// PyTorch's own kernels of these are wrong on lazy tensors: results that nobody wrote or of another
-// dtype, or an error where a result is not asked for or a tensor has no dimensions.
-constexpr std::array<std::string_view, 6> replaced{
+// PyTorch's own kernels of these are wrong on lazy tensors: results that nobody wrote, of other
+// values or of another dtype, or an error where a result is not asked for or a tensor has no
+// dimensions.
+constexpr std::array<std::string_view, 7> replaced{
     "aten::pixel_shuffle", "aten::pixel_unshuffle", "aten::convolution_backward",
-    "aten::_convolution",  "aten::index_select",    "aten::native_dropout_backward"};
+    "aten::_convolution",  "aten::index_select",    "aten::native_dropout_backward",
+    "aten::linalg_pinv"};
 
 // PyTorch's own kernels of these make inputs of graphs of what should be known of a call: numbers
 // that would be tensors in double (a comparison's), that decide what is computed (a norm's order),
