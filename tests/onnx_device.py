@@ -32,12 +32,12 @@ class OnnxDevice(MdlaDevice):
         return Target("mdla", features=self._options.to_text())
 
     def load(self, artifact: Artifact) -> LoadedCode:
-        packer = loader._Packer(artifact)
+        packer = loader.Packer(artifact)
         entry = _ENTRY(_Entry(packer))
 
         def pack(buffers: Any) -> int:
             number = next(_numbers)
-            _sessions[number] = onnxruntime.InferenceSession(packer._model(buffers))
+            _sessions[number] = onnxruntime.InferenceSession(packer.model(buffers))
             ctypes.cast(buffers[1], ctypes.POINTER(ctypes.c_int64))[0] = number
             return 0
 
@@ -48,8 +48,8 @@ class OnnxDevice(MdlaDevice):
 
 class _Entry:
     def __init__(self, packer: Any) -> None:
-        self._program = packer._program
-        self._first_result = 3 + len(packer._arguments)
+        self._program = packer.program
+        self._first_result = 3 + len(packer.arguments)
 
     def __call__(self, buffers: Any) -> int:
         packed = ctypes.cast(buffers[1], ctypes.POINTER(ctypes.c_void_p))[0]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import ctypes
 import itertools
 import os
-import threading
-import weakref
 from functools import lru_cache
 
 import torch
@@ -15,12 +13,10 @@ from llvmlite import binding
 from torchmdla import _C
 from torchmdla.compiler.artifact import Artifact
 from torchmdla.devices.device import LoadedCode
+from torchmdla.devices.shared_code import SharedCode
 from torchmdla.errors import CompileError
 
 _serial = itertools.count()
-_lock = threading.RLock()
-# Code by program: groups that are the same program share one copy.
-_loaded: weakref.WeakValueDictionary[str, LoadedCode] = weakref.WeakValueDictionary()
 
 
 def load(artifact: Artifact) -> LoadedCode:
@@ -29,13 +25,7 @@ def load(artifact: Artifact) -> LoadedCode:
     Raises:
         CompileError: a symbol cannot be resolved, or the object code is not for this machine.
     """
-    manifest = artifact.manifest
-    with _lock:
-        known = _loaded.get(manifest.program)
-        if known is None:
-            known = _link(artifact)
-            _loaded[manifest.program] = known
-        return known
+    return _shared.of(artifact)
 
 
 def _link(artifact: Artifact) -> LoadedCode:
@@ -52,6 +42,9 @@ def _link(artifact: Artifact) -> LoadedCode:
         raise CompileError("the object code cannot be linked", diagnostic=str(error)) from error
     packs = tuple(library[pack.symbol] for pack in manifest.packs)
     return LoadedCode(library[manifest.entry], packs, library, *(library[symbol] for symbol in workspace))
+
+
+_shared = SharedCode(_link)
 
 
 def address_of(name: str) -> int:

@@ -13,8 +13,10 @@ from typing import Any
 
 from torchmdla.devices.mdla import runtime_library
 from torchmdla.devices.mdla.device_program import Port
+from torchmdla.devices.mdla.options import Options
 from torchmdla.devices.mdla.runtime_library import array_at
 from torchmdla.devices.mdla.weights import Array
+from torchmdla.errors import DeviceError
 
 _lock = threading.Lock()
 _samples: dict[str, list[tuple[Array, ...]]] = {}
@@ -47,10 +49,19 @@ def add_sample(model_key: str, inputs: Sequence[Array]) -> None:
         _samples.setdefault(model_key, []).append(sample)
 
 
-def samples_of(model_key: str) -> list[tuple[Array, ...]]:
-    """The sets of inputs so far."""
+def samples_for(model_key: str, options: Options) -> list[tuple[Array, ...]]:
+    """The sets of inputs to choose formats by: those so far, where the precision asks for some.
+
+    Raises:
+        DeviceError: it does, and there are none.
+    """
+    if options.precision != "variable":
+        return []
     with _lock:
-        return list(_samples.get(model_key, ()))
+        samples = list(_samples.get(model_key, ()))
+    if not samples:
+        raise DeviceError("ie_compile_vfp: precision 'variable' needs calibration inputs")
+    return samples
 
 
 def forget() -> None:

@@ -10,8 +10,6 @@ from __future__ import annotations
 import ctypes
 import math
 import tempfile
-import threading
-import weakref
 from pathlib import Path
 
 from torchmdla.compiler.artifact import Artifact
@@ -24,19 +22,17 @@ from torchmdla.devices.mdla.lowering import NEEDS_ONNX
 from torchmdla.devices.mdla.options import Options
 from torchmdla.devices.mdla.runtime_library import Port, array_at
 from torchmdla.devices.mdla.weights import evaluate
+from torchmdla.devices.shared_code import SharedCode
 from torchmdla.errors import CompileError, DeviceError
 
-_PACK = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))
+# An entry, or a pack.
+FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))
 
 # The entry's buffers before the arguments, and a pack's before its parameters.
-_BEFORE_ARGUMENTS, _DESTINATION, _BEFORE_PARAMETERS = 3, 1, 2
+BEFORE_ARGUMENTS, _DESTINATION, _BEFORE_PARAMETERS = 3, 1, 2
 
 # A pack's statuses: the same weights would fail again; an exception is held.
-_FAILED, _INTERRUPTED = 1, -1
-
-_lock = threading.RLock()
-# Code by program: groups that are the same program share one copy.
-_loaded: weakref.WeakValueDictionary[str, LoadedCode] = weakref.WeakValueDictionary()
+FAILED, _INTERRUPTED = 1, -1
 
 
 def load(artifact: Artifact) -> LoadedCode:
@@ -45,12 +41,7 @@ def load(artifact: Artifact) -> LoadedCode:
     Raises:
         CompileError: torchmdla was built without the binding.
     """
-    key = artifact.manifest.program
-    with _lock:
-        known = _loaded.get(key)
-        if known is None:
-            known = _loaded[key] = _load(artifact)
-        return known
+    return _shared.of(artifact)
 
 
 def _load(artifact: Artifact) -> LoadedCode:
@@ -58,7 +49,7 @@ def _load(artifact: Artifact) -> LoadedCode:
         runtime_library.runtime()
     except OSError as error:
         raise CompileError("torchmdla was built without the mdla device", diagnostic=str(error)) from error
-    pack = _PACK(_Packer(artifact))
+    pack = FUNCTION(Packer(artifact))
     return LoadedCode(
         entry=runtime_library.address_of("mdla_entry"),
         packs=(ctypes.cast(pack, ctypes.c_void_p).value or 0,),
@@ -68,17 +59,20 @@ def _load(artifact: Artifact) -> LoadedCode:
     )
 
 
-class _Packer:
+_shared = SharedCode(_load)
+
+
+class Packer:
     """A program's pack, as a function of the ABI: leaves the address of a context in its destination."""
 
     def __init__(self, artifact: Artifact) -> None:
-        self._program = DeviceProgram.from_bytes(artifact.object_code)
-        self._arguments = artifact.manifest.arguments
+        self.program = DeviceProgram.from_bytes(artifact.object_code)
+        self.arguments = artifact.manifest.arguments
         (self._pack,) = artifact.manifest.packs
 
     def __call__(self, buffers: ctypes._Pointer[ctypes.c_void_p]) -> int:
         try:
-            context = self._context(buffers)
+            context = self.context(buffers)
         except DeviceError as error:
             return _failed(error.fault)
         except KeyboardInterrupt as error:
@@ -89,19 +83,19 @@ class _Packer:
         ctypes.cast(buffers[_DESTINATION], ctypes.POINTER(ctypes.c_void_p))[0] = context
         return 0
 
-    def _context(self, buffers: ctypes._Pointer[ctypes.c_void_p]) -> int:
-        program, options = self._program, Options.from_text(self._program.target)
-        samples = calibration.samples_of(program.model_key) if options.precision == "variable" else []
-        if options.precision == "variable" and not samples:
-            raise DeviceError("ie_compile_vfp: precision 'variable' needs calibration inputs")
-        binary = compiling.binary_of(self._model(buffers), program.inputs, options, samples)
-        with tempfile.TemporaryDirectory(prefix="torchmdla-mdla-") as place:
-            path = Path(place) / "model.bin"
-            path.write_bytes(binary)
-            tag = calibration.tag_of(program.model_key, program.inputs)
-            return load_context(options, path, program.inputs, program.outputs, len(self._arguments), tag)
+    def context(self, buffers: ctypes._Pointer[ctypes.c_void_p]) -> int:
+        """What is left for the entry, from the buffers of the pack.
 
-    def _model(self, buffers: ctypes._Pointer[ctypes.c_void_p]) -> bytes:
+        Raises:
+            DeviceError: the library fails, or the precision needs calibration inputs that are not there.
+        """
+        program, options = self.program, Options.from_text(self.program.target)
+        samples = calibration.samples_for(program.model_key, options)
+        binary = compiling.binary_of(self.model(buffers), program.inputs, options, samples)
+        tag = calibration.tag_of(program.model_key, program.inputs)
+        return load_context(options, binary, program.inputs, program.outputs, len(self.arguments), tag)
+
+    def model(self, buffers: ctypes._Pointer[ctypes.c_void_p]) -> bytes:
         """The ONNX file with the weights in it."""
         try:
             import onnx
@@ -110,25 +104,25 @@ class _Packer:
         from torchmdla.devices.mdla.onnx_graph import with_weights
 
         parameters = {
-            position: array_at(buffers[_BEFORE_PARAMETERS + place], self._arguments[position].shape)
+            position: array_at(buffers[_BEFORE_PARAMETERS + place], self.arguments[position].shape)
             for place, position in enumerate(self._pack.arguments)
         }
-        weights = {name: evaluate(recipe, parameters) for name, recipe in self._program.weights.items()}
+        weights = {name: evaluate(recipe, parameters) for name, recipe in self.program.weights.items()}
         try:
-            file: bytes = with_weights(onnx.load_from_string(self._program.model), weights).SerializeToString()
+            file: bytes = with_weights(onnx.load_from_string(self.program.model), weights).SerializeToString()
         except ValueError as error:  # Above 2 GiB.
             raise DeviceError(f"ie_compile: the model is too large for an ONNX file: {error}") from error
         return file
 
 
-def _failed(fault: str, status: int = _FAILED) -> int:
+def _failed(fault: str, status: int = FAILED) -> int:
     runtime_library.runtime().mdla_set_fault(fault.encode())
     return status
 
 
 def load_context(
     options: Options,
-    binary: Path,
+    binary: bytes,
     inputs: tuple[ProgramPort, ...],
     outputs: tuple[ProgramPort, ...],
     first_result: int,
@@ -145,16 +139,19 @@ def load_context(
     def array(ports: tuple[ProgramPort, ...], before: int) -> ctypes.Array[Port]:
         return (Port * len(ports))(*(Port(before + port.position, math.prod(port.shape)) for port in ports))
 
-    context: int | None = runtime_library.runtime().mdla_load(
-        options.library.encode(),
-        runtime_library.flag_array(options.flags()),
-        str(binary).encode(),
-        array(inputs, _BEFORE_ARGUMENTS),
-        len(inputs),
-        array(outputs, _BEFORE_ARGUMENTS + first_result),
-        len(outputs),
-        tag,
-    )
+    with tempfile.TemporaryDirectory(prefix="torchmdla-mdla-") as place:
+        path = Path(place) / "model.bin"
+        path.write_bytes(binary)
+        context: int | None = runtime_library.runtime().mdla_load(
+            options.library.encode(),
+            runtime_library.flag_array(options.flags()),
+            str(path).encode(),
+            array(inputs, BEFORE_ARGUMENTS),
+            len(inputs),
+            array(outputs, BEFORE_ARGUMENTS + first_result),
+            len(outputs),
+            tag,
+        )
     if not context:
         raise DeviceError(runtime_library.fault())
     return context

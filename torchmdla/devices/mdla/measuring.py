@@ -75,12 +75,8 @@ class Networks:
         return self._binary(group, group.model)
 
     def _binary(self, group: Group, model: bytes) -> bytes:
-        program, samples = group.program, []
-        if self._options.precision == "variable":
-            samples = calibration.samples_of(program.model_key)
-            if not samples:
-                raise DeviceError("ie_compile_vfp: precision 'variable' needs calibration inputs")
-        return compiling.binary_of(model, program.inputs, self._options, samples)
+        samples = calibration.samples_for(group.program.model_key, self._options)
+        return compiling.binary_of(model, group.program.inputs, self._options, samples)
 
     def close(self) -> None:
         for network in self._open.values():

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -41,10 +39,7 @@ class Network:
     ) -> None:
         self._inputs = tuple(Port(place, tuple(shape)) for place, shape in enumerate(inputs))
         self._outputs = tuple(Port(place, tuple(shape)) for place, shape in enumerate(outputs))
-        with tempfile.TemporaryDirectory(prefix="torchmdla-mdla-") as place:
-            path = Path(place) / "model.bin"
-            path.write_bytes(binary)
-            self._context = load_context(options.located(), path, self._inputs, self._outputs, len(self._inputs), 0)
+        self._context = load_context(options.located(), binary, self._inputs, self._outputs, len(self._inputs), 0)
 
     def run(self, *inputs: Array, software: bool = False) -> list[Array]:
         """One inference; with ``software`` by the library's reference software, in the device's number formats.

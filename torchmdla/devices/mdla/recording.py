@@ -17,11 +17,10 @@ from torchmdla.devices.device import LoadedCode
 from torchmdla.devices.mdla import MdlaDevice
 from torchmdla.devices.mdla.device_program import DeviceProgram
 from torchmdla.devices.mdla.device_program import Port as ProgramPort
-from torchmdla.devices.mdla.loader import _BEFORE_ARGUMENTS, _FAILED, _Packer
+from torchmdla.devices.mdla.loader import BEFORE_ARGUMENTS, FAILED, FUNCTION, Packer
 from torchmdla.devices.mdla.runtime_library import array_at
 from torchmdla.devices.mdla.weights import Array
 
-_FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))
 _PACKED = 1
 
 _sessions = itertools.count()
@@ -71,7 +70,7 @@ class Recorder(MdlaDevice):
 
     def load(self, artifact: Artifact) -> LoadedCode:
         packer = _GroupPacker(artifact, self._groups)
-        functions = _FUNCTION(_Entry(self, packer)), _FUNCTION(packer)
+        functions = FUNCTION(_Entry(self, packer)), FUNCTION(packer)
         entry, pack = (ctypes.cast(function, ctypes.c_void_p).value or 0 for function in functions)
         return LoadedCode(entry, (pack,), functions)
 
@@ -99,8 +98,8 @@ class Recorder(MdlaDevice):
         program = packer.program
         packed = ctypes.cast(buffers[_PACKED], ctypes.POINTER(ctypes.POINTER(ctypes.c_int64)))[0]
         group = self._groups[packed[0]]
-        first_result = _BEFORE_ARGUMENTS + packer.argument_count
-        inputs = _arrays(buffers, program.inputs, _BEFORE_ARGUMENTS)
+        first_result = BEFORE_ARGUMENTS + len(packer.arguments)
+        inputs = _arrays(buffers, program.inputs, BEFORE_ARGUMENTS)
         outputs = _arrays(buffers, program.outputs, first_result)
         try:
             kept = tuple(array.copy() for array in inputs)
@@ -108,30 +107,22 @@ class Recorder(MdlaDevice):
                 array[...] = made
         except BaseException as error:  # Nothing may leave a callback.
             self._fault = error
-            return _FAILED
+            return FAILED
         addresses = (tuple(array.ctypes.data for array in arrays) for arrays in (inputs, outputs))
         self.calls.append(Call(group, kept, tuple(array.copy() for array in outputs), *addresses))
         return 0
 
 
-class _GroupPacker(_Packer):
+class _GroupPacker(Packer):
     """Leaves the number of a group where the device's pack leaves a context."""
 
     def __init__(self, artifact: Artifact, groups: dict[int, Group]) -> None:
         super().__init__(artifact)
         self._groups = groups
 
-    @property
-    def program(self) -> DeviceProgram:
-        return self._program
-
-    @property
-    def argument_count(self) -> int:
-        return len(self._arguments)
-
-    def _context(self, buffers: Any) -> int:
+    def context(self, buffers: Any) -> int:
         number = len(self._groups) + 1
-        self._groups[number] = Group(self._program, self._model(buffers))
+        self._groups[number] = Group(self.program, self.model(buffers))
         return number
 
 
