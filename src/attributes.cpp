@@ -13,12 +13,6 @@ namespace prim = c10::prim;
 
 namespace {
 
-// The attributes that a graph may set, by name.
-struct AttributesSet {
-  std::unordered_set<std::string> names;
-  bool any = false; // a call may set whatever it likes
-};
-
 // A node that runs code which the graph does not show, on objects that it is given.
 bool hides_effects_on_objects(const Node* node) {
   if (node->kind() == prim::SetAttr || !node->hasSideEffects()) return false;
@@ -45,7 +39,7 @@ void hoist_from(Block* block, const AttributesSet& set) {
       if (node->kind() != prim::If) continue;
       for (auto it = inner->nodes().begin(); it != inner->nodes().end();) {
         auto* candidate = *it++;
-        if (candidate->kind() == prim::GetAttr && !set.names.count(candidate->s(attr::name)) &&
+        if (candidate->kind() == prim::GetAttr && !set.includes(candidate->s(attr::name)) &&
             !node_in_block(candidate->input()->node(), inner))
           candidate->moveBefore(node);
       }
@@ -104,9 +98,14 @@ bool comes_from_attributes(const Node* node) {
 
 } // namespace
 
-void hoist_attributes(const std::shared_ptr<Graph>& graph) {
+AttributesSet attributes_set(const Graph& graph) {
   AttributesSet set;
-  collect_attributes_set(graph->block(), set);
+  collect_attributes_set(graph.block(), set);
+  return set;
+}
+
+void hoist_attributes(const std::shared_ptr<Graph>& graph) {
+  const auto set = attributes_set(*graph);
   if (!set.any) hoist_from(graph->block(), set);
 }
 

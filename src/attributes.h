@@ -12,6 +12,15 @@
 
 namespace torchmdla {
 
+// The attributes that a graph may set, by name.
+struct AttributesSet {
+  std::unordered_set<std::string> names;
+  bool any = false; // a call may set whatever it likes
+
+  bool includes(const std::string& name) const { return any || names.count(name) != 0; }
+};
+AttributesSet attributes_set(const torch::jit::Graph& graph);
+
 // Moves attributes that the branches of a `prim::If` read in front of it, where nothing in the
 // graph could set them. Reading one has no effect and cannot fail.
 void hoist_attributes(const std::shared_ptr<torch::jit::Graph>& graph);

@@ -83,12 +83,12 @@ std::string first_line(const std::exception& error) {
   return text.substr(0, text.find('\n'));
 }
 
-GroupDescription describe(const Node* node) {
+GroupDescription describe(const Node* node, InputPaths inputs) {
   const auto device = node->s(device_attribute());
   auto subgraph = std::make_shared<ScriptSubgraph>(node->g(attr::Subgraph), device);
   auto name = subgraph->name();
-  return {std::move(subgraph),   device, std::move(name), node->is(parameters_attribute()),
-          node->inputs().size(), {}};
+  return {std::move(subgraph), device, std::move(name), node->is(parameters_attribute()),
+          std::move(inputs),   {}};
 }
 
 } // namespace
@@ -108,15 +108,22 @@ void set_background(Background function) {
 
 CompilationGroup::CompilationGroup(GroupDescription description) : group_(std::move(description)) {}
 
-CompilationGroup::CompilationGroup(const Node* node) : CompilationGroup(describe(node)) {}
+CompilationGroup::CompilationGroup(const Node* node) : CompilationGroup(node, InputPaths(node)) {}
+
+CompilationGroup::CompilationGroup(const Node* node, InputPaths inputs)
+    : CompilationGroup(describe(node, std::move(inputs))) {}
 
 void CompilationGroup::run(Stack& stack) {
   RECORD_FUNCTION(group_.name, c10::ArrayRef<const c10::IValue>());
+  // Its parameters are those of the other specialisations.
+  if (const auto* newest = newest_.load(std::memory_order_acquire); newest && newest->executable)
+    newest->executable->prefetch();
+  group_.inputs.expand(stack);
   if (!settings().enabled.load(std::memory_order_relaxed))
     return fall_back(stack, Fallback::switched_off);
   Signature signature;
   if (const auto reason =
-          reason_to_fall_back(torch::jit::last(stack, group_.num_inputs), signature)) {
+          reason_to_fall_back(torch::jit::last(stack, group_.inputs.num_inputs()), signature)) {
     if (reason == Fallback::requires_grad && group_.subgraph->run_differentiable(stack)) return;
     return fall_back(stack, *reason);
   }
@@ -170,7 +177,7 @@ void CompilationGroup::run_compiled(const Executable& executable, c10::ArrayRef<
                                     Stack& stack) {
   std::optional<DeviceFault> fault;
   try {
-    if (executable.run(stack, group_.num_inputs, symbols)) return;
+    if (executable.run(stack, group_.inputs.num_inputs(), symbols)) return;
   } catch (const DeviceFault& error) {
     fault.emplace(error);
   }
@@ -202,7 +209,7 @@ void CompilationGroup::run_dynamic(DynamicSpecialisation& specialisation, const 
 // compiler needs, and whose errors are the ones the user should see.
 void CompilationGroup::specialise(const Signature& signature, Stack& stack) {
   Fallback refusal;
-  auto claimed = claim(signature, refusal, torch::jit::last(stack, group_.num_inputs));
+  auto claimed = claim(signature, refusal, torch::jit::last(stack, group_.inputs.num_inputs()));
   if (!claimed) return fall_back(stack, refusal);
   auto record = group_.subgraph->run_and_record(stack);
   compile(std::move(claimed), std::move(record));

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "executable.h"
+#include "input_paths.h"
 #include "record.h"
 #include "signature.h"
 #include "statistics.h"
@@ -102,7 +103,7 @@ struct GroupDescription {
   std::string device;
   std::string name;                // in PyTorch's profiles
   std::vector<int64_t> parameters; // indices of inputs that are weights
-  size_t num_inputs;
+  InputPaths inputs;
   GroupSettings settings;
 };
 
@@ -113,7 +114,10 @@ public:
   // A group of a TorchScript graph.
   explicit CompilationGroup(const torch::jit::Node* node);
 
-  // Takes the group's inputs from the stack and pushes its outputs.
+  // One that finds its inputs elsewhere than among those of its node.
+  CompilationGroup(const torch::jit::Node* node, InputPaths inputs);
+
+  // Takes the values that the group finds its inputs from off the stack and pushes its outputs.
   void run(torch::jit::Stack& stack);
 
 private:

@@ -117,6 +117,13 @@ bool Executable::run(torch::jit::Stack& stack, size_t num_inputs,
   return true;
 }
 
+void Executable::prefetch() const {
+  if (code_.packs.empty()) return;
+  if (const auto set = packed_.load(std::memory_order_acquire))
+    for (const auto& parameter : set->parameters)
+      parameter.prefetch();
+}
+
 std::shared_ptr<const Executable::PackedSet>
 Executable::packed(c10::ArrayRef<c10::IValue> values, c10::ArrayRef<void*> arguments) const {
   auto set = packed_.load(std::memory_order_acquire);
@@ -140,10 +147,13 @@ std::shared_ptr<const Executable::PackedSet>
 Executable::pack(c10::ArrayRef<c10::IValue> values) const {
   const WithoutGil without_gil;
   auto made = std::make_shared<PackedSet>();
-  made->parameters.reserve(parameters_.size());
-  for (const size_t argument : parameters_)
-    made->parameters.emplace_back(tensor_of(inputs_[argument], values),
-                                  inputs_[argument].unversioned);
+  std::vector<at::Tensor> parameters;
+  std::vector<bool> unversioned;
+  for (const size_t argument : parameters_) {
+    parameters.push_back(tensor_of(inputs_[argument], values));
+    unversioned.push_back(inputs_[argument].unversioned);
+  }
+  made->parameters = states_of(parameters, unversioned);
   for (const auto& pack : code_.packs) {
     std::vector<ParameterState> parameters;
     for (const size_t argument : pack.arguments) {

@@ -76,6 +76,9 @@ public:
   // was. So it is when DeviceFault is thrown.
   bool run(torch::jit::Stack& stack, size_t num_inputs, c10::ArrayRef<int64_t> symbols) const;
 
+  // Fetches what a call will read of its parameters, without waiting for it.
+  void prefetch() const;
+
 private:
   // The packed buffers for one state of the parameters.
   struct PackedSet {

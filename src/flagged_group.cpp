@@ -46,25 +46,31 @@ const Node* only_group(const Graph& graph) {
   return group && group->outputs().equals(graph.outputs()) ? group : nullptr;
 }
 
+std::vector<size_t> flag_inputs(const Node* node) {
+  const auto& flags = node->is(flags_attribute());
+  return {flags.begin(), flags.end()};
+}
+
 } // namespace
 
 FlaggedGroup::FlaggedGroup(const Node* node)
     : graph_(node->g(attr::Subgraph)), device_(node->s(device_attribute())),
-      name_(group_name(graph_)), parameters_(node->is(parameters_attribute())),
-      flags_(node->is(flags_attribute())), num_inputs_(node->inputs().size()) {}
+      name_(group_name(graph_)), parameters_(node->is(parameters_attribute())), inputs_(node),
+      flag_inputs_(flag_inputs(node)), flags_(inputs_.of(flag_inputs_)) {}
 
 void FlaggedGroup::run(Stack& stack) {
-  const auto inputs = torch::jit::last(stack, num_inputs_);
-  auto& chosen = variant(flags(inputs));
-  if (chosen.group) return run_group(chosen, stack);
-  if (needs_gradients(inputs)) return run_differentiable(chosen, stack);
+  auto& chosen = variant(flags(stack));
+  if (chosen.group) return chosen.group->run(stack);
+  inputs_.expand(stack);
+  if (needs_gradients(torch::jit::last(stack, inputs_.num_inputs())))
+    return run_differentiable(chosen, stack);
   torch::jit::InterpreterState(*chosen.grouped).run(stack);
 }
 
-FlaggedGroup::Flags FlaggedGroup::flags(c10::ArrayRef<c10::IValue> inputs) const {
+FlaggedGroup::Flags FlaggedGroup::flags(const Stack& stack) const {
   Flags values;
-  for (const auto index : flags_)
-    values.push_back(inputs[index].toBool());
+  for (const auto& value : flags_.find(stack))
+    values.push_back(value.toBool());
   return values;
 }
 
@@ -94,8 +100,8 @@ std::unique_ptr<FlaggedGroup::Variant> FlaggedGroup::make(const Flags& flags) co
   auto made = std::make_unique<Variant>();
   made->flags = flags;
   made->graph = graph_->copy();
-  for (size_t i = 0; i < flags_.size(); ++i)
-    write_in(*made->graph, flags_[i], flags[i]);
+  for (size_t i = 0; i < flags.size(); ++i)
+    write_in(*made->graph, flag_inputs_[i], flags[i]);
   torch::jit::ConstantPropagationImmutableTypes(made->graph);
   group_anew(*made);
   return made;
@@ -121,18 +127,10 @@ void FlaggedGroup::group_anew(Variant& variant) const {
     return;
   }
   const auto from = grouped->inputs();
+  std::vector<size_t> inputs;
   for (const auto* input : group->inputs())
-    variant.inputs.push_back(std::find(from.begin(), from.end(), input) - from.begin());
-  variant.group = std::make_shared<CompilationGroup>(group);
-}
-
-void FlaggedGroup::run_group(const Variant& variant, Stack& stack) const {
-  c10::SmallVector<c10::IValue, 64> taken;
-  for (const auto input : variant.inputs)
-    taken.push_back(std::move(torch::jit::peek(stack, input, num_inputs_)));
-  torch::jit::drop(stack, num_inputs_);
-  std::move(taken.begin(), taken.end(), std::back_inserter(stack));
-  variant.group->run(stack);
+    inputs.push_back(std::find(from.begin(), from.end(), input) - from.begin());
+  variant.group = std::make_shared<CompilationGroup>(group, inputs_.of(inputs));
 }
 
 // PyTorch's executor makes differentiable graphs of a variant that trains, and groups of those.

@@ -9,6 +9,7 @@
 
 #include "compiler.h"
 #include "differentiable.h"
+#include "input_paths.h"
 
 #include <torch/csrc/jit/ir/ir.h>
 #include <torch/csrc/jit/runtime/interpreter.h>
@@ -26,7 +27,7 @@ class FlaggedGroup {
 public:
   explicit FlaggedGroup(const torch::jit::Node* node);
 
-  // Takes the group's inputs from the stack and pushes its outputs.
+  // Takes the values that the group finds its inputs from off the stack and pushes its outputs.
   void run(torch::jit::Stack& stack);
 
 private:
@@ -36,30 +37,28 @@ private:
   struct Variant {
     Flags flags;
     std::shared_ptr<torch::jit::Graph> graph; // ungrouped, with all inputs of the group
-    // The whole variant as one group, and which of the inputs it takes; null if it is not one.
-    std::shared_ptr<CompilationGroup> group;
-    std::vector<size_t> inputs;
-    std::optional<torch::jit::Code> grouped; // where it is not
+    std::shared_ptr<CompilationGroup> group;  // the whole variant; null if it is not one group
+    std::optional<torch::jit::Code> grouped;  // where it is not
     std::once_flag differentiable_once;
     std::optional<DifferentiableGraph> differentiable; // set under differentiable_once
     Variant* next = nullptr;
   };
 
-  Flags flags(c10::ArrayRef<c10::IValue> inputs) const;
+  Flags flags(const torch::jit::Stack& stack) const;
   Variant& variant(const Flags& flags);
   Variant* find(const Flags& flags) const;
   std::unique_ptr<Variant> make(const Flags& flags) const;
   std::unique_ptr<Variant> make_open() const;
   void group_anew(Variant& variant) const;
-  void run_group(const Variant& variant, torch::jit::Stack& stack) const;
   void run_differentiable(Variant& variant, torch::jit::Stack& stack) const;
 
   const std::shared_ptr<torch::jit::Graph> graph_;
   const std::string device_;
   const std::string name_;
   const std::vector<int64_t> parameters_;
-  const std::vector<int64_t> flags_;
-  const size_t num_inputs_;
+  const InputPaths inputs_;
+  const std::vector<size_t> flag_inputs_; // which of the inputs are flags
+  const InputPaths flags_;
 
   // Readers walk the list from `newest_` without a lock; entries live as long as the group.
   std::atomic<Variant*> newest_{nullptr};

@@ -2,6 +2,7 @@
 
 #include "attributes.h"
 #include "graph_values.h"
+#include "input_paths.h"
 #include "list_appends.h"
 #include "memory_order.h"
 
@@ -534,7 +535,9 @@ size_t fuse_groups(const std::shared_ptr<Graph>& graph, const DeviceTable& table
   const Fusion fusion{table,   open_conditions,       group_kind,
                       aliases, std::move(attributes), running_statistics(graph->block())};
   const size_t groups = fuse_block(graph->block(), fusion);
-  if (groups != 0) torch::jit::EliminateDeadCode(graph);
+  if (groups == 0) return 0;
+  read_attributes_in_groups(graph, group_kind);
+  torch::jit::EliminateDeadCode(graph);
   return groups;
 }
 

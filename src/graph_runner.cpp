@@ -145,7 +145,7 @@ private:
   static std::optional<ParameterState> state_of(const c10::IValue& input) {
     const auto& tensor = input.toTensor();
     if (!tensor.defined() || !tensor.has_storage()) return std::nullopt;
-    return ParameterState(tensor, /*unversioned=*/false);
+    return ParameterState(tensor);
   }
 
   static bool is_as_observed(const Observed& weight, const at::Tensor& tensor) {

@@ -22,10 +22,10 @@ int64_t version_of(const at::Tensor& parameter) {
   return counter.enabled() ? counter.current_version() : no_version;
 }
 
-std::shared_ptr<const std::byte[]> copy_of(const at::Tensor& parameter) {
-  auto copy = std::make_shared<std::byte[]>(parameter.nbytes());
-  std::memcpy(copy.get(), parameter.const_data_ptr(), parameter.nbytes());
-  return copy;
+void prefetch_lines(const void* start, size_t bytes) {
+  constexpr size_t line = 64;
+  for (size_t offset = 0; offset < bytes; offset += line)
+    __builtin_prefetch(static_cast<const std::byte*>(start) + offset);
 }
 
 // What some executable still uses of one recipe's buffers.
@@ -73,23 +73,39 @@ std::shared_ptr<const PackedBuffer> make(const Pack& pack, std::vector<Parameter
 
 } // namespace
 
-ParameterState::ParameterState(const at::Tensor& parameter, bool unversioned)
+ParameterState::ParameterState(const at::Tensor& parameter)
+    : ParameterState(parameter, /*copy=*/nullptr) {
+  samples_ = samples_of(data_, bytes_);
+}
+
+ParameterState::ParameterState(const at::Tensor& parameter, std::shared_ptr<const std::byte[]> copy)
     : tensor_(parameter.getIntrusivePtr()), storage_(parameter.storage().getWeakStorageImpl()),
-      data_(parameter.const_data_ptr()), version_(version_of(parameter)),
-      bytes_(parameter.nbytes()) {
-  if (unversioned)
-    copy_ = copy_of(parameter);
-  else
-    samples_ = samples_of(data_, bytes_);
+      data_(parameter.const_data_ptr()), version_(version_of(parameter)), copy_(std::move(copy)),
+      bytes_(parameter.nbytes()) {}
+
+size_t ParameterState::step_of_samples(size_t bytes) {
+  constexpr auto count = std::tuple_size_v<Samples>;
+  return (bytes - std::min(bytes, sizeof(Samples::value_type))) / (count - 1);
 }
 
 ParameterState::Samples ParameterState::samples_of(const void* data, size_t bytes) {
   Samples samples{};
-  const size_t size = std::min(bytes, sizeof samples[0]);
-  const size_t step = (bytes - size) / (samples.size() - 1);
+  const size_t size = std::min(bytes, sizeof samples[0]), step = step_of_samples(bytes);
   for (size_t i = 0; i < samples.size() && size > 0; ++i)
     std::memcpy(&samples[i], static_cast<const std::byte*>(data) + i * step, size);
   return samples;
+}
+
+void ParameterState::prefetch() const {
+  prefetch_lines(tensor_._unsafe_get_target(), sizeof(c10::TensorImpl));
+  prefetch_lines(storage_._unsafe_get_target(), sizeof(c10::StorageImpl));
+  if (copy_) {
+    prefetch_lines(data_, bytes_);
+    prefetch_lines(copy_.get(), bytes_);
+  } else {
+    for (size_t i = 0, step = step_of_samples(bytes_); i < samples_.size(); ++i)
+      __builtin_prefetch(static_cast<const std::byte*>(data_) + i * step);
+  }
 }
 
 bool ParameterState::describes(const at::Tensor& parameter, const void* data) const {
@@ -106,6 +122,29 @@ bool ParameterState::operator==(const ParameterState& other) const {
   return !copy_ && !other.copy_ && tensor_ == other.tensor_ && storage_ == other.storage_ &&
          data_ == other.data_ && version_ != no_version && version_ == other.version_ &&
          samples_ == other.samples_;
+}
+
+std::vector<ParameterState> states_of(c10::ArrayRef<at::Tensor> parameters,
+                                      const std::vector<bool>& unversioned) {
+  size_t bytes = 0;
+  for (size_t i = 0; i < parameters.size(); ++i)
+    if (unversioned[i]) bytes += parameters[i].nbytes();
+  // One after the other, since they are read one after the other.
+  const auto copies = std::make_shared<std::byte[]>(bytes);
+  std::vector<ParameterState> states;
+  states.reserve(parameters.size());
+  auto* next = copies.get();
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const auto& parameter = parameters[i];
+    if (!unversioned[i]) {
+      states.emplace_back(parameter);
+      continue;
+    }
+    std::memcpy(next, parameter.const_data_ptr(), parameter.nbytes());
+    states.emplace_back(parameter, std::shared_ptr<const std::byte[]>(copies, next));
+    next += parameter.nbytes();
+  }
+  return states;
 }
 
 std::shared_ptr<const PackedBuffer>

@@ -38,7 +38,14 @@ struct PackingFailed : std::runtime_error {
 // (PyTorch itself changes its content without giving it another version), a copy.
 class ParameterState {
 public:
-  ParameterState(const at::Tensor& parameter, bool unversioned);
+  explicit ParameterState(const at::Tensor& parameter);
+
+  // Of an unversioned parameter, with a copy of its content.
+  ParameterState(const at::Tensor& parameter, std::shared_ptr<const std::byte[]> copy);
+
+  // Fetches all that `describes` will read, without waiting for any of it: a call finds it far from
+  // the caches, in thousands of places.
+  void prefetch() const;
 
   // Whether `parameter`, whose data is at `data`, has the same content. Never true for inference
   // tensors that are not unversioned parameters: these have no version.
@@ -54,6 +61,7 @@ private:
   // Of places all over the content: few, since they are read in every call, and far from any cache.
   using Samples = std::array<uint64_t, 4>;
   static Samples samples_of(const void* data, size_t bytes);
+  static size_t step_of_samples(size_t bytes);
 
   // Weak references: no other tensor or storage gets the address while they are held.
   c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> tensor_;
@@ -64,6 +72,10 @@ private:
   std::shared_ptr<const std::byte[]> copy_; // of an unversioned parameter
   size_t bytes_;
 };
+
+// The states of parameters, some of them unversioned.
+std::vector<ParameterState> states_of(c10::ArrayRef<at::Tensor> parameters,
+                                      const std::vector<bool>& unversioned);
 
 struct PackedBuffer {
   std::vector<ParameterState> parameters;

@@ -178,7 +178,7 @@ PyObject* new_group(PyTypeObject* type, PyObject* arguments, PyObject* keywords)
                        device,
                        name,
                        object.parameters,
-                       object.num_inputs,
+                       InputPaths(object.num_inputs),
                        {optional_number<bool>(strict), optional_number<bool>(background),
                         optional_number<int64_t>(most)}});
   ++statistics().groups;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -216,9 +217,21 @@ def _raise(run: Run, node: Any) -> list[Any]:
 def _subgraph(run: Run, node: Any) -> list[Any]:
     """A part of an optimised graph."""
     graph = node.g("Subgraph")
-    run.define(graph.inputs(), run.values(node.inputs()))
+    run.define(graph.inputs(), _group_inputs(run, node))
     run.block(graph)
     return run.values(graph.outputs())
+
+
+def _group_inputs(run: Run, node: Any) -> list[Any]:
+    """What a group is given, or finds in modules that it is given (``src/input_paths.h``)."""
+    given = run.values(node.inputs())
+    if not node.hasAttribute("paths"):
+        return given
+    inputs = []
+    for path in node.ss("paths"):
+        start, *names = path.split(".")
+        inputs.append(functools.reduce(run.attribute, names, given[int(start)]))
+    return inputs
 
 
 def _number_tensor(run: Run, node: Any) -> list[Any]:

@@ -1,0 +1,178 @@
+#include "input_paths.h"
+
+#include "attributes.h"
+
+#include <c10/util/SmallVector.h>
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+#include <optional>
+#include <sstream>
+
+namespace torchmdla {
+
+using torch::jit::Block;
+using torch::jit::Graph;
+using torch::jit::Node;
+using torch::jit::Stack;
+using torch::jit::Value;
+namespace attr = c10::attr;
+namespace prim = c10::prim;
+
+namespace {
+
+constexpr char separator = '.';
+
+// A value that is read from attributes, from the module on.
+struct Reading {
+  Value* from;
+  std::vector<std::string> names;
+};
+
+Reading reading_of(Value* value, const AttributesSet& set) {
+  Reading reading{value, {}};
+  while (reading.from->node()->kind() == prim::GetAttr) {
+    auto* node = reading.from->node();
+    const auto& name = node->s(attr::name);
+    if (set.includes(name) || node->input()->type()->kind() != c10::TypeKind::ClassType) break;
+    reading.names.insert(reading.names.begin(), name);
+    reading.from = node->input();
+  }
+  return reading;
+}
+
+// What a group's node is to be given, and where in it the inputs are.
+struct Given {
+  std::vector<Value*> values;
+  std::vector<std::string> paths;
+
+  void add(const Reading& reading) {
+    auto found = std::find(values.begin(), values.end(), reading.from);
+    const auto index = found - values.begin();
+    if (found == values.end()) values.push_back(reading.from);
+    auto path = std::to_string(index);
+    for (const auto& name : reading.names)
+      path += separator + name;
+    paths.push_back(std::move(path));
+  }
+};
+
+void read_attributes(Node* group, const AttributesSet& set) {
+  Given given;
+  bool any = false;
+  for (auto* input : group->inputs()) {
+    given.add(reading_of(input, set));
+    any |= given.values.back() != input;
+  }
+  if (!any) return;
+  group->removeAllInputs();
+  for (auto* value : given.values)
+    group->addInput(value);
+  group->ss_(paths_attribute(), std::move(given.paths));
+}
+
+void read_attributes_in(Block* block, const AttributesSet& set, c10::Symbol group_kind) {
+  for (auto* node : block->nodes()) {
+    if (node->kind() == group_kind && !node->hasAttribute(paths_attribute()))
+      read_attributes(node, set);
+    for (auto* inner : node->blocks())
+      read_attributes_in(inner, set, group_kind);
+  }
+}
+
+// Called for values that are about to be read, all at once.
+void prefetch(const c10::IValue& value) {
+  if (!value.isTensor()) return;
+  constexpr size_t line = 64;
+  const auto* tensor = reinterpret_cast<const char*>(value.unsafeToTensorImpl());
+  for (size_t offset = 0; offset < sizeof(c10::TensorImpl); offset += line)
+    __builtin_prefetch(tensor + offset);
+}
+
+} // namespace
+
+c10::Symbol paths_attribute() {
+  static const auto symbol = c10::Symbol::attr("paths");
+  return symbol;
+}
+
+void read_attributes_in_groups(const std::shared_ptr<Graph>& graph, c10::Symbol group_kind) {
+  const auto set = attributes_set(*graph);
+  if (!set.any) read_attributes_in(graph->block(), set, group_kind);
+}
+
+InputPaths::InputPaths(size_t num_inputs) : num_values_(num_inputs) {
+  for (size_t i = 0; i < num_inputs; ++i)
+    inputs_.push_back({given, i});
+}
+
+InputPaths::InputPaths(const Node* group) : InputPaths(group->inputs().size()) {
+  if (!group->hasAttribute(paths_attribute())) return;
+  direct_ = false;
+  inputs_.clear();
+  for (const auto& path : group->ss(paths_attribute())) {
+    std::istringstream parts(path);
+    std::string part;
+    std::getline(parts, part, separator);
+    Place place{given, std::stoul(part)};
+    auto type = group->input(place.slot)->type();
+    while (std::getline(parts, part, separator)) {
+      const auto& module = type->expectRef<c10::ClassType>();
+      place = {module_at(place), module.getAttributeSlot(part)};
+      type = module.getAttribute(place.slot);
+    }
+    inputs_.push_back(place);
+  }
+}
+
+// The index of the module that is at `place`.
+size_t InputPaths::module_at(const Place& place) {
+  const auto found = std::find(modules_.begin(), modules_.end(), place);
+  if (found == modules_.end()) return modules_.push_back(place), modules_.size() - 1;
+  return found - modules_.begin();
+}
+
+InputPaths InputPaths::of(const std::vector<size_t>& inputs) const {
+  InputPaths result(num_values_);
+  result.direct_ = false;
+  result.modules_ = modules_;
+  result.inputs_.clear();
+  for (const auto input : inputs)
+    result.inputs_.push_back(inputs_.at(input));
+  return result;
+}
+
+void InputPaths::expand(Stack& stack) const {
+  if (direct_) return;
+  const auto last = stack.end() - static_cast<std::ptrdiff_t>(num_values_);
+  const c10::SmallVector<c10::IValue, 8> values(std::make_move_iterator(last),
+                                                std::make_move_iterator(stack.end()));
+  stack.erase(last, stack.end());
+  append(values, stack);
+}
+
+std::vector<c10::IValue> InputPaths::find(const Stack& stack) const {
+  std::vector<c10::IValue> result;
+  append(torch::jit::last(stack, num_values_), result);
+  return result;
+}
+
+template <class Result>
+void InputPaths::append(c10::ArrayRef<c10::IValue> values, Result& result) const {
+  c10::SmallVector<const c10::ivalue::Object*, 256> modules;
+  const auto at = [&](const Place& place) -> const c10::IValue& {
+    return place.module == given ? values[place.slot] : modules[place.module]->getSlot(place.slot);
+  };
+  for (const auto& place : modules_)
+    modules.push_back(&at(place).toObjectRef());
+  c10::SmallVector<const c10::IValue*, 512> inputs;
+  for (const auto& place : inputs_) {
+    inputs.push_back(&at(place));
+    prefetch(*inputs.back());
+  }
+  result.reserve(result.size() + inputs.size());
+  for (const auto* input : inputs)
+    result.push_back(*input);
+}
+
+} // namespace torchmdla
