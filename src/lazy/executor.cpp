@@ -2,6 +2,7 @@
 
 #include "failures.h"
 #include "foreign.h"
+#include "never_destroyed.h"
 
 #include <c10/util/ScopeExit.h>
 
@@ -36,10 +37,10 @@ struct Tensors {
   std::map<int64_t, Made> by_id; // guarded by mutex
 };
 
-// Never destroyed: tensors may live until the process ends.
+// Tensors may live until the process ends.
 Tensors& tensors() {
-  static Tensors& instance = *std::make_unique<Tensors>().release();
-  return instance;
+  static NeverDestroyed<Tensors> instance;
+  return *instance;
 }
 
 // PyTorch knows a graph by its operators and the shapes of its inputs, as a tree: `(a - b) + a` and

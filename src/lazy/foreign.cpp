@@ -3,6 +3,7 @@
 #include "arguments.h"
 #include "eager_calls.h"
 #include "kernel_call.h"
+#include "never_destroyed.h"
 #include "views.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -80,11 +81,10 @@ public:
 } // namespace
 
 void register_foreign_operators() {
-  static auto* listening = new c10::RegistrationHandleRAII( // for good
+  static const NeverDestroyed<c10::RegistrationHandleRAII> listening(
       c10::Dispatcher::singleton().addRegistrationListener(std::make_unique<Listener>()));
-  (void)listening;
   static std::mutex mutex;
-  static auto* registered = new std::vector<c10::RegistrationHandleRAII>();
+  static NeverDestroyed<std::vector<c10::RegistrationHandleRAII>> registered;
   const std::lock_guard<std::mutex> guard(mutex);
   has_new_operators = false;
   auto& dispatcher = c10::Dispatcher::singleton();
