@@ -1,21 +1,19 @@
 #include "looking.h"
 
+#include "aten_operators.h"
 #include "executor.h"
 
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/lazy/core/ir_util.h>
 #include <torch/csrc/lazy/core/tensor_impl.h>
-#include <torch/library.h>
 
 #include <algorithm>
-#include <memory>
+#include <array>
+#include <string_view>
 #include <unordered_set>
 #include <vector>
 
 namespace torchmdla::lazy {
 
-using c10::DispatchKey;
-using torch::jit::Stack;
 using torch::lazy::LazyTensorPtr;
 using torch::lazy::Node;
 
@@ -60,46 +58,31 @@ void compute(const LazyTensorPtr& tensor) {
                                                           /*sync_ltc_data=*/true);
 }
 
-// In front of an operator that may take the values of its first argument to another device.
-class LookingKernel : public c10::OperatorKernel {
-public:
-  explicit LookingKernel(const c10::OperatorHandle& op)
-      : original_(op.getComputedKernelForDispatchKey(DispatchKey::Lazy)),
-        num_arguments_(op.schema().arguments().size()), target_(target_of(op.schema())) {}
+// Operators that may take the values of their first argument to another device.
+constexpr std::array<std::string_view, 3> taking{"aten::_to_copy", "aten::_copy_from",
+                                                 "aten::_copy_from_and_resize"};
 
-  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
-    const auto& self = torch::jit::peek(*stack, 0, num_arguments_).toTensor();
-    const auto lazy = torch::lazy::TryGetLtcTensor(self);
-    if (lazy && leaves(torch::jit::peek(*stack, target_, num_arguments_))) compute(lazy);
-    original_.callBoxed(op, keys, stack);
-  }
+// The argument that says what device the values go to.
+size_t target_of(const c10::FunctionSchema& schema) {
+  const auto device = schema.argumentIndexWithName("device");
+  return device ? *device : *schema.argumentIndexWithName("dst");
+}
 
-private:
-  // The argument that says what device the values go to.
-  static size_t target_of(const c10::FunctionSchema& schema) {
-    const auto device = schema.argumentIndexWithName("device");
-    return device ? *device : *schema.argumentIndexWithName("dst");
-  }
-
-  static bool leaves(const c10::IValue& target) {
-    if (target.isTensor()) return !target.toTensor().device().is_lazy();
-    return target.isDevice() && !target.toDevice().is_lazy();
-  }
-
-  const c10::SafeKernelFunction original_;
-  const size_t num_arguments_, target_;
-};
+bool leaves(const c10::IValue& target) {
+  if (target.isTensor()) return !target.toTensor().device().is_lazy();
+  return target.isDevice() && !target.toDevice().is_lazy();
+}
 
 } // namespace
 
-void register_looking() {
-  static torch::Library looking(torch::Library::IMPL, "aten", DispatchKey::Lazy, __FILE__,
-                                __LINE__);
-  for (const auto* name : {"aten::_to_copy", "aten::_copy_from", "aten::_copy_from_and_resize"}) {
-    const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
-    looking.impl(name,
-                 torch::CppFunction::makeFromBoxedFunctor(std::make_unique<LookingKernel>(op)));
-  }
+Interceptor looking_interceptor(const c10::OperatorHandle& op) {
+  if (!is_overload_in(taking, op)) return nullptr;
+  return [target = target_of(op.schema())](const InterceptedCall& call) {
+    const auto arguments = call.arguments();
+    const auto lazy = torch::lazy::TryGetLtcTensor(arguments[0].toTensor());
+    if (lazy && leaves(arguments[target])) compute(lazy);
+    call.run_original();
+  };
 }
 
 } // namespace torchmdla::lazy
