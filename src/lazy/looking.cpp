@@ -1,59 +1,21 @@
 #include "looking.h"
 
 #include "aten_operators.h"
-#include "executor.h"
+#include "pending.h"
 
-#include <torch/csrc/lazy/core/ir_util.h>
+#include <torch/csrc/lazy/core/lazy_graph_executor.h>
 #include <torch/csrc/lazy/core/tensor_impl.h>
 
-#include <algorithm>
 #include <array>
 #include <string_view>
-#include <unordered_set>
-#include <vector>
 
 namespace torchmdla::lazy {
 
-using torch::lazy::LazyTensorPtr;
-using torch::lazy::Node;
-
 namespace {
 
-bool is_pending(const LazyTensorPtr& tensor) {
-  return !tensor->CurrentDataHandle() && tensor->CurrentIrValue();
-}
-
-std::vector<const Node*> post_order_of(const std::vector<LazyTensorPtr>& tensors) {
-  std::vector<const Node*> roots;
-  for (const auto& tensor : tensors)
-    roots.push_back(tensor->CurrentIrValue().node.get());
-  return torch::lazy::Util::ComputePostOrder(roots);
-}
-
-// Those of `candidates` whose computation has a part in common with that of `tensor`. Inputs and
-// constants are no computations.
-std::vector<LazyTensorPtr> sharing_with(const LazyTensorPtr& tensor,
-                                        std::vector<LazyTensorPtr> candidates) {
-  std::unordered_set<const Node*> shared;
-  for (const auto* node : post_order_of({tensor}))
-    if (!node->operands().empty()) shared.insert(node);
-  for (const auto* node : post_order_of(candidates))
-    if (std::any_of(node->operands().begin(), node->operands().end(),
-                    [&](const auto& operand) { return shared.count(operand.node) != 0; }))
-      shared.insert(node);
-  std::erase_if(candidates, [&](const LazyTensorPtr& candidate) {
-    return shared.count(candidate->CurrentIrValue().node.get()) == 0;
-  });
-  return candidates;
-}
-
-void compute(const LazyTensorPtr& tensor) {
-  if (!is_pending(tensor)) return;
-  auto candidates = tensors_of_this_thread();
-  std::erase_if(candidates, [&](const LazyTensorPtr& candidate) {
-    return !is_pending(candidate) || candidate->GetDevice() != tensor->GetDevice();
-  });
-  auto tensors = sharing_with(tensor, std::move(candidates));
+void compute(const torch::lazy::LazyTensorPtr& tensor) {
+  if (!is_pending(*tensor->data())) return;
+  auto tensors = pending_with(*tensor->data());
   torch::lazy::LazyGraphExecutor::Get()->SyncTensorsGraph(&tensors, /*devices=*/{}, /*wait=*/true,
                                                           /*sync_ltc_data=*/true);
 }
