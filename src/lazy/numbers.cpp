@@ -50,7 +50,7 @@ void settle_on_device(std::span<c10::IValue> arguments) {
   for (const auto& argument : arguments)
     are_numbers.push_back(is_number(argument));
   settle_numbers(arguments);
-  const auto device = device_of({arguments.data(), arguments.size()});
+  const auto device = device_of(arguments);
   if (!device) return;
   for (size_t i = 0; i < arguments.size(); ++i)
     if (are_numbers[i])
