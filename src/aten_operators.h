@@ -24,4 +24,11 @@ bool is_in(const std::array<std::string_view, size>& names, const c10::OperatorH
   return std::find(names.begin(), names.end(), op.operator_name().name) != names.end();
 }
 
+// Whether one of the names, with overloads, is the operator's.
+template <size_t size>
+bool is_overload_in(const std::array<std::string_view, size>& names,
+                    const c10::OperatorHandle& op) {
+  return std::find(names.begin(), names.end(), c10::toString(op.operator_name())) != names.end();
+}
+
 } // namespace torchmdla

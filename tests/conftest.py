@@ -6,6 +6,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -52,3 +53,36 @@ def clean_state() -> Iterator[None]:
     yield
     torchmdla.enable()
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def lazy_device() -> Iterator[None]:
+    """PyTorch's lazy device as ``initialize`` leaves it."""
+    from torchmdla import lazy
+
+    lazy.initialize()
+    yield
+    lazy.set_backend(None)
+    lazy.set_verbose(False)
+
+
+@pytest.fixture(scope="session")
+def dev() -> Any:
+    """The acap device, a ``torch.device``."""
+    import torchmdla
+
+    return torchmdla.acap_device()
+
+
+@pytest.fixture(scope="session")
+def context() -> Any:
+    """An ``ir.Context`` that has the torch and the aten dialects: to register them costs a few tenths of a second."""
+    from torch_mlir import ir
+    from torch_mlir.dialects import torch as torch_dialect
+
+    from torchmdla import aten
+
+    context = ir.Context()
+    torch_dialect.register_dialect(context)
+    aten.register(context)
+    return context

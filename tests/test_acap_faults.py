@@ -18,11 +18,6 @@ from torchmdla.testing.compare import assert_matches
 X = torch.linspace(-1, 1, 12).view(3, 4)
 
 
-@pytest.fixture(scope="module")
-def dev() -> torch.device:
-    return torchmdla.acap_device()
-
-
 # --- the compiler ------------------------------------------------------------------------------------------------
 # Each test has ops of its own: graphs that differ in floats alone are one.
 

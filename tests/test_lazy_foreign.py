@@ -8,8 +8,9 @@ import torch._lazy
 from torch import Tensor
 
 import torchmdla
-from torchmdla import lazy
 from torchmdla.testing.compare import assert_matches
+
+pytestmark = pytest.mark.usefixtures("lazy_device")
 
 
 @torch.library.custom_op("torchmdla_tests::ramp", mutates_args=())
@@ -31,12 +32,6 @@ def halves(parts: list[Tensor], device: torch.device) -> list[Tensor]:
 
 ramp.register_fake(lambda x, step: torch.empty_like(x))
 ramp.register_autograd(lambda context, gradient: (gradient * 3, None))
-
-
-@pytest.fixture(autouse=True)
-def initialised():
-    lazy.initialize()
-    torch.manual_seed(0)
 
 
 def test_writes_to_views_inside_are_seen():

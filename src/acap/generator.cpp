@@ -28,6 +28,7 @@ public:
   }
 
 private:
+  // PyTorch takes ownership.
   c10::GeneratorImpl* clone_impl() const override { return new GeneratorImpl(cpu_.clone()); }
 
   at::Generator cpu_;

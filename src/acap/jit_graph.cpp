@@ -2,6 +2,7 @@
 
 #include "canonical.h"
 #include "fusion_pass.h"
+#include "never_destroyed.h"
 #include "operators.h"
 #include "structure.h"
 
@@ -131,7 +132,7 @@ LoweredGraph lower(const std::vector<Node*>& nodes, const std::vector<ValuePtr>&
 }
 
 std::optional<GraphRunner>& runner() {
-  static auto* instance = new std::optional<GraphRunner>(); // its groups hold Python objects
+  static NeverDestroyed<std::optional<GraphRunner>> instance; // its groups hold Python objects
   return *instance;
 }
 
@@ -150,7 +151,7 @@ void run_on_device(const std::string& device) {
 
 Runnable prepare(const std::vector<Node*>& nodes, const std::vector<ValuePtr>& outputs) {
   // Of structures whose floats are the plan's, in its order. Guarded by graph_mutex().
-  static auto* plans = new std::unordered_map<std::string, std::shared_ptr<GraphRunner::Plan>>();
+  static NeverDestroyed<std::unordered_map<std::string, std::shared_ptr<GraphRunner::Plan>>> plans;
   auto structure = structure_of(nodes, outputs);
   if (const auto found = plans->find(structure.key); found != plans->end())
     return {{found->second, std::move(structure.floats)}, std::move(structure.inputs)};

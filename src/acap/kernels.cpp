@@ -111,9 +111,7 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking)
     self.copy_(from, non_blocking);
     return self;
   }
-  auto alias = cpu_alias_for_writing(self);
-  alias.copy_(from, non_blocking);
-  written(self, alias);
+  write_on_cpu(self, [&](at::Tensor& alias) { alias.copy_(from, non_blocking); });
   return self;
 }
 
@@ -175,9 +173,7 @@ at::Tensor& set_to_nothing(at::Tensor& self) {
 
 at::Tensor& fill_with(at::Tensor& self, const at::Scalar& number) {
   if (Geometry::of(self).may_overlap()) { // which no graph expresses
-    auto alias = cpu_alias_for_writing(self);
-    alias.fill_(number);
-    written(self, alias);
+    write_on_cpu(self, [&](at::Tensor& alias) { alias.fill_(number); });
     return self;
   }
   const auto dtype = self.scalar_type();

@@ -1,5 +1,6 @@
 #include "operators.h"
 
+#include "never_destroyed.h"
 #include "views.h"
 
 #include <algorithm>
@@ -121,7 +122,7 @@ OperatorTraits make_traits(const OperatorHandle& op) {
 
 const OperatorTraits& traits_of(const OperatorHandle& op) {
   static std::shared_mutex mutex;
-  static auto* known = new std::unordered_map<OperatorName, OperatorTraits>();
+  static NeverDestroyed<std::unordered_map<OperatorName, OperatorTraits>> known;
   {
     const std::shared_lock<std::shared_mutex> guard(mutex);
     if (const auto found = known->find(op.operator_name()); found != known->end())

@@ -341,9 +341,7 @@ void write_content(const at::Tensor& tensor, const ValuePtr& content) {
   // In what order elements are written, or that they must not be, is the CPU's business.
   if (!Geometry::of(tensor).may_overlap() && write(tensor, value)) return;
   compute({value});
-  auto alias = cpu_alias_for_writing(tensor);
-  alias.copy_(value->tensor);
-  written(tensor, alias);
+  write_on_cpu(tensor, [&](at::Tensor& alias) { alias.copy_(value->tensor); });
 }
 
 namespace {

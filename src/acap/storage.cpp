@@ -1,5 +1,6 @@
 #include "storage.h"
 
+#include "never_destroyed.h"
 #include "python_objects.h"
 
 #include <ATen/EmptyTensor.h>
@@ -19,8 +20,8 @@ struct Storages {
 };
 
 Storages& storages() {
-  static auto* known = new Storages(); // outlives every tensor
-  return *known;
+  static NeverDestroyed<Storages> instance; // tensors may live until the process ends
+  return *instance;
 }
 
 at::Tensor laid_out(const at::Tensor& tensor, const Geometry& base) {

@@ -88,6 +88,13 @@ void place_in(const at::Tensor& tensor, const Geometry& geometry);
 // another size, and the tensor maybe another geometry.
 void written(const at::Tensor& tensor, const at::Tensor& alias);
 
+// Calls `write` with `tensor`'s alias, and takes note of what that wrote.
+template <class Write> void write_on_cpu(const at::Tensor& tensor, Write write) {
+  auto alias = cpu_alias_for_writing(tensor);
+  write(alias);
+  written(tensor, alias);
+}
+
 // Where `tensor` fills its storage, it becomes the base: one that came as bytes (torch.load) has
 // its type from now on.
 void rebase(const at::Tensor& tensor);

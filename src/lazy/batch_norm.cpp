@@ -2,56 +2,31 @@
 
 #include "views.h"
 
-#include <ATen/core/dispatch/Dispatcher.h>
-#include <torch/library.h>
-
-#include <memory>
-#include <utility>
-
 namespace torchmdla::lazy {
-
-using c10::DispatchKey;
-using torch::jit::Stack;
 
 namespace {
 
-// `writing`: the operator with the same arguments whose schema tells what it writes.
-class BatchNorm : public c10::OperatorKernel {
-public:
-  BatchNorm(const c10::OperatorHandle& op, c10::OperatorHandle writing)
-      : original_(op.getComputedKernelForDispatchKey(DispatchKey::Functionalize)),
-        writing_(std::move(writing)) {}
+bool is_given(const c10::IValue& tensor) {
+  return !tensor.isNone() && tensor.toTensor().defined();
+}
 
-  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
-    const auto argument = [&](size_t index) {
-      return torch::jit::peek(*stack, index, op.schema().arguments().size());
-    };
-    constexpr size_t input = 0, running_mean = 3, running_var = 4, training = 5;
-    const auto is_given = [&](size_t index) {
-      const auto value = argument(index);
-      return !value.isNone() && value.toTensor().defined();
-    };
-    const bool writes = is_lazy(argument(input).toTensor()) && argument(training).toBool() &&
-                        is_given(running_mean) && is_given(running_var);
-    if (writes) return writing_.redispatchBoxed(keys, stack);
-    original_.callBoxed(op, keys, stack);
-  }
-
-private:
-  const c10::SafeKernelFunction original_;
-  const c10::OperatorHandle writing_;
-};
+bool writes_statistics(std::span<const c10::IValue> arguments) {
+  constexpr size_t input = 0, running_mean = 3, running_var = 4, training = 5;
+  return is_lazy(arguments[input].toTensor()) && arguments[training].toBool() &&
+         is_given(arguments[running_mean]) && is_given(arguments[running_var]);
+}
 
 } // namespace
 
-void register_batch_norm() {
-  static torch::Library below(torch::Library::IMPL, "aten", DispatchKey::Functionalize, __FILE__,
-                              __LINE__);
-  auto& dispatcher = c10::Dispatcher::singleton();
-  below.impl("native_batch_norm",
-             torch::CppFunction::makeFromBoxedFunctor(std::make_unique<BatchNorm>(
-                 dispatcher.findSchemaOrThrow("aten::native_batch_norm", ""),
-                 dispatcher.findSchemaOrThrow("aten::_native_batch_norm_legit", ""))));
+Interceptor batch_norm_interceptor(const c10::OperatorHandle& op) {
+  if (c10::toString(op.operator_name()) != "aten::native_batch_norm") return nullptr;
+  // Has the same arguments, and a schema that tells what it writes.
+  const auto writing =
+      c10::Dispatcher::singleton().findSchemaOrThrow("aten::_native_batch_norm_legit", "");
+  return [writing](const InterceptedCall& call) {
+    if (writes_statistics(call.arguments())) return writing.redispatchBoxed(call.keys, call.stack);
+    call.run_original();
+  };
 }
 
 } // namespace torchmdla::lazy

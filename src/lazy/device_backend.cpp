@@ -5,6 +5,7 @@
 #include "fusion_pass.h"
 #include "graph_runner.h"
 #include "kernels.h"
+#include "never_destroyed.h"
 
 #include <ATen/FunctionalTensorWrapper.h>
 #include <c10/util/Exception.h>
@@ -38,10 +39,10 @@ struct State {
   std::atomic<int64_t> graphs{0}, runs{0};
 };
 
-// Never destroyed: PyTorch's own statics run graphs until the process ends.
+// PyTorch's own statics run graphs until the process ends.
 State& state() {
-  static State& instance = *std::make_unique<State>().release();
-  return instance;
+  static NeverDestroyed<State> instance;
+  return *instance;
 }
 
 // A graph as torchmdla runs it.
@@ -253,7 +254,8 @@ private:
   torch::lazy::BackendImplInterface& base_ = *torch::lazy::GetTSBackendImpl();
 };
 
-// The same instances for good: PyTorch's statics use them until the process ends.
+// The same instances for good: PyTorch's statics, which do not own them, use them until the process
+// ends.
 void register_device() {
   static const bool registered = [] {
     torch::lazy::InitTorchScriptBackend();
@@ -262,8 +264,10 @@ void register_device() {
     // Python's stack at every operator is dear.
     FLAGS_torch_lazy_ir_debug = false;
     register_kernels();
-    const torch::lazy::BackendRegistrar registrar(std::make_unique<DeviceBackend>().release());
-    torch::lazy::LazyGraphExecutor::Register(std::make_unique<Executor>().release());
+    static NeverDestroyed<DeviceBackend> backend;
+    static NeverDestroyed<Executor> executor;
+    const torch::lazy::BackendRegistrar registrar(&*backend);
+    torch::lazy::LazyGraphExecutor::Register(&*executor);
     return true;
   }();
   static_cast<void>(registered);

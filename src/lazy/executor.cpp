@@ -2,6 +2,7 @@
 
 #include "failures.h"
 #include "foreign.h"
+#include "pending.h"
 
 #include <c10/util/ScopeExit.h>
 
@@ -9,9 +10,6 @@
 #include <torch/csrc/lazy/core/internal_ops/ltc_ops.h>
 
 #include <algorithm>
-#include <map>
-#include <mutex>
-#include <thread>
 #include <unordered_map>
 #include <utility>
 
@@ -25,22 +23,6 @@ namespace {
 thread_local std::vector<int64_t> collected;
 thread_local std::vector<int64_t> synced;
 thread_local bool marks_step = false;
-
-struct Made {
-  std::weak_ptr<LazyTensor::Data> tensor;
-  std::thread::id by;
-};
-
-struct Tensors {
-  std::mutex mutex;
-  std::map<int64_t, Made> by_id; // guarded by mutex
-};
-
-// Never destroyed: tensors may live until the process ends.
-Tensors& tensors() {
-  static Tensors& instance = *std::make_unique<Tensors>().release();
-  return instance;
-}
 
 // PyTorch knows a graph by its operators and the shapes of its inputs, as a tree: `(a - b) + a` and
 // `(a - b) + b` would be one. Which nodes are the same tells them apart.
@@ -68,16 +50,6 @@ void set_synced_tensors(std::vector<int64_t> ids) {
   synced = std::move(ids);
 }
 
-std::vector<torch::lazy::LazyTensorPtr> tensors_of_this_thread() {
-  std::vector<torch::lazy::LazyTensorPtr> found;
-  const std::lock_guard<std::mutex> guard(tensors().mutex);
-  for (const auto& [id, made] : tensors().by_id) {
-    if (made.by != std::this_thread::get_id()) continue;
-    if (auto data = made.tensor.lock()) found.push_back(LazyTensor::Create(std::move(data)));
-  }
-  return found;
-}
-
 bool in_mark_step() {
   return marks_step;
 }
@@ -92,18 +64,12 @@ void Executor::SyncLiveTensorsGraph(const torch::lazy::BackendDevice* device,
 
 void Executor::RegisterTensor(std::shared_ptr<LazyTensor::Data> data) {
   notice_new_operators();
-  {
-    const std::lock_guard<std::mutex> guard(tensors().mutex);
-    tensors().by_id.insert_or_assign(data->unique_id, Made{data, std::this_thread::get_id()});
-  }
+  note_made(data);
   LazyGraphExecutor::RegisterTensor(std::move(data));
 }
 
 void Executor::UnregisterTensor(LazyTensor::Data* data) {
-  {
-    const std::lock_guard<std::mutex> guard(tensors().mutex);
-    tensors().by_id.erase(data->unique_id);
-  }
+  note_gone(*data);
   LazyGraphExecutor::UnregisterTensor(data);
 }
 

@@ -14,9 +14,6 @@ namespace torchmdla::lazy {
 const std::vector<int64_t>& synced_tensors();
 void set_synced_tensors(std::vector<int64_t> ids);
 
-// The live tensors that this thread has made, in that order.
-std::vector<torch::lazy::LazyTensorPtr> tensors_of_this_thread();
-
 // Whether this thread is computing all that is pending, at a step's end.
 bool in_mark_step();
 

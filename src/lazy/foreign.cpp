@@ -2,10 +2,10 @@
 
 #include "arguments.h"
 #include "eager_calls.h"
+#include "interceptor.h"
 #include "kernel_call.h"
+#include "never_destroyed.h"
 #include "views.h"
-
-#include <ATen/core/dispatch/Dispatcher.h>
 
 #include <algorithm>
 #include <array>
@@ -13,49 +13,36 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string_view>
-#include <utility>
-#include <vector>
 
 namespace torchmdla::lazy {
 
 using c10::DispatchKey;
-using torch::jit::Stack;
 
 namespace {
 
-class CpuCall : public c10::OperatorKernel {
-public:
-  explicit CpuCall(const c10::OperatorHandle& op)
-      : original_(op.getComputedKernelForDispatchKey(DispatchKey::Functionalize)) {}
+at::Tensor to_cpu(const at::Tensor& tensor) {
+  return is_lazy(tensor) ? tensor.cpu() : tensor;
+}
 
-  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
-    const auto count = op.schema().arguments().size();
-    std::optional<c10::Device> device;
-    for (const auto& argument : torch::jit::last(*stack, count))
-      for_each_tensor(argument, [&](const at::Tensor& tensor) {
-        if (is_lazy(tensor)) device = tensor.device();
-      });
-    if (!device || op.schema().hasAnyAliasInfo()) return original_.callBoxed(op, keys, stack);
-    count_eager(op);
-    const BelowAutograd below;
-    const auto arguments = torch::jit::pop(*stack, count);
-    for (const auto& argument : arguments)
-      stack->push_back(argument.isDevice() ? c10::IValue(c10::Device(at::kCPU))
-                                           : with_tensors(argument, &to_cpu));
-    op.callBoxed(stack);
-    for (const auto& result : torch::jit::pop(*stack, op.schema().returns().size()))
-      stack->push_back(
-          with_tensors(result, [&](const at::Tensor& tensor) { return tensor.to(*device); }));
-  }
-
-private:
-  static at::Tensor to_cpu(const at::Tensor& tensor) {
-    return is_lazy(tensor) ? tensor.cpu() : tensor;
-  }
-
-  const c10::SafeKernelFunction original_;
-};
+void run_on_cpu(const InterceptedCall& call) {
+  std::optional<c10::Device> device;
+  for (const auto& argument : call.arguments())
+    for_each_tensor(argument, [&](const at::Tensor& tensor) {
+      if (is_lazy(tensor)) device = tensor.device();
+    });
+  const auto& schema = call.op.schema();
+  if (!device || schema.hasAnyAliasInfo()) return call.run_original();
+  count_eager(call.op);
+  const BelowAutograd below;
+  for (auto& argument : call.arguments())
+    argument =
+        argument.isDevice() ? c10::IValue(c10::Device(at::kCPU)) : with_tensors(argument, &to_cpu);
+  call.op.callBoxed(call.stack);
+  for (auto& result : std::span(*call.stack).last(schema.returns().size()))
+    result = with_tensors(result, [&](const at::Tensor& tensor) { return tensor.to(*device); });
+}
 
 // Those that write to arguments or return them are refused by functionalisation.
 bool is_foreign(const c10::OperatorHandle& op) {
@@ -80,21 +67,15 @@ public:
 } // namespace
 
 void register_foreign_operators() {
-  static auto* listening = new c10::RegistrationHandleRAII( // for good
+  static const NeverDestroyed<c10::RegistrationHandleRAII> listening(
       c10::Dispatcher::singleton().addRegistrationListener(std::make_unique<Listener>()));
-  (void)listening;
   static std::mutex mutex;
-  static auto* registered = new std::vector<c10::RegistrationHandleRAII>();
   const std::lock_guard<std::mutex> guard(mutex);
   has_new_operators = false;
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const auto& name : dispatcher.getAllOpNames()) {
     const auto op = dispatcher.findSchema(name);
-    if (!op || !is_foreign(*op)) continue;
-    auto kernel = c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<CpuCall>(*op));
-    registered->push_back(dispatcher.registerImpl(name, DispatchKey::Functionalize,
-                                                  std::move(kernel), std::nullopt, nullptr,
-                                                  "torchmdla's lazy device"));
+    if (op && is_foreign(*op)) intercept(*op, DispatchKey::Functionalize, run_on_cpu);
   }
 }
 

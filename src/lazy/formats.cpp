@@ -1,18 +1,14 @@
 #include "formats.h"
 
+#include "aten_operators.h"
 #include "views.h"
 
-#include <ATen/core/dispatch/Dispatcher.h>
-#include <torch/library.h>
-
-#include <memory>
+#include <array>
 #include <numeric>
+#include <string_view>
 #include <vector>
 
 namespace torchmdla::lazy {
-
-using c10::DispatchKey;
-using torch::jit::Stack;
 
 namespace {
 
@@ -40,41 +36,27 @@ std::vector<int64_t> channels_in_front(int64_t rank) {
   return order;
 }
 
-// In front of a copying operator whose last argument is a format.
-class CopyKernel : public c10::OperatorKernel {
-public:
-  explicit CopyKernel(const c10::OperatorHandle& op)
-      : original_(op.getComputedKernelForDispatchKey(DispatchKey::Functionalize)),
-        num_arguments_(op.schema().arguments().size()) {}
+constexpr std::array<std::string_view, 2> copying{"aten::clone", "aten::_to_copy"};
 
-  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
-    auto& self = torch::jit::peek(*stack, 0, num_arguments_);
-    auto& format = stack->back();
-    if (format.isNone() || !has_channels_last(format.toMemoryFormat()) || !is_lazy(self.toTensor()))
-      return original_.callBoxed(op, keys, stack);
-    const auto rank = rank_of(format.toMemoryFormat());
-    TORCH_CHECK(self.toTensor().dim() == rank, "required rank ", rank, " tensor to use ",
-                rank == 4 ? "channels_last" : "channels_last_3d", " format");
-    self = self.toTensor().permute(channels_behind(rank));
-    format = c10::MemoryFormat::Contiguous;
-    original_.callBoxed(op, keys, stack);
-    stack->back() = stack->back().toTensor().permute(channels_in_front(rank));
-  }
-
-private:
-  const c10::SafeKernelFunction original_;
-  const size_t num_arguments_;
-};
+// The format is the last argument.
+void copy_in_format(const InterceptedCall& call) {
+  auto &self = call.arguments().front(), &format = call.arguments().back();
+  if (format.isNone() || !has_channels_last(format.toMemoryFormat()) || !is_lazy(self.toTensor()))
+    return call.run_original();
+  const auto rank = rank_of(format.toMemoryFormat());
+  TORCH_CHECK(self.toTensor().dim() == rank, "required rank ", rank, " tensor to use ",
+              rank == 4 ? "channels_last" : "channels_last_3d", " format");
+  self = self.toTensor().permute(channels_behind(rank));
+  format = c10::MemoryFormat::Contiguous;
+  call.run_original();
+  auto& copy = call.stack->back();
+  copy = copy.toTensor().permute(channels_in_front(rank));
+}
 
 } // namespace
 
-void register_formats() {
-  static torch::Library formats(torch::Library::IMPL, "aten", DispatchKey::Functionalize, __FILE__,
-                                __LINE__);
-  for (const auto* name : {"aten::clone", "aten::_to_copy"}) {
-    const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
-    formats.impl(name, torch::CppFunction::makeFromBoxedFunctor(std::make_unique<CopyKernel>(op)));
-  }
+Interceptor format_interceptor(const c10::OperatorHandle& op) {
+  return is_overload_in(copying, op) ? copy_in_format : Interceptor();
 }
 
 } // namespace torchmdla::lazy

@@ -24,6 +24,7 @@
 #include <array>
 #include <string>
 #include <string_view>
+#include <utility>
 
 namespace torchmdla::lazy {
 
@@ -70,9 +71,7 @@ void record_or_run(const c10::OperatorHandle& op, Stack* stack) {
 // operators, which write to memory below functionalisation, where their writes are lost or make the
 // graph run.
 bool is_taken(const c10::OperatorHandle& op) {
-  const auto name = c10::toString(op.operator_name());
-  if (is_in(replaced, op) || std::find(recorded.begin(), recorded.end(), name) != recorded.end())
-    return true;
+  if (is_in(replaced, op) || is_overload_in(recorded, op)) return true;
   if (op.hasKernelForDispatchKey(DispatchKey::Lazy) ||
       op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd))
     return false;
@@ -146,6 +145,26 @@ at::Tensor attention(c10::DispatchKeySet keys, const at::Tensor& query, const at
                                                             is_causal, scale, enable_gqa);
 }
 
+// --- registration --------------------------------------------------------------------------------
+
+// What stands in front of PyTorch's own kernels, the later in front of the earlier.
+struct Interception {
+  DispatchKey key;
+  Interceptor (*interceptor_of)(const c10::OperatorHandle& op);
+};
+constexpr std::array<Interception, 5> interceptions{{
+    {DispatchKey::Lazy, number_interceptor},
+    {DispatchKey::Lazy, looking_interceptor},
+    {DispatchKey::Functionalize, view_interceptor},
+    {DispatchKey::Functionalize, format_interceptor},
+    {DispatchKey::Functionalize, batch_norm_interceptor},
+}};
+
+void intercept_where_needed(const c10::OperatorHandle& op) {
+  for (const auto& [key, interceptor_of] : interceptions)
+    if (auto interceptor = interceptor_of(op)) intercept(op, key, std::move(interceptor));
+}
+
 class NoWarnings : public c10::WarningHandler {
 public:
   void process(const c10::Warning&) override {}
@@ -157,11 +176,7 @@ void register_kernels() {
   // PyTorch warns of a kernel in the place of another one.
   NoWarnings silent;
   const c10::WarningUtils::WarningHandlerGuard guard(&silent);
-  register_numbers();
-  register_looking();
-  register_views();
-  register_formats();
-  register_batch_norm();
+  for_each_aten_operator(intercept_where_needed);
   static torch::Library below(torch::Library::IMPL, "aten", DispatchKey::Lazy, __FILE__, __LINE__);
   below.impl("split_copy.Tensor", &split);
   below.impl("split_with_sizes_copy", &split_with_sizes);

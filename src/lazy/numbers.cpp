@@ -1,21 +1,15 @@
 #include "numbers.h"
 
 #include "arguments.h"
-#include "aten_operators.h"
 #include "operator_node.h"
 
 #include <ATen/native/TypeProperties.h>
 #include <torch/csrc/lazy/core/tensor.h>
-#include <torch/library.h>
 
 #include <algorithm>
-#include <memory>
 #include <vector>
 
 namespace torchmdla::lazy {
-
-using c10::DispatchKey;
-using torch::jit::Stack;
 
 namespace {
 
@@ -49,37 +43,26 @@ void settle_numbers(std::span<c10::IValue> arguments) {
 
 namespace {
 
-// A call of PyTorch's kernel with numbers that are settled, on the device of the other tensors:
-// PyTorch takes tensors of the CPU for numbers only as they came.
-class SettlingKernel : public c10::OperatorKernel {
-public:
-  explicit SettlingKernel(const c10::OperatorHandle& op)
-      : original_(op.getComputedKernelForDispatchKey(DispatchKey::Lazy)),
-        num_arguments_(op.schema().arguments().size()) {}
+// On the device of the other tensors: PyTorch takes tensors of the CPU for numbers only as they
+// came.
+void settle_on_device(std::span<c10::IValue> arguments) {
+  std::vector<bool> are_numbers;
+  for (const auto& argument : arguments)
+    are_numbers.push_back(is_number(argument));
+  settle_numbers(arguments);
+  const auto device = device_of(arguments);
+  if (!device) return;
+  for (size_t i = 0; i < arguments.size(); ++i)
+    if (are_numbers[i])
+      arguments[i] = torch::lazy::CreateAtenFromLtcTensor(
+          torch::lazy::LazyTensor::Create(arguments[i].toTensor(), *device));
+}
 
-  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
-    const std::span arguments(stack->end() - static_cast<int64_t>(num_arguments_), stack->end());
-    if (std::any_of(arguments.begin(), arguments.end(), is_number)) settle(arguments);
-    original_.callBoxed(op, keys, stack);
-  }
-
-private:
-  static void settle(std::span<c10::IValue> arguments) {
-    std::vector<bool> are_numbers;
-    for (const auto& argument : arguments)
-      are_numbers.push_back(is_number(argument));
-    settle_numbers(arguments);
-    const auto device = device_of({arguments.data(), arguments.size()});
-    if (!device) return;
-    for (size_t i = 0; i < arguments.size(); ++i)
-      if (are_numbers[i])
-        arguments[i] = torch::lazy::CreateAtenFromLtcTensor(
-            torch::lazy::LazyTensor::Create(arguments[i].toTensor(), *device));
-  }
-
-  const c10::SafeKernelFunction original_;
-  const size_t num_arguments_;
-};
+void run_with_numbers(const InterceptedCall& call) {
+  const auto arguments = call.arguments();
+  if (std::any_of(arguments.begin(), arguments.end(), is_number)) settle_on_device(arguments);
+  call.run_original();
+}
 
 // A number is promoted where there is another tensor.
 bool may_promote(const c10::OperatorHandle& op) {
@@ -92,14 +75,9 @@ bool may_promote(const c10::OperatorHandle& op) {
 
 } // namespace
 
-void register_numbers() {
-  static torch::Library numbers(torch::Library::IMPL, "aten", DispatchKey::Lazy, __FILE__,
-                                __LINE__);
-  for_each_aten_operator([](const c10::OperatorHandle& op) {
-    if (op.hasKernelForDispatchKey(DispatchKey::Lazy) && may_promote(op))
-      numbers.impl(c10::toString(op.operator_name()).c_str(),
-                   torch::CppFunction::makeFromBoxedFunctor(std::make_unique<SettlingKernel>(op)));
-  });
+Interceptor number_interceptor(const c10::OperatorHandle& op) {
+  const bool is_needed = op.hasKernelForDispatchKey(c10::DispatchKey::Lazy) && may_promote(op);
+  return is_needed ? run_with_numbers : Interceptor();
 }
 
 } // namespace torchmdla::lazy

@@ -1,6 +1,8 @@
 // Python's numbers among the arguments of lazy operators.
 #pragma once
 
+#include "interceptor.h"
+
 #include <ATen/core/ivalue.h>
 
 #include <span>
@@ -12,7 +14,7 @@ namespace torchmdla::lazy {
 // numbers among the arguments of a call by tensors of the dtype that they are promoted to.
 void settle_numbers(std::span<c10::IValue> arguments);
 
-// Does so in front of PyTorch's own kernels. To be called once, before any of them is replaced.
-void register_numbers();
+// Does so for PyTorch's own kernels for Lazy; none where `op` has none or promotes nothing.
+Interceptor number_interceptor(const c10::OperatorHandle& op);
 
 } // namespace torchmdla::lazy

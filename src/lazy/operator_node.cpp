@@ -202,7 +202,7 @@ private:
 
 } // namespace
 
-std::optional<BackendDevice> device_of(c10::ArrayRef<c10::IValue> arguments) {
+std::optional<BackendDevice> device_of(std::span<const c10::IValue> arguments) {
   std::optional<BackendDevice> device;
   for (const auto& argument : arguments)
     for_each_tensor(argument, [&](const at::Tensor& tensor) {

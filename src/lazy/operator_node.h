@@ -6,6 +6,7 @@
 #include <torch/csrc/lazy/ts_backend/ts_node.h>
 
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -38,7 +39,7 @@ private:
 };
 
 // The first lazy device among the arguments of a call.
-std::optional<torch::lazy::BackendDevice> device_of(c10::ArrayRef<c10::IValue> arguments);
+std::optional<torch::lazy::BackendDevice> device_of(std::span<const c10::IValue> arguments);
 
 // Whether calls of an operator can be written as IR: it does not write, makes no views or random
 // numbers, and has tensors as results, whose sizes do not depend on data.

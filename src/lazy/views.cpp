@@ -5,22 +5,20 @@
 #include <ATen/FunctionalTensorWrapper.h>
 #include <ATen/InferSize.h>
 #include <ATen/TensorUtils.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/lazy/core/tensor.h>
-#include <torch/library.h>
 
 #include <algorithm>
 #include <array>
 #include <memory>
+#include <string>
 #include <string_view>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
 namespace torchmdla::lazy {
 
 using at::functionalization::ViewMeta;
-using c10::DispatchKey;
-using torch::jit::Stack;
 
 namespace {
 
@@ -99,10 +97,6 @@ at::Tensor base_of(const at::Tensor& view) {
   return base;
 }
 
-// The strides that these are given are those of the whole memory that a tensor lies in.
-constexpr std::array<std::string_view, 4> take_memory{
-    "aten::as_strided", "aten::as_strided_", "aten::as_strided_copy", "aten::as_strided_scatter"};
-
 // A tensor that shares the memory of `view`, but says that it is contiguous.
 at::Tensor without_place(const at::Tensor& view) {
   auto tensor = shallow_copy(view);
@@ -119,66 +113,76 @@ bool has_no_view(const at::Tensor& self, at::IntArrayRef sizes) {
                                                          at::infer_size_dv(sizes, self.numel()));
 }
 
-// Kernels of views, between autograd and functionalisation, around PyTorch's.
-class PlacedKernel : public c10::OperatorKernel {
-public:
-  explicit PlacedKernel(const c10::OperatorHandle& op)
-      : original_(op.getComputedKernelForDispatchKey(DispatchKey::Functionalize)),
-        num_arguments_(op.schema().arguments().size()), takes_memory_(is_in(take_memory, op)),
-        is_in_place_(op.operator_name().name == "aten::as_strided_"),
-        is_scatter_(op.operator_name().name == "aten::as_strided_scatter"),
-        is_view_(c10::toString(op.operator_name()) == "aten::view") {}
+// --- interceptors --------------------------------------------------------------------------------
 
-  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
-    auto& first = argument(*stack, 0);
-    const auto self = first.toTensor();
-    if (!is_lazy(self)) return original_.callBoxed(op, keys, stack);
-    if (takes_memory_ && !steps_of(self).empty()) return call_with_memory(op, keys, stack, self);
-    if (is_view_ && has_no_view(self, argument(*stack, 1).toIntVector()))
-      first = without_place(self);
-    call(op, keys, stack, first.toTensor());
+bool is_lazy_view(const at::Tensor& tensor) {
+  return is_lazy(tensor) && !steps_of(tensor).empty();
+}
+
+// Gives the views that PyTorch's kernel makes their places.
+void make_views(const InterceptedCall& call) {
+  const auto& self = call.arguments()[0].toTensor();
+  if (!is_lazy(self)) return call.run_original();
+  const auto offset = self.sym_storage_offset().expect_int();
+  const auto steps = steps_of(self).size();
+  call.run_original();
+  const auto place_new = [&](const at::Tensor& view) {
+    if (is_lazy(view) && steps_of(view).size() > steps) place(view, offset);
+  };
+  const auto& results = call.stack->back();
+  if (results.isTensor()) return place_new(results.toTensor());
+  for (const at::Tensor& view : results.toTensorVector())
+    place_new(view);
+}
+
+void view(const InterceptedCall& call) {
+  auto& self = call.arguments()[0];
+  if (is_lazy(self.toTensor()) && has_no_view(self.toTensor(), call.arguments()[1].toIntVector()))
+    self = without_place(self.toTensor());
+  make_views(call);
+}
+
+// The last argument, which is that of `self` unless it is given.
+void settle_offset(const InterceptedCall& call, const at::Tensor& self) {
+  auto& offset = call.arguments().back();
+  if (offset.isNone()) offset = self.sym_storage_offset().expect_int();
+}
+
+// The strides that this one and the next two are given are those of the whole memory that a tensor
+// lies in.
+void as_strided(const InterceptedCall& call) {
+  const auto self = call.arguments()[0].toTensor();
+  if (is_lazy_view(self)) {
+    settle_offset(call, self);
+    call.arguments()[0] = base_of(self);
   }
+  make_views(call);
+}
 
-private:
-  c10::IValue& argument(Stack& stack, size_t index) const {
-    return torch::jit::peek(stack, index, num_arguments_);
+void as_strided_in_place(const InterceptedCall& call) {
+  const auto self = call.arguments()[0].toTensor();
+  if (is_lazy_view(self)) {
+    settle_offset(call, self);
+    become_base(self);
   }
+  make_views(call);
+}
 
-  // `self`: the first argument.
-  void call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack,
-            const at::Tensor& self) const {
-    const auto offset = self.sym_storage_offset().expect_int();
-    const auto steps = steps_of(self).size();
-    original_.callBoxed(op, keys, stack);
-    const auto place_new = [&](const at::Tensor& view) {
-      if (is_lazy(view) && steps_of(view).size() > steps) place(view, offset);
-    };
-    const auto& results = stack->back();
-    if (results.isTensor()) return place_new(results.toTensor());
-    for (const at::Tensor& view : results.toTensorVector())
-      place_new(view);
-  }
+void as_strided_scatter(const InterceptedCall& call) {
+  const auto self = call.arguments()[0].toTensor();
+  as_strided(call);
+  if (!is_lazy_view(self)) return;
+  auto& memory = call.stack->back();
+  memory = memory.toTensor().as_strided(self.sizes(), self.strides(),
+                                        self.sym_storage_offset().expect_int());
+}
 
-  void call_with_memory(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack,
-                        const at::Tensor& self) const {
-    const Place place{self.sizes().vec(), self.strides().vec(),
-                      self.sym_storage_offset().expect_int()};
-    auto& offset = argument(*stack, num_arguments_ - 1);
-    if (offset.isNone()) offset = place.offset;
-    if (is_in_place_)
-      become_base(self);
-    else
-      argument(*stack, 0) = base_of(self);
-    call(op, keys, stack, argument(*stack, 0).toTensor());
-    if (!is_scatter_) return;
-    auto& result = stack->back();
-    result = result.toTensor().as_strided(place.sizes, place.strides, place.offset);
-  }
-
-  const c10::SafeKernelFunction original_;
-  const size_t num_arguments_;
-  const bool takes_memory_, is_in_place_, is_scatter_, is_view_;
-};
+const std::unordered_map<std::string, void (*)(const InterceptedCall&)> with_rules_of_their_own{
+    {"aten::as_strided", as_strided},
+    {"aten::as_strided_", as_strided_in_place},
+    {"aten::as_strided_copy", as_strided},
+    {"aten::as_strided_scatter", as_strided_scatter},
+    {"aten::view", view}};
 
 // These make a tensor share other memory; what they do is no step of a view.
 constexpr std::array<std::string_view, 4> other_memory{"aten::set_", "aten::resize_",
@@ -187,8 +191,7 @@ constexpr std::array<std::string_view, 4> other_memory{"aten::set_", "aten::resi
 bool is_view(const c10::OperatorHandle& op) {
   const auto& arguments = op.schema().arguments();
   const auto& returns = op.schema().returns();
-  if (is_in(take_memory, op) && op.operator_name().overload_name.empty()) return true;
-  if (!op.hasKernelForDispatchKey(DispatchKey::Functionalize) || arguments.empty() ||
+  if (!op.hasKernelForDispatchKey(c10::DispatchKey::Functionalize) || arguments.empty() ||
       returns.size() != 1 || !arguments[0].alias_info() || !returns[0].alias_info() ||
       arguments[0].type()->kind() != c10::TypeKind::TensorType)
     return false;
@@ -203,14 +206,10 @@ bool is_lazy(const at::Tensor& tensor) {
          at::functionalization::impl::isFunctionalTensor(tensor);
 }
 
-void register_views() {
-  static torch::Library views(torch::Library::IMPL, "aten", DispatchKey::Functionalize, __FILE__,
-                              __LINE__);
-  for_each_aten_operator([](const c10::OperatorHandle& op) {
-    if (is_view(op))
-      views.impl(c10::toString(op.operator_name()).c_str(),
-                 torch::CppFunction::makeFromBoxedFunctor(std::make_unique<PlacedKernel>(op)));
-  });
+Interceptor view_interceptor(const c10::OperatorHandle& op) {
+  const auto found = with_rules_of_their_own.find(c10::toString(op.operator_name()));
+  if (found != with_rules_of_their_own.end()) return found->second;
+  return is_view(op) ? make_views : Interceptor();
 }
 
 } // namespace torchmdla::lazy

@@ -32,21 +32,21 @@ def _without_gradients_of_statistics(norm: Callable[..., Any], *args: Any, **kwa
 
 def _copied(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
     """``src`` in the sizes, the dtype and the order of strides of ``self``, by operators that have derivatives."""
-    order = order_in_memory(self)
-    values = src.expand(self.shape)
-    if order == list(range(self.dim())):
-        return _made_anew(values, self)
-    return _made_anew(values.permute(order), self).permute([order.index(dim) for dim in range(self.dim())])
-
-
-def _made_anew(values: Tensor, like: Tensor) -> Tensor:
-    return values.to(like.device, like.dtype, copy=True, memory_format=torch.contiguous_format)
+    copy = partial(Tensor.to, device=self.device, dtype=self.dtype, copy=True, memory_format=torch.contiguous_format)
+    return in_order(order_in_memory(self), copy, src.expand(self.shape))
 
 
 def order_in_memory(tensor: Tensor) -> list[int]:
     """The dimensions of ``tensor``, the one with the largest stride first."""
     order, _ = compute_elementwise_output_logical_to_physical_perm(tensor)
     return order
+
+
+def in_order(order: list[int], make: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:
+    """What ``make`` makes of ``tensor`` with its dimensions in ``order``; the result has them in their own order."""
+    if order == sorted(order):
+        return make(tensor)
+    return make(tensor.permute(order)).permute([order.index(dim) for dim in range(tensor.dim())])
 
 
 _DECOMPOSED: list[Any] = [

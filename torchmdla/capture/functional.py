@@ -14,7 +14,7 @@ from torch.func import functionalize
 from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from torchmdla.capture.decompositions import decompositions, order_in_memory
+from torchmdla.capture.decompositions import decompositions, in_order, order_in_memory
 from torchmdla.capture.foreach import foreach_decompositions
 from torchmdla.errors import CaptureError
 from torchmdla.importer.trace import isolated
@@ -56,9 +56,9 @@ def decomposed(graph: fx.Graph, layouts: Sequence[Tensor], is_known: Callable[[A
 def _bernoulli(like: Tensor, p: float = 0.5, *, generator: None = None) -> Any:
     """``bernoulli_`` draws in the order of memory, its functional form in that of dimensions."""
     order = order_in_memory(like)
-    if order == list(range(like.dim())):
+    if order == sorted(order):
         return NotImplemented
-    return aten.bernoulli.p(like.permute(order), p).permute([order.index(dim) for dim in range(like.dim())])
+    return in_order(order, lambda permuted: aten.bernoulli.p(permuted, p), like)
 
 
 def _is_op(node: fx.Node) -> bool:

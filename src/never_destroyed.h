@@ -1,0 +1,27 @@
+// Statics that are used until the process ends.
+#pragma once
+
+#include <utility>
+
+namespace torchmdla {
+
+// Holds what is there for the destructors of all statics, and never destroys it.
+template <class T> class NeverDestroyed {
+public:
+  template <class... Arguments>
+  explicit NeverDestroyed(Arguments&&... arguments)
+      : value_(std::forward<Arguments>(arguments)...) {}
+  NeverDestroyed(const NeverDestroyed&) = delete;
+  NeverDestroyed& operator=(const NeverDestroyed&) = delete;
+  ~NeverDestroyed() {}
+
+  T& operator*() { return value_; }
+  T* operator->() { return &value_; }
+
+private:
+  union {
+    T value_;
+  };
+};
+
+} // namespace torchmdla

@@ -1,0 +1,150 @@
+"""Errors, processes and threads on the acap device."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import torchmdla
+from torchmdla import _C
+
+
+def test_mixing_devices(dev: torch.device) -> None:
+    message = "Expected all tensors to be on the same device, but found at least two devices, acap:0 and cpu!"
+    with pytest.raises(RuntimeError, match=message):
+        torch.ones(2, device=dev) + torch.ones(2)
+    with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
+        nn.Linear(2, 2).to(dev)(torch.ones(1, 2))
+    assert (torch.ones(2, device=dev) + torch.tensor(1.0)).tolist() == [2, 2]
+
+
+_FAULTS: dict[str, Callable[[Any], object]] = {
+    "sizes of a product": lambda device: torch.ones(2, 3, device=device) @ torch.ones(2, 3, device=device),
+    "broadcasting": lambda device: torch.ones(3, device=device) + torch.ones(4, device=device),
+    "view": lambda device: torch.ones(6, device=device).view(5),
+    "memory of a view": lambda device: torch.ones(4, device=device).as_strided((2, 2), (2, 1), 1),
+    "dtype of a write": lambda device: torch.ones(2, dtype=torch.int64, device=device).add_(1.5),
+    "dtype of an out": lambda device: torch.gather(
+        torch.ones(2, device=device),
+        0,
+        torch.tensor([0], device=device),
+        out=torch.ones(1, dtype=torch.float64, device=device),
+    ),
+    "sizes that a meta kernel takes": lambda device: torch.ones(3, 4, device=device).index_add_(
+        0, torch.tensor([0], device=device), torch.ones(1, device=device)
+    ),
+    "dtypes that a meta kernel takes": lambda device: torch.complex(
+        torch.ones(2, device=device), torch.ones(2, dtype=torch.float64, device=device)
+    ),
+    "write to an expanded": lambda device: torch.ones(3, device=device).expand(2, 3).add_(1),
+    "index": lambda device: nn.functional.embedding(
+        torch.tensor([9], device=device), torch.ones(3, 2, device=device)
+    ).cpu(),
+}
+
+
+@pytest.mark.parametrize("fault", _FAULTS)
+def test_errors_are_pytorchs(dev: torch.device, fault: str) -> None:
+    with pytest.raises((RuntimeError, IndexError)) as wanted:
+        _FAULTS[fault]("cpu")
+    with pytest.raises(type(wanted.value)) as raised:
+        _FAULTS[fault](dev)
+    assert str(raised.value) == str(wanted.value)
+
+
+def test_tensors_stay_usable_after_an_error(dev: torch.device) -> None:
+    rows = torch.ones(3, 2, device=dev) * 2
+    picked = nn.functional.embedding(torch.tensor([9], device=dev), rows)
+    for _ in range(2):
+        with pytest.raises(IndexError):
+            picked.cpu()
+    assert rows.sum().item() == 12
+
+
+def test_an_error_costs_a_step_nothing_else(dev: torch.device) -> None:
+    rows = torch.ones(3, 2, device=dev) * 2
+    picked = nn.functional.embedding(torch.tensor([9], device=dev), rows) + 1
+    others = [rows.sum(), torch.zeros(2, device=dev) + 1]
+    for _ in range(2):
+        with pytest.raises(IndexError):
+            torchmdla.acap.mark_step()
+    assert torchmdla.acap.is_pending(picked)
+    assert not any(torchmdla.acap.is_pending(tensor) for tensor in (rows, *others))
+    del picked
+    torchmdla.acap.mark_step()
+
+
+def test_an_error_is_not_raised_at_the_size_limit(dev: torch.device) -> None:
+    picked = nn.functional.embedding(torch.tensor([9], device=dev), torch.ones(3, 2, device=dev) * 2)
+    torchmdla.acap.set_most_pending_nodes(10)
+    try:
+        x = torch.zeros(2, device=dev)
+        for _ in range(35):
+            x = x + 1
+            assert _C.acap.pending_nodes() <= 12
+        assert x.tolist() == [35, 35]
+    finally:
+        torchmdla.acap.set_most_pending_nodes(20000)
+    with pytest.raises(IndexError):
+        picked.cpu()
+
+
+_AFTER_A_BACKWARD = """
+import torch, torchmdla
+x = torch.ones(2, requires_grad=True)
+x.sum().backward()
+y = torch.ones(2, device=torchmdla.acap_device(), requires_grad=True)
+(y * 2).sum().backward()
+assert y.grad.tolist() == [2, 2]
+"""
+
+_LEFT_PENDING = "import torch, torchmdla; x = torch.ones(2, device=torchmdla.acap_device()) + 1"
+
+_OF_ANOTHER = """
+import torch, torchmdla
+torch.utils.rename_privateuse1_backend("other")
+try:
+    torchmdla.acap_device()
+except RuntimeError as error:
+    assert "'other' already" in str(error)
+"""
+
+_NOT_ASKED_FOR = "import torch, torchmdla; torch.utils.rename_privateuse1_backend('other')"
+
+
+@pytest.mark.parametrize("program", [_AFTER_A_BACKWARD, _LEFT_PENDING, _OF_ANOTHER, _NOT_ASKED_FOR])
+def test_in_a_process_of_its_own(program: str) -> None:
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_threads(dev: torch.device) -> None:
+    shared = torch.eye(4, device=dev) * 2
+    faults: list[BaseException] = []
+
+    def work(number: int) -> None:
+        def chain(x: Tensor, other: Tensor) -> Tensor:
+            for _ in range(30):
+                x = (x @ other).softmax(-1) + number
+            return x
+
+        try:
+            made = chain(torch.full((4, 4), float(number), device=dev), shared)
+            wanted = chain(torch.full((4, 4), float(number)), torch.eye(4) * 2)
+            torch.testing.assert_close(made.cpu(), wanted)
+        except BaseException as error:
+            faults.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not faults

@@ -1,0 +1,141 @@
+"""Views and writes on the acap device reach what they reach on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from torchmdla.testing.compare import assert_matches
+
+_VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "select": lambda x: x[1],
+    "slice": lambda x: x[:, 2],
+    "step": lambda x: x[:, ::2],
+    "t": lambda x: x.t()[0],
+    "permute": lambda x: x.permute(1, 0)[1:],
+    "view": lambda x: x.view(-1)[3:5],
+    "reshape": lambda x: x.reshape(2, 6),
+    "unsafe_chunk": lambda x: x.unsafe_chunk(2)[1],
+    "unbind": lambda x: x.unbind(0)[2],
+    "split": lambda x: x.split(2)[0],
+    "chunk": lambda x: x.chunk(2, 1)[1],
+    "diagonal": lambda x: x.diagonal(),
+    "unsqueeze": lambda x: x.unsqueeze(1),
+    "squeeze": lambda x: x[:1].squeeze(),
+    "as_strided": lambda x: x.as_strided((2, 2), (4, 1), 1),
+    "bits": lambda x: x.view(torch.int32).view(torch.float32),
+    "detach": lambda x: x.detach(),
+    "movedim": lambda x: x.movedim(0, 1),
+}
+
+_WRITES: dict[str, Callable[[Tensor], object]] = {
+    "add_": lambda x: x.add_(1.5),
+    "mul_ of itself": lambda x: x.mul_(x),
+    "zero_": lambda x: x.zero_(),
+    "fill_": lambda x: x.fill_(3),
+    "copy_": lambda x: x.copy_(torch.arange(x.numel(), dtype=x.dtype).view(x.shape)),
+    "masked_fill_": lambda x: x.masked_fill_(x > 4, -1),
+    "clamp_ out": lambda x: torch.clamp(x, 1, 5, out=x),
+    "sort": lambda x: x.copy_(x.sort(-1, descending=True)[0]),
+    "normal_": lambda x: x.normal_(),
+}
+
+
+@pytest.mark.parametrize("write", _WRITES)
+@pytest.mark.parametrize("is_pending", [False, True])
+def test_writes_through_views(dev: torch.device, write: str, is_pending: bool) -> None:
+    def run(device: torch.device) -> list[Tensor]:
+        torch.manual_seed(0)
+        x = torch.arange(12.0).view(3, 4).to(device)
+        if is_pending:
+            x = x + 1
+        views = {name: take(x) for name, take in _VIEWS.items()}
+        seen = []
+        for view in views.values():
+            _WRITES[write](view)
+            seen += [tensor.cpu().clone() for tensor in (x, *views.values())]
+        return seen
+
+    for made, wanted in zip(run(dev), run(torch.device("cpu")), strict=True):
+        assert_matches(made, wanted)
+
+
+def test_writes_and_gradients(dev: torch.device) -> None:
+    def gradient(device: torch.device) -> Tensor:
+        x = torch.arange(6.0).view(2, 3).to(device).requires_grad_()
+        y = x * 2
+        y[0].mul_(3)
+        y[:, 1] = 7
+        y.t()[2].add_(x[:, 0].sum())
+        y.pow(2).sum().backward()
+        assert x.grad is not None
+        return x.grad.cpu()
+
+    assert_matches(gradient(dev), gradient(torch.device("cpu")))
+
+
+def test_values_read_before_a_write_stay(dev: torch.device) -> None:
+    x = torch.ones(3, device=dev)
+    y = x + 1  # pending, reads x as it is now
+    x.normal_()  # on the CPU, in place
+    assert y.tolist() == [2, 2, 2]
+
+
+_OVERLAPS: dict[str, Callable[[Tensor], object]] = {
+    "add_": lambda x: x[1:].add_(x[:-1]),
+    "copy_": lambda x: x[1:].copy_(x[:-1]),
+    "copy_ transposed": lambda x: x.view(2, 2).copy_(x.view(2, 2).t()),
+    "out": lambda x: torch.exp(x[:-1], out=x[1:]),
+    "cumsum": lambda x: torch.cumsum(x[:-1], 0, out=x[1:]),
+    "index_put_": lambda x: x.index_put_((torch.tensor([0, 1], device=x.device),), x[:2]),
+    "scatter_": lambda x: x.scatter_(0, torch.tensor([1, 0, 1, 0], device=x.device), x),
+    "fill_ of an expanded": lambda x: x.expand(2, 4).fill_(2),
+    "zero_ of an expanded": lambda x: x.expand(2, 4).zero_(),
+    "element of an expanded": lambda x: (x * 2).expand(2, 4).t().__setitem__(0, 7),
+    "in the same place": lambda x: x[:2].mul_(x[:2]),
+    "beside it": lambda x: x[:2].copy_(x[2:]),
+}
+
+
+@pytest.mark.parametrize("write", _OVERLAPS)
+def test_writes_to_what_is_read(dev: torch.device, write: str) -> None:
+    def written(device: Any) -> Any:
+        x = torch.arange(4.0).to(device)
+        try:
+            _OVERLAPS[write](x)
+        except RuntimeError as error:
+            return str(error), x.tolist()
+        return x.tolist()
+
+    assert written(dev) == written("cpu")
+
+
+def test_gaps_in_memory(dev: torch.device) -> None:
+    x = torch.empty_strided((2, 3), (5, 1), device=dev)
+    assert (x.stride(), x.untyped_storage().nbytes()) == ((5, 1), 8 * 4)
+    x.copy_(torch.arange(6.0).view(2, 3))
+    assert x.as_strided((8,), (1,))[[0, 2, 5, 7]].tolist() == [0, 2, 3, 5]
+    a, b = torch.randn(3, 4, 3), torch.randn(3, 4, 3)
+    wanted = torch.linalg.lstsq(a, b).solution  # computed on the CPU, in a part of what it returns
+    made = torch.linalg.lstsq(a.to(dev), b.to(dev)).solution
+    assert made.stride() == wanted.stride()
+    assert_matches(made.cpu(), wanted.clone(), layers=4)
+
+
+def test_metadata_in_place(dev: torch.device) -> None:
+    x = torch.arange(6.0).to(dev)
+    y = x.view(2, 3)
+    y.t_()
+    assert y.tolist() == [[0, 3], [1, 4], [2, 5]]
+    y.add_(1)
+    y.unsqueeze_(0)
+    y[0, 1, 1] = 9
+    assert x.tolist() == [1, 2, 3, 4, 9, 6]
+    x.resize_(2)
+    assert x.tolist() == [1, 2]
+    x.resize_(7)
+    assert x.tolist()[:6] == [1, 2, 3, 4, 9, 6]

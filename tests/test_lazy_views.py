@@ -1,0 +1,187 @@
+"""Where tensors of PyTorch's lazy device lie: views, writes through them, memory formats."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import torch
+from lazy_device import X, check, moved
+
+from torchmdla.testing.compare import assert_matches
+
+pytestmark = pytest.mark.usefixtures("lazy_device")
+
+# --- views -----------------------------------------------------------------------------------------------------------
+
+VIEWS = {
+    "itself": lambda x: x,
+    "t": lambda x: x.t(),
+    "twice": lambda x: x.t().t(),
+    "transpose": lambda x: x.view(3, 2, 2).transpose(0, 2),
+    "permute": lambda x: x.view(3, 2, 2).permute(1, 2, 0),
+    "rows": lambda x: x[1:],
+    "columns": lambda x: x[:, 1:3],
+    "steps": lambda x: x[:, ::2],
+    "of_a_view": lambda x: x[1:].t()[1:],
+    "select": lambda x: x[:, 1],
+    "diagonal": lambda x: x.diagonal(),
+    "unsqueeze": lambda x: x.t().unsqueeze(1),
+    "squeeze": lambda x: x[:, 1:2].squeeze(1),
+    "unfold": lambda x: x.unfold(1, 2, 2),
+    "expand": lambda x: x[:1].expand(3, 4),
+    "split": lambda x: x.split(2, 1)[1],
+    "unbind": lambda x: x.unbind(1)[2],
+    "as_strided": lambda x: x.as_strided((2, 3), (1, 4), 1),
+    "as_strided_of_a_view": lambda x: x[1:].t().as_strided((2, 3), (1, 2)),
+    "view_of_a_slice": lambda x: x[1:].view(-1),
+    "other_dtype": lambda x: x.t().view(torch.int32).t().view(torch.float32),
+    "data": lambda x: x.t().data,
+    "detached": lambda x: x.t().detach(),
+    "in_place": lambda x: x[1:].t_(),
+    "as_strided_in_place": lambda x: x.t().as_strided_((2, 2), (2, 1), 1),
+}
+
+
+def _twice(view):
+    view.add_(1)
+    return view.contiguous()
+
+
+# What looks at where a view lies: its result is written to, and so may be the base.
+LOOKS = {
+    "contiguous": lambda view: view.contiguous(),
+    "reshape": lambda view: view.reshape(-1),
+    "reshape_back": lambda view: view.reshape(view.shape),
+    "flatten": lambda view: view.flatten(),
+    "ravel": lambda view: view.ravel(),
+    "clone": lambda view: view.clone(),
+    "as_strided": lambda view: view.as_strided((2, 2), (2, 1)),
+    "as_strided_at": lambda view: view.as_strided((2, 2), (1, 3), 2),
+    "view_as": lambda view: view.view_as(view),
+    "after_a_write": _twice,
+    "unsqueezed": lambda view: view.unsqueeze(0).contiguous(),
+    "transposed": lambda view: view.unsqueeze(0).transpose(0, -1).contiguous(),
+    "only_if_needed": lambda view: view if view.is_contiguous() else view.contiguous(),
+}
+
+
+MODES = {"grad": contextlib.nullcontext, "no_grad": torch.no_grad, "inference": torch.inference_mode}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("look", LOOKS)
+@pytest.mark.parametrize("view", VIEWS)
+def test_writes_reach_what_they_reach_on_the_cpu(view, look, mode):
+    def written(x):
+        with MODES[mode]():
+            base = x.clone()
+            seen = VIEWS[view](base)
+            result = LOOKS[look](seen)
+            layout = [seen.stride(), seen.is_contiguous(), seen.storage_offset()]
+            result.mul_(2)
+            base.add_(1)
+            result.sub_(3)
+            return layout, [base, seen, result]
+
+    if view == "expand" and look in ("after_a_write", "reshape_back", "view_as"):
+        pytest.skip("a write to what lies in one place several times")
+    layout, expected = written(X)
+    found_layout, found = written(X.to("lazy"))
+    assert_matches(moved(found), expected, strides=False)
+    assert found_layout == layout
+
+
+@pytest.mark.parametrize("look", LOOKS)
+@pytest.mark.parametrize("view", VIEWS)
+def test_gradients_through_views(view, look):
+    if view in ("data", "detached", "other_dtype", "in_place", "as_strided_in_place"):
+        pytest.skip("no gradient reaches the base, or autograd refuses")
+    if view in ("expand", "split", "unbind") and look == "after_a_write":
+        pytest.skip("a write that autograd or the CPU refuses")
+
+    def gradient(x):
+        x = x.clone().requires_grad_()
+        base = x * 1
+        result = LOOKS[look](VIEWS[view](base))
+        weights = torch.arange(result.numel(), dtype=torch.float32).reshape(result.shape).to(x.device)
+        (result * weights).square().sum().backward()
+        return x.grad
+
+    assert_matches(gradient(X.to("lazy")).cpu(), gradient(X), layers=2, strides=False)
+
+
+def test_views_keep_their_place_after_writes():
+    x = X.to("lazy").clone()
+    view, other = x.t(), x[1:].t()
+    view.add_(1)
+    other.mul_(2)
+    assert (view.stride(), other.stride(), other.storage_offset()) == ((1, 4), (1, 4), 4)
+    assert x.is_contiguous()
+    x.contiguous().zero_()
+    assert x.cpu().count_nonzero() == 0
+
+
+def test_what_has_a_view_on_the_cpu_has_one():
+    def written(x):
+        result = (x.t() + 1).t()  # in the order of x on the CPU
+        result.view(-1).mul_(2)
+        return result
+
+    check(written, X)
+
+
+@pytest.mark.parametrize("function", [torch.as_strided_copy, torch.as_strided_scatter])
+@pytest.mark.parametrize("view", ["itself", "t", "rows", "of_a_view"])
+def test_strides_are_those_of_the_whole_memory(function, view):
+    written = [torch.full((2, 2), 7.0)] if function is torch.as_strided_scatter else []
+    check(lambda x, *source: function(VIEWS[view](x), *source, (2, 2), (2, 1)), X, *written, calls=1)
+
+
+def test_functionalisation_of_other_devices_is_as_before():
+    x = torch._to_functional_tensor(X.clone())
+    view = x.t()
+    view.add_(1)
+    torch._sync(x)
+    assert_matches(torch._from_functional_tensor(x), X + 1)
+
+
+# --- memory formats --------------------------------------------------------------------------------------------------
+
+FORMATS = {
+    "clone": lambda x: x.clone(memory_format=torch.channels_last),
+    "to": lambda x: x.to(memory_format=torch.channels_last),
+    "as_it_is": lambda x: x.clone(memory_format=torch.channels_last).contiguous(memory_format=torch.channels_last),
+    "and_back": lambda x: x.clone(memory_format=torch.channels_last).contiguous(),
+    "of_a_view": lambda x: x[:, 1:].clone(memory_format=torch.channels_last),
+    "written": lambda x: x.clone(memory_format=torch.channels_last).mul_(2),
+    "restrided": lambda x: x.clone(memory_format=torch.channels_last).as_strided((3, 4), (4, 1), 2),
+    "volumes": lambda x: x[:, None].clone(memory_format=torch.channels_last_3d),
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_copies_lie_in_their_format(name):
+    def copied(x):
+        base = x + 1
+        result = FORMATS[name](base)
+        result.add_(1)
+        return [result, base]
+
+    x = torch.randn(2, 3, 4, 5)
+    assert copied(x.to("lazy"))[0].stride() == copied(x)[0].stride()
+    check(copied, x)
+
+
+def test_gradients_through_a_format():
+    def gradient(device):
+        x = torch.arange(24.0).reshape(1, 2, 3, 4).to(device).requires_grad_()
+        x.clone(memory_format=torch.channels_last).as_strided((4, 6), (6, 1)).square().sum().backward()
+        return x.grad.cpu()
+
+    assert_matches(gradient("lazy"), gradient("cpu"), strides=False)
+
+
+def test_channels_last_wants_four_dimensions():
+    with pytest.raises(RuntimeError, match="required rank 4 tensor to use channels_last format"):
+        X.to("lazy").clone(memory_format=torch.channels_last)
