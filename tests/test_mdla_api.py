@@ -186,6 +186,39 @@ def test_formats_from_data_serve_groups() -> None:
     assert torchmdla.stats().fallbacks == {}
 
 
+ROADS: dict[str, Any] = {
+    "trace": lambda net, x: torch.jit.trace(net, x, check_trace=False),
+    "dynamo": lambda net, x: torch.compile(net, backend="torchmdla"),
+    "export": lambda net, x: torchmdla.compile(net, x, road="export"),
+}
+
+
+@pytest.mark.parametrize("road", ROADS)
+def test_formats_from_data_serve_every_road(road: str) -> None:
+    """Their groups have other names and places in the graph, and other operators for a linear layer."""
+    torch._dynamo.reset()
+    net, x = Net().eval(), image()
+    mdla.calibrate(net, batches())
+    torchmdla.enable(device="mdla", precision="variable", strict=True)
+    with torch.no_grad():
+        compiled = ROADS[road](net, x)
+        for _ in range(4):
+            made = compiled(x)
+        assert_matches(made, net(x), layers=2, precision="variable")
+        assert not torch.equal(made, net(x))
+    assert torchmdla.stats().fallbacks == {}
+
+
+def test_data_of_a_model_serves_no_other() -> None:
+    x = image()
+    mdla.calibrate(Net().eval(), [x])
+    other = Net().eval()
+    other.conv.stride = (2, 2)
+    other.linear = nn.Linear(8 * 4, 5)
+    with pytest.raises(DeviceError, match="calibration inputs of this group"):
+        mdla.compare(other, x, precision="variable")
+
+
 def test_formats_follow_the_data() -> None:
     net = Net().eval()
     small = mdla.calibrate(net, [image() / 100]).layers[0].fraction

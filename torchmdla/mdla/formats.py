@@ -84,7 +84,7 @@ def calibrate(model: Any, data: Iterable[Any], *, batches: int | None = None, **
                 scripted = copy_of(model, inputs)
             calls = recorder.calls_of(scripted, inputs)[1]
             for call in calls:
-                calibration.add_sample(call.group.program.model_key, call.inputs)
+                calibration.add_sample(call.group.program, call.inputs)
                 groups[call.group.program.model_key, call.group.model] = call.group
             samples += len(calls)
     if scripted is None:

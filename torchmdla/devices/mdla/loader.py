@@ -90,10 +90,9 @@ class Packer:
             DeviceError: the library fails, or the precision needs calibration inputs that are not there.
         """
         program, options = self.program, Options.from_text(self.program.target)
-        samples = calibration.samples_for(program.model_key, options)
+        samples = calibration.samples_for(program, options)
         binary = compiling.binary_of(self.model(buffers), program.inputs, options, samples)
-        tag = calibration.tag_of(program.model_key, program.inputs)
-        return load_context(options, binary, program.inputs, program.outputs, len(self.arguments), tag)
+        return load_context(options, binary, program.inputs, program.outputs, len(self.arguments))
 
     def model(self, buffers: ctypes._Pointer[ctypes.c_void_p]) -> bytes:
         """The ONNX file with the weights in it."""
@@ -126,11 +125,10 @@ def load_context(
     inputs: tuple[ProgramPort, ...],
     outputs: tuple[ProgramPort, ...],
     first_result: int,
-    tag: int,
 ) -> int:
     """The address of a context with ``binary`` on the device; free it by ``mdla_unload``.
 
-    ``first_result`` is the number of arguments of the entry, ``tag`` what observers are told.
+    ``first_result`` is the number of arguments of the entry.
 
     Raises:
         DeviceError: the library is not usable, or refuses a flag or the binary.
@@ -150,7 +148,7 @@ def load_context(
             len(inputs),
             array(outputs, BEFORE_ARGUMENTS + first_result),
             len(outputs),
-            tag,
+            0,
         )
     if not context:
         raise DeviceError(runtime_library.fault())

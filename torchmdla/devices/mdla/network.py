@@ -39,7 +39,7 @@ class Network:
     ) -> None:
         self._inputs = tuple(Port(place, tuple(shape)) for place, shape in enumerate(inputs))
         self._outputs = tuple(Port(place, tuple(shape)) for place, shape in enumerate(outputs))
-        self._context = load_context(options.located(), binary, self._inputs, self._outputs, len(self._inputs), 0)
+        self._context = load_context(options.located(), binary, self._inputs, self._outputs, len(self._inputs))
 
     def run(self, *inputs: Array, software: bool = False) -> list[Array]:
         """One inference; with ``software`` by the library's reference software, in the device's number formats.

@@ -21,9 +21,6 @@ class Port(ctypes.Structure):
     _fields_ = (("position", ctypes.c_uint64), ("elements", ctypes.c_uint64))
 
 
-# ``mdla_observer``.
-OBSERVER = ctypes.CFUNCTYPE(None, ctypes.c_uint64, ctypes.POINTER(ctypes.c_void_p))
-
 _TEXT, _POINTER, _COUNT = ctypes.c_char_p, ctypes.c_void_p, ctypes.c_uint
 _FLAGS, _PORTS = ctypes.POINTER(ctypes.c_char_p), ctypes.POINTER(Port)
 
@@ -33,7 +30,6 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "mdla_set_fault": (None, [_TEXT]),
     "mdla_compile": (ctypes.c_int, [_TEXT, _FLAGS, _TEXT, _TEXT, _TEXT, _POINTER, _POINTER, _COUNT]),
     "mdla_load": (_POINTER, [_TEXT, _FLAGS, _TEXT, _PORTS, _COUNT, _PORTS, _COUNT, ctypes.c_uint64]),
-    "mdla_observe": (None, [OBSERVER]),
     "mdla_unload": (None, [_POINTER]),
     "mdla_submit": (ctypes.c_int, [_POINTER, _POINTER, _POINTER]),
     "mdla_collect": (ctypes.c_int, [_POINTER, _POINTER, _POINTER]),
