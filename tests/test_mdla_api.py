@@ -302,19 +302,14 @@ def test_loading_needs_neither_model_nor_onnx(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, check=True)
 
 
-def _changed(data: bytes, place: int) -> bytes:
-    return data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
-
-
 DAMAGE: dict[str, tuple[Any, str]] = {
-    "empty": (lambda data: b"", "not a program"),
-    "another file": (lambda data: b"PK" + data[2:], "not a program"),
-    "no header": (lambda data: data[:20], "not a program"),
+    "another file": (lambda data: b"PK" + data[2:], "not a program of the mdla device"),
     "cut short": (lambda data: data[:-1], "cut short"),
-    "extended": (lambda data: data + b"\0", "cut short or extended"),
-    "a weight": (lambda data: _changed(data, len(data) - 100), "checksum"),
-    "a shape": (lambda data: _changed(data, 100), "checksum"),
-    "another version": (lambda data: data[:16] + struct.pack("<I", 9) + data[20:], "version 9"),
+    "a weight": (lambda data: data[:-100] + bytes([data[-100] ^ 1]) + data[-99:], "checksum"),
+    "another version": (
+        lambda data: data[:16] + struct.pack("<I", 1) + data[20:],
+        "version 1,",
+    ),
 }
 
 
@@ -325,7 +320,7 @@ def test_damaged_files_are_refused(tmp_path: Path, what: str, monkeypatch: pytes
     damage, message = DAMAGE[what]
     path.write_bytes(damage(path.read_bytes()))
     monkeypatch.setattr("torchmdla.mdla.loaded_program.Network", None)  # Nothing is to run.
-    with pytest.raises(mdla.DamagedProgram, match=message):
+    with pytest.raises(mdla.DamagedProgram, match=rf"model\.bin: .*{message}.*torchmdla\.mdla\.save"):
         mdla.load(path)
 
 

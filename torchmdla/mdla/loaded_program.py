@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from torchmdla.devices.mdla.network import Network
 from torchmdla.devices.mdla.options import Options
-from torchmdla.devices.mdla.program_file import ProgramFile
+from torchmdla.devices.mdla.program_file import DamagedProgram, ProgramFile
 from torchmdla.mdla.arguments import options_with
 from torchmdla.mdla.costs import Report, report_of
 
@@ -79,6 +79,9 @@ def load(path: str | os.PathLike[str], *, library: str | os.PathLike[str] | None
         DeviceError: the library is not usable, or refuses the program.
         OSError: the file cannot be read.
     """
-    file = ProgramFile.from_bytes(Path(path).read_bytes())
+    try:
+        file = ProgramFile.from_bytes(Path(path).read_bytes())
+    except DamagedProgram as error:
+        raise DamagedProgram(f"{path}: {error}") from None
     used = options_with({"library": library}).library
     return LoadedProgram(file, Options.of({**file.options, "library": used}))
