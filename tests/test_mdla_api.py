@@ -366,3 +366,14 @@ def test_programs_of_the_registry(precision: str, programs: str, tmp_path: Path)
     outcomes = [entry for entry in map(json.loads, file.read_text().splitlines()) if "status" in entry]
     assert {outcome["precision"] for outcome in outcomes} == {precision}
     assert any(outcome["specialisations"] and not outcome["fallbacks"] for outcome in outcomes)
+
+
+@pytest.mark.parametrize("road", ["torchscript:trace", "dynamo", "export", "dispatch", "lazy"])
+def test_every_road_runs_on_the_device(road: str, tmp_path: Path) -> None:
+    """Seen by what a library that is missing says."""
+    file = tmp_path / "outcomes.jsonl"
+    command = ["--device", "mdla", "--options", f"library={tmp_path}/missing.so", "--road", road]
+    assert command_line.main([*command, "--filter", "convolutions.conv1d", "--jobs", "1", "--json", str(file)]) == 0
+    outcomes = [entry for entry in map(json.loads, file.read_text().splitlines()) if "status" in entry]
+    assert any("missing.so" in outcome["detail"] for outcome in outcomes)
+    assert all(outcome["status"] in ("ok", "fallback") for outcome in outcomes)
