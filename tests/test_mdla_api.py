@@ -188,6 +188,7 @@ def test_formats_from_data_serve_groups() -> None:
 
 ROADS: dict[str, Any] = {
     "trace": lambda net, x: torch.jit.trace(net, x, check_trace=False),
+    "script": lambda net, x: torch.jit.script(net),
     "dynamo": lambda net, x: torch.compile(net, backend="torchmdla"),
     "export": lambda net, x: torchmdla.compile(net, x, road="export"),
 }
