@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import runpy
 import struct
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +160,19 @@ def test_options_are_checked() -> None:
 def test_a_library_that_is_missing(tmp_path: Path) -> None:
     with pytest.raises(DeviceError, match=r"missing\.so"):
         mdla.compare(Net().eval(), image(), library=tmp_path / "missing.so")
+
+
+def test_without_onnx(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    net, x = Net().eval(), image()
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    for call in (
+        mdla.compare,
+        mdla.report,
+        lambda net, x: mdla.calibrate(net, [x]),
+        partial(mdla.save, path=tmp_path / "p"),
+    ):
+        with pytest.raises(DeviceError, match=r"needs the package onnx: pip install 'torchmdla\[mdla\]'"):
+            call(net, x)
 
 
 def test_the_device_in_use_stays() -> None:
@@ -350,6 +365,40 @@ def test_the_example(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(0 < float(mean) <= float(largest) < 0.1 for mean, largest in errors)
     fixed, variable = (float(error[1]) for error in errors[-2:])
     assert variable < fixed / 5
+    assert torchmdla.stats().fallbacks == {}
+
+
+# --- the documentation
+
+
+def _snippets(file: str, heading: str = "") -> list[str]:
+    """The Python of a Markdown file, below a heading if one is named."""
+    text = (Path(__file__).parents[1] / file).read_text(encoding="utf-8")
+    section = text.partition(f"\n{heading}\n")[2].partition("\n## ")[0] if heading else text
+    return re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+
+
+@pytest.mark.parametrize(
+    ("file", "heading", "count"), [("docs/mdla.md", "", 4), ("README.md", "## The mdla device", 1)]
+)
+def test_snippets_run(
+    file: str,
+    heading: str,
+    count: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    snippets = _snippets(file, heading)
+    assert len(snippets) == count
+    # README's reader has a model and its input.
+    names: dict[str, Any] = (
+        {} if file.startswith("docs") else {"torchmdla": torchmdla, "model": Net().eval(), "x": image()}
+    )
+    for snippet in snippets:
+        exec(compile(snippet, file, "exec"), names)
+    assert "Mean/max error compared to pytorch are " in capsys.readouterr().out
     assert torchmdla.stats().fallbacks == {}
 
 
