@@ -81,6 +81,41 @@ def batches(count: int = 4) -> DataLoader[Any]:
     return DataLoader(TensorDataset(torch.randn(count, 3, 8, 8), torch.zeros(count)), batch_size=1)
 
 
+def scaled(x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.relu(x * scale) + scale, torch.tanh(scale) * 2
+
+
+def test_tensors_without_dimensions(tmp_path: Path) -> None:
+    torchmdla.enable(device="mdla", precision="float32", strict=True)
+    x, scale = torch.randn(2, 3), torch.tensor(1.5)
+    with torch.no_grad():
+        compiled = torchmdla.compile(scaled, x, scale)
+        for given in (scale, torch.tensor(-0.25)):
+            assert_matches(compiled(x, given), scaled(x, given))
+        assert torchmdla.stats().fallbacks == {}
+        assert mdla.compare(scaled, (x, scale)).maximum < 1e-5
+        with pytest.raises(ValueError, match="a dense tensor with dimensions"):
+            mdla.save(scaled, (x, scale), tmp_path / "p")
+        mdla.save(lambda x, scale: torch.relu(x * scale) + scale, (x, scale), tmp_path / "p")
+        with mdla.load(tmp_path / "p") as loaded:
+            assert_matches(loaded(x, scale), scaled(x, scale)[0])
+
+
+def test_a_bias_that_is_an_input() -> None:
+    torchmdla.enable(device="mdla", precision="float32", strict=True)
+    weight = torch.randn(4, 3, 3, 3)
+
+    def function(x: Tensor, bias: Tensor) -> Tensor:
+        return torch.relu(nn.functional.conv2d(x, weight, bias))
+
+    x, bias = image(), torch.randn(4)
+    with torch.no_grad():
+        compiled = torchmdla.compile(function, x, bias)
+        for given in (bias, bias + 1):
+            assert_matches(compiled(x, given), function(x, given))
+    assert torchmdla.stats().fallbacks == {}
+
+
 # --- errors
 
 

@@ -67,8 +67,8 @@ def _only_call(scripted: Any, inputs: Sequence[Any], calls: Sequence[Call]) -> C
 def _file_of(call: Call, inputs: Sequence[Tensor], results: Any, binary: bytes, options: Options) -> ProgramFile:
     leaves, structure = pytree.tree_flatten(results)
     addresses = {leaf.data_ptr() if isinstance(leaf, Tensor) else None for leaf in leaves}
-    if not addresses <= set(call.output_addresses) or not all(leaf.is_contiguous() for leaf in leaves):
-        raise ValueError("a result of the model is not a dense tensor that the device computes")
+    if not addresses <= set(call.output_addresses) or not all(leaf.dim() and leaf.is_contiguous() for leaf in leaves):
+        raise ValueError("a result of the model is not a dense tensor with dimensions that the device computes")
     pointers = [tensor.data_ptr() for tensor in inputs]
     if not set(call.input_addresses) <= set(pointers):
         raise ValueError("the device gets something else than the model's inputs")
