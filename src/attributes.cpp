@@ -109,12 +109,6 @@ void hoist_attributes(const std::shared_ptr<Graph>& graph) {
   if (!set.any) hoist_from(graph->block(), set);
 }
 
-std::unordered_set<std::string> attributes_set(const Block* block) {
-  AttributesSet set;
-  collect_attributes_set(block, set);
-  return set.names;
-}
-
 std::unordered_set<std::string> running_statistics(const Block* block) {
   std::unordered_set<std::string> names;
   for (const auto* node : block->nodes()) {

@@ -25,9 +25,6 @@ AttributesSet attributes_set(const torch::jit::Graph& graph);
 // graph could set them. Reading one has no effect and cannot fail.
 void hoist_attributes(const std::shared_ptr<torch::jit::Graph>& graph);
 
-// The names of attributes that nodes of the block set: states that a module keeps between calls.
-std::unordered_set<std::string> attributes_set(const torch::jit::Block* block);
-
 // The names of attributes that norms take as running mean or variance. Their kernels update them
 // without giving the tensors another version.
 std::unordered_set<std::string> running_statistics(const torch::jit::Block* block);

@@ -84,7 +84,8 @@ struct Fusion {
   const ValueSet parameters; // inputs of the graph that are module attributes
   // Attributes that norms update, in some branch at least, without giving them another version.
   const std::unordered_set<std::string> statistics;
-  const std::unordered_set<std::string> states; // attributes that the graph itself sets
+  // Attributes that the graph itself sets: states, which differ from call to call.
+  const std::unordered_set<std::string> states;
 };
 
 // The nodes of one block that move into a subgraph, in the block's order.
@@ -541,7 +542,7 @@ size_t fuse_groups(const std::shared_ptr<Graph>& graph, const DeviceTable& table
                       aliases,
                       std::move(attributes),
                       running_statistics(graph->block()),
-                      attributes_set(graph->block())};
+                      attributes_set(*graph).names};
   const size_t groups = fuse_block(graph->block(), fusion);
   if (groups == 0) return 0;
   read_attributes_in_groups(graph, group_kind);

@@ -125,9 +125,8 @@ def _branches(x: Tensor, flag: bool, count: int) -> Tensor:
 def parameters_of(scripted, x):
     """The names of the attributes that groups take as parameters."""
     taken = coverage.groups(torchmdla.graph_for(scripted, x))
-    return {
-        list(group.inputs())[index].node().s("name") for group in taken for index in getattr(group, "is")("parameters")
-    }
+    paths = [group.ss("paths")[index] for group in taken for index in getattr(group, "is")("parameters")]
+    return {path.rpartition(".")[2] for path in paths}
 
 
 @pytest.mark.parametrize("bias", [True, False])
