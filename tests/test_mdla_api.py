@@ -101,21 +101,6 @@ def test_tensors_without_dimensions(tmp_path: Path) -> None:
             assert_matches(loaded(x, scale), scaled(x, scale)[0])
 
 
-def test_a_bias_that_is_an_input() -> None:
-    torchmdla.enable(device="mdla", precision="float32", strict=True)
-    weight = torch.randn(4, 3, 3, 3)
-
-    def function(x: Tensor, bias: Tensor) -> Tensor:
-        return torch.relu(nn.functional.conv2d(x, weight, bias))
-
-    x, bias = image(), torch.randn(4)
-    with torch.no_grad():
-        compiled = torchmdla.compile(function, x, bias)
-        for given in (bias, bias + 1):
-            assert_matches(compiled(x, given), function(x, given))
-    assert torchmdla.stats().fallbacks == {}
-
-
 # --- errors
 
 

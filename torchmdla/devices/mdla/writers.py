@@ -58,11 +58,6 @@ def _convolution(
     groups: int,
     *_: object,
 ) -> Value:
-    if isinstance(bias, Tensor):
-        inner = replace(op, used_once=True)
-        product = _convolution(inner, x, weight, None, stride, padding, dilation, transposed, output_padding, groups)
-        per_channel = (*bias.shape, *(1,) * (len(op.shape) - 2))
-        return op.node("Add", product, _reshaped(op.graph, bias, per_channel))
     rank = len(op.shape) - 2
     attributes: dict[str, Any] = {
         "kernel_shape": list(weight.shape[2:]),
