@@ -57,6 +57,7 @@ weights_bytes = 2048
 accumulators = 256
 memory_bytes = 1000000000
 bandwidth_gb_s = 1
+host_gb_s = 1
 instruction_cycles = 4
 latency_cycles = 10
 buffers = 3
@@ -303,7 +304,7 @@ def test_checksum_is_documented(tmp_path: Path) -> None:
     data = binary.read_bytes()
     magic, version, length, given_sum = HEADER.unpack_from(data)
     payload = data[HEADER.size :]
-    assert (magic, version, length, given_sum) == (b"MDLAEMU\n", 1, len(payload), checksum(payload))
+    assert (magic, version, length, given_sum) == (b"MDLAEMU\n", 2, len(payload), checksum(payload))
 
 
 DAMAGE = {
@@ -511,6 +512,16 @@ def test_more_hardware_is_never_slower(precision: str, tmp_path: Path) -> None:
         assert counts == sorted(counts, reverse=True) and counts[0] > counts[-1]
     one = cycles(**small)
     assert cycles(board=small_board(tmp_path, bandwidth_gb_s=0.1)) > one
+    assert cycles(board=small_board(tmp_path, host_gb_s=0.1)) == one
+
+
+@pytest.mark.parametrize(("precision", "size"), [("fixed16", 2), ("fixed8", 1), ("float32", 4)])
+def test_transfers_of_the_host_are_in_the_devices_format(precision: str, size: int, tmp_path: Path) -> None:
+    with Context(precision=precision, board=small_board(tmp_path, host_gb_s=0.05)) as context:
+        context.compile(network(tmp_path))
+        # Half a byte a cycle.
+        assert context.info("input_cycles") == 3 * 40 * 40 * size * 2
+        assert context.info("output_cycles") == np.prod(context.shapes[0]) * size * 2
 
 
 def test_shipped_board_is_the_file(tmp_path: Path) -> None:

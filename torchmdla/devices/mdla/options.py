@@ -23,6 +23,10 @@ _FLAGS: Mapping[str, str] = {
     "options": "options",
 }
 
+BATCHES = ("whole", "items")
+
+_SECONDS = 600.0
+
 _TYPES: Mapping[str, type | tuple[type, ...]] = {
     "library": (str, os.PathLike),
     "precision": str,
@@ -30,6 +34,8 @@ _TYPES: Mapping[str, type | tuple[type, ...]] = {
     "fpgas": int,
     "debug": str,
     "options": str,
+    "batches": str,
+    "timeout": (int, float),
 }
 
 
@@ -43,6 +49,10 @@ class Options:
         clusters, fpgas: how many of them to use.
         debug: which debug output the library prints, in its own letters.
         options: the compiler's options, in the library's own words.
+        batches: ``"whole"``, a group's batch is one inference; ``"items"``, it is as many as it can be divided into;
+            None, what takes the fewest cycles by the library's own count (:mod:`torchmdla.devices.mdla.batches`).
+        timeout: in seconds; a library that has inferences and gives no result for so long is not asked again.
+            0 is no limit, None ten minutes.
     """
 
     library: str = ""
@@ -51,6 +61,8 @@ class Options:
     fpgas: int | None = None
     debug: str | None = None
     options: str | None = None
+    batches: str | None = None
+    timeout: float | None = None
 
     @classmethod
     def of(cls, options: Mapping[str, object]) -> Options:
@@ -72,6 +84,10 @@ class Options:
         made = cls(**given)  # type: ignore[arg-type]
         if made.precision not in (None, *PRECISIONS):
             raise ValueError(f"no precision {made.precision!r}; there are {', '.join(PRECISIONS)}")
+        if made.batches not in (None, *BATCHES):
+            raise ValueError(f"batches cannot be run as {made.batches!r}; there are {', '.join(BATCHES)}")
+        if made.timeout is not None and not made.timeout >= 0:
+            raise ValueError(f"option 'timeout' cannot be negative, got {made.timeout}")
         for name in ("clusters", "fpgas"):
             count = getattr(made, name)
             if count is not None and count < 1:
@@ -86,6 +102,11 @@ class Options:
     def flags(self) -> list[tuple[str, str]]:
         """Names and values for ``ie_setflag``."""
         return [(flag, str(getattr(self, name))) for name, flag in _FLAGS.items() if getattr(self, name) is not None]
+
+    @property
+    def seconds(self) -> float:
+        """The time limit; 0 where there is none."""
+        return _SECONDS if self.timeout is None else float(self.timeout)
 
     def to_text(self) -> str:
         return json.dumps(asdict(self), sort_keys=True)

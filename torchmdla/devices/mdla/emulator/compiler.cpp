@@ -212,6 +212,8 @@ Program compile(const Network& network, const Target& target, const std::vector<
     program.inputs.push_back(placed(port.name, port.shape, port.tensor, placement));
   for (const Network::Port& port : network.outputs)
     program.outputs.push_back(placed(port.name, port.shape, port.tensor, placement));
+  program.input_cycles = transfer_cycles(program.inputs, target.precision, target.board);
+  program.output_cycles = transfer_cycles(program.outputs, target.precision, target.board);
   program.weighted = weighted_layers(network, placement);
   program.constants = encode_constants(network, placement);
   for (const Layer& layer : network.layers) {

@@ -66,6 +66,11 @@ private:
   const Board& board_;
 };
 
+// Cycles for `bytes` at so many a cycle.
+int64_t cycles_for(int64_t bytes, double rate) {
+  return static_cast<int64_t>(std::ceil(static_cast<double>(bytes) / rate));
+}
+
 } // namespace
 
 Cost layer_cost(const Code& code, Precision precision, const Board& board, int64_t cards) {
@@ -84,13 +89,18 @@ Cost layer_cost(const Code& code, Precision precision, const Board& board, int64
   }
   double bytes_per_cycle =
       board.bytes_per_cycle() * static_cast<double>(std::min(cards, cost.clusters));
-  auto transfer = [&](int64_t bytes, double rate) {
-    return static_cast<int64_t>(std::ceil(static_cast<double>(bytes) / rate));
-  };
-  cost.memory_cycles = transfer(std::max(cost.bytes_loaded, cost.bytes_stored), bytes_per_cycle);
-  cost.cycles = board.latency_cycles + transfer(exposed, board.bytes_per_cycle()) +
+  cost.memory_cycles = cycles_for(std::max(cost.bytes_loaded, cost.bytes_stored), bytes_per_cycle);
+  cost.cycles = board.latency_cycles + cycles_for(exposed, board.bytes_per_cycle()) +
                 std::max(cost.compute_cycles, cost.memory_cycles);
   return cost;
+}
+
+int64_t transfer_cycles(const std::vector<Placed>& tensors, Precision precision,
+                        const Board& board) {
+  int64_t bytes = 0;
+  for (const Placed& tensor : tensors)
+    bytes += elements(tensor.shape) * element_bytes(precision);
+  return cycles_for(bytes, board.host_bytes_per_cycle());
 }
 
 } // namespace mdla

@@ -210,7 +210,8 @@ struct Program {
   int64_t macs_per_cycle = 0;
   int64_t maps_bytes = 0, weights_bytes = 0, accumulators = 0;
   int64_t buffers = 0;
-  int64_t memory_bytes = 0; // of weights and of every tensor
+  int64_t memory_bytes = 0;                    // of weights and of every tensor
+  int64_t input_cycles = 0, output_cycles = 0; // between host and card, for one inference
   std::vector<Placed> inputs, outputs;
   std::vector<Weighted> weighted;
   std::vector<ProgramLayer> layers;
@@ -220,7 +221,8 @@ struct Program {
         f("clusters", clusters);
     f("macs_per_cycle", macs_per_cycle), f("maps_bytes", maps_bytes);
     f("weights_bytes", weights_bytes), f("accumulators", accumulators), f("buffers", buffers);
-    f("memory_bytes", memory_bytes), f("inputs", inputs), f("outputs", outputs);
+    f("memory_bytes", memory_bytes), f("input_cycles", input_cycles);
+    f("output_cycles", output_cycles), f("inputs", inputs), f("outputs", outputs);
     f("weighted", weighted), f("layers", layers), f("constants", constants);
   }
 };
