@@ -344,7 +344,8 @@ def test_without_onnx_the_error_says_what_to_install(fake: Path) -> None:
         ({"clusters": 0}, ValueError, "at least 1"),
         ({"precision": "float8"}, ValueError, "no precision 'float8'"),
         ({"batches": "halves"}, ValueError, "cannot be run as 'halves'"),
-        ({"timeout": -1}, ValueError, "'timeout' cannot be negative"),
+        ({"timeout": -1}, ValueError, "'timeout' must be at least 0"),
+        ({"headroom": -1}, ValueError, "'headroom' must be at least 0"),
         ({"timeout": "1"}, TypeError, "'timeout'"),
     ],
 )

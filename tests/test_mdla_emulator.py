@@ -81,8 +81,8 @@ def expected(model: Model, path: Path) -> list[Array]:
 
 
 def results(model: Model, path: Path, precision: str, **flags: object) -> tuple[list[Array], list[Array]]:
-    """Of the device and of the reference software, calibrated with the same inputs."""
-    with Context(precision=precision, **flags) as context:
+    """Of the device and of the reference software, calibrated with the same inputs, without headroom."""
+    with Context(precision=precision, headroom=0, **flags) as context:
         context.compile(path, samples=model.samples() if precision == "variable" else ())
         return context.run(*model.samples()), context.run(*model.samples(), software=True)
 
@@ -239,7 +239,7 @@ def test_any_convolution_in_any_tiles(model: Model, clusters: int, precision: st
 def test_calibration_takes_the_largest_of_all_samples(tmp_path: Path) -> None:
     path = operator("calibrated", "Add", [(4, 5), (4, 5)]).save(tmp_path)
     one, two, five = (np.full((4, 5), value, np.float32) for value in (0.9, 1.1, 5.0))
-    with Context(precision="variable") as context:
+    with Context(precision="variable", headroom=0) as context:
         context.compile(path, samples=[one, one])
         assert context.layers()[0]["fraction"] == 14
         context.compile(path, samples=[one, one, five, two, two, one])
@@ -252,6 +252,34 @@ def test_calibration_takes_the_largest_of_all_samples(tmp_path: Path) -> None:
     with Context(precision="fixed8") as context:
         assert context.compile(path).layers()[0]["fraction"] == 4
         assert context.compile(path, samples=[one, one]).layers()[0]["fraction"] == 6
+
+
+@pytest.mark.parametrize(
+    ("precision", "flags", "spare"),
+    [("variable", {}, 1), ("variable", {"headroom": 0}, 0), ("variable", {"headroom": 3}, 3), ("fixed8", {}, 0)],
+)
+def test_headroom_of_calibrated_formats(precision: str, flags: dict[str, object], spare: int, tmp_path: Path) -> None:
+    path = operator("spare", "Add", [(4, 5), (4, 5)]).save(tmp_path)
+    one = np.full((4, 5), 0.9, np.float32)
+    with Context(precision=precision, **flags) as context:
+        context.compile(path, samples=[one, one])
+        fraction = (14 if precision == "variable" else 6) - spare
+        assert context.layers()[0]["fraction"] == fraction
+        for factor in (1, 2.0**spare):
+            (y,) = context.run(one * factor, one * factor)
+            np.testing.assert_allclose(y, 1.8 * factor, atol=2.0**-fraction * 2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "attributes", "fraction"),
+    [("Sigmoid", {}, 14), ("Tanh", {}, 14), ("Softmax", {"axis": 1}, 15), ("LeakyRelu", {"alpha": 0.5}, 13)],
+)
+def test_headroom_ends_where_values_do(kind: str, attributes: dict[str, Any], fraction: int, tmp_path: Path) -> None:
+    """What a function cannot exceed needs no more bits. A softmax of equal numbers is 1/4, and a bit more is 1/2."""
+    path = operator("bounded", kind, [(5, 4)], **attributes).save(tmp_path)
+    with Context(precision="variable") as context:
+        context.compile(path, samples=[np.full((5, 4), 1.9, np.float32)])
+        assert context.layers()[0]["fraction"] == fraction
 
 
 def test_sums_beyond_32_bits_are_exact(tmp_path: Path) -> None:

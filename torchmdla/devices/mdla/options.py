@@ -21,9 +21,12 @@ _FLAGS: Mapping[str, str] = {
     "fpgas": "nfpgas",
     "debug": "debug",
     "options": "options",
+    "headroom": "headroom",
 }
 
 BATCHES = ("whole", "items")
+
+_LEAST: Mapping[str, int] = {"clusters": 1, "fpgas": 1, "headroom": 0, "timeout": 0}
 
 _SECONDS = 600.0
 
@@ -34,6 +37,7 @@ _TYPES: Mapping[str, type | tuple[type, ...]] = {
     "fpgas": int,
     "debug": str,
     "options": str,
+    "headroom": int,
     "batches": str,
     "timeout": (int, float),
 }
@@ -49,6 +53,8 @@ class Options:
         clusters, fpgas: how many of them to use.
         debug: which debug output the library prints, in its own letters.
         options: the compiler's options, in the library's own words.
+        headroom: bits that formats chosen from calibration data have above the largest value of the data, so that what
+            is up to ``2 ** headroom`` times as large does not saturate.
         batches: ``"whole"``, a group's batch is one inference; ``"items"``, it is as many as it can be divided into;
             None, what takes the fewest cycles by the library's own count (:mod:`torchmdla.devices.mdla.batches`).
         timeout: in seconds; a library that has inferences and gives no result for so long is not asked again.
@@ -61,6 +67,7 @@ class Options:
     fpgas: int | None = None
     debug: str | None = None
     options: str | None = None
+    headroom: int | None = None
     batches: str | None = None
     timeout: float | None = None
 
@@ -70,7 +77,7 @@ class Options:
 
         Raises:
             TypeError: no such option, or a value of the wrong type.
-            ValueError: no such precision, or a count below 1.
+            ValueError: no such precision, no such way to run batches, or a number that is too small.
         """
         known = [field.name for field in fields(cls)]
         given = {name: value for name, value in options.items() if value is not None}
@@ -86,12 +93,10 @@ class Options:
             raise ValueError(f"no precision {made.precision!r}; there are {', '.join(PRECISIONS)}")
         if made.batches not in (None, *BATCHES):
             raise ValueError(f"batches cannot be run as {made.batches!r}; there are {', '.join(BATCHES)}")
-        if made.timeout is not None and not made.timeout >= 0:
-            raise ValueError(f"option 'timeout' cannot be negative, got {made.timeout}")
-        for name in ("clusters", "fpgas"):
+        for name, least in _LEAST.items():
             count = getattr(made, name)
-            if count is not None and count < 1:
-                raise ValueError(f"option {name!r} must be at least 1, got {count}")
+            if count is not None and not count >= least:
+                raise ValueError(f"option {name!r} must be at least {least}, got {count}")
         return made
 
     def located(self) -> Options:

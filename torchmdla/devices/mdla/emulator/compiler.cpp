@@ -5,7 +5,9 @@
 #include "tiles.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <limits>
 #include <optional>
 
 namespace mdla {
@@ -28,6 +30,30 @@ int64_t fraction_for(double most, Precision precision) {
   while (fraction > kLowestFraction && std::ldexp(most, static_cast<int>(fraction)) > high)
     --fraction;
   return fraction;
+}
+
+// What the values of a layer cannot exceed, whatever its inputs are.
+double bound_of(const Layer& layer) {
+  double bound = std::max(std::fabs(layer.low), std::fabs(layer.high));
+  const auto* move = std::get_if<MoveLayer>(&layer.operation);
+  bool saturates =
+      std::holds_alternative<SoftmaxLayer>(layer.operation) ||
+      (move && (move->function == Function::kTanh || move->function == Function::kSigmoid));
+  return saturates ? std::min(bound, 1.0) : bound;
+}
+
+// The values that each tensor's format is for: those of calibration, and some beyond them.
+std::vector<double> with_headroom(const Network& network, std::vector<double> ranges,
+                                  int64_t headroom) {
+  std::vector<double> bounds(ranges.size(), std::numeric_limits<double>::infinity());
+  if (ranges.empty()) return ranges;
+  for (const Layer& layer : network.layers)
+    bounds[layer.output] = bound_of(layer);
+  for (size_t id = 0; id < ranges.size(); ++id) {
+    double wider = std::ldexp(ranges[id], static_cast<int>(headroom));
+    ranges[id] = std::max(ranges[id], std::min(wider, bounds[id]));
+  }
+  return ranges;
 }
 
 std::vector<int64_t> choose_fractions(const Network& network, Precision precision,
@@ -196,7 +222,8 @@ std::vector<Weighted> weighted_layers(const Network& network, const Placement& p
 } // namespace
 
 Program compile(const Network& network, const Target& target, const std::vector<double>& ranges) {
-  Placement placement{target.precision, {}, choose_fractions(network, target.precision, ranges)};
+  std::vector<double> wider = with_headroom(network, ranges, target.headroom);
+  Placement placement{target.precision, {}, choose_fractions(network, target.precision, wider)};
   Program program;
   program.precision = target.precision;
   program.memory_bytes = place(network, placement);
