@@ -526,6 +526,53 @@ def test_report_adds_up(tmp_path: Path) -> None:
         assert layers[2]["bytes_loaded"] >= 2 * (16 * 40 * 40 + 32 * 16 * 9)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "kernel", "options"),
+    [
+        ((1, 8, 6, 7), (2, 2), {"strides": [2, 2]}),
+        ((1, 8, 6, 7), (3, 3), {"strides": [2, 2]}),
+        ((2, 8, 5, 5), (4, 3), {"strides": [2, 3], "pads": [1, 0, 1, 0]}),
+        ((1, 8, 5, 5), (1, 2), {"strides": [3, 1]}),
+        ((1, 8, 9), (3,), {"strides": [2], "dilations": [2]}),
+        ((1, 8, 3, 4, 5), (2, 3, 2), {"strides": [2, 1, 2]}),
+        ((1, 8, 6, 7), (3, 3), {"strides": [2, 2], "group": 2}),
+    ],
+)
+def test_zeros_of_transposed_convolutions_are_not_counted(
+    sizes: tuple[int, ...], kernel: tuple[int, ...], options: dict[str, Any], tmp_path: Path
+) -> None:
+    """Counted one by one: an element of the kernel meets a place of the input, or one between two."""
+    weight = normal(8, 4, *kernel)
+    path = operator("spread", "ConvTranspose", [sizes], weight, **options).save(tmp_path)
+    for flags in ({}, {"board": small_board(tmp_path)}):
+        with Context(**flags) as context:
+            (layer,) = context.compile(path).layers()
+            groups = options.get("group", 1)
+            steps, spaces = options["strides"], options.get("dilations", [1] * len(kernel))
+            pads = options.get("pads", [0] * 2 * len(kernel))
+            products = sizes[0] * 8 * 4
+            for axis, (count, step, space) in enumerate(zip(kernel, steps, spaces, strict=True)):
+                length = layer["shape"][2 + axis]
+                places = [
+                    at - k * space + pads[axis] for at in range(length) for k in range(count)
+                ]  # of the input, in steps
+                products *= sum(place % step == 0 for place in places)
+            assert layer["macs"] == products
+            assert layer["shape"][1] == 4 * groups
+
+
+def test_a_transposed_convolution_takes_the_time_of_its_products(tmp_path: Path) -> None:
+    """With as many as a convolution, of as many outputs."""
+    transposed = operator("up", "ConvTranspose", [(1, 64, 32, 32)], normal(64, 64, 2, 2), strides=[2, 2])
+    plain = operator("same", "Conv", [(1, 64, 64, 64)], normal(64, 64, 1, 1))
+    with Context() as one, Context() as other:
+        (up,), (same,) = (
+            context.compile(model.save(tmp_path)).layers() for context, model in ((one, transposed), (other, plain))
+        )
+    assert up["macs"] == same["macs"]
+    assert up["compute_cycles"] == pytest.approx(same["compute_cycles"], rel=0.05)
+
+
 @pytest.mark.parametrize("precision", ["fixed16", "fixed8", "float32"])
 def test_more_hardware_is_never_slower(precision: str, tmp_path: Path) -> None:
     path = network(tmp_path)

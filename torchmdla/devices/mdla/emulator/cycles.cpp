@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 
 namespace mdla {
 namespace {
@@ -15,6 +16,7 @@ public:
   int64_t first_loaded = 0, last_stored = 0; // nothing to overlap these with
 
   void operator()(const Load& load) {
+    if (load.unit == Unit::kMaps) maps_ = load;
     int64_t count = 1;
     for (int axis = 0; axis < kRank; ++axis)
       if (load.strides[axis] != 0 || load.extent[axis] == 0) count *= load.extent[axis];
@@ -24,13 +26,15 @@ public:
     if (accumulate.address >= 0) add_load(accumulate.channels * accumulator_bytes(precision_));
   }
   void operator()(const Convolve& convolve) {
-    int64_t depth = convolve.cin * elements(convolve.window.kernel);
-    int64_t outputs = convolve.groups * convolve.cout * elements(convolve.window.out);
-    int64_t vectors = board_.macs_per_cluster / board_.mac_vector;
-    int64_t cooperative = ceil_div(depth, board_.mac_vector) * ceil_div(outputs, vectors);
-    int64_t independent = depth * ceil_div(outputs, board_.macs_per_cluster);
-    add(std::min(cooperative, independent));
-    macs += depth * outputs;
+    std::map<int64_t, int64_t> alike = outputs_by_products(convolve.window);
+    int64_t cycles = 0;
+    for (const auto& [products, pixels] : alike) {
+      int64_t depth = convolve.cin * products;
+      int64_t outputs = convolve.groups * convolve.cout * pixels;
+      cycles += convolve_cycles(depth, outputs);
+      macs += depth * outputs;
+    }
+    add(cycles);
   }
   void operator()(const Pool& pool) {
     add_lanes(pool.planes * elements(pool.window.out) * elements(pool.window.kernel));
@@ -55,6 +59,41 @@ public:
   }
 
 private:
+  int64_t convolve_cycles(int64_t depth, int64_t outputs) const {
+    int64_t vectors = board_.macs_per_cluster / board_.mac_vector;
+    int64_t cooperative = ceil_div(depth, board_.mac_vector) * ceil_div(outputs, vectors);
+    int64_t independent = depth * ceil_div(outputs, board_.macs_per_cluster);
+    return std::min(cooperative, independent);
+  }
+
+  // How many outputs of a channel meet how many elements of the kernel: all of these, but for the
+  // zeros that the load of the maps has left between elements.
+  std::map<int64_t, int64_t> outputs_by_products(const Window& window) const {
+    std::map<int64_t, int64_t> alike{{1, 1}};
+    for (int axis = 0; axis < 3; ++axis) {
+      std::map<int64_t, int64_t> along;
+      for (int64_t at = 0; at < window.out[axis]; ++at)
+        ++along[products_along(window, axis, at)];
+      std::map<int64_t, int64_t> both;
+      for (const auto& [products, outputs] : alike)
+        for (const auto& [more, times] : along)
+          both[products * more] += outputs * times;
+      alike = std::move(both);
+    }
+    return alike;
+  }
+
+  int64_t products_along(const Window& window, int axis, int64_t at) const {
+    int64_t spread = std::max<int64_t>(maps_.spread[3 + axis], 1);
+    if (spread == 1) return window.kernel[axis];
+    int64_t count = 0;
+    for (int64_t k = 0; k < window.kernel[axis]; ++k) {
+      int64_t place = at * window.stride[axis] + k * window.dilation[axis];
+      count += (place - maps_.offset[3 + axis]) % spread == 0;
+    }
+    return count;
+  }
+
   void add(int64_t cycles) { compute += board_.instruction_cycles + cycles; }
   void add_lanes(int64_t count) { add(ceil_div(count, board_.vector_lanes)); }
   void add_load(int64_t bytes) {
@@ -64,6 +103,7 @@ private:
 
   Precision precision_;
   const Board& board_;
+  Load maps_; // the last one
 };
 
 // Cycles for `bytes` at so many a cycle.
