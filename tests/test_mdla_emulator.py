@@ -590,6 +590,36 @@ def test_more_hardware_is_never_slower(precision: str, tmp_path: Path) -> None:
     assert cycles(board=small_board(tmp_path, host_gb_s=0.1)) == one
 
 
+def test_transfers_between_cards(tmp_path: Path) -> None:
+    path = network(tmp_path)
+
+    def compiled(**flags: object) -> tuple[int, list[dict[str, Any]]]:
+        with Context(**flags) as context:
+            layers = context.compile(path).layers()
+            assert context.info("bytes_transferred") == sum(layer["bytes_transferred"] for layer in layers)
+            return context.info("cycles"), layers
+
+    _, layers = compiled(nclusters=2)
+    assert {(layer["cards"], layer["bytes_transferred"]) for layer in layers} == {(1, 0)}
+    slow, fast = (tmp_path / name for name in ("slow", "fast"))
+    for board, rate in ((slow, 0.001), (fast, 1000)):
+        small_board(tmp_path, host_gb_s=rate).rename(board)
+    counts = {}
+    for board in (slow, fast):
+        counts[board] = [compiled(nclusters=2, nfpgas=cards, board=board)[0] for cards in (1, 2)]
+        assert counts[board] == sorted(counts[board], reverse=True)
+    assert counts[slow][0] == counts[fast][0]
+    assert counts[slow][1] > counts[fast][1]
+    _, layers = compiled(nclusters=2, nfpgas=2, board=fast)
+    # Inputs come from the host, half of what two cards have computed from the other one.
+    assert (layers[0]["cards"], layers[0]["bytes_transferred"]) == (2, 0)
+    second = layers[1]
+    assert (second["type"], second["cards"]) == ("LeakyRelu", 2)
+    assert second["bytes_transferred"] == second["bytes_loaded"] / 2
+    # 10,000 bytes a cycle for each card.
+    assert second["transfer_cycles"] == np.ceil(second["bytes_transferred"] / 20000)
+
+
 @pytest.mark.parametrize(("precision", "size"), [("fixed16", 2), ("fixed8", 1), ("float32", 4)])
 def test_transfers_of_the_host_are_in_the_devices_format(precision: str, size: int, tmp_path: Path) -> None:
     with Context(precision=precision, board=small_board(tmp_path, host_gb_s=0.05)) as context:

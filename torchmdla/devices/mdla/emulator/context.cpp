@@ -311,6 +311,8 @@ std::optional<Info> Context::program_info(const std::string& name) {
        [](const Program& program) -> Info { return total_cost(program).bytes_loaded; }},
       {"bytes_stored",
        [](const Program& program) -> Info { return total_cost(program).bytes_stored; }},
+      {"bytes_transferred",
+       [](const Program& program) -> Info { return total_cost(program).bytes_transferred; }},
       {"utilisation",
        [](const Program& program) -> Info {
          return static_cast<float>(utilisation(program, total_cost(program)));

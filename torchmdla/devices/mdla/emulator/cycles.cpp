@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <map>
 
 namespace mdla {
@@ -10,17 +11,21 @@ namespace {
 // What one cluster does, instruction by instruction.
 class Counter {
 public:
-  Counter(Precision precision, const Board& board) : precision_(precision), board_(board) {}
+  Counter(Precision precision, const Board& board, int64_t cards, const Holdings& holdings)
+      : precision_(precision), board_(board), cards_(cards), holdings_(holdings) {}
 
   int64_t compute = 0, macs = 0, loaded = 0, stored = 0, tiles = 0;
   int64_t first_loaded = 0, last_stored = 0; // nothing to overlap these with
+  double transferred = 0;                    // bytes from other cards
 
   void operator()(const Load& load) {
     if (load.unit == Unit::kMaps) maps_ = load;
     int64_t count = 1;
     for (int axis = 0; axis < kRank; ++axis)
       if (load.strides[axis] != 0 || load.extent[axis] == 0) count *= load.extent[axis];
-    add_load(count * element_bytes(precision_));
+    int64_t bytes = count * element_bytes(precision_);
+    add_load(bytes);
+    transferred += static_cast<double>(bytes) * holdings_.foreign(load.address, cards_);
   }
   void operator()(const Accumulate& accumulate) {
     if (accumulate.address >= 0) add_load(accumulate.channels * accumulator_bytes(precision_));
@@ -103,6 +108,8 @@ private:
 
   Precision precision_;
   const Board& board_;
+  const int64_t cards_;
+  const Holdings& holdings_;
   Load maps_; // the last one
 };
 
@@ -113,30 +120,43 @@ int64_t cycles_for(int64_t bytes, double rate) {
 
 } // namespace
 
-Cost layer_cost(const Code& code, Precision precision, const Board& board, int64_t cards) {
+double Holdings::foreign(int64_t address, int64_t cards) const {
+  auto next = cards_.upper_bound(address);
+  int64_t holders = next == cards_.begin() ? 0 : std::prev(next)->second;
+  if (holders == 0) return 0;
+  // Of those that load, as many as hold a part of their own have that part already.
+  return 1 - static_cast<double>(std::min(cards, holders)) / static_cast<double>(cards * holders);
+}
+
+Cost layer_cost(const Code& code, Precision precision, const Board& board, int64_t cards,
+                const Holdings& holdings) {
   Cost cost;
   int64_t exposed = 0;
+  double transferred = 0;
   for (const std::vector<Instruction>& instructions : code) {
     if (instructions.empty()) continue;
-    Counter counter(precision, board);
+    Counter counter(precision, board, cards, holdings);
     for (const Instruction& instruction : instructions)
       std::visit(counter, instruction);
     cost.compute_cycles = std::max(cost.compute_cycles, counter.compute);
     exposed = std::max(exposed, counter.first_loaded + counter.last_stored);
     cost.macs += counter.macs, cost.tiles += counter.tiles;
     cost.bytes_loaded += counter.loaded, cost.bytes_stored += counter.stored;
+    transferred += counter.transferred;
     ++cost.clusters;
   }
-  double bytes_per_cycle =
-      board.bytes_per_cycle() * static_cast<double>(std::min(cards, cost.clusters));
-  cost.memory_cycles = cycles_for(std::max(cost.bytes_loaded, cost.bytes_stored), bytes_per_cycle);
+  cost.cards = cards;
+  double rate = board.bytes_per_cycle() * static_cast<double>(cards);
+  cost.memory_cycles = cycles_for(std::max(cost.bytes_loaded, cost.bytes_stored), rate);
+  cost.bytes_transferred = static_cast<int64_t>(std::ceil(transferred));
+  cost.transfer_cycles =
+      cycles_for(cost.bytes_transferred, board.host_bytes_per_cycle() * static_cast<double>(cards));
   cost.cycles = board.latency_cycles + cycles_for(exposed, board.bytes_per_cycle()) +
-                std::max(cost.compute_cycles, cost.memory_cycles);
+                std::max({cost.compute_cycles, cost.memory_cycles, cost.transfer_cycles});
   return cost;
 }
 
-int64_t transfer_cycles(const std::vector<Placed>& tensors, Precision precision,
-                        const Board& board) {
+int64_t host_cycles(const std::vector<Placed>& tensors, Precision precision, const Board& board) {
   int64_t bytes = 0;
   for (const Placed& tensor : tensors)
     bytes += elements(tensor.shape) * element_bytes(precision);

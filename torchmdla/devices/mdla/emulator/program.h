@@ -158,12 +158,14 @@ using Code = std::vector<std::vector<Instruction>>;
 
 // Cycles and bytes of one run of a layer, by the cycle model.
 struct Cost {
-  int64_t cycles = 0, compute_cycles = 0, memory_cycles = 0;
-  int64_t macs = 0, bytes_loaded = 0, bytes_stored = 0, tiles = 0, clusters = 0;
+  int64_t cycles = 0, compute_cycles = 0, memory_cycles = 0, transfer_cycles = 0;
+  int64_t macs = 0, bytes_loaded = 0, bytes_stored = 0, bytes_transferred = 0;
+  int64_t tiles = 0, clusters = 0, cards = 0;
   template <class F> void fields(F&& f) {
     f("cycles", cycles), f("compute_cycles", compute_cycles), f("memory_cycles", memory_cycles);
-    f("macs", macs), f("bytes_loaded", bytes_loaded), f("bytes_stored", bytes_stored);
-    f("tiles", tiles), f("clusters", clusters);
+    f("transfer_cycles", transfer_cycles), f("macs", macs), f("bytes_loaded", bytes_loaded);
+    f("bytes_stored", bytes_stored), f("bytes_transferred", bytes_transferred);
+    f("tiles", tiles), f("clusters", clusters), f("cards", cards);
   }
 };
 
