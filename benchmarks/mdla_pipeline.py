@@ -72,7 +72,7 @@ def measure(model: str, batch: int, clusters: int, rounds: int) -> Row:
         for way, seconds in zip(found["ways"].values(), times, strict=True):
             way["milliseconds"] = seconds * 1e3
         found["threads"] = {
-            str(count): min(_threads(calls[0], inputs, count) for _ in range(3)) * 1e3 for count in (1, 2, 4)
+            str(count): min(_threads(calls[0], inputs, count) for _ in range(rounds // 2)) * 1e3 for count in (1, 2, 4)
         }
     return found
 
@@ -87,18 +87,13 @@ def _round(calls: list[Any], inputs: Any) -> list[float]:
 
 
 def _threads(call: Any, inputs: Any, count: int, turns: int = 12) -> float:
-    """Seconds for each call, with as much work of the host's before it, by so many threads."""
+    """Seconds for each call, where so many threads call as fast as they can."""
     import torch
 
-    once = min(_round([call], inputs)[0] for _ in range(5))
-    matrix = torch.randn(256, 256)
-
     def work() -> None:
-        for _ in range(turns // count):
-            end = time.thread_time() + once
-            while time.thread_time() < end:
-                matrix @ matrix  # releases the GIL
-            with torch.no_grad():
+        torch.set_num_threads(1)  # of each thread
+        with torch.no_grad():
+            for _ in range(turns // count):
                 call(inputs)
 
     threads = [threading.Thread(target=work) for _ in range(count)]
@@ -133,7 +128,7 @@ def show(rows: list[Row]) -> None:
             first = ("", "") if place else (row["model"], str(row["batch"]))
             batches.add_row(*first, way, str(found["parts"]), f"{found['cycles']:,}", f"{found['milliseconds']:.2f}")
         batches.add_section()
-    threads = output.table("Calls of threads, ms for each, with as much work of the host's", ("model", "1", "2", "4"))
+    threads = output.table("Calls of threads, ms for each call on the emulator", ("model", "1", "2", "4"))
     for row in rows:
         threads.add_row(row["model"], *(f"{milliseconds:.2f}" for milliseconds in row["threads"].values()))
     output.show(batches, threads)
