@@ -1,10 +1,10 @@
 #include "executable.h"
 
+#include "python_objects.h"
 #include "runtime.h"
 
 #include <ATen/EmptyTensor.h>
 #include <c10/util/SmallVector.h>
-#include <pybind11/pybind11.h>
 
 #include <algorithm>
 #include <set>
@@ -43,17 +43,6 @@ const at::Tensor& tensor_of(const InputBinding& binding, c10::ArrayRef<c10::IVal
 // Workspace, packed buffers, symbols.
 constexpr size_t buffers_before_arguments = 3;
 
-// Lets other threads run Python meanwhile, if this one could.
-class WithoutGil {
-public:
-  WithoutGil() {
-    if (Py_IsInitialized() && PyGILState_Check()) released_.emplace();
-  }
-
-private:
-  std::optional<pybind11::gil_scoped_release> released_;
-};
-
 // The address an argument starts at. Compiled code reads arguments and never writes them.
 void* address_of(const at::Tensor& tensor) {
   return const_cast<void*>(tensor.const_data_ptr());
@@ -89,10 +78,9 @@ bool Executable::run(torch::jit::Stack& stack, size_t num_inputs,
                      c10::ArrayRef<int64_t> symbols) const {
   const auto values = torch::jit::last(stack, num_inputs);
   c10::SmallVector<void*, 512> buffers(buffers_before_arguments);
-  c10::SmallVector<double, 8> scalars;
+  c10::SmallVector<double, 8> scalars(scalars_, 0.0);
   c10::SmallVector<at::Tensor, 4> copies;
-  scalars.reserve(scalars_);
-  bind_inputs(values, buffers, scalars, copies);
+  bind_inputs(values, buffers, scalars.data(), copies);
 
   const c10::ArrayRef<void*> arguments(buffers);
   const auto set =
@@ -175,8 +163,7 @@ Executable::pack(c10::ArrayRef<c10::IValue> values) const {
 }
 
 void Executable::bind_inputs(c10::ArrayRef<c10::IValue> values,
-                             c10::SmallVectorImpl<void*>& buffers,
-                             c10::SmallVectorImpl<double>& scalars,
+                             c10::SmallVectorImpl<void*>& buffers, double* next_scalar,
                              c10::SmallVectorImpl<at::Tensor>& copies) const {
   for (const auto& binding : inputs_) {
     switch (binding.source) {
@@ -188,8 +175,8 @@ void Executable::bind_inputs(c10::ArrayRef<c10::IValue> values,
       buffers.push_back(address_of(copies.back()));
       break;
     case Source::scalar:
-      scalars.push_back(values[binding.input].toDouble());
-      buffers.push_back(&scalars.back());
+      *next_scalar = values[binding.input].toDouble();
+      buffers.push_back(next_scalar++);
       break;
     case Source::constant:
       buffers.push_back(address_of(binding.constant));

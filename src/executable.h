@@ -94,8 +94,7 @@ private:
                   c10::ArrayRef<void*> arguments) const;
   std::shared_ptr<const PackedSet> pack(c10::ArrayRef<c10::IValue> values) const;
   void bind_inputs(c10::ArrayRef<c10::IValue> values, c10::SmallVectorImpl<void*>& buffers,
-                   c10::SmallVectorImpl<double>& scalars,
-                   c10::SmallVectorImpl<at::Tensor>& copies) const;
+                   double* next_scalar, c10::SmallVectorImpl<at::Tensor>& copies) const;
   void push_outputs(torch::jit::Stack& stack, size_t num_inputs, c10::ArrayRef<int64_t> symbols,
                     c10::ArrayRef<at::Tensor> results) const;
 

@@ -2,6 +2,8 @@
 
 #include <torch/csrc/jit/python/pybind_utils.h>
 
+#include <mutex>
+#include <utility>
 #include <vector>
 
 namespace py = pybind11;
@@ -16,6 +18,18 @@ void release(PyObject* object) {
   Py_DECREF(object);
 }
 
+// PyTorch's flag is the whole process's, and threads may pass errors at the same time.
+struct Passing {
+  std::mutex mutex;
+  int count = 0;
+  bool flag_before = false;
+};
+
+Passing& passing() {
+  static Passing instance;
+  return instance;
+}
+
 } // namespace
 
 std::shared_ptr<PyObject> hold(const py::object& object) {
@@ -24,11 +38,15 @@ std::shared_ptr<PyObject> hold(const py::object& object) {
 
 PassingError::PassingError() {
   persist();
-  FLAGS_torch_jit_enable_rethrow_caught_exception = true;
+  const std::lock_guard<std::mutex> guard(passing().mutex);
+  if (passing().count++ == 0)
+    passing().flag_before = std::exchange(FLAGS_torch_jit_enable_rethrow_caught_exception, true);
 }
 
 PassingError::~PassingError() {
-  FLAGS_torch_jit_enable_rethrow_caught_exception = false;
+  const std::lock_guard<std::mutex> guard(passing().mutex);
+  if (--passing().count == 0)
+    FLAGS_torch_jit_enable_rethrow_caught_exception = passing().flag_before;
 }
 
 c10::IValue to_ivalue(const py::handle& value) {

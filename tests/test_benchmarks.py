@@ -95,6 +95,14 @@ def check_devices(found: dict[str, Any]) -> None:
         assert row["faults"] == []
 
 
+def check_mdla_pipeline(found: dict[str, Any]) -> None:
+    (row,) = found["rows"]
+    assert row["same"]
+    assert row["ways"]["items"]["parts"] == row["batch"]
+    assert row["ways"]["default"]["cycles"] == min(way["cycles"] for way in row["ways"].values())
+    assert all(milliseconds > 0 for milliseconds in row["threads"].values())
+
+
 def check_mdla(found: dict[str, Any]) -> None:
     assert {row["model"] for row in found["rows"]} == {"resnet18", "lstm_linear"}
     for row in found["rows"]:
@@ -118,6 +126,7 @@ def check_mdla(found: dict[str, Any]) -> None:
         ("frozen", (), check_frozen),
         ("devices", (), check_devices),
         ("mdla", ("--models", "resnet18,lstm_linear"), check_mdla),
+        ("mdla_pipeline", ("--models", "upscale"), check_mdla_pipeline),
     ],
 )
 def test_benchmark(

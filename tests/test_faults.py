@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 import warnings
 from pathlib import Path
 
@@ -83,6 +84,29 @@ def test_strict_raises_each_time_and_recovers():
         assert "no such thing" in caught.value.diagnostic
     torchmdla.enable(strict=False)
     assert_matches(scripted(x), chain(x))
+
+
+@pytest.mark.usefixtures("broken_compiler")
+def test_strict_raises_the_same_on_each_of_many_threads():
+    torchmdla.enable(strict=True)
+    x = torch.randn(4, 4)
+    scripted = torch.jit.trace(chain, (x,), check_trace=False)
+    scripted(x)
+    raised: set[type] = set()
+
+    def call() -> None:
+        for _ in range(1000):
+            try:
+                scripted(x)
+            except Exception as error:
+                raised.add(type(error))
+
+    threads = [threading.Thread(target=call) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert raised == {torchmdla.CompileError}
 
 
 def test_a_fault_of_ours_is_not_the_users(monkeypatch):

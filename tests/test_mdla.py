@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import os
 import pickle
+import re
 import shutil
 import subprocess
 import sys
@@ -342,6 +343,10 @@ def test_without_onnx_the_error_says_what_to_install(fake: Path) -> None:
         ({"clusters": "2"}, TypeError, "'clusters'"),
         ({"clusters": 0}, ValueError, "at least 1"),
         ({"precision": "float8"}, ValueError, "no precision 'float8'"),
+        ({"batches": "halves"}, ValueError, "cannot be run as 'halves'"),
+        ({"timeout": -1}, ValueError, "'timeout' must be at least 0"),
+        ({"headroom": -1}, ValueError, "'headroom' must be at least 0"),
+        ({"timeout": "1"}, TypeError, "'timeout'"),
     ],
 )
 def test_wrong_options(options: dict[str, Any], error: type[Exception], text: str) -> None:
@@ -400,6 +405,204 @@ def test_faults_of_asynchronous_calls(name: str, submits: int, network: Network,
         network.submit(_numbers(1)) if submits else network.collect()
     fault("")
     assert submits or network.collect()[0][0].tolist() == [1] * 4
+
+
+# Pipelining
+
+
+def _streamed(fake: Path, items: int = 4, width: int = 6, **options: Any) -> tuple[Any, Tensor]:
+    """A compiled group whose batch is run item by item. Groups of one width share a context."""
+    torchmdla.enable(device="mdla", library=fake, batches="items", **options)
+    traced, x = _ready(items, width)
+    traced(x)
+    return traced, x
+
+
+def test_a_batch_is_many_inferences(fake: Path) -> None:
+    traced, x = _streamed(fake, 5, strict=True)
+    library = ctypes.CDLL(str(fake))
+    runs, puts = library.fake_runs(), library.fake_putinputs()
+    for _ in range(3):
+        x = torch.randn(5, 6)
+        assert torch.equal(traced(x), x)
+    assert (library.fake_runs() - runs, library.fake_putinputs() - puts) == (0, 15)
+
+
+def test_inferences_of_a_batch_overlap(fake: Path, fault: Any) -> None:
+    """No result comes before two inferences are in the library."""
+    fault("pair")
+    traced, x = _streamed(fake, 3, strict=True)
+    assert torch.equal(traced(x), x)
+
+
+def _in_threads(count: int, work: Any) -> list[BaseException]:
+    """``work(number)`` in so many threads at once; what they raised."""
+    raised: list[BaseException] = []
+    start = threading.Barrier(count)
+
+    def run(number: int) -> None:
+        start.wait()
+        try:
+            work(number)
+        except BaseException as error:
+            raised.append(error)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return raised
+
+
+@pytest.mark.parametrize("batches", ["whole", "items"])
+def test_calls_of_threads_get_their_own_results(fake: Path, batches: str, fault: Any) -> None:
+    fault("slow")
+    torchmdla.enable(device="mdla", library=fake, strict=True, batches=batches)
+    library = ctypes.CDLL(str(fake))
+    functions = [_ready(3, 6)[0], _ready(3, 6)[0], _ready(4, 6)[0]]
+    sizes = [3, 3, 4]
+    for traced, size in zip(functions, sizes, strict=True):
+        traced(torch.ones(size, 6))
+    puts = library.fake_putinputs()
+
+    def work(number: int) -> None:
+        for turn in range(100):
+            which = (number + turn) % 3
+            x = torch.full((sizes[which], 6), float(1000 * number + turn))
+            assert torch.equal(functions[which](x), x)
+
+    assert not _in_threads(6, work)
+    assert library.fake_putinputs() > puts
+
+
+def test_forked_calls_of_one_program(fake: Path, fault: Any) -> None:
+    fault("slow")
+    torchmdla.enable(device="mdla", library=fake, strict=True)
+    squashed, x = _ready(2, 31)
+    squashed(x)
+
+    def both(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        future = torch.jit.fork(squashed, x)
+        other = squashed(y)
+        return torch.jit.wait(future), other
+
+    scripted = torch.jit.trace(both, (x, x), check_trace=False)
+    library = ctypes.CDLL(str(fake))
+    puts = library.fake_putinputs()
+    for turn in range(50):
+        x, y = torch.full((2, 31), float(turn)), torch.full((2, 31), -1.0 - turn)
+        one, other = scripted(x, y)
+        if turn > 3:
+            assert torch.equal(one, x)
+            assert torch.equal(other, y)
+    assert library.fake_putinputs() > puts
+    assert torchmdla.stats().fallbacks == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("putinput", "ie_putinput: no buffer"),
+        ("more", "ie_getresult: the library wrote other sizes"),
+    ],
+)
+def test_after_a_fault_of_a_part_the_next_batch_runs(name: str, text: str, fake: Path, fault: Any) -> None:
+    traced, x = _streamed(fake)
+    fault(name)
+    with pytest.warns(RuntimeWarning, match=text):
+        assert torch.equal(traced(x), _squashed(x))
+    torchmdla.enable(device="mdla", library=fake, batches="items", strict=True)
+    with pytest.raises(DeviceError, match=text):
+        traced(x)
+    fault("")
+    assert torch.equal(traced(x), x)
+
+
+@pytest.mark.parametrize("name", ["taken", "kept"])
+@pytest.mark.parametrize("place", [0, 1, 3])
+def test_a_part_that_fails_is_the_only_one(name: str, place: int, fake: Path, fault: Any) -> None:
+    """Results that a library gives after all are nobody's."""
+    traced, x = _streamed(fake, strict=True)
+    fault(name)
+    x = x.abs() + 1
+    assert torch.equal(traced(x), x)
+    for _ in range(3):
+        wrong = x.clone()
+        wrong[place] *= -1
+        with pytest.raises(DeviceError, match="ie_getresult: a negative number"):
+            traced(wrong)
+        for _ in range(3):
+            x += 1
+            assert torch.equal(traced(x), x)
+
+
+@pytest.mark.parametrize("name", ["taken", "kept"])
+def test_a_call_that_fails_leaves_other_threads_their_results(name: str, fake: Path, fault: Any) -> None:
+    traced, _ = _streamed(fake, 3)
+    fault(name)
+
+    def work(number: int) -> None:
+        for turn in range(100):
+            x = torch.full((3, 6), float(number * 1000 + turn + 1))
+            if number % 2:
+                x[turn % 3] *= -1
+                assert torch.equal(traced(x), _squashed(x))
+            else:
+                assert torch.equal(traced(x), x)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert not _in_threads(4, work)
+    ((reason, count),) = torchmdla.stats().fallbacks.items()
+    assert "a negative number" in reason
+    assert count == 200
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "text"),
+    [
+        ("swapped", 41, "ie_getresult: the results are not in the order of the inputs"),
+        ("foreign", 42, "ie_getresult: the results are not in the order of the inputs"),
+        ("getresult", 43, "ie_getresult: the card is gone"),
+        ("silent", 44, r"ie_getresult: no result within 0\.2 seconds"),
+    ],
+)
+def test_a_network_without_reliable_results_is_lost(name: str, width: int, text: str, fake: Path, fault: Any) -> None:
+    """For all threads that wait, and for later calls; other networks are not."""
+    traced, x = _streamed(fake, width=width, timeout=0.2)
+    assert torch.equal(traced(x), x)
+    fault(name)
+
+    def falls_back(_: int) -> None:
+        assert torch.equal(traced(x), _squashed(x))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert not _in_threads(4, falls_back)
+        fault("")
+        falls_back(0)
+    ((reason, count),) = torchmdla.stats().fallbacks.items()
+    assert re.search(text, reason)
+    assert count == 5
+    fresh, y = _streamed(fake, 2, width=width, strict=True, timeout=0.2)
+    assert torch.equal(fresh(y), y)
+    torchmdla.enable(device="mdla", library=fake, batches="items", timeout=0.2, strict=True)
+    with pytest.raises(DeviceError, match=text):
+        traced(x)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_a_forked_child_runs_batches(fake: Path) -> None:
+    """Without the thread that takes results."""
+    traced, x = _streamed(fake, strict=True)
+    program = os.fork()
+    if program == 0:
+        same = False
+        with contextlib.suppress(BaseException):
+            same = torch.equal(traced(x), x)
+        os._exit(0 if same else 1)
+    assert os.waitpid(program, 0)[1] == 0
 
 
 def test_inputs_of_other_shapes_are_refused(network: Network) -> None:

@@ -57,6 +57,7 @@ weights_bytes = 2048
 accumulators = 256
 memory_bytes = 1000000000
 bandwidth_gb_s = 1
+host_gb_s = 1
 instruction_cycles = 4
 latency_cycles = 10
 buffers = 3
@@ -80,8 +81,8 @@ def expected(model: Model, path: Path) -> list[Array]:
 
 
 def results(model: Model, path: Path, precision: str, **flags: object) -> tuple[list[Array], list[Array]]:
-    """Of the device and of the reference software, calibrated with the same inputs."""
-    with Context(precision=precision, **flags) as context:
+    """Of the device and of the reference software, calibrated with the same inputs, without headroom."""
+    with Context(precision=precision, headroom=0, **flags) as context:
         context.compile(path, samples=model.samples() if precision == "variable" else ())
         return context.run(*model.samples()), context.run(*model.samples(), software=True)
 
@@ -238,7 +239,7 @@ def test_any_convolution_in_any_tiles(model: Model, clusters: int, precision: st
 def test_calibration_takes_the_largest_of_all_samples(tmp_path: Path) -> None:
     path = operator("calibrated", "Add", [(4, 5), (4, 5)]).save(tmp_path)
     one, two, five = (np.full((4, 5), value, np.float32) for value in (0.9, 1.1, 5.0))
-    with Context(precision="variable") as context:
+    with Context(precision="variable", headroom=0) as context:
         context.compile(path, samples=[one, one])
         assert context.layers()[0]["fraction"] == 14
         context.compile(path, samples=[one, one, five, two, two, one])
@@ -251,6 +252,34 @@ def test_calibration_takes_the_largest_of_all_samples(tmp_path: Path) -> None:
     with Context(precision="fixed8") as context:
         assert context.compile(path).layers()[0]["fraction"] == 4
         assert context.compile(path, samples=[one, one]).layers()[0]["fraction"] == 6
+
+
+@pytest.mark.parametrize(
+    ("precision", "flags", "spare"),
+    [("variable", {}, 1), ("variable", {"headroom": 0}, 0), ("variable", {"headroom": 3}, 3), ("fixed8", {}, 0)],
+)
+def test_headroom_of_calibrated_formats(precision: str, flags: dict[str, object], spare: int, tmp_path: Path) -> None:
+    path = operator("spare", "Add", [(4, 5), (4, 5)]).save(tmp_path)
+    one = np.full((4, 5), 0.9, np.float32)
+    with Context(precision=precision, **flags) as context:
+        context.compile(path, samples=[one, one])
+        fraction = (14 if precision == "variable" else 6) - spare
+        assert context.layers()[0]["fraction"] == fraction
+        for factor in (1, 2.0**spare):
+            (y,) = context.run(one * factor, one * factor)
+            np.testing.assert_allclose(y, 1.8 * factor, atol=2.0**-fraction * 2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "attributes", "fraction"),
+    [("Sigmoid", {}, 14), ("Tanh", {}, 14), ("Softmax", {"axis": 1}, 15), ("LeakyRelu", {"alpha": 0.5}, 13)],
+)
+def test_headroom_ends_where_values_do(kind: str, attributes: dict[str, Any], fraction: int, tmp_path: Path) -> None:
+    """What a function cannot exceed needs no more bits. A softmax of equal numbers is 1/4, and a bit more is 1/2."""
+    path = operator("bounded", kind, [(5, 4)], **attributes).save(tmp_path)
+    with Context(precision="variable") as context:
+        context.compile(path, samples=[np.full((5, 4), 1.9, np.float32)])
+        assert context.layers()[0]["fraction"] == fraction
 
 
 def test_sums_beyond_32_bits_are_exact(tmp_path: Path) -> None:
@@ -303,7 +332,7 @@ def test_checksum_is_documented(tmp_path: Path) -> None:
     data = binary.read_bytes()
     magic, version, length, given_sum = HEADER.unpack_from(data)
     payload = data[HEADER.size :]
-    assert (magic, version, length, given_sum) == (b"MDLAEMU\n", 1, len(payload), checksum(payload))
+    assert (magic, version, length, given_sum) == (b"MDLAEMU\n", 2, len(payload), checksum(payload))
 
 
 DAMAGE = {
@@ -497,6 +526,53 @@ def test_report_adds_up(tmp_path: Path) -> None:
         assert layers[2]["bytes_loaded"] >= 2 * (16 * 40 * 40 + 32 * 16 * 9)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "kernel", "options"),
+    [
+        ((1, 8, 6, 7), (2, 2), {"strides": [2, 2]}),
+        ((1, 8, 6, 7), (3, 3), {"strides": [2, 2]}),
+        ((2, 8, 5, 5), (4, 3), {"strides": [2, 3], "pads": [1, 0, 1, 0]}),
+        ((1, 8, 5, 5), (1, 2), {"strides": [3, 1]}),
+        ((1, 8, 9), (3,), {"strides": [2], "dilations": [2]}),
+        ((1, 8, 3, 4, 5), (2, 3, 2), {"strides": [2, 1, 2]}),
+        ((1, 8, 6, 7), (3, 3), {"strides": [2, 2], "group": 2}),
+    ],
+)
+def test_zeros_of_transposed_convolutions_are_not_counted(
+    sizes: tuple[int, ...], kernel: tuple[int, ...], options: dict[str, Any], tmp_path: Path
+) -> None:
+    """Counted one by one: an element of the kernel meets a place of the input, or one between two."""
+    weight = normal(8, 4, *kernel)
+    path = operator("spread", "ConvTranspose", [sizes], weight, **options).save(tmp_path)
+    for flags in ({}, {"board": small_board(tmp_path)}):
+        with Context(**flags) as context:
+            (layer,) = context.compile(path).layers()
+            groups = options.get("group", 1)
+            steps, spaces = options["strides"], options.get("dilations", [1] * len(kernel))
+            pads = options.get("pads", [0] * 2 * len(kernel))
+            products = sizes[0] * 8 * 4
+            for axis, (count, step, space) in enumerate(zip(kernel, steps, spaces, strict=True)):
+                length = layer["shape"][2 + axis]
+                places = [
+                    at - k * space + pads[axis] for at in range(length) for k in range(count)
+                ]  # of the input, in steps
+                products *= sum(place % step == 0 for place in places)
+            assert layer["macs"] == products
+            assert layer["shape"][1] == 4 * groups
+
+
+def test_a_transposed_convolution_takes_the_time_of_its_products(tmp_path: Path) -> None:
+    """With as many as a convolution, of as many outputs."""
+    transposed = operator("up", "ConvTranspose", [(1, 64, 32, 32)], normal(64, 64, 2, 2), strides=[2, 2])
+    plain = operator("same", "Conv", [(1, 64, 64, 64)], normal(64, 64, 1, 1))
+    with Context() as one, Context() as other:
+        (up,), (same,) = (
+            context.compile(model.save(tmp_path)).layers() for context, model in ((one, transposed), (other, plain))
+        )
+    assert up["macs"] == same["macs"]
+    assert up["compute_cycles"] == pytest.approx(same["compute_cycles"], rel=0.05)
+
+
 @pytest.mark.parametrize("precision", ["fixed16", "fixed8", "float32"])
 def test_more_hardware_is_never_slower(precision: str, tmp_path: Path) -> None:
     path = network(tmp_path)
@@ -511,6 +587,46 @@ def test_more_hardware_is_never_slower(precision: str, tmp_path: Path) -> None:
         assert counts == sorted(counts, reverse=True) and counts[0] > counts[-1]
     one = cycles(**small)
     assert cycles(board=small_board(tmp_path, bandwidth_gb_s=0.1)) > one
+    assert cycles(board=small_board(tmp_path, host_gb_s=0.1)) == one
+
+
+def test_transfers_between_cards(tmp_path: Path) -> None:
+    path = network(tmp_path)
+
+    def compiled(**flags: object) -> tuple[int, list[dict[str, Any]]]:
+        with Context(**flags) as context:
+            layers = context.compile(path).layers()
+            assert context.info("bytes_transferred") == sum(layer["bytes_transferred"] for layer in layers)
+            return context.info("cycles"), layers
+
+    _, layers = compiled(nclusters=2)
+    assert {(layer["cards"], layer["bytes_transferred"]) for layer in layers} == {(1, 0)}
+    slow, fast = (tmp_path / name for name in ("slow", "fast"))
+    for board, rate in ((slow, 0.001), (fast, 1000)):
+        small_board(tmp_path, host_gb_s=rate).rename(board)
+    counts = {}
+    for board in (slow, fast):
+        counts[board] = [compiled(nclusters=2, nfpgas=cards, board=board)[0] for cards in (1, 2)]
+        assert counts[board] == sorted(counts[board], reverse=True)
+    assert counts[slow][0] == counts[fast][0]
+    assert counts[slow][1] > counts[fast][1]
+    _, layers = compiled(nclusters=2, nfpgas=2, board=fast)
+    # Inputs come from the host, half of what two cards have computed from the other one.
+    assert (layers[0]["cards"], layers[0]["bytes_transferred"]) == (2, 0)
+    second = layers[1]
+    assert (second["type"], second["cards"]) == ("LeakyRelu", 2)
+    assert second["bytes_transferred"] == second["bytes_loaded"] / 2
+    # 10,000 bytes a cycle for each card.
+    assert second["transfer_cycles"] == np.ceil(second["bytes_transferred"] / 20000)
+
+
+@pytest.mark.parametrize(("precision", "size"), [("fixed16", 2), ("fixed8", 1), ("float32", 4)])
+def test_transfers_of_the_host_are_in_the_devices_format(precision: str, size: int, tmp_path: Path) -> None:
+    with Context(precision=precision, board=small_board(tmp_path, host_gb_s=0.05)) as context:
+        context.compile(network(tmp_path))
+        # Half a byte a cycle.
+        assert context.info("input_cycles") == 3 * 40 * 40 * size * 2
+        assert context.info("output_cycles") == np.prod(context.shapes[0]) * size * 2
 
 
 def test_shipped_board_is_the_file(tmp_path: Path) -> None:

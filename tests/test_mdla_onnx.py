@@ -189,6 +189,52 @@ def test_function(name: str) -> None:
     _check(_FUNCTIONS[name], torch.randn(2, 6, 4, 8), torch.randn(2, 6, 4, 8), layers=4)
 
 
+_KERNEL, _CONSTANT_IMAGE = torch.ones(6, 4, 3, 3), torch.ones(2, 4, 5, 6)
+_MEAN, _VARIANCE = torch.full((4,), 0.5), torch.full((4,), 2.0)
+
+# Weights that come in at run time. The device's own convolutions and batch norms have constant ones.
+_GIVEN_WEIGHTS: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
+    "conv1d": (lambda x, w: F.conv1d(x, w, stride=2, dilation=2), ((2, 4, 17), (6, 4, 3))),
+    "conv2d": (lambda x, w: F.conv2d(x, w, stride=(1, 2), padding=(1, 0)), ((2, 4, 9, 11), (6, 4, 3, 2))),
+    "conv2d of single pixels": (lambda x, w: F.conv2d(x, w), ((2, 4, 9, 11), (6, 4, 1, 1))),
+    "conv3d": (lambda x, w: F.conv3d(x, w, padding=1), ((1, 2, 5, 6, 7), (3, 2, 3, 3, 3))),
+    "conv2d with a bias": (lambda x, w, b: F.conv2d(x, w, b), ((2, 4, 9, 11), (6, 4, 3, 3), (6,))),
+    "the bias alone": (lambda x, b: F.conv2d(x, _KERNEL, b, 2), ((2, 4, 9, 11), (6,))),
+    "the bias of a grouped one": (
+        lambda x, b: F.conv_transpose2d(x, _KERNEL[:4, :3], b, groups=2),
+        ((2, 4, 5, 6), (6,)),
+    ),
+    "a constant image": (lambda w: F.conv2d(_CONSTANT_IMAGE, w, padding=1), ((6, 4, 3, 3),)),
+    "linear": (lambda x, w, b: F.linear(x, w, b), ((2, 7, 11), (5, 11), (5,))),
+    "addmm": (lambda b, x, w: torch.addmm(b, x, w, beta=0.5, alpha=2), ((7, 5), (7, 11), (11, 5))),
+    "batch norm": (
+        lambda x, w, b: F.batch_norm(x, _MEAN, _VARIANCE, w, b),
+        ((2, 4, 9, 11), (4,), (4,)),
+    ),
+    "batch norm by a weight": (
+        lambda x, w: F.batch_norm(x, _MEAN, _VARIANCE, w),
+        ((2, 4, 9, 11), (4,)),
+    ),
+}
+
+
+@pytest.mark.parametrize("on_the_device", [False, True])
+@pytest.mark.parametrize("name", _GIVEN_WEIGHTS)
+def test_weights_that_come_in_at_run_time(name: str, on_the_device: bool) -> None:
+    torch.manual_seed(0)
+    function, sizes = _GIVEN_WEIGHTS[name]
+    inputs = tuple(torch.randn(shape) for shape in sizes)
+    if not on_the_device:
+        _check(function, *inputs, layers=4)
+        return
+    torchmdla.enable(device="mdla", strict=True, precision="float32")
+    compiled = torch.jit.trace(function, inputs, check_trace=False)
+    for _ in range(4):
+        made = compiled(*inputs)
+    assert_matches(made, function(*inputs), layers=4, strides=False)
+    assert torchmdla.stats().compiled > 0
+
+
 @pytest.mark.parametrize(
     "anchor",
     [
@@ -256,6 +302,35 @@ def test_the_model_holds_no_weights_and_is_the_same_for_all() -> None:
 )
 def test_refused(function: Any, reason: str) -> None:
     _, imported, _ = _imported(function, (torch.randn(2, 4, 10, 11),))
+    with pytest.raises(CompileError, match=reason):
+        _lower(imported)
+
+
+def test_a_weight_that_comes_in_gives_the_bits_of_a_constant_one() -> None:
+    torchmdla.enable(device="mdla", strict=True, precision="fixed16")
+    module, x = nn.Conv2d(4, 6, 3, stride=2, padding=1, bias=False), _image()
+    with torch.no_grad():
+        given = torch.jit.trace(lambda x, w: F.conv2d(x, w, None, 2, 1), (x, module.weight), check_trace=False)
+        for _ in range(4):
+            made = given(x, module.weight)
+        assert torch.equal(made, torchmdla.compile(module.eval(), x)(x))
+
+
+@pytest.mark.parametrize(
+    ("function", "weights", "reason"),
+    [
+        (
+            lambda x, w: F.conv2d(x, w, groups=2),
+            [(6, 2, 3, 3)],
+            "aten::_convolution.*a grouped convolution with a weight",
+        ),
+        (lambda x, w: F.conv_transpose2d(x, w), [(4, 2, 3, 3)], "aten::_convolution.*a transposed convolution with a"),
+        (lambda x, m: F.batch_norm(x, m, _VARIANCE), [(4,)], "aten::batch_norm.*statistics that depend on inputs"),
+    ],
+)
+def test_refused_weights_that_come_in_at_run_time(function: Any, weights: Any, reason: str) -> None:
+    inputs = (torch.randn(2, 4, 10, 11), *(torch.randn(shape) for shape in weights))
+    _, imported, _ = _imported(function, inputs)
     with pytest.raises(CompileError, match=reason):
         _lower(imported)
 

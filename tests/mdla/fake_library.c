@@ -2,13 +2,22 @@
  *
  * It fails in the way that the environment variable TORCHMDLA_FAKE_FAULT names when the call comes:
  * create, flag, version, compile, crash, exit, hang, no_binary, init, outputs, sizes, run, written,
- * putinput, getresult. Built with -DWITHOUT_IE_INIT it lacks that function. */
+ * putinput, getresult; and in ie_getresult
+ * - taken, kept: fails once for each inference whose first number is negative, and takes its result
+ *   or keeps it for the next call,
+ * - swapped: waits for two inferences and gives the first one's result as the second's,
+ * - foreign: gives a result as that of an inference that there was not,
+ * - more: writes a size that was not announced,
+ * - silent: gives no result.
+ * No faults are pair: results wait until two inferences have been there at once, in the whole life
+ * of the context; and slow: ie_run takes half a millisecond. Built with -DWITHOUT_IE_INIT it lacks that function. */
 #include "../../torchmdla/devices/mdla/include/microndla.h"
 
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #define MOST_PORTS 8
@@ -17,6 +26,7 @@
 struct queued {
   float *data[MOST_PORTS];
   void *userparam;
+  int failed;
 };
 
 struct context {
@@ -27,11 +37,12 @@ struct context {
   uint64_t *shapes[MOST_PORTS];
   uint64_t elements[MOST_PORTS];
   struct queued queue[MOST_QUEUED];
-  unsigned first, waiting;
+  unsigned first, waiting, most_waiting;
 };
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-static int live, linked, runs;
+static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+static int live, linked, runs, putinputs;
 
 static int fault_is(const char *name) {
   const char *fault = getenv("TORCHMDLA_FAKE_FAULT");
@@ -43,10 +54,12 @@ static void *failed(struct context *context, const char *text) {
   return NULL;
 }
 
-/* For tests: contexts that live, those that were linked to another, and inferences. */
+/* For tests: contexts that live, those that were linked to another, inferences by ie_run and by
+ * ie_putinput. */
 int fake_live(void) { return live; }
 int fake_linked(void) { return linked; }
 int fake_runs(void) { return runs; }
+int fake_putinputs(void) { return putinputs; }
 
 void *ie_create(void) {
   if (fault_is("create")) return NULL;
@@ -150,6 +163,7 @@ int ie_run(void *cmem, const float *const *inputs, const uint64_t *input_element
     memcpy(outputs[i], inputs[i], input_elements[i] * sizeof(float));
   }
   if (fault_is("written")) ++output_elements[0];
+  if (fault_is("slow")) usleep(500);
   pthread_mutex_lock(&mutex);
   ++runs;
   pthread_mutex_unlock(&mutex);
@@ -161,32 +175,75 @@ int ie_run_sw(void *cmem, const float *const *inputs, const uint64_t *input_elem
   return ie_run(cmem, inputs, input_elements, ninputs, outputs, output_elements, noutputs);
 }
 
+/* Waits a moment for other threads, or for another fault; the caller has the mutex. */
+static void wait_a_moment(void) {
+  struct timespec end;
+  clock_gettime(CLOCK_REALTIME, &end);
+  end.tv_nsec += 1000000;
+  if (end.tv_nsec >= 1000000000) ++end.tv_sec, end.tv_nsec -= 1000000000;
+  pthread_cond_timedwait(&changed, &mutex, &end);
+}
+
 int ie_putinput(void *cmem, const float *const *inputs, const uint64_t *input_elements,
                 unsigned ninputs, void *userparam) {
   struct context *context = cmem;
-  if (fault_is("putinput") || context->waiting == MOST_QUEUED) return -1;
+  if (fault_is("putinput")) {
+    failed(context, "no buffer");
+    return -1;
+  }
+  pthread_mutex_lock(&mutex);
+  while (context->waiting == MOST_QUEUED)
+    wait_a_moment();
   struct queued *slot = &context->queue[(context->first + context->waiting++) % MOST_QUEUED];
   slot->userparam = userparam;
+  slot->failed = 0;
   for (unsigned i = 0; i < ninputs; ++i) {
     slot->data[i] = malloc(input_elements[i] * sizeof(float));
     memcpy(slot->data[i], inputs[i], input_elements[i] * sizeof(float));
   }
+  if (context->waiting > context->most_waiting) context->most_waiting = context->waiting;
+  ++putinputs;
+  pthread_cond_broadcast(&changed);
+  pthread_mutex_unlock(&mutex);
   return 0;
+}
+
+/* The oldest result is ready; the caller has the mutex. */
+static int is_ready(struct context *context) {
+  if (fault_is("silent") || context->waiting == 0) return 0;
+  if (fault_is("swapped")) return context->waiting > 1;
+  return !fault_is("pair") || context->most_waiting > 1;
 }
 
 int ie_getresult(void *cmem, float **outputs, uint64_t *output_elements, unsigned noutputs,
                  void **userparam) {
   struct context *context = cmem;
-  if (fault_is("getresult") || context->waiting == 0) return -1;
-  struct queued *slot = &context->queue[context->first];
-  context->first = (context->first + 1) % MOST_QUEUED;
-  --context->waiting;
-  *userparam = slot->userparam;
-  for (unsigned i = 0; i < noutputs; ++i) {
-    memcpy(outputs[i], slot->data[i], output_elements[i] * sizeof(float));
-    free(slot->data[i]);
+  if (fault_is("getresult")) {
+    failed(context, "the card is gone");
+    return -1;
   }
-  return 0;
+  pthread_mutex_lock(&mutex);
+  while (!is_ready(context))
+    wait_a_moment();
+  struct queued *slot = &context->queue[context->first];
+  const int fails = !slot->failed && slot->data[0][0] < 0 && (fault_is("taken") || fault_is("kept"));
+  slot->failed = fails;
+  if (fails) failed(context, "a negative number");
+  if (!fails || fault_is("taken")) {
+    const unsigned next = (context->first + 1) % MOST_QUEUED;
+    *userparam = fault_is("swapped") ? context->queue[next].userparam : slot->userparam;
+    if (fault_is("foreign")) *userparam = (char *)*userparam + 1000;
+    for (unsigned i = 0; i < noutputs; ++i) {
+      if (!fails) memcpy(outputs[i], slot->data[i], output_elements[i] * sizeof(float));
+      free(slot->data[i]);
+    }
+    if (fault_is("more")) ++output_elements[0];
+    context->first = next;
+    --context->waiting;
+  }
+  pthread_cond_broadcast(&changed);
+  pthread_mutex_unlock(&mutex);
+  return fails ? -1 : 0;
 }
 
 void ie_read_data(void *cmem, uint64_t address, void *data, uint64_t bytes, int card) {

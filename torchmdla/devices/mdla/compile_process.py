@@ -2,7 +2,7 @@
 
 ``torchmdla.devices.mdla.compiling`` starts this file as a script, with one argument in JSON: the folder of
 ``runtime_library.py``, and what ``mdla_compile`` takes. Calibration samples are in an ``.npz`` file as ``0``, ``1``, ….
-The fault goes to standard output, as JSON; everything else that is printed is the library's.
+What came of it goes to standard output, as JSON; everything else that is printed is the library's.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 
-def main(job: dict[str, Any]) -> str:
-    """The fault, or nothing."""
+def main(job: dict[str, Any]) -> dict[str, Any]:
+    """The fault, or ``""``, and the cost of an inference: ``mdla_cost``."""
     binding = _binding(job["binding"])
+    cost = binding.Cost()
     samples, elements, count = _samples(job["samples"])
     status = binding.runtime().mdla_compile(
         job["library"].encode(),
@@ -29,8 +30,12 @@ def main(job: dict[str, Any]) -> str:
         samples,
         elements,
         count,
+        ctypes.byref(cost),
     )
-    return "" if status == 0 else str(binding.fault())
+    return {
+        "fault": "" if status == 0 else str(binding.fault()),
+        "cost": [cost.input, cost.compute, cost.output],
+    }
 
 
 def _binding(path: str) -> Any:
@@ -58,7 +63,7 @@ def _samples(path: str) -> tuple[Any, Any, int]:
 if __name__ == "__main__":
     replies = os.dup(1)
     os.dup2(2, 1)  # What the library prints is no reply.
-    os.write(replies, json.dumps({"fault": main(json.loads(sys.argv[1]))}).encode())
+    os.write(replies, json.dumps(main(json.loads(sys.argv[1]))).encode())
     sys.stdout.flush()
     # No teardown: the library's has nothing to save, and may crash.
     os._exit(0)

@@ -13,6 +13,7 @@ import tempfile
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -47,8 +48,32 @@ def _remove(path: Path, owner: int) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
+@dataclass(frozen=True)
+class Cost:
+    """Cycles of one inference, by the library's own count: its inputs to the card, computing, its outputs from the
+    card. 0 where the library does not tell."""
+
+    input: int
+    compute: int
+    output: int
+
+    def of_stream(self, inferences: int) -> int:
+        """Of so many, one after the other: what the card does for them overlaps, but for the first input and the last
+        output."""
+        longest = max(self.input, self.compute, self.output)
+        return self.input + self.compute + self.output + (inferences - 1) * longest
+
+
+@dataclass(frozen=True)
+class Binary:
+    """What the library's compiler wrote, and what it costs."""
+
+    content: bytes
+    cost: Cost
+
+
 _lock = threading.Lock()
-_binaries: OrderedDict[str, Path] = OrderedDict()
+_binaries: OrderedDict[str, tuple[Path, Cost]] = OrderedDict()
 
 
 def _after_fork_in_child() -> None:
@@ -62,7 +87,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
-def binary_of(model: bytes, inputs: Sequence[Port], options: Options, samples: Sequence[Sequence[Array]]) -> bytes:
+def binary_of(model: bytes, inputs: Sequence[Port], options: Options, samples: Sequence[Sequence[Array]]) -> Binary:
     """What ``ie_compile`` makes of ``model``, an ONNX file with its weights; or ``ie_compile_vfp``, with ``samples``
     (arrays for the model's inputs), where there are any.
 
@@ -74,18 +99,20 @@ def binary_of(model: bytes, inputs: Sequence[Port], options: Options, samples: S
     flags, shapes = options.flags(), shapes_text(inputs)
     key = _key(model, shapes, options.library, flags, samples)
     with _lock:
-        path = _binaries.get(key)
-        if path is not None:
+        kept = _binaries.get(key)
+        if kept is not None:
             _binaries.move_to_end(key)
-            return path.read_bytes()
+            path, cost = kept
+            return Binary(path.read_bytes(), cost)
     with tempfile.TemporaryDirectory(dir=_folder()) as place:
-        binary = _compile(Path(place), model, shapes, options, samples).read_bytes()
+        made, cost = _compile(Path(place), model, shapes, options, samples)
+        binary = Binary(made.read_bytes(), cost)
     path = _folder() / key
-    path.write_bytes(binary)
+    path.write_bytes(binary.content)
     with _lock:
-        _binaries[key] = path
+        _binaries[key] = path, cost
         while len(_binaries) > _MOST_KEPT:
-            _, oldest = _binaries.popitem(last=False)
+            _, (oldest, _) = _binaries.popitem(last=False)
             oldest.unlink(missing_ok=True)
     return binary
 
@@ -106,7 +133,9 @@ def _key(
     return digest.hexdigest()
 
 
-def _compile(place: Path, model: bytes, shapes: str, options: Options, samples: Sequence[Sequence[Array]]) -> Path:
+def _compile(
+    place: Path, model: bytes, shapes: str, options: Options, samples: Sequence[Sequence[Array]]
+) -> tuple[Path, Cost]:
     function = "ie_compile_vfp" if samples else "ie_compile"
     onnx_file, binary = place / "model.onnx", place / "model.bin"
     onnx_file.write_bytes(model)
@@ -140,17 +169,17 @@ def _compile(place: Path, model: bytes, shapes: str, options: Options, samples: 
     if done.returncode != 0:
         ended = how_it_ended(done.returncode)
         raise DeviceError(f"{function}: the library's process ended: {ended}" + (f"\n{printed}" if printed else ""))
-    fault = json.loads(done.stdout)["fault"]
-    if fault:
-        raise DeviceError(fault + (f"\n{printed}" if printed else ""))
+    reply = json.loads(done.stdout)
+    if reply["fault"]:
+        raise DeviceError(reply["fault"] + (f"\n{printed}" if printed else ""))
     if not binary.is_file():
         raise DeviceError(f"{function}: the library wrote no binary")
-    return binary
+    return binary, Cost(*reply["cost"])
 
 
 def forget() -> None:
     """Drops the binaries that are kept."""
     with _lock:
         while _binaries:
-            _, path = _binaries.popitem()
+            _, (path, _) = _binaries.popitem()
             path.unlink(missing_ok=True)

@@ -15,7 +15,8 @@ from pathlib import Path
 from torchmdla.compiler.artifact import Artifact
 from torchmdla.devices import interrupts
 from torchmdla.devices.device import LoadedCode
-from torchmdla.devices.mdla import calibration, compiling, runtime_library
+from torchmdla.devices.mdla import batches, calibration, runtime_library
+from torchmdla.devices.mdla.batches import Inferences
 from torchmdla.devices.mdla.device_program import DeviceProgram
 from torchmdla.devices.mdla.device_program import Port as ProgramPort
 from torchmdla.devices.mdla.lowering import NEEDS_ONNX
@@ -91,8 +92,8 @@ class Packer:
         """
         program, options = self.program, Options.from_text(self.program.target)
         samples = calibration.samples_for(program, options)
-        binary = compiling.binary_of(self.model(buffers), program.inputs, options, samples)
-        return load_context(options, binary, program.inputs, program.outputs, len(self.arguments))
+        inferences = batches.arranged(self.model(buffers), program, options, samples)
+        return load_context(options, inferences, program.inputs, program.outputs, len(self.arguments))
 
     def model(self, buffers: ctypes._Pointer[ctypes.c_void_p]) -> bytes:
         """The ONNX file with the weights in it."""
@@ -121,25 +122,28 @@ def _failed(fault: str, status: int = FAILED) -> int:
 
 def load_context(
     options: Options,
-    binary: bytes,
+    inferences: Inferences,
     inputs: tuple[ProgramPort, ...],
     outputs: tuple[ProgramPort, ...],
     first_result: int,
 ) -> int:
-    """The address of a context with ``binary`` on the device; free it by ``mdla_unload``.
+    """The address of a context on the device; free it by ``mdla_unload``.
 
-    ``first_result`` is the number of arguments of the entry.
+    ``inputs`` and ``outputs`` are those of a call of the entry, which is one or more ``inferences``. ``first_result``
+    is the number of arguments of the entry.
 
     Raises:
         DeviceError: the library is not usable, or refuses a flag or the binary.
     """
 
     def array(ports: tuple[ProgramPort, ...], before: int) -> ctypes.Array[Port]:
-        return (Port * len(ports))(*(Port(before + port.position, math.prod(port.shape)) for port in ports))
+        elements = [math.prod(port.shape) // inferences.parts for port in ports]
+        pairs = zip(ports, elements, strict=True)
+        return (Port * len(ports))(*(Port(before + port.position, count) for port, count in pairs))
 
     with tempfile.TemporaryDirectory(prefix="torchmdla-mdla-") as place:
         path = Path(place) / "model.bin"
-        path.write_bytes(binary)
+        path.write_bytes(inferences.binary)
         context: int | None = runtime_library.runtime().mdla_load(
             options.library.encode(),
             runtime_library.flag_array(options.flags()),
@@ -148,7 +152,8 @@ def load_context(
             len(inputs),
             array(outputs, BEFORE_ARGUMENTS + first_result),
             len(outputs),
-            0,
+            inferences.parts,
+            options.seconds,
         )
     if not context:
         raise DeviceError(runtime_library.fault())

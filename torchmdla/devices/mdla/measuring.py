@@ -76,7 +76,7 @@ class Networks:
 
     def _binary(self, group: Group, model: bytes) -> bytes:
         samples = calibration.samples_for(group.program, self._options)
-        return compiling.binary_of(model, group.program.inputs, self._options, samples)
+        return compiling.binary_of(model, group.program.inputs, self._options, samples).content
 
     def close(self) -> None:
         for network in self._open.values():

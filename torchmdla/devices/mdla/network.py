@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from torchmdla.devices.mdla import runtime_library
+from torchmdla.devices.mdla.batches import Inferences
 from torchmdla.devices.mdla.device_program import Port
 from torchmdla.devices.mdla.loader import load_context
 from torchmdla.devices.mdla.options import Options
@@ -39,7 +40,9 @@ class Network:
     ) -> None:
         self._inputs = tuple(Port(place, tuple(shape)) for place, shape in enumerate(inputs))
         self._outputs = tuple(Port(place, tuple(shape)) for place, shape in enumerate(outputs))
-        self._context = load_context(options.located(), binary, self._inputs, self._outputs, len(self._inputs))
+        self._context = load_context(
+            options.located(), Inferences(1, binary), self._inputs, self._outputs, len(self._inputs)
+        )
 
     def run(self, *inputs: Array, software: bool = False) -> list[Array]:
         """One inference; with ``software`` by the library's reference software, in the device's number formats.

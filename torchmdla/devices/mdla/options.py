@@ -21,7 +21,14 @@ _FLAGS: Mapping[str, str] = {
     "fpgas": "nfpgas",
     "debug": "debug",
     "options": "options",
+    "headroom": "headroom",
 }
+
+BATCHES = ("whole", "items")
+
+_LEAST: Mapping[str, int] = {"clusters": 1, "fpgas": 1, "headroom": 0, "timeout": 0}
+
+_SECONDS = 600.0
 
 _TYPES: Mapping[str, type | tuple[type, ...]] = {
     "library": (str, os.PathLike),
@@ -30,6 +37,9 @@ _TYPES: Mapping[str, type | tuple[type, ...]] = {
     "fpgas": int,
     "debug": str,
     "options": str,
+    "headroom": int,
+    "batches": str,
+    "timeout": (int, float),
 }
 
 
@@ -43,6 +53,12 @@ class Options:
         clusters, fpgas: how many of them to use.
         debug: which debug output the library prints, in its own letters.
         options: the compiler's options, in the library's own words.
+        headroom: bits that formats chosen from calibration data have above the largest value of the data, so that what
+            is up to ``2 ** headroom`` times as large does not saturate.
+        batches: ``"whole"``, a group's batch is one inference; ``"items"``, it is as many as it can be divided into;
+            None, what takes the fewest cycles by the library's own count (:mod:`torchmdla.devices.mdla.batches`).
+        timeout: in seconds; a library that has inferences and gives no result for so long is not asked again.
+            0 is no limit, None ten minutes.
     """
 
     library: str = ""
@@ -51,6 +67,9 @@ class Options:
     fpgas: int | None = None
     debug: str | None = None
     options: str | None = None
+    headroom: int | None = None
+    batches: str | None = None
+    timeout: float | None = None
 
     @classmethod
     def of(cls, options: Mapping[str, object]) -> Options:
@@ -58,7 +77,7 @@ class Options:
 
         Raises:
             TypeError: no such option, or a value of the wrong type.
-            ValueError: no such precision, or a count below 1.
+            ValueError: no such precision, no such way to run batches, or a number that is too small.
         """
         known = [field.name for field in fields(cls)]
         given = {name: value for name, value in options.items() if value is not None}
@@ -72,10 +91,12 @@ class Options:
         made = cls(**given)  # type: ignore[arg-type]
         if made.precision not in (None, *PRECISIONS):
             raise ValueError(f"no precision {made.precision!r}; there are {', '.join(PRECISIONS)}")
-        for name in ("clusters", "fpgas"):
+        if made.batches not in (None, *BATCHES):
+            raise ValueError(f"batches cannot be run as {made.batches!r}; there are {', '.join(BATCHES)}")
+        for name, least in _LEAST.items():
             count = getattr(made, name)
-            if count is not None and count < 1:
-                raise ValueError(f"option {name!r} must be at least 1, got {count}")
+            if count is not None and not count >= least:
+                raise ValueError(f"option {name!r} must be at least {least}, got {count}")
         return made
 
     def located(self) -> Options:
@@ -86,6 +107,11 @@ class Options:
     def flags(self) -> list[tuple[str, str]]:
         """Names and values for ``ie_setflag``."""
         return [(flag, str(getattr(self, name))) for name, flag in _FLAGS.items() if getattr(self, name) is not None]
+
+    @property
+    def seconds(self) -> float:
+        """The time limit; 0 where there is none."""
+        return _SECONDS if self.timeout is None else float(self.timeout)
 
     def to_text(self) -> str:
         return json.dumps(asdict(self), sort_keys=True)

@@ -21,6 +21,12 @@ class Port(ctypes.Structure):
     _fields_ = (("position", ctypes.c_uint64), ("elements", ctypes.c_uint64))
 
 
+class Cost(ctypes.Structure):
+    """``mdla_cost``."""
+
+    _fields_ = (("input", ctypes.c_int64), ("compute", ctypes.c_int64), ("output", ctypes.c_int64))
+
+
 _TEXT, _POINTER, _COUNT = ctypes.c_char_p, ctypes.c_void_p, ctypes.c_uint
 _FLAGS, _PORTS = ctypes.POINTER(ctypes.c_char_p), ctypes.POINTER(Port)
 
@@ -28,8 +34,14 @@ _FLAGS, _PORTS = ctypes.POINTER(ctypes.c_char_p), ctypes.POINTER(Port)
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "mdla_fault": (_TEXT, []),
     "mdla_set_fault": (None, [_TEXT]),
-    "mdla_compile": (ctypes.c_int, [_TEXT, _FLAGS, _TEXT, _TEXT, _TEXT, _POINTER, _POINTER, _COUNT]),
-    "mdla_load": (_POINTER, [_TEXT, _FLAGS, _TEXT, _PORTS, _COUNT, _PORTS, _COUNT, ctypes.c_uint64]),
+    "mdla_compile": (
+        ctypes.c_int,
+        [_TEXT, _FLAGS, _TEXT, _TEXT, _TEXT, _POINTER, _POINTER, _COUNT, ctypes.POINTER(Cost)],
+    ),
+    "mdla_load": (
+        _POINTER,
+        [_TEXT, _FLAGS, _TEXT, _PORTS, _COUNT, _PORTS, _COUNT, _COUNT, ctypes.c_double],
+    ),
     "mdla_unload": (None, [_POINTER]),
     "mdla_submit": (ctypes.c_int, [_POINTER, _POINTER, _POINTER]),
     "mdla_collect": (ctypes.c_int, [_POINTER, _POINTER, _POINTER]),

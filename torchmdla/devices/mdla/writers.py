@@ -6,6 +6,7 @@ everything else as Python has it.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -59,6 +60,17 @@ def _convolution(
     *_: object,
 ) -> Value:
     rank = len(op.shape) - 2
+    if isinstance(bias, Tensor):
+        unbiased = replace(op, used_once=True)
+        made = _convolution(unbiased, x, weight, None, stride, padding, dilation, transposed, output_padding, groups)
+        return op.node("Add", made, _by_channel(op, bias))
+    if isinstance(weight, Tensor):
+        if transposed or groups != 1:
+            kind = "transposed" if transposed else "grouped"
+            raise CompileError(f"a {kind} convolution with a weight that depends on inputs is not supported")
+        sizes = (_per_axis(numbers, rank) for numbers in (stride, padding, dilation))
+        made = _convolution_as_product(op, x, weight, *sizes)
+        return made if bias is None else op.node("Add", made, _by_channel(op, bias))
     attributes: dict[str, Any] = {
         "kernel_shape": list(weight.shape[2:]),
         "strides": _per_axis(stride, rank),
@@ -72,6 +84,40 @@ def _convolution(
     if transposed and groups != 1:
         return result  # The output channels lie along two axes of the weight.
     return op.graph.anchor(result, weight, bias, axis=1 if transposed else 0)
+
+
+def _by_channel(op: Op, values: Value) -> Value:
+    """Numbers for each channel of the op's result, so that they broadcast to it."""
+    return _reshaped(op.graph, values, (values.shape[0], *[1] * (len(op.shape) - 2)))
+
+
+def _convolution_as_product(
+    op: Op, x: Value, weight: Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
+) -> Value:
+    """What each element of the kernel meets, one after the other along the channels, and its product with the weight:
+    the device's own convolution has constant weights."""
+    graph, kernel, new = op.graph, weight.shape[2:], op.shape[2:]
+    images, channels = x.shape[:2]
+    if any(padding):
+        shape = (images, channels, *(size + 2 * pad for size, pad in zip(x.shape[2:], padding, strict=True)))
+        borders = graph.integers([0, 0, *padding] * 2)
+        x = graph.node("Pad", [x, borders, Weight.of_numbers([0.0], ())], shape, mode="constant")
+    axes, steps = graph.integers(range(2, len(op.shape))), graph.integers(stride)
+    met = []
+    for place in itertools.product(*map(range, kernel)):
+        first = [index * step for index, step in zip(place, dilation, strict=True)]
+        last = [start + (size - 1) * step + 1 for start, size, step in zip(first, new, stride, strict=True)]
+        bounds = [graph.integers(first), graph.integers(last)]
+        met.append(graph.node("Slice", [x, *bounds, axes, steps], (images, channels, *new)))
+    length = channels * len(met)
+    columns = met[0] if len(met) == 1 else graph.node("Concat", met, (images, length, *new), axis=1)
+    flat = _reshaped(graph, columns, (images, length, math.prod(new)))
+    turned = graph.node(
+        "Transpose", [weight], (weight.shape[0], *kernel, channels), perm=[0, *range(2, len(op.shape)), 1]
+    )
+    rows = _reshaped(graph, turned, (weight.shape[0], length))
+    product = graph.node("MatMul", [rows, flat], (images, weight.shape[0], math.prod(new)))
+    return _reshaped(graph, product, op.shape, op.used_once)
 
 
 def _linear(op: Op, x: Value, weight: Value, bias: Value | None = None) -> Value:
@@ -89,10 +135,19 @@ def _mm(op: Op, left: Value, right: Value) -> Value:
 
 
 def _addmm(op: Op, bias: Value, left: Value, right: Value, beta: float, alpha: float) -> Value:
+    if isinstance(right, Tensor) and not alpha == beta == 1:
+        product = _scaled(op, _mm(replace(op, used_once=True), left, right), alpha)
+        return op.node("Add", product, _scaled(op, bias, beta))
     per_column = bias.shape in (right.shape[1:], (1, *right.shape[1:]))
     if isinstance(right, Weight) and alpha == beta == 1 and per_column:
         return _linear(op, left, right.permuted((1, 0)), bias)
     return op.node("Gemm", left, right, bias, alpha=float(alpha), beta=float(beta))
+
+
+def _scaled(op: Op, x: Value, factor: float) -> Value:
+    """``x · factor``."""
+    scaled = _arithmetic("Mul", "product")
+    return x if factor == 1 else scaled(replace(op, shape=x.shape, used_once=True), x, float(factor))
 
 
 # Pooling
@@ -182,10 +237,7 @@ def _arithmetic(kind: str, operation: str) -> Writer:
 
     def write(op: Op, x: Value, y: Value | float, alpha: float = 1) -> Value:
         other = y if isinstance(y, Weight | Tensor) else Weight.of_numbers([float(y)], ())
-        if alpha != 1:
-            factor = Weight.of_numbers([float(alpha)], ())
-            scaled = _arithmetic("Mul", "product")
-            other = scaled(replace(op, shape=other.shape, used_once=True), other, factor)
+        other = _scaled(op, other, alpha)
         if isinstance(x, Weight) and isinstance(other, Weight):
             return x.combined(operation, other, op.shape)
         return op.node(kind, x, other)
@@ -232,6 +284,14 @@ def _batch_norm(
         folded = op.graph.fold(x, norm)
         if folded is not None:
             return replace(folded, used_once=op.used_once)
+    if isinstance(mean, Tensor) or isinstance(variance, Tensor):
+        raise CompileError("a batch norm by statistics that depend on inputs is not supported")
+    if isinstance(weight, Tensor) or isinstance(bias, Tensor):
+        inner = replace(op, used_once=True)
+        made = _batch_norm(inner, x, None, None, mean, variance, training, momentum, eps, cudnn)
+        if weight is not None:
+            made = inner.node("Mul", made, _by_channel(op, weight))
+        return made if bias is None else op.node("Add", made, _by_channel(op, bias))
     channels = mean.shape
     affine = [weight or Weight.filled(1.0, channels), bias or Weight.filled(0.0, channels)]
     return op.node("BatchNormalization", x, *affine, mean, variance, epsilon=eps)

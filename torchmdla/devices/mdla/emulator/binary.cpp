@@ -7,7 +7,7 @@ namespace mdla {
 namespace {
 
 constexpr char kMagic[8] = {'M', 'D', 'L', 'A', 'E', 'M', 'U', '\n'};
-constexpr int64_t kVersion = 1;
+constexpr int64_t kVersion = 2;
 
 struct Header {
   char magic[8];

@@ -62,6 +62,7 @@ const std::map<std::string, Setter>& keys() {
       {"accumulators", number(&Board::accumulators)},
       {"memory_bytes", number(&Board::memory_bytes)},
       {"bandwidth_gb_s", number(&Board::bandwidth_gb_s)},
+      {"host_gb_s", number(&Board::host_gb_s)},
       {"instruction_cycles", number(&Board::instruction_cycles)},
       {"latency_cycles", number(&Board::latency_cycles)},
       {"buffers", number(&Board::buffers)},

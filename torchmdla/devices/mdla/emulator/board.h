@@ -15,11 +15,13 @@ struct Board {
   int64_t vector_lanes = 0;     // elements a cycle of every other unit
   int64_t maps_bytes = 0, weights_bytes = 0, accumulators = 0; // of each cluster
   int64_t memory_bytes = 0;
-  double bandwidth_gb_s = 0; // in each direction
+  double bandwidth_gb_s = 0; // of a card's memory, in each direction
+  double host_gb_s = 0;      // between host and cards, in each direction
   int64_t instruction_cycles = 0, latency_cycles = 0;
   int64_t buffers = 0; // of asynchronous inferences
 
   double bytes_per_cycle() const { return bandwidth_gb_s * 1e3 / clock_mhz; }
+  double host_bytes_per_cycle() const { return host_gb_s * 1e3 / clock_mhz; }
 };
 
 // Reads the file at `path` ("key = value", "#" starts a comment); the shipped board for "".

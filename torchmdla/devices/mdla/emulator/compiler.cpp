@@ -5,7 +5,9 @@
 #include "tiles.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <limits>
 #include <optional>
 
 namespace mdla {
@@ -28,6 +30,30 @@ int64_t fraction_for(double most, Precision precision) {
   while (fraction > kLowestFraction && std::ldexp(most, static_cast<int>(fraction)) > high)
     --fraction;
   return fraction;
+}
+
+// What the values of a layer cannot exceed, whatever its inputs are.
+double bound_of(const Layer& layer) {
+  double bound = std::max(std::fabs(layer.low), std::fabs(layer.high));
+  const auto* move = std::get_if<MoveLayer>(&layer.operation);
+  bool saturates =
+      std::holds_alternative<SoftmaxLayer>(layer.operation) ||
+      (move && (move->function == Function::kTanh || move->function == Function::kSigmoid));
+  return saturates ? std::min(bound, 1.0) : bound;
+}
+
+// The values that each tensor's format is for: those of calibration, and some beyond them.
+std::vector<double> with_headroom(const Network& network, std::vector<double> ranges,
+                                  int64_t headroom) {
+  std::vector<double> bounds(ranges.size(), std::numeric_limits<double>::infinity());
+  if (ranges.empty()) return ranges;
+  for (const Layer& layer : network.layers)
+    bounds[layer.output] = bound_of(layer);
+  for (size_t id = 0; id < ranges.size(); ++id) {
+    double wider = std::ldexp(ranges[id], static_cast<int>(headroom));
+    ranges[id] = std::max(ranges[id], std::min(wider, bounds[id]));
+  }
+  return ranges;
 }
 
 std::vector<int64_t> choose_fractions(const Network& network, Precision precision,
@@ -140,7 +166,7 @@ std::vector<Budget> candidate_budgets(const Budget& whole) {
 constexpr int64_t kManyTiles = 256;
 
 void emit(const Layer& layer, const Placement& placement, const Target& target,
-          ProgramLayer& made) {
+          const Holdings& holdings, ProgramLayer& made) {
   std::string problem;
   for (const Budget& budget : candidate_budgets(tile_budget(target))) {
     std::vector<Tile> tiles;
@@ -154,9 +180,13 @@ void emit(const Layer& layer, const Placement& placement, const Target& target,
     if (count > kManyTiles * all && !made.code.empty()) continue;
     for (int64_t clusters = 1; clusters <= std::min(all, count); ++clusters) {
       Code code = distribute(tiles, clusters);
-      Cost cost = layer_cost(code, target.precision, target.board, target.fpgas);
-      if (!made.code.empty() && cost.cycles >= made.cost.cycles) continue;
-      made.code = std::move(code), made.cost = cost;
+      int64_t used = static_cast<int64_t>(code.size());
+      for (int64_t cards = ceil_div(used, target.clusters); cards <= std::min(used, target.fpgas);
+           ++cards) {
+        Cost cost = layer_cost(code, target.precision, target.board, cards, holdings);
+        if (!made.code.empty() && cost.cycles >= made.cost.cycles) continue;
+        made.code = code, made.cost = cost;
+      }
     }
   }
   if (made.code.empty()) throw Fault(problem);
@@ -166,6 +196,38 @@ void emit_software(const Layer& layer, const Placement& placement, ProgramLayer&
   constexpr int64_t kUnlimited = int64_t{1} << 40;
   made.software =
       distribute(make_tiles(layer, placement, {kUnlimited, kUnlimited, kUnlimited, true, true}), 1);
+}
+
+// All layers, on no more cards than `target` has.
+std::vector<ProgramLayer> emit_layers(const Network& network, const Placement& placement,
+                                      const Target& target) {
+  Holdings holdings;
+  for (size_t id = 0; id < network.tensors.size(); ++id)
+    holdings.on_all_cards(placement.address[id]);
+  std::vector<ProgramLayer> layers;
+  for (const Layer& layer : network.layers) {
+    ProgramLayer& made = layers.emplace_back();
+    emit(layer, placement, target, holdings, made);
+    holdings.computed(placement.address[layer.output], made.cost.cards);
+  }
+  return layers;
+}
+
+// Layers are decided on one by one, so that more cards could turn out slower.
+std::vector<ProgramLayer> fastest_layers(const Network& network, const Placement& placement,
+                                         const Target& target) {
+  std::vector<ProgramLayer> best;
+  int64_t least = 0;
+  for (int64_t cards = 1; cards <= target.fpgas; ++cards) {
+    Target fewer = target;
+    fewer.fpgas = cards;
+    std::vector<ProgramLayer> layers = emit_layers(network, placement, fewer);
+    int64_t cycles = 0;
+    for (const ProgramLayer& layer : layers)
+      cycles += layer.cost.cycles;
+    if (best.empty() || cycles < least) best = std::move(layers), least = cycles;
+  }
+  return best;
 }
 
 Placed placed(const std::string& name, const Shape& shape, TensorId tensor,
@@ -196,7 +258,8 @@ std::vector<Weighted> weighted_layers(const Network& network, const Placement& p
 } // namespace
 
 Program compile(const Network& network, const Target& target, const std::vector<double>& ranges) {
-  Placement placement{target.precision, {}, choose_fractions(network, target.precision, ranges)};
+  std::vector<double> wider = with_headroom(network, ranges, target.headroom);
+  Placement placement{target.precision, {}, choose_fractions(network, target.precision, wider)};
   Program program;
   program.precision = target.precision;
   program.memory_bytes = place(network, placement);
@@ -212,14 +275,17 @@ Program compile(const Network& network, const Target& target, const std::vector<
     program.inputs.push_back(placed(port.name, port.shape, port.tensor, placement));
   for (const Network::Port& port : network.outputs)
     program.outputs.push_back(placed(port.name, port.shape, port.tensor, placement));
+  program.input_cycles = host_cycles(program.inputs, target.precision, target.board);
+  program.output_cycles = host_cycles(program.outputs, target.precision, target.board);
   program.weighted = weighted_layers(network, placement);
   program.constants = encode_constants(network, placement);
-  for (const Layer& layer : network.layers) {
+  program.layers = fastest_layers(network, placement, target);
+  for (size_t index = 0; index < network.layers.size(); ++index) {
+    const Layer& layer = network.layers[index];
     const Tensor& output = network.tensors[layer.output];
-    ProgramLayer& made = program.layers.emplace_back();
+    ProgramLayer& made = program.layers[index];
     made.name = layer.name, made.type = layer.type;
     made.output = placed(output.name, output.shape, layer.output, placement);
-    emit(layer, placement, target, made);
     emit_software(layer, placement, made);
   }
   return program;

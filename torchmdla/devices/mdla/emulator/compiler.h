@@ -9,6 +9,7 @@ struct Target {
   Precision precision = Precision::kFixed16;
   Board board;
   int64_t clusters = 1, fpgas = 1;
+  int64_t headroom = 0; // bits that formats have above the largest value of calibration
 };
 
 // ranges: the largest absolute value of each tensor in calibration, or empty.

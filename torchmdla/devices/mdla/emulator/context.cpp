@@ -304,11 +304,15 @@ std::optional<Info> Context::program_info(const std::string& name) {
       {"nlayers",
        [](const Program& program) -> Info { return static_cast<int32_t>(program.layers.size()); }},
       {"cycles", [](const Program& program) -> Info { return total_cost(program).cycles; }},
+      {"input_cycles", [](const Program& program) -> Info { return program.input_cycles; }},
+      {"output_cycles", [](const Program& program) -> Info { return program.output_cycles; }},
       {"macs", [](const Program& program) -> Info { return total_cost(program).macs; }},
       {"bytes_loaded",
        [](const Program& program) -> Info { return total_cost(program).bytes_loaded; }},
       {"bytes_stored",
        [](const Program& program) -> Info { return total_cost(program).bytes_stored; }},
+      {"bytes_transferred",
+       [](const Program& program) -> Info { return total_cost(program).bytes_transferred; }},
       {"utilisation",
        [](const Program& program) -> Info {
          return static_cast<float>(utilisation(program, total_cost(program)));

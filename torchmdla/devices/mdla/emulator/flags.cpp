@@ -32,6 +32,9 @@ const std::map<std::string, Rule>& rules() {
       {"blockingmode", {Kind::kBool, "1", "", 0, "ie_putinput and ie_getresult wait"}},
       {"clustersbatchmode", {Kind::kBool, "1", "", 0, "no effect: clusters always share an input"}},
       {"runsw", {Kind::kBool, "0", "", 0, "ie_run runs the reference software"}},
+      {"headroom",
+       {Kind::kChoice, "auto", " auto 0 1 2 3 4 5 6 7 8 ", 0,
+        "bits above the largest value of calibration; auto: 1 of 16, 0 of 8"}},
       {"board", {Kind::kText, "", "", 0, "file of the board; \"\" for the shipped one"}},
       {"addroff",
        {Kind::kNumber, "0", "", int64_t{1} << 50, "lowest address of the network on the card"}},
@@ -129,6 +132,8 @@ Target Flags::target() const {
   target.precision = parse_precision(text("precision"));
   target.board = board();
   target.clusters = number("nclusters"), target.fpgas = number("nfpgas");
+  bool wide = target.precision != Precision::kFixed8;
+  target.headroom = text("headroom") == "auto" ? wide : number("headroom");
   require(target.clusters >= 1 && target.clusters <= target.board.clusters, "nclusters is ",
           target.clusters, "; the board has 1 to ", target.board.clusters);
   require(target.fpgas >= 1 && target.fpgas <= target.board.fpgas, "nfpgas is ", target.fpgas,

@@ -158,12 +158,14 @@ using Code = std::vector<std::vector<Instruction>>;
 
 // Cycles and bytes of one run of a layer, by the cycle model.
 struct Cost {
-  int64_t cycles = 0, compute_cycles = 0, memory_cycles = 0;
-  int64_t macs = 0, bytes_loaded = 0, bytes_stored = 0, tiles = 0, clusters = 0;
+  int64_t cycles = 0, compute_cycles = 0, memory_cycles = 0, transfer_cycles = 0;
+  int64_t macs = 0, bytes_loaded = 0, bytes_stored = 0, bytes_transferred = 0;
+  int64_t tiles = 0, clusters = 0, cards = 0;
   template <class F> void fields(F&& f) {
     f("cycles", cycles), f("compute_cycles", compute_cycles), f("memory_cycles", memory_cycles);
-    f("macs", macs), f("bytes_loaded", bytes_loaded), f("bytes_stored", bytes_stored);
-    f("tiles", tiles), f("clusters", clusters);
+    f("transfer_cycles", transfer_cycles), f("macs", macs), f("bytes_loaded", bytes_loaded);
+    f("bytes_stored", bytes_stored), f("bytes_transferred", bytes_transferred);
+    f("tiles", tiles), f("clusters", clusters), f("cards", cards);
   }
 };
 
@@ -210,7 +212,8 @@ struct Program {
   int64_t macs_per_cycle = 0;
   int64_t maps_bytes = 0, weights_bytes = 0, accumulators = 0;
   int64_t buffers = 0;
-  int64_t memory_bytes = 0; // of weights and of every tensor
+  int64_t memory_bytes = 0;                    // of weights and of every tensor
+  int64_t input_cycles = 0, output_cycles = 0; // between host and card, for one inference
   std::vector<Placed> inputs, outputs;
   std::vector<Weighted> weighted;
   std::vector<ProgramLayer> layers;
@@ -220,7 +223,8 @@ struct Program {
         f("clusters", clusters);
     f("macs_per_cycle", macs_per_cycle), f("maps_bytes", maps_bytes);
     f("weights_bytes", weights_bytes), f("accumulators", accumulators), f("buffers", buffers);
-    f("memory_bytes", memory_bytes), f("inputs", inputs), f("outputs", outputs);
+    f("memory_bytes", memory_bytes), f("input_cycles", input_cycles);
+    f("output_cycles", output_cycles), f("inputs", inputs), f("outputs", outputs);
     f("weighted", weighted), f("layers", layers), f("constants", constants);
   }
 };

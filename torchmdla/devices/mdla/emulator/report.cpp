@@ -86,6 +86,9 @@ Cost total_cost(const Program& program) {
     const Cost& cost = layer.cost;
     total.cycles += cost.cycles, total.macs += cost.macs, total.tiles += cost.tiles;
     total.compute_cycles += cost.compute_cycles, total.memory_cycles += cost.memory_cycles;
+    total.transfer_cycles += cost.transfer_cycles;
+    total.bytes_transferred += cost.bytes_transferred;
+    total.cards = std::max(total.cards, cost.cards);
     total.bytes_loaded += cost.bytes_loaded, total.bytes_stored += cost.bytes_stored;
     total.clusters = std::max(total.clusters, cost.clusters);
   }

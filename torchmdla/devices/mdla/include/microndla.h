@@ -72,8 +72,8 @@ int ie_run(void* cmem, const float* const* inputs, const uint64_t* input_element
 int ie_run_sw(void* cmem, const float* const* inputs, const uint64_t* input_elements,
               unsigned ninputs, float** outputs, uint64_t* output_elements, unsigned noutputs);
 
-/* Copies the inputs into a free buffer and starts. Without a free buffer it waits, or returns -1
- * where the flag blockingmode is 0. */
+/* Copies the inputs into a free buffer, of which there are two, and starts. Without a free buffer
+ * it waits, or returns -1 where the flag blockingmode is 0. */
 int ie_putinput(void* cmem, const float* const* inputs, const uint64_t* input_elements,
                 unsigned ninputs, void* userparam);
 

@@ -35,6 +35,11 @@ Context& as_context(void* context) {
   return *static_cast<Context*>(context);
 }
 
+int64_t cycles_of(const torchmdla::mdla::Api& api, void* cmem, const char* name) {
+  int64_t cycles = 0;
+  return api.ie_getinfo(cmem, name, &cycles, sizeof cycles) == IE_INT64 ? cycles : 0;
+}
+
 // `call` of a context, 0 or `failed`.
 template <class Call> int status_of(Call call) {
   return guarded(
@@ -57,7 +62,7 @@ void mdla_set_fault(const char* text) {
 
 int mdla_compile(const char* library, mdla_flags flags, const char* model, const char* binary,
                  const char* shapes, const float* const* samples, const uint64_t* sample_elements,
-                 unsigned count) {
+                 unsigned count, mdla_cost* cost) {
   return status_of([&] {
     const auto& api = torchmdla::mdla::library(library);
     const auto cmem = torchmdla::mdla::create(api, flags);
@@ -70,22 +75,20 @@ int mdla_compile(const char* library, mdla_flags flags, const char* model, const
               : api.ie_compile(cmem.get(), model, binary, shapes, &outputs, &dimensions, &sizes,
                                nullptr);
     if (!made) throw Fault(torchmdla::mdla::fault_of(api, function, cmem.get()));
+    *cost = {cycles_of(api, cmem.get(), "input_cycles"), cycles_of(api, cmem.get(), "cycles"),
+             cycles_of(api, cmem.get(), "output_cycles")};
   });
 }
 
 void* mdla_load(const char* library, mdla_flags flags, const char* binary, const mdla_port* inputs,
                 unsigned input_count, const mdla_port* outputs, unsigned output_count,
-                uint64_t tag) {
+                unsigned parts, double seconds) {
   return guarded(
       [&]() -> void* {
         return new Context(library, flags, binary, {inputs, inputs + input_count},
-                           {outputs, outputs + output_count}, tag);
+                           {outputs, outputs + output_count}, parts, seconds);
       },
       nullptr);
-}
-
-void mdla_observe(mdla_observer observer) {
-  torchmdla::mdla::observer().store(observer, std::memory_order_release);
 }
 
 void mdla_unload(void* context) {
@@ -106,15 +109,18 @@ void mdla_release(void* buffer) {
 }
 
 int mdla_submit(void* context, const float* const* inputs, void* user) {
-  return status_of([&] { as_context(context).submit(inputs, user); });
+  return status_of([&] { as_context(context).pipeline().submit(inputs, user); });
 }
 
 int mdla_collect(void* context, float** outputs, void** user) {
-  return status_of([&] { as_context(context).collect(outputs, user); });
+  return status_of([&] { as_context(context).pipeline().collect(outputs, user); });
 }
 
 int mdla_run(void* context, const float* const* inputs, float** outputs, int software) {
-  return status_of([&] { as_context(context).run(inputs, outputs, software != 0); });
+  return status_of([&] {
+    auto& pipeline = as_context(context).pipeline();
+    software ? pipeline.run_software(inputs, outputs) : pipeline.run(inputs, outputs);
+  });
 }
 
 int mdla_info(void* context, const char* name, void* value, size_t size) {

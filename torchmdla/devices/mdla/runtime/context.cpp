@@ -4,6 +4,7 @@
 
 #include <array>
 #include <map>
+#include <mutex>
 
 namespace torchmdla::mdla {
 
@@ -34,34 +35,70 @@ std::vector<uint64_t> elements_of(const std::vector<mdla_port>& ports) {
   return elements;
 }
 
-// Pointers for one call. Without an allocation for as many arrays as networks have.
+// Pointers for one inference. Without an allocation for as many arrays as networks have.
 template <class Pointer> class Pointers {
 public:
   Pointers(const std::vector<mdla_port>& ports, void* const* buffers) {
-    if (ports.size() > few_.size()) many_.resize(ports.size());
+    resize(ports.size());
     for (size_t i = 0; i < ports.size(); ++i)
       data()[i] = static_cast<Pointer>(buffers[ports[i].position]);
+  }
+  // Those of the inference `part` in the arrays of a call.
+  Pointers(const std::vector<mdla_port>& ports, const Pointer* arrays, size_t part) {
+    resize(ports.size());
+    for (size_t i = 0; i < ports.size(); ++i)
+      data()[i] = arrays[i] + part * ports[i].elements;
   }
   Pointer* data() { return many_.empty() ? few_.data() : many_.data(); }
 
 private:
+  void resize(size_t size) {
+    if (size > few_.size()) many_.resize(size);
+  }
+
   std::array<Pointer, 16> few_;
   std::vector<Pointer> many_;
+};
+
+// An inference on a part of a call's arrays, from its start to its end.
+class Part {
+public:
+  Part(Pipeline& pipeline, Pointers<const float*> inputs, Pointers<float*> outputs)
+      : pipeline_(pipeline), inputs_(std::move(inputs)), outputs_(std::move(outputs)),
+        inference_{inputs_.data(), outputs_.data()} {
+    pipeline_.start(inference_);
+  }
+  ~Part() { pipeline_.settle(inference_); }
+  Part(const Part&) = delete;
+  Part& operator=(const Part&) = delete;
+
+  void finish() {
+    pipeline_.settle(inference_);
+    if (!inference_.fault.empty()) throw Fault(inference_.fault);
+  }
+
+private:
+  Pipeline& pipeline_;
+  Pointers<const float*> inputs_;
+  Pointers<float*> outputs_;
+  Inference inference_;
 };
 
 } // namespace
 
 Context::Context(const std::string& path, const char* const* flags, const char* binary,
-                 std::vector<mdla_port> inputs, std::vector<mdla_port> outputs, uint64_t tag)
+                 std::vector<mdla_port> inputs, std::vector<mdla_port> outputs, unsigned parts,
+                 double seconds)
     : api_(library(path)), cmem_(create(api_, flags)), inputs_(std::move(inputs)),
-      outputs_(std::move(outputs)), tag_(tag), input_elements_(elements_of(inputs_)),
-      output_elements_(elements_of(outputs_)) {
+      outputs_(std::move(outputs)), parts_(parts) {
   // Held while loading: what is linked to a card must find it ready.
   std::lock_guard<std::mutex> guard(cards().mutex);
-  auto& card = cards().by_flags[card_of(path, flags)];
-  card_ = card.lock();
-  init(binary, card_.get());
-  if (!card_) card = cmem_;
+  auto& first = cards().by_flags[card_of(path, flags)];
+  auto card = first.lock();
+  init(binary, card.get());
+  if (!card) first = cmem_;
+  pipeline_.emplace(
+      Network{api_, std::move(card), cmem_, elements_of(inputs_), elements_of(outputs_)}, seconds);
 }
 
 void Context::init(const char* binary, void* card) {
@@ -82,59 +119,29 @@ void Context::init(const char* binary, void* card) {
   }
 }
 
-std::atomic<mdla_observer>& observer() {
-  static std::atomic<mdla_observer> instance{nullptr};
-  return instance;
-}
-
 void Context::run(void* const* buffers) {
   Pointers<const float*> inputs(inputs_, buffers);
   Pointers<float*> outputs(outputs_, buffers);
-  if (const auto told = observer().load(std::memory_order_acquire)) told(tag_, inputs.data());
-  run(inputs.data(), outputs.data(), false);
+  if (parts_ == 1)
+    pipeline_->run(inputs.data(), outputs.data());
+  else
+    run_parts(inputs.data(), outputs.data());
 }
 
-void Context::run(const float* const* inputs, float** outputs, bool software) {
-  const char* function = software ? "ie_run_sw" : "ie_run";
-  const auto call = software ? api_.ie_run_sw : api_.ie_run;
-  std::lock_guard<std::mutex> guard(mutex_);
-  if (submitted_) throw Fault(std::string(function) + ": results of ie_putinput are outstanding");
-  room_ = output_elements_;
-  check(call(cmem_.get(), inputs, input_elements_.data(), inputs_.size(), outputs, room_.data(),
-             outputs_.size()),
-        function);
-  if (room_ != output_elements_)
-    throw Fault(std::string(function) + ": the library wrote other sizes than it had announced");
-}
-
-void Context::submit(const float* const* inputs, void* user) {
-  {
-    std::lock_guard<std::mutex> guard(mutex_);
-    ++submitted_;
+void Context::run_parts(const float* const* inputs, float* const* outputs) {
+  std::array<std::optional<Part>, device_buffers> started;
+  for (size_t part = 0; part < parts_ + started.size(); ++part) {
+    auto& place = started[part % started.size()];
+    if (place) place->finish();
+    place.reset();
+    if (part < parts_)
+      place.emplace(*pipeline_, Pointers<const float*>(inputs_, inputs, part),
+                    Pointers<float*>(outputs_, outputs, part));
   }
-  // Without the lock: it may wait until a result is collected.
-  if (api_.ie_putinput(cmem_.get(), inputs, input_elements_.data(), inputs_.size(), user) >= 0)
-    return;
-  std::lock_guard<std::mutex> guard(mutex_);
-  --submitted_;
-  throw Fault(fault_of(api_, "ie_putinput", cmem_.get()));
-}
-
-void Context::collect(float** outputs, void** user) {
-  auto elements = output_elements_;
-  const int status =
-      api_.ie_getresult(cmem_.get(), outputs, elements.data(), outputs_.size(), user);
-  check(status, "ie_getresult");
-  std::lock_guard<std::mutex> guard(mutex_);
-  --submitted_;
 }
 
 int Context::info(const char* name, void* value, size_t size) {
   return api_.ie_getinfo(cmem_.get(), name, value, size);
-}
-
-void Context::check(int status, const char* function) {
-  if (status < 0) throw Fault(fault_of(api_, function, cmem_.get()));
 }
 
 } // namespace torchmdla::mdla

@@ -1,0 +1,141 @@
+"""Pipelining on the mdla device: batches as one inference and in parts, and calls of several threads.
+
+Cycles are those of the library's own count (by default the emulator's model of the board), transfers between host and
+card included; times are those of the emulator on this machine. Ends with status 1 where parts give other bits than the
+whole batch.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from harness import children, output
+
+CASES = ("resnet18", "alexnet", "unet", "upscale")
+HOW = ("whole", "items", None)
+
+Row = dict[str, Any]
+
+
+def main() -> int:
+    parser = output.parser(__doc__)
+    parser.add_argument("--models", type=output.one_of(CASES), default=list(CASES), help=f"of {','.join(CASES)} (all)")
+    parser.add_argument("--batch", type=output.number, default=8, help="images in a batch (%(default)s)")
+    parser.add_argument("--clusters", type=output.number, default=4, help="of the device (%(default)s)")
+    options = parser.parse_args()
+    rounds = 2 if options.quick else 30
+    rows: list[Row] = []
+    with output.progress(len(options.models), "model") as bar:
+        for model in options.models:
+            bar.set_postfix_str(model)
+            task = {"model": model, "batch": options.batch, "clusters": options.clusters, "rounds": rounds}
+            rows.append(children.run("mdla_pipeline:measure", task))
+            bar.update()
+            output.write_json(options.json, {"benchmark": "mdla_pipeline", "rows": rows})
+    show(rows)
+    return int(not all(row["same"] for row in rows))
+
+
+def measure(model: str, batch: int, clusters: int, rounds: int) -> Row:
+    import torch
+
+    import torchmdla
+    from torchmdla.devices.mdla.batches import arranged
+    from torchmdla.devices.mdla.measuring import FLOAT, Networks
+    from torchmdla.devices.mdla.options import Options
+    from torchmdla.devices.mdla.recording import recording
+
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    module, draw = _subject(model)
+    inputs = torch.cat([draw(seed)[0] for seed in range(batch)])
+    found: Row = {"model": model, "batch": batch, "ways": {}}
+    with torch.no_grad():
+        with Networks(FLOAT) as networks, recording(networks.run) as recorder:
+            (call,) = recorder.calls_of(torch.jit.trace(module, inputs, check_trace=False), (inputs,))[1]
+        results, calls = [], []
+        for how in HOW:
+            settings: dict[str, Any] = {"clusters": clusters, "batches": how}
+            torchmdla.enable(device="mdla", strict=True, **settings)
+            compiled = torchmdla.compile(module, inputs)
+            results.append(compiled(inputs))
+            calls.append(compiled)
+            made = arranged(call.group.model, call.group.program, Options(**settings).located(), [])
+            found["ways"][how or "default"] = {"parts": made.parts, "cycles": made.cycles}
+        found["same"] = all(torch.equal(result, results[0]) for result in results)
+        times = [min(series) for series in zip(*(_round(calls, inputs) for _ in range(rounds)), strict=True)]
+        for way, seconds in zip(found["ways"].values(), times, strict=True):
+            way["milliseconds"] = seconds * 1e3
+        found["threads"] = {
+            str(count): min(_threads(calls[0], inputs, count) for _ in range(rounds // 2)) * 1e3 for count in (1, 2, 4)
+        }
+    return found
+
+
+def _round(calls: list[Any], inputs: Any) -> list[float]:
+    seconds = []
+    for call in calls:
+        start = time.perf_counter()
+        call(inputs)
+        seconds.append(time.perf_counter() - start)
+    return seconds
+
+
+def _threads(call: Any, inputs: Any, count: int, turns: int = 12) -> float:
+    """Seconds for each call, where so many threads call as fast as they can."""
+    import torch
+
+    def work() -> None:
+        torch.set_num_threads(1)  # of each thread
+        with torch.no_grad():
+            for _ in range(turns // count):
+                call(inputs)
+
+    threads = [threading.Thread(target=work) for _ in range(count)]
+    start = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return (time.perf_counter() - start) / (turns // count * count)
+
+
+def _subject(model: str) -> tuple[Any, Callable[[int], Any]]:
+    """A module in eval mode, and what draws its inputs."""
+    import mdla
+    import torch
+    from torch import nn
+
+    if model != "upscale":
+        return mdla._subject(model, False)[:2]
+    network = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Upsample(scale_factor=2))
+
+    def draw(seed: int) -> Any:
+        return (torch.randn(1, 3, 128, 128, generator=torch.Generator().manual_seed(seed)),)
+
+    return network.eval(), draw
+
+
+def show(rows: list[Row]) -> None:
+    batches = output.table("Batches in parts", ("model", "batch", "run as", "parts", "cycles", "ms on the emulator"))
+    for row in rows:
+        for place, (way, found) in enumerate(row["ways"].items()):
+            first = ("", "") if place else (row["model"], str(row["batch"]))
+            batches.add_row(*first, way, str(found["parts"]), f"{found['cycles']:,}", f"{found['milliseconds']:.2f}")
+        batches.add_section()
+    threads = output.table("Calls of threads, ms for each call on the emulator", ("model", "1", "2", "4"))
+    for row in rows:
+        threads.add_row(row["model"], *(f"{milliseconds:.2f}" for milliseconds in row["threads"].values()))
+    output.show(batches, threads)
+    for row in rows:
+        if not row["same"]:
+            output.show(f"{row['model']}: parts give other bits than the whole batch")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
