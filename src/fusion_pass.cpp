@@ -84,6 +84,8 @@ struct Fusion {
   const ValueSet parameters; // inputs of the graph that are module attributes
   // Attributes that norms update, in some branch at least, without giving them another version.
   const std::unordered_set<std::string> statistics;
+  // Attributes that the graph itself sets: states, which differ from call to call.
+  const std::unordered_set<std::string> states;
 };
 
 // The nodes of one block that move into a subgraph, in the block's order.
@@ -452,11 +454,13 @@ private:
     node->is_(parameters_attribute(), std::move(parameters));
   }
 
-  // `inner` is `value` inside of the group.
+  // `inner` is `value` inside of the group. An attribute that may be None (the bias of a scripted
+  // convolution) is a parameter like any other: whether it is there is part of the specialisation.
   bool is_parameter(const Value* value, const Value* inner) const {
     const auto* node = value->node();
-    if (!is_tensor(value)) return false;
+    if (!value->type()->isSubtypeOf(*c10::OptionalType::ofTensor())) return false;
     if (node->kind() != prim::GetAttr) return fusion_.parameters.count(value) != 0;
+    if (fusion_.states.count(node->s(attr::name))) return false;
     return !fusion_.statistics.count(node->s(attr::name)) || is_only_a_running_statistic(inner);
   }
 
@@ -532,8 +536,13 @@ size_t fuse_groups(const std::shared_ptr<Graph>& graph, const DeviceTable& table
   for (const auto index : parameters)
     attributes.insert(graph->inputs().at(index));
   const AliasDb aliases(graph);
-  const Fusion fusion{table,   open_conditions,       group_kind,
-                      aliases, std::move(attributes), running_statistics(graph->block())};
+  const Fusion fusion{table,
+                      open_conditions,
+                      group_kind,
+                      aliases,
+                      std::move(attributes),
+                      running_statistics(graph->block()),
+                      attributes_set(*graph).names};
   const size_t groups = fuse_block(graph->block(), fusion);
   if (groups == 0) return 0;
   read_attributes_in_groups(graph, group_kind);

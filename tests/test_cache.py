@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from torchmdla.__main__ import main
+from torchmdla.compiler import artifact as artifact_module
 from torchmdla.compiler import cache as cache_module
 from torchmdla.compiler.artifact import Artifact, Manifest
 from torchmdla.compiler.cache import DiskCache
@@ -96,7 +97,7 @@ class TestDamage:
             lambda data: data + b"x",
             lambda data: data[:-1] + bytes([data[-1] ^ 1]),
             lambda data: artifact("other").to_bytes(),
-            lambda data: Artifact(b"", Manifest(key("a"), "entry", (), (), 0, abi=0)).to_bytes(),
+            lambda data: data[:16] + bytes(4) + data[20:],
         ],
         ids=["empty", "header only", "truncated", "longer", "one bit", "other program", "other ABI"],
     )
@@ -111,7 +112,7 @@ class TestDamage:
     ) -> None:
         path = stored(cache)
         with monkeypatch.context() as patch:
-            patch.setattr(Manifest, "to_json", lambda self: '{"arguments": [], "results": [], "device_calls": []}')
+            patch.setattr(artifact_module, "asdict", lambda manifest: {"arguments": [], "results": []})
             path.write_bytes(artifact("a").to_bytes())
         assert cache.load(key("a")) is None
         assert not path.exists()

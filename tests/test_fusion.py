@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Optional
+
 import pytest
 import torch
 from graphs import groups, groups_of, kinds, nodes, warmed_up
 from torch import Tensor
 
 import torchmdla
+from torchmdla.testing import coverage
 from torchmdla.testing.compare import assert_matches
 from torchmdla.testing.coverage import GROUP
 
@@ -117,6 +120,54 @@ def _branches(x: Tensor, flag: bool, count: int) -> Tensor:
     for _ in range(count):
         y = torch.relu(y) * 1.5
     return y
+
+
+def parameters_of(scripted, x):
+    """The names of the attributes that groups take as parameters."""
+    taken = coverage.groups(torchmdla.graph_for(scripted, x))
+    paths = [group.ss("paths")[index] for group in taken for index in getattr(group, "is")("parameters")]
+    return {path.rpartition(".")[2] for path in paths}
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_bias_that_may_be_none_is_a_parameter(bias):
+    """Of a scripted convolution: else it is no constant of a batch norm behind it, nor of a device that embeds it."""
+    model = torch.nn.Sequential(torch.nn.Conv2d(2, 3, 3, bias=bias), torch.nn.ReLU()).eval()
+    scripted, x = torch.jit.script(model), torch.randn(1, 2, 5, 5)
+    assert parameters_of(scripted, x) == {"weight", "bias"}
+    assert_matches(scripted(x), model(x), layers=1)
+    if bias:
+        for change in (lambda: model[0].bias.add_(1), lambda: model[0].bias.data.mul_(3)):
+            change()
+            assert_matches(scripted(x), model(x), layers=1)
+
+
+class Remembering(torch.nn.Module):
+    __annotations__ = {"last": Optional[Tensor]}  # noqa: UP045  (what TorchScript reads)
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+        self.last = None
+        self.total = torch.zeros(2, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        last = self.last
+        y = torch.tanh(self.linear(x)) + self.total
+        if last is not None:
+            y = torch.sigmoid(last) * y
+        self.last = y
+        self.total = torch.relu(y) * 2
+        return y
+
+
+def test_what_a_module_remembers_is_no_parameter():
+    model = Remembering().eval()
+    scripted, x = torch.jit.script(Remembering().eval()), torch.randn(2, 4)
+    scripted.load_state_dict(model.state_dict())
+    for _ in range(6):
+        assert_matches(scripted(x), model(x), layers=6)
+    assert parameters_of(scripted, x) == {"weight", "bias"}
 
 
 def test_blocks_of_control_flow_have_groups():

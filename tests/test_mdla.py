@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 import torchmdla
 from torchmdla import DeviceError
-from torchmdla.devices.mdla import calibration, compiling, runtime_library
+from torchmdla.devices.mdla import compiling, runtime_library
 from torchmdla.devices.mdla.network import Network
 from torchmdla.devices.mdla.options import Options
 from torchmdla.testing.compare import assert_matches
@@ -709,26 +709,6 @@ def test_the_emulators_default_is_fixed16() -> None:
     for _ in range(3):
         result = traced(x)
     assert torch.equal(result, torch.zeros(2, 3))
-
-
-def test_variable_precision_by_samples_that_were_gathered() -> None:
-    torchmdla.enable(device="mdla", precision="float32", strict=True)
-    spec = MODELS["mlp"].reduced()
-    model, inputs = spec.build(), spec.inputs()
-    calibration.forget()
-    with torch.no_grad():
-        traced = torch.jit.trace(model, inputs, check_trace=False)
-        for _ in range(3):
-            traced(*inputs)
-        with calibration.gathering():
-            traced(*inputs)
-        torchmdla.enable(device="mdla", precision="variable", strict=True)
-        again = torch.jit.trace(model, inputs, check_trace=False)
-        for _ in range(3):
-            again(*inputs)
-        assert_matches(again(*inputs), model(*inputs), layers=spec.layers, precision="variable")
-        assert not torch.equal(again(*inputs), traced(*inputs))
-    calibration.forget()
 
 
 def test_options_that_the_emulator_refuses() -> None:

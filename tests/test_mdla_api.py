@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import runpy
 import struct
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +79,26 @@ def image(batch: int = 1) -> Tensor:
 def batches(count: int = 4) -> DataLoader[Any]:
     """With labels, which the model does not take."""
     return DataLoader(TensorDataset(torch.randn(count, 3, 8, 8), torch.zeros(count)), batch_size=1)
+
+
+def scaled(x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.relu(x * scale) + scale, torch.tanh(scale) * 2
+
+
+def test_tensors_without_dimensions(tmp_path: Path) -> None:
+    torchmdla.enable(device="mdla", precision="float32", strict=True)
+    x, scale = torch.randn(2, 3), torch.tensor(1.5)
+    with torch.no_grad():
+        compiled = torchmdla.compile(scaled, x, scale)
+        for given in (scale, torch.tensor(-0.25)):
+            assert_matches(compiled(x, given), scaled(x, given))
+        assert torchmdla.stats().fallbacks == {}
+        assert mdla.compare(scaled, (x, scale)).maximum < 1e-5
+        with pytest.raises(ValueError, match="a dense tensor with dimensions"):
+            mdla.save(scaled, (x, scale), tmp_path / "p")
+        mdla.save(lambda x, scale: torch.relu(x * scale) + scale, (x, scale), tmp_path / "p")
+        with mdla.load(tmp_path / "p") as loaded:
+            assert_matches(loaded(x, scale), scaled(x, scale)[0])
 
 
 # --- errors
@@ -160,6 +182,19 @@ def test_a_library_that_is_missing(tmp_path: Path) -> None:
         mdla.compare(Net().eval(), image(), library=tmp_path / "missing.so")
 
 
+def test_without_onnx(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    net, x = Net().eval(), image()
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    for call in (
+        mdla.compare,
+        mdla.report,
+        lambda net, x: mdla.calibrate(net, [x]),
+        partial(mdla.save, path=tmp_path / "p"),
+    ):
+        with pytest.raises(DeviceError, match=r"needs the package onnx: pip install 'torchmdla\[mdla\]'"):
+            call(net, x)
+
+
 def test_the_device_in_use_stays() -> None:
     torchmdla.enable()
     mdla.compare(Net().eval(), image())
@@ -184,6 +219,40 @@ def test_formats_from_data_serve_groups() -> None:
     with torch.no_grad():
         assert_matches(torchmdla.compile(net, x)(x), net(x), layers=2, precision="variable")
     assert torchmdla.stats().fallbacks == {}
+
+
+ROADS: dict[str, Any] = {
+    "trace": lambda net, x: torch.jit.trace(net, x, check_trace=False),
+    "script": lambda net, x: torch.jit.script(net),
+    "dynamo": lambda net, x: torch.compile(net, backend="torchmdla"),
+    "export": lambda net, x: torchmdla.compile(net, x, road="export"),
+}
+
+
+@pytest.mark.parametrize("road", ROADS)
+def test_formats_from_data_serve_every_road(road: str) -> None:
+    """Their groups have other names and places in the graph, and other operators for a linear layer."""
+    torch._dynamo.reset()
+    net, x = Net().eval(), image()
+    mdla.calibrate(net, batches())
+    torchmdla.enable(device="mdla", precision="variable", strict=True)
+    with torch.no_grad():
+        compiled = ROADS[road](net, x)
+        for _ in range(4):
+            made = compiled(x)
+        assert_matches(made, net(x), layers=2, precision="variable")
+        assert not torch.equal(made, net(x))
+    assert torchmdla.stats().fallbacks == {}
+
+
+def test_data_of_a_model_serves_no_other() -> None:
+    x = image()
+    mdla.calibrate(Net().eval(), [x])
+    other = Net().eval()
+    other.conv.stride = (2, 2)
+    other.linear = nn.Linear(8 * 4, 5)
+    with pytest.raises(DeviceError, match="calibration inputs of this group"):
+        mdla.compare(other, x, precision="variable")
 
 
 def test_formats_follow_the_data() -> None:
@@ -269,19 +338,14 @@ def test_loading_needs_neither_model_nor_onnx(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, check=True)
 
 
-def _changed(data: bytes, place: int) -> bytes:
-    return data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
-
-
 DAMAGE: dict[str, tuple[Any, str]] = {
-    "empty": (lambda data: b"", "not a program"),
-    "another file": (lambda data: b"PK" + data[2:], "not a program"),
-    "no header": (lambda data: data[:20], "not a program"),
+    "another file": (lambda data: b"PK" + data[2:], "not a program of the mdla device"),
     "cut short": (lambda data: data[:-1], "cut short"),
-    "extended": (lambda data: data + b"\0", "cut short or extended"),
-    "a weight": (lambda data: _changed(data, len(data) - 100), "checksum"),
-    "a shape": (lambda data: _changed(data, 100), "checksum"),
-    "another version": (lambda data: data[:16] + struct.pack("<I", 9) + data[20:], "version 9"),
+    "a weight": (lambda data: data[:-100] + bytes([data[-100] ^ 1]) + data[-99:], "checksum"),
+    "another version": (
+        lambda data: data[:16] + struct.pack("<I", 1) + data[20:],
+        "version 1,",
+    ),
 }
 
 
@@ -291,8 +355,8 @@ def test_damaged_files_are_refused(tmp_path: Path, what: str, monkeypatch: pytes
     mdla.save(nn.Linear(4, 4).eval(), torch.randn(2, 4), path)
     damage, message = DAMAGE[what]
     path.write_bytes(damage(path.read_bytes()))
-    monkeypatch.setattr("torchmdla.mdla.Network", None)  # Nothing is to run.
-    with pytest.raises(mdla.DamagedProgram, match=message):
+    monkeypatch.setattr("torchmdla.mdla.loaded_program.Network", None)  # Nothing is to run.
+    with pytest.raises(mdla.DamagedProgram, match=rf"model\.bin: .*{message}.*torchmdla\.mdla\.save"):
         mdla.load(path)
 
 
@@ -324,6 +388,40 @@ def test_the_example(capsys: pytest.CaptureFixture[str]) -> None:
     assert torchmdla.stats().fallbacks == {}
 
 
+# --- the documentation
+
+
+def _snippets(file: str, heading: str = "") -> list[str]:
+    """The Python of a Markdown file, below a heading if one is named."""
+    text = (Path(__file__).parents[1] / file).read_text(encoding="utf-8")
+    section = text.partition(f"\n{heading}\n")[2].partition("\n## ")[0] if heading else text
+    return re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+
+
+@pytest.mark.parametrize(
+    ("file", "heading", "count"), [("docs/mdla.md", "", 4), ("README.md", "## The mdla device", 1)]
+)
+def test_snippets_run(
+    file: str,
+    heading: str,
+    count: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    snippets = _snippets(file, heading)
+    assert len(snippets) == count
+    # README's reader has a model and its input.
+    names: dict[str, Any] = (
+        {} if file.startswith("docs") else {"torchmdla": torchmdla, "model": Net().eval(), "x": image()}
+    )
+    for snippet in snippets:
+        exec(compile(snippet, file, "exec"), names)
+    assert "Mean/max error compared to pytorch are " in capsys.readouterr().out
+    assert torchmdla.stats().fallbacks == {}
+
+
 # --- the registry
 
 
@@ -338,3 +436,14 @@ def test_programs_of_the_registry(precision: str, programs: str, tmp_path: Path)
     outcomes = [entry for entry in map(json.loads, file.read_text().splitlines()) if "status" in entry]
     assert {outcome["precision"] for outcome in outcomes} == {precision}
     assert any(outcome["specialisations"] and not outcome["fallbacks"] for outcome in outcomes)
+
+
+@pytest.mark.parametrize("road", ["torchscript:trace", "dynamo", "export", "dispatch", "lazy"])
+def test_every_road_runs_on_the_device(road: str, tmp_path: Path) -> None:
+    """Seen by what a library that is missing says."""
+    file = tmp_path / "outcomes.jsonl"
+    command = ["--device", "mdla", "--options", f"library={tmp_path}/missing.so", "--road", road]
+    assert command_line.main([*command, "--filter", "convolutions.conv1d", "--jobs", "1", "--json", str(file)]) == 0
+    outcomes = [entry for entry in map(json.loads, file.read_text().splitlines()) if "status" in entry]
+    assert any("missing.so" in outcome["detail"] for outcome in outcomes)
+    assert all(outcome["status"] in ("ok", "fallback") for outcome in outcomes)

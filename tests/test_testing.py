@@ -314,13 +314,13 @@ def test_unknown_roads(road: str, message: str) -> None:
 
 def test_unknown_devices() -> None:
     with pytest.raises(NotAvailableError, match="no device named 'abacus'"):
-        check_device("abacus")
+        check_device("abacus", "", [])
 
 
 def test_options_of_a_device() -> None:
     assert device_options("precision=fixed8,clusters=2") == {"precision": "fixed8", "clusters": 2}
     assert device_options("") == {}
-    check_device("mdla", "precision=fixed8,clusters=2")
+    check_device("mdla", "precision=fixed8,clusters=2", ways("torchscript,dynamo,export,dispatch,lazy"))
     for device, options, message in (
         ("mdla", "precision=fixed4", "no precision 'fixed4'"),
         ("mdla", "speed=1", "no option 'speed'"),
@@ -328,7 +328,7 @@ def test_options_of_a_device() -> None:
         ("cpu", "precision=fixed8", "no option 'precision'"),
     ):
         with pytest.raises(NotAvailableError, match=message):
-            check_device(device, options)
+            check_device(device, options, [])
 
 
 # What is rounded without torchmdla is rounded when it is switched off, too.
@@ -426,6 +426,10 @@ def test_command_fails_where_one_does(monkeypatch: pytest.MonkeyPatch, capsys: p
         (["--road", "abacus"], "no road 'abacus'"),
         (["--resume"], "--resume needs --json"),
         (["--device", "mdlaa"], "no device named 'mdlaa'"),
+        (
+            ["--device", "mdla", "--road", "dynamo,acap"],
+            "acap:device compiles for device 'cpu' alone: leave --device mdla",
+        ),
         (["--filter", "no such program"], "no program has such a name"),
         (["--opinfo", "--dtype", "float31"], "no dtype 'float31'"),
         (["--jobs", "0"], "not a number of at least 1"),

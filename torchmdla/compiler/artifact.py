@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import struct
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from torchmdla.compiler.program import Argument, Result
+from torchmdla.compiler.sealed import Format
 
 # The calling convention of an entry, described in docs/architecture.md. Raised whenever it changes.
 ABI_VERSION = 2
 
-_MAGIC = b"MDLA-ARTIFACT\n"
-_HEADER = struct.Struct("<32sQQ")
-
 
 class DamagedArtifact(ValueError):
-    """The bytes are not an artifact, or not the one that was written."""
+    """The bytes are not an artifact, not the one that was written, or one of another ABI version."""
+
+
+_FORMAT = Format(
+    magic=b"mdla-artifact\n",
+    version=ABI_VERSION,
+    kind="an artifact",
+    remedy="compile its program anew",
+    error=DamagedArtifact,
+)
 
 
 @dataclass(frozen=True)
@@ -55,21 +59,25 @@ class Manifest:
     packs: tuple[Pack, ...] = ()
     device_calls: tuple[str, ...] = ()
     statistics: dict[str, float] = field(default_factory=dict)
-    abi: int = ABI_VERSION
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self), sort_keys=True)
 
     @classmethod
-    def from_json(cls, text: str) -> Manifest:
-        raw: dict[str, Any] = json.loads(text)
-        raw["arguments"] = tuple(
-            Argument(a["role"], a["dtype"], tuple(a["shape"]), a["kind"]) for a in raw["arguments"]
-        )
-        raw["results"] = tuple(Result(r["dtype"], tuple(r["shape"])) for r in raw["results"])
-        raw["packs"] = tuple(Pack(p["symbol"], p["recipe"], tuple(p["arguments"]), p["size"]) for p in raw["packs"])
-        raw["device_calls"] = tuple(raw["device_calls"])
-        return cls(**raw)
+    def of(cls, description: dict[str, Any]) -> Manifest:
+        """The inverse of ``asdict``, from JSON's types.
+
+        Raises:
+            KeyError, TypeError: it has other fields.
+        """
+        lists: dict[str, Any] = {
+            "arguments": tuple(
+                Argument(a["role"], a["dtype"], tuple(a["shape"]), a["kind"]) for a in description["arguments"]
+            ),
+            "results": tuple(Result(r["dtype"], tuple(r["shape"])) for r in description["results"]),
+            "packs": tuple(
+                Pack(p["symbol"], p["recipe"], tuple(p["arguments"]), p["size"]) for p in description["packs"]
+            ),
+            "device_calls": tuple(description["device_calls"]),
+        }
+        return cls(**{**description, **lists})
 
 
 @dataclass(frozen=True)
@@ -80,10 +88,8 @@ class Artifact:
     manifest: Manifest
 
     def to_bytes(self) -> bytes:
-        """One self-checking block: magic, SHA-256 of the rest, lengths, manifest (JSON), object code."""
-        manifest = self.manifest.to_json().encode()
-        digest = hashlib.sha256(manifest + self.object_code).digest()
-        return _MAGIC + _HEADER.pack(digest, len(manifest), len(self.object_code)) + manifest + self.object_code
+        """One self-checking block (:mod:`torchmdla.compiler.sealed`)."""
+        return _FORMAT.seal(asdict(self.manifest), self.object_code)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Artifact:
@@ -92,16 +98,4 @@ class Artifact:
         Raises:
             DamagedArtifact: the block is truncated, altered, or of another ABI version.
         """
-        start = len(_MAGIC) + _HEADER.size
-        if len(data) < start or not data.startswith(_MAGIC):
-            raise DamagedArtifact("not an artifact")
-        digest, manifest_size, object_size = _HEADER.unpack_from(data, len(_MAGIC))
-        body = data[start:]
-        if len(body) != manifest_size + object_size or hashlib.sha256(body).digest() != digest:
-            raise DamagedArtifact("the content does not match its hash")
-        manifest = body[:manifest_size].decode()
-        # Before anything else of it is read: another version has other fields.
-        abi = json.loads(manifest).get("abi")
-        if abi != ABI_VERSION:
-            raise DamagedArtifact(f"ABI version {abi}, this build reads {ABI_VERSION}")
-        return cls(body[manifest_size:], Manifest.from_json(manifest))
+        return _FORMAT.open(data, lambda description, code: cls(code, Manifest.of(description)))

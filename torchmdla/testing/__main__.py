@@ -103,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         made.error("--resume needs --json FILE")
     try:
         chosen = ways(options.road)
-        check_device(options.device, options.options)
+        check_device(options.device, options.options, chosen)
         names = opinfo.names(options.dtype.split(",")) if options.opinfo else list(PROGRAMS)
     except NotAvailableError as error:
         made.error(str(error))

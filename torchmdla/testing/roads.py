@@ -6,7 +6,7 @@ tracing fixes what a program chooses, TorchScript's compiler does not read all o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -43,7 +43,8 @@ class Variant:
         takes: whether a program can go this way at all.
         owns_state: whether the result has parameters and buffers of its own, those of the module left as they were.
         device: PyTorch's device that programs run on, with module and inputs moved there and results moved back.
-        prepare: makes that device known.
+        prepare: makes that device known, with torchmdla's device in use behind it.
+        only_for: the torchmdla device that alone can be behind it; empty: any.
         alone: makes the callables by PyTorch alone. What these do otherwise than eager is not torchmdla's fault. None:
             ``capture`` itself, which adds nothing while torchmdla is switched off.
         has_memory: whether strides, and sharing of memory, are what can be seen of tensors of this device.
@@ -54,6 +55,7 @@ class Variant:
     owns_state: bool = False
     device: str = "cpu"
     prepare: Callable[[], object] = lambda: None
+    only_for: str = ""
     has_memory: bool = True
     alone: Capture | None = None
 
@@ -179,6 +181,10 @@ def _dispatchable(program: Program, subject: Any) -> bool:
 # --- devices of PyTorch's own -------------------------------------------------------------------------------------
 
 
+def _lazy_device() -> None:
+    lazy.initialize(torchmdla.devices.in_use())
+
+
 def _dense(program: Program, subject: Any) -> bool:
     return "sparse" not in program.tags
 
@@ -205,10 +211,11 @@ ROADS: Mapping[str, Road] = {
     "dispatch": Road("torchmdla.ModuleBuilder", {"capture": Variant(_dispatch, _dispatchable)}),
     "lazy": Road(
         "PyTorch's Lazy Tensor Core",
-        {"step": Variant(uncaptured, _anything, device="lazy", prepare=lazy.initialize, has_memory=False)},
+        {"step": Variant(uncaptured, _anything, device="lazy", prepare=_lazy_device, has_memory=False)},
     ),
     "acap": Road(
-        "the acap device", {"device": Variant(uncaptured, _dense, device="acap", prepare=torchmdla.acap_device)}
+        "the acap device",
+        {"device": Variant(uncaptured, _dense, device="acap", prepare=torchmdla.acap_device, only_for="cpu")},
     ),
 }
 
@@ -252,13 +259,21 @@ def device_options(text: str) -> dict[str, Any]:
     return found
 
 
-def check_device(name: str, options: str = "") -> None:
-    """Configures the device as jobs will.
+def check_device(name: str, options: str, chosen: Sequence[str]) -> None:
+    """Configures the device as jobs on the ways ``chosen`` will.
 
     Raises:
-        NotAvailableError: no such device is registered, or it has no such options.
+        NotAvailableError: no such device is registered, it has no such options, or a way cannot run on it.
     """
     try:
         torchmdla.devices.get(name).configure(**device_options(options))
     except (TypeError, ValueError) as error:
         raise NotAvailableError(str(error)) from None
+    refused = [way for way in chosen if variant_of(way).only_for not in ("", name)]
+    if refused:
+        others = [road for road in ROADS if all(not one.only_for for one in ROADS[road].variants.values())]
+        taken = variant_of(refused[0]).only_for
+        raise NotAvailableError(
+            f"{', '.join(refused)} compiles for device {taken!r} alone: leave --device {name} out, or take other roads "
+            f"({', '.join(others)})"
+        )

@@ -1,67 +1,55 @@
 """Calibration inputs: what ``ie_compile_vfp`` chooses number formats by.
 
-They are gathered while groups run, in whatever precision, and kept by the model (:attr:`DeviceProgram.model_key`), so
-that they serve in another. They count in contexts that are loaded later.
+They are kept by the model (:attr:`DeviceProgram.model_key`), so that they serve in another precision than the one that
+they were gathered in; and by its structure, for groups that other roads form of the same layers. They count in contexts
+that are loaded later.
 """
 
 from __future__ import annotations
 
-import contextlib
+import hashlib
+import json
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from torchmdla.devices.mdla import runtime_library
-from torchmdla.devices.mdla.device_program import Port
+from torchmdla.devices.mdla.device_program import DeviceProgram
 from torchmdla.devices.mdla.options import Options
-from torchmdla.devices.mdla.runtime_library import array_at
 from torchmdla.devices.mdla.weights import Array
 from torchmdla.errors import DeviceError
 
 _lock = threading.Lock()
+# By models' keys, and by hashes of their structure.
 _samples: dict[str, list[tuple[Array, ...]]] = {}
-# What contexts were loaded for, by their tag: a model's key, and its inputs.
-_models: list[tuple[str, tuple[Port, ...]]] = []
 
 
-def tag_of(model_key: str, inputs: tuple[Port, ...]) -> int:
-    """The tag of contexts that are loaded for a model with these inputs."""
-    with _lock:
-        if (model_key, inputs) not in _models:
-            _models.append((model_key, inputs))
-        return _models.index((model_key, inputs))
-
-
-@contextlib.contextmanager
-def gathering() -> Iterator[None]:
-    """While it lasts, every run of a group of the mdla device, on any thread, adds a sample of its model."""
-    runtime_library.runtime().mdla_observe(_observer)
-    try:
-        yield
-    finally:
-        runtime_library.runtime().mdla_observe(runtime_library.OBSERVER())
-
-
-def add_sample(model_key: str, inputs: Sequence[Array]) -> None:
+def add_sample(program: DeviceProgram, inputs: Sequence[Array]) -> None:
     """One more set of the model's inputs, copied."""
     sample = tuple(array.copy() for array in inputs)
+    keys = program.model_key, _structure_of(program)
     with _lock:
-        _samples.setdefault(model_key, []).append(sample)
+        for key in keys:
+            _samples.setdefault(key, []).append(sample)
 
 
-def samples_for(model_key: str, options: Options) -> list[tuple[Array, ...]]:
-    """The sets of inputs to choose formats by: those so far, where the precision asks for some.
+def samples_for(program: DeviceProgram, options: Options) -> list[tuple[Array, ...]]:
+    """The sets of inputs to choose formats by, where the precision asks for some: those of the model, or else those of
+    models with its structure.
 
     Raises:
         DeviceError: it does, and there are none.
     """
     if options.precision != "variable":
         return []
+    keys = program.model_key, _structure_of(program)
     with _lock:
-        samples = list(_samples.get(model_key, ()))
+        samples = next((list(_samples[key]) for key in keys if key in _samples), [])
     if not samples:
-        raise DeviceError("ie_compile_vfp: precision 'variable' needs calibration inputs")
+        raise DeviceError(f"ie_compile_vfp: {_NEEDS_SAMPLES}")
     return samples
+
+
+_NEEDS_SAMPLES = "precision 'variable' needs calibration inputs of this group: see torchmdla.mdla.calibrate"
 
 
 def forget() -> None:
@@ -70,10 +58,24 @@ def forget() -> None:
         _samples.clear()
 
 
-def _observe(tag: int, inputs: Any) -> None:
-    model_key, ports = _models[tag]
-    add_sample(model_key, [array_at(inputs[place], port.shape) for place, port in enumerate(ports)])
+def _structure_of(program: DeviceProgram) -> str:
+    """SHA-256 of the model without names, in hexadecimal: operations, attributes, shapes, and who reads whom."""
+    import onnx
 
+    graph = onnx.load_from_string(program.model).graph
+    shapes = {
+        info.name: [size.dim_value for size in info.type.tensor_type.shape.dim]
+        for info in (*graph.input, *graph.value_info, *graph.output)
+    }
+    integers = {tensor.name: onnx.numpy_helper.to_array(tensor).tolist() for tensor in graph.initializer}
+    numbers: dict[str, int] = {}
 
-# Lives as long as the process: a thread may be about to call it when nobody gathers any more.
-_observer = runtime_library.OBSERVER(_observe)
+    def described(name: str) -> list[Any]:
+        return [numbers.setdefault(name, len(numbers)), shapes.get(name), integers.get(name)]
+
+    parts: list[Any] = [described(info.name) for info in graph.input[: len(program.inputs)]]
+    for node in graph.node:
+        attributes = sorted(attribute.SerializeToString(deterministic=True).hex() for attribute in node.attribute)
+        parts.append([node.op_type, attributes, *map(described, (*node.input, *node.output))])
+    parts += [described(info.name) for info in graph.output]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()

@@ -91,10 +91,9 @@ class Packer:
             DeviceError: the library fails, or the precision needs calibration inputs that are not there.
         """
         program, options = self.program, Options.from_text(self.program.target)
-        samples = calibration.samples_for(program.model_key, options)
+        samples = calibration.samples_for(program, options)
         inferences = batches.arranged(self.model(buffers), program, options, samples)
-        tag = calibration.tag_of(program.model_key, program.inputs)
-        return load_context(options, inferences, program.inputs, program.outputs, len(self.arguments), tag)
+        return load_context(options, inferences, program.inputs, program.outputs, len(self.arguments))
 
     def model(self, buffers: ctypes._Pointer[ctypes.c_void_p]) -> bytes:
         """The ONNX file with the weights in it."""
@@ -127,12 +126,11 @@ def load_context(
     inputs: tuple[ProgramPort, ...],
     outputs: tuple[ProgramPort, ...],
     first_result: int,
-    tag: int,
 ) -> int:
     """The address of a context on the device; free it by ``mdla_unload``.
 
     ``inputs`` and ``outputs`` are those of a call of the entry, which is one or more ``inferences``. ``first_result``
-    is the number of arguments of the entry, ``tag`` what observers are told.
+    is the number of arguments of the entry.
 
     Raises:
         DeviceError: the library is not usable, or refuses a flag or the binary.
@@ -156,7 +154,6 @@ def load_context(
             len(outputs),
             inferences.parts,
             options.seconds,
-            tag,
         )
     if not context:
         raise DeviceError(runtime_library.fault())

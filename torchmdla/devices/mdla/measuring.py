@@ -75,7 +75,7 @@ class Networks:
         return self._binary(group, group.model)
 
     def _binary(self, group: Group, model: bytes) -> bytes:
-        samples = calibration.samples_for(group.program.model_key, self._options)
+        samples = calibration.samples_for(group.program, self._options)
         return compiling.binary_of(model, group.program.inputs, self._options, samples).content
 
     def close(self) -> None:

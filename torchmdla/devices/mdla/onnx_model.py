@@ -97,16 +97,16 @@ def _uses(value: Any) -> int:
 
 
 def _shape(value: Any) -> tuple[int, ...]:
-    """The sizes of a tensor that the device can hold.
+    """The sizes of a tensor on the device: one that has no dimensions has one there.
 
     Raises:
-        CompileError: another dtype than float32, no tensor, or no elements or dimensions.
+        CompileError: another dtype than float32, no tensor, or no elements.
     """
     found = _TENSOR.fullmatch(str(value.type))
     if found is None or found[2] != "f32":
         raise CompileError(f"the mdla device has no values of type {value.type}")
-    shape = tuple(int(size) for size in found[1].split(",") if size)
-    if not shape or 0 in shape:
+    shape = tuple(int(size) for size in found[1].split(",") if size) or (1,)
+    if 0 in shape:
         raise CompileError(f"the mdla device has no tensors of sizes {list(shape)}")
     return shape
 

@@ -2,8 +2,7 @@
 
 Refused where they occur, so that their group runs in PyTorch's interpreter: sizes of adaptive pooling that do not
 divide the input's, averages over other axes than all the spatial ones, average pooling that counts padding beside
-windows cut short by ``ceil_mode``, numbers known only at run time, tensors without elements or dimensions as inputs or
-results.
+windows cut short by ``ceil_mode``, numbers known only at run time, tensors without elements as inputs or results.
 """
 
 from __future__ import annotations

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import struct
 from dataclasses import asdict, dataclass
+from typing import Any
 
-VERSION = 1
-
-_MAGIC = b"torchmdla-mdla\n\0"
-# Version, SHA-256 of the rest, lengths of the description (JSON) and of the binary.
-_HEADER = struct.Struct("<I32sQQ")
+from torchmdla.compiler.sealed import Format
 
 
 class DamagedProgram(ValueError):
     """A file holds no program, another version's, or one that was altered or cut short."""
+
+
+_FORMAT = Format(
+    magic=b"torchmdla-mdla\n",
+    version=2,
+    kind="a program of the mdla device",
+    remedy="copy it anew, or write it with torchmdla.mdla.save of this version of torchmdla",
+    error=DamagedProgram,
+)
 
 
 @dataclass(frozen=True)
@@ -42,9 +45,7 @@ class ProgramFile:
     def to_bytes(self) -> bytes:
         description = asdict(self)
         del description["binary"]
-        text = json.dumps(description, sort_keys=True).encode()
-        body = text + self.binary
-        return _MAGIC + _HEADER.pack(VERSION, hashlib.sha256(body).digest(), len(text), len(self.binary)) + body
+        return _FORMAT.seal(description, self.binary)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> ProgramFile:
@@ -53,24 +54,16 @@ class ProgramFile:
         Raises:
             DamagedProgram: see there.
         """
-        start = len(_MAGIC) + _HEADER.size
-        if not data.startswith(_MAGIC) or len(data) < start:
-            raise DamagedProgram("not a program of the mdla device")
-        version, digest, text_size, binary_size = _HEADER.unpack_from(data, len(_MAGIC))
-        if version != VERSION:
-            raise DamagedProgram(f"a program of version {version}; this build reads version {VERSION}")
-        body = data[start:]
-        if len(body) != text_size + binary_size:
-            raise DamagedProgram(f"cut short or extended: {text_size + binary_size} bytes expected, got {len(body)}")
-        if hashlib.sha256(body).digest() != digest:
-            raise DamagedProgram("the content does not match its checksum")
-        raw = json.loads(body[:text_size])
+        return _FORMAT.open(data, cls._of)
+
+    @classmethod
+    def _of(cls, description: dict[str, Any], binary: bytes) -> ProgramFile:
         return cls(
-            body[text_size:],
-            tuple(map(tuple, raw["inputs"])),
-            tuple(raw["used"]),
-            tuple(map(tuple, raw["outputs"])),
-            tuple(raw["results"]),
-            raw["structure"],
-            raw["options"],
+            binary,
+            inputs=tuple(map(tuple, description["inputs"])),
+            used=tuple(description["used"]),
+            outputs=tuple(map(tuple, description["outputs"])),
+            results=tuple(description["results"]),
+            structure=description["structure"],
+            options=description["options"],
         )

@@ -20,6 +20,7 @@ from torchmdla.devices.mdla.device_program import Port as ProgramPort
 from torchmdla.devices.mdla.loader import BEFORE_ARGUMENTS, FAILED, FUNCTION, Packer
 from torchmdla.devices.mdla.runtime_library import array_at
 from torchmdla.devices.mdla.weights import Array
+from torchmdla.errors import DeviceError
 
 _PACKED = 1
 
@@ -69,7 +70,7 @@ class Recorder(MdlaDevice):
         return Target(MdlaDevice.name, features=self._features)
 
     def load(self, artifact: Artifact) -> LoadedCode:
-        packer = _GroupPacker(artifact, self._groups)
+        packer = _GroupPacker(artifact, self)
         functions = FUNCTION(_Entry(self, packer)), FUNCTION(packer)
         entry, pack = (ctypes.cast(function, ctypes.c_void_p).value or 0 for function in functions)
         return LoadedCode(entry, (pack,), functions)
@@ -79,11 +80,27 @@ class Recorder(MdlaDevice):
 
         Raises:
             Exception: what ``run`` raised.
+            DeviceError: as :meth:`number_of`.
         """
         for _ in range(api.WARM_UP_CALLS):
             self._called(scripted, inputs)
         self.calls.clear()
         return self._called(scripted, inputs), list(self.calls)
+
+    def number_of(self, packer: _GroupPacker, buffers: Any) -> int:
+        """The pack: what the entry knows the group by.
+
+        Raises:
+            DeviceError: the package ``onnx`` is not there, or the model is too large for a file.
+        """
+        try:
+            group = Group(packer.program, packer.model(buffers))
+        except DeviceError as error:
+            self._fault = error  # Of what leaves a callback, PyTorch's interpreter makes something else.
+            raise
+        number = len(self._groups) + 1
+        self._groups[number] = group
+        return number
 
     def _called(self, scripted: Any, inputs: Sequence[Any]) -> Any:
         try:
@@ -116,14 +133,12 @@ class Recorder(MdlaDevice):
 class _GroupPacker(Packer):
     """Leaves the number of a group where the device's pack leaves a context."""
 
-    def __init__(self, artifact: Artifact, groups: dict[int, Group]) -> None:
+    def __init__(self, artifact: Artifact, recorder: Recorder) -> None:
         super().__init__(artifact)
-        self._groups = groups
+        self._recorder = recorder
 
     def context(self, buffers: Any) -> int:
-        number = len(self._groups) + 1
-        self._groups[number] = Group(self.program, self.model(buffers))
-        return number
+        return self._recorder.number_of(self, buffers)
 
 
 class _Entry:

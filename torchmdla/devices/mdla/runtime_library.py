@@ -27,9 +27,6 @@ class Cost(ctypes.Structure):
     _fields_ = (("input", ctypes.c_int64), ("compute", ctypes.c_int64), ("output", ctypes.c_int64))
 
 
-# ``mdla_observer``.
-OBSERVER = ctypes.CFUNCTYPE(None, ctypes.c_uint64, ctypes.POINTER(ctypes.c_void_p))
-
 _TEXT, _POINTER, _COUNT = ctypes.c_char_p, ctypes.c_void_p, ctypes.c_uint
 _FLAGS, _PORTS = ctypes.POINTER(ctypes.c_char_p), ctypes.POINTER(Port)
 
@@ -43,9 +40,8 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     ),
     "mdla_load": (
         _POINTER,
-        [_TEXT, _FLAGS, _TEXT, _PORTS, _COUNT, _PORTS, _COUNT, _COUNT, ctypes.c_double, ctypes.c_uint64],
+        [_TEXT, _FLAGS, _TEXT, _PORTS, _COUNT, _PORTS, _COUNT, _COUNT, ctypes.c_double],
     ),
-    "mdla_observe": (None, [OBSERVER]),
     "mdla_unload": (None, [_POINTER]),
     "mdla_submit": (ctypes.c_int, [_POINTER, _POINTER, _POINTER]),
     "mdla_collect": (ctypes.c_int, [_POINTER, _POINTER, _POINTER]),

@@ -131,16 +131,17 @@ def _linear(op: Op, x: Value, weight: Value, bias: Value | None = None) -> Value
 def _mm(op: Op, left: Value, right: Value) -> Value:
     if not isinstance(right, Weight):
         return op.node("MatMul", left, right)
-    return op.graph.anchor(op.node("Gemm", left, right), right, None, axis=1)
+    return _linear(op, left, right.permuted((1, 0)))
 
 
 def _addmm(op: Op, bias: Value, left: Value, right: Value, beta: float, alpha: float) -> Value:
     if isinstance(right, Tensor) and not alpha == beta == 1:
         product = _scaled(op, _mm(replace(op, used_once=True), left, right), alpha)
         return op.node("Add", product, _scaled(op, bias, beta))
-    result = op.node("Gemm", left, right, bias, alpha=float(alpha), beta=float(beta))
     per_column = bias.shape in (right.shape[1:], (1, *right.shape[1:]))
-    return op.graph.anchor(result, right, bias, axis=1) if alpha == beta == 1 and per_column else result
+    if isinstance(right, Weight) and alpha == beta == 1 and per_column:
+        return _linear(op, left, right.permuted((1, 0)), bias)
+    return op.node("Gemm", left, right, bias, alpha=float(alpha), beta=float(beta))
 
 
 def _scaled(op: Op, x: Value, factor: float) -> Value:

@@ -82,17 +82,13 @@ int mdla_compile(const char* library, mdla_flags flags, const char* model, const
 
 void* mdla_load(const char* library, mdla_flags flags, const char* binary, const mdla_port* inputs,
                 unsigned input_count, const mdla_port* outputs, unsigned output_count,
-                unsigned parts, double seconds, uint64_t tag) {
+                unsigned parts, double seconds) {
   return guarded(
       [&]() -> void* {
         return new Context(library, flags, binary, {inputs, inputs + input_count},
-                           {outputs, outputs + output_count}, parts, seconds, tag);
+                           {outputs, outputs + output_count}, parts, seconds);
       },
       nullptr);
-}
-
-void mdla_observe(mdla_observer observer) {
-  torchmdla::mdla::observer().store(observer, std::memory_order_release);
 }
 
 void mdla_unload(void* context) {

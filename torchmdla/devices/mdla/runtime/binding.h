@@ -46,12 +46,7 @@ MDLA_EXPORT int mdla_compile(const char* library, mdla_flags flags, const char* 
  * result for `seconds` (0: any time) the context is lost, and fails. */
 MDLA_EXPORT void* mdla_load(const char* library, mdla_flags flags, const char* binary,
                             const mdla_port* inputs, unsigned input_count, const mdla_port* outputs,
-                            unsigned output_count, unsigned parts, double seconds, uint64_t tag);
-
-/* Has `observer` called before every run by an entry, with the context's tag and its inputs, on
- * whatever thread it is; null: nobody. */
-typedef void (*mdla_observer)(uint64_t tag, const float* const* inputs);
-MDLA_EXPORT void mdla_observe(mdla_observer observer);
+                            unsigned output_count, unsigned parts, double seconds);
 
 /* Frees what mdla_load returned; null is allowed. */
 MDLA_EXPORT void mdla_unload(void* context);

@@ -88,9 +88,9 @@ private:
 
 Context::Context(const std::string& path, const char* const* flags, const char* binary,
                  std::vector<mdla_port> inputs, std::vector<mdla_port> outputs, unsigned parts,
-                 double seconds, uint64_t tag)
+                 double seconds)
     : api_(library(path)), cmem_(create(api_, flags)), inputs_(std::move(inputs)),
-      outputs_(std::move(outputs)), parts_(parts), tag_(tag) {
+      outputs_(std::move(outputs)), parts_(parts) {
   // Held while loading: what is linked to a card must find it ready.
   std::lock_guard<std::mutex> guard(cards().mutex);
   auto& first = cards().by_flags[card_of(path, flags)];
@@ -119,15 +119,9 @@ void Context::init(const char* binary, void* card) {
   }
 }
 
-std::atomic<mdla_observer>& observer() {
-  static std::atomic<mdla_observer> instance{nullptr};
-  return instance;
-}
-
 void Context::run(void* const* buffers) {
   Pointers<const float*> inputs(inputs_, buffers);
   Pointers<float*> outputs(outputs_, buffers);
-  if (const auto told = observer().load(std::memory_order_acquire)) told(tag_, inputs.data());
   if (parts_ == 1)
     pipeline_->run(inputs.data(), outputs.data());
   else

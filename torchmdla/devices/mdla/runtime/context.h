@@ -4,16 +4,12 @@
 #include "binding.h"
 #include "pipeline.h"
 
-#include <atomic>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 namespace torchmdla::mdla {
-
-// Who is told of the inputs of every run by an entry; null: nobody.
-std::atomic<mdla_observer>& observer();
 
 // Any thread may use it. Every function throws Fault.
 class Context {
@@ -22,7 +18,7 @@ public:
   // flags.
   Context(const std::string& path, const char* const* flags, const char* binary,
           std::vector<mdla_port> inputs, std::vector<mdla_port> outputs, unsigned parts,
-          double seconds, uint64_t tag);
+          double seconds);
 
   // A call of an entry, on its buffers.
   void run(void* const* buffers);
@@ -40,7 +36,6 @@ private:
   std::shared_ptr<void> cmem_;
   const std::vector<mdla_port> inputs_, outputs_;
   const unsigned parts_;
-  const uint64_t tag_;
   std::optional<Pipeline> pipeline_;
 };
 

@@ -1,0 +1,78 @@
+"""Self-checking blocks of bytes: a description (JSON) and a content, under a version and a checksum.
+
+``magic`` (16 bytes), version (4), SHA-256 of all that follows (32), lengths of description and content (8 each), then
+both. Numbers are little-endian. Whoever reads a block sees nothing of it before the whole of it is found to be intact.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+Made = TypeVar("Made")
+
+_MAGIC_BYTES = 16
+_SEAL = struct.Struct("<I32s")
+_LENGTHS = struct.Struct("<QQ")
+_HEADER_BYTES = _MAGIC_BYTES + _SEAL.size + _LENGTHS.size
+
+
+@dataclass(frozen=True)
+class Format:
+    """A kind of block.
+
+    Attributes:
+        magic: what its blocks begin with, at most 16 bytes.
+        version: of what is in it; blocks of other versions are refused.
+        kind: what it is, for messages: ``"an artifact"``.
+        remedy: what to do about one that is refused, for messages.
+        error: what is raised.
+    """
+
+    magic: bytes
+    version: int
+    kind: str
+    remedy: str
+    error: type[ValueError]
+
+    def seal(self, description: dict[str, Any], content: bytes) -> bytes:
+        """The block."""
+        text = json.dumps(description, sort_keys=True).encode()
+        sealed = _LENGTHS.pack(len(text), len(content)) + text + content
+        return self._padded_magic() + _SEAL.pack(self.version, hashlib.sha256(sealed).digest()) + sealed
+
+    def open(self, data: bytes, make: Callable[[dict[str, Any], bytes], Made]) -> Made:
+        """What ``make`` makes of the description and the content of an intact block.
+
+        Raises:
+            ValueError: :attr:`error`, where it is another kind's or version's block, is altered, cut short or extended,
+                or has another description than ``make`` wants.
+        """
+        if not data.startswith(self._padded_magic()) or len(data) < _HEADER_BYTES:
+            raise self._refused(f"not {self.kind}")
+        version, digest = _SEAL.unpack_from(data, _MAGIC_BYTES)
+        if version != self.version:
+            raise self._refused(f"{self.kind} of version {version}, where version {self.version} is needed")
+        sealed = memoryview(data)[_MAGIC_BYTES + _SEAL.size :]
+        text_bytes, content_bytes = _LENGTHS.unpack_from(sealed)
+        expected = _LENGTHS.size + text_bytes + content_bytes
+        if len(sealed) != expected:
+            raise self._refused(f"{self.kind} cut short or extended: {expected} bytes expected, got {len(sealed)}")
+        if hashlib.sha256(sealed).digest() != digest:
+            raise self._refused(f"{self.kind} whose content does not match its checksum")
+        body = sealed[_LENGTHS.size :]
+        try:
+            return make(json.loads(bytes(body[:text_bytes])), bytes(body[text_bytes:]))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            # Intact, so another build wrote it and its version was not raised.
+            raise self._refused(f"{self.kind} with another description: {error!r}") from error
+
+    def _padded_magic(self) -> bytes:
+        return self.magic.ljust(_MAGIC_BYTES, b"\0")
+
+    def _refused(self, problem: str) -> ValueError:
+        return self.error(f"{problem}; {self.remedy}")

@@ -1,0 +1,31 @@
+"""Help around the mdla device: number formats from data, errors and cycles layer by layer, compiled programs in files.
+
+The functions take the library and the options that :func:`torchmdla.enable` was given for ``device="mdla"`` (the
+emulator and the library's defaults where it was not); keywords replace single ones. They look at a copy of the model,
+whose groups are the same as those that run, and change nothing in the caller's.
+"""
+
+from __future__ import annotations
+
+from torchmdla.devices.mdla.program_file import DamagedProgram
+from torchmdla.mdla.comparison import Comparison, LayerError, compare
+from torchmdla.mdla.costs import LayerReport, Report, report
+from torchmdla.mdla.formats import Calibration, LayerFormat, calibrate
+from torchmdla.mdla.loaded_program import LoadedProgram, load
+from torchmdla.mdla.saving import save
+
+__all__ = [
+    "Calibration",
+    "Comparison",
+    "DamagedProgram",
+    "LayerError",
+    "LayerFormat",
+    "LayerReport",
+    "LoadedProgram",
+    "Report",
+    "calibrate",
+    "compare",
+    "load",
+    "report",
+    "save",
+]

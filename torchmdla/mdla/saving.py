@@ -1,0 +1,92 @@
+"""A model's compiled program into a file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from torchmdla.devices.mdla.measuring import Networks
+from torchmdla.devices.mdla.options import Options
+from torchmdla.devices.mdla.program_file import ProgramFile
+from torchmdla.devices.mdla.recording import Call, recording
+from torchmdla.mdla.arguments import arguments_of, options_with
+from torchmdla.mdla.calls import copy_of
+
+# What a graph may hold beside the group of a program that is saved: nothing of it computes.
+_NO_WORK = frozenset({"prim::Constant", "prim::GetAttr", "prim::TupleConstruct", "prim::ListConstruct"})
+
+
+def save(model: Any, inputs: Any, path: str | os.PathLike[str], **options: Any) -> None:
+    """Compiles a model for the device and keeps the program with its weights in a file.
+
+    Args:
+        model: as for :func:`calibrate`; all of it must be one group, for inputs of these sizes.
+        inputs: a float32 tensor, or a tuple or list of them.
+        path: of the file; one that is there is replaced at the end.
+        **options: options of the device that are to be others than those in use. They are kept, but for the library.
+
+    Raises:
+        ValueError: something of the model is computed outside of the device, or is no tensor.
+        TypeError: not a model, or no such option.
+        DeviceError: the library fails.
+        OSError: the file cannot be written.
+    """
+    given = _separate(arguments_of(inputs))
+    chosen = options_with(options)
+    with Networks(chosen) as networks, recording(networks.run) as recorder, torch.no_grad():
+        scripted = copy_of(model, given)
+        results, calls = recorder.calls_of(scripted, given)
+        call = _only_call(scripted, given, calls)
+        file = _file_of(call, given, results, networks.binary(call.group), chosen)
+    _write(Path(path), file.to_bytes())
+
+
+def _separate(inputs: Sequence[Any]) -> tuple[Tensor, ...]:
+    """Dense copies, so that each is known by its address."""
+    if not inputs or not all(isinstance(leaf, Tensor) and leaf.dtype == torch.float32 for leaf in inputs):
+        raise ValueError("a program in a file takes float32 tensors and nothing else")
+    return tuple(tensor.detach().clone(memory_format=torch.contiguous_format) for tensor in inputs)
+
+
+def _only_call(scripted: Any, inputs: Sequence[Any], calls: Sequence[Call]) -> Call:
+    nodes = [node.kind() for node in scripted.graph_for(*inputs).nodes()]
+    outside = sorted({kind for kind in nodes if kind not in _NO_WORK and "CompilationGroup" not in kind})
+    if outside or len(calls) != 1:
+        what = f"outside of the device: {', '.join(outside)}" if outside else f"{len(calls)} groups on the device"
+        raise ValueError(f"the model is not one group: there is {what}")
+    return calls[0]
+
+
+def _file_of(call: Call, inputs: Sequence[Tensor], results: Any, binary: bytes, options: Options) -> ProgramFile:
+    leaves, structure = pytree.tree_flatten(results)
+    addresses = {leaf.data_ptr() if isinstance(leaf, Tensor) else None for leaf in leaves}
+    if not addresses <= set(call.output_addresses) or not all(leaf.dim() and leaf.is_contiguous() for leaf in leaves):
+        raise ValueError("a result of the model is not a dense tensor with dimensions that the device computes")
+    pointers = [tensor.data_ptr() for tensor in inputs]
+    if not set(call.input_addresses) <= set(pointers):
+        raise ValueError("the device gets something else than the model's inputs")
+    return ProgramFile(
+        binary,
+        tuple(tuple(tensor.shape) for tensor in inputs),
+        tuple(pointers.index(address) for address in call.input_addresses),
+        tuple(array.shape for array in call.outputs),
+        tuple(call.output_addresses.index(leaf.data_ptr()) for leaf in leaves),
+        pytree.treespec_dumps(structure),
+        {name: value for name, value in asdict(options).items() if value is not None and name != "library"},
+    )
+
+
+def _write(path: Path, content: bytes) -> None:
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        part.write_bytes(content)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
