@@ -28,6 +28,9 @@ from torchmdla.devices.cpu.steps import (
 # Locals lie on the stack of whichever thread runs a tile.
 _MOST_LOCAL_BYTES = 256 << 10
 
+# Of the first cache a tile of buffers that come from memory leaves most to what is fetched for later tiles.
+_STREAMED_PART = 1 / 2
+
 # A tile's innermost loop is no shorter than this, unless the loop is.
 _LEAST_INNERMOST = 64
 
@@ -189,8 +192,7 @@ class _Candidate:
     def _tile(self, local: Sequence[Buffer], machine: Machine) -> list[int]:
         """The extent of each axis: as large as fits, made smaller from the outermost loop on."""
         tile, sizes = self._sizes(), self._sizes()
-        limit = min(_MOST_LOCAL_BYTES, machine.second_level // 4) if self.contracts else machine.first_level
-        counted = local if self.contracts else list(dict.fromkeys(a.buffer for m in self.members for a in m.accesses))
+        counted, limit = self._counted(local, machine)
 
         def fits(axis: int, extent: int) -> bool:
             cut = [*tile[:axis], extent, *tile[axis + 1 :]]
@@ -204,6 +206,16 @@ class _Candidate:
             most = bisect_left(range(least, sizes[axis]), True, key=lambda e: not fits(axis, e + 1)) + least
             tile[axis] = _cut(sizes[axis], most, machine.vector_bytes // 4 if innermost else 1)
         return tile
+
+    def _counted(self, local: Sequence[Buffer], machine: Machine) -> tuple[list[Buffer], int]:
+        """Buffers, and how many bytes of them a tile may touch at most."""
+        if self.contracts:
+            return list(local), min(_MOST_LOCAL_BYTES, machine.second_level // 4)
+        every = list(dict.fromkeys(a.buffer for m in self.members for a in m.accesses))
+        passing = [b for b in every if b not in local]
+        if machine.streams(sum(b.bytes for b in passing)):
+            return passing, int(machine.first_level * _STREAMED_PART)
+        return every, machine.first_level
 
     def _outermost_first(self) -> list[int]:
         first = self.members[0]

@@ -58,12 +58,23 @@ _UNROLLED_LOOP = 64
 _BLOCK_STEPS = 16
 _LEAST_ROWS = 64
 
-# Operands by number, and how many bytes further on to fetch.
-Ahead = tuple[tuple[int, int | Size], ...]
-
 # Loops whose size is known at run time only; those that static nests have.
 Unknown = frozenset[int]
 _NONE: Unknown = frozenset()
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """What a kernel fetches wherever it touches ``operand``: what lies ``distance`` bytes further on, or the same place
+    of another buffer, which is to be written next. Pointers to such buffers are the kernel's last ones; ``beside`` is
+    the buffer's number among them."""
+
+    operand: int
+    distance: int | Size = 0
+    beside: int | None = None
+
+
+Ahead = tuple[Fetch, ...]
 
 
 @dataclass(frozen=True)
@@ -76,8 +87,7 @@ class Schedule:
     none); its tile is a multiple of ``lanes``, its last vector is masked. The first ``ranged`` levels, all parallel,
     are the kernel's range of ``iterations``; ``grain`` of them make a task, 0 if the nest is not worth sharing. Of a
     dynamic nest these are for typical sizes: :func:`ranges` says how many there are. ``prefetch``: what tiles fetch
-    ahead for later ones. ``ahead``: operands of which the kernel, wherever it touches them, fetches what lies so
-    many bytes further on."""
+    ahead for later ones. ``ahead``: what the kernel fetches for later ones."""
 
     levels: tuple[Level, ...]
     reduction: tuple[int, ...]
@@ -93,8 +103,9 @@ class Schedule:
 
 
 @lru_cache(maxsize=4096)
-def choose(nest: AnyNest, machine: Machine, typical: tuple[int, ...] = ()) -> Schedule:
-    """A schedule for ``nest``, by simple costs. ``typical``: common values of the symbols of a dynamic nest."""
+def choose(nest: AnyNest, machine: Machine, typical: tuple[int, ...] = (), ahead: Ahead = ()) -> Schedule:
+    """A schedule for ``nest``, by simple costs. ``typical``: common values of the symbols of a dynamic nest; ``ahead``:
+    what the kernel is to fetch."""
     unknown = frozenset(d for d, size in enumerate(nest.sizes) if isinstance(size, Size))
     known = static(nest, typical)
     known = replace(known, sizes=tuple(max(1, size) if d in unknown else size for d, size in enumerate(known.sizes)))
@@ -116,9 +127,10 @@ def choose(nest: AnyNest, machine: Machine, typical: tuple[int, ...] = ()) -> Sc
         # Loops inside of the range cost less than its levels do, and keep what the loops around them determine.
         grain = 0
         ranged, iterations = _choose_range(known, levels[:1])
-    unroll = _choose_unroll(known, reduction, tiles, lanes, unknown)
+    whole = UNROLLED_WINDOW if not ahead else _UNROLLED_LOOP
+    unroll = _choose_unroll(known, reduction, tiles, lanes, unknown, whole)
     prefetch = choose_prefetch(known, machine, levels) if reduction and not nest.is_dynamic else None
-    return Schedule(levels, reduction, tiles, unroll, vector, lanes, ranged, iterations, grain, prefetch)
+    return Schedule(levels, reduction, tiles, unroll, vector, lanes, ranged, iterations, grain, prefetch, ahead)
 
 
 def ranges(nest: AnyNest, schedule: Schedule) -> list[tuple[int | Size, int]]:
@@ -258,17 +270,17 @@ def _tile_elementwise(nest: Nest, vector: int, lanes: int, unknown: Unknown) -> 
 
 
 def _choose_unroll(
-    nest: Nest, reduction: Sequence[int], tiles: Sequence[int], lanes: int, unknown: Unknown
+    nest: Nest, reduction: Sequence[int], tiles: Sequence[int], lanes: int, unknown: Unknown, whole: int
 ) -> tuple[int, ...]:
-    """Unrolls from the innermost loop outwards, as far as the code stays short: a convolution's window whole, so that
-    neighbouring points share what they read, a long loop a few times."""
+    """Unrolls from the innermost loop outwards, as far as the code stays short: a convolution's window whole (``whole``
+    points at most), so that neighbouring points share what they read, a long loop a few times."""
     unroll = [1] * len(nest.sizes)
     points = math.prod(tiles) // lanes
     for loop in reversed(reduction):
         if loop in unknown and tiles[loop] > 1:
             break
         steps = nest.sizes[loop] // tiles[loop]
-        if steps > 1 and steps * points <= UNROLLED_WINDOW and loop not in unknown:
+        if steps > 1 and steps * points <= whole and loop not in unknown:
             unroll[loop] = steps
             points *= steps
             continue
