@@ -466,6 +466,12 @@ def covers(step: NestStep, access: Access) -> bool:
     return not constant and expected == access.buffer.count
 
 
+def is_found_by_index(step: NestStep, access: Access) -> bool:
+    """Whether a step writes all of the access's buffer, each element by the indices of loops, one for each
+    dimension."""
+    return all(index.is_loop() or not index.loops for index in access.indices) and covers(step, access)
+
+
 def filled_with(step: Step) -> Instruction | None:
     """The constant that a step writes to all of its only output, if that is all it does."""
     if not isinstance(step, NestStep) or step.inputs or step.scalars or step.ending or len(step.outputs) != 1:

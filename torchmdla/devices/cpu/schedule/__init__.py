@@ -44,7 +44,11 @@ _CALL_COST = 20.0
 _GATHER_LANE_COST = 0.8
 _SCATTER_LANE_COST = 1.2
 _BROADCAST_COST = 0.3
+_SHUFFLED_COST = 2.5
 _TASK_COST = 40_000.0
+
+# Distances from lane to lane of what whole vectors are read of, and shuffled.
+_SHUFFLED = (-1, 2)
 
 # Instructions of a body whose dependences, not the memory, take the time.
 _LONG_BODY = 16
@@ -230,7 +234,7 @@ def _access_cost(stride: int, lanes: int, lane_cost: float) -> float:
         return _BROADCAST_COST
     if stride == 1:
         return 1.0
-    return 2.5 if stride == 2 else lane_cost * lanes
+    return _SHUFFLED_COST if stride in _SHUFFLED else lane_cost * lanes
 
 
 def _instruction_cost(instruction: Instruction, machine: Machine, lanes: int) -> float:

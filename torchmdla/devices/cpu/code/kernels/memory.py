@@ -145,6 +145,8 @@ class MemoryWriter(InstructionWriter):
         active = self._active(point)
         if stride == 1:
             return self._load(pointer, element, self.schedule.lanes, active)
+        if stride == -1 and active == self.schedule.lanes:
+            return self._load_reversed(pointer, element)
         if stride == 2 and active == self.schedule.lanes:
             return self._load_every_second(pointer, element)
         indices = self._lane_offsets(stride)
@@ -173,6 +175,18 @@ class MemoryWriter(InstructionWriter):
         if stored(value.element) == value.element:
             return value.name
         return self._define(f"arith.extui {value.name} : {value.type} to {vector_type('i8', value.lanes)}")
+
+    def _load_reversed(self, pointer: str, element: str) -> Value:
+        """The element at ``pointer``, then those before it."""
+        lanes = self.schedule.lanes
+        memory, align = vector_type(stored(element), lanes), ELEMENT_BYTES[stored(element)]
+        start = self._offset(pointer, 1 - lanes, element)
+        rising = self._define(f"llvm.load {start} {{alignment = {align} : i64}} : !llvm.ptr -> {memory}")
+        return self._from_memory(self._reversed(rising, memory), element, lanes)
+
+    def _reversed(self, name: str, memory: str) -> str:
+        picks = list(reversed(range(self.schedule.lanes)))
+        return self._define(f"vector.shuffle {name}, {name} {picks} : {memory}, {memory}")
 
     def _load_every_second(self, pointer: str, element: str) -> Value:
         """Elements 0, 2, 4, … by two loads that touch nothing past the last of them."""
@@ -227,6 +241,9 @@ class MemoryWriter(InstructionWriter):
         active, lanes = self._active(point), value.lanes
         if stride == 1 and active == lanes:
             self._line(f"llvm.store {data}, {pointer} {{alignment = {align} : i64}} : {memory}, !llvm.ptr")
+        elif stride == -1 and active == lanes:
+            start, falling = self._offset(pointer, 1 - lanes, element), self._reversed(data, memory)
+            self._line(f"llvm.store {falling}, {start} {{alignment = {align} : i64}} : {memory}, !llvm.ptr")
         elif stride == 1:
             self._line(
                 f"llvm.intr.masked.store {data}, {pointer}, {self._mask(active)} {{alignment = {align} : i32}} "
