@@ -554,6 +554,13 @@ def split_loop(step: NestStep, loop: int, sizes: Sequence[int]) -> None:
     )
 
 
+def contracts(step: NestStep) -> bool:
+    """Whether loops that reduce run over several inputs: a product of matrices, a convolution."""
+    reduced = {loop for loop, flag in enumerate(step.reduction) if flag}
+    moving = [a for a in step.inputs if reduced & {loop for i in a.indices for loop in i.loops}]
+    return len({a.indices for a in moving}) > 1
+
+
 def indexed_loops(body: Iterable[Instruction]) -> set[int]:
     """Loops whose index a body uses as a value."""
     return {i.payload for i in body if i.name == "index"}

@@ -21,6 +21,7 @@ from torchmdla.devices.cpu.steps import (
     NestStep,
     Step,
     Steps,
+    contracts,
     indexed_loops,
     is_copy,
 )
@@ -90,7 +91,7 @@ class _Candidate:
         first = rest[0]
         if not isinstance(first, NestStep) or not _may_join(first) or is_copy(first):
             return None
-        chain = cls([first], [(loop,) for loop in _free_loops(first)], [], [], _contracts(first))
+        chain = cls([first], [(loop,) for loop in _free_loops(first)], [], [], contracts(first))
         following, waiting = deque(rest[1:]), []
         while following:
             step = following[0]
@@ -118,7 +119,7 @@ class _Candidate:
             return False
         self.members.append(step)
         self.axes = axes
-        self.contracts |= _contracts(step)
+        self.contracts |= contracts(step)
         return True
 
     def _loop_in(self, step: NestStep, axis: Sequence[int]) -> int | None:
@@ -264,14 +265,7 @@ def _may_join(step: NestStep) -> bool:
     large."""
     if step.tables or not step.written_accesses:
         return False
-    return not (_contracts(step) and any(b.kind in ("parameter", "packed") for b in step.reads))
-
-
-def _contracts(step: NestStep) -> bool:
-    """Whether loops that reduce run over several inputs: a product of matrices, a convolution."""
-    reduced = {loop for loop, flag in enumerate(step.reduction) if flag}
-    moving = [a for a in step.inputs if reduced & {loop for i in a.indices for loop in i.loops}]
-    return len({a.indices for a in moving}) > 1
+    return not (contracts(step) and any(b.kind in ("parameter", "packed") for b in step.reads))
 
 
 def _free_loops(step: NestStep) -> list[int]:
