@@ -267,10 +267,17 @@ def _tile_elementwise(nest: Nest, vector: int, lanes: int, unknown: Unknown) -> 
     tiles[vector] = lanes * min(slots, math.ceil(nest.sizes[vector] / lanes))
     for loop in range(len(nest.sizes)):
         if loop != vector and any(o.strides[loop] == 1 and o.strides[vector] > 1 for o in nest.operands):
-            size = nest.sizes[loop]
-            tiles[vector], tiles[loop] = lanes, min(size, 8) if loop in unknown else _factor(size, 8)
+            tiles[vector], tiles[loop] = lanes, _rows_of_block(nest.sizes[loop], lanes, loop in unknown)
             break
     return tuple(tiles)
+
+
+def _rows_of_block(size: int, lanes: int, is_unknown: bool) -> int:
+    """Of a block that is turned: square ones read whole cache lines, each once. Those of dynamic sizes are smaller, for
+    the sake of what they leave."""
+    if is_unknown:
+        return min(size, 8)
+    return lanes if size >= lanes else _factor(size, 8)
 
 
 def _choose_unroll(
