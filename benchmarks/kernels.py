@@ -4,7 +4,8 @@ Each case is one op, or a chain that fits one kernel, compiled by torchmdla.comp
 rounds a loop of fused multiply-adds and a copy of as many bytes run (harness/machine.py), so that a slow phase of the
 machine lowers the limit as well. The limit of a case is the longer of its operations at the first one's speed and its
 bytes at the second's. Bytes are those that must move: inputs once, results once. Percentages are of this limit, by the
-median of the rounds; a case that computes exponentials and the like may be bound by them instead.
+median of the rounds; a case that computes exponentials and the like may be bound by them instead. One thread is timed
+by its processor time, so that other processes disturb little.
 
 Ends with status 1 where a result differs from torch's beyond tolerance.
 """
@@ -15,6 +16,7 @@ import argparse
 import os
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -123,7 +125,8 @@ def measure_case(case: Case, multiplier: Multiplier, threads: int, rounds: int) 
         "multiply-adds": multiplier,
         "copy": copier,
     }
-    times = {name: timing.summary(taken) for name, taken in timing.interleaved(ways, rounds).items()}
+    clock = time.thread_time if threads == 1 else time.perf_counter
+    times = {name: timing.summary(taken) for name, taken in timing.interleaved(ways, rounds, clock=clock).items()}
     peak = multiplier.work / times["multiply-adds"]["median"] / 1e6
     bandwidth = copier.work / times["copy"]["median"] / 1e6
     return {
@@ -264,6 +267,17 @@ def layer_norm() -> Iterator[Case]:
         yield Case(by(shape), partial(nn.LayerNorm, shape[-1]), (shape,))
 
 
+def other_norms() -> Iterator[Case]:
+    """RMS norm, batch norm in eval mode (where nothing is before it), group and instance norm."""
+    from torch import nn
+
+    yield Case(f"RMS, {by((4096, 1024))}", partial(nn.RMSNorm, 1024), ((4096, 1024),))
+    modules = {"batch": nn.BatchNorm2d, "group": partial(nn.GroupNorm, 32), "instance": nn.InstanceNorm2d}
+    for name, make in modules.items():
+        yield Case(f"{name}, {by((4, 256, 56, 56))}", partial(make, 256), ((4, 256, 56, 56),))
+    yield Case(f"group, {by((1, 320, 64, 64))}", partial(nn.GroupNorm, 32, 320), ((1, 320, 64, 64),))
+
+
 def elementwise() -> Iterator[Case]:
     """Chains: arithmetic only, one transcendental function, several; and with operands that broadcast."""
     import torch
@@ -309,9 +323,9 @@ def attention() -> Iterator[Case]:
     """BERT's and ViT's. The work is that of the two products."""
     from torch.nn import functional
 
-    for batch, heads, time, width in ((8, 12, 128, 64), (1, 12, 512, 64), (1, 12, 197, 64), (1, 12, 128, 64)):
-        shape = (batch, heads, time, width)
-        flops = 4 * batch * heads * time * time * width
+    for batch, heads, length, width in ((8, 12, 128, 64), (1, 12, 512, 64), (1, 12, 197, 64), (1, 12, 128, 64)):
+        shape = (batch, heads, length, width)
+        flops = 4 * batch * heads * length * length * width
         yield Case(by(shape), partial(Of, functional.scaled_dot_product_attention), (shape,) * 3, flops)
 
 
@@ -337,6 +351,7 @@ KINDS: dict[str, Callable[[], Iterator[Case]]] = {
     "conv-depthwise": conv_depthwise,
     "softmax": softmax,
     "layer-norm": layer_norm,
+    "other-norms": other_norms,
     "elementwise": elementwise,
     "reduction": reduction,
     "transpose": transpose,

@@ -10,13 +10,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nest_running import host_target
+from torch import nn
 from torch.nn import functional
 from torch_mlir import ir
 from written_programs import Builder, Value, check, normal
 
 import torchmdla
 from torchmdla.compiler.mlir import new_context
-from torchmdla.devices.cpu.code.chains import fetched_ahead
+from torchmdla.devices.cpu.code.chains import Fetched, fetched_ahead
 from torchmdla.devices.cpu.frontend.buffers import bufferize
 from torchmdla.devices.cpu.frontend.fusion import fuse
 from torchmdla.devices.cpu.frontend.linalg import to_linalg
@@ -279,20 +280,50 @@ def test_threads_share_tiles() -> None:
 
 @pytest.mark.parametrize("make", [softmax, layer_norm])
 @pytest.mark.parametrize("rows", [2048, 2039])
-def test_the_next_tile_is_fetched_while_one_is_computed(make: Callable[[int, int], Program], rows: int) -> None:
+def test_later_tiles_are_fetched_while_one_is_computed(make: Callable[[int, int], Program], rows: int) -> None:
     (chain,) = chains(steps_of(make(rows, 1024)))
-    ahead = fetched_ahead(chain, MACHINE)
-    found = [(chain.members[k].accesses[number].buffer, far) for k, own in enumerate(ahead) for number, far in own]
-    # Once each, and what all tiles read (the norm's weights) not at all.
-    assert sorted(buffer.kind for buffer, _ in found) == ["input", "result"]
-    assert {far for _, far in found} == {chain.tile[0] * 1024 * 4}
+    found = {}
+    for position, (member, fetched) in enumerate(zip(chain.members, fetched_ahead(chain, MACHINE), strict=True)):
+        places = [*fetched.beside]
+        for fetch in fetched.ahead:
+            own = (position, fetch.operand) if fetch.beside is None else places[fetch.beside]
+            buffer = chain.members[own[0]].accesses[own[1]].buffer
+            assert buffer not in found
+            found[buffer] = position, fetch.distance
+            assert member.walks(member.accesses[fetch.operand])
+    # Once each, by different members, and what all tiles read (the norm's weights) not at all.
+    assert sorted(buffer.kind for buffer in found) == ["input", "result"]
+    assert len({position for position, _ in found.values()}) == 2
+    (distance,) = (far for buffer, (_, far) in found.items() if buffer.kind == "input")
+    assert distance == 2 * chain.tile[0] * 1024 * 4
     builder = Builder()
     check(builder, make(rows, 1024)(builder))
 
 
 def test_what_the_second_cache_holds_is_not_fetched() -> None:
     (chain,) = chains(steps_of(softmax(64, 1024)))
-    assert fetched_ahead(chain, MACHINE) == [()] * 4
+    assert fetched_ahead(chain, MACHINE) == [Fetched()] * 4
+
+
+@pytest.mark.parametrize(
+    ("make", "sizes"),
+    [
+        (lambda: nn.LayerNorm(1024), (512, 1024)),
+        (lambda: nn.GroupNorm(4, 32), (2, 32, 40, 40)),
+        (lambda: nn.InstanceNorm2d(8), (2, 8, 40, 40)),
+    ],
+)
+def test_values_with_a_large_mean_are_as_exact_as_eager_has_them(
+    make: Callable[[], nn.Module], sizes: tuple[int, ...]
+) -> None:
+    """The mean is subtracted before anything is squared."""
+    x = torch.randn(sizes, generator=torch.Generator().manual_seed(3)) + 1e4
+    module = make().eval()
+    with torch.no_grad():
+        compiled = torchmdla.compile(torch.jit.trace(module, (x,), check_trace=False), x)
+        results = compiled(x), module(x)
+        errors = [(result - module.double()(x.double())).square().mean().sqrt() for result in results]
+    assert errors[0] <= 2 * errors[1]
 
 
 # Which elementwise steps become epilogues.

@@ -27,7 +27,7 @@ from nest_samples import (
 from torchmdla.devices.cpu.code.kernels import write_kernel
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.nests import Epilogue, Instruction, Nest, Operand
-from torchmdla.devices.cpu.schedule import Level, Schedule, choose
+from torchmdla.devices.cpu.schedule import Fetch, Level, Schedule, choose
 
 
 @pytest.fixture(params=TARGETS)
@@ -189,7 +189,7 @@ def row_sums(rows: int, columns: int, distance: int) -> Nest:
 def test_each_line_further_on_is_fetched(reduces, monkeypatch):
     """With stores in place of the prefetches, each line of the place further on is marked, and no other."""
     nest = row_sums(4, 200, 256) if reduces else scaled_rows(4, 200, 256)
-    schedule = replace(choose(nest, Machine.of(host_target())), ahead=((0, 4 * 256 * 4),))
+    schedule = choose(nest, Machine.of(host_target()), ahead=(Fetch(0, 4 * 256 * 4),))
     monkeypatch.setattr("nest_running.write_kernel", lambda *arguments: marked(write_kernel(*arguments)))
     kernel = Kernel(nest, schedule=schedule)
     room = np.zeros(9 * 1024, np.uint8)
@@ -200,6 +200,22 @@ def test_each_line_further_on_is_fetched(reduces, monkeypatch):
     # 200 elements are 12.5 lines.
     assert lines[4:, :13].any(axis=2).all()
     assert not lines[4:, 13:].any()
+
+
+@pytest.mark.parametrize("reduces", [False, True])
+def test_the_same_lines_of_other_buffers_are_fetched(reduces, monkeypatch):
+    """As above, of two buffers that are walked as the first operand is."""
+    nest = row_sums(4, 200, 256) if reduces else scaled_rows(4, 200, 256)
+    schedule = choose(nest, Machine.of(host_target()), ahead=(Fetch(0, beside=0), Fetch(0, beside=1)))
+    monkeypatch.setattr("nest_running.write_kernel", lambda *arguments: marked(write_kernel(*arguments)))
+    kernel = Kernel(nest, schedule=schedule)
+    room = np.zeros(13 * 1024, np.uint8)
+    blocks = room[-room.ctypes.data % 64 :][: 12 * 1024].view(np.float32).reshape(3, 1024)
+    kernel([blocks[1], np.ones(4, np.float32), np.zeros(4 * 200, np.float32), blocks[2], blocks[0]])
+    lines = blocks.view(np.uint8).reshape(3, 4, 16, 64)
+    assert not lines[1].any()
+    assert lines[::2, :, :13].any(axis=3).all()
+    assert not lines[::2, :, 13:].any()
 
 
 def test_what_threads_do_not_share_loops_inside():

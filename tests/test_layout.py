@@ -227,6 +227,21 @@ def test_a_result_is_computed_in_blocks() -> None:
     assert [a.buffer for a in copying.outputs] == [result]
 
 
+def test_groups_of_channels_are_no_windows() -> None:
+    """A group norm's mean is over channels that lie next to each other: nothing is laid out in blocks for it."""
+    builder = Builder()
+    x = builder.input(normal(2, 64, 6, 5))
+    grouped = builder.op("aten.view", [x, [2, 16, 4, 6, 5]], x.tensor.view(2, 16, 4, 6, 5))
+    mean = builder.op("aten.mean.dim", [grouped, [2, 3, 4], True, None], grouped.tensor.mean([2, 3, 4], keepdim=True))
+    centred = builder.op("aten.sub.Tensor", [grouped, mean, 1], grouped.tensor - mean.tensor)
+    squares = builder.op("aten.mul.Tensor", [centred, centred], centred.tensor.square())
+    variance = squares.tensor.mean([2, 3, 4], keepdim=True)
+    found = builder.op("aten.mean.dim", [squares, [2, 3, 4], True, None], variance)
+    factor = builder.op("aten.rsqrt", [found], variance.rsqrt())
+    made = builder.op("aten.mul.Tensor", [centred, factor], centred.tensor * factor.tensor)
+    assert kernels_of([made], builder) == 3
+
+
 def test_joining_copies_nothing() -> None:
     joined, apart = Builder(), Builder()
     x, y = joined.input(normal(4, 6, 5)), apart.input(normal(4, 6, 5))

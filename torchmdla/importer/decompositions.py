@@ -94,10 +94,33 @@ def _instance_norm(input, weight, bias, running_mean, running_var, use_input_sta
         return torch.batch_norm(input, weight, bias, running_mean, running_var, False, momentum, eps, False)
     if running_mean is not None:
         raise CompileError("it updates running statistics", op="aten::instance_norm")
-    dims = list(range(2, input.dim()))
-    centred = input - input.mean(dims, keepdim=True)
-    normalised = centred * torch.rsqrt((centred * centred).mean(dims, keepdim=True) + eps)
-    return _affine(normalised, weight, bias)
+    return _affine(_normalised(input, eps)[0], weight, bias)
+
+
+def _group_norm(input, num_groups, weight=None, bias=None, eps=1e-5, cudnn_enabled=True):  # type: ignore[no-untyped-def]
+    """Normalises each group of channels of each sample."""
+    grouped = _normalised(_in_groups(input, num_groups), eps)[0]
+    return _affine(grouped.reshape(input.shape), weight, bias)
+
+
+def _native_group_norm(input, weight, bias, N, C, HxW, group, eps):  # type: ignore[no-untyped-def] # noqa: N803
+    """The same, with the mean and the reciprocal deviation of each group."""
+    grouped, mean, deviation = _normalised(_in_groups(input, group), eps)
+    statistics = (value.reshape(N, group) for value in (mean, deviation))
+    return (_affine(grouped.reshape(input.shape), weight, bias), *statistics)
+
+
+def _in_groups(value: Tensor, groups: int) -> Tensor:
+    return value.reshape(value.size(0), groups, value.size(1) // groups, *value.shape[2:])
+
+
+def _normalised(value: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """By the statistics of all dimensions but two; then these: the mean and the reciprocal deviation."""
+    dims = list(range(2, value.dim()))
+    mean = value.mean(dims, keepdim=True)
+    centred = value - mean
+    deviation = torch.rsqrt((centred * centred).mean(dims, keepdim=True) + eps)
+    return centred * deviation, mean, deviation
 
 
 def _batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled):  # type: ignore[no-untyped-def]
@@ -166,6 +189,8 @@ _WRITTEN: Mapping[str, Decomposition] = {
     "aten::convolution_backward": convolution_backward,
     "aten::batch_norm": _batch_norm,
     "aten::instance_norm": _instance_norm,
+    "aten::group_norm": _group_norm,
+    "aten::native_group_norm": _native_group_norm,
     "aten::gelu": elementwise.gelu,
     "aten::softshrink": elementwise.softshrink,
     "aten::prelu": elementwise.prelu,

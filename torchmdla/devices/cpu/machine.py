@@ -26,6 +26,10 @@ class Machine:
     scales: bool = False
     looks_up: bool = False
 
+    def streams(self, count: int) -> bool:
+        """Whether so many bytes, walked once, come from behind the second cache."""
+        return count >= 2 * self.second_level
+
     @classmethod
     def of(cls, target: Target) -> Machine:
         """The machine that ``target``'s features promise."""

@@ -118,7 +118,8 @@ class Nest(Generic[Number]):
     are not stored, and ``initial`` must be set.
 
     A kernel's operands are pointers: to ``operands``, to ``tables``, to ``scalars`` (the nest's, then the epilogue's),
-    to a status if the nest may fail, and to the values of all symbols (``int64_t``) if the nest is dynamic."""
+    to a status if the nest may fail, to the values of all symbols (``int64_t``) if the nest is dynamic, and to what its
+    schedule fetches beside operands."""
 
     sizes: tuple[Number, ...]
     reduction: tuple[bool, ...]

@@ -466,6 +466,12 @@ def covers(step: NestStep, access: Access) -> bool:
     return not constant and expected == access.buffer.count
 
 
+def is_found_by_index(step: NestStep, access: Access) -> bool:
+    """Whether a step writes all of the access's buffer, each element by the indices of loops, one for each
+    dimension."""
+    return all(index.is_loop() or not index.loops for index in access.indices) and covers(step, access)
+
+
 def filled_with(step: Step) -> Instruction | None:
     """The constant that a step writes to all of its only output, if that is all it does."""
     if not isinstance(step, NestStep) or step.inputs or step.scalars or step.ending or len(step.outputs) != 1:
@@ -546,6 +552,13 @@ def split_loop(step: NestStep, loop: int, sizes: Sequence[int]) -> None:
     step.body = tuple(
         replace(i, payload=i.payload + shift) if i.name == "index" and i.payload > loop else i for i in step.body
     )
+
+
+def contracts(step: NestStep) -> bool:
+    """Whether loops that reduce run over several inputs: a product of matrices, a convolution."""
+    reduced = {loop for loop, flag in enumerate(step.reduction) if flag}
+    moving = [a for a in step.inputs if reduced & {loop for i in a.indices for loop in i.loops}]
+    return len({a.indices for a in moving}) > 1
 
 
 def indexed_loops(body: Iterable[Instruction]) -> set[int]:

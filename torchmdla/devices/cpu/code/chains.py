@@ -17,7 +17,7 @@ from torchmdla.devices.cpu.code.vector_math import expand
 from torchmdla.devices.cpu.frontend.buffers import Lifetime, plan
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.nests import ELEMENT_BYTES, stored
-from torchmdla.devices.cpu.schedule import Ahead, choose
+from torchmdla.devices.cpu.schedule import Ahead, Fetch, choose
 from torchmdla.devices.cpu.steps import (
     Buffer,
     ChainStep,
@@ -31,8 +31,8 @@ from torchmdla.devices.cpu.steps import (
 
 SCRATCH = "mdla_scratch"
 
-# So many times what the second cache holds, what tiles walk is fetched ahead.
-_STREAMED = 2
+# An operand of a member, by the numbers of both.
+_Place = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -102,10 +102,13 @@ class _ChainWriter:
         self._pointers = [self._define(f"llvm.load {slot} : !llvm.ptr -> !llvm.ptr") for slot in slots]
         self._sizes = SizeCode.loading(self._define, "".join(self._pointers[-1:]), self._symbols.count)
         self._locals = self._lay_out_locals()
-        most = max(len(final_nest(m)[1]) + len(_scalars(m)) + 2 for m in self._step.members)
+        self._ahead = fetched_ahead(self._step, self._machine, self._symbols.typical)
+        most = max(
+            len(final_nest(member)[1]) + len(_scalars(member)) + 2 + len(fetched.beside)
+            for member, fetched in zip(self._step.members, self._ahead, strict=True)
+        )
         self._array = self._allocate(self._constant(most), "!llvm.ptr", "")
         self._name_last_extents()
-        self._ahead = fetched_ahead(self._step, self._machine, self._symbols.typical)
         tile = self._fresh()
         self._lines.append(f"scf.for {tile} = %begin to %end step {self._constant(1)} : i64 {{")
         self._call_tile([], self._delinearised(tile))
@@ -255,21 +258,24 @@ class _ChainWriter:
 
     def _call(self, position: int, extents: Sequence[int | Size], indices: Sequence[str]) -> None:
         """Calls the kernel of a member for the tile of ``extents`` at ``indices``."""
-        member = self._step.part(position, extents)
-        kernel = self._kernel(member, self._ahead[position])
-        operands = [
-            self._at_tile(self._base(buffer, offset), position, number, indices)
-            for number, (buffer, offset) in enumerate(final_nest(member)[1])
-        ]
+        member, fetched = self._step.part(position, extents), self._ahead[position]
+        kernel = self._kernel(member, fetched.ahead)
+        operands = [self._operand(position, number, indices) for number in range(len(final_nest(member)[1]))]
         operands += [self._pointers[self._scalars[s]] for s in _scalars(member)]
         if _may_fail(member):
             operands.append(self._pointers[self._status])
         if kernel.is_dynamic:
             operands.append(self._member_symbols)
+        operands += [self._operand(*place, indices) for place in fetched.beside]
         for k, pointer in enumerate(operands):
             self._lines.append(f"llvm.store {pointer}, {self._slot(self._array, k)} : !llvm.ptr, !llvm.ptr")
         begin, end = self._constant(0), self._sizes.count(kernel.blocks)
         self._lines.append(f"llvm.call @{kernel.symbol}({self._array}, {begin}, {end}) : (!llvm.ptr, i64, i64) -> ()")
+
+    def _operand(self, position: int, number: int, indices: Sequence[str]) -> str:
+        """The address of operand ``number`` of a member at the tile at ``indices``."""
+        buffer, offset = final_nest(self._step.members[position])[1][number]
+        return self._at_tile(self._base(buffer, offset), position, number, indices)
 
     def _base(self, buffer: Buffer, offset: int) -> str:
         """The address of a buffer's element ``offset``, for the first tile."""
@@ -285,26 +291,106 @@ class _ChainWriter:
         return base
 
 
-def fetched_ahead(step: ChainStep, machine: Machine, typical: Sequence[int] = ()) -> list[Ahead]:
-    """What each member fetches for the next tile while it computes. Processors see far enough ahead along one tile, but
-    not that the next one follows; memory would be idle while members compute on what is in the cache.
+@dataclass(frozen=True)
+class Fetched:
+    """What a member fetches: ``ahead`` of its kernel, and the operands of later members that are the buffers ``beside``
+    its own."""
 
-    Of each buffer that tiles walk, the next part is fetched by the member that computes most where it touches it. What
-    the second cache holds, where symbols have the values ``typical``, comes fast enough without."""
+    ahead: Ahead = ()
+    beside: tuple[_Place, ...] = ()
+
+
+def fetched_ahead(step: ChainStep, machine: Machine, typical: Sequence[int] = ()) -> list[Fetched]:
+    """What each member fetches for later tiles and members while it computes. Processors see far enough ahead along one
+    tile, but not that the next one follows; memory would be idle while members compute on what is in the cache.
+
+    Of what is read, the part of a later tile is fetched by the member that computes most where it touches the buffer.
+    What is only written is fetched by the member that computes most of the others: while memory answers one, it has
+    nothing to do for the other. What comes from the second cache, where symbols have the values ``typical``, comes fast
+    enough without."""
     moving = [axis for axis, (extent, tile) in enumerate(zip(step.extents, step.tile, strict=True)) if extent != tile]
     lengths = [len(expand(final_nest(member)[0], machine).body) for member in step.members]
-    fetching: dict[Buffer, int] = {}
-    for position in sorted(range(len(lengths)), key=lengths.__getitem__):
-        member = step.members[position]
-        fetching.update({a.buffer: position for a in member.accesses if a.buffer.kind != "local" and member.walks(a)})
-    if not moving or sum(at(buffer.bytes, typical) for buffer in fetching) < _STREAMED * machine.second_level:
-        return [()] * len(step.members)
-    found: list[Ahead] = []
+    read, written = _streams(step, lengths)
+    buffers = {step.members[k].accesses[number].buffer for k, number in [*read, *written]}
+    if not moving or not machine.streams(sum(at(buffer.bytes, typical) for buffer in buffers)):
+        return [Fetched()] * len(step.members)
+    ahead: list[list[Fetch]] = [[] for _ in step.members]
+    beside: list[list[_Place]] = [[] for _ in step.members]
+    tiles = _tiles_ahead(step, read, machine, typical)
+    busy = {position for position, _ in read}
+    for place in read:
+        ahead[place[0]] += _of_later_tile(step, place, moving[-1], tiles)
+    for place in written:
+        alike = _walked_alike(step, place, typical)
+        member, own = max(alike, key=lambda found: (found[0] not in busy, lengths[found[0]], found[0]))
+        if member == place[0]:
+            ahead[member] += _of_later_tile(step, place, moving[-1], 1)
+        else:
+            ahead[member].append(Fetch(own, beside=len(beside[member])))
+            beside[member].append(place)
+    return [Fetched(tuple(own), tuple(places)) for own, places in zip(ahead, beside, strict=True)]
+
+
+def _of_later_tile(step: ChainStep, place: _Place, axis: int, tiles: int) -> list[Fetch]:
+    """The part of the tile that is ``tiles`` further along an axis, if it is another one."""
+    distance = step.strides(*place)[axis] * tiles
+    return [Fetch(place[1], distance)] if distance else []
+
+
+def _streams(step: ChainStep, lengths: Sequence[int]) -> tuple[list[_Place], list[_Place]]:
+    """The operands by which tiles walk memory: of each buffer that is read first, in the longest member, and of each
+    that is written first, where that is."""
+    read: dict[Buffer, _Place] = {}
+    written: dict[Buffer, _Place] = {}
     for position, member in enumerate(step.members):
-        own = [k for k, a in enumerate(member.accesses) if fetching.get(a.buffer) == position and member.walks(a)]
-        distances = [(number, step.strides(position, number)[moving[-1]]) for number in own]
-        found.append(tuple((number, distance) for number, distance in distances if distance))
-    return found
+        for number, access in enumerate(member.accesses):
+            buffer = access.buffer
+            if buffer.kind == "local" or not member.walks(access) or buffer in written:
+                continue
+            if buffer not in member.reads and buffer not in read:
+                written[buffer] = position, number
+            elif buffer not in read or lengths[position] >= lengths[read[buffer][0]]:
+                read[buffer] = position, number
+    return list(read.values()), list(written.values())
+
+
+def _tiles_ahead(step: ChainStep, read: Sequence[_Place], machine: Machine, typical: Sequence[int]) -> int:
+    """How many tiles ahead to fetch what is read: two where these take no more than half of the first cache, since
+    memory takes longer than a tile of little work."""
+    part = 0
+    for position, number in read:
+        member = step.members[position]
+        iterations = math.prod(at(size, typical) for size in member.sizes)
+        part += iterations * ELEMENT_BYTES[stored(member.accesses[number].buffer.element)]
+    return 2 if 4 * part <= machine.first_level else 1
+
+
+def _walked_alike(step: ChainStep, place: _Place, typical: Sequence[int]) -> list[_Place]:
+    """One operand of each member up to that of ``place`` that touches as many bytes, as far apart, as that operand."""
+    last, number = place
+    wanted = _walk(step.members[last], number, typical)
+    found: dict[int, _Place] = {last: place}
+    for position, member in enumerate(step.members[:last]):
+        for own, access in enumerate(member.accesses):
+            if member.walks(access) and _walk(member, own, typical) == wanted:
+                found.setdefault(position, (position, own))
+    return list(found.values())
+
+
+def _walk(member: NestStep, number: int, typical: Sequence[int]) -> list[tuple[int, int]]:
+    """How a member's operand touches memory, whatever the order of its loops: distances in bytes, and how many of each
+    there are."""
+    access = member.accesses[number]
+    size = ELEMENT_BYTES[stored(access.buffer.element)]
+    factors = access.flat(len(member.sizes)).factors
+    loops = [(at(f, typical) * size, at(n, typical)) for f, n in zip(factors, member.sizes, strict=True)]
+    walk: list[tuple[int, int]] = []
+    for distance, steps in sorted(loop for loop in loops if loop[1] != 1):
+        if walk and distance == walk[-1][0] * walk[-1][1]:
+            walk[-1] = walk[-1][0], walk[-1][1] * steps
+        else:
+            walk.append((distance, steps))
+    return walk
 
 
 def _scalars(member: NestStep) -> tuple[Scalar, ...]:

@@ -336,7 +336,7 @@ class _FunctionWriter:
         module, key = self._module, (final_nest(step)[0], ahead)
         if key not in module.written:
             nest = expand(key[0], module.machine)
-            schedule = replace(choose(nest, module.machine, module.symbols.typical), ahead=ahead)
+            schedule = choose(nest, module.machine, module.symbols.typical, ahead)
             code = write_kernel(nest, schedule, module.machine, module.attributes)
             module.externals.update(code.externals)
             module.written[key] = module.kernel(code.text), nest, schedule

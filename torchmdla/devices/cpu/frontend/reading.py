@@ -14,6 +14,7 @@ from torch_mlir import ir
 from torchmdla.compiler.program import Program
 from torchmdla.devices.cpu.frontend.bodies import BodyReader
 from torchmdla.devices.cpu.frontend.buffers import VIEWS, layout
+from torchmdla.devices.cpu.frontend.lookups import Index, as_operands
 from torchmdla.devices.cpu.frontend.regions import outline
 from torchmdla.devices.cpu.frontend.views import View, viewed
 from torchmdla.devices.cpu.nests import NotANestError, Table, computed, stored
@@ -139,11 +140,16 @@ class _Reader:
         buffers = list(op.operands)
         body = BodyReader(op.regions[0].blocks[0])
         sizes = _loop_sizes(maps, buffers, len(reduction))
-        operands = [_Operand.of(self._view_of(v), v, m, sizes) for v, m in zip(buffers, maps, strict=True)]
-        indexed = {i.payload for i in body.instructions if i.name == "index"}
+        outputs = ir.DenseI32ArrayAttr(op.attributes["operandSegmentSizes"])[1]
+        inputs, first_value = len(buffers) - outputs, len(buffers) + len(body.scalars)
+        shapes = [ir.MemRefType(v.type).shape for v in body.tables]
+        lookups = as_operands(body.instructions, body.yields, inputs, first_value, sizes, shapes)
+        places = [(v, [_linear(e) for e in m.results]) for v, m in zip(buffers, maps, strict=True)]
+        places[inputs:inputs] = [(body.tables[table], list(indices)) for table, indices in lookups.operands]
+        operands = [_Operand.of(self._view_of(v), v, indices, sizes) for v, indices in places]
+        indexed = {i.payload for i in lookups.instructions if i.name == "index"}
         parts = [_parts(operands, loop, size, loop in indexed) for loop, size in enumerate(sizes)]
         accesses = tuple(operand.access(parts) for operand in operands)
-        outputs = ir.DenseI32ArrayAttr(op.attributes["operandSegmentSizes"])[1]
         first = [sum(map(len, parts[:loop])) for loop in range(len(sizes))]
         step = NestStep(
             sizes=tuple(size for loop in parts for size in loop),
@@ -151,15 +157,15 @@ class _Reader:
             inputs=accesses[: len(accesses) - outputs],
             outputs=accesses[len(accesses) - outputs :],
             scalars=tuple(self._scalars[v] for v in body.scalars),
-            tables=tuple(self._table(v) for v in body.tables),
-            body=tuple(replace(i, payload=first[i.payload]) if i.name == "index" else i for i in body.instructions),
-            yields=tuple(body.yields),
+            tables=tuple(self._table(body.tables[table]) for table in lookups.tables),
+            body=tuple(replace(i, payload=first[i.payload]) if i.name == "index" else i for i in lookups.instructions),
+            yields=lookups.yields,
         )
         return _without_unread_inputs(step)
 
     def _copy(self, op: Any) -> NestStep:
         sizes = list(ir.MemRefType(op.operands[0].type).shape)
-        identity = ir.AffineMap.get_identity(len(sizes))
+        identity: list[Index] = [({loop: 1}, 0) for loop in range(len(sizes))]
         operands = [_Operand.of(self._view_of(v), v, identity, sizes) for v in op.operands]
         parts = [_parts(operands, loop, size, False) for loop, size in enumerate(sizes)]
         source, destination = (operand.access(parts) for operand in operands)
@@ -219,15 +225,14 @@ class _Reader:
 class _Operand:
     """An operand and its indices: for each dimension of the view the factors of the loops and a constant."""
 
-    def __init__(self, view: View, memory: View, indices: list[tuple[dict[int, int], int]]) -> None:
+    def __init__(self, view: View, memory: View, indices: list[Index]) -> None:
         self.view = view
         self._memory = memory
         self.indices = indices
 
     @classmethod
-    def of(cls, view: View, value: Any, affine_map: Any, sizes: Sequence[int]) -> _Operand:
+    def of(cls, view: View, value: Any, indices: list[Index], sizes: Sequence[int]) -> _Operand:
         stored(view.buffer.element)
-        indices = [_linear(expression) for expression in affine_map.results]
         operand = cls(view, View.of_memory(view.buffer, value), indices)
         if any(operand.digits(d, sizes) is None for d in range(len(indices))):
             operand.use_memory()
@@ -364,7 +369,7 @@ def _loop_sizes(maps: Sequence[Any], buffers: Sequence[Any], loops: int) -> list
     return [sizes[i] for i in range(loops)]
 
 
-def _linear(expression: Any) -> tuple[dict[int, int], int]:
+def _linear(expression: Any) -> Index:
     """The factor of each loop in a linear expression, and its constant."""
     if isinstance(expression, ir.AffineDimExpr):
         return {expression.position: 1}, 0

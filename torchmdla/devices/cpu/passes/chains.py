@@ -21,12 +21,16 @@ from torchmdla.devices.cpu.steps import (
     NestStep,
     Step,
     Steps,
+    contracts,
     indexed_loops,
     is_copy,
 )
 
 # Locals lie on the stack of whichever thread runs a tile.
 _MOST_LOCAL_BYTES = 256 << 10
+
+# Of the first cache a tile of buffers that come from memory leaves most to what is fetched for later tiles.
+_STREAMED_PART = 1 / 2
 
 # A tile's innermost loop is no shorter than this, unless the loop is.
 _LEAST_INNERMOST = 64
@@ -87,7 +91,7 @@ class _Candidate:
         first = rest[0]
         if not isinstance(first, NestStep) or not _may_join(first) or is_copy(first):
             return None
-        chain = cls([first], [(loop,) for loop in _free_loops(first)], [], [], _contracts(first))
+        chain = cls([first], [(loop,) for loop in _free_loops(first)], [], [], contracts(first))
         following, waiting = deque(rest[1:]), []
         while following:
             step = following[0]
@@ -115,7 +119,7 @@ class _Candidate:
             return False
         self.members.append(step)
         self.axes = axes
-        self.contracts |= _contracts(step)
+        self.contracts |= contracts(step)
         return True
 
     def _loop_in(self, step: NestStep, axis: Sequence[int]) -> int | None:
@@ -189,8 +193,7 @@ class _Candidate:
     def _tile(self, local: Sequence[Buffer], machine: Machine) -> list[int]:
         """The extent of each axis: as large as fits, made smaller from the outermost loop on."""
         tile, sizes = self._sizes(), self._sizes()
-        limit = min(_MOST_LOCAL_BYTES, machine.second_level // 4) if self.contracts else machine.first_level
-        counted = local if self.contracts else list(dict.fromkeys(a.buffer for m in self.members for a in m.accesses))
+        counted, limit = self._counted(local, machine)
 
         def fits(axis: int, extent: int) -> bool:
             cut = [*tile[:axis], extent, *tile[axis + 1 :]]
@@ -204,6 +207,16 @@ class _Candidate:
             most = bisect_left(range(least, sizes[axis]), True, key=lambda e: not fits(axis, e + 1)) + least
             tile[axis] = _cut(sizes[axis], most, machine.vector_bytes // 4 if innermost else 1)
         return tile
+
+    def _counted(self, local: Sequence[Buffer], machine: Machine) -> tuple[list[Buffer], int]:
+        """Buffers, and how many bytes of them a tile may touch at most."""
+        if self.contracts:
+            return list(local), min(_MOST_LOCAL_BYTES, machine.second_level // 4)
+        every = list(dict.fromkeys(a.buffer for m in self.members for a in m.accesses))
+        passing = [b for b in every if b not in local]
+        if machine.streams(sum(b.bytes for b in passing)):
+            return passing, int(machine.first_level * _STREAMED_PART)
+        return every, machine.first_level
 
     def _outermost_first(self) -> list[int]:
         first = self.members[0]
@@ -252,14 +265,7 @@ def _may_join(step: NestStep) -> bool:
     large."""
     if step.tables or not step.written_accesses:
         return False
-    return not (_contracts(step) and any(b.kind in ("parameter", "packed") for b in step.reads))
-
-
-def _contracts(step: NestStep) -> bool:
-    """Whether loops that reduce run over several inputs: a product of matrices, a convolution."""
-    reduced = {loop for loop, flag in enumerate(step.reduction) if flag}
-    moving = [a for a in step.inputs if reduced & {loop for i in a.indices for loop in i.loops}]
-    return len({a.indices for a in moving}) > 1
+    return not (contracts(step) and any(b.kind in ("parameter", "packed") for b in step.reads))
 
 
 def _free_loops(step: NestStep) -> list[int]:

@@ -2,13 +2,27 @@
 
 Large programs are bufferised without upstream's analysis of what may be changed in place (``buffers.py``), whose time
 grows faster than the program. It is made up for here, where a copy's source ends with the copy.
+
+Copies of copies (a weight that is transposed, mirrored, laid out for its kernel) become one.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from torchmdla.devices.cpu.steps import Access, Buffer, NestStep, Step, Steps, covers, first_and_last_uses, is_copy
+from torchmdla.devices.cpu.passes.recomputing import through
+from torchmdla.devices.cpu.steps import (
+    Access,
+    Buffer,
+    Linear,
+    NestStep,
+    Step,
+    Steps,
+    covers,
+    first_and_last_uses,
+    is_copy,
+    is_found_by_index,
+)
 
 
 def remove_copies(steps: Steps) -> None:
@@ -33,6 +47,50 @@ def remove_copies(steps: Steps) -> None:
     steps.steps = kept
     for step in steps.nests():
         step.map_accesses(lambda access: _moved(access, becomes))
+
+
+def merge_copies(steps: Steps) -> None:
+    """Lets copies of what is only copied copy its source, in place."""
+    for maker in steps.nests():
+        readers = _only_copies(steps, maker)
+        for reader in readers:
+            reader.inputs = (through(maker.inputs[0], maker, reader.inputs[0]),)
+        if readers:
+            steps.steps.remove(maker)
+    for step in steps.nests():
+        if is_copy(step):
+            _walk_upwards(step)
+
+
+def _only_copies(steps: Steps, maker: NestStep) -> list[NestStep]:
+    """The readers of what a step copies, if these are copies alone that may read its source."""
+    if not is_copy(maker) or not is_found_by_index(maker, maker.outputs[0]):
+        return []
+    position = steps.steps.index(maker)
+    made, source = maker.outputs[0].buffer, maker.inputs[0].buffer
+    if made.kind != "temporary" or made.fixed or source is made:
+        return []
+    users = [step for step in steps.users(made) if step is not maker]
+    readers = [step for step in users if isinstance(step, NestStep) and is_copy(step) and made not in step.writes]
+    if not readers or len(readers) != len(users):
+        return []
+    until = steps.steps.index(readers[-1])
+    overwritten = any(source in step.writes for step in steps.steps[position:until])
+    return [] if overwritten or steps.steps.index(readers[0]) < position else readers
+
+
+def _walk_upwards(step: NestStep) -> None:
+    """Turns loops of a copy round along which the source falls in smaller steps than the destination rises: the code
+    for copies reads along the source's memory."""
+    loops = len(step.sizes)
+    source, destination = step.inputs[0].flat(loops), step.outputs[0].flat(loops)
+    falling = {d for d in range(loops) if 0 < -source.factors[d] < destination.factors[d]}
+
+    def turned(index: Linear) -> Linear:
+        factors = tuple(-f if d in falling else f for d, f in enumerate(index.factors))
+        return Linear(factors, index.constant + sum(index.factors[d] * (step.sizes[d] - 1) for d in falling))
+
+    step.map_accesses(lambda access: replace(access, indices=tuple(map(turned, access.indices))))
 
 
 def _copies_nothing(step: Step, written: set[Buffer]) -> bool:

@@ -17,6 +17,7 @@ from torchmdla.devices.cpu.steps import (
     Linear,
     NestStep,
     Steps,
+    contracts,
     indexed_loops,
     split_loop,
 )
@@ -42,8 +43,10 @@ def block_channels(steps: Steps, lanes: int) -> None:
 
 
 def slides(step: NestStep) -> bool:
-    """Whether a step reduces over a window that moves with its output: a convolution or a pooling."""
-    return any(_is_window(step, index) for access in step.inputs for index in access.indices)
+    """Whether a step reduces over a window that moves with its output: a convolution or a pooling. The mean of a group
+    of channels is none."""
+    first = 0 if contracts(step) else _CHANNEL + 1
+    return any(_is_window(step, index) for access in step.inputs for index in access.indices[first:])
 
 
 def _is_window(step: NestStep, index: Linear) -> bool:

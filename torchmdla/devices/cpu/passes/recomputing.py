@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from torchmdla.devices.cpu.nests import renumbered
-from torchmdla.devices.cpu.steps import Access, Buffer, Linear, NestStep, covers, is_elementwise
+from torchmdla.devices.cpu.steps import Access, Buffer, Linear, NestStep, is_elementwise, is_found_by_index
 
 # Instructions that take no longer than half a load; of divisions, roots and functions none is among them.
 _CHEAP = frozenset(
@@ -51,8 +51,7 @@ def _may_move(member: NestStep, local: Sequence[Buffer]) -> bool:
     if not is_elementwise(member) or len(member.outputs) != 1 or member.outputs[0] in member.read_accesses:
         return False
     output = member.outputs[0]
-    plain = all(index.is_loop() or not index.loops for index in output.indices)
-    return output.buffer in local and plain and covers(member, output)
+    return output.buffer in local and is_found_by_index(member, output)
 
 
 def _is_cheaper(member: NestStep, readers: int) -> bool:
@@ -91,7 +90,7 @@ def _with_maker(reader: NestStep, maker: NestStep) -> NestStep:
     """The reader with the maker's body before its own, in the place of what it reads of the maker."""
     buffer = maker.writes[0]
     read = next(access for access in reader.inputs if access.buffer is buffer)
-    moved = [_through(access, maker, read) for access in maker.inputs]
+    moved = [through(access, maker, read) for access in maker.inputs]
     inputs = list(dict.fromkeys([*(a for a in reader.inputs if a.buffer is not buffer), *moved]))
     first_scalar = len(inputs) + len(reader.outputs)
     first_result = first_scalar + len(reader.scalars) + len(maker.scalars)
@@ -115,7 +114,7 @@ def _with_maker(reader: NestStep, maker: NestStep) -> NestStep:
     )
 
 
-def _through(access: Access, maker: NestStep, read: Access) -> Access:
+def through(access: Access, maker: NestStep, read: Access) -> Access:
     """What the maker accesses for the element that another step reads, over that step's loops."""
     along = dict(zip((i.loops[0] if i.loops else -1 for i in maker.outputs[0].indices), read.indices, strict=True))
     count = len(read.indices[0].factors) if read.indices else 0

@@ -8,7 +8,7 @@ from torchmdla.compiler.program import Program
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.passes.chains import chain_nests
 from torchmdla.devices.cpu.passes.constants import store_constant_factors
-from torchmdla.devices.cpu.passes.copies import remove_copies
+from torchmdla.devices.cpu.passes.copies import merge_copies, remove_copies
 from torchmdla.devices.cpu.passes.epilogue import merge_epilogues
 from torchmdla.devices.cpu.passes.fills import move_fills
 from torchmdla.devices.cpu.passes.gates import chain_slices, separate_slices
@@ -46,6 +46,7 @@ def rewrite(steps: Steps, program: Program) -> None:
     store_constant_factors(steps)
     compute_in_place(steps)
     block_channels(steps, lanes)
+    merge_copies(steps)
     separate_slices(steps)
     lay_out_panels(steps, lanes)
     merge_epilogues(steps)

@@ -44,7 +44,11 @@ _CALL_COST = 20.0
 _GATHER_LANE_COST = 0.8
 _SCATTER_LANE_COST = 1.2
 _BROADCAST_COST = 0.3
+_SHUFFLED_COST = 2.5
 _TASK_COST = 40_000.0
+
+# Distances from lane to lane of what whole vectors are read of, and shuffled.
+_SHUFFLED = (-1, 2)
 
 # Instructions of a body whose dependences, not the memory, take the time.
 _LONG_BODY = 16
@@ -58,12 +62,23 @@ _UNROLLED_LOOP = 64
 _BLOCK_STEPS = 16
 _LEAST_ROWS = 64
 
-# Operands by number, and how many bytes further on to fetch.
-Ahead = tuple[tuple[int, int | Size], ...]
-
 # Loops whose size is known at run time only; those that static nests have.
 Unknown = frozenset[int]
 _NONE: Unknown = frozenset()
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """What a kernel fetches wherever it touches ``operand``: what lies ``distance`` bytes further on, or the same place
+    of another buffer, which is to be written next. Pointers to such buffers are the kernel's last ones; ``beside`` is
+    the buffer's number among them."""
+
+    operand: int
+    distance: int | Size = 0
+    beside: int | None = None
+
+
+Ahead = tuple[Fetch, ...]
 
 
 @dataclass(frozen=True)
@@ -76,8 +91,7 @@ class Schedule:
     none); its tile is a multiple of ``lanes``, its last vector is masked. The first ``ranged`` levels, all parallel,
     are the kernel's range of ``iterations``; ``grain`` of them make a task, 0 if the nest is not worth sharing. Of a
     dynamic nest these are for typical sizes: :func:`ranges` says how many there are. ``prefetch``: what tiles fetch
-    ahead for later ones. ``ahead``: operands of which the kernel, wherever it touches them, fetches what lies so
-    many bytes further on."""
+    ahead for later ones. ``ahead``: what the kernel fetches for later ones."""
 
     levels: tuple[Level, ...]
     reduction: tuple[int, ...]
@@ -93,8 +107,9 @@ class Schedule:
 
 
 @lru_cache(maxsize=4096)
-def choose(nest: AnyNest, machine: Machine, typical: tuple[int, ...] = ()) -> Schedule:
-    """A schedule for ``nest``, by simple costs. ``typical``: common values of the symbols of a dynamic nest."""
+def choose(nest: AnyNest, machine: Machine, typical: tuple[int, ...] = (), ahead: Ahead = ()) -> Schedule:
+    """A schedule for ``nest``, by simple costs. ``typical``: common values of the symbols of a dynamic nest; ``ahead``:
+    what the kernel is to fetch."""
     unknown = frozenset(d for d, size in enumerate(nest.sizes) if isinstance(size, Size))
     known = static(nest, typical)
     known = replace(known, sizes=tuple(max(1, size) if d in unknown else size for d, size in enumerate(known.sizes)))
@@ -116,9 +131,10 @@ def choose(nest: AnyNest, machine: Machine, typical: tuple[int, ...] = ()) -> Sc
         # Loops inside of the range cost less than its levels do, and keep what the loops around them determine.
         grain = 0
         ranged, iterations = _choose_range(known, levels[:1])
-    unroll = _choose_unroll(known, reduction, tiles, lanes, unknown)
+    whole = UNROLLED_WINDOW if not ahead else _UNROLLED_LOOP
+    unroll = _choose_unroll(known, reduction, tiles, lanes, unknown, whole)
     prefetch = choose_prefetch(known, machine, levels) if reduction and not nest.is_dynamic else None
-    return Schedule(levels, reduction, tiles, unroll, vector, lanes, ranged, iterations, grain, prefetch)
+    return Schedule(levels, reduction, tiles, unroll, vector, lanes, ranged, iterations, grain, prefetch, ahead)
 
 
 def ranges(nest: AnyNest, schedule: Schedule) -> list[tuple[int | Size, int]]:
@@ -218,7 +234,7 @@ def _access_cost(stride: int, lanes: int, lane_cost: float) -> float:
         return _BROADCAST_COST
     if stride == 1:
         return 1.0
-    return 2.5 if stride == 2 else lane_cost * lanes
+    return _SHUFFLED_COST if stride in _SHUFFLED else lane_cost * lanes
 
 
 def _instruction_cost(instruction: Instruction, machine: Machine, lanes: int) -> float:
@@ -251,24 +267,31 @@ def _tile_elementwise(nest: Nest, vector: int, lanes: int, unknown: Unknown) -> 
     tiles[vector] = lanes * min(slots, math.ceil(nest.sizes[vector] / lanes))
     for loop in range(len(nest.sizes)):
         if loop != vector and any(o.strides[loop] == 1 and o.strides[vector] > 1 for o in nest.operands):
-            size = nest.sizes[loop]
-            tiles[vector], tiles[loop] = lanes, min(size, 8) if loop in unknown else _factor(size, 8)
+            tiles[vector], tiles[loop] = lanes, _rows_of_block(nest.sizes[loop], lanes, loop in unknown)
             break
     return tuple(tiles)
 
 
+def _rows_of_block(size: int, lanes: int, is_unknown: bool) -> int:
+    """Of a block that is turned: square ones read whole cache lines, each once. Those of dynamic sizes are smaller, for
+    the sake of what they leave."""
+    if is_unknown:
+        return min(size, 8)
+    return lanes if size >= lanes else _factor(size, 8)
+
+
 def _choose_unroll(
-    nest: Nest, reduction: Sequence[int], tiles: Sequence[int], lanes: int, unknown: Unknown
+    nest: Nest, reduction: Sequence[int], tiles: Sequence[int], lanes: int, unknown: Unknown, whole: int
 ) -> tuple[int, ...]:
-    """Unrolls from the innermost loop outwards, as far as the code stays short: a convolution's window whole, so that
-    neighbouring points share what they read, a long loop a few times."""
+    """Unrolls from the innermost loop outwards, as far as the code stays short: a convolution's window whole (``whole``
+    points at most), so that neighbouring points share what they read, a long loop a few times."""
     unroll = [1] * len(nest.sizes)
     points = math.prod(tiles) // lanes
     for loop in reversed(reduction):
         if loop in unknown and tiles[loop] > 1:
             break
         steps = nest.sizes[loop] // tiles[loop]
-        if steps > 1 and steps * points <= UNROLLED_WINDOW and loop not in unknown:
+        if steps > 1 and steps * points <= whole and loop not in unknown:
             unroll[loop] = steps
             points *= steps
             continue

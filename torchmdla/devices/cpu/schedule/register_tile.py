@@ -273,7 +273,7 @@ def _terms(nest: Nest, machine: Machine, axes: Sequence[int], vector: int, lanes
             terms.append(_Term(own, cost, 0.0, vector in varies))
         elif source is not None and number < values.first_output:
             stride = values.operands[source].strides[vector]
-            cost = _LOAD if stride in (0, 1) else (2 * _LOAD + 1 if stride == 2 else _GATHERED_LANE * lanes)
+            cost = _LOAD if stride in (0, 1) else (2 * _LOAD + 1 if stride in (-1, 2) else _GATHERED_LANE * lanes)
             strides = values.operands[source].strides
             short = math.prod(nest.sizes[d] for d in reduction) <= _WINDOW
             windows = tuple(_windows(nest, strides, axes, vector, sorted(reduction))) if short else ()

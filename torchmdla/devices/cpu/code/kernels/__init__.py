@@ -2,7 +2,8 @@
 
 A kernel is ``void(void *const *operands, int64_t begin, int64_t end)`` over operands in the order of
 :class:`~torchmdla.devices.cpu.nests.Nest`: buffers, tables, scalars, if the nest may fail an ``i32`` that it sets to 1
-when an index is out of bounds or a condition fails, and the values of the symbols if the nest is dynamic.
+when an index is out of bounds or a condition fails, the values of the symbols if the nest is dynamic, and what the
+schedule fetches beside operands.
 
 Each module writes what the ones before it in this list know nothing of: ``code`` (lines, scopes, constants, sizes),
 ``instructions`` (of a nest's body), ``memory`` (operands, masks), ``turned`` (blocks of operands,

@@ -7,7 +7,7 @@ from torchmdla.devices.cpu.code.kernels.code import Count, Point, Value, vector_
 from torchmdla.devices.cpu.code.kernels.instructions import InstructionWriter
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.nests import ELEMENT_BYTES, AnyNest, AnyOperand, Operand, stored
-from torchmdla.devices.cpu.schedule import Schedule, scratch_elements, scratch_extents
+from torchmdla.devices.cpu.schedule import Fetch, Schedule, scratch_elements, scratch_extents
 
 
 class MemoryWriter(InstructionWriter):
@@ -23,6 +23,8 @@ class MemoryWriter(InstructionWriter):
         self._lanes_left = ""
         # Under blocks of the reduction: where partial results lie.
         self._scratch = _scratch(nest, schedule)
+        # How far behind their operands the buffers lie of which the same place is fetched.
+        self._apart: dict[Fetch, str] = {}
 
     def _load_operands(self) -> None:
         nest = self.nest
@@ -37,6 +39,10 @@ class MemoryWriter(InstructionWriter):
             self._status = self._operand_pointer(start + len(self.numbers.scalars))
         if nest.is_dynamic:
             self._symbols = self._operand_pointer(start + len(self.numbers.scalars) + nest.may_fail)
+        start += len(self.numbers.scalars) + nest.may_fail + nest.is_dynamic
+        for fetch in self.schedule.ahead:
+            if fetch.beside is not None:
+                self._apart[fetch] = self._bytes_between(fetch.operand, self._operand_pointer(start + fetch.beside))
         for position, operand in self._scratch.items():
             count = self._constant(scratch_elements(nest, self.schedule))
             self._pointers[position] = self._define(
@@ -48,6 +54,11 @@ class MemoryWriter(InstructionWriter):
     def _operand_pointer(self, position: int) -> str:
         slot = self._define(f"llvm.getelementptr %operands[{position}] : (!llvm.ptr) -> !llvm.ptr, !llvm.ptr")
         return self._define(f"llvm.load {slot} : !llvm.ptr -> !llvm.ptr")
+
+    def _bytes_between(self, operand: int, pointer: str) -> str:
+        """How far behind an operand the place is that ``pointer`` points to."""
+        ends = [self._define(f"llvm.ptrtoint {p} : !llvm.ptr to i64") for p in (pointer, self._pointers[operand])]
+        return self._define(f"arith.subi {ends[0]}, {ends[1]} : i64")
 
     def _advance(self, loop: int, step: str, scratch: bool = False) -> None:
         """Moves every pointer by ``step`` iterations of ``loop``."""
@@ -134,6 +145,8 @@ class MemoryWriter(InstructionWriter):
         active = self._active(point)
         if stride == 1:
             return self._load(pointer, element, self.schedule.lanes, active)
+        if stride == -1 and active == self.schedule.lanes:
+            return self._load_reversed(pointer, element)
         if stride == 2 and active == self.schedule.lanes:
             return self._load_every_second(pointer, element)
         indices = self._lane_offsets(stride)
@@ -162,6 +175,18 @@ class MemoryWriter(InstructionWriter):
         if stored(value.element) == value.element:
             return value.name
         return self._define(f"arith.extui {value.name} : {value.type} to {vector_type('i8', value.lanes)}")
+
+    def _load_reversed(self, pointer: str, element: str) -> Value:
+        """The element at ``pointer``, then those before it."""
+        lanes = self.schedule.lanes
+        memory, align = vector_type(stored(element), lanes), ELEMENT_BYTES[stored(element)]
+        start = self._offset(pointer, 1 - lanes, element)
+        rising = self._define(f"llvm.load {start} {{alignment = {align} : i64}} : !llvm.ptr -> {memory}")
+        return self._from_memory(self._reversed(rising, memory), element, lanes)
+
+    def _reversed(self, name: str, memory: str) -> str:
+        picks = list(reversed(range(self.schedule.lanes)))
+        return self._define(f"vector.shuffle {name}, {name} {picks} : {memory}, {memory}")
 
     def _load_every_second(self, pointer: str, element: str) -> Value:
         """Elements 0, 2, 4, … by two loads that touch nothing past the last of them."""
@@ -216,6 +241,9 @@ class MemoryWriter(InstructionWriter):
         active, lanes = self._active(point), value.lanes
         if stride == 1 and active == lanes:
             self._line(f"llvm.store {data}, {pointer} {{alignment = {align} : i64}} : {memory}, !llvm.ptr")
+        elif stride == -1 and active == lanes:
+            start, falling = self._offset(pointer, 1 - lanes, element), self._reversed(data, memory)
+            self._line(f"llvm.store {falling}, {start} {{alignment = {align} : i64}} : {memory}, !llvm.ptr")
         elif stride == 1:
             self._line(
                 f"llvm.intr.masked.store {data}, {pointer}, {self._mask(active)} {{alignment = {align} : i32}} "

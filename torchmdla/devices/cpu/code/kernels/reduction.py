@@ -32,6 +32,9 @@ _LONGEST_SUM = 256
 # LLVM's hint that a prefetch is for the second cache.
 _SECOND_CACHE = 2
 
+# Of a loop that LLVM must not unroll: in code for a whole row it moves what is fetched to one place.
+_AS_IT_STANDS = " {loop_annotation = #llvm.loop_annotation<unroll = <disable = true>>}"
+
 # An accumulator: an output of the nest at a point.
 _Key = tuple[int, Point]
 
@@ -279,6 +282,8 @@ class ReductionWriter(TileWriter):
             if self._next_part and not any("scf.for" in line for line in self._lines[mark:]):
                 self._fetch_ahead(loop, len(steps) * steps.step)
             self._yield(new)
+        if self.schedule.ahead:
+            self._lines[-1] += _AS_IT_STANDS
         return [Value(f"{results}#{k}", v.element, v.lanes) for k, v in enumerate(values)]
 
     def _part_ahead(self) -> str:

@@ -55,14 +55,15 @@ class TileWriter(TurnedWriter):
             self._store_turned(operand, point, loop, values)
 
     def _fetch_tile_ahead(self, points: Sequence[Point]) -> None:
-        """Fetches what the schedule's operands touch at ``points``, further on: each line once."""
-        for number, distance in self.schedule.ahead:
-            operand = self._operand(number)
-            size, is_written = ELEMENT_BYTES[stored(operand.element)], number >= len(self.nest.inputs)
+        """Fetches what the schedule says for what is touched at ``points``: each line once."""
+        for fetch in self.schedule.ahead:
+            operand, distance = self._operand(fetch.operand), self._apart.get(fetch, fetch.distance)
+            size, is_written = ELEMENT_BYTES[stored(operand.element)], fetch.operand >= len(self.nest.inputs)
             for point in points:
-                pointer, stride = self._address(number, point)
+                pointer, stride = self._address(fetch.operand, point)
                 if stride == 1 and not point[self.schedule.vector] * size % self.machine.line:
-                    self._prefetch(self._offset(pointer, distance, "i8"), _FIRST_CACHE, is_written)
+                    place = self._offset(pointer, distance, "i8")
+                    self._prefetch(place, _FIRST_CACHE, is_written or fetch.beside is not None)
 
     def _restricted(self, point: Point, loops: frozenset[int]) -> Point:
         return tuple(offset if loop in loops else 0 for loop, offset in enumerate(point))

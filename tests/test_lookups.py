@@ -1,0 +1,150 @@
+"""Lookups at linear indices are operands: mirrored and shifted reads, and the copies that they are parts of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from nest_running import Kernel, host_target
+from test_chains import all_nests, steps_of
+from torch.nn import functional
+from written_programs import Builder, Value, check, normal
+
+import torchmdla
+from torchmdla.devices.cpu.frontend.lookups import as_operands
+from torchmdla.devices.cpu.nests import Instruction, Nest, Operand, constant
+from torchmdla.devices.cpu.steps import Access, NestStep, is_copy
+from torchmdla.testing.compare import assert_matches
+
+# Programs.
+
+
+def flip(sizes: Sequence[int], dims: Sequence[int], dtype: torch.dtype = torch.float32) -> Callable[..., list[Value]]:
+    def program(b: Builder) -> list[Value]:
+        x = b.input((normal(*sizes) * 9).to(dtype))
+        flipped = b.op("aten.flip", [x, list(dims)], x.tensor.flip(dims))
+        return [b.op("aten.neg", [flipped], -flipped.tensor)]
+
+    return program
+
+
+def input_gradient(channels: int, side: int) -> Callable[..., list[Value]]:
+    """Of a 3×3 convolution: a transposed convolution with weights that no pack may hold."""
+
+    def program(b: Builder) -> list[Value]:
+        x, w = b.input(normal(1, channels, side, side)), b.input(normal(channels, channels, 3, 3) * 0.1)
+        expected = functional.conv_transpose2d(x.tensor, w.tensor, padding=1)
+        return [b.op("aten.convolution", [x, w, None, [1, 1], [1, 1], [1, 1], True, [0, 0], 1], expected)]
+
+    return program
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64])
+@pytest.mark.parametrize(
+    ("sizes", "dims"),
+    [((5, 64), [1]), ((5, 67), [1]), ((67, 5), [0]), ((3, 20, 31), [0, 2]), ((3, 20, 31), [1]), ((33,), [0])],
+)
+def test_flips(sizes: Sequence[int], dims: Sequence[int], dtype: torch.dtype) -> None:
+    program = flip(sizes, dims, dtype)
+    assert not any(nest.tables for nest in all_nests(steps_of(program)))
+    builder = Builder()
+    check(builder, program(builder))
+
+
+def test_booleans_are_mirrored() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return (x > 0).flip(1) & (x < 1).roll(3, 1)
+
+    x = normal(5, 77)
+    compiled = torchmdla.compile(torch.jit.trace(function, (x,)), x)
+    assert_matches(compiled(x), function(x))
+
+
+def reads_of(nests: Sequence[NestStep], access: Access) -> int:
+    return sum(a.buffer is access.buffer for nest in nests for a in nest.inputs)
+
+
+@pytest.mark.parametrize(("channels", "side"), [(64, 7), (32, 9), (17, 5)])
+def test_mirrored_weights_are_copied_once(channels: int, side: int) -> None:
+    """From where they lie to where the kernel reads them, whatever is done to them on the way."""
+    program = input_gradient(channels, side)
+    nests = all_nests(steps_of(program))
+    (first,) = (a for nest in nests for a in nest.inputs if a.buffer.kind == "input" and a.buffer.sizes[-1] == 3)
+    assert not any(nest.tables for nest in nests)
+    copies = [nest for nest in nests if is_copy(nest) and reads_of([nest], first)]
+    if channels % 16 == 0:
+        (copy,) = copies
+        assert all(reads_of(nests, output) == 1 for output in copy.outputs)
+    builder = Builder()
+    check(builder, program(builder))
+
+
+def test_a_copy_of_what_changes_stays() -> None:
+    """What is copied of a value before another is written in its place."""
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = x * 2
+        kept = y.t().contiguous()
+        y[1:] = y[:-1].flip(1) + 1
+        return kept.flip(0).contiguous().t(), y
+
+    x = normal(20, 20)
+    compiled = torchmdla.compile(torch.jit.trace(function, (x,), check_trace=False), x)
+    assert_matches(compiled(x), function(x))
+
+
+# Bodies.
+
+
+def body(*instructions: Instruction) -> tuple[Instruction, ...]:
+    return (Instruction("index", (), "i64", payload=0), Instruction("index", (), "i64", payload=1), *instructions)
+
+
+# Values: an input, an output, the two indices 2 and 3, then what is given.
+LINEAR = body(constant(9, "i64"), Instruction("arith.subi", (4, 3), "i64"), Instruction("load", (2, 5), "f32", "", 0))
+
+
+def test_a_mirrored_lookup_is_an_operand() -> None:
+    found = as_operands(LINEAR, [6], 1, 2, [5, 10], [(5, 10)])
+    assert found.operands == ((0, (({0: 1}, 0), ({1: -1}, 9))),)
+    assert (found.instructions, found.yields, found.tables) == ((), (1,), ())
+
+
+@pytest.mark.parametrize("shape", [(4, 10), (5, 9)])
+def test_a_lookup_that_may_miss_stays(shape: tuple[int, int]) -> None:
+    found = as_operands(LINEAR, [6], 1, 2, [5, 10], [shape])
+    assert (found.instructions, found.yields, found.operands, found.tables) == (LINEAR, (6,), (), (0,))
+
+
+def test_only_linear_lookups_are_operands() -> None:
+    """The second one is at the first one's value."""
+    cast = Instruction("arith.fptosi", (6,), "i64")
+    found = as_operands(
+        (*LINEAR, cast, Instruction("load", (2, 7), "f32", "", 1)), [8], 1, 2, [5, 10], [(5, 10), (5, 10)]
+    )
+    assert [i.name for i in found.instructions] == ["index", "arith.fptosi", "load"]
+    assert [i.operands for i in found.instructions] == [(), (1,), (3, 4)]
+    assert (found.instructions[-1].payload, found.tables, found.yields) == (0, (1,), (5,))
+
+
+# Kernels.
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.integers(1, 70), st.sampled_from([1, -1]), st.sampled_from([1, -1]))
+def test_falling_rows(length: int, read: int, written: int) -> None:
+    sizes = (3, length)
+    nest = Nest(
+        sizes, (False, False), (Operand("f32", (length, read)),), (Operand("f32", (length, written)),), (), (), (), (0,)
+    )  # fmt: skip
+    source = np.arange(3 * length, dtype=np.float32)
+    target = np.full(3 * length + 2, -1, np.float32)
+    starts = [length - 1 if stride < 0 else 0 for stride in (read, written)]
+    Kernel(nest, host_target())([source[starts[0] :], target[1 + starts[1] :]])
+    expected = source.reshape(sizes)[:, :: read * written]
+    assert (target[1:-1].reshape(sizes) == expected).all()
+    assert target[0] == target[-1] == -1
