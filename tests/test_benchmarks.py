@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -198,3 +199,19 @@ def test_a_wrong_option_is_refused(script: str, options: tuple[str, ...]) -> Non
     done = run(script, *options)
     assert done.returncode == 2
     assert f"argument {options[0]}: " in done.stderr
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 5])
+def test_a_round_never_begins_with_what_the_last_one_ended_with(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from harness import timing
+
+    names = [str(k) for k in range(number)]
+    orders = [timing.order_of(names, index) for index in range(6)]
+    assert all(sorted(order) == names for order in orders)
+    following = [name for order in orders for name in order]
+    pairs = set(itertools.pairwise(following))
+    if number > 1:
+        assert not [pair for pair in pairs if pair[0] == pair[1]]
+    if number > 2:
+        assert all(len([pair for pair in pairs if pair[1] == name]) > 1 for name in names)

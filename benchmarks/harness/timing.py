@@ -22,9 +22,9 @@ def interleaved(
 ) -> dict[str, list[float]]:
     """Seconds of one call of each function, a value for each round.
 
-    A round goes through all functions, so that a slow phase of the machine meets them all; every second round goes
-    backwards, so that none always follows the same other. Each is called once untimed, then for at least ``span``
-    seconds; the mean of these calls is the round's value.
+    A round goes through all functions, so that a slow phase of the machine meets them all, in the order of
+    :func:`order_of`. Each is called once untimed, then for at least ``span`` seconds; the mean of these calls is the
+    round's value.
 
     Args:
         functions: by name; what they return is dropped.
@@ -37,10 +37,17 @@ def interleaved(
     times: dict[str, list[float]] = {name: [] for name in functions}
     for index in range(rounds):
         on_round(index)
-        for name in sorted(functions, key=list(functions).index, reverse=bool(index % 2)):
+        for name in order_of(list(functions), index):
             functions[name]()
             times[name].append(time_calls(functions[name], calls[name], clock))
     return times
+
+
+def order_of(names: Sequence[str], index: int) -> list[str]:
+    """The order of round ``index``: every second one goes backwards but for the last name, so that a function does not
+    always follow the same other, and, of two or more, never itself: it would find the caches full of its own data."""
+    *others, last = names
+    return [*(reversed(others) if index % 2 else others), last]
 
 
 def calls_in(function: Function, span: float, clock: Callable[[], float] = time.perf_counter) -> int:
