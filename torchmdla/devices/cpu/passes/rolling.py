@@ -44,11 +44,13 @@ def roll_loops(steps: Steps) -> None:
     """Replaces recurrences that are written out by loops, in place."""
     numbers: dict[object, int] = {}
     forms = [numbers.setdefault(_form(step), len(numbers)) for step in steps.steps]
+    operands = _Operands()
     start = 0
     while start < len(steps.steps):
-        found = _longest(steps.steps, forms, start)
+        found = _longest(steps.steps, forms, start, operands)
         if found is not None:
             loop, start, end = found
+            operands = _Operands()
             _rename([*steps.steps[:start], *steps.steps[end:]], loop.renamed())
             step = loop.repeated()
             steps.steps[start:end], forms[start:end] = [step], [numbers.setdefault(step, len(numbers))]
@@ -57,7 +59,9 @@ def roll_loops(steps: Steps) -> None:
         start += 1
 
 
-def _longest(steps: Sequence[Step], forms: Sequence[int], start: int) -> tuple[_Loop, int, int] | None:
+def _longest(
+    steps: Sequence[Step], forms: Sequence[int], start: int, operands: _Operands
+) -> tuple[_Loop, int, int] | None:
     """The loop with the shortest period from ``start`` on, and from where to where the steps are that it replaces."""
     tried: list[int] = []
     for period in range(1, min(_LONGEST_PERIOD, (len(steps) - start) // _LEAST_COUNT) + 1):
@@ -71,9 +75,9 @@ def _longest(steps: Sequence[Step], forms: Sequence[int], start: int) -> tuple[_
             iterations = [steps[k : k + period] for k in range(begin, behind, period)]
             tried.append(period)
             try:
-                _Loop(iterations[-_LEAST_COUNT:])
-                _Loop(iterations[:_LEAST_COUNT])
-                loop = _Loop(iterations)
+                _Loop(iterations[-_LEAST_COUNT:], operands)
+                _Loop(iterations[:_LEAST_COUNT], operands)
+                loop = _Loop(iterations, operands)
                 loop.lay_out([*steps[:begin], *steps[behind:]])
             except _NoLoop:
                 continue
@@ -126,16 +130,28 @@ def _nests(steps: Sequence[Step]) -> list[NestStep]:
     return [n for s in steps for n in (s.members if isinstance(s, ChainStep) else [s]) if isinstance(n, NestStep)]
 
 
-def _operands(steps: Sequence[Step]) -> list[_Operand]:
-    """Of all nests in the order of their accesses, but for what chains have within."""
-    found = []
-    for nest in _nests(steps):
-        first_written = len(nest.accesses) - len(nest.written_accesses)
-        for k, access in enumerate(nest.accesses):
-            if access.buffer.kind != "local":
-                place = access.flat(len(nest.sizes)).constant
-                found.append(_Operand(access.buffer, place, k >= first_written))
-    return found
+class _Operands:
+    """The operands of steps, which are asked for again and again while the steps stay as they are."""
+
+    def __init__(self) -> None:
+        self._of_step: dict[int, list[_Operand]] = {}
+
+    def of(self, steps: Sequence[Step]) -> list[_Operand]:
+        """Of all nests in the order of their accesses, but for what chains have within."""
+        return [operand for step in steps for operand in self._of(step)]
+
+    def _of(self, step: Step) -> list[_Operand]:
+        found = self._of_step.get(id(step))
+        if found is None:
+            found = self._of_step[id(step)] = [operand for nest in _nests([step]) for operand in _operands(nest)]
+        return found
+
+
+def _operands(nest: NestStep) -> Iterator[_Operand]:
+    first_written = len(nest.accesses) - len(nest.written_accesses)
+    for k, access in enumerate(nest.accesses):
+        if access.buffer.kind != "local":
+            yield _Operand(access.buffer, access.flat(len(nest.sizes)).constant, k >= first_written)
 
 
 @dataclass
@@ -180,9 +196,9 @@ class _Loop:
         _NoLoop: they are none.
     """
 
-    def __init__(self, iterations: Sequence[Sequence[Step]]) -> None:
+    def __init__(self, iterations: Sequence[Sequence[Step]], operands: _Operands) -> None:
         self._iterations = iterations
-        columns = list(zip(*map(_operands, iterations), strict=True))
+        columns = list(zip(*map(operands.of, iterations), strict=True))
         self._values: list[_Values] = []
         self._made: dict[Buffer, tuple[_Values, int]] = {}
         for column in columns:
