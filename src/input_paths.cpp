@@ -135,11 +135,16 @@ size_t InputPaths::module_at(const Place& place) {
 InputPaths InputPaths::of(const std::vector<size_t>& inputs) const {
   InputPaths result(num_values_);
   result.direct_ = false;
-  result.modules_ = modules_;
   result.inputs_.clear();
   for (const auto input : inputs)
-    result.inputs_.push_back(inputs_.at(input));
+    result.inputs_.push_back(result.copied(inputs_.at(input), *this));
   return result;
+}
+
+// A place of `from`'s, with the modules on the way to it.
+InputPaths::Place InputPaths::copied(const Place& place, const InputPaths& from) {
+  if (place.module == given) return place;
+  return {module_at(copied(from.modules_[place.module], from)), place.slot};
 }
 
 void InputPaths::expand(Stack& stack) const {
@@ -151,8 +156,8 @@ void InputPaths::expand(Stack& stack) const {
   append(values, stack);
 }
 
-std::vector<c10::IValue> InputPaths::find(const Stack& stack) const {
-  std::vector<c10::IValue> result;
+InputPaths::Inputs InputPaths::find(const Stack& stack) const {
+  Inputs result;
   append(torch::jit::last(stack, num_values_), result);
   return result;
 }

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <ATen/core/stack.h>
+#include <c10/util/SmallVector.h>
 #include <torch/csrc/jit/ir/ir.h>
 
 #include <cstddef>
@@ -46,7 +47,8 @@ public:
   void expand(torch::jit::Stack& stack) const;
 
   // The inputs, found from the values on the stack, which stays as it is.
-  std::vector<c10::IValue> find(const torch::jit::Stack& stack) const;
+  using Inputs = c10::SmallVector<c10::IValue, 64>;
+  Inputs find(const torch::jit::Stack& stack) const;
 
 private:
   // A slot of a module, or where `module` is `given`, a value.
@@ -58,6 +60,7 @@ private:
   static constexpr size_t given = SIZE_MAX;
 
   size_t module_at(const Place& place);
+  Place copied(const Place& place, const InputPaths& from);
   template <class Result> void append(c10::ArrayRef<c10::IValue> values, Result& result) const;
 
   size_t num_values_;
