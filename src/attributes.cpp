@@ -104,8 +104,7 @@ AttributesSet attributes_set(const Graph& graph) {
   return set;
 }
 
-void hoist_attributes(const std::shared_ptr<Graph>& graph) {
-  const auto set = attributes_set(*graph);
+void hoist_attributes(const std::shared_ptr<Graph>& graph, const AttributesSet& set) {
   if (!set.any) hoist_from(graph->block(), set);
 }
 

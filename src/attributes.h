@@ -22,8 +22,8 @@ struct AttributesSet {
 AttributesSet attributes_set(const torch::jit::Graph& graph);
 
 // Moves attributes that the branches of a `prim::If` read in front of it, where nothing in the
-// graph could set them. Reading one has no effect and cannot fail.
-void hoist_attributes(const std::shared_ptr<torch::jit::Graph>& graph);
+// graph, which sets those in `set`, could set them. Reading one has no effect and cannot fail.
+void hoist_attributes(const std::shared_ptr<torch::jit::Graph>& graph, const AttributesSet& set);
 
 // The names of attributes that norms take as running mean or variance. Their kernels update them
 // without giving the tensors another version.

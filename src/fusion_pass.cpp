@@ -531,21 +531,18 @@ size_t fuse_groups(const std::shared_ptr<Graph>& graph, const DeviceTable& table
   write_out_appends(graph);
   torch::jit::RemoveListMutation(graph);
   torch::jit::RemoveTensorMutation(graph);
-  hoist_attributes(graph);
+  const auto set = attributes_set(*graph);
+  hoist_attributes(graph, set);
   ValueSet attributes;
   for (const auto index : parameters)
     attributes.insert(graph->inputs().at(index));
   const AliasDb aliases(graph);
-  const Fusion fusion{table,
-                      open_conditions,
-                      group_kind,
-                      aliases,
-                      std::move(attributes),
-                      running_statistics(graph->block()),
-                      attributes_set(*graph).names};
+  const Fusion fusion{table,    open_conditions,       group_kind,
+                      aliases,  std::move(attributes), running_statistics(graph->block()),
+                      set.names};
   const size_t groups = fuse_block(graph->block(), fusion);
   if (groups == 0) return 0;
-  read_attributes_in_groups(graph, group_kind);
+  read_attributes_in_groups(graph, group_kind, set);
   torch::jit::EliminateDeadCode(graph);
   return groups;
 }

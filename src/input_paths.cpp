@@ -1,12 +1,6 @@
 #include "input_paths.h"
 
-#include "attributes.h"
-
-#include <c10/util/SmallVector.h>
-#include <c10/util/StringUtil.h>
-
 #include <algorithm>
-#include <optional>
 #include <sstream>
 
 namespace torchmdla {
@@ -61,8 +55,9 @@ void read_attributes(Node* group, const AttributesSet& set) {
   Given given;
   bool any = false;
   for (auto* input : group->inputs()) {
-    given.add(reading_of(input, set));
-    any |= given.values.back() != input;
+    const auto reading = reading_of(input, set);
+    any |= !reading.names.empty();
+    given.add(reading);
   }
   if (!any) return;
   group->removeAllInputs();
@@ -96,8 +91,8 @@ c10::Symbol paths_attribute() {
   return symbol;
 }
 
-void read_attributes_in_groups(const std::shared_ptr<Graph>& graph, c10::Symbol group_kind) {
-  const auto set = attributes_set(*graph);
+void read_attributes_in_groups(const std::shared_ptr<Graph>& graph, c10::Symbol group_kind,
+                               const AttributesSet& set) {
   if (!set.any) read_attributes_in(graph->block(), set, group_kind);
 }
 

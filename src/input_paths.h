@@ -6,6 +6,8 @@
 // them at once.
 #pragma once
 
+#include "attributes.h"
+
 #include <ATen/core/stack.h>
 #include <c10/util/SmallVector.h>
 #include <torch/csrc/jit/ir/ir.h>
@@ -24,9 +26,9 @@ namespace torchmdla {
 c10::Symbol paths_attribute();
 
 // Gives groups of this kind the modules instead of what the graph reads from their attributes,
-// where nothing in the graph could set these.
+// where nothing in the graph, which sets those in `set`, could set these.
 void read_attributes_in_groups(const std::shared_ptr<torch::jit::Graph>& graph,
-                               c10::Symbol group_kind);
+                               c10::Symbol group_kind, const AttributesSet& set);
 
 class InputPaths {
 public:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,17 +44,19 @@ def arranged(model: bytes, program: DeviceProgram, options: Options, samples: Se
     """
     batch = _Batch(model, program.inputs, options, samples)
     if options.batches == "whole":
-        return batch.inferences(1)
+        return batch.whole()
     if options.batches == "items":
-        return batch.inferences(max(batch.possible(), default=1))
+        finest = deque(batch.divisions(), maxlen=1)
+        return batch.in_parts(*finest[0]) if finest else batch.whole()
     key = (program.model_key, options.to_text())
     with _lock:
         chosen = _chosen.get(key)
     if chosen is None:
-        chosen = batch.soonest()
+        made = batch.soonest()
         with _lock:
-            _chosen[key] = chosen
-    return batch.inferences(chosen)
+            _chosen[key] = made.parts
+        return made
+    return batch.whole() if chosen == 1 else next(batch.in_parts(*d) for d in batch.divisions([chosen]))
 
 
 class _Batch:
@@ -67,42 +70,41 @@ class _Batch:
         self._options = options
         self._samples = samples
 
-    def possible(self) -> Iterable[int]:
-        """Into how many parts it can be divided, beside one: from few to many."""
+    def divisions(self, among: Iterable[int] | None = None) -> Iterator[tuple[int, bytes]]:
+        """Into how many parts it can be divided, of all numbers or ``among`` these, from few to many, and the model of
+        one of them."""
         import onnx
 
         from torchmdla.devices.mdla.division import divided, parts_possible
 
         model = onnx.load_from_string(self._model)
-        return (parts for parts in parts_possible(model) if divided(model, parts) is not None)
+        for parts in parts_possible(model) if among is None else among:
+            if (part := divided(model, parts)) is not None:
+                yield parts, part.SerializeToString()
 
-    def soonest(self) -> int:
-        """The number of parts with the fewest cycles; fewer parts are tried first, as long as more of them help."""
-        best, least = 1, self.compiled(1).cost.of_stream(1)
-        if not least:
-            return 1
-        for parts in self.possible():
-            cycles = self.compiled(parts).cost.of_stream(parts)
-            if cycles >= least:
+    def soonest(self) -> Inferences:
+        """In the parts with the fewest cycles; fewer parts are tried first, as long as more of them help."""
+        best = self.whole()
+        if not best.cycles:
+            return best
+        for division in self.divisions():
+            made = self.in_parts(*division)
+            if made.cycles >= best.cycles:
                 break
-            best, least = parts, cycles
+            best = made
         return best
 
-    def inferences(self, parts: int) -> Inferences:
-        made = self.compiled(parts)
-        return Inferences(parts, made.content, made.cost.of_stream(parts))
+    def whole(self) -> Inferences:
+        return _of(1, compiling.binary_of(self._model, self._inputs, self._options, self._samples))
 
-    def compiled(self, parts: int) -> Binary:
-        if parts == 1:
-            return compiling.binary_of(self._model, self._inputs, self._options, self._samples)
-        import onnx
-
-        from torchmdla.devices.mdla.division import divided
-
-        model = divided(onnx.load_from_string(self._model), parts)
-        assert model is not None
+    def in_parts(self, parts: int, model: bytes) -> Inferences:
+        """By the ``model`` of one of so many parts."""
         inputs = [Port(port.position, (port.shape[0] // parts, *port.shape[1:])) for port in self._inputs]
         samples = [
             [np.split(array, parts)[part] for array in sample] for sample in self._samples for part in range(parts)
         ]
-        return compiling.binary_of(model.SerializeToString(), inputs, self._options, samples)
+        return _of(parts, compiling.binary_of(model, inputs, self._options, samples))
+
+
+def _of(parts: int, binary: Binary) -> Inferences:
+    return Inferences(parts, binary.content, binary.cost.of_stream(parts))
