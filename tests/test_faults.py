@@ -7,13 +7,13 @@ import os
 import subprocess
 import sys
 import textwrap
-import threading
 import warnings
 from pathlib import Path
 
 import pytest
 import torch
 from graphs import warmed_up
+from in_threads import in_threads
 
 import torchmdla
 from torchmdla import devices
@@ -94,18 +94,14 @@ def test_strict_raises_the_same_on_each_of_many_threads():
     scripted(x)
     raised: set[type] = set()
 
-    def call() -> None:
+    def call(_: int) -> None:
         for _ in range(1000):
             try:
                 scripted(x)
             except Exception as error:
                 raised.add(type(error))
 
-    threads = [threading.Thread(target=call) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    assert not in_threads(8, call)
     assert raised == {torchmdla.CompileError}
 
 

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 import torch
 from graphs import groups_of
+from in_threads import in_threads
 from torch import Tensor, nn
 
 import torchmdla
@@ -435,26 +436,6 @@ def test_inferences_of_a_batch_overlap(fake: Path, fault: Any) -> None:
     assert torch.equal(traced(x), x)
 
 
-def _in_threads(count: int, work: Any) -> list[BaseException]:
-    """``work(number)`` in so many threads at once; what they raised."""
-    raised: list[BaseException] = []
-    start = threading.Barrier(count)
-
-    def run(number: int) -> None:
-        start.wait()
-        try:
-            work(number)
-        except BaseException as error:
-            raised.append(error)
-
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return raised
-
-
 @pytest.mark.parametrize("batches", ["whole", "items"])
 def test_calls_of_threads_get_their_own_results(fake: Path, batches: str, fault: Any) -> None:
     fault("slow")
@@ -472,7 +453,7 @@ def test_calls_of_threads_get_their_own_results(fake: Path, batches: str, fault:
             x = torch.full((sizes[which], 6), float(1000 * number + turn))
             assert torch.equal(functions[which](x), x)
 
-    assert not _in_threads(6, work)
+    assert not in_threads(6, work)
     assert library.fake_putinputs() > puts
 
 
@@ -553,7 +534,7 @@ def test_a_call_that_fails_leaves_other_threads_their_results(name: str, fake: P
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        assert not _in_threads(4, work)
+        assert not in_threads(4, work)
     ((reason, count),) = torchmdla.stats().fallbacks.items()
     assert "a negative number" in reason
     assert count == 200
@@ -579,7 +560,7 @@ def test_a_network_without_reliable_results_is_lost(name: str, width: int, text:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        assert not _in_threads(4, falls_back)
+        assert not in_threads(4, falls_back)
         fault("")
         falls_back(0)
     ((reason, count),) = torchmdla.stats().fallbacks.items()

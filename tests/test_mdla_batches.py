@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from in_threads import in_threads
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -188,11 +188,7 @@ def test_calls_of_threads(threads: int) -> None:
                 if not _same(compiled(*given), expected):
                     wrong.append(number)
 
-    running = [threading.Thread(target=work, args=(number,)) for number in range(threads)]
-    for thread in running:
-        thread.start()
-    for thread in running:
-        thread.join()
+    assert not in_threads(threads, work)
     assert not wrong
     assert torchmdla.stats().fallbacks == {}
 

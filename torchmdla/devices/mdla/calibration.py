@@ -62,11 +62,10 @@ def _structure_of(program: DeviceProgram) -> str:
     """SHA-256 of the model without names, in hexadecimal: operations, attributes, shapes, and who reads whom."""
     import onnx
 
+    from torchmdla.devices.mdla.onnx_graph import sizes_of
+
     graph = onnx.load_from_string(program.model).graph
-    shapes = {
-        info.name: [size.dim_value for size in info.type.tensor_type.shape.dim]
-        for info in (*graph.input, *graph.value_info, *graph.output)
-    }
+    shapes = {info.name: sizes_of(info) for info in (*graph.input, *graph.value_info, *graph.output)}
     integers = {tensor.name: onnx.numpy_helper.to_array(tensor).tolist() for tensor in graph.initializer}
     numbers: dict[str, int] = {}
 

@@ -15,6 +15,8 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from torchmdla.devices.mdla.onnx_graph import sizes_of
+
 
 class _Mixes(Exception):
     """A result of one part depends on another part, or it is not known not to."""
@@ -22,7 +24,7 @@ class _Mixes(Exception):
 
 def parts_possible(model: onnx.ModelProto) -> Iterator[int]:
     """Into how many equal parts the sizes of the model's inputs and outputs can be divided, from two on."""
-    leading = [_sizes(info)[0] for info in (*model.graph.input, *model.graph.output)]
+    leading = [sizes_of(info)[0] for info in (*model.graph.input, *model.graph.output)]
     items = math.gcd(*leading)
     return (parts for parts in range(2, items + 1) if items % parts == 0)
 
@@ -41,10 +43,6 @@ def divided(model: onnx.ModelProto, parts: int) -> onnx.ModelProto | None:
     return made
 
 
-def _sizes(info: onnx.ValueInfoProto) -> tuple[int, ...]:
-    return tuple(size.dim_value for size in info.type.tensor_type.shape.dim)
-
-
 class _Divider:
     """Walks the graph and writes each node for one part."""
 
@@ -52,7 +50,7 @@ class _Divider:
         self.parts = parts
         self._graph = graph
         self._infos = {info.name: info for info in (*graph.input, *graph.value_info, *graph.output)}
-        self._shapes = {name: _sizes(info) for name, info in self._infos.items()}
+        self._shapes = {name: sizes_of(info) for name, info in self._infos.items()}
         self._constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
         self._axes: dict[str, int] = {}
 

@@ -110,11 +110,13 @@ def _with_all_outputs(model: bytes) -> tuple[bytes, list[tuple[str, str]], list[
     """The model with what each node computes as an output; the nodes' names and kinds, and the shapes."""
     import onnx
 
+    from torchmdla.devices.mdla.onnx_graph import sizes_of
+
     made = onnx.load_from_string(model)
     infos = {info.name: info for info in (*made.graph.value_info, *made.graph.output)}
     nodes = [node for node in made.graph.node if node.output[0] in infos]
     del made.graph.output[:]
     made.graph.output.extend(infos[node.output[0]] for node in nodes)
     del made.graph.value_info[:]
-    shapes = [tuple(size.dim_value for size in infos[node.output[0]].type.tensor_type.shape.dim) for node in nodes]
+    shapes = [sizes_of(infos[node.output[0]]) for node in nodes]
     return made.SerializeToString(), [(node.name, node.op_type) for node in nodes], shapes

@@ -28,6 +28,11 @@ class Tensor:
 Value = Tensor | Weight
 
 
+def sizes_of(info: onnx.ValueInfoProto) -> tuple[int, ...]:
+    """The shape that a model tells of a value, all of it known."""
+    return tuple(size.dim_value for size in info.type.tensor_type.shape.dim)
+
+
 @dataclass
 class _Anchor:
     """A node with weights that a batch norm after it may go into."""
