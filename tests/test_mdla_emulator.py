@@ -379,7 +379,7 @@ for _ in range(int(sys.argv[4])):
         changed[at] = draw.choice([0, 1, 127, 128, 255, changed[at] ^ (1 << draw.randrange(8))])
     if kind == "binary":
         payload = bytes(changed[start:])
-        changed = HEADER.pack(data[:8], 1, len(payload), checksum(payload)) + payload
+        changed = HEADER.pack(*HEADER.unpack_from(data)[:2], len(payload), checksum(payload)) + payload
     damaged.write_bytes(changed)
     with Context() as context:
         try:
@@ -402,11 +402,80 @@ def test_no_damage_ends_the_process(kind: str, rounds: int, tmp_path: Path) -> N
         with Context() as context:
             context.compile(path, tmp_path / "small.bin")
         path = tmp_path / "small.bin"
-    command = [sys.executable, "-c", FUZZ, str(TESTS), kind, str(path), str(rounds)]
+    assert int(run_child(FUZZ, kind, str(path), str(rounds)).split()[-1]) > rounds // 10
+
+
+# A program of which numbers are changed: where its first load and store begin, by what they end with.
+LOAD, STORE = struct.Struct("<2q30qd"), struct.Struct("<14q2d")
+LOAD_END, STORE_END = struct.pack("<6qd", *[1] * 6, 0.0), struct.pack("<q2d", 8, -32768.0, 32767.0)
+LARGEST, UNIT, ADDRESS, DIMS, STRIDES, OFFSET, EXTENT, SPREAD = 2**63 - 1, 0, 1, 2, 8, 14, 20, 26
+HOSTILE_LOADS = {
+    "an offset that overflows": ({OFFSET + 4: LARGEST}, "a load beside its tile"),
+    "a spread that overflows": ({SPREAD + 4: LARGEST}, "a load beside its tile"),
+    "an extent beyond the tile": ({EXTENT + 5: 9}, "a load beside its tile"),
+    "a stride that leaves the memory": ({STRIDES + 4: 2**61}, "an address outside the memory"),
+    "a negative stride": ({STRIDES + 4: -(2**61)}, "an address outside the memory"),
+    "an address at the end": ({ADDRESS: LARGEST - 1}, "an address outside the memory"),
+    "a tile of 2**40 elements": ({DIMS: 2**40}, "a tile larger than its buffer"),
+    "a tile that overflows": ({DIMS: 2**62, DIMS + 1: 4}, "a tile larger than its buffer"),
+    "no unit": ({UNIT: 7}, "a unit that does not exist"),
+}
+HOSTILE_STORES = {
+    "a shift by more than 63 bits": ({13: -70}, "a shift out of range"),
+    "a shift that overflows": ({13: -(2**63)}, "a shift out of range"),
+    "a stride that overflows": ({11: 2**62}, "an address outside the memory"),
+    "more than was summed": ({1: 2**40}, "a tile larger than its buffer"),
+}
+
+TRY = """
+import sys
+sys.path[:0] = sys.argv[1:2]
+from pathlib import Path
+from mdla_library import Context, MdlaError
+for path in map(Path, sys.argv[2:]):
+    with Context() as context:
+        try:
+            context.init(path)
+            print(path.name, "was taken")
+        except MdlaError as error:
+            print(path.name, error)
+"""
+
+
+def with_numbers(payload: bytes, kind: struct.Struct, end: bytes, last: bool, changes: dict[int, int]) -> bytes:
+    """A program whose first, or last, instruction of a kind has other numbers."""
+    at = (payload.rindex if last else payload.index)(end) + len(end) - kind.size
+    numbers = list(kind.unpack_from(payload, at))
+    for place, number in changes.items():
+        numbers[place] = number
+    return payload[:at] + kind.pack(*numbers) + payload[at + kind.size :]
+
+
+def run_child(script: str, *arguments: str) -> str:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS.parent), os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, "-c", script, str(TESTS), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout.split()[-1]) > rounds // 10
+    return done.stdout
+
+
+def test_numbers_of_a_program_are_checked_on_reading(tmp_path: Path) -> None:
+    """Of the device's code, and of the reference software's, whose tiles have no on-chip buffer to fit into."""
+    binary = tmp_path / "good"
+    with Context() as context:
+        model = convolution("small", (1, 2, 6, 6), (3, 2, 3, 3), pads=[1, 1, 1, 1])
+        context.compile(model.save(tmp_path), binary)
+    data = binary.read_bytes()
+    payload, said = data[HEADER.size :], {"good": "was taken"}
+    for kind, end, table in ((LOAD, LOAD_END, HOSTILE_LOADS), (STORE, STORE_END, HOSTILE_STORES)):
+        for name, (changes, message) in table.items():
+            for last in (False, True):
+                changed = with_numbers(payload, kind, end, last, changes)
+                header = HEADER.pack(*HEADER.unpack_from(data)[:2], len(changed), checksum(changed))
+                said[f"{name}, {last}"] = f"the program is damaged: {message}"
+                (tmp_path / f"{name}, {last}").write_bytes(header + changed)
+    printed = run_child(TRY, *(str(tmp_path / name) for name in said))
+    assert printed.splitlines() == [f"{name} {message}" for name, message in said.items()]
 
 
 # ---- what it refuses ----
@@ -429,6 +498,12 @@ REFUSED = [
     (operator("huge_pads", "MaxPool", [(1, 1, 4, 4)], kernel_shape=[2, 2], pads=[2**60] * 4), "pads of 11529"),
     (operator("huge_pad", "Pad", [(4,)], ints(0, 2**62)), "a padding of"),
     (operator("huge_resize", "Resize", [(1, 1, 4, 4)], None, None, ints(1, 1, 4, 2**40)), "a size of 1099511627776"),
+    (operator("huge_scale", "Resize", [(1, 1, 4, 4)], None, floats(1, 1, 1, 3e38)), "a size of inf"),
+    (operator("negative_scale", "Resize", [(1, 1, 4, 4)], None, floats(1, 1, 1, -1e30)), "a size of -4e"),
+    (operator("no_scale", "Resize", [(1, 1, 4, 4)], None, floats(1, 1, 1, np.nan)), "a size of nan"),
+    (operator("mean_of_nothing", "ReduceMean", [], np.zeros((0, 4), np.float32), axes=[1]), "no elements"),
+    (operator("slice_of_nothing", "Slice", [], floats(), ints(-1), ints(0), ints(0), ints(-1)), "no elements"),
+    (operator("wide_strides", "Add", [(4,)], np.zeros((0, 2**41), np.float32)), "larger than any card"),
     (operator("split_sizes", "Split", [(9, 2)], ints(2**62, 2**62), outputs=2), "parts that do not add up to 9"),
     (operator("reshape_sizes", "Reshape", [(2, 3)], ints(4, -1)), "the shape 4x-1 for 2x3"),
     (operator("wide_softmax", "Softmax", [(1, 400_000)]), "a row does not fit the on-chip buffers"),

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from torchmdla.compiler import forks
 from torchmdla.devices.mdla import compiling
 from torchmdla.devices.mdla.compiling import Binary
 from torchmdla.devices.mdla.device_program import DeviceProgram, Port
@@ -26,7 +27,7 @@ class Inferences:
     cycles: int = 0
 
 
-_lock = threading.Lock()
+_lock = forks.held(threading.RLock())
 # Into how many parts the batches of models were found to be computed soonest, by model and options.
 _chosen: dict[tuple[str, str], int] = {}
 

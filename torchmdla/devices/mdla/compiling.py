@@ -19,7 +19,9 @@ from pathlib import Path
 
 import numpy as np
 
-from torchmdla.compiler.worker import Limits, how_it_ended
+from torchmdla.compiler import forks
+from torchmdla.compiler.limits import Limits
+from torchmdla.compiler.worker import how_it_ended
 from torchmdla.devices.mdla import runtime_library
 from torchmdla.devices.mdla.device_program import Port
 from torchmdla.devices.mdla.options import Options
@@ -72,13 +74,11 @@ class Binary:
     cost: Cost
 
 
-_lock = threading.Lock()
+_lock = forks.held(threading.RLock())
 _binaries: OrderedDict[str, tuple[Path, Cost]] = OrderedDict()
 
 
 def _after_fork_in_child() -> None:
-    global _lock
-    _lock = threading.Lock()
     _folder.cache_clear()
     _binaries.clear()  # They are the parent's, and go with it.
 

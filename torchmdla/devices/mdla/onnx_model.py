@@ -89,7 +89,7 @@ class _Reader:
         try:
             self._values[result] = writer(Op(self.graph, _shape(result), _uses(result) == 1), *operands)
         except CompileError as error:
-            raise CompileError(error.reason, op=name, diagnostic=str(op.location)) from None
+            raise CompileError(error.reason, op=name, diagnostic=str(op.location), scope=error.scope) from None
 
 
 def _uses(value: Any) -> int:
@@ -107,7 +107,7 @@ def _shape(value: Any) -> tuple[int, ...]:
         raise CompileError(f"the mdla device has no values of type {value.type}")
     shape = tuple(int(size) for size in found[1].split(",") if size) or (1,)
     if 0 in shape:
-        raise CompileError(f"the mdla device has no tensors of sizes {list(shape)}")
+        raise CompileError(f"the mdla device has no tensors of sizes {list(shape)}", scope="sizes")
     return shape
 
 

@@ -64,7 +64,7 @@ OPS: Mapping[str, OpSupport] = {
 }
 
 _WHOLE = """
-convolution _convolution _convolution.deprecated linear addmm batch_norm
+leaky_relu convolution _convolution _convolution.deprecated linear addmm batch_norm
 adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d _adaptive_avg_pool2d
 upsample_nearest1d upsample_nearest2d upsample_nearest1d.vec upsample_nearest2d.vec
 upsample_bilinear2d upsample_bilinear2d.vec

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from torchmdla.compiler.sealed import Format
+from torchmdla.devices.mdla.options import Options
+from torchmdla.structures import structure_from
 
 
 class DamagedProgram(ValueError):
@@ -58,12 +61,37 @@ class ProgramFile:
 
     @classmethod
     def _of(cls, description: dict[str, Any], binary: bytes) -> ProgramFile:
-        return cls(
+        made = cls(
             binary,
-            inputs=tuple(map(tuple, description["inputs"])),
+            inputs=_shapes(description["inputs"]),
             used=tuple(description["used"]),
-            outputs=tuple(map(tuple, description["outputs"])),
+            outputs=_shapes(description["outputs"]),
             results=tuple(description["results"]),
             structure=description["structure"],
             options=description["options"],
         )
+        _check_places(made.used, len(made.inputs))
+        _check_places(made.results, len(made.outputs))
+        leaves = structure_from(made.structure).num_leaves
+        if leaves != len(made.results):
+            raise ValueError(f"a structure of {leaves} results, of which there are {len(made.results)}")
+        if Options.of(made.options).library:
+            raise ValueError("a library, which is the user's to choose")
+        return made
+
+
+_MOST_ELEMENTS = 1 << 40
+
+
+def _shapes(raw: Any) -> tuple[tuple[int, ...], ...]:
+    shapes = tuple(map(tuple, raw))
+    if any(type(size) is not int or size < 1 for shape in shapes for size in shape):
+        raise ValueError("sizes that are no positive integers")
+    if any(math.prod(shape) > _MOST_ELEMENTS for shape in shapes):
+        raise ValueError("a tensor that is larger than any device")
+    return shapes
+
+
+def _check_places(places: tuple[int, ...], count: int) -> None:
+    if any(type(place) is not int or not 0 <= place < count for place in places):
+        raise ValueError(f"places that are none of {count}")

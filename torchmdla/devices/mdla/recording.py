@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,6 +28,16 @@ _PACKED = 1
 _sessions = itertools.count()
 # Sessions change which device groups are for, in the whole process.
 _lock = threading.Lock()
+
+
+def _after_fork_in_child() -> None:
+    """The session of a thread that is not here never ends."""
+    global _lock
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,9 @@ def _convolution(
     if isinstance(weight, Tensor):
         if transposed or groups != 1:
             kind = "transposed" if transposed else "grouped"
-            raise CompileError(f"a {kind} convolution with a weight that depends on inputs is not supported")
+            raise CompileError(
+                f"a {kind} convolution with a weight that depends on inputs is not supported", scope="place"
+            )
         sizes = (_per_axis(numbers, rank) for numbers in (stride, padding, dilation))
         made = _convolution_as_product(op, x, weight, *sizes)
         return made if bias is None else op.node("Add", made, _by_channel(op, bias))
@@ -199,7 +201,8 @@ def _average_pool(rank: int) -> Writer:
         if divisor is not None:
             raise CompileError("an average pool with a divisor of its own is not supported")
         if ends != sizes[2] and count_include_pad and any(sizes[2]):
-            raise CompileError("an average pool that counts padding beside windows cut short is not supported")
+            reason = "an average pool that counts padding beside windows cut short is not supported"
+            raise CompileError(reason, scope="sizes")
         counted = count_include_pad and ends == sizes[2]
         pads = [*sizes[2], *ends]
         return op.node(
@@ -215,7 +218,7 @@ def _adaptive_average_pool(op: Op, x: Value, sizes: Sequence[int]) -> Value:
     if all(size == 1 for size in new):
         return op.node("GlobalAveragePool", x)
     if any(length % size for length, size in zip(lengths, new, strict=True)):
-        raise CompileError(f"adaptive pooling from sizes {list(lengths)} to {new} is not supported")
+        raise CompileError(f"adaptive pooling from sizes {list(lengths)} to {new} is not supported", scope="sizes")
     kernel = [length // size for length, size in zip(lengths, new, strict=True)]
     return op.node("AveragePool", x, kernel_shape=kernel, strides=kernel)
 
@@ -285,7 +288,7 @@ def _batch_norm(
         if folded is not None:
             return replace(folded, used_once=op.used_once)
     if isinstance(mean, Tensor) or isinstance(variance, Tensor):
-        raise CompileError("a batch norm by statistics that depend on inputs is not supported")
+        raise CompileError("a batch norm by statistics that depend on inputs is not supported", scope="place")
     if isinstance(weight, Tensor) or isinstance(bias, Tensor):
         inner = replace(op, used_once=True)
         made = _batch_norm(inner, x, None, None, mean, variance, training, momentum, eps, cudnn)
@@ -330,7 +333,7 @@ def _expand(op: Op, x: Value, *_: object) -> Value:
         return x
     if isinstance(x, Weight):
         return x.expanded(op.shape)
-    raise CompileError("an expansion of what depends on inputs is not supported")
+    raise CompileError("an expansion of what depends on inputs is not supported", scope="place")
 
 
 def _slice(op: Op, x: Value, dim: int, start: int | None, end: int | None, step: int) -> Value:

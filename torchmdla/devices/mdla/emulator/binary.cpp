@@ -1,5 +1,7 @@
 #include "binary.h"
 
+#include "verifier.h"
+
 #include <cstring>
 #include <type_traits>
 
@@ -121,47 +123,21 @@ private:
   std::string_view rest_;
 };
 
-void check_region(const Program& program, int64_t address, int64_t bytes, int64_t alignment) {
-  require(address >= 0 && bytes >= 0 && address % alignment == 0 &&
-              address <= program.memory_bytes - bytes,
-          "the binary has a tensor outside its memory");
-}
-
-void check(const Program& program) {
-  int64_t element = element_bytes(program.precision), sum = accumulator_bytes(program.precision);
-  require(program.precision >= Precision::kFloat32 && program.precision <= Precision::kVariable,
-          "the binary has an unknown number format");
-  require(program.memory_bytes >= static_cast<int64_t>(program.constants.size()) &&
-              program.buffers >= 1 && program.clock_mhz > 0 && program.macs_per_cycle > 0,
-          "the binary has sizes that cannot be");
-  auto check_placed = [&](const Placed& tensor) {
-    for (int64_t size : tensor.shape)
-      require(size >= 1, "the binary has a tensor without elements");
-    check_region(program, tensor.address, checked_product(elements(tensor.shape), element),
-                 element);
-  };
-  for (const Placed& tensor : program.inputs)
-    check_placed(tensor);
-  for (const Placed& tensor : program.outputs)
-    check_placed(tensor);
-  for (const Weighted& layer : program.weighted) {
-    check_region(program, layer.weights, checked_product(layer.weight_elements, element), element);
-    if (layer.bias >= 0)
-      check_region(program, layer.bias, checked_product(layer.bias_elements, sum), sum);
-  }
-}
-
 } // namespace
 
 std::string write_binary(const Program& program) {
   Writer writer;
   Program(program).fields(writer);
-  Header header{{}, kVersion, static_cast<int64_t>(writer.bytes.size()), checksum(writer.bytes)};
-  std::memcpy(header.magic, kMagic, sizeof kMagic);
-  return std::string(reinterpret_cast<const char*>(&header), sizeof header) + writer.bytes;
+  return sealed(writer.bytes);
 }
 
-Program read_binary(const std::string& bytes) {
+std::string sealed(const std::string& payload) {
+  Header header{{}, kVersion, static_cast<int64_t>(payload.size()), checksum(payload)};
+  std::memcpy(header.magic, kMagic, sizeof kMagic);
+  return std::string(reinterpret_cast<const char*>(&header), sizeof header) + payload;
+}
+
+Program read_binary(const std::string& bytes, int64_t card_bytes) {
   Header header;
   require(bytes.size() >= sizeof header && std::memcmp(bytes.data(), kMagic, sizeof kMagic) == 0,
           "this is no binary of the emulator");
@@ -176,7 +152,7 @@ Program read_binary(const std::string& bytes) {
   Program program;
   program.fields(reader);
   require(reader.done(), "the binary is damaged: it has more than a program");
-  check(program);
+  verify(program, card_bytes);
   return program;
 }
 

@@ -27,7 +27,7 @@ double positive(const std::string& key, const std::string& value) {
   } catch (const std::exception&) {
     read = 0;
   }
-  require(read == value.size() && read > 0 && number > 0 && number < 1e15, "board: ", key,
+  require(read == value.size() && number >= kLeastFigure && number <= kMostFigure, "board: ", key,
           " must be a positive number, not \"", value, "\"");
   return number;
 }
@@ -72,8 +72,8 @@ const std::map<std::string, Setter>& keys() {
 
 } // namespace
 
-Board read_board(const std::string& path) {
-  std::istringstream lines(path.empty() ? kShippedBoard : read_file(path));
+Board parse_board(const std::string& text) {
+  std::istringstream lines(text);
   Board board;
   std::set<std::string> given;
   for (std::string line; std::getline(lines, line);) {
@@ -92,6 +92,10 @@ Board read_board(const std::string& path) {
   require(board.macs_per_cluster % board.mac_vector == 0,
           "board: macs_per_cluster must be a multiple of mac_vector");
   return board;
+}
+
+Board read_board(const std::string& path) {
+  return parse_board(path.empty() ? kShippedBoard : read_file(path));
 }
 
 } // namespace mdla

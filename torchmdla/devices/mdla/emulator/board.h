@@ -6,6 +6,9 @@
 
 namespace mdla {
 
+// Between these are the numbers of a board.
+inline constexpr double kLeastFigure = 1e-3, kMostFigure = 1e15;
+
 struct Board {
   std::string name;
   double clock_mhz = 0;
@@ -24,7 +27,9 @@ struct Board {
   double host_bytes_per_cycle() const { return host_gb_s * 1e3 / clock_mhz; }
 };
 
-// Reads the file at `path` ("key = value", "#" starts a comment); the shipped board for "".
+// Reads a board's text: "key = value" in each line, "#" starts a comment.
+Board parse_board(const std::string& text);
+// The board of the file at `path`; the shipped board for "".
 Board read_board(const std::string& path);
 
 } // namespace mdla

@@ -3,6 +3,7 @@
 #include "cycles.h"
 #include "executor.h"
 #include "tiles.h"
+#include "verifier.h"
 
 #include <algorithm>
 #include <cmath>
@@ -98,7 +99,8 @@ int64_t place(const Network& network, Placement& placement) {
       const Tensor& tensor = network.tensors[id];
       if (tensor.constant.empty() == constant) continue;
       placement.address[id] = end;
-      end += ceil_div(tensor_bytes(tensor, placement.precision), kAlignment) * kAlignment;
+      end = checked_sum(end, ceil_div(tensor_bytes(tensor, placement.precision), kAlignment) *
+                                 kAlignment);
     }
   return end;
 }
@@ -288,6 +290,7 @@ Program compile(const Network& network, const Target& target, const std::vector<
     made.output = placed(output.name, output.shape, layer.output, placement);
     emit_software(layer, placement, made);
   }
+  verify(program, target.board.memory_bytes);
   return program;
 }
 

@@ -78,7 +78,12 @@ void Context::compile(const std::string& model, const std::string& binary,
 }
 
 void Context::init(const std::string& binary, Context* linked) {
-  load(read_binary(read_file(binary)), linked);
+  int64_t card_bytes = 0;
+  {
+    std::lock_guard lock(mutex_);
+    card_bytes = flags_.board().memory_bytes;
+  }
+  load(read_binary(read_file(binary), card_bytes), linked);
 }
 
 void Context::load(Program program, Context* linked) {

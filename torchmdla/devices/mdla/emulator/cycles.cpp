@@ -115,7 +115,9 @@ private:
 
 // Cycles for `bytes` at so many a cycle.
 int64_t cycles_for(int64_t bytes, double rate) {
-  return static_cast<int64_t>(std::ceil(static_cast<double>(bytes) / rate));
+  double cycles = std::ceil(static_cast<double>(bytes) / rate);
+  require(cycles < 0x1p53, "the board is too slow for its cycles to be counted");
+  return static_cast<int64_t>(cycles);
 }
 
 } // namespace

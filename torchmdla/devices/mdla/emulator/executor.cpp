@@ -67,30 +67,11 @@ template <class Visit> void walk(const std::vector<Axis>& axes, Visit run) {
   }
 }
 
-void check_program(bool holds, const char* what) {
-  require(holds, "the program is damaged: ", what);
-}
-
-template <class Sizes> int64_t checked_count(const Sizes& sizes, int64_t limit) {
-  for (int64_t size : sizes)
-    check_program(size >= 1, "a size below 1");
-  int64_t count = elements(sizes);
-  check_program(count <= limit, "a tile larger than its buffer");
-  return count;
-}
-
 // ---- one cluster ----
 
 template <class Element> class Cluster {
 public:
-  Cluster(const Program& program, Run run, uint8_t* memory)
-      : memory_(memory), memory_bytes_(program.memory_bytes) {
-    int64_t bytes = sizeof(Element);
-    bool device = run == Run::kDevice;
-    maps_limit_ = device ? program.maps_bytes / bytes : kUnlimited;
-    weights_limit_ = device ? program.weights_bytes / bytes : kUnlimited;
-    accumulator_limit_ = device ? program.accumulators : kUnlimited;
-  }
+  explicit Cluster(uint8_t* memory) : memory_(memory) {}
 
   void operator()(const Load& load);
   void operator()(const Accumulate& accumulate);
@@ -106,22 +87,10 @@ public:
 
 private:
   using Sum = Accumulator<Element>;
-  static constexpr int64_t kUnlimited = int64_t{1} << 40;
 
-  // The first byte of a strided region of the memory, which must lie in it.
-  uint8_t* region(int64_t address, const Index& counts, const Index& strides) const;
-  void check_filled(const std::vector<Element>& buffer, int64_t count) const {
-    check_program(static_cast<int64_t>(buffer.size()) >= count, "an operand that is not loaded");
+  template <class T = Element> T* at(int64_t address) const {
+    return reinterpret_cast<T*>(memory_ + address);
   }
-  void check_accumulated(int64_t count) const {
-    check_program(count >= 0 && static_cast<int64_t>(accumulators_.size()) >= count,
-                  "no sums to work on");
-  }
-  void set_accumulators(int64_t count, Sum value) {
-    check_program(count >= 0 && count <= accumulator_limit_, "a tile larger than the accumulators");
-    accumulators_.assign(count, value);
-  }
-  static void check_window(const Window& window);
   void gather(const Convolve& convolve, const Element* maps, int64_t first, int64_t count,
               int64_t columns);
   template <class Wide>
@@ -130,7 +99,6 @@ private:
   bool narrow_sums_fit(const Convolve& convolve, int64_t depth) const;
 
   uint8_t* memory_;
-  int64_t memory_bytes_, maps_limit_, weights_limit_, accumulator_limit_;
   std::vector<Element> maps_, weights_, columns_;
   std::vector<Sum> accumulators_;
   std::vector<float> floats_;
@@ -138,45 +106,25 @@ private:
   std::vector<double> doubles_;
 };
 
-template <class Element>
-uint8_t* Cluster<Element>::region(int64_t address, const Index& counts,
-                                  const Index& strides) const {
-  __int128 low = address, high = address + static_cast<int64_t>(sizeof(Element));
-  for (int axis = 0; axis < kRank; ++axis) {
-    __int128 reach = static_cast<__int128>(counts[axis] - 1) * strides[axis] * sizeof(Element);
-    (reach < 0 ? low : high) += reach;
-  }
-  check_program(low >= 0 && high <= memory_bytes_ && address % sizeof(Element) == 0,
-                "an address outside the memory");
-  return memory_ + address;
-}
-
 template <class Element> void Cluster<Element>::operator()(const Load& load) {
-  check_program(load.unit == Unit::kMaps || load.unit == Unit::kWeights,
-                "a unit that does not exist");
-  bool maps = load.unit == Unit::kMaps;
-  std::vector<Element>& buffer = maps ? maps_ : weights_;
-  int64_t count = checked_count(load.dims, maps ? maps_limit_ : weights_limit_);
+  std::vector<Element>& buffer = load.unit == Unit::kMaps ? maps_ : weights_;
+  int64_t count = elements(load.dims);
   bool whole = true, any = true;
   std::vector<Axis> axes;
   int64_t step = count, start = 0;
   for (int axis = 0; axis < kRank; ++axis) {
-    int64_t size = load.dims[axis], extent = load.extent[axis], spread = load.spread[axis];
+    int64_t size = load.dims[axis], extent = load.extent[axis];
     step /= size;
-    bool inside = extent >= 0 && extent <= size && spread >= 1 && spread <= kUnlimited &&
-                  load.offset[axis] >= 0 &&
-                  (extent == 0 || load.offset[axis] + (extent - 1) * spread < size);
-    check_program(inside, "a load beside its tile");
     whole = whole && extent == size;
     any = any && extent > 0;
     start += load.offset[axis] * step;
-    axes.push_back({extent, step * spread, load.strides[axis]});
+    // A spread beyond the tile is of a single element, and without effect.
+    axes.push_back({extent, step * std::min(load.spread[axis], size), load.strides[axis]});
   }
   buffer.resize(count);
   if (!whole) std::fill(buffer.begin(), buffer.end(), static_cast<Element>(load.fill));
   if (!any) return;
-  const Element* memory =
-      reinterpret_cast<const Element*>(region(load.address, load.extent, load.strides));
+  const Element* memory = at(load.address);
   walk(compact(axes), [&](int64_t tile, int64_t from, const Axis& run) {
     Element* to = buffer.data() + start + tile;
     if (run.tile_step == 1 && run.memory_step == 1)
@@ -188,29 +136,12 @@ template <class Element> void Cluster<Element>::operator()(const Load& load) {
 }
 
 template <class Element> void Cluster<Element>::operator()(const Accumulate& accumulate) {
-  checked_count(std::array<int64_t, 2>{accumulate.channels, accumulate.pixels}, accumulator_limit_);
-  set_accumulators(accumulate.channels * accumulate.pixels, 0);
+  accumulators_.assign(accumulate.channels * accumulate.pixels, 0);
   if (accumulate.address < 0) return;
-  int64_t bytes = accumulate.channels * static_cast<int64_t>(sizeof(Sum));
-  check_program(accumulate.address % sizeof(Sum) == 0 &&
-                    accumulate.address <= memory_bytes_ - bytes,
-                "a bias outside the memory");
-  const Sum* bias = reinterpret_cast<const Sum*>(memory_ + accumulate.address);
+  const Sum* bias = at<Sum>(accumulate.address);
   for (int64_t channel = 0; channel < accumulate.channels; ++channel)
     std::fill_n(accumulators_.data() + channel * accumulate.pixels, accumulate.pixels,
                 bias[channel]);
-}
-
-template <class Element> void Cluster<Element>::check_window(const Window& window) {
-  for (int axis = 0; axis < 3; ++axis) {
-    int64_t last = 0, reach = 0;
-    bool fits = window.out[axis] >= 1 && window.kernel[axis] >= 1 && window.stride[axis] >= 1 &&
-                window.dilation[axis] >= 1 &&
-                !__builtin_mul_overflow(window.out[axis] - 1, window.stride[axis], &last) &&
-                !__builtin_mul_overflow(window.kernel[axis] - 1, window.dilation[axis], &reach) &&
-                !__builtin_add_overflow(last, reach, &last) && last < window.in[axis];
-    check_program(fits, "a window that leaves its tile");
-  }
 }
 
 // columns_[cin · kernel, columns] = what each of `count` outputs from `first` on multiplies.
@@ -258,7 +189,7 @@ void Cluster<Element>::multiply(const Convolve& convolve, int64_t group, int64_t
     Sum* sums = accumulators_.data() + (group * convolve.cout + channel) * pixels + first;
     const Wide* made = products.data() + channel * columns;
     for (int64_t index = 0; index < count; ++index)
-      sums[index] += static_cast<Sum>(made[index]);
+      sums[index] = added(sums[index], static_cast<Sum>(made[index]));
   }
 }
 
@@ -280,17 +211,9 @@ bool Cluster<Element>::narrow_sums_fit(const Convolve& convolve, int64_t depth) 
 }
 
 template <class Element> void Cluster<Element>::operator()(const Convolve& convolve) {
-  check_window(convolve.window);
   const Window& window = convolve.window;
-  std::array<int64_t, 3> channels{convolve.groups, convolve.cin, convolve.cout};
-  checked_count(channels, kUnlimited);
-  int64_t plane = checked_count(window.in, kUnlimited),
-          pixels = checked_count(window.out, kUnlimited);
-  int64_t depth = checked_product(convolve.cin, checked_count(window.kernel, kUnlimited));
-  check_program(depth < int64_t{1} << 22, "a sum that is too long");
-  check_filled(maps_, checked_product(checked_product(convolve.groups, convolve.cin), plane));
-  check_filled(weights_, checked_product(checked_product(convolve.groups, convolve.cout), depth));
-  check_accumulated(checked_product(checked_product(convolve.groups, convolve.cout), pixels));
+  int64_t plane = elements(window.in), pixels = elements(window.out),
+          depth = convolve.cin * elements(window.kernel);
   // Columns for which what is gathered stays in a core's cache.
   constexpr int64_t kGathered = 1 << 16;
   int64_t columns = std::clamp<int64_t>(kGathered / depth / kColumnBlock, 1, 16) * kColumnBlock;
@@ -312,20 +235,14 @@ template <class Element> void Cluster<Element>::operator()(const Convolve& convo
 }
 
 template <class Element> void Cluster<Element>::operator()(const Pool& pool) {
-  check_window(pool.window);
   const Window& window = pool.window;
   bool largest = pool.kind == PoolKind::kMax;
-  int64_t plane = checked_count(window.in, kUnlimited),
-          pixels = checked_count(window.out, kUnlimited);
-  check_program(pool.planes >= 1, "a size below 1");
-  check_filled(maps_, checked_product(pool.planes, plane));
-  int64_t count = checked_product(pool.planes, pixels);
+  int64_t plane = elements(window.in);
   Sum none = 0;
   if (largest)
     none = kFixed<Element> ? std::numeric_limits<Sum>::lowest()
                            : -std::numeric_limits<float>::infinity();
-  if (pool.first) set_accumulators(count, none);
-  check_accumulated(count);
+  if (pool.first) accumulators_.assign(pool.planes * elements(window.out), none);
   Sum* sum = accumulators_.data();
   auto add_window = [&](const Element* from) {
     for (int64_t kd = 0; kd < window.kernel[0]; ++kd)
@@ -334,7 +251,7 @@ template <class Element> void Cluster<Element>::operator()(const Pool& pool) {
           Sum value = from[(kd * window.dilation[0] * window.in[1] + kh * window.dilation[1]) *
                                window.in[2] +
                            kw * window.dilation[2]];
-          *sum = largest ? std::max(*sum, value) : *sum + value;
+          *sum = largest ? std::max(*sum, value) : added(*sum, value);
         }
     ++sum;
   };
@@ -348,19 +265,13 @@ template <class Element> void Cluster<Element>::operator()(const Pool& pool) {
 }
 
 template <class Element> void Cluster<Element>::operator()(const Divide& divide) {
-  check_program(divide.planes >= 0 && divide.gain >= -22 && divide.gain <= 62,
-                "a division out of range");
-  int64_t pixels =
-      static_cast<int64_t>(divide.depth.size() * divide.height.size() * divide.width.size());
-  check_accumulated(checked_product(divide.planes, pixels));
   int64_t up = std::max<int64_t>(divide.gain, 0), down = std::max<int64_t>(-divide.gain, 0);
   Sum* sum = accumulators_.data();
   for (int64_t plane = 0; plane < divide.planes; ++plane)
     for (int64_t depth : divide.depth)
       for (int64_t height : divide.height)
         for (int64_t width : divide.width) {
-          int64_t by = checked_product(checked_product(depth, height), width);
-          check_program(by >= 1 && by < int64_t{1} << 40, "a division out of range");
+          int64_t by = depth * height * width;
           if constexpr (!kFixed<Element>)
             *sum /= static_cast<float>(by);
           else
@@ -370,18 +281,11 @@ template <class Element> void Cluster<Element>::operator()(const Divide& divide)
 }
 
 template <class Element> void Cluster<Element>::operator()(const Move& move) {
-  check_filled(maps_, move.count);
-  set_accumulators(move.count, 0);
-  std::copy_n(maps_.data(), move.count, accumulators_.data());
+  accumulators_.assign(maps_.begin(), maps_.begin() + move.count);
 }
 
 template <class Element> void Cluster<Element>::operator()(const Combine& combine) {
-  check_filled(maps_, combine.count);
-  check_filled(weights_, combine.count);
-  check_program(std::clamp<int64_t>(combine.maps_shift, 0, 40) == combine.maps_shift &&
-                    std::clamp<int64_t>(combine.weights_shift, 0, 40) == combine.weights_shift,
-                "a shift out of range");
-  set_accumulators(combine.count, 0);
+  accumulators_.assign(combine.count, 0);
   Sum left_factor = static_cast<Sum>(int64_t{1} << combine.maps_shift);
   Sum right_factor = static_cast<Sum>(int64_t{1} << combine.weights_shift);
   auto each = [&](auto operation) {
@@ -396,11 +300,9 @@ template <class Element> void Cluster<Element>::operator()(const Combine& combin
   case CombineKind::kMul:
     return each([](Sum left, Sum right) { return left * right; });
   }
-  check_program(false, "a combination that does not exist");
 }
 
 template <class Element> void Cluster<Element>::operator()(const Activate& activate) {
-  check_accumulated(activate.count);
   auto each = [&](auto function) {
     for (int64_t index = 0; index < activate.count; ++index) {
       Sum& sum = accumulators_[index];
@@ -420,16 +322,12 @@ template <class Element> void Cluster<Element>::operator()(const Activate& activ
   case Function::kSigmoid:
     return each([](double value) { return 1 / (1 + std::exp(-value)); });
   case Function::kNone:
-    break;
+    return;
   }
-  check_program(false, "a function that does not exist");
 }
 
 template <class Element> void Cluster<Element>::operator()(const Softmax& softmax) {
-  int64_t count =
-      checked_count(std::array<int64_t, 2>{softmax.rows, softmax.columns}, accumulator_limit_);
-  check_filled(maps_, count);
-  set_accumulators(count, 0);
+  accumulators_.assign(softmax.rows * softmax.columns, 0);
   std::vector<double> row(softmax.columns);
   for (int64_t index = 0; index < softmax.rows; ++index) {
     const Element* from = maps_.data() + index * softmax.columns;
@@ -454,17 +352,9 @@ template <class Element> void Cluster<Element>::operator()(const Softmax& softma
 template <class Element> void Cluster<Element>::operator()(const Interpolate& interpolate) {
   int64_t out = static_cast<int64_t>(interpolate.first.size()), in = interpolate.in,
           inner = interpolate.inner;
-  check_program(interpolate.second.size() == interpolate.first.size() &&
-                    interpolate.weight.size() == interpolate.first.size(),
-                "an interpolation without all its weights");
-  check_filled(maps_,
-               checked_count(std::array<int64_t, 3>{interpolate.outer, in, inner}, maps_limit_));
-  set_accumulators(
-      checked_count(std::array<int64_t, 3>{interpolate.outer, out, inner}, accumulator_limit_), 0);
+  accumulators_.assign(interpolate.outer * out * inner, 0);
   for (int64_t place = 0; place < out; ++place) {
     int64_t first = interpolate.first[place], second = interpolate.second[place];
-    check_program(first >= 0 && first < in && second >= 0 && second < in,
-                  "an interpolation beside its tile");
     double weight = interpolate.weight[place];
     Sum one = kFixed<Element> ? Sum(int64_t{1} << kLerpFraction) : Sum(1);
     Sum right =
@@ -480,19 +370,13 @@ template <class Element> void Cluster<Element>::operator()(const Interpolate& in
 }
 
 template <class Element> void Cluster<Element>::operator()(const Store& store) {
-  check_accumulated(checked_count(store.dims, kUnlimited));
-  Element* memory = reinterpret_cast<Element*>(region(store.address, store.dims, store.strides));
+  Element* memory = at(store.address);
   std::vector<Axis> axes;
   int64_t step = elements(store.dims);
   for (int axis = 0; axis < kRank; ++axis) {
     step /= store.dims[axis];
     axes.push_back({store.dims[axis], step, store.strides[axis]});
   }
-  double lowest = std::numeric_limits<Element>::lowest(),
-         highest = std::numeric_limits<Element>::max();
-  if constexpr (!kFixed<Element>) lowest = -INFINITY, highest = INFINITY;
-  check_program(store.low >= lowest && store.low <= store.high && store.high <= highest,
-                "bounds out of range");
   Sum low = static_cast<Sum>(store.low), high = static_cast<Sum>(store.high);
   walk(compact(axes), [&](int64_t tile, int64_t to, const Axis& run) {
     const Sum* from = accumulators_.data() + tile;
@@ -521,7 +405,7 @@ void encode_as(const float* values, int64_t count, int64_t fraction, double low,
 template <class Element> void execute_as(const Program& program, Run run, uint8_t* memory) {
   for (const ProgramLayer& layer : program.layers)
     for (const std::vector<Instruction>& code : run == Run::kDevice ? layer.code : layer.software) {
-      Cluster<Element> cluster(program, run, memory);
+      Cluster<Element> cluster(memory);
       for (const Instruction& instruction : code)
         std::visit(cluster, instruction);
     }

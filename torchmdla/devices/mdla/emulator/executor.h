@@ -7,9 +7,8 @@ namespace mdla {
 
 enum class Run { kDevice, kSoftware };
 
-// One inference: the inputs are in memory, and the outputs will be. `memory` has
-// program.memory_bytes, of which the constants are the first. A Fault for an instruction that
-// leaves the memory or a buffer.
+// One inference of a verified program: the inputs are in memory, and the outputs will be. `memory`
+// has program.memory_bytes, of which the constants are the first.
 void execute(const Program& program, Run run, uint8_t* memory);
 
 // Floats to and from the device's format.

@@ -51,6 +51,16 @@ Shape input_shape(const OnnxInput& input, const Shape* given) {
   return *given;
 }
 
+// No card holds more. What operators compute from sizes below this does not overflow.
+constexpr int64_t kMostElements = int64_t{1} << 40;
+
+void check_size(const std::string& name, const Shape& shape) {
+  bool fits = elements(shape) <= kMostElements;
+  for (int64_t size : shape)
+    fits = fits && size <= kMostElements;
+  require(fits, "\"", name, "\" of the shape ", text(shape), " is larger than any card");
+}
+
 } // namespace
 
 Builder::Builder(const OnnxModel& model, const std::string& inshapes) : model_(model) {
@@ -104,6 +114,7 @@ Network Builder::build() {
 }
 
 TensorId Builder::new_tensor(const std::string& name, const Shape& shape) {
+  check_size(name, shape);
   require(elements(shape) > 0, "\"", name, "\" would have the shape ", text(shape),
           ", no elements");
   network.tensors.push_back({name, shape, {}, false});
@@ -135,6 +146,7 @@ const Value& Builder::value(const std::string& name) const {
 }
 
 void Builder::define(const std::string& name, Value value) {
+  check_size(name, value.shape);
   require(values_.emplace(name, std::move(value)).second, "\"", name, "\" is made twice");
 }
 

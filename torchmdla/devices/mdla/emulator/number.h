@@ -62,12 +62,21 @@ inline double from_fixed(double stored, int64_t fraction) {
 // value / 2^shift, rounded; a negative shift multiplies.
 inline int64_t shifted(int64_t value, int64_t shift) {
   if (shift > 62) return 0;
-  if (shift > 0) return (value + (int64_t{1} << (shift - 1))) >> shift;
+  if (shift > 0) return ((value >> (shift - 1)) + 1) >> 1;
   if (shift == 0) return value;
-  double limit = std::ldexp(kAccumulatorLimit, static_cast<int>(std::max<int64_t>(shift, -1000)));
+  int bits = static_cast<int>(-std::max<int64_t>(shift, -62)); // with 62 all but 0 has saturated
+  double limit = std::ldexp(kAccumulatorLimit, -bits);
   if (static_cast<double>(value) >= limit) return static_cast<int64_t>(kAccumulatorLimit);
   if (static_cast<double>(value) <= -limit) return -static_cast<int64_t>(kAccumulatorLimit);
-  return value * (int64_t{1} << -shift);
+  return value * (int64_t{1} << bits);
+}
+
+// Sums of fixed-point numbers wrap around at 64 bits.
+inline int64_t added(int64_t left, int64_t right) {
+  return static_cast<int64_t>(static_cast<uint64_t>(left) + static_cast<uint64_t>(right));
+}
+inline float added(float left, float right) {
+  return left + right;
 }
 
 // numerator / denominator, rounded; denominator > 0.

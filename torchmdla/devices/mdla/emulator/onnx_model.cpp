@@ -214,17 +214,20 @@ void read_opset(Message message, OnnxModel& model) {
 } // namespace
 
 // Fields of ModelProto: 7 graph, 8 opset_import.
-OnnxModel read_onnx(const std::string& path) {
-  std::string bytes = read_file(path);
+OnnxModel parse_onnx(std::string_view bytes) {
   OnnxModel model;
   for (Message message(bytes); message.next();) {
     if (message.field() == 7) read_graph(message.message(), model);
     if (message.field() == 8) read_opset(message.message(), model);
   }
-  require(model.opset > 0 && !model.outputs.empty(), "\"", path, "\" is no ONNX model");
+  require(model.opset > 0 && !model.outputs.empty(), "this is no ONNX model");
   require(model.opset >= 13 && model.opset <= 18, "the model has opset ", model.opset,
           "; the device takes 13 to 18");
   return model;
+}
+
+OnnxModel read_onnx(const std::string& path) {
+  return parse_onnx(read_file(path));
 }
 
 } // namespace mdla

@@ -6,6 +6,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace mdla {
@@ -50,7 +51,8 @@ struct OnnxModel {
 
 inline constexpr int64_t kOnnxFloat = 1; // TensorProto.DataType
 
-// Reads the file at `path`; a Fault says what is wrong with it.
+// Reads an ONNX file; a Fault says what is wrong with it.
+OnnxModel parse_onnx(std::string_view bytes);
 OnnxModel read_onnx(const std::string& path);
 
 } // namespace mdla

@@ -200,6 +200,7 @@ void slice(const NodeBuilder& at) {
                steps.size() == starts.size(),
            "starts, ends, axes and steps of different lengths");
   Shape shape = x, strides = dense_strides(x);
+  TensorId source = at.tensor(0);
   int64_t first = 0;
   for (size_t index = 0; index < starts.size(); ++index) {
     int64_t axis = at.axis(axes[index], x.size()), size = x[axis], step = steps[index];
@@ -215,7 +216,7 @@ void slice(const NodeBuilder& at) {
     strides[axis] *= step;
   }
   at.check(elements(shape) > 0, "the output would have no elements");
-  copy(at, shape, {at.tensor(0), first, wide_strides(strides)},
+  copy(at, shape, {source, first, wide_strides(strides)},
        {at.output(shape), 0, wide_strides(dense_strides(shape))});
 }
 
@@ -276,8 +277,9 @@ Scaling scaling(const NodeBuilder& at) {
       made.factor[axis] = static_cast<float>(made.shape[axis]) / static_cast<float>(x[axis]);
     } else {
       made.factor[axis] = at.floats(2, "scales")[index];
-      made.shape[axis] =
-          static_cast<int64_t>(std::floor(static_cast<float>(x[axis]) * made.factor[axis]));
+      float size = std::floor(static_cast<float>(x[axis]) * made.factor[axis]);
+      at.check(size > 0 && size < kMostSteps, "a size of ", size);
+      made.shape[axis] = static_cast<int64_t>(size);
     }
     at.check(made.shape[axis] > 0 && made.shape[axis] < kMostSteps, "a size of ", made.shape[axis]);
   }
@@ -340,13 +342,13 @@ void resize(const NodeBuilder& at) {
   at.check(at.integer("antialias", 0) == 0, "antialias");
   at.check(at.string("keep_aspect_ratio_policy", "stretch") == "stretch",
            "keep_aspect_ratio_policy");
+  TensorId from = at.tensor(0);
   Scaling target = scaling(at);
   Shape shape = at.shape(0);
   std::vector<size_t> changed;
   for (size_t axis = 0; axis < shape.size(); ++axis)
     if (target.shape[axis] != shape[axis] || target.factor[axis] != 1) changed.push_back(axis);
   if (changed.empty()) return at.alias(shape);
-  TensorId from = at.tensor(0);
   for (size_t axis : changed) {
     ResizeLayer layer;
     layer.in = shape[axis];

@@ -58,10 +58,10 @@ void whole_pool(const NodeBuilder& at, PoolKind kind, size_t kept, const Shape& 
   const Shape& x = at.shape(0);
   PoolLayer layer;
   layer.kind = kind, layer.average = kind == PoolKind::kSum;
+  layer.x = at.tensor(0);
   layer.planes = elements(Shape(x.begin(), x.begin() + static_cast<int64_t>(kept)));
   int64_t size = elements(x) / layer.planes;
   layer.window = {{1, 1, size}, {1, 1, 1}, {1, 1, size}, {1, 1, 1}, {1, 1, 1}};
-  layer.x = at.tensor(0);
   layer.y = at.output(shape);
   at.layer(layer.y, layer);
 }

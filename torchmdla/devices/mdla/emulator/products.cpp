@@ -3,8 +3,10 @@
 #include <cstring>
 #include <type_traits>
 
-// One copy of the loops for each vector extension, chosen when the library is loaded.
-#if defined(__x86_64__) && defined(__gnu_linux__) && defined(__GNUC__) && !defined(__clang__)
+// One copy of the loops for each vector extension, chosen when the library is loaded: before
+// sanitizers that the code of the choice would call are ready.
+#if defined(__x86_64__) && defined(__gnu_linux__) && defined(__GNUC__) && !defined(__clang__) &&   \
+    !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
 #define MDLA_VECTOR_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
 #define MDLA_VECTOR_CLONES

@@ -84,12 +84,11 @@ Cost total_cost(const Program& program) {
   Cost total;
   for (const ProgramLayer& layer : program.layers) {
     const Cost& cost = layer.cost;
-    total.cycles += cost.cycles, total.macs += cost.macs, total.tiles += cost.tiles;
-    total.compute_cycles += cost.compute_cycles, total.memory_cycles += cost.memory_cycles;
-    total.transfer_cycles += cost.transfer_cycles;
-    total.bytes_transferred += cost.bytes_transferred;
+    for (int64_t Cost::* part : {&Cost::cycles, &Cost::compute_cycles, &Cost::memory_cycles,
+                                 &Cost::transfer_cycles, &Cost::macs, &Cost::bytes_loaded,
+                                 &Cost::bytes_stored, &Cost::bytes_transferred, &Cost::tiles})
+      total.*part = checked_sum(total.*part, cost.*part);
     total.cards = std::max(total.cards, cost.cards);
-    total.bytes_loaded += cost.bytes_loaded, total.bytes_stored += cost.bytes_stored;
     total.clusters = std::max(total.clusters, cost.clusters);
   }
   return total;

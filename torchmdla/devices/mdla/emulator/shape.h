@@ -23,6 +23,12 @@ inline int64_t checked_product(int64_t left, int64_t right) {
   return product;
 }
 
+inline int64_t checked_sum(int64_t left, int64_t right) {
+  int64_t sum = 0;
+  require(!__builtin_add_overflow(left, right, &sum), "a size overflows 64 bits");
+  return sum;
+}
+
 template <class Sizes> int64_t elements(const Sizes& shape) {
   int64_t count = 1;
   for (int64_t size : shape)
@@ -35,7 +41,7 @@ inline Shape dense_strides(const Shape& shape) {
   int64_t step = 1;
   for (size_t axis = shape.size(); axis-- > 0;) {
     strides[axis] = step;
-    step *= shape[axis];
+    step = checked_product(step, shape[axis]);
   }
   return strides;
 }

@@ -23,6 +23,15 @@ int64_t offset_of(const Index& strides, const Index& at) {
   return offset;
 }
 
+// Elements of the input, in spread coordinates, that these outputs need along each axis.
+Spatial window_input(const Window& window, const Spatial& out) {
+  Spatial in;
+  for (int axis = 0; axis < 3; ++axis)
+    in[axis] = (out[axis] - 1) * window.stride[axis] +
+               (window.kernel[axis] - 1) * window.dilation[axis] + 1;
+  return in;
+}
+
 // What all kinds of layers write tiles with.
 class Tiler {
 public:
@@ -60,7 +69,6 @@ private:
   Store store(const View& view, const Index& start, const Index& dims, int64_t from_fraction) const;
 
   ConvTile conv_tile(const ConvLayer& conv) const;
-  Spatial conv_input(const ConvLayer& conv, const Spatial& out) const;
   void conv_at(const ConvLayer& conv, const ConvPlace& at, const ConvTile& tile);
   Load conv_maps(const ConvLayer& conv, const ConvPlace& at, const ConvTile& size, int64_t k) const;
   void whole_pool(const PoolLayer& pool);
@@ -106,15 +114,6 @@ Store Tiler::store(const View& view, const Index& start, const Index& dims,
 
 // ---- sums of products ----
 
-// Elements of the input, in spread coordinates, that these outputs need along each axis.
-Spatial Tiler::conv_input(const ConvLayer& conv, const Spatial& out) const {
-  Spatial in;
-  for (int axis = 0; axis < 3; ++axis)
-    in[axis] = (out[axis] - 1) * conv.window.stride[axis] +
-               (conv.window.kernel[axis] - 1) * conv.window.dilation[axis] + 1;
-  return in;
-}
-
 Tiler::ConvTile Tiler::conv_tile(const ConvLayer& conv) const {
   ConvTile tile{conv.groups, conv.cout, conv.cin, conv.window.out};
   int64_t kernel = elements(conv.window.kernel);
@@ -127,7 +126,7 @@ Tiler::ConvTile Tiler::conv_tile(const ConvLayer& conv) const {
     return halve(tile.out[0], 1) || halve(tile.out[1], 1) || halve(tile.out[2], 16);
   };
   while (true) {
-    int64_t in = elements(conv_input(conv, tile.out));
+    int64_t in = elements(window_input(conv.window, tile.out));
     if (tile.groups * tile.cout * tile.cin * kernel > budget_.weights) {
       int64_t& larger = tile.cin > 4 * tile.cout ? tile.cin : tile.cout;
       if (!halve(tile.groups, 1) && !halve(larger, 1) && !halve(tile.cin, 1)) overflow("a kernel");
@@ -147,7 +146,7 @@ Tiler::ConvTile Tiler::conv_tile(const ConvLayer& conv) const {
 
 Load Tiler::conv_maps(const ConvLayer& conv, const ConvPlace& at, const ConvTile& size,
                       int64_t k) const {
-  Spatial in = conv_input(conv, size.out);
+  Spatial in = window_input(conv.window, size.out);
   Index start{at.image, at.group, k, 0, 0, 0}, dims{1, size.groups, size.cin, in[0], in[1], in[2]};
   Index offset{}, extent = dims, spread;
   spread.fill(1);
@@ -180,7 +179,7 @@ void Tiler::conv_at(const ConvLayer& conv, const ConvPlace& at, const ConvTile& 
   for_pieces(conv.cin, tile.cin, [&](int64_t k, int64_t cin) {
     size.cin = cin;
     Convolve convolve{size.groups, cin, size.cout, conv.window};
-    convolve.window.out = size.out, convolve.window.in = conv_input(conv, size.out);
+    convolve.window.out = size.out, convolve.window.in = window_input(conv.window, size.out);
     View w = conv.w;
     w.start += at.image * conv.w_image_stride;
     const Spatial& kernel = conv.window.kernel;
@@ -256,12 +255,12 @@ void Tiler::pool_at(const PoolLayer& pool, int64_t plane, const Spatial& at, int
   Pool code{pool.kind, 1, planes, pool.window};
   code.window.out = out;
   Index start{0, 0, plane, 0, 0, 0}, dims{1, 1, planes, 1, 1, 1}, offset{}, extent = dims;
+  code.window.in = window_input(pool.window, out);
   for (int axis = 0; axis < 3; ++axis) {
-    int64_t in = (out[axis] - 1) * pool.window.stride[axis] +
-                 (pool.window.kernel[axis] - 1) * pool.window.dilation[axis] + 1;
+    int64_t in = code.window.in[axis];
     int64_t from = at[axis] * pool.window.stride[axis] - pool.pad[axis];
     int64_t first = std::max<int64_t>(from, 0), end = std::min(from + in, pool.window.in[axis]);
-    code.window.in[axis] = dims[3 + axis] = in;
+    dims[3 + axis] = in;
     extent[3 + axis] = std::max<int64_t>(end - first, 0);
     start[3 + axis] = extent[3 + axis] ? first : 0;
     offset[3 + axis] = extent[3 + axis] ? first - from : 0;
@@ -304,10 +303,7 @@ void Tiler::operator()(const PoolLayer& pool) {
   int64_t planes = pool.planes;
   Spatial out = window.out;
   auto fits = [&] {
-    int64_t in = planes;
-    for (int axis = 0; axis < 3; ++axis)
-      in *= (out[axis] - 1) * window.stride[axis] +
-            (window.kernel[axis] - 1) * window.dilation[axis] + 1;
+    int64_t in = checked_product(planes, elements(window_input(window, out)));
     return in <= budget_.maps && planes * elements(out) <= budget_.accumulators;
   };
   while (!fits()) {
