@@ -39,6 +39,14 @@ def test_long_sums(length):
     check(lambda x: x.sum(1) * 2, lambda x: x.sum(1) * 2, left)
 
 
+@pytest.mark.parametrize(("shape", "dim"), [((20_000,), 0), ((3, 20_000), 1), ((20_000, 3), 0), ((2, 9_000, 3), 1)])
+def test_running_sums_and_products(shape, dim):
+    """Eager accumulates in double precision."""
+    values = torch.rand(shape)
+    check(lambda x: x.cumsum(dim), lambda x: x.cumsum(dim), values)
+    check(lambda x: x.cumprod(dim), lambda x: x.cumprod(dim), 1 + (values - 0.5) / 100)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_models(name):
     spec = MODELS[name].reduced()

@@ -6,6 +6,7 @@ import threading
 import weakref
 from collections.abc import Callable
 
+from torchmdla.compiler import forks
 from torchmdla.compiler.artifact import Artifact
 from torchmdla.devices.device import LoadedCode
 
@@ -15,7 +16,8 @@ class SharedCode:
 
     def __init__(self, load: Callable[[Artifact], LoadedCode]) -> None:
         self._load = load
-        self._lock = threading.RLock()
+        # Where a thread links code, a fork waits: nobody could go on with it in the child.
+        self._lock = forks.held(threading.RLock())
         self._loaded: weakref.WeakValueDictionary[str, LoadedCode] = weakref.WeakValueDictionary()
 
     def of(self, artifact: Artifact) -> LoadedCode:

@@ -11,12 +11,17 @@ import torch
 from llvmlite import binding
 
 from torchmdla import _C
+from torchmdla.compiler import forks
 from torchmdla.compiler.artifact import Artifact
 from torchmdla.devices.device import LoadedCode
 from torchmdla.devices.shared_code import SharedCode
 from torchmdla.errors import CompileError
 
 _serial = itertools.count()
+
+# An LLJIT keeps some kilobytes of every library that it ever linked. After this many there is a new one; the old one
+# goes with the last of its libraries.
+_LIBRARIES_OF_A_JIT = 256
 
 
 def load(artifact: Artifact) -> LoadedCode:
@@ -36,12 +41,15 @@ def _link(artifact: Artifact) -> LoadedCode:
     workspace = (manifest.workspace,) if manifest.workspace else ()
     for symbol in (manifest.entry, *(pack.symbol for pack in manifest.packs), *workspace):
         builder.export_symbol(symbol)
+    serial = next(_serial)
+    jit = _jit(serial // _LIBRARIES_OF_A_JIT)
     try:
-        library = builder.link(_jit(), f"torchmdla{next(_serial)}")
+        library = builder.link(jit, f"torchmdla{serial}")
     except RuntimeError as error:
         raise CompileError("the object code cannot be linked", diagnostic=str(error)) from error
     packs = tuple(library[pack.symbol] for pack in manifest.packs)
-    return LoadedCode(library[manifest.entry], packs, library, *(library[symbol] for symbol in workspace))
+    owner = (jit, library)  # dropped from the last on
+    return LoadedCode(library[manifest.entry], packs, owner, *(library[symbol] for symbol in workspace))
 
 
 _shared = SharedCode(_link)
@@ -71,8 +79,10 @@ def _libraries() -> tuple[ctypes.CDLL, ...]:
 
 
 @lru_cache(maxsize=1)
-def _jit() -> binding.LLJIT:
+def _jit(generation: int) -> binding.LLJIT:
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
+    # One thread at a time is in LLVM, and has this lock; also one that lets go of code.
+    forks.held(binding.ffi.lib._lock._lock)
     machine = binding.Target.from_default_triple().create_target_machine(jit=True)
     return binding.create_lljit_compiler(machine)

@@ -18,6 +18,7 @@ from torchmdla.devices.cpu.frontend.buffers import bufferize, count_ops, fill_sp
 from torchmdla.devices.cpu.frontend.fusion import fuse
 from torchmdla.devices.cpu.frontend.linalg import to_linalg
 from torchmdla.devices.cpu.frontend.reading import read_steps
+from torchmdla.devices.cpu.passes.bounds import conditions_of_bounds
 from torchmdla.devices.cpu.passes.transforms import rewrite, run_by_tiles, transform
 from torchmdla.devices.cpu.passes.unify import mark_varying, not_dynamic, steps_at, unify
 from torchmdla.devices.cpu.steps import ChainStep, Steps
@@ -53,6 +54,8 @@ def generated_module(program: Program) -> ir.Module:
 def _generate(program: Program, seconds: dict[str, float]) -> tuple[Code, ir.Module]:
     """The generated code, in the LLVM dialect, in the current context."""
     steps = (_dynamic_steps if program.symbols else _static_steps)(program, seconds)
+    with _timed(seconds, "steps"):
+        steps.not_negative = conditions_of_bounds(steps)
     with _timed(seconds, "kernels"):
         code = write_module(steps, program)
     with _timed(seconds, "llvm"):

@@ -1,11 +1,11 @@
 """The operators that the cpu device takes.
 
 Every entry lowers through torch-mlir to linalg and was compared with eager by ``tests/test_cpu_ops.py``. Operators
-that draw random numbers are absent, and ``max_pool2d_with_indices``: upstream's index of a NaN is -1.
+that draw random numbers are absent, and max pooling with indices: upstream's index of a NaN is -1.
 
-Refused where they occur, so that their group runs in PyTorch's interpreter: ``select_scatter`` and ``slice_scatter`` of
-a tensor with gaps in its memory as results (eager's have the gaps, too), powers of integers other than by a constant
-exponent or of 2, ``mse_loss_backward`` of integers, bicubic ``grid_sampler``.
+Refused where they occur, so that their group runs in PyTorch's interpreter: ``copy``, ``select_scatter`` and
+``slice_scatter`` of a tensor with gaps in its memory as results (eager's have the gaps, too), powers of integers other
+than by a constant exponent or of 2, ``mse_loss_backward`` and ``max_pool3d`` of integers, bicubic ``grid_sampler``.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ cosine_similarity
 mm matmul bmm mv dot outer addmm addmv baddbmm linear bilinear einsum tensordot
 conv1d conv2d conv3d conv1d.padding conv2d.padding conv3d.padding convolution _convolution _convolution.deprecated
 _convolution_mode conv_transpose1d conv_transpose2d.input conv_transpose3d.input
-max_pool1d max_pool2d avg_pool1d avg_pool2d avg_pool3d
+max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d
 adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d
-upsample_nearest1d upsample_nearest2d upsample_bilinear2d upsample_linear1d upsample_bicubic2d
+adaptive_max_pool3d upsample_nearest1d upsample_nearest2d upsample_bilinear2d upsample_linear1d upsample_bicubic2d
 upsample_nearest3d upsample_trilinear3d
 upsample_nearest1d.vec upsample_nearest2d.vec upsample_nearest3d.vec upsample_linear1d.vec upsample_bilinear2d.vec
 upsample_bicubic2d.vec upsample_trilinear3d.vec grid_sampler
@@ -65,7 +65,7 @@ pixel_shuffle pixel_unshuffle channel_shuffle
 embedding index_select gather index.Tensor take_along_dim diag_embed select_scatter slice_scatter
 scatter.src scatter.value index_put
 zeros ones full zeros_like ones_like full_like new_zeros new_ones new_full arange arange.start arange.start_step
-linspace eye
+linspace eye copy fill.Scalar fill.Tensor zero
 """
 
 # Those that return their argument when there is nothing to do are among them: casts, contiguous, sum_to_size.

@@ -395,13 +395,15 @@ class Steps:
 
     The steps of a dynamic program have sizes (:class:`~torchmdla.compiler.sizes.Size`) where those of a static one have
     integers; ``typical`` are values of the symbols, to choose schedules for. No pass changes them. ``positive`` are
-    numbers that are positive, and have to be for what passes have done."""
+    numbers that are positive, and have to be for what passes have done. ``not_negative`` are those that each call has
+    to find not to be negative."""
 
     steps: list[Step]
     globals: dict[str, str]
     packings: list[Packing] = field(default_factory=list)
     typical: tuple[int, ...] = ()
     positive: list[int] = field(default_factory=list)
+    not_negative: list[Size] = field(default_factory=list)
 
     def users(self, buffer: Buffer) -> list[Step]:
         """The steps that read or write a buffer, in order."""

@@ -87,6 +87,7 @@ def write_module(steps: Steps, program: Program) -> Code:
     module = _Module(Machine.of(program.target), function_attributes(program), symbols)
     packs = [_FunctionWriter(f"mdla_pack_{k}", p.steps, module, p) for k, p in enumerate(steps.packings)]
     entry = _FunctionWriter(ENTRY, steps.steps, module, None)
+    entry.require(steps.not_negative)
     functions = [writer.write() for writer in [*packs, entry]]
     planned = packs if symbols.is_used else [*packs, entry]
     if symbols.is_used:
@@ -199,6 +200,12 @@ class _FunctionWriter:
         total = sizes.op("addi", end, sizes.value(self._slot_bytes))
         lines = "\n".join([*self._lines, f"llvm.return {total} : i64"])
         return f"llvm.func @{WORKSPACE}(%sizes: !llvm.ptr) -> i64 {self._module.attributes} {{\n{lines}\n}}"
+
+    def require(self, numbers: Sequence[Size]) -> None:
+        """Ends a call with an error if one of ``numbers`` is negative."""
+        for number in numbers:
+            condition = self._define(f"arith.cmpi sge, {self._sizes.value(number)}, {self._sizes.value(0)} : i64")
+            self._fail_unless(condition)
 
     def write(self) -> str:
         for step in self._steps:
@@ -411,8 +418,10 @@ class _FunctionWriter:
 
     def _assert(self, step: AssertStep) -> None:
         """A failed check ends the call with an error, so that PyTorch can run the group and raise its own."""
+        self._fail_unless(self._name(step.condition))
+
+    def _fail_unless(self, condition: str) -> None:
         self._asserts = True
-        condition = self._name(step.condition)
         self._counter += 1
         following = f"^next{self._counter}"
         self._lines.append(f"llvm.cond_br {condition}, {following}, ^failed")

@@ -11,6 +11,7 @@ from torch_mlir.dialects import arith, memref, tensor
 
 from torchmdla.compiler.mlir import explained, forward_of, run
 from torchmdla.devices.cpu.frontend.linalg import filled_with
+from torchmdla.devices.cpu.frontend.scans import write_loops
 from torchmdla.devices.cpu.nests import NotANestError
 
 ALIGNMENT = 64
@@ -67,6 +68,7 @@ def bufferize(module: ir.Module, large: bool | None = None) -> Any:
         else:
             run(module, _BUFFERIZE % "", _AFTER)
     forward = forward_of(module)
+    write_loops(forward)
     _compute_in_destinations(forward, inputs)
     return forward
 

@@ -1,4 +1,4 @@
-"""Maxima and minima that are NaN where an operand is NaN, as PyTorch's are.
+"""Maxima and minima that are NaN where an operand is NaN, and rectifiers that keep a zero's sign, as PyTorch's are.
 
 Upstream lowers them to a comparison and a select, which drops the NaN of one side and cannot be told from a ``where``
 of the user's. So the ops are marked, through their locations, before they are lowered.
@@ -10,17 +10,24 @@ from typing import Any
 
 from torch_mlir import ir
 
-_OPS = frozenset(f"torch.aten.{name}" for name in ("maximum", "minimum", "clamp", "clamp.Tensor"))
-_MARK = "mdla.extremum"
+from torchmdla.compiler.mlir import ops_named
+
+_EXTREMUM, _RECTIFIER = "mdla.extremum", "mdla.rectifier"
+
+_MARKS = {
+    **{f"torch.aten.{name}": _EXTREMUM for name in ("maximum", "minimum", "clamp", "clamp.Tensor")},
+    **{f"torch.aten.{name}": _RECTIFIER for name in ("relu", "relu6")},
+}
 
 # MLIR's numbers of the comparisons "greater" (ogt, oge, ugt, uge) and "less" (olt, ole, ult, ule).
 _GREATER, _LESS = {2, 3, 9, 10}, {4, 5, 11, 12}
+_UNORDERED_GREATER, _UNORDERED_GREATER_OR_EQUAL = 9, 10
 
 
 def mark(module: ir.Module) -> None:
-    """Marks the module's maxima, minima and clamps, in the Torch dialect."""
-    for op in _collect(module, _OPS):
-        location = ir.Location.name(_MARK, op.location)
+    """Marks the module's maxima, minima, clamps and rectifiers, in the Torch dialect."""
+    for op in ops_named(module.operation, _MARKS):
+        location = ir.Location.name(_MARKS[op.name], op.location)
         with ir.InsertionPoint(op):
             copy = ir.Operation.create(
                 op.name, results=[r.type for r in op.results], operands=list(op.operands), loc=location
@@ -30,30 +37,37 @@ def mark(module: ir.Module) -> None:
 
 
 def restore(module: ir.Module) -> None:
-    """Turns what marked ops were lowered to into ``arith.maximumf`` and ``arith.minimumf``."""
-    for select in _collect(module, {"arith.select"}):
-        if f'"{_MARK}"' in str(select.location):
+    """Turns what extrema were lowered to into ``arith.maximumf`` and ``arith.minimumf``, and lets rectifiers choose
+    their operand where it is equal to zero: that is one instruction of x86, too."""
+    for select in ops_named(module.operation, {"arith.select"}):
+        location = str(select.location)
+        if f'"{_EXTREMUM}"' in location:
             _replace(select)
+        elif f'"{_RECTIFIER}"' in location:
+            _keep_zero(select)
 
 
-def _collect(module: ir.Module, names: frozenset[str] | set[str]) -> list[Any]:
-    found: list[Any] = []
+def _comparison(select: Any) -> tuple[Any, int]:
+    """The comparison of floats that a select chooses by, and its predicate; None and 0 if it is none."""
+    condition = select.operands[0]
+    compare = condition.owner.operation if isinstance(condition, ir.OpResult) else None
+    if compare is None or compare.name != "arith.cmpf":
+        return None, 0
+    return compare, ir.IntegerAttr(compare.attributes["predicate"]).value
 
-    def visit(op: Any) -> Any:
-        if op.name in names:
-            found.append(op)
-        return ir.WalkResult.ADVANCE
 
-    module.operation.walk(visit)
-    return found
+def _keep_zero(select: Any) -> None:
+    compare, predicate = _comparison(select)
+    if predicate == _UNORDERED_GREATER and list(compare.operands) == list(select.operands)[1:]:
+        kind = compare.attributes["predicate"].type
+        compare.attributes["predicate"] = ir.IntegerAttr.get(kind, _UNORDERED_GREATER_OR_EQUAL)
 
 
 def _replace(select: Any) -> None:
-    condition, first, second = select.operands
-    compare = condition.owner.operation if isinstance(condition, ir.OpResult) else None
-    if compare is None or compare.name != "arith.cmpf":
+    _, first, second = select.operands
+    compare, predicate = _comparison(select)
+    if compare is None:
         return
-    predicate = ir.IntegerAttr(compare.attributes["predicate"]).value
     left, right = compare.operands
     if {first, second} != {left, right} or predicate not in _GREATER | _LESS:
         return

@@ -8,9 +8,9 @@ from typing import Any
 from torch_mlir import ir
 from torch_mlir.dialects import linalg
 
-from torchmdla.compiler.mlir import explained, run
+from torchmdla.compiler.mlir import explained, ops_named, run
 from torchmdla.compiler.program import Program
-from torchmdla.devices.cpu.frontend import extrema
+from torchmdla.devices.cpu.frontend import divisions, extrema
 from torchmdla.errors import CompileError
 
 # The record types every value, so shape and dtype refinement has nothing to find.
@@ -38,21 +38,16 @@ def to_linalg(program: Program) -> ir.Module:
         extrema.mark(module)
         run(module, _LINALG_PIPELINE)
     extrema.restore(module)
+    divisions.guard(module)
     _take_scalars_inside(module)
     return module
 
 
 def _take_scalars_inside(module: ir.Module) -> None:
     """Lets the bodies of fills use their number where it is computed: operands of kernels are buffers."""
-    fills: list[Any] = []
-
-    def visit(op: Any) -> Any:
-        if op.name == "linalg.fill" and not _is_constant(op.operands[0]):
-            fills.append(op)
-        return ir.WalkResult.ADVANCE
-
-    module.operation.walk(visit)
-    for fill in fills:
+    for fill in ops_named(module.operation, {"linalg.fill"}):
+        if _is_constant(fill.operands[0]):
+            continue
         with ir.InsertionPoint(fill), fill.location:
             filled = filled_with(*fill.operands)
         fill.results[0].replace_all_uses_with(filled)

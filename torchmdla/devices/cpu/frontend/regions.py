@@ -11,6 +11,7 @@ from typing import Any
 
 from torch_mlir import ir
 
+from torchmdla.compiler.mlir import ops_named
 from torchmdla.devices.cpu.frontend.buffers import layout
 from torchmdla.devices.cpu.nests import ELEMENT_BYTES, NotANestError, computed, stored
 from torchmdla.errors import CompileError
@@ -102,15 +103,7 @@ def _captured(op: Any) -> list[Any]:
 
 
 def _allocations(op: Any) -> list[Any]:
-    found: list[Any] = []
-
-    def visit(inner: Any) -> Any:
-        if inner.name == "memref.alloc":
-            found.append(inner)
-        return ir.WalkResult.ADVANCE
-
-    op.walk(visit)
-    return found
+    return ops_named(op, {"memref.alloc"})
 
 
 def _rename(op: Any, names: dict[Any, Any]) -> None:

@@ -50,6 +50,8 @@ def _block(copy: NestStep) -> tuple[Linear, ...] | None:
         return None
     if source.buffer is destination.buffer or source.buffer.fixed or destination.buffer.fixed:
         return None
+    if not source.buffer.sizes:  # It has no index to say where it lies.
+        return None
     dims: dict[int, int] = {}
     for d, (index, size) in enumerate(zip(source.indices, source.buffer.sizes, strict=True)):
         if size == 1 and not index.loops and not index.constant:

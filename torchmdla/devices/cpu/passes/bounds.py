@@ -1,0 +1,76 @@
+"""Every access lies inside of its buffer, at all sizes: shown here, or checked by each call.
+
+An access is linear in the loops of its step, so the least and the largest place that it touches are polynomials of the
+symbols, as is the number of elements of its buffer. Indices that are data are checked by the kernels that use them
+(:class:`~torchmdla.devices.cpu.nests.Table`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from torchmdla.compiler.sizes import Size
+from torchmdla.devices.cpu.passes.unify import is_positive
+from torchmdla.devices.cpu.steps import Access, Buffer, ChainStep, NestStep, RepeatStep, Step, Steps, View
+from torchmdla.errors import CompileError
+
+
+def conditions_of_bounds(steps: Steps) -> list[Size]:
+    """The numbers that have to be 0 or larger in a call, so that nothing is touched outside of its buffer.
+
+    Raises:
+        CompileError: an access does not lie inside of its buffer, whatever the sizes: a fault of a pass.
+    """
+    everything = [*steps.steps, *(step for packing in steps.packings for step in packing.steps)]
+    found: dict[Size, None] = {}
+    for room in (room for step in everything for room in _rooms(step)):
+        if is_positive(room + 1):
+            continue
+        if not isinstance(room, Size):
+            raise CompileError(f"internal error: an access is {-room} elements outside of its buffer")
+        found[room] = None
+    return list(found)
+
+
+# The view that a buffer is in a repeated step, and how often the step is repeated.
+_Views = Mapping[Buffer, tuple[View, int]]
+
+
+def _rooms(step: Step, views: _Views = MappingProxyType({})) -> Iterator[int | Size]:
+    """For each access how many elements are in front of its least place, and how many behind its largest."""
+    if isinstance(step, NestStep):
+        for access in (*step.accesses, *step.read_accesses):
+            yield from _room(access, step.sizes, views)
+    elif isinstance(step, ChainStep):
+        for member, nest in enumerate(step.members):
+            whole = step.part(member, step.extents)
+            for access in (*nest.accesses, *nest.read_accesses):
+                yield from _room(access, nest.sizes if access.buffer.kind == "local" else whole.sizes, views)
+    elif isinstance(step, RepeatStep):
+        own = {view.buffer: (view, step.count) for view in step.views}
+        for part in step.steps:
+            yield from _rooms(part, own)
+
+
+def _room(access: Access, sizes: Sequence[int], views: _Views) -> tuple[Any, Any]:
+    flat = access.flat(len(sizes))
+    if access.buffer not in views:
+        least, most = _range(flat.constant, flat.factors, sizes)
+        return least, access.buffer.count - 1 - most
+    view, count = views[access.buffer]
+    least, most = _range(flat.constant + view.offset, (*flat.factors, view.distance), (*sizes, count))
+    return least, view.base.count - 1 - most
+
+
+def _range(constant: Any, factors: Sequence[Any], sizes: Sequence[Any]) -> tuple[Any, Any]:
+    """The least and the largest value of a linear index; a factor of unknown sign counts in both."""
+    least = most = constant
+    for factor, size in zip(factors, sizes, strict=True):
+        reach = factor * (size - 1)
+        if not is_positive(factor + 1):
+            least = least + reach
+        if not is_positive(1 - factor):
+            most = most + reach
+    return least, most
