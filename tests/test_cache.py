@@ -334,7 +334,9 @@ class TestEnvironment:
     @pytest.mark.parametrize("text", ["much", "-1", "1.5G", "G"])
     def test_size_that_is_none(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str) -> None:
         monkeypatch.setenv("TORCHMDLA_CACHE_SIZE", text)
-        refused(DiskCache(tmp_path / "cache"), "TORCHMDLA_CACHE_SIZE is not a size")
+        with pytest.warns(RuntimeWarning, match=f"TORCHMDLA_CACHE_SIZE is not a size .*'{text}'"):
+            cache = DiskCache(tmp_path / "cache")
+        refused(cache, "TORCHMDLA_CACHE_SIZE is not a size")
 
     def test_relative_folder_does_not_move_with_the_process(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

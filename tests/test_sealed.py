@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import copy
+import hashlib
+import json
 import re
 import struct
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils import _pytree as pytree
 
 from torchmdla.compiler.artifact import Artifact, DamagedArtifact, Manifest, Pack
 from torchmdla.compiler.program import Argument, Result
 from torchmdla.compiler.sealed import Format
+from torchmdla.devices.mdla.options import Options
 from torchmdla.devices.mdla.program_file import DamagedProgram, ProgramFile
+from torchmdla.structures import structure_from
 
 MANIFEST = Manifest(
     "a" * 64,
@@ -42,6 +49,9 @@ class Kind:
     remedy: str
 
 
+# Two values.
+PAIR = pytree.treespec_dumps(pytree.tree_structure((0, {"a": [0]})))
+
 KINDS = {
     "artifact": Kind(
         Artifact(b"\0code" * 20, MANIFEST),
@@ -52,7 +62,7 @@ KINDS = {
     ),
     "program": Kind(
         ProgramFile(
-            b"\0binary" * 20, ((1, 3), (2,)), (0,), ((1, 4),), (0, 0), "{}", {"precision": "fixed8", "clusters": 2}
+            b"\0binary" * 20, ((1, 3), (2,)), (0,), ((1, 4),), (0, 0), PAIR, {"precision": "fixed8", "clusters": 2}
         ),
         ProgramFile.from_bytes,
         DamagedProgram,
@@ -148,3 +158,106 @@ def test_a_newer_version_is_told_from_damage() -> None:
     newer = replace(format_, version=2).seal({}, b"")
     with pytest.raises(ValueError, match=r"^a test of version 2, where version 1 is needed; write it anew$"):
         format_.open(newer, lambda description, content: None)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Of all that is in a description, and the texts of JSON in it."""
+    yield path
+    if isinstance(value, str) and value.startswith(("[", "{")):
+        value = json.loads(value)
+    if isinstance(value, dict | list):
+        for key in value if isinstance(value, dict) else range(len(value)):
+            yield from places(value[key], (*path, key))
+
+
+def with_other(value: Any, path: tuple[Any, ...], other: Any) -> Any:
+    if not path:
+        return other
+    text = isinstance(value, str)
+    inner = json.loads(value) if text else copy.copy(value)
+    inner[path[0]] = with_other(inner[path[0]], path[1:], other)
+    return json.dumps(inner) if text else inner
+
+
+def description_of(value: ProgramFile) -> dict[str, Any]:
+    described = asdict(value)
+    del described["binary"]
+    return json.loads(json.dumps(described))
+
+
+DESCRIPTION = description_of(KINDS["program"].value)
+BLOCK = Format(b"torchmdla-mdla\n", 2, "", "", ValueError)
+
+
+@given(path=st.sampled_from(list(places(DESCRIPTION))), other=JSON)
+def test_any_description_is_read_or_refused(path: tuple[Any, ...], other: Any) -> None:
+    """Under a right checksum, with anything at any place."""
+    data = BLOCK.seal(with_other(DESCRIPTION, path, other), b"binary")
+    try:
+        read = ProgramFile.from_bytes(data)
+    except DamagedProgram:
+        return
+    structure = structure_from(read.structure)
+    assert structure.num_leaves == len(read.results)
+    assert {type(size) for shape in read.inputs + read.outputs for size in shape} <= {int}
+    Options.of(read.options)
+
+
+DEEP = "[" * 100_000 + "]" * 100_000
+HOSTILE = {
+    "deep": (("structure",), DEEP),
+    "deep inside": (("structure",), f'[1, {{"type": "builtins.list", "context": {DEEP}, "children_spec": []}}]'),
+    "a module": (
+        ("structure", 1),
+        {
+            "type": "collections.defaultdict",
+            "context": {"default_factory_module": "this", "default_factory_name": "s", "dict_context": "[]"},
+            "children_spec": [],
+        },
+    ),
+    "an enumeration": (
+        ("structure", 1, "children_spec", 1, "context"),
+        json.dumps([{"__enum__": True, "fqn": "this:s", "name": "s"}]),
+    ),
+    "an enumeration for keys": (
+        ("structure", 1, "children_spec", 1),
+        {
+            "type": "builtins.dict",
+            "context": json.dumps({"__enum__": True, "fqn": "this:s", "name": "s"}),
+            "children_spec": [{"type": None, "context": None, "children_spec": []}] * 3,
+        },
+    ),
+    "no integer": (("inputs", 0, 0), True),
+    "a place that is none": (("results", 0), -1),
+    "too large": (("outputs", 0, 0), 2**62),
+    "another library": (("options", "library"), "/tmp/other.so"),
+    "no option": (("options", "precision"), 3),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_hostile_descriptions_import_and_load_nothing(what: str) -> None:
+    path, other = HOSTILE[what]
+    described = copy.deepcopy(DESCRIPTION)
+    described["options"]["library"] = ""
+    ProgramFile.from_bytes(BLOCK.seal(described, b"binary"))
+    data = BLOCK.seal(with_other(described, path, other), b"binary")
+    sys.modules.pop("this", None)
+    with pytest.raises(DamagedProgram, match="with another description"):
+        ProgramFile.from_bytes(data)
+    assert "this" not in sys.modules
+
+
+def test_a_description_that_is_too_deep() -> None:
+    whole = BLOCK.seal({}, b"")[:20]
+    text = DEEP.encode()
+    sealed = struct.pack("<QQ", len(text), 0) + text
+    with pytest.raises(DamagedProgram, match="with another description"):
+        ProgramFile.from_bytes(whole + hashlib.sha256(sealed).digest() + sealed)

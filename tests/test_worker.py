@@ -9,8 +9,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -19,12 +20,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from scripted_device import scripted_artifact, scripted_program
 
+from torchmdla.compiler import failures, messages
 from torchmdla.compiler import service as service_module
 from torchmdla.compiler.cache import DiskCache
+from torchmdla.compiler.limits import Limits, duration, size
 from torchmdla.compiler.lower import lower
 from torchmdla.compiler.program import Program, Target
 from torchmdla.compiler.service import CompilerService
-from torchmdla.compiler.worker import Limits, Worker, WorkerPool
+from torchmdla.compiler.worker import Worker, WorkerPool
 from torchmdla.errors import CompileError
 
 MODULES = ["scripted_device"]
@@ -180,12 +183,34 @@ class TestCrashes:
         assert code(single, "echo after") == b"after"
 
     def test_program_that_killed_a_process_is_not_sent_again(self, single: WorkerPool, tmp_path: Path) -> None:
-        thread, _ = in_thread(lambda: code(single, f"hang {tmp_path}"))
-        os.kill(started(tmp_path), signal.SIGKILL)
-        thread.join()
-        (tmp_path / "go").touch()  # Were it sent again, it would succeed.
-        with pytest.raises(CompileError, match="died"):
-            code(single, f"hang {tmp_path}")
+        for _ in range(2):
+            with pytest.raises(CompileError, match="died") as caught:
+                code(single, f"crash {tmp_path / 'lines'}")
+            assert caught.value.retry_after is None
+        assert (tmp_path / "lines").read_text() == "compiled\n"
+
+    @pytest.mark.parametrize("size", [0, 3_000_000])  # What a pipe takes whole, and what waits to be read.
+    def test_idle_process_that_is_stopped_is_replaced(self, size: int) -> None:
+        pool = WorkerPool(size=1, modules=MODULES, limits=Limits(seconds=2, memory=0))
+        code(pool, "echo x")
+        [worker] = pool._idle
+        os.kill(worker.pid, signal.SIGSTOP)
+        assert len(code(pool, f"big 1 {'x' * size}")) == 1
+        assert pool._idle != [worker]
+        with pytest.raises(ProcessLookupError):
+            os.kill(worker.pid, 0)
+        pool.end()
+
+    def test_half_a_message(self) -> None:
+        reader, writer = os.pipe()
+        os.set_blocking(reader, False)
+        os.set_blocking(writer, False)
+        with pytest.raises(TimeoutError):
+            messages.write_message(writer, {}, b"x" * 3_000_000, until=time.monotonic())
+        with pytest.raises(TimeoutError):
+            messages.read_message(reader, until=time.monotonic())
+        os.close(reader)
+        os.close(writer)
 
     def test_idle_process_that_died_is_replaced(self, single: WorkerPool) -> None:
         code(single, "echo x")
@@ -398,6 +423,18 @@ class TestExit:
         with open(tmp_path / "lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
 
+    def test_a_compile_under_way_ends_with_its_parent(self, tmp_path: Path) -> None:
+        start = (
+            "import threading; from test_worker import started; from pathlib import Path\n"
+            f"compile = lambda: pool.compile(scripted_program('hang {tmp_path}'))\n"
+            "threading.Thread(target=compile, daemon=True).start()\n"
+            f"started(Path('{tmp_path}'))"
+        )
+        script = _PARENT.format(path=sys.path, start=start, end="os.kill(os.getpid(), signal.SIGKILL)")
+        assert subprocess.run([sys.executable, "-c", script], stderr=subprocess.PIPE).returncode == -signal.SIGKILL
+        with open(tmp_path / "lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+
 
 class TestService:
     def test_sources_and_counts(self, service: CompilerService, pool: WorkerPool) -> None:
@@ -437,6 +474,23 @@ class TestService:
         assert (str(first), first.op) == (str(second), second.op) == (str(third), third.op)
         assert service.statistics()["failures"] == 1
 
+    def test_compile_whose_process_was_killed_is_tried_again(self, service: CompilerService, tmp_path: Path) -> None:
+        program = scripted_program(f"hang {tmp_path}")
+        thread, outcome = in_thread(lambda: service.compile(program))
+        os.kill(started(tmp_path), signal.SIGKILL)
+        thread.join()
+        assert isinstance(outcome[0], CompileError)
+        assert outcome[0].retry_after == 0
+        (tmp_path / "go").touch()
+        assert service.compile(program).source == "compiled"
+
+    def test_artifact_that_is_of_no_use(self, service: CompilerService, pool: WorkerPool) -> None:
+        program = scripted_program("echo x")
+        service.compile(program)
+        service.forget(program.key)
+        assert CompilerService(pool=pool, cache=service.cache).compile(program).source == "compiled"
+        assert service.compile(program).source == "disk"
+
     def test_memory_is_bounded(self, pool: WorkerPool, tmp_path: Path) -> None:
         service = CompilerService(pool=pool, cache=DiskCache(tmp_path, limit=0), memory_bytes=250)
         programs = [scripted_program(f"big 100 {number}") for number in range(3)]
@@ -475,23 +529,61 @@ class TestService:
         with pytest.raises(CompileError, match="did not start"):
             service.compile(scripted_program("echo x"))
 
+    def test_prestart_with_malformed_limits(self, monkeypatch: pytest.MonkeyPatch, service: CompilerService) -> None:
+        monkeypatch.setenv("TORCHMDLA_COMPILE_MEMORY", "4 elephants")
+        with pytest.warns(RuntimeWarning, match="TORCHMDLA_COMPILE_MEMORY is not a size .*'4 elephants'"):
+            service.prestart()
+        assert service.compile(scripted_program("echo x")).source == "compiled"
+
+
+class TestFailures:
+    """What is tried again, and when, by a clock that the test sets."""
+
+    @pytest.fixture
+    def now(self, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+        now = [1000.0]
+        monkeypatch.setattr(failures.time, "monotonic", lambda: now[0])
+        return now
+
+    @staticmethod
+    def pauses(errors: Sequence[CompileError], seconds: float) -> list[float | None]:
+        known = failures.Failures()
+        for error in errors:
+            known.add("key", error, seconds)
+        return [error.retry_after for error in errors]
+
+    def test_for_good(self, now: list[float]) -> None:
+        known = failures.Failures()
+        known.add("key", CompileError("cannot be"), 1.0)
+        now[0] += 1e9
+        with pytest.raises(CompileError, match="cannot be"):
+            known.check("key")
+
+    @pytest.mark.parametrize(
+        ("seconds", "pauses"), [(0.01, [0, 0, 0, 1.0, 1.0]), (10.0, [0, 400.0, 600.0, 800.0]), (1000.0, [0, 3600.0])]
+    )
+    def test_passing(self, now: list[float], seconds: float, pauses: list[float]) -> None:
+        errors = [CompileError("killed", retry_after=0.0) for _ in pauses]
+        assert self.pauses(errors, seconds) == pauses
+        assert errors[-1].retry_after
+
+    def test_until_the_pause_is_over(self, now: list[float]) -> None:
+        known = failures.Failures()
+        for _ in range(2):
+            known.check("key")
+            known.add("key", CompileError("killed", retry_after=0.0), 1.0)
+        now[0] += 39
+        with pytest.raises(CompileError, match="killed") as caught:
+            known.check("key")
+        assert caught.value.retry_after == 1
+        now[0] += 1
+        known.check("key")
+
 
 def test_lower_keeps_the_devices_own_error() -> None:
     with pytest.raises(CompileError) as caught:
         lower(scripted_program("fail x"))
     assert caught.value.op == "aten::add.Tensor"
-
-    def test_a_compile_under_way_ends_with_its_parent(self, tmp_path: Path) -> None:
-        start = (
-            "import threading; from test_worker import started; from pathlib import Path\n"
-            f"compile = lambda: pool.compile(scripted_program('hang {tmp_path}'))\n"
-            "threading.Thread(target=compile, daemon=True).start()\n"
-            f"started(Path('{tmp_path}'))"
-        )
-        script = _PARENT.format(path=sys.path, start=start, end="os.kill(os.getpid(), signal.SIGKILL)")
-        assert subprocess.run([sys.executable, "-c", script], stderr=subprocess.PIPE).returncode == -signal.SIGKILL
-        with open(tmp_path / "lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
 
 
 class TestLimits:
@@ -505,6 +597,41 @@ class TestLimits:
         with pytest.raises(CompileError, match="more than 2 seconds"):
             code(limited, f"hang {tmp_path}")
         assert code(limited, "echo after") == b"after"
+
+    @pytest.mark.parametrize(
+        ("read", "text", "value"),
+        [
+            (size, "0", 0),
+            (size, "4G", 4 << 30),
+            (size, "512M", 512 << 20),
+            (size, "1GiB", 1 << 30),
+            (size, "much", None),
+            (size, "-1", None),
+            (size, "1e9", None),
+            (duration, "0", 0),
+            (duration, "600", 600),
+            (duration, "0.5", 0.5),
+            (duration, "90s", 90),
+            (duration, "10m", 600),
+            (duration, "1 H", 3600),
+            (duration, "-1", None),
+            (duration, "nan", None),
+            (duration, "4G", None),
+        ],
+    )
+    def test_text(
+        self, monkeypatch: pytest.MonkeyPatch, read: Callable[[str], float], text: str, value: object
+    ) -> None:
+        name, field = {size: ("MEMORY", "memory"), duration: ("SECONDS", "seconds")}[read]
+        default = getattr(Limits.from_environment(), field)
+        monkeypatch.setenv(f"TORCHMDLA_COMPILE_{name}", text)
+        with nullcontext() if value is not None else pytest.warns(RuntimeWarning, match=f"_{name} is not .*'{text}'"):
+            assert getattr(Limits.from_environment(), field) == (default if value is None else value)
+
+    def test_memory_beyond_any_machine(self) -> None:
+        pool = WorkerPool(size=1, modules=MODULES, limits=Limits(seconds=0, memory=1 << 80))
+        assert code(pool, "echo x") == b"x"
+        pool.end()
 
     def test_memory(self, limited: WorkerPool) -> None:
         with pytest.raises(CompileError, match="MemoryError"):

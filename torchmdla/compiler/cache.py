@@ -13,12 +13,14 @@ import re
 import secrets
 import stat
 import time
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import platformdirs
 
+from torchmdla.compiler import limits
 from torchmdla.compiler.artifact import Artifact
 
 DEFAULT_LIMIT = 1 << 30
@@ -76,6 +78,7 @@ class DiskCache:
         except ValueError as error:
             self.limit = 0
             self._configuration_problem = str(error)
+            warnings.warn(f"torchmdla: {error}; nothing is kept on disk", RuntimeWarning, stacklevel=2)
         # Why the system refused the last store: info() cannot see that (a full disk) by looking.
         self._store_problem = ""
         # Bytes that may be stored before the folder is measured again.
@@ -112,6 +115,11 @@ class DiskCache:
             return False
         self._store_problem = ""
         return True
+
+    def remove(self, key: str) -> None:
+        """Removes the artifact of the program ``key``, if there is one."""
+        with contextlib.suppress(Unusable, OSError), self._folder() as folder:
+            os.unlink(_file_name(key), dir_fd=folder)
 
     def clear(self) -> int:
         """Removes every artifact. Returns how many."""
@@ -210,13 +218,7 @@ def _default_path() -> Path:
 
 
 def _default_limit() -> int:
-    text = os.environ.get("TORCHMDLA_CACHE_SIZE", "").strip()
-    if not text:
-        return DEFAULT_LIMIT
-    match = re.fullmatch(r"(\d+)\s*([kmgt]?)(i?b)?", text.lower())
-    if not match:
-        raise ValueError(f"TORCHMDLA_CACHE_SIZE is not a size in bytes: {text!r}")
-    return int(match[1]) << (10 * " kmgt".index(match[2] or " "))
+    return limits.variable("TORCHMDLA_CACHE_SIZE", limits.size, DEFAULT_LIMIT)
 
 
 def _file_name(key: str) -> str:

@@ -3,47 +3,73 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import select
 import struct
-from typing import Any
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 _HEADER = struct.Struct("<IQ")
 
+_Result = TypeVar("_Result")
 
-def write_message(descriptor: int, head: dict[str, Any], body: bytes = b"") -> None:
-    """Writes one message; blocks until the pipe has taken it whole.
+
+def write_message(descriptor: int, head: dict[str, Any], body: bytes = b"", *, until: float = math.inf) -> None:
+    """Writes one message; waits until the pipe has taken it whole.
+
+    Args:
+        until: when to give up, by ``time.monotonic()``, if ``descriptor`` does not block. A time that is over still
+            writes what the pipe takes at once.
 
     Raises:
         BrokenPipeError: the reader is gone.
+        TimeoutError: the reader has not read it by then.
     """
     # ASCII JSON: text with lone surrogates passes too. What JSON does not know is sent as text.
     encoded = json.dumps(head, default=str).encode("ascii")
-    _write_all(descriptor, _HEADER.pack(len(encoded), len(body)) + encoded)
-    _write_all(descriptor, body)
+    for block in (_HEADER.pack(len(encoded), len(body)) + encoded, body):
+        rest = memoryview(block)
+        while rest:
+            rest = rest[_when_ready(descriptor, until, os.write, rest) :]
 
 
-def read_message(descriptor: int) -> tuple[dict[str, Any], bytes]:
-    """Reads one message; blocks until it is there.
+def read_message(descriptor: int, *, until: float = math.inf) -> tuple[dict[str, Any], bytes]:
+    """Reads one message; waits until it is there.
+
+    Args:
+        until: as for :func:`write_message`.
 
     Raises:
         EOFError: the writer closed its end, before or within a message.
+        TimeoutError: it was not there by then.
     """
-    head_size, body_size = _HEADER.unpack(_read_exactly(descriptor, _HEADER.size))
-    head = json.loads(_read_exactly(descriptor, head_size))
-    return head, _read_exactly(descriptor, body_size)
+    head_size, body_size = _HEADER.unpack(_read_exactly(descriptor, _HEADER.size, until))
+    head = json.loads(_read_exactly(descriptor, head_size, until))
+    return head, _read_exactly(descriptor, body_size, until)
 
 
-def _write_all(descriptor: int, data: bytes) -> None:
-    rest = memoryview(data)
-    while rest:
-        rest = rest[os.write(descriptor, rest) :]
-
-
-def _read_exactly(descriptor: int, size: int) -> bytes:
+def _read_exactly(descriptor: int, size: int, until: float) -> bytes:
     data = bytearray()
     while len(data) < size:
-        chunk = os.read(descriptor, min(size - len(data), 1 << 20))
+        chunk = _when_ready(descriptor, until, os.read, min(size - len(data), 1 << 20))
         if not chunk:
             raise EOFError("the other side closed the pipe")
         data += chunk
     return bytes(data)
+
+
+def _when_ready(descriptor: int, until: float, call: Callable[[int, Any], _Result], argument: object) -> _Result:
+    """The result of a call on a descriptor, as soon as it need not wait."""
+    while True:
+        try:
+            return call(descriptor, argument)
+        except BlockingIOError:
+            remaining = until - time.monotonic()
+            if remaining <= 0:
+                raise TimeoutError("the other side of the pipe does not answer") from None
+            # Takes no descriptor of its own, as epoll would: there may be none.
+            ready = select.poll()
+            ready.register(descriptor, select.POLLOUT if call is os.write else select.POLLIN)
+            ready.poll(None if remaining == math.inf else math.ceil(remaining * 1000))

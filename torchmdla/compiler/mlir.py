@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,6 +28,19 @@ def new_context() -> ir.Context:
 def forward_of(module: ir.Module) -> Any:
     """The program's function."""
     return ir.SymbolTable(module.operation)["forward"]
+
+
+def ops_named(root: Any, names: Collection[str]) -> list[Any]:
+    """The ops of these names in ``root`` and in what it contains, in their order."""
+    found: list[Any] = []
+
+    def visit(op: Any) -> Any:
+        if op.name in names:
+            found.append(op)
+        return ir.WalkResult.ADVANCE
+
+    root.walk(visit)
+    return found
 
 
 def run(module: ir.Module, *passes: str) -> None:

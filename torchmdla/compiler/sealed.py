@@ -67,8 +67,8 @@ class Format:
         body = sealed[_LENGTHS.size :]
         try:
             return make(json.loads(bytes(body[:text_bytes])), bytes(body[text_bytes:]))
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            # Intact, so another build wrote it and its version was not raised.
+        except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
+            # Intact, so another build wrote it and its version was not raised, or someone meant harm.
             raise self._refused(f"{self.kind} with another description: {error!r}") from error
 
     def _padded_magic(self) -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import threading
 import time
@@ -13,16 +12,17 @@ from typing import Literal
 
 from torchmdla.compiler.artifact import Artifact
 from torchmdla.compiler.cache import DiskCache
+from torchmdla.compiler.failures import Failures
 from torchmdla.compiler.lower import lower
+from torchmdla.compiler.origin import Origin
 from torchmdla.compiler.program import Program
 from torchmdla.compiler.worker import WorkerPool
 from torchmdla.errors import CompileError
 
 Source = Literal["memory", "disk", "compiled"]
 
-# Bytes of object code, and number of failures, that a service remembers.
+# Bytes of object code that a service remembers.
 _MEMORY_BYTES = 256 << 20
-_MEMORY_FAILURES = 4096
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class CompilerService:
         self.in_process = in_process
         self._memory_bytes = memory_bytes
         self._artifacts: OrderedDict[str, Artifact] = OrderedDict()
-        self._failures: OrderedDict[str, CompileError] = OrderedDict()
+        self._failures = Failures()
         self._start_afresh()
         _services.add(self)
 
@@ -82,7 +82,8 @@ class CompilerService:
         """The artifact of ``program``; waits, without the GIL, while it is being compiled.
 
         Raises:
-            CompileError: it cannot be compiled. Asked again, the same error comes at once.
+            CompileError: it cannot be compiled. Asked again, the same error comes at once, for good or for
+                :attr:`CompileError.retry_after` seconds.
         """
         start = time.perf_counter()
         key = program.key
@@ -99,6 +100,12 @@ class CompilerService:
         if source == "compiled":
             self.cache.store(key, artifact)
         return CompileOutcome(artifact, source, time.perf_counter() - start)
+
+    def forget(self, key: str) -> None:
+        """Lets go of the artifact of the program ``key``, which turned out to be of no use, in memory and on disk."""
+        with self._lock:
+            self._artifacts.pop(key, None)
+        self.cache.remove(key)
 
     def prestart(self) -> None:
         """Starts a compiler process, so that it is ready when the first program comes. Never raises or waits.
@@ -131,9 +138,7 @@ class CompilerService:
 
     def _remembered(self, key: str) -> Artifact | None:
         """What is known of a program, under the lock: its artifact, its failure (raised), or nothing."""
-        if key in self._failures:
-            # A copy: an exception that was raised has a traceback, which keeps its callers' variables alive.
-            raise copy.copy(self._failures[key])
+        self._failures.check(key)
         artifact = self._artifacts.get(key)
         if artifact is not None:
             self._artifacts.move_to_end(key)
@@ -152,23 +157,24 @@ class CompilerService:
     def _compile(self, key: str, program: Program) -> tuple[Artifact, Source]:
         start = time.perf_counter()
         try:
-            artifact = lower(program) if self.in_process else self.pool.compile(program)
+            artifact = lower(program) if self._is_compiled_here(program) else self.pool.compile(program)
         except CompileError as error:
+            seconds = time.perf_counter() - start
             with self._lock:
-                self._statistics.seconds += time.perf_counter() - start
+                self._statistics.seconds += seconds
                 self._statistics.failures += 1
-                self._remember_failure(key, copy.copy(error))
+                self._failures.add(key, error, seconds)
             raise
         with self._lock:
             self._statistics.seconds += time.perf_counter() - start
             self._statistics.compiled += 1
+            self._failures.forget(key)
             self._remember(key, artifact)
         return artifact, "compiled"
 
-    def _remember_failure(self, key: str, error: CompileError) -> None:
-        self._failures[key] = error
-        if len(self._failures) > _MEMORY_FAILURES:
-            self._failures.popitem(last=False)
+    def _is_compiled_here(self, program: Program) -> bool:
+        origin = Origin.of(program)
+        return self.in_process or (origin is not None and not origin.is_importable)
 
     def _remember(self, key: str, artifact: Artifact) -> None:
         self._artifacts[key] = artifact
@@ -213,6 +219,17 @@ def statistics() -> dict[str, float]:
 def prestart() -> None:
     """:meth:`CompilerService.prestart` of the process's service."""
     default_service().prestart()
+
+
+def forget(key: str) -> None:
+    """:meth:`CompilerService.forget` of the process's service."""
+    default_service().forget(key)
+
+
+def end() -> None:
+    """For the interpreter's exit: ends what the process's service compiles, and what it would compile after this."""
+    if _default is not None:
+        _default.pool.end(for_good=True)
 
 
 def reset() -> None:

@@ -8,18 +8,25 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from typing import Any
+
+import numpy as np
 
 # The terms that a polynomial may have: of a symbol, and of all together. A product of matrices has s² elements for each
 # of b batches.
 _MOST_POWER = 2
 _MOST_DEGREE = 3
 
-# The most terms, a constant aside.
-_MOST_TERMS = 2
+# Of more symbols, two terms are looked for among those of a lower degree.
+_FEW_SYMBOLS = 4
+
+# Relative, of what a combination is at a point in double precision.
+_ROUNDING = 1e-9
 
 Exponents = tuple[int, ...]
 
@@ -82,8 +89,8 @@ def at(size: int | Size, values: Sequence[int]) -> int:
 
 
 def fit(points: Sequence[Sequence[int]], numbers: Sequence[int]) -> int | Size:
-    """The polynomial that is ``numbers[k]`` at ``points[k]``, with the fewest terms: one or two monomials of degree at
-    most 3 and a constant. At least two points more than the coefficients that are looked for make sure of it.
+    """The polynomial that is ``numbers[k]`` at ``points[k]``, with the fewest terms of those that :func:`_forms` lists.
+    More points than coefficients, which are integers, make sure of it: two, or one for the multiplied-out products.
 
     Raises:
         NoPolynomial: there is none with integer coefficients.
@@ -93,18 +100,72 @@ def fit(points: Sequence[Sequence[int]], numbers: Sequence[int]) -> int | Size:
 
 @lru_cache(maxsize=4096)
 def _fit(points: tuple[tuple[int, ...], ...], numbers: tuple[int, ...]) -> int | Size:
-    candidates = [e for e in _exponents(len(points[0])) if any(e)]
-    for terms in range(1, _MOST_TERMS + 1):
-        for monomials in itertools.combinations(candidates, terms):
-            if len(points) >= terms + 1 + 2 and (found := _solved(monomials, points, numbers)) is not None:
+    wanted = np.array(numbers, dtype=np.float64)
+    for form in _tables(points):
+        factors = form.inverses @ wanted
+        error = np.abs(np.einsum("fpt,ft->fp", form.columns, factors) - wanted).max(axis=1)
+        for k in np.flatnonzero(error <= _ROUNDING * np.abs(wanted).max()):
+            if (found := _solved(form.monomials[k], points, numbers)) is not None:
                 return found
     raise NoPolynomial(f"{list(numbers)} at {list(points)}")
 
 
+@dataclass(frozen=True)
+class _Table:
+    """Combinations of as many monomials, a constant among them, and what they are at all points."""
+
+    monomials: list[tuple[Exponents, ...]]
+    columns: np.ndarray[Any, Any]  # [combination, point, monomial]
+    inverses: np.ndarray[Any, Any]  # [combination, monomial, point], pseudo-inverses
+
+
+@lru_cache(maxsize=64)
+def _tables(points: tuple[tuple[int, ...], ...]) -> list[_Table]:
+    """Of the combinations that ``points`` tell from others, by their numbers of monomials."""
+    tables = []
+    for monomials in _forms(len(points[0])):
+        count = len(monomials[0]) if monomials else 0
+        if not monomials or len(points) < count + 1 + (2 if count <= 2 else 1):
+            continue
+        values = {e: [float(_monomial(e, point)) for point in points] for e in set(itertools.chain(*monomials))}
+        ones = [1.0] * len(points)
+        columns = np.array([[*(values[e] for e in several), ones] for several in monomials]).transpose(0, 2, 1)
+        scale = np.abs(columns).max(axis=1, keepdims=True)
+        inverses = np.linalg.pinv(columns / scale) / scale.transpose(0, 2, 1)
+        tables.append(_Table(monomials, columns, inverses))
+    return tables
+
+
+@lru_cache(maxsize=64)
+def _forms(symbols: int) -> list[list[tuple[Exponents, ...]]]:
+    """The combinations of monomials that are looked for, beside a constant: one; two of low degree; and what a product
+    of two sums is multiplied out, of an image with a border (``xy, x, y``) and of several of them."""
+    singles = sorted(_exponents(symbols), key=lambda e: (sum(e), max(e), e))
+    low = singles if symbols <= _FEW_SYMBOLS else [e for e in singles if sum(e) < _MOST_DEGREE]
+    units = [e for e in singles if sum(e) == 1]
+    images = [(_product(x, y), x, y) for x, y in itertools.combinations(units, 2)]
+    batches = [(tuple(_product(z, e) for e in image)) for image in images for z in units if z not in image[1:]]
+    return [
+        [(e,) for e in singles],
+        list(itertools.combinations(low, 2)),
+        images + batches,
+        [(*batch, z) for batch, z in zip(batches, [z for i in images for z in units if z not in i[1:]], strict=True)],
+    ]
+
+
 def _exponents(symbols: int) -> list[Exponents]:
-    """Every monomial that is looked for, of low degree first."""
-    every = itertools.product(range(_MOST_POWER + 1), repeat=symbols)
-    return sorted((e for e in every if sum(e) <= _MOST_DEGREE), key=lambda e: (sum(e), max(e), e))
+    """Every monomial that is looked for."""
+    found = set()
+    for degree in range(1, _MOST_DEGREE + 1):
+        for factors in itertools.combinations_with_replacement(range(symbols), degree):
+            exponents = tuple(factors.count(k) for k in range(symbols))
+            if max(exponents) <= _MOST_POWER:
+                found.add(exponents)
+    return list(found)
+
+
+def _product(one: Exponents, other: Exponents) -> Exponents:
+    return tuple(map(operator.add, one, other))
 
 
 def _solved(

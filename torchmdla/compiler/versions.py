@@ -3,21 +3,72 @@
 from __future__ import annotations
 
 import hashlib
+import secrets
+import sys
+from collections.abc import Iterator
 from functools import lru_cache
-from importlib.metadata import version
+from importlib import machinery, metadata
 from pathlib import Path
+
+from torchmdla.devices.device import Device
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 
 
-@lru_cache(maxsize=1)
-def producers() -> tuple[tuple[str, str], ...]:
-    """Name and version of each producer.
+def producers(device: Device) -> tuple[tuple[str, str], ...]:
+    """Name and version of each producer of programs and artifacts for ``device``.
 
-    torchmdla's is a hash of its compiling sources, so that a changed working copy does not meet old artifacts.
+    torchmdla's is a hash of its compiling sources, so that a changed working copy does not meet old artifacts; so is
+    that of a package that a device comes from, beside its version.
     """
+    packages = {_package_of(cls.__module__) for cls in type(device).__mro__} - {"torchmdla", "builtins", "abc"}
+    foreign = [(package, _version_of(package)) for package in sorted(packages)]
+    own = [(device.name, device.version)] if device.version else []
+    return (*_torchmdla(), *foreign, *own)
+
+
+@lru_cache(maxsize=1)
+def _torchmdla() -> tuple[tuple[str, str], ...]:
     digest = hashlib.sha256()
     for folder in ("compiler", "devices"):
         for path in sorted((_PACKAGE / folder).rglob("*.py")):
             digest.update(path.read_bytes())
-    return ("torchmdla", digest.hexdigest()[:16]), ("torch-mlir", version("torch-mlir"))
+    return ("torchmdla", digest.hexdigest()[:16]), ("torch-mlir", metadata.version("torch-mlir"))
+
+
+def _package_of(module: str) -> str:
+    """The outermost package that has a file: others (namespaces) are many projects'."""
+    parts = module.split(".")
+    names = [".".join(parts[: count + 1]) for count in range(len(parts))]
+    return next((name for name in names if getattr(sys.modules.get(name), "__file__", None)), module)
+
+
+@lru_cache(maxsize=64)
+def _version_of(package: str) -> str:
+    """The versions of what installed ``package``, and a hash of its sources.
+
+    What has no sources, a class typed into an interpreter, is another one in each process.
+    """
+    installed = metadata.packages_distributions().get(package.partition(".")[0], ())
+    digest = hashlib.sha256()
+    files = list(_files_of(package))
+    for path in files:
+        status = path.stat()
+        # Libraries may be large.
+        is_source = path.suffix == ".py"
+        digest.update(path.read_bytes() if is_source else f"{path.name} {status.st_size} {status.st_mtime_ns}".encode())
+    return " ".join([*map(metadata.version, installed), digest.hexdigest()[:16] if files else secrets.token_hex(8)])
+
+
+def _files_of(package: str) -> Iterator[Path]:
+    """The modules of a package, or of the module that it is."""
+    module = sys.modules.get(package)
+    name = getattr(module, "__file__", None)
+    if not name:
+        return
+    file = Path(name)
+    if not hasattr(module, "__path__"):
+        yield file
+        return
+    suffixes = {".py", *(Path(suffix).suffix for suffix in machinery.EXTENSION_SUFFIXES)}
+    yield from sorted(path for path in file.parent.rglob("*") if path.suffix in suffixes and path.is_file())

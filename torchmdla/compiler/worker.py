@@ -9,21 +9,25 @@ from __future__ import annotations
 import atexit
 import contextlib
 import copy
+import errno
 import json
+import math
 import os
-import selectors
 import signal
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple
 from pathlib import Path
 from typing import IO
 
-from torchmdla.compiler import messages
+from torchmdla.compiler import forks, messages
 from torchmdla.compiler.artifact import Artifact
+from torchmdla.compiler.limits import Limits
+from torchmdla.compiler.origin import Origin
 from torchmdla.compiler.program import Program
 from torchmdla.errors import CompileError
 
@@ -33,47 +37,40 @@ _SCRIPT = Path(__file__).with_name("worker_process.py")
 _TAIL_BYTES = 8192
 
 
-# The environment's names of the limits below.
-_SECONDS, _MEMORY = "TORCHMDLA_COMPILE_SECONDS", "TORCHMDLA_COMPILE_MEMORY"
+# Seconds until a process that has just been started, or one that waits, must have taken a program.
+_START_SECONDS, _ACCEPT_SECONDS = 60.0, 20.0
 
-
-@dataclass(frozen=True)
-class Limits:
-    """What one compile may take: ``seconds`` of time and, for the process, ``memory`` in bytes; 0 is no limit.
-
-    Upstream's passes have inputs on which they do not end; the user's program must not wait, or starve, for them.
-    """
-
-    seconds: float
-    memory: int
-
-    @classmethod
-    def from_environment(cls) -> Limits:
-        """By default ten minutes and half of the machine's memory."""
-        seconds = float(os.environ.get(_SECONDS) or 600)
-        memory = int(os.environ.get(_MEMORY) or _physical_memory() // 2)
-        return cls(seconds, memory)
-
-
-def _physical_memory() -> int:
-    """Bytes of this machine's memory, 0 where it is not known."""
-    if not hasattr(os, "sysconf") or "SC_PHYS_PAGES" not in os.sysconf_names:
-        return 0
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+# Errors of the system that another attempt may not meet, and signals that others send.
+_PASSING_ERRORS = frozenset({errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+_SENT_BY_OTHERS = frozenset({"SIGKILL", "SIGTERM"})
 
 
 class WorkerLost(Exception):
     """A compiler process ended, or never started.
 
     ``had_program`` is true when it had taken the program whose compile was asked for; then ``reason`` says in a few
-    words what became of it.
+    words what became of it. ``passing`` is true when that may not come again: the system lacked something, or somebody
+    killed the process.
     """
 
-    def __init__(self, diagnostic: str, *, had_program: bool, reason: str = "the compiler process died") -> None:
+    def __init__(
+        self,
+        diagnostic: str,
+        *,
+        had_program: bool = False,
+        reason: str = "the compiler process died",
+        passing: bool = False,
+    ) -> None:
         self.reason = reason
         self.diagnostic = diagnostic
         self.had_program = had_program
+        self.passing = passing
         super().__init__(diagnostic)
+
+    def as_compile_error(self) -> CompileError:
+        """What the caller is told, who may try again if it is passing."""
+        reason = self.reason if self.had_program else "the compiler process did not start"
+        return CompileError(reason, diagnostic=self.diagnostic, retry_after=0.0 if self.passing else None)
 
 
 class Worker:
@@ -93,9 +90,9 @@ class Worker:
         self._limits = limits or Limits.from_environment()
         configuration = json.dumps({"path": sys.path, "modules": list(modules), "memory": self._limits.memory})
         if not sys.executable:
-            raise WorkerLost("sys.executable does not name a Python interpreter", had_program=False)
-        try:
-            with _start_lock, _interrupts_blocked():
+            raise WorkerLost("sys.executable does not name a Python interpreter")
+        with _start_lock, _interrupts_blocked():
+            try:
                 self._process = subprocess.Popen(
                     [sys.executable, str(_SCRIPT), configuration],
                     bufsize=0,
@@ -103,12 +100,21 @@ class Worker:
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
                 )
-                assert self._process.stdin and self._process.stdout and self._process.stderr
-                self._requests, self._replies = self._process.stdin, self._process.stdout
+            except OSError as error:
+                passing = error.errno in _PASSING_ERRORS
+                raise WorkerLost(f"{type(error).__name__}: {error}", passing=passing) from error
+            assert self._process.stdin and self._process.stdout and self._process.stderr
+            self._requests, self._replies = self._process.stdin, self._process.stdout
+            try:
                 self._errors = _Tail(self._process.stderr)
-                _workers.add(self)
-        except (OSError, RuntimeError) as error:  # RuntimeError: the interpreter is going down.
-            raise WorkerLost(f"{type(error).__name__}: {error}", had_program=False) from error
+            except RuntimeError as error:  # There can be no more threads.
+                self.end()
+                self._process.stderr.close()
+                raise WorkerLost(f"{type(error).__name__}: {error}", passing=True) from error
+            _workers.add(self)
+        if os.name != "nt":  # There nothing can wait for a pipe.
+            for pipe in (self._requests, self._replies):
+                os.set_blocking(pipe.fileno(), False)
         self.stopped = False
         self._ready = False
         self._between_messages = True
@@ -129,23 +135,26 @@ class Worker:
 
         Raises:
             CompileError: what the device raised, field by field.
-            WorkerLost: the process died.
+            WorkerLost: the process died, or took too long and was ended.
         """
         had_program = False
         self._between_messages = False
         try:
-            if not self._ready:
-                self._expect("ready")
-                self._ready = True
-            self._errors.clear()
-            messages.write_message(self._requests.fileno(), {"kind": "compile"}, program.to_json().encode())
-            self._expect("accepted")
+            self._hand_over(program)
             had_program = True
-            self._await_answer()
-            head, body = messages.read_message(self._replies.fileno())
+            until = time.monotonic() + (self._limits.seconds or math.inf)
+            head, body = messages.read_message(self._replies.fileno(), until=until)
+        except TimeoutError as error:
+            self.end()
+            if not had_program:
+                raise WorkerLost(f"no answer\n{self._errors.text()}".strip(), passing=True) from error
+            reason = f"the compiler took more than {self._limits.seconds:g} seconds"
+            raise WorkerLost(self._errors.text(), had_program=True, reason=reason) from error
         except (EOFError, OSError) as error:
             self.end()
-            raise WorkerLost(self._last_words(), had_program=had_program) from error
+            ended = how_it_ended(self._process.returncode)
+            words = f"{ended}\n{self._errors.text()}".strip()
+            raise WorkerLost(words, had_program=had_program, passing=ended in _SENT_BY_OTHERS) from error
         self._between_messages = True
         if head.pop("kind") == "artifact":
             return Artifact.from_bytes(body)
@@ -160,7 +169,8 @@ class Worker:
         """Kills the process, which has nothing to save, and reaps it. More than once is harmless."""
         self._between_messages = False
         self._process.kill()
-        self._process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # The system does not let go of it.
+            self._process.wait(_ACCEPT_SECONDS)
         self._requests.close()
         self._replies.close()
 
@@ -171,30 +181,27 @@ class Worker:
             pipe.close()
         self._process.poll()  # Not our child: Popen notes that there is nothing to wait for.
 
-    def _await_answer(self) -> None:
-        """Waits until the process has an answer, or is gone.
+    def _hand_over(self, program: Program) -> None:
+        """Returns when the process has read the program.
 
         Raises:
-            WorkerLost: it took too long, and was ended.
+            TimeoutError: it does not.
         """
-        # Windows cannot wait for a pipe.
-        if not self._limits.seconds or os.name == "nt":
-            return
-        answers = selectors.DefaultSelector()
-        with answers:
-            answers.register(self._replies, selectors.EVENT_READ)
-            if not answers.select(self._limits.seconds):
-                self.end()
-                reason = f"the compiler took more than {self._limits.seconds:g} seconds"
-                raise WorkerLost(self._errors.text(), had_program=True, reason=reason)
+        patience = min(_ACCEPT_SECONDS, self._limits.seconds or math.inf) if self._ready else _START_SECONDS
+        until = time.monotonic() + patience
+        if not self._ready:
+            self._expect("ready", until)
+        self._errors.clear()
+        origin = Origin.of(program)
+        request = {"kind": "compile", "device": origin and astuple(origin)}
+        messages.write_message(self._requests.fileno(), request, program.to_json().encode(), until=until)
+        self._expect("accepted", until)
+        self._ready = True
 
-    def _expect(self, kind: str) -> None:
-        head, _ = messages.read_message(self._replies.fileno())
+    def _expect(self, kind: str, until: float) -> None:
+        head, _ = messages.read_message(self._replies.fileno(), until=until)
         if head["kind"] != kind:
             raise EOFError(f"expected {kind}, got {head['kind']}")
-
-    def _last_words(self) -> str:
-        return f"{how_it_ended(self._process.returncode)}\n{self._errors.text()}".strip()
 
 
 class _Tail:
@@ -251,6 +258,7 @@ class WorkerPool:
         self._modules = tuple(modules)
         # Programs that killed a process, by key. They are not tried again.
         self._fatal: dict[str, CompileError] = {}
+        self._closed = False
         self._empty()
         _pools.add(self)
 
@@ -271,13 +279,12 @@ class WorkerPool:
                     return worker.compile(program)
                 except WorkerLost as lost:
                     if worker.stopped:
-                        raise CompileError("the compiler was ended") from None
-                    if lost.had_program:
-                        error = CompileError(lost.reason, diagnostic=lost.diagnostic)
+                        raise _ended() from None
+                    error = lost.as_compile_error()
+                    if lost.had_program and not lost.passing:
                         self._fatal[key] = copy.copy(error)
+                    if lost.had_program or fresh:
                         raise error from None
-                    if fresh:
-                        raise _not_started(lost) from None
                     # It died while it was idle, so this program is not to blame. Take another.
 
     def prestart(self) -> None:
@@ -290,9 +297,10 @@ class WorkerPool:
             with self._borrow():
                 pass
 
-    def end(self) -> None:
-        """Ends every process. Compiles under way fail; a later one starts afresh."""
+    def end(self, *, for_good: bool = False) -> None:
+        """Ends every process. Compiles under way fail; a later one starts afresh, or fails if it is ``for_good``."""
         with self._changed:
+            self._closed = for_good
             idle = list(self._idle)
             self._idle.clear()
             busy = [worker for worker in self._busy.values() if worker]
@@ -320,6 +328,8 @@ class WorkerPool:
         with self._changed:
             while not self._idle and len(self._busy) >= self._size:
                 self._changed.wait()
+            if self._closed:
+                raise _ended()
             self._busy[ticket] = None
             while self._idle:
                 worker = self._busy[ticket] = self._idle.pop()
@@ -332,7 +342,7 @@ class WorkerPool:
         try:
             worker = self._busy[ticket] = Worker(self._modules, self._limits)
         except WorkerLost as lost:
-            raise _not_started(lost) from None
+            raise lost.as_compile_error() from None
         return worker
 
     def _give_back(self, ticket: object) -> None:
@@ -357,8 +367,8 @@ def _cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _not_started(lost: WorkerLost) -> CompileError:
-    return CompileError("the compiler process did not start", diagnostic=lost.diagnostic)
+def _ended() -> CompileError:
+    return CompileError("the compiler was ended", retry_after=0.0)
 
 
 @contextlib.contextmanager
@@ -378,22 +388,12 @@ def _interrupts_blocked() -> Iterator[None]:
 _pools: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
 _workers: weakref.WeakSet[Worker] = weakref.WeakSet()
 
-# Held while a process is started. A fork waits for it, so that the child knows every pipe that it inherits: one left
-# open there would keep the parent's compiler process alive after the parent.
-_start_lock = threading.RLock()
-
-
-def _before_fork() -> None:
-    _start_lock.acquire()
-
-
-def _after_fork_in_parent() -> None:
-    _start_lock.release()
+# Held while a process is started, so that the child of a fork knows every pipe that it inherits: one left open there
+# would keep the parent's compiler process alive after the parent.
+_start_lock = forks.held(threading.RLock())
 
 
 def _after_fork_in_child() -> None:
-    global _start_lock
-    _start_lock = threading.RLock()
     for worker in list(_workers):
         worker.forget()
     _workers.clear()
@@ -402,14 +402,10 @@ def _after_fork_in_child() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=_before_fork,
-        after_in_parent=_after_fork_in_parent,
-        after_in_child=_after_fork_in_child,
-    )
+    os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 @atexit.register
 def _end_all() -> None:
     for pool in list(_pools):
-        pool.end()
+        pool.end(for_good=True)

@@ -28,9 +28,8 @@ from typing import TYPE_CHECKING, Any
 
 try:
     import fcntl
-    import resource
 except ImportError:  # Windows
-    fcntl = resource = None  # type: ignore[assignment]
+    fcntl = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
     pass
@@ -52,9 +51,9 @@ def main(configuration: dict[str, Any]) -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     requests, replies = _take_pipes()
     faulthandler.enable()
-    _limit_memory(configuration["memory"])
     sys.path = configuration["path"]
     _install_bare_package()
+    _limit_memory(configuration["memory"])
     for module in configuration["modules"]:
         importlib.import_module(module)
     _serve(requests, replies)
@@ -74,10 +73,9 @@ def _take_pipes() -> tuple[int, int]:
 
 
 def _limit_memory(limit: int) -> None:
-    """A compile that would take more bytes fails, instead of taking them from the user's program."""
-    if resource is not None and limit:
-        _, most = resource.getrlimit(resource.RLIMIT_DATA)
-        resource.setrlimit(resource.RLIMIT_DATA, (limit if most == resource.RLIM_INFINITY else min(limit, most), most))
+    from torchmdla.compiler.limits import limit_memory
+
+    limit_memory(limit)
 
 
 def _install_bare_package() -> None:
@@ -101,10 +99,10 @@ def _serve(requests: int, replies: int) -> None:
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
     while True:
-        _, body = read_message(requests)
+        request, body = read_message(requests)
         write_message(replies, {"kind": "accepted"})
         with _ending_with_parent(requests):
-            head, answer = _answer(body)
+            head, answer = _answer(request["device"], body)
         # Before the reply, so that the next program's diagnostics do not start with this one's.
         sys.stdout.flush()
         sys.stderr.flush()
@@ -128,11 +126,14 @@ def _ending_with_parent(requests: int) -> Iterator[None]:
     fcntl.fcntl(requests, fcntl.F_SETFL, flags)
 
 
-def _answer(body: bytes) -> tuple[dict[str, Any], bytes]:
+def _answer(device: list[Any] | None, body: bytes) -> tuple[dict[str, Any], bytes]:
     from torchmdla.compiler.lower import as_compile_error, lower
+    from torchmdla.compiler.origin import Origin
     from torchmdla.compiler.program import Program
 
     try:
+        if device is not None:
+            Origin(*device).register()
         return {"kind": "artifact"}, lower(Program.from_json(body.decode())).to_bytes()
     except Exception as error:
         return {"kind": "error", **as_compile_error(error).fields()}, b""
