@@ -111,14 +111,14 @@ void rewrite_batch_norm(Node* node) {
   replace_first(node, c10::aten::batch_norm, inputs);
 }
 
-// Without the sums that gradients are computed from.
+// Without the sums that gradients are computed from. It takes any heads that can be shared.
 void rewrite_flash_attention(Node* node) {
   if (!only_first_is_used(node)) return;
   enum { query, key, value, dropout, is_causal, mask, scale };
   const auto inputs = node->inputs();
   replace_first(node, c10::aten::scaled_dot_product_attention,
                 {inputs[query], inputs[key], inputs[value], inputs[mask], inputs[dropout],
-                 inputs[is_causal], inputs[scale], constant(node, /*enable_gqa=*/false)});
+                 inputs[is_causal], inputs[scale], constant(node, /*enable_gqa=*/true)});
 }
 
 at::ScalarType widest(at::ScalarType dtype) {
@@ -220,6 +220,7 @@ const std::unordered_map<std::string, Rewrite>& rewrites() {
       {"aten::_adaptive_avg_pool2d", renamed("aten::adaptive_avg_pool2d")},
       {"aten::log_sigmoid_forward", first_of("aten::log_sigmoid")},
       {"aten::max_pool2d_with_indices", first_of("aten::max_pool2d")},
+      {"aten::max_pool3d_with_indices", first_of("aten::max_pool3d")},
       {"aten::native_batch_norm", rewrite_batch_norm},
   };
   return table;

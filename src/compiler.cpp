@@ -56,9 +56,7 @@ std::optional<Fallback> reason_not_to_read(const c10::IValue& input) {
     const auto& tensor = input.toTensor();
     if (!tensor.defined()) return std::nullopt;
     if (!is_plain_tensor(tensor)) return Fallback::input_kind;
-    const bool differentiable =
-        c10::GradMode::is_enabled() && (tensor.requires_grad() || has_tangent(tensor));
-    return differentiable ? std::optional(Fallback::requires_grad) : std::nullopt;
+    return has_tangent(tensor) ? std::optional(Fallback::tangent) : std::nullopt;
   }
   if (input.isTensorList())
     for (const auto& element : input.toListRef())
@@ -66,29 +64,24 @@ std::optional<Fallback> reason_not_to_read(const c10::IValue& input) {
   return std::nullopt;
 }
 
-// Samples are no calls of the user's.
-class NoWarnings : public c10::WarningHandler {
-public:
-  void process(const c10::Warning&) override {}
-};
+// After so many refusals places are never symbols: what fixes them at one size may not at another.
+constexpr int most_refusals = 3;
 
-// What a thread that compiles beside the program takes over from the caller's.
-struct Modes {
-  bool grad = c10::GradMode::is_enabled();
-  bool inference = c10::InferenceMode::is_enabled();
-};
-
-std::string first_line(const std::exception& error) {
-  const std::string text = error.what();
-  return text.substr(0, text.find('\n'));
-}
+// So many dynamic specialisations of one pattern: their conditions divide the sizes into too many
+// parts.
+constexpr int most_parts = 8;
 
 GroupDescription describe(const Node* node, InputPaths inputs) {
   const auto device = node->s(device_attribute());
   auto subgraph = std::make_shared<ScriptSubgraph>(node->g(attr::Subgraph), device);
   auto name = subgraph->name();
-  return {std::move(subgraph), device, std::move(name), node->is(parameters_attribute()),
-          std::move(inputs),   {}};
+  return {std::move(subgraph),
+          device,
+          std::move(name),
+          node->is(parameters_attribute()),
+          std::move(inputs),
+          {},
+          !node->hasAttribute(first_run_attribute())};
 }
 
 } // namespace
@@ -106,7 +99,8 @@ void set_background(Background function) {
   run_beside() = std::move(function);
 }
 
-CompilationGroup::CompilationGroup(GroupDescription description) : group_(std::move(description)) {}
+CompilationGroup::CompilationGroup(GroupDescription description)
+    : group_(std::move(description)), has_run_(group_.has_run) {}
 
 CompilationGroup::CompilationGroup(const Node* node) : CompilationGroup(node, InputPaths(node)) {}
 
@@ -122,15 +116,18 @@ void CompilationGroup::run(Stack& stack) {
   if (!settings().enabled.load(std::memory_order_relaxed))
     return fall_back(stack, Fallback::switched_off);
   Signature signature;
-  if (const auto reason =
-          reason_to_fall_back(torch::jit::last(stack, group_.inputs.num_inputs()), signature)) {
-    if (reason == Fallback::requires_grad && group_.subgraph->run_differentiable(stack)) return;
-    return fall_back(stack, *reason);
+  const auto inputs = torch::jit::last(stack, group_.inputs.num_inputs());
+  if (const auto reason = reason_to_fall_back(inputs, signature)) return fall_back(stack, *reason);
+  if (needs_gradients(inputs)) {
+    if (expected_backward_.count_call()) return run_as_pytorch(stack);
+  } else if (is_first_run()) {
+    return fall_back(stack);
   }
   if (const auto* specialisation = find(signature)) return run_specialised(*specialisation, stack);
   Symbols values;
-  if (auto* specialisation = find_dynamic(signature, values))
-    return run_dynamic(*specialisation, values, signature, stack);
+  if (const auto* specialisation = find_dynamic(signature, values))
+    return run_compiled(*specialisation->compiled.executable, specialisation->gradients, values,
+                        stack);
   specialise(signature, stack);
 }
 
@@ -141,7 +138,19 @@ std::optional<Fallback> CompilationGroup::reason_to_fall_back(c10::ArrayRef<c10:
     if (const auto reason = reason_not_to_read(input)) return reason;
     if (!append_signature(input, signature)) return Fallback::input_kind;
   }
+  if (needs_gradients(inputs) && !may_save(inputs)) return Fallback::saved_tensors;
   return std::nullopt;
+}
+
+bool CompilationGroup::is_first_run() {
+  return !has_run_.load(std::memory_order_relaxed) && !has_run_.exchange(true);
+}
+
+// In differentiable graphs, which keep the activations. Without such, autograd follows eager ops.
+void CompilationGroup::run_as_pytorch(Stack& stack) {
+  const auto below = stack.size() - group_.inputs.num_inputs();
+  if (!group_.subgraph->run_differentiable(stack)) fall_back(stack, Fallback::requires_grad);
+  expected_backward_.watch(torch::jit::last(stack, stack.size() - below));
 }
 
 const CompilationGroup::Specialisation* CompilationGroup::find(const Signature& signature) const {
@@ -151,11 +160,12 @@ const CompilationGroup::Specialisation* CompilationGroup::find(const Signature& 
   return found;
 }
 
-CompilationGroup::DynamicSpecialisation* CompilationGroup::find_dynamic(const Signature& signature,
-                                                                        Symbols& values) const {
+const CompilationGroup::DynamicSpecialisation*
+CompilationGroup::find_dynamic(const Signature& signature, Symbols& values) const {
   if (!settings().dynamic.load(std::memory_order_relaxed)) return nullptr;
-  auto* found = newest_dynamic_.load(std::memory_order_acquire);
-  while (found && !found->pattern.covers(signature, values))
+  const auto* found = newest_dynamic_.load(std::memory_order_acquire);
+  while (found &&
+         !(found->pattern.covers(signature, values) && found->compiled.sizes.extend(values)))
     found = found->next;
   return found;
 }
@@ -163,9 +173,10 @@ CompilationGroup::DynamicSpecialisation* CompilationGroup::find_dynamic(const Si
 void CompilationGroup::run_specialised(const Specialisation& specialisation, Stack& stack) {
   switch (specialisation.outcome) {
   case Outcome::compiled:
-    return run_compiled(*specialisation.executable, {}, stack);
+    return run_compiled(*specialisation.executable, specialisation.gradients, {}, stack);
   case Outcome::split:
-    return group_.subgraph->run_split(stack);
+    if (specialisation.raise && strict()) specialisation.raise();
+    return specialisation.division(stack);
   case Outcome::failed:
     if (strict()) specialisation.raise();
     statistics().count(specialisation.failure);
@@ -173,44 +184,65 @@ void CompilationGroup::run_specialised(const Specialisation& specialisation, Sta
   }
 }
 
-void CompilationGroup::run_compiled(const Executable& executable, c10::ArrayRef<int64_t> symbols,
-                                    Stack& stack) {
+void CompilationGroup::run_compiled(const Executable& executable, OutputGradients& gradients,
+                                    c10::ArrayRef<int64_t> symbols, Stack& stack) {
+  if (needs_gradients(torch::jit::last(stack, group_.inputs.num_inputs())))
+    run_with_node(executable, gradients, symbols, stack);
+  else if (!call(executable, symbols, stack))
+    fall_back(stack);
+}
+
+// Which outputs require grad is seen in a run by eager ops, the first with such inputs.
+void CompilationGroup::run_with_node(const Executable& executable, OutputGradients& gradients,
+                                     c10::ArrayRef<int64_t> symbols, Stack& stack) {
+  const auto inputs = torch::jit::last(stack, group_.inputs.num_inputs());
+  const auto below = stack.size() - inputs.size();
+  const auto required = requires_grad(inputs);
+  const auto outputs = gradients.find(required);
+  if (outputs) {
+    const auto node =
+        c10::make_intrusive<GroupBackward>(group_.subgraph, inputs, expected_backward_);
+    const c10::AutoGradMode no_grad(false);
+    if (call(executable, symbols, stack))
+      return node->set_history(std::span(stack).subspan(below), *outputs);
+  }
+  fall_back(stack);
+  const auto results = torch::jit::last(stack, stack.size() - below);
+  gradients.add(required, requires_grad(results));
+  expected_backward_.watch(results);
+}
+
+// False, with the stack as it was, where the code reports an error.
+bool CompilationGroup::call(const Executable& executable, c10::ArrayRef<int64_t> symbols,
+                            Stack& stack) {
   std::optional<DeviceFault> fault;
   try {
-    if (executable.run(stack, group_.inputs.num_inputs(), symbols)) return;
+    if (executable.run(stack, group_.inputs.num_inputs(), symbols)) return true;
   } catch (const DeviceFault& error) {
     fault.emplace(error);
   }
-  if (!fault) return fall_back(stack, Fallback::status);
+  if (!fault) {
+    statistics().count(Fallback::status);
+    return false;
+  }
   if (strict() || fault->held || !fault_told_.exchange(true))
     compiler().tell_fault(group_.name, fault->what(), strict());
   statistics().count(fault->what());
-  fall_back(stack);
-}
-
-// Outside of what is known of a dynamic executable the call's results come from eager kernels,
-// whose record tells whether the executable would have done the same.
-void CompilationGroup::run_dynamic(DynamicSpecialisation& specialisation, const Symbols& values,
-                                   const Signature& signature, Stack& stack) {
-  if (specialisation.domain.contains(values)) {
-    run_compiled(*specialisation.compiled.executable, values, stack);
-    return;
-  }
-  auto record = group_.subgraph->run_and_record(stack);
-  if (specialisation.compiled.agrees(record, values)) return specialisation.domain.add(values);
-  Fallback refusal;
-  if (auto claimed = claim(signature, refusal))
-    compile(std::move(claimed), std::move(record));
-  else
-    statistics().count(refusal);
+  return false;
 }
 
 // The first call with new inputs: its results come from eager kernels, whose record is what the
 // compiler needs, and whose errors are the ones the user should see.
 void CompilationGroup::specialise(const Signature& signature, Stack& stack) {
+  if (const auto postponed = find_postponed(signature)) return run_specialised(*postponed, stack);
   Fallback refusal;
   auto claimed = claim(signature, refusal, torch::jit::last(stack, group_.inputs.num_inputs()));
-  if (!claimed) return fall_back(stack, refusal);
+  if (!claimed) {
+    const auto* split = newest_split_.load(std::memory_order_acquire);
+    if (split && refusal == Fallback::too_many_specialisations)
+      return run_specialised(*split, stack);
+    return fall_back(stack, refusal);
+  }
   auto record = group_.subgraph->run_and_record(stack);
   compile(std::move(claimed), std::move(record));
 }
@@ -225,7 +257,8 @@ bool CompilationGroup::Claim::includes(const Signature& other) const {
 std::shared_ptr<CompilationGroup::Claim>
 CompilationGroup::claim(const Signature& signature, Fallback& refusal,
                         std::optional<c10::ArrayRef<c10::IValue>> inputs) {
-  std::lock_guard<std::mutex> guard(mutex_);
+  const Guard guard(mutex_);
+  std::erase_if(claims_, [](const Claim* other) { return other->process != process_number(); });
   Symbols values;
   auto reason = this->refusal(signature);
   if (inputs && find_dynamic(signature, values)) reason = Fallback::being_compiled;
@@ -235,8 +268,12 @@ CompilationGroup::claim(const Signature& signature, Fallback& refusal,
   }
   auto claimed = std::make_shared<Claim>(shared_from_this(), signature);
   if (inputs && settings().dynamic) {
-    claimed->pattern = plan(signature, *inputs);
-    claimed->inputs = inputs->vec();
+    for (const auto& input : *inputs) {
+      const auto marks = marks_of_numbers(input);
+      claimed->numbers.insert(claimed->numbers.end(), marks.begin(), marks.end());
+    }
+    claimed->may_vary = may_vary(*inputs);
+    claimed->pattern = plan(*claimed);
   }
   claims_.push_back(claimed.get());
   return claimed;
@@ -252,23 +289,34 @@ std::optional<Fallback> CompilationGroup::refusal(const Signature& signature) co
 }
 
 // Which sizes to compile for any values of, if any.
-std::optional<Pattern> CompilationGroup::plan(const Signature& signature,
-                                              c10::ArrayRef<c10::IValue> inputs) const {
+std::optional<Pattern> CompilationGroup::plan(const Claim& claim) const {
   std::vector<const Signature*> earlier;
   for (const auto& specialisation : specialisations_)
     if (specialisation->outcome == Outcome::compiled) earlier.push_back(&specialisation->signature);
   for (const auto& specialisation : dynamic_)
     earlier.push_back(&specialisation->pattern.typical);
   if (earlier.size() < 2) return std::nullopt;
-  return choose_pattern(signature, may_vary(inputs), earlier, refused_);
+  return choose_pattern(claim.signature, claim.may_vary, earlier, refused());
 }
 
 // Gives the claim a pattern in which nothing has `size`; false if there is none.
 bool CompilationGroup::plan_without(int64_t size, Claim& claim) {
-  if (claim.inputs.empty()) return false;
-  std::lock_guard<std::mutex> guard(mutex_);
-  claim.pattern = pattern_without(size, claim.signature, may_vary(claim.inputs), refused_);
+  if (claim.may_vary.empty()) return false;
+  const Guard guard(mutex_);
+  claim.pattern = pattern_without(size, claim.signature, claim.may_vary, refused());
   return claim.pattern.has_value();
+}
+
+// Places that are not to be symbols any more.
+std::set<SymbolPlaces> CompilationGroup::refused() const {
+  std::set<SymbolPlaces> result;
+  for (const auto& [places, count] : refusals_)
+    if (count >= most_refusals) result.insert(places);
+  std::map<SymbolPlaces, int> made;
+  for (const auto& specialisation : dynamic_)
+    if (++made[specialisation->pattern.places] >= most_parts)
+      result.insert(specialisation->pattern.places);
+  return result;
 }
 
 // Of the entries of the inputs' signature.
@@ -286,83 +334,76 @@ std::vector<bool> CompilationGroup::may_vary(c10::ArrayRef<c10::IValue> inputs) 
 }
 
 void CompilationGroup::release(const Claim& claim) {
-  std::lock_guard<std::mutex> guard(mutex_);
+  const Guard guard(mutex_);
   claims_.erase(std::remove(claims_.begin(), claims_.end(), &claim), claims_.end());
 }
 
 void CompilationGroup::compile(std::shared_ptr<Claim> claim, Record record) {
   if (background()) {
-    run_beside()([claim = std::move(claim), record = std::move(record), modes = Modes()] {
-      const c10::InferenceMode inference(modes.inference);
-      const c10::AutoGradMode grad(modes.grad);
+    run_beside()([claim = std::move(claim), record = std::move(record),
+                  in_inference = c10::InferenceMode::is_enabled()] {
+      const c10::InferenceMode inference(in_inference);
       claim->group->compile(*claim, record);
     });
     return;
   }
   compile(*claim, record);
+  if (!strict()) return;
+  if (const auto postponed = find_postponed(claim->signature)) postponed->raise();
   const auto* made = find(claim->signature);
-  if (made && made->outcome == Outcome::failed && strict()) made->raise();
+  if (made && made->raise) made->raise();
 }
 
 void CompilationGroup::compile(Claim& claim, const Record& record) {
-  if (!group_.subgraph->conditions_hold(record)) {
+  const c10::AutoGradMode no_grad(false);
+  const auto not_taken = group_.subgraph->not_taken(record);
+  if (!not_taken.empty() || !group_.subgraph->conditions_hold(record)) {
     auto made = std::make_unique<Specialisation>();
     made->signature = claim.signature;
     made->outcome = Outcome::split;
-    publish(std::move(made));
-  } else if (!claim.pattern || !compile_dynamic(claim, record)) {
-    compile_static(claim, record);
+    made->division = divide(not_taken);
+    if (!made->division) made->division = [this](Stack& stack) { group_.subgraph->run(stack); };
+    return publish(std::move(made));
+  }
+  try {
+    if (!claim.pattern || !compile_dynamic(claim, record)) compile_static(claim, record);
+  } catch (const CompileFailure& failure) {
+    postpone(claim.signature, failure);
   }
 }
 
-// For all sizes that the claim's pattern covers; false if that cannot be.
+// For all sizes that the claim's pattern covers; false if that cannot be. Throws failures that may
+// pass.
 bool CompilationGroup::compile_dynamic(const Claim& claim, const Record& record) {
   auto made = std::make_unique<DynamicSpecialisation>();
   made->pattern = *claim.pattern;
-  const auto refuse = [&](const std::string& reason) {
-    statistics().count_not_dynamic(reason);
-    std::lock_guard<std::mutex> guard(mutex_);
-    refused_.insert(claim.pattern->places);
-    return false;
-  };
-  std::vector<RecordedSample> samples;
+  SymbolPlaces places;
+  for (size_t i = 0; i < claim.numbers.size(); ++i)
+    if (claim.numbers[i]) places.push_back(made->pattern.places[i]);
   try {
-    samples = record_samples(claim);
-  } catch (const std::exception& error) {
-    return refuse("at other sizes: " + first_line(error));
-  }
-  const auto values = made->pattern.typical_values();
-  try {
-    made->compiled = compiler().compile_dynamic(
-        {{*group_.subgraph, record, group_.parameters, group_.device}, values, samples});
+    made->compiled =
+        compiler().compile_dynamic({{*group_.subgraph, record, group_.parameters, group_.device},
+                                    std::move(places),
+                                    made->pattern.typical_values(),
+                                    made->pattern.written_out});
   } catch (const CompileFailure& failure) {
-    return refuse(failure.what());
+    if (failure.retry_after) throw;
+    statistics().count_not_dynamic(failure.what());
+    const Guard guard(mutex_);
+    refusals_[claim.pattern->places] += failure.elsewhere ? 1 : most_refusals;
+    return false;
   }
-  made->domain.add(values);
-  for (const auto& sample : samples)
-    made->domain.add(sample.values);
   ++statistics().specialisations;
   ++statistics().dynamic;
-  std::lock_guard<std::mutex> guard(mutex_);
+  const Guard guard(mutex_);
   made->next = newest_dynamic_.load(std::memory_order_relaxed);
   newest_dynamic_.store(made.get(), std::memory_order_release);
   dynamic_.push_back(std::move(made));
   return true;
 }
 
-// Runs the subgraph on made-up inputs. Throws what eager ops throw.
-std::vector<RecordedSample> CompilationGroup::record_samples(const Claim& claim) const {
-  NoWarnings silent;
-  const c10::WarningUtils::WarningHandlerGuard guard(&silent);
-  std::vector<RecordedSample> samples;
-  for (const auto& values : sample_values(*claim.pattern)) {
-    auto stack = sample_inputs(*claim.pattern, values, claim.inputs);
-    samples.push_back({values, group_.subgraph->run_and_record(stack)});
-  }
-  return samples;
-}
-
-// For the claim's signature alone, or for all sizes at once where one is too long for that.
+// For the claim's signature alone, or for all sizes at once where one is too long for that. Throws
+// failures that may pass.
 void CompilationGroup::compile_static(Claim& claim, const Record& record) {
   auto made = std::make_unique<Specialisation>();
   made->signature = claim.signature;
@@ -373,19 +414,62 @@ void CompilationGroup::compile_static(Claim& claim, const Record& record) {
     made->outcome = Outcome::compiled;
     ++statistics().specialisations;
   } catch (const CompileFailure& failure) {
+    if (failure.retry_after) throw;
     if (failure.too_long && plan_without(*failure.too_long, claim) &&
         compile_dynamic(claim, record))
       return;
     made->failure = failure.what();
     made->raise = failure.raise;
-    if (!strict()) warn = failure.warn;
+    if (!failure.left_out.empty()) made->division = divide(failure.left_out);
+    if (made->division) made->outcome = Outcome::split;
+    if (!strict()) warn = [warn = failure.warn, split = bool(made->division)] { warn(split); };
   }
   publish(std::move(made));
   if (warn) warn();
 }
 
+// One for all specialisations that leave out the same nodes.
+Subgraph::Division CompilationGroup::divide(const std::vector<size_t>& left_out) {
+  const auto known = [&] {
+    const Guard guard(mutex_);
+    const auto found = divisions_.find(left_out);
+    return found == divisions_.end() ? std::nullopt : std::optional(found->second);
+  };
+  if (auto division = known()) return *division;
+  // Without the lock: it may wait for the GIL.
+  auto division = group_.subgraph->divide(left_out, group_.parameters);
+  const Guard guard(mutex_);
+  return divisions_.emplace(left_out, std::move(division)).first->second;
+}
+
+// Remembers a failure for as long as it is not to be tried again.
+void CompilationGroup::postpone(const Signature& signature, const CompileFailure& failure) {
+  auto failed = std::make_shared<Specialisation>();
+  failed->signature = signature;
+  failed->failure = failure.what();
+  failed->raise = failure.raise;
+  {
+    const Guard guard(mutex_);
+    postponed_.push_back({failed, std::chrono::steady_clock::now() + *failure.retry_after});
+  }
+  if (!strict()) failure.warn(/*divided=*/false);
+}
+
+std::shared_ptr<const CompilationGroup::Specialisation>
+CompilationGroup::find_postponed(const Signature& signature) {
+  const auto now = std::chrono::steady_clock::now();
+  const Guard guard(mutex_);
+  std::erase_if(postponed_, [&](const Postponed& one) { return one.until <= now; });
+  const auto found = std::find_if(postponed_.begin(), postponed_.end(), [&](const Postponed& one) {
+    return one.failed->signature == signature;
+  });
+  return found == postponed_.end() ? nullptr : found->failed;
+}
+
 void CompilationGroup::publish(std::unique_ptr<Specialisation> specialisation) {
-  std::lock_guard<std::mutex> guard(mutex_);
+  const Guard guard(mutex_);
+  if (specialisation->outcome == Outcome::split)
+    newest_split_.store(specialisation.get(), std::memory_order_release);
   specialisation->next = newest_.load(std::memory_order_relaxed);
   newest_.store(specialisation.get(), std::memory_order_release);
   specialisations_.push_back(std::move(specialisation));

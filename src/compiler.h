@@ -2,6 +2,8 @@
 #pragma once
 
 #include "executable.h"
+#include "forks.h"
+#include "group_autograd.h"
 #include "input_paths.h"
 #include "record.h"
 #include "signature.h"
@@ -12,7 +14,10 @@
 #include <torch/csrc/jit/ir/ir.h>
 
 #include <atomic>
+#include <chrono>
+#include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -43,33 +48,30 @@ struct CompileRequest {
   const std::string& device;
 };
 
-// What was seen where the symbols have `values`.
-struct RecordedSample {
-  Symbols values;
-  Record record;
-};
-
-// What a dynamic compilation starts from: the call's own record and values, and those of samples.
+// What a dynamic compilation starts from: a call, and which of its inputs' numbers are symbols.
 struct DynamicRequest {
   CompileRequest typical;
+  SymbolPlaces places; // of the sizes of tensors and the integers among the inputs, in order
   Symbols values;
-  const std::vector<RecordedSample>& samples;
+  bool written_out; // programs grow with the symbols
 };
-
-// Whether the executable would do what a record saw eager ops do where the symbols have `values`.
-using Agreement = std::function<bool(const Record& record, const Symbols& values)>;
 
 struct DynamicExecutable {
   std::shared_ptr<const Executable> executable;
-  Agreement agrees;
+  SizeProgram sizes;
 };
 
 // The group cannot be compiled.
 struct CompileFailure : std::runtime_error {
   using std::runtime_error::runtime_error;
-  std::function<void()> raise;     // throws it as the user's exception, for strict mode
-  std::function<void()> warn;      // tells the user, for other modes
+  std::function<void()> raise; // throws it as the user's exception, for strict mode
+  // Tells the user, for other modes; `divided` where the group is compiled around `left_out`.
+  std::function<void(bool divided)> warn;
+  std::vector<size_t> left_out;    // numbers of the subgraph's nodes that are to blame
   std::optional<int64_t> too_long; // a size that only a dynamic program may have
+  bool elsewhere = false;          // of a dynamic program: there may be one at other sizes
+  // Of a failure that may pass (a process was killed): when to try again.
+  std::optional<std::chrono::steady_clock::duration> retry_after;
 };
 
 // Tells the user that the device failed in a group: throws the user's exception if `strict` or if
@@ -105,6 +107,9 @@ struct GroupDescription {
   std::vector<int64_t> parameters; // indices of inputs that are weights
   InputPaths inputs;
   GroupSettings settings;
+  // Whether its graph, or one that it is from, ran before it was formed. If not, the first call of
+  // the group is that run: tracing checks its result in one, which is not worth compiling for.
+  bool has_run = true;
 };
 
 class CompilationGroup : public std::enable_shared_from_this<CompilationGroup> {
@@ -123,22 +128,30 @@ public:
 private:
   enum class Outcome { compiled, split, failed };
 
-  // Immutable once published.
+  // Immutable once published, but for what grows.
   struct Specialisation {
     Signature signature;
     Outcome outcome = Outcome::failed;
     std::shared_ptr<const Executable> executable;
+    Subgraph::Division division; // where `split`
     std::string failure;
     std::function<void()> raise;
+    mutable OutputGradients gradients; // grows
     const Specialisation* next = nullptr;
   };
 
-  // Immutable once published, but for the domain, which grows.
+  // A failure that counts until then.
+  struct Postponed {
+    std::shared_ptr<const Specialisation> failed;
+    std::chrono::steady_clock::time_point until;
+  };
+
+  // As a Specialisation.
   struct DynamicSpecialisation {
     Pattern pattern;
     DynamicExecutable compiled;
-    Domain domain;
-    DynamicSpecialisation* next = nullptr;
+    mutable OutputGradients gradients; // grows
+    const DynamicSpecialisation* next = nullptr;
   };
 
   // The right to compile for `signature`, and for all that `pattern` covers if there is one. Given
@@ -154,33 +167,41 @@ private:
 
     const std::shared_ptr<CompilationGroup> group;
     const Signature signature;
-    std::optional<Pattern> pattern;  // changes under the group's mutex
-    std::vector<c10::IValue> inputs; // of the call, where there may be a pattern
+    const uint64_t process = process_number(); // in the child of a fork nobody compiles for it
+    std::optional<Pattern> pattern;            // changes under the group's mutex
+    std::vector<bool> may_vary;                // of the signature, where there may be a pattern
+    std::vector<bool> numbers;                 // likewise: which entries are sizes and integers
   };
 
   std::optional<Fallback> reason_to_fall_back(c10::ArrayRef<c10::IValue> inputs,
                                               Signature& signature) const;
   const Specialisation* find(const Signature& signature) const;
-  DynamicSpecialisation* find_dynamic(const Signature& signature, Symbols& values) const;
+  std::shared_ptr<const Specialisation> find_postponed(const Signature& signature);
+  const DynamicSpecialisation* find_dynamic(const Signature& signature, Symbols& values) const;
   void run_specialised(const Specialisation& specialisation, torch::jit::Stack& stack);
-  void run_compiled(const Executable& executable, c10::ArrayRef<int64_t> symbols,
-                    torch::jit::Stack& stack);
-  void run_dynamic(DynamicSpecialisation& specialisation, const Symbols& values,
-                   const Signature& signature, torch::jit::Stack& stack);
+  void run_compiled(const Executable& executable, OutputGradients& gradients,
+                    c10::ArrayRef<int64_t> symbols, torch::jit::Stack& stack);
+  void run_with_node(const Executable& executable, OutputGradients& gradients,
+                     c10::ArrayRef<int64_t> symbols, torch::jit::Stack& stack);
+  bool call(const Executable& executable, c10::ArrayRef<int64_t> symbols, torch::jit::Stack& stack);
+  void run_as_pytorch(torch::jit::Stack& stack);
+  bool is_first_run();
   void specialise(const Signature& signature, torch::jit::Stack& stack);
   std::shared_ptr<Claim> claim(const Signature& signature, Fallback& refusal,
                                std::optional<c10::ArrayRef<c10::IValue>> inputs = std::nullopt);
   std::optional<Fallback> refusal(const Signature& signature) const;
-  std::optional<Pattern> plan(const Signature& signature, c10::ArrayRef<c10::IValue> inputs) const;
+  std::optional<Pattern> plan(const Claim& claim) const;
   bool plan_without(int64_t size, Claim& claim);
+  std::set<SymbolPlaces> refused() const;
   std::vector<bool> may_vary(c10::ArrayRef<c10::IValue> inputs) const;
   void release(const Claim& claim);
   void compile(std::shared_ptr<Claim> claim, Record record);
   void compile(Claim& claim, const Record& record);
   bool compile_dynamic(const Claim& claim, const Record& record);
-  std::vector<RecordedSample> record_samples(const Claim& claim) const;
   void compile_static(Claim& claim, const Record& record);
+  Subgraph::Division divide(const std::vector<size_t>& left_out);
   void publish(std::unique_ptr<Specialisation> specialisation);
+  void postpone(const Signature& signature, const CompileFailure& failure);
   void fall_back(torch::jit::Stack& stack);
   void fall_back(torch::jit::Stack& stack, Fallback reason);
 
@@ -192,15 +213,21 @@ private:
 
   const GroupDescription group_;
   std::atomic<bool> fault_told_{false};
+  std::atomic<bool> has_run_;
+  const ExpectedBackward expected_backward_;
 
   // Readers walk the lists from the newest without a lock; entries live as long as the group.
   std::atomic<const Specialisation*> newest_{nullptr};
-  std::atomic<DynamicSpecialisation*> newest_dynamic_{nullptr};
+  std::atomic<const DynamicSpecialisation*> newest_dynamic_{nullptr};
+  // For calls past the most specialisations, if any was split.
+  std::atomic<const Specialisation*> newest_split_{nullptr};
   std::mutex mutex_; // guards what follows
   std::vector<std::unique_ptr<Specialisation>> specialisations_;
   std::vector<std::unique_ptr<DynamicSpecialisation>> dynamic_;
   std::vector<const Claim*> claims_;
-  std::set<SymbolPlaces> refused_; // cannot be symbols
+  std::map<SymbolPlaces, int> refusals_; // places that could not be symbols, and how often
+  std::map<std::vector<size_t>, Subgraph::Division> divisions_; // by the nodes left out
+  std::vector<Postponed> postponed_;
 };
 
 } // namespace torchmdla

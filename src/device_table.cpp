@@ -1,5 +1,8 @@
 #include "device_table.h"
 
+#include "forks.h"
+#include "in_place.h"
+
 #include <torch/csrc/jit/ir/constants.h>
 
 #include <mutex>
@@ -26,7 +29,9 @@ bool DeviceTable::takes_type(const Value* value) const {
 const OpRule* DeviceTable::rule(const Node* node) const {
   const auto* schema = node->maybeSchema();
   if (!schema) return nullptr;
-  const auto found = ops.find(schema->operator_name());
+  auto found = ops.find(schema->operator_name());
+  if (found == ops.end() && is_in_place(node))
+    found = ops.find({functional_kind(node->kind())->toQualString(), schema->overload_name()});
   if (found == ops.end()) return nullptr;
   for (const auto* value : node->inputs())
     if (!takes_type(value)) return nullptr;
@@ -52,23 +57,23 @@ Conditions DeviceTable::conditions(const Node* node, const OpRule& rule) const {
 }
 
 std::shared_ptr<const DeviceTable> current_device_table() {
-  std::lock_guard<std::mutex> guard(table_mutex);
+  const Guard guard(table_mutex);
   return table_in_use;
 }
 
 std::shared_ptr<const DeviceTable> device_table(const std::string& device) {
-  std::lock_guard<std::mutex> guard(table_mutex);
+  const Guard guard(table_mutex);
   const auto found = tables.find(device);
   return found == tables.end() ? nullptr : found->second;
 }
 
 void add_device_table(std::shared_ptr<const DeviceTable> table) {
-  std::lock_guard<std::mutex> guard(table_mutex);
+  const Guard guard(table_mutex);
   tables[table->device] = std::move(table);
 }
 
 void use_device_table(const std::string& device) {
-  std::lock_guard<std::mutex> guard(table_mutex);
+  const Guard guard(table_mutex);
   table_in_use = tables.at(device);
 }
 

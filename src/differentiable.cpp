@@ -1,6 +1,7 @@
 #include "differentiable.h"
 
 #include "graph_values.h"
+#include "profiling.h"
 
 #include <torch/csrc/jit/passes/shape_analysis.h>
 
@@ -50,9 +51,20 @@ DifferentiableGraph::DifferentiableGraph(Graph& graph, const std::string& name)
     : executor_(untyped(graph), name), num_outputs_(graph.outputs().size()),
       folds_tensors_(makes_constant_tensors(graph)) {}
 
+// The executor asks when it first plans whether to profile; so do those of the backward graphs that
+// its second plan has.
+void DifferentiableGraph::prepare(torch::jit::Stack& stack) {
+  const WithProfiling profiling;
+  auto code = executor_.getPlanFor(stack).code;
+  torch::jit::Stack none;
+  for (auto* backward : code.grad_executors())
+    backward->getPlanFor(none);
+}
+
 // What the executor folded (a tensor of zeros) comes out as the same tensor in every call, and
 // whoever is handed it may write to it.
 void DifferentiableGraph::run(torch::jit::Stack& stack) {
+  if (!executor_.isOptimized()) prepare(stack);
   executor_.run(stack);
   if (!folds_tensors_) return;
   for (size_t i = 0; i < num_outputs_; ++i) {

@@ -19,6 +19,8 @@ public:
   void run(torch::jit::Stack& stack);
 
 private:
+  void prepare(torch::jit::Stack& stack);
+
   torch::jit::GraphExecutor executor_;
   const size_t num_outputs_;
   const bool folds_tensors_; // the executor may keep results as constants

@@ -4,6 +4,7 @@
 #include "runtime.h"
 
 #include <ATen/EmptyTensor.h>
+#include <c10/util/ApproximateClock.h>
 #include <c10/util/SmallVector.h>
 
 #include <algorithm>
@@ -43,6 +44,20 @@ const at::Tensor& tensor_of(const InputBinding& binding, c10::ArrayRef<c10::IVal
 // Workspace, packed buffers, symbols.
 constexpr size_t buffers_before_arguments = 3;
 
+// In ticks: every call asks four times.
+uint64_t now() {
+  return static_cast<uint64_t>(c10::getApproximateTime());
+}
+
+// Whether those of the arguments that are packed have, where this call looks, the content that they
+// had.
+bool content_holds(const PackedSet& set, const std::vector<size_t>& packed,
+                   c10::ArrayRef<void*> arguments) {
+  for (size_t i = 0; i < packed.size(); ++i)
+    if (!set.watch.holds(i, arguments[packed[i]])) return false;
+  return true;
+}
+
 // The address an argument starts at. Compiled code reads arguments and never writes them.
 void* address_of(const at::Tensor& tensor) {
   return const_cast<void*>(tensor.const_data_ptr());
@@ -54,7 +69,7 @@ Executable::Executable(CompiledCode code, std::vector<InputBinding> inputs,
                        std::vector<OutputBinding> outputs)
     : code_(std::move(code)), inputs_(std::move(inputs)), outputs_(std::move(outputs)),
       scalars_(std::count_if(inputs_.begin(), inputs_.end(), [](const InputBinding& binding) {
-        return binding.source == Source::scalar;
+        return binding.source == Source::scalar || binding.source == Source::size;
       })) {
   TORCH_CHECK(code_.entry, "torchmdla: an executable needs the address of its entry");
   std::set<size_t> packed;
@@ -65,6 +80,7 @@ Executable::Executable(CompiledCode code, std::vector<InputBinding> inputs,
                                               inputs_[argument].source == Source::constant),
                 "torchmdla: only parameters that lie densely in memory can be packed");
   parameters_.assign(packed.begin(), packed.end());
+  if (!code_.packs.empty()) packed_ = make_packed_slot();
   for (size_t i = 0; i < outputs_.size(); ++i)
     if (const auto* tensor = std::get_if<OutputTensor>(&outputs_[i])) {
       TORCH_CHECK(
@@ -80,11 +96,12 @@ bool Executable::run(torch::jit::Stack& stack, size_t num_inputs,
   c10::SmallVector<void*, 512> buffers(buffers_before_arguments);
   c10::SmallVector<double, 8> scalars(scalars_, 0.0);
   c10::SmallVector<at::Tensor, 4> copies;
-  bind_inputs(values, buffers, scalars.data(), copies);
+  bind_inputs(values, symbols, buffers, scalars.data(), copies);
 
-  const c10::ArrayRef<void*> arguments(buffers);
-  const auto set =
-      code_.packs.empty() ? nullptr : packed(values, arguments.slice(buffers_before_arguments));
+  const auto [set, looking] =
+      packed_ ? packed(values, c10::ArrayRef<void*>(buffers).slice(buffers_before_arguments))
+              : Packed();
+  const auto start = looking ? now() : 0;
   if (set && !set->fault.empty()) throw DeviceFault(set->fault);
   const auto workspace = code_.workspace ? code_.workspace(symbols.data()) : code_.workspace_bytes;
   buffers[0] = thread_workspace(workspace);
@@ -101,24 +118,34 @@ bool Executable::run(torch::jit::Stack& stack, size_t num_inputs,
     if (!fault.empty()) throw DeviceFault(fault);
     return false;
   }
+  if (looking) set->watch.adapt(looking, now() - start);
   push_outputs(stack, num_inputs, symbols, results);
   return true;
 }
 
 void Executable::prefetch() const {
-  if (code_.packs.empty()) return;
-  if (const auto set = packed_.load(std::memory_order_acquire))
-    for (const auto& parameter : set->parameters)
-      parameter.prefetch();
+  if (!packed_) return;
+  const auto set = packed_->load();
+  for (size_t i = 0; set && i < set->parameters.size(); ++i) {
+    const auto& parameter = set->parameters[i];
+    parameter.prefetch();
+    set->watch.prefetch(i, parameter.data());
+  }
 }
 
-std::shared_ptr<const Executable::PackedSet>
-Executable::packed(c10::ArrayRef<c10::IValue> values, c10::ArrayRef<void*> arguments) const {
-  auto set = packed_.load(std::memory_order_acquire);
-  if (set && is_current(*set, values, arguments)) return set;
-  auto made = pack(values);
-  packed_.store(made, std::memory_order_release);
-  return made;
+Executable::Packed Executable::packed(c10::ArrayRef<c10::IValue> values,
+                                      c10::ArrayRef<void*> arguments) const {
+  auto set = packed_->load();
+  if (set && is_current(*set, values, arguments)) {
+    const bool timed = set->watch.adapts();
+    const auto start = timed ? now() : 0;
+    if (content_holds(*set, parameters_, arguments)) {
+      const auto looking = timed ? std::max<uint64_t>(now() - start, 1) : 0;
+      return {std::move(set), looking};
+    }
+  }
+  const WithoutGil without_gil;
+  return {keep_packed(*packed_, [&] { return pack(values); })};
 }
 
 bool Executable::is_current(const PackedSet& set, c10::ArrayRef<c10::IValue> values,
@@ -131,17 +158,14 @@ bool Executable::is_current(const PackedSet& set, c10::ArrayRef<c10::IValue> val
   return true;
 }
 
-std::shared_ptr<const Executable::PackedSet>
-Executable::pack(c10::ArrayRef<c10::IValue> values) const {
-  const WithoutGil without_gil;
-  auto made = std::make_shared<PackedSet>();
+std::shared_ptr<const PackedSet> Executable::pack(c10::ArrayRef<c10::IValue> values) const {
   std::vector<at::Tensor> parameters;
   std::vector<bool> unversioned;
   for (const size_t argument : parameters_) {
     parameters.push_back(tensor_of(inputs_[argument], values));
     unversioned.push_back(inputs_[argument].unversioned);
   }
-  made->parameters = states_of(parameters, unversioned);
+  const auto made = std::make_shared<PackedSet>(states_of(parameters, unversioned));
   for (const auto& pack : code_.packs) {
     std::vector<ParameterState> parameters;
     for (const size_t argument : pack.arguments) {
@@ -162,7 +186,7 @@ Executable::pack(c10::ArrayRef<c10::IValue> values) const {
   return made;
 }
 
-void Executable::bind_inputs(c10::ArrayRef<c10::IValue> values,
+void Executable::bind_inputs(c10::ArrayRef<c10::IValue> values, c10::ArrayRef<int64_t> symbols,
                              c10::SmallVectorImpl<void*>& buffers, double* next_scalar,
                              c10::SmallVectorImpl<at::Tensor>& copies) const {
   for (const auto& binding : inputs_) {
@@ -176,6 +200,10 @@ void Executable::bind_inputs(c10::ArrayRef<c10::IValue> values,
       break;
     case Source::scalar:
       *next_scalar = values[binding.input].toDouble();
+      buffers.push_back(next_scalar++);
+      break;
+    case Source::size:
+      *next_scalar = static_cast<double>(symbols[binding.input]);
       buffers.push_back(next_scalar++);
       break;
     case Source::constant:

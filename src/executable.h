@@ -23,9 +23,9 @@ namespace torchmdla {
 
 // Where an argument of the program comes from.
 struct InputBinding {
-  enum class Source { dense, contiguous, scalar, constant };
+  enum class Source { dense, contiguous, scalar, size, constant };
   Source source;    // dense: as it lies in memory; contiguous: copied first if it is not
-  size_t input = 0; // index among the group's inputs
+  size_t input = 0; // index among the group's inputs, of a size among the symbols
   std::optional<size_t> element; // of an input that is a list of tensors
   at::Tensor constant;           // for Source::constant
   bool unversioned = false;      // its content may change without another version
@@ -80,21 +80,19 @@ public:
   void prefetch() const;
 
 private:
-  // The packed buffers for one state of the parameters.
-  struct PackedSet {
-    std::vector<ParameterState> parameters; // as Executable::parameters_
-    std::vector<std::shared_ptr<const PackedBuffer>> buffers;
-    std::vector<void*> addresses;
-    std::string fault; // of the device, which has no buffers then
+  // What a call uses, and how long it looked whether that is current.
+  struct Packed {
+    std::shared_ptr<const PackedSet> set;
+    uint64_t looking = 0;
   };
 
-  std::shared_ptr<const PackedSet> packed(c10::ArrayRef<c10::IValue> values,
-                                          c10::ArrayRef<void*> arguments) const;
+  Packed packed(c10::ArrayRef<c10::IValue> values, c10::ArrayRef<void*> arguments) const;
   bool is_current(const PackedSet& set, c10::ArrayRef<c10::IValue> values,
                   c10::ArrayRef<void*> arguments) const;
   std::shared_ptr<const PackedSet> pack(c10::ArrayRef<c10::IValue> values) const;
-  void bind_inputs(c10::ArrayRef<c10::IValue> values, c10::SmallVectorImpl<void*>& buffers,
-                   double* next_scalar, c10::SmallVectorImpl<at::Tensor>& copies) const;
+  void bind_inputs(c10::ArrayRef<c10::IValue> values, c10::ArrayRef<int64_t> symbols,
+                   c10::SmallVectorImpl<void*>& buffers, double* next_scalar,
+                   c10::SmallVectorImpl<at::Tensor>& copies) const;
   void push_outputs(torch::jit::Stack& stack, size_t num_inputs, c10::ArrayRef<int64_t> symbols,
                     c10::ArrayRef<at::Tensor> results) const;
 
@@ -104,8 +102,7 @@ private:
   std::vector<size_t> owner_of_result_; // the output that a result is allocated for
   std::vector<size_t> parameters_;      // the arguments that packs are made of, in order
   size_t scalars_;                      // how many arguments are scalars
-  // Replaced when a parameter has changed; a call keeps the set that it started with.
-  mutable std::atomic<std::shared_ptr<const PackedSet>> packed_;
+  std::shared_ptr<PackedSlot> packed_;  // null where nothing is packed
 };
 
 } // namespace torchmdla

@@ -1,9 +1,9 @@
 #include "flagged_group.h"
 
 #include "device_table.h"
+#include "forks.h"
 #include "fusion_pass.h"
 
-#include <ATen/core/grad_mode.h>
 #include <torch/csrc/jit/passes/constant_propagation.h>
 
 #include <algorithm>
@@ -21,13 +21,6 @@ namespace {
 
 // Modules have few modes. Past this many, further ones share a variant that keeps its branches.
 constexpr size_t most_variants = 32;
-
-bool needs_gradients(c10::ArrayRef<c10::IValue> inputs) {
-  return c10::GradMode::is_enabled() &&
-         std::any_of(inputs.begin(), inputs.end(), [](const c10::IValue& input) {
-           return input.isTensor() && input.toTensor().requires_grad();
-         });
-}
 
 void write_in(Graph& graph, size_t input, bool flag) {
   torch::jit::WithInsertPoint at_the_top(*graph.nodes().begin());
@@ -62,9 +55,13 @@ void FlaggedGroup::run(Stack& stack) {
   auto& chosen = variant(flags(stack));
   if (chosen.group) return chosen.group->run(stack);
   inputs_.expand(stack);
-  if (needs_gradients(torch::jit::last(stack, inputs_.num_inputs())))
-    return run_differentiable(chosen, stack);
-  torch::jit::InterpreterState(*chosen.grouped).run(stack);
+  const auto below = stack.size() - inputs_.num_inputs();
+  const bool followed = needs_gradients(torch::jit::last(stack, inputs_.num_inputs()));
+  if (followed && chosen.expected_backward.count_call())
+    run_differentiable(chosen, stack);
+  else
+    torch::jit::InterpreterState(*chosen.grouped).run(stack);
+  if (followed) chosen.expected_backward.watch(torch::jit::last(stack, stack.size() - below));
 }
 
 FlaggedGroup::Flags FlaggedGroup::flags(const Stack& stack) const {
@@ -76,7 +73,7 @@ FlaggedGroup::Flags FlaggedGroup::flags(const Stack& stack) const {
 
 FlaggedGroup::Variant& FlaggedGroup::variant(const Flags& flags) {
   if (auto* found = find(flags)) return *found;
-  std::lock_guard<std::mutex> guard(mutex_);
+  const Guard guard(mutex_);
   if (auto* found = find(flags)) return *found;
   if (variants_.size() >= most_variants) {
     if (!open_) open_ = make_open();
@@ -135,8 +132,10 @@ void FlaggedGroup::group_anew(Variant& variant) const {
 
 // PyTorch's executor makes differentiable graphs of a variant that trains, and groups of those.
 void FlaggedGroup::run_differentiable(Variant& variant, Stack& stack) const {
-  std::call_once(variant.differentiable_once,
-                 [&] { variant.differentiable.emplace(*variant.graph, name_); });
+  std::call_once(variant.differentiable_once, [&] {
+    const Unforked section;
+    variant.differentiable.emplace(*variant.graph, name_);
+  });
   variant.differentiable->run(stack);
 }
 

@@ -9,6 +9,7 @@
 
 #include "compiler.h"
 #include "differentiable.h"
+#include "group_autograd.h"
 #include "input_paths.h"
 
 #include <torch/csrc/jit/ir/ir.h>
@@ -39,6 +40,7 @@ private:
     std::shared_ptr<torch::jit::Graph> graph; // ungrouped, with all inputs of the group
     std::shared_ptr<CompilationGroup> group;  // the whole variant; null if it is not one group
     std::optional<torch::jit::Code> grouped;  // where it is not
+    ExpectedBackward expected_backward;       // likewise
     std::once_flag differentiable_once;
     std::optional<DifferentiableGraph> differentiable; // set under differentiable_once
     Variant* next = nullptr;

@@ -2,6 +2,7 @@
 
 #include "attributes.h"
 #include "graph_values.h"
+#include "in_place.h"
 #include "input_paths.h"
 #include "list_appends.h"
 #include "memory_order.h"
@@ -21,6 +22,8 @@
 // memory dependencies, leaves the nodes that the device takes for one that it does not. Taken nodes
 // of one level can be one group: a path between two of them through an untaken node would raise the
 // level, so the set is convex. One walk over the block, no trial moves.
+//
+// Ops in place on memory that only they see are functional ops meanwhile (in_place.h).
 //
 // Constants and lists are not nodes in this sense: whoever uses one gets a copy. A view that is
 // used outside of its own group stays in the block, and every group that uses it gets a copy: what
@@ -66,6 +69,19 @@ c10::Symbol flags_attribute() {
   return symbol;
 }
 
+c10::Symbol first_run_attribute() {
+  static const auto symbol = c10::Symbol::attr("first_run");
+  return symbol;
+}
+
+void mark_first_run(Block* block) {
+  for (auto* node : block->nodes()) {
+    if (node->kind() == group_symbol()) node->i_(first_run_attribute(), 1);
+    for (auto* inner : node->blocks())
+      mark_first_run(inner);
+  }
+}
+
 std::string group_name(const std::shared_ptr<Graph>& subgraph) {
   constexpr size_t longest = 60;
   return torch::jit::SubgraphUtils::generateNameForGraph(subgraph, longest, "mdla");
@@ -86,6 +102,7 @@ struct Fusion {
   const std::unordered_set<std::string> statistics;
   // Attributes that the graph itself sets: states, which differ from call to call.
   const std::unordered_set<std::string> states;
+  const NodeSet left_out; // nodes that join no group
 };
 
 // The nodes of one block that move into a subgraph, in the block's order.
@@ -147,6 +164,7 @@ private:
   }
 
   std::optional<OpKind> kind_of(Node* node) {
+    if (fusion_.left_out.count(node) || is_in_place(node)) return std::nullopt;
     if (node->kind() == prim::If) return kind_of_branch(node);
     if (takes_apart(node)) return kind_of_taking_apart(node);
     const auto* rule = table_.rule(node);
@@ -523,27 +541,38 @@ size_t fuse_block(Block* block, const Fusion& fusion) {
   return groups + fuser.form();
 }
 
+NodeSet nodes_at(Graph& graph, const std::vector<size_t>& numbers) {
+  NodeSet found;
+  size_t number = 0;
+  for (const auto* node : graph.nodes())
+    if (std::count(numbers.begin(), numbers.end(), number++)) found.insert(node);
+  return found;
+}
+
 } // namespace
 
 size_t fuse_groups(const std::shared_ptr<Graph>& graph, const DeviceTable& table,
                    OpenConditions open_conditions, const std::vector<int64_t>& parameters,
-                   c10::Symbol group_kind) {
+                   c10::Symbol group_kind, const std::vector<size_t>& left_out) {
+  auto nodes_left_out = nodes_at(*graph, left_out);
   write_out_appends(graph);
   torch::jit::RemoveListMutation(graph);
-  torch::jit::RemoveTensorMutation(graph);
+  make_functional(graph, table, nodes_left_out);
   const auto set = attributes_set(*graph);
   hoist_attributes(graph, set);
   ValueSet attributes;
   for (const auto index : parameters)
     attributes.insert(graph->inputs().at(index));
   const AliasDb aliases(graph);
-  const Fusion fusion{table,    open_conditions,       group_kind,
-                      aliases,  std::move(attributes), running_statistics(graph->block()),
-                      set.names};
+  const Fusion fusion{table,     open_conditions,          group_kind,
+                      aliases,   std::move(attributes),    running_statistics(graph->block()),
+                      set.names, std::move(nodes_left_out)};
   const size_t groups = fuse_block(graph->block(), fusion);
-  if (groups == 0) return 0;
-  read_attributes_in_groups(graph, group_kind, set);
-  torch::jit::EliminateDeadCode(graph);
+  if (groups != 0) {
+    read_attributes_in_groups(graph, group_kind, set);
+    torch::jit::EliminateDeadCode(graph);
+  }
+  restore_in_place(graph->block());
   return groups;
 }
 

@@ -21,6 +21,8 @@ c10::Symbol acap_group_symbol();
 c10::Symbol device_attribute();
 c10::Symbol parameters_attribute();
 c10::Symbol flags_attribute();
+// On groups whose graph has not run before they were formed (compiler.h).
+c10::Symbol first_run_attribute();
 
 // A group's name for people, from its subgraph.
 std::string group_name(const std::shared_ptr<torch::jit::Graph>& subgraph);
@@ -30,11 +32,15 @@ enum class OpenConditions { assume_met, assume_violated };
 
 // Merges what `table` takes into maximal groups, in every block of `graph`. Pure C++: it runs under
 // the executor's compile lock, where taking the GIL deadlocks. `parameters` are the indices of the
-// graph's inputs that are module attributes. Groups are nodes of `group_kind`. Returns the number
-// of groups made.
+// graph's inputs that are module attributes. Groups are nodes of `group_kind`. The nodes of the
+// graph's own block numbered in `left_out` join none. Returns the number of groups made.
 size_t fuse_groups(const std::shared_ptr<torch::jit::Graph>& graph, const DeviceTable& table,
                    OpenConditions open_conditions = OpenConditions::assume_met,
                    const std::vector<int64_t>& parameters = {},
-                   c10::Symbol group_kind = group_symbol());
+                   c10::Symbol group_kind = group_symbol(),
+                   const std::vector<size_t>& left_out = {});
+
+// Marks the groups of a block as such.
+void mark_first_run(torch::jit::Block* block);
 
 } // namespace torchmdla

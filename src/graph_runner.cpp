@@ -1,5 +1,6 @@
 #include "graph_runner.h"
 
+#include "forks.h"
 #include "fusion_pass.h"
 #include "graph_key.h"
 #include "packed.h"
@@ -11,7 +12,6 @@
 #include <torch/csrc/jit/runtime/interpreter.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 #include <optional>
 
@@ -49,7 +49,7 @@ public:
   }
 
   std::shared_ptr<const Graph> graph() const {
-    const auto form = form_.load(std::memory_order_acquire);
+    const auto form = form_.load();
     return form ? form->graph : graph_;
   }
 
@@ -78,7 +78,8 @@ private:
     }
   };
 
-  // What was seen of a weight in the last run that looked.
+  // What was seen of a weight in the last run that looked. Not its content: if that changes without
+  // another version, groups notice.
   struct Observed {
     size_t input;
     std::optional<ParameterState> state;
@@ -89,18 +90,19 @@ private:
   // that.
   std::shared_ptr<const Form> observe(const std::vector<double>& floats,
                                       const std::vector<c10::IValue>& inputs) {
-    if (auto form = form_.load(std::memory_order_acquire); form && form->fits(floats)) {
+    if (auto form = form_.load(); form && form->fits(floats)) {
       if (form->parameters.empty() && form->has_groups) return form;
+      const Unforked section;
       const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
       if (form->has_groups && (!lock || !look_at_parameters(inputs))) return form;
     }
-    const std::lock_guard<std::mutex> guard(mutex_);
+    const Guard guard(mutex_);
     return next_form(floats, inputs);
   }
 
   std::shared_ptr<const Form> next_form(const std::vector<double>& floats,
                                         const std::vector<c10::IValue>& inputs) {
-    const auto form = form_.load(std::memory_order_acquire);
+    const auto form = form_.load();
     if (!form) return first_form(floats, inputs);
     const auto before = observed_.size();
     std::erase_if(observed_, [&](const Observed& weight) {
@@ -183,7 +185,7 @@ private:
   }
 
   std::shared_ptr<const Form> publish(std::shared_ptr<const Form> form) {
-    form_.store(form, std::memory_order_release);
+    form_.store(form);
     return form;
   }
 
@@ -193,7 +195,7 @@ private:
   const std::string name_;
   const std::vector<size_t> weights_;
 
-  std::atomic<std::shared_ptr<const Form>> form_;
+  Published<const Form> form_;
   std::mutex mutex_;
   std::vector<double> floats_;     // of the first run; guarded by mutex_
   std::vector<bool> varying_;      // floats seen to; guarded by mutex_
@@ -210,7 +212,7 @@ GraphRunner::Prepared GraphRunner::prepare(const std::shared_ptr<Graph>& graph) 
   for (const auto* constant : float_constants(*graph))
     floats.push_back(constant->f(c10::attr::value));
   auto key = graph_key(*graph);
-  std::lock_guard<std::mutex> guard(mutex_);
+  const Guard guard(mutex_);
   if (const auto found = by_key_.find(key); found != by_key_.end()) {
     recent_.splice(recent_.begin(), recent_, found->second);
   } else {

@@ -40,12 +40,24 @@ bool writes(const AliasDb& aliases, Node* node) {
   });
 }
 
-// An attribute is read from its object, and a list or tuple made of what it is to hold: what is
-// written to those tensors is no matter.
+bool makes_container(const Node* node) {
+  return node->kind() == prim::ListConstruct || node->kind() == prim::TupleConstruct;
+}
+
+// A value and what it is made of: the alias analysis takes a list with one reader to hold nothing.
+void add_held(Value* value, torch::jit::ValueSet& values) {
+  values.insert(value);
+  if (!makes_container(value->node())) return;
+  for (auto* element : value->node()->inputs())
+    add_held(element, values);
+}
+
+// An attribute is read from its object, and a list or tuple made of what it is to hold, before that
+// is written: no matter.
 bool touches(const AliasDb& aliases, Node* writer, Node* node) {
-  if (node->kind() == prim::ListConstruct || node->kind() == prim::TupleConstruct) return false;
+  if (makes_container(node) && node->isBefore(writer)) return false;
   torch::jit::ValueSet values;
-  for_each_input(node, [&](Value* value) { values.insert(value); });
+  for_each_input(node, [&](Value* value) { add_held(value, values); });
   if (node->kind() != prim::GetAttr) values.insert(node->outputs().begin(), node->outputs().end());
   return aliases.writesToAlias(writer, values);
 }

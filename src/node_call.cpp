@@ -27,6 +27,14 @@ void unpack_list(const Node& node, Stack& stack) {
     stack.push_back(list.get(i));
 }
 
+// An operator that takes any number of inputs is told how many, unless it was made for its node.
+void call_operator(const Node& node, Stack& stack) {
+  const auto& op = node.getOperator();
+  if (op.hasOperation() && op.schema().is_vararg())
+    stack.emplace_back(static_cast<int64_t>(node.inputs().size()));
+  node.getOperation()(stack);
+}
+
 } // namespace
 
 void call_node(const Node& node, Stack& stack) {
@@ -38,7 +46,7 @@ void call_node(const Node& node, Stack& stack) {
   else if (node.kind() == prim::ListUnpack)
     unpack_list(node, stack);
   else
-    node.getOperation()(stack);
+    call_operator(node, stack);
   TORCH_INTERNAL_ASSERT(stack.size() == node.outputs().size());
 }
 

@@ -6,7 +6,7 @@ int64_t Polynomial::at(c10::ArrayRef<int64_t> symbols) const {
   int64_t sum = 0;
   for (const auto& [exponents, factor] : terms) {
     int64_t product = factor;
-    for (size_t i = 0; i < symbols.size(); ++i)
+    for (size_t i = 0; i < exponents.size(); ++i)
       for (int64_t power = 0; power < exponents[i]; ++power)
         product *= symbols[i];
     sum += product;

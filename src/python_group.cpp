@@ -251,6 +251,22 @@ Record PythonSubgraph::run_and_record(Stack& stack) {
   return record;
 }
 
+Subgraph::Division PythonSubgraph::divide(const std::vector<size_t>& left_out,
+                                          const std::vector<int64_t>& parameters) {
+  py::gil_scoped_acquire gil;
+  try {
+    const auto made = object().attr("divide")(left_out, parameters);
+    if (made.is_none()) return nullptr;
+    return [run = hold(made)](Stack& stack) {
+      py::gil_scoped_acquire gil;
+      call(borrow(run), "__call__", stack,
+           [&](const py::object& results) { replace(stack, results); });
+    };
+  } catch (py::error_already_set& error) {
+    throw_python_error(error);
+  }
+}
+
 void bind_group(py::module& module) {
   auto type = py::reinterpret_steal<py::object>(PyType_FromSpec(&specification));
   if (!type) throw py::error_already_set();

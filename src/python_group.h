@@ -8,8 +8,9 @@
 
 namespace torchmdla {
 
-// A Python object with `run(*inputs)`, which returns a sequence of results, and
-// `run_and_record(*inputs)`, which returns the results and a dictionary of what was seen.
+// A Python object with `run(*inputs)`, which returns a sequence of results,
+// `run_and_record(*inputs)`, which returns the results and a dictionary of what was seen, and
+// `divide(left_out, parameters)`, which returns another `run` or None.
 class PythonSubgraph : public Subgraph {
 public:
   explicit PythonSubgraph(const pybind11::object& object) : object_(hold(object)) {}
@@ -22,7 +23,8 @@ public:
   // PyTorch's autograd follows the ops of `run`.
   bool run_differentiable(torch::jit::Stack& stack) override { return false; }
   bool conditions_hold(const Record& record) const override { return true; }
-  void run_split(torch::jit::Stack& stack) override { run(stack); }
+  Division divide(const std::vector<size_t>& left_out,
+                  const std::vector<int64_t>& parameters) override;
 
 private:
   const std::shared_ptr<PyObject> object_;

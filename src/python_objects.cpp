@@ -1,5 +1,8 @@
 #include "python_objects.h"
 
+#include "forks.h"
+
+#include <torch/csrc/Device.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 
 #include <mutex>
@@ -38,13 +41,13 @@ std::shared_ptr<PyObject> hold(const py::object& object) {
 
 PassingError::PassingError() {
   persist();
-  const std::lock_guard<std::mutex> guard(passing().mutex);
+  const Guard guard(passing().mutex);
   if (passing().count++ == 0)
     passing().flag_before = std::exchange(FLAGS_torch_jit_enable_rethrow_caught_exception, true);
 }
 
 PassingError::~PassingError() {
-  const std::lock_guard<std::mutex> guard(passing().mutex);
+  const Guard guard(passing().mutex);
   if (--passing().count == 0)
     FLAGS_torch_jit_enable_rethrow_caught_exception = passing().flag_before;
 }
@@ -55,6 +58,7 @@ c10::IValue to_ivalue(const py::handle& value) {
   if (py::isinstance<py::int_>(value)) return value.cast<int64_t>();
   if (py::isinstance<py::float_>(value)) return value.cast<double>();
   if (py::isinstance<py::str>(value)) return value.cast<std::string>();
+  if (THPDevice_Check(value.ptr())) return value.cast<at::Device>();
   TORCH_CHECK_TYPE(py::isinstance<py::list>(value), "torchmdla: no constant of a graph is a ",
                    std::string(py::str(py::type::of(value))));
   const auto list = py::reinterpret_borrow<py::list>(value);

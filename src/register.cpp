@@ -4,8 +4,11 @@
 #include "compiler.h"
 #include "device_table.h"
 #include "flagged_group.h"
+#include "forks.h"
 #include "fusion_pass.h"
 #include "lazy/bindings.h"
+#include "packed.h"
+#include "profiling.h"
 #include "python_group.h"
 #include "python_objects.h"
 #include "runtime.h"
@@ -15,11 +18,18 @@
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/jit/passes/pass_manager.h>
 #include <torch/csrc/jit/python/pybind.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/jit/runtime/custom_operator.h>
+#include <torch/csrc/jit/runtime/graph_executor.h>
 #include <torch/csrc/utils/pybind.h>
+
+#include <chrono>
+#include <optional>
+#include <unordered_set>
+#include <vector>
 
 namespace py = pybind11;
 
@@ -35,9 +45,16 @@ namespace {
 // --- the JIT
 // ---------------------------------------------------------------------------------------
 
+// What autograd runs is the backward of a differentiable graph, which was profiled with that.
+bool has_run() {
+  return torch::jit::getNumProfiledRuns() != 0 || torch::autograd::get_current_node();
+}
+
 void run_pass(std::shared_ptr<Graph>& graph) {
-  if (const auto table = current_device_table())
-    statistics().groups += static_cast<int64_t>(fuse_groups(graph, *table));
+  const auto table = current_device_table();
+  if (!table) return;
+  statistics().groups += static_cast<int64_t>(fuse_groups(graph, *table));
+  if (!has_run()) mark_first_run(graph->block());
 }
 
 Operation make_operation(const Node* node) {
@@ -82,6 +99,14 @@ py::dict to_python(const Record& record, const py::object& make_meta) {
   return result;
 }
 
+// Numbers of symbols, or None.
+py::list to_python(const SymbolPlaces& places) {
+  py::list result;
+  for (const auto place : places)
+    result.append(place == fixed ? py::object(py::none()) : py::object(py::int_(place)));
+  return result;
+}
+
 py::tuple to_python(const Symbols& values) {
   py::tuple result(values.size());
   for (size_t i = 0; i < values.size(); ++i)
@@ -119,10 +144,15 @@ struct OnFailure {
       PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(exception.get())), exception.get());
       throw PassingError();
     };
-    failure.warn = [exception, warn = warn] {
-      in_python([&] { borrow(warn)(borrow(exception)); });
+    failure.warn = [exception, warn = warn](bool divided) {
+      in_python([&] { borrow(warn)(borrow(exception), divided); });
     };
+    failure.elsewhere = error.value().attr("elsewhere").cast<bool>();
+    failure.left_out = error.value().attr("nodes").cast<std::vector<size_t>>();
     failure.too_long = error.value().attr("too_long").cast<std::optional<int64_t>>();
+    if (const auto pause = error.value().attr("retry_after").cast<std::optional<double>>())
+      failure.retry_after = std::chrono::duration_cast<std::chrono::steady_clock::duration>(
+          std::chrono::duration<double>(*pause));
     throw failure;
   }
 };
@@ -139,10 +169,43 @@ template <class Call> auto in_python(const OnFailure& on_failure, Call call) {
   });
 }
 
+const std::unordered_map<std::string, SizeProgram::Operation> size_operations{
+    {"constant", SizeProgram::Operation::constant},
+    {"symbol", SizeProgram::Operation::symbol},
+    {"add", SizeProgram::Operation::add},
+    {"mul", SizeProgram::Operation::mul},
+    {"floor_div", SizeProgram::Operation::floor_div},
+    {"mod", SizeProgram::Operation::mod},
+    {"div", SizeProgram::Operation::div},
+    {"min", SizeProgram::Operation::min},
+    {"max", SizeProgram::Operation::max},
+    {"floor", SizeProgram::Operation::floor},
+    {"ceil", SizeProgram::Operation::ceil},
+    {"trunc", SizeProgram::Operation::trunc},
+    {"eq", SizeProgram::Operation::eq},
+    {"ne", SizeProgram::Operation::ne},
+    {"lt", SizeProgram::Operation::lt},
+    {"le", SizeProgram::Operation::le},
+    {"and", SizeProgram::Operation::logical_and},
+    {"or", SizeProgram::Operation::logical_or},
+    {"not", SizeProgram::Operation::logical_not},
+};
+
+// As torchmdla.capture.size_program.SizeNodes.
+SizeProgram size_program(const py::object& made) {
+  using Entry = std::tuple<std::string, double, size_t, size_t>;
+  auto [entries, computed, conditions] =
+      made.cast<std::tuple<std::vector<Entry>, std::vector<size_t>, std::vector<size_t>>>();
+  std::vector<SizeProgram::Node> nodes;
+  for (const auto& [operation, number, left, right] : entries)
+    nodes.push_back({size_operations.at(operation), number, left, right});
+  return {std::move(nodes), std::move(computed), std::move(conditions)};
+}
+
 // `compile(subgraph, record, parameters, device)` returns an Executable, `compile_dynamic(…,
-// values, samples)` one for any sizes and a function of a record and values, which tells whether
-// they agree; samples are pairs of values and record. Both raise `error_type`, of which
-// `warn(error)` tells the user. `make_meta(dtype, shape, strides)` makes the record's entries.
+// places, values, written_out)` one for any sizes and what a call evaluates for it. Both raise
+// `error_type`, of which `warn(error, divided)` tells the user; its `nodes` are those of the
+// subgraph that are to blame. `make_meta(dtype, shape, strides)` makes the record's entries.
 // `tell_fault(group, fault, strict)` warns of a device's fault or raises.
 void set_compiler_functions(const py::object& compile, const py::object& compile_dynamic,
                             const py::object& warn, const py::object& make_meta,
@@ -161,21 +224,10 @@ void set_compiler_functions(const py::object& compile, const py::object& compile
   compiler.compile_dynamic = [=](const DynamicRequest& request) {
     return in_python(failure, [&]() -> DynamicExecutable {
       const auto& [subgraph, record, parameters, device] = request.typical;
-      py::list samples;
-      for (const auto& sample : request.samples)
-        samples.append(
-            py::make_tuple(to_python(sample.values), to_python(sample.record, borrow(meta))));
-      const py::tuple made =
-          borrow(dynamic_function)(to_python(subgraph), to_python(record, borrow(meta)), parameters,
-                                   device, to_python(request.values), samples);
-      const auto agrees = hold(made[1]);
-      return {made[0].cast<std::shared_ptr<Executable>>(),
-              [=](const Record& record, const Symbols& values) {
-                return in_python(failure, [&] {
-                  return borrow(agrees)(to_python(record, borrow(meta)), to_python(values))
-                      .cast<bool>();
-                });
-              }};
+      const py::tuple made = borrow(dynamic_function)(
+          to_python(subgraph), to_python(record, borrow(meta)), parameters, device,
+          to_python(request.places), to_python(request.values), request.written_out);
+      return {made[0].cast<std::shared_ptr<Executable>>(), size_program(made[1])};
     });
   };
   compiler.tell_fault = [=](const std::string& group, const std::string& fault, bool strict) {
@@ -199,12 +251,14 @@ void set_submit(const py::object& submit) {
 InputBinding input_binding(const std::string& source, const py::object& from) {
   using Source = InputBinding::Source;
   if (source == "constant") return {Source::constant, 0, std::nullopt, from.cast<at::Tensor>()};
-  static const std::unordered_map<std::string, Source> sources{
-      {"dense", Source::dense}, {"contiguous", Source::contiguous}, {"scalar", Source::scalar}};
+  static const std::unordered_map<std::string, Source> sources{{"dense", Source::dense},
+                                                               {"contiguous", Source::contiguous},
+                                                               {"scalar", Source::scalar},
+                                                               {"size", Source::size}};
   const auto found = sources.find(source);
   TORCH_CHECK_VALUE(found != sources.end(),
                     "an argument comes from \"dense\", \"contiguous\", "
-                    "\"scalar\" or \"constant\", not \"",
+                    "\"scalar\", \"size\" or \"constant\", not \"",
                     source, "\"");
   if (!py::isinstance<py::tuple>(from)) return {found->second, from.cast<size_t>(), {}, {}};
   const auto [input, element] = from.cast<std::pair<size_t, size_t>>();
@@ -299,6 +353,17 @@ void add_device(const std::string& device, const std::vector<OpEntry>& ops,
   add_device_table(std::move(table));
 }
 
+// Drops what was packed of these tensors, or of all.
+void refresh(const std::optional<std::vector<at::Tensor>>& tensors) {
+  std::unordered_set<const c10::StorageImpl*> storages;
+  for (const auto& tensor : tensors.value_or(std::vector<at::Tensor>()))
+    storages.insert(tensor.storage().unsafeGetStorageImpl());
+  const py::gil_scoped_release without_gil;
+  refresh_packs([&](const ParameterState& parameter) {
+    return !tensors || storages.count(parameter.storage()) != 0;
+  });
+}
+
 py::dict statistics_dict() {
   py::dict result;
   result["groups"] = statistics().groups.load();
@@ -327,7 +392,10 @@ PYBIND11_MODULE(_C, module) {
              py::arg("error_type"), py::arg("tell_fault"));
   module.def("add_device", &add_device, py::arg("device"), py::arg("ops"), py::arg("dtypes"));
   module.def("use_device", &use_device_table, py::arg("device"));
-  module.def("set_enabled", [](bool on) { settings().enabled = on; });
+  module.def("set_enabled", [](bool on) {
+    settings().enabled = on;
+    leave_out_profiling(on);
+  });
   module.def("is_enabled", [] { return settings().enabled.load(); });
   module.def("set_strict", [](bool on) { settings().strict = on; });
   module.def("set_background", [](bool on) { settings().background = on; });
@@ -336,8 +404,12 @@ PYBIND11_MODULE(_C, module) {
   module.def("is_strict", [] { return settings().strict.load(); });
   module.def("set_max_specialisations",
              [](int64_t most) { settings().max_specialisations = most; });
+  module.def("refresh", &refresh, py::arg("tensors"));
+  module.def("drop_dead_packs", &drop_dead_packs, py::call_guard<py::gil_scoped_release>());
   module.def("statistics", &statistics_dict);
   module.def("reset_statistics", [] { statistics().reset(); });
+  module.def("enter_alone", &enter_alone);
+  module.def("leave_alone", &leave_alone);
   module.def("device_calls", [] {
     std::map<std::string, uintptr_t> addresses;
     for (const auto& call : device_calls())

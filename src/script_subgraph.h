@@ -31,10 +31,10 @@ public:
   bool run_differentiable(torch::jit::Stack& stack) override;
 
   bool conditions_hold(const Record& record) const override;
+  std::vector<size_t> not_taken(const Record& record) const override;
 
-  // A group that took an op on a condition that this call violates (dropout, in training after
-  // all): the subgraph runs with groups of its own around such ops.
-  void run_split(torch::jit::Stack& stack) override;
+  Division divide(const std::vector<size_t>& left_out,
+                  const std::vector<int64_t>& parameters) override;
 
 private:
   // A value that must be `wanted` for its node to be compiled.
@@ -53,9 +53,6 @@ private:
 
   std::once_flag differentiable_once_;
   std::optional<DifferentiableGraph> differentiable_; // set under differentiable_once_
-
-  std::once_flag split_once_;
-  std::optional<torch::jit::Code> split_; // set under split_once_
 };
 
 } // namespace torchmdla

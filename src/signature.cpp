@@ -2,12 +2,10 @@
 
 #include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/zeros.h>
 #include <c10/core/Device.h>
 
 #include <algorithm>
 #include <bit>
-#include <numeric>
 
 namespace torchmdla {
 
@@ -59,33 +57,6 @@ constexpr size_t entries_before_numbers = 2;
 void mark_from(size_t first, std::vector<bool>& marks) {
   std::fill(marks.begin() + static_cast<std::ptrdiff_t>(std::min(first, marks.size())), marks.end(),
             true);
-}
-
-// Strides of a tensor of other sizes that lies in memory as `value` does.
-std::vector<int64_t> strides_like(const at::Tensor& value, c10::ArrayRef<int64_t> sizes) {
-  std::vector<int64_t> order(sizes.size()), strides(sizes.size());
-  std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(),
-                   [&](int64_t a, int64_t b) { return value.stride(a) > value.stride(b); });
-  const bool has_gaps = stride_class(value) == other_class;
-  int64_t next = 0;
-  for (auto it = order.rbegin(); it != order.rend(); ++it) {
-    if (has_gaps && value.stride(*it) == 0) continue; // expanded
-    if (next == 0) next = has_gaps ? value.stride(*it) : 1;
-    strides[*it] = next;
-    next = next * std::max<int64_t>(sizes[*it], 1) + has_gaps;
-  }
-  return strides;
-}
-
-at::Tensor with_sizes(const at::Tensor& value, c10::ArrayRef<int64_t> sizes) {
-  if (value.sizes() == sizes) return value;
-  const auto strides = strides_like(value, sizes);
-  int64_t elements = 1;
-  for (size_t i = 0; i < sizes.size(); ++i)
-    elements += (sizes[i] - 1) * strides[i];
-  return at::zeros({std::max<int64_t>(elements, 1)}, value.options().requires_grad(false))
-      .as_strided(sizes, strides);
 }
 
 } // namespace
@@ -146,25 +117,6 @@ std::vector<bool> marks_of_numbers(const c10::IValue& value) {
     }
   }
   return marks;
-}
-
-c10::IValue with_numbers(const c10::IValue& value, c10::ArrayRef<int64_t>& signature) {
-  if (value.isTensorList()) {
-    signature = signature.slice(entries_before_numbers);
-    c10::List<at::Tensor> elements;
-    for (const auto& element : value.toListRef())
-      elements.push_back(with_numbers(element, signature).toTensor());
-    return elements;
-  }
-  Signature own;
-  append_signature(value, own);
-  const auto wanted = signature.slice(0, own.size());
-  signature = signature.slice(own.size());
-  if (value.isInt()) return wanted[1];
-  if (value.isIntList()) return wanted.slice(entries_before_numbers).vec();
-  if (value.isTensor() && value.toTensor().defined())
-    return with_sizes(value.toTensor(), wanted.slice(entries_before_numbers));
-  return value;
 }
 
 } // namespace torchmdla

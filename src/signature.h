@@ -22,8 +22,4 @@ bool append_signature(const c10::IValue& value, Signature& signature);
 // everything else stays as it is.
 std::vector<bool> marks_of_numbers(const c10::IValue& value);
 
-// A value whose signature is the start of `signature`, which it takes away: `value` itself, or
-// zeros of its dtype and stride order where a size differs. Strides with gaps stay such.
-c10::IValue with_numbers(const c10::IValue& value, c10::ArrayRef<int64_t>& signature);
-
 } // namespace torchmdla

@@ -1,5 +1,7 @@
 #include "statistics.h"
 
+#include "forks.h"
+
 namespace torchmdla {
 
 const char* describe(Fallback reason) {
@@ -11,7 +13,13 @@ const char* describe(Fallback reason) {
   case Fallback::input_kind:
     return "an input is not a plain strided CPU tensor";
   case Fallback::requires_grad:
-    return "grad mode is on and an input requires grad";
+    return "grad mode is on, an input requires grad, and backward is expected";
+  case Fallback::saved_tensors:
+    return "an input requires grad, and hooks on saved tensors or tensors of inference mode keep "
+           "it "
+           "from being saved";
+  case Fallback::tangent:
+    return "an input has a forward-mode gradient";
   case Fallback::being_compiled:
     return "this specialisation is being compiled";
   case Fallback::too_many_specialisations:
@@ -25,22 +33,22 @@ const char* describe(Fallback reason) {
 }
 
 void Statistics::count(const std::string& reason) {
-  std::lock_guard<std::mutex> guard(mutex_);
+  const Guard guard(mutex_);
   ++failures_[reason];
 }
 
 void Statistics::count_not_dynamic(const std::string& reason) {
-  std::lock_guard<std::mutex> guard(mutex_);
+  const Guard guard(mutex_);
   ++not_dynamic_[reason];
 }
 
 std::map<std::string, int64_t> Statistics::not_dynamic() const {
-  std::lock_guard<std::mutex> guard(mutex_);
+  const Guard guard(mutex_);
   return not_dynamic_;
 }
 
 std::map<std::string, int64_t> Statistics::fallbacks() const {
-  std::lock_guard<std::mutex> guard(mutex_);
+  const Guard guard(mutex_);
   auto counts = failures_;
   for (size_t i = 0; i < fallbacks_.size(); ++i)
     if (const auto number = fallbacks_[i].load())
@@ -49,7 +57,7 @@ std::map<std::string, int64_t> Statistics::fallbacks() const {
 }
 
 void Statistics::reset() {
-  std::lock_guard<std::mutex> guard(mutex_);
+  const Guard guard(mutex_);
   failures_.clear();
   not_dynamic_.clear();
   for (auto& number : fallbacks_)

@@ -16,6 +16,8 @@ enum class Fallback {
   dispatch_mode,
   input_kind,
   requires_grad,
+  saved_tensors,
+  tangent,
   being_compiled,
   too_many_specialisations,
   status,

@@ -5,6 +5,10 @@
 
 #include <ATen/core/stack.h>
 
+#include <cstdint>
+#include <functional>
+#include <vector>
+
 namespace torchmdla {
 
 // Every function takes the group's inputs from the top of the stack and pushes its outputs. Any
@@ -28,8 +32,16 @@ public:
   // Whether a call with this record met what the group's nodes were taken on the condition of.
   virtual bool conditions_hold(const Record& record) const = 0;
 
-  // For a call that violated the conditions.
-  virtual void run_split(torch::jit::Stack& stack) = 0;
+  // The nodes with a dtype that the device does not take, which shows in a record alone.
+  virtual std::vector<size_t> not_taken(const Record& record) const { return {}; }
+
+  // Runs the subgraph in groups of its own.
+  using Division = std::function<void(torch::jit::Stack& stack)>;
+
+  // Groups around the nodes numbered in `left_out` and those that were taken on a condition. Empty
+  // where nothing is left for groups. `parameters` are the indices of inputs that are weights.
+  virtual Division divide(const std::vector<size_t>& left_out,
+                          const std::vector<int64_t>& parameters) = 0;
 };
 
 } // namespace torchmdla

@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <map>
 
@@ -12,9 +13,6 @@ namespace {
 
 // 0 and 1 change broadcasting and strides.
 constexpr int64_t least_value = 2;
-
-constexpr size_t samples = 5;
-constexpr int64_t least_sample = 11, largest_first_sample = 61;
 
 using Marks = std::vector<bool>; // of the entries of a signature
 
@@ -75,22 +73,52 @@ Pattern pattern_of(const Signature& signature, const Marks& marks,
   return pattern;
 }
 
-bool is_prime(int64_t number) {
-  for (int64_t divisor = 2; divisor * divisor <= number; ++divisor)
-    if (number % divisor == 0) return false;
-  return true;
+double floor_division(double left, double right) {
+  return std::floor(left / right);
 }
 
-// A set of directions from one point to others: direction d goes up in the symbols that are bits of
-// d, down in the others.
-using Directions = uint64_t;
-
-// Those in which `to` lies; several where numbers are equal.
-Directions directions(c10::ArrayRef<int64_t> from, c10::ArrayRef<int64_t> to) {
-  Directions result = 1;
-  for (size_t i = 0; i < from.size(); ++i)
-    result = (to[i] <= from[i] ? result : 0) | (to[i] >= from[i] ? result << (1 << i) : 0);
-  return result;
+double compute(const SizeProgram::Node& node, double left, double right) {
+  using Operation = SizeProgram::Operation;
+  switch (node.operation) {
+  case Operation::add:
+    return left + right;
+  case Operation::mul:
+    return left * right;
+  case Operation::floor_div:
+    return floor_division(left, right);
+  case Operation::mod:
+    return left - right * floor_division(left, right);
+  case Operation::div:
+    return left / right;
+  case Operation::min:
+    return std::min(left, right);
+  case Operation::max:
+    return std::max(left, right);
+  case Operation::floor:
+    return std::floor(left);
+  case Operation::ceil:
+    return std::ceil(left);
+  case Operation::trunc:
+    return std::trunc(left);
+  case Operation::eq:
+    return left == right;
+  case Operation::ne:
+    return left != right;
+  case Operation::lt:
+    return left < right;
+  case Operation::le:
+    return left <= right;
+  case Operation::logical_and:
+    return left != 0 && right != 0;
+  case Operation::logical_or:
+    return left != 0 || right != 0;
+  case Operation::logical_not:
+    return left == 0;
+  case Operation::constant:
+  case Operation::symbol:
+    break;
+  }
+  return node.number;
 }
 
 } // namespace
@@ -114,13 +142,6 @@ Symbols Pattern::typical_values() const {
   Symbols values;
   covers(typical, values);
   return values;
-}
-
-Signature Pattern::at(const Symbols& values) const {
-  auto signature = typical;
-  for (size_t i = 0; i < signature.size(); ++i)
-    if (places[i] != fixed) signature[i] = values[places[i]];
-  return signature;
 }
 
 std::optional<Pattern> choose_pattern(const Signature& signature, const Marks& may_vary,
@@ -157,54 +178,36 @@ std::optional<Pattern> pattern_without(int64_t size, const Signature& signature,
   return refused.count(pattern.places) ? std::nullopt : std::optional(std::move(pattern));
 }
 
-std::vector<Symbols> sample_values(const Pattern& pattern) {
-  // Sizes that do not vary are no samples either: nothing must be equal by chance.
-  std::set<int64_t> taken(pattern.typical.begin(), pattern.typical.end());
-  std::vector<Symbols> result(samples, Symbols(pattern.symbols));
-  const auto typical = pattern.typical_values();
-  for (size_t symbol = 0; symbol < pattern.symbols; ++symbol) {
-    auto value = pattern.written_out
-                     ? least_sample
-                     : std::clamp(typical[symbol], least_sample, largest_first_sample);
-    for (auto& sample : result) {
-      while (!is_prime(value) || taken.count(value))
-        ++value;
-      taken.insert(value);
-      sample[symbol] = value;
-    }
+SizeProgram::SizeProgram(std::vector<Node> nodes, std::vector<size_t> computed,
+                         std::vector<size_t> conditions)
+    : nodes_(std::move(nodes)), computed_(std::move(computed)), conditions_(std::move(conditions)) {
+  for (size_t i = 0; i < nodes_.size(); ++i)
+    TORCH_CHECK(nodes_[i].operation == Operation::constant ||
+                    nodes_[i].operation == Operation::symbol ||
+                    std::max(nodes_[i].left, nodes_[i].right) < i,
+                "torchmdla: node ", i, " of a size program uses one behind it");
+  for (const auto* numbers : {&computed_, &conditions_})
+    for (const size_t number : *numbers)
+      TORCH_CHECK(number < nodes_.size(), "torchmdla: a size program has no node ", number);
+}
+
+bool SizeProgram::extend(Symbols& values) const {
+  c10::SmallVector<double, 128> results;
+  for (const auto& node : nodes_) {
+    if (node.operation == Operation::constant)
+      results.push_back(node.number);
+    else if (node.operation == Operation::symbol)
+      results.push_back(static_cast<double>(values[static_cast<size_t>(node.number)]));
+    else
+      results.push_back(compute(node, results[node.left], results[node.right]));
   }
-  return result;
-}
-
-std::vector<c10::IValue> sample_inputs(const Pattern& pattern, const Symbols& values,
-                                       c10::ArrayRef<c10::IValue> typical) {
-  const auto wanted = pattern.at(values);
-  c10::ArrayRef<int64_t> rest = wanted;
-  Signature made;
-  std::vector<c10::IValue> inputs;
-  for (const auto& input : typical) {
-    inputs.push_back(with_numbers(input, rest));
-    append_signature(inputs.back(), made);
+  for (const size_t number : conditions_)
+    if (results[number] != 1) return false;
+  for (const size_t number : computed_) {
+    if (!std::isfinite(results[number])) return false;
+    values.push_back(static_cast<int64_t>(results[number]));
   }
-  TORCH_CHECK(made == wanted, "an input's strides cannot be had at other sizes");
-  return inputs;
-}
-
-bool Domain::contains(c10::ArrayRef<int64_t> values) const {
-  const Directions all = (Directions(1) << (1 << values.size())) - 1;
-  Directions found = 0;
-  for (const auto* point = newest_.load(std::memory_order_acquire); point && found != all;
-       point = point->next)
-    found |= directions(values, point->values);
-  return found == all;
-}
-
-void Domain::add(const Symbols& checked) {
-  std::lock_guard<std::mutex> guard(mutex_);
-  if (contains(checked)) return;
-  points_.push_back(
-      std::make_unique<const Point>(Point{checked, newest_.load(std::memory_order_relaxed)}));
-  newest_.store(points_.back().get(), std::memory_order_release);
+  return true;
 }
 
 } // namespace torchmdla

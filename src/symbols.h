@@ -1,16 +1,11 @@
-// Sizes that vary: which numbers of a signature become symbols, inputs at other values of them, and
-// the values for which a dynamic executable is known to be right.
+// Sizes that vary: which numbers of a signature become symbols, and what a call computes of them.
 #pragma once
 
 #include "signature.h"
 
-#include <ATen/core/stack.h>
 #include <c10/util/ArrayRef.h>
 #include <c10/util/SmallVector.h>
 
-#include <atomic>
-#include <memory>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <vector>
@@ -18,7 +13,7 @@
 namespace torchmdla {
 
 // The values of all symbols.
-using Symbols = c10::SmallVector<int64_t, 8>;
+using Symbols = c10::SmallVector<int64_t, 32>;
 
 // For each entry of a signature the number of its symbol, or `fixed`.
 using SymbolPlaces = std::vector<int32_t>;
@@ -39,9 +34,6 @@ struct Pattern {
   bool covers(const Signature& signature, Symbols& values) const;
 
   Symbols typical_values() const;
-
-  // The signature where the symbols have `values`.
-  Signature at(const Symbols& values) const;
 };
 
 // The pattern with the most numbers that differ between `signature` and at least two `earlier`
@@ -58,37 +50,50 @@ std::optional<Pattern> pattern_without(int64_t size, const Signature& signature,
                                        const std::vector<bool>& may_vary,
                                        const std::set<SymbolPlaces>& refused);
 
-// Values to learn a dynamic program from: primes, all different, near the typical ones but not
-// large.
-std::vector<Symbols> sample_values(const Pattern& pattern);
-
-// Inputs like those of the typical call, where the symbols have `values`: what varies is made up of
-// zeros. Throws where there is no tensor of such strides.
-std::vector<c10::IValue> sample_inputs(const Pattern& pattern, const Symbols& values,
-                                       c10::ArrayRef<c10::IValue> typical);
-
-// Values for which a dynamic program is known to do what eager ops do.
-//
-// It was learnt from a few values. At others an op may behave differently (a slice is clamped, a
-// comparison turns, a quotient rounds to another number). Such turns are monotonic in each symbol:
-// values are known if for any choice of less or more, symbol by symbol, there are checked ones that
-// are less or more in these symbols, or equal.
-class Domain {
+// What a call of a dynamic executable evaluates first: the conditions under which the executable is
+// right, and symbols that are computed from others (torchmdla/capture/size_program.py). In double
+// precision, in which integers below 2^53 are exact.
+class SizeProgram {
 public:
-  // Without a lock.
-  bool contains(c10::ArrayRef<int64_t> values) const;
-
-  void add(const Symbols& checked);
-
-private:
-  struct Point {
-    Symbols values;
-    const Point* next;
+  enum class Operation {
+    constant,
+    symbol,
+    add,
+    mul,
+    floor_div,
+    mod,
+    div,
+    min,
+    max,
+    floor,
+    ceil,
+    trunc,
+    eq,
+    ne,
+    lt,
+    le,
+    logical_and,
+    logical_or,
+    logical_not,
   };
 
-  std::atomic<const Point*> newest_{nullptr};
-  std::mutex mutex_;
-  std::vector<std::unique_ptr<const Point>> points_; // guarded by mutex_
+  struct Node {
+    Operation operation;
+    double number;      // of a constant or a symbol
+    size_t left, right; // operands, which come before
+  };
+
+  // `computed` and `conditions` are numbers of nodes.
+  SizeProgram(std::vector<Node> nodes, std::vector<size_t> computed,
+              std::vector<size_t> conditions);
+  SizeProgram() = default;
+
+  // Appends the symbols that are computed to `values`; false where a condition does not hold.
+  bool extend(Symbols& values) const;
+
+private:
+  std::vector<Node> nodes_;
+  std::vector<size_t> computed_, conditions_;
 };
 
 } // namespace torchmdla

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchmdla import acap
 from torchmdla.acap import acap_device
-from torchmdla.api import compile, disable, enable, enabled, graph_for, is_enabled, supported_ops
+from torchmdla.api import compile, disable, enable, enabled, graph_for, is_enabled, refresh, supported_ops
 from torchmdla.errors import CaptureError, CaptureWarning, CompileError, DeviceError
 from torchmdla.report.statistics import Statistics, reset_stats, stats
 from torchmdla.version import __version__
@@ -53,6 +53,7 @@ __all__ = [
     "graph_for",
     "is_enabled",
     "mdla",
+    "refresh",
     "reset_stats",
     "stats",
     "supported_ops",

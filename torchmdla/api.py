@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 
 from torchmdla import _C, devices
-from torchmdla.capture import specialise, torchscript
+from torchmdla.capture import refusals, specialise, torchscript
 from torchmdla.compiler import service
 from torchmdla.devices import OpSupport
 from torchmdla.report import progress
@@ -143,8 +143,7 @@ def compile(
         raise TypeError("exported programs, keyword arguments and dynamic shapes need road='export'")
     scripted = ready(module, example_inputs)
     with torch.no_grad(), progress.compiling(_C.statistics):
-        for _ in range(WARM_UP_CALLS):
-            scripted(*example_inputs)
+        refusals.call_until_whole(lambda: scripted(*example_inputs), WARM_UP_CALLS)
     return scripted
 
 
@@ -165,6 +164,36 @@ def _compile_exported(
         if not inputs and not keywords:
             raise TypeError("compile needs example inputs to export a plain module")
         return export.compile_module(module, inputs, keywords, dynamic_shapes)
+
+
+def refresh(module: torch.nn.Module | None = None) -> None:
+    """Has the next call of any program with these weights take them as they are, whatever road and device it runs on.
+
+    Compiled code uses packed copies of weights. What PyTorch knows of is noticed at once: an in-place operation, an
+    optimiser's step, ``load_state_dict``, another tensor. A write behind its back (through ``.data``, ``numpy()`` or a
+    pointer) is noticed within some calls; after this function by the next one.
+
+    Args:
+        module: whose parameters, buffers and other tensors were written to; None for all weights. All it is, too, where
+            a module's weights are not to be found: in the graph of a frozen one, on a lazy device.
+
+    Raises:
+        TypeError: ``module`` is neither a module nor None.
+    """
+    if not isinstance(module, torch.nn.Module | None):
+        raise TypeError(f"refresh takes a module, or None for all weights, got {type(module).__name__}")
+    _C.refresh(None if module is None else _tensors_in_memory(module))
+
+
+def _tensors_in_memory(module: torch.nn.Module) -> list[torch.Tensor] | None:
+    """The tensors that ``module`` holds, or None if there may be others that it computes with."""
+    if not hasattr(module, "training"):  # frozen
+        return None
+    attributes = (value for part in module.modules() for value in vars(part).values())
+    others = [value for value in attributes if isinstance(value, torch.Tensor)]
+    tensors = [*module.parameters(), *module.buffers(), *others]
+    plain = all(tensor.device.type == "cpu" and tensor.layout is torch.strided for tensor in tensors)
+    return tensors if plain else None
 
 
 def graph_for(scripted: Any, *inputs: Any) -> torch._C.Graph:

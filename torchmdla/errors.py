@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Literal
+
+# How far a failure of an op to compile goes: for all tensors of the same dtypes and ranks, for tensors of the same
+# sizes, or for this place of the program alone.
+Scope = Literal["types", "sizes", "place"]
 
 
 class CompileError(RuntimeError):
     """A group could not be compiled.
 
-    Raised to the user only with ``strict=True``; otherwise the group falls back to PyTorch's interpreter and the
-    error becomes one warning and one row of :func:`torchmdla.stats`.
+    Raised to the user only with ``strict=True``; otherwise the group is divided around the op at fault or, where none
+    is known, falls back to PyTorch's interpreter, and the error becomes one warning and one row of
+    :func:`torchmdla.stats`.
 
     Attributes:
         op: the operator at fault, as ``aten::add.Tensor``; empty when no single operator is.
@@ -17,16 +23,38 @@ class CompileError(RuntimeError):
         diagnostic: what the compiler said, word for word.
         too_long: a size that programs grow with, and that is too large to be written out; compiled for any sizes the
             group may do. None where no size is to blame.
+        elsewhere: the sizes of this call are to blame: at others the group may be one for all sizes.
+        retry_after: of a failure that may pass (no process could be started, one was killed from outside) the seconds
+            after which the program is compiled again if it is asked for. None where a failure is for good.
+        nodes: the numbers of the group's nodes that are at fault; empty where none is known.
+        parts: an error for each of several nodes.
+        scope: with which tensors the op fails; that is how far torchmdla remembers it.
     """
 
     def __init__(
-        self, reason: str, *, op: str = "", source: str = "", diagnostic: str = "", too_long: int | None = None
+        self,
+        reason: str,
+        *,
+        op: str = "",
+        source: str = "",
+        diagnostic: str = "",
+        too_long: int | None = None,
+        elsewhere: bool = False,
+        retry_after: float | None = None,
+        nodes: Iterable[int] = (),
+        scope: Scope = "types",
+        parts: Iterable[CompileError] = (),
     ) -> None:
         self.reason = reason
         self.op = op
         self.source = source
         self.diagnostic = diagnostic
         self.too_long = too_long
+        self.elsewhere = elsewhere
+        self.retry_after = retry_after
+        self.nodes = tuple(nodes)
+        self.scope = scope
+        self.parts = tuple(parts)
         place = f"{op}: " if op else ""
         at = f" (at {source})" if source else ""
         tail = f"\n{diagnostic}" if diagnostic else ""
@@ -34,7 +62,7 @@ class CompileError(RuntimeError):
 
     def fields(self) -> dict[str, Any]:
         """``CompileError(**fields)`` is this error again, in another process."""
-        names = ("reason", "op", "source", "diagnostic", "too_long")
+        names = ("reason", "op", "source", "diagnostic", "too_long", "elsewhere", "retry_after", "nodes", "scope")
         return {name: getattr(self, name) for name in names}
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -67,6 +95,12 @@ class CaptureError(RuntimeError):
 
 class CaptureWarning(UserWarning):
     """Something of a captured block that its function has in another way than the block."""
+
+
+def internal_error(error: Exception) -> CompileError:
+    """``error``, a fault of torchmdla's, as one that makes a group fall back."""
+    # Shortened: a message may hold whole tensors.
+    return CompileError(f"internal error: {type(error).__name__}: {str(error)[:300]}")
 
 
 def _rebuild_device_error(fault: str, group: str) -> DeviceError:

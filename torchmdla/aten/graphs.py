@@ -416,11 +416,13 @@ _TYPED: Mapping[str, Callable[[_TypedWalk, Any], Sequence[object]]] = {
 
 
 def _written_type(value: Any) -> str:
-    """The type of a value that a graph gives: a tensor's, or that of a list that is taken apart at once."""
+    """The type of a value that a graph gives: a tensor's, None, or that of a list that is taken apart at once."""
     type_ = value.type()
     if isinstance(type_, torch._C.ListType):
         elements = [element for use in value.uses() for element in use.user.outputs()]
         return f"tuple<{', '.join(_written_type(element) for element in elements)}>"
+    if type_.dtype() is None and not value.uses():
+        return "none"  # a result that was not asked for, as a first layer's gradient of its input
     if type_.dtype() is None or type_.sizes() is None:
         raise AtenError(f"the graph does not say what type {value.debugName()} has")
     try:

@@ -11,6 +11,7 @@ from torch import fx, nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind
 
+from torchmdla.capture import refusals
 from torchmdla.capture.decompositions import decompositions
 from torchmdla.capture.fx import form_groups
 from torchmdla.capture.options import Options
@@ -60,7 +61,7 @@ def compile_program(
     if not inputs and not keywords and program.example_inputs is not None:
         inputs, keywords = program.example_inputs
     with torch.no_grad(), _unchanged(module, inputs, keywords):
-        module(*inputs, **(keywords or {}))
+        refusals.call_until_whole(lambda: module(*inputs, **(keywords or {})))
     return module
 
 

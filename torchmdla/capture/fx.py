@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Collection, Sequence
+from dataclasses import replace
+from functools import partial
 
 from torch import fx
 
@@ -27,9 +29,15 @@ def form_groups(module: fx.GraphModule, parameters: Collection[fx.Node], options
             seldom, because each version of them is packed for the compiled code.
         options: the device and how groups behave.
     """
+    normalise(module.graph)
+    return _form_groups(replace(options, device=options.device_name()), module, parameters)
+
+
+def _form_groups(
+    options: Options, module: fx.GraphModule, parameters: Collection[fx.Node], left_out: Collection[fx.Node] = ()
+) -> fx.GraphModule:
     graph = module.graph
-    normalise(graph)
-    found = partition(graph, devices.get(options.device_name()))
+    found = partition(graph, devices.get(options.device_name()), left_out)
     _reorder(graph, found.order)
     weights = {*parameters, *graph.find_nodes(op="get_attr")}
     for number, nodes in enumerate(found.groups):
@@ -92,7 +100,7 @@ class _Extraction:
     def _group(self, name: str, leaving: Sequence[fx.Node]) -> _C.Group:
         self._subgraph.output(tuple(self._inner[node] for node in leaving))
         parameters = [index for index, node in enumerate(self._inputs) if node in self._weights]
-        subgraph = FxSubgraph(self._module, self._subgraph)
+        subgraph = FxSubgraph(self._module, self._subgraph, partial(_form_groups, self._options))
         return make_group(subgraph, name, self._options, parameters)
 
     def _call(self, group: _C.Group, leaving: Sequence[fx.Node]) -> None:

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
 
 from torchmdla import _C
 from torchmdla.capture.options import Options
-from torchmdla.capture.subgraph import Step
+from torchmdla.capture.subgraph import Call, Subgraph
 from torchmdla.importer import ImportedGraph, Record
-from torchmdla.importer.fx import attribute, import_fx, name_of_call
+from torchmdla.importer.fx import attribute, import_fx, name_of_call, named_arguments, source_of_node
+from torchmdla.importer.trace import in_schema_order, map_structure
 from torchmdla.importer.types import recorded
+
+if TYPE_CHECKING:
+    from torchmdla.capture.symbolic import SymbolicRun
+
+# What ``form_groups`` of :class:`FxSubgraph` is.
+FormGroups = Callable[[fx.GraphModule, Collection[fx.Node], Collection[fx.Node]], fx.GraphModule]
 
 
 def make_group(subgraph: FxSubgraph, name: str, options: Options, parameters: Collection[int]) -> _C.Group:
@@ -39,10 +46,13 @@ class FxSubgraph:
     Args:
         root: holds the constants.
         graph: its placeholders are the group's inputs, its ``get_attr`` nodes 0-d constants of ``root``.
+        form_groups: puts groups into a module, given which of its placeholders are weights and which nodes to leave
+            out. Without it there is one group or none.
     """
 
-    def __init__(self, root: torch.nn.Module, graph: fx.Graph) -> None:
+    def __init__(self, root: torch.nn.Module, graph: fx.Graph, form_groups: FormGroups | None = None) -> None:
         self.module = fx.GraphModule(root, graph)
+        self._form_groups = form_groups
 
     def run(self, *inputs: Any) -> Sequence[Any]:
         """The results by eager operators."""
@@ -54,31 +64,69 @@ class FxSubgraph:
         recorder = _Recorder(self.module)
         return recorder.run(*inputs), recorder.record
 
+    def divide(self, left_out: Sequence[int], parameters: Sequence[int]) -> Callable[..., Sequence[Any]] | None:
+        """What does the same as :meth:`run` in groups around the nodes of these numbers; None where there are none.
+
+        ``parameters`` are the indices of inputs that are weights.
+        """
+        if self._form_groups is None:
+            return None
+        graph = fx.Graph()
+        copies: dict[fx.Node, fx.Node] = {}
+        graph.output(graph.graph_copy(self.module.graph, copies))
+        nodes = list(self.module.graph.nodes)
+        inputs = self.module.graph.find_nodes(op="placeholder")
+        module = fx.GraphModule(self.module, graph)
+        self._form_groups(module, [copies[inputs[i]] for i in parameters], [copies[nodes[i]] for i in left_out])
+        has_groups = any(isinstance(node.target, _C.Group) for node in graph.nodes)
+        return module.forward if has_groups else None
+
     @property
     def outputs(self) -> Sequence[str]:
         results: Any = self.module.graph.output_node().args[0]
         return [result.name for result in results]
 
-    def steps(self) -> Iterator[Step]:
-        for node in self.module.graph.nodes:
-            if node.op not in ("placeholder", "output"):
-                op = _ON_NUMBERS.get(node.target) or name_of_call(node).partition(".")[0]
-                inputs = [argument.name for argument in node.all_input_nodes]
-                yield Step(op, inputs, [node.name], is_constant=node.op == "get_attr")
+    def run_symbolic(self, run: SymbolicRun, record: Record) -> Mapping[str, Any]:
+        interpreter = _SymbolicInterpreter(self.module, run)
+        inputs = [node.name for node in self.module.graph.find_nodes(op="placeholder")]
+        interpreter.run(*(run.input(record[name]) for name in inputs))
+        return interpreter.seen
+
+    def calls(self, record: Record) -> Iterator[Call]:
+        def seen(argument: object) -> object:
+            return record[argument.name] if isinstance(argument, fx.Node) else argument
+
+        for number, node in enumerate(self.module.graph.nodes):
+            if node.op != "call_function":
+                continue
+            arguments = {name: map_structure(seen, value) for name, value in named_arguments(node).items()}
+            result: Any = record[node.name]
+            yield Call.of(number, name_of_call(node), arguments, result if isinstance(result, list) else [result])
+
+    def source(self, number: int) -> str:
+        return source_of_node(list(self.module.graph.nodes)[number])
+
+    def alone(self, number: int, record: Record) -> tuple[Subgraph, Record]:
+        graph = fx.Graph()
+        copies: dict[fx.Node, fx.Node] = {}
+        node = list(self.module.graph.nodes)[number]
+        for needed in node.all_input_nodes:
+            is_constant = needed.op == "get_attr"
+            copies[needed] = graph.node_copy(needed) if is_constant else graph.placeholder(needed.name)
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+        seen = {made.name: record[one.name] for one, made in copies.items()}
+        results = [copies[node]]
+        if isinstance(several := record[node.name], list):
+            results = [graph.call_function(operator.getitem, (copies[node], place)) for place in range(len(several))]
+            seen.update((made.name, one) for made, one in zip(results, several, strict=True))
+        graph.output(tuple(results))
+        return FxSubgraph(self.module, graph), seen
 
     def import_program(self, record: Record, parameters: Collection[int], whole: Collection[str] = ()) -> ImportedGraph:
         return import_fx(self.module.graph, record, parameters, whole)
 
     def constant(self, index: int) -> object:
         return attribute(list(self.module.graph.nodes)[index])
-
-
-# Arithmetic of Python by the names of TorchScript.
-_ON_NUMBERS: Mapping[Any, str] = {
-    operator.mod: "aten::remainder",
-    operator.eq: "aten::eq",
-    operator.ne: "aten::ne",
-}
 
 
 class _Recorder(fx.Interpreter):
@@ -91,3 +139,29 @@ class _Recorder(fx.Interpreter):
         if n.op != "output":
             self.record[n.name] = recorded(value)
         return value
+
+
+class _SymbolicInterpreter(fx.Interpreter):
+    def __init__(self, module: fx.GraphModule, run: SymbolicRun) -> None:
+        super().__init__(module, garbage_collect_values=False)
+        self._run = run
+        self.seen: dict[str, Any] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        value = super().run_node(n)
+        if n.op != "output":
+            self.seen[n.name] = value
+        return value
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if not isinstance(target, torch._ops.OpOverload):
+            return super().call_function(target, args, kwargs)
+        schema = target._schema
+        positional = sum(not argument.kwarg_only for argument in schema.arguments)
+        names = [argument.name for argument in schema.arguments[positional:]]
+
+        def call(_: Any, arguments: Sequence[Any]) -> Any:
+            keywords = dict(zip(names, arguments[positional:], strict=True))
+            return target(*arguments[:positional], **keywords)
+
+        return self._run.call(schema, in_schema_order(schema, args, kwargs), call)

@@ -50,19 +50,21 @@ def _batch_norm(a: Arguments) -> Call:
     return aten.batch_norm.default, arguments, {}
 
 
-def _max_pool(a: Arguments) -> Call:
-    return aten.max_pool2d.default, tuple(a.values()), {}
+def _max_pool(pool: Any) -> Callable[[Arguments], Call]:
+    return lambda a: (pool, tuple(a.values()), {})
 
 
 def _attention(a: Arguments) -> Call:
     arguments = (a["query"], a["key"], a["value"], a["attn_mask"], a["dropout_p"], a["is_causal"])
-    return aten.scaled_dot_product_attention.default, arguments, {"scale": a["scale"]}
+    # It takes any heads that can be shared.
+    return aten.scaled_dot_product_attention.default, arguments, {"scale": a["scale"], "enable_gqa": True}
 
 
 # Operators of which often only the first result is used, and what computes that alone.
 _FIRST_RESULTS: Mapping[Any, Callable[[Arguments], Call]] = {
     aten._native_batch_norm_legit_no_training.default: _batch_norm,
-    aten.max_pool2d_with_indices.default: _max_pool,
+    aten.max_pool2d_with_indices.default: _max_pool(aten.max_pool2d.default),
+    aten.max_pool3d_with_indices.default: _max_pool(aten.max_pool3d.default),
     aten._scaled_dot_product_flash_attention_for_cpu.default: _attention,
 }
 

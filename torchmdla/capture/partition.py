@@ -10,16 +10,15 @@ from __future__ import annotations
 import operator
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import fx
 
 from torchmdla.devices import Device, OpSupport
-from torchmdla.importer.fx import METADATA, attribute
-from torchmdla.importer.trace import in_schema_order, leaves, qualified_name
+from torchmdla.importer.fx import METADATA, attribute, named_arguments
+from torchmdla.importer.trace import leaves, qualified_name
 
 
 @dataclass
@@ -39,9 +38,10 @@ class Partition:
     order: list[fx.Node]
 
 
-def partition(graph: fx.Graph, device: Device) -> Partition:
-    """The groups of ``graph``, flat, of ATen calls whose nodes have an example in ``meta["val"]``."""
-    return _Partitioner(graph, device).run()
+def partition(graph: fx.Graph, device: Device, left_out: Collection[fx.Node] = ()) -> Partition:
+    """The groups of ``graph``, flat, of ATen calls whose nodes have an example in ``meta["val"]``; the nodes of
+    ``left_out`` join none."""
+    return _Partitioner(graph, device, left_out).run()
 
 
 @dataclass
@@ -55,8 +55,9 @@ class _Facts:
 
 
 class _Partitioner:
-    def __init__(self, graph: fx.Graph, device: Device) -> None:
+    def __init__(self, graph: fx.Graph, device: Device, left_out: Collection[fx.Node]) -> None:
         self._graph = graph
+        self._left_out = left_out
         self._ops = device.ops
         self._dtypes = frozenset(getattr(torch, name) for name in device.dtypes)
         self._facts = _facts(graph, self._is_random)
@@ -77,7 +78,7 @@ class _Partitioner:
     # Which nodes the device takes
 
     def _kind(self, node: fx.Node) -> str | None:
-        if node.op != "call_function" or node in self._facts.effects or not self._fits(node):
+        if node.op != "call_function" or node in self._facts.effects or node in self._left_out or not self._fits(node):
             return None
         if node.target is operator.getitem:
             # An element of a list of views is a view; a result of an op with several is that op's.
@@ -97,7 +98,7 @@ class _Partitioner:
         return support.kind if self._leaves_apart(node, support.kind) else None
 
     def _conditions_hold(self, node: fx.Node, support: OpSupport) -> bool:
-        named = _named_arguments(node)
+        named = named_arguments(node)
         return all(_same(named.get(name), wanted) for name, wanted in support.where.items())
 
     def _is_random(self, node: fx.Node) -> bool:
@@ -265,7 +266,7 @@ def memory_of(node: fx.Node, known: Mapping[fx.Node, fx.Node]) -> fx.Node:
     if node.target is operator.getitem:
         return known[node.args[0]]  # type: ignore[index]
     if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.returns:
-        values = _named_arguments(node)
+        values = named_arguments(node)
         for argument in node.target._schema.arguments:
             if argument.alias_info is not None and isinstance(value := values[argument.name], fx.Node):
                 return known[value]
@@ -286,7 +287,7 @@ def _written(node: fx.Node, memory: Mapping[fx.Node, fx.Node]) -> set[fx.Node]:
     """The memory that a node writes to. Calls without a schema (control flow, checks) are functional."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return set()
-    values = _named_arguments(node)
+    values = named_arguments(node)
     written = [a.name for a in node.target._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
     return {memory[leaf] for name in written for leaf in leaves(values[name]) if isinstance(leaf, fx.Node)}
 
@@ -310,12 +311,6 @@ _LITERAL = re.compile(r"(^|\.)(_tensor_constant|lifted_tensor_)\d+$")
 
 def _holds_tensor(node: fx.Node) -> bool:
     return any(isinstance(value, torch.Tensor) for value in leaves(node.meta.get("val")))
-
-
-def _named_arguments(node: fx.Node) -> Mapping[str, Any]:
-    schema = node.target._schema  # type: ignore[union-attr]
-    values = in_schema_order(schema, node.args, node.kwargs)
-    return dict(zip((argument.name for argument in schema.arguments), values, strict=True))
 
 
 def _same(value: object, wanted: object) -> bool:

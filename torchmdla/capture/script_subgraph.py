@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchmdla.capture.subgraph import Step
+from torchmdla.capture.subgraph import Call, Subgraph
 from torchmdla.importer import ImportedGraph, Record, import_graph
+from torchmdla.importer.graph import argument_names, name_of
+from torchmdla.importer.interpreter import Run
+from torchmdla.importer.sources import source_of
+
+if TYPE_CHECKING:
+    from torchmdla.capture.symbolic import SymbolicRun
+
+# Whoever uses what they make gets a copy.
+_NO_CALLS = frozenset({"prim::Constant", "prim::ListConstruct"})
 
 
 class ScriptSubgraph:
@@ -20,13 +30,57 @@ class ScriptSubgraph:
     def outputs(self) -> Sequence[str]:
         return [value.debugName() for value in self._graph.outputs()]
 
-    def steps(self) -> Iterator[Step]:
-        for node in self._graph.nodes():
-            inputs, outputs = ([value.debugName() for value in values] for values in (node.inputs(), node.outputs()))
-            yield Step(node.kind(), inputs, outputs, is_constant=node.kind() == "prim::Constant")
+    def run_symbolic(self, run: SymbolicRun, record: Record) -> Mapping[str, Any]:
+        interpreter = _SymbolicInterpreter(run)
+        interpreter.run(self._graph, [run.input(record[value.debugName()]) for value in self._graph.inputs()])
+        return interpreter.seen
+
+    def calls(self, record: Record) -> Iterator[Call]:
+        for number, node in enumerate(self._graph.nodes()):
+            if node.kind() in _NO_CALLS:
+                continue
+            inputs = [record[value.debugName()] for value in node.inputs()]
+            results = [record[value.debugName()] for value in node.outputs()]
+            yield Call.of(number, name_of(node), dict(zip(argument_names(node), inputs, strict=False)), results)
+
+    def source(self, number: int) -> str:
+        return source_of(list(self._graph.nodes())[number])
+
+    def alone(self, number: int, record: Record) -> tuple[Subgraph, Record]:
+        graph: Any = torch._C.Graph()
+        copies: dict[str, torch._C.Value] = {}
+
+        def copy(value: torch._C.Value) -> torch._C.Value:
+            name, producer = value.debugName(), value.node()
+            if name not in copies:
+                is_copied = producer.kind() in _NO_CALLS
+                made = graph.appendNode(graph.createClone(producer, copy)).output() if is_copied else graph.addInput()
+                made.setType(value.type())
+                copies[name] = made
+            return copies[name]
+
+        node = list(self._graph.nodes())[number]
+        for value, made in zip(node.outputs(), graph.appendNode(graph.createClone(node, copy)).outputs(), strict=True):
+            copies[value.debugName()] = made
+            graph.registerOutput(made)
+        return ScriptSubgraph(graph), {made.debugName(): record[name] for name, made in copies.items()}
 
     def import_program(self, record: Record, parameters: Collection[int], whole: Collection[str] = ()) -> ImportedGraph:
         return import_graph(self._graph, record, parameters, whole)
 
     def constant(self, index: int) -> object:
         return list(self._graph.nodes())[index].output().toIValue()
+
+
+class _SymbolicInterpreter(Run):
+    def __init__(self, run: SymbolicRun) -> None:
+        super().__init__()
+        self._run = run
+
+    @property
+    def seen(self) -> Mapping[str, Any]:
+        """Every value, by its debugName."""
+        return self._seen
+
+    def call(self, schema: Any, arguments: Sequence[Any]) -> Any:
+        return self._run.call(schema, arguments, super().call)

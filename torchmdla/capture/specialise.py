@@ -2,39 +2,37 @@
 
 from __future__ import annotations
 
-import os
+import gc
+import threading
 import warnings
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from functools import lru_cache
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from torchmdla import _C, devices
-from torchmdla.capture.agreement import Agreement, Values, polynomial_record
+from torchmdla.capture import background, refusals
+from torchmdla.capture.outputs import output_of
 from torchmdla.capture.script_subgraph import ScriptSubgraph
-from torchmdla.capture.subgraph import Subgraph
-from torchmdla.compiler import service
-from torchmdla.compiler.program import Argument, Program, Result, Sample
-from torchmdla.compiler.sizes import NoPolynomial, Size, at, fit
+from torchmdla.capture.subgraph import Places, Subgraph, Values
+from torchmdla.compiler import forks, service
+from torchmdla.compiler.artifact import Manifest
+from torchmdla.compiler.program import Program, Target
 from torchmdla.compiler.versions import producers
 from torchmdla.devices import interrupts
-from torchmdla.errors import CompileError, DeviceError
+from torchmdla.errors import CompileError, DeviceError, internal_error
 from torchmdla.importer import (
     Binding,
     ImportedGraph,
-    OutputBinding,
     Record,
     TensorMeta,
-    dtype_name,
-    locate,
+    located,
 )
 
-_warned: set[str] = set()
+if TYPE_CHECKING:
+    from torchmdla.capture.size_program import SizeNodes
 
-_Typed = TypeVar("_Typed", Argument, Result)
+_warned: set[str] = set()
 
 
 def install() -> None:
@@ -47,7 +45,14 @@ def install() -> None:
         CompileError,
         _tell_fault,
     )
-    _C.set_submit(_submit)
+    _C.set_submit(background.submit)
+    gc.callbacks.append(_after_collection)
+
+
+def _after_collection(phase: str, info: Mapping[str, int]) -> None:
+    """Modules are part of reference cycles: what was packed of their weights goes when they go."""
+    if phase == "stop" and info["generation"] == 2:
+        _C.drop_dead_packs()
 
 
 def _of_any_graph(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -59,18 +64,22 @@ def _of_any_graph(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-@lru_cache(maxsize=1)
-def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(max_workers=2, thread_name_prefix="torchmdla-compile")
+class _NativeSections:
+    """What no fork must cut in the extension (``src/forks.h``), as a lock that forks take."""
+
+    def acquire(self, blocking: bool = True) -> bool:
+        while not (entered := _C.enter_alone()) and blocking:
+            pass
+        return entered
+
+    def release(self) -> None:
+        _C.leave_alone()
 
 
-def _submit(task: Callable[[], None]) -> None:
-    _threads().submit(task)
+_native_sections = forks.held(_NativeSections())
 
-
-if hasattr(os, "register_at_fork"):
-    # Threads do not survive a fork.
-    os.register_at_fork(after_in_child=_threads.cache_clear)
+# Where devices import what they need: in the child of a fork that came meanwhile these imports would never end.
+_imports = forks.held(threading.RLock())
 
 
 def compile_group(subgraph: Subgraph, record: Record, parameters: Sequence[int], device_name: str) -> _C.Executable:
@@ -86,12 +95,15 @@ def compile_group(subgraph: Subgraph, record: Record, parameters: Sequence[int],
         CompileError: it cannot be compiled.
     """
     try:
-        return _compile(subgraph, record, parameters, devices.get(device_name))
+        device = devices.get(device_name)
+        try:
+            return _compile(subgraph, record, parameters, device)
+        except CompileError as error:
+            raise _blamed(error, subgraph, record, device) from error.__cause__
     except CompileError:
         raise
     except Exception as error:  # A fault of ours must not become the user's: the group falls back.
-        # Shortened: a message may hold whole tensors.
-        raise CompileError(f"internal error: {type(error).__name__}: {str(error)[:300]}") from error
+        raise internal_error(error) from error
 
 
 def compile_dynamic_group(
@@ -99,73 +111,69 @@ def compile_dynamic_group(
     record: Record,
     parameters: Sequence[int],
     device_name: str,
+    places: Places,
     values: Values,
-    samples: Sequence[tuple[Values, Record]],
-) -> tuple[_C.Executable, Agreement]:
+    written_out: bool,
+) -> tuple[_C.Executable, SizeNodes]:
     """Compiles a group for any sizes.
 
     Args:
-        subgraph, record, parameters, device_name: as for :func:`compile_group`; the record is of a typical call.
-        values: the symbols' values in that call.
-        samples: values of the symbols, and the record of a run there.
+        subgraph, record, parameters, device_name: as for :func:`compile_group`.
+        places, values, written_out: as for :func:`torchmdla.capture.dynamic.dynamic_program`.
 
     Returns:
-        The executable, and what tells of a record and the symbols' values whether the executable would do the same.
+        The executable, and what a call evaluates for it: conditions, and symbols that are computed from others.
 
     Raises:
         CompileError: it is not dynamic: something but numbers depends on the sizes, or the device does not take it.
             Nobody is warned, since the group is compiled for each size then.
     """
+    # Not at the top: PyTorch's symbolic shapes take a second to import.
+    with _imports:
+        from torchmdla.capture.dynamic import dynamic_program
+
     try:
         device = devices.get(device_name)
-        for seen in (record, *(seen for _, seen in samples)):
-            _check_dtypes(seen, device)
-        return _compile_dynamic(subgraph, record, parameters, device, values, samples)
-    except (CompileError, NoPolynomial) as error:
-        raise CompileError(f"it differs between sizes: {error}") from error
+        refusals.check(subgraph, record, device)
+        made = dynamic_program(subgraph, record, parameters, device, places, values, written_out)
+        return _executable(subgraph, made.imported, made.program, device, made.outputs), made.sizes
+    except CompileError as error:
+        raise CompileError(
+            f"it differs between sizes: {error}", elsewhere=error.elsewhere, retry_after=error.retry_after
+        ) from error
     except Exception as error:
-        raise CompileError(f"internal error: {type(error).__name__}: {str(error)[:300]}") from error
+        raise internal_error(error) from error
 
 
 def _compile(subgraph: Subgraph, record: Record, parameters: Sequence[int], device: devices.Device) -> _C.Executable:
-    _check_dtypes(record, device)
+    refusals.check(subgraph, record, device)
     imported = subgraph.import_program(record, parameters, device.whole)
-    program = Program(imported.mlir, imported.arguments, imported.results, device.target(), versions=producers())
-    return _executable(subgraph, imported, program, device, [_output(output, imported) for output in imported.outputs])
-
-
-def _compile_dynamic(
-    subgraph: Subgraph,
-    record: Record,
-    parameters: Sequence[int],
-    device: devices.Device,
-    values: Values,
-    samples: Sequence[tuple[Values, Record]],
-) -> tuple[_C.Executable, Agreement]:
-    points = [point for point, _ in samples]
-    agrees = polynomial_record(subgraph, points, [seen for _, seen in samples])
-    if not agrees(record, values):
-        raise CompileError("the record at the typical sizes is not what the samples' tell")
-    # Not at the typical sizes, which may be too large to be written out.
-    at_samples = [subgraph.import_program(seen, parameters, device.whole) for _, seen in samples]
-    imported = at_samples[0]
-    if any(_form(sample) != _form(imported) for sample in at_samples):
-        raise CompileError("bindings, roles, dtypes or layouts")
-    program = Program(
-        "",
-        _at_typical([sample.arguments for sample in at_samples], points, values),
-        _at_typical([sample.results for sample in at_samples], points, values),
-        device.target(),
-        versions=producers(),
-        symbols=values,
-        samples=tuple(
-            Sample(point, sample.mlir, sample.arguments, sample.results)
-            for point, sample in zip(points, at_samples, strict=True)
-        ),
+    return _executable(
+        subgraph,
+        imported,
+        _program(imported, device),
+        device,
+        [output_of(output, imported) for output in imported.outputs],
     )
-    everywhere = [[_output(output, sample) for output in sample.outputs] for sample in at_samples]
-    outputs = [_fitted(points, list(seen)) for seen in zip(*everywhere, strict=True)]
-    return _executable(subgraph, imported, program, device, outputs), agrees
+
+
+def _blamed(error: CompileError, subgraph: Subgraph, record: Record, device: devices.Device) -> CompileError:
+    """``error`` as one of the calls that are to blame, if any can be found."""
+
+    def compile_alone(subgraph: Subgraph, record: Record) -> None:
+        service.compile_program(_program(subgraph.import_program(record, (), device.whole), device))
+
+    if error.retry_after is not None:
+        return error
+    blamed = refusals.remembered(error, subgraph, record, device)
+    if not blamed.parts and (found := refusals.blamed_alone(error, subgraph, record, compile_alone)):
+        blamed = refusals.remembered(found, subgraph, record, device)
+    return blamed
+
+
+def _program(imported: ImportedGraph, device: devices.Device) -> Program:
+    target, versions = _origin(device)
+    return Program(imported.mlir, imported.arguments, imported.results, target, versions=versions)
 
 
 def _executable(
@@ -177,13 +185,9 @@ def _executable(
 ) -> _C.Executable:
     """Compiles and loads ``program``, and binds it to the group's inputs and ``outputs``."""
     try:
-        artifact = service.compile_program(program).artifact
+        manifest, loaded = _loaded(program, device)
     except CompileError as error:
-        raise _located(error, imported) from error
-    manifest = artifact.manifest
-    if manifest.symbols != len(program.symbols):
-        raise CompileError(f"device {device.name!r} takes no sizes that vary")
-    loaded = device.load(artifact)
+        raise located(error, imported) from error
     return _C.Executable(
         entry=loaded.entry,
         packs=[
@@ -205,17 +209,26 @@ def _executable(
     )
 
 
-def _check_dtypes(record: Record, device: devices.Device) -> None:
-    for seen in record.values():
-        for meta in seen if isinstance(seen, list) else [seen]:
-            if isinstance(meta, TensorMeta) and dtype_name(meta.dtype) not in device.dtypes:
-                raise CompileError(f"dtype {meta.dtype} is not taken by device {device.name!r}")
+def _origin(device: devices.Device) -> tuple[Target, tuple[tuple[str, str], ...]]:
+    """What programs for ``device`` are for, and made by."""
+    with _imports:
+        return device.target(), producers(device)
 
 
-def _located(error: CompileError, imported: ImportedGraph) -> CompileError:
-    """Says which op of the user's program the compiler speaks of."""
-    op, source = locate(imported, error.diagnostic)
-    return CompileError(error.reason, op=op or error.op, source=source or error.source, diagnostic=error.diagnostic)
+def _loaded(program: Program, device: devices.Device) -> tuple[Manifest, devices.LoadedCode]:
+    """Compiles and loads ``program``: once more where an artifact that was kept does not load."""
+    outcome = service.compile_program(program)
+    manifest = outcome.artifact.manifest
+    if manifest.symbols != len(program.symbols):
+        raise CompileError(f"device {device.name!r} takes no sizes that vary")
+    try:
+        with _imports:
+            return manifest, device.load(outcome.artifact)
+    except CompileError:
+        service.forget(program.key)
+        if outcome.source == "compiled":
+            raise
+    return _loaded(program, device)
 
 
 def _source(binding: Binding, is_scalar: bool, subgraph: Subgraph) -> tuple[str, object]:
@@ -223,6 +236,8 @@ def _source(binding: Binding, is_scalar: bool, subgraph: Subgraph) -> tuple[str,
     if binding.source == "input":
         kind = "scalar" if is_scalar else "contiguous" if binding.copy else "dense"
         return kind, binding.index if binding.element is None else (binding.index, binding.element)
+    if binding.source == "size":
+        return "size", binding.index
     constant: Any = subgraph.constant(binding.index)
     tensor = constant if binding.element is None else constant[binding.element]
     assert isinstance(tensor, torch.Tensor)
@@ -230,68 +245,20 @@ def _source(binding: Binding, is_scalar: bool, subgraph: Subgraph) -> tuple[str,
     return "constant", tensor.detach().permute(binding.permutation).contiguous()
 
 
-def _output(output: OutputBinding, imported: ImportedGraph) -> tuple[str, Any]:
-    """An output as ``_C.Executable`` wants it: ``"tensor"``, (result, dtype, sizes, strides), or ``"constant"``."""
-    if output.source == "constant":
-        return "constant", output.value
-    if output.source == "input":
-        raise CompileError("an output that is an input of the group is not supported")
-    result = imported.results[output.index]
-    dtype = getattr(torch, result.dtype)
-    layout = torch.empty(result.shape, dtype=dtype, device="meta").permute(output.permutation)
-    return "tensor", (output.index, dtype, list(layout.shape), list(layout.stride()))
-
-
-def _form(imported: ImportedGraph) -> object:
-    """All of an imported graph that sizes must not change."""
-    return (
-        imported.bindings,
-        [(argument.role, argument.dtype, len(argument.shape), argument.kind) for argument in imported.arguments],
-        [(result.dtype, len(result.shape)) for result in imported.results],
-        [(output.source, output.index, output.permutation) for output in imported.outputs],
-    )
-
-
-def _at_typical(samples: Sequence[Sequence[_Typed]], points: Sequence[Values], values: Values) -> tuple[_Typed, ...]:
-    """Arguments or results with their shapes where the symbols have ``values``."""
-
-    def one(same: Sequence[_Typed]) -> _Typed:
-        shapes = zip(*(thing.shape for thing in same), strict=True)
-        return replace(same[0], shape=tuple(at(fit(points, numbers), values) for numbers in shapes))
-
-    return tuple(one(same) for same in zip(*samples, strict=True))
-
-
-def _fitted(points: Sequence[Values], samples: Sequence[tuple[str, Any]]) -> tuple[str, Any]:
-    """An output of a dynamic executable, from what :func:`_output` says of it at the samples: numbers that vary are
-    terms, and a constant that does is a ``"number"``."""
-    kind, first = samples[0]
-    if kind == "tensor":
-        sizes = [_terms(points, numbers) for numbers in zip(*(output[2] for _, output in samples), strict=True)]
-        strides = [_terms(points, numbers) for numbers in zip(*(output[3] for _, output in samples), strict=True)]
-        return kind, (*first[:2], sizes, strides)
-    constants = [constant for _, constant in samples]
-    if all(type(constant) is int for constant in constants):
-        terms = _terms(points, constants)
-        return (kind, terms) if isinstance(terms, int) else ("number", terms)
-    if any(constant != first for constant in constants):
-        raise CompileError(f"an output that is {first!r} at some sizes only")
-    return kind, first
-
-
-def _terms(points: Sequence[Values], numbers: Sequence[int]) -> int | tuple[tuple[tuple[int, ...], int], ...]:
-    found = fit(points, numbers)
-    return found.terms if isinstance(found, Size) else found
-
-
-def _warn(error: CompileError) -> None:
-    """Says that a group is not compiled, once per op and reason."""
-    text = f"{error.op}: {error.reason}" if error.op else error.reason
-    if text in _warned:
+def _warn(error: CompileError, divided: bool) -> None:
+    """Says that a group is not compiled, or without some ops where it is ``divided``: once per op and reason,
+    but for what is tried again at once, or ended with the interpreter."""
+    if error.retry_after == 0 or background.is_leaving():
         return
-    _warned.add(text)
-    at = f" (at {error.source})" if error.source else ""
-    warnings.warn(f"torchmdla: a group runs in PyTorch's interpreter: {text}{at}", RuntimeWarning, stacklevel=2)
+    if divided:
+        refusals.count(error)
+    what = "an op, with compiled groups around it," if divided else "a group"
+    for one in error.parts or [error]:
+        text = f"{one.op}: {one.reason}"
+        if text not in _warned:
+            _warned.add(text)
+            message = f"torchmdla: {what} runs in PyTorch's interpreter: {refusals.text_of(one)}"
+            warnings.warn(message, RuntimeWarning, stacklevel=2)
 
 
 def _tell_fault(group: str, fault: str, strict: bool) -> None:

@@ -16,7 +16,8 @@ def load_program(path: str, allow_pickle: bool = False) -> Any:
 
     Args:
         path: written by ``torch.jit.save``, ``torch.export.save`` or ``torch.save(module, …)``.
-        allow_pickle: read the last, which runs code that the file brings with it.
+        allow_pickle: read the last, and exported programs that are more than data, which runs code that the file brings
+            with it.
 
     Raises:
         FileError: there is no such file, or no program in it.
@@ -28,9 +29,7 @@ def load_program(path: str, allow_pickle: bool = False) -> Any:
 
             return torch.jit.load(path, map_location="cpu")
         if any(Path(name).name in _EXPORTED or "/models/" in f"/{name}" for name in names):
-            import torch.export
-
-            return torch.export.load(path)
+            return _exported(path, allow_pickle)
         return _unpickled(path, allow_pickle)
     except FileError:
         raise
@@ -48,6 +47,19 @@ def _names(path: str) -> list[str]:
         if not zipfile.is_zipfile(file):
             raise FileError(f"{path} is no TorchScript archive, exported program or pickled module")
         return zipfile.ZipFile(file).namelist()
+
+
+def _exported(path: str, allow_pickle: bool) -> Any:
+    import torch.export
+
+    from torchmdla.cli.exported import UnsafeProgramError, load_data_alone
+
+    try:
+        return torch.export.load(path) if allow_pickle else load_data_alone(path)
+    except UnsafeProgramError as error:
+        raise FileError(
+            f"{path} holds more than data: {error}. Reading it may run code: give --allow-pickle if you trust the file"
+        ) from None
 
 
 def _unpickled(path: str, allow_pickle: bool) -> Any:

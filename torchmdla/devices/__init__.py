@@ -5,9 +5,22 @@ from __future__ import annotations
 import importlib
 from importlib.metadata import entry_points
 
-from torchmdla.devices.device import Device, LoadedCode, OpKind, OpSupport
+from torchmdla.devices.device import Device, LoadedCode, Node, NodeTypes, OpKind, OpSupport, TensorType
 
-__all__ = ["Device", "LoadedCode", "OpKind", "OpSupport", "get", "in_use", "names", "register", "use"]
+__all__ = [
+    "Device",
+    "LoadedCode",
+    "Node",
+    "NodeTypes",
+    "OpKind",
+    "OpSupport",
+    "TensorType",
+    "get",
+    "in_use",
+    "names",
+    "register",
+    "use",
+]
 
 ENTRY_POINT_GROUP = "torchmdla.devices"
 
@@ -19,7 +32,12 @@ _in_use = "cpu"
 
 
 def register(device: Device) -> None:
-    """Makes ``device`` known under ``device.name``; a later registration of a name replaces an earlier one."""
+    """Makes ``device`` known under ``device.name``; a later registration of a name replaces an earlier one.
+
+    A compiler process makes a device of its own: it imports the module of the class, where there is no torch, and calls
+    the class without arguments. What it cannot import, a class that is defined in a script or a function, compiles in
+    the calling process, where other Python threads wait meanwhile and a crash is the program's.
+    """
     _devices[device.name] = device
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -26,6 +26,49 @@ class OpSupport:
 
     kind: OpKind
     where: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TensorType:
+    """A tensor as a run saw it: torch's name of the dtype (``"float32"``), and its sizes."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+
+@dataclass(frozen=True)
+class Node:
+    """A call of an operator in a group.
+
+    Attributes:
+        op: its schema name with overload, as ``"aten::add.Tensor"``.
+        values: the arguments that are no tensors, by schema name, as a run saw them.
+    """
+
+    op: str
+    values: Mapping[str, object]
+
+
+@dataclass(frozen=True)
+class NodeTypes:
+    """The tensors of a :class:`Node`.
+
+    Attributes:
+        arguments: by schema name; a list of tensors is a tuple.
+        results: in order; what is no tensor is None.
+    """
+
+    arguments: Mapping[str, TensorType | tuple[TensorType | None, ...]]
+    results: tuple[TensorType | tuple[TensorType | None, ...] | None, ...]
+
+    def tensors(self) -> Iterator[TensorType]:
+        """Every tensor there is."""
+        for one in (*self.arguments.values(), *self.results):
+            yield from (tensor for tensor in (one if isinstance(one, tuple) else (one,)) if tensor is not None)
 
 
 @dataclass(frozen=True)
@@ -71,6 +114,19 @@ class Device(ABC):
     def dtypes(self) -> frozenset[str]:
         """Tensor dtypes that a group may take or make, by torch's name."""
 
+    def supports(self, node: Node, types: NodeTypes) -> bool:
+        """Whether a program may hold this call with tensors of these types, as far as :attr:`ops` and :attr:`dtypes` do
+        not say it already. Asked for every call of a group after its first run, before it is compiled; the group is
+        compiled around calls that are not. Quick, and always the same for the same arguments.
+        """
+        return True
+
+    @property
+    def version(self) -> str:
+        """Of what makes its artifacts beside Python code (a compiler that it runs): an artifact of another version is
+        not used. The sources of the device's package, and the package's version, need no mention."""
+        return ""
+
     @property
     def whole(self) -> frozenset[str]:
         """Operators that programs hold as themselves, by schema name with overload, although the importer would write
@@ -103,7 +159,9 @@ class Device(ABC):
         """Compiles a program. A pure function.
 
         Raises:
-            torchmdla.CompileError: the program cannot be compiled; names the op and the diagnostic.
+            torchmdla.CompileError: the program cannot be compiled; names the op and the diagnostic. Its group is
+                compiled around that op. A diagnostic that holds the location of the operation in the program tells
+                which call of the op it is.
         """
 
     @abstractmethod

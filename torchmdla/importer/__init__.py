@@ -1,7 +1,7 @@
 """From graphs of PyTorch to the Torch dialect: graphs and recorded types in, text out."""
 
 from torchmdla.importer.graph import import_graph
-from torchmdla.importer.sources import locate
+from torchmdla.importer.sources import located
 from torchmdla.importer.types import Binding, ImportedGraph, OutputBinding, Record, TensorMeta, dtype_name
 
-__all__ = ["Binding", "ImportedGraph", "OutputBinding", "Record", "TensorMeta", "dtype_name", "import_graph", "locate"]
+__all__ = ["Binding", "ImportedGraph", "OutputBinding", "Record", "TensorMeta", "dtype_name", "import_graph", "located"]

@@ -31,17 +31,24 @@ def scaled_dot_product_attention(
     if is_causal:
         attn_mask = _causal_mask(query.size(-2), key.size(-2), query.device)
     if attn_mask is None:
-        return torch.matmul(torch.softmax(scores, -1), value)
-    if attn_mask.dtype == torch.bool:
-        return torch.matmul(_masked_softmax(scores, attn_mask), value)
-    return torch.matmul(torch.softmax(scores + attn_mask, -1), value)
+        weights = _safe_softmax(scores)
+    elif attn_mask.dtype == torch.bool:
+        weights = _masked_softmax(scores, attn_mask)
+    else:
+        weights = _safe_softmax(scores + attn_mask)
+    return torch.matmul(weights, value)
 
 
 def _masked_softmax(scores: Tensor, keep: Tensor) -> Tensor:
     """Softmax over the positions to keep; a row with none is zero, as eager has it."""
-    hidden = torch.logical_not(keep)
-    weights = torch.softmax(torch.masked_fill(scores, hidden, -math.inf), -1)
-    return torch.masked_fill(weights, hidden, 0.0)
+    return _safe_softmax(torch.masked_fill(scores, torch.logical_not(keep), -math.inf))
+
+
+def _safe_softmax(scores: Tensor) -> Tensor:
+    """Softmax over the last dimension; a row of ``-inf`` is zero. Both bounds matter to such rows alone."""
+    largest = torch.clamp_min(torch.amax(scores, -1, keepdim=True), torch.finfo(scores.dtype).min)
+    powers = torch.exp(scores - largest)
+    return powers / torch.clamp_min(torch.sum(powers, -1, keepdim=True), torch.finfo(scores.dtype).tiny)
 
 
 def _causal_mask(rows: int, columns: int, device: torch.device) -> Tensor:
@@ -50,7 +57,13 @@ def _causal_mask(rows: int, columns: int, device: torch.device) -> Tensor:
 
 
 def _repeat_heads(query: Tensor, value: Tensor) -> Tensor:
-    return value.repeat_interleave(query.size(-3) // value.size(-3), -3)
+    """A head of ``value`` for each of ``query``, whose heads follow one another in groups that share one."""
+    heads, own = query.size(-3), value.size(-3)
+    if heads == own:
+        return value
+    *batch, _, length, width = value.shape
+    shared = value.unsqueeze(-3).expand([*batch, own, heads // own, length, width])
+    return shared.reshape([*batch, heads, length, width])
 
 
 def native_multi_head_attention(

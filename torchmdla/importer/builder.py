@@ -13,11 +13,12 @@ from dataclasses import replace
 import torch
 
 from torchmdla.compiler.program import Argument, Result
-from torchmdla.errors import CompileError
+from torchmdla.errors import CompileError, internal_error
 from torchmdla.importer.decompositions import overload_of
 from torchmdla.importer.emitter import Emitter, Value, quote
 from torchmdla.importer.layout import exact_memory_order, invert, memory_order
 from torchmdla.importer.promotion import NumberTensor
+from torchmdla.importer.size_int import value_symbol
 from torchmdla.importer.trace import leaves, qualified_name
 from torchmdla.importer.translate import Operand, as_tensor, translate
 from torchmdla.importer.types import (
@@ -52,7 +53,8 @@ class ProgramBuilder:
         self._record = record
         self._parameters = frozenset(parameters)
         self._inputs: list[str] = []
-        self._sources: list[str] = []
+        self._nodes: list[tuple[str, str]] = []  # op and source
+        self._makers: dict[str, int] = {}  # numbers of the nodes that make values
         # Arguments are made on first use: an input that is only asked for its size is none.
         self._pending: dict[str, Binding] = {}
         self._arguments: list[tuple[Argument, Binding, Value]] = []
@@ -63,8 +65,8 @@ class ProgramBuilder:
 
     def enter(self, op: str, source: str) -> int:
         """Begins the next node, ``op`` at ``source`` (``file:line``) in the user's program; returns its number."""
-        self._sources.append(source)
-        index = len(self._sources) - 1
+        self._nodes.append((op, source))
+        index = len(self._nodes) - 1
         self.emitter.location = f'loc({quote(op)}("graph":{index}:0))'
         return index
 
@@ -136,6 +138,7 @@ class ProgramBuilder:
     def define(self, name: str, value: Operand) -> None:
         """The value ``name`` is ``value``."""
         self._values[name] = value
+        self._makers[name] = len(self._nodes) - 1
 
     def seen(self, name: str) -> object:
         """What the record has of the value ``name``.
@@ -165,7 +168,28 @@ class ProgramBuilder:
         for argument, operand in zip(schema.arguments, operands, strict=False):
             if argument.name in _UNVERSIONED and isinstance(operand, Value):
                 self._unversioned.add(operand.name)
-        return translate(self.emitter, schema, operands, metas)
+        return translate(self.emitter, schema, self._with_size_arguments(schema, operands), metas)
+
+    def _with_size_arguments(self, schema: torch._C.FunctionSchema, operands: Sequence[Operand]) -> list[Operand]:
+        """``operands`` with arguments of the program in place of sizes that are used as values."""
+        symbols = [value_symbol(_number(operand)) for operand in operands]
+        if symbols.count(None) == len(symbols):
+            return list(operands)
+        dtypes = [leaf.meta.dtype for leaf in leaves(operands) if isinstance(leaf, Value) and leaf.meta]
+        if not takes_size_values(schema, dtypes):
+            return list(operands)
+        return [
+            operand if symbol is None else self._size_argument(symbol)
+            for operand, symbol in zip(operands, symbols, strict=True)
+        ]
+
+    def _size_argument(self, symbol: int) -> Value:
+        name = f"%size{symbol}"
+        known = next((value for _, _, value in self._arguments if value.name == name), None)
+        if known is None:
+            known = Value(name, "!torch.float")
+            self._arguments.append((Argument("input", "float64", (), "scalar"), Binding("size", symbol, name), known))
+        return known
 
     # Outputs
 
@@ -180,7 +204,8 @@ class ProgramBuilder:
             results=tuple(result for result, _ in results),
             bindings=tuple(binding for _, binding, _ in order),
             outputs=bindings,
-            sources=tuple(self._sources),
+            sources=tuple(source for _, source in self._nodes),
+            ops=tuple(op for op, _ in self._nodes),
         )
 
     def _with_unversioned(self) -> list[tuple[Argument, Binding, Value]]:
@@ -202,25 +227,44 @@ class ProgramBuilder:
             if name in self._inputs:
                 outputs[name] = OutputBinding("input", self._inputs.index(name))
             elif name not in outputs:
-                outputs[name] = self._output(name, results)
+                try:
+                    outputs[name] = self._output(name, results)
+                except CompileError as error:
+                    raise self._blame_maker(error, name) from error
         return results, tuple(outputs[name] for name in names)
+
+    def _blame_maker(self, error: CompileError, name: str) -> CompileError:
+        """``error`` as one of the node that makes the value ``name``."""
+        index = self._makers.get(name)
+        return error if index is None else blame(error, *self._nodes[index], index)
 
     def _output(self, name: str, results: list[tuple[Result, Value]]) -> OutputBinding:
         operand = as_tensor(self.emitter, self.operand(name))
         if not isinstance(operand, Value):
             if not is_known([operand]):
-                raise CompileError("an output that is a list of tensors is not supported")
+                raise CompileError("an output that is a list of tensors is not supported", scope="place")
             return OutputBinding("constant", value=operand)
         if operand.meta is None:
-            raise CompileError("an output that is a float known only at run time is not supported")
+            raise CompileError("an output that is a float known only at run time is not supported", scope="place")
         meta = self.meta(name)
         order = exact_memory_order(meta.shape, meta.strides)
         if order is None:
-            raise CompileError(f"an output with strides {list(meta.strides)} is not supported")
+            raise CompileError(f"an output with strides {list(meta.strides)} is not supported", scope="place")
         physical = self._permuted(replace(operand, meta=meta), order)
         assert physical.meta is not None
         results.append((Result(dtype_name(meta.dtype), physical.meta.shape), physical))
         return OutputBinding("result", len(results) - 1, invert(order))
+
+
+def _number(operand: Operand) -> Operand:
+    return operand.value if isinstance(operand, NumberTensor) else operand
+
+
+def takes_size_values(schema: torch._C.FunctionSchema, dtypes: Sequence[torch.dtype]) -> bool:
+    """Whether an op on tensors of ``dtypes`` may get a number that varies as a float: it is elementwise, and its result
+    does not depend on the kind of the number."""
+    elementwise = torch.Tag.pointwise in overload_of(qualified_name(schema)).tags
+    return elementwise and bool(dtypes) and all(dtype.is_floating_point for dtype in dtypes)
 
 
 def _bytes(argument: Argument) -> int:
@@ -253,7 +297,10 @@ def evaluate(schema: torch._C.FunctionSchema, operands: Sequence[Operand]) -> in
     return number
 
 
-def blame(error: CompileError, op: str, source: str) -> CompileError:
-    """``error`` as one of the node ``op`` at ``source``, whose decomposition it may come from."""
-    reason = error.reason if error.op in ("", op) else f"{error.op}: {error.reason}"
-    return CompileError(reason, op=op, source=source, diagnostic=error.diagnostic, too_long=error.too_long)
+def blame(error: Exception, op: str, source: str, index: int | None = None) -> CompileError:
+    """``error`` as one of the node ``op`` at ``source``, whose decomposition it may come from; ``index`` is its number
+    in a group."""
+    nodes = () if index is None else (index,)
+    known = error if isinstance(error, CompileError) else internal_error(error)
+    reason = known.reason if known.op in ("", op) else f"{known.op}: {known.reason}"
+    return CompileError(**{**known.fields(), "reason": reason, "op": op, "source": source, "nodes": nodes})

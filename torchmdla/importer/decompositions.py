@@ -39,7 +39,7 @@ def decomposition(name: str) -> Decomposition | None:
     if name in _WRITTEN:
         return _with_dtypes(_WRITTEN[name], name)
     if name in _COMPOSITE:
-        return _composite(name)
+        return composite(name)
     if name in _FROM_TORCH:
         return _by_position(torch._decomp.decomposition_table[overload_of(name)], name)
     return None
@@ -60,7 +60,7 @@ def schema_of(name: str) -> torch._C.FunctionSchema:
     return schema
 
 
-def _composite(name: str) -> Decomposition:
+def composite(name: str) -> Decomposition:
     """The op itself: the dispatcher runs PyTorch's composite kernel."""
     return _by_position(overload_of(name), name)
 
@@ -123,6 +123,14 @@ def _normalised(value: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     return centred * deviation, mean, deviation
 
 
+def _rms_norm(input, normalized_shape, weight=None, eps=None):  # type: ignore[no-untyped-def]
+    """Divides by the root of the mean square. Without an ``eps`` it is the dtype's; upstream takes 0."""
+    dims = list(range(input.dim() - len(normalized_shape), input.dim()))
+    mean = (input * input).mean(dims, keepdim=True)
+    normalised = input * torch.rsqrt(mean + (torch.finfo(input.dtype).eps if eps is None else eps))
+    return normalised if weight is None else normalised * weight
+
+
 def _batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled):  # type: ignore[no-untyped-def]
     """By running statistics as eager computes it: a factor and a term for each channel, of the parameters alone."""
     if training or input.dtype != running_var.dtype:
@@ -164,6 +172,14 @@ def _index_put(value: Tensor, indices: Sequence[Tensor | None], source: Tensor, 
     )
 
 
+def _copy(value: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+    return source.to(value.dtype).expand(value.shape)
+
+
+def _fill(value: Tensor, number: Tensor | float) -> Tensor:
+    return _copy(value, number) if isinstance(number, Tensor) else torch.full_like(value, number)
+
+
 def _affine(value: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     channels = [1, -1] + [1] * (value.dim() - 2)
     if weight is not None:
@@ -191,10 +207,12 @@ _WRITTEN: Mapping[str, Decomposition] = {
     "aten::instance_norm": _instance_norm,
     "aten::group_norm": _group_norm,
     "aten::native_group_norm": _native_group_norm,
+    "aten::rms_norm": _rms_norm,
     "aten::gelu": elementwise.gelu,
     "aten::softshrink": elementwise.softshrink,
     "aten::prelu": elementwise.prelu,
     "aten::_prelu_kernel": elementwise.prelu,
+    "aten::leaky_relu": elementwise.leaky_relu,
     "aten::isfinite": elementwise.isfinite,
     "aten::nan_to_num": elementwise.nan_to_num,
     "aten::reciprocal": elementwise.reciprocal,
@@ -232,6 +250,8 @@ _WRITTEN: Mapping[str, Decomposition] = {
     "aten::logit": elementwise.logit,
     "aten::asinh": elementwise.asinh,
     "aten::acosh": elementwise.acosh,
+    "aten::trunc": elementwise.trunc,
+    "aten::frac": elementwise.frac,
     "aten::fmod.Tensor": elementwise.fmod,
     "aten::fmod.Scalar": elementwise.fmod,
     "aten::floor_divide": elementwise.floor_divide,
@@ -239,12 +259,17 @@ _WRITTEN: Mapping[str, Decomposition] = {
     "aten::div.Tensor_mode": elementwise.divide,
     "aten::div.Scalar_mode": elementwise.divide,
     "aten::binary_cross_entropy_with_logits": losses.binary_cross_entropy_with_logits,
+    "aten::kl_div": losses.kl_div,
     "aten::pad": paddings.pad,
     **paddings.CROPPING,
     "aten::reflection_pad3d": paddings.reflection_pad3d,
     "aten::index_put": _index_put,
     "aten::scatter.src": _scatter,
     "aten::scatter.value": _scatter,
+    "aten::copy": _copy,
+    "aten::fill.Scalar": _fill,
+    "aten::fill.Tensor": _fill,
+    "aten::zero": torch.zeros_like,
     "aten::linear": products.linear,
     "aten::addmm": products.added_to(torch.mm),
     "aten::addmv": products.added_to(torch.mv),
@@ -257,6 +282,7 @@ _WRITTEN: Mapping[str, Decomposition] = {
     "aten::_adaptive_avg_pool3d": pooling.adaptive_average(3),
     "aten::adaptive_max_pool1d": pooling.adaptive_maximum(1),
     "aten::adaptive_max_pool2d": pooling.adaptive_maximum(2),
+    "aten::adaptive_max_pool3d": pooling.adaptive_maximum(3),
     **RESIZES,
     "aten::grid_sampler": grid.grid_sampler,
     "aten::_softmax_backward_data": reductions.softmax_backward,

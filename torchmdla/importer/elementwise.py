@@ -35,6 +35,11 @@ def prelu(value: Tensor, weight: Tensor) -> Tensor:
     return torch.where(value > 0, value, value * weight)
 
 
+def leaky_relu(value: Tensor, slope: float = 0.01) -> Tensor:
+    """A choice: upstream adds both sides, and one is NaN where an infinite slope meets the other's zero."""
+    return torch.where(value > 0, value, value * slope)
+
+
 def isfinite(value: Tensor) -> Tensor:
     """Integers are always finite."""
     if not value.is_floating_point():
@@ -64,7 +69,7 @@ def as_dtype_of(value: Tensor, number: float | Tensor) -> float | Tensor:
     if value.is_floating_point():
         return number
     if isinstance(number, Tensor):
-        raise CompileError("a float that is known only at run time among integers")
+        raise CompileError("a float that is known only at run time among integers", scope="place")
     return bool(number) if value.dtype == torch.bool else int(number)
 
 
@@ -111,7 +116,7 @@ def hardswish_backward(grad: Tensor, value: Tensor) -> Tensor:
 def elu(value: Tensor, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Tensor:
     """``scale · x`` above 0, ``scale · alpha · (exp(input_scale · x) - 1)`` below, without cancellation near 0."""
     below = torch.expm1(value if _is_one(input_scale) else value * input_scale) * (alpha * scale)
-    return torch.where(value <= 0, below, value if _is_one(scale) else value * scale)
+    return torch.where(value < 0, below, value if _is_one(scale) else value * scale)
 
 
 def selu(value: Tensor) -> Tensor:
@@ -205,7 +210,7 @@ def asinh(value: Tensor) -> Tensor:
     square = size * size
     small = torch.log1p(size + square / (1 + torch.sqrt(square + 1)))
     result = torch.where(size > _SQUARES_LOSE_ONE, torch.log(size) + math.log(2), small)
-    return torch.where(value < 0, -result, result)
+    return torch.where(value > 0, result, torch.where(value < 0, -result, value))
 
 
 def acosh(value: Tensor) -> Tensor:
@@ -230,11 +235,24 @@ def fmod(value: Tensor, divisor: Tensor | float) -> Tensor:
         value = value.to(torch.result_type(value, divisor))
     if isinstance(divisor, Tensor):
         divisor = divisor.to(value.dtype) if divisor.dtype == torch.bool else divisor
-        size: Tensor | float = torch.abs(divisor)
-    else:
-        size = abs(divisor)
+    if _is_integral(value, divisor):  # the least integer has no absolute value
+        return value - torch.div(value, divisor, rounding_mode="trunc") * divisor
+    size = torch.abs(divisor) if isinstance(divisor, Tensor) else abs(divisor)
     rest = torch.remainder(torch.abs(value), size)
-    return torch.where(value < 0, -rest, rest)
+    signed = torch.where(value < 0, -rest, rest)
+    return torch.where(value == 0, rest * value, signed) if value.is_floating_point() else signed
+
+
+def trunc(value: Tensor) -> Tensor:
+    """Rounded towards zero, which keeps its sign; integers are."""
+    if not value.is_floating_point():
+        return value.clone()
+    return torch.where(value < 0, torch.ceil(value), torch.floor(value))
+
+
+def frac(value: Tensor) -> Tensor:
+    """What :func:`trunc` takes off."""
+    return value - trunc(value)
 
 
 def floor_divide(value: Tensor, divisor: Tensor | float) -> Tensor:
@@ -262,13 +280,15 @@ def _floor_of_floats(value: Tensor, divisor: Tensor | float) -> Tensor:
     quotient = torch.where((rest != 0) & ((rest < 0) != (divisor < 0)), quotient - 1, quotient)
     floor = torch.floor(quotient)
     floor = torch.where(quotient - floor > 0.5, floor + 1, floor)
+    exact = value / divisor
+    floor = torch.where(quotient == 0, exact * 0, floor)
     if isinstance(divisor, Tensor):
-        return torch.where(divisor == 0, value / divisor, floor)
-    return value / divisor if divisor == 0 else floor
+        return torch.where(divisor == 0, exact, floor)
+    return exact if divisor == 0 else floor
 
 
 def _trunc_of_floats(value: Tensor, divisor: Tensor | float) -> Tensor:
-    return torch.trunc(value / divisor)
+    return trunc(value / divisor)
 
 
 def _floor_of_integers(value: Tensor, divisor: Tensor | float) -> Tensor:

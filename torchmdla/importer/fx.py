@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -42,6 +42,15 @@ def name_of_call(node: fx.Node) -> str:
     if isinstance(node.target, torch._ops.OpOverload):
         return qualified_name(node.target._schema)
     return getattr(node.target, "__name__", node.op)
+
+
+def named_arguments(node: fx.Node) -> Mapping[str, Any]:
+    """The arguments of the call ``node`` by name: by the schema of the op or, where it has none, by their numbers."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return {str(number): argument for number, argument in enumerate(node.args)}
+    schema = node.target._schema
+    values = in_schema_order(schema, node.args, node.kwargs)
+    return dict(zip((argument.name for argument in schema.arguments), values, strict=True))
 
 
 def source_of_node(node: fx.Node) -> str:
@@ -87,8 +96,8 @@ class _Reader:
             else:
                 try:
                     self._builder.define(node.name, self._value(index, node))
-                except CompileError as error:
-                    raise blame(error, op, source) from error
+                except Exception as error:
+                    raise blame(error, op, source, index) from error
         return self._builder.finish(outputs)
 
     def _value(self, index: int, node: fx.Node) -> Operand:
@@ -117,7 +126,7 @@ class _Reader:
     def _number(self, node: fx.Node, seen: object) -> Operand:
         """What a node without tensors among its results has computed, if it asked for no tensor's data."""
         if node.target not in METADATA and not is_known([self._operand(leaf) for leaf in node.all_input_nodes]):
-            raise CompileError("it makes a number from data that is known only at run time")
+            raise CompileError("it makes a number from data that is known only at run time", scope="place")
         return seen
 
     def _operand(self, argument: Any) -> Operand:

@@ -10,7 +10,8 @@ import torch
 from torchmdla.errors import CompileError
 from torchmdla.importer.builder import ProgramBuilder, blame, evaluate, is_known
 from torchmdla.importer.emitter import Value
-from torchmdla.importer.promotion import NUMBER_DTYPES, NumberTensor
+from torchmdla.importer.in_place import call_in_place, functional
+from torchmdla.importer.promotion import NumberTensor, number_dtype
 from torchmdla.importer.rewrites import split_along
 from torchmdla.importer.sources import source_of
 from torchmdla.importer.trace import leaves
@@ -21,7 +22,9 @@ from torchmdla.importer.types import ImportedGraph, Record, TensorMeta
 def import_graph(
     graph: torch._C.Graph, record: Record, parameters: Collection[int], whole: Collection[str] = ()
 ) -> ImportedGraph:
-    """Writes ``graph`` (flat, functional, SSA) as one function in the Torch dialect.
+    """Writes ``graph`` as one function in the Torch dialect.
+
+    The graph is flat, SSA and functional, but for ops in place on what it made itself and does not read later.
 
     Args:
         graph: the group's subgraph.
@@ -75,12 +78,12 @@ class _Reader:
         for value in self._graph.inputs():
             self._builder.input(value.debugName())
         for node in self._graph.nodes():
-            op, source = _name(node), source_of(node)
+            op, source = name_of(node), source_of(node)
             index = self._builder.enter(op, source)
             try:
                 self._node(index, node)
-            except CompileError as error:
-                raise blame(error, op, source) from error
+            except Exception as error:
+                raise blame(error, op, source, index) from error
         return self._builder.finish([value.debugName() for value in self._graph.outputs()])
 
     def _node(self, index: int, node: torch._C.Node) -> None:
@@ -121,7 +124,10 @@ class _Reader:
         elif len(outputs) == 1 and (number := _number(node, operands, metas[0])) is not None:
             self._define(node, [number])
         elif any(not _holds_tensor(o) and not isinstance(m, float) for o, m in zip(outputs, metas, strict=True)):
-            raise CompileError("it makes a number from data that is known only at run time")
+            raise CompileError("it makes a number from data that is known only at run time", scope="place")
+        elif functional(node.kind()) != node.kind():
+            meta = self._builder.meta(outputs[0].debugName())
+            self._define(node, [call_in_place(self._builder, _schema(node), operands, meta)])
         else:
             self._define(node, self._builder.call(_schema(node), operands, metas))
 
@@ -143,7 +149,7 @@ def _number(node: torch._C.Node, operands: Sequence[Operand], seen: object) -> N
     if not from_number and not (from_numbers and (not isinstance(seen, TensorMeta) or seen.shape == ())):
         return None
     if isinstance(seen, int | float):
-        return NumberTensor(seen, TensorMeta.of(torch.tensor(seen, dtype=NUMBER_DTYPES[type(seen)])))
+        return NumberTensor(seen, TensorMeta.of(torch.tensor(seen, dtype=number_dtype(seen))))
     value = operands[0] if from_number else evaluate(_schema(node), operands)
     return NumberTensor(value, seen)  # type: ignore[arg-type]
 
@@ -167,7 +173,15 @@ def _parsed(text: str) -> torch._C.FunctionSchema:
     return torch._C.parse_schema(text)
 
 
-def _name(node: torch._C.Node) -> str:
+def argument_names(node: torch._C.Node) -> list[str]:
+    """What the node's inputs are called: by its schema or, where it has none, by their numbers."""
+    text = node.schema()
+    if text == "(no schema)":
+        return [str(number) for number, _ in enumerate(node.inputs())]
+    return [argument.name for argument in _parsed(text).arguments]
+
+
+def name_of(node: torch._C.Node) -> str:
     """Schema name with overload where there is a schema, else the node's kind."""
     text = node.schema()
     return node.kind() if text == "(no schema)" else text.partition("(")[0]

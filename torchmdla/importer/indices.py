@@ -37,7 +37,7 @@ def check(emitter: Emitter, value: Value, dim: int, index: Value) -> None:
 def _wrapped(emitter: Emitter, index: Value, size: int) -> Value:
     assert index.meta is not None
     if not size:
-        raise CompileError("an index into no elements is not supported")
+        raise CompileError("an index into no elements is not supported", scope="sizes")
     counts_back = _compared(emitter, "lt", index, 0)
     moved = emitter.tensor_op("torch.aten.add.Scalar", [index, emitter.integer(size), emitter.integer(1)], index.meta)
     wrapped = emitter.tensor_op("torch.aten.where.self", [counts_back, moved, index], index.meta)

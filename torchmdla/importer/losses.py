@@ -26,8 +26,21 @@ def binary_cross_entropy_with_logits(
     if pos_weight is not None:
         likelihood = ((pos_weight - 1) * target + 1) * likelihood
     loss = (1 - target) * value - likelihood
-    if weight is not None:
-        loss = loss * weight
+    return _reduced(loss if weight is None else loss * weight, reduction)
+
+
+def kl_div(value: Tensor, target: Tensor, reduction: int = _MEAN, log_target: bool = False) -> Tensor:
+    """``target · (log target - value)``, where ``value``, and ``target`` if so said, are logarithms.
+
+    A target of zero adds nothing; upstream's adds NaN.
+    """
+    if log_target:
+        return _reduced(torch.exp(target) * (target - value), reduction)
+    entropy = torch.where(target == 0, 0, target * torch.log(target))
+    return _reduced(entropy - target * value, reduction)
+
+
+def _reduced(loss: Tensor, reduction: int) -> Tensor:
     if reduction == _MEAN:
         return torch.mean(loss)
     return torch.sum(loss) if reduction == _SUM else loss

@@ -31,8 +31,12 @@ class Number:
     value: int | float | bool
 
 
-# The dtype that PyTorch gives a number that it makes a tensor of.
-NUMBER_DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64}
+_NUMBER_DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64}
+
+
+def number_dtype(value: int | float | bool) -> torch.dtype:
+    """The dtype that PyTorch gives a number that it makes a tensor of."""
+    return next(dtype for kind, dtype in _NUMBER_DTYPES.items() if isinstance(value, kind))
 
 
 def common_dtype(operands: Iterable[object]) -> torch.dtype:
@@ -51,7 +55,7 @@ def common_dtype(operands: Iterable[object]) -> torch.dtype:
                 scalars = _wider(scalars, operand.meta.dtype)
         else:
             value = operand.value if isinstance(operand, Number) else operand
-            wrapped = torch.get_default_dtype() if isinstance(value, float) else NUMBER_DTYPES[type(value)]  # type: ignore[index]
+            wrapped = torch.get_default_dtype() if isinstance(value, float) else number_dtype(value)  # type: ignore[arg-type]
             numbers = _wider(numbers, wrapped)
     dtype = _higher_kind(dimensioned, _higher_kind(scalars, numbers))
     assert dtype is not None
@@ -136,7 +140,7 @@ def _number(operand: object, type_: torch._C.JitType, dtype: torch.dtype | None,
     rounded = _rounded(operand, dtype)
     if as_scalar or type_.kind() == "NumberType":
         return Number(rounded) if as_scalar else rounded
-    return NumberTensor(rounded, TensorMeta(dtype or NUMBER_DTYPES[type(operand)], (), ()))
+    return NumberTensor(rounded, TensorMeta(dtype or number_dtype(operand), (), ()))
 
 
 def _rounded(number: int | float | bool, dtype: torch.dtype | None) -> int | float | bool:

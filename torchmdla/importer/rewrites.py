@@ -207,6 +207,15 @@ def _check_power(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[
         raise CompileError("a power of integers by a tensor is not supported")
 
 
+def _check_pool(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> None:
+    """
+    Raises:
+        CompileError: of integers, on which upstream ends the process.
+    """
+    if not metas[0].dtype.is_floating_point:
+        raise CompileError("a maximum of windows of integers is not supported")
+
+
 def _index_put(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object] | None:
     if operands["accumulate"]:
         _check_sum(emitter, operands, metas)
@@ -293,6 +302,7 @@ REWRITES: Mapping[str, Rewrite] = {
     "aten::cumprod": _first_of(_of_one_element, _cast_first("torch.aten.cumprod")),
     "aten::log_softmax.int": _cast_first("torch.aten.log_softmax.int"),
     "aten::index_put": _index_put,
+    "aten::max_pool3d": _check_pool,
     "aten::eq.Tensor": _equal,
     "aten::gather": _gather,
     **dict.fromkeys(_SUMS, _check_sum),

@@ -8,12 +8,15 @@ from collections.abc import Sequence
 
 import torch
 
+from torchmdla.errors import CompileError
+from torchmdla.importer.builder import blame
 from torchmdla.importer.types import ImportedGraph
 
 # Scripted code gives a traceback's line, traced code a stack of "file(line): function".
 _SCRIPTED = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 _TRACED = re.compile(r"^(?P<file>[^\n]+?)\((?P<line>\d+)\): ", re.MULTILINE)
 _LOCATION = re.compile(r'"(?P<op>\w+::[\w.]+)"\("graph":(?P<node>\d+):\d+\)')
+_PLACE = re.compile(r"graph:(?P<node>\d+)")
 _TORCH = os.path.dirname(torch.__file__)
 
 
@@ -38,13 +41,13 @@ def _innermost(frames: Sequence[re.Match[str]]) -> str:
     return next(iter(outside or places), "")
 
 
-def locate(imported: ImportedGraph, diagnostic: str) -> tuple[str, str]:
-    """The op (``aten::add.Tensor``) that a diagnostic of MLIR names first, and its place (``file:line``).
-
-    Both are empty when the diagnostic has no location of the graph.
-    """
-    match = _LOCATION.search(diagnostic)
-    if match is None:
-        return "", ""
-    node = int(match["node"])
-    return match["op"], imported.sources[node] if node < len(imported.sources) else ""
+def located(error: CompileError, imported: ImportedGraph) -> CompileError:
+    """``error`` of a compiler as one of the node that its diagnostic, or else its place, names first: with the node's
+    op (``aten::add.Tensor``) and place in the user's program (``file:line``)."""
+    match = _LOCATION.search(error.diagnostic) or _PLACE.fullmatch(error.source)
+    if match is None or (node := int(match["node"])) >= len(imported.sources):
+        return error
+    op, source = match.groupdict().get("op"), imported.sources[node]
+    if op in (None, imported.ops[node]):
+        return blame(error, imported.ops[node], source, node)
+    return blame(error, op, source)

@@ -7,8 +7,9 @@ tens of microseconds an op, and gives exactly what the emitter wants, that is sc
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from torchmdla.errors import CompileError
 from torchmdla.importer.convolutions import result_sizes
+from torchmdla.importer.size_int import symbolic, tracked
 from torchmdla.importer.types import TensorMeta
 
 
@@ -79,7 +81,7 @@ def trace(function: Callable[..., object], arguments: Sequence[object]) -> Trace
     with isolated():
         inputs = map_structure(recorder.input, arguments)
         try:
-            with recorder:
+            with _for_symbols(inputs), recorder:
                 result = function(*inputs)  # type: ignore[misc]
         except CompileError:
             raise
@@ -88,6 +90,16 @@ def trace(function: Callable[..., object], arguments: Sequence[object]) -> Trace
     outputs = result if isinstance(result, tuple | list) else (result,)
     refs = map_structure(recorder.ref, outputs)
     return Trace(_live(recorder.calls, refs), refs)  # type: ignore[arg-type]
+
+
+def _for_symbols(inputs: object) -> AbstractContextManager[object]:
+    """Some of PyTorch's kernels take symbolic sizes in Python only."""
+    sizes = (leaf.shape if isinstance(leaf, torch.Tensor) else [leaf] for leaf in leaves(inputs))
+    if not any(isinstance(size, torch.SymInt) for size in itertools.chain.from_iterable(sizes)):
+        return nullcontext()
+    from torch._dispatch.python import enable_python_dispatcher
+
+    return enable_python_dispatcher()  # type: ignore[no-any-return]
 
 
 class _Recorder(TorchDispatchMode):
@@ -105,14 +117,15 @@ class _Recorder(TorchDispatchMode):
 
     def input(self, value: object) -> object:
         if not isinstance(value, TensorMeta):
-            return value
-        tensor = torch.empty_strided(value.shape, value.strides, dtype=value.dtype, device="meta")
+            return symbolic(value)
+        shape, strides = map(symbolic, value.shape), map(symbolic, value.strides)
+        tensor = torch.empty_strided(tuple(shape), tuple(strides), dtype=value.dtype, device="meta")
         self._define(tensor)
         return tensor
 
     def ref(self, value: object) -> object:
         if not isinstance(value, torch.Tensor):
-            return value
+            return tracked(value)
         if id(value) not in self._indices:
             raise CompileError("its decomposition makes a tensor from data")
         return Ref(self._indices[id(value)])

@@ -20,6 +20,7 @@ from torchmdla.importer.decompositions import decomposition, schema_of
 from torchmdla.importer.emitter import Emitter, Value
 from torchmdla.importer.promotion import Number, NumberTensor
 from torchmdla.importer.rewrites import REWRITES, cast, widened
+from torchmdla.importer.size_int import SizeInt
 from torchmdla.importer.trace import Call, Ref, Trace, leaves, map_structure, qualified_name, trace
 from torchmdla.importer.types import LAYOUTS, MEMORY_FORMATS, TensorMeta, dtype_number, tensor_type
 
@@ -62,7 +63,7 @@ def translate(
         return _with_one_more_dimension(emitter, schema, operands, metas, within)
     if _has_open_float(operands):
         if name in _SIZED_BY_NUMBERS:
-            raise CompileError("its size depends on a float that is known only at run time")
+            raise CompileError("its size depends on a float that is known only at run time", scope="place")
         if name in _TENSOR_FORMS:
             schema, operands = _tensor_form(emitter, name, operands)
             return translate(emitter, schema, operands, metas, within)
@@ -175,7 +176,7 @@ def materialise(emitter: Emitter, operand: Operand, type_: torch._C.JitType, cou
     if isinstance(operand, Value):
         return operand
     if kind not in _WRITERS or (operand is None and kind != "GeneratorType"):
-        raise CompileError(f"an argument of type {type_} cannot be expressed by {operand!r}")
+        raise CompileError(f"an argument of type {type_} cannot be expressed by {operand!r}", scope="place")
     value: Value = _WRITERS[kind](emitter, operand)  # type: ignore[no-untyped-call]
     return value
 
@@ -232,7 +233,8 @@ def _decompose(emitter: Emitter, name: str, operands: Sequence[Operand]) -> list
     tensors = [
         value for value in leaves([as_tensor(emitter, operand) for operand in operands]) if isinstance(value, Value)
     ]
-    recorded = _cached_trace(name, map_structure(_describe, list(operands)))
+    arguments: Any = map_structure(_describe, list(operands))
+    recorded = (_trace if _varies(arguments) else _cached_trace)(name, arguments)
     return _replay(emitter, recorded, tensors, name)
 
 
@@ -269,6 +271,7 @@ _TENSOR_FORMS: Mapping[str, str] = {
             "masked_fill",
         ]
     },
+    "aten::fill.Scalar": "aten::fill.Tensor",
     "aten::floor_divide.Scalar": "aten::floor_divide",
     "aten::div.Scalar_mode": "aten::div.Tensor_mode",
     "aten::pow.Scalar": "aten::pow.Tensor_Tensor",
@@ -317,15 +320,26 @@ def _has_open_float(operands: Sequence[Operand]) -> bool:
     return any(isinstance(leaf, Value) and leaf.meta is None for leaf in leaves(operands))
 
 
+def _varies(arguments: Sequence[object]) -> bool:
+    """Whether sizes among ``arguments`` remember where they come from: a trace then decides for one run alone."""
+    for leaf in leaves(arguments):
+        numbers = (*leaf.shape, *leaf.strides) if isinstance(leaf, TensorMeta) else (leaf,)
+        if any(isinstance(number, SizeInt) for number in numbers):
+            return True
+    return False
+
+
 def _describe(operand: Operand) -> object:
     return operand.meta if isinstance(operand, Value | NumberTensor) else operand
 
 
-@lru_cache(maxsize=512)
-def _cached_trace(name: str, arguments: tuple[object, ...]) -> Trace:
+def _trace(name: str, arguments: tuple[object, ...]) -> Trace:
     function = decomposition(name)
     assert function is not None
     return trace(function, arguments)
+
+
+_cached_trace = lru_cache(maxsize=512)(_trace)
 
 
 def _replay(emitter: Emitter, recorded: Trace, inputs: Sequence[Value], name: str) -> list[Operand]:

@@ -10,6 +10,7 @@ import torch
 
 from torchmdla.compiler.program import Argument, Result
 from torchmdla.errors import CompileError
+from torchmdla.importer.size_int import tracked
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class TensorMeta:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> TensorMeta:
-        return cls(tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()))
+        return cls(tensor.dtype, tuple(map(tracked, tensor.shape)), tuple(map(tracked, tensor.stride())))
 
 
 def recorded(value: object) -> Any:
@@ -31,11 +32,11 @@ def recorded(value: object) -> Any:
         return TensorMeta.of(value)
     if isinstance(value, list | tuple):
         return [recorded(item) for item in value]
-    return str(value) if isinstance(value, torch.device) else value
+    return value
 
 
 # debugName of a value -> TensorMeta for a tensor, list of TensorMeta for a list of tensors, and for everything else the
-# Python value itself: int (dtypes, layouts and memory formats too), float, bool, None, str (devices too), list.
+# Python value itself: int (dtypes, layouts and memory formats too), float, bool, None, str, device, list.
 Record = Mapping[str, object]
 
 
@@ -44,13 +45,14 @@ class Binding:
     """How the runtime makes one argument of ``@forward``.
 
     The source is input ``index`` of the group, or the tensor of the subgraph's node number ``index`` (a
-    ``prim::Constant``), or element ``element`` of it where that constant is a list; ``name`` is its debugName.
+    ``prim::Constant``), or element ``element`` of it where that constant is a list; ``name`` is its debugName. Of a
+    dynamic program it may be symbol ``index``, a scalar.
     The argument is ``source.permute(permutation)``, which is contiguous already when the strides are those
     recorded, unless ``copy``: then it must be made contiguous. A parameter that is ``unversioned`` may change without
     a new version: its content tells whether it has.
     """
 
-    source: Literal["input", "constant"]
+    source: Literal["input", "constant", "size"]
     index: int
     name: str
     permutation: tuple[int, ...] = ()
@@ -81,7 +83,8 @@ class ImportedGraph:
     ``mlir`` is a module with one public ``func.func @forward``; ``arguments`` and ``results`` are in its order, and
     ``bindings[i]`` makes ``arguments[i]``. An op's location is ``"aten::add.Tensor"("graph":7:0)``, where 7 is the
     number of the subgraph's node: the text does not depend on where the user's source lies, so neither does the
-    program's hash. ``sources[7]`` is that place (``file:line``, empty when unknown); :func:`locate` reads a diagnostic.
+    program's hash. ``sources[7]`` is that place (``file:line``, empty when unknown), ``ops[7]``
+    the op; :func:`located` reads a diagnostic.
     """
 
     mlir: str
@@ -90,6 +93,7 @@ class ImportedGraph:
     bindings: tuple[Binding, ...]
     outputs: tuple[OutputBinding, ...]
     sources: tuple[str, ...]
+    ops: tuple[str, ...]
 
 
 # The element type in the Torch dialect, and the number by which TorchScript and the Torch dialect know a dtype.

@@ -2,7 +2,8 @@
 
 ``torchmdla.mlir.process`` starts this file as a script, with a request in JSON on standard input::
 
-    {"path": sys.path of the parent, "reply": file to write, "job": "lower" | "generate" | "opt", …: its arguments}
+    {"path": sys.path of the parent, "memory": the most bytes to take, 0 for no limit, "reply": file to write,
+     "job": "lower" | "generate" | "opt", …: its arguments}
 
 The reply is ``{"text": the resulting module}`` or the fields of a ``CompileError``.
 """
@@ -26,6 +27,7 @@ def main() -> None:
     request = json.load(sys.stdin)
     sys.path = request.pop("path")
     _install_bare_package()
+    _limit_memory(request.pop("memory"))
     reply = request.pop("reply")
     answer = json.dumps(_answer(request.pop("job"), request))
     Path(reply).write_text(answer)
@@ -40,6 +42,12 @@ def _install_bare_package() -> None:
     package = types.ModuleType("torchmdla.mlir")
     package.__path__ = [str(Path(__file__).resolve().parent)]
     sys.modules["torchmdla.mlir"] = package
+
+
+def _limit_memory(limit: int) -> None:
+    from torchmdla.compiler.limits import limit_memory
+
+    limit_memory(limit)
 
 
 def _answer(job: str, arguments: dict[str, Any]) -> dict[str, str]:

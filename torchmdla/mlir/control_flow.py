@@ -9,9 +9,9 @@ import torch
 
 from torchmdla.capture.module_builder import ModuleBuilder
 from torchmdla.errors import CompileError
+from torchmdla.importer.interpreter import input_name
 from torchmdla.importer.sources import source_of
 from torchmdla.mlir.function import FunctionArgument, TorchFunction, parse
-from torchmdla.mlir.interpreter import input_name
 from torchmdla.mlir.specs import TensorSpec
 
 

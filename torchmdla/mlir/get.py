@@ -101,7 +101,8 @@ def _generated(function: TorchFunction, output: str) -> ir.Module:
     )
     results = tuple(Result(*_dtype_and_shape(type_, "a result")) for type_ in types.results)
     text = function.module.operation.get_asm(enable_debug_info=True)
-    program = Program(text, arguments, results, devices.get("cpu").target(), versions=producers())
+    device = devices.get("cpu")
+    program = Program(text, arguments, results, device.target(), versions=producers(device))
     return parse(run_job("generate", "generating code", program=program.to_json()))
 
 

@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import IO, Any
 
+from torchmdla.compiler.limits import Limits
 from torchmdla.compiler.worker import how_it_ended
 from torchmdla.errors import CompileError
 
@@ -30,18 +31,23 @@ def run_job(
         stderr: a file that gets the standard error instead.
 
     Raises:
-        CompileError: the job's own, or the process died.
+        CompileError: the job's own, or the process died, or took longer than compiles may.
     """
+    limits = Limits.from_environment()
     with tempfile.TemporaryDirectory(prefix="torchmdla-") as folder, tempfile.TemporaryFile() as printed:
         reply = Path(folder, "reply")
-        request = {"path": sys.path, "job": job, "reply": str(reply), **arguments}
-        child = subprocess.run(
-            [sys.executable, str(_CHILD)],
-            input=json.dumps(request).encode(),
-            stdout=None if shows_output else printed,
-            stderr=stderr or (None if shows_output else printed),
-            check=False,
-        )
+        request = {"path": sys.path, "job": job, "reply": str(reply), "memory": limits.memory, **arguments}
+        try:
+            child = subprocess.run(
+                [sys.executable, str(_CHILD)],
+                input=json.dumps(request).encode(),
+                stdout=None if shows_output else printed,
+                stderr=stderr or (None if shows_output else printed),
+                timeout=limits.seconds or None,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise CompileError(f"{doing} took more than {limits.seconds:g} seconds") from None
         if child.returncode or not reply.exists():
             printed.seek(0)
             words = printed.read(_LAST_WORDS).decode(errors="replace").strip()

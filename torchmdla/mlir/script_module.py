@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
+from torchmdla.importer.interpreter import Run, node_name
 from torchmdla.importer.sources import source_of
-from torchmdla.mlir.interpreter import Run, node_name
 
 
 class ScriptedProgram(torch.nn.Module):

@@ -15,10 +15,10 @@ import torch
 from torchmdla.errors import CompileError
 from torchmdla.importer import import_graph
 from torchmdla.importer.graph import METADATA
+from torchmdla.importer.interpreter import Run, input_name, leaves, mapped, node_name
 from torchmdla.importer.sources import source_of
 from torchmdla.importer.types import recorded
 from torchmdla.mlir.function import FunctionArgument, TorchFunction, contiguous, from_imported
-from torchmdla.mlir.interpreter import Run, input_name, leaves, mapped, node_name
 
 
 def function_of_graph(graph: torch._C.Graph, inputs: Sequence[Any]) -> TorchFunction:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 
 from torchmdla import _C
+from torchmdla.capture import refusals
 from torchmdla.compiler import service
 
 
@@ -40,6 +41,8 @@ class Statistics:
         compile_seconds: time spent in the compiler, failures included.
         failures: programs that could not be compiled.
         fallbacks: reason → number of group calls that ran in PyTorch's interpreter.
+        left_out: op, reason and place (``file:line``) → number of specialisations that were compiled without it, in
+            groups around it.
         lazy: of the lazy device.
     """
 
@@ -53,6 +56,7 @@ class Statistics:
     dynamic: int = 0
     not_dynamic: dict[str, int] = field(default_factory=dict)
     fallbacks: dict[str, int] = field(default_factory=dict)
+    left_out: dict[str, int] = field(default_factory=dict)
     lazy: LazyStatistics = LazyStatistics()
 
 
@@ -75,6 +79,7 @@ def stats() -> Statistics:
         dynamic=groups["dynamic"],
         not_dynamic=groups["not_dynamic"],
         fallbacks=groups["fallbacks"],
+        left_out=refusals.counts(),
         lazy=LazyStatistics(**_C.lazy_statistics(), eager=_eager_calls()),
     )
 
@@ -82,6 +87,7 @@ def stats() -> Statistics:
 def reset_stats() -> None:
     """Counts from zero again."""
     _C.reset_statistics()
+    refusals.reset_counts()
     _C.lazy_reset_statistics()
     _eager_baseline.update({name: _eager_baseline.get(name, 0) + count for name, count in _eager_calls().items()})
     _baseline.clear()

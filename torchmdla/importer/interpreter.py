@@ -14,6 +14,7 @@ from torchmdla.errors import CompileError
 from torchmdla.importer.builder import blame
 from torchmdla.importer.decompositions import overload_of
 from torchmdla.importer.sources import source_of
+from torchmdla.importer.trace import qualified_name
 from torchmdla.importer.types import dtype_number
 
 
@@ -59,6 +60,13 @@ class Run:
         """What ``prim::Constant`` holds."""
         return value
 
+    def call(self, schema: Any, arguments: Sequence[Any]) -> Any:
+        """The result of an op of PyTorch's registry; ``arguments`` are in the order of ``schema``."""
+        positional = sum(not argument.kwarg_only for argument in schema.arguments)
+        keywords = [argument.name for argument in schema.arguments[positional:]]
+        function = overload_of(qualified_name(schema))
+        return function(*arguments[:positional], **dict(zip(keywords, arguments[positional:], strict=True)))
+
     def op(self, node: Any, arguments: Sequence[Any], results: list[Any]) -> None:
         """An op of PyTorch's registry has been run."""
 
@@ -76,9 +84,19 @@ class Run:
             numbers = [argument.item() if isinstance(argument, torch.Tensor) else argument for argument in arguments]
             results = [_ON_NUMBERS[node.kind()](*numbers[:2])]
         else:
-            results = _evaluate(node, arguments)
+            results = self._results(node, arguments)
             self.op(node, arguments, results)
         self.define(node.outputs(), results if node.outputsSize() else [])
+
+    def _results(self, node: Any, arguments: Sequence[Any]) -> list[Any]:
+        """Runs one overload; one result for each that the node has."""
+        if node.schema() == "(no schema)":
+            raise CompileError("it is not supported here")
+        schema = torch._C.parse_schema(node.schema())
+        result = self.call(schema, arguments)
+        if not schema.returns:
+            return []
+        return list(result) if len(schema.returns) > 1 else [result]
 
 
 def _are_numbers(arguments: Sequence[Any]) -> bool:
@@ -119,20 +137,6 @@ def node_name(node: Any) -> str:
     return kind if schema == "(no schema)" else schema.partition("(")[0]
 
 
-def _evaluate(node: Any, arguments: Sequence[Any]) -> list[Any]:
-    """Runs one overload; one result for each that the node has."""
-    if node.schema() == "(no schema)":
-        raise CompileError("it is not supported here")
-    schema = torch._C.parse_schema(node.schema())
-    keywords = [argument.name for argument in schema.arguments if argument.kwarg_only]
-    positional = len(arguments) - len(keywords)
-    function = overload_of(node_name(node))
-    result = function(*arguments[:positional], **dict(zip(keywords, arguments[positional:], strict=True)))
-    if not schema.returns:
-        return []
-    return list(result) if len(schema.returns) > 1 else [result]
-
-
 # TorchScript's ops on values of any type.
 _ON_VALUES: Mapping[str, Callable[..., Any]] = {
     "aten::__is__": operator.is_,
@@ -164,6 +168,11 @@ _ON_VALUES: Mapping[str, Callable[..., Any]] = {
     "aten::dim": lambda tensor: tensor.dim(),
     "aten::numel": lambda tensor: tensor.numel(),
     "aten::len.Tensor": len,
+    "prim::min.int": torch.sym_min,
+    "prim::max.int": torch.sym_max,
+    "aten::ScalarImplicit": lambda value: value,
+    "aten::IntImplicit": lambda value: value,
+    "aten::FloatImplicit": lambda value: value,
 }
 
 # On Python's numbers, which may be symbols under torch.export.

@@ -1,0 +1,135 @@
+#include "fingerprint.h"
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <utility>
+
+namespace torchmdla {
+
+namespace {
+
+// As many as a core waits for at once, and some.
+constexpr size_t lines_ahead = 16;
+
+constexpr size_t words_of_line = Fingerprint::line / sizeof(uint64_t);
+
+// Odd, and with no pattern.
+constexpr std::array<uint64_t, words_of_line> keys{
+    0x9e3779b97f4a7c15, 0xbf58476d1ce4e5b9, 0x94d049bb133111eb, 0xd6e8feb86659fd93,
+    0xa0761d6478bd642f, 0xe7037ed1a0b428db, 0x8ebc6af09c88c6e3, 0x589965cc75374cc3};
+
+uint16_t hash_of_line(const std::byte* data) {
+  std::array<uint64_t, words_of_line> words;
+  std::memcpy(words.data(), data, sizeof words);
+  uint64_t mixed = 0;
+  for (size_t i = 0; i < words_of_line; i += 2) {
+    const auto product =
+        static_cast<unsigned __int128>(words[i] ^ keys[i]) * (words[i + 1] ^ keys[i + 1]);
+    mixed += static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
+  }
+  return static_cast<uint16_t>((mixed * keys[0]) >> 48);
+}
+
+// The largest quotient in Euclid's algorithm: the smaller it is, the more evenly the multiples of
+// `stride` lie around `lines`. SIZE_MAX where the two have a common divisor.
+size_t unevenness(size_t lines, size_t stride) {
+  size_t most = 0;
+  while (stride != 0) {
+    most = std::max(most, lines / stride);
+    lines = std::exchange(stride, lines % stride);
+  }
+  return lines == 1 ? most : SIZE_MAX;
+}
+
+} // namespace
+
+// Near the golden section, whose multiples lie most evenly.
+Fingerprint::Order Fingerprint::even_order(size_t lines) {
+  constexpr double golden = 0.6180339887498949;
+  constexpr size_t candidates = 64, even_enough = 4;
+  const auto start = std::max<size_t>(static_cast<size_t>(golden * static_cast<double>(lines)), 1);
+  Order best{lines, std::min<size_t>(lines, 1)};
+  size_t least = SIZE_MAX;
+  for (size_t stride = start; stride < std::min(start + candidates, lines); ++stride) {
+    const auto found = unevenness(lines, stride);
+    if (found < least) best.stride = stride, least = found;
+    if (least <= even_enough) break;
+  }
+  return best;
+}
+
+// By Euclid's algorithm, with the multiple of the stride that each remainder is.
+Fingerprint::Order Fingerprint::Order::inverse() const {
+  auto larger = static_cast<int64_t>(lines), smaller = static_cast<int64_t>(stride);
+  int64_t multiple_of_larger = 0, multiple = 1;
+  while (smaller > 1) {
+    const auto quotient = larger / smaller;
+    larger = std::exchange(smaller, larger % smaller);
+    multiple_of_larger = std::exchange(multiple, multiple_of_larger - quotient * multiple);
+  }
+  return {lines,
+          static_cast<size_t>(multiple < 0 ? multiple + static_cast<int64_t>(lines) : multiple)};
+}
+
+Fingerprint::Fingerprint(const void* data, size_t bytes)
+    : bytes_(bytes), order_(even_order((bytes + line - 1) / line)) {
+  const auto hashes = std::make_shared<uint16_t[]>(order_.lines);
+  // In the order of memory, which is several times as fast.
+  const auto steps = order_.inverse();
+  constexpr int64_t grain = 1 << 15;
+  at::parallel_for(0, static_cast<int64_t>(order_.lines), grain, [&](int64_t first, int64_t last) {
+    auto step = steps.at(first);
+    for (auto place = first; place < last; ++place, step = steps.after(step))
+      hashes[step] = hash_at(static_cast<const std::byte*>(data), place);
+  });
+  hashes_ = hashes;
+}
+
+bool Fingerprint::holds(const void* data, size_t first, size_t count) const {
+  const auto* start = static_cast<const std::byte*>(data);
+  const auto before_end = std::min(count, steps() - first);
+  return holds_until_end(start, first, before_end) && holds_until_end(start, 0, count - before_end);
+}
+
+bool Fingerprint::holds_until_end(const std::byte* data, size_t first, size_t count) const {
+  if (count == 0) return true;
+  auto place = order_.at(first), ahead = place;
+  const auto fetch = [&] {
+    __builtin_prefetch(data + ahead * line);
+    ahead = order_.after(ahead);
+  };
+  for (size_t i = 0; i < std::min(count, lines_ahead); ++i)
+    fetch();
+  for (size_t i = 0; i < count; ++i, place = order_.after(place)) {
+    if (i + lines_ahead < count) fetch();
+    if (hashes_[first + i] != hash_at(data, place)) return false;
+  }
+  return true;
+}
+
+void Fingerprint::prefetch(const void* data, size_t first, size_t count) const {
+  if (count == 0) return;
+  __builtin_prefetch(hashes_.get() + first);
+  auto place = order_.at(first);
+  for (size_t i = 0; i < std::min(count, lines_ahead); ++i, place = order_.after(place))
+    __builtin_prefetch(static_cast<const std::byte*>(data) + place * line);
+}
+
+bool Fingerprint::operator==(const Fingerprint& other) const {
+  return bytes_ == other.bytes_ &&
+         (hashes_ == other.hashes_ ||
+          std::equal(hashes_.get(), hashes_.get() + steps(), other.hashes_.get()));
+}
+
+uint16_t Fingerprint::hash_at(const std::byte* data, size_t place) const {
+  const auto offset = place * line;
+  if (bytes_ - offset >= line) return hash_of_line(data + offset);
+  std::array<std::byte, line> last{};
+  std::memcpy(last.data(), data + offset, bytes_ - offset);
+  return hash_of_line(last.data());
+}
+
+} // namespace torchmdla

@@ -1,0 +1,284 @@
+#include "in_place.h"
+
+#include <torch/csrc/jit/ir/constants.h>
+
+#include <algorithm>
+#include <unordered_set>
+#include <vector>
+
+namespace torchmdla {
+
+using torch::jit::Block;
+using torch::jit::Graph;
+using torch::jit::Node;
+using torch::jit::Use;
+using torch::jit::Value;
+namespace aten = c10::aten;
+namespace attr = c10::attr;
+namespace prim = c10::prim;
+
+namespace {
+
+c10::Symbol mark() {
+  static const auto symbol = c10::Symbol::attr("in_place");
+  return symbol;
+}
+
+const c10::FunctionSchema* schema_with_aliases(const Node* node) {
+  const auto* op = node->maybeOperator();
+  const bool says = op && op->aliasAnalysisKind() == c10::AliasAnalysisKind::FROM_SCHEMA;
+  return says ? &op->schema() : nullptr;
+}
+
+bool may_hold_tensors(const c10::TypePtr& type) {
+  const auto inner = type->containedTypes();
+  if (inner.empty()) return type->kind() == c10::TypeKind::TensorType || !is_plain(type);
+  return std::any_of(inner.begin(), inner.end(), may_hold_tensors);
+}
+
+// --- lists
+// ----------------------------------------------------------------------------------------
+
+// Whether `use` of a list or tuple takes its elements and leaves nothing that could be told from
+// another one with the same elements.
+bool is_read(const Use& use) {
+  static const std::unordered_set<c10::Symbol> takers{aten::__getitem__, prim::ListUnpack,
+                                                      prim::TupleUnpack, prim::TupleIndex};
+  if (takers.count(use.user->kind())) return true;
+  const auto* schema = schema_with_aliases(use.user);
+  return schema && use.offset < schema->arguments().size() &&
+         !schema->arguments()[use.offset].alias_info();
+}
+
+// The element that a read by a constant index takes; null for other uses.
+Value* element(Node* list, const Use& use) {
+  if (use.user->kind() != aten::__getitem__) return nullptr;
+  const auto constant = torch::jit::toIValue(use.user->input(1));
+  if (!constant) return nullptr;
+  const auto size = static_cast<int64_t>(list->inputs().size());
+  const auto index = constant->toInt() < 0 ? constant->toInt() + size : constant->toInt();
+  return index < 0 || index >= size ? nullptr : list->input(index);
+}
+
+// Readers get the list as late as can be: after all writes to what it holds. An alias analysis
+// takes a list with one reader to hold nothing.
+void bring_to_readers(Node* list) {
+  const auto uses = list->output()->uses();
+  const bool stays_one = uses.size() == 1 && uses[0].user->owningBlock() == list->owningBlock();
+  if (stays_one) list->moveBefore(uses[0].user);
+  if (!std::all_of(uses.begin(), uses.end(), is_read)) return;
+  for (const auto& use : uses) {
+    if (auto* value = element(list, use)) {
+      use.user->output()->replaceAllUsesWith(value);
+      use.user->destroy();
+    } else if (!stays_one) {
+      auto* copy = list->owningGraph()->createClone(list, [](Value* value) { return value; });
+      copy->insertBefore(use.user);
+      use.user->replaceInput(use.offset, copy->output());
+    }
+  }
+  if (!list->hasUses()) list->destroy();
+}
+
+void bring_lists_to_readers(Block* block) {
+  std::vector<Node*> lists;
+  for (auto* node : block->nodes()) {
+    for (auto* inner : node->blocks())
+      bring_lists_to_readers(inner);
+    const bool makes = node->kind() == prim::ListConstruct || node->kind() == prim::TupleConstruct;
+    if (makes && may_hold_tensors(node->output()->type())) lists.push_back(node);
+  }
+  // In reverse, so that a list in a tuple moves after the tuple has.
+  std::for_each(lists.rbegin(), lists.rend(), bring_to_readers);
+}
+
+// --- who shares memory
+// ----------------------------------------------------------------------------
+
+// Composite ops that may return an argument or a view of one, though their schemas do not say so.
+bool may_return_argument(c10::Symbol kind) {
+  static const std::unordered_set<c10::Symbol> kinds{
+      aten::type_as,         aten::sum_to_size,   aten::dropout,
+      aten::feature_dropout, aten::alpha_dropout, aten::feature_alpha_dropout,
+      aten::atleast_1d,      aten::atleast_2d,    aten::atleast_3d,
+      aten::cartesian_prod,  aten::chain_matmul,  aten::linalg_multi_dot,
+      aten::conj_physical,   aten::einsum,        aten::_grad_sum_to_size,
+  };
+  return kinds.count(kind) != 0;
+}
+
+bool is_view_to(const DeviceTable& table, const Node* node) {
+  const auto* rule = table.rule(node);
+  return rule && rule->kind == OpKind::view;
+}
+
+class Sharing {
+public:
+  explicit Sharing(const DeviceTable& table) : table_(table) {}
+
+  // Whether `value` is memory that was not there before its node ran, and that has no other name.
+  bool is_new(const Value* value) const {
+    const auto* node = value->node();
+    if (node->hasAttribute(mark())) return true;
+    if (node->kind() == prim::If) {
+      const auto sides = node->blocks();
+      return std::all_of(sides.begin(), sides.end(), [&](const Block* side) {
+        const auto* result = side->outputs()[value->offset()];
+        return result->uses().size() == 1 && result->node()->owningBlock() == side &&
+               is_new(result);
+      });
+    }
+    const auto* schema = schema_with_aliases(node);
+    return schema && node->kind().is_aten() && is_tensor(value) && node->blocks().empty() &&
+           !schema->returns()[value->offset()].alias_info() && !shares(node, value);
+  }
+
+  // Whether what `writer` writes, its input `value`, is also seen by something else that is used
+  // then or later. Later uses of `value` itself do not count.
+  bool is_seen(const Value* value, const Node* writer) const {
+    return is_seen(value, writer, [&](const Use& use) {
+      return use.user == writer ? use.offset == 0 : !use.user->isBefore(writer);
+    });
+  }
+
+private:
+  template <class Excuse>
+  bool is_seen(const Value* value, const Node* writer, Excuse excuse) const {
+    const auto& uses = value->uses();
+    return std::any_of(uses.begin(), uses.end(), [&](const Use& use) {
+      return !excuse(use) && (!use.user->isBefore(writer) || is_seen_through(use, writer));
+    });
+  }
+
+  // The same of what the user of a value gets from it.
+  bool is_seen_through(const Use& use, const Node* writer) const {
+    if (use.user->kind() == prim::Return) {
+      const auto* owner = use.user->owningBlock()->owningNode();
+      return owner->kind() != prim::If || is_seen_later(owner->outputs()[use.offset], writer);
+    }
+    if (keeps(use)) return true;
+    const auto outputs = use.user->outputs();
+    return std::any_of(outputs.begin(), outputs.end(), [&](const Value* output) {
+      return shares(use.user, output) && is_seen_later(output, writer);
+    });
+  }
+
+  bool is_seen_later(const Value* value, const Node* writer) const {
+    return is_seen(value, writer, [](const Use&) { return false; });
+  }
+
+  // Whether the user of a value may keep it where no use of a value tells of it.
+  static bool keeps(const Use& use) {
+    static const std::unordered_set<c10::Symbol> makers{prim::ListConstruct, prim::TupleConstruct,
+                                                        prim::ListUnpack,    prim::TupleUnpack,
+                                                        prim::TupleIndex,    prim::ConstantChunk};
+    if (makers.count(use.user->kind())) return false;
+    const auto* schema = schema_with_aliases(use.user);
+    if (!schema || use.offset >= schema->arguments().size()) return true;
+    const auto* own = schema->arguments()[use.offset].alias_info();
+    return own && own->isWildcardAfter() &&
+           std::any_of(schema->arguments().begin(), schema->arguments().end(),
+                       [](const c10::Argument& argument) {
+                         return argument.alias_info() && argument.alias_info()->isWrite();
+                       });
+  }
+
+  // Whether `output` of `node` may share memory with an input.
+  bool shares(const Node* node, const Value* output) const {
+    if (!may_hold_tensors(output->type())) return false;
+    const auto* schema = schema_with_aliases(node);
+    return !is_tensor(output) || !schema || schema->returns()[output->offset()].alias_info() ||
+           may_return_argument(node->kind()) || is_view_to(table_, node);
+  }
+
+  const DeviceTable& table_;
+};
+
+// --- ops in place
+// ---------------------------------------------------------------------------------
+
+// The op that returns a new tensor, before `node`; null if the device takes none.
+Node* insert_functional(Node* node, const DeviceTable& table) {
+  auto* made = node->owningGraph()->create(*functional_kind(node->kind()), node->inputs());
+  made->copyMetadata(node)->insertBefore(node);
+  made->output()->setType(node->output()->type());
+  const auto* schema = made->maybeSchema();
+  if (schema && !schema->returns()[0].alias_info() && table.rule(made)) return made->i_(mark(), 1);
+  made->destroy();
+  return nullptr;
+}
+
+void make_functional(Block* block, const DeviceTable& table, const NodeSet& left_out) {
+  const Sharing sharing(table);
+  for (auto it = block->nodes().begin(); it != block->nodes().end();) {
+    auto* node = *it++;
+    for (auto* inner : node->blocks())
+      make_functional(inner, table, left_out);
+    if (!is_in_place(node) || left_out.count(node)) continue;
+    auto* written = node->input(0);
+    if (written->node()->owningBlock() != block || !sharing.is_new(written) ||
+        sharing.is_seen(written, node))
+      continue;
+    auto* made = insert_functional(node, table);
+    if (!made) continue;
+    written->replaceAllUsesAfterNodeWith(node, made->output());
+    node->output()->replaceAllUsesWith(made->output());
+    node->destroy();
+  }
+}
+
+void restore(Node* node) {
+  auto* graph = node->owningGraph();
+  auto* self = node->input(0);
+  auto* made = graph->create(
+      c10::Symbol::fromQualString(std::string(node->kind().toQualString()) + '_'), node->inputs());
+  made->copyMetadata(node)->insertBefore(node);
+  if (self->uses().size() > 2 || self->node()->kind() == prim::Param) {
+    torch::jit::WithInsertPoint before(made);
+    auto* copy = graph->insertNode(graph->create(aten::clone, {self, graph->insertConstant({})}));
+    copy->copyMetadata(node)->output()->setType(self->type());
+    made->replaceInput(0, copy->output());
+  }
+  made->output()->copyMetadata(node->output());
+  node->output()->replaceAllUsesWith(made->output());
+  node->destroy();
+}
+
+} // namespace
+
+std::optional<c10::Symbol> functional_kind(c10::Symbol kind) {
+  std::string name = kind.toQualString();
+  if (!kind.is_aten() || !name.ends_with('_') || name.ends_with("__")) return std::nullopt;
+  name.pop_back();
+  return c10::Symbol::fromQualString(name);
+}
+
+bool is_in_place(const Node* node) {
+  if (!functional_kind(node->kind())) return false;
+  const auto* schema = schema_with_aliases(node);
+  if (!schema || schema->arguments().empty() || schema->returns().size() != 1) return false;
+  const auto writes = [](const c10::Argument& argument) {
+    return argument.alias_info() && argument.alias_info()->isWrite();
+  };
+  const auto& arguments = schema->arguments();
+  return writes(arguments[0]) && writes(schema->returns()[0]) &&
+         std::none_of(arguments.begin() + 1, arguments.end(), writes);
+}
+
+void make_functional(const std::shared_ptr<Graph>& graph, const DeviceTable& table,
+                     const NodeSet& left_out) {
+  bring_lists_to_readers(graph->block());
+  make_functional(graph->block(), table, left_out);
+}
+
+void restore_in_place(Block* block) {
+  for (auto it = block->nodes().begin(); it != block->nodes().end();) {
+    auto* node = *it++;
+    for (auto* inner : node->blocks())
+      restore_in_place(inner);
+    if (node->hasAttribute(attr::Subgraph)) restore_in_place(node->g(attr::Subgraph)->block());
+    if (node->hasAttribute(mark())) restore(node);
+  }
+}
+
+} // namespace torchmdla

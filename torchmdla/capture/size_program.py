@@ -1,0 +1,157 @@
+"""Conditions on sizes, and sizes that are no polynomials of others, as a program that a call evaluates.
+
+Expressions are SymPy's, of PyTorch's shape functions. ``SizeProgram`` in ``src/symbols.h`` runs the same nodes, in
+double precision: integers below 2^53 are exact, and so are floor divisions of them.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import sympy
+from torch.utils._sympy import functions
+
+from torchmdla.errors import CompileError
+
+# Name of an operation, and the numbers of its operands. "constant" and "symbol" have a number instead.
+Node = tuple[str, float, int, int]
+
+# As ``_C`` takes them: all nodes, then the numbers of those that are further symbols, and of those that are conditions.
+SizeNodes = tuple[list[Node], list[int], list[int]]
+
+
+def _floor_division(a: float, b: float) -> float:
+    return math.floor(a / b) if b else math.nan
+
+
+def _modulo(a: float, b: float) -> float:
+    return a - b * _floor_division(a, b)
+
+
+# What the nodes compute; booleans are 0 and 1.
+_OPERATIONS: Mapping[str, Callable[[float, float], float]] = {
+    "add": operator.add,
+    "mul": operator.mul,
+    "floor_div": _floor_division,
+    "mod": _modulo,
+    "div": lambda a, b: a / b if b else math.nan,
+    "min": min,
+    "max": max,
+    "floor": lambda a, _: math.floor(a),
+    "ceil": lambda a, _: math.ceil(a),
+    "trunc": lambda a, _: math.trunc(a),
+    "eq": lambda a, b: float(a == b),
+    "ne": lambda a, b: float(a != b),
+    "lt": lambda a, b: float(a < b),
+    "le": lambda a, b: float(a <= b),
+    "and": lambda a, b: float(bool(a) and bool(b)),
+    "or": lambda a, b: float(bool(a) or bool(b)),
+    "not": lambda a, _: float(not a),
+}
+
+# SymPy's classes: an operation of two operands, or of any number where it is associative.
+_NAMES: Mapping[Any, str] = {
+    sympy.Add: "add",
+    sympy.Mul: "mul",
+    sympy.Max: "max",
+    sympy.Min: "min",
+    functions.Max: "max",
+    functions.Min: "min",
+    functions.FloorDiv: "floor_div",
+    functions.CleanDiv: "floor_div",
+    functions.Mod: "mod",
+    functions.PythonMod: "mod",
+    functions.IntTrueDiv: "div",
+    functions.FloatTrueDiv: "div",
+    functions.FloorToInt: "floor",
+    sympy.floor: "floor",
+    functions.CeilToInt: "ceil",
+    sympy.ceiling: "ceil",
+    functions.TruncToInt: "trunc",
+    sympy.Eq: "eq",
+    sympy.Ne: "ne",
+    sympy.StrictLessThan: "lt",
+    sympy.LessThan: "le",
+    sympy.And: "and",
+    sympy.Or: "or",
+    sympy.Not: "not",
+}
+
+# The same value.
+_TRANSPARENT = (functions.ToFloat, functions.Identity)
+
+# Comparisons by the ones with exchanged operands.
+_SWAPPED: Mapping[Any, str] = {sympy.StrictGreaterThan: "lt", sympy.GreaterThan: "le"}
+
+
+class SizeProgram:
+    """Nodes that compute expressions of ``symbols``, each once; operands come before what uses them."""
+
+    def __init__(self, symbols: Sequence[sympy.Symbol]) -> None:
+        self.nodes: list[Node] = []
+        self._numbers: dict[Node, int] = {}
+        self._known: dict[sympy.Basic, int] = {}
+        for number, symbol in enumerate(symbols):
+            self._known[symbol] = self._node("symbol", number)
+
+    def add(self, expression: sympy.Basic) -> int:
+        """The number of the node that computes ``expression``.
+
+        Raises:
+            CompileError: a function in it is unknown here.
+        """
+        if expression not in self._known:
+            self._known[expression] = self._added(expression)
+        return self._known[expression]
+
+    def run(self, values: Sequence[int]) -> list[float]:
+        """What every node computes where the symbols have ``values``."""
+        computed: list[float] = []
+        for name, number, left, right in self.nodes:
+            if name == "constant":
+                computed.append(number)
+            elif name == "symbol":
+                computed.append(float(values[int(number)]))
+            else:
+                computed.append(float(_OPERATIONS[name](computed[left], computed[right])))
+        return computed
+
+    def _node(self, name: str, number: float = 0, left: int = 0, right: int = 0) -> int:
+        node = (name, float(number), left, right)
+        if node not in self._numbers:
+            self._numbers[node] = len(self.nodes)
+            self.nodes.append(node)
+        return self._numbers[node]
+
+    def _added(self, expression: Any) -> int:
+        if expression in (sympy.true, sympy.false):
+            return self._node("constant", bool(expression))
+        if expression.is_number:
+            return self._node("constant", float(expression))
+        if isinstance(expression, _TRANSPARENT):
+            return self.add(expression.args[0])
+        if isinstance(expression, sympy.Pow | functions.PowByNatural):
+            return self._power(*expression.args)
+        if expression.func in _SWAPPED:
+            left, right = expression.args
+            return self._node(_SWAPPED[expression.func], 0, self.add(right), self.add(left))
+        if isinstance(expression, functions.ModularIndexing):
+            base, divisor, modulus = map(self.add, expression.args)
+            return self._node("mod", 0, self._node("floor_div", 0, base, divisor), modulus)
+        if expression.func not in _NAMES:
+            raise CompileError(f"a size depends on {expression.func.__name__} of sizes")
+        name = _NAMES[expression.func]
+        operands = [self.add(operand) for operand in expression.args]
+        if len(operands) == 1:
+            return self._node(name, 0, operands[0], operands[0])
+        return functools.reduce(lambda left, right: self._node(name, 0, left, right), operands)
+
+    def _power(self, base: sympy.Basic, exponent: sympy.Basic) -> int:
+        if not (exponent.is_Integer and int(exponent) >= 1):
+            raise CompileError("a size depends on a power of sizes")
+        factor = self.add(base)
+        return functools.reduce(lambda left, right: self._node("mul", 0, left, right), [factor] * int(exponent))

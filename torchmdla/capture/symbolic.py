@@ -1,0 +1,317 @@
+"""Runs a group's subgraph on tensors without data whose sizes are symbols.
+
+PyTorch's own shape functions and ``ShapeEnv`` do the work: every size and integer of the group becomes an expression of
+the symbols, and whatever an operator, or the importer, decides on one becomes a guard. Where all guards hold, the
+subgraph has the same structure, and its sizes are what the expressions say.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import cached_property
+from typing import Any
+
+import sympy
+import torch
+from torch._dispatch.python import enable_python_dispatcher
+from torch._guards import Source
+from torch._prims_common import suggest_memory_format
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+
+from torchmdla.capture.subgraph import Places
+from torchmdla.errors import CompileError
+from torchmdla.importer import Record, TensorMeta
+from torchmdla.importer.builder import takes_size_values
+from torchmdla.importer.convolutions import result_sizes
+from torchmdla.importer.size_int import SizeInt, tracked
+from torchmdla.importer.trace import isolated, leaves, qualified_name
+from torchmdla.importer.types import recorded
+
+# Arguments of type ``int`` that are sizes or positions: what an operator does with one is what its shape function
+# decides, and shows. Any other argument is a value.
+_SIZES = frozenset(
+    (
+        *("size", "sizes", "shape", "self_size", "self_sizes", "input_size", "input_sizes", "output_size", "sym_size"),
+        *("normalized_shape", "split_size", "split_sizes", "repeats", "stride", "strides", "storage_offset"),
+        *("start", "end", "length", "index", "pad", "padding", "steps", "sections", "indices"),
+    )
+)
+
+# Of these operators numbers of any type are positions, too.
+_RANGES = frozenset(("aten::arange", "aten::arange.start", "aten::arange.start_step"))
+
+
+# Write at an index whose range their shape functions do not look at: (value, what is written, dim, index).
+_INDEXED = frozenset(("aten::select_scatter",))
+
+# Recurrent networks of padded sequences.
+RECURRENT = frozenset(("aten::lstm.input", "aten::gru.input", "aten::rnn_tanh.input", "aten::rnn_relu.input"))
+
+
+class _SymbolSource(Source):
+    """Where ``ShapeEnv`` is told that a symbol comes from."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    @cached_property
+    def name(self) -> str:
+        return f"size{self.number}"
+
+
+class SymbolicRun:
+    """One run of a subgraph where the sizes at ``places`` are symbols, which have ``values`` in it."""
+
+    def __init__(self, places: Places, values: Sequence[int]) -> None:
+        self.env = ShapeEnv(duck_shape=False)
+        self.values = tuple(values)
+        self._places = iter(places)
+        self._mode = FakeTensorMode(shape_env=self.env, allow_non_fake_inputs=True)
+        self._symints = [self._symbol(number, value) for number, value in enumerate(values)]
+        # The sizes that are used as values, in order.
+        self.values_of_sizes: dict[sympy.Expr, None] = {}
+        self.symbols: list[sympy.Symbol] = [symint.node.expr for symint in self._symints]
+
+    def __enter__(self) -> SymbolicRun:
+        with ExitStack() as stack:
+            stack.enter_context(isolated())
+            stack.enter_context(_quiet())
+            stack.enter_context(enable_python_dispatcher())
+            stack.enter_context(self._mode)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self._stack.__exit__(*exception)
+
+    def input(self, seen: object) -> Any:
+        """The group's next input, which was ``seen`` in a call."""
+        if isinstance(seen, TensorMeta):
+            sizes = [self._number(size) for size in seen.shape]
+            return torch.empty_strided(sizes, _strides_like(seen, sizes), dtype=seen.dtype, device="cpu")
+        if isinstance(seen, list):
+            return [self.input(item) for item in seen]
+        return self._number(seen) if type(seen) is int else seen
+
+    def call(self, schema: Any, arguments: Sequence[Any], call: Callable[[Any, Sequence[Any]], Any]) -> Any:
+        """The result of an operator, which ``call`` runs; ``arguments`` are in the order of ``schema``. What is used as
+        a value is one number at all sizes."""
+        name = qualified_name(schema)
+        arguments = [
+            _of_known_sign(value) if name in _RANGES or argument.name in _SIZES else value
+            for argument, value in zip(schema.arguments, arguments, strict=True)
+        ]
+        dtypes = [leaf.dtype for leaf in leaves(arguments) if isinstance(leaf, torch.Tensor)]
+        if takes_size_values(schema, dtypes):
+            pairs = zip(schema.arguments, arguments, strict=True)
+            arguments = [self._as_value(argument, value) for argument, value in pairs]
+        elif name not in _RANGES:
+            arguments = [
+                value if argument.name in _SIZES else _fixed(value)
+                for argument, value in zip(schema.arguments, arguments, strict=True)
+            ]
+        if name == "aten::roll":
+            _fix_turns(*arguments)
+        if name in _INDEXED:
+            _check_index(*(value for k, value in enumerate(arguments) if k in (0, 2, 3)))
+        return _SHAPES[name](*arguments) if name in _SHAPES else call(schema, arguments)
+
+    def record(self, values: Mapping[str, Any], seen: Record, outputs: Collection[str]) -> Record:
+        """What there is of every value, with :class:`SizeInt` for integers that vary; ``seen`` is the call's record.
+
+        An operator that takes a truth value, a float, or a tensor made of an integer, has it fixed; so are ``outputs``.
+        """
+        for name in outputs:
+            if isinstance(seen[name], TensorMeta) or isinstance(values[name], torch.SymBool | torch.SymFloat):
+                _fixed(values[name])
+        return {name: _as_seen(value, seen[name]) for name, value in values.items()}
+
+    def _as_value(self, argument: Any, value: Any) -> Any:
+        """A number that varies, where an operator takes it at run time."""
+        if not isinstance(value, torch.SymInt):
+            return _fixed(value)
+        self.values_of_sizes[value.node.expr] = None
+        is_tensor = argument.type.kind() == "TensorType"
+        return torch.empty((), dtype=torch.int64) if is_tensor else value
+
+    @property
+    def guards(self) -> list[sympy.Basic]:
+        """The conditions under which all that was decided so far is right."""
+        return list(dict.fromkeys(guard.expr for guard in self.env.guards))
+
+    def expression(self, size: int) -> sympy.Expr:
+        """A size of the record, in the symbols."""
+        return size.symbolic.node.expr if isinstance(size, SizeInt) else sympy.Integer(size)
+
+    def _symbol(self, number: int, value: int) -> torch.SymInt:
+        source = _SymbolSource(number)
+        symbol = self.env.create_symbol(value, source, dynamic_dim=DimDynamic.DYNAMIC, constraint_dim=None)
+        symint: Any = self.env.create_symintnode(symbol, hint=value, source=source)
+        return symint  # type: ignore[no-any-return]
+
+    def _number(self, seen: int) -> Any:
+        place = next(self._places)
+        return seen if place is None else self._symints[place]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """A shape function that fails is no error of the user's."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before = log.disabled
+    log.disabled = True
+    try:
+        yield
+    finally:
+        log.disabled = before
+
+
+def _strides_like(seen: TensorMeta, sizes: Sequence[Any]) -> list[Any]:
+    """Strides of a tensor of ``sizes`` that lies in memory as the one that was seen: densely in the same order of
+    dimensions, or with gaps and repetitions as ``strides_like`` in ``src/signature.cpp`` makes them."""
+    if all(type(size) is int for size in sizes):
+        return list(seen.strides)
+    order = sorted(range(len(sizes)), key=lambda dim: -seen.strides[dim])
+    dense = _is_dense(seen, order)
+    strides: list[Any] = [0] * len(sizes)
+    following: Any = 1 if dense else None
+    for dim in reversed(order):
+        if not dense and seen.strides[dim] == 0:
+            continue
+        following = seen.strides[dim] if following is None else following
+        strides[dim] = following
+        following = following * sizes[dim] + (0 if dense else 1)
+    return strides
+
+
+def _is_dense(seen: TensorMeta, order: Sequence[int]) -> bool:
+    expected = 1
+    for dim in reversed(order):
+        if seen.shape[dim] != 1 and seen.strides[dim] != expected:
+            return False
+        expected *= max(seen.shape[dim], 1)
+    return True
+
+
+def _of_known_sign(value: Any) -> Any:
+    """``value``, which means something else where it is negative: a position from the end, an amount to remove."""
+    for each in value if isinstance(value, list | tuple) else [value]:
+        if isinstance(each, torch.SymInt):
+            bool(each < 0)
+    return value
+
+
+def _fix_turns(value: torch.Tensor, shifts: Any, dims: Sequence[int]) -> None:
+    """How often a shift goes round decides where the elements come from."""
+    sizes = [value.shape[dim] for dim in dims] if dims else [value.numel()]
+    for shift, size in zip(shifts if isinstance(shifts, list | tuple) else [shifts], sizes, strict=True):
+        if isinstance(size, torch.SymInt):
+            int(shift // size)
+
+
+def _check_index(value: torch.Tensor, dim: int, index: Any) -> None:
+    size = value.shape[dim]
+    if not -size <= index < size:
+        raise CompileError(f"index {index} of {size} elements")
+
+
+def _fixed(value: Any) -> Any:
+    """``value`` as in this run: at sizes where it is another one a guard does not hold."""
+    if isinstance(value, list | tuple):
+        return type(value)(map(_fixed, value))
+    if isinstance(value, torch.SymBool):
+        return bool(value)
+    if isinstance(value, torch.SymInt):
+        return int(value)
+    return float(value) if isinstance(value, torch.SymFloat) else value
+
+
+def _as_seen(value: Any, seen: object) -> Any:
+    """A value of the run for its record. A number may be the 0-d tensor that tracing makes of a size; an integer tells
+    more than its type."""
+    is_number = isinstance(value, int | float | torch.SymBool | torch.SymInt | torch.SymFloat)
+    if is_number and isinstance(seen, TensorMeta) and not isinstance(value, torch.SymInt):
+        return seen
+    if isinstance(value, torch.device):
+        return seen
+    return _tracked(recorded(value))
+
+
+def _tracked(seen: Any) -> Any:
+    if isinstance(seen, TensorMeta):
+        return TensorMeta(seen.dtype, tuple(map(tracked, seen.shape)), tuple(map(tracked, seen.strides)))
+    if isinstance(seen, list):
+        return [_tracked(item) for item in seen]
+    if isinstance(seen, torch.SymBool | torch.SymFloat):
+        return seen.node.hint
+    return tracked(seen)
+
+
+def _convolution(
+    value: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+    *settings: object,
+) -> torch.Tensor:
+    """The result of a convolution."""
+    if value.dim() != weight.dim():
+        raise CompileError("a convolution without batch")
+    channels = weight.size(1) * groups if transposed else weight.size(0)
+    sizes = result_sizes(value.shape[2:], weight.shape[2:], stride, padding, dilation, transposed, output_padding)
+    formats = [suggest_memory_format(each) for each in (value, weight)]
+    preferred = next((each for each in formats if each != torch.contiguous_format), torch.contiguous_format)
+    return torch.empty([value.size(0), channels, *sizes], dtype=value.dtype, memory_format=preferred)
+
+
+def _plain_convolution(
+    value: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int] | str,
+    dilation: Sequence[int],
+    groups: int,
+) -> torch.Tensor:
+    if isinstance(padding, str):
+        raise CompileError("a convolution whose padding is computed")
+    return _convolution(value, weight, bias, stride, padding, dilation, False, [0] * len(stride), groups)
+
+
+def _recurrent(
+    sequence: torch.Tensor,
+    state: torch.Tensor | Sequence[torch.Tensor],
+    params: Sequence[torch.Tensor],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[torch.Tensor, ...]:
+    """The results of a recurrent network: its outputs, and the last states."""
+    states = [state] if isinstance(state, torch.Tensor) else list(state)
+    last = [torch.empty_like(each, memory_format=torch.contiguous_format) for each in states]
+    features = states[0].shape[-1] * (2 if bidirectional else 1)
+    first, second = sequence.shape[:2]
+    if batch_first:
+        return sequence.new_empty([second, first, features]).transpose(0, 1), *last
+    return sequence.new_empty([first, second, features]), *last
+
+
+# Of operators whose own shape functions decide on more than shapes: PyTorch chooses an implementation of a convolution
+# by the sizes, and runs a recurrent network step by step, which would fix the number of steps.
+_SHAPES: Mapping[str, Callable[..., Any]] = {
+    **dict.fromkeys(RECURRENT, _recurrent),
+    **{f"aten::conv{axes}d": _plain_convolution for axes in (1, 2, 3)},
+    "aten::convolution": _convolution,
+    "aten::_convolution": _convolution,
+}

@@ -1,0 +1,57 @@
+"""Ops in place, as TorchScript's groups have them on tensors of their own: the op that returns a new tensor, converted
+to the dtype of the one that eager PyTorch writes to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+
+import torch
+
+from torchmdla.importer.builder import ProgramBuilder
+from torchmdla.importer.decompositions import composite, schema_of
+from torchmdla.importer.emitter import Value
+from torchmdla.importer.promotion import NumberTensor
+from torchmdla.importer.rewrites import cast
+from torchmdla.importer.trace import map_structure, qualified_name, trace
+from torchmdla.importer.translate import Operand, as_tensor
+from torchmdla.importer.types import TensorMeta
+
+
+def functional(name: str) -> str:
+    """The op that returns a new tensor where the op ``name``, of a group, writes its first argument."""
+    base, dot, overload = name.partition(".")
+    in_place = base.startswith("aten::") and base.endswith("_") and not base.endswith("__")
+    return base.removesuffix("_") + dot + overload if in_place else name
+
+
+def call_in_place(
+    builder: ProgramBuilder, schema: torch._C.FunctionSchema, operands: Sequence[Operand], meta: TensorMeta
+) -> Operand:
+    """The result of an op in place; ``meta`` is what was seen of it."""
+    name = functional(qualified_name(schema))
+    made = replace(meta, dtype=_dtype(name, map_structure(_described, list(operands))))
+    (result,) = builder.call(schema_of(name), operands, [made])
+    value = as_tensor(builder.emitter, result)
+    assert isinstance(value, Value)
+    return cast(builder.emitter, value, meta)
+
+
+def _described(operand: Operand) -> object:
+    """A type for a tensor; any number for a float known only at run time."""
+    if isinstance(operand, Value) and operand.meta is None:
+        return 1.0
+    return operand.meta if isinstance(operand, Value | NumberTensor) else operand
+
+
+@lru_cache(maxsize=512)
+def _dtype(name: str, arguments: tuple[object, ...]) -> torch.dtype:
+    """What PyTorch promotes the arguments of an op to."""
+    recorded = trace(composite(name), arguments)
+    metas = {ref: meta for call in recorded.calls for ref, meta in zip(call.results, call.metas, strict=True)}
+    (output,) = recorded.outputs
+    # An op that does nothing returns its argument.
+    made = metas.get(output, arguments[0])
+    assert isinstance(made, TensorMeta)
+    return made.dtype

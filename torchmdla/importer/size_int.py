@@ -1,0 +1,106 @@
+"""Integers that remember which sizes of a call they come from."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+class SizeInt(int):
+    """An integer that depends on the sizes of a call: its value in one call, and the same as an expression of symbols.
+
+    It is used as any integer. Sums, products and quotients are expressions, too. Whatever is decided on one (a
+    comparison, a truth value) is recorded as a guard by the ``ShapeEnv`` that its symbols belong to, so that what is
+    done with such integers in one call is known to be right at all sizes where the guards hold. True division and
+    conversion to a float give plain floats.
+
+    One that is used as a value is symbol number ``symbol`` of the program, which gets it as an argument.
+    """
+
+    symbolic: torch.SymInt
+    symbol: int | None = None
+
+    def __new__(cls, symbolic: torch.SymInt) -> SizeInt:
+        made = super().__new__(cls, symbolic.node.hint)
+        made.symbolic = symbolic
+        return made
+
+    def __bool__(self) -> bool:
+        return bool(self.symbolic != 0)
+
+    def __neg__(self) -> int:
+        return tracked(-self.symbolic)  # type: ignore[no-any-return]
+
+    def __abs__(self) -> int:
+        return -self if self < 0 else self
+
+    def __divmod__(self, other: int) -> tuple[int, int]:
+        return self // other, self % other
+
+    def __rdivmod__(self, other: int) -> tuple[int, int]:
+        return other // self, other % self
+
+    __hash__ = int.__hash__
+
+
+class SizeValue(int):
+    """What a :class:`SizeInt` that is used as a value is at given sizes."""
+
+    symbol: int
+
+    def __new__(cls, value: int, symbol: int) -> SizeValue:
+        made = super().__new__(cls, value)
+        made.symbol = symbol
+        return made
+
+
+def value_symbol(number: object) -> int | None:
+    """Which symbol a number is, if it is used as a value."""
+    return number.symbol if isinstance(number, SizeInt | SizeValue) else None
+
+
+def tracked(number: Any) -> Any:
+    """``number``, a :class:`SizeInt` in place of a symbolic integer."""
+    if not isinstance(number, torch.SymInt):
+        return number
+    expression = number.node.expr
+    return int(expression) if expression.is_number else SizeInt(number)
+
+
+def symbolic(number: Any) -> Any:
+    """The inverse of :func:`tracked`."""
+    return number.symbolic if isinstance(number, SizeInt) else number
+
+
+def _arithmetic(name: str, function: Callable[[Any, Any], Any], swapped: bool) -> Callable[[SizeInt, Any], Any]:
+    plain = getattr(int, name)
+
+    def method(self: SizeInt, other: Any) -> Any:
+        if not isinstance(other, int):
+            return plain(self, other)
+        operands = (symbolic(other), self.symbolic) if swapped else (self.symbolic, symbolic(other))
+        return tracked(function(*operands))
+
+    return method
+
+
+def _comparison(name: str, function: Callable[[Any, Any], Any]) -> Callable[[SizeInt, Any], Any]:
+    plain = getattr(int, name)
+
+    def method(self: SizeInt, other: Any) -> Any:
+        if not isinstance(other, int):
+            return plain(self, other)
+        return bool(function(self.symbolic, symbolic(other)))
+
+    return method
+
+
+for _name in ("add", "sub", "mul", "floordiv", "mod"):
+    _function = getattr(operator, _name)
+    setattr(SizeInt, f"__{_name}__", _arithmetic(f"__{_name}__", _function, swapped=False))
+    setattr(SizeInt, f"__r{_name}__", _arithmetic(f"__r{_name}__", _function, swapped=True))
+for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
+    setattr(SizeInt, f"__{_name}__", _comparison(f"__{_name}__", getattr(operator, _name)))
