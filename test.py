@@ -111,7 +111,7 @@ def compile_model(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Any, C
     compiled = torchmdla.compile(traced, *inputs)
     seconds = time.perf_counter() - start
     stats = torchmdla.stats()
-    return compiled, Compiled(seconds, stats.cache_hits, stats.specialisations, dict(stats.fallbacks))
+    return compiled, Compiled(seconds, stats.cache_hits, stats.specialisations, stats.fallbacks | stats.left_out)
 
 
 def examine(name: str, spec: ModelSpec, rounds: int) -> Report:
@@ -123,7 +123,7 @@ def examine(name: str, spec: ModelSpec, rounds: int) -> Report:
         expected, actual = module(*inputs), compiled(*inputs)
         eager, ours = interleaved(rounds, lambda: module(*inputs), lambda: compiled(*inputs))
         graph = torchmdla.graph_for(compiled, *inputs)
-    cold.fallbacks = dict(torchmdla.stats().fallbacks)
+    cold.fallbacks = torchmdla.stats().fallbacks | torchmdla.stats().left_out
     report = Report(
         name=name,
         groups=len(groups(graph)),

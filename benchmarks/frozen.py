@@ -1,6 +1,7 @@
 """Frozen or not: a model whose parameters may change between calls against the same one with these as constants.
 
 A call of a module that is not frozen reads its attributes, and looks whether what was packed of them is still theirs.
+In grad mode it saves its inputs for a backward that never comes, too.
 Each way to run a model is prepared on a copy of the module of its own; all are timed in turn, by the processor time of
 the one thread that they run on, so that other processes disturb little. The mark is a ratio of at most 1.03.
 
@@ -20,7 +21,7 @@ from typing import Any
 from harness import children, one_thread, output, timing
 
 MODELS = ("resnet18", "resnet50", "mobilenet_v2", "mobilenet_v3_large")
-WAYS = ("frozen", "traced", "scripted")
+WAYS = ("frozen", "traced", "scripted", "in grad mode")
 
 Row = dict[str, Any]
 
@@ -70,7 +71,17 @@ def prepared(way: str, module: Any, inputs: Any) -> Callable[[], Any]:
     if way == "scripted":
         return partial(torch.jit.script(module), *inputs)
     traced = torch.jit.trace(module, inputs, check_trace=False)
+    if way == "in grad mode":
+        return partial(in_grad_mode, traced, *inputs)
     return partial(torch.jit.freeze(traced) if way == "frozen" else traced, *inputs)
+
+
+def in_grad_mode(module: Any, *inputs: Any) -> Any:
+    """The result, which autograd follows to the parameters, as one that it does not follow."""
+    import torch
+
+    with torch.enable_grad():
+        return module(*inputs).detach()
 
 
 def show(rows: list[Row]) -> None:

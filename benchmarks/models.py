@@ -227,7 +227,7 @@ def statistics() -> dict[str, Any]:
     import torchmdla
 
     stats = torchmdla.stats()
-    fallbacks = {why[:300]: count for why, count in stats.fallbacks.items()}
+    fallbacks = {why[:300]: count for why, count in (stats.fallbacks | stats.left_out).items()}
     return {"groups": stats.groups, "specialisations": stats.specialisations, "fallbacks": fallbacks}
 
 

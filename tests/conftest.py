@@ -50,6 +50,7 @@ def clean_state() -> Iterator[None]:
     torch.manual_seed(0)
     torchmdla.enable()
     torchmdla.reset_stats()
+    torchmdla.capture.refusals.forget()
     yield
     torchmdla.enable()
     torch.set_num_threads(threads)

@@ -48,6 +48,11 @@ def _segfault(_: str) -> bytes:
     raise AssertionError("unreachable")
 
 
+def _crash(file: str) -> bytes:
+    _count(file)
+    return _segfault(file)
+
+
 def _noise(size: str) -> bytes:
     """Native output on both standard streams, far more than a pipe holds."""
     for descriptor in (1, 2):
@@ -104,6 +109,7 @@ _VERBS: dict[str, Callable[[str], bytes]] = {
     "fail": _fail,
     "bug": _bug,
     "segfault": _segfault,
+    "crash": _crash,
     "noise": _noise,
     "big": _big,
     "hang": _hang,

@@ -75,6 +75,14 @@ def test_looking_at_the_graph_computes_nothing(dev: torch.device) -> None:
     assert not torchmdla.acap.is_pending(r)
 
 
+def test_a_first_layers_gradient(dev: torch.device) -> None:
+    """The input of such a layer needs no gradient, so its operator has a result that is None."""
+    layer = nn.Conv2d(1, 4, 3).to(dev)
+    layer(torch.ones(2, 1, 8, 8).to(dev)).sum().backward()
+    assert layer.weight.grad is not None
+    assert "aten.convolution_backward" in str(torchmdla.get_mlir(layer.weight.grad))
+
+
 def test_canonical_is_for_tensors_of_the_device() -> None:
     with pytest.raises(TypeError, match="acap"):
         torchmdla.get_mlir(nn.ReLU(), torch.ones(2), canonical=True)

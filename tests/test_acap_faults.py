@@ -45,7 +45,8 @@ def test_a_failed_compile_leaves_right_values(dev: torch.device) -> None:
         assert_matches(step().cpu(), X.tanh() * 3.25 + X.sum())
     ((reason, count),) = torchmdla.stats().fallbacks.items()
     assert "cannot be lowered" in reason
-    assert count == 2  # what recorded the group was no fallback
+    # What recorded the group was no fallback, nor what recorded the one that was left without the op first blamed.
+    assert count == 1
 
 
 @pytest.mark.usefixtures("broken_compiler")

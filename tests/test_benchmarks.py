@@ -81,10 +81,16 @@ def check_dynamic(found: dict[str, Any]) -> None:
 def check_frozen(found: dict[str, Any]) -> None:
     (row,) = found["rows"]
     assert row["model"] == "mobilenet_v2"
-    assert all(is_time(row["ways"][way]) for way in ("frozen", "traced", "scripted"))
+    assert all(is_time(row["ways"][way]) for way in ("frozen", "traced", "scripted", "in grad mode"))
     for way in ("traced", "scripted"):
         assert row["ratios"][way] == pytest.approx(row["ways"][way]["min"] / row["ways"]["frozen"]["min"])
     assert row["faults"] == []
+
+
+def check_written_weights(found: dict[str, Any]) -> None:
+    (row,) = found["rows"]
+    assert row["seconds"] > 0
+    assert all(call >= 1 for calls in row["calls"].values() for call in calls)
 
 
 def check_devices(found: dict[str, Any]) -> None:
@@ -125,6 +131,7 @@ def check_mdla(found: dict[str, Any]) -> None:
         ("memory", (), check_memory),
         ("dynamic", (), check_dynamic),
         ("frozen", (), check_frozen),
+        ("written_weights", (), check_written_weights),
         ("devices", (), check_devices),
         ("mdla", ("--models", "resnet18,lstm_linear"), check_mdla),
         ("mdla_pipeline", ("--models", "upscale"), check_mdla_pipeline),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,86 @@ def test_mlir_errors(arguments: list[str], message: str, files: dict[str, str], 
     assert printed.out == ""
     assert printed.err.startswith("error: ")
     assert message in printed.err
+
+
+class Runs:
+    """Unpickling it makes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+def replaced(data: bytes, before: str, after: str) -> bytes:
+    """Of an entry that holds it once at least."""
+    assert before.encode() in data
+    return data.replace(before.encode(), after.encode())
+
+
+def in_json(before: str, after: str) -> Any:
+    return lambda data, code, run: replaced(data, before, after.replace("CODE", code))
+
+
+# Of an exported program: which entry to change and into what, and what is said of it. `code` is an expression,
+# `run` a pickle; both make a file.
+MODEL, STRUCTURE = "models/model.json", '\\"builtins.tuple\\", \\"context\\": '
+HOSTILE = {
+    "a pickle": ("sample_inputs/model.pt", lambda data, code, run: run, "a pickled object"),
+    "a weight": (
+        "weights/model_weights_config.json",
+        in_json('"use_pickle": false', '"use_pickle": true'),
+        "a pickled object",
+    ),
+    "an opaque object": (
+        "constants/model_constants_config.json",
+        in_json(
+            '"config": {', '"config": {"o": {"path_name": "opaque_obj_0.pt", "is_param": false, "use_pickle": true}'
+        ),
+        "the object 'opaque_obj_0.pt'",
+    ),
+    "a size": (MODEL, in_json("Symbol('s", "CODE or Symbol('s"), "the expression"),
+    "a method": (MODEL, in_json("Symbol('s", "Symbol.__class__('s"), "the expression"),
+    "a function": (MODEL, in_json("torch.ops.aten.linear.default", "torch.ops.load_library"), "the function"),
+    "another module": (MODEL, in_json("torch.ops.aten.linear.default", "torch.os.system"), "the function"),
+    "a guard": (MODEL, in_json('"guards_code": []', '"guards_code": ["CODE"]'), "the name"),
+    "an argument": (MODEL, in_json('"input"', '"input=CODE"'), "the name"),
+    "a comment": (MODEL, in_json("in forward", "in forward\\r CODE #"), "unprintable text"),
+    "a structure": (
+        MODEL,
+        in_json(f'{STRUCTURE}\\"null\\"', STRUCTURE.replace("builtins.tuple", "collections.defaultdict") + "{}"),
+        "no structure of tuples, lists and dicts",
+    ),
+    "a library": ("data/aotinductor/model/code.so", lambda data, code, run: run, "the entry"),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_exported_programs_run_no_code(what: str, tmp_path: Path, capsys: Any) -> None:
+    good, bad, made = tmp_path / "good.pt2", tmp_path / "bad.pt2", tmp_path / "made"
+    rows = torch.export.Dim("rows", max=50)
+    program = torch.export.export(nn.Linear(4, 3), (torch.randn(2, 4),), dynamic_shapes=({0: rows},))
+    torch.export.save(program, good)
+    pickled = io.BytesIO()
+    torch.save(Runs(made), pickled)
+    entry, change, message = HOSTILE[what]
+    code = f"__import__('pathlib').Path('{made}').touch()"
+    with zipfile.ZipFile(good) as old, zipfile.ZipFile(bad, "w") as new:
+        names = old.namelist()
+        if not any(name.endswith(entry) for name in names):
+            new.writestr(f"good/{entry}", pickled.getvalue())
+        for name in names:
+            data = old.read(name)
+            if what == "a weight" and "weights/weight_" in name:
+                data = pickled.getvalue()
+            new.writestr(name, change(data, code, pickled.getvalue()) if name.endswith(entry) else data)
+    assert main(["mlir", str(good)]) == 0
+    capsys.readouterr()
+    assert main(["mlir", str(bad)]) == 1
+    error = capsys.readouterr().err
+    assert message in error and "--allow-pickle" in error
+    assert not made.exists()
 
 
 def test_a_damaged_archive(files: dict[str, str], tmp_path: Path, capsys: Any) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ import torchmdla
 from torchmdla import devices
 from torchmdla.capture import script_subgraph, specialise
 from torchmdla.compiler import service
-from torchmdla.compiler.program import Target
+from torchmdla.compiler.artifact import Artifact
 from torchmdla.errors import CompileError
 from torchmdla.testing.compare import assert_matches
 
@@ -67,7 +68,7 @@ def test_a_failed_compile_falls_back_and_warns_once():
     assert Path(__file__).name in said[0]
     (reason,) = torchmdla.stats().fallbacks
     assert "cannot be lowered" in reason
-    assert torchmdla.stats().fallbacks[reason] == 3
+    assert torchmdla.stats().fallbacks[reason] == 2  # the call that divided the group was a recorded one
 
 
 @pytest.mark.usefixtures("broken_compiler")
@@ -169,6 +170,62 @@ def test_a_dying_worker_costs_one_compile():
     assert result.stdout.strip() == "fine", result.stderr
 
 
+def test_a_compile_that_found_no_descriptors_is_tried_again():
+    code = """
+        import os, resource, torch, torchmdla, warnings
+        from torchmdla.compiler import service
+        warnings.simplefilter("ignore")
+        def program(number):
+            return torch.jit.trace(lambda x: torch.tanh(x * number) + 1, (torch.ones(4),), check_trace=False)
+        def use(scripted, calls=4):
+            torchmdla.reset_stats()
+            for _ in range(calls):
+                scripted(torch.ones(4))
+            return torchmdla.stats()
+        use(program(2.0))  # What is needed is imported.
+        service.default_service().pool.end()
+        first, second = program(3.0), program(3.0)
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        highest = os.open(os.devnull, os.O_RDONLY)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (highest, hard))
+        without = use(first, calls=2)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert without.fallbacks == {} and without.specialisations == 0, without
+        assert use(first, calls=2).specialisations == 1, torchmdla.stats()
+        assert use(second).specialisations == 1, torchmdla.stats()
+        print("fine")
+    """
+    result = run_python(code, TORCHMDLA_CACHE_SIZE="0")
+    assert result.stdout.strip() == "fine", result.stderr
+
+
+def test_leaving_while_compiles_are_queued(tmp_path):
+    """They never end, and the interpreter waits for none of them."""
+    code = """
+        import sys, torch, torchmdla
+        sys.path.insert(0, sys.argv[1])
+        from scripted_device import scripted_program
+        from torchmdla.compiler import service
+        from torchmdla.compiler.worker import WorkerPool
+        pool = WorkerPool(size=1, modules=["scripted_device"])
+        service._default = service.CompilerService(pool=pool)
+        service.compile_program = lambda program: service.default_service().compile(scripted_program(
+            f"hang {sys.argv[2]}"))
+        torchmdla.enable(background=True, dynamic=False)
+        x = torch.ones(4)
+        scripted = torch.jit.trace(lambda x: torch.tanh(x * 2) + 1, (x,), check_trace=False)
+        for size in range(4, 24):
+            scripted(torch.ones(size))
+        while not (__import__("pathlib").Path(sys.argv[2]) / "pid").exists():
+            pass
+        print(torchmdla.stats().specialisations)
+    """
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", textwrap.dedent(code)]
+    arguments = [str(Path(__file__).parent), str(tmp_path)]
+    result = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=1200)
+    assert (result.returncode, result.stdout.strip(), result.stderr) == (0, "0", "")
+
+
 # --- caches and processes ----------------------------------------------------------------------------------
 
 RUN_ONE = """
@@ -203,6 +260,17 @@ def test_a_damaged_artifact_is_compiled_anew(tmp_path):
         path.write_bytes(data)
     again = run_python(RUN_ONE, TORCHMDLA_CACHE_DIR=str(cache))
     assert again.stdout.strip() == "[1, 1, 0, {}]", again.stderr
+
+
+def test_an_artifact_that_cannot_be_linked_is_compiled_anew(tmp_path):
+    cache = tmp_path / "cache"
+    run_python(RUN_ONE, TORCHMDLA_CACHE_DIR=str(cache))
+    (file,) = cache.glob("*.artifact")
+    artifact = Artifact.from_bytes(file.read_bytes())
+    file.write_bytes(replace(artifact, object_code=b"no object code").to_bytes())
+    again = run_python(RUN_ONE, TORCHMDLA_CACHE_DIR=str(cache))
+    assert again.stdout.strip() == "[1, 1, 1, {}]", again.stderr
+    assert Artifact.from_bytes(file.read_bytes()).object_code == artifact.object_code
 
 
 @pytest.mark.parametrize("kind", ["missing parent", "a file", "writable by all"])
@@ -280,21 +348,20 @@ def test_leaving_while_groups_are_alive():
 
 
 def test_a_device_of_ones_own():
-    class Refusing(devices.get("cpu").__class__):
-        name = "refusing"
+    class Renamed(devices.get("cpu").__class__):
+        name = "renamed"
 
         def target(self):
-            return Target("refusing")
+            return replace(super().target(), device="renamed")
 
-    devices.register(Refusing())
+    devices.register(Renamed())
     try:
-        torchmdla.enable(device="refusing")
-        assert "refusing" in devices.names()
+        torchmdla.enable(device="renamed")
+        assert "renamed" in devices.names()
         x = torch.randn(4, 4)
-        scripted = torch.jit.trace(chain, (x,), check_trace=False)
-        scripted(x)
-        with pytest.warns(RuntimeWarning, match="refusing"):
-            scripted(x)  # the compiler process does not know a device registered here by hand
+        scripted = warmed_up(chain, x)
         assert_matches(scripted(x), chain(x))
+        assert torchmdla.stats().specialisations == 1
+        assert torchmdla.stats().fallbacks == {}
     finally:
         torchmdla.enable(device="cpu")

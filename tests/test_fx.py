@@ -19,7 +19,7 @@ from torchmdla.capture.fx import form_groups, groups
 from torchmdla.capture.fx_group import FxSubgraph
 from torchmdla.capture.options import Options
 from torchmdla.errors import CompileError
-from torchmdla.importer.fx import import_fx
+from torchmdla.importer.fx import import_fx, name_of_call
 from torchmdla.testing.compare import assert_matches
 
 X = torch.randn(4, 6)
@@ -32,9 +32,18 @@ def grouped(function: Callable[..., Any], *inputs: Any, symbolic: bool = False) 
         return form_groups(make_fx(function, tracing_mode=mode, _allow_non_fake_inputs=True)(*inputs), (), Options())
 
 
+def ops(module: fx.GraphModule) -> list[str]:
+    """The operators of a flat graph, without namespace and overload."""
+    return [
+        name_of_call(node).partition(".")[0].removeprefix("aten::")
+        for node in module.graph.nodes
+        if node.op not in ("placeholder", "output")
+    ]
+
+
 def inside(module: fx.GraphModule) -> list[list[str]]:
     """The operators of each group."""
-    return [[step.op.removeprefix("aten::") for step in group.subgraph.steps()] for group in groups(module)]
+    return [ops(group.subgraph.module) for group in groups(module)]
 
 
 def outside(module: fx.GraphModule) -> list[str]:

@@ -11,7 +11,7 @@ from recording import run_and_record
 from torch import Tensor, nn
 
 from torchmdla.errors import CompileError
-from torchmdla.importer import TensorMeta, import_graph, locate
+from torchmdla.importer import TensorMeta, import_graph, located
 from torchmdla.importer.emitter import quote
 from torchmdla.importer.layout import exact_memory_order, invert, memory_order
 from torchmdla.testing.compare import assert_matches
@@ -227,10 +227,14 @@ def test_a_diagnostic_leads_back_to_the_source() -> None:
     graph, inputs = scripted_graph(scaled, torch.randn(3), 0.5)
     imported = import_graph(graph, run_and_record(graph, inputs)[1], ())
     node = next(i for i, n in enumerate(graph.nodes()) if n.kind() == "aten::relu")
-    op, source = locate(imported, f'loc("aten::relu"("graph":{node}:0)): error: no')
-    assert op == "aten::relu"
-    assert "test_importer.py:" in source
-    assert locate(imported, "error: no") == ("", "")
+    for error in (
+        CompileError("no", diagnostic=f'loc("aten::relu"("graph":{node}:0)): error: no'),
+        CompileError("no", op="aten::relu", source=f"graph:{node}"),
+    ):
+        found = located(error, imported)
+        assert (found.op, found.nodes) == ("aten::relu", (node,))
+        assert "test_importer.py:" in found.source
+    assert located(CompileError("no"), imported).nodes == ()
 
 
 def test_a_value_without_record_is_named() -> None:

@@ -450,6 +450,13 @@ def test_an_unsupported_op_is_named_with_its_place(program: Any, output: Output,
         assert error.source == line_of(program)
 
 
+@pytest.mark.parametrize(("limit", "value"), [("SECONDS", "0.01"), ("MEMORY", "8M")])
+def test_limits_of_compiles_hold(monkeypatch: pytest.MonkeyPatch, limit: str, value: str) -> None:
+    monkeypatch.setenv(f"TORCHMDLA_COMPILE_{limit}", value)
+    with pytest.raises(CompileError, match="more than 0.01 seconds" if limit == "SECONDS" else "died|failed"):
+        get_mlir(nn.Linear(4, 4).eval(), torch.randn(2, 4), output="linalg")
+
+
 def test_a_crash_of_the_compiler_is_an_exception() -> None:
     error = refused(lambda x: x * 2 + x, torch.ones(3, dtype=torch.uint8), output="linalg")
     assert "the compiler process died while lowering to linalg" in str(error)

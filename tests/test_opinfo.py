@@ -6,14 +6,17 @@ A slice here, the same each time; ``python -m torchmdla.testing --opinfo`` runs 
 from __future__ import annotations
 
 import builtins
+from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import pytest
 import torch
 
+import torchmdla
 from torchmdla.testing import opinfo
 from torchmdla.testing.checking import check
-from torchmdla.testing.roads import NotAvailableError, variant_of
+from torchmdla.testing.roads import NotAvailableError, Variant, variant_of
 from torchmdla.testing.runner import judged
 
 pytest.importorskip("expecttest")
@@ -111,3 +114,48 @@ def test_without_expecttest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(builtins, "__import__", missing)
     with pytest.raises(NotAvailableError, match="expecttest"):
         opinfo.names(["float32"])
+
+
+# --- forms -----------------------------------------------------------------------------------------------------------
+
+# Operator, dtype and form, sample, and what it has to end as.
+FORMED = [
+    ("opinfo.add.float32@inplace", "ok"),
+    ("opinfo.tanh.float32@out", "ok"),
+    ("opinfo.max.reduction_with_dim.int64@out", "ok"),
+    ("opinfo.softmax.float32@strided", "ok"),
+    ("opinfo.cat.float32@errors", "ok"),
+]
+
+
+@pytest.mark.parametrize(("name", "status"), FORMED)
+def test_forms(name: str, status: str) -> None:
+    for program in opinfo.programs(name, limit=2):
+        found = check(program, WAY, variant_of(WAY))
+        assert found is not None and found.status == status, found
+
+
+@pytest.mark.parametrize("form", opinfo.FORMS)
+def test_forms_exist(form: str) -> None:
+    names = opinfo.names(["float32"], [form])
+    assert len(names) > 100
+    assert all(name.endswith(f"@{form}") == (form != "plain") for name in names)
+
+
+def test_in_place_programs_write_to_their_input() -> None:
+    for program in islice(opinfo.programs("opinfo.tanh.float32@inplace"), 2):
+        given = [tensor.clone() for tensor in program.inputs]
+        program.make()(*given)
+        assert torch.equal(given[0], torch.tanh(program.inputs[0]))
+
+
+def test_what_eager_refuses_must_be_refused() -> None:
+    (program, *_) = opinfo.programs("opinfo.cat.float32@errors")
+    assert program.is_refused
+
+    def first(*given: Any) -> Any:
+        return given[0 if torchmdla.is_enabled() else len(given)]
+
+    taken = Variant(lambda subject, inputs, methods: {"forward": first}, lambda *_: True)
+    found = check(replace(program, name="test.refused"), "test:road", taken)
+    assert found is not None and found.status == "wrong"

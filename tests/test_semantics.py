@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import warnings
 
@@ -93,6 +94,51 @@ def test_more_inputs_than_the_limit_fall_back():
         assert_matches(scripted(x), chain(x))
     assert torchmdla.stats().specialisations == 2
     assert torchmdla.stats().fallbacks == {"the group has too many specialisations": 2}
+
+
+def shared_heads(q: Tensor) -> Tensor:
+    return nn.functional.scaled_dot_product_attention(q * 1.5, q[:, :2], q[:, 2:4], enable_gqa=True)
+
+
+def hidden_row(q: Tensor) -> Tensor:
+    mask = torch.zeros(5, 5).index_fill(0, torch.tensor([2]), -math.inf)
+    return nn.functional.scaled_dot_product_attention(q, q * 2, q, attn_mask=mask) + 1
+
+
+def little(q: Tensor) -> Tensor:
+    return nn.functional.rms_norm(q * 1e-4, [q.size(-1)]) + 1
+
+
+@pytest.mark.parametrize("road", ["trace", "compile"])
+@pytest.mark.parametrize("function", [shared_heads, hidden_row, little])
+def test_what_frontends_take_apart_themselves(function, road):
+    q = torch.randn(2, 4, 5, 8)
+    compiled = torch.jit.trace(function, q) if road == "trace" else torch.compile(function, backend="torchmdla")
+    with torch.no_grad():
+        for _ in range(3):
+            assert_matches(compiled(q), function(q))
+    assert torchmdla.stats().fallbacks == {}
+
+
+def test_a_product_of_an_expanded_number():
+    scripted = warmed_up(lambda x: torch.matmul((x * 2).expand(1, 1, 1), (x * 2).expand(1, 1, 1)) * 3, torch.ones(()))
+    assert scripted(torch.tensor(2.0)).item() == 48
+    assert torchmdla.stats().fallbacks == {}
+
+
+def test_a_device_among_the_results():
+    @torch.jit.script
+    def written(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        z = x * 2 + y
+        x[0] = 5
+        w = x * 3 + z
+        x[:, 1] += w[:, 1]
+        return w, x * 2 + 1
+
+    with torch.no_grad():
+        for rows in (4, 4, 4, 5, 6, 7):
+            written(torch.randn(rows, 6), torch.randn(rows, 6))
+    assert torchmdla.stats().fallbacks == {}
 
 
 # --- aliasing and mutation -----------------------------------------------------------------------------
@@ -271,6 +317,45 @@ def test_forward_mode_derivatives():
         ours = torch.autograd.forward_ad.unpack_dual(scripted(dual)).tangent
         theirs = torch.autograd.forward_ad.unpack_dual(chain(dual)).tangent
         assert_matches(ours, theirs)
+
+
+@pytest.fixture
+def fuser_of_pytorch():
+    """PyTorch's own fuser, on for the CPU."""
+    could = torch._C._jit_can_fuse_on_cpu()
+    must = torch._C._jit_get_te_must_use_llvm_cpu()
+    torch._C._jit_override_can_fuse_on_cpu(True)
+    torch._C._jit_set_te_must_use_llvm_cpu(False)
+    yield
+    torch._C._jit_set_te_must_use_llvm_cpu(must)
+    torch._C._jit_override_can_fuse_on_cpu(could)
+
+
+def _cell(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    gates = torch.mm(x, weight) + bias
+    i, f, c, o = gates.chunk(4, 1)
+    state = torch.sigmoid(f) * state + torch.sigmoid(i) * torch.tanh(c)
+    return torch.sigmoid(o) * torch.tanh(state), state
+
+
+def _broadcast(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    y = torch.tanh(torch.mm(x, weight)[:, :5] * bias[:5]) + state[:, :5]
+    return y.sum(0), torch.mm(torch.sigmoid(y).t(), y) * 2
+
+
+@pytest.mark.parametrize("function", [_cell, _broadcast])
+def test_training_beside_pytorchs_own_fuser(fuser_of_pytorch, function):
+    """Whose pass asks for the sizes that backward reduces to, in ops that take any number of them."""
+    scripted = torch.jit.script(function)
+    inputs = [torch.randn(3, 6), torch.randn(3, 5), torch.randn(6, 20), torch.randn(20)]
+    for _ in range(5):
+        results, gradients = [], []
+        for call in (scripted, function):
+            ours = [tensor.clone().requires_grad_() for tensor in inputs]
+            results.append(call(*ours))
+            gradients.append(torch.autograd.grad([value.sum() for value in results[-1]], ours))
+        assert_matches(results[0], results[1])
+        assert_matches(gradients[0], gradients[1], layers=4)
 
 
 # --- modes and switches --------------------------------------------------------------------------------

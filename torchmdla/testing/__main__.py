@@ -79,6 +79,12 @@ def parser() -> argparse.ArgumentParser:
         help=f"of --opinfo: dtypes between commas; {','.join(opinfo.DTYPES)}",
     )
     made.add_argument(
+        "--forms",
+        default="plain",
+        metavar="NAMES",
+        help=f"of --opinfo: how operators are called, between commas, of {','.join(opinfo.FORMS)}; plain",
+    )
+    made.add_argument(
         "--samples",
         type=_positive,
         metavar="N",
@@ -104,7 +110,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         chosen = ways(options.road)
         check_device(options.device, options.options, chosen)
-        names = opinfo.names(options.dtype.split(",")) if options.opinfo else list(PROGRAMS)
+        names = list(PROGRAMS)
+        if options.opinfo:
+            names = opinfo.names(options.dtype.split(","), options.forms.split(","))
     except NotAvailableError as error:
         made.error(str(error))
     names = [name for name in names if _wanted(name, options.filter, options.skip)]

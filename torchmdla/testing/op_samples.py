@@ -172,7 +172,7 @@ SAMPLES: dict[str, list[tuple[object, ...]]] = {
     "aten::_log_softmax": [(X, 1, False)],
     "aten::layer_norm": [(X, [4], ROW, ROW), (X, [4]), (IMAGE, [7, 6], f(7, 6), f(7, 6), 1e-3)],
     "aten::native_layer_norm": [(X, [4], ROW, ROW, 1e-5)],
-    "aten::rms_norm": [(X, [4], ROW), (X, [4])],
+    "aten::rms_norm": [(X, [4], ROW), (X, [4]), (X * 1e-3, [4]), (X * 1e-3, [3, 4], None, 1e-6)],
     "aten::group_norm": [(IMAGE, 2, ROW, ROW), (IMAGE, 4), (f(2, 4), 2, ROW, ROW)],
     "aten::native_group_norm": [(IMAGE, ROW, ROW, 2, 4, 42, 2, 1e-5)],
     "aten::batch_norm": [
@@ -328,6 +328,7 @@ SAMPLES: dict[str, list[tuple[object, ...]]] = {
     ],
     # Pooling, padding, resizing
     "aten::max_pool1d": [(SIGNAL, [3]), (SIGNAL, [3], [2], [1])],
+    "aten::max_pool3d": [(VOLUME, [2, 3, 3]), (VOLUME, [3], [2], [1], [1], True), (VOLUME, [2], [1], [0], [1, 2, 2])],
     "aten::max_pool2d": [
         (IMAGE, [3, 3]),
         (IMAGE, [3, 3], [2, 2], [1, 1]),
@@ -347,6 +348,7 @@ SAMPLES: dict[str, list[tuple[object, ...]]] = {
     "aten::adaptive_avg_pool3d": [(VOLUME, [1, 1, 1])],
     "aten::adaptive_max_pool1d": [(SIGNAL, [1]), (SIGNAL, [4])],
     "aten::adaptive_max_pool2d": [(IMAGE, [1, 1]), (IMAGE, [3, 2])],
+    "aten::adaptive_max_pool3d": [(VOLUME, [1, 1, 1]), (VOLUME, [3, 2, 4])],
     "aten::constant_pad_nd": [(X, [1, 2], 0.5), (IMAGE, [1, 0, 2, 1])],
     "aten::pad": [
         (X, [1, 2]),
@@ -476,6 +478,10 @@ SAMPLES: dict[str, list[tuple[object, ...]]] = {
     "aten::zeros_like": [(X,), (X, torch.int64)],
     "aten::ones_like": [(X,)],
     "aten::full_like": [(X, 1.5)],
+    "aten::zero": [(X,)],
+    "aten::fill.Scalar": [(X, 1.5), (INTS, 1.5)],
+    "aten::fill.Tensor": [(X, torch.tensor(1.5)), (INTS, torch.tensor(1.5))],
+    "aten::copy": [(X, ROW), (X, f(3, 1).double()), (INTS, INTS * 1.5)],
     "aten::new_zeros": [(X, [2, 2])],
     "aten::new_ones": [(X, [2, 2])],
     "aten::new_full": [(X, [2, 2], 1.5)],

@@ -8,7 +8,7 @@ import signal
 import sys
 import warnings
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from importlib import import_module
 from multiprocessing.connection import Connection, wait
@@ -65,20 +65,25 @@ class Judged:
     reason: str = ""
 
 
-def run(jobs: Sequence[Job], processes: int = 1, timeout: float = 300.0) -> Iterator[Judged | Job]:
+def run(jobs: Iterable[Job | None], processes: int = 1, timeout: float = 300.0) -> Iterator[Judged | Job]:
     """Runs ``jobs``; yields what became of each program, and each job when it is done.
 
     Args:
+        jobs: each is asked for when a process is free, after all that came of others was yielded; None: not now, ask
+            again when a process is done.
         processes: how many at a time.
         timeout: seconds that one program may take.
     """
-    waiting = deque(jobs)
-    workers = [_Worker() for _ in range(min(processes, len(jobs)))]
+    coming = iter(jobs)
+    waiting: deque[Job] = deque()
+    workers = [_Worker() for _ in range(processes)]
     try:
-        while waiting or any(worker.job for worker in workers):
+        while True:
             for worker in workers:
-                if worker.job is None and waiting:
-                    worker.start(waiting.popleft())
+                if worker.job is None and (job := waiting.popleft() if waiting else next(coming, None)):
+                    worker.start(job)
+            if not any(worker.job for worker in workers):
+                return
             busy = [worker for worker in workers if worker.job]
             wait([handle for worker in busy for handle in worker.handles()], timeout=1.0)
             for worker in busy:

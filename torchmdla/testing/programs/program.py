@@ -38,6 +38,13 @@ class Program:
         tags: what a road must know, see :data:`Tag`.
         optimiser: of a program in training, from its parameters.
         values: whether values are compared; otherwise only what describes them, for memory that nobody has written.
+        series: the inputs of each call, where they are not the same from call to call but for the values drawn. A call
+            on which eager raises is one that must raise. ``inputs`` are what capture sees.
+        rewritten: what the road is given in place of what ``make`` makes. It computes the same values in another way.
+        in_doubt: whether an element may be as far off as eager's own results are from one another when its inputs
+            are rounded otherwise, and from those in float64: what a program drawn at random does to rounding errors
+            no tolerance knows.
+        is_refused: whether eager raises, on every call, and so must a road: in capture or in the call.
     """
 
     name: str
@@ -49,6 +56,10 @@ class Program:
     tags: frozenset[Tag] = frozenset()
     optimiser: Callable[[list[Tensor]], torch.optim.Optimizer] | None = None
     values: bool = True
+    series: tuple[tuple[Any, ...], ...] = ()
+    rewritten: Callable[[], Callable[..., Any]] | None = None
+    in_doubt: bool = False
+    is_refused: bool = False
 
     @property
     def family(self) -> str:

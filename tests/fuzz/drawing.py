@@ -1,0 +1,392 @@
+"""Draws programs from seeds, as text. Each statement is tried with eager before it is kept."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fuzz import registry, rewriting
+from fuzz import vocabulary as words
+from fuzz.text import HEAD, Input, Text
+from torchmdla.testing.programs.inputs import drawn
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What programs of a kind are made of, and how they are called.
+
+    Attributes:
+        help: what is looked for.
+        statements: how many, at least and at most.
+        weights: of the kinds of statements, by their names in :data:`_STATEMENTS`.
+        calls: how many.
+        wrapped: how often two cheap operators follow, so that what was drawn is in a group.
+        is_rewritten: whether the road is given the same written in another way.
+    """
+
+    help: str
+    statements: tuple[int, int]
+    weights: Mapping[str, int]
+    calls: int
+    wrapped: float = 0.35
+    is_rewritten: bool = False
+
+
+KINDS: Mapping[str, Kind] = {
+    "sizes": Kind(
+        "sizes used as values, indices, paddings, exponents, bounds; one program at many sizes",
+        (2, 5),
+        {"integer": 2, "sized": 14, "common": 2, "view": 1, "write": 1, "control": 1},
+        14,
+        wrapped=0.8,
+    ),
+    "graphs": Kind(
+        "every operator, views, writes in place, control flow",
+        (4, 14),
+        {"integer": 1, "sized": 3, "common": 4, "operator": 10, "view": 3, "write": 4, "control": 2},
+        9,
+    ),
+    "rewrites": Kind(
+        "the same program reordered, split, batched, transposed, with eager's values of the first",
+        (3, 9),
+        {"integer": 1, "sized": 3, "common": 5, "operator": 8, "view": 2},
+        9,
+        is_rewritten=True,
+    ),
+}
+
+# Where programs are run, and how often: by seed, unless roads are asked for.
+_WAYS = {
+    "torchscript:script": 10,
+    "torchscript:trace": 5,
+    "dynamo:compile": 4,
+    "export:export": 1,
+    "dispatch:capture": 1,
+    "lazy:step": 2,
+    "acap:device": 2,
+}
+
+# They keep the sizes of the inputs that they were captured with.
+_STATIC = frozenset({"export:export", "dispatch:capture"})
+# They see one run, and keep what it chose.
+_ONE_RUN = frozenset({"torchscript:trace", *_STATIC})
+
+_DTYPES = {"float32": 14, "float64": 2, "int64": 3, "int32": 1, "bool": 1, "bfloat16": 1}
+_LAYOUTS = {"{}": 14, "transposed({})": 2, "strided({})": 2, "offset({})": 1}
+
+# Larger values make of rounding errors what no comparison knows.
+_LARGEST_VALUE = 1e4
+_LARGEST_TENSOR = 50_000
+_ATTEMPTS = 12
+
+
+class NothingFits(Exception):
+    """There is no tensor for a place, or what was drawn does not run."""
+
+
+def draw(kind: str, seed: int, way: str) -> Text:
+    """The program of a kind and a seed for a way; the same each time."""
+    return _Drawing(KINDS[kind], Random(f"{kind}:{seed}:{way}"), way).text()
+
+
+def way_of(seed: int) -> str:
+    """The way for a seed where none is asked for."""
+    return _weighted(Random(seed), _WAYS)
+
+
+class _Drawing:
+    """One program while it is drawn: its statements, and what they compute at a few sizes."""
+
+    def __init__(self, kind: Kind, random: Random, way: str) -> None:
+        self._kind, self._random, self._way = kind, random, way
+        self._with_gradients = random.random() < 0.12 and not kind.is_rewritten
+        self._inputs: list[Input] = []
+        self._body: list[str] = []
+        self._sizes = self._learned()
+        self._envs: list[dict[str, Any]] = []
+        self._count = 0
+
+    def text(self) -> Text:
+        """Draws statements and results."""
+        for _ in range(self._random.randint(1, 2)):
+            self._add_input()
+        if self._way not in _ONE_RUN and self._random.random() < 0.25:
+            self._inputs.append(Input("flag", "n % 2 == 0", "bool"))
+        if self._way not in _ONE_RUN and self._random.random() < 0.25:
+            self._inputs.append(Input("number", self._random.choice(["n", "n // 2", "n % 3", "m - 3"]), "int"))
+        self._run()
+        least, most = self._kind.statements
+        for _ in range(self._random.randint(least, most)):
+            self._add_statement()
+        if not self._tensors():
+            self._add_input()
+        text = Text(
+            self._way,
+            tuple(self._inputs),
+            tuple(self._body),
+            tuple(self._results()),
+            self._series(),
+            "gradients" if self._with_gradients else "inference",
+        )
+        return rewriting.rewritten(text, self._random, self._tensors()) if self._kind.is_rewritten else text
+
+    # --- sizes -------------------------------------------------------------------------------------------------
+
+    def _learned(self) -> list[tuple[int, int]]:
+        """Sizes that differ: one for PyTorch to profile, and three after which a program is compiled for any."""
+        among = range(34, 71) if self._random.random() < 0.7 else range(3, 20)
+        sizes = self._random.sample(among, 4)
+        others = self._random.sample(range(5, 12), 4) if self._random.random() < 0.2 else [7] * 4
+        return list(zip(sizes, others, strict=True))
+
+    def _series(self) -> tuple[tuple[int, int], ...]:
+        """Sizes chosen to break: small ones, primes, around powers of two and around every number in the program."""
+        if self._way in _STATIC:
+            return (self._sizes[0],) * 3
+        numbers = {int(word) for line in self._body for word in re.findall(r"\b\d{1,2}\b", line)}
+        # What sizes are compared with and what is taken from them; smaller numbers are dimensions and counts.
+        turns = sorted(number for number in numbers if number > 5)
+        around = [number + by for number in turns for by in (-number // 2, -7, -1, 0, 1) if number + by >= 0]
+        usual = [0, 1, 2, 3, 5, 7, 11, 13, 23, 61, *(2**power + by for power in range(2, 7) for by in (-1, 0, 1))]
+        series = list(self._sizes)
+        while len(series) < self._kind.calls:
+            n = self._random.choice(around if around and self._random.random() < 0.6 else usual)
+            # A size that comes again runs as compiled.
+            series += [(n, self._random.choice([7, 7, 7, 7, 2, 1, 8, n]))] * self._random.randint(1, 2)
+        series = series[: self._kind.calls]
+        if self._random.random() < 0.1:
+            self._random.shuffle(series)
+        return tuple(series)
+
+    # --- running what there is ------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        """Computes everything anew at each size."""
+        self._envs = []
+        for number, (n, m) in enumerate(self._sizes):
+            env: dict[str, Any] = dict(_GLOBALS)
+            values = drawn(tuple(eval(one.draw, {**_GLOBALS, "n": n, "m": m}) for one in self._inputs), number)
+            env.update(zip((one.name for one in self._inputs), values, strict=True))
+            self._envs.append(env)
+        for statement in self._body:
+            self._execute(statement)
+
+    def _execute(self, statement: str) -> None:
+        code = compile(statement, "<statement>", "exec")
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for env in self._envs:
+                exec(code, env)
+
+    def _keep(self, statement: str, is_write: bool = False) -> bool:
+        """Appends a statement if it runs and what it makes is of use."""
+        torch.default_generator.manual_seed(0)
+        before = set(self._envs[0])
+        try:
+            self._execute(statement)
+            good = all(map(_is_of_use, self._tensors_of(self._envs)))
+        except Exception:
+            good = False
+        if good:
+            self._body.append(statement)
+            return True
+        if is_write:
+            self._run()
+        for env in self._envs:
+            for name in set(env) - before:
+                del env[name]
+        return False
+
+    def _tensors_of(self, envs: Sequence[Mapping[str, Any]]) -> list[Tensor]:
+        return [value for env in envs for value in env.values() if isinstance(value, Tensor)]
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """By name, as they are at the first sizes."""
+        return {name: value for name, value in self._envs[0].items() if isinstance(value, Tensor)}
+
+    # --- statements -----------------------------------------------------------------------------------------------
+
+    def _add_statement(self) -> None:
+        for _ in range(_ATTEMPTS):
+            name = _weighted(self._random, self._kind.weights)
+            with contextlib.suppress(NothingFits):
+                statement = getattr(self, f"_draw_{name}")()
+                if self._keep(statement, is_write=name in ("write", "control")):
+                    self._take_apart(statement.partition(" = ")[0])
+                    return
+
+    def _take_apart(self, name: str) -> None:
+        """Of several tensors one goes on."""
+        values = self._envs[0].get(name)
+        if isinstance(values, list | tuple) and values:
+            self._keep(f"{self._new('v')} = {name}[{self._random.randrange(len(values))}]")
+
+    def _draw_integer(self) -> str:
+        return f"{self._new('i')} = {self._integer()}"
+
+    def _draw_sized(self) -> str:
+        return self._assigned(self._filled(self._random.choice(words.OF_SIZES)))
+
+    def _draw_common(self) -> str:
+        return self._assigned(self._filled(self._random.choice(words.COMMON)))
+
+    def _draw_view(self) -> str:
+        return f"{self._new('v')} = {self._filled(self._random.choice(words.VIEWS))}"
+
+    def _draw_write(self) -> str:
+        if self._with_gradients:
+            raise NothingFits
+        return self._filled(self._random.choice(words.WRITES))
+
+    def _draw_operator(self) -> str:
+        return self._assigned(registry.call(self._random, self._found))
+
+    def _draw_control(self) -> str:
+        if self._way in _ONE_RUN:
+            raise NothingFits
+        name = self._new("v")
+        conditions = words.CONDITIONS_OF_SIZES if self._random.random() < 0.7 else words.CONDITIONS_OF_DATA
+        condition = self._filled(self._random.choice(conditions))
+        if any(one.name == "flag" for one in self._inputs) and self._random.random() < 0.5:
+            condition = "flag"
+        parts = {
+            "v": name,
+            "condition": condition,
+            "a": self._filled(self._random.choice([*words.COMMON[:10], *words.OF_SIZES[:20]])),
+            "b": self._filled(self._random.choice(words.COMMON[:10])),
+            "u": self._filled(self._random.choice(words.STEPS).replace("{v}", name)),
+        }
+        return self._filled(self._random.choice(words.CONTROL), parts)
+
+    def _assigned(self, expression: str) -> str:
+        if self._random.random() < self._kind.wrapped:
+            expression = f"({expression}) * 2 + 1"
+        return f"{self._new('v')} = {expression}"
+
+    def _new(self, prefix: str) -> str:
+        self._count += 1
+        return f"{prefix}{self._count}"
+
+    # --- what fills a template ------------------------------------------------------------------------------------
+
+    def _filled(self, template: str, given: Mapping[str, str] | None = None) -> str:
+        places: Mapping[str, Callable[[], str]] = {
+            "f": lambda: self._tensor(torch.is_floating_point),
+            "g": lambda: self._tensor(torch.is_floating_point),
+            "t": lambda: self._tensor(lambda _: True),
+            "q": lambda: self._tensor(lambda x: x.dtype in (torch.int64, torch.int32)),
+            "i": self._integer_used,
+            "j": self._integer_used,
+            "n": self._size,
+            "k": lambda: str(self._random.randint(2, 5)),
+            "c": lambda: str(self._random.choice(words.TURNS)),
+            "d": lambda: self._random.choice(["0", "0", "1", "-1"]),
+            "s": lambda: self._filled(self._random.choice(words.SCALARS)),
+        }
+        chosen: dict[str, str] = dict(given or {})
+
+        def fill(match: re.Match[str]) -> str:
+            place = match[1]
+            # A letter is the same tensor throughout a template; numbers are drawn for each place.
+            if place in chosen:
+                return chosen[place]
+            value = places[place]()
+            if place in "ftgqij":
+                chosen[place] = value
+            return value
+
+        return re.sub(r"\{(\w+)\}", fill, template)
+
+    def _tensor(self, fits: Callable[[Tensor], bool]) -> str:
+        names = [name for name, value in self._tensors().items() if fits(value)]
+        if not names:
+            raise NothingFits
+        # What came last is what most programs go on with.
+        return names[-1] if self._random.random() < 0.4 else self._random.choice(names)
+
+    def _size(self) -> str:
+        if any(one.name == "number" for one in self._inputs) and self._random.random() < 0.3:
+            return "number"
+        sized = {name: value for name, value in self._tensors().items() if value.dim()}
+        if not sized:
+            raise NothingFits
+        name = self._random.choice(list(sized))
+        return f"{name}.size({self._random.randrange(sized[name].dim())})"
+
+    def _integer_used(self) -> str:
+        names = [name for name in self._envs[0] if re.fullmatch(r"i\d+", name)]
+        return self._random.choice(names) if names and self._random.random() < 0.6 else f"({self._integer()})"
+
+    def _integer(self) -> str:
+        templates = words.TRACED_INTEGERS if self._way in _ONE_RUN else words.INTEGERS
+        names = [name for name in self._envs[0] if re.fullmatch(r"i\d+", name)]
+        template = self._random.choice([one for one in templates if names or "{i}" not in one])
+        return self._filled(template, {"i": self._random.choice(names)} if names else None)
+
+    def _found(self, sample: Tensor, sizes: tuple[str, ...]) -> str:
+        """A tensor for an operator's place: one that there is, of these sizes, or a new input."""
+        wanted = [tuple(int(size) if size.isdecimal() else n for size in sizes) for n, _ in self._sizes]
+        names = [
+            name
+            for name, value in self._tensors().items()
+            if value.dtype == sample.dtype
+            and all(tuple(env[name].shape) == shape for env, shape in zip(self._envs, wanted, strict=True))
+        ]
+        drawn_so = registry.draw_like(sample, sizes)
+        # Indices and arguments of logarithms are not any number.
+        if names and drawn_so.startswith("normal") and self._random.random() < 0.85:
+            return self._random.choice(names)
+        self._add_input(drawn_so)
+        return self._inputs[-1].name
+
+    # --- inputs and results ---------------------------------------------------------------------------------------
+
+    def _add_input(self, drawn_so: str | None = None) -> None:
+        name = self._new("x")
+        if drawn_so is None:
+            shape = ", ".join(self._random.choice(words.SHAPES))
+            dtype = _weighted(self._random, _DTYPES)
+            if dtype == "bool":
+                drawn_so = f"booleans({shape})"
+            elif dtype.startswith("int"):
+                drawn_so = f"integers({shape}, high=5, dtype=torch.{dtype})"
+            else:
+                drawn_so = f"normal({shape})" if dtype == "float32" else f"normal({shape}, dtype=torch.{dtype})"
+            drawn_so = _weighted(self._random, _LAYOUTS).format(drawn_so)
+        self._inputs.append(Input(name, drawn_so))
+        for number, (env, (n, m)) in enumerate(zip(self._envs, self._sizes, strict=False)):
+            (env[name],) = drawn((eval(drawn_so, {**_GLOBALS, "n": n, "m": m}),), number)
+
+    def _results(self) -> list[str]:
+        """What nobody uses, and something else."""
+        names = list(self._tensors())
+        unused = [
+            name for name in names if not any(re.search(rf"\b{name}\b", line.partition("=")[2]) for line in self._body)
+        ]
+        made = [name for name in unused if name.startswith("v")] or names[-1:]
+        return list(dict.fromkeys([*made[-4:], self._random.choice(names)]))
+
+
+_GLOBALS: dict[str, Any] = {}
+exec(HEAD, _GLOBALS)
+_GLOBALS.pop("__builtins__", None)
+
+
+def _is_of_use(tensor: Tensor) -> bool:
+    if tensor.numel() > _LARGEST_TENSOR:
+        return False
+    if not tensor.is_floating_point() or not tensor.numel():
+        return True
+    return bool(tensor.isfinite().all()) and float(tensor.abs().max()) < _LARGEST_VALUE
+
+
+def _weighted(random: Random, weights: Mapping[str, int]) -> str:
+    return random.choices(list(weights), list(weights.values()))[0]

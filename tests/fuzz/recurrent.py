@@ -1,0 +1,17 @@
+"""A recurrent network that TorchScript can call."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+
+class Recurrent(nn.Module):
+    """An LSTM's outputs. A module of its own, since TorchScript gives ``nn.LSTM`` several forwards and calls none."""
+
+    def __init__(self, features: int, hidden: int) -> None:
+        super().__init__()
+        self.cells = nn.LSTM(features, hidden, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.cells(x)[0]
+        return outputs

@@ -1,0 +1,109 @@
+"""Makes a program small: one change after the other that leaves it failing in the same way."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator, Iterator
+from dataclasses import replace
+
+from fuzz.text import Text
+
+# Yields programs, is sent whether each fails as the first one does, and returns the smallest that did.
+Shrinking = Generator[Text, bool, Text]
+
+# Programs that are tried at most.
+_TRIES = 150
+
+
+def shrunk(text: Text) -> Shrinking:
+    """Makes ``text`` smaller while it fails."""
+    tries = 0
+    again = True
+    while again:
+        again = False
+        for candidate in _smaller(text):
+            if tries == _TRIES:
+                return text
+            tries += 1
+            if (yield candidate):
+                # What is left is looked at anew: a change often makes another one possible.
+                text, again = candidate, True
+                break
+    return text
+
+
+def _smaller(text: Text) -> Iterator[Text]:
+    """Programs that are a little smaller, the largest steps first."""
+    yield from _fewer_calls(text)
+    if text.rewritten:
+        yield from _fewer_rewritten(text)
+    else:
+        yield from _fewer_statements(text)
+    if len(text.results) > 1:
+        for place in range(len(text.results)):
+            yield replace(text, results=text.results[:place] + text.results[place + 1 :])
+    yield from _fewer_inputs(text)
+
+
+def _fewer_calls(text: Text) -> Iterator[Text]:
+    count = len(text.sizes)
+    length = count // 2
+    while length:
+        for begin in range(0, count, length):
+            left = text.sizes[:begin] + text.sizes[begin + length :]
+            if left:
+                yield replace(text, sizes=left)
+        length //= 2
+
+
+def _fewer_statements(text: Text) -> Iterator[Text]:
+    for place, statement in reversed(list(enumerate(text.body))):
+        rest = text.body[:place] + text.body[place + 1 :]
+        yield replace(text, body=rest)
+        yield from (
+            replace(text, body=(*text.body[:place], part, *text.body[place + 1 :])) for part in _parts(statement)
+        )
+        name, equals, expression = statement.partition(" = ")
+        if not equals or "\n" in statement:
+            continue
+        if expression.startswith("(") and expression.endswith(") * 2 + 1"):
+            simple = f"{name} = {expression[1 : -len(') * 2 + 1')]}"
+            yield replace(text, body=(*text.body[:place], simple, *text.body[place + 1 :]))
+        # Whoever used its result is given what it was made of.
+        for other in dict.fromkeys(re.findall(r"\b[vxi]\d+\b", expression)):
+            behind = tuple(re.sub(rf"\b{name}\b", other, line) for line in text.body[place + 1 :])
+            results = tuple(dict.fromkeys(re.sub(rf"\b{name}\b", other, one) for one in text.results))
+            yield replace(text, body=text.body[:place] + behind, results=results)
+
+
+def _parts(statement: str) -> Iterator[str]:
+    """A branch or a loop without what decides it: the lines in it, with and without those before."""
+    lines = statement.splitlines()
+    inner = [line.strip() for line in lines if line.startswith("    ")]
+    if inner and "step" not in "".join(inner):
+        yield "\n".join([line for line in lines if not line.startswith("    ") and not line.endswith(":")] + inner[:1])
+        yield inner[-1]
+
+
+def _fewer_rewritten(text: Text) -> Iterator[Text]:
+    """Both bodies lose the same statement, or one is written alike in both."""
+    for place, statement in reversed(list(enumerate(text.body))):
+        name = statement.partition(" = ")[0]
+        others = [one for one in text.rewritten if not one.startswith(f"{name} = ")]
+        if len(others) < len(text.rewritten):
+            yield replace(text, body=text.body[:place] + text.body[place + 1 :], rewritten=tuple(others))
+        alike = tuple(statement if one.startswith(f"{name} = ") else one for one in text.rewritten)
+        if alike != text.rewritten:
+            yield replace(text, rewritten=alike)
+
+
+def _fewer_inputs(text: Text) -> Iterator[Text]:
+    used = set(re.findall(r"\w+", "\n".join([*text.body, *text.rewritten, *text.results])))
+    inputs = tuple(one for one in text.inputs if one.name in used)
+    if inputs != text.inputs:
+        yield replace(text, inputs=inputs)
+    for place, one in enumerate(text.inputs):
+        plain = re.fullmatch(r"(?:transposed|strided|offset)\((.*)\)", one.draw)
+        if plain:
+            simple = replace(one, draw=plain[1])
+            yield replace(text, inputs=(*text.inputs[:place], simple, *text.inputs[place + 1 :]))

@@ -1,0 +1,267 @@
+"""What programs are made of: templates of expressions and statements, whose places are filled at random.
+
+====== ===========================================
+place  filled with
+====== ===========================================
+{f}    a float tensor; {g}: another one, or the same
+{t}    a tensor of any dtype
+{q}    an integer tensor
+{i}    an integer computed from sizes; {j}: another
+{n}    a size of a tensor
+{k}    2 to 5
+{c}    a number that sizes turn at
+{d}    a dimension
+{s}    a float, constant or computed from sizes
+====== ===========================================
+
+What does not run is drawn anew, so a template need not fit every tensor.
+"""
+
+from __future__ import annotations
+
+# From sizes to integers. After the first part those that tracing would take for constants.
+TRACED_INTEGERS = (
+    "{n}",
+    "{n} // {k}",
+    "{n} - {c}",
+    "{c} - {n}",
+    "{n} % {k}",
+    "{n} * {k} - {c}",
+    "({n} + {k}) // {k}",
+    "{n} // {k} - {k}",
+    "{n} - {n} // {k} * {k}",
+    "{n} * {n} // {c}",
+    "-{n}",
+    "{n} - 1",
+    "{n} + {i}",
+    "{i} // {k}",
+    "{i} - {k}",
+)
+INTEGERS = (
+    *TRACED_INTEGERS,
+    "(-1) ** {n}",
+    "int({n} > {c})",
+    "int({n} == {c})",
+    "abs({n} - {c})",
+    "max({n}, {c})",
+    "min({n}, {c})",
+    "{f}.numel() % {k}",
+    "int({n} ** 0.5)",
+    "{n} & {k}",
+    "{n} >> 1",
+    "{i} if {n} > {c} else {k}",
+)
+
+SCALARS = ("0.5", "-1.5", "2.0", "float({i})", "{i} * 0.1", "1.0 / ({n} + 1)", "{n} ** 0.5 * 0.1", "float({n} > {c})")
+
+# Integers that are used as more than sizes: values, indices, paddings, exponents, dimensions, bounds of slices.
+OF_SIZES = (
+    "{f} * {i}",
+    "{f} + {i} * 0.5",
+    "{f} / ({i} * {i} + 0.5)",
+    "{f} * float({i} > {c})",
+    "{f} * ({i} // {c})",
+    "{f} * 0.5 ** ({i} % 4)",
+    "{f}[{i}]",
+    "{f}[{i}:{j}]",
+    "{f}[:{i}]",
+    "{f}[{i}:]",
+    "{f}[:, {i}:]",
+    "{f}[..., :{i}]",
+    "{f}[{i}:{i} + {k}]",
+    "{f}[::{i} % 3 + 1]",
+    "{f}.select({d}, {i})",
+    "{f}.narrow({d}, {i}, {k})",
+    "{f}.narrow({d}, 0, {i})",
+    "F.pad({f}, [{i}, {j}])",
+    "F.pad({f}, [0, 0, {i}, 0])",
+    "F.pad({f}, [0, {k}, {i}, {j}], value=0.5)",
+    "F.pad({f}, [{i} % 3, 0], mode='circular')",
+    "F.pad({f}, [{i}, {k}], mode='reflect')",
+    "F.pad({f}, [{i}, 0], mode='replicate')",
+    "torch.roll({f}, {i}, {d})",
+    "torch.full_like({f}, {i}) * {f}",
+    "torch.where(torch.full_like({f}, {i}) > {c}, {f}, {g})",
+    "torch.where({f} > {i} * 0.01, {f}, {g})",
+    "torch.arange({i}) * 2",
+    "torch.arange({i}, {j})",
+    "torch.arange(0, {i}, {k})",
+    "torch.arange({i}, 0, -{k})",
+    "torch.arange({i}) < {j}",
+    "torch.zeros(({i}, {k})) + {i}",
+    "torch.full([{k}, {i}], 0.5) * {i}",
+    "torch.ones({i}).sum() * {f}",
+    "torch.eye({i})",
+    "torch.linspace(0, {i}, {k})",
+    "{f}.tril({i})",
+    "{f}.triu({i})",
+    "torch.diagonal({f}, {i}) * 2",
+    "torch.diag_embed({f}, {i})",
+    "torch.pow({f}, {i} % 4)",
+    "torch.pow({i} % 3, {f})",
+    "{f}.clamp(max=float({i}))",
+    "{f}.clamp(-1.0, {i} * 0.1)",
+    "{f}.masked_fill({f} > 0, float({i}))",
+    "{f}.repeat({i} % 3 + 1, 1)",
+    "{f}.repeat_interleave({k}, {d})",
+    "{f}.expand({i} % 4 + 1, -1, -1)",
+    "{f}.view({i}, -1)",
+    "{f}.reshape(-1, {i})",
+    "{f}.reshape({i}, -1)",
+    "{f}.split({i}, {d})[0]",
+    "{f}.split({i}, {d})[-1]",
+    "{f}.chunk({k}, {d})[-1]",
+    "{f}.unfold({d}, {k}, {i} % 3 + 1)",
+    "{f}.unfold({d}, {i}, {k})",
+    "{f}.flip({i} % 2)",
+    "{f}.sum({i} % 2)",
+    "torch.softmax({f}, {i} % 2)",
+    "{f}.transpose(0, {i} % 2)",
+    "{f}.unsqueeze({i} % 2)",
+    "torch.cat([{f}, {g}], {i} % 2)",
+    "torch.stack([{f}, {f} * 2], {i} % 2)",
+    "torch.select_scatter({f}, {f}.select({d}, 0), {d}, {i})",
+    "torch.slice_scatter({f}, {f}[:{k}], 0, {i}, {i} + {k})",
+    "torch.index_select({f}, {d}, torch.arange({k}) + {i})",
+    "{f}[torch.arange({k}) + {i}]",
+    "F.avg_pool1d({f}, {i} % 3 + 1)",
+    "F.max_pool1d({f}, {i} % 3 + 1)",
+    "F.adaptive_avg_pool1d({f}, {i})",
+    "F.interpolate({f}[None], size=[{i}])",
+    "torch.cumsum({f}, {d}) / ({i} + {c})",
+    "torch.fmod({f}, {i} + 0.5)",
+    "torch.remainder({f}, {i} + 0.5)",
+    "{q} // ({i} * 2 + 1)",
+    "{q} % ({i} * 2 + 1)",
+    "{q} * {i}",
+    "torch.bitwise_and({q}, {i})",
+    "torch.tensor({i}) + {f}",
+    "torch.tensor([{i}, {j}]) * 2",
+    "F.leaky_relu({f}, {i} * 0.01)",
+    "F.layer_norm({f}, [{i}])",
+    "F.layer_norm({f}, [{f}.size(-1)])",
+    "{f}.mean({d}) * {i}",
+    "{f}.var({d}, correction={i} % 2)",
+    "torch.add({f}, {g}, alpha={i})",
+    "torch.lerp({f}, {g}, {i} * 0.01)",
+    "{f} * {s}",
+    "{f} + {s}",
+)
+
+VIEWS = (
+    "{t}.t()",
+    "{t}.transpose(0, -1)",
+    "{t}[1:]",
+    "{t}[:, ::2]",
+    "{t}[..., -1]",
+    "{t}[None]",
+    "{t}.view(-1)",
+    "{t}.flatten()",
+    "{t}.unsqueeze({d})",
+    "{t}.select({d}, 0)",
+    "{t}.diagonal()",
+    "{t}.permute(1, 0)",
+    "{t}.detach()",
+    "{t}.contiguous()",
+    "{t}.chunk(2, {d})[0]",
+    "{t}.unbind({d})[0]",
+    "{t}.squeeze()",
+    "{t}.movedim(0, -1)",
+    "{t}.expand_as({g})",
+    "{t}.reshape(-1, {k})",
+    "{t}.reshape({t}.size(-1), -1)",
+)
+
+WRITES = (
+    "{f}.add_({g})",
+    "{f}.mul_({s})",
+    "{f}.add_({i})",
+    "{f}[1:3].mul_(2)",
+    "{f}[0].fill_({s})",
+    "{f}[:, 0] += {s}",
+    "{f}[:, ::2] = {g}[:, ::2]",
+    "{f}.t().sub_(1)",
+    "{f}.select({d}, {i}).zero_()",
+    "{f}[{i}:] = 0.5",
+    "{f}[{f} > 0.5] = -1.0",
+    "{f}.view(-1)[::3].neg_()",
+    "{f}.relu_()",
+    "{f}.tanh_()",
+    "{f}.copy_({g})",
+    "{f}.clamp_(-1, 1)",
+    "{f}.masked_fill_({f} > 0, 0.5)",
+    "{f}.transpose(0, -1).copy_({g}.transpose(0, -1))",
+    "{q}.add_(1)",
+    "{q} += {i}",
+    "{f} += {g}",
+    "{f} *= {s}",
+    "{f}.diagonal().fill_({s})",
+    "{f}.index_fill_(0, torch.tensor([0, 1]), {s})",
+    "{f}.zero_()",
+    "{f}.fill_({s})",
+    "{f}.narrow({d}, {i}, {k}).mul_(2)",
+    "torch.add({f}, {g}, out={f})",
+    "for element in [{f}, {g}]:\n    element.mul_(0.5)",
+)
+
+CONDITIONS_OF_SIZES = ("{n} > {c}", "{i} > {k}", "{n} % 2 == 0", "{n} == {c}", "{f}.size(0) == {g}.size(0)", "{i} < 0")
+CONDITIONS_OF_DATA = ("bool({f}.sum() > 0)", "float({f}.mean()) < 0.1", "bool(({f} > 1.5).any())")
+
+# {v} is the value that goes through, {a} and {b} are expressions, {u} an expression of {v}.
+CONTROL = (
+    "if {condition}:\n    {v} = {a}\nelse:\n    {v} = {b}",
+    "{v} = {a}\nif {condition}:\n    {v} = {u}",
+    "{v} = {a}\nif {condition}:\n    {v}.mul_(2)",
+    "{v} = {a}\nfor step in range({i} % 5):\n    {v} = {u} + step",
+    "{v} = {a}\nfor step in range({k}):\n    if {condition}:\n        {v} = {u} * step\n    {v} = {v} + 1",
+    "{v} = {a}\nfor step in range({k}):\n    {v} += {b} * step",
+    "parts: List[Tensor] = []\nfor step in range({k}):\n    parts.append({a} * step)\n{v} = torch.stack(parts)",
+    "parts: List[Tensor] = []\nfor step in range({i} % 4 + 1):\n    parts.append({a} + step)\n{v} = torch.cat(parts)",
+    "{v} = {a}\ncount = {n}\nwhile count > {c}:\n    {v} = {u} * 0.5\n    count = count // 2",
+)
+
+# What turns a value of a control flow into the next.
+STEPS = ("torch.tanh({v}) * 1.5", "{v} * 0.5 + {g}", "torch.sigmoid({v})", "{v}.flip(0)", "{v} - {v}.mean()")
+
+# Computed from one or two tensors, so that what is around them becomes a group.
+COMMON = (
+    "torch.tanh({f}) * 2",
+    "{f} * {g}",
+    "{f} + {g}",
+    "torch.sigmoid({f} - {g})",
+    "{f} @ {g}",
+    "{f} @ {f}.transpose(-1, -2)",
+    "torch.relu({f})",
+    "{f}.softmax({d})",
+    "{f}.sum({d})",
+    "{f}.mean({d}, keepdim=True) + {f}",
+    "{f}.amax({d})",
+    "torch.exp(-{f} * {f})",
+    "torch.cat([{f}, {g}], {d})",
+    "torch.stack([{f}, {g}])",
+    "({f} > 0.3)",
+    "({f} * 4).to(torch.int64)",
+    "{t}.to(torch.float32) * 0.5",
+    "{t}.to(torch.float64) * 0.5",
+    "{t}.argmax({d})",
+    "{q} * 3 + 1",
+    "torch.where({f} > 0, {f}, {g})",
+)
+
+# What numbers sizes turn at: as small as they come, and around what vectors and tiles are long.
+TURNS = (2, 3, 5, 7, 8, 15, 16, 17, 20, 30, 31, 32, 33, 40, 41, 45, 48, 50, 60, 64)
+
+# How sizes of inputs are written in terms of n and m.
+SHAPES = (
+    ("n", "4"),
+    ("n",),
+    ("4", "n"),
+    ("n", "m"),
+    ("2", "n", "4"),
+    ("n", "n"),
+    ("2", "4", "n"),
+    ("n", "3", "5"),
+    ("2", "4", "n", "6"),
+    ("n", "4", "7", "6"),
+    ("1", "2", "n", "m"),
+)
