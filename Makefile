@@ -1,19 +1,27 @@
-# make demo | test | lint | format | build | clean: each sets up what it needs in .venv first.
+# make demo | test | fuzz | soak | lint | format | build | clean: each sets up what it needs in .venv first.
+# make asan | ubsan | tsan | fuzz-mdla: the C++ under sanitizers, and the readers of files fuzzed (docs/testing.md).
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-CXX_FILES := $(wildcard $(foreach folder,src src/* torchmdla/devices/mdla/*,$(folder)/*.cpp $(folder)/*.h))
+CXX_FILES := $(wildcard $(foreach folder,src src/* torchmdla/devices/mdla/* tests/mdla,$(folder)/*.cpp $(folder)/*.h))
 SOURCES := $(CXX_FILES) CMakeLists.txt torchmdla/devices/mdla/CMakeLists.txt setup.py
 # Tests are mostly waiting for compiler processes: two workers keep two cores busy.
 JOBS   ?= 2
 
-.PHONY: demo test lint format build clean
+.PHONY: demo test fuzz soak lint format build asan ubsan tsan fuzz-mdla clean
 
 demo: build
 	$(BIN)/python test.py $(ARGS)
 
 test: build
 	$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
+
+# ARGS="--minutes 60", ARGS=--help
+fuzz: build
+	PYTHONPATH=tests $(BIN)/python -m fuzz $(ARGS)
+
+soak: build
+	PYTHONPATH=tests $(BIN)/python -m fuzz.soak $(ARGS)
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
@@ -37,6 +45,51 @@ $(VENV)/.installed: requirements.txt
 $(VENV)/.built: $(VENV)/.installed $(SOURCES) pyproject.toml
 	$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps --editable .
 	touch $@
+
+# What is built with sanitizers lies beside a copy of the package in build/<target>, and tests run on that copy: the
+# extension that was built in place stays as it is. libtorch has no thread sanitizer in it, so that of all that has
+# threads only the mdla device's libraries, which need no libtorch, are built with it.
+SANITIZE_asan  := address,undefined
+SANITIZE_ubsan := undefined
+SANITIZE_tsan  := thread
+# libtorch's classes are not exported as the sanitizer wants them for checks of casts.
+CXXFLAGS_asan  := -fno-sanitize=vptr
+CXXFLAGS_ubsan := -fno-sanitize=vptr
+SOURCE_tsan    := torchmdla/devices/mdla
+TESTS_tsan     := tests/test_mdla_batches.py tests/test_mdla_emulator.py
+TESTS          := tests/test_mdla*.py tests/test_fusion.py tests/test_input_paths.py tests/test_faults.py \
+                  tests/test_dynamic.py tests/test_semantics.py tests/test_statistics.py tests/test_acap_values.py
+# gcc's libraries for LD_PRELOAD: Python itself has no sanitizer in it. The second is what exceptions are thrown with.
+PRELOAD_asan   := libasan.so libstdc++.so
+PRELOAD_ubsan  := libubsan.so
+PRELOAD_tsan   := libtsan.so
+
+asan ubsan tsan: build
+	export PATH="$(CURDIR)/$(BIN):$$PATH"; \
+	CXXFLAGS="-fsanitize=$(SANITIZE_$@) $(CXXFLAGS_$@) -fno-sanitize-recover=all -g1" LDFLAGS="-fsanitize=$(SANITIZE_$@)" \
+	  cmake -S $(or $(SOURCE_$@),.) -B build/$@ -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo \
+	  -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python && cmake --build build/$@
+	mkdir -p build/$@/tree
+	cp -R torchmdla tests examples docs README.md pyproject.toml build/$@/tree
+	cp build/$@/libtorchmdla_mdla*.so build/$@/tree/torchmdla/devices/mdla
+	$(if $(SOURCE_$@),,cp build/$@/_C*.so build/$@/tree/torchmdla)
+	cd build/$@/tree && \
+	  ASAN_OPTIONS=detect_leaks=0 \
+	  UBSAN_OPTIONS=print_stacktrace=1 \
+	  TSAN_OPTIONS=halt_on_error=1:suppressions=$(CURDIR)/tests/tsan.supp \
+	  PYTHONPATH=. TORCHMDLA_CACHE_DIR=$(CURDIR)/build/$@/cache \
+	  LD_PRELOAD="$(foreach library,$(PRELOAD_$@),$(shell $(CXX) -print-file-name=$(library)))" \
+	  setarch --addr-no-randomize $(CURDIR)/$(BIN)/python -m pytest $(or $(TESTS_$@),$(TESTS)) $(ARGS)
+
+# With CXX=clang++ by libFuzzer, which looks at what an input reaches; with gcc by a loop of our own.
+FUZZ_SECONDS ?= 60
+FUZZER := build/fuzz-$(notdir $(CXX))
+fuzz-mdla: build
+	export PATH="$(CURDIR)/$(BIN):$$PATH"; \
+	cmake -S tests/mdla -B $(FUZZER) -G Ninja -DCMAKE_CXX_COMPILER=$(CXX) && cmake --build $(FUZZER) --target fuzz
+	$(BIN)/python tests/mdla/seeds.py build/fuzz-seeds
+	mkdir -p build/fuzz-corpus
+	$(FUZZER)/fuzz -max_total_time=$(FUZZ_SECONDS) -timeout=300 -rss_limit_mb=4096 build/fuzz-corpus build/fuzz-seeds
 
 clean:
 	rm -rf build $(VENV) torchmdla/*.so torchmdla/devices/mdla/*.so *.egg-info
