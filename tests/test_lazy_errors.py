@@ -74,7 +74,7 @@ def broken_compiler(monkeypatch):
 def test_a_failed_compile_leaves_right_values():
     torchmdla.reset_stats()
     with pytest.warns(RuntimeWarning, match="cannot be lowered"):
-        check(lambda x: [torch.tanh(x) * 3.25 + x.sum(), x.t() + 0.75], X, calls=5)
+        check(lambda x: [torch.tanh(x) * 3.25 + x.sum(), x.t() + 0.75], X, calls=6)
     ((reason, count),) = torchmdla.stats().fallbacks.items()
     assert "cannot be lowered" in reason
     assert count >= 3
