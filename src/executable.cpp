@@ -220,6 +220,8 @@ void Executable::push_outputs(torch::jit::Stack& stack, size_t num_inputs,
   for (const auto& output : outputs_) {
     if (const auto* tensor = std::get_if<OutputTensor>(&output))
       values.emplace_back(results[tensor->result]);
+    else if (const auto* list = std::get_if<OutputList>(&output))
+      values.emplace_back(c10::List<int64_t>(at(list->numbers, list->varying, symbols)));
     else if (const auto* number = std::get_if<Polynomial>(&output))
       values.emplace_back(number->at(symbols));
     else

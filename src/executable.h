@@ -42,9 +42,15 @@ struct OutputTensor {
   std::vector<std::pair<size_t, Polynomial>> varying_strides;
 };
 
-// An output is computed, or a number that the call's sizes tell, or known since compilation (a size
-// that does not vary, say).
-using OutputBinding = std::variant<OutputTensor, Polynomial, c10::IValue>;
+// A list of integers, a new one in each call: its reader may change it.
+struct OutputList {
+  std::vector<int64_t> numbers;
+  std::vector<std::pair<size_t, Polynomial>> varying; // by place
+};
+
+// An output is computed, or an integer or integers that the call's sizes tell, or known since
+// compilation.
+using OutputBinding = std::variant<OutputTensor, OutputList, Polynomial, c10::IValue>;
 
 struct CompiledCode {
   Entry entry;

@@ -288,8 +288,14 @@ void split_numbers(const py::sequence& mixed, std::vector<int64_t>& numbers,
 OutputBinding output_binding(const std::string& kind, const py::object& output) {
   if (kind == "constant") return to_ivalue(output);
   if (kind == "number") return polynomial(output.cast<Terms>());
+  if (kind == "numbers") {
+    OutputList list;
+    split_numbers(output, list.numbers, list.varying);
+    return list;
+  }
   TORCH_CHECK_VALUE(kind == "tensor",
-                    "an output is a \"tensor\", \"number\" or \"constant\", not \"", kind, "\"");
+                    "an output is a \"tensor\", \"number\", \"numbers\" or \"constant\", not \"",
+                    kind, "\"");
   const auto [result, dtype, sizes, strides] =
       output.cast<std::tuple<size_t, at::ScalarType, py::sequence, py::sequence>>();
   OutputTensor tensor{result, dtype, {}, {}, {}, {}};

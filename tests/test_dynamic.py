@@ -332,6 +332,11 @@ def counted_from_an_offset(x: Tensor) -> Tensor:
     return torch.arange(n - 12, n) * torch.tanh(x.sum())
 
 
+def with_sizes(x: Tensor) -> tuple[Tensor, list[int], list[int]]:
+    y = torch.tanh(x) * 2
+    return y, y.size(), [x.size(0) - 12, 5]
+
+
 def rows(n: int) -> tuple[Tensor]:
     return (torch.randn(n, 3),)
 
@@ -356,6 +361,7 @@ DECIDED = {
     "a factor that is a quotient": (scaled_by_a_quotient, rows, AROUND_TWELVE),
     "a factor that is a power": (scaled_by_a_power, rows, AROUND_TWELVE),
     "a tensor of a size": (filled_and_compared, rows, AROUND_TWELVE),
+    "lists of sizes": (with_sizes, rows, AROUND_TWELVE),
     "a range": (counted_from_an_offset, rows, [20, 17, 15, 13, 12, 11, 14, 9, 10, 64, 6, 11]),
 }
 
@@ -364,7 +370,7 @@ DECIDED = {
 @pytest.mark.parametrize("name", DECIDED)
 def test_what_is_decided_on_a_size_holds_for_that_size(name: str, scripted: bool) -> None:
     function, draw, sizes = DECIDED[name]
-    if not scripted and name in ("a comparison", "a shift that varies"):
+    if not scripted and name in ("a comparison", "a shift that varies", "lists of sizes"):
         pytest.skip("a trace does not keep its numbers")
     if scripted:
         compiled = script_anew(function)
@@ -385,6 +391,31 @@ def test_what_is_decided_on_a_size_holds_for_that_size(name: str, scripted: bool
 def script_anew(function: Any) -> Any:
     """``function`` as TorchScript, with groups of its own: PyTorch scripts one function once."""
     return torch.jit.script(types.FunctionType(function.__code__, function.__globals__, function.__name__))
+
+
+def test_a_list_of_sizes_is_the_callers() -> None:
+    scripted = warmed_up(script_anew(with_sizes), torch.randn(4, 3))
+    for size in (4, 4, 5, 6, 7, 7):
+        _, sizes, others = scripted(torch.randn(size, 3))
+        assert (sizes, others) == ([size, 3], [size - 12, 5])
+        sizes.append(1)
+        others[0] = 0
+
+
+@pytest.mark.parametrize("scripted", [True, False], ids=["scripted", "traced"])
+def test_gradients_of_what_is_broadcast_at_sizes_that_vary(scripted: bool) -> None:
+    def less_its_mean(x: Tensor) -> Tensor:
+        return x.mean(0, keepdim=True) - x
+
+    x = torch.randn(8, 11)
+    compiled = torch.jit.script(less_its_mean) if scripted else torch.jit.trace(less_its_mean, (x,))
+    for sizes in [(8, 11), (12, 7), (16, 10), (13, 6), (31, 7), (24, 24), (9, 17), (31, 5)]:
+        leaves = [x.detach().requires_grad_() for x in [torch.randn(sizes)] * 2]
+        results = [function(leaf) for function, leaf in zip((compiled, less_its_mean), leaves, strict=True)]
+        for result in results:
+            (result * result).sum().backward()
+        assert_matches(results[0], results[1])
+        assert_matches(leaves[0].grad, leaves[1].grad)
 
 
 # How many executables a group needs for all sizes above: two for the first sizes, one for each size that is, or gives,

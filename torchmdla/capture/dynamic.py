@@ -399,7 +399,11 @@ def _form(imported: ImportedGraph) -> object:
 
 
 def _with_terms(output: tuple[str, Any], known: _KnownSizes) -> tuple[str, Any]:
-    """An output with terms in place of numbers that vary; a constant that does is a ``"number"``."""
+    """An output with terms in place of numbers that vary; a constant that does is a ``"number"``.
+
+    Raises:
+        CompileError: a size is part of a constant of another kind.
+    """
 
     def terms(size: int) -> Any:
         found = known.polynomial(size)
@@ -409,7 +413,11 @@ def _with_terms(output: tuple[str, Any], known: _KnownSizes) -> tuple[str, Any]:
     if kind == "tensor":
         result, dtype, sizes, strides = described
         return kind, (result, dtype, list(map(terms, sizes)), list(map(terms, strides)))
+    if kind == "numbers":
+        return kind, list(map(terms, described))
     if isinstance(described, SizeInt):
         found = terms(described)
         return (kind, found) if isinstance(found, int) else ("number", found)
+    if any(isinstance(number, SizeInt) for number in _numbers(described)):
+        raise CompileError("an output that holds sizes is neither an integer nor a list of integers")
     return output

@@ -9,16 +9,20 @@ import torch
 from torchmdla.errors import CompileError
 from torchmdla.importer import ImportedGraph, OutputBinding
 from torchmdla.importer.layout import contiguous_strides
+from torchmdla.importer.size_int import SizeInt
 
 
 def output_of(output: OutputBinding, imported: ImportedGraph) -> tuple[str, Any]:
-    """An output as ``_C.Executable`` wants it: ``"tensor"``, (result, dtype, sizes, strides), or ``"constant"``.
+    """An output as ``_C.Executable`` wants it: ``"tensor"``, (result, dtype, sizes, strides), ``"numbers"``, a list of
+    integers, or ``"constant"``.
 
     Raises:
         CompileError: it is an input.
     """
     if output.source == "constant":
-        return "constant", output.value
+        value = output.value
+        is_numbers = isinstance(value, list) and bool(value) and all(type(item) in (int, SizeInt) for item in value)
+        return "numbers" if is_numbers else "constant", value
     if output.source == "input":
         raise CompileError("an output that is an input of the group is not supported")
     result = imported.results[output.index]
