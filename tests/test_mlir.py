@@ -256,6 +256,14 @@ def test_branches_loops_and_containers_of_sizes_unfold() -> None:
     assert "prim.If" not in text
 
 
+@pytest.mark.parametrize("mode", ["constant", "reflect", "replicate", "circular"])
+def test_wide_paddings_are_no_longer_programs_than_narrow_ones(mode: str) -> None:
+    def program(width: int) -> str:
+        return str(get_mlir(lambda x: nn.functional.pad(x, (width, 1), mode), torch.randn(2, 3, 600), output="linalg"))
+
+    assert program(500).count(" = ") == program(2).count(" = ")
+
+
 def test_control_flow_on_data_stays() -> None:
     module = get_mlir(torch.jit.script(Branching()), *layer_inputs())
     assert "torch.prim.If" in str(module)

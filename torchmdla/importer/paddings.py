@@ -1,8 +1,9 @@
-"""Padding: upstream lowers neither the circular kind, nor reflections in space, nor negative sizes, which crop."""
+"""Padding: upstream lowers neither the circular kind, nor reflections in space, nor negative sizes, which crop, and
+copies what it replicates element by element, so that compiling takes as long as the padding is wide."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -19,10 +20,17 @@ def pad(value: Tensor, sizes: Sequence[int], mode: str = "constant", number: flo
     return value
 
 
-def reflection_pad3d(value: Tensor, sizes: Sequence[int]) -> Tensor:
-    """``aten::reflection_pad3d``, one dimension after the other."""
+def reflection_pad(value: Tensor, sizes: Sequence[int]) -> Tensor:
+    """``aten::reflection_pad1d`` and those of more dimensions, one dimension after the other."""
     for dim, before, after in _by_dim(value, sizes):
         value = _reflected(value, dim, max(before, 0), max(after, 0))
+    return cropped(value, sizes)
+
+
+def replication_pad(value: Tensor, sizes: Sequence[int]) -> Tensor:
+    """``aten::replication_pad1d`` and those of more dimensions, one dimension after the other."""
+    for dim, before, after in _by_dim(value, sizes):
+        value = _replicated(value, dim, max(before, 0), max(after, 0))
     return cropped(value, sizes)
 
 
@@ -45,31 +53,27 @@ def cropped(value: Tensor, sizes: Sequence[int]) -> Tensor:
     return value
 
 
-def _cropping(op: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A padding op that takes negative sizes: what is added is taken from the whole of the value, as in eager."""
-
-    def call(value: Tensor, sizes: Sequence[int], *number: float) -> Tensor:
-        if not crops(sizes):
-            return op(value, sizes, *number)
-        added = [max(size, 0) for size in sizes]
-        return cropped(op(value, added, *number) if max(added) else value, sizes)
-
-    return call
-
-
-CROPPING: Mapping[str, Callable[..., Tensor]] = {
-    "aten::constant_pad_nd": _cropping(torch.ops.aten.constant_pad_nd.default),
-    **{
-        f"aten::{kind}_pad{rank}d": _cropping(getattr(torch.ops.aten, f"{kind}_pad{rank}d").default)
-        for kind, ranks in (("reflection", (1, 2)), ("replication", (1, 2, 3)))
-        for rank in ranks
-    },
-}
+def constant_pad_nd(value: Tensor, sizes: Sequence[int], *number: float) -> Tensor:
+    """``aten::constant_pad_nd``, which may take negative sizes: what is added is added to the whole of the value."""
+    if not crops(sizes):
+        return torch.constant_pad_nd(value, sizes, *number)
+    added = [max(size, 0) for size in sizes]
+    return cropped(torch.constant_pad_nd(value, added, *number) if max(added) else value, sizes)
 
 
 def _reflected(value: Tensor, dim: int, before: int, after: int) -> Tensor:
     ends = [(1, before), (value.size(dim) - 1 - after, after)]
     first, last = (value.narrow(dim, start, count).flip(dim) if count else None for start, count in ends)
+    pieces = [piece for piece in (first, value, last) if piece is not None]
+    return torch.cat(pieces, dim) if len(pieces) > 1 else value
+
+
+def _replicated(value: Tensor, dim: int, before: int, after: int) -> Tensor:
+    def copies(place: int, count: int) -> Tensor:
+        return value.narrow(dim, place, 1).expand([count if k == dim else -1 for k in range(value.dim())])
+
+    ends = [(0, before), (value.size(dim) - 1, after)]
+    first, last = (copies(place, count) if count else None for place, count in ends)
     pieces = [piece for piece in (first, value, last) if piece is not None]
     return torch.cat(pieces, dim) if len(pieces) > 1 else value
 

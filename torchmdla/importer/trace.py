@@ -220,11 +220,6 @@ _SHAPES: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.cat.default: _joined,
     torch.ops.aten.convolution.default: _convolved,
     torch.ops.aten.constant_pad_nd.default: _padded,
-    **{
-        getattr(torch.ops.aten, f"{kind}_pad{rank}d").default: _padded
-        for kind in ("reflection", "replication")
-        for rank in (1, 2, 3)
-    },
 }
 
 
