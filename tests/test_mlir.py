@@ -261,7 +261,7 @@ def test_wide_paddings_are_no_longer_programs_than_narrow_ones(mode: str) -> Non
     def program(width: int) -> str:
         return str(get_mlir(lambda x: nn.functional.pad(x, (width, 1), mode), torch.randn(2, 3, 600), output="linalg"))
 
-    assert program(500).count(" = ") == program(2).count(" = ")
+    assert program(500).count("%") == program(2).count("%")
 
 
 def test_control_flow_on_data_stays() -> None:
