@@ -295,6 +295,9 @@ std::optional<Pattern> CompilationGroup::plan(const Claim& claim) const {
     if (specialisation->outcome == Outcome::compiled) earlier.push_back(&specialisation->signature);
   for (const auto& specialisation : dynamic_)
     earlier.push_back(&specialisation->pattern.typical);
+  // In the background many sizes may come before the first has been compiled.
+  for (const Claim* other : claims_)
+    earlier.push_back(&other->signature);
   if (earlier.size() < 2) return std::nullopt;
   return choose_pattern(claim.signature, claim.may_vary, earlier, refused());
 }

@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import torchmdla
+from torchmdla import _C
+from torchmdla.capture import background
 from torchmdla.compiler import service
 from torchmdla.compiler.program import Program
 from torchmdla.errors import CompileError
@@ -77,6 +79,17 @@ def expanded(x: Tensor, sizes: list[int]) -> Tensor:
 
 def joined(parts: list[Tensor]) -> Tensor:
     return torch.tanh(torch.cat(parts)) * 2
+
+
+def integers_from_a_size(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    n = x.size(0)
+    places = torch.arange(n) * 3
+    return (places + n) * (n - 12) - n, places.unsqueeze(1) <= n - 12, torch.rsub(places, n) != places
+
+
+def embedded_positions(x: Tensor, table: Tensor) -> Tensor:
+    past = x.size(0) - 3
+    return torch.tanh(nn.functional.embedding(torch.arange(3) + past, table)) + x.sum()
 
 
 def with_sizes(x: Tensor) -> tuple[Tensor, int, int]:
@@ -361,6 +374,8 @@ DECIDED = {
     "a factor that is a quotient": (scaled_by_a_quotient, rows, AROUND_TWELVE),
     "a factor that is a power": (scaled_by_a_power, rows, AROUND_TWELVE),
     "a tensor of a size": (filled_and_compared, rows, AROUND_TWELVE),
+    "integers": (integers_from_a_size, rows, AROUND_TWELVE),
+    "positions": (embedded_positions, lambda n: (torch.randn(n, 3), torch.randn(90, 4)), [9, 5, 12, 13, 3, 90, 4]),
     "lists of sizes": (with_sizes, rows, AROUND_TWELVE),
     "a range": (counted_from_an_offset, rows, [20, 17, 15, 13, 12, 11, 14, 9, 10, 64, 6, 11]),
 }
@@ -689,3 +704,20 @@ def test_in_the_background() -> None:
     assert set(waited) <= {"this specialisation is being compiled"}
     call_twice(scripted, chain, (torch.randn(9, 4),))
     assert torchmdla.stats().fallbacks == waited
+
+
+def test_many_sizes_before_the_first_is_compiled() -> None:
+    queue: list[Callable[[], None]] = []
+    torchmdla.enable(background=True)
+    _C.set_submit(queue.append)
+    try:
+        scripted = warmed_up(chain, torch.randn(4, 4))
+        for size in range(5, 25):
+            call_twice(scripted, chain, (torch.randn(size, 4),))
+    finally:
+        _C.set_submit(background.submit)
+    assert len(queue) == 3
+    for task in queue:
+        task()
+    assert torchmdla.stats().specialisations == 3
+    assert torchmdla.stats().dynamic == 1

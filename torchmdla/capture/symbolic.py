@@ -24,7 +24,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torchmdla.capture.subgraph import Places
 from torchmdla.errors import CompileError
 from torchmdla.importer import Record, TensorMeta
-from torchmdla.importer.builder import takes_size_values
+from torchmdla.importer.builder import takes_size_value
 from torchmdla.importer.convolutions import result_sizes
 from torchmdla.importer.size_int import SizeInt, tracked
 from torchmdla.importer.trace import isolated, leaves, qualified_name
@@ -105,14 +105,13 @@ class SymbolicRun:
             for argument, value in zip(schema.arguments, arguments, strict=True)
         ]
         dtypes = [leaf.dtype for leaf in leaves(arguments) if isinstance(leaf, torch.Tensor)]
-        if takes_size_values(schema, dtypes):
-            pairs = zip(schema.arguments, arguments, strict=True)
-            arguments = [self._as_value(argument, value) for argument, value in pairs]
-        elif name not in _RANGES:
-            arguments = [
-                value if argument.name in _SIZES else _fixed(value)
-                for argument, value in zip(schema.arguments, arguments, strict=True)
-            ]
+
+        def prepared(argument: torch._C.Argument, value: Any) -> Any:
+            if takes_size_value(schema, argument, dtypes):
+                return self._as_value(argument, value)
+            return value if name in _RANGES or argument.name in _SIZES else _fixed(value)
+
+        arguments = [prepared(*pair) for pair in zip(schema.arguments, arguments, strict=True)]
         if name == "aten::roll":
             _fix_turns(*arguments)
         if name in _INDEXED:

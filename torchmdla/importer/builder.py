@@ -20,7 +20,7 @@ from torchmdla.importer.layout import exact_memory_order, invert, memory_order
 from torchmdla.importer.promotion import NumberTensor
 from torchmdla.importer.size_int import value_symbol
 from torchmdla.importer.trace import leaves, qualified_name
-from torchmdla.importer.translate import Operand, as_tensor, translate
+from torchmdla.importer.translate import Operand, as_integer_tensor, as_tensor, on_tensors, translate
 from torchmdla.importer.types import (
     Binding,
     ImportedGraph,
@@ -33,6 +33,13 @@ from torchmdla.importer.types import (
 
 # Arguments of batch and instance norms that PyTorch's kernels update without another version of the tensor.
 _UNVERSIONED = frozenset({"running_mean", "running_var"})
+
+# What may compute with a size among integers: the others look at numbers (for zero, for a sign).
+_ON_INTEGERS = frozenset(
+    f"aten::{name}.{form}"
+    for name in ("add", "sub", "rsub", "mul", "eq", "ne", "lt", "le", "gt", "ge")
+    for form in ("Tensor", "Scalar")
+)
 
 # Each call compares unversioned parameters with a copy: beyond this many bytes in all they are inputs like others.
 _MOST_UNVERSIONED_BYTES = 1 << 20
@@ -168,20 +175,28 @@ class ProgramBuilder:
         for argument, operand in zip(schema.arguments, operands, strict=False):
             if argument.name in _UNVERSIONED and isinstance(operand, Value):
                 self._unversioned.add(operand.name)
-        return translate(self.emitter, schema, self._with_size_arguments(schema, operands), metas)
+        return translate(self.emitter, *self._with_size_arguments(schema, operands), metas)
 
-    def _with_size_arguments(self, schema: torch._C.FunctionSchema, operands: Sequence[Operand]) -> list[Operand]:
-        """``operands`` with arguments of the program in place of sizes that are used as values."""
-        symbols = [value_symbol(_number(operand)) for operand in operands]
-        if symbols.count(None) == len(symbols):
-            return list(operands)
+    def _with_size_arguments(
+        self, schema: torch._C.FunctionSchema, operands: Sequence[Operand]
+    ) -> tuple[torch._C.FunctionSchema, list[Operand]]:
+        """An op with arguments of the program in place of sizes that are used as values: floats, or 0-d tensors among
+        integers."""
         dtypes = [leaf.meta.dtype for leaf in leaves(operands) if isinstance(leaf, Value) and leaf.meta]
-        if not takes_size_values(schema, dtypes):
-            return list(operands)
-        return [
-            operand if symbol is None else self._size_argument(symbol)
-            for operand, symbol in zip(operands, symbols, strict=True)
+        symbols = [
+            value_symbol(_number(operand)) if takes_size_value(schema, argument, dtypes) else None
+            for argument, operand in zip(schema.arguments, operands, strict=True)
         ]
+        if symbols.count(None) == len(symbols):
+            return schema, list(operands)
+        made = self._size_argument if dtypes[0].is_floating_point else self._integer_size_argument
+        with_sizes = [
+            operand if symbol is None else made(symbol) for operand, symbol in zip(operands, symbols, strict=True)
+        ]
+        return schema if dtypes[0].is_floating_point else on_tensors(schema), with_sizes
+
+    def _integer_size_argument(self, symbol: int) -> Value:
+        return as_integer_tensor(self.emitter, self._size_argument(symbol))
 
     def _size_argument(self, symbol: int) -> Value:
         name = f"%size{symbol}"
@@ -260,11 +275,15 @@ def _number(operand: Operand) -> Operand:
     return operand.value if isinstance(operand, NumberTensor) else operand
 
 
-def takes_size_values(schema: torch._C.FunctionSchema, dtypes: Sequence[torch.dtype]) -> bool:
-    """Whether an op on tensors of ``dtypes`` may get a number that varies as a float: it is elementwise, and its result
-    does not depend on the kind of the number."""
-    elementwise = torch.Tag.pointwise in overload_of(qualified_name(schema)).tags
-    return elementwise and bool(dtypes) and all(dtype.is_floating_point for dtype in dtypes)
+def takes_size_value(
+    schema: torch._C.FunctionSchema, argument: torch._C.Argument, dtypes: Sequence[torch.dtype]
+) -> bool:
+    """Whether an op on tensors of ``dtypes`` may get an integer that varies as ``argument``: it is elementwise, and
+    its result does not depend on the kind of the number, or it computes with integers as large as sizes."""
+    name = qualified_name(schema)
+    if dtypes and all(dtype.is_floating_point for dtype in dtypes):
+        return torch.Tag.pointwise in overload_of(name).tags
+    return name in _ON_INTEGERS and argument.name in ("self", "other") and set(dtypes) == {torch.int64}
 
 
 def _bytes(argument: Argument) -> int:

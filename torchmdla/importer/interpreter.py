@@ -79,6 +79,8 @@ class Run:
         name = node_name(node)
         if name in _ON_VALUES:
             results = [_ON_VALUES[name](*arguments)]
+        elif isinstance(arguments[0] if arguments else None, torch.SymInt) and _keeps_an_integer(name, arguments):
+            results = [arguments[0]]
         elif node.kind() in _ON_NUMBERS and _are_numbers(arguments):
             # A traced number may be a constant tensor; the third operand of an addition is a factor of one.
             numbers = [argument.item() if isinstance(argument, torch.Tensor) else argument for argument in arguments]
@@ -97,6 +99,14 @@ class Run:
         if not schema.returns:
             return []
         return list(result) if len(schema.returns) > 1 else [result]
+
+
+def _keeps_an_integer(name: str, arguments: Sequence[Any]) -> bool:
+    """Whether an op on the tensor that tracing makes of a size gives the same number."""
+    if name not in _SAME_NUMBER:
+        return False
+    dtype = _SAME_NUMBER[name]
+    return dtype is None or arguments[dtype] in (None, torch.int64, dtype_number(torch.int64))
 
 
 def _are_numbers(arguments: Sequence[Any]) -> bool:
@@ -176,6 +186,13 @@ _ON_VALUES: Mapping[str, Callable[..., Any]] = {
 }
 
 # On Python's numbers, which may be symbols under torch.export.
+# Where the dtype stands of conversions that may change nothing.
+_SAME_NUMBER: Mapping[str, int | None] = {
+    **dict.fromkeys(("aten::to.dtype", "aten::to.dtype_layout"), 1),
+    "aten::to.device": 2,
+    **dict.fromkeys(("aten::clone", "aten::contiguous", "aten::detach", "aten::alias"), None),
+}
+
 _ON_NUMBERS: Mapping[str, Callable[..., Any]] = {
     "aten::add": operator.add,
     "aten::sub": operator.sub,

@@ -291,8 +291,20 @@ def _tensor_form(
     emitter: Emitter, name: str, operands: Sequence[Operand]
 ) -> tuple[torch._C.FunctionSchema, list[Operand]]:
     """The op on tensors instead of numbers: a number that is known only at run time becomes a 0-d tensor."""
-    schema = schema_of(_TENSOR_FORMS[name])
-    return schema, [_opened(emitter, operand, operands) for operand in operands]
+    return schema_of(_TENSOR_FORMS[name]), [_opened(emitter, operand, operands) for operand in operands]
+
+
+def on_tensors(schema: torch._C.FunctionSchema) -> torch._C.FunctionSchema:
+    """An op that takes a tensor in the place of its number."""
+    name = qualified_name(schema)
+    return schema_of(_TENSOR_FORMS.get(name, name))
+
+
+def as_integer_tensor(emitter: Emitter, number: Value) -> Value:
+    """An integer that is known only at run time, and given as a float, as a 0-d tensor."""
+    meta = TensorMeta(torch.float64, (), ())
+    exact = emitter.tensor_op("torch.prim.NumToTensor.Scalar", [number], meta)
+    return cast(emitter, exact, replace(meta, dtype=torch.int64))
 
 
 def _opened_tensors(
