@@ -7,7 +7,7 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 import torchmdla
@@ -168,15 +169,15 @@ def _raises(run: Callable[[], _Run]) -> Exception | None:
 
 
 def _otherwise_rounded(program: Program, seed: int, variant: Variant) -> list[list[dict[str, Any]]]:
-    """What eager gives for inputs that are rounded otherwise, and in float64, where it runs so."""
+    """What eager gives where inputs and every op's results are rounded otherwise, and in float64, where it runs so."""
     found = []
-    for rounding in _ROUNDINGS:
+    for rounding, results_rounded in _ROUNDINGS:
         subject = _made(program, seed)
         eager = uncaptured(subject, program.inputs, program.methods)
+        run = _Run(program, eager, _state(subject), seed, variant, is_reference=True, rounding=rounding)
         try:
-            found.append(
-                _Run(program, eager, _state(subject), seed, variant, is_reference=True, rounding=rounding).results()
-            )
+            with results_rounded():
+                found.append(run.results())
         except Exception:
             continue
     return found
@@ -196,7 +197,29 @@ def _doubled(leaf: Any) -> Any:
     return leaf.double() if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
 
 
-_ROUNDINGS: Sequence[Callable[[Any], Any]] = (partial(_nudged, direction=0), partial(_nudged, direction=1), _doubled)
+class _NudgedResults(TorchDispatchMode):
+    """Nudges what every op makes: what is near a cancellation deep inside of a program depends on that more than on
+    its inputs."""
+
+    def __init__(self, direction: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._direction = direction
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        results = func(*args, **(kwargs or {}))
+        # Views and writes are others' memory, and what is made of no floats is exact.
+        operands = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        is_exact = not any(operand.is_floating_point() for operand in operands)
+        if is_exact or any(returned.alias_info is not None for returned in func._schema.returns):
+            return results
+        return tree_map(partial(_nudged, direction=self._direction), results)
+
+
+# How inputs are rounded, and what rounds results meanwhile.
+_ROUNDINGS: Sequence[tuple[Callable[[Any], Any], Callable[[], AbstractContextManager[Any]]]] = (
+    *((partial(_nudged, direction=k), partial(_NudgedResults, k)) for k in (0, 1)),
+    (_doubled, nullcontext),
+)
 
 
 def _is_pytorchs(program: Program, variant: Variant, seed: int, status: Status, precision: str | None) -> bool:
