@@ -97,6 +97,19 @@ def test_a_copy_of_what_changes_stays() -> None:
     assert_matches(compiled(x), function(x))
 
 
+@pytest.mark.parametrize("start", [1, 3, 7])
+def test_part_of_a_value_written_over_another_part_of_it(start: int) -> None:
+    """A copy of the copy would read rows that it has just written."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        return torch.slice_scatter(y, y[:7], 0, start, start + 7)
+
+    x = normal(64, 31)
+    compiled = torchmdla.compile(torch.jit.trace(function, (x,), check_trace=False), x)
+    assert_matches(compiled(x), function(x))
+
+
 # Bodies.
 
 

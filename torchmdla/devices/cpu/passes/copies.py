@@ -75,7 +75,8 @@ def _only_copies(steps: Steps, maker: NestStep) -> list[NestStep]:
     if not readers or len(readers) != len(users):
         return []
     until = steps.steps.index(readers[-1])
-    overwritten = any(source in step.writes for step in steps.steps[position:until])
+    # A reader that writes to the source itself would meet what it has just written.
+    overwritten = any(source in step.writes for step in steps.steps[position : until + 1])
     return [] if overwritten or steps.steps.index(readers[0]) < position else readers
 
 
