@@ -14,6 +14,7 @@ from executing import FailedCallError, execute
 from recording import run_and_record
 from single_op import graph_of, schemas
 
+import torchmdla
 from torchmdla.devices.cpu.ops import OPS
 from torchmdla.errors import CompileError
 from torchmdla.importer import import_graph
@@ -579,6 +580,52 @@ def test_pools_without_a_batch(spatial: int, ceil_mode: bool) -> None:
     check(f"aten::avg_pool{spatial}d", (image, [3], [2], [1], ceil_mode))
     check(f"aten::max_pool{spatial}d", (image, [3], [2], [1], [1], ceil_mode))
     check(f"aten::max_pool{spatial}d", (image, [2], [1], [0], [2], ceil_mode))
+
+
+# What upstream may fold, where all operands are known.
+ON_CONSTANTS: dict[str, Callable[[torch.Tensor, float], torch.Tensor]] = {
+    "remainder": torch.remainder,
+    "fmod": torch.fmod,
+    "floor_divide": torch.floor_divide,
+    "div": torch.div,
+    "sub": torch.sub,
+    "rsub": torch.rsub,
+    "mul": torch.mul,
+    "add": torch.add,
+    "pow": torch.pow,
+    "lt": torch.lt,
+    "ge": torch.ge,
+    "eq": torch.eq,
+    "clamp": torch.clamp,
+    "where": lambda value, number: torch.where(value < number, value, value * number),
+}
+
+
+@pytest.mark.parametrize("number", [-1.5, 2.0, -3, 2])
+@pytest.mark.parametrize("name", ON_CONSTANTS)
+def test_constants(name: str, number: float) -> None:
+    def function(x: torch.Tensor) -> list[torch.Tensor]:
+        known = [torch.full([2], value) for value in (316.0, -5.5, 0.0, 7.0, math.inf)]
+        known += [torch.full([2], value) for value in (7, -7)] if name != "pow" or number > 0 else []
+        return [x * 2, *(ON_CONSTANTS[name](value, number) for value in known)]
+
+    class Net(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+            return function(x)
+
+    x = torch.randn(3)
+    compiled = torchmdla.compile(torch.export.export(Net(), (x,)))
+    assert_matches(list(compiled(x)), function(x))
+
+
+@pytest.mark.parametrize("shape", [(7,), (4, 5)])
+def test_writing_at_an_index_from_the_end(shape: tuple[int, ...]) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.select_scatter(x * 2, x[0], 0, -1)
+
+    x = torch.randn(shape)
+    compiled = torchmdla.compile(torch.jit.trace(function, (x,)), x)
+    assert_matches(compiled(x), function(x))
 
 
 @pytest.mark.parametrize("batch", [(), (2,)], ids=str)

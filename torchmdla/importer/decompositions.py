@@ -172,6 +172,12 @@ def _index_put(value: Tensor, indices: Sequence[Tensor | None], source: Tensor, 
     )
 
 
+def _select_scatter(value: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
+    """A slice of one: upstream takes a negative index into a vector for one behind its end."""
+    index = index + value.size(dim) if index < 0 else index
+    return torch.slice_scatter(value, source.unsqueeze(dim), dim, index, index + 1)
+
+
 def _copy(value: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     return source.to(value.dtype).expand(value.shape)
 
@@ -267,6 +273,7 @@ _WRITTEN: Mapping[str, Decomposition] = {
     "aten::index_put": _index_put,
     "aten::scatter.src": _scatter,
     "aten::scatter.value": _scatter,
+    "aten::select_scatter": _select_scatter,
     "aten::copy": _copy,
     "aten::fill.Scalar": _fill,
     "aten::fill.Tensor": _fill,

@@ -82,13 +82,16 @@ _COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge"))
 _SCALAR_FORMS: Mapping[str, str] = {
     **{
         f"aten::{name}.Tensor": f"aten::{name}.Scalar"
-        for name in [*_COMPARISONS, "add", "sub", "mul", "div", "remainder", "fmod"]
+        for name in [*_COMPARISONS, "add", "sub", "mul", "div", "fmod"]
     },
     "aten::floor_divide": "aten::floor_divide.Scalar",
     "aten::div.Tensor_mode": "aten::div.Scalar_mode",
     "aten::pow.Tensor_Tensor": "aten::pow.Tensor_Scalar",
 }
 
+
+# Upstream folds the remainder of a constant by a number with the sign of C's.
+_TENSOR_FORMS: Mapping[str, str] = {"aten::remainder.Scalar": "aten::remainder.Tensor"}
 
 # Ops that PyTorch computes in the dtype of their result. torch-mlir refuses integers in some of them, and
 # ends the process in others, so their operands are converted first.
@@ -111,9 +114,19 @@ def prepared(
     result's.
     """
     dtype = _computed_in(name, operands, meta)
+    if name in _TENSOR_FORMS:
+        value, number = operands
+        meta_of_number = TensorMeta(dtype or number_dtype(number), (), ())  # type: ignore[arg-type]
+        return _TENSOR_FORMS[name], dtype, [value, NumberTensor(_rounded(number, dtype), meta_of_number)]  # type: ignore[arg-type]
     scalar = name in _SCALAR_FORMS and isinstance(operands[1], NumberTensor | int | float)
     numbers = [
-        _number(operand, argument.type, dtype, as_scalar=scalar and position == 1)
+        _number(
+            operand,
+            argument.type,
+            dtype,
+            as_scalar=scalar and position == 1,
+            is_operand=argument.name == "other",
+        )
         for position, (operand, argument) in enumerate(zip(operands, schema.arguments, strict=True))
     ]
     return _SCALAR_FORMS[name] if scalar else name, dtype, numbers
@@ -126,7 +139,7 @@ def _computed_in(name: str, operands: Sequence[object], meta: object) -> torch.d
     return meta.dtype if base in _IN_RESULT_DTYPE and isinstance(meta, TensorMeta) else None
 
 
-def _number(operand: object, type_: torch._C.JitType, dtype: torch.dtype | None, *, as_scalar: bool) -> object:
+def _number(operand: object, type_: torch._C.JitType, dtype: torch.dtype | None, *, as_scalar: bool, is_operand: bool) -> object:
     """A number, or a 0-d tensor that is one, as the schema wants it: rounded, and a tensor where it asks for one."""
     if isinstance(operand, NumberTensor):
         rounded = _rounded(operand.value, dtype)
@@ -138,6 +151,8 @@ def _number(operand: object, type_: torch._C.JitType, dtype: torch.dtype | None,
     if not isinstance(operand, int | float) or type_.kind() not in ("TensorType", "NumberType"):
         return operand
     rounded = _rounded(operand, dtype)
+    if is_operand and dtype is not None and dtype.is_floating_point:
+        rounded = float(rounded)  # Upstream folds a negative integer among floats as one without sign.
     if as_scalar or type_.kind() == "NumberType":
         return Number(rounded) if as_scalar else rounded
     return NumberTensor(rounded, TensorMeta(dtype or number_dtype(operand), (), ()))

@@ -142,7 +142,9 @@ def _guard(emitter: Emitter, name: str, operands: Sequence[Operand], meta: objec
     """Makes the call fail, so that eager can raise its error, where an integer divisor is zero."""
     if name not in _DIVISIONS or not isinstance(meta, TensorMeta) or meta.dtype.is_floating_point:
         return
-    divisor = operands[1]
+    if isinstance(operands[1], NumberTensor) and operands[1].value != 0:
+        return
+    divisor = as_tensor(emitter, operands[1])
     assert isinstance(divisor, Value)
     assert divisor.meta is not None
     flags = replace(divisor.meta, dtype=torch.bool)
