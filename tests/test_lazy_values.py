@@ -9,6 +9,7 @@ import torch
 from lazy_device import X, check, moved
 from torch import nn
 from torch.nn import functional
+from typed_calls import CALLS, types_of
 
 import torchmdla
 from torchmdla.testing.compare import assert_matches
@@ -100,6 +101,13 @@ PROGRAMS = {
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_values_are_eagers(name):
     check(*PROGRAMS[name])
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_types_are_eagers(name):
+    function, *inputs = CALLS[name]
+    assert types_of(function(*[x.to("lazy") for x in inputs])) == types_of(function(*inputs))
+    check(function, *inputs)
 
 
 @pytest.mark.parametrize("make", [nn.LSTM, nn.GRU, nn.RNN])
