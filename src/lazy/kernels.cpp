@@ -9,6 +9,7 @@
 #include "numbers.h"
 #include "operator_node.h"
 #include "random.h"
+#include "ranges.h"
 #include "views.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -153,12 +154,13 @@ struct Interception {
   DispatchKey key;
   Interceptor (*interceptor_of)(const c10::OperatorHandle& op);
 };
-constexpr std::array<Interception, 5> interceptions{{
+constexpr std::array<Interception, 6> interceptions{{
     {DispatchKey::Lazy, number_interceptor},
     {DispatchKey::Lazy, looking_interceptor},
     {DispatchKey::Functionalize, view_interceptor},
     {DispatchKey::Functionalize, format_interceptor},
     {DispatchKey::Functionalize, batch_norm_interceptor},
+    {DispatchKey::Functionalize, range_interceptor},
 }};
 
 void intercept_where_needed(const c10::OperatorHandle& op) {
