@@ -14,7 +14,6 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/native/CPUFallback.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/scaled_dot_product_attention_native.h>
 #include <ATen/ops/scaled_dot_product_attention_ops.h>
 #include <ATen/ops/select_copy.h>
@@ -119,13 +118,6 @@ bool has_same_storage_numel(const at::Tensor& self, const at::Tensor& other) {
   return self.numel() == other.numel();
 }
 
-// All but views is contiguous.
-at::Tensor empty_strided(at::IntArrayRef sizes, at::IntArrayRef strides,
-                         std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
-                         std::optional<at::Device> device, std::optional<bool> pin_memory) {
-  return at::empty(sizes, dtype, layout, device, pin_memory, std::nullopt);
-}
-
 // --- operators that PyTorch takes apart ----------------------------------------------------------
 
 bool needs_gradient(const at::Tensor& tensor) {
@@ -154,9 +146,10 @@ struct Interception {
   DispatchKey key;
   Interceptor (*interceptor_of)(const c10::OperatorHandle& op);
 };
-constexpr std::array<Interception, 6> interceptions{{
+constexpr std::array<Interception, 7> interceptions{{
     {DispatchKey::Lazy, number_interceptor},
     {DispatchKey::Lazy, looking_interceptor},
+    {DispatchKey::Lazy, arrival_interceptor},
     {DispatchKey::Functionalize, view_interceptor},
     {DispatchKey::Functionalize, format_interceptor},
     {DispatchKey::Functionalize, batch_norm_interceptor},
