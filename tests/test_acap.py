@@ -80,7 +80,27 @@ def test_a_first_layers_gradient(dev: torch.device) -> None:
     layer = nn.Conv2d(1, 4, 3).to(dev)
     layer(torch.ones(2, 1, 8, 8).to(dev)).sum().backward()
     assert layer.weight.grad is not None
-    assert "aten.convolution_backward" in str(torchmdla.get_mlir(layer.weight.grad))
+    for output in (None, "torch", "aten"):
+        assert "aten.convolution_backward" in str(torchmdla.get_mlir(layer.weight.grad, output=output))
+    torchmdla.get_mlir(layer.weight.grad, output="linalg")
+
+
+@pytest.mark.parametrize("output", [None, "torch", "aten", "linalg"])
+def test_several_results(dev: torch.device, output: Any) -> None:
+    x = torch.ones(3, device=dev)
+    shared = x.sin()
+    for results in ([shared + x, shared * x], (shared, x, shared)):
+        module = torchmdla.get_mlir(results, output=output)
+        returned = list(module.body.operations[0].regions[0].blocks[0].operations)[-1]
+        assert len(returned.operands) == len(results)
+        assert str(module).count("aten.sin") == (output != "linalg")
+    assert torchmdla.acap.is_pending(shared)
+
+
+def test_results_are_all_of_the_device(dev: torch.device) -> None:
+    for given in ([], [torch.ones(3, device=dev), torch.ones(3)]):
+        with pytest.raises(TypeError, match="get_mlir takes tensors of the acap device"):
+            torchmdla.get_mlir(given)
 
 
 def test_canonical_is_for_tensors_of_the_device() -> None:

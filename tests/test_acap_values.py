@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from typed_calls import CALLS, types_of
 
 import torchmdla
 from torchmdla.testing.compare import assert_matches
@@ -103,6 +104,16 @@ def test_constants_compared_with_integers(dev: torch.device, compare: Callable[.
 @pytest.mark.parametrize("make", _BOOLEAN_NUMBERS)
 def test_boolean_numbers(dev: torch.device, make: str) -> None:
     assert_matches(_BOOLEAN_NUMBERS[make](dev).cpu(), _BOOLEAN_NUMBERS[make]("cpu"))
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_types_are_eagers(dev: torch.device, name: str) -> None:
+    function, *inputs = CALLS[name]
+    wanted = function(*inputs)
+    for _ in range(3):  # as it is, recorded, compiled
+        made = function(*[x.to(dev) for x in inputs])
+        assert types_of(made) == types_of(wanted)
+        assert_matches(torch.utils._pytree.tree_map(lambda leaf: leaf.cpu(), made), wanted)
 
 
 _LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -126,6 +126,20 @@ def test_gaps_in_memory(dev: torch.device) -> None:
     assert_matches(made.cpu(), wanted.clone(), layers=4)
 
 
+def test_unsafe_views_share_memory(dev: torch.device) -> None:
+    """They do in eager, although their schema does not say so."""
+
+    def seen(device: Any) -> list[Tensor]:
+        x = torch.arange(24.0).reshape(3, 2, 4).to(device) + 1
+        view = torch.ops.aten._unsafe_view(x[:, 1:], [3, 4])
+        strided = view.as_strided((2, 2), (8, 1), 0)
+        before = strided.clone()
+        view.mul_(2)
+        return [before.cpu(), strided.cpu(), x.cpu(), view.cpu()]
+
+    assert_matches(seen(dev), seen("cpu"), strides=False)
+
+
 def test_metadata_in_place(dev: torch.device) -> None:
     x = torch.arange(6.0).to(dev)
     y = x.view(2, 3)

@@ -92,6 +92,25 @@ def test_get_mlir_of_a_pending_tensor_runs_nothing():
     assert str(torchmdla.get_mlir(result, output="linalg")).count("linalg.matmul") == 1
 
 
+def test_get_mlir_of_several_results():
+    x = torch.randn(2, 3).to("lazy")
+    shared = x.sin()
+    module = torchmdla.get_mlir((shared + x, shared * x, shared))
+    names = [op.operation.name for op in module.body.operations[0].regions[0].blocks[0].operations]
+    assert names.count("torch.aten.sin") == 1
+    assert names[-1] == "func.return"
+    assert len(list(module.body.operations[0].regions[0].blocks[0].operations)[-1].operands) == 3
+
+
+def test_get_mlir_of_a_first_layers_gradient():
+    """The input of such a layer needs no gradient, so its operator has a result that is None."""
+    layer = nn.Conv2d(1, 4, 3).to("lazy")
+    layer(torch.ones(2, 1, 8, 8).to("lazy")).sum().backward()
+    for output in ("torch", "aten"):
+        assert "aten.convolution_backward" in str(torchmdla.get_mlir(layer.weight.grad, output=output))
+    torchmdla.get_mlir(layer.weight.grad, output="linalg")
+
+
 def test_get_mlir_wants_no_inputs():
     with pytest.raises(TypeError, match="has its inputs"):
         torchmdla.get_mlir(torch.ones(2).to("lazy") + 1, torch.ones(2))

@@ -5,12 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 import torch._lazy
+from lazy_device import X, check
 from torch import Tensor
 
 import torchmdla
 from torchmdla.testing.compare import assert_matches
 
 pytestmark = pytest.mark.usefixtures("lazy_device")
+
+prims = torch.ops.prims
 
 
 @torch.library.custom_op("torchmdla_tests::ramp", mutates_args=())
@@ -79,6 +82,31 @@ def test_other_devices_and_torch_compile_are_as_ever():
     compiled = torch.compile(lambda value: ramp(value, 3) * 2, backend="torchmdla")
     assert_matches(compiled(x), ramp(x, 3) * 2)
     assert_matches(torch.func.functionalize(lambda value: ramp(value, 3) * 2)(x), ramp(x, 3) * 2)
+
+
+PRIMS = {
+    "collapse": lambda x: prims.collapse(x, 0, 1),
+    "collapse_of_one": lambda x: prims.collapse(x[0], 0, 0),
+    "broadcast": lambda x: prims.broadcast_in_dim(x, [5, 3, 4], [1, 2]),
+    "product": lambda x: prims.mul(x, prims.tanh(x)),
+    "copy_to": lambda x: prims.copy_to(torch.zeros_like(x), x),
+    "copy_strided": lambda x: prims.copy_strided(x, [1, 3]),
+    "scattered": lambda x: prims.as_strided_scatter(x, x[:2, :2] * 2, [2, 2], [4, 1], 0),
+    "without_tensors": lambda x: prims.iota(
+        4, start=0, step=1, dtype=torch.int64, device=x.device, requires_grad=False
+    ),
+    "view": lambda x: [prims.split_dim(x, 1, 2).mul_(2), x],
+    "collapsed_view": lambda x: [prims.collapse_view(x, 0, 1).add_(1), x],
+    "strides": lambda x: [prims.as_strided(x, [2, 2], [1, 2], 1).add_(1), x],
+}
+
+
+@pytest.mark.parametrize("name", PRIMS)
+def test_prims_are_taken_apart(name):
+    """PyTorch's kernels of these call operators of ATen, and write to views of what they make."""
+    torchmdla.reset_stats()
+    check(PRIMS[name], X)
+    assert torchmdla.stats().lazy.eager == {}
 
 
 def test_pytorchs_chunked_loss():

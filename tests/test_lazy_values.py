@@ -9,6 +9,7 @@ import torch
 from lazy_device import X, check, moved
 from torch import nn
 from torch.nn import functional
+from typed_calls import CALLS, types_of
 
 import torchmdla
 from torchmdla.testing.compare import assert_matches
@@ -100,6 +101,45 @@ PROGRAMS = {
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_values_are_eagers(name):
     check(*PROGRAMS[name])
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_types_are_eagers(name):
+    function, *inputs = CALLS[name]
+    assert types_of(function(*[x.to("lazy") for x in inputs])) == types_of(function(*inputs))
+    check(function, *inputs)
+
+
+RANGES = {
+    "arange": lambda out: torch.arange(1, 13, out=out),
+    "arange_to": lambda out: torch.arange(12, out=out),
+    "arange_of_others": lambda out: torch.arange(5, out=out),
+    "linspace": lambda out: torch.linspace(0, 1, 12, out=out),
+    "linspace_of_tensors": lambda out: torch.linspace(torch.zeros((), device=out.device), 1, 12, out=out),
+    "logspace": lambda out: torch.logspace(0, 1, 12, out=out),
+    "range": lambda out: torch.range(1, 12, out=out),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*(out tensor|torch.range).*:UserWarning")
+@pytest.mark.parametrize("name", RANGES)
+def test_ranges_keep_the_sizes_that_they_fill(name):
+    def written(x):
+        result = RANGES[name](x)
+        assert result is x
+        return [x * 2, RANGES[name](torch.empty(0, device=x.device))]
+
+    check(written, torch.zeros(3, 4))
+    check(lambda x: torch.arange(1, out=x), torch.zeros(()))
+
+
+def test_a_range_is_written_through_views():
+    def written(x):
+        torch.arange(6, out=x[1].view(2, 3))
+        torch.arange(6, out=x[2].view(3, 2).t())
+        return x
+
+    check(written, torch.zeros(3, 6))
 
 
 @pytest.mark.parametrize("make", [nn.LSTM, nn.GRU, nn.RNN])

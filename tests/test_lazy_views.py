@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 
 import pytest
 import torch
+import torch._lazy
 from lazy_device import X, check, moved
 
 from torchmdla.testing.compare import assert_matches
@@ -171,6 +173,71 @@ def test_copies_lie_in_their_format(name):
     x = torch.randn(2, 3, 4, 5)
     assert copied(x.to("lazy"))[0].stride() == copied(x)[0].stride()
     check(copied, x)
+
+
+ORDERED = {
+    "channels_last": torch.randn(2, 3, 4, 5).contiguous(memory_format=torch.channels_last),
+    "one_image": torch.randn(1, 3, 4, 5).contiguous(memory_format=torch.channels_last),
+    "volumes": torch.randn(2, 3, 2, 4, 5).contiguous(memory_format=torch.channels_last_3d),
+    "transposed": torch.randn(4, 3).t(),
+    "permuted": torch.randn(2, 3, 4).permute(2, 0, 1),
+}
+
+COPIES = {
+    "itself": lambda x: x,
+    "clone": lambda x: x.clone(),
+    "in_another_dtype": lambda x: x.double(),
+    "contiguous": lambda x: x.contiguous(),
+    "empty": lambda x: torch.empty_strided(x.shape, x.stride(), device=x.device).copy_(x),
+    "written": lambda x: x.mul_(2),
+    "parameter": lambda x: torch.nn.Parameter(x).detach(),
+}
+
+
+@pytest.mark.parametrize("how", COPIES)
+@pytest.mark.parametrize("order", ORDERED)
+def test_an_order_of_dimensions_is_kept(order, how):
+    def seen(x):
+        copied = COPIES[how](x)
+        return [copied, copied.as_strided((2, 3), (3, 1), 2), x + 1]
+
+    x = ORDERED[order]
+    assert COPIES[how](x.to("lazy")).stride() == COPIES[how](x.clone()).stride()
+    check(seen, x)
+
+
+def test_what_moves_may_change_its_format():
+    x = torch.randn(2, 3, 4, 5)
+    moved_to = x.to("lazy", memory_format=torch.channels_last)
+    assert moved_to.stride() == (60, 1, 15, 3)
+    assert moved_to.to("cpu", memory_format=torch.contiguous_format).is_contiguous()
+    assert x.to("lazy").to("cpu", memory_format=torch.channels_last).stride() == (60, 1, 15, 3)
+    assert_matches(moved_to.cpu(), x, strides=False)
+
+
+def test_gaps_are_not_kept():
+    for x in (X[::2], X[:1].expand(3, 4)):
+        assert x.to("lazy").is_contiguous()
+        assert_matches(x.to("lazy").cpu(), x, strides=False)
+
+
+def test_training_in_channels_last():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.Conv2d(8, 4, 3))
+    model = model.to(memory_format=torch.channels_last)
+    on_device = copy.deepcopy(model).to("lazy")
+    x = torch.randn(2, 3, 8, 8).contiguous(memory_format=torch.channels_last)
+
+    def train(model, device):
+        optimiser = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+        for _ in range(4):
+            optimiser.zero_grad()
+            model(x.to(device)).square().mean().backward()
+            optimiser.step()
+            torch._lazy.mark_step()
+        return [parameter.detach().cpu() for parameter in model.parameters()]
+
+    assert_matches(train(on_device, "lazy"), train(model, "cpu"), layers=8)
 
 
 def test_gradients_through_a_format():

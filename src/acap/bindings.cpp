@@ -63,11 +63,15 @@ void bind(py::module& module) {
       py::arg("tensor"), without_gil);
   acap.def(
       "pending_graph",
-      [](const at::Tensor& tensor, bool argument_per_use) {
-        check_is_acap(tensor);
-        return describe(value_of(tensor), argument_per_use);
+      [](const std::vector<at::Tensor>& tensors, bool argument_per_use) {
+        std::vector<ValuePtr> values;
+        for (const auto& tensor : tensors) {
+          check_is_acap(tensor);
+          values.push_back(value_of(tensor));
+        }
+        return describe(values, argument_per_use);
       },
-      py::arg("tensor"), py::arg("argument_per_use"), without_gil);
+      py::arg("tensors"), py::arg("argument_per_use"), without_gil);
 }
 
 } // namespace torchmdla::acap

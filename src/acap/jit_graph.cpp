@@ -168,12 +168,12 @@ std::vector<at::Tensor> run(const Runnable& runnable) {
   return tensors_of(GraphRunner::run(runnable.prepared, runnable.inputs));
 }
 
-std::shared_ptr<Graph> describe(const ValuePtr& value, bool argument_per_use) {
+std::shared_ptr<Graph> describe(const std::vector<ValuePtr>& values, bool argument_per_use) {
   const std::lock_guard<std::mutex> guard(graph_mutex());
   Writer writer(/*as_recorded=*/true, argument_per_use);
-  for (auto* node : pending_nodes_of({value}))
+  for (auto* node : pending_nodes_of(values))
     writer.add(*node);
-  return writer.finish({value}).graph;
+  return writer.finish(values).graph;
 }
 
 } // namespace torchmdla::acap

@@ -29,8 +29,9 @@ Runnable prepare(const std::vector<Node*>& nodes, const std::vector<ValuePtr>& o
 // where the compiler was interrupted or is strict.
 std::vector<at::Tensor> run(const Runnable& runnable);
 
-// What `value` is computed from, as it was recorded. With `argument_per_use`, each use of a value
+// What `values` are computed from, as it was recorded. With `argument_per_use`, each use of a value
 // at hand is an input of its own.
-std::shared_ptr<torch::jit::Graph> describe(const ValuePtr& value, bool argument_per_use);
+std::shared_ptr<torch::jit::Graph> describe(const std::vector<ValuePtr>& values,
+                                            bool argument_per_use);
 
 } // namespace torchmdla::acap

@@ -7,7 +7,6 @@
 #include <mutex>
 #include <shared_mutex>
 #include <unordered_map>
-#include <unordered_set>
 
 namespace torchmdla::acap {
 
@@ -147,10 +146,9 @@ std::optional<OperatorHandle> scalar_twin(const OperatorHandle& op, size_t argum
 }
 
 OperatorHandle for_any_strides(const OperatorHandle& op) {
-  static const std::unordered_set<OperatorName> views{{"aten::view", ""},
-                                                      {"aten::_unsafe_view", ""}};
+  static const OperatorName view{"aten::view", ""};
   static const auto reshape = c10::Dispatcher::singleton().findSchemaOrThrow("aten::reshape", "");
-  return views.count(op.operator_name()) ? reshape : op;
+  return op.operator_name() == view ? reshape : op;
 }
 
 bool is_random(const OperatorHandle& op) {

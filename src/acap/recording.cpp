@@ -2,21 +2,16 @@
 
 #include "arguments.h"
 #include "cpu_call.h"
-#include "kernel_call.h"
 #include "operators.h"
-#include "signature.h"
+#include "result_types.h"
 #include "tensor.h"
 #include "views.h"
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/MemoryOverlap.h>
-#include <c10/core/DefaultDtype.h>
-#include <c10/util/hash.h>
 
 #include <algorithm>
 #include <atomic>
-#include <cstring>
-#include <unordered_map>
 #include <unordered_set>
 
 namespace torchmdla::acap {
@@ -66,57 +61,12 @@ void check_devices(const OperatorHandle& op, const std::vector<IValue>& argument
 
 // --- types --------------------------------------------------------------------------------------
 
-// Numbers from the CPU go with tensors of any device.
-at::Tensor meta_of(const at::Tensor& tensor) {
-  if (!is_acap(tensor) && tensor.dim() == 0) return tensor;
-  return at::detail::empty_strided_meta(tensor.sizes(), tensor.strides(), tensor.scalar_type());
-}
-
-using Metas = std::vector<at::Tensor>;
-
-// The results, lists' elements one by one, of a call on `device` with `change(tensor)` for each
-// tensor; none where it fails, for whatever reason, or has other results.
-template <class Change>
-std::optional<Metas> call_on(c10::Device device, const OperatorHandle& op,
-                             const std::vector<IValue>& arguments, Change change) {
-  Stack stack;
-  for (const auto& argument : arguments)
-    stack.push_back(argument.isDevice() ? IValue(device) : with_tensors(argument, change));
-  try {
-    call_kernel(op, &stack);
-  } catch (const std::exception&) {
-    return std::nullopt;
-  }
-  Metas results;
-  for (const auto& result : stack) {
-    if (!result.isTensorList() && !result.isTensor()) return std::nullopt;
-    if (result.isTensor())
-      results.push_back(result.toTensor());
-    else
-      for (const at::Tensor& element : result.toTensorVector())
-        results.push_back(element);
-  }
-  const bool are_there = std::all_of(results.begin(), results.end(), [&](const at::Tensor& result) {
-    return !result.defined() || (result.device() == device && result.layout() == c10::kStrided);
-  });
-  return are_there ? std::optional(std::move(results)) : std::nullopt;
-}
-
-// Zeros that lie in memory as `tensor` does.
-at::Tensor zeros_of(const at::Tensor& tensor) {
-  if (!is_acap(tensor)) return tensor;
-  const auto zeros = at::Tensor(
-      at::detail::empty_strided_cpu(tensor.sizes(), tensor.strides(), tensor.scalar_type()));
-  std::memset(zeros.mutable_data_ptr(), 0, zeros.storage().nbytes());
-  return zeros;
-}
-
 // Whether the CPU's results may be other ones than a meta kernel says: that speaks of CUDA, or of
 // no device. Of contiguous tensors few ops make other ones; products make no others.
 bool has_layout_of_its_own(const OperatorHandle& op, const std::vector<IValue>& arguments) {
-  static const std::unordered_set<std::string> always{
-      "aten::_embedding_bag", "aten::_fft_r2c",       "aten::_linalg_svd",
-      "aten::linalg_eig",     "aten::nonzero_static", "aten::_native_batch_norm_legit_functional"};
+  static const std::unordered_set<std::string> always{"aten::_fft_r2c", "aten::_linalg_svd",
+                                                      "aten::linalg_eig", "aten::nonzero_static",
+                                                      "aten::_native_batch_norm_legit_functional"};
   static const std::unordered_set<std::string> never{"aten::addmm", "aten::baddbmm", "aten::bmm",
                                                      "aten::mm"};
   const auto& name = op.operator_name().name;
@@ -136,11 +86,11 @@ bool has_checks_of_its_own(const OperatorHandle& op) {
   return names.count(op.operator_name().name) != 0;
 }
 
-// The results of a call as meta tensors, undefined where they are; none where meta kernels do not
-// tell, and the CPU is to say what is wrong. Where they are not to be trusted, the CPU shows
+// The results of a call as meta tensors. Where meta kernels are not to be trusted, the CPU shows
 // strides on zeros.
-std::optional<Metas> infer_anew(const OperatorHandle& op, const std::vector<IValue>& arguments) {
-  auto metas = call_on(c10::kMeta, op, arguments, meta_of);
+std::optional<Results> infer_layouts(const OperatorHandle& op,
+                                     const std::vector<IValue>& arguments) {
+  auto metas = infer_types(op, arguments);
   const bool is_checked = has_checks_of_its_own(op);
   if (!metas || traits_of(op).kind == OperatorKind::view ||
       !(is_checked || has_layout_of_its_own(op, arguments)))
@@ -149,50 +99,12 @@ std::optional<Metas> infer_anew(const OperatorHandle& op, const std::vector<IVal
   if (!shown && is_checked) return std::nullopt;
   if (!shown || shown->size() != metas->size()) return metas;
   for (size_t i = 0; i < metas->size(); ++i)
-    if (const auto& result = (*shown)[i]; result.defined())
-      (*metas)[i] =
-          at::detail::empty_strided_meta(result.sizes(), result.strides(), result.scalar_type());
+    if (const auto& result = (*shown)[i]; result.defined()) (*metas)[i] = meta_of(result);
   return metas;
 }
 
-// What the types of a call's results depend on; false where values that a signature does not have
-// matter (the ends of a range).
-bool append_types(const std::vector<IValue>& arguments, Signature& signature) {
-  bool has_tensors = false;
-  for (const auto& argument : arguments) {
-    for_each_tensor(argument, [&](const at::Tensor& tensor) {
-      has_tensors = true;
-      const bool is_number = tensor.unsafeGetTensorImpl()->is_wrapped_number();
-      signature.push_back(is_acap(tensor) | is_number << 1);
-      // Others have a class of strides, which tells them.
-      if (!tensor.is_non_overlapping_and_dense())
-        signature.append(tensor.strides().begin(), tensor.strides().end());
-    });
-    if (!argument.isOptionalTensorList()) {
-      if (!append_signature(argument, signature)) return false;
-      continue;
-    }
-    signature.push_back(static_cast<int64_t>(argument.toListRef().size()));
-    for (const auto& element : argument.toListRef())
-      append_signature(element, signature);
-  }
-  return has_tensors;
-}
-
-// Programs repeat themselves, and some meta kernels are in Python.
-std::optional<Metas> infer(const OperatorHandle& op, const std::vector<IValue>& arguments) {
-  constexpr size_t most_known = 8192;
-  using Key = std::vector<int64_t>;
-  thread_local std::unordered_map<Key, Metas, c10::hash<Key>> known;
-  Signature signature{static_cast<int64_t>(std::hash<OperatorHandle>()(op)),
-                      static_cast<int64_t>(c10::get_default_dtype_as_scalartype())};
-  if (!append_types(arguments, signature)) return infer_anew(op, arguments);
-  Key key(signature.begin(), signature.end());
-  if (const auto found = known.find(key); found != known.end()) return found->second;
-  auto metas = infer_anew(op, arguments);
-  if (metas && known.size() >= most_known) known.clear();
-  if (metas) known.emplace(std::move(key), *metas);
-  return metas;
+std::optional<Results> infer(const OperatorHandle& op, const std::vector<IValue>& arguments) {
+  return infer_once(infer_layouts, op, arguments);
 }
 
 // --- nodes --------------------------------------------------------------------------------------

@@ -115,6 +115,7 @@ const std::unordered_map<c10::OperatorName, Take>& takes() {
       {{"aten::split", "Tensor"}, take_parts},
       {{"aten::split_with_sizes", ""}, take_parts},
       // In spite of their schemas.
+      {{"aten::_unsafe_view", ""}, take_reshaped},
       {{"aten::unsafe_split", "Tensor"}, take_parts},
       {{"aten::unsafe_split_with_sizes", ""}, take_parts},
       {{"aten::unbind", "int"}, take_elements},

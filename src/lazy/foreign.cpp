@@ -15,6 +15,7 @@
 #include <optional>
 #include <span>
 #include <string_view>
+#include <utility>
 
 namespace torchmdla::lazy {
 
@@ -26,14 +27,19 @@ at::Tensor to_cpu(const at::Tensor& tensor) {
   return is_lazy(tensor) ? tensor.cpu() : tensor;
 }
 
-void run_on_cpu(const InterceptedCall& call) {
+std::optional<c10::Device> device_of(const InterceptedCall& call) {
   std::optional<c10::Device> device;
   for (const auto& argument : call.arguments())
     for_each_tensor(argument, [&](const at::Tensor& tensor) {
       if (is_lazy(tensor)) device = tensor.device();
     });
+  return device;
+}
+
+void run_on_cpu(const InterceptedCall& call) {
+  const auto device = device_of(call);
+  if (!device) return call.run_original();
   const auto& schema = call.op.schema();
-  if (!device || schema.hasAnyAliasInfo()) return call.run_original();
   count_eager(call.op);
   const BelowAutograd below;
   for (auto& argument : call.arguments())
@@ -44,15 +50,29 @@ void run_on_cpu(const InterceptedCall& call) {
     result = with_tensors(result, [&](const at::Tensor& tensor) { return tensor.to(*device); });
 }
 
-// Those that write to arguments or return them are refused by functionalisation.
-bool is_foreign(const c10::OperatorHandle& op) {
-  static constexpr std::array<std::string_view, 4> pytorchs{"aten", "prim", "prims", "prepacked"};
-  const auto space = op.operator_name().getNamespace();
-  return space && std::find(pytorchs.begin(), pytorchs.end(), *space) == pytorchs.end() &&
-         op.hasSchema() && !op.schema().hasAnyAliasInfo() && !op.schema().is_vararg() &&
+// By the operators that it is made of, which functionalisation sees one by one.
+void take_apart(const InterceptedCall& call) {
+  if (!device_of(call)) return call.run_original();
+  call.op.callBoxedForDispatchKey(DispatchKey::CompositeExplicitAutograd, *call.stack);
+}
+
+// Whether PyTorch would run the operator's one kernel below functionalisation.
+bool is_composite(const c10::OperatorHandle& op) {
+  return op.hasSchema() && !op.schema().is_vararg() &&
          op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd) &&
          !op.hasKernelForDispatchKey(DispatchKey::Functionalize) &&
          !op.hasKernelForDispatchKey(DispatchKey::Lazy);
+}
+
+// None where PyTorch's way is right, or where there is none: functionalisation refuses what others
+// have that writes to arguments or returns them.
+Interceptor interceptor_of(const c10::OperatorHandle& op) {
+  static constexpr std::array<std::string_view, 3> pytorchs{"aten", "prim", "prepacked"};
+  const auto space = op.operator_name().getNamespace();
+  if (!space || !is_composite(op)) return {};
+  if (*space == "prims") return take_apart;
+  const bool is_foreign = std::find(pytorchs.begin(), pytorchs.end(), *space) == pytorchs.end();
+  return is_foreign && !op.schema().hasAnyAliasInfo() ? run_on_cpu : Interceptor();
 }
 
 std::atomic<bool> has_new_operators{false};
@@ -75,7 +95,9 @@ void register_foreign_operators() {
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const auto& name : dispatcher.getAllOpNames()) {
     const auto op = dispatcher.findSchema(name);
-    if (op && is_foreign(*op)) intercept(*op, DispatchKey::Functionalize, run_on_cpu);
+    if (!op) continue;
+    if (auto interceptor = interceptor_of(*op))
+      intercept(*op, DispatchKey::Functionalize, std::move(interceptor));
   }
 }
 

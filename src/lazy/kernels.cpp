@@ -9,11 +9,11 @@
 #include "numbers.h"
 #include "operator_node.h"
 #include "random.h"
+#include "ranges.h"
 #include "views.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/native/CPUFallback.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/scaled_dot_product_attention_native.h>
 #include <ATen/ops/scaled_dot_product_attention_ops.h>
 #include <ATen/ops/select_copy.h>
@@ -38,10 +38,11 @@ namespace {
 // PyTorch's own kernels of these are wrong on lazy tensors: results that nobody wrote, of other
 // values or of another dtype, or an error where a result is not asked for or a tensor has no
 // dimensions.
-constexpr std::array<std::string_view, 7> replaced{
+constexpr std::array<std::string_view, 10> replaced{
     "aten::pixel_shuffle", "aten::pixel_unshuffle", "aten::convolution_backward",
     "aten::_convolution",  "aten::index_select",    "aten::native_dropout_backward",
-    "aten::linalg_pinv"};
+    "aten::linalg_pinv",   "aten::silu_backward",   "aten::smooth_l1_loss_backward",
+    "aten::stack"};
 
 // PyTorch's own kernels of these make inputs of graphs of what should be known of a call: numbers
 // that would be tensors in double (a comparison's), that decide what is computed (a norm's order),
@@ -117,13 +118,6 @@ bool has_same_storage_numel(const at::Tensor& self, const at::Tensor& other) {
   return self.numel() == other.numel();
 }
 
-// All but views is contiguous.
-at::Tensor empty_strided(at::IntArrayRef sizes, at::IntArrayRef strides,
-                         std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
-                         std::optional<at::Device> device, std::optional<bool> pin_memory) {
-  return at::empty(sizes, dtype, layout, device, pin_memory, std::nullopt);
-}
-
 // --- operators that PyTorch takes apart ----------------------------------------------------------
 
 bool needs_gradient(const at::Tensor& tensor) {
@@ -152,12 +146,14 @@ struct Interception {
   DispatchKey key;
   Interceptor (*interceptor_of)(const c10::OperatorHandle& op);
 };
-constexpr std::array<Interception, 5> interceptions{{
+constexpr std::array<Interception, 7> interceptions{{
     {DispatchKey::Lazy, number_interceptor},
     {DispatchKey::Lazy, looking_interceptor},
+    {DispatchKey::Lazy, arrival_interceptor},
     {DispatchKey::Functionalize, view_interceptor},
     {DispatchKey::Functionalize, format_interceptor},
     {DispatchKey::Functionalize, batch_norm_interceptor},
+    {DispatchKey::Functionalize, range_interceptor},
 }};
 
 void intercept_where_needed(const c10::OperatorHandle& op) {

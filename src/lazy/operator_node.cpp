@@ -3,8 +3,8 @@
 #include "arguments.h"
 #include "byte_key.h"
 #include "numbers.h"
+#include "result_types.h"
 
-#include <ATen/EmptyTensor.h>
 #include <torch/csrc/lazy/core/hash.h>
 #include <torch/csrc/lazy/core/tensor.h>
 #include <torch/csrc/lazy/core/tensor_impl.h>
@@ -100,32 +100,16 @@ bool is_predictable(const c10::OperatorHandle& op) {
          !op.hasTag(at::Tag::dynamic_output_shape) && !op.hasTag(at::Tag::data_dependent_output);
 }
 
-at::Tensor meta_of(const at::Tensor& tensor) {
-  auto meta = at::detail::empty_strided_meta(tensor.sizes(), tensor.strides(), tensor.scalar_type(),
-                                             std::nullopt, at::kMeta, std::nullopt);
-  if (tensor.unsafeGetTensorImpl()->is_wrapped_number())
-    meta.unsafeGetTensorImpl()->set_wrapped_number(true);
-  return meta;
-}
-
 // The shapes of the results; nullopt where the operator has no meta kernel or that fails, as it
 // does for a mistake of the user's.
-std::optional<std::vector<torch::lazy::Shape>> shapes_of(const c10::OperatorHandle& op,
-                                                         c10::ArrayRef<c10::IValue> arguments) {
-  Stack stack;
-  for (const auto& argument : arguments)
-    stack.push_back(argument.isDevice() ? c10::IValue(c10::Device(at::kMeta))
-                                        : with_tensors(argument, meta_of));
-  try {
-    op.callBoxed(stack);
-  } catch (const std::exception&) {
-    return std::nullopt;
-  }
+std::optional<std::vector<torch::lazy::Shape>>
+shapes_of(const c10::OperatorHandle& op, const std::vector<c10::IValue>& arguments) {
+  const auto results = infer_once(infer_types, op, arguments);
+  if (!results) return std::nullopt;
   std::vector<torch::lazy::Shape> shapes;
-  for (const auto& result : stack) {
-    const auto& tensor = result.toTensor();
-    if (tensor.defined())
-      shapes.emplace_back(tensor.scalar_type(), tensor.sizes());
+  for (const auto& result : *results) {
+    if (result.defined())
+      shapes.emplace_back(result.scalar_type(), result.sizes());
     else
       shapes.emplace_back(at::ScalarType::Undefined, std::vector<int64_t>());
   }

@@ -24,7 +24,7 @@ def write_typed_graph(graph: Any, name: str, is_registered: Callable[[str], bool
 
     Args:
         graph: a ``torch._C.Graph`` without control flow and without writes, its tensors typed with dtype and sizes. A
-            tensor without a type is ``!torch.vtensor``.
+            tensor without a type is ``!torch.vtensor``, or ``None`` where it is a result that nobody uses.
         is_registered: whether the Torch dialect has an op of this name (``"torch.aten.relu"``). Others become
             ``torch.operator``.
 
@@ -68,7 +68,7 @@ class _Writer:
         name, attributes = _name(node), ""
         if kind != "prim::ListConstruct" and not self._is_registered(name):
             name, attributes = "torch.operator", f"<{{name = {quote(name)}}}> "
-        types = [_type(value.type()) for value in node.outputs()]
+        types = [_result_type(value) for value in node.outputs()]
         names = self._emitter.op(name, operands, types, attributes)
         for value, result, type_ in zip(node.outputs(), names, types, strict=True):
             self._values[value.unique()] = Value(result, type_)
@@ -109,6 +109,13 @@ def _name(node: Any) -> str:
     schema: str = node.schema()
     qualified: str = node.kind() if schema == "(no schema)" else schema.partition("(")[0]
     return "torch." + qualified.replace("::", ".")
+
+
+def _result_type(value: Any) -> str:
+    """What nobody uses and has no dtype was not asked for: a first layer's gradient of its input."""
+    type_ = value.type()
+    is_absent = type_.kind() == "TensorType" and type_.dtype() is None and not value.uses()
+    return "!torch.none" if is_absent else _type(type_)
 
 
 def _type(type_: Any) -> str:

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 from torch_mlir import ir
 
 from torchmdla import _C, aten
 from torchmdla.errors import CompileError
 from torchmdla.mlir.kinds import register_kind
-from torchmdla.mlir.lazy import kind_of_device
+from torchmdla.mlir.lazy import kind_of_device, results_in
 
 
-def graph_of(tensor: Tensor, canonical: bool) -> ir.Module:
-    """What ``tensor`` is computed from: ``@graph`` in the aten dialect.
+def graph_of(x: Tensor | Sequence[Tensor], canonical: bool) -> ir.Module:
+    """What ``x`` is computed from: ``@graph`` in the aten dialect.
 
     Args:
-        tensor: on the device; it stays pending.
+        x: a tensor on the device, or several, which are its results; they stay pending.
         canonical: one argument for each tensor and one constant for each number, and a name for each op, instead of
             one for each use.
 
     Raises:
         CompileError: something in it has no form in the dialect.
     """
-    graph = _C.acap.pending_graph(tensor, argument_per_use=not canonical)
+    graph = _C.acap.pending_graph(results_in(x), argument_per_use=not canonical)
     try:
         module = aten.from_typed_graph(graph, name="graph", share_literals=canonical)
     except aten.AtenError as error:
@@ -32,6 +34,6 @@ def graph_of(tensor: Tensor, canonical: bool) -> ir.Module:
     return module
 
 
-KIND = kind_of_device("acap", lambda x: _C.acap.pending_graph(x, argument_per_use=False))
+KIND = kind_of_device("acap", lambda tensors: _C.acap.pending_graph(tensors, argument_per_use=False))
 
 register_kind(KIND)

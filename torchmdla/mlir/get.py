@@ -31,7 +31,7 @@ def get_mlir(
 ) -> ir.Module:
     """``x`` as an MLIR module.
 
-    A pending tensor of the acap device gives what it is computed from, which does not run: one function ``@graph`` in
+    Pending tensors of the acap device give what they are computed from, which does not run: one function ``@graph`` in
     the ``aten`` dialect, with an argument for each use of a tensor and a constant for each use of a number, or with
     ``canonical`` one for each, and names of layers. With an ``output`` it is a program like any other.
 
@@ -46,7 +46,8 @@ def get_mlir(
     Args:
         x: a module or function, plain or scripted; an exported program; a ``torch._C.Graph`` (inputs are those of the
             graph, the scripted module for ``self``); a ``torch.fx.GraphModule`` (without inputs where it is a flat
-            graph of ATen calls with ``meta["val"]``); a tensor of a lazy device, without inputs, as it is pending.
+            graph of ATen calls with ``meta["val"]``); without inputs, a tensor of a lazy device as it is pending, or a
+            list or tuple of them, which are the results.
         inputs: of one call: tensors, or :class:`TensorSpec` of them. A size varies, and is ``?`` in the text, where a
             spec has None or -1, where ``torch._dynamo.mark_dynamic`` was called for a tensor, or by
             ``dynamic_shapes``.

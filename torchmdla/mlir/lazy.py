@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -30,24 +30,32 @@ def module_of_graph(graph: Any, name: str = "graph") -> ir.Module:
     return module
 
 
-def kind_of_device(device: str, graph_of: Callable[[Tensor], Any]) -> Kind:
-    """The tensors of a lazy device.
+def results_in(x: Tensor | Sequence[Tensor]) -> Sequence[Tensor]:
+    """The results that are asked for: one tensor, or several."""
+    return [x] if isinstance(x, Tensor) else x
+
+
+def kind_of_device(device: str, graph_of: Callable[[Sequence[Tensor]], Any]) -> Kind:
+    """The tensors of a lazy device, one or a list or tuple of them.
 
     Args:
-        graph_of: the flat typed graph that a pending tensor would be computed by.
+        graph_of: the flat typed graph that pending tensors would be computed by.
     """
 
-    def takes(x: object) -> bool:
+    def is_there(x: object) -> bool:
         return isinstance(x, Tensor) and x.device.type == device
 
-    def capture(x: Tensor, inputs: Inputs) -> TorchFunction:
+    def takes(x: object) -> bool:
+        return is_there(x) or (isinstance(x, list | tuple) and bool(x) and all(map(is_there, x)))
+
+    def capture(x: Tensor | Sequence[Tensor], inputs: Inputs) -> TorchFunction:
         if inputs.values or inputs.dynamic_shapes is not None:
             raise TypeError(f"a tensor of the {device} device has its inputs from what it was computed of")
-        graph = graph_of(x)
+        graph = graph_of(results_in(x))
         arguments = tuple(FunctionArgument(value.debugName(), "input") for value in graph.inputs())
         return TorchFunction(module_of_graph(graph, "forward"), arguments)
 
-    return Kind(f"a tensor of the {device} device", takes, capture)
+    return Kind(f"tensors of the {device} device", takes, capture)
 
 
-register_kind(kind_of_device("lazy", lambda x: pending_computation(x).graph))
+register_kind(kind_of_device("lazy", lambda tensors: pending_computation(*tensors).graph))
