@@ -87,6 +87,11 @@ def integers_from_a_size(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return (places + n) * (n - 12) - n, places.unsqueeze(1) <= n - 12, torch.rsub(places, n) != places
 
 
+def sized_and_scaled_by_a_quotient(x: Tensor) -> Tensor:
+    count = x.size(0) // 3
+    return ((torch.zeros([count, 4]) + x.sum()) * count).flatten()
+
+
 def embedded_positions(x: Tensor, table: Tensor) -> Tensor:
     past = x.size(0) - 3
     return torch.tanh(nn.functional.embedding(torch.arange(3) + past, table)) + x.sum()
@@ -375,6 +380,7 @@ DECIDED = {
     "a factor that is a power": (scaled_by_a_power, rows, AROUND_TWELVE),
     "a tensor of a size": (filled_and_compared, rows, AROUND_TWELVE),
     "integers": (integers_from_a_size, rows, AROUND_TWELVE),
+    "a quotient that is a size and a factor": (sized_and_scaled_by_a_quotient, rows, AROUND_TWELVE),
     "positions": (embedded_positions, lambda n: (torch.randn(n, 3), torch.randn(90, 4)), [9, 5, 12, 13, 3, 90, 4]),
     "lists of sizes": (with_sizes, rows, AROUND_TWELVE),
     "a range": (counted_from_an_offset, rows, [20, 17, 15, 13, 12, 11, 14, 9, 10, 64, 6, 11]),

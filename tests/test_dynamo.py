@@ -325,6 +325,17 @@ def test_sizes_that_leave() -> None:
             assert_matches(program(x), function(x))
 
 
+def test_a_remainder_that_is_a_size_and_a_value() -> None:
+    def function(x: Tensor) -> Tensor:
+        return (torch.zeros((x.size(0) % 3, 4)) + (x.size(0) % 3)).flatten()
+
+    program = compiled(function)
+    with torch.no_grad():
+        for rows in (19, 5, 23, 17, 17, 8):
+            x = torch.randn(rows, 4)
+            assert_matches(program(x), function(x))
+
+
 # --- what stays PyTorch's ----------------------------------------------------------------------------------------
 
 

@@ -128,9 +128,11 @@ class _KnownSizes:
         self._conditions: list[sympy.Basic] = []
         self._resolved: dict[sympy.Expr, sympy.Expr] = {}
         parts: dict[sympy.Expr, None] = {}
-        for size in _numbers(list(record.values())):
-            if self._run.expression(size) not in run.values_of_sizes:
-                parts.update(dict.fromkeys(self._parts(self._expression(size))))
+        for seen in record.values():
+            # An integer of the group's own may be a value alone; what a tensor's size is must be known as one.
+            for size in _numbers(seen):
+                if not isinstance(seen, int) or self._run.expression(size) not in run.values_of_sizes:
+                    parts.update(dict.fromkeys(self._parts(self._expression(size))))
         if len(parts) > _MOST_PARTS:
             raise CompileError(f"{len(parts)} sizes are no sums and products of others")
         self._parts_of_sizes = list(parts)
@@ -236,6 +238,8 @@ class _KnownSizes:
             if expression.is_Pow:
                 base, exponent = expression.args
                 return math.prod([of(base)] * int(exponent))  # type: ignore[list-item]
+            if not expression.is_Add and not expression.is_Mul:
+                raise CompileError(f"{expression} is no sum or product of sizes")
             terms = [of(operand) for operand in expression.args]
             return sum(terms) if expression.is_Add else math.prod(terms)  # type: ignore[arg-type]
 

@@ -80,10 +80,7 @@ def _higher_kind(first: torch.dtype | None, second: torch.dtype | None) -> torch
 _COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge"))
 
 _SCALAR_FORMS: Mapping[str, str] = {
-    **{
-        f"aten::{name}.Tensor": f"aten::{name}.Scalar"
-        for name in [*_COMPARISONS, "add", "sub", "mul", "div", "fmod"]
-    },
+    **{f"aten::{name}.Tensor": f"aten::{name}.Scalar" for name in [*_COMPARISONS, "add", "sub", "mul", "div", "fmod"]},
     "aten::floor_divide": "aten::floor_divide.Scalar",
     "aten::div.Tensor_mode": "aten::div.Scalar_mode",
     "aten::pow.Tensor_Tensor": "aten::pow.Tensor_Scalar",
@@ -139,7 +136,9 @@ def _computed_in(name: str, operands: Sequence[object], meta: object) -> torch.d
     return meta.dtype if base in _IN_RESULT_DTYPE and isinstance(meta, TensorMeta) else None
 
 
-def _number(operand: object, type_: torch._C.JitType, dtype: torch.dtype | None, *, as_scalar: bool, is_operand: bool) -> object:
+def _number(
+    operand: object, type_: torch._C.JitType, dtype: torch.dtype | None, *, as_scalar: bool, is_operand: bool
+) -> object:
     """A number, or a 0-d tensor that is one, as the schema wants it: rounded, and a tensor where it asks for one."""
     if isinstance(operand, NumberTensor):
         rounded = _rounded(operand.value, dtype)
