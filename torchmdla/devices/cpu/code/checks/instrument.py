@@ -24,7 +24,8 @@ from torchmdla.errors import CompileError
 
 _POINTER = "!llvm.ptr"
 _KERNEL = "!llvm.func<void (ptr, i64, i64)>"
-_SIZES = {**ELEMENT_BYTES, _POINTER: 8, SLOT: 16}
+# Bytes of scalars in memory. A vector of ``i1`` would lie there in bits, and is never loaded or stored.
+_SIZES = {**ELEMENT_BYTES, "i1": 1, _POINTER: 8, SLOT: 16}
 
 # Functions that give as many bytes as their argument says.
 _ALLOCATIONS = frozenset({"mdla_scratch", "malloc"})
@@ -151,7 +152,7 @@ def _bytes_of(kind: str) -> int:
     """The size in memory of a type."""
     if kind.startswith("vector<"):
         lanes, _, element = kind.removeprefix("vector<").removesuffix(">").partition("x")
-        return int(lanes) * _SIZES[element]
+        return int(lanes) * ELEMENT_BYTES[element]
     return _SIZES[kind]
 
 
