@@ -218,7 +218,7 @@ RIGHT = {
     "flipped": (Function(lambda x: torch.flip(x, [1]).mT * 2), [floats(19, 33)]),
     "booleans": (Function(lambda x: (x > 0) & (x < 1)), [floats(67)]),
     "scattered booleans": (
-        Function(lambda x, i: (~x).scatter(0, i, True)),
+        Function(lambda x, i: (~x).scatter(0, i, x[:2])),
         [torch.zeros(9, dtype=torch.bool), torch.tensor([1, 4])],
     ),
     "empty": (Function(lambda x: torch.cat([x * 2, x[:0]])), [floats(3, 4)]),
