@@ -14,7 +14,7 @@ from torchmdla.importer import Binding, ImportedGraph
 
 
 class FailedCallError(Exception):
-    """The compiled code returned a status that makes the runtime fall back."""
+    """The compiled code returned a status that makes the runtime fall back; its text is the device's fault."""
 
 
 def execute(imported: ImportedGraph, graph: torch._C.Graph, inputs: Sequence[object]) -> list[object]:
@@ -65,7 +65,7 @@ class Loaded:
         packed = [Block(pack.size) for pack in self.manifest.packs]
         for address, pack, made in zip(self._code.packs, self.manifest.packs, packed, strict=True):
             sources = [arguments[k].data_ptr() for k in pack.arguments]
-            _call(address, [workspace.pointer, made.pointer, *sources])
+            self._run(address, [workspace.pointer, made.pointer, *sources])
         table = (ctypes.c_void_p * len(packed))(*(block.pointer for block in packed))
         given = [ctypes.addressof(table) if packed else None, ctypes.addressof(sizes) if symbols else None]
         pointers = [workspace.pointer, *given, *(tensor.data_ptr() for tensor in (*arguments, *results))]
@@ -73,9 +73,15 @@ class Loaded:
 
         def call() -> None:
             assert kept
-            _call(self._code.entry, pointers)
+            self._run(self._code.entry, pointers)
 
         return call
+
+    def _run(self, address: int, pointers: Sequence[int | None]) -> None:
+        function = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))(address)
+        if function((ctypes.c_void_p * len(pointers))(*pointers)):
+            fault = ctypes.CFUNCTYPE(ctypes.c_char_p)(self._code.fault)() if self._code.fault else b""
+            raise FailedCallError(fault.decode())
 
 
 def _argument(binding: Binding, graph: torch._C.Graph, inputs: Sequence[object]) -> torch.Tensor:
@@ -96,9 +102,3 @@ class Block:
     def __init__(self, size: int) -> None:
         self._memory = torch.empty(size + 64, dtype=torch.uint8)
         self.pointer = self._memory.data_ptr() + -self._memory.data_ptr() % 64 if size else None
-
-
-def _call(address: int, pointers: Sequence[int | None]) -> None:
-    function = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))(address)
-    if function((ctypes.c_void_p * len(pointers))(*pointers)):
-        raise FailedCallError

@@ -13,6 +13,7 @@ from torchmdla import devices
 from torchmdla.capture.dynamic import DynamicProgram, dynamic_program
 from torchmdla.capture.script_subgraph import ScriptSubgraph
 from torchmdla.compiler.sizes import Size
+from torchmdla.devices.cpu import lowering
 from torchmdla.devices.cpu.passes.bounds import conditions_of_bounds
 from torchmdla.devices.cpu.steps import Access, Buffer, ChainStep, Linear, NestStep, RepeatStep, Step, Steps, View
 from torchmdla.errors import CompileError
@@ -103,3 +104,16 @@ def test_sizes_that_contradict_each_other_end_the_call() -> None:
     torch.testing.assert_close(result, expected[0])
     with pytest.raises(FailedCallError):
         loaded(imported, traced.graph, [x, *traced.weights], (40, 60))
+
+
+def test_without_its_conditions_each_access_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same, where only code that checks its accesses stands between sizes and memory."""
+    monkeypatch.setenv("TORCHMDLA_CHECK_BOUNDS", "1")
+    monkeypatch.setattr(lowering, "conditions_of_bounds", lambda steps: [])
+    traced, made = strided()
+    loaded = Loaded(devices.get("cpu").lower(made.program))
+    # As large as the sizes say.
+    arguments = [torch.randn(1, 2, 40, 8), *(weight.detach() for weight in traced.weights)]
+    result = torch.empty(1, 8, 60 + 1, 4)
+    with pytest.raises(FailedCallError, match=r"internal error: .* at offset"):
+        loaded.call(arguments, [result], (40, 60))

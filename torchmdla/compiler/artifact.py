@@ -46,7 +46,9 @@ class Manifest:
     ``entry`` computes the results, from the arguments and from the buffers that ``packs`` make of parameters, once for
     every version of these. ``workspace_bytes`` are what the entry and the packs need; the entry of a dynamic program,
     with ``symbols`` symbols, needs what the function ``workspace`` says. ``device_calls`` are the undefined symbols
-    that the loader has to provide. ``statistics`` are times (seconds) and counts of the compilation, for people.
+    that the loader has to provide. ``fault`` is the function that tells why the code has failed, where it may fail and
+    eager PyTorch would not (:class:`torchmdla.devices.device.LoadedCode`). ``statistics`` are times (seconds) and
+    counts of the compilation, for people.
     """
 
     program: str
@@ -58,6 +60,7 @@ class Manifest:
     workspace: str = ""
     packs: tuple[Pack, ...] = ()
     device_calls: tuple[str, ...] = ()
+    fault: str = ""
     statistics: dict[str, float] = field(default_factory=dict)
 
     @classmethod

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 
 from torchmdla.compiler.artifact import Artifact
@@ -27,7 +29,12 @@ class CpuDevice(Device):
         return frozenset({"float32", "float64", "int64", "int32", "bool"})
 
     def target(self) -> Target:
-        return _host()
+        from torchmdla.devices.cpu.machine import CHECK_BOUNDS
+
+        if os.environ.get("TORCHMDLA_CHECK_BOUNDS", "0") in ("", "0"):
+            return _host()
+        # A feature, so that programs of both kinds are different programs to every cache.
+        return replace(_host(), features=f"{_host().features},{CHECK_BOUNDS}")
 
     def lower(self, program: Program) -> Artifact:
         from torchmdla.devices.cpu.lowering import lower

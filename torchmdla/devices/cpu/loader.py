@@ -39,7 +39,8 @@ def _link(artifact: Artifact) -> LoadedCode:
     for name in manifest.device_calls:
         builder.import_symbol(name, address_of(name))
     workspace = (manifest.workspace,) if manifest.workspace else ()
-    for symbol in (manifest.entry, *(pack.symbol for pack in manifest.packs), *workspace):
+    fault = (manifest.fault,) if manifest.fault else ()
+    for symbol in (manifest.entry, *(pack.symbol for pack in manifest.packs), *workspace, *fault):
         builder.export_symbol(symbol)
     serial = next(_serial)
     jit = _jit(serial // _LIBRARIES_OF_A_JIT)
@@ -49,7 +50,9 @@ def _link(artifact: Artifact) -> LoadedCode:
         raise CompileError("the object code cannot be linked", diagnostic=str(error)) from error
     packs = tuple(library[pack.symbol] for pack in manifest.packs)
     owner = (jit, library)  # dropped from the last on
-    return LoadedCode(library[manifest.entry], packs, owner, *(library[symbol] for symbol in workspace))
+    optional = {"workspace": manifest.workspace, "fault": manifest.fault}
+    found = {name: library[symbol] for name, symbol in optional.items() if symbol}
+    return LoadedCode(library[manifest.entry], packs, owner, **found)
 
 
 _shared = SharedCode(_link)

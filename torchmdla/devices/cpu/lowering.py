@@ -5,14 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 from torch_mlir import ir
 
 from torchmdla.compiler.artifact import Artifact, Manifest
 from torchmdla.compiler.mlir import explained, new_context
 from torchmdla.compiler.program import Program
-from torchmdla.devices.cpu.code.emit import to_llvm, to_object
-from torchmdla.devices.cpu.code.entry import ENTRY, Code, write_module
+from torchmdla.devices.cpu.code.checks import check_bounds
+from torchmdla.devices.cpu.code.emit import fold, to_llvm, to_object
+from torchmdla.devices.cpu.code.entry import ENTRY, Code, function_attributes, write_module
 from torchmdla.devices.cpu.code.object_file import is_elf, undefined_symbols
 from torchmdla.devices.cpu.frontend.buffers import bufferize, count_ops, fill_splats, is_large
 from torchmdla.devices.cpu.frontend.fusion import fuse
@@ -61,7 +63,12 @@ def _generate(program: Program, seconds: dict[str, float]) -> tuple[Code, ir.Mod
     with _timed(seconds, "llvm"):
         with explained("the generated code is not valid"):
             generated = ir.Module.parse(code.text)
-        to_llvm(generated, code.has_regions)
+        to_llvm(generated, bool(code.regions))
+        if code.fault:
+            with explained("checks of bounds cannot be added"):
+                fold(generated)
+                lower_more = partial(to_llvm, has_regions=False)
+                check_bounds(generated, code.regions, function_attributes(program), lower_more)
     return code, generated
 
 
@@ -136,6 +143,7 @@ def _manifest(program: Program, code: Code, object_code: bytes, seconds: dict[st
         workspace=code.workspace,
         packs=code.packs,
         device_calls=_device_calls(object_code, code),
+        fault=code.fault,
         statistics={**{f"seconds_{stage}": spent for stage, spent in seconds.items()}, **counts},
     )
 

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from torchmdla.compiler.program import Target
 
+# Among a target's features: generated code checks its accesses (``code/checks``).
+CHECK_BOUNDS = "check-bounds"
+
 
 @dataclass(frozen=True)
 class Machine:

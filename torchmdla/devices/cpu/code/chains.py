@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from torchmdla.compiler.sizes import Size, at
+from torchmdla.devices.cpu.code.checks import Marks
 from torchmdla.devices.cpu.code.sizes import Blocks, SizeCode, Symbols, count, share_slots
 from torchmdla.devices.cpu.code.vector_math import expand
 from torchmdla.devices.cpu.frontend.buffers import Lifetime, plan
@@ -68,9 +69,12 @@ def spare_symbols(steps: Iterable[Step]) -> int:
     return max((len(step.tile) for step in flattened(steps) if isinstance(step, ChainStep)), default=0)
 
 
-def write_chain(step: ChainStep, machine: Machine, kernel: Kernels, attributes: str, symbols: Symbols) -> ChainCode:
-    """The kernel of a chain. ``kernel`` gives the kernel of a member, or of one over a shorter tile."""
-    return _ChainWriter(step, machine, kernel, attributes, symbols).write()
+def write_chain(
+    step: ChainStep, machine: Machine, kernel: Kernels, attributes: str, symbols: Symbols, marks: Marks | None
+) -> ChainCode:
+    """The kernel of a chain. ``kernel`` gives the kernel of a member, or of one over a shorter tile; ``marks`` are
+    there where accesses are to be checked."""
+    return _ChainWriter(step, machine, kernel, attributes, symbols, marks).write()
 
 
 class _ChainWriter:
@@ -81,12 +85,14 @@ class _ChainWriter:
         kernel: Kernels,
         attributes: str,
         symbols: Symbols,
+        marks: Marks | None,
     ) -> None:
         self._step = step
         self._machine = machine
         self._kernel = kernel
         self._attributes = attributes
         self._symbols = symbols
+        self._marks = marks
         self._lines: list[str] = []
         self._counter = itertools.count()
         self._externals: dict[str, str] = {}
@@ -101,7 +107,7 @@ class _ChainWriter:
         slots = [self._slot("%operands", k) for k in range(self._status + may_fail + self._symbols.is_used)]
         self._pointers = [self._define(f"llvm.load {slot} : !llvm.ptr -> !llvm.ptr") for slot in slots]
         self._sizes = SizeCode.loading(self._define, "".join(self._pointers[-1:]), self._symbols.count)
-        self._locals = self._lay_out_locals()
+        self._locals = self._marked_locals()
         self._ahead = fetched_ahead(self._step, self._machine, self._symbols.typical)
         most = max(
             len(final_nest(member)[1]) + len(_scalars(member)) + 2 + len(fetched.beside)
@@ -162,6 +168,18 @@ class _ChainWriter:
         return self._define(f"llvm.getelementptr {pointer}[{distance}] : (!llvm.ptr, i64) -> !llvm.ptr, i8")
 
     # What the function computes first.
+
+    def _marked_locals(self) -> dict[Buffer, str]:
+        """The addresses of the locals, marked where accesses are checked."""
+        places = self._lay_out_locals()
+        if self._marks is None:
+            return places
+        return {
+            buffer: self._marks.marked(
+                self._define, pointer, self._constant(buffer.bytes), f"local {number} {described(buffer)}"
+            )
+            for number, (buffer, pointer) in enumerate(places.items())
+        }
 
     def _lay_out_locals(self) -> dict[Buffer, str]:
         """The addresses of the locals, in one block: on the stack, unless it is as large as the sizes are."""
@@ -391,6 +409,12 @@ def _walk(member: NestStep, number: int, typical: Sequence[int]) -> list[tuple[i
         else:
             walk.append((distance, steps))
     return walk
+
+
+def described(buffer: Buffer) -> str:
+    """A buffer's elements and sizes, for messages."""
+    sizes = "x".join("?" if isinstance(size, Size) else str(size) for size in buffer.sizes)
+    return f"({buffer.element}, {sizes or 'one'})"
 
 
 def _scalars(member: NestStep) -> tuple[Scalar, ...]:

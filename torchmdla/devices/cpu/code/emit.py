@@ -47,6 +47,11 @@ def to_llvm(module: ir.Module, has_regions: bool) -> None:
         run(module, *(_REGIONS if has_regions else ()), *_TO_LLVM)
 
 
+def fold(module: ir.Module) -> None:
+    """Folds what conversions to the LLVM dialect leave behind: buffers' descriptors that are made and taken apart."""
+    run(module, "canonicalize", "cse")
+
+
 def to_object(module: ir.Module, entry: str, externals: Iterable[str]) -> bytes:
     """Object code of a module in the LLVM dialect.
 

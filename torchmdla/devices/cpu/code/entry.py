@@ -11,12 +11,13 @@ from typing import Any
 from torchmdla.compiler.artifact import Pack
 from torchmdla.compiler.program import Program
 from torchmdla.compiler.sizes import Size, at
-from torchmdla.devices.cpu.code.chains import MemberKernel, write_chain
+from torchmdla.devices.cpu.code.chains import MemberKernel, described, write_chain
+from torchmdla.devices.cpu.code.checks import FAULT, Marks
 from torchmdla.devices.cpu.code.kernels import write_kernel
 from torchmdla.devices.cpu.code.sizes import Blocks, SizeCode, Symbols, count, share_slots
 from torchmdla.devices.cpu.code.vector_math import expand
 from torchmdla.devices.cpu.frontend.buffers import ALIGNMENT, Lifetime, plan
-from torchmdla.devices.cpu.machine import Machine
+from torchmdla.devices.cpu.machine import CHECK_BOUNDS, Machine
 from torchmdla.devices.cpu.nests import ELEMENT_BYTES, AnyNest, computed, stored
 from torchmdla.devices.cpu.schedule import Ahead, Schedule, choose, ranges
 from torchmdla.devices.cpu.steps import (
@@ -46,6 +47,9 @@ PARALLEL_FOR = "mdla_parallel_for"
 _GIVEN = 3
 _SIZES = 2
 
+# Bytes of a pointer, and of a size.
+_WORD = 8
+
 # Scalars that a kernel takes are passed in slots of the workspace.
 _SLOT_BYTES = 8
 
@@ -53,16 +57,19 @@ _SLOT_BYTES = 8
 @dataclass(frozen=True)
 class Code:
     """The whole module as MLIR text, what it needs, and how many kernels it runs and holds. ``workspace_bytes`` leaves
-    out the entry of a dynamic program: the function ``workspace`` says what that needs."""
+    out the entry of a dynamic program: the function ``workspace`` says what that needs. ``regions`` are the functions
+    of regions. Of code that is to be checked (:mod:`~torchmdla.devices.cpu.code.checks`), ``fault`` tells what failed.
+    """
 
     text: str
     workspace_bytes: int
     workspace: str
     externals: tuple[str, ...]
-    has_regions: bool
+    regions: tuple[str, ...]
     kernels: int
     distinct_kernels: int
     packs: tuple[Pack, ...]
+    fault: str = ""
 
 
 @dataclass
@@ -72,6 +79,10 @@ class _Module:
     machine: Machine
     attributes: str
     symbols: Symbols
+    # How many buffers the entry is given, and how many packed ones; marks, where accesses are to be checked.
+    given: int
+    packs: int
+    marks: Marks | None
     kernels: dict[str, str] = field(default_factory=dict)
     written: dict[tuple[AnyNest, Ahead], tuple[str, AnyNest, Schedule]] = field(default_factory=dict)
     regions: dict[str, str] = field(default_factory=dict)
@@ -84,7 +95,11 @@ class _Module:
 def write_module(steps: Steps, program: Program) -> Code:
     """The module that runs ``steps`` by the ABI."""
     symbols = Symbols(len(program.symbols), steps.typical)
-    module = _Module(Machine.of(program.target), function_attributes(program), symbols)
+    given = _GIVEN + len(program.arguments) + len(program.results)
+    marks = Marks() if CHECK_BOUNDS in program.target.features.split(",") else None
+    module = _Module(
+        Machine.of(program.target), function_attributes(program), symbols, given, len(steps.packings), marks
+    )
     packs = [_FunctionWriter(f"mdla_pack_{k}", p.steps, module, p) for k, p in enumerate(steps.packings)]
     entry = _FunctionWriter(ENTRY, steps.steps, module, None)
     entry.require(steps.not_negative)
@@ -96,15 +111,17 @@ def write_module(steps: Steps, program: Program) -> Code:
     parts += list(steps.globals.values())
     parts += [text.replace("{symbol}", symbol) for text, symbol in module.kernels.items()]
     parts += list(module.regions.values())
+    parts += module.marks.declarations if module.marks else []
     return Code(
         text="\n".join(parts + functions),
         workspace_bytes=max((writer.workspace_bytes for writer in planned), default=0),
         workspace=WORKSPACE if symbols.is_used else "",
         externals=tuple(sorted(module.externals)),
-        has_regions=bool(module.regions),
+        regions=tuple(module.regions),
         kernels=entry.calls,
         distinct_kernels=len(module.kernels) + len(module.regions),
         packs=tuple(_pack(p, w, module, steps, program) for p, w in zip(steps.packings, packs, strict=True)),
+        fault=FAULT if module.marks else "",
     )
 
 
@@ -163,7 +180,9 @@ class _FunctionWriter:
         self._uses_status = False
         self._asserts = False
         symbols = 0 if packing else module.symbols.count
-        self._symbols = self._pointer_in("%buffers", _SIZES) if symbols else ""
+        self._symbols = ""
+        if symbols:
+            self._symbols = self._marked(self._pointer_in("%buffers", _SIZES), _WORD * symbols, "the sizes")
         self._sizes = SizeCode.loading(self._define, self._symbols, symbols)
         # Of temporaries, and where the last one ends: a value that the function computes, and bytes behind it.
         self._offsets: dict[Buffer, tuple[str, int]]
@@ -195,7 +214,8 @@ class _FunctionWriter:
     def write_workspace(self) -> str:
         """The function that tells how large the workspace must be."""
         self._lines = []
-        sizes = SizeCode.loading(self._define, "%sizes", self._module.symbols.count)
+        symbols = self._module.symbols.count
+        sizes = SizeCode.loading(self._define, self._marked("%sizes", _WORD * symbols, "the sizes"), symbols)
         (end, _) = self._laid_out(sizes)[1]
         total = sizes.op("addi", end, sizes.value(self._slot_bytes))
         lines = "\n".join([*self._lines, f"llvm.return {total} : i64"])
@@ -244,30 +264,49 @@ class _FunctionWriter:
     def _moved(self, pointer: str, distance: str, kind: str = "i8") -> str:
         return self._define(f"llvm.getelementptr {pointer}[{distance}] : (!llvm.ptr, i64) -> !llvm.ptr, {kind}")
 
-    def _workspace(self, place: tuple[str, int], distance: int | Size = 0) -> str:
+    def _workspace(self, place: tuple[str, int]) -> str:
         """The address of a byte of the workspace."""
         value, offset = place
-        pointer = self._pointer_in("%buffers", 0)
-        return self._at(self._moved(pointer, value) if value else pointer, offset + distance)
+        pointer = "%workspace" if self._module.marks else self._pointer_in("%buffers", 0)
+        return self._at(self._moved(pointer, value) if value else pointer, offset)
 
     # Buffers and scalars.
 
     def _pointer(self, buffer: Buffer, offset: int | Size = 0) -> str:
         """The address of a buffer's element ``offset``."""
         distance = offset * ELEMENT_BYTES[stored(buffer.element)]
+        return self._at(self._views[buffer] if buffer.kind == "view" else self._base(buffer), distance)
+
+    def _base(self, buffer: Buffer) -> str:
+        """The address of a buffer."""
         if buffer.kind == "temporary":
-            return self._workspace(self._offsets[buffer], distance)
-        if buffer.kind == "view":
-            return self._at(self._views[buffer], distance)
-        if buffer.kind == "global":
-            return self._at(self._define(f"llvm.mlir.addressof @{buffer.symbol} : !llvm.ptr"), distance)
-        return self._at(self._given(buffer), distance)
+            pointer = self._workspace(self._offsets[buffer])
+        elif buffer.kind == "global":
+            pointer = self._define(f"llvm.mlir.addressof @{buffer.symbol} : !llvm.ptr")
+        else:
+            pointer = self._given(buffer)
+        return self._marked(pointer, buffer.bytes, self._label(buffer)) if self._module.marks else pointer
+
+    def _marked(self, pointer: str, size: int | Size, name: str) -> str:
+        """A pointer to ``size`` bytes, marked as such where accesses are checked."""
+        marks = self._module.marks
+        return marks.marked(self._define, pointer, self._number(size), name) if marks else pointer
+
+    def _label(self, buffer: Buffer) -> str:
+        """What messages call a buffer."""
+        number: object = buffer.symbol or buffer.position
+        if buffer.kind == "temporary":
+            number = list(self._offsets).index(buffer)
+        elif self._packing and buffer is not self._packing.buffer:
+            number = self._packing.arguments.index(buffer.position)
+        return f"{buffer.kind} {number} {described(buffer)}"
 
     def _given(self, buffer: Buffer) -> str:
         """The address of a buffer that the caller gives. A pack's own is its destination."""
         if self._packing is None:
             if buffer.kind == "packed":
-                return self._pointer_in(self._pointer_in("%buffers", 1), buffer.position)
+                packs = self._marked(self._pointer_in("%buffers", 1), _WORD * self._module.packs, "the packed buffers")
+                return self._pointer_in(packs, buffer.position)
             return self._pointer_in("%buffers", buffer.position + _GIVEN)
         if buffer is self._packing.buffer:
             return self._pointer_in("%buffers", 1)
@@ -277,19 +316,21 @@ class _FunctionWriter:
         """The value of a scalar; arguments are loaded where they are first needed."""
         if scalar not in self._names:
             pointer = self._pointer_in("%buffers", scalar.argument + _GIVEN)
+            pointer = self._marked(pointer, _WORD, f"scalar {scalar.argument}")
             load = f"llvm.load {pointer} {{alignment = 8 : i64}} : !llvm.ptr -> {scalar.type}"
             self._names[scalar] = self._define(load)
         return self._names[scalar]
 
-    def _slot(self, key: object) -> tuple[str, int]:
-        """The place in the workspace of a slot for one scalar."""
+    def _slot(self, key: object) -> str:
+        """The address of a slot in the workspace for one scalar."""
         value, offset = self._end
-        return value, offset + _SLOT_BYTES * self._slots.setdefault(key, len(self._slots))
+        number = self._slots.setdefault(key, len(self._slots))
+        return self._marked(self._workspace((value, offset + _SLOT_BYTES * number)), _SLOT_BYTES, f"slot {number}")
 
     def _spilled(self, scalar: Scalar) -> str:
         """The address of a slot that holds a scalar."""
         known = scalar in self._slots
-        pointer = self._workspace(self._slot(scalar))
+        pointer = self._slot(scalar)
         if not known:
             name, kind = self._name(scalar), scalar.type
             if stored(kind) != kind:
@@ -313,7 +354,7 @@ class _FunctionWriter:
             return MemberKernel(symbol, ranges(nest, schedule), nest.is_dynamic)
 
         module = self._module
-        code = write_chain(step, module.machine, member_kernel, module.attributes, module.symbols)
+        code = write_chain(step, module.machine, member_kernel, module.attributes, module.symbols, module.marks)
         module.externals.update(code.externals)
         pointers = [self._pointer(buffer, offset) for buffer, offset in code.places]
         pointers += self._spilled_all(code.scalars, code.may_fail)
@@ -353,7 +394,7 @@ class _FunctionWriter:
         """The addresses of the scalars, then of the status if there is one."""
         pointers = [self._spilled(scalar) for scalar in scalars]
         if may_fail:
-            pointers.append(self._workspace(self._slot("status")))
+            pointers.append(self._slot("status"))
             self._uses_status = True
         return pointers
 
@@ -457,23 +498,43 @@ class _FunctionWriter:
     def _assemble(self) -> str:
         count = f"llvm.mlir.constant({self._most_operands} : i64) : i64"
         head = [f"%count = {count}", "%operands = llvm.alloca %count x !llvm.ptr : (i64) -> !llvm.ptr"]
-        head += self._prologue
         body, self._lines = self._lines, []
+        head += self._given_buffers()
         if self._uses_status:
-            zero, pointer = self._constant(0, "i32"), self._workspace(self._slot("status"))
+            zero, pointer = self._constant(0, "i32"), self._slot("status")
             self._lines.append(f"llvm.store {zero}, {pointer} : i32, !llvm.ptr")
             head += self._lines
         self._lines = []
         status = self._constant(0, "i32")
         if self._uses_status:
-            pointer = self._workspace(self._slot("status"))
+            pointer = self._slot("status")
             status = self._define(f"llvm.load {pointer} : !llvm.ptr -> i32")
+        if self._module.marks:
+            status = self._module.marks.outcome(self._define, status)
         self._lines.append(f"llvm.return {status} : i32")
         if self._asserts:
             self._lines.append("^failed:")
             self._lines.append(f"llvm.return {self._constant(1, 'i32')} : i32")
         lines = "\n".join(head + body + self._lines)
-        return f"llvm.func @{self.symbol}(%buffers: !llvm.ptr) -> i32 {self._module.attributes} {{\n{lines}\n}}"
+        given = "%given" if self._module.marks else "%buffers"
+        return f"llvm.func @{self.symbol}({given}: !llvm.ptr) -> i32 {self._module.attributes} {{\n{lines}\n}}"
+
+    def _given_buffers(self) -> list[str]:
+        """The first lines: the marks of what the caller gives in any case, where there are marks; the prologue."""
+        if self._module.marks is None:
+            return self._prologue
+        count = 2 + len(self._packing.arguments) if self._packing else self._module.given
+        buffers = self._marked("%given", _WORD * count, "the buffers")
+        first = [*self._lines, f"%buffers = llvm.getelementptr {buffers}[0] : (!llvm.ptr) -> !llvm.ptr, i8"]
+        self._lines = []
+        value, end = self._end
+        size = self._constant(end + self._slot_bytes)
+        if value:
+            size = self._sizes.op("addi", value, size)
+        workspace = self._module.marks.marked(self._define, self._pointer_in("%buffers", 0), size, "the workspace")
+        self._lines.append(f"%workspace = llvm.getelementptr {workspace}[0] : (!llvm.ptr) -> !llvm.ptr, i8")
+        last, self._lines = self._lines, []
+        return [*first, *self._prologue, *last]
 
 
 _WRITERS: Mapping[type, Callable[[_FunctionWriter, Any], None]] = {
