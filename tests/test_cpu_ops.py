@@ -369,6 +369,15 @@ def test_attention_to_nothing_is_zero(shape: tuple[int, ...], hidden: str) -> No
             check("aten::scaled_dot_product_attention", (values, values * 2, values, given))
 
 
+@pytest.mark.parametrize(("kind", "shape"), [(0, (3, 3)), (1, (2, 3)), (2, (2, 2, 3, 3))])
+def test_fused_attention_to_nothing_is_nan(kind: int, shape: tuple[int, ...]) -> None:
+    mask = torch.zeros(shape, dtype=torch.bool)
+    mask.view(-1, 3)[0] = True
+    x = torch.randn(2, 3, 8)
+    weights = (torch.randn(24, 8), torch.randn(24), torch.randn(8, 8), torch.randn(8))
+    check("aten::_native_multi_head_attention", (x, x, x, 8, 2, *weights, mask, True, False, kind))
+
+
 def test_attention_with_infinite_scores() -> None:
     """Rows of ``-inf`` without a mask, and more rows than columns where the mask is causal."""
     query, key = torch.linspace(-1, 1, 40).view(1, 2, 5, 4).clone(), torch.rand(1, 2, 5, 4) + 1

@@ -105,7 +105,8 @@ _MASK_SHAPES = {0: lambda m: m.view(1, 1, *m.shape), 1: lambda m: m.view(m.size(
 def _hidden_softmax(scores: Tensor, mask: Tensor, mask_type: int | None) -> Tensor:
     if mask_type not in _MASK_SHAPES:
         raise CompileError(f"a mask of type {mask_type}", op="aten::_native_multi_head_attention")
-    return _masked_softmax(scores, torch.logical_not(_MASK_SHAPES[mask_type](mask.to(torch.bool))))
+    # Attention to nothing is NaN here, as in eager's fused layers, and zero in scaled_dot_product_attention.
+    return torch.softmax(torch.masked_fill(scores, _MASK_SHAPES[mask_type](mask.to(torch.bool)), -math.inf), -1)
 
 
 def transformer_encoder_layer(
