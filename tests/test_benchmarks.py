@@ -78,6 +78,15 @@ def check_dynamic(found: dict[str, Any]) -> None:
             assert row["fault"] is None
 
 
+def check_generation(found: dict[str, Any]) -> None:
+    assert len(found["seconds"]["torchmdla"]) == len(found["seconds"]["eager"]) > 0
+    # One prompt, one token and one more for themselves, then any number of each.
+    assert found["dynamic"] == 2
+    assert found["specialisations"] <= 6
+    assert found["fallbacks"] == {}
+    assert found["faults"] == []
+
+
 def check_frozen(found: dict[str, Any]) -> None:
     (row,) = found["rows"]
     assert row["model"] == "mobilenet_v2"
@@ -130,6 +139,7 @@ def check_mdla(found: dict[str, Any]) -> None:
         ("compile_time", (), check_compile_time),
         ("memory", (), check_memory),
         ("dynamic", (), check_dynamic),
+        ("generation", (), check_generation),
         ("frozen", (), check_frozen),
         ("written_weights", (), check_written_weights),
         ("devices", (), check_devices),
