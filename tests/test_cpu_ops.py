@@ -369,6 +369,12 @@ def test_attention_to_nothing_is_zero(shape: tuple[int, ...], hidden: str) -> No
             check("aten::scaled_dot_product_attention", (values, values * 2, values, given))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("sizes", [(33, 40), (100, 5), (41, 1)])
+def test_adaptive_pools_of_many_windows(sizes: tuple[int, int], dtype: torch.dtype) -> None:
+    check("aten::adaptive_avg_pool2d", (torch.randn(2, 3, 50, 41).to(dtype), list(sizes)))
+
+
 @pytest.mark.parametrize(("kind", "shape"), [(0, (3, 3)), (1, (2, 3)), (2, (2, 2, 3, 3))])
 def test_fused_attention_to_nothing_is_nan(kind: int, shape: tuple[int, ...]) -> None:
     mask = torch.zeros(shape, dtype=torch.bool)

@@ -264,6 +264,14 @@ def test_wide_paddings_are_no_longer_programs_than_narrow_ones(mode: str) -> Non
     assert program(500).count("%") == program(2).count("%")
 
 
+def test_many_windows_make_no_longer_programs_than_some() -> None:
+    def program(windows: int) -> str:
+        pool = nn.AdaptiveAvgPool1d(windows)
+        return str(get_mlir(pool, torch.randn(2, 3, 251), output="linalg"))
+
+    assert program(240).count("%") == program(40).count("%")
+
+
 def test_control_flow_on_data_stays() -> None:
     module = get_mlir(torch.jit.script(Branching()), *layer_inputs())
     assert "torch.prim.If" in str(module)

@@ -24,6 +24,10 @@ def adaptive_average(spatial: int) -> Callable[[Tensor, Sequence[int]], Tensor]:
     return pool
 
 
+# Windows that are written as slices, each for itself, which are faster than a lookup.
+_MOST_SLICES = 32
+
+
 def _pool_dim(value: Tensor, dim: int, size: int) -> Tensor:
     length = value.size(dim)
     if length == size:
@@ -31,7 +35,19 @@ def _pool_dim(value: Tensor, dim: int, size: int) -> Tensor:
     if length % size == 0:
         blocks = value.view([*value.shape[:dim], size, length // size, *value.shape[dim + 1 :]])
         return blocks.mean(dim + 1)
+    if size > _MOST_SLICES:
+        return _mean_of_places(value, dim, size)
     return torch.cat([value.narrow(dim, *window).mean(dim, keepdim=True) for window in _windows(length, size)], dim)
+
+
+def _mean_of_places(value: Tensor, dim: int, size: int) -> Tensor:
+    """The mean of each window, by a lookup of all: the program is as long for any number of windows."""
+    start, end = _bounds(value.size(dim), size, value.device)
+    counts, places = end - start, _places(value.size(dim), size, value.device)
+    windows = value.index_select(dim, places.flatten()).unflatten(dim, places.shape)
+    behind = [1] * (value.dim() - dim - 1)
+    inside = (torch.arange(places.size(1), device=value.device) < counts).view(*places.shape, *behind)
+    return torch.where(inside, windows, 0).sum(dim + 1) / counts.view(size, *behind)
 
 
 def _windows(length: int, size: int) -> list[tuple[int, int]]:
@@ -66,10 +82,15 @@ def adaptive_maximum(spatial: int) -> Callable[[Tensor, Sequence[int]], tuple[Te
 def _places(length: int, size: int, device: torch.device) -> Tensor:
     """The places in each window of one dimension, ``[size, widest]``; shorter windows repeat their last place."""
     widest = max(inside for _, inside in _windows(length, size))
+    start, end = _bounds(length, size, device)
+    return torch.minimum(start + torch.arange(widest, device=device), end - 1)
+
+
+def _bounds(length: int, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Where the windows of one dimension start and end, ``[size, 1]`` each."""
     cell = torch.arange(size, device=device).unsqueeze(1)
     start = torch.div(cell * length, size, rounding_mode="trunc")
-    end = torch.div((cell + 1) * length + (size - 1), size, rounding_mode="trunc")
-    return torch.minimum(start + torch.arange(widest, device=device), end - 1)
+    return start, torch.div((cell + 1) * length + (size - 1), size, rounding_mode="trunc")
 
 
 def _flat_places(places: Sequence[Tensor], lengths: Sequence[int]) -> Tensor:
