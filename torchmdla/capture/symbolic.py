@@ -25,7 +25,7 @@ from torchmdla.capture.subgraph import Places
 from torchmdla.errors import CompileError
 from torchmdla.importer import Record, TensorMeta
 from torchmdla.importer.builder import takes_size_value
-from torchmdla.importer.convolutions import result_sizes
+from torchmdla.importer.convolutions import result_shape
 from torchmdla.importer.size_int import SizeInt, tracked
 from torchmdla.importer.trace import isolated, leaves, qualified_name
 from torchmdla.importer.types import recorded
@@ -100,16 +100,14 @@ class SymbolicRun:
         """The result of an operator, which ``call`` runs; ``arguments`` are in the order of ``schema``. What is used as
         a value is one number at all sizes."""
         name = qualified_name(schema)
-        arguments = [
-            _of_known_sign(value) if name in _RANGES or argument.name in _SIZES else value
-            for argument, value in zip(schema.arguments, arguments, strict=True)
-        ]
         dtypes = [leaf.dtype for leaf in leaves(arguments) if isinstance(leaf, torch.Tensor)]
 
         def prepared(argument: torch._C.Argument, value: Any) -> Any:
+            is_size = name in _RANGES or argument.name in _SIZES
+            value = _of_known_sign(value) if is_size else value
             if takes_size_value(schema, argument, dtypes):
                 return self._as_value(argument, value)
-            return value if name in _RANGES or argument.name in _SIZES else _fixed(value)
+            return value if is_size else _fixed(value)
 
         arguments = [prepared(*pair) for pair in zip(schema.arguments, arguments, strict=True)]
         if name == "aten::roll":
@@ -249,26 +247,14 @@ def _tracked(seen: Any) -> Any:
     return tracked(seen)
 
 
-def _convolution(
-    value: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-    *settings: object,
-) -> torch.Tensor:
-    """The result of a convolution."""
+def _convolution(value: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *settings: Any) -> torch.Tensor:
+    """The result of a convolution; what ``_convolution`` has behind the groups changes nothing."""
     if value.dim() != weight.dim():
         raise CompileError("a convolution without batch")
-    channels = weight.size(1) * groups if transposed else weight.size(0)
-    sizes = result_sizes(value.shape[2:], weight.shape[2:], stride, padding, dilation, transposed, output_padding)
+    sizes = result_shape(value.shape, weight.shape, *settings[:6])
     formats = [suggest_memory_format(each) for each in (value, weight)]
     preferred = next((each for each in formats if each != torch.contiguous_format), torch.contiguous_format)
-    return torch.empty([value.size(0), channels, *sizes], dtype=value.dtype, memory_format=preferred)
+    return torch.empty(sizes, dtype=value.dtype, memory_format=preferred)
 
 
 def _plain_convolution(

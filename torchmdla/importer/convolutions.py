@@ -92,6 +92,25 @@ def result_sizes(
     return found
 
 
+def result_shape(
+    value: Sizes,
+    weight: Sizes,
+    stride: Sizes,
+    padding: Sizes,
+    dilation: Sizes,
+    transposed: bool,
+    output_padding: Sizes,
+    groups: int,
+) -> list[int]:
+    """All dimensions of the result of ``aten::convolution``, from those of its input and its weight."""
+    channels = weight[1] * groups if transposed else weight[0]
+    return [
+        value[0],
+        channels,
+        *result_sizes(value[2:], weight[2:], stride, padding, dilation, transposed, output_padding),
+    ]
+
+
 def _repeated(numbers: Sizes, count: int) -> list[int]:
     """One number stands for all dimensions."""
     return list(numbers) * (count // len(numbers))

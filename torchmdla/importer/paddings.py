@@ -3,7 +3,7 @@ copies what it replicates element by element, so that compiling takes as long as
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -14,24 +14,17 @@ def pad(value: Tensor, sizes: Sequence[int], mode: str = "constant", number: flo
     if mode != "circular":
         return torch.ops.aten.pad(value, sizes, mode, number)  # type: ignore[no-any-return]
     # What is cropped is gone before the rest goes round.
-    value = cropped(value, sizes)
-    for dim, before, after in _by_dim(value, sizes):
-        value = _wrapped(value, dim, max(before, 0), max(after, 0))
-    return value
+    return _padded(cropped(value, sizes), sizes, _wrapped)
 
 
 def reflection_pad(value: Tensor, sizes: Sequence[int]) -> Tensor:
     """``aten::reflection_pad1d`` and those of more dimensions, one dimension after the other."""
-    for dim, before, after in _by_dim(value, sizes):
-        value = _reflected(value, dim, max(before, 0), max(after, 0))
-    return cropped(value, sizes)
+    return cropped(_padded(value, sizes, _reflected), sizes)
 
 
 def replication_pad(value: Tensor, sizes: Sequence[int]) -> Tensor:
     """``aten::replication_pad1d`` and those of more dimensions, one dimension after the other."""
-    for dim, before, after in _by_dim(value, sizes):
-        value = _replicated(value, dim, max(before, 0), max(after, 0))
-    return cropped(value, sizes)
+    return cropped(_padded(value, sizes, _replicated), sizes)
 
 
 def crops(sizes: Sequence[int]) -> bool:
@@ -61,25 +54,35 @@ def constant_pad_nd(value: Tensor, sizes: Sequence[int], *number: float) -> Tens
     return cropped(torch.constant_pad_nd(value, added, *number) if max(added) else value, sizes)
 
 
-def _reflected(value: Tensor, dim: int, before: int, after: int) -> Tensor:
-    ends = [(1, before), (value.size(dim) - 1 - after, after)]
-    first, last = (value.narrow(dim, start, count).flip(dim) if count else None for start, count in ends)
-    pieces = [piece for piece in (first, value, last) if piece is not None]
-    return torch.cat(pieces, dim) if len(pieces) > 1 else value
+# What one dimension gets before and after it, none where that is nothing.
+Ends = tuple[Tensor | None, Tensor | None]
 
 
-def _replicated(value: Tensor, dim: int, before: int, after: int) -> Tensor:
-    def copies(place: int, count: int) -> Tensor:
-        return value.narrow(dim, place, 1).expand([count if k == dim else -1 for k in range(value.dim())])
+def _padded(value: Tensor, sizes: Sequence[int], ends: Callable[[Tensor, int, int, int], Ends]) -> Tensor:
+    """``value`` with ``ends(value, dim, before, after)`` around it, one dimension after the other."""
+    for dim, before, after in _by_dim(value, sizes):
+        first, last = ends(value, dim, max(before, 0), max(after, 0))
+        pieces = [piece for piece in (first, value, last) if piece is not None]
+        value = torch.cat(pieces, dim) if len(pieces) > 1 else value
+    return value
 
-    ends = [(0, before), (value.size(dim) - 1, after)]
-    first, last = (copies(place, count) if count else None for place, count in ends)
-    pieces = [piece for piece in (first, value, last) if piece is not None]
-    return torch.cat(pieces, dim) if len(pieces) > 1 else value
+
+def _part(value: Tensor, dim: int, start: int, count: int) -> Tensor | None:
+    return value.narrow(dim, start, count) if count else None
 
 
-def _wrapped(value: Tensor, dim: int, before: int, after: int) -> Tensor:
-    length = value.size(dim)
-    ends = [(length - before, before), (0, length), (0, after)]
-    pieces = [value.narrow(dim, start, count) for start, count in ends if count]
-    return torch.cat(pieces, dim) if len(pieces) > 1 else value
+def _reflected(value: Tensor, dim: int, before: int, after: int) -> Ends:
+    first, last = _part(value, dim, 1, before), _part(value, dim, value.size(dim) - 1 - after, after)
+    return first if first is None else first.flip(dim), last if last is None else last.flip(dim)
+
+
+def _replicated(value: Tensor, dim: int, before: int, after: int) -> Ends:
+    def copies(place: int, count: int) -> Tensor | None:
+        sizes = [count if k == dim else -1 for k in range(value.dim())]
+        return value.narrow(dim, place, 1).expand(sizes) if count else None
+
+    return copies(0, before), copies(value.size(dim) - 1, after)
+
+
+def _wrapped(value: Tensor, dim: int, before: int, after: int) -> Ends:
+    return _part(value, dim, value.size(dim) - before, before), _part(value, dim, 0, after)

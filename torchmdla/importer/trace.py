@@ -17,7 +17,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from torchmdla.errors import CompileError
-from torchmdla.importer.convolutions import result_sizes
+from torchmdla.importer.convolutions import result_shape
 from torchmdla.importer.size_int import symbolic, tracked
 from torchmdla.importer.types import TensorMeta
 
@@ -184,21 +184,9 @@ def _reduced(
     return torch.empty(sizes, dtype=dtype or kept, device="meta")
 
 
-def _convolved(
-    value: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-) -> torch.Tensor:
+def _convolved(value: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *settings: Any) -> torch.Tensor:
     """Of ``aten::convolution``."""
-    channels = weight.size(1) * groups if transposed else weight.size(0)
-    sizes = result_sizes(value.shape[2:], weight.shape[2:], stride, padding, dilation, transposed, output_padding)
-    return value.new_empty([value.size(0), channels, *sizes])
+    return value.new_empty(result_shape(value.shape, weight.shape, *settings))
 
 
 def _padded(value: torch.Tensor, sizes: Sequence[int], *_: object) -> torch.Tensor:
