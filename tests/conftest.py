@@ -57,6 +57,17 @@ def clean_state() -> Iterator[None]:
 
 
 @pytest.fixture
+def without_gradients() -> Iterator[None]:
+    """No gradients, and nothing left of what ``torch.compile`` knows."""
+    import torch
+
+    torch._dynamo.reset()
+    with torch.no_grad():
+        yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
 def lazy_device() -> Iterator[None]:
     """PyTorch's lazy device as ``initialize`` leaves it."""
     from torchmdla import lazy

@@ -22,12 +22,7 @@ X = torch.randn(8, 6)
 IMAGE = torch.randn(1, 3, 8, 8)
 
 
-@pytest.fixture(autouse=True)
-def without_gradients() -> Iterator[None]:
-    torch._dynamo.reset()
-    with torch.no_grad():
-        yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("without_gradients")
 
 
 @pytest.fixture(autouse=True)

@@ -166,7 +166,7 @@ def test_a_dying_worker_costs_one_compile():
         assert stats.specialisations >= 1, stats
         print("fine")
     """
-    result = run_python(code, TORCHMDLA_CACHE_DIR="")
+    result = run_python(code, TORCHMDLA_CACHE_SIZE="0")
     assert result.stdout.strip() == "fine", result.stderr
 
 

@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable
 
 import pytest
+from forking import in_child
 
 from torchmdla.compiler import forks
-
-
-def in_child(function: Callable[[], bool]) -> int:
-    """The exit status of a forked child; 0 if ``function`` returned true there."""
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            status = 0 if function() else 1
-        finally:
-            os._exit(status)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 class TestLocks:
@@ -69,9 +56,9 @@ class TestLocks:
             assert in_child(lambda: True) == 0
 
 
-# What a child runs in, and a guard against its hanging: the default action of the signal ends it.
+# What a child runs in. One that hangs says where, and ends. A thread of the parent must not outlive a failure.
 PROGRAM = """
-    import os, signal, sys, threading, time, warnings
+    import faulthandler, os, signal, sys, threading, time, traceback, warnings
     os.environ["TORCHMDLA_CACHE_SIZE"] = "0"
     import torch, torchmdla
     from torchmdla.compiler import service
@@ -90,11 +77,13 @@ PROGRAM = """
     def in_child(function):
         child = os.fork()
         if child == 0:
-            signal.alarm(300)
+            faulthandler.dump_traceback_later(120, exit=True)
             status = 1
             try:
                 function()
                 status = 0
+            except BaseException:
+                traceback.print_exc()
             finally:
                 os._exit(status)
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -107,6 +96,23 @@ PROGRAM = """
         return call
 
     at, go = threading.Event(), threading.Event()
+
+    def keep_compiling():
+        # Sizes, not programs: PyTorch optimises a new program under locks of its own, which do not survive a fork.
+        torchmdla.enable(dynamic=False, max_specialisations=1 << 20)
+        scripted = program(7.0)
+        use(scripted, 7.0)
+
+        def work():
+            size = 4
+            while not go.is_set():
+                size += 1
+                with torch.no_grad():
+                    scripted(torch.ones(size))
+
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        return thread
 """
 
 CASES = {
@@ -114,7 +120,7 @@ CASES = {
         scripted = program(3.0)
         use(scripted, 3.0, calls=1)
         service.compile_program = blocked(service.compile_program, at, go)
-        thread = threading.Thread(target=use, args=(scripted, 3.0))
+        thread = threading.Thread(target=use, args=(scripted, 3.0), daemon=True)
         thread.start()
         at.wait()
 
@@ -132,7 +138,7 @@ CASES = {
         for number, scripted in enumerate(programs, 3):
             use(scripted, float(number))
         at.wait()
-        thread = threading.Thread(target=int)
+        thread = threading.Thread(target=int, daemon=True)
         thread.start()
 
         def child():
@@ -153,7 +159,7 @@ CASES = {
             return link(artifact)
 
         loader._shared._load = slow
-        thread = threading.Thread(target=lambda: use(program(3.0), 3.0))
+        thread = threading.Thread(target=lambda: use(program(3.0), 3.0), daemon=True)
         thread.start()
         at.wait()
 
@@ -163,15 +169,8 @@ CASES = {
             assert torchmdla.stats().specialisations == 1, torchmdla.stats()
     """,
     "everything": """
-        at.set()
-        def work():
-            number = 10
-            while not go.is_set():
-                number += 1
-                use(program(float(number)), float(number))
         shared = program(2.0)
-        thread = threading.Thread(target=work)
-        thread.start()
+        thread = keep_compiling()
 
         def child():
             use(shared, 2.0, calls=20)
@@ -193,14 +192,7 @@ CASES = {
                         result = scripted(torch.full((index + 1,), 0.5))
                 return result.sum()
 
-        def work():
-            number = 10
-            while not go.is_set():
-                number += 1
-                use(program(float(number)), float(number))
-
-        thread = threading.Thread(target=work)
-        thread.start()
+        thread = keep_compiling()
         loader = DataLoader(Transformed(), num_workers=2, multiprocessing_context="fork", timeout=300)
         for index, value in enumerate(loader):
             wanted = (torch.tanh(torch.full((index + 1,), 0.5) * 3.0) + 1).sum()

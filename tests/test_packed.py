@@ -24,12 +24,7 @@ from torchmdla.testing.compare import assert_matches
 Call = Callable[[Tensor], Tensor]
 
 
-@pytest.fixture(autouse=True)
-def without_gradients() -> Iterator[None]:
-    torch._dynamo.reset()
-    with torch.no_grad():
-        yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("without_gradients")
 
 
 @dataclass
@@ -131,7 +126,8 @@ def one_element(weight: Tensor) -> None:
 
 
 def by_pointer(weight: Tensor) -> None:
-    (ctypes.c_float * 16).from_address(weight.data_ptr() + 4096)[:] = [8.0] * 16
+    middle = weight.nbytes // 128 * 64
+    (ctypes.c_float * 16).from_address(weight.data_ptr() + middle)[:] = [8.0] * 16
 
 
 WRITES = [row, padding_row, column, by_numpy, one_element, by_pointer]

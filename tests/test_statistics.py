@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -48,12 +48,7 @@ def norms(module: nn.Module) -> list[Any]:
     return [part for part in module.modules() if hasattr(part, "running_mean")]
 
 
-@pytest.fixture(autouse=True)
-def without_gradients() -> Iterator[None]:
-    torch._dynamo.reset()
-    with torch.no_grad():
-        yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("without_gradients")
 
 
 # Ways to a callable that shares the module's buffers.

@@ -15,6 +15,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from forking import in_child as exit_status_in_child
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -326,18 +327,6 @@ class TestInterrupts:
         assert service.statistics()["compiled"] == 1
 
 
-def exit_status_of_fork(function: Callable[[], bool]) -> int:
-    """Runs ``function`` in a forked child; 0 if it returned true."""
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            status = 0 if function() else 1
-        finally:
-            os._exit(status)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
 def is_open(descriptor: int) -> bool:
     try:
         os.fstat(descriptor)
@@ -350,7 +339,7 @@ class TestFork:
     def test_child_compiles_while_the_parent_does(self, single: WorkerPool, tmp_path: Path) -> None:
         thread, outcome = in_thread(lambda: code(single, f"hang {tmp_path}"))
         started(tmp_path)
-        assert exit_status_of_fork(lambda: code(single, "echo child") == b"child") == 0
+        assert exit_status_in_child(lambda: code(single, "echo child") == b"child") == 0
         (tmp_path / "go").touch()
         thread.join()
         assert outcome == [b"went"]
@@ -367,7 +356,7 @@ class TestFork:
             single.end()
             return closed and fresh
 
-        assert exit_status_of_fork(in_child) == 0
+        assert exit_status_in_child(in_child) == 0
         assert code(single, "echo still") == b"still"
         assert single._idle == [worker]
 
@@ -384,7 +373,7 @@ class TestFork:
             # The thread that compiles this is not here; the child must not wait for it.
             return from_memory and service.compile(held).artifact.object_code == b"went"
 
-        assert exit_status_of_fork(in_child) == 0
+        assert exit_status_in_child(in_child) == 0
         thread.join()
         assert outcome == ["compiled"]
 
