@@ -78,6 +78,8 @@ _WAYS = {
 _STATIC = frozenset({"export:export", "dispatch:capture"})
 # They see one run, and keep what it chose.
 _ONE_RUN = frozenset({"torchscript:trace", *_STATIC})
+# They run a statement when its value is read.
+_DEFERRED = frozenset({"lazy:step", "acap:device"})
 
 _DTYPES = {"float32": 14, "float64": 2, "int64": 3, "int32": 1, "bool": 1, "bfloat16": 1}
 _LAYOUTS = {"{}": 14, "transposed({})": 2, "strided({})": 2, "offset({})": 1}
@@ -379,7 +381,9 @@ class _Drawing:
             name for name in names if not any(re.search(rf"\b{name}\b", line.partition("=")[2]) for line in self._body)
         ]
         made = [name for name in unused if name.startswith("v")] or names[-1:]
-        return list(dict.fromkeys([*made[-4:], self._random.choice(names)]))
+        # Of a value that nobody reads these devices raise no errors.
+        kept = made if self._way in _DEFERRED else made[-4:]
+        return list(dict.fromkeys([*kept, self._random.choice(names)]))
 
 
 _GLOBALS: dict[str, Any] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from random import Random
 from typing import Any
@@ -16,6 +17,8 @@ from torchmdla.testing.programs.operators import operator
 # Of values that share what they read or write with nobody. Copies that eager does not make are not what is looked for.
 NAMES = sorted(name for name in SAMPLES if operator(name) is not None)
 
+_RECURRENT = re.compile(r"::(lstm|gru|rnn)_?")
+
 # What finds a tensor for a place: sample and the sizes that it should have, as text, to a name.
 Find = Callable[[Tensor, tuple[str, ...]], str]
 
@@ -25,7 +28,7 @@ def call(random: Random, find: Find) -> str:
     name = random.choice(NAMES)
     arguments = random.choice(SAMPLES[name])
     tensors = [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, Tensor)]
-    lengths = sorted({size for tensor in tensors for size in tensor.shape if size > 1})
+    lengths = sorted(_varied(name, tensors))
     # Every size that was equal to one is n then: products still fit, and what does not is drawn anew.
     varying = random.choice(lengths) if lengths and random.random() < 0.9 else None
 
@@ -45,6 +48,13 @@ def call(random: Random, find: Find) -> str:
     ]
     space, _, rest = name.partition("::")
     return f"torch.ops.{space}.{rest.partition('.')[0]}({', '.join(parts)})"
+
+
+def _varied(name: str, tensors: list[Tensor]) -> set[int]:
+    """The sizes of an operator's sample that may be any."""
+    if _RECURRENT.search(name):  # Eager does not look whether states and weights fit, and reads beside them.
+        return {size for size in tensors[0].shape if size != tensors[1].shape[0]}
+    return {size for tensor in tensors for size in tensor.shape if size > 1}
 
 
 def draw_like(sample: Tensor, sizes: tuple[str, ...]) -> str:
