@@ -377,8 +377,11 @@ class _Drawing:
     def _results(self) -> list[str]:
         """What nobody uses, and something else."""
         names = list(self._tensors())
+        # What only sizes are asked of is not read.
         unused = [
-            name for name in names if not any(re.search(rf"\b{name}\b", line.partition("=")[2]) for line in self._body)
+            name
+            for name in names
+            if not any(re.search(rf"\b{name}\b(?!\.size\()", line.partition("=")[2]) for line in self._body)
         ]
         made = [name for name in unused if name.startswith("v")] or names[-1:]
         # Of a value that nobody reads these devices raise no errors.
