@@ -18,6 +18,7 @@ from fuzz.cases import job, job_of
 from fuzz.drawing import KINDS, draw, way_of
 from fuzz.hunt import FAULTS, Hunt, Options
 from fuzz.shrinking import shrunk
+from fuzz.sources import INSTALLED
 from fuzz.text import Input, Text, module_of, program_of
 
 from torchmdla.testing.checking import check
@@ -101,6 +102,15 @@ def test_elementwise_programs_are_split_and_batched() -> None:
     assert any("torch.tanh((x1[:" in one for (one,) in seen)
     assert any("torch.tanh((torch.stack" in one for (one,) in seen)
     assert any("torch.tanh((x1.transpose" in one for (one,) in seen)
+
+
+@pytest.mark.skipif("nnsmith" not in INSTALLED, reason="NNSmith is not installed")
+def test_graphs_of_nnsmith() -> None:
+    names = [
+        f"nnsmith/{way}/{seed}" for seed, way in enumerate(("torchscript:script", "dynamo:compile", "acap:device"))
+    ]
+    found = outcomes([job(name, name.split("/")[1], "cpu") for name in names])
+    assert {one.status for one in found.values()} <= {"ok", "fallback"}, found
 
 
 # --- what is found, made small and written --------------------------------------------------------------------------

@@ -33,7 +33,7 @@ examples:
 """
 
 
-def parser(kinds: dict[str, str]) -> argparse.ArgumentParser:
+def parser(kinds: dict[str, str], installed: Sequence[str]) -> argparse.ArgumentParser:
     """The command line's options."""
     lines = "\n".join(f"  {name:<10} {text}" for name, text in kinds.items())
     made = argparse.ArgumentParser(
@@ -46,7 +46,9 @@ def parser(kinds: dict[str, str]) -> argparse.ArgumentParser:
     made.add_argument("--minutes", type=float, metavar="N", help="begin no program after N; 1, with --count any time")
     made.add_argument("--count", type=int, metavar="N", help="so many programs")
     made.add_argument("--seed", type=int, default=0, metavar="N", help="the first seed, the others follow; 0")
-    made.add_argument("--kind", default=",".join(kinds), metavar="NAMES", help="kinds of programs between commas; all")
+    made.add_argument(
+        "--kind", default=",".join(installed), metavar="NAMES", help="kinds of programs between commas; all"
+    )
     made.add_argument("--road", default="", metavar="NAMES", help="roads between commas; drawn, most TorchScript")
     made.add_argument("--device", default="cpu", metavar="NAME", help="the device that groups are for; cpu")
     made.add_argument("--options", default="", metavar="LIST", help="the device's own, NAME=VALUE between commas")
@@ -64,14 +66,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="torchmdla-fuzz-") as folder:
         # Nothing is read from a user's cache. Before torchmdla is imported, and inherited by what runs programs.
         os.environ.setdefault("TORCHMDLA_CACHE_DIR", folder)
-        from fuzz.drawing import KINDS, draw
+        from fuzz.sources import INSTALLED, SOURCES, draw
         from torchmdla.testing.roads import NotAvailableError, check_device, ways
 
-        made = parser({name: kind.help for name, kind in KINDS.items()})
+        made = parser({name: source.help for name, source in SOURCES.items()}, INSTALLED)
         options = made.parse_args(arguments)
         kinds = options.kind.split(",")
-        if unknown := set(kinds) - set(KINDS):
-            made.error(f"no kind {', '.join(unknown)}")
+        if unknown := set(kinds) - set(INSTALLED):
+            made.error(f"no kind {', '.join(unknown)}, or it is not installed")
         if options.show:
             kind, way, seed = options.show.split("/")
             print(draw(kind, int(seed), way))

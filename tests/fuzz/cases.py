@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from fuzz.drawing import draw
+from fuzz.sources import draw
 from fuzz.text import module_of, program_of
 from torchmdla.testing.programs import Program
 from torchmdla.testing.runner import Job

@@ -100,7 +100,7 @@ class NothingFits(Exception):
 
 
 def draw(kind: str, seed: int, way: str) -> Text:
-    """The program of a kind and a seed for a way; the same each time."""
+    """The program of one of :data:`KINDS` and a seed for a way; the same each time."""
     return _Drawing(KINDS[kind], Random(f"{kind}:{seed}:{way}"), way).text()
 
 

@@ -28,7 +28,7 @@ class Options:
     """What is run, and for how long.
 
     Attributes:
-        kinds: of programs, as in :data:`fuzz.drawing.KINDS`.
+        kinds: of programs, as in :data:`fuzz.sources.SOURCES`.
         ways: where; empty: drawn by seed.
         seed: the first one; the others follow it.
         count: programs at most; None: no limit.
@@ -197,7 +197,7 @@ def _way_of_failing(outcome: Outcome) -> str:
 def _text_of(name: str) -> Text | None:
     """The program of a seed, drawn in a process of its own: eager, which draws, may be what crashes."""
     script = (
-        "import json, sys; from dataclasses import asdict; from fuzz.drawing import draw; "
+        "import json, sys; from dataclasses import asdict; from fuzz.sources import draw; "
         "kind, way, seed = sys.argv[1].split('/'); print(json.dumps(asdict(draw(kind, int(seed), way))))"
     )
     done = subprocess.run(
