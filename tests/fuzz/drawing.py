@@ -377,11 +377,12 @@ class _Drawing:
     def _results(self) -> list[str]:
         """What nobody uses, and something else."""
         names = list(self._tensors())
-        # What only sizes are asked of is not read.
+        assigned = [line.partition(" = ")[::2] for statement in self._body for line in statement.splitlines()]
+        # What only itself and sizes are made of is not read.
         unused = [
             name
             for name in names
-            if not any(re.search(rf"\b{name}\b(?!\.size\()", line.partition("=")[2]) for line in self._body)
+            if not any(re.search(rf"\b{name}\b(?!\.size\()", value) for to, value in assigned if to.strip() != name)
         ]
         made = [name for name in unused if name.startswith("v")] or names[-1:]
         # Of a value that nobody reads these devices raise no errors.
