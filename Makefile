@@ -76,7 +76,7 @@ asan ubsan tsan: build
 	cd build/$@/tree && \
 	  ASAN_OPTIONS=detect_leaks=0 \
 	  UBSAN_OPTIONS=print_stacktrace=1 \
-	  TSAN_OPTIONS=halt_on_error=1:suppressions=$(CURDIR)/tests/tsan.supp:log_path=$(CURDIR)/build/$@/report \
+	  TSAN_OPTIONS=halt_on_error=1:report_mutex_bugs=0:suppressions=$(CURDIR)/tests/tsan.supp:log_path=$(CURDIR)/build/$@/report \
 	  TORCHMDLA_COMPILE_MEMORY=0 \
 	  PYTHONPATH=. TORCHMDLA_CACHE_DIR=$(CURDIR)/build/$@/cache \
 	  LD_PRELOAD="$(foreach library,$(PRELOAD_$@),$(shell $(CXX) -print-file-name=$(library)))" \

@@ -266,7 +266,14 @@ def _copies(x: Tensor, buffer: Tensor) -> Any:
     return view.contiguous(), view.reshape(-1), x.reshape(-1), view
 
 
-ALIASES = [_of_an_input, _of_a_part, _of_a_buffer, _of_neither, _copies]
+def _of_several_parts(x: Tensor, buffer: Tensor) -> Any:
+    first, _ = x.chunk(2)
+    first.mul_(2)
+    buffer.add_(x)
+    return first, buffer.unbind(1)[2], x.split(3)[1]
+
+
+ALIASES = [_of_an_input, _of_a_part, _of_a_buffer, _of_neither, _copies, _of_several_parts]
 
 
 class WithBuffer(nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -158,10 +159,17 @@ def _aliases_of_placeholders(program: ExportedProgram) -> list[bool]:
 def _chain(result: Any, written: Container[Any]) -> list[Any]:
     """A result, what it is a view of, and so on, up to one of ``written`` or to what is no view."""
     found = [result]
-    while result not in written and isinstance(result, fx.Node) and getattr(result.target, "is_view", False):
+    while result not in written and isinstance(result, fx.Node) and _is_view(result):
         result = result.args[0]
         found.append(result)
     return found
+
+
+def _is_view(node: fx.Node) -> bool:
+    """Of its first argument; also one of several (``chunk``), which are a node of their own."""
+    if node.target is operator.getitem:
+        return isinstance(node.args[0], fx.Node) and _is_view(node.args[0])
+    return getattr(node.target, "is_view", False)
 
 
 @contextmanager
