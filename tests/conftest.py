@@ -17,6 +17,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # Before any test imports torchmdla, and inherited by worker processes: nothing is read from a user's cache.
     config.stash[_cache] = tempfile.TemporaryDirectory(prefix="torchmdla-tests-")
     os.environ["TORCHMDLA_CACHE_DIR"] = config.stash[_cache].name
+    os.environ.setdefault("TORCHMDLA_VERIFY", "1")
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

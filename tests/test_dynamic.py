@@ -414,6 +414,22 @@ def script_anew(function: Any) -> Any:
     return torch.jit.script(types.FunctionType(function.__code__, function.__globals__, function.__name__))
 
 
+def test_no_more_is_cut_off_than_there_is() -> None:
+    """Whatever is added in front: PyTorch cuts first."""
+
+    def cropped(x: Tensor) -> Tensor:
+        return nn.functional.pad(x * 2 + 1, [0, 0, 20, 1 - x.size(1)]) * 3
+
+    scripted = torch.jit.script(cropped)
+    for size in (2, 3, 5, 4, 5, 3, 4):
+        x = torch.randn(9, size)
+        assert_matches(scripted(x), cropped(x))
+    assert torchmdla.stats().dynamic == 1
+    for size in (11, 12, 30):
+        with pytest.raises(RuntimeError, match="length must be non-negative"):
+            scripted(torch.randn(9, size))
+
+
 def test_a_list_of_sizes_is_the_callers() -> None:
     scripted = warmed_up(script_anew(with_sizes), torch.randn(4, 3))
     for size in (4, 4, 5, 6, 7, 7):

@@ -43,10 +43,6 @@ _SIZES = frozenset(
 # Of these operators numbers of any type are positions, too.
 _RANGES = frozenset(("aten::arange", "aten::arange.start", "aten::arange.start_step"))
 
-
-# Write at an index whose range their shape functions do not look at: (value, what is written, dim, index).
-_INDEXED = frozenset(("aten::select_scatter",))
-
 # Recurrent networks of padded sequences.
 RECURRENT = frozenset(("aten::lstm.input", "aten::gru.input", "aten::rnn_tanh.input", "aten::rnn_relu.input"))
 
@@ -110,10 +106,8 @@ class SymbolicRun:
             return value if is_size else _fixed(value)
 
         arguments = [prepared(*pair) for pair in zip(schema.arguments, arguments, strict=True)]
-        if name == "aten::roll":
-            _fix_turns(*arguments)
-        if name in _INDEXED:
-            _check_index(*(value for k, value in enumerate(arguments) if k in (0, 2, 3)))
+        if name in _DECISIONS:
+            _DECISIONS[name](*arguments)
         return _SHAPES[name](*arguments) if name in _SHAPES else call(schema, arguments)
 
     def record(self, values: Mapping[str, Any], seen: Record, outputs: Collection[str]) -> Record:
@@ -209,10 +203,21 @@ def _fix_turns(value: torch.Tensor, shifts: Any, dims: Sequence[int]) -> None:
             int(shift // size)
 
 
-def _check_index(value: torch.Tensor, dim: int, index: Any) -> None:
+def _check_index(value: torch.Tensor, source: torch.Tensor, dim: int, index: Any) -> None:
     size = value.shape[dim]
     if not -size <= index < size:
         raise CompileError(f"index {index} of {size} elements")
+
+
+def _check_crop(value: torch.Tensor, pad: Sequence[Any], *settings: Any) -> None:
+    """What is cut off, by negative amounts, must be there, whatever is added elsewhere."""
+    for dim, (front, back) in enumerate(zip(pad[::2], pad[1::2], strict=True), 1):
+        left = value.shape[-dim]
+        for amount in (front, back):
+            if amount < 0:
+                left = left + amount
+                if left < 0:
+                    raise CompileError(f"{amount} of {value.shape[-dim]} elements are cut off")
 
 
 def _fixed(value: Any) -> Any:
@@ -291,6 +296,14 @@ def _recurrent(
         return sequence.new_empty([second, first, features]).transpose(0, 1), *last
     return sequence.new_empty([first, second, features]), *last
 
+
+# What operators decide on sizes that their shape functions do not look at.
+_DECISIONS: Mapping[str, Callable[..., None]] = {
+    "aten::roll": _fix_turns,
+    "aten::select_scatter": _check_index,
+    "aten::constant_pad_nd": _check_crop,
+    "aten::pad": _check_crop,
+}
 
 # Of operators whose own shape functions decide on more than shapes: PyTorch chooses an implementation of a convolution
 # by the sizes, and runs a recurrent network step by step, which would fix the number of steps.

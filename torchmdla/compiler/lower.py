@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 
 from torchmdla import devices
+from torchmdla.compiler import dump
 from torchmdla.compiler.artifact import Artifact
 from torchmdla.compiler.program import Program
 from torchmdla.errors import CompileError
@@ -17,7 +18,8 @@ def lower(program: Program) -> Artifact:
         CompileError: the device's own; or one that carries the traceback of whatever else it raised.
     """
     try:
-        artifact = devices.get(program.target.device).lower(program)
+        with dump.dumping(program):
+            artifact = devices.get(program.target.device).lower(program)
     except Exception as error:
         raise as_compile_error(error) from error
     if artifact.manifest.program != program.key:

@@ -10,6 +10,7 @@ from collections import OrderedDict
 from dataclasses import asdict, dataclass
 from typing import Literal
 
+from torchmdla.compiler import dump
 from torchmdla.compiler.artifact import Artifact
 from torchmdla.compiler.cache import DiskCache
 from torchmdla.compiler.failures import Failures
@@ -146,6 +147,8 @@ class CompilerService:
         return artifact
 
     def _load(self, key: str) -> tuple[Artifact, Source] | None:
+        if dump.folder_of(key):  # Nothing can be seen of what is not compiled.
+            return None
         artifact = self.cache.load(key)
         if artifact is None:
             return None
@@ -159,6 +162,8 @@ class CompilerService:
         try:
             artifact = lower(program) if self._is_compiled_here(program) else self.pool.compile(program)
         except CompileError as error:
+            if folder := dump.folder_of(key):
+                error.args = (f"{error}\nTo repeat it: python {folder / 'repeat.py'}",)
             seconds = time.perf_counter() - start
             with self._lock:
                 self._statistics.seconds += seconds

@@ -9,11 +9,12 @@ from functools import partial
 
 from torch_mlir import ir
 
+from torchmdla.compiler import dump
 from torchmdla.compiler.artifact import Artifact, Manifest
 from torchmdla.compiler.mlir import explained, new_context
 from torchmdla.compiler.program import Program
 from torchmdla.devices.cpu.code.checks import check_bounds
-from torchmdla.devices.cpu.code.emit import fold, to_llvm, to_object
+from torchmdla.devices.cpu.code.emit import disassembled, fold, to_llvm, to_llvm_ir, to_object
 from torchmdla.devices.cpu.code.entry import ENTRY, Code, function_attributes, write_module
 from torchmdla.devices.cpu.code.object_file import is_elf, undefined_symbols
 from torchmdla.devices.cpu.frontend.buffers import bufferize, count_ops, fill_splats, is_large
@@ -21,7 +22,7 @@ from torchmdla.devices.cpu.frontend.fusion import fuse
 from torchmdla.devices.cpu.frontend.linalg import to_linalg
 from torchmdla.devices.cpu.frontend.reading import read_steps
 from torchmdla.devices.cpu.passes.bounds import conditions_of_bounds
-from torchmdla.devices.cpu.passes.transforms import rewrite, run_by_tiles, transform
+from torchmdla.devices.cpu.passes.transforms import observe, rewrite, run_by_tiles, transform
 from torchmdla.devices.cpu.passes.unify import mark_varying, not_dynamic, steps_at, unify
 from torchmdla.devices.cpu.steps import ChainStep, Steps
 
@@ -40,6 +41,8 @@ def lower(program: Program) -> Artifact:
         code, generated = _generate(program, seconds)
         with _timed(seconds, "object"):
             object_code = to_object(generated, ENTRY, code.externals)
+        dump.write("code.o", lambda: object_code)
+        dump.write("assembly.s", lambda: disassembled(object_code))
     return Artifact(object_code, _manifest(program, code, object_code, seconds))
 
 
@@ -63,12 +66,14 @@ def _generate(program: Program, seconds: dict[str, float]) -> tuple[Code, ir.Mod
     with _timed(seconds, "llvm"):
         with explained("the generated code is not valid"):
             generated = ir.Module.parse(code.text)
+        dump.write("generated.mlir", lambda: str(generated))
         to_llvm(generated, bool(code.regions))
         if code.fault:
             with explained("checks of bounds cannot be added"):
                 fold(generated)
                 lower_more = partial(to_llvm, has_regions=False)
                 check_bounds(generated, code.regions, function_attributes(program), lower_more)
+    dump.write("llvm.ll", lambda: to_llvm_ir(generated))
     return code, generated
 
 
@@ -88,19 +93,22 @@ def _dynamic_steps(program: Program, seconds: dict[str, float]) -> Steps:
     samples = _read_samples([program.sample(k) for k in range(len(program.samples))], seconds)
     with _timed(seconds, "steps"):
         mark_varying(samples)
-        for steps in samples:
-            rewrite(steps, program)
+        for k, steps in enumerate(samples):
+            rewrite(steps, program, f"sample{k}")
         unified = unify(program, samples)
+        observe("unify", unified)
         typical = steps_at(unified, unified.typical)
         before = set(typical.steps)
-        run_by_tiles(typical, program)
+        run_by_tiles(typical, program, name="typical")
         tiles = [step.tile for step in typical.steps if isinstance(step, ChainStep) and step not in before]
-        for steps in samples:
+        for k, steps in enumerate(samples):
             try:
-                run_by_tiles(steps, program, tiles)
+                run_by_tiles(steps, program, tiles, f"sample{k}")
             except ValueError as error:
                 raise not_dynamic(f"which operations run tile by tile depends on the sizes ({error})") from None
-        return unify(program, samples)
+        found = unify(program, samples)
+        observe("unify", found)
+        return found
 
 
 def _read_samples(programs: Sequence[Program], seconds: dict[str, float]) -> list[Steps]:
@@ -118,8 +126,10 @@ def _fused(program: Program, seconds: dict[str, float]) -> ir.Module:
     """A static program on tensors."""
     with _timed(seconds, "linalg"):
         module = to_linalg(program)
+    dump.write("linalg.mlir", lambda: str(module))
     with _timed(seconds, "fusion"):
         fuse(module)
+    dump.write("fused.mlir", lambda: str(module))
     return module
 
 
@@ -127,6 +137,7 @@ def _read(module: ir.Module, program: Program, seconds: dict[str, float], large:
     """The steps of a static program, as its author has them."""
     with _timed(seconds, "buffers"):
         function = bufferize(module, large)
+    dump.write("buffers.mlir", lambda: str(module))
     with _timed(seconds, "steps"):
         return read_steps(function, program)
 
@@ -157,6 +168,7 @@ def _device_calls(object_code: bytes, code: Code) -> tuple[str, ...]:
 
 @contextmanager
 def _timed(seconds: dict[str, float], stage: str) -> Iterator[None]:
+    dump.begin(stage)
     start = time.perf_counter()
     yield
     seconds[stage] = seconds.get(stage, 0.0) + time.perf_counter() - start

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
+import subprocess
 import tempfile
 from collections.abc import Iterable
 
 from torch_mlir import ir
+from torch_mlir.dialects import llvm
 from torch_mlir.execution_engine import ExecutionEngine
 
 from torchmdla.compiler.mlir import explained, run
@@ -77,3 +80,22 @@ def to_object(module: ir.Module, entry: str, externals: Iterable[str]) -> bytes:
             return file.read()
     finally:
         os.unlink(path)
+
+
+def to_llvm_ir(module: ir.Module) -> str:
+    """LLVM IR of a module in the LLVM dialect, before LLVM's own passes."""
+    return str(llvm.translate_module_to_llvmir(module.operation))
+
+
+def disassembled(object_code: bytes) -> str:
+    """The instructions of object code, by what the machine has of ``llvm-objdump`` and ``objdump``."""
+    tool = shutil.which("llvm-objdump") or shutil.which("objdump")
+    if tool is None:
+        return "# neither llvm-objdump nor objdump is installed\n"
+    with tempfile.NamedTemporaryFile(suffix=".o") as file:
+        file.write(object_code)
+        file.flush()
+        done = subprocess.run(
+            [tool, "-d", "--no-show-raw-insn", file.name], capture_output=True, text=True, check=False
+        )
+    return done.stdout or f"# {done.stderr}"

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from torchmdla.compiler import dump
 from torchmdla.compiler.artifact import Pack
 from torchmdla.compiler.program import Program
 from torchmdla.compiler.sizes import Size, at
@@ -19,6 +20,7 @@ from torchmdla.devices.cpu.code.vector_math import expand
 from torchmdla.devices.cpu.frontend.buffers import ALIGNMENT, Lifetime, plan
 from torchmdla.devices.cpu.machine import CHECK_BOUNDS, Machine
 from torchmdla.devices.cpu.nests import ELEMENT_BYTES, AnyNest, computed, stored
+from torchmdla.devices.cpu.printer import kernel_text
 from torchmdla.devices.cpu.schedule import Ahead, Schedule, choose, ranges
 from torchmdla.devices.cpu.steps import (
     AssertStep,
@@ -387,7 +389,9 @@ class _FunctionWriter:
             schedule = choose(nest, module.machine, module.symbols.typical, ahead)
             code = write_kernel(nest, schedule, module.machine, module.attributes)
             module.externals.update(code.externals)
-            module.written[key] = module.kernel(code.text), nest, schedule
+            symbol = module.kernel(code.text)
+            dump.write(f"{symbol}.mlir", lambda: kernel_text(nest, schedule, code.text.replace("{symbol}", symbol)))
+            module.written[key] = symbol, nest, schedule
         return module.written[key]
 
     def _spilled_all(self, scalars: Sequence[Scalar], may_fail: bool) -> list[str]:

@@ -1,0 +1,324 @@
+"""Steps, nests and schedules as text, for people to read, whether they are valid or not.
+
+A product of matrices with a bias, after epilogues have merged::
+
+    nest d0:4 d1:8 d2:64+ {                       // + marks loops that reduce
+      i0 = input0[d0, d2]
+      i1 = packed0[d2, d1]
+      o0 = from 0.0
+      v0 : f32 = arith.mulf i0, i1
+      v1 : f32 = arith.addf o0, v0
+      yield v1
+    } then {
+      i0 = parameter2[d1]
+      v0 : f32 = arith.addf o0, i0
+      result0[d0, d1] = v0
+    }
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import singledispatchmethod
+
+from torchmdla.compiler.sizes import Size
+from torchmdla.devices.cpu.nests import AnyNest, AnyOperand, Instruction, constant_number
+from torchmdla.devices.cpu.schedule import Schedule
+from torchmdla.devices.cpu.steps import (
+    Access,
+    AssertStep,
+    Buffer,
+    ChainStep,
+    ElementStep,
+    Ending,
+    Linear,
+    LoadStep,
+    NestStep,
+    RegionStep,
+    RepeatStep,
+    Scalar,
+    ScalarStep,
+    Step,
+    Steps,
+    StoreStep,
+    flattened,
+)
+
+_INDENT = "  "
+
+
+def steps_text(steps: Steps) -> str:
+    """Every buffer, then what is packed of parameters, then the entry's steps."""
+    return "\n".join(StepsPrinter(steps).lines()) + "\n"
+
+
+class StepsPrinter:
+    """Names what the steps of one executable use, and prints them."""
+
+    def __init__(self, steps: Steps) -> None:
+        self._steps = steps
+        self._names: dict[Buffer | Scalar, str] = {}
+        self._buffers = [b for b in _all_buffers(steps) if b not in self._names]
+        counts: dict[str, Iterator[int]] = {}
+        for buffer in self._buffers:
+            number = buffer.symbol or buffer.position
+            if buffer.kind in ("temporary", "local", "view"):
+                number = next(counts.setdefault(buffer.kind, itertools.count()))
+            self._names[buffer] = f"{buffer.kind}{number}"
+
+    def lines(self) -> Iterator[str]:
+        if self._steps.typical:
+            yield f"typical {list(self._steps.typical)}"
+        for buffer in self._buffers:
+            marks = "".join(f" {name}" for name in ("fixed", "varies") if getattr(buffer, name))
+            yield f"buffer {self._names[buffer]} : {buffer.element}{_list(buffer.sizes)}{marks}"
+        for packing in self._steps.packings:
+            yield f"pack {self._name(packing.buffer)} {{"
+            yield from self._indented(packing.steps)
+            yield "}"
+        yield "entry {"
+        yield from self._indented(self._steps.steps)
+        yield "}"
+
+    def step(self, step: Step) -> str:
+        """One step."""
+        return "\n".join(self._lines_of(step))
+
+    def _indented(self, steps: Iterable[Step]) -> Iterator[str]:
+        for step in steps:
+            for line in self._lines_of(step):
+                yield _INDENT + line
+
+    def _name(self, thing: Buffer | Scalar) -> str:
+        if thing not in self._names:
+            assert isinstance(thing, Scalar)
+            number = thing.argument if thing.argument >= 0 else len(self._names)
+            self._names[thing] = f"{'argument' if thing.argument >= 0 else 's'}{number}"
+        return self._names[thing]
+
+    # Steps.
+
+    @singledispatchmethod
+    def _lines_of(self, step: Step) -> Iterator[str]:
+        raise TypeError(f"no text for {type(step).__name__}")
+
+    @_lines_of.register
+    def _(self, step: NestStep) -> Iterator[str]:
+        yield f"nest {_loops(step.sizes, step.reduction)} {{"
+        for k, access in enumerate(step.inputs):
+            yield f"{_INDENT}i{k} = {self._access(access)}"
+        read = {v for i in step.body for v in i.operands} | set(step.yields)
+        for k, access in enumerate(step.outputs):
+            initial = f"from {_constant(step.initial)}" if step.initial else self._access(access)
+            if step.initial or len(step.inputs) + k in read:
+                yield f"{_INDENT}o{k} = {initial}"
+        for k, scalar in enumerate(step.scalars):
+            yield f"{_INDENT}c{k} = {self._name(scalar)}"
+        for k, table in enumerate(step.tables):
+            at = f"{_list(table.table.sizes)} strides {_list(table.table.strides)} offset {table.offset}"
+            yield f"{_INDENT}t{k} = table {self._name(table.buffer)} {at}"
+        names = _names(len(step.inputs), len(step.outputs), len(step.scalars), len(step.body))
+        yield from _body(step.body, names)
+        if step.ending is None:
+            yield from self._stores(step.outputs, _named(names, step.yields))
+        else:
+            yield f"{_INDENT}yield {', '.join(_named(names, step.yields))}"
+            yield "} then {"
+            yield from self._ending(step.ending, len(step.outputs))
+        yield "}"
+
+    def _ending(self, ending: Ending, reduced: int) -> Iterator[str]:
+        for k, access in enumerate(ending.inputs):
+            yield f"{_INDENT}i{k} = {self._access(access)}"
+        for k, scalar in enumerate(ending.scalars):
+            yield f"{_INDENT}c{k} = {self._name(scalar)}"
+        names = _epilogue_names(reduced, len(ending.inputs), len(ending.scalars), len(ending.body))
+        yield from _body(ending.body, names)
+        yield from self._stores(ending.outputs, _named(names, ending.yields))
+
+    def _stores(self, outputs: Sequence[Access], values: Sequence[str]) -> Iterator[str]:
+        for access, value in zip(outputs, values, strict=False):
+            yield f"{_INDENT}{self._access(access)} = {value}"
+
+    @_lines_of.register
+    def _(self, step: ChainStep) -> Iterator[str]:
+        axes = ", ".join(f"{extent} by {tile}" for extent, tile in zip(step.extents, step.tile, strict=False))
+        yield f"chain {axes} {{"
+        for member, loops in zip(step.members, step.loops, strict=False):
+            yield f"{_INDENT}// its axes are loops {', '.join(f'd{loop}' for loop in loops)}"
+            for line in self._lines_of(member):
+                yield _INDENT + line
+        yield "}"
+
+    @_lines_of.register
+    def _(self, step: RepeatStep) -> Iterator[str]:
+        yield f"repeat {step.count} {{"
+        for view in step.views:
+            place = f"{self._name(view.base)} offset {view.offset} + iteration * {view.distance}"
+            yield f"{_INDENT}{self._name(view.buffer)} = {place}"
+        yield from self._indented(step.steps)
+        yield "}"
+
+    @_lines_of.register
+    def _(self, step: RegionStep) -> Iterator[str]:
+        things: list[Buffer | Scalar] = [*step.buffers, *step.temporaries, *step.scalars]
+        operands = map(self._name, things)
+        results = f"{', '.join(map(self._name, step.results))} = " if step.results else ""
+        yield f"{results}call @{step.symbol}({', '.join(operands)})"
+
+    @_lines_of.register
+    def _(self, step: LoadStep) -> Iterator[str]:
+        yield f"{self._name(step.scalar)} : {step.scalar.type} = load {self._element(step)}"
+
+    @_lines_of.register
+    def _(self, step: StoreStep) -> Iterator[str]:
+        yield f"store {self._name(step.scalar)}, {self._element(step)}"
+
+    @_lines_of.register
+    def _(self, step: ScalarStep) -> Iterator[str]:
+        operands = ", ".join(map(self._name, step.operands))
+        rest = f" {{{step.attributes}}}" if step.attributes else f" {step.size}" if step.size is not None else ""
+        yield f"{self._name(step.result)} : {step.result.type} = {step.name} {operands}{rest}".rstrip()
+
+    @_lines_of.register
+    def _(self, step: AssertStep) -> Iterator[str]:
+        yield f"assert {self._name(step.condition)}"
+
+    def _element(self, step: ElementStep) -> str:
+        pairs = zip(step.indices, step.strides, strict=False)
+        terms = [str(step.offset), *(f"{self._name(index)} * {stride}" for index, stride in pairs)]
+        return f"{self._name(step.buffer)} at {' + '.join(terms)}"
+
+    def _access(self, access: Access) -> str:
+        return f"{self._name(access.buffer)}[{', '.join(map(_index, access.indices))}]"
+
+
+# --- kernels ------------------------------------------------------------------------------------------------------
+
+
+def nest_text(nest: AnyNest) -> str:
+    """A kernel's nest: operands are numbered as the kernel's pointers are."""
+    lines = [f"nest {_loops(nest.sizes, nest.reduction)} {{"]
+    operand = itertools.count()
+    for k, own in enumerate(nest.inputs):
+        lines.append(f"{_INDENT}i{k} = {_operand(own, next(operand))}")
+    outputs = nest.epilogue.outputs if nest.epilogue else nest.outputs
+    initial = f"from {_constant(nest.initial)}" if nest.initial else "old"
+    lines += [f"{_INDENT}o{k} = {initial}" for k in range(len(nest.outputs))]
+    lines += [f"{_INDENT}c{k} : {kind} = scalar" for k, kind in enumerate(nest.scalars)]
+    lines += [f"{_INDENT}t{k} = table {t.element}{_list(t.sizes)}" for k, t in enumerate(nest.tables)]
+    names = _names(len(nest.inputs), len(nest.outputs), len(nest.scalars), len(nest.body))
+    lines += _body(nest.body, names)
+    yields = _named(names, nest.yields)
+    if nest.epilogue:
+        lines += [f"{_INDENT}yield {', '.join(yields)}", "} then {"]
+        then = nest.epilogue
+        lines += [f"{_INDENT}i{k} = {_operand(o, next(operand))}" for k, o in enumerate(then.inputs)]
+        lines += [f"{_INDENT}c{k} : {kind} = scalar" for k, kind in enumerate(then.scalars)]
+        names = _epilogue_names(len(nest.outputs), len(then.inputs), len(then.scalars), len(then.body))
+        lines += _body(then.body, names)
+        yields = _named(names, then.yields)
+    lines += [f"{_INDENT}{_operand(o, next(operand))} = {v}" for o, v in zip(outputs, yields, strict=False)]
+    return "\n".join([*lines, "}"])
+
+
+def schedule_text(schedule: Schedule) -> str:
+    """Every decision, a line each."""
+    names = ("levels", "reduction", "tiles", "unroll", "vector", "lanes", "ranged", "iterations", "grain", "prefetch")
+    return "\n".join(f"{name}: {getattr(schedule, name)}" for name in (*names, "ahead"))
+
+
+def kernel_text(nest: AnyNest, schedule: Schedule, code: str) -> str:
+    """A kernel: what it computes, how, and its code."""
+    said = f"{nest_text(nest)}\n\n{schedule_text(schedule)}"
+    return "".join(f"// {line}".rstrip() + "\n" for line in said.splitlines()) + f"\n{code}\n"
+
+
+def _operand(operand: AnyOperand, number: int) -> str:
+    return f"operand{number} : {operand.element} strides {_list(operand.strides)}"
+
+
+# --- what nests and steps share -----------------------------------------------------------------------------------
+
+
+def _names(inputs: int, outputs: int, scalars: int, body: int) -> list[str]:
+    """Of the values of a body, by their numbers."""
+    counts = {"i": inputs, "o": outputs, "c": scalars, "v": body}
+    return [f"{prefix}{k}" for prefix, count in counts.items() for k in range(count)]
+
+
+def _epilogue_names(reduced: int, inputs: int, scalars: int, body: int) -> list[str]:
+    counts = {"o": reduced, "i": inputs, "c": scalars, "v": body}
+    return [f"{prefix}{k}" for prefix, count in counts.items() for k in range(count)]
+
+
+def _named(names: Sequence[str], values: Iterable[int]) -> list[str]:
+    """The names of values; those that there are none of have one, too, since what is not valid is printed."""
+    return [names[value] if 0 <= value < len(names) else f"?{value}" for value in values]
+
+
+def _body(body: Sequence[Instruction], names: Sequence[str]) -> list[str]:
+    own = names[len(names) - len(body) :]
+    return [f"{_INDENT}{name} : {i.result} = {_instruction(i, names)}" for name, i in zip(own, body, strict=False)]
+
+
+# What every floating-point op says.
+_PLAIN = re.compile(r"fastmath = #arith\.fastmath<none>(, )?")
+
+_OPERANDS: Mapping[str, str] = {"index": "d", "load": "t"}
+
+
+def _instruction(instruction: Instruction, names: Sequence[str]) -> str:
+    if instruction.name == "arith.constant":
+        return _constant(instruction)
+    operands = _named(names, instruction.operands)
+    if instruction.name in _OPERANDS:
+        operands.insert(0, f"{_OPERANDS[instruction.name]}{instruction.payload}")
+    if instruction.size is not None:
+        operands.append(str(instruction.size))
+    attributes = _PLAIN.sub("", instruction.attributes).removesuffix("{}")
+    attributes = f" {attributes}" if attributes else ""
+    return f"{instruction.name} {', '.join(operands)}{attributes}".rstrip()
+
+
+def _constant(instruction: Instruction) -> str:
+    number = constant_number(instruction.attributes)
+    return instruction.attributes if number is None else str(number)
+
+
+def _loops(sizes: Sequence[int | Size], reduction: Sequence[bool]) -> str:
+    pairs = zip(sizes, reduction, strict=False)
+    return " ".join(f"d{d}:{size}{'+' if reduces else ''}" for d, (size, reduces) in enumerate(pairs))
+
+
+def _index(index: Linear) -> str:
+    terms = [f"d{loop}" if index.factors[loop] == 1 else f"d{loop} * {index.factors[loop]}" for loop in index.loops]
+    if index.constant or not terms:
+        terms.append(str(index.constant))
+    return " + ".join(terms)
+
+
+def _list(numbers: Iterable[int | Size]) -> str:
+    return f"[{', '.join(map(str, numbers))}]"
+
+
+def _all_buffers(steps: Steps) -> Iterator[Buffer]:
+    """Every buffer, those inside of chains and repeated steps too, in order of appearance."""
+    packed = [step for packing in steps.packings for step in packing.steps]
+    seen = (b for step in flattened([*packed, *steps.steps]) for b in _buffers(step))
+    return iter(dict.fromkeys([*(packing.buffer for packing in steps.packings), *seen]))
+
+
+def _buffers(step: Step) -> Iterator[Buffer]:
+    if isinstance(step, ChainStep):
+        for member in step.members:
+            yield from _buffers(member)
+    elif isinstance(step, NestStep):
+        yield from (a.buffer for a in (*step.accesses, *step.outputs))
+        yield from (t.buffer for t in step.tables)
+    elif isinstance(step, RepeatStep):
+        yield from (buffer for view in step.views for buffer in (view.base, view.buffer))
+    else:
+        yield from [*step.reads, *step.writes]

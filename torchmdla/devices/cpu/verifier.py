@@ -1,0 +1,149 @@
+"""What must hold of steps between passes: ``TORCHMDLA_VERIFY=1`` checks it after each, as the tests do.
+
+Values have names before they are used, indices fit buffers and loops, only results, temporaries and packed buffers are
+written, and nothing is read that nothing has written. That every access lies inside of its buffer is shown by
+:mod:`~torchmdla.devices.cpu.passes.bounds`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from torchmdla.devices.cpu.nests import Instruction
+from torchmdla.devices.cpu.printer import StepsPrinter
+from torchmdla.devices.cpu.steps import (
+    Access,
+    Buffer,
+    ChainStep,
+    LoadStep,
+    NestStep,
+    RegionStep,
+    RepeatStep,
+    Step,
+    Steps,
+)
+from torchmdla.errors import CompileError
+
+# What a step may write to.
+_WRITABLE = frozenset(("result", "temporary", "packed", "local", "view"))
+
+# What has content before the first step.
+_GIVEN = frozenset(("input", "parameter", "global", "packed"))
+
+
+def is_asked_for() -> bool:
+    """Whether the environment asks for verification."""
+    return os.environ.get("TORCHMDLA_VERIFY", "0") not in ("", "0")
+
+
+def verify(steps: Steps, after: str) -> None:
+    """Checks ``steps``.
+
+    Raises:
+        CompileError: something does not hold; names it, the step, and the stage ``after`` which it does not.
+    """
+    for packing in steps.packings:
+        _verify(steps, packing.steps, after, written={b for s in packing.steps for b in s.reads if b.kind in _GIVEN})
+    _verify(steps, steps.steps, after, written=set())
+
+
+def _verify(steps: Steps, those: Sequence[Step], after: str, written: set[Buffer]) -> None:
+    for step in those:
+        for fault in _faults(step, written):
+            text = StepsPrinter(steps).step(step)
+            raise CompileError(f"internal error: after {after} a step {fault}", diagnostic=text)
+        written.update(step.writes)
+
+
+def _faults(step: Step, written: set[Buffer]) -> Iterator[str]:
+    """What does not hold of a step, in words."""
+    yield from _CHECKS.get(type(step), _no_faults)(step, written)
+    if any(b.kind not in _WRITABLE and not isinstance(step, RegionStep) for b in step.writes):
+        yield "writes to what is given"
+    # Of a region's buffers nobody knows which it reads.
+    if not isinstance(step, RegionStep):
+        yield from _unwritten(step.reads, written)
+
+
+def _unwritten(reads: Iterable[Buffer], written: set[Buffer]) -> Iterator[str]:
+    if any(b.kind not in _GIVEN and b not in written and b.count for b in reads):
+        yield "reads what nothing has written"
+
+
+def _no_faults(step: Step, written: set[Buffer]) -> Iterator[str]:
+    return iter(())
+
+
+def _nest_faults(step: NestStep, written: set[Buffer]) -> Iterator[str]:
+    loops = len(step.sizes)
+    if len(step.reduction) != loops:
+        yield "says of other loops whether they reduce"
+    ending = step.ending
+    for access in (*step.accesses, *(step.outputs if not ending else ())):
+        yield from _access_faults(access, loops)
+    yield from _body_faults(step.body, step.yields, len(step.inputs) + len(step.outputs) + len(step.scalars))
+    if len(step.yields) != len(step.outputs):
+        yield "yields other values than its outputs"
+    if ending:
+        first = len(step.outputs) + len(ending.inputs) + len(ending.scalars)
+        yield from _body_faults(ending.body, ending.yields, first)
+        if step.initial is None:
+            yield "has an epilogue, but no initial value"
+        if len(ending.yields) != len(ending.outputs):
+            yield "yields other values than its epilogue's outputs"
+    reduced = {loop for loop, flag in enumerate(step.reduction) if flag and step.sizes[loop] != 1}
+    stored = (*ending.inputs, *ending.outputs) if ending else step.outputs
+    if any(reduced & access.loops for access in stored):
+        yield "stores results at the index of a loop that reduces"
+    if any(i.name == "index" and not 0 <= i.payload < loops for i in step.body):
+        yield "uses the index of a loop that it does not have"
+    if any(i.name == "load" and not 0 <= i.payload < len(step.tables) for i in step.body):
+        yield "loads from a table that it does not have"
+
+
+def _access_faults(access: Access, loops: int) -> Iterator[str]:
+    if len(access.indices) != len(access.buffer.sizes):
+        yield f"has {len(access.indices)} indices into a buffer of {len(access.buffer.sizes)} dimensions"
+    if any(len(index.factors) != loops for index in access.indices):
+        yield "has an index over other loops than its own"
+
+
+def _body_faults(body: Sequence[Instruction], yields: Iterable[int], first: int) -> Iterator[str]:
+    for number, instruction in enumerate(body, first):
+        if any(not 0 <= operand < number for operand in instruction.operands):
+            yield "uses a value before it is computed"
+    if any(not 0 <= value < first + len(body) for value in yields):
+        yield "yields a value that it does not have"
+
+
+def _chain_faults(step: ChainStep, written: set[Buffer]) -> Iterator[str]:
+    if len(step.extents) != len(step.tile) or len(step.loops) != len(step.members):
+        yield "has tiles of other axes than its own"
+    inside = set(written)
+    for member, loops in zip(step.members, step.loops, strict=False):
+        yield from _nest_faults(member, inside)
+        yield from _unwritten(member.reads, inside)
+        inside.update(member.writes)
+        if [member.sizes[loop] for loop in loops] != list(step.tile):
+            yield "has a member that is not over one tile"
+
+
+def _repeat_faults(step: RepeatStep, written: set[Buffer]) -> Iterator[str]:
+    # An iteration may read what the one before has written.
+    inside = written | {view.buffer for view in step.views} | set(step.writes)
+    for part in step.steps:
+        yield from _faults(part, inside)
+
+
+def _load_faults(step: LoadStep, written: set[Buffer]) -> Iterator[str]:
+    if len(step.indices) != len(step.strides):
+        yield "has other indices than strides"
+
+
+_CHECKS: Mapping[type, Callable[..., Iterator[str]]] = {
+    NestStep: _nest_faults,
+    ChainStep: _chain_faults,
+    RepeatStep: _repeat_faults,
+    LoadStep: _load_faults,
+}
