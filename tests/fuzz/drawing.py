@@ -90,9 +90,9 @@ _LARGEST_TENSOR = 50_000
 _ATTEMPTS = 12
 
 
-# TorchScript's own derivatives (torch/csrc/jit/runtime/symbolic_script.cpp) give these none by their limits, and NaN
-# by the exponent where the base is zero.
-_WRONG_DERIVATIVE = re.compile(r"\bclamp\(\w+, \w*[a-z]|\bpow\(")
+# TorchScript's own derivatives (torch/csrc/jit/runtime/symbolic_script.cpp) give clamp's limits none, are NaN by the
+# exponent where the base is zero, and compare softplus's result with the threshold.
+_WRONG_DERIVATIVE = re.compile(r"\bclamp\(\w+, \w*[a-z]|\bpow\(|\bsoftplus\(")
 
 
 class NothingFits(Exception):
