@@ -7,6 +7,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -396,6 +397,38 @@ def test_record_leaves_other_files_alone(tmp_path: Any) -> None:
     with pytest.raises(ValueError, match="line 1: not written by --json"):
         Record(file, resumed=True)
     assert file.read_text() == "[\n{}\n]"
+
+
+def test_runs_are_compared_by_code(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    before, after = tmp_path / "before.jsonl", tmp_path / "after.jsonl"
+    same, changed, fails = (
+        Outcome(name, "torchscript:trace", "ok", code=("1", "2")) for name in ("same", "changed", "fails")
+    )
+    for file, outcomes in (
+        (before, [same, changed, fails, replace(same, program="gone")]),
+        (after, [same, replace(changed, code=("1", "3")), replace(fails, status="wrong")]),
+    ):
+        with Record(file) as record:
+            for outcome in outcomes:
+                record.add(judged(outcome))
+    assert command_line.main(["--compare", str(before), str(after)]) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "1 programs with the same code",
+        "other code: changed on torchscript:trace",
+        "ends otherwise: fails on torchscript:trace",
+        "of one run: gone on torchscript:trace",
+    ]
+    assert command_line.main(["--compare", str(before), str(before)]) == 0
+    with pytest.raises(SystemExit, match="2"):
+        command_line.main(["--compare", str(before), str(tmp_path / "none")])
+
+
+def test_code_is_the_same_each_time() -> None:
+    program = PROGRAMS["convolutions.conv2d"]
+    way = variant_of("torchscript:trace")
+    first, second = (check(program, "torchscript:trace", way) for _ in range(2))
+    assert first and second and first.code == second.code
+    assert len(first.code) >= first.specialisations > 0
 
 
 def test_command_resumes(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:

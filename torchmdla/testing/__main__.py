@@ -16,7 +16,7 @@ from rich.table import Table
 from torchmdla.testing import opinfo, programs
 from torchmdla.testing.checking import STATUSES
 from torchmdla.testing.programs import PROGRAMS
-from torchmdla.testing.record import Record
+from torchmdla.testing.record import Comparison, Record, compared
 from torchmdla.testing.roads import ROADS, NotAvailableError, check_device, ways
 from torchmdla.testing.runner import Job, Judged, run
 
@@ -49,6 +49,7 @@ examples:
   python -m torchmdla.testing --road dynamo,export --jobs 4 --json results.jsonl --resume
   python -m torchmdla.testing --device mdla --options precision=fixed8,clusters=2 --filter conv
   python -m torchmdla.testing --opinfo --dtype float32,int64 --filter nn.functional --samples 10
+  python -m torchmdla.testing --compare before.jsonl after.jsonl
 """
 
 
@@ -97,6 +98,13 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--timeout", type=float, default=300, metavar="SECONDS", help="for one program; 300")
     made.add_argument("--json", type=_new_file, metavar="FILE", help="write outcomes here as they come, as JSON lines")
     made.add_argument("--resume", action="store_true", help="of --json: run what FILE does not hold yet")
+    made.add_argument(
+        "--compare",
+        nargs=2,
+        type=Path,
+        metavar=("OLD", "NEW"),
+        help="run nothing; say which programs of two files of --json have other code, or end otherwise",
+    )
     made.add_argument("--verbose", action="store_true", help="a line for every program, fallbacks with their reasons")
     return made
 
@@ -107,6 +115,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = made.parse_args(arguments)
     if options.resume and not options.json:
         made.error("--resume needs --json FILE")
+    if options.compare:
+        try:
+            return _compare(compared(*options.compare))
+        except (OSError, ValueError) as error:
+            made.error(str(error))
     try:
         chosen = ways(options.road)
         check_device(options.device, options.options, chosen)
@@ -137,6 +150,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results = record.results()
     _report(results, console)
     return 0 if all(result.expected for result in results) else 1
+
+
+def _compare(found: Comparison) -> int:
+    print(f"{len(found.same)} programs with the same code")
+    for what, names in (("other code", found.code), ("ends otherwise", found.status), ("of one run", found.only_one)):
+        for name in names:
+            print(f"{what}: {name}")
+    return int(bool(found.code or found.status))
 
 
 def _wanted(name: str, filters: Sequence[str], skipped: Sequence[str]) -> bool:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import re
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
@@ -19,6 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 import torchmdla
+from torchmdla.compiler import service
+from torchmdla.compiler.program import Program as CompiledProgram
 from torchmdla.testing.compare import TOLERANCES, assert_matches
 from torchmdla.testing.programs import Program
 from torchmdla.testing.programs.inputs import copied, drawn
@@ -73,6 +76,7 @@ class Outcome:
         groups: groups that were formed; specialisations: groups compiled for given input types.
         seconds: how long it took.
         precision: the device's number format, where it has one of its own.
+        code: a hash of each artifact's code, in the order of the compiles.
     """
 
     program: str
@@ -84,6 +88,7 @@ class Outcome:
     specialisations: int = 0
     seconds: float = 0.0
     precision: str | None = None
+    code: tuple[str, ...] = ()
 
 
 def check(program: Program, way: str, variant: Variant, seed: int = 0, precision: str | None = None) -> Outcome | None:
@@ -98,7 +103,8 @@ def check(program: Program, way: str, variant: Variant, seed: int = 0, precision
     torchmdla.reset_stats()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        status, detail = _compared(program, subject, variant, seed, precision)
+        with _code_hashes() as code:
+            status, detail = _compared(program, subject, variant, seed, precision)
         stats = torchmdla.stats()
         if (
             status in ("wrong", "error")
@@ -121,7 +127,26 @@ def check(program: Program, way: str, variant: Variant, seed: int = 0, precision
         stats.specialisations,
         round(perf_counter() - start, 3),
         precision,
+        tuple(code),
     )
+
+
+@contextmanager
+def _code_hashes() -> Iterator[list[str]]:
+    """Collects a hash of the code of each program that is compiled meanwhile."""
+    found: list[str] = []
+    compile_program = service.compile_program
+
+    def compiled(program: CompiledProgram) -> service.CompileOutcome:
+        outcome = compile_program(program)
+        found.append(hashlib.sha256(outcome.artifact.object_code).hexdigest()[:16])
+        return outcome
+
+    service.compile_program = compiled
+    try:
+        yield found
+    finally:
+        service.compile_program = compile_program
 
 
 def _without_place(left_out: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -35,22 +35,29 @@ class Record:
         self._outcomes: dict[tuple[str, str], Outcome] = {}
         self._done: set[Job] = set()
         if file is not None and resumed and file.exists():
-            self._read(file)
+            torn = self.read(file)
+            os.truncate(file, file.stat().st_size - torn)
         self._stream = None if file is None else file.open("a" if resumed else "w", encoding="utf-8")
 
-    def _read(self, file: Path) -> None:
+    def read(self, file: Path) -> int:
+        """Takes what another file holds; returns how many bytes of a torn line are at its end.
+
+        Raises:
+            ValueError: it holds something else.
+        """
         whole, _, torn = file.read_bytes().rpartition(b"\n")
         for number, line in enumerate(whole.splitlines(), 1):
             try:
                 self._take(json.loads(line))
             except (ValueError, TypeError, KeyError) as error:
                 raise ValueError(f"{file}, line {number}: not written by --json ({error})") from None
-        os.truncate(file, file.stat().st_size - len(torn))
+        return len(torn)
 
     def _take(self, entry: Any) -> None:
         if "done" in entry:
             self._done.add(Job(**entry["done"]))
         else:
+            entry["code"] = tuple(entry["code"])
             outcome = Outcome(**{name: entry[name] for name in _OUTCOME})
             self._outcomes[outcome.program, outcome.way] = outcome
 
@@ -84,3 +91,41 @@ class Record:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._stream is not None:
             self._stream.close()
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two runs of the same programs, each named by program and way.
+
+    Attributes:
+        same: those that ended alike and compiled to the same code.
+        code: those whose code differs.
+        status: those that ended otherwise.
+        only_one: those of one run alone.
+    """
+
+    same: list[str]
+    code: list[str]
+    status: list[str]
+    only_one: list[str]
+
+
+def compared(before: Path, after: Path) -> Comparison:
+    """What differs between the runs that two files hold.
+
+    Raises:
+        OSError: a file cannot be read.
+        ValueError: a file holds something else.
+    """
+    runs = []
+    for file in (before, after):
+        record = Record(None)
+        record.read(file)
+        runs.append({f"{o.outcome.program} on {o.outcome.way}": o.outcome for o in record.results()})
+    old, new = runs
+    found = Comparison([], [], [], sorted(old.keys() ^ new.keys()))
+    for name in (name for name in old if name in new):
+        one, other = old[name], new[name]
+        kind = found.status if one.status != other.status else found.code if one.code != other.code else found.same
+        kind.append(name)
+    return found
