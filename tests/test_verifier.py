@@ -156,7 +156,7 @@ def _load_without_strides(steps: Steps) -> None:
 
 
 BROKEN: dict[Callable[[Steps], None], str] = {
-    _reorder: "reads what nothing has written",
+    _reorder: "reads what is not yet written",
     _write_input: "writes to what is given",
     _drop_initial: "has an epilogue, but no initial value",
     _store_reduced: "stores results at the index of a loop that reduces",

@@ -1,7 +1,7 @@
 """What must hold of steps between passes: ``TORCHMDLA_VERIFY=1`` checks it after each, as the tests do.
 
-Values have names before they are used, indices fit buffers and loops, only results, temporaries and packed buffers are
-written, and nothing is read that nothing has written. That every access lies inside of its buffer is shown by
+Values are computed before they are used, indices fit buffers and loops, only results, temporaries and packed buffers are
+written, and nothing is read before it is written (memory that nothing ever writes may be: ``torch.empty``). That every access lies inside of its buffer is shown by
 :mod:`~torchmdla.devices.cpu.passes.bounds`.
 """
 
@@ -22,6 +22,7 @@ from torchmdla.devices.cpu.steps import (
     RepeatStep,
     Step,
     Steps,
+    flattened,
 )
 from torchmdla.errors import CompileError
 
@@ -44,11 +45,13 @@ def verify(steps: Steps, after: str) -> None:
         CompileError: something does not hold; names it, the step, and the stage ``after`` which it does not.
     """
     for packing in steps.packings:
-        _verify(steps, packing.steps, after, written={b for s in packing.steps for b in s.reads if b.kind in _GIVEN})
-    _verify(steps, steps.steps, after, written=set())
+        _verify(steps, packing.steps, after)
+    _verify(steps, steps.steps, after)
 
 
-def _verify(steps: Steps, those: Sequence[Step], after: str, written: set[Buffer]) -> None:
+def _verify(steps: Steps, those: Sequence[Step], after: str) -> None:
+    written = {b for step in those for b in step.reads if b.kind in _GIVEN}
+    written |= _all_reads(those) - {b for step in flattened(those) for b in step.writes}
     for step in those:
         for fault in _faults(step, written):
             text = StepsPrinter(steps).step(step)
@@ -61,14 +64,19 @@ def _faults(step: Step, written: set[Buffer]) -> Iterator[str]:
     yield from _CHECKS.get(type(step), _no_faults)(step, written)
     if any(b.kind not in _WRITABLE and not isinstance(step, RegionStep) for b in step.writes):
         yield "writes to what is given"
-    # Of a region's buffers nobody knows which it reads.
-    if not isinstance(step, RegionStep):
+    # Of a region's buffers nobody knows which it reads; what holds others reads what these write.
+    if not isinstance(step, RegionStep | ChainStep | RepeatStep):
         yield from _unwritten(step.reads, written)
 
 
+def _all_reads(steps: Iterable[Step]) -> set[Buffer]:
+    nests = [n for s in flattened(steps) for n in (s.members if isinstance(s, ChainStep) else (s,))]
+    return {b for nest in nests for b in nest.reads}
+
+
 def _unwritten(reads: Iterable[Buffer], written: set[Buffer]) -> Iterator[str]:
-    if any(b.kind not in _GIVEN and b not in written and b.count for b in reads):
-        yield "reads what nothing has written"
+    if any(b not in written and b.count for b in reads):
+        yield "reads what is not yet written"
 
 
 def _no_faults(step: Step, written: set[Buffer]) -> Iterator[str]:
