@@ -1,8 +1,8 @@
 """What must hold of steps between passes: ``TORCHMDLA_VERIFY=1`` checks it after each, as the tests do.
 
-Values are computed before they are used, indices fit buffers and loops, only results, temporaries and packed buffers are
-written, and nothing is read before it is written (memory that nothing ever writes may be: ``torch.empty``). That every access lies inside of its buffer is shown by
-:mod:`~torchmdla.devices.cpu.passes.bounds`.
+Values are computed before they are used, indices fit buffers and loops, only results, temporaries and packed buffers
+are written, and nothing is read before it is written (memory that nothing ever writes may be: ``torch.empty``). That
+every access lies inside of its buffer is shown by :mod:`~torchmdla.devices.cpu.passes.bounds`.
 """
 
 from __future__ import annotations
