@@ -179,6 +179,51 @@ CASES = {
         for _ in range(8):
             assert in_child(child) == 0
     """,
+    "computing a pending value": """
+        device = torchmdla.acap_device()
+        def pending(size):
+            return torch.tanh(torch.ones(size, device=device) * 3.0) + 1
+        for _ in range(3):
+            pending(4).cpu()
+        service.compile_program = blocked(service.compile_program, at, go)
+        values = []
+        def work():  # Its first runs at a size are PyTorch's.
+            while not at.is_set():
+                values.append(pending(5))
+                values[-1].cpu()
+
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        at.wait()
+
+        def child():
+            go.set()
+            for result, size in ((values[-1], 5), (pending(6), 6)):
+                assert_matches(result.cpu(), torch.tanh(torch.ones(size) * 3.0) + 1)
+    """,
+    "computing pending values all the time": """
+        device = torchmdla.acap_device()
+        torchmdla.enable(dynamic=False, max_specialisations=1 << 20)
+        def pending(size):
+            return torch.tanh(torch.ones(size, device=device) * 3.0) + 1
+        for _ in range(3):
+            pending(4).cpu()
+        def work():
+            size = 4
+            while not go.is_set():
+                size += 1
+                pending(size).cpu()
+
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+
+        def child():
+            for _ in range(3):
+                assert_matches(pending(2).cpu(), torch.tanh(torch.ones(2) * 3.0) + 1)
+
+        for _ in range(3):
+            assert in_child(child) == 0
+    """,
     "a data loader's workers": """
         from torch.utils.data import DataLoader
         scripted = program(3.0)
@@ -215,5 +260,5 @@ END = """
 def test_a_child_of_a_process_that_is(case: str) -> None:
     code = "".join(textwrap.dedent(part) for part in (PROGRAM, CASES[case], END))
     command = [sys.executable, "-W", "ignore", "-c", code]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=1200)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert result.stdout.strip() == "fine", result.stderr

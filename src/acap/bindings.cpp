@@ -2,6 +2,7 @@
 
 #include "autocast.h"
 #include "device.h"
+#include "forks.h"
 #include "jit_graph.h"
 #include "kernels.h"
 #include "recording.h"
@@ -36,7 +37,7 @@ void check_is_acap(const at::Tensor& tensor) {
 // What `parameter.data = data` does, which PyTorch refuses where the device type changes.
 void set_data(const at::Tensor& parameter, const at::Tensor& data) {
   if (auto* meta = torch::autograd::impl::get_autograd_meta(parameter)) {
-    const std::lock_guard<std::mutex> guard(meta->mutex_);
+    const Guard guard(meta->mutex_);
     meta->grad_accumulator_.reset(); // it expects gradients of the old device
   }
   parameter.unsafeGetTensorImpl()->shallow_copy_from(data.getIntrusivePtr());
@@ -56,7 +57,7 @@ void bind(py::module& module) {
       "is_pending",
       [](const at::Tensor& tensor) {
         check_is_acap(tensor);
-        const std::lock_guard<std::mutex> guard(graph_mutex());
+        const Guard guard(graph_mutex());
         const auto& value = Storage::of(tensor).value();
         return value && value->node != nullptr;
       },

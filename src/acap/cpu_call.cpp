@@ -1,6 +1,7 @@
 #include "cpu_call.h"
 
 #include "arguments.h"
+#include "forks.h"
 #include "generator.h"
 #include "kernel_call.h"
 #include "operators.h"
@@ -54,7 +55,7 @@ private:
     for (const auto& argument : arguments)
       for_each_tensor(argument, [&](const at::Tensor& tensor) {
         if (!is_acap(tensor)) return;
-        const std::lock_guard<std::mutex> guard(graph_mutex());
+        const Guard guard(graph_mutex());
         if (const auto& value = Storage::of(tensor).value()) values.push_back(value);
       });
     compute(values);

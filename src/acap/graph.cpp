@@ -1,5 +1,6 @@
 #include "graph.h"
 
+#include "forks.h"
 #include "jit_graph.h"
 #include "python_objects.h"
 #include "single_calls.h"
@@ -156,9 +157,10 @@ std::vector<ValuePtr> outputs_of(const std::vector<Node*>& nodes) {
 
 // Waits while another thread runs a part of it. Empty if nothing is pending.
 Cut cut(const std::vector<ValuePtr>& values) {
+  const Unforked section; // waiting, too: in the child nobody would wake the waiters up
   std::unique_lock<std::mutex> lock(graph_mutex());
   auto nodes = pending_nodes_of(values);
-  const auto is_running = [](const Node* node) { return node->is_running; };
+  const auto is_running = [](const Node* node) { return node->is_running(); };
   while (std::any_of(nodes.begin(), nodes.end(), is_running)) {
     runs_ended().wait(lock);
     nodes = pending_nodes_of(values);
@@ -172,7 +174,7 @@ Cut cut(const std::vector<ValuePtr>& values) {
     made.fault = std::current_exception();
   }
   for (auto* node : nodes) {
-    node->is_running = true;
+    node->running_in = process_number();
     made.holders.push_back(node->shared_from_this());
   }
   made.nodes = std::move(nodes);
@@ -205,14 +207,14 @@ void compute(const std::vector<ValuePtr>& values) {
   if (part.nodes.empty()) return;
   const auto end_run = c10::make_scope_exit([&] {
     {
-      const std::lock_guard<std::mutex> guard(graph_mutex());
+      const Guard guard(graph_mutex());
       for (auto* node : part.nodes)
-        node->is_running = false;
+        node->running_in = 0;
     }
     runs_ended().notify_all();
   });
   auto tensors = run(part);
-  const std::lock_guard<std::mutex> guard(graph_mutex());
+  const Guard guard(graph_mutex());
   for (size_t i = 0; i < part.outputs.size(); ++i) {
     part.outputs[i]->tensor = std::move(tensors[i]);
     part.outputs[i]->node.reset(); // the node lives on in `part`, until the lock is released

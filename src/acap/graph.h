@@ -1,6 +1,8 @@
 // What acap tensors are computed from: a graph of functional ATen calls that have not run yet.
 #pragma once
 
+#include "forks.h"
+
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
@@ -49,7 +51,10 @@ public:
   std::vector<Operand> operands;
   std::vector<at::Tensor> metas; // its results' types; flat: lists' elements one by one
   std::vector<std::weak_ptr<Value>> results;
-  bool is_running = false; // guarded by graph_mutex()
+  uint64_t running_in = 0; // the number of the process; guarded by graph_mutex()
+
+  // Not in the child of a fork that came while another thread ran it.
+  bool is_running() const { return running_in == process_number(); }
 
   // The values among the operands, lists' elements one by one.
   template <class Visit> void for_each_input(Visit visit) const {

@@ -1,6 +1,7 @@
 #include "jit_graph.h"
 
 #include "canonical.h"
+#include "forks.h"
 #include "fusion_pass.h"
 #include "never_destroyed.h"
 #include "operators.h"
@@ -169,7 +170,7 @@ std::vector<at::Tensor> run(const Runnable& runnable) {
 }
 
 std::shared_ptr<Graph> describe(const std::vector<ValuePtr>& values, bool argument_per_use) {
-  const std::lock_guard<std::mutex> guard(graph_mutex());
+  const Guard guard(graph_mutex());
   Writer writer(/*as_recorded=*/true, argument_per_use);
   for (auto* node : pending_nodes_of(values))
     writer.add(*node);

@@ -1,5 +1,6 @@
 #include "operators.h"
 
+#include "forks.h"
 #include "never_destroyed.h"
 #include "views.h"
 
@@ -123,11 +124,13 @@ const OperatorTraits& traits_of(const OperatorHandle& op) {
   static std::shared_mutex mutex;
   static NeverDestroyed<std::unordered_map<OperatorName, OperatorTraits>> known;
   {
+    const Unforked section;
     const std::shared_lock<std::shared_mutex> guard(mutex);
     if (const auto found = known->find(op.operator_name()); found != known->end())
       return found->second;
   }
   auto traits = make_traits(op);
+  const Unforked section;
   const std::unique_lock<std::shared_mutex> guard(mutex);
   return known->emplace(op.operator_name(), std::move(traits)).first->second;
 }

@@ -1,5 +1,6 @@
 #include "single_calls.h"
 
+#include "forks.h"
 #include "operators.h"
 #include "plain_modes.h"
 
@@ -21,7 +22,7 @@ bool takes_undefined_elements(const c10::Argument& argument) {
 class Calls {
 public:
   explicit Calls(const std::vector<Node*>& nodes) {
-    const std::lock_guard<std::mutex> guard(graph_mutex());
+    const Guard guard(graph_mutex());
     for (const auto* node : nodes)
       node->for_each_input([&](const ValuePtr& value) {
         if (!value->node) tensors_.emplace(value.get(), value->tensor);

@@ -1,5 +1,6 @@
 #include "storage.h"
 
+#include "forks.h"
 #include "never_destroyed.h"
 #include "python_objects.h"
 
@@ -121,19 +122,19 @@ Storage::Storage(c10::SymInt size_bytes, c10::DataPtr data_ptr, c10::Allocator* 
       address_(data()) {
   const auto bytes = size_bytes.expect_int();
   base_ = {{bytes}, {1}, 0, at::kByte};
-  const std::lock_guard<std::mutex> guard(storages().mutex);
+  const Guard guard(storages().mutex);
   storages().by_address.emplace(address_, this);
 }
 
 Storage::~Storage() {
-  const std::lock_guard<std::mutex> guard(storages().mutex);
+  const Guard guard(storages().mutex);
   storages().by_address.erase(address_);
 }
 
 Storage& Storage::of(const c10::Storage& storage) {
   auto* impl = storage.unsafeGetStorageImpl();
   if (auto* own = dynamic_cast<Storage*>(impl)) return *own;
-  const std::lock_guard<std::mutex> guard(storages().mutex);
+  const Guard guard(storages().mutex);
   const auto found = storages().by_address.find(impl->data());
   TORCH_CHECK(found != storages().by_address.end(),
               "torchmdla: a tensor on the acap device has a storage of another device");
@@ -154,9 +155,9 @@ void Storage::write(ValuePtr value) {
 namespace {
 
 std::vector<ValuePtr> pending_values() {
-  const std::lock_guard<std::mutex> guard(graph_mutex());
+  const Guard guard(graph_mutex());
   std::vector<ValuePtr> values;
-  const std::lock_guard<std::mutex> table_guard(storages().mutex);
+  const Guard table_guard(storages().mutex);
   for (const auto& [address, storage] : storages().by_address)
     if (storage->value() && storage->value()->node) values.push_back(storage->value());
   return values;
@@ -211,7 +212,7 @@ at::Tensor settle(Storage& storage, bool for_writing) {
   for (;;) {
     ValuePtr pending;
     {
-      const std::lock_guard<std::mutex> guard(graph_mutex());
+      const Guard guard(graph_mutex());
       if (auto content = settled(storage, for_writing); content.defined()) return content;
       pending = storage.value();
     }
@@ -235,7 +236,7 @@ void resize(const c10::Storage& storage, size_t bytes) {
   auto memory = at::Tensor(at::detail::empty_cpu({static_cast<int64_t>(bytes)}, at::kByte));
   std::memcpy(memory.mutable_data_ptr(), tensor.storage().data(),
               std::min(bytes, content.nbytes()));
-  const std::lock_guard<std::mutex> guard(graph_mutex());
+  const Guard guard(graph_mutex());
   content.set_nbytes(bytes);
   content.reset({{static_cast<int64_t>(bytes)}, {1}, 0, at::kByte},
                 std::make_shared<Value>(std::move(memory)));

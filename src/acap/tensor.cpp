@@ -1,5 +1,6 @@
 #include "tensor.h"
 
+#include "forks.h"
 #include "views.h"
 
 #include <ATen/EmptyTensor.h>
@@ -21,7 +22,7 @@ c10::Storage make_storage(const Geometry& geometry, const ValuePtr& value) {
   auto* allocator = c10::GetAllocator(device_type);
   auto storage = c10::Storage(c10::make_intrusive<Storage>(bytes, allocator->allocate(bytes),
                                                            allocator, /*resizable=*/true));
-  const std::lock_guard<std::mutex> guard(graph_mutex());
+  const Guard guard(graph_mutex());
   static_cast<Storage*>(storage.unsafeGetStorageImpl())->reset(geometry, value);
   return storage;
 }
@@ -176,14 +177,14 @@ ValuePtr with_bits_of(const at::Tensor& tensor, ValuePtr value) {
 
 ValuePtr value_of(const at::Tensor& tensor) {
   {
-    const std::lock_guard<std::mutex> guard(graph_mutex());
+    const Guard guard(graph_mutex());
     if (auto value = value_in_graph(tensor)) return with_bits_of(tensor, std::move(value));
   }
   return std::make_shared<Value>(cpu_alias(tensor));
 }
 
 bool write(const at::Tensor& tensor, const ValuePtr& value) {
-  const std::lock_guard<std::mutex> guard(graph_mutex());
+  const Guard guard(graph_mutex());
   auto& storage = Storage::of(tensor);
   const auto geometry = Geometry::of(tensor);
   if (!storage.base().is_dense() || storage.nbytes() != storage.base().bytes()) return false;
@@ -229,7 +230,7 @@ void written(const at::Tensor& tensor, const at::Tensor& alias) {
   const auto geometry = Geometry::of(alias);
   if (!(Geometry::of(tensor) == geometry)) place_in(tensor, geometry);
   auto& storage = Storage::of(tensor);
-  const std::lock_guard<std::mutex> guard(graph_mutex());
+  const Guard guard(graph_mutex());
   const auto bytes = alias.storage().nbytes();
   if (bytes == storage.nbytes()) {
     storage.value()->tensor.unsafeGetTensorImpl()->bump_version();
@@ -250,7 +251,7 @@ void rebase(const at::Tensor& tensor) {
   if (!geometry.is_dense() || geometry.bytes() != storage.nbytes()) return;
   if (storage.base() == geometry) return;
   auto content = alias_of(settle(tensor), geometry);
-  const std::lock_guard<std::mutex> guard(graph_mutex());
+  const Guard guard(graph_mutex());
   storage.reset(geometry, std::make_shared<Value>(std::move(content)));
 }
 

@@ -1,5 +1,7 @@
 #include "views.h"
 
+#include "forks.h"
+
 #include <ATen/EmptyTensor.h>
 
 #include <functional>
@@ -17,13 +19,13 @@ c10::OperatorHandle operator_named(const char* name, const char* overload) {
 
 std::shared_ptr<const View> view_of(const at::Tensor& tensor) {
   const auto* impl = dynamic_cast<const TensorImpl*>(tensor.unsafeGetTensorImpl());
-  const std::lock_guard<std::mutex> guard(graph_mutex());
+  const Guard guard(graph_mutex());
   return impl ? impl->view() : nullptr;
 }
 
 // Whether a view of `tensor` can be told by ops: it is the base, or such a view itself.
 bool has_known_way(const at::Tensor& tensor) {
-  const std::lock_guard<std::mutex> guard(graph_mutex());
+  const Guard guard(graph_mutex());
   if (Storage::of(tensor).base() == Geometry::of(tensor)) return true;
   const auto* impl = dynamic_cast<const TensorImpl*>(tensor.unsafeGetTensorImpl());
   return impl && impl->view();

@@ -2,6 +2,7 @@
 
 #include "executor.h"
 #include "failures.h"
+#include "forks.h"
 #include "fusion_pass.h"
 #include "graph_runner.h"
 #include "kernels.h"
@@ -61,7 +62,7 @@ private:
 // By a backend that somebody set; null where there is none or it does not want the graph.
 std::shared_ptr<LazyProgram> compile_elsewhere(const std::shared_ptr<torch::jit::Graph>& graph) {
   const auto backend = [] {
-    const std::lock_guard<std::mutex> guard(state().mutex);
+    const Guard guard(state().mutex);
     return state().backend;
   }();
   if (!backend) return nullptr;
@@ -77,7 +78,7 @@ std::shared_ptr<LazyProgram> compile_elsewhere(const std::shared_ptr<torch::jit:
 std::shared_ptr<LazyProgram> compile(const std::shared_ptr<torch::jit::Graph>& graph) {
   if (auto program = compile_elsewhere(graph)) return program;
   const auto runner = [] {
-    const std::lock_guard<std::mutex> guard(state().mutex);
+    const Guard guard(state().mutex);
     return state().runner;
   }();
   return std::make_shared<GroupedProgram>(runner->prepare(graph));
@@ -167,7 +168,7 @@ public:
       // PyTorch takes whoever looks at a value for the end of a step.
       computation->in_mark_step = in_mark_step();
       computation->set_program(compile(computation->graph()));
-      const std::lock_guard<std::mutex> guard(state().mutex);
+      const Guard guard(state().mutex);
       state().latest = computation;
     }
     return instances;
@@ -192,7 +193,7 @@ public:
 
   std::string GetComputationBackendText(const ComputationPtr computation) const override {
     const auto writer = [] {
-      const std::lock_guard<std::mutex> guard(state().mutex);
+      const Guard guard(state().mutex);
       return state().text_writer;
     }();
     const auto ours = std::static_pointer_cast<const Computation>(computation);
@@ -278,7 +279,7 @@ void register_device() {
 void initialise(const std::string& device) {
   auto runner = std::make_shared<GraphRunner>(group_symbol(), device);
   {
-    const std::lock_guard<std::mutex> guard(state().mutex);
+    const Guard guard(state().mutex);
     state().runner = std::move(runner);
   }
   register_device();
@@ -287,7 +288,7 @@ void initialise(const std::string& device) {
 
 void set_backend(std::shared_ptr<LazyBackend> backend) {
   {
-    const std::lock_guard<std::mutex> guard(state().mutex);
+    const Guard guard(state().mutex);
     state().backend = std::move(backend);
   }
   // What was compiled before is not the new backend's.
@@ -295,7 +296,7 @@ void set_backend(std::shared_ptr<LazyBackend> backend) {
 }
 
 std::shared_ptr<const Computation> latest_computation() {
-  const std::lock_guard<std::mutex> guard(state().mutex);
+  const Guard guard(state().mutex);
   return state().latest;
 }
 
@@ -332,7 +333,7 @@ void set_verbose(bool on) {
 }
 
 void set_text_writer(TextWriter writer) {
-  const std::lock_guard<std::mutex> guard(state().mutex);
+  const Guard guard(state().mutex);
   state().text_writer = std::move(writer);
 }
 

@@ -1,5 +1,7 @@
 #include "eager_calls.h"
 
+#include "forks.h"
+
 #include <torch/csrc/lazy/core/metrics.h>
 
 #include <map>
@@ -12,7 +14,7 @@ void count_eager(const c10::OperatorHandle& op) {
   static std::mutex mutex;
   static std::map<std::string, torch::lazy::Counter> counters; // guarded by mutex
   const auto name = c10::toString(op.operator_name());
-  const std::lock_guard<std::mutex> guard(mutex);
+  const Guard guard(mutex);
   counters.try_emplace(name, name).first->second.AddValue(1);
 }
 

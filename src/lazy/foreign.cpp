@@ -2,6 +2,7 @@
 
 #include "arguments.h"
 #include "eager_calls.h"
+#include "forks.h"
 #include "interceptor.h"
 #include "kernel_call.h"
 #include "never_destroyed.h"
@@ -90,7 +91,7 @@ void register_foreign_operators() {
   static const NeverDestroyed<c10::RegistrationHandleRAII> listening(
       c10::Dispatcher::singleton().addRegistrationListener(std::make_unique<Listener>()));
   static std::mutex mutex;
-  const std::lock_guard<std::mutex> guard(mutex);
+  const Guard guard(mutex);
   has_new_operators = false;
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const auto& name : dispatcher.getAllOpNames()) {

@@ -1,5 +1,6 @@
 #include "pending.h"
 
+#include "forks.h"
 #include "never_destroyed.h"
 
 #include <torch/csrc/lazy/core/ir_util.h>
@@ -52,7 +53,7 @@ Recent& recent() {
 }
 
 void forget_recent(const std::vector<int64_t>& ids) {
-  const std::lock_guard<std::mutex> guard(recent().mutex);
+  const Guard guard(recent().mutex);
   auto& by_thread = recent().by_thread;
   const auto made = by_thread.find(std::this_thread::get_id());
   if (made == by_thread.end()) return;
@@ -64,7 +65,7 @@ void forget_recent(const std::vector<int64_t>& ids) {
 // Without the lock's being held where a tensor goes: it asks for the lock then.
 HeldTensors recent_tensors() {
   HeldTensors found;
-  const std::lock_guard<std::mutex> guard(recent().mutex);
+  const Guard guard(recent().mutex);
   const auto made = recent().by_thread.find(std::this_thread::get_id());
   if (made == recent().by_thread.end()) return found;
   for (const auto& [id, tensor] : made->second)
@@ -166,12 +167,12 @@ const Families& families_beside(HeldTensors& recent) {
 } // namespace
 
 void note_made(const std::shared_ptr<LazyTensor::Data>& tensor) {
-  const std::lock_guard<std::mutex> guard(recent().mutex);
+  const Guard guard(recent().mutex);
   recent().by_thread[std::this_thread::get_id()].insert_or_assign(tensor->unique_id, tensor);
 }
 
 void note_gone(const LazyTensor::Data& tensor) {
-  const std::lock_guard<std::mutex> guard(recent().mutex);
+  const Guard guard(recent().mutex);
   auto& by_thread = recent().by_thread;
   const auto maker = std::find_if(by_thread.begin(), by_thread.end(), [&](auto& made) {
     return made.second.erase(tensor.unique_id) != 0;

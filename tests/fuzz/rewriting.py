@@ -39,7 +39,7 @@ _MAPPED = (
 _ELEMENTWISE = re.compile(
     r"^\(?torch\.(?:ops\.aten\.)?(?:tanh|sigmoid|relu|relu6|exp|expm1|sin|cos|tan|atan|silu|mish|erf|hardswish|hardsigmoid|"
     r"log_sigmoid|square|selu|asinh|gelu|leaky_relu|elu|celu|softplus|hardtanh|clamp|abs|neg|log1p|sqrt)"
-    r"\((\w+)[^()]*\)(?: \* \d)?(?:\) \* 2 \+ 1)?$"
+    r"\((\w+)(?:(?!\b[vx]\d)[^()])*\)(?: \* \d)?(?:\) \* 2 \+ 1)?$"
 )
 
 
