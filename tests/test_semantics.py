@@ -566,5 +566,32 @@ def test_any_chain(steps, returned, rows, columns):
     assert torchmdla.stats().fallbacks == {}
 
 
+# Reductions of a tensor of no dimensions.
+_OF_ONE_NUMBER = {
+    "sum": lambda x: x.sum(-1),
+    "sum of all": lambda x: x.sum(),
+    "prod": lambda x: x.prod(),
+    "mean": lambda x: x.mean(-1),
+    "amax": lambda x: x.amax(-1),
+    "norm": lambda x: torch.linalg.vector_norm(x),
+    "var": lambda x: x.var(-1, correction=0),
+}
+
+
+@pytest.mark.parametrize("name", _OF_ONE_NUMBER)
+def test_a_reduction_of_one_number_is_computed_once(name):
+    """In the loops of who uses it upstream's fusion had it add up again and again."""
+
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        return torch.where(y > 0, _OF_ONE_NUMBER[name](x) * 3, y) * 2 + 1
+
+    with torch.no_grad():
+        scripted = warmed_up(function, torch.randn(()), torch.randn(3, 46))
+        for _ in range(3):
+            x, y = torch.randn(()), torch.randn(3, 46)
+            assert_matches(scripted(x, y), function(x, y))
+    assert torchmdla.stats().fallbacks == {}
+
+
 def test_groups_of_a_trained_module_are_found():
     assert len(groups_of(_net().requires_grad_(False), torch.randn(4, 8))) == 1

@@ -91,8 +91,8 @@ _ATTEMPTS = 12
 
 
 # TorchScript's own derivatives (torch/csrc/jit/runtime/symbolic_script.cpp) give clamp's limits none, are NaN by the
-# exponent where the base is zero, and compare softplus's result with the threshold.
-_WRONG_DERIVATIVE = re.compile(r"\bclamp\(\w+, \w*[a-z]|\bpow\(|\bsoftplus\(")
+# exponent where the base is zero, compare softplus's result with the threshold, and have leaky_relu's slope in float32.
+_WRONG_DERIVATIVE = re.compile(r"\bclamp\(\w+, \w*[a-z]|\b(pow|softplus|leaky_relu)\(")
 
 
 class NothingFits(Exception):

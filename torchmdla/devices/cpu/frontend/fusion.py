@@ -32,7 +32,9 @@ def fuse(module: ir.Module) -> None:
     with explained("fusion failed"):
         run(module, _GENERALISE)
         function = forward_of(module)
-        pinned = list(dict.fromkeys(v for op in _generics(function) for v in _kept_apart(op)))
+        apart = [v for op in _generics(function) for v in _kept_apart(op)]
+        apart += [op.results[0] for op in _generics(function) if _accumulates_nothing(op)]
+        pinned = list(dict.fromkeys(apart))
         results = list(function.type.results)
         _set_returned(function, pinned)
         run(module, _FUSE)
@@ -83,6 +85,13 @@ def _kept_apart(op: Any) -> Iterator[Any]:
 
 def _reduces(op: Any) -> bool:
     return any("reduction" in str(kind) for kind in op.attributes["iterator_types"])
+
+
+def _accumulates_nothing(op: Any) -> bool:
+    """Whether an op starts from its outputs' values, as a reduction does, but has no loop that reduces: the sum of a
+    tensor of no dimensions. In the loops of a consumer upstream would have it add up."""
+    outputs = list(op.regions[0].blocks[0].arguments)[len(op.operands) - len(op.results) :]
+    return not _reduces(op) and any(next(iter(value.uses), None) is not None for value in outputs)
 
 
 def _follows_reduction(op: Any) -> bool:
