@@ -13,6 +13,9 @@ from typing import Any, TypeVar
 
 _HEADER = struct.Struct("<IQ")
 
+# Seconds. Python sees a signal that comes just before a wait begins when the wait ends: this often at least.
+_LONGEST_WAIT = 0.5
+
 _Result = TypeVar("_Result")
 
 
@@ -72,4 +75,4 @@ def _when_ready(descriptor: int, until: float, call: Callable[[int, Any], _Resul
             # Takes no descriptor of its own, as epoll would: there may be none.
             ready = select.poll()
             ready.register(descriptor, select.POLLOUT if call is os.write else select.POLLIN)
-            ready.poll(None if remaining == math.inf else math.ceil(remaining * 1000))
+            ready.poll(math.ceil(min(remaining, _LONGEST_WAIT) * 1000))
