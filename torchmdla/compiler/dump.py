@@ -30,10 +30,14 @@ print(f"{len(artifact.object_code)} bytes of code, {artifact.manifest.statistics
 '''
 
 
+def is_asked_for() -> bool:
+    """Whether the environment asks for compiles to be written."""
+    return bool(os.environ.get(VARIABLE))
+
+
 def folder_of(key: str) -> Path | None:
     """Where the program ``key`` is written; None where nothing is."""
-    chosen = os.environ.get(VARIABLE)
-    return Path(chosen) / key[:16] if chosen else None
+    return Path(os.environ[VARIABLE]) / key[:16] if is_asked_for() else None
 
 
 class Dump:
@@ -74,7 +78,8 @@ _current: ContextVar[Dump | None] = ContextVar("dump", default=None)
 @contextmanager
 def dumping(program: Program) -> Iterator[None]:
     """Has everything that this thread makes of ``program`` written, if the environment asks for it."""
-    folder = folder_of(program.key)
+    # The key is a hash of the whole program: not for nothing.
+    folder = folder_of(program.key) if is_asked_for() else None
     if folder is None:
         yield
         return

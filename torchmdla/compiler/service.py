@@ -147,7 +147,7 @@ class CompilerService:
         return artifact
 
     def _load(self, key: str) -> tuple[Artifact, Source] | None:
-        if dump.folder_of(key):  # Nothing can be seen of what is not compiled.
+        if dump.is_asked_for():  # Nothing can be seen of what is not compiled.
             return None
         artifact = self.cache.load(key)
         if artifact is None:

@@ -60,7 +60,7 @@ class StepsPrinter:
     def __init__(self, steps: Steps) -> None:
         self._steps = steps
         self._names: dict[Buffer | Scalar, str] = {}
-        self._buffers = [b for b in _all_buffers(steps) if b not in self._names]
+        self._buffers = _all_buffers(steps)
         counts: dict[str, Iterator[int]] = {}
         for buffer in self._buffers:
             number = buffer.symbol or buffer.position
@@ -119,22 +119,22 @@ class StepsPrinter:
         for k, table in enumerate(step.tables):
             at = f"{_list(table.table.sizes)} strides {_list(table.table.strides)} offset {table.offset}"
             yield f"{_INDENT}t{k} = table {self._name(table.buffer)} {at}"
-        names = _names(len(step.inputs), len(step.outputs), len(step.scalars), len(step.body))
+        names = _names(i=step.inputs, o=step.outputs, c=step.scalars, v=step.body)
         yield from _body(step.body, names)
         if step.ending is None:
             yield from self._stores(step.outputs, _named(names, step.yields))
         else:
             yield f"{_INDENT}yield {', '.join(_named(names, step.yields))}"
             yield "} then {"
-            yield from self._ending(step.ending, len(step.outputs))
+            yield from self._ending(step.ending, step.outputs)
         yield "}"
 
-    def _ending(self, ending: Ending, reduced: int) -> Iterator[str]:
+    def _ending(self, ending: Ending, reduced: Sequence[Access]) -> Iterator[str]:
         for k, access in enumerate(ending.inputs):
             yield f"{_INDENT}i{k} = {self._access(access)}"
         for k, scalar in enumerate(ending.scalars):
             yield f"{_INDENT}c{k} = {self._name(scalar)}"
-        names = _epilogue_names(reduced, len(ending.inputs), len(ending.scalars), len(ending.body))
+        names = _names(o=reduced, i=ending.inputs, c=ending.scalars, v=ending.body)
         yield from _body(ending.body, names)
         yield from self._stores(ending.outputs, _named(names, ending.yields))
 
@@ -209,7 +209,7 @@ def nest_text(nest: AnyNest) -> str:
     lines += [f"{_INDENT}o{k} = {initial}" for k in range(len(nest.outputs))]
     lines += [f"{_INDENT}c{k} : {kind} = scalar" for k, kind in enumerate(nest.scalars)]
     lines += [f"{_INDENT}t{k} = table {t.element}{_list(t.sizes)}" for k, t in enumerate(nest.tables)]
-    names = _names(len(nest.inputs), len(nest.outputs), len(nest.scalars), len(nest.body))
+    names = _names(i=nest.inputs, o=nest.outputs, c=nest.scalars, v=nest.body)
     lines += _body(nest.body, names)
     yields = _named(names, nest.yields)
     if nest.epilogue:
@@ -217,7 +217,7 @@ def nest_text(nest: AnyNest) -> str:
         then = nest.epilogue
         lines += [f"{_INDENT}i{k} = {_operand(o, next(operand))}" for k, o in enumerate(then.inputs)]
         lines += [f"{_INDENT}c{k} : {kind} = scalar" for k, kind in enumerate(then.scalars)]
-        names = _epilogue_names(len(nest.outputs), len(then.inputs), len(then.scalars), len(then.body))
+        names = _names(o=nest.outputs, i=then.inputs, c=then.scalars, v=then.body)
         lines += _body(then.body, names)
         yields = _named(names, then.yields)
     lines += [f"{_INDENT}{_operand(o, next(operand))} = {v}" for o, v in zip(outputs, yields, strict=False)]
@@ -243,15 +243,9 @@ def _operand(operand: AnyOperand, number: int) -> str:
 # --- what nests and steps share -----------------------------------------------------------------------------------
 
 
-def _names(inputs: int, outputs: int, scalars: int, body: int) -> list[str]:
-    """Of the values of a body, by their numbers."""
-    counts = {"i": inputs, "o": outputs, "c": scalars, "v": body}
-    return [f"{prefix}{k}" for prefix, count in counts.items() for k in range(count)]
-
-
-def _epilogue_names(reduced: int, inputs: int, scalars: int, body: int) -> list[str]:
-    counts = {"o": reduced, "i": inputs, "c": scalars, "v": body}
-    return [f"{prefix}{k}" for prefix, count in counts.items() for k in range(count)]
+def _names(**values: Sequence[object]) -> list[str]:
+    """Of the values of a body, by their numbers: the letter that stands for each kind, in the order of the kinds."""
+    return [f"{letter}{k}" for letter, those in values.items() for k in range(len(those))]
 
 
 def _named(names: Sequence[str], values: Iterable[int]) -> list[str]:
@@ -304,11 +298,11 @@ def _list(numbers: Iterable[int | Size]) -> str:
     return f"[{', '.join(map(str, numbers))}]"
 
 
-def _all_buffers(steps: Steps) -> Iterator[Buffer]:
+def _all_buffers(steps: Steps) -> list[Buffer]:
     """Every buffer, those inside of chains and repeated steps too, in order of appearance."""
     packed = [step for packing in steps.packings for step in packing.steps]
     seen = (b for step in flattened([*packed, *steps.steps]) for b in _buffers(step))
-    return iter(dict.fromkeys([*(packing.buffer for packing in steps.packings), *seen]))
+    return list(dict.fromkeys([*(packing.buffer for packing in steps.packings), *seen]))
 
 
 def _buffers(step: Step) -> Iterator[Buffer]:
