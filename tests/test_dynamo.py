@@ -336,6 +336,25 @@ def test_a_remainder_that_is_a_size_and_a_value() -> None:
             assert_matches(program(x), function(x))
 
 
+@pytest.mark.parametrize(
+    "part", [lambda x: x[..., 1], lambda x: x[:, 3:, 0], lambda x: x.flatten()[4:], lambda x: x.view(-1, 4)[1:]]
+)
+def test_a_view_of_what_was_written(part: Callable[[Tensor], Tensor]) -> None:
+    """AOT Autograd takes it of the input, at the offset and the strides that it has of the result of the write."""
+
+    def function(x: Tensor) -> Tensor:
+        x.copy_(x * 2)
+        return x.reshape(-1, 4)
+
+    program = compiled(function)
+    with torch.no_grad():
+        for rows in (64, 25, 13, 13):
+            made, expected = (part(torch.arange(8.0 * rows).view(4, rows, 2)) for _ in range(2))
+            result, wanted = program(made), function(expected)
+            assert_matches((result, made), (wanted, expected))
+            assert (result.data_ptr() == made.data_ptr()) == (wanted.data_ptr() == expected.data_ptr())
+
+
 # --- what stays PyTorch's ----------------------------------------------------------------------------------------
 
 

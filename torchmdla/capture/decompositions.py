@@ -9,7 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._decomp import get_decompositions
-from torch._prims_common import compute_elementwise_output_logical_to_physical_perm
+from torch._prims_common import (
+    compute_elementwise_output_logical_to_physical_perm,
+    is_non_overlapping_and_dense_or_false,
+)
 
 aten = torch.ops.aten
 
@@ -31,9 +34,21 @@ def _without_gradients_of_statistics(norm: Callable[..., Any], *args: Any, **kwa
 
 
 def _copied(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
-    """``src`` in the sizes, the dtype and the order of strides of ``self``, by operators that have derivatives."""
+    """``src`` in the sizes, the dtype and the strides of ``self``, by operators that have derivatives."""
     copy = partial(Tensor.to, device=self.device, dtype=self.dtype, copy=True, memory_format=torch.contiguous_format)
-    return in_order(order_in_memory(self), copy, src.expand(self.shape))
+    copied = in_order(order_in_memory(self), copy, src.expand(self.shape))
+    return copied if is_non_overlapping_and_dense_or_false(self) else _as_in_memory(copied, self)
+
+
+def _as_in_memory(tensor: Tensor, other: Tensor) -> Tensor:
+    """``tensor`` at the offset and the strides of ``other``: AOT Autograd takes a view of a result to be a view of the
+    input that was written to, at the offset and the strides that it has of the result."""
+    offset, strides = other.storage_offset(), other.stride()
+    reach = [(size - 1) * stride for size, stride in zip(tensor.shape, strides, strict=True)]
+    memory = tensor.new_zeros([offset + 1 + sum(reach)])
+    return torch.as_strided_scatter(memory, tensor, tensor.shape, strides, offset).as_strided(
+        tensor.shape, strides, offset
+    )
 
 
 def order_in_memory(tensor: Tensor) -> list[int]:
