@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import warnings
@@ -590,6 +591,40 @@ def test_a_reduction_of_one_number_is_computed_once(name):
         for _ in range(3):
             x, y = torch.randn(()), torch.randn(3, 46)
             assert_matches(scripted(x, y), function(x, y))
+    assert torchmdla.stats().fallbacks == {}
+
+
+_OF_CONSTANTS = {
+    "multiply": lambda x, n: x * n,
+    "add a multiple": lambda x, n: torch.add(x, x, alpha=n),
+    "subtract a multiple": lambda x, n: torch.sub(x, x + 1, alpha=n),
+    "sign": lambda x, n: torch.sign(x + n),
+    "compare": lambda x, n: x + n < n,
+    "quotient": lambda x, n: torch.floor_divide(x, torch.full_like(x, n)),
+    "tensor": lambda x, n: x + torch.full_like(x, n),
+    "convert": lambda x, n: (x + n).bool(),
+}
+
+
+@pytest.mark.parametrize("number", [-1, -3, 2, -0.5], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.int32, torch.bool], ids=str)
+def test_operators_of_constant_tensors(dtype, number):
+    """The Torch dialect's own folders have other ideas of integers that meet floats, and of signs."""
+
+    def function(x: Tensor) -> list[Tensor]:
+        made = [torch.full((x.size(0), 3), one, dtype=dtype) for one in (0, 1)]
+        return [op(one, number) for one in made for op in operators]
+
+    operators = []
+    for operator in _OF_CONSTANTS.values():
+        with contextlib.suppress(RuntimeError):  # Of dtypes that eager refuses.
+            operator(torch.ones(2, 3, dtype=dtype), number)
+            operators.append(operator)
+    x = torch.zeros(2, 1)
+    traced = torch.jit.trace(lambda x: tuple(function(x)), (x,), check_trace=False)
+    with torch.no_grad():
+        for _ in range(3):
+            assert_matches(list(traced(x)), function(x))
     assert torchmdla.stats().fallbacks == {}
 
 

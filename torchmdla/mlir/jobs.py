@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from torch_mlir import ir
 from torch_mlir.passmanager import PassManager
 
+from torchmdla.compiler import constants
 from torchmdla.compiler.mlir import explained, run
 from torchmdla.compiler.program import Program
 from torchmdla.errors import CompileError
@@ -34,9 +35,11 @@ def lower(text: str, output: str, is_typed: bool) -> str:
     with new_context(), ir.Location.unknown():
         with explained("the program is not valid"):
             module = ir.Module.parse(text)
+        hidden = constants.hide(module) if output == "linalg" and is_typed else []
         with explained(f"no lowering to {output} for this op and these types"):
             run(module, _TYPED if is_typed else _TO_BE_TYPED)
             run(module, _PIPELINES[output])
+        constants.restore(module, hidden)
         return _printed(module)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from torch_mlir import ir
 from torch_mlir.dialects import linalg
 
+from torchmdla.compiler import constants
 from torchmdla.compiler.mlir import explained, ops_named, run
 from torchmdla.compiler.program import Program
 from torchmdla.devices.cpu.frontend import divisions, extrema
@@ -33,10 +34,12 @@ def to_linalg(program: Program) -> ir.Module:
             raise CompileError(f"the cpu device does not compute with element type {element}")
     with explained("the program is not valid"):
         module = ir.Module.parse(program.mlir)
+    hidden = constants.hide(module)
     with explained("no lowering for this op and these types"):
         run(module, _TORCH_PIPELINE)
         extrema.mark(module)
         run(module, _LINALG_PIPELINE)
+    constants.restore(module, hidden)
     extrema.restore(module)
     divisions.guard(module)
     _take_scalars_inside(module)
