@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 
 import pytest
 import torch
@@ -446,6 +447,13 @@ def test_unrelated_steps_move_out_of_the_way() -> None:
     steps = chained(elementwise([whole(x)], whole(y)), other, elementwise([whole(y)], whole(z)))
     assert steps[0] is other
     assert isinstance(steps[1], ChainStep)
+
+
+def test_a_long_row_of_nests_whose_values_are_all_needed() -> None:
+    """No chain of them has anything to itself; that must not be found out anew for each length of each."""
+    values = [buffer("result") for _ in range(300)]
+    steps = chained(*(elementwise([whole(x)], whole(y)) for x, y in pairwise(values)))
+    assert len(steps) == 299
 
 
 def test_a_writer_in_between_keeps_the_epilogue_away() -> None:

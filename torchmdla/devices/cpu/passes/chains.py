@@ -21,6 +21,7 @@ from torchmdla.devices.cpu.steps import (
     NestStep,
     Step,
     Steps,
+    Users,
     contracts,
     indexed_loops,
     is_copy,
@@ -48,101 +49,103 @@ def chain_nests(steps: Steps, machine: Machine, tiles: Sequence[Sequence[int]] |
     """
     result: list[Step] = []
     rest = list(steps.steps)
+    users = Users(rest)
     given = None if tiles is None else deque(tiles)
     while rest:
-        chain, made = _longest(steps, rest, machine, given)
+        chain, made = _longest(users, rest, machine, given)
         if chain is None or made is None:
             result.append(rest.pop(0))
             continue
         result += [*chain.before, made]
-        rest = chain.after
+        rest = rest[chain.end :]
     if given:
         raise ValueError(f"{len(given)} tiles are of chains that these steps do not make")
     steps.steps = result
 
 
 def _longest(
-    steps: Steps, rest: Sequence[Step], machine: Machine, given: deque[Sequence[int]] | None
+    users: Users, rest: Sequence[Step], machine: Machine, given: deque[Sequence[int]] | None
 ) -> tuple[_Candidate | None, ChainStep | None]:
     """The longest chain from the first step on whose locals have room, with the next of the ``given`` tiles."""
-    chain = _Candidate.grown(rest, len(rest))
-    while chain is not None:
-        made = chain.finished(steps, machine, given)
+    for chain in reversed(_growth(rest)):
+        made = chain.finished(users, machine, given)
         if made is not None:
             return chain, made
-        chain = _Candidate.grown(rest, len(chain.members) - 1)
     return None, None
+
+
+def _growth(rest: Sequence[Step]) -> list[_Candidate]:
+    """The chains that start with the first step, each by one member longer than the one before."""
+    first = rest[0]
+    if not isinstance(first, NestStep) or not _may_join(first) or is_copy(first):
+        return []
+    chains = [_Candidate([first], [(loop,) for loop in _free_loops(first)], [], 1, contracts(first))]
+    reads, writes = set(first.reads), set(first.writes)
+    waiting: list[Step] = []
+    for position, step in enumerate(rest[1:], 1):
+        if not (writes & {*step.reads, *step.writes} or reads & set(step.writes)):
+            waiting.append(step)  # No member needs to wait for it, nor it for one.
+            continue
+        longer = chains[-1].with_member(step, waiting, position + 1) if isinstance(step, NestStep) else None
+        if longer is None:
+            break
+        chains.append(longer)
+        waiting = []
+        reads.update(step.reads)
+        writes.update(step.writes)
+    return chains[1:]
 
 
 @dataclass
 class _Candidate:
     """``members`` with, for each axis, the loop of each member; ``before``: steps between the members that none of them
-    needs to wait for; ``after``: the steps that follow; ``contracts``: whether some member is a product."""
+    needs to wait for; ``end``: how many steps members and those are together; ``contracts``: whether some member is a
+    product."""
 
     members: list[NestStep]
     axes: list[tuple[int, ...]]
     before: list[Step]
-    after: list[Step]
+    end: int
     contracts: bool
 
-    @classmethod
-    def grown(cls, rest: Sequence[Step], most: int) -> _Candidate | None:
-        """The longest chain of at most ``most`` members that starts with the first step."""
-        first = rest[0]
-        if not isinstance(first, NestStep) or not _may_join(first) or is_copy(first):
-            return None
-        chain = cls([first], [(loop,) for loop in _free_loops(first)], [], [], contracts(first))
-        following, waiting = deque(rest[1:]), []
-        while following:
-            step = following[0]
-            if not _conflict(chain.members, step):
-                waiting.append(step)
-            elif len(chain.members) == most or not isinstance(step, NestStep) or not chain._add(step):
-                break
-            else:
-                chain.before += waiting
-                waiting = []
-            following.popleft()
-        chain.after = [*waiting, *following]
-        return chain if len(chain.members) > 1 else None
-
-    def _add(self, step: NestStep) -> bool:
-        """Appends a member if some axis goes on through it."""
+    def with_member(self, step: NestStep, waiting: Sequence[Step], end: int) -> _Candidate | None:
+        """The chain with one more member, behind steps that are ``waiting``; None if no axis goes on through it."""
         if not _may_join(step):
-            return False
-        axes = []
-        for axis in self.axes:
-            loop = self._loop_in(step, axis)
-            if loop is not None:
-                axes.append((*axis, loop))
-        if not axes:
-            return False
-        self.members.append(step)
-        self.axes = axes
-        self.contracts |= contracts(step)
-        return True
-
-    def _loop_in(self, step: NestStep, axis: Sequence[int]) -> int | None:
-        """The loop of ``step`` that walks every buffer it shares with the members as the axis does."""
-        found = set()
-        for member, loop in zip(self.members, axis, strict=True):
-            for earlier, later in _dependences(member, step):
-                found.add(_counterpart(earlier, loop, later))
-        free = _free_loops(step)
-        if len(found) != 1 or None in found:
             return None
-        own = next(iter(found))
-        sizes_agree = own in free and step.sizes[own] == self.members[0].sizes[axis[0]]
-        return own if sizes_agree else None
+        free = _free_loops(step)
+        dependences = [
+            (k, earlier, later)
+            for k, member in enumerate(self.members)
+            for earlier, later in _dependences(member, step)
+        ]
+        loops = [(axis, self._loop_in(step, free, axis, dependences)) for axis in self.axes]
+        axes = [(*axis, own) for axis, own in loops if own is not None]
+        if not axes:
+            return None
+        return _Candidate([*self.members, step], axes, [*self.before, *waiting], end, self.contracts or contracts(step))
 
-    def finished(self, steps: Steps, machine: Machine, given: deque[Sequence[int]] | None) -> ChainStep | None:
+    def _loop_in(
+        self,
+        step: NestStep,
+        free: Sequence[int],
+        axis: Sequence[int],
+        dependences: Sequence[tuple[int, Access, Access]],
+    ) -> int | None:
+        """The loop of ``step`` that walks every buffer it shares with the members as the axis does."""
+        found = {_counterpart(earlier, axis[k], later) for k, earlier, later in dependences}
+        own = found.pop() if len(found) == 1 else None
+        if own is None or own not in free:
+            return None
+        return own if step.sizes[own] == self.members[0].sizes[axis[0]] else None
+
+    def finished(self, users: Users, machine: Machine, given: deque[Sequence[int]] | None) -> ChainStep | None:
         """The chain with the next of the ``given`` tiles, or with a chosen one; None if nothing stays within a tile, or
         that has no room.
 
         Raises:
             ValueError: no tile is left, or the next is not of so many axes.
         """
-        local = self._locals(steps)
+        local = self._locals(users)
         if not local:
             return None
         chain = self._recomputing(local)
@@ -180,13 +183,11 @@ class _Candidate:
     def _sizes(self) -> list[int]:
         return [self.members[0].sizes[axis[0]] for axis in self.axes]
 
-    def _locals(self, steps: Steps) -> list[Buffer]:
+    def _locals(self, users: Users) -> list[Buffer]:
         """Buffers that only members use."""
         inside: set[Step] = set(self.members)
         written = dict.fromkeys(b for member in self.members for b in member.writes)
-        return [
-            b for b in written if b.kind == "temporary" and not b.fixed and all(s in inside for s in steps.users(b))
-        ]
+        return [b for b in written if b.kind == "temporary" and not b.fixed and all(s in inside for s in users.of(b))]
 
     # Tiles.
 
@@ -274,17 +275,11 @@ def _free_loops(step: NestStep) -> list[int]:
     return [loop for loop, size in enumerate(step.sizes) if size > 1 and not step.reduction[loop] and loop not in used]
 
 
-def _conflict(members: Sequence[NestStep], step: Step) -> bool:
-    """Whether a step has to stay behind some member."""
-    writes = {b for m in members for b in m.writes}
-    reads = {b for m in members for b in m.reads}
-    return bool(writes & {*step.reads, *step.writes} or reads & set(step.writes))
-
-
 def _dependences(earlier: NestStep, later: NestStep) -> list[tuple[Access, Access]]:
     """Pairs of accesses to one buffer, of which one at least writes."""
     written = {*earlier.writes, *later.writes}
-    return [(a, b) for a in earlier.accesses for b in later.accesses if a.buffer is b.buffer and a.buffer in written]
+    theirs = [a for a in earlier.accesses if a.buffer in written]
+    return [(a, b) for a in theirs for b in later.accesses if a.buffer is b.buffer]
 
 
 def _counterpart(access: Access, loop: int, other: Access) -> int | None:
