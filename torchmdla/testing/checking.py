@@ -7,7 +7,7 @@ import hashlib
 import re
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -260,14 +260,20 @@ def _is_pytorchs(program: Program, variant: Variant, seed: int, status: Status, 
             return status == "error"
     try:
         again = _CapturedRun(program, variant, seed).results()
-        others = _otherwise_rounded(program, seed, variant) if program.in_doubt else []
         # Where eager raises and PyTorch's capture does not, its results may be memory that nobody wrote.
         unlike = {call for call in _refused_calls(program, variant, seed) if not alone[call].get("raises")}
-        again, alone = ([seen for call, seen in enumerate(run) if call not in unlike] for run in (again, alone))
-        others = [[seen for call, seen in enumerate(run) if call not in unlike] for run in others]
-        return status == "wrong" and not _difference(program, again, alone, variant.has_memory, precision, others)
+        again, alone = (_without(run, unlike) for run in (again, alone))
+        difference = _difference(program, again, alone, variant.has_memory, precision)
+        if difference and program.in_doubt:
+            others = [_without(run, unlike) for run in _otherwise_rounded(program, seed, variant)]
+            difference = _difference(program, again, alone, variant.has_memory, precision, others)
+        return status == "wrong" and not difference
     except Exception:
         return False
+
+
+def _without(run: Sequence[Any], calls: Collection[int]) -> list[Any]:
+    return [seen for call, seen in enumerate(run) if call not in calls]
 
 
 def _refused_calls(program: Program, variant: Variant, seed: int) -> list[int]:
