@@ -3,9 +3,11 @@
 #include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
+#include <c10/util/hash.h>
 
 #include <algorithm>
 #include <bit>
+#include <limits>
 
 namespace torchmdla {
 
@@ -13,27 +15,67 @@ namespace {
 
 enum Tag : int64_t { none, tensor, integer, boolean, floating, string, device, list };
 
-// Stride classes: contiguous; a permutation of contiguous, coded four bits a dimension; any other.
+// Stride classes: contiguous (0); a permutation of contiguous, coded four bits a dimension
+// (positive); any other, by what PyTorch's operators look at to lay out their results (negative).
 constexpr int64_t contiguous_class = 0;
-constexpr int64_t other_class = -1;
-constexpr int64_t max_coded_dimensions = 15;
+constexpr size_t max_coded_dimensions = 15;
 
-int64_t stride_class(const at::Tensor& value) {
-  if (value.is_contiguous()) return contiguous_class;
+using Order = c10::SmallVector<int64_t, max_coded_dimensions>;
+
+// The dimensions of more than one element, the largest stride first.
+Order order_in_memory(const at::Tensor& value) {
   const auto sizes = value.sizes(), strides = value.strides();
-  if (value.dim() > max_coded_dimensions) return other_class;
-  c10::SmallVector<int64_t, max_coded_dimensions> order;
+  Order order;
   for (int64_t i = 0; i < value.dim(); ++i)
     if (sizes[i] != 1) order.push_back(i);
   std::stable_sort(order.begin(), order.end(),
                    [&](int64_t a, int64_t b) { return strides[a] > strides[b]; });
+  return order;
+}
+
+// The code of a permutation of contiguous strides; 0 where they are none.
+int64_t permutation_class(const at::Tensor& value, const Order& order) {
+  if (order.size() > max_coded_dimensions) return 0;
   int64_t expected = 1, code = 0;
   for (auto it = order.rbegin(); it != order.rend(); ++it) {
-    if (strides[*it] != expected) return other_class;
-    expected *= sizes[*it];
+    if (value.stride(*it) != expected) return 0;
+    expected *= value.size(*it);
     code = code << 4 | (*it + 1);
   }
   return code;
+}
+
+// How a dimension lies around the next inner one: what decides which dimensions TensorIterator
+// sorts inside of others, and which ones reshape can join. `_relation` in capture/symbolic.py is
+// the same.
+enum Relation : int64_t { repeated, tied, overlapping, joinable, apart };
+
+Relation relation(int64_t stride, int64_t inner_stride, int64_t inner_size) {
+  if (stride == 0) return repeated;
+  if (stride == inner_stride) return tied;
+  if (stride < inner_stride * inner_size) return overlapping;
+  return stride == inner_stride * inner_size ? joinable : apart;
+}
+
+// Of eight dimensions at most no two classes have the same code; of more, a hash tells them apart.
+int64_t class_with_gaps(const at::Tensor& value, const Order& order) {
+  uint64_t code = 1;
+  int64_t inner_stride = 0, inner_size = 1;
+  for (auto it = order.rbegin(); it != order.rend(); ++it) {
+    const auto found = relation(value.stride(*it), inner_stride, inner_size);
+    const auto own = static_cast<uint64_t>((*it + 1) << 3 | found);
+    code = order.size() > 8 ? c10::hash_combine(code, own) : code << 7 | own;
+    inner_stride = value.stride(*it);
+    inner_size = value.size(*it);
+  }
+  return -static_cast<int64_t>(code & std::numeric_limits<int64_t>::max()) - 1;
+}
+
+int64_t stride_class(const at::Tensor& value) {
+  if (value.is_contiguous()) return contiguous_class;
+  const auto order = order_in_memory(value);
+  const auto permutation = permutation_class(value, order);
+  return permutation ? permutation : class_with_gaps(value, order);
 }
 
 void append_tensor(const at::Tensor& value, Signature& signature) {

@@ -36,6 +36,23 @@ def test_new_shapes_after_the_first():
     assert torchmdla.stats().specialisations == 6
 
 
+def test_gaps_and_orders_of_memory():
+    """What an elementwise operator gives lies in memory as its operands do, gaps, ties and repetitions or not."""
+
+    def function(x: Tensor) -> Tensor:
+        return x * 2 + 1
+
+    def made(strides: tuple[int, ...]) -> Tensor:
+        return torch.randn(200).as_strided((4, 3, 2), strides)
+
+    strides = [(40, 12, 2), (2, 40, 12), (12, 2, 40), (1, 1, 40), (1, 2, 1), (0, 2, 20), (20, 0, 2), (40, 12, 2)]
+    scripted = warmed_up(function, made(strides[0]))
+    for each in [*strides, *strides]:
+        x = made(each)
+        assert_matches(scripted(x), function(x))
+    assert torchmdla.stats().fallbacks == {}
+
+
 @pytest.mark.parametrize(
     "make",
     [

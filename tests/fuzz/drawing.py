@@ -83,6 +83,8 @@ _DEFERRED = frozenset({"lazy:step", "acap:device"})
 
 _DTYPES = {"float32": 14, "float64": 2, "int64": 3, "int32": 1, "bool": 1, "bfloat16": 1}
 _LAYOUTS = {"{}": 14, "transposed({})": 2, "strided({})": 2, "offset({})": 1}
+# Where a program may be called with other layouts than it was captured with.
+_ANY_LAYOUT = {**_LAYOUTS, "varied({})": 2}
 
 # Larger values make of rounding errors what no comparison knows.
 _LARGEST_VALUE = 1e4
@@ -372,7 +374,7 @@ class _Drawing:
                 drawn_so = f"integers({shape}, high=5, dtype=torch.{dtype})"
             else:
                 drawn_so = f"normal({shape})" if dtype == "float32" else f"normal({shape}, dtype=torch.{dtype})"
-            drawn_so = _weighted(self._random, _LAYOUTS).format(drawn_so)
+            drawn_so = _weighted(self._random, _LAYOUTS if self._way in _STATIC else _ANY_LAYOUT).format(drawn_so)
         self._inputs.append(Input(name, drawn_so))
         for number, (env, (n, m)) in enumerate(zip(self._envs, self._sizes, strict=False)):
             (env[name],) = drawn((eval(drawn_so, {**_GLOBALS, "n": n, "m": m}),), number)

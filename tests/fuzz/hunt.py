@@ -20,7 +20,7 @@ from torchmdla.testing.checking import Outcome
 from torchmdla.testing.runner import Job, Judged, run
 
 # What is a fault. A program that eager does not run is drawn badly, one that falls back is right.
-FAULTS = frozenset({"wrong", "error", "crash", "time-out"})
+FAULTS = frozenset({"wrong", "error", "crash", "time-out", "not compiled"})
 
 
 @dataclass(frozen=True)

@@ -103,7 +103,7 @@ def _fewer_inputs(text: Text) -> Iterator[Text]:
     if inputs != text.inputs:
         yield replace(text, inputs=inputs)
     for place, one in enumerate(text.inputs):
-        plain = re.fullmatch(r"(?:transposed|strided|offset)\((.*)\)", one.draw)
+        plain = re.fullmatch(r"(?:transposed|strided|offset|varied)\((.*)\)", one.draw)
         if plain:
             simple = replace(one, draw=plain[1])
             yield replace(text, inputs=(*text.inputs[:place], simple, *text.inputs[place + 1 :]))

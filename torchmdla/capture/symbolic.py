@@ -161,30 +161,33 @@ def _quiet() -> Iterator[None]:
 
 
 def _strides_like(seen: TensorMeta, sizes: Sequence[Any]) -> list[Any]:
-    """Strides of a tensor of ``sizes`` that lies in memory as the one that was seen: densely in the same order of
-    dimensions, or with gaps and repetitions as ``strides_like`` in ``src/signature.cpp`` makes them."""
+    """Strides of a tensor of ``sizes`` that are of the same class as those that were seen (``stride_class`` in
+    ``src/signature.cpp``)."""
     if all(type(size) is int for size in sizes):
         return list(seen.strides)
+    strides: list[Any] = list(seen.strides)
+    inner: int | None = None
     order = sorted(range(len(sizes)), key=lambda dim: -seen.strides[dim])
-    dense = _is_dense(seen, order)
-    strides: list[Any] = [0] * len(sizes)
-    following: Any = 1 if dense else None
     for dim in reversed(order):
-        if not dense and seen.strides[dim] == 0:
+        if seen.shape[dim] == 1:
             continue
-        following = seen.strides[dim] if following is None else following
-        strides[dim] = following
-        following = following * sizes[dim] + (0 if dense else 1)
+        if inner is not None:
+            around = _relation(seen.strides[dim], seen.strides[inner], seen.shape[inner])
+            strides[dim] = around(strides[inner], sizes[inner])
+        inner = dim
     return strides
 
 
-def _is_dense(seen: TensorMeta, order: Sequence[int]) -> bool:
-    expected = 1
-    for dim in reversed(order):
-        if seen.shape[dim] != 1 and seen.strides[dim] != expected:
-            return False
-        expected *= max(seen.shape[dim], 1)
-    return True
+def _relation(stride: int, inner_stride: int, inner_size: int) -> Callable[[Any, Any], Any]:
+    """How a dimension lies around the next inner one: a stride that lies so around others."""
+    if stride == 0:
+        return lambda inner, size: 0
+    if stride == inner_stride:
+        return lambda inner, size: inner
+    if stride < inner_stride * inner_size:
+        return lambda inner, size: inner + stride - inner_stride
+    gap = 0 if stride == inner_stride * inner_size else 1
+    return lambda inner, size: inner * size + gap
 
 
 def _of_known_sign(value: Any) -> Any:

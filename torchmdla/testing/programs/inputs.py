@@ -74,6 +74,17 @@ def offset(draw: Draw) -> Draw:
     return draw.then(lambda x: x[1:])
 
 
+def varied(draw: Draw) -> Draw:
+    """In one memory layout or another, from call to call."""
+    layouts = [draw, transposed(draw), strided(draw), strided(transposed(draw))]
+
+    def make(generator: torch.Generator) -> Tensor:
+        place = int(torch.randint(len(layouts), (), generator=generator))
+        return layouts[place].make(generator)
+
+    return Draw(make)
+
+
 def expanded(draw: Draw, *sizes: int) -> Draw:
     """Broadcast to ``sizes`` without a copy."""
     return draw.then(lambda x: x.expand(sizes))
