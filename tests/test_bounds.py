@@ -14,8 +14,10 @@ from torchmdla.capture.dynamic import DynamicProgram, dynamic_program
 from torchmdla.capture.script_subgraph import ScriptSubgraph
 from torchmdla.compiler.sizes import Size
 from torchmdla.devices.cpu import lowering
+from torchmdla.devices.cpu.accesses import Access, Buffer, Linear
+from torchmdla.devices.cpu.expressions import load
 from torchmdla.devices.cpu.passes.bounds import conditions_of_bounds
-from torchmdla.devices.cpu.steps import Access, Buffer, ChainStep, Linear, NestStep, RepeatStep, Step, Steps, View
+from torchmdla.devices.cpu.steps import ChainStep, NestStep, RepeatStep, Step, Steps, View
 from torchmdla.errors import CompileError
 
 N = Size.symbol(0, 2)
@@ -24,9 +26,8 @@ M = Size.symbol(1, 2)
 
 def copy(size: object, source: Buffer, target: Buffer, factor: int = 1, constant: int = 0) -> NestStep:
     """``target[i] = source[factor * i + constant]``."""
-    inputs = (Access(source, (Linear((factor,), constant),)),)
-    outputs = (Access(target, (Linear((1,)),)),)
-    return NestStep((size,), (False,), inputs, outputs, (), (), (), (0,))  # type: ignore[arg-type]
+    element = load(Access(source, (Linear((factor,), constant),)))
+    return NestStep.elementwise((size,), Access(target, (Linear((1,)),)), element)  # type: ignore[arg-type]
 
 
 def memory(count: object, kind: str = "temporary") -> Buffer:

@@ -17,9 +17,10 @@ from torchmdla import devices
 from torchmdla.compiler import service
 from torchmdla.compiler.program import Program
 from torchmdla.devices.cpu import lowering
+from torchmdla.devices.cpu.accesses import Access, Buffer
 from torchmdla.devices.cpu.code import entry
 from torchmdla.devices.cpu.machine import CHECK_BOUNDS
-from torchmdla.devices.cpu.steps import Access, Buffer, ChainStep, NestStep, RegionStep, RepeatStep, Steps
+from torchmdla.devices.cpu.steps import ChainStep, NestStep, RegionStep, RepeatStep, Steps
 from torchmdla.testing.compare import assert_matches
 
 # Changes the steps of a program, behind everything that shows them to be right.
@@ -95,7 +96,7 @@ def nests(steps: Steps) -> Iterator[NestStep]:
 def read_behind(distance: int) -> Damage:
     def damage(steps: Steps) -> None:
         nest = next(n for n in nests(steps) if n.inputs and n.inputs[0].buffer.kind == "input")
-        nest.inputs = (shifted(nest.inputs[0], distance), *nest.inputs[1:])
+        nest.read_instead(nest.inputs[0], shifted(nest.inputs[0], distance))
 
     return damage
 
@@ -123,7 +124,7 @@ def repeat_longer(steps: Steps) -> None:
 
 def pack_behind(steps: Steps) -> None:
     nest = next(s for packing in steps.packings for s in packing.steps if isinstance(s, NestStep))
-    nest.inputs = (shifted(nest.inputs[0], 1), *nest.inputs[1:])
+    nest.read_instead(nest.inputs[0], shifted(nest.inputs[0], 1))
 
 
 def region_of_less(steps: Steps) -> None:

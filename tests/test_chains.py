@@ -18,18 +18,19 @@ from written_programs import Builder, Value, check, normal
 
 import torchmdla
 from torchmdla.compiler.mlir import new_context
+from torchmdla.devices.cpu.accesses import Access, Buffer, Linear
 from torchmdla.devices.cpu.code.chains import Fetched, fetched_ahead
+from torchmdla.devices.cpu.expressions import Expression, accumulator, constant, load, operation
 from torchmdla.devices.cpu.frontend.buffers import bufferize
 from torchmdla.devices.cpu.frontend.fusion import fuse
 from torchmdla.devices.cpu.frontend.linalg import to_linalg
 from torchmdla.devices.cpu.frontend.reading import read_steps
 from torchmdla.devices.cpu.machine import Machine
-from torchmdla.devices.cpu.nests import Instruction
 from torchmdla.devices.cpu.passes import transforms
 from torchmdla.devices.cpu.passes.chains import chain_nests
 from torchmdla.devices.cpu.passes.epilogue import merge_epilogues
 from torchmdla.devices.cpu.passes.transforms import transform
-from torchmdla.devices.cpu.steps import Access, Buffer, ChainStep, Linear, NestStep, Step, Steps, is_copy
+from torchmdla.devices.cpu.steps import ChainStep, NestStep, Step, Steps, is_copy
 from torchmdla.testing.compare import assert_matches
 
 Program = Callable[[Builder], "list[Value]"]
@@ -162,7 +163,7 @@ def structure(steps: Steps) -> list[object]:
     found: list[object] = []
     for step in steps.steps:
         if isinstance(step, ChainStep):
-            members = [(m.reduction, [i.name for i in m.body], m.yields, m.ending is None) for m in step.members]
+            members = [(m.reduction, [e.op for e in m.body.expressions], m.ending is None) for m in step.members]
             found.append((step.loops, members, len(step.locals)))
         else:
             found.append(type(step))
@@ -380,15 +381,16 @@ def turned(buffer: Buffer) -> Access:
 
 
 def elementwise(inputs: Sequence[Access], output: Access, sizes: tuple[int, int] = (ROWS, COLUMNS)) -> NestStep:
-    body = (Instruction("arith.negf", (0,), "f32"),)
-    return NestStep(sizes, (False, False), tuple(inputs), (output,), (), (), body, (len(inputs) + 1,))
+    value = operation("arith.addf", map(load, inputs), "f32")
+    return NestStep.elementwise(sizes, output, value)
 
 
 def row_sum(source: Buffer, output: Access) -> NestStep:
-    zero = Instruction("arith.constant", (), "f32", "{value = 0.0 : f32}")
-    body = (Instruction("arith.addf", (0, 1), "f32"),)
-    sizes = (ROWS, COLUMNS)
-    return NestStep(sizes, (False, True), (whole(source),), (output,), (), (), body, (2,), initial=zero)
+    return NestStep((ROWS, COLUMNS), (False, True), (output,), (total(whole(source)),), constant(0.0, "f32"))
+
+
+def total(access: Access) -> Expression:
+    return operation("arith.addf", [load(access), accumulator(0, "f32")], "f32")
 
 
 def buffer(kind: str = "temporary", sizes: tuple[int, ...] = (ROWS, COLUMNS)) -> Buffer:
@@ -428,13 +430,10 @@ def test_a_transposed_reader_is_cut_the_other_way() -> None:
 
 
 def test_overwriting_what_other_rows_still_read_breaks_the_chain() -> None:
-    x, total, y = buffer(), buffer(sizes=(COLUMNS,)), buffer("result")
-    down = NestStep(
-        (ROWS, COLUMNS), (True, False), (whole(x),), (Access(total, (Linear((0, 1)),)),), (), (),
-        (Instruction("arith.addf", (0, 1), "f32"),), (2,),
-        initial=Instruction("arith.constant", (), "f32", "{value = 0.0 : f32}"),
-    )  # fmt: skip
-    steps = chained(down, elementwise([Access(total, (Linear((0, 1)),))], whole(y)))
+    x, sums, y = buffer(), buffer(sizes=(COLUMNS,)), buffer("result")
+    columns = Access(sums, (Linear((0, 1)),))
+    down = NestStep((ROWS, COLUMNS), (True, False), (columns,), (total(whole(x)),), constant(0.0, "f32"))
+    steps = chained(down, elementwise([columns], whole(y)))
     # A sum over rows ends before any row reads it: rows are no axis.
     for step in steps:
         if isinstance(step, ChainStep):
@@ -460,16 +459,16 @@ def test_a_writer_in_between_keeps_the_epilogue_away() -> None:
     x, y = buffer(), buffer(sizes=(ROWS, 1))
     result = buffer("result", (ROWS, 1))
     narrow = Access(y, (Linear((1, 0)), Linear((0, 0))))
-    total = row_sum(x, narrow)
-    reader = NestStep(
-        (ROWS,), (False,), (Access(y, (Linear((1,)), Linear((0,)))),),
-        (Access(result, (Linear((1,)), Linear((0,)))),), (), (), (Instruction("arith.negf", (0,), "f32"),), (2,),
-    )  # fmt: skip
+    rows = (Linear((1,)), Linear((0,)))
+    summed = row_sum(x, narrow)
+    reader = NestStep.elementwise(
+        (ROWS,), Access(result, rows), operation("arith.negf", [load(Access(y, rows))], "f32")
+    )
     overwriting = elementwise([whole(buffer("input"))], whole(x))
-    steps = Steps([total, overwriting, reader], {})
+    steps = Steps([summed, overwriting, reader], {})
     merge_epilogues(steps)
     assert len(steps.steps) == 3
-    steps = Steps([total, reader, overwriting], {})
+    steps = Steps([summed, reader, overwriting], {})
     merge_epilogues(steps)
     assert len(steps.steps) == 2
-    assert total.ending is not None
+    assert summed.ending is not None

@@ -11,20 +11,12 @@ from torch.nn import functional
 from written_programs import Builder, Executable, Value, check, normal
 
 from torchmdla.compiler.program import Target
+from torchmdla.devices.cpu.accesses import Access, Buffer, Linear
+from torchmdla.devices.cpu.expressions import accumulator, constant, load, operation
 from torchmdla.devices.cpu.frontend.views import regrouped
 from torchmdla.devices.cpu.lowering import lower
-from torchmdla.devices.cpu.nests import Instruction
 from torchmdla.devices.cpu.passes.layout import block_channels
-from torchmdla.devices.cpu.steps import (
-    Access,
-    Buffer,
-    Linear,
-    NestStep,
-    Steps,
-    covers,
-    final_nest,
-    split_loop,
-)
+from torchmdla.devices.cpu.steps import NestStep, Steps, covers, final_nest, split_loop
 
 TARGETS = {"widest": host_target(), "avx2": host_target("+avx2", "+fma"), "baseline": host_target("")}
 
@@ -209,15 +201,13 @@ def test_a_result_is_computed_in_blocks() -> None:
     weight = Buffer("parameter", "f32", (32, 32, 3))
     samples, filters, pixels, channels, taps = (unit(loop, 5) for loop in range(5))
     sliding = Linear((0, 0, 1, 0, 1))
+    factors = Access(image, (samples, channels, sliding)), Access(weight, (filters, channels, taps))
+    product = operation("arith.mulf", map(load, factors), "f32")
     convolution = NestStep(
         sizes=(1, 32, 6, 32, 3),
         reduction=(False, False, False, True, True),
-        inputs=(Access(image, (samples, channels, sliding)), Access(weight, (filters, channels, taps))),
         outputs=(Access(result, (samples, filters, pixels)),),
-        scalars=(),
-        tables=(),
-        body=(Instruction("arith.mulf", (0, 1), "f32"), Instruction("arith.addf", (3, 2), "f32")),
-        yields=(4,),
+        values=(operation("arith.addf", [product, accumulator(0, "f32")], "f32"),),
     )
     steps = Steps([convolution], {})
     block_channels(steps, 16)
@@ -259,9 +249,8 @@ def test_regrouped_digits() -> None:
 
 
 def copy_of(buffer: Buffer, sizes: tuple[int, ...], factors: Sequence[tuple[int, ...]]) -> NestStep:
-    source = Access(Buffer("input", "f32", sizes), tuple(unit(d, len(sizes)) for d in range(len(sizes))))
-    output = Access(buffer, tuple(map(Linear, factors)))
-    return NestStep(sizes, (False,) * len(sizes), (source,), (output,), (), (), (), (0,))
+    source = Access.whole(Buffer("input", "f32", sizes))
+    return NestStep.elementwise(sizes, Access(buffer, tuple(map(Linear, factors))), load(source))
 
 
 def unit(loop: int, loops: int) -> Linear:
@@ -293,12 +282,9 @@ def test_a_split_loop_is_joined_again() -> None:
 
 def test_users_keep_their_order() -> None:
     buffer = Buffer("temporary", "f32", (2,))
-    constant = Instruction("arith.constant", (), "f32", "{value = 0.0 : f32}")
     access = Access(buffer, (unit(0, 1),))
-    fill = NestStep((2,), (False,), (), (access,), (), (), (constant,), (1,))
-    reader = NestStep(
-        (2,), (False,), (access,), (Access(Buffer("result", "f32", (2,)), access.indices),), (), (), (), (0,)
-    )
+    fill = NestStep.elementwise((2,), access, constant(0.0, "f32"))
+    reader = NestStep.elementwise((2,), Access(Buffer("result", "f32", (2,)), access.indices), load(access))
     steps = Steps([fill, reader], {})
     assert steps.users(buffer) == [fill, reader]
     assert (reader.reads, fill.writes) == ([buffer], [buffer])

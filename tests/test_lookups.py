@@ -15,9 +15,12 @@ from torch.nn import functional
 from written_programs import Builder, Value, check, normal
 
 import torchmdla
+from torchmdla.devices.cpu.accesses import Access
+from torchmdla.devices.cpu.expressions import constant, index, leaf, operation
+from torchmdla.devices.cpu.frontend.bodies import LOOKUP, OPERAND
 from torchmdla.devices.cpu.frontend.lookups import as_operands
-from torchmdla.devices.cpu.nests import Instruction, Nest, Operand, constant
-from torchmdla.devices.cpu.steps import Access, NestStep, is_copy
+from torchmdla.devices.cpu.nests import Nest, Operand
+from torchmdla.devices.cpu.steps import NestStep, is_copy
 from torchmdla.testing.compare import assert_matches
 
 # Programs.
@@ -113,35 +116,30 @@ def test_part_of_a_value_written_over_another_part_of_it(start: int) -> None:
 # Bodies.
 
 
-def body(*instructions: Instruction) -> tuple[Instruction, ...]:
-    return (Instruction("index", (), "i64", payload=0), Instruction("index", (), "i64", payload=1), *instructions)
-
-
-# Values: an input, an output, the two indices 2 and 3, then what is given.
-LINEAR = body(constant(9, "i64"), Instruction("arith.subi", (4, 3), "i64"), Instruction("load", (2, 5), "f32", "", 0))
+# Element [i, 9 - j] of table 0.
+PLACE = [index(0), operation("arith.subi", [constant(9, "i64"), index(1)], "i64")]
+MIRRORED = leaf(LOOKUP, "f32", 0).with_operands(tuple(PLACE))
 
 
 def test_a_mirrored_lookup_is_an_operand() -> None:
-    found = as_operands(LINEAR, [6], 1, 2, [5, 10], [(5, 10)])
-    assert found.operands == ((0, (({0: 1}, 0), ({1: -1}, 9))),)
-    assert (found.instructions, found.yields, found.tables) == ((), (1,), ())
+    roots, found = as_operands([MIRRORED], 2, [5, 10], [(5, 10)])
+    assert found == [(0, (({0: 1}, 0), ({1: -1}, 9)))]
+    assert roots == (leaf(OPERAND, "f32", 2),)
 
 
 @pytest.mark.parametrize("shape", [(4, 10), (5, 9)])
 def test_a_lookup_that_may_miss_stays(shape: tuple[int, int]) -> None:
-    found = as_operands(LINEAR, [6], 1, 2, [5, 10], [shape])
-    assert (found.instructions, found.yields, found.operands, found.tables) == (LINEAR, (6,), (), (0,))
+    assert as_operands([MIRRORED], 2, [5, 10], [shape]) == ((MIRRORED,), [])
 
 
 def test_only_linear_lookups_are_operands() -> None:
     """The second one is at the first one's value."""
-    cast = Instruction("arith.fptosi", (6,), "i64")
-    found = as_operands(
-        (*LINEAR, cast, Instruction("load", (2, 7), "f32", "", 1)), [8], 1, 2, [5, 10], [(5, 10), (5, 10)]
-    )
-    assert [i.name for i in found.instructions] == ["index", "arith.fptosi", "load"]
-    assert [i.operands for i in found.instructions] == [(), (1,), (3, 4)]
-    assert (found.instructions[-1].payload, found.tables, found.yields) == (0, (1,), (5,))
+    found_there = operation("arith.fptosi", [MIRRORED], "i64")
+    second = leaf(LOOKUP, "f32", 1).with_operands((index(0), found_there))
+    (root,), found = as_operands([second], 2, [5, 10], [(5, 10), (5, 10)])
+    assert [table for table, _ in found] == [0]
+    assert root.op == LOOKUP
+    assert root.operands[1].operands == (leaf(OPERAND, "f32", 2),)
 
 
 # Kernels.

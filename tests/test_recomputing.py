@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import reduce
 
 import numpy as np
 import pytest
@@ -12,14 +13,20 @@ from nest_running import reference
 from test_chains import attention, chains, layer_norm, softmax, steps_of
 from test_chains import row_sum as summed
 
-from torchmdla.devices.cpu.nests import Instruction
+from torchmdla.devices.cpu.accesses import Access, Buffer, Linear, Scalar
+from torchmdla.devices.cpu.expressions import Expression, accumulator, constant, load, operation, scalar
 from torchmdla.devices.cpu.passes.recomputing import recompute
-from torchmdla.devices.cpu.steps import Access, Buffer, Linear, NestStep, Scalar, final_nest
+from torchmdla.devices.cpu.steps import NestStep, final_nest
 
 ROWS, COLUMNS = 64, 512
 
-SUB = Instruction("arith.subf", (0, 1), "f32")
-MUL = Instruction("arith.mulf", (0, 0), "f32")
+
+def sub(a: Expression, b: Expression) -> Expression:
+    return operation("arith.subf", [a, b], "f32")
+
+
+def square(a: Expression) -> Expression:
+    return operation("arith.mulf", [a, a], "f32")
 
 
 def buffer(kind: str = "temporary", sizes: tuple[int, ...] = (ROWS, COLUMNS)) -> Buffer:
@@ -41,17 +48,15 @@ def row(made: Buffer) -> Access:
 def step(
     inputs: Sequence[Access],
     output: Access,
-    body: Sequence[Instruction],
+    value: Callable[..., Expression],
     sizes: tuple[int, ...] = (ROWS, COLUMNS),
-    scalars: Sequence[Scalar] = (),
 ) -> NestStep:
-    """An elementwise nest of the body's last value."""
-    last = len(inputs) + 1 + len(scalars) + len(body) - 1
-    return NestStep(sizes, (False,) * len(sizes), tuple(inputs), (output,), tuple(scalars), (), tuple(body), (last,))
+    """An elementwise nest of ``value`` of what it reads."""
+    return NestStep.elementwise(sizes, output, value(*map(load, inputs)))
 
 
 def squares(made: Buffer) -> NestStep:
-    return step([whole(made)], whole(buffer("result")), [MUL])
+    return step([whole(made)], whole(buffer("result")), square)
 
 
 def unchanged(members: list[NestStep], local: Sequence[Buffer]) -> bool:
@@ -118,22 +123,21 @@ def test_values(maker: str, readers: list[str], reduces: bool, seed: int) -> Non
     sizes, indices = _MAKERS[maker]
     x, mean = buffer("input", sizes), buffer("input", (5, 1))
     made = buffer(sizes=_SIZES)
-    first = step([at(x, *indices), row(mean)], whole(made), [SUB], _SIZES)
+    first = step([at(x, *indices), row(mean)], whole(made), sub, _SIZES)
     reading = []
     for name in readers:
         extents, places = _READERS[name]
         loops = len(extents)
         own = [tuple(int(k == d) for k in range(loops)) for d in range(loops)]
         other = buffer("input", extents)
-        body = [Instruction("arith.mulf", (1, 1), "f32"), Instruction("arith.subf", (3, 0), "f32")]
-        made_of = step([at(other, *own), at(made, *places)], at(buffer("result", extents), *own), body, extents)
+        inputs = [at(other, *own), at(made, *places)]
+        made_of = step(inputs, at(buffer("result", extents), *own), lambda a, b: sub(square(b), a), extents)
         if reduces:
             total = buffer("result", (*extents[:-1], 1))
             made_of.outputs = (at(total, *own[:-1], (0,) * loops),)
             made_of.reduction = (*made_of.reduction[:-1], True)
-            made_of.body = (*body, Instruction("arith.addf", (2, 4), "f32"))
-            made_of.yields = (5,)
-            made_of.initial = Instruction("arith.constant", (), "f32", "{value = 1.0 : f32}")
+            made_of.values = (operation("arith.addf", [accumulator(0, "f32"), *made_of.values], "f32"),)
+            made_of.initial = constant(1.0, "f32")
         reading.append(made_of)
     members = [first, *reading]
     after = recompute(members, [made])
@@ -149,19 +153,18 @@ def test_values(maker: str, readers: list[str], reduces: bool, seed: int) -> Non
 
 def test_scalars_go_along() -> None:
     x, made, early, late = buffer("input"), buffer(), Scalar("f32"), Scalar("f32")
-    first = step([whole(x)], whole(made), [Instruction("arith.subf", (0, 2), "f32")], scalars=[early])
-    second = step([whole(made)], whole(buffer("result")), [Instruction("arith.mulf", (0, 2), "f32")], scalars=[late])
+    first = step([whole(x)], whole(made), lambda a: sub(a, scalar(early)))
+    second = step([whole(made)], whole(buffer("result")), lambda a: sub(scalar(late), a))
     (_, reader) = recompute([first, second], [made])
     assert reader is not None
     assert reader.scalars == (late, early)
-    assert [i.operands for i in reader.body] == [(0, 3), (4, 2)]
-    assert reader.yields == (5,)
+    assert reader.values == (sub(scalar(late), sub(load(whole(x)), scalar(early))),)
 
 
 def test_what_both_read_is_read_once() -> None:
     x, mean, made = buffer("input"), buffer("input", (ROWS, 1)), buffer()
-    first = step([whole(x), row(mean)], whole(made), [SUB])
-    second = step([whole(x), whole(made)], whole(buffer("result")), [SUB])
+    first = step([whole(x), row(mean)], whole(made), sub)
+    second = step([whole(x), whole(made)], whole(buffer("result")), sub)
     (_, reader) = recompute([first, second], [made])
     assert reader is not None
     assert reader.inputs == (whole(x), row(mean))
@@ -170,55 +173,55 @@ def test_what_both_read_is_read_once() -> None:
 def test_a_value_of_a_value_goes_all_the_way() -> None:
     x, mean, centred, squared = buffer("input"), buffer("input", (ROWS, 1)), buffer(), buffer()
     members = [
-        step([whole(x), row(mean)], whole(centred), [SUB]),
-        step([whole(centred)], whole(squared), [MUL]),
+        step([whole(x), row(mean)], whole(centred), sub),
+        step([whole(centred)], whole(squared), square),
         summed(squared, row(buffer("result", (ROWS, 1)))),
     ]
     one, two, total = recompute(members, [centred, squared])
     assert one is None and two is None and total is not None
-    assert [i.name for i in total.body] == ["arith.subf", "arith.mulf", "arith.addf"]
+    assert [e.op for e in total.body.expressions if e.operands] == ["arith.subf", "arith.mulf", "arith.addf"]
 
 
 # What must stay.
 
 
 @pytest.mark.parametrize(
-    "body",
+    "value",
     [
-        pytest.param([SUB, Instruction("math.exp", (3,), "f32")], id="a function"),
-        pytest.param([SUB, Instruction("arith.divf", (3, 0), "f32")], id="a division"),
-        pytest.param([SUB, *(Instruction("arith.addf", (0, 3 + k), "f32") for k in range(9))], id="much arithmetic"),
+        pytest.param(lambda x, mean: operation("math.exp", [sub(x, mean)], "f32"), id="a function"),
+        pytest.param(lambda x, mean: operation("arith.divf", [sub(x, mean), x], "f32"), id="a division"),
+        pytest.param(lambda x, mean: reduce(lambda total, _: sub(total, x), range(9), sub(x, mean)), id="arithmetic"),
     ],
 )
-def test_what_takes_long_is_stored(body: list[Instruction]) -> None:
+def test_what_takes_long_is_stored(value: Callable[..., Expression]) -> None:
     x, mean, made = buffer("input"), buffer("input", (ROWS, 1)), buffer()
-    first = step([whole(x), row(mean)], whole(made), body)
+    first = step([whole(x), row(mean)], whole(made), value)
     assert unchanged([first, squares(made), squares(made)], [made])
 
 
 def test_what_many_read_of_two_buffers_is_stored() -> None:
-    first = step([whole(buffer("input")), whole(buffer("input"))], whole(made := buffer()), [SUB])
+    first = step([whole(buffer("input")), whole(buffer("input"))], whole(made := buffer()), sub)
     assert unchanged([first, squares(made), squares(made)], [made])
     assert not unchanged([first, squares(made)], [made])
 
 
 def test_what_others_read_is_stored() -> None:
-    first = step([whole(buffer("input"))], whole(made := buffer()), [MUL])
+    first = step([whole(buffer("input"))], whole(made := buffer()), square)
     assert unchanged([first, squares(made)], [])
 
 
 def test_what_is_read_again_and_again_is_stored() -> None:
     made = buffer(sizes=(1, COLUMNS))
-    first = step([at(buffer("input", (1, COLUMNS)), (1, 0), (0, 1))], whole(made), [MUL], (1, COLUMNS))
-    reader = step([at(made, (0, 0), (0, 1))], whole(buffer("result")), [MUL])
+    first = step([at(buffer("input", (1, COLUMNS)), (1, 0), (0, 1))], whole(made), square, (1, COLUMNS))
+    reader = step([at(made, (0, 0), (0, 1))], whole(buffer("result")), square)
     assert unchanged([first, reader], [made])
 
 
 @pytest.mark.parametrize("place", [1, 2])
 def test_what_is_made_of_a_buffer_that_is_overwritten_is_stored(place: int) -> None:
     x, made = buffer(), buffer()
-    first, reader = step([whole(x)], whole(made), [MUL]), squares(made)
-    overwriting = step([whole(buffer("input"))], whole(x), [MUL])
+    first, reader = step([whole(x)], whole(made), square), squares(made)
+    overwriting = step([whole(buffer("input"))], whole(x), square)
     members = [first, reader]
     members.insert(place, overwriting)
     assert unchanged(members, [made]) is (place == 1)
@@ -226,8 +229,8 @@ def test_what_is_made_of_a_buffer_that_is_overwritten_is_stored(place: int) -> N
 
 def test_a_reader_that_overwrites_what_it_would_read_reads_what_is_stored() -> None:
     x, made = buffer(), buffer()
-    first = step([at(x, (0, 1), (1, 0))], whole(made), [MUL], (64, 64))
-    reader = step([whole(made)], whole(x), [MUL], (64, 64))
+    first = step([at(x, (0, 1), (1, 0))], whole(made), square, (64, 64))
+    reader = step([whole(made)], whole(x), square, (64, 64))
     x.sizes = made.sizes = (64, 64)
     assert unchanged([first, reader], [made])
 
@@ -235,15 +238,15 @@ def test_a_reader_that_overwrites_what_it_would_read_reads_what_is_stored() -> N
 def test_a_value_of_a_part_is_stored() -> None:
     """The rest of its buffer holds what something else has put there."""
     made = buffer(sizes=(ROWS + 1, COLUMNS))
-    fill = step([], whole(made), [Instruction("arith.constant", (), "f32", "{value = 1.0 : f32}")], made.sizes)
-    part = step([whole(buffer("input"))], whole(made), [MUL])
-    reader = step([whole(made)], whole(buffer("result", made.sizes)), [MUL], made.sizes)
+    fill = step([], whole(made), lambda: constant(1.0, "f32"), made.sizes)
+    part = step([whole(buffer("input"))], whole(made), square)
+    reader = step([whole(made)], whole(buffer("result", made.sizes)), square, made.sizes)
     assert unchanged([fill, part, reader], [made])
 
 
 def test_a_value_that_goes_on_is_stored() -> None:
     """It is written once more, by a step that reads it."""
     made = buffer()
-    first = step([whole(buffer("input"))], whole(made), [MUL])
-    again = step([whole(made)], whole(made), [MUL])
+    first = step([whole(buffer("input"))], whole(made), square)
+    again = step([whole(made)], whole(made), square)
     assert unchanged([first, again, squares(made)], [made])

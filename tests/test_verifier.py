@@ -9,10 +9,12 @@ import pytest
 
 from torchmdla import devices
 from torchmdla.compiler.program import Program
-from torchmdla.devices.cpu.nests import Instruction, constant
+from torchmdla.devices.cpu.accesses import Access, Buffer, Linear, Scalar, TableAccess
+from torchmdla.devices.cpu.expressions import accumulator, constant, gather, index, load, operation, reduced, scalar
+from torchmdla.devices.cpu.nests import Table
 from torchmdla.devices.cpu.passes import transforms
 from torchmdla.devices.cpu.printer import steps_text
-from torchmdla.devices.cpu.steps import Access, Buffer, ChainStep, Ending, Linear, LoadStep, NestStep, Scalar, Steps
+from torchmdla.devices.cpu.steps import ChainStep, Ending, LoadStep, NestStep, Steps
 from torchmdla.devices.cpu.verifier import verify
 from torchmdla.errors import CompileError
 
@@ -24,37 +26,23 @@ def product() -> Steps:
     left, right = Buffer("input", "f32", (4, 6), 0), Buffer("parameter", "f32", (6, 8), 1)
     bias, result = Buffer("parameter", "f32", (8,), 2), Buffer("result", "f32", (4, 8), 3)
     middle = Buffer("temporary", "f32", (4, 8))
-    body = (Instruction("arith.mulf", (0, 1), "f32"), Instruction("arith.addf", (2, 3), "f32"))
-    ending = Ending(
-        inputs=(Access(bias, (COLUMN,)),),
-        outputs=(Access(middle, (ROW, COLUMN)),),
-        scalars=(),
-        body=(Instruction("arith.addf", (0, 1), "f32", "{fastmath = #arith.fastmath<none>}"),),
-        yields=(2,),
+    factors = Access(left, (ROW, INNER)), Access(right, (INNER, COLUMN))
+    sum_of_products = operation(
+        "arith.addf", [accumulator(0, "f32"), operation("arith.mulf", map(load, factors), "f32")], "f32"
     )
     nest = NestStep(
         sizes=(4, 8, 6),
         reduction=(False, False, True),
-        inputs=(Access(left, (ROW, INNER)), Access(right, (INNER, COLUMN))),
         outputs=(Access(middle, (ROW, COLUMN)),),
-        scalars=(),
-        tables=(),
-        body=body,
-        yields=(4,),
-        initial=constant("0.000000e+00", "f32"),
-        ending=ending,
+        values=(sum_of_products,),
+        initial=constant(0.0, "f32"),
+        ending=Ending(
+            outputs=(Access(middle, (ROW, COLUMN)),),
+            values=(operation("arith.addf", [reduced(0, "f32"), load(Access(bias, (COLUMN,)))], "f32"),),
+        ),
     )
-    twice = NestStep(
-        sizes=(4, 8),
-        reduction=(False, False),
-        inputs=(Access(middle, (Linear((1, 0)), Linear((0, 1)))),),
-        outputs=(Access(result, (Linear((1, 0)), Linear((0, 1)))),),
-        scalars=(Scalar("f32", 4),),
-        tables=(),
-        body=(Instruction("arith.mulf", (0, 2), "f32"),),
-        yields=(3,),
-    )
-    return Steps([nest, twice], {})
+    doubled = operation("arith.mulf", [load(Access.whole(middle)), scalar(Scalar("f32", 4))], "f32")
+    return Steps([nest, NestStep.elementwise((4, 8), Access.whole(result), doubled)], {})
 
 
 TEXT = """\
@@ -114,16 +102,16 @@ def _store_reduced(steps: Steps) -> None:
     nest.ending = replace(nest.ending, outputs=outputs)
 
 
-def _use_later_value(steps: Steps) -> None:
-    steps.nests()[1].body = (Instruction("arith.mulf", (0, 3), "f32"),)
+def _compute_nothing(steps: Steps) -> None:
+    steps.nests()[1].values = ()
 
 
-def _yield_nothing(steps: Steps) -> None:
-    steps.nests()[1].yields = ()
+def _carry_without_reducing(steps: Steps) -> None:
+    steps.nests()[1].values = (accumulator(0, "f32"),)
 
 
-def _yield_unknown(steps: Steps) -> None:
-    steps.nests()[1].yields = (9,)
+def _carry_unknown(steps: Steps) -> None:
+    steps.nests()[0].values = (accumulator(9, "f32"),)
 
 
 def _forget_loop(steps: Steps) -> None:
@@ -139,11 +127,12 @@ def _flatten_buffer(steps: Steps) -> None:
 
 
 def _use_lost_index(steps: Steps) -> None:
-    steps.nests()[1].body = (Instruction("index", (), "i64", payload=2),)
+    steps.nests()[1].values = (operation("arith.sitofp", [index(2)], "f32"),)
 
 
-def _use_lost_table(steps: Steps) -> None:
-    steps.nests()[1].body = (Instruction("load", (0,), "f32", payload=0),)
+def _look_up_at_fewer_indices(steps: Steps) -> None:
+    table = TableAccess(Buffer("input", "f32", (48,), 0, fixed=True), Table("f32", (6, 8), (8, 1)), 0)
+    steps.nests()[1].values = (gather(table, [index(0)]),)
 
 
 def _chain_of_other_tiles(steps: Steps) -> None:
@@ -160,14 +149,14 @@ BROKEN: dict[Callable[[Steps], None], str] = {
     _write_input: "writes to what is given",
     _drop_initial: "has an epilogue, but no initial value",
     _store_reduced: "stores results at the index of a loop that reduces",
-    _use_later_value: "uses a value before it is computed",
-    _yield_nothing: "yields other values than its outputs",
-    _yield_unknown: "yields a value that it does not have",
+    _compute_nothing: "computes other values than its outputs",
+    _carry_without_reducing: "carries a value, but has no loop that reduces",
+    _carry_unknown: "uses a reduction that it does not have",
     _forget_loop: "says of other loops whether they reduce",
     _drop_loop: "has an index over other loops than its own",
     _flatten_buffer: "has 2 indices into a buffer of 1 dimensions",
     _use_lost_index: "uses the index of a loop that it does not have",
-    _use_lost_table: "loads from a table that it does not have",
+    _look_up_at_fewer_indices: "looks up at other indices than a table has",
     _chain_of_other_tiles: "has a member that is not over one tile",
     _load_without_strides: "has other indices than strides",
 }

@@ -20,25 +20,23 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import singledispatchmethod
 
 from torchmdla.compiler.sizes import Size
+from torchmdla.devices.cpu.accesses import Access, Buffer, Linear, Scalar
+from torchmdla.devices.cpu.expressions import LEAVES, Contents, Expression
+from torchmdla.devices.cpu.linearising import constant_text
 from torchmdla.devices.cpu.nests import AnyNest, AnyOperand, Instruction, constant_number
 from torchmdla.devices.cpu.schedule import Schedule
 from torchmdla.devices.cpu.steps import (
-    Access,
     AssertStep,
-    Buffer,
     ChainStep,
     ElementStep,
-    Ending,
-    Linear,
     LoadStep,
     NestStep,
     RegionStep,
     RepeatStep,
-    Scalar,
     ScalarStep,
     Step,
     Steps,
@@ -107,36 +105,36 @@ class StepsPrinter:
     @_lines_of.register
     def _(self, step: NestStep) -> Iterator[str]:
         yield f"nest {_loops(step.sizes, step.reduction)} {{"
-        for k, access in enumerate(step.inputs):
-            yield f"{_INDENT}i{k} = {self._access(access)}"
-        read = {v for i in step.body for v in i.operands} | set(step.yields)
+        names = _Names(step.body)
+        yield from self._given(step.body)
         for k, access in enumerate(step.outputs):
-            initial = f"from {_constant(step.initial)}" if step.initial else self._access(access)
-            if step.initial or len(step.inputs) + k in read:
-                yield f"{_INDENT}o{k} = {initial}"
-        for k, scalar in enumerate(step.scalars):
-            yield f"{_INDENT}c{k} = {self._name(scalar)}"
-        for k, table in enumerate(step.tables):
-            at = f"{_list(table.table.sizes)} strides {_list(table.table.strides)} offset {table.offset}"
-            yield f"{_INDENT}t{k} = table {self._name(table.buffer)} {at}"
-        names = _names(i=step.inputs, o=step.outputs, c=step.scalars, v=step.body)
-        yield from _body(step.body, names)
+            if step.initial:
+                yield f"{_INDENT}o{k} = from {names.of(step.initial)}"
+            elif access in step.read_accesses[len(step.inputs) :]:
+                yield f"{_INDENT}o{k} = {self._access(access)}"
+        yield from names.lines()
+        yield from (f"{_INDENT}check {names.of(check)}" for check in step.checks)
+        values = [names.of(value) for value in step.values]
         if step.ending is None:
-            yield from self._stores(step.outputs, _named(names, step.yields))
+            yield from self._stores(step.outputs, values)
         else:
-            yield f"{_INDENT}yield {', '.join(_named(names, step.yields))}"
+            yield f"{_INDENT}yield {', '.join(values)}"
             yield "} then {"
-            yield from self._ending(step.ending, step.outputs)
+            names = _Names(step.ending.body)
+            yield from self._given(step.ending.body)
+            yield from names.lines()
+            yield from self._stores(step.ending.outputs, [names.of(value) for value in step.ending.values])
         yield "}"
 
-    def _ending(self, ending: Ending, reduced: Sequence[Access]) -> Iterator[str]:
-        for k, access in enumerate(ending.inputs):
+    def _given(self, body: Contents) -> Iterator[str]:
+        """What a body is computed from."""
+        for k, access in enumerate(body.loads):
             yield f"{_INDENT}i{k} = {self._access(access)}"
-        for k, scalar in enumerate(ending.scalars):
+        for k, scalar in enumerate(body.scalars):
             yield f"{_INDENT}c{k} = {self._name(scalar)}"
-        names = _names(o=reduced, i=ending.inputs, c=ending.scalars, v=ending.body)
-        yield from _body(ending.body, names)
-        yield from self._stores(ending.outputs, _named(names, ending.yields))
+        for k, table in enumerate(body.tables):
+            at = f"{_list(table.table.sizes)} strides {_list(table.table.strides)} offset {table.offset}"
+            yield f"{_INDENT}t{k} = table {self._name(table.buffer)} {at}"
 
     def _stores(self, outputs: Sequence[Access], values: Sequence[str]) -> Iterator[str]:
         for access, value in zip(outputs, values, strict=False):
@@ -193,6 +191,41 @@ class StepsPrinter:
 
     def _access(self, access: Access) -> str:
         return f"{self._name(access.buffer)}[{', '.join(map(_index, access.indices))}]"
+
+
+class _Names:
+    """What the expressions of a body are called: ``i`` what is read, ``c`` scalars, ``o`` what is reduced, ``d`` the
+    indices of loops, ``v`` what is computed; constants by what they are."""
+
+    def __init__(self, body: Contents) -> None:
+        self._body = body
+        self._computed = [e for e in body.expressions if e.op not in LEAVES]
+        self._numbers = {expression: k for k, expression in enumerate(self._computed)}
+
+    def of(self, expression: Expression) -> str:
+        write = _LEAVES.get(expression.op)
+        if write is not None:
+            return write(self._body, expression)
+        return f"v{self._numbers[expression]}" if expression in self._numbers else f"?{expression.op}"
+
+    def lines(self) -> Iterator[str]:
+        for expression in self._computed:
+            operands = [self.of(operand) for operand in expression.operands]
+            if expression.op == "gather":
+                operands.insert(0, f"t{self._body.tables.index(expression.payload)}")
+            text = f"{expression.op} {', '.join(operands)} {expression.attributes}".rstrip()
+            yield f"{_INDENT}{self.of(expression)} : {expression.type} = {text}"
+
+
+_LEAVES: Mapping[str, Callable[[Contents, Expression], str]] = {
+    "load": lambda body, e: f"i{body.loads.index(e.payload)}",
+    "scalar": lambda body, e: f"c{body.scalars.index(e.payload)}",
+    "accumulator": lambda body, e: f"o{e.payload}",
+    "reduced": lambda body, e: f"o{e.payload}",
+    "index": lambda body, e: f"d{e.payload}",
+    "constant": lambda body, e: constant_text(e.payload, e.type),
+    "size": lambda body, e: f"({e.payload})",
+}
 
 
 # --- kernels ------------------------------------------------------------------------------------------------------

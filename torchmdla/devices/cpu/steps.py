@@ -10,150 +10,74 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 from torchmdla.compiler.sizes import Size
-from torchmdla.devices.cpu.nests import (
-    ELEMENT_BYTES,
-    AnyNest,
-    Epilogue,
-    Instruction,
-    Nest,
-    Operand,
-    Table,
-    computed,
-    simplified,
-    stored,
-)
-
-Kind = Literal["input", "parameter", "result", "temporary", "global", "packed", "local", "view"]
-
-
-@dataclass(eq=False)
-class Buffer:
-    """Memory of its own. ``element``: MLIR's type of the elements. ``position``: the place among arguments and results
-    of what the caller gives. ``symbol``: the name of a global. ``fixed``: something else than nests relies on where
-    its elements lie; it has one dimension, its memory. ``varies``: its sizes differ between calls."""
-
-    kind: Kind
-    element: str
-    sizes: tuple[int, ...]
-    position: int = -1
-    symbol: str = ""
-    fixed: bool = False
-    varies: bool = False
-
-    @property
-    def count(self) -> int:
-        """How many elements it has."""
-        return math.prod(self.sizes)
-
-    @property
-    def bytes(self) -> int:
-        return self.count * ELEMENT_BYTES[stored(self.element)]
-
-    @property
-    def strides(self) -> tuple[int, ...]:
-        """Elements from one index of each dimension to the next."""
-        return tuple(math.prod(self.sizes[d + 1 :]) for d in range(len(self.sizes)))
-
-
-@dataclass(eq=False)
-class Scalar:
-    """A value of the entry. ``argument``: the place among the arguments of one that the caller gives."""
-
-    type: str
-    argument: int = -1
-
-
-@dataclass(frozen=True)
-class Linear:
-    """An index: ``constant`` plus each loop's index times its factor."""
-
-    factors: tuple[int, ...]
-    constant: int = 0
-
-    @cached_property
-    def loops(self) -> tuple[int, ...]:
-        """The loops that it varies with."""
-        return tuple(loop for loop, factor in enumerate(self.factors) if factor)
-
-    def is_loop(self) -> bool:
-        """Whether it is the index of one loop, and nothing else."""
-        return not self.constant and len(self.loops) == 1 and self.factors[self.loops[0]] == 1
-
-
-@dataclass(frozen=True)
-class Access:
-    """Which element of ``buffer`` each iteration touches: an index for each of its dimensions."""
-
-    buffer: Buffer
-    indices: tuple[Linear, ...]
-
-    @property
-    def loops(self) -> frozenset[int]:
-        """The loops that it varies with."""
-        return frozenset(loop for index in self.indices for loop in index.loops)
-
-    def over(self, loops: Sequence[int]) -> Access:
-        """The same access by a step with these loops alone, in this order."""
-        indices = [replace(index, factors=tuple(index.factors[loop] for loop in loops)) for index in self.indices]
-        return replace(self, indices=tuple(indices))
-
-    def flat(self, loops: int) -> Linear:
-        """The element's place in the buffer's memory."""
-        pairs = list(zip(self.indices, self.buffer.strides, strict=True))
-        factors = tuple(sum(index.factors[loop] * stride for index, stride in pairs) for loop in range(loops))
-        return Linear(factors, sum(index.constant * stride for index, stride in pairs))
-
-
-@dataclass(frozen=True)
-class TableAccess:
-    """A buffer that a nest reads at computed indices, as a table from element ``offset`` on."""
-
-    buffer: Buffer
-    table: Table
-    offset: int
+from torchmdla.devices.cpu.accesses import Access, Buffer, Linear, Scalar, TableAccess
+from torchmdla.devices.cpu.expressions import Contents, Expression, accessing, contents, reindexed
+from torchmdla.devices.cpu.linearising import instruction_of, linearised, linearised_ending
+from torchmdla.devices.cpu.nests import ELEMENT_BYTES, AnyNest, Epilogue, Nest, Operand, computed, simplified, stored
 
 
 @dataclass(frozen=True)
 class Ending:
-    """The operands and body of a nest's :class:`~torchmdla.devices.cpu.nests.Epilogue`; accesses are over the nest's
-    loops."""
+    """What is stored instead of a nest's results: ``values`` of what is ``reduced``, to ``outputs``; all over the
+    nest's loops."""
 
-    inputs: tuple[Access, ...]
     outputs: tuple[Access, ...]
-    scalars: tuple[Scalar, ...]
-    body: tuple[Instruction, ...]
-    yields: tuple[int, ...]
+    values: tuple[Expression, ...]
+
+    @property
+    def body(self) -> Contents:
+        return contents(self.values)
 
 
 @dataclass(eq=False)
 class NestStep:
-    """A :class:`~torchmdla.devices.cpu.nests.Nest` on buffers; the fields mean what the nest's do. With an ending the
-    outputs have no memory, and ``initial`` is set."""
+    """Loops of ``sizes`` that store an expression to each output in each iteration.
+
+    Loops marked in ``reduction`` carry the outputs: there ``values`` are what the outputs' accumulators become, from
+    the constant ``initial`` on if there is one, from what lies in memory otherwise. With an ending the outputs have no
+    memory, and ``initial`` is set. The call fails unless all ``checks`` hold in every iteration."""
 
     sizes: tuple[int, ...]
     reduction: tuple[bool, ...]
-    inputs: tuple[Access, ...]
     outputs: tuple[Access, ...]
-    scalars: tuple[Scalar, ...]
-    tables: tuple[TableAccess, ...]
-    body: tuple[Instruction, ...]
-    yields: tuple[int, ...]
-    initial: Instruction | None = None
+    values: tuple[Expression, ...]
+    initial: Expression | None = None
     ending: Ending | None = None
+    checks: tuple[Expression, ...] = ()
+
+    @classmethod
+    def elementwise(cls, sizes: tuple[int, ...], output: Access, value: Expression) -> NestStep:
+        """A nest that stores ``value`` to ``output``."""
+        return cls(sizes, (False,) * len(sizes), (output,), (value,))
+
+    @property
+    def body(self) -> Contents:
+        """What it computes, but for its ending."""
+        return contents((*self.values, *self.checks))
+
+    @property
+    def inputs(self) -> tuple[Access, ...]:
+        return self.body.loads
+
+    @property
+    def scalars(self) -> tuple[Scalar, ...]:
+        return self.body.scalars
+
+    @property
+    def tables(self) -> tuple[TableAccess, ...]:
+        return self.body.tables
 
     @property
     def read_accesses(self) -> tuple[Access, ...]:
         """What it reads, with the outputs' old values where they matter."""
         found = self.inputs
         if self.initial is None:
-            numbers = {v for i in self.body for v in i.operands} | set(self.yields)
-            first = len(self.inputs)
-            found += tuple(a for k, a in enumerate(self.outputs) if first + k in numbers)
-        return found + (self.ending.inputs if self.ending else ())
+            carried = {e.payload for e in self.body.expressions if e.op == "accumulator"}
+            found += tuple(access for k, access in enumerate(self.outputs) if k in carried)
+        return found + (self.ending.body.loads if self.ending else ())
 
     @property
     def written_accesses(self) -> tuple[Access, ...]:
@@ -170,12 +94,17 @@ class NestStep:
     @property
     def accesses(self) -> tuple[Access, ...]:
         """What the kernel touches at the loops' indices, in the order of its operands."""
-        return self.inputs + (self.ending.inputs + self.ending.outputs if self.ending else self.outputs)
+        return self.inputs + (self.ending.body.loads + self.ending.outputs if self.ending else self.outputs)
 
     @property
     def all_scalars(self) -> tuple[Scalar, ...]:
         """The scalars of the body, then those of the ending."""
-        return self.scalars + (self.ending.scalars if self.ending else ())
+        return self.scalars + (self.ending.body.scalars if self.ending else ())
+
+    @property
+    def indexed_loops(self) -> frozenset[int]:
+        """Loops whose index it uses as a value."""
+        return self.body.loops | (self.ending.body.loops if self.ending else frozenset())
 
     def walks(self, access: Access) -> bool:
         """Whether the access varies with every loop: what is computed once for each of its elements is computed once
@@ -184,11 +113,25 @@ class NestStep:
 
     def map_accesses(self, function: Callable[[Access], Access]) -> None:
         """Replaces every access (tables stay)."""
-        self.inputs = tuple(map(function, self.inputs))
         self.outputs = tuple(map(function, self.outputs))
+        self.map_expressions(lambda roots: accessing(roots, function))
         if self.ending:
-            inputs, outputs = tuple(map(function, self.ending.inputs)), tuple(map(function, self.ending.outputs))
-            self.ending = replace(self.ending, inputs=inputs, outputs=outputs)
+            self.ending = replace(self.ending, outputs=tuple(map(function, self.ending.outputs)))
+
+    def map_expressions(self, function: Callable[[tuple[Expression, ...]], tuple[Expression, ...]]) -> None:
+        """Replaces the body's roots, and those of the ending, by what ``function`` makes of them."""
+        self.map_body(function)
+        if self.ending:
+            self.ending = replace(self.ending, values=function(self.ending.values))
+
+    def map_body(self, function: Callable[[tuple[Expression, ...]], tuple[Expression, ...]]) -> None:
+        """Replaces the body's roots alone."""
+        roots = function((*self.values, *self.checks))
+        self.values, self.checks = roots[: len(self.values)], roots[len(self.values) :]
+
+    def read_instead(self, old: Access, new: Access) -> None:
+        """Lets the body read another place than ``old``."""
+        self.map_body(lambda roots: accessing(roots, lambda access: new if access == old else access))
 
 
 @dataclass(eq=False)
@@ -418,9 +361,7 @@ class Steps:
 
 
 def _uses(step: Step, buffer: Buffer) -> bool:
-    if not isinstance(step, NestStep):
-        return buffer in step.reads or buffer in step.writes
-    return any(a.buffer is buffer for a in step.accesses) or any(t.buffer is buffer for t in step.tables)
+    return buffer in step.reads or buffer in step.writes
 
 
 def first_and_last_uses(steps: Iterable[Step]) -> tuple[dict[Buffer, int], dict[Buffer, int]]:
@@ -474,24 +415,16 @@ def is_found_by_index(step: NestStep, access: Access) -> bool:
     return all(index.is_loop() or not index.loops for index in access.indices) and covers(step, access)
 
 
-def filled_with(step: Step) -> Instruction | None:
+def filled_with(step: Step) -> Expression | None:
     """The constant that a step writes to all of its only output, if that is all it does."""
-    if not isinstance(step, NestStep) or step.inputs or step.scalars or step.ending or len(step.outputs) != 1:
+    if not isinstance(step, NestStep) or step.ending or step.checks or any(step.reduction) or len(step.outputs) != 1:
         return None
-    constant = len(step.body) == 1 and step.body[0].name == "arith.constant" and step.yields == (1,)
-    return step.body[0] if constant and covers(step, step.outputs[0]) else None
+    return step.values[0] if step.values[0].op == "constant" and covers(step, step.outputs[0]) else None
 
 
 def is_copy(step: Step) -> bool:
     """Whether a step only moves elements, each to one place."""
-    return (
-        isinstance(step, NestStep)
-        and len(step.inputs) == len(step.outputs) == 1
-        and not step.body
-        and step.yields == (0,)
-        and not any(step.reduction)
-        and step.ending is None
-    )
+    return isinstance(step, NestStep) and is_elementwise(step) and [e.op for e in step.values] == ["load"]
 
 
 def is_elementwise(step: Step) -> bool:
@@ -500,10 +433,10 @@ def is_elementwise(step: Step) -> bool:
         isinstance(step, NestStep)
         and not any(step.reduction)
         and not step.tables
-        and not indexed_loops(step.body)
+        and not step.indexed_loops
         and step.initial is None
         and step.ending is None
-        and all(i.name != "assert" for i in step.body)
+        and not step.checks
     )
 
 
@@ -511,6 +444,7 @@ def final_nest(step: NestStep) -> tuple[AnyNest, list[tuple[Buffer, int]]]:
     """What a kernel computes for a step, and the buffers and element offsets of the nest's operands and tables."""
     loops = len(step.sizes)
     ending = step.ending
+    linear = linearised(step.values, step.checks, len(step.outputs))
     nest = Nest(
         sizes=step.sizes,
         reduction=step.reduction,
@@ -518,12 +452,12 @@ def final_nest(step: NestStep) -> tuple[AnyNest, list[tuple[Buffer, int]]]:
         outputs=_operands(step.outputs, loops),
         scalars=tuple(s.type for s in step.scalars),
         tables=tuple(t.table for t in step.tables),
-        body=step.body,
-        yields=step.yields,
-        initial=step.initial,
-        epilogue=_epilogue(ending, loops) if ending else None,
+        body=linear.body,
+        yields=linear.yields,
+        initial=instruction_of(step.initial) if step.initial else None,
+        epilogue=_epilogue(ending, len(step.outputs), loops) if ending else None,
     )
-    touched = step.inputs + (ending.inputs + ending.outputs if ending else step.outputs)
+    touched = step.inputs + (ending.body.loads + ending.outputs if ending else step.outputs)
     places = [(a.buffer, a.flat(loops).constant) for a in touched] + [(t.buffer, t.offset) for t in step.tables]
     return simplified(nest), places
 
@@ -532,11 +466,11 @@ def _operands(accesses: Iterable[Access], loops: int) -> tuple[Operand, ...]:
     return tuple(Operand(computed(a.buffer.element), a.flat(loops).factors) for a in accesses)
 
 
-def _epilogue(ending: Ending, loops: int) -> Epilogue:
-    scalars = tuple(s.type for s in ending.scalars)
-    return Epilogue(
-        _operands(ending.inputs, loops), _operands(ending.outputs, loops), scalars, ending.body, ending.yields
-    )
+def _epilogue(ending: Ending, results: int, loops: int) -> Epilogue:
+    linear = linearised_ending(ending.values, results)
+    scalars = tuple(s.type for s in ending.body.scalars)
+    inputs, outputs = _operands(ending.body.loads, loops), _operands(ending.outputs, loops)
+    return Epilogue(inputs, outputs, scalars, linear.body, linear.yields)
 
 
 def split_loop(step: NestStep, loop: int, sizes: Sequence[int]) -> None:
@@ -551,9 +485,16 @@ def split_loop(step: NestStep, loop: int, sizes: Sequence[int]) -> None:
     step.sizes = step.sizes[:loop] + tuple(sizes) + step.sizes[loop + 1 :]
     step.reduction = step.reduction[:loop] + (step.reduction[loop],) * len(sizes) + step.reduction[loop + 1 :]
     shift = len(sizes) - 1
-    step.body = tuple(
-        replace(i, payload=i.payload + shift) if i.name == "index" and i.payload > loop else i for i in step.body
-    )
+    step.map_expressions(lambda roots: reindexed(roots, lambda own: own + shift if own > loop else own))
+
+
+def summand(step: NestStep) -> Expression | None:
+    """What a step with one output adds up; None if that is no sum."""
+    if len(step.values) != 1 or step.values[0].op != "arith.addf":
+        return None
+    added = [operand for operand in step.values[0].operands if operand.op != "accumulator"]
+    is_sum = len(added) == 1 and all(e.op != "accumulator" for e in contents(tuple(added)).expressions)
+    return added[0] if is_sum else None
 
 
 def contracts(step: NestStep) -> bool:
@@ -561,8 +502,3 @@ def contracts(step: NestStep) -> bool:
     reduced = {loop for loop, flag in enumerate(step.reduction) if flag}
     moving = [a for a in step.inputs if reduced & {loop for i in a.indices for loop in i.loops}]
     return len({a.indices for a in moving}) > 1
-
-
-def indexed_loops(body: Iterable[Instruction]) -> set[int]:
-    """Loops whose index a body uses as a value."""
-    return {i.payload for i in body if i.name == "index"}

@@ -1,7 +1,7 @@
 """What must hold of steps between passes: ``TORCHMDLA_VERIFY=1`` checks it after each, as the tests do.
 
-Values are computed before they are used, indices fit buffers and loops, only results, temporaries and packed buffers
-are written, and nothing is read before it is written (memory that nothing ever writes may be: ``torch.empty``). That
+Indices fit buffers and loops, only reductions carry values, only results, temporaries and packed buffers are written,
+and nothing is read before it is written (memory that nothing ever writes may be: ``torch.empty``). That
 every access lies inside of its buffer is shown by :mod:`~torchmdla.devices.cpu.passes.bounds`.
 """
 
@@ -10,20 +10,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from torchmdla.devices.cpu.nests import Instruction
+from torchmdla.devices.cpu.accesses import Access, Buffer
+from torchmdla.devices.cpu.expressions import Contents
 from torchmdla.devices.cpu.printer import StepsPrinter
-from torchmdla.devices.cpu.steps import (
-    Access,
-    Buffer,
-    ChainStep,
-    LoadStep,
-    NestStep,
-    RegionStep,
-    RepeatStep,
-    Step,
-    Steps,
-    flattened,
-)
+from torchmdla.devices.cpu.steps import ChainStep, LoadStep, NestStep, RegionStep, RepeatStep, Step, Steps, flattened
 from torchmdla.errors import CompileError
 
 # What a step may write to.
@@ -90,24 +80,22 @@ def _nest_faults(step: NestStep, written: set[Buffer]) -> Iterator[str]:
     ending = step.ending
     for access in (*step.accesses, *(step.outputs if not ending else ())):
         yield from _access_faults(access, loops)
-    yield from _body_faults(step.body, step.yields, len(step.inputs) + len(step.outputs) + len(step.scalars))
-    if len(step.yields) != len(step.outputs):
-        yield "yields other values than its outputs"
+    if len(step.values) != len(step.outputs):
+        yield "computes other values than its outputs"
+    yield from _body_faults(step.body, loops, {"accumulator": len(step.outputs)})
     if ending:
-        first = len(step.outputs) + len(ending.inputs) + len(ending.scalars)
-        yield from _body_faults(ending.body, ending.yields, first)
+        yield from _body_faults(ending.body, loops, {"reduced": len(step.outputs)})
         if step.initial is None:
             yield "has an epilogue, but no initial value"
-        if len(ending.yields) != len(ending.outputs):
-            yield "yields other values than its epilogue's outputs"
+        if len(ending.values) != len(ending.outputs):
+            yield "computes other values than its epilogue's outputs"
+    carries = any(e.op == "accumulator" for e in step.body.expressions)
+    if carries and step.initial is None and not any(step.reduction):
+        yield "carries a value, but has no loop that reduces"
     reduced = {loop for loop, flag in enumerate(step.reduction) if flag and step.sizes[loop] != 1}
-    stored = (*ending.inputs, *ending.outputs) if ending else step.outputs
+    stored = (*ending.body.loads, *ending.outputs) if ending else step.outputs
     if any(reduced & access.loops for access in stored):
         yield "stores results at the index of a loop that reduces"
-    if any(i.name == "index" and not 0 <= i.payload < loops for i in step.body):
-        yield "uses the index of a loop that it does not have"
-    if any(i.name == "load" and not 0 <= i.payload < len(step.tables) for i in step.body):
-        yield "loads from a table that it does not have"
 
 
 def _access_faults(access: Access, loops: int) -> Iterator[str]:
@@ -117,12 +105,15 @@ def _access_faults(access: Access, loops: int) -> Iterator[str]:
         yield "has an index over other loops than its own"
 
 
-def _body_faults(body: Sequence[Instruction], yields: Iterable[int], first: int) -> Iterator[str]:
-    for number, instruction in enumerate(body, first):
-        if any(not 0 <= operand < number for operand in instruction.operands):
-            yield "uses a value before it is computed"
-    if any(not 0 <= value < first + len(body) for value in yields):
-        yield "yields a value that it does not have"
+def _body_faults(body: Contents, loops: int, carried: Mapping[str, int]) -> Iterator[str]:
+    """``carried``: what values of reductions the body may use, and how many of them there are."""
+    if any(not 0 <= loop < loops for loop in body.loops):
+        yield "uses the index of a loop that it does not have"
+    for expression in body.expressions:
+        if expression.op in ("accumulator", "reduced") and not 0 <= expression.payload < carried.get(expression.op, 0):
+            yield "uses a reduction that it does not have"
+        if expression.op == "gather" and len(expression.operands) != len(expression.payload.table.sizes):
+            yield "looks up at other indices than a table has"
 
 
 def _chain_faults(step: ChainStep, written: set[Buffer]) -> Iterator[str]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from torchmdla.compiler.sizes import Size, at
+from torchmdla.devices.cpu.accesses import Buffer, Scalar
 from torchmdla.devices.cpu.code.checks import Marks
 from torchmdla.devices.cpu.code.sizes import Blocks, SizeCode, Symbols, count, share_slots
 from torchmdla.devices.cpu.code.vector_math import expand
@@ -19,16 +20,7 @@ from torchmdla.devices.cpu.frontend.buffers import Lifetime, plan
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.nests import ELEMENT_BYTES, stored
 from torchmdla.devices.cpu.schedule import Ahead, Fetch, choose
-from torchmdla.devices.cpu.steps import (
-    Buffer,
-    ChainStep,
-    NestStep,
-    Scalar,
-    Step,
-    final_nest,
-    first_and_last_uses,
-    flattened,
-)
+from torchmdla.devices.cpu.steps import ChainStep, NestStep, Step, final_nest, first_and_last_uses, flattened
 
 SCRATCH = "mdla_scratch"
 
@@ -110,7 +102,7 @@ class _ChainWriter:
         self._locals = self._marked_locals()
         self._ahead = fetched_ahead(self._step, self._machine, self._symbols.typical)
         most = max(
-            len(final_nest(member)[1]) + len(_scalars(member)) + 2 + len(fetched.beside)
+            len(final_nest(member)[1]) + len(member.all_scalars) + 2 + len(fetched.beside)
             for member, fetched in zip(self._step.members, self._ahead, strict=True)
         )
         self._array = self._allocate(self._constant(most), "!llvm.ptr", "")
@@ -137,7 +129,7 @@ class _ChainWriter:
             for buffer, offset in final_nest(member)[1]:
                 if buffer.kind != "local":
                     self._places.setdefault((buffer, offset), len(self._places))
-        for scalar in (s for member in self._step.members for s in _scalars(member)):
+        for scalar in (s for member in self._step.members for s in member.all_scalars):
             self._scalars.setdefault(scalar, len(self._places) + len(self._scalars))
 
     # Text.
@@ -279,7 +271,7 @@ class _ChainWriter:
         member, fetched = self._step.part(position, extents), self._ahead[position]
         kernel = self._kernel(member, fetched.ahead)
         operands = [self._operand(position, number, indices) for number in range(len(final_nest(member)[1]))]
-        operands += [self._pointers[self._scalars[s]] for s in _scalars(member)]
+        operands += [self._pointers[self._scalars[s]] for s in member.all_scalars]
         if _may_fail(member):
             operands.append(self._pointers[self._status])
         if kernel.is_dynamic:
@@ -415,10 +407,6 @@ def described(buffer: Buffer) -> str:
     """A buffer's elements and sizes, for messages."""
     sizes = "x".join("?" if isinstance(size, Size) else str(size) for size in buffer.sizes)
     return f"({buffer.element}, {sizes or 'one'})"
-
-
-def _scalars(member: NestStep) -> tuple[Scalar, ...]:
-    return member.scalars + (member.ending.scalars if member.ending else ())
 
 
 def _may_fail(member: NestStep) -> bool:

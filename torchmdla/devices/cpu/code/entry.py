@@ -12,6 +12,7 @@ from torchmdla.compiler import dump
 from torchmdla.compiler.artifact import Pack
 from torchmdla.compiler.program import Program
 from torchmdla.compiler.sizes import Size, at
+from torchmdla.devices.cpu.accesses import Buffer, Scalar
 from torchmdla.devices.cpu.code.chains import MemberKernel, described, write_chain
 from torchmdla.devices.cpu.code.checks import FAULT, Marks
 from torchmdla.devices.cpu.code.kernels import write_kernel
@@ -24,7 +25,6 @@ from torchmdla.devices.cpu.printer import kernel_text
 from torchmdla.devices.cpu.schedule import Ahead, Schedule, choose, ranges
 from torchmdla.devices.cpu.steps import (
     AssertStep,
-    Buffer,
     ChainStep,
     ElementStep,
     LoadStep,
@@ -32,7 +32,6 @@ from torchmdla.devices.cpu.steps import (
     Packing,
     RegionStep,
     RepeatStep,
-    Scalar,
     ScalarStep,
     Step,
     Steps,

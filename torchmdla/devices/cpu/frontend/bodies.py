@@ -1,94 +1,107 @@
-"""The body of a ``linalg.generic`` as the instructions of a nest."""
+"""The body of a ``linalg.generic`` as expressions of its operands."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch_mlir import ir
 
+from torchmdla.devices.cpu.accesses import Scalar
 from torchmdla.devices.cpu.code import math_library
-from torchmdla.devices.cpu.nests import Instruction, NotANestError, computed
+from torchmdla.devices.cpu.expressions import Expression, accumulator, constant, index, leaf, operation, scalar
+from torchmdla.devices.cpu.nests import NotANestError, computed
+
+# Leaves that stand for what is not known yet: the element of an operand, and an element of a table.
+OPERAND, LOOKUP = "operand", "lookup in table"
 
 
 class BodyReader:
-    """Turns the block of a ``linalg.generic`` into instructions and lists what it takes from outside."""
+    """Turns the block of a ``linalg.generic`` into expressions, and lists what it reads at computed indices.
 
-    def __init__(self, block: Any) -> None:
+    Attributes:
+        tables: buffers, by the numbers in :data:`LOOKUP` expressions, whose operands are indices.
+        yields: the outputs' new values, of operands (:data:`OPERAND`, by number).
+        checks: what must hold.
+    """
+
+    def __init__(self, block: Any, scalars: Mapping[Any, Scalar], inputs: int, reduces: bool) -> None:
+        """``scalars``: what values from outside are; the first ``inputs`` arguments of the block are the inputs'
+        elements, the others those of outputs."""
         self.tables: list[Any] = []
-        self.scalars: list[Any] = []
-        self.instructions: list[Instruction] = []
-        self.yields: list[int] = []
+        self.checks: list[Expression] = []
+        self._scalars = scalars
+        self._values: dict[Any, Expression] = {}
+        for number, argument in enumerate(block.arguments):
+            kind = _type(argument)
+            is_carried = reduces and number >= inputs
+            self._values[argument] = accumulator(number - inputs, kind) if is_carried else leaf(OPERAND, kind, number)
         ops = [op.operation for op in block.operations]
-        self._inside = {result for op in ops for result in op.results}
-        self._numbers = {argument: number for number, argument in enumerate(block.arguments)}
-        self._constants = self._outer_constants(ops)
-        self._count_scalars(ops)
-        for constant in self._constants:
-            self._append(Instruction("arith.constant", (), _type(constant), attributes_text(constant.owner)), constant)
         for op in ops[:-1]:
             self._read(op)
-        self.yields = [self._numbers[v] for v in ops[-1].operands]
+        self.yields = [self._value(value) for value in ops[-1].operands]
 
-    def _outer_constants(self, ops: Sequence[Any]) -> list[Any]:
-        """Constants defined outside are part of the code, not operands."""
-        outer = dict.fromkeys(v for op in ops for v in op.operands if self._is_outer(v))
-        return [v for v in outer if _defining_name(v) == "arith.constant"]
-
-    def _is_outer(self, value: Any) -> bool:
-        return value not in self._inside and value not in self._numbers and not isinstance(value.type, ir.MemRefType)
-
-    def _count_scalars(self, ops: Sequence[Any]) -> None:
-        for value in (v for op in ops for v in op.operands):
-            if self._is_outer(value) and value not in self._constants:
-                self._numbers[value] = len(self._numbers)
-                self.scalars.append(value)
-
-    def _append(self, instruction: Instruction, result: Any) -> None:
-        self.instructions.append(instruction)
-        self._numbers[result] = len(self._numbers)
+    def _value(self, value: Any) -> Expression:
+        """A value of the body, or of outside: constants of those are part of the code, not operands."""
+        if value not in self._values:
+            made_by = value.owner.operation if isinstance(value, ir.OpResult) else None
+            is_constant = made_by is not None and made_by.name == "arith.constant"
+            self._values[value] = _constant(made_by) if is_constant else scalar(self._scalars[value])
+        return self._values[value]
 
     def _read(self, op: Any) -> None:
         if op.name == "cf.assert":
-            condition = self._numbers[op.operands[0]]
-            self._append(Instruction("assert", (condition,), "i1"), op)
+            self.checks.append(self._value(op.operands[0]))
             return
         if len(op.regions) or len(op.results) != 1:
             raise NotANestError(f"{op.name} in the body")
-        result = op.results[0]
-        if op.name == "linalg.index":
-            self._append(Instruction("index", (), "i64", payload=ir.IntegerAttr(op.attributes["dim"]).value), result)
-            return
-        if op.name == "memref.load":
-            self._read_load(op)
-            return
+        read = _READERS.get(op.name, BodyReader._read_operation)
+        self._values[op.results[0]] = read(self, op)
+
+    def _read_operation(self, op: Any) -> Expression:
         if not op.name.startswith("arith.") and not math_library.is_known(op.name):
             raise NotANestError(f"{op.name} in the body")
-        operands = tuple(self._numbers[v] for v in op.operands)
-        for kind in (result.type, *(v.type for v in op.operands)):
+        for kind in (op.results[0].type, *(v.type for v in op.operands)):
             if not isinstance(kind, (ir.IntegerType, ir.FloatType, ir.IndexType)):
                 raise NotANestError(f"a value of type {kind}")
-        self._append(Instruction(op.name, operands, _type(result), attributes_text(op)), result)
+        return operation(op.name, map(self._value, op.operands), _type(op.results[0]), attributes_text(op))
 
-    def _read_load(self, op: Any) -> None:
+    def _read_load(self, op: Any) -> Expression:
         buffer, *indices = op.operands
         if buffer not in self.tables:
             self.tables.append(buffer)
-        numbers = tuple(self._numbers[v] for v in indices)
-        self._append(
-            Instruction("load", numbers, _type(op.results[0]), payload=self.tables.index(buffer)), op.results[0]
-        )
+        operands: Sequence[Expression] = [self._value(value) for value in indices]
+        return leaf(LOOKUP, _type(op.results[0]), self.tables.index(buffer)).with_operands(tuple(operands))
 
 
-def _defining_name(value: Any) -> str:
-    return value.owner.name if isinstance(value, ir.OpResult) else ""
+_READERS: Mapping[str, Callable[[BodyReader, Any], Expression]] = {
+    "arith.constant": lambda reader, op: _constant(op),
+    "linalg.index": lambda reader, op: index(ir.IntegerAttr(op.attributes["dim"]).value),
+    "memref.load": BodyReader._read_load,
+}
+
+
+def _constant(op: Any) -> Expression:
+    """A number in the body, or outside of it."""
+    kind, attribute = _type(op.results[0]), op.attributes["value"]
+    if isinstance(attribute, ir.FloatAttr):
+        return constant(attribute.value, kind)
+    if not isinstance(attribute, ir.IntegerAttr | ir.BoolAttr):
+        raise NotANestError(f"a constant {attribute} in the body")
+    return constant(bool(attribute.value) if kind == "i1" else int(attribute.value), kind)
 
 
 def _type(value: Any) -> str:
     return computed(str(value.type))
 
 
+# What every op says that says nothing.
+_DEFAULTS = re.compile(r"(fastmath = #arith\.fastmath<none>|overflowFlags = #arith\.overflow<none>)(, )?")
+
+
 def attributes_text(op: Any) -> str:
     """The attributes of a scalar op as MLIR text; indices are 64-bit integers in kernels."""
-    items = [f"{name} = {op.attributes[name]}" for name in op.attributes]
-    return "{" + ", ".join(items).replace(": index", ": i64") + "}" if items else ""
+    items = ", ".join(f"{name} = {op.attributes[name]}" for name in op.attributes)
+    text = _DEFAULTS.sub("", items).removesuffix(", ").replace(": index", ": i64")
+    return f"{{{text}}}" if text else ""

@@ -12,27 +12,15 @@ from typing import Any
 from torch_mlir import ir
 
 from torchmdla.compiler.program import Program
-from torchmdla.devices.cpu.frontend.bodies import BodyReader
+from torchmdla.devices.cpu.accesses import Access, Buffer, Linear, Scalar, TableAccess
+from torchmdla.devices.cpu.expressions import Expression, contents, gather, index, load, rewritten
+from torchmdla.devices.cpu.frontend.bodies import LOOKUP, OPERAND, BodyReader
 from torchmdla.devices.cpu.frontend.buffers import VIEWS, layout
 from torchmdla.devices.cpu.frontend.lookups import Index, as_operands
 from torchmdla.devices.cpu.frontend.regions import outline
 from torchmdla.devices.cpu.frontend.views import View, viewed
 from torchmdla.devices.cpu.nests import NotANestError, Table, computed, stored
-from torchmdla.devices.cpu.steps import (
-    Access,
-    AssertStep,
-    Buffer,
-    Linear,
-    LoadStep,
-    NestStep,
-    RegionStep,
-    Scalar,
-    ScalarStep,
-    Step,
-    Steps,
-    StoreStep,
-    TableAccess,
-)
+from torchmdla.devices.cpu.steps import AssertStep, LoadStep, NestStep, RegionStep, ScalarStep, Step, Steps, StoreStep
 from torchmdla.errors import CompileError
 
 
@@ -138,30 +126,35 @@ class _Reader:
         maps = [attribute.value for attribute in op.attributes["indexing_maps"]]
         reduction = ["reduction" in str(k) for k in op.attributes["iterator_types"]]
         buffers = list(op.operands)
-        body = BodyReader(op.regions[0].blocks[0])
         sizes = _loop_sizes(maps, buffers, len(reduction))
-        outputs = ir.DenseI32ArrayAttr(op.attributes["operandSegmentSizes"])[1]
-        inputs, first_value = len(buffers) - outputs, len(buffers) + len(body.scalars)
+        inputs = len(buffers) - ir.DenseI32ArrayAttr(op.attributes["operandSegmentSizes"])[1]
+        body = BodyReader(op.regions[0].blocks[0], self._scalars, inputs, any(reduction))
         shapes = [ir.MemRefType(v.type).shape for v in body.tables]
-        lookups = as_operands(body.instructions, body.yields, inputs, first_value, sizes, shapes)
+        roots, lookups = as_operands([*body.yields, *body.checks], len(buffers), sizes, shapes)
         places = [(v, [_linear(e) for e in m.results]) for v, m in zip(buffers, maps, strict=True)]
-        places[inputs:inputs] = [(body.tables[table], list(indices)) for table, indices in lookups.operands]
+        places += [(body.tables[table], list(indices)) for table, indices in lookups]
         operands = [_Operand.of(self._view_of(v), v, indices, sizes) for v, indices in places]
-        indexed = {i.payload for i in lookups.instructions if i.name == "index"}
+        indexed = contents(roots).loops
         parts = [_parts(operands, loop, size, loop in indexed) for loop, size in enumerate(sizes)]
-        accesses = tuple(operand.access(parts) for operand in operands)
+        accesses = [operand.access(parts) for operand in operands]
         first = [sum(map(len, parts[:loop])) for loop in range(len(sizes))]
-        step = NestStep(
+        tables = {e.payload: self._table(body.tables[e.payload]) for e in contents(roots).expressions if e.op == LOOKUP}
+
+        def placed(expression: Expression) -> Expression | None:
+            if expression.op == OPERAND:
+                return load(accesses[expression.payload])
+            if expression.op == LOOKUP:
+                return gather(tables[expression.payload], expression.operands)
+            return index(first[expression.payload]) if expression.op == "index" else None
+
+        roots = rewritten(roots, placed)
+        return NestStep(
             sizes=tuple(size for loop in parts for size in loop),
             reduction=tuple(flag for loop, flag in zip(parts, reduction, strict=True) for _ in loop),
-            inputs=accesses[: len(accesses) - outputs],
-            outputs=accesses[len(accesses) - outputs :],
-            scalars=tuple(self._scalars[v] for v in body.scalars),
-            tables=tuple(self._table(body.tables[table]) for table in lookups.tables),
-            body=tuple(replace(i, payload=first[i.payload]) if i.name == "index" else i for i in lookups.instructions),
-            yields=lookups.yields,
+            outputs=tuple(accesses[inputs : len(buffers)]),
+            values=roots[: len(body.yields)],
+            checks=roots[len(body.yields) :],
         )
-        return _without_unread_inputs(step)
 
     def _copy(self, op: Any) -> NestStep:
         sizes = list(ir.MemRefType(op.operands[0].type).shape)
@@ -169,8 +162,7 @@ class _Reader:
         operands = [_Operand.of(self._view_of(v), v, identity, sizes) for v in op.operands]
         parts = [_parts(operands, loop, size, False) for loop, size in enumerate(sizes)]
         source, destination = (operand.access(parts) for operand in operands)
-        split = tuple(size for loop in parts for size in loop)
-        return NestStep(split, (False,) * len(split), (source,), (destination,), (), (), (), (0,))
+        return NestStep.elementwise(tuple(size for loop in parts for size in loop), destination, load(source))
 
     def _table(self, value: Any) -> TableAccess:
         kind = ir.MemRefType(value.type)
@@ -382,22 +374,6 @@ def _linear(expression: Any) -> Index:
         factors, constant = _linear(expression.lhs)
         return {loop: f * expression.rhs.value for loop, f in factors.items()}, constant * expression.rhs.value
     raise NotANestError(f"index {expression} is not linear")
-
-
-def _without_unread_inputs(step: NestStep) -> NestStep:
-    """Drops inputs that no instruction reads (the window operand of a pooling has only sizes)."""
-    used = {v for i in step.body for v in i.operands} | set(step.yields)
-    kept = [k for k in range(len(step.inputs)) if k in used]
-    renumber = {old: new for new, old in enumerate(kept)}
-    shift = len(step.inputs) - len(kept)
-
-    def moved(values: Sequence[int]) -> tuple[int, ...]:
-        return tuple(renumber[v] if v < len(step.inputs) else v - shift for v in values)
-
-    step.body = tuple(replace(i, operands=moved(i.operands)) for i in step.body)
-    step.yields = moved(step.yields)
-    step.inputs = tuple(step.inputs[k] for k in kept)
-    return step
 
 
 def _global_text(symbol: str, op: Any) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import pairwise
 
-from torchmdla.devices.cpu.steps import Access, NestStep, indexed_loops, split_loop
+from torchmdla.devices.cpu.accesses import Access
+from torchmdla.devices.cpu.steps import NestStep, split_loop
 
 # How to find an access again after a step's loops were split.
 Getter = Callable[[NestStep], Access]
@@ -41,7 +42,7 @@ def align(first: NestStep, of_first: Getter, second: NestStep, of_second: Getter
         return None
     splits = [_splits(step, known, values) for (step, _), known in zip(sides, found, strict=True) if known is not None]
     for (step, _), wanted in zip(sides, splits, strict=True):
-        if indexed_loops(step.body) & wanted.keys():
+        if step.indexed_loops & wanted.keys():
             return None
     for (step, _), wanted in zip(sides, splits, strict=True):
         for loop in sorted(wanted, reverse=True):

@@ -12,8 +12,9 @@ from types import MappingProxyType
 from typing import Any
 
 from torchmdla.compiler.sizes import Size
+from torchmdla.devices.cpu.accesses import Access, Buffer
 from torchmdla.devices.cpu.passes.unify import is_positive
-from torchmdla.devices.cpu.steps import Access, Buffer, ChainStep, NestStep, RepeatStep, Step, Steps, View
+from torchmdla.devices.cpu.steps import ChainStep, NestStep, RepeatStep, Step, Steps, View
 from torchmdla.errors import CompileError
 
 

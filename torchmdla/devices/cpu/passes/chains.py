@@ -12,20 +12,10 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from torchmdla.devices.cpu.accesses import Access, Buffer
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.passes.recomputing import recompute
-from torchmdla.devices.cpu.steps import (
-    Access,
-    Buffer,
-    ChainStep,
-    NestStep,
-    Step,
-    Steps,
-    Users,
-    contracts,
-    indexed_loops,
-    is_copy,
-)
+from torchmdla.devices.cpu.steps import ChainStep, NestStep, Step, Steps, Users, contracts, is_copy
 
 # Locals lie on the stack of whichever thread runs a tile.
 _MOST_LOCAL_BYTES = 256 << 10
@@ -271,7 +261,7 @@ def _may_join(step: NestStep) -> bool:
 
 def _free_loops(step: NestStep) -> list[int]:
     """Loops that tiles can cut: parallel, and their index is not used as a value."""
-    used = indexed_loops(step.body) | indexed_loops(step.ending.body if step.ending else ())
+    used = step.indexed_loops
     return [loop for loop, size in enumerate(step.sizes) if size > 1 and not step.reduction[loop] and loop not in used]
 
 

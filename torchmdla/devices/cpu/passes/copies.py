@@ -10,19 +10,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from torchmdla.devices.cpu.accesses import Access, Buffer, Linear
+from torchmdla.devices.cpu.expressions import load
 from torchmdla.devices.cpu.passes.recomputing import through
-from torchmdla.devices.cpu.steps import (
-    Access,
-    Buffer,
-    Linear,
-    NestStep,
-    Step,
-    Steps,
-    covers,
-    first_and_last_uses,
-    is_copy,
-    is_found_by_index,
-)
+from torchmdla.devices.cpu.steps import NestStep, Step, Steps, covers, first_and_last_uses, is_copy, is_found_by_index
 
 
 def remove_copies(steps: Steps) -> None:
@@ -54,7 +45,7 @@ def merge_copies(steps: Steps) -> None:
     for maker in steps.nests():
         readers = _only_copies(steps, maker)
         for reader in readers:
-            reader.inputs = (through(maker.inputs[0], maker, reader.inputs[0]),)
+            reader.values = (load(through(maker.inputs[0], maker, reader.inputs[0])),)
         if readers:
             steps.steps.remove(maker)
     for step in steps.nests():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from torchmdla.devices.cpu.steps import Buffer, NestStep, Step, Steps, covers, filled_with, is_copy
+from torchmdla.devices.cpu.accesses import Buffer
+from torchmdla.devices.cpu.steps import NestStep, Step, Steps, covers, filled_with, is_copy
 
 
 def move_fills(steps: Steps) -> None:
@@ -32,8 +33,7 @@ def remove_unread(steps: Steps) -> None:
 
 
 def _is_needed(step: NestStep, needed: set[Buffer]) -> bool:
-    checks = bool(step.tables) or any(i.name == "assert" for i in step.body)
-    return checks or any(b.kind != "temporary" or b in needed for b in step.writes)
+    return bool(step.tables or step.checks) or any(b.kind != "temporary" or b in needed for b in step.writes)
 
 
 def _fill_instead_of_copying(steps: Steps) -> None:
@@ -43,7 +43,7 @@ def _fill_instead_of_copying(steps: Steps) -> None:
         if isinstance(step, NestStep) and is_copy(step) and step.inputs[0].buffer in writer:
             constant = filled_with(writer[step.inputs[0].buffer])
             if constant is not None:
-                step.inputs, step.body, step.yields = (), (constant,), (1,)
+                step.values = (constant,)
         writer.update(dict.fromkeys(step.writes, step))
 
 

@@ -13,23 +13,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+from torchmdla.devices.cpu.accesses import Access, Buffer, Linear
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.nests import ELEMENT_BYTES, stored
 from torchmdla.devices.cpu.passes.padding import distance
-from torchmdla.devices.cpu.steps import (
-    Access,
-    Buffer,
-    ChainStep,
-    Linear,
-    NestStep,
-    Step,
-    Steps,
-    Users,
-    covers,
-    indexed_loops,
-    is_elementwise,
-    split_loop,
-)
+from torchmdla.devices.cpu.steps import ChainStep, NestStep, Step, Steps, Users, covers, is_elementwise, split_loop
 
 # Part of the first cache that one tile's slices may fill: what reads them needs room, too.
 _LOCAL_PART = 0.5
@@ -96,11 +84,10 @@ def _split_writer(writer: NestStep, buffer: Buffer, dimension: int, extent: int)
     """Splits the loop over ``dimension`` of the step that writes all of a buffer; whether there is such a loop."""
     access = next(a for a in writer.written_accesses if a.buffer is buffer)
     index = access.indices[dimension]
-    body = writer.body + (writer.ending.body if writer.ending else ())
     if buffer in [a.buffer for a in writer.inputs] or not covers(writer, access) or not index.is_loop():
         return False
     loop = index.loops[0]
-    if loop in indexed_loops(body) or any(loop in i.loops for k, i in enumerate(access.indices) if k != dimension):
+    if loop in writer.indexed_loops or any(loop in i.loops for k, i in enumerate(access.indices) if k != dimension):
         return False
     split_loop(writer, loop, (writer.sizes[loop] // extent, extent))
     return True

@@ -11,16 +11,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from torchmdla.devices.cpu.steps import (
-    Access,
-    Buffer,
-    Linear,
-    NestStep,
-    Steps,
-    contracts,
-    indexed_loops,
-    split_loop,
-)
+from torchmdla.devices.cpu.accesses import Access, Buffer, Linear
+from torchmdla.devices.cpu.expressions import load
+from torchmdla.devices.cpu.steps import NestStep, Steps, contracts, split_loop
 
 # Channels are the second dimension, by PyTorch's convention.
 _CHANNEL = 1
@@ -100,7 +93,7 @@ def _candidates(steps: Steps, lanes: int) -> set[Buffer]:
 
 
 def _accesses(step: NestStep) -> tuple[Access, ...]:
-    return step.inputs + step.outputs + (step.ending.inputs + step.ending.outputs if step.ending else ())
+    return step.inputs + step.outputs + (step.ending.body.loads + step.ending.outputs if step.ending else ())
 
 
 def _may_block(step: NestStep, access: Access, lanes: int) -> bool:
@@ -111,7 +104,7 @@ def _may_block(step: NestStep, access: Access, lanes: int) -> bool:
     index = access.indices[_CHANNEL]
     others = [f for k, f in enumerate(index.factors) if k != loop]
     even = all(f % lanes == 0 for f in (*others, index.constant))
-    return loop >= 0 and even and step.sizes[loop] % lanes == 0 and loop not in indexed_loops(step.body)
+    return loop >= 0 and even and step.sizes[loop] % lanes == 0 and loop not in step.indexed_loops
 
 
 def _channel_loop(access: Access) -> int:
@@ -141,13 +134,11 @@ def _read_plain_where_flattened(steps: Steps, chosen: Sequence[Buffer]) -> None:
     for step in steps.nests():
         if slides(step):
             continue
-        for position, access in enumerate(step.inputs):
+        for access in step.inputs:
             if access.buffer in chosen and len(step.inputs) > 1 and _sums_over_pixels(step, access):
                 plain = Buffer("temporary", access.buffer.element, access.buffer.sizes)
                 steps.steps.insert(steps.steps.index(step), _copy(access.buffer, plain))
-                inputs = list(step.inputs)
-                inputs[position] = replace(access, buffer=plain)
-                step.inputs = tuple(inputs)
+                step.read_instead(access, replace(access, buffer=plain))
 
 
 def _sums_over_pixels(step: NestStep, access: Access) -> bool:
@@ -156,10 +147,7 @@ def _sums_over_pixels(step: NestStep, access: Access) -> bool:
 
 
 def _copy(source: Buffer, destination: Buffer) -> NestStep:
-    sizes = source.sizes
-    units = tuple(Linear(tuple(int(k == d) for k in range(len(sizes)))) for d in range(len(sizes)))
-    inputs, outputs = (Access(source, units),), (Access(destination, units),)
-    return NestStep(sizes, (False,) * len(sizes), inputs, outputs, (), (), (), (0,))
+    return NestStep.elementwise(source.sizes, Access.whole(destination), load(Access.whole(source)))
 
 
 # The change of layout.
@@ -200,34 +188,17 @@ def _lay_out_weights(steps: Steps, step: NestStep) -> None:
     order = [d for d in range(loops) if not step.reduction[d] and d != lane]
     order += sorted((d for d in range(loops) if step.reduction[d]), key=lambda d: -images[0].factors[d])
     order.append(lane)
-    for position, access in enumerate(step.inputs):
+    for access in step.inputs:
         if any(_is_window(step, index) for index in access.indices) or not access.flat(loops).loops:
             continue
-        steps.steps.insert(steps.steps.index(step), lay_out(step, position, order))
+        steps.steps.insert(steps.steps.index(step), lay_out(step, access, order))
 
 
-def lay_out(step: NestStep, position: int, order: Sequence[int]) -> NestStep:
-    """Lets input ``position`` of a step read a new buffer in which it lies in the order of ``order``, a list of all
-    loops, outermost first; returns the step that fills that buffer."""
-    access = step.inputs[position]
+def lay_out(step: NestStep, access: Access, order: Sequence[int]) -> NestStep:
+    """Lets a step read a new buffer in the place of ``access``, in which that lies in the order of ``order``, a list of
+    all loops, outermost first; returns the step that fills the buffer."""
+    loops = len(step.sizes)
     walked = [d for d in order if any(index.factors[d] for index in access.indices)]
     buffer = Buffer("temporary", access.buffer.element, tuple(step.sizes[d] for d in walked))
-    inputs = list(step.inputs)
-    inputs[position] = Access(buffer, tuple(_unit(d, len(step.sizes)) for d in walked))
-    step.inputs = tuple(inputs)
-    source = tuple(Linear(tuple(index.factors[d] for d in walked), index.constant) for index in access.indices)
-    destination = tuple(_unit(k, len(walked)) for k in range(len(walked)))
-    return NestStep(
-        sizes=buffer.sizes,
-        reduction=(False,) * len(walked),
-        inputs=(Access(access.buffer, source),),
-        outputs=(Access(buffer, destination),),
-        scalars=(),
-        tables=(),
-        body=(),
-        yields=(0,),
-    )
-
-
-def _unit(loop: int, loops: int) -> Linear:
-    return Linear(tuple(int(k == loop) for k in range(loops)))
+    step.read_instead(access, Access(buffer, tuple(Linear.of_loop(d, loops) for d in walked)))
+    return NestStep.elementwise(buffer.sizes, Access.whole(buffer), load(access.over(walked)))

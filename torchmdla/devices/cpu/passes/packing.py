@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from torchmdla.devices.cpu.accesses import Access, Buffer
+from torchmdla.devices.cpu.expressions import gathering
 from torchmdla.devices.cpu.passes.fills import remove_unread
-from torchmdla.devices.cpu.steps import Access, Buffer, NestStep, Packing, Step, Steps, TableAccess
+from torchmdla.devices.cpu.steps import NestStep, Packing, Step, Steps
 
 # A pack may be this many times as large as the parameters that it is made of: a bias that fills an image is not packed.
 _MOST_GROWTH = 2
@@ -24,7 +26,7 @@ def pack_parameters(steps: Steps) -> None:
     for step in steps.nests():
         if not all(b in makers for b in step.writes):
             step.map_accesses(lambda access: _moved(access, packed))
-            step.tables = tuple(TableAccess(packed.get(t.buffer, t.buffer), t.table, t.offset) for t in step.tables)
+            step.map_body(lambda roots: gathering(roots, lambda t: replace(t, buffer=packed.get(t.buffer, t.buffer))))
     remove_unread(steps)
 
 
@@ -63,7 +65,7 @@ def _is_known(buffer: Buffer, found: dict[Buffer, list[NestStep]], other: set[Bu
 
 def _is_pure(step: NestStep) -> bool:
     """Whether a step does nothing but compute its outputs from its buffers."""
-    return not step.scalars and not step.tables and not step.ending and all(i.name != "assert" for i in step.body)
+    return not (step.scalars or step.tables or step.ending or step.checks)
 
 
 def _recipe(buffer: Buffer, makers: dict[Buffer, list[NestStep]]) -> set[Step]:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from torchmdla.devices.cpu.nests import Instruction
-from torchmdla.devices.cpu.steps import Access, Buffer, Linear, NestStep, Step, Steps, Users, filled_with, is_copy
+from torchmdla.devices.cpu.accesses import Access, Buffer, Linear
+from torchmdla.devices.cpu.expressions import Expression
+from torchmdla.devices.cpu.steps import NestStep, Step, Steps, Users, filled_with, is_copy
 
 
 def compute_in_place(steps: Steps) -> None:
@@ -185,7 +186,7 @@ def _fill_first(steps: Steps, fill: NestStep, whole: Buffer, sizes: tuple[int, .
 
 
 def _borders(
-    constant: Instruction, padded: Buffer, sizes: tuple[int, ...], offsets: tuple[int, ...]
+    constant: Expression, padded: Buffer, sizes: tuple[int, ...], offsets: tuple[int, ...]
 ) -> Iterator[NestStep]:
     """Fills of what lies before and after the interior: of the first dimensions over the whole of those that follow,
     and within the interior of those before."""
@@ -203,7 +204,7 @@ def _borders(
 
 
 def _block_fill(
-    constant: Instruction, buffer: Buffer, lengths: list[int], starts: list[int], twice: int = -1, distance: int = 0
+    constant: Expression, buffer: Buffer, lengths: list[int], starts: list[int], twice: int = -1, distance: int = 0
 ) -> NestStep:
     """Fills a block; a second one ``distance`` further in dimension ``twice``, if that is given."""
     loops = len(lengths) + 1
@@ -214,5 +215,4 @@ def _block_fill(
         factors[d] = 1
         factors[-1] = distance if d == twice else 0
         indices.append(Linear(tuple(factors), start))
-    access = Access(buffer, tuple(indices))
-    return NestStep(sizes, (False,) * loops, (), (access,), (), (), (constant,), (1,))
+    return NestStep.elementwise(sizes, Access(buffer, tuple(indices)), constant)

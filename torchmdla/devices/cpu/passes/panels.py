@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 
+from torchmdla.devices.cpu.accesses import Access
 from torchmdla.devices.cpu.passes.layout import lay_out, slides
 from torchmdla.devices.cpu.passes.packing import parameter_values
-from torchmdla.devices.cpu.steps import Access, NestStep, Steps, indexed_loops, split_loop
+from torchmdla.devices.cpu.steps import NestStep, Steps, split_loop
 
 # Rows of the other factor from which a kernel holds a tile of the product; with fewer it just streams the weights.
 _FEWEST_ROWS = 3
@@ -48,11 +49,10 @@ def _use_panels(steps: Steps, step: NestStep, position: int, lanes: int, made: d
     source = step.inputs[position]
     flat = source.flat(loops)
     key = source.buffer, flat.constant, tuple((step.sizes[d], flat.factors[d]) for d in order)
-    maker = lay_out(step, position, order)
+    maker = lay_out(step, source, order)
     if key in made:
-        inputs = list(step.inputs)
-        inputs[position] = Access(made[key].buffer, inputs[position].indices)
-        step.inputs = tuple(inputs)
+        laid_out = step.inputs[position]
+        step.read_instead(laid_out, Access(made[key].buffer, laid_out.indices))
     else:
         made[key] = step.inputs[position]
         steps.steps.insert(steps.steps.index(step), maker)
@@ -70,4 +70,4 @@ def _column_loop(step: NestStep, position: int) -> int:
     if len(step.inputs) < 2 or rows < _FEWEST_ROWS or not columns or not reduced or not reduced <= own & others:
         return -1
     column = max(columns, key=lambda d: step.sizes[d])
-    return column if column not in indexed_loops(step.body) else -1
+    return column if column not in step.indexed_loops else -1

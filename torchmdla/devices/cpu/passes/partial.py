@@ -10,18 +10,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from torchmdla.devices.cpu.nests import Instruction
+from torchmdla.devices.cpu.accesses import Access, Buffer, Linear
+from torchmdla.devices.cpu.expressions import Expression, accessing, accumulator, load, operation, reindexed
 from torchmdla.devices.cpu.schedule import NEUTRAL, combiners
-from torchmdla.devices.cpu.steps import (
-    Access,
-    Buffer,
-    Linear,
-    NestStep,
-    Steps,
-    final_nest,
-    indexed_loops,
-    split_loop,
-)
+from torchmdla.devices.cpu.steps import Ending, NestStep, Steps, final_nest, split_loop
 
 # A reduction of fewer elements is over before a second thread has begun.
 _LEAST_ELEMENTS = 1 << 18
@@ -67,21 +59,17 @@ def _may_start_twice(step: NestStep) -> bool:
     ops = combiners(final_nest(step)[0])
     if ops is None or step.initial is None or step.tables:
         return False
-    start = step.initial.attributes.split("=")[-1].split(":")[0].strip()
-    return all(op.name in _IDEMPOTENT or _is(start, NEUTRAL[op.name]) for op in ops)
+    return all(op.name in _IDEMPOTENT or _is(step.initial, NEUTRAL[op.name]) for op in ops)
 
 
-def _is(number: str, neutral: str) -> bool:
-    """Whether a number of MLIR's is the neutral one; a sum may start from either zero."""
-    try:
-        return float(number) == float(neutral)
-    except ValueError:
-        return False
+def _is(number: Expression, neutral: str) -> bool:
+    """Whether a constant is the neutral one; a sum may start from either zero."""
+    return neutral not in ("min", "max") and number.payload == float(neutral)
 
 
 def _outermost_first(step: NestStep) -> list[int]:
     """The loops that can be cut, by the distance in the memory of the largest input."""
-    loops = [loop for loop, reduced in enumerate(step.reduction) if reduced and loop not in indexed_loops(step.body)]
+    loops = [loop for loop, reduced in enumerate(step.reduction) if reduced and loop not in step.indexed_loops]
     flats = [access.flat(len(step.sizes)).factors for access in step.inputs]
     return sorted(loops, key=lambda loop: -max((factors[loop] for factors in flats), default=0))
 
@@ -115,17 +103,17 @@ def _combining(
     step: NestStep, cut: Sequence[int], kept: Sequence[int], sizes: tuple[int, ...], buffers: Sequence[Buffer]
 ) -> NestStep:
     """Its loops, of ``sizes``, are the parts of ``cut``, then ``kept``."""
-    ops, count = combiners(final_nest(step)[0]), len(buffers)
+    ops = combiners(final_nest(step)[0])
     assert ops is not None
+    parts = [load(Access(buffer, _across(range(len(sizes)), sizes))) for buffer in buffers]
     combined = NestStep(
         sizes=sizes,
         reduction=(True,) * len(cut) + (False,) * len(kept),
-        inputs=tuple(Access(buffer, _across(range(len(sizes)), sizes)) for buffer in buffers),
         outputs=step.outputs,
-        scalars=(),
-        tables=(),
-        body=tuple(replace(op, operands=(k, count + k)) for k, op in enumerate(ops)),
-        yields=tuple(range(2 * count, 3 * count)),
+        values=tuple(
+            operation(op.name, [part, accumulator(k, part.type)], op.result, op.attributes)
+            for k, (op, part) in enumerate(zip(ops, parts, strict=True))
+        ),
         initial=step.initial,
         ending=step.ending,
     )
@@ -141,18 +129,10 @@ def _keep_loops(step: NestStep, cut: Sequence[int], kept: Sequence[int]) -> None
         indices = [replace(index, factors=own) for index, own in zip(access.indices, factors, strict=True)]
         return replace(access, indices=tuple(indices))
 
-    def renumbered(instruction: Instruction) -> Instruction:
-        is_index = instruction.name == "index"
-        return replace(instruction, payload=len(cut) + kept.index(instruction.payload)) if is_index else instruction
-
     step.outputs = tuple(map(over, step.outputs))
     if step.ending:
-        step.ending = replace(
-            step.ending,
-            inputs=tuple(map(over, step.ending.inputs)),
-            outputs=tuple(map(over, step.ending.outputs)),
-            body=tuple(map(renumbered, step.ending.body)),
-        )
+        values = reindexed(accessing(step.ending.values, over), lambda loop: len(cut) + kept.index(loop))
+        step.ending = Ending(tuple(map(over, step.ending.outputs)), values)
 
 
 def _across(loops: Sequence[int], sizes: Sequence[int]) -> tuple[Linear]:

@@ -23,7 +23,7 @@ def transpose_factors(steps: Steps) -> None:
             column = _column(step)
             order = [d for d in range(len(step.sizes)) if not step.reduction[d] and d != column]
             order += [d for d in range(len(step.sizes)) if step.reduction[d]] + [column]
-            steps.steps.insert(steps.steps.index(step), lay_out(step, position, order))
+            steps.steps.insert(steps.steps.index(step), lay_out(step, step.inputs[position], order))
 
 
 def _column(step: NestStep) -> int:

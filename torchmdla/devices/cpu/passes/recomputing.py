@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from torchmdla.devices.cpu.nests import renumbered
-from torchmdla.devices.cpu.steps import Access, Buffer, Linear, NestStep, is_elementwise, is_found_by_index
+from torchmdla.devices.cpu.accesses import Access, Buffer, Linear
+from torchmdla.devices.cpu.expressions import Expression, accessing, load, substituted
+from torchmdla.devices.cpu.steps import NestStep, is_elementwise, is_found_by_index
 
 # Instructions that take no longer than half a load; of divisions, roots and functions none is among them.
 _CHEAP = frozenset(
@@ -58,15 +59,18 @@ def _is_cheaper(member: NestStep, readers: int) -> bool:
     """Whether ``readers`` nests do better to compute the member's value than to read it. What does not vary along its
     memory is computed once for many elements; a store is hidden by what else the maker does."""
     factors = member.outputs[0].flat(len(member.sizes)).factors
-    varying = [any(factors[loop] == 1 for loop in access.loops) for access in member.inputs]
-    cost = float(sum(varying))
-    varying += [False] * (len(member.outputs) + len(member.scalars))
-    for instruction in member.body:
-        varies = any(varying[v] for v in instruction.operands)
-        if varies and instruction.name not in _CHEAP:
-            return False
-        cost += _CHEAP_COST * varies
-        varying.append(varies)
+    varying: set[Expression] = set()
+    cost = 0.0
+    for expression in member.body.expressions:
+        if isinstance(expression.payload, Access):
+            varies, own_cost = any(factors[loop] == 1 for loop in expression.payload.loops), 1.0
+        else:
+            varies, own_cost = not varying.isdisjoint(expression.operands), _CHEAP_COST
+            if varies and expression.op not in _CHEAP:
+                return False
+        if varies:
+            varying.add(expression)
+            cost += own_cost
     return readers * cost <= cost + readers
 
 
@@ -87,31 +91,12 @@ def _reads_once(reader: NestStep, buffer: Buffer) -> bool:
 
 
 def _with_maker(reader: NestStep, maker: NestStep) -> NestStep:
-    """The reader with the maker's body before its own, in the place of what it reads of the maker."""
-    buffer = maker.writes[0]
-    read = next(access for access in reader.inputs if access.buffer is buffer)
-    moved = [through(access, maker, read) for access in maker.inputs]
-    inputs = list(dict.fromkeys([*(a for a in reader.inputs if a.buffer is not buffer), *moved]))
-    first_scalar = len(inputs) + len(reader.outputs)
-    first_result = first_scalar + len(reader.scalars) + len(maker.scalars)
-    of_maker = [
-        *map(inputs.index, moved),
-        -1,
-        *range(first_scalar + len(reader.scalars), first_result + len(maker.body)),
-    ]
-    made = of_maker[maker.yields[0]]
-    of_reader = [
-        *(made if a.buffer is buffer else inputs.index(a) for a in reader.inputs),
-        *range(len(inputs), first_scalar + len(reader.scalars)),
-        *(first_result + len(maker.body) + k for k in range(len(reader.body))),
-    ]
-    return replace(
-        reader,
-        inputs=tuple(inputs),
-        scalars=reader.scalars + maker.scalars,
-        body=renumbered(maker.body, of_maker.__getitem__) + renumbered(reader.body, of_reader.__getitem__),
-        yields=tuple(of_reader[v] for v in reader.yields),
-    )
+    """The reader with the maker's value in the place of what it reads of the maker."""
+    read = next(access for access in reader.inputs if access.buffer is maker.writes[0])
+    (value,) = accessing(maker.values, lambda access: through(access, maker, read))
+    made = replace(reader)
+    made.map_body(lambda roots: substituted(roots, {load(read): value}))
+    return made
 
 
 def through(access: Access, maker: NestStep, read: Access) -> Access:

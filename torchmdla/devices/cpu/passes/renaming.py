@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+from torchmdla.devices.cpu.accesses import Access, Buffer
 from torchmdla.devices.cpu.steps import (
-    Access,
-    Buffer,
     ChainStep,
     NestStep,
     RepeatStep,
@@ -59,8 +58,7 @@ def _starts_value(step: NestStep, output: Access) -> bool:
     if buffer.kind not in ("temporary", "result") or buffer.fixed or step.ending or any(step.reduction):
         return False
     alone = sum(a.buffer is buffer for a in step.outputs) == 1 and all(t.buffer is not buffer for t in step.tables)
-    carried = any(a is output for a in step.read_accesses)
-    return alone and not carried and covers(step, output)
+    return alone and covers(step, output)
 
 
 def share_buffers(steps: Steps) -> None:

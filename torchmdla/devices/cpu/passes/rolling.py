@@ -19,18 +19,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from torchmdla.devices.cpu.steps import (
-    Access,
-    Buffer,
-    ChainStep,
-    Linear,
-    NestStep,
-    RepeatStep,
-    Step,
-    Steps,
-    Users,
-    View,
-)
+from torchmdla.devices.cpu.accesses import Access, Buffer, Linear
+from torchmdla.devices.cpu.expressions import accessing
+from torchmdla.devices.cpu.linearising import linearised, linearised_ending
+from torchmdla.devices.cpu.steps import ChainStep, Ending, NestStep, RepeatStep, Step, Steps, Users, View
 
 # A loop has at least so many iterations, of at most so many steps.
 _LEAST_COUNT = 3
@@ -112,8 +104,10 @@ def _nest_form(step: NestStep, local: Sequence[Buffer]) -> object:
         place = (local.index(access.buffer), flat.constant) if access.buffer in local else None
         operands.append((access.buffer.element, flat.factors, place))
     ending = step.ending
-    end = (len(ending.inputs), ending.scalars, ending.body, ending.yields) if ending else None
-    own = (step.sizes, step.reduction, len(step.inputs), step.scalars, step.body, step.yields, step.initial)
+    results = len(step.outputs)
+    end = (len(ending.body.loads), ending.body.scalars, linearised_ending(ending.values, results)) if ending else None
+    body = linearised(step.values, step.checks, results)
+    own = (step.sizes, step.reduction, len(step.inputs), step.scalars, body, step.initial)
     return own, tuple(operands), end
 
 
@@ -312,13 +306,14 @@ def _view_of(buffer: Buffer) -> Buffer:
 
 def _replace_accesses(nest: NestStep, accesses: Sequence[Access]) -> None:
     """Gives a nest other accesses, in the order of its own."""
-    inputs = len(nest.inputs)
-    nest.inputs, rest = tuple(accesses[:inputs]), tuple(accesses[inputs:])
+    own = dict(zip(nest.inputs, accesses, strict=False))
+    rest = tuple(accesses[len(own) :])
+    nest.map_body(lambda roots: accessing(roots, own.__getitem__))
     if nest.ending is None:
         nest.outputs = rest
-    else:
-        read = len(nest.ending.inputs)
-        nest.ending = replace(nest.ending, inputs=rest[:read], outputs=rest[read:])
+        return
+    read = dict(zip(nest.ending.body.loads, rest, strict=False))
+    nest.ending = Ending(rest[len(read) :], accessing(nest.ending.values, read.__getitem__))
 
 
 def _rename(steps: Sequence[Step], renamed: dict[Buffer, tuple[Buffer, int]]) -> None:

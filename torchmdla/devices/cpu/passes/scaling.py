@@ -7,13 +7,14 @@ parameters alone, this is done once for each version of them (``packing.py``) an
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
-from torchmdla.devices.cpu.nests import Instruction, constant_number
+from torchmdla.devices.cpu.accesses import Access
+from torchmdla.devices.cpu.expressions import Expression, load, operation, substituted
 from torchmdla.devices.cpu.passes.layout import lay_out
 from torchmdla.devices.cpu.passes.packing import parameter_values
-from torchmdla.devices.cpu.steps import Access, NestStep, Steps
+from torchmdla.devices.cpu.steps import NestStep, Steps, summand
 
 # Weights that a call uses less often than this stay as they are: a scaled copy would take more than it gives. Sizes
 # that vary are more at all samples, so that these decide alike.
@@ -29,83 +30,58 @@ def scale_weights(steps: Steps) -> None:
 
     for step in steps.nests():
         product = _product_with_sum(step)
-        factor = _factor(step, product) if product is not None else None
+        factor = _factor(product) if product else None
         weights = _weights(step, factor, is_known) if factor and is_known(factor) else None
-        if product is not None and factor and weights is not None:
+        if step.ending and product and factor and weights:
             steps.steps.insert(steps.steps.index(step), _scaled(step, weights, factor))
-            _drop(step, product)
+            total = next(operand for operand in product.operands if operand.op == "reduced")
+            step.ending = replace(step.ending, values=substituted(step.ending.values, {product: total}))
 
 
-def _product_with_sum(step: NestStep) -> int | None:
-    """The place in the ending of a product that alone reads the step's sum of products."""
-    if not _sums_products(step) or not step.ending or 0 in step.ending.yields:
+def _product_with_sum(step: NestStep) -> Expression | None:
+    """The product in the ending that alone reads the step's sum of products."""
+    if not _sums_products(step) or not step.ending:
         return None
-    readers = [place for place, i in enumerate(step.ending.body) if 0 in i.operands]
-    return readers[0] if len(readers) == 1 and step.ending.body[readers[0]].name == "arith.mulf" else None
+    totals = [e for e in step.ending.body.expressions if e.op == "reduced"]
+    readers = [reader for total in totals for reader in step.ending.body.readers(total)]
+    is_stored = any(value.op == "reduced" for value in step.ending.values)
+    return readers[0] if len(readers) == 1 and readers[0].op == "arith.mulf" and not is_stored else None
 
 
-def _factor(step: NestStep, product: int) -> Access | None:
+def _factor(product: Expression) -> Access | None:
     """What the ending multiplies the sum by, if it is one of its inputs."""
-    assert step.ending
-    value = max(step.ending.body[product].operands)
-    return step.ending.inputs[value - 1] if 1 <= value <= len(step.ending.inputs) else None
+    return next((operand.payload for operand in product.operands if isinstance(operand.payload, Access)), None)
 
 
 def _sums_products(step: NestStep) -> bool:
     """Whether a step is a sum of products of its two inputs, from a constant zero."""
-    if len(step.inputs) != 2 or len(step.outputs) != 1 or step.scalars or step.tables or len(step.body) != 2:
-        return False
-    product, total = step.body
+    product = summand(step)
     return (
-        (product.name, sorted(product.operands)) == ("arith.mulf", [0, 1])
-        and (total.name, sorted(total.operands)) == ("arith.addf", [2, 3])
-        and step.yields == (4,)
+        product is not None
+        and product.op == "arith.mulf"
+        and [operand.op for operand in product.operands] == ["load", "load"]
+        and len(step.inputs) == 2
+        and not step.checks
         and step.initial is not None
-        and constant_number(step.initial.attributes) == 0
+        and step.initial.payload == 0
     )
 
 
-def _weights(step: NestStep, factor: Access, is_known: Callable[[Access], bool]) -> int | None:
+def _weights(step: NestStep, factor: Access, is_known: Callable[[Access], bool]) -> Access | None:
     """The input that can be scaled by ``factor``."""
 
     def fits(access: Access) -> bool:
         uses = math.prod(n for loop, n in enumerate(step.sizes) if loop not in access.loops)
-        same = access.buffer.element == factor.buffer.element == step.body[0].result
+        same = access.buffer.element == factor.buffer.element == step.values[0].type
         return is_known(access) and same and access.loops >= factor.loops and uses >= _LEAST_USES
 
-    return next((position for position, access in enumerate(step.inputs) if fits(access)), None)
+    return next((access for access in step.inputs if fits(access)), None)
 
 
-def _scaled(step: NestStep, position: int, factor: Access) -> NestStep:
-    """Lets input ``position`` read a buffer of scaled weights; returns the step that fills it."""
-    access = step.inputs[position]
-    flat = access.flat(len(step.sizes))
-    order = sorted(access.loops, key=lambda loop: -flat.factors[loop])
-    maker = lay_out(step, position, order)
-    product = Instruction("arith.mulf", (0, 1), access.buffer.element)
-    return replace(maker, inputs=(*maker.inputs, factor.over(order)), body=(product,), yields=(3,))
-
-
-def _drop(step: NestStep, place: int) -> None:
-    """Takes a product with the step's sum out of the ending: what read it reads the sum."""
-    ending = step.ending
-    assert ending
-    first_scalar = 1 + len(ending.inputs)
-    first_result = first_scalar + len(ending.scalars)
-    product = first_result + place
-
-    def without(values: Sequence[int]) -> tuple[int, ...]:
-        return tuple(0 if v == product else v for v in values)
-
-    body = [replace(i, operands=without(i.operands)) for k, i in enumerate(ending.body) if k != place]
-    yields = without(ending.yields)
-    read = {v for i in body for v in i.operands} | set(yields)
-    inputs = [v for v in range(1, first_scalar) if v in read]
-    rest = [v for v in range(first_scalar, first_result + len(ending.body)) if v != product]
-    numbers = {value: number for number, value in enumerate([0, *inputs, *rest])}
-    step.ending = replace(
-        ending,
-        inputs=tuple(ending.inputs[v - 1] for v in inputs),
-        body=tuple(replace(i, operands=tuple(numbers[v] for v in i.operands)) for i in body),
-        yields=tuple(numbers[v] for v in yields),
-    )
+def _scaled(step: NestStep, weights: Access, factor: Access) -> NestStep:
+    """Lets a step read a buffer of scaled weights; returns the step that fills it."""
+    flat = weights.flat(len(step.sizes))
+    order = sorted(weights.loops, key=lambda loop: -flat.factors[loop])
+    maker = lay_out(step, weights, order)
+    maker.values = (operation("arith.mulf", [*maker.values, load(factor.over(order))], weights.buffer.element),)
+    return maker

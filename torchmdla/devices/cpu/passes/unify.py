@@ -12,9 +12,11 @@ from typing import Any
 
 from torchmdla.compiler.program import Program
 from torchmdla.compiler.sizes import NoPolynomial, Size, fit
+from torchmdla.devices.cpu.accesses import Buffer, Scalar
 from torchmdla.devices.cpu.code.chains import spare_symbols
-from torchmdla.devices.cpu.nests import Instruction, constant_number
-from torchmdla.devices.cpu.steps import Buffer, NestStep, RegionStep, Scalar, ScalarStep, Step, Steps, final_nest
+from torchmdla.devices.cpu.expressions import Expression, constant, rewritten, size
+from torchmdla.devices.cpu.nests import constant_number
+from torchmdla.devices.cpu.steps import NestStep, RegionStep, ScalarStep, Step, Steps, final_nest
 from torchmdla.errors import CompileError
 
 # Fields whose numbers count elements or iterations; in all others a number stands for a thing.
@@ -95,9 +97,17 @@ def steps_at(steps: Steps, values: Sequence[int]) -> Steps:
     """The static steps where the symbols have ``values``, any that are large enough."""
     known: dict[int, Any] = {}
 
+    def static_leaf(expression: Expression) -> Expression | None:
+        if expression.op == "size":
+            return constant(static(expression.payload), expression.type)
+        is_place = expression.op in ("load", "gather", "scalar")
+        return expression.of(expression.operands, static(expression.payload)) if is_place else None
+
     def static(thing: Any) -> Any:
         if isinstance(thing, Size):
             return thing.at(values)
+        if isinstance(thing, Expression):
+            return rewritten([thing], static_leaf)[0]
         if isinstance(thing, tuple | list):
             return type(thing)(map(static, thing))
         if not is_dataclass(thing) or isinstance(thing, type):
@@ -116,6 +126,7 @@ class _Unifier:
         self._spare = (0,) * spare
         # For each sample, what its buffers and scalars have become, by id.
         self._known: list[dict[int, Any]] = [{} for _ in values]
+        self._expressions: dict[tuple[Expression, ...], Expression] = {}
 
     def joined(self, things: Sequence[Any], counts: bool = False) -> Any:
         """What the samples' ``things`` are for all sizes. ``counts``: integers among them are counts."""
@@ -124,8 +135,8 @@ class _Unifier:
             raise not_dynamic("which operations it runs depends on the sizes")
         if isinstance(first, Buffer | Scalar):
             return self._identified(things)
-        if isinstance(first, Instruction):
-            return self._instruction(things)
+        if isinstance(first, Expression):
+            return self._expression(tuple(things))
         if isinstance(first, ScalarStep):
             return self._scalar_step(things)
         if isinstance(first, RegionStep) and any(thing.text != first.text for thing in things):
@@ -175,14 +186,31 @@ class _Unifier:
             raise not_dynamic(f"a count is no polynomial of the sizes: {_table(self._values, numbers)}") from None
         return Size(tuple((e + self._spare, f) for e, f in size.terms)) if isinstance(size, Size) else size
 
-    def _instruction(self, things: Sequence[Instruction]) -> Instruction:
-        """One instruction; a constant that varies is one that reads a size."""
-        first = things[0]
-        if all(thing == first for thing in things):
-            return first
-        if any(replace(thing, attributes=first.attributes) != first for thing in things):
+    def _expression(self, things: tuple[Expression, ...]) -> Expression:
+        """One expression; a constant that varies is one that reads a size."""
+        waiting = [things]
+        while waiting:
+            group = waiting[-1]
+            operands = list(zip(*(expression.operands for expression in group), strict=False))
+            missing = [each for each in operands if each not in self._expressions]
+            if group not in self._expressions and missing:
+                waiting += missing
+                continue
+            if group not in self._expressions:
+                self._expressions[group] = self._joined(group, tuple(self._expressions[each] for each in operands))
+            waiting.pop()
+        return self._expressions[things]
+
+    def _joined(self, group: Sequence[Expression], operands: tuple[Expression, ...]) -> Expression:
+        first = group[0]
+        forms = {(e.op, len(e.operands), e.type, e.attributes) for e in group}
+        if len(forms) > 1:
             raise not_dynamic("what it computes depends on the sizes")
-        return Instruction("size", (), first.result, size=self._constant([t.attributes for t in things]))
+        if first.op == "constant":
+            same = all(expression is first for expression in group)
+            return first if same else size(self._constant([e.payload for e in group]), first.type)
+        payload = self.joined([expression.payload for expression in group])
+        return first.of(operands, payload)
 
     def _scalar_step(self, things: Sequence[ScalarStep]) -> ScalarStep:
         first = things[0]
@@ -190,17 +218,18 @@ class _Unifier:
             step: ScalarStep = self._record(things)
             return step
         result = self.joined([thing.result for thing in things])
-        return ScalarStep("size", (), "", result, self._constant([thing.attributes for thing in things]))
+        numbers = [constant_number(thing.attributes) for thing in things]
+        return ScalarStep("size", (), "", result, self._constant(numbers))
 
-    def _constant(self, attributes: Sequence[str]) -> Size:
-        """The number in attributes of ``arith.constant`` that differ."""
-        found = [constant_number(text) for text in attributes]
-        numbers = [int(number) for number in found if number is not None and float(number).is_integer()]
-        if len(numbers) < len(found):
-            raise not_dynamic(f"a number is computed from the sizes ahead: {', '.join(attributes)}")
+    def _constant(self, found: Sequence[object]) -> Size:
+        """Constants that differ."""
+        numbers = [int(n) for n in found if isinstance(n, int | float) and float(n).is_integer()]
+        shown = ", ".join(map(str, found))
+        if len(numbers) < len(found) or any(isinstance(n, bool) for n in found):
+            raise not_dynamic(f"a number is computed from the sizes ahead: {shown}")
         size = self._count(numbers)
         if not isinstance(size, Size):
-            raise not_dynamic(f"a constant has several names: {', '.join(attributes)}")
+            raise not_dynamic(f"a constant has several names: {shown}")
         return size
 
 

@@ -1,0 +1,111 @@
+"""Buffers, and where in them a nest reads and writes: indices that are affine in its loops."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+from torchmdla.devices.cpu.nests import ELEMENT_BYTES, Table, stored
+
+Kind = Literal["input", "parameter", "result", "temporary", "global", "packed", "local", "view"]
+
+
+@dataclass(eq=False)
+class Buffer:
+    """Memory of its own. ``element``: MLIR's type of the elements. ``position``: the place among arguments and results
+    of what the caller gives. ``symbol``: the name of a global. ``fixed``: something else than nests relies on where
+    its elements lie; it has one dimension, its memory. ``varies``: its sizes differ between calls."""
+
+    kind: Kind
+    element: str
+    sizes: tuple[int, ...]
+    position: int = -1
+    symbol: str = ""
+    fixed: bool = False
+    varies: bool = False
+
+    @property
+    def count(self) -> int:
+        """How many elements it has."""
+        return math.prod(self.sizes)
+
+    @property
+    def bytes(self) -> int:
+        return self.count * ELEMENT_BYTES[stored(self.element)]
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Elements from one index of each dimension to the next."""
+        return tuple(math.prod(self.sizes[d + 1 :]) for d in range(len(self.sizes)))
+
+
+@dataclass(eq=False)
+class Scalar:
+    """A value of the entry. ``argument``: the place among the arguments of one that the caller gives."""
+
+    type: str
+    argument: int = -1
+
+
+@dataclass(frozen=True)
+class Linear:
+    """An index: ``constant`` plus each loop's index times its factor."""
+
+    factors: tuple[int, ...]
+    constant: int = 0
+
+    @classmethod
+    def of_loop(cls, loop: int, loops: int) -> Linear:
+        """The index of one of ``loops`` loops."""
+        return cls(tuple(int(loop == k) for k in range(loops)))
+
+    @cached_property
+    def loops(self) -> tuple[int, ...]:
+        """The loops that it varies with."""
+        return tuple(loop for loop, factor in enumerate(self.factors) if factor)
+
+    def is_loop(self) -> bool:
+        """Whether it is the index of one loop, and nothing else."""
+        return not self.constant and len(self.loops) == 1 and self.factors[self.loops[0]] == 1
+
+
+@dataclass(frozen=True)
+class Access:
+    """Which element of ``buffer`` each iteration touches: an index for each of its dimensions."""
+
+    buffer: Buffer
+    indices: tuple[Linear, ...]
+
+    @classmethod
+    def whole(cls, buffer: Buffer) -> Access:
+        """By a nest that has a loop for each dimension, in order."""
+        loops = len(buffer.sizes)
+        return cls(buffer, tuple(Linear.of_loop(d, loops) for d in range(loops)))
+
+    @property
+    def loops(self) -> frozenset[int]:
+        """The loops that it varies with."""
+        return frozenset(loop for index in self.indices for loop in index.loops)
+
+    def over(self, loops: Sequence[int]) -> Access:
+        """The same access by a step with these loops alone, in this order."""
+        indices = [replace(index, factors=tuple(index.factors[loop] for loop in loops)) for index in self.indices]
+        return replace(self, indices=tuple(indices))
+
+    def flat(self, loops: int) -> Linear:
+        """The element's place in the buffer's memory."""
+        pairs = list(zip(self.indices, self.buffer.strides, strict=True))
+        factors = tuple(sum(index.factors[loop] * stride for index, stride in pairs) for loop in range(loops))
+        return Linear(factors, sum(index.constant * stride for index, stride in pairs))
+
+
+@dataclass(frozen=True)
+class TableAccess:
+    """A buffer that a nest reads at computed indices, as a table from element ``offset`` on."""
+
+    buffer: Buffer
+    table: Table
+    offset: int
