@@ -110,7 +110,7 @@ def _tanh_like(x: Tensor, limit: float) -> Tensor:
 @pytest.mark.parametrize("function", [_clamped, _clamped_from, _tanh_like])
 def test_a_known_number_beside_one_of_run_time(function, dtype):
     x = torch.randn(4, 5, dtype=dtype)
-    scripted = warmed_up(function, x, 3.0)
+    scripted = warmed_up(torch.jit.script(function), x, 3.0)
     for limit in (3.0, 5.0, 0.5):
         assert_matches(scripted(x, limit), function(x, limit))
     assert torchmdla.stats().fallbacks == {}
