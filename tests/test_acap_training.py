@@ -187,6 +187,7 @@ _DIFFERENTIABLE: dict[str, Callable[[Tensor], Tensor]] = {
     "forward mode": lambda x: torch.func.jvp(torch.sin, (x,), (x.detach(),))[1],
     "detached": lambda x: x * x.detach(),
     "without": lambda x: x * torch.no_grad()(torch.exp)(x),
+    "zero": torch.sgn,
 }
 
 

@@ -94,6 +94,28 @@ def test_scalar_inputs():
     assert torchmdla.stats().specialisations == 2
 
 
+def _clamped(x: Tensor, limit: float) -> Tensor:
+    return x.clamp(-1.0, limit * 0.1) * 2
+
+
+def _clamped_from(x: Tensor, limit: float) -> Tensor:
+    return x.clamp(limit * 0.1, 2) * 2
+
+
+def _tanh_like(x: Tensor, limit: float) -> Tensor:
+    return torch.nn.functional.hardtanh(x, -1.0, limit * 0.1) * 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("function", [_clamped, _clamped_from, _tanh_like])
+def test_a_known_number_beside_one_of_run_time(function, dtype):
+    x = torch.randn(4, 5, dtype=dtype)
+    scripted = warmed_up(torch.jit.script(function), x, 3.0)
+    for limit in (3.0, 5.0, 0.5):
+        assert_matches(scripted(x, limit), function(x, limit))
+    assert torchmdla.stats().fallbacks == {}
+
+
 def test_an_optional_input_that_is_none():
     @torch.jit.script
     def biased(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

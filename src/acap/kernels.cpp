@@ -188,6 +188,13 @@ at::Tensor& zero_(at::Tensor& self) {
   return fill_with(self, 0);
 }
 
+// Derivatives that are zero come without memory, which autograd knows of, but no graph.
+at::Tensor efficient_zeros(at::IntArrayRef sizes, std::optional<at::ScalarType> dtype,
+                           std::optional<at::Layout> layout, std::optional<at::Device> device,
+                           std::optional<bool> pin) {
+  return at::zeros(sizes, dtype, layout, device, pin);
+}
+
 // The mask is drawn at once, in the program's order, and computes nothing that is pending.
 std::tuple<at::Tensor, at::Tensor> native_dropout(const at::Tensor& self, double p,
                                                   std::optional<bool> train) {
@@ -265,6 +272,7 @@ void register_kernels() {
   aten.impl("set_", &set_to_nothing);
   aten.impl("fill_.Scalar", &fill_with);
   aten.impl("zero_", &zero_);
+  aten.impl("_efficientzerotensor", &efficient_zeros);
   aten.impl("native_dropout", &native_dropout);
   aten.impl("native_batch_norm", &native_batch_norm);
   aten.impl("_thnn_fused_lstm_cell", &lstm_cell);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -126,6 +127,8 @@ def _hunt(options: argparse.Namespace, kinds: Sequence[str], ways: Sequence[str]
         lambda line: console.print(line, markup=False, soft_wrap=True),
     )
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    for ended in (signal.SIGINT, signal.SIGTERM):  # Of what runs in the background, shells have it ignored.
+        signal.signal(ended, signal.default_int_handler)
     try:
         with Progress(*columns, console=console, transient=True) as progress:
             task = progress.add_task("", total=1.0)

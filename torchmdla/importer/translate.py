@@ -292,8 +292,26 @@ _TENSOR_FORMS: Mapping[str, str] = {
 def _tensor_form(
     emitter: Emitter, name: str, operands: Sequence[Operand]
 ) -> tuple[torch._C.FunctionSchema, list[Operand]]:
-    """The op on tensors instead of numbers: a number that is known only at run time becomes a 0-d tensor."""
-    return schema_of(_TENSOR_FORMS[name]), [_opened(emitter, operand, operands) for operand in operands]
+    """The op on tensors instead of numbers: they become 0-d tensors, whether they are known or at run time only."""
+    schema = schema_of(_TENSOR_FORMS[name])
+    opened = [_opened(emitter, operand, operands) for operand in operands]
+    return schema, [
+        _known_as_tensor(operand, operands) if _takes_tensor(argument.type) else operand
+        for operand, argument in zip(opened, schema.arguments, strict=False)
+    ]
+
+
+def _takes_tensor(type_: torch._C.JitType) -> bool:
+    kind = type_.getElementType() if type_.kind() == "OptionalType" else type_  # type: ignore[attr-defined]
+    return bool(kind.kind() == "TensorType")
+
+
+def _known_as_tensor(operand: Operand, operands: Sequence[Operand]) -> Operand:
+    """A known number as a 0-d tensor, in the dtype that PyTorch computes it with the tensors in."""
+    if not isinstance(operand, int | float):
+        return operand
+    tensors = [x for x in operands if isinstance(x, Value | NumberTensor) and x.meta]
+    return NumberTensor(operand, TensorMeta(promotion.common_dtype([*tensors, operand]), (), ()))
 
 
 def on_tensors(schema: torch._C.FunctionSchema) -> torch._C.FunctionSchema:

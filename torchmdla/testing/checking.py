@@ -58,6 +58,9 @@ _FAULTS = (
     "compiled code calls",
 )
 
+# What PyTorch's functionalisation refuses, whoever asks for it.
+_REFUSED = re.compile("functionalization encountered a tensor being mutated that has internal overlap")
+
 # The profiling executor looks in the first call and optimises in the second, a differentiable graph one later; the
 # next records and compiles, the last runs what was compiled.
 _CALLS = {"inference": 4, "gradients": 5, "training": 6}
@@ -168,7 +171,7 @@ def _compared(program: Program, subject: Any, variant: Variant, seed: int, preci
     try:
         made = _CapturedRun(program, variant, seed).results()
     except Exception as error:
-        return "error", _line(error)
+        return ("not captured" if _REFUSED.search(str(error)) else "error"), _line(error)
     difference = _difference(program, made, expected, variant.has_memory, precision)
     if difference and program.in_doubt:
         others = _otherwise_rounded(program, seed, variant)
