@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -80,10 +80,14 @@ class Access:
     indices: tuple[Linear, ...]
 
     @classmethod
+    def of_loops(cls, buffer: Buffer, loops: Iterable[int], count: int) -> Access:
+        """At the indices of ``loops``, one for each dimension, among the ``count`` loops of a nest."""
+        return cls(buffer, tuple(Linear.of_loop(loop, count) for loop in loops))
+
+    @classmethod
     def whole(cls, buffer: Buffer) -> Access:
         """By a nest that has a loop for each dimension, in order."""
-        loops = len(buffer.sizes)
-        return cls(buffer, tuple(Linear.of_loop(d, loops) for d in range(loops)))
+        return cls.of_loops(buffer, range(len(buffer.sizes)), len(buffer.sizes))
 
     @property
     def loops(self) -> frozenset[int]:

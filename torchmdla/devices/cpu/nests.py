@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic
 
@@ -87,11 +87,6 @@ class Instruction:
     attributes: str = ""
     payload: int = -1
     size: int | Size | None = None
-
-
-def renumbered(body: Iterable[Instruction], number: Callable[[int], int]) -> tuple[Instruction, ...]:
-    """The body with ``number`` of each value in the place of the value."""
-    return tuple(replace(i, operands=tuple(map(number, i.operands))) for i in body)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ From a filled buffer it is the nest of any other state. It is still computed: th
 
 from __future__ import annotations
 
-from torchmdla.devices.cpu.accesses import Access, Buffer, Linear
+from torchmdla.devices.cpu.accesses import Access, Buffer
 from torchmdla.devices.cpu.expressions import Expression, load, substituted
 from torchmdla.devices.cpu.steps import NestStep, Steps, summand
 
@@ -29,7 +29,7 @@ def store_constant_factors(steps: Steps) -> None:
         if buffer.count <= _MOST_ELEMENTS:
             fill = NestStep.elementwise(buffer.sizes, Access.whole(buffer), factor)
             steps.steps.insert(steps.steps.index(step), fill)
-            element = load(Access(buffer, tuple(Linear.of_loop(d, len(step.sizes)) for d in loops)))
+            element = load(Access.of_loops(buffer, loops, len(step.sizes)))
             operands = tuple(element if operand is factor else operand for operand in product.operands)
             step.values = substituted(step.values, {product: product.with_operands(operands)})
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from torchmdla.devices.cpu.accesses import Access, Buffer, Linear
+from torchmdla.devices.cpu.accesses import Access, Buffer
 from torchmdla.devices.cpu.expressions import Expression, accessing, contents, load, substituted
 from torchmdla.devices.cpu.steps import NestStep, Steps, is_elementwise
 
@@ -31,7 +31,7 @@ def hoist_argument_work(steps: Steps) -> None:
         if makers:
             position = steps.steps.index(step)
             steps.steps[position:position] = makers.values()
-            read = {value: load(Access(maker.writes[0], _at(_loops(value), step))) for value, maker in makers.items()}
+            read = {value: load(_read(maker, value, step)) for value, maker in makers.items()}
             _set_values(step, substituted(values, read))
 
 
@@ -103,5 +103,6 @@ def _maker(value: Expression, step: NestStep) -> NestStep:
     return NestStep.elementwise(buffer.sizes, Access.whole(buffer), own)
 
 
-def _at(loops: Sequence[int], step: NestStep) -> tuple[Linear, ...]:
-    return tuple(Linear.of_loop(loop, len(step.sizes)) for loop in loops)
+def _read(maker: NestStep, value: Expression, step: NestStep) -> Access:
+    """Where ``step`` reads what ``maker`` computes."""
+    return Access.of_loops(maker.writes[0], _loops(value), len(step.sizes))

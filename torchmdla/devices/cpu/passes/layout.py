@@ -197,8 +197,7 @@ def _lay_out_weights(steps: Steps, step: NestStep) -> None:
 def lay_out(step: NestStep, access: Access, order: Sequence[int]) -> NestStep:
     """Lets a step read a new buffer in the place of ``access``, in which that lies in the order of ``order``, a list of
     all loops, outermost first; returns the step that fills the buffer."""
-    loops = len(step.sizes)
     walked = [d for d in order if any(index.factors[d] for index in access.indices)]
     buffer = Buffer("temporary", access.buffer.element, tuple(step.sizes[d] for d in walked))
-    step.read_instead(access, Access(buffer, tuple(Linear.of_loop(d, loops) for d in walked)))
+    step.read_instead(access, Access.of_loops(buffer, walked, len(step.sizes)))
     return NestStep.elementwise(buffer.sizes, Access.whole(buffer), load(access.over(walked)))

@@ -25,9 +25,6 @@ _COUNTS = frozenset(("sizes", "strides", "factors", "constant", "offset", "exten
 # A common size of a last tile, to choose schedules for.
 _TYPICAL_REST = 8
 
-# Types in which kernels read sizes.
-_READABLE = frozenset(("i32", "i64", "f16", "bf16", "f32", "f64"))
-
 
 def mark_varying(samples: Sequence[Steps]) -> None:
     """Marks the buffers whose sizes differ between samples. Where these have unequal numbers of buffers (loops written
