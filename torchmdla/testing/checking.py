@@ -58,7 +58,7 @@ _FAULTS = (
     "compiled code calls",
 )
 
-# What eager raises of its own derivatives: of a gradient of sizes that are not its input's (pixel_unshuffle of nothing).
+# What eager raises of its own derivatives: of a gradient of other sizes than its input's (pixel_unshuffle of nothing).
 _FAULT_OF_EAGER = re.compile("returned an invalid gradient")
 
 # What PyTorch's functionalisation refuses, whoever asks for it.
