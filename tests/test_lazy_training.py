@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 import torchmdla
+from torchmdla.testing.compare import assert_matches
 
 pytestmark = pytest.mark.usefixtures("lazy_device")
 
@@ -27,6 +28,27 @@ OPTIMISERS = {
     "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=1e-3),
     "rmsprop": lambda parameters: torch.optim.RMSprop(parameters, lr=1e-3),
 }
+
+
+# PyTorch has kernels of this device for them, which get their derivatives elsewhere by being taken apart.
+TAKEN_APART = {
+    "std": lambda x: torch.ops.aten.std(x),
+    "std.dim": lambda x: torch.ops.aten.std.dim(x, [1]),
+    "logdet": lambda x: torch.logdet(x @ x.t() + torch.eye(4, device=x.device)),
+    "svd": lambda x: torch.svd(x)[1],
+    "pinv": lambda x: torch.linalg.pinv(x),
+    "silu, twice": lambda x: torch.autograd.grad(functional.silu(x).sum(), x, create_graph=True)[0],
+}
+
+
+@pytest.mark.parametrize("name", TAKEN_APART)
+def test_derivatives_of_what_is_taken_apart(name):
+    def gradient(device):
+        x = torch.linspace(-2, 2, 16).sin().view(4, 4).to(device).requires_grad_()
+        TAKEN_APART[name](x).sum().backward()
+        return x.grad.cpu()
+
+    assert_matches(gradient("lazy"), gradient("cpu"), layers=16, strides=False)
 
 
 def digits():

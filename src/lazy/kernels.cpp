@@ -166,6 +166,30 @@ public:
   void process(const c10::Warning&) override {}
 };
 
+// PyTorch has kernels of this device for some operators that get their derivatives by being taken
+// apart (`std`), and none for autograd: where a gradient is asked for, they are.
+void take_apart_for_gradients(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                              torch::jit::Stack* stack) {
+  const auto count = op.schema().arguments().size();
+  const bool has_gradient =
+      at::GradMode::is_enabled() && std::any_of(stack->end() - static_cast<std::ptrdiff_t>(count),
+                                                stack->end(), [](const c10::IValue& value) {
+                                                  return value.isTensor() &&
+                                                         value.toTensor().requires_grad();
+                                                });
+  if (has_gradient)
+    op.callBoxedForDispatchKey(DispatchKey::CompositeImplicitAutograd, *stack);
+  else
+    op.redispatchBoxed(keys & c10::after_autograd_keyset, stack);
+}
+
+bool has_lost_its_derivative(const c10::OperatorHandle& op) {
+  return !op.schema().is_mutable() &&
+         op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd) &&
+         op.hasKernelForDispatchKey(DispatchKey::Lazy) &&
+         !op.hasKernelForDispatchKey(DispatchKey::AutogradLazy);
+}
+
 } // namespace
 
 void register_kernels() {
@@ -190,6 +214,11 @@ void register_kernels() {
     if (is_taken(op))
       below.impl(c10::toString(op.operator_name()).c_str(),
                  torch::CppFunction::makeFromBoxedFunction<&record_or_run>());
+  });
+  for_each_aten_operator([](const c10::OperatorHandle& op) {
+    if (has_lost_its_derivative(op))
+      autograd.impl(c10::toString(op.operator_name()).c_str(),
+                    torch::CppFunction::makeFromBoxedFunction<&take_apart_for_gradients>());
   });
   register_random();
   register_foreign_operators();
