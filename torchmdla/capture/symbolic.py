@@ -169,12 +169,12 @@ def _strides_like(seen: TensorMeta, sizes: Sequence[Any]) -> list[Any]:
     inner: int | None = None
     order = sorted(range(len(sizes)), key=lambda dim: -seen.strides[dim])
     for dim in reversed(order):
-        if seen.shape[dim] == 1:
-            continue
         if inner is not None:
             around = _relation(seen.strides[dim], seen.strides[inner], seen.shape[inner])
             strides[dim] = around(strides[inner], sizes[inner])
-        inner = dim
+        # Of one element there is no next one, however far away it would be.
+        if seen.shape[dim] != 1:
+            inner = dim
     return strides
 
 

@@ -93,8 +93,10 @@ def _value(op: Any) -> Any | None:
         return None
     element = ir.Type.parse(found[2].removeprefix("s"))
     splat = _element(number, element)
+    if splat is None:
+        return None
     sizes = [int(size) for size in found[1].split(",") if size]
-    return splat and ir.DenseElementsAttr.get_splat(ir.RankedTensorType.get(sizes, element), splat)
+    return ir.DenseElementsAttr.get_splat(ir.RankedTensorType.get(sizes, element), splat)
 
 
 def _number(value: Any) -> float | int | None:
