@@ -18,7 +18,8 @@ enum Tag : int64_t { none, tensor, integer, boolean, floating, string, device, l
 // Stride classes: contiguous (0); a permutation of contiguous, coded four bits a dimension
 // (positive); any other, by what PyTorch's operators look at to lay out their results (negative).
 constexpr int64_t contiguous_class = 0;
-constexpr size_t max_coded_dimensions = 15;
+constexpr int64_t max_coded_dimensions = 15;
+constexpr int64_t max_coded_dimensions_with_gaps = 8;
 
 using Order = c10::SmallVector<int64_t, max_coded_dimensions>;
 
@@ -35,7 +36,7 @@ Order order_in_memory(const at::Tensor& value) {
 
 // The code of a permutation of contiguous strides; 0 where they are none.
 int64_t permutation_class(const at::Tensor& value, const Order& order) {
-  if (order.size() > max_coded_dimensions) return 0;
+  if (value.dim() > max_coded_dimensions) return 0;
   int64_t expected = 1, code = 0;
   for (auto it = order.rbegin(); it != order.rend(); ++it) {
     if (value.stride(*it) != expected) return 0;
@@ -57,14 +58,15 @@ Relation relation(int64_t stride, int64_t inner_stride, int64_t inner_size) {
   return stride == inner_stride * inner_size ? joinable : apart;
 }
 
-// Of eight dimensions at most no two classes have the same code; of more, a hash tells them apart.
+// Seven bits a dimension; of more dimensions than those of a code have room for, a hash.
 int64_t class_with_gaps(const at::Tensor& value, const Order& order) {
+  const bool is_coded = value.dim() <= max_coded_dimensions_with_gaps;
   uint64_t code = 1;
   int64_t inner_stride = 0, inner_size = 1;
   for (auto it = order.rbegin(); it != order.rend(); ++it) {
     const auto found = relation(value.stride(*it), inner_stride, inner_size);
     const auto own = static_cast<uint64_t>((*it + 1) << 3 | found);
-    code = order.size() > 8 ? c10::hash_combine(code, own) : code << 7 | own;
+    code = is_coded ? code << 7 | own : c10::hash_combine(code, own);
     inner_stride = value.stride(*it);
     inner_size = value.size(*it);
   }

@@ -34,6 +34,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="needs -m full"))
 
 
+def pytest_collectstart(collector: pytest.Collector) -> None:
+    """What a module draws when it is imported does not depend on the modules that are collected before it."""
+    if isinstance(collector, pytest.Module) and "torch" in sys.modules:
+        import torch
+
+        torch.manual_seed(0)
+
+
 @pytest.fixture(autouse=True)
 def clean_state() -> Iterator[None]:
     """Switched on, nothing counted, PyTorch's generator seeded; threads and switch put back afterwards.

@@ -84,7 +84,5 @@ def test_floats_as_text(number: float, kind: str) -> None:
     """MLIR reads what is written."""
     with ir.Context(), ir.Location.unknown():
         made = ir.FloatAttr.get(ir.Type.parse(kind), number)
-        if math.isinf(made.value) and not math.isinf(number):
-            pytest.skip("no float of this type")
         read = ir.Attribute.parse(f"{constant_text(made.value, kind)} : {kind}")
         assert str(read) == str(made)

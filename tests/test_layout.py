@@ -199,7 +199,7 @@ def test_a_result_is_computed_in_blocks() -> None:
     """A convolution stores its result into a blocked temporary, which is copied where no epilogue takes it."""
     image, result = Buffer("input", "f32", (1, 32, 8)), Buffer("result", "f32", (1, 32, 6))
     weight = Buffer("parameter", "f32", (32, 32, 3))
-    samples, filters, pixels, channels, taps = (unit(loop, 5) for loop in range(5))
+    samples, filters, pixels, channels, taps = (Linear.of_loop(loop, 5) for loop in range(5))
     sliding = Linear((0, 0, 1, 0, 1))
     factors = Access(image, (samples, channels, sliding)), Access(weight, (filters, channels, taps))
     product = operation("arith.mulf", map(load, factors), "f32")
@@ -253,10 +253,6 @@ def copy_of(buffer: Buffer, sizes: tuple[int, ...], factors: Sequence[tuple[int,
     return NestStep.elementwise(sizes, Access(buffer, tuple(map(Linear, factors))), load(source))
 
 
-def unit(loop: int, loops: int) -> Linear:
-    return Linear(tuple(int(k == loop) for k in range(loops)))
-
-
 def test_covers_counts_every_element_once() -> None:
     buffer = Buffer("temporary", "f32", (6, 4))
     for sizes, factors, expected in [
@@ -282,7 +278,7 @@ def test_a_split_loop_is_joined_again() -> None:
 
 def test_users_keep_their_order() -> None:
     buffer = Buffer("temporary", "f32", (2,))
-    access = Access(buffer, (unit(0, 1),))
+    access = Access(buffer, (Linear.of_loop(0, 1),))
     fill = NestStep.elementwise((2,), access, constant(0.0, "f32"))
     reader = NestStep.elementwise((2,), Access(Buffer("result", "f32", (2,)), access.indices), load(access))
     steps = Steps([fill, reader], {})

@@ -16,7 +16,7 @@ from written_programs import Builder, Value, check, normal
 
 import torchmdla
 from torchmdla.devices.cpu.accesses import Access
-from torchmdla.devices.cpu.expressions import constant, index, leaf, operation
+from torchmdla.devices.cpu.expressions import constant, index, operation, placeholder
 from torchmdla.devices.cpu.frontend.bodies import LOOKUP, OPERAND
 from torchmdla.devices.cpu.frontend.lookups import as_operands
 from torchmdla.devices.cpu.nests import Nest, Operand
@@ -118,13 +118,13 @@ def test_part_of_a_value_written_over_another_part_of_it(start: int) -> None:
 
 # Element [i, 9 - j] of table 0.
 PLACE = [index(0), operation("arith.subi", [constant(9, "i64"), index(1)], "i64")]
-MIRRORED = leaf(LOOKUP, "f32", 0).with_operands(tuple(PLACE))
+MIRRORED = placeholder(LOOKUP, "f32", 0, PLACE)
 
 
 def test_a_mirrored_lookup_is_an_operand() -> None:
     roots, found = as_operands([MIRRORED], 2, [5, 10], [(5, 10)])
     assert found == [(0, (({0: 1}, 0), ({1: -1}, 9)))]
-    assert roots == (leaf(OPERAND, "f32", 2),)
+    assert roots == (placeholder(OPERAND, "f32", 2),)
 
 
 @pytest.mark.parametrize("shape", [(4, 10), (5, 9)])
@@ -135,11 +135,11 @@ def test_a_lookup_that_may_miss_stays(shape: tuple[int, int]) -> None:
 def test_only_linear_lookups_are_operands() -> None:
     """The second one is at the first one's value."""
     found_there = operation("arith.fptosi", [MIRRORED], "i64")
-    second = leaf(LOOKUP, "f32", 1).with_operands((index(0), found_there))
+    second = placeholder(LOOKUP, "f32", 1, [index(0), found_there])
     (root,), found = as_operands([second], 2, [5, 10], [(5, 10), (5, 10)])
     assert [table for table, _ in found] == [0]
     assert root.op == LOOKUP
-    assert root.operands[1].operands == (leaf(OPERAND, "f32", 2),)
+    assert root.operands[1].operands == (placeholder(OPERAND, "f32", 2),)
 
 
 # Kernels.

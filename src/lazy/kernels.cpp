@@ -5,6 +5,7 @@
 #include "eager_calls.h"
 #include "foreign.h"
 #include "formats.h"
+#include "group_autograd.h"
 #include "looking.h"
 #include "numbers.h"
 #include "operator_node.h"
@@ -139,6 +140,23 @@ at::Tensor attention(c10::DispatchKeySet keys, const at::Tensor& query, const at
                                                             is_causal, scale, enable_gqa);
 }
 
+// PyTorch has kernels of this device for some operators that get their derivatives by being taken
+// apart (`std`), and none for autograd: where a gradient is asked for, they are.
+void take_apart_for_gradients(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                              torch::jit::Stack* stack) {
+  if (needs_gradients(torch::jit::last(*stack, op.schema().arguments().size())))
+    op.callBoxedForDispatchKey(DispatchKey::CompositeImplicitAutograd, *stack);
+  else
+    op.redispatchBoxed(keys & c10::after_autograd_keyset, stack);
+}
+
+bool has_lost_its_derivative(const c10::OperatorHandle& op) {
+  return !op.schema().is_mutable() &&
+         op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd) &&
+         op.hasKernelForDispatchKey(DispatchKey::Lazy) &&
+         !op.hasKernelForDispatchKey(DispatchKey::AutogradLazy);
+}
+
 // --- registration --------------------------------------------------------------------------------
 
 // What stands in front of PyTorch's own kernels, the later in front of the earlier.
@@ -165,30 +183,6 @@ class NoWarnings : public c10::WarningHandler {
 public:
   void process(const c10::Warning&) override {}
 };
-
-// PyTorch has kernels of this device for some operators that get their derivatives by being taken
-// apart (`std`), and none for autograd: where a gradient is asked for, they are.
-void take_apart_for_gradients(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
-                              torch::jit::Stack* stack) {
-  const auto count = op.schema().arguments().size();
-  const bool has_gradient =
-      at::GradMode::is_enabled() && std::any_of(stack->end() - static_cast<std::ptrdiff_t>(count),
-                                                stack->end(), [](const c10::IValue& value) {
-                                                  return value.isTensor() &&
-                                                         value.toTensor().requires_grad();
-                                                });
-  if (has_gradient)
-    op.callBoxedForDispatchKey(DispatchKey::CompositeImplicitAutograd, *stack);
-  else
-    op.redispatchBoxed(keys & c10::after_autograd_keyset, stack);
-}
-
-bool has_lost_its_derivative(const c10::OperatorHandle& op) {
-  return !op.schema().is_mutable() &&
-         op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd) &&
-         op.hasKernelForDispatchKey(DispatchKey::Lazy) &&
-         !op.hasKernelForDispatchKey(DispatchKey::AutogradLazy);
-}
 
 } // namespace
 

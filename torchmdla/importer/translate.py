@@ -310,8 +310,7 @@ def _known_as_tensor(operand: Operand, operands: Sequence[Operand]) -> Operand:
     """A known number as a 0-d tensor, in the dtype that PyTorch computes it with the tensors in."""
     if not isinstance(operand, int | float):
         return operand
-    tensors = [x for x in operands if isinstance(x, Value | NumberTensor) and x.meta]
-    return NumberTensor(operand, TensorMeta(promotion.common_dtype([*tensors, operand]), (), ()))
+    return NumberTensor(operand, TensorMeta(_dtype_beside(operand, operands), (), ()))
 
 
 def on_tensors(schema: torch._C.FunctionSchema) -> torch._C.FunctionSchema:
@@ -343,8 +342,13 @@ def _opened(emitter: Emitter, operand: Operand, operands: Sequence[Operand]) -> 
         return operand
     meta = TensorMeta(torch.float64, (), ())
     number = emitter.tensor_op("torch.prim.NumToTensor.Scalar", [operand], meta)
-    dtype = promotion.common_dtype([x for x in operands if isinstance(x, Value | NumberTensor) and x.meta] + [0.0])
-    return cast(emitter, number, replace(meta, dtype=dtype))
+    return cast(emitter, number, replace(meta, dtype=_dtype_beside(0.0, operands)))
+
+
+def _dtype_beside(number: int | float, operands: Sequence[Operand]) -> torch.dtype:
+    """The dtype that PyTorch computes a number with the tensors among ``operands`` in."""
+    tensors = [operand for operand in operands if isinstance(operand, Value | NumberTensor) and operand.meta]
+    return promotion.common_dtype([*tensors, number])
 
 
 def _has_open_float(operands: Sequence[Operand]) -> bool:

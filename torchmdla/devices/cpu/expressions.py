@@ -80,9 +80,9 @@ def _consed(
     return found
 
 
-def leaf(op: str, type: str, payload: Hashable) -> Expression:
-    """An expression of no others."""
-    return _consed(op, (), type, payload=payload)
+def placeholder(op: str, type: str, number: int, operands: Iterable[Expression] = ()) -> Expression:
+    """What stands for an expression that is not known yet."""
+    return _consed(op, tuple(operands), type, payload=number)
 
 
 def operation(op: str, operands: Iterable[Expression], type: str, attributes: str = "") -> Expression:
@@ -130,9 +130,6 @@ def reduced(output: int, type: str) -> Expression:
     return _consed("reduced", (), type, payload=output)
 
 
-LEAVES = frozenset(("load", "scalar", "index", "constant", "size", "accumulator", "reduced"))
-
-
 @dataclass(frozen=True)
 class Contents:
     """What expressions are built of.
@@ -149,16 +146,9 @@ class Contents:
     tables: tuple[TableAccess, ...]
     loops: frozenset[int]
 
-    def operations(self) -> Iterator[Expression]:
-        """All but loads, scalars and what is reduced."""
-        return (e for e in self.expressions if e.op not in _GIVEN)
-
     def readers(self, expression: Expression) -> list[Expression]:
         """The expressions that ``expression`` is an operand of."""
         return [e for e in self.expressions if expression in e.operands]
-
-
-_GIVEN = frozenset(("load", "scalar", "accumulator", "reduced"))
 
 
 @lru_cache(maxsize=8192)

@@ -25,7 +25,7 @@ from functools import singledispatchmethod
 
 from torchmdla.compiler.sizes import Size
 from torchmdla.devices.cpu.accesses import Access, Buffer, Linear, Scalar
-from torchmdla.devices.cpu.expressions import LEAVES, Contents, Expression
+from torchmdla.devices.cpu.expressions import Contents, Expression
 from torchmdla.devices.cpu.linearising import constant_text
 from torchmdla.devices.cpu.nests import AnyNest, AnyOperand, Instruction, constant_number
 from torchmdla.devices.cpu.schedule import Schedule
@@ -110,7 +110,7 @@ class StepsPrinter:
         for k, access in enumerate(step.outputs):
             if step.initial:
                 yield f"{_INDENT}o{k} = from {names.of(step.initial)}"
-            elif access in step.read_accesses[len(step.inputs) :]:
+            elif access in step.carried:
                 yield f"{_INDENT}o{k} = {self._access(access)}"
         yield from names.lines()
         yield from (f"{_INDENT}check {names.of(check)}" for check in step.checks)
@@ -199,7 +199,7 @@ class _Names:
 
     def __init__(self, body: Contents) -> None:
         self._body = body
-        self._computed = [e for e in body.expressions if e.op not in LEAVES]
+        self._computed = [e for e in body.expressions if e.op not in _LEAVES]
         self._numbers = {expression: k for k, expression in enumerate(self._computed)}
 
     def of(self, expression: Expression) -> str:

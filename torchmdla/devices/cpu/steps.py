@@ -73,11 +73,13 @@ class NestStep:
     @property
     def read_accesses(self) -> tuple[Access, ...]:
         """What it reads, with the outputs' old values where they matter."""
-        found = self.inputs
-        if self.initial is None:
-            carried = {e.payload for e in self.body.expressions if e.op == "accumulator"}
-            found += tuple(access for k, access in enumerate(self.outputs) if k in carried)
-        return found + (self.ending.body.loads if self.ending else ())
+        return self.inputs + self.carried + (self.ending.body.loads if self.ending else ())
+
+    @property
+    def carried(self) -> tuple[Access, ...]:
+        """The outputs that are reduced from what lies in memory on."""
+        reduced = {e.payload for e in self.body.expressions if e.op == "accumulator"}
+        return tuple(a for k, a in enumerate(self.outputs) if k in reduced) if self.initial is None else ()
 
     @property
     def written_accesses(self) -> tuple[Access, ...]:
@@ -350,7 +352,7 @@ class Steps:
 
     def users(self, buffer: Buffer) -> list[Step]:
         """The steps that read or write a buffer, in order."""
-        return [s for s in self.steps if _uses(s, buffer)]
+        return [s for s in self.steps if buffer in s.reads or buffer in s.writes]
 
     def nests(self) -> list[NestStep]:
         return [s for s in self.steps if isinstance(s, NestStep)]
@@ -358,10 +360,6 @@ class Steps:
     def buffers(self) -> list[Buffer]:
         """Every buffer in use, in order of appearance."""
         return list(dict.fromkeys(b for s in self.steps for b in [*s.reads, *s.writes]))
-
-
-def _uses(step: Step, buffer: Buffer) -> bool:
-    return buffer in step.reads or buffer in step.writes
 
 
 def first_and_last_uses(steps: Iterable[Step]) -> tuple[dict[Buffer, int], dict[Buffer, int]]:

@@ -89,8 +89,7 @@ def _nest_faults(step: NestStep, written: set[Buffer]) -> Iterator[str]:
             yield "has an epilogue, but no initial value"
         if len(ending.values) != len(ending.outputs):
             yield "computes other values than its epilogue's outputs"
-    carries = any(e.op == "accumulator" for e in step.body.expressions)
-    if carries and step.initial is None and not any(step.reduction):
+    if step.carried and not any(step.reduction):
         yield "carries a value, but has no loop that reduces"
     reduced = {loop for loop, flag in enumerate(step.reduction) if flag and step.sizes[loop] != 1}
     stored = (*ending.body.loads, *ending.outputs) if ending else step.outputs

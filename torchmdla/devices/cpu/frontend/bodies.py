@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch_mlir import ir
 
 from torchmdla.devices.cpu.accesses import Scalar
 from torchmdla.devices.cpu.code import math_library
-from torchmdla.devices.cpu.expressions import Expression, accumulator, constant, index, leaf, operation, scalar
+from torchmdla.devices.cpu.expressions import Expression, accumulator, constant, index, operation, placeholder, scalar
 from torchmdla.devices.cpu.nests import NotANestError, computed
 
 # Leaves that stand for what is not known yet: the element of an operand, and an element of a table.
@@ -36,7 +36,9 @@ class BodyReader:
         for number, argument in enumerate(block.arguments):
             kind = _type(argument)
             is_carried = reduces and number >= inputs
-            self._values[argument] = accumulator(number - inputs, kind) if is_carried else leaf(OPERAND, kind, number)
+            self._values[argument] = (
+                accumulator(number - inputs, kind) if is_carried else placeholder(OPERAND, kind, number)
+            )
         ops = [op.operation for op in block.operations]
         for op in ops[:-1]:
             self._read(op)
@@ -71,8 +73,7 @@ class BodyReader:
         buffer, *indices = op.operands
         if buffer not in self.tables:
             self.tables.append(buffer)
-        operands: Sequence[Expression] = [self._value(value) for value in indices]
-        return leaf(LOOKUP, _type(op.results[0]), self.tables.index(buffer)).with_operands(tuple(operands))
+        return placeholder(LOOKUP, _type(op.results[0]), self.tables.index(buffer), map(self._value, indices))
 
 
 _READERS: Mapping[str, Callable[[BodyReader, Any], Expression]] = {

@@ -65,8 +65,8 @@ def _merge_reader(steps: Steps, index: Users, step: NestStep) -> bool:
     moved = _over_loops_of(step, reader, pairs)
     index.take_over(reader, step)
     result = load(_of_buffer(buffer, moved))
-    values = step.ending.values if step.ending else [reduced(0, result.type)]
-    step.ending = Ending(moved.outputs, substituted(moved.values, {result: values[0]}))
+    value = step.ending.values[0] if step.ending else reduced(0, result.type)
+    step.ending = Ending(moved.outputs, substituted(moved.values, {result: value}))
     index.set(buffer, [])
     steps.steps.remove(step)
     steps.steps[steps.steps.index(reader)] = step

@@ -69,14 +69,17 @@ def _hoisted(values: Sequence[Expression], known: set[Buffer], step: NestStep) -
     ours: set[Expression] = set()
     others: list[Expression] = []
     for expression in contents(tuple(values)).expressions:
-        if expression.op == "load":
-            depends = _is_known(expression.payload.buffer, known)
-        elif expression.op == "constant" or constants.issuperset(expression.operands or [expression]):
+        operands = expression.operands
+        if expression.op == "constant" or (operands and expression.op != "gather" and constants.issuperset(operands)):
             constants.add(expression)
             continue
+        if expression.op == "load":
+            depends = _is_known(expression.payload.buffer, known)
+        elif expression.op == "gather":
+            depends = False
         else:
-            depends = bool(expression.operands) and (constants | ours).issuperset(expression.operands)
-        if depends and expression.op != "gather" and _pays(step, _loops(expression)):
+            depends = bool(operands) and all(operand in constants or operand in ours for operand in operands)
+        if depends and _pays(step, _loops(expression)):
             ours.add(expression)
         else:
             others.append(expression)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from torchmdla.devices.cpu.accesses import Access, Buffer, Linear
-from torchmdla.devices.cpu.expressions import Expression, accessing, accumulator, load, operation, reindexed
+from torchmdla.devices.cpu.expressions import accessing, accumulator, load, operation, reindexed
 from torchmdla.devices.cpu.schedule import NEUTRAL, combiners
 from torchmdla.devices.cpu.steps import Ending, NestStep, Steps, final_nest, split_loop
 
@@ -59,12 +59,8 @@ def _may_start_twice(step: NestStep) -> bool:
     ops = combiners(final_nest(step)[0])
     if ops is None or step.initial is None or step.tables:
         return False
-    return all(op.name in _IDEMPOTENT or _is(step.initial, NEUTRAL[op.name]) for op in ops)
-
-
-def _is(number: Expression, neutral: str) -> bool:
-    """Whether a constant is the neutral one; a sum may start from either zero."""
-    return neutral not in ("min", "max") and number.payload == float(neutral)
+    # A sum may start from either zero.
+    return all(op.name in _IDEMPOTENT or step.initial.payload == float(NEUTRAL[op.name]) for op in ops)
 
 
 def _outermost_first(step: NestStep) -> list[int]:

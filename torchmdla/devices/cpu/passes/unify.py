@@ -190,12 +190,12 @@ class _Unifier:
             group = waiting[-1]
             operands = list(zip(*(expression.operands for expression in group), strict=False))
             missing = [each for each in operands if each not in self._expressions]
-            if group not in self._expressions and missing:
+            if missing:
                 waiting += missing
                 continue
+            waiting.pop()
             if group not in self._expressions:
                 self._expressions[group] = self._joined(group, tuple(self._expressions[each] for each in operands))
-            waiting.pop()
         return self._expressions[things]
 
     def _joined(self, group: Sequence[Expression], operands: tuple[Expression, ...]) -> Expression:
