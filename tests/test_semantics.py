@@ -116,6 +116,24 @@ def test_a_known_number_beside_one_of_run_time(function, dtype):
     assert torchmdla.stats().fallbacks == {}
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_a_slope_from_a_size(dtype):
+    """Tracing makes a tensor of float32 of the size, and a number of that."""
+
+    def leaky(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        doubled = x * 2 + 1
+        y.view(-1)[::3].neg_()
+        slope = (doubled.size(0) * y.size(1) // 3) * 0.25
+        return nn.functional.leaky_relu(x, slope), doubled, torch.dot(y[0], y[0])
+
+    traced = torch.jit.trace(leaky, (torch.randn(7, 5, dtype=dtype), torch.randn(7, 7)), check_trace=False)
+    for rows in (7, 7, 6, 9, 11, 30):
+        x, y = torch.randn(rows, 5, dtype=dtype), torch.randn(rows, rows)
+        for result, expected in zip(traced(x, y.clone()), leaky(x, y), strict=True):
+            assert_matches(result, expected)
+    assert torchmdla.stats().fallbacks == {} and torchmdla.stats().left_out == {}
+
+
 def test_an_optional_input_that_is_none():
     @torch.jit.script
     def biased(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

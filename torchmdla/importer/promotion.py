@@ -101,6 +101,9 @@ full full_like new_full fill constant_pad_nd
 """
 _IN_RESULT_DTYPE = frozenset(_IN_RESULT_DTYPE_NAMES.split())
 
+# The Torch dialect's floats are of 64 bits; upstream's lowering of some of these leaves the tensor's own.
+_TO_FLOAT = frozenset(("Float", "FloatImplicit", "ScalarImplicit", "item"))
+
 
 def prepared(
     schema: torch._C.FunctionSchema, name: str, operands: Sequence[object], meta: object
@@ -133,6 +136,8 @@ def _computed_in(name: str, operands: Sequence[object], meta: object) -> torch.d
     base = name.partition("::")[2].partition(".")[0]
     if base in _COMPARISONS:
         return common_dtype(operands[:2])
+    if base in _TO_FLOAT and isinstance(meta, float):
+        return torch.float64
     return meta.dtype if base in _IN_RESULT_DTYPE and isinstance(meta, TensorMeta) else None
 
 
