@@ -105,6 +105,7 @@ def dynamic_program(
         device.target(),
         versions=producers(device),
         symbols=known.symbols(values),
+        quotients=known.quotients(),
         samples=tuple(
             Sample(known.symbols(point), sample.mlir, sample.arguments, sample.results)
             for point, sample in zip(points, samples, strict=True)
@@ -225,8 +226,18 @@ class _KnownSizes:
 
         return concrete(thing)
 
+    def quotients(self) -> tuple[tuple[int | Size, int | Size], ...]:
+        """Those of sizes that are used as values."""
+        return tuple(
+            (self._polynomial(self._resolve(numerator)), self._polynomial(self._resolve(denominator)))
+            for numerator, denominator in self._run.env.quotients
+        )
+
     def polynomial(self, size: int) -> int | Size:
         """A size in all symbols."""
+        return self._polynomial(self._expression(size))
+
+    def _polynomial(self, resolved: sympy.Expr) -> int | Size:
         count = len(self._run.symbols) + len(self._computed)
         names = {name: Size.symbol(k, count) for k, name in enumerate([*self._run.symbols, *self._parts_of_sizes])}
 
@@ -243,7 +254,7 @@ class _KnownSizes:
             terms = [of(operand) for operand in expression.args]
             return sum(terms) if expression.is_Add else math.prod(terms)  # type: ignore[arg-type]
 
-        return of(self._expression(size))
+        return of(resolved)
 
     def _expression(self, size: int) -> sympy.Expr:
         return self._resolve(self._run.expression(size))

@@ -297,16 +297,21 @@ def _touches(node: fx.Node, written: set[fx.Node], memory: Mapping[fx.Node, fx.N
 
 
 def _is_copied(node: fx.Node) -> bool:
-    """Integers computed from sizes and integers, and 0-d constants. A float may stay open until a call."""
+    """Integers computed from sizes and integers, and 0-d constants. A float may stay open until a call, so what is
+    computed from one is not known when a group is imported."""
     if node.op == "get_attr":
         return bool(_LITERAL.search(str(node.target))) and attribute(node).dim() == 0
     if node.op != "call_function" or not isinstance(node.meta.get("val"), int | torch.SymInt | torch.SymBool):
         return False
-    return node.target in METADATA or not any(_holds_tensor(one) for one in node.all_input_nodes)
+    return node.target in METADATA or not any(_holds_tensor(one) or _is_float(one) for one in node.all_input_nodes)
 
 
 # Tensors that were written out in the user's code have these names. Any other attribute may change between calls.
 _LITERAL = re.compile(r"(^|\.)(_tensor_constant|lifted_tensor_)\d+$")
+
+
+def _is_float(node: fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), float | torch.SymFloat)
 
 
 def _holds_tensor(node: fx.Node) -> bool:

@@ -26,6 +26,7 @@ from torchmdla.errors import CompileError
 from torchmdla.importer import Record, TensorMeta
 from torchmdla.importer.builder import takes_size_value
 from torchmdla.importer.convolutions import result_shape
+from torchmdla.importer.resize import RESIZED_SHAPES
 from torchmdla.importer.size_int import SizeInt, tracked
 from torchmdla.importer.trace import isolated, leaves, qualified_name
 from torchmdla.importer.types import recorded
@@ -58,11 +59,20 @@ class _SymbolSource(Source):
         return f"size{self.number}"
 
 
+class _SizeEnv(ShapeEnv):
+    """Where the symbols and what is decided on them are kept."""
+
+    def __init__(self) -> None:
+        super().__init__(duck_shape=False)
+        # Numerators and denominators of the quotients that are used as values, in order.
+        self.quotients: dict[tuple[sympy.Expr, sympy.Expr], None] = {}
+
+
 class SymbolicRun:
     """One run of a subgraph where the sizes at ``places`` are symbols, which have ``values`` in it."""
 
     def __init__(self, places: Places, values: Sequence[int]) -> None:
-        self.env = ShapeEnv(duck_shape=False)
+        self.env = _SizeEnv()
         self.values = tuple(values)
         self._places = iter(places)
         self._mode = FakeTensorMode(shape_env=self.env, allow_non_fake_inputs=True)
@@ -279,6 +289,15 @@ def _plain_convolution(
     return _convolution(value, weight, bias, stride, padding, dilation, False, [0] * len(stride), groups)
 
 
+def _resized(shape: Callable[..., list[int]]) -> Callable[..., torch.Tensor]:
+    """A resized image, in its memory format."""
+
+    def result(value: torch.Tensor, *settings: Any) -> torch.Tensor:
+        return torch.empty(shape(value, *settings), dtype=value.dtype, memory_format=suggest_memory_format(value))
+
+    return result
+
+
 def _recurrent(
     sequence: torch.Tensor,
     state: torch.Tensor | Sequence[torch.Tensor],
@@ -309,10 +328,12 @@ _DECISIONS: Mapping[str, Callable[..., None]] = {
 }
 
 # Of operators whose own shape functions decide on more than shapes: PyTorch chooses an implementation of a convolution
-# by the sizes, and runs a recurrent network step by step, which would fix the number of steps.
+# by the sizes, runs a recurrent network step by step, which would fix the number of steps, and computes the places that a
+# resized image is read at.
 _SHAPES: Mapping[str, Callable[..., Any]] = {
     **dict.fromkeys(RECURRENT, _recurrent),
     **{f"aten::conv{axes}d": _plain_convolution for axes in (1, 2, 3)},
     "aten::convolution": _convolution,
     "aten::_convolution": _convolution,
+    **{name: _resized(shape) for name, shape in RESIZED_SHAPES.items()},
 }

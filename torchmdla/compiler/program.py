@@ -10,6 +10,8 @@ import json
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
+from torchmdla.compiler.sizes import Size
+
 Role = Literal["input", "parameter"]
 
 
@@ -64,7 +66,8 @@ class Program:
     A program with ``symbols`` is dynamic: it runs at any values of them from 2 on. It has no text of its own:
     ``samples`` are the program at generic values (primes, all different), from which the device learns how numbers
     depend on the symbols (:func:`torchmdla.compiler.sizes.fit`). Its arguments and results are those at the typical
-    values ``symbols``, for which a device chooses what is fastest.
+    values ``symbols``, for which a device chooses what is fastest. ``quotients`` are the numerators and denominators of
+    the floats that it computes of sizes.
 
     ``versions`` names the producers (torchmdla, torch-mlir): an artifact of another version is never reused.
     """
@@ -77,6 +80,7 @@ class Program:
     versions: tuple[tuple[str, str], ...] = ()
     symbols: tuple[int, ...] = ()
     samples: tuple[Sample, ...] = ()
+    quotients: tuple[tuple[int | Size, int | Size], ...] = ()
 
     @property
     def key(self) -> str:
@@ -98,12 +102,17 @@ class Program:
             versions=tuple((k, v) for k, v in raw["versions"]),
             symbols=tuple(raw["symbols"]),
             samples=tuple(Sample(tuple(s["values"]), s["mlir"], _arguments(s), _results(s)) for s in raw["samples"]),
+            quotients=tuple((_size(numerator), _size(denominator)) for numerator, denominator in raw["quotients"]),
         )
 
     def sample(self, number: int) -> Program:
         """The static program that sample ``number`` is."""
         at = self.samples[number]
-        return replace(self, mlir=at.mlir, arguments=at.arguments, results=at.results, symbols=(), samples=())
+        return replace(self, mlir=at.mlir, arguments=at.arguments, results=at.results, symbols=(), samples=(), quotients=())
+
+
+def _size(raw: Any) -> int | Size:
+    return raw if isinstance(raw, int) else Size(tuple((tuple(powers), factor) for powers, factor in raw["terms"]))
 
 
 def _arguments(raw: dict[str, Any]) -> tuple[Argument, ...]:

@@ -20,7 +20,7 @@ from torchmdla.importer.layout import exact_memory_order, invert, memory_order
 from torchmdla.importer.promotion import NumberTensor
 from torchmdla.importer.size_int import value_symbol
 from torchmdla.importer.trace import leaves, qualified_name
-from torchmdla.importer.translate import Operand, as_integer_tensor, as_tensor, on_tensors, translate
+from torchmdla.importer.translate import Operand, as_integer_tensor, as_tensor, in_tensor_form, translate
 from torchmdla.importer.types import (
     Binding,
     ImportedGraph,
@@ -39,7 +39,10 @@ _ON_INTEGERS = frozenset(
     f"aten::{name}.{form}"
     for name in ("add", "sub", "rsub", "mul", "eq", "ne", "lt", "le", "gt", "ge")
     for form in ("Tensor", "Scalar")
-)
+) | {"aten::clamp", "aten::clamp_min", "aten::clamp_max"}
+
+# The arguments of these that are the numbers.
+_NUMBERS = frozenset(("self", "other", "min", "max"))
 
 # Each call compares unversioned parameters with a copy: beyond this many bytes in all they are inputs like others.
 _MOST_UNVERSIONED_BYTES = 1 << 20
@@ -193,7 +196,9 @@ class ProgramBuilder:
         with_sizes = [
             operand if symbol is None else made(symbol) for operand, symbol in zip(operands, symbols, strict=True)
         ]
-        return schema if dtypes[0].is_floating_point else on_tensors(schema), with_sizes
+        if dtypes[0].is_floating_point:
+            return schema, with_sizes
+        return in_tensor_form(self.emitter, qualified_name(schema), with_sizes)
 
     def _integer_size_argument(self, symbol: int) -> Value:
         return as_integer_tensor(self.emitter, self._size_argument(symbol))
@@ -283,7 +288,7 @@ def takes_size_value(
     name = qualified_name(schema)
     if dtypes and all(dtype.is_floating_point for dtype in dtypes):
         return torch.Tag.pointwise in overload_of(name).tags
-    return name in _ON_INTEGERS and argument.name in ("self", "other") and set(dtypes) == {torch.int64}
+    return name in _ON_INTEGERS and argument.name in _NUMBERS and set(dtypes) == {torch.int64}
 
 
 def _bytes(argument: Argument) -> int:

@@ -21,6 +21,12 @@ def _nearest(value: Tensor, length: int, new: int, step: float, align: bool) -> 
     return [(torch.floor(place).to(torch.int64).clamp(0, length - 1), None)]
 
 
+def _nearest_exact(value: Tensor, length: int, new: int, step: float, align: bool) -> list[tuple[Tensor, Tensor | None]]:
+    """That of the centre, which is not the one of the corner in half of the cases."""
+    place = (_steps(value, new) + 0.5) * step
+    return [(torch.floor(place).to(torch.int64).clamp(0, length - 1), None)]
+
+
 def _linear(value: Tensor, length: int, new: int, step: float, align: bool) -> list[tuple[Tensor, Tensor | None]]:
     place = _places(value, new, step, align).clamp(min=0.0)
     low = torch.floor(place)
@@ -106,12 +112,21 @@ def resize_vec(taps: Taps, spatial: int, *, aligns: bool) -> Callable[..., Tenso
     def call(value: Tensor, sizes: Sequence[int] | None, *rest: object) -> Tensor:
         align, factors = (bool(rest[0]), rest[1]) if aligns else (False, rest[0])
         scales: Sequence[float | None] = [None] * spatial if factors is None else factors  # type: ignore[assignment]
-        if sizes is None:
-            lengths = value.shape[value.dim() - spatial :]
-            sizes = [math.floor(length * factor) for length, factor in zip(lengths, scales, strict=True)]  # type: ignore[operator]
+        sizes = result_sizes(value.shape[value.dim() - spatial :], sizes, factors)
         return _resize(taps, value, sizes, scales, align)
 
     return call
+
+
+def result_sizes(lengths: Sequence[int], sizes: Sequence[int] | None, factors: object) -> Sequence[int]:
+    """The sizes of an image of ``lengths`` that is resized to ``sizes`` or, where these are None, by ``factors``."""
+    if sizes is not None:
+        return sizes
+    assert isinstance(factors, Sequence)
+    return [
+        length * int(factor) if float(factor).is_integer() else math.floor(length * factor)
+        for length, factor in zip(lengths, factors, strict=True)
+    ]
 
 
 # Name of the op -> (taps, dimensions, whether it has align_corners).
@@ -119,10 +134,30 @@ _KINDS: dict[str, tuple[Taps, int, bool]] = {
     "upsample_nearest1d": (_nearest, 1, False),
     "upsample_nearest2d": (_nearest, 2, False),
     "upsample_nearest3d": (_nearest, 3, False),
+    "_upsample_nearest_exact1d": (_nearest_exact, 1, False),
+    "_upsample_nearest_exact2d": (_nearest_exact, 2, False),
+    "_upsample_nearest_exact3d": (_nearest_exact, 3, False),
     "upsample_linear1d": (_linear, 1, True),
     "upsample_bilinear2d": (_linear, 2, True),
     "upsample_trilinear3d": (_linear, 3, True),
     "upsample_bicubic2d": (_cubic, 2, True),
+}
+
+def resized(spatial: int, *, vec: bool) -> Callable[..., list[int]]:
+    """The sizes of the result of an op of that many dimensions, of the arguments of its overload."""
+
+    def shape(value: Tensor, sizes: Sequence[int] | None, *rest: object) -> list[int]:
+        first = value.dim() - spatial
+        return [*value.shape[:first], *result_sizes(value.shape[first:], sizes, rest[-1] if vec else None)]
+
+    return shape
+
+
+# Name of the op -> the sizes of its result.
+RESIZED_SHAPES: dict[str, Callable[..., list[int]]] = {
+    f"aten::{name}{'.vec' if vec else ''}": resized(spatial, vec=vec)
+    for name, (_, spatial, _) in _KINDS.items()
+    for vec in (False, True)
 }
 
 RESIZES: dict[str, Callable[..., Tensor]] = {

@@ -15,7 +15,7 @@ class SizeInt(int):
     It is used as any integer. Sums, products and quotients are expressions, too. Whatever is decided on one (a
     comparison, a truth value) is recorded as a guard by the ``ShapeEnv`` that its symbols belong to, so that what is
     done with such integers in one call is known to be right at all sizes where the guards hold. True division and
-    conversion to a float give plain floats.
+    conversion to a float give plain floats; of the symbols themselves, in a decomposition, see :func:`tracked`.
 
     One that is used as a value is symbol number ``symbol`` of the program, which gets it as an argument.
     """
@@ -63,11 +63,27 @@ def value_symbol(number: object) -> int | None:
 
 
 def tracked(number: Any) -> Any:
-    """``number``, a :class:`SizeInt` in place of a symbolic integer."""
+    """``number``, a :class:`SizeInt` in place of a symbolic integer.
+
+    A quotient of symbolic integers is what it is in this call, and recorded by the environment of its symbols
+    (``quotients``): where a program has that number, it is the quotient. Any other float of sizes is fixed.
+    """
+    if isinstance(number, torch.SymFloat):
+        return _tracked_float(number)
     if not isinstance(number, torch.SymInt):
         return number
     expression = number.node.expr
     return int(expression) if expression.is_number else SizeInt(number)
+
+
+def _tracked_float(number: Any) -> float:
+    expression = number.node.expr
+    if expression.is_number:
+        return float(expression)
+    if expression.func.__name__ != "IntTrueDiv":
+        return float(number)
+    number.node.shape_env.quotients[expression.args] = None
+    return float(number.node.hint)
 
 
 def symbolic(number: Any) -> Any:

@@ -218,7 +218,9 @@ def _elementwise(func: Any, args: Any, kwargs: Any) -> object:
     """
     sizes = [leaf.shape for leaf in leaves([args, list(kwargs.values())]) if isinstance(leaf, torch.Tensor)]
 
-    def one_element(value: object) -> object:
+    def one_element(value: Any) -> object:
+        if isinstance(value, torch.SymInt | torch.SymFloat):
+            return value.node.hint  # Its value decides nothing here.
         return torch.ones([1] * value.dim(), dtype=value.dtype) if isinstance(value, torch.Tensor) else value
 
     element = func(

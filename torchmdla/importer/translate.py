@@ -65,7 +65,7 @@ def translate(
         if name in _SIZED_BY_NUMBERS:
             raise CompileError("its size depends on a float that is known only at run time", scope="place")
         if name in _TENSOR_FORMS:
-            schema, operands = _tensor_form(emitter, name, operands)
+            schema, operands = in_tensor_form(emitter, name, operands)
             return translate(emitter, schema, operands, metas, within)
         operands = _opened_tensors(emitter, schema, operands)
     as_itself = name == within or name in emitter.whole or _is_kept_whole(name, operands)
@@ -289,11 +289,11 @@ _TENSOR_FORMS: Mapping[str, str] = {
 }
 
 
-def _tensor_form(
+def in_tensor_form(
     emitter: Emitter, name: str, operands: Sequence[Operand]
 ) -> tuple[torch._C.FunctionSchema, list[Operand]]:
     """The op on tensors instead of numbers: they become 0-d tensors, whether they are known or at run time only."""
-    schema = schema_of(_TENSOR_FORMS[name])
+    schema = schema_of(_TENSOR_FORMS.get(name, name))
     opened = [_opened(emitter, operand, operands) for operand in operands]
     return schema, [
         _known_as_tensor(operand, operands) if _takes_tensor(argument.type) else operand
@@ -311,12 +311,6 @@ def _known_as_tensor(operand: Operand, operands: Sequence[Operand]) -> Operand:
     if not isinstance(operand, int | float):
         return operand
     return NumberTensor(operand, TensorMeta(_dtype_beside(operand, operands), (), ()))
-
-
-def on_tensors(schema: torch._C.FunctionSchema) -> torch._C.FunctionSchema:
-    """An op that takes a tensor in the place of its number."""
-    name = qualified_name(schema)
-    return schema_of(_TENSOR_FORMS.get(name, name))
 
 
 def as_integer_tensor(emitter: Emitter, number: Value) -> Value:

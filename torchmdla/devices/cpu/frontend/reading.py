@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -64,7 +64,7 @@ class _Reader:
                 _flatten_fixed(step)
         for buffer in {view.buffer for view in self._views.values() if view.buffer.fixed}:
             buffer.sizes = (buffer.count,)
-        return Steps(self._steps, self._globals)
+        return Steps(_without_unused_scalars(self._steps), self._globals)
 
     # Buffers and scalars.
 
@@ -212,6 +212,28 @@ class _Reader:
         attributes = re.sub(r": index\b", ": i64", items)
         operands = tuple(self._scalars[v] for v in op.operands)
         self._steps.append(ScalarStep(op.name, operands, attributes, self._define(op.results[0])))
+
+
+# The scalars that a step takes.
+_TAKEN: Mapping[type, Callable[[Any], Iterable[Scalar]]] = {
+    NestStep: lambda step: step.all_scalars,
+    RegionStep: lambda step: step.scalars,
+    LoadStep: lambda step: step.indices,
+    StoreStep: lambda step: (step.scalar, *step.indices),
+    ScalarStep: lambda step: step.operands,
+    AssertStep: lambda step: (step.condition,),
+}
+
+
+def _without_unused_scalars(steps: Sequence[Step]) -> list[Step]:
+    """``steps`` without the scalars that nothing takes: the bodies of nests have constants of their own."""
+    taken: set[Scalar] = set()
+    kept: list[Step] = []
+    for step in reversed(steps):
+        if not isinstance(step, ScalarStep) or step.result in taken:
+            taken.update(_TAKEN[type(step)](step))
+            kept.append(step)
+    return kept[::-1]
 
 
 class _Operand:

@@ -6,21 +6,26 @@ become :class:`~torchmdla.compiler.sizes.Size`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from torchmdla.compiler.program import Program
-from torchmdla.compiler.sizes import NoPolynomial, Size, fit
+from torchmdla.compiler.sizes import NoPolynomial, Size, at, fit
 from torchmdla.devices.cpu.accesses import Buffer, Scalar
 from torchmdla.devices.cpu.code.chains import spare_symbols
-from torchmdla.devices.cpu.expressions import Expression, constant, rewritten, size
+from torchmdla.devices.cpu.expressions import Expression, constant, operation, rewritten, size
 from torchmdla.devices.cpu.nests import constant_number
 from torchmdla.devices.cpu.steps import NestStep, RegionStep, ScalarStep, Step, Steps, final_nest
 from torchmdla.errors import CompileError
 
 # Fields whose numbers count elements or iterations; in all others a number stands for a thing.
 _COUNTS = frozenset(("sizes", "strides", "factors", "constant", "offset", "extents", "positive", "count", "distance"))
+
+# In which a quotient of sizes may be a number of the program.
+_ROUNDED: Mapping[str, Callable[[float], Any]] = {"f32": np.float32, "f64": float}
 
 # A common size of a last tile, to choose schedules for.
 _TYPICAL_REST = 8
@@ -51,7 +56,7 @@ def unify(program: Program, samples: Sequence[Steps]) -> Steps:
     if len({len(sample.positive) for sample in samples}) > 1:
         # Of loops written out: the least number decides, since iterations follow each other at one distance.
         samples = [replace(sample, positive=[min(sample.positive, default=1)]) for sample in samples]
-    unified: Steps = _Unifier([sample.values for sample in program.samples], spare).joined(samples)
+    unified: Steps = _Unifier(program, spare).joined(samples)
     unified.typical = program.symbols + (_TYPICAL_REST,) * spare
     if any(_is_dynamic(step) for packing in unified.packings for step in packing.steps):
         raise not_dynamic("what is made of the weights ahead depends on the sizes")
@@ -118,11 +123,12 @@ def steps_at(steps: Steps, values: Sequence[int]) -> Steps:
 
 
 class _Unifier:
-    def __init__(self, values: Sequence[Sequence[int]], spare: int) -> None:
-        self._values = values
+    def __init__(self, program: Program, spare: int) -> None:
+        self._values = [sample.values for sample in program.samples]
+        self._quotients = program.quotients
         self._spare = (0,) * spare
         # For each sample, what its buffers and scalars have become, by id.
-        self._known: list[dict[int, Any]] = [{} for _ in values]
+        self._known: list[dict[int, Any]] = [{} for _ in self._values]
         self._expressions: dict[tuple[Expression, ...], Expression] = {}
 
     def joined(self, things: Sequence[Any], counts: bool = False) -> Any:
@@ -181,6 +187,10 @@ class _Unifier:
             size = fit(self._values, numbers)
         except NoPolynomial:
             raise not_dynamic(f"a count is no polynomial of the sizes: {_table(self._values, numbers)}") from None
+        return self._with_spare(size)
+
+    def _with_spare(self, size: int | Size) -> int | Size:
+        """A size of the program's symbols, in all symbols."""
         return Size(tuple((e + self._spare, f) for e, f in size.terms)) if isinstance(size, Size) else size
 
     def _expression(self, things: tuple[Expression, ...]) -> Expression:
@@ -204,10 +214,25 @@ class _Unifier:
         if len(forms) > 1:
             raise not_dynamic("what it computes depends on the sizes")
         if first.op == "constant":
-            same = all(expression is first for expression in group)
-            return first if same else size(self._constant([e.payload for e in group]), first.type)
+            if all(expression is first for expression in group):
+                return first
+            numbers = [expression.payload for expression in group]
+            return self._quotient(numbers, first.type) or size(self._constant(numbers), first.type)
         payload = self.joined([expression.payload for expression in group])
         return first.of(operands, payload)
+
+    def _quotient(self, numbers: Sequence[float], type: str) -> Expression | None:
+        """Floats that are a quotient of sizes, which is computed as PyTorch's kernels do: in ``type``."""
+        rounded = _ROUNDED.get(type)
+        for sizes in self._quotients if rounded else ():
+            found = [at(sizes[0], values) / at(sizes[1], values) for values in self._values]
+            if all(rounded(quotient) == rounded(number) for quotient, number in zip(found, numbers, strict=True)):
+                operands = [
+                    size(each, type) if isinstance(each, Size) else constant(each, type)
+                    for each in map(self._with_spare, sizes)
+                ]
+                return operation("arith.divf", operands, type)
+        return None
 
     def _scalar_step(self, things: Sequence[ScalarStep]) -> ScalarStep:
         first = things[0]
