@@ -474,6 +474,62 @@ def test_few_executables_for_all_sizes(name: str, static: int, dynamic: int) -> 
     assert (stats.specialisations, stats.dynamic, stats.fallbacks) == (static + dynamic, dynamic, {})
 
 
+def resized(**settings: Any) -> Callable[[Tensor], Tensor]:
+    return lambda x: nn.functional.interpolate(torch.tanh(x), **settings) * 2
+
+
+def pyramid(x: Tensor) -> Tensor:
+    """What is added to a layer from the next, smaller one."""
+    below = nn.functional.max_pool2d(x, 2)
+    return nn.functional.interpolate(below, size=x.shape[-2:], mode="bilinear", align_corners=False) + x
+
+
+RESIZED = {
+    "nearest, by 2": resized(scale_factor=2),
+    "nearest, by 1.5": resized(scale_factor=1.5),
+    "nearest-exact, by 2": resized(scale_factor=2, mode="nearest-exact"),
+    "nearest, to one size": resized(size=(20, 24)),
+    "bilinear, by 2": resized(scale_factor=2, mode="bilinear"),
+    "bilinear, by 0.7": resized(scale_factor=0.7, mode="bilinear"),
+    "bilinear, to one size": resized(size=(20, 24), mode="bilinear"),
+    "bicubic, by 2": resized(scale_factor=2, mode="bicubic"),
+    "to the size of a layer before": pyramid,
+}
+
+IMAGE_SIZES = [(10, 14), (12, 16), (20, 18), (31, 33), (50, 44), (65, 37), (64, 36), (7, 90), (123, 11)]
+
+
+@pytest.mark.parametrize("road", ["traced", "compile"])
+@pytest.mark.parametrize("name", RESIZED)
+def test_resized_images_of_many_sizes(name: str, road: str) -> None:
+    function = RESIZED[name]
+    torch._dynamo.reset()
+    example = torch.randn(1, 3, *IMAGE_SIZES[0])
+    compiled = (
+        torch.jit.trace(function, (example,), check_trace=False)
+        if road == "traced"
+        else torch.compile(function, backend="torchmdla")
+    )
+    for size in IMAGE_SIZES:
+        image = torch.randn(1, 3, *size)
+        assert_matches(compiled(image), function(image))
+    stats = torchmdla.stats()
+    assert stats.dynamic >= 1
+    assert stats.specialisations < len(IMAGE_SIZES)
+    assert stats.fallbacks == {} and stats.left_out == {}
+
+
+@pytest.mark.parametrize("mode", ["nearest", "bilinear"])
+def test_places_in_an_image_are_eagers_at_every_size(mode: str) -> None:
+    """A quotient of sizes rounded otherwise would read the next element where one is met exactly."""
+    traced = torch.jit.trace(resized(size=(24, 24), mode=mode), (torch.randn(1, 1, 9, 9),), check_trace=False)
+    for length in range(2, 130):
+        image = torch.arange(float(length * length)).view(1, 1, length, length)
+        if length != 24:
+            assert_matches(traced(image), resized(size=(24, 24), mode=mode)(image))
+    assert torchmdla.stats().specialisations < 8
+
+
 # Each size is another program.
 NOT_DYNAMIC = ("a factor that is a power", "a tensor of a size", "a remainder")
 

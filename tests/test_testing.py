@@ -89,6 +89,24 @@ class _Halved(torch.autograd.Function):
         return grad
 
 
+def test_an_index_out_of_range_is_missed_unless_nothing_is_made_of_what_it_selects() -> None:
+    def selected(x: Tensor, index: Tensor) -> Tensor:
+        return x[index]
+
+    def sized(x: Tensor, index: Tensor) -> Tensor:
+        return x * x[index].size(0)
+
+    def unchecked(x: Tensor, index: Tensor) -> Tensor:
+        return x[index.clamp(max=x.size(0) - 1)]
+
+    # The second call's index is beyond its tensor.
+    series = tuple((normal(rows, 4), integers(5, low=2, high=3)) for rows in (3, 2))
+    options = {"series": series, "in_doubt": True}
+    assert outcome(sized, lambda x, index: x * index.size(0), *series[0], **options).status == "ok"
+    found = outcome(selected, unchecked, *series[0], **options)
+    assert (found.status, found.detail[:22]) == ("wrong", "call 1, raises: nothin")
+
+
 def test_wrong_gradients_are_found() -> None:
     assert outcome(double, double, mode="gradients").status == "ok"
     found = outcome(double, _Halved.apply, mode="gradients")

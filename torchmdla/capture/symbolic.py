@@ -319,6 +319,10 @@ def _recurrent(
     return sequence.new_empty([first, second, features]), *last
 
 
+def _scalar_tensor(number: Any, dtype: torch.dtype | None, *settings: Any) -> torch.Tensor:
+    return torch.empty((), dtype=dtype or torch.get_default_dtype())
+
+
 # What operators decide on sizes that their shape functions do not look at.
 _DECISIONS: Mapping[str, Callable[..., None]] = {
     "aten::roll": _fix_turns,
@@ -328,12 +332,13 @@ _DECISIONS: Mapping[str, Callable[..., None]] = {
 }
 
 # Of operators whose own shape functions decide on more than shapes: PyTorch chooses an implementation of a convolution
-# by the sizes, runs a recurrent network step by step, which would fix the number of steps, and computes the places that a
-# resized image is read at.
+# by the sizes, runs a recurrent network step by step, which would fix the number of steps, computes the places that a
+# resized image is read at, and makes a tensor of a number's value.
 _SHAPES: Mapping[str, Callable[..., Any]] = {
     **dict.fromkeys(RECURRENT, _recurrent),
     **{f"aten::conv{axes}d": _plain_convolution for axes in (1, 2, 3)},
     "aten::convolution": _convolution,
     "aten::_convolution": _convolution,
+    "aten::scalar_tensor": _scalar_tensor,
     **{name: _resized(shape) for name, shape in RESIZED_SHAPES.items()},
 }

@@ -108,7 +108,8 @@ class Program:
     def sample(self, number: int) -> Program:
         """The static program that sample ``number`` is."""
         at = self.samples[number]
-        return replace(self, mlir=at.mlir, arguments=at.arguments, results=at.results, symbols=(), samples=(), quotients=())
+        own = replace(self, mlir=at.mlir, arguments=at.arguments, results=at.results)
+        return replace(own, symbols=(), samples=(), quotients=())
 
 
 def _size(raw: Any) -> int | Size:

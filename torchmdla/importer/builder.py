@@ -39,10 +39,10 @@ _ON_INTEGERS = frozenset(
     f"aten::{name}.{form}"
     for name in ("add", "sub", "rsub", "mul", "eq", "ne", "lt", "le", "gt", "ge")
     for form in ("Tensor", "Scalar")
-) | {"aten::clamp", "aten::clamp_min", "aten::clamp_max"}
+) | {"aten::clamp", "aten::clamp_min", "aten::clamp_max", "aten::scalar_tensor"}
 
 # The arguments of these that are the numbers.
-_NUMBERS = frozenset(("self", "other", "min", "max"))
+_NUMBERS = frozenset(("self", "other", "min", "max", "s"))
 
 # Each call compares unversioned parameters with a copy: beyond this many bytes in all they are inputs like others.
 _MOST_UNVERSIONED_BYTES = 1 << 20
@@ -192,11 +192,12 @@ class ProgramBuilder:
         ]
         if symbols.count(None) == len(symbols):
             return schema, list(operands)
-        made = self._size_argument if dtypes[0].is_floating_point else self._integer_size_argument
+        are_floats = bool(dtypes) and dtypes[0].is_floating_point
+        made = self._size_argument if are_floats else self._integer_size_argument
         with_sizes = [
             operand if symbol is None else made(symbol) for operand, symbol in zip(operands, symbols, strict=True)
         ]
-        if dtypes[0].is_floating_point:
+        if are_floats:
             return schema, with_sizes
         return in_tensor_form(self.emitter, qualified_name(schema), with_sizes)
 
@@ -288,7 +289,7 @@ def takes_size_value(
     name = qualified_name(schema)
     if dtypes and all(dtype.is_floating_point for dtype in dtypes):
         return torch.Tag.pointwise in overload_of(name).tags
-    return name in _ON_INTEGERS and argument.name in _NUMBERS and set(dtypes) == {torch.int64}
+    return name in _ON_INTEGERS and argument.name in _NUMBERS and set(dtypes) <= {torch.int64}
 
 
 def _bytes(argument: Argument) -> int:

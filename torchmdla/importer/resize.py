@@ -21,8 +21,9 @@ def _nearest(value: Tensor, length: int, new: int, step: float, align: bool) -> 
     return [(torch.floor(place).to(torch.int64).clamp(0, length - 1), None)]
 
 
-def _nearest_exact(value: Tensor, length: int, new: int, step: float, align: bool) -> list[tuple[Tensor, Tensor | None]]:
-    """That of the centre, which is not the one of the corner in half of the cases."""
+def _nearest_of_centres(
+    value: Tensor, length: int, new: int, step: float, align: bool
+) -> list[tuple[Tensor, Tensor | None]]:
     place = (_steps(value, new) + 0.5) * step
     return [(torch.floor(place).to(torch.int64).clamp(0, length - 1), None)]
 
@@ -134,14 +135,15 @@ _KINDS: dict[str, tuple[Taps, int, bool]] = {
     "upsample_nearest1d": (_nearest, 1, False),
     "upsample_nearest2d": (_nearest, 2, False),
     "upsample_nearest3d": (_nearest, 3, False),
-    "_upsample_nearest_exact1d": (_nearest_exact, 1, False),
-    "_upsample_nearest_exact2d": (_nearest_exact, 2, False),
-    "_upsample_nearest_exact3d": (_nearest_exact, 3, False),
+    "_upsample_nearest_exact1d": (_nearest_of_centres, 1, False),
+    "_upsample_nearest_exact2d": (_nearest_of_centres, 2, False),
+    "_upsample_nearest_exact3d": (_nearest_of_centres, 3, False),
     "upsample_linear1d": (_linear, 1, True),
     "upsample_bilinear2d": (_linear, 2, True),
     "upsample_trilinear3d": (_linear, 3, True),
     "upsample_bicubic2d": (_cubic, 2, True),
 }
+
 
 def resized(spatial: int, *, vec: bool) -> Callable[..., list[int]]:
     """The sizes of the result of an op of that many dimensions, of the arguments of its overload."""

@@ -127,6 +127,12 @@ def _of_one_element(emitter: Emitter, operands: Mapping[str, Any], metas: Sequen
     return None if operands["self"].meta.shape else [cast(emitter, operands["self"], meta) for meta in metas]
 
 
+def _scalar_tensor(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object] | None:
+    """Of a size, which is a 0-d tensor already."""
+    is_tensor = isinstance(operands["s"], Value) and operands["s"].meta is not None
+    return [cast(emitter, operands["s"], metas[0])] if is_tensor else None
+
+
 def _cast_first(op: str) -> Rewrite:
     """The op along ``dim`` of the cast operand: upstream lowers it without a dtype only."""
 
@@ -298,6 +304,7 @@ REWRITES: Mapping[str, Rewrite] = {
     **dict.fromkeys(_SPLITS, _split),
     **dict.fromkeys(_VIEWS, _view),
     "aten::roll": _roll,
+    "aten::scalar_tensor": _scalar_tensor,
     **dict.fromkeys(_OF_ELEMENTS, _of_one_element),
     "aten::cumprod": _first_of(_of_one_element, _cast_first("torch.aten.cumprod")),
     "aten::log_softmax.int": _cast_first("torch.aten.log_softmax.int"),

@@ -62,8 +62,8 @@ def translate(
     if ranks.lacks_a_dimension(name, operands):
         return _with_one_more_dimension(emitter, schema, operands, metas, within)
     if _has_open_float(operands):
-        if name in _SIZED_BY_NUMBERS:
-            raise CompileError("its size depends on a float that is known only at run time", scope="place")
+        if name in _NEED_NUMBERS:
+            raise CompileError(f"its {_NEED_NUMBERS[name]} a float that is known only at run time", scope="place")
         if name in _TENSOR_FORMS:
             schema, operands = in_tensor_form(emitter, name, operands)
             return translate(emitter, schema, operands, metas, within)
@@ -240,7 +240,10 @@ def _decompose(emitter: Emitter, name: str, operands: Sequence[Operand]) -> list
     return _replay(emitter, recorded, tensors, name)
 
 
-_SIZED_BY_NUMBERS = frozenset(("aten::arange", "aten::arange.start", "aten::arange.start_step"))
+_NEED_NUMBERS: Mapping[str, str] = {
+    **dict.fromkeys(("aten::arange", "aten::arange.start", "aten::arange.start_step"), "size depends on"),
+    **dict.fromkeys((f"aten::{name}.correction" for name in ("var", "std", "var_mean", "std_mean")), "correction is"),
+}
 
 # Those that are right, if slower, without their decomposition: it needs their numbers.
 _WHOLE_WITH_OPEN_FLOATS = frozenset(("aten::addmm", "aten::baddbmm", "aten::constant_pad_nd"))

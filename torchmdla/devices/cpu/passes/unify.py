@@ -223,8 +223,10 @@ class _Unifier:
 
     def _quotient(self, numbers: Sequence[float], type: str) -> Expression | None:
         """Floats that are a quotient of sizes, which is computed as PyTorch's kernels do: in ``type``."""
-        rounded = _ROUNDED.get(type)
-        for sizes in self._quotients if rounded else ():
+        if type not in _ROUNDED:
+            return None
+        rounded = _ROUNDED[type]
+        for sizes in self._quotients:
             found = [at(sizes[0], values) / at(sizes[1], values) for values in self._values]
             if all(rounded(quotient) == rounded(number) for quotient, number in zip(found, numbers, strict=True)):
                 operands = [
