@@ -32,9 +32,14 @@ def call(random: Random, find: Find) -> str:
     # Every size that was equal to one is n then: products still fit, and what does not is drawn anew.
     varying = random.choice(lengths) if lengths and random.random() < 0.9 else None
 
+    found: list[str] = []
+
     def written(value: Any) -> str:
         if isinstance(value, Tensor):
-            return find(value, tuple("n" if size == varying else str(size) for size in value.shape))
+            found.append(find(value, tuple("n" if size == varying else str(size) for size in value.shape)))
+            return found[-1]
+        if value == "cpu":  # Whatever device the program is on.
+            return f"{found[0]}.device"
         if isinstance(value, list | tuple):
             return f"[{', '.join(map(written, value))}]"
         if isinstance(value, float) and value in (float("inf"), -float("inf")):
