@@ -12,7 +12,7 @@ from torch import Tensor
 
 import torchmdla
 from torchmdla.capture import specialise
-from torchmdla.compiler import service
+from torchmdla.compile_service import service
 from torchmdla.testing.compare import assert_matches
 
 X = torch.linspace(-1, 1, 12).view(3, 4)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import torchmdla
 from torchmdla import devices
-from torchmdla.compiler import service
+from torchmdla.compile_service import service
 from torchmdla.compiler.program import Program
 from torchmdla.devices.cpu import lowering
 from torchmdla.devices.cpu.accesses import Access, Buffer

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from torchmdla.__main__ import main
+from torchmdla.compile_service import cache as cache_module
+from torchmdla.compile_service.cache import DiskCache
 from torchmdla.compiler import artifact as artifact_module
-from torchmdla.compiler import cache as cache_module
 from torchmdla.compiler.artifact import Artifact, Manifest
-from torchmdla.compiler.cache import DiskCache
 
 
 def key(name: str) -> str:
@@ -291,7 +291,7 @@ import sys
 sys.path[:0] = {path!r}
 from pathlib import Path
 from test_cache import artifact, key
-from torchmdla.compiler.cache import DiskCache
+from torchmdla.compile_service.cache import DiskCache
 cache = DiskCache(Path({folder!r}), limit={limit})
 hits = 0
 for number in range(400):

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import torchmdla
 from torchmdla import _C
 from torchmdla.capture import background
-from torchmdla.compiler import service
+from torchmdla.compile_service import service
 from torchmdla.compiler.program import Program
 from torchmdla.errors import CompileError
 from torchmdla.testing.compare import assert_matches

@@ -469,7 +469,7 @@ def test_strict(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise torchmdla.CompileError("refused", diagnostic='loc("aten::relu"("graph":1:0)): no')
 
-    monkeypatch.setattr("torchmdla.compiler.service.compile_program", refuse)
+    monkeypatch.setattr("torchmdla.compile_service.service.compile_program", refuse)
     function = lambda x: torch.relu(x) * 2 + 1  # noqa: E731
     with pytest.warns(RuntimeWarning, match=r"aten::relu: refused \(at .*test_dynamo.py:"):
         assert_matches(compiled(function)(X), function(X))

@@ -19,7 +19,7 @@ from in_threads import in_threads
 import torchmdla
 from torchmdla import devices
 from torchmdla.capture import script_subgraph, specialise
-from torchmdla.compiler import service
+from torchmdla.compile_service import service
 from torchmdla.compiler.artifact import Artifact
 from torchmdla.errors import CompileError
 from torchmdla.testing.compare import assert_matches
@@ -143,7 +143,7 @@ def test_errors_of_the_program_keep_their_torchscript_traceback(monkeypatch):
 def test_a_dying_worker_costs_one_compile():
     code = """
         import os, signal, sys, torch, torchmdla, warnings
-        from torchmdla.compiler import worker
+        from torchmdla.compile_service import worker
         from torchmdla.testing.compare import assert_matches
         warnings.simplefilter("ignore")
         start = worker.Worker.compile
@@ -173,7 +173,7 @@ def test_a_dying_worker_costs_one_compile():
 def test_a_compile_that_found_no_descriptors_is_tried_again():
     code = """
         import os, resource, torch, torchmdla, warnings
-        from torchmdla.compiler import service
+        from torchmdla.compile_service import service
         warnings.simplefilter("ignore")
         def program(number):
             return torch.jit.trace(lambda x: torch.tanh(x * number) + 1, (torch.ones(4),), check_trace=False)
@@ -205,8 +205,8 @@ def test_leaving_while_compiles_are_queued(tmp_path):
         import sys, torch, torchmdla
         sys.path.insert(0, sys.argv[1])
         from scripted_device import scripted_program
-        from torchmdla.compiler import service
-        from torchmdla.compiler.worker import WorkerPool
+        from torchmdla.compile_service import service
+        from torchmdla.compile_service.worker import WorkerPool
         pool = WorkerPool(size=1, modules=["scripted_device"])
         service._default = service.CompilerService(pool=pool)
         service.compile_program = lambda program: service.default_service().compile(scripted_program(

@@ -11,7 +11,7 @@ import time
 import pytest
 from forking import in_child
 
-from torchmdla.compiler import forks
+from torchmdla.support import forks
 
 
 class TestLocks:
@@ -61,7 +61,7 @@ PROGRAM = """
     import faulthandler, os, signal, sys, threading, time, traceback, warnings
     os.environ["TORCHMDLA_CACHE_SIZE"] = "0"
     import torch, torchmdla
-    from torchmdla.compiler import service
+    from torchmdla.compile_service import service
     from torchmdla.testing.compare import assert_matches
     torch.set_num_threads(1)  # libgomp's pool does not survive a fork, with or without torchmdla
 

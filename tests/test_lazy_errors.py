@@ -9,7 +9,7 @@ from lazy_device import X, check, moved
 
 import torchmdla
 from torchmdla.capture import specialise
-from torchmdla.compiler import service
+from torchmdla.compile_service import service
 from torchmdla.testing.compare import assert_matches
 
 pytestmark = pytest.mark.usefixtures("lazy_device")

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from torch.utils import _pytree as pytree
 
 from torchmdla.compiler.artifact import Artifact, DamagedArtifact, Manifest, Pack
+from torchmdla.compiler.checksummed import Format
 from torchmdla.compiler.program import Argument, Result
-from torchmdla.compiler.sealed import Format
 from torchmdla.devices.mdla.options import Options
 from torchmdla.devices.mdla.program_file import DamagedProgram, ProgramFile
 from torchmdla.structures import structure_from

@@ -21,15 +21,15 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from scripted_device import scripted_artifact, scripted_program
 
-from torchmdla.compiler import failures, messages
-from torchmdla.compiler import service as service_module
-from torchmdla.compiler.cache import DiskCache
-from torchmdla.compiler.limits import Limits, duration, size
-from torchmdla.compiler.lower import lower
+from torchmdla.compile_service import failures, messages
+from torchmdla.compile_service import service as service_module
+from torchmdla.compile_service.cache import DiskCache
+from torchmdla.compile_service.lower import lower
+from torchmdla.compile_service.service import CompilerService
+from torchmdla.compile_service.worker import Worker, WorkerPool
 from torchmdla.compiler.program import Program, Target
-from torchmdla.compiler.service import CompilerService
-from torchmdla.compiler.worker import Worker, WorkerPool
 from torchmdla.errors import CompileError
+from torchmdla.support.limits import Limits, duration, size
 
 MODULES = ["scripted_device"]
 
@@ -382,7 +382,7 @@ _PARENT = """
 import os, signal, sys
 sys.path[:0] = {path!r}
 from scripted_device import scripted_program
-from torchmdla.compiler.worker import WorkerPool
+from torchmdla.compile_service.worker import WorkerPool
 pool = WorkerPool(size=1, modules=["scripted_device"])
 {start}
 {end}

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 import torchmdla
-from torchmdla.compiler import service
+from torchmdla.compile_service import service
 from torchmdla.compiler.program import Program as CompiledProgram
 from torchmdla.testing.compare import TOLERANCES, assert_matches
 from torchmdla.testing.programs import Program
