@@ -14,34 +14,34 @@ from torchmdla.capture.dynamic import DynamicProgram, dynamic_program
 from torchmdla.capture.script_subgraph import ScriptSubgraph
 from torchmdla.compiler.sizes import Size
 from torchmdla.devices.cpu import lowering
-from torchmdla.devices.cpu.accesses import Access, Buffer, Linear
+from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
 from torchmdla.devices.cpu.expressions import load
+from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, RepeatLoop, Step, TileLoop, View
 from torchmdla.devices.cpu.passes.bounds import conditions_of_bounds
-from torchmdla.devices.cpu.steps import ChainStep, NestStep, RepeatStep, Step, Steps, View
 from torchmdla.errors import CompileError
 
 N = Size.symbol(0, 2)
 M = Size.symbol(1, 2)
 
 
-def copy(size: object, source: Buffer, target: Buffer, factor: int = 1, constant: int = 0) -> NestStep:
+def copy(size: object, source: Buffer, target: Buffer, factor: int = 1, constant: int = 0) -> LoopNest:
     """``target[i] = source[factor * i + constant]``."""
-    element = load(Access(source, (Linear((factor,), constant),)))
-    return NestStep.elementwise((size,), Access(target, (Linear((1,)),)), element)  # type: ignore[arg-type]
+    element = load(Access(source, (AffineExpr((factor,), constant),)))
+    return LoopNest.elementwise((size,), Access(target, (AffineExpr((1,)),)), element)  # type: ignore[arg-type]
 
 
 def memory(count: object, kind: str = "temporary") -> Buffer:
     return Buffer(kind, "f32", (count,))  # type: ignore[arg-type]
 
 
-def repeated(count: int) -> RepeatStep:
+def repeated(count: int) -> RepeatLoop:
     """Three iterations, each of which copies four elements of ``count``."""
     view = Buffer("view", "f32", (count,))
-    return RepeatStep(3, (copy(4, view, memory(4)),), (View(view, memory(count), 0, 4),))
+    return RepeatLoop(3, (copy(4, view, memory(4)),), (View(view, memory(count), 0, 4),))
 
 
 def conditions(step: Step) -> list[Size]:
-    return conditions_of_bounds(Steps([step], {}))
+    return conditions_of_bounds(LoopProgram([step], {}))
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_inside(step: Step) -> None:
         pytest.param(copy(4, memory(4), memory(4), factor=-1, constant=2), id="mirrored in front"),
         pytest.param(copy(N, memory(N + 1), memory(N), constant=2), id="any size"),
         pytest.param(
-            ChainStep((copy(4, memory(12), memory(16)),), ((0,),), (16,), (4,), ()), id="the last tile of a chain"
+            TileLoop((copy(4, memory(12), memory(16)),), ((0,),), (16,), (4,), ()), id="the last tile of a chain"
         ),
         pytest.param(repeated(11), id="the last iteration"),
     ],

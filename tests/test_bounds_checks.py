@@ -19,12 +19,12 @@ from torchmdla.compiler.program import Program
 from torchmdla.devices.cpu import lowering
 from torchmdla.devices.cpu.accesses import Access, Buffer
 from torchmdla.devices.cpu.code import entry
+from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, OutlinedRegion, RepeatLoop, TileLoop
 from torchmdla.devices.cpu.machine import CHECK_BOUNDS
-from torchmdla.devices.cpu.steps import ChainStep, NestStep, RegionStep, RepeatStep, Steps
 from torchmdla.testing.compare import assert_matches
 
 # Changes the steps of a program, behind everything that shows them to be right.
-Damage = Callable[[Steps], None]
+Damage = Callable[[LoopProgram], None]
 
 # What lies in memory around a result.
 GUARD = 64
@@ -54,7 +54,7 @@ def call_damaged(
     """The error of a call of the damaged program, and whether memory around the result is as it was."""
     write = lowering.write_module
 
-    def damaged(steps: Steps, program: Program) -> entry.Code:
+    def damaged(steps: LoopProgram, program: Program) -> entry.Code:
         damage(steps)
         return write(steps, program)
 
@@ -83,18 +83,18 @@ def shifted(access: Access, distance: int) -> Access:
     return replace(access, indices=(*others, replace(last, constant=last.constant + distance)))
 
 
-def nests(steps: Steps) -> Iterator[NestStep]:
+def nests(steps: LoopProgram) -> Iterator[LoopNest]:
     for step in steps.steps:
-        if isinstance(step, NestStep):
+        if isinstance(step, LoopNest):
             yield step
-        elif isinstance(step, ChainStep):
+        elif isinstance(step, TileLoop):
             yield from step.members
-        elif isinstance(step, RepeatStep):
-            yield from (part for part in step.steps if isinstance(part, NestStep))
+        elif isinstance(step, RepeatLoop):
+            yield from (part for part in step.steps if isinstance(part, LoopNest))
 
 
 def read_behind(distance: int) -> Damage:
-    def damage(steps: Steps) -> None:
+    def damage(steps: LoopProgram) -> None:
         nest = next(n for n in nests(steps) if n.inputs and n.inputs[0].buffer.kind == "input")
         nest.read_instead(nest.inputs[0], shifted(nest.inputs[0], distance))
 
@@ -102,33 +102,33 @@ def read_behind(distance: int) -> Damage:
 
 
 def write_behind(distance: int) -> Damage:
-    def damage(steps: Steps) -> None:
+    def damage(steps: LoopProgram) -> None:
         (nest,) = (n for n in nests(steps) if n.writes[0].kind == "result")
-        if nest.ending is None:
+        if nest.epilogue is None:
             nest.outputs = tuple(shifted(a, distance) for a in nest.outputs)
         else:
-            nest.ending = replace(nest.ending, outputs=tuple(shifted(a, distance) for a in nest.ending.outputs))
+            nest.epilogue = replace(nest.epilogue, outputs=tuple(shifted(a, distance) for a in nest.epilogue.outputs))
 
     return damage
 
 
-def write_local_behind(steps: Steps) -> None:
+def write_local_behind(steps: LoopProgram) -> None:
     nest = next(n for n in nests(steps) if n.writes[0].kind == "local")
     nest.outputs = tuple(shifted(a, a.buffer.count) for a in nest.outputs)
 
 
-def repeat_longer(steps: Steps) -> None:
-    (number,) = (k for k, step in enumerate(steps.steps) if isinstance(step, RepeatStep))
+def repeat_longer(steps: LoopProgram) -> None:
+    (number,) = (k for k, step in enumerate(steps.steps) if isinstance(step, RepeatLoop))
     steps.steps[number] = replace(steps.steps[number], count=steps.steps[number].count + 1)
 
 
-def pack_behind(steps: Steps) -> None:
-    nest = next(s for packing in steps.packings for s in packing.steps if isinstance(s, NestStep))
+def pack_behind(steps: LoopProgram) -> None:
+    nest = next(s for packing in steps.packings for s in packing.steps if isinstance(s, LoopNest))
     nest.read_instead(nest.inputs[0], shifted(nest.inputs[0], 1))
 
 
-def region_of_less(steps: Steps) -> None:
-    (number,) = (k for k, step in enumerate(steps.steps) if isinstance(step, RegionStep))
+def region_of_less(steps: LoopProgram) -> None:
+    (number,) = (k for k, step in enumerate(steps.steps) if isinstance(step, OutlinedRegion))
     region = steps.steps[number]
     less = Buffer("temporary", region.buffers[0].element, (1,))
     steps.steps[number] = replace(region, buffers=(less, *region.buffers[1:]))
@@ -280,7 +280,7 @@ def run_often(compiled: Callable[[Tensor], Tensor], x: Tensor) -> None:
 def test_a_user_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     write = lowering.write_module
 
-    def damaged(steps: Steps, program: Program) -> entry.Code:
+    def damaged(steps: LoopProgram, program: Program) -> entry.Code:
         read_behind(1)(steps)
         return write(steps, program)
 

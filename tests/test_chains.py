@@ -18,19 +18,19 @@ from written_programs import Builder, Value, check, normal
 
 import torchmdla
 from torchmdla.compiler.mlir import new_context
-from torchmdla.devices.cpu.accesses import Access, Buffer, Linear
-from torchmdla.devices.cpu.code.chains import Fetched, fetched_ahead
+from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
+from torchmdla.devices.cpu.code.tile_loops import Fetched, fetched_ahead
 from torchmdla.devices.cpu.expressions import Expression, accumulator, constant, load, operation
 from torchmdla.devices.cpu.frontend.buffers import bufferize
 from torchmdla.devices.cpu.frontend.fusion import fuse
 from torchmdla.devices.cpu.frontend.linalg import to_linalg
-from torchmdla.devices.cpu.frontend.reading import read_steps
+from torchmdla.devices.cpu.frontend.reading import read_program
+from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, Step, TileLoop, is_copy
 from torchmdla.devices.cpu.machine import Machine
-from torchmdla.devices.cpu.passes import transforms
-from torchmdla.devices.cpu.passes.chains import chain_nests
+from torchmdla.devices.cpu.passes import pipeline
 from torchmdla.devices.cpu.passes.epilogue import merge_epilogues
-from torchmdla.devices.cpu.passes.transforms import transform
-from torchmdla.devices.cpu.steps import ChainStep, NestStep, Step, Steps, is_copy
+from torchmdla.devices.cpu.passes.pipeline import transform
+from torchmdla.devices.cpu.passes.tile_fusion import fuse_by_tiles
 from torchmdla.testing.compare import assert_matches
 
 Program = Callable[[Builder], "list[Value]"]
@@ -38,23 +38,23 @@ Program = Callable[[Builder], "list[Value]"]
 MACHINE = Machine.of(host_target())
 
 
-def steps_of(function: Program) -> Steps:
+def steps_of(function: Program) -> LoopProgram:
     """The steps that the program becomes."""
     builder = Builder()
     program = builder.program(function(builder), host_target())
     with new_context(), ir.Location.unknown():
         module = to_linalg(program)
         fuse(module)
-        steps = read_steps(bufferize(module), program)
+        steps = read_program(bufferize(module), program)
         transform(steps, program)
     return steps
 
 
-def chains(steps: Steps) -> list[ChainStep]:
-    return [s for s in steps.steps if isinstance(s, ChainStep)]
+def chains(steps: LoopProgram) -> list[TileLoop]:
+    return [s for s in steps.steps if isinstance(s, TileLoop)]
 
 
-def all_nests(steps: Steps) -> list[NestStep]:
+def all_nests(steps: LoopProgram) -> list[LoopNest]:
     return [*steps.nests(), *(member for chain in chains(steps) for member in chain.members)]
 
 
@@ -158,12 +158,12 @@ def test_queries_meet_transposed_keys() -> None:
     assert sorted(factors[own] for factors in column) == [0, 1]
 
 
-def structure(steps: Steps) -> list[object]:
+def structure(steps: LoopProgram) -> list[object]:
     """What must not depend on sizes: the kinds of steps, and what the chains are made of."""
     found: list[object] = []
     for step in steps.steps:
-        if isinstance(step, ChainStep):
-            members = [(m.reduction, [e.op for e in m.body.expressions], m.ending is None) for m in step.members]
+        if isinstance(step, TileLoop):
+            members = [(m.reduction, [e.op for e in m.body.expressions], m.epilogue is None) for m in step.members]
             found.append((step.loops, members, len(step.locals)))
         else:
             found.append(type(step))
@@ -256,7 +256,7 @@ def test_threads_run_ragged_tiles(threads: int) -> None:
 def test_given_tiles(
     make: Callable[..., Program], sizes: tuple[int, ...], tiles: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transforms, "chain_nests", lambda steps, machine, _: chain_nests(steps, machine, tiles))
+    monkeypatch.setattr(pipeline, "fuse_by_tiles", lambda steps, machine, _: fuse_by_tiles(steps, machine, tiles))
     assert [chain.tile for chain in chains(steps_of(make(*sizes)))] == tiles
     builder = Builder()
     check(builder, make(*sizes)(builder))
@@ -265,9 +265,9 @@ def test_given_tiles(
 @pytest.mark.parametrize("tiles", [[], [(4, 4)], [(4,), (4,)]])
 def test_tiles_of_other_chains(tiles: list[tuple[int, ...]]) -> None:
     x, y, z = buffer("input"), buffer(), buffer("result")
-    steps = Steps([row_sum(x, row(y)), elementwise([row(y)], whole(z))], {})
+    steps = LoopProgram([row_sum(x, row(y)), elementwise([row(y)], whole(z))], {})
     with pytest.raises(ValueError, match="tile"):
-        chain_nests(steps, MACHINE, tiles)
+        fuse_by_tiles(steps, MACHINE, tiles)
     assert len(steps.steps) == 2
 
 
@@ -336,8 +336,8 @@ def test_everything_after_a_product_is_its_epilogue() -> None:
     products = [s for s in nests if any(s.reduction)]
     assert len(products) == 1
     assert all(is_copy(s) for s in nests if s not in products)
-    assert products[0].ending is not None
-    assert products[0].ending.outputs[0].buffer.kind == "result"
+    assert products[0].epilogue is not None
+    assert products[0].epilogue.outputs[0].buffer.kind == "result"
 
 
 def test_a_result_that_is_read_twice_stays() -> None:
@@ -346,7 +346,7 @@ def test_a_result_that_is_read_twice_stays() -> None:
         made = b.op("aten.mm", [x, y], x.tensor @ y.tensor)
         return [made, b.op("aten.relu", [made], made.tensor.relu())]
 
-    assert all(s.ending is None for s in all_nests(steps_of(program)))
+    assert all(s.epilogue is None for s in all_nests(steps_of(program)))
     builder = Builder()
     check(builder, program(builder))
 
@@ -358,7 +358,7 @@ def test_a_transposing_reader_becomes_an_epilogue() -> None:
         turned = b.op("aten.transpose.int", [made, 0, 1], made.tensor.t())
         return [b.op("aten.relu", [turned], turned.tensor.relu().contiguous())]
 
-    assert any(s.ending is not None for s in all_nests(steps_of(program)))
+    assert any(s.epilogue is not None for s in all_nests(steps_of(program)))
     builder = Builder()
     check(builder, program(builder))
 
@@ -369,24 +369,24 @@ ROWS, COLUMNS = 64, 512
 
 
 def whole(buffer: Buffer) -> Access:
-    return Access(buffer, (Linear((1, 0)), Linear((0, 1))))
+    return Access(buffer, (AffineExpr((1, 0)), AffineExpr((0, 1))))
 
 
 def row(buffer: Buffer) -> Access:
-    return Access(buffer, (Linear((1, 0)), Linear((0, 0))))
+    return Access(buffer, (AffineExpr((1, 0)), AffineExpr((0, 0))))
 
 
 def turned(buffer: Buffer) -> Access:
-    return Access(buffer, (Linear((0, 1)), Linear((1, 0))))
+    return Access(buffer, (AffineExpr((0, 1)), AffineExpr((1, 0))))
 
 
-def elementwise(inputs: Sequence[Access], output: Access, sizes: tuple[int, int] = (ROWS, COLUMNS)) -> NestStep:
+def elementwise(inputs: Sequence[Access], output: Access, sizes: tuple[int, int] = (ROWS, COLUMNS)) -> LoopNest:
     value = operation("arith.addf", map(load, inputs), "f32")
-    return NestStep.elementwise(sizes, output, value)
+    return LoopNest.elementwise(sizes, output, value)
 
 
-def row_sum(source: Buffer, output: Access) -> NestStep:
-    return NestStep((ROWS, COLUMNS), (False, True), (output,), (total(whole(source)),), constant(0.0, "f32"))
+def row_sum(source: Buffer, output: Access) -> LoopNest:
+    return LoopNest((ROWS, COLUMNS), (False, True), (output,), (total(whole(source)),), constant(0.0, "f32"))
 
 
 def total(access: Access) -> Expression:
@@ -398,26 +398,26 @@ def buffer(kind: str = "temporary", sizes: tuple[int, ...] = (ROWS, COLUMNS)) ->
 
 
 def chained(*steps: Step) -> list[Step]:
-    made = Steps(list(steps), {})
-    chain_nests(made, MACHINE)
+    made = LoopProgram(list(steps), {})
+    fuse_by_tiles(made, MACHINE)
     return made.steps
 
 
 def test_rows_that_only_need_themselves_are_chained() -> None:
     x, y, z = buffer("input"), buffer(), buffer("result")
     (chain,) = chained(elementwise([whole(x)], whole(y)), elementwise([whole(y)], whole(z)))
-    assert isinstance(chain, ChainStep)
+    assert isinstance(chain, TileLoop)
     assert [b.kind for b in chain.locals] == ["local"]
 
 
 def test_a_neighbour_breaks_the_axis() -> None:
     x, y, z = buffer("input"), buffer(sizes=(ROWS + 1, COLUMNS)), buffer("result")
     first = elementwise([whole(x)], whole(y), (ROWS, COLUMNS))
-    later = Access(y, (Linear((1, 0), 1), Linear((0, 1))))
+    later = Access(y, (AffineExpr((1, 0), 1), AffineExpr((0, 1))))
     steps = chained(first, elementwise([later], whole(z)))
     # Columns are still alike; what is cut must be columns only.
     for step in steps:
-        if isinstance(step, ChainStep):
+        if isinstance(step, TileLoop):
             assert [m.sizes[0] for m in step.members] == [ROWS, ROWS]
 
 
@@ -425,18 +425,18 @@ def test_a_transposed_reader_is_cut_the_other_way() -> None:
     x, y, z = buffer("input", (512, 512)), buffer(sizes=(512, 512)), buffer("result", (512, 512))
     first = elementwise([whole(x)], whole(y), (512, 512))
     for step in chained(first, elementwise([turned(y)], whole(z), (512, 512))):
-        if isinstance(step, ChainStep):
+        if isinstance(step, TileLoop):
             assert step.loops[0] == tuple(1 - loop for loop in step.loops[1])
 
 
 def test_overwriting_what_other_rows_still_read_breaks_the_chain() -> None:
     x, sums, y = buffer(), buffer(sizes=(COLUMNS,)), buffer("result")
-    columns = Access(sums, (Linear((0, 1)),))
-    down = NestStep((ROWS, COLUMNS), (True, False), (columns,), (total(whole(x)),), constant(0.0, "f32"))
+    columns = Access(sums, (AffineExpr((0, 1)),))
+    down = LoopNest((ROWS, COLUMNS), (True, False), (columns,), (total(whole(x)),), constant(0.0, "f32"))
     steps = chained(down, elementwise([columns], whole(y)))
     # A sum over rows ends before any row reads it: rows are no axis.
     for step in steps:
-        if isinstance(step, ChainStep):
+        if isinstance(step, TileLoop):
             assert all(member.sizes[0] == ROWS for member in step.members)
 
 
@@ -445,7 +445,7 @@ def test_unrelated_steps_move_out_of_the_way() -> None:
     other = elementwise([whole(buffer("input"))], whole(buffer("result")))
     steps = chained(elementwise([whole(x)], whole(y)), other, elementwise([whole(y)], whole(z)))
     assert steps[0] is other
-    assert isinstance(steps[1], ChainStep)
+    assert isinstance(steps[1], TileLoop)
 
 
 def test_a_long_row_of_nests_whose_values_are_all_needed() -> None:
@@ -458,17 +458,17 @@ def test_a_long_row_of_nests_whose_values_are_all_needed() -> None:
 def test_a_writer_in_between_keeps_the_epilogue_away() -> None:
     x, y = buffer(), buffer(sizes=(ROWS, 1))
     result = buffer("result", (ROWS, 1))
-    narrow = Access(y, (Linear((1, 0)), Linear((0, 0))))
-    rows = (Linear((1,)), Linear((0,)))
+    narrow = Access(y, (AffineExpr((1, 0)), AffineExpr((0, 0))))
+    rows = (AffineExpr((1,)), AffineExpr((0,)))
     summed = row_sum(x, narrow)
-    reader = NestStep.elementwise(
+    reader = LoopNest.elementwise(
         (ROWS,), Access(result, rows), operation("arith.negf", [load(Access(y, rows))], "f32")
     )
     overwriting = elementwise([whole(buffer("input"))], whole(x))
-    steps = Steps([summed, overwriting, reader], {})
+    steps = LoopProgram([summed, overwriting, reader], {})
     merge_epilogues(steps)
     assert len(steps.steps) == 3
-    steps = Steps([summed, reader, overwriting], {})
+    steps = LoopProgram([summed, reader, overwriting], {})
     merge_epilogues(steps)
     assert len(steps.steps) == 2
-    assert summed.ending is not None
+    assert summed.epilogue is not None

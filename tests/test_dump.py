@@ -14,7 +14,7 @@ from torchmdla.compiler.program import Program
 
 PROGRAM = """
 import os, sys, torch, torchmdla
-from torchmdla.devices.cpu.passes import transforms
+from torchmdla.devices.cpu.passes import pipeline
 torchmdla.enable(strict=True)
 def broken(steps, machine):
     raise ValueError("a pass that fails")

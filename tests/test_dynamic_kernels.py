@@ -25,8 +25,8 @@ from nest_samples import (
     target_with,
 )
 
+from torchmdla.devices.cpu.kernel_spec import AnyNest, Instruction, KernelSpec, Operand, Table, static
 from torchmdla.devices.cpu.machine import Machine
-from torchmdla.devices.cpu.nests import AnyNest, Instruction, Nest, Operand, Table, static
 from torchmdla.devices.cpu.schedule import Level, Schedule, choose, ranges
 
 TYPICAL = (64, 64)
@@ -105,7 +105,7 @@ def test_no_iteration(target, size):
     check(matmul(M, 20, size), target, pairs)
     check(matmul(size, 20, M), target, pairs)
     check(matmul(M, size, 5), target, pairs)
-    check(Nest((M, size), (False, True), (Operand("f32", (size, 1)),), (Operand("f32", (1, 0)),), (), (),
+    check(KernelSpec((M, size), (False, True), (Operand("f32", (size, 1)),), (Operand("f32", (1, 0)),), (), (),
                (Instruction("arith.addf", (0, 1), "f32"),), (2,), ZERO), target, pairs)  # fmt: skip
 
 
@@ -126,7 +126,7 @@ def test_long_sums_are_summed_in_parts(target, transposed):
     """The rounding error of a sum of equal numbers grows with the additions that an accumulator sees."""
     count = 100_000
     strides = (1, 7) if transposed else (N, 1)
-    nest = Nest((7, N), (False, True), (Operand("f32", strides),), (Operand("f32", (1, 0)),), (), (),
+    nest = KernelSpec((7, N), (False, True), (Operand("f32", strides),), (Operand("f32", (1, 0)),), (), (),
                 (Instruction("arith.addf", (0, 1), "f32"),), (2,), ZERO)  # fmt: skip
     tenths, sums = np.full(7 * count, 0.1, np.float32), np.zeros(7, np.float32)
     Kernel(nest, target, typical=TYPICAL)([tenths, sums], 1, (2, count))
@@ -184,7 +184,7 @@ def test_values_of_sizes(target, element, dtype):
     add = "arith.addf" if element.startswith("f") else "arith.addi"
     body = (Instruction("size", (), element, size=3 * M * N + 1), Instruction(add, (0, 2), element))
     rows = Operand(element, (1,))
-    kernel = Kernel(Nest((N,), (False,), (rows,), (rows,), (), (), body, (3,)), target, typical=TYPICAL)
+    kernel = Kernel(KernelSpec((N,), (False,), (rows,), (rows,), (), (), body, (3,)), target, typical=TYPICAL)
     for m, n in ((5, 7), (2, 40)):
         arrays = [np.arange(n).astype(dtype), np.zeros(n, dtype)]
         kernel(arrays, 1, (m, n))
@@ -193,7 +193,7 @@ def test_values_of_sizes(target, element, dtype):
 
 def test_a_sum_starts_from_a_size(target):
     start = Instruction("size", (), "f32", size=M)
-    check_start = Nest((5, N), (False, True), (Operand("f32", (N, 1)),), (Operand("f32", (1, 0)),), (), (),
+    check_start = KernelSpec((5, N), (False, True), (Operand("f32", (N, 1)),), (Operand("f32", (1, 0)),), (), (),
                        (Instruction("arith.addf", (0, 1), "f32"),), (2,), start)  # fmt: skip
     kernel = Kernel(check_start, target, typical=TYPICAL)
     arrays = [np.ones(5 * 33, np.float32), np.zeros(5, np.float32)]
@@ -211,7 +211,7 @@ def test_masks_and_indices(target, sizes):
         Instruction("arith.cmpi", (0, 3), "i1", "{predicate = 2 : i64}"),
         Instruction("arith.ori", (1, 4), "i1"),
     )
-    nest = Nest(sizes, (False,) * len(sizes), (numbers, flags), (flags,), (), (), body, (5,))
+    nest = KernelSpec(sizes, (False,) * len(sizes), (numbers, flags), (flags,), (), (), body, (5,))
     kernel, generator = Kernel(nest, target, typical=TYPICAL), np.random.default_rng(0)
     for values in PAIRS:
         shape = static(nest, values).sizes
@@ -230,7 +230,7 @@ def test_tables(target, scaled):
         Instruction("load", (0, 2), "f32", payload=0),
     )
     scale = (Instruction("size", (), "f32", size=M), Instruction("arith.mulf", (3, 4), "f32")) if scaled else ()
-    nest = Nest((20, M), (False, False), (Operand("i64", (1, 0)),), (Operand("f32", (M, 1)),), (), (table,),
+    nest = KernelSpec((20, M), (False, False), (Operand("i64", (1, 0)),), (Operand("f32", (M, 1)),), (), (table,),
                 (*body, *scale), (5 if scaled else 3,))  # fmt: skip
     kernel, generator = Kernel(nest, target, typical=TYPICAL), np.random.default_rng(0)
     for m, n in PAIRS:
@@ -252,7 +252,7 @@ def test_conditions_hold_in_active_lanes_only(target):
         Instruction("arith.cmpf", (0, 2), "i1", "{predicate = 2 : i64}"),
         Instruction("assert", (3,), "i1"),
     )
-    kernel = Kernel(Nest((N,), (False,), (rows,), (rows,), (), (), body, (0,)), target, typical=TYPICAL)
+    kernel = Kernel(KernelSpec((N,), (False,), (rows,), (rows,), (), (), body, (0,)), target, typical=TYPICAL)
     for n in EDGES:
         positive = np.zeros(n + 16, np.float32)
         positive[:n] = 1
@@ -272,7 +272,7 @@ def test_what_may_grow_is_shared():
     for nest in (matmul(M, 64, 64), matmul(64, 64, N)):
         schedule = choose(nest, machine, (2, 1000))
         assert schedule.grain > 0
-    small = Nest((4, N), (False, True), (Operand("f32", (N, 1)),), (Operand("f32", (1, 0)),), (), (),
+    small = KernelSpec((4, N), (False, True), (Operand("f32", (N, 1)),), (Operand("f32", (1, 0)),), (), (),
                  (Instruction("arith.addf", (0, 1), "f32"),), (2,), ZERO)  # fmt: skip
     assert choose(small, machine, (2, 2)).grain == 0
 

@@ -7,7 +7,7 @@ import math
 import pytest
 from torch_mlir import ir
 
-from torchmdla.devices.cpu.accesses import Access, Buffer, Linear
+from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
 from torchmdla.devices.cpu.expressions import (
     Expression,
     accessing,
@@ -68,7 +68,7 @@ def test_rewriting_starts_with_operands() -> None:
 def test_what_is_not_replaced_stays_the_same_object() -> None:
     kept, changed = add(load(X), load(X)), add(load(Y), load(X))
     assert substituted([kept, changed], {load(Y): load(X)}) == (kept, kept)
-    shifted = Access(X.buffer, (Linear((1,), 1),))
+    shifted = Access(X.buffer, (AffineExpr((1,), 1),))
     assert accessing([kept], lambda access: shifted) == (add(load(shifted), load(shifted)),)
 
 

@@ -15,9 +15,9 @@ from torchmdla.devices.cpu.expressions import Contents
 from torchmdla.devices.cpu.frontend.buffers import bufferize
 from torchmdla.devices.cpu.frontend.fusion import fuse
 from torchmdla.devices.cpu.frontend.linalg import to_linalg
-from torchmdla.devices.cpu.frontend.reading import read_steps
-from torchmdla.devices.cpu.passes.transforms import transform
-from torchmdla.devices.cpu.steps import ChainStep, NestStep
+from torchmdla.devices.cpu.frontend.reading import read_program
+from torchmdla.devices.cpu.loop_program import LoopNest, TileLoop
+from torchmdla.devices.cpu.passes.pipeline import transform
 
 
 def scaled(b: Builder, x: Value, statistics: str) -> Value:
@@ -82,17 +82,17 @@ def test_results(program, role: str, target: Target) -> None:
     check(builder, program(builder, role), target)
 
 
-def nests_over_images(program, role: str) -> list[NestStep]:
+def nests_over_images(program, role: str) -> list[LoopNest]:
     """The steps that a call runs over whole images."""
     builder = Builder()
     written = builder.program(program(builder, role), host_target())
     with new_context(), ir.Location.unknown():
         module = to_linalg(written)
         fuse(module)
-        steps = read_steps(bufferize(module), written)
+        steps = read_program(bufferize(module), written)
         transform(steps, written)
-    nests = [s for s in steps.steps if isinstance(s, NestStep)]
-    nests += [member for s in steps.steps if isinstance(s, ChainStep) for member in s.members]
+    nests = [s for s in steps.steps if isinstance(s, LoopNest)]
+    nests += [member for s in steps.steps if isinstance(s, TileLoop) for member in s.members]
     return [s for s in nests if torch.Size(s.sizes).numel() > 128]
 
 
@@ -102,8 +102,8 @@ def ops_per_element(program, role: str) -> set[str]:
     return {e.op for s in nests for body in bodies(s) for e in body.expressions if e.operands}
 
 
-def bodies(step: NestStep) -> list[Contents]:
-    return [step.body, step.ending.body] if step.ending else [step.body]
+def bodies(step: LoopNest) -> list[Contents]:
+    return [step.body, step.epilogue.body] if step.epilogue else [step.body]
 
 
 @pytest.mark.parametrize("role", ["parameter", "input"])
@@ -156,8 +156,8 @@ def test_weights_take_the_factor(program) -> None:
         return [b.op("aten.clamp", [normed, 0, 6], normed.tensor.clamp(0, 6))]
 
     def ops_after(function, role: str) -> list[str]:
-        endings = [s.ending for s in nests_over_images(function, role) if s.ending]
-        return [e.op for ending in endings for e in ending.body.expressions if e.operands]
+        epilogues = [s.epilogue for s in nests_over_images(function, role) if s.epilogue]
+        return [e.op for epilogue in epilogues for e in epilogue.body.expressions if e.operands]
 
     assert ops_after(program, "parameter") == ["arith.addf"]
     assert ops_after(program, "input") == ["arith.mulf", "arith.addf"]
@@ -177,8 +177,8 @@ def test_a_norm_before_a_mean_stays_with_the_convolution() -> None:
     builder = Builder()
     check(builder, pooled(builder, "parameter"))
     product, mean = (s for s in nests_over_images(pooled, "parameter") if any(s.reduction))
-    assert product.ending is not None
-    assert "arith.mulf" not in {e.op for e in product.ending.body.expressions}
+    assert product.epilogue is not None
+    assert "arith.mulf" not in {e.op for e in product.epilogue.body.expressions}
     assert [e.op for e in mean.body.expressions if e.operands] == ["arith.addf"]
 
 

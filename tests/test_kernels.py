@@ -25,8 +25,8 @@ from nest_samples import (
 )
 
 from torchmdla.devices.cpu.code.kernels import write_kernel
+from torchmdla.devices.cpu.kernel_spec import Instruction, KernelEpilogue, KernelSpec, Operand
 from torchmdla.devices.cpu.machine import Machine
-from torchmdla.devices.cpu.nests import Epilogue, Instruction, Nest, Operand
 from torchmdla.devices.cpu.schedule import Fetch, Level, Schedule, choose
 
 
@@ -36,7 +36,7 @@ def target(request):
 
 
 def check(
-    nest: Nest, target, scalars: Sequence[float] = (), tasks: int = 1, schedule: Schedule | None = None
+    nest: KernelSpec, target, scalars: Sequence[float] = (), tasks: int = 1, schedule: Schedule | None = None
 ) -> Kernel:
     arrays = arrays_of(nest, 0, scalars)
     before = [a.copy() for a in arrays]
@@ -80,10 +80,11 @@ def test_epilogue(target, sizes, transposed):
 
 def test_epilogue_of_a_reduction_across_lanes(target):
     rows = Operand("f32", (1, 0))
-    epilogue = Epilogue((rows,), (rows,), (), (Instruction("arith.mulf", (0, 1), "f32"),), (2,))
+    epilogue = KernelEpilogue((rows,), (rows,), (), (Instruction("arith.mulf", (0, 1), "f32"),), (2,))
     body = (Instruction("arith.addf", (0, 1), "f32"),)
     kernel = check(
-        Nest((37, 203), (False, True), (Operand("f32", (203, 1)),), (rows,), (), (), body, (2,), ZERO, epilogue), target
+        KernelSpec((37, 203), (False, True), (Operand("f32", (203, 1)),), (rows,), (), (), body, (2,), ZERO, epilogue),
+        target,
     )
     assert kernel.schedule.vector in kernel.schedule.reduction
 
@@ -91,14 +92,14 @@ def test_epilogue_of_a_reduction_across_lanes(target):
 def test_epilogue_of_a_nest_whose_reduction_is_gone(target):
     """Loops of one iteration are dropped, also those that reduce."""
     rows = Operand("f32", (1,))
-    epilogue = Epilogue((rows,), (rows,), (), (Instruction("arith.mulf", (0, 1), "f32"),), (2,))
-    for ending in (epilogue, None):
-        check(Nest((37,), (False,), (rows, rows), (rows,), (), (), MULTIPLY_ADD, (4,), ZERO, ending), target)
+    scaled = KernelEpilogue((rows,), (rows,), (), (Instruction("arith.mulf", (0, 1), "f32"),), (2,))
+    for epilogue in (scaled, None):
+        check(KernelSpec((37,), (False,), (rows, rows), (rows,), (), (), MULTIPLY_ADD, (4,), ZERO, epilogue), target)
 
 
 def test_epilogue_checks_its_condition(target):
     m, n, k = 5, 19, 4
-    epilogue = Epilogue(
+    epilogue = KernelEpilogue(
         inputs=(),
         outputs=(Operand("f32", (n, 1, 0)),),
         scalars=("f32",),
@@ -124,7 +125,7 @@ def test_epilogue_checks_its_condition(target):
 def test_transposes(target, sizes, element):
     """Of a matrix with more room between rows than they take."""
     rows, columns = sizes
-    nest = Nest(
+    nest = KernelSpec(
         sizes=(columns, rows),
         reduction=(False, False),
         inputs=(Operand(element, (1, columns + 3)),),
@@ -152,7 +153,7 @@ def test_results_that_lie_across(target, sizes, with_epilogue):
 
 
 def test_a_transpose_reads_no_lane_on_its_own():
-    nest = Nest(
+    nest = KernelSpec(
         (96, 112), (False, False), (Operand("f32", (1, 96)),), (Operand("f32", (112, 1)),), (), (), (), (0,)
     )  # fmt: skip
     text = Kernel(nest, host_target(*AVX512)).text
@@ -163,9 +164,9 @@ def test_a_transpose_reads_no_lane_on_its_own():
 # What is fetched ahead, and the range.
 
 
-def scaled_rows(rows: int, columns: int, distance: int) -> Nest:
+def scaled_rows(rows: int, columns: int, distance: int) -> KernelSpec:
     """Rows, ``distance`` apart, times a number for each."""
-    return Nest(
+    return KernelSpec(
         sizes=(rows, columns),
         reduction=(False, False),
         inputs=(Operand("f32", (distance, 1)), Operand("f32", (1, 0))),
@@ -177,7 +178,7 @@ def scaled_rows(rows: int, columns: int, distance: int) -> Nest:
     )
 
 
-def row_sums(rows: int, columns: int, distance: int) -> Nest:
+def row_sums(rows: int, columns: int, distance: int) -> KernelSpec:
     """The sums of such rows' products with their numbers."""
     elementwise = scaled_rows(rows, columns, distance)
     body = (*elementwise.body, Instruction("arith.addf", (2, 3), "f32"))
@@ -228,7 +229,7 @@ def test_what_threads_do_not_share_loops_inside():
 # Blocks, whatever their sizes.
 
 
-def blocked(schedule: Schedule, nest: Nest, steps: int, tiles: int) -> Schedule:
+def blocked(schedule: Schedule, nest: KernelSpec, steps: int, tiles: int) -> Schedule:
     """``schedule`` with all its parallel loops but the first inside blocks of ``steps`` of the outermost loop that
     reduces, and its last parallel loop in blocks of ``tiles`` tiles."""
     first, *others = schedule.levels

@@ -11,12 +11,12 @@ from torch.nn import functional
 from written_programs import Builder, Executable, Value, check, normal
 
 from torchmdla.compiler.program import Target
-from torchmdla.devices.cpu.accesses import Access, Buffer, Linear
+from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
 from torchmdla.devices.cpu.expressions import accumulator, constant, load, operation
 from torchmdla.devices.cpu.frontend.views import regrouped
+from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, covers, final_nest, split_loop
 from torchmdla.devices.cpu.lowering import lower
 from torchmdla.devices.cpu.passes.layout import block_channels
-from torchmdla.devices.cpu.steps import NestStep, Steps, covers, final_nest, split_loop
 
 TARGETS = {"widest": host_target(), "avx2": host_target("+avx2", "+fma"), "baseline": host_target("")}
 
@@ -199,17 +199,17 @@ def test_a_result_is_computed_in_blocks() -> None:
     """A convolution stores its result into a blocked temporary, which is copied where no epilogue takes it."""
     image, result = Buffer("input", "f32", (1, 32, 8)), Buffer("result", "f32", (1, 32, 6))
     weight = Buffer("parameter", "f32", (32, 32, 3))
-    samples, filters, pixels, channels, taps = (Linear.of_loop(loop, 5) for loop in range(5))
-    sliding = Linear((0, 0, 1, 0, 1))
+    samples, filters, pixels, channels, taps = (AffineExpr.of_loop(loop, 5) for loop in range(5))
+    sliding = AffineExpr((0, 0, 1, 0, 1))
     factors = Access(image, (samples, channels, sliding)), Access(weight, (filters, channels, taps))
     product = operation("arith.mulf", map(load, factors), "f32")
-    convolution = NestStep(
+    convolution = LoopNest(
         sizes=(1, 32, 6, 32, 3),
         reduction=(False, False, False, True, True),
         outputs=(Access(result, (samples, filters, pixels)),),
         values=(operation("arith.addf", [product, accumulator(0, "f32")], "f32"),),
     )
-    steps = Steps([convolution], {})
+    steps = LoopProgram([convolution], {})
     block_channels(steps, 16)
     assert convolution.outputs[0].buffer.sizes == (1, 2, 6, 16)
     copying = steps.nests()[-1]
@@ -248,9 +248,9 @@ def test_regrouped_digits() -> None:
     assert regrouped(atoms, [8, 3]) is None
 
 
-def copy_of(buffer: Buffer, sizes: tuple[int, ...], factors: Sequence[tuple[int, ...]]) -> NestStep:
+def copy_of(buffer: Buffer, sizes: tuple[int, ...], factors: Sequence[tuple[int, ...]]) -> LoopNest:
     source = Access.whole(Buffer("input", "f32", sizes))
-    return NestStep.elementwise(sizes, Access(buffer, tuple(map(Linear, factors))), load(source))
+    return LoopNest.elementwise(sizes, Access(buffer, tuple(map(AffineExpr, factors))), load(source))
 
 
 def test_covers_counts_every_element_once() -> None:
@@ -278,9 +278,9 @@ def test_a_split_loop_is_joined_again() -> None:
 
 def test_users_keep_their_order() -> None:
     buffer = Buffer("temporary", "f32", (2,))
-    access = Access(buffer, (Linear.of_loop(0, 1),))
-    fill = NestStep.elementwise((2,), access, constant(0.0, "f32"))
-    reader = NestStep.elementwise((2,), Access(Buffer("result", "f32", (2,)), access.indices), load(access))
-    steps = Steps([fill, reader], {})
+    access = Access(buffer, (AffineExpr.of_loop(0, 1),))
+    fill = LoopNest.elementwise((2,), access, constant(0.0, "f32"))
+    reader = LoopNest.elementwise((2,), Access(Buffer("result", "f32", (2,)), access.indices), load(access))
+    steps = LoopProgram([fill, reader], {})
     assert steps.users(buffer) == [fill, reader]
     assert (reader.reads, fill.writes) == ([buffer], [buffer])

@@ -19,8 +19,8 @@ from torchmdla.devices.cpu.accesses import Access
 from torchmdla.devices.cpu.expressions import constant, index, operation, placeholder
 from torchmdla.devices.cpu.frontend.bodies import LOOKUP, OPERAND
 from torchmdla.devices.cpu.frontend.lookups import as_operands
-from torchmdla.devices.cpu.nests import Nest, Operand
-from torchmdla.devices.cpu.steps import NestStep, is_copy
+from torchmdla.devices.cpu.kernel_spec import KernelSpec, Operand
+from torchmdla.devices.cpu.loop_program import LoopNest, is_copy
 from torchmdla.testing.compare import assert_matches
 
 # Programs.
@@ -67,7 +67,7 @@ def test_booleans_are_mirrored() -> None:
     assert_matches(compiled(x), function(x))
 
 
-def reads_of(nests: Sequence[NestStep], access: Access) -> int:
+def reads_of(nests: Sequence[LoopNest], access: Access) -> int:
     return sum(a.buffer is access.buffer for nest in nests for a in nest.inputs)
 
 
@@ -149,7 +149,7 @@ def test_only_linear_lookups_are_operands() -> None:
 @given(st.integers(1, 70), st.sampled_from([1, -1]), st.sampled_from([1, -1]))
 def test_falling_rows(length: int, read: int, written: int) -> None:
     sizes = (3, length)
-    nest = Nest(
+    nest = KernelSpec(
         sizes, (False, False), (Operand("f32", (length, read)),), (Operand("f32", (length, written)),), (), (), (), (0,)
     )  # fmt: skip
     source = np.arange(3 * length, dtype=np.float32)

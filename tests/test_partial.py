@@ -13,7 +13,7 @@ from torch.nn import functional
 from written_programs import Builder, Value, normal
 
 import torchmdla
-from torchmdla.devices.cpu.steps import NestStep
+from torchmdla.devices.cpu.loop_program import LoopNest
 from torchmdla.testing.compare import assert_matches
 
 
@@ -29,7 +29,7 @@ def total(*sizes: int, dims: list[int] | None = None) -> Callable[[Builder], lis
     return program
 
 
-def reductions(program: Callable[[Builder], list[Value]]) -> list[NestStep]:
+def reductions(program: Callable[[Builder], list[Value]]) -> list[LoopNest]:
     return [step for step in steps_of(program).nests() if any(step.reduction)]
 
 

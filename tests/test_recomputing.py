@@ -13,10 +13,10 @@ from nest_running import reference
 from test_chains import attention, chains, layer_norm, softmax, steps_of
 from test_chains import row_sum as summed
 
-from torchmdla.devices.cpu.accesses import Access, Buffer, Linear, Scalar
+from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer, Scalar
 from torchmdla.devices.cpu.expressions import Expression, accumulator, constant, load, operation, scalar
-from torchmdla.devices.cpu.passes.recomputing import recompute
-from torchmdla.devices.cpu.steps import NestStep, final_nest
+from torchmdla.devices.cpu.loop_program import LoopNest, final_nest
+from torchmdla.devices.cpu.passes.rematerialise import rematerialise
 
 ROWS, COLUMNS = 64, 512
 
@@ -33,8 +33,8 @@ def buffer(kind: str = "temporary", sizes: tuple[int, ...] = (ROWS, COLUMNS)) ->
     return Buffer(kind, "f32", sizes)  # type: ignore[arg-type]
 
 
-def at(made: Buffer, *indices: tuple[int, ...] | Linear) -> Access:
-    return Access(made, tuple(i if isinstance(i, Linear) else Linear(i) for i in indices))
+def at(made: Buffer, *indices: tuple[int, ...] | AffineExpr) -> Access:
+    return Access(made, tuple(i if isinstance(i, AffineExpr) else AffineExpr(i) for i in indices))
 
 
 def whole(made: Buffer) -> Access:
@@ -50,17 +50,17 @@ def step(
     output: Access,
     value: Callable[..., Expression],
     sizes: tuple[int, ...] = (ROWS, COLUMNS),
-) -> NestStep:
+) -> LoopNest:
     """An elementwise nest of ``value`` of what it reads."""
-    return NestStep.elementwise(sizes, output, value(*map(load, inputs)))
+    return LoopNest.elementwise(sizes, output, value(*map(load, inputs)))
 
 
-def squares(made: Buffer) -> NestStep:
+def squares(made: Buffer) -> LoopNest:
     return step([whole(made)], whole(buffer("result")), square)
 
 
-def unchanged(members: list[NestStep], local: Sequence[Buffer]) -> bool:
-    return recompute(members, local) == members
+def unchanged(members: list[LoopNest], local: Sequence[Buffer]) -> bool:
+    return rematerialise(members, local) == members
 
 
 # What it makes of programs.
@@ -81,7 +81,7 @@ def test_exponentials_are_computed_once(program: object, members: int) -> None:
 # What is computed.
 
 
-def run(members: Sequence[NestStep | None], memory: dict[Buffer, np.ndarray]) -> None:
+def run(members: Sequence[LoopNest | None], memory: dict[Buffer, np.ndarray]) -> None:
     """Runs members on the buffers' flat contents."""
     for member in members:
         if member is not None:
@@ -96,19 +96,19 @@ _SIZES = (5, 6)
 _MAKERS = {
     "whole": ((5, 6), [(1, 0), (0, 1)]),
     "turned": ((6, 5), [(0, 1), (1, 0)]),
-    "shifted": ((7, 9), [Linear((1, 0), 2), Linear((0, 1), 3)]),
-    "every second": ((5, 12), [(1, 0), Linear((0, 2), 1)]),
+    "shifted": ((7, 9), [AffineExpr((1, 0), 2), AffineExpr((0, 1), 3)]),
+    "every second": ((5, 12), [(1, 0), AffineExpr((0, 2), 1)]),
     "flat": ((30,), [(6, 1)]),
-    "in a plane": ((2, 6, 5), [Linear((0, 0), 1), (0, 1), (1, 0)]),
+    "in a plane": ((2, 6, 5), [AffineExpr((0, 0), 1), (0, 1), (1, 0)]),
 }
 # What readers read of the value: their sizes, and the indices.
 _READERS = {
     "whole": ((5, 6), [(1, 0), (0, 1)]),
     "turned": ((6, 5), [(0, 1), (1, 0)]),
-    "a part": ((3, 4), [Linear((1, 0), 2), Linear((0, 1), 1)]),
-    "every second": ((5, 3), [(1, 0), Linear((0, 2), 1)]),
+    "a part": ((3, 4), [AffineExpr((1, 0), 2), AffineExpr((0, 1), 1)]),
+    "every second": ((5, 3), [(1, 0), AffineExpr((0, 2), 1)]),
     "split": ((5, 2, 3), [(1, 0, 0), (0, 3, 1)]),
-    "one row": ((6,), [Linear((0,), 4), (1,)]),
+    "one row": ((6,), [AffineExpr((0,), 4), (1,)]),
 }
 
 
@@ -140,7 +140,7 @@ def test_values(maker: str, readers: list[str], reduces: bool, seed: int) -> Non
             made_of.initial = constant(1.0, "f32")
         reading.append(made_of)
     members = [first, *reading]
-    after = recompute(members, [made])
+    after = rematerialise(members, [made])
     assert after[0] is None
     generator = np.random.default_rng(seed)
     memory = {b: generator.standard_normal(b.count).astype(np.float32) for m in members for b in [*m.reads, *m.writes]}
@@ -155,7 +155,7 @@ def test_scalars_go_along() -> None:
     x, made, early, late = buffer("input"), buffer(), Scalar("f32"), Scalar("f32")
     first = step([whole(x)], whole(made), lambda a: sub(a, scalar(early)))
     second = step([whole(made)], whole(buffer("result")), lambda a: sub(scalar(late), a))
-    (_, reader) = recompute([first, second], [made])
+    (_, reader) = rematerialise([first, second], [made])
     assert reader is not None
     assert reader.scalars == (late, early)
     assert reader.values == (sub(scalar(late), sub(load(whole(x)), scalar(early))),)
@@ -165,7 +165,7 @@ def test_what_both_read_is_read_once() -> None:
     x, mean, made = buffer("input"), buffer("input", (ROWS, 1)), buffer()
     first = step([whole(x), row(mean)], whole(made), sub)
     second = step([whole(x), whole(made)], whole(buffer("result")), sub)
-    (_, reader) = recompute([first, second], [made])
+    (_, reader) = rematerialise([first, second], [made])
     assert reader is not None
     assert reader.inputs == (whole(x), row(mean))
 
@@ -177,7 +177,7 @@ def test_a_value_of_a_value_goes_all_the_way() -> None:
         step([whole(centred)], whole(squared), square),
         summed(squared, row(buffer("result", (ROWS, 1)))),
     ]
-    one, two, total = recompute(members, [centred, squared])
+    one, two, total = rematerialise(members, [centred, squared])
     assert one is None and two is None and total is not None
     assert [e.op for e in total.body.expressions if e.operands] == ["arith.subf", "arith.mulf", "arith.addf"]
 

@@ -19,9 +19,9 @@ from torchmdla.compiler.program import Program
 from torchmdla.devices.cpu.frontend.buffers import bufferize
 from torchmdla.devices.cpu.frontend.fusion import fuse
 from torchmdla.devices.cpu.frontend.linalg import to_linalg
-from torchmdla.devices.cpu.frontend.reading import read_steps
-from torchmdla.devices.cpu.passes.transforms import transform
-from torchmdla.devices.cpu.steps import ChainStep, NestStep, flattened
+from torchmdla.devices.cpu.frontend.reading import read_program
+from torchmdla.devices.cpu.loop_program import LoopNest, TileLoop, flattened
+from torchmdla.devices.cpu.passes.pipeline import transform
 from torchmdla.testing.compare import assert_matches
 
 KINDS = {
@@ -109,7 +109,7 @@ def test_any_sizes(kind, batch, length, features, hidden):
     check(KINDS[kind](features, hidden), torch.randn(length, batch, features))
 
 
-def gated(hidden: int, slices: int, rows: int = 8) -> list[ChainStep]:
+def gated(hidden: int, slices: int, rows: int = 8) -> list[TileLoop]:
     """The chains of a product that is read in slices: all but the last times the last."""
 
     def program(b: Builder) -> list[Value]:
@@ -151,7 +151,7 @@ def test_every_product_with_a_state_is_a_chain(kind, options):
     with new_context(), ir.Location.unknown():
         linalg = to_linalg(program)
         fuse(linalg)
-        steps = read_steps(bufferize(linalg), program)
+        steps = read_program(bufferize(linalg), program)
         transform(steps, program)
-    products = [s for s in flattened(steps.steps) if isinstance(s, NestStep) and any(s.reduction)]
+    products = [s for s in flattened(steps.steps) if isinstance(s, LoopNest) and any(s.reduction)]
     assert len(products) == len(module.all_weights)  # of the inputs

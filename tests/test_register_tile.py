@@ -11,9 +11,9 @@ from nest_running import Kernel, host_target, marked, reference, span
 from nest_samples import AVX512
 
 from torchmdla.devices.cpu.code.kernels import write_kernel
+from torchmdla.devices.cpu.kernel_spec import Instruction, KernelEpilogue, KernelSpec, Operand
 from torchmdla.devices.cpu.machine import Machine
-from torchmdla.devices.cpu.nests import Epilogue, Instruction, Nest, Operand
-from torchmdla.devices.cpu.passes.panels import panel_width
+from torchmdla.devices.cpu.passes.pack_weights import panel_width
 from torchmdla.devices.cpu.schedule import choose
 from torchmdla.devices.cpu.schedule.numbering import multiply_adds, numbering
 
@@ -21,9 +21,9 @@ MACHINE = Machine(64, 32, embeds_broadcasts=True, scales=True)
 PANEL = 48
 
 
-def product(rows: int, columns: int, depth: int, panel: int = PANEL) -> Nest:
+def product(rows: int, columns: int, depth: int, panel: int = PANEL) -> KernelSpec:
     """A product with weights in panels: loops rows, panels, columns of a panel, depth."""
-    return Nest(
+    return KernelSpec(
         sizes=(rows, columns // panel, panel, depth),
         reduction=(False, False, False, True),
         inputs=(Operand("f32", (depth, 0, 0, 1)), Operand("f32", (0, depth * panel, 1, panel))),
@@ -36,13 +36,13 @@ def product(rows: int, columns: int, depth: int, panel: int = PANEL) -> Nest:
     )
 
 
-def with_epilogue(nest: Nest, length: int) -> Nest:
+def with_epilogue(nest: KernelSpec, length: int) -> KernelSpec:
     """The nest with ``length`` instructions between its results and memory."""
     body = tuple(Instruction("math.absf", (k,), "f32") for k in range(length))
-    return replace(nest, epilogue=Epilogue((), nest.outputs, (), body, (length,)))
+    return replace(nest, epilogue=KernelEpilogue((), nest.outputs, (), body, (length,)))
 
 
-def accumulators(nest: Nest) -> int:
+def accumulators(nest: KernelSpec) -> int:
     return math.prod(choose(nest, MACHINE).tiles) // 16
 
 
@@ -67,7 +67,7 @@ def test_tiles_take_whole_panels(rows: int, length: int) -> None:
     assert schedule.tiles[1:3] == (1, PANEL)
 
 
-def pointwise(outputs: int, height: int, width: int, channels: int) -> Nest:
+def pointwise(outputs: int, height: int, width: int, channels: int) -> KernelSpec:
     """A 1x1 convolution of an image with channels in blocks of 16: loops blocks and channels of the output, rows,
     columns, blocks and channels of the input."""
     plane = 16 * height * width
@@ -83,7 +83,7 @@ def pointwise(outputs: int, height: int, width: int, channels: int) -> Nest:
     )
 
 
-def stem(height: int, width: int, step: int) -> Nest:
+def stem(height: int, width: int, step: int) -> KernelSpec:
     """A 3x3 convolution of 3 planes: loops blocks and channels of the output, rows, columns, planes, and the window."""
     rows, columns = height * step + 2, width * step + 2
     return replace(
@@ -107,7 +107,7 @@ def test_what_a_window_shares_has_registers(step: int) -> None:
 
 
 @pytest.mark.parametrize("nest", [stem(112, 112, 1), stem(112, 112, 2), pointwise(6, 112, 112, 1)])
-def test_short_sums_store_runs_of_memory(nest: Nest) -> None:
+def test_short_sums_store_runs_of_memory(nest: KernelSpec) -> None:
     """Little arithmetic hides what each jump to another line costs, so a tile has a row of pixels, not a column."""
     _, _, rows, columns = choose(nest, MACHINE).tiles[:4]
     assert rows == 1
@@ -146,7 +146,7 @@ def test_weights_that_several_tiles_share_are_fetched_ahead(rows: int, columns: 
         pytest.param(product(4, 3072, 768), id="each weight is used once"),
     ],
 )
-def test_nothing_else_is_fetched_ahead(nest: Nest) -> None:
+def test_nothing_else_is_fetched_ahead(nest: KernelSpec) -> None:
     assert choose(nest, MACHINE).prefetch is None
 
 
@@ -159,7 +159,9 @@ def test_nothing_else_is_fetched_ahead(nest: Nest) -> None:
         pytest.param(pointwise(16, 14, 14, 64), id="tiles of one row"),
     ],
 )
-def test_every_line_of_a_block_is_fetched_before_it_is_needed(nest: Nest, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_line_of_a_block_is_fetched_before_it_is_needed(
+    nest: KernelSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With stores in place of the prefetches, each block but the first is marked in every line, once the tiles of the
     one before it have run."""
     monkeypatch.setattr("nest_running.write_kernel", lambda *arguments: marked(write_kernel(*arguments)))

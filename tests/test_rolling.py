@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from written_programs import Builder, Value, check, normal
 
 import torchmdla
-from torchmdla.devices.cpu.steps import RepeatStep, Steps
+from torchmdla.devices.cpu.loop_program import LoopProgram, RepeatLoop
 from torchmdla.testing.compare import assert_matches
 
 Program = Callable[[Builder], "list[Value]"]
@@ -29,8 +29,8 @@ VARIANTS = {
 }
 
 
-def loops(steps: Steps) -> list[RepeatStep]:
-    return [step for step in steps.steps if isinstance(step, RepeatStep)]
+def loops(steps: LoopProgram) -> list[RepeatLoop]:
+    return [step for step in steps.steps if isinstance(step, RepeatLoop)]
 
 
 # Programs.

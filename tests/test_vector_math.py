@@ -18,8 +18,8 @@ from torchmdla.devices.cpu.code.emit import to_llvm, to_object
 from torchmdla.devices.cpu.code.entry import function_attributes
 from torchmdla.devices.cpu.code.kernels import write_kernel
 from torchmdla.devices.cpu.code.vector_math import expand
+from torchmdla.devices.cpu.kernel_spec import Instruction, KernelSpec, Operand
 from torchmdla.devices.cpu.machine import Machine
-from torchmdla.devices.cpu.nests import Instruction, Nest, Operand
 from torchmdla.devices.cpu.schedule import choose
 
 MOST_ULP = 4.0
@@ -41,16 +41,16 @@ HOST = Target(
 )
 
 
-def unary(name: str, size: int, element: str, machine: Machine) -> Nest:
+def unary(name: str, size: int, element: str, machine: Machine) -> KernelSpec:
     operand = Operand(element, (1,))
     body = (Instruction(name, (0,), element),)
-    return expand(Nest((size,), (False,), (operand,), (operand,), (), (), body, (2,)), machine)
+    return expand(KernelSpec((size,), (False,), (operand,), (operand,), (), (), body, (2,)), machine)
 
 
 class Kernel:
     """A nest's kernel, compiled alone for a machine, with vectors of one value if ``scalar``."""
 
-    def __init__(self, nest: Nest, machine: Machine, scalar: bool = False) -> None:
+    def __init__(self, nest: KernelSpec, machine: Machine, scalar: bool = False) -> None:
         schedule = choose(nest, Machine(4, 16) if scalar else machine)
         code = write_kernel(nest, schedule, machine, function_attributes(Program("", (), (), HOST)))
         assert code.externals == ()

@@ -1,4 +1,4 @@
-"""Steps as text, and what is said of steps that are not valid."""
+"""Loop programs as text, and what is said of steps that are not valid."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import pytest
 
 from torchmdla import devices
 from torchmdla.compiler.program import Program
-from torchmdla.devices.cpu.accesses import Access, Buffer, Linear, Scalar, TableAccess
+from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer, Scalar, TableAccess
 from torchmdla.devices.cpu.expressions import accumulator, constant, gather, index, load, operation, reduced, scalar
-from torchmdla.devices.cpu.nests import Table
-from torchmdla.devices.cpu.passes import transforms
-from torchmdla.devices.cpu.printer import steps_text
-from torchmdla.devices.cpu.steps import ChainStep, Ending, LoadStep, NestStep, Steps
+from torchmdla.devices.cpu.kernel_spec import Table
+from torchmdla.devices.cpu.loop_program import Epilogue, LoadStep, LoopNest, LoopProgram, TileLoop
+from torchmdla.devices.cpu.passes import pipeline
+from torchmdla.devices.cpu.printer import program_text
 from torchmdla.devices.cpu.verifier import verify
 from torchmdla.errors import CompileError
 
-ROW, COLUMN, INNER = Linear((1, 0, 0)), Linear((0, 1, 0)), Linear((0, 0, 1))
+ROW, COLUMN, INNER = AffineExpr((1, 0, 0)), AffineExpr((0, 1, 0)), AffineExpr((0, 0, 1))
 
 
-def product() -> Steps:
+def product() -> LoopProgram:
     """A product of matrices with a bias in its epilogue, then its double."""
     left, right = Buffer("input", "f32", (4, 6), 0), Buffer("parameter", "f32", (6, 8), 1)
     bias, result = Buffer("parameter", "f32", (8,), 2), Buffer("result", "f32", (4, 8), 3)
@@ -30,19 +30,19 @@ def product() -> Steps:
     sum_of_products = operation(
         "arith.addf", [accumulator(0, "f32"), operation("arith.mulf", map(load, factors), "f32")], "f32"
     )
-    nest = NestStep(
+    nest = LoopNest(
         sizes=(4, 8, 6),
         reduction=(False, False, True),
         outputs=(Access(middle, (ROW, COLUMN)),),
         values=(sum_of_products,),
         initial=constant(0.0, "f32"),
-        ending=Ending(
+        epilogue=Epilogue(
             outputs=(Access(middle, (ROW, COLUMN)),),
             values=(operation("arith.addf", [reduced(0, "f32"), load(Access(bias, (COLUMN,)))], "f32"),),
         ),
     )
     doubled = operation("arith.mulf", [load(Access.whole(middle)), scalar(Scalar("f32", 4))], "f32")
-    return Steps([nest, NestStep.elementwise((4, 8), Access.whole(result), doubled)], {})
+    return LoopProgram([nest, LoopNest.elementwise((4, 8), Access.whole(result), doubled)], {})
 
 
 TEXT = """\
@@ -75,76 +75,76 @@ entry {
 
 
 def test_steps_are_printed() -> None:
-    assert steps_text(product()) == TEXT
+    assert program_text(product()) == TEXT
 
 
 def test_valid_steps() -> None:
     verify(product(), "a pass")
 
 
-def _reorder(steps: Steps) -> None:
+def _reorder(steps: LoopProgram) -> None:
     steps.steps.reverse()
 
 
-def _write_input(steps: Steps) -> None:
+def _write_input(steps: LoopProgram) -> None:
     twice = steps.nests()[1]
     twice.outputs = (replace(twice.outputs[0], buffer=Buffer("input", "f32", (4, 8), 0)),)
 
 
-def _drop_initial(steps: Steps) -> None:
+def _drop_initial(steps: LoopProgram) -> None:
     steps.nests()[0].initial = None
 
 
-def _store_reduced(steps: Steps) -> None:
+def _store_reduced(steps: LoopProgram) -> None:
     nest = steps.nests()[0]
-    assert nest.ending
-    outputs = (replace(nest.ending.outputs[0], indices=(ROW, INNER)),)
-    nest.ending = replace(nest.ending, outputs=outputs)
+    assert nest.epilogue
+    outputs = (replace(nest.epilogue.outputs[0], indices=(ROW, INNER)),)
+    nest.epilogue = replace(nest.epilogue, outputs=outputs)
 
 
-def _compute_nothing(steps: Steps) -> None:
+def _compute_nothing(steps: LoopProgram) -> None:
     steps.nests()[1].values = ()
 
 
-def _carry_without_reducing(steps: Steps) -> None:
+def _carry_without_reducing(steps: LoopProgram) -> None:
     steps.nests()[1].values = (accumulator(0, "f32"),)
 
 
-def _carry_unknown(steps: Steps) -> None:
+def _carry_unknown(steps: LoopProgram) -> None:
     steps.nests()[0].values = (accumulator(9, "f32"),)
 
 
-def _forget_loop(steps: Steps) -> None:
+def _forget_loop(steps: LoopProgram) -> None:
     steps.nests()[1].sizes = (32,)
 
 
-def _drop_loop(steps: Steps) -> None:
+def _drop_loop(steps: LoopProgram) -> None:
     steps.nests()[1].sizes, steps.nests()[1].reduction = (32,), (False,)
 
 
-def _flatten_buffer(steps: Steps) -> None:
+def _flatten_buffer(steps: LoopProgram) -> None:
     steps.nests()[1].outputs[0].buffer.sizes = (32,)
 
 
-def _use_lost_index(steps: Steps) -> None:
+def _use_lost_index(steps: LoopProgram) -> None:
     steps.nests()[1].values = (operation("arith.sitofp", [index(2)], "f32"),)
 
 
-def _look_up_at_fewer_indices(steps: Steps) -> None:
+def _look_up_at_fewer_indices(steps: LoopProgram) -> None:
     table = TableAccess(Buffer("input", "f32", (48,), 0, fixed=True), Table("f32", (6, 8), (8, 1)), 0)
     steps.nests()[1].values = (gather(table, [index(0)]),)
 
 
-def _chain_of_other_tiles(steps: Steps) -> None:
-    steps.steps = [ChainStep((*steps.nests(),), ((0,), (0,)), (4,), (2,), ())]
+def _chain_of_other_tiles(steps: LoopProgram) -> None:
+    steps.steps = [TileLoop((*steps.nests(),), ((0,), (0,)), (4,), (2,), ())]
 
 
-def _load_without_strides(steps: Steps) -> None:
+def _load_without_strides(steps: LoopProgram) -> None:
     scalar, result = Scalar("i64", 5), steps.nests()[1].outputs[0].buffer
     steps.steps.append(LoadStep(Scalar("f32"), result, 0, (scalar,), ()))
 
 
-BROKEN: dict[Callable[[Steps], None], str] = {
+BROKEN: dict[Callable[[LoopProgram], None], str] = {
     _reorder: "reads what is not yet written",
     _write_input: "writes to what is given",
     _drop_initial: "has an epilogue, but no initial value",
@@ -163,11 +163,11 @@ BROKEN: dict[Callable[[Steps], None], str] = {
 
 
 @pytest.mark.parametrize("broken", BROKEN, ids=lambda function: function.__name__.strip("_"))
-def test_a_broken_pass_is_named(broken: Callable[[Steps], None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_pass_is_named(broken: Callable[[LoopProgram], None], monkeypatch: pytest.MonkeyPatch) -> None:
     program = Program("module {}", (), (), devices.get("cpu").target())
     monkeypatch.setenv("TORCHMDLA_VERIFY", "1")
     with pytest.raises(CompileError, match=f"after broken-pass a step {BROKEN[broken]}") as caught:
-        transforms.run(transforms.Pass("broken-pass", lambda steps, _: broken(steps)), product(), program)
+        pipeline.run(pipeline.Pass("broken-pass", lambda steps, _: broken(steps)), product(), program)
     assert caught.value.diagnostic
     monkeypatch.setenv("TORCHMDLA_VERIFY", "0")
-    transforms.run(transforms.Pass("broken-pass", lambda steps, _: broken(steps)), product(), program)
+    pipeline.run(pipeline.Pass("broken-pass", lambda steps, _: broken(steps)), product(), program)

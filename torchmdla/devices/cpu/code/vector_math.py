@@ -24,8 +24,8 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from torchmdla.devices.cpu.kernel_spec import AnyEpilogue, AnyNest, Instruction, constant
 from torchmdla.devices.cpu.machine import Machine
-from torchmdla.devices.cpu.nests import AnyEpilogue, AnyNest, Instruction, constant
 
 # (exp(r) - 1 - r) / r², weighted by r² / expm1(r), for |r| ≤ 1.01·ln(2)/2.
 _EXP = (0.4999999701976776, 0.16666539013385773, 0.04166722297668457, 0.008367180824279785, 0.0013882395578548312)

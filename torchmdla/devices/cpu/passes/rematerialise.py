@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from torchmdla.devices.cpu.accesses import Access, Buffer, Linear
+from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
 from torchmdla.devices.cpu.expressions import Expression, accessing, load, substituted
-from torchmdla.devices.cpu.steps import NestStep, is_elementwise, is_found_by_index
+from torchmdla.devices.cpu.loop_program import LoopNest, is_elementwise, is_found_by_index
 
 # Instructions that take no longer than half a load; of divisions, roots and functions none is among them.
 _CHEAP = frozenset(
@@ -25,10 +25,10 @@ _CHEAP = frozenset(
 _CHEAP_COST = 0.5
 
 
-def recompute(members: Sequence[NestStep], local: Sequence[Buffer]) -> list[NestStep | None]:
+def rematerialise(members: Sequence[LoopNest], local: Sequence[Buffer]) -> list[LoopNest | None]:
     """The members of a chain with values that are computed where they are read; None in the place of one that nothing
     is left of. ``local``: the buffers that only members use. Whatever the sizes are, the same values are."""
-    made: list[NestStep | None] = list(members)
+    made: list[LoopNest | None] = list(members)
     # From the last member on: what reads a value then is known when its turn comes.
     for position in reversed(range(len(members))):
         member = made[position]
@@ -46,7 +46,7 @@ def recompute(members: Sequence[NestStep], local: Sequence[Buffer]) -> list[Nest
     return made
 
 
-def _may_move(member: NestStep, local: Sequence[Buffer]) -> bool:
+def _may_move(member: LoopNest, local: Sequence[Buffer]) -> bool:
     """Whether a member is no more than a computation of one value that only members use, of all of its buffer, each
     element by the indices of loops, one for each dimension."""
     if not is_elementwise(member) or len(member.outputs) != 1 or member.outputs[0] in member.read_accesses:
@@ -55,7 +55,7 @@ def _may_move(member: NestStep, local: Sequence[Buffer]) -> bool:
     return output.buffer in local and is_found_by_index(member, output)
 
 
-def _is_cheaper(member: NestStep, readers: int) -> bool:
+def _is_cheaper(member: LoopNest, readers: int) -> bool:
     """Whether ``readers`` nests do better to compute the member's value than to read it. What does not vary along its
     memory is computed once for many elements; a store is hidden by what else the maker does."""
     factors = member.outputs[0].flat(len(member.sizes)).factors
@@ -74,7 +74,7 @@ def _is_cheaper(member: NestStep, readers: int) -> bool:
     return readers * cost <= cost + readers
 
 
-def _may_follow(member: NestStep, following: Sequence[NestStep], readers: Sequence[NestStep]) -> bool:
+def _may_follow(member: LoopNest, following: Sequence[LoopNest], readers: Sequence[LoopNest]) -> bool:
     """Whether all ``readers`` among the members ``following`` a member can compute its value: as inputs alone, once for
     each element, and while what it is computed of is still there."""
     last = following.index(readers[-1])
@@ -84,13 +84,13 @@ def _may_follow(member: NestStep, following: Sequence[NestStep], readers: Sequen
     return all(_reads_once(reader, member.writes[0]) for reader in readers)
 
 
-def _reads_once(reader: NestStep, buffer: Buffer) -> bool:
+def _reads_once(reader: LoopNest, buffer: Buffer) -> bool:
     own = [access for access in reader.inputs if access.buffer is buffer]
     others = sum(access.buffer is buffer for access in reader.accesses) - len(own)
     return len(set(own)) == 1 and not others and reader.walks(own[0])
 
 
-def _with_maker(reader: NestStep, maker: NestStep) -> NestStep:
+def _with_maker(reader: LoopNest, maker: LoopNest) -> LoopNest:
     """The reader with the maker's value in the place of what it reads of the maker."""
     read = next(access for access in reader.inputs if access.buffer is maker.writes[0])
     (value,) = accessing(maker.values, lambda access: through(access, maker, read))
@@ -99,14 +99,14 @@ def _with_maker(reader: NestStep, maker: NestStep) -> NestStep:
     return made
 
 
-def through(access: Access, maker: NestStep, read: Access) -> Access:
+def through(access: Access, maker: LoopNest, read: Access) -> Access:
     """What the maker accesses for the element that another step reads, over that step's loops."""
     along = dict(zip((i.loops[0] if i.loops else -1 for i in maker.outputs[0].indices), read.indices, strict=True))
     count = len(read.indices[0].factors) if read.indices else 0
 
-    def moved(index: Linear) -> Linear:
+    def moved(index: AffineExpr) -> AffineExpr:
         parts = [(factor, along[loop]) for loop, factor in enumerate(index.factors) if factor and loop in along]
         factors = tuple(sum(factor * part.factors[k] for factor, part in parts) for k in range(count))
-        return Linear(factors, index.constant + sum(factor * part.constant for factor, part in parts))
+        return AffineExpr(factors, index.constant + sum(factor * part.constant for factor, part in parts))
 
     return replace(access, indices=tuple(map(moved, access.indices)))

@@ -4,7 +4,8 @@ Every access is linear in the loop indices, so an operand is a base pointer and 
 the same to different buffers give equal nests, and equal nests become one kernel.
 
 A *dynamic* nest has sizes, strides and constants that are polynomials in symbols, whose values its kernel is given.
-They may be whatever the polynomials are from 0 on. ``Nest`` is a static one to the type checker, ``AnyNest`` either.
+They may be whatever the polynomials are from 0 on. ``KernelSpec`` is a static one to the type checker, ``AnyNest``
+either.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ class Instruction:
 
 
 @dataclass(frozen=True)
-class Epilogue(Generic[Number]):
+class KernelEpilogue(Generic[Number]):
     """What a nest with a reduction does to its results while they are in registers, before anything is stored.
 
     Values are numbered: the nest's reduced outputs, ``inputs``, ``scalars``, then the results of ``body`` in order.
@@ -106,7 +107,7 @@ class Epilogue(Generic[Number]):
 
 
 @dataclass(frozen=True)
-class Nest(Generic[Number]):
+class KernelSpec(Generic[Number]):
     """``inputs`` and ``outputs`` enter the body as its first values, then ``scalars`` (types of values fixed over
     the nest). The body's ``yields`` are the outputs' new values. Loops marked in ``reduction`` carry the outputs, from
     the constant ``initial`` on if there is one, from what lies in memory otherwise. With an ``epilogue`` the outputs
@@ -125,7 +126,7 @@ class Nest(Generic[Number]):
     body: tuple[Instruction, ...]
     yields: tuple[int, ...]
     initial: Instruction | None = None
-    epilogue: Epilogue[Number] | None = None
+    epilogue: KernelEpilogue[Number] | None = None
 
     @property
     def accumulates(self) -> bool:
@@ -151,10 +152,10 @@ class Nest(Generic[Number]):
         return self.inputs + self.outputs
 
 
-AnyNest = Nest[int | Size]
+AnyNest = KernelSpec[int | Size]
 AnyOperand = Operand[int | Size]
 AnyTable = Table[int | Size]
-AnyEpilogue = Epilogue[int | Size]
+AnyEpilogue = KernelEpilogue[int | Size]
 
 
 def _numbers(nest: AnyNest) -> Iterator[int | Size | None]:
@@ -169,7 +170,7 @@ def _numbers(nest: AnyNest) -> Iterator[int | Size | None]:
     )
 
 
-def static(nest: AnyNest, values: Sequence[int]) -> Nest:
+def static(nest: AnyNest, values: Sequence[int]) -> KernelSpec:
     """The static nest where the symbols have ``values``: every loop, operand and value keeps its place."""
 
     def numbers(sizes: tuple[int | Size, ...]) -> tuple[int, ...]:
@@ -184,8 +185,10 @@ def static(nest: AnyNest, values: Sequence[int]) -> Nest:
     epilogue = None
     if nest.epilogue is not None:
         inputs, outputs, body = nest.epilogue.inputs, nest.epilogue.outputs, constants(nest.epilogue.body)
-        epilogue = Epilogue(operands(inputs), operands(outputs), nest.epilogue.scalars, body, nest.epilogue.yields)
-    return Nest(
+        epilogue = KernelEpilogue(
+            operands(inputs), operands(outputs), nest.epilogue.scalars, body, nest.epilogue.yields
+        )
+    return KernelSpec(
         sizes=numbers(nest.sizes),
         reduction=nest.reduction,
         inputs=operands(nest.inputs),

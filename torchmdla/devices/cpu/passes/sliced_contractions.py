@@ -2,8 +2,8 @@
 
 A step of an LSTM is one product of the hidden state with the weights of all gates, and elementwise nests that read the
 gates as slices of it. Both walk the hidden units: for a few units the product of all their gates, then what is made of
-them while it lies in the first cache. The whole is one :class:`~torchmdla.devices.cpu.steps.ChainStep`, one range that
-threads share. Nothing here knows of recurrent networks: a product and equal slices of one of its loops are enough.
+them while it lies in the first cache. The whole is one :class:`~torchmdla.devices.cpu.loop_program.TileLoop`, one range
+that threads share. Nothing here knows of recurrent networks: a product and equal slices of one of its loops are enough.
 """
 
 from __future__ import annotations
@@ -13,11 +13,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from torchmdla.devices.cpu.accesses import Access, Buffer, Linear
+from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
+from torchmdla.devices.cpu.kernel_spec import ELEMENT_BYTES, stored
+from torchmdla.devices.cpu.loop_program import (
+    LoopNest,
+    LoopProgram,
+    Step,
+    TileLoop,
+    Users,
+    covers,
+    is_elementwise,
+    split_loop,
+)
 from torchmdla.devices.cpu.machine import Machine
-from torchmdla.devices.cpu.nests import ELEMENT_BYTES, stored
-from torchmdla.devices.cpu.passes.padding import distance
-from torchmdla.devices.cpu.steps import ChainStep, NestStep, Step, Steps, Users, covers, is_elementwise, split_loop
+from torchmdla.devices.cpu.passes.elide_inserts import distance
 
 # Part of the first cache that one tile's slices may fill: what reads them needs room, too.
 _LOCAL_PART = 0.5
@@ -26,13 +35,13 @@ _LOCAL_PART = 0.5
 _VECTORS = (2, 3, 1)
 
 
-def separate_slices(steps: Steps) -> None:
+def separate_slices(steps: LoopProgram) -> None:
     """Gives temporaries that are read in equal slices along a dimension a dimension of slices, and the loop that writes
     them a loop of slices, in place. Layouts of weights then keep the slices apart."""
     users = Users(steps.steps)
     for buffer in steps.buffers():
         _, *readers = users.of(buffer)
-        nests = [s for s in readers if isinstance(s, NestStep) and not s.tables and buffer not in s.writes]
+        nests = [s for s in readers if isinstance(s, LoopNest) and not s.tables and buffer not in s.writes]
         if buffer.kind == "temporary" and not buffer.fixed and readers and len(nests) == len(readers):
             found = _sliced_dimension(buffer, nests)
             if found is not None:
@@ -42,9 +51,9 @@ def separate_slices(steps: Steps) -> None:
 def _separate(users: Users, buffer: Buffer, dimension: int, extent: int) -> None:
     """Reshapes a buffer, and whatever an elementwise step makes it of: the loops of the product behind it follow."""
     writer, *readers = users.of(buffer)
-    if not isinstance(writer, NestStep) or not _split_writer(writer, buffer, dimension, extent):
+    if not isinstance(writer, LoopNest) or not _split_writer(writer, buffer, dimension, extent):
         return
-    _reshape(buffer, [s for s in (writer, *readers) if isinstance(s, NestStep)], dimension, extent)
+    _reshape(buffer, [s for s in (writer, *readers) if isinstance(s, LoopNest)], dimension, extent)
     if not is_elementwise(writer):
         return
     for source in dict.fromkeys(a.buffer for a in writer.inputs):
@@ -55,7 +64,7 @@ def _separate(users: Users, buffer: Buffer, dimension: int, extent: int) -> None
                 _separate(users, source, whole[0], extent)
 
 
-def _sliced_dimension(buffer: Buffer, readers: Sequence[NestStep]) -> tuple[int, int] | None:
+def _sliced_dimension(buffer: Buffer, readers: Sequence[LoopNest]) -> tuple[int, int] | None:
     """The dimension that every access of the readers takes one slice of, and the slices' extent; the other dimensions
     they walk whole."""
     accesses = [(s, a) for s in readers for a in s.accesses if a.buffer is buffer]
@@ -72,7 +81,7 @@ def _sliced_dimension(buffer: Buffer, readers: Sequence[NestStep]) -> tuple[int,
     return None
 
 
-def _slice_extent(step: NestStep, index: Linear) -> int | None:
+def _slice_extent(step: LoopNest, index: AffineExpr) -> int | None:
     """How many neighbouring places an index walks with one loop (or none); None if it is anything else."""
     if not index.loops:
         return 1
@@ -80,7 +89,7 @@ def _slice_extent(step: NestStep, index: Linear) -> int | None:
     return step.sizes[loop] if len(index.loops) == 1 and index.factors[loop] == 1 else None
 
 
-def _split_writer(writer: NestStep, buffer: Buffer, dimension: int, extent: int) -> bool:
+def _split_writer(writer: LoopNest, buffer: Buffer, dimension: int, extent: int) -> bool:
     """Splits the loop over ``dimension`` of the step that writes all of a buffer; whether there is such a loop."""
     access = next(a for a in writer.written_accesses if a.buffer is buffer)
     index = access.indices[dimension]
@@ -93,7 +102,7 @@ def _split_writer(writer: NestStep, buffer: Buffer, dimension: int, extent: int)
     return True
 
 
-def _reshape(buffer: Buffer, users: Sequence[NestStep], dimension: int, extent: int) -> None:
+def _reshape(buffer: Buffer, users: Sequence[LoopNest], dimension: int, extent: int) -> None:
     """Replaces a dimension of a buffer by blocks and places within one; each index is of one loop for either, or is a
     constant block."""
     sizes = buffer.sizes
@@ -103,15 +112,15 @@ def _reshape(buffer: Buffer, users: Sequence[NestStep], dimension: int, extent: 
         if access.buffer is not buffer:
             return access
         index = access.indices[dimension]
-        block = Linear(tuple(f // extent for f in index.factors), index.constant // extent)
-        place = Linear(tuple(f % extent for f in index.factors), index.constant % extent)
+        block = AffineExpr(tuple(f // extent for f in index.factors), index.constant // extent)
+        place = AffineExpr(tuple(f % extent for f in index.factors), index.constant % extent)
         return replace(access, indices=(*access.indices[:dimension], block, place, *access.indices[dimension + 1 :]))
 
     for step in users:
         step.map_accesses(moved)
 
 
-def chain_slices(steps: Steps, machine: Machine) -> None:
+def fuse_slices(steps: LoopProgram, machine: Machine) -> None:
     """Replaces products and the elementwise steps that read their results in slices by chains, in place."""
     last: dict[Buffer, int] = {}
     for position, step in enumerate(steps.steps):
@@ -120,19 +129,19 @@ def chain_slices(steps: Steps, machine: Machine) -> None:
     position = 0
     while position < len(steps.steps):
         step = steps.steps[position]
-        end = last[step.writes[0]] + 1 if isinstance(step, NestStep) and step.writes else 0
+        end = last[step.writes[0]] + 1 if isinstance(step, LoopNest) and step.writes else 0
         chain = _chained(steps, steps.steps[position:end], machine) if end - position > 1 else None
         result.append(chain or step)
         position = end if chain else position + 1
     steps.steps = result
 
 
-def _chained(steps: Steps, candidates: Sequence[Step], machine: Machine) -> ChainStep | None:
+def _chained(steps: LoopProgram, candidates: Sequence[Step], machine: Machine) -> TileLoop | None:
     """A chain of a product and all the steps up to the last that reads its result.
 
     Whether a result whose size varies fits the cache depends on that size: such products are left as they are.
     """
-    product, *readers = [s for s in candidates if isinstance(s, NestStep)]
+    product, *readers = [s for s in candidates if isinstance(s, LoopNest)]
     if len(readers) + 1 != len(candidates) or not all(map(is_elementwise, readers)) or not any(product.reduction):
         return None
     if len(product.written_accesses) != 1 or product.tables or product.written_accesses[0].buffer.kind != "temporary":
@@ -159,7 +168,7 @@ def _chained(steps: Steps, candidates: Sequence[Step], machine: Machine) -> Chai
     return _chain(members, loops, buffer, dimension, width)
 
 
-def _axis(product: NestStep, readers: Sequence[NestStep], machine: Machine) -> tuple[int, int] | None:
+def _axis(product: LoopNest, readers: Sequence[LoopNest], machine: Machine) -> tuple[int, int] | None:
     """The dimension of the product's result along which tiles follow each other, and their width: the innermost one,
     which all readers walk whole. Some other dimension must be one of slices, of which they take one each."""
     own = product.written_accesses[0]
@@ -184,7 +193,7 @@ def _alone(access: Access, dimension: int) -> bool:
     return all(own.isdisjoint(index.loops) for d, index in enumerate(access.indices) if d != dimension)
 
 
-def _with_axis(step: NestStep, buffer: Buffer, dimension: int, width: int) -> tuple[NestStep, int]:
+def _with_axis(step: LoopNest, buffer: Buffer, dimension: int, width: int) -> tuple[LoopNest, int]:
     """A copy of a step with a loop over tiles of ``width`` along a dimension of ``buffer``, and that loop."""
     copy = replace(step)
     index = next(a for a in copy.accesses if a.buffer is buffer).indices[dimension]
@@ -200,7 +209,7 @@ def _with_axis(step: NestStep, buffer: Buffer, dimension: int, width: int) -> tu
 _Part = tuple[int, list[tuple[int, int, bool]]]
 
 
-def _run_by_tile(members: Sequence[NestStep], loops: Sequence[int], result: Buffer) -> list[int] | None:
+def _run_by_tile(members: Sequence[LoopNest], loops: Sequence[int], result: Buffer) -> list[int] | None:
     """Whether each tile of the members needs nothing of another: whatever they write, each tile has a part of its own,
     and what else they touch of that buffer is this part, in the same tile, or apart from all that is written.
 
@@ -222,7 +231,7 @@ def _run_by_tile(members: Sequence[NestStep], loops: Sequence[int], result: Buff
     return positive if all(number > 0 for number in positive) else None
 
 
-def _part(step: NestStep, axis: int, access: Access) -> _Part | None:
+def _part(step: LoopNest, axis: int, access: Access) -> _Part | None:
     """What of a buffer one tile touches; None if tiles may touch the same."""
     flat = access.flat(len(step.sizes))
     walked = sorted((flat.factors[d], size, d == axis) for d, size in enumerate(step.sizes) if size > 1)
@@ -230,7 +239,7 @@ def _part(step: NestStep, axis: int, access: Access) -> _Part | None:
     return (flat.constant, walked) if apart and walked and walked[0][0] > 0 else None
 
 
-def _chain(members: Sequence[NestStep], loops: Sequence[int], buffer: Buffer, dimension: int, width: int) -> ChainStep:
+def _chain(members: Sequence[LoopNest], loops: Sequence[int], buffer: Buffer, dimension: int, width: int) -> TileLoop:
     """The chain of members over tiles along ``loops``; one tile of ``buffer`` is local."""
     sizes = buffer.sizes
     local = Buffer("local", buffer.element, (*sizes[:dimension], width, *sizes[dimension + 1 :]))
@@ -238,4 +247,4 @@ def _chain(members: Sequence[NestStep], loops: Sequence[int], buffer: Buffer, di
     for member, loop in zip(members, loops, strict=True):
         member.sizes = tuple(1 if d == loop else size for d, size in enumerate(member.sizes))
         member.map_accesses(lambda access: replace(access, buffer=local) if access.buffer is buffer else access)
-    return ChainStep(tuple(members), tuple((loop,) for loop in loops), (tiles,), (1,), (local,))
+    return TileLoop(tuple(members), tuple((loop,) for loop in loops), (tiles,), (1,), (local,))

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 
+from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram
 from torchmdla.devices.cpu.passes.layout import lay_out
-from torchmdla.devices.cpu.steps import NestStep, Steps
 
 # Rows of the product from which reading a factor again for each of them costs more than transposing it once.
 _FEWEST_ROWS = 8
 
 
-def transpose_factors(steps: Steps) -> None:
+def pack_activations(steps: LoopProgram) -> None:
     """Transposes the factor that the columns of a product vary with, where it is not laid out by columns, in place."""
     for step in steps.nests():
         position = _crosswise_factor(step)
@@ -26,14 +26,14 @@ def transpose_factors(steps: Steps) -> None:
             steps.steps.insert(steps.steps.index(step), lay_out(step, step.inputs[position], order))
 
 
-def _column(step: NestStep) -> int:
+def _column(step: LoopNest) -> int:
     """The loop along which the result lies in memory, -1 if there is none."""
     flat = step.written_accesses[0].flat(len(step.sizes))
     loops = (d for d, factor in enumerate(flat.factors) if factor == 1 and step.sizes[d] > 1 and not step.reduction[d])
     return next(loops, -1)
 
 
-def _crosswise_factor(step: NestStep) -> int | None:
+def _crosswise_factor(step: LoopNest) -> int | None:
     """The factor to transpose: the only one that varies with the column, against its memory, read for each row, and no
     larger when each element has one place for each window (of a convolution) that it is in."""
     if not step.written_accesses:

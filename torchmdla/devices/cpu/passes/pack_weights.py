@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 from torchmdla.devices.cpu.accesses import Access
+from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, split_loop
 from torchmdla.devices.cpu.passes.layout import lay_out, slides
-from torchmdla.devices.cpu.passes.packing import parameter_values
-from torchmdla.devices.cpu.steps import NestStep, Steps, split_loop
+from torchmdla.devices.cpu.passes.precompute import parameter_values
 
 # Rows of the other factor from which a kernel holds a tile of the product; with fewer it just streams the weights.
 _FEWEST_ROWS = 3
@@ -23,7 +23,7 @@ def panel_width(columns: int, lanes: int) -> int:
     return columns if columns in widths else next(iter(widths), 0)
 
 
-def lay_out_panels(steps: Steps, lanes: int) -> None:
+def pack_weights(steps: LoopProgram, lanes: int) -> None:
     """Gives matrix products with parameters these as [columns/panel][rows][panel]."""
     fixed = parameter_values(steps)
     made: dict[object, Access] = {}
@@ -35,7 +35,7 @@ def lay_out_panels(steps: Steps, lanes: int) -> None:
                 _use_panels(steps, step, position, lanes, made)
 
 
-def _use_panels(steps: Steps, step: NestStep, position: int, lanes: int, made: dict[object, Access]) -> None:
+def _use_panels(steps: LoopProgram, step: LoopNest, position: int, lanes: int, made: dict[object, Access]) -> None:
     column = _column_loop(step, position)
     width = panel_width(step.sizes[column], lanes) if column >= 0 else 0
     if not width:
@@ -58,7 +58,7 @@ def _use_panels(steps: Steps, step: NestStep, position: int, lanes: int, made: d
         steps.steps.insert(steps.steps.index(step), maker)
 
 
-def _column_loop(step: NestStep, position: int) -> int:
+def _column_loop(step: LoopNest, position: int) -> int:
     """The largest loop of the product that only input ``position`` varies with; -1 if it is no product of enough rows
     with that input as a matrix."""
     loops = range(len(step.sizes))

@@ -12,17 +12,17 @@ from dataclasses import replace
 
 from torchmdla.devices.cpu.accesses import Access
 from torchmdla.devices.cpu.expressions import Expression, load, operation, substituted
+from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, summand
 from torchmdla.devices.cpu.passes.layout import lay_out
-from torchmdla.devices.cpu.passes.packing import parameter_values
-from torchmdla.devices.cpu.steps import NestStep, Steps, summand
+from torchmdla.devices.cpu.passes.precompute import parameter_values
 
 # Weights that a call uses less often than this stay as they are: a scaled copy would take more than it gives. Sizes
 # that vary are more at all samples, so that these decide alike.
 _LEAST_USES = 8
 
 
-def scale_weights(steps: Steps) -> None:
-    """Multiplies weights by what endings multiply the sums of their products by, in place."""
+def fold_scales(steps: LoopProgram) -> None:
+    """Multiplies weights by what epilogues multiply the sums of their products by, in place."""
     made = parameter_values(steps)
 
     def is_known(access: Access) -> bool:
@@ -32,28 +32,28 @@ def scale_weights(steps: Steps) -> None:
         product = _product_with_sum(step)
         factor = _factor(product) if product else None
         weights = _weights(step, factor, is_known) if factor and is_known(factor) else None
-        if step.ending and product and factor and weights:
+        if step.epilogue and product and factor and weights:
             steps.steps.insert(steps.steps.index(step), _scaled(step, weights, factor))
             total = next(operand for operand in product.operands if operand.op == "reduced")
-            step.ending = replace(step.ending, values=substituted(step.ending.values, {product: total}))
+            step.epilogue = replace(step.epilogue, values=substituted(step.epilogue.values, {product: total}))
 
 
-def _product_with_sum(step: NestStep) -> Expression | None:
-    """The product in the ending that alone reads the step's sum of products."""
-    if not _sums_products(step) or not step.ending:
+def _product_with_sum(step: LoopNest) -> Expression | None:
+    """The product in the epilogue that alone reads the step's sum of products."""
+    if not _sums_products(step) or not step.epilogue:
         return None
-    totals = [e for e in step.ending.body.expressions if e.op == "reduced"]
-    readers = [reader for total in totals for reader in step.ending.body.readers(total)]
-    is_stored = any(value.op == "reduced" for value in step.ending.values)
+    totals = [e for e in step.epilogue.body.expressions if e.op == "reduced"]
+    readers = [reader for total in totals for reader in step.epilogue.body.readers(total)]
+    is_stored = any(value.op == "reduced" for value in step.epilogue.values)
     return readers[0] if len(readers) == 1 and readers[0].op == "arith.mulf" and not is_stored else None
 
 
 def _factor(product: Expression) -> Access | None:
-    """What the ending multiplies the sum by, if it is one of its inputs."""
+    """What the epilogue multiplies the sum by, if it is one of its inputs."""
     return next((operand.payload for operand in product.operands if isinstance(operand.payload, Access)), None)
 
 
-def _sums_products(step: NestStep) -> bool:
+def _sums_products(step: LoopNest) -> bool:
     """Whether a step is a sum of products of its two inputs, from a constant zero."""
     product = summand(step)
     return (
@@ -67,7 +67,7 @@ def _sums_products(step: NestStep) -> bool:
     )
 
 
-def _weights(step: NestStep, factor: Access, is_known: Callable[[Access], bool]) -> Access | None:
+def _weights(step: LoopNest, factor: Access, is_known: Callable[[Access], bool]) -> Access | None:
     """The input that can be scaled by ``factor``."""
 
     def fits(access: Access) -> bool:
@@ -78,7 +78,7 @@ def _weights(step: NestStep, factor: Access, is_known: Callable[[Access], bool])
     return next((access for access in step.inputs if fits(access)), None)
 
 
-def _scaled(step: NestStep, weights: Access, factor: Access) -> NestStep:
+def _scaled(step: LoopNest, weights: Access, factor: Access) -> LoopNest:
     """Lets a step read a buffer of scaled weights; returns the step that fills it."""
     flat = weights.flat(len(step.sizes))
     order = sorted(weights.loops, key=lambda loop: -flat.factors[loop])

@@ -13,15 +13,15 @@ from dataclasses import replace
 
 from torchmdla.devices.cpu.accesses import Access, Buffer
 from torchmdla.devices.cpu.expressions import Expression, accessing, contents, load, substituted
-from torchmdla.devices.cpu.steps import NestStep, Steps, is_elementwise
+from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, is_elementwise
 
 # A step of its own pays where its work was repeated at least this many times. Sizes that vary are more at all samples,
 # so that these decide alike.
 _LEAST_REPEATED = 8
 
 
-def hoist_argument_work(steps: Steps) -> None:
-    """Gives what elementwise nests and endings compute of arguments alone, over fewer loops, a step before theirs."""
+def hoist_loop_invariants(steps: LoopProgram) -> None:
+    """Gives what elementwise nests and epilogues compute of arguments alone, over fewer loops, a step before theirs."""
     known = _argument_values(steps)
     for step in steps.nests():
         if known.issuperset(step.writes):
@@ -35,7 +35,7 @@ def hoist_argument_work(steps: Steps) -> None:
             _set_values(step, substituted(values, read))
 
 
-def _argument_values(steps: Steps) -> set[Buffer]:
+def _argument_values(steps: LoopProgram) -> set[Buffer]:
     """The temporaries that elementwise steps compute of arguments alone."""
     writers = Counter(buffer for step in steps.steps for buffer in step.writes)
     known: set[Buffer] = set()
@@ -49,21 +49,21 @@ def _is_known(buffer: Buffer, known: set[Buffer]) -> bool:
     return buffer.kind in ("parameter", "input", "global") or buffer in known
 
 
-def _values(step: NestStep) -> tuple[Expression, ...]:
+def _values(step: LoopNest) -> tuple[Expression, ...]:
     """What a step computes once for each element that it stores."""
-    if step.ending:
-        return step.ending.values
+    if step.epilogue:
+        return step.epilogue.values
     return step.values if is_elementwise(step) else ()
 
 
-def _set_values(step: NestStep, values: tuple[Expression, ...]) -> None:
-    if step.ending:
-        step.ending = replace(step.ending, values=values)
+def _set_values(step: LoopNest, values: tuple[Expression, ...]) -> None:
+    if step.epilogue:
+        step.epilogue = replace(step.epilogue, values=values)
     else:
         step.values = values
 
 
-def _hoisted(values: Sequence[Expression], known: set[Buffer], step: NestStep) -> list[Expression]:
+def _hoisted(values: Sequence[Expression], known: set[Buffer], step: LoopNest) -> list[Expression]:
     """The operations that depend on arguments alone, and that something else depends on."""
     constants: set[Expression] = set()
     ours: set[Expression] = set()
@@ -87,7 +87,7 @@ def _hoisted(values: Sequence[Expression], known: set[Buffer], step: NestStep) -
     return [e for e in contents(tuple(values)).expressions if e in read and e in ours and e.op != "load"]
 
 
-def _pays(step: NestStep, loops: Sequence[int]) -> bool:
+def _pays(step: LoopNest, loops: Sequence[int]) -> bool:
     """Whether the other loops, but for those that reduce, repeat what varies with ``loops`` often."""
     others = [n for k, n in enumerate(step.sizes) if k not in loops and not step.reduction[k]]
     return bool(loops) and math.prod(others) >= _LEAST_REPEATED
@@ -98,14 +98,14 @@ def _loops(value: Expression) -> list[int]:
     return sorted({loop for access in contents((value,)).loads for loop in access.loops})
 
 
-def _maker(value: Expression, step: NestStep) -> NestStep:
+def _maker(value: Expression, step: LoopNest) -> LoopNest:
     """The step that computes ``value`` into a buffer of its own, over the loops that it varies with."""
     loops = _loops(value)
     buffer = Buffer("temporary", value.type, tuple(step.sizes[loop] for loop in loops))
     (own,) = accessing((value,), lambda access: access.over(loops))
-    return NestStep.elementwise(buffer.sizes, Access.whole(buffer), own)
+    return LoopNest.elementwise(buffer.sizes, Access.whole(buffer), own)
 
 
-def _read(maker: NestStep, value: Expression, step: NestStep) -> Access:
+def _read(maker: LoopNest, value: Expression, step: LoopNest) -> Access:
     """Where ``step`` reads what ``maker`` computes."""
     return Access.of_loops(maker.writes[0], _loops(value), len(step.sizes))

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from torchmdla.devices.cpu.accesses import Access, Buffer, Linear
+from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
 from torchmdla.devices.cpu.expressions import Expression
-from torchmdla.devices.cpu.steps import NestStep, Step, Steps, Users, filled_with, is_copy
+from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, Step, Users, filled_with, is_copy
 
 
-def compute_in_place(steps: Steps) -> None:
+def elide_insert_copies(steps: LoopProgram) -> None:
     """Removes copies of temporaries into blocks of other buffers where the source can be computed there."""
     users, touched = Users(steps.steps), _Touched()
     order = {step: k for k, step in enumerate(steps.steps)}
@@ -30,7 +30,7 @@ def compute_in_place(steps: Steps) -> None:
         _replace(users.of(source), source, whole, block)
         touched.forget(users.of(source))
         steps.steps.remove(copy)
-        if isinstance(fill, NestStep):
+        if isinstance(fill, LoopNest):
             _fill_first(steps, fill, whole, source.sizes, block)
             users = Users(steps.steps)
             order = {step: k for k, step in enumerate(steps.steps)}
@@ -43,7 +43,7 @@ def compute_in_place(steps: Steps) -> None:
 # Which copies.
 
 
-def _block(copy: NestStep) -> tuple[Linear, ...] | None:
+def _block(copy: LoopNest) -> tuple[AffineExpr, ...] | None:
     """The place in the destination of each element of the source: indices over the source's dimensions. None if the
     copy does not move all of the source, moves an element to several places, or changes the order of elements."""
     source, destination = copy.inputs[0], copy.outputs[0]
@@ -69,15 +69,15 @@ def _block(copy: NestStep) -> tuple[Linear, ...] | None:
     rank = len(source.buffer.sizes)
     loops = {d: loop for loop, d in dims.items()}
     return tuple(
-        Linear(tuple(index.factors[loops[d]] if d in loops else 0 for d in range(rank)), index.constant)
+        AffineExpr(tuple(index.factors[loops[d]] if d in loops else 0 for d in range(rank)), index.constant)
         for index in destination.indices
     )
 
 
-def _may_move(users: Sequence[Step], source: Buffer, copy: NestStep) -> bool:
+def _may_move(users: Sequence[Step], source: Buffer, copy: LoopNest) -> bool:
     """Whether only nests use the source, and none writes it after the copy."""
     after = users[users.index(copy) + 1 :]
-    nests = all(isinstance(s, NestStep) and all(t.buffer is not source for t in s.tables) for s in users)
+    nests = all(isinstance(s, LoopNest) and all(t.buffer is not source for t in s.tables) for s in users)
     return nests and all(source not in s.writes for s in after)
 
 
@@ -91,7 +91,7 @@ class _Touched:
     def __init__(self) -> None:
         self._found: dict[Step, dict[Buffer, tuple[list[_Spans], list[_Spans]]]] = {}
 
-    def of(self, step: NestStep, buffer: Buffer) -> tuple[list[_Spans], list[_Spans]]:
+    def of(self, step: LoopNest, buffer: Buffer) -> tuple[list[_Spans], list[_Spans]]:
         """What a step writes of a buffer, and what it reads."""
         found = self._found.setdefault(step, {})
         if buffer not in found:
@@ -104,7 +104,7 @@ class _Touched:
             self._found.pop(step, None)
 
 
-def _distances_to_blocks(users: Sequence[Step], whole: Buffer, copy: NestStep, touched: _Touched) -> list[int] | None:
+def _distances_to_blocks(users: Sequence[Step], whole: Buffer, copy: LoopNest, touched: _Touched) -> list[int] | None:
     """How far from the copy's block in a buffer lies what else is written, or read before the copy, if nobody else
     touches that block before the copy or writes it afterwards, but a fill of all of the buffer that comes first. None
     otherwise."""
@@ -114,7 +114,7 @@ def _distances_to_blocks(users: Sequence[Step], whole: Buffer, copy: NestStep, t
     for k, step in enumerate(users):
         if step is copy or (k == 0 and filled_with(step) is not None):
             continue
-        if not isinstance(step, NestStep) or (k < position and any(t.buffer is whole for t in step.tables)):
+        if not isinstance(step, LoopNest) or (k < position and any(t.buffer is whole for t in step.tables)):
             return None
         written, read = touched.of(step, whole)
         distances += [_apart(spans, block) for spans in written]
@@ -122,7 +122,7 @@ def _distances_to_blocks(users: Sequence[Step], whole: Buffer, copy: NestStep, t
     return distances if all(number > 0 for number in distances) else None
 
 
-def distance(step: NestStep, access: Access, other_step: NestStep, other: Access) -> int:
+def distance(step: LoopNest, access: Access, other_step: LoopNest, other: Access) -> int:
     """How far apart two accesses of a buffer are in the dimension in which they are farthest: not positive if the
     elements that they touch are not told apart by one dimension alone."""
     return _apart(_spans(step, access), _spans(other_step, other))
@@ -135,11 +135,11 @@ def _apart(spans: _Spans, others: _Spans) -> int:
     return largest
 
 
-def _spans(step: NestStep, access: Access) -> _Spans:
+def _spans(step: LoopNest, access: Access) -> _Spans:
     return [_span(step, index) for index in access.indices]
 
 
-def _span(step: NestStep, index: Linear) -> tuple[int, int]:
+def _span(step: LoopNest, index: AffineExpr) -> tuple[int, int]:
     """The least and the largest value of an index."""
     ends = [factor * (size - 1) for factor, size in zip(index.factors, step.sizes, strict=True)]
     return index.constant + sum(e for e in ends if e < 0), index.constant + sum(e for e in ends if e > 0)
@@ -148,7 +148,7 @@ def _span(step: NestStep, index: Linear) -> tuple[int, int]:
 # The change.
 
 
-def _replace(users: Sequence[Step], source: Buffer, whole: Buffer, block: Sequence[Linear]) -> None:
+def _replace(users: Sequence[Step], source: Buffer, whole: Buffer, block: Sequence[AffineExpr]) -> None:
     """Lets every access of ``source`` touch its block of ``whole``."""
 
     def moved(access: Access) -> Access:
@@ -157,19 +157,21 @@ def _replace(users: Sequence[Step], source: Buffer, whole: Buffer, block: Sequen
         return Access(whole, tuple(_composed(index, access.indices) for index in block))
 
     for step in users:
-        if isinstance(step, NestStep):
+        if isinstance(step, LoopNest):
             step.map_accesses(moved)
 
 
-def _composed(outer: Linear, inner: Sequence[Linear]) -> Linear:
+def _composed(outer: AffineExpr, inner: Sequence[AffineExpr]) -> AffineExpr:
     """``outer``, an index over dimensions, with the indices of these put in."""
     pairs = [(factor, index) for factor, index in zip(outer.factors, inner, strict=True) if factor]
     loops = len(inner[0].factors)
     factors = tuple(sum(f * index.factors[loop] for f, index in pairs) for loop in range(loops))
-    return Linear(factors, outer.constant + sum(f * index.constant for f, index in pairs))
+    return AffineExpr(factors, outer.constant + sum(f * index.constant for f, index in pairs))
 
 
-def _fill_first(steps: Steps, fill: NestStep, whole: Buffer, sizes: tuple[int, ...], block: tuple[Linear, ...]) -> None:
+def _fill_first(
+    steps: LoopProgram, fill: LoopNest, whole: Buffer, sizes: tuple[int, ...], block: tuple[AffineExpr, ...]
+) -> None:
     """Fills the borders around a block, or everything where there may be other blocks, before the buffer's first
     use."""
     constant = filled_with(fill)
@@ -187,7 +189,7 @@ def _fill_first(steps: Steps, fill: NestStep, whole: Buffer, sizes: tuple[int, .
 
 def _borders(
     constant: Expression, padded: Buffer, sizes: tuple[int, ...], offsets: tuple[int, ...]
-) -> Iterator[NestStep]:
+) -> Iterator[LoopNest]:
     """Fills of what lies before and after the interior: of the first dimensions over the whole of those that follow,
     and within the interior of those before."""
     lengths, starts = list(padded.sizes), [0] * len(sizes)
@@ -205,7 +207,7 @@ def _borders(
 
 def _block_fill(
     constant: Expression, buffer: Buffer, lengths: list[int], starts: list[int], twice: int = -1, distance: int = 0
-) -> NestStep:
+) -> LoopNest:
     """Fills a block; a second one ``distance`` further in dimension ``twice``, if that is given."""
     loops = len(lengths) + 1
     sizes = (*lengths, 2 if twice >= 0 else 1)
@@ -214,5 +216,5 @@ def _block_fill(
         factors = [0] * loops
         factors[d] = 1
         factors[-1] = distance if d == twice else 0
-        indices.append(Linear(tuple(factors), start))
-    return NestStep.elementwise(sizes, Access(buffer, tuple(indices)), constant)
+        indices.append(AffineExpr(tuple(factors), start))
+    return LoopNest.elementwise(sizes, Access(buffer, tuple(indices)), constant)

@@ -1,7 +1,7 @@
 """Loops that a program has written out, as the steps of a recurrent network over time: one step that repeats.
 
 Steps that follow each other with a period, equal but for where their operands lie, become a
-:class:`~torchmdla.devices.cpu.steps.RepeatStep`. From one iteration to the next an operand may
+:class:`~torchmdla.devices.cpu.loop_program.RepeatLoop`. From one iteration to the next an operand may
 
 - advance: the same buffer, a fixed distance further;
 - be passed on: a temporary that an earlier iteration wrote. What the iterations write one after the other becomes rows
@@ -19,10 +19,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from torchmdla.devices.cpu.accesses import Access, Buffer, Linear
+from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
 from torchmdla.devices.cpu.expressions import accessing
-from torchmdla.devices.cpu.linearising import linearised, linearised_ending
-from torchmdla.devices.cpu.steps import ChainStep, Ending, NestStep, RepeatStep, Step, Steps, Users, View
+from torchmdla.devices.cpu.linearising import linearised, linearised_epilogue
+from torchmdla.devices.cpu.loop_program import Epilogue, LoopNest, LoopProgram, RepeatLoop, Step, TileLoop, Users, View
 
 # A loop has at least so many iterations, of at most so many steps.
 _LEAST_COUNT = 3
@@ -32,7 +32,7 @@ _LONGEST_PERIOD = 32
 _MOST_PEELED = 2
 
 
-def roll_loops(steps: Steps) -> None:
+def reroll_loops(steps: LoopProgram) -> None:
     """Replaces recurrences that are written out by loops, in place."""
     numbers: dict[object, int] = {}
     forms = [numbers.setdefault(_form(step), len(numbers)) for step in steps.steps]
@@ -87,25 +87,29 @@ def _spans(count: int) -> Iterator[tuple[int, int]]:
 
 def _form(step: Step) -> object:
     """What is equal in steps that differ in their operands' places only; the step itself if it is in no loop."""
-    if isinstance(step, NestStep) and not step.tables:
+    if isinstance(step, LoopNest) and not step.tables:
         return _nest_form(step, ())
-    if isinstance(step, ChainStep):
+    if isinstance(step, TileLoop):
         members = tuple(_nest_form(member, step.locals) for member in step.members)
         local = tuple((buffer.element, buffer.sizes) for buffer in step.locals)
         return members, step.loops, step.extents, step.tile, local
     return step
 
 
-def _nest_form(step: NestStep, local: Sequence[Buffer]) -> object:
+def _nest_form(step: LoopNest, local: Sequence[Buffer]) -> object:
     loops = len(step.sizes)
     operands = []
     for access in step.accesses:
         flat = access.flat(loops)
         place = (local.index(access.buffer), flat.constant) if access.buffer in local else None
         operands.append((access.buffer.element, flat.factors, place))
-    ending = step.ending
+    epilogue = step.epilogue
     results = len(step.outputs)
-    end = (len(ending.body.loads), ending.body.scalars, linearised_ending(ending.values, results)) if ending else None
+    end = (
+        (len(epilogue.body.loads), epilogue.body.scalars, linearised_epilogue(epilogue.values, results))
+        if epilogue
+        else None
+    )
     body = linearised(step.values, step.checks, results)
     own = (step.sizes, step.reduction, len(step.inputs), step.scalars, body, step.initial)
     return own, tuple(operands), end
@@ -120,8 +124,8 @@ class _Operand:
     is_written: bool
 
 
-def _nests(steps: Sequence[Step]) -> list[NestStep]:
-    return [n for s in steps for n in (s.members if isinstance(s, ChainStep) else [s]) if isinstance(n, NestStep)]
+def _nests(steps: Sequence[Step]) -> list[LoopNest]:
+    return [n for s in steps for n in (s.members if isinstance(s, TileLoop) else [s]) if isinstance(n, LoopNest)]
 
 
 class _Operands:
@@ -141,7 +145,7 @@ class _Operands:
         return found
 
 
-def _operands(nest: NestStep) -> Iterator[_Operand]:
+def _operands(nest: LoopNest) -> Iterator[_Operand]:
     first_written = len(nest.accesses) - len(nest.written_accesses)
     for k, access in enumerate(nest.accesses):
         if access.buffer.kind != "local":
@@ -263,7 +267,7 @@ class _Loop:
         laid_out = [(v, v.rows) for v in self._values if v.rows is not None]
         return {buffer: (rows, v.row(k)) for v, rows in laid_out for k, buffer in v.all().items()}
 
-    def repeated(self) -> RepeatStep:
+    def repeated(self) -> RepeatLoop:
         views: dict[object, View] = {}
         sources = iter(self._sources)
 
@@ -286,8 +290,8 @@ class _Loop:
         first = self._iterations[0]
         for nest in _nests(first):
             _replace_accesses(nest, [moved(access) for access in nest.accesses])
-        steps = tuple(step for step in first if isinstance(step, NestStep | ChainStep))
-        return RepeatStep(len(self._iterations), steps, tuple(views.values()))
+        steps = tuple(step for step in first if isinstance(step, LoopNest | TileLoop))
+        return RepeatLoop(len(self._iterations), steps, tuple(views.values()))
 
 
 class _NoLoop(Exception):
@@ -297,23 +301,23 @@ class _NoLoop(Exception):
 def _is_needed_as_it_is(buffer: Buffer, step: Step) -> bool:
     """Whether a step relies on the place of a buffer."""
     tables = [t.buffer for nest in _nests([step]) for t in nest.tables]
-    return not isinstance(step, NestStep | ChainStep) or buffer in tables
+    return not isinstance(step, LoopNest | TileLoop) or buffer in tables
 
 
 def _view_of(buffer: Buffer) -> Buffer:
     return Buffer("view", buffer.element, buffer.sizes)
 
 
-def _replace_accesses(nest: NestStep, accesses: Sequence[Access]) -> None:
+def _replace_accesses(nest: LoopNest, accesses: Sequence[Access]) -> None:
     """Gives a nest other accesses, in the order of its own."""
     own = dict(zip(nest.inputs, accesses, strict=False))
     rest = tuple(accesses[len(own) :])
     nest.map_body(lambda roots: accessing(roots, own.__getitem__))
-    if nest.ending is None:
+    if nest.epilogue is None:
         nest.outputs = rest
         return
-    read = dict(zip(nest.ending.body.loads, rest, strict=False))
-    nest.ending = Ending(rest[len(read) :], accessing(nest.ending.values, read.__getitem__))
+    read = dict(zip(nest.epilogue.body.loads, rest, strict=False))
+    nest.epilogue = Epilogue(rest[len(read) :], accessing(nest.epilogue.values, read.__getitem__))
 
 
 def _rename(steps: Sequence[Step], renamed: dict[Buffer, tuple[Buffer, int]]) -> None:
@@ -325,6 +329,6 @@ def _rename(steps: Sequence[Step], renamed: dict[Buffer, tuple[Buffer, int]]) ->
                 return access
             rows, offset = renamed[access.buffer]
             flat = access.flat(loops)
-            return Access(rows, (Linear(flat.factors, flat.constant + offset),))
+            return Access(rows, (AffineExpr(flat.factors, flat.constant + offset),))
 
         nest.map_accesses(moved)

@@ -1,8 +1,8 @@
 """Nests that follow one another over the same outer loops, run tile by tile: one pass over memory for all of them.
 
 Softmax, normalisations, attention and chains of elementwise nests and reductions in general compute rows that need
-nothing of other rows. Each becomes a :class:`~torchmdla.devices.cpu.steps.ChainStep`: for each tile of the shared loops
-(the axes) all nests in order, what passes between them in small buffers that stay in the cache.
+nothing of other rows. Each becomes a :class:`~torchmdla.devices.cpu.loop_program.TileLoop`: for each tile of the shared
+loops (the axes) all nests in order, what passes between them in small buffers that stay in the cache.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from torchmdla.devices.cpu.accesses import Access, Buffer
+from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, Step, TileLoop, Users, contracts, is_copy
 from torchmdla.devices.cpu.machine import Machine
-from torchmdla.devices.cpu.passes.recomputing import recompute
-from torchmdla.devices.cpu.steps import ChainStep, NestStep, Step, Steps, Users, contracts, is_copy
+from torchmdla.devices.cpu.passes.rematerialise import rematerialise
 
 # Locals lie on the stack of whichever thread runs a tile.
 _MOST_LOCAL_BYTES = 256 << 10
@@ -27,7 +27,7 @@ _STREAMED_PART = 1 / 2
 _LEAST_INNERMOST = 64
 
 
-def chain_nests(steps: Steps, machine: Machine, tiles: Sequence[Sequence[int]] | None = None) -> None:
+def fuse_by_tiles(steps: LoopProgram, machine: Machine, tiles: Sequence[Sequence[int]] | None = None) -> None:
     """Replaces nests that can run tile by tile by chains, in place.
 
     ``tiles``: of each chain in turn, whatever the sizes of its axes; chosen by cost if None. What joins a chain does
@@ -55,7 +55,7 @@ def chain_nests(steps: Steps, machine: Machine, tiles: Sequence[Sequence[int]] |
 
 def _longest(
     users: Users, rest: Sequence[Step], machine: Machine, given: deque[Sequence[int]] | None
-) -> tuple[_Candidate | None, ChainStep | None]:
+) -> tuple[_Candidate | None, TileLoop | None]:
     """The longest chain from the first step on whose locals have room, with the next of the ``given`` tiles."""
     for chain in reversed(_growth(rest)):
         made = chain.finished(users, machine, given)
@@ -67,7 +67,7 @@ def _longest(
 def _growth(rest: Sequence[Step]) -> list[_Candidate]:
     """The chains that start with the first step, each by one member longer than the one before."""
     first = rest[0]
-    if not isinstance(first, NestStep) or not _may_join(first) or is_copy(first):
+    if not isinstance(first, LoopNest) or not _may_join(first) or is_copy(first):
         return []
     chains = [_Candidate([first], [(loop,) for loop in _free_loops(first)], [], 1, contracts(first))]
     reads, writes = set(first.reads), set(first.writes)
@@ -76,7 +76,7 @@ def _growth(rest: Sequence[Step]) -> list[_Candidate]:
         if not (writes & {*step.reads, *step.writes} or reads & set(step.writes)):
             waiting.append(step)  # No member needs to wait for it, nor it for one.
             continue
-        longer = chains[-1].with_member(step, waiting, position + 1) if isinstance(step, NestStep) else None
+        longer = chains[-1].with_member(step, waiting, position + 1) if isinstance(step, LoopNest) else None
         if longer is None:
             break
         chains.append(longer)
@@ -92,13 +92,13 @@ class _Candidate:
     needs to wait for; ``end``: how many steps members and those are together; ``contracts``: whether some member is a
     product."""
 
-    members: list[NestStep]
+    members: list[LoopNest]
     axes: list[tuple[int, ...]]
     before: list[Step]
     end: int
     contracts: bool
 
-    def with_member(self, step: NestStep, waiting: Sequence[Step], end: int) -> _Candidate | None:
+    def with_member(self, step: LoopNest, waiting: Sequence[Step], end: int) -> _Candidate | None:
         """The chain with one more member, behind steps that are ``waiting``; None if no axis goes on through it."""
         if not _may_join(step):
             return None
@@ -116,7 +116,7 @@ class _Candidate:
 
     def _loop_in(
         self,
-        step: NestStep,
+        step: LoopNest,
         free: Sequence[int],
         axis: Sequence[int],
         dependences: Sequence[tuple[int, Access, Access]],
@@ -128,7 +128,7 @@ class _Candidate:
             return None
         return own if step.sizes[own] == self.members[0].sizes[axis[0]] else None
 
-    def finished(self, users: Users, machine: Machine, given: deque[Sequence[int]] | None) -> ChainStep | None:
+    def finished(self, users: Users, machine: Machine, given: deque[Sequence[int]] | None) -> TileLoop | None:
         """The chain with the next of the ``given`` tiles, or with a chosen one; None if nothing stays within a tile, or
         that has no room.
 
@@ -144,7 +144,7 @@ class _Candidate:
     def _recomputing(self, local: Sequence[Buffer]) -> _Candidate:
         """The chain without members whose values are computed where they are read, as long as something is left that
         passes between the others."""
-        made = recompute(self.members, local)
+        made = rematerialise(self.members, local)
         members = [m for m in made if m is not None]
         if not any(b in local for m in members for b in m.writes):
             return self
@@ -153,7 +153,7 @@ class _Candidate:
 
     def _of_tiles(
         self, local: Sequence[Buffer], machine: Machine, given: deque[Sequence[int]] | None
-    ) -> ChainStep | None:
+    ) -> TileLoop | None:
         """As :meth:`finished`, of a chain whose members pass on ``local``."""
         tile = self._tile(local, machine) if given is None else self._next(given)
         if given is not None:
@@ -163,7 +163,7 @@ class _Candidate:
         shrunk = {buffer: self._shrunk(buffer, tile) for buffer in local}
         members = tuple(self._tiled(k, tile, shrunk) for k in range(len(self.members)))
         loops = tuple(tuple(axis[k] for axis in self.axes) for k in range(len(self.members)))
-        return ChainStep(members, loops, tuple(self._sizes()), tuple(tile), tuple(shrunk.values()))
+        return TileLoop(members, loops, tuple(self._sizes()), tuple(tile), tuple(shrunk.values()))
 
     def _next(self, given: deque[Sequence[int]]) -> list[int]:
         if not given or len(given[0]) != len(self.axes):
@@ -240,7 +240,7 @@ class _Candidate:
                         sizes[d] = extent
         return Buffer("local", buffer.element, tuple(sizes))
 
-    def _tiled(self, position: int, tile: Sequence[int], shrunk: dict[Buffer, Buffer]) -> NestStep:
+    def _tiled(self, position: int, tile: Sequence[int], shrunk: dict[Buffer, Buffer]) -> LoopNest:
         """A member over one tile, its locals replaced."""
         member = replace(self.members[position])
         sizes = list(member.sizes)
@@ -251,7 +251,7 @@ class _Candidate:
         return member
 
 
-def _may_join(step: NestStep) -> bool:
+def _may_join(step: LoopNest) -> bool:
     """Whether a nest can be a member: it writes through accesses only, and what it reads again for every tile is not
     large."""
     if step.tables or not step.written_accesses:
@@ -259,13 +259,13 @@ def _may_join(step: NestStep) -> bool:
     return not (contracts(step) and any(b.kind in ("parameter", "packed") for b in step.reads))
 
 
-def _free_loops(step: NestStep) -> list[int]:
+def _free_loops(step: LoopNest) -> list[int]:
     """Loops that tiles can cut: parallel, and their index is not used as a value."""
     used = step.indexed_loops
     return [loop for loop, size in enumerate(step.sizes) if size > 1 and not step.reduction[loop] and loop not in used]
 
 
-def _dependences(earlier: NestStep, later: NestStep) -> list[tuple[Access, Access]]:
+def _dependences(earlier: LoopNest, later: LoopNest) -> list[tuple[Access, Access]]:
     """Pairs of accesses to one buffer, of which one at least writes."""
     written = {*earlier.writes, *later.writes}
     theirs = [a for a in earlier.accesses if a.buffer in written]

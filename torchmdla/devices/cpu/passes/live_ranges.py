@@ -6,19 +6,19 @@ from collections import Counter
 from dataclasses import replace
 
 from torchmdla.devices.cpu.accesses import Access, Buffer
-from torchmdla.devices.cpu.steps import (
-    ChainStep,
-    NestStep,
-    RepeatStep,
+from torchmdla.devices.cpu.loop_program import (
+    LoopNest,
+    LoopProgram,
+    RepeatLoop,
     Step,
-    Steps,
+    TileLoop,
     covers,
     first_and_last_uses,
     is_copy,
 )
 
 
-def separate_values(steps: Steps) -> None:
+def split_live_ranges(steps: LoopProgram) -> None:
     """Gives each value that a temporary or a result holds all of, one after the other, a buffer of its own. The last
     value of a result stays where it is."""
     steps.steps = [s for s in steps.steps if not (is_copy(s) and _copies_to_itself(s))]
@@ -44,24 +44,24 @@ def _another(buffer: Buffer) -> Buffer:
 
 
 def _copies_to_itself(step: Step) -> bool:
-    return isinstance(step, NestStep) and step.inputs == step.outputs
+    return isinstance(step, LoopNest) and step.inputs == step.outputs
 
 
-def _fresh(step: NestStep) -> list[Buffer]:
+def _fresh(step: LoopNest) -> list[Buffer]:
     """The buffers that start a new value with a step."""
     return [a.buffer for a in step.outputs if _starts_value(step, a)]
 
 
-def _starts_value(step: NestStep, output: Access) -> bool:
+def _starts_value(step: LoopNest, output: Access) -> bool:
     """Whether a step overwrites the buffer of one of its outputs without carrying on what it holds."""
     buffer = output.buffer
-    if buffer.kind not in ("temporary", "result") or buffer.fixed or step.ending or any(step.reduction):
+    if buffer.kind not in ("temporary", "result") or buffer.fixed or step.epilogue or any(step.reduction):
         return False
     alone = sum(a.buffer is buffer for a in step.outputs) == 1 and all(t.buffer is not buffer for t in step.tables)
     return alone and covers(step, output)
 
 
-def share_buffers(steps: Steps) -> None:
+def share_buffers(steps: LoopProgram) -> None:
     """Lets an elementwise step write over an input that nobody needs afterwards: fewer bytes stay in the caches."""
     first, last = first_and_last_uses(steps.steps)
     merged: dict[Buffer, Buffer] = {}
@@ -72,11 +72,11 @@ def share_buffers(steps: Steps) -> None:
         return buffer
 
     for position, step in enumerate(steps.steps):
-        if isinstance(step, NestStep | ChainStep):
+        if isinstance(step, LoopNest | TileLoop):
             step.map_accesses(lambda access: replace(access, buffer=resolved(access.buffer)))
-        if isinstance(step, RepeatStep):
+        if isinstance(step, RepeatLoop):
             step.rename(resolved)
-        if isinstance(step, NestStep):
+        if isinstance(step, LoopNest):
             pair = _replaceable(step, position, first, last)
             if pair is not None:
                 old, new = pair
@@ -86,7 +86,7 @@ def share_buffers(steps: Steps) -> None:
 
 
 def _replaceable(
-    step: NestStep, position: int, first: dict[Buffer, int], last: dict[Buffer, int]
+    step: LoopNest, position: int, first: dict[Buffer, int], last: dict[Buffer, int]
 ) -> tuple[Buffer, Buffer] | None:
     """An input that ends with a step and an output that starts with it, accessed alike."""
     if any(step.reduction) or len(step.outputs) != 1:

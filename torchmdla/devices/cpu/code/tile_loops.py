@@ -17,10 +17,10 @@ from torchmdla.devices.cpu.code.checks import Marks
 from torchmdla.devices.cpu.code.sizes import Blocks, SizeCode, Symbols, count, share_slots
 from torchmdla.devices.cpu.code.vector_math import expand
 from torchmdla.devices.cpu.frontend.buffers import Lifetime, plan
+from torchmdla.devices.cpu.kernel_spec import ELEMENT_BYTES, stored
+from torchmdla.devices.cpu.loop_program import LoopNest, Step, TileLoop, final_nest, first_and_last_uses, flattened
 from torchmdla.devices.cpu.machine import Machine
-from torchmdla.devices.cpu.nests import ELEMENT_BYTES, stored
 from torchmdla.devices.cpu.schedule import Ahead, Fetch, choose
-from torchmdla.devices.cpu.steps import ChainStep, NestStep, Step, final_nest, first_and_last_uses, flattened
 
 SCRATCH = "mdla_scratch"
 
@@ -38,7 +38,7 @@ class MemberKernel:
 
 
 # Gives the kernel of a nest that fetches ahead.
-Kernels = Callable[[NestStep, Ahead], MemberKernel]
+Kernels = Callable[[LoopNest, Ahead], MemberKernel]
 
 
 @dataclass(frozen=True)
@@ -58,11 +58,11 @@ class ChainCode:
 
 def spare_symbols(steps: Iterable[Step]) -> int:
     """How many symbols chains need for the sizes of last tiles."""
-    return max((len(step.tile) for step in flattened(steps) if isinstance(step, ChainStep)), default=0)
+    return max((len(step.tile) for step in flattened(steps) if isinstance(step, TileLoop)), default=0)
 
 
-def write_chain(
-    step: ChainStep, machine: Machine, kernel: Kernels, attributes: str, symbols: Symbols, marks: Marks | None
+def write_tile_loop(
+    step: TileLoop, machine: Machine, kernel: Kernels, attributes: str, symbols: Symbols, marks: Marks | None
 ) -> ChainCode:
     """The kernel of a chain. ``kernel`` gives the kernel of a member, or of one over a shorter tile; ``marks`` are
     there where accesses are to be checked."""
@@ -72,7 +72,7 @@ def write_chain(
 class _ChainWriter:
     def __init__(
         self,
-        step: ChainStep,
+        step: TileLoop,
         machine: Machine,
         kernel: Kernels,
         attributes: str,
@@ -310,7 +310,7 @@ class Fetched:
     beside: tuple[_Place, ...] = ()
 
 
-def fetched_ahead(step: ChainStep, machine: Machine, typical: Sequence[int] = ()) -> list[Fetched]:
+def fetched_ahead(step: TileLoop, machine: Machine, typical: Sequence[int] = ()) -> list[Fetched]:
     """What each member fetches for later tiles and members while it computes. Processors see far enough ahead along one
     tile, but not that the next one follows; memory would be idle while members compute on what is in the cache.
 
@@ -341,13 +341,13 @@ def fetched_ahead(step: ChainStep, machine: Machine, typical: Sequence[int] = ()
     return [Fetched(tuple(own), tuple(places)) for own, places in zip(ahead, beside, strict=True)]
 
 
-def _of_later_tile(step: ChainStep, place: _Place, axis: int, tiles: int) -> list[Fetch]:
+def _of_later_tile(step: TileLoop, place: _Place, axis: int, tiles: int) -> list[Fetch]:
     """The part of the tile that is ``tiles`` further along an axis, if it is another one."""
     distance = step.strides(*place)[axis] * tiles
     return [Fetch(place[1], distance)] if distance else []
 
 
-def _streams(step: ChainStep, lengths: Sequence[int]) -> tuple[list[_Place], list[_Place]]:
+def _streams(step: TileLoop, lengths: Sequence[int]) -> tuple[list[_Place], list[_Place]]:
     """The operands by which tiles walk memory: of each buffer that is read first, in the longest member, and of each
     that is written first, where that is."""
     read: dict[Buffer, _Place] = {}
@@ -364,7 +364,7 @@ def _streams(step: ChainStep, lengths: Sequence[int]) -> tuple[list[_Place], lis
     return list(read.values()), list(written.values())
 
 
-def _tiles_ahead(step: ChainStep, read: Sequence[_Place], machine: Machine, typical: Sequence[int]) -> int:
+def _tiles_ahead(step: TileLoop, read: Sequence[_Place], machine: Machine, typical: Sequence[int]) -> int:
     """How many tiles ahead to fetch what is read: two where these take no more than half of the first cache, since
     memory takes longer than a tile of little work."""
     part = 0
@@ -375,7 +375,7 @@ def _tiles_ahead(step: ChainStep, read: Sequence[_Place], machine: Machine, typi
     return 2 if 4 * part <= machine.first_level else 1
 
 
-def _walked_alike(step: ChainStep, place: _Place, typical: Sequence[int]) -> list[_Place]:
+def _walked_alike(step: TileLoop, place: _Place, typical: Sequence[int]) -> list[_Place]:
     """One operand of each member up to that of ``place`` that touches as many bytes, as far apart, as that operand."""
     last, number = place
     wanted = _walk(step.members[last], number, typical)
@@ -387,7 +387,7 @@ def _walked_alike(step: ChainStep, place: _Place, typical: Sequence[int]) -> lis
     return list(found.values())
 
 
-def _walk(member: NestStep, number: int, typical: Sequence[int]) -> list[tuple[int, int]]:
+def _walk(member: LoopNest, number: int, typical: Sequence[int]) -> list[tuple[int, int]]:
     """How a member's operand touches memory, whatever the order of its loops: distances in bytes, and how many of each
     there are."""
     access = member.accesses[number]
@@ -409,11 +409,11 @@ def described(buffer: Buffer) -> str:
     return f"({buffer.element}, {sizes or 'one'})"
 
 
-def _may_fail(member: NestStep) -> bool:
+def _may_fail(member: LoopNest) -> bool:
     return final_nest(member)[0].may_fail
 
 
-def _lifetimes(step: ChainStep) -> dict[Buffer, Lifetime]:
+def _lifetimes(step: TileLoop) -> dict[Buffer, Lifetime]:
     """Of the locals, in members."""
     first, last = first_and_last_uses(step.members)
     return {b: Lifetime(b.bytes, first[b], last[b]) for b in step.locals}

@@ -15,10 +15,10 @@ import numpy as np
 from torchmdla.compiler.program import Program
 from torchmdla.compiler.sizes import NoPolynomial, Size, at, fit
 from torchmdla.devices.cpu.accesses import Buffer, Scalar
-from torchmdla.devices.cpu.code.chains import spare_symbols
+from torchmdla.devices.cpu.code.tile_loops import spare_symbols
 from torchmdla.devices.cpu.expressions import Expression, constant, operation, rewritten, size
-from torchmdla.devices.cpu.nests import constant_number
-from torchmdla.devices.cpu.steps import NestStep, RegionStep, ScalarStep, Step, Steps, final_nest
+from torchmdla.devices.cpu.kernel_spec import constant_number
+from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, OutlinedRegion, ScalarStep, Step, final_nest
 from torchmdla.errors import CompileError
 
 # Fields whose numbers count elements or iterations; in all others a number stands for a thing.
@@ -31,7 +31,7 @@ _ROUNDED: Mapping[str, Callable[[float], Any]] = {"f32": np.float32, "f64": floa
 _TYPICAL_REST = 8
 
 
-def mark_varying(samples: Sequence[Steps]) -> None:
+def mark_varying(samples: Sequence[LoopProgram]) -> None:
     """Marks the buffers whose sizes differ between samples. Where these have unequal numbers of buffers (loops written
     out), a buffer of sizes that not all of them have is one of those."""
     listed = [steps.buffers() for steps in samples]
@@ -45,7 +45,7 @@ def mark_varying(samples: Sequence[Steps]) -> None:
         buffer.varies = buffer.sizes not in everywhere
 
 
-def unify(program: Program, samples: Sequence[Steps]) -> Steps:
+def unify(program: Program, samples: Sequence[LoopProgram]) -> LoopProgram:
     """The steps of a dynamic program, of which ``samples`` are the steps of its samples. Symbols that chains need for
     the sizes of last tiles come behind the program's.
 
@@ -56,7 +56,7 @@ def unify(program: Program, samples: Sequence[Steps]) -> Steps:
     if len({len(sample.positive) for sample in samples}) > 1:
         # Of loops written out: the least number decides, since iterations follow each other at one distance.
         samples = [replace(sample, positive=[min(sample.positive, default=1)]) for sample in samples]
-    unified: Steps = _Unifier(program, spare).joined(samples)
+    unified: LoopProgram = _Unifier(program, spare).joined(samples)
     unified.typical = program.symbols + (_TYPICAL_REST,) * spare
     if any(_is_dynamic(step) for packing in unified.packings for step in packing.steps):
         raise not_dynamic("what is made of the weights ahead depends on the sizes")
@@ -67,7 +67,7 @@ def unify(program: Program, samples: Sequence[Steps]) -> Steps:
 
 def _is_dynamic(step: Step) -> bool:
     """Whether a step of a pack has sizes."""
-    if not isinstance(step, NestStep):
+    if not isinstance(step, LoopNest):
         return False
     nest, places = final_nest(step)
     return nest.is_dynamic or any(isinstance(offset, Size) for _, offset in places)
@@ -95,7 +95,7 @@ def not_dynamic(reason: str) -> CompileError:
     return CompileError(f"the program is not dynamic: {reason}")
 
 
-def steps_at(steps: Steps, values: Sequence[int]) -> Steps:
+def program_at(steps: LoopProgram, values: Sequence[int]) -> LoopProgram:
     """The static steps where the symbols have ``values``, any that are large enough."""
     known: dict[int, Any] = {}
 
@@ -118,7 +118,7 @@ def steps_at(steps: Steps, values: Sequence[int]) -> Steps:
             known[id(thing)] = type(thing)(**{f.name: static(getattr(thing, f.name)) for f in fields(thing) if f.init})
         return known[id(thing)]
 
-    found: Steps = static(steps)
+    found: LoopProgram = static(steps)
     return found
 
 
@@ -142,9 +142,9 @@ class _Unifier:
             return self._expression(tuple(things))
         if isinstance(first, ScalarStep):
             return self._scalar_step(things)
-        if isinstance(first, RegionStep) and any(thing.text != first.text for thing in things):
+        if isinstance(first, OutlinedRegion) and any(thing.text != first.text for thing in things):
             raise not_dynamic("an op that has no kernels (a scan, a sort, a loop) works on what varies with the sizes")
-        if isinstance(first, Steps) and any(thing.globals != first.globals for thing in things):
+        if isinstance(first, LoopProgram) and any(thing.globals != first.globals for thing in things):
             raise not_dynamic("the values of a constant tensor depend on the sizes")
         if is_dataclass(first):
             return self._record(things)

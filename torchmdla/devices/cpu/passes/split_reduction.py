@@ -10,10 +10,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from torchmdla.devices.cpu.accesses import Access, Buffer, Linear
+from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
 from torchmdla.devices.cpu.expressions import accessing, accumulator, load, operation, reindexed
+from torchmdla.devices.cpu.loop_program import Epilogue, LoopNest, LoopProgram, final_nest, split_loop
 from torchmdla.devices.cpu.schedule import NEUTRAL, combiners
-from torchmdla.devices.cpu.steps import Ending, NestStep, Steps, final_nest, split_loop
 
 # A reduction of fewer elements is over before a second thread has begun.
 _LEAST_ELEMENTS = 1 << 18
@@ -28,7 +28,7 @@ _FEWEST_PARTS, _MOST_PARTS = 16, 128
 _IDEMPOTENT = frozenset(f"arith.{name}" for name in ("maximumf", "minimumf", "maxsi", "minsi", "andi", "ori"))
 
 
-def reduce_in_parts(steps: Steps) -> None:
+def split_reductions(steps: LoopProgram) -> None:
     """Replaces such reductions, in place. Their sizes are known."""
     for step in steps.nests():
         parts = _parts(step)
@@ -37,7 +37,7 @@ def reduce_in_parts(steps: Steps) -> None:
             steps.steps[position : position + 1] = _in_parts(step, parts)
 
 
-def _parts(step: NestStep) -> dict[int, int]:
+def _parts(step: LoopNest) -> dict[int, int]:
     """In how many parts to cut each loop, at most as many as it has iterations; none if it does not pay, or is not the
     same."""
     results = math.prod(size for size, reduced in zip(step.sizes, step.reduction, strict=True) if not reduced)
@@ -54,7 +54,7 @@ def _parts(step: NestStep) -> dict[int, int]:
     return parts
 
 
-def _may_start_twice(step: NestStep) -> bool:
+def _may_start_twice(step: LoopNest) -> bool:
     """Whether partial results, each from the nest's start on, and combined from it on, are the nest's results."""
     ops = combiners(final_nest(step)[0])
     if ops is None or step.initial is None or step.tables:
@@ -63,7 +63,7 @@ def _may_start_twice(step: NestStep) -> bool:
     return all(op.name in _IDEMPOTENT or step.initial.payload == float(NEUTRAL[op.name]) for op in ops)
 
 
-def _outermost_first(step: NestStep) -> list[int]:
+def _outermost_first(step: LoopNest) -> list[int]:
     """The loops that can be cut, by the distance in the memory of the largest input."""
     loops = [loop for loop, reduced in enumerate(step.reduction) if reduced and loop not in step.indexed_loops]
     flats = [access.flat(len(step.sizes)).factors for access in step.inputs]
@@ -75,7 +75,7 @@ def _cut(size: int, most: int) -> int:
     return next(count for count in range(min(size, most), 0, -1) if size % count == 0)
 
 
-def _in_parts(step: NestStep, parts: dict[int, int]) -> list[NestStep]:
+def _in_parts(step: LoopNest, parts: dict[int, int]) -> list[LoopNest]:
     """The step that makes the partial results, and the one that combines them."""
     cut, kept = sorted(parts), [loop for loop, reduced in enumerate(step.reduction) if not reduced]
     sizes = (*(parts[loop] for loop in cut), *(step.sizes[loop] for loop in kept))
@@ -84,8 +84,8 @@ def _in_parts(step: NestStep, parts: dict[int, int]) -> list[NestStep]:
     return [_making(step, parts, buffers, kept), _combining(step, cut, kept, sizes, buffers)]
 
 
-def _making(step: NestStep, parts: dict[int, int], buffers: Sequence[Buffer], kept: Sequence[int]) -> NestStep:
-    made = replace(step, ending=None)
+def _making(step: LoopNest, parts: dict[int, int], buffers: Sequence[Buffer], kept: Sequence[int]) -> LoopNest:
+    made = replace(step, epilogue=None)
     for loop in sorted(parts, reverse=True):
         split_loop(made, loop, (parts[loop], made.sizes[loop] // parts[loop]))
     # A loop that is cut has become two, of which the first makes the parts.
@@ -96,13 +96,13 @@ def _making(step: NestStep, parts: dict[int, int], buffers: Sequence[Buffer], ke
 
 
 def _combining(
-    step: NestStep, cut: Sequence[int], kept: Sequence[int], sizes: tuple[int, ...], buffers: Sequence[Buffer]
-) -> NestStep:
+    step: LoopNest, cut: Sequence[int], kept: Sequence[int], sizes: tuple[int, ...], buffers: Sequence[Buffer]
+) -> LoopNest:
     """Its loops, of ``sizes``, are the parts of ``cut``, then ``kept``."""
     ops = combiners(final_nest(step)[0])
     assert ops is not None
     parts = [load(Access(buffer, _across(range(len(sizes)), sizes))) for buffer in buffers]
-    combined = NestStep(
+    combined = LoopNest(
         sizes=sizes,
         reduction=(True,) * len(cut) + (False,) * len(kept),
         outputs=step.outputs,
@@ -111,14 +111,14 @@ def _combining(
             for k, (op, part) in enumerate(zip(ops, parts, strict=True))
         ),
         initial=step.initial,
-        ending=step.ending,
+        epilogue=step.epilogue,
     )
     _keep_loops(combined, cut, kept)
     return combined
 
 
-def _keep_loops(step: NestStep, cut: Sequence[int], kept: Sequence[int]) -> None:
-    """Lets outputs and ending, which are over other loops, know the step's."""
+def _keep_loops(step: LoopNest, cut: Sequence[int], kept: Sequence[int]) -> None:
+    """Lets outputs and epilogue, which are over other loops, know the step's."""
 
     def over(access: Access) -> Access:
         factors = [(0,) * len(cut) + tuple(index.factors[loop] for loop in kept) for index in access.indices]
@@ -126,15 +126,15 @@ def _keep_loops(step: NestStep, cut: Sequence[int], kept: Sequence[int]) -> None
         return replace(access, indices=tuple(indices))
 
     step.outputs = tuple(map(over, step.outputs))
-    if step.ending:
-        values = reindexed(accessing(step.ending.values, over), lambda loop: len(cut) + kept.index(loop))
-        step.ending = Ending(tuple(map(over, step.ending.outputs)), values)
+    if step.epilogue:
+        values = reindexed(accessing(step.epilogue.values, over), lambda loop: len(cut) + kept.index(loop))
+        step.epilogue = Epilogue(tuple(map(over, step.epilogue.outputs)), values)
 
 
-def _across(loops: Sequence[int], sizes: Sequence[int]) -> tuple[Linear]:
+def _across(loops: Sequence[int], sizes: Sequence[int]) -> tuple[AffineExpr]:
     """The place in memory that ``loops``, among those of ``sizes``, walk, the last of them element by element."""
     factors, distance = [0] * len(sizes), 1
     for loop in reversed(loops):
         factors[loop] = distance
         distance *= sizes[loop]
-    return (Linear(tuple(factors)),)
+    return (AffineExpr(tuple(factors)),)

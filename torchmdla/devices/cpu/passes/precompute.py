@@ -6,14 +6,14 @@ from dataclasses import replace
 
 from torchmdla.devices.cpu.accesses import Access, Buffer
 from torchmdla.devices.cpu.expressions import gathering
-from torchmdla.devices.cpu.passes.fills import remove_unread
-from torchmdla.devices.cpu.steps import NestStep, Packing, Step, Steps
+from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, Packing, Step
+from torchmdla.devices.cpu.passes.fold_initial_values import remove_unread
 
 # A pack may be this many times as large as the parameters that it is made of: a bias that fills an image is not packed.
 _MOST_GROWTH = 2
 
 
-def pack_parameters(steps: Steps) -> None:
+def precompute_parameters(steps: LoopProgram) -> None:
     """Turns temporaries that depend on nothing but parameters into packed buffers, each with the steps that make it."""
     makers = parameter_values(steps)
     packed: dict[Buffer, Buffer] = {}
@@ -30,14 +30,14 @@ def pack_parameters(steps: Steps) -> None:
     remove_unread(steps)
 
 
-def parameter_values(steps: Steps) -> dict[Buffer, list[NestStep]]:
+def parameter_values(steps: LoopProgram) -> dict[Buffer, list[LoopNest]]:
     """The temporaries that hold one value that depends on nothing but parameters, with the steps that write it."""
-    found: dict[Buffer, list[NestStep]] = {}
+    found: dict[Buffer, list[LoopNest]] = {}
     other = _written_after_reading(steps)
     for step in steps.steps:
-        known = isinstance(step, NestStep) and _is_pure(step) and all(_is_known(b, found, other) for b in step.reads)
+        known = isinstance(step, LoopNest) and _is_pure(step) and all(_is_known(b, found, other) for b in step.reads)
         for buffer in step.writes:
-            if known and isinstance(step, NestStep) and buffer.kind == "temporary" and buffer not in other:
+            if known and isinstance(step, LoopNest) and buffer.kind == "temporary" and buffer not in other:
                 found.setdefault(buffer, []).append(step)
             else:
                 other.add(buffer)
@@ -49,7 +49,7 @@ def parameter_values(steps: Steps) -> dict[Buffer, list[NestStep]]:
     return found
 
 
-def _written_after_reading(steps: Steps) -> set[Buffer]:
+def _written_after_reading(steps: LoopProgram) -> set[Buffer]:
     """Buffers that hold one value after the other, as those that tables are in do."""
     found: set[Buffer] = set()
     read: set[Buffer] = set()
@@ -59,16 +59,16 @@ def _written_after_reading(steps: Steps) -> set[Buffer]:
     return found
 
 
-def _is_known(buffer: Buffer, found: dict[Buffer, list[NestStep]], other: set[Buffer]) -> bool:
+def _is_known(buffer: Buffer, found: dict[Buffer, list[LoopNest]], other: set[Buffer]) -> bool:
     return buffer.kind in ("parameter", "global") or (buffer in found and buffer not in other)
 
 
-def _is_pure(step: NestStep) -> bool:
+def _is_pure(step: LoopNest) -> bool:
     """Whether a step does nothing but compute its outputs from its buffers."""
-    return not (step.scalars or step.tables or step.ending or step.checks)
+    return not (step.scalars or step.tables or step.epilogue or step.checks)
 
 
-def _recipe(buffer: Buffer, makers: dict[Buffer, list[NestStep]]) -> set[Step]:
+def _recipe(buffer: Buffer, makers: dict[Buffer, list[LoopNest]]) -> set[Step]:
     """The steps that make a buffer from parameters."""
     steps: set[Step] = set()
     waiting = [buffer]
@@ -80,10 +80,10 @@ def _recipe(buffer: Buffer, makers: dict[Buffer, list[NestStep]]) -> set[Step]:
     return steps
 
 
-def _is_read(steps: Steps, buffer: Buffer, makers: dict[Buffer, list[NestStep]]) -> bool:
+def _is_read(steps: LoopProgram, buffer: Buffer, makers: dict[Buffer, list[LoopNest]]) -> bool:
     """Whether a nest that is no part of any recipe reads a buffer, and nothing but nests does."""
     readers = [s for s in steps.steps if buffer in s.reads]
-    nests = all(isinstance(s, NestStep) for s in readers)
+    nests = all(isinstance(s, LoopNest) for s in readers)
     return nests and any(not all(b in makers for b in s.writes) for s in readers)
 
 
@@ -93,9 +93,9 @@ def _is_worth_it(buffer: Buffer, recipe: set[Step]) -> bool:
     return bool(parameters) and not varies and buffer.bytes <= _MOST_GROWTH * sum(b.bytes for b in parameters)
 
 
-def _writing(step: Step, buffer: Buffer, packed: Buffer) -> NestStep:
+def _writing(step: Step, buffer: Buffer, packed: Buffer) -> LoopNest:
     """The step in a pack, where ``buffer`` is the destination."""
-    assert isinstance(step, NestStep)
+    assert isinstance(step, LoopNest)
     copy = replace(step)
     copy.map_accesses(lambda access: _moved(access, {buffer: packed}))
     return copy

@@ -2,7 +2,7 @@
 
 Passes change the list; ``entry.py`` writes it. A buffer is contiguous, its last dimension innermost, so a change of
 layout is another buffer and other accesses. Accesses are as the program has them: loops are dropped and joined only
-when the final :class:`~torchmdla.devices.cpu.nests.Nest` is made, by :func:`final_nest`.
+when the final :class:`~torchmdla.devices.cpu.kernel_spec.KernelSpec` is made, by :func:`final_nest`.
 """
 
 from __future__ import annotations
@@ -13,14 +13,23 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torchmdla.compiler.sizes import Size
-from torchmdla.devices.cpu.accesses import Access, Buffer, Linear, Scalar, TableAccess
+from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer, Scalar, TableAccess
 from torchmdla.devices.cpu.expressions import Contents, Expression, accessing, contents, reindexed
-from torchmdla.devices.cpu.linearising import instruction_of, linearised, linearised_ending
-from torchmdla.devices.cpu.nests import ELEMENT_BYTES, AnyNest, Epilogue, Nest, Operand, computed, simplified, stored
+from torchmdla.devices.cpu.kernel_spec import (
+    ELEMENT_BYTES,
+    AnyNest,
+    KernelEpilogue,
+    KernelSpec,
+    Operand,
+    computed,
+    simplified,
+    stored,
+)
+from torchmdla.devices.cpu.linearising import instruction_of, linearised, linearised_epilogue
 
 
 @dataclass(frozen=True)
-class Ending:
+class Epilogue:
     """What is stored instead of a nest's results: ``values`` of what is ``reduced``, to ``outputs``; all over the
     nest's loops."""
 
@@ -33,29 +42,29 @@ class Ending:
 
 
 @dataclass(eq=False)
-class NestStep:
+class LoopNest:
     """Loops of ``sizes`` that store an expression to each output in each iteration.
 
     Loops marked in ``reduction`` carry the outputs: there ``values`` are what the outputs' accumulators become, from
-    the constant ``initial`` on if there is one, from what lies in memory otherwise. With an ending the outputs have no
-    memory, and ``initial`` is set. The call fails unless all ``checks`` hold in every iteration."""
+    the constant ``initial`` on if there is one, from what lies in memory otherwise. With an epilogue the outputs have
+    no memory, and ``initial`` is set. The call fails unless all ``checks`` hold in every iteration."""
 
     sizes: tuple[int, ...]
     reduction: tuple[bool, ...]
     outputs: tuple[Access, ...]
     values: tuple[Expression, ...]
     initial: Expression | None = None
-    ending: Ending | None = None
+    epilogue: Epilogue | None = None
     checks: tuple[Expression, ...] = ()
 
     @classmethod
-    def elementwise(cls, sizes: tuple[int, ...], output: Access, value: Expression) -> NestStep:
+    def elementwise(cls, sizes: tuple[int, ...], output: Access, value: Expression) -> LoopNest:
         """A nest that stores ``value`` to ``output``."""
         return cls(sizes, (False,) * len(sizes), (output,), (value,))
 
     @property
     def body(self) -> Contents:
-        """What it computes, but for its ending."""
+        """What it computes, but for its epilogue."""
         return contents((*self.values, *self.checks))
 
     @property
@@ -73,7 +82,7 @@ class NestStep:
     @property
     def read_accesses(self) -> tuple[Access, ...]:
         """What it reads, with the outputs' old values where they matter."""
-        return self.inputs + self.carried + (self.ending.body.loads if self.ending else ())
+        return self.inputs + self.carried + (self.epilogue.body.loads if self.epilogue else ())
 
     @property
     def carried(self) -> tuple[Access, ...]:
@@ -83,7 +92,7 @@ class NestStep:
 
     @property
     def written_accesses(self) -> tuple[Access, ...]:
-        return self.ending.outputs if self.ending else self.outputs
+        return self.epilogue.outputs if self.epilogue else self.outputs
 
     @property
     def reads(self) -> list[Buffer]:
@@ -96,17 +105,17 @@ class NestStep:
     @property
     def accesses(self) -> tuple[Access, ...]:
         """What the kernel touches at the loops' indices, in the order of its operands."""
-        return self.inputs + (self.ending.body.loads + self.ending.outputs if self.ending else self.outputs)
+        return self.inputs + (self.epilogue.body.loads + self.epilogue.outputs if self.epilogue else self.outputs)
 
     @property
     def all_scalars(self) -> tuple[Scalar, ...]:
-        """The scalars of the body, then those of the ending."""
-        return self.scalars + (self.ending.body.scalars if self.ending else ())
+        """The scalars of the body, then those of the epilogue."""
+        return self.scalars + (self.epilogue.body.scalars if self.epilogue else ())
 
     @property
     def indexed_loops(self) -> frozenset[int]:
         """Loops whose index it uses as a value."""
-        return self.body.loops | (self.ending.body.loops if self.ending else frozenset())
+        return self.body.loops | (self.epilogue.body.loops if self.epilogue else frozenset())
 
     def walks(self, access: Access) -> bool:
         """Whether the access varies with every loop: what is computed once for each of its elements is computed once
@@ -117,14 +126,14 @@ class NestStep:
         """Replaces every access (tables stay)."""
         self.outputs = tuple(map(function, self.outputs))
         self.map_expressions(lambda roots: accessing(roots, function))
-        if self.ending:
-            self.ending = replace(self.ending, outputs=tuple(map(function, self.ending.outputs)))
+        if self.epilogue:
+            self.epilogue = replace(self.epilogue, outputs=tuple(map(function, self.epilogue.outputs)))
 
     def map_expressions(self, function: Callable[[tuple[Expression, ...]], tuple[Expression, ...]]) -> None:
-        """Replaces the body's roots, and those of the ending, by what ``function`` makes of them."""
+        """Replaces the body's roots, and those of the epilogue, by what ``function`` makes of them."""
         self.map_body(function)
-        if self.ending:
-            self.ending = replace(self.ending, values=function(self.ending.values))
+        if self.epilogue:
+            self.epilogue = replace(self.epilogue, values=function(self.epilogue.values))
 
     def map_body(self, function: Callable[[tuple[Expression, ...]], tuple[Expression, ...]]) -> None:
         """Replaces the body's roots alone."""
@@ -137,7 +146,7 @@ class NestStep:
 
 
 @dataclass(eq=False)
-class RegionStep:
+class OutlinedRegion:
     """A call of the function ``@symbol`` (``text``) with pointers to buffers, then scalars; see ``regions.py``."""
 
     symbol: str
@@ -220,7 +229,7 @@ class AssertStep:
 
 
 @dataclass(eq=False)
-class ChainStep:
+class TileLoop:
     """Nests that run tile by tile: for each tile of the axes, loops that all share, all members in order.
 
     ``members`` are over one full tile. ``loops``: for each member the loop of each axis. ``extents``: the iterations of
@@ -228,7 +237,7 @@ class ChainStep:
     ``local``) for what passes between members within a tile; each has room for a full one.
     """
 
-    members: tuple[NestStep, ...]
+    members: tuple[LoopNest, ...]
     loops: tuple[tuple[int, ...], ...]
     extents: tuple[int, ...]
     tile: tuple[int, ...]
@@ -246,7 +255,7 @@ class ChainStep:
         for member in self.members:
             member.map_accesses(function)
 
-    def part(self, member: int, extents: Sequence[int | Size]) -> NestStep:
+    def part(self, member: int, extents: Sequence[int | Size]) -> LoopNest:
         """A member over a tile of other ``extents``."""
         sizes: list[Any] = list(self.members[member].sizes)
         for loop, extent in zip(self.loops[member], extents, strict=True):
@@ -276,12 +285,12 @@ class View:
 
 
 @dataclass(eq=False)
-class RepeatStep:
+class RepeatLoop:
     """Runs ``steps`` ``count`` times, one after the other. What differs between iterations is where their ``views``
     lie; buffers are as they are for all other steps."""
 
     count: int
-    steps: tuple[NestStep | ChainStep, ...]
+    steps: tuple[LoopNest | TileLoop, ...]
     views: tuple[View, ...]
 
     @property
@@ -293,9 +302,9 @@ class RepeatStep:
         return self._seen([b for step in self.steps for b in step.writes])
 
     @property
-    def nests(self) -> list[NestStep]:
+    def nests(self) -> list[LoopNest]:
         """Everything that an iteration computes, in order."""
-        return [n for step in self.steps for n in (step.members if isinstance(step, ChainStep) else (step,))]
+        return [n for step in self.steps for n in (step.members if isinstance(step, TileLoop) else (step,))]
 
     def _seen(self, buffers: list[Buffer]) -> list[Buffer]:
         bases = {view.buffer: view.base for view in self.views}
@@ -308,14 +317,14 @@ class RepeatStep:
         self.views = tuple(replace(view, base=function(view.base)) for view in self.views)
 
 
-Step = NestStep | ChainStep | RepeatStep | RegionStep | LoadStep | StoreStep | ScalarStep | AssertStep
+Step = LoopNest | TileLoop | RepeatLoop | OutlinedRegion | LoadStep | StoreStep | ScalarStep | AssertStep
 
 
 def flattened(steps: Iterable[Step]) -> Iterator[Step]:
-    """Steps, and those that they repeat."""
+    """LoopProgram, and those that they repeat."""
     for step in steps:
         yield step
-        if isinstance(step, RepeatStep):
+        if isinstance(step, RepeatLoop):
             yield from step.steps
 
 
@@ -334,7 +343,7 @@ class Packing:
 
 
 @dataclass
-class Steps:
+class LoopProgram:
     """The whole of an executable: ``steps`` in order, the text of every global that they use, by symbol, and what is
     packed ahead, in the order of the packed buffers' ``position``.
 
@@ -354,8 +363,8 @@ class Steps:
         """The steps that read or write a buffer, in order."""
         return [s for s in self.steps if buffer in s.reads or buffer in s.writes]
 
-    def nests(self) -> list[NestStep]:
-        return [s for s in self.steps if isinstance(s, NestStep)]
+    def nests(self) -> list[LoopNest]:
+        return [s for s in self.steps if isinstance(s, LoopNest)]
 
     def buffers(self) -> list[Buffer]:
         """Every buffer in use, in order of appearance."""
@@ -395,7 +404,7 @@ class Users:
         self._found[buffer] = steps
 
 
-def covers(step: NestStep, access: Access) -> bool:
+def covers(step: LoopNest, access: Access) -> bool:
     """Whether the loops that do not reduce write each element of the access's buffer exactly once."""
     flat = access.flat(len(step.sizes))
     expected, constant = 1, flat.constant
@@ -407,7 +416,7 @@ def covers(step: NestStep, access: Access) -> bool:
     return not constant and expected == access.buffer.count
 
 
-def is_found_by_index(step: NestStep, access: Access) -> bool:
+def is_found_by_index(step: LoopNest, access: Access) -> bool:
     """Whether a step writes all of the access's buffer, each element by the indices of loops, one for each
     dimension."""
     return all(index.is_loop() or not index.loops for index in access.indices) and covers(step, access)
@@ -415,35 +424,35 @@ def is_found_by_index(step: NestStep, access: Access) -> bool:
 
 def filled_with(step: Step) -> Expression | None:
     """The constant that a step writes to all of its only output, if that is all it does."""
-    if not isinstance(step, NestStep) or step.ending or step.checks or any(step.reduction) or len(step.outputs) != 1:
+    if not isinstance(step, LoopNest) or step.epilogue or step.checks or any(step.reduction) or len(step.outputs) != 1:
         return None
     return step.values[0] if step.values[0].op == "constant" and covers(step, step.outputs[0]) else None
 
 
 def is_copy(step: Step) -> bool:
     """Whether a step only moves elements, each to one place."""
-    return isinstance(step, NestStep) and is_elementwise(step) and [e.op for e in step.values] == ["load"]
+    return isinstance(step, LoopNest) and is_elementwise(step) and [e.op for e in step.values] == ["load"]
 
 
 def is_elementwise(step: Step) -> bool:
     """Whether a step is no more than a computation of each element of its outputs on its own."""
     return (
-        isinstance(step, NestStep)
+        isinstance(step, LoopNest)
         and not any(step.reduction)
         and not step.tables
         and not step.indexed_loops
         and step.initial is None
-        and step.ending is None
+        and step.epilogue is None
         and not step.checks
     )
 
 
-def final_nest(step: NestStep) -> tuple[AnyNest, list[tuple[Buffer, int]]]:
+def final_nest(step: LoopNest) -> tuple[AnyNest, list[tuple[Buffer, int]]]:
     """What a kernel computes for a step, and the buffers and element offsets of the nest's operands and tables."""
     loops = len(step.sizes)
-    ending = step.ending
+    epilogue = step.epilogue
     linear = linearised(step.values, step.checks, len(step.outputs))
-    nest = Nest(
+    nest = KernelSpec(
         sizes=step.sizes,
         reduction=step.reduction,
         inputs=_operands(step.inputs, loops),
@@ -453,9 +462,9 @@ def final_nest(step: NestStep) -> tuple[AnyNest, list[tuple[Buffer, int]]]:
         body=linear.body,
         yields=linear.yields,
         initial=instruction_of(step.initial) if step.initial else None,
-        epilogue=_epilogue(ending, len(step.outputs), loops) if ending else None,
+        epilogue=_epilogue(epilogue, len(step.outputs), loops) if epilogue else None,
     )
-    touched = step.inputs + (ending.body.loads + ending.outputs if ending else step.outputs)
+    touched = step.inputs + (epilogue.body.loads + epilogue.outputs if epilogue else step.outputs)
     places = [(a.buffer, a.flat(loops).constant) for a in touched] + [(t.buffer, t.offset) for t in step.tables]
     return simplified(nest), places
 
@@ -464,18 +473,18 @@ def _operands(accesses: Iterable[Access], loops: int) -> tuple[Operand, ...]:
     return tuple(Operand(computed(a.buffer.element), a.flat(loops).factors) for a in accesses)
 
 
-def _epilogue(ending: Ending, results: int, loops: int) -> Epilogue:
-    linear = linearised_ending(ending.values, results)
-    scalars = tuple(s.type for s in ending.body.scalars)
-    inputs, outputs = _operands(ending.body.loads, loops), _operands(ending.outputs, loops)
-    return Epilogue(inputs, outputs, scalars, linear.body, linear.yields)
+def _epilogue(epilogue: Epilogue, results: int, loops: int) -> KernelEpilogue:
+    linear = linearised_epilogue(epilogue.values, results)
+    scalars = tuple(s.type for s in epilogue.body.scalars)
+    inputs, outputs = _operands(epilogue.body.loads, loops), _operands(epilogue.outputs, loops)
+    return KernelEpilogue(inputs, outputs, scalars, linear.body, linear.yields)
 
 
-def split_loop(step: NestStep, loop: int, sizes: Sequence[int]) -> None:
+def split_loop(step: LoopNest, loop: int, sizes: Sequence[int]) -> None:
     """Replaces ``loop`` by loops of ``sizes``, outermost first, at its place. The body must not use its index."""
     steps = [math.prod(sizes[k + 1 :]) for k in range(len(sizes))]
 
-    def split(index: Linear) -> Linear:
+    def split(index: AffineExpr) -> AffineExpr:
         own = tuple(index.factors[loop] * s for s in steps)
         return replace(index, factors=index.factors[:loop] + own + index.factors[loop + 1 :])
 
@@ -486,7 +495,7 @@ def split_loop(step: NestStep, loop: int, sizes: Sequence[int]) -> None:
     step.map_expressions(lambda roots: reindexed(roots, lambda own: own + shift if own > loop else own))
 
 
-def summand(step: NestStep) -> Expression | None:
+def summand(step: LoopNest) -> Expression | None:
     """What a step with one output adds up; None if that is no sum."""
     if len(step.values) != 1 or step.values[0].op != "arith.addf":
         return None
@@ -495,7 +504,7 @@ def summand(step: NestStep) -> Expression | None:
     return added[0] if is_sum else None
 
 
-def contracts(step: NestStep) -> bool:
+def contracts(step: LoopNest) -> bool:
     """Whether loops that reduce run over several inputs: a product of matrices, a convolution."""
     reduced = {loop for loop, flag in enumerate(step.reduction) if flag}
     moving = [a for a in step.inputs if reduced & {loop for i in a.indices for loop in i.loops}]

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 
 from torchmdla.devices.cpu.code.kernels.code import Point, Value, vector_type
 from torchmdla.devices.cpu.code.kernels.memory import MemoryWriter
-from torchmdla.devices.cpu.nests import ELEMENT_BYTES, stored
+from torchmdla.devices.cpu.kernel_spec import ELEMENT_BYTES, stored
 
 # Smaller elements are more lanes than rows are worth reading for.
 _LEAST_BYTES = 4
 
 
-class TurnedWriter(MemoryWriter):
+class TransposingWriter(MemoryWriter):
     """Loads and stores of such blocks."""
 
     def _turned(self, number: int) -> int:
