@@ -2,7 +2,7 @@
 
 The instructions know nothing of lanes, so a scalar, a vector of any width and a masked rest run the same code and give
 the same values. Every function is within 4 ulp of the exact value for all of the 2³² floats, keeps NaNs, infinities
-and the sign of zero, and rounds results below the normal range once (``tests/test_vector_math.py``). Half-precision
+and the sign of zero, and rounds results below the normal range once (``tests/cpu/test_vector_math.py``). Half-precision
 values are computed in single precision; double precision stays with the library.
 
 Methods. exp, exp2, expm1 and tanh: reduction by multiples of ln 2 in two steps (W. J. Cody and W. Waite, Software

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from executing import execute
+from graphs import unfrozen_graph
 from recording import run_and_record
 from torch import Tensor, nn
 
@@ -24,16 +25,6 @@ def frozen_graph(module: nn.Module, *inputs: Tensor) -> tuple[torch._C.Graph, li
     torch._C._jit_pass_lower_all_tuples(graph)
     graph.eraseInput(0)
     return graph, list(inputs)
-
-
-def unfrozen_graph(module: nn.Module, *inputs: Tensor) -> tuple[torch._C.Graph, list[object]]:
-    """The graph of a traced module with its weights as inputs."""
-    with torch.no_grad():
-        traced = torch.jit.trace(module.eval(), inputs)
-        torch._C._jit_pass_inline(traced.graph)
-        graph, weights = torch._C._jit_pass_lower_graph(traced.graph, traced._c)
-    torch._C._jit_pass_lower_all_tuples(graph)
-    return graph, [*inputs, *weights]
 
 
 def scripted_graph(function: Callable[..., object], *inputs: object) -> tuple[torch._C.Graph, list[object]]:

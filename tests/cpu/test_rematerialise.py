@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nest_running import reference
-from test_chains import attention, chains, layer_norm, softmax, steps_of
-from test_chains import row_sum as summed
+from test_tile_fusion import attention, chains, layer_norm, softmax, steps_of
+from test_tile_fusion import row_sum as summed
 
 from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer, Scalar
 from torchmdla.devices.cpu.expressions import Expression, accumulator, constant, load, operation, scalar

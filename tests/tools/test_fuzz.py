@@ -26,7 +26,7 @@ from torchmdla.testing.op_samples import SAMPLES
 from torchmdla.testing.roads import Variant
 from torchmdla.testing.runner import Judged, run
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 
 # As many as a minute holds.
 SEEDS = range(12)

@@ -307,7 +307,7 @@ assert hits > 400, hits
 
 def test_processes_share_a_folder_that_is_too_small_for_them(tmp_path: Path) -> None:
     limit = 10 * file_size("00")
-    path = [str(Path(__file__).parent), *sys.path]
+    path = [str(Path(__file__).parents[1]), *sys.path]
     script = _SHARER.format(path=path, folder=str(tmp_path / "cache"), limit=limit)
     processes = [subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE) for _ in range(2)]
     errors = [process.communicate()[1].decode() for process in processes]

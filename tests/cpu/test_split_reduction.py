@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from test_chains import steps_of
+from test_tile_fusion import steps_of
 from torch import Tensor
 from torch.nn import functional
 from written_programs import Builder, Value, normal

@@ -6,7 +6,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from test_faults import run_python
+from child_process import run_python
 
 DEVICE = textwrap.dedent("""
     import dataclasses, os

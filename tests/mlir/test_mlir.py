@@ -480,7 +480,7 @@ def test_a_crash_of_the_compiler_is_an_exception() -> None:
 
 
 def test_the_example(capsys: Any) -> None:
-    runpy.run_path(str(Path(__file__).parents[1] / "examples" / "get_mlir.py"), run_name="__main__")
+    runpy.run_path(str(Path(__file__).parents[2] / "examples" / "get_mlir.py"), run_name="__main__")
     printed = capsys.readouterr().out
     assert all(
         sign in printed for sign in ("torch.aten.relu", "linalg.", "tosa.", "stablehlo.", "aten.", "tensor<?x3x")

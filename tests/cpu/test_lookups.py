@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nest_running import Kernel, host_target
-from test_chains import all_nests, steps_of
+from test_tile_fusion import all_nests, steps_of
 from torch.nn import functional
 from written_programs import Builder, Value, check, normal
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from forking import in_child as exit_status_in_child
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from scripted_device import scripted_artifact, scripted_program
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from child_process import run_python
 from graphs import warmed_up
 from in_threads import in_threads
 
@@ -38,16 +39,6 @@ def broken_compiler(monkeypatch):
 
     monkeypatch.setattr(service, "compile_program", fail)
     specialise._warned.clear()
-
-
-def run_python(code: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Runs code in a process of its own, with this test run's cache unless told otherwise."""
-    return subprocess.run(
-        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", textwrap.dedent(code), *arguments],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-    )
 
 
 # --- compilation fails -----------------------------------------------------------------------------------
@@ -221,7 +212,7 @@ def test_leaving_while_compiles_are_queued(tmp_path):
         print(torchmdla.stats().specialisations)
     """
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", textwrap.dedent(code)]
-    arguments = [str(Path(__file__).parent), str(tmp_path)]
+    arguments = [str(Path(__file__).parents[1]), str(tmp_path)]
     result = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=1200)
     assert (result.returncode, result.stdout.strip(), result.stderr) == (0, "0", "")
 

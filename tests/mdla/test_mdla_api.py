@@ -29,7 +29,7 @@ pytest.importorskip("onnx")
 
 pytestmark = pytest.mark.skipif(not runtime_library.PATH.exists(), reason="torchmdla was built without the mdla device")
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "mdla_conv.py"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "mdla_conv.py"
 
 
 class Net(nn.Module):
@@ -333,7 +333,7 @@ def test_loading_needs_neither_model_nor_onnx(tmp_path: Path) -> None:
         "assert error < 1e-5, error\n"
         "assert not {'onnx', 'torch_mlir'} & set(sys.modules)"
     )
-    folder = Path(__file__).parents[1]
+    folder = Path(__file__).parents[2]
     environment = {**os.environ, "PYTHONPATH": str(folder)}
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, check=True)
 
@@ -393,7 +393,7 @@ def test_the_example(capsys: pytest.CaptureFixture[str]) -> None:
 
 def _snippets(file: str, heading: str = "") -> list[str]:
     """The Python of a Markdown file, below a heading if one is named."""
-    text = (Path(__file__).parents[1] / file).read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / file).read_text(encoding="utf-8")
     section = text.partition(f"\n{heading}\n")[2].partition("\n## ")[0] if heading else text
     return re.findall(r"```python\n(.*?)```", section, re.DOTALL)
 

@@ -19,7 +19,7 @@ from torchmdla.testing.compare import assert_matches
 
 pytestmark = pytest.mark.usefixtures("lazy_device")
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 OPTIMISERS = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.05),

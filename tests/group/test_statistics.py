@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from graphs import unfrozen_graph
 from recording import run_and_record
-from test_importer import unfrozen_graph
 from torch import Tensor, nn
 
 import torchmdla

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+from child_process import run_python
 from in_threads import in_threads
-from test_faults import run_python
 from torch import Tensor, nn
 
 import torchmdla

@@ -13,7 +13,7 @@ from torchmdla import lazy
 
 pytestmark = pytest.mark.usefixtures("lazy_device")
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 class Interpreting:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import torchmdla
 from torchmdla.testing.compare import assert_matches
 
-_EXAMPLES = Path(__file__).parents[1] / "examples"
+_EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 # --- the example -------------------------------------------------------------------------------------------------

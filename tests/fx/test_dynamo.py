@@ -500,7 +500,7 @@ def test_found_without_import() -> None:
 
 @pytest.mark.parametrize("example", ["fx_model", "training_loop"])
 def test_examples(example: str) -> None:
-    script = Path(__file__).parent.parent / "examples" / f"{example}.py"
+    script = Path(__file__).parents[2] / "examples" / f"{example}.py"
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "groups were compiled" in done.stdout

@@ -55,7 +55,7 @@ def telling(*parts: str) -> Iterator[None]:
 
 def test_the_example(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.warns(CaptureWarning, match=r"model\.0\.weight \(float32\[16, 3\]\)"):
-        runpy.run_path(str(Path(__file__).parent.parent / "examples" / "module_builder.py"), run_name="__main__")
+        runpy.run_path(str(Path(__file__).parents[2] / "examples" / "module_builder.py"), run_name="__main__")
     printed = capsys.readouterr().out
     assert re.search(r"func.func @mm\(%\w+: !torch.vtensor<\[2,3\],f32>, %\w+: !torch.vtensor<\[3,4\],f32>\)", printed)
     assert "torch.aten.mm" in printed

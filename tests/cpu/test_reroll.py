@@ -9,8 +9,8 @@ import torch
 from dynamic_programs import Dynamic
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from test_chains import steps_of
 from test_recurrent import KINDS
+from test_tile_fusion import steps_of
 from torch import Tensor, nn
 from written_programs import Builder, Value, check, normal
 

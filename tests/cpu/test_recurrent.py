@@ -8,7 +8,7 @@ from dynamic_programs import Traced
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nest_running import host_target
-from test_chains import chains, steps_of
+from test_tile_fusion import chains, steps_of
 from torch import Tensor, nn
 from torch_mlir import ir
 from written_programs import Builder, Value, normal

@@ -39,7 +39,7 @@ from mdla_models import (  # noqa: E402
 from onnx import helper  # noqa: E402
 from onnx.reference import ReferenceEvaluator  # noqa: E402
 
-TESTS = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 PRECISIONS = ("float32", "fixed16", "fixed8", "variable")
 FIXED = PRECISIONS[1:]
 
@@ -452,8 +452,11 @@ def with_numbers(payload: bytes, kind: struct.Struct, end: bytes, last: bool, ch
 
 
 def run_child(script: str, *arguments: str) -> str:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS.parent), os.environ.get("PYTHONPATH", "")])}
-    command = [sys.executable, "-c", script, str(TESTS), *arguments]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS), os.environ.get("PYTHONPATH", "")]),
+    }
+    command = [sys.executable, "-c", script, str(Path(__file__).parent), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout

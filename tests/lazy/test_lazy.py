@@ -21,7 +21,7 @@ from torchmdla.testing.compare import assert_matches
 
 pytestmark = pytest.mark.usefixtures("lazy_device")
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 # --- the documented example ------------------------------------------------------------------------------------------
 
