@@ -53,6 +53,7 @@ _FAULTS = (
     "the compiler failed",
     "the compiler process died",
     "no lowering",
+    "bufferisation failed",
     "internal error",
     "the object code",
     "compiled code calls",
