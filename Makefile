@@ -28,6 +28,7 @@ lint: $(VENV)/.installed
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 format: $(VENV)/.installed
 	$(BIN)/ruff check --fix .
@@ -56,9 +57,9 @@ SANITIZE_tsan  := thread
 CXXFLAGS_asan  := -fno-sanitize=vptr
 CXXFLAGS_ubsan := -fno-sanitize=vptr
 SOURCE_tsan    := torchmdla/devices/mdla
-TESTS_tsan     := tests/test_mdla_batches.py tests/test_mdla_emulator.py
-TESTS          := tests/test_mdla*.py tests/test_fusion.py tests/test_input_paths.py tests/test_faults.py \
-                  tests/test_dynamic.py tests/test_semantics.py tests/test_statistics.py tests/test_acap_values.py
+TESTS_tsan     := tests/mdla/test_mdla_batches.py tests/mdla/test_mdla_emulator.py
+TESTS          := tests/mdla/test_*.py tests/fusion/test_fusion.py tests/fusion/test_input_paths.py tests/group/test_faults.py \
+                  tests/group/test_dynamic.py tests/group/test_semantics.py tests/group/test_statistics.py tests/acap/test_acap_values.py
 # gcc's libraries for LD_PRELOAD: Python itself has no sanitizer in it. The second is what exceptions are thrown with.
 PRELOAD_asan   := libasan.so libstdc++.so
 PRELOAD_ubsan  := libubsan.so

@@ -46,9 +46,9 @@ def measure(model: str, batch: int, clusters: int, rounds: int) -> Row:
 
     import torchmdla
     from torchmdla.devices.mdla.batches import arranged
-    from torchmdla.devices.mdla.measuring import FLOAT, Networks
     from torchmdla.devices.mdla.options import Options
-    from torchmdla.devices.mdla.recording import recording
+    from torchmdla.mdla.measuring import FLOAT, Networks
+    from torchmdla.mdla.recording import recording
 
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)

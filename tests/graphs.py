@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 import torchmdla
 from torchmdla.testing import coverage
@@ -40,3 +41,13 @@ def kinds(graph: Any) -> list[str]:
 def groups_of(function: Any, *inputs: Any) -> list[torch._C.Graph]:
     """The groups that ``function`` gets for ``inputs``."""
     return groups(torchmdla.graph_for(warmed_up(function, *inputs), *inputs))
+
+
+def unfrozen_graph(module: nn.Module, *inputs: Tensor) -> tuple[torch._C.Graph, list[object]]:
+    """The graph of a traced module with its weights as inputs."""
+    with torch.no_grad():
+        traced = torch.jit.trace(module.eval(), inputs)
+        torch._C._jit_pass_inline(traced.graph)
+        graph, weights = torch._C._jit_pass_lower_graph(traced.graph, traced._c)
+    torch._C._jit_pass_lower_all_tuples(graph)
+    return graph, [*inputs, *weights]

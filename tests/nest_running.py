@@ -21,8 +21,8 @@ from torchmdla.compiler.sizes import at
 from torchmdla.devices.cpu.code.emit import to_llvm, to_object
 from torchmdla.devices.cpu.code.entry import _declaration, function_attributes
 from torchmdla.devices.cpu.code.kernels import KernelCode, write_kernel
+from torchmdla.devices.cpu.kernel_spec import AnyNest, Instruction, KernelSpec, Operand
 from torchmdla.devices.cpu.machine import Machine
-from torchmdla.devices.cpu.nests import AnyNest, Instruction, Nest, Operand
 from torchmdla.devices.cpu.schedule import Schedule, choose, ranges
 
 KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
@@ -99,8 +99,8 @@ class Kernel:
 
     def __call__(self, arrays: Sequence[np.ndarray], tasks: int = 1, values: Sequence[int] = ()) -> None:
         """Runs the whole range as ``tasks`` calls, the last one first. ``arrays`` are in the order of
-        :class:`~torchmdla.devices.cpu.nests.Nest`; an operand starts at its array's first element. ``values``: those of
-        the symbols."""
+        :class:`~torchmdla.devices.cpu.kernel_spec.KernelSpec`; an operand starts at its array's first element.
+        ``values``: those of the symbols."""
         arrays = [*arrays, *([np.array(values, np.int64)] if values else ())]
         operands = (ctypes.c_void_p * len(arrays))(*(a.ctypes.data for a in arrays))
         edges = [self.iterations(values) * k // tasks for k in range(tasks + 1)]
@@ -120,7 +120,7 @@ def span(operand: Operand, sizes: Sequence[int]) -> int:
     return 1 + sum((size - 1) * stride for size, stride in zip(sizes, operand.strides, strict=True))
 
 
-def reference(nest: Nest, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+def reference(nest: KernelSpec, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
     """What every stored operand holds after the nest has run on ``arrays`` (flat), by whole-array numpy."""
     kept = tuple(1 if flag else size for size, flag in zip(nest.sizes, nest.reduction, strict=True))
     views = [
@@ -160,7 +160,7 @@ def _evaluated(body: Sequence[Instruction], values: list, yields: Sequence[int])
     return [np.asarray(values[v]) for v in yields]
 
 
-def _reduced(nest: Nest, views: Sequence[np.ndarray], scalars: Sequence[object]) -> list[np.ndarray]:
+def _reduced(nest: KernelSpec, views: Sequence[np.ndarray], scalars: Sequence[object]) -> list[np.ndarray]:
     """The reduction, element by element along the loops that reduce."""
     loops = [d for d, flag in enumerate(nest.reduction) if flag]
     outputs = [nest.outputs[k] for k in range(len(nest.outputs))]

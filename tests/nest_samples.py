@@ -1,4 +1,4 @@
-"""Nests to test kernels with: products of matrices, endings, and random ones with static or dynamic sizes."""
+"""Nests to test kernels with: products of matrices, epilogues, and random ones with static or dynamic sizes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nest_running import DTYPES, host_target, span
 
 from torchmdla.compiler.program import Target
 from torchmdla.compiler.sizes import Size
-from torchmdla.devices.cpu.nests import AnyNest, Epilogue, Instruction, Nest, Operand
+from torchmdla.devices.cpu.kernel_spec import AnyNest, Instruction, KernelEpilogue, KernelSpec, Operand
 
 AVX512 = ("+avx", "+avx2", "+fma", "+avx512f", "+avx512bw", "+avx512dq", "+avx512vl")
 TARGETS = {"avx512": AVX512, "avx2": ("+avx", "+avx2", "+fma"), "none": ("",)}
@@ -34,7 +34,7 @@ def target_with(features: str) -> Target:
     return host_target(*TARGETS[features])
 
 
-def arrays_of(nest: Nest, seed: int, scalars: Sequence[float] = ()) -> list[np.ndarray]:
+def arrays_of(nest: KernelSpec, seed: int, scalars: Sequence[float] = ()) -> list[np.ndarray]:
     """Operands that hold small integers, so that sums are exact in any order, and a guard past their end."""
     generator = np.random.default_rng(seed)
     made = [generator.integers(-4, 5, span(o, nest.sizes) + 16).astype(DTYPES[o.element]) for o in nest.operands]
@@ -42,7 +42,7 @@ def arrays_of(nest: Nest, seed: int, scalars: Sequence[float] = ()) -> list[np.n
     return made + [np.array([v], DTYPES[e]) for v, e in zip(scalars, elements, strict=True)]
 
 
-def matmul(m: int, n: int, k: int, **changes: object) -> Nest:
+def matmul(m: int, n: int, k: int, **changes: object) -> KernelSpec:
     values = {
         "sizes": (m, n, k),
         "reduction": (False, False, True),
@@ -55,13 +55,13 @@ def matmul(m: int, n: int, k: int, **changes: object) -> Nest:
         "initial": ZERO,
         **changes,
     }
-    return Nest(**values)
+    return KernelSpec(**values)
 
 
-def bias_relu_residual(strides: Sequence[int], bias: Sequence[int]) -> Epilogue:
+def bias_relu_residual(strides: Sequence[int], bias: Sequence[int]) -> KernelEpilogue:
     """``max(x + bias, 0) * scalar + residual``, and ``x`` itself in ``f32``."""
     same = Operand("f32", tuple(strides))
-    return Epilogue(
+    return KernelEpilogue(
         inputs=(Operand("f32", tuple(bias)), same),
         outputs=(same, same),
         scalars=("f32",),
@@ -117,7 +117,7 @@ def contractions(draw: st.DrawFn, symbols: bool = False) -> AnyNest:
     epilogue = None
     if draw(st.booleans()):
         epilogue = bias_relu_residual(output.strides, over(draw(st.sampled_from(["r", "c", "b", "rc"]))).strides)
-    return Nest(
+    return KernelSpec(
         sizes=sizes,
         reduction=tuple(kind == "k" for kind in kinds),
         inputs=(first, second),
@@ -143,7 +143,7 @@ def others(draw: st.DrawFn, symbols: bool = False) -> AnyNest:
     every, kept = range(len(sizes)), [d for d, flag in enumerate(reduction) if not flag]
     combine = draw(st.sampled_from(ops))
     body = (Instruction(combine, (0, 1), element), Instruction(combine, (2, 3), element))
-    return Nest(
+    return KernelSpec(
         sizes=sizes,
         reduction=reduction,
         inputs=tuple(Operand(element, strides_of(draw, sizes, list(every))) for _ in range(2)),

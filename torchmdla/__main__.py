@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from torchmdla.cli import mlir, opt
-from torchmdla.compiler.cache import DiskCache
+from torchmdla.compile_service.cache import DiskCache
 from torchmdla.report.environment import environment
 from torchmdla.version import __version__
 

@@ -12,7 +12,7 @@ import torch
 
 from torchmdla import _C, devices
 from torchmdla.capture import refusals, specialise, torchscript
-from torchmdla.compiler import service
+from torchmdla.compile_service import service
 from torchmdla.devices import OpSupport
 from torchmdla.report import progress
 

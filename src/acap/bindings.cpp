@@ -2,10 +2,10 @@
 
 #include "autocast.h"
 #include "device.h"
-#include "forks.h"
 #include "jit_graph.h"
 #include "kernels.h"
 #include "recording.h"
+#include "support/forks.h"
 #include "tensor.h"
 
 #include <torch/csrc/autograd/variable.h>

@@ -1,11 +1,11 @@
 #include "cpu_call.h"
 
-#include "arguments.h"
-#include "forks.h"
+#include "deferred/arguments.h"
+#include "deferred/kernel_call.h"
 #include "generator.h"
-#include "kernel_call.h"
+#include "group/statistics.h"
 #include "operators.h"
-#include "statistics.h"
+#include "support/forks.h"
 #include "tensor.h"
 
 #include <algorithm>

@@ -1,10 +1,10 @@
 #include "graph.h"
 
-#include "forks.h"
+#include "group/statistics.h"
 #include "jit_graph.h"
-#include "python_objects.h"
 #include "single_calls.h"
-#include "statistics.h"
+#include "support/forks.h"
+#include "support/python_objects.h"
 
 #include <ATen/EmptyTensor.h>
 #include <c10/util/ScopeExit.h>

@@ -1,7 +1,7 @@
 // What acap tensors are computed from: a graph of functional ATen calls that have not run yet.
 #pragma once
 
-#include "forks.h"
+#include "support/forks.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>

@@ -1,11 +1,11 @@
 #include "jit_graph.h"
 
-#include "canonical.h"
-#include "forks.h"
-#include "fusion_pass.h"
-#include "never_destroyed.h"
+#include "deferred/canonical.h"
+#include "fusion/fusion_pass.h"
 #include "operators.h"
 #include "structure.h"
+#include "support/forks.h"
+#include "support/never_destroyed.h"
 
 #include <torch/csrc/jit/runtime/operator.h>
 

@@ -1,8 +1,8 @@
 // Pending nodes as a TorchScript graph, for running and for showing.
 #pragma once
 
+#include "deferred/graph_runner.h"
 #include "graph.h"
-#include "graph_runner.h"
 
 #include <torch/csrc/jit/ir/ir.h>
 

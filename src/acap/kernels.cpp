@@ -1,7 +1,7 @@
 #include "kernels.h"
 
-#include "aten_operators.h"
 #include "cpu_call.h"
+#include "deferred/aten_operators.h"
 #include "operators.h"
 #include "recording.h"
 #include "recurrent.h"

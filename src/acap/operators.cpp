@@ -1,7 +1,7 @@
 #include "operators.h"
 
-#include "forks.h"
-#include "never_destroyed.h"
+#include "support/forks.h"
+#include "support/never_destroyed.h"
 #include "views.h"
 
 #include <algorithm>

@@ -1,9 +1,9 @@
 #include "recording.h"
 
-#include "arguments.h"
 #include "cpu_call.h"
+#include "deferred/arguments.h"
+#include "deferred/result_types.h"
 #include "operators.h"
-#include "result_types.h"
 #include "tensor.h"
 #include "views.h"
 

@@ -1,8 +1,8 @@
 #include "single_calls.h"
 
-#include "forks.h"
+#include "deferred/plain_modes.h"
 #include "operators.h"
-#include "plain_modes.h"
+#include "support/forks.h"
 
 #include <ATen/core/List.h>
 #include <ATen/core/stack.h>

@@ -1,6 +1,6 @@
 #include "structure.h"
 
-#include "byte_key.h"
+#include "support/byte_key.h"
 
 #include <unordered_map>
 

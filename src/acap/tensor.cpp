@@ -1,6 +1,6 @@
 #include "tensor.h"
 
-#include "forks.h"
+#include "support/forks.h"
 #include "views.h"
 
 #include <ATen/EmptyTensor.h>

@@ -1,6 +1,6 @@
 #include "views.h"
 
-#include "forks.h"
+#include "support/forks.h"
 
 #include <ATen/EmptyTensor.h>
 

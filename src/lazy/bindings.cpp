@@ -1,8 +1,8 @@
-#include "lazy/bindings.h"
+#include "bindings.h"
 
-#include "lazy/device_backend.h"
-#include "lazy/foreign.h"
-#include "python_objects.h"
+#include "device_backend.h"
+#include "foreign.h"
+#include "support/python_objects.h"
 
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>

@@ -1,6 +1,6 @@
 #include "computation.h"
 
-#include "canonical.h"
+#include "deferred/canonical.h"
 #include "executor.h"
 
 #include <torch/csrc/lazy/ts_backend/ts_backend_impl.h>

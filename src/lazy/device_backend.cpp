@@ -1,12 +1,12 @@
 #include "device_backend.h"
 
+#include "deferred/graph_runner.h"
 #include "executor.h"
 #include "failures.h"
-#include "forks.h"
-#include "fusion_pass.h"
-#include "graph_runner.h"
+#include "fusion/fusion_pass.h"
 #include "kernels.h"
-#include "never_destroyed.h"
+#include "support/forks.h"
+#include "support/never_destroyed.h"
 
 #include <ATen/FunctionalTensorWrapper.h>
 #include <c10/util/Exception.h>

@@ -1,7 +1,7 @@
 #include "failures.h"
 
-#include "node_call.h"
-#include "plain_modes.h"
+#include "deferred/plain_modes.h"
+#include "group/node_call.h"
 
 #include <unordered_map>
 #include <utility>

@@ -1,11 +1,11 @@
 #include "foreign.h"
 
-#include "arguments.h"
+#include "deferred/arguments.h"
+#include "deferred/kernel_call.h"
 #include "eager_calls.h"
-#include "forks.h"
 #include "interceptor.h"
-#include "kernel_call.h"
-#include "never_destroyed.h"
+#include "support/forks.h"
+#include "support/never_destroyed.h"
 #include "views.h"
 
 #include <algorithm>

@@ -1,7 +1,7 @@
 #include "formats.h"
 
-#include "aten_operators.h"
-#include "kernel_call.h"
+#include "deferred/aten_operators.h"
+#include "deferred/kernel_call.h"
 #include "views.h"
 
 #include <ATen/ops/empty.h>

@@ -1,11 +1,11 @@
 #include "kernels.h"
 
-#include "aten_operators.h"
 #include "batch_norm.h"
+#include "deferred/aten_operators.h"
 #include "eager_calls.h"
 #include "foreign.h"
 #include "formats.h"
-#include "group_autograd.h"
+#include "group/group_autograd.h"
 #include "looking.h"
 #include "numbers.h"
 #include "operator_node.h"

@@ -1,6 +1,6 @@
 #include "looking.h"
 
-#include "aten_operators.h"
+#include "deferred/aten_operators.h"
 #include "pending.h"
 
 #include <torch/csrc/lazy/core/lazy_graph_executor.h>

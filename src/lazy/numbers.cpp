@@ -1,6 +1,6 @@
 #include "numbers.h"
 
-#include "arguments.h"
+#include "deferred/arguments.h"
 #include "operator_node.h"
 
 #include <ATen/native/TypeProperties.h>

@@ -1,9 +1,9 @@
 #include "operator_node.h"
 
-#include "arguments.h"
-#include "byte_key.h"
+#include "deferred/arguments.h"
+#include "deferred/result_types.h"
 #include "numbers.h"
-#include "result_types.h"
+#include "support/byte_key.h"
 
 #include <torch/csrc/lazy/core/hash.h>
 #include <torch/csrc/lazy/core/tensor.h>

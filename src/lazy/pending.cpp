@@ -1,7 +1,7 @@
 #include "pending.h"
 
-#include "forks.h"
-#include "never_destroyed.h"
+#include "support/forks.h"
+#include "support/never_destroyed.h"
 
 #include <torch/csrc/lazy/core/ir_util.h>
 

@@ -1,6 +1,6 @@
 #include "ranges.h"
 
-#include "aten_operators.h"
+#include "deferred/aten_operators.h"
 #include "views.h"
 
 #include <ATen/ops/empty.h>

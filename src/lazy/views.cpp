@@ -1,6 +1,6 @@
 #include "views.h"
 
-#include "aten_operators.h"
+#include "deferred/aten_operators.h"
 
 #include <ATen/FunctionalTensorWrapper.h>
 #include <ATen/InferSize.h>

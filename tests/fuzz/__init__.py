@@ -3,5 +3,5 @@
 ``python -m fuzz --help`` (from ``tests``) says what there is. A program is drawn from a seed as source text
 (:mod:`fuzz.drawing`, by the words of :mod:`fuzz.vocabulary`), run in a process of its own by
 :mod:`torchmdla.testing.runner`, and what is found is made small (:mod:`fuzz.shrinking`) and written to
-``tests/fuzz/found``, where ``tests/test_fuzz.py`` runs it.
+``tests/fuzz/found``, where ``tests/tools/test_fuzz.py`` runs it.
 """

@@ -204,7 +204,7 @@ class Soak:
         caller.join()
 
     def _clear_cache(self) -> None:
-        from torchmdla.compiler.cache import DiskCache
+        from torchmdla.compile_service.cache import DiskCache
 
         DiskCache().clear()
 

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 
-from torchmdla.compiler import service
+from torchmdla.compile_service import service
 
 _MOST_THREADS = 2
 

@@ -24,9 +24,9 @@ from torchmdla.capture.outputs import output_of
 from torchmdla.capture.size_program import SizeNodes, SizeProgram
 from torchmdla.capture.subgraph import Places, Subgraph, Values
 from torchmdla.capture.symbolic import RECURRENT, SymbolicRun
+from torchmdla.compile_service.versions import producers
 from torchmdla.compiler.program import Argument, Program, Result, Sample
 from torchmdla.compiler.sizes import Size
-from torchmdla.compiler.versions import producers
 from torchmdla.errors import CompileError
 from torchmdla.importer import ImportedGraph, Record, TensorMeta
 from torchmdla.importer.size_int import SizeInt, SizeValue

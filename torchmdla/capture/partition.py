@@ -1,4 +1,4 @@
-"""Which nodes of an FX graph join which group: the rules of ``src/fusion_pass.cpp`` for the other kind of graph.
+"""Which nodes of an FX graph join which group: the rules of ``src/fusion/fusion_pass.cpp`` for the other kind of graph.
 
 Every node has a level: the largest number of times that a path to it, along data and memory dependencies, leaves the
 nodes that the device takes for one that it does not. Taken nodes of one level form one group, which is convex, because
@@ -183,7 +183,7 @@ class _Partitioner:
                 yield from self._users(user)
 
     def _pays(self, group: Sequence[fx.Node]) -> bool:
-        """As in ``src/fusion_pass.cpp``: one anchor, or two elementwise ops that fuse."""
+        """As in ``src/fusion/fusion_pass.cpp``: one anchor, or two elementwise ops that fuse."""
         kinds = [self._kinds[node] for node in group]
         return "compute" in kinds or kinds.count("cheap") >= 2
 

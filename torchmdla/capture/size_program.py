@@ -1,7 +1,7 @@
 """Conditions on sizes, and sizes that are no polynomials of others, as a program that a call evaluates.
 
-Expressions are SymPy's, of PyTorch's shape functions. ``SizeProgram`` in ``src/symbols.h`` runs the same nodes, in
-double precision: integers below 2^53 are exact, and so are floor divisions of them.
+Expressions are SymPy's, of PyTorch's shape functions. ``SizeProgram`` in ``src/group/symbols.h`` runs the same nodes,
+in double precision: integers below 2^53 are exact, and so are floor divisions of them.
 """
 
 from __future__ import annotations

@@ -15,10 +15,10 @@ from torchmdla.capture import background, refusals
 from torchmdla.capture.outputs import output_of
 from torchmdla.capture.script_subgraph import ScriptSubgraph
 from torchmdla.capture.subgraph import Places, Subgraph, Values
-from torchmdla.compiler import forks, service
+from torchmdla.compile_service import service
+from torchmdla.compile_service.versions import producers
 from torchmdla.compiler.artifact import Manifest
 from torchmdla.compiler.program import Program, Target
-from torchmdla.compiler.versions import producers
 from torchmdla.devices import interrupts
 from torchmdla.errors import CompileError, DeviceError, internal_error
 from torchmdla.importer import (
@@ -28,6 +28,7 @@ from torchmdla.importer import (
     TensorMeta,
     located,
 )
+from torchmdla.support import forks
 
 if TYPE_CHECKING:
     from torchmdla.capture.size_program import SizeNodes
@@ -65,7 +66,7 @@ def _of_any_graph(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _NativeSections:
-    """What no fork must cut in the extension (``src/forks.h``), as a lock that forks take."""
+    """What no fork must cut in the extension (``src/support/forks.h``), as a lock that forks take."""
 
     def acquire(self, blocking: bool = True) -> bool:
         while not (entered := _C.enter_alone()) and blocking:

@@ -172,7 +172,7 @@ def _quiet() -> Iterator[None]:
 
 def _strides_like(seen: TensorMeta, sizes: Sequence[Any]) -> list[Any]:
     """Strides of a tensor of ``sizes`` that are of the same class as those that were seen (``stride_class`` in
-    ``src/signature.cpp``)."""
+    ``src/group/signature.cpp``)."""
     if all(type(size) is int for size in sizes):
         return list(seen.strides)
     strides: list[Any] = list(seen.strides)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from torchmdla.compiler.checksummed import Format
 from torchmdla.compiler.program import Argument, Result
-from torchmdla.compiler.sealed import Format
 
 # The calling convention of an entry, described in docs/architecture.md. Raised whenever it changes.
 ABI_VERSION = 2
@@ -91,7 +91,7 @@ class Artifact:
     manifest: Manifest
 
     def to_bytes(self) -> bytes:
-        """One self-checking block (:mod:`torchmdla.compiler.sealed`)."""
+        """One self-checking block (:mod:`torchmdla.compiler.checksummed`)."""
         return _FORMAT.seal(asdict(self.manifest), self.object_code)
 
     @classmethod

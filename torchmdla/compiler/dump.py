@@ -21,7 +21,7 @@ _REPEAT = '''\
 
 from pathlib import Path
 
-from torchmdla.compiler.lower import lower
+from torchmdla.compile_service.lower import lower
 from torchmdla.compiler.program import Program
 
 program = Program.from_json(Path(__file__).with_name("program.json").read_text())

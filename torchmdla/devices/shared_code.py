@@ -6,9 +6,9 @@ import threading
 import weakref
 from collections.abc import Callable
 
-from torchmdla.compiler import forks
 from torchmdla.compiler.artifact import Artifact
 from torchmdla.devices.device import LoadedCode
+from torchmdla.support import forks
 
 
 class SharedCode:

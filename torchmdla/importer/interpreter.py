@@ -249,7 +249,7 @@ def _subgraph(run: Run, node: Any) -> list[Any]:
 
 
 def _group_inputs(run: Run, node: Any) -> list[Any]:
-    """What a group is given, or finds in modules that it is given (``src/input_paths.h``)."""
+    """What a group is given, or finds in modules that it is given (``src/fusion/input_paths.h``)."""
     given = run.values(node.inputs())
     if not node.hasAttribute("paths"):
         return given

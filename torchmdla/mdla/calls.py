@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from torchmdla import api
-from torchmdla.devices.mdla.recording import Call, Run, recording
+from torchmdla.mdla.recording import Call, Run, recording
 
 
 def recorded(model: Any, inputs: Sequence[Any], run: Run) -> tuple[Any, list[Call]]:

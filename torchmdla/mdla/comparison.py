@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from torchmdla import api
-from torchmdla.devices.mdla.measuring import FLOAT, Layer, Networks
 from torchmdla.devices.mdla.options import Options
 from torchmdla.mdla.arguments import arguments_of, options_with
 from torchmdla.mdla.calls import recorded
+from torchmdla.mdla.measuring import FLOAT, Layer, Networks
 from torchmdla.mdla.printed import Printed, new_table, sizes_text
 
 

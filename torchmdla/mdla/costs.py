@@ -7,10 +7,10 @@ from typing import Any
 
 from rich.table import Table
 
-from torchmdla.devices.mdla.measuring import Networks, figures
 from torchmdla.devices.mdla.network import Network
 from torchmdla.mdla.arguments import arguments_of, options_with
 from torchmdla.mdla.calls import recorded
+from torchmdla.mdla.measuring import Networks, figures
 from torchmdla.mdla.printed import Printed, new_table, sizes_text
 
 

@@ -11,11 +11,11 @@ from rich.table import Table
 from tqdm import tqdm
 
 from torchmdla.devices.mdla import calibration
-from torchmdla.devices.mdla.measuring import FLOAT, Networks, figures
-from torchmdla.devices.mdla.recording import Group, recording
 from torchmdla.mdla.arguments import arguments_of, options_with, positions_of
 from torchmdla.mdla.calls import check_any, copy_of
+from torchmdla.mdla.measuring import FLOAT, Networks, figures
 from torchmdla.mdla.printed import Printed, new_table, sizes_text
+from torchmdla.mdla.recording import Group, recording
 
 
 @dataclass(frozen=True)

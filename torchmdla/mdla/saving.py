@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from torchmdla.devices.mdla.measuring import Networks
 from torchmdla.devices.mdla.options import Options
 from torchmdla.devices.mdla.program_file import ProgramFile
-from torchmdla.devices.mdla.recording import Call, recording
 from torchmdla.mdla.arguments import arguments_of, options_with
 from torchmdla.mdla.calls import copy_of
+from torchmdla.mdla.measuring import Networks
+from torchmdla.mdla.recording import Call, recording
 
 # What a graph may hold beside the group of a program that is saved: nothing of it computes.
 _NO_WORK = frozenset({"prim::Constant", "prim::GetAttr", "prim::TupleConstruct", "prim::ListConstruct"})

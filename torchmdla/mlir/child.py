@@ -45,13 +45,13 @@ def _install_bare_package() -> None:
 
 
 def _limit_memory(limit: int) -> None:
-    from torchmdla.compiler.limits import limit_memory
+    from torchmdla.support.limits import limit_memory
 
     limit_memory(limit)
 
 
 def _answer(job: str, arguments: dict[str, Any]) -> dict[str, str]:
-    from torchmdla.compiler.lower import as_compile_error
+    from torchmdla.compile_service.lower import as_compile_error
     from torchmdla.mlir.jobs import JOBS
 
     try:

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from torchmdla.capture.module_builder import ModuleBuilder
 from torchmdla.errors import CompileError
 from torchmdla.importer.interpreter import input_name
 from torchmdla.importer.sources import source_of
 from torchmdla.mlir.function import FunctionArgument, TorchFunction, parse
+from torchmdla.mlir.module_builder import ModuleBuilder
 from torchmdla.mlir.specs import TensorSpec
 
 

@@ -8,8 +8,8 @@ from typing import Any, Literal, get_args
 from torch_mlir import ir
 
 from torchmdla import devices
+from torchmdla.compile_service.versions import producers
 from torchmdla.compiler.program import Argument, Program, Result
-from torchmdla.compiler.versions import producers
 from torchmdla.errors import CompileError
 from torchmdla.mlir import acap
 from torchmdla.mlir.function import TorchFunction, parse, separate_results, tensor_type_of, with_literals

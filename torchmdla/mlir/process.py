@@ -9,9 +9,9 @@ import tempfile
 from pathlib import Path
 from typing import IO, Any
 
-from torchmdla.compiler.limits import Limits
-from torchmdla.compiler.worker import how_it_ended
 from torchmdla.errors import CompileError
+from torchmdla.support.limits import Limits
+from torchmdla.support.processes import how_it_ended
 
 _CHILD = Path(__file__).with_name("child.py")
 

@@ -8,7 +8,7 @@ import torch
 
 from torchmdla import _C
 from torchmdla.capture import refusals
-from torchmdla.compiler import service
+from torchmdla.compile_service import service
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 import torchmdla
-from torchmdla.compiler import service
+from torchmdla.compile_service import service
 from torchmdla.compiler.program import Program as CompiledProgram
 from torchmdla.testing.compare import TOLERANCES, assert_matches
 from torchmdla.testing.programs import Program
@@ -53,6 +53,7 @@ _FAULTS = (
     "the compiler failed",
     "the compiler process died",
     "no lowering",
+    "bufferisation failed",
     "internal error",
     "the object code",
     "compiled code calls",

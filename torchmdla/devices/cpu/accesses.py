@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
-from torchmdla.devices.cpu.nests import ELEMENT_BYTES, Table, stored
+from torchmdla.devices.cpu.kernel_spec import ELEMENT_BYTES, Table, stored
 
 Kind = Literal["input", "parameter", "result", "temporary", "global", "packed", "local", "view"]
 
@@ -51,14 +51,14 @@ class Scalar:
 
 
 @dataclass(frozen=True)
-class Linear:
+class AffineExpr:
     """An index: ``constant`` plus each loop's index times its factor."""
 
     factors: tuple[int, ...]
     constant: int = 0
 
     @classmethod
-    def of_loop(cls, loop: int, loops: int) -> Linear:
+    def of_loop(cls, loop: int, loops: int) -> AffineExpr:
         """The index of one of ``loops`` loops."""
         return cls(tuple(int(loop == k) for k in range(loops)))
 
@@ -77,12 +77,12 @@ class Access:
     """Which element of ``buffer`` each iteration touches: an index for each of its dimensions."""
 
     buffer: Buffer
-    indices: tuple[Linear, ...]
+    indices: tuple[AffineExpr, ...]
 
     @classmethod
     def of_loops(cls, buffer: Buffer, loops: Iterable[int], count: int) -> Access:
         """At the indices of ``loops``, one for each dimension, among the ``count`` loops of a nest."""
-        return cls(buffer, tuple(Linear.of_loop(loop, count) for loop in loops))
+        return cls(buffer, tuple(AffineExpr.of_loop(loop, count) for loop in loops))
 
     @classmethod
     def whole(cls, buffer: Buffer) -> Access:
@@ -99,11 +99,11 @@ class Access:
         indices = [replace(index, factors=tuple(index.factors[loop] for loop in loops)) for index in self.indices]
         return replace(self, indices=tuple(indices))
 
-    def flat(self, loops: int) -> Linear:
+    def flat(self, loops: int) -> AffineExpr:
         """The element's place in the buffer's memory."""
         pairs = list(zip(self.indices, self.buffer.strides, strict=True))
         factors = tuple(sum(index.factors[loop] * stride for index, stride in pairs) for loop in range(loops))
-        return Linear(factors, sum(index.constant * stride for index, stride in pairs))
+        return AffineExpr(factors, sum(index.constant * stride for index, stride in pairs))
 
 
 @dataclass(frozen=True)

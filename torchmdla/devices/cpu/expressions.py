@@ -20,7 +20,7 @@ from weakref import WeakValueDictionary
 
 from torchmdla.compiler.sizes import Size
 from torchmdla.devices.cpu.accesses import Access, Scalar, TableAccess
-from torchmdla.devices.cpu.nests import computed
+from torchmdla.devices.cpu.kernel_spec import computed
 
 
 class Expression:
@@ -30,7 +30,7 @@ class Expression:
         op: the name of an MLIR op; or of a leaf: ``load`` (``payload``: an :class:`Access`), ``scalar`` (a
             :class:`Scalar`), ``index`` (a loop), ``constant`` (a number), ``size`` (a
             :class:`~torchmdla.compiler.sizes.Size`), ``accumulator`` (what output of the nest, by number, has been
-            reduced so far), ``reduced`` (what it has been reduced to, in an ending); or ``gather``: the element of
+            reduced so far), ``reduced`` (what it has been reduced to, in an epilogue); or ``gather``: the element of
             a :class:`TableAccess` at its operands.
         type: MLIR's element type, in registers.
         attributes: of an MLIR op, as text.
@@ -126,7 +126,7 @@ def accumulator(output: int, type: str) -> Expression:
 
 
 def reduced(output: int, type: str) -> Expression:
-    """What an output of the nest has been reduced to, for its ending."""
+    """What an output of the nest has been reduced to, for its epilogue."""
     return _consed("reduced", (), type, payload=output)
 
 

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from torchmdla.devices.cpu.accesses import TableAccess
 from torchmdla.devices.cpu.expressions import Contents, Expression, contents
-from torchmdla.devices.cpu.nests import Instruction
+from torchmdla.devices.cpu.kernel_spec import Instruction
 
 
 @dataclass(frozen=True)
@@ -22,17 +22,18 @@ class Linearised:
 
 @lru_cache(maxsize=8192)
 def linearised(values: tuple[Expression, ...], checks: tuple[Expression, ...], outputs: int) -> Linearised:
-    """The body of a nest of ``outputs``. Its values are numbered as :class:`~torchmdla.devices.cpu.nests.Instruction`
-    says: inputs, outputs, scalars, then the results of instructions."""
+    """The body of a nest of ``outputs``. Its values are numbered as
+    :class:`~torchmdla.devices.cpu.kernel_spec.Instruction` says: inputs, outputs, scalars, then the results of
+    instructions."""
     found = contents((*values, *checks))
     leaves = [*_each("load", found.loads), *_each("accumulator", range(outputs)), *_each("scalar", found.scalars)]
     return _numbered(found, values, checks, leaves)
 
 
 @lru_cache(maxsize=8192)
-def linearised_ending(values: tuple[Expression, ...], results: int) -> Linearised:
+def linearised_epilogue(values: tuple[Expression, ...], results: int) -> Linearised:
     """An epilogue of a nest of ``results``. Its values are numbered as those of
-    :class:`~torchmdla.devices.cpu.nests.Epilogue`: what was reduced, inputs, scalars, then the results of
+    :class:`~torchmdla.devices.cpu.kernel_spec.KernelEpilogue`: what was reduced, inputs, scalars, then the results of
     instructions."""
     found = contents(values)
     leaves = [*_each("reduced", range(results)), *_each("load", found.loads), *_each("scalar", found.scalars)]

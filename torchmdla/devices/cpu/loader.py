@@ -11,11 +11,11 @@ import torch
 from llvmlite import binding
 
 from torchmdla import _C
-from torchmdla.compiler import forks
 from torchmdla.compiler.artifact import Artifact
 from torchmdla.devices.device import LoadedCode
 from torchmdla.devices.shared_code import SharedCode
 from torchmdla.errors import CompileError
+from torchmdla.support import forks
 
 _serial = itertools.count()
 

@@ -20,11 +20,11 @@ from torchmdla.devices.cpu.code.object_file import is_elf, undefined_symbols
 from torchmdla.devices.cpu.frontend.buffers import bufferize, count_ops, fill_splats, is_large
 from torchmdla.devices.cpu.frontend.fusion import fuse
 from torchmdla.devices.cpu.frontend.linalg import to_linalg
-from torchmdla.devices.cpu.frontend.reading import read_steps
+from torchmdla.devices.cpu.frontend.reading import read_program
+from torchmdla.devices.cpu.loop_program import LoopProgram, TileLoop
 from torchmdla.devices.cpu.passes.bounds import conditions_of_bounds
-from torchmdla.devices.cpu.passes.transforms import observe, rewrite, run_by_tiles, transform
-from torchmdla.devices.cpu.passes.unify import mark_varying, not_dynamic, steps_at, unify
-from torchmdla.devices.cpu.steps import ChainStep, Steps
+from torchmdla.devices.cpu.passes.generalise import mark_varying, not_dynamic, program_at, unify
+from torchmdla.devices.cpu.passes.pipeline import observe, rewrite, run_by_tiles, transform
 
 # What LLVM may call in code of other formats, where the symbols are not read.
 _LIKELY_SYMBOLS = ("memcpy", "memmove", "memset")
@@ -77,14 +77,14 @@ def _generate(program: Program, seconds: dict[str, float]) -> tuple[Code, ir.Mod
     return code, generated
 
 
-def _static_steps(program: Program, seconds: dict[str, float]) -> Steps:
+def _static_steps(program: Program, seconds: dict[str, float]) -> LoopProgram:
     steps = _read(_fused(program, seconds), program, seconds)
     with _timed(seconds, "steps"):
         transform(steps, program)
     return steps
 
 
-def _dynamic_steps(program: Program, seconds: dict[str, float]) -> Steps:
+def _dynamic_steps(program: Program, seconds: dict[str, float]) -> LoopProgram:
     """The steps for all sizes.
 
     At the samples, whose sizes have no divisors, every pass decides alike. How large tiles are is decided where the
@@ -97,10 +97,10 @@ def _dynamic_steps(program: Program, seconds: dict[str, float]) -> Steps:
             rewrite(steps, program, f"sample{k}")
         unified = unify(program, samples)
         observe("unify", unified)
-        typical = steps_at(unified, unified.typical)
+        typical = program_at(unified, unified.typical)
         before = set(typical.steps)
         run_by_tiles(typical, program, name="typical")
-        tiles = [step.tile for step in typical.steps if isinstance(step, ChainStep) and step not in before]
+        tiles = [step.tile for step in typical.steps if isinstance(step, TileLoop) and step not in before]
         for k, steps in enumerate(samples):
             try:
                 run_by_tiles(steps, program, tiles, f"sample{k}")
@@ -111,7 +111,7 @@ def _dynamic_steps(program: Program, seconds: dict[str, float]) -> Steps:
         return found
 
 
-def _read_samples(programs: Sequence[Program], seconds: dict[str, float]) -> list[Steps]:
+def _read_samples(programs: Sequence[Program], seconds: dict[str, float]) -> list[LoopProgram]:
     """The steps of samples. Programs of unequal length (loops written out) are bufferised alike without upstream's
     analysis, which would decide otherwise for each."""
     modules = [_fused(program, seconds) for program in programs]
@@ -133,13 +133,13 @@ def _fused(program: Program, seconds: dict[str, float]) -> ir.Module:
     return module
 
 
-def _read(module: ir.Module, program: Program, seconds: dict[str, float], large: bool | None = None) -> Steps:
+def _read(module: ir.Module, program: Program, seconds: dict[str, float], large: bool | None = None) -> LoopProgram:
     """The steps of a static program, as its author has them."""
     with _timed(seconds, "buffers"):
         function = bufferize(module, large)
     dump.write("buffers.mlir", lambda: str(module))
     with _timed(seconds, "steps"):
-        return read_steps(function, program)
+        return read_program(function, program)
 
 
 def _manifest(program: Program, code: Code, object_code: bytes, seconds: dict[str, float]) -> Manifest:

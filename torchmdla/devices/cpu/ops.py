@@ -1,6 +1,6 @@
 """The operators that the cpu device takes.
 
-Every entry lowers through torch-mlir to linalg and was compared with eager by ``tests/test_cpu_ops.py``. Operators
+Every entry lowers through torch-mlir to linalg and was compared with eager by ``tests/cpu/test_cpu_ops.py``. Operators
 that draw random numbers are absent, and max pooling with indices: upstream's index of a NaN is -1.
 
 Refused where they occur, so that their group runs in PyTorch's interpreter: ``copy``, ``select_scatter`` and

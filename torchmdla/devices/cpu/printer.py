@@ -1,4 +1,4 @@
-"""Steps, nests and schedules as text, for people to read, whether they are valid or not.
+"""LoopProgram, nests and schedules as text, for people to read, whether they are valid or not.
 
 A product of matrices with a bias, after epilogues have merged::
 
@@ -24,30 +24,30 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import singledispatchmethod
 
 from torchmdla.compiler.sizes import Size
-from torchmdla.devices.cpu.accesses import Access, Buffer, Linear, Scalar
+from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer, Scalar
 from torchmdla.devices.cpu.expressions import Contents, Expression
+from torchmdla.devices.cpu.kernel_spec import AnyNest, AnyOperand, Instruction, constant_number
 from torchmdla.devices.cpu.linearising import constant_text
-from torchmdla.devices.cpu.nests import AnyNest, AnyOperand, Instruction, constant_number
-from torchmdla.devices.cpu.schedule import Schedule
-from torchmdla.devices.cpu.steps import (
+from torchmdla.devices.cpu.loop_program import (
     AssertStep,
-    ChainStep,
     ElementStep,
     LoadStep,
-    NestStep,
-    RegionStep,
-    RepeatStep,
+    LoopNest,
+    LoopProgram,
+    OutlinedRegion,
+    RepeatLoop,
     ScalarStep,
     Step,
-    Steps,
     StoreStep,
+    TileLoop,
     flattened,
 )
+from torchmdla.devices.cpu.schedule import Schedule
 
 _INDENT = "  "
 
 
-def steps_text(steps: Steps) -> str:
+def program_text(steps: LoopProgram) -> str:
     """Every buffer, then what is packed of parameters, then the entry's steps."""
     return "\n".join(StepsPrinter(steps).lines()) + "\n"
 
@@ -55,7 +55,7 @@ def steps_text(steps: Steps) -> str:
 class StepsPrinter:
     """Names what the steps of one executable use, and prints them."""
 
-    def __init__(self, steps: Steps) -> None:
+    def __init__(self, steps: LoopProgram) -> None:
         self._steps = steps
         self._names: dict[Buffer | Scalar, str] = {}
         self._buffers = _all_buffers(steps)
@@ -96,14 +96,14 @@ class StepsPrinter:
             self._names[thing] = f"{'argument' if thing.argument >= 0 else 's'}{number}"
         return self._names[thing]
 
-    # Steps.
+    # LoopProgram.
 
     @singledispatchmethod
     def _lines_of(self, step: Step) -> Iterator[str]:
         raise TypeError(f"no text for {type(step).__name__}")
 
     @_lines_of.register
-    def _(self, step: NestStep) -> Iterator[str]:
+    def _(self, step: LoopNest) -> Iterator[str]:
         yield f"nest {_loops(step.sizes, step.reduction)} {{"
         names = _Names(step.body)
         yield from self._given(step.body)
@@ -115,15 +115,15 @@ class StepsPrinter:
         yield from names.lines()
         yield from (f"{_INDENT}check {names.of(check)}" for check in step.checks)
         values = [names.of(value) for value in step.values]
-        if step.ending is None:
+        if step.epilogue is None:
             yield from self._stores(step.outputs, values)
         else:
             yield f"{_INDENT}yield {', '.join(values)}"
             yield "} then {"
-            names = _Names(step.ending.body)
-            yield from self._given(step.ending.body)
+            names = _Names(step.epilogue.body)
+            yield from self._given(step.epilogue.body)
             yield from names.lines()
-            yield from self._stores(step.ending.outputs, [names.of(value) for value in step.ending.values])
+            yield from self._stores(step.epilogue.outputs, [names.of(value) for value in step.epilogue.values])
         yield "}"
 
     def _given(self, body: Contents) -> Iterator[str]:
@@ -141,7 +141,7 @@ class StepsPrinter:
             yield f"{_INDENT}{self._access(access)} = {value}"
 
     @_lines_of.register
-    def _(self, step: ChainStep) -> Iterator[str]:
+    def _(self, step: TileLoop) -> Iterator[str]:
         axes = ", ".join(f"{extent} by {tile}" for extent, tile in zip(step.extents, step.tile, strict=False))
         yield f"chain {axes} {{"
         for member, loops in zip(step.members, step.loops, strict=False):
@@ -151,7 +151,7 @@ class StepsPrinter:
         yield "}"
 
     @_lines_of.register
-    def _(self, step: RepeatStep) -> Iterator[str]:
+    def _(self, step: RepeatLoop) -> Iterator[str]:
         yield f"repeat {step.count} {{"
         for view in step.views:
             place = f"{self._name(view.base)} offset {view.offset} + iteration * {view.distance}"
@@ -160,7 +160,7 @@ class StepsPrinter:
         yield "}"
 
     @_lines_of.register
-    def _(self, step: RegionStep) -> Iterator[str]:
+    def _(self, step: OutlinedRegion) -> Iterator[str]:
         things: list[Buffer | Scalar] = [*step.buffers, *step.temporaries, *step.scalars]
         operands = map(self._name, things)
         results = f"{', '.join(map(self._name, step.results))} = " if step.results else ""
@@ -320,7 +320,7 @@ def _loops(sizes: Sequence[int | Size], reduction: Sequence[bool]) -> str:
     return " ".join(f"d{d}:{size}{'+' if reduces else ''}" for d, (size, reduces) in enumerate(pairs))
 
 
-def _index(index: Linear) -> str:
+def _index(index: AffineExpr) -> str:
     terms = [f"d{loop}" if index.factors[loop] == 1 else f"d{loop} * {index.factors[loop]}" for loop in index.loops]
     if index.constant or not terms:
         terms.append(str(index.constant))
@@ -331,7 +331,7 @@ def _list(numbers: Iterable[int | Size]) -> str:
     return f"[{', '.join(map(str, numbers))}]"
 
 
-def _all_buffers(steps: Steps) -> list[Buffer]:
+def _all_buffers(steps: LoopProgram) -> list[Buffer]:
     """Every buffer, those inside of chains and repeated steps too, in order of appearance."""
     packed = [step for packing in steps.packings for step in packing.steps]
     seen = (b for step in flattened([*packed, *steps.steps]) for b in _buffers(step))
@@ -339,13 +339,13 @@ def _all_buffers(steps: Steps) -> list[Buffer]:
 
 
 def _buffers(step: Step) -> Iterator[Buffer]:
-    if isinstance(step, ChainStep):
+    if isinstance(step, TileLoop):
         for member in step.members:
             yield from _buffers(member)
-    elif isinstance(step, NestStep):
+    elif isinstance(step, LoopNest):
         yield from (a.buffer for a in (*step.accesses, *step.outputs))
         yield from (t.buffer for t in step.tables)
-    elif isinstance(step, RepeatStep):
+    elif isinstance(step, RepeatLoop):
         yield from (buffer for view in step.views for buffer in (view.base, view.buffer))
     else:
         yield from [*step.reads, *step.writes]

@@ -12,8 +12,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from torchmdla.devices.cpu.accesses import Access, Buffer
 from torchmdla.devices.cpu.expressions import Contents
+from torchmdla.devices.cpu.loop_program import (
+    LoadStep,
+    LoopNest,
+    LoopProgram,
+    OutlinedRegion,
+    RepeatLoop,
+    Step,
+    TileLoop,
+    flattened,
+)
 from torchmdla.devices.cpu.printer import StepsPrinter
-from torchmdla.devices.cpu.steps import ChainStep, LoadStep, NestStep, RegionStep, RepeatStep, Step, Steps, flattened
 from torchmdla.errors import CompileError
 
 # What a step may write to.
@@ -28,7 +37,7 @@ def is_asked_for() -> bool:
     return os.environ.get("TORCHMDLA_VERIFY", "0") not in ("", "0")
 
 
-def verify(steps: Steps, after: str) -> None:
+def verify(steps: LoopProgram, after: str) -> None:
     """Checks ``steps``.
 
     Raises:
@@ -39,7 +48,7 @@ def verify(steps: Steps, after: str) -> None:
     _verify(steps, steps.steps, after)
 
 
-def _verify(steps: Steps, those: Sequence[Step], after: str) -> None:
+def _verify(steps: LoopProgram, those: Sequence[Step], after: str) -> None:
     written = {b for step in those for b in step.reads if b.kind in _GIVEN}
     written |= _all_reads(those) - {b for step in flattened(those) for b in step.writes}
     for step in those:
@@ -52,15 +61,15 @@ def _verify(steps: Steps, those: Sequence[Step], after: str) -> None:
 def _faults(step: Step, written: set[Buffer]) -> Iterator[str]:
     """What does not hold of a step, in words."""
     yield from _CHECKS.get(type(step), _no_faults)(step, written)
-    if any(b.kind not in _WRITABLE and not isinstance(step, RegionStep) for b in step.writes):
+    if any(b.kind not in _WRITABLE and not isinstance(step, OutlinedRegion) for b in step.writes):
         yield "writes to what is given"
     # Of a region's buffers nobody knows which it reads; what holds others reads what these write.
-    if not isinstance(step, RegionStep | ChainStep | RepeatStep):
+    if not isinstance(step, OutlinedRegion | TileLoop | RepeatLoop):
         yield from _unwritten(step.reads, written)
 
 
 def _all_reads(steps: Iterable[Step]) -> set[Buffer]:
-    nests = [n for s in flattened(steps) for n in (s.members if isinstance(s, ChainStep) else (s,))]
+    nests = [n for s in flattened(steps) for n in (s.members if isinstance(s, TileLoop) else (s,))]
     return {b for nest in nests for b in nest.reads}
 
 
@@ -73,26 +82,26 @@ def _no_faults(step: Step, written: set[Buffer]) -> Iterator[str]:
     return iter(())
 
 
-def _nest_faults(step: NestStep, written: set[Buffer]) -> Iterator[str]:
+def _nest_faults(step: LoopNest, written: set[Buffer]) -> Iterator[str]:
     loops = len(step.sizes)
     if len(step.reduction) != loops:
         yield "says of other loops whether they reduce"
-    ending = step.ending
-    for access in (*step.accesses, *(step.outputs if not ending else ())):
+    epilogue = step.epilogue
+    for access in (*step.accesses, *(step.outputs if not epilogue else ())):
         yield from _access_faults(access, loops)
     if len(step.values) != len(step.outputs):
         yield "computes other values than its outputs"
     yield from _body_faults(step.body, loops, {"accumulator": len(step.outputs)})
-    if ending:
-        yield from _body_faults(ending.body, loops, {"reduced": len(step.outputs)})
+    if epilogue:
+        yield from _body_faults(epilogue.body, loops, {"reduced": len(step.outputs)})
         if step.initial is None:
             yield "has an epilogue, but no initial value"
-        if len(ending.values) != len(ending.outputs):
+        if len(epilogue.values) != len(epilogue.outputs):
             yield "computes other values than its epilogue's outputs"
     if step.carried and not any(step.reduction):
         yield "carries a value, but has no loop that reduces"
     reduced = {loop for loop, flag in enumerate(step.reduction) if flag and step.sizes[loop] != 1}
-    stored = (*ending.body.loads, *ending.outputs) if ending else step.outputs
+    stored = (*epilogue.body.loads, *epilogue.outputs) if epilogue else step.outputs
     if any(reduced & access.loops for access in stored):
         yield "stores results at the index of a loop that reduces"
 
@@ -115,7 +124,7 @@ def _body_faults(body: Contents, loops: int, carried: Mapping[str, int]) -> Iter
             yield "looks up at other indices than a table has"
 
 
-def _chain_faults(step: ChainStep, written: set[Buffer]) -> Iterator[str]:
+def _chain_faults(step: TileLoop, written: set[Buffer]) -> Iterator[str]:
     if len(step.extents) != len(step.tile) or len(step.loops) != len(step.members):
         yield "has tiles of other axes than its own"
     inside = set(written)
@@ -127,7 +136,7 @@ def _chain_faults(step: ChainStep, written: set[Buffer]) -> Iterator[str]:
             yield "has a member that is not over one tile"
 
 
-def _repeat_faults(step: RepeatStep, written: set[Buffer]) -> Iterator[str]:
+def _repeat_faults(step: RepeatLoop, written: set[Buffer]) -> Iterator[str]:
     # An iteration may read what the one before has written.
     inside = written | {view.buffer for view in step.views} | set(step.writes)
     for part in step.steps:
@@ -140,8 +149,8 @@ def _load_faults(step: LoadStep, written: set[Buffer]) -> Iterator[str]:
 
 
 _CHECKS: Mapping[type, Callable[..., Iterator[str]]] = {
-    NestStep: _nest_faults,
-    ChainStep: _chain_faults,
-    RepeatStep: _repeat_faults,
+    LoopNest: _nest_faults,
+    TileLoop: _chain_faults,
+    RepeatLoop: _repeat_faults,
     LoadStep: _load_faults,
 }

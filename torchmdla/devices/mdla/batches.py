@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from torchmdla.compiler import forks
 from torchmdla.devices.mdla import compiling
 from torchmdla.devices.mdla.compiling import Binary
 from torchmdla.devices.mdla.device_program import DeviceProgram, Port
 from torchmdla.devices.mdla.options import Options
 from torchmdla.devices.mdla.weights import Array
+from torchmdla.support import forks
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,11 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from torchmdla.compiler import forks
 from torchmdla.devices.mdla.device_program import DeviceProgram
 from torchmdla.devices.mdla.options import Options
 from torchmdla.devices.mdla.weights import Array
 from torchmdla.errors import DeviceError
+from torchmdla.support import forks
 
 _lock = forks.held(threading.RLock())
 # By models' keys, and by hashes of their structure.

@@ -19,14 +19,14 @@ from pathlib import Path
 
 import numpy as np
 
-from torchmdla.compiler import forks
-from torchmdla.compiler.limits import Limits
-from torchmdla.compiler.worker import how_it_ended
 from torchmdla.devices.mdla import runtime_library
 from torchmdla.devices.mdla.device_program import Port
 from torchmdla.devices.mdla.options import Options
 from torchmdla.devices.mdla.weights import Array
 from torchmdla.errors import DeviceError
+from torchmdla.support import forks
+from torchmdla.support.limits import Limits
+from torchmdla.support.processes import how_it_ended
 
 _SCRIPT = Path(__file__).with_name("compile_process.py")
 

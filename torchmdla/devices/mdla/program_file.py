@@ -6,7 +6,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from torchmdla.compiler.sealed import Format
+from torchmdla.compiler.checksummed import Format
 from torchmdla.devices.mdla.options import Options
 from torchmdla.structures import structure_from
 

@@ -13,32 +13,32 @@ from torchmdla.compiler.artifact import Pack
 from torchmdla.compiler.program import Program
 from torchmdla.compiler.sizes import Size, at
 from torchmdla.devices.cpu.accesses import Buffer, Scalar
-from torchmdla.devices.cpu.code.chains import MemberKernel, described, write_chain
 from torchmdla.devices.cpu.code.checks import FAULT, Marks
 from torchmdla.devices.cpu.code.kernels import write_kernel
 from torchmdla.devices.cpu.code.sizes import Blocks, SizeCode, Symbols, count, share_slots
+from torchmdla.devices.cpu.code.tile_loops import MemberKernel, described, write_tile_loop
 from torchmdla.devices.cpu.code.vector_math import expand
 from torchmdla.devices.cpu.frontend.buffers import ALIGNMENT, Lifetime, plan
-from torchmdla.devices.cpu.machine import CHECK_BOUNDS, Machine
-from torchmdla.devices.cpu.nests import ELEMENT_BYTES, AnyNest, computed, stored
-from torchmdla.devices.cpu.printer import kernel_text
-from torchmdla.devices.cpu.schedule import Ahead, Schedule, choose, ranges
-from torchmdla.devices.cpu.steps import (
+from torchmdla.devices.cpu.kernel_spec import ELEMENT_BYTES, AnyNest, computed, stored
+from torchmdla.devices.cpu.loop_program import (
     AssertStep,
-    ChainStep,
     ElementStep,
     LoadStep,
-    NestStep,
+    LoopNest,
+    LoopProgram,
+    OutlinedRegion,
     Packing,
-    RegionStep,
-    RepeatStep,
+    RepeatLoop,
     ScalarStep,
     Step,
-    Steps,
     StoreStep,
+    TileLoop,
     final_nest,
     first_and_last_uses,
 )
+from torchmdla.devices.cpu.machine import CHECK_BOUNDS, Machine
+from torchmdla.devices.cpu.printer import kernel_text
+from torchmdla.devices.cpu.schedule import Ahead, Schedule, choose, ranges
 
 ENTRY = "mdla_forward"
 WORKSPACE = "mdla_workspace"
@@ -93,7 +93,7 @@ class _Module:
         return self.kernels.setdefault(text, f"kernel_{len(self.kernels)}")
 
 
-def write_module(steps: Steps, program: Program) -> Code:
+def write_module(steps: LoopProgram, program: Program) -> Code:
     """The module that runs ``steps`` by the ABI."""
     symbols = Symbols(len(program.symbols), steps.typical)
     given = _GIVEN + len(program.arguments) + len(program.results)
@@ -126,7 +126,7 @@ def write_module(steps: Steps, program: Program) -> Code:
     )
 
 
-def _pack(packing: Packing, writer: _FunctionWriter, module: _Module, steps: Steps, program: Program) -> Pack:
+def _pack(packing: Packing, writer: _FunctionWriter, module: _Module, steps: LoopProgram, program: Program) -> Pack:
     """What the manifest says of a pack. Its recipe names everything that its function does: the calls, in place of the
     kernels' names their code, and the constants."""
     hashes = {symbol: hashlib.sha256(text.encode()).hexdigest() for text, symbol in module.kernels.items()}
@@ -341,7 +341,7 @@ class _FunctionWriter:
 
     # Calls.
 
-    def _call(self, step: NestStep) -> None:
+    def _call(self, step: LoopNest) -> None:
         symbol, nest, schedule = self._kernel(step)
         pointers = [self._pointer(buffer, offset) for buffer, offset in final_nest(step)[1]]
         pointers += self._spilled_all(step.all_scalars, nest.may_fail)
@@ -349,13 +349,13 @@ class _FunctionWriter:
         self.calls += 1
         self._call_kernel(symbol, pointers, ranges(nest, schedule), schedule.grain)
 
-    def _call_chain(self, step: ChainStep) -> None:
-        def member_kernel(member: NestStep, ahead: Ahead) -> MemberKernel:
+    def _call_chain(self, step: TileLoop) -> None:
+        def member_kernel(member: LoopNest, ahead: Ahead) -> MemberKernel:
             symbol, nest, schedule = self._kernel(member, ahead)
             return MemberKernel(symbol, ranges(nest, schedule), nest.is_dynamic)
 
         module = self._module
-        code = write_chain(step, module.machine, member_kernel, module.attributes, module.symbols, module.marks)
+        code = write_tile_loop(step, module.machine, member_kernel, module.attributes, module.symbols, module.marks)
         module.externals.update(code.externals)
         pointers = [self._pointer(buffer, offset) for buffer, offset in code.places]
         pointers += self._spilled_all(code.scalars, code.may_fail)
@@ -363,7 +363,7 @@ class _FunctionWriter:
         self.calls += len(step.members)
         self._call_kernel(module.kernel(code.text), pointers, code.blocks, code.grain)
 
-    def _repeat(self, step: RepeatStep) -> None:
+    def _repeat(self, step: RepeatLoop) -> None:
         """A loop; the addresses of the views are computed at the start of each iteration."""
         for nest in step.nests:
             self._spilled_all(nest.all_scalars, may_fail=False)
@@ -380,7 +380,7 @@ class _FunctionWriter:
             self._run(member)
         self._lines.append("}")
 
-    def _kernel(self, step: NestStep, ahead: Ahead = ()) -> tuple[str, AnyNest, Schedule]:
+    def _kernel(self, step: LoopNest, ahead: Ahead = ()) -> tuple[str, AnyNest, Schedule]:
         """The kernel of a nest that fetches ``ahead``, written if it is new."""
         module, key = self._module, (final_nest(step)[0], ahead)
         if key not in module.written:
@@ -418,7 +418,7 @@ class _FunctionWriter:
         self._module.externals[PARALLEL_FOR] = kinds
         self._lines.append(f"llvm.call @{PARALLEL_FOR}({kernel}, %operands, {begin}, {end}, {grain}) : {kinds}")
 
-    def _call_region(self, step: RegionStep) -> None:
+    def _call_region(self, step: OutlinedRegion) -> None:
         self.calls += 1
         self._module.regions[step.symbol] = step.text
         operands = [self._pointer(buffer) for buffer in step.buffers + step.temporaries]
@@ -541,10 +541,10 @@ class _FunctionWriter:
 
 
 _WRITERS: Mapping[type, Callable[[_FunctionWriter, Any], None]] = {
-    NestStep: _FunctionWriter._call,
-    ChainStep: _FunctionWriter._call_chain,
-    RepeatStep: _FunctionWriter._repeat,
-    RegionStep: _FunctionWriter._call_region,
+    LoopNest: _FunctionWriter._call,
+    TileLoop: _FunctionWriter._call_chain,
+    RepeatLoop: _FunctionWriter._repeat,
+    OutlinedRegion: _FunctionWriter._call_region,
     LoadStep: _FunctionWriter._load,
     StoreStep: _FunctionWriter._store,
     ScalarStep: _FunctionWriter._compute,

@@ -2,7 +2,7 @@
 
 The instructions know nothing of lanes, so a scalar, a vector of any width and a masked rest run the same code and give
 the same values. Every function is within 4 ulp of the exact value for all of the 2³² floats, keeps NaNs, infinities
-and the sign of zero, and rounds results below the normal range once (``tests/test_vector_math.py``). Half-precision
+and the sign of zero, and rounds results below the normal range once (``tests/cpu/test_vector_math.py``). Half-precision
 values are computed in single precision; double precision stays with the library.
 
 Methods. exp, exp2, expm1 and tanh: reduction by multiples of ln 2 in two steps (W. J. Cody and W. Waite, Software
@@ -24,8 +24,8 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from torchmdla.devices.cpu.kernel_spec import AnyEpilogue, AnyNest, Instruction, constant
 from torchmdla.devices.cpu.machine import Machine
-from torchmdla.devices.cpu.nests import AnyEpilogue, AnyNest, Instruction, constant
 
 # (exp(r) - 1 - r) / r², weighted by r² / expm1(r), for |r| ≤ 1.01·ln(2)/2.
 _EXP = (0.4999999701976776, 0.16666539013385773, 0.04166722297668457, 0.008367180824279785, 0.0013882395578548312)

@@ -11,7 +11,7 @@ from torch_mlir import ir
 from torchmdla.devices.cpu.accesses import Scalar
 from torchmdla.devices.cpu.code import math_library
 from torchmdla.devices.cpu.expressions import Expression, accumulator, constant, index, operation, placeholder, scalar
-from torchmdla.devices.cpu.nests import NotANestError, computed
+from torchmdla.devices.cpu.kernel_spec import NotANestError, computed
 
 # Leaves that stand for what is not known yet: the element of an operand, and an element of a table.
 OPERAND, LOOKUP = "operand", "lookup in table"

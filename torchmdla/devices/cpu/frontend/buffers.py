@@ -12,7 +12,7 @@ from torch_mlir.dialects import arith, memref, tensor
 from torchmdla.compiler.mlir import explained, forward_of, run
 from torchmdla.devices.cpu.frontend.linalg import filled_with
 from torchmdla.devices.cpu.frontend.scans import write_loops
-from torchmdla.devices.cpu.nests import NotANestError
+from torchmdla.devices.cpu.kernel_spec import NotANestError
 
 ALIGNMENT = 64
 

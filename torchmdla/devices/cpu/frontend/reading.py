@@ -12,19 +12,28 @@ from typing import Any
 from torch_mlir import ir
 
 from torchmdla.compiler.program import Program
-from torchmdla.devices.cpu.accesses import Access, Buffer, Linear, Scalar, TableAccess
+from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer, Scalar, TableAccess
 from torchmdla.devices.cpu.expressions import Expression, contents, gather, index, load, rewritten
 from torchmdla.devices.cpu.frontend.bodies import LOOKUP, OPERAND, BodyReader
 from torchmdla.devices.cpu.frontend.buffers import VIEWS, layout
 from torchmdla.devices.cpu.frontend.lookups import Index, as_operands
-from torchmdla.devices.cpu.frontend.regions import outline
+from torchmdla.devices.cpu.frontend.outlined_regions import outline
 from torchmdla.devices.cpu.frontend.views import View, viewed
-from torchmdla.devices.cpu.nests import NotANestError, Table, computed, stored
-from torchmdla.devices.cpu.steps import AssertStep, LoadStep, NestStep, RegionStep, ScalarStep, Step, Steps, StoreStep
+from torchmdla.devices.cpu.kernel_spec import NotANestError, Table, computed, stored
+from torchmdla.devices.cpu.loop_program import (
+    AssertStep,
+    LoadStep,
+    LoopNest,
+    LoopProgram,
+    OutlinedRegion,
+    ScalarStep,
+    Step,
+    StoreStep,
+)
 from torchmdla.errors import CompileError
 
 
-def read_steps(function: Any, program: Program) -> Steps:
+def read_program(function: Any, program: Program) -> LoopProgram:
     """The steps of the bufferised ``function`` (see :func:`buffers.bufferize`).
 
     Raises:
@@ -56,15 +65,15 @@ class _Reader:
         }
         self._bind_arguments(program)
 
-    def read(self) -> Steps:
+    def read(self) -> LoopProgram:
         for op in self._block.operations:
             self._handlers.get(op.operation.name, self._other)(op.operation)
         for step in self._steps:
-            if isinstance(step, NestStep):
+            if isinstance(step, LoopNest):
                 _flatten_fixed(step)
         for buffer in {view.buffer for view in self._views.values() if view.buffer.fixed}:
             buffer.sizes = (buffer.count,)
-        return Steps(_without_unused_scalars(self._steps), self._globals)
+        return LoopProgram(_without_unused_scalars(self._steps), self._globals)
 
     # Buffers and scalars.
 
@@ -122,7 +131,7 @@ class _Reader:
         except NotANestError:
             self._region(op)
 
-    def _generic(self, op: Any) -> NestStep:
+    def _generic(self, op: Any) -> LoopNest:
         maps = [attribute.value for attribute in op.attributes["indexing_maps"]]
         reduction = ["reduction" in str(k) for k in op.attributes["iterator_types"]]
         buffers = list(op.operands)
@@ -148,7 +157,7 @@ class _Reader:
             return index(first[expression.payload]) if expression.op == "index" else None
 
         roots = rewritten(roots, placed)
-        return NestStep(
+        return LoopNest(
             sizes=tuple(size for loop in parts for size in loop),
             reduction=tuple(flag for loop, flag in zip(parts, reduction, strict=True) for _ in loop),
             outputs=tuple(accesses[inputs : len(buffers)]),
@@ -156,13 +165,13 @@ class _Reader:
             checks=roots[len(body.yields) :],
         )
 
-    def _copy(self, op: Any) -> NestStep:
+    def _copy(self, op: Any) -> LoopNest:
         sizes = list(ir.MemRefType(op.operands[0].type).shape)
         identity: list[Index] = [({loop: 1}, 0) for loop in range(len(sizes))]
         operands = [_Operand.of(self._view_of(v), v, identity, sizes) for v in op.operands]
         parts = [_parts(operands, loop, size, False) for loop, size in enumerate(sizes)]
         source, destination = (operand.access(parts) for operand in operands)
-        return NestStep.elementwise(tuple(size for loop in parts for size in loop), destination, load(source))
+        return LoopNest.elementwise(tuple(size for loop in parts for size in loop), destination, load(source))
 
     def _table(self, value: Any) -> TableAccess:
         kind = ir.MemRefType(value.type)
@@ -184,7 +193,7 @@ class _Reader:
         temporaries = tuple(Buffer("temporary", "i8", (size,), fixed=True) for size in region.temporaries)
         results = tuple(self._define(r) for r in op.results)
         self._steps.append(
-            RegionStep(f"region_{self._regions - 1}", region.text, buffers, temporaries, scalars, results)
+            OutlinedRegion(f"region_{self._regions - 1}", region.text, buffers, temporaries, scalars, results)
         )
 
     def _load(self, op: Any) -> None:
@@ -216,8 +225,8 @@ class _Reader:
 
 # The scalars that a step takes.
 _TAKEN: Mapping[type, Callable[[Any], Iterable[Scalar]]] = {
-    NestStep: lambda step: step.all_scalars,
-    RegionStep: lambda step: step.scalars,
+    LoopNest: lambda step: step.all_scalars,
+    OutlinedRegion: lambda step: step.scalars,
     LoadStep: lambda step: step.indices,
     StoreStep: lambda step: (step.scalar, *step.indices),
     ScalarStep: lambda step: step.operands,
@@ -284,7 +293,7 @@ class _Operand:
                     constants[base] += scale * constant
                     for loop, factor in own.items():
                         factors[base][loop] += scale * factor
-        indices = tuple(Linear(tuple(f), c) for f, c in zip(factors, constants, strict=True))
+        indices = tuple(AffineExpr(tuple(f), c) for f, c in zip(factors, constants, strict=True))
         return Access(self.view.buffer, indices)
 
     def _atom_indices(self, dim: int, parts: Sequence[Sequence[int]]) -> list[tuple[dict[int, int], int]]:
@@ -340,7 +349,7 @@ def _refined(first: Sequence[int], second: Sequence[int]) -> tuple[int, ...] | N
     return tuple(high // low for high, low in pairs) or (1,)
 
 
-def _flatten_fixed(step: NestStep) -> None:
+def _flatten_fixed(step: LoopNest) -> None:
     """Gives accesses of fixed buffers one index."""
     loops = len(step.sizes)
 

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from itertools import pairwise
 
 from torchmdla.devices.cpu.accesses import Access
-from torchmdla.devices.cpu.steps import NestStep, split_loop
+from torchmdla.devices.cpu.loop_program import LoopNest, split_loop
 
 # How to find an access again after a step's loops were split.
-Getter = Callable[[NestStep], Access]
+Getter = Callable[[LoopNest], Access]
 
 
-def places(step: NestStep, access: Access) -> dict[int, int] | None:
+def places(step: LoopNest, access: Access) -> dict[int, int] | None:
     """The loop at each place value of the access, as if a buffer's element numbers were written in mixed radix; loops
     that the access does not vary with have none. None if some element is touched by no iteration of these loops, or
     by several."""
@@ -26,7 +26,7 @@ def places(step: NestStep, access: Access) -> dict[int, int] | None:
     return dict(loops) if not flat.constant and expected == access.buffer.count else None
 
 
-def align(first: NestStep, of_first: Getter, second: NestStep, of_second: Getter) -> list[tuple[int, int]] | None:
+def align(first: LoopNest, of_first: Getter, second: LoopNest, of_second: Getter) -> list[tuple[int, int]] | None:
     """Pairs of loops, outermost first, that walk the accessed buffer alike. Loops are split where that is needed.
 
     Returns:
@@ -52,7 +52,7 @@ def align(first: NestStep, of_first: Getter, second: NestStep, of_second: Getter
     return [(aligned[0][value], aligned[1][value]) for value in reversed(values)]
 
 
-def _splits(step: NestStep, known: dict[int, int], values: list[int]) -> dict[int, list[int]]:
+def _splits(step: LoopNest, known: dict[int, int], values: list[int]) -> dict[int, list[int]]:
     """The sizes that each loop has to be split into, outermost first."""
     wanted = {}
     for start, loop in known.items():

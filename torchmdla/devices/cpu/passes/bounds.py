@@ -2,7 +2,7 @@
 
 An access is linear in the loops of its step, so the least and the largest place that it touches are polynomials of the
 symbols, as is the number of elements of its buffer. Indices that are data are checked by the kernels that use them
-(:class:`~torchmdla.devices.cpu.nests.Table`).
+(:class:`~torchmdla.devices.cpu.kernel_spec.Table`).
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 
 from torchmdla.compiler.sizes import Size
 from torchmdla.devices.cpu.accesses import Access, Buffer
-from torchmdla.devices.cpu.passes.unify import is_positive
-from torchmdla.devices.cpu.steps import ChainStep, NestStep, RepeatStep, Step, Steps, View
+from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, RepeatLoop, Step, TileLoop, View
+from torchmdla.devices.cpu.passes.generalise import is_positive
 from torchmdla.errors import CompileError
 
 
-def conditions_of_bounds(steps: Steps) -> list[Size]:
+def conditions_of_bounds(steps: LoopProgram) -> list[Size]:
     """The numbers that have to be 0 or larger in a call, so that nothing is touched outside of its buffer.
 
     Raises:
@@ -41,15 +41,15 @@ _Views = Mapping[Buffer, tuple[View, int]]
 
 def _rooms(step: Step, views: _Views = MappingProxyType({})) -> Iterator[int | Size]:
     """For each access how many elements are in front of its least place, and how many behind its largest."""
-    if isinstance(step, NestStep):
+    if isinstance(step, LoopNest):
         for access in (*step.accesses, *step.read_accesses):
             yield from _room(access, step.sizes, views)
-    elif isinstance(step, ChainStep):
+    elif isinstance(step, TileLoop):
         for member, nest in enumerate(step.members):
             whole = step.part(member, step.extents)
             for access in (*nest.accesses, *nest.read_accesses):
                 yield from _room(access, nest.sizes if access.buffer.kind == "local" else whole.sizes, views)
-    elif isinstance(step, RepeatStep):
+    elif isinstance(step, RepeatLoop):
         own = {view.buffer: (view, step.count) for view in step.views}
         for part in step.steps:
             yield from _rooms(part, own)

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from torchmdla.devices.cpu.accesses import Access, Buffer
 from torchmdla.devices.cpu.expressions import Expression, load, substituted
-from torchmdla.devices.cpu.steps import NestStep, Steps, summand
+from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, summand
 
 # A filled buffer larger than this (in elements) costs more than it gains.
 _MOST_ELEMENTS = 1 << 20
 
 
-def store_constant_factors(steps: Steps) -> None:
+def store_constant_factors(steps: LoopProgram) -> None:
     """Gives every sum of products of one input with a constant a second input, filled with that constant."""
     for step in steps.nests():
         product = _constant_product(step)
@@ -27,17 +27,17 @@ def store_constant_factors(steps: Steps) -> None:
         varies = any(a.buffer.varies for a in step.accesses)
         buffer = Buffer("temporary", factor.type, sizes, varies=varies)
         if buffer.count <= _MOST_ELEMENTS:
-            fill = NestStep.elementwise(buffer.sizes, Access.whole(buffer), factor)
+            fill = LoopNest.elementwise(buffer.sizes, Access.whole(buffer), factor)
             steps.steps.insert(steps.steps.index(step), fill)
             element = load(Access.of_loops(buffer, loops, len(step.sizes)))
             operands = tuple(element if operand is factor else operand for operand in product.operands)
             step.values = substituted(step.values, {product: product.with_operands(operands)})
 
 
-def _constant_product(step: NestStep) -> Expression | None:
+def _constant_product(step: LoopNest) -> Expression | None:
     """The product of the only input with a constant that a step sums up, over rows that the input does not have."""
     product = summand(step)
-    if product is None or product.op != "arith.mulf" or not any(step.reduction) or step.checks or step.ending:
+    if product is None or product.op != "arith.mulf" or not any(step.reduction) or step.checks or step.epilogue:
         return None
     if sorted(operand.op for operand in product.operands) != ["constant", "load"]:
         return None
@@ -46,7 +46,7 @@ def _constant_product(step: NestStep) -> Expression | None:
     return product if rows else None
 
 
-def _missing_loops(step: NestStep) -> list[int]:
+def _missing_loops(step: LoopNest) -> list[int]:
     """The loops of the constant matrix: its rows, which the input does not vary with, and what is summed over."""
     own = step.inputs[0].loops
     return [d for d, reduced in enumerate(step.reduction) if reduced or d not in own]

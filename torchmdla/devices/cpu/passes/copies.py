@@ -10,13 +10,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from torchmdla.devices.cpu.accesses import Access, Buffer, Linear
+from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
 from torchmdla.devices.cpu.expressions import load
-from torchmdla.devices.cpu.passes.recomputing import through
-from torchmdla.devices.cpu.steps import NestStep, Step, Steps, covers, first_and_last_uses, is_copy, is_found_by_index
+from torchmdla.devices.cpu.loop_program import (
+    LoopNest,
+    LoopProgram,
+    Step,
+    covers,
+    first_and_last_uses,
+    is_copy,
+    is_found_by_index,
+)
+from torchmdla.devices.cpu.passes.rematerialise import through
 
 
-def remove_copies(steps: Steps) -> None:
+def remove_copies(steps: LoopProgram) -> None:
     """Lets buffers that are copied whole when they are used for the last time be what they are copied to, in place.
     Copies of what nobody has written yet disappear."""
     first, last = first_and_last_uses(steps.steps)
@@ -40,7 +48,7 @@ def remove_copies(steps: Steps) -> None:
         step.map_accesses(lambda access: _moved(access, becomes))
 
 
-def merge_copies(steps: Steps) -> None:
+def merge_copies(steps: LoopProgram) -> None:
     """Lets copies of what is only copied copy its source, in place."""
     for maker in steps.nests():
         readers = _only_copies(steps, maker)
@@ -53,7 +61,7 @@ def merge_copies(steps: Steps) -> None:
             _walk_upwards(step)
 
 
-def _only_copies(steps: Steps, maker: NestStep) -> list[NestStep]:
+def _only_copies(steps: LoopProgram, maker: LoopNest) -> list[LoopNest]:
     """The readers of what a step copies, if these are copies alone that may read its source."""
     if not is_copy(maker) or not is_found_by_index(maker, maker.outputs[0]):
         return []
@@ -62,7 +70,7 @@ def _only_copies(steps: Steps, maker: NestStep) -> list[NestStep]:
     if made.kind != "temporary" or made.fixed or source is made:
         return []
     users = [step for step in steps.users(made) if step is not maker]
-    readers = [step for step in users if isinstance(step, NestStep) and is_copy(step) and made not in step.writes]
+    readers = [step for step in users if isinstance(step, LoopNest) and is_copy(step) and made not in step.writes]
     if not readers or len(readers) != len(users):
         return []
     until = steps.steps.index(readers[-1])
@@ -71,29 +79,29 @@ def _only_copies(steps: Steps, maker: NestStep) -> list[NestStep]:
     return [] if overwritten or steps.steps.index(readers[0]) < position else readers
 
 
-def _walk_upwards(step: NestStep) -> None:
+def _walk_upwards(step: LoopNest) -> None:
     """Turns loops of a copy round along which the source falls in smaller steps than the destination rises: the code
     for copies reads along the source's memory."""
     loops = len(step.sizes)
     source, destination = step.inputs[0].flat(loops), step.outputs[0].flat(loops)
     falling = {d for d in range(loops) if 0 < -source.factors[d] < destination.factors[d]}
 
-    def turned(index: Linear) -> Linear:
+    def turned(index: AffineExpr) -> AffineExpr:
         factors = tuple(-f if d in falling else f for d, f in enumerate(index.factors))
-        return Linear(factors, index.constant + sum(index.factors[d] * (step.sizes[d] - 1) for d in falling))
+        return AffineExpr(factors, index.constant + sum(index.factors[d] * (step.sizes[d] - 1) for d in falling))
 
     step.map_accesses(lambda access: replace(access, indices=tuple(map(turned, access.indices))))
 
 
 def _copies_nothing(step: Step, written: set[Buffer]) -> bool:
     """Whether a step copies from a buffer that holds no value, which is what bufferisation makes of empty tensors."""
-    source = step.inputs[0].buffer if isinstance(step, NestStep) and is_copy(step) else None
+    source = step.inputs[0].buffer if isinstance(step, LoopNest) and is_copy(step) else None
     return source is not None and source.kind in ("temporary", "result") and source not in written
 
 
 def _copied(step: Step) -> tuple[Buffer, Buffer] | None:
     """The buffers of a step that copies all of a temporary to the same places of a buffer."""
-    if not isinstance(step, NestStep) or not is_copy(step):
+    if not isinstance(step, LoopNest) or not is_copy(step):
         return None
     source, destination = step.inputs[0], step.outputs[0]
     old, new = source.buffer, destination.buffer

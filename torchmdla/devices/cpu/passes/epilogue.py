@@ -1,8 +1,9 @@
 """Elementwise steps that become part of the contraction whose result they read, while it is in registers.
 
 What an elementwise step does to a reduction's result (bias, batch norm, residual, activation, change of type or of
-layout) becomes the reduction's :class:`~torchmdla.devices.cpu.steps.Ending`, and its result is never stored. A start
-value that is not a constant (a bias written to the output before a convolution adds to it) becomes an ending, too.
+layout) becomes the reduction's :class:`~torchmdla.devices.cpu.loop_program.Epilogue`, and its result is never stored. A
+start value that is not a constant (a bias written to the output before a convolution adds to it) becomes an epilogue,
+too.
 """
 
 from __future__ import annotations
@@ -11,40 +12,40 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from torchmdla.devices.cpu.accesses import Access, Buffer, Linear
+from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
 from torchmdla.devices.cpu.expressions import constant, load, operation, reduced, substituted
+from torchmdla.devices.cpu.loop_program import Epilogue, LoopNest, LoopProgram, Users, covers, is_elementwise, summand
 from torchmdla.devices.cpu.passes.alignment import align
-from torchmdla.devices.cpu.steps import Ending, NestStep, Steps, Users, covers, is_elementwise, summand
 
 # The start of a sum that gets what it started from at its end: adding to -0.0 changes no value.
 _ZERO = {kind: constant(-0.0, kind) for kind in ("f32", "f64")}
 
 
-def merge_epilogues(steps: Steps) -> None:
+def merge_epilogues(steps: LoopProgram) -> None:
     """Merges every elementwise step that can be into the reduction before it, in place."""
     users = Users(steps.steps)
     for step in list(steps.steps):
-        if isinstance(step, NestStep) and _reduces(step):
+        if isinstance(step, LoopNest) and _reduces(step):
             _merge_start(steps, users, step)
     for step in list(steps.steps):
-        if isinstance(step, NestStep) and _reduces(step) and step.initial is not None:
+        if isinstance(step, LoopNest) and _reduces(step) and step.initial is not None:
             while _merge_reader(steps, users, step):
                 pass
 
 
-def _reduces(step: NestStep) -> bool:
+def _reduces(step: LoopNest) -> bool:
     """Whether a step reduces into one buffer, each element of which it writes once."""
     return any(step.reduction) and len(step.outputs) == 1 and covers(step, _written(step))
 
 
-def _written(step: NestStep) -> Access:
+def _written(step: LoopNest) -> Access:
     return step.written_accesses[0]
 
 
 # What follows a reduction.
 
 
-def _merge_reader(steps: Steps, index: Users, step: NestStep) -> bool:
+def _merge_reader(steps: LoopProgram, index: Users, step: LoopNest) -> bool:
     """Merges the only reader of the step's result into it, in the reader's place."""
     if len(step.written_accesses) != 1:
         return False
@@ -53,7 +54,7 @@ def _merge_reader(steps: Steps, index: Users, step: NestStep) -> bool:
     if buffer.kind != "temporary" or buffer.fixed or len(users) != 2 or users[0] is not step:
         return False
     reader = users[1]
-    if not isinstance(reader, NestStep) or not is_elementwise(reader) or buffer in reader.writes:
+    if not isinstance(reader, LoopNest) or not is_elementwise(reader) or buffer in reader.writes:
         return False
     if sum(access.buffer is buffer for access in reader.inputs) != 1:
         return False
@@ -65,26 +66,26 @@ def _merge_reader(steps: Steps, index: Users, step: NestStep) -> bool:
     moved = _over_loops_of(step, reader, pairs)
     index.take_over(reader, step)
     result = load(_of_buffer(buffer, moved))
-    value = step.ending.values[0] if step.ending else reduced(0, result.type)
-    step.ending = Ending(moved.outputs, substituted(moved.values, {result: value}))
+    value = step.epilogue.values[0] if step.epilogue else reduced(0, result.type)
+    step.epilogue = Epilogue(moved.outputs, substituted(moved.values, {result: value}))
     index.set(buffer, [])
     steps.steps.remove(step)
     steps.steps[steps.steps.index(reader)] = step
     return True
 
 
-def _of_buffer(buffer: Buffer, step: NestStep) -> Access:
+def _of_buffer(buffer: Buffer, step: LoopNest) -> Access:
     return next(access for access in step.inputs if access.buffer is buffer)
 
 
-def _may_move(steps: Steps, step: NestStep, reader: NestStep) -> bool:
+def _may_move(steps: LoopProgram, step: LoopNest, reader: LoopNest) -> bool:
     """Whether nothing between the two writes what the first one reads."""
     between = steps.steps[steps.steps.index(step) + 1 : steps.steps.index(reader)]
     written = {buffer for other in between for buffer in other.writes}
     return not written & set(step.reads)
 
 
-def _stays_in_place(step: NestStep, reader: NestStep) -> bool:
+def _stays_in_place(step: LoopNest, reader: LoopNest) -> bool:
     """Whether what the reader writes is no operand of the reduction, and read by the reader only at the same place:
     tiles of the merged step are stored while others still have to be computed."""
     written = {access.buffer: access.indices for access in reader.outputs}
@@ -93,15 +94,15 @@ def _stays_in_place(step: NestStep, reader: NestStep) -> bool:
     return all(written.get(a.buffer, a.indices) == a.indices for a in reader.inputs)
 
 
-def _covers_loops(step: NestStep, loops: Sequence[int]) -> bool:
+def _covers_loops(step: LoopNest, loops: Sequence[int]) -> bool:
     return all(size == 1 or loop in loops for loop, size in enumerate(step.sizes))
 
 
-def _over_loops_of(step: NestStep, other: NestStep, pairs: Sequence[tuple[int, int]]) -> NestStep:
+def _over_loops_of(step: LoopNest, other: LoopNest, pairs: Sequence[tuple[int, int]]) -> LoopNest:
     """A copy of ``other`` with its accesses over the loops of ``step``; loops that are in no pair have one iteration.
     The copy's sizes mean nothing."""
 
-    def moved_index(index: Linear) -> Linear:
+    def moved_index(index: AffineExpr) -> AffineExpr:
         factors = [0] * len(step.sizes)
         for own, its in pairs:
             factors[own] = index.factors[its]
@@ -118,9 +119,14 @@ def _over_loops_of(step: NestStep, other: NestStep, pairs: Sequence[tuple[int, i
 # What a sum starts from.
 
 
-def _merge_start(steps: Steps, index: Users, step: NestStep) -> None:
+def _merge_start(steps: LoopProgram, index: Users, step: LoopNest) -> None:
     """Adds what the output was set to before a sum at the end of the sum instead."""
-    if step.initial is not None or step.ending is not None or summand(step) is None or step.values[0].type not in _ZERO:
+    if (
+        step.initial is not None
+        or step.epilogue is not None
+        or summand(step) is None
+        or step.values[0].type not in _ZERO
+    ):
         return
     buffer = step.outputs[0].buffer
     users = index.of(buffer)
@@ -128,7 +134,7 @@ def _merge_start(steps: Steps, index: Users, step: NestStep) -> None:
     if position != 1 or buffer.fixed or buffer in [a.buffer for a in step.inputs]:
         return
     start = users[0]
-    if not isinstance(start, NestStep) or not is_elementwise(start):
+    if not isinstance(start, LoopNest) or not is_elementwise(start):
         return
     if len(start.outputs) != 1 or not covers(start, start.outputs[0]):
         return
@@ -140,7 +146,7 @@ def _merge_start(steps: Steps, index: Users, step: NestStep) -> None:
     if pairs is None or not _covers_loops(start, [loop for _, loop in pairs]):
         return
     (added,), kind = _over_loops_of(step, start, pairs).values, step.values[0].type
-    step.ending = Ending(step.outputs, (operation("arith.addf", [reduced(0, kind), added], kind),))
+    step.epilogue = Epilogue(step.outputs, (operation("arith.addf", [reduced(0, kind), added], kind),))
     step.initial = _ZERO[kind]
     index.take_over(start, step)
     steps.steps.remove(start)

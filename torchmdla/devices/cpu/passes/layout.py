@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from torchmdla.devices.cpu.accesses import Access, Buffer, Linear
+from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
 from torchmdla.devices.cpu.expressions import load
-from torchmdla.devices.cpu.steps import NestStep, Steps, contracts, split_loop
+from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, contracts, split_loop
 
 # Channels are the second dimension, by PyTorch's convention.
 _CHANNEL = 1
 
 
-def block_channels(steps: Steps, lanes: int) -> None:
+def block_channels(steps: LoopProgram, lanes: int) -> None:
     """Changes the layout of images to blocks of ``lanes`` channels, and lays out weights to fit."""
     _detach_results(steps, lanes)
     chosen = _connected(steps, _candidates(steps, lanes))
@@ -35,19 +35,19 @@ def block_channels(steps: Steps, lanes: int) -> None:
             _lay_out_weights(steps, step)
 
 
-def slides(step: NestStep) -> bool:
+def slides(step: LoopNest) -> bool:
     """Whether a step reduces over a window that moves with its output: a convolution or a pooling. The mean of a group
     of channels is none."""
     first = 0 if contracts(step) else _CHANNEL + 1
     return any(_is_window(step, index) for access in step.inputs for index in access.indices[first:])
 
 
-def _is_window(step: NestStep, index: Linear) -> bool:
+def _is_window(step: LoopNest, index: AffineExpr) -> bool:
     flags = {step.reduction[loop] for loop in index.loops}
     return flags == {True, False}
 
 
-def _detach_results(steps: Steps, lanes: int) -> None:
+def _detach_results(steps: LoopProgram, lanes: int) -> None:
     """A convolution or a pooling that computes a result of the program gets a temporary in its place, which may be
     blocked, and a copy of it into the result: the kernel stores what it has, or the next epilogue takes it."""
     for step in [s for s in steps.nests() if slides(s)]:
@@ -67,21 +67,21 @@ def _moved(access: Access, source: Buffer, destination: Buffer) -> Access:
     return replace(access, buffer=destination) if access.buffer == source else access
 
 
-def _is_only_accessed(steps: Steps, buffer: Buffer) -> bool:
+def _is_only_accessed(steps: LoopProgram, buffer: Buffer) -> bool:
     """Whether all that uses ``buffer`` are accesses of nests, which may be changed: no tables, no regions."""
     users = [s for s in steps.steps if buffer in [*s.reads, *s.writes]]
-    return all(isinstance(s, NestStep) and buffer not in [table.buffer for table in s.tables] for s in users)
+    return all(isinstance(s, LoopNest) and buffer not in [table.buffer for table in s.tables] for s in users)
 
 
 # What is blocked.
 
 
-def _candidates(steps: Steps, lanes: int) -> set[Buffer]:
+def _candidates(steps: LoopProgram, lanes: int) -> set[Buffer]:
     """Temporaries whose channels every step indexes by whole blocks."""
     refused: set[Buffer] = set()
     found: set[Buffer] = set()
     for step in steps.steps:
-        if not isinstance(step, NestStep):
+        if not isinstance(step, LoopNest):
             refused.update([*step.reads, *step.writes])
             continue
         refused.update(table.buffer for table in step.tables)
@@ -92,11 +92,11 @@ def _candidates(steps: Steps, lanes: int) -> set[Buffer]:
     return found - refused
 
 
-def _accesses(step: NestStep) -> tuple[Access, ...]:
-    return step.inputs + step.outputs + (step.ending.body.loads + step.ending.outputs if step.ending else ())
+def _accesses(step: LoopNest) -> tuple[Access, ...]:
+    return step.inputs + step.outputs + (step.epilogue.body.loads + step.epilogue.outputs if step.epilogue else ())
 
 
-def _may_block(step: NestStep, access: Access, lanes: int) -> bool:
+def _may_block(step: LoopNest, access: Access, lanes: int) -> bool:
     buffer = access.buffer
     if buffer.kind != "temporary" or buffer.fixed or len(buffer.sizes) < 3 or buffer.sizes[_CHANNEL] % lanes:
         return False
@@ -113,7 +113,7 @@ def _channel_loop(access: Access) -> int:
     return loops[0] if len(loops) == 1 else -1
 
 
-def _connected(steps: Steps, candidates: set[Buffer]) -> list[Buffer]:
+def _connected(steps: LoopProgram, candidates: set[Buffer]) -> list[Buffer]:
     """The candidates that convolutions and poolings touch, and those that share channels with them in a step."""
     chosen: dict[Buffer, None] = {}
     for step in steps.nests():
@@ -129,7 +129,7 @@ def _connected(steps: Steps, candidates: set[Buffer]) -> list[Buffer]:
     return list(chosen)
 
 
-def _read_plain_where_flattened(steps: Steps, chosen: Sequence[Buffer]) -> None:
+def _read_plain_where_flattened(steps: LoopProgram, chosen: Sequence[Buffer]) -> None:
     """A product that sums over channels and pixels walks its weights in the plain order: it gets a plain copy."""
     for step in steps.nests():
         if slides(step):
@@ -141,13 +141,13 @@ def _read_plain_where_flattened(steps: Steps, chosen: Sequence[Buffer]) -> None:
                 step.read_instead(access, replace(access, buffer=plain))
 
 
-def _sums_over_pixels(step: NestStep, access: Access) -> bool:
+def _sums_over_pixels(step: LoopNest, access: Access) -> bool:
     reduced = [loop for index in access.indices for loop in index.loops if step.reduction[loop]]
     return _channel_loop(access) in reduced and any(step.sizes[d] > 1 for d in reduced if d != _channel_loop(access))
 
 
-def _copy(source: Buffer, destination: Buffer) -> NestStep:
-    return NestStep.elementwise(source.sizes, Access.whole(destination), load(Access.whole(source)))
+def _copy(source: Buffer, destination: Buffer) -> LoopNest:
+    return LoopNest.elementwise(source.sizes, Access.whole(destination), load(Access.whole(source)))
 
 
 # The change of layout.
@@ -159,7 +159,7 @@ def _blocked(buffer: Buffer, lanes: int) -> Buffer:
     return Buffer("temporary", buffer.element, (*sizes, lanes))
 
 
-def _split_channels(step: NestStep, blocked: dict[Buffer, Buffer]) -> None:
+def _split_channels(step: LoopNest, blocked: dict[Buffer, Buffer]) -> None:
     """Splits the loops over channels of blocked buffers into blocks and lanes."""
     found = {_channel_loop(a): blocked[a.buffer].sizes[-1] for a in _accesses(step) if a.buffer in blocked}
     for loop in sorted(found, reverse=True):
@@ -171,15 +171,15 @@ def _in_blocks(access: Access, blocked: dict[Buffer, Buffer]) -> Access:
         return access
     buffer = blocked[access.buffer]
     index, lanes = access.indices[_CHANNEL], buffer.sizes[-1]
-    block = Linear(tuple(f // lanes if f != 1 else 0 for f in index.factors), index.constant // lanes)
-    lane = Linear(tuple(int(f == 1) for f in index.factors))
+    block = AffineExpr(tuple(f // lanes if f != 1 else 0 for f in index.factors), index.constant // lanes)
+    lane = AffineExpr(tuple(int(f == 1) for f in index.factors))
     return Access(buffer, (*access.indices[:_CHANNEL], block, *access.indices[_CHANNEL + 1 :], lane))
 
 
 # Weights.
 
 
-def _lay_out_weights(steps: Steps, step: NestStep) -> None:
+def _lay_out_weights(steps: LoopProgram, step: LoopNest) -> None:
     """Stores what does not move with the window in the order in which the kernel walks it: blocks of the output's
     channels, then what is summed in the order of the image's memory, then the lanes."""
     lane = step.outputs[0].indices[-1].loops[0]
@@ -194,10 +194,10 @@ def _lay_out_weights(steps: Steps, step: NestStep) -> None:
         steps.steps.insert(steps.steps.index(step), lay_out(step, access, order))
 
 
-def lay_out(step: NestStep, access: Access, order: Sequence[int]) -> NestStep:
+def lay_out(step: LoopNest, access: Access, order: Sequence[int]) -> LoopNest:
     """Lets a step read a new buffer in the place of ``access``, in which that lies in the order of ``order``, a list of
     all loops, outermost first; returns the step that fills the buffer."""
     walked = [d for d in order if any(index.factors[d] for index in access.indices)]
     buffer = Buffer("temporary", access.buffer.element, tuple(step.sizes[d] for d in walked))
     step.read_instead(access, Access.of_loops(buffer, walked, len(step.sizes)))
-    return NestStep.elementwise(buffer.sizes, Access.whole(buffer), load(access.over(walked)))
+    return LoopNest.elementwise(buffer.sizes, Access.whole(buffer), load(access.over(walked)))

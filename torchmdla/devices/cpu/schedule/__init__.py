@@ -13,8 +13,8 @@ from functools import lru_cache
 
 from torchmdla.compiler.sizes import Size
 from torchmdla.devices.cpu.code import math_library
+from torchmdla.devices.cpu.kernel_spec import ELEMENT_BYTES, AnyNest, Instruction, KernelSpec, Operand, static, stored
 from torchmdla.devices.cpu.machine import Machine
-from torchmdla.devices.cpu.nests import ELEMENT_BYTES, AnyNest, Instruction, Nest, Operand, static, stored
 from torchmdla.devices.cpu.schedule.blocking import Level, Prefetch, choose_levels, choose_prefetch
 from torchmdla.devices.cpu.schedule.numbering import Numbering, numbering
 from torchmdla.devices.cpu.schedule.register_tile import UNROLLED_WINDOW, choose_tile, reduction_order
@@ -185,7 +185,7 @@ def combiners(nest: AnyNest) -> list[Instruction] | None:
     return found
 
 
-def _choose_vector(nest: Nest, machine: Machine, unknown: Unknown) -> tuple[int, int]:
+def _choose_vector(nest: KernelSpec, machine: Machine, unknown: Unknown) -> tuple[int, int]:
     """The vector loop and its lanes with the least cost per element; ``(-1, 1)`` if scalars are cheapest."""
     values = numbering(nest)
     best = (_element_cost(nest, machine, -1, 1, unknown), -1, 1)
@@ -198,7 +198,7 @@ def _choose_vector(nest: Nest, machine: Machine, unknown: Unknown) -> tuple[int,
     return best[1], best[2]
 
 
-def _lanes(nest: Nest, machine: Machine, loop: int, values: Numbering, unknown: Unknown) -> int:
+def _lanes(nest: KernelSpec, machine: Machine, loop: int, values: Numbering, unknown: Unknown) -> int:
     """As many lanes as the widest type that varies with ``loop`` leaves, and no more than its iterations need."""
     types = [o.element for o in nest.operands if o.strides[loop] != 0]
     types += [o.element for o in nest.outputs if any(nest.reduction)]
@@ -208,13 +208,13 @@ def _lanes(nest: Nest, machine: Machine, loop: int, values: Numbering, unknown: 
     return widest if loop in unknown else min(widest, 1 << (nest.sizes[loop] - 1).bit_length())
 
 
-def _may_vectorise(nest: Nest, loop: int, values: Numbering) -> bool:
+def _may_vectorise(nest: KernelSpec, loop: int, values: Numbering) -> bool:
     if any(i.name in _TRAPPING and loop in values.varies[number] for number, i in values.instructions.items()):
         return False
     return not nest.reduction[loop] or combiners(nest) is not None
 
 
-def _element_cost(nest: Nest, machine: Machine, loop: int, lanes: int, unknown: Unknown = _NONE) -> float:
+def _element_cost(nest: KernelSpec, machine: Machine, loop: int, lanes: int, unknown: Unknown = _NONE) -> float:
     """Cycles per innermost iteration when ``loop`` lies across ``lanes`` lanes (-1: scalars)."""
     repeats = math.prod(size for size, reduced in zip(nest.sizes, nest.reduction, strict=True) if reduced)
     cost = sum(_access_cost(o.strides[loop] if loop >= 0 else 1, lanes, _GATHER_LANE_COST) for o in nest.inputs)
@@ -256,7 +256,7 @@ def _factor(size: int, limit: int) -> int:
     return min(limit, size)
 
 
-def _tile_elementwise(nest: Nest, vector: int, lanes: int, unknown: Unknown) -> tuple[int, ...]:
+def _tile_elementwise(nest: KernelSpec, vector: int, lanes: int, unknown: Unknown) -> tuple[int, ...]:
     """A few vectors: one where functions are called, more where instructions depend on each other in long chains. Where
     another loop walks some operand's memory (a transpose), a block of it uses whole cache lines."""
     tiles = [1] * len(nest.sizes)
@@ -281,7 +281,7 @@ def _rows_of_block(size: int, lanes: int, is_unknown: bool) -> int:
 
 
 def _choose_unroll(
-    nest: Nest, reduction: Sequence[int], tiles: Sequence[int], lanes: int, unknown: Unknown, whole: int
+    nest: KernelSpec, reduction: Sequence[int], tiles: Sequence[int], lanes: int, unknown: Unknown, whole: int
 ) -> tuple[int, ...]:
     """Unrolls from the innermost loop outwards, as far as the code stays short: a convolution's window whole (``whole``
     points at most), so that neighbouring points share what they read, a long loop a few times."""
@@ -300,7 +300,7 @@ def _choose_unroll(
     return tuple(unroll)
 
 
-def _parallel_order(nest: Nest, vector: int) -> tuple[int, ...]:
+def _parallel_order(nest: KernelSpec, vector: int) -> tuple[int, ...]:
     """Large strides outside, the vector loop inside. A contraction first puts the loops that walk its largest operands
     outside, so that what is streamed again and again inside is small."""
     loops = [d for d, reduced in enumerate(nest.reduction) if not reduced]
@@ -314,11 +314,13 @@ def _parallel_order(nest: Nest, vector: int) -> tuple[int, ...]:
     return tuple(sorted(loops, key=rank))
 
 
-def _elements(nest: Nest, operand: Operand) -> int:
+def _elements(nest: KernelSpec, operand: Operand) -> int:
     return math.prod(size for size, stride in zip(nest.sizes, operand.strides, strict=True) if stride != 0)
 
 
-def _with_bounded_scratch(nest: AnyNest, known: Nest, levels: tuple[Level, ...], unknown: Unknown) -> tuple[Level, ...]:
+def _with_bounded_scratch(
+    nest: AnyNest, known: KernelSpec, levels: tuple[Level, ...], unknown: Unknown
+) -> tuple[Level, ...]:
     """Levels whose blocks of a reduction have a scratch buffer of bounded size: dynamic loops inside of them are in
     blocks, too. A loop that may have no iteration has no blocks, since the last of these stores the results."""
     first = next((k for k, level in enumerate(levels) if nest.reduction[level.loop]), None)
@@ -347,7 +349,7 @@ def _worth_sharing(nest: AnyNest, ranged: Sequence[Level], iterations: int, cycl
     return cycles >= 2 * _TASK_COST and iterations >= 2
 
 
-def _choose_range(nest: Nest, levels: Sequence[Level]) -> tuple[int, int]:
+def _choose_range(nest: KernelSpec, levels: Sequence[Level]) -> tuple[int, int]:
     """How many leading levels threads share, and the blocks there are: enough of them to balance."""
     ranged, iterations, seen = 0, 1, set()
     for level in levels:
@@ -359,10 +361,10 @@ def _choose_range(nest: Nest, levels: Sequence[Level]) -> tuple[int, int]:
     return ranged, iterations
 
 
-def _elementwise_cycles(nest: Nest, machine: Machine, vector: int, lanes: int) -> float:
+def _elementwise_cycles(nest: KernelSpec, machine: Machine, vector: int, lanes: int) -> float:
     return math.prod(nest.sizes) * _element_cost(nest, machine, vector, lanes)
 
 
-def _bytes(nest: Nest) -> int:
+def _bytes(nest: KernelSpec) -> int:
     """Bytes of all operands."""
     return sum(_elements(nest, o) * ELEMENT_BYTES[stored(o.element)] for o in nest.operands)

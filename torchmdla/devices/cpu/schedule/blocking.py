@@ -12,8 +12,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from torchmdla.devices.cpu.kernel_spec import ELEMENT_BYTES, KernelSpec, Operand, stored
 from torchmdla.devices.cpu.machine import Machine
-from torchmdla.devices.cpu.nests import ELEMENT_BYTES, Nest, Operand, stored
 
 # Cycles to fetch a byte past the first cache and past the second, and the part of a cache that operands may fill.
 _SECOND_LEVEL_BYTE = 1 / 400
@@ -57,7 +57,12 @@ class Prefetch:
 
 
 def choose_levels(
-    nest: Nest, machine: Machine, order: Sequence[int], reduction: Sequence[int], tiles: Sequence[int], cycles: float
+    nest: KernelSpec,
+    machine: Machine,
+    order: Sequence[int],
+    reduction: Sequence[int],
+    tiles: Sequence[int],
+    cycles: float,
 ) -> tuple[Level, ...]:
     """The levels around a register tile of ``tiles`` whose arithmetic takes ``cycles`` in all. ``order``: the parallel
     loops in the order to take if memory does not matter. ``reduction``: the loops that reduce, outermost first."""
@@ -75,7 +80,7 @@ def choose_levels(
     return found
 
 
-def choose_prefetch(nest: Nest, machine: Machine, levels: Sequence[Level]) -> Prefetch | None:
+def choose_prefetch(nest: KernelSpec, machine: Machine, levels: Sequence[Level]) -> Prefetch | None:
     """What to fetch ahead under ``levels``: blocks of an input that lie one behind the other, each used by several
     tiles. Of a new block, the first tile that needs it would wait for all of it, while memory is idle during the
     others. Weights that the second cache would hold are not there either: other kernels have filled it since."""
@@ -99,7 +104,7 @@ def choose_prefetch(nest: Nest, machine: Machine, levels: Sequence[Level]) -> Pr
     return None
 
 
-def _orders(nest: Nest, plain: Sequence[Level]) -> Iterator[tuple[Level, ...]]:
+def _orders(nest: KernelSpec, plain: Sequence[Level]) -> Iterator[tuple[Level, ...]]:
     """Every order of the loops that have more than one tile."""
     moving = [level for level in plain if nest.sizes[level.loop] > level.step]
     still = tuple(level for level in plain if level not in moving)
@@ -109,7 +114,7 @@ def _orders(nest: Nest, plain: Sequence[Level]) -> Iterator[tuple[Level, ...]]:
 
 
 def _blocked(
-    nest: Nest, plain: Sequence[Level], reduction: Sequence[int], tiles: Sequence[int]
+    nest: KernelSpec, plain: Sequence[Level], reduction: Sequence[int], tiles: Sequence[int]
 ) -> Iterator[tuple[Level, ...]]:
     """Every order with blocks of the outermost loop that reduces, at every depth that leaves tasks outside. A reduction
     across lanes has none: its lanes are combined once."""
@@ -128,7 +133,7 @@ def _blocked(
             tasks *= -(-nest.sizes[level.loop] // level.step)
 
 
-def _cost(nest: Nest, machine: Machine, levels: Sequence[Level]) -> float:
+def _cost(nest: KernelSpec, machine: Machine, levels: Sequence[Level]) -> float:
     """Cycles for the bytes that caches miss again: once every byte comes from memory whatever the order."""
     operands = _touched(nest, levels)
     first = _missed(nest, machine, levels, operands, machine.first_level, machine.first_level // (8 * machine.line))
@@ -139,7 +144,7 @@ def _cost(nest: Nest, machine: Machine, levels: Sequence[Level]) -> float:
     return (first - once) * _SECOND_LEVEL_BYTE + (second - once) * _MEMORY_BYTE
 
 
-def _touched(nest: Nest, levels: Sequence[Level]) -> list[Operand]:
+def _touched(nest: KernelSpec, levels: Sequence[Level]) -> list[Operand]:
     """The operands, and the scratch of partial results (read and written), if there are blocks of the reduction."""
     operands = list(nest.operands)
     first = next((k for k, level in enumerate(levels) if nest.reduction[level.loop]), None)
@@ -152,7 +157,7 @@ def _touched(nest: Nest, levels: Sequence[Level]) -> list[Operand]:
 
 
 def _missed(
-    nest: Nest, machine: Machine, levels: Sequence[Level], operands: Sequence[Operand], capacity: int, sets: int
+    nest: KernelSpec, machine: Machine, levels: Sequence[Level], operands: Sequence[Operand], capacity: int, sets: int
 ) -> float:
     """Bytes fetched into a cache of ``capacity`` bytes. What does not even fit during one tile is fetched for each, and
     each block of a reduction goes through the outputs again. Neighbouring blocks of a loop share what they overlap."""
@@ -177,7 +182,7 @@ def _missed(
     return total
 
 
-def _around(nest: Nest, levels: Sequence[Level], depth: int) -> int:
+def _around(nest: KernelSpec, levels: Sequence[Level], depth: int) -> int:
     """Iterations of a level's loop in the block around the level."""
     outer = [other.step for other in levels[:depth] if other.loop == levels[depth].loop]
     return outer[-1] if outer else nest.sizes[levels[depth].loop]

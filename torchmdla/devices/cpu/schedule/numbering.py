@@ -1,8 +1,8 @@
 """The values of a nest and of its epilogue in one numbering, and what each varies with.
 
-First come the values of the nest's body as :class:`~torchmdla.devices.cpu.nests.Instruction` counts them, then the
-epilogue's inputs, scalars and results. The reduced outputs that an epilogue starts from are the numbers of the nest's
-outputs: within the reduction these hold what is accumulated, after it the results.
+First come the values of the nest's body as :class:`~torchmdla.devices.cpu.kernel_spec.Instruction` counts them, then
+the epilogue's inputs, scalars and results. The reduced outputs that an epilogue starts from are the numbers of the
+nest's outputs: within the reduction these hold what is accumulated, after it the results.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Generic
 
-from torchmdla.devices.cpu.nests import AnyNest, Epilogue, Instruction, Nest, Number, Operand
+from torchmdla.devices.cpu.kernel_spec import AnyNest, Instruction, KernelEpilogue, KernelSpec, Number, Operand
 
 # Stands for the reduction among the loops that a value varies with, also where no loop is left of it.
 ACCUMULATION = -1
@@ -40,7 +40,7 @@ class Numbering(Generic[Number]):
         return stored or any(number in i.operands for i in self.instructions.values())
 
 
-def numbering(nest: Nest[Number]) -> Numbering[Number]:
+def numbering(nest: KernelSpec[Number]) -> Numbering[Number]:
     """The values of ``nest``."""
     outputs = len(nest.inputs)
     scalars = outputs + len(nest.outputs)
@@ -80,7 +80,7 @@ def multiply_adds(nest: AnyNest, values: Numbering[Number]) -> dict[int, int]:
 
 
 def _moved(
-    epilogue: Epilogue[Number], reduced: int, outputs: int, end: int
+    epilogue: KernelEpilogue[Number], reduced: int, outputs: int, end: int
 ) -> tuple[dict[int, Instruction], tuple[int, ...]]:
     """The epilogue's instructions and results in the common numbering."""
 

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from torchmdla.devices.cpu.code import math_library
+from torchmdla.devices.cpu.kernel_spec import ELEMENT_BYTES, KernelSpec, Operand, stored
 from torchmdla.devices.cpu.machine import Machine
-from torchmdla.devices.cpu.nests import ELEMENT_BYTES, Nest, Operand, stored
 from torchmdla.devices.cpu.schedule.numbering import multiply_adds, numbering
 
 # Cycles, on a core that does two vector operations and two loads in each.
@@ -108,7 +108,7 @@ class _Term:
 
 
 def choose_tile(
-    nest: Nest, machine: Machine, vector: int, lanes: int, unknown: frozenset[int] = frozenset()
+    nest: KernelSpec, machine: Machine, vector: int, lanes: int, unknown: frozenset[int] = frozenset()
 ) -> tuple[tuple[int, ...], float]:
     """Iterations of each loop in a register tile of a ``nest`` that reduces, ``vector`` lying across ``lanes`` (-1:
     none), and the cycles that the whole nest takes with it while its operands are in the first cache. The sizes of the
@@ -127,7 +127,7 @@ def choose_tile(
 class _Search:
     """The costs of a nest's tiles. A tile is counted in points of each axis; a point of the vector loop is a vector."""
 
-    def __init__(self, nest: Nest, machine: Machine, vector: int, lanes: int, unknown: frozenset[int]) -> None:
+    def __init__(self, nest: KernelSpec, machine: Machine, vector: int, lanes: int, unknown: frozenset[int]) -> None:
         self._machine = machine
         self._outputs = len(nest.outputs)
         self._across = nest.reduction[vector]
@@ -143,7 +143,7 @@ class _Search:
         # For all that results are stored to or meet: the axes along which vectors lie next to each other.
         vectors = [o for o in operands if o.strides[vector] == 1]
         self._adjacent = [[k for k, d in enumerate(self.axes) if _are_adjacent(o, d, vector, lanes)] for o in vectors]
-        self._ending = max(0, sum(i.name != "arith.constant" for i in body) - _SHORT_EPILOGUE)
+        self._epilogue_ops = max(0, sum(i.name != "arith.constant" for i in body) - _SHORT_EPILOGUE)
         self._costs: dict[tuple[int, ...], float] = {}
 
     def best(self) -> tuple[tuple[int, ...], float]:
@@ -206,10 +206,10 @@ class _Search:
                 vectors, taken = next((s, t) for s, t, r in zip(self._sizes, tile, self._reduced, strict=True) if r)
                 steps *= -(-vectors // taken)
             jumps = sum(math.prod(tile) / max([tile[k] for k in axes], default=1) for axes in self._adjacent)
-            ending = jumps * _JUMP + accumulators * (_ACCUMULATOR + (_LANES if self._across else 0))
+            epilogue = jumps * _JUMP + accumulators * (_ACCUMULATOR + (_LANES if self._across else 0))
             if accumulators + _EPILOGUE_REGISTERS > self._machine.registers:
-                ending += accumulators * self._ending * _SPILLED
-            self._costs[tile] = steps * step + ending + _TILE
+                epilogue += accumulators * self._epilogue_ops * _SPILLED
+            self._costs[tile] = steps * step + epilogue + _TILE
         return self._costs[tile]
 
     def _total(self, tile: tuple[int, ...]) -> float:
@@ -227,13 +227,13 @@ class _Search:
         )
 
 
-def reduction_order(nest: Nest, vector: int) -> tuple[int, ...]:
+def reduction_order(nest: KernelSpec, vector: int) -> tuple[int, ...]:
     """The loops that reduce, outermost first: large strides outside, the vector loop inside."""
     loops = [d for d, reduced in enumerate(nest.reduction) if reduced]
     return tuple(sorted(loops, key=lambda d: (d == vector, -max((o.strides[d] for o in nest.inputs), default=0), d)))
 
 
-def _axes(nest: Nest, vector: int) -> list[int]:
+def _axes(nest: KernelSpec, vector: int) -> list[int]:
     """The vector loop, and the loops that reuse some input, those that reuse the most first."""
     reused = [
         d
@@ -252,7 +252,7 @@ def _balanced(size: int, limit: int, most: int) -> list[int]:
     return [t for t in range(1, min(size, limit) + 1) if t == 1 or -(-size // t) < -(-size // (t - 1))]
 
 
-def _terms(nest: Nest, machine: Machine, axes: Sequence[int], vector: int, lanes: int) -> list[_Term]:
+def _terms(nest: KernelSpec, machine: Machine, axes: Sequence[int], vector: int, lanes: int) -> list[_Term]:
     values = numbering(nest)
     fused = set(multiply_adds(nest, values).values()) if machine.fused else set()
     reduction = {d for d, reduced in enumerate(nest.reduction) if reduced}
@@ -289,7 +289,7 @@ def _are_adjacent(operand: Operand, loop: int, vector: int, lanes: int) -> bool:
     return operand.strides[vector] == 1 and operand.strides[loop] == (1 if loop == vector else lanes)
 
 
-def _run(nest: Nest, operand: Operand, vector: int, lanes: int) -> int:
+def _run(nest: KernelSpec, operand: Operand, vector: int, lanes: int) -> int:
     """How many vectors of an operand lie next to each other before the next step of a reduction, at most _RUN."""
     if operand.strides[vector] != 1:
         return 1
@@ -306,7 +306,7 @@ def _crowded(operand: Operand, axes: Sequence[int], vector: int, machine: Machin
 
 
 def _windows(
-    nest: Nest, strides: Sequence[int], axes: Sequence[int], vector: int, reduction: Sequence[int]
+    nest: KernelSpec, strides: Sequence[int], axes: Sequence[int], vector: int, reduction: Sequence[int]
 ) -> Iterator[tuple[int, int, int]]:
     """Where the loops ``reduction`` slide over what an operand's axes walk."""
     for axis, loop in enumerate(axes):

@@ -1,9 +1,9 @@
 """The code of a kernel: a nest computed as its schedule says, as MLIR text.
 
 A kernel is ``void(void *const *operands, int64_t begin, int64_t end)`` over operands in the order of
-:class:`~torchmdla.devices.cpu.nests.Nest`: buffers, tables, scalars, if the nest may fail an ``i32`` that it sets to 1
-when an index is out of bounds or a condition fails, the values of the symbols if the nest is dynamic, and what the
-schedule fetches beside operands.
+:class:`~torchmdla.devices.cpu.kernel_spec.KernelSpec`: buffers, tables, scalars, if the nest may fail an ``i32`` that
+it sets to 1 when an index is out of bounds or a condition fails, the values of the symbols if the nest is dynamic, and
+what the schedule fetches beside operands.
 
 Each module writes what the ones before it in this list know nothing of: ``code`` (lines, scopes, constants, sizes),
 ``instructions`` (of a nest's body), ``memory`` (operands, masks), ``turned`` (blocks of operands,
@@ -17,8 +17,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torchmdla.devices.cpu.code.kernels.loops import LoopWriter
+from torchmdla.devices.cpu.kernel_spec import AnyNest
 from torchmdla.devices.cpu.machine import Machine
-from torchmdla.devices.cpu.nests import AnyNest
 from torchmdla.devices.cpu.schedule import Schedule
 
 __all__ = ["KernelCode", "write_kernel"]

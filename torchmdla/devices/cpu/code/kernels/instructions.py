@@ -8,8 +8,8 @@ from dataclasses import replace
 from torchmdla.compiler.sizes import Size
 from torchmdla.devices.cpu.code import math_library
 from torchmdla.devices.cpu.code.kernels.code import CodeWriter, Value, vector_type
+from torchmdla.devices.cpu.kernel_spec import ELEMENT_BYTES, AnyNest, Instruction, constant_number
 from torchmdla.devices.cpu.machine import Machine
-from torchmdla.devices.cpu.nests import ELEMENT_BYTES, AnyNest, Instruction, constant_number
 from torchmdla.devices.cpu.schedule.numbering import multiply_adds, numbering
 
 # Floating types, with the bits of infinity.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from torchmdla.compiler.sizes import Size
 from torchmdla.devices.cpu.code.kernels.code import Count, Point, Value, vector_type
 from torchmdla.devices.cpu.code.kernels.instructions import InstructionWriter
+from torchmdla.devices.cpu.kernel_spec import ELEMENT_BYTES, AnyNest, AnyOperand, Operand, stored
 from torchmdla.devices.cpu.machine import Machine
-from torchmdla.devices.cpu.nests import ELEMENT_BYTES, AnyNest, AnyOperand, Operand, stored
 from torchmdla.devices.cpu.schedule import Fetch, Schedule, scratch_elements, scratch_extents
 
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from torchmdla.devices.cpu.code.kernels.code import Count, Point, Value
 from torchmdla.devices.cpu.code.kernels.instructions import INFINITY
 from torchmdla.devices.cpu.code.kernels.tile import TileWriter
+from torchmdla.devices.cpu.kernel_spec import ELEMENT_BYTES, AnyNest, AnyOperand, Instruction, stored
 from torchmdla.devices.cpu.machine import Machine
-from torchmdla.devices.cpu.nests import ELEMENT_BYTES, AnyNest, AnyOperand, Instruction, stored
 from torchmdla.devices.cpu.schedule import NEUTRAL, Schedule, combiners
 
 _KINDS = {

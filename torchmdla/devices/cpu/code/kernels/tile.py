@@ -7,14 +7,14 @@ from collections.abc import Sequence
 
 from torchmdla.compiler.sizes import Size
 from torchmdla.devices.cpu.code.kernels.code import Count, Point, Value
-from torchmdla.devices.cpu.code.kernels.turned import TurnedWriter
-from torchmdla.devices.cpu.nests import ELEMENT_BYTES, AnyTable, Instruction, stored
+from torchmdla.devices.cpu.code.kernels.register_transpose import TransposingWriter
+from torchmdla.devices.cpu.kernel_spec import ELEMENT_BYTES, AnyTable, Instruction, stored
 
 # LLVM's hint that a prefetch is for the first cache.
 _FIRST_CACHE = 3
 
 
-class TileWriter(TurnedWriter):
+class TileWriter(TransposingWriter):
     """Computes values where they are first needed. What does not vary with a loop is computed outside of it, once for
     all points of the register tile that share it."""
 

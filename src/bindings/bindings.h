@@ -1,0 +1,12 @@
+// What the extension gives Python, by topic.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace torchmdla {
+
+void bind_executable(pybind11::module& module);
+void bind_compiler(pybind11::module& module);
+void bind_settings(pybind11::module& module);
+
+} // namespace torchmdla

@@ -1,0 +1,208 @@
+// What the run function asks of Python: compiling a group, warning of a failure, another thread.
+
+#include "bindings.h"
+#include "group/compilation_group.h"
+#include "group/script_subgraph.h"
+#include "python_group.h"
+#include "support/python_objects.h"
+
+#include <pybind11/functional.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/jit/python/pybind.h>
+#include <torch/csrc/jit/python/pybind_utils.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <chrono>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+namespace py = pybind11;
+
+namespace torchmdla {
+
+namespace {
+
+py::object to_python(const TensorMeta& meta, const py::object& make_meta) {
+  py::object dtype = py::reinterpret_borrow<py::object>(
+      reinterpret_cast<PyObject*>(torch::getTHPDtype(meta.dtype)));
+  return make_meta(dtype, py::tuple(py::cast(meta.sizes)), py::tuple(py::cast(meta.strides)));
+}
+
+py::dict to_python(const Record& record, const py::object& make_meta) {
+  py::dict result;
+  for (const auto& [name, seen] : record) {
+    if (const auto* meta = std::get_if<TensorMeta>(&seen)) {
+      result[py::str(name)] = to_python(*meta, make_meta);
+    } else if (const auto* metas = std::get_if<TensorMetas>(&seen)) {
+      py::list list;
+      for (const auto& meta : *metas)
+        list.append(meta ? to_python(*meta, make_meta) : py::none());
+      result[py::str(name)] = list;
+    } else {
+      result[py::str(name)] = torch::jit::toPyObject(std::get<c10::IValue>(seen));
+    }
+  }
+  return result;
+}
+
+// Numbers of symbols, or None.
+py::list to_python(const SymbolPlaces& places) {
+  py::list result;
+  for (const auto place : places)
+    result.append(place == fixed ? py::object(py::none()) : py::object(py::int_(place)));
+  return result;
+}
+
+py::tuple to_python(const Symbols& values) {
+  py::tuple result(values.size());
+  for (size_t i = 0; i < values.size(); ++i)
+    result[i] = values[i];
+  return result;
+}
+
+// The graph of a TorchScript group, or what a group of Python's was made of.
+py::object to_python(const Subgraph& subgraph) {
+  if (const auto* script = dynamic_cast<const ScriptSubgraph*>(&subgraph))
+    return py::cast(script->graph());
+  return dynamic_cast<const PythonSubgraph&>(subgraph).object();
+}
+
+// Calls Python from a thread without the GIL. Exceptions go to the user.
+template <class Call> auto in_python(Call call) {
+  py::gil_scoped_acquire gil;
+  try {
+    return call();
+  } catch (py::error_already_set& error) {
+    error.restore();
+    throw PassingError();
+  }
+}
+
+// What becomes of a CompileError.
+struct OnFailure {
+  std::shared_ptr<PyObject> error_type, warn;
+
+  [[noreturn]] void operator()(const py::error_already_set& error) const {
+    const auto exception = hold(error.value());
+    CompileFailure failure(py::str(error.value().attr("reason")));
+    failure.raise = [exception] {
+      py::gil_scoped_acquire gil;
+      PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(exception.get())), exception.get());
+      throw PassingError();
+    };
+    failure.warn = [exception, warn = warn](bool divided) {
+      in_python([&] { borrow(warn)(borrow(exception), divided); });
+    };
+    failure.elsewhere = error.value().attr("elsewhere").cast<bool>();
+    failure.left_out = error.value().attr("nodes").cast<std::vector<size_t>>();
+    failure.too_long = error.value().attr("too_long").cast<std::optional<int64_t>>();
+    if (const auto pause = error.value().attr("retry_after").cast<std::optional<double>>())
+      failure.retry_after = std::chrono::duration_cast<std::chrono::steady_clock::duration>(
+          std::chrono::duration<double>(*pause));
+    throw failure;
+  }
+};
+
+// A CompileError becomes a CompileFailure, any other exception goes to the user.
+template <class Call> auto in_python(const OnFailure& on_failure, Call call) {
+  return in_python([&] {
+    try {
+      return call();
+    } catch (const py::error_already_set& error) {
+      if (error.matches(borrow(on_failure.error_type))) on_failure(error);
+      throw;
+    }
+  });
+}
+
+const std::unordered_map<std::string, SizeProgram::Operation> size_operations{
+    {"constant", SizeProgram::Operation::constant},
+    {"symbol", SizeProgram::Operation::symbol},
+    {"add", SizeProgram::Operation::add},
+    {"mul", SizeProgram::Operation::mul},
+    {"floor_div", SizeProgram::Operation::floor_div},
+    {"mod", SizeProgram::Operation::mod},
+    {"div", SizeProgram::Operation::div},
+    {"min", SizeProgram::Operation::min},
+    {"max", SizeProgram::Operation::max},
+    {"floor", SizeProgram::Operation::floor},
+    {"ceil", SizeProgram::Operation::ceil},
+    {"trunc", SizeProgram::Operation::trunc},
+    {"eq", SizeProgram::Operation::eq},
+    {"ne", SizeProgram::Operation::ne},
+    {"lt", SizeProgram::Operation::lt},
+    {"le", SizeProgram::Operation::le},
+    {"and", SizeProgram::Operation::logical_and},
+    {"or", SizeProgram::Operation::logical_or},
+    {"not", SizeProgram::Operation::logical_not},
+};
+
+// As torchmdla.capture.size_program.SizeNodes.
+SizeProgram size_program(const py::object& made) {
+  using Entry = std::tuple<std::string, double, size_t, size_t>;
+  auto [entries, computed, conditions] =
+      made.cast<std::tuple<std::vector<Entry>, std::vector<size_t>, std::vector<size_t>>>();
+  std::vector<SizeProgram::Node> nodes;
+  for (const auto& [operation, number, left, right] : entries)
+    nodes.push_back({size_operations.at(operation), number, left, right});
+  return {std::move(nodes), std::move(computed), std::move(conditions)};
+}
+
+// `compile(subgraph, record, parameters, device)` returns an Executable, `compile_dynamic(…,
+// places, values, written_out)` one for any sizes and what a call evaluates for it. Both raise
+// `error_type`, of which `warn(error, divided)` tells the user; its `nodes` are those of the
+// subgraph that are to blame. `make_meta(dtype, shape, strides)` makes the record's entries.
+// `tell_fault(group, fault, strict)` warns of a device's fault or raises.
+void set_compiler_functions(const py::object& compile, const py::object& compile_dynamic,
+                            const py::object& warn, const py::object& make_meta,
+                            const py::object& error_type, const py::object& tell_fault) {
+  const auto function = hold(compile), dynamic_function = hold(compile_dynamic),
+             meta = hold(make_meta), tell = hold(tell_fault);
+  const OnFailure failure{hold(error_type), hold(warn)};
+  Compiler compiler;
+  compiler.compile = [=](const CompileRequest& request) {
+    return in_python(failure, [&]() -> std::shared_ptr<const Executable> {
+      return borrow(function)(to_python(request.subgraph), to_python(request.record, borrow(meta)),
+                              request.parameters, request.device)
+          .cast<std::shared_ptr<Executable>>();
+    });
+  };
+  compiler.compile_dynamic = [=](const DynamicRequest& request) {
+    return in_python(failure, [&]() -> DynamicExecutable {
+      const auto& [subgraph, record, parameters, device] = request.typical;
+      const py::tuple made = borrow(dynamic_function)(
+          to_python(subgraph), to_python(record, borrow(meta)), parameters, device,
+          to_python(request.places), to_python(request.values), request.written_out);
+      return {made[0].cast<std::shared_ptr<Executable>>(), size_program(made[1])};
+    });
+  };
+  compiler.tell_fault = [=](const std::string& group, const std::string& fault, bool strict) {
+    in_python([&] { borrow(tell)(group, fault, strict); });
+  };
+  set_compiler(std::move(compiler));
+}
+
+// `submit(task)` runs a callable without arguments on another thread, later.
+void set_submit(const py::object& submit) {
+  const auto held = hold(submit);
+  set_background([held](std::function<void()> task) {
+    py::gil_scoped_acquire gil;
+    borrow(held)(py::cpp_function([task = std::move(task)] {
+      py::gil_scoped_release without_gil;
+      task();
+    }));
+  });
+}
+
+} // namespace
+
+void bind_compiler(py::module& module) {
+  module.def("set_compiler", &set_compiler_functions, py::arg("compile"),
+             py::arg("compile_dynamic"), py::arg("warn"), py::arg("make_meta"),
+             py::arg("error_type"), py::arg("tell_fault"));
+  module.def("set_submit", &set_submit, py::arg("submit"));
+}
+
+} // namespace torchmdla

@@ -1,0 +1,117 @@
+// `torchmdla._C.Executable`: an artifact's addresses with what its arguments and results are.
+
+#include "runtime/executable.h"
+#include "bindings.h"
+#include "support/python_objects.h"
+
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+namespace py = pybind11;
+
+namespace torchmdla {
+
+namespace {
+
+InputBinding input_binding(const std::string& source, const py::object& from) {
+  using Source = InputBinding::Source;
+  if (source == "constant") return {Source::constant, 0, std::nullopt, from.cast<at::Tensor>()};
+  static const std::unordered_map<std::string, Source> sources{{"dense", Source::dense},
+                                                               {"contiguous", Source::contiguous},
+                                                               {"scalar", Source::scalar},
+                                                               {"size", Source::size}};
+  const auto found = sources.find(source);
+  TORCH_CHECK_VALUE(found != sources.end(),
+                    "an argument comes from \"dense\", \"contiguous\", "
+                    "\"scalar\", \"size\" or \"constant\", not \"",
+                    source, "\"");
+  if (!py::isinstance<py::tuple>(from)) return {found->second, from.cast<size_t>(), {}, {}};
+  const auto [input, element] = from.cast<std::pair<size_t, size_t>>();
+  return {found->second, input, element, {}};
+}
+
+// Pairs of exponents and a coefficient.
+using Terms = std::vector<std::pair<std::vector<int64_t>, int64_t>>;
+
+Polynomial polynomial(const Terms& terms) {
+  Polynomial made;
+  for (const auto& [exponents, factor] : terms)
+    made.terms.push_back({exponents, factor});
+  return made;
+}
+
+// Sizes or strides: integers, or terms where they vary.
+void split_numbers(const py::sequence& mixed, std::vector<int64_t>& numbers,
+                   std::vector<std::pair<size_t, Polynomial>>& varying) {
+  for (size_t i = 0; i < mixed.size(); ++i) {
+    const bool varies = py::isinstance<py::tuple>(mixed[i]);
+    numbers.push_back(varies ? 0 : mixed[i].cast<int64_t>());
+    if (varies) varying.emplace_back(i, polynomial(mixed[i].cast<Terms>()));
+  }
+}
+
+OutputBinding output_binding(const std::string& kind, const py::object& output) {
+  if (kind == "constant") return to_ivalue(output);
+  if (kind == "number") return polynomial(output.cast<Terms>());
+  if (kind == "numbers") {
+    OutputList list;
+    split_numbers(output, list.numbers, list.varying);
+    return list;
+  }
+  TORCH_CHECK_VALUE(kind == "tensor",
+                    "an output is a \"tensor\", \"number\", \"numbers\" or \"constant\", not \"",
+                    kind, "\"");
+  const auto [result, dtype, sizes, strides] =
+      output.cast<std::tuple<size_t, at::ScalarType, py::sequence, py::sequence>>();
+  OutputTensor tensor{result, dtype, {}, {}, {}, {}};
+  split_numbers(sizes, tensor.sizes, tensor.varying_sizes);
+  split_numbers(strides, tensor.strides, tensor.varying_strides);
+  return tensor;
+}
+
+using KindAndSource = std::pair<std::string, py::object>;
+using PackEntry = std::tuple<uintptr_t, std::string, std::vector<size_t>, int64_t, uintptr_t>;
+
+std::shared_ptr<Executable> make_executable(uintptr_t entry, const std::vector<PackEntry>& packs,
+                                            int64_t workspace_bytes, const py::object& owner,
+                                            const std::vector<KindAndSource>& inputs,
+                                            const std::vector<KindAndSource>& outputs,
+                                            const std::vector<size_t>& unversioned,
+                                            uintptr_t workspace, uintptr_t fault) {
+  std::vector<InputBinding> input_bindings;
+  for (const auto& [source, from] : inputs)
+    input_bindings.push_back(input_binding(source, from));
+  for (const size_t argument : unversioned)
+    input_bindings.at(argument).unversioned = true;
+  std::vector<OutputBinding> output_bindings;
+  for (const auto& [kind, output] : outputs)
+    output_bindings.push_back(output_binding(kind, output));
+  CompiledCode code{reinterpret_cast<Entry>(entry),
+                    {},
+                    workspace_bytes,
+                    reinterpret_cast<int64_t (*)(const int64_t*)>(workspace),
+                    hold(owner),
+                    reinterpret_cast<const char* (*)()>(fault)};
+  for (const auto& [function, recipe, arguments, bytes, release] : packs)
+    code.packs.push_back({reinterpret_cast<Entry>(function), recipe, arguments, bytes,
+                          reinterpret_cast<void (*)(void*)>(release)});
+  return std::make_shared<Executable>(std::move(code), std::move(input_bindings),
+                                      std::move(output_bindings));
+}
+
+} // namespace
+
+void bind_executable(py::module& module) {
+  py::class_<Executable, std::shared_ptr<Executable>>(
+      module, "Executable", "Compiled code bound to the inputs and outputs of a group.")
+      .def(py::init(&make_executable), py::arg("entry"), py::arg("packs"),
+           py::arg("workspace_bytes"), py::arg("owner"), py::arg("inputs"), py::arg("outputs"),
+           py::arg("unversioned") = std::vector<size_t>(), py::arg("workspace") = 0,
+           py::arg("fault") = 0);
+}
+
+} // namespace torchmdla

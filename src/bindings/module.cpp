@@ -1,0 +1,20 @@
+// The extension `torchmdla._C`.
+
+#include "acap/bindings.h"
+#include "bindings.h"
+#include "lazy/bindings.h"
+#include "python_group.h"
+
+namespace torchmdla {
+
+PYBIND11_MODULE(_C, module) {
+  module.doc() = "The C++ part of torchmdla: fusion pass, run function, device calls.";
+  bind_executable(module);
+  bind_group(module);
+  bind_compiler(module);
+  bind_settings(module);
+  bind_lazy(module);
+  acap::bind(module);
+}
+
+} // namespace torchmdla

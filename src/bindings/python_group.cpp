@@ -1,0 +1,276 @@
+#include "python_group.h"
+
+#include "group/compilation_group.h"
+
+#include <algorithm>
+#include <pybind11/stl.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/jit/python/pybind_utils.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <structmember.h>
+
+#include <cstddef>
+#include <optional>
+#include <utility>
+#include <vector>
+
+namespace py = pybind11;
+
+namespace torchmdla {
+
+using torch::jit::Stack;
+
+namespace {
+
+// --- values
+// ----------------------------------------------------------------------------------------
+
+c10::IValue from_python(PyObject* value) {
+  if (THPVariable_Check(value)) return THPVariable_Unpack(value);
+  if (PyFloat_CheckExact(value)) return PyFloat_AS_DOUBLE(value);
+  return to_ivalue(value);
+}
+
+PyObject* to_python(c10::IValue value) {
+  if (value.isTensor()) return THPVariable_Wrap(std::move(value).toTensor());
+  return torch::jit::toPyObject(std::move(value)).release().ptr();
+}
+
+py::tuple take_inputs(Stack& stack, size_t count) {
+  const auto inputs = torch::jit::last(stack, count);
+  py::tuple result(count);
+  for (size_t i = 0; i < count; ++i)
+    PyTuple_SET_ITEM(result.ptr(), static_cast<Py_ssize_t>(i), to_python(inputs[i]));
+  return result;
+}
+
+// --- records
+// ---------------------------------------------------------------------------------------
+
+TensorMeta to_meta(const py::handle& meta) {
+  return {meta.attr("dtype").cast<at::ScalarType>(),
+          meta.attr("shape").cast<std::vector<int64_t>>(),
+          meta.attr("strides").cast<std::vector<int64_t>>()};
+}
+
+bool is_meta(const py::handle& seen) {
+  return py::hasattr(seen, "strides");
+}
+
+bool has_metas(const py::list& list) {
+  return std::any_of(list.begin(), list.end(), is_meta);
+}
+
+decltype(RecordedValue::seen) to_seen(const py::handle& seen) {
+  if (is_meta(seen)) return to_meta(seen);
+  if (!py::isinstance<py::list>(seen)) return to_ivalue(seen);
+  const auto list = py::reinterpret_borrow<py::list>(seen);
+  if (!has_metas(list)) return to_ivalue(seen);
+  TensorMetas metas;
+  for (const auto& item : list)
+    metas.push_back(item.is_none() ? std::nullopt : std::optional(to_meta(item)));
+  return metas;
+}
+
+Record to_record(const py::dict& record) {
+  Record result;
+  for (const auto& [name, seen] : record)
+    result.push_back({name.cast<std::string>(), to_seen(seen)});
+  return result;
+}
+
+// --- calls
+// -----------------------------------------------------------------------------------------
+
+// An exception of Python's on its way through C++.
+[[noreturn]] void throw_python_error(py::error_already_set& error) {
+  error.restore();
+  python_error passing;
+  passing.persist();
+  throw std::move(passing);
+}
+
+// Calls `function` with the inputs on the stack, and gives what it returns to `use`.
+template <class Use>
+void call(const py::object& object, const char* function, Stack& stack, Use use) {
+  try {
+    const auto inputs = take_inputs(stack, stack.size());
+    use(object.attr(function)(*inputs));
+  } catch (py::error_already_set& error) {
+    throw_python_error(error);
+  }
+}
+
+void replace(Stack& stack, const py::handle& results) {
+  stack.clear();
+  for (const auto& result : py::reinterpret_borrow<py::sequence>(results))
+    stack.push_back(from_python(result.ptr()));
+}
+
+// --- the type
+// --------------------------------------------------------------------------------------
+
+struct GroupObject {
+  PyObject_HEAD vectorcallfunc vectorcall;
+  std::shared_ptr<CompilationGroup> group;
+  std::shared_ptr<PythonSubgraph> subgraph;
+  std::vector<int64_t> parameters;
+  std::string name;
+  size_t num_inputs;
+};
+
+GroupObject& as_group(PyObject* self) {
+  return *reinterpret_cast<GroupObject*>(self);
+}
+
+PyObject* call_group(PyObject* self, PyObject* const* arguments, size_t flagged_count,
+                     PyObject* keywords) {
+  HANDLE_TH_ERRORS
+  const auto& object = as_group(self);
+  const auto count = static_cast<size_t>(PyVectorcall_NARGS(flagged_count));
+  TORCH_CHECK_TYPE(count == object.num_inputs && !keywords, object.name, " takes ",
+                   object.num_inputs, " inputs by position, got ", count);
+  Stack stack;
+  stack.reserve(count);
+  for (size_t i = 0; i < count; ++i)
+    stack.push_back(from_python(arguments[i]));
+  {
+    py::gil_scoped_release without_gil;
+    object.group->run(stack);
+  }
+  auto results = py::tuple(stack.size());
+  for (size_t i = 0; i < stack.size(); ++i)
+    PyTuple_SET_ITEM(results.ptr(), static_cast<Py_ssize_t>(i), to_python(std::move(stack[i])));
+  return results.release().ptr();
+  END_HANDLE_TH_ERRORS
+}
+
+template <class Number> std::optional<Number> optional_number(PyObject* value) {
+  return value == Py_None ? std::nullopt : std::optional(py::handle(value).cast<Number>());
+}
+
+PyObject* new_group(PyTypeObject* type, PyObject* arguments, PyObject* keywords) {
+  HANDLE_TH_ERRORS
+  static const char* names[] = {"subgraph",   "name",   "device",     "parameters",
+                                "num_inputs", "strict", "background", "max_specialisations",
+                                nullptr};
+  PyObject *subgraph, *parameters, *strict = Py_None, *background = Py_None, *most = Py_None;
+  const char *name, *device;
+  Py_ssize_t num_inputs;
+  if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "OssOn|OOO", const_cast<char**>(names),
+                                   &subgraph, &name, &device, &parameters, &num_inputs, &strict,
+                                   &background, &most))
+    return nullptr;
+  auto made = py::reinterpret_steal<py::object>(type->tp_alloc(type, 0));
+  if (!made) return nullptr;
+  auto& object = as_group(made.ptr());
+  new (&object.group) std::shared_ptr<CompilationGroup>();
+  new (&object.subgraph) std::shared_ptr<PythonSubgraph>();
+  new (&object.parameters) std::vector<int64_t>();
+  new (&object.name) std::string(name);
+  object.vectorcall = call_group;
+  object.num_inputs = static_cast<size_t>(num_inputs);
+  object.parameters = py::handle(parameters).cast<std::vector<int64_t>>();
+  object.subgraph = std::make_shared<PythonSubgraph>(py::reinterpret_borrow<py::object>(subgraph));
+  object.group = std::make_shared<CompilationGroup>(
+      GroupDescription{object.subgraph,
+                       device,
+                       name,
+                       object.parameters,
+                       InputPaths(object.num_inputs),
+                       {optional_number<bool>(strict), optional_number<bool>(background),
+                        optional_number<int64_t>(most)}});
+  ++statistics().groups;
+  return made.release().ptr();
+  END_HANDLE_TH_ERRORS
+}
+
+void delete_group(PyObject* self) {
+  auto* type = Py_TYPE(self);
+  auto& object = as_group(self);
+  std::destroy_at(&object.group);
+  std::destroy_at(&object.subgraph);
+  std::destroy_at(&object.parameters);
+  std::destroy_at(&object.name);
+  type->tp_free(self);
+  Py_DECREF(type);
+}
+
+PyObject* get_name(PyObject* self, void*) {
+  return PyUnicode_FromString(as_group(self).name.c_str());
+}
+
+PyObject* get_subgraph(PyObject* self, void*) {
+  return as_group(self).subgraph->object().release().ptr();
+}
+
+PyObject* get_parameters(PyObject* self, void*) {
+  HANDLE_TH_ERRORS
+  return py::cast(as_group(self).parameters).release().ptr();
+  END_HANDLE_TH_ERRORS
+}
+
+PyGetSetDef attributes[] = {
+    {"__name__", get_name, nullptr, "what PyTorch's profiles and FX's code call it", nullptr},
+    {"subgraph", get_subgraph, nullptr, "what it computes", nullptr},
+    {"parameters", get_parameters, nullptr, "indices of inputs that are weights", nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr}};
+
+PyMemberDef members[] = {
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(GroupObject, vectorcall), READONLY, nullptr},
+    {nullptr, 0, 0, 0, nullptr}};
+
+PyType_Slot slots[] = {
+    {Py_tp_doc, const_cast<char*>("A group of an FX graph: call it with its inputs.")},
+    {Py_tp_new, reinterpret_cast<void*>(new_group)},
+    {Py_tp_dealloc, reinterpret_cast<void*>(delete_group)},
+    {Py_tp_call, reinterpret_cast<void*>(PyVectorcall_Call)},
+    {Py_tp_getset, attributes},
+    {Py_tp_members, members},
+    {0, nullptr}};
+
+PyType_Spec specification = {"torchmdla._C.Group", sizeof(GroupObject), 0,
+                             Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL, slots};
+
+} // namespace
+
+void PythonSubgraph::run(Stack& stack) {
+  py::gil_scoped_acquire gil;
+  call(object(), "run", stack, [&](const py::object& results) { replace(stack, results); });
+}
+
+Record PythonSubgraph::run_and_record(Stack& stack) {
+  py::gil_scoped_acquire gil;
+  Record record;
+  call(object(), "run_and_record", stack, [&](const py::object& made) {
+    const auto [results, seen] = made.cast<std::pair<py::object, py::dict>>();
+    replace(stack, results);
+    record = to_record(seen);
+  });
+  return record;
+}
+
+Subgraph::Division PythonSubgraph::divide(const std::vector<size_t>& left_out,
+                                          const std::vector<int64_t>& parameters) {
+  py::gil_scoped_acquire gil;
+  try {
+    const auto made = object().attr("divide")(left_out, parameters);
+    if (made.is_none()) return nullptr;
+    return [run = hold(made)](Stack& stack) {
+      py::gil_scoped_acquire gil;
+      call(borrow(run), "__call__", stack,
+           [&](const py::object& results) { replace(stack, results); });
+    };
+  } catch (py::error_already_set& error) {
+    throw_python_error(error);
+  }
+}
+
+void bind_group(py::module& module) {
+  auto type = py::reinterpret_steal<py::object>(PyType_FromSpec(&specification));
+  if (!type) throw py::error_already_set();
+  module.add_object("Group", type);
+}
+
+} // namespace torchmdla

@@ -1,0 +1,103 @@
+// Devices, switches, counters and packs, as Python sees them.
+
+#include "bindings.h"
+#include "fusion/device_table.h"
+#include "group/compilation_group.h"
+#include "group/profiling.h"
+#include "group/statistics.h"
+#include "runtime/device_calls.h"
+#include "runtime/packed.h"
+#include "support/forks.h"
+#include "support/python_objects.h"
+
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <map>
+#include <optional>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+namespace py = pybind11;
+
+namespace torchmdla {
+
+namespace {
+
+const std::unordered_map<std::string, OpKind> op_kinds{{"compute", OpKind::compute},
+                                                       {"cheap", OpKind::cheap},
+                                                       {"view", OpKind::view},
+                                                       {"shape", OpKind::shape},
+                                                       {"item", OpKind::item}};
+
+using OpEntry = std::tuple<std::string, std::string, std::string, py::dict>;
+
+void add_device(const std::string& device, const std::vector<OpEntry>& ops,
+                const std::vector<at::ScalarType>& dtypes) {
+  auto table = std::make_shared<DeviceTable>();
+  table->device = device;
+  table->dtypes.insert(dtypes.begin(), dtypes.end());
+  for (const auto& [name, overload, kind, where] : ops) {
+    OpRule rule{op_kinds.at(kind), {}};
+    for (const auto& [argument, value] : where)
+      rule.where.emplace_back(argument.cast<std::string>(), to_ivalue(value));
+    table->ops.emplace(c10::OperatorName(name, overload), std::move(rule));
+  }
+  add_device_table(std::move(table));
+}
+
+// Drops what was packed of these tensors, or of all.
+void refresh(const std::optional<std::vector<at::Tensor>>& tensors) {
+  std::unordered_set<const c10::StorageImpl*> storages;
+  for (const auto& tensor : tensors.value_or(std::vector<at::Tensor>()))
+    storages.insert(tensor.storage().unsafeGetStorageImpl());
+  const py::gil_scoped_release without_gil;
+  refresh_packs([&](const ParameterState& parameter) {
+    return !tensors || storages.count(parameter.storage()) != 0;
+  });
+}
+
+py::dict statistics_dict() {
+  py::dict result;
+  result["groups"] = statistics().groups.load();
+  result["specialisations"] = statistics().specialisations.load();
+  result["dynamic"] = statistics().dynamic.load();
+  result["not_dynamic"] = statistics().not_dynamic();
+  result["fallbacks"] = statistics().fallbacks();
+  return result;
+}
+
+std::map<std::string, uintptr_t> addresses_of_device_calls() {
+  std::map<std::string, uintptr_t> addresses;
+  for (const auto& call : device_calls())
+    addresses[call.name] = reinterpret_cast<uintptr_t>(call.address);
+  return addresses;
+}
+
+} // namespace
+
+void bind_settings(py::module& module) {
+  module.def("add_device", &add_device, py::arg("device"), py::arg("ops"), py::arg("dtypes"));
+  module.def("use_device", &use_device_table, py::arg("device"));
+  module.def("set_enabled", [](bool on) {
+    settings().enabled = on;
+    leave_out_profiling(on);
+  });
+  module.def("is_enabled", [] { return settings().enabled.load(); });
+  module.def("set_strict", [](bool on) { settings().strict = on; });
+  module.def("is_strict", [] { return settings().strict.load(); });
+  module.def("set_background", [](bool on) { settings().background = on; });
+  module.def("set_dynamic", [](bool on) { settings().dynamic = on; });
+  module.def("set_max_specialisations",
+             [](int64_t most) { settings().max_specialisations = most; });
+  module.def("refresh", &refresh, py::arg("tensors"));
+  module.def("drop_dead_packs", &drop_dead_packs, py::call_guard<py::gil_scoped_release>());
+  module.def("statistics", &statistics_dict);
+  module.def("reset_statistics", [] { statistics().reset(); });
+  module.def("enter_alone", &enter_alone);
+  module.def("leave_alone", &leave_alone);
+  module.def("device_calls", &addresses_of_device_calls);
+}
+
+} // namespace torchmdla

@@ -1,0 +1,80 @@
+#include "device_table.h"
+
+#include "in_place.h"
+#include "support/forks.h"
+
+#include <torch/csrc/jit/ir/constants.h>
+
+#include <mutex>
+
+namespace torchmdla {
+
+using torch::jit::Node;
+using torch::jit::Value;
+
+namespace {
+
+std::mutex table_mutex;
+std::unordered_map<std::string, std::shared_ptr<const DeviceTable>>
+    tables;                                      // guarded by table_mutex
+std::shared_ptr<const DeviceTable> table_in_use; // guarded by table_mutex
+
+} // namespace
+
+bool DeviceTable::takes_type(const Value* value) const {
+  const auto type = value->type()->cast<c10::TensorType>();
+  return !type || !type->scalarType() || takes(*type->scalarType());
+}
+
+const OpRule* DeviceTable::rule(const Node* node) const {
+  const auto* schema = node->maybeSchema();
+  if (!schema) return nullptr;
+  auto found = ops.find(schema->operator_name());
+  if (found == ops.end() && is_in_place(node))
+    found = ops.find({functional_kind(node->kind())->toQualString(), schema->overload_name()});
+  if (found == ops.end()) return nullptr;
+  for (const auto* value : node->inputs())
+    if (!takes_type(value)) return nullptr;
+  for (const auto* value : node->outputs())
+    if (!takes_type(value)) return nullptr;
+  return &found->second;
+}
+
+Conditions DeviceTable::conditions(const Node* node, const OpRule& rule) const {
+  auto result = Conditions::met;
+  for (const auto& [argument, wanted] : rule.where) {
+    const auto index = node->schema().argumentIndexWithName(argument);
+    if (!index) return Conditions::violated;
+    const auto* value = node->input(*index);
+    const auto constant = torch::jit::toIValue(value);
+    if (constant && !constant->equals(wanted).toBool()) return Conditions::violated;
+    // Only a boolean may differ from call to call: other conditions (no running mean) are not
+    // expected to come true.
+    if (!constant && value->type()->kind() != c10::TypeKind::BoolType) return Conditions::violated;
+    if (!constant) result = Conditions::open;
+  }
+  return result;
+}
+
+std::shared_ptr<const DeviceTable> current_device_table() {
+  const Guard guard(table_mutex);
+  return table_in_use;
+}
+
+std::shared_ptr<const DeviceTable> device_table(const std::string& device) {
+  const Guard guard(table_mutex);
+  const auto found = tables.find(device);
+  return found == tables.end() ? nullptr : found->second;
+}
+
+void add_device_table(std::shared_ptr<const DeviceTable> table) {
+  const Guard guard(table_mutex);
+  tables[table->device] = std::move(table);
+}
+
+void use_device_table(const std::string& device) {
+  const Guard guard(table_mutex);
+  table_in_use = tables.at(device);
+}
+
+} // namespace torchmdla

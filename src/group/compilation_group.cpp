@@ -1,0 +1,490 @@
+#include "compilation_group.h"
+
+#include "fusion/fusion_pass.h"
+#include "script_subgraph.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/record_function.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/Exception.h>
+#include <c10/util/ScopeExit.h>
+
+#include <algorithm>
+
+namespace torchmdla {
+
+using torch::jit::Node;
+using torch::jit::Stack;
+namespace attr = c10::attr;
+
+namespace {
+
+Compiler& compiler() {
+  static Compiler instance;
+  return instance;
+}
+
+Background& run_beside() {
+  static Background instance;
+  return instance;
+}
+
+// Modes change what an op does (autocast, vmap, FakeTensorMode, …): compiled code would not see
+// them.
+bool dispatch_mode_active() {
+  const auto local = c10::impl::tls_local_dispatch_key_set();
+  return !(local.included_ - c10::default_included_set).empty();
+}
+
+// A tensor whose memory compiled code may read directly: no subclass, no lazy conjugate or negative
+// bit, no other layout or device.
+bool is_plain_tensor(const at::Tensor& tensor) {
+  static constexpr c10::DispatchKeySet plain({c10::DispatchKey::CPU, c10::DispatchKey::AutogradCPU,
+                                              c10::DispatchKey::ADInplaceOrView,
+                                              c10::DispatchKey::AutocastCPU});
+  return (tensor.key_set() | plain) == plain && tensor.has_storage();
+}
+
+bool has_tangent(const at::Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl()->autograd_meta() && tensor._fw_grad(/*level=*/0).defined();
+}
+
+// Why compiled code may not take this input; nullopt where it may.
+std::optional<Fallback> reason_not_to_read(const c10::IValue& input) {
+  if (input.isTensor()) {
+    const auto& tensor = input.toTensor();
+    if (!tensor.defined()) return std::nullopt;
+    if (!is_plain_tensor(tensor)) return Fallback::input_kind;
+    return has_tangent(tensor) ? std::optional(Fallback::tangent) : std::nullopt;
+  }
+  if (input.isTensorList())
+    for (const auto& element : input.toListRef())
+      if (const auto reason = reason_not_to_read(element)) return reason;
+  return std::nullopt;
+}
+
+// After so many refusals places are never symbols: what fixes them at one size may not at another.
+constexpr int most_refusals = 3;
+
+// So many dynamic specialisations of one pattern: their conditions divide the sizes into too many
+// parts.
+constexpr int most_parts = 8;
+
+GroupDescription describe(const Node* node, InputPaths inputs) {
+  const auto device = node->s(device_attribute());
+  auto subgraph = std::make_shared<ScriptSubgraph>(node->g(attr::Subgraph), device);
+  auto name = subgraph->name();
+  return {std::move(subgraph),
+          device,
+          std::move(name),
+          node->is(parameters_attribute()),
+          std::move(inputs),
+          {},
+          !node->hasAttribute(first_run_attribute())};
+}
+
+} // namespace
+
+Settings& settings() {
+  static Settings instance;
+  return instance;
+}
+
+void set_compiler(Compiler functions) {
+  compiler() = std::move(functions);
+}
+
+void set_background(Background function) {
+  run_beside() = std::move(function);
+}
+
+CompilationGroup::CompilationGroup(GroupDescription description)
+    : group_(std::move(description)), has_run_(group_.has_run) {}
+
+CompilationGroup::CompilationGroup(const Node* node) : CompilationGroup(node, InputPaths(node)) {}
+
+CompilationGroup::CompilationGroup(const Node* node, InputPaths inputs)
+    : CompilationGroup(describe(node, std::move(inputs))) {}
+
+void CompilationGroup::run(Stack& stack) {
+  RECORD_FUNCTION(group_.name, c10::ArrayRef<const c10::IValue>());
+  // Its parameters are those of the other specialisations.
+  if (const auto* newest = newest_.load(std::memory_order_acquire); newest && newest->executable)
+    newest->executable->prefetch();
+  group_.inputs.expand(stack);
+  if (!settings().enabled.load(std::memory_order_relaxed))
+    return fall_back(stack, Fallback::switched_off);
+  Signature signature;
+  const auto inputs = torch::jit::last(stack, group_.inputs.num_inputs());
+  if (const auto reason = reason_to_fall_back(inputs, signature)) return fall_back(stack, *reason);
+  if (needs_gradients(inputs)) {
+    if (expected_backward_.count_call()) return run_as_pytorch(stack);
+  } else if (is_first_run()) {
+    return fall_back(stack);
+  }
+  if (const auto* specialisation = find(signature)) return run_specialised(*specialisation, stack);
+  Symbols values;
+  if (const auto* specialisation = find_dynamic(signature, values))
+    return run_compiled(*specialisation->compiled.executable, specialisation->gradients, values,
+                        stack);
+  specialise(signature, stack);
+}
+
+std::optional<Fallback> CompilationGroup::reason_to_fall_back(c10::ArrayRef<c10::IValue> inputs,
+                                                              Signature& signature) const {
+  if (dispatch_mode_active()) return Fallback::dispatch_mode;
+  for (const auto& input : inputs) {
+    if (const auto reason = reason_not_to_read(input)) return reason;
+    if (!append_signature(input, signature)) return Fallback::input_kind;
+  }
+  if (needs_gradients(inputs) && !may_save(inputs)) return Fallback::saved_tensors;
+  return std::nullopt;
+}
+
+bool CompilationGroup::is_first_run() {
+  return !has_run_.load(std::memory_order_relaxed) && !has_run_.exchange(true);
+}
+
+// In differentiable graphs, which keep the activations. Without such, autograd follows eager ops.
+void CompilationGroup::run_as_pytorch(Stack& stack) {
+  const auto below = stack.size() - group_.inputs.num_inputs();
+  if (!group_.subgraph->run_differentiable(stack)) fall_back(stack, Fallback::requires_grad);
+  expected_backward_.watch(torch::jit::last(stack, stack.size() - below));
+}
+
+const CompilationGroup::Specialisation* CompilationGroup::find(const Signature& signature) const {
+  const auto* found = newest_.load(std::memory_order_acquire);
+  while (found && found->signature != signature)
+    found = found->next;
+  return found;
+}
+
+const CompilationGroup::DynamicSpecialisation*
+CompilationGroup::find_dynamic(const Signature& signature, Symbols& values) const {
+  if (!settings().dynamic.load(std::memory_order_relaxed)) return nullptr;
+  const auto* found = newest_dynamic_.load(std::memory_order_acquire);
+  while (found &&
+         !(found->pattern.covers(signature, values) && found->compiled.sizes.extend(values)))
+    found = found->next;
+  return found;
+}
+
+void CompilationGroup::run_specialised(const Specialisation& specialisation, Stack& stack) {
+  switch (specialisation.outcome) {
+  case Outcome::compiled:
+    return run_compiled(*specialisation.executable, specialisation.gradients, {}, stack);
+  case Outcome::split:
+    if (specialisation.raise && strict()) specialisation.raise();
+    return specialisation.division(stack);
+  case Outcome::failed:
+    if (strict()) specialisation.raise();
+    statistics().count(specialisation.failure);
+    return fall_back(stack);
+  }
+}
+
+void CompilationGroup::run_compiled(const Executable& executable, OutputGradients& gradients,
+                                    c10::ArrayRef<int64_t> symbols, Stack& stack) {
+  if (needs_gradients(torch::jit::last(stack, group_.inputs.num_inputs())))
+    run_with_node(executable, gradients, symbols, stack);
+  else if (!call(executable, symbols, stack))
+    fall_back(stack);
+}
+
+// Which outputs require grad is seen in a run by eager ops, the first with such inputs.
+void CompilationGroup::run_with_node(const Executable& executable, OutputGradients& gradients,
+                                     c10::ArrayRef<int64_t> symbols, Stack& stack) {
+  const auto inputs = torch::jit::last(stack, group_.inputs.num_inputs());
+  const auto below = stack.size() - inputs.size();
+  const auto required = requires_grad(inputs);
+  const auto outputs = gradients.find(required);
+  if (outputs) {
+    const auto node =
+        c10::make_intrusive<GroupBackward>(group_.subgraph, inputs, expected_backward_);
+    const c10::AutoGradMode no_grad(false);
+    if (call(executable, symbols, stack))
+      return node->set_history(std::span(stack).subspan(below), *outputs);
+  }
+  fall_back(stack);
+  const auto results = torch::jit::last(stack, stack.size() - below);
+  gradients.add(required, requires_grad(results));
+  expected_backward_.watch(results);
+}
+
+// False, with the stack as it was, where the code reports an error.
+bool CompilationGroup::call(const Executable& executable, c10::ArrayRef<int64_t> symbols,
+                            Stack& stack) {
+  std::optional<DeviceFault> fault;
+  try {
+    if (executable.run(stack, group_.inputs.num_inputs(), symbols)) return true;
+  } catch (const DeviceFault& error) {
+    fault.emplace(error);
+  }
+  if (!fault) {
+    statistics().count(Fallback::status);
+    return false;
+  }
+  if (strict() || fault->held || !fault_told_.exchange(true))
+    compiler().tell_fault(group_.name, fault->what(), strict());
+  statistics().count(fault->what());
+  return false;
+}
+
+// The first call with new inputs: its results come from eager kernels, whose record is what the
+// compiler needs, and whose errors are the ones the user should see.
+void CompilationGroup::specialise(const Signature& signature, Stack& stack) {
+  if (const auto postponed = find_postponed(signature)) return run_specialised(*postponed, stack);
+  Fallback refusal;
+  auto claimed = claim(signature, refusal, torch::jit::last(stack, group_.inputs.num_inputs()));
+  if (!claimed) {
+    const auto* split = newest_split_.load(std::memory_order_acquire);
+    if (split && refusal == Fallback::too_many_specialisations)
+      return run_specialised(*split, stack);
+    return fall_back(stack, refusal);
+  }
+  auto record = group_.subgraph->run_and_record(stack);
+  compile(std::move(claimed), std::move(record));
+}
+
+bool CompilationGroup::Claim::includes(const Signature& other) const {
+  Symbols values;
+  return other == signature || (pattern && pattern->covers(other, values));
+}
+
+// The right to compile for `signature`, and given the call's `inputs` for any sizes if these turn
+// out to vary; null if this thread is not the one to do it, with the reason.
+std::shared_ptr<CompilationGroup::Claim>
+CompilationGroup::claim(const Signature& signature, Fallback& refusal,
+                        std::optional<c10::ArrayRef<c10::IValue>> inputs) {
+  const Guard guard(mutex_);
+  std::erase_if(claims_, [](const Claim* other) { return other->process != process_number(); });
+  Symbols values;
+  auto reason = this->refusal(signature);
+  if (inputs && find_dynamic(signature, values)) reason = Fallback::being_compiled;
+  if (reason) {
+    refusal = *reason;
+    return nullptr;
+  }
+  auto claimed = std::make_shared<Claim>(shared_from_this(), signature);
+  if (inputs && settings().dynamic) {
+    for (const auto& input : *inputs) {
+      const auto marks = marks_of_numbers(input);
+      claimed->numbers.insert(claimed->numbers.end(), marks.begin(), marks.end());
+    }
+    claimed->may_vary = may_vary(*inputs);
+    claimed->pattern = plan(*claimed);
+  }
+  claims_.push_back(claimed.get());
+  return claimed;
+}
+
+std::optional<Fallback> CompilationGroup::refusal(const Signature& signature) const {
+  const auto limit = static_cast<size_t>(max_specialisations());
+  if (specialisations_.size() + dynamic_.size() + claims_.size() >= limit)
+    return Fallback::too_many_specialisations;
+  const bool claimed = std::any_of(claims_.begin(), claims_.end(),
+                                   [&](const Claim* other) { return other->includes(signature); });
+  return claimed || find(signature) ? std::optional(Fallback::being_compiled) : std::nullopt;
+}
+
+// Which sizes to compile for any values of, if any.
+std::optional<Pattern> CompilationGroup::plan(const Claim& claim) const {
+  std::vector<const Signature*> earlier;
+  for (const auto& specialisation : specialisations_)
+    if (specialisation->outcome == Outcome::compiled) earlier.push_back(&specialisation->signature);
+  for (const auto& specialisation : dynamic_)
+    earlier.push_back(&specialisation->pattern.typical);
+  // In the background many sizes may come before the first has been compiled.
+  for (const Claim* other : claims_)
+    earlier.push_back(&other->signature);
+  if (earlier.size() < 2) return std::nullopt;
+  return choose_pattern(claim.signature, claim.may_vary, earlier, refused());
+}
+
+// Gives the claim a pattern in which nothing has `size`; false if there is none.
+bool CompilationGroup::plan_without(int64_t size, Claim& claim) {
+  if (claim.may_vary.empty()) return false;
+  const Guard guard(mutex_);
+  claim.pattern = pattern_without(size, claim.signature, claim.may_vary, refused());
+  return claim.pattern.has_value();
+}
+
+// Places that are not to be symbols any more.
+std::set<SymbolPlaces> CompilationGroup::refused() const {
+  std::set<SymbolPlaces> result;
+  for (const auto& [places, count] : refusals_)
+    if (count >= most_refusals) result.insert(places);
+  std::map<SymbolPlaces, int> made;
+  for (const auto& specialisation : dynamic_)
+    if (++made[specialisation->pattern.places] >= most_parts)
+      result.insert(specialisation->pattern.places);
+  return result;
+}
+
+// Of the entries of the inputs' signature.
+std::vector<bool> CompilationGroup::may_vary(c10::ArrayRef<c10::IValue> inputs) const {
+  std::vector<bool> result;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    auto marks = marks_of_numbers(inputs[i]);
+    const auto index = static_cast<int64_t>(i);
+    if (std::find(group_.parameters.begin(), group_.parameters.end(), index) !=
+        group_.parameters.end())
+      marks.assign(marks.size(), false);
+    result.insert(result.end(), marks.begin(), marks.end());
+  }
+  return result;
+}
+
+void CompilationGroup::release(const Claim& claim) {
+  const Guard guard(mutex_);
+  claims_.erase(std::remove(claims_.begin(), claims_.end(), &claim), claims_.end());
+}
+
+void CompilationGroup::compile(std::shared_ptr<Claim> claim, Record record) {
+  if (background()) {
+    run_beside()([claim = std::move(claim), record = std::move(record),
+                  in_inference = c10::InferenceMode::is_enabled()] {
+      const c10::InferenceMode inference(in_inference);
+      claim->group->compile(*claim, record);
+    });
+    return;
+  }
+  compile(*claim, record);
+  if (!strict()) return;
+  if (const auto postponed = find_postponed(claim->signature)) postponed->raise();
+  const auto* made = find(claim->signature);
+  if (made && made->raise) made->raise();
+}
+
+void CompilationGroup::compile(Claim& claim, const Record& record) {
+  const c10::AutoGradMode no_grad(false);
+  const auto not_taken = group_.subgraph->not_taken(record);
+  if (!not_taken.empty() || !group_.subgraph->conditions_hold(record)) {
+    auto made = std::make_unique<Specialisation>();
+    made->signature = claim.signature;
+    made->outcome = Outcome::split;
+    made->division = divide(not_taken);
+    if (!made->division) made->division = [this](Stack& stack) { group_.subgraph->run(stack); };
+    return publish(std::move(made));
+  }
+  try {
+    if (!claim.pattern || !compile_dynamic(claim, record)) compile_static(claim, record);
+  } catch (const CompileFailure& failure) {
+    postpone(claim.signature, failure);
+  }
+}
+
+// For all sizes that the claim's pattern covers; false if that cannot be. Throws failures that may
+// pass.
+bool CompilationGroup::compile_dynamic(const Claim& claim, const Record& record) {
+  auto made = std::make_unique<DynamicSpecialisation>();
+  made->pattern = *claim.pattern;
+  SymbolPlaces places;
+  for (size_t i = 0; i < claim.numbers.size(); ++i)
+    if (claim.numbers[i]) places.push_back(made->pattern.places[i]);
+  try {
+    made->compiled =
+        compiler().compile_dynamic({{*group_.subgraph, record, group_.parameters, group_.device},
+                                    std::move(places),
+                                    made->pattern.typical_values(),
+                                    made->pattern.written_out});
+  } catch (const CompileFailure& failure) {
+    if (failure.retry_after) throw;
+    statistics().count_not_dynamic(failure.what());
+    const Guard guard(mutex_);
+    refusals_[claim.pattern->places] += failure.elsewhere ? 1 : most_refusals;
+    return false;
+  }
+  ++statistics().specialisations;
+  ++statistics().dynamic;
+  const Guard guard(mutex_);
+  made->next = newest_dynamic_.load(std::memory_order_relaxed);
+  newest_dynamic_.store(made.get(), std::memory_order_release);
+  dynamic_.push_back(std::move(made));
+  return true;
+}
+
+// For the claim's signature alone, or for all sizes at once where one is too long for that. Throws
+// failures that may pass.
+void CompilationGroup::compile_static(Claim& claim, const Record& record) {
+  auto made = std::make_unique<Specialisation>();
+  made->signature = claim.signature;
+  std::function<void()> warn;
+  try {
+    made->executable =
+        compiler().compile({*group_.subgraph, record, group_.parameters, group_.device});
+    made->outcome = Outcome::compiled;
+    ++statistics().specialisations;
+  } catch (const CompileFailure& failure) {
+    if (failure.retry_after) throw;
+    if (failure.too_long && plan_without(*failure.too_long, claim) &&
+        compile_dynamic(claim, record))
+      return;
+    made->failure = failure.what();
+    made->raise = failure.raise;
+    if (!failure.left_out.empty()) made->division = divide(failure.left_out);
+    if (made->division) made->outcome = Outcome::split;
+    if (!strict()) warn = [warn = failure.warn, split = bool(made->division)] { warn(split); };
+  }
+  publish(std::move(made));
+  if (warn) warn();
+}
+
+// One for all specialisations that leave out the same nodes.
+Subgraph::Division CompilationGroup::divide(const std::vector<size_t>& left_out) {
+  const auto known = [&] {
+    const Guard guard(mutex_);
+    const auto found = divisions_.find(left_out);
+    return found == divisions_.end() ? std::nullopt : std::optional(found->second);
+  };
+  if (auto division = known()) return *division;
+  // Without the lock: it may wait for the GIL.
+  auto division = group_.subgraph->divide(left_out, group_.parameters);
+  const Guard guard(mutex_);
+  return divisions_.emplace(left_out, std::move(division)).first->second;
+}
+
+// Remembers a failure for as long as it is not to be tried again.
+void CompilationGroup::postpone(const Signature& signature, const CompileFailure& failure) {
+  auto failed = std::make_shared<Specialisation>();
+  failed->signature = signature;
+  failed->failure = failure.what();
+  failed->raise = failure.raise;
+  {
+    const Guard guard(mutex_);
+    postponed_.push_back({failed, std::chrono::steady_clock::now() + *failure.retry_after});
+  }
+  if (!strict()) failure.warn(/*divided=*/false);
+}
+
+std::shared_ptr<const CompilationGroup::Specialisation>
+CompilationGroup::find_postponed(const Signature& signature) {
+  const auto now = std::chrono::steady_clock::now();
+  const Guard guard(mutex_);
+  std::erase_if(postponed_, [&](const Postponed& one) { return one.until <= now; });
+  const auto found = std::find_if(postponed_.begin(), postponed_.end(), [&](const Postponed& one) {
+    return one.failed->signature == signature;
+  });
+  return found == postponed_.end() ? nullptr : found->failed;
+}
+
+void CompilationGroup::publish(std::unique_ptr<Specialisation> specialisation) {
+  const Guard guard(mutex_);
+  if (specialisation->outcome == Outcome::split)
+    newest_split_.store(specialisation.get(), std::memory_order_release);
+  specialisation->next = newest_.load(std::memory_order_relaxed);
+  newest_.store(specialisation.get(), std::memory_order_release);
+  specialisations_.push_back(std::move(specialisation));
+}
+
+void CompilationGroup::fall_back(Stack& stack, Fallback reason) {
+  statistics().count(reason);
+  fall_back(stack);
+}
+
+void CompilationGroup::fall_back(Stack& stack) {
+  group_.subgraph->run(stack);
+}
+
+} // namespace torchmdla

@@ -1,0 +1,233 @@
+// The run function of `mdla::CompilationGroup`: specialise, look up, compile, call or fall back.
+#pragma once
+
+#include "fusion/input_paths.h"
+#include "group_autograd.h"
+#include "record.h"
+#include "runtime/executable.h"
+#include "signature.h"
+#include "statistics.h"
+#include "subgraph.h"
+#include "support/forks.h"
+#include "symbols.h"
+
+#include <torch/csrc/jit/ir/ir.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace torchmdla {
+
+struct Settings {
+  std::atomic<bool> enabled{false};
+  std::atomic<bool> strict{false};
+  // Compile beside the program, which falls back until the code is there.
+  std::atomic<bool> background{false};
+  // Compile for any sizes where they vary.
+  std::atomic<bool> dynamic{true};
+  // A group with more input combinations than this falls back for further ones.
+  std::atomic<int64_t> max_specialisations{32};
+};
+Settings& settings();
+
+// What a compilation starts from.
+struct CompileRequest {
+  const Subgraph& subgraph;
+  const Record& record;
+  const std::vector<int64_t>& parameters; // indices of inputs that are weights
+  const std::string& device;
+};
+
+// What a dynamic compilation starts from: a call, and which of its inputs' numbers are symbols.
+struct DynamicRequest {
+  CompileRequest typical;
+  SymbolPlaces places; // of the sizes of tensors and the integers among the inputs, in order
+  Symbols values;
+  bool written_out; // programs grow with the symbols
+};
+
+struct DynamicExecutable {
+  std::shared_ptr<const Executable> executable;
+  SizeProgram sizes;
+};
+
+// The group cannot be compiled.
+struct CompileFailure : std::runtime_error {
+  using std::runtime_error::runtime_error;
+  std::function<void()> raise; // throws it as the user's exception, for strict mode
+  // Tells the user, for other modes; `divided` where the group is compiled around `left_out`.
+  std::function<void(bool divided)> warn;
+  std::vector<size_t> left_out;    // numbers of the subgraph's nodes that are to blame
+  std::optional<int64_t> too_long; // a size that only a dynamic program may have
+  bool elsewhere = false;          // of a dynamic program: there may be one at other sizes
+  // Of a failure that may pass (a process was killed): when to try again.
+  std::optional<std::chrono::steady_clock::duration> retry_after;
+};
+
+// Tells the user that the device failed in a group: throws the user's exception if `strict` or if
+// one is held, else warns.
+using TellFault =
+    std::function<void(const std::string& group, const std::string& fault, bool strict)>;
+
+// Called without any lock held and without the GIL. They throw CompileFailure; any other exception
+// (an interrupt) goes to the user and the compilation is tried again at the next call.
+struct Compiler {
+  std::function<std::shared_ptr<const Executable>(const CompileRequest& request)> compile;
+  std::function<DynamicExecutable(const DynamicRequest& request)> compile_dynamic;
+  TellFault tell_fault;
+};
+void set_compiler(Compiler compiler);
+
+// Runs tasks later, on another thread.
+using Background = std::function<void(std::function<void()> task)>;
+void set_background(Background background);
+
+// What one group does otherwise than the settings say.
+struct GroupSettings {
+  std::optional<bool> strict;
+  std::optional<bool> background;
+  std::optional<int64_t> max_specialisations;
+};
+
+// A group, whatever kind of graph it is in.
+struct GroupDescription {
+  std::shared_ptr<Subgraph> subgraph;
+  std::string device;
+  std::string name;                // in PyTorch's profiles
+  std::vector<int64_t> parameters; // indices of inputs that are weights
+  InputPaths inputs;
+  GroupSettings settings;
+  // Whether its graph, or one that it is from, ran before it was formed. If not, the first call of
+  // the group is that run: tracing checks its result in one, which is not worth compiling for.
+  bool has_run = true;
+};
+
+class CompilationGroup : public std::enable_shared_from_this<CompilationGroup> {
+public:
+  explicit CompilationGroup(GroupDescription description);
+
+  // A group of a TorchScript graph.
+  explicit CompilationGroup(const torch::jit::Node* node);
+
+  // One that finds its inputs elsewhere than among those of its node.
+  CompilationGroup(const torch::jit::Node* node, InputPaths inputs);
+
+  // Takes the values that the group finds its inputs from off the stack and pushes its outputs.
+  void run(torch::jit::Stack& stack);
+
+private:
+  enum class Outcome { compiled, split, failed };
+
+  // Immutable once published, but for what grows.
+  struct Specialisation {
+    Signature signature;
+    Outcome outcome = Outcome::failed;
+    std::shared_ptr<const Executable> executable;
+    Subgraph::Division division; // where `split`
+    std::string failure;
+    std::function<void()> raise;
+    mutable OutputGradients gradients; // grows
+    const Specialisation* next = nullptr;
+  };
+
+  // A failure that counts until then.
+  struct Postponed {
+    std::shared_ptr<const Specialisation> failed;
+    std::chrono::steady_clock::time_point until;
+  };
+
+  // As a Specialisation.
+  struct DynamicSpecialisation {
+    Pattern pattern;
+    DynamicExecutable compiled;
+    mutable OutputGradients gradients; // grows
+    const DynamicSpecialisation* next = nullptr;
+  };
+
+  // The right to compile for `signature`, and for all that `pattern` covers if there is one. Given
+  // back with the last reference.
+  struct Claim {
+    Claim(std::shared_ptr<CompilationGroup> group, Signature signature)
+        : group(std::move(group)), signature(std::move(signature)) {}
+    Claim(const Claim&) = delete;
+    Claim& operator=(const Claim&) = delete;
+    ~Claim() { group->release(*this); }
+
+    bool includes(const Signature& other) const;
+
+    const std::shared_ptr<CompilationGroup> group;
+    const Signature signature;
+    const uint64_t process = process_number(); // in the child of a fork nobody compiles for it
+    std::optional<Pattern> pattern;            // changes under the group's mutex
+    std::vector<bool> may_vary;                // of the signature, where there may be a pattern
+    std::vector<bool> numbers;                 // likewise: which entries are sizes and integers
+  };
+
+  std::optional<Fallback> reason_to_fall_back(c10::ArrayRef<c10::IValue> inputs,
+                                              Signature& signature) const;
+  const Specialisation* find(const Signature& signature) const;
+  std::shared_ptr<const Specialisation> find_postponed(const Signature& signature);
+  const DynamicSpecialisation* find_dynamic(const Signature& signature, Symbols& values) const;
+  void run_specialised(const Specialisation& specialisation, torch::jit::Stack& stack);
+  void run_compiled(const Executable& executable, OutputGradients& gradients,
+                    c10::ArrayRef<int64_t> symbols, torch::jit::Stack& stack);
+  void run_with_node(const Executable& executable, OutputGradients& gradients,
+                     c10::ArrayRef<int64_t> symbols, torch::jit::Stack& stack);
+  bool call(const Executable& executable, c10::ArrayRef<int64_t> symbols, torch::jit::Stack& stack);
+  void run_as_pytorch(torch::jit::Stack& stack);
+  bool is_first_run();
+  void specialise(const Signature& signature, torch::jit::Stack& stack);
+  std::shared_ptr<Claim> claim(const Signature& signature, Fallback& refusal,
+                               std::optional<c10::ArrayRef<c10::IValue>> inputs = std::nullopt);
+  std::optional<Fallback> refusal(const Signature& signature) const;
+  std::optional<Pattern> plan(const Claim& claim) const;
+  bool plan_without(int64_t size, Claim& claim);
+  std::set<SymbolPlaces> refused() const;
+  std::vector<bool> may_vary(c10::ArrayRef<c10::IValue> inputs) const;
+  void release(const Claim& claim);
+  void compile(std::shared_ptr<Claim> claim, Record record);
+  void compile(Claim& claim, const Record& record);
+  bool compile_dynamic(const Claim& claim, const Record& record);
+  void compile_static(Claim& claim, const Record& record);
+  Subgraph::Division divide(const std::vector<size_t>& left_out);
+  void publish(std::unique_ptr<Specialisation> specialisation);
+  void postpone(const Signature& signature, const CompileFailure& failure);
+  void fall_back(torch::jit::Stack& stack);
+  void fall_back(torch::jit::Stack& stack, Fallback reason);
+
+  bool strict() const { return group_.settings.strict.value_or(settings().strict); }
+  bool background() const { return group_.settings.background.value_or(settings().background); }
+  int64_t max_specialisations() const {
+    return group_.settings.max_specialisations.value_or(settings().max_specialisations);
+  }
+
+  const GroupDescription group_;
+  std::atomic<bool> fault_told_{false};
+  std::atomic<bool> has_run_;
+  const ExpectedBackward expected_backward_;
+
+  // Readers walk the lists from the newest without a lock; entries live as long as the group.
+  std::atomic<const Specialisation*> newest_{nullptr};
+  std::atomic<const DynamicSpecialisation*> newest_dynamic_{nullptr};
+  // For calls past the most specialisations, if any was split.
+  std::atomic<const Specialisation*> newest_split_{nullptr};
+  std::mutex mutex_; // guards what follows
+  std::vector<std::unique_ptr<Specialisation>> specialisations_;
+  std::vector<std::unique_ptr<DynamicSpecialisation>> dynamic_;
+  std::vector<const Claim*> claims_;
+  std::map<SymbolPlaces, int> refusals_; // places that could not be symbols, and how often
+  std::map<std::vector<size_t>, Subgraph::Division> divisions_; // by the nodes left out
+  std::vector<Postponed> postponed_;
+};
+
+} // namespace torchmdla

@@ -1,0 +1,76 @@
+#include "differentiable.h"
+
+#include "fusion/graph_values.h"
+#include "profiling.h"
+
+#include <torch/csrc/jit/passes/shape_analysis.h>
+
+#include <algorithm>
+
+namespace torchmdla {
+
+using torch::jit::Block;
+using torch::jit::Graph;
+using torch::jit::Value;
+
+namespace {
+
+std::shared_ptr<Graph> untyped(Graph& graph) {
+  auto copy = graph.copy();
+  torch::jit::EraseShapeInformation(copy);
+  return copy;
+}
+
+// Whether a node of `block` makes a tensor of constants alone. `constant` holds values outside of
+// it that are made so, and takes those inside.
+bool makes_constant_tensors(const Block* block, ValueSet& constant) {
+  for (const auto* node : block->nodes()) {
+    for (const auto* inner : node->blocks())
+      if (makes_constant_tensors(inner, constant)) return true;
+    const auto inputs = node->inputs();
+    if (!node->blocks().empty() || !std::all_of(inputs.begin(), inputs.end(), [&](const Value* v) {
+          return constant.count(v) != 0;
+        }))
+      continue;
+    for (const auto* output : node->outputs()) {
+      if (is_tensor(output) && !is_constant(node)) return true;
+      constant.insert(output);
+    }
+  }
+  return false;
+}
+
+bool makes_constant_tensors(Graph& graph) {
+  ValueSet constant;
+  return makes_constant_tensors(graph.block(), constant);
+}
+
+} // namespace
+
+DifferentiableGraph::DifferentiableGraph(Graph& graph, const std::string& name)
+    : executor_(untyped(graph), name), num_outputs_(graph.outputs().size()),
+      folds_tensors_(makes_constant_tensors(graph)) {}
+
+// The executor asks when it first plans whether to profile; so do those of the backward graphs that
+// its second plan has.
+void DifferentiableGraph::prepare(torch::jit::Stack& stack) {
+  const WithProfiling profiling;
+  auto code = executor_.getPlanFor(stack).code;
+  torch::jit::Stack none;
+  for (auto* backward : code.grad_executors())
+    backward->getPlanFor(none);
+}
+
+// What the executor folded (a tensor of zeros) comes out as the same tensor in every call, and
+// whoever is handed it may write to it.
+void DifferentiableGraph::run(torch::jit::Stack& stack) {
+  if (!executor_.isOptimized()) prepare(stack);
+  executor_.run(stack);
+  if (!folds_tensors_) return;
+  for (size_t i = 0; i < num_outputs_; ++i) {
+    auto& output = torch::jit::peek(stack, i, num_outputs_);
+    if (output.isTensor() && !output.toTensor().requires_grad()) output = output.toTensor().clone();
+  }
+}
+
+} // namespace torchmdla

@@ -1,0 +1,142 @@
+#include "flagged_group.h"
+
+#include "fusion/device_table.h"
+#include "fusion/fusion_pass.h"
+#include "support/forks.h"
+
+#include <torch/csrc/jit/passes/constant_propagation.h>
+
+#include <algorithm>
+
+namespace torchmdla {
+
+using torch::jit::Graph;
+using torch::jit::Node;
+using torch::jit::Stack;
+using torch::jit::Value;
+namespace attr = c10::attr;
+namespace prim = c10::prim;
+
+namespace {
+
+// Modules have few modes. Past this many, further ones share a variant that keeps its branches.
+constexpr size_t most_variants = 32;
+
+void write_in(Graph& graph, size_t input, bool flag) {
+  torch::jit::WithInsertPoint at_the_top(*graph.nodes().begin());
+  graph.inputs()[input]->replaceAllUsesWith(graph.insertConstant(flag));
+}
+
+// The group that is all of `graph`, with nothing but constants beside it, and whose outputs are the
+// graph's in the same order; null where there is none.
+const Node* only_group(const Graph& graph) {
+  const Node* group = nullptr;
+  for (const auto* node : graph.nodes()) {
+    if (node->kind() == prim::Constant) continue;
+    if (group || node->kind() != group_symbol()) return nullptr;
+    group = node;
+  }
+  return group && group->outputs().equals(graph.outputs()) ? group : nullptr;
+}
+
+std::vector<size_t> flag_inputs(const Node* node) {
+  const auto& flags = node->is(flags_attribute());
+  return {flags.begin(), flags.end()};
+}
+
+} // namespace
+
+FlaggedGroup::FlaggedGroup(const Node* node)
+    : graph_(node->g(attr::Subgraph)), device_(node->s(device_attribute())),
+      name_(group_name(graph_)), parameters_(node->is(parameters_attribute())), inputs_(node),
+      flag_inputs_(flag_inputs(node)), flags_(inputs_.of(flag_inputs_)) {}
+
+void FlaggedGroup::run(Stack& stack) {
+  auto& chosen = variant(flags(stack));
+  if (chosen.group) return chosen.group->run(stack);
+  inputs_.expand(stack);
+  const auto below = stack.size() - inputs_.num_inputs();
+  const bool followed = needs_gradients(torch::jit::last(stack, inputs_.num_inputs()));
+  if (followed && chosen.expected_backward.count_call())
+    run_differentiable(chosen, stack);
+  else
+    torch::jit::InterpreterState(*chosen.grouped).run(stack);
+  if (followed) chosen.expected_backward.watch(torch::jit::last(stack, stack.size() - below));
+}
+
+FlaggedGroup::Flags FlaggedGroup::flags(const Stack& stack) const {
+  Flags values;
+  for (const auto& value : flags_.find(stack))
+    values.push_back(value.toBool());
+  return values;
+}
+
+FlaggedGroup::Variant& FlaggedGroup::variant(const Flags& flags) {
+  if (auto* found = find(flags)) return *found;
+  const Guard guard(mutex_);
+  if (auto* found = find(flags)) return *found;
+  if (variants_.size() >= most_variants) {
+    if (!open_) open_ = make_open();
+    return *open_;
+  }
+  auto made = make(flags);
+  made->next = newest_.load(std::memory_order_relaxed);
+  newest_.store(made.get(), std::memory_order_release);
+  variants_.push_back(std::move(made));
+  return *variants_.back();
+}
+
+FlaggedGroup::Variant* FlaggedGroup::find(const Flags& flags) const {
+  auto* found = newest_.load(std::memory_order_acquire);
+  while (found && found->flags != flags)
+    found = found->next;
+  return found;
+}
+
+std::unique_ptr<FlaggedGroup::Variant> FlaggedGroup::make(const Flags& flags) const {
+  auto made = std::make_unique<Variant>();
+  made->flags = flags;
+  made->graph = graph_->copy();
+  for (size_t i = 0; i < flags.size(); ++i)
+    write_in(*made->graph, flag_inputs_[i], flags[i]);
+  torch::jit::ConstantPropagationImmutableTypes(made->graph);
+  group_anew(*made);
+  return made;
+}
+
+std::unique_ptr<FlaggedGroup::Variant> FlaggedGroup::make_open() const {
+  auto made = std::make_unique<Variant>();
+  made->graph = graph_->copy();
+  auto grouped = graph_->copy();
+  if (const auto table = device_table(device_))
+    fuse_groups(grouped, *table, OpenConditions::assume_violated, parameters_);
+  made->grouped.emplace(grouped, name_);
+  return made;
+}
+
+void FlaggedGroup::group_anew(Variant& variant) const {
+  auto grouped = variant.graph->copy();
+  if (const auto table = device_table(device_))
+    fuse_groups(grouped, *table, OpenConditions::assume_met, parameters_);
+  const auto* group = only_group(*grouped);
+  if (!group || group->hasAttribute(flags_attribute())) {
+    variant.grouped.emplace(grouped, name_);
+    return;
+  }
+  const auto from = grouped->inputs();
+  std::vector<size_t> inputs;
+  for (const auto* input : group->inputs())
+    inputs.push_back(std::find(from.begin(), from.end(), input) - from.begin());
+  variant.group = std::make_shared<CompilationGroup>(group, inputs_.of(inputs));
+}
+
+// PyTorch's executor makes differentiable graphs of a variant that trains, and groups of those.
+void FlaggedGroup::run_differentiable(Variant& variant, Stack& stack) const {
+  std::call_once(variant.differentiable_once, [&] {
+    const Unforked section;
+    variant.differentiable.emplace(*variant.graph, name_);
+  });
+  variant.differentiable->run(stack);
+}
+
+} // namespace torchmdla

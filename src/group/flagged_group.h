@@ -1,0 +1,72 @@
+// The run function of a group whose nodes run on conditions: a variant of it for each mode of the
+// module.
+//
+// Flags are the boolean inputs that decide (`self.training`, an option of a module). A variant is
+// the group's subgraph for given values of its flags: branches that they decide are gone, and what
+// is left is grouped anew. In eval mode that is one compiled group; a variant that trains has
+// groups around what only PyTorch does.
+#pragma once
+
+#include "compilation_group.h"
+#include "differentiable.h"
+#include "fusion/input_paths.h"
+#include "group_autograd.h"
+
+#include <torch/csrc/jit/ir/ir.h>
+#include <torch/csrc/jit/runtime/interpreter.h>
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace torchmdla {
+
+class FlaggedGroup {
+public:
+  explicit FlaggedGroup(const torch::jit::Node* node);
+
+  // Takes the values that the group finds its inputs from off the stack and pushes its outputs.
+  void run(torch::jit::Stack& stack);
+
+private:
+  // Values of the flags, in their order.
+  using Flags = c10::SmallVector<bool, 64>;
+
+  struct Variant {
+    Flags flags;
+    std::shared_ptr<torch::jit::Graph> graph; // ungrouped, with all inputs of the group
+    std::shared_ptr<CompilationGroup> group;  // the whole variant; null if it is not one group
+    std::optional<torch::jit::Code> grouped;  // where it is not
+    ExpectedBackward expected_backward;       // likewise
+    std::once_flag differentiable_once;
+    std::optional<DifferentiableGraph> differentiable; // set under differentiable_once
+    Variant* next = nullptr;
+  };
+
+  Flags flags(const torch::jit::Stack& stack) const;
+  Variant& variant(const Flags& flags);
+  Variant* find(const Flags& flags) const;
+  std::unique_ptr<Variant> make(const Flags& flags) const;
+  std::unique_ptr<Variant> make_open() const;
+  void group_anew(Variant& variant) const;
+  void run_differentiable(Variant& variant, torch::jit::Stack& stack) const;
+
+  const std::shared_ptr<torch::jit::Graph> graph_;
+  const std::string device_;
+  const std::string name_;
+  const std::vector<int64_t> parameters_;
+  const InputPaths inputs_;
+  const std::vector<size_t> flag_inputs_; // which of the inputs are flags
+  const InputPaths flags_;
+
+  // Readers walk the list from `newest_` without a lock; entries live as long as the group.
+  std::atomic<Variant*> newest_{nullptr};
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Variant>> variants_; // guarded by mutex_
+  std::unique_ptr<Variant> open_;                  // of any flags; guarded by mutex_
+};
+
+} // namespace torchmdla

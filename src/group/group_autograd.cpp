@@ -1,0 +1,243 @@
+#include "group_autograd.h"
+
+#include "support/forks.h"
+
+#include <ATen/SavedTensorHooks.h>
+#include <ATen/core/List.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/function_hook.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace torchmdla {
+
+using torch::autograd::variable_list;
+using torch::jit::Stack;
+
+namespace {
+
+// A program trains with few sets of frozen weights.
+constexpr size_t most_flags = 32;
+
+// What a backward is worth in calls for which none comes. More than one, so that a program that
+// trains is seen to do so whatever it runs in between; bounded, so that one that has trained is
+// seen to have stopped.
+constexpr int64_t credit_of_backward = 2;
+constexpr int64_t most_credit = 1000;
+
+// Whether `check` holds for a tensor among the values.
+template <class Check> bool any_tensor(c10::ArrayRef<c10::IValue> values, Check check) {
+  return std::any_of(values.begin(), values.end(), [&](const c10::IValue& value) {
+    if (value.isTensor()) return value.toTensor().defined() && check(value.toTensor());
+    if (!value.isTensorList()) return false;
+    const auto elements = value.toListRef();
+    return std::any_of(elements.begin(), elements.end(),
+                       [&](const c10::IValue& element) { return check(element.toTensor()); });
+  });
+}
+
+bool requires_grad(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.requires_grad();
+}
+
+class CountBackward : public torch::autograd::FunctionPreHook {
+public:
+  explicit CountBackward(ExpectedBackward expected) : expected_(std::move(expected)) {}
+
+  variable_list operator()(const variable_list& gradients) override {
+    expected_.count_backward();
+    return gradients;
+  }
+
+  // A backward that is compiled goes without.
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& args) const override {}
+
+private:
+  const ExpectedBackward expected_;
+};
+
+} // namespace
+
+bool needs_gradients(c10::ArrayRef<c10::IValue> inputs) {
+  return c10::GradMode::is_enabled() &&
+         any_tensor(inputs, [](const at::Tensor& tensor) { return tensor.requires_grad(); });
+}
+
+bool may_save(c10::ArrayRef<c10::IValue> inputs) {
+  return !at::SavedTensorDefaultHooks::get_hooks() &&
+         !any_tensor(inputs, [](const at::Tensor& tensor) { return tensor.is_inference(); });
+}
+
+GradientFlags requires_grad(c10::ArrayRef<c10::IValue> values) {
+  GradientFlags flags;
+  for (const auto& value : values) {
+    if (value.isTensorList())
+      for (const auto& element : value.toListRef())
+        flags.push_back(requires_grad(element.toTensor()));
+    else
+      flags.push_back(value.isTensor() && requires_grad(value.toTensor()));
+  }
+  return flags;
+}
+
+std::shared_ptr<const GradientFlags> OutputGradients::find(const GradientFlags& inputs) const {
+  auto seen = newest_.load(std::memory_order_acquire);
+  while (seen && seen->inputs != inputs)
+    seen = seen->next;
+  return seen ? std::shared_ptr<const GradientFlags>(seen, &seen->outputs) : nullptr;
+}
+
+void OutputGradients::add(const GradientFlags& inputs, const GradientFlags& outputs) {
+  auto newest = newest_.load(std::memory_order_acquire);
+  const auto made = std::make_shared<Seen>(Seen{inputs, outputs, nullptr});
+  do {
+    size_t count = 0;
+    for (const auto* seen = newest.get(); seen; seen = seen->next.get())
+      if (seen->inputs == inputs || ++count == most_flags) return;
+    made->next = newest;
+  } while (!newest_.compare_exchange_weak(newest, made, std::memory_order_acq_rel));
+}
+
+bool ExpectedBackward::count_call() const {
+  auto credit = credit_->load(std::memory_order_relaxed);
+  while (credit > 0 &&
+         !credit_->compare_exchange_weak(credit, credit - 1, std::memory_order_relaxed)) {
+  }
+  return credit > 0;
+}
+
+void ExpectedBackward::count_backward() const {
+  auto credit = credit_->load(std::memory_order_relaxed);
+  while (credit < most_credit &&
+         !credit_->compare_exchange_weak(credit, credit + credit_of_backward,
+                                         std::memory_order_relaxed)) {
+  }
+}
+
+void ExpectedBackward::watch(c10::ArrayRef<c10::IValue> results) const {
+  for (const auto& result : results)
+    if (result.isTensor() && requires_grad(result.toTensor()))
+      if (const auto& node = result.toTensor().grad_fn())
+        node->add_pre_hook(std::make_unique<CountBackward>(*this));
+}
+
+GroupBackward::GroupBackward(std::shared_ptr<Subgraph> subgraph, c10::ArrayRef<c10::IValue> inputs,
+                             ExpectedBackward expected)
+    : subgraph_(std::move(subgraph)), expected_(std::move(expected)) {
+  inputs_.reserve(inputs.size());
+  tensors_.reserve(inputs.size());
+  for (const auto& input : inputs) {
+    if (input.isTensor()) {
+      save(input.toTensor());
+      inputs_.push_back({Input::Kind::tensor, {}});
+    } else if (input.isTensorList()) {
+      const auto elements = input.toListRef();
+      for (const auto& element : elements)
+        save(element.toTensor());
+      inputs_.push_back({Input::Kind::tensors, {}, elements.size()});
+    } else {
+      inputs_.push_back({Input::Kind::other, input});
+    }
+  }
+}
+
+void GroupBackward::save(const at::Tensor& tensor) {
+  tensors_.emplace_back(tensor, /*is_output=*/false);
+  differentiable_.push_back(requires_grad(tensor));
+  if (differentiable_.back()) add_next_edge(torch::autograd::impl::gradient_edge(tensor));
+}
+
+// Outputs may be one tensor. Then one edge is enough, and where eager PyTorch has the tensor and
+// its detached alias, so has the group.
+void GroupBackward::set_history(std::span<c10::IValue> outputs, const GradientFlags& flags) {
+  for (size_t i = 0; i < outputs.size(); ++i)
+    if (flags[i] && !requires_grad(outputs[i].toTensor())) {
+      auto output = outputs[i].toTensor();
+      torch::autograd::create_gradient_edge(output, getptr());
+      outputs_.push_back(i);
+    }
+  for (size_t i = 0; i < outputs.size(); ++i)
+    if (!flags[i] && outputs[i].isTensor() && requires_grad(outputs[i].toTensor()))
+      outputs[i] = outputs[i].toTensor().detach();
+}
+
+void GroupBackward::release_variables() {
+  const Guard guard(mutex_);
+  for (auto& tensor : tensors_)
+    tensor.reset_data();
+}
+
+// Without a graph of the gradients, leaves of their own: nothing but them is followed. With one,
+// aliases that lead on to the inputs, so that no way between two inputs outside of the group counts
+// as one through it.
+GroupBackward::Recomputation GroupBackward::unpack(bool create_graph) {
+  variable_list tensors;
+  {
+    const Guard guard(mutex_);
+    for (const auto& tensor : tensors_)
+      tensors.push_back(tensor.unpack());
+  }
+  Recomputation made;
+  size_t edge = 0;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    auto& tensor = tensors[i];
+    if (!differentiable_[i]) continue;
+    if (create_graph)
+      tensor = tensor.view_as(tensor);
+    else
+      tensor = tensor.detach().requires_grad_(task_should_compute_output(edge));
+    made.differentiable.push_back(tensor);
+    ++edge;
+  }
+  auto next = tensors.begin();
+  for (const auto& input : inputs_) {
+    switch (input.kind) {
+    case Input::Kind::tensor:
+      made.stack.emplace_back(*next++);
+      break;
+    case Input::Kind::tensors:
+      made.stack.emplace_back(c10::List<at::Tensor>(variable_list(next, next + input.elements)));
+      next += input.elements;
+      break;
+    case Input::Kind::other:
+      made.stack.push_back(input.other);
+      break;
+    }
+  }
+  return made;
+}
+
+variable_list GroupBackward::apply(variable_list&& gradients) {
+  expected_.count_backward();
+  const bool create_graph = c10::GradMode::is_enabled();
+  // The group ran without autocast, whatever backward is called in.
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  const c10::AutoGradMode grad(true);
+  auto [stack, differentiable] = unpack(create_graph);
+  subgraph_->run(stack);
+
+  variable_list outputs, inputs, given;
+  std::vector<size_t> edges;
+  for (size_t i = 0; i < gradients.size(); ++i)
+    if (gradients[i].defined()) {
+      outputs.push_back(stack[outputs_[i]].toTensor());
+      given.push_back(std::move(gradients[i]));
+    }
+  for (size_t i = 0; i < differentiable.size(); ++i)
+    if (task_should_compute_output(i)) {
+      inputs.push_back(differentiable[i]);
+      edges.push_back(i);
+    }
+  variable_list result(num_outputs());
+  if (outputs.empty() || inputs.empty()) return result;
+  auto made = torch::autograd::grad(outputs, inputs, given, create_graph, create_graph,
+                                    /*allow_unused=*/true);
+  for (size_t i = 0; i < edges.size(); ++i)
+    result[edges[i]] = std::move(made[i]);
+  return result;
+}
+
+} // namespace torchmdla

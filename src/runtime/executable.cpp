@@ -1,0 +1,235 @@
+#include "executable.h"
+
+#include "device_calls.h"
+#include "support/python_objects.h"
+
+#include <ATen/EmptyTensor.h>
+#include <c10/util/ApproximateClock.h>
+#include <c10/util/SmallVector.h>
+
+#include <algorithm>
+#include <set>
+
+namespace torchmdla {
+
+using Source = InputBinding::Source;
+
+namespace {
+
+using Numbers = c10::SmallVector<int64_t, 8>;
+
+Numbers at(const std::vector<int64_t>& numbers,
+           const std::vector<std::pair<size_t, Polynomial>>& varying,
+           c10::ArrayRef<int64_t> symbols) {
+  Numbers result(numbers.begin(), numbers.end());
+  for (const auto& [dimension, polynomial] : varying)
+    result[dimension] = polynomial.at(symbols);
+  return result;
+}
+
+at::Tensor allocate(const OutputTensor& output, c10::ArrayRef<int64_t> symbols) {
+  if (symbols.empty())
+    return at::detail::empty_strided_cpu(output.sizes, output.strides, output.dtype);
+  return at::detail::empty_strided_cpu(at(output.sizes, output.varying_sizes, symbols),
+                                       at(output.strides, output.varying_strides, symbols),
+                                       output.dtype);
+}
+
+const at::Tensor& tensor_of(const InputBinding& binding, c10::ArrayRef<c10::IValue> values) {
+  if (binding.source == Source::constant) return binding.constant;
+  const auto& value = values[binding.input];
+  return (binding.element ? value.toListRef()[*binding.element] : value).toTensor();
+}
+
+// Workspace, packed buffers, symbols.
+constexpr size_t buffers_before_arguments = 3;
+
+// In ticks: every call asks four times.
+uint64_t now() {
+  return static_cast<uint64_t>(c10::getApproximateTime());
+}
+
+// Whether those of the arguments that are packed have, where this call looks, the content that they
+// had.
+bool content_holds(const PackedSet& set, const std::vector<size_t>& packed,
+                   c10::ArrayRef<void*> arguments) {
+  for (size_t i = 0; i < packed.size(); ++i)
+    if (!set.watch.holds(i, arguments[packed[i]])) return false;
+  return true;
+}
+
+// The address an argument starts at. Compiled code reads arguments and never writes them.
+void* address_of(const at::Tensor& tensor) {
+  return const_cast<void*>(tensor.const_data_ptr());
+}
+
+} // namespace
+
+Executable::Executable(CompiledCode code, std::vector<InputBinding> inputs,
+                       std::vector<OutputBinding> outputs)
+    : code_(std::move(code)), inputs_(std::move(inputs)), outputs_(std::move(outputs)),
+      scalars_(std::count_if(inputs_.begin(), inputs_.end(), [](const InputBinding& binding) {
+        return binding.source == Source::scalar || binding.source == Source::size;
+      })) {
+  TORCH_CHECK(code_.entry, "torchmdla: an executable needs the address of its entry");
+  std::set<size_t> packed;
+  for (const auto& pack : code_.packs)
+    packed.insert(pack.arguments.begin(), pack.arguments.end());
+  for (const size_t argument : packed)
+    TORCH_CHECK(argument < inputs_.size() && (inputs_[argument].source == Source::dense ||
+                                              inputs_[argument].source == Source::constant),
+                "torchmdla: only parameters that lie densely in memory can be packed");
+  parameters_.assign(packed.begin(), packed.end());
+  if (!code_.packs.empty()) packed_ = make_packed_slot();
+  for (size_t i = 0; i < outputs_.size(); ++i)
+    if (const auto* tensor = std::get_if<OutputTensor>(&outputs_[i])) {
+      TORCH_CHECK(
+          tensor->result <= owner_of_result_.size(),
+          "torchmdla: the first outputs that use the results 0, 1, … must be in that order");
+      if (tensor->result == owner_of_result_.size()) owner_of_result_.push_back(i);
+    }
+}
+
+bool Executable::run(torch::jit::Stack& stack, size_t num_inputs,
+                     c10::ArrayRef<int64_t> symbols) const {
+  const auto values = torch::jit::last(stack, num_inputs);
+  c10::SmallVector<void*, 512> buffers(buffers_before_arguments);
+  c10::SmallVector<double, 8> scalars(scalars_, 0.0);
+  c10::SmallVector<at::Tensor, 4> copies;
+  bind_inputs(values, symbols, buffers, scalars.data(), copies);
+
+  const auto [set, looking] =
+      packed_ ? packed(values, c10::ArrayRef<void*>(buffers).slice(buffers_before_arguments))
+              : Packed();
+  const auto start = looking ? now() : 0;
+  if (set && !set->fault.empty()) throw DeviceFault(set->fault);
+  const auto workspace = code_.workspace ? code_.workspace(symbols.data()) : code_.workspace_bytes;
+  buffers[0] = thread_workspace(workspace);
+  buffers[1] = set ? const_cast<void**>(set->addresses.data()) : nullptr;
+  buffers[2] = symbols.empty() ? nullptr : const_cast<int64_t*>(symbols.data());
+
+  c10::SmallVector<at::Tensor, 16> results;
+  for (const size_t output : owner_of_result_) {
+    results.push_back(allocate(std::get<OutputTensor>(outputs_[output]), symbols));
+    buffers.push_back(results.back().mutable_data_ptr());
+  }
+  if (code_.entry(buffers.data()) != 0) {
+    const std::string fault = code_.fault ? code_.fault() : "";
+    if (!fault.empty()) throw DeviceFault(fault);
+    return false;
+  }
+  if (looking) set->watch.adapt(looking, now() - start);
+  push_outputs(stack, num_inputs, symbols, results);
+  return true;
+}
+
+void Executable::prefetch() const {
+  if (!packed_) return;
+  const auto set = packed_->load();
+  for (size_t i = 0; set && i < set->parameters.size(); ++i) {
+    const auto& parameter = set->parameters[i];
+    parameter.prefetch();
+    set->watch.prefetch(i, parameter.data());
+  }
+}
+
+Executable::Packed Executable::packed(c10::ArrayRef<c10::IValue> values,
+                                      c10::ArrayRef<void*> arguments) const {
+  auto set = packed_->load();
+  if (set && is_current(*set, values, arguments)) {
+    const bool timed = set->watch.adapts();
+    const auto start = timed ? now() : 0;
+    if (content_holds(*set, parameters_, arguments)) {
+      const auto looking = timed ? std::max<uint64_t>(now() - start, 1) : 0;
+      return {std::move(set), looking};
+    }
+  }
+  const WithoutGil without_gil;
+  return {keep_packed(*packed_, [&] { return pack(values); })};
+}
+
+bool Executable::is_current(const PackedSet& set, c10::ArrayRef<c10::IValue> values,
+                            c10::ArrayRef<void*> arguments) const {
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const size_t argument = parameters_[i];
+    if (!set.parameters[i].describes(tensor_of(inputs_[argument], values), arguments[argument]))
+      return false;
+  }
+  return true;
+}
+
+std::shared_ptr<const PackedSet> Executable::pack(c10::ArrayRef<c10::IValue> values) const {
+  std::vector<at::Tensor> parameters;
+  std::vector<bool> unversioned;
+  for (const size_t argument : parameters_) {
+    parameters.push_back(tensor_of(inputs_[argument], values));
+    unversioned.push_back(inputs_[argument].unversioned);
+  }
+  const auto made = std::make_shared<PackedSet>(states_of(parameters, unversioned));
+  for (const auto& pack : code_.packs) {
+    std::vector<ParameterState> parameters;
+    for (const size_t argument : pack.arguments) {
+      const auto found = std::lower_bound(parameters_.begin(), parameters_.end(), argument);
+      parameters.push_back(made->parameters[found - parameters_.begin()]);
+    }
+    try {
+      made->buffers.push_back(packed_buffer(pack, std::move(parameters), code_.workspace_bytes));
+    } catch (const PackingFailed& failure) {
+      const std::string fault = code_.fault ? code_.fault() : "";
+      if (fault.empty()) throw;
+      if (failure.held) throw DeviceFault(fault, true);
+      made->fault = fault; // Kept, like a buffer: the same parameters would fail again.
+      return made;
+    }
+    made->addresses.push_back(made->buffers.back()->memory.get());
+  }
+  return made;
+}
+
+void Executable::bind_inputs(c10::ArrayRef<c10::IValue> values, c10::ArrayRef<int64_t> symbols,
+                             c10::SmallVectorImpl<void*>& buffers, double* next_scalar,
+                             c10::SmallVectorImpl<at::Tensor>& copies) const {
+  for (const auto& binding : inputs_) {
+    switch (binding.source) {
+    case Source::dense:
+      buffers.push_back(address_of(tensor_of(binding, values)));
+      break;
+    case Source::contiguous:
+      copies.push_back(tensor_of(binding, values).contiguous());
+      buffers.push_back(address_of(copies.back()));
+      break;
+    case Source::scalar:
+      *next_scalar = values[binding.input].toDouble();
+      buffers.push_back(next_scalar++);
+      break;
+    case Source::size:
+      *next_scalar = static_cast<double>(symbols[binding.input]);
+      buffers.push_back(next_scalar++);
+      break;
+    case Source::constant:
+      buffers.push_back(address_of(binding.constant));
+      break;
+    }
+  }
+}
+
+void Executable::push_outputs(torch::jit::Stack& stack, size_t num_inputs,
+                              c10::ArrayRef<int64_t> symbols,
+                              c10::ArrayRef<at::Tensor> results) const {
+  c10::SmallVector<c10::IValue, 16> values;
+  for (const auto& output : outputs_) {
+    if (const auto* tensor = std::get_if<OutputTensor>(&output))
+      values.emplace_back(results[tensor->result]);
+    else if (const auto* list = std::get_if<OutputList>(&output))
+      values.emplace_back(c10::List<int64_t>(at(list->numbers, list->varying, symbols)));
+    else if (const auto* number = std::get_if<Polynomial>(&output))
+      values.emplace_back(number->at(symbols));
+    else
+      values.push_back(std::get<c10::IValue>(output));
+  }
+  torch::jit::drop(stack, num_inputs);
+  stack.insert(stack.end(), std::make_move_iterator(values.begin()),
+               std::make_move_iterator(values.end()));
+}
+
+} // namespace torchmdla

@@ -1,0 +1,220 @@
+#include "packed.h"
+
+#include "device_calls.h"
+
+#include <c10/util/SmallVector.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <list>
+#include <mutex>
+#include <unordered_map>
+
+namespace torchmdla {
+
+namespace {
+
+constexpr int64_t no_version = -1;
+
+// Without the detour that Tensor::_version() takes to libtorch's autograd: calls ask for hundreds.
+int64_t version_of(const at::Tensor& parameter) {
+  const auto& counter = parameter.unsafeGetTensorImpl()->version_counter();
+  return counter.enabled() ? counter.current_version() : no_version;
+}
+
+void prefetch_lines(const void* start, size_t bytes) {
+  constexpr size_t line = 64;
+  for (size_t offset = 0; offset < bytes; offset += line)
+    __builtin_prefetch(static_cast<const std::byte*>(start) + offset);
+}
+
+// What some executable still uses of one recipe's buffers.
+struct Known {
+  ProcessMutex mutex;
+  std::list<std::weak_ptr<const PackedBuffer>> buffers; // changes in unforked sections
+};
+
+struct Registry {
+  std::mutex mutex;
+  std::unordered_map<std::string, std::shared_ptr<Known>> recipes;
+  std::vector<std::weak_ptr<PackedSlot>> slots;
+};
+
+Registry& registry() {
+  static Registry instance;
+  return instance;
+}
+
+std::shared_ptr<Known> known_of(const std::string& recipe) {
+  const Guard guard(registry().mutex);
+  auto& known = registry().recipes[recipe];
+  if (!known) known = std::make_shared<Known>();
+  return known;
+}
+
+// Counts calls of `refresh_packs`.
+std::atomic<uint64_t> refreshes{0};
+
+std::vector<std::shared_ptr<PackedSlot>> living_slots() {
+  const Guard guard(registry().mutex);
+  std::vector<std::shared_ptr<PackedSlot>> living;
+  std::erase_if(registry().slots, [&](const auto& slot) {
+    if (auto lives = slot.lock()) return living.push_back(std::move(lives)), false;
+    return true;
+  });
+  return living;
+}
+
+// Without a lock: what is freed may be Python's.
+void drop_sets(const Chosen& chosen) {
+  for (const auto& slot : living_slots()) {
+    auto set = slot->load();
+    if (!set || !std::ranges::any_of(set->parameters, chosen)) continue;
+    for (const auto& buffer : set->buffers)
+      if (std::ranges::any_of(buffer->parameters, chosen)) buffer->dropped = true;
+    slot->drop(set);
+  }
+}
+
+std::shared_ptr<const PackedBuffer> make(const Pack& pack, std::vector<ParameterState> parameters,
+                                         int64_t workspace_bytes) {
+  auto buffer = std::make_shared<PackedBuffer>();
+  const auto memory = aligned_memory(pack.bytes);
+  // What is released must be something, even if a pack ends where it should not.
+  if (pack.release) std::memset(memory.get(), 0, pack.bytes);
+  // The states are older than what is packed: a write during packing makes the buffer stale.
+  c10::SmallVector<void*, 8> buffers{thread_workspace(workspace_bytes), memory.get()};
+  for (const auto& parameter : parameters)
+    buffers.push_back(const_cast<void*>(parameter.data()));
+  const auto status = pack.function(buffers.data());
+  if (status != 0) throw PackingFailed(status < 0);
+  buffer->memory = memory;
+  if (pack.release)
+    buffer->memory = {memory.get(),
+                      [memory, release = pack.release](void*) { release(memory.get()); }};
+  buffer->parameters = std::move(parameters);
+  return buffer;
+}
+
+} // namespace
+
+ParameterState::ParameterState(const at::Tensor& parameter)
+    : ParameterState(parameter, /*copy=*/nullptr) {}
+
+ParameterState::ParameterState(const at::Tensor& parameter, std::shared_ptr<const std::byte[]> copy)
+    : tensor_(parameter.getIntrusivePtr()), storage_(parameter.storage().getWeakStorageImpl()),
+      data_(parameter.const_data_ptr()), version_(version_of(parameter)), copy_(std::move(copy)),
+      bytes_(parameter.nbytes()) {}
+
+ParameterState ParameterState::with_content(const at::Tensor& parameter) {
+  ParameterState state(parameter);
+  state.content_ = Fingerprint(state.data_, state.bytes_);
+  return state;
+}
+
+void ParameterState::prefetch() const {
+  prefetch_lines(tensor_._unsafe_get_target(), sizeof(c10::TensorImpl));
+  prefetch_lines(storage_._unsafe_get_target(), sizeof(c10::StorageImpl));
+  if (!copy_) return;
+  prefetch_lines(data_, bytes_);
+  prefetch_lines(copy_.get(), bytes_);
+}
+
+bool ParameterState::describes(const at::Tensor& parameter, const void* data) const {
+  if (copy_) return bytes_ == parameter.nbytes() && std::memcmp(copy_.get(), data, bytes_) == 0;
+  return tensor_._unsafe_get_target() == parameter.unsafeGetTensorImpl() &&
+         storage_._unsafe_get_target() == parameter.storage().unsafeGetStorageImpl() &&
+         data_ == data && version_ != no_version && version_ == version_of(parameter);
+}
+
+bool ParameterState::operator==(const ParameterState& other) const {
+  if (copy_ && other.copy_)
+    return bytes_ == other.bytes_ && std::memcmp(copy_.get(), other.copy_.get(), bytes_) == 0;
+  return !copy_ && !other.copy_ && tensor_ == other.tensor_ && storage_ == other.storage_ &&
+         data_ == other.data_ && version_ != no_version && version_ == other.version_ &&
+         content_ == other.content_;
+}
+
+std::vector<ParameterState> states_of(c10::ArrayRef<at::Tensor> parameters,
+                                      const std::vector<bool>& unversioned) {
+  size_t bytes = 0;
+  for (size_t i = 0; i < parameters.size(); ++i)
+    if (unversioned[i]) bytes += parameters[i].nbytes();
+  // One after the other, since they are read one after the other.
+  const auto copies = std::make_shared<std::byte[]>(bytes);
+  std::vector<ParameterState> states;
+  states.reserve(parameters.size());
+  auto* next = copies.get();
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const auto& parameter = parameters[i];
+    if (!unversioned[i]) {
+      states.push_back(ParameterState::with_content(parameter));
+      continue;
+    }
+    std::memcpy(next, parameter.const_data_ptr(), parameter.nbytes());
+    states.emplace_back(parameter, std::shared_ptr<const std::byte[]>(copies, next));
+    next += parameter.nbytes();
+  }
+  return states;
+}
+
+std::shared_ptr<const PackedBuffer>
+packed_buffer(const Pack& pack, std::vector<ParameterState> parameters, int64_t workspace_bytes) {
+  const auto known = known_of(pack.recipe);
+  // Held while packing: two executables that want the same buffer must not make it twice.
+  const std::lock_guard<ProcessMutex> guard(known->mutex);
+  auto& candidates = known->buffers;
+  {
+    const Unforked section;
+    candidates.remove_if([](const auto& candidate) { return candidate.expired(); });
+  }
+  for (const auto& candidate : candidates)
+    if (auto buffer = candidate.lock();
+        buffer && !buffer->dropped && buffer->parameters == parameters)
+      return buffer;
+  auto made = make(pack, std::move(parameters), workspace_bytes);
+  const Unforked section;
+  candidates.emplace_back(made);
+  return made;
+}
+
+PackedSet::PackedSet(std::vector<ParameterState> states) : parameters(std::move(states)) {
+  for (const auto& parameter : parameters)
+    watch.add(parameter.content());
+}
+
+std::shared_ptr<PackedSlot> make_packed_slot() {
+  auto slot = std::make_shared<PackedSlot>();
+  const Guard guard(registry().mutex);
+  registry().slots.push_back(slot);
+  return slot;
+}
+
+std::shared_ptr<const PackedSet>
+keep_packed(PackedSlot& slot, const std::function<std::shared_ptr<const PackedSet>()>& make) {
+  drop_dead_packs();
+  const auto before = refreshes.load();
+  auto made = make();
+  slot.store(made);
+  // Whoever refreshes counts first and looks into the slots then.
+  if (refreshes.load() != before) slot.store(nullptr);
+  return made;
+}
+
+void refresh_packs(const Chosen& chosen) {
+  ++refreshes;
+  drop_sets(chosen);
+}
+
+void drop_dead_packs() {
+  drop_sets([](const ParameterState& parameter) { return parameter.is_dead(); });
+  const Guard guard(registry().mutex);
+  std::erase_if(registry().recipes, [](const auto& recipe) {
+    const auto& [name, known] = recipe;
+    return known.use_count() == 1 && // nobody looks for a buffer there
+           std::ranges::all_of(known->buffers, [](const auto& kept) { return kept.expired(); });
+  });
+}
+
+} // namespace torchmdla

@@ -1,0 +1,203 @@
+"""The acap device where something fails: no value is lost, and what happened is counted."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import torchmdla
+from torchmdla.capture import specialise
+from torchmdla.compile_service import service
+from torchmdla.testing.compare import assert_matches
+
+X = torch.linspace(-1, 1, 12).view(3, 4)
+
+
+# --- the compiler ------------------------------------------------------------------------------------------------
+# Each test has ops of its own: graphs that differ in floats alone are one.
+
+
+@pytest.fixture
+def broken_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(program: object) -> None:
+        raise torchmdla.CompileError("cannot be lowered", diagnostic='loc("aten::tanh"("graph":0:0)): no such thing')
+
+    monkeypatch.setattr(service, "compile_program", fail)
+    specialise._warned.clear()
+
+
+@pytest.mark.usefixtures("broken_compiler")
+def test_a_failed_compile_leaves_right_values(dev: torch.device) -> None:
+    x = X.to(dev)
+
+    def step() -> Tensor:
+        return x.tanh() * 3.25 + x.sum()
+
+    step().cpu()  # the first run interprets
+    with pytest.warns(RuntimeWarning, match="cannot be lowered"):
+        assert_matches(step().cpu(), X.tanh() * 3.25 + X.sum())
+    for _ in range(2):
+        assert_matches(step().cpu(), X.tanh() * 3.25 + X.sum())
+    ((reason, count),) = torchmdla.stats().fallbacks.items()
+    assert "cannot be lowered" in reason
+    # What recorded the group was no fallback, nor what recorded the one that was left without the op first blamed.
+    assert count == 1
+
+
+@pytest.mark.usefixtures("broken_compiler")
+def test_strict_raises_and_leaves_tensors_usable(dev: torch.device) -> None:
+    torchmdla.enable(strict=True)
+    x = X.to(dev)
+
+    def step() -> Tensor:
+        return x.sigmoid() * 4.25 + x.sum()
+
+    step().cpu()
+    result = step()
+    for _ in range(2):
+        with pytest.raises(torchmdla.CompileError, match="cannot be lowered"):
+            result.cpu()
+        with pytest.raises(torchmdla.CompileError, match="cannot be lowered"):
+            torchmdla.acap.mark_step()
+        assert torchmdla.acap.is_pending(result)
+    torchmdla.enable()
+    assert_matches(result.cpu(), X.sigmoid() * 4.25 + X.sum())
+
+
+def test_an_interrupt_is_the_users(dev: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = X.to(dev)
+
+    def step() -> Tensor:
+        return x.exp() * 5.25 + x.sum()
+
+    def interrupt(program: object) -> None:
+        raise KeyboardInterrupt
+
+    step().cpu()
+    result = step()
+    with monkeypatch.context() as patch:
+        patch.setattr(service, "compile_program", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            result.cpu()
+    assert_matches(result.cpu(), X.exp() * 5.25 + X.sum())
+    assert torchmdla.stats().fallbacks == {}
+
+
+# --- operators of others -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def others() -> Iterator[Any]:
+    """Operators of somebody else's: one that no graph can hold, as it takes a storage, one without a meta kernel, one
+    without a kernel, one that takes a list with gaps."""
+    library = torch.library.Library("acap_tests", "DEF")
+    library.define("scaled(Tensor x, Storage factors) -> Tensor")
+    library.impl("scaled", lambda x, factors: x * factors.nbytes(), "CPU")
+    library.impl("scaled", lambda x, factors: torch.empty_like(x), "Meta")
+    library.define("shifted(Tensor x) -> Tensor")
+    library.impl("shifted", lambda x: x + 1, "CPU")
+    library.define("nowhere(Tensor x) -> Tensor")
+    yield torch.ops.acap_tests
+    library._destroy()
+
+
+def test_what_no_graph_can_hold_runs_op_by_op(dev: torch.device, others: Any) -> None:
+    factors = torch.ones(1).untyped_storage()
+
+    def program(x: Tensor) -> list[Tensor]:
+        base = x * 2
+        rows = base.view(-1)[2:8].view(2, 3)  # views of what is pending
+        parts = torch.cat([rows, rows.t().reshape(2, 3)]).split(2)
+        picked = base[torch.tensor([2, 0], device=x.device), 1:]
+        scaled = others.scaled(parts[1], factors)
+        base.t()[1].fill_(7)
+        return [scaled.relu(), scaled, picked, base, torch.stack([scaled, rows]).max(0)[0]]
+
+    made = program(X.to(dev))
+    assert all(torchmdla.acap.is_pending(tensor) for tensor in made)
+    torchmdla.acap.mark_step()
+    for tensor, wanted in zip(made, program(X), strict=True):
+        assert_matches(tensor.cpu(), wanted.clone())
+    assert torchmdla.stats().fallbacks == {"acap: a graph ran op by op: Unsupported value kind: Storage": 1}
+
+
+def test_errors_of_values_op_by_op(dev: torch.device, others: Any) -> None:
+    factors = torch.ones(1).untyped_storage()
+    scaled = others.scaled(X.to(dev), factors)
+    picked = scaled.index_select(0, torch.tensor([9], device=dev))
+    with pytest.raises((IndexError, RuntimeError), match="out of range"):
+        picked.cpu()
+    assert_matches(scaled.cpu(), X * 4)
+
+
+def test_without_a_meta_kernel(dev: torch.device, others: Any) -> None:
+    assert_matches((others.shifted(X.to(dev) * 2) * 3).cpu(), (X * 2 + 1) * 3)
+    assert torchmdla.stats().fallbacks == {"acap: acap_tests::shifted ran on the CPU": 1}
+
+
+def test_without_a_kernel(dev: torch.device, others: Any) -> None:
+    x = X.to(dev) * 2
+    with pytest.raises(NotImplementedError, match="acap_tests::nowhere"):
+        others.nowhere(x)
+    assert_matches(x.cpu(), X * 2)
+
+
+# --- threads -----------------------------------------------------------------------------------------------------
+
+
+def in_threads(*works: Any) -> list[BaseException]:
+    """What each of ``works`` raised, all of them called at one time."""
+    start = threading.Barrier(len(works))
+    raised: list[BaseException] = []
+
+    def run(work: Any) -> None:
+        start.wait()
+        try:
+            work()
+        except BaseException as error:
+            raised.append(error)
+
+    threads = [threading.Thread(target=run, args=(work,)) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return raised
+
+
+def test_an_error_of_one_thread_is_not_the_others(dev: torch.device) -> None:
+    shared = X.to(dev) * 2
+
+    def wrong() -> None:
+        shared.index_select(0, torch.tensor([9], device=dev)).cpu()
+
+    def right() -> None:
+        for number in range(20):
+            assert_matches((shared + number).cpu(), X * 2 + number)
+
+    (error,) = in_threads(wrong, right, right)
+    assert "out of range" in str(error)
+    assert_matches(shared.cpu(), X * 2)
+
+
+def test_all_threads_graphs_are_computed_by_one(dev: torch.device) -> None:
+    made: list[Tensor] = []
+    assert not in_threads(*[lambda number=number: made.append(X.to(dev) * number) for number in range(4)])
+    torchmdla.acap.mark_step()
+    assert not any(torchmdla.acap.is_pending(tensor) for tensor in made)
+    assert sorted(tensor[0, 0].item() for tensor in made) == [-3, -2, -1, 0]
+
+
+def test_threads_look_at_one_graph(dev: torch.device) -> None:
+    x = X.to(dev)
+    for _ in range(20):
+        x = x.tanh() + 0.25
+    wanted = X
+    for _ in range(20):
+        wanted = wanted.tanh() + 0.25
+    assert not in_threads(*[lambda: assert_matches(x.cpu(), wanted, layers=20)] * 4)

@@ -1,0 +1,97 @@
+"""What ``TORCHMDLA_DUMP`` writes, and the scripts that repeat compiles."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from torchmdla.compiler import dump
+from torchmdla.compiler.program import Program
+
+PROGRAM = """
+import os, sys, torch, torchmdla
+from torchmdla.devices.cpu.passes import pipeline
+torchmdla.enable(strict=True)
+def broken(steps, machine):
+    raise ValueError("a pass that fails")
+def dying(steps, machine):
+    os.kill(os.getpid(), 9)
+broken = {"fails": broken, "dies": dying}.get(sys.argv[1])
+if broken:
+    transforms.REWRITES = (*transforms.REWRITES[:5], transforms.Pass("broken", broken))
+f = torch.jit.trace(lambda x, w: torch.relu(x @ w) + 1, (torch.ones(5, 4), torch.ones(4, 3)), check_trace=False)
+with torch.no_grad():
+    for n in (5, 5, 6, 7):
+        f(torch.ones(n, 4), torch.ones(4, 3))
+"""
+
+
+def run(script: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, dump.VARIABLE: str(folder), "TORCHMDLA_COMPILE_IN_PROCESS": "1"}
+    command = [sys.executable, "-W", "ignore", "-c", script, *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_every_stage_is_written(tmp_path: Path) -> None:
+    done = run(PROGRAM, tmp_path, "works")
+    assert done.returncode == 0, done.stderr
+    folders = list(tmp_path.iterdir())
+    programs = [Program.from_json((folder / "program.json").read_text()) for folder in folders]
+    assert {program.key[:16] for program in programs} == {folder.name for folder in folders}
+    assert any(program.symbols for program in programs) and not all(program.symbols for program in programs)
+    for folder, program in zip(folders, programs, strict=True):
+        names = sorted(path.name for path in folder.iterdir() if path.name[0].isdigit())
+        assert [int(name.split("-")[0]) for name in names] == list(range(len(names)))
+        stages = [name.split("-", 1)[1] for name in names]
+        wanted = ["linalg.mlir", "fused.mlir", "buffers.mlir", "kernel_0.mlir", "generated.mlir", "llvm.ll", "code.o"]
+        assert [stage for stage in dict.fromkeys(stages) if stage in wanted] == wanted
+        assert stages[0] == ("torch-sample0.mlir" if program.symbols else "torch.mlir")
+        said = (folder / "progress.txt").read_text().split("\n")
+        assert said[0] == "linalg" and said[-2] == "object"
+        steps = next(path for path in sorted(folder.glob("*.steps"), reverse=True))
+        assert "arith.mulf i0, i1" in steps.read_text()
+
+
+def test_a_compile_is_repeated(tmp_path: Path) -> None:
+    run(PROGRAM, tmp_path, "works")
+    folder = next(tmp_path.iterdir())
+    again = subprocess.run([sys.executable, folder / "repeat.py"], capture_output=True, text=True, check=False)
+    assert "bytes of code" in again.stdout, again.stderr
+
+
+@pytest.mark.parametrize("how", ["fails", "dies"])
+def test_a_compile_that_does_not_end_says_where(tmp_path: Path, how: str) -> None:
+    done = run(PROGRAM, tmp_path, how)
+    assert done.returncode
+    folders = list(tmp_path.iterdir())  # Of a failure each call of the group is tried alone.
+    for folder in folders:
+        assert (folder / "progress.txt").read_text().split()[-1] == "broken"
+        assert sorted(path.name for path in folder.glob("*.steps"))[0].endswith("-read-steps.steps")
+        assert (folder / "repeat.py").exists()
+    if how == "fails":
+        assert any(f"python {folder / 'repeat.py'}" in done.stderr for folder in folders)
+
+
+def test_nothing_is_written_unasked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(dump.VARIABLE, raising=False)
+    assert dump.folder_of("0" * 64) is None
+    dump.begin("a stage")
+    dump.write("a.mlir", lambda: pytest.fail("text is made for nobody"))
+
+
+def test_what_stays_the_same_is_written_once(tmp_path: Path) -> None:
+    program = Program("module {}", (), (), _target())
+    written = dump.Dump(tmp_path, program)
+    for name, text in (("a", "1"), ("b", "1"), ("c", "2"), ("d", "1")):
+        written.write(f"{name}.steps", text, series="steps")
+    assert sorted(path.name for path in tmp_path.glob("*.steps")) == ["000-a.steps", "001-c.steps", "002-d.steps"]
+
+
+def _target():
+    from torchmdla import devices
+
+    return devices.get("cpu").target()

@@ -1,0 +1,322 @@
+"""Kernels of dynamic nests: one kernel computes, at all values of the symbols, what the static nest there says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from nest_running import Kernel, host_target, reference
+from nest_samples import (
+    AVX512,
+    TARGETS,
+    ZERO,
+    M,
+    N,
+    arrays_of,
+    bias_relu_residual,
+    contractions,
+    matmul,
+    others,
+    target_with,
+)
+
+from torchmdla.devices.cpu.kernel_spec import AnyNest, Instruction, KernelSpec, Operand, Table, static
+from torchmdla.devices.cpu.machine import Machine
+from torchmdla.devices.cpu.schedule import Level, Schedule, choose, ranges
+
+TYPICAL = (64, 64)
+
+# Around the edges of tiles and vectors.
+EDGES = (2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65, 70)
+PAIRS = [(2, 2), (3, 70), (7, 16), (8, 17), (9, 33), (16, 48), (17, 50), (70, 3), (64, 64), (33, 32)]
+
+
+@pytest.fixture(params=TARGETS)
+def target(request):
+    return target_with(request.param)
+
+
+def check(
+    nest: AnyNest,
+    target,
+    pairs: Sequence[tuple[int, int]],
+    scalars: Sequence[float] = (),
+    tasks: int = 1,
+    schedule: Schedule | None = None,
+    typical: tuple[int, int] = TYPICAL,
+) -> Kernel:
+    """Runs the kernel of ``nest`` at all ``pairs`` of values; only results may be written."""
+    kernel = Kernel(nest, target, schedule, typical)
+    for values in pairs:
+        there = static(nest, values)
+        arrays = arrays_of(there, 0, scalars)
+        before = [a.copy() for a in arrays]
+        expected = reference(there, arrays)
+        kernel(arrays, max(1, min(tasks, kernel.iterations(values))), values)
+        first = len(nest.operands) - len(expected)
+        for position, array in enumerate(arrays):
+            wanted = expected[position - first] if first <= position < len(nest.operands) else before[position]
+            np.testing.assert_array_equal(array, wanted, err_msg=f"operand {position} at {values}")
+    return kernel
+
+
+def compare(nest: AnyNest, target, values: tuple[int, int], arrays: Sequence[np.ndarray], kernel: Kernel) -> None:
+    """The dynamic kernel leaves what the static one of ``values`` does, bit by bit."""
+    wanted, found = [a.copy() for a in arrays], [a.copy() for a in arrays]
+    Kernel(static(nest, values), target)(wanted)
+    kernel(found, 1, values)
+    for a, b in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(a, b, err_msg=f"at {values}")
+
+
+@pytest.mark.parametrize(
+    "sizes", [(M, 96, 40), (40, N, 30), (M, N, 33), (M, 64, N), (33, 20, N), (M, M, M), (M, N, M + N), (2 * M, 7, N)]
+)
+def test_matmul(target, sizes):
+    check(matmul(*sizes), target, PAIRS)
+    check(matmul(*sizes, initial=None), target, PAIRS, tasks=3)
+
+
+@pytest.mark.parametrize("sizes", [(M, 33, 20), (M, N, 30), (33, 20, N), (M, M, N)])
+def test_transposed_factors(target, sizes):
+    m, _, k = sizes
+    check(matmul(*sizes, inputs=(Operand("f32", (1, 0, m)), Operand("f32", (0, k, 1)))), target, PAIRS, tasks=2)
+    check(matmul(*sizes, inputs=(Operand("f32", (k, 0, 1)), Operand("f32", (0, k, 1)))), target, PAIRS)
+
+
+@pytest.mark.parametrize("sizes", [(M, 33, 20), (17, N, 30), (M, N, M)])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_epilogue(target, sizes, transposed):
+    _, n, k = sizes
+    second = Operand("f32", (0, k, 1) if transposed else (0, 1, n))
+    nest = matmul(*sizes, inputs=(Operand("f32", (k, 0, 1)), second), epilogue=bias_relu_residual((n, 1, 0), (0, 1, 0)))
+    check(nest, target, PAIRS, scalars=(3.0,), tasks=3)
+
+
+@pytest.mark.parametrize("size", [N - 2, N - 2 + M])
+def test_no_iteration(target, size):
+    """A size may turn out 0: what it reduces is the start, and nothing is written where it is parallel."""
+    pairs = [(2, 2), (5, 2), (5, 9)]
+    check(matmul(M, 20, size), target, pairs)
+    check(matmul(size, 20, M), target, pairs)
+    check(matmul(M, size, 5), target, pairs)
+    check(KernelSpec((M, size), (False, True), (Operand("f32", (size, 1)),), (Operand("f32", (1, 0)),), (), (),
+               (Instruction("arith.addf", (0, 1), "f32"),), (2,), ZERO), target, pairs)  # fmt: skip
+
+
+# Rounding.
+
+
+@pytest.mark.parametrize("sizes", [(M, 96, 300), (M, N, 40), (20, N, 700)])
+def test_sums_in_the_order_of_static_kernels(target, sizes):
+    nest, generator = matmul(*sizes), np.random.default_rng(0)
+    kernel = Kernel(nest, target, typical=TYPICAL)
+    for values in ((7, 33), (70, 50)):
+        arrays = [generator.standard_normal(a.shape).astype(np.float32) for a in arrays_of(static(nest, values), 0)]
+        compare(nest, target, values, arrays, kernel)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_long_sums_are_summed_in_parts(target, transposed):
+    """The rounding error of a sum of equal numbers grows with the additions that an accumulator sees."""
+    count = 100_000
+    strides = (1, 7) if transposed else (N, 1)
+    nest = KernelSpec((7, N), (False, True), (Operand("f32", strides),), (Operand("f32", (1, 0)),), (), (),
+                (Instruction("arith.addf", (0, 1), "f32"),), (2,), ZERO)  # fmt: skip
+    tenths, sums = np.full(7 * count, 0.1, np.float32), np.zeros(7, np.float32)
+    Kernel(nest, target, typical=TYPICAL)([tenths, sums], 1, (2, count))
+    np.testing.assert_allclose(sums, count * np.float64(np.float32(0.1)), rtol=2e-5)
+
+
+# Blocks of a reduction.
+
+
+def blocked(nest: AnyNest, schedule: Schedule, steps: int, rows: int) -> Schedule:
+    """``schedule`` with blocks of ``rows`` tiles of each parallel loop, in these blocks of ``steps`` of the outermost
+    loop that reduces."""
+    outer = tuple(Level(level.loop, level.step * rows) for level in schedule.levels)
+    levels = (*outer, Level(schedule.reduction[0], steps), *schedule.levels)
+    return replace(schedule, levels=levels, ranged=1)
+
+
+@pytest.mark.parametrize(("steps", "rows"), [(16, 1), (7, 2), (100, 3)])
+@pytest.mark.parametrize("sizes", [(M, 50, 100), (37, N, 40), (M, N, M + 1)])
+def test_blocks_of_a_reduction(target, steps, rows, sizes):
+    for epilogue in (None, bias_relu_residual((sizes[1], 1, 0), (0, 1, 0))):
+        nest = matmul(*sizes, epilogue=epilogue)
+        schedule = blocked(nest, choose(nest, Machine.of(target), TYPICAL), steps, rows)
+        check(nest, target, PAIRS[:6], (3.0,) if epilogue else (), 2, schedule)
+
+
+@pytest.mark.parametrize("sizes", [(M, 1024, 1024), (48, 1024, 16 * N), (M, 1024, 16 * N)])
+def test_large_products_are_blocked(sizes):
+    """Scratch buffers are bounded, whatever the sizes turn out to be."""
+    target = target_with("avx512")
+    nest = matmul(*sizes)
+    kernel = Kernel(nest, target, typical=(48, 64))
+    assert any(level.loop == 2 for level in kernel.schedule.levels)
+    for values in ((48, 64), (130, 3)):
+        there = static(nest, values)
+        arrays = arrays_of(there, 0)
+        expected = arrays[0][: there.sizes[0] * there.sizes[2]].reshape(there.sizes[0], -1).astype(np.float64)
+        expected = expected @ arrays[1][: there.sizes[2] * there.sizes[1]].reshape(there.sizes[2], -1)
+        kernel(arrays, 2, values)
+        np.testing.assert_array_equal(arrays[2][: expected.size].reshape(expected.shape), expected)
+
+
+def test_a_reduction_that_may_be_empty_has_no_blocks():
+    nest = matmul(48, 1024, 1000 * N - 2000)
+    assert all(level.loop != 2 for level in choose(nest, Machine.of(host_target(*AVX512)), (2, 3)).levels)
+
+
+# Types, constants, tables, checks.
+
+
+@pytest.mark.parametrize(
+    ("element", "dtype"), [("f32", np.float32), ("f64", np.float64), ("i64", np.int64), ("i32", np.int32)]
+)
+def test_values_of_sizes(target, element, dtype):
+    add = "arith.addf" if element.startswith("f") else "arith.addi"
+    body = (Instruction("size", (), element, size=3 * M * N + 1), Instruction(add, (0, 2), element))
+    rows = Operand(element, (1,))
+    kernel = Kernel(KernelSpec((N,), (False,), (rows,), (rows,), (), (), body, (3,)), target, typical=TYPICAL)
+    for m, n in ((5, 7), (2, 40)):
+        arrays = [np.arange(n).astype(dtype), np.zeros(n, dtype)]
+        kernel(arrays, 1, (m, n))
+        np.testing.assert_array_equal(arrays[1], arrays[0] + (3 * m * n + 1))
+
+
+def test_a_sum_starts_from_a_size(target):
+    start = Instruction("size", (), "f32", size=M)
+    check_start = KernelSpec((5, N), (False, True), (Operand("f32", (N, 1)),), (Operand("f32", (1, 0)),), (), (),
+                       (Instruction("arith.addf", (0, 1), "f32"),), (2,), start)  # fmt: skip
+    kernel = Kernel(check_start, target, typical=TYPICAL)
+    arrays = [np.ones(5 * 33, np.float32), np.zeros(5, np.float32)]
+    kernel(arrays, 1, (100, 33))
+    np.testing.assert_array_equal(arrays[1], np.full(5, 133, np.float32))
+
+
+@pytest.mark.parametrize("sizes", [(M, N), (N,), (3, M + N)])
+def test_masks_and_indices(target, sizes):
+    """``i1`` lies in memory as bytes; the index of a loop is a value."""
+    strides = tuple(math.prod(sizes[d + 1 :]) for d in range(len(sizes)))
+    numbers, flags = Operand("i64", strides), Operand("i1", strides)
+    body = (
+        Instruction("index", (), "i64", payload=len(sizes) - 1),
+        Instruction("arith.cmpi", (0, 3), "i1", "{predicate = 2 : i64}"),
+        Instruction("arith.ori", (1, 4), "i1"),
+    )
+    nest = KernelSpec(sizes, (False,) * len(sizes), (numbers, flags), (flags,), (), (), body, (5,))
+    kernel, generator = Kernel(nest, target, typical=TYPICAL), np.random.default_rng(0)
+    for values in PAIRS:
+        shape = static(nest, values).sizes
+        given = generator.integers(0, 70, shape)
+        arrays = [given, generator.integers(0, 2, shape).astype(np.int8), np.full(shape, 7, np.int8)]
+        kernel(arrays, 1, values)
+        np.testing.assert_array_equal(arrays[2], (given < np.arange(shape[-1])) | (arrays[1] != 0))
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_tables(target, scaled):
+    """Rows of a table of dynamic sizes by computed indices; one out of bounds is reported."""
+    table = Table("f32", (N, M), (M, 1))
+    body = (
+        Instruction("index", (), "i64", payload=1),
+        Instruction("load", (0, 2), "f32", payload=0),
+    )
+    scale = (Instruction("size", (), "f32", size=M), Instruction("arith.mulf", (3, 4), "f32")) if scaled else ()
+    nest = KernelSpec((20, M), (False, False), (Operand("i64", (1, 0)),), (Operand("f32", (M, 1)),), (), (table,),
+                (*body, *scale), (5 if scaled else 3,))  # fmt: skip
+    kernel, generator = Kernel(nest, target, typical=TYPICAL), np.random.default_rng(0)
+    for m, n in PAIRS:
+        rows = generator.integers(0, n, 20)
+        values = generator.standard_normal((n, m)).astype(np.float32)
+        found, status = np.zeros((20, m), np.float32), np.zeros(1, np.int32)
+        kernel([rows, found, values, status], 1, (m, n))
+        np.testing.assert_array_equal(found, values[rows] * np.float32(m if scaled else 1))
+        assert status[0] == 0
+        rows[13] = n
+        kernel([rows, found, values, status], 1, (m, n))
+        assert status[0] == 1
+
+
+def test_conditions_hold_in_active_lanes_only(target):
+    rows = Operand("f32", (1,))
+    body = (
+        Instruction("arith.constant", (), "f32", "{value = 0.0 : f32}"),
+        Instruction("arith.cmpf", (0, 2), "i1", "{predicate = 2 : i64}"),
+        Instruction("assert", (3,), "i1"),
+    )
+    kernel = Kernel(KernelSpec((N,), (False,), (rows,), (rows,), (), (), body, (0,)), target, typical=TYPICAL)
+    for n in EDGES:
+        positive = np.zeros(n + 16, np.float32)
+        positive[:n] = 1
+        for wrong in (None, n - 1):
+            if wrong is not None:
+                positive[wrong] = 0
+            status = np.zeros(1, np.int32)
+            kernel([positive, np.zeros(n, np.float32), status], 1, (2, n))
+            assert status[0] == (wrong is not None)
+
+
+# Schedules.
+
+
+def test_what_may_grow_is_shared():
+    machine = Machine.of(host_target())
+    for nest in (matmul(M, 64, 64), matmul(64, 64, N)):
+        schedule = choose(nest, machine, (2, 1000))
+        assert schedule.grain > 0
+    small = KernelSpec((4, N), (False, True), (Operand("f32", (N, 1)),), (Operand("f32", (1, 0)),), (), (),
+                 (Instruction("arith.addf", (0, 1), "f32"),), (2,), ZERO)  # fmt: skip
+    assert choose(small, machine, (2, 2)).grain == 0
+
+
+def test_schedules_do_not_depend_on_what_divides_a_dynamic_size():
+    machine = Machine.of(host_target())
+    for nest in (matmul(M, 96, 40), matmul(40, M, 96), matmul(M, M, 40)):
+        chosen = {replace(choose(nest, machine, (m, 2)), iterations=0, grain=0) for m in (126, 127, 128)}
+        assert len(chosen) == 1
+
+
+def test_ranges_are_what_static_schedules_count():
+    nest = matmul(M, N, 40)
+    schedule = choose(nest, Machine.of(host_target()), TYPICAL)
+    assert schedule.iterations == math.prod(-(-size.at(TYPICAL) // step) for size, step in ranges(nest, schedule))
+
+
+# Random nests.
+
+values = st.tuples(st.sampled_from(EDGES), st.sampled_from(EDGES))
+typicals = st.sampled_from([TYPICAL, (2, 2), (5, 40), (500, 3)])
+
+
+def small(nest: AnyNest, pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The pairs that leave a nest small enough for the reference."""
+    kept = [pair for pair in pairs if math.prod(max(size, 1) for size in static(nest, pair).sizes) <= 100_000]
+    assume(kept)
+    return kept
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    nest=contractions(symbols=True),
+    pairs=st.lists(values, min_size=2, max_size=4),
+    tasks=st.integers(1, 4),
+    typical=typicals,
+)
+def test_random_contractions(target, nest, pairs, tasks, typical):
+    check(nest, target, small(nest, pairs), (2.0,) if nest.epilogue else (), tasks, typical=typical)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    nest=others(symbols=True), pairs=st.lists(values, min_size=2, max_size=4), tasks=st.integers(1, 4), typical=typicals
+)
+def test_random_reductions_and_elementwise(target, nest, pairs, tasks, typical):
+    check(nest, target, small(nest, pairs), tasks=tasks, typical=typical)

@@ -1,0 +1,88 @@
+"""Expressions: equal ones are one object, rewriting leaves the others as they are, and kernels get numbers of them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from torch_mlir import ir
+
+from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
+from torchmdla.devices.cpu.expressions import (
+    Expression,
+    accessing,
+    accumulator,
+    constant,
+    contents,
+    index,
+    load,
+    operation,
+    rewritten,
+    substituted,
+)
+from torchmdla.devices.cpu.linearising import constant_text, linearised
+
+X, Y = Access.whole(Buffer("input", "f32", (4,), 0)), Access.whole(Buffer("input", "f32", (4,), 1))
+
+
+def add(a: Expression, b: Expression) -> Expression:
+    return operation("arith.addf", [a, b], "f32")
+
+
+def test_equal_expressions_are_one() -> None:
+    assert add(load(X), constant(1.0, "f32")) is add(load(X), constant(1, "f32"))
+    assert add(load(X), load(Y)) is not add(load(Y), load(X))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [((0.0, "f32"), (-0.0, "f32")), ((1, "i1"), (True, "i32")), ((1.0, "f32"), (1.0, "f64")), ((1, "i64"), (1, "i32"))],
+)
+def test_constants_that_compare_equal_and_are_not(one: tuple[float, str], other: tuple[float, str]) -> None:
+    assert constant(*one) is not constant(*other)
+
+
+def test_a_value_that_two_read_is_computed_once() -> None:
+    total = add(load(X), load(Y))
+    body = linearised((add(total, total),), (), 1).body
+    assert [i.operands for i in body] == [(0, 1), (3, 3)]
+
+
+def test_operands_come_first_however_deep() -> None:
+    value = load(X)
+    for _ in range(5000):
+        value = add(value, load(Y))
+    found = contents((value,))
+    places = {expression: k for k, expression in enumerate(found.expressions)}
+    assert all(places[operand] < places[e] for e in found.expressions for operand in e.operands)
+    assert found.loads == (X, Y)
+
+
+def test_rewriting_starts_with_operands() -> None:
+    value = add(index(0), add(index(1), load(X)))
+    assert rewritten([value], lambda e: index(e.payload + 1) if e.op == "index" else None) == (
+        add(index(1), add(index(2), load(X))),
+    )
+
+
+def test_what_is_not_replaced_stays_the_same_object() -> None:
+    kept, changed = add(load(X), load(X)), add(load(Y), load(X))
+    assert substituted([kept, changed], {load(Y): load(X)}) == (kept, kept)
+    shifted = Access(X.buffer, (AffineExpr((1,), 1),))
+    assert accessing([kept], lambda access: shifted) == (add(load(shifted), load(shifted)),)
+
+
+def test_numbers_of_a_reduction() -> None:
+    """Inputs, outputs, then instructions."""
+    linear = linearised((add(accumulator(0, "f32"), load(X)),), (), 1)
+    assert ([i.operands for i in linear.body], linear.yields) == ([(1, 0)], (2,))
+
+
+@pytest.mark.parametrize("kind", ["f16", "bf16", "f32", "f64"])
+@pytest.mark.parametrize("number", [0.0, -0.0, 1e-5, 0.1, 65504.0, -3e38, math.inf, -math.inf, math.nan, 5e-324])
+def test_floats_as_text(number: float, kind: str) -> None:
+    """MLIR reads what is written."""
+    with ir.Context(), ir.Location.unknown():
+        made = ir.FloatAttr.get(ir.Type.parse(kind), number)
+        read = ir.Attribute.parse(f"{constant_text(made.value, kind)} : {kind}")
+        assert str(read) == str(made)

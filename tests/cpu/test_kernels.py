@@ -1,0 +1,279 @@
+"""Kernels of single nests: whatever the schedule, they compute what the nest says and write nothing else."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from nest_running import Kernel, host_target, marked, reference
+from nest_samples import (
+    AVX512,
+    MULTIPLY_ADD,
+    TARGETS,
+    ZERO,
+    arrays_of,
+    bias_relu_residual,
+    contractions,
+    matmul,
+    others,
+    target_with,
+)
+
+from torchmdla.devices.cpu.code.kernels import write_kernel
+from torchmdla.devices.cpu.kernel_spec import Instruction, KernelEpilogue, KernelSpec, Operand
+from torchmdla.devices.cpu.machine import Machine
+from torchmdla.devices.cpu.schedule import Fetch, Level, Schedule, choose
+
+
+@pytest.fixture(params=TARGETS)
+def target(request):
+    return target_with(request.param)
+
+
+def check(
+    nest: KernelSpec, target, scalars: Sequence[float] = (), tasks: int = 1, schedule: Schedule | None = None
+) -> Kernel:
+    arrays = arrays_of(nest, 0, scalars)
+    before = [a.copy() for a in arrays]
+    expected = reference(nest, arrays)
+    kernel = Kernel(nest, target, schedule)
+    if any(nest.reduction):
+        accumulators = math.prod(kernel.schedule.tiles) // kernel.schedule.lanes
+        assert accumulators < Machine.of(target).registers
+    kernel(arrays, min(tasks, kernel.schedule.iterations))
+    first = len(nest.operands) - len(expected)
+    for position, array in enumerate(arrays):
+        wanted = expected[position - first] if first <= position < len(nest.operands) else before[position]
+        np.testing.assert_array_equal(array, wanted)
+    return kernel
+
+
+@pytest.mark.parametrize(
+    "sizes", [(1, 1, 1), (3, 5, 7), (8, 48, 16), (17, 33, 9), (14, 100, 40), (50, 64, 300), (1, 70, 600), (129, 65, 31)]
+)
+def test_matmul(target, sizes):
+    check(matmul(*sizes), target)
+    check(matmul(*sizes, initial=None), target, tasks=2)
+
+
+@pytest.mark.parametrize("sizes", [(3, 5, 7), (17, 33, 9), (1, 70, 600), (64, 64, 64)])
+def test_transposed_factors(target, sizes):
+    m, _, k = sizes
+    check(matmul(*sizes, inputs=(Operand("f32", (1, 0, m)), Operand("f32", (0, k, 1)))), target, tasks=2)
+    check(matmul(*sizes, inputs=(Operand("f32", (k, 0, 1)), Operand("f32", (0, k, 1)))), target)
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (3, 5, 7), (17, 33, 9), (40, 49, 300), (1, 70, 600), (128, 96, 1100)])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_epilogue(target, sizes, transposed):
+    _, n, k = sizes
+    second = Operand("f32", (0, k, 1) if transposed else (0, 1, n))
+    epilogue = bias_relu_residual((n, 1, 0), (0, 1, 0))
+    nest = matmul(*sizes, inputs=(Operand("f32", (k, 0, 1)), second), epilogue=epilogue)
+    check(nest, target, scalars=(3.0,), tasks=3)
+
+
+def test_epilogue_of_a_reduction_across_lanes(target):
+    rows = Operand("f32", (1, 0))
+    epilogue = KernelEpilogue((rows,), (rows,), (), (Instruction("arith.mulf", (0, 1), "f32"),), (2,))
+    body = (Instruction("arith.addf", (0, 1), "f32"),)
+    kernel = check(
+        KernelSpec((37, 203), (False, True), (Operand("f32", (203, 1)),), (rows,), (), (), body, (2,), ZERO, epilogue),
+        target,
+    )
+    assert kernel.schedule.vector in kernel.schedule.reduction
+
+
+def test_epilogue_of_a_nest_whose_reduction_is_gone(target):
+    """Loops of one iteration are dropped, also those that reduce."""
+    rows = Operand("f32", (1,))
+    scaled = KernelEpilogue((rows,), (rows,), (), (Instruction("arith.mulf", (0, 1), "f32"),), (2,))
+    for epilogue in (scaled, None):
+        check(KernelSpec((37,), (False,), (rows, rows), (rows,), (), (), MULTIPLY_ADD, (4,), ZERO, epilogue), target)
+
+
+def test_epilogue_checks_its_condition(target):
+    m, n, k = 5, 19, 4
+    epilogue = KernelEpilogue(
+        inputs=(),
+        outputs=(Operand("f32", (n, 1, 0)),),
+        scalars=("f32",),
+        body=(
+            Instruction("arith.cmpf", (0, 1), "i1", "{predicate = 4 : i64}"),
+            Instruction("assert", (2,), "i1"),
+        ),
+        yields=(0,),
+    )
+    kernel = Kernel(matmul(m, n, k, epilogue=epilogue), target)
+    ones = [np.ones((m, k), np.float32), np.ones((k, n), np.float32), np.zeros((m, n), np.float32)]
+    for limit, failed in ((5.0, 0), (4.0, 1)):
+        status = np.zeros(1, np.int32)
+        kernel([*ones, np.array([limit], np.float32), status])
+        assert status[0] == failed
+
+
+# Blocks that are transposed in registers.
+
+
+@pytest.mark.parametrize("element", ["f32", "f64", "i32"])
+@pytest.mark.parametrize("sizes", [(16, 16), (112, 96), (50, 33), (7, 49), (3, 100), (100, 3), (1, 40), (129, 5)])
+def test_transposes(target, sizes, element):
+    """Of a matrix with more room between rows than they take."""
+    rows, columns = sizes
+    nest = KernelSpec(
+        sizes=(columns, rows),
+        reduction=(False, False),
+        inputs=(Operand(element, (1, columns + 3)),),
+        outputs=(Operand(element, (rows + 2, 1)),),
+        scalars=(),
+        tables=(),
+        body=(),
+        yields=(0,),
+    )
+    check(nest, target, tasks=2)
+
+
+@pytest.mark.parametrize("sizes", [(16, 32, 8), (37, 50, 7), (5, 100, 3), (64, 7, 40)])
+@pytest.mark.parametrize("with_epilogue", [False, True])
+def test_results_that_lie_across(target, sizes, with_epilogue):
+    """A product whose result is transposed; what the epilogue reads is not."""
+    m, n, k = sizes
+    across = Operand("f32", (1, m + 1, 0))
+    if not with_epilogue:
+        check(replace(matmul(m, n, k), outputs=(across,)), target, tasks=2)
+        return
+    epilogue = bias_relu_residual((n, 1, 0), (0, 1, 0))
+    epilogue = replace(epilogue, outputs=(across, epilogue.outputs[1]))
+    check(matmul(m, n, k, epilogue=epilogue), target, (3.0,), 2)
+
+
+def test_a_transpose_reads_no_lane_on_its_own():
+    nest = KernelSpec(
+        (96, 112), (False, False), (Operand("f32", (1, 96)),), (Operand("f32", (112, 1)),), (), (), (), (0,)
+    )  # fmt: skip
+    text = Kernel(nest, host_target(*AVX512)).text
+    assert "vector.shuffle" in text
+    assert "gather" not in text
+
+
+# What is fetched ahead, and the range.
+
+
+def scaled_rows(rows: int, columns: int, distance: int) -> KernelSpec:
+    """Rows, ``distance`` apart, times a number for each."""
+    return KernelSpec(
+        sizes=(rows, columns),
+        reduction=(False, False),
+        inputs=(Operand("f32", (distance, 1)), Operand("f32", (1, 0))),
+        outputs=(Operand("f32", (columns, 1)),),
+        scalars=(),
+        tables=(),
+        body=(Instruction("arith.mulf", (0, 1), "f32"),),
+        yields=(3,),
+    )
+
+
+def row_sums(rows: int, columns: int, distance: int) -> KernelSpec:
+    """The sums of such rows' products with their numbers."""
+    elementwise = scaled_rows(rows, columns, distance)
+    body = (*elementwise.body, Instruction("arith.addf", (2, 3), "f32"))
+    outputs = (Operand("f32", (1, 0)),)
+    return replace(elementwise, reduction=(False, True), outputs=outputs, body=body, yields=(4,), initial=ZERO)
+
+
+@pytest.mark.parametrize("reduces", [False, True])
+def test_each_line_further_on_is_fetched(reduces, monkeypatch):
+    """With stores in place of the prefetches, each line of the place further on is marked, and no other."""
+    nest = row_sums(4, 200, 256) if reduces else scaled_rows(4, 200, 256)
+    schedule = choose(nest, Machine.of(host_target()), ahead=(Fetch(0, 4 * 256 * 4),))
+    monkeypatch.setattr("nest_running.write_kernel", lambda *arguments: marked(write_kernel(*arguments)))
+    kernel = Kernel(nest, schedule=schedule)
+    room = np.zeros(9 * 1024, np.uint8)
+    source = room[-room.ctypes.data % 64 :][: 8 * 1024].view(np.float32)
+    kernel([source, np.ones(4, np.float32), np.zeros(4 * 200, np.float32)])
+    lines = source.view(np.uint8).reshape(8, 16, 64)
+    assert not lines[:4].any()
+    # 200 elements are 12.5 lines.
+    assert lines[4:, :13].any(axis=2).all()
+    assert not lines[4:, 13:].any()
+
+
+@pytest.mark.parametrize("reduces", [False, True])
+def test_the_same_lines_of_other_buffers_are_fetched(reduces, monkeypatch):
+    """As above, of two buffers that are walked as the first operand is."""
+    nest = row_sums(4, 200, 256) if reduces else scaled_rows(4, 200, 256)
+    schedule = choose(nest, Machine.of(host_target()), ahead=(Fetch(0, beside=0), Fetch(0, beside=1)))
+    monkeypatch.setattr("nest_running.write_kernel", lambda *arguments: marked(write_kernel(*arguments)))
+    kernel = Kernel(nest, schedule=schedule)
+    room = np.zeros(13 * 1024, np.uint8)
+    blocks = room[-room.ctypes.data % 64 :][: 12 * 1024].view(np.float32).reshape(3, 1024)
+    kernel([blocks[1], np.ones(4, np.float32), np.zeros(4 * 200, np.float32), blocks[2], blocks[0]])
+    lines = blocks.view(np.uint8).reshape(3, 4, 16, 64)
+    assert not lines[1].any()
+    assert lines[::2, :, :13].any(axis=3).all()
+    assert not lines[::2, :, 13:].any()
+
+
+def test_what_threads_do_not_share_loops_inside():
+    """What is the same for a row is computed once for it."""
+    small, large = (choose(scaled_rows(n, n, n), Machine.of(host_target())) for n in (40, 4096))
+    assert (small.ranged, small.iterations, small.grain) == (1, 40, 0)
+    assert large.iterations > large.grain > 0
+
+
+# Blocks, whatever their sizes.
+
+
+def blocked(schedule: Schedule, nest: KernelSpec, steps: int, tiles: int) -> Schedule:
+    """``schedule`` with all its parallel loops but the first inside blocks of ``steps`` of the outermost loop that
+    reduces, and its last parallel loop in blocks of ``tiles`` tiles."""
+    first, *others = schedule.levels
+    last = others[-1] if others else first
+    levels = (
+        first,
+        *([] if last is first else [Level(last.loop, last.step * tiles)]),
+        Level(schedule.reduction[0], steps),
+        *others,
+    )
+    iterations = -(-nest.sizes[first.loop] // first.step)
+    return replace(schedule, levels=levels, ranged=1, iterations=iterations)
+
+
+@pytest.mark.parametrize(("steps", "tiles"), [(16, 1), (7, 2), (100, 3)])
+@pytest.mark.parametrize("with_epilogue", [False, True])
+def test_blocks_of_a_reduction(target, steps, tiles, with_epilogue):
+    m, n, k = 37, 101, 100
+    epilogue = bias_relu_residual((n, 1, 0), (0, 1, 0)) if with_epilogue else None
+    for initial in (ZERO, None)[: 1 if with_epilogue else 2]:
+        nest = matmul(m, n, k, epilogue=epilogue, initial=initial)
+        schedule = blocked(choose(nest, Machine.of(target)), nest, steps, tiles)
+        check(nest, target, (3.0,) if with_epilogue else (), 2, schedule)
+
+
+def test_large_products_are_blocked():
+    """Rows of 4 KiB fall into few sets of the cache: the chosen schedule goes through the reduction in blocks."""
+    kernel = check(matmul(48, 1024, 1024), host_target(*AVX512))
+    assert any(level.loop == 2 for level in kernel.schedule.levels)
+
+
+# Random nests.
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(nest=contractions(), tasks=st.integers(1, 4), steps=st.integers(0, 9), tiles=st.integers(1, 3))
+def test_random_contractions(target, nest, tasks, steps, tiles):
+    schedule = choose(nest, Machine.of(target))
+    if steps and schedule.levels and schedule.vector not in schedule.reduction:
+        schedule = blocked(schedule, nest, min(steps, nest.sizes[schedule.reduction[0]]), tiles)
+    check(nest, target, (2.0,) if nest.epilogue else (), tasks, schedule)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(nest=others(), tasks=st.integers(1, 4))
+def test_random_reductions_and_elementwise(target, nest, tasks):
+    check(nest, target, tasks=tasks)

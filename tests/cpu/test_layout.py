@@ -1,0 +1,286 @@
+"""Passes over steps: layouts, panels, packs, padding and joining in place, by their values and their effects."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from nest_running import host_target
+from torch.nn import functional
+from written_programs import Builder, Executable, Value, check, normal
+
+from torchmdla.compiler.program import Target
+from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
+from torchmdla.devices.cpu.expressions import accumulator, constant, load, operation
+from torchmdla.devices.cpu.frontend.views import regrouped
+from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, covers, final_nest, split_loop
+from torchmdla.devices.cpu.lowering import lower
+from torchmdla.devices.cpu.passes.layout import block_channels
+
+TARGETS = {"widest": host_target(), "avx2": host_target("+avx2", "+fma"), "baseline": host_target("")}
+
+
+def convolve(
+    b: Builder, x: Value, filters: int, kernel: int, groups: int = 1, rectified: bool = True, **options: int
+) -> Value:
+    """A convolution with weights and bias that are parameters, then a rectifier if it is to be ``rectified``."""
+    channels = x.tensor.shape[1]
+    scale = (2 / (channels // groups * kernel**2)) ** 0.5
+    weight = b.input(normal(filters, channels // groups, kernel, kernel) * scale, "parameter")
+    bias = b.input(normal(filters), "parameter")
+    stride, padding, dilation = (options.get(name, default) for name, default in DEFAULTS)
+    expected = functional.conv2d(x.tensor, weight.tensor, bias.tensor, stride, padding, dilation, groups)
+    pairs = ([stride] * 2, [padding] * 2, [dilation] * 2)
+    operands = [x, weight, bias, *pairs, False, [0, 0], groups]
+    summed = b.op("aten.convolution", operands, expected)
+    return b.op("aten.relu", [summed], torch.relu(expected)) if rectified else summed
+
+
+DEFAULTS = (("stride", 1), ("padding", 0), ("dilation", 1))
+
+
+def pool(b: Builder, x: Value) -> Value:
+    expected = functional.max_pool2d(x.tensor, 3, 2, 1)
+    return b.op("aten.max_pool2d", [x, [3, 3], [2, 2], [1, 1], [1, 1], False], expected)
+
+
+def linear(b: Builder, x: Value, columns: int) -> Value:
+    weight = b.input(normal(columns, x.tensor.shape[-1]) * 0.1, "parameter")
+    bias = b.input(normal(columns), "parameter")
+    expected = functional.linear(x.tensor, weight.tensor, bias.tensor)
+    return b.op("aten.linear", [x, weight, bias], expected)
+
+
+def flatten(b: Builder, x: Value) -> Value:
+    return b.op("aten.flatten.using_ints", [x, 1, -1], x.tensor.flatten(1))
+
+
+def join(b: Builder, parts: Sequence[Value], dim: int) -> Value:
+    items = b.value(list(parts))
+    return b.op("aten.cat", [items, dim], torch.cat([part.tensor for part in parts], dim))
+
+
+def residual_network(b: Builder) -> list[Value]:
+    """Every edge of the blocked layout: an image of 3 channels, a pooling, a residual, a classifier on its mean."""
+    x = pool(b, convolve(b, b.input(normal(2, 3, 19, 23)), 32, 7, stride=2, padding=3))
+    y = convolve(b, convolve(b, x, 32, 3, padding=1), 32, 3, padding=1)
+    total = b.op("aten.add.Tensor", [x, y, 1], x.tensor + y.tensor)
+    last = convolve(b, total, 48, 1, stride=2)
+    mean = b.op("aten.mean.dim", [last, [2, 3], False, None], last.tensor.mean((2, 3)))
+    return [linear(b, mean, 10)]
+
+
+def separable_network(b: Builder) -> list[Value]:
+    x = convolve(b, b.input(normal(1, 16, 9, 11)), 16, 3, groups=16, padding=1)
+    return [convolve(b, convolve(b, x, 64, 1), 64, 3, groups=64, stride=2, padding=1)]
+
+
+def grouped_network(b: Builder) -> list[Value]:
+    x = convolve(b, b.input(normal(1, 16, 8, 9)), 32, 3, padding=1)
+    return [convolve(b, convolve(b, x, 32, 3, groups=4, padding=1), 16, 1)]
+
+
+def dilated_network(b: Builder) -> list[Value]:
+    x = convolve(b, b.input(normal(1, 16, 15, 13)), 32, 3, padding=2, dilation=2)
+    return [convolve(b, x, 24, 3, padding=1)]
+
+
+def dense_network(b: Builder) -> list[Value]:
+    """Channels joined in whole blocks and in parts of one, then read by a convolution and as results."""
+    x = convolve(b, b.input(normal(1, 3, 10, 10)), 16, 3, padding=1)
+    y = join(b, [x, convolve(b, x, 32, 3, padding=1)], 1)
+    z = join(b, [y, convolve(b, y, 8, 1)], 1)
+    return [convolve(b, z, 16, 3, padding=1), z]
+
+
+def transposed_network(b: Builder) -> list[Value]:
+    """The image of a transposed convolution is spread into a larger one with zeros in between."""
+    x = convolve(b, b.input(normal(1, 3, 6, 7)), 16, 3, padding=1)
+    weight = b.input(normal(16, 8, 3, 3) * 0.1, "parameter")
+    expected = functional.conv_transpose2d(x.tensor, weight.tensor, None, stride=2, padding=1, output_padding=1)
+    operands = [x, weight, None, [2, 2], [1, 1], [1, 1], True, [1, 1], 1]
+    return [b.op("aten.convolution", operands, expected)]
+
+
+def flattened_network(b: Builder) -> list[Value]:
+    """A product over channels and pixels."""
+    return [linear(b, flatten(b, convolve(b, b.input(normal(4, 3, 6, 5)), 32, 3)), 12)]
+
+
+def lone_convolutions(b: Builder) -> list[Value]:
+    """Results of the program; one is read again."""
+    x = convolve(b, b.input(normal(1, 16, 9, 11)), 32, 3, rectified=False, padding=1)
+    y = convolve(b, x, 32, 3, groups=32, rectified=False, stride=2)
+    return [x, y, pool(b, b.input(normal(1, 16, 9, 8)))]
+
+
+def products(b: Builder) -> list[Value]:
+    x = b.input(normal(7, 40))
+    return [linear(b, linear(b, linear(b, x, 96), 64), 33)]
+
+
+def products_with_one_weight(b: Builder) -> list[Value]:
+    """Parts of one parameter, as attention projects its input, and one part used twice."""
+    x = b.input(normal(6, 24))
+    weight = b.input(normal(96, 24), "parameter")
+    results = []
+    for start in (0, 48, 0):
+        part = weight.tensor[start : start + 48]
+        rows = b.op("aten.slice.Tensor", [weight, 0, start, start + 48, 1], part)
+        results.append(b.op("aten.linear", [x, rows, None], functional.linear(x.tensor, part)))
+    return results
+
+
+NETWORKS = (
+    residual_network,
+    separable_network,
+    grouped_network,
+    dilated_network,
+    dense_network,
+    transposed_network,
+    flattened_network,
+    lone_convolutions,
+    products,
+    products_with_one_weight,
+)
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS.keys())
+@pytest.mark.parametrize("network", NETWORKS, ids=lambda network: network.__name__)
+def test_networks(network: object, target: Target) -> None:
+    builder = Builder()
+    check(builder, network(builder), target)  # type: ignore[operator]
+
+
+def compiled(network: object) -> Executable:
+    builder = Builder()
+    return check(builder, network(builder))  # type: ignore[operator]
+
+
+def test_packs_hold_only_parameters() -> None:
+    """Each weight of a convolution and of a product with enough rows is packed once, from itself alone."""
+    manifest = compiled(residual_network).manifest
+    roles = {manifest.arguments[k].role for pack in manifest.packs for k in pack.arguments}
+    assert len(manifest.packs) >= 4
+    assert roles == {"parameter"}
+
+
+def test_weights_are_packed() -> None:
+    builder = Builder()
+    assert len(lower(builder.program(residual_network(builder), host_target())).manifest.packs) >= 4
+
+
+def packs_of(columns: int, rows: int) -> list[str]:
+    builder = Builder()
+    results = [linear(builder, builder.input(normal(rows, 32)), columns)]
+    return [pack.recipe for pack in lower(builder.program(results, host_target())).manifest.packs]
+
+
+def test_recipes_name_what_is_computed() -> None:
+    """Specialisations for other rows share a pack; weights of other sizes do not."""
+    assert packs_of(96, rows=8) == packs_of(96, rows=5) != packs_of(48, rows=8)
+    assert len(packs_of(96, rows=8)) == 1
+
+
+def kernels_of(results: list[Value], builder: Builder) -> float:
+    return check(builder, results).manifest.statistics["kernels"]
+
+
+def test_padding_is_computed_in_place() -> None:
+    """Between two convolutions there are only the borders to fill: one kernel for the rows, one for the columns."""
+    padded, plain = Builder(), Builder()
+    first = convolve(padded, convolve(padded, padded.input(normal(1, 16, 9, 9)), 16, 1), 16, 3, padding=1)
+    second = convolve(plain, convolve(plain, plain.input(normal(1, 16, 9, 9)), 16, 1), 16, 3)
+    assert kernels_of([first], padded) == kernels_of([second], plain) + 2
+
+
+def test_a_result_is_computed_in_blocks() -> None:
+    """A convolution stores its result into a blocked temporary, which is copied where no epilogue takes it."""
+    image, result = Buffer("input", "f32", (1, 32, 8)), Buffer("result", "f32", (1, 32, 6))
+    weight = Buffer("parameter", "f32", (32, 32, 3))
+    samples, filters, pixels, channels, taps = (AffineExpr.of_loop(loop, 5) for loop in range(5))
+    sliding = AffineExpr((0, 0, 1, 0, 1))
+    factors = Access(image, (samples, channels, sliding)), Access(weight, (filters, channels, taps))
+    product = operation("arith.mulf", map(load, factors), "f32")
+    convolution = LoopNest(
+        sizes=(1, 32, 6, 32, 3),
+        reduction=(False, False, False, True, True),
+        outputs=(Access(result, (samples, filters, pixels)),),
+        values=(operation("arith.addf", [product, accumulator(0, "f32")], "f32"),),
+    )
+    steps = LoopProgram([convolution], {})
+    block_channels(steps, 16)
+    assert convolution.outputs[0].buffer.sizes == (1, 2, 6, 16)
+    copying = steps.nests()[-1]
+    assert [a.buffer for a in copying.inputs] == [convolution.outputs[0].buffer]
+    assert [a.buffer for a in copying.outputs] == [result]
+
+
+def test_groups_of_channels_are_no_windows() -> None:
+    """A group norm's mean is over channels that lie next to each other: nothing is laid out in blocks for it."""
+    builder = Builder()
+    x = builder.input(normal(2, 64, 6, 5))
+    grouped = builder.op("aten.view", [x, [2, 16, 4, 6, 5]], x.tensor.view(2, 16, 4, 6, 5))
+    mean = builder.op("aten.mean.dim", [grouped, [2, 3, 4], True, None], grouped.tensor.mean([2, 3, 4], keepdim=True))
+    centred = builder.op("aten.sub.Tensor", [grouped, mean, 1], grouped.tensor - mean.tensor)
+    squares = builder.op("aten.mul.Tensor", [centred, centred], centred.tensor.square())
+    variance = squares.tensor.mean([2, 3, 4], keepdim=True)
+    found = builder.op("aten.mean.dim", [squares, [2, 3, 4], True, None], variance)
+    factor = builder.op("aten.rsqrt", [found], variance.rsqrt())
+    made = builder.op("aten.mul.Tensor", [centred, factor], centred.tensor * factor.tensor)
+    assert kernels_of([made], builder) == 3
+
+
+def test_joining_copies_nothing() -> None:
+    joined, apart = Builder(), Builder()
+    x, y = joined.input(normal(4, 6, 5)), apart.input(normal(4, 6, 5))
+    parts = [joined.op(f"aten.{name}", [x], getattr(torch, name)(x.tensor)) for name in ("exp", "tanh")]
+    others = [apart.op(f"aten.{name}", [y], getattr(torch, name)(y.tensor)) for name in ("exp", "tanh")]
+    assert kernels_of([join(joined, parts, 1)], joined) == kernels_of(others, apart)
+
+
+def test_regrouped_digits() -> None:
+    atoms = [(6, (4,)), (4, (1,))]
+    assert regrouped(atoms, [24]) == (((6, (4,)), (4, (1,))),)
+    assert regrouped(atoms, [3, 8]) == (((3, (8,)),), ((2, (4,)), (4, (1,))))
+    assert regrouped(atoms, [2, 1, 12]) == (((2, (12,)),), (), ((3, (4,)), (4, (1,))))
+    assert regrouped(atoms, [8, 3]) is None
+
+
+def copy_of(buffer: Buffer, sizes: tuple[int, ...], factors: Sequence[tuple[int, ...]]) -> LoopNest:
+    source = Access.whole(Buffer("input", "f32", sizes))
+    return LoopNest.elementwise(sizes, Access(buffer, tuple(map(AffineExpr, factors))), load(source))
+
+
+def test_covers_counts_every_element_once() -> None:
+    buffer = Buffer("temporary", "f32", (6, 4))
+    for sizes, factors, expected in [
+        ((6, 4), ((1, 0), (0, 1)), True),
+        ((4, 6), ((0, 1), (1, 0)), True),
+        ((2, 3, 4), ((3, 1, 0), (0, 0, 1)), True),
+        ((6, 2), ((1, 0), (0, 1)), False),
+        ((6, 4), ((1, 0), (0, 0)), False),
+        ((3, 3, 4), ((1, 1, 0), (0, 0, 1)), False),
+    ]:
+        step = copy_of(buffer, sizes, factors)
+        assert covers(step, step.outputs[0]) is expected
+
+
+def test_a_split_loop_is_joined_again() -> None:
+    step = copy_of(Buffer("temporary", "f32", (6, 4)), (6, 4), ((1, 0), (0, 1)))
+    before, places = final_nest(step)
+    split_loop(step, 0, (3, 2))
+    assert step.sizes == (3, 2, 4)
+    assert (before.sizes, before) == ((24,), final_nest(step)[0])
+    assert [offset for _, offset in places] == [0, 0]
+
+
+def test_users_keep_their_order() -> None:
+    buffer = Buffer("temporary", "f32", (2,))
+    access = Access(buffer, (AffineExpr.of_loop(0, 1),))
+    fill = LoopNest.elementwise((2,), access, constant(0.0, "f32"))
+    reader = LoopNest.elementwise((2,), Access(Buffer("result", "f32", (2,)), access.indices), load(access))
+    steps = LoopProgram([fill, reader], {})
+    assert steps.users(buffer) == [fill, reader]
+    assert (reader.reads, fill.writes) == ([buffer], [buffer])

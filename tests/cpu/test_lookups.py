@@ -1,0 +1,161 @@
+"""Lookups at linear indices are operands: mirrored and shifted reads, and the copies that they are parts of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from nest_running import Kernel, host_target
+from test_tile_fusion import all_nests, steps_of
+from torch.nn import functional
+from written_programs import Builder, Value, check, normal
+
+import torchmdla
+from torchmdla.devices.cpu.accesses import Access
+from torchmdla.devices.cpu.expressions import constant, index, operation, placeholder
+from torchmdla.devices.cpu.frontend.bodies import LOOKUP, OPERAND
+from torchmdla.devices.cpu.frontend.lookups import as_operands
+from torchmdla.devices.cpu.kernel_spec import KernelSpec, Operand
+from torchmdla.devices.cpu.loop_program import LoopNest, is_copy
+from torchmdla.testing.compare import assert_matches
+
+# Programs.
+
+
+def flip(sizes: Sequence[int], dims: Sequence[int], dtype: torch.dtype = torch.float32) -> Callable[..., list[Value]]:
+    def program(b: Builder) -> list[Value]:
+        x = b.input((normal(*sizes) * 9).to(dtype))
+        flipped = b.op("aten.flip", [x, list(dims)], x.tensor.flip(dims))
+        return [b.op("aten.neg", [flipped], -flipped.tensor)]
+
+    return program
+
+
+def input_gradient(channels: int, side: int) -> Callable[..., list[Value]]:
+    """Of a 3×3 convolution: a transposed convolution with weights that no pack may hold."""
+
+    def program(b: Builder) -> list[Value]:
+        x, w = b.input(normal(1, channels, side, side)), b.input(normal(channels, channels, 3, 3) * 0.1)
+        expected = functional.conv_transpose2d(x.tensor, w.tensor, padding=1)
+        return [b.op("aten.convolution", [x, w, None, [1, 1], [1, 1], [1, 1], True, [0, 0], 1], expected)]
+
+    return program
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64])
+@pytest.mark.parametrize(
+    ("sizes", "dims"),
+    [((5, 64), [1]), ((5, 67), [1]), ((67, 5), [0]), ((3, 20, 31), [0, 2]), ((3, 20, 31), [1]), ((33,), [0])],
+)
+def test_flips(sizes: Sequence[int], dims: Sequence[int], dtype: torch.dtype) -> None:
+    program = flip(sizes, dims, dtype)
+    assert not any(nest.tables for nest in all_nests(steps_of(program)))
+    builder = Builder()
+    check(builder, program(builder))
+
+
+def test_booleans_are_mirrored() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return (x > 0).flip(1) & (x < 1).roll(3, 1)
+
+    x = normal(5, 77)
+    compiled = torchmdla.compile(torch.jit.trace(function, (x,)), x)
+    assert_matches(compiled(x), function(x))
+
+
+def reads_of(nests: Sequence[LoopNest], access: Access) -> int:
+    return sum(a.buffer is access.buffer for nest in nests for a in nest.inputs)
+
+
+@pytest.mark.parametrize(("channels", "side"), [(64, 7), (32, 9), (17, 5)])
+def test_mirrored_weights_are_copied_once(channels: int, side: int) -> None:
+    """From where they lie to where the kernel reads them, whatever is done to them on the way."""
+    program = input_gradient(channels, side)
+    nests = all_nests(steps_of(program))
+    (first,) = (a for nest in nests for a in nest.inputs if a.buffer.kind == "input" and a.buffer.sizes[-1] == 3)
+    assert not any(nest.tables for nest in nests)
+    copies = [nest for nest in nests if is_copy(nest) and reads_of([nest], first)]
+    if channels % 16 == 0:
+        (copy,) = copies
+        assert all(reads_of(nests, output) == 1 for output in copy.outputs)
+    builder = Builder()
+    check(builder, program(builder))
+
+
+def test_a_copy_of_what_changes_stays() -> None:
+    """What is copied of a value before another is written in its place."""
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = x * 2
+        kept = y.t().contiguous()
+        y[1:] = y[:-1].flip(1) + 1
+        return kept.flip(0).contiguous().t(), y
+
+    x = normal(20, 20)
+    compiled = torchmdla.compile(torch.jit.trace(function, (x,), check_trace=False), x)
+    assert_matches(compiled(x), function(x))
+
+
+@pytest.mark.parametrize("start", [1, 3, 7])
+def test_part_of_a_value_written_over_another_part_of_it(start: int) -> None:
+    """A copy of the copy would read rows that it has just written."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        return torch.slice_scatter(y, y[:7], 0, start, start + 7)
+
+    x = normal(64, 31)
+    compiled = torchmdla.compile(torch.jit.trace(function, (x,), check_trace=False), x)
+    assert_matches(compiled(x), function(x))
+
+
+# Bodies.
+
+
+# Element [i, 9 - j] of table 0.
+PLACE = [index(0), operation("arith.subi", [constant(9, "i64"), index(1)], "i64")]
+MIRRORED = placeholder(LOOKUP, "f32", 0, PLACE)
+
+
+def test_a_mirrored_lookup_is_an_operand() -> None:
+    roots, found = as_operands([MIRRORED], 2, [5, 10], [(5, 10)])
+    assert found == [(0, (({0: 1}, 0), ({1: -1}, 9)))]
+    assert roots == (placeholder(OPERAND, "f32", 2),)
+
+
+@pytest.mark.parametrize("shape", [(4, 10), (5, 9)])
+def test_a_lookup_that_may_miss_stays(shape: tuple[int, int]) -> None:
+    assert as_operands([MIRRORED], 2, [5, 10], [shape]) == ((MIRRORED,), [])
+
+
+def test_only_linear_lookups_are_operands() -> None:
+    """The second one is at the first one's value."""
+    found_there = operation("arith.fptosi", [MIRRORED], "i64")
+    second = placeholder(LOOKUP, "f32", 1, [index(0), found_there])
+    (root,), found = as_operands([second], 2, [5, 10], [(5, 10), (5, 10)])
+    assert [table for table, _ in found] == [0]
+    assert root.op == LOOKUP
+    assert root.operands[1].operands == (placeholder(OPERAND, "f32", 2),)
+
+
+# Kernels.
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.integers(1, 70), st.sampled_from([1, -1]), st.sampled_from([1, -1]))
+def test_falling_rows(length: int, read: int, written: int) -> None:
+    sizes = (3, length)
+    nest = KernelSpec(
+        sizes, (False, False), (Operand("f32", (length, read)),), (Operand("f32", (length, written)),), (), (), (), (0,)
+    )  # fmt: skip
+    source = np.arange(3 * length, dtype=np.float32)
+    target = np.full(3 * length + 2, -1, np.float32)
+    starts = [length - 1 if stride < 0 else 0 for stride in (read, written)]
+    Kernel(nest, host_target())([source[starts[0] :], target[1 + starts[1] :]])
+    expected = source.reshape(sizes)[:, :: read * written]
+    assert (target[1:-1].reshape(sizes) == expected).all()
+    assert target[0] == target[-1] == -1

@@ -1,0 +1,157 @@
+"""Recurrent networks: values and states of every kind, and the steps that they become."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from dynamic_programs import Traced
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from nest_running import host_target
+from test_tile_fusion import chains, steps_of
+from torch import Tensor, nn
+from torch_mlir import ir
+from written_programs import Builder, Value, normal
+
+import torchmdla
+from torchmdla.compiler.mlir import new_context
+from torchmdla.compiler.program import Program
+from torchmdla.devices.cpu.frontend.buffers import bufferize
+from torchmdla.devices.cpu.frontend.fusion import fuse
+from torchmdla.devices.cpu.frontend.linalg import to_linalg
+from torchmdla.devices.cpu.frontend.reading import read_program
+from torchmdla.devices.cpu.loop_program import LoopNest, TileLoop, flattened
+from torchmdla.devices.cpu.passes.pipeline import transform
+from torchmdla.testing.compare import assert_matches
+
+KINDS = {
+    "lstm": nn.LSTM,
+    "gru": nn.GRU,
+    "tanh": nn.RNN,
+    "relu": lambda *sizes, **options: nn.RNN(*sizes, nonlinearity="relu", **options),
+}
+
+
+def check(module: nn.Module, *inputs: object) -> None:
+    """Compares a compiled network with eager, outputs and states, on one thread and on two."""
+    module.eval()
+    threads = torch.get_num_threads()
+    try:
+        with torch.no_grad():
+            compiled = torchmdla.compile(module, *inputs)
+            for count in (1, 2):
+                torch.set_num_threads(count)
+                assert_matches(compiled(*inputs), module(*inputs))
+    finally:
+        torch.set_num_threads(threads)
+    assert torchmdla.stats().fallbacks == {}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({}, id="plain"),
+        pytest.param({"bias": False}, id="no bias"),
+        pytest.param({"bidirectional": True, "num_layers": 2}, id="both ways"),
+        pytest.param({"batch_first": True, "num_layers": 2}, id="batch first"),
+    ],
+)
+@pytest.mark.parametrize("hidden", [64, 50])
+def test_values(kind, options, hidden):
+    torch.manual_seed(0)
+    shape = (5, 6, 24) if options.get("batch_first") else (6, 5, 24)
+    check(KINDS[kind](24, hidden, **options), torch.randn(shape))
+
+
+class WithState(nn.Module):
+    """A network that starts from a state that it is given."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Tensor, hidden: Tensor, memory: Tensor) -> Tensor:
+        y, (h, c) = self.network(x, (hidden, memory))
+        return torch.cat([y, h, c])
+
+
+def test_given_state():
+    torch.manual_seed(0)
+    check(WithState(nn.LSTM(20, 96)), torch.randn(4, 3, 20), torch.randn(1, 3, 96), torch.randn(1, 3, 96))
+
+
+def test_a_state_of_zeros_meets_weights_that_are_not_numbers():
+    torch.manual_seed(0)
+    network = nn.LSTM(16, 64)
+    with torch.no_grad():
+        network.weight_hh_l0[3, 5] = float("nan")
+    check(network, torch.randn(3, 4, 16))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_long_sequences(kind):
+    """So many ops that bufferisation goes without upstream's analysis."""
+    torch.manual_seed(0)
+    check(KINDS[kind](12, 32, num_layers=2), torch.randn(160, 2, 12))
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    kind=st.sampled_from(sorted(KINDS)),
+    batch=st.integers(1, 9),
+    length=st.integers(1, 5),
+    features=st.integers(1, 20),
+    hidden=st.one_of(st.integers(1, 40), st.sampled_from([32, 48, 64, 80, 128])),
+)
+def test_any_sizes(kind, batch, length, features, hidden):
+    torch.manual_seed(0)
+    check(KINDS[kind](features, hidden), torch.randn(length, batch, features))
+
+
+def gated(hidden: int, slices: int, rows: int = 8) -> list[TileLoop]:
+    """The chains of a product that is read in slices: all but the last times the last."""
+
+    def program(b: Builder) -> list[Value]:
+        x, w = b.input(normal(rows, 40)), b.input(normal(slices * hidden, 40) / 6, "parameter")
+        y = b.op("aten.linear", [x, w, None], nn.functional.linear(x.tensor, w.tensor))
+        parts = [
+            b.op(
+                "aten.slice.Tensor", [y, 1, k * hidden, (k + 1) * hidden, 1], y.tensor[:, k * hidden : (k + 1) * hidden]
+            )
+            for k in range(slices)
+        ]
+        total = parts[0]
+        for part in parts[1:]:
+            wave = b.op("aten.tanh", [part], part.tensor.tanh())
+            total = b.op("aten.mul.Tensor", [total, wave], total.tensor * wave.tensor)
+        return [total]
+
+    return chains(steps_of(program))
+
+
+@pytest.mark.parametrize("slices", [2, 3, 4])
+def test_a_product_read_in_slices_is_a_chain_with_its_readers(slices):
+    (chain,) = gated(128, slices)
+    assert any(chain.members[0].reduction) and chain.extents == (4,)
+    assert [b.sizes for b in chain.locals] == [(8, slices, 32)]
+
+
+def test_slices_that_are_no_multiples_of_vectors_stay_apart():
+    assert gated(50, 4) == []
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+@pytest.mark.parametrize("options", [{}, {"bidirectional": True}, {"num_layers": 2}])
+def test_every_product_with_a_state_is_a_chain(kind, options):
+    """Also the last one, whose results are the caller's."""
+    module, x = KINDS[kind](16, 64, **options).eval(), torch.randn(7, 3, 16)
+    imported, _ = Traced.of(module, [x]).imported([x])
+    program = Program(imported.mlir, imported.arguments, imported.results, host_target())
+    with new_context(), ir.Location.unknown():
+        linalg = to_linalg(program)
+        fuse(linalg)
+        steps = read_program(bufferize(linalg), program)
+        transform(steps, program)
+    products = [s for s in flattened(steps.steps) if isinstance(s, LoopNest) and any(s.reduction)]
+    assert len(products) == len(module.all_weights)  # of the inputs

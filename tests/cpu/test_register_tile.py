@@ -1,0 +1,213 @@
+"""What register tiles and blocks of products are chosen by their costs, and what they fetch ahead."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from nest_running import Kernel, host_target, marked, reference, span
+from nest_samples import AVX512
+
+from torchmdla.devices.cpu.code.kernels import write_kernel
+from torchmdla.devices.cpu.kernel_spec import Instruction, KernelEpilogue, KernelSpec, Operand
+from torchmdla.devices.cpu.machine import Machine
+from torchmdla.devices.cpu.passes.pack_weights import panel_width
+from torchmdla.devices.cpu.schedule import choose
+from torchmdla.devices.cpu.schedule.numbering import multiply_adds, numbering
+
+MACHINE = Machine(64, 32, embeds_broadcasts=True, scales=True)
+PANEL = 48
+
+
+def product(rows: int, columns: int, depth: int, panel: int = PANEL) -> KernelSpec:
+    """A product with weights in panels: loops rows, panels, columns of a panel, depth."""
+    return KernelSpec(
+        sizes=(rows, columns // panel, panel, depth),
+        reduction=(False, False, False, True),
+        inputs=(Operand("f32", (depth, 0, 0, 1)), Operand("f32", (0, depth * panel, 1, panel))),
+        outputs=(Operand("f32", (columns, panel, 1, 0)),),
+        scalars=(),
+        tables=(),
+        body=(Instruction("arith.mulf", (0, 1), "f32"), Instruction("arith.addf", (2, 3), "f32")),
+        yields=(4,),
+        initial=Instruction("arith.constant", (), "f32", "{value = 0.0 : f32}"),
+    )
+
+
+def with_epilogue(nest: KernelSpec, length: int) -> KernelSpec:
+    """The nest with ``length`` instructions between its results and memory."""
+    body = tuple(Instruction("math.absf", (k,), "f32") for k in range(length))
+    return replace(nest, epilogue=KernelEpilogue((), nest.outputs, (), body, (length,)))
+
+
+def accumulators(nest: KernelSpec) -> int:
+    return math.prod(choose(nest, MACHINE).tiles) // 16
+
+
+@pytest.mark.parametrize(("rows", "depth"), [(128, 768), (197, 768), (197, 3072), (512, 512)])
+def test_an_epilogue_of_one_instruction_changes_no_tile(rows: int, depth: int) -> None:
+    plain = product(rows, 768, depth)
+    assert choose(with_epilogue(plain, 1), MACHINE).tiles == choose(plain, MACHINE).tiles
+
+
+@pytest.mark.parametrize("rows", [128, 197])
+def test_a_long_epilogue_has_registers(rows: int) -> None:
+    plain = product(rows, 3072, 768)
+    assert accumulators(plain) >= 24
+    assert 12 <= accumulators(with_epilogue(plain, 30)) <= 18
+
+
+@pytest.mark.parametrize("rows", [64, 127, 128, 197, 512])
+@pytest.mark.parametrize("length", [0, 1, 30])
+def test_tiles_take_whole_panels(rows: int, length: int) -> None:
+    nest = product(rows, 3072, 768)
+    schedule = choose(with_epilogue(nest, length) if length else nest, MACHINE)
+    assert schedule.tiles[1:3] == (1, PANEL)
+
+
+def pointwise(outputs: int, height: int, width: int, channels: int) -> KernelSpec:
+    """A 1x1 convolution of an image with channels in blocks of 16: loops blocks and channels of the output, rows,
+    columns, blocks and channels of the input."""
+    plane = 16 * height * width
+    return replace(
+        product(16, 16, 16, 16),
+        sizes=(outputs, 16, height, width, channels, 16),
+        reduction=(False, False, False, False, True, True),
+        inputs=(
+            Operand("f32", (0, 0, 16 * width, 16, plane, 1)),
+            Operand("f32", (256 * channels, 1, 0, 0, 256, 16)),
+        ),
+        outputs=(Operand("f32", (plane, 1, 16 * width, 16, 0, 0)),),
+    )
+
+
+def stem(height: int, width: int, step: int) -> KernelSpec:
+    """A 3x3 convolution of 3 planes: loops blocks and channels of the output, rows, columns, planes, and the window."""
+    rows, columns = height * step + 2, width * step + 2
+    return replace(
+        product(16, 16, 16, 16),
+        sizes=(4, 16, height, width, 3, 3, 3),
+        reduction=(False, False, False, False, True, True, True),
+        inputs=(
+            Operand("f32", (0, 0, columns * step, step, rows * columns, columns, 1)),
+            Operand("f32", (432, 1, 0, 0, 144, 48, 16)),
+        ),
+        outputs=(Operand("f32", (16 * height * width, 1, 16 * width, 16, 0, 0, 0)),),
+    )
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_what_a_window_shares_has_registers(step: int) -> None:
+    """An unrolled window keeps every pixel that it slides over in a register, beside the sums and the weights."""
+    blocks, _, rows, columns = choose(stem(112, 112, step), MACHINE).tiles[:4]
+    assert blocks * rows * columns + blocks + rows * ((columns - 1) * step + 3) <= MACHINE.registers
+    assert blocks * rows * columns >= 12
+
+
+@pytest.mark.parametrize("nest", [stem(112, 112, 1), stem(112, 112, 2), pointwise(6, 112, 112, 1)])
+def test_short_sums_store_runs_of_memory(nest: KernelSpec) -> None:
+    """Little arithmetic hides what each jump to another line costs, so a tile has a row of pixels, not a column."""
+    _, _, rows, columns = choose(nest, MACHINE).tiles[:4]
+    assert rows == 1
+    assert columns >= 4
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_values_of_a_stem(step: int) -> None:
+    nest = stem(9, 21, step)
+    kernel = Kernel(nest)
+    generator = np.random.default_rng(0)
+    arrays = [generator.standard_normal(span(o, nest.sizes)).astype(np.float32) for o in nest.operands]
+    (expected,) = reference(nest, arrays)
+    kernel(arrays)
+    np.testing.assert_allclose(arrays[-1], expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("columns", "width"), [(768, 48), (2048, 32), (64, 64), (32, 32), (16, 16), (80, 16), (10, 0)])
+def test_panel_width(columns: int, width: int) -> None:
+    assert panel_width(columns, 16) == width
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(32, 96), (32, 3072), (197, 3072)])
+def test_weights_that_several_tiles_share_are_fetched_ahead(rows: int, columns: int) -> None:
+    schedule = choose(product(rows, columns, 768), MACHINE)
+    assert schedule.prefetch is not None
+    assert schedule.prefetch.operand == 1
+    assert schedule.prefetch.block == 768 * PANEL * 4
+    assert schedule.prefetch.parts == -(-rows // schedule.tiles[0])
+
+
+@pytest.mark.parametrize(
+    "nest",
+    [
+        pytest.param(product(197, 3072, 64), id="blocks of a few bytes"),
+        pytest.param(product(4, 3072, 768), id="each weight is used once"),
+    ],
+)
+def test_nothing_else_is_fetched_ahead(nest: KernelSpec) -> None:
+    assert choose(nest, MACHINE).prefetch is None
+
+
+@pytest.mark.parametrize(
+    "nest",
+    [
+        pytest.param(product(101, 480, 300), id="product"),
+        pytest.param(product(32, 480, 512), id="few rows"),
+        pytest.param(pointwise(16, 7, 7, 32), id="two blocks of channels in a tile"),
+        pytest.param(pointwise(16, 14, 14, 64), id="tiles of one row"),
+    ],
+)
+def test_every_line_of_a_block_is_fetched_before_it_is_needed(
+    nest: KernelSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With stores in place of the prefetches, each block but the first is marked in every line, once the tiles of the
+    one before it have run."""
+    monkeypatch.setattr("nest_running.write_kernel", lambda *arguments: marked(write_kernel(*arguments)))
+    kernel = Kernel(nest)
+    prefetch = kernel.schedule.prefetch
+    assert prefetch is not None
+    arrays = [np.zeros(span(o, nest.sizes), np.float32) for o in nest.operands]
+    room = np.zeros(arrays[1].nbytes + 2 * prefetch.block + 64, np.uint8)
+    weights = room[-room.ctypes.data % 64 :]
+    arrays[1] = weights
+    kernel(arrays)
+    lines = weights[: prefetch.block * (weights.size // prefetch.block)].reshape(-1, prefetch.block // 64, 64)
+    blocks = -(-(arrays[1].size - 2 * prefetch.block) // prefetch.block)
+    assert not lines[0].any()
+    assert lines[1:blocks].any(axis=2).all()
+
+
+@pytest.mark.parametrize("features", [AVX512, ("+avx", "+avx2", "+fma"), ("+avx", "+avx2")])
+def test_products_are_added_in_one_instruction(features: tuple[str, ...]) -> None:
+    text = Kernel(product(16, 96, 64), host_target(*features)).text
+    fused = "+fma" in features
+    assert ("math.fma" in text) is fused
+    assert ("arith.mulf" in text) is not fused
+
+
+def test_a_product_that_is_read_twice_is_no_part_of_a_sum() -> None:
+    nest = product(16, 96, 64)
+    body = (
+        Instruction("arith.mulf", (0, 1), "f32"),
+        Instruction("arith.mulf", (3, 3), "f32"),
+        Instruction("arith.addf", (4, 3), "f32"),
+        Instruction("arith.addf", (2, 5), "f32"),
+    )
+    nest = replace(nest, body=body, yields=(6,))
+    assert multiply_adds(nest, numbering(nest)) == {}
+    assert multiply_adds(product(16, 96, 64), numbering(product(16, 96, 64))) == {4: 3}
+
+
+@pytest.mark.parametrize("length", [0, 1, 30])
+def test_values(length: int) -> None:
+    nest = product(101, 1008, 300)
+    nest = with_epilogue(nest, length) if length else nest
+    kernel = Kernel(nest)
+    assert "llvm.intr.prefetch" in kernel.text
+    generator = np.random.default_rng(0)
+    arrays = [generator.standard_normal(span(o, nest.sizes)).astype(np.float32) for o in nest.operands]
+    (expected,) = reference(nest, arrays)
+    kernel(arrays, tasks=3)
+    np.testing.assert_allclose(arrays[-1], expected, rtol=1e-4, atol=1e-4)

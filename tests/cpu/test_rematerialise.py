@@ -1,0 +1,252 @@
+"""Values of a chain that are computed where they are read: which are, which must not be, and what is computed then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import reduce
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from nest_running import reference
+from test_tile_fusion import attention, chains, layer_norm, softmax, steps_of
+from test_tile_fusion import row_sum as summed
+
+from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer, Scalar
+from torchmdla.devices.cpu.expressions import Expression, accumulator, constant, load, operation, scalar
+from torchmdla.devices.cpu.loop_program import LoopNest, final_nest
+from torchmdla.devices.cpu.passes.rematerialise import rematerialise
+
+ROWS, COLUMNS = 64, 512
+
+
+def sub(a: Expression, b: Expression) -> Expression:
+    return operation("arith.subf", [a, b], "f32")
+
+
+def square(a: Expression) -> Expression:
+    return operation("arith.mulf", [a, a], "f32")
+
+
+def buffer(kind: str = "temporary", sizes: tuple[int, ...] = (ROWS, COLUMNS)) -> Buffer:
+    return Buffer(kind, "f32", sizes)  # type: ignore[arg-type]
+
+
+def at(made: Buffer, *indices: tuple[int, ...] | AffineExpr) -> Access:
+    return Access(made, tuple(i if isinstance(i, AffineExpr) else AffineExpr(i) for i in indices))
+
+
+def whole(made: Buffer) -> Access:
+    return at(made, (1, 0), (0, 1))
+
+
+def row(made: Buffer) -> Access:
+    return at(made, (1, 0), (0, 0))
+
+
+def step(
+    inputs: Sequence[Access],
+    output: Access,
+    value: Callable[..., Expression],
+    sizes: tuple[int, ...] = (ROWS, COLUMNS),
+) -> LoopNest:
+    """An elementwise nest of ``value`` of what it reads."""
+    return LoopNest.elementwise(sizes, output, value(*map(load, inputs)))
+
+
+def squares(made: Buffer) -> LoopNest:
+    return step([whole(made)], whole(buffer("result")), square)
+
+
+def unchanged(members: list[LoopNest], local: Sequence[Buffer]) -> bool:
+    return rematerialise(members, local) == members
+
+
+# What it makes of programs.
+
+
+def test_a_normalisation_stores_no_differences() -> None:
+    (chain,) = chains(steps_of(layer_norm(300, 512)))
+    assert [b.sizes[1:] for b in chain.locals] == [(1,), (1,)]
+    assert len(chain.members) == 3
+
+
+@pytest.mark.parametrize(("program", "members"), [(softmax(300, 512), 4), (attention(4, 160, 32), 6)])
+def test_exponentials_are_computed_once(program: object, members: int) -> None:
+    (chain,) = chains(steps_of(program))  # type: ignore[arg-type]
+    assert len(chain.members) == members
+
+
+# What is computed.
+
+
+def run(members: Sequence[LoopNest | None], memory: dict[Buffer, np.ndarray]) -> None:
+    """Runs members on the buffers' flat contents."""
+    for member in members:
+        if member is not None:
+            nest, places = final_nest(member)
+            stored = reference(nest, [memory[b][offset:] for b, offset in places])  # type: ignore[arg-type]
+            for (b, offset), result in zip(places[-len(stored) :], stored, strict=True):
+                memory[b][offset:] = result
+
+
+# Sizes of the maker's value; what makers read of x, in their own order of loops, and the size of x for it.
+_SIZES = (5, 6)
+_MAKERS = {
+    "whole": ((5, 6), [(1, 0), (0, 1)]),
+    "turned": ((6, 5), [(0, 1), (1, 0)]),
+    "shifted": ((7, 9), [AffineExpr((1, 0), 2), AffineExpr((0, 1), 3)]),
+    "every second": ((5, 12), [(1, 0), AffineExpr((0, 2), 1)]),
+    "flat": ((30,), [(6, 1)]),
+    "in a plane": ((2, 6, 5), [AffineExpr((0, 0), 1), (0, 1), (1, 0)]),
+}
+# What readers read of the value: their sizes, and the indices.
+_READERS = {
+    "whole": ((5, 6), [(1, 0), (0, 1)]),
+    "turned": ((6, 5), [(0, 1), (1, 0)]),
+    "a part": ((3, 4), [AffineExpr((1, 0), 2), AffineExpr((0, 1), 1)]),
+    "every second": ((5, 3), [(1, 0), AffineExpr((0, 2), 1)]),
+    "split": ((5, 2, 3), [(1, 0, 0), (0, 3, 1)]),
+    "one row": ((6,), [AffineExpr((0,), 4), (1,)]),
+}
+
+
+@settings(deadline=None)
+@given(
+    maker=st.sampled_from(sorted(_MAKERS)),
+    readers=st.lists(st.sampled_from(sorted(_READERS)), min_size=1, max_size=2),
+    reduces=st.booleans(),
+    seed=st.integers(0, 2**16),
+)
+def test_values(maker: str, readers: list[str], reduces: bool, seed: int) -> None:
+    sizes, indices = _MAKERS[maker]
+    x, mean = buffer("input", sizes), buffer("input", (5, 1))
+    made = buffer(sizes=_SIZES)
+    first = step([at(x, *indices), row(mean)], whole(made), sub, _SIZES)
+    reading = []
+    for name in readers:
+        extents, places = _READERS[name]
+        loops = len(extents)
+        own = [tuple(int(k == d) for k in range(loops)) for d in range(loops)]
+        other = buffer("input", extents)
+        inputs = [at(other, *own), at(made, *places)]
+        made_of = step(inputs, at(buffer("result", extents), *own), lambda a, b: sub(square(b), a), extents)
+        if reduces:
+            total = buffer("result", (*extents[:-1], 1))
+            made_of.outputs = (at(total, *own[:-1], (0,) * loops),)
+            made_of.reduction = (*made_of.reduction[:-1], True)
+            made_of.values = (operation("arith.addf", [accumulator(0, "f32"), *made_of.values], "f32"),)
+            made_of.initial = constant(1.0, "f32")
+        reading.append(made_of)
+    members = [first, *reading]
+    after = rematerialise(members, [made])
+    assert after[0] is None
+    generator = np.random.default_rng(seed)
+    memory = {b: generator.standard_normal(b.count).astype(np.float32) for m in members for b in [*m.reads, *m.writes]}
+    again = {b: data.copy() for b, data in memory.items()}
+    run(members, memory)
+    run(after, again)
+    for reader in reading:
+        np.testing.assert_array_equal(memory[reader.writes[0]], again[reader.writes[0]])
+
+
+def test_scalars_go_along() -> None:
+    x, made, early, late = buffer("input"), buffer(), Scalar("f32"), Scalar("f32")
+    first = step([whole(x)], whole(made), lambda a: sub(a, scalar(early)))
+    second = step([whole(made)], whole(buffer("result")), lambda a: sub(scalar(late), a))
+    (_, reader) = rematerialise([first, second], [made])
+    assert reader is not None
+    assert reader.scalars == (late, early)
+    assert reader.values == (sub(scalar(late), sub(load(whole(x)), scalar(early))),)
+
+
+def test_what_both_read_is_read_once() -> None:
+    x, mean, made = buffer("input"), buffer("input", (ROWS, 1)), buffer()
+    first = step([whole(x), row(mean)], whole(made), sub)
+    second = step([whole(x), whole(made)], whole(buffer("result")), sub)
+    (_, reader) = rematerialise([first, second], [made])
+    assert reader is not None
+    assert reader.inputs == (whole(x), row(mean))
+
+
+def test_a_value_of_a_value_goes_all_the_way() -> None:
+    x, mean, centred, squared = buffer("input"), buffer("input", (ROWS, 1)), buffer(), buffer()
+    members = [
+        step([whole(x), row(mean)], whole(centred), sub),
+        step([whole(centred)], whole(squared), square),
+        summed(squared, row(buffer("result", (ROWS, 1)))),
+    ]
+    one, two, total = rematerialise(members, [centred, squared])
+    assert one is None and two is None and total is not None
+    assert [e.op for e in total.body.expressions if e.operands] == ["arith.subf", "arith.mulf", "arith.addf"]
+
+
+# What must stay.
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        pytest.param(lambda x, mean: operation("math.exp", [sub(x, mean)], "f32"), id="a function"),
+        pytest.param(lambda x, mean: operation("arith.divf", [sub(x, mean), x], "f32"), id="a division"),
+        pytest.param(lambda x, mean: reduce(lambda total, _: sub(total, x), range(9), sub(x, mean)), id="arithmetic"),
+    ],
+)
+def test_what_takes_long_is_stored(value: Callable[..., Expression]) -> None:
+    x, mean, made = buffer("input"), buffer("input", (ROWS, 1)), buffer()
+    first = step([whole(x), row(mean)], whole(made), value)
+    assert unchanged([first, squares(made), squares(made)], [made])
+
+
+def test_what_many_read_of_two_buffers_is_stored() -> None:
+    first = step([whole(buffer("input")), whole(buffer("input"))], whole(made := buffer()), sub)
+    assert unchanged([first, squares(made), squares(made)], [made])
+    assert not unchanged([first, squares(made)], [made])
+
+
+def test_what_others_read_is_stored() -> None:
+    first = step([whole(buffer("input"))], whole(made := buffer()), square)
+    assert unchanged([first, squares(made)], [])
+
+
+def test_what_is_read_again_and_again_is_stored() -> None:
+    made = buffer(sizes=(1, COLUMNS))
+    first = step([at(buffer("input", (1, COLUMNS)), (1, 0), (0, 1))], whole(made), square, (1, COLUMNS))
+    reader = step([at(made, (0, 0), (0, 1))], whole(buffer("result")), square)
+    assert unchanged([first, reader], [made])
+
+
+@pytest.mark.parametrize("place", [1, 2])
+def test_what_is_made_of_a_buffer_that_is_overwritten_is_stored(place: int) -> None:
+    x, made = buffer(), buffer()
+    first, reader = step([whole(x)], whole(made), square), squares(made)
+    overwriting = step([whole(buffer("input"))], whole(x), square)
+    members = [first, reader]
+    members.insert(place, overwriting)
+    assert unchanged(members, [made]) is (place == 1)
+
+
+def test_a_reader_that_overwrites_what_it_would_read_reads_what_is_stored() -> None:
+    x, made = buffer(), buffer()
+    first = step([at(x, (0, 1), (1, 0))], whole(made), square, (64, 64))
+    reader = step([whole(made)], whole(x), square, (64, 64))
+    x.sizes = made.sizes = (64, 64)
+    assert unchanged([first, reader], [made])
+
+
+def test_a_value_of_a_part_is_stored() -> None:
+    """The rest of its buffer holds what something else has put there."""
+    made = buffer(sizes=(ROWS + 1, COLUMNS))
+    fill = step([], whole(made), lambda: constant(1.0, "f32"), made.sizes)
+    part = step([whole(buffer("input"))], whole(made), square)
+    reader = step([whole(made)], whole(buffer("result", made.sizes)), square, made.sizes)
+    assert unchanged([fill, part, reader], [made])
+
+
+def test_a_value_that_goes_on_is_stored() -> None:
+    """It is written once more, by a step that reads it."""
+    made = buffer()
+    first = step([whole(buffer("input"))], whole(made), square)
+    again = step([whole(made)], whole(made), square)
+    assert unchanged([first, again, squares(made)], [made])

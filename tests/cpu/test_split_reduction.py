@@ -1,0 +1,106 @@
+"""Long reductions to a few numbers: which are made in parts, and that the results are eager's for any threads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from test_tile_fusion import steps_of
+from torch import Tensor
+from torch.nn import functional
+from written_programs import Builder, Value, normal
+
+import torchmdla
+from torchmdla.devices.cpu.loop_program import LoopNest
+from torchmdla.testing.compare import assert_matches
+
+
+def total(*sizes: int, dims: list[int] | None = None) -> Callable[[Builder], list[Value]]:
+    """The sum of exponentials over ``dims``, all of them if None."""
+    over = list(range(len(sizes))) if dims is None else dims
+
+    def program(b: Builder) -> list[Value]:
+        x = b.input(normal(*sizes))
+        wave = b.op("aten.exp", [x], x.tensor.exp())
+        return [b.op("aten.sum.dim_IntList", [wave, over, False, None], wave.tensor.sum(over))]
+
+    return program
+
+
+def reductions(program: Callable[[Builder], list[Value]]) -> list[LoopNest]:
+    return [step for step in steps_of(program).nests() if any(step.reduction)]
+
+
+@pytest.mark.parametrize(
+    ("program", "parts"),
+    [
+        pytest.param(total(512, 1024), 128, id="rows"),
+        pytest.param(total(1 << 19), 128, id="one dimension"),
+        pytest.param(total(7, 1 << 17), 7 * 16, id="few rows"),
+        pytest.param(total(65537, 4, 4), 16, id="rows that cannot be divided"),
+        pytest.param(total(96, 3, 4096, dims=[0, 2]), 96, id="a dimension that stays"),
+    ],
+)
+def test_a_long_one_is_made_in_parts(program: Callable[[Builder], list[Value]], parts: int) -> None:
+    making, combining = reductions(program)
+    (made,) = making.writes
+    assert combining.reads == [made]
+    results = math.prod(n for n, reduced in zip(combining.sizes, combining.reduction, strict=True) if not reduced)
+    assert made.count == math.prod(combining.sizes) == parts * results
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(total(64, 1024), id="short"),
+        pytest.param(total(512, 1024, dims=[1]), id="a number for each row"),
+        pytest.param(total(262147), id="a prime"),
+    ],
+)
+def test_others_stay_whole(program: Callable[[Builder], list[Value]]) -> None:
+    assert len(reductions(program)) == 1
+
+
+def logistic(x: Tensor, y: Tensor) -> Tensor:
+    return functional.binary_cross_entropy_with_logits(x, torch.sigmoid(y))
+
+
+FUNCTIONS: dict[str, tuple[Callable[..., Tensor], list[tuple[int, ...]]]] = {
+    "sum": (lambda x: (x * x).sum(), [(512, 1024)]),
+    "mean with an epilogue": (lambda x: (x.abs().mean() + 1).sqrt() * 2, [(300, 1021)]),
+    "maximum": (lambda x: (x * 2).max(), [(1 << 19,)]),
+    "minimum": (lambda x: torch.relu(x).min(), [(3, 5, 1 << 15)]),
+    "product": (lambda x: (x.double() * 1e-3 + 1).prod(), [(1 << 18,)]),
+    "any": (lambda x: (x > 9).any(), [(1 << 19,)]),
+    "count": (lambda x: (x > 0).sum(), [(512, 1024)]),
+    "deviation": (lambda x: (x + 1).std(), [(1 << 19,)]),
+    "norm": (lambda x: (x * 2).norm(), [(512, 1024)]),
+    "loss": (functional.mse_loss, [(512, 1024)] * 2),
+    "loss of several steps": (logistic, [(512, 1024)] * 2),
+    "for each channel": (lambda x: x.exp().sum((0, 2)), [(16, 5, 8191)]),
+    "dot product": (lambda x, y: torch.dot(x, y) + 1, [(1 << 19,)] * 2),
+    "not a number": (lambda x: (x.sqrt() * 2).max(), [(512, 1024)]),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_values(name: str) -> None:
+    function, shapes = FUNCTIONS[name]
+    torch.manual_seed(0)
+    inputs = [torch.randn(shape) for shape in shapes]
+    traced = torch.jit.trace(function, inputs, check_trace=False)
+    threads = torch.get_num_threads()
+    found = []
+    try:
+        with torch.no_grad():
+            compiled = torchmdla.compile(traced, *inputs)
+            for count in (1, 2):
+                torch.set_num_threads(count)
+                found.append(compiled(*inputs))
+                assert_matches(found[-1], function(*inputs))
+    finally:
+        torch.set_num_threads(threads)
+    assert torchmdla.stats().fallbacks == {}
+    assert torch.equal(*found) or all(torch.isnan(x).all() for x in found)

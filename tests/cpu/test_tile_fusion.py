@@ -1,0 +1,474 @@
+"""Steps that are merged (epilogues) or run tile by tile (chains): which are, which must not be, and their values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from nest_running import host_target
+from torch import nn
+from torch.nn import functional
+from torch_mlir import ir
+from written_programs import Builder, Value, check, normal
+
+import torchmdla
+from torchmdla.compiler.mlir import new_context
+from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
+from torchmdla.devices.cpu.code.tile_loops import Fetched, fetched_ahead
+from torchmdla.devices.cpu.expressions import Expression, accumulator, constant, load, operation
+from torchmdla.devices.cpu.frontend.buffers import bufferize
+from torchmdla.devices.cpu.frontend.fusion import fuse
+from torchmdla.devices.cpu.frontend.linalg import to_linalg
+from torchmdla.devices.cpu.frontend.reading import read_program
+from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, Step, TileLoop, is_copy
+from torchmdla.devices.cpu.machine import Machine
+from torchmdla.devices.cpu.passes import pipeline
+from torchmdla.devices.cpu.passes.epilogue import merge_epilogues
+from torchmdla.devices.cpu.passes.pipeline import transform
+from torchmdla.devices.cpu.passes.tile_fusion import fuse_by_tiles
+from torchmdla.testing.compare import assert_matches
+
+Program = Callable[[Builder], "list[Value]"]
+
+MACHINE = Machine.of(host_target())
+
+
+def steps_of(function: Program) -> LoopProgram:
+    """The steps that the program becomes."""
+    builder = Builder()
+    program = builder.program(function(builder), host_target())
+    with new_context(), ir.Location.unknown():
+        module = to_linalg(program)
+        fuse(module)
+        steps = read_program(bufferize(module), program)
+        transform(steps, program)
+    return steps
+
+
+def chains(steps: LoopProgram) -> list[TileLoop]:
+    return [s for s in steps.steps if isinstance(s, TileLoop)]
+
+
+def all_nests(steps: LoopProgram) -> list[LoopNest]:
+    return [*steps.nests(), *(member for chain in chains(steps) for member in chain.members)]
+
+
+# Programs.
+
+
+def softmax(*sizes: int, dim: int = -1) -> Program:
+    def program(b: Builder) -> list[Value]:
+        x = b.input(normal(*sizes) * 20)
+        return [b.op("aten.softmax.int", [x, dim, None], x.tensor.softmax(dim))]
+
+    return program
+
+
+def layer_norm(rows: int, width: int) -> Program:
+    def program(b: Builder) -> list[Value]:
+        x, w, c = b.input(normal(rows, width) + 3), b.input(normal(width)), b.input(normal(width))
+        expected = functional.layer_norm(x.tensor, (width,), w.tensor, c.tensor)
+        made = b.op("aten.layer_norm", [x, [width], w, c, 1e-5, True], expected)
+        exact = b._constant("str", '"none"', "!torch.str")
+        return [b.op("aten.gelu", [made, exact], functional.gelu(expected))]
+
+    return program
+
+
+def attention(heads: int, length: int, width: int) -> Program:
+    def program(b: Builder) -> list[Value]:
+        q, k, v = (b.input(normal(heads, length, width) * scale) for scale in (1.0, 1.1, 0.9))
+        turned = b.op("aten.transpose.int", [k, 1, 2], k.tensor.transpose(1, 2))
+        scores = b.op("aten.bmm", [q, turned], torch.bmm(q.tensor, turned.tensor))
+        scaled = b.op("aten.div.Scalar", [scores, 3.0], scores.tensor / 3.0)
+        weights = b.op("aten.softmax.int", [scaled, -1, None], scaled.tensor.softmax(-1))
+        return [b.op("aten.bmm", [weights, v], torch.bmm(weights.tensor, v.tensor))]
+
+    return program
+
+
+def elementwise_and_maximum(rows: int, width: int) -> Program:
+    def program(b: Builder) -> list[Value]:
+        x, y = b.input(normal(rows, width)), b.input(normal(width))
+        total = b.op("aten.add.Tensor", [x, y, 1], x.tensor + y.tensor)
+        most = b.op("aten.amax", [total, [1], True], total.tensor.amax(1, keepdim=True))
+        made = b.op("aten.sub.Tensor", [total, most, 1], total.tensor - most.tensor)
+        return [b.op("aten.exp", [made], made.tensor.exp())]
+
+    return program
+
+
+def linear_with_everything(b: Builder) -> list[Value]:
+    x, w, c, r = b.input(normal(24, 40)), b.input(normal(56, 40)), b.input(normal(56)), b.input(normal(24, 56))
+    y = b.op("aten.linear", [x, w, c], functional.linear(x.tensor, w.tensor, c.tensor))
+    total = b.op("aten.add.Tensor", [y, r, 1], y.tensor + r.tensor)
+    return [b.op("aten.relu", [total], total.tensor.relu())]
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        softmax(257, 96),
+        softmax(12, 33, 40, dim=1),
+        softmax(3, 5, 7),
+        softmax(1, 30000),
+        softmax(2048, 3),
+        layer_norm(300, 512),
+        layer_norm(7, 1000),
+        attention(3, 37, 16),
+        attention(2, 160, 32),
+        attention(1, 400, 8),
+        linear_with_everything,
+    ],
+)
+@pytest.mark.parametrize("target", [host_target(), host_target("+avx2", "+fma"), host_target("")])
+def test_values(program: Program, target: object) -> None:
+    builder = Builder()
+    check(builder, program(builder), target)  # type: ignore[arg-type]
+
+
+# Which programs become chains.
+
+
+@pytest.mark.parametrize("program", [softmax(512, 96), layer_norm(300, 512), attention(4, 160, 32)])
+def test_one_pass_over_memory(program: Program) -> None:
+    made = chains(steps_of(program))
+    assert len(made) == 1
+    assert made[0].locals
+    # What is left in memory between nests fits the first cache, or the second where matrices are multiplied.
+    assert sum(b.bytes for b in made[0].locals) <= MACHINE.second_level // 4
+
+
+def test_attention_keeps_scores_in_the_chain() -> None:
+    (chain,) = chains(steps_of(attention(4, 160, 32)))
+    assert len(chain.members) == 6
+    assert {b.kind for b in chain.writes} == {"result"}
+
+
+def test_queries_meet_transposed_keys() -> None:
+    steps = steps_of(attention(4, 160, 32))
+    product = chains(steps)[0].members[0]
+    column = [access.flat(len(product.sizes)).factors for access in product.inputs]
+    (own,) = [d for d, factor in enumerate(product.written_accesses[0].flat(len(product.sizes)).factors) if factor == 1]
+    assert sorted(factors[own] for factors in column) == [0, 1]
+
+
+def structure(steps: LoopProgram) -> list[object]:
+    """What must not depend on sizes: the kinds of steps, and what the chains are made of."""
+    found: list[object] = []
+    for step in steps.steps:
+        if isinstance(step, TileLoop):
+            members = [(m.reduction, [e.op for e in m.body.expressions], m.epilogue is None) for m in step.members]
+            found.append((step.loops, members, len(step.locals)))
+        else:
+            found.append(type(step))
+    return found
+
+
+@pytest.mark.parametrize("make", [softmax, layer_norm, elementwise_and_maximum])
+@pytest.mark.parametrize("sizes", [(3, 7), (61, 67), (67, 500), (128, 61), (1009, 96), (4096, 4096)])
+def test_sizes_change_no_structure(make: Callable[[int, int], Program], sizes: tuple[int, int]) -> None:
+    assert structure(steps_of(make(*sizes))) == structure(steps_of(make(64, 128)))
+
+
+@pytest.mark.parametrize("length", [11, 61, 67, 197, 500])
+def test_length_changes_no_structure(length: int) -> None:
+    made = steps_of(attention(3, length, 16))
+    assert structure(made) == structure(steps_of(attention(3, 128, 16)))
+
+
+# Tiles that do not divide an axis.
+
+
+@pytest.mark.parametrize("program", [softmax(197, 700), layer_norm(197, 500), attention(3, 197, 64)])
+def test_a_prime_has_tiles(program: Program) -> None:
+    (chain,) = chains(steps_of(program))
+    (tile,) = (t for t, extent in zip(chain.tile, chain.extents, strict=True) if extent == 197)
+    assert 1 < tile < 197
+
+
+def test_tiles_of_a_prime_are_even() -> None:
+    (chain,) = chains(steps_of(attention(1, 197, 64)))
+    count = -(-197 // chain.tile[0])
+    assert chain.tile[0] * count - 197 < count
+
+
+odd = st.integers(1, 130).map(lambda n: 2 * n + 1)
+
+
+@settings(deadline=None, max_examples=15)
+@given(rows=odd, width=odd, dim=st.sampled_from([0, 1]))
+def test_softmax_of_any_size(rows: int, width: int, dim: int) -> None:
+    builder = Builder()
+    check(builder, softmax(rows, 8 * width, dim=dim)(builder))
+
+
+@settings(deadline=None, max_examples=15)
+@given(rows=odd, width=odd, make=st.sampled_from([layer_norm, elementwise_and_maximum]))
+def test_rows_of_any_size(rows: int, width: int, make: Callable[[int, int], Program]) -> None:
+    builder = Builder()
+    check(builder, make(rows, 4 * width)(builder))
+
+
+@settings(deadline=None, max_examples=15)
+@given(heads=st.integers(1, 3), length=odd, width=st.integers(1, 40))
+def test_attention_of_any_size(heads: int, length: int, width: int) -> None:
+    builder = Builder()
+    check(builder, attention(heads, length, width)(builder))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_threads_run_ragged_tiles(threads: int) -> None:
+    def function(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        weights = torch.softmax(q @ k.transpose(1, 2) / 8.0, -1)
+        return functional.layer_norm(weights @ v, (64,))
+
+    inputs = normal(12, 197, 64), normal(12, 197, 64) + 0.1, normal(12, 197, 64)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        compiled = torchmdla.compile(torch.jit.trace(function, inputs), *inputs)
+        assert_matches(compiled(*inputs), function(*inputs))
+    finally:
+        torch.set_num_threads(before)
+
+
+# Chains with the tiles of others.
+
+
+@pytest.mark.parametrize(
+    ("make", "sizes", "tiles"),
+    [
+        (softmax, (61, 40), [(8,)]),
+        (softmax, (67, 40), [(8,)]),
+        (softmax, (5, 40), [(8,)]),
+        (softmax, (8, 40), [(8,)]),
+        (layer_norm, (9, 33), [(7,)]),
+        (partial(attention, width=16), (3, 61), [(2, 24)]),
+        (partial(attention, width=16), (2, 20), [(3, 24)]),
+    ],
+)
+def test_given_tiles(
+    make: Callable[..., Program], sizes: tuple[int, ...], tiles: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline, "fuse_by_tiles", lambda steps, machine, _: fuse_by_tiles(steps, machine, tiles))
+    assert [chain.tile for chain in chains(steps_of(make(*sizes)))] == tiles
+    builder = Builder()
+    check(builder, make(*sizes)(builder))
+
+
+@pytest.mark.parametrize("tiles", [[], [(4, 4)], [(4,), (4,)]])
+def test_tiles_of_other_chains(tiles: list[tuple[int, ...]]) -> None:
+    x, y, z = buffer("input"), buffer(), buffer("result")
+    steps = LoopProgram([row_sum(x, row(y)), elementwise([row(y)], whole(z))], {})
+    with pytest.raises(ValueError, match="tile"):
+        fuse_by_tiles(steps, MACHINE, tiles)
+    assert len(steps.steps) == 2
+
+
+def test_threads_share_tiles() -> None:
+    builder = Builder()
+    executable = check(builder, softmax(2048, 1024)(builder))
+    assert executable.pool.chunks > 1
+
+
+# What is fetched ahead.
+
+
+@pytest.mark.parametrize("make", [softmax, layer_norm])
+@pytest.mark.parametrize("rows", [2048, 2039])
+def test_later_tiles_are_fetched_while_one_is_computed(make: Callable[[int, int], Program], rows: int) -> None:
+    (chain,) = chains(steps_of(make(rows, 1024)))
+    found = {}
+    for position, (member, fetched) in enumerate(zip(chain.members, fetched_ahead(chain, MACHINE), strict=True)):
+        places = [*fetched.beside]
+        for fetch in fetched.ahead:
+            own = (position, fetch.operand) if fetch.beside is None else places[fetch.beside]
+            buffer = chain.members[own[0]].accesses[own[1]].buffer
+            assert buffer not in found
+            found[buffer] = position, fetch.distance
+            assert member.walks(member.accesses[fetch.operand])
+    # Once each, by different members, and what all tiles read (the norm's weights) not at all.
+    assert sorted(buffer.kind for buffer in found) == ["input", "result"]
+    assert len({position for position, _ in found.values()}) == 2
+    (distance,) = (far for buffer, (_, far) in found.items() if buffer.kind == "input")
+    assert distance == 2 * chain.tile[0] * 1024 * 4
+    builder = Builder()
+    check(builder, make(rows, 1024)(builder))
+
+
+def test_what_the_second_cache_holds_is_not_fetched() -> None:
+    (chain,) = chains(steps_of(softmax(64, 1024)))
+    assert fetched_ahead(chain, MACHINE) == [Fetched()] * 4
+
+
+@pytest.mark.parametrize(
+    ("make", "sizes"),
+    [
+        (lambda: nn.LayerNorm(1024), (512, 1024)),
+        (lambda: nn.GroupNorm(4, 32), (2, 32, 40, 40)),
+        (lambda: nn.InstanceNorm2d(8), (2, 8, 40, 40)),
+    ],
+)
+def test_values_with_a_large_mean_are_as_exact_as_eager_has_them(
+    make: Callable[[], nn.Module], sizes: tuple[int, ...]
+) -> None:
+    """The mean is subtracted before anything is squared."""
+    x = torch.randn(sizes, generator=torch.Generator().manual_seed(3)) + 1e4
+    module = make().eval()
+    with torch.no_grad():
+        compiled = torchmdla.compile(torch.jit.trace(module, (x,), check_trace=False), x)
+        results = compiled(x), module(x)
+        errors = [(result - module.double()(x.double())).square().mean().sqrt() for result in results]
+    assert errors[0] <= 2 * errors[1]
+
+
+# Which elementwise steps become epilogues.
+
+
+def test_everything_after_a_product_is_its_epilogue() -> None:
+    nests = all_nests(steps_of(linear_with_everything))
+    products = [s for s in nests if any(s.reduction)]
+    assert len(products) == 1
+    assert all(is_copy(s) for s in nests if s not in products)
+    assert products[0].epilogue is not None
+    assert products[0].epilogue.outputs[0].buffer.kind == "result"
+
+
+def test_a_result_that_is_read_twice_stays() -> None:
+    def program(b: Builder) -> list[Value]:
+        x, y = b.input(normal(24, 40)), b.input(normal(40, 56))
+        made = b.op("aten.mm", [x, y], x.tensor @ y.tensor)
+        return [made, b.op("aten.relu", [made], made.tensor.relu())]
+
+    assert all(s.epilogue is None for s in all_nests(steps_of(program)))
+    builder = Builder()
+    check(builder, program(builder))
+
+
+def test_a_transposing_reader_becomes_an_epilogue() -> None:
+    def program(b: Builder) -> list[Value]:
+        x, y = b.input(normal(24, 40)), b.input(normal(40, 56))
+        made = b.op("aten.mm", [x, y], x.tensor @ y.tensor)
+        turned = b.op("aten.transpose.int", [made, 0, 1], made.tensor.t())
+        return [b.op("aten.relu", [turned], turned.tensor.relu().contiguous())]
+
+    assert any(s.epilogue is not None for s in all_nests(steps_of(program)))
+    builder = Builder()
+    check(builder, program(builder))
+
+
+# Hazards, on steps made by hand.
+
+ROWS, COLUMNS = 64, 512
+
+
+def whole(buffer: Buffer) -> Access:
+    return Access(buffer, (AffineExpr((1, 0)), AffineExpr((0, 1))))
+
+
+def row(buffer: Buffer) -> Access:
+    return Access(buffer, (AffineExpr((1, 0)), AffineExpr((0, 0))))
+
+
+def turned(buffer: Buffer) -> Access:
+    return Access(buffer, (AffineExpr((0, 1)), AffineExpr((1, 0))))
+
+
+def elementwise(inputs: Sequence[Access], output: Access, sizes: tuple[int, int] = (ROWS, COLUMNS)) -> LoopNest:
+    value = operation("arith.addf", map(load, inputs), "f32")
+    return LoopNest.elementwise(sizes, output, value)
+
+
+def row_sum(source: Buffer, output: Access) -> LoopNest:
+    return LoopNest((ROWS, COLUMNS), (False, True), (output,), (total(whole(source)),), constant(0.0, "f32"))
+
+
+def total(access: Access) -> Expression:
+    return operation("arith.addf", [load(access), accumulator(0, "f32")], "f32")
+
+
+def buffer(kind: str = "temporary", sizes: tuple[int, ...] = (ROWS, COLUMNS)) -> Buffer:
+    return Buffer(kind, "f32", sizes)  # type: ignore[arg-type]
+
+
+def chained(*steps: Step) -> list[Step]:
+    made = LoopProgram(list(steps), {})
+    fuse_by_tiles(made, MACHINE)
+    return made.steps
+
+
+def test_rows_that_only_need_themselves_are_chained() -> None:
+    x, y, z = buffer("input"), buffer(), buffer("result")
+    (chain,) = chained(elementwise([whole(x)], whole(y)), elementwise([whole(y)], whole(z)))
+    assert isinstance(chain, TileLoop)
+    assert [b.kind for b in chain.locals] == ["local"]
+
+
+def test_a_neighbour_breaks_the_axis() -> None:
+    x, y, z = buffer("input"), buffer(sizes=(ROWS + 1, COLUMNS)), buffer("result")
+    first = elementwise([whole(x)], whole(y), (ROWS, COLUMNS))
+    later = Access(y, (AffineExpr((1, 0), 1), AffineExpr((0, 1))))
+    steps = chained(first, elementwise([later], whole(z)))
+    # Columns are still alike; what is cut must be columns only.
+    for step in steps:
+        if isinstance(step, TileLoop):
+            assert [m.sizes[0] for m in step.members] == [ROWS, ROWS]
+
+
+def test_a_transposed_reader_is_cut_the_other_way() -> None:
+    x, y, z = buffer("input", (512, 512)), buffer(sizes=(512, 512)), buffer("result", (512, 512))
+    first = elementwise([whole(x)], whole(y), (512, 512))
+    for step in chained(first, elementwise([turned(y)], whole(z), (512, 512))):
+        if isinstance(step, TileLoop):
+            assert step.loops[0] == tuple(1 - loop for loop in step.loops[1])
+
+
+def test_overwriting_what_other_rows_still_read_breaks_the_chain() -> None:
+    x, sums, y = buffer(), buffer(sizes=(COLUMNS,)), buffer("result")
+    columns = Access(sums, (AffineExpr((0, 1)),))
+    down = LoopNest((ROWS, COLUMNS), (True, False), (columns,), (total(whole(x)),), constant(0.0, "f32"))
+    steps = chained(down, elementwise([columns], whole(y)))
+    # A sum over rows ends before any row reads it: rows are no axis.
+    for step in steps:
+        if isinstance(step, TileLoop):
+            assert all(member.sizes[0] == ROWS for member in step.members)
+
+
+def test_unrelated_steps_move_out_of_the_way() -> None:
+    x, y, z = buffer("input"), buffer(), buffer("result")
+    other = elementwise([whole(buffer("input"))], whole(buffer("result")))
+    steps = chained(elementwise([whole(x)], whole(y)), other, elementwise([whole(y)], whole(z)))
+    assert steps[0] is other
+    assert isinstance(steps[1], TileLoop)
+
+
+def test_a_long_row_of_nests_whose_values_are_all_needed() -> None:
+    """No chain of them has anything to itself; that must not be found out anew for each length of each."""
+    values = [buffer("result") for _ in range(300)]
+    steps = chained(*(elementwise([whole(x)], whole(y)) for x, y in pairwise(values)))
+    assert len(steps) == 299
+
+
+def test_a_writer_in_between_keeps_the_epilogue_away() -> None:
+    x, y = buffer(), buffer(sizes=(ROWS, 1))
+    result = buffer("result", (ROWS, 1))
+    narrow = Access(y, (AffineExpr((1, 0)), AffineExpr((0, 0))))
+    rows = (AffineExpr((1,)), AffineExpr((0,)))
+    summed = row_sum(x, narrow)
+    reader = LoopNest.elementwise(
+        (ROWS,), Access(result, rows), operation("arith.negf", [load(Access(y, rows))], "f32")
+    )
+    overwriting = elementwise([whole(buffer("input"))], whole(x))
+    steps = LoopProgram([summed, overwriting, reader], {})
+    merge_epilogues(steps)
+    assert len(steps.steps) == 3
+    steps = LoopProgram([summed, reader, overwriting], {})
+    merge_epilogues(steps)
+    assert len(steps.steps) == 2
+    assert summed.epilogue is not None

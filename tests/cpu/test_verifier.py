@@ -1,0 +1,173 @@
+"""Loop programs as text, and what is said of steps that are not valid."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from torchmdla import devices
+from torchmdla.compiler.program import Program
+from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer, Scalar, TableAccess
+from torchmdla.devices.cpu.expressions import accumulator, constant, gather, index, load, operation, reduced, scalar
+from torchmdla.devices.cpu.kernel_spec import Table
+from torchmdla.devices.cpu.loop_program import Epilogue, LoadStep, LoopNest, LoopProgram, TileLoop
+from torchmdla.devices.cpu.passes import pipeline
+from torchmdla.devices.cpu.printer import program_text
+from torchmdla.devices.cpu.verifier import verify
+from torchmdla.errors import CompileError
+
+ROW, COLUMN, INNER = AffineExpr((1, 0, 0)), AffineExpr((0, 1, 0)), AffineExpr((0, 0, 1))
+
+
+def product() -> LoopProgram:
+    """A product of matrices with a bias in its epilogue, then its double."""
+    left, right = Buffer("input", "f32", (4, 6), 0), Buffer("parameter", "f32", (6, 8), 1)
+    bias, result = Buffer("parameter", "f32", (8,), 2), Buffer("result", "f32", (4, 8), 3)
+    middle = Buffer("temporary", "f32", (4, 8))
+    factors = Access(left, (ROW, INNER)), Access(right, (INNER, COLUMN))
+    sum_of_products = operation(
+        "arith.addf", [accumulator(0, "f32"), operation("arith.mulf", map(load, factors), "f32")], "f32"
+    )
+    nest = LoopNest(
+        sizes=(4, 8, 6),
+        reduction=(False, False, True),
+        outputs=(Access(middle, (ROW, COLUMN)),),
+        values=(sum_of_products,),
+        initial=constant(0.0, "f32"),
+        epilogue=Epilogue(
+            outputs=(Access(middle, (ROW, COLUMN)),),
+            values=(operation("arith.addf", [reduced(0, "f32"), load(Access(bias, (COLUMN,)))], "f32"),),
+        ),
+    )
+    doubled = operation("arith.mulf", [load(Access.whole(middle)), scalar(Scalar("f32", 4))], "f32")
+    return LoopProgram([nest, LoopNest.elementwise((4, 8), Access.whole(result), doubled)], {})
+
+
+TEXT = """\
+buffer input0 : f32[4, 6]
+buffer parameter1 : f32[6, 8]
+buffer parameter2 : f32[8]
+buffer temporary0 : f32[4, 8]
+buffer result3 : f32[4, 8]
+entry {
+  nest d0:4 d1:8 d2:6+ {
+    i0 = input0[d0, d2]
+    i1 = parameter1[d2, d1]
+    o0 = from 0.0
+    v0 : f32 = arith.mulf i0, i1
+    v1 : f32 = arith.addf o0, v0
+    yield v1
+  } then {
+    i0 = parameter2[d1]
+    v0 : f32 = arith.addf o0, i0
+    temporary0[d0, d1] = v0
+  }
+  nest d0:4 d1:8 {
+    i0 = temporary0[d0, d1]
+    c0 = argument4
+    v0 : f32 = arith.mulf i0, c0
+    result3[d0, d1] = v0
+  }
+}
+"""
+
+
+def test_steps_are_printed() -> None:
+    assert program_text(product()) == TEXT
+
+
+def test_valid_steps() -> None:
+    verify(product(), "a pass")
+
+
+def _reorder(steps: LoopProgram) -> None:
+    steps.steps.reverse()
+
+
+def _write_input(steps: LoopProgram) -> None:
+    twice = steps.nests()[1]
+    twice.outputs = (replace(twice.outputs[0], buffer=Buffer("input", "f32", (4, 8), 0)),)
+
+
+def _drop_initial(steps: LoopProgram) -> None:
+    steps.nests()[0].initial = None
+
+
+def _store_reduced(steps: LoopProgram) -> None:
+    nest = steps.nests()[0]
+    assert nest.epilogue
+    outputs = (replace(nest.epilogue.outputs[0], indices=(ROW, INNER)),)
+    nest.epilogue = replace(nest.epilogue, outputs=outputs)
+
+
+def _compute_nothing(steps: LoopProgram) -> None:
+    steps.nests()[1].values = ()
+
+
+def _carry_without_reducing(steps: LoopProgram) -> None:
+    steps.nests()[1].values = (accumulator(0, "f32"),)
+
+
+def _carry_unknown(steps: LoopProgram) -> None:
+    steps.nests()[0].values = (accumulator(9, "f32"),)
+
+
+def _forget_loop(steps: LoopProgram) -> None:
+    steps.nests()[1].sizes = (32,)
+
+
+def _drop_loop(steps: LoopProgram) -> None:
+    steps.nests()[1].sizes, steps.nests()[1].reduction = (32,), (False,)
+
+
+def _flatten_buffer(steps: LoopProgram) -> None:
+    steps.nests()[1].outputs[0].buffer.sizes = (32,)
+
+
+def _use_lost_index(steps: LoopProgram) -> None:
+    steps.nests()[1].values = (operation("arith.sitofp", [index(2)], "f32"),)
+
+
+def _look_up_at_fewer_indices(steps: LoopProgram) -> None:
+    table = TableAccess(Buffer("input", "f32", (48,), 0, fixed=True), Table("f32", (6, 8), (8, 1)), 0)
+    steps.nests()[1].values = (gather(table, [index(0)]),)
+
+
+def _chain_of_other_tiles(steps: LoopProgram) -> None:
+    steps.steps = [TileLoop((*steps.nests(),), ((0,), (0,)), (4,), (2,), ())]
+
+
+def _load_without_strides(steps: LoopProgram) -> None:
+    scalar, result = Scalar("i64", 5), steps.nests()[1].outputs[0].buffer
+    steps.steps.append(LoadStep(Scalar("f32"), result, 0, (scalar,), ()))
+
+
+BROKEN: dict[Callable[[LoopProgram], None], str] = {
+    _reorder: "reads what is not yet written",
+    _write_input: "writes to what is given",
+    _drop_initial: "has an epilogue, but no initial value",
+    _store_reduced: "stores results at the index of a loop that reduces",
+    _compute_nothing: "computes other values than its outputs",
+    _carry_without_reducing: "carries a value, but has no loop that reduces",
+    _carry_unknown: "uses a reduction that it does not have",
+    _forget_loop: "says of other loops whether they reduce",
+    _drop_loop: "has an index over other loops than its own",
+    _flatten_buffer: "has 2 indices into a buffer of 1 dimensions",
+    _use_lost_index: "uses the index of a loop that it does not have",
+    _look_up_at_fewer_indices: "looks up at other indices than a table has",
+    _chain_of_other_tiles: "has a member that is not over one tile",
+    _load_without_strides: "has other indices than strides",
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN, ids=lambda function: function.__name__.strip("_"))
+def test_a_broken_pass_is_named(broken: Callable[[LoopProgram], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    program = Program("module {}", (), (), devices.get("cpu").target())
+    monkeypatch.setenv("TORCHMDLA_VERIFY", "1")
+    with pytest.raises(CompileError, match=f"after broken-pass a step {BROKEN[broken]}") as caught:
+        pipeline.run(pipeline.Pass("broken-pass", lambda steps, _: broken(steps)), product(), program)
+    assert caught.value.diagnostic
+    monkeypatch.setenv("TORCHMDLA_VERIFY", "0")
+    pipeline.run(pipeline.Pass("broken-pass", lambda steps, _: broken(steps)), product(), program)

@@ -1,0 +1,507 @@
+"""``torch.compile(…, backend="torchmdla")`` computes what eager computes, forward and backward."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils._pytree import tree_leaves
+
+import torchmdla
+from torchmdla.testing.compare import assert_matches
+from torchmdla.testing.models import MODELS
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo() -> Iterator[None]:
+    """No test runs into what another one compiled, or into its number of recompilations."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def compiled(function: Any, **keywords: Any) -> Any:
+    return torch.compile(function, backend="torchmdla", **keywords)
+
+
+def run(function: Callable[..., Any], inputs: Sequence[Any]) -> tuple[Any, list[Any], list[Any]]:
+    """Outputs of a call, the inputs after it, and which of all these share memory, on inputs of its own."""
+    given = copy.deepcopy(list(inputs))
+    outputs = function(*given)
+    tensors = [leaf for leaf in tree_leaves((outputs, given)) if isinstance(leaf, Tensor)]
+    first = {}
+    sharing = [first.setdefault(t.untyped_storage().data_ptr(), i) for i, t in enumerate(tensors) if t.numel()]
+    return outputs, given, sharing
+
+
+def check(function: Callable[..., Any], *inputs: Any, calls: int = 3, **keywords: Any) -> None:
+    """The first call records, the second runs what was compiled."""
+    program = compiled(function, **keywords)
+    for _ in range(calls):
+        expected, after, sharing = run(function, inputs)
+        made, found, shared = run(program, inputs)
+        assert_matches(made, expected, layers=4)
+        assert_matches(found, after, layers=4)
+        assert shared == sharing
+
+
+# --- functions ---------------------------------------------------------------------------------------------------
+
+X = torch.randn(4, 6)
+Y = torch.randn(6, 5)
+
+
+def views_that_leave(x: Tensor) -> Any:
+    y = torch.relu(x) * 2
+    return y.t(), y[:, 1:], x.view(-1), y.unsqueeze(0)
+
+
+def one_tensor_twice(x: Tensor) -> Any:
+    y = torch.exp(x) + 1
+    return y, y, x, {"again": y, "list": [y * x, None]}
+
+
+def numbers_and_tensors(x: Tensor, n: int, factor: float) -> Any:
+    return torch.tanh(x * factor) + n, n + 1, x.size(0), "text"
+
+
+def in_place(x: Tensor, y: Tensor) -> Tensor:
+    z = torch.relu(x) + 1
+    x.add_(z)
+    y[1:].mul_(2)
+    z.select(0, 0).fill_(5.0)
+    return z * x + y.sum()
+
+
+def written_after_it_was_read(x: Tensor) -> Any:
+    view = x[:2]
+    before = torch.sigmoid(view) * 2
+    x.zero_()
+    return before, torch.sigmoid(view) * 2
+
+
+def written_through_a_view(x: Tensor) -> Tensor:
+    y = x * 2 + 1
+    y.view(-1)[::2].neg_()
+    return y + x
+
+
+def broken_graph(x: Tensor) -> Tensor:
+    y = torch.relu(x @ x.t())
+    if y.sum() > 0:  # the data decides: Dynamo breaks the graph here
+        y = y.softmax(-1) * 2
+    return y + 1
+
+
+def pieces(x: Tensor) -> Tensor:
+    a, b = x.chunk(2, 1)
+    c, d, *_ = x.unbind(1)
+    return torch.cat([a * b, torch.stack([c, d], 1)], 1).flip(0)
+
+
+def of_many_dtypes(x: Tensor) -> Any:
+    indices = x.argmax(1)
+    half = x.to(torch.bfloat16) * 2
+    return x > 0, indices, indices.float() / 2 + x[:, 0], half, x.double().sum(1), torch.complex(x, x).abs()
+
+
+def without_elements(x: Tensor) -> Any:
+    return torch.relu(x[:0]) + 1, x.sum() * 2 + x.mean()
+
+
+FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+    "product": (lambda x, y: torch.relu(x @ y).softmax(-1), (X, Y)),
+    "views that leave": (views_that_leave, (X,)),
+    "one tensor twice": (one_tensor_twice, (X,)),
+    "numbers": (numbers_and_tensors, (X, 3, 0.5)),
+    "in place": (in_place, (X, X + 1)),
+    "written after it was read": (written_after_it_was_read, (X,)),
+    "written through a view": (written_through_a_view, (X,)),
+    "graph break": (broken_graph, (X,)),
+    "pieces": (pieces, (X,)),
+    "many dtypes": (of_many_dtypes, (X,)),
+    "no elements": (without_elements, (X,)),
+    "transposed input": (lambda x: torch.relu(x) + x.exp(), (X.t(),)),
+    "channels last": (
+        lambda x, w: torch.relu(functional.conv2d(x, w)),
+        (torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last), torch.randn(4, 3, 3, 3)),
+    ),
+}
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions(name: str, mode: Callable[[], Any]) -> None:
+    function, inputs = FUNCTIONS[name]
+    with mode():
+        check(function, *inputs)
+    assert torchmdla.stats().specialisations >= 1
+    assert not torchmdla.stats().fallbacks
+
+
+# --- gradients ---------------------------------------------------------------------------------------------------
+
+
+def check_gradients(function: Callable[..., Tensor], *inputs: Tensor, **keywords: Any) -> None:
+    program = compiled(function, **keywords)
+    for _ in range(3):
+        results = []
+        for call in (program, function):
+            given = [x.detach().clone().requires_grad_(x.requires_grad) for x in inputs]
+            outputs = call(*given)
+            loss = sum(y.sin().sum() for y in tree_leaves(outputs) if isinstance(y, Tensor) and y.requires_grad)
+            loss.backward()
+            results.append((outputs, [x.grad for x in given]))
+        assert_matches(*results, layers=8)
+
+
+def leaf(*shape: int) -> Tensor:
+    return torch.randn(shape).requires_grad_()
+
+
+def attention(x: Tensor, weight: Tensor) -> Tensor:
+    q, k, v = (x @ weight).view(1, 5, 2, 12).transpose(1, 2).chunk(3, -1)
+    return functional.scaled_dot_product_attention(q, k, v, is_causal=True).relu() + 1
+
+
+def norms(x: Tensor, weight: Tensor) -> Tensor:
+    return functional.group_norm(functional.layer_norm(x, (6,), weight), 2, eps=1e-3)
+
+
+def pooled(x: Tensor, weight: Tensor) -> Tensor:
+    return functional.max_pool2d(functional.conv2d(x, weight).relu(), 2)
+
+
+TOKENS = torch.tensor([[0, 2], [2, 1]])
+
+GRADIENTS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
+    "product": (lambda x, y: torch.relu(x @ y).softmax(-1), (leaf(4, 6), leaf(6, 5))),
+    "no gradient for some": (lambda x, y, z: (torch.tanh(x * y) + z.sin() * 0.0, x > 0), (leaf(4), X[0, :4], leaf(4))),
+    "not used": (lambda x, y: x.exp() * 2 + 1, (leaf(4), leaf(4))),
+    "views": (lambda x: (x * 2).relu().view(-1)[3:], (leaf(4, 6),)),
+    "norms": (norms, (leaf(2, 4, 6), leaf(6))),
+    "attention": (attention, (leaf(1, 5, 8), leaf(8, 24))),
+    "detached": (lambda x: x.exp().detach() * x + x.sin(), (leaf(4),)),
+    "in place": (lambda x: (x * 2).mul_(3).relu_() + 1, (leaf(4, 6),)),
+    "convolution": (pooled, (leaf(2, 3, 8, 8), leaf(4, 3, 3, 3))),
+    "convolution of a signal": (
+        lambda x, w, b: functional.conv1d(x, w, b, padding=1, groups=2).tanh(),
+        (leaf(2, 4, 9), leaf(6, 2, 3), leaf(6)),
+    ),
+    "convolution by channel": (
+        lambda x, w: functional.conv2d(x, w, stride=2, padding=2, dilation=(2, 1), groups=4).tanh(),
+        (leaf(2, 4, 7, 6), leaf(4, 1, 3, 3)),
+    ),
+    "convolution of a volume": (
+        lambda x, w, b: functional.conv3d(x, w, b, stride=2, padding=1).tanh(),
+        (leaf(1, 2, 4, 5, 3), leaf(3, 2, 3, 3, 3), leaf(3)),
+    ),
+    "transposed convolution": (
+        lambda x, w, b: functional.conv_transpose2d(x, w, b, stride=2, padding=1, output_padding=1).tanh(),
+        (leaf(2, 3, 4, 5), leaf(3, 4, 3, 3), leaf(4)),
+    ),
+    "places from the end": (lambda x: (x[torch.tensor([-1, 0, -1])] * 2).tanh(), (leaf(5, 3),)),
+    "totals repeated": (lambda x: x.sum((1, 2), keepdim=True) * x, (leaf(2, 3, 4, 5),)),
+    "embedding": (lambda w: functional.gelu(functional.embedding(TOKENS, w)), (leaf(5, 3),)),
+}
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_gradients(name: str) -> None:
+    function, inputs = GRADIENTS[name]
+    check_gradients(function, *inputs)
+    assert torchmdla.stats().specialisations >= 1
+    assert not torchmdla.stats().fallbacks
+
+
+class Classifier(nn.Module):
+    """Convolutions, batch norms and a buffer of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(
+            nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.AvgPool2d(2)
+        )
+        self.head = nn.Linear(8, 5)
+        self.calls: Tensor
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return self.head(self.features(x).mean((2, 3)))
+
+
+OPTIMISERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "SGD": lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9),
+    "Adam": lambda parameters: torch.optim.Adam(parameters, lr=0.01),
+}
+
+
+@pytest.mark.parametrize("optimiser", OPTIMISERS)
+def test_training_loop(optimiser: str) -> None:
+    eager = Classifier().train()
+    ours = copy.deepcopy(eager)
+    program = compiled(ours)
+    losses: list[list[float]] = []
+    data = [(torch.randn(4, 3, 8, 8), torch.randint(5, (4,))) for _ in range(5)]
+    for call, module in ((program, ours), (eager, eager)):
+        steps = OPTIMISERS[optimiser](module.parameters())
+        losses.append([])
+        for images, labels in data:
+            steps.zero_grad()
+            loss = functional.cross_entropy(call(images), labels)
+            loss.backward()
+            steps.step()
+            losses[-1].append(loss.item())
+    assert_matches(*losses, layers=100)
+    assert_matches(ours.state_dict(), eager.state_dict(), layers=400)
+    # The trained weights are what eval mode sees.
+    ours.eval(), eager.eval()
+    with torch.no_grad():
+        for _ in range(2):
+            assert_matches(program(data[0][0]), eager(data[0][0]), layers=400)
+    assert not torchmdla.stats().fallbacks
+
+
+@pytest.mark.parametrize("name", ["resnet18", "bert", "vit_b16"])
+def test_models(name: str) -> None:
+    spec = MODELS[name].reduced()
+    eager = spec.build().train()
+    for layer in eager.modules():
+        if isinstance(layer, nn.Dropout):
+            layer.p = 0.0
+    ours = copy.deepcopy(eager)
+    program = compiled(ours, dynamic=False)
+    for seed in range(2):
+        inputs = spec.inputs(batch=2, seed=seed)
+        results = []
+        for call, module in ((program, ours), (eager, eager)):
+            module.zero_grad()
+            outputs = call(*inputs)
+            sum(output.sin().mean() for output in tree_leaves(outputs)).backward()
+            # Of a softmax's input no constant counts: the gradient of a key's bias is nothing but rounding errors.
+            gradients = {k: p.grad for k, p in module.named_parameters() if not k.endswith("key.bias")}
+            results.append((outputs, gradients, dict(module.named_buffers())))
+        assert_matches(*results, layers=16 * spec.layers)
+    assert not torchmdla.stats().fallbacks
+
+
+# --- sizes that vary ---------------------------------------------------------------------------------------------
+
+
+def test_dynamic_sizes() -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    program = compiled(layer, dynamic=True)
+    for batch, length in [(2, 5), (3, 5), (4, 7), (5, 9), (6, 11)]:
+        x = torch.randn(batch, length, 8)
+        assert_matches(program(x), layer(x), layers=8)
+        layer.zero_grad()
+        program(x).sin().sum().backward()
+        made = {name: p.grad for name, p in layer.named_parameters()}
+        layer.zero_grad(set_to_none=True)
+        layer(x).sin().sum().backward()
+        assert_matches(made, {name: p.grad for name, p in layer.named_parameters()}, layers=64)
+    assert not torchmdla.stats().fallbacks
+
+
+def test_sizes_that_leave() -> None:
+    def function(x: Tensor) -> Any:
+        y = torch.relu(x) + x.size(0) / 2
+        return y.view(-1, 2), y.size(0) * 2, torch.full((x.size(1),), 2.0) * 3 + 1
+
+    program = compiled(function, dynamic=True)
+    with torch.no_grad():
+        for rows in (2, 3, 4, 5, 6, 5):
+            x = torch.randn(rows, 4)
+            assert_matches(program(x), function(x))
+
+
+def test_a_remainder_that_is_a_size_and_a_value() -> None:
+    def function(x: Tensor) -> Tensor:
+        return (torch.zeros((x.size(0) % 3, 4)) + (x.size(0) % 3)).flatten()
+
+    program = compiled(function)
+    with torch.no_grad():
+        for rows in (19, 5, 23, 17, 17, 8):
+            x = torch.randn(rows, 4)
+            assert_matches(program(x), function(x))
+
+
+@pytest.mark.parametrize(
+    "part", [lambda x: x[..., 1], lambda x: x[:, 3:, 0], lambda x: x.flatten()[4:], lambda x: x.view(-1, 4)[1:]]
+)
+def test_a_view_of_what_was_written(part: Callable[[Tensor], Tensor]) -> None:
+    """AOT Autograd takes it of the input, at the offset and the strides that it has of the result of the write."""
+
+    def function(x: Tensor) -> Tensor:
+        x.copy_(x * 2)
+        return x.reshape(-1, 4)
+
+    program = compiled(function)
+    with torch.no_grad():
+        for rows in (64, 25, 13, 13):
+            made, expected = (part(torch.arange(8.0 * rows).view(4, rows, 2)) for _ in range(2))
+            result, wanted = program(made), function(expected)
+            assert_matches((result, made), (wanted, expected))
+            assert (result.data_ptr() == made.data_ptr()) == (wanted.data_ptr() == expected.data_ptr())
+
+
+# --- what stays PyTorch's ----------------------------------------------------------------------------------------
+
+
+def test_random_numbers_are_eagers() -> None:
+    layer = nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.5), nn.ReLU(), nn.Linear(6, 2)).train()
+    program = compiled(layer)
+    for seed in range(3):
+        results = []
+        for call in (program, layer):
+            torch.manual_seed(seed)
+            layer.zero_grad()
+            made = call(X)
+            made.sum().backward()
+            results.append((made, [p.grad for p in layer.parameters()], torch.rand(3)))
+        assert_matches(*results)
+
+
+def test_autocast() -> None:
+    layer = nn.Linear(6, 5)
+
+    def function(x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return layer(x).relu() + 1
+
+    with torch.no_grad():
+        check(function, X)
+        with torch.autocast("cpu", torch.bfloat16):
+            check(lambda x: layer(x).float().exp() * 2, X)
+
+
+def test_errors_are_eagers() -> None:
+    def function(x: Tensor, indices: Tensor) -> Tensor:
+        return torch.relu(x.index_select(0, indices)) + 1
+
+    program = compiled(function)
+    with torch.no_grad():
+        for index in (1, 2, 100):
+            try:
+                expected: Any = function(X, torch.tensor([index]))
+            except Exception as error:
+                with pytest.raises(type(error), match="index"):
+                    program(X, torch.tensor([index]))
+            else:
+                assert_matches(program(X, torch.tensor([index])), expected)
+
+
+def test_switched_off() -> None:
+    program = compiled(lambda x: torch.relu(x) * 2 + 1)
+    program(X)
+    with torchmdla.enabled(False):
+        assert_matches(program(X), torch.relu(X) * 2 + 1)
+    assert sum(torchmdla.stats().fallbacks.values()) == 1
+
+
+def test_threads() -> None:
+    layer = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 6)).eval()
+    program = compiled(layer)
+    failures: list[BaseException] = []
+
+    def work(seed: int) -> None:
+        try:
+            generator = torch.Generator().manual_seed(seed)
+            with torch.no_grad():
+                for _ in range(20):
+                    x = torch.randn(4, 6, generator=generator)
+                    assert_matches(program(x), layer(x))
+        except BaseException as error:
+            failures.append(error)
+
+    with torch.no_grad():
+        program(X)
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def test_whole_graph() -> None:
+    with torch.no_grad():
+        check(lambda x: torch.relu(x) + 1, X, fullgraph=True)
+        with pytest.raises(torch._dynamo.exc.Unsupported):
+            compiled(broken_graph, fullgraph=True)(X)
+
+
+# --- mode and options --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({"options": {"speed": 3}}, "no option 'speed'.*background, device"),
+        ({"options": {"strict": 1}}, "option 'strict' is a bool, got int"),
+        ({"options": {"device": "gpu"}}, "no device named 'gpu'"),
+        ({"options": {"max_specialisations": -1}}, "must not be negative"),
+        ({"mode": "fastest"}, "no mode 'fastest'"),
+    ],
+)
+def test_unknown_options(keywords: dict[str, Any], message: str) -> None:
+    with pytest.raises(Exception, match=message):
+        compiled(lambda x: x + 1, **keywords)(X)
+
+
+def test_modes_and_options() -> None:
+    with torch.no_grad():
+        check(lambda x: torch.relu(x) + 1, X, mode="max-autotune")
+        check(lambda x: torch.relu(x) + 2, X, options={"device": "cpu", "strict": True, "background": False})
+
+
+def test_strict(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise torchmdla.CompileError("refused", diagnostic='loc("aten::relu"("graph":1:0)): no')
+
+    monkeypatch.setattr("torchmdla.compile_service.service.compile_program", refuse)
+    function = lambda x: torch.relu(x) * 2 + 1  # noqa: E731
+    with pytest.warns(RuntimeWarning, match=r"aten::relu: refused \(at .*test_dynamo.py:"):
+        assert_matches(compiled(function)(X), function(X))
+    torch._dynamo.reset()
+    with pytest.raises(torchmdla.CompileError, match="refused"):
+        compiled(function, options={"strict": True})(X)
+
+
+def test_specialisations_are_limited() -> None:
+    program = compiled(lambda x: torch.relu(x) * 2 + 1, dynamic=True, options={"max_specialisations": 1})
+    for rows in (2, 3, 3):
+        assert_matches(program(X[:rows]), torch.relu(X[:rows]) * 2 + 1)
+    assert sum(torchmdla.stats().fallbacks.values()) == 2
+
+
+def test_found_without_import() -> None:
+    script = (
+        "import torch\n"
+        "program = torch.compile(lambda x: torch.relu(x) * 2 + 1, backend='torchmdla')\n"
+        "x = torch.randn(3)\n"
+        "for _ in range(2): assert torch.equal(program(x), torch.relu(x) * 2 + 1)\n"
+        "import torchmdla\n"
+        "print(torchmdla.stats().specialisations)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["1"]
+
+
+@pytest.mark.parametrize("example", ["fx_model", "training_loop"])
+def test_examples(example: str) -> None:
+    script = Path(__file__).parents[2] / "examples" / f"{example}.py"
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "groups were compiled" in done.stdout
+    assert "a group runs in" not in done.stderr

@@ -1,0 +1,377 @@
+"""What is packed of weights: that it is noticed when they change, and that it goes when they go."""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import gc
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from child_process import run_python
+from in_threads import in_threads
+from torch import Tensor, nn
+
+import torchmdla
+from torchmdla import devices
+from torchmdla.compiler.artifact import Artifact
+from torchmdla.devices.device import LoadedCode
+from torchmdla.testing.compare import assert_matches
+
+Call = Callable[[Tensor], Tensor]
+
+
+pytestmark = pytest.mark.usefixtures("without_gradients")
+
+
+@dataclass
+class Packings:
+    """How many buffers were packed and freed since the test began."""
+
+    packed: int = 0
+    freed: int = 0
+
+
+_PACK = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)
+_RELEASE = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+@pytest.fixture
+def packings(monkeypatch: pytest.MonkeyPatch) -> Iterator[Packings]:
+    """Counts what the cpu device's code packs."""
+    counts = Packings()
+    device = devices.get("cpu")
+    load = device.load
+
+    def counted(address: int) -> Any:
+        pack = _PACK(address)
+
+        def call(buffers: Any) -> int:
+            counts.packed += 1
+            return pack(buffers)
+
+        return _PACK(call)
+
+    @_RELEASE
+    def release(_: Any) -> None:
+        counts.freed += 1
+
+    def load_counted(artifact: Artifact) -> LoadedCode:
+        loaded = load(artifact)
+        packs = [counted(address) for address in loaded.packs]
+        addresses = tuple(ctypes.cast(pack, ctypes.c_void_p).value or 0 for pack in packs)
+        releases = (ctypes.cast(release, ctypes.c_void_p).value or 0,) * len(packs)
+        return replace(loaded, packs=addresses, releases=releases, owner=(loaded, packs, release))
+
+    monkeypatch.setattr(device, "load", load_counted)
+    yield counts
+    torchmdla.refresh()
+    assert counts.freed == counts.packed
+
+
+# --- writes ---------------------------------------------------------------------------------------------------------
+
+
+def linear(columns: int = 512) -> tuple[nn.Module, Tensor]:
+    """Scripted modules of one type share graphs, and groups what is compiled for a size."""
+    return nn.Sequential(nn.Linear(columns, 256), nn.ReLU()), torch.randn(4, columns)
+
+
+def convolution() -> tuple[nn.Module, Tensor]:
+    return nn.Sequential(nn.Conv2d(64, 96, 3), nn.ReLU()), torch.randn(1, 64, 9, 9)
+
+
+def depthwise() -> tuple[nn.Module, Tensor]:
+    return nn.Sequential(nn.Conv2d(96, 96, 3, groups=96), nn.ReLU()), torch.randn(1, 96, 9, 9)
+
+
+class Tied(nn.Module):
+    """An embedding's table is the output's weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(1000, 64, padding_idx=0)
+        self.output = nn.Linear(64, 1000)
+        self.output.weight = self.embedding.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return torch.tanh(self.output(torch.tanh(self.embedding(tokens))))
+
+
+def tied() -> tuple[nn.Module, Tensor]:
+    return Tied(), torch.randint(0, 1000, (2, 6))
+
+
+def row(weight: Tensor) -> None:
+    weight.data[3] += 1
+
+
+def padding_row(weight: Tensor) -> None:
+    weight.data[0] = 0
+
+
+def column(weight: Tensor) -> None:
+    weight.data[:, weight.size(1) // 3] = 0.5
+
+
+def by_numpy(weight: Tensor) -> None:
+    weight.detach().numpy()[-1] *= -2
+
+
+def one_element(weight: Tensor) -> None:
+    weight.data.view(-1)[weight.numel() // 3] += 64
+
+
+def by_pointer(weight: Tensor) -> None:
+    middle = weight.nbytes // 128 * 64
+    (ctypes.c_float * 16).from_address(weight.data_ptr() + middle)[:] = [8.0] * 16
+
+
+WRITES = [row, padding_row, column, by_numpy, one_element, by_pointer]
+MODELS = [linear, convolution, depthwise, tied]
+
+# Ways to a callable that shares the module's weights.
+WAYS: dict[str, Callable[[nn.Module, Tensor], Call]] = {
+    "scripted": lambda module, _: torch.jit.script(module),
+    "traced": lambda module, x: torch.jit.trace(module, (x,), check_trace=False),
+    "torch.compile": lambda module, _: torch.compile(module, backend="torchmdla"),
+    "exported": lambda module, x: torchmdla.compile(module, x, road="export"),
+}
+
+# Every line is looked at in this many calls.
+MOST_CALLS = 4096
+
+
+def warm(way: str, module: nn.Module, x: Tensor) -> Call:
+    call = WAYS[way](module.eval(), x)
+    for _ in range(4):
+        assert_matches(call(x), module(x), layers=3)
+    assert not torchmdla.stats().fallbacks
+    return call
+
+
+def calls_until_noticed(call: Call, x: Tensor, module: nn.Module) -> int:
+    expected = module(x)
+    for number in range(1, MOST_CALLS + 1):
+        if torch.allclose(call(x), expected, rtol=1e-4, atol=1e-4):
+            return number
+    raise AssertionError(f"not noticed within {MOST_CALLS} calls")
+
+
+def weight_of(module: nn.Module) -> Tensor:
+    return max(module.parameters(), key=Tensor.numel)
+
+
+@pytest.mark.parametrize("write", WRITES, ids=lambda write: write.__name__)
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
+def test_writes_that_last_are_noticed(model: Callable[[], tuple[nn.Module, Tensor]], write: Callable[[Tensor], None]):
+    module, x = model()
+    call = warm("traced", module, x)
+    weight = weight_of(module)
+    version = weight._version
+    write(weight)
+    assert weight._version == version
+    lines = weight.nbytes // 64
+    rows = weight.size(0)
+    most = {row: 3 * rows, padding_row: 3 * rows, by_numpy: 3 * rows}.get(write, lines)
+    assert calls_until_noticed(call, x, module) <= max(min(most // 2, MOST_CALLS), 2)
+    assert_matches(call(x), module(x), layers=3)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_writes_are_noticed_on_every_road(way: str):
+    module, x = linear()
+    call = warm(way, module, x)
+    for _ in range(3):
+        row(weight_of(module))
+        calls_until_noticed(call, x, module)
+
+
+@pytest.mark.parametrize("size", [1, 16, 17, 63, 64, 65])
+def test_small_weights_are_compared_whole(size: int):
+    module, x = nn.Sequential(nn.Linear(1, size), nn.ReLU()), torch.ones(3, 1)
+    call = warm("traced", module, x)
+    for parameter in module.parameters():
+        parameter.data.view(-1)[-1] += 1
+        assert calls_until_noticed(call, x, module) <= (1 if size <= 64 else 3)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("of_all", [False, True])
+def test_refresh_is_certain(way: str, of_all: bool):
+    module, x = tied()
+    call = warm(way, module, x)
+    for write in WRITES:
+        write(weight_of(module))
+        torchmdla.refresh(None if of_all else module)
+        assert_matches(call(x), module(x), layers=3)
+
+
+def test_refresh_is_of_one_module(packings: Packings):
+    (one, x), (other, _) = linear(), linear()
+    calls = [warm("traced", module, x) for module in (one, other)]
+    before = packings.packed
+    for touched, times in ((one, 1), (None, 2), (nn.Linear(2, 2), 0), (other, 1)):
+        torchmdla.refresh(touched)
+        for call in calls:
+            call(x)
+        before += times
+        assert packings.packed == before
+
+
+def test_refresh_knows_what_it_cannot_find(packings: Packings):
+    """The weights of a frozen module are in its graph, those of one on a device with memory of its own there."""
+    module, x = linear()
+    frozen = torchmdla.compile(module.eval(), x)
+    for touched in (frozen, copy.deepcopy(module).to("meta")):
+        before = packings.packed
+        torchmdla.refresh(touched)
+        frozen(x)
+        assert packings.packed == before + 1
+    with pytest.raises(TypeError, match="got function"):
+        torchmdla.refresh(torchmdla.refresh)  # type: ignore[arg-type]
+
+
+def test_nothing_is_packed_anew_without_a_write(packings: Packings):
+    module, x = tied()
+    call = warm("traced", module, x)
+    before = packings.packed
+    for _ in range(200):
+        call(x)
+    assert packings.packed == before
+
+
+def test_threads_look_at_the_same_weights(packings: Packings):
+    """And one of them notices."""
+    module, x = linear()
+    call = warm("traced", module, x)
+
+    @torch.no_grad()
+    def work(_: int) -> None:
+        for _ in range(500):
+            call(x)
+
+    before = packings.packed
+    assert not in_threads(4, work)
+    assert packings.packed == before
+    row(weight_of(module))
+    assert not in_threads(4, work)
+    assert_matches(call(x), module(x))
+
+
+# --- weights that are no more ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_was_packed_goes_with_the_weights(way: str, packings: Packings):
+    """PyTorch keeps the graphs of traced modules, and so their groups."""
+    module, x = linear(496)
+    call = warm(way, module, x)
+    assert packings.packed > packings.freed
+    del module, call
+    torch._dynamo.reset()
+    gc.collect()
+    assert packings.packed == packings.freed
+
+
+def test_what_was_packed_stays_with_living_weights(packings: Packings):
+    module, x = linear()
+    call = warm("traced", module, x)
+    other = copy.deepcopy(module)
+    before = packings.packed
+    gc.collect()
+    call(x)
+    assert packings.packed == before
+    del other, module
+    gc.collect()
+    call(x)
+    assert packings.packed == before
+
+
+def test_replaced_weights_are_dropped_at_the_next_packing(packings: Packings):
+    """Without a collection: of many models after each other, one is there."""
+    gc.disable()
+    try:
+        module, x = linear(480)
+        call = warm("scripted", module, x)
+        scripted: Any = call
+        for _ in range(5):
+            scripted._modules["0"].weight = nn.Parameter(torch.randn(256, 480))
+            call(x)
+            assert packings.packed - packings.freed <= 4
+        assert packings.packed > 4
+    finally:
+        gc.enable()
+
+
+# --- programs that are no more --------------------------------------------------------------------------------------
+
+MEASURES = """
+import ctypes, dataclasses, gc, torch, torchmdla
+from torchmdla import devices
+def kilobytes():
+    ctypes.CDLL(None).malloc_trim(0)
+    return int(next(line for line in open("/proc/self/status") if line.startswith("VmRSS")).split()[1])
+def mappings():
+    return len(open("/proc/self/maps").readlines())
+"""
+
+GROWTH = """
+for number in range(5):
+    one(number)
+gc.collect()
+before = kilobytes(), mappings()
+for number in range(COUNT):
+    one(number)
+gc.collect()
+print(*((now - then) / COUNT for now, then in zip((kilobytes(), mappings()), before)))
+"""
+
+TRACED = """
+COUNT = 40
+x = torch.randn(4, 256)
+def one(number):
+    model = torch.nn.Sequential(torch.nn.Linear(256, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 64)).eval()
+    traced = torch.jit.trace(model, (x,), check_trace=False)
+    with torch.no_grad():
+        for _ in range(4):
+            traced(x)
+"""
+
+LOADED = """
+COUNT = 1000
+x = torch.randn(9, 9)
+device = devices.get("cpu")
+load, seen = device.load, []
+device.load = lambda artifact: seen.append(artifact) or load(artifact)
+first = torchmdla.compile(lambda x: torch.tanh(x @ x) * 2, x)
+expected = first(x)
+def one(number):
+    manifest = dataclasses.replace(seen[0].manifest, program=str(number))
+    assert load(dataclasses.replace(seen[0], manifest=manifest)).entry
+    assert torch.equal(first(x), expected)
+"""
+
+
+def growth(program: str) -> tuple[float, float]:
+    """Kilobytes and mappings that each ``one(number)`` of a program leaves, in a process of its own."""
+    done = run_python(MEASURES + program + GROWTH)
+    assert done.returncode == 0, done.stderr
+    kilobytes, mappings = map(float, done.stdout.split())
+    return kilobytes, mappings
+
+
+def test_memory_of_dropped_models() -> None:
+    """Their weights are 1.3 MB. PyTorch itself keeps some of each: graphs and plans."""
+    (of_pytorch, _), (kilobytes, mappings) = growth("torchmdla.disable()" + TRACED), growth(TRACED)
+    assert kilobytes < of_pytorch + 300
+    assert mappings < 0.5
+
+
+def test_memory_of_dropped_code() -> None:
+    kilobytes, mappings = growth(LOADED)
+    assert kilobytes < 6
+    assert mappings < 0.05

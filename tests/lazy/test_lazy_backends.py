@@ -1,0 +1,89 @@
+"""Other compilers behind PyTorch's lazy device."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+from lazy_device import X, check
+
+from torchmdla import lazy
+
+pytestmark = pytest.mark.usefixtures("lazy_device")
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+class Interpreting:
+    def __init__(self):
+        self.graphs = []
+        self.calls = 0
+
+    def compile(self, graph):
+        self.graphs.append(graph)
+        function = torch._C._create_function_from_graph("graph", graph)
+
+        def run(*inputs):
+            self.calls += 1
+            return [function(*inputs)]
+
+        return run
+
+
+def test_a_backend_of_ones_own():
+    backend = Interpreting()
+    lazy.set_backend(backend)
+    check(lambda x: torch.exp(x) * 2 + x.t().sum(), X)
+    assert len(backend.graphs) == 1
+    assert backend.calls == 4
+
+
+def test_a_backend_may_refuse():
+    class Refusing:
+        def compile(self, graph):
+            return None
+
+    lazy.set_backend(Refusing())
+    check(lambda x: torch.exp(x) * 3, X)
+
+
+def test_a_backend_that_fails_is_a_warning():
+    class Failing:
+        def compile(self, graph):
+            raise ValueError("no such instruction")
+
+    lazy.set_backend(Failing())
+    with pytest.warns(UserWarning, match="no such instruction"):
+        (torch.ones(3).to("lazy") * 1.75).cpu()
+    check(lambda x: x * 1.75, X)
+
+
+def test_an_error_while_running_is_the_users():
+    class Raising:
+        def compile(self, graph):
+            def run(*inputs):
+                raise ValueError("the wire is cut")
+
+            return run
+
+    lazy.set_backend(Raising())
+    with pytest.raises(RuntimeError, match="the wire is cut"):
+        (torch.ones(3).to("lazy") * 1.375).cpu()
+
+
+def test_what_is_no_capsule_of_a_backend():
+    with pytest.raises(ValueError, match="PyCapsule"):
+        lazy.set_backend(torch.utils.dlpack.to_dlpack(torch.ones(1)))
+
+
+def test_the_example_of_a_backend(capsys):
+    runpy.run_path(str(EXAMPLES / "lazy_backend.py"), run_name="__main__")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("loss ")
+    assert any(line.endswith("aten::mm") for line in lines)
+
+
+def test_the_header_is_there():
+    assert (Path(lazy.include_path()) / "torchmdla" / "lazy_backend.h").is_file()

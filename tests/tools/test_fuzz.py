@@ -1,0 +1,187 @@
+"""Programs drawn at random against eager, a few of each kind here; ``make fuzz`` runs as many as there is time for."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from fuzz import hunt, registry, rewriting, soak
+from fuzz import vocabulary as words
+from fuzz.__main__ import main
+from fuzz.cases import job, job_of
+from fuzz.drawing import KINDS, draw, way_of
+from fuzz.hunt import FAULTS, Hunt, Options
+from fuzz.shrinking import shrunk
+from fuzz.sources import INSTALLED
+from fuzz.text import Input, Text, module_of, program_of
+
+from torchmdla.testing.checking import check
+from torchmdla.testing.op_samples import SAMPLES
+from torchmdla.testing.roads import Variant
+from torchmdla.testing.runner import Judged, run
+
+HERE = Path(__file__).parents[1]
+
+# As many as a minute holds.
+SEEDS = range(12)
+
+DRAWN = [f"{kind}/{way_of(seed)}/{seed}" for kind in KINDS for seed in SEEDS]
+
+
+def outcomes(jobs: list[Any]) -> dict[str, Any]:
+    """Every job's outcome by its program's name; programs run in a process of their own."""
+    return {event.outcome.program: event.outcome for event in run(jobs, timeout=600) if isinstance(event, Judged)}
+
+
+def test_programs_drawn_at_random() -> None:
+    found = outcomes([job(name, name.split("/")[1], "cpu") for name in DRAWN])
+    assert len(found) > len(DRAWN) // 2  # the others are not for their way
+    assert not {name: (one.status, one.detail) for name, one in found.items() if one.status in FAULTS}
+
+
+@pytest.mark.parametrize("path", sorted((HERE / "fuzz" / "found").glob("*.py")), ids=lambda path: path.stem)
+def test_found_once(path: Path) -> None:
+    (found,) = outcomes([job_of(path)]).values()
+    assert found.status not in FAULTS, found.detail
+
+
+# --- what is drawn ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_seed_is_a_program(kind: str) -> None:
+    first, again, other = (str(draw(kind, seed, "torchscript:script")) for seed in (5, 5, 6))
+    assert first == again != other
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_programs_run_at_many_sizes(kind: str) -> None:
+    for seed in range(3):
+        text = draw(kind, seed, "torchscript:trace")
+        program = program_of(module_of(str(text)), "test.drawn")
+        assert text.body
+        assert len(program.series) == KINDS[kind].calls
+        assert len({n for n, _ in text.sizes}) > 3
+
+
+def test_every_operator_may_be_drawn() -> None:
+    assert len(registry.NAMES) > 0.9 * len(SAMPLES)
+    random = Random(0)
+    drawn = {re.split(r"[(.]", registry.call(random, lambda *_: "x"))[3] for _ in range(4000)}
+    assert drawn == {name.removeprefix("aten::").partition(".")[0] for name in registry.NAMES}
+
+
+def test_templates_are_python() -> None:
+    names = dict.fromkeys("fgtqijnkdscvabu", "x") | {"condition": "x"}
+    for template in (*words.INTEGERS, *words.SCALARS, *words.OF_SIZES, *words.VIEWS, *words.WRITES, *words.CONTROL):
+        ast.parse(template.format(**names))
+
+
+def test_rewritten_programs_compute_the_same() -> None:
+    changed = 0
+    for seed in range(8):
+        text = draw("rewrites", seed, "torchscript:script")
+        changed += text.rewritten != text.body
+        module = module_of(str(text))
+        unchanged = Variant(lambda subject, inputs, methods: {"forward": subject}, lambda *_: True)
+        found = check(program_of(module, "test.rewritten"), "test:road", unchanged)
+        assert found is not None and found.status in ("ok", "no reference"), (found.detail, str(text))
+    assert changed > 4
+
+
+def test_elementwise_programs_are_split_and_batched() -> None:
+    text = Text("", (Input("x1", "normal(n, 4)"),), ("v1 = torch.tanh(x1)",), ("v1",), ((5, 7),))
+    tensors = {"x1": torch.ones(5, 4)}
+    seen = {rewriting.rewritten(text, Random(seed), tensors).rewritten for seed in range(60)}
+    assert any("torch.tanh((x1[:" in one for (one,) in seen)
+    assert any("torch.tanh((torch.stack" in one for (one,) in seen)
+    assert any("torch.tanh((x1.transpose" in one for (one,) in seen)
+
+
+@pytest.mark.skipif("nnsmith" not in INSTALLED, reason="NNSmith is not installed")
+def test_graphs_of_nnsmith() -> None:
+    names = [
+        f"nnsmith/{way}/{seed}" for seed, way in enumerate(("torchscript:script", "dynamo:compile", "acap:device"))
+    ]
+    found = outcomes([job(name, name.split("/")[1], "cpu") for name in names])
+    assert {one.status for one in found.values()} <= {"ok", "fallback"}, found
+
+
+# --- what is found, made small and written --------------------------------------------------------------------------
+
+
+def shrunk_while(text: Text, fails: Callable[[Text], bool]) -> Text:
+    """The smallest program that still fails."""
+    steps = shrunk(text)
+    candidate = next(steps)
+    while True:
+        try:
+            candidate = steps.send(fails(candidate))
+        except StopIteration as done:
+            small: Text = done.value
+            return small
+
+
+def test_what_fails_is_made_small() -> None:
+    text = draw("graphs", 1, "torchscript:script")
+    wanted = next(line for line in text.body if "aten" in line)
+    small = shrunk_while(text, lambda text: wanted in text.body and any(n > 20 for n, _ in text.sizes))
+    assert wanted in small.body and len(small.body) < len(text.body) and len(small.sizes) == len(small.results) == 1
+
+
+def options(folder: Path, **changes: Any) -> Options:
+    """A hunt of a few programs, whose findings go to ``folder``."""
+    given = {"kinds": ["sizes"], "ways": ["dispatch:capture"], "seed": 0, "count": 2, "seconds": None}
+    rest = {"device": "cpu", "options": "", "processes": 1, "timeout": 300.0, "found": folder}
+    return Options(**{**given, **rest, **changes})
+
+
+def test_a_finding_becomes_a_file_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # What is right counts as a fault here, so that there is something to be found.
+    monkeypatch.setattr(hunt, "FAULTS", frozenset({"ok", "fallback", "pytorch", "not captured"}))
+    hunted = Hunt(options(tmp_path / "found"), tmp_path, lambda line: None)
+    assert list(hunted.run())[-1] == 1
+    assert sum(hunted.counts.values()) == 2 and hunted.findings
+    for path in hunted.findings:
+        assert path.read_text(encoding="utf-8").startswith('"""Drawn as sizes/dispatch:capture/')
+        assert main(["--replay", str(path)]) == 1
+    assert not list(tmp_path.glob("candidate*"))
+
+
+def test_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--show", "graphs/torchscript:trace/3"]) == 0
+    assert capsys.readouterr().out.rstrip() == str(draw("graphs", 3, "torchscript:trace")).rstrip()
+    for wrong in (["--kind", "none"], ["--road", "none"], ["--device", "none"]):
+        with pytest.raises(SystemExit, match="2"):
+            main(wrong)
+
+
+# --- soak -----------------------------------------------------------------------------------------------------------
+
+
+def test_soak_for_a_few_steps() -> None:
+    work = soak.Soak(seed=1)
+    for _ in range(8):
+        work.step()
+    assert not work.wrong
+    assert sum(work.done.values()) == 8
+
+
+def test_growth_is_seen() -> None:
+    flat = [dict.fromkeys(soak.LIMITS, 100.0) for _ in range(40)]
+    assert all(soak.is_flat(flat, name) for name in soak.LIMITS)
+    growing = [dict.fromkeys(soak.LIMITS, 100.0 + 20 * step) for step in range(40)]
+    assert not any(soak.is_flat(growing, name) for name in soak.LIMITS)
+    assert soak.drawn_line([0, 1, 2]) == "▁▄█"
+
+
+def test_samples_are_taken() -> None:
+    found = soak.sample()
+    assert set(found) == set(soak.LIMITS)
+    assert found["memory, MiB"] > 50 and found["threads"] >= 1 and found["mappings"] > 50

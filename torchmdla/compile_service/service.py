@@ -1,0 +1,257 @@
+"""Program to artifact by the cheapest way there is: memory, disk, a compiler process. One compile per program."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections import OrderedDict
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from torchmdla.compile_service.cache import DiskCache
+from torchmdla.compile_service.failures import Failures
+from torchmdla.compile_service.lower import lower
+from torchmdla.compile_service.origin import Origin
+from torchmdla.compile_service.worker import WorkerPool
+from torchmdla.compiler import dump
+from torchmdla.compiler.artifact import Artifact
+from torchmdla.compiler.program import Program
+from torchmdla.errors import CompileError
+
+Source = Literal["memory", "disk", "compiled"]
+
+# Bytes of object code that a service remembers.
+_MEMORY_BYTES = 256 << 20
+
+
+@dataclass(frozen=True)
+class CompileOutcome:
+    """An artifact, where it came from, and how long the caller waited for it (seconds).
+
+    A caller that waited for another thread's compile of the same program has it from memory.
+    """
+
+    artifact: Artifact
+    source: Source
+    seconds: float
+
+
+@dataclass
+class CompileStatistics:
+    """What a service has done so far. ``seconds`` is the time spent compiling, failures included."""
+
+    compiled: int = 0
+    disk_hits: int = 0
+    memory_hits: int = 0
+    failures: int = 0
+    seconds: float = 0.0
+
+
+class CompilerService:
+    """Compiles programs and remembers them. Any thread may call; after a fork the child keeps what was in memory.
+
+    Args:
+        pool: compiler processes; by default a new pool.
+        cache: artifacts on disk; by default the one that the environment asks for.
+        in_process: compile in the calling thread, for debugging; by default if ``TORCHMDLA_COMPILE_IN_PROCESS`` is
+            set and not 0.
+        memory_bytes: the most object code to remember; least recently used goes first.
+    """
+
+    def __init__(
+        self,
+        *,
+        pool: WorkerPool | None = None,
+        cache: DiskCache | None = None,
+        in_process: bool | None = None,
+        memory_bytes: int = _MEMORY_BYTES,
+    ) -> None:
+        self.pool = pool or WorkerPool()
+        self.cache = cache or DiskCache()
+        if in_process is None:
+            in_process = os.environ.get("TORCHMDLA_COMPILE_IN_PROCESS", "0") not in ("", "0")
+        self.in_process = in_process
+        self._memory_bytes = memory_bytes
+        self._artifacts: OrderedDict[str, Artifact] = OrderedDict()
+        self._failures = Failures()
+        self._start_afresh()
+        _services.add(self)
+
+    def compile(self, program: Program) -> CompileOutcome:
+        """The artifact of ``program``; waits, without the GIL, while it is being compiled.
+
+        Raises:
+            CompileError: it cannot be compiled. Asked again, the same error comes at once, for good or for
+                :attr:`CompileError.retry_after` seconds.
+        """
+        start = time.perf_counter()
+        key = program.key
+        # Noted before the work and removed after it in one frame: an interrupt must not leave a program claimed.
+        claim = threading.Event()
+        try:
+            artifact, source = self._obtain(key, program, claim)
+        finally:
+            # The threads that wait look again. If this one was interrupted, one of them takes its place.
+            with self._lock:
+                if self._claims.get(key) is claim:
+                    del self._claims[key]
+            claim.set()
+        if source == "compiled":
+            self.cache.store(key, artifact)
+        return CompileOutcome(artifact, source, time.perf_counter() - start)
+
+    def forget(self, key: str) -> None:
+        """Lets go of the artifact of the program ``key``, which turned out to be of no use, in memory and on disk."""
+        with self._lock:
+            self._artifacts.pop(key, None)
+        self.cache.remove(key)
+
+    def prestart(self) -> None:
+        """Starts a compiler process, so that it is ready when the first program comes. Never raises or waits.
+
+        A failure shows at the first compile.
+        """
+        if self.in_process:
+            return
+        try:
+            self.pool.prestart()
+        except CompileError:
+            return
+
+    def statistics(self) -> dict[str, float]:
+        """:class:`CompileStatistics` as a dictionary."""
+        with self._lock:
+            return asdict(self._statistics)
+
+    def _obtain(self, key: str, program: Program, claim: threading.Event) -> tuple[Artifact, Source]:
+        """From memory if it is there or another thread is at it, else by this thread."""
+        while True:
+            with self._lock:
+                known = self._remembered(key)
+                if known is not None:
+                    return known, "memory"
+                owner = self._claims.setdefault(key, claim)
+            if owner is claim:
+                return self._load(key) or self._compile(key, program)
+            owner.wait()
+
+    def _remembered(self, key: str) -> Artifact | None:
+        """What is known of a program, under the lock: its artifact, its failure (raised), or nothing."""
+        self._failures.check(key)
+        artifact = self._artifacts.get(key)
+        if artifact is not None:
+            self._artifacts.move_to_end(key)
+            self._statistics.memory_hits += 1
+        return artifact
+
+    def _load(self, key: str) -> tuple[Artifact, Source] | None:
+        if dump.is_asked_for():  # Nothing can be seen of what is not compiled.
+            return None
+        artifact = self.cache.load(key)
+        if artifact is None:
+            return None
+        with self._lock:
+            self._remember(key, artifact)
+            self._statistics.disk_hits += 1
+        return artifact, "disk"
+
+    def _compile(self, key: str, program: Program) -> tuple[Artifact, Source]:
+        start = time.perf_counter()
+        try:
+            artifact = lower(program) if self._is_compiled_here(program) else self.pool.compile(program)
+        except CompileError as error:
+            if folder := dump.folder_of(key):
+                error.args = (f"{error}\nTo repeat it: python {folder / 'repeat.py'}",)
+            seconds = time.perf_counter() - start
+            with self._lock:
+                self._statistics.seconds += seconds
+                self._statistics.failures += 1
+                self._failures.add(key, error, seconds)
+            raise
+        with self._lock:
+            self._statistics.seconds += time.perf_counter() - start
+            self._statistics.compiled += 1
+            self._failures.forget(key)
+            self._remember(key, artifact)
+        return artifact, "compiled"
+
+    def _is_compiled_here(self, program: Program) -> bool:
+        origin = Origin.of(program)
+        return self.in_process or (origin is not None and not origin.is_importable)
+
+    def _remember(self, key: str, artifact: Artifact) -> None:
+        self._artifacts[key] = artifact
+        excess = sum(len(kept.object_code) for kept in self._artifacts.values()) - self._memory_bytes
+        while excess > 0 and len(self._artifacts) > 1:
+            _, oldest = self._artifacts.popitem(last=False)
+            excess -= len(oldest.object_code)
+
+    def _start_afresh(self) -> None:
+        """Everything that belongs to one process: locks, compiles under way, counts."""
+        # Reentrant: a signal handler may run a program while its thread is in here.
+        self._lock = threading.RLock()
+        # Programs that a thread is loading or compiling; the event tells that it has finished.
+        self._claims: dict[str, threading.Event] = {}
+        self._statistics = CompileStatistics()
+
+
+_services: weakref.WeakSet[CompilerService] = weakref.WeakSet()
+_default: CompilerService | None = None
+_default_lock = threading.RLock()
+
+
+def default_service() -> CompilerService:
+    """The service of this process. The first call reads the environment."""
+    global _default
+    with _default_lock:
+        if _default is None:
+            _default = CompilerService()
+        return _default
+
+
+def compile_program(program: Program) -> CompileOutcome:
+    """:meth:`CompilerService.compile` of the process's service."""
+    return default_service().compile(program)
+
+
+def statistics() -> dict[str, float]:
+    """:meth:`CompilerService.statistics` of the process's service."""
+    return default_service().statistics()
+
+
+def prestart() -> None:
+    """:meth:`CompilerService.prestart` of the process's service."""
+    default_service().prestart()
+
+
+def forget(key: str) -> None:
+    """:meth:`CompilerService.forget` of the process's service."""
+    default_service().forget(key)
+
+
+def end() -> None:
+    """For the interpreter's exit: ends what the process's service compiles, and what it would compile after this."""
+    if _default is not None:
+        _default.pool.end(for_good=True)
+
+
+def reset() -> None:
+    """Forgets the process's service, with what it remembers. The next use reads the environment again."""
+    global _default
+    with _default_lock:
+        service, _default = _default, None
+    if service is not None:
+        service.pool.end()
+
+
+def _after_fork_in_child() -> None:
+    global _default_lock
+    _default_lock = threading.RLock()
+    for service in list(_services):
+        service._start_afresh()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,403 @@
+"""Compiler processes, seen from the process that uses them.
+
+A compile runs elsewhere because a fault in native compiler code must cost one group, not the user's program, and
+because a compile that holds the GIL for seconds would stop every other Python thread.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import copy
+import errno
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import astuple
+from pathlib import Path
+from typing import IO
+
+from torchmdla.compile_service import messages
+from torchmdla.compile_service.origin import Origin
+from torchmdla.compiler.artifact import Artifact
+from torchmdla.compiler.program import Program
+from torchmdla.errors import CompileError
+from torchmdla.support import forks
+from torchmdla.support.limits import Limits
+from torchmdla.support.processes import how_it_ended
+
+_SCRIPT = Path(__file__).with_name("worker_process.py")
+
+# How much of a compiler process's standard error is kept, in bytes.
+_TAIL_BYTES = 8192
+
+
+# Seconds until a process that has just been started, or one that waits, must have taken a program.
+_START_SECONDS, _ACCEPT_SECONDS = 60.0, 20.0
+
+# Errors of the system that another attempt may not meet, and signals that others send.
+_PASSING_ERRORS = frozenset({errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+_SENT_BY_OTHERS = frozenset({"SIGKILL", "SIGTERM"})
+
+
+class WorkerLost(Exception):
+    """A compiler process ended, or never started.
+
+    ``had_program`` is true when it had taken the program whose compile was asked for; then ``reason`` says in a few
+    words what became of it. ``passing`` is true when that may not come again: the system lacked something, or somebody
+    killed the process.
+    """
+
+    def __init__(
+        self,
+        diagnostic: str,
+        *,
+        had_program: bool = False,
+        reason: str = "the compiler process died",
+        passing: bool = False,
+    ) -> None:
+        self.reason = reason
+        self.diagnostic = diagnostic
+        self.had_program = had_program
+        self.passing = passing
+        super().__init__(diagnostic)
+
+    def as_compile_error(self) -> CompileError:
+        """What the caller is told, who may try again if it is passing."""
+        reason = self.reason if self.had_program else "the compiler process did not start"
+        return CompileError(reason, diagnostic=self.diagnostic, retry_after=0.0 if self.passing else None)
+
+
+class Worker:
+    """One compiler process, used by one thread at a time.
+
+    The constructor returns as soon as the process is started; its first compile waits until it is ready.
+
+    Args:
+        modules: names of modules that the process imports first; they may register devices.
+        limits: what a compile may take; by default what the environment says.
+
+    Raises:
+        WorkerLost: the process cannot be started.
+    """
+
+    def __init__(self, modules: Sequence[str] = (), limits: Limits | None = None) -> None:
+        self._limits = limits or Limits.from_environment()
+        configuration = json.dumps({"path": sys.path, "modules": list(modules), "memory": self._limits.memory})
+        if not sys.executable:
+            raise WorkerLost("sys.executable does not name a Python interpreter")
+        with _start_lock, _interrupts_blocked():
+            try:
+                self._process = subprocess.Popen(
+                    [sys.executable, str(_SCRIPT), configuration],
+                    bufsize=0,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                )
+            except OSError as error:
+                passing = error.errno in _PASSING_ERRORS
+                raise WorkerLost(f"{type(error).__name__}: {error}", passing=passing) from error
+            assert self._process.stdin and self._process.stdout and self._process.stderr
+            self._requests, self._replies = self._process.stdin, self._process.stdout
+            try:
+                self._errors = _Tail(self._process.stderr)
+            except RuntimeError as error:  # There can be no more threads.
+                self.end()
+                self._process.stderr.close()
+                raise WorkerLost(f"{type(error).__name__}: {error}", passing=True) from error
+            _workers.add(self)
+        if os.name != "nt":  # There nothing can wait for a pipe.
+            for pipe in (self._requests, self._replies):
+                os.set_blocking(pipe.fileno(), False)
+        self.stopped = False
+        self._ready = False
+        self._between_messages = True
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def usable(self) -> bool:
+        """Whether the process lives and waits for a program (or will, once it has started)."""
+        return self._between_messages and self._process.poll() is None
+
+    def compile(self, program: Program) -> Artifact:
+        """Sends the program and waits for its artifact, without the GIL.
+
+        If anything but CompileError leaves this method, the pipes may hold half a message: :meth:`end` the worker.
+
+        Raises:
+            CompileError: what the device raised, field by field.
+            WorkerLost: the process died, or took too long and was ended.
+        """
+        had_program = False
+        self._between_messages = False
+        try:
+            self._hand_over(program)
+            had_program = True
+            until = time.monotonic() + (self._limits.seconds or math.inf)
+            head, body = messages.read_message(self._replies.fileno(), until=until)
+        except TimeoutError as error:
+            self.end()
+            if not had_program:
+                raise WorkerLost(f"no answer\n{self._errors.text()}".strip(), passing=True) from error
+            reason = f"the compiler took more than {self._limits.seconds:g} seconds"
+            raise WorkerLost(self._errors.text(), had_program=True, reason=reason) from error
+        except (EOFError, OSError) as error:
+            self.end()
+            ended = how_it_ended(self._process.returncode)
+            words = f"{ended}\n{self._errors.text()}".strip()
+            raise WorkerLost(words, had_program=had_program, passing=ended in _SENT_BY_OTHERS) from error
+        self._between_messages = True
+        if head.pop("kind") == "artifact":
+            return Artifact.from_bytes(body)
+        raise CompileError(**head)
+
+    def stop(self) -> None:
+        """From another thread: kills the process under the thread that uses it, and notes that it was no crash."""
+        self.stopped = True
+        self._process.kill()
+
+    def end(self) -> None:
+        """Kills the process, which has nothing to save, and reaps it. More than once is harmless."""
+        self._between_messages = False
+        self._process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # The system does not let go of it.
+            self._process.wait(_ACCEPT_SECONDS)
+        self._requests.close()
+        self._replies.close()
+
+    def forget(self) -> None:
+        """In a forked child: lets go of the parent's process without touching it."""
+        self._between_messages = False
+        for pipe in (self._requests, self._replies, self._errors.pipe):
+            pipe.close()
+        self._process.poll()  # Not our child: Popen notes that there is nothing to wait for.
+
+    def _hand_over(self, program: Program) -> None:
+        """Returns when the process has read the program.
+
+        Raises:
+            TimeoutError: it does not.
+        """
+        patience = min(_ACCEPT_SECONDS, self._limits.seconds or math.inf) if self._ready else _START_SECONDS
+        until = time.monotonic() + patience
+        if not self._ready:
+            self._expect("ready", until)
+        self._errors.clear()
+        origin = Origin.of(program)
+        request = {"kind": "compile", "device": origin and astuple(origin)}
+        messages.write_message(self._requests.fileno(), request, program.to_json().encode(), until=until)
+        self._expect("accepted", until)
+        self._ready = True
+
+    def _expect(self, kind: str, until: float) -> None:
+        head, _ = messages.read_message(self._replies.fileno(), until=until)
+        if head["kind"] != kind:
+            raise EOFError(f"expected {kind}, got {head['kind']}")
+
+
+class _Tail:
+    """The last lines that a process wrote to its standard error.
+
+    A thread reads them all the time: were the pipe to fill up, the process would stop.
+    """
+
+    def __init__(self, pipe: IO[bytes]) -> None:
+        self.pipe = pipe
+        self._bytes = b""
+        self._thread = threading.Thread(target=self._drain, name="torchmdla-compiler-stderr", daemon=True)
+        self._thread.start()
+
+    def clear(self) -> None:
+        self._bytes = b""
+
+    def text(self) -> str:
+        """What is kept, once the process has ended."""
+        # Ends with the process, unless a program that the compiler started has inherited the pipe.
+        self._thread.join(timeout=1)
+        return self._bytes.decode(errors="replace").strip()
+
+    def _drain(self) -> None:
+        with self.pipe:
+            while chunk := self.pipe.read(_TAIL_BYTES):
+                self._bytes = (self._bytes + chunk)[-_TAIL_BYTES:]
+
+
+class WorkerPool:
+    """Up to ``size`` compiler processes, started on demand, kept for the next program.
+
+    Any thread may compile. After a fork the child's copy is empty: it starts processes of its own and leaves the
+    parent's alone.
+
+    Args:
+        size: the most processes at a time; by default two, or one where there is one CPU.
+        modules, limits: see :class:`Worker`.
+    """
+
+    def __init__(self, size: int | None = None, modules: Sequence[str] = (), limits: Limits | None = None) -> None:
+        self._size = size or min(2, _cpus())
+        self._limits = limits
+        self._modules = tuple(modules)
+        # Programs that killed a process, by key. They are not tried again.
+        self._fatal: dict[str, CompileError] = {}
+        self._closed = False
+        self._empty()
+        _pools.add(self)
+
+    def compile(self, program: Program) -> Artifact:
+        """Compiles in a process of the pool; waits for one, without the GIL, while all are busy.
+
+        An exception raised here while waiting (KeyboardInterrupt) ends the process that was compiling.
+
+        Raises:
+            CompileError: from the device; or the process died, which :attr:`CompileError.diagnostic` describes.
+        """
+        key = program.key
+        if key in self._fatal:
+            raise copy.copy(self._fatal[key])
+        while True:
+            with self._borrow() as (worker, fresh):
+                try:
+                    return worker.compile(program)
+                except WorkerLost as lost:
+                    if worker.stopped:
+                        raise _ended() from None
+                    error = lost.as_compile_error()
+                    if lost.had_program and not lost.passing:
+                        self._fatal[key] = copy.copy(error)
+                    if lost.had_program or fresh:
+                        raise error from None
+                    # It died while it was idle, so this program is not to blame. Take another.
+
+    def prestart(self) -> None:
+        """Starts the first process, if there is none, and does not wait for it.
+
+        Raises:
+            CompileError: no process can be started.
+        """
+        if not self._idle and not self._busy:
+            with self._borrow():
+                pass
+
+    def end(self, *, for_good: bool = False) -> None:
+        """Ends every process. Compiles under way fail; a later one starts afresh, or fails if it is ``for_good``."""
+        with self._changed:
+            self._closed = for_good
+            idle = list(self._idle)
+            self._idle.clear()
+            busy = [worker for worker in self._busy.values() if worker]
+        for worker in idle:
+            worker.end()
+        for worker in busy:
+            worker.stop()
+
+    @contextlib.contextmanager
+    def _borrow(self) -> Iterator[tuple[Worker, bool]]:
+        """A process for the calling thread alone, and whether it was started just now."""
+        # The pool notes what a ticket holds, rather than a local variable here: an interrupt can arrive between
+        # any two steps, and must not leave a process that counts as busy for ever.
+        ticket = object()
+        try:
+            worker = self._take_idle(ticket)
+            if fresh := worker is None:
+                worker = self._start(ticket)
+            yield worker, fresh
+        finally:
+            self._give_back(ticket)
+
+    def _take_idle(self, ticket: object) -> Worker | None:
+        """Waits for a turn. Returns an idle process, or None for leave to start one."""
+        with self._changed:
+            while not self._idle and len(self._busy) >= self._size:
+                self._changed.wait()
+            if self._closed:
+                raise _ended()
+            self._busy[ticket] = None
+            while self._idle:
+                worker = self._busy[ticket] = self._idle.pop()
+                if worker.usable:
+                    return worker
+                worker.end()
+            return None
+
+    def _start(self, ticket: object) -> Worker:
+        try:
+            worker = self._busy[ticket] = Worker(self._modules, self._limits)
+        except WorkerLost as lost:
+            raise lost.as_compile_error() from None
+        return worker
+
+    def _give_back(self, ticket: object) -> None:
+        with self._changed:
+            worker = self._busy.get(ticket)
+            if worker is not None and not worker.usable:
+                worker.end()
+                worker = None
+            if worker is not None:
+                self._idle.append(worker)
+            self._busy.pop(ticket, None)
+            self._changed.notify()
+
+    def _empty(self) -> None:
+        self._changed = threading.Condition()
+        self._idle: list[Worker] = []
+        self._busy: dict[object, Worker | None] = {}
+
+
+def _cpus() -> int:
+    """How many CPUs this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _ended() -> CompileError:
+    return CompileError("the compiler was ended", retry_after=0.0)
+
+
+@contextlib.contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """Blocks SIGINT in this thread; a process started meanwhile inherits that until it can ignore the signal."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+# Every live object of this module, for the two hooks below.
+_pools: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
+_workers: weakref.WeakSet[Worker] = weakref.WeakSet()
+
+# Held while a process is started, so that the child of a fork knows every pipe that it inherits: one left open there
+# would keep the parent's compiler process alive after the parent.
+_start_lock = forks.held(threading.RLock())
+
+
+def _after_fork_in_child() -> None:
+    for worker in list(_workers):
+        worker.forget()
+    _workers.clear()
+    for pool in list(_pools):
+        pool._empty()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+@atexit.register
+def _end_all() -> None:
+    for pool in list(_pools):
+        pool.end(for_good=True)

@@ -1,0 +1,146 @@
+"""The compiler process: reads programs from standard input, writes artifacts or errors to standard output.
+
+``torchmdla.compile_service.worker`` starts this file as a script, with one argument: ``{"path": sys.path of the parent,
+"modules": modules to import, which may register devices, "memory": the most bytes to take, 0 for no limit}`` in JSON.
+Messages to the parent, in this order: ``ready`` once, then for each program ``accepted`` when it has been read whole,
+and ``artifact`` or ``error``.
+"""
+
+from __future__ import annotations
+
+import sys
+
+if __name__ == "__main__" and not getattr(sys.flags, "safe_path", False):
+    # Python put this file's folder first; its modules must not stand in for the standard library's.
+    del sys.path[0]
+
+import contextlib
+import faulthandler
+import importlib
+import json
+import os
+import select
+import signal
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+if TYPE_CHECKING:
+    pass
+
+# Imported while the parent is still busy with its program; a tenth of a second that a first compile need not wait.
+_WARM_UP = (
+    "torch_mlir.ir",
+    "torch_mlir.passmanager",
+    "torch_mlir.execution_engine",
+    "torch_mlir.dialects.torch",
+)
+
+
+def main(configuration: dict[str, Any]) -> None:
+    # An interrupt at the terminal reaches the whole process group. The parent decides what it means for us. It
+    # started us with the signal blocked, so that none arrives before this line.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    requests, replies = _take_pipes()
+    faulthandler.enable()
+    sys.path = configuration["path"]
+    _install_bare_package()
+    _limit_memory(configuration["memory"])
+    for module in configuration["modules"]:
+        importlib.import_module(module)
+    _serve(requests, replies)
+
+
+def _take_pipes() -> tuple[int, int]:
+    """Moves the pipes away from descriptors 0 and 1, so that what native code prints cannot corrupt a message.
+
+    From then on standard output is standard error, which the parent keeps for diagnostics.
+    """
+    requests, replies = os.dup(0), os.dup(1)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    os.dup2(2, 1)
+    return requests, replies
+
+
+def _limit_memory(limit: int) -> None:
+    from torchmdla.support.limits import limit_memory
+
+    limit_memory(limit)
+
+
+def _install_bare_package() -> None:
+    """Makes ``torchmdla.*`` importable without running ``torchmdla/__init__.py``.
+
+    That file is the user's API: it imports torch and the C++ extension, seconds and hundreds of megabytes that a
+    compiler has no use for. The same trick keeps the layers apart: nothing that compiles can lean on PyTorch, since
+    here ``import torch`` raises ModuleNotFoundError.
+    """
+    package = types.ModuleType("torchmdla")
+    package.__path__ = [str(Path(__file__).resolve().parents[1])]
+    sys.modules["torchmdla"] = package
+    sys.modules["torch"] = None  # type: ignore[assignment]
+
+
+def _serve(requests: int, replies: int) -> None:
+    from torchmdla.compile_service.messages import read_message, write_message
+
+    write_message(replies, {"kind": "ready"})
+    for module in _WARM_UP:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(module)
+    while True:
+        request, body = read_message(requests)
+        write_message(replies, {"kind": "accepted"})
+        with _ending_with_parent(requests):
+            head, answer = _answer(request["device"], body)
+        # Before the reply, so that the next program's diagnostics do not start with this one's.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        write_message(replies, head, answer)
+
+
+@contextlib.contextmanager
+def _ending_with_parent(requests: int) -> Iterator[None]:
+    """Ends this process as soon as the parent is gone, also within native code: the system then sends the signal of a
+    pipe that has changed. Nothing but its end can come while the parent waits for the answer."""
+    if fcntl is None or not hasattr(fcntl, "F_SETSIG"):  # Linux alone has it.
+        yield
+        return
+    flags = fcntl.fcntl(requests, fcntl.F_GETFL)
+    fcntl.fcntl(requests, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(requests, fcntl.F_SETSIG, signal.SIGTERM)
+    fcntl.fcntl(requests, fcntl.F_SETFL, flags | os.O_ASYNC)
+    if select.select([requests], [], [], 0)[0]:
+        raise EOFError("the parent went before the compile began")
+    yield
+    fcntl.fcntl(requests, fcntl.F_SETFL, flags)
+
+
+def _answer(device: list[Any] | None, body: bytes) -> tuple[dict[str, Any], bytes]:
+    from torchmdla.compile_service.lower import as_compile_error, lower
+    from torchmdla.compile_service.origin import Origin
+    from torchmdla.compiler.program import Program
+
+    try:
+        if device is not None:
+            Origin(*device).register()
+        return {"kind": "artifact"}, lower(Program.from_json(body.decode())).to_bytes()
+    except Exception as error:
+        return {"kind": "error", **as_compile_error(error).fields()}, b""
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(EOFError, BrokenPipeError):  # The parent is gone, or wants no more.
+        main(json.loads(sys.argv[1]))
+    # No teardown: MLIR's and LLVM's global destructors take time and have nothing to save.
+    os._exit(0)

@@ -1,0 +1,220 @@
+"""Padding and joining without copies: what is copied into a part of a larger buffer is computed there at once.
+
+A padded image is a fill and a copy into its interior, a concatenation is a copy for each of its parts. The copies
+disappear, everybody works on the larger buffer, and of a fill only the borders are left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
+from torchmdla.devices.cpu.expressions import Expression
+from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, Step, Users, filled_with, is_copy
+
+
+def elide_insert_copies(steps: LoopProgram) -> None:
+    """Removes copies of temporaries into blocks of other buffers where the source can be computed there."""
+    users, touched = Users(steps.steps), _Touched()
+    order = {step: k for k, step in enumerate(steps.steps)}
+    for copy in [s for s in steps.nests() if is_copy(s)]:
+        block = _block(copy)
+        source, whole = copy.inputs[0].buffer, copy.outputs[0].buffer
+        if block is None or not _may_move(users.of(source), source, copy):
+            continue
+        distances = _distances_to_blocks(users.of(whole), whole, copy, touched)
+        if distances is None:
+            continue
+        steps.positive += distances
+        fill = next((s for s in users.of(whole) if filled_with(s) is not None), None)
+        _replace(users.of(source), source, whole, block)
+        touched.forget(users.of(source))
+        steps.steps.remove(copy)
+        if isinstance(fill, LoopNest):
+            _fill_first(steps, fill, whole, source.sizes, block)
+            users = Users(steps.steps)
+            order = {step: k for k, step in enumerate(steps.steps)}
+        else:
+            both = {*users.of(source), *users.of(whole)} - {copy}
+            users.set(source, [])
+            users.set(whole, sorted(both, key=order.__getitem__))
+
+
+# Which copies.
+
+
+def _block(copy: LoopNest) -> tuple[AffineExpr, ...] | None:
+    """The place in the destination of each element of the source: indices over the source's dimensions. None if the
+    copy does not move all of the source, moves an element to several places, or changes the order of elements."""
+    source, destination = copy.inputs[0], copy.outputs[0]
+    if source.buffer.kind != "temporary" or destination.buffer.kind not in ("temporary", "result"):
+        return None
+    if source.buffer is destination.buffer or source.buffer.fixed or destination.buffer.fixed:
+        return None
+    if not source.buffer.sizes:  # It has no index to say where it lies.
+        return None
+    dims: dict[int, int] = {}
+    for d, (index, size) in enumerate(zip(source.indices, source.buffer.sizes, strict=True)):
+        if size == 1 and not index.loops and not index.constant:
+            continue
+        if not index.is_loop() or copy.sizes[index.loops[0]] != size or index.loops[0] in dims:
+            return None
+        dims[index.loops[0]] = d
+    if any(size > 1 and loop not in dims for loop, size in enumerate(copy.sizes)):
+        return None
+    flat = destination.flat(len(copy.sizes))
+    factors = [flat.factors[loop] for loop in dims if copy.sizes[loop] > 1]
+    if factors != sorted(factors, reverse=True) or (factors and factors[-1] != 1) or len(set(factors)) != len(factors):
+        return None
+    rank = len(source.buffer.sizes)
+    loops = {d: loop for loop, d in dims.items()}
+    return tuple(
+        AffineExpr(tuple(index.factors[loops[d]] if d in loops else 0 for d in range(rank)), index.constant)
+        for index in destination.indices
+    )
+
+
+def _may_move(users: Sequence[Step], source: Buffer, copy: LoopNest) -> bool:
+    """Whether only nests use the source, and none writes it after the copy."""
+    after = users[users.index(copy) + 1 :]
+    nests = all(isinstance(s, LoopNest) and all(t.buffer is not source for t in s.tables) for s in users)
+    return nests and all(source not in s.writes for s in after)
+
+
+# The least and the largest value of each index of an access.
+_Spans = list[tuple[int, int]]
+
+
+class _Touched:
+    """Which blocks of buffers steps touch, worked out once for all copies."""
+
+    def __init__(self) -> None:
+        self._found: dict[Step, dict[Buffer, tuple[list[_Spans], list[_Spans]]]] = {}
+
+    def of(self, step: LoopNest, buffer: Buffer) -> tuple[list[_Spans], list[_Spans]]:
+        """What a step writes of a buffer, and what it reads."""
+        found = self._found.setdefault(step, {})
+        if buffer not in found:
+            written = [_spans(step, a) for a in step.written_accesses if a.buffer is buffer]
+            found[buffer] = written, [_spans(step, a) for a in step.read_accesses if a.buffer is buffer]
+        return found[buffer]
+
+    def forget(self, steps: Sequence[Step]) -> None:
+        for step in steps:
+            self._found.pop(step, None)
+
+
+def _distances_to_blocks(users: Sequence[Step], whole: Buffer, copy: LoopNest, touched: _Touched) -> list[int] | None:
+    """How far from the copy's block in a buffer lies what else is written, or read before the copy, if nobody else
+    touches that block before the copy or writes it afterwards, but a fill of all of the buffer that comes first. None
+    otherwise."""
+    position = users.index(copy)
+    block = _spans(copy, copy.outputs[0])
+    distances = []
+    for k, step in enumerate(users):
+        if step is copy or (k == 0 and filled_with(step) is not None):
+            continue
+        if not isinstance(step, LoopNest) or (k < position and any(t.buffer is whole for t in step.tables)):
+            return None
+        written, read = touched.of(step, whole)
+        distances += [_apart(spans, block) for spans in written]
+        distances += [_apart(spans, block) for spans in read] if k < position else []
+    return distances if all(number > 0 for number in distances) else None
+
+
+def distance(step: LoopNest, access: Access, other_step: LoopNest, other: Access) -> int:
+    """How far apart two accesses of a buffer are in the dimension in which they are farthest: not positive if the
+    elements that they touch are not told apart by one dimension alone."""
+    return _apart(_spans(step, access), _spans(other_step, other))
+
+
+def _apart(spans: _Spans, others: _Spans) -> int:
+    largest = 0
+    for (first, last), (its_first, its_last) in zip(spans, others, strict=True):
+        largest = max(largest, its_first - last, first - its_last)
+    return largest
+
+
+def _spans(step: LoopNest, access: Access) -> _Spans:
+    return [_span(step, index) for index in access.indices]
+
+
+def _span(step: LoopNest, index: AffineExpr) -> tuple[int, int]:
+    """The least and the largest value of an index."""
+    ends = [factor * (size - 1) for factor, size in zip(index.factors, step.sizes, strict=True)]
+    return index.constant + sum(e for e in ends if e < 0), index.constant + sum(e for e in ends if e > 0)
+
+
+# The change.
+
+
+def _replace(users: Sequence[Step], source: Buffer, whole: Buffer, block: Sequence[AffineExpr]) -> None:
+    """Lets every access of ``source`` touch its block of ``whole``."""
+
+    def moved(access: Access) -> Access:
+        if access.buffer is not source:
+            return access
+        return Access(whole, tuple(_composed(index, access.indices) for index in block))
+
+    for step in users:
+        if isinstance(step, LoopNest):
+            step.map_accesses(moved)
+
+
+def _composed(outer: AffineExpr, inner: Sequence[AffineExpr]) -> AffineExpr:
+    """``outer``, an index over dimensions, with the indices of these put in."""
+    pairs = [(factor, index) for factor, index in zip(outer.factors, inner, strict=True) if factor]
+    loops = len(inner[0].factors)
+    factors = tuple(sum(f * index.factors[loop] for f, index in pairs) for loop in range(loops))
+    return AffineExpr(factors, outer.constant + sum(f * index.constant for f, index in pairs))
+
+
+def _fill_first(
+    steps: LoopProgram, fill: LoopNest, whole: Buffer, sizes: tuple[int, ...], block: tuple[AffineExpr, ...]
+) -> None:
+    """Fills the borders around a block, or everything where there may be other blocks, before the buffer's first
+    use."""
+    constant = filled_with(fill)
+    assert constant is not None
+    steps.steps.remove(fill)
+    first = steps.users(whole)[0]
+    place = steps.steps.index(first)
+    dense = all(index.loops == () or (index.loops == (d,) and index.factors[d] == 1) for d, index in enumerate(block))
+    if dense and len(block) == len(sizes):
+        offsets = tuple(index.constant for index in block)
+        steps.steps[place:place] = list(_borders(constant, whole, sizes, offsets))
+    else:
+        steps.steps.insert(place, fill)
+
+
+def _borders(
+    constant: Expression, padded: Buffer, sizes: tuple[int, ...], offsets: tuple[int, ...]
+) -> Iterator[LoopNest]:
+    """Fills of what lies before and after the interior: of the first dimensions over the whole of those that follow,
+    and within the interior of those before."""
+    lengths, starts = list(padded.sizes), [0] * len(sizes)
+    for d, (size, offset) in enumerate(zip(sizes, offsets, strict=True)):
+        before, after = offset, padded.sizes[d] - size - offset
+        if before and before == after:
+            yield _block_fill(constant, padded, [*lengths[:d], before, *lengths[d + 1 :]], starts, d, offset + size)
+        else:
+            for start, length in ((0, before), (offset + size, after)):
+                if length:
+                    corner = [*starts[:d], start, *starts[d + 1 :]]
+                    yield _block_fill(constant, padded, [*lengths[:d], length, *lengths[d + 1 :]], corner)
+        lengths[d], starts[d] = size, offset
+
+
+def _block_fill(
+    constant: Expression, buffer: Buffer, lengths: list[int], starts: list[int], twice: int = -1, distance: int = 0
+) -> LoopNest:
+    """Fills a block; a second one ``distance`` further in dimension ``twice``, if that is given."""
+    loops = len(lengths) + 1
+    sizes = (*lengths, 2 if twice >= 0 else 1)
+    indices = []
+    for d, start in enumerate(starts):
+        factors = [0] * loops
+        factors[d] = 1
+        factors[-1] = distance if d == twice else 0
+        indices.append(AffineExpr(tuple(factors), start))
+    return LoopNest.elementwise(sizes, Access(buffer, tuple(indices)), constant)

@@ -1,0 +1,261 @@
+"""One list of steps for all sizes: what a program's samples have in common, with polynomials where they have numbers.
+
+The samples are walked side by side. Names, types, structure and which buffer is which must agree; numbers that differ
+become :class:`~torchmdla.compiler.sizes.Size`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from torchmdla.compiler.program import Program
+from torchmdla.compiler.sizes import NoPolynomial, Size, at, fit
+from torchmdla.devices.cpu.accesses import Buffer, Scalar
+from torchmdla.devices.cpu.code.tile_loops import spare_symbols
+from torchmdla.devices.cpu.expressions import Expression, constant, operation, rewritten, size
+from torchmdla.devices.cpu.kernel_spec import constant_number
+from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, OutlinedRegion, ScalarStep, Step, final_nest
+from torchmdla.errors import CompileError
+
+# Fields whose numbers count elements or iterations; in all others a number stands for a thing.
+_COUNTS = frozenset(("sizes", "strides", "factors", "constant", "offset", "extents", "positive", "count", "distance"))
+
+# In which a quotient of sizes may be a number of the program.
+_ROUNDED: Mapping[str, Callable[[float], Any]] = {"f32": np.float32, "f64": float}
+
+# A common size of a last tile, to choose schedules for.
+_TYPICAL_REST = 8
+
+
+def mark_varying(samples: Sequence[LoopProgram]) -> None:
+    """Marks the buffers whose sizes differ between samples. Where these have unequal numbers of buffers (loops written
+    out), a buffer of sizes that not all of them have is one of those."""
+    listed = [steps.buffers() for steps in samples]
+    if len(set(map(len, listed))) == 1:
+        for buffers in zip(*listed, strict=True):
+            for buffer in buffers:
+                buffer.varies = any(other.sizes != buffer.sizes for other in buffers)
+        return
+    everywhere = set.intersection(*({buffer.sizes for buffer in buffers} for buffers in listed))
+    for buffer in (b for buffers in listed for b in buffers):
+        buffer.varies = buffer.sizes not in everywhere
+
+
+def unify(program: Program, samples: Sequence[LoopProgram]) -> LoopProgram:
+    """The steps of a dynamic program, of which ``samples`` are the steps of its samples. Symbols that chains need for
+    the sizes of last tiles come behind the program's.
+
+    Raises:
+        CompileError: they differ in more than numbers, or a number is no polynomial of the symbols.
+    """
+    spare = spare_symbols(samples[0].steps)
+    if len({len(sample.positive) for sample in samples}) > 1:
+        # Of loops written out: the least number decides, since iterations follow each other at one distance.
+        samples = [replace(sample, positive=[min(sample.positive, default=1)]) for sample in samples]
+    unified: LoopProgram = _Unifier(program, spare).joined(samples)
+    unified.typical = program.symbols + (_TYPICAL_REST,) * spare
+    if any(_is_dynamic(step) for packing in unified.packings for step in packing.steps):
+        raise not_dynamic("what is made of the weights ahead depends on the sizes")
+    if not all(is_positive(number) for number in unified.positive):
+        raise not_dynamic("whether parts of a tensor overlap depends on the sizes")
+    return unified
+
+
+def _is_dynamic(step: Step) -> bool:
+    """Whether a step of a pack has sizes."""
+    if not isinstance(step, LoopNest):
+        return False
+    nest, places = final_nest(step)
+    return nest.is_dynamic or any(isinstance(offset, Size) for _, offset in places)
+
+
+def is_positive(number: int | Size) -> bool:
+    """Whether a number is positive wherever all symbols are 2 or larger, as far as that is seen at once: no term is
+    negative in what the symbols are larger than 2 by."""
+    if not isinstance(number, Size):
+        return number > 0
+    symbols = len(number.terms[0][0])
+    total: int | Size = 0
+    for exponents, factor in number.terms:
+        product: int | Size = factor
+        for k, power in enumerate(exponents):
+            for _ in range(power):
+                product = (Size.symbol(k, symbols) + 2) * product
+        total = total + product
+    terms = total.terms if isinstance(total, Size) else (((0,) * symbols, total),)
+    return all(factor > 0 for _, factor in terms) and not any(terms[0][0])
+
+
+def not_dynamic(reason: str) -> CompileError:
+    """The error of a program that has to be compiled for each of its sizes. In ``reason`` they are "the sizes"."""
+    return CompileError(f"the program is not dynamic: {reason}")
+
+
+def program_at(steps: LoopProgram, values: Sequence[int]) -> LoopProgram:
+    """The static steps where the symbols have ``values``, any that are large enough."""
+    known: dict[int, Any] = {}
+
+    def static_leaf(expression: Expression) -> Expression | None:
+        if expression.op == "size":
+            return constant(static(expression.payload), expression.type)
+        is_place = expression.op in ("load", "gather", "scalar")
+        return expression.of(expression.operands, static(expression.payload)) if is_place else None
+
+    def static(thing: Any) -> Any:
+        if isinstance(thing, Size):
+            return thing.at(values)
+        if isinstance(thing, Expression):
+            return rewritten([thing], static_leaf)[0]
+        if isinstance(thing, tuple | list):
+            return type(thing)(map(static, thing))
+        if not is_dataclass(thing) or isinstance(thing, type):
+            return thing
+        if id(thing) not in known:
+            known[id(thing)] = type(thing)(**{f.name: static(getattr(thing, f.name)) for f in fields(thing) if f.init})
+        return known[id(thing)]
+
+    found: LoopProgram = static(steps)
+    return found
+
+
+class _Unifier:
+    def __init__(self, program: Program, spare: int) -> None:
+        self._values = [sample.values for sample in program.samples]
+        self._quotients = program.quotients
+        self._spare = (0,) * spare
+        # For each sample, what its buffers and scalars have become, by id.
+        self._known: list[dict[int, Any]] = [{} for _ in self._values]
+        self._expressions: dict[tuple[Expression, ...], Expression] = {}
+
+    def joined(self, things: Sequence[Any], counts: bool = False) -> Any:
+        """What the samples' ``things`` are for all sizes. ``counts``: integers among them are counts."""
+        first = things[0]
+        if any(type(thing) is not type(first) for thing in things):
+            raise not_dynamic("which operations it runs depends on the sizes")
+        if isinstance(first, Buffer | Scalar):
+            return self._identified(things)
+        if isinstance(first, Expression):
+            return self._expression(tuple(things))
+        if isinstance(first, ScalarStep):
+            return self._scalar_step(things)
+        if isinstance(first, OutlinedRegion) and any(thing.text != first.text for thing in things):
+            raise not_dynamic("an op that has no kernels (a scan, a sort, a loop) works on what varies with the sizes")
+        if isinstance(first, LoopProgram) and any(thing.globals != first.globals for thing in things):
+            raise not_dynamic("the values of a constant tensor depend on the sizes")
+        if is_dataclass(first):
+            return self._record(things)
+        if isinstance(first, tuple | list):
+            return type(first)(self._items(things, counts))
+        if isinstance(first, dict):
+            return dict(self._items([list(thing.items()) for thing in things], counts))
+        if type(first) is int and counts:
+            return self._count(things)
+        if any(thing != first for thing in things):
+            raise not_dynamic(f"a constant depends on the sizes ({first}, {next(t for t in things if t != first)})")
+        return first
+
+    def _items(self, things: Sequence[Any], counts: bool) -> list[Any]:
+        if len({len(thing) for thing in things}) > 1:
+            raise not_dynamic("how many operations it runs depends on the sizes")
+        return [self.joined(items, counts) for items in zip(*things, strict=True)]
+
+    def _identified(self, things: Sequence[Any]) -> Any:
+        """What is one buffer or scalar in a sample is one in every sample."""
+        known = [self._known[k].get(id(thing)) for k, thing in enumerate(things)]
+        if any(other is not known[0] for other in known):
+            raise not_dynamic("which values share memory depends on the sizes")
+        if known[0] is None:
+            made = self._record(things)
+            for k, thing in enumerate(things):
+                self._known[k][id(thing)] = made
+            return made
+        return known[0]
+
+    def _record(self, things: Sequence[Any]) -> Any:
+        """A dataclass, field by field."""
+        names = [field.name for field in fields(things[0]) if field.init]
+        return type(things[0])(
+            **{name: self.joined([getattr(thing, name) for thing in things], name in _COUNTS) for name in names}
+        )
+
+    def _count(self, numbers: Sequence[int]) -> int | Size:
+        try:
+            size = fit(self._values, numbers)
+        except NoPolynomial:
+            raise not_dynamic(f"a count is no polynomial of the sizes: {_table(self._values, numbers)}") from None
+        return self._with_spare(size)
+
+    def _with_spare(self, size: int | Size) -> int | Size:
+        """A size of the program's symbols, in all symbols."""
+        return Size(tuple((e + self._spare, f) for e, f in size.terms)) if isinstance(size, Size) else size
+
+    def _expression(self, things: tuple[Expression, ...]) -> Expression:
+        """One expression; a constant that varies is one that reads a size."""
+        waiting = [things]
+        while waiting:
+            group = waiting[-1]
+            operands = list(zip(*(expression.operands for expression in group), strict=False))
+            missing = [each for each in operands if each not in self._expressions]
+            if missing:
+                waiting += missing
+                continue
+            waiting.pop()
+            if group not in self._expressions:
+                self._expressions[group] = self._joined(group, tuple(self._expressions[each] for each in operands))
+        return self._expressions[things]
+
+    def _joined(self, group: Sequence[Expression], operands: tuple[Expression, ...]) -> Expression:
+        first = group[0]
+        forms = {(e.op, len(e.operands), e.type, e.attributes) for e in group}
+        if len(forms) > 1:
+            raise not_dynamic("what it computes depends on the sizes")
+        if first.op == "constant":
+            if all(expression is first for expression in group):
+                return first
+            numbers = [expression.payload for expression in group]
+            return self._quotient(numbers, first.type) or size(self._constant(numbers), first.type)
+        payload = self.joined([expression.payload for expression in group])
+        return first.of(operands, payload)
+
+    def _quotient(self, numbers: Sequence[float], type: str) -> Expression | None:
+        """Floats that are a quotient of sizes, which is computed as PyTorch's kernels do: in ``type``."""
+        if type not in _ROUNDED:
+            return None
+        rounded = _ROUNDED[type]
+        for sizes in self._quotients:
+            found = [at(sizes[0], values) / at(sizes[1], values) for values in self._values]
+            if all(rounded(quotient) == rounded(number) for quotient, number in zip(found, numbers, strict=True)):
+                operands = [
+                    size(each, type) if isinstance(each, Size) else constant(each, type)
+                    for each in map(self._with_spare, sizes)
+                ]
+                return operation("arith.divf", operands, type)
+        return None
+
+    def _scalar_step(self, things: Sequence[ScalarStep]) -> ScalarStep:
+        first = things[0]
+        if first.name != "arith.constant" or all(thing.attributes == first.attributes for thing in things):
+            step: ScalarStep = self._record(things)
+            return step
+        result = self.joined([thing.result for thing in things])
+        numbers = [constant_number(thing.attributes) for thing in things]
+        return ScalarStep("size", (), "", result, self._constant(numbers))
+
+    def _constant(self, found: Sequence[object]) -> Size:
+        """Constants that differ."""
+        numbers = [int(n) for n in found if isinstance(n, int | float) and float(n).is_integer()]
+        shown = ", ".join(map(str, found))
+        if len(numbers) < len(found) or any(isinstance(n, bool) for n in found):
+            raise not_dynamic(f"a number is computed from the sizes ahead: {shown}")
+        size = self._count(numbers)
+        if not isinstance(size, Size):
+            raise not_dynamic(f"a constant has several names: {shown}")
+        return size
+
+
+def _table(values: Sequence[Sequence[int]], numbers: Sequence[int]) -> str:
+    return ", ".join(f"{number} at {tuple(at)}" for at, number in zip(values, numbers, strict=True))

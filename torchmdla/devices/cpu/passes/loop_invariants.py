@@ -1,0 +1,111 @@
+"""Work on arguments alone that is repeated inside of larger steps: the factor and the term of a batch norm, say.
+
+Once it is a step of its own, it is done once for each call; where all the arguments are parameters, packing does it
+once for each version of them (``packing.py``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from torchmdla.devices.cpu.accesses import Access, Buffer
+from torchmdla.devices.cpu.expressions import Expression, accessing, contents, load, substituted
+from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, is_elementwise
+
+# A step of its own pays where its work was repeated at least this many times. Sizes that vary are more at all samples,
+# so that these decide alike.
+_LEAST_REPEATED = 8
+
+
+def hoist_loop_invariants(steps: LoopProgram) -> None:
+    """Gives what elementwise nests and epilogues compute of arguments alone, over fewer loops, a step before theirs."""
+    known = _argument_values(steps)
+    for step in steps.nests():
+        if known.issuperset(step.writes):
+            continue
+        values = _values(step)
+        makers = {value: _maker(value, step) for value in _hoisted(values, known, step)}
+        if makers:
+            position = steps.steps.index(step)
+            steps.steps[position:position] = makers.values()
+            read = {value: load(_read(maker, value, step)) for value, maker in makers.items()}
+            _set_values(step, substituted(values, read))
+
+
+def _argument_values(steps: LoopProgram) -> set[Buffer]:
+    """The temporaries that elementwise steps compute of arguments alone."""
+    writers = Counter(buffer for step in steps.steps for buffer in step.writes)
+    known: set[Buffer] = set()
+    for step in steps.nests():
+        if is_elementwise(step) and not step.scalars and all(_is_known(b, known) for b in step.reads):
+            known.update(b for b in step.writes if b.kind == "temporary" and writers[b] == 1)
+    return known
+
+
+def _is_known(buffer: Buffer, known: set[Buffer]) -> bool:
+    return buffer.kind in ("parameter", "input", "global") or buffer in known
+
+
+def _values(step: LoopNest) -> tuple[Expression, ...]:
+    """What a step computes once for each element that it stores."""
+    if step.epilogue:
+        return step.epilogue.values
+    return step.values if is_elementwise(step) else ()
+
+
+def _set_values(step: LoopNest, values: tuple[Expression, ...]) -> None:
+    if step.epilogue:
+        step.epilogue = replace(step.epilogue, values=values)
+    else:
+        step.values = values
+
+
+def _hoisted(values: Sequence[Expression], known: set[Buffer], step: LoopNest) -> list[Expression]:
+    """The operations that depend on arguments alone, and that something else depends on."""
+    constants: set[Expression] = set()
+    ours: set[Expression] = set()
+    others: list[Expression] = []
+    for expression in contents(tuple(values)).expressions:
+        operands = expression.operands
+        if expression.op == "constant" or (operands and expression.op != "gather" and constants.issuperset(operands)):
+            constants.add(expression)
+            continue
+        if expression.op == "load":
+            depends = _is_known(expression.payload.buffer, known)
+        elif expression.op == "gather":
+            depends = False
+        else:
+            depends = bool(operands) and all(operand in constants or operand in ours for operand in operands)
+        if depends and _pays(step, _loops(expression)):
+            ours.add(expression)
+        else:
+            others.append(expression)
+    read = {operand for expression in others for operand in expression.operands} | set(values)
+    return [e for e in contents(tuple(values)).expressions if e in read and e in ours and e.op != "load"]
+
+
+def _pays(step: LoopNest, loops: Sequence[int]) -> bool:
+    """Whether the other loops, but for those that reduce, repeat what varies with ``loops`` often."""
+    others = [n for k, n in enumerate(step.sizes) if k not in loops and not step.reduction[k]]
+    return bool(loops) and math.prod(others) >= _LEAST_REPEATED
+
+
+def _loops(value: Expression) -> list[int]:
+    """The loops that a value varies with."""
+    return sorted({loop for access in contents((value,)).loads for loop in access.loops})
+
+
+def _maker(value: Expression, step: LoopNest) -> LoopNest:
+    """The step that computes ``value`` into a buffer of its own, over the loops that it varies with."""
+    loops = _loops(value)
+    buffer = Buffer("temporary", value.type, tuple(step.sizes[loop] for loop in loops))
+    (own,) = accessing((value,), lambda access: access.over(loops))
+    return LoopNest.elementwise(buffer.sizes, Access.whole(buffer), own)
+
+
+def _read(maker: LoopNest, value: Expression, step: LoopNest) -> Access:
+    """Where ``step`` reads what ``maker`` computes."""
+    return Access.of_loops(maker.writes[0], _loops(value), len(step.sizes))

@@ -1,0 +1,111 @@
+"""The passes over an executable's steps, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torchmdla.compiler import dump
+from torchmdla.compiler.program import Program
+from torchmdla.devices.cpu.loop_program import LoopProgram
+from torchmdla.devices.cpu.machine import Machine
+from torchmdla.devices.cpu.passes.constants import store_constant_factors
+from torchmdla.devices.cpu.passes.copies import merge_copies, remove_copies
+from torchmdla.devices.cpu.passes.elide_inserts import elide_insert_copies
+from torchmdla.devices.cpu.passes.epilogue import merge_epilogues
+from torchmdla.devices.cpu.passes.fold_initial_values import fold_initial_values
+from torchmdla.devices.cpu.passes.fold_scales import fold_scales
+from torchmdla.devices.cpu.passes.layout import block_channels
+from torchmdla.devices.cpu.passes.live_ranges import share_buffers, split_live_ranges
+from torchmdla.devices.cpu.passes.loop_invariants import hoist_loop_invariants
+from torchmdla.devices.cpu.passes.pack_activations import pack_activations
+from torchmdla.devices.cpu.passes.pack_weights import pack_weights
+from torchmdla.devices.cpu.passes.precompute import precompute_parameters
+from torchmdla.devices.cpu.passes.reroll import reroll_loops
+from torchmdla.devices.cpu.passes.sliced_contractions import fuse_slices, separate_slices
+from torchmdla.devices.cpu.passes.split_reduction import split_reductions
+from torchmdla.devices.cpu.passes.tile_fusion import fuse_by_tiles
+from torchmdla.devices.cpu.printer import program_text
+from torchmdla.devices.cpu.verifier import is_asked_for, verify
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A pass, by the name under which it is printed."""
+
+    name: str
+    run: Callable[[LoopProgram, Machine], object]
+
+
+def _plain(function: Callable[[LoopProgram], object]) -> Pass:
+    """A pass that needs to know nothing of the machine."""
+    return Pass(function.__name__.replace("_", "-"), lambda steps, _: function(steps))
+
+
+def _lanes(function: Callable[[LoopProgram, int], object]) -> Pass:
+    """A pass that needs the number of floats in a vector."""
+    return Pass(function.__name__.replace("_", "-"), lambda steps, machine: function(steps, machine.vector_bytes // 4))
+
+
+# What each step computes, and in which layout. Values are told apart first, so that passes may move one without the
+# other. Layouts change before epilogues merge, and both before packing, which then finds every step that depends on
+# parameters alone.
+REWRITES = (
+    _plain(remove_copies),
+    _plain(split_live_ranges),
+    _plain(fold_initial_values),
+    _plain(store_constant_factors),
+    _plain(elide_insert_copies),
+    _lanes(block_channels),
+    _plain(merge_copies),
+    _plain(separate_slices),
+    _lanes(pack_weights),
+    _plain(merge_epilogues),
+    _plain(hoist_loop_invariants),
+    _plain(fold_scales),
+    _plain(precompute_parameters),
+    _plain(pack_activations),
+    Pass("chain-slices", fuse_slices),
+    _plain(reroll_loops),
+)
+
+
+def transform(steps: LoopProgram, program: Program) -> None:
+    """Runs every pass over ``steps``, in place."""
+    rewrite(steps, program)
+    run(_plain(split_reductions), steps, program)
+    run_by_tiles(steps, program)
+
+
+def rewrite(steps: LoopProgram, program: Program, name: str = "") -> None:
+    """The passes that decide what each step computes, and in which layout. ``name``: of a sample, where it is one."""
+    observe("read-steps", steps, name)
+    for one in REWRITES:
+        run(one, steps, program, name)
+
+
+def run_by_tiles(
+    steps: LoopProgram, program: Program, tiles: Sequence[Sequence[int]] | None = None, name: str = ""
+) -> None:
+    """The passes that decide which steps run together, in which memory. ``tiles``: of the chains
+    (:func:`~torchmdla.devices.cpu.passes.tile_fusion.fuse_by_tiles`), where they are chosen already."""
+    run(Pass("chain-nests", lambda steps, machine: fuse_by_tiles(steps, machine, tiles)), steps, program, name)
+    run(_plain(share_buffers), steps, program, name)
+
+
+def run(one: Pass, steps: LoopProgram, program: Program, name: str = "") -> None:
+    """Runs one pass; then what it made is written and verified, where that is asked for."""
+    dump.begin(f"{one.name} {name}".rstrip())
+    one.run(steps, Machine.of(program.target))
+    observe(one.name, steps, name)
+
+
+def observe(stage: str, steps: LoopProgram, name: str = "") -> None:
+    """Writes and verifies what a stage made, where that is asked for.
+
+    Raises:
+        CompileError: the steps are not valid; names the stage.
+    """
+    dump.write(f"{stage}{'-' if name else ''}{name}.steps", lambda: program_text(steps), series=f"steps {name}")
+    if is_asked_for():
+        verify(steps, stage)

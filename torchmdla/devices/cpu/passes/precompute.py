@@ -1,0 +1,105 @@
+"""Work on parameters alone, done once for each version of them: steps that move from the entry into packs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torchmdla.devices.cpu.accesses import Access, Buffer
+from torchmdla.devices.cpu.expressions import gathering
+from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, Packing, Step
+from torchmdla.devices.cpu.passes.fold_initial_values import remove_unread
+
+# A pack may be this many times as large as the parameters that it is made of: a bias that fills an image is not packed.
+_MOST_GROWTH = 2
+
+
+def precompute_parameters(steps: LoopProgram) -> None:
+    """Turns temporaries that depend on nothing but parameters into packed buffers, each with the steps that make it."""
+    makers = parameter_values(steps)
+    packed: dict[Buffer, Buffer] = {}
+    for buffer in makers:
+        recipe = _recipe(buffer, makers)
+        if _is_read(steps, buffer, makers) and _is_worth_it(buffer, recipe):
+            packed[buffer] = Buffer("packed", buffer.element, buffer.sizes, position=len(steps.packings))
+            ordered = [s for s in steps.steps if s in recipe]
+            steps.packings.append(Packing(packed[buffer], [_writing(s, buffer, packed[buffer]) for s in ordered]))
+    for step in steps.nests():
+        if not all(b in makers for b in step.writes):
+            step.map_accesses(lambda access: _moved(access, packed))
+            step.map_body(lambda roots: gathering(roots, lambda t: replace(t, buffer=packed.get(t.buffer, t.buffer))))
+    remove_unread(steps)
+
+
+def parameter_values(steps: LoopProgram) -> dict[Buffer, list[LoopNest]]:
+    """The temporaries that hold one value that depends on nothing but parameters, with the steps that write it."""
+    found: dict[Buffer, list[LoopNest]] = {}
+    other = _written_after_reading(steps)
+    for step in steps.steps:
+        known = isinstance(step, LoopNest) and _is_pure(step) and all(_is_known(b, found, other) for b in step.reads)
+        for buffer in step.writes:
+            if known and isinstance(step, LoopNest) and buffer.kind == "temporary" and buffer not in other:
+                found.setdefault(buffer, []).append(step)
+            else:
+                other.add(buffer)
+    # Whoever read a buffer that something else writes later on is no better off.
+    while spoiled := [b for b, by in found.items() if b in other or any(r in other for s in by for r in s.reads)]:
+        for buffer in spoiled:
+            other.add(buffer)
+            del found[buffer]
+    return found
+
+
+def _written_after_reading(steps: LoopProgram) -> set[Buffer]:
+    """Buffers that hold one value after the other, as those that tables are in do."""
+    found: set[Buffer] = set()
+    read: set[Buffer] = set()
+    for step in steps.steps:
+        found |= read.intersection(step.writes)
+        read |= set(step.reads) - set(step.writes)
+    return found
+
+
+def _is_known(buffer: Buffer, found: dict[Buffer, list[LoopNest]], other: set[Buffer]) -> bool:
+    return buffer.kind in ("parameter", "global") or (buffer in found and buffer not in other)
+
+
+def _is_pure(step: LoopNest) -> bool:
+    """Whether a step does nothing but compute its outputs from its buffers."""
+    return not (step.scalars or step.tables or step.epilogue or step.checks)
+
+
+def _recipe(buffer: Buffer, makers: dict[Buffer, list[LoopNest]]) -> set[Step]:
+    """The steps that make a buffer from parameters."""
+    steps: set[Step] = set()
+    waiting = [buffer]
+    while waiting:
+        for step in makers.get(waiting.pop(), []):
+            if step not in steps:
+                steps.add(step)
+                waiting += [*step.reads, *step.writes]
+    return steps
+
+
+def _is_read(steps: LoopProgram, buffer: Buffer, makers: dict[Buffer, list[LoopNest]]) -> bool:
+    """Whether a nest that is no part of any recipe reads a buffer, and nothing but nests does."""
+    readers = [s for s in steps.steps if buffer in s.reads]
+    nests = all(isinstance(s, LoopNest) for s in readers)
+    return nests and any(not all(b in makers for b in s.writes) for s in readers)
+
+
+def _is_worth_it(buffer: Buffer, recipe: set[Step]) -> bool:
+    parameters = {b for s in recipe for b in s.reads if b.kind == "parameter"}
+    varies = any(b.varies for s in recipe for b in [*s.reads, *s.writes])
+    return bool(parameters) and not varies and buffer.bytes <= _MOST_GROWTH * sum(b.bytes for b in parameters)
+
+
+def _writing(step: Step, buffer: Buffer, packed: Buffer) -> LoopNest:
+    """The step in a pack, where ``buffer`` is the destination."""
+    assert isinstance(step, LoopNest)
+    copy = replace(step)
+    copy.map_accesses(lambda access: _moved(access, {buffer: packed}))
+    return copy
+
+
+def _moved(access: Access, packed: dict[Buffer, Buffer]) -> Access:
+    return Access(packed.get(access.buffer, access.buffer), access.indices)

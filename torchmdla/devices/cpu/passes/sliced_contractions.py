@@ -1,0 +1,250 @@
+"""Products whose result is read in slices, as the gates of a recurrent cell are, and what reads it: tile by tile.
+
+A step of an LSTM is one product of the hidden state with the weights of all gates, and elementwise nests that read the
+gates as slices of it. Both walk the hidden units: for a few units the product of all their gates, then what is made of
+them while it lies in the first cache. The whole is one :class:`~torchmdla.devices.cpu.loop_program.TileLoop`, one range
+that threads share. Nothing here knows of recurrent networks: a product and equal slices of one of its loops are enough.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
+from torchmdla.devices.cpu.kernel_spec import ELEMENT_BYTES, stored
+from torchmdla.devices.cpu.loop_program import (
+    LoopNest,
+    LoopProgram,
+    Step,
+    TileLoop,
+    Users,
+    covers,
+    is_elementwise,
+    split_loop,
+)
+from torchmdla.devices.cpu.machine import Machine
+from torchmdla.devices.cpu.passes.elide_inserts import distance
+
+# Part of the first cache that one tile's slices may fill: what reads them needs room, too.
+_LOCAL_PART = 0.5
+
+# Vectors side by side in a tile where the layout of weights does not say, best first.
+_VECTORS = (2, 3, 1)
+
+
+def separate_slices(steps: LoopProgram) -> None:
+    """Gives temporaries that are read in equal slices along a dimension a dimension of slices, and the loop that writes
+    them a loop of slices, in place. Layouts of weights then keep the slices apart."""
+    users = Users(steps.steps)
+    for buffer in steps.buffers():
+        _, *readers = users.of(buffer)
+        nests = [s for s in readers if isinstance(s, LoopNest) and not s.tables and buffer not in s.writes]
+        if buffer.kind == "temporary" and not buffer.fixed and readers and len(nests) == len(readers):
+            found = _sliced_dimension(buffer, nests)
+            if found is not None:
+                _separate(users, buffer, *found)
+
+
+def _separate(users: Users, buffer: Buffer, dimension: int, extent: int) -> None:
+    """Reshapes a buffer, and whatever an elementwise step makes it of: the loops of the product behind it follow."""
+    writer, *readers = users.of(buffer)
+    if not isinstance(writer, LoopNest) or not _split_writer(writer, buffer, dimension, extent):
+        return
+    _reshape(buffer, [s for s in (writer, *readers) if isinstance(s, LoopNest)], dimension, extent)
+    if not is_elementwise(writer):
+        return
+    for source in dict.fromkeys(a.buffer for a in writer.inputs):
+        whole = [d for d, size in enumerate(source.sizes) if size == math.prod(buffer.sizes[dimension : dimension + 2])]
+        if source.kind == "temporary" and not source.fixed and len(users.of(source)) == 2 and len(whole) == 1:
+            indices = [a.indices[whole[0]] for a in writer.inputs if a.buffer is source]
+            if all(sorted(f for f in i.factors if f) == [1, extent] and not i.constant for i in indices):
+                _separate(users, source, whole[0], extent)
+
+
+def _sliced_dimension(buffer: Buffer, readers: Sequence[LoopNest]) -> tuple[int, int] | None:
+    """The dimension that every access of the readers takes one slice of, and the slices' extent; the other dimensions
+    they walk whole."""
+    accesses = [(s, a) for s in readers for a in s.accesses if a.buffer is buffer]
+    for d, size in enumerate(buffer.sizes):
+        extents = {_slice_extent(s, a.indices[d]) for s, a in accesses}
+        extent = next(iter(extents))
+        if len(extents) != 1 or extent is None or not 1 < extent < size or size % extent:
+            continue
+        starts = {a.indices[d].constant for _, a in accesses}
+        others = [k for k in range(len(buffer.sizes)) if k != d]
+        whole = all(_slice_extent(s, a.indices[k]) == buffer.sizes[k] for s, a in accesses for k in others)
+        if whole and len(starts) > 1 and all(start % extent == 0 for start in starts):
+            return d, extent
+    return None
+
+
+def _slice_extent(step: LoopNest, index: AffineExpr) -> int | None:
+    """How many neighbouring places an index walks with one loop (or none); None if it is anything else."""
+    if not index.loops:
+        return 1
+    loop = index.loops[0]
+    return step.sizes[loop] if len(index.loops) == 1 and index.factors[loop] == 1 else None
+
+
+def _split_writer(writer: LoopNest, buffer: Buffer, dimension: int, extent: int) -> bool:
+    """Splits the loop over ``dimension`` of the step that writes all of a buffer; whether there is such a loop."""
+    access = next(a for a in writer.written_accesses if a.buffer is buffer)
+    index = access.indices[dimension]
+    if buffer in [a.buffer for a in writer.inputs] or not covers(writer, access) or not index.is_loop():
+        return False
+    loop = index.loops[0]
+    if loop in writer.indexed_loops or any(loop in i.loops for k, i in enumerate(access.indices) if k != dimension):
+        return False
+    split_loop(writer, loop, (writer.sizes[loop] // extent, extent))
+    return True
+
+
+def _reshape(buffer: Buffer, users: Sequence[LoopNest], dimension: int, extent: int) -> None:
+    """Replaces a dimension of a buffer by blocks and places within one; each index is of one loop for either, or is a
+    constant block."""
+    sizes = buffer.sizes
+    buffer.sizes = (*sizes[:dimension], sizes[dimension] // extent, extent, *sizes[dimension + 1 :])
+
+    def moved(access: Access) -> Access:
+        if access.buffer is not buffer:
+            return access
+        index = access.indices[dimension]
+        block = AffineExpr(tuple(f // extent for f in index.factors), index.constant // extent)
+        place = AffineExpr(tuple(f % extent for f in index.factors), index.constant % extent)
+        return replace(access, indices=(*access.indices[:dimension], block, place, *access.indices[dimension + 1 :]))
+
+    for step in users:
+        step.map_accesses(moved)
+
+
+def fuse_slices(steps: LoopProgram, machine: Machine) -> None:
+    """Replaces products and the elementwise steps that read their results in slices by chains, in place."""
+    last: dict[Buffer, int] = {}
+    for position, step in enumerate(steps.steps):
+        last.update(dict.fromkeys([*step.reads, *step.writes], position))
+    result: list[Step] = []
+    position = 0
+    while position < len(steps.steps):
+        step = steps.steps[position]
+        end = last[step.writes[0]] + 1 if isinstance(step, LoopNest) and step.writes else 0
+        chain = _chained(steps, steps.steps[position:end], machine) if end - position > 1 else None
+        result.append(chain or step)
+        position = end if chain else position + 1
+    steps.steps = result
+
+
+def _chained(steps: LoopProgram, candidates: Sequence[Step], machine: Machine) -> TileLoop | None:
+    """A chain of a product and all the steps up to the last that reads its result.
+
+    Whether a result whose size varies fits the cache depends on that size: such products are left as they are.
+    """
+    product, *readers = [s for s in candidates if isinstance(s, LoopNest)]
+    if len(readers) + 1 != len(candidates) or not all(map(is_elementwise, readers)) or not any(product.reduction):
+        return None
+    if len(product.written_accesses) != 1 or product.tables or product.written_accesses[0].buffer.kind != "temporary":
+        return None
+    buffer = product.written_accesses[0].buffer
+    if (
+        buffer.fixed
+        or buffer.varies
+        or buffer in product.reads
+        or any(buffer in s.writes or buffer not in s.reads for s in readers)
+    ):
+        return None
+    found = _axis(product, readers, machine)
+    if found is None:
+        return None
+    dimension, width = found
+    if buffer.bytes // buffer.sizes[dimension] * width > _LOCAL_PART * machine.first_level:
+        return None
+    members, loops = zip(*(_with_axis(s, buffer, dimension, width) for s in (product, *readers)), strict=True)
+    positive = _run_by_tile(members, loops, buffer)
+    if positive is None:
+        return None
+    steps.positive += positive
+    return _chain(members, loops, buffer, dimension, width)
+
+
+def _axis(product: LoopNest, readers: Sequence[LoopNest], machine: Machine) -> tuple[int, int] | None:
+    """The dimension of the product's result along which tiles follow each other, and their width: the innermost one,
+    which all readers walk whole. Some other dimension must be one of slices, of which they take one each."""
+    own = product.written_accesses[0]
+    buffer, dimension = own.buffer, len(own.buffer.sizes) - 1
+    accesses = [(s, a) for s in readers for a in s.accesses if a.buffer is buffer]
+    slices = [d for d, size in enumerate(buffer.sizes) if size > 1 and all(not a.indices[d].loops for _, a in accesses)]
+    if not accesses or not slices:
+        return None
+    size = buffer.sizes[dimension]
+    whole = all(_slice_extent(s, a.indices[dimension]) == size and _alone(a, dimension) for s, a in accesses)
+    if not whole or not _alone(own, dimension):
+        return None
+    factors = sorted(f for f in own.indices[dimension].factors if f)
+    lanes = machine.vector_bytes // ELEMENT_BYTES[stored(buffer.element)]
+    widths = [factors[1]] if len(factors) == 2 else [lanes * n for n in _VECTORS if size % (lanes * n) == 0]
+    return (dimension, widths[0]) if widths and len(factors) < 3 and factors[0] == 1 and widths[0] < size else None
+
+
+def _alone(access: Access, dimension: int) -> bool:
+    """Whether the loops of a dimension's index have no part in another's."""
+    own = set(access.indices[dimension].loops)
+    return all(own.isdisjoint(index.loops) for d, index in enumerate(access.indices) if d != dimension)
+
+
+def _with_axis(step: LoopNest, buffer: Buffer, dimension: int, width: int) -> tuple[LoopNest, int]:
+    """A copy of a step with a loop over tiles of ``width`` along a dimension of ``buffer``, and that loop."""
+    copy = replace(step)
+    index = next(a for a in copy.accesses if a.buffer is buffer).indices[dimension]
+    loop = next((d for d, factor in enumerate(index.factors) if factor == width), None)
+    if loop is None:
+        (loop,) = index.loops
+        split_loop(copy, loop, (copy.sizes[loop] // width, width))
+    return copy, loop
+
+
+# What of a buffer one tile touches: from which element on, and distance and iterations of each loop, innermost first,
+# with whether it is the loop over tiles.
+_Part = tuple[int, list[tuple[int, int, bool]]]
+
+
+def _run_by_tile(members: Sequence[LoopNest], loops: Sequence[int], result: Buffer) -> list[int] | None:
+    """Whether each tile of the members needs nothing of another: whatever they write, each tile has a part of its own,
+    and what else they touch of that buffer is this part, in the same tile, or apart from all that is written.
+
+    Gives the numbers that are positive because it is so; None if it is not."""
+    operands = [(m, loop, a) for m, loop in zip(members, loops, strict=True) for a in m.accesses]
+    touched = [(m, loop, a) for m, loop, a in operands if a.buffer is not result]
+    positive = []
+    for writer, axis, written in touched:
+        if written not in writer.written_accesses:
+            continue
+        own = _part(writer, axis, written)
+        if own is None:
+            return None
+        positive += [outer - inner * size + 1 for (inner, size, _), (outer, _, _) in pairwise(own[1])]
+        for member, loop, access in touched:
+            same = member is not members[0] and _part(member, loop, access) == own
+            if access.buffer is written.buffer and not same:
+                positive.append(distance(writer, written, member, access))
+    return positive if all(number > 0 for number in positive) else None
+
+
+def _part(step: LoopNest, axis: int, access: Access) -> _Part | None:
+    """What of a buffer one tile touches; None if tiles may touch the same."""
+    flat = access.flat(len(step.sizes))
+    walked = sorted((flat.factors[d], size, d == axis) for d, size in enumerate(step.sizes) if size > 1)
+    apart = all(inner * size <= outer for (inner, size, _), (outer, _, _) in pairwise(walked))
+    return (flat.constant, walked) if apart and walked and walked[0][0] > 0 else None
+
+
+def _chain(members: Sequence[LoopNest], loops: Sequence[int], buffer: Buffer, dimension: int, width: int) -> TileLoop:
+    """The chain of members over tiles along ``loops``; one tile of ``buffer`` is local."""
+    sizes = buffer.sizes
+    local = Buffer("local", buffer.element, (*sizes[:dimension], width, *sizes[dimension + 1 :]))
+    tiles = sizes[dimension] // width
+    for member, loop in zip(members, loops, strict=True):
+        member.sizes = tuple(1 if d == loop else size for d, size in enumerate(member.sizes))
+        member.map_accesses(lambda access: replace(access, buffer=local) if access.buffer is buffer else access)
+    return TileLoop(tuple(members), tuple((loop,) for loop in loops), (tiles,), (1,), (local,))

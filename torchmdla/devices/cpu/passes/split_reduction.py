@@ -1,0 +1,140 @@
+"""Long reductions to a few numbers, as a loss ends with: partial results that threads make side by side, then one step
+that combines them.
+
+How many parts there are depends on the sizes alone, so results are the same for any number of threads.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
+from torchmdla.devices.cpu.expressions import accessing, accumulator, load, operation, reindexed
+from torchmdla.devices.cpu.loop_program import Epilogue, LoopNest, LoopProgram, final_nest, split_loop
+from torchmdla.devices.cpu.schedule import NEUTRAL, combiners
+
+# A reduction of fewer elements is over before a second thread has begun.
+_LEAST_ELEMENTS = 1 << 18
+
+# More results than this are shared by threads as they are.
+_MOST_RESULTS = 16
+
+# Enough parts for threads to balance, few enough to combine in no time.
+_FEWEST_PARTS, _MOST_PARTS = 16, 128
+
+# Whatever the partial results start from, each is combined with it once more: these do not mind.
+_IDEMPOTENT = frozenset(f"arith.{name}" for name in ("maximumf", "minimumf", "maxsi", "minsi", "andi", "ori"))
+
+
+def split_reductions(steps: LoopProgram) -> None:
+    """Replaces such reductions, in place. Their sizes are known."""
+    for step in steps.nests():
+        parts = _parts(step)
+        if parts:
+            position = steps.steps.index(step)
+            steps.steps[position : position + 1] = _in_parts(step, parts)
+
+
+def _parts(step: LoopNest) -> dict[int, int]:
+    """In how many parts to cut each loop, at most as many as it has iterations; none if it does not pay, or is not the
+    same."""
+    results = math.prod(size for size, reduced in zip(step.sizes, step.reduction, strict=True) if not reduced)
+    if not any(step.reduction) or results > _MOST_RESULTS or math.prod(step.sizes) < _LEAST_ELEMENTS:
+        return {}
+    if not _may_start_twice(step):
+        return {}
+    parts: dict[int, int] = {}
+    made = 1
+    for loop in _outermost_first(step):
+        if made < _FEWEST_PARTS and (count := _cut(step.sizes[loop], _MOST_PARTS // made)) > 1:
+            parts[loop] = count
+            made *= count
+    return parts
+
+
+def _may_start_twice(step: LoopNest) -> bool:
+    """Whether partial results, each from the nest's start on, and combined from it on, are the nest's results."""
+    ops = combiners(final_nest(step)[0])
+    if ops is None or step.initial is None or step.tables:
+        return False
+    # A sum may start from either zero.
+    return all(op.name in _IDEMPOTENT or step.initial.payload == float(NEUTRAL[op.name]) for op in ops)
+
+
+def _outermost_first(step: LoopNest) -> list[int]:
+    """The loops that can be cut, by the distance in the memory of the largest input."""
+    loops = [loop for loop, reduced in enumerate(step.reduction) if reduced and loop not in step.indexed_loops]
+    flats = [access.flat(len(step.sizes)).factors for access in step.inputs]
+    return sorted(loops, key=lambda loop: -max((factors[loop] for factors in flats), default=0))
+
+
+def _cut(size: int, most: int) -> int:
+    """The parts of one loop: the largest divisor up to ``most``."""
+    return next(count for count in range(min(size, most), 0, -1) if size % count == 0)
+
+
+def _in_parts(step: LoopNest, parts: dict[int, int]) -> list[LoopNest]:
+    """The step that makes the partial results, and the one that combines them."""
+    cut, kept = sorted(parts), [loop for loop, reduced in enumerate(step.reduction) if not reduced]
+    sizes = (*(parts[loop] for loop in cut), *(step.sizes[loop] for loop in kept))
+    # In one dimension, so that both are not run tile by tile along the loops that are kept.
+    buffers = [Buffer("temporary", output.buffer.element, (math.prod(sizes),)) for output in step.outputs]
+    return [_making(step, parts, buffers, kept), _combining(step, cut, kept, sizes, buffers)]
+
+
+def _making(step: LoopNest, parts: dict[int, int], buffers: Sequence[Buffer], kept: Sequence[int]) -> LoopNest:
+    made = replace(step, epilogue=None)
+    for loop in sorted(parts, reverse=True):
+        split_loop(made, loop, (parts[loop], made.sizes[loop] // parts[loop]))
+    # A loop that is cut has become two, of which the first makes the parts.
+    places = [loop + sum(other < loop for other in parts) for loop in [*sorted(parts), *kept]]
+    made.reduction = tuple(reduced and loop not in places for loop, reduced in enumerate(made.reduction))
+    made.outputs = tuple(Access(buffer, _across(places, made.sizes)) for buffer in buffers)
+    return made
+
+
+def _combining(
+    step: LoopNest, cut: Sequence[int], kept: Sequence[int], sizes: tuple[int, ...], buffers: Sequence[Buffer]
+) -> LoopNest:
+    """Its loops, of ``sizes``, are the parts of ``cut``, then ``kept``."""
+    ops = combiners(final_nest(step)[0])
+    assert ops is not None
+    parts = [load(Access(buffer, _across(range(len(sizes)), sizes))) for buffer in buffers]
+    combined = LoopNest(
+        sizes=sizes,
+        reduction=(True,) * len(cut) + (False,) * len(kept),
+        outputs=step.outputs,
+        values=tuple(
+            operation(op.name, [part, accumulator(k, part.type)], op.result, op.attributes)
+            for k, (op, part) in enumerate(zip(ops, parts, strict=True))
+        ),
+        initial=step.initial,
+        epilogue=step.epilogue,
+    )
+    _keep_loops(combined, cut, kept)
+    return combined
+
+
+def _keep_loops(step: LoopNest, cut: Sequence[int], kept: Sequence[int]) -> None:
+    """Lets outputs and epilogue, which are over other loops, know the step's."""
+
+    def over(access: Access) -> Access:
+        factors = [(0,) * len(cut) + tuple(index.factors[loop] for loop in kept) for index in access.indices]
+        indices = [replace(index, factors=own) for index, own in zip(access.indices, factors, strict=True)]
+        return replace(access, indices=tuple(indices))
+
+    step.outputs = tuple(map(over, step.outputs))
+    if step.epilogue:
+        values = reindexed(accessing(step.epilogue.values, over), lambda loop: len(cut) + kept.index(loop))
+        step.epilogue = Epilogue(tuple(map(over, step.epilogue.outputs)), values)
+
+
+def _across(loops: Sequence[int], sizes: Sequence[int]) -> tuple[AffineExpr]:
+    """The place in memory that ``loops``, among those of ``sizes``, walk, the last of them element by element."""
+    factors, distance = [0] * len(sizes), 1
+    for loop in reversed(loops):
+        factors[loop] = distance
+        distance *= sizes[loop]
+    return (AffineExpr(tuple(factors)),)

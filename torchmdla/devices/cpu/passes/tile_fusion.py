@@ -1,0 +1,298 @@
+"""Nests that follow one another over the same outer loops, run tile by tile: one pass over memory for all of them.
+
+Softmax, normalisations, attention and chains of elementwise nests and reductions in general compute rows that need
+nothing of other rows. Each becomes a :class:`~torchmdla.devices.cpu.loop_program.TileLoop`: for each tile of the shared
+loops (the axes) all nests in order, what passes between them in small buffers that stay in the cache.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from torchmdla.devices.cpu.accesses import Access, Buffer
+from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, Step, TileLoop, Users, contracts, is_copy
+from torchmdla.devices.cpu.machine import Machine
+from torchmdla.devices.cpu.passes.rematerialise import rematerialise
+
+# Locals lie on the stack of whichever thread runs a tile.
+_MOST_LOCAL_BYTES = 256 << 10
+
+# Of the first cache a tile of buffers that come from memory leaves most to what is fetched for later tiles.
+_STREAMED_PART = 1 / 2
+
+# A tile's innermost loop is no shorter than this, unless the loop is.
+_LEAST_INNERMOST = 64
+
+
+def fuse_by_tiles(steps: LoopProgram, machine: Machine, tiles: Sequence[Sequence[int]] | None = None) -> None:
+    """Replaces nests that can run tile by tile by chains, in place.
+
+    ``tiles``: of each chain in turn, whatever the sizes of its axes; chosen by cost if None. What joins a chain does
+    not depend on sizes, as long as no loop has one iteration and a chosen tile's locals have room. So the tiles of a
+    program's chains give the same chains where the program is written out at other sizes.
+
+    Raises:
+        ValueError: the chains are not those that ``tiles`` are of.
+    """
+    result: list[Step] = []
+    rest = list(steps.steps)
+    users = Users(rest)
+    given = None if tiles is None else deque(tiles)
+    while rest:
+        chain, made = _longest(users, rest, machine, given)
+        if chain is None or made is None:
+            result.append(rest.pop(0))
+            continue
+        result += [*chain.before, made]
+        rest = rest[chain.end :]
+    if given:
+        raise ValueError(f"{len(given)} tiles are of chains that these steps do not make")
+    steps.steps = result
+
+
+def _longest(
+    users: Users, rest: Sequence[Step], machine: Machine, given: deque[Sequence[int]] | None
+) -> tuple[_Candidate | None, TileLoop | None]:
+    """The longest chain from the first step on whose locals have room, with the next of the ``given`` tiles."""
+    for chain in reversed(_growth(rest)):
+        made = chain.finished(users, machine, given)
+        if made is not None:
+            return chain, made
+    return None, None
+
+
+def _growth(rest: Sequence[Step]) -> list[_Candidate]:
+    """The chains that start with the first step, each by one member longer than the one before."""
+    first = rest[0]
+    if not isinstance(first, LoopNest) or not _may_join(first) or is_copy(first):
+        return []
+    chains = [_Candidate([first], [(loop,) for loop in _free_loops(first)], [], 1, contracts(first))]
+    reads, writes = set(first.reads), set(first.writes)
+    waiting: list[Step] = []
+    for position, step in enumerate(rest[1:], 1):
+        if not (writes & {*step.reads, *step.writes} or reads & set(step.writes)):
+            waiting.append(step)  # No member needs to wait for it, nor it for one.
+            continue
+        longer = chains[-1].with_member(step, waiting, position + 1) if isinstance(step, LoopNest) else None
+        if longer is None:
+            break
+        chains.append(longer)
+        waiting = []
+        reads.update(step.reads)
+        writes.update(step.writes)
+    return chains[1:]
+
+
+@dataclass
+class _Candidate:
+    """``members`` with, for each axis, the loop of each member; ``before``: steps between the members that none of them
+    needs to wait for; ``end``: how many steps members and those are together; ``contracts``: whether some member is a
+    product."""
+
+    members: list[LoopNest]
+    axes: list[tuple[int, ...]]
+    before: list[Step]
+    end: int
+    contracts: bool
+
+    def with_member(self, step: LoopNest, waiting: Sequence[Step], end: int) -> _Candidate | None:
+        """The chain with one more member, behind steps that are ``waiting``; None if no axis goes on through it."""
+        if not _may_join(step):
+            return None
+        free = _free_loops(step)
+        dependences = [
+            (k, earlier, later)
+            for k, member in enumerate(self.members)
+            for earlier, later in _dependences(member, step)
+        ]
+        loops = [(axis, self._loop_in(step, free, axis, dependences)) for axis in self.axes]
+        axes = [(*axis, own) for axis, own in loops if own is not None]
+        if not axes:
+            return None
+        return _Candidate([*self.members, step], axes, [*self.before, *waiting], end, self.contracts or contracts(step))
+
+    def _loop_in(
+        self,
+        step: LoopNest,
+        free: Sequence[int],
+        axis: Sequence[int],
+        dependences: Sequence[tuple[int, Access, Access]],
+    ) -> int | None:
+        """The loop of ``step`` that walks every buffer it shares with the members as the axis does."""
+        found = {_counterpart(earlier, axis[k], later) for k, earlier, later in dependences}
+        own = found.pop() if len(found) == 1 else None
+        if own is None or own not in free:
+            return None
+        return own if step.sizes[own] == self.members[0].sizes[axis[0]] else None
+
+    def finished(self, users: Users, machine: Machine, given: deque[Sequence[int]] | None) -> TileLoop | None:
+        """The chain with the next of the ``given`` tiles, or with a chosen one; None if nothing stays within a tile, or
+        that has no room.
+
+        Raises:
+            ValueError: no tile is left, or the next is not of so many axes.
+        """
+        local = self._locals(users)
+        if not local:
+            return None
+        chain = self._recomputing(local)
+        return chain._of_tiles([b for b in local if any(b in m.writes for m in chain.members)], machine, given)
+
+    def _recomputing(self, local: Sequence[Buffer]) -> _Candidate:
+        """The chain without members whose values are computed where they are read, as long as something is left that
+        passes between the others."""
+        made = rematerialise(self.members, local)
+        members = [m for m in made if m is not None]
+        if not any(b in local for m in members for b in m.writes):
+            return self
+        axes = [tuple(loop for loop, m in zip(axis, made, strict=True) if m is not None) for axis in self.axes]
+        return replace(self, members=members, axes=axes)
+
+    def _of_tiles(
+        self, local: Sequence[Buffer], machine: Machine, given: deque[Sequence[int]] | None
+    ) -> TileLoop | None:
+        """As :meth:`finished`, of a chain whose members pass on ``local``."""
+        tile = self._tile(local, machine) if given is None else self._next(given)
+        if given is not None:
+            given.popleft()
+        elif sum(self._bytes(buffer, tile) for buffer in local) > _MOST_LOCAL_BYTES:
+            return None
+        shrunk = {buffer: self._shrunk(buffer, tile) for buffer in local}
+        members = tuple(self._tiled(k, tile, shrunk) for k in range(len(self.members)))
+        loops = tuple(tuple(axis[k] for axis in self.axes) for k in range(len(self.members)))
+        return TileLoop(members, loops, tuple(self._sizes()), tuple(tile), tuple(shrunk.values()))
+
+    def _next(self, given: deque[Sequence[int]]) -> list[int]:
+        if not given or len(given[0]) != len(self.axes):
+            raise ValueError(f"the next tile is not of a chain of {len(self.axes)} axes")
+        return list(given[0])
+
+    def _sizes(self) -> list[int]:
+        return [self.members[0].sizes[axis[0]] for axis in self.axes]
+
+    def _locals(self, users: Users) -> list[Buffer]:
+        """Buffers that only members use."""
+        inside: set[Step] = set(self.members)
+        written = dict.fromkeys(b for member in self.members for b in member.writes)
+        return [b for b in written if b.kind == "temporary" and not b.fixed and all(s in inside for s in users.of(b))]
+
+    # Tiles.
+
+    def _tile(self, local: Sequence[Buffer], machine: Machine) -> list[int]:
+        """The extent of each axis: as large as fits, made smaller from the outermost loop on."""
+        tile, sizes = self._sizes(), self._sizes()
+        counted, limit = self._counted(local, machine)
+
+        def fits(axis: int, extent: int) -> bool:
+            cut = [*tile[:axis], extent, *tile[axis + 1 :]]
+            return sum(self._bytes(buffer, cut) for buffer in counted) <= limit
+
+        order = self._outermost_first()
+        for axis in order:
+            innermost = axis == order[-1] and self._is_innermost(axis)
+            least = min(sizes[axis], _LEAST_INNERMOST) if innermost else 1
+            # Bytes grow with the extent.
+            most = bisect_left(range(least, sizes[axis]), True, key=lambda e: not fits(axis, e + 1)) + least
+            tile[axis] = _cut(sizes[axis], most, machine.vector_bytes // 4 if innermost else 1)
+        return tile
+
+    def _counted(self, local: Sequence[Buffer], machine: Machine) -> tuple[list[Buffer], int]:
+        """Buffers, and how many bytes of them a tile may touch at most."""
+        if self.contracts:
+            return list(local), min(_MOST_LOCAL_BYTES, machine.second_level // 4)
+        every = list(dict.fromkeys(a.buffer for m in self.members for a in m.accesses))
+        passing = [b for b in every if b not in local]
+        if machine.streams(sum(b.bytes for b in passing)):
+            return passing, int(machine.first_level * _STREAMED_PART)
+        return every, machine.first_level
+
+    def _outermost_first(self) -> list[int]:
+        first = self.members[0]
+        flat = first.written_accesses[0].flat(len(first.sizes))
+        return sorted(range(len(self.axes)), key=lambda a: -flat.factors[self.axes[a][0]])
+
+    def _is_innermost(self, axis: int) -> bool:
+        """Whether the axis walks the largest buffers element by element."""
+        accesses = [(k, a) for k, member in enumerate(self.members) for a in member.accesses]
+        largest = max(a.buffer.count for _, a in accesses)
+        return any(
+            a.flat(len(self.members[k].sizes)).factors[self.axes[axis][k]] == 1
+            for k, a in accesses
+            if a.buffer.count == largest
+        )
+
+    def _bytes(self, buffer: Buffer, tile: Sequence[int]) -> int:
+        """Bytes of the part of a buffer that one tile touches, 0 if every tile touches all of it."""
+        least = self._shrunk(buffer, [1] * len(tile))
+        return self._shrunk(buffer, tile).bytes if least.count < buffer.count else 0
+
+    def _shrunk(self, buffer: Buffer, tile: Sequence[int]) -> Buffer:
+        """A buffer for one tile's part of ``buffer``."""
+        sizes = list(buffer.sizes)
+        for k, member in enumerate(self.members):
+            for access in member.accesses:
+                for axis, extent in zip(self.axes, tile, strict=True):
+                    d = _dimension(access, axis[k]) if access.buffer is buffer else None
+                    if d is not None:
+                        sizes[d] = extent
+        return Buffer("local", buffer.element, tuple(sizes))
+
+    def _tiled(self, position: int, tile: Sequence[int], shrunk: dict[Buffer, Buffer]) -> LoopNest:
+        """A member over one tile, its locals replaced."""
+        member = replace(self.members[position])
+        sizes = list(member.sizes)
+        for axis, extent in zip(self.axes, tile, strict=True):
+            sizes[axis[position]] = extent
+        member.sizes = tuple(sizes)
+        member.map_accesses(lambda a: replace(a, buffer=shrunk.get(a.buffer, a.buffer)))
+        return member
+
+
+def _may_join(step: LoopNest) -> bool:
+    """Whether a nest can be a member: it writes through accesses only, and what it reads again for every tile is not
+    large."""
+    if step.tables or not step.written_accesses:
+        return False
+    return not (contracts(step) and any(b.kind in ("parameter", "packed") for b in step.reads))
+
+
+def _free_loops(step: LoopNest) -> list[int]:
+    """Loops that tiles can cut: parallel, and their index is not used as a value."""
+    used = step.indexed_loops
+    return [loop for loop, size in enumerate(step.sizes) if size > 1 and not step.reduction[loop] and loop not in used]
+
+
+def _dependences(earlier: LoopNest, later: LoopNest) -> list[tuple[Access, Access]]:
+    """Pairs of accesses to one buffer, of which one at least writes."""
+    written = {*earlier.writes, *later.writes}
+    theirs = [a for a in earlier.accesses if a.buffer in written]
+    return [(a, b) for a in theirs for b in later.accesses if a.buffer is b.buffer]
+
+
+def _counterpart(access: Access, loop: int, other: Access) -> int | None:
+    """The loop of ``other`` that walks the buffer as ``loop`` does in ``access``."""
+    d = _dimension(access, loop)
+    if d is None or not other.indices[d].is_loop():
+        return None
+    own = other.indices[d].loops[0]
+    return own if _dimension(other, own) == d else None
+
+
+def _dimension(access: Access, loop: int) -> int | None:
+    """The dimension whose index the loop is, if it has no part in another's."""
+    dims = [d for d, index in enumerate(access.indices) if loop in index.loops]
+    return dims[0] if len(dims) == 1 and access.indices[dims[0]].is_loop() else None
+
+
+def _cut(size: int, most: int, granule: int) -> int:
+    """The extent of the tiles of an axis, at most ``most``: a divisor, which needs no other code for the last tile, if
+    one is not far below; else tiles as even as multiples of ``granule`` are."""
+    divisor = next((d for d in range(most, most // 2, -1) if size % d == 0), 0)
+    if divisor:
+        return divisor
+    even = -(-size // -(-size // most))
+    rounded = -(-even // granule) * granule
+    return rounded if rounded <= most else even

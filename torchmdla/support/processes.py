@@ -1,0 +1,15 @@
+"""What other processes came to."""
+
+from __future__ import annotations
+
+import signal
+
+
+def how_it_ended(code: int) -> str:
+    """The name of the signal, or the status, of a process that ended with ``code``."""
+    if code >= 0:
+        return f"exit status {code}"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"
