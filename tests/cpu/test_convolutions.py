@@ -9,7 +9,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from torchmdla.importer import convolutions
+from torchmdla.importer.decompositions import convolutions
 from torchmdla.testing.compare import assert_matches
 
 

@@ -25,8 +25,8 @@ from torchmdla.capture.subgraph import Places
 from torchmdla.errors import CompileError
 from torchmdla.importer import Record, TensorMeta
 from torchmdla.importer.builder import takes_size_value
-from torchmdla.importer.convolutions import result_shape
-from torchmdla.importer.resize import RESIZED_SHAPES
+from torchmdla.importer.decompositions.convolutions import result_shape
+from torchmdla.importer.decompositions.resize import RESIZED_SHAPES
 from torchmdla.importer.size_int import SizeInt, tracked
 from torchmdla.importer.trace import isolated, leaves, qualified_name
 from torchmdla.importer.types import recorded

@@ -14,7 +14,7 @@ import torch
 
 from torchmdla.compiler.program import Argument, Result
 from torchmdla.errors import CompileError, internal_error
-from torchmdla.importer.decompositions import overload_of
+from torchmdla.importer.decompositions.registry import overload_of
 from torchmdla.importer.emitter import Emitter, Value, quote
 from torchmdla.importer.layout import exact_memory_order, invert, memory_order
 from torchmdla.importer.promotion import NumberTensor

@@ -10,7 +10,7 @@ from functools import lru_cache
 import torch
 
 from torchmdla.importer.builder import ProgramBuilder
-from torchmdla.importer.decompositions import composite, schema_of
+from torchmdla.importer.decompositions.registry import composite, schema_of
 from torchmdla.importer.emitter import Value
 from torchmdla.importer.promotion import NumberTensor
 from torchmdla.importer.rewrites import cast

@@ -17,7 +17,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from torchmdla.errors import CompileError
-from torchmdla.importer.convolutions import result_shape
+from torchmdla.importer.decompositions.convolutions import result_shape
 from torchmdla.importer.size_int import symbolic, tracked
 from torchmdla.importer.types import TensorMeta
 

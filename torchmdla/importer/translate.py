@@ -15,8 +15,9 @@ from typing import Any
 import torch
 
 from torchmdla.errors import CompileError
-from torchmdla.importer import empties, indices, paddings, promotion, ranks
-from torchmdla.importer.decompositions import decomposition, schema_of
+from torchmdla.importer import empties, indices, promotion, ranks
+from torchmdla.importer.decompositions import paddings
+from torchmdla.importer.decompositions.registry import decomposition, schema_of
 from torchmdla.importer.emitter import Emitter, Value
 from torchmdla.importer.promotion import Number, NumberTensor
 from torchmdla.importer.rewrites import REWRITES, cast, widened

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch_mlir import ir
 
 from torchmdla.capture.lazy import pending_computation
-from torchmdla.importer.script_function import write_typed_graph
+from torchmdla.importer.torchscript.function import write_typed_graph
 from torchmdla.mlir.context import new_context
 from torchmdla.mlir.function import FunctionArgument, TorchFunction, parse
 from torchmdla.mlir.kinds import Kind, register_kind

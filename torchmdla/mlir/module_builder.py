@@ -17,8 +17,8 @@ from torchmdla.capture.functional import decomposed, final_values, without_write
 from torchmdla.capture.options import Options
 from torchmdla.errors import CaptureError, CompileError
 from torchmdla.importer.fx_function import dialect_name, write_function
-from torchmdla.importer.script import ImportedScript, import_script_function, import_script_module
-from torchmdla.importer.script_annotations import Annotations, bound_of
+from torchmdla.importer.torchscript.annotations import Annotations, bound_of
+from torchmdla.importer.torchscript.module import ImportedScript, import_script_function, import_script_module
 from torchmdla.mlir import TensorSpec
 from torchmdla.mlir.context import new_context
 from torchmdla.mlir.resources import fill_resources

@@ -17,10 +17,10 @@ from torch import Tensor
 from torchmdla.errors import CompileError
 from torchmdla.importer.emitter import Value, quote, symbol
 from torchmdla.importer.literals import Literals
-from torchmdla.importer.script_annotations import Annotations, bound_of
-from torchmdla.importer.script_graph import Callee, Program, callee_of, has_unknown_calls, write_graph, write_value
-from torchmdla.importer.script_types import dialect_type
-from torchmdla.importer.script_writer import ScriptWriter
+from torchmdla.importer.torchscript.annotations import Annotations, bound_of
+from torchmdla.importer.torchscript.graph import Callee, Program, callee_of, has_unknown_calls, write_graph, write_value
+from torchmdla.importer.torchscript.types import dialect_type
+from torchmdla.importer.torchscript.writer import ScriptWriter
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from torch import Tensor
 from torchmdla.errors import CompileError
 from torchmdla.importer.emitter import Emitter, Value, quote
 from torchmdla.importer.literals import Literals
-from torchmdla.importer.script_types import dialect_type
+from torchmdla.importer.torchscript.types import dialect_type
 from torchmdla.importer.types import TensorMeta, tensor_type
 
 

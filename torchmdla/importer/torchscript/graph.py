@@ -9,9 +9,9 @@ import torch
 
 from torchmdla.errors import CompileError
 from torchmdla.importer.emitter import Value, location, quote, symbol
-from torchmdla.importer.script_types import dialect_type
-from torchmdla.importer.script_writer import ScriptWriter
 from torchmdla.importer.sources import source_of
+from torchmdla.importer.torchscript.types import dialect_type
+from torchmdla.importer.torchscript.writer import ScriptWriter
 
 # A graph's parameter and result types, as the dialect writes them.
 Callee = tuple[Sequence[str], str]

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchmdla.importer.paddings import cropped
+from torchmdla.importer.decompositions.paddings import cropped
 
 Sizes = Sequence[int]
 

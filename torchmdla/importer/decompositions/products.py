@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from torchmdla.importer.elementwise import as_dtype_of
+from torchmdla.importer.decompositions.elementwise import as_dtype_of
 
 
 def linear(value: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

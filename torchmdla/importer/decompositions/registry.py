@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from torchmdla.errors import CompileError
-from torchmdla.importer import (
+from torchmdla.importer.decompositions import (
     elementwise,
     grid,
     losses,
@@ -22,13 +22,13 @@ from torchmdla.importer import (
     recurrent,
     reductions,
 )
-from torchmdla.importer.attention import (
+from torchmdla.importer.decompositions.attention import (
     native_multi_head_attention,
     scaled_dot_product_attention,
     transformer_encoder_layer,
 )
-from torchmdla.importer.convolutions import convolution, convolution_backward, convolution_of_script
-from torchmdla.importer.resize import RESIZES
+from torchmdla.importer.decompositions.convolutions import convolution, convolution_backward, convolution_of_script
+from torchmdla.importer.decompositions.resize import RESIZES
 from torchmdla.importer.types import dtype_of_number
 
 Decomposition = Callable[..., object]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torchmdla.importer.elementwise import log_sigmoid
+from torchmdla.importer.decompositions.elementwise import log_sigmoid
 
 # ATen's numbers of reductions; 0 leaves a loss as it is.
 _MEAN, _SUM = 1, 2
