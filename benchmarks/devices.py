@@ -1,4 +1,4 @@
-"""PyTorch's devices with torchmdla behind them against the TorchScript road: a model's forward pass, once warm.
+"""PyTorch's devices with torchmdla behind them against the TorchScript frontend: a model's forward pass, once warm.
 
 A device records every call of a pass again, finds what it compiled for the same graph before, and runs that. What it
 costs is shown as a ratio to the traced module's time; the mark is at most 1.3. All ways are timed in turn in one

@@ -28,14 +28,14 @@ def main() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(Gated(32), Gated(32), nn.Linear(32, 8)).eval()
     compiled = torch.compile(model, backend="torchmdla")
-    exported = torchmdla.compile(model, torch.randn(4, 32), road="export")
+    exported = torchmdla.compile(model, torch.randn(4, 32), frontend="export")
     with torch.no_grad():
         for _ in range(3):
             x = torch.randn(4, 32)
             expected = model(x)
             torch.testing.assert_close(compiled(x), expected)
             torch.testing.assert_close(exported(x), expected)
-    print(f"both roads agree with eager; {torchmdla.stats().specialisations} groups were compiled")
+    print(f"both frontends agree with eager; {torchmdla.stats().specialisations} groups were compiled")
 
 
 if __name__ == "__main__":

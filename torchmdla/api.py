@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -100,18 +101,19 @@ class enabled:  # noqa: N801  (a context manager that reads like a function)
 def compile(
     module: Any,
     *example_inputs: Any,
-    road: Literal["torchscript", "export"] | None = None,
+    frontend: Literal["torchscript", "export"] | None = None,
     example_keywords: Mapping[str, Any] | None = None,
     dynamic_shapes: Any = None,
+    road: Literal["torchscript", "export"] | None = None,
 ) -> Any:
     """Makes ``module`` ready to run compiled: the first call after it compiles nothing.
 
-    The road ``"torchscript"`` traces a plain module or function with the example inputs; script it first where it
+    The frontend ``"torchscript"`` traces a plain module or function with the example inputs; script it first where it
     chooses by the data, which a trace would fix. A module in eval mode is frozen. Then the calls that PyTorch's
     profiling executor needs are made, without gradients.
 
-    The road ``"export"`` goes through ``torch.export`` and needs no TorchScript. What comes out has the module's own
-    parameters and buffers, takes keyword arguments and nested inputs, and refuses inputs of other sizes than the
+    The frontend ``"export"`` goes through ``torch.export`` and needs no TorchScript. What comes out has the module's
+    own parameters and buffers, takes keyword arguments and nested inputs, and refuses inputs of other sizes than the
     examples' where ``dynamic_shapes`` does not let them vary. It computes no gradients faster than eager does.
 
     On a terminal a progress bar shows when compiling takes longer than a second.
@@ -119,28 +121,31 @@ def compile(
     Args:
         module: ``nn.Module``, function, anything that ``torch.jit`` made, or a ``torch.export.ExportedProgram``.
         example_inputs: positional arguments of one call. An exported program has its own where none are given.
-        road: by default ``"export"`` for an exported program and ``"torchscript"`` for everything else, whose
+        frontend: by default ``"export"`` for an exported program and ``"torchscript"`` for everything else, whose
             programs run without Python between groups.
-        example_keywords: keyword arguments of that call; on the road ``"export"`` only.
-        dynamic_shapes: the sizes that may vary, as in ``torch.export.export``, for a plain module on that road.
+        example_keywords: keyword arguments of that call; on the frontend ``"export"`` only.
+        dynamic_shapes: the sizes that may vary, as in ``torch.export.export``, for a plain module on that frontend.
+        road: deprecated, the name of ``frontend`` before.
 
     Returns:
-        A ``ScriptModule``, a ``ScriptFunction`` for a function, or an ``nn.Module`` on the road ``"export"``.
+        A ``ScriptModule``, a ``ScriptFunction`` for a function, or an ``nn.Module`` on the frontend ``"export"``.
 
     Raises:
-        TypeError: ``module`` is none of these, or there are no example inputs, or the road does not take an argument.
-        ValueError: no such road.
-        CompileError: in strict mode, a group cannot be compiled.
+        TypeError: ``module`` is none of these, or there are no example inputs, or the frontend does not take an
+        argument. ValueError: no such frontend. CompileError: in strict mode, a group cannot be compiled.
     """
+    if road is not None:
+        warnings.warn("torchmdla.compile takes frontend= in place of road=", DeprecationWarning, stacklevel=2)
+        frontend = frontend or road
     service.prestart()
     exported = _is_exported(module)
-    road = road or ("export" if exported else "torchscript")
-    if road not in ("torchscript", "export"):
-        raise ValueError(f"no road {road!r}; there are 'torchscript' and 'export'")
-    if road == "export":
+    frontend = frontend or ("export" if exported else "torchscript")
+    if frontend not in ("torchscript", "export"):
+        raise ValueError(f"no frontend {frontend!r}; there are 'torchscript' and 'export'")
+    if frontend == "export":
         return _compile_exported(module, example_inputs, example_keywords or {}, dynamic_shapes)
     if exported or example_keywords or dynamic_shapes:
-        raise TypeError("exported programs, keyword arguments and dynamic shapes need road='export'")
+        raise TypeError("exported programs, keyword arguments and dynamic shapes need frontend='export'")
     scripted = ready(module, example_inputs)
     with torch.no_grad(), progress.compiling(_C.statistics):
         refusals.call_until_whole(lambda: scripted(*example_inputs), WARM_UP_CALLS)
@@ -160,14 +165,17 @@ def _compile_exported(
                 raise TypeError("an exported program has its dynamic shapes from its export")
             return export.compile_program(module, inputs, keywords)
         if not isinstance(module, torch.nn.Module) or isinstance(module, torch.jit.ScriptModule):
-            raise TypeError(f"road='export' takes an exported program or a plain module, got {type(module).__name__}")
+            raise TypeError(
+                f"frontend='export' takes an exported program or a plain module, got {type(module).__name__}"
+            )
         if not inputs and not keywords:
             raise TypeError("compile needs example inputs to export a plain module")
         return export.compile_module(module, inputs, keywords, dynamic_shapes)
 
 
 def refresh(module: torch.nn.Module | None = None) -> None:
-    """Has the next call of any program with these weights take them as they are, whatever road and device it runs on.
+    """Has the next call of any program with these weights take them as they are, whatever frontend and device it runs
+    on.
 
     Compiled code uses packed copies of weights. What PyTorch knows of is noticed at once: an in-place operation, an
     optimiser's step, ``load_state_dict``, another tensor. A write behind its back (through ``.data``, ``numpy()`` or a

@@ -13,7 +13,7 @@ from written_programs import Builder, Executable, Value, check, normal
 from torchmdla.compiler.program import Target
 from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
 from torchmdla.devices.cpu.expressions import accumulator, constant, load, operation
-from torchmdla.devices.cpu.frontend.views import regrouped
+from torchmdla.devices.cpu.linalg.views import regrouped
 from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, covers, final_nest, split_loop
 from torchmdla.devices.cpu.lowering import lower
 from torchmdla.devices.cpu.passes.layout import block_channels

@@ -17,9 +17,9 @@ from written_programs import Builder, Value, check, normal
 import torchmdla
 from torchmdla.devices.cpu.accesses import Access
 from torchmdla.devices.cpu.expressions import constant, index, operation, placeholder
-from torchmdla.devices.cpu.frontend.bodies import LOOKUP, OPERAND
-from torchmdla.devices.cpu.frontend.lookups import as_operands
 from torchmdla.devices.cpu.kernel_spec import KernelSpec, Operand
+from torchmdla.devices.cpu.linalg.bodies import LOOKUP, OPERAND
+from torchmdla.devices.cpu.linalg.lookups import as_operands
 from torchmdla.devices.cpu.loop_program import LoopNest, is_copy
 from torchmdla.testing.compare import assert_matches
 

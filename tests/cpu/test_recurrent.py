@@ -16,10 +16,10 @@ from written_programs import Builder, Value, normal
 import torchmdla
 from torchmdla.compiler.mlir import new_context
 from torchmdla.compiler.program import Program
-from torchmdla.devices.cpu.frontend.buffers import bufferize
-from torchmdla.devices.cpu.frontend.fusion import fuse
-from torchmdla.devices.cpu.frontend.linalg import to_linalg
-from torchmdla.devices.cpu.frontend.reading import read_program
+from torchmdla.devices.cpu.linalg.buffers import bufferize
+from torchmdla.devices.cpu.linalg.fusion import fuse
+from torchmdla.devices.cpu.linalg.reading import read_program
+from torchmdla.devices.cpu.linalg.torch_to_linalg import to_linalg
 from torchmdla.devices.cpu.loop_program import LoopNest, TileLoop, flattened
 from torchmdla.devices.cpu.passes.pipeline import transform
 from torchmdla.testing.compare import assert_matches

@@ -21,10 +21,10 @@ from torchmdla.compiler.mlir import new_context
 from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
 from torchmdla.devices.cpu.code.tile_loops import Fetched, fetched_ahead
 from torchmdla.devices.cpu.expressions import Expression, accumulator, constant, load, operation
-from torchmdla.devices.cpu.frontend.buffers import bufferize
-from torchmdla.devices.cpu.frontend.fusion import fuse
-from torchmdla.devices.cpu.frontend.linalg import to_linalg
-from torchmdla.devices.cpu.frontend.reading import read_program
+from torchmdla.devices.cpu.linalg.buffers import bufferize
+from torchmdla.devices.cpu.linalg.fusion import fuse
+from torchmdla.devices.cpu.linalg.reading import read_program
+from torchmdla.devices.cpu.linalg.torch_to_linalg import to_linalg
 from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, Step, TileLoop, is_copy
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.passes import pipeline

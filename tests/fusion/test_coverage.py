@@ -1,4 +1,4 @@
-"""The count of floating-point work agrees with counts made by hand, and with other roads to the same result."""
+"""The count of floating-point work agrees with counts made by hand, and with other frontends to the same result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs drawn at random, run on every road at sizes chosen to break, and compared with eager: ``make fuzz``.
+"""Programs drawn at random, run on every frontend at sizes chosen to break, and compared with eager: ``make fuzz``.
 
 ``python -m fuzz --help`` (from ``tests``) says what there is. A program is drawn from a seed as source text
 (:mod:`fuzz.drawing`, by the words of :mod:`fuzz.vocabulary`), run in a process of its own by

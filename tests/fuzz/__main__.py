@@ -27,8 +27,8 @@ exit status:
 
 examples:
   make fuzz ARGS="--minutes 60"
-  make fuzz ARGS="--kind sizes --road torchscript:script --seed 1000 --count 200"
-  make fuzz ARGS="--device mdla --options precision=float32 --road torchscript"
+  make fuzz ARGS="--kind sizes --frontend torchscript:script --seed 1000 --count 200"
+  make fuzz ARGS="--device mdla --options precision=float32 --frontend torchscript"
   make fuzz ARGS="--show sizes/torchscript:script/1017"
   make fuzz ARGS="--replay tests/fuzz/found/sizes_script_1017.py"
 """
@@ -50,7 +50,9 @@ def parser(kinds: dict[str, str], installed: Sequence[str]) -> argparse.Argument
     made.add_argument(
         "--kind", default=",".join(installed), metavar="NAMES", help="kinds of programs between commas; all"
     )
-    made.add_argument("--road", default="", metavar="NAMES", help="roads between commas; drawn, most TorchScript")
+    made.add_argument(
+        "--frontend", "--road", default="", metavar="NAMES", help="frontends between commas; drawn, most TorchScript"
+    )
     made.add_argument("--device", default="cpu", metavar="NAME", help="the device that groups are for; cpu")
     made.add_argument("--options", default="", metavar="LIST", help="the device's own, NAME=VALUE between commas")
     made.add_argument("--jobs", type=int, default=1, metavar="N", help="processes at a time; 1")
@@ -69,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.environ.setdefault("TORCHMDLA_CACHE_DIR", folder)
         os.environ.setdefault("TORCHMDLA_VERIFY", "1")
         from fuzz.sources import INSTALLED, SOURCES, draw
-        from torchmdla.testing.roads import NotAvailableError, check_device, ways
+        from torchmdla.testing.frontends import NotAvailableError, check_device, ways
 
         made = parser({name: source.help for name, source in SOURCES.items()}, INSTALLED)
         options = made.parse_args(arguments)
@@ -81,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(draw(kind, int(seed), way))
             return 0
         try:
-            chosen = ways(options.road) if options.road else []
+            chosen = ways(options.frontend) if options.frontend else []
             check_device(options.device, options.options, chosen)
         except NotAvailableError as error:
             made.error(str(error))

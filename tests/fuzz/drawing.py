@@ -29,7 +29,7 @@ class Kind:
         weights: of the kinds of statements, by their names in :data:`_STATEMENTS`.
         calls: how many.
         wrapped: how often two cheap operators follow, so that what was drawn is in a group.
-        is_rewritten: whether the road is given the same written in another way.
+        is_rewritten: whether the frontend is given the same written in another way.
     """
 
     help: str
@@ -63,7 +63,7 @@ KINDS: Mapping[str, Kind] = {
     ),
 }
 
-# Where programs are run, and how often: by seed, unless roads are asked for.
+# Where programs are run, and how often: by seed, unless frontends are asked for.
 _WAYS = {
     "torchscript:script": 10,
     "torchscript:trace": 5,

@@ -44,7 +44,7 @@ _ELEMENTWISE = re.compile(
 
 
 def rewritten(text: Text, random: Random, tensors: Mapping[str, Tensor]) -> Text:
-    """``text`` with the road's program written in another way; ``tensors``: what its names are, at some sizes."""
+    """``text`` with the frontend's program written in another way; ``tensors``: what its names are, at some sizes."""
     body = _reordered(text.body, random)
     return replace(text, rewritten=tuple(_rewritten(statement, random, tensors) for statement in body))
 

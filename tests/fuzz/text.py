@@ -39,13 +39,13 @@ class Text:
     """A program at a series of sizes.
 
     Attributes:
-        way: ``road:variant``, as in :mod:`torchmdla.testing.roads`.
+        way: ``frontend:variant``, as in :mod:`torchmdla.testing.frontends`.
         inputs: its arguments.
         body: its statements, each a line or several.
         results: what it returns, expressions.
         sizes: ``n`` and ``m`` of each call.
         mode: as of :class:`torchmdla.testing.programs.Program`.
-        rewritten: the statements that the road is given in place of ``body``; empty: ``body``.
+        rewritten: the statements that the frontend is given in place of ``body``; empty: ``body``.
     """
 
     way: str

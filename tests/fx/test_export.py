@@ -23,7 +23,7 @@ from torchmdla.testing.models import MODELS
 def test_models(name: str) -> None:
     spec = MODELS[name].reduced()
     module = spec.build()
-    program = torchmdla.compile(module, *spec.inputs(), road="export")
+    program = torchmdla.compile(module, *spec.inputs(), frontend="export")
     made = torchmdla.stats().specialisations
     assert made >= 1
     with torch.no_grad():
@@ -63,7 +63,7 @@ def test_structures_buffers_and_state() -> None:
     reference = copy.deepcopy(module)
     args, kwargs = mixer_inputs(0)
     torch.manual_seed(3)
-    program = torchmdla.compile(module, *args, road="export", example_keywords=kwargs)
+    program = torchmdla.compile(module, *args, frontend="export", example_keywords=kwargs)
     # Getting ready changed neither statistics nor random numbers.
     assert_matches(program.state_dict(), reference.state_dict())
     assert torch.equal(torch.rand(2), torch.rand(2, generator=torch.Generator().manual_seed(3)))
@@ -84,7 +84,7 @@ def test_structures_buffers_and_state() -> None:
 def test_dynamic_shapes() -> None:
     module = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3), nn.Softmax(-1)).eval()
     rows = Dim("rows", min=2, max=64)
-    program = torchmdla.compile(module, torch.randn(4, 6), road="export", dynamic_shapes=({0: rows},))
+    program = torchmdla.compile(module, torch.randn(4, 6), frontend="export", dynamic_shapes=({0: rows},))
     with torch.no_grad():
         for size in (2, 3, 5, 8, 13, 8):
             x = torch.randn(size, 6)
@@ -109,7 +109,7 @@ def test_a_saved_program() -> None:
 
 def test_gradients_are_eagers() -> None:
     module = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
-    program = torchmdla.compile(module, torch.randn(4, 6), road="export")
+    program = torchmdla.compile(module, torch.randn(4, 6), frontend="export")
     results = []
     for call in (program, module):
         call.zero_grad()
@@ -124,7 +124,7 @@ def test_running_statistics_have_no_gradients() -> None:
     """They required them after the first step, and kept the graphs of all steps alive."""
     x = torch.randn(4, 3)
     module = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5))
-    program = torchmdla.compile(copy.deepcopy(module), x, road="export")
+    program = torchmdla.compile(copy.deepcopy(module), x, frontend="export")
     for call in (program, module):
         for _ in range(3):
             call(x).square().sum().backward()
@@ -158,7 +158,7 @@ WRITES: dict[str, Callable[[Tensor], object]] = {
 def test_gradients_through_writes(name: str) -> None:
     """PyTorch's functional forms of these have no derivatives."""
     module = Written(WRITES[name])
-    program = torchmdla.compile(module, torch.randn(4, 6), road="export")
+    program = torchmdla.compile(module, torch.randn(4, 6), frontend="export")
     results = []
     for call in (program, module):
         torch.manual_seed(0)
@@ -183,7 +183,7 @@ class Filled(nn.Module):
 @pytest.mark.parametrize("dims", list(permutations(range(3))))
 def test_copies_keep_the_strides_that_they_are_written_to(dims: tuple[int, ...]) -> None:
     module, sizes = Filled(dims), [(3, 4, 6)[dim] for dim in dims]
-    program = torchmdla.compile(module, torch.randn(sizes), road="export")
+    program = torchmdla.compile(module, torch.randn(sizes), frontend="export")
     made = torchmdla.stats()
     assert (made.groups, made.specialisations) == (1, 1)
     for shape in (sizes, sizes[-1:]):
@@ -228,7 +228,7 @@ class Writer(nn.Module):
 
 def test_written_inputs() -> None:
     example = torch.ones(4, 6)
-    program = torchmdla.compile(Writer(), example, road="export")
+    program = torchmdla.compile(Writer(), example, frontend="export")
     assert_matches(example, torch.ones(4, 6))
     with torch.no_grad():
         one, other = torch.randn(4, 6), torch.empty(4, 6)
@@ -308,16 +308,16 @@ def test_views_of_what_is_written_to(function: Callable[[Tensor, Tensor], Any], 
     assert_matches(*seen)
 
 
-def test_what_the_road_does_not_take() -> None:
+def test_what_the_frontend_does_not_take() -> None:
     module, x = nn.Linear(2, 2), torch.randn(1, 2)
     exported = torch.export.export(module, (x,))
     for arguments, keywords, kind, message in [
-        ((module, x), {"road": "bridge"}, ValueError, "no road 'bridge'"),
-        ((module,), {"road": "export"}, TypeError, "needs example inputs"),
-        ((torch.relu, x), {"road": "export"}, TypeError, "exported program or a plain module, got"),
+        ((module, x), {"frontend": "bridge"}, ValueError, "no frontend 'bridge'"),
+        ((module,), {"frontend": "export"}, TypeError, "needs example inputs"),
+        ((torch.relu, x), {"frontend": "export"}, TypeError, "exported program or a plain module, got"),
         ((exported,), {"dynamic_shapes": ({0: None},)}, TypeError, "from its export"),
-        ((exported,), {"road": "torchscript"}, TypeError, "need road='export'"),
-        ((module, x), {"example_keywords": {"input": x}}, TypeError, "need road='export'"),
+        ((exported,), {"frontend": "torchscript"}, TypeError, "need frontend='export'"),
+        ((module, x), {"example_keywords": {"input": x}}, TypeError, "need frontend='export'"),
     ]:
         with pytest.raises(kind, match=message):
             torchmdla.compile(*arguments, **keywords)

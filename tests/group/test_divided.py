@@ -73,7 +73,7 @@ OPS: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...], str]] = {
 WAYS: dict[str, Callable[..., Any]] = {
     "trace": lambda module, *inputs: torchmdla.compile(module, *inputs),
     "script": lambda module, *inputs: torch.jit.trace(module, inputs, check_trace=False),
-    "export": lambda module, *inputs: torchmdla.compile(module, *inputs, road="export"),
+    "export": lambda module, *inputs: torchmdla.compile(module, *inputs, frontend="export"),
     "dynamo": lambda module, *inputs: torch.compile(module, backend="torchmdla"),
 }
 
@@ -87,7 +87,7 @@ def warm(compiled: Callable[..., Tensor], *inputs: Tensor) -> None:
 def test_the_rest_of_the_group_is_compiled(name: str, way: str) -> None:
     op, inputs, left_out = OPS[name]
     if (name, way) in (("mask", "export"), ("mask", "dynamo"), ("grid", "dynamo")):
-        pytest.skip("on this road no group takes the op")
+        pytest.skip("on this frontend no group takes the op")
     module = Around(op, inputs[0].shape[-1]).eval()
     compiled = WAYS[way](module, *inputs)
     warm(compiled, *inputs)

@@ -499,15 +499,15 @@ RESIZED = {
 IMAGE_SIZES = [(10, 14), (12, 16), (20, 18), (31, 33), (50, 44), (65, 37), (64, 36), (7, 90), (123, 11)]
 
 
-@pytest.mark.parametrize("road", ["traced", "compile"])
+@pytest.mark.parametrize("frontend", ["traced", "compile"])
 @pytest.mark.parametrize("name", RESIZED)
-def test_resized_images_of_many_sizes(name: str, road: str) -> None:
+def test_resized_images_of_many_sizes(name: str, frontend: str) -> None:
     function = RESIZED[name]
     torch._dynamo.reset()
     example = torch.randn(1, 3, *IMAGE_SIZES[0])
     compiled = (
         torch.jit.trace(function, (example,), check_trace=False)
-        if road == "traced"
+        if frontend == "traced"
         else torch.compile(function, backend="torchmdla")
     )
     for size in IMAGE_SIZES:

@@ -138,7 +138,7 @@ WAYS: dict[str, Callable[[nn.Module, Tensor], Call]] = {
     "scripted": lambda module, _: torch.jit.script(module),
     "traced": lambda module, x: torch.jit.trace(module, (x,), check_trace=False),
     "torch.compile": lambda module, _: torch.compile(module, backend="torchmdla"),
-    "exported": lambda module, x: torchmdla.compile(module, x, road="export"),
+    "exported": lambda module, x: torchmdla.compile(module, x, frontend="export"),
 }
 
 # Every line is looked at in this many calls.
@@ -182,7 +182,7 @@ def test_writes_that_last_are_noticed(model: Callable[[], tuple[nn.Module, Tenso
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_writes_are_noticed_on_every_road(way: str):
+def test_writes_are_noticed_on_every_frontend(way: str):
     module, x = linear()
     call = warm(way, module, x)
     for _ in range(3):

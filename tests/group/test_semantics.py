@@ -167,11 +167,11 @@ def little(q: Tensor) -> Tensor:
     return nn.functional.rms_norm(q * 1e-4, [q.size(-1)]) + 1
 
 
-@pytest.mark.parametrize("road", ["trace", "compile"])
+@pytest.mark.parametrize("frontend", ["trace", "compile"])
 @pytest.mark.parametrize("function", [shared_heads, hidden_row, little])
-def test_what_frontends_take_apart_themselves(function, road):
+def test_what_frontends_take_apart_themselves(function, frontend):
     q = torch.randn(2, 4, 5, 8)
-    compiled = torch.jit.trace(function, q) if road == "trace" else torch.compile(function, backend="torchmdla")
+    compiled = torch.jit.trace(function, q) if frontend == "trace" else torch.compile(function, backend="torchmdla")
     with torch.no_grad():
         for _ in range(3):
             assert_matches(compiled(q), function(q))

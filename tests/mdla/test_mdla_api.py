@@ -221,23 +221,23 @@ def test_formats_from_data_serve_groups() -> None:
     assert torchmdla.stats().fallbacks == {}
 
 
-ROADS: dict[str, Any] = {
+FRONTENDS: dict[str, Any] = {
     "trace": lambda net, x: torch.jit.trace(net, x, check_trace=False),
     "script": lambda net, x: torch.jit.script(net),
     "dynamo": lambda net, x: torch.compile(net, backend="torchmdla"),
-    "export": lambda net, x: torchmdla.compile(net, x, road="export"),
+    "export": lambda net, x: torchmdla.compile(net, x, frontend="export"),
 }
 
 
-@pytest.mark.parametrize("road", ROADS)
-def test_formats_from_data_serve_every_road(road: str) -> None:
+@pytest.mark.parametrize("frontend", FRONTENDS)
+def test_formats_from_data_serve_every_frontend(frontend: str) -> None:
     """Their groups have other names and places in the graph, and other operators for a linear layer."""
     torch._dynamo.reset()
     net, x = Net().eval(), image()
     mdla.calibrate(net, batches())
     torchmdla.enable(device="mdla", precision="variable", strict=True)
     with torch.no_grad():
-        compiled = ROADS[road](net, x)
+        compiled = FRONTENDS[frontend](net, x)
         for _ in range(4):
             made = compiled(x)
         assert_matches(made, net(x), layers=2, precision="variable")
@@ -431,18 +431,18 @@ def test_snippets_run(
 )
 def test_programs_of_the_registry(precision: str, programs: str, tmp_path: Path) -> None:
     file = tmp_path / "outcomes.jsonl"
-    command = ["--device", "mdla", "--options", f"precision={precision}", "--road", "torchscript:trace"]
+    command = ["--device", "mdla", "--options", f"precision={precision}", "--frontend", "torchscript:trace"]
     assert command_line.main([*command, "--filter", programs, "--jobs", "1", "--json", str(file)]) == 0
     outcomes = [entry for entry in map(json.loads, file.read_text().splitlines()) if "status" in entry]
     assert {outcome["precision"] for outcome in outcomes} == {precision}
     assert any(outcome["specialisations"] and not outcome["fallbacks"] for outcome in outcomes)
 
 
-@pytest.mark.parametrize("road", ["torchscript:trace", "dynamo", "export", "dispatch", "lazy"])
-def test_every_road_runs_on_the_device(road: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("frontend", ["torchscript:trace", "dynamo", "export", "dispatch", "lazy"])
+def test_every_frontend_runs_on_the_device(frontend: str, tmp_path: Path) -> None:
     """Seen by what a library that is missing says."""
     file = tmp_path / "outcomes.jsonl"
-    command = ["--device", "mdla", "--options", f"library={tmp_path}/missing.so", "--road", road]
+    command = ["--device", "mdla", "--options", f"library={tmp_path}/missing.so", "--frontend", frontend]
     assert command_line.main([*command, "--filter", "convolutions.conv1d", "--jobs", "1", "--json", str(file)]) == 0
     outcomes = [entry for entry in map(json.loads, file.read_text().splitlines()) if "status" in entry]
     assert any("missing.so" in outcome["detail"] for outcome in outcomes)

@@ -20,7 +20,7 @@ from torch_mlir import ir
 import torchmdla
 from torchmdla import aten
 from torchmdla.aten import schemas
-from torchmdla.aten.work import KINDS, rule_of
+from torchmdla.aten.op_counts import KINDS, rule_of
 from torchmdla.testing.models import MODELS
 from torchmdla.testing.op_samples import SAMPLES
 
@@ -53,15 +53,15 @@ FIGURES: list[tuple[nn.Module, tuple[int, ...], dict[str, object]]] = [
 
 
 @pytest.mark.parametrize(("module", "shape", "figures"), FIGURES, ids=lambda value: type(value).__name__)
-@pytest.mark.parametrize("road", ["trace", "script", "export"])
+@pytest.mark.parametrize("frontend", ["trace", "script", "export"])
 def test_known_figures(
-    module: nn.Module, shape: tuple[int, ...], figures: dict[str, object], road: str, context: ir.Context
+    module: nn.Module, shape: tuple[int, ...], figures: dict[str, object], frontend: str, context: ir.Context
 ) -> None:
     x = torch.randn(shape)
-    if road == "export":
+    if frontend == "export":
         made = aten.from_fx(torch.export.export(module, (x,)), context=context)
     else:
-        made = aten.from_module(torch.jit.script(module) if road == "script" else module, x, context=context)
+        made = aten.from_module(torch.jit.script(module) if frontend == "script" else module, x, context=context)
     (layer,) = aten.op_report(made).layers
     assert {name: getattr(layer, name) for name in figures} == figures
 

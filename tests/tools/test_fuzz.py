@@ -22,8 +22,8 @@ from fuzz.sources import INSTALLED
 from fuzz.text import Input, Text, module_of, program_of
 
 from torchmdla.testing.checking import check
+from torchmdla.testing.frontends import Variant
 from torchmdla.testing.op_samples import SAMPLES
-from torchmdla.testing.roads import Variant
 from torchmdla.testing.runner import Judged, run
 
 HERE = Path(__file__).parents[1]
@@ -90,7 +90,7 @@ def test_rewritten_programs_compute_the_same() -> None:
         changed += text.rewritten != text.body
         module = module_of(str(text))
         unchanged = Variant(lambda subject, inputs, methods: {"forward": subject}, lambda *_: True)
-        found = check(program_of(module, "test.rewritten"), "test:road", unchanged)
+        found = check(program_of(module, "test.rewritten"), "test:frontend", unchanged)
         assert found is not None and found.status in ("ok", "no reference"), (found.detail, str(text))
     assert changed > 4
 
@@ -157,7 +157,7 @@ def test_a_finding_becomes_a_file_that_fails(tmp_path: Path, monkeypatch: pytest
 def test_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--show", "graphs/torchscript:trace/3"]) == 0
     assert capsys.readouterr().out.rstrip() == str(draw("graphs", 3, "torchscript:trace")).rstrip()
-    for wrong in (["--kind", "none"], ["--road", "none"], ["--device", "none"]):
+    for wrong in (["--kind", "none"], ["--frontend", "none"], ["--device", "none"]):
         with pytest.raises(SystemExit, match="2"):
             main(wrong)
 

@@ -16,7 +16,7 @@ import torch
 import torchmdla
 from torchmdla.testing import opinfo
 from torchmdla.testing.checking import check
-from torchmdla.testing.roads import NotAvailableError, Variant, variant_of
+from torchmdla.testing.frontends import NotAvailableError, Variant, variant_of
 from torchmdla.testing.runner import judged
 
 pytest.importorskip("expecttest")
@@ -157,5 +157,5 @@ def test_what_eager_refuses_must_be_refused() -> None:
         return given[0 if torchmdla.is_enabled() else len(given)]
 
     taken = Variant(lambda subject, inputs, methods: {"forward": first}, lambda *_: True)
-    found = check(replace(program, name="test.refused"), "test:road", taken)
+    found = check(replace(program, name="test.refused"), "test:frontend", taken)
     assert found is not None and found.status == "wrong"

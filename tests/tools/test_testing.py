@@ -19,24 +19,32 @@ import torchmdla
 from torchmdla.testing import __main__ as command_line
 from torchmdla.testing import expected, runner
 from torchmdla.testing.checking import PASSING, STATUSES, Outcome, check
+from torchmdla.testing.frontends import (
+    FRONTENDS,
+    NotAvailableError,
+    Variant,
+    check_device,
+    device_options,
+    variant_of,
+    ways,
+)
 from torchmdla.testing.programs import PROGRAMS, Program
 from torchmdla.testing.programs.inputs import copied, drawn, expanded, integers, normal, strided, transposed
 from torchmdla.testing.record import Record
-from torchmdla.testing.roads import ROADS, NotAvailableError, Variant, check_device, device_options, variant_of, ways
 from torchmdla.testing.runner import Job, Judged, judged, run
 
 X = normal(3, 4)
 
 
 def outcome(function: Callable[..., Any], captured: Callable[..., Any], *inputs: Any, **options: Any) -> Outcome:
-    """Of a road that makes ``captured`` of ``function``, wherever torchmdla is switched on."""
+    """Of a frontend that makes ``captured`` of ``function``, wherever torchmdla is switched on."""
     alone = options.pop("alone", function)
 
     def mine(*args: Any) -> Any:
         return (captured if torchmdla.is_enabled() else alone)(*args)
 
     program = Program("test.program", lambda: function, inputs or (X,), **options)
-    found = check(program, "test:road", Variant(lambda subject, args, methods: {"forward": mine}, lambda *_: True))
+    found = check(program, "test:frontend", Variant(lambda subject, args, methods: {"forward": mine}, lambda *_: True))
     assert found is not None
     return found
 
@@ -131,7 +139,7 @@ def test_wrong_training_is_found() -> None:
 
     program = Program("test.training", lambda: Off(1.0), (X,), mode="training", optimiser=sgd)
     honest = Variant(lambda subject, inputs, methods: {"forward": subject}, lambda *_: True)
-    right, wrong = (check(program, "test:road", Variant(c, honest.takes)) for c in (honest.capture, capture))
+    right, wrong = (check(program, "test:frontend", Variant(c, honest.takes)) for c in (honest.capture, capture))
     assert right is not None and right.status == "ok"
     assert wrong is not None and wrong.status == "wrong"
 
@@ -145,7 +153,7 @@ def test_buffers_count() -> None:
         return {"forward": call}
 
     program = Program("test.norm", lambda: nn.BatchNorm1d(4), (X,))
-    found = check(program, "test:road", Variant(capture, lambda *_: True))
+    found = check(program, "test:frontend", Variant(capture, lambda *_: True))
     assert found is not None and (found.status, found.detail[:13]) == ("wrong", "call 0, state")
 
 
@@ -165,20 +173,20 @@ def test_what_pytorch_computes_otherwise_alone_is_not_blamed() -> None:
     assert outcome(double, lambda x: x * 4, alone=lambda x: x * 3).status == "wrong"
 
 
-def test_what_a_road_adds_to_pytorchs_capture_is_not_pytorchs() -> None:
+def test_what_a_frontend_adds_to_pytorchs_capture_is_not_pytorchs() -> None:
     def tripled(*_: Any) -> Any:
         return {"forward": lambda x: x * 3}
 
     program = Program("test.program", lambda: double, (X,))
     for alone, status in ((tripled, "pytorch"), (lambda *_: {"forward": double}, "wrong")):
-        found = check(program, "test:road", Variant(tripled, lambda *_: True, alone=alone))
+        found = check(program, "test:frontend", Variant(tripled, lambda *_: True, alone=alone))
         assert found is not None and found.status == status
 
 
 def on_acap(function: Callable[..., Any], captured: Callable[..., Any], *inputs: Any) -> Outcome:
-    """Of a road with a device of its own."""
+    """Of a frontend with a device of its own."""
     device = Variant(lambda *_: {"forward": captured}, lambda *_: True, device="acap", prepare=torchmdla.acap_device)
-    found = check(Program("test.program", lambda: function, inputs), "test:road", device)
+    found = check(Program("test.program", lambda: function, inputs), "test:frontend", device)
     assert found is not None
     return found
 
@@ -281,13 +289,13 @@ def programs(name: str, seed: int, limit: int | None) -> Any:
 
 
 def test_expected_failures_are_checked_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(expected, "EXPECTED_FAILURES", {("road", "test.listed"): ("wrong", "known")})
-    assert judged(Outcome("test.listed", "road", "wrong")) == Judged(
-        Outcome("test.listed", "road", "wrong"), True, "known"
+    monkeypatch.setattr(expected, "EXPECTED_FAILURES", {("frontend", "test.listed"): ("wrong", "known")})
+    assert judged(Outcome("test.listed", "frontend", "wrong")) == Judged(
+        Outcome("test.listed", "frontend", "wrong"), True, "known"
     )
     for status in STATUSES:
-        assert judged(Outcome("test.other", "road", status)).expected == (status in PASSING)
-        assert judged(Outcome("test.listed", "road", status)).expected == (status == "wrong")
+        assert judged(Outcome("test.other", "frontend", status)).expected == (status in PASSING)
+        assert judged(Outcome("test.listed", "frontend", status)).expected == (status == "wrong")
 
 
 def test_failures_of_a_number_format_are_of_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,18 +308,18 @@ def test_failures_of_a_number_format_are_of_it_alone(monkeypatch: pytest.MonkeyP
         ("wrong", "float32", False),
         ("wrong", None, False),
     ):
-        outcome = Outcome("test.listed", "road", status, precision=precision)  # type: ignore[arg-type]
+        outcome = Outcome("test.listed", "frontend", status, precision=precision)  # type: ignore[arg-type]
         assert judged(outcome).expected == is_expected
 
 
 def test_expected_failures_name_programs_and_ways() -> None:
     for way, program in expected.EXPECTED_FAILURES:
-        road, _, variant = way.partition(":")
-        assert variant in ROADS[road].variants
+        frontend, _, variant = way.partition(":")
+        assert variant in FRONTENDS[frontend].variants
         assert program in PROGRAMS or program.startswith("opinfo.")
 
 
-# --- roads -------------------------------------------------------------------------------------------------------
+# --- frontends -------------------------------------------------------------------------------------------------------
 
 
 def test_ways() -> None:
@@ -320,15 +328,15 @@ def test_ways() -> None:
 
 
 @pytest.mark.parametrize(
-    ("road", "message"),
+    ("frontend", "message"),
     [
-        ("abacus", "no road 'abacus'; there are torchscript, "),
+        ("abacus", "no frontend 'abacus'; there are torchscript, "),
         ("torchscript:guess", "has no variant 'guess'; it has trace, script, freeze"),
     ],
 )
-def test_unknown_roads(road: str, message: str) -> None:
+def test_unknown_frontends(frontend: str, message: str) -> None:
     with pytest.raises(NotAvailableError, match=message):
-        ways(road)
+        ways(frontend)
 
 
 def test_unknown_devices() -> None:
@@ -358,7 +366,7 @@ def test_results_are_held_to_the_number_format(precision: str | None, status: st
 
     program = Program("test.identity", lambda: torch.clone, (X,))
     variant = Variant(lambda subject, args, methods: {"forward": rounded}, lambda *_: True)
-    found = check(program, "test:road", variant, precision=precision)
+    found = check(program, "test:frontend", variant, precision=precision)
     assert found is not None
     assert (found.status, found.precision) == (status, precision)
 
@@ -368,7 +376,7 @@ def test_results_are_held_to_the_number_format(precision: str | None, status: st
 
 def test_command(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "results.jsonl"
-    arguments = ["--road", "torchscript:trace", "--filter", "elementwise.relu6", "--jobs", "1", "--json", str(file)]
+    arguments = ["--frontend", "torchscript:trace", "--filter", "elementwise.relu6", "--jobs", "1", "--json", str(file)]
     assert command_line.main([*arguments, "--verbose"]) == 0
     shown = capsys.readouterr().out
     assert "elementwise.relu6:gradients on torchscript:trace" in shown
@@ -456,7 +464,7 @@ def test_command_resumes(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> N
     with Record(file) as record:
         record.add(_judged(done, "wrong"))
         record.add(done)
-    arguments = ["--road", done.way, "--filter", name, "--jobs", "1", "--json", str(file), "--resume", "--verbose"]
+    arguments = ["--frontend", done.way, "--filter", name, "--jobs", "1", "--json", str(file), "--resume", "--verbose"]
     assert command_line.main(arguments) == 1, "what stands in the file counts"
     shown = capsys.readouterr().out
     assert f"{name}:gradients on" in shown and f"{name} on" not in shown
@@ -465,7 +473,16 @@ def test_command_resumes(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> N
 def test_command_fails_where_one_does(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     listed = {("torchscript:trace", "elementwise.relu6"): ("wrong", "it was wrong once")}
     monkeypatch.setattr(expected, "EXPECTED_FAILURES", listed)
-    arguments = ["--road", "torchscript:trace", "--filter", "elementwise.relu6", "--skip", "gradients", "--jobs", "1"]
+    arguments = [
+        "--frontend",
+        "torchscript:trace",
+        "--filter",
+        "elementwise.relu6",
+        "--skip",
+        "gradients",
+        "--jobs",
+        "1",
+    ]
     assert command_line.main(arguments) == 1
     assert "! ok" in capsys.readouterr().out
 
@@ -473,12 +490,12 @@ def test_command_fails_where_one_does(monkeypatch: pytest.MonkeyPatch, capsys: p
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--road", "acap:guess"], "no variant 'guess'"),
-        (["--road", "abacus"], "no road 'abacus'"),
+        (["--frontend", "acap:guess"], "no variant 'guess'"),
+        (["--frontend", "abacus"], "no frontend 'abacus'"),
         (["--resume"], "--resume needs --json"),
         (["--device", "mdlaa"], "no device named 'mdlaa'"),
         (
-            ["--device", "mdla", "--road", "dynamo,acap"],
+            ["--device", "mdla", "--frontend", "dynamo,acap"],
             "acap:device compiles for device 'cpu' alone: leave --device mdla",
         ),
         (["--filter", "no such program"], "no program has such a name"),

@@ -16,8 +16,8 @@ from rich.table import Table
 from torch_mlir import ir
 
 from torchmdla.aten.calls import Call, Function, Tensor, function_of, tensors
+from torchmdla.aten.op_counts.table import is_view
 from torchmdla.aten.operations import parameter_names
-from torchmdla.aten.work.table import is_view
 
 Role = Literal["activation", "input", "parameter"]
 

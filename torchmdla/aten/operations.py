@@ -11,9 +11,9 @@ from rich.table import Table
 from torch_mlir import ir
 
 from torchmdla.aten.calls import Call, Function, Tensor, function_of, tensors
-from torchmdla.aten.work import KINDS, Counts, work_of
-from torchmdla.aten.work.kinds import total, words
-from torchmdla.aten.work.table import is_view
+from torchmdla.aten.op_counts import KINDS, Counts, work_of
+from torchmdla.aten.op_counts.kinds import total, words
+from torchmdla.aten.op_counts.table import is_view
 
 
 @dataclass(frozen=True)

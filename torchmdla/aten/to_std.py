@@ -29,9 +29,9 @@ from torch_mlir import ir
 
 from torchmdla.aten import constants, types
 from torchmdla.aten.dialect import CAST, CONSTANT, AtenError, verify
+from torchmdla.aten.op_counts.moving import VIEWS
 from torchmdla.aten.returns import memref_type, return_elimination
 from torchmdla.aten.schemas import OpSchema, by_op
-from torchmdla.aten.work.moving import VIEWS
 
 
 def lower_to_std(module: ir.Module) -> None:

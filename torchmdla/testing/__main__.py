@@ -15,26 +15,26 @@ from rich.table import Table
 
 from torchmdla.testing import opinfo, programs
 from torchmdla.testing.checking import STATUSES
+from torchmdla.testing.frontends import FRONTENDS, NotAvailableError, check_device, ways
 from torchmdla.testing.programs import PROGRAMS
 from torchmdla.testing.record import Comparison, Record, compared
-from torchmdla.testing.roads import ROADS, NotAvailableError, check_device, ways
 from torchmdla.testing.runner import Job, Judged, run
 
 DESCRIPTION = """\
-Runs programs on a road and a device and compares all that can be seen of them with eager PyTorch: values, dtypes,
+Runs programs on a frontend and a device and compares all that can be seen of them with eager PyTorch: values, dtypes,
 sizes, strides, sharing of memory, inputs and buffers afterwards, gradients, steps of training. Each runs in one of
 several processes, so that a crash costs one program.
 
 Programs are those of torchmdla itself, or with --opinfo the samples of PyTorch's operator database. What is known to
 fail is listed by name in torchmdla/testing/expected.py; a listed program that passes is an error, too."""
 
-_ROAD_LINES = [f"  {name:<12} {road.help}" for name, road in ROADS.items()]
-_VARIANTS = [f"{name}:{variant}" for name, road in ROADS.items() for variant in road.variants]
+_FRONTEND_LINES = [f"  {name:<12} {frontend.help}" for name, frontend in FRONTENDS.items()]
+_VARIANTS = [f"{name}:{variant}" for name, frontend in FRONTENDS.items() for variant in frontend.variants]
 
 EPILOG = f"""\
-roads:
-{chr(10).join(_ROAD_LINES)}
-  One variant of a road by a colon: {", ".join(_VARIANTS)}.
+frontends:
+{chr(10).join(_FRONTEND_LINES)}
+  One variant of a frontend by a colon: {", ".join(_VARIANTS)}.
 
 what a program ends as:
 {chr(10).join(f"  {status:<13} {meaning}" for status, meaning in STATUSES.items())}
@@ -42,11 +42,11 @@ what a program ends as:
 exit status:
   0  every program ended as it should
   1  some did not
-  2  the command line is wrong, or a road or device is not there
+  2  the command line is wrong, or a frontend or device is not there
 
 examples:
-  python -m torchmdla.testing --road torchscript --filter conv --verbose
-  python -m torchmdla.testing --road dynamo,export --jobs 4 --json results.jsonl --resume
+  python -m torchmdla.testing --frontend torchscript --filter conv --verbose
+  python -m torchmdla.testing --frontend dynamo,export --jobs 4 --json results.jsonl --resume
   python -m torchmdla.testing --device mdla --options precision=fixed8,clusters=2 --filter conv
   python -m torchmdla.testing --opinfo --dtype float32,int64 --filter nn.functional --samples 10
   python -m torchmdla.testing --compare before.jsonl after.jsonl
@@ -62,7 +62,9 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    made.add_argument("--road", default="torchscript", metavar="NAMES", help="roads between commas; torchscript")
+    made.add_argument(
+        "--frontend", "--road", default="torchscript", metavar="NAMES", help="frontends between commas; torchscript"
+    )
     made.add_argument("--device", default="cpu", metavar="NAME", help="the device that groups are for; cpu")
     made.add_argument(
         "--options", default="", metavar="LIST", help="the device's own, NAME=VALUE between commas, as for enable()"
@@ -121,7 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except (OSError, ValueError) as error:
             made.error(str(error))
     try:
-        chosen = ways(options.road)
+        chosen = ways(options.frontend)
         check_device(options.device, options.options, chosen)
         names = list(PROGRAMS)
         if options.opinfo:

@@ -1,4 +1,4 @@
-"""Runs one program on one road and compares everything that can be seen of it with eager."""
+"""Runs one program on one frontend and compares everything that can be seen of it with eager."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ import torchmdla
 from torchmdla.compile_service import service
 from torchmdla.compiler.program import Program as CompiledProgram
 from torchmdla.testing.compare import TOLERANCES, assert_matches
+from torchmdla.testing.frontends import Captured, Variant, uncaptured
 from torchmdla.testing.programs import Program
 from torchmdla.testing.programs.inputs import copied, drawn
-from torchmdla.testing.roads import Captured, Variant, uncaptured
 
 Status = Literal[
     "ok", "fallback", "not captured", "pytorch", "not compiled", "wrong", "error", "no reference", "crash", "time-out"
@@ -443,7 +443,7 @@ class _Run:
 
 
 class _CapturedRun(_Run):
-    """The same of what a road makes of the program."""
+    """The same of what a frontend makes of the program."""
 
     def __init__(self, program: Program, variant: Variant, seed: int) -> None:
         variant.prepare()

@@ -18,11 +18,11 @@ import numpy
 import torch
 from torch import Tensor
 
+from torchmdla.testing.frontends import NotAvailableError
 from torchmdla.testing.programs import Program
 from torchmdla.testing.programs.inputs import copied
 from torchmdla.testing.programs.operators import grouped, on_tensors
 from torchmdla.testing.programs.program import Tag, constantly
-from torchmdla.testing.roads import NotAvailableError
 
 # What is run unless asked for otherwise: the dtypes that devices take.
 DTYPES = ("float32", "int64", "bool", "float64", "int32")

@@ -18,8 +18,8 @@ from typing import Any
 
 from torchmdla.testing.checking import Outcome, check
 from torchmdla.testing.expected import expected_failure
+from torchmdla.testing.frontends import device_options, variant_of
 from torchmdla.testing.programs import Program
-from torchmdla.testing.roads import device_options, variant_of
 
 # What a process may take beyond the time of a program, to begin.
 _START_SECONDS = 300
@@ -35,10 +35,10 @@ class Job:
     Attributes:
         source: the module whose ``programs(name, seed, limit)`` finds them.
         name: of the program, or of an operator and a dtype in PyTorch's database.
-        way: ``road:variant``.
+        way: ``frontend:variant``.
         limit: at most so many programs of it, of an operator's samples; None for all.
         begin: the first program to run, counted among those of the job.
-        options: the device's own, as :func:`torchmdla.testing.roads.device_options` reads them.
+        options: the device's own, as :func:`torchmdla.testing.frontends.device_options` reads them.
     """
 
     source: str

@@ -17,10 +17,10 @@ from torchmdla.devices.cpu.code.checks import check_bounds
 from torchmdla.devices.cpu.code.emit import disassembled, fold, to_llvm, to_llvm_ir, to_object
 from torchmdla.devices.cpu.code.entry import ENTRY, Code, function_attributes, write_module
 from torchmdla.devices.cpu.code.object_file import is_elf, undefined_symbols
-from torchmdla.devices.cpu.frontend.buffers import bufferize, count_ops, fill_splats, is_large
-from torchmdla.devices.cpu.frontend.fusion import fuse
-from torchmdla.devices.cpu.frontend.linalg import to_linalg
-from torchmdla.devices.cpu.frontend.reading import read_program
+from torchmdla.devices.cpu.linalg.buffers import bufferize, count_ops, fill_splats, is_large
+from torchmdla.devices.cpu.linalg.fusion import fuse
+from torchmdla.devices.cpu.linalg.reading import read_program
+from torchmdla.devices.cpu.linalg.torch_to_linalg import to_linalg
 from torchmdla.devices.cpu.loop_program import LoopProgram, TileLoop
 from torchmdla.devices.cpu.passes.bounds import conditions_of_bounds
 from torchmdla.devices.cpu.passes.generalise import mark_varying, not_dynamic, program_at, unify

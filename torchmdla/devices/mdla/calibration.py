@@ -1,8 +1,8 @@
 """Calibration inputs: what ``ie_compile_vfp`` chooses number formats by.
 
 They are kept by the model (:attr:`DeviceProgram.model_key`), so that they serve in another precision than the one that
-they were gathered in; and by its structure, for groups that other roads form of the same layers. They count in contexts
-that are loaded later.
+they were gathered in; and by its structure, for groups that other frontends form of the same layers. They count in
+contexts that are loaded later.
 """
 
 from __future__ import annotations

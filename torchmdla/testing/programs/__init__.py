@@ -1,4 +1,4 @@
-"""The registry of programs that every road is checked with: :data:`PROGRAMS`, by name.
+"""The registry of programs that every frontend is checked with: :data:`PROGRAMS`, by name.
 
 A family is a module here; it lists its programs in tables, :mod:`torchmdla.testing.programs.program` says of what.
 """

@@ -35,16 +35,16 @@ class Program:
             a weighted sum of all outputs; ``"training"`` takes steps of ``optimiser`` on what the program returns, a
             loss.
         methods: the methods of a module that are called, in this order.
-        tags: what a road must know, see :data:`Tag`.
+        tags: what a frontend must know, see :data:`Tag`.
         optimiser: of a program in training, from its parameters.
         values: whether values are compared; otherwise only what describes them, for memory that nobody has written.
         series: the inputs of each call, where they are not the same from call to call but for the values drawn. A call
             on which eager raises is one that must raise. ``inputs`` are what capture sees.
-        rewritten: what the road is given in place of what ``make`` makes. It computes the same values in another way.
-        in_doubt: whether an element may be as far off as eager's own results are from one another when its inputs
+        rewritten: what the frontend is given in place of what ``make`` makes. It computes the same values in another
+        way. in_doubt: whether an element may be as far off as eager's own results are from one another when its inputs
             are rounded otherwise, and from those in float64: what a program drawn at random does to rounding errors
             no tolerance knows.
-        is_refused: whether eager raises, on every call, and so must a road: in capture or in the call.
+        is_refused: whether eager raises, on every call, and so must a frontend: in capture or in the call.
     """
 
     name: str

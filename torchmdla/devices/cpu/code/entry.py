@@ -18,8 +18,8 @@ from torchmdla.devices.cpu.code.kernels import write_kernel
 from torchmdla.devices.cpu.code.sizes import Blocks, SizeCode, Symbols, count, share_slots
 from torchmdla.devices.cpu.code.tile_loops import MemberKernel, described, write_tile_loop
 from torchmdla.devices.cpu.code.vector_math import expand
-from torchmdla.devices.cpu.frontend.buffers import ALIGNMENT, Lifetime, plan
 from torchmdla.devices.cpu.kernel_spec import ELEMENT_BYTES, AnyNest, computed, stored
+from torchmdla.devices.cpu.linalg.buffers import ALIGNMENT, Lifetime, plan
 from torchmdla.devices.cpu.loop_program import (
     AssertStep,
     ElementStep,

@@ -1,7 +1,7 @@
-"""The roads on which programs are run: name → how to make a callable of a module or function and its inputs.
+"""The frontends on which programs are run: name → how to make a callable of a module or function and its inputs.
 
-A road has variants, ways that end in other graphs (traced, scripted, frozen). A variant takes what its road can hold:
-tracing fixes what a program chooses, TorchScript's compiler does not read all of Python.
+A frontend has variants, ways that end in other graphs (traced, scripted, frozen). A variant takes what its frontend can
+hold: tracing fixes what a program chooses, TorchScript's compiler does not read all of Python.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torchmdla.testing.programs.program import is_scriptable
 
 Methods = tuple[str, ...]
 
-# What a road makes: the callables of a program's methods, by name ("forward" for a function).
+# What a frontend makes: the callables of a program's methods, by name ("forward" for a function).
 Captured = Mapping[str, Callable[..., Any]]
 
 # From the module or function, the inputs of a call, and the methods; the inputs may be written to.
@@ -31,12 +31,12 @@ Capture = Callable[[Any, tuple[Any, ...], Methods], Captured]
 
 
 class NotAvailableError(Exception):
-    """There is no such road, variant or device, or what it needs is not installed."""
+    """There is no such frontend, variant or device, or what it needs is not installed."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One way on a road.
+    """One way on a frontend.
 
     Attributes:
         capture: makes the callables.
@@ -66,8 +66,8 @@ class Variant:
 
 
 @dataclass(frozen=True)
-class Road:
-    """A road: what it is, and its variants."""
+class Frontend:
+    """A frontend: what it is, and its variants."""
 
     help: str
     variants: Mapping[str, Variant]
@@ -129,7 +129,7 @@ def _dynamo(subject: Any, inputs: tuple[Any, ...], methods: Methods, backend: st
 
 
 def _export(subject: Any, inputs: tuple[Any, ...], methods: Methods) -> Captured:
-    return {"forward": torchmdla.compile(_as_module(subject), *inputs, road="export")}
+    return {"forward": torchmdla.compile(_as_module(subject), *inputs, frontend="export")}
 
 
 def _export_alone(subject: Any, inputs: tuple[Any, ...], methods: Methods) -> Captured:
@@ -191,8 +191,8 @@ def _dense(program: Program, subject: Any) -> bool:
 
 # --- the table ---------------------------------------------------------------------------------------------------
 
-ROADS: Mapping[str, Road] = {
-    "torchscript": Road(
+FRONTENDS: Mapping[str, Frontend] = {
+    "torchscript": Frontend(
         "torch.jit.trace, torch.jit.script, and scripted modules frozen",
         {
             "trace": Variant(_trace, _traceable),
@@ -200,20 +200,20 @@ ROADS: Mapping[str, Road] = {
             "freeze": Variant(_freeze, _freezable),
         },
     ),
-    "dynamo": Road(
+    "dynamo": Frontend(
         'torch.compile(…, backend="torchmdla")',
         {"compile": Variant(_dynamo, _anything, alone=partial(_dynamo, backend="aot_eager"))},
     ),
-    "export": Road(
-        "torchmdla.compile(…, road='export')",
+    "export": Frontend(
+        "torchmdla.compile(…, frontend='export')",
         {"export": Variant(_export, _exportable, owns_state=True, alone=_export_alone)},
     ),
-    "dispatch": Road("torchmdla.ModuleBuilder", {"capture": Variant(_dispatch, _dispatchable)}),
-    "lazy": Road(
+    "dispatch": Frontend("torchmdla.ModuleBuilder", {"capture": Variant(_dispatch, _dispatchable)}),
+    "lazy": Frontend(
         "PyTorch's Lazy Tensor Core",
         {"step": Variant(uncaptured, _anything, device="lazy", prepare=_lazy_device, has_memory=False)},
     ),
-    "acap": Road(
+    "acap": Frontend(
         "the acap device",
         {"device": Variant(uncaptured, _dense, device="acap", prepare=torchmdla.acap_device, only_for="cpu")},
     ),
@@ -221,27 +221,27 @@ ROADS: Mapping[str, Road] = {
 
 
 def ways(text: str) -> list[str]:
-    """The ways that ``text`` asks for, as ``road:variant``: names of roads or of ways, between commas.
+    """The ways that ``text`` asks for, as ``frontend:variant``: names of frontends or of ways, between commas.
 
     Raises:
-        NotAvailableError: there is no such road or variant.
+        NotAvailableError: there is no such frontend or variant.
     """
     found: list[str] = []
     for part in text.split(","):
-        road, _, variant = part.partition(":")
-        if road not in ROADS:
-            raise NotAvailableError(f"no road {road!r}; there are {', '.join(ROADS)}")
-        variants = ROADS[road].variants
+        frontend, _, variant = part.partition(":")
+        if frontend not in FRONTENDS:
+            raise NotAvailableError(f"no frontend {frontend!r}; there are {', '.join(FRONTENDS)}")
+        variants = FRONTENDS[frontend].variants
         if variant and variant not in variants:
-            raise NotAvailableError(f"road {road!r} has no variant {variant!r}; it has {', '.join(variants)}")
-        found += [f"{road}:{name}" for name in ([variant] if variant else variants)]
+            raise NotAvailableError(f"frontend {frontend!r} has no variant {variant!r}; it has {', '.join(variants)}")
+        found += [f"{frontend}:{name}" for name in ([variant] if variant else variants)]
     return list(dict.fromkeys(found))
 
 
 def variant_of(way: str) -> Variant:
     """The variant that a way of :func:`ways` names."""
-    road, _, variant = way.partition(":")
-    return ROADS[road].variants[variant]
+    frontend, _, variant = way.partition(":")
+    return FRONTENDS[frontend].variants[variant]
 
 
 def device_options(text: str) -> dict[str, Any]:
@@ -271,9 +271,11 @@ def check_device(name: str, options: str, chosen: Sequence[str]) -> None:
         raise NotAvailableError(str(error)) from None
     refused = [way for way in chosen if variant_of(way).only_for not in ("", name)]
     if refused:
-        others = [road for road in ROADS if all(not one.only_for for one in ROADS[road].variants.values())]
+        others = [
+            frontend for frontend in FRONTENDS if all(not one.only_for for one in FRONTENDS[frontend].variants.values())
+        ]
         taken = variant_of(refused[0]).only_for
         raise NotAvailableError(
-            f"{', '.join(refused)} compiles for device {taken!r} alone: leave --device {name} out, or take other roads "
-            f"({', '.join(others)})"
+            f"{', '.join(refused)} compiles for device {taken!r} alone: leave --device {name} out, or take "
+            f"other frontends ({', '.join(others)})"
         )

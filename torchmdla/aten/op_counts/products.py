@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torchmdla.aten.calls import Call, Tensor
-from torchmdla.aten.work.elementwise import GELU
-from torchmdla.aten.work.kinds import Counts, Rule, times, total
-from torchmdla.aten.work.normalisation import normalised
-from torchmdla.aten.work.reductions import softmax
+from torchmdla.aten.op_counts.elementwise import GELU
+from torchmdla.aten.op_counts.kinds import Counts, Rule, times, total
+from torchmdla.aten.op_counts.normalisation import normalised
+from torchmdla.aten.op_counts.reductions import softmax
 
 
 def _product(left: str) -> Rule:

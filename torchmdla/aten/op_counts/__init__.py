@@ -14,7 +14,7 @@ What is counted: the operations that a plain implementation performs once for ea
 - Broadcasting, moving and converting data, indices and random numbers count nothing.
 """
 
-from torchmdla.aten.work.kinds import KINDS, Counts, Rule
-from torchmdla.aten.work.table import Work, rule_of, work_of
+from torchmdla.aten.op_counts.kinds import KINDS, Counts, Rule
+from torchmdla.aten.op_counts.table import Work, rule_of, work_of
 
 __all__ = ["KINDS", "Counts", "Rule", "Work", "rule_of", "work_of"]

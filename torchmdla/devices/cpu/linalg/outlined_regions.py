@@ -12,8 +12,8 @@ from typing import Any
 from torch_mlir import ir
 
 from torchmdla.compiler.mlir import ops_named
-from torchmdla.devices.cpu.frontend.buffers import layout
 from torchmdla.devices.cpu.kernel_spec import ELEMENT_BYTES, NotANestError, computed, stored
+from torchmdla.devices.cpu.linalg.buffers import layout
 from torchmdla.errors import CompileError
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from torch_mlir import ir
 
 from torchmdla.devices.cpu.accesses import Buffer
-from torchmdla.devices.cpu.frontend.buffers import layout
+from torchmdla.devices.cpu.linalg.buffers import layout
 
 # A part of a view's dimension that is linear in the base buffer: its size, and the factor that its index has in each
 # of the buffer's dimensions.

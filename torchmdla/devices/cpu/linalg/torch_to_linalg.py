@@ -11,7 +11,7 @@ from torch_mlir.dialects import linalg
 from torchmdla.compiler import constants
 from torchmdla.compiler.mlir import explained, ops_named, run
 from torchmdla.compiler.program import Program
-from torchmdla.devices.cpu.frontend import divisions, extrema
+from torchmdla.devices.cpu.linalg import divisions, extrema
 from torchmdla.errors import CompileError
 
 # The record types every value, so shape and dtype refinement has nothing to find.

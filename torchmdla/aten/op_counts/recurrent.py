@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from torchmdla.aten.calls import Call, Tensor
-from torchmdla.aten.work.elementwise import SIGMOID
-from torchmdla.aten.work.kinds import Counts, Rule, times, total
+from torchmdla.aten.op_counts.elementwise import SIGMOID
+from torchmdla.aten.op_counts.kinds import Counts, Rule, times, total
 
 # For each element of the hidden state and each step, beside the products: the two products of each gate are added (for
 # the candidate of a GRU after one was multiplied by the reset gate), then functions, then the new state.

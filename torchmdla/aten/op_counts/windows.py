@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from torchmdla.aten.calls import Call, Tensor, as_list
-from torchmdla.aten.work.kinds import Counts, Rule, total
+from torchmdla.aten.op_counts.kinds import Counts, Rule, total
 
 
 def _products(outside: Tensor, inside: Tensor, weight: Tensor, *, transposed: bool) -> int:

@@ -14,12 +14,12 @@ from torch_mlir import ir
 from torchmdla.compiler.program import Program
 from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer, Scalar, TableAccess
 from torchmdla.devices.cpu.expressions import Expression, contents, gather, index, load, rewritten
-from torchmdla.devices.cpu.frontend.bodies import LOOKUP, OPERAND, BodyReader
-from torchmdla.devices.cpu.frontend.buffers import VIEWS, layout
-from torchmdla.devices.cpu.frontend.lookups import Index, as_operands
-from torchmdla.devices.cpu.frontend.outlined_regions import outline
-from torchmdla.devices.cpu.frontend.views import View, viewed
 from torchmdla.devices.cpu.kernel_spec import NotANestError, Table, computed, stored
+from torchmdla.devices.cpu.linalg.bodies import LOOKUP, OPERAND, BodyReader
+from torchmdla.devices.cpu.linalg.buffers import VIEWS, layout
+from torchmdla.devices.cpu.linalg.lookups import Index, as_operands
+from torchmdla.devices.cpu.linalg.outlined_regions import outline
+from torchmdla.devices.cpu.linalg.views import View, viewed
 from torchmdla.devices.cpu.loop_program import (
     AssertStep,
     LoadStep,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from torchmdla.aten.calls import Call, Tensor
-from torchmdla.aten.work.kinds import Counts, Rule, total
+from torchmdla.aten.op_counts.kinds import Counts, Rule, total
 
 _ByRows = Callable[[int, int], Counts]
 

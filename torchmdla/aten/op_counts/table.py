@@ -6,9 +6,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from torchmdla.aten.calls import Call, Tensor
+from torchmdla.aten.op_counts import (
+    elementwise,
+    losses,
+    moving,
+    normalisation,
+    products,
+    recurrent,
+    reductions,
+    windows,
+)
+from torchmdla.aten.op_counts.kinds import Counts, Rule, total, words
 from torchmdla.aten.schemas import OpSchema
-from torchmdla.aten.work import elementwise, losses, moving, normalisation, products, recurrent, reductions, windows
-from torchmdla.aten.work.kinds import Counts, Rule, total, words
 
 RULES: Mapping[str, Rule] = {
     **elementwise.RULES,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from torchmdla.aten.calls import Call
-from torchmdla.aten.work.kinds import Counts, Rule, times, total, words
+from torchmdla.aten.op_counts.kinds import Counts, Rule, times, total, words
 
 SIGMOID: Mapping[str, int] = {"-": 1, "exp": 1, "+": 1, "/": 1}  # 1 / (1 + exp(−x))
 SOFTPLUS: Mapping[str, int] = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from torchmdla.aten.calls import Call
-from torchmdla.aten.work.kinds import Counts, Rule, times, total
-from torchmdla.aten.work.reductions import log_softmax, rows_of
+from torchmdla.aten.op_counts.kinds import Counts, Rule, times, total
+from torchmdla.aten.op_counts.reductions import log_softmax, rows_of
 
 # For each element of the input.
 _TERMS: Mapping[str, Mapping[str, int]] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from torchmdla.devices.cpu.expressions import Expression, contents, placeholder, substituted
-from torchmdla.devices.cpu.frontend.bodies import LOOKUP, OPERAND
+from torchmdla.devices.cpu.linalg.bodies import LOOKUP, OPERAND
 
 # An index: the factor of each loop, and a constant.
 Index = tuple[dict[int, int], int]

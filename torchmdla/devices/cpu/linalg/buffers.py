@@ -10,9 +10,9 @@ from torch_mlir import ir
 from torch_mlir.dialects import arith, memref, tensor
 
 from torchmdla.compiler.mlir import explained, forward_of, run
-from torchmdla.devices.cpu.frontend.linalg import filled_with
-from torchmdla.devices.cpu.frontend.scans import write_loops
 from torchmdla.devices.cpu.kernel_spec import NotANestError
+from torchmdla.devices.cpu.linalg.scans import write_loops
+from torchmdla.devices.cpu.linalg.torch_to_linalg import filled_with
 
 ALIGNMENT = 64
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from torchmdla.aten.calls import Call
-from torchmdla.aten.work.kinds import Counts, Rule, words
+from torchmdla.aten.op_counts.kinds import Counts, Rule, words
 
 
 def _nothing(call: Call) -> Counts:

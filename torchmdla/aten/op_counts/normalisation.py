@@ -17,7 +17,7 @@ import math
 from collections.abc import Mapping
 
 from torchmdla.aten.calls import Call
-from torchmdla.aten.work.kinds import Counts, Rule, total
+from torchmdla.aten.op_counts.kinds import Counts, Rule, total
 
 
 def normalised(elements: int, rows: int, *, weight: bool, bias: bool) -> Counts:
