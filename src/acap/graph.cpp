@@ -1,8 +1,8 @@
 #include "graph.h"
 
+#include "eager_replay.h"
 #include "group/statistics.h"
 #include "jit_graph.h"
-#include "single_calls.h"
 #include "support/forks.h"
 #include "support/python_objects.h"
 

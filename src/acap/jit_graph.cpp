@@ -3,7 +3,7 @@
 #include "deferred/canonical.h"
 #include "fusion/fusion_pass.h"
 #include "operators.h"
-#include "structure.h"
+#include "structural_hash.h"
 #include "support/forks.h"
 #include "support/never_destroyed.h"
 

@@ -1,7 +1,7 @@
 #include "bindings.h"
 
+#include "custom_ops.h"
 #include "device_backend.h"
-#include "foreign.h"
 #include "support/python_objects.h"
 
 #include <pybind11/functional.h>

@@ -1,7 +1,7 @@
 #include "executor.h"
 
+#include "custom_ops.h"
 #include "failures.h"
-#include "foreign.h"
 #include "pending.h"
 
 #include <c10/util/ScopeExit.h>

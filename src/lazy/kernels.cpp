@@ -1,17 +1,17 @@
 #include "kernels.h"
 
 #include "batch_norm.h"
+#include "custom_ops.h"
 #include "deferred/aten_operators.h"
 #include "eager_calls.h"
-#include "foreign.h"
 #include "formats.h"
 #include "group/group_autograd.h"
-#include "looking.h"
-#include "numbers.h"
 #include "operator_node.h"
 #include "random.h"
 #include "ranges.h"
+#include "sync_on_read.h"
 #include "views.h"
+#include "wrapped_scalars.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/native/CPUFallback.h>

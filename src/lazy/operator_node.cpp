@@ -2,8 +2,8 @@
 
 #include "deferred/arguments.h"
 #include "deferred/result_types.h"
-#include "numbers.h"
 #include "support/byte_key.h"
+#include "wrapped_scalars.h"
 
 #include <torch/csrc/lazy/core/hash.h>
 #include <torch/csrc/lazy/core/tensor.h>

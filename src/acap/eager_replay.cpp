@@ -1,4 +1,4 @@
-#include "single_calls.h"
+#include "eager_replay.h"
 
 #include "deferred/plain_modes.h"
 #include "operators.h"

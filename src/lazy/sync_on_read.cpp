@@ -1,4 +1,4 @@
-#include "looking.h"
+#include "sync_on_read.h"
 
 #include "deferred/aten_operators.h"
 #include "pending.h"

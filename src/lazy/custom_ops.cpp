@@ -1,4 +1,4 @@
-#include "foreign.h"
+#include "custom_ops.h"
 
 #include "deferred/arguments.h"
 #include "deferred/kernel_call.h"

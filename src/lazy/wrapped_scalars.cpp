@@ -1,4 +1,4 @@
-#include "numbers.h"
+#include "wrapped_scalars.h"
 
 #include "deferred/arguments.h"
 #include "operator_node.h"

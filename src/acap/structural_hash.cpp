@@ -1,4 +1,4 @@
-#include "structure.h"
+#include "structural_hash.h"
 
 #include "support/byte_key.h"
 
