@@ -17,7 +17,7 @@ from torchmdla.devices.shape_ops import SHAPE_OPS, entries
 
 # Anchors: each is worth a kernel of its own.
 _COMPUTE = """
-sum sum.dim_IntList mean mean.dim var var.dim var.correction std std.dim std.correction
+sum sum.dim_IntList nansum mean mean.dim var var.dim var.correction std std.dim std.correction
 var_mean var_mean.dim var_mean.correction amax amin aminmax max min max.dim min.dim argmax argmin prod prod.dim_int
 all all.dim any any.dim any.dims norm.Scalar norm.ScalarOpt_dim linalg_vector_norm frobenius_norm.dim
 cumsum cumprod logsumexp count_nonzero
@@ -51,6 +51,7 @@ add.Tensor add.Scalar sub.Tensor sub.Scalar rsub.Tensor rsub.Scalar mul.Tensor m
 div.Tensor_mode div.Scalar_mode floor_divide floor_divide.Scalar remainder.Tensor remainder.Scalar fmod.Tensor
 pow.Tensor_Tensor pow.Tensor_Scalar pow.Scalar atan2 maximum minimum max.other min.other
 lerp.Tensor lerp.Scalar addcmul addcdiv heaviside
+hypot logaddexp sinc xlogy.Tensor deg2rad rad2deg
 eq.Tensor eq.Scalar ne.Tensor ne.Scalar lt.Tensor lt.Scalar le.Tensor le.Scalar gt.Tensor gt.Scalar ge.Tensor ge.Scalar
 logical_and logical_or logical_xor
 bitwise_and.Tensor bitwise_and.Scalar bitwise_or.Tensor bitwise_xor.Tensor

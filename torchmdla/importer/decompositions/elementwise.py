@@ -47,6 +47,33 @@ def isfinite(value: Tensor) -> Tensor:
     return torch.abs(value) < math.inf
 
 
+def hypot(value: Tensor, other: Tensor) -> Tensor:
+    """Without squares that overflow; an infinity decides, also beside a NaN."""
+    one, two = torch.abs(value), torch.abs(other)
+    large, small = torch.maximum(one, two), torch.minimum(one, two)
+    ratio = small / large
+    length = torch.where(large == 0, large, large * torch.sqrt(1.0 + ratio * ratio))
+    return torch.where((one == math.inf) | (two == math.inf), math.inf, length)
+
+
+def logaddexp(value: Tensor, other: Tensor) -> Tensor:
+    """``log(exp(value) + exp(other))`` from the larger of both on."""
+    apart = torch.maximum(value, other) + torch.log1p(torch.exp(-torch.abs(value - other)))
+    return torch.where((value == other) & (torch.abs(value) == math.inf), value, apart)
+
+
+def sinc(value: Tensor) -> Tensor:
+    """``sin(πx) / (πx)``, 1 at 0."""
+    angle = value * math.pi
+    return torch.where(value == 0, 1.0, torch.sin(angle) / angle)
+
+
+def xlogy(value: Tensor, other: Tensor) -> Tensor:
+    """``x log y``, 0 where x is, unless y is NaN."""
+    product = torch.where(value == 0, 0.0, value * torch.log(other))
+    return torch.where(torch.isnan(other), math.nan, product)
+
+
 def nan_to_num(
     value: Tensor, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
 ) -> Tensor:

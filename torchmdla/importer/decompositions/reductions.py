@@ -19,6 +19,16 @@ def logsumexp(value: Tensor, dim: list[int], keepdim: bool = False) -> Tensor:
     return total if keepdim else torch.squeeze(total, tuple(dim))
 
 
+def nansum(
+    value: Tensor, dim: Sequence[int] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
+) -> Tensor:
+    """A sum that takes a NaN as 0."""
+    if value.is_floating_point():
+        value = torch.where(torch.isnan(value), 0.0, value)
+    dims = list(range(value.dim())) if dim is None else list(dim)
+    return torch.sum(value, dims, keepdim, dtype=dtype)
+
+
 def count_nonzero(value: Tensor, dim: int | None = None) -> Tensor:
     """``aten::count_nonzero``; upstream's has no 0-d tensors."""
     return torch.sum(value != 0, [] if dim is None else [dim], dtype=torch.int64)

@@ -6,6 +6,7 @@ functional: no writes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -297,6 +298,13 @@ _WRITTEN: Mapping[str, Decomposition] = {
     "aten::logsumexp": reductions.logsumexp,
     "aten::count_nonzero": reductions.count_nonzero,
     "aten::linalg_vector_norm": reductions.vector_norm,
+    "aten::hypot": elementwise.hypot,
+    "aten::logaddexp": elementwise.logaddexp,
+    "aten::sinc": elementwise.sinc,
+    "aten::xlogy.Tensor": elementwise.xlogy,
+    "aten::deg2rad": lambda value: value * (math.pi / 180),
+    "aten::rad2deg": lambda value: value * (180 / math.pi),
+    "aten::nansum": reductions.nansum,
     "aten::norm.Scalar": reductions.norm,
     "aten::norm.ScalarOpt_dim": reductions.norm_of_dims,
     "aten::_grad_sum_to_size": reductions.sum_to_size,
