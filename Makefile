@@ -1,4 +1,4 @@
-# make demo | test | fuzz | soak | lint | format | build | clean: each sets up what it needs in .venv first.
+# make demo | test | check | fuzz | soak | lint | format | build | clean: each sets up what it needs in .venv first.
 # make asan | ubsan | tsan | fuzz-mdla: the C++ under sanitizers, and the readers of files fuzzed (docs/testing.md).
 PYTHON ?= python3
 VENV   := .venv
@@ -8,13 +8,19 @@ SOURCES := $(CXX_FILES) CMakeLists.txt torchmdla/devices/mdla/CMakeLists.txt set
 # Tests are mostly waiting for compiler processes: two workers keep two cores busy.
 JOBS   ?= 2
 
-.PHONY: demo test fuzz soak lint format build asan ubsan tsan fuzz-mdla clean
+.PHONY: demo test check fuzz soak lint format build asan ubsan tsan fuzz-mdla clean
 
 demo: build
 	$(BIN)/python test.py $(ARGS)
 
 test: build
 	$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
+
+# For use between commits: every layer once.
+CORE := tests/fusion tests/importer tests/fx/test_fx.py tests/compile_service/test_cache.py tests/group/test_semantics.py \
+        tests/cpu/test_expressions.py tests/cpu/test_verifier.py tests/cpu/test_tile_fusion.py tests/cpu/test_layout.py
+check: lint
+	$(BIN)/python -m pytest -q -n $(JOBS) $(CORE) $(ARGS)
 
 # ARGS="--minutes 60", ARGS=--help
 fuzz: build
