@@ -19,7 +19,7 @@ test: build
 # For use between commits: every layer once.
 CORE := tests/fusion tests/importer tests/fx/test_fx.py tests/compile_service/test_cache.py tests/group/test_semantics.py \
         tests/cpu/test_expressions.py tests/cpu/test_verifier.py tests/cpu/test_tile_fusion.py tests/cpu/test_layout.py
-check: lint
+check: lint build
 	$(BIN)/python -m pytest -q -n $(JOBS) $(CORE) $(ARGS)
 
 # ARGS="--minutes 60", ARGS=--help

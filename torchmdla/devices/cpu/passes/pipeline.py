@@ -65,7 +65,7 @@ REWRITES = (
     _plain(fold_scales),
     _plain(precompute_parameters),
     _plain(pack_activations),
-    Pass("chain-slices", fuse_slices),
+    Pass("fuse-slices", fuse_slices),
     _plain(reroll_loops),
 )
 
@@ -89,7 +89,7 @@ def run_by_tiles(
 ) -> None:
     """The passes that decide which steps run together, in which memory. ``tiles``: of the chains
     (:func:`~torchmdla.devices.cpu.passes.tile_fusion.fuse_by_tiles`), where they are chosen already."""
-    run(Pass("chain-nests", lambda steps, machine: fuse_by_tiles(steps, machine, tiles)), steps, program, name)
+    run(Pass("fuse-by-tiles", lambda steps, machine: fuse_by_tiles(steps, machine, tiles)), steps, program, name)
     run(_plain(share_buffers), steps, program, name)
 
 

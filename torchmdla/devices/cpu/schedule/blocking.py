@@ -214,9 +214,9 @@ def _lines(operand: Operand, extents: Sequence[int], machine: Machine) -> tuple[
 
 def _runs(operand: Operand, extents: Sequence[int]) -> list[tuple[int, int]]:
     """The elements as nested rows, innermost first: element distance and count. Loops that walk the same elements, as a
-    window and the points that it slides over, are one."""
+    window and the points that it slides over, are one. What is read backwards lies in the same lines."""
     runs: list[tuple[int, int]] = []
-    for stride, extent in sorted(zip(operand.strides, extents, strict=True)):
+    for stride, extent in sorted(zip(map(abs, operand.strides), extents, strict=True)):
         if not stride or extent == 1:
             continue
         if runs and stride % runs[-1][0] == 0 and stride <= runs[-1][0] * runs[-1][1]:
