@@ -62,14 +62,12 @@ def test_flips(sizes: Sequence[int], dims: Sequence[int], dtype: torch.dtype) ->
 def test_a_reduction_of_what_is_read_backwards(sizes: tuple[int, int]) -> None:
     """How much of a cache its operands take was counted by their strides, which are negative."""
 
-    def program(b: Builder) -> list[Value]:
-        x = b.input(normal(*sizes))
-        flipped = b.op("aten.flip", [x, [0]], x.tensor.flip(0))
-        made = b.op("aten.expm1", [flipped], flipped.tensor.expm1())
-        back = b.op("aten.flip", [made, [0]], made.tensor.flip(0))
-        return [b.op("aten.amax", [back, [0], False], back.tensor.amax(0))]
-
-    check(program)
+    b = Builder()
+    x = b.input(normal(*sizes))
+    flipped = b.op("aten.flip", [x, [0]], x.tensor.flip(0))
+    made = b.op("aten.expm1", [flipped], flipped.tensor.expm1())
+    back = b.op("aten.flip", [made, [0]], made.tensor.flip(0))
+    check(b, [b.op("aten.amax", [back, [0], False], back.tensor.amax(0))])
 
 
 def test_booleans_are_mirrored() -> None:
