@@ -3,8 +3,8 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-CXX_FILES := $(wildcard $(foreach folder,src src/* torchmdla/devices/mdla/* tests/mdla,$(folder)/*.cpp $(folder)/*.h))
-SOURCES := $(CXX_FILES) CMakeLists.txt torchmdla/devices/mdla/CMakeLists.txt setup.py
+CXX_FILES := $(wildcard $(foreach folder,src/* mdla/* torchmdla/devices/mdla/include tests/mdla,$(folder)/*.cpp $(folder)/*.h))
+SOURCES := $(CXX_FILES) CMakeLists.txt mdla/CMakeLists.txt setup.py
 # Tests are mostly waiting for compiler processes: two workers keep two cores busy.
 JOBS   ?= 2
 
@@ -62,7 +62,7 @@ SANITIZE_tsan  := thread
 # libtorch's classes are not exported as the sanitizer wants them for checks of casts.
 CXXFLAGS_asan  := -fno-sanitize=vptr
 CXXFLAGS_ubsan := -fno-sanitize=vptr
-SOURCE_tsan    := torchmdla/devices/mdla
+SOURCE_tsan    := mdla
 TESTS_tsan     := tests/mdla/test_mdla_batches.py tests/mdla/test_mdla_emulator.py
 TESTS          := tests/mdla/test_*.py tests/fusion/test_fusion.py tests/fusion/test_input_paths.py tests/group/test_faults.py \
                   tests/group/test_dynamic.py tests/group/test_semantics.py tests/group/test_statistics.py tests/acap/test_acap_values.py

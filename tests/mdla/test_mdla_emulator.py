@@ -709,7 +709,7 @@ def test_transfers_of_the_host_are_in_the_devices_format(precision: str, size: i
 
 def test_shipped_board_is_the_file(tmp_path: Path) -> None:
     path = network(tmp_path)
-    with Context() as built_in, Context(board=EMULATOR.parent / "emulator" / "boards" / "ac511.board") as file:
+    with Context() as built_in, Context(board=EMULATOR.parent / "boards" / "ac511.board") as file:
         assert built_in.compile(path).layers() == file.compile(path).layers()
         assert built_in.info("freq") == file.info("freq") == 250
 
