@@ -8,7 +8,8 @@
 
 namespace mdla {
 
-// The text of torchmdla/devices/mdla/boards/ac511.board; the build writes it (shipped_board.cpp.in).
+// The text of torchmdla/devices/mdla/boards/ac511.board; the build writes it
+// (shipped_board.cpp.in).
 extern const char* const kShippedBoard;
 
 namespace {
