@@ -33,7 +33,7 @@ from torchmdla.testing.models import MODELS
 
 pytest.importorskip("onnx")
 
-_SOURCE = Path(__file__).with_name("mdla") / "fake_library.c"
+_SOURCE = Path(__file__).with_name("fake_library.c")
 _FAULT = "TORCHMDLA_FAKE_FAULT"
 
 pytestmark = pytest.mark.skipif(not runtime_library.PATH.exists(), reason="torchmdla was built without the mdla device")
