@@ -107,6 +107,7 @@ RULES: Mapping[str, Rule] = {
     **{f"_adaptive_avg_pool{dims}d": _adaptive_average(dims) for dims in _DIMS},
     **{f"adaptive_max_pool{dims}d": _adaptive_maximum(dims) for dims in _DIMS},
     **{f"upsample_nearest{dims}d": _nothing for dims in _DIMS},
+    **{f"_upsample_nearest_exact{dims}d": _nothing for dims in _DIMS},
     "upsample_linear1d": _interpolated(2),
     "upsample_bilinear2d": _interpolated(4),
     "upsample_trilinear3d": _interpolated(8),
