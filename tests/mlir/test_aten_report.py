@@ -74,7 +74,7 @@ def test_every_op_of_the_cpu_device_has_a_rule() -> None:
 
 
 # Ops that are worth a kernel and count nothing: they move data, or have nothing to do for these arguments.
-_MOVING = ("upsample_nearest", "index_put", "dropout")
+_MOVING = ("upsample_nearest", "_upsample_nearest_exact", "index_put", "dropout")
 
 
 @pytest.mark.parametrize("name", sorted(SAMPLES))

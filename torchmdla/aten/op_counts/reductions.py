@@ -90,7 +90,6 @@ RULES: Mapping[str, Rule] = {
     "aminmax": _reduced(lambda n, r: {">": 2 * max(n - r, 0)}),
     "all": _reduced(lambda n, r: {"&": n}),
     "any": _reduced(lambda n, r: {"&": n}),
-    "nansum": _reduced(lambda n, r: {">": n, "?": n, "+": n}),
     "count_nonzero": _reduced(lambda n, r: {">": n, "+": n}),
     "logsumexp": _reduced(_logsumexp),
     **dict.fromkeys(("norm", "linalg_vector_norm", "frobenius_norm"), _norm),
