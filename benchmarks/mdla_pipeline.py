@@ -107,9 +107,10 @@ def _threads(call: Any, inputs: Any, count: int, turns: int = 12) -> float:
 
 def _subject(model: str) -> tuple[Any, Callable[[int], Any]]:
     """A module in eval mode, and what draws its inputs."""
-    import mdla
     import torch
     from torch import nn
+
+    import mdla
 
     if model != "upscale":
         return mdla._subject(model, False)[:2]
