@@ -77,10 +77,12 @@ def tracked(number: Any) -> Any:
 
 
 def _tracked_float(number: Any) -> float:
+    from torch.utils._sympy.functions import IntTrueDiv  # loaded already, with the symbols
+
     expression = number.node.expr
     if expression.is_number:
         return float(expression)
-    if expression.func.__name__ != "IntTrueDiv":
+    if not isinstance(expression, IntTrueDiv):
         return float(number)
     number.node.shape_env.quotients[expression.args] = None
     return float(number.node.hint)

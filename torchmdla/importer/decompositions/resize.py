@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -119,11 +120,10 @@ def resize_vec(taps: Taps, spatial: int, *, aligns: bool) -> Callable[..., Tenso
     return call
 
 
-def result_sizes(lengths: Sequence[int], sizes: Sequence[int] | None, factors: object) -> Sequence[int]:
+def result_sizes(lengths: Sequence[int], sizes: Sequence[int] | None, factors: Any) -> Sequence[int]:
     """The sizes of an image of ``lengths`` that is resized to ``sizes`` or, where these are None, by ``factors``."""
     if sizes is not None:
         return sizes
-    assert isinstance(factors, Sequence)
     return [
         length * int(factor) if float(factor).is_integer() else math.floor(length * factor)
         for length, factor in zip(lengths, factors, strict=True)
