@@ -393,3 +393,13 @@ class TestCommandLine:
             main(arguments)
         assert caught.value.code == status
         assert "torchmdla" in "".join(capsys.readouterr())
+
+
+def test_the_service_is_found_in_its_old_place() -> None:
+    import torchmdla.compiler
+    from torchmdla.compile_service import service
+
+    with pytest.warns(DeprecationWarning, match=r"torchmdla\.compile_service\.service"):
+        assert torchmdla.compiler.service is service
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = torchmdla.compiler.nothing
