@@ -21,7 +21,7 @@ c10::Symbol acap_group_symbol();
 c10::Symbol device_attribute();
 c10::Symbol parameters_attribute();
 c10::Symbol flags_attribute();
-// On groups whose graph has not run before they were formed (compiler.h).
+// On groups whose graph has not run before they were formed (group/compilation_group.h).
 c10::Symbol first_run_attribute();
 
 // A group's name for people, from its subgraph.

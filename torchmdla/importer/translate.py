@@ -1,7 +1,7 @@
 """Turns one op with its operands into ops of the Torch dialect, whatever graph the op comes from.
 
 Three ways, tried in this order: an op that needs no computation or that is plain slicing is rewritten
-(``rewrites.py``), one that torch-mlir lacks or lowers badly is decomposed (``decompositions.py``), every other becomes
+(``rewrites.py``), one that torch-mlir lacks or lowers badly is decomposed (``decompositions/``), every other becomes
 the op of the same name.
 """
 

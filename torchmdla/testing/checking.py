@@ -208,12 +208,12 @@ _Change = tuple[Callable[[Any], Any], Callable[[], AbstractContextManager[Any]]]
 def _otherwise(program: Program, seed: int, variant: Variant, changes: Sequence[_Change]) -> list[list[dict[str, Any]]]:
     """What eager gives with each of ``changes``, where it runs so."""
     found = []
-    for rounding, results_rounded in changes:
+    for change, results_changed in changes:
         subject = _made(program, seed)
         eager = uncaptured(subject, program.inputs, program.methods)
-        run = _Run(program, eager, _state(subject), seed, variant, is_reference=True, rounding=rounding)
+        run = _Run(program, eager, _state(subject), seed, variant, is_reference=True, change=change)
         try:
-            with results_rounded():
+            with results_changed():
                 found.append(run.results())
         except Exception:
             continue
@@ -370,14 +370,14 @@ class _Run:
         variant: Variant,
         *,
         is_reference: bool = False,
-        rounding: Callable[[Any], Any] | None = None,
+        change: Callable[[Any], Any] | None = None,
     ) -> None:
         self._program = program
         self._methods = methods
         self._state = state
         self._seed = seed
         self._variant = variant
-        self._rounding = rounding
+        self._change = change
         self._device = "cpu" if is_reference else variant.device
 
     def results(self) -> list[dict[str, Any]]:
@@ -418,8 +418,8 @@ class _Run:
     def _drawn(self, seed: int, inputs: tuple[Any, ...]) -> Any:
         with torch.device("cpu"):
             given = drawn(inputs, seed)
-        if self._rounding:
-            given = tree_map(self._rounding, given)
+        if self._change:
+            given = tree_map(self._change, given)
         if not self._variant.has_device:
             return given
         # Moving leaves neither gaps nor repeated elements. So the reference has none, either.

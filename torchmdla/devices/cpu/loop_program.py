@@ -147,7 +147,7 @@ class LoopNest:
 
 @dataclass(eq=False)
 class OutlinedRegion:
-    """A call of the function ``@symbol`` (``text``) with pointers to buffers, then scalars; see ``regions.py``."""
+    """A call of the function ``@symbol`` (``text``): pointers to buffers, then scalars; see ``outlined_regions.py``."""
 
     symbol: str
     text: str

@@ -23,7 +23,7 @@ from torchmdla.devices.cpu.linalg.reading import read_program
 from torchmdla.devices.cpu.linalg.torch_to_linalg import to_linalg
 from torchmdla.devices.cpu.loop_program import LoopProgram, TileLoop
 from torchmdla.devices.cpu.passes.bounds import conditions_of_bounds
-from torchmdla.devices.cpu.passes.generalise import mark_varying, not_dynamic, program_at, unify
+from torchmdla.devices.cpu.passes.generalise import generalise, mark_varying, not_dynamic, program_at
 from torchmdla.devices.cpu.passes.pipeline import observe, rewrite, run_by_tiles, transform
 
 # What LLVM may call in code of other formats, where the symbols are not read.
@@ -95,9 +95,9 @@ def _dynamic_steps(program: Program, seconds: dict[str, float]) -> LoopProgram:
         mark_varying(samples)
         for k, steps in enumerate(samples):
             rewrite(steps, program, f"sample{k}")
-        unified = unify(program, samples)
-        observe("unify", unified)
-        typical = program_at(unified, unified.typical)
+        general = generalise(program, samples)
+        observe("generalise", general)
+        typical = program_at(general, general.typical)
         before = set(typical.steps)
         run_by_tiles(typical, program, name="typical")
         tiles = [step.tile for step in typical.steps if isinstance(step, TileLoop) and step not in before]
@@ -106,8 +106,8 @@ def _dynamic_steps(program: Program, seconds: dict[str, float]) -> LoopProgram:
                 run_by_tiles(steps, program, tiles, f"sample{k}")
             except ValueError as error:
                 raise not_dynamic(f"which operations run tile by tile depends on the sizes ({error})") from None
-        found = unify(program, samples)
-        observe("unify", found)
+        found = generalise(program, samples)
+        observe("generalise", found)
         return found
 
 

@@ -18,15 +18,17 @@ Taps = Callable[[Tensor, int, int, float, bool], "list[tuple[Tensor, Tensor | No
 
 
 def _nearest(value: Tensor, length: int, new: int, step: float, align: bool) -> list[tuple[Tensor, Tensor | None]]:
-    place = _steps(value, new) * step
-    return [(torch.floor(place).to(torch.int64).clamp(0, length - 1), None)]
+    return [(_element_at(_steps(value, new) * step, length), None)]
 
 
 def _nearest_of_centres(
     value: Tensor, length: int, new: int, step: float, align: bool
 ) -> list[tuple[Tensor, Tensor | None]]:
-    place = (_steps(value, new) + 0.5) * step
-    return [(torch.floor(place).to(torch.int64).clamp(0, length - 1), None)]
+    return [(_element_at((_steps(value, new) + 0.5) * step, length), None)]
+
+
+def _element_at(place: Tensor, length: int) -> Tensor:
+    return torch.floor(place).to(torch.int64).clamp(0, length - 1)
 
 
 def _linear(value: Tensor, length: int, new: int, step: float, align: bool) -> list[tuple[Tensor, Tensor | None]]:

@@ -16,7 +16,7 @@ from torch_mlir.execution_engine import ExecutionEngine
 from torchmdla.compiler.mlir import explained, run
 from torchmdla.errors import CompileError
 
-# Regions that kernels do not cover (see regions.py) go to loops by upstream's passes.
+# Regions that kernels do not cover (see outlined_regions.py) go to loops by upstream's passes.
 _REGIONS = (
     "func.func(tm-tensor-to-loops,refback-munge-memref-copy,convert-linalg-to-loops)",
     "lower-affine",

@@ -1,7 +1,7 @@
 """Factors of sums of products that become factors of weights: those of a convolution before a batch norm, say.
 
 What a sum of products is multiplied by can multiply one operand of each product instead. Where both come from
-parameters alone, this is done once for each version of them (``packing.py``) and not in each call.
+parameters alone, this is done once for each version of them (``precompute.py``) and not in each call.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def mark_varying(samples: Sequence[LoopProgram]) -> None:
         buffer.varies = buffer.sizes not in everywhere
 
 
-def unify(program: Program, samples: Sequence[LoopProgram]) -> LoopProgram:
+def generalise(program: Program, samples: Sequence[LoopProgram]) -> LoopProgram:
     """The steps of a dynamic program, of which ``samples`` are the steps of its samples. Symbols that chains need for
     the sizes of last tiles come behind the program's.
 
@@ -56,13 +56,13 @@ def unify(program: Program, samples: Sequence[LoopProgram]) -> LoopProgram:
     if len({len(sample.positive) for sample in samples}) > 1:
         # Of loops written out: the least number decides, since iterations follow each other at one distance.
         samples = [replace(sample, positive=[min(sample.positive, default=1)]) for sample in samples]
-    unified: LoopProgram = _Unifier(program, spare).joined(samples)
-    unified.typical = program.symbols + (_TYPICAL_REST,) * spare
-    if any(_is_dynamic(step) for packing in unified.packings for step in packing.steps):
+    general: LoopProgram = _Generaliser(program, spare).joined(samples)
+    general.typical = program.symbols + (_TYPICAL_REST,) * spare
+    if any(_is_dynamic(step) for packing in general.packings for step in packing.steps):
         raise not_dynamic("what is made of the weights ahead depends on the sizes")
-    if not all(is_positive(number) for number in unified.positive):
+    if not all(is_positive(number) for number in general.positive):
         raise not_dynamic("whether parts of a tensor overlap depends on the sizes")
-    return unified
+    return general
 
 
 def _is_dynamic(step: Step) -> bool:
@@ -122,7 +122,7 @@ def program_at(steps: LoopProgram, values: Sequence[int]) -> LoopProgram:
     return found
 
 
-class _Unifier:
+class _Generaliser:
     def __init__(self, program: Program, spare: int) -> None:
         self._values = [sample.values for sample in program.samples]
         self._quotients = program.quotients

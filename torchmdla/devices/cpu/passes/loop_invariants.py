@@ -1,7 +1,7 @@
 """Work on arguments alone that is repeated inside of larger steps: the factor and the term of a batch norm, say.
 
 Once it is a step of its own, it is done once for each call; where all the arguments are parameters, packing does it
-once for each version of them (``packing.py``).
+once for each version of them (``precompute.py``).
 """
 
 from __future__ import annotations
@@ -69,14 +69,13 @@ def _hoisted(values: Sequence[Expression], known: set[Buffer], step: LoopNest) -
     ours: set[Expression] = set()
     others: list[Expression] = []
     for expression in contents(tuple(values)).expressions:
-        operands = expression.operands
-        if expression.op == "constant" or (operands and expression.op != "gather" and constants.issuperset(operands)):
+        # A table is made in the call, whatever it is read at.
+        operands = expression.operands if expression.op != "gather" else ()
+        if expression.op == "constant" or (operands and constants.issuperset(operands)):
             constants.add(expression)
             continue
         if expression.op == "load":
             depends = _is_known(expression.payload.buffer, known)
-        elif expression.op == "gather":
-            depends = False
         else:
             depends = bool(operands) and all(operand in constants or operand in ours for operand in operands)
         if depends and _pays(step, _loops(expression)):
