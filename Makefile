@@ -71,6 +71,7 @@ PRELOAD_asan   := libasan.so libstdc++.so
 PRELOAD_ubsan  := libubsan.so
 PRELOAD_tsan   := libtsan.so
 
+# A library of a test's crashes on purpose, and what it died of is what the test asks for: hence handle_segv=0.
 asan ubsan tsan: build
 	export PATH="$(CURDIR)/$(BIN):$$PATH"; \
 	CXXFLAGS="-fsanitize=$(SANITIZE_$@) $(CXXFLAGS_$@) -fno-sanitize-recover=all -g1" LDFLAGS="-fsanitize=$(SANITIZE_$@)" \
@@ -81,7 +82,7 @@ asan ubsan tsan: build
 	cp build/$@/libtorchmdla_mdla*.so build/$@/tree/torchmdla/devices/mdla
 	$(if $(SOURCE_$@),,cp build/$@/_C*.so build/$@/tree/torchmdla)
 	cd build/$@/tree && \
-	  ASAN_OPTIONS=detect_leaks=0 \
+	  ASAN_OPTIONS=detect_leaks=0:handle_segv=0 \
 	  UBSAN_OPTIONS=print_stacktrace=1 \
 	  TSAN_OPTIONS=halt_on_error=1:report_mutex_bugs=0:suppressions=$(CURDIR)/tests/tsan.supp:log_path=$(CURDIR)/build/$@/report \
 	  TORCHMDLA_COMPILE_MEMORY=0 \
