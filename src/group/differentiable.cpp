@@ -12,12 +12,36 @@ namespace torchmdla {
 using torch::jit::Block;
 using torch::jit::Graph;
 using torch::jit::Value;
+namespace aten = c10::aten;
+namespace attr = c10::attr;
+namespace prim = c10::prim;
 
 namespace {
 
-std::shared_ptr<Graph> untyped(Graph& graph) {
+// The derivative that the executor has of a chunk forgets the parts that no gradient comes for:
+// what it gives is too small. `aten::chunk` it leaves to PyTorch's autograd.
+void take_chunks_by_index(Block* block) {
+  for (auto it = block->nodes().begin(); it != block->nodes().end();) {
+    auto* node = *it++;
+    for (auto* inner : node->blocks())
+      take_chunks_by_index(inner);
+    if (node->kind() != prim::ConstantChunk) continue;
+    auto& graph = *node->owningGraph();
+    const torch::jit::WithInsertPoint before(node);
+    auto* parts =
+        graph.insert(aten::chunk, {node->input(), node->i(attr::chunks), node->i(attr::dim)});
+    for (size_t k = 0; k < node->outputs().size(); ++k) {
+      auto* part = graph.insert(aten::__getitem__, {parts, static_cast<int64_t>(k)});
+      node->output(k)->replaceAllUsesWith(part);
+    }
+    node->destroy();
+  }
+}
+
+std::shared_ptr<Graph> prepared(Graph& graph) {
   auto copy = graph.copy();
   torch::jit::EraseShapeInformation(copy);
+  take_chunks_by_index(copy->block());
   return copy;
 }
 
@@ -48,7 +72,7 @@ bool makes_constant_tensors(Graph& graph) {
 } // namespace
 
 DifferentiableGraph::DifferentiableGraph(Graph& graph, const std::string& name)
-    : executor_(untyped(graph), name), num_outputs_(graph.outputs().size()),
+    : executor_(prepared(graph), name), num_outputs_(graph.outputs().size()),
       folds_tensors_(makes_constant_tensors(graph)) {}
 
 // The executor asks when it first plans whether to profile; so do those of the backward graphs that

@@ -459,3 +459,19 @@ def test_profiling_is_left_out_only_while_switched_on() -> None:
     with torchmdla.enabled(False):
         assert runs() == 1
     assert runs() == 0
+
+
+def test_gradients_of_a_chunk_of_which_one_part_is_used_have_its_sizes() -> None:
+    """PyTorch's executor forgets the other part."""
+
+    def gate(x: Tensor) -> Tensor:
+        first, _ = x.chunk(2, 1)
+        return (first * 2 + first.sigmoid()).tanh() * first
+
+    x = torch.randn(4, 8)
+    traced = torch.jit.trace(gate, (x,), check_trace=False)
+    for _ in range(CALLS + 2):
+        (wanted,), (own,) = leaves(x), leaves(x)
+        gate(wanted).sum().backward()
+        traced(own).sum().backward()
+        assert_matches(own.grad, wanted.grad)
