@@ -130,8 +130,8 @@ def pack_behind(steps: LoopProgram) -> None:
 def region_of_less(steps: LoopProgram) -> None:
     (number,) = (k for k, step in enumerate(steps.steps) if isinstance(step, OutlinedRegion))
     region = steps.steps[number]
-    less = Buffer("temporary", region.buffers[0].element, (1,))
-    steps.steps[number] = replace(region, buffers=(less, *region.buffers[1:]))
+    less = Buffer("temporary", region.inputs[0].element, (1,))
+    steps.steps[number] = replace(region, inputs=(less, *region.inputs[1:]))
 
 
 def relu(x: Tensor) -> Tensor:

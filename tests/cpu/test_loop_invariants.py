@@ -12,12 +12,8 @@ from written_programs import Builder, Value, check, normal
 from torchmdla.compiler.mlir import new_context
 from torchmdla.compiler.program import Target
 from torchmdla.devices.cpu.expressions import Contents
-from torchmdla.devices.cpu.linalg.buffers import bufferize
-from torchmdla.devices.cpu.linalg.fusion import fuse
-from torchmdla.devices.cpu.linalg.reading import read_program
-from torchmdla.devices.cpu.linalg.torch_to_linalg import to_linalg
 from torchmdla.devices.cpu.loop_program import LoopNest, TileLoop
-from torchmdla.devices.cpu.passes.pipeline import transform
+from torchmdla.devices.cpu.lowering import loop_program
 
 
 def scaled(b: Builder, x: Value, statistics: str) -> Value:
@@ -87,10 +83,7 @@ def nests_over_images(program, role: str) -> list[LoopNest]:
     builder = Builder()
     written = builder.program(program(builder, role), host_target())
     with new_context(), ir.Location.unknown():
-        module = to_linalg(written)
-        fuse(module)
-        steps = read_program(bufferize(module), written)
-        transform(steps, written)
+        steps = loop_program(written, {})
     nests = [s for s in steps.steps if isinstance(s, LoopNest)]
     nests += [member for s in steps.steps if isinstance(s, TileLoop) for member in s.members]
     return [s for s in nests if torch.Size(s.sizes).numel() > 128]

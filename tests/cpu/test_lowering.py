@@ -12,8 +12,8 @@ from nest_running import host_target
 from torch.nn import functional
 from written_programs import Builder, Value, check, normal, tensor_type
 
-from torchmdla.devices.cpu.linalg.buffers import ALIGNMENT, Lifetime, plan
 from torchmdla.devices.cpu.lowering import lower
+from torchmdla.devices.cpu.workspace import ALIGNMENT, Lifetime, plan
 from torchmdla.errors import CompileError
 from torchmdla.testing.compare import assert_matches
 

@@ -16,12 +16,8 @@ from written_programs import Builder, Value, normal
 import torchmdla
 from torchmdla.compiler.mlir import new_context
 from torchmdla.compiler.program import Program
-from torchmdla.devices.cpu.linalg.buffers import bufferize
-from torchmdla.devices.cpu.linalg.fusion import fuse
-from torchmdla.devices.cpu.linalg.reading import read_program
-from torchmdla.devices.cpu.linalg.torch_to_linalg import to_linalg
 from torchmdla.devices.cpu.loop_program import LoopNest, TileLoop, flattened
-from torchmdla.devices.cpu.passes.pipeline import transform
+from torchmdla.devices.cpu.lowering import loop_program
 from torchmdla.testing.compare import assert_matches
 
 KINDS = {
@@ -149,9 +145,6 @@ def test_every_product_with_a_state_is_a_chain(kind, options):
     imported, _ = Traced.of(module, [x]).imported([x])
     program = Program(imported.mlir, imported.arguments, imported.results, host_target())
     with new_context(), ir.Location.unknown():
-        linalg = to_linalg(program)
-        fuse(linalg)
-        steps = read_program(bufferize(linalg), program)
-        transform(steps, program)
+        steps = loop_program(program, {})
     products = [s for s in flattened(steps.steps) if isinstance(s, LoopNest) and any(s.reduction)]
     assert len(products) == len(module.all_weights)  # of the inputs

@@ -21,15 +21,11 @@ from torchmdla.compiler.mlir import new_context
 from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
 from torchmdla.devices.cpu.code.tile_loops import Fetched, fetched_ahead
 from torchmdla.devices.cpu.expressions import Expression, accumulator, constant, load, operation
-from torchmdla.devices.cpu.linalg.buffers import bufferize
-from torchmdla.devices.cpu.linalg.fusion import fuse
-from torchmdla.devices.cpu.linalg.reading import read_program
-from torchmdla.devices.cpu.linalg.torch_to_linalg import to_linalg
 from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, Step, TileLoop, is_copy
+from torchmdla.devices.cpu.lowering import loop_program
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.passes import pipeline
 from torchmdla.devices.cpu.passes.epilogue import merge_epilogues
-from torchmdla.devices.cpu.passes.pipeline import transform
 from torchmdla.devices.cpu.passes.tile_fusion import fuse_by_tiles
 from torchmdla.testing.compare import assert_matches
 
@@ -43,10 +39,7 @@ def steps_of(function: Program) -> LoopProgram:
     builder = Builder()
     program = builder.program(function(builder), host_target())
     with new_context(), ir.Location.unknown():
-        module = to_linalg(program)
-        fuse(module)
-        steps = read_program(bufferize(module), program)
-        transform(steps, program)
+        steps = loop_program(program, {})
     return steps
 
 

@@ -147,22 +147,24 @@ class LoopNest:
 
 @dataclass(eq=False)
 class OutlinedRegion:
-    """A call of the function ``@symbol`` (``text``): pointers to buffers, then scalars; see ``outlined_regions.py``."""
+    """A call of the function ``@symbol`` (``text``): pointers to inputs, outputs and temporaries, then scalars; see
+    ``outlined_regions.py``."""
 
     symbol: str
     text: str
-    buffers: tuple[Buffer, ...]
+    inputs: tuple[Buffer, ...]
+    outputs: tuple[Buffer, ...]
     temporaries: tuple[Buffer, ...]
     scalars: tuple[Scalar, ...]
     results: tuple[Scalar, ...]
 
     @property
     def reads(self) -> list[Buffer]:
-        return [*self.buffers, *self.temporaries]
+        return list(self.inputs)
 
     @property
     def writes(self) -> list[Buffer]:
-        return [*self.buffers, *self.temporaries]
+        return [*self.outputs, *self.temporaries]
 
 
 @dataclass(eq=False)

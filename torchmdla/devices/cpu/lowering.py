@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
@@ -17,7 +17,6 @@ from torchmdla.devices.cpu.code.checks import check_bounds
 from torchmdla.devices.cpu.code.emit import disassembled, fold, to_llvm, to_llvm_ir, to_object
 from torchmdla.devices.cpu.code.entry import ENTRY, Code, function_attributes, write_module
 from torchmdla.devices.cpu.code.object_file import is_elf, undefined_symbols
-from torchmdla.devices.cpu.linalg.buffers import bufferize, count_ops, fill_splats, is_large
 from torchmdla.devices.cpu.linalg.fusion import fuse
 from torchmdla.devices.cpu.linalg.reading import read_program
 from torchmdla.devices.cpu.linalg.torch_to_linalg import to_linalg
@@ -58,7 +57,7 @@ def generated_module(program: Program) -> ir.Module:
 
 def _generate(program: Program, seconds: dict[str, float]) -> tuple[Code, ir.Module]:
     """The generated code, in the LLVM dialect, in the current context."""
-    steps = (_dynamic_steps if program.symbols else _static_steps)(program, seconds)
+    steps = loop_program(program, seconds)
     with _timed(seconds, "steps"):
         steps.not_negative = conditions_of_bounds(steps)
     with _timed(seconds, "kernels"):
@@ -77,8 +76,17 @@ def _generate(program: Program, seconds: dict[str, float]) -> tuple[Code, ir.Mod
     return code, generated
 
 
+def loop_program(program: Program, seconds: dict[str, float]) -> LoopProgram:
+    """What kernels are made of, after all passes, in the current context. ``seconds`` are added up by stage.
+
+    Raises:
+        torchmdla.CompileError: as :func:`lower`.
+    """
+    return (_dynamic_steps if program.symbols else _static_steps)(program, seconds)
+
+
 def _static_steps(program: Program, seconds: dict[str, float]) -> LoopProgram:
-    steps = _read(_fused(program, seconds), program, seconds)
+    steps = _read(program, seconds)
     with _timed(seconds, "steps"):
         transform(steps, program)
     return steps
@@ -90,7 +98,7 @@ def _dynamic_steps(program: Program, seconds: dict[str, float]) -> LoopProgram:
     At the samples, whose sizes have no divisors, every pass decides alike. How large tiles are is decided where the
     symbols have typical values.
     """
-    samples = _read_samples([program.sample(k) for k in range(len(program.samples))], seconds)
+    samples = [_read(program.sample(k), seconds) for k in range(len(program.samples))]
     with _timed(seconds, "steps"):
         mark_varying(samples)
         for k, steps in enumerate(samples):
@@ -111,35 +119,16 @@ def _dynamic_steps(program: Program, seconds: dict[str, float]) -> LoopProgram:
         return found
 
 
-def _read_samples(programs: Sequence[Program], seconds: dict[str, float]) -> list[LoopProgram]:
-    """The steps of samples. Programs of unequal length (loops written out) are bufferised alike without upstream's
-    analysis, which would decide otherwise for each."""
-    modules = [_fused(program, seconds) for program in programs]
-    large = any(map(is_large, modules)) or len(set(map(count_ops, modules))) > 1
-    with _timed(seconds, "buffers"):
-        for module in modules:
-            fill_splats(module)
-    return [_read(module, program, seconds, large) for module, program in zip(modules, programs, strict=True)]
-
-
-def _fused(program: Program, seconds: dict[str, float]) -> ir.Module:
-    """A static program on tensors."""
+def _read(program: Program, seconds: dict[str, float]) -> LoopProgram:
+    """The steps of a static program, as its author has them."""
     with _timed(seconds, "linalg"):
         module = to_linalg(program)
     dump.write("linalg.mlir", lambda: str(module))
     with _timed(seconds, "fusion"):
         fuse(module)
     dump.write("fused.mlir", lambda: str(module))
-    return module
-
-
-def _read(module: ir.Module, program: Program, seconds: dict[str, float], large: bool | None = None) -> LoopProgram:
-    """The steps of a static program, as its author has them."""
-    with _timed(seconds, "buffers"):
-        function = bufferize(module, large)
-    dump.write("buffers.mlir", lambda: str(module))
     with _timed(seconds, "steps"):
-        return read_program(function, program)
+        return read_program(module, program)
 
 
 def _manifest(program: Program, code: Code, object_code: bytes, seconds: dict[str, float]) -> Manifest:

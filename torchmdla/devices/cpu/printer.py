@@ -161,7 +161,7 @@ class StepsPrinter:
 
     @_lines_of.register
     def _(self, step: OutlinedRegion) -> Iterator[str]:
-        things: list[Buffer | Scalar] = [*step.buffers, *step.temporaries, *step.scalars]
+        things: list[Buffer | Scalar] = [*step.inputs, *step.outputs, *step.temporaries, *step.scalars]
         operands = map(self._name, things)
         results = f"{', '.join(map(self._name, step.results))} = " if step.results else ""
         yield f"{results}call @{step.symbol}({', '.join(operands)})"

@@ -16,7 +16,6 @@ from torchmdla.devices.cpu.loop_program import (
     LoadStep,
     LoopNest,
     LoopProgram,
-    OutlinedRegion,
     RepeatLoop,
     Step,
     TileLoop,
@@ -61,10 +60,10 @@ def _verify(steps: LoopProgram, those: Sequence[Step], after: str) -> None:
 def _faults(step: Step, written: set[Buffer]) -> Iterator[str]:
     """What does not hold of a step, in words."""
     yield from _CHECKS.get(type(step), _no_faults)(step, written)
-    if any(b.kind not in _WRITABLE and not isinstance(step, OutlinedRegion) for b in step.writes):
+    if any(b.kind not in _WRITABLE for b in step.writes):
         yield "writes to what is given"
-    # Of a region's buffers nobody knows which it reads; what holds others reads what these write.
-    if not isinstance(step, OutlinedRegion | TileLoop | RepeatLoop):
+    # What holds others reads what these write.
+    if not isinstance(step, TileLoop | RepeatLoop):
         yield from _unwritten(step.reads, written)
 
 

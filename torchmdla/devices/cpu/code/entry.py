@@ -19,7 +19,6 @@ from torchmdla.devices.cpu.code.sizes import Blocks, SizeCode, Symbols, count, s
 from torchmdla.devices.cpu.code.tile_loops import MemberKernel, described, write_tile_loop
 from torchmdla.devices.cpu.code.vector_math import expand
 from torchmdla.devices.cpu.kernel_spec import ELEMENT_BYTES, AnyNest, computed, stored
-from torchmdla.devices.cpu.linalg.buffers import ALIGNMENT, Lifetime, plan
 from torchmdla.devices.cpu.loop_program import (
     AssertStep,
     ElementStep,
@@ -39,6 +38,7 @@ from torchmdla.devices.cpu.loop_program import (
 from torchmdla.devices.cpu.machine import CHECK_BOUNDS, Machine
 from torchmdla.devices.cpu.printer import kernel_text
 from torchmdla.devices.cpu.schedule import Ahead, Schedule, choose, ranges
+from torchmdla.devices.cpu.workspace import ALIGNMENT, Lifetime, plan
 
 ENTRY = "mdla_forward"
 WORKSPACE = "mdla_workspace"
@@ -421,7 +421,7 @@ class _FunctionWriter:
     def _call_region(self, step: OutlinedRegion) -> None:
         self.calls += 1
         self._module.regions[step.symbol] = step.text
-        operands = [self._pointer(buffer) for buffer in step.buffers + step.temporaries]
+        operands = [self._pointer(buffer) for buffer in step.inputs + step.outputs + step.temporaries]
         kinds = ["!llvm.ptr"] * len(operands) + [s.type for s in step.scalars]
         operands += [self._name(s) for s in step.scalars]
         results = [s.type for s in step.results]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torchmdla.compiler.sizes import Size, at
-from torchmdla.devices.cpu.linalg.buffers import ALIGNMENT, Lifetime
+from torchmdla.devices.cpu.workspace import ALIGNMENT, Lifetime
 
 # Loops of a range of blocks: how many iterations each has, and how many of them are in a block.
 Blocks = Sequence[tuple[int | Size, int]]

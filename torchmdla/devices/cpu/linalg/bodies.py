@@ -21,7 +21,7 @@ class BodyReader:
     """Turns the block of a ``linalg.generic`` into expressions, and lists what it reads at computed indices.
 
     Attributes:
-        tables: buffers, by the numbers in :data:`LOOKUP` expressions, whose operands are indices.
+        tables: tensors, by the numbers in :data:`LOOKUP` expressions, whose operands are indices.
         yields: the outputs' new values, of operands (:data:`OPERAND`, by number).
         checks: what must hold.
     """
@@ -47,9 +47,7 @@ class BodyReader:
     def _value(self, value: Any) -> Expression:
         """A value of the body, or of outside: constants of those are part of the code, not operands."""
         if value not in self._values:
-            made_by = value.owner.operation if isinstance(value, ir.OpResult) else None
-            is_constant = made_by is not None and made_by.name == "arith.constant"
-            self._values[value] = _constant(made_by) if is_constant else scalar(self._scalars[value])
+            self._values[value] = constant_of(value) or scalar(self._scalars[value])
         return self._values[value]
 
     def _read(self, op: Any) -> None:
@@ -77,19 +75,30 @@ class BodyReader:
 
 
 _READERS: Mapping[str, Callable[[BodyReader, Any], Expression]] = {
-    "arith.constant": lambda reader, op: _constant(op),
+    "arith.constant": lambda reader, op: number(op.attributes["value"], _type(op.results[0])),
     "linalg.index": lambda reader, op: index(ir.IntegerAttr(op.attributes["dim"]).value),
-    "memref.load": BodyReader._read_load,
+    "tensor.extract": BodyReader._read_load,
 }
 
 
-def _constant(op: Any) -> Expression:
-    """A number in the body, or outside of it."""
-    kind, attribute = _type(op.results[0]), op.attributes["value"]
+def constant_of(value: Any) -> Expression | None:
+    """The number that a value always is."""
+    owner = value.owner.operation if isinstance(value, ir.OpResult) else None
+    if owner is None or owner.name != "arith.constant":
+        return None
+    return number(owner.attributes["value"], _type(value))
+
+
+def number(attribute: Any, kind: str) -> Expression:
+    """A constant of type ``kind`` from its attribute.
+
+    Raises:
+        NotANestError: it is no number.
+    """
     if isinstance(attribute, ir.FloatAttr):
         return constant(attribute.value, kind)
     if not isinstance(attribute, ir.IntegerAttr | ir.BoolAttr):
-        raise NotANestError(f"a constant {attribute} in the body")
+        raise NotANestError(f"a constant {attribute}")
     return constant(bool(attribute.value) if kind == "i1" else int(attribute.value), kind)
 
 

@@ -13,7 +13,7 @@ from torchmdla.devices.cpu.code import math_library
 
 _GENERALISE = "func.func(refback-generalize-tensor-concat,linalg-generalize-named-ops,canonicalize,cse)"
 _FUSE = "func.func(linalg-fuse-elementwise-ops)"
-_CLEAN = "func.func(canonicalize,cse)"
+_CLEAN = "func.func(canonicalize,cse),lower-affine"
 
 # Ops that only change a value's type: cheaper to repeat than to store.
 _CASTS = frozenset(f"arith.{name}" for name in ("extf", "truncf", "extsi", "extui", "trunci", "sitofp", "uitofp"))
@@ -40,27 +40,6 @@ def fuse(module: ir.Module) -> None:
         run(module, _FUSE)
         _drop_returned(function, len(results))
         run(module, _CLEAN)
-        _unshare_fills(function)
-
-
-def _unshare_fills(function: Any) -> None:
-    """Gives every op that accumulates into a constant its own, just before it: in a shared one only the last could
-    work in place, and an early one would live long."""
-    for op in list(_generics(function)):
-        start = op.operands[0]
-        if len(op.operands) != 1 or len(op.results) != 1 or len(_body(op)) != 1 or not isinstance(start, ir.OpResult):
-            continue
-        users = [use.owner.operation for use in op.results[0].uses]
-        if any(user.parent != op.parent for user in users):
-            continue
-        for use in list(op.results[0].uses):
-            user = use.owner.operation
-            with ir.InsertionPoint(user):
-                empty = start.owner.operation.clone()
-                copy = op.clone()
-            copy.operands[0] = empty.results[0]
-            user.operands[use.operand_number] = copy.results[0]
-        op.erase()
 
 
 def _generics(function: Any) -> Iterator[Any]:

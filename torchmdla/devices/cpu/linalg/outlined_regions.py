@@ -1,88 +1,71 @@
-"""Computations that are no kernel (loops around computations, upstream's own ops) as one serial function each.
+"""Ops that are no nest (scans, sorts, loops around computations) as one serial function each.
 
-The op moves into a function of bare pointers, which upstream's passes lower to loops.
+The op moves into a function of its own, which upstream bufferises, and which then takes bare pointers::
+
+    %7:2 = tm_tensor.scan … ins(%1) outs(%4, %6)    →    func.func private @region_0(%in: !llvm.ptr, …) {
+                                                           %0 = … : memref<4x5xf32>
+                                                           scf.for … }
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch_mlir import ir
+from torch_mlir.dialects import func, memref
 
-from torchmdla.compiler.mlir import ops_named
+from torchmdla.compiler.mlir import explained, ops_named, run
 from torchmdla.devices.cpu.kernel_spec import ELEMENT_BYTES, NotANestError, computed, stored
-from torchmdla.devices.cpu.linalg.buffers import layout
+from torchmdla.devices.cpu.linalg.scans import write_loops
 from torchmdla.errors import CompileError
+
+# Upstream's tensor-matching ops bufferise by a pass of their own, which knows nothing of what is changed in place.
+_BUFFERIZE = (
+    "func.func(tm-tensor-bufferize)",
+    "one-shot-bufferize{bufferize-function-boundaries=1 function-boundary-type-conversion=identity-layout-map "
+    "copy-before-write=1}",
+    "func.func(linalg-generalize-named-ops)",
+    "lower-affine",
+    "canonicalize",
+    "cse",
+)
 
 
 @dataclass(frozen=True)
 class Region:
-    """A function ``@symbol`` in MLIR text. It takes pointers to ``buffers``, then pointers to temporaries of
-    ``temporaries`` bytes, then the values ``scalars``; it returns values of types ``results``."""
+    """A function ``@symbol`` in MLIR text. It takes pointers to the inputs ``tensors``, to the op's results that are
+    tensors, to temporaries of ``temporaries`` bytes, then the values ``scalars``; it returns the other results."""
 
+    symbol: str
     text: str
-    buffers: tuple[Any, ...]
+    tensors: tuple[Any, ...]
     temporaries: tuple[int, ...]
     scalars: tuple[Any, ...]
-    results: tuple[str, ...]
 
 
 def outline(op: Any, symbol: str) -> Region:
     """The op as a function.
 
     Raises:
-        CompileError: it makes or needs buffers whose layout is not known at compile time.
+        CompileError: upstream cannot bufferise it, or it needs buffers whose sizes are not known at compile time.
     """
-    results = [str(r.type) for r in op.results]
-    if any(isinstance(r.type, (ir.MemRefType, ir.IndexType)) for r in op.results):
-        raise CompileError("control flow that makes new buffers or sizes", diagnostic=op.name)
-    captured = _captured(op)
-    buffers = [v for v in captured if isinstance(v.type, ir.MemRefType)]
-    scalars = [v for v in captured if not isinstance(v.type, ir.MemRefType)]
-    allocations = _allocations(op)
-    kinds = [v.type for v in buffers] + [a.results[0].type for a in allocations]
-    module = ir.Module.parse(_skeleton(symbol, kinds, [str(s.type) for s in scalars], results))
-    function = module.body.operations[0]
-    block = function.regions[0].blocks[0]
-    casts = _results_of(block, "builtin.unrealized_conversion_cast")
-    indices = iter(_results_of(block, "arith.index_cast"))
-    end = block.operations[len(block.operations) - 1].operation
-    clone = op.clone(ip=ir.InsertionPoint(end))
-    for allocation, buffer in zip(_allocations(clone), casts[len(buffers) :], strict=True):
-        allocation.results[0].replace_all_uses_with(buffer)
-        allocation.erase()
-    plain = list(block.arguments)[len(kinds) :]
-    arguments = [next(indices) if isinstance(s.type, ir.IndexType) else v for s, v in zip(scalars, plain, strict=True)]
-    _rename(
-        clone, {**dict(zip(buffers, casts[: len(buffers)], strict=True)), **dict(zip(scalars, arguments, strict=True))}
-    )
-    if results:
-        with ir.InsertionPoint(end), ir.Location.unknown():
-            ir.Operation.create("func.return", operands=list(clone.results))
-        end.erase()
-    text = function.operation.get_asm(use_local_scope=True)
-    temporaries = tuple(memory_bytes(a.results[0]) for a in allocations)
-    return Region(text, tuple(buffers), temporaries, tuple(scalars), tuple(results))
-
-
-def _results_of(block: Any, name: str) -> list[Any]:
-    return [op.operation.results[0] for op in block.operations if op.operation.name == name]
-
-
-def memory_bytes(buffer: Any) -> int:
-    """Bytes of a statically shaped, contiguous buffer.
-
-    Raises:
-        CompileError: its sizes are not known at compile time.
-    """
-    kind = ir.MemRefType(buffer.type)
-    try:
-        layout(buffer)
-        return math.prod(int(size) for size in kind.shape) * ELEMENT_BYTES[stored(str(kind.element_type))]
-    except NotANestError as error:
-        raise CompileError(f"a buffer that cannot be planned: {error}") from None
+    if any(isinstance(result.type, ir.IndexType) for result in op.results):
+        raise CompileError("control flow that makes new sizes", diagnostic=op.name)
+    captured = [value for value in _captured(op) if not _is_copied(value)]
+    tensors = [value for value in captured if isinstance(value.type, ir.RankedTensorType)]
+    scalars = [value for value in captured if not isinstance(value.type, ir.RankedTensorType)]
+    module = _module(op, symbol, tensors + scalars)
+    with explained("bufferisation failed"):
+        run(module, *_BUFFERIZE)
+    function = _function(module)
+    write_loops(function)
+    _take_results(function)
+    temporaries = _take_temporaries(function)
+    text = _of_pointers(function, symbol, [str(s.type) for s in scalars])
+    return Region(symbol, text, tuple(tensors), temporaries, tuple(scalars))
 
 
 def _captured(op: Any) -> list[Any]:
@@ -102,11 +85,45 @@ def _captured(op: Any) -> list[Any]:
     return [v for v in outer if v not in inside]
 
 
-def _allocations(op: Any) -> list[Any]:
-    return ops_named(op, {"memref.alloc"})
+def _is_copied(value: Any) -> bool:
+    """Whether the function makes a value itself: a number, or a tensor that is empty or filled with a number."""
+    owner = value.owner.operation if isinstance(value, ir.OpResult) else None
+    if owner is None:
+        return False
+    if owner.name == "arith.constant":
+        return not isinstance(value.type, ir.RankedTensorType)
+    is_fill = owner.name == "linalg.generic" and len(owner.operands) == 1 and len(owner.results) == 1
+    return owner.name == "tensor.empty" or (is_fill and all(map(_is_copied, _captured(owner))))
 
 
-def _rename(op: Any, names: dict[Any, Any]) -> None:
+def _module(op: Any, symbol: str, captured: list[Any]) -> ir.Module:
+    """A module whose one function does what ``op`` does, of ``captured`` values."""
+    module = ir.Module.create()
+    kinds = [value.type for value in captured]
+    with ir.InsertionPoint(module.body):
+        function = func.FuncOp(symbol, (kinds, [result.type for result in op.results]))
+    block = function.add_entry_block()
+    names = dict(zip(captured, block.arguments, strict=True))
+    with ir.InsertionPoint(block):
+        func.ReturnOp(list(_cloned(op, names).results))
+    is_tensor = [isinstance(kind, ir.RankedTensorType) for kind in kinds]
+    read_only = ir.DictAttr.get({"bufferization.writable": ir.BoolAttr.get(False)})
+    function.attributes["arg_attrs"] = ir.ArrayAttr.get([read_only if t else ir.DictAttr.get({}) for t in is_tensor])
+    return module
+
+
+def _cloned(op: Any, names: dict[Any, Any]) -> Any:
+    """A copy of the op at the current place, and of the ops that make what it uses, but for what has ``names``."""
+    for value in _captured(op):
+        if value not in names:
+            owner = value.owner.operation
+            names.update(zip(owner.results, _cloned(owner, names).results, strict=True))
+    copy = op.clone()
+    _rename(copy, names)
+    return copy
+
+
+def _rename(op: Any, names: Mapping[Any, Any]) -> None:
     def visit(inner: Any) -> Any:
         for old in dict.fromkeys(inner.operands):
             if old in names:
@@ -116,6 +133,93 @@ def _rename(op: Any, names: dict[Any, Any]) -> None:
     op.walk(visit)
 
 
+def _function(module: ir.Module) -> Any:
+    return module.body.operations[0].operation
+
+
+def _take_results(function: Any) -> None:
+    """Makes an argument of each buffer that the function returns; the numbers that it returns, it returns."""
+    block = function.regions[0].blocks[0]
+    last = block.operations[len(block.operations) - 1].operation
+    numbers = []
+    for value in list(last.operands):
+        if not isinstance(value.type, ir.MemRefType):
+            numbers.append(value)
+            continue
+        place = block.add_argument(_contiguous(value), last.location)
+        owner = value.owner.operation if isinstance(value, ir.OpResult) else None
+        if owner is not None and owner.name == "memref.alloc" and value.type == place.type:
+            value.replace_all_uses_with(place)
+            owner.erase()
+        else:
+            with ir.InsertionPoint(last), last.location:
+                memref.CopyOp(value, place)
+    with ir.InsertionPoint(last), last.location:
+        func.ReturnOp(numbers)
+    last.erase()
+
+
+def _contiguous(value: Any) -> Any:
+    kind = ir.MemRefType(value.type)
+    if not kind.has_static_shape:
+        raise CompileError("control flow that makes tensors of new sizes", diagnostic=str(kind))
+    return ir.MemRefType.get(kind.shape, kind.element_type)
+
+
+def _take_temporaries(function: Any) -> tuple[int, ...]:
+    """Makes an argument of each buffer that the function allocates; their bytes."""
+    allocations = ops_named(function, {"memref.alloc", "memref.alloca"})
+    for allocation in allocations:
+        place = function.regions[0].blocks[0].add_argument(allocation.results[0].type, allocation.location)
+        allocation.results[0].replace_all_uses_with(place)
+    sizes = tuple(memory_bytes(allocation.results[0]) for allocation in allocations)
+    for op in [*ops_named(function, {"memref.dealloc"}), *allocations]:
+        op.erase()
+    return sizes
+
+
+def memory_bytes(buffer: Any) -> int:
+    """Bytes of a statically shaped, contiguous buffer.
+
+    Raises:
+        CompileError: its sizes are not known at compile time.
+    """
+    kind = _contiguous(buffer)
+    try:
+        return math.prod(int(size) for size in kind.shape) * ELEMENT_BYTES[stored(str(kind.element_type))]
+    except NotANestError as error:
+        raise CompileError(f"a buffer that cannot be planned: {error}") from None
+
+
+def _of_pointers(function: Any, symbol: str, scalars: list[str]) -> str:
+    """The text of the function with its buffers as bare pointers, and ``scalars`` behind them."""
+    old = function.regions[0].blocks[0]
+    buffers = [value for value in old.arguments if isinstance(value.type, ir.MemRefType)]
+    numbers = [value for value in old.arguments if not isinstance(value.type, ir.MemRefType)]
+    *ops, last = (op.operation for op in old.operations)
+    results = [str(value.type) for value in last.operands]
+    skeleton = ir.Module.parse(_skeleton(symbol, [b.type for b in buffers], scalars, results))
+    made = _function(skeleton)
+    block = made.regions[0].blocks[0]
+    end = block.operations[len(block.operations) - 1].operation
+    casts = [op.operation.results[0] for op in block.operations if op.operation.name == _CAST]
+    indices = (op.operation.results[0] for op in block.operations if op.operation.name == "arith.index_cast")
+    plain = list(block.arguments)[len(buffers) :]
+    given = [next(indices) if kind == "index" else value for kind, value in zip(scalars, plain, strict=True)]
+    names = {**dict(zip(buffers, casts, strict=True)), **dict(zip(numbers, given, strict=True))}
+    with ir.InsertionPoint(end), ir.Location.unknown():
+        for op in ops:
+            copy = op.clone()
+            _rename(copy, names)
+            names.update(zip(op.results, copy.results, strict=True))
+        func.ReturnOp([names[value] for value in last.operands])
+    end.erase()
+    return str(made.get_asm(use_local_scope=True))
+
+
+_CAST = "builtin.unrealized_conversion_cast"
+
+
 def _skeleton(symbol: str, kinds: list[Any], scalars: list[str], results: list[str]) -> str:
     """The function without its body: arguments turned into buffers."""
     arguments = [f"%p{k}: !llvm.ptr" for k in range(len(kinds))]
@@ -123,10 +227,9 @@ def _skeleton(symbol: str, kinds: list[Any], scalars: list[str], results: list[s
     lines = [line for k, kind in enumerate(kinds) for line in _buffer_of_pointer(k, kind)]
     lines += [f"%i{k} = arith.index_cast %s{k} : i64 to index" for k, kind in enumerate(scalars) if kind == "index"]
     returned = f" -> ({', '.join(results)})" if results else ""
-    tail = "llvm.unreachable" if results else "func.return"
     return (
         f"func.func private @{symbol}({', '.join(arguments)}){returned} "
-        f"attributes {{llvm.linkage = #llvm.linkage<internal>}} {{\n" + "\n".join(lines) + f"\n{tail}\n}}"
+        f"attributes {{llvm.linkage = #llvm.linkage<internal>}} {{\n" + "\n".join(lines) + "\nllvm.unreachable\n}"
     )
 
 
@@ -146,5 +249,5 @@ def _buffer_of_pointer(number: int, kind: Any) -> list[str]:
         values.append((position, f"%c{number}_{k}"))
     for k, (position, value) in enumerate(values):
         lines.append(f"%d{number}_{k + 1} = llvm.insertvalue {value}, %d{number}_{k}{position} : {struct}")
-    lines.append(f"%m{number} = builtin.unrealized_conversion_cast %d{number}_{len(values)} : {struct} to {kind}")
+    lines.append(f"%m{number} = {_CAST} %d{number}_{len(values)} : {struct} to {kind}")
     return lines

@@ -1,25 +1,34 @@
-"""From the bufferised function to steps on base buffers."""
+"""From linalg on tensors to a loop program: each value that is computed has a buffer of its own.
+
+An op of linalg becomes a nest that stores to a new buffer, reshapes and slices become views (``views.py``), and a
+tensor that holds one number throughout that number, wherever it is read::
+
+    %2 = linalg.generic … outs(%init) { yield %zero }             (nothing)
+    %3 = linalg.generic … ins(%0, %1) outs(%2) { %0 * %1 + %2 }   t0[d0, d1] += a[d0, d2] * b[d2, d1], from 0
+    %4 = tensor.insert_slice %3 into %x[0, 5] [4, 5] [1, 1]       t1[d0, d1] = x[d0, d1]; t1[d0, d1 + 5] = t0[d0, d1]
+
+The buffer of a tensor that nobody reads afterwards is written on by the op that changes it.
+"""
 
 from __future__ import annotations
 
-import itertools
-import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from torch_mlir import ir
 
+from torchmdla.compiler.mlir import forward_of
 from torchmdla.compiler.program import Program
-from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer, Scalar, TableAccess
+from torchmdla.devices.cpu.accesses import Access, Buffer, Scalar, TableAccess
 from torchmdla.devices.cpu.expressions import Expression, contents, gather, index, load, rewritten
 from torchmdla.devices.cpu.kernel_spec import NotANestError, Table, computed, stored
-from torchmdla.devices.cpu.linalg.bodies import LOOKUP, OPERAND, BodyReader
-from torchmdla.devices.cpu.linalg.buffers import VIEWS, layout
+from torchmdla.devices.cpu.linalg.bodies import LOOKUP, OPERAND, BodyReader, constant_of, number
 from torchmdla.devices.cpu.linalg.lookups import Index, as_operands
+from torchmdla.devices.cpu.linalg.operands import NoStridesError, Placed, placed
 from torchmdla.devices.cpu.linalg.outlined_regions import outline
-from torchmdla.devices.cpu.linalg.views import View, viewed
+from torchmdla.devices.cpu.linalg.views import VIEWS, View, block, shape_of, viewed
 from torchmdla.devices.cpu.loop_program import (
     AssertStep,
     LoadStep,
@@ -29,41 +38,53 @@ from torchmdla.devices.cpu.loop_program import (
     ScalarStep,
     Step,
     StoreStep,
+    covers,
 )
 from torchmdla.errors import CompileError
 
 
-def read_program(function: Any, program: Program) -> LoopProgram:
-    """The steps of the bufferised ``function`` (see :func:`buffers.bufferize`).
+def read_program(module: ir.Module, program: Program) -> LoopProgram:
+    """The loop program of the module's ``@forward`` on tensors.
 
     Raises:
-        CompileError: something in it cannot be laid out at compile time.
+        CompileError: something in it is not known at compile time.
     """
-    return _Reader(function, program).read()
+    return _Reader(forward_of(module), program).read()
 
 
 class _Reader:
-    """Walks the function's ops in order; each becomes a step, or a view that steps use."""
+    """Walks the function's ops in order; each becomes steps, or a view that steps use."""
 
     def __init__(self, function: Any, program: Program) -> None:
         self._block = function.regions[0].blocks[0]
+        self._position = {op.operation: k for k, op in enumerate(self._block.operations)}
         self._steps: list[Step] = []
         self._globals: dict[str, str] = {}
         self._views: dict[Any, View] = {}
+        # What tensors hold that hold one number throughout; None where they hold nothing that anyone may read.
+        self._uniform: dict[Any, Expression | None] = {}
         self._scalars: dict[Any, Scalar] = {}
         self._regions = 0
-        self._handlers = {
-            "linalg.generic": self._nest,
-            "memref.copy": self._nest,
-            "memref.load": self._load,
-            "memref.store": self._store,
-            "memref.alloc": self._allocate,
-            "memref.get_global": self._global,
+        self._handlers: Mapping[str, Callable[[Any], None]] = {
+            "arith.constant": self._constant,
             "cf.assert": self._assert,
+            "func.return": self._return,
+            "linalg.generic": self._generic,
+            "tensor.empty": self._empty,
+            "tensor.extract": self._extract,
+            "tensor.from_elements": self._from_elements,
+            "tensor.insert": self._insert,
+            "tensor.insert_slice": self._insert_slice,
+            "tensor.pad": self._pad,
             **dict.fromkeys(VIEWS, self._view),
-            **dict.fromkeys(("memref.dealloc", "memref.assume_alignment", "func.return"), self._nothing),
         }
-        self._bind_arguments(program)
+        self._inputs = len(program.arguments)
+        for position, value in enumerate(self._block.arguments):
+            if isinstance(value.type, ir.RankedTensorType):
+                role = program.arguments[position].role
+                self._views[value] = View.whole(_buffer(role, value, position=position))
+            else:
+                self._scalars[value] = Scalar("f64", position)
 
     def read(self) -> LoopProgram:
         for op in self._block.operations:
@@ -71,156 +92,356 @@ class _Reader:
         for step in self._steps:
             if isinstance(step, LoopNest):
                 _flatten_fixed(step)
-        for buffer in {view.buffer for view in self._views.values() if view.buffer.fixed}:
-            buffer.sizes = (buffer.count,)
-        return LoopProgram(_without_unused_scalars(self._steps), self._globals)
+        program = LoopProgram(_without_unused_scalars(self._steps), self._globals)
+        for buffer in program.buffers():
+            if buffer.fixed:
+                buffer.sizes = (buffer.count,)
+        return program
 
-    # Buffers and scalars.
-
-    def _bind_arguments(self, program: Program) -> None:
-        for position, value in enumerate(self._block.arguments):
-            if not isinstance(value.type, ir.MemRefType):
-                self._scalars[value] = Scalar("f64", position)
-            elif position < len(program.arguments):
-                self._add_buffer(value, Buffer(program.arguments[position].role, *_shape(value), position=position))
-            else:
-                self._add_buffer(value, Buffer("result", *_shape(value), position=position))
-
-    def _add_buffer(self, value: Any, buffer: Buffer) -> None:
-        self._views[value] = View.whole(buffer)
-
-    def _allocate(self, op: Any) -> None:
-        self._add_buffer(op.results[0], _temporary(op.results[0]))
-
-    def _global(self, op: Any) -> None:
-        symbol = ir.FlatSymbolRefAttr(op.attributes["name"]).value
-        if symbol not in self._globals:
-            self._globals[symbol] = _global_text(symbol, op)
-        self._add_buffer(op.results[0], Buffer("global", *_shape(op.results[0]), symbol=symbol))
-
-    def _view(self, op: Any) -> None:
-        source = self._view_of(op.operands[0])
-        view = viewed(source, op) if len(source.constants) == len(source.buffer.sizes) else None
-        if view is None:
-            source.buffer.fixed = True
-            view = View.of_memory(source.buffer, op.results[0])
-        self._views[op.results[0]] = view
+    # Values in memory.
 
     def _view_of(self, value: Any) -> View:
+        """Where a tensor is in memory."""
         if value not in self._views:
-            raise CompileError(f"a buffer of unknown origin: {value}")
+            if value not in self._uniform:
+                raise CompileError(f"a tensor of unknown origin: {value}")
+            self._views[value] = self._filled(value, self._uniform[value])
         return self._views[value]
 
-    def _fixed(self, value: Any) -> Buffer:
-        """The buffer of a value, for a use that relies on its layout."""
-        buffer = self._view_of(value).buffer
-        buffer.fixed = True
-        return buffer
+    def _new(self, value: Any) -> View:
+        """A buffer for a tensor."""
+        buffer = _buffer("temporary", value)
+        try:
+            stored(buffer.element)
+        except NotANestError as error:
+            raise CompileError(f"a tensor that has no place in memory: {error}") from None
+        return View.whole(buffer)
 
-    def _define(self, value: Any) -> Scalar:
-        self._scalars[value] = Scalar(computed(str(value.type)))
-        return self._scalars[value]
+    def _filled(self, value: Any, constant: Expression | None) -> View:
+        """A new buffer for a tensor, which holds one number, or nothing."""
+        view = self._new(value)
+        if constant is not None:
+            self._fill(view, constant)
+        return view
+
+    def _fill(self, destination: View, constant: Expression) -> None:
+        if 0 not in destination.shape:
+            place = placed([(destination, _identity(destination))], destination.shape)
+            self._steps.append(LoopNest.elementwise(place.sizes, place.accesses[0], constant))
+
+    def _strided(self, value: Any) -> View:
+        """A tensor as strides over its buffer's memory, for uses that rely on where elements lie."""
+        view = self._view_of(value)
+        strided = view.strided() or self._copied(view, value).strided()
+        assert strided is not None
+        strided.buffer.fixed = True
+        return strided
+
+    def _contiguous(self, value: Any) -> Buffer:
+        """A buffer that holds a tensor's elements in order, and nothing else."""
+        view = self._view_of(value)
+        if not view.is_all_in_order:
+            view = self._copied(view, value)
+        view.buffer.fixed = True
+        return view.buffer
+
+    def _copied(self, view: View, value: Any) -> View:
+        """A copy of what ``view`` shows of a tensor, as that tensor."""
+        copy = self._new(value)
+        self._copy(view, copy)
+        return copy
+
+    def _copy(self, source: View, destination: View) -> None:
+        if 0 not in source.shape:
+            identity = _identity(source)
+            place = placed([(source, identity), (destination, identity)], source.shape)
+            read, written = place.accesses
+            self._steps.append(LoopNest.elementwise(place.sizes, written, load(read)))
+
+    def _to_change(self, value: Any, op: Any) -> View:
+        """A buffer that holds a tensor, and that ``op`` may change: the tensor's own if ``op`` is its last use."""
+        if value in self._uniform:
+            return self._filled(value, self._uniform[value])
+        view = self._view_of(value)
+        if view.buffer.kind != "temporary" or not view.is_all_in_order or not self._ends(value, op):
+            return self._copied(view, value)
+        return view if view.is_linear else self._strided(value)
+
+    def _ends(self, value: Any, op: Any) -> bool:
+        """Whether ``op`` is the last to use a tensor or what is a view of the same, and uses it once."""
+        while isinstance(value, ir.OpResult) and value.owner.operation.name in VIEWS:
+            value = value.owner.operation.operands[0]
+        position = self._position[op]
+        uses = list(self._uses(value))
+        return max(uses) == position and uses.count(position) == 1
+
+    def _uses(self, value: Any) -> Iterator[int]:
+        """The positions of ops that use a tensor, through views and within regions."""
+        for use in value.uses:
+            owner = use.owner.operation
+            if owner.name in VIEWS:
+                yield from self._uses(owner.results[0])
+            while owner not in self._position:
+                owner = owner.parent.operation
+            yield self._position[owner]
+
+    # Tensors that are no nests.
+
+    def _constant(self, op: Any) -> None:
+        value, attribute = op.results[0], op.attributes["value"]
+        if not isinstance(value.type, ir.RankedTensorType):
+            self._scalar(op)
+        elif isinstance(attribute, ir.DenseElementsAttr) and attribute.is_splat:
+            self._uniform[value] = number(attribute.get_splat_value(), computed(_element(value)))
+        else:
+            symbol = f"constant_{len(self._globals)}"
+            self._globals[symbol] = _global_text(symbol, value, attribute)
+            self._views[value] = View.whole(_buffer("global", value, symbol=symbol))
+
+    def _empty(self, op: Any) -> None:
+        self._uniform[op.results[0]] = None
+
+    def _view(self, op: Any) -> None:
+        source, result = op.operands[0], op.results[0]
+        shape_of(result)
+        if source in self._uniform:
+            self._uniform[result] = self._uniform[source]
+            return
+        view = self._view_of(source)
+        found = viewed(view, op)
+        if found is None and len(op.operands) > 1:
+            self._region(op)  # A slice from somewhere that is known only at run time.
+            return
+        found = found or viewed(self._strided(source), op) or viewed(self._copied(view, source), op)
+        if found is None:
+            raise CompileError("a view that is not understood", diagnostic=str(op))
+        self._views[result] = found
+
+    def _insert_slice(self, op: Any) -> None:
+        source, whole = op.operands[0], op.operands[1]
+        view = self._to_change(whole, op) if len(op.operands) == 2 else None
+        part = block(view, op, shape_of(source)) if view else None
+        if view is None or part is None:
+            self._region(op)
+            return
+        self._views[op.results[0]] = view
+        self._write(source, part)
+
+    def _write(self, value: Any, destination: View) -> None:
+        """Stores a tensor."""
+        if value not in self._uniform:
+            try:
+                self._copy(self._view_of(value), destination)
+            except NoStridesError:
+                self._copy(self._copied(self._view_of(value), value), destination)
+        elif (constant := self._uniform[value]) is not None:
+            self._fill(destination, constant)
+
+    def _pad(self, op: Any) -> None:
+        source, result = op.operands[0], op.results[0]
+        body = list(op.regions[0].blocks[0].operations)
+        padding = constant_of(body[-1].operation.operands[0])
+        if len(op.operands) > 1 or len(body) > 1 or padding is None:
+            self._region(op)
+            return
+        whole = self._filled(result, padding)
+        self._views[result] = whole
+        low, sizes = list(ir.DenseI64ArrayAttr(op.attributes["static_low"])), shape_of(source)
+        dims = tuple(((size, atoms[0][1]),) if size != 1 else () for size, atoms in zip(sizes, whole.dims, strict=True))
+        self._write(source, replace(whole, constants=tuple(low), dims=dims))
+
+    def _extract(self, op: Any) -> None:
+        value, *indices = op.operands
+        view = self._strided(value)
+        places = tuple(self._scalars[i] for i in indices)
+        step = LoadStep(self._define(op.results[0]), view.buffer, view.constants[0], places, view.strides)
+        self._steps.append(step)
+
+    def _insert(self, op: Any) -> None:
+        element, value, *indices = op.operands
+        self._views[op.results[0]] = self._to_change(value, op)
+        view = self._strided(op.results[0])
+        places = tuple(self._scalars[i] for i in indices)
+        self._steps.append(StoreStep(self._scalars[element], view.buffer, 0, places, view.strides))
+
+    def _from_elements(self, op: Any) -> None:
+        view = self._views[op.results[0]] = self._new(op.results[0])
+        view.buffer.fixed = True
+        for place, element in enumerate(op.operands):
+            self._steps.append(StoreStep(self._scalars[element], view.buffer, place, (), ()))
+
+    def _return(self, op: Any) -> None:
+        taken: set[Buffer] = set()
+        for k, value in enumerate(op.operands):
+            position = self._inputs + k
+            view = self._views.get(value)
+            if view and view.buffer.kind == "temporary" and view.is_all_in_order and view.buffer not in taken:
+                taken.add(view.buffer)
+                view.buffer.position = position
+            else:
+                self._write(value, View.whole(_buffer("result", value, position=position)))
+        for buffer in taken:
+            buffer.kind = "result"
 
     # Nests.
 
-    def _nest(self, op: Any) -> None:
-        if any(0 in ir.MemRefType(v.type).shape for v in op.operands):
+    def _generic(self, op: Any) -> None:
+        constant = _yielded_constant(op)
+        if constant is not None:
+            self._uniform[op.results[0]] = constant
+            return
+        if any(0 in shape_of(v) for v in (*op.operands, *op.results)):
+            for init, result in zip(_inits(op), op.results, strict=True):
+                self._views[result] = self._to_change(init, op)
             return
         try:
-            self._steps.append(self._generic(op) if op.name == "linalg.generic" else self._copy(op))
+            self._nest(op)
         except NotANestError:
             self._region(op)
 
-    def _generic(self, op: Any) -> LoopNest:
+    def _nest(self, op: Any) -> None:
         maps = [attribute.value for attribute in op.attributes["indexing_maps"]]
         reduction = ["reduction" in str(k) for k in op.attributes["iterator_types"]]
-        buffers = list(op.operands)
-        sizes = _loop_sizes(maps, buffers, len(reduction))
-        inputs = len(buffers) - ir.DenseI32ArrayAttr(op.attributes["operandSegmentSizes"])[1]
+        values, inits = list(op.operands), _inits(op)
+        inputs = len(values) - len(inits)
+        sizes = _loop_sizes(maps, values, len(reduction))
         body = BodyReader(op.regions[0].blocks[0], self._scalars, inputs, any(reduction))
-        shapes = [ir.MemRefType(v.type).shape for v in body.tables]
-        roots, lookups = as_operands([*body.yields, *body.checks], len(buffers), sizes, shapes)
-        places = [(v, [_linear(e) for e in m.results]) for v, m in zip(buffers, maps, strict=True)]
+        shapes = [shape_of(v) for v in body.tables]
+        roots, lookups = as_operands([*body.yields, *body.checks], len(values), sizes, shapes)
+        places = [(v, [_linear(e) for e in m.results]) for v, m in zip(values, maps, strict=True)]
         places += [(body.tables[table], list(indices)) for table, indices in lookups]
-        operands = [_Operand.of(self._view_of(v), v, indices, sizes) for v, indices in places]
-        indexed = contents(roots).loops
-        parts = [_parts(operands, loop, size, loop in indexed) for loop, size in enumerate(sizes)]
-        accesses = [operand.access(parts) for operand in operands]
-        first = [sum(map(len, parts[:loop])) for loop in range(len(sizes))]
+        roots = self._with_uniform(roots, [v for v, _ in places])
+        read = [e.payload for e in contents(roots).expressions if e.op == OPERAND]
+        outputs = [self._output(op, number, any(reduction)) for number in range(len(inits))]
+        views = [self._view_of(places[k][0]) for k in read] + [view for view, _ in outputs]
+        indices = [places[k][1] for k in read] + [places[inputs + number][1] for number in range(len(inits))]
+        place = self._placed(views, indices, sizes, contents(roots).loops)
+        accesses = dict(zip(read, place.accesses, strict=False))
         tables = {e.payload: self._table(body.tables[e.payload]) for e in contents(roots).expressions if e.op == LOOKUP}
 
-        def placed(expression: Expression) -> Expression | None:
+        def known(expression: Expression) -> Expression | None:
             if expression.op == OPERAND:
                 return load(accesses[expression.payload])
             if expression.op == LOOKUP:
                 return gather(tables[expression.payload], expression.operands)
-            return index(first[expression.payload]) if expression.op == "index" else None
+            return index(place.first(expression.payload)) if expression.op == "index" else None
 
-        roots = rewritten(roots, placed)
-        return LoopNest(
-            sizes=tuple(size for loop in parts for size in loop),
-            reduction=tuple(flag for loop, flag in zip(parts, reduction, strict=True) for _ in loop),
-            outputs=tuple(accesses[inputs : len(buffers)]),
+        roots = rewritten(roots, known)
+        step = LoopNest(
+            sizes=place.sizes,
+            reduction=tuple(flag for loop, flag in zip(place.parts, reduction, strict=True) for _ in loop),
+            outputs=tuple(place.accesses[len(read) :]),
             values=roots[: len(body.yields)],
             checks=roots[len(body.yields) :],
+            initial=outputs[0][1] if outputs else None,
         )
+        if not all(covers(step, access) for access in step.outputs):
+            raise NotANestError("it stores to a part of its result")
+        self._steps.append(step)
+        self._views.update(zip(op.results, (view for view, _ in outputs), strict=True))
 
-    def _copy(self, op: Any) -> LoopNest:
-        sizes = list(ir.MemRefType(op.operands[0].type).shape)
-        identity: list[Index] = [({loop: 1}, 0) for loop in range(len(sizes))]
-        operands = [_Operand.of(self._view_of(v), v, identity, sizes) for v in op.operands]
-        parts = [_parts(operands, loop, size, False) for loop, size in enumerate(sizes)]
-        source, destination = (operand.access(parts) for operand in operands)
-        return LoopNest.elementwise(tuple(size for loop in parts for size in loop), destination, load(source))
+    def _with_uniform(self, roots: Sequence[Expression], values: Sequence[Any]) -> tuple[Expression, ...]:
+        """``roots`` with the numbers that operands hold throughout in their place."""
+
+        def known(expression: Expression) -> Expression | None:
+            is_uniform = expression.op == OPERAND and values[expression.payload] in self._uniform
+            return self._uniform[values[expression.payload]] if is_uniform else None
+
+        return rewritten(roots, known)
+
+    def _output(self, op: Any, number: int, reduces: bool) -> tuple[View, Expression | None]:
+        """Where a nest stores a result, and what its reduction starts from if that is one number."""
+        init = _inits(op)[number]
+        if not reduces or self._uniform.get(init, init) is None:
+            return self._new(op.results[number]), None
+        if init in self._uniform and len(op.results) == 1:
+            return self._new(op.results[number]), self._uniform[init]
+        return self._to_change(init, op), None
+
+    def _placed(
+        self, views: list[View], indices: Sequence[Sequence[Index]], sizes: Sequence[int], indexed: frozenset[int]
+    ) -> Placed:
+        """Where operands are, of which those are copied that there is no other way to read."""
+        while True:
+            try:
+                return placed(list(zip(views, indices, strict=True)), sizes, indexed)
+            except NoStridesError as error:
+                old = views[error.number]
+                views[error.number] = View.whole(Buffer("temporary", old.buffer.element, old.shape))
+                self._copy(old, views[error.number])
 
     def _table(self, value: Any) -> TableAccess:
-        kind = ir.MemRefType(value.type)
-        strides, offset = layout(value)
-        stored(str(kind.element_type))
-        table = Table(computed(str(kind.element_type)), tuple(kind.shape), tuple(strides))
-        return TableAccess(self._fixed(value), table, offset)
+        view, kind = self._strided(value), _element(value)
+        stored(kind)
+        return TableAccess(view.buffer, Table(computed(kind), shape_of(value), view.strides), view.constants[0])
 
     # Everything else.
-
-    def _nothing(self, op: Any) -> None:
-        """Memory is planned from the steps."""
 
     def _region(self, op: Any) -> None:
         region = outline(op, f"region_{self._regions}")
         self._regions += 1
-        buffers = tuple(self._fixed(v) for v in region.buffers)
+        inputs = tuple(self._contiguous(v) for v in region.tensors)
         scalars = tuple(self._scalars[v] for v in region.scalars)
+        outputs, results = [], []
+        for value in op.results:
+            if isinstance(value.type, ir.RankedTensorType):
+                self._views[value] = self._new(value)
+                outputs.append(self._contiguous(value))
+            else:
+                results.append(self._define(value))
         temporaries = tuple(Buffer("temporary", "i8", (size,), fixed=True) for size in region.temporaries)
-        results = tuple(self._define(r) for r in op.results)
-        self._steps.append(
-            OutlinedRegion(f"region_{self._regions - 1}", region.text, buffers, temporaries, scalars, results)
-        )
-
-    def _load(self, op: Any) -> None:
-        value, *indices = op.operands
-        strides, offset = layout(value)
-        places = tuple(self._scalars[i] for i in indices)
-        self._steps.append(LoadStep(self._define(op.results[0]), self._fixed(value), offset, places, tuple(strides)))
-
-    def _store(self, op: Any) -> None:
-        source, value, *indices = op.operands
-        strides, offset = layout(value)
-        places = tuple(self._scalars[i] for i in indices)
-        self._steps.append(StoreStep(self._scalars[source], self._fixed(value), offset, places, tuple(strides)))
+        symbol, text = region.symbol, region.text
+        self._steps.append(OutlinedRegion(symbol, text, inputs, tuple(outputs), temporaries, scalars, tuple(results)))
 
     def _assert(self, op: Any) -> None:
         self._steps.append(AssertStep(self._scalars[op.operands[0]]))
 
     def _other(self, op: Any) -> None:
-        if len(op.regions) or not op.name.startswith(("arith.", "math.")):
+        values = (*op.operands, *op.results)
+        is_scalar = not len(op.regions) and not any(isinstance(v.type, ir.RankedTensorType) for v in values)
+        if is_scalar and op.name.startswith(("arith.", "math.")):
+            self._scalar(op)
+        else:
             self._region(op)
-            return
+
+    def _scalar(self, op: Any) -> None:
         if len(op.results) != 1:
             raise CompileError("a scalar op with several results", diagnostic=str(op))
         items = ", ".join(f"{name} = {op.attributes[name]}" for name in op.attributes)
         attributes = re.sub(r": index\b", ": i64", items)
         operands = tuple(self._scalars[v] for v in op.operands)
         self._steps.append(ScalarStep(op.name, operands, attributes, self._define(op.results[0])))
+
+    def _define(self, value: Any) -> Scalar:
+        self._scalars[value] = Scalar(computed(str(value.type)))
+        return self._scalars[value]
+
+
+def _buffer(kind: Any, value: Any, **more: Any) -> Buffer:
+    return Buffer(kind, _element(value), shape_of(value), **more)
+
+
+def _element(value: Any) -> str:
+    return str(ir.RankedTensorType(value.type).element_type)
+
+
+def _identity(view: View) -> list[Index]:
+    """The indices of all of a view's elements."""
+    return [({loop: 1}, 0) for loop in range(len(view.shape))]
+
+
+def _inits(op: Any) -> list[Any]:
+    """The tensors that an op of linalg starts its results from."""
+    values = list(op.operands)
+    return values[len(values) - ir.DenseI32ArrayAttr(op.attributes["operandSegmentSizes"])[1] :]
+
+
+def _yielded_constant(op: Any) -> Expression | None:
+    """The number that an op fills its only result with, if that is all it does."""
+    body = list(op.regions[0].blocks[0].operations)
+    if len(op.results) != 1 or len(body) > 1:
+        return None
+    return constant_of(body[0].operation.operands[0])
 
 
 # The scalars that a step takes.
@@ -245,110 +466,6 @@ def _without_unused_scalars(steps: Sequence[Step]) -> list[Step]:
     return kept[::-1]
 
 
-class _Operand:
-    """An operand and its indices: for each dimension of the view the factors of the loops and a constant."""
-
-    def __init__(self, view: View, memory: View, indices: list[Index]) -> None:
-        self.view = view
-        self._memory = memory
-        self.indices = indices
-
-    @classmethod
-    def of(cls, view: View, value: Any, indices: list[Index], sizes: Sequence[int]) -> _Operand:
-        stored(view.buffer.element)
-        operand = cls(view, View.of_memory(view.buffer, value), indices)
-        if any(operand.digits(d, sizes) is None for d in range(len(indices))):
-            operand.use_memory()
-        return operand
-
-    def use_memory(self) -> None:
-        """Gives up the view's dimensions: the buffer is its memory."""
-        self.view = self._memory
-        self.view.buffer.fixed = True
-
-    def digits(self, dim: int, sizes: Sequence[int]) -> tuple[int, ...] | None:
-        """The sizes of the digits of a dimension's index; None if the index has no digits to give them."""
-        atoms = self.view.dims[dim]
-        lengths = tuple(size for size, _ in atoms)
-        factors, constant = self.indices[dim]
-        if len(atoms) < 2:
-            return lengths
-        (loop, factor), *others = factors.items() or [(-1, 0)]
-        whole = not others and factor == 1 and not constant and sizes[loop] == math.prod(lengths)
-        return lengths if whole or not (factors or constant) else None
-
-    def loop_of(self, dim: int) -> int:
-        """The loop whose digits a dimension of several needs; -1 if there is none."""
-        factors, _ = self.indices[dim]
-        return next(iter(factors), -1) if len(self.view.dims[dim]) > 1 else -1
-
-    def access(self, parts: Sequence[Sequence[int]]) -> Access:
-        """The access over loops split into ``parts``."""
-        total = sum(map(len, parts))
-        factors = [[0] * total for _ in self.view.constants]
-        constants = list(self.view.constants)
-        for dim, atoms in enumerate(self.view.dims):
-            for (_, unit), (own, constant) in zip(atoms, self._atom_indices(dim, parts), strict=True):
-                for base, scale in enumerate(unit):
-                    constants[base] += scale * constant
-                    for loop, factor in own.items():
-                        factors[base][loop] += scale * factor
-        indices = tuple(AffineExpr(tuple(f), c) for f, c in zip(factors, constants, strict=True))
-        return Access(self.view.buffer, indices)
-
-    def _atom_indices(self, dim: int, parts: Sequence[Sequence[int]]) -> list[tuple[dict[int, int], int]]:
-        """For each atom of a dimension, the factors of the split loops and a constant."""
-        factors, constant = self.indices[dim]
-        first = [sum(map(len, parts[:loop])) for loop in range(len(parts))]
-        atoms = self.view.dims[dim]
-        if len(atoms) < 2:
-            own: dict[int, int] = {}
-            for loop, factor in factors.items():
-                for k in range(len(parts[loop])):
-                    own[first[loop] + k] = factor * math.prod(parts[loop][k + 1 :])
-            return [(own, constant)] * len(atoms)
-        if not factors:
-            return [({}, 0)] * len(atoms)
-        loop = self.loop_of(dim)
-        digits: list[tuple[dict[int, int], int]] = []
-        k = len(parts[loop])
-        for size, _ in reversed(atoms):
-            own, weight = {}, 1
-            while weight < size:
-                k -= 1
-                own[first[loop] + k] = weight
-                weight *= parts[loop][k]
-            digits.insert(0, (own, 0))
-        return digits
-
-
-def _parts(operands: Sequence[_Operand], loop: int, size: int, indexed: bool) -> tuple[int, ...]:
-    """The loops that replace ``loop``, so that each operand finds its digits. One that cannot is given up as memory, as
-    is any if the body uses the loop's index."""
-    parts: tuple[int, ...] = (size,)
-    for operand in operands:
-        for dim in range(len(operand.view.dims)):
-            if operand.loop_of(dim) != loop:
-                continue
-            digits = tuple(length for length, _ in operand.view.dims[dim])
-            finer = None if indexed else _refined(parts, digits)
-            if finer is None:
-                operand.use_memory()
-                break
-            parts = finer
-    return parts
-
-
-def _refined(first: Sequence[int], second: Sequence[int]) -> tuple[int, ...] | None:
-    """The coarsest digits of which both lists are groups; None if there are none."""
-    weights = {math.prod(sizes[k:]) for sizes in (first, second) for k in range(len(sizes))}
-    ordered = sorted(weights | {1}, reverse=True)
-    pairs = list(itertools.pairwise(ordered))
-    if any(high % low for high, low in pairs):
-        return None
-    return tuple(high // low for high, low in pairs) or (1,)
-
-
 def _flatten_fixed(step: LoopNest) -> None:
     """Gives accesses of fixed buffers one index."""
     loops = len(step.sizes)
@@ -361,30 +478,11 @@ def _flatten_fixed(step: LoopNest) -> None:
     step.map_accesses(flat)
 
 
-def _shape(value: Any) -> tuple[str, tuple[int, ...]]:
-    kind = ir.MemRefType(value.type)
-    return str(kind.element_type), tuple(kind.shape)
-
-
-def _temporary(value: Any) -> Buffer:
-    """The buffer of an allocation.
-
-    Raises:
-        CompileError: its size is not known at compile time.
-    """
-    try:
-        layout(value)
-        stored(str(ir.MemRefType(value.type).element_type))
-    except NotANestError as error:
-        raise CompileError(f"a buffer that cannot be planned: {error}") from None
-    return Buffer("temporary", *_shape(value))
-
-
-def _loop_sizes(maps: Sequence[Any], buffers: Sequence[Any], loops: int) -> list[int]:
+def _loop_sizes(maps: Sequence[Any], values: Sequence[Any], loops: int) -> list[int]:
     """Loop sizes: each loop is, by the definition of linalg, a plain dimension of some operand."""
     sizes: dict[int, int] = {}
-    for affine_map, buffer in zip(maps, buffers, strict=True):
-        for expression, size in zip(affine_map.results, ir.MemRefType(buffer.type).shape, strict=True):
+    for affine_map, value in zip(maps, values, strict=True):
+        for expression, size in zip(affine_map.results, shape_of(value), strict=True):
             if isinstance(expression, ir.AffineDimExpr):
                 sizes[expression.position] = size
     if len(sizes) != loops:
@@ -407,21 +505,15 @@ def _linear(expression: Any) -> Index:
     raise NotANestError(f"index {expression} is not linear")
 
 
-def _global_text(symbol: str, op: Any) -> str:
-    """A constant buffer as an LLVM global."""
-    module = op
-    while module.parent is not None:
-        module = module.parent.operation
-    table = ir.SymbolTable(module)
-    value = table[symbol].operation.attributes["initial_value"]
-    if str(value).startswith("dense_resource"):
+def _global_text(symbol: str, value: Any, attribute: Any) -> str:
+    """A constant tensor as an LLVM global."""
+    text = str(attribute)
+    if text.startswith("dense_resource"):
         raise CompileError("a constant that lies outside of the program's text")
-    kind = ir.MemRefType(op.results[0].type)
-    sizes = list(kind.shape) or [1]
-    array = str(kind.element_type)
-    for size in reversed(sizes):
+    shape = shape_of(value)
+    array = _element(value)
+    for size in reversed(shape or (1,)):
         array = f"array<{size} x {array}>"
-    array = f"!llvm.{array}"
-    if not kind.shape:
-        value = str(value).replace("tensor<", "tensor<1x")
-    return f"llvm.mlir.global internal constant @{symbol}({value}) {{alignment = 64 : i64}} : {array}"
+    if not shape:
+        text = text.replace("tensor<", "tensor<1x")
+    return f"llvm.mlir.global internal constant @{symbol}({text}) {{alignment = 64 : i64}} : !llvm.{array}"

@@ -1,16 +1,27 @@
-"""Views of buffers: which element of a base buffer each index of a memref means."""
+"""Views of buffers: which element of a base buffer each index of a tensor means.
+
+A tensor that is a reshape or a slice of another is no copy of it, but the same buffer, read otherwise::
+
+    %1 = tensor.collapse_shape %0 [[0, 1]] : tensor<4x5xf32> into tensor<20xf32>
+    %2 = tensor.extract_slice %0[0, 2] [4, 1] [1, 1] : tensor<4x5xf32> to tensor<4xf32>
+
+    %0: b[d0, d1]        dims ((4, (1, 0)),), ((5, (0, 1)),)
+    %1: b[d0 / 5, d0 % 5]     ((4, (1, 0)), (5, (0, 1))),
+    %2: b[d0, 2]              ((4, (1, 0)),),                  constants (0, 2)
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from torch_mlir import ir
 
 from torchmdla.devices.cpu.accesses import Buffer
-from torchmdla.devices.cpu.linalg.buffers import layout
+from torchmdla.errors import CompileError
 
 # A part of a view's dimension that is linear in the base buffer: its size, and the factor that its index has in each
 # of the buffer's dimensions.
@@ -19,7 +30,7 @@ Atom = tuple[int, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class View:
-    """Each dimension of the memref is a list of atoms, outermost first, like the digits of a number. ``constants`` are
+    """Each dimension of the tensor is a list of atoms, outermost first, like the digits of a number. ``constants`` are
     added to the indices of the buffer's dimensions."""
 
     buffer: Buffer
@@ -33,24 +44,91 @@ class View:
         dims = tuple(((size, unit),) if size != 1 else () for size, unit in zip(buffer.sizes, units, strict=True))
         return cls(buffer, (0,) * rank, dims)
 
-    @classmethod
-    def of_memory(cls, buffer: Buffer, value: Any) -> View:
-        """``value`` as strides over the buffer's memory: indices have one dimension, whatever the buffer's are.
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(math.prod(size for size, _ in atoms) for atoms in self.dims)
 
-        Raises:
-            NotANestError: its layout is not known at compile time.
-        """
-        strides, offset = layout(value)
-        shape = ir.MemRefType(value.type).shape
-        dims = tuple(((size, (stride,)),) if size != 1 else () for size, stride in zip(shape, strides, strict=True))
-        return cls(buffer, (offset,), dims)
+    @property
+    def is_linear(self) -> bool:
+        """Whether each dimension's index is linear in those of the buffer."""
+        return all(len(atoms) < 2 for atoms in self.dims)
+
+    def strided(self) -> View | None:
+        """The same over the buffer's memory, which has one dimension; None if a dimension has no one stride there."""
+        strides = self.buffer.strides if len(self.constants) == len(self.buffer.sizes) else (1,)
+        dims: list[tuple[Atom, ...]] = []
+        for atoms in self.dims:
+            places = [(size, sum(f * s for f, s in zip(factors, strides, strict=True))) for size, factors in atoms]
+            if any(outer != size * inner for (_, outer), (size, inner) in itertools.pairwise(places)):
+                return None
+            dims.append(((math.prod(size for size, _ in places), (places[-1][1],)),) if places else ())
+        offset = sum(c * s for c, s in zip(self.constants, strides, strict=True))
+        return View(self.buffer, (offset,), tuple(dims))
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Elements from one index of each dimension to the next, of a view of memory."""
+        return tuple(atoms[0][1][0] if atoms else 0 for atoms in self.dims)
+
+    @property
+    def is_all_in_order(self) -> bool:
+        """Whether its elements are those of the buffer, in the order in which they lie there."""
+        view = self.strided()
+        if view is None or any(view.constants):
+            return False
+        expected = [math.prod(self.shape[d + 1 :]) for d in range(len(self.dims))]
+        in_order = all(
+            size == 1 or stride == own for size, stride, own in zip(self.shape, view.strides, expected, strict=True)
+        )
+        return in_order and math.prod(self.shape) == self.buffer.count
 
 
 def viewed(view: View, op: Any) -> View | None:
     """The view that ``op`` takes of ``view``; None if it is not made of linear parts."""
-    function = _READERS.get(op.name)
-    empty = 0 in ir.MemRefType(op.results[0].type).shape
-    return function(view, op) if function and not empty else None
+    return VIEWS[op.name](view, op)
+
+
+def shape_of(value: Any) -> tuple[int, ...]:
+    """The sizes of a tensor.
+
+    Raises:
+        CompileError: they are not known at compile time.
+    """
+    kind = ir.RankedTensorType(value.type)
+    if not kind.has_static_shape:
+        raise CompileError(f"a tensor whose sizes are known only at run time: {kind}")
+    return tuple(kind.shape)
+
+
+def block(view: View, op: Any, shape: Sequence[int]) -> View | None:
+    """The block of ``view``, in the shape ``shape``, that ``op`` reads (``tensor.extract_slice``) or writes
+    (``tensor.insert_slice``); None if that is known only at run time, or not made of linear parts."""
+    dynamic = ir.ShapedType.get_dynamic_stride_or_offset()
+    offsets, sizes, strides = (
+        list(ir.DenseI64ArrayAttr(op.attributes[f"static_{name}"])) for name in ("offsets", "sizes", "strides")
+    )
+    if dynamic in (*offsets, *sizes, *strides):
+        return None
+    constants, dims = view.constants, []
+    for atoms, offset, size, stride, length in zip(view.dims, offsets, sizes, strides, view.shape, strict=True):
+        if (offset, size, stride) == (0, length, 1):
+            dims.append(atoms)
+            continue
+        if len(atoms) != 1:
+            return None
+        factors = atoms[0][1]
+        constants = tuple(c + offset * f for c, f in zip(constants, factors, strict=True))
+        dims.append(((size, tuple(f * stride for f in factors)),) if size != 1 else ())
+    return replace(view, constants=constants, dims=tuple(dims[d] for d in _kept_dims(sizes, shape)))
+
+
+def _kept_dims(sizes: Sequence[int], shape: Sequence[int]) -> list[int]:
+    """The dimensions that a slice keeps. Which of several of size 1 it drops makes no difference."""
+    kept: list[int] = []
+    for d, size in enumerate(sizes):
+        if len(kept) < len(shape) and size == shape[len(kept)]:
+            kept.append(d)
+    return kept
 
 
 def regrouped(atoms: Sequence[Atom], sizes: Sequence[int]) -> tuple[tuple[Atom, ...], ...] | None:
@@ -81,7 +159,7 @@ def _collapse(view: View, op: Any) -> View | None:
 
 
 def _expand(view: View, op: Any) -> View | None:
-    shape = list(ir.MemRefType(op.results[0].type).shape)
+    shape = shape_of(op.results[0])
     dims: list[tuple[Atom, ...]] = [] if view.dims else [()] * len(shape)
     for atoms, group in zip(view.dims, _reassociation(op), strict=True):
         parts = regrouped(atoms, [shape[d] for d in group])
@@ -95,56 +173,10 @@ def _reassociation(op: Any) -> list[list[int]]:
     return [[int(i) for i in group] for group in op.attributes["reassociation"]]
 
 
-def _subview(view: View, op: Any) -> View | None:
-    if len(op.operands) != 1:
-        return None
-    offsets, sizes, strides = (
-        list(ir.DenseI64ArrayAttr(op.attributes[f"static_{name}"])) for name in ("offsets", "sizes", "strides")
-    )
-    constants, dims = view.constants, []
-    whole = [math.prod(size for size, _ in atoms) for atoms in view.dims]
-    for atoms, offset, size, stride, length in zip(view.dims, offsets, sizes, strides, whole, strict=True):
-        if (offset, size, stride) == (0, length, 1):
-            dims.append(atoms)
-            continue
-        if len(atoms) != 1:
-            return None
-        factors = atoms[0][1]
-        constants = tuple(c + offset * f for c, f in zip(constants, factors, strict=True))
-        dims.append(((size, tuple(f * stride for f in factors)),) if size != 1 else ())
-    kept = _kept_dims(sizes, list(ir.MemRefType(op.results[0].type).shape))
-    return replace(view, constants=constants, dims=tuple(dims[d] for d in kept))
-
-
-def _kept_dims(sizes: Sequence[int], shape: Sequence[int]) -> list[int]:
-    """The dimensions that a subview keeps. Which of several of size 1 it drops makes no difference."""
-    kept: list[int] = []
-    for d, size in enumerate(sizes):
-        if len(kept) < len(shape) and size == shape[len(kept)]:
-            kept.append(d)
-    return kept
-
-
-def _reinterpret(view: View, op: Any) -> View | None:
-    """Sees all of the base buffer's memory in another shape, whatever view of it the operand is."""
-    kind = ir.MemRefType(op.results[0].type)
-    if kind != ir.MemRefType.get(kind.shape, kind.element_type) or math.prod(kind.shape) != view.buffer.count:
-        return None
-    base = View.whole(view.buffer)
-    dims = regrouped([atom for atoms in base.dims for atom in atoms], list(kind.shape))
-    return replace(base, dims=dims) if dims is not None else None
-
-
-def _transpose(view: View, op: Any) -> View | None:
-    permutation = [e.position for e in ir.AffineMapAttr(op.attributes["permutation"]).value.results]
-    return replace(view, dims=tuple(view.dims[d] for d in permutation))
-
-
-_READERS = {
-    "memref.cast": lambda view, op: view,
-    "memref.collapse_shape": _collapse,
-    "memref.expand_shape": _expand,
-    "memref.reinterpret_cast": _reinterpret,
-    "memref.subview": _subview,
-    "memref.transpose": _transpose,
+# Ops whose result is (a part of) their first operand, read otherwise.
+VIEWS: Mapping[str, Callable[[View, Any], View | None]] = {
+    "tensor.cast": lambda view, op: view,
+    "tensor.collapse_shape": _collapse,
+    "tensor.expand_shape": _expand,
+    "tensor.extract_slice": lambda view, op: block(view, op, shape_of(op.results[0])),
 }

@@ -10,18 +10,18 @@ from torchmdla.compiler.program import Program
 from torchmdla.devices.cpu.loop_program import LoopProgram
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.passes.constants import store_constant_factors
-from torchmdla.devices.cpu.passes.copies import merge_copies, remove_copies
+from torchmdla.devices.cpu.passes.copies import merge_copies
+from torchmdla.devices.cpu.passes.dead_code import remove_unread
 from torchmdla.devices.cpu.passes.elide_inserts import elide_insert_copies
 from torchmdla.devices.cpu.passes.epilogue import merge_epilogues
-from torchmdla.devices.cpu.passes.fold_initial_values import fold_initial_values
 from torchmdla.devices.cpu.passes.fold_scales import fold_scales
 from torchmdla.devices.cpu.passes.layout import block_channels
-from torchmdla.devices.cpu.passes.live_ranges import share_buffers, split_live_ranges
 from torchmdla.devices.cpu.passes.loop_invariants import hoist_loop_invariants
 from torchmdla.devices.cpu.passes.pack_activations import pack_activations
 from torchmdla.devices.cpu.passes.pack_weights import pack_weights
 from torchmdla.devices.cpu.passes.precompute import precompute_parameters
 from torchmdla.devices.cpu.passes.reroll import reroll_loops
+from torchmdla.devices.cpu.passes.share_buffers import share_buffers
 from torchmdla.devices.cpu.passes.sliced_contractions import fuse_slices, separate_slices
 from torchmdla.devices.cpu.passes.split_reduction import split_reductions
 from torchmdla.devices.cpu.passes.tile_fusion import fuse_by_tiles
@@ -47,13 +47,10 @@ def _lanes(function: Callable[[LoopProgram, int], object]) -> Pass:
     return Pass(function.__name__.replace("_", "-"), lambda steps, machine: function(steps, machine.vector_bytes // 4))
 
 
-# What each step computes, and in which layout. Values are told apart first, so that passes may move one without the
-# other. Layouts change before epilogues merge, and both before packing, which then finds every step that depends on
-# parameters alone.
+# What each step computes, and in which layout. Layouts change before epilogues merge, and both before packing, which
+# then finds every step that depends on parameters alone.
 REWRITES = (
-    _plain(remove_copies),
-    _plain(split_live_ranges),
-    _plain(fold_initial_values),
+    _plain(remove_unread),
     _plain(store_constant_factors),
     _plain(elide_insert_copies),
     _lanes(block_channels),

@@ -7,7 +7,7 @@ from dataclasses import replace
 from torchmdla.devices.cpu.accesses import Access, Buffer
 from torchmdla.devices.cpu.expressions import gathering
 from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, Packing, Step
-from torchmdla.devices.cpu.passes.fold_initial_values import remove_unread
+from torchmdla.devices.cpu.passes.dead_code import remove_unread
 
 # A pack may be this many times as large as the parameters that it is made of: a bias that fills an image is not packed.
 _MOST_GROWTH = 2

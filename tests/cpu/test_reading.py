@@ -1,0 +1,126 @@
+"""Linalg on tensors as a loop program: what has a buffer of its own, and what is written where."""
+
+from __future__ import annotations
+
+import pytest
+from torch_mlir import ir
+
+from torchmdla.compiler.mlir import new_context
+from torchmdla.compiler.program import Argument, Program, Result, Target
+from torchmdla.devices.cpu.linalg.fusion import fuse
+from torchmdla.devices.cpu.linalg.reading import read_program
+from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, OutlinedRegion, is_copy
+from torchmdla.devices.cpu.printer import program_text
+from torchmdla.devices.cpu.verifier import verify
+
+MAP = "affine_map<(d0, d1) -> (d0, d1)>"
+PARALLEL = f'{{indexing_maps = [{MAP}, {MAP}], iterator_types = ["parallel", "parallel"]}}'
+
+
+def double(result: str, source: str, shape: str) -> str:
+    kind = f"tensor<{shape}xf32>"
+    return f"""
+      {result}_empty = tensor.empty() : {kind}
+      {result} = linalg.generic {PARALLEL} ins({source} : {kind}) outs({result}_empty : {kind}) {{
+        ^bb0(%in: f32, %out: f32):
+          %sum = arith.addf %in, %in : f32
+          linalg.yield %sum : f32
+      }} -> {kind}
+    """
+
+
+def read(body: str, results: dict[str, str], *shapes: str) -> LoopProgram:
+    """The steps of a function of tensors ``%a0`` … of 32-bit floats, whose sizes are given as ``4x5``; so are those of
+    its results."""
+    arguments = ", ".join(f"%a{k}: tensor<{shape}xf32>" for k, shape in enumerate(shapes))
+    kinds = ", ".join(f"tensor<{shape}xf32>" for shape in results.values())
+    values = ", ".join(name.rstrip("'") for name in results)
+    text = f"func.func @forward({arguments}) -> ({kinds}) {{ {body} return {values} : {kinds} }}"
+    given = tuple(Argument("input", "float32", tuple(map(int, shape.split("x")))) for shape in shapes)
+    made = tuple(Result("float32", tuple(map(int, shape.split("x")))) for shape in results.values())
+    with new_context(), ir.Location.unknown():
+        module = ir.Module.parse(text)
+        fuse(module)
+        steps = read_program(module, Program("", given, made, Target("cpu")))
+    verify(steps, "reading")
+    return steps
+
+
+INSERT = "%s = tensor.insert_slice %a1 into {} [0, 1] [4, 2] [1, 1] : tensor<4x2xf32> into tensor<4x5xf32>"
+
+# Ops, results, arguments, and how many steps do nothing but copy.
+COPIES = {
+    "an argument is returned": ("", {"%a0": "4x5"}, ("4x5",), 1),
+    "a value is returned twice": (double("%r", "%a0", "4x5"), {"%r": "4x5", "%r'": "4x5"}, ("4x5",), 1),
+    "an argument is changed": (INSERT.format("%a0"), {"%s": "4x5"}, ("4x5", "4x2"), 2),
+    "the last use changes a value": (
+        double("%r", "%a0", "4x5") + INSERT.format("%r"), {"%s": "4x5"}, ("4x5", "4x2"), 1,
+    ),
+    "a value is changed and read": (
+        double("%r", "%a0", "4x5") + INSERT.format("%r") + double("%t", "%r", "4x5"),
+        {"%s": "4x5", "%t": "4x5"}, ("4x5", "4x2"), 2,
+    ),
+    "a view of a changed value is read": (
+        double("%r", "%a0", "4x5")
+        + "%view = tensor.collapse_shape %r [[0, 1]] : tensor<4x5xf32> into tensor<20xf32>\n"
+        + INSERT.format("%r"),
+        {"%s": "4x5", "%view": "20"}, ("4x5", "4x2"), 2,
+    ),
+    "a slice of what has no strides": (
+        """%s = tensor.extract_slice %a0[0, 1] [4, 3] [1, 1] : tensor<4x5xf32> to tensor<4x3xf32>
+        %c = tensor.collapse_shape %s [[0, 1]] : tensor<4x3xf32> into tensor<12xf32>
+        %p = tensor.extract_slice %c[2] [5] [1] : tensor<12xf32> to tensor<5xf32>""",
+        {"%p": "5"}, ("4x5",), 2,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_only_what_is_read_later_is_copied_before_a_change(name: str) -> None:
+    body, results, shapes, copies = COPIES[name]
+    steps = read(body, results, *shapes)
+    assert sum(map(is_copy, steps.steps)) == copies, program_text(steps)
+
+
+def test_a_tensor_of_one_number_is_that_number_and_a_reduction_starts_from_it() -> None:
+    body = """
+      %zero = arith.constant 0.0 : f32
+      %ones = arith.constant dense<1.0> : tensor<4x5xf32>
+      %row = tensor.empty() : tensor<4xf32>
+      %start = linalg.fill ins(%zero : f32) outs(%row : tensor<4xf32>) -> tensor<4xf32>
+      %r = linalg.generic {
+          indexing_maps = [
+            affine_map<(d0, d1) -> (d0, d1)>, affine_map<(d0, d1) -> (d0, d1)>, affine_map<(d0, d1) -> (d0)>
+          ],
+          iterator_types = ["parallel", "reduction"]
+      } ins(%a0, %ones : tensor<4x5xf32>, tensor<4x5xf32>) outs(%start : tensor<4xf32>) {
+        ^bb0(%in: f32, %one: f32, %out: f32):
+          %product = arith.mulf %in, %one : f32
+          %sum = arith.addf %out, %product : f32
+          linalg.yield %sum : f32
+      } -> tensor<4xf32>
+    """
+    steps = read(body, {"%r": "4"}, "4x5")
+    (step,) = steps.steps
+    assert isinstance(step, LoopNest) and step.initial is not None
+    assert step.initial.payload == 0.0 and len(step.inputs) == 1
+
+
+def test_a_region_says_what_it_reads_and_what_it_writes() -> None:
+    body = """
+      %c0 = arith.constant 0 : index
+      %c1 = arith.constant 1 : index
+      %c4 = arith.constant 4 : index
+      %r = scf.for %k = %c1 to %c4 step %c1 iter_args(%t = %a0) -> (tensor<4xf32>) {
+        %last = arith.subi %k, %c1 : index
+        %before = tensor.extract %t[%last] : tensor<4xf32>
+        %own = tensor.extract %a1[%k] : tensor<4xf32>
+        %sum = arith.addf %before, %own : f32
+        %next = tensor.insert %sum into %t[%k] : tensor<4xf32>
+        scf.yield %next : tensor<4xf32>
+      }
+    """
+    steps = read(body, {"%r": "4"}, "4", "4")
+    (region,) = (step for step in steps.steps if isinstance(step, OutlinedRegion))
+    assert {buffer.kind for buffer in region.inputs} == {"input"}
+    assert [buffer.kind for buffer in region.outputs] == ["result"]
