@@ -61,6 +61,8 @@ class Size:
     __radd__ = __add__
 
     def __mul__(self, other: int | Size) -> int | Size:
+        if not isinstance(other, Size):
+            return Size(tuple((e, f * other) for e, f in self.terms)) if other else 0
         pairs = itertools.product(self.terms, _terms(other, len(self.terms[0][0])))
         return _collected([(tuple(map(sum, zip(a, b, strict=True))), x * y) for (a, x), (b, y) in pairs])
 

@@ -100,10 +100,18 @@ class Access:
         return replace(self, indices=tuple(indices))
 
     def flat(self, loops: int) -> AffineExpr:
-        """The element's place in the buffer's memory."""
-        pairs = list(zip(self.indices, self.buffer.strides, strict=True))
-        factors = tuple(sum(index.factors[loop] * stride for index, stride in pairs) for loop in range(loops))
-        return AffineExpr(factors, sum(index.constant * stride for index, stride in pairs))
+        """The element's place in the buffer's memory, by a nest of so many loops. The only index of a buffer of several
+        dimensions is that place already."""
+        if len(self.indices) == 1:
+            return self.indices[0]
+        known = self.__dict__.get("_flat")
+        if known is None or known[0] is not self.buffer.sizes:
+            pairs = list(zip(self.indices, self.buffer.strides, strict=True))
+            factors = tuple(sum(index.factors[loop] * stride for index, stride in pairs) for loop in range(loops))
+            known = self.buffer.sizes, AffineExpr(factors, sum(index.constant * stride for index, stride in pairs))
+            self.__dict__["_flat"] = known
+        flat: AffineExpr = known[1]
+        return flat
 
 
 @dataclass(frozen=True)

@@ -178,6 +178,8 @@ def _ordered(roots: Iterable[Expression]) -> Iterator[Expression]:
 
 def substituted(roots: Sequence[Expression], replacements: Mapping[Expression, Expression]) -> tuple[Expression, ...]:
     """``roots`` with other expressions in the place of some."""
+    if not replacements:
+        return tuple(roots)
     made: dict[Expression, Expression] = {}
     for expression in contents(tuple(roots)).expressions:
         same = replacements.get(expression)
@@ -199,17 +201,19 @@ def rewritten(
 
 def accessing(roots: Sequence[Expression], function: Callable[[Access], Access]) -> tuple[Expression, ...]:
     """``roots`` with other accesses in their loads."""
-    return rewritten(roots, lambda e: load(function(e.payload)) if e.op == "load" else None)
+    moved = {access: function(access) for access in contents(tuple(roots)).loads}
+    return substituted(roots, {load(old): load(new) for old, new in moved.items() if new is not old})
 
 
 def gathering(roots: Sequence[Expression], function: Callable[[TableAccess], TableAccess]) -> tuple[Expression, ...]:
     """``roots`` with other tables."""
-    return rewritten(
-        roots,
-        lambda e: gather(function(e.payload), e.operands) if e.op == "gather" else None,
-    )
+    if not contents(tuple(roots)).tables:
+        return tuple(roots)
+    return rewritten(roots, lambda e: gather(function(e.payload), e.operands) if e.op == "gather" else None)
 
 
 def reindexed(roots: Sequence[Expression], function: Callable[[int], int]) -> tuple[Expression, ...]:
     """``roots`` with other loops where indices are values."""
+    if not contents(tuple(roots)).loops:
+        return tuple(roots)
     return rewritten(roots, lambda e: index(function(e.payload)) if e.op == "index" else None)

@@ -471,9 +471,7 @@ def _flatten_fixed(step: LoopNest) -> None:
     loops = len(step.sizes)
 
     def flat(access: Access) -> Access:
-        if not access.buffer.fixed or len(access.indices) == 1 != len(access.buffer.sizes):
-            return access
-        return replace(access, indices=(access.flat(loops),))
+        return replace(access, indices=(access.flat(loops),)) if access.buffer.fixed else access
 
     step.map_accesses(flat)
 

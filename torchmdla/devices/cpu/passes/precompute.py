@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from torchmdla.devices.cpu.accesses import Access, Buffer
 from torchmdla.devices.cpu.expressions import gathering
-from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, Packing, Step
+from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, Packing, Step, Users
 from torchmdla.devices.cpu.passes.dead_code import remove_unread
 
 # A pack may be this many times as large as the parameters that it is made of: a bias that fills an image is not packed.
@@ -17,9 +17,10 @@ def precompute_parameters(steps: LoopProgram) -> None:
     """Turns temporaries that depend on nothing but parameters into packed buffers, each with the steps that make it."""
     makers = parameter_values(steps)
     packed: dict[Buffer, Buffer] = {}
+    users = Users(steps.steps)
     for buffer in makers:
         recipe = _recipe(buffer, makers)
-        if _is_read(steps, buffer, makers) and _is_worth_it(buffer, recipe):
+        if _is_read(users, buffer, makers) and _is_worth_it(buffer, recipe):
             packed[buffer] = Buffer("packed", buffer.element, buffer.sizes, position=len(steps.packings))
             ordered = [s for s in steps.steps if s in recipe]
             steps.packings.append(Packing(packed[buffer], [_writing(s, buffer, packed[buffer]) for s in ordered]))
@@ -80,9 +81,9 @@ def _recipe(buffer: Buffer, makers: dict[Buffer, list[LoopNest]]) -> set[Step]:
     return steps
 
 
-def _is_read(steps: LoopProgram, buffer: Buffer, makers: dict[Buffer, list[LoopNest]]) -> bool:
+def _is_read(users: Users, buffer: Buffer, makers: dict[Buffer, list[LoopNest]]) -> bool:
     """Whether a nest that is no part of any recipe reads a buffer, and nothing but nests does."""
-    readers = [s for s in steps.steps if buffer in s.reads]
+    readers = [s for s in users.of(buffer) if buffer in s.reads]
     nests = all(isinstance(s, LoopNest) for s in readers)
     return nests and any(not all(b in makers for b in s.writes) for s in readers)
 

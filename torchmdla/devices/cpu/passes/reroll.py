@@ -196,6 +196,7 @@ class _Loop:
 
     def __init__(self, iterations: Sequence[Sequence[Step]], operands: _Operands) -> None:
         self._iterations = iterations
+        _check_neighbours(*map(operands.of, iterations[:2]))
         columns = list(zip(*map(operands.of, iterations), strict=True))
         self._values: list[_Values] = []
         self._made: dict[Buffer, tuple[_Values, int]] = {}
@@ -292,6 +293,13 @@ class _Loop:
             _replace_accesses(nest, [moved(access) for access in nest.accesses])
         steps = tuple(step for step in first if isinstance(step, LoopNest | TileLoop))
         return RepeatLoop(len(self._iterations), steps, tuple(views.values()))
+
+
+def _check_neighbours(first: Sequence[_Operand], second: Sequence[_Operand]) -> None:
+    """What of a loop shows in two iterations, at little cost: only temporaries may be others."""
+    for one, other in zip(first, second, strict=True):
+        if one.buffer is not other.buffer and not (_is_free(one.buffer) and _is_free(other.buffer)):
+            raise _NoLoop
 
 
 class _NoLoop(Exception):
