@@ -66,6 +66,20 @@ COPIES = {
         + INSERT.format("%r"),
         {"%s": "4x5", "%view": "20"}, ("4x5", "4x2"), 2,
     ),
+    "nothing is padded": (
+        """%pad = arith.constant 0.5 : f32
+        %r = tensor.pad %a0 low[1] high[0] {
+          ^bb0(%k: index): tensor.yield %pad : f32
+        } : tensor<0xf32> to tensor<1xf32>""",
+        {"%r": "1"}, ("0",), 0,
+    ),
+    "nothing is reshaped": (
+        "%r = tensor.collapse_shape %a0 [[0, 1]] : tensor<4x0xf32> into tensor<0xf32>", {"%r": "0"}, ("4x0",), 0,
+    ),
+    "nothing is sliced": (
+        "%r = tensor.extract_slice %a0[3, 0] [0, 5] [1, 1] : tensor<4x5xf32> to tensor<0x5xf32>",
+        {"%r": "0x5"}, ("4x5",), 0,
+    ),
     "a slice of what has no strides": (
         """%s = tensor.extract_slice %a0[0, 1] [4, 3] [1, 1] : tensor<4x5xf32> to tensor<4x3xf32>
         %c = tensor.collapse_shape %s [[0, 1]] : tensor<4x3xf32> into tensor<12xf32>

@@ -203,9 +203,8 @@ class _Reader:
 
     def _view(self, op: Any) -> None:
         source, result = op.operands[0], op.results[0]
-        shape_of(result)
-        if source in self._uniform:
-            self._uniform[result] = self._uniform[source]
+        if source in self._uniform or 0 in shape_of(result):
+            self._uniform[result] = self._uniform.get(source)
             return
         view = self._view_of(source)
         found = viewed(view, op)
@@ -247,6 +246,8 @@ class _Reader:
         whole = self._filled(result, padding)
         self._views[result] = whole
         low, sizes = list(ir.DenseI64ArrayAttr(op.attributes["static_low"])), shape_of(source)
+        if 0 in sizes:
+            return
         dims = tuple(((size, atoms[0][1]),) if size != 1 else () for size, atoms in zip(sizes, whole.dims, strict=True))
         self._write(source, replace(whole, constants=tuple(low), dims=dims))
 
