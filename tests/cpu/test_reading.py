@@ -80,6 +80,16 @@ COPIES = {
         "%r = tensor.extract_slice %a0[3, 0] [0, 5] [1, 1] : tensor<4x5xf32> to tensor<0x5xf32>",
         {"%r": "0x5"}, ("4x5",), 0,
     ),
+    "the only row is sliced in steps": (
+        "%r = tensor.extract_slice %a0[0, 0] [1, 5] [2, 1] : tensor<1x5xf32> to tensor<1x5xf32>",
+        {"%r": "1x5"}, ("1x5",), 1,
+    ),
+    "an element of what has no strides": (
+        """%s = tensor.extract_slice %a0[0, 1] [4, 3] [1, 1] : tensor<4x5xf32> to tensor<4x3xf32>
+        %c = tensor.collapse_shape %s [[0, 1]] : tensor<4x3xf32> into tensor<12xf32>
+        %p = tensor.extract_slice %c[7] [1] [1] : tensor<12xf32> to tensor<1xf32>""",
+        {"%p": "1"}, ("4x5",), 1,
+    ),
     "a slice of what has no strides": (
         """%s = tensor.extract_slice %a0[0, 1] [4, 3] [1, 1] : tensor<4x5xf32> to tensor<4x3xf32>
         %c = tensor.collapse_shape %s [[0, 1]] : tensor<4x3xf32> into tensor<12xf32>

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -114,12 +114,19 @@ def block(view: View, op: Any, shape: Sequence[int]) -> View | None:
         if (offset, size, stride) == (0, length, 1):
             dims.append(atoms)
             continue
-        if len(atoms) != 1:
+        if len(atoms) > 1 and size != 1:
             return None
-        factors = atoms[0][1]
-        constants = tuple(c + offset * f for c, f in zip(constants, factors, strict=True))
-        dims.append(((size, tuple(f * stride for f in factors)),) if size != 1 else ())
+        for place, factors in _digits(atoms, offset):
+            constants = tuple(c + place * f for c, f in zip(constants, factors, strict=True))
+        dims.append(((size, tuple(f * stride for f in atoms[0][1])),) if size != 1 else ())
     return replace(view, constants=constants, dims=tuple(dims[d] for d in _kept_dims(sizes, shape)))
+
+
+def _digits(atoms: Sequence[Atom], place: int) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Each atom's part of an index, with its factors."""
+    for length, factors in reversed(atoms):
+        place, digit = divmod(place, length)
+        yield digit, factors
 
 
 def _kept_dims(sizes: Sequence[int], shape: Sequence[int]) -> list[int]:
