@@ -168,14 +168,26 @@ def _plainly(info: Any, sample: Any) -> Call:
 
 
 def _refused(info: Any, sample: Any) -> Call | None:
-    # Tensors that share memory with one another are refused, their copies are not.
     found = _calling(info.op, sample)
-    function, tensors = on_tensors(*found)
-    try:
-        function(*map(copied, tensors))
-    except Exception:
-        return found
-    return None
+    return None if _runs(found) else found
+
+
+def _strided(info: Any, sample: Any) -> Call | None:
+    # Some operators want their inputs contiguous.
+    found = _calling(info.op, sample)
+    return found if _runs(found) else None
+
+
+def _runs(call: Call) -> bool:
+    """Whether eager runs a call on copies of its tensors, of which none share memory."""
+    function, tensors = on_tensors(*call)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            function(*map(copied, tensors))
+        except Exception:
+            return False
+    return True
 
 
 def _calling(function: Callable[..., Any], sample: Any) -> Call:
@@ -204,7 +216,8 @@ def _into(info: Any, sample: Any) -> Call | None:
         *given, out = arguments
         return info.op(*given, **keywords, out=out)
 
-    return call, ((sample.input, *sample.args, places if isinstance(made, tuple) else places[0]), sample.kwargs)
+    found = call, ((sample.input, *sample.args, places if isinstance(made, tuple) else places[0]), sample.kwargs)
+    return found if _runs(found) else None
 
 
 def _result(info: Any, sample: Any) -> Any:
@@ -229,7 +242,9 @@ FORMS: Mapping[str, Form] = {
     "plain": Form("as a function", _always, _samples, _plainly),
     "inplace": Form("writing to its input", lambda info: info.inplace_variant is not None, _samples, _in_place),
     "out": Form("writing to what out= gives", lambda info: bool(info.supports_out), _samples, _into),
-    "strided": Form("inputs that are not contiguous", _always, _strided_samples, _plainly),
+    "strided": Form(
+        "inputs that are not contiguous", lambda info: "sparse" not in info.name, _strided_samples, _strided
+    ),
     "errors": Form(
         "inputs that eager refuses", lambda info: info.error_inputs_func is not None, _error_samples, _refused, True
     ),
