@@ -52,7 +52,10 @@ def call(random: Random, find: Find) -> str:
         for argument, value in zip(schema, arguments, strict=False)
     ]
     space, _, rest = name.partition("::")
-    return f"torch.ops.{space}.{rest.partition('.')[0]}({', '.join(parts)})"
+    function = rest.partition(".")[0]
+    # What makes a tensor of nothing makes it on the default device by its own name alone.
+    prefix = "torch" if not tensors and hasattr(torch, function) else f"torch.ops.{space}"
+    return f"{prefix}.{function}({', '.join(parts)})"
 
 
 def _varied(name: str, tensors: list[Tensor]) -> set[int]:
