@@ -7,6 +7,7 @@ from torch_mlir import ir
 
 from torchmdla.compiler.mlir import new_context
 from torchmdla.compiler.program import Argument, Program, Result, Target
+from torchmdla.devices.cpu.accesses import Access, Buffer
 from torchmdla.devices.cpu.linalg.fusion import fuse
 from torchmdla.devices.cpu.linalg.reading import read_program
 from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, OutlinedRegion, is_copy
@@ -148,3 +149,9 @@ def test_a_region_says_what_it_reads_and_what_it_writes() -> None:
     (region,) = (step for step in steps.steps if isinstance(step, OutlinedRegion))
     assert {buffer.kind for buffer in region.inputs} == {"input"}
     assert [buffer.kind for buffer in region.outputs] == ["result"]
+
+
+def test_the_element_of_a_tensor_without_dimensions_is_found_by_nests_of_any_loops() -> None:
+    element = Access(Buffer("input", "f32", ()), ())
+    assert element.flat(0).factors == ()
+    assert element.flat(2).factors == (0, 0)

@@ -102,8 +102,8 @@ class Access:
     def flat(self, loops: int) -> AffineExpr:
         """The element's place in the buffer's memory, by a nest of so many loops. The only index of a buffer of several
         dimensions is that place already."""
-        if len(self.indices) == 1:
-            return self.indices[0]
+        if len(self.indices) < 2:
+            return self.indices[0] if self.indices else AffineExpr((0,) * loops)
         known = self.__dict__.get("_flat")
         if known is None or known[0] is not self.buffer.sizes:
             pairs = list(zip(self.indices, self.buffer.strides, strict=True))
