@@ -19,6 +19,8 @@ namespace prim = c10::prim;
 
 namespace {
 
+// On nodes that are ops in place once groups stand: whether what they write is a view, which is a
+// copy then.
 c10::Symbol mark() {
   static const auto symbol = c10::Symbol::attr("in_place");
   return symbol;
@@ -164,7 +166,8 @@ private:
   }
 
   bool is_seen_later(const Value* value, const Node* writer) const {
-    return is_seen(value, writer, [](const Use&) { return false; });
+    return is_seen(value, writer,
+                   [&](const Use& use) { return use.user == writer && use.offset == 0; });
   }
 
   // Whether the user of a value may keep it where no use of a value tells of it.
@@ -198,14 +201,65 @@ private:
 // ---------------------------------------------------------------------------------
 
 // The op that returns a new tensor, before `node`; null if the device takes none.
-Node* insert_functional(Node* node, const DeviceTable& table) {
-  auto* made = node->owningGraph()->create(*functional_kind(node->kind()), node->inputs());
+Node* insert_taken(Node* node, c10::Symbol kind, c10::ArrayRef<Value*> inputs,
+                   const c10::TypePtr& type, const DeviceTable& table) {
+  auto* made = node->owningGraph()->create(kind, inputs);
   made->copyMetadata(node)->insertBefore(node);
-  made->output()->setType(node->output()->type());
+  made->output()->setType(type);
   const auto* schema = made->maybeSchema();
-  if (schema && !schema->returns()[0].alias_info() && table.rule(made)) return made->i_(mark(), 1);
+  if (schema && !schema->returns()[0].alias_info() && table.rule(made)) return made;
   made->destroy();
   return nullptr;
+}
+
+// The op that returns a tensor with something else in the place of a view; it takes that, too,
+// behind the view's first argument.
+std::optional<c10::Symbol> scatter_kind(c10::Symbol view) {
+  if (view == aten::slice) return aten::slice_scatter;
+  if (view == aten::select) return aten::select_scatter;
+  return std::nullopt;
+}
+
+// The views of `block` through which `value` is a part of a tensor, the last one first.
+std::vector<Node*> views_behind(const Value* value, const Block* block) {
+  std::vector<Node*> views;
+  for (auto* node = value->node();
+       scatter_kind(node->kind()) && node->owningBlock() == block && is_tensor(node->input(0));
+       node = node->input(0)->node())
+    views.push_back(const_cast<Node*>(node));
+  return views;
+}
+
+// What `node` makes of the tensor that it writes to through `views`, by ops that write nothing,
+// before it; null if the device does not take them.
+Value* insert_functional(Node* node, const std::vector<Node*>& views, const DeviceTable& table) {
+  auto* first = insert_taken(node, *functional_kind(node->kind()), node->inputs(),
+                             node->output()->type(), table);
+  if (!first) return nullptr;
+  std::vector<Node*> made{first->i_(mark(), !views.empty())};
+  for (auto* view : views) {
+    std::vector<Value*> inputs(view->inputs().begin(), view->inputs().end());
+    inputs.insert(inputs.begin() + 1, made.back()->output());
+    auto* scatter =
+        insert_taken(node, *scatter_kind(view->kind()), inputs, view->input(0)->type(), table);
+    if (!scatter) {
+      std::for_each(made.rbegin(), made.rend(), [](Node* one) { one->destroy(); });
+      return nullptr;
+    }
+    made.push_back(scatter);
+  }
+  return made.back()->output();
+}
+
+// `views` of `whole`, before `node`: what is written through them later is written to that.
+Value* taken_again(Value* whole, const std::vector<Node*>& views, Node* node) {
+  if (!node->output()->hasUses()) return whole;
+  for (auto view = views.rbegin(); view != views.rend(); ++view) {
+    auto* copy = node->owningGraph()->createClone(*view, [](Value* value) { return value; });
+    copy->insertBefore(node)->replaceInput(0, whole);
+    whole = copy->output();
+  }
+  return whole;
 }
 
 void make_functional(Block* block, const DeviceTable& table, const NodeSet& left_out) {
@@ -215,14 +269,15 @@ void make_functional(Block* block, const DeviceTable& table, const NodeSet& left
     for (auto* inner : node->blocks())
       make_functional(inner, table, left_out);
     if (!is_in_place(node) || left_out.count(node)) continue;
-    auto* written = node->input(0);
+    const auto views = views_behind(node->input(0), block);
+    auto* written = views.empty() ? node->input(0) : views.back()->input(0);
     if (written->node()->owningBlock() != block || !sharing.is_new(written) ||
         sharing.is_seen(written, node))
       continue;
-    auto* made = insert_functional(node, table);
-    if (!made) continue;
-    written->replaceAllUsesAfterNodeWith(node, made->output());
-    node->output()->replaceAllUsesWith(made->output());
+    auto* whole = insert_functional(node, views, table);
+    if (!whole) continue;
+    written->replaceAllUsesAfterNodeWith(node, whole);
+    node->output()->replaceAllUsesWith(taken_again(whole, views, node));
     node->destroy();
   }
 }
@@ -233,7 +288,7 @@ void restore(Node* node) {
   auto* made = graph->create(
       c10::Symbol::fromQualString(std::string(node->kind().toQualString()) + '_'), node->inputs());
   made->copyMetadata(node)->insertBefore(node);
-  if (self->uses().size() > 2 || self->node()->kind() == prim::Param) {
+  if (node->i(mark()) || self->uses().size() > 2 || self->node()->kind() == prim::Param) {
     torch::jit::WithInsertPoint before(made);
     auto* copy = graph->insertNode(graph->create(aten::clone, {self, graph->insertConstant({})}));
     copy->copyMetadata(node)->output()->setType(self->type());

@@ -19,6 +19,8 @@ std::optional<c10::Symbol> functional_kind(c10::Symbol kind);
 
 // Replaces an op in place by the op that returns a new tensor, and every later use of what it wrote
 // by that, where the device takes the op and nothing else that shares the memory is used any more.
+// Of what is written through slices (`mask[a:b, c:d] = k`) so is the whole tensor, by one that has
+// the new part in its place.
 // The groups that are formed then see no writes. What the two ops differ in (an op in place keeps
 // its tensor's dtype and strides, and raises where it cannot) is kept: the new nodes are marked,
 // and `restore_in_place` is due once groups stand.

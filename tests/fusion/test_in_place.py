@@ -131,6 +131,51 @@ def conditional(x: Tensor, y: Tensor) -> Tensor:
     return z * 2
 
 
+def check(function: Callable[..., Any], inputs: Sequence[Tensor]) -> None:
+    """In the recorded run, compiled, and in the interpreter; called with other tensors before."""
+    scripted = warmed_up(torch.jit.script(function), _F, _F)
+    expected = error_of(function, *inputs)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # bfloat16 is not taken: that falls back and says so
+        for enabled in (True, True, False):
+            with torchmdla.enabled(enabled):
+                if expected is None:
+                    assert_matches(scripted(*inputs), function(*inputs))
+                else:
+                    assert expected in (error_of(scripted, *inputs) or "")
+
+
+def window(x: Tensor, y: Tensor) -> Tensor:
+    z = x * 2
+    z[1:3, 2:] = y[:2, :4]
+    z[:, 0] = 0.5
+    z[-1:, ::2] *= 3
+    return z + 1
+
+
+def rows(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    z = x * 2
+    before = z.sum(0)
+    z[1].add_(y[0]).mul_(2)
+    z[0] = z[1] + before
+    return z * 2, before
+
+
+def seen_by_another_view(x: Tensor, y: Tensor) -> Tensor:
+    z = x * 2
+    row = z[1]
+    z[:, 2:] = y[:, 2:]
+    row.mul_(2)
+    return z + row
+
+
+def moved_within(x: Tensor, y: Tensor) -> Tensor:
+    z = x * 2
+    z[1:] = z[:-1] * 2
+    z[:, 1:] = z[:, :1]
+    return z + y
+
+
 _F, _I = torch.linspace(-2, 2, 24).view(4, 6), torch.arange(24).view(4, 6) + 1
 
 _INPUTS = {
@@ -154,20 +199,49 @@ _INPUTS = {
 
 @pytest.mark.parametrize("inputs", [pytest.param(inputs, id=name) for name, inputs in _INPUTS.items()])
 @pytest.mark.parametrize(
-    "function", [arithmetic, compared, divided, read_before, replaced, indexed, masked, conditional]
+    "function",
+    [
+        arithmetic,
+        compared,
+        divided,
+        read_before,
+        replaced,
+        indexed,
+        masked,
+        conditional,
+    ],
 )
 def test_dtypes_strides_and_errors_are_those_in_place(function, inputs):
-    """In the recorded run, compiled, and in the interpreter; called with other tensors before."""
-    scripted = warmed_up(torch.jit.script(function), _F, _F)
-    expected = error_of(function, *inputs)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # bfloat16 is not taken: that falls back and says so
-        for enabled in (True, True, False):
-            with torchmdla.enabled(enabled):
-                if expected is None:
-                    assert_matches(scripted(*inputs), function(*inputs))
-                else:
-                    assert expected in (error_of(scripted, *inputs) or "")
+    check(function, inputs)
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [pytest.param(given, id=name) for name, given in _INPUTS.items() if given[0].shape == given[1].shape == _F.shape],
+)
+@pytest.mark.parametrize("function", [window, rows, seen_by_another_view, moved_within])
+def test_what_is_written_through_slices(function, inputs):
+    check(function, inputs)
+
+
+def numbered_windows(x: Tensor) -> Tensor:
+    """The mask of attention in shifted windows, as Swin makes it."""
+    mask = x.new_zeros(x.shape)
+    number = 0
+    for rows in (slice(0, -2), slice(-2, -1), slice(-1, None)):
+        for columns in (slice(0, -2), slice(-2, -1), slice(-1, None)):
+            mask[rows, columns] = number
+            number += 1
+    return torch.relu(x) * 2 + (mask.unsqueeze(0) - mask.unsqueeze(1)).sum(0)
+
+
+def test_a_mask_that_is_written_by_slices_takes_no_group_apart() -> None:
+    traced = torch.jit.trace(numbered_windows, (_F,), check_trace=False)
+    for _ in range(3):
+        assert_matches(traced(_F), numbered_windows(_F))
+    assert len(groups(traced.graph_for(_F))) == 1
+    assert torchmdla.stats().fallbacks == {}
+    assert torchmdla.stats().specialisations == 1
 
 
 # --- lists and tuples ----------------------------------------------------------------------------------
