@@ -221,12 +221,12 @@ std::optional<c10::Symbol> scatter_kind(c10::Symbol view) {
 }
 
 // The views of `block` through which `value` is a part of a tensor, the last one first.
-std::vector<Node*> views_behind(const Value* value, const Block* block) {
+std::vector<Node*> views_behind(Value* value, const Block* block) {
   std::vector<Node*> views;
   for (auto* node = value->node();
        scatter_kind(node->kind()) && node->owningBlock() == block && is_tensor(node->input(0));
        node = node->input(0)->node())
-    views.push_back(const_cast<Node*>(node));
+    views.push_back(node);
   return views;
 }
 

@@ -199,17 +199,7 @@ _INPUTS = {
 
 @pytest.mark.parametrize("inputs", [pytest.param(inputs, id=name) for name, inputs in _INPUTS.items()])
 @pytest.mark.parametrize(
-    "function",
-    [
-        arithmetic,
-        compared,
-        divided,
-        read_before,
-        replaced,
-        indexed,
-        masked,
-        conditional,
-    ],
+    "function", [arithmetic, compared, divided, read_before, replaced, indexed, masked, conditional]
 )
 def test_dtypes_strides_and_errors_are_those_in_place(function, inputs):
     check(function, inputs)

@@ -242,6 +242,7 @@ FORMS: Mapping[str, Form] = {
     "plain": Form("as a function", _always, _samples, _plainly),
     "inplace": Form("writing to its input", lambda info: info.inplace_variant is not None, _samples, _in_place),
     "out": Form("writing to what out= gives", lambda info: bool(info.supports_out), _samples, _into),
+    # Sparse tensors are neither: PyTorch raises where it makes such samples of them.
     "strided": Form(
         "inputs that are not contiguous", lambda info: "sparse" not in info.name, _strided_samples, _strided
     ),

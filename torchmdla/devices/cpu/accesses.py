@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
@@ -78,6 +78,8 @@ class Access:
 
     buffer: Buffer
     indices: tuple[AffineExpr, ...]
+    # What `flat` has found, for these sizes of the buffer.
+    _flat: tuple[tuple[int, ...], AffineExpr] | None = field(default=None, init=False, repr=False, compare=False)
 
     @classmethod
     def of_loops(cls, buffer: Buffer, loops: Iterable[int], count: int) -> Access:
@@ -104,14 +106,13 @@ class Access:
         dimensions is that place already."""
         if len(self.indices) < 2:
             return self.indices[0] if self.indices else AffineExpr((0,) * loops)
-        known = self.__dict__.get("_flat")
+        known = self._flat
         if known is None or known[0] is not self.buffer.sizes:
             pairs = list(zip(self.indices, self.buffer.strides, strict=True))
             factors = tuple(sum(index.factors[loop] * stride for index, stride in pairs) for loop in range(loops))
             known = self.buffer.sizes, AffineExpr(factors, sum(index.constant * stride for index, stride in pairs))
-            self.__dict__["_flat"] = known
-        flat: AffineExpr = known[1]
-        return flat
+            object.__setattr__(self, "_flat", known)
+        return known[1]
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ def outline(op: Any, symbol: str) -> Region:
     """
     if any(isinstance(result.type, ir.IndexType) for result in op.results):
         raise CompileError("control flow that makes new sizes", diagnostic=op.name)
-    captured = [value for value in _captured(op) if not _is_copied(value)]
+    captured = [value for value in _captured(op) if not _is_rematerialised(value)]
     tensors = [value for value in captured if isinstance(value.type, ir.RankedTensorType)]
     scalars = [value for value in captured if not isinstance(value.type, ir.RankedTensorType)]
     module = _module(op, symbol, tensors + scalars)
@@ -85,7 +85,7 @@ def _captured(op: Any) -> list[Any]:
     return [v for v in outer if v not in inside]
 
 
-def _is_copied(value: Any) -> bool:
+def _is_rematerialised(value: Any) -> bool:
     """Whether the function makes a value itself: a number, or a tensor that is empty or filled with a number."""
     owner = value.owner.operation if isinstance(value, ir.OpResult) else None
     if owner is None:
@@ -93,7 +93,7 @@ def _is_copied(value: Any) -> bool:
     if owner.name == "arith.constant":
         return not isinstance(value.type, ir.RankedTensorType)
     is_fill = owner.name == "linalg.generic" and len(owner.operands) == 1 and len(owner.results) == 1
-    return owner.name == "tensor.empty" or (is_fill and all(map(_is_copied, _captured(owner))))
+    return owner.name == "tensor.empty" or (is_fill and all(map(_is_rematerialised, _captured(owner))))
 
 
 def _module(op: Any, symbol: str, captured: list[Any]) -> ir.Module:
@@ -172,13 +172,13 @@ def _take_temporaries(function: Any) -> tuple[int, ...]:
     for allocation in allocations:
         place = function.regions[0].blocks[0].add_argument(allocation.results[0].type, allocation.location)
         allocation.results[0].replace_all_uses_with(place)
-    sizes = tuple(memory_bytes(allocation.results[0]) for allocation in allocations)
+    sizes = tuple(_memory_bytes(allocation.results[0]) for allocation in allocations)
     for op in [*ops_named(function, {"memref.dealloc"}), *allocations]:
         op.erase()
     return sizes
 
 
-def memory_bytes(buffer: Any) -> int:
+def _memory_bytes(buffer: Any) -> int:
     """Bytes of a statically shaped, contiguous buffer.
 
     Raises:

@@ -108,18 +108,9 @@ class _Reader:
             self._views[value] = self._filled(value, self._uniform[value])
         return self._views[value]
 
-    def _new(self, value: Any) -> View:
-        """A buffer for a tensor."""
-        buffer = _buffer("temporary", value)
-        try:
-            stored(buffer.element)
-        except NotANestError as error:
-            raise CompileError(f"a tensor that has no place in memory: {error}") from None
-        return View.whole(buffer)
-
     def _filled(self, value: Any, constant: Expression | None) -> View:
         """A new buffer for a tensor, which holds one number, or nothing."""
-        view = self._new(value)
+        view = _new(value)
         if constant is not None:
             self._fill(view, constant)
         return view
@@ -132,7 +123,7 @@ class _Reader:
     def _strided(self, value: Any) -> View:
         """A tensor as strides over its buffer's memory, for uses that rely on where elements lie."""
         view = self._view_of(value)
-        strided = view.strided() or self._copied(view, value).strided()
+        strided = view.strided() or self._copied(view).strided()
         assert strided is not None
         strided.buffer.fixed = True
         return strided
@@ -141,20 +132,20 @@ class _Reader:
         """A buffer that holds a tensor's elements in order, and nothing else."""
         view = self._view_of(value)
         if not view.is_all_in_order:
-            view = self._copied(view, value)
+            view = self._copied(view)
         view.buffer.fixed = True
         return view.buffer
 
-    def _copied(self, view: View, value: Any) -> View:
-        """A copy of what ``view`` shows of a tensor, as that tensor."""
-        copy = self._new(value)
+    def _copied(self, view: View) -> View:
+        """A new buffer with the elements of ``view``."""
+        copy = _temporary(view.buffer.element, view.shape)
         self._copy(view, copy)
         return copy
 
     def _copy(self, source: View, destination: View) -> None:
         if 0 not in source.shape:
             identity = _identity(source)
-            place = placed([(source, identity), (destination, identity)], source.shape)
+            place = self._placed([source, destination], [identity, identity], source.shape)
             read, written = place.accesses
             self._steps.append(LoopNest.elementwise(place.sizes, written, load(read)))
 
@@ -164,7 +155,7 @@ class _Reader:
             return self._filled(value, self._uniform[value])
         view = self._view_of(value)
         if view.buffer.kind != "temporary" or not view.is_all_in_order or not self._ends(value, op):
-            return self._copied(view, value)
+            return self._copied(view)
         return view if view.is_linear else self._strided(value)
 
     def _ends(self, value: Any, op: Any) -> bool:
@@ -211,7 +202,7 @@ class _Reader:
         if found is None and len(op.operands) > 1:
             self._region(op)  # A slice from somewhere that is known only at run time.
             return
-        found = found or viewed(self._strided(source), op) or viewed(self._copied(view, source), op)
+        found = found or viewed(self._strided(source), op) or viewed(self._copied(view), op)
         if found is None:
             raise CompileError("a view that is not understood", diagnostic=str(op))
         self._views[result] = found
@@ -229,10 +220,7 @@ class _Reader:
     def _write(self, value: Any, destination: View) -> None:
         """Stores a tensor."""
         if value not in self._uniform:
-            try:
-                self._copy(self._view_of(value), destination)
-            except NoStridesError:
-                self._copy(self._copied(self._view_of(value), value), destination)
+            self._copy(self._view_of(value), destination)
         elif (constant := self._uniform[value]) is not None:
             self._fill(destination, constant)
 
@@ -266,7 +254,7 @@ class _Reader:
         self._steps.append(StoreStep(self._scalars[element], view.buffer, 0, places, view.strides))
 
     def _from_elements(self, op: Any) -> None:
-        view = self._views[op.results[0]] = self._new(op.results[0])
+        view = self._views[op.results[0]] = _new(op.results[0])
         view.buffer.fixed = True
         for place, element in enumerate(op.operands):
             self._steps.append(StoreStep(self._scalars[element], view.buffer, place, (), ()))
@@ -353,23 +341,25 @@ class _Reader:
     def _output(self, op: Any, number: int, reduces: bool) -> tuple[View, Expression | None]:
         """Where a nest stores a result, and what its reduction starts from if that is one number."""
         init = _inits(op)[number]
-        if not reduces or self._uniform.get(init, init) is None:
-            return self._new(op.results[number]), None
-        if init in self._uniform and len(op.results) == 1:
-            return self._new(op.results[number]), self._uniform[init]
-        return self._to_change(init, op), None
+        start = self._uniform.get(init)
+        if reduces and (init not in self._uniform or (start is not None and len(op.results) > 1)):
+            return self._to_change(init, op), None
+        return _new(op.results[number]), start if reduces else None
 
     def _placed(
-        self, views: list[View], indices: Sequence[Sequence[Index]], sizes: Sequence[int], indexed: frozenset[int]
+        self,
+        views: list[View],
+        indices: Sequence[Sequence[Index]],
+        sizes: Sequence[int],
+        indexed: frozenset[int] = frozenset(),
     ) -> Placed:
-        """Where operands are, of which those are copied that there is no other way to read."""
+        """Where operands are, of which those are copied that there is no other way to read. What is written is all of a
+        buffer or a block of one, which always has strides."""
         while True:
             try:
                 return placed(list(zip(views, indices, strict=True)), sizes, indexed)
             except NoStridesError as error:
-                old = views[error.number]
-                views[error.number] = View.whole(Buffer("temporary", old.buffer.element, old.shape))
-                self._copy(old, views[error.number])
+                views[error.number] = self._copied(views[error.number])
 
     def _table(self, value: Any) -> TableAccess:
         view, kind = self._strided(value), _element(value)
@@ -386,7 +376,7 @@ class _Reader:
         outputs, results = [], []
         for value in op.results:
             if isinstance(value.type, ir.RankedTensorType):
-                self._views[value] = self._new(value)
+                self._views[value] = _new(value)
                 outputs.append(self._contiguous(value))
             else:
                 results.append(self._define(value))
@@ -420,6 +410,19 @@ class _Reader:
 
 def _buffer(kind: Any, value: Any, **more: Any) -> Buffer:
     return Buffer(kind, _element(value), shape_of(value), **more)
+
+
+def _new(value: Any) -> View:
+    """A buffer for a tensor."""
+    return _temporary(_element(value), shape_of(value))
+
+
+def _temporary(element: str, shape: tuple[int, ...]) -> View:
+    try:
+        stored(element)
+    except NotANestError as error:
+        raise CompileError(f"a tensor that has no place in memory: {error}") from None
+    return View.whole(Buffer("temporary", element, shape))
 
 
 def _element(value: Any) -> str:

@@ -73,14 +73,8 @@ class View:
     @property
     def is_all_in_order(self) -> bool:
         """Whether its elements are those of the buffer, in the order in which they lie there."""
-        view = self.strided()
-        if view is None or any(view.constants):
-            return False
-        expected = [math.prod(self.shape[d + 1 :]) for d in range(len(self.dims))]
-        in_order = all(
-            size == 1 or stride == own for size, stride, own in zip(self.shape, view.strides, expected, strict=True)
-        )
-        return in_order and math.prod(self.shape) == self.buffer.count
+        row = replace(self, dims=(tuple(itertools.chain(*self.dims)),)).strided()
+        return row is not None and row.constants == (0,) and row.shape == (self.buffer.count,)
 
 
 def viewed(view: View, op: Any) -> View | None:
