@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from itertools import islice
+from itertools import count, islice
 from typing import Any
 
 import pytest
@@ -171,6 +171,22 @@ def test_what_pytorch_computes_otherwise_alone_is_not_blamed() -> None:
     assert outcome(double, lambda x: x * 3, alone=lambda x: x * 3).status == "pytorch"
     # Wrong without torchmdla, and wrong in another way with it.
     assert outcome(double, lambda x: x * 4, alone=lambda x: x * 3).status == "wrong"
+
+
+def test_an_error_of_pytorchs_executor_may_come_in_another_call_beside_groups() -> None:
+    def raising_in(*calls: int) -> Callable[..., Any]:
+        calls_so_far = count()
+
+        def call(x: Tensor) -> Tensor:
+            if next(calls_so_far) % 4 in calls:
+                raise RuntimeError("no such derivative")
+            return double(x)
+
+        return call
+
+    for ours, alone, status in (((1,), (2,), "pytorch"), ((1, 2), (2,), "pytorch"), ((1,), (), "wrong")):
+        found = outcome(double, raising_in(*ours), X, alone=raising_in(*alone), series=((X,),) * 4, in_doubt=True)
+        assert found.status == status
 
 
 def test_what_a_frontend_adds_to_pytorchs_capture_is_not_pytorchs() -> None:

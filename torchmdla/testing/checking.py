@@ -7,7 +7,7 @@ import hashlib
 import re
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -111,7 +111,7 @@ def check(program: Program, way: str, variant: Variant, seed: int = 0, precision
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with _code_hashes() as code:
-            status, detail = _compared(program, subject, variant, seed, precision)
+            status, detail = _compared(program, variant, seed, precision)
         stats = torchmdla.stats()
         if (
             status in ("wrong", "error")
@@ -161,13 +161,12 @@ def _without_place(left_out: str) -> str:
     return re.sub(r"^\S+: | \(at \S+:\d+\)$", "", left_out)
 
 
-def _compared(program: Program, subject: Any, variant: Variant, seed: int, precision: str | None) -> tuple[Status, str]:
+def _compared(program: Program, variant: Variant, seed: int, precision: str | None) -> tuple[Status, str]:
     """The status as it looks from outside, and what is wrong."""
     if program.is_refused:
-        return _refused(program, subject, variant, seed)
+        return _refused(program, variant, seed)
     try:
-        eager = uncaptured(subject, program.inputs, program.methods)
-        expected = _Run(program, eager, _state(subject), seed, variant, is_reference=True).results()
+        expected = _eager_run(program, variant, seed)
     except Exception as error:
         return "no reference", _line(error)
     if all(seen.get("raises") for seen in expected):
@@ -184,37 +183,44 @@ def _compared(program: Program, subject: Any, variant: Variant, seed: int, preci
     return ("wrong" if difference else "ok"), difference
 
 
-def _refused(program: Program, subject: Any, variant: Variant, seed: int) -> tuple[Status, str]:
-    """Of a program on which eager raises."""
+# How inputs are changed, and what changes results meanwhile.
+_Change = tuple[Callable[[Any], Any] | None, Callable[[], AbstractContextManager[Any]]]
+
+
+def _eager_run(
+    program: Program, variant: Variant, seed: int, change: _Change = (None, nullcontext)
+) -> list[dict[str, Any]]:
+    """What eager gives."""
+    inputs_changed, results_changed = change
+    subject = _made(program, seed)
     eager = uncaptured(subject, program.inputs, program.methods)
-    if _raises(lambda: _Run(program, eager, _state(subject), seed, variant, is_reference=True)) is None:
+    run = _Run(program, eager, _state(subject), seed, variant, is_reference=True, change=inputs_changed)
+    with results_changed():
+        return run.results()
+
+
+def _refused(program: Program, variant: Variant, seed: int) -> tuple[Status, str]:
+    """Of a program on which eager raises."""
+    if _raised(lambda: _eager_run(program, variant, seed)) is None:
         return "no reference", "eager does not raise"
-    found = _raises(lambda: _CapturedRun(program, variant, seed))
+    found = _raised(lambda: _CapturedRun(program, variant, seed).results())
     return ("ok", "") if found is not None else ("wrong", "raises: nothing, but eager does")
 
 
-def _raises(run: Callable[[], _Run]) -> Exception | None:
+def _raised(run: Callable[[], object]) -> Exception | None:
     try:
-        run().results()
+        run()
     except Exception as error:
         return error
     return None
 
 
-# How inputs are changed, and what changes results meanwhile.
-_Change = tuple[Callable[[Any], Any], Callable[[], AbstractContextManager[Any]]]
-
-
 def _otherwise(program: Program, seed: int, variant: Variant, changes: Sequence[_Change]) -> list[list[dict[str, Any]]]:
     """What eager gives with each of ``changes``, where it runs so."""
     found = []
-    for change, results_changed in changes:
-        subject = _made(program, seed)
-        eager = uncaptured(subject, program.inputs, program.methods)
-        run = _Run(program, eager, _state(subject), seed, variant, is_reference=True, change=change)
+    for change in changes:
         try:
-            with results_changed():
-                found.append(run.results())
+            found.append(_eager_run(program, variant, seed, change))
         except Exception:
             continue
     return found
@@ -278,7 +284,11 @@ def _is_pytorchs(program: Program, variant: Variant, seed: int, status: Status, 
     try:
         again = _CapturedRun(program, variant, seed).results()
         # Where eager raises and PyTorch's capture does not, its results may be memory that nobody wrote.
-        unlike = {call for call in _refused_calls(program, variant, seed) if not alone[call].get("raises")}
+        refused = _raising(_eager_run(program, variant, seed))
+        unlike = refused - _raising(alone)
+        # Where its executor raises though eager does not, the groups beside may make that of another call.
+        if program.in_doubt and _raising(alone) - refused:
+            unlike |= (_raising(alone) | _raising(again)) - refused
         again, alone = (_without(run, unlike) for run in (again, alone))
         difference = _difference(program, again, alone, variant.has_memory, precision)
         if difference and program.in_doubt:
@@ -293,12 +303,9 @@ def _without(run: Sequence[Any], calls: Collection[int]) -> list[Any]:
     return [seen for call, seen in enumerate(run) if call not in calls]
 
 
-def _refused_calls(program: Program, variant: Variant, seed: int) -> list[int]:
-    """The calls on which eager raises."""
-    subject = _made(program, seed)
-    eager = uncaptured(subject, program.inputs, program.methods)
-    run = _Run(program, eager, _state(subject), seed, variant, is_reference=True).results()
-    return [call for call, seen in enumerate(run) if seen.get("raises")]
+def _raising(run: Sequence[Mapping[str, Any]]) -> set[int]:
+    """The calls that raise."""
+    return {call for call, seen in enumerate(run) if seen.get("raises")}
 
 
 def _difference(
