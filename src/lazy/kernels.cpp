@@ -39,11 +39,17 @@ namespace {
 // PyTorch's own kernels of these are wrong on lazy tensors: results that nobody wrote, of other
 // values or of another dtype, or an error where a result is not asked for or a tensor has no
 // dimensions.
-constexpr std::array<std::string_view, 10> replaced{
-    "aten::pixel_shuffle", "aten::pixel_unshuffle", "aten::convolution_backward",
-    "aten::_convolution",  "aten::index_select",    "aten::native_dropout_backward",
-    "aten::linalg_pinv",   "aten::silu_backward",   "aten::smooth_l1_loss_backward",
-    "aten::stack"};
+constexpr std::array<std::string_view, 11> replaced{"aten::pixel_shuffle",
+                                                    "aten::pixel_unshuffle",
+                                                    "aten::convolution_backward",
+                                                    "aten::_convolution",
+                                                    "aten::index_select",
+                                                    "aten::native_dropout_backward",
+                                                    "aten::linalg_pinv",
+                                                    "aten::silu_backward",
+                                                    "aten::smooth_l1_loss_backward",
+                                                    "aten::stack",
+                                                    "aten::trace"};
 
 // PyTorch's own kernels of these make inputs of graphs of what should be known of a call: numbers
 // that would be tensors in double (a comparison's), that decide what is computed (a norm's order),

@@ -100,6 +100,13 @@ bool is_predictable(const c10::OperatorHandle& op) {
          !op.hasTag(at::Tag::dynamic_output_shape) && !op.hasTag(at::Tag::data_dependent_output);
 }
 
+// TorchScript's numbers are no booleans: an operator that is given one has no node.
+bool is_boolean_number(const c10::IValue& value, const c10::TypePtr& type) {
+  const auto optional = type->cast<c10::OptionalType>();
+  const auto& kind = optional ? optional->getElementType() : type;
+  return value.isBool() && kind->kind() == c10::TypeKind::NumberType;
+}
+
 // The shapes of the results; nullopt where the operator has no meta kernel or that fails, as it
 // does for a mistake of the user's.
 std::optional<std::vector<torch::lazy::Shape>>
@@ -125,6 +132,7 @@ public:
 
   // False where the argument cannot be part of a node.
   bool add(const c10::IValue& value, const c10::TypePtr& type) {
+    if (is_boolean_number(value, type)) return false;
     if (!holds_tensors(type)) return add_constant(value);
     if (value.isNone()) return add_constant(value);
     if (value.isTensor()) return add_tensor(value.toTensor());

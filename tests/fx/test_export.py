@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.export import Dim
+from torch.nn import functional
 from torch.utils._pytree import tree_leaves
 
 import torchmdla
@@ -93,6 +94,19 @@ def test_dynamic_shapes() -> None:
         program(torch.randn(65, 6))
     with pytest.raises(Exception, match="6"):
         program(torch.randn(4, 7))
+
+
+def test_an_example_that_is_a_view_asks_for_no_views() -> None:
+    """PyTorch makes a condition of each call of the memory behind an example whose sizes change in place."""
+
+    class Written(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return functional.dropout3d(x, 0.0, True, inplace=True).relu()
+
+    program = torchmdla.compile(Written(), torch.randn(24).as_strided((4, 3, 2, 1), (6, 2, 1, 1)), frontend="export")
+    with torch.no_grad():
+        for given in (torch.randn(24).as_strided((4, 3, 2, 1), (6, 2, 1, 1)), torch.randn(4, 3, 2, 1)):
+            assert_matches(program(given.clone()), Written()(given.clone()))
 
 
 def test_a_saved_program() -> None:

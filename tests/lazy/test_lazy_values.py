@@ -94,6 +94,11 @@ PROGRAMS = {
     ),
     "index_by_a_mask": (lambda x: x[x > 0], X),
     "nonzero": (lambda x: (x > 0).nonzero(), X),
+    "trace_of_integers": (lambda x: x.int().trace(), X),
+    "filled_with_a_boolean": (
+        lambda x: (x > 0).index_fill(0, torch.tensor([1], device=x.device), True),
+        X,
+    ),
     "composed": (lambda x: torch.logsumexp(torch.nan_to_num(x), 1) + functional.celu(x).amax(1), X),
 }
 

@@ -52,8 +52,8 @@ def compile_program(
     Args:
         inputs, keywords: the arguments of one call; where there are none, those that the program was exported with.
     """
-    program = _with_idle_dropout_as_views(program)
-    module = program.run_decompositions(decompositions()).module()
+    program = _prepared(program)
+    module = _without_conditions_on_bases(program.run_decompositions(decompositions())).module()
     assert isinstance(module, fx.GraphModule)
     _detach_what_is_drawn(module.graph)
     _keep_aliases(module.graph, program)
@@ -68,8 +68,19 @@ def compile_program(
 
 def decomposed(program: ExportedProgram, table: Mapping[Any, Callable[..., Any]]) -> ExportedProgram:
     """``program`` without writes, and with the operators of ``table`` taken apart; composite operators stay whole."""
-    result: ExportedProgram = _with_idle_dropout_as_views(program).run_decompositions(dict(table))
+    result: ExportedProgram = _prepared(program).run_decompositions(dict(table))
     return result
+
+
+def _prepared(program: ExportedProgram) -> ExportedProgram:
+    return _without_conditions_on_bases(_with_idle_dropout_as_views(program))
+
+
+def _without_conditions_on_bases(program: ExportedProgram) -> ExportedProgram:
+    """``program`` without what its example said of the memory behind views. PyTorch asks that of every call, and raises
+    an AttributeError where an input is no view; a tensor without enough memory behind it there is none."""
+    program._guards_code = [guard for guard in program._guards_code if "._base" not in guard]
+    return program
 
 
 def _with_idle_dropout_as_views(program: ExportedProgram) -> ExportedProgram:

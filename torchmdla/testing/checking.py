@@ -63,7 +63,10 @@ _FAULTS = (
 _FAULT_OF_EAGER = re.compile("returned an invalid gradient")
 
 # What PyTorch's functionalisation refuses, whoever asks for it.
-_REFUSED = re.compile("functionalization encountered a tensor being mutated that has internal overlap")
+_REFUSED = re.compile(
+    "functionalization encountered a tensor being mutated that has internal overlap"
+    "|only support functionalizing operators whose outputs do not have alias annotations"
+)
 
 # The profiling executor looks in the first call and optimises in the second, a differentiable graph one later; the
 # next records and compiles, the last runs what was compiled.
@@ -254,10 +257,11 @@ class _NudgedResults(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         results = func(*args, **(kwargs or {}))
-        # Views and writes are others' memory, and what is made of no floats is exact.
+        # Views are others' memory, and what is made of no floats is exact.
         operands = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         is_exact = not any(operand.is_floating_point() for operand in operands) and func not in _ROUNDED
-        if is_exact or any(returned.alias_info is not None for returned in func._schema.returns):
+        aliases = [returned.alias_info for returned in func._schema.returns if returned.alias_info is not None]
+        if is_exact or not all(alias.is_write for alias in aliases):
             return results
         return tree_map(partial(_nudged, direction=self._direction), results)
 

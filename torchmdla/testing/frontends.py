@@ -133,7 +133,7 @@ def _export(subject: Any, inputs: tuple[Any, ...], methods: Methods) -> Captured
 
 
 def _export_alone(subject: Any, inputs: tuple[Any, ...], methods: Methods) -> Captured:
-    return {"forward": torch.export.export(_as_module(subject), inputs).module()}
+    return {"forward": torch.export.export(_as_module(subject), inputs).run_decompositions({}).module()}
 
 
 def _as_module(subject: Any) -> nn.Module:

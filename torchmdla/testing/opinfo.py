@@ -216,7 +216,9 @@ def _into(info: Any, sample: Any) -> Call | None:
         *given, out = arguments
         return info.op(*given, **keywords, out=out)
 
-    found = call, ((sample.input, *sample.args, places if isinstance(made, tuple) else places[0]), sample.kwargs)
+    # The result's place says on which device it is.
+    keywords = {name: value for name, value in sample.kwargs.items() if name != "device"}
+    found = call, ((sample.input, *sample.args, places if isinstance(made, tuple) else places[0]), keywords)
     return found if _runs(found) else None
 
 
