@@ -22,7 +22,7 @@ def dying(steps, machine):
     os.kill(os.getpid(), 9)
 broken = {"fails": broken, "dies": dying}.get(sys.argv[1])
 if broken:
-    pipeline.REWRITES = (*pipeline.REWRITES[:5], pipeline.Pass("broken", broken))
+    pipeline.PASSES = pipeline.REWRITES = (*pipeline.REWRITES[:5], pipeline.Pass("broken", broken))
 f = torch.jit.trace(lambda x, w: torch.relu(x @ w) + 1, (torch.ones(5, 4), torch.ones(4, 3)), check_trace=False)
 with torch.no_grad():
     for n in (5, 5, 6, 7):

@@ -15,9 +15,11 @@ examples:
   python -m torchmdla mlir bert.pt --input 1x128:int64 --input 1x128:int64 -o bert.mlir
   python -m torchmdla mlir model.pt --input ?x3x224x224      the first size varies
   python -m torchmdla mlir exported.pt2 --output stablehlo   an exported program has its inputs
+  python -m torchmdla mlir model.pt --input 8x64 --output loops | python -m torchmdla opt
+                                                             the cpu device's own IR, through its passes
 """
 
-OUTPUTS = ("torch", "linalg", "tosa", "stablehlo", "llvm", "aten")
+OUTPUTS = ("torch", "linalg", "tosa", "stablehlo", "loops", "llvm", "aten")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +32,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SIZES[:DTYPE]",
         help="an input of a call, as 1x3x224x224 or 1x128:int64; ? for a size that varies; once for each input",
     )
-    parser.add_argument("--output", choices=OUTPUTS, default="torch", help="the dialect (default: %(default)s)")
+    parser.add_argument(
+        "--output",
+        choices=OUTPUTS,
+        default="torch",
+        help="the dialect, or the cpu device's loop program (default: %(default)s)",
+    )
     parser.add_argument("-o", dest="path", metavar="FILE", help="where to write it (default: standard output)")
     parser.add_argument("--dynamic", action="store_true", help="the first size of every input varies")
     parser.add_argument("--weights", choices=("arguments", "literals"), default="arguments", help="what weights become")
@@ -54,10 +61,13 @@ def run(options: argparse.Namespace) -> int:
 
 def _text(options: argparse.Namespace) -> str:
     from torchmdla.mlir import TensorSpec, get_mlir
+    from torchmdla.mlir.get import get_loops
 
     specs = [TensorSpec.parse(text) for text in options.input]
     if options.dynamic:
         specs = [TensorSpec((None, *spec.shape[1:]), spec.dtype) if spec.shape else spec for spec in specs]
     program = load_program(options.file, options.allow_pickle)
+    if options.output == "loops":
+        return get_loops(program, *specs)
     module = get_mlir(program, *specs, output=options.output, weights=options.weights)
     return str(module.operation.get_asm(enable_debug_info=options.locations)).rstrip("\n") + "\n"

@@ -1,4 +1,4 @@
-"""``python -m torchmdla opt``: runs passes over a file of MLIR."""
+"""``python -m torchmdla opt``: runs passes over a file of MLIR, or over a loop program of the cpu device."""
 
 from __future__ import annotations
 
@@ -18,16 +18,25 @@ examples:
   python -m torchmdla mlir model.pt --input 1x128 --output aten | python -m torchmdla opt \\
       --pipeline 'aten-layer-name,aten-op-report{format=table}' -o /dev/null
 
+  python -m torchmdla mlir model.pt --input 8x64 --output loops | python -m torchmdla opt --stop-after merge-epilogues
+
 A pipeline is written as MLIR does, builtin.module(…) around it may be left out. Passes are those of MLIR, torch-mlir
 and the aten dialect (docs/aten.md).
+
+A loop program (docs/debugging.md: what "mlir --output loops" and TORCHMDLA_DUMP write) goes through the passes of the
+cpu device, for this machine: those that --pipeline lists between commas, or all of them in order.
 """
+
+# How the text of a loop program begins.
+_LOOPS = re.compile(r"(\s|//.*)*(typical|positive|not_negative|buffer|pack|entry)\b")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
-    parser.add_argument("file", nargs="?", default="-", help="MLIR text (default: standard input)")
-    parser.add_argument("--pipeline", required=True, metavar="PASSES", help="as 'canonicalize,func.func(cse)'")
+    parser.add_argument("file", nargs="?", default="-", help="MLIR, or a loop program (default: standard input)")
+    parser.add_argument("--pipeline", default="", metavar="PASSES", help="as 'canonicalize,func.func(cse)'")
     parser.add_argument("-o", dest="path", metavar="FILE", help="where to write the result (default: standard output)")
+    parser.add_argument("--stop-after", default="", metavar="PASS", help="of a loop program: the last pass to run")
     parser.add_argument("--print-after-all", action="store_true", help="print the module after every pass, on stderr")
     parser.add_argument(
         "--print-after", action="append", default=[], metavar="PASS", help="print it after this pass; may be repeated"
@@ -37,27 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Writes the module after the passes; the exit status."""
-    from torchmdla.mlir.process import run_job
-
     try:
         text = sys.stdin.read() if options.file == "-" else Path(options.file).read_text()
-        with tempfile.TemporaryFile() as dumps:
-            try:
-                result = run_job(
-                    "opt",
-                    "running passes",
-                    shows_output=True,
-                    stderr=dumps if options.print_after and not options.print_after_all else None,
-                    text=text,
-                    file="standard input" if options.file == "-" else options.file,
-                    pipeline=options.pipeline,
-                    print_after_all=bool(options.print_after_all or options.print_after),
-                    locations=options.locations,
-                )
-            finally:
-                dumps.seek(0)
-                for dump in _chosen(dumps.read().decode(errors="replace"), options.print_after):
-                    print(dump, end="", file=sys.stderr)
+        result = _over_loops(text, options) if _LOOPS.match(text) else _over_mlir(text, options)
         if options.path:
             Path(options.path).write_text(result)
         else:
@@ -66,6 +57,44 @@ def run(options: argparse.Namespace) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _over_loops(text: str, options: argparse.Namespace) -> str:
+    from torchmdla.mlir.process import run_job
+
+    return run_job(
+        "opt-loops",
+        "running passes",
+        shows_output=True,
+        text=text,
+        passes=[name.strip() for name in options.pipeline.split(",") if name.strip()],
+        print_after=["*"] if options.print_after_all else options.print_after,
+        stop_after=options.stop_after,
+    )
+
+
+def _over_mlir(text: str, options: argparse.Namespace) -> str:
+    from torchmdla.mlir.process import run_job
+
+    if not options.pipeline or options.stop_after:
+        raise CompileError("MLIR needs --pipeline, as --pipeline canonicalize; --stop-after is of loop programs")
+    with tempfile.TemporaryFile() as dumps:
+        try:
+            return run_job(
+                "opt",
+                "running passes",
+                shows_output=True,
+                stderr=dumps if options.print_after and not options.print_after_all else None,
+                text=text,
+                file="standard input" if options.file == "-" else options.file,
+                pipeline=options.pipeline,
+                print_after_all=bool(options.print_after_all or options.print_after),
+                locations=options.locations,
+            )
+        finally:
+            dumps.seek(0)
+            for dump in _chosen(dumps.read().decode(errors="replace"), options.print_after):
+                print(dump, end="", file=sys.stderr)
 
 
 # MLIR's heading of a dump names the class of the pass and its argument: "Canonicalizer: canonicalize" or

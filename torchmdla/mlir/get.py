@@ -93,6 +93,18 @@ def _lowered(function: TorchFunction, output: str) -> ir.Module:
 
 
 def _generated(function: TorchFunction, output: str) -> ir.Module:
+    return parse(run_job("generate", "generating code", program=_cpu_program(function).to_json()))
+
+
+def get_loops(x: Any, *inputs: Any) -> str:
+    """The loop program that the cpu device reads from ``x``, before any of its passes, as text
+    (``docs/debugging.md``). Arguments and errors are those of :func:`get_mlir`; sizes do not vary."""
+    function = kind_of(x).capture(x, read_inputs(inputs, None))
+    return run_job("loops", "reading loops", program=_cpu_program(function).to_json())
+
+
+def _cpu_program(function: TorchFunction) -> Program:
+    """The cpu device's input."""
     # Results of the device are buffers of their own.
     separate_results(function)
     types = function.signature
@@ -103,8 +115,7 @@ def _generated(function: TorchFunction, output: str) -> ir.Module:
     results = tuple(Result(*_dtype_and_shape(type_, "a result")) for type_ in types.results)
     text = function.module.operation.get_asm(enable_debug_info=True)
     device = devices.get("cpu")
-    program = Program(text, arguments, results, device.target(), versions=producers(device))
-    return parse(run_job("generate", "generating code", program=program.to_json()))
+    return Program(text, arguments, results, device.target(), versions=producers(device))
 
 
 def _aten(function: TorchFunction, output: str) -> ir.Module:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from torch_mlir import ir
@@ -55,6 +56,41 @@ def generate(program: str) -> str:
         return _printed(generated_module(Program.from_json(program)))
 
 
+def loops(program: str) -> str:
+    """A program (JSON) as the cpu device's loop program, before any of the device's passes.
+
+    Raises:
+        CompileError: the device does not take the program.
+    """
+    from torchmdla.devices.cpu.lowering import loop_program_text
+
+    return loop_program_text(Program.from_json(program))
+
+
+def optimise_loops(text: str, passes: Sequence[str], print_after: Sequence[str], stop_after: str) -> str:
+    """A loop program of the cpu device after passes of the device's.
+
+    Args:
+        passes: their names; all where there are none.
+        print_after: passes after which it is printed on standard error; ``*``: after each.
+        stop_after: the last pass to run, unless it is empty.
+
+    Raises:
+        CompileError: the text is no loop program, there is no such pass, or one fails.
+    """
+    from torchmdla.devices import get
+    from torchmdla.devices.cpu.lowering import optimised_text
+    from torchmdla.devices.cpu.passes.pipeline import named
+
+    named([*passes, *(name for name in print_after if name != "*"), *filter(None, [stop_after])])
+    for name, text in optimised_text(text, passes, get("cpu").target()):
+        if name in print_after or "*" in print_after:
+            print(f"// -----// after {name} //----- //\n{text}", file=sys.stderr)
+        if name == stop_after:
+            break
+    return text
+
+
 def optimise(text: str, file: str, pipeline: str, print_after_all: bool, locations: bool) -> str:
     """A module after a pass pipeline.
 
@@ -100,7 +136,13 @@ def _told(reason: str) -> Iterator[None]:
         raise CompileError(reason, diagnostic=str(error)) from None
 
 
-JOBS: Mapping[str, Callable[..., str]] = {"lower": lower, "generate": generate, "opt": optimise}
+JOBS: Mapping[str, Callable[..., str]] = {
+    "lower": lower,
+    "generate": generate,
+    "loops": loops,
+    "opt": optimise,
+    "opt-loops": optimise_loops,
+}
 
 
 def _printed(module: ir.Module) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
@@ -23,7 +23,11 @@ from torchmdla.devices.cpu.linalg.torch_to_linalg import to_linalg
 from torchmdla.devices.cpu.loop_program import LoopProgram, TileLoop
 from torchmdla.devices.cpu.passes.bounds import conditions_of_bounds
 from torchmdla.devices.cpu.passes.generalise import generalise, mark_varying, not_dynamic, program_at
+from torchmdla.devices.cpu.parser import parse_program
+from torchmdla.devices.cpu.passes import pipeline
 from torchmdla.devices.cpu.passes.pipeline import observe, rewrite, run_by_tiles, transform
+from torchmdla.devices.cpu.printer import program_text
+from torchmdla.devices.cpu.verifier import verify
 
 # What LLVM may call in code of other formats, where the symbols are not read.
 _LIKELY_SYMBOLS = ("memcpy", "memmove", "memset")
@@ -43,6 +47,29 @@ def lower(program: Program) -> Artifact:
         dump.write("code.o", lambda: object_code)
         dump.write("assembly.s", lambda: disassembled(object_code))
     return Artifact(object_code, _manifest(program, code, object_code, seconds))
+
+
+def loop_program_text(program: Program) -> str:
+    """What a static program is before any pass of the device's own.
+
+    Raises:
+        torchmdla.CompileError: as :func:`lower`.
+    """
+    with new_context(), ir.Location.unknown():
+        return program_text(_read(program, {}))
+
+
+def optimised_text(text: str, passes: Sequence[str], target: Target) -> Iterator[tuple[str, str]]:
+    """The name of each pass, of all where ``passes`` are empty, and the loop program ``text`` after it.
+
+    Raises:
+        torchmdla.CompileError: there is no such pass, or the text is no loop program.
+    """
+    steps = parse_program(text)
+    verify(steps, "reading")
+    for one in pipeline.named(passes) if passes else pipeline.PASSES:
+        pipeline.run(one, steps, target)
+        yield one.name, program_text(steps)
 
 
 def generated_module(program: Program) -> ir.Module:

@@ -1,4 +1,6 @@
-"""LoopProgram, nests and schedules as text, for people to read, whether they are valid or not.
+"""Loop programs, nests and schedules as text, for people to read, whether they are valid or not.
+
+The text of a loop program is all of it: ``parser.py`` reads it back.
 
 A product of matrices with a bias, after epilogues have merged::
 
@@ -8,7 +10,7 @@ A product of matrices with a bias, after epilogues have merged::
       o0 = from 0.0
       v0 : f32 = arith.mulf i0, i1
       v1 : f32 = arith.addf o0, v0
-      yield v1
+      yield v1 as temporary0[d0, d1]            // what would be stored without the rest
     } then {
       i0 = parameter2[d1]
       v0 : f32 = arith.addf o0, i0
@@ -26,7 +28,7 @@ from functools import singledispatchmethod
 from torchmdla.compiler.sizes import Size
 from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer, Scalar
 from torchmdla.devices.cpu.expressions import Contents, Expression
-from torchmdla.devices.cpu.kernel_spec import AnyNest, AnyOperand, Instruction, constant_number
+from torchmdla.devices.cpu.kernel_spec import AnyNest, AnyOperand, Instruction, computed, constant_number
 from torchmdla.devices.cpu.linearising import constant_text
 from torchmdla.devices.cpu.loop_program import (
     AssertStep,
@@ -48,7 +50,7 @@ _INDENT = "  "
 
 
 def program_text(steps: LoopProgram) -> str:
-    """Every buffer, then what is packed of parameters, then the entry's steps."""
+    """Every buffer, then what is packed of parameters, then the entry's steps, then what these have in other words."""
     return "\n".join(StepsPrinter(steps).lines()) + "\n"
 
 
@@ -59,16 +61,18 @@ class StepsPrinter:
         self._steps = steps
         self._names: dict[Buffer | Scalar, str] = {}
         self._buffers = _all_buffers(steps)
+        self._scalars = itertools.count()
         counts: dict[str, Iterator[int]] = {}
         for buffer in self._buffers:
             number = buffer.symbol or buffer.position
             if buffer.kind in ("temporary", "local", "view"):
                 number = next(counts.setdefault(buffer.kind, itertools.count()))
-            self._names[buffer] = f"{buffer.kind}{number}"
+            self._names[buffer] = f"@{number}" if buffer.symbol else f"{buffer.kind}{number}"
 
     def lines(self) -> Iterator[str]:
-        if self._steps.typical:
-            yield f"typical {list(self._steps.typical)}"
+        for name in ("typical", "positive", "not_negative"):
+            if numbers := getattr(self._steps, name):
+                yield f"{name} {_list(numbers)}"
         for buffer in self._buffers:
             marks = "".join(f" {name}" for name in ("fixed", "varies") if getattr(buffer, name))
             yield f"buffer {self._names[buffer]} : {buffer.element}{_list(buffer.sizes)}{marks}"
@@ -79,6 +83,11 @@ class StepsPrinter:
         yield "entry {"
         yield from self._indented(self._steps.steps)
         yield "}"
+        for symbol, text in self._steps.globals.items():
+            yield f'global @{symbol} """{text}"""'
+        regions = {s.symbol: s.text for s in self._steps.steps if isinstance(s, OutlinedRegion)}
+        for symbol, text in regions.items():
+            yield f'region @{symbol} """\n{text}"""'
 
     def step(self, step: Step) -> str:
         """One step."""
@@ -92,8 +101,8 @@ class StepsPrinter:
     def _name(self, thing: Buffer | Scalar) -> str:
         if thing not in self._names:
             assert isinstance(thing, Scalar)
-            number = thing.argument if thing.argument >= 0 else len(self._names)
-            self._names[thing] = f"{'argument' if thing.argument >= 0 else 's'}{number}"
+            is_given = thing.argument >= 0
+            self._names[thing] = f"argument{thing.argument}" if is_given else f"scalar{next(self._scalars)}"
         return self._names[thing]
 
     # LoopProgram.
@@ -113,17 +122,17 @@ class StepsPrinter:
             elif access in step.carried:
                 yield f"{_INDENT}o{k} = {self._access(access)}"
         yield from names.lines()
-        yield from (f"{_INDENT}check {names.of(check)}" for check in step.checks)
-        values = [names.of(value) for value in step.values]
+        yield from (f"{_INDENT}check {names.of(check, 'i1')}" for check in step.checks)
         if step.epilogue is None:
-            yield from self._stores(step.outputs, values)
+            yield from self._stores(step.outputs, step.values, names)
         else:
-            yield f"{_INDENT}yield {', '.join(values)}"
+            for access, value in zip(step.outputs, step.values, strict=False):
+                yield f"{_INDENT}yield {names.of(value)} as {self._access(access)}"
             yield "} then {"
             names = _Names(step.epilogue.body)
             yield from self._given(step.epilogue.body)
             yield from names.lines()
-            yield from self._stores(step.epilogue.outputs, [names.of(value) for value in step.epilogue.values])
+            yield from self._stores(step.epilogue.outputs, step.epilogue.values, names)
         yield "}"
 
     def _given(self, body: Contents) -> Iterator[str]:
@@ -136,39 +145,42 @@ class StepsPrinter:
             at = f"{_list(table.table.sizes)} strides {_list(table.table.strides)} offset {table.offset}"
             yield f"{_INDENT}t{k} = table {self._name(table.buffer)} {at}"
 
-    def _stores(self, outputs: Sequence[Access], values: Sequence[str]) -> Iterator[str]:
+    def _stores(self, outputs: Sequence[Access], values: Sequence[Expression], names: _Names) -> Iterator[str]:
         for access, value in zip(outputs, values, strict=False):
-            yield f"{_INDENT}{self._access(access)} = {value}"
+            yield f"{_INDENT}{self._access(access)} = {names.of(value, computed(access.buffer.element))}"
 
     @_lines_of.register
     def _(self, step: TileLoop) -> Iterator[str]:
-        axes = ", ".join(f"{extent} by {tile}" for extent, tile in zip(step.extents, step.tile, strict=False))
-        yield f"chain {axes} {{"
+        pairs = zip(step.extents, step.tile, strict=False)
+        axes = ", ".join(f"{_number(extent)} by {_number(tile)}" for extent, tile in pairs)
+        local = f" in {', '.join(map(self._name, step.locals))}" if step.locals else ""
+        yield f"tiles {axes}{local} {{"
         for member, loops in zip(step.members, step.loops, strict=False):
-            yield f"{_INDENT}// its axes are loops {', '.join(f'd{loop}' for loop in loops)}"
+            yield f"{_INDENT}along {' '.join(f'd{loop}' for loop in loops)}"
             for line in self._lines_of(member):
                 yield _INDENT + line
         yield "}"
 
     @_lines_of.register
     def _(self, step: RepeatLoop) -> Iterator[str]:
-        yield f"repeat {step.count} {{"
+        yield f"repeat {_number(step.count)} {{"
         for view in step.views:
-            place = f"{self._name(view.base)} offset {view.offset} + iteration * {view.distance}"
+            place = f"{self._name(view.base)} at {_number(view.offset)} + iteration * {_number(view.distance)}"
             yield f"{_INDENT}{self._name(view.buffer)} = {place}"
         yield from self._indented(step.steps)
         yield "}"
 
     @_lines_of.register
     def _(self, step: OutlinedRegion) -> Iterator[str]:
-        things: list[Buffer | Scalar] = [*step.inputs, *step.outputs, *step.temporaries, *step.scalars]
-        operands = map(self._name, things)
-        results = f"{', '.join(map(self._name, step.results))} = " if step.results else ""
-        yield f"{results}call @{step.symbol}({', '.join(operands)})"
+        results = f"{', '.join(map(self._defined, step.results))} = " if step.results else ""
+        lists: dict[str, Sequence[Buffer | Scalar]]
+        lists = {"to": step.outputs, "using": step.temporaries, "of": step.scalars}
+        rest = "".join(f" {word} ({', '.join(map(self._name, those))})" for word, those in lists.items() if those)
+        yield f"{results}call @{step.symbol}({', '.join(map(self._name, step.inputs))}){rest}"
 
     @_lines_of.register
     def _(self, step: LoadStep) -> Iterator[str]:
-        yield f"{self._name(step.scalar)} : {step.scalar.type} = load {self._element(step)}"
+        yield f"{self._defined(step.scalar)} = load {self._element(step)}"
 
     @_lines_of.register
     def _(self, step: StoreStep) -> Iterator[str]:
@@ -177,16 +189,19 @@ class StepsPrinter:
     @_lines_of.register
     def _(self, step: ScalarStep) -> Iterator[str]:
         operands = ", ".join(map(self._name, step.operands))
-        rest = f" {{{step.attributes}}}" if step.attributes else f" {step.size}" if step.size is not None else ""
-        yield f"{self._name(step.result)} : {step.result.type} = {step.name} {operands}{rest}".rstrip()
+        rest = f"{{{step.attributes}}}" if step.attributes else f"({step.size})" if step.size is not None else ""
+        yield " ".join(filter(None, (self._defined(step.result), "=", step.name, operands, rest)))
 
     @_lines_of.register
     def _(self, step: AssertStep) -> Iterator[str]:
         yield f"assert {self._name(step.condition)}"
 
+    def _defined(self, scalar: Scalar) -> str:
+        return f"{self._name(scalar)} : {scalar.type}"
+
     def _element(self, step: ElementStep) -> str:
         pairs = zip(step.indices, step.strides, strict=False)
-        terms = [str(step.offset), *(f"{self._name(index)} * {stride}" for index, stride in pairs)]
+        terms = [_number(step.offset), *(f"{self._name(index)} * {_number(stride)}" for index, stride in pairs)]
         return f"{self._name(step.buffer)} at {' + '.join(terms)}"
 
     def _access(self, access: Access) -> str:
@@ -202,15 +217,17 @@ class _Names:
         self._computed = [e for e in body.expressions if e.op not in _LEAVES]
         self._numbers = {expression: k for k, expression in enumerate(self._computed)}
 
-    def of(self, expression: Expression) -> str:
+    def of(self, expression: Expression, type: str = "") -> str:
+        """Its name. Constants and sizes say their type where it is not ``type``."""
         write = _LEAVES.get(expression.op)
         if write is not None:
-            return write(self._body, expression)
+            is_typed = expression.op in ("constant", "size") and expression.type != type
+            return write(self._body, expression) + (f" : {expression.type}" if is_typed else "")
         return f"v{self._numbers[expression]}" if expression in self._numbers else f"?{expression.op}"
 
     def lines(self) -> Iterator[str]:
         for expression in self._computed:
-            operands = [self.of(operand) for operand in expression.operands]
+            operands = [self.of(operand, expression.type) for operand in expression.operands]
             if expression.op == "gather":
                 operands.insert(0, f"t{self._body.tables.index(expression.payload)}")
             text = f"{expression.op} {', '.join(operands)} {expression.attributes}".rstrip()
@@ -317,13 +334,19 @@ def _constant(instruction: Instruction) -> str:
 
 def _loops(sizes: Sequence[int | Size], reduction: Sequence[bool]) -> str:
     pairs = zip(sizes, reduction, strict=False)
-    return " ".join(f"d{d}:{size}{'+' if reduces else ''}" for d, (size, reduces) in enumerate(pairs))
+    return " ".join(f"d{d}:{_number(size)}{'+' if reduces else ''}" for d, (size, reduces) in enumerate(pairs))
+
+
+def _number(number: int | Size) -> str:
+    """A number, in parentheses if it is a sum."""
+    return f"({number})" if isinstance(number, Size) and len(number.terms) > 1 else str(number)
 
 
 def _index(index: AffineExpr) -> str:
-    terms = [f"d{loop}" if index.factors[loop] == 1 else f"d{loop} * {index.factors[loop]}" for loop in index.loops]
+    factors = [(loop, index.factors[loop]) for loop in index.loops]
+    terms = [f"d{loop}" if factor == 1 else f"d{loop} * {_number(factor)}" for loop, factor in factors]
     if index.constant or not terms:
-        terms.append(str(index.constant))
+        terms.append(_number(index.constant))
     return " + ".join(terms)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torchmdla.compiler import dump
-from torchmdla.compiler.program import Program
+from torchmdla.compiler.program import Program, Target
 from torchmdla.devices.cpu.loop_program import LoopProgram
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.passes.constants import store_constant_factors
@@ -27,6 +27,7 @@ from torchmdla.devices.cpu.passes.split_reduction import split_reductions
 from torchmdla.devices.cpu.passes.tile_fusion import fuse_by_tiles
 from torchmdla.devices.cpu.printer import program_text
 from torchmdla.devices.cpu.verifier import is_asked_for, verify
+from torchmdla.errors import CompileError
 
 
 @dataclass(frozen=True)
@@ -67,18 +68,35 @@ REWRITES = (
 )
 
 
+# Every pass, in the order in which they run.
+PASSES = (*REWRITES, _plain(split_reductions), Pass("fuse-by-tiles", fuse_by_tiles), _plain(share_buffers))
+
+
+def named(names: Sequence[str]) -> list[Pass]:
+    """The passes of these names.
+
+    Raises:
+        CompileError: there is none of a name; lists those there are.
+    """
+    known = {one.name: one for one in PASSES}
+    for name in names:
+        if name not in known:
+            raise CompileError(f"no pass {name!r}; there are {', '.join(known)}")
+    return [known[name] for name in names]
+
+
 def transform(steps: LoopProgram, program: Program) -> None:
     """Runs every pass over ``steps``, in place."""
-    rewrite(steps, program)
-    run(_plain(split_reductions), steps, program)
-    run_by_tiles(steps, program)
+    observe("read-steps", steps)
+    for one in PASSES:
+        run(one, steps, program.target)
 
 
 def rewrite(steps: LoopProgram, program: Program, name: str = "") -> None:
     """The passes that decide what each step computes, and in which layout. ``name``: of a sample, where it is one."""
     observe("read-steps", steps, name)
     for one in REWRITES:
-        run(one, steps, program, name)
+        run(one, steps, program.target, name)
 
 
 def run_by_tiles(
@@ -86,14 +104,15 @@ def run_by_tiles(
 ) -> None:
     """The passes that decide which steps run together, in which memory. ``tiles``: of the chains
     (:func:`~torchmdla.devices.cpu.passes.tile_fusion.fuse_by_tiles`), where they are chosen already."""
-    run(Pass("fuse-by-tiles", lambda steps, machine: fuse_by_tiles(steps, machine, tiles)), steps, program, name)
-    run(_plain(share_buffers), steps, program, name)
+    target = program.target
+    run(Pass("fuse-by-tiles", lambda steps, machine: fuse_by_tiles(steps, machine, tiles)), steps, target, name)
+    run(_plain(share_buffers), steps, target, name)
 
 
-def run(one: Pass, steps: LoopProgram, program: Program, name: str = "") -> None:
+def run(one: Pass, steps: LoopProgram, target: Target, name: str = "") -> None:
     """Runs one pass; then what it made is written and verified, where that is asked for."""
     dump.begin(f"{one.name} {name}".rstrip())
-    one.run(steps, Machine.of(program.target))
+    one.run(steps, Machine.of(target))
     observe(one.name, steps, name)
 
 
