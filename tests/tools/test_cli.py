@@ -201,6 +201,17 @@ def test_opt(pipeline: str, ops: int, files: dict[str, str], capfd: Any) -> None
     assert printed.err == ""
 
 
+def test_loop_programs(files: dict[str, str], capfd: Any, tmp_path: Path) -> None:
+    written = str(tmp_path / "model.steps")
+    assert main(["mlir", files["script.pt"], "--input", "16x4", "--output", "loops", "-o", written]) == 0
+    assert main(["opt", written, "--print-after", "merge-epilogues", "--stop-after", "fold-scales"]) == 0
+    printed = capfd.readouterr()
+    assert printed.err.startswith("// -----// after merge-epilogues")
+    assert "then {" in printed.out and "result" in printed.out
+    assert main(["opt", written, "--pipeline", "remove-unread", "--stop-after", "nonsense"]) == 1
+    assert "no pass 'nonsense'; there are remove-unread, " in capfd.readouterr().err
+
+
 @pytest.mark.parametrize(("name", "dumps"), [("cse", 1), ("canonicalize", 2), ("nonsense", 0)])
 def test_printing_after_one_pass(name: str, dumps: int, files: dict[str, str], capfd: Any) -> None:
     options = ["--pipeline", "canonicalize,func.func(cse),canonicalize", "--print-after", name, "-o", "/dev/null"]
@@ -221,6 +232,8 @@ def test_passes_of_the_aten_dialect(monkeypatch: pytest.MonkeyPatch, capfd: Any)
     ("file", "options", "message"),
     [
         ("ir", ["--pipeline", "nonsense"], "not a pass pipeline\n"),
+        ("ir", [], "MLIR needs --pipeline"),
+        ("ir", ["--pipeline", "cse", "--stop-after", "cse"], "--stop-after is of loop programs"),
         ("ir", ["--pipeline", "aten-nonsense"], "not a pass pipeline\n"),
         ("ir", ["--pipeline", "func.func(cse"], "not a pass pipeline\n"),
         ("text.pt", ["--pipeline", "cse"], "holds no valid module\n"),

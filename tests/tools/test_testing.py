@@ -174,18 +174,20 @@ def test_what_pytorch_computes_otherwise_alone_is_not_blamed() -> None:
 
 
 def test_an_error_of_pytorchs_executor_may_come_in_another_call_beside_groups() -> None:
-    def raising_in(*calls: int) -> Callable[..., Any]:
+    def raising_in(*calls: int, of: int) -> Callable[..., Any]:
         calls_so_far = count()
 
         def call(x: Tensor) -> Tensor:
-            if next(calls_so_far) % 4 in calls:
+            if next(calls_so_far) % of in calls:
                 raise RuntimeError("no such derivative")
             return double(x)
 
         return call
 
-    for ours, alone, status in (((1,), (2,), "pytorch"), ((1, 2), (2,), "pytorch"), ((1,), (), "wrong")):
-        found = outcome(double, raising_in(*ours), X, alone=raising_in(*alone), series=((X,),) * 4, in_doubt=True)
+    cases = (((1,), (2,), "pytorch"), ((1, 2), (2,), "pytorch"), ((1,), (6,), "pytorch"), ((1,), (), "wrong"))
+    for ours, alone, status in cases:
+        captured, uncaptured = raising_in(*ours, of=4), raising_in(*alone, of=8)
+        found = outcome(double, captured, X, alone=uncaptured, series=((X,),) * 4, in_doubt=True)
         assert found.status == status
 
 

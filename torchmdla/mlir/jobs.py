@@ -83,12 +83,13 @@ def optimise_loops(text: str, passes: Sequence[str], print_after: Sequence[str],
     from torchmdla.devices.cpu.passes.pipeline import named
 
     named([*passes, *(name for name in print_after if name != "*"), *filter(None, [stop_after])])
-    for name, text in optimised_text(text, passes, get("cpu").target()):
+    made = text
+    for name, made in optimised_text(text, passes, get("cpu").target()):
         if name in print_after or "*" in print_after:
-            print(f"// -----// after {name} //----- //\n{text}", file=sys.stderr)
+            print(f"// -----// after {name} //----- //\n{made}", file=sys.stderr)
         if name == stop_after:
             break
-    return text
+    return made
 
 
 def optimise(text: str, file: str, pipeline: str, print_after_all: bool, locations: bool) -> str:

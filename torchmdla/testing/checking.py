@@ -280,19 +280,20 @@ _ROUNDINGS: Sequence[_Change] = (
 
 def _is_pytorchs(program: Program, variant: Variant, seed: int, status: Status, precision: str | None) -> bool:
     """Whether what is wrong is PyTorch's own capture's doing: it makes the same alone."""
-    with torchmdla.enabled(False):
-        try:
-            alone = _CapturedRun(program, replace(variant, capture=variant.alone or variant.capture), seed).results()
-        except Exception:
-            return status == "error"
+    try:
+        alone = _alone(program, variant, seed)
+    except Exception:
+        return status == "error"
     try:
         again = _CapturedRun(program, variant, seed).results()
         # Where eager raises and PyTorch's capture does not, its results may be memory that nobody wrote.
         refused = _raising(_eager_run(program, variant, seed))
         unlike = refused - _raising(alone)
-        # Where its executor raises though eager does not, the groups beside may make that of another call.
-        if program.in_doubt and _raising(alone) - refused:
-            unlike |= (_raising(alone) | _raising(again)) - refused
+        # Where its executor raises though eager does not, in the end, it may do so from another call on beside groups.
+        if program.in_doubt and _raising(again) - refused:
+            ever = _raising(_alone(replace(program, series=program.series * 3), variant, seed))
+            if {call % len(alone) for call in ever} - refused:
+                unlike |= (_raising(alone) | _raising(again)) - refused
         again, alone = (_without(run, unlike) for run in (again, alone))
         difference = _difference(program, again, alone, variant.has_memory, precision)
         if difference and program.in_doubt:
@@ -301,6 +302,12 @@ def _is_pytorchs(program: Program, variant: Variant, seed: int, status: Status, 
         return status == "wrong" and not difference
     except Exception:
         return False
+
+
+def _alone(program: Program, variant: Variant, seed: int) -> list[dict[str, Any]]:
+    """What PyTorch's capture gives without torchmdla."""
+    with torchmdla.enabled(False):
+        return _CapturedRun(program, replace(variant, capture=variant.alone or variant.capture), seed).results()
 
 
 def _without(run: Sequence[Any], calls: Collection[int]) -> list[Any]:

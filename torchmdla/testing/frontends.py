@@ -6,9 +6,11 @@ hold: tracing fixes what a program chooses, TorchScript's compiler does not read
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -93,8 +95,19 @@ def _trace(subject: Any, inputs: tuple[Any, ...], methods: Methods) -> Captured:
 
 
 def _script(subject: Any, inputs: tuple[Any, ...], methods: Methods) -> Captured:
-    scripted = torch.jit.script(subject)
-    return _methods(scripted, methods) if isinstance(subject, nn.Module) else {"forward": scripted}
+    if isinstance(subject, nn.Module):
+        return _methods(torch.jit.script(subject), methods)
+    return {"forward": torch.jit.script(_copied(subject) if inspect.isfunction(subject) else subject)}
+
+
+def _copied(function: FunctionType) -> FunctionType:
+    """The same function as another object: of one object PyTorch keeps what it once scripted, and its plans of runs."""
+    made = FunctionType(
+        function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+    )
+    made.__kwdefaults__, made.__annotations__ = function.__kwdefaults__, function.__annotations__
+    made.__qualname__, made.__module__ = function.__qualname__, function.__module__
+    return made
 
 
 def _freeze(subject: Any, inputs: tuple[Any, ...], methods: Methods) -> Captured:

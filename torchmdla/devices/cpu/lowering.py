@@ -12,7 +12,7 @@ from torch_mlir import ir
 from torchmdla.compiler import dump
 from torchmdla.compiler.artifact import Artifact, Manifest
 from torchmdla.compiler.mlir import explained, new_context
-from torchmdla.compiler.program import Program
+from torchmdla.compiler.program import Program, Target
 from torchmdla.devices.cpu.code.checks import check_bounds
 from torchmdla.devices.cpu.code.emit import disassembled, fold, to_llvm, to_llvm_ir, to_object
 from torchmdla.devices.cpu.code.entry import ENTRY, Code, function_attributes, write_module
@@ -21,13 +21,13 @@ from torchmdla.devices.cpu.linalg.fusion import fuse
 from torchmdla.devices.cpu.linalg.reading import read_program
 from torchmdla.devices.cpu.linalg.torch_to_linalg import to_linalg
 from torchmdla.devices.cpu.loop_program import LoopProgram, TileLoop
+from torchmdla.devices.cpu.passes import pipeline
 from torchmdla.devices.cpu.passes.bounds import conditions_of_bounds
 from torchmdla.devices.cpu.passes.generalise import generalise, mark_varying, not_dynamic, program_at
-from torchmdla.devices.cpu.parser import parse_program
-from torchmdla.devices.cpu.passes import pipeline
 from torchmdla.devices.cpu.passes.pipeline import observe, rewrite, run_by_tiles, transform
 from torchmdla.devices.cpu.printer import program_text
 from torchmdla.devices.cpu.verifier import verify
+from torchmdla.errors import CompileError
 
 # What LLVM may call in code of other formats, where the symbols are not read.
 _LIKELY_SYMBOLS = ("memcpy", "memmove", "memset")
@@ -63,8 +63,12 @@ def optimised_text(text: str, passes: Sequence[str], target: Target) -> Iterator
     """The name of each pass, of all where ``passes`` are empty, and the loop program ``text`` after it.
 
     Raises:
-        torchmdla.CompileError: there is no such pass, or the text is no loop program.
+        torchmdla.CompileError: there is no such pass, the text is no loop program, or lark is not installed.
     """
+    try:
+        from torchmdla.devices.cpu.parser import parse_program
+    except ModuleNotFoundError as error:
+        raise CompileError(f"loop programs are read with {error.name}: pip install 'torchmdla[tools]'") from None
     steps = parse_program(text)
     verify(steps, "reading")
     for one in pipeline.named(passes) if passes else pipeline.PASSES:
