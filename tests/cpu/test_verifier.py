@@ -167,7 +167,7 @@ def test_a_broken_pass_is_named(broken: Callable[[LoopProgram], None], monkeypat
     program = Program("module {}", (), (), devices.get("cpu").target())
     monkeypatch.setenv("TORCHMDLA_VERIFY", "1")
     with pytest.raises(CompileError, match=f"after broken-pass a step {BROKEN[broken]}") as caught:
-        pipeline.run(pipeline.Pass("broken-pass", lambda steps, _: broken(steps)), product(), program)
+        pipeline.run(pipeline.Pass("broken-pass", lambda steps, _: broken(steps)), product(), program.target)
     assert caught.value.diagnostic
     monkeypatch.setenv("TORCHMDLA_VERIFY", "0")
-    pipeline.run(pipeline.Pass("broken-pass", lambda steps, _: broken(steps)), product(), program)
+    pipeline.run(pipeline.Pass("broken-pass", lambda steps, _: broken(steps)), product(), program.target)

@@ -1,7 +1,11 @@
 """Factors of sums of products that become factors of weights: those of a convolution before a batch norm, say.
 
 What a sum of products is multiplied by can multiply one operand of each product instead. Where both come from
-parameters alone, this is done once for each version of them (``precompute.py``) and not in each call.
+parameters alone, this is done once for each version of them (``precompute.py``) and not in each call::
+
+    nest … { arith.mulf i0, i1 … } then {          nest … { temporary1[d0, d1] = parameter1[d0, d1] * parameter2[d1] }
+      i0 = parameter2[d1]                      →   nest … { arith.mulf i0, i1 … } then {
+      result3[d0, d1] = o0 * i0 … }                  result3[d0, d1] = o0 … }
 """
 
 from __future__ import annotations
@@ -9,79 +13,74 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from torchmdla.devices.cpu.accesses import Access
-from torchmdla.devices.cpu.expressions import Expression, load, operation, substituted
-from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, summand
+from torchmdla.devices.cpu.expressions import load, operation, substituted
+from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram
 from torchmdla.devices.cpu.passes.layout import lay_out
 from torchmdla.devices.cpu.passes.precompute import parameter_values
+from torchmdla.devices.cpu.patterns import SUM_OF_PRODUCTS, Captured, Rule, op, within
 
 # Weights that a call uses less often than this stay as they are: a scaled copy would take more than it gives. Sizes
 # that vary are more at all samples, so that these decide alike.
 _LEAST_USES = 8
 
-
-def fold_scales(steps: LoopProgram) -> None:
-    """Multiplies weights by what epilogues multiply the sums of their products by, in place."""
-    made = parameter_values(steps)
-
-    def is_known(access: Access) -> bool:
-        return access.buffer.kind == "parameter" or access.buffer in made
-
-    for step in steps.nests():
-        product = _product_with_sum(step)
-        factor = _factor(product) if product else None
-        weights = _weights(step, factor, is_known) if factor and is_known(factor) else None
-        if step.epilogue and product and factor and weights:
-            steps.steps.insert(steps.steps.index(step), _scaled(step, weights, factor))
-            total = next(operand for operand in product.operands if operand.op == "reduced")
-            step.epilogue = replace(step.epilogue, values=substituted(step.epilogue.values, {product: total}))
+_SCALED_SUM = op("arith.mulf", op("reduced", name="total"), op("load", name="factor"), name="product")
 
 
-def _product_with_sum(step: LoopNest) -> Expression | None:
-    """The product in the epilogue that alone reads the step's sum of products."""
-    if not _sums_products(step) or not step.epilogue:
-        return None
-    totals = [e for e in step.epilogue.body.expressions if e.op == "reduced"]
-    readers = [reader for total in totals for reader in step.epilogue.body.readers(total)]
-    is_stored = any(value.op == "reduced" for value in step.epilogue.values)
-    return readers[0] if len(readers) == 1 and readers[0].op == "arith.mulf" and not is_stored else None
+# Whether an access is of what depends on parameters alone.
+IsKnown = Callable[[Access], bool]
 
 
-def _factor(product: Expression) -> Access | None:
-    """What the epilogue multiplies the sum by, if it is one of its inputs."""
-    return next((operand.payload for operand in product.operands if isinstance(operand.payload, Access)), None)
-
-
-def _sums_products(step: LoopNest) -> bool:
-    """Whether a step is a sum of products of its two inputs, from a constant zero."""
-    product = summand(step)
-    return (
-        product is not None
-        and product.op == "arith.mulf"
-        and [operand.op for operand in product.operands] == ["load", "load"]
-        and len(step.inputs) == 2
-        and not step.checks
-        and step.initial is not None
-        and step.initial.payload == 0
+def _fold(steps: LoopProgram, is_known: IsKnown, step: LoopNest, found: Captured) -> bool:
+    """Multiplies weights by what the epilogue multiplies the sum of their products by."""
+    if not step.epilogue or not starts_from_zero(step):
+        return False
+    scaled = next(within(_SCALED_SUM, step.epilogue.values), None)
+    if scaled is None or not _is_only_use(step, scaled):
+        return False
+    factor = scaled["factor"].payload
+    weights = next((a for a in step.inputs if can_scale(step, a, factor, is_known)), None)
+    if weights is None or not is_known(factor):
+        return False
+    scale(steps, step, weights, factor)
+    step.epilogue = replace(
+        step.epilogue, values=substituted(step.epilogue.values, {scaled["product"]: scaled["total"]})
     )
+    return True
 
 
-def _weights(step: LoopNest, factor: Access, is_known: Callable[[Access], bool]) -> Access | None:
-    """The input that can be scaled by ``factor``."""
-
-    def fits(access: Access) -> bool:
-        uses = math.prod(n for loop, n in enumerate(step.sizes) if loop not in access.loops)
-        same = access.buffer.element == factor.buffer.element == step.values[0].type
-        return is_known(access) and same and access.loops >= factor.loops and uses >= _LEAST_USES
-
-    return next((access for access in step.inputs if fits(access)), None)
+FOLD_SCALES = Rule(SUM_OF_PRODUCTS, lambda steps: partial(_fold, steps, known_accesses(steps)))
 
 
-def _scaled(step: LoopNest, weights: Access, factor: Access) -> LoopNest:
-    """Lets a step read a buffer of scaled weights; returns the step that fills it."""
+def starts_from_zero(step: LoopNest) -> bool:
+    return not step.checks and step.initial is not None and step.initial.payload == 0
+
+
+def _is_only_use(step: LoopNest, scaled: Captured) -> bool:
+    """Whether a product is all that an epilogue makes of the sum."""
+    assert step.epilogue is not None
+    readers = step.epilogue.body.readers(scaled["total"])
+    return readers == [scaled["product"]] and scaled["total"] not in step.epilogue.values
+
+
+def known_accesses(steps: LoopProgram) -> IsKnown:
+    made = parameter_values(steps)
+    return lambda access: access.buffer.kind == "parameter" or access.buffer in made
+
+
+def can_scale(step: LoopNest, weights: Access, factor: Access, is_known: IsKnown) -> bool:
+    """Whether an input can be scaled by ``factor``, of the same loops, ahead."""
+    uses = math.prod(n for loop, n in enumerate(step.sizes) if loop not in weights.loops)
+    same = weights.buffer.element == factor.buffer.element == step.values[0].type
+    return is_known(weights) and same and weights.loops >= factor.loops and uses >= _LEAST_USES
+
+
+def scale(steps: LoopProgram, step: LoopNest, weights: Access, factor: Access) -> None:
+    """Lets a step read a buffer of scaled weights, which a step before it fills."""
     flat = weights.flat(len(step.sizes))
     order = sorted(weights.loops, key=lambda loop: -flat.factors[loop])
     maker = lay_out(step, weights, order)
     maker.values = (operation("arith.mulf", [*maker.values, load(factor.over(order))], weights.buffer.element),)
-    return maker
+    steps.steps.insert(steps.steps.index(step), maker)

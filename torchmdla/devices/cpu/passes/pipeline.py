@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torchmdla.compiler import dump
 from torchmdla.compiler.program import Program, Target
 from torchmdla.devices.cpu.loop_program import LoopProgram
 from torchmdla.devices.cpu.machine import Machine
-from torchmdla.devices.cpu.passes.constants import store_constant_factors
+from torchmdla.devices.cpu.passes.constants import STORE_CONSTANT_FACTORS
 from torchmdla.devices.cpu.passes.copies import merge_copies
 from torchmdla.devices.cpu.passes.dead_code import remove_unread
 from torchmdla.devices.cpu.passes.elide_inserts import elide_insert_copies
 from torchmdla.devices.cpu.passes.epilogue import merge_epilogues
-from torchmdla.devices.cpu.passes.fold_scales import fold_scales
+from torchmdla.devices.cpu.passes.fold_scales import FOLD_SCALES
 from torchmdla.devices.cpu.passes.layout import block_channels
 from torchmdla.devices.cpu.passes.loop_invariants import hoist_loop_invariants
 from torchmdla.devices.cpu.passes.pack_activations import pack_activations
@@ -25,6 +25,7 @@ from torchmdla.devices.cpu.passes.share_buffers import share_buffers
 from torchmdla.devices.cpu.passes.sliced_contractions import fuse_slices, separate_slices
 from torchmdla.devices.cpu.passes.split_reduction import split_reductions
 from torchmdla.devices.cpu.passes.tile_fusion import fuse_by_tiles
+from torchmdla.devices.cpu.patterns import Rule, apply
 from torchmdla.devices.cpu.printer import program_text
 from torchmdla.devices.cpu.verifier import is_asked_for, verify
 from torchmdla.errors import CompileError
@@ -48,11 +49,22 @@ def _lanes(function: Callable[[LoopProgram, int], object]) -> Pass:
     return Pass(function.__name__.replace("_", "-"), lambda steps, machine: function(steps, machine.vector_bytes // 4))
 
 
+# What nests compute, rewritten where it matches a pattern: the rules of each pass.
+RULES: Mapping[str, tuple[Rule, ...]] = {
+    "store-constant-factors": (STORE_CONSTANT_FACTORS,),
+    "fold-scales": (FOLD_SCALES,),
+}
+
+
+def _rules(name: str) -> Pass:
+    return Pass(name, lambda steps, _: apply(RULES[name], steps))
+
+
 # What each step computes, and in which layout. Layouts change before epilogues merge, and both before packing, which
 # then finds every step that depends on parameters alone.
 REWRITES = (
     _plain(remove_unread),
-    _plain(store_constant_factors),
+    _rules("store-constant-factors"),
     _plain(elide_insert_copies),
     _lanes(block_channels),
     _plain(merge_copies),
@@ -60,7 +72,7 @@ REWRITES = (
     _lanes(pack_weights),
     _plain(merge_epilogues),
     _plain(hoist_loop_invariants),
-    _plain(fold_scales),
+    _rules("fold-scales"),
     _plain(precompute_parameters),
     _plain(pack_activations),
     Pass("fuse-slices", fuse_slices),

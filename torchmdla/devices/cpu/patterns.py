@@ -1,0 +1,86 @@
+"""Patterns of expressions, and rules that rewrite the nests whose values match them.
+
+A pattern is written as what it matches looks like; what has a name is given to the rewrite::
+
+    op("arith.addf", op("accumulator"), op("arith.mulf", op("load", name="left"), op("load", name="right")))
+
+matches the value of a nest that sums products of its inputs, in any order of the operands of a commutative op.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from torchmdla.devices.cpu.expressions import Expression, contents
+from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram
+
+_COMMUTATIVE = frozenset(
+    f"arith.{name}" for name in ("addf", "addi", "andi", "maximumf", "minimumf", "mulf", "muli", "ori", "xori")
+)
+
+Captured = Mapping[str, Expression]
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """Expressions of an op, any if it is empty, whose operands match ``operands``, any if these are None."""
+
+    op: str
+    operands: tuple[Pattern, ...] | None = None
+    name: str = ""
+
+    def matches(self, expression: Expression) -> Iterator[dict[str, Expression]]:
+        """The expressions with names, for each way in which the pattern matches."""
+        own = {self.name: expression} if self.name else {}
+        if self.op and expression.op != self.op:
+            return
+        if self.operands is None:
+            yield own
+        elif len(self.operands) == len(expression.operands):
+            is_commutative = expression.op in _COMMUTATIVE
+            for order in itertools.permutations(expression.operands) if is_commutative else [expression.operands]:
+                pairs = zip(self.operands, order, strict=True)
+                for found in itertools.product(*(pattern.matches(operand) for pattern, operand in pairs)):
+                    yield own | {name: each for part in found for name, each in part.items()}
+
+
+def op(kind: str, *operands: Pattern, name: str = "") -> Pattern:
+    """An op of these operands; without any, of whatever operands."""
+    return Pattern(kind, operands or None, name)
+
+
+def anything(name: str) -> Pattern:
+    return Pattern("", None, name)
+
+
+def within(pattern: Pattern, roots: Iterable[Expression]) -> Iterator[dict[str, Expression]]:
+    """The matches of ``pattern`` among everything that ``roots`` are built of."""
+    for expression in contents(tuple(roots)).expressions:
+        yield from pattern.matches(expression)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """``rewriter`` is called once for the program. What it gives is called with each nest of one output whose value
+    matches ``value`` and with what has names in it, for each way in which it does, until it returns true: then it has
+    changed the nest in place, and may have put steps before it."""
+
+    value: Pattern
+    rewriter: Callable[[LoopProgram], Callable[[LoopNest, Captured], bool]]
+
+
+def apply(rules: Iterable[Rule], steps: LoopProgram) -> None:
+    """Rewrites every nest by each of the rules, in order."""
+    for rule in rules:
+        rewrite = rule.rewriter(steps)
+        for step in steps.nests():
+            if len(step.values) == 1:
+                any(rewrite(step, found) for found in rule.value.matches(step.values[0]))
+
+
+# What many rules are about.
+SUM_OF_PRODUCTS = op(
+    "arith.addf", op("accumulator"), op("arith.mulf", op("load", name="left"), op("load", name="right"))
+)
