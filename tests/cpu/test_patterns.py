@@ -1,0 +1,117 @@
+"""Patterns of expressions, and the rules that they are for."""
+
+from __future__ import annotations
+
+from torchmdla.devices.cpu.accesses import Access, Buffer
+from torchmdla.devices.cpu.expressions import accumulator, constant, load, operation
+from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram
+from torchmdla.devices.cpu.parser import parse_program
+from torchmdla.devices.cpu.passes.constants import STORE_CONSTANT_FACTORS
+from torchmdla.devices.cpu.passes.fold_scales import FOLD_SCALES
+from torchmdla.devices.cpu.patterns import SUM_OF_PRODUCTS, Rule, anything, apply, op, within
+from torchmdla.devices.cpu.printer import program_text
+
+A, B = (load(Access.whole(Buffer("input", "f32", (4,), k))) for k in range(2))
+SUM = operation("arith.addf", [operation("arith.mulf", [A, B], "f32"), accumulator(0, "f32")], "f32")
+
+
+def test_operands_of_commutative_ops_match_in_any_order() -> None:
+    assert [(found["left"], found["right"]) for found in SUM_OF_PRODUCTS.matches(SUM)] == [(A, B), (B, A)]
+    difference = op("arith.subf", anything("first"), op("constant", name="second"))
+    one = constant(1.0, "f32")
+    assert list(difference.matches(operation("arith.subf", [A, one], "f32"))) == [{"first": A, "second": one}]
+    assert not list(difference.matches(operation("arith.subf", [one, A], "f32")))
+
+
+def test_matches_within_expressions() -> None:
+    product = op("arith.mulf", op("load"), op("load"), name="product")
+    (found, _) = within(product, [operation("math.exp", [SUM], "f32")])
+    assert found == {"product": SUM.operands[0]}
+    assert not list(product.matches(SUM))
+
+
+def test_a_rule_is_tried_until_it_rewrites() -> None:
+    seen = []
+
+    def rewrite(step: LoopNest, found: object) -> bool:
+        seen.append(found)
+        return len(seen) == 3
+
+    nest = LoopNest((4,), (True,), (A.payload,), (SUM,))
+    steps = LoopProgram(
+        [nest, LoopNest((4,), (True,), (A.payload,), (SUM,)), LoopNest.elementwise((4,), A.payload, B)], {}
+    )
+    apply([Rule(SUM_OF_PRODUCTS, lambda steps: rewrite)], steps)
+    assert len(seen) == 3  # Twice for the first nest, once for the second, never for the third.
+
+
+def rewritten(rule: Rule, text: str) -> str:
+    steps = parse_program(text)
+    apply([rule], steps)
+    return program_text(steps).partition("entry ")[2]
+
+
+def test_a_constant_matrix_goes_back_to_memory() -> None:
+    text = """
+    buffer input0 : f32[4, 6]
+    buffer result1 : f32[4, 8]
+    entry {
+      nest d0:4 d1:8 d2:6+ {
+        i0 = input0[d0, d2]
+        o0 = from 0.0 : f32
+        v0 : f32 = arith.mulf i0, 0.5
+        v1 : f32 = arith.addf o0, v0
+        result1[d0, d1] = v1
+      }
+    }
+    """
+    assert (
+        rewritten(STORE_CONSTANT_FACTORS, text)
+        == """{
+  nest d0:8 d1:6 {
+    temporary0[d0, d1] = 0.5
+  }
+  nest d0:4 d1:8 d2:6+ {
+    i0 = input0[d0, d2]
+    i1 = temporary0[d1, d2]
+    o0 = from 0.0 : f32
+    v0 : f32 = arith.mulf i0, i1
+    v1 : f32 = arith.addf o0, v0
+    result1[d0, d1] = v1
+  }
+}
+"""
+    )
+
+
+SCALED = """
+buffer input0 : f32[64, 6]
+buffer parameter1 : f32[6, 8]
+buffer {factor} : f32[8]
+buffer temporary0 : f32[64, 8]
+buffer result3 : f32[64, 8]
+entry {{
+  nest d0:64 d1:8 d2:6+ {{
+    i0 = input0[d0, d2]
+    i1 = parameter1[d2, d1]
+    o0 = from 0.0 : f32
+    v0 : f32 = arith.mulf i0, i1
+    v1 : f32 = arith.addf o0, v0
+    yield v1 as temporary0[d0, d1]
+  }} then {{
+    i0 = {factor}[d1]
+    v0 : f32 = arith.mulf o0, i0
+    v1 : f32 = math.exp v0
+    result3[d0, d1] = v1
+  }}
+}}
+"""
+
+
+def test_what_multiplies_a_sum_multiplies_its_weights() -> None:
+    made = rewritten(FOLD_SCALES, SCALED.format(factor="parameter2"))
+    weights, _, product = made.partition("  nest d0:64")
+    assert weights.count("nest") == 1 and "parameter1[" in weights and "parameter2[" in weights
+    assert "parameter" not in product and "math.exp o0" in product
+    plain = rewritten(FOLD_SCALES, SCALED.format(factor="input2"))
+    assert plain == SCALED.format(factor="input2").partition("entry ")[2]
