@@ -55,10 +55,10 @@ entry {
   nest d0:4 d1:8 d2:6+ {
     i0 = input0[d0, d2]
     i1 = parameter1[d2, d1]
-    o0 = from 0.0
+    o0 = from 0.0 : f32
     v0 : f32 = arith.mulf i0, i1
     v1 : f32 = arith.addf o0, v0
-    yield v1
+    yield v1 as temporary0[d0, d1]
   } then {
     i0 = parameter2[d1]
     v0 : f32 = arith.addf o0, i0
