@@ -10,6 +10,7 @@ from dynamic_programs import Traced, program_of
 from nest_running import host_target
 from torch import Tensor, nn, randn
 
+from torchmdla.capture.function_module import FunctionModule
 from torchmdla.compiler.program import Program
 from torchmdla.devices.cpu import lowering
 from torchmdla.devices.cpu.parser import parse_program
@@ -18,17 +19,8 @@ from torchmdla.devices.cpu.printer import program_text
 from torchmdla.errors import CompileError
 
 
-class Function(nn.Module):
-    def __init__(self, function: Callable[..., object]) -> None:
-        super().__init__()
-        self._function = function
-
-    def forward(self, *inputs: Tensor) -> object:
-        return self._function(*inputs)
-
-
 def static(module: nn.Module | Callable[..., object], *inputs: Tensor) -> Program:
-    module = module if isinstance(module, nn.Module) else Function(module)
+    module = module if isinstance(module, nn.Module) else FunctionModule(module)
     imported, _ = Traced.of(module, inputs).imported(inputs)
     return Program(imported.mlir, imported.arguments, imported.results, host_target())
 
@@ -51,6 +43,9 @@ PROGRAMS: dict[str, Callable[[], Program]] = {
     "lookups, checks": lambda: static(nn.Embedding(10, 4), torch.tensor([[1, 2], [3, 4]])),
     "regions": lambda: static(lambda x: x.sort(-1)[0].cumsum(0) * 2, randn(5, 7)),
     "constant tensors": lambda: static(lambda x: x * torch.tensor([1.0, 2.0, float("inf")]), randn(4, 3)),
+    "infinity in bfloat16": lambda: static(
+        lambda x: x.masked_fill(x > 0, float("-inf")), randn(4, 3, dtype=torch.bfloat16)
+    ),
     "nothing": lambda: static(lambda x: torch.cat([x, torch.zeros(0, 3)]) + 1, randn(4, 3)),
     "all types": lambda: static(lambda x: ((x > 0) | (x.int() == 2)).double() + x.long() % 3, randn(4, 3)),
     "sizes that vary": lambda: dynamic(
@@ -113,10 +108,11 @@ def test_elements_and_scalars() -> None:
 def test_passes_run_on_text() -> None:
     text = lowering.loop_program_text(static(nn.Sequential(nn.Linear(8, 16), nn.ReLU()), randn(32, 8)))
     assert "then {" not in text
-    *_, (name, merged) = lowering.optimised_text(text, ["merge-epilogues"], host_target())
+    *_, (name, steps) = lowering.optimised(text, ["merge-epilogues"], host_target())
     assert name == "merge-epilogues"
+    merged = program_text(steps)
     assert "then {" in merged and merged.count("nest ") == text.count("nest ") - 1
-    every = [name for name, _ in lowering.optimised_text(text, [], host_target())]
+    every = [name for name, _ in lowering.optimised(text, [], host_target())]
     assert every == [one.name for one in pipeline.PASSES]
 
 
@@ -138,4 +134,4 @@ def test_what_is_no_loop_program(text: str, message: str) -> None:
 
 def test_an_unknown_pass() -> None:
     with pytest.raises(CompileError, match="no pass 'nosuch'; there are remove-unread, "):
-        list(lowering.optimised_text("entry {}", ["nosuch"], host_target()))
+        list(lowering.optimised("entry {}", ["nosuch"], host_target()))

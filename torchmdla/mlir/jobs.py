@@ -79,17 +79,17 @@ def optimise_loops(text: str, passes: Sequence[str], print_after: Sequence[str],
         CompileError: the text is no loop program, there is no such pass, or one fails.
     """
     from torchmdla.devices import get
-    from torchmdla.devices.cpu.lowering import optimised_text
+    from torchmdla.devices.cpu.lowering import optimised
     from torchmdla.devices.cpu.passes.pipeline import named
+    from torchmdla.devices.cpu.printer import program_text
 
-    named([*passes, *(name for name in print_after if name != "*"), *filter(None, [stop_after])])
-    made = text
-    for name, made in optimised_text(text, passes, get("cpu").target()):
+    named([*(name for name in print_after if name != "*"), *filter(None, [stop_after])])
+    for name, steps in optimised(text, passes, get("cpu").target()):
         if name in print_after or "*" in print_after:
-            print(f"// -----// after {name} //----- //\n{made}", file=sys.stderr)
+            print(f"// -----// after {name} //----- //\n{program_text(steps)}", file=sys.stderr)
         if name == stop_after:
             break
-    return made
+    return program_text(steps)
 
 
 def optimise(text: str, file: str, pipeline: str, print_after_all: bool, locations: bool) -> str:

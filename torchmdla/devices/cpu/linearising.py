@@ -87,7 +87,7 @@ def instruction_of(
 
 
 # How MLIR writes what is not finite: by its bits.
-_NOT_FINITE: Mapping[str, Mapping[str, str]] = {
+NOT_FINITE: Mapping[str, Mapping[str, str]] = {
     "f16": {"inf": "0x7C00", "-inf": "0xFC00", "nan": "0x7E00"},
     "bf16": {"inf": "0x7F80", "-inf": "0xFF80", "nan": "0x7FC0"},
     "f32": {"inf": "0x7F800000", "-inf": "0xFF800000", "nan": "0x7FC00000"},
@@ -102,7 +102,7 @@ def constant_text(number: float | int, type: str) -> str:
     if type.startswith("i"):
         return str(int(number))
     if not math.isfinite(number):
-        return _NOT_FINITE[type][str(float(number))]
+        return NOT_FINITE[type][str(float(number))]
     text = repr(float(number))
     mantissa, exponent, power = text.partition("e")
     return (mantissa if "." in mantissa else f"{mantissa}.0") + exponent + power

@@ -497,15 +497,6 @@ def split_loop(step: LoopNest, loop: int, sizes: Sequence[int]) -> None:
     step.map_expressions(lambda roots: reindexed(roots, lambda own: own + shift if own > loop else own))
 
 
-def summand(step: LoopNest) -> Expression | None:
-    """What a step with one output adds up; None if that is no sum."""
-    if len(step.values) != 1 or step.values[0].op != "arith.addf":
-        return None
-    added = [operand for operand in step.values[0].operands if operand.op != "accumulator"]
-    is_sum = len(added) == 1 and all(e.op != "accumulator" for e in contents(tuple(added)).expressions)
-    return added[0] if is_sum else None
-
-
 def contracts(step: LoopNest) -> bool:
     """Whether loops that reduce run over several inputs: a product of matrices, a convolution."""
     reduced = {loop for loop, flag in enumerate(step.reduction) if flag}

@@ -59,8 +59,8 @@ def loop_program_text(program: Program) -> str:
         return program_text(_read(program, {}))
 
 
-def optimised_text(text: str, passes: Sequence[str], target: Target) -> Iterator[tuple[str, str]]:
-    """The name of each pass, of all where ``passes`` are empty, and the loop program ``text`` after it.
+def optimised(text: str, passes: Sequence[str], target: Target) -> Iterator[tuple[str, LoopProgram]]:
+    """The name of each pass, of all where ``passes`` are empty, and the loop program that ``text`` is after it.
 
     Raises:
         torchmdla.CompileError: there is no such pass, the text is no loop program, or lark is not installed.
@@ -73,7 +73,7 @@ def optimised_text(text: str, passes: Sequence[str], target: Target) -> Iterator
     verify(steps, "reading")
     for one in pipeline.named(passes) if passes else pipeline.PASSES:
         pipeline.run(one, steps, target)
-        yield one.name, program_text(steps)
+        yield one.name, steps
 
 
 def generated_module(program: Program) -> ir.Module:

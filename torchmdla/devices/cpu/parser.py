@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-import struct
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -30,6 +30,7 @@ from torchmdla.devices.cpu.expressions import (
     size,
 )
 from torchmdla.devices.cpu.kernel_spec import Table, computed
+from torchmdla.devices.cpu.linearising import NOT_FINITE
 from torchmdla.devices.cpu.loop_program import (
     AssertStep,
     Epilogue,
@@ -45,6 +46,7 @@ from torchmdla.devices.cpu.loop_program import (
     TileLoop,
     View,
 )
+from torchmdla.devices.cpu.printer import NUMBERED
 from torchmdla.errors import CompileError
 
 GRAMMAR = r"""
@@ -150,16 +152,18 @@ class _Builder(Interpreter[lark.Token, Any]):
         self._values: dict[str, Any] = {}
 
     def start(self, tree: _Tree) -> LoopProgram:
-        headers = {str(header.children[0]): header.children[1] for header in tree.find_data("header")}
+        parts = defaultdict(list)
+        for part in tree.children:
+            parts[part.data].append(part)
+        headers = {str(header.children[0]): header.children[1] for header in parts["header"]}
         # Sizes have as many symbols as there are typical values of them.
         self._symbols = len(headers["typical"].children) if "typical" in headers else 0
-        for kind, name, text in (part.children for part in tree.find_data("text")):
+        for kind, name, text in (part.children for part in parts["text"]):
             self._texts[kind][name[1:]] = text[3:-3].removeprefix("\n")
-        for buffer in tree.find_data("buffer"):
+        for buffer in parts["buffer"]:
             self.visit(buffer)
-        packings = [self.visit(packing) for packing in tree.find_data("packing")]
-        entry = self.visit(next(child for child in tree.children if child.data == "block"))
-        program = LoopProgram(entry, self._texts["global"], packings)
+        packings = [self.visit(packing) for packing in parts["packing"]]
+        program = LoopProgram(self.visit(*parts["block"]), self._texts["global"], packings)
         for name, numbers in headers.items():
             setattr(program, name, type(getattr(program, name))(self.visit(numbers)))
         return program
@@ -172,7 +176,7 @@ class _Builder(Interpreter[lark.Token, Any]):
             given["symbol"] = name[1:]
         else:
             kind, number = _parts(name)
-            given |= {"position": number} if kind not in _NUMBERED else {}
+            given |= {"position": number} if kind not in NUMBERED else {}
         self._buffers[name] = Buffer(kind, str(element), self.visit(sizes), **given)
 
     def packing(self, tree: _Tree) -> Packing:
@@ -187,9 +191,8 @@ class _Builder(Interpreter[lark.Token, Any]):
     def nest(self, tree: _Tree) -> LoopNest:
         loops = [child for child in tree.children if child.data == "loop"]
         self._loops, self._values = len(loops), {}
-        epilogue = next(tree.find_data("epilogue"), None)
         checks: list[Expression] = []
-        initial = None
+        initial, epilogue = None, None
         for line in tree.children[len(loops) :]:
             if line.data == "check":
                 checks.append(self._operand(line.children[0], "i1"))
@@ -197,16 +200,18 @@ class _Builder(Interpreter[lark.Token, Any]):
                 initial = self.visit(line)
             elif line.data == "end":
                 stored = [self.visit(each) for each in line.children]
-            elif line.data != "epilogue":
+                outputs, values = zip(*stored, strict=True) if stored else ((), ())
+            elif line.data == "epilogue":
+                epilogue = self._epilogue(line, values)
+            else:
                 self.visit(line)
-        outputs, values = zip(*stored, strict=True) if stored else ((), ())
         return LoopNest(
             sizes=tuple(self.visit(loop.children[1]) for loop in loops),
             reduction=tuple(len(loop.children) > 2 for loop in loops),
             outputs=outputs,
             values=values,
             initial=initial,
-            epilogue=self._epilogue(epilogue, values) if epilogue else None,
+            epilogue=epilogue,
             checks=tuple(checks),
         )
 
@@ -389,9 +394,6 @@ _MAKERS: Mapping[str, Callable[[_Builder, _Tree, Any], Step]] = {
     "scalar_op": _Builder._scalar_op,
 }
 
-# The kinds of buffers that are numbered in the order in which they appear.
-_NUMBERED = frozenset(("temporary", "local", "view"))
-
 
 def _parts(name: str) -> tuple[str, int]:
     """The kind and the number that a name is made of."""
@@ -401,16 +403,11 @@ def _parts(name: str) -> tuple[str, int]:
     return found[1], int(found[2])
 
 
-_BITS = {"f16": "e", "f32": "f", "f64": "d"}
-
-
 def _literal(text: str, type: str) -> float | int:
     """A number as MLIR writes it."""
     if text in ("true", "false"):
         return int(text == "true")
     if type.startswith("i"):
         return int(text)
-    if not text.startswith("0x"):
-        return float(text)
-    form = _BITS[type]
-    return float(struct.unpack(f">{form}", int(text, 16).to_bytes(struct.calcsize(form), "big"))[0])
+    names = {bits: name for name, bits in NOT_FINITE.get(type, {}).items()}
+    return float(names.get(text, text))

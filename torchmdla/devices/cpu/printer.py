@@ -48,6 +48,9 @@ from torchmdla.devices.cpu.schedule import Schedule
 
 _INDENT = "  "
 
+# The kinds of buffers that are numbered in the order in which they appear; others by their positions.
+NUMBERED = ("temporary", "local", "view")
+
 
 def program_text(steps: LoopProgram) -> str:
     """Every buffer, then what is packed of parameters, then the entry's steps, then what these have in other words."""
@@ -65,7 +68,7 @@ class StepsPrinter:
         counts: dict[str, Iterator[int]] = {}
         for buffer in self._buffers:
             number = buffer.symbol or buffer.position
-            if buffer.kind in ("temporary", "local", "view"):
+            if buffer.kind in NUMBERED:
                 number = next(counts.setdefault(buffer.kind, itertools.count()))
             self._names[buffer] = f"@{number}" if buffer.symbol else f"{buffer.kind}{number}"
 

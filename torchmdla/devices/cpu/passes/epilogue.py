@@ -13,8 +13,8 @@ from dataclasses import replace
 from functools import partial
 
 from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
-from torchmdla.devices.cpu.expressions import constant, load, operation, reduced, substituted
-from torchmdla.devices.cpu.loop_program import Epilogue, LoopNest, LoopProgram, Users, covers, is_elementwise, summand
+from torchmdla.devices.cpu.expressions import constant, contents, load, operation, reduced, substituted
+from torchmdla.devices.cpu.loop_program import Epilogue, LoopNest, LoopProgram, Users, covers, is_elementwise
 from torchmdla.devices.cpu.passes.alignment import align
 
 # The start of a sum that gets what it started from at its end: adding to -0.0 changes no value.
@@ -121,12 +121,7 @@ def _over_loops_of(step: LoopNest, other: LoopNest, pairs: Sequence[tuple[int, i
 
 def _merge_start(steps: LoopProgram, index: Users, step: LoopNest) -> None:
     """Adds what the output was set to before a sum at the end of the sum instead."""
-    if (
-        step.initial is not None
-        or step.epilogue is not None
-        or summand(step) is None
-        or step.values[0].type not in _ZERO
-    ):
+    if step.initial is not None or step.epilogue is not None or not _sums(step) or step.values[0].type not in _ZERO:
         return
     buffer = step.outputs[0].buffer
     users = index.of(buffer)
@@ -150,3 +145,11 @@ def _merge_start(steps: LoopProgram, index: Users, step: LoopNest) -> None:
     step.initial = _ZERO[kind]
     index.take_over(start, step)
     steps.steps.remove(start)
+
+
+def _sums(step: LoopNest) -> bool:
+    """Whether a step of one output adds to it what does not depend on the sum so far."""
+    value = step.values[0]
+    added = [operand for operand in value.operands if operand.op != "accumulator"]
+    depends = any(e.op == "accumulator" for e in contents(tuple(added)).expressions)
+    return value.op == "arith.addf" and len(added) == 1 and not depends

@@ -28,33 +28,32 @@ _LEAST_USES = 8
 
 _SCALED_SUM = op("arith.mulf", op("reduced", name="total"), op("load", name="factor"), name="product")
 
-
 # Whether an access is of what depends on parameters alone.
-IsKnown = Callable[[Access], bool]
+_IsKnown = Callable[[Access], bool]
 
 
-def _fold(steps: LoopProgram, is_known: IsKnown, step: LoopNest, found: Captured) -> bool:
+def _fold(steps: LoopProgram, is_known: _IsKnown, step: LoopNest, found: Captured) -> bool:
     """Multiplies weights by what the epilogue multiplies the sum of their products by."""
-    if not step.epilogue or not starts_from_zero(step):
+    if not step.epilogue or not _starts_from_zero(step):
         return False
     scaled = next(within(_SCALED_SUM, step.epilogue.values), None)
     if scaled is None or not _is_only_use(step, scaled):
         return False
     factor = scaled["factor"].payload
-    weights = next((a for a in step.inputs if can_scale(step, a, factor, is_known)), None)
+    weights = next((a for a in step.inputs if _can_scale(step, a, factor, is_known)), None)
     if weights is None or not is_known(factor):
         return False
-    scale(steps, step, weights, factor)
+    _scale(steps, step, weights, factor)
     step.epilogue = replace(
         step.epilogue, values=substituted(step.epilogue.values, {scaled["product"]: scaled["total"]})
     )
     return True
 
 
-FOLD_SCALES = Rule(SUM_OF_PRODUCTS, lambda steps: partial(_fold, steps, known_accesses(steps)))
+FOLD_SCALES = Rule(SUM_OF_PRODUCTS, lambda steps: partial(_fold, steps, _known_accesses(steps)))
 
 
-def starts_from_zero(step: LoopNest) -> bool:
+def _starts_from_zero(step: LoopNest) -> bool:
     return not step.checks and step.initial is not None and step.initial.payload == 0
 
 
@@ -65,19 +64,19 @@ def _is_only_use(step: LoopNest, scaled: Captured) -> bool:
     return readers == [scaled["product"]] and scaled["total"] not in step.epilogue.values
 
 
-def known_accesses(steps: LoopProgram) -> IsKnown:
+def _known_accesses(steps: LoopProgram) -> _IsKnown:
     made = parameter_values(steps)
     return lambda access: access.buffer.kind == "parameter" or access.buffer in made
 
 
-def can_scale(step: LoopNest, weights: Access, factor: Access, is_known: IsKnown) -> bool:
+def _can_scale(step: LoopNest, weights: Access, factor: Access, is_known: _IsKnown) -> bool:
     """Whether an input can be scaled by ``factor``, of the same loops, ahead."""
     uses = math.prod(n for loop, n in enumerate(step.sizes) if loop not in weights.loops)
     same = weights.buffer.element == factor.buffer.element == step.values[0].type
     return is_known(weights) and same and weights.loops >= factor.loops and uses >= _LEAST_USES
 
 
-def scale(steps: LoopProgram, step: LoopNest, weights: Access, factor: Access) -> None:
+def _scale(steps: LoopProgram, step: LoopNest, weights: Access, factor: Access) -> None:
     """Lets a step read a buffer of scaled weights, which a step before it fills."""
     flat = weights.flat(len(step.sizes))
     order = sorted(weights.loops, key=lambda loop: -flat.factors[loop])

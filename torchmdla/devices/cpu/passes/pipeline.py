@@ -80,8 +80,13 @@ REWRITES = (
 )
 
 
+def _by_tiles(tiles: Sequence[Sequence[int]] | None = None) -> tuple[Pass, ...]:
+    """Which steps run together, in which memory."""
+    return Pass("fuse-by-tiles", lambda steps, machine: fuse_by_tiles(steps, machine, tiles)), _plain(share_buffers)
+
+
 # Every pass, in the order in which they run.
-PASSES = (*REWRITES, _plain(split_reductions), Pass("fuse-by-tiles", fuse_by_tiles), _plain(share_buffers))
+PASSES = (*REWRITES, _plain(split_reductions), *_by_tiles())
 
 
 def named(names: Sequence[str]) -> list[Pass]:
@@ -116,9 +121,8 @@ def run_by_tiles(
 ) -> None:
     """The passes that decide which steps run together, in which memory. ``tiles``: of the chains
     (:func:`~torchmdla.devices.cpu.passes.tile_fusion.fuse_by_tiles`), where they are chosen already."""
-    target = program.target
-    run(Pass("fuse-by-tiles", lambda steps, machine: fuse_by_tiles(steps, machine, tiles)), steps, target, name)
-    run(_plain(share_buffers), steps, target, name)
+    for one in _by_tiles(tiles):
+        run(one, steps, program.target, name)
 
 
 def run(one: Pass, steps: LoopProgram, target: Target, name: str = "") -> None:
