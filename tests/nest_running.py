@@ -7,7 +7,7 @@ import itertools
 import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -21,7 +21,8 @@ from torchmdla.compiler.sizes import at
 from torchmdla.devices.cpu.code.emit import to_llvm, to_object
 from torchmdla.devices.cpu.code.entry import _declaration, function_attributes
 from torchmdla.devices.cpu.code.kernels import KernelCode, write_kernel
-from torchmdla.devices.cpu.kernel_spec import AnyNest, Instruction, KernelSpec, Operand
+from torchmdla.devices.cpu.expressions import Expression, contents
+from torchmdla.devices.cpu.kernel_spec import AnyNest, KernelSpec, Operand
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.schedule import Schedule, choose, ranges
 
@@ -128,13 +129,13 @@ def reference(nest: KernelSpec, arrays: Sequence[np.ndarray]) -> list[np.ndarray
         for position, (array, operand) in enumerate(zip(arrays, nest.operands, strict=False))
     ]
     scalars = [array[0] for array in arrays[len(views) + len(nest.tables) :]]
-    results = (
-        _reduced(nest, views, scalars) if nest.accumulates else _evaluated(nest.body, [*views, *scalars], nest.yields)
-    )
     first = len(nest.inputs)
+    if nest.accumulates:
+        results = _reduced(nest, views, scalars)
+    else:
+        results = _evaluated(nest.values, {"operand": views, "scalar": scalars, "accumulator": views[first:]})
     if nest.epilogue is not None:
-        values = [*results, *views[first : first + len(nest.epilogue.inputs)], *scalars[len(nest.scalars) :]]
-        results = _evaluated(nest.epilogue.body, values, nest.epilogue.yields)
+        results = _evaluated(nest.epilogue.values, {"operand": views, "scalar": scalars, "reduced": results})
         first += len(nest.epilogue.inputs)
     stored = []
     for position, result in zip(range(first, len(nest.operands)), results, strict=True):
@@ -149,15 +150,17 @@ def _view(array: np.ndarray, operand: Operand, sizes: Sequence[int]) -> np.ndarr
     return np.lib.stride_tricks.as_strided(array, tuple(sizes), strides)
 
 
-def _evaluated(body: Sequence[Instruction], values: list, yields: Sequence[int]) -> list[np.ndarray]:
-    values = list(values)
-    for instruction in body:
-        if instruction.name == "arith.constant":
-            number = float(instruction.attributes.removeprefix("{value = ").split(" ")[0])
-            values.append(DTYPES[instruction.result](number))
+def _evaluated(roots: Sequence[Expression], leaves: Mapping[str, Sequence[object]]) -> list[np.ndarray]:
+    """``leaves``: by op and number."""
+    values = {}
+    for expression in contents(tuple(roots)).expressions:
+        if expression.op == "constant":
+            values[expression] = DTYPES[expression.type](expression.payload)
+        elif expression.op in leaves:
+            values[expression] = leaves[expression.op][expression.payload]
         else:
-            values.append(FUNCTIONS[instruction.name](*(values[v] for v in instruction.operands)))
-    return [np.asarray(values[v]) for v in yields]
+            values[expression] = FUNCTIONS[expression.op](*(values[operand] for operand in expression.operands))
+    return [np.asarray(values[root]) for root in roots]
 
 
 def _reduced(nest: KernelSpec, views: Sequence[np.ndarray], scalars: Sequence[object]) -> list[np.ndarray]:
@@ -166,7 +169,7 @@ def _reduced(nest: KernelSpec, views: Sequence[np.ndarray], scalars: Sequence[ob
     outputs = [nest.outputs[k] for k in range(len(nest.outputs))]
     shape = tuple(1 if d in loops else size for d, size in enumerate(nest.sizes))
     if nest.initial is not None:
-        start = _evaluated([nest.initial], [], (0,))[0]
+        start = _evaluated([nest.initial], {})[0]
         totals = [np.full(shape, start, DTYPES[o.element]) for o in outputs]
     else:
         totals = [view.copy() for view in views[len(nest.inputs) :][: len(outputs)]]
@@ -174,5 +177,5 @@ def _reduced(nest: KernelSpec, views: Sequence[np.ndarray], scalars: Sequence[ob
         at = dict(zip(loops, steps, strict=True))
         cut = tuple(slice(at[d], at[d] + 1) if d in at else slice(None) for d in range(len(nest.sizes)))
         inputs = [view[cut] for view in views[: len(nest.inputs)]]
-        totals = _evaluated(nest.body, [*inputs, *totals, *scalars[: len(nest.scalars)]], nest.yields)
+        totals = _evaluated(nest.values, {"operand": inputs, "scalar": scalars, "accumulator": totals})
     return totals

@@ -12,7 +12,8 @@ from nest_running import DTYPES, host_target, span
 
 from torchmdla.compiler.program import Target
 from torchmdla.compiler.sizes import Size
-from torchmdla.devices.cpu.kernel_spec import AnyNest, Instruction, KernelEpilogue, KernelSpec, Operand
+from torchmdla.devices.cpu.expressions import Expression, accumulator, constant, numbered, operation, reduced
+from torchmdla.devices.cpu.kernel_spec import AnyNest, KernelEpilogue, KernelSpec, Operand
 
 AVX512 = ("+avx", "+avx2", "+fma", "+avx512f", "+avx512bw", "+avx512dq", "+avx512vl")
 TARGETS = {"avx512": AVX512, "avx2": ("+avx", "+avx2", "+fma"), "none": ("",)}
@@ -21,8 +22,21 @@ TARGETS = {"avx512": AVX512, "avx2": ("+avx", "+avx2", "+fma"), "none": ("",)}
 M, N = Size.symbol(0, 2), Size.symbol(1, 2)
 DYNAMIC = (M, N, M + 1, N - 2, 2 * M, 16 * N, M + N)
 
-ZERO = Instruction("arith.constant", (), "f32", "{value = 0.0 : f32}")
-MULTIPLY_ADD = (Instruction("arith.mulf", (0, 1), "f32"), Instruction("arith.addf", (2, 3), "f32"))
+ZERO = constant(0.0, "f32")
+
+
+def operand(number: int, element: str = "f32") -> Expression:
+    """The element that an iteration touches of one of a kernel's operands."""
+    return numbered("operand", element, number)
+
+
+def added(value: Expression) -> Expression:
+    """A sum of ``value`` over the loops that reduce."""
+    return operation("arith.addf", [value, accumulator(0, value.type)], value.type)
+
+
+PRODUCT = operation("arith.mulf", [operand(0), operand(1)], "f32")
+SUM_OF_PRODUCTS = added(PRODUCT)
 
 
 def target_with(features: str) -> Target:
@@ -48,10 +62,7 @@ def matmul(m: int, n: int, k: int, **changes: object) -> KernelSpec:
         "reduction": (False, False, True),
         "inputs": (Operand("f32", (k, 0, 1)), Operand("f32", (0, 1, n))),
         "outputs": (Operand("f32", (n, 1, 0)),),
-        "scalars": (),
-        "tables": (),
-        "body": MULTIPLY_ADD,
-        "yields": (4,),
+        "values": (SUM_OF_PRODUCTS,),
         "initial": ZERO,
         **changes,
     }
@@ -59,20 +70,17 @@ def matmul(m: int, n: int, k: int, **changes: object) -> KernelSpec:
 
 
 def bias_relu_residual(strides: Sequence[int], bias: Sequence[int]) -> KernelEpilogue:
-    """``max(x + bias, 0) * scalar + residual``, and ``x`` itself in ``f32``."""
+    """``max(x + bias, 0) * scalar + residual``, and ``x`` itself in ``f32``; of a nest of two inputs."""
     same = Operand("f32", tuple(strides))
+    result = reduced(0, "f32")
+    biased = operation("arith.addf", [result, operand(2)], "f32")
+    positive = operation("arith.maximumf", [biased, ZERO], "f32")
+    scaled = operation("arith.mulf", [positive, numbered("scalar", "f32", 0)], "f32")
     return KernelEpilogue(
         inputs=(Operand("f32", tuple(bias)), same),
         outputs=(same, same),
         scalars=("f32",),
-        body=(
-            Instruction("arith.addf", (0, 1), "f32"),
-            Instruction("arith.constant", (), "f32", "{value = 0.0 : f32}"),
-            Instruction("arith.maximumf", (4, 5), "f32"),
-            Instruction("arith.mulf", (6, 3), "f32"),
-            Instruction("arith.addf", (7, 2), "f32"),
-        ),
-        yields=(8, 0),
+        values=(operation("arith.addf", [scaled, operand(3)], "f32"), result),
     )
 
 
@@ -122,10 +130,7 @@ def contractions(draw: st.DrawFn, symbols: bool = False) -> AnyNest:
         reduction=tuple(kind == "k" for kind in kinds),
         inputs=(first, second),
         outputs=(output,),
-        scalars=(),
-        tables=(),
-        body=MULTIPLY_ADD,
-        yields=(4,),
+        values=(SUM_OF_PRODUCTS,),
         initial=ZERO if epilogue or draw(st.booleans()) else None,
         epilogue=epilogue,
     )
@@ -142,14 +147,12 @@ def others(draw: st.DrawFn, symbols: bool = False) -> AnyNest:
     reduction = tuple(draw(st.booleans()) for _ in sizes)
     every, kept = range(len(sizes)), [d for d, flag in enumerate(reduction) if not flag]
     combine = draw(st.sampled_from(ops))
-    body = (Instruction(combine, (0, 1), element), Instruction(combine, (2, 3), element))
+    both = operation(combine, [operand(0, element), operand(1, element)], element)
+    other = accumulator(0, element) if any(reduction) else operand(0, element)
     return KernelSpec(
         sizes=sizes,
         reduction=reduction,
         inputs=tuple(Operand(element, strides_of(draw, sizes, list(every))) for _ in range(2)),
         outputs=(Operand(element, strides_of(draw, sizes, kept)),),
-        scalars=(),
-        tables=(),
-        body=body if any(reduction) else (body[0], Instruction(combine, (3, 0), element)),
-        yields=(4,),
+        values=(operation(combine, [other, both] if any(reduction) else [both, other], element),),
     )

@@ -17,15 +17,20 @@ from nest_samples import (
     ZERO,
     M,
     N,
+    added,
     arrays_of,
     bias_relu_residual,
     contractions,
     matmul,
+    operand,
     others,
     target_with,
 )
 
-from torchmdla.devices.cpu.kernel_spec import AnyNest, Instruction, KernelSpec, Operand, Table, static
+from torchmdla.compiler.sizes import Size
+from torchmdla.devices.cpu.accesses import Table
+from torchmdla.devices.cpu.expressions import Expression, constant, index, numbered, operation, size
+from torchmdla.devices.cpu.kernel_spec import AnyNest, KernelSpec, Operand, static
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.schedule import Level, Schedule, choose, ranges
 
@@ -39,6 +44,15 @@ PAIRS = [(2, 2), (3, 70), (7, 16), (8, 17), (9, 33), (16, 48), (17, 50), (70, 3)
 @pytest.fixture(params=TARGETS)
 def target(request):
     return target_with(request.param)
+
+
+def row_sums(
+    rows: int | Size, columns: int | Size, strides: tuple[int | Size, ...] = (), initial: Expression = ZERO
+) -> AnyNest:
+    """The sum of each row."""
+    given = Operand("f32", strides or (columns, 1))
+    sums = Operand("f32", (1, 0))
+    return KernelSpec((rows, columns), (False, True), (given,), (sums,), (added(operand(0)),), initial=initial)
 
 
 def check(
@@ -105,8 +119,7 @@ def test_no_iteration(target, size):
     check(matmul(M, 20, size), target, pairs)
     check(matmul(size, 20, M), target, pairs)
     check(matmul(M, size, 5), target, pairs)
-    check(KernelSpec((M, size), (False, True), (Operand("f32", (size, 1)),), (Operand("f32", (1, 0)),), (), (),
-               (Instruction("arith.addf", (0, 1), "f32"),), (2,), ZERO), target, pairs)  # fmt: skip
+    check(row_sums(M, size), target, pairs)
 
 
 # Rounding.
@@ -126,8 +139,7 @@ def test_long_sums_are_summed_in_parts(target, transposed):
     """The rounding error of a sum of equal numbers grows with the additions that an accumulator sees."""
     count = 100_000
     strides = (1, 7) if transposed else (N, 1)
-    nest = KernelSpec((7, N), (False, True), (Operand("f32", strides),), (Operand("f32", (1, 0)),), (), (),
-                (Instruction("arith.addf", (0, 1), "f32"),), (2,), ZERO)  # fmt: skip
+    nest = row_sums(7, N, strides)
     tenths, sums = np.full(7 * count, 0.1, np.float32), np.zeros(7, np.float32)
     Kernel(nest, target, typical=TYPICAL)([tenths, sums], 1, (2, count))
     np.testing.assert_allclose(sums, count * np.float64(np.float32(0.1)), rtol=2e-5)
@@ -182,9 +194,9 @@ def test_a_reduction_that_may_be_empty_has_no_blocks():
 )
 def test_values_of_sizes(target, element, dtype):
     add = "arith.addf" if element.startswith("f") else "arith.addi"
-    body = (Instruction("size", (), element, size=3 * M * N + 1), Instruction(add, (0, 2), element))
+    value = operation(add, [operand(0, element), size(3 * M * N + 1, element)], element)
     rows = Operand(element, (1,))
-    kernel = Kernel(KernelSpec((N,), (False,), (rows,), (rows,), (), (), body, (3,)), target, typical=TYPICAL)
+    kernel = Kernel(KernelSpec((N,), (False,), (rows,), (rows,), (value,)), target, typical=TYPICAL)
     for m, n in ((5, 7), (2, 40)):
         arrays = [np.arange(n).astype(dtype), np.zeros(n, dtype)]
         kernel(arrays, 1, (m, n))
@@ -192,10 +204,7 @@ def test_values_of_sizes(target, element, dtype):
 
 
 def test_a_sum_starts_from_a_size(target):
-    start = Instruction("size", (), "f32", size=M)
-    check_start = KernelSpec((5, N), (False, True), (Operand("f32", (N, 1)),), (Operand("f32", (1, 0)),), (), (),
-                       (Instruction("arith.addf", (0, 1), "f32"),), (2,), start)  # fmt: skip
-    kernel = Kernel(check_start, target, typical=TYPICAL)
+    kernel = Kernel(row_sums(5, N, initial=size(M, "f32")), target, typical=TYPICAL)
     arrays = [np.ones(5 * 33, np.float32), np.zeros(5, np.float32)]
     kernel(arrays, 1, (100, 33))
     np.testing.assert_array_equal(arrays[1], np.full(5, 133, np.float32))
@@ -206,12 +215,9 @@ def test_masks_and_indices(target, sizes):
     """``i1`` lies in memory as bytes; the index of a loop is a value."""
     strides = tuple(math.prod(sizes[d + 1 :]) for d in range(len(sizes)))
     numbers, flags = Operand("i64", strides), Operand("i1", strides)
-    body = (
-        Instruction("index", (), "i64", payload=len(sizes) - 1),
-        Instruction("arith.cmpi", (0, 3), "i1", "{predicate = 2 : i64}"),
-        Instruction("arith.ori", (1, 4), "i1"),
-    )
-    nest = KernelSpec(sizes, (False,) * len(sizes), (numbers, flags), (flags,), (), (), body, (5,))
+    below = operation("arith.cmpi", [operand(0, "i64"), index(len(sizes) - 1)], "i1", "{predicate = 2 : i64}")
+    value = operation("arith.ori", [operand(1, "i1"), below], "i1")
+    nest = KernelSpec(sizes, (False,) * len(sizes), (numbers, flags), (flags,), (value,))
     kernel, generator = Kernel(nest, target, typical=TYPICAL), np.random.default_rng(0)
     for values in PAIRS:
         shape = static(nest, values).sizes
@@ -225,13 +231,11 @@ def test_masks_and_indices(target, sizes):
 def test_tables(target, scaled):
     """Rows of a table of dynamic sizes by computed indices; one out of bounds is reported."""
     table = Table("f32", (N, M), (M, 1))
-    body = (
-        Instruction("index", (), "i64", payload=1),
-        Instruction("load", (0, 2), "f32", payload=0),
+    value = numbered("gather", "f32", 0, [operand(0, "i64"), index(1)])
+    value = operation("arith.mulf", [value, size(M, "f32")], "f32") if scaled else value
+    nest = KernelSpec(
+        (20, M), (False, False), (Operand("i64", (1, 0)),), (Operand("f32", (M, 1)),), (value,), tables=(table,)
     )
-    scale = (Instruction("size", (), "f32", size=M), Instruction("arith.mulf", (3, 4), "f32")) if scaled else ()
-    nest = KernelSpec((20, M), (False, False), (Operand("i64", (1, 0)),), (Operand("f32", (M, 1)),), (), (table,),
-                (*body, *scale), (5 if scaled else 3,))  # fmt: skip
     kernel, generator = Kernel(nest, target, typical=TYPICAL), np.random.default_rng(0)
     for m, n in PAIRS:
         rows = generator.integers(0, n, 20)
@@ -247,12 +251,9 @@ def test_tables(target, scaled):
 
 def test_conditions_hold_in_active_lanes_only(target):
     rows = Operand("f32", (1,))
-    body = (
-        Instruction("arith.constant", (), "f32", "{value = 0.0 : f32}"),
-        Instruction("arith.cmpf", (0, 2), "i1", "{predicate = 2 : i64}"),
-        Instruction("assert", (3,), "i1"),
-    )
-    kernel = Kernel(KernelSpec((N,), (False,), (rows,), (rows,), (), (), body, (0,)), target, typical=TYPICAL)
+    positive = operation("arith.cmpf", [operand(0), constant(0.0, "f32")], "i1", "{predicate = 2 : i64}")
+    nest = KernelSpec((N,), (False,), (rows,), (rows,), (operand(0),), checks=(positive,))
+    kernel = Kernel(nest, target, typical=TYPICAL)
     for n in EDGES:
         positive = np.zeros(n + 16, np.float32)
         positive[:n] = 1
@@ -272,9 +273,7 @@ def test_what_may_grow_is_shared():
     for nest in (matmul(M, 64, 64), matmul(64, 64, N)):
         schedule = choose(nest, machine, (2, 1000))
         assert schedule.grain > 0
-    small = KernelSpec((4, N), (False, True), (Operand("f32", (N, 1)),), (Operand("f32", (1, 0)),), (), (),
-                 (Instruction("arith.addf", (0, 1), "f32"),), (2,), ZERO)  # fmt: skip
-    assert choose(small, machine, (2, 2)).grain == 0
+    assert choose(row_sums(4, N), machine, (2, 2)).grain == 0
 
 
 def test_schedules_do_not_depend_on_what_divides_a_dynamic_size():

@@ -8,6 +8,7 @@ import pytest
 from torch_mlir import ir
 
 from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
+from torchmdla.devices.cpu.element_types import constant_text
 from torchmdla.devices.cpu.expressions import (
     Expression,
     accessing,
@@ -16,11 +17,12 @@ from torchmdla.devices.cpu.expressions import (
     contents,
     index,
     load,
+    numbered,
     operation,
     rewritten,
     substituted,
 )
-from torchmdla.devices.cpu.linearising import constant_text, linearised
+from torchmdla.devices.cpu.loop_program import LoopNest, by_number, final_nest
 
 X, Y = Access.whole(Buffer("input", "f32", (4,), 0)), Access.whole(Buffer("input", "f32", (4,), 1))
 
@@ -44,8 +46,8 @@ def test_constants_that_compare_equal_and_are_not(one: tuple[float, str], other:
 
 def test_a_value_that_two_read_is_computed_once() -> None:
     total = add(load(X), load(Y))
-    body = linearised((add(total, total),), (), 1).body
-    assert [i.operands for i in body] == [(0, 1), (3, 3)]
+    nest, _ = final_nest(LoopNest.elementwise((4,), X, add(total, total)))
+    assert [e.operands for e in nest.body] == [by_number((load(X), load(Y))), by_number((total, total))]
 
 
 def test_operands_come_first_however_deep() -> None:
@@ -72,10 +74,12 @@ def test_what_is_not_replaced_stays_the_same_object() -> None:
     assert accessing([kept], lambda access: shifted) == (add(load(shifted), load(shifted)),)
 
 
-def test_numbers_of_a_reduction() -> None:
-    """Inputs, outputs, then instructions."""
-    linear = linearised((add(accumulator(0, "f32"), load(X)),), (), 1)
-    assert ([i.operands for i in linear.body], linear.yields) == ([(1, 0)], (2,))
+def test_what_a_kernel_reads_has_numbers() -> None:
+    """So that nests that do the same to other buffers are equal."""
+    total = accumulator(0, "f32")
+    assert by_number((add(total, load(X)),)) == by_number((add(total, load(Y)),))
+    assert by_number((add(load(X), load(X)),)) != by_number((add(load(X), load(Y)),))
+    assert by_number((add(load(X), total),), first_operand=2) == (add(numbered("operand", "f32", 2), total),)
 
 
 @pytest.mark.parametrize("kind", ["f16", "bf16", "f32", "f64"])

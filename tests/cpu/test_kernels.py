@@ -13,19 +13,23 @@ from hypothesis import strategies as st
 from nest_running import Kernel, host_target, marked, reference
 from nest_samples import (
     AVX512,
-    MULTIPLY_ADD,
+    PRODUCT,
+    SUM_OF_PRODUCTS,
     TARGETS,
     ZERO,
+    added,
     arrays_of,
     bias_relu_residual,
     contractions,
     matmul,
+    operand,
     others,
     target_with,
 )
 
 from torchmdla.devices.cpu.code.kernels import write_kernel
-from torchmdla.devices.cpu.kernel_spec import Instruction, KernelEpilogue, KernelSpec, Operand
+from torchmdla.devices.cpu.expressions import numbered, operation, reduced
+from torchmdla.devices.cpu.kernel_spec import KernelEpilogue, KernelSpec, Operand
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.schedule import Fetch, Level, Schedule, choose
 
@@ -80,38 +84,28 @@ def test_epilogue(target, sizes, transposed):
 
 def test_epilogue_of_a_reduction_across_lanes(target):
     rows = Operand("f32", (1, 0))
-    epilogue = KernelEpilogue((rows,), (rows,), (), (Instruction("arith.mulf", (0, 1), "f32"),), (2,))
-    body = (Instruction("arith.addf", (0, 1), "f32"),)
-    kernel = check(
-        KernelSpec((37, 203), (False, True), (Operand("f32", (203, 1)),), (rows,), (), (), body, (2,), ZERO, epilogue),
-        target,
-    )
+    epilogue = KernelEpilogue((rows,), (rows,), (), (operation("arith.mulf", [reduced(0, "f32"), operand(1)], "f32"),))
+    nest = KernelSpec((37, 203), (False, True), (Operand("f32", (203, 1)),), (rows,), (added(operand(0)),))
+    kernel = check(replace(nest, initial=ZERO, epilogue=epilogue), target)
     assert kernel.schedule.vector in kernel.schedule.reduction
 
 
 def test_epilogue_of_a_nest_whose_reduction_is_gone(target):
     """Loops of one iteration are dropped, also those that reduce."""
     rows = Operand("f32", (1,))
-    scaled = KernelEpilogue((rows,), (rows,), (), (Instruction("arith.mulf", (0, 1), "f32"),), (2,))
+    scaled = KernelEpilogue((rows,), (rows,), (), (operation("arith.mulf", [reduced(0, "f32"), operand(2)], "f32"),))
+    nest = KernelSpec((37,), (False,), (rows, rows), (rows,), (SUM_OF_PRODUCTS,), initial=ZERO)
     for epilogue in (scaled, None):
-        check(KernelSpec((37,), (False,), (rows, rows), (rows,), (), (), MULTIPLY_ADD, (4,), ZERO, epilogue), target)
+        check(replace(nest, epilogue=epilogue), target)
 
 
-def test_epilogue_checks_its_condition(target):
+def test_a_reduction_checks_its_condition(target):
     m, n, k = 5, 19, 4
-    epilogue = KernelEpilogue(
-        inputs=(),
-        outputs=(Operand("f32", (n, 1, 0)),),
-        scalars=("f32",),
-        body=(
-            Instruction("arith.cmpf", (0, 1), "i1", "{predicate = 4 : i64}"),
-            Instruction("assert", (2,), "i1"),
-        ),
-        yields=(0,),
-    )
-    kernel = Kernel(matmul(m, n, k, epilogue=epilogue), target)
+    limit = numbered("scalar", "f32", 0)
+    check = operation("arith.cmpf", [operand(0), limit], "i1", "{predicate = 4 : i64}")
+    kernel = Kernel(matmul(m, n, k, scalars=("f32",), checks=(check,)), target)
     ones = [np.ones((m, k), np.float32), np.ones((k, n), np.float32), np.zeros((m, n), np.float32)]
-    for limit, failed in ((5.0, 0), (4.0, 1)):
+    for limit, failed in ((2.0, 0), (1.0, 1)):
         status = np.zeros(1, np.int32)
         kernel([*ones, np.array([limit], np.float32), status])
         assert status[0] == failed
@@ -130,10 +124,7 @@ def test_transposes(target, sizes, element):
         reduction=(False, False),
         inputs=(Operand(element, (1, columns + 3)),),
         outputs=(Operand(element, (rows + 2, 1)),),
-        scalars=(),
-        tables=(),
-        body=(),
-        yields=(0,),
+        values=(operand(0, element),),
     )
     check(nest, target, tasks=2)
 
@@ -153,9 +144,7 @@ def test_results_that_lie_across(target, sizes, with_epilogue):
 
 
 def test_a_transpose_reads_no_lane_on_its_own():
-    nest = KernelSpec(
-        (96, 112), (False, False), (Operand("f32", (1, 96)),), (Operand("f32", (112, 1)),), (), (), (), (0,)
-    )  # fmt: skip
+    nest = KernelSpec((96, 112), (False, False), (Operand("f32", (1, 96)),), (Operand("f32", (112, 1)),), (operand(0),))
     text = Kernel(nest, host_target(*AVX512)).text
     assert "vector.shuffle" in text
     assert "gather" not in text
@@ -171,19 +160,15 @@ def scaled_rows(rows: int, columns: int, distance: int) -> KernelSpec:
         reduction=(False, False),
         inputs=(Operand("f32", (distance, 1)), Operand("f32", (1, 0))),
         outputs=(Operand("f32", (columns, 1)),),
-        scalars=(),
-        tables=(),
-        body=(Instruction("arith.mulf", (0, 1), "f32"),),
-        yields=(3,),
+        values=(PRODUCT,),
     )
 
 
 def row_sums(rows: int, columns: int, distance: int) -> KernelSpec:
     """The sums of such rows' products with their numbers."""
     elementwise = scaled_rows(rows, columns, distance)
-    body = (*elementwise.body, Instruction("arith.addf", (2, 3), "f32"))
     outputs = (Operand("f32", (1, 0)),)
-    return replace(elementwise, reduction=(False, True), outputs=outputs, body=body, yields=(4,), initial=ZERO)
+    return replace(elementwise, reduction=(False, True), outputs=outputs, values=(SUM_OF_PRODUCTS,), initial=ZERO)
 
 
 @pytest.mark.parametrize("reduces", [False, True])

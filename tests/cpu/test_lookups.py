@@ -10,13 +10,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nest_running import Kernel, host_target
+from nest_samples import operand
 from test_tile_fusion import all_nests, steps_of
 from torch.nn import functional
 from written_programs import Builder, Value, check, normal
 
 import torchmdla
 from torchmdla.devices.cpu.accesses import Access
-from torchmdla.devices.cpu.expressions import constant, index, operation, placeholder
+from torchmdla.devices.cpu.expressions import constant, index, numbered, operation
 from torchmdla.devices.cpu.kernel_spec import KernelSpec, Operand
 from torchmdla.devices.cpu.linalg.bodies import LOOKUP, OPERAND
 from torchmdla.devices.cpu.linalg.lookups import as_operands
@@ -130,13 +131,13 @@ def test_part_of_a_value_written_over_another_part_of_it(start: int) -> None:
 
 # Element [i, 9 - j] of table 0.
 PLACE = [index(0), operation("arith.subi", [constant(9, "i64"), index(1)], "i64")]
-MIRRORED = placeholder(LOOKUP, "f32", 0, PLACE)
+MIRRORED = numbered(LOOKUP, "f32", 0, PLACE)
 
 
 def test_a_mirrored_lookup_is_an_operand() -> None:
     roots, found = as_operands([MIRRORED], 2, [5, 10], [(5, 10)])
     assert found == [(0, (({0: 1}, 0), ({1: -1}, 9)))]
-    assert roots == (placeholder(OPERAND, "f32", 2),)
+    assert roots == (numbered(OPERAND, "f32", 2),)
 
 
 @pytest.mark.parametrize("shape", [(4, 10), (5, 9)])
@@ -147,11 +148,11 @@ def test_a_lookup_that_may_miss_stays(shape: tuple[int, int]) -> None:
 def test_only_linear_lookups_are_operands() -> None:
     """The second one is at the first one's value."""
     found_there = operation("arith.fptosi", [MIRRORED], "i64")
-    second = placeholder(LOOKUP, "f32", 1, [index(0), found_there])
+    second = numbered(LOOKUP, "f32", 1, [index(0), found_there])
     (root,), found = as_operands([second], 2, [5, 10], [(5, 10), (5, 10)])
     assert [table for table, _ in found] == [0]
     assert root.op == LOOKUP
-    assert root.operands[1].operands == (placeholder(OPERAND, "f32", 2),)
+    assert root.operands[1].operands == (numbered(OPERAND, "f32", 2),)
 
 
 # Kernels.
@@ -161,9 +162,8 @@ def test_only_linear_lookups_are_operands() -> None:
 @given(st.integers(1, 70), st.sampled_from([1, -1]), st.sampled_from([1, -1]))
 def test_falling_rows(length: int, read: int, written: int) -> None:
     sizes = (3, length)
-    nest = KernelSpec(
-        sizes, (False, False), (Operand("f32", (length, read)),), (Operand("f32", (length, written)),), (), (), (), (0,)
-    )  # fmt: skip
+    given, stored = Operand("f32", (length, read)), Operand("f32", (length, written))
+    nest = KernelSpec(sizes, (False, False), (given,), (stored,), (operand(0),))
     source = np.arange(3 * length, dtype=np.float32)
     target = np.full(3 * length + 2, -1, np.float32)
     starts = [length - 1 if stride < 0 else 0 for stride in (read, written)]

@@ -8,14 +8,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from nest_running import Kernel, host_target, marked, reference, span
-from nest_samples import AVX512
+from nest_samples import AVX512, PRODUCT, SUM_OF_PRODUCTS, ZERO, added
 
 from torchmdla.devices.cpu.code.kernels import write_kernel
-from torchmdla.devices.cpu.kernel_spec import Instruction, KernelEpilogue, KernelSpec, Operand
+from torchmdla.devices.cpu.expressions import operation, reduced
+from torchmdla.devices.cpu.kernel_spec import KernelEpilogue, KernelSpec, Operand
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.passes.pack_weights import panel_width
 from torchmdla.devices.cpu.schedule import choose
-from torchmdla.devices.cpu.schedule.numbering import multiply_adds, numbering
+from torchmdla.devices.cpu.schedule.dataflow import multiply_adds
 
 MACHINE = Machine(64, 32, embeds_broadcasts=True, scales=True)
 PANEL = 48
@@ -28,18 +29,17 @@ def product(rows: int, columns: int, depth: int, panel: int = PANEL) -> KernelSp
         reduction=(False, False, False, True),
         inputs=(Operand("f32", (depth, 0, 0, 1)), Operand("f32", (0, depth * panel, 1, panel))),
         outputs=(Operand("f32", (columns, panel, 1, 0)),),
-        scalars=(),
-        tables=(),
-        body=(Instruction("arith.mulf", (0, 1), "f32"), Instruction("arith.addf", (2, 3), "f32")),
-        yields=(4,),
-        initial=Instruction("arith.constant", (), "f32", "{value = 0.0 : f32}"),
+        values=(SUM_OF_PRODUCTS,),
+        initial=ZERO,
     )
 
 
 def with_epilogue(nest: KernelSpec, length: int) -> KernelSpec:
     """The nest with ``length`` instructions between its results and memory."""
-    body = tuple(Instruction("math.absf", (k,), "f32") for k in range(length))
-    return replace(nest, epilogue=KernelEpilogue((), nest.outputs, (), body, (length,)))
+    value = reduced(0, "f32")
+    for _ in range(length):
+        value = operation("math.absf", [value], "f32")
+    return replace(nest, epilogue=KernelEpilogue((), nest.outputs, (), (value,)))
 
 
 def accumulators(nest: KernelSpec) -> int:
@@ -189,15 +189,10 @@ def test_products_are_added_in_one_instruction(features: tuple[str, ...]) -> Non
 
 def test_a_product_that_is_read_twice_is_no_part_of_a_sum() -> None:
     nest = product(16, 96, 64)
-    body = (
-        Instruction("arith.mulf", (0, 1), "f32"),
-        Instruction("arith.mulf", (3, 3), "f32"),
-        Instruction("arith.addf", (4, 3), "f32"),
-        Instruction("arith.addf", (2, 5), "f32"),
-    )
-    nest = replace(nest, body=body, yields=(6,))
-    assert multiply_adds(nest, numbering(nest)) == {}
-    assert multiply_adds(product(16, 96, 64), numbering(product(16, 96, 64))) == {4: 3}
+    square = operation("arith.mulf", [PRODUCT, PRODUCT], "f32")
+    nest = replace(nest, values=(added(operation("arith.addf", [square, PRODUCT], "f32")),))
+    assert multiply_adds(nest) == {}
+    assert multiply_adds(product(16, 96, 64)) == {SUM_OF_PRODUCTS: PRODUCT}
 
 
 @pytest.mark.parametrize("length", [0, 1, 30])

@@ -18,7 +18,8 @@ from torchmdla.devices.cpu.code.emit import to_llvm, to_object
 from torchmdla.devices.cpu.code.entry import function_attributes
 from torchmdla.devices.cpu.code.kernels import write_kernel
 from torchmdla.devices.cpu.code.vector_math import expand
-from torchmdla.devices.cpu.kernel_spec import Instruction, KernelSpec, Operand
+from torchmdla.devices.cpu.expressions import numbered, operation
+from torchmdla.devices.cpu.kernel_spec import KernelSpec, Operand
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.schedule import choose
 
@@ -43,8 +44,8 @@ HOST = Target(
 
 def unary(name: str, size: int, element: str, machine: Machine) -> KernelSpec:
     operand = Operand(element, (1,))
-    body = (Instruction(name, (0,), element),)
-    return expand(KernelSpec((size,), (False,), (operand,), (operand,), (), (), body, (2,)), machine)
+    value = operation(name, [numbered("operand", element, 0)], element)
+    return expand(KernelSpec((size,), (False,), (operand,), (operand,), (value,)), machine)
 
 
 class Kernel:
@@ -168,4 +169,4 @@ def test_rest_of_a_vector(size: int) -> None:
 
 def test_double_precision_and_other_functions_stay() -> None:
     for name, element in (("math.exp", "f64"), ("math.sin", "f32")):
-        assert [i.name for i in unary(name, 8, element, Machine.of(HOST)).body] == [name]
+        assert [e.op for e in unary(name, 8, element, Machine.of(HOST)).body] == [name]

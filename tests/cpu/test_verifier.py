@@ -9,9 +9,8 @@ import pytest
 
 from torchmdla import devices
 from torchmdla.compiler.program import Program
-from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer, Scalar, TableAccess
+from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer, Scalar, Table, TableAccess
 from torchmdla.devices.cpu.expressions import accumulator, constant, gather, index, load, operation, reduced, scalar
-from torchmdla.devices.cpu.kernel_spec import Table
 from torchmdla.devices.cpu.loop_program import Epilogue, LoadStep, LoopNest, LoopProgram, TileLoop
 from torchmdla.devices.cpu.passes import pipeline
 from torchmdla.devices.cpu.printer import program_text

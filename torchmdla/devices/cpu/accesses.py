@@ -6,9 +6,15 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal
+from typing import Generic, Literal
 
-from torchmdla.devices.cpu.kernel_spec import ELEMENT_BYTES, Table, stored
+from typing_extensions import TypeVar
+
+from torchmdla.compiler.sizes import Size
+from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, stored
+
+# What sizes and strides are.
+Number = TypeVar("Number", bound="int | Size", covariant=True, default=int)
 
 Kind = Literal["input", "parameter", "result", "temporary", "global", "packed", "local", "view"]
 
@@ -113,6 +119,16 @@ class Access:
             known = self.buffer.sizes, AffineExpr(factors, sum(index.constant * stride for index, stride in pairs))
             object.__setattr__(self, "_flat", known)
         return known[1]
+
+
+@dataclass(frozen=True)
+class Table(Generic[Number]):
+    """A buffer that a nest reads at computed indices: the type of its elements in registers, its sizes and element
+    strides."""
+
+    element: str
+    sizes: tuple[Number, ...]
+    strides: tuple[Number, ...]
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from weakref import WeakValueDictionary
 
 from torchmdla.compiler.sizes import Size
 from torchmdla.devices.cpu.accesses import Access, Scalar, TableAccess
-from torchmdla.devices.cpu.kernel_spec import computed
+from torchmdla.devices.cpu.element_types import computed
 
 
 class Expression:
@@ -31,7 +31,9 @@ class Expression:
             :class:`Scalar`), ``index`` (a loop), ``constant`` (a number), ``size`` (a
             :class:`~torchmdla.compiler.sizes.Size`), ``accumulator`` (what output of the nest, by number, has been
             reduced so far), ``reduced`` (what it has been reduced to, in an epilogue); or ``gather``: the element of
-            a :class:`TableAccess` at its operands.
+            a :class:`TableAccess` at its operands. In kernels also ``lookup``: that of the 16 floats in
+            ``attributes`` which the operand, an ``i32``, numbers by its lowest four bits; and ``scale``: the first
+            operand times two to the power of the second, an integer, both ``f32``.
         type: MLIR's element type, in registers.
         attributes: of an MLIR op, as text.
     """
@@ -80,8 +82,8 @@ def _consed(
     return found
 
 
-def placeholder(op: str, type: str, number: int, operands: Iterable[Expression] = ()) -> Expression:
-    """What stands for an expression that is not known yet."""
+def numbered(op: str, type: str, number: int, operands: Iterable[Expression] = ()) -> Expression:
+    """A value that is known by a number: an operand's element, say, before its access is known, or in a kernel."""
     return _consed(op, tuple(operands), type, payload=number)
 
 

@@ -1,7 +1,11 @@
 """What a kernel computes: a loop nest over flat buffers, free of MLIR objects.
 
-Every access is linear in the loop indices, so an operand is a base pointer and one stride per loop; two steps that do
-the same to different buffers give equal nests, and equal nests become one kernel.
+Every access is linear in the loop indices, so an operand is a base pointer and one stride per loop. What a nest stores
+are expressions of operands by number; two steps that do the same to different buffers give equal nests, and equal nests
+become one kernel::
+
+    nest d0:4 d1:6+ { … input0[d0, d1] … } and nest d0:4 d1:6+ { … temporary3[d0, d1] … }
+                                                             →   nest d0:4 d1:6+ { … operand0 strides [6, 1] … }
 
 A *dynamic* nest has sizes, strides and constants that are polynomials in symbols, whose values its kernel is given.
 They may be whatever the polynomials are from 0 on. ``KernelSpec`` is a static one to the type checker, ``AnyNest``
@@ -11,45 +15,14 @@ either.
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Generic
 
-from typing_extensions import TypeVar
-
 from torchmdla.compiler.sizes import Size, at
-
-# How scalars lie in memory: bool is one byte, and an index is 64 bits wide on every target.
-_STORED = {"i1": "i8", "index": "i64"}
-
-# Bytes of every element type that kernels may touch.
-ELEMENT_BYTES = {"i8": 1, "i16": 2, "i32": 4, "i64": 8, "f16": 2, "bf16": 2, "f32": 4, "f64": 8}
-
-
-# What sizes and strides are.
-Number = TypeVar("Number", bound="int | Size", covariant=True, default=int)
-
-
-class NotANestError(Exception):
-    """The op is no nest of linear accesses around a straight-line body; it is lowered by upstream's passes."""
-
-
-def stored(element: str) -> str:
-    """The element type in memory of a value of type ``element``.
-
-    Raises:
-        NotANestError: values of this type have no place in a kernel's memory.
-    """
-    kept = _STORED.get(element, element)
-    if kept not in ELEMENT_BYTES:
-        raise NotANestError(f"element type {element}")
-    return kept
-
-
-def computed(element: str) -> str:
-    """The type in registers of a value of MLIR type ``element``."""
-    return "i64" if element == "index" else element
+from torchmdla.devices.cpu.accesses import Number, Table
+from torchmdla.devices.cpu.expressions import Expression, constant, contents, operation, reindexed, rewritten
 
 
 @dataclass(frozen=True)
@@ -62,58 +35,35 @@ class Operand(Generic[Number]):
 
 
 @dataclass(frozen=True)
-class Table(Generic[Number]):
-    """A buffer that the body reads at computed indices: its sizes and element strides."""
-
-    element: str
-    sizes: tuple[Number, ...]
-    strides: tuple[Number, ...]
-
-
-@dataclass(frozen=True)
-class Instruction:
-    """One op of the body, with one result. Values are numbered: inputs, outputs, scalars, then results in order.
-
-    ``name`` is the MLIR op's, or ``"index"`` (``payload``: the loop), ``"load"`` (``payload``: the table; the
-    operands are its indices), ``"lookup"`` (that of the 16 floats in ``attributes`` which its operand, an ``i32``,
-    numbers by its lowest four bits), ``"scale"`` (its first operand times two to the power of its second, an integer,
-    both ``f32``), ``"assert"`` (its operand must be true, or the call fails), or ``"size"`` (the
-    value of ``size``, as a number of type ``result``: ``i32``, ``i64`` or a floating type; a dynamic nest's
-    ``arith.constant``).
-    """
-
-    name: str
-    operands: tuple[int, ...]
-    result: str
-    attributes: str = ""
-    payload: int = -1
-    size: int | Size | None = None
-
-
-@dataclass(frozen=True)
 class KernelEpilogue(Generic[Number]):
-    """What a nest with a reduction does to its results while they are in registers, before anything is stored.
-
-    Values are numbered: the nest's reduced outputs, ``inputs``, ``scalars``, then the results of ``body`` in order.
-    ``outputs`` are stored instead of the nest's own outputs, of which none is. All strides are over the nest's loops,
-    0 for loops that reduce.
-    """
+    """What a nest with a reduction does to its results while they are in registers, before anything is stored:
+    ``values`` of what is ``reduced`` are stored to ``outputs``, instead of the nest's own outputs. All strides are over
+    the nest's loops, 0 for loops that reduce."""
 
     inputs: tuple[Operand[Number], ...]
     outputs: tuple[Operand[Number], ...]
     scalars: tuple[str, ...]
-    body: tuple[Instruction, ...]
-    yields: tuple[int, ...]
+    values: tuple[Expression, ...]
+
+    @cached_property
+    def body(self) -> tuple[Expression, ...]:
+        """What is computed, operands before what reads them."""
+        return _computed(self.values)
 
 
 @dataclass(frozen=True)
 class KernelSpec(Generic[Number]):
-    """``inputs`` and ``outputs`` enter the body as its first values, then ``scalars`` (types of values fixed over
-    the nest). The body's ``yields`` are the outputs' new values. Loops marked in ``reduction`` carry the outputs, from
-    the constant ``initial`` on if there is one, from what lies in memory otherwise. With an ``epilogue`` the outputs
-    are not stored, and ``initial`` must be set.
+    """In each iteration ``values`` are stored to ``outputs``. Loops marked in ``reduction`` carry the outputs: there
+    ``values`` are what the outputs' accumulators become, from the constant ``initial`` on if there is one, from what
+    lies in memory otherwise. With an ``epilogue`` the outputs are not stored, and ``initial`` must be set. The call
+    fails unless all ``checks`` hold. ``scalars`` are the types of values that are fixed over the nest.
 
-    A kernel's operands are pointers: to ``operands``, to ``tables``, to ``scalars`` (the nest's, then the epilogue's),
+    Expressions are as :class:`~torchmdla.devices.cpu.expressions.Expression` says, but that what they read is
+    numbered: ``operand`` (``payload``: the place among ``operands``), ``scalar`` (the place among ``all_scalars``),
+    ``gather`` (the place among ``tables``). An ``accumulator`` of a nest that reduces nothing is the
+    output's old value.
+
+    A kernel's arguments are pointers: to ``operands``, to ``tables``, to scalars (the nest's, then the epilogue's),
     to a status if the nest may fail, to the values of all symbols (``int64_t``) if the nest is dynamic, and to what its
     schedule fetches beside operands."""
 
@@ -121,12 +71,28 @@ class KernelSpec(Generic[Number]):
     reduction: tuple[bool, ...]
     inputs: tuple[Operand[Number], ...]
     outputs: tuple[Operand[Number], ...]
-    scalars: tuple[str, ...]
-    tables: tuple[Table[Number], ...]
-    body: tuple[Instruction, ...]
-    yields: tuple[int, ...]
-    initial: Instruction | None = None
+    values: tuple[Expression, ...]
+    scalars: tuple[str, ...] = ()
+    tables: tuple[Table[Number], ...] = ()
+    checks: tuple[Expression, ...] = ()
+    initial: Expression | None = None
     epilogue: KernelEpilogue[Number] | None = None
+
+    @cached_property
+    def body(self) -> tuple[Expression, ...]:
+        """What each iteration computes, operands before what reads them; then its checks, each an ``assert``."""
+        return (*_computed((*self.values, *self.checks)), *self.asserts)
+
+    @cached_property
+    def loads(self) -> tuple[Expression, ...]:
+        """The elements of inputs that each iteration reads."""
+        found = contents((*self.values, *self.checks)).expressions
+        return tuple(sorted((e for e in found if e.op == "operand"), key=lambda e: e.payload))
+
+    @cached_property
+    def asserts(self) -> tuple[Expression, ...]:
+        """The checks as ops that report one that does not hold."""
+        return tuple(operation("assert", [check], "i1") for check in self.checks)
 
     @property
     def accumulates(self) -> bool:
@@ -136,8 +102,7 @@ class KernelSpec(Generic[Number]):
     @property
     def may_fail(self) -> bool:
         """Whether the kernel reports a status: it checks indices or conditions."""
-        body = self.body + (self.epilogue.body if self.epilogue else ())
-        return bool(self.tables) or any(i.name == "assert" for i in body)
+        return bool(self.tables or self.checks)
 
     @property
     def is_dynamic(self) -> bool:
@@ -151,14 +116,25 @@ class KernelSpec(Generic[Number]):
             return self.inputs + self.epilogue.inputs + self.epilogue.outputs
         return self.inputs + self.outputs
 
+    @property
+    def all_scalars(self) -> tuple[str, ...]:
+        """The types of the nest's scalars, then of the epilogue's."""
+        return self.scalars + (self.epilogue.scalars if self.epilogue else ())
+
 
 AnyNest = KernelSpec[int | Size]
 AnyOperand = Operand[int | Size]
 AnyTable = Table[int | Size]
-AnyEpilogue = KernelEpilogue[int | Size]
+
+# What expressions are built of at no cost.
+_LEAVES = frozenset(("operand", "scalar", "accumulator", "reduced"))
 
 
-def _numbers(nest: AnyNest) -> Iterator[int | Size | None]:
+def _computed(roots: tuple[Expression, ...]) -> tuple[Expression, ...]:
+    return tuple(e for e in contents(roots).expressions if e.op not in _LEAVES)
+
+
+def _numbers(nest: AnyNest) -> Iterator[object]:
     """Every number of a nest that may vary with symbols."""
     operands = nest.inputs + nest.outputs + (nest.epilogue.inputs + nest.epilogue.outputs if nest.epilogue else ())
     body = nest.body + (nest.epilogue.body if nest.epilogue else ()) + ((nest.initial,) if nest.initial else ())
@@ -166,12 +142,12 @@ def _numbers(nest: AnyNest) -> Iterator[int | Size | None]:
         nest.sizes,
         *(o.strides for o in operands),
         *(t.sizes + t.strides for t in nest.tables),
-        (i.size for i in body),
+        (e.payload for e in body if e.op == "size"),
     )
 
 
 def static(nest: AnyNest, values: Sequence[int]) -> KernelSpec:
-    """The static nest where the symbols have ``values``: every loop, operand and value keeps its place."""
+    """The static nest where the symbols have ``values``: every loop and operand keeps its place."""
 
     def numbers(sizes: tuple[int | Size, ...]) -> tuple[int, ...]:
         return tuple(at(size, values) for size in sizes)
@@ -179,44 +155,25 @@ def static(nest: AnyNest, values: Sequence[int]) -> KernelSpec:
     def operands(those: tuple[AnyOperand, ...]) -> tuple[Operand, ...]:
         return tuple(Operand(o.element, numbers(o.strides)) for o in those)
 
-    def constants(body: tuple[Instruction, ...]) -> tuple[Instruction, ...]:
-        return tuple(i if i.size is None else constant(at(i.size, values), i.result) for i in body)
+    def constants(roots: tuple[Expression, ...]) -> tuple[Expression, ...]:
+        return rewritten(roots, lambda e: constant(at(e.payload, values), e.type) if e.op == "size" else None)
 
-    epilogue = None
+    epilogue: KernelEpilogue | None = None
     if nest.epilogue is not None:
-        inputs, outputs, body = nest.epilogue.inputs, nest.epilogue.outputs, constants(nest.epilogue.body)
-        epilogue = KernelEpilogue(
-            operands(inputs), operands(outputs), nest.epilogue.scalars, body, nest.epilogue.yields
-        )
+        inputs, outputs = operands(nest.epilogue.inputs), operands(nest.epilogue.outputs)
+        epilogue = KernelEpilogue(inputs, outputs, nest.epilogue.scalars, constants(nest.epilogue.values))
     return KernelSpec(
         sizes=numbers(nest.sizes),
         reduction=nest.reduction,
         inputs=operands(nest.inputs),
         outputs=operands(nest.outputs),
+        values=constants(nest.values),
         scalars=nest.scalars,
         tables=tuple(Table(t.element, numbers(t.sizes), numbers(t.strides)) for t in nest.tables),
-        body=constants(nest.body),
-        yields=nest.yields,
+        checks=constants(nest.checks),
         initial=constants((nest.initial,))[0] if nest.initial else None,
         epilogue=epilogue,
     )
-
-
-def constant(number: int | str, element: str) -> Instruction:
-    """``arith.constant``: an integer, or text of a number in MLIR, as a number of the type ``element``."""
-    point = ".0" if isinstance(number, int) and not element.startswith("i") else ""
-    return Instruction("arith.constant", (), element, f"{{value = {number}{point} : {element}}}")
-
-
-_DECIMAL = re.compile(r"\{?value = (-?\d[-+.e\d]*) : \w+\}?")
-
-
-def constant_number(attributes: str) -> int | float | None:
-    """The number in the attributes of an ``arith.constant``; None if they hold none that is written in decimal."""
-    match = _DECIMAL.fullmatch(attributes)
-    if match is None:
-        return None
-    return int(match[1]) if match[1].removeprefix("-").isdecimal() else float(match[1])
 
 
 def simplified(nest: AnyNest) -> AnyNest:
@@ -228,10 +185,9 @@ def simplified(nest: AnyNest) -> AnyNest:
     return nest
 
 
-def _indexed(nest: AnyNest) -> set[int]:
-    """Loops whose index the body uses as a value."""
-    body = nest.body + (nest.epilogue.body if nest.epilogue else ())
-    return {i.payload for i in body if i.name == "index"}
+def _indexed(nest: AnyNest) -> frozenset[int]:
+    """Loops whose index the nest uses as a value."""
+    return contents((*nest.values, *nest.checks, *(nest.epilogue.values if nest.epilogue else ()))).loops
 
 
 def _joinable(nest: AnyNest) -> tuple[int, int] | None:
@@ -252,24 +208,22 @@ def _join(nest: AnyNest, outer: int, inner: int) -> AnyNest:
 
 
 def _keep_loops(nest: AnyNest, kept: list[int]) -> AnyNest:
-    renumber = {old: new for new, old in enumerate(kept)}
-
     def narrowed(operands: tuple[AnyOperand, ...]) -> tuple[AnyOperand, ...]:
         return tuple(replace(o, strides=tuple(o.strides[d] for d in kept)) for o in operands)
 
-    def renumbered(body: tuple[Instruction, ...]) -> tuple[Instruction, ...]:
-        return tuple(replace(i, payload=renumber[i.payload]) if i.name == "index" else i for i in body)
-
     epilogue = nest.epilogue
     if epilogue is not None:
-        inputs, outputs = narrowed(epilogue.inputs), narrowed(epilogue.outputs)
-        epilogue = replace(epilogue, inputs=inputs, outputs=outputs, body=renumbered(epilogue.body))
+        values = reindexed(epilogue.values, kept.index)
+        epilogue = replace(
+            epilogue, inputs=narrowed(epilogue.inputs), outputs=narrowed(epilogue.outputs), values=values
+        )
     return replace(
         nest,
         sizes=tuple(nest.sizes[d] for d in kept),
         reduction=tuple(nest.reduction[d] for d in kept),
         inputs=narrowed(nest.inputs),
         outputs=narrowed(nest.outputs),
-        body=renumbered(nest.body),
+        values=reindexed(nest.values, kept.index),
+        checks=reindexed(nest.checks, kept.index),
         epilogue=epilogue,
     )

@@ -10,22 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 from torchmdla.compiler.sizes import Size
 from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer, Scalar, TableAccess
-from torchmdla.devices.cpu.expressions import Contents, Expression, accessing, contents, reindexed
-from torchmdla.devices.cpu.kernel_spec import (
-    ELEMENT_BYTES,
-    AnyNest,
-    KernelEpilogue,
-    KernelSpec,
-    Operand,
-    computed,
-    simplified,
-    stored,
-)
-from torchmdla.devices.cpu.linearising import instruction_of, linearised, linearised_epilogue
+from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, computed, stored
+from torchmdla.devices.cpu.expressions import Contents, Expression, accessing, contents, numbered, reindexed, rewritten
+from torchmdla.devices.cpu.kernel_spec import AnyNest, KernelEpilogue, KernelSpec, Operand, simplified
 
 
 @dataclass(frozen=True)
@@ -207,14 +199,13 @@ class StoreStep(ElementStep):
 
 @dataclass(eq=False)
 class ScalarStep:
-    """A scalar op of MLIR, ``attributes`` as text; or ``"size"``, the value of ``size`` as a number of the result's
-    type."""
+    """A scalar op of MLIR, ``attributes`` as text; or ``constant``: ``value`` as a number of the result's type."""
 
     name: str
     operands: tuple[Scalar, ...]
     attributes: str
     result: Scalar
-    size: Size | None = None
+    value: int | float | Size | None = None
 
     reads: list[Buffer] = field(default_factory=list, init=False)
     writes: list[Buffer] = field(default_factory=list, init=False)
@@ -453,18 +444,18 @@ def final_nest(step: LoopNest) -> tuple[AnyNest, list[tuple[Buffer, int]]]:
     """What a kernel computes for a step, and the buffers and element offsets of the nest's operands and tables."""
     loops = len(step.sizes)
     epilogue = step.epilogue
-    linear = linearised(step.values, step.checks, len(step.outputs))
+    roots = by_number((*step.values, *step.checks))
     nest = KernelSpec(
         sizes=step.sizes,
         reduction=step.reduction,
         inputs=_operands(step.inputs, loops),
         outputs=_operands(step.outputs, loops),
+        values=roots[: len(step.values)],
         scalars=tuple(s.type for s in step.scalars),
         tables=tuple(t.table for t in step.tables),
-        body=linear.body,
-        yields=linear.yields,
-        initial=instruction_of(step.initial) if step.initial else None,
-        epilogue=_epilogue(epilogue, len(step.outputs), loops) if epilogue else None,
+        checks=roots[len(step.values) :],
+        initial=step.initial,
+        epilogue=_epilogue(step, epilogue) if epilogue else None,
     )
     touched = step.inputs + (epilogue.body.loads + epilogue.outputs if epilogue else step.outputs)
     places = [(a.buffer, a.flat(loops).constant) for a in touched] + [(t.buffer, t.offset) for t in step.tables]
@@ -475,11 +466,27 @@ def _operands(accesses: Iterable[Access], loops: int) -> tuple[Operand, ...]:
     return tuple(Operand(computed(a.buffer.element), a.flat(loops).factors) for a in accesses)
 
 
-def _epilogue(epilogue: Epilogue, results: int, loops: int) -> KernelEpilogue:
-    linear = linearised_epilogue(epilogue.values, results)
-    scalars = tuple(s.type for s in epilogue.body.scalars)
+def _epilogue(step: LoopNest, epilogue: Epilogue) -> KernelEpilogue:
+    loops, scalars = len(step.sizes), tuple(s.type for s in epilogue.body.scalars)
     inputs, outputs = _operands(epilogue.body.loads, loops), _operands(epilogue.outputs, loops)
-    return KernelEpilogue(inputs, outputs, scalars, linear.body, linear.yields)
+    return KernelEpilogue(inputs, outputs, scalars, by_number(epilogue.values, len(step.inputs), len(step.scalars)))
+
+
+@lru_cache(maxsize=8192)
+def by_number(roots: tuple[Expression, ...], first_operand: int = 0, first_scalar: int = 0) -> tuple[Expression, ...]:
+    """``roots`` with the numbers, among a kernel's, of what they read."""
+    found = contents(roots)
+    numbers: dict[tuple[str, Any], tuple[str, int]] = {
+        **{("load", access): ("operand", first_operand + k) for k, access in enumerate(found.loads)},
+        **{("scalar", value): ("scalar", first_scalar + k) for k, value in enumerate(found.scalars)},
+        **{("gather", table): ("gather", k) for k, table in enumerate(found.tables)},
+    }
+
+    def leaf(expression: Expression) -> Expression | None:
+        known = numbers.get((expression.op, expression.payload))
+        return known and numbered(known[0], expression.type, known[1], expression.operands)
+
+    return rewritten(roots, leaf)
 
 
 def split_loop(step: LoopNest, loop: int, sizes: Sequence[int]) -> None:

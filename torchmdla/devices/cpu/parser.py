@@ -16,7 +16,8 @@ import lark
 from lark.visitors import Interpreter
 
 from torchmdla.compiler.sizes import Size
-from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer, Scalar, TableAccess
+from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer, Scalar, Table, TableAccess
+from torchmdla.devices.cpu.element_types import NOT_FINITE, computed
 from torchmdla.devices.cpu.expressions import (
     Expression,
     accumulator,
@@ -29,8 +30,6 @@ from torchmdla.devices.cpu.expressions import (
     scalar,
     size,
 )
-from torchmdla.devices.cpu.kernel_spec import Table, computed
-from torchmdla.devices.cpu.linearising import NOT_FINITE
 from torchmdla.devices.cpu.loop_program import (
     AssertStep,
     Epilogue,
@@ -89,7 +88,7 @@ defining: definition ("," definition)* "=" (call | load | scalar_op)
 definition: NAME ":" NAME
 call: "call" NAME "(" names ")" ["to" "(" names ")"] ["using" "(" names ")"] ["of" "(" names ")"]
 load: "load" element
-scalar_op: NAME names ["(" sum ")"] ATTRIBUTES?
+scalar_op: NAME names [constant] ATTRIBUTES?
 store: "store" NAME "," element
 assertion: "assert" NAME
 element: NAME "at" number ("+" NAME "*" number)*
@@ -281,11 +280,15 @@ class _Builder(Interpreter[lark.Token, Any]):
             return self._known(self._values, tree.children[0])
         if tree.data == "loop_index":
             return index(int(tree.children[0][1:]))
-        (number,), own = tree.children[0].children, tree.children[1]
-        type = str(own or kind)
-        if isinstance(number, lark.Token):
-            return constant(_literal(number, type), type)
-        return size(self.visit(number), type)
+        type = str(tree.children[1] or kind)
+        number = self._constant(tree.children[0], type)
+        return size(number, type) if isinstance(number, Size) else constant(number, type)
+
+    def _constant(self, tree: _Tree, type: str) -> int | float | Size:
+        (number,) = tree.children
+        found: int | float | Size
+        found = _literal(number, type) if isinstance(number, lark.Token) else self.visit(number)
+        return found
 
     # Other steps.
 
@@ -339,7 +342,7 @@ class _Builder(Interpreter[lark.Token, Any]):
         op, names, value, *rest = tree.children
         operands = tuple(map(self._scalar, self.visit(names)))
         attributes = str(rest[0])[1:-1] if rest else ""
-        return ScalarStep(str(op), operands, attributes, result, None if value is None else self.visit(value))
+        return ScalarStep(str(op), operands, attributes, result, value and self._constant(value, result.type))
 
     def store(self, tree: _Tree) -> StoreStep:
         name, element = tree.children

@@ -21,15 +21,14 @@ A product of matrices with a bias, after epilogues have merged::
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import singledispatchmethod
 
 from torchmdla.compiler.sizes import Size
 from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer, Scalar
-from torchmdla.devices.cpu.expressions import Contents, Expression
-from torchmdla.devices.cpu.kernel_spec import AnyNest, AnyOperand, Instruction, computed, constant_number
-from torchmdla.devices.cpu.linearising import constant_text
+from torchmdla.devices.cpu.element_types import computed, constant_text
+from torchmdla.devices.cpu.expressions import Contents, Expression, contents
+from torchmdla.devices.cpu.kernel_spec import AnyNest
 from torchmdla.devices.cpu.loop_program import (
     AssertStep,
     ElementStep,
@@ -192,7 +191,9 @@ class StepsPrinter:
     @_lines_of.register
     def _(self, step: ScalarStep) -> Iterator[str]:
         operands = ", ".join(map(self._name, step.operands))
-        rest = f"{{{step.attributes}}}" if step.attributes else f"({step.size})" if step.size is not None else ""
+        rest = f"{{{step.attributes}}}" if step.attributes else ""
+        if step.value is not None:
+            rest = constant_text(step.value, step.result.type) if isinstance(step.value, float) else f"({step.value})"
         yield " ".join(filter(None, (self._defined(step.result), "=", step.name, operands, rest)))
 
     @_lines_of.register
@@ -232,14 +233,15 @@ class _Names:
         for expression in self._computed:
             operands = [self.of(operand, expression.type) for operand in expression.operands]
             if expression.op == "gather":
-                operands.insert(0, f"t{self._body.tables.index(expression.payload)}")
+                operands.insert(0, f"t{_place(self._body.tables, expression.payload)}")
             text = f"{expression.op} {', '.join(operands)} {expression.attributes}".rstrip()
             yield f"{_INDENT}{self.of(expression)} : {expression.type} = {text}"
 
 
 _LEAVES: Mapping[str, Callable[[Contents, Expression], str]] = {
-    "load": lambda body, e: f"i{body.loads.index(e.payload)}",
-    "scalar": lambda body, e: f"c{body.scalars.index(e.payload)}",
+    "load": lambda body, e: f"i{_place(body.loads, e.payload)}",
+    "operand": lambda body, e: f"i{e.payload}",
+    "scalar": lambda body, e: f"c{_place(body.scalars, e.payload)}",
     "accumulator": lambda body, e: f"o{e.payload}",
     "reduced": lambda body, e: f"o{e.payload}",
     "index": lambda body, e: f"d{e.payload}",
@@ -248,32 +250,37 @@ _LEAVES: Mapping[str, Callable[[Contents, Expression], str]] = {
 }
 
 
+def _place(those: Sequence[object], payload: object) -> int:
+    """The number of what is read, which a kernel has already."""
+    return payload if isinstance(payload, int) else those.index(payload)
+
+
 # --- kernels ------------------------------------------------------------------------------------------------------
 
 
 def nest_text(nest: AnyNest) -> str:
     """A kernel's nest: operands are numbered as the kernel's pointers are."""
     lines = [f"nest {_loops(nest.sizes, nest.reduction)} {{"]
-    operand = itertools.count()
-    for k, own in enumerate(nest.inputs):
-        lines.append(f"{_INDENT}i{k} = {_operand(own, next(operand))}")
-    outputs = nest.epilogue.outputs if nest.epilogue else nest.outputs
-    initial = f"from {_constant(nest.initial)}" if nest.initial else "old"
+    names = _Names(contents((*nest.values, *nest.checks)))
+    operands = [f"operand{k} : {own.element} strides {_list(own.strides)}" for k, own in enumerate(nest.operands)]
+    stored = nest.epilogue.outputs if nest.epilogue else nest.outputs
+    read = operands[: len(operands) - len(stored)]
+    lines += [f"{_INDENT}i{k} = {own}" for k, own in enumerate(read[: len(nest.inputs)])]
+    initial = f"from {names.of(nest.initial)}" if nest.initial else "old"
     lines += [f"{_INDENT}o{k} = {initial}" for k in range(len(nest.outputs))]
     lines += [f"{_INDENT}c{k} : {kind} = scalar" for k, kind in enumerate(nest.scalars)]
     lines += [f"{_INDENT}t{k} = table {t.element}{_list(t.sizes)}" for k, t in enumerate(nest.tables)]
-    names = _names(i=nest.inputs, o=nest.outputs, c=nest.scalars, v=nest.body)
-    lines += _body(nest.body, names)
-    yields = _named(names, nest.yields)
+    lines += names.lines()
+    lines += [f"{_INDENT}check {names.of(check)}" for check in nest.checks]
+    values = nest.values
     if nest.epilogue:
-        lines += [f"{_INDENT}yield {', '.join(yields)}", "} then {"]
-        then = nest.epilogue
-        lines += [f"{_INDENT}i{k} = {_operand(o, next(operand))}" for k, o in enumerate(then.inputs)]
-        lines += [f"{_INDENT}c{k} : {kind} = scalar" for k, kind in enumerate(then.scalars)]
-        names = _names(o=nest.outputs, i=then.inputs, c=then.scalars, v=then.body)
-        lines += _body(then.body, names)
-        yields = _named(names, then.yields)
-    lines += [f"{_INDENT}{_operand(o, next(operand))} = {v}" for o, v in zip(outputs, yields, strict=False)]
+        lines += [f"{_INDENT}yield {', '.join(map(names.of, values))}", "} then {"]
+        names, values = _Names(contents(nest.epilogue.values)), nest.epilogue.values
+        lines += [f"{_INDENT}i{k} = {own}" for k, own in enumerate(read) if k >= len(nest.inputs)]
+        first = len(nest.scalars)
+        lines += [f"{_INDENT}c{first + k} : {kind} = scalar" for k, kind in enumerate(nest.epilogue.scalars)]
+        lines += names.lines()
+    lines += [f"{_INDENT}{own} = {names.of(v)}" for own, v in zip(operands[len(read) :], values, strict=False)]
     return "\n".join([*lines, "}"])
 
 
@@ -289,50 +296,7 @@ def kernel_text(nest: AnyNest, schedule: Schedule, code: str) -> str:
     return "".join(f"// {line}".rstrip() + "\n" for line in said.splitlines()) + f"\n{code}\n"
 
 
-def _operand(operand: AnyOperand, number: int) -> str:
-    return f"operand{number} : {operand.element} strides {_list(operand.strides)}"
-
-
 # --- what nests and steps share -----------------------------------------------------------------------------------
-
-
-def _names(**values: Sequence[object]) -> list[str]:
-    """Of the values of a body, by their numbers: the letter that stands for each kind, in the order of the kinds."""
-    return [f"{letter}{k}" for letter, those in values.items() for k in range(len(those))]
-
-
-def _named(names: Sequence[str], values: Iterable[int]) -> list[str]:
-    """The names of values; those that there are none of have one, too, since what is not valid is printed."""
-    return [names[value] if 0 <= value < len(names) else f"?{value}" for value in values]
-
-
-def _body(body: Sequence[Instruction], names: Sequence[str]) -> list[str]:
-    own = names[len(names) - len(body) :]
-    return [f"{_INDENT}{name} : {i.result} = {_instruction(i, names)}" for name, i in zip(own, body, strict=False)]
-
-
-# What every floating-point op says.
-_PLAIN = re.compile(r"fastmath = #arith\.fastmath<none>(, )?")
-
-_OPERANDS: Mapping[str, str] = {"index": "d", "load": "t"}
-
-
-def _instruction(instruction: Instruction, names: Sequence[str]) -> str:
-    if instruction.name == "arith.constant":
-        return _constant(instruction)
-    operands = _named(names, instruction.operands)
-    if instruction.name in _OPERANDS:
-        operands.insert(0, f"{_OPERANDS[instruction.name]}{instruction.payload}")
-    if instruction.size is not None:
-        operands.append(str(instruction.size))
-    attributes = _PLAIN.sub("", instruction.attributes).removesuffix("{}")
-    attributes = f" {attributes}" if attributes else ""
-    return f"{instruction.name} {', '.join(operands)}{attributes}".rstrip()
-
-
-def _constant(instruction: Instruction) -> str:
-    number = constant_number(instruction.attributes)
-    return instruction.attributes if number is None else str(number)
 
 
 def _loops(sizes: Sequence[int | Size], reduction: Sequence[bool]) -> str:

@@ -18,7 +18,8 @@ from torchmdla.devices.cpu.code.kernels import write_kernel
 from torchmdla.devices.cpu.code.sizes import Blocks, SizeCode, Symbols, count, share_slots
 from torchmdla.devices.cpu.code.tile_loops import MemberKernel, described, write_tile_loop
 from torchmdla.devices.cpu.code.vector_math import expand
-from torchmdla.devices.cpu.kernel_spec import ELEMENT_BYTES, AnyNest, computed, stored
+from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, computed, stored, typed_constant
+from torchmdla.devices.cpu.kernel_spec import AnyNest
 from torchmdla.devices.cpu.loop_program import (
     AssertStep,
     ElementStep,
@@ -473,8 +474,11 @@ class _FunctionWriter:
 
     def _compute(self, step: ScalarStep) -> None:
         names, kind = [self._name(s) for s in step.operands], step.result.type
-        if step.size is not None:
-            self._names[step.result] = self._converted(self._number(step.size), kind)
+        if isinstance(step.value, Size):
+            self._names[step.result] = self._converted(self._number(step.value), kind)
+            return
+        if step.value is not None:
+            self._names[step.result] = self._define(f"arith.constant {typed_constant(step.value, kind)}")
             return
         if step.name in ("arith.index_cast", "arith.index_castui"):
             self._names[step.result] = self._cast(names[0], step.operands[0].type, kind, step.name)

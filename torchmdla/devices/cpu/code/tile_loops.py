@@ -16,7 +16,7 @@ from torchmdla.devices.cpu.accesses import Buffer, Scalar
 from torchmdla.devices.cpu.code.checks import Marks
 from torchmdla.devices.cpu.code.sizes import Blocks, SizeCode, Symbols, count, share_slots
 from torchmdla.devices.cpu.code.vector_math import expand
-from torchmdla.devices.cpu.kernel_spec import ELEMENT_BYTES, stored
+from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, stored
 from torchmdla.devices.cpu.loop_program import LoopNest, Step, TileLoop, final_nest, first_and_last_uses, flattened
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.schedule import Ahead, Fetch, choose

@@ -21,10 +21,11 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from torchmdla.devices.cpu.kernel_spec import AnyEpilogue, AnyNest, Instruction, constant
+from torchmdla.devices.cpu.expressions import Expression, constant, operation, rewritten
+from torchmdla.devices.cpu.kernel_spec import AnyNest
 from torchmdla.devices.cpu.machine import Machine
 
 # (exp(r) - 1 - r) / r², weighted by r² / expm1(r), for |r| ≤ 1.01·ln(2)/2.
@@ -100,220 +101,218 @@ _PREDICATES = {"oeq": 1, "ogt": 2, "olt": 4, "ole": 5}
 _HALF_PRECISION = ("f16", "bf16")
 
 
-class _Code:
-    """Instructions under construction. Values are numbers, as in a nest's body."""
-
-    def __init__(self, first: int, machine: Machine) -> None:
-        self.instructions: list[Instruction] = []
-        self.machine = machine
-        self._first = first
-        self._constants: dict[Instruction, int] = {}
-
-    def append(self, instruction: Instruction) -> int:
-        self.instructions.append(instruction)
-        return self._first + len(self.instructions) - 1
-
-    def op(self, name: str, *operands: int, result: str = "f32", attributes: str = "") -> int:
-        return self.append(Instruction(name, operands, result, attributes))
-
-    def _constant(self, text: str, kind: str) -> int:
-        instruction = constant(text, kind)
-        if instruction not in self._constants:
-            self._constants[instruction] = self.append(instruction)
-        return self._constants[instruction]
-
-    def number(self, value: float) -> int:
-        """The float nearest to ``value``, written by its bits."""
-        bits: int = struct.unpack("<I", struct.pack("<f", value))[0]
-        return self._constant(f"0x{bits:08X}", "f32")
-
-    def integer(self, value: int) -> int:
-        return self._constant(str(value), "i32")
-
-    def add(self, a: int, b: int) -> int:
-        return self.op("arith.addf", a, b)
-
-    def sub(self, a: int, b: int) -> int:
-        return self.op("arith.subf", a, b)
-
-    def mul(self, a: int, b: int) -> int:
-        return self.op("arith.mulf", a, b)
-
-    def fma(self, a: int, b: int, c: int) -> int:
-        return self.op("math.fma", a, b, c)
-
-    def compare(self, predicate: str, a: int, b: int) -> int:
-        return self.op("arith.cmpf", a, b, result="i1", attributes=f"{{predicate = {_PREDICATES[predicate]} : i64}}")
-
-    def select(self, condition: int, a: int, b: int) -> int:
-        return self.op("arith.select", condition, a, b)
-
-    def at_most(self, x: int, limit: float) -> int:
-        """The smaller one; a NaN stays. This form is one instruction on x86."""
-        bound = self.number(limit)
-        return self.select(self.compare("olt", bound, x), bound, x)
-
-    def at_least(self, x: int, limit: float) -> int:
-        bound = self.number(limit)
-        return self.select(self.compare("ogt", bound, x), bound, x)
-
-    def bits(self, x: int) -> int:
-        return self.op("arith.bitcast", x, result="i32")
-
-    def float_of(self, bits: int) -> int:
-        return self.op("arith.bitcast", bits)
-
-    def int_op(self, name: str, a: int, b: int) -> int:
-        return self.op(f"arith.{name}", a, b, result="i32")
-
-    def polynomial(self, x: int, coefficients: Sequence[float]) -> int:
-        """By Horner's rule, lowest coefficient first."""
-        total = self.number(coefficients[-1])
-        for coefficient in reversed(coefficients[:-1]):
-            total = self.fma(total, x, self.number(coefficient))
-        return total
-
-    def lookup(self, index: int, values: Sequence[float]) -> int:
-        """That of sixteen floats which the lowest four bits of ``index`` number."""
-        bits = ", ".join(f"0x{b:08X}" for b in struct.unpack("<16I", struct.pack("<16f", *values)))
-        return self.op("lookup", index, attributes=f"[{bits}]")
-
-    def power_of_two(self, exponent: int) -> int:
-        """2ⁿ for the integer in the lowest 9 bits of ``exponent``, from -126 to 127."""
-        shifted = self.int_op("shli", exponent, self.integer(_MANTISSA_BITS))
-        return self.float_of(self.int_op("addi", shifted, self.integer(_ONE_BITS)))
+def _op(name: str, *operands: Expression, type: str = "f32", attributes: str = "") -> Expression:
+    return operation(name, operands, type, attributes)
 
 
-def _reduced(code: _Code, x: int) -> tuple[int, int, int]:
+def _number(value: float) -> Expression:
+    """The float nearest to ``value``."""
+    return constant(struct.unpack("<f", struct.pack("<f", value))[0], "f32")
+
+
+def _integer(value: int) -> Expression:
+    return constant(value, "i32")
+
+
+def _add(a: Expression, b: Expression) -> Expression:
+    return _op("arith.addf", a, b)
+
+
+def _sub(a: Expression, b: Expression) -> Expression:
+    return _op("arith.subf", a, b)
+
+
+def _mul(a: Expression, b: Expression) -> Expression:
+    return _op("arith.mulf", a, b)
+
+
+def _fma(a: Expression, b: Expression, c: Expression) -> Expression:
+    return _op("math.fma", a, b, c)
+
+
+def _compare(predicate: str, a: Expression, b: Expression) -> Expression:
+    return _op("arith.cmpf", a, b, type="i1", attributes=f"{{predicate = {_PREDICATES[predicate]} : i64}}")
+
+
+def _select(condition: Expression, a: Expression, b: Expression) -> Expression:
+    return _op("arith.select", condition, a, b)
+
+
+def _at_most(x: Expression, limit: float) -> Expression:
+    """The smaller one; a NaN stays. This form is one instruction on x86."""
+    bound = _number(limit)
+    return _select(_compare("olt", bound, x), bound, x)
+
+
+def _at_least(x: Expression, limit: float) -> Expression:
+    bound = _number(limit)
+    return _select(_compare("ogt", bound, x), bound, x)
+
+
+def _bits(x: Expression) -> Expression:
+    return _op("arith.bitcast", x, type="i32")
+
+
+def _float_of(bits: Expression) -> Expression:
+    return _op("arith.bitcast", bits)
+
+
+def _int_op(name: str, a: Expression, b: Expression) -> Expression:
+    return _op(f"arith.{name}", a, b, type="i32")
+
+
+def _polynomial(x: Expression, coefficients: Sequence[float]) -> Expression:
+    """By Horner's rule, lowest coefficient first."""
+    total = _number(coefficients[-1])
+    for coefficient in reversed(coefficients[:-1]):
+        total = _fma(total, x, _number(coefficient))
+    return total
+
+
+def _lookup(index: Expression, values: Sequence[float]) -> Expression:
+    """That of sixteen floats which the lowest four bits of ``index`` number."""
+    bits = ", ".join(f"0x{b:08X}" for b in struct.unpack("<16I", struct.pack("<16f", *values)))
+    return _op("lookup", index, attributes=f"[{bits}]")
+
+
+def _power_of_two(exponent: Expression) -> Expression:
+    """2ⁿ for the integer in the lowest 9 bits of ``exponent``, from -126 to 127."""
+    shifted = _int_op("shli", exponent, _integer(_MANTISSA_BITS))
+    return _float_of(_int_op("addi", shifted, _integer(_ONE_BITS)))
+
+
+def _reduced(x: Expression) -> tuple[Expression, Expression, Expression]:
     """``x = n·ln 2 + r`` with ``|r| ≤ ln(2)/2``: ``n`` with the rounder added, ``n`` and ``r``."""
-    shifted = code.fma(x, code.number(1 / math.log(2.0)), code.number(_ROUNDER))
-    n = code.sub(shifted, code.number(_ROUNDER))
-    r = code.fma(n, code.number(-_LN2_HI), x)
-    return shifted, n, code.fma(n, code.number(-_LN2_LO), r)
+    shifted = _fma(x, _number(1 / math.log(2.0)), _number(_ROUNDER))
+    n = _sub(shifted, _number(_ROUNDER))
+    r = _fma(n, _number(-_LN2_HI), x)
+    return shifted, n, _fma(n, _number(-_LN2_LO), r)
 
 
-def _exp_near_zero(code: _Code, r: int) -> int:
+def _exp_near_zero(r: Expression) -> Expression:
     """``exp(r)`` for ``|r| ≤ ln(2)/2``."""
-    return code.polynomial(r, (1.0, 1.0, *_EXP))
+    return _polynomial(r, (1.0, 1.0, *_EXP))
 
 
-def _expm1_near_zero(code: _Code, r: int) -> int:
+def _expm1_near_zero(r: Expression) -> Expression:
     """``exp(r) - 1`` for ``|r| ≤ ln(2)/2``."""
-    return code.fma(code.mul(r, r), code.polynomial(r, _EXP), r)
+    return _fma(_mul(r, r), _polynomial(r, _EXP), r)
 
 
-def _scaled(code: _Code, x: int, shifted: int, n: int) -> int:
-    """``x·2ⁿ`` for ``n`` from -250 to 250: at once, or in two factors, so that results outside of the normal range are
-    right. ``shifted``: ``n`` with the rounder added."""
-    if code.machine.scales:
-        return code.op("scale", x, n)
-    exponent = code.bits(shifted)
-    half = code.int_op("shrsi", exponent, code.integer(1))
-    rest = code.int_op("subi", exponent, half)
-    return code.mul(code.mul(x, code.power_of_two(half)), code.power_of_two(rest))
+# What an exponential is made of: x·2ⁿ for n from -250 to 250, as x, n with the rounder added, and n.
+_Parts = tuple[Expression, Expression, Expression]
 
 
-def _exp(code: _Code, x: int) -> int:
+def _scaled(parts: _Parts) -> Expression:
+    """By one instruction."""
+    x, _, n = parts
+    return _op("scale", x, n)
+
+
+def _scaled_twice(parts: _Parts) -> Expression:
+    """By two factors, so that results outside of the normal range are right."""
+    x, shifted, _ = parts
+    exponent = _bits(shifted)
+    half = _int_op("shrsi", exponent, _integer(1))
+    rest = _int_op("subi", exponent, half)
+    return _mul(_mul(x, _power_of_two(half)), _power_of_two(rest))
+
+
+def _exp(x: Expression) -> _Parts:
     # Beyond these limits exp is 0 and infinity.
-    shifted, n, r = _reduced(code, code.at_most(code.at_least(x, -104.0), 89.0))
-    return _scaled(code, _exp_near_zero(code, r), shifted, n)
+    shifted, n, r = _reduced(_at_most(_at_least(x, -104.0), 89.0))
+    return _exp_near_zero(r), shifted, n
 
 
-def _exp2(code: _Code, x: int) -> int:
-    x = code.at_most(code.at_least(x, -151.0), 129.0)
-    shifted = code.add(x, code.number(_ROUNDER))
-    n = code.sub(shifted, code.number(_ROUNDER))
-    near = _exp_near_zero(code, code.mul(code.sub(x, n), code.number(math.log(2.0))))
-    return _scaled(code, near, shifted, n)
+def _exp2(x: Expression) -> _Parts:
+    x = _at_most(_at_least(x, -151.0), 129.0)
+    shifted = _add(x, _number(_ROUNDER))
+    n = _sub(shifted, _number(_ROUNDER))
+    return _exp_near_zero(_mul(_sub(x, n), _number(math.log(2.0)))), shifted, n
 
 
-def _expm1(code: _Code, x: int) -> int:
+def _expm1(x: Expression) -> Expression:
     # Half the result, doubled at last: the power of two of the largest results is no float.
-    shifted, _, r = _reduced(code, code.at_most(code.at_least(x, -20.0), 89.0))
-    half_power = code.power_of_two(code.int_op("subi", code.bits(shifted), code.integer(1)))
-    half = code.fma(half_power, _expm1_near_zero(code, r), code.sub(half_power, code.number(0.5)))
-    return code.op("math.copysign", code.add(half, half), x)
+    shifted, _, r = _reduced(_at_most(_at_least(x, -20.0), 89.0))
+    half_power = _power_of_two(_int_op("subi", _bits(shifted), _integer(1)))
+    half = _fma(half_power, _expm1_near_zero(r), _sub(half_power, _number(0.5)))
+    return _op("math.copysign", _add(half, half), x)
 
 
-def _tanh(code: _Code, x: int) -> int:
+def _tanh(x: Expression) -> Expression:
     # From 9.1 on tanh is 1. With x = n·ln(2)/2 + h, expm1(2h)/2 = h + h²·(2·c₀ + 4·c₁·h + …).
-    bounded = code.at_most(code.at_least(x, -10.0), 10.0)
-    shifted = code.fma(bounded, code.number(2 / math.log(2.0)), code.number(_ROUNDER))
-    n = code.sub(shifted, code.number(_ROUNDER))
-    h = code.fma(n, code.number(-_LN2_HI / 2), bounded)
-    h = code.fma(n, code.number(-_LN2_LO / 2), h)
+    bounded = _at_most(_at_least(x, -10.0), 10.0)
+    shifted = _fma(bounded, _number(2 / math.log(2.0)), _number(_ROUNDER))
+    n = _sub(shifted, _number(_ROUNDER))
+    h = _fma(n, _number(-_LN2_HI / 2), bounded)
+    h = _fma(n, _number(-_LN2_LO / 2), h)
     doubled = [c * 2.0 ** (k + 1) for k, c in enumerate(_EXP)]
-    near = code.fma(code.mul(h, h), code.polynomial(h, doubled), h)
-    power = code.power_of_two(code.bits(shifted))
-    half = code.fma(power, near, code.fma(power, code.number(0.5), code.number(-0.5)))
-    return code.op("math.copysign", code.op("arith.divf", half, code.add(half, code.number(1.0))), x)
+    near = _fma(_mul(h, h), _polynomial(h, doubled), h)
+    power = _power_of_two(_bits(shifted))
+    half = _fma(power, near, _fma(power, _number(0.5), _number(-0.5)))
+    return _op("math.copysign", _op("arith.divf", half, _add(half, _number(1.0))), x)
 
 
-def _erf(code: _Code, x: int) -> int:
-    return _erf_by_table(code, x) if code.machine.looks_up else _erf_by_exponential(code, x)
-
-
-def _erf_by_table(code: _Code, x: int) -> int:
+def _erf_by_table(x: Expression) -> Expression:
     last = len(_ERF_TABLE[0]) - 1
-    t = code.at_most(code.op("math.absf", x), last * _ERF_STEP)
-    shifted = code.fma(t, code.number(1 / _ERF_STEP), code.number(_ROUNDER))
-    d = code.fma(code.sub(shifted, code.number(_ROUNDER)), code.number(-_ERF_STEP), t)
-    index = code.bits(shifted)
-    total = code.lookup(index, _ERF_TABLE[-1])
+    t = _at_most(_op("math.absf", x), last * _ERF_STEP)
+    shifted = _fma(t, _number(1 / _ERF_STEP), _number(_ROUNDER))
+    d = _fma(_sub(shifted, _number(_ROUNDER)), _number(-_ERF_STEP), t)
+    index = _bits(shifted)
+    total = _lookup(index, _ERF_TABLE[-1])
     for coefficients in reversed(_ERF_TABLE[:-1]):
-        total = code.fma(total, d, code.lookup(index, coefficients))
-    return code.op("math.copysign", total, x)
+        total = _fma(total, d, _lookup(index, coefficients))
+    return _op("math.copysign", total, x)
 
 
-def _erf_by_exponential(code: _Code, x: int) -> int:
+def _erf_by_exponential(x: Expression) -> Expression:
     # From 3.92 on erf is 1.
-    t = code.at_most(code.op("math.absf", x), 4.0)
-    z = code.mul(code.op("arith.negf", t), code.polynomial(t, _ERF))
-    shifted, _, r = _reduced(code, z)
-    power = code.power_of_two(code.bits(shifted))
-    rest = code.sub(code.number(1.0), power)
-    size = code.sub(rest, code.mul(power, _expm1_near_zero(code, r)))
-    return code.op("math.copysign", size, x)
+    t = _at_most(_op("math.absf", x), 4.0)
+    z = _mul(_op("arith.negf", t), _polynomial(t, _ERF))
+    shifted, _, r = _reduced(z)
+    power = _power_of_two(_bits(shifted))
+    rest = _sub(_number(1.0), power)
+    size = _sub(rest, _mul(power, _expm1_near_zero(r)))
+    return _op("math.copysign", size, x)
 
 
-def _log(code: _Code, x: int) -> int:
-    is_small = code.compare("olt", x, code.number(_SMALLEST_NORMAL))
-    normal = code.select(is_small, code.mul(x, code.number(2.0**_MANTISSA_BITS)), x)
-    bits = code.bits(normal)
-    above_root = code.int_op("subi", bits, code.integer(struct.unpack("<i", struct.pack("<f", math.sqrt(0.5)))[0]))
-    exponent = code.int_op("shrsi", above_root, code.integer(_MANTISSA_BITS))
-    scale = code.int_op("shli", exponent, code.integer(_MANTISSA_BITS))
-    f = code.sub(code.float_of(code.int_op("subi", bits, scale)), code.number(1.0))
-    shift = code.select(is_small, code.number(-_MANTISSA_BITS), code.number(0.0))
-    k = code.add(code.op("arith.sitofp", exponent), shift)
-    square = code.mul(f, f)
-    tail = code.fma(code.mul(square, f), code.polynomial(f, _LOG), code.mul(k, code.number(_LN2_LO)))
-    tail = code.fma(square, code.number(-0.5), tail)
-    result = code.fma(k, code.number(_LN2_HI), code.add(f, tail))
-    return _log_of_specials(code, x, result)
+def _log(x: Expression) -> Expression:
+    is_small = _compare("olt", x, _number(_SMALLEST_NORMAL))
+    normal = _select(is_small, _mul(x, _number(2.0**_MANTISSA_BITS)), x)
+    bits = _bits(normal)
+    above_root = _int_op("subi", bits, _integer(struct.unpack("<i", struct.pack("<f", math.sqrt(0.5)))[0]))
+    exponent = _int_op("shrsi", above_root, _integer(_MANTISSA_BITS))
+    scale = _int_op("shli", exponent, _integer(_MANTISSA_BITS))
+    f = _sub(_float_of(_int_op("subi", bits, scale)), _number(1.0))
+    shift = _select(is_small, _number(-_MANTISSA_BITS), _number(0.0))
+    k = _add(_op("arith.sitofp", exponent), shift)
+    square = _mul(f, f)
+    tail = _fma(_mul(square, f), _polynomial(f, _LOG), _mul(k, _number(_LN2_LO)))
+    tail = _fma(square, _number(-0.5), tail)
+    result = _fma(k, _number(_LN2_HI), _add(f, tail))
+    return _log_of_specials(x, result)
 
 
-def _log_of_specials(code: _Code, x: int, result: int) -> int:
+def _log_of_specials(x: Expression, result: Expression) -> Expression:
     """``result`` for finite positive ``x``; infinity and NaN are their own logarithms."""
-    zero = code.number(0.0)
-    outside = code.select(code.compare("oeq", x, zero), code.number(-math.inf), code.number(math.nan))
-    result = code.select(code.compare("olt", x, code.number(math.inf)), result, x)
-    return code.select(code.compare("ole", x, zero), outside, result)
+    zero = _number(0.0)
+    outside = _select(_compare("oeq", x, zero), _number(-math.inf), _number(math.nan))
+    result = _select(_compare("olt", x, _number(math.inf)), result, x)
+    return _select(_compare("ole", x, zero), outside, result)
 
 
-_FUNCTIONS: Mapping[str, Callable[[_Code, int], int]] = {
-    "math.erf": _erf,
-    "math.exp": _exp,
-    "math.exp2": _exp2,
-    "math.expm1": _expm1,
-    "math.log": _log,
-    "math.tanh": _tanh,
-}
-
-
-def is_expanded(instruction: Instruction) -> bool:
-    """Whether :func:`expand` replaces the instruction by arithmetic."""
-    return instruction.name in _FUNCTIONS and instruction.result in ("f32", *_HALF_PRECISION)
+# What an op is on a machine with a feature; the first row whose feature a machine has.
+_EXPANSIONS: Sequence[tuple[str, str, Callable[[Expression], Expression]]] = (
+    ("math.erf", "looks_up", _erf_by_table),
+    ("math.erf", "fused", _erf_by_exponential),
+    ("math.exp", "scales", lambda x: _scaled(_exp(x))),
+    ("math.exp", "fused", lambda x: _scaled_twice(_exp(x))),
+    ("math.exp2", "scales", lambda x: _scaled(_exp2(x))),
+    ("math.exp2", "fused", lambda x: _scaled_twice(_exp2(x))),
+    ("math.expm1", "fused", _expm1),
+    ("math.log", "fused", _log),
+    ("math.tanh", "fused", _tanh),
+)
 
 
 def expand(nest: AnyNest, machine: Machine) -> AnyNest:
@@ -321,40 +320,21 @@ def expand(nest: AnyNest, machine: Machine) -> AnyNest:
     without fused multiply-add keeps the library's functions."""
     if not machine.fused:
         return nest
-    first = len(nest.inputs) + len(nest.outputs) + len(nest.scalars)
-    body, yields = _expanded(nest.body, nest.yields, first, machine)
+    known = {name: function for name, feature, function in reversed(_EXPANSIONS) if getattr(machine, feature)}
+
+    def expanded(expression: Expression) -> Expression | None:
+        function = known.get(expression.op)
+        if function is None or expression.type not in ("f32", *_HALF_PRECISION):
+            return None
+        (x,) = expression.operands
+        if expression.type == "f32":
+            return function(x)
+        return _op("arith.truncf", function(_op("arith.extf", x)), type=expression.type)
+
     epilogue = nest.epilogue
-    if epilogue is not None:
-        first = len(nest.outputs) + len(epilogue.inputs) + len(epilogue.scalars)
-        epilogue = _expanded_epilogue(epilogue, first, machine)
-    return replace(nest, body=body, yields=yields, epilogue=epilogue)
-
-
-def _expanded_epilogue(epilogue: AnyEpilogue, first: int, machine: Machine) -> AnyEpilogue:
-    body, yields = _expanded(epilogue.body, epilogue.yields, first, machine)
-    return replace(epilogue, body=body, yields=yields)
-
-
-def _expanded(
-    body: tuple[Instruction, ...], yields: tuple[int, ...], first: int, machine: Machine
-) -> tuple[tuple[Instruction, ...], tuple[int, ...]]:
-    """Body and yields with functions written out; values below ``first`` keep their numbers."""
-    if not any(is_expanded(i) for i in body):
-        return body, yields
-    code = _Code(first, machine)
-    numbers = list(range(first))
-    for instruction in body:
-        operands = tuple(numbers[v] for v in instruction.operands)
-        if is_expanded(instruction):
-            numbers.append(_call(code, instruction, operands[0]))
-        else:
-            numbers.append(code.append(replace(instruction, operands=operands)))
-    return tuple(code.instructions), tuple(numbers[v] for v in yields)
-
-
-def _call(code: _Code, instruction: Instruction, x: int) -> int:
-    function = _FUNCTIONS[instruction.name]
-    if instruction.result == "f32":
-        return function(code, x)
-    wide = function(code, code.op("arith.extf", x))
-    return code.op("arith.truncf", wide, result=instruction.result)
+    return replace(
+        nest,
+        values=rewritten(nest.values, expanded),
+        checks=rewritten(nest.checks, expanded),
+        epilogue=epilogue and replace(epilogue, values=rewritten(epilogue.values, expanded)),
+    )

@@ -10,8 +10,8 @@ from torch_mlir import ir
 
 from torchmdla.devices.cpu.accesses import Scalar
 from torchmdla.devices.cpu.code import math_library
-from torchmdla.devices.cpu.expressions import Expression, accumulator, constant, index, operation, placeholder, scalar
-from torchmdla.devices.cpu.kernel_spec import NotANestError, computed
+from torchmdla.devices.cpu.element_types import NotANestError, computed
+from torchmdla.devices.cpu.expressions import Expression, accumulator, constant, index, numbered, operation, scalar
 
 # Leaves that stand for what is not known yet: the element of an operand, and an element of a table.
 OPERAND, LOOKUP = "operand", "lookup in table"
@@ -37,7 +37,7 @@ class BodyReader:
             kind = _type(argument)
             is_carried = reduces and number >= inputs
             self._values[argument] = (
-                accumulator(number - inputs, kind) if is_carried else placeholder(OPERAND, kind, number)
+                accumulator(number - inputs, kind) if is_carried else numbered(OPERAND, kind, number)
             )
         ops = [op.operation for op in block.operations]
         for op in ops[:-1]:
@@ -71,7 +71,7 @@ class BodyReader:
         buffer, *indices = op.operands
         if buffer not in self.tables:
             self.tables.append(buffer)
-        return placeholder(LOOKUP, _type(op.results[0]), self.tables.index(buffer), map(self._value, indices))
+        return numbered(LOOKUP, _type(op.results[0]), self.tables.index(buffer), map(self._value, indices))
 
 
 _READERS: Mapping[str, Callable[[BodyReader, Any], Expression]] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from torchmdla.devices.cpu.expressions import Expression, contents, placeholder, substituted
+from torchmdla.devices.cpu.expressions import Expression, contents, numbered, substituted
 from torchmdla.devices.cpu.linalg.bodies import LOOKUP, OPERAND
 
 # An index: the factor of each loop, and a constant.
@@ -33,7 +33,7 @@ def as_operands(
         elif expression.op == LOOKUP and all(operand in known for operand in expression.operands):
             table, place = expression.payload, tuple(known[operand] for operand in expression.operands)
             if _is_inside(place, sizes, shapes[table]):
-                replaced[expression] = placeholder(OPERAND, expression.type, operands + len(found))
+                replaced[expression] = numbered(OPERAND, expression.type, operands + len(found))
                 found.append((table, place))
     return substituted(roots, replaced), found
 

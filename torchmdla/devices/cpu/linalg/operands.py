@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from torchmdla.devices.cpu.accesses import Access, AffineExpr
-from torchmdla.devices.cpu.kernel_spec import stored
+from torchmdla.devices.cpu.element_types import stored
 from torchmdla.devices.cpu.linalg.lookups import Index
 from torchmdla.devices.cpu.linalg.views import View
 

@@ -18,7 +18,7 @@ from torch_mlir import ir
 from torch_mlir.dialects import func, memref
 
 from torchmdla.compiler.mlir import explained, ops_named, run
-from torchmdla.devices.cpu.kernel_spec import ELEMENT_BYTES, NotANestError, computed, stored
+from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, NotANestError, computed, stored
 from torchmdla.devices.cpu.linalg.scans import write_loops
 from torchmdla.errors import CompileError
 

@@ -21,9 +21,9 @@ from torch_mlir import ir
 
 from torchmdla.compiler.mlir import forward_of
 from torchmdla.compiler.program import Program
-from torchmdla.devices.cpu.accesses import Access, Buffer, Scalar, TableAccess
+from torchmdla.devices.cpu.accesses import Access, Buffer, Scalar, Table, TableAccess
+from torchmdla.devices.cpu.element_types import NotANestError, computed, stored
 from torchmdla.devices.cpu.expressions import Expression, contents, gather, index, load, rewritten
-from torchmdla.devices.cpu.kernel_spec import NotANestError, Table, computed, stored
 from torchmdla.devices.cpu.linalg.bodies import LOOKUP, OPERAND, BodyReader, constant_of, number
 from torchmdla.devices.cpu.linalg.lookups import Index, as_operands
 from torchmdla.devices.cpu.linalg.operands import NoStridesError, Placed, placed
@@ -181,7 +181,8 @@ class _Reader:
     def _constant(self, op: Any) -> None:
         value, attribute = op.results[0], op.attributes["value"]
         if not isinstance(value.type, ir.RankedTensorType):
-            self._scalar(op)
+            result = self._define(value)
+            self._steps.append(ScalarStep("constant", (), "", result, number(attribute, result.type).payload))
         elif isinstance(attribute, ir.DenseElementsAttr) and attribute.is_splat:
             self._uniform[value] = number(attribute.get_splat_value(), computed(_element(value)))
         else:

@@ -17,7 +17,6 @@ from torchmdla.compiler.sizes import NoPolynomial, Size, at, fit
 from torchmdla.devices.cpu.accesses import Buffer, Scalar
 from torchmdla.devices.cpu.code.tile_loops import spare_symbols
 from torchmdla.devices.cpu.expressions import Expression, constant, operation, rewritten, size
-from torchmdla.devices.cpu.kernel_spec import constant_number
 from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, OutlinedRegion, ScalarStep, Step, final_nest
 from torchmdla.errors import CompileError
 
@@ -238,12 +237,11 @@ class _Generaliser:
 
     def _scalar_step(self, things: Sequence[ScalarStep]) -> ScalarStep:
         first = things[0]
-        if first.name != "arith.constant" or all(thing.attributes == first.attributes for thing in things):
+        if first.name != "constant" or all(thing.value == first.value for thing in things):
             step: ScalarStep = self._record(things)
             return step
         result = self.joined([thing.result for thing in things])
-        numbers = [constant_number(thing.attributes) for thing in things]
-        return ScalarStep("size", (), "", result, self._constant(numbers))
+        return ScalarStep("constant", (), "", result, self._constant([thing.value for thing in things]))
 
     def _constant(self, found: Sequence[object]) -> Size:
         """Constants that differ."""

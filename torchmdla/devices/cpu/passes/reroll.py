@@ -21,8 +21,17 @@ from itertools import pairwise
 
 from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
 from torchmdla.devices.cpu.expressions import accessing
-from torchmdla.devices.cpu.linearising import linearised, linearised_epilogue
-from torchmdla.devices.cpu.loop_program import Epilogue, LoopNest, LoopProgram, RepeatLoop, Step, TileLoop, Users, View
+from torchmdla.devices.cpu.loop_program import (
+    Epilogue,
+    LoopNest,
+    LoopProgram,
+    RepeatLoop,
+    Step,
+    TileLoop,
+    Users,
+    View,
+    by_number,
+)
 
 # A loop has at least so many iterations, of at most so many steps.
 _LEAST_COUNT = 3
@@ -104,14 +113,9 @@ def _nest_form(step: LoopNest, local: Sequence[Buffer]) -> object:
         place = (local.index(access.buffer), flat.constant) if access.buffer in local else None
         operands.append((access.buffer.element, flat.factors, place))
     epilogue = step.epilogue
-    results = len(step.outputs)
-    end = (
-        (len(epilogue.body.loads), epilogue.body.scalars, linearised_epilogue(epilogue.values, results))
-        if epilogue
-        else None
-    )
-    body = linearised(step.values, step.checks, results)
-    own = (step.sizes, step.reduction, len(step.inputs), step.scalars, body, step.initial)
+    end = (epilogue.body.scalars, by_number(epilogue.values)) if epilogue else None
+    body = by_number((*step.values, *step.checks))
+    own = (step.sizes, step.reduction, len(step.outputs), step.scalars, body, step.initial)
     return own, tuple(operands), end
 
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
-from torchmdla.devices.cpu.kernel_spec import ELEMENT_BYTES, stored
+from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, stored
 from torchmdla.devices.cpu.loop_program import (
     LoopNest,
     LoopProgram,

@@ -60,7 +60,7 @@ def _may_start_twice(step: LoopNest) -> bool:
     if ops is None or step.initial is None or step.tables:
         return False
     # A sum may start from either zero.
-    return all(op.name in _IDEMPOTENT or step.initial.payload == float(NEUTRAL[op.name]) for op in ops)
+    return all(op.op in _IDEMPOTENT or step.initial.payload == float(NEUTRAL[op.op]) for op in ops)
 
 
 def _outermost_first(step: LoopNest) -> list[int]:
@@ -107,7 +107,7 @@ def _combining(
         reduction=(True,) * len(cut) + (False,) * len(kept),
         outputs=step.outputs,
         values=tuple(
-            operation(op.name, [part, accumulator(k, part.type)], op.result, op.attributes)
+            operation(op.op, [part, accumulator(k, part.type)], op.type, op.attributes)
             for k, (op, part) in enumerate(zip(ops, parts, strict=True))
         ),
         initial=step.initial,

@@ -7,16 +7,18 @@ of a dynamic nest is for typical sizes, and right for all: nothing in it depends
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from torchmdla.compiler.sizes import Size
 from torchmdla.devices.cpu.code import math_library
-from torchmdla.devices.cpu.kernel_spec import ELEMENT_BYTES, AnyNest, Instruction, KernelSpec, Operand, static, stored
+from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, stored
+from torchmdla.devices.cpu.expressions import Expression, contents
+from torchmdla.devices.cpu.kernel_spec import AnyNest, KernelSpec, Operand, static
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.schedule.blocking import Level, Prefetch, choose_levels, choose_prefetch
-from torchmdla.devices.cpu.schedule.numbering import Numbering, numbering
+from torchmdla.devices.cpu.schedule.dataflow import varying_loops
 from torchmdla.devices.cpu.schedule.register_tile import UNROLLED_WINDOW, choose_tile, reduction_order
 
 # Ops that combine a reduction's partial results in any order, with their neutral elements.
@@ -166,52 +168,52 @@ def scratch_elements(nest: AnyNest, schedule: Schedule) -> int:
     return math.prod(scratch_extents(nest, schedule).values())
 
 
-def combiners(nest: AnyNest) -> list[Instruction] | None:
-    """For each output the instruction that combines it with a new value; None if some output has none, so that its
-    iterations must run in order."""
-    first = len(nest.inputs)
-    base = first + len(nest.outputs) + len(nest.scalars)
-    found = []
-    for position in range(len(nest.outputs)):
-        users = [i for i in nest.body if first + position in i.operands]
-        number = nest.yields[position] - base
-        if len(users) != 1 or number < 0 or nest.body[number] is not users[0]:
+def combiners(nest: AnyNest) -> list[Expression] | None:
+    """For each output the op that combines it with a new value; None if some output has none, so that its iterations
+    must run in order."""
+    found = contents((*nest.values, *nest.checks))
+    for position, value in enumerate(nest.values):
+        old = [operand for operand in value.operands if operand.op == "accumulator" and operand.payload == position]
+        if value.op not in NEUTRAL or len(old) != 1:
             return None
-        if users[0].name not in NEUTRAL or users[0].operands.count(first + position) != 1:
+        if found.readers(old[0]) != [value] or found.readers(value) or value in nest.checks:
             return None
-        if any(nest.yields[position] in i.operands for i in nest.body):
-            return None
-        found.append(users[0])
-    return found
+    return list(nest.values)
 
 
 def _choose_vector(nest: KernelSpec, machine: Machine, unknown: Unknown) -> tuple[int, int]:
     """The vector loop and its lanes with the least cost per element; ``(-1, 1)`` if scalars are cheapest."""
-    values = numbering(nest)
     best = (_element_cost(nest, machine, -1, 1, unknown), -1, 1)
     for loop in range(len(nest.sizes)):
-        lanes = _lanes(nest, machine, loop, values, unknown)
-        if lanes > 1 and _may_vectorise(nest, loop, values):
+        lanes = _lanes(nest, machine, loop, unknown)
+        if lanes > 1 and _may_vectorise(nest, loop):
             cost = _element_cost(nest, machine, loop, lanes, unknown)
             if cost < best[0] or (cost == best[0] and best[1] >= 0 and nest.sizes[loop] > nest.sizes[best[1]]):
                 best = (cost, loop, lanes)
     return best[1], best[2]
 
 
-def _lanes(nest: KernelSpec, machine: Machine, loop: int, values: Numbering, unknown: Unknown) -> int:
+def _lanes(nest: KernelSpec, machine: Machine, loop: int, unknown: Unknown) -> int:
     """As many lanes as the widest type that varies with ``loop`` leaves, and no more than its iterations need."""
     types = [o.element for o in nest.operands if o.strides[loop] != 0]
     types += [o.element for o in nest.outputs if any(nest.reduction)]
-    types += [i.result for number, i in values.instructions.items() if loop in values.varies[number]]
+    types += [e.type for e in _computed_along(nest, loop)]
     widths = [ELEMENT_BYTES[stored(t)] for t in types]
     widest = machine.vector_bytes // max(widths, default=1)
     return widest if loop in unknown else min(widest, 1 << (nest.sizes[loop] - 1).bit_length())
 
 
-def _may_vectorise(nest: KernelSpec, loop: int, values: Numbering) -> bool:
-    if any(i.name in _TRAPPING and loop in values.varies[number] for number, i in values.instructions.items()):
+def _may_vectorise(nest: KernelSpec, loop: int) -> bool:
+    if any(e.op in _TRAPPING for e in _computed_along(nest, loop)):
         return False
     return not nest.reduction[loop] or combiners(nest) is not None
+
+
+def _computed_along(nest: KernelSpec, loop: int) -> Iterator[Expression]:
+    """What is computed, in the epilogue too, and varies with a loop."""
+    varying = varying_loops(nest)
+    every = (*nest.body, *(nest.epilogue.body if nest.epilogue else ()))
+    return (expression for expression in every if loop in varying[expression])
 
 
 def _element_cost(nest: KernelSpec, machine: Machine, loop: int, lanes: int, unknown: Unknown = _NONE) -> float:
@@ -221,8 +223,8 @@ def _element_cost(nest: KernelSpec, machine: Machine, loop: int, lanes: int, unk
     for output in nest.outputs:
         stride = output.strides[loop] if loop >= 0 else 1
         cost += _access_cost(stride, lanes, _SCATTER_LANE_COST) / repeats
-    for instruction in nest.body:
-        cost += _instruction_cost(instruction, machine, lanes)
+    for expression in nest.body:
+        cost += _instruction_cost(expression, machine, lanes)
     if loop < 0:
         return cost
     size = nest.sizes[loop]
@@ -237,13 +239,13 @@ def _access_cost(stride: int, lanes: int, lane_cost: float) -> float:
     return _SHUFFLED_COST if stride in _SHUFFLED else lane_cost * lanes
 
 
-def _instruction_cost(instruction: Instruction, machine: Machine, lanes: int) -> float:
-    if instruction.name == "arith.constant":
+def _instruction_cost(expression: Expression, machine: Machine, lanes: int) -> float:
+    if expression.op == "constant":
         return 0.0
-    if instruction.name == "load":
+    if expression.op == "gather":
         return 1.0 + _GATHER_LANE_COST * lanes
-    if math_library.is_call(instruction.name):
-        known = math_library.vector_function(instruction.name, instruction.result, lanes, machine.vector_bytes)
+    if math_library.is_call(expression.op):
+        known = math_library.vector_function(expression.op, expression.type, lanes, machine.vector_bytes)
         return _CALL_COST if known or lanes == 1 else _CALL_COST * lanes
     return 0.5
 
@@ -262,7 +264,7 @@ def _tile_elementwise(nest: KernelSpec, vector: int, lanes: int, unknown: Unknow
     tiles = [1] * len(nest.sizes)
     if vector < 0:
         return tuple(tiles)
-    calls = any(math_library.is_call(i.name) for i in nest.body)
+    calls = any(math_library.is_call(e.op) for e in nest.body)
     slots = 1 if calls else 2 if len(nest.body) < _LONG_BODY else 4
     tiles[vector] = lanes * min(slots, math.ceil(nest.sizes[vector] / lanes))
     for loop in range(len(nest.sizes)):

@@ -12,7 +12,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from torchmdla.devices.cpu.kernel_spec import ELEMENT_BYTES, KernelSpec, Operand, stored
+from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, stored
+from torchmdla.devices.cpu.kernel_spec import KernelSpec, Operand
 from torchmdla.devices.cpu.machine import Machine
 
 # Cycles to fetch a byte past the first cache and past the second, and the part of a cache that operands may fill.

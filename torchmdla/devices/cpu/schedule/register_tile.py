@@ -13,9 +13,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from torchmdla.devices.cpu.code import math_library
-from torchmdla.devices.cpu.kernel_spec import ELEMENT_BYTES, KernelSpec, Operand, stored
+from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, stored
+from torchmdla.devices.cpu.kernel_spec import KernelSpec, Operand
 from torchmdla.devices.cpu.machine import Machine
-from torchmdla.devices.cpu.schedule.numbering import multiply_adds, numbering
+from torchmdla.devices.cpu.schedule.dataflow import multiply_adds, varying_loops
 
 # Cycles, on a core that does two vector operations and two loads in each.
 _OPERATION = 0.5
@@ -143,7 +144,7 @@ class _Search:
         # For all that results are stored to or meet: the axes along which vectors lie next to each other.
         vectors = [o for o in operands if o.strides[vector] == 1]
         self._adjacent = [[k for k, d in enumerate(self.axes) if _are_adjacent(o, d, vector, lanes)] for o in vectors]
-        self._epilogue_ops = max(0, sum(i.name != "arith.constant" for i in body) - _SHORT_EPILOGUE)
+        self._epilogue_ops = max(0, sum(e.op != "constant" for e in body) - _SHORT_EPILOGUE)
         self._costs: dict[tuple[int, ...], float] = {}
 
     def best(self) -> tuple[tuple[int, ...], float]:
@@ -253,33 +254,30 @@ def _balanced(size: int, limit: int, most: int) -> list[int]:
 
 
 def _terms(nest: KernelSpec, machine: Machine, axes: Sequence[int], vector: int, lanes: int) -> list[_Term]:
-    values = numbering(nest)
-    fused = set(multiply_adds(nest, values).values()) if machine.fused else set()
+    varying = varying_loops(nest)
+    fused = set(multiply_adds(nest).values()) if machine.fused else set()
     reduction = {d for d, reduced in enumerate(nest.reduction) if reduced}
     innermost = [d for d in reduction_order(nest, vector) if d != vector][-1:]
     terms = []
-    for number in range(values.first_epilogue):
-        varies = values.varies[number]
-        # What is accumulated is no operand of an epilogue's: that reads the outputs, once the reduction has ended.
-        used = values.is_used(number) or number in nest.yields
-        if not varies & reduction or not used or number in fused:
+    for expression in (*nest.loads, *nest.body):
+        varies = varying[expression]
+        if not varies & reduction or expression in fused or expression.op == "assert":
             continue
-        instruction, source = values.instructions.get(number), values.sources.get(number)
         own = tuple(k for k, d in enumerate(axes) if d in varies)
-        if instruction is not None:
-            cost = 0.0 if instruction.name == "arith.constant" else _OPERATION
-            cost = _CALL if math_library.is_call(instruction.name) else cost
-            cost = _GATHERED_LANE * lanes if instruction.name == "load" else cost
+        if expression.op != "operand":
+            cost = 0.0 if expression.op == "constant" else _OPERATION
+            cost = _CALL if math_library.is_call(expression.op) else cost
+            cost = _GATHERED_LANE * lanes if expression.op == "gather" else cost
             terms.append(_Term(own, cost, 0.0, vector in varies))
-        elif source is not None and number < values.first_output:
-            stride = values.operands[source].strides[vector]
+        else:
+            operand = nest.operands[expression.payload]
+            stride = operand.strides[vector]
             cost = _LOAD if stride in (0, 1) else (2 * _LOAD + 1 if stride in (-1, 2) else _GATHERED_LANE * lanes)
-            strides = values.operands[source].strides
             short = math.prod(nest.sizes[d] for d in reduction) <= _WINDOW
-            windows = tuple(_windows(nest, strides, axes, vector, sorted(reduction))) if short else ()
-            slides = () if stride else tuple(_windows(nest, strides, axes, vector, innermost))
-            crowded = tuple(_crowded(values.operands[source], axes, vector, machine))
-            run = axes.index(vector), _run(nest, values.operands[source], vector, lanes)
+            windows = tuple(_windows(nest, operand.strides, axes, vector, sorted(reduction))) if short else ()
+            slides = () if stride else tuple(_windows(nest, operand.strides, axes, vector, innermost))
+            crowded = tuple(_crowded(operand, axes, vector, machine))
+            run = axes.index(vector), _run(nest, operand, vector, lanes)
             terms.append(_Term(own, 0.0, cost, stride != 0, windows, crowded, run, slides))
     return terms
 

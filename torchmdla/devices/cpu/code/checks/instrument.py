@@ -19,7 +19,7 @@ from torchmdla.devices.cpu.code.checks.support import (
     lanes_text,
     support_text,
 )
-from torchmdla.devices.cpu.kernel_spec import ELEMENT_BYTES
+from torchmdla.devices.cpu.element_types import ELEMENT_BYTES
 from torchmdla.errors import CompileError
 
 _POINTER = "!llvm.ptr"

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from torchmdla.compiler.sizes import Size
+from torchmdla.devices.cpu.expressions import Expression
 
 # Within a register tile: the offset of each tiled loop.
 Point = tuple[int, ...]
@@ -35,13 +36,13 @@ def vector_type(element: str, lanes: int) -> str:
 
 
 class CodeWriter:
-    """Lines of one function. What is written once is found again by scope: values of the nest's body by number and
-    point, the operands' pointers and the loops' indices by number, constants by text."""
+    """Lines of one function. What is written once is found again by scope: values of the nest's body by expression
+    and point, the operands' pointers and the loops' indices by number, constants by text."""
 
     def __init__(self) -> None:
         self._lines: list[str] = []
         self._counter = itertools.count()
-        self._values: ChainMap[tuple[int, Point], Value] = ChainMap()
+        self._values: ChainMap[tuple[Expression, Point], Value] = ChainMap()
         self._pointers: ChainMap[int, str] = ChainMap()
         self._induction: ChainMap[int, str] = ChainMap()
         self._constants: ChainMap[str, str] = ChainMap()

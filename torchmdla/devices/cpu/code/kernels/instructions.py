@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from torchmdla.compiler.sizes import Size
 from torchmdla.devices.cpu.code import math_library
 from torchmdla.devices.cpu.code.kernels.code import CodeWriter, Value, vector_type
-from torchmdla.devices.cpu.kernel_spec import ELEMENT_BYTES, AnyNest, Instruction, constant_number
+from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, typed_constant
+from torchmdla.devices.cpu.expressions import Expression, operation
+from torchmdla.devices.cpu.kernel_spec import AnyNest
 from torchmdla.devices.cpu.machine import Machine
-from torchmdla.devices.cpu.schedule.numbering import multiply_adds, numbering
+from torchmdla.devices.cpu.schedule.dataflow import multiply_adds, varying_loops
 
 # Floating types, with the bits of infinity.
 INFINITY = {"f16": 0x7C00, "bf16": 0x7F80, "f32": 0x7F800000, "f64": 0x7FF0000000000000}
@@ -29,35 +30,40 @@ class InstructionWriter(CodeWriter):
         super().__init__()
         self.nest = nest
         self.machine = machine
-        self.numbers = numbering(nest)
-        self.multiply_adds = multiply_adds(nest, self.numbers) if machine.fused else {}
+        self.varying = varying_loops(nest)
+        self.multiply_adds = multiply_adds(nest) if machine.fused else {}
         self.externals: dict[str, str] = {}
 
-    def _apply(self, instruction: Instruction, operands: Sequence[Value]) -> Value:
-        write = _SPECIAL.get(instruction.name, InstructionWriter._emit)
-        return write(self, instruction, operands)
+    def _apply(self, expression: Expression, operands: Sequence[Value]) -> Value:
+        """What an expression is of values of its operands."""
+        write = _SPECIAL.get(expression.op, InstructionWriter._emit)
+        return write(self, expression, operands)
 
-    def _integer_power(self, instruction: Instruction, operands: Sequence[Value]) -> Value:
+    def _constant_value(self, expression: Expression, operands: Sequence[Value]) -> Value:
+        kind = expression.type
+        return Value(self._define(f"arith.constant {typed_constant(expression.payload, kind)}"), kind)
+
+    def _integer_power(self, expression: Expression, operands: Sequence[Value]) -> Value:
         base, exponent = operands
-        power = self._constant_of(instruction.operands[1])
+        power = expression.operands[1].payload if expression.operands[1].op == "constant" else None
         if power in _SMALL_POWERS:
             product = base
             for _ in range(power - 1):
-                product = self._emit(Instruction("arith.mulf", (), base.element), [product, base])
+                product = self._emit(operation("arith.mulf", (), base.element), [product, base])
             return product
         wanted = vector_type(base.element, exponent.lanes)
         real = self._define(f"arith.sitofp {exponent.name} : {exponent.type} to {wanted}")
-        call = Instruction("math.powf", instruction.operands, instruction.result)
+        call = operation("math.powf", (), expression.type)
         return self._emit(call, [base, Value(real, base.element, exponent.lanes)])
 
-    def _look_up(self, instruction: Instruction, operands: Sequence[Value]) -> Value:
+    def _look_up(self, expression: Expression, operands: Sequence[Value]) -> Value:
         index = operands[0]
         results = vector_type("f32", _WHOLE_VECTOR)
-        table = Value(self._literal(f"dense<{instruction.attributes}> : {results}"), "f32", _WHOLE_VECTOR)
+        table = Value(self._literal(f"dense<{expression.attributes}> : {results}"), "f32", _WHOLE_VECTOR)
         found = self._intrinsic("llvm.x86.avx512.permvar.sf.512", [table, self._padded(index)])
         return self._first_lanes(found, index.lanes)
 
-    def _scale(self, instruction: Instruction, operands: Sequence[Value]) -> Value:
+    def _scale(self, expression: Expression, operands: Sequence[Value]) -> Value:
         value, exponent = operands
         wide = self._padded(value)
         every_lane = Value(self._literal("-1 : i16"), "i16")
@@ -90,27 +96,19 @@ class InstructionWriter(CodeWriter):
         name = self._define(f"llvm.shufflevector {value.name}, {value.name} [{chosen}] : {value.type}")
         return Value(name, value.element, lanes)
 
-    def _constant_of(self, number: int) -> int | None:
-        """The value of an integer constant of the body."""
-        instruction = self.numbers.instructions.get(number)
-        value = constant_number(instruction.attributes) if instruction is not None else None
-        return value if isinstance(value, int) else None
-
-    def _emit(self, instruction: Instruction, operands: Sequence[Value]) -> Value:
+    def _emit(self, expression: Expression, operands: Sequence[Value]) -> Value:
         lanes = max((v.lanes for v in operands), default=1)
         wide = [self._broadcast(v, lanes) for v in operands]
-        if math_library.is_call(instruction.name):
-            return self._call(instruction, wide, lanes)
-        if instruction.size is not None:
-            return self._size_as(instruction.size, instruction.result)
-        result = vector_type(instruction.result, lanes)
+        if math_library.is_call(expression.op):
+            return self._call(expression, wide, lanes)
+        result = vector_type(expression.type, lanes)
         names, types = ", ".join(v.name for v in wide), ", ".join(v.type for v in wide)
-        text = f'"{instruction.name}"({names}) {instruction.attributes} : ({types}) -> {result}'
-        return Value(self._define(text), instruction.result, lanes)
+        text = f'"{expression.op}"({names}) {expression.attributes} : ({types}) -> {result}'
+        return Value(self._define(text), expression.type, lanes)
 
-    def _size_as(self, size: int | Size, element: str) -> Value:
-        """A size as a number of type ``element``, rounded once."""
-        name = self._number(size)
+    def _size_value(self, expression: Expression, operands: Sequence[Value]) -> Value:
+        """A size as a number, rounded once."""
+        name, element = self._number(expression.payload), expression.type
         if element == "i32":
             name = self._define(f"arith.trunci {name} : i64 to i32")
         elif element in INFINITY:
@@ -119,17 +117,17 @@ class InstructionWriter(CodeWriter):
             name = name if exact == element else self._define(f"arith.truncf {name} : {exact} to {element}")
         return Value(name, element)
 
-    def _cast_index(self, instruction: Instruction, operands: Sequence[Value]) -> Value:
+    def _cast_index(self, expression: Expression, operands: Sequence[Value]) -> Value:
         """An index is an ``i64`` here, so the cast is an extension, a truncation or nothing."""
         operand = operands[0]
-        source, target = int(operand.element[1:]), int(instruction.result[1:])
+        source, target = int(operand.element[1:]), int(expression.type[1:])
         if source == target:
             return operand
-        widen = "arith.extui" if instruction.name.endswith("ui") else "arith.extsi"
+        widen = "arith.extui" if expression.op.endswith("ui") else "arith.extsi"
         op = widen if source < target else "arith.trunci"
-        result = vector_type(instruction.result, operand.lanes)
+        result = vector_type(expression.type, operand.lanes)
         text = f"{op} {operand.name} : {operand.type} to {result}"
-        return Value(self._define(text), instruction.result, operand.lanes)
+        return Value(self._define(text), expression.type, operand.lanes)
 
     def _broadcast(self, value: Value, lanes: int) -> Value:
         if value.lanes == lanes:
@@ -146,18 +144,18 @@ class InstructionWriter(CodeWriter):
 
     # Library calls.
 
-    def _call(self, instruction: Instruction, operands: Sequence[Value], lanes: int) -> Value:
-        element = instruction.result
+    def _call(self, expression: Expression, operands: Sequence[Value], lanes: int) -> Value:
+        element = expression.type
         if element not in ("f32", "f64"):
             wide = [self._resize(v, "f32", "arith.extf") for v in operands]
-            single = Instruction(instruction.name, instruction.operands, "f32")
+            single = operation(expression.op, (), "f32")
             return self._resize(self._call(single, wide, lanes), element, "arith.truncf")
         if lanes == 1:
-            return self._call_symbol(math_library.scalar_function(instruction.name, element), operands)
-        symbol = math_library.vector_function(instruction.name, element, lanes, self.machine.vector_bytes)
+            return self._call_symbol(math_library.scalar_function(expression.op, element), operands)
+        symbol = math_library.vector_function(expression.op, element, lanes, self.machine.vector_bytes)
         if symbol is not None:
             return self._call_symbol(symbol, operands)
-        scalar = math_library.scalar_function(instruction.name, element)
+        scalar = math_library.scalar_function(expression.op, element)
         return self._by_lane(operands, lambda lane: self._call_symbol(scalar, lane))
 
     def _call_symbol(self, symbol: str, operands: Sequence[Value]) -> Value:
@@ -189,10 +187,12 @@ class InstructionWriter(CodeWriter):
 
 
 # What is written otherwise than as the op of its name.
-_SPECIAL: Mapping[str, Callable[[InstructionWriter, Instruction, Sequence[Value]], Value]] = {
+_SPECIAL: Mapping[str, Callable[[InstructionWriter, Expression, Sequence[Value]], Value]] = {
     "arith.index_cast": InstructionWriter._cast_index,
     "arith.index_castui": InstructionWriter._cast_index,
     math_library.INTEGER_POWER: InstructionWriter._integer_power,
+    "constant": InstructionWriter._constant_value,
+    "size": InstructionWriter._size_value,
     "lookup": InstructionWriter._look_up,
     "scale": InstructionWriter._scale,
 }

@@ -89,7 +89,7 @@ class LoopWriter(ReductionWriter):
             self._reduce()
             return
         points = self._points()
-        self._check(points, 0)
+        self._check(points)
         self._finish(points)
 
     # Levels of a dynamic extent. Blocks around others take what is left as it comes; the register tile has code for its
@@ -188,12 +188,11 @@ class LoopWriter(ReductionWriter):
         to the end of the reduction: they would only hold registers during it."""
         pending = {level.loop for level in self.schedule.levels[depth:]}
         opened = frozenset(d for d, reduced in enumerate(self.nest.reduction) if not reduced and d not in pending)
-        outputs = range(self.numbers.first_output, self.numbers.first_output + len(self.nest.outputs))
-        for number in range(self.numbers.first_epilogue):
-            loops = self.numbers.varies[number]
-            if number not in outputs and loops <= opened and self.numbers.is_used(number):
+        for expression in (*self.nest.loads, *self.nest.body):
+            loops = self.varying[expression]
+            if loops <= opened and expression.op != "assert":
                 for point in self._points(loops):
-                    self._value(number, point)
+                    self._value(expression, point)
 
 
 def _powers_below(limit: int) -> list[int]:

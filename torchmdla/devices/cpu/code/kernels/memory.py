@@ -5,7 +5,9 @@ from __future__ import annotations
 from torchmdla.compiler.sizes import Size
 from torchmdla.devices.cpu.code.kernels.code import Count, Point, Value, vector_type
 from torchmdla.devices.cpu.code.kernels.instructions import InstructionWriter
-from torchmdla.devices.cpu.kernel_spec import ELEMENT_BYTES, AnyNest, AnyOperand, Operand, stored
+from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, stored
+from torchmdla.devices.cpu.expressions import numbered
+from torchmdla.devices.cpu.kernel_spec import AnyNest, AnyOperand, Operand
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.schedule import Fetch, Schedule, scratch_elements, scratch_extents
 
@@ -32,14 +34,15 @@ class MemoryWriter(InstructionWriter):
             self._pointers[position] = self._operand_pointer(position)
         start = len(nest.operands) + len(nest.tables)
         self._tables = [self._operand_pointer(position) for position in range(len(nest.operands), start)]
-        for position, (number, element) in enumerate(self.numbers.scalars.items()):
-            pointer = self._operand_pointer(start + position)
-            self._values[number, ()] = self._load(pointer, element)
+        for number, element in enumerate(nest.all_scalars):
+            pointer = self._operand_pointer(start + number)
+            self._values[numbered("scalar", element, number), ()] = self._load(pointer, element)
+        start += len(nest.all_scalars)
         if nest.may_fail:
-            self._status = self._operand_pointer(start + len(self.numbers.scalars))
+            self._status = self._operand_pointer(start)
         if nest.is_dynamic:
-            self._symbols = self._operand_pointer(start + len(self.numbers.scalars) + nest.may_fail)
-        start += len(self.numbers.scalars) + nest.may_fail + nest.is_dynamic
+            self._symbols = self._operand_pointer(start + nest.may_fail)
+        start += nest.may_fail + nest.is_dynamic
         for fetch in self.schedule.ahead:
             if fetch.beside is not None:
                 self._apart[fetch] = self._bytes_between(fetch.operand, self._operand_pointer(start + fetch.beside))
@@ -62,7 +65,7 @@ class MemoryWriter(InstructionWriter):
 
     def _advance(self, loop: int, step: str, scratch: bool = False) -> None:
         """Moves every pointer by ``step`` iterations of ``loop``."""
-        operands = [*enumerate(self.numbers.operands), *(self._scratch.items() if scratch else ())]
+        operands = [*enumerate(self.nest.operands), *(self._scratch.items() if scratch else ())]
         for position, operand in operands:
             stride = operand.strides[loop]
             if stride:
@@ -126,7 +129,7 @@ class MemoryWriter(InstructionWriter):
 
     def _operand(self, number: int) -> AnyOperand:
         """Operand ``number`` of the kernel; after these come the scratch buffers."""
-        return self._scratch[number] if number in self._scratch else self.numbers.operands[number]
+        return self._scratch[number] if number in self._scratch else self.nest.operands[number]
 
     def _address(self, number: int, point: Point) -> tuple[str, int | Size]:
         """The pointer of operand ``number`` at a point and its stride from lane to lane."""

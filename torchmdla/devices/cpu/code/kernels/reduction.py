@@ -8,7 +8,9 @@ from collections.abc import Mapping, Sequence
 from torchmdla.devices.cpu.code.kernels.code import Count, Point, Value
 from torchmdla.devices.cpu.code.kernels.instructions import INFINITY
 from torchmdla.devices.cpu.code.kernels.tile import TileWriter
-from torchmdla.devices.cpu.kernel_spec import ELEMENT_BYTES, AnyNest, AnyOperand, Instruction, stored
+from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, stored
+from torchmdla.devices.cpu.expressions import Expression, accumulator, reduced
+from torchmdla.devices.cpu.kernel_spec import AnyNest, AnyOperand
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.schedule import NEUTRAL, Schedule, combiners
 
@@ -74,7 +76,7 @@ class ReductionWriter(TileWriter):
         self._line("} else {")
         with self._scope():
             for (position, point), value in zip(keys, values, strict=True):
-                self._store(len(self.numbers.operands) + position, point, value)
+                self._store(len(self.nest.operands) + position, point, value)
         self._line("}")
 
     def _ordered_points(self) -> list[Point]:
@@ -94,7 +96,7 @@ class ReductionWriter(TileWriter):
                 if block == "first":
                     column = [self._start(*key) for key in keys]
                 else:
-                    column = [self._load_at(len(self.numbers.operands) + position, point) for position, point in keys]
+                    column = [self._load_at(len(self.nest.operands) + position, point) for position, point in keys]
                 types = ", ".join(v.type for v in column)
                 self._line(f"scf.yield {', '.join(v.name for v in column)} : {types}")
             self._line("} else {" if block == "first" else "}")
@@ -105,15 +107,13 @@ class ReductionWriter(TileWriter):
     def _conclude(self, keys: Sequence[_Key], values: Sequence[Value]) -> None:
         """Stores the results of the reduction, or what the epilogue makes of them."""
         if self.nest.epilogue is None:
-            first = self.numbers.first_output
+            first = len(self.nest.inputs)
             results = [(first + position, point, value) for (position, point), value in zip(keys, values, strict=True)]
             self._store_all(sorted(results, key=lambda result: result[1]))
             return
         for (position, point), value in zip(keys, values, strict=True):
-            self._values[self.numbers.first_output + position, point] = value
-        points = list(dict.fromkeys(point for _, point in keys))
-        self._check(points, self.numbers.first_epilogue)
-        self._finish(points)
+            self._values[reduced(position, value.element), point] = value
+        self._finish(list(dict.fromkeys(point for _, point in keys)))
 
     def _reduction(self, depth: int, keys: Sequence[_Key], values: list[Value]) -> list[Value]:
         if depth == len(self.schedule.reduction):
@@ -226,7 +226,7 @@ class ReductionWriter(TileWriter):
 
     def _part_of_sum(self, loop: int, upper: Count, depth: int) -> Count | None:
         """How many iterations of ``loop`` an accumulator may see; None if it may see them all."""
-        names = {i.name for i in self.combiners} if self.combiners else set()
+        names = {e.op for e in self.combiners} if self.combiners else set()
         if depth or names != {"arith.addf"} or self.nest.outputs[0].element == "f64":
             return None
         unroll, others = self.schedule.unroll[loop], self.schedule.reduction[1:]
@@ -330,13 +330,13 @@ class ReductionWriter(TileWriter):
     def _accumulate(self, keys: Sequence[_Key], values: Sequence[Value]) -> list[Value]:
         with self._scope():
             for (position, point), value in zip(keys, values, strict=True):
-                self._values[self.numbers.first_output + position, point] = value
+                self._values[accumulator(position, value.element), point] = value
             points = [point for _, point in keys]
             self._fetch_tile_ahead(points)
-            self._check(points, 0, self.numbers.first_epilogue)
+            self._check(points)
             results = []
             for (position, point), old in zip(keys, values, strict=True):
-                new = self._value(self.nest.yields[position], point)
+                new = self._value(self.nest.values[position], point)
                 results.append(self._where_active(point, self._broadcast(new, old.lanes), old))
         return results
 
@@ -358,33 +358,33 @@ class ReductionWriter(TileWriter):
             groups.setdefault((position, self._restricted(point, loops)), []).append(value)
         combined = []
         for (position, point), members in groups.items():
-            instruction = self._combiner(position)
+            combiner = self._combiner(position)
             total = members[0]
             for member in members[1:]:
-                total = self._emit(instruction, [total, member])
-            kind = _KINDS[instruction.name]
-            fast = " fastmath<reassoc>" if instruction.name in ("arith.addf", "arith.mulf") else ""
+                total = self._emit(combiner, [total, member])
+            kind = _KINDS[combiner.op]
+            fast = " fastmath<reassoc>" if combiner.op in ("arith.addf", "arith.mulf") else ""
             text = f"vector.reduction <{kind}>, {total.name}{fast} : {total.type} into {total.element}"
             scalar = Value(self._define(text), total.element)
             old = self._start(position, point)
-            combined.append(self._emit(instruction, [old, scalar]))
+            combined.append(self._emit(combiner, [old, scalar]))
         return list(groups), combined
 
     def _start(self, position: int, point: Point) -> Value:
         """What an accumulator starts from."""
         if self.nest.initial is None:
-            return self._load_at(self.numbers.first_output + position, point)
-        start = self._emit(self.nest.initial, [])
+            return self._load_at(len(self.nest.inputs) + position, point)
+        start = self._apply(self.nest.initial, [])
         across = self.schedule.vector >= 0 and self.schedule.vector not in self.schedule.reduction
         return self._broadcast(start, self.schedule.lanes if across else 1)
 
-    def _combiner(self, position: int) -> Instruction:
+    def _combiner(self, position: int) -> Expression:
         assert self.combiners is not None, "a reduction across lanes needs an associative op"
         return self.combiners[position]
 
     def _neutral(self, position: int) -> Value:
         element = self.nest.outputs[position].element
-        text = _neutral_literal(NEUTRAL[self._combiner(position).name], element)
+        text = _neutral_literal(NEUTRAL[self._combiner(position).op], element)
         return self._broadcast(Value(self._literal(f"{text} : {element}"), element), self.schedule.lanes)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from torchmdla.devices.cpu.code.kernels.code import Point, Value, vector_type
 from torchmdla.devices.cpu.code.kernels.memory import MemoryWriter
-from torchmdla.devices.cpu.kernel_spec import ELEMENT_BYTES, stored
+from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, stored
 
 # Smaller elements are more lanes than rows are worth reading for.
 _LEAST_BYTES = 4

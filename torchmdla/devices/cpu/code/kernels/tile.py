@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from torchmdla.compiler.sizes import Size
 from torchmdla.devices.cpu.code.kernels.code import Count, Point, Value
 from torchmdla.devices.cpu.code.kernels.register_transpose import TransposingWriter
-from torchmdla.devices.cpu.kernel_spec import ELEMENT_BYTES, AnyTable, Instruction, stored
+from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, stored
+from torchmdla.devices.cpu.expressions import Expression, operation
+from torchmdla.devices.cpu.kernel_spec import AnyTable
 
 # LLVM's hint that a prefetch is for the first cache.
 _FIRST_CACHE = 3
@@ -33,13 +35,13 @@ class TileWriter(TransposingWriter):
         """Stores the results at ``points``, all of which are computed before the first is stored, instruction by
         instruction at all points: chains of dependent instructions then overlap without the processor's help."""
         self._fetch_tile_ahead(points)
-        first = self.numbers.first_epilogue if self.nest.epilogue is not None else 0
-        for number in (n for n in self.numbers.instructions if n >= first and self.numbers.is_used(n)):
+        last = self.nest.epilogue or self.nest
+        for expression in (e for e in last.body if e.op != "assert"):
             for point in points:
-                self._value(number, point)
-        results = [
-            (operand, point, self._value(number, point)) for point in points for number, operand in self.numbers.results
-        ]
+                self._value(expression, point)
+        first = len(self.nest.operands) - len(last.outputs)
+        stored_values = list(enumerate(last.values, first))
+        results = [(operand, point, self._value(e, point)) for point in points for operand, e in stored_values]
         self._store_all(results)
 
     def _store_all(self, results: Sequence[tuple[int, Point, Value]]) -> None:
@@ -68,47 +70,46 @@ class TileWriter(TransposingWriter):
     def _restricted(self, point: Point, loops: frozenset[int]) -> Point:
         return tuple(offset if loop in loops else 0 for loop, offset in enumerate(point))
 
-    def _value(self, number: int, point: Point) -> Value:
-        """Value ``number`` of the body at a point of the register tile."""
-        if number in self.numbers.scalars:
-            return self._values[number, ()]
-        key = number, self._restricted(point, self.numbers.varies[number])
+    def _value(self, expression: Expression, point: Point) -> Value:
+        """An expression at a point of the register tile."""
+        if expression.op == "scalar":
+            return self._values[expression, ()]
+        key = expression, self._restricted(point, self.varying[expression])
         if key not in self._values:
-            self._values[key] = self._compute(number, key[1])
+            self._values[key] = self._compute(expression, key[1])
         return self._values[key]
 
-    def _compute(self, number: int, point: Point) -> Value:
-        if number in self.numbers.sources:
-            return self._load_value(number, point)
-        instruction = self.numbers.instructions[number]
-        if instruction.name == "index":
-            return self._index(instruction.payload, point)
-        if number in self.multiply_adds:
-            return self._multiply_add(number, point)
-        operands = [self._value(v, point) for v in instruction.operands]
-        if instruction.name == "load":
-            return self._load_table(instruction, operands, self._active(point))
-        if instruction.name == "assert":
+    def _compute(self, expression: Expression, point: Point) -> Value:
+        if expression.op == "operand":
+            return self._load_value(expression, expression.payload, point)
+        if expression.op == "accumulator":  # of a nest that reduces nothing
+            return self._load_value(expression, len(self.nest.inputs) + expression.payload, point)
+        if expression.op == "index":
+            return self._index(expression.payload, point)
+        if expression in self.multiply_adds:
+            return self._multiply_add(expression, point)
+        operands = [self._value(operand, point) for operand in expression.operands]
+        if expression.op == "gather":
+            return self._load_table(expression, operands, self._active(point))
+        if expression.op == "assert":
             self._report(operands[0], self._active(point))
             return operands[0]
-        return self._apply(instruction, operands)
+        return self._apply(expression, operands)
 
-    def _load_value(self, number: int, point: Point) -> Value:
+    def _load_value(self, expression: Expression, operand: int, point: Point) -> Value:
         """A value that is an operand's; where blocks are turned, with it all values of its block."""
-        operand = self.numbers.sources[number]
         loop = self._turned(operand)
         if loop < 0:
             return self._load_at(operand, point)
         for offset, value in enumerate(self._load_turned(operand, _moved(point, loop, 0), loop)):
-            self._values[number, _moved(point, loop, offset)] = value
-        return self._values[number, point]
+            self._values[expression, _moved(point, loop, offset)] = value
+        return self._values[expression, point]
 
-    def _multiply_add(self, addition: int, point: Point) -> Value:
-        product, addend = self.multiply_adds[addition], self.numbers.instructions[addition]
-        factors = self.numbers.instructions[product].operands
-        numbers = [*factors, *(v for v in addend.operands if v != product)]
-        operands = [self._value(v, point) for v in numbers]
-        return self._apply(Instruction("math.fma", (), addend.result), operands)
+    def _multiply_add(self, addition: Expression, point: Point) -> Value:
+        product = self.multiply_adds[addition]
+        parts = [*product.operands, *(operand for operand in addition.operands if operand is not product)]
+        operands = [self._value(part, point) for part in parts]
+        return self._apply(operation("math.fma", (), addition.type), operands)
 
     # Indices, tables, checks.
 
@@ -122,18 +123,18 @@ class TileWriter(TransposingWriter):
         wide = self._broadcast(scalar, self.schedule.lanes)
         return Value(self._define(f"arith.addi {wide.name}, {self._lane_offsets(1)} : {wide.type}"), "i64", wide.lanes)
 
-    def _load_table(self, instruction: Instruction, indices: Sequence[Value], active: Count) -> Value:
+    def _load_table(self, expression: Expression, indices: Sequence[Value], active: Count) -> Value:
         """Reads a table at computed indices. One out of bounds is replaced by 0 and reported in the status."""
-        table = self.nest.tables[instruction.payload]
-        pointer = self._tables[instruction.payload]
-        numbers = instruction.operands
-        ramp = indices[-1].lanes > 1 and self._loop_of(numbers[-1]) >= 0 and table.strides[-1] == 1
-        if ramp and all(v.lanes == 1 for v in indices[:-1]) and self._is_safe(numbers[-1], table.sizes[-1]):
+        table = self.nest.tables[expression.payload]
+        pointer = self._tables[expression.payload]
+        of = expression.operands
+        ramp = indices[-1].lanes > 1 and of[-1].op == "index" and table.strides[-1] == 1
+        if ramp and all(v.lanes == 1 for v in indices[:-1]) and self._is_safe(of[-1], table.sizes[-1]):
             first = Value(self._first_lane(indices[-1]), "i64")
-            address = self._table_address(table, numbers, [*indices[:-1], first], 1)
+            address = self._table_address(table, of, [*indices[:-1], first], 1)
             return self._load(self._offset(pointer, address, table.element), table.element, indices[-1].lanes, active)
         lanes = max((v.lanes for v in indices), default=1)
-        address = self._table_address(table, numbers, indices, active)
+        address = self._table_address(table, of, indices, active)
         if lanes == 1:
             return self._load(self._offset(pointer, address, table.element), table.element)
         return self._gather(pointer, address, table.element, active)
@@ -142,28 +143,22 @@ class TileWriter(TransposingWriter):
         """The first lane of a vector of consecutive indices."""
         return self._define(f"vector.extract {ramp.name}[0] : i64 from {ramp.type}")
 
-    def _table_address(self, table: AnyTable, numbers: Sequence[int], indices: Sequence[Value], active: Count) -> str:
-        """Element offsets into a table."""
+    def _table_address(self, table: AnyTable, of: Sequence[Expression], indices: Sequence[Value], active: Count) -> str:
+        """Element offsets into a table. ``of``: what the indices are."""
         lanes = max((v.lanes for v in indices), default=1)
         address = self._broadcast(Value(self._constant(0), "i64"), lanes)
-        for number, index, size, stride in zip(numbers, indices, table.sizes, table.strides, strict=True):
+        for expression, index, size, stride in zip(of, indices, table.sizes, table.strides, strict=True):
             index = self._broadcast(index, lanes)
-            if not self._is_safe(number, size):
+            if not self._is_safe(expression, size):
                 index = self._in_bounds(index, size, active)
             step = self._broadcast(Value(self._number(stride), "i64"), lanes)
             scaled = self._define(f"arith.muli {index.name}, {step.name} : {index.type}")
             address = Value(self._define(f"arith.addi {address.name}, {scaled} : {index.type}"), "i64", lanes)
         return address.name
 
-    def _loop_of(self, number: int) -> int:
-        """The loop whose index the value is, -1 if it is not one."""
-        instruction = self.numbers.instructions.get(number)
-        return instruction.payload if instruction is not None and instruction.name == "index" else -1
-
-    def _is_safe(self, number: int, size: int | Size) -> bool:
+    def _is_safe(self, expression: Expression, size: int | Size) -> bool:
         """Whether a value is a loop index that stays below ``size``, whatever the symbols are."""
-        loop = self._loop_of(number)
-        room = size - self.nest.sizes[loop] if loop >= 0 else -1
+        room = size - self.nest.sizes[expression.payload] if expression.op == "index" else -1
         return isinstance(room, int) and room >= 0
 
     def _in_bounds(self, index: Value, size: int | Size, active: Count) -> Value:
@@ -188,12 +183,11 @@ class TileWriter(TransposingWriter):
         with self._scope(), self._block(f"scf.if {fails} {{"):
             self._line(f"llvm.store {self._literal('1 : i32')}, {self._status} : i32, !llvm.ptr")
 
-    def _check(self, points: Sequence[Point], first: int, end: int | None = None) -> None:
-        """Evaluates the assertions among the values from ``first`` on, which nothing else uses."""
-        for number, instruction in self.numbers.instructions.items():
-            if instruction.name == "assert" and first <= number and (end is None or number < end):
-                for point in points:
-                    self._value(number, point)
+    def _check(self, points: Sequence[Point]) -> None:
+        """Evaluates the assertions, which nothing else uses."""
+        for expression in self.nest.asserts:
+            for point in points:
+                self._value(expression, point)
 
 
 def _selector(value: Value) -> str:
