@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from torchmdla.devices.cpu.accesses import Access, Buffer
 from torchmdla.devices.cpu.expressions import accumulator, constant, load, operation
 from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram
 from torchmdla.devices.cpu.parser import parse_program
 from torchmdla.devices.cpu.passes.constants import STORE_CONSTANT_FACTORS
+from torchmdla.devices.cpu.passes.defer_softmax import DEFER_SOFTMAX
 from torchmdla.devices.cpu.passes.fold_scales import FOLD_SCALES
 from torchmdla.devices.cpu.patterns import SUM_OF_PRODUCTS, Rule, anything, apply, op, within
 from torchmdla.devices.cpu.printer import program_text
@@ -115,3 +118,71 @@ def test_what_multiplies_a_sum_multiplies_its_weights() -> None:
     assert "parameter" not in product and "math.exp o0" in product
     plain = rewritten(FOLD_SCALES, SCALED.format(factor="input2"))
     assert plain == SCALED.format(factor="input2").partition("entry ")[2]
+
+
+SOFTMAX = """
+buffer input0 : f32[4, 6]
+buffer temporary0 : f32[4, 1]
+buffer temporary1 : f32[4, 6]
+buffer temporary2 : f32[4, 1]
+buffer {weights} : f32[4, 6]
+buffer input1 : f32[6, 8]
+buffer result9 : f32[4, 8]
+entry {{
+  nest d0:4 d1:6+ {{
+    i0 = input0[d0, d1]
+    o0 = from {start} : f32
+    v0 : f32 = arith.maximumf i0, o0
+    temporary0[d0, 0] = v0
+  }}
+  nest d0:4 d1:6 {{
+    i0 = input0[d0, d1]
+    i1 = temporary0[{row}, 0]
+    v0 : f32 = arith.subf i0, i1
+    v1 : f32 = {function} v0
+    temporary1[d0, d1] = v1
+  }}
+  nest d0:4 d1:6+ {{
+    i0 = temporary1[d0, d1]
+    o0 = from 0.0 : f32
+    v0 : f32 = arith.addf i0, o0
+    temporary2[d0, 0] = v0
+  }}
+  nest d0:4 d1:6 {{
+    i0 = temporary1[d0, d1]
+    i1 = temporary2[d0, 0]
+    v0 : f32 = arith.divf i0, i1
+    {weights}[d0, d1] = v0
+  }}
+  nest d0:4 d1:8 d2:6+ {{
+    i0 = {weights}[d0, d2]
+    i1 = input1[d2, d1]
+    o0 = from 0.0 : f32
+    v0 : f32 = arith.mulf i0, i1
+    v1 : f32 = arith.addf o0, v0
+    result9[d0, d1] = v1
+  }}
+}}
+"""
+IS_SOFTMAX = {"weights": "temporary3", "start": "0xFF800000", "row": "d0", "function": "math.exp"}
+
+
+def test_softmax_is_divided_behind_the_product() -> None:
+    made = rewritten(DEFER_SOFTMAX, SOFTMAX.format(**IS_SOFTMAX))
+    _, _, product = made.partition("nest d0:4 d1:8")
+    assert made.count("nest") == 4 and "i0 = temporary1[d0, d2]" in product
+    assert product.count("arith.divf 1.0, i0") == 1 and "i0 = temporary2[d0, 0]" in product
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param({"weights": "result8"}, id="weights that are a result"),
+        pytest.param({"start": "1.0"}, id="another number than the largest"),
+        pytest.param({"row": "3"}, id="the largest of another row"),
+        pytest.param({"function": "math.absf"}, id="no exponentials"),
+    ],
+)
+def test_what_may_have_no_reciprocal_is_divided_first(change: dict[str, str]) -> None:
+    text = SOFTMAX.format(**IS_SOFTMAX | change)
+    assert rewritten(DEFER_SOFTMAX, text) == text.partition("entry ")[2]

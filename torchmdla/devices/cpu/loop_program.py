@@ -440,6 +440,18 @@ def is_elementwise(step: Step) -> bool:
     )
 
 
+def starts_from_zero(step: LoopNest) -> bool:
+    """Whether what a step with one output reduces starts from zero, and nothing is checked meanwhile."""
+    return not step.checks and step.initial is not None and step.initial.payload == 0
+
+
+def may_move(steps: LoopProgram, step: Step, later: Step) -> bool:
+    """Whether nothing between a step and a later one writes what the first one reads."""
+    between = steps.steps[steps.steps.index(step) + 1 : steps.steps.index(later)]
+    written = {buffer for other in between for buffer in other.writes}
+    return not written & set(step.reads)
+
+
 def final_nest(step: LoopNest) -> tuple[AnyNest, list[tuple[Buffer, int]]]:
     """What a kernel computes for a step, and the buffers and element offsets of the nest's operands and tables."""
     loops = len(step.sizes)

@@ -14,7 +14,7 @@ from functools import partial
 
 from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
 from torchmdla.devices.cpu.expressions import constant, contents, load, operation, reduced, substituted
-from torchmdla.devices.cpu.loop_program import Epilogue, LoopNest, LoopProgram, Users, covers, is_elementwise
+from torchmdla.devices.cpu.loop_program import Epilogue, LoopNest, LoopProgram, Users, covers, is_elementwise, may_move
 from torchmdla.devices.cpu.passes.alignment import align
 
 # The start of a sum that gets what it started from at its end: adding to -0.0 changes no value.
@@ -58,7 +58,7 @@ def _merge_reader(steps: LoopProgram, index: Users, step: LoopNest) -> bool:
         return False
     if sum(access.buffer is buffer for access in reader.inputs) != 1:
         return False
-    if not _may_move(steps, step, reader) or not _stays_in_place(step, reader):
+    if not may_move(steps, step, reader) or not _stays_in_place(step, reader):
         return False
     pairs = align(step, _written, reader, partial(_of_buffer, buffer))
     if pairs is None or not _covers_loops(reader, [loop for _, loop in pairs]):
@@ -76,13 +76,6 @@ def _merge_reader(steps: LoopProgram, index: Users, step: LoopNest) -> bool:
 
 def _of_buffer(buffer: Buffer, step: LoopNest) -> Access:
     return next(access for access in step.inputs if access.buffer is buffer)
-
-
-def _may_move(steps: LoopProgram, step: LoopNest, reader: LoopNest) -> bool:
-    """Whether nothing between the two writes what the first one reads."""
-    between = steps.steps[steps.steps.index(step) + 1 : steps.steps.index(reader)]
-    written = {buffer for other in between for buffer in other.writes}
-    return not written & set(step.reads)
 
 
 def _stays_in_place(step: LoopNest, reader: LoopNest) -> bool:

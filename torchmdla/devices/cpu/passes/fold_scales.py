@@ -17,7 +17,7 @@ from functools import partial
 
 from torchmdla.devices.cpu.accesses import Access
 from torchmdla.devices.cpu.expressions import load, operation, substituted
-from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram
+from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, starts_from_zero
 from torchmdla.devices.cpu.passes.layout import lay_out
 from torchmdla.devices.cpu.passes.precompute import parameter_values
 from torchmdla.devices.cpu.patterns import SUM_OF_PRODUCTS, Captured, Rule, op, within
@@ -34,7 +34,7 @@ _IsKnown = Callable[[Access], bool]
 
 def _fold(steps: LoopProgram, is_known: _IsKnown, step: LoopNest, found: Captured) -> bool:
     """Multiplies weights by what the epilogue multiplies the sum of their products by."""
-    if not step.epilogue or not _starts_from_zero(step):
+    if not step.epilogue or not starts_from_zero(step):
         return False
     scaled = next(within(_SCALED_SUM, step.epilogue.values), None)
     if scaled is None or not _is_only_use(step, scaled):
@@ -51,10 +51,6 @@ def _fold(steps: LoopProgram, is_known: _IsKnown, step: LoopNest, found: Capture
 
 
 FOLD_SCALES = Rule(SUM_OF_PRODUCTS, lambda steps: partial(_fold, steps, _known_accesses(steps)))
-
-
-def _starts_from_zero(step: LoopNest) -> bool:
-    return not step.checks and step.initial is not None and step.initial.payload == 0
 
 
 def _is_only_use(step: LoopNest, scaled: Captured) -> bool:

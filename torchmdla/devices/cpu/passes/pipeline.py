@@ -12,6 +12,7 @@ from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.passes.constants import STORE_CONSTANT_FACTORS
 from torchmdla.devices.cpu.passes.copies import merge_copies
 from torchmdla.devices.cpu.passes.dead_code import remove_unread
+from torchmdla.devices.cpu.passes.defer_softmax import DEFER_SOFTMAX
 from torchmdla.devices.cpu.passes.elide_inserts import elide_insert_copies
 from torchmdla.devices.cpu.passes.epilogue import merge_epilogues
 from torchmdla.devices.cpu.passes.fold_scales import FOLD_SCALES
@@ -52,6 +53,7 @@ def _lanes(function: Callable[[LoopProgram, int], object]) -> Pass:
 # What nests compute, rewritten where it matches a pattern: the rules of each pass.
 RULES: Mapping[str, tuple[Rule, ...]] = {
     "store-constant-factors": (STORE_CONSTANT_FACTORS,),
+    "defer-softmax": (DEFER_SOFTMAX,),
     "fold-scales": (FOLD_SCALES,),
 }
 
@@ -69,6 +71,7 @@ REWRITES = (
     _lanes(block_channels),
     _plain(merge_copies),
     _plain(separate_slices),
+    _rules("defer-softmax"),
     _lanes(pack_weights),
     _plain(merge_epilogues),
     _plain(hoist_loop_invariants),
