@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from torchmdla.devices.cpu.accesses import Access, Buffer
 from torchmdla.devices.cpu.code import entry
 from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, OutlinedRegion, RepeatLoop, TileLoop
 from torchmdla.devices.cpu.machine import CHECK_BOUNDS
+from torchmdla.devices.cpu.schedule.plan import Plan
 from torchmdla.testing.compare import assert_matches
 
 # Changes the steps of a program, behind everything that shows them to be right.
@@ -52,13 +54,13 @@ def call_damaged(
     name: str, module: nn.Module, inputs: Sequence[Tensor], damage: Damage, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[str, bool]:
     """The error of a call of the damaged program, and whether memory around the result is as it was."""
-    write = lowering.write_module
+    plan = lowering.plan_schedules
 
-    def damaged(steps: LoopProgram, program: Program) -> entry.Code:
+    def damaged(steps: LoopProgram, *rest: Any) -> Plan:
         damage(steps)
-        return write(steps, program)
+        return plan(steps, *rest)
 
-    monkeypatch.setattr(lowering, "write_module", damaged)
+    monkeypatch.setattr(lowering, "plan_schedules", damaged)
     traced = Traced.of(module, inputs)
     imported, _ = traced.imported(inputs)
     device = devices.get("cpu")
@@ -278,13 +280,13 @@ def run_often(compiled: Callable[[Tensor], Tensor], x: Tensor) -> None:
 
 
 def test_a_user_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    write = lowering.write_module
+    plan = lowering.plan_schedules
 
-    def damaged(steps: LoopProgram, program: Program) -> entry.Code:
+    def damaged(steps: LoopProgram, *rest: Any) -> Plan:
         read_behind(1)(steps)
-        return write(steps, program)
+        return plan(steps, *rest)
 
-    monkeypatch.setattr(lowering, "write_module", damaged)
+    monkeypatch.setattr(lowering, "plan_schedules", damaged)
     monkeypatch.setenv("TORCHMDLA_COMPILE_IN_PROCESS", "1")
     service.reset()
     torchmdla.enable(strict=True)

@@ -83,7 +83,7 @@ def nests_over_images(program, role: str) -> list[LoopNest]:
     builder = Builder()
     written = builder.program(program(builder, role), host_target())
     with new_context(), ir.Location.unknown():
-        steps = loop_program(written, {})
+        steps, _ = loop_program(written, {})
     nests = [s for s in steps.steps if isinstance(s, LoopNest)]
     nests += [member for s in steps.steps if isinstance(s, TileLoop) for member in s.members]
     return [s for s in nests if torch.Size(s.sizes).numel() > 128]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn, randn
 from torchmdla.capture.function_module import FunctionModule
 from torchmdla.compiler.program import Program
 from torchmdla.devices.cpu import lowering
+from torchmdla.devices.cpu.loop_program import LoopProgram
 from torchmdla.devices.cpu.parser import parse_program
 from torchmdla.devices.cpu.passes import pipeline
 from torchmdla.devices.cpu.printer import program_text
@@ -70,7 +72,12 @@ def test_every_stage_is_what_its_text_says(name: str, monkeypatch: pytest.Monkey
     with lowering.new_context(), lowering.ir.Location.unknown():
         code = str(lowering.generated_module(program))
         monkeypatch.setattr(pipeline, "observe", checking)
-        monkeypatch.setattr(lowering, "loop_program", lambda *given: parse_program(program_text(loop_program(*given))))
+
+        def read_back(*given: Any) -> tuple[LoopProgram, pipeline.Tiles]:
+            steps, tiles = loop_program(*given)
+            return parse_program(program_text(steps)), tiles
+
+        monkeypatch.setattr(lowering, "loop_program", read_back)
         assert str(lowering.generated_module(program)) == code
     assert stages > {one.name for one in pipeline.REWRITES}
 
@@ -81,7 +88,7 @@ buffer temporary0 : f32[] fixed
 buffer result2 : i64[4]
 entry {
   scalar0 : i64 = load input0 at 3
-  scalar1 : i64 = arith.constant {value = 4 : i64}
+  scalar1 : i64 = constant (4)
   scalar2 : i1 = arith.cmpi scalar0, scalar1 {predicate = 2 : i64}
   assert scalar2
   scalar3 : i64 = load input0 at 1 + scalar0 * 2 + scalar1 * 1

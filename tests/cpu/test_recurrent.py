@@ -145,6 +145,6 @@ def test_every_product_with_a_state_is_a_chain(kind, options):
     imported, _ = Traced.of(module, [x]).imported([x])
     program = Program(imported.mlir, imported.arguments, imported.results, host_target())
     with new_context(), ir.Location.unknown():
-        steps = loop_program(program, {})
+        steps, _ = loop_program(program, {})
     products = [s for s in flattened(steps.steps) if isinstance(s, LoopNest) and any(s.reduction)]
     assert len(products) == len(module.all_weights)  # of the inputs

@@ -19,14 +19,14 @@ from written_programs import Builder, Value, check, normal
 import torchmdla
 from torchmdla.compiler.mlir import new_context
 from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
-from torchmdla.devices.cpu.code.tile_loops import Fetched, fetched_ahead
 from torchmdla.devices.cpu.expressions import Expression, accumulator, constant, load, operation
 from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, Step, TileLoop, is_copy
 from torchmdla.devices.cpu.lowering import loop_program
 from torchmdla.devices.cpu.machine import Machine
-from torchmdla.devices.cpu.passes import pipeline
 from torchmdla.devices.cpu.passes.epilogue import merge_epilogues
 from torchmdla.devices.cpu.passes.tile_fusion import fuse_by_tiles
+from torchmdla.devices.cpu.schedule.plan import Given
+from torchmdla.devices.cpu.schedule.tile_loops import Fetched, fetched_ahead
 from torchmdla.testing.compare import assert_matches
 
 Program = Callable[[Builder], "list[Value]"]
@@ -39,7 +39,7 @@ def steps_of(function: Program) -> LoopProgram:
     builder = Builder()
     program = builder.program(function(builder), host_target())
     with new_context(), ir.Location.unknown():
-        steps = loop_program(program, {})
+        steps, _ = loop_program(program, {})
     return steps
 
 
@@ -139,7 +139,7 @@ def test_one_pass_over_memory(program: Program) -> None:
 
 def test_attention_keeps_scores_in_the_chain() -> None:
     (chain,) = chains(steps_of(attention(4, 160, 32)))
-    assert len(chain.members) == 6
+    assert len(chain.members) == 5  # scores, largest, exponentials, their sums, results
     assert {b.kind for b in chain.writes} == {"result"}
 
 
@@ -249,9 +249,7 @@ def test_threads_run_ragged_tiles(threads: int) -> None:
 def test_given_tiles(
     make: Callable[..., Program], sizes: tuple[int, ...], tiles: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = pipeline.Pass("fuse-by-tiles", lambda steps, machine: fuse_by_tiles(steps, machine, tiles))
-    passes = [given if one.name == given.name else one for one in pipeline.PASSES]
-    monkeypatch.setattr(pipeline, "PASSES", passes)
+    monkeypatch.setattr(Given, "of", lambda program: Given(tiles))
     assert [chain.tile for chain in chains(steps_of(make(*sizes)))] == tiles
     builder = Builder()
     check(builder, make(*sizes)(builder))

@@ -17,11 +17,11 @@ from torchmdla.compiler.program import Program, Target
 from torchmdla.devices.cpu.code.emit import to_llvm, to_object
 from torchmdla.devices.cpu.code.entry import function_attributes
 from torchmdla.devices.cpu.code.kernels import write_kernel
-from torchmdla.devices.cpu.code.vector_math import expand
 from torchmdla.devices.cpu.expressions import numbered, operation
 from torchmdla.devices.cpu.kernel_spec import KernelSpec, Operand
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.schedule import choose
+from torchmdla.devices.cpu.vector_math import expand
 
 MOST_ULP = 4.0
 

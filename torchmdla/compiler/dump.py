@@ -19,12 +19,21 @@ VARIABLE = "TORCHMDLA_DUMP"
 _REPEAT = '''\
 """Repeats this compile alone, in this process: ``python repeat.py``."""
 
+import argparse
+from dataclasses import replace
 from pathlib import Path
 
 from torchmdla.compile_service.lower import lower
 from torchmdla.compiler.program import Program
 
+parser = argparse.ArgumentParser(description="Repeats a compile alone, in this process.")
+parser.add_argument(
+    "--option", action="append", default=[], metavar="NAME=FILE", help="compile with this option, whose value is a file"
+)
+given = (option.partition("=") for option in parser.parse_args().option)
+options = tuple((name, Path(file).read_text()) for name, _, file in given)
 program = Program.from_json(Path(__file__).with_name("program.json").read_text())
+program = replace(program, options=(*program.options, *options))
 artifact = lower(program)
 print(f"{len(artifact.object_code)} bytes of code, {artifact.manifest.statistics}")
 '''

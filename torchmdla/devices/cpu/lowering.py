@@ -15,17 +15,19 @@ from torchmdla.compiler.mlir import explained, new_context
 from torchmdla.compiler.program import Program, Target
 from torchmdla.devices.cpu.code.checks import check_bounds
 from torchmdla.devices.cpu.code.emit import disassembled, fold, to_llvm, to_llvm_ir, to_object
-from torchmdla.devices.cpu.code.entry import ENTRY, Code, function_attributes, write_module
+from torchmdla.devices.cpu.code.entry import ENTRY, Code, function_attributes, symbols_of, write_module
 from torchmdla.devices.cpu.code.object_file import is_elf, undefined_symbols
 from torchmdla.devices.cpu.linalg.fusion import fuse
 from torchmdla.devices.cpu.linalg.reading import read_program
 from torchmdla.devices.cpu.linalg.torch_to_linalg import to_linalg
-from torchmdla.devices.cpu.loop_program import LoopProgram, TileLoop
+from torchmdla.devices.cpu.loop_program import LoopProgram
+from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.passes import pipeline
 from torchmdla.devices.cpu.passes.bounds import conditions_of_bounds
 from torchmdla.devices.cpu.passes.generalise import generalise, mark_varying, not_dynamic, program_at
-from torchmdla.devices.cpu.passes.pipeline import observe, rewrite, run_by_tiles, transform
+from torchmdla.devices.cpu.passes.pipeline import Tiles, observe, rewrite, run_by_tiles, transform
 from torchmdla.devices.cpu.printer import program_text
+from torchmdla.devices.cpu.schedule.plan import Given, plan_schedules
 from torchmdla.devices.cpu.verifier import verify
 from torchmdla.errors import CompileError
 
@@ -88,11 +90,14 @@ def generated_module(program: Program) -> ir.Module:
 
 def _generate(program: Program, seconds: dict[str, float]) -> tuple[Code, ir.Module]:
     """The generated code, in the LLVM dialect, in the current context."""
-    steps = loop_program(program, seconds)
+    steps, tiles = loop_program(program, seconds)
     with _timed(seconds, "steps"):
         steps.not_negative = conditions_of_bounds(steps)
+    with _timed(seconds, "schedules"):
+        plan = plan_schedules(steps, Machine.of(program.target), symbols_of(steps, program), Given.of(program))
+    dump.write("schedules.json", lambda: plan.to_json(tiles))
     with _timed(seconds, "kernels"):
-        code = write_module(steps, program)
+        code = write_module(steps, plan, program)
     with _timed(seconds, "llvm"):
         with explained("the generated code is not valid"):
             generated = ir.Module.parse(code.text)
@@ -107,8 +112,9 @@ def _generate(program: Program, seconds: dict[str, float]) -> tuple[Code, ir.Mod
     return code, generated
 
 
-def loop_program(program: Program, seconds: dict[str, float]) -> LoopProgram:
-    """What kernels are made of, after all passes, in the current context. ``seconds`` are added up by stage.
+def loop_program(program: Program, seconds: dict[str, float]) -> tuple[LoopProgram, Tiles]:
+    """What kernels are made of, after all passes, in the current context, and the tiles of the loops that run it tile
+    by tile. ``seconds`` are added up by stage.
 
     Raises:
         torchmdla.CompileError: as :func:`lower`.
@@ -116,14 +122,13 @@ def loop_program(program: Program, seconds: dict[str, float]) -> LoopProgram:
     return (_dynamic_steps if program.symbols else _static_steps)(program, seconds)
 
 
-def _static_steps(program: Program, seconds: dict[str, float]) -> LoopProgram:
-    steps = _read(program, seconds)
-    with _timed(seconds, "steps"):
-        transform(steps, program)
-    return steps
+def _static_steps(program: Program, seconds: dict[str, float]) -> tuple[LoopProgram, Tiles]:
+    steps, given = _read(program, seconds), Given.of(program).tiles
+    with _timed(seconds, "steps"), _fitting(given):
+        return steps, transform(steps, program, given)
 
 
-def _dynamic_steps(program: Program, seconds: dict[str, float]) -> LoopProgram:
+def _dynamic_steps(program: Program, seconds: dict[str, float]) -> tuple[LoopProgram, Tiles]:
     """The steps for all sizes.
 
     At the samples, whose sizes have no divisors, every pass decides alike. How large tiles are is decided where the
@@ -137,9 +142,9 @@ def _dynamic_steps(program: Program, seconds: dict[str, float]) -> LoopProgram:
         general = generalise(program, samples)
         observe("generalise", general)
         typical = program_at(general, general.typical)
-        before = set(typical.steps)
-        run_by_tiles(typical, program, name="typical")
-        tiles = [step.tile for step in typical.steps if isinstance(step, TileLoop) and step not in before]
+        given = Given.of(program).tiles
+        with _fitting(given):
+            tiles = run_by_tiles(typical, program, given, name="typical")
         for k, steps in enumerate(samples):
             try:
                 run_by_tiles(steps, program, tiles, f"sample{k}")
@@ -147,7 +152,21 @@ def _dynamic_steps(program: Program, seconds: dict[str, float]) -> LoopProgram:
                 raise not_dynamic(f"which operations run tile by tile depends on the sizes ({error})") from None
         found = generalise(program, samples)
         observe("generalise", found)
-        return found
+        return found, tiles
+
+
+@contextmanager
+def _fitting(given: Tiles | None) -> Iterator[None]:
+    """
+    Raises:
+        CompileError: ``given`` are not the tiles of the program's loops.
+    """
+    try:
+        yield
+    except ValueError as error:
+        if given is None:
+            raise
+        raise CompileError(f"the tiles that are given are not this program's: {error}") from None
 
 
 def _read(program: Program, seconds: dict[str, float]) -> LoopProgram:

@@ -269,7 +269,10 @@ def nest_text(nest: AnyNest) -> str:
     initial = f"from {names.of(nest.initial)}" if nest.initial else "old"
     lines += [f"{_INDENT}o{k} = {initial}" for k in range(len(nest.outputs))]
     lines += [f"{_INDENT}c{k} : {kind} = scalar" for k, kind in enumerate(nest.scalars)]
-    lines += [f"{_INDENT}t{k} = table {t.element}{_list(t.sizes)}" for k, t in enumerate(nest.tables)]
+    lines += [
+        f"{_INDENT}t{k} = table {t.element}{_list(t.sizes)} strides {_list(t.strides)}"
+        for k, t in enumerate(nest.tables)
+    ]
     lines += names.lines()
     lines += [f"{_INDENT}check {names.of(check)}" for check in nest.checks]
     values = nest.values

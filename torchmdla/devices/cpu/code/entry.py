@@ -15,11 +15,9 @@ from torchmdla.compiler.sizes import Size, at
 from torchmdla.devices.cpu.accesses import Buffer, Scalar
 from torchmdla.devices.cpu.code.checks import FAULT, Marks
 from torchmdla.devices.cpu.code.kernels import write_kernel
-from torchmdla.devices.cpu.code.sizes import Blocks, SizeCode, Symbols, count, share_slots
+from torchmdla.devices.cpu.code.sizes import SizeCode, share_slots
 from torchmdla.devices.cpu.code.tile_loops import MemberKernel, described, write_tile_loop
-from torchmdla.devices.cpu.code.vector_math import expand
 from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, computed, stored, typed_constant
-from torchmdla.devices.cpu.kernel_spec import AnyNest
 from torchmdla.devices.cpu.loop_program import (
     AssertStep,
     ElementStep,
@@ -38,7 +36,9 @@ from torchmdla.devices.cpu.loop_program import (
 )
 from torchmdla.devices.cpu.machine import CHECK_BOUNDS, Machine
 from torchmdla.devices.cpu.printer import kernel_text
-from torchmdla.devices.cpu.schedule import Ahead, Schedule, choose, ranges
+from torchmdla.devices.cpu.schedule import Ahead, Blocks, Symbols, count, ranges
+from torchmdla.devices.cpu.schedule.plan import Plan, ScheduledKernel
+from torchmdla.devices.cpu.schedule.tile_loops import blocks_of
 from torchmdla.devices.cpu.workspace import ALIGNMENT, Lifetime, plan
 
 ENTRY = "mdla_forward"
@@ -81,12 +81,13 @@ class _Module:
     machine: Machine
     attributes: str
     symbols: Symbols
+    plan: Plan
     # How many buffers the entry is given, and how many packed ones; marks, where accesses are to be checked.
     given: int
     packs: int
     marks: Marks | None
     kernels: dict[str, str] = field(default_factory=dict)
-    written: dict[tuple[AnyNest, Ahead], tuple[str, AnyNest, Schedule]] = field(default_factory=dict)
+    written: dict[int, str] = field(default_factory=dict)
     regions: dict[str, str] = field(default_factory=dict)
     externals: dict[str, str] = field(default_factory=dict)
 
@@ -94,13 +95,13 @@ class _Module:
         return self.kernels.setdefault(text, f"kernel_{len(self.kernels)}")
 
 
-def write_module(steps: LoopProgram, program: Program) -> Code:
-    """The module that runs ``steps`` by the ABI."""
-    symbols = Symbols(len(program.symbols), steps.typical)
+def write_module(steps: LoopProgram, plan: Plan, program: Program) -> Code:
+    """The module that runs ``steps`` by the ABI, computed as ``plan`` says."""
+    symbols = symbols_of(steps, program)
     given = _GIVEN + len(program.arguments) + len(program.results)
     marks = Marks() if CHECK_BOUNDS in program.target.features.split(",") else None
     module = _Module(
-        Machine.of(program.target), function_attributes(program), symbols, given, len(steps.packings), marks
+        Machine.of(program.target), function_attributes(program), symbols, plan, given, len(steps.packings), marks
     )
     packs = [_FunctionWriter(f"mdla_pack_{k}", p.steps, module, p) for k, p in enumerate(steps.packings)]
     entry = _FunctionWriter(ENTRY, steps.steps, module, None)
@@ -125,6 +126,11 @@ def write_module(steps: LoopProgram, program: Program) -> Code:
         packs=tuple(_pack(p, w, module, steps, program) for p, w in zip(steps.packings, packs, strict=True)),
         fault=FAULT if module.marks else "",
     )
+
+
+def symbols_of(steps: LoopProgram, program: Program) -> Symbols:
+    """The symbols of the module of a program."""
+    return Symbols(len(program.symbols), steps.typical)
 
 
 def _pack(packing: Packing, writer: _FunctionWriter, module: _Module, steps: LoopProgram, program: Program) -> Pack:
@@ -343,7 +349,8 @@ class _FunctionWriter:
     # Calls.
 
     def _call(self, step: LoopNest) -> None:
-        symbol, nest, schedule = self._kernel(step)
+        symbol, kernel = self._kernel(step)
+        nest, schedule = kernel.nest, kernel.schedule
         pointers = [self._pointer(buffer, offset) for buffer, offset in final_nest(step)[1]]
         pointers += self._spilled_all(step.all_scalars, nest.may_fail)
         pointers += [self._symbols] if nest.is_dynamic else []
@@ -352,17 +359,17 @@ class _FunctionWriter:
 
     def _call_chain(self, step: TileLoop) -> None:
         def member_kernel(member: LoopNest, ahead: Ahead) -> MemberKernel:
-            symbol, nest, schedule = self._kernel(member, ahead)
-            return MemberKernel(symbol, ranges(nest, schedule), nest.is_dynamic)
+            symbol, kernel = self._kernel(member, ahead)
+            return MemberKernel(symbol, ranges(kernel.nest, kernel.schedule), kernel.nest.is_dynamic)
 
-        module = self._module
-        code = write_tile_loop(step, module.machine, member_kernel, module.attributes, module.symbols, module.marks)
+        module, schedule = self._module, self._module.plan.tile_loops[step]
+        code = write_tile_loop(step, schedule, member_kernel, module.attributes, module.symbols, module.marks)
         module.externals.update(code.externals)
         pointers = [self._pointer(buffer, offset) for buffer, offset in code.places]
         pointers += self._spilled_all(code.scalars, code.may_fail)
         pointers += [self._symbols] if module.symbols.is_used else []
         self.calls += len(step.members)
-        self._call_kernel(module.kernel(code.text), pointers, code.blocks, code.grain)
+        self._call_kernel(module.kernel(code.text), pointers, blocks_of(step), schedule.grain)
 
     def _repeat(self, step: RepeatLoop) -> None:
         """A loop; the addresses of the views are computed at the start of each iteration."""
@@ -381,18 +388,16 @@ class _FunctionWriter:
             self._run(member)
         self._lines.append("}")
 
-    def _kernel(self, step: LoopNest, ahead: Ahead = ()) -> tuple[str, AnyNest, Schedule]:
-        """The kernel of a nest that fetches ``ahead``, written if it is new."""
-        module, key = self._module, (final_nest(step)[0], ahead)
-        if key not in module.written:
-            nest = expand(key[0], module.machine)
-            schedule = choose(nest, module.machine, module.symbols.typical, ahead)
-            code = write_kernel(nest, schedule, module.machine, module.attributes)
+    def _kernel(self, step: LoopNest, ahead: Ahead = ()) -> tuple[str, ScheduledKernel]:
+        """The kernel of a nest that fetches ``ahead``, and its symbol; written if it is new."""
+        module, kernel = self._module, self._module.plan.kernel(step, ahead)
+        if id(kernel) not in module.written:
+            code = write_kernel(kernel.nest, kernel.schedule, module.machine, module.attributes)
             module.externals.update(code.externals)
-            symbol = module.kernel(code.text)
-            dump.write(f"{symbol}.mlir", lambda: kernel_text(nest, schedule, code.text.replace("{symbol}", symbol)))
-            module.written[key] = symbol, nest, schedule
-        return module.written[key]
+            symbol = module.written[id(kernel)] = module.kernel(code.text)
+            text = code.text.replace("{symbol}", symbol)
+            dump.write(f"{symbol}.mlir", lambda: kernel_text(kernel.nest, kernel.schedule, text))
+        return module.written[id(kernel)], kernel
 
     def _spilled_all(self, scalars: Sequence[Scalar], may_fail: bool) -> list[str]:
         """The addresses of the scalars, then of the status if there is one."""

@@ -2,34 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
-from torchmdla.compiler.sizes import Size, at
+from torchmdla.compiler.sizes import Size
+from torchmdla.devices.cpu.schedule import Blocks, count
 from torchmdla.devices.cpu.workspace import ALIGNMENT, Lifetime
-
-# Loops of a range of blocks: how many iterations each has, and how many of them are in a block.
-Blocks = Sequence[tuple[int | Size, int]]
-
-
-@dataclass(frozen=True)
-class Symbols:
-    """The symbols of a module: ``count`` of the program, and values for which to choose schedules: of these, then of
-    those that chains have for the sizes of last tiles. Static programs have none."""
-
-    count: int = 0
-    typical: tuple[int, ...] = ()
-
-    @property
-    def is_used(self) -> bool:
-        """Whether the program is dynamic."""
-        return self.count > 0
-
-
-def count(blocks: Blocks, typical: Sequence[int] = ()) -> int:
-    """How many blocks there are of all loops together, where the symbols have the values ``typical``."""
-    return math.prod(-(-at(size, typical) // step) for size, step in blocks)
 
 
 class SizeCode:

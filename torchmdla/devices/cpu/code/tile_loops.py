@@ -1,31 +1,22 @@
-"""The code of a chain: a kernel whose range is a grid of tiles, and which calls its members' kernels on each.
-
-Where tiles do not divide an axis, the last ones along it have kernels of their own, of the same members over fewer
-iterations. In a dynamic program how many these are is known at run time only: a symbol, one for each such axis.
-"""
+"""The code of a tile loop: a kernel whose range is a grid of tiles, and which calls its members' kernels on each."""
 
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from torchmdla.compiler.sizes import Size, at
 from torchmdla.devices.cpu.accesses import Buffer, Scalar
 from torchmdla.devices.cpu.code.checks import Marks
-from torchmdla.devices.cpu.code.sizes import Blocks, SizeCode, Symbols, count, share_slots
-from torchmdla.devices.cpu.code.vector_math import expand
+from torchmdla.devices.cpu.code.sizes import SizeCode, share_slots
 from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, stored
-from torchmdla.devices.cpu.loop_program import LoopNest, Step, TileLoop, final_nest, first_and_last_uses, flattened
-from torchmdla.devices.cpu.machine import Machine
-from torchmdla.devices.cpu.schedule import Ahead, Fetch, choose
+from torchmdla.devices.cpu.loop_program import LoopNest, TileLoop, final_nest, first_and_last_uses
+from torchmdla.devices.cpu.schedule import Ahead, Blocks, Symbols, count
+from torchmdla.devices.cpu.schedule.tile_loops import Extents, TileSchedule, blocks_of
 from torchmdla.devices.cpu.workspace import Lifetime, plan
 
 SCRATCH = "mdla_scratch"
-
-# An operand of a member, by the numbers of both.
-_Place = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -42,45 +33,38 @@ Kernels = Callable[[LoopNest, Ahead], MemberKernel]
 
 
 @dataclass(frozen=True)
-class ChainCode:
+class TileLoopCode:
     """MLIR text of one function (``{symbol}`` stands for its name). Its operands are pointers to the elements
     ``places`` (buffer, offset), then to ``scalars``, then, if a member may fail, to the status, then, in a dynamic
-    program, to the symbols' values. It runs ``blocks``; ``grain`` tiles make a task, 0 if none is worth sharing."""
+    program, to the symbols' values."""
 
     text: str
     places: tuple[tuple[Buffer, int], ...]
     scalars: tuple[Scalar, ...]
     may_fail: bool
-    blocks: Blocks
-    grain: int
     externals: dict[str, str]
 
 
-def spare_symbols(steps: Iterable[Step]) -> int:
-    """How many symbols chains need for the sizes of last tiles."""
-    return max((len(step.tile) for step in flattened(steps) if isinstance(step, TileLoop)), default=0)
-
-
 def write_tile_loop(
-    step: TileLoop, machine: Machine, kernel: Kernels, attributes: str, symbols: Symbols, marks: Marks | None
-) -> ChainCode:
-    """The kernel of a chain. ``kernel`` gives the kernel of a member, or of one over a shorter tile; ``marks`` are
+    step: TileLoop, schedule: TileSchedule, kernel: Kernels, attributes: str, symbols: Symbols, marks: Marks | None
+) -> TileLoopCode:
+    """The kernel of a tile loop. ``kernel`` gives the kernel of a member, or of one over a shorter tile; ``marks`` are
     there where accesses are to be checked."""
-    return _ChainWriter(step, machine, kernel, attributes, symbols, marks).write()
+    return _TileLoopWriter(step, schedule, kernel, attributes, symbols, marks).write()
 
 
-class _ChainWriter:
+class _TileLoopWriter:
     def __init__(
         self,
         step: TileLoop,
-        machine: Machine,
+        schedule: TileSchedule,
         kernel: Kernels,
         attributes: str,
         symbols: Symbols,
         marks: Marks | None,
     ) -> None:
         self._step = step
-        self._machine = machine
+        self._schedule = schedule
         self._kernel = kernel
         self._attributes = attributes
         self._symbols = symbols
@@ -90,9 +74,9 @@ class _ChainWriter:
         self._externals: dict[str, str] = {}
         self._places: dict[tuple[Buffer, int], int] = {}
         self._scalars: dict[Scalar, int] = {}
-        self._blocks: Blocks = tuple(zip(step.extents, step.tile, strict=True))
+        self._blocks = blocks_of(step)
 
-    def write(self) -> ChainCode:
+    def write(self) -> TileLoopCode:
         self._number_operands()
         may_fail = any(_may_fail(member) for member in self._step.members)
         self._status = len(self._places) + len(self._scalars)
@@ -100,29 +84,20 @@ class _ChainWriter:
         self._pointers = [self._define(f"llvm.load {slot} : !llvm.ptr -> !llvm.ptr") for slot in slots]
         self._sizes = SizeCode.loading(self._define, "".join(self._pointers[-1:]), self._symbols.count)
         self._locals = self._marked_locals()
-        self._ahead = fetched_ahead(self._step, self._machine, self._symbols.typical)
         most = max(
             len(final_nest(member)[1]) + len(member.all_scalars) + 2 + len(fetched.beside)
-            for member, fetched in zip(self._step.members, self._ahead, strict=True)
+            for member, fetched in zip(self._step.members, self._schedule.fetched, strict=True)
         )
         self._array = self._allocate(self._constant(most), "!llvm.ptr", "")
         self._name_last_extents()
         tile = self._fresh()
         self._lines.append(f"scf.for {tile} = %begin to %end step {self._constant(1)} : i64 {{")
-        self._call_tile([], self._delinearised(tile))
+        self._call_tile((), self._delinearised(tile))
         self._lines += ["}", "llvm.return"]
         head = "llvm.func internal @{symbol}(%operands: !llvm.ptr, %begin: i64, %end: i64)"
         text = "\n".join([f"{head} {self._attributes} {{", *self._lines, "}"])
         places, scalars = tuple(self._places), tuple(self._scalars)
-        return ChainCode(text, places, scalars, may_fail, self._blocks, self._grain(), self._externals)
-
-    def _grain(self) -> int:
-        """Tiles in a task, from what the members' own schedules think a task is; 0 if nothing is worth sharing."""
-        typical, tasks = self._symbols.typical, 0.0
-        for position in range(len(self._step.members)):
-            schedule = choose(final_nest(self._step.part(position, self._step.extents))[0], self._machine, typical)
-            tasks += schedule.iterations / schedule.grain if schedule.grain else 0.0
-        return max(1, math.ceil(count(self._blocks, typical) / tasks)) if tasks else 0
+        return TileLoopCode(text, places, scalars, may_fail, self._externals)
 
     def _number_operands(self) -> None:
         for member in self._step.members:
@@ -189,16 +164,12 @@ class _ChainWriter:
         return {buffers[k]: pointer for slot, pointer in zip(slots, moved, strict=True) for k in slot}
 
     def _name_last_extents(self) -> None:
-        """Gives each axis of which it is not known where its tiles end a symbol for a tile's extent along it. Members'
-        kernels find its value behind the program's symbols."""
-        self._cut: dict[int, Size] = {}
-        for axis, (extent, tile) in enumerate(self._blocks):
-            if isinstance(extent, Size) and tile > 1:
-                self._cut[axis] = Size.symbol(self._symbols.count + len(self._cut), len(self._symbols.typical))
+        """Makes room for a tile's extents along axes of which it is not known where their tiles end. Members' kernels
+        find their values behind the program's symbols."""
         self._member_symbols = self._pointers[-1] if self._symbols.is_used else ""
-        if self._cut:
+        if self._schedule.cut:
             program = self._sizes.symbols
-            self._member_symbols = self._allocate(self._constant(len(program) + len(self._cut)), "i64", "")
+            self._member_symbols = self._allocate(self._constant(len(program) + len(self._schedule.cut)), "i64", "")
             for k, value in enumerate(program):
                 self._store_symbol(k, value)
 
@@ -217,34 +188,31 @@ class _ChainWriter:
 
     # Calls.
 
-    def _call_tile(self, extents: Sequence[int | Size], indices: Sequence[str]) -> None:
+    def _call_tile(self, extents: Extents, indices: Sequence[str]) -> None:
         """Calls all members for the tile at ``indices``, of ``extents`` along the first axes."""
         axis = len(extents)
         if axis == len(indices):
             self._call_cut_tile(extents, indices)
             return
-        extent, tile = self._blocks[axis]
-        if isinstance(extent, Size):
-            self._call_tile([*extents, self._cut.get(axis, tile)], indices)
+        whole, *rest = self._schedule.choices[axis]
+        if not rest:
+            self._call_tile((*extents, whole), indices)
             return
-        full, rest = divmod(extent, tile)
-        if not full or not rest:
-            self._call_tile([*extents, tile if full else rest], indices)
-            return
+        full = count([self._blocks[axis]]) - 1
         inside = self._define(f"arith.cmpi slt, {indices[axis]}, {self._constant(full)} : i64")
         self._lines.append(f"scf.if {inside} {{")
-        self._call_tile([*extents, tile], indices)
+        self._call_tile((*extents, whole), indices)
         self._lines.append("} else {")
-        self._call_tile([*extents, rest], indices)
+        self._call_tile((*extents, *rest), indices)
         self._lines.append("}")
 
-    def _call_cut_tile(self, extents: Sequence[int | Size], indices: Sequence[str]) -> None:
+    def _call_cut_tile(self, extents: Extents, indices: Sequence[str]) -> None:
         """Calls all members for the tile at ``indices``: kernels for a full one, or those for any."""
-        if not self._cut:
+        if not self._schedule.cut:
             self._call_members(extents, indices)
             return
         known, inside, within = self._sizes.symbols, "", []
-        for axis in self._cut:
+        for axis in self._schedule.cut:
             extent, tile = self._blocks[axis]
             begin = self._sizes.op("muli", indices[axis], self._constant(tile))
             left = self._sizes.op("subi", self._constant(extent), begin)
@@ -252,8 +220,7 @@ class _ChainWriter:
             full = self._define(f"arith.cmpi sge, {left}, {self._constant(tile)} : i64")
             inside = self._define(f"arith.andi {inside}, {full} : i1") if inside else full
         self._lines.append(f"scf.if {inside} {{")
-        full_tile = [self._step.tile[axis] if axis in self._cut else e for axis, e in enumerate(extents)]
-        self._call_members(full_tile, indices)
+        self._call_members(self._schedule.full(self._step, extents), indices)
         self._lines.append("} else {")
         for number, value in enumerate(within, self._symbols.count):
             self._store_symbol(number, value)
@@ -262,13 +229,13 @@ class _ChainWriter:
         self._sizes.symbols = known
         self._lines.append("}")
 
-    def _call_members(self, extents: Sequence[int | Size], indices: Sequence[str]) -> None:
+    def _call_members(self, extents: Extents, indices: Sequence[str]) -> None:
         for position in range(len(self._step.members)):
             self._call(position, extents, indices)
 
     def _call(self, position: int, extents: Sequence[int | Size], indices: Sequence[str]) -> None:
         """Calls the kernel of a member for the tile of ``extents`` at ``indices``."""
-        member, fetched = self._step.part(position, extents), self._ahead[position]
+        member, fetched = self._step.part(position, extents), self._schedule.fetched[position]
         kernel = self._kernel(member, fetched.ahead)
         operands = [self._operand(position, number, indices) for number in range(len(final_nest(member)[1]))]
         operands += [self._pointers[self._scalars[s]] for s in member.all_scalars]
@@ -299,108 +266,6 @@ class _ChainWriter:
             if stride:
                 base = self._moved_by(base, self._define(f"arith.muli {index}, {self._constant(stride)} : i64"))
         return base
-
-
-@dataclass(frozen=True)
-class Fetched:
-    """What a member fetches: ``ahead`` of its kernel, and the operands of later members that are the buffers ``beside``
-    its own."""
-
-    ahead: Ahead = ()
-    beside: tuple[_Place, ...] = ()
-
-
-def fetched_ahead(step: TileLoop, machine: Machine, typical: Sequence[int] = ()) -> list[Fetched]:
-    """What each member fetches for later tiles and members while it computes. Processors see far enough ahead along one
-    tile, but not that the next one follows; memory would be idle while members compute on what is in the cache.
-
-    Of what is read, the part of a later tile is fetched by the member that computes most where it touches the buffer.
-    What is only written is fetched by the member that computes most of the others: while memory answers one, it has
-    nothing to do for the other. What comes from the second cache, where symbols have the values ``typical``, comes fast
-    enough without."""
-    moving = [axis for axis, (extent, tile) in enumerate(zip(step.extents, step.tile, strict=True)) if extent != tile]
-    lengths = [len(expand(final_nest(member)[0], machine).body) for member in step.members]
-    read, written = _streams(step, lengths)
-    buffers = {step.members[k].accesses[number].buffer for k, number in [*read, *written]}
-    if not moving or not machine.streams(sum(at(buffer.bytes, typical) for buffer in buffers)):
-        return [Fetched()] * len(step.members)
-    ahead: list[list[Fetch]] = [[] for _ in step.members]
-    beside: list[list[_Place]] = [[] for _ in step.members]
-    tiles = _tiles_ahead(step, read, machine, typical)
-    busy = {position for position, _ in read}
-    for place in read:
-        ahead[place[0]] += _of_later_tile(step, place, moving[-1], tiles)
-    for place in written:
-        alike = _walked_alike(step, place, typical)
-        member, own = max(alike, key=lambda found: (found[0] not in busy, lengths[found[0]], found[0]))
-        if member == place[0]:
-            ahead[member] += _of_later_tile(step, place, moving[-1], 1)
-        else:
-            ahead[member].append(Fetch(own, beside=len(beside[member])))
-            beside[member].append(place)
-    return [Fetched(tuple(own), tuple(places)) for own, places in zip(ahead, beside, strict=True)]
-
-
-def _of_later_tile(step: TileLoop, place: _Place, axis: int, tiles: int) -> list[Fetch]:
-    """The part of the tile that is ``tiles`` further along an axis, if it is another one."""
-    distance = step.strides(*place)[axis] * tiles
-    return [Fetch(place[1], distance)] if distance else []
-
-
-def _streams(step: TileLoop, lengths: Sequence[int]) -> tuple[list[_Place], list[_Place]]:
-    """The operands by which tiles walk memory: of each buffer that is read first, in the longest member, and of each
-    that is written first, where that is."""
-    read: dict[Buffer, _Place] = {}
-    written: dict[Buffer, _Place] = {}
-    for position, member in enumerate(step.members):
-        for number, access in enumerate(member.accesses):
-            buffer = access.buffer
-            if buffer.kind == "local" or not member.walks(access) or buffer in written:
-                continue
-            if buffer not in member.reads and buffer not in read:
-                written[buffer] = position, number
-            elif buffer not in read or lengths[position] >= lengths[read[buffer][0]]:
-                read[buffer] = position, number
-    return list(read.values()), list(written.values())
-
-
-def _tiles_ahead(step: TileLoop, read: Sequence[_Place], machine: Machine, typical: Sequence[int]) -> int:
-    """How many tiles ahead to fetch what is read: two where these take no more than half of the first cache, since
-    memory takes longer than a tile of little work."""
-    part = 0
-    for position, number in read:
-        member = step.members[position]
-        iterations = math.prod(at(size, typical) for size in member.sizes)
-        part += iterations * ELEMENT_BYTES[stored(member.accesses[number].buffer.element)]
-    return 2 if 4 * part <= machine.first_level else 1
-
-
-def _walked_alike(step: TileLoop, place: _Place, typical: Sequence[int]) -> list[_Place]:
-    """One operand of each member up to that of ``place`` that touches as many bytes, as far apart, as that operand."""
-    last, number = place
-    wanted = _walk(step.members[last], number, typical)
-    found: dict[int, _Place] = {last: place}
-    for position, member in enumerate(step.members[:last]):
-        for own, access in enumerate(member.accesses):
-            if member.walks(access) and _walk(member, own, typical) == wanted:
-                found.setdefault(position, (position, own))
-    return list(found.values())
-
-
-def _walk(member: LoopNest, number: int, typical: Sequence[int]) -> list[tuple[int, int]]:
-    """How a member's operand touches memory, whatever the order of its loops: distances in bytes, and how many of each
-    there are."""
-    access = member.accesses[number]
-    size = ELEMENT_BYTES[stored(access.buffer.element)]
-    factors = access.flat(len(member.sizes)).factors
-    loops = [(at(f, typical) * size, at(n, typical)) for f, n in zip(factors, member.sizes, strict=True)]
-    walk: list[tuple[int, int]] = []
-    for distance, steps in sorted(loop for loop in loops if loop[1] != 1):
-        if walk and distance == walk[-1][0] * walk[-1][1]:
-            walk[-1] = walk[-1][0], walk[-1][1] * steps
-        else:
-            walk.append((distance, steps))
-    return walk
 
 
 def described(buffer: Buffer) -> str:

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch_mlir import ir
 
+from torchmdla.devices.cpu import math_library
 from torchmdla.devices.cpu.accesses import Scalar
-from torchmdla.devices.cpu.code import math_library
 from torchmdla.devices.cpu.element_types import NotANestError, computed
 from torchmdla.devices.cpu.expressions import Expression, accumulator, constant, index, numbered, operation, scalar
 

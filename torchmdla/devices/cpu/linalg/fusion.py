@@ -9,7 +9,7 @@ from typing import Any
 from torch_mlir import ir
 
 from torchmdla.compiler.mlir import explained, forward_of, run
-from torchmdla.devices.cpu.code import math_library
+from torchmdla.devices.cpu import math_library
 
 _GENERALISE = "func.func(refback-generalize-tensor-concat,linalg-generalize-named-ops,canonicalize,cse)"
 _FUSE = "func.func(linalg-fuse-elementwise-ops)"

@@ -15,9 +15,9 @@ import numpy as np
 from torchmdla.compiler.program import Program
 from torchmdla.compiler.sizes import NoPolynomial, Size, at, fit
 from torchmdla.devices.cpu.accesses import Buffer, Scalar
-from torchmdla.devices.cpu.code.tile_loops import spare_symbols
 from torchmdla.devices.cpu.expressions import Expression, constant, operation, rewritten, size
 from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, OutlinedRegion, ScalarStep, Step, final_nest
+from torchmdla.devices.cpu.schedule.tile_loops import spare_symbols
 from torchmdla.errors import CompileError
 
 # Fields whose numbers count elements or iterations; in all others a number stands for a thing.

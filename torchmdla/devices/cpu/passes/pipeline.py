@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torchmdla.compiler import dump
 from torchmdla.compiler.program import Program, Target
-from torchmdla.devices.cpu.loop_program import LoopProgram
+from torchmdla.devices.cpu.loop_program import LoopProgram, TileLoop
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.passes.constants import STORE_CONSTANT_FACTORS
 from torchmdla.devices.cpu.passes.copies import merge_copies
@@ -83,13 +83,19 @@ REWRITES = (
 )
 
 
-def _by_tiles(tiles: Sequence[Sequence[int]] | None = None) -> tuple[Pass, ...]:
+# Of loops that run nests tile by tile: the extent of a full tile along each axis.
+Tiles = Sequence[Sequence[int]]
+
+
+def _by_tiles(tiles: Tiles | None = None) -> tuple[Pass, ...]:
     """Which steps run together, in which memory."""
     return Pass("fuse-by-tiles", lambda steps, machine: fuse_by_tiles(steps, machine, tiles)), _plain(share_buffers)
 
 
+SPLIT = _plain(split_reductions)
+
 # Every pass, in the order in which they run.
-PASSES = (*REWRITES, _plain(split_reductions), *_by_tiles())
+PASSES = (*REWRITES, SPLIT, *_by_tiles())
 
 
 def named(names: Sequence[str]) -> list[Pass]:
@@ -105,11 +111,11 @@ def named(names: Sequence[str]) -> list[Pass]:
     return [known[name] for name in names]
 
 
-def transform(steps: LoopProgram, program: Program) -> None:
-    """Runs every pass over ``steps``, in place."""
-    observe("read-steps", steps)
-    for one in PASSES:
-        run(one, steps, program.target)
+def transform(steps: LoopProgram, program: Program, tiles: Tiles | None = None) -> Tiles:
+    """Runs every pass over ``steps``, in place; ``tiles``, and what is returned, as for :func:`run_by_tiles`."""
+    rewrite(steps, program)
+    run(SPLIT, steps, program.target)
+    return run_by_tiles(steps, program, tiles)
 
 
 def rewrite(steps: LoopProgram, program: Program, name: str = "") -> None:
@@ -119,13 +125,20 @@ def rewrite(steps: LoopProgram, program: Program, name: str = "") -> None:
         run(one, steps, program.target, name)
 
 
-def run_by_tiles(
-    steps: LoopProgram, program: Program, tiles: Sequence[Sequence[int]] | None = None, name: str = ""
-) -> None:
+def run_by_tiles(steps: LoopProgram, program: Program, tiles: Tiles | None = None, name: str = "") -> Tiles:
     """The passes that decide which steps run together, in which memory. ``tiles``: of the chains
-    (:func:`~torchmdla.devices.cpu.passes.tile_fusion.fuse_by_tiles`), where they are chosen already."""
+    (:func:`~torchmdla.devices.cpu.passes.tile_fusion.fuse_by_tiles`), where they are chosen already.
+
+    Returns:
+        the tiles of the loops that this has made, in order.
+
+    Raises:
+        ValueError: ``tiles`` are of other chains.
+    """
+    before = set(steps.steps)
     for one in _by_tiles(tiles):
         run(one, steps, program.target, name)
+    return [step.tile for step in steps.steps if isinstance(step, TileLoop) and step not in before]
 
 
 def run(one: Pass, steps: LoopProgram, target: Target, name: str = "") -> None:

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from torchmdla.compiler.sizes import Size
-from torchmdla.devices.cpu.code import math_library
+from torchmdla.compiler.sizes import Size, at
+from torchmdla.devices.cpu import math_library
 from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, stored
 from torchmdla.devices.cpu.expressions import Expression, contents
 from torchmdla.devices.cpu.kernel_spec import AnyNest, KernelSpec, Operand, static
@@ -82,6 +82,28 @@ class Fetch:
 
 Ahead = tuple[Fetch, ...]
 
+# Loops of a range of blocks: how many iterations each has, and how many of them are in a block.
+Blocks = Sequence[tuple[int | Size, int]]
+
+
+@dataclass(frozen=True)
+class Symbols:
+    """The symbols of a module: ``count`` of the program, and values for which to choose schedules: of these, then of
+    those that tile loops have for the sizes of last tiles. Static programs have none."""
+
+    count: int = 0
+    typical: tuple[int, ...] = ()
+
+    @property
+    def is_used(self) -> bool:
+        """Whether the program is dynamic."""
+        return self.count > 0
+
+
+def count(blocks: Blocks, typical: Sequence[int] = ()) -> int:
+    """How many blocks there are of all loops together, where the symbols have the values ``typical``."""
+    return math.prod(-(-at(size, typical) // step) for size, step in blocks)
+
 
 @dataclass(frozen=True)
 class Schedule:
@@ -139,7 +161,7 @@ def choose(nest: AnyNest, machine: Machine, typical: tuple[int, ...] = (), ahead
     return Schedule(levels, reduction, tiles, unroll, vector, lanes, ranged, iterations, grain, prefetch, ahead)
 
 
-def ranges(nest: AnyNest, schedule: Schedule) -> list[tuple[int | Size, int]]:
+def ranges(nest: AnyNest, schedule: Schedule) -> Blocks:
     """The sizes and steps of the levels that make a kernel's range: it has the product of ``ceil(size / step)``
     iterations."""
     return [(nest.sizes[level.loop], level.step) for level in schedule.levels[: schedule.ranged]]
@@ -186,7 +208,7 @@ def _choose_vector(nest: KernelSpec, machine: Machine, unknown: Unknown) -> tupl
     best = (_element_cost(nest, machine, -1, 1, unknown), -1, 1)
     for loop in range(len(nest.sizes)):
         lanes = _lanes(nest, machine, loop, unknown)
-        if lanes > 1 and _may_vectorise(nest, loop):
+        if lanes > 1 and may_vectorise(nest, loop):
             cost = _element_cost(nest, machine, loop, lanes, unknown)
             if cost < best[0] or (cost == best[0] and best[1] >= 0 and nest.sizes[loop] > nest.sizes[best[1]]):
                 best = (cost, loop, lanes)
@@ -203,13 +225,14 @@ def _lanes(nest: KernelSpec, machine: Machine, loop: int, unknown: Unknown) -> i
     return widest if loop in unknown else min(widest, 1 << (nest.sizes[loop] - 1).bit_length())
 
 
-def _may_vectorise(nest: KernelSpec, loop: int) -> bool:
+def may_vectorise(nest: AnyNest, loop: int) -> bool:
+    """Whether iterations of a loop may run in any order, and none of them traps on what another lane holds."""
     if any(e.op in _TRAPPING for e in _computed_along(nest, loop)):
         return False
     return not nest.reduction[loop] or combiners(nest) is not None
 
 
-def _computed_along(nest: KernelSpec, loop: int) -> Iterator[Expression]:
+def _computed_along(nest: AnyNest, loop: int) -> Iterator[Expression]:
     """What is computed, in the epilogue too, and varies with a loop."""
     varying = varying_loops(nest)
     every = (*nest.body, *(nest.epilogue.body if nest.epilogue else ()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from torchmdla.devices.cpu.code import math_library
+from torchmdla.devices.cpu import math_library
 from torchmdla.devices.cpu.code.kernels.code import CodeWriter, Value, vector_type
 from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, typed_constant
 from torchmdla.devices.cpu.expressions import Expression, operation

@@ -1,0 +1,209 @@
+"""Decisions as data: schedules are written, given back, edited and checked; whatever is valid computes the same."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from dynamic_programs import Traced
+from executing import Loaded
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from nest_running import Kernel, host_target, reference
+from nest_samples import arrays_of, contractions, matmul, others
+from torch import Tensor, nn
+
+from torchmdla import devices
+from torchmdla.capture.function_module import FunctionModule
+from torchmdla.compiler.program import Program
+from torchmdla.devices.cpu import lowering
+from torchmdla.devices.cpu.kernel_spec import KernelSpec
+from torchmdla.devices.cpu.machine import Machine
+from torchmdla.devices.cpu.schedule import Level, Schedule, choose, count, ranges
+from torchmdla.devices.cpu.schedule.blocking import Prefetch
+from torchmdla.devices.cpu.schedule.plan import OPTION, Plan
+from torchmdla.devices.cpu.schedule.validity import faults
+from torchmdla.errors import CompileError
+from torchmdla.testing.compare import assert_matches
+
+MACHINE = Machine.of(host_target())
+
+
+# Of a program.
+
+
+def attention(x: Tensor) -> Tensor:
+    return (x @ x.transpose(-1, -2)).softmax(-1) @ x
+
+
+class Compiled:
+    """A function for given inputs, compiled with the decisions that are given."""
+
+    def __init__(self, function: Callable[..., Tensor] | nn.Module, *inputs: Tensor) -> None:
+        self._module = function if isinstance(function, nn.Module) else FunctionModule(function)
+        self._inputs = inputs
+        self._traced = Traced.of(self._module, inputs)
+        self._imported, _ = self._traced.imported(inputs)
+
+    def program(self, decisions: str = "") -> Program:
+        options = ((OPTION, decisions),) if decisions else ()
+        device = devices.get("cpu")
+        return Program(self._imported.mlir, self._imported.arguments, self._imported.results, device.target(), options)
+
+    def decided(self, monkeypatch: pytest.MonkeyPatch, decisions: str = "") -> tuple[str, dict[str, Any]]:
+        """The generated code, and the decisions that it was made by."""
+        found: list[tuple[Plan, Any]] = []
+        with monkeypatch.context() as patch, lowering.new_context(), lowering.ir.Location.unknown():
+            plan, steps = lowering.plan_schedules, lowering.loop_program
+            tiles: list[Any] = []
+            patch.setattr(lowering, "loop_program", lambda *a: tiles.append(steps(*a)) or tiles[-1])
+            patch.setattr(lowering, "plan_schedules", lambda *a: found.append((plan(*a), tiles[-1][1])) or found[-1][0])
+            code = str(lowering.generated_module(self.program(decisions)))
+        (made, chosen) = found[-1]
+        return code, json.loads(made.to_json(chosen))
+
+    def check(self, decisions: str) -> None:
+        """Compiled by ``decisions`` it computes what eager does."""
+        loaded = Loaded(devices.get("cpu").lower(self.program(decisions)))
+        results = [torch.empty(r.shape, dtype=getattr(torch, r.dtype)) for r in self._imported.results]
+        loaded.call([one.detach().contiguous() for one in (*self._inputs, *self._traced.weights)], results, ())
+        assert_matches(results[0], self._module(*self._inputs))
+
+
+def test_what_is_written_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = Compiled(attention, torch.randn(4, 48, 16))
+    code, decisions = compiled.decided(monkeypatch)
+    assert decisions["tiles"] and len(decisions["kernels"]) > 3
+    assert compiled.decided(monkeypatch, json.dumps(decisions)) == (code, decisions)
+
+
+def test_tiles_and_schedules_that_are_edited(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = Compiled(attention, torch.randn(4, 48, 16))
+    code, _ = compiled.decided(monkeypatch)
+    edited = json.dumps({"tiles": [[1, 7]]})
+    other, _ = compiled.decided(monkeypatch, edited)
+    assert other != code
+    compiled.check(edited)
+
+
+def test_a_part_of_a_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is not named is chosen by cost."""
+    compiled = Compiled(lambda x, y: x @ y, torch.randn(33, 20), torch.randn(20, 64))
+    code, decisions = compiled.decided(monkeypatch)
+    (name,) = (n for n, kernel in decisions["kernels"].items() if kernel["reduction"])
+    chosen = decisions["kernels"][name]
+    levels = [[loop, 4 if loop != chosen["vector"] else step] for loop, step in chosen["levels"]]
+    tiles = [step if d == chosen["vector"] or d in chosen["reduction"] else 4 for d, step in enumerate(chosen["tiles"])]
+    edited = json.dumps({"kernels": {name: {"levels": levels, "tiles": tiles}}})
+    other, made = compiled.decided(monkeypatch, edited)
+    assert other != code and made["kernels"][name]["tiles"] == tiles
+    assert made["kernels"][name]["unroll"] == chosen["unroll"]
+    compiled.check(edited)
+
+
+@pytest.mark.parametrize(
+    ("decisions", "message"),
+    [
+        ("{", "the option schedules is no plan"),
+        ("[1]", "the option schedules is no plan"),
+        ('{"kernels": {"0": {}}}', "kernels that the program does not have: 0"),
+        ('{"tiles": [[3, 3, 3]]}', "the tiles that are given are not this program's"),
+        ('{"tiles": []}', "the tiles that are given are not this program's"),
+        ('{"kernels": {"NAME": {"lanes": 3}}}', "has 3 lanes"),
+        ('{"kernels": {"NAME": {"tiles": [0]}}}', "tiles or unrolling of another number"),
+        ('{"kernels": {"NAME": {"lanes": "many"}}}', "kernel NAME is none: ValueError"),
+    ],
+)
+def test_decisions_that_do_not_fit(decisions: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = Compiled(attention, torch.randn(4, 48, 16))
+    _, own = compiled.decided(monkeypatch)
+    name = next(n for n, kernel in own["kernels"].items() if kernel["reduction"] and kernel["lanes"] > 1)
+    with pytest.raises(CompileError) as error:
+        compiled.decided(monkeypatch, decisions.replace("NAME", name))
+    assert message.replace("NAME", name) in str(error.value)
+
+
+# Of a nest.
+
+PRODUCT = matmul(30, 64, 20)
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"tiles": (6, 32)}, "another number of loops"),
+        ({"unroll": (1, 1, 0)}, "not positive"),
+        ({"levels": (Level(3, 1),)}, "beyond the last"),
+        ({"vector": -1}, "no loop across them"),
+        ({"lanes": 12}, "no power of two"),
+        ({"lanes": 128}, "no power of two"),
+        ({"tiles": (6, 24, 1)}, "no multiple of its lanes"),
+        ({"reduction": ()}, "reduces over other loops"),
+        ({"tiles": (6, 32, 2)}, "tiles of a loop that reduces"),
+        ({"unroll": (2, 1, 1)}, "unrolls loop 0"),
+        ({"levels": (Level(0, 6),)}, "no last level of loop 1"),
+        ({"levels": (Level(0, 7), Level(0, 6), Level(1, 32))}, "do not divide one another"),
+        ({"ranged": 3}, "more levels than there are"),
+        ({"levels": (Level(2, 4), Level(0, 6), Level(1, 32)), "ranged": 1}, "a loop that reduces"),
+        ({"levels": (Level(2, 8), Level(2, 4), Level(0, 6), Level(1, 32)), "ranged": 0}, "in blocks of it"),
+        ({"prefetch": Prefetch(2, 0, 64, 1)}, "not there"),
+        ({"prefetch": Prefetch(0, 0, 0, 1)}, "nothing"),
+    ],
+)
+def test_schedules_that_are_none(change: dict[str, Any], fault: str) -> None:
+    levels = (Level(0, 6), Level(1, 32))
+    schedule = Schedule(levels, (2,), (6, 32, 1), (1, 1, 2), 1, 16, 2, 10, 0)
+    machine = Machine(64, 32)
+    assert not list(faults(PRODUCT, schedule, machine))
+    assert any(fault in one for one in faults(PRODUCT, replace(schedule, **change), machine))
+
+
+@st.composite
+def schedules(draw: st.DrawFn, nest: KernelSpec) -> Schedule:
+    """Another schedule than costs choose, valid or not."""
+    chosen, loops = choose(nest, MACHINE), range(len(nest.sizes))
+    parallel = [d for d in loops if not nest.reduction[d]]
+    vector = draw(st.sampled_from([-1, *loops]))
+    lanes = draw(st.sampled_from([2, 4, 8, 16])) if vector >= 0 else 1
+    tiles = [draw(st.integers(1, 5)) if d in parallel else 1 for d in loops]
+    if vector >= 0:
+        tiles[vector] = lanes * draw(st.integers(1, 3))
+    order = draw(st.permutations(parallel))
+    levels = [Level(d, tiles[d] * draw(st.integers(1, 4))) for d in order if draw(st.booleans())]
+    levels += [Level(d, tiles[d]) for d in draw(st.permutations(parallel))]
+    blocks = [d for d in chosen.reduction if draw(st.booleans())]
+    at = draw(st.integers(0, len(levels)))
+    levels[at:at] = [Level(d, draw(st.integers(1, 9))) for d in blocks]
+    schedule = replace(
+        chosen,
+        levels=tuple(levels),
+        reduction=tuple(draw(st.permutations(chosen.reduction))),
+        tiles=tuple(tiles),
+        unroll=tuple(draw(st.integers(1, 4)) if nest.reduction[d] else 1 for d in loops),
+        vector=vector,
+        lanes=lanes,
+        ranged=draw(st.integers(0, len(levels))),
+        prefetch=None,
+    )
+    return replace(schedule, iterations=count(ranges(nest, schedule)))
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.filter_too_much])
+@given(st.data())
+def test_whatever_is_valid_computes_the_same(data: st.DataObject) -> None:
+    nest = data.draw(contractions() | others())
+    assume(math.prod(nest.sizes) <= 20_000)
+    schedule = data.draw(schedules(nest))
+    assume(not list(faults(nest, schedule, MACHINE)))
+    arrays = arrays_of(nest, 0, (3.0,) * len(nest.all_scalars))
+    expected = reference(nest, arrays)
+    Kernel(nest, schedule=schedule)(arrays, tasks=2)
+    first = len(nest.operands) - len(expected)
+    for made, wanted in zip(arrays[first:], expected, strict=False):
+        np.testing.assert_array_equal(made, wanted)

@@ -1,0 +1,121 @@
+"""What must hold of a schedule for its kernel to be right, whoever has chosen it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+
+from torchmdla.compiler.sizes import Size
+from torchmdla.devices.cpu.kernel_spec import AnyNest
+from torchmdla.devices.cpu.machine import Machine
+from torchmdla.devices.cpu.schedule import Schedule, may_vectorise
+
+
+def faults(nest: AnyNest, schedule: Schedule, machine: Machine) -> Iterator[str]:
+    """What does not hold of a schedule of ``nest``, in words behind its name, up to the first kind of it."""
+    for check in _CHECKS:
+        found = list(check(nest, schedule, machine))
+        yield from found
+        if found:
+            return
+
+
+def _numbers(nest: AnyNest, schedule: Schedule, machine: Machine) -> Iterator[str]:
+    loops = len(nest.sizes)
+    if len(schedule.tiles) != loops or len(schedule.unroll) != loops:
+        yield f"has tiles or unrolling of another number of loops than {loops}"
+    steps = [level.step for level in schedule.levels]
+    if min([*schedule.tiles, *schedule.unroll, *steps, schedule.lanes], default=1) < 1 or schedule.grain < 0:
+        yield "has a size that is not positive"
+    if any(not 0 <= level.loop < loops for level in schedule.levels) or not -1 <= schedule.vector < loops:
+        yield f"names a loop beyond the last one, {loops - 1}"
+
+
+def _lanes(nest: AnyNest, schedule: Schedule, machine: Machine) -> Iterator[str]:
+    vector, lanes = schedule.vector, schedule.lanes
+    if vector < 0:
+        if lanes != 1:
+            yield "has lanes, but no loop across them"
+        return
+    if lanes & (lanes - 1) or not 1 < lanes <= machine.vector_bytes:
+        yield f"has {lanes} lanes, which is no power of two from 2 to {machine.vector_bytes}"
+    elif schedule.tiles[vector] % lanes:
+        yield f"has a tile of loop {vector} that is no multiple of its lanes"
+    if not may_vectorise(nest, vector):
+        yield f"has loop {vector} across lanes, whose iterations must run one by one"
+
+
+def _reduction(nest: AnyNest, schedule: Schedule, machine: Machine) -> Iterator[str]:
+    loops = [d for d, reduces in enumerate(nest.reduction) if reduces]
+    if sorted(schedule.reduction) != loops:
+        yield f"reduces over other loops than {loops}"
+    if any(schedule.tiles[d] > 1 for d in loops if d != schedule.vector):
+        yield "has tiles of a loop that reduces, and does not lie across lanes"
+    for d, times in enumerate(schedule.unroll):
+        if times > 1 and (d not in loops or (d == schedule.vector and isinstance(nest.sizes[d], Size))):
+            yield f"unrolls loop {d}, which does not reduce, or is a dynamic one across lanes"
+
+
+def _levels(nest: AnyNest, schedule: Schedule, machine: Machine) -> Iterator[str]:
+    steps = {d: [level.step for level in schedule.levels if level.loop == d] for d in range(len(nest.sizes))}
+    for d, own in steps.items():
+        if nest.reduction[d]:
+            continue
+        if own[-1:] != [schedule.tiles[d]]:
+            yield f"has no last level of loop {d} that steps by its tile, {schedule.tiles[d]}"
+        if any(outer % inner for outer, inner in pairwise(own)):
+            yield f"has levels of loop {d} whose steps do not divide one another"
+    ranged = [level.loop for level in schedule.levels[: schedule.ranged]]
+    if not 0 <= schedule.ranged <= len(schedule.levels) or len(set(ranged)) < len(ranged):
+        yield "has a range of one loop twice, or of more levels than there are"
+    if any(nest.reduction[d] for d in ranged):
+        yield "has a range with a loop that reduces"
+
+
+def _blocks(nest: AnyNest, schedule: Schedule, machine: Machine) -> Iterator[str]:
+    """Blocks of a reduction, between which partial results are kept."""
+    first = next((k for k, level in enumerate(schedule.levels) if nest.reduction[level.loop]), None)
+    if first is None:
+        return
+    if all(nest.reduction):
+        yield "has blocks of a reduction to a single number"
+    blocked = [level.loop for level in schedule.levels if nest.reduction[level.loop]]
+    if schedule.vector >= 0 and nest.reduction[schedule.vector]:
+        yield "has blocks of a reduction that lies across lanes"
+    if len(set(blocked)) < len(blocked):
+        yield "has blocks of a loop that reduces in blocks of it"
+    for d in blocked:
+        size = nest.sizes[d]
+        if isinstance(size, Size) and any(factor < 0 for _, factor in size.terms):
+            yield f"has blocks of loop {d}, which may have no iteration"
+    outside = {level.loop for level in schedule.levels[:first]}
+    inside = {level.loop for level in schedule.levels[first:] if not nest.reduction[level.loop]} - outside
+    if any(isinstance(nest.sizes[d], Size) for d in inside):
+        yield "keeps partial results of as many iterations as a dynamic loop has"
+
+
+def _prefetch(nest: AnyNest, schedule: Schedule, machine: Machine) -> Iterator[str]:
+    prefetch, loops = schedule.prefetch, [level.loop for level in schedule.levels]
+    if prefetch is None:
+        return
+    if nest.is_dynamic or not any(nest.reduction) or any(nest.reduction[d] for d in loops) or _repeats(loops):
+        yield "fetches ahead, but is dynamic, reduces nothing, or has blocks"
+    elif not (0 <= prefetch.operand < len(nest.inputs) and 0 <= prefetch.depth < len(loops)):
+        yield "fetches an input or at a level that is not there"
+    elif min(prefetch.block, prefetch.parts) < 1:
+        yield "fetches nothing ahead"
+
+
+def _repeats(loops: Sequence[int]) -> bool:
+    return len(set(loops)) < len(loops)
+
+
+# In an order in which each relies on those before it.
+_CHECKS: Sequence[Callable[[AnyNest, Schedule, Machine], Iterator[str]]] = (
+    _numbers,
+    _lanes,
+    _reduction,
+    _levels,
+    _blocks,
+    _prefetch,
+)
