@@ -19,6 +19,7 @@ from torchmdla.aten.builder import FunctionBuilder
 from torchmdla.aten.dialect import AtenError
 from torchmdla.aten.schemas import OpSchema, registry
 from torchmdla.errors import CompileError
+from torchmdla.importer.interpreter import Run, leaves, node_name
 from torchmdla.importer.sources import source_of
 from torchmdla.importer.trace import in_schema_order, qualified_name
 from torchmdla.importer.types import LAYOUTS, MEMORY_FORMATS, dtype_number
@@ -64,7 +65,7 @@ def from_graph(
     """
     graph = graph.copy()
     torch._C._jit_pass_remove_mutation(graph)  # type: ignore[attr-defined]
-    return _Run(FunctionBuilder(name, context)).run(graph, inputs, frozenset(parameters))
+    return _Writing(FunctionBuilder(name, context)).write(graph, inputs, frozenset(parameters))
 
 
 def from_typed_graph(
@@ -121,83 +122,39 @@ def _scripted(module: Any, inputs: tuple[Any, ...]) -> Any:
     return torch.jit.trace(module, inputs, check_trace=False)
 
 
-class _Run:
-    """One run of a TorchScript graph that writes what it does."""
+class _Writing(Run):
+    """A run of a TorchScript graph that writes what it does."""
 
     def __init__(self, builder: FunctionBuilder) -> None:
+        super().__init__()
         self._builder = builder
-        self._seen: dict[str, object] = {}
         # By id, and held so that ids stay.
         self._values: dict[int, ir.Value] = {}
         self._tensors: list[torch.Tensor] = []
 
-    def run(self, graph: torch._C.Graph, inputs: Sequence[object], parameters: frozenset[int]) -> ir.Module:
+    def write(self, graph: torch._C.Graph, inputs: Sequence[object], parameters: frozenset[int]) -> ir.Module:
+        """The module that does what the graph does with ``inputs``."""
         expected = list(graph.inputs())
         if len(expected) != len(inputs):
             raise AtenError(f"the graph takes {len(expected)} inputs, got {len(inputs)}")
-        for index, (value, given) in enumerate(zip(expected, inputs, strict=True)):
-            self._seen[value.debugName()] = given
-            for leaf in _leaves(given):
+        for index, given in enumerate(inputs):
+            for leaf in leaves(given):
                 self._take(leaf, parameter=index in parameters)
-        self.block(graph)
-        outputs = [leaf for value in graph.outputs() for leaf in _leaves(self._seen[value.debugName()])]
-        return self._builder.finish([self._operand(output) for output in outputs])
+        try:
+            self.run(graph, inputs)
+        except CompileError as error:
+            raise AtenError(f"{error.op}: {error.reason} (at {error.source})") from None
+        return self._builder.finish([self._operand(leaf) for leaf in leaves(self.values(graph.outputs()))])
 
-    def block(self, block: Any) -> None:
-        """Runs the nodes of a block."""
-        for node in block.nodes():
-            try:
-                self._node(node)
-            except AtenError as error:
-                raise AtenError(f"{node.kind()}: {error} (at {_place(node)})") from None
-
-    def inputs(self, node: Any) -> list[Any]:
-        """What the inputs of a node or block are."""
-        return [self._seen[value.debugName()] for value in node.inputs()]
-
-    def outputs(self, block: Any) -> list[Any]:
-        """What the outputs of a block are."""
-        return [self._seen[value.debugName()] for value in block.outputs()]
-
-    def define(self, values: Any, results: Sequence[object]) -> None:
-        """Says what values are."""
-        for value, result in zip(values, results, strict=True):
-            self._seen[value.debugName()] = result
-
-    def _node(self, node: Any) -> None:
+    def op(self, node: Any, arguments: Sequence[Any], results: list[Any]) -> None:
+        if not any(isinstance(leaf, torch.Tensor) for leaf in leaves(results)):
+            return
+        name = node_name(node)
         if node.kind() in _PRIM:
-            self.define(node.outputs(), _PRIM[node.kind()](self, node))
-        elif node.kind() == "prim::ConstantChunk":
-            schema = registry()["aten::chunk"]
-            self.define(
-                node.outputs(), self._call(schema, [*self.inputs(node), node.i("chunks"), node.i("dim")], node)[0]
-            )
-        elif node.kind() == "prim::NumToTensor":
-            number = torch.tensor(self.inputs(node)[0])
-            self._write(registry()["aten::scalar_tensor"], [number.item(), None, None, None, None], [number], node)
-            self.define(node.outputs(), [number])
-        else:
-            self.define(node.outputs(), self._schema_call(node))
-
-    def _schema_call(self, node: Any) -> list[object]:
-        qualified = node.schema().partition("(")[0]
-        arguments = self.inputs(node)
-        if qualified in registry():
-            return self._call(registry()[qualified], arguments, node)
-        if node.schema() == "(no schema)":
-            raise AtenError("it cannot be expressed in the aten dialect")
-        results = _evaluate(qualified, torch._C.parse_schema(node.schema()), arguments)
-        if any(isinstance(leaf, torch.Tensor) for leaf in _leaves(results)):
+            name, arguments, results = _PRIM[node.kind()](node, arguments, results)
+        if name not in registry():
             raise AtenError("it is no op of the aten dialect")
-        return results
-
-    def _call(self, schema: OpSchema, arguments: Sequence[object], node: Any) -> list[Any]:
-        if schema.qualified in _GENERIC:
-            return [_GENERIC[schema.qualified](*arguments)]
-        results = _evaluate(schema.qualified, schema.schema, arguments)
-        if any(isinstance(leaf, torch.Tensor) for leaf in _leaves(results)):
-            self._write(schema, arguments, results, node)
-        return results
+        self._write(registry()[name], arguments, results, node)
 
     def _write(self, schema: OpSchema, arguments: Sequence[object], results: Sequence[object], node: Any) -> None:
         operands = [self._operand(argument) for argument in arguments]
@@ -229,87 +186,21 @@ class _Run:
         return _literal(argument)
 
 
-def _appended(values: list[object], value: object) -> list[object]:
-    values.append(value)
-    return values
-
-
-# TorchScript's ops on values of any type, which cannot be called from Python.
-_GENERIC: Mapping[str, Callable[..., object]] = {
-    "aten::__is__": operator.is_,
-    "aten::__isnot__": operator.is_not,
-    "aten::__getitem__.t": operator.getitem,
-    "aten::__getitem__.Dict_str": operator.getitem,
-    "aten::__getitem__.Dict_int": operator.getitem,
-    "aten::len.t": len,
-    "aten::list.t": list,
-    "aten::add.t": operator.add,
-    "aten::mul.left_t": operator.mul,
-    "aten::slice.t": lambda values, start, end, step: values[start:end:step],
-    "aten::append.t": _appended,
-    "aten::_unwrap_optional": lambda value: value,
-}
-
-
-def _evaluate(qualified: str, schema: torch._C.FunctionSchema, arguments: Sequence[object]) -> list[Any]:
-    """Runs one overload; one result for each that the schema has."""
-    name, _, overload = qualified.partition(".")
-    function = torch._C._get_operation_overload(name, overload)[0]
-    keywords = [argument.name for argument in schema.arguments if argument.kwarg_only]
-    positional = len(arguments) - len(keywords)
-    result = function(*arguments[:positional], **dict(zip(keywords, arguments[positional:], strict=True)))
-    if not schema.returns:
-        return []
-    return list(result) if len(schema.returns) > 1 else [result]
+# Nodes of the JIT's own: the op that they are, its arguments and its results.
+_PRIM: Mapping[str, Callable[[Any, Sequence[Any], list[Any]], tuple[str, Sequence[Any], list[Any]]]] = {
+    "prim::ConstantChunk": lambda node, given, made: (
+        "aten::chunk", [*given, node.i("chunks"), node.i("dim")], [made]
+    ),
+    "prim::NumToTensor": lambda node, given, made: (
+        "aten::scalar_tensor", [made[0].item(), None, None, None, None], made
+    ),
+}  # fmt: skip
 
 
 def _place(node: Any) -> str:
     """``file:line`` in the user's program; empty where tracing began here."""
     source = source_of(node)
     return "" if source.startswith(__file__) else source
-
-
-def _if(run: _Run, node: Any) -> list[Any]:
-    (condition,) = run.inputs(node)
-    taken = list(node.blocks())[0 if condition else 1]
-    run.block(taken)
-    return run.outputs(taken)
-
-
-def _loop(run: _Run, node: Any) -> list[Any]:
-    most, condition, *carried = run.inputs(node)
-    (body,) = node.blocks()
-    trip = 0
-    while condition and trip < most:
-        run.define(body.inputs(), [trip, *carried])
-        run.block(body)
-        condition, *carried = run.outputs(body)
-        trip += 1
-    return carried
-
-
-def _raise(run: _Run, node: Any) -> list[Any]:
-    raise AtenError(f"the program raises: {run.inputs(node)[0]}")
-
-
-_PRIM: Mapping[str, Callable[[_Run, Any], Sequence[Any]]] = {
-    "prim::Constant": lambda run, node: [node.output().toIValue()],
-    "prim::GetAttr": lambda run, node: [getattr(run.inputs(node)[0], node.s("name"))],
-    "prim::ListConstruct": lambda run, node: [run.inputs(node)],
-    "prim::TupleConstruct": lambda run, node: [tuple(run.inputs(node))],
-    "prim::DictConstruct": lambda run, node: [dict(zip(run.inputs(node)[::2], run.inputs(node)[1::2], strict=True))],
-    "prim::ListUnpack": lambda run, node: list(run.inputs(node)[0]),
-    "prim::TupleUnpack": lambda run, node: list(run.inputs(node)[0]),
-    "prim::TupleIndex": lambda run, node: [run.inputs(node)[0][run.inputs(node)[1]]],
-    "prim::dtype": lambda run, node: [run.inputs(node)[0].dtype],
-    "prim::device": lambda run, node: [run.inputs(node)[0].device],
-    "prim::layout": lambda run, node: [run.inputs(node)[0].layout],
-    "prim::Uninitialized": lambda run, node: [None],
-    "prim::unchecked_cast": lambda run, node: run.inputs(node),
-    "prim::If": _if,
-    "prim::Loop": _loop,
-    "prim::RaiseException": _raise,
-}
 
 
 def _literal(value: object) -> object:
@@ -357,14 +248,6 @@ _RESULTS: Mapping[Any, str] = {
     torch.SymFloat: "f64",
     torch.SymBool: "i1",
 }
-
-
-def _leaves(tree: object) -> list[object]:
-    if isinstance(tree, list | tuple):
-        return [leaf for item in tree for leaf in _leaves(item)]
-    if isinstance(tree, dict):
-        return [leaf for item in tree.values() for leaf in _leaves(item)]
-    return [tree]
 
 
 class _TypedWalk:
@@ -455,7 +338,7 @@ class _FxWalk:
     def run(self) -> ir.Module:
         for node in self._module.graph.nodes:
             if node.op == "output":
-                return self._builder.finish([self._operand(leaf) for leaf in _leaves(node.args[0])])
+                return self._builder.finish([self._operand(leaf) for leaf in leaves(node.args[0])])
             if node.op not in _FX:
                 raise AtenError(f"node {node.name}: {node.op} cannot be expressed in the aten dialect")
             try:
