@@ -146,6 +146,13 @@ class _Writing(Run):
             raise AtenError(f"{error.op}: {error.reason} (at {error.source})") from None
         return self._builder.finish([self._operand(leaf) for leaf in leaves(self.values(graph.outputs()))])
 
+    def node(self, node: Any) -> None:
+        if node.kind() in _IMPLICIT:  # a number that tracing made a tensor of
+            (tensor,) = self.values(node.inputs())
+            self.define(node.outputs(), [tensor.item()])
+        else:
+            super().node(node)
+
     def op(self, node: Any, arguments: Sequence[Any], results: list[Any]) -> None:
         if not any(isinstance(leaf, torch.Tensor) for leaf in leaves(results)):
             return
@@ -185,6 +192,8 @@ class _Writing(Run):
             return [self._operand(item) for item in argument]
         return _literal(argument)
 
+
+_IMPLICIT = frozenset(("aten::ScalarImplicit", "aten::IntImplicit", "aten::FloatImplicit"))
 
 # Nodes of the JIT's own: the op that they are, its arguments and its results.
 _PRIM: Mapping[str, Callable[[Any, Sequence[Any], list[Any]], tuple[str, Sequence[Any], list[Any]]]] = {
