@@ -21,8 +21,8 @@ class CompileError(RuntimeError):
         op: the operator at fault, as ``aten::add.Tensor``; empty when no single operator is.
         source: where the operator stands in the user's program (``file:line``); empty when unknown.
         diagnostic: what the compiler said, word for word.
-        too_long: a size that programs grow with, and that is too large to be written out; compiled for any sizes the
-            group may do. None where no size is to blame.
+        unroll_limit_exceeded: a size that programs grow with, and that is too large to be written out; compiled for any
+            sizes the group may do. None where no size is to blame.
         elsewhere: the sizes of this call are to blame: at others the group may be one for all sizes.
         retry_after: of a failure that may pass (no process could be started, one was killed from outside) the seconds
             after which the program is compiled again if it is asked for. None where a failure is for good.
@@ -38,7 +38,7 @@ class CompileError(RuntimeError):
         op: str = "",
         source: str = "",
         diagnostic: str = "",
-        too_long: int | None = None,
+        unroll_limit_exceeded: int | None = None,
         elsewhere: bool = False,
         retry_after: float | None = None,
         nodes: Iterable[int] = (),
@@ -49,7 +49,7 @@ class CompileError(RuntimeError):
         self.op = op
         self.source = source
         self.diagnostic = diagnostic
-        self.too_long = too_long
+        self.unroll_limit_exceeded = unroll_limit_exceeded
         self.elsewhere = elsewhere
         self.retry_after = retry_after
         self.nodes = tuple(nodes)
@@ -62,7 +62,8 @@ class CompileError(RuntimeError):
 
     def fields(self) -> dict[str, Any]:
         """``CompileError(**fields)`` is this error again, in another process."""
-        names = ("reason", "op", "source", "diagnostic", "too_long", "elsewhere", "retry_after", "nodes", "scope")
+        plain = ("reason", "op", "source", "diagnostic", "elsewhere", "retry_after", "nodes", "scope")
+        names = (*plain, "unroll_limit_exceeded")
         return {name: getattr(self, name) for name in names}
 
     def __reduce__(self) -> tuple[object, ...]:

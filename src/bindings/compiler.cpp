@@ -97,7 +97,8 @@ struct OnFailure {
     };
     failure.elsewhere = error.value().attr("elsewhere").cast<bool>();
     failure.left_out = error.value().attr("nodes").cast<std::vector<size_t>>();
-    failure.too_long = error.value().attr("too_long").cast<std::optional<int64_t>>();
+    failure.unroll_limit_exceeded =
+        error.value().attr("unroll_limit_exceeded").cast<std::optional<int64_t>>();
     if (const auto pause = error.value().attr("retry_after").cast<std::optional<double>>())
       failure.retry_after = std::chrono::duration_cast<std::chrono::steady_clock::duration>(
           std::chrono::duration<double>(*pause));

@@ -31,8 +31,8 @@
 //
 // A branch that a module's attributes alone decide (`if self.training`) is taken as a whole if the
 // device takes all of either side: its condition becomes a flag of the group, and the group is
-// grouped anew for the values of its flags that a call brings (flagged_group.h). Assertions come
-// along, because they must keep their order with what the other side might do.
+// grouped anew for the values of its flags that a call brings (mode_specialised_group.h).
+// Assertions come along, because they must keep their order with what the other side might do.
 
 namespace torchmdla {
 

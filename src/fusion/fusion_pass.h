@@ -14,7 +14,7 @@ namespace torchmdla {
 // The node kind of a group: `mdla::CompilationGroup`, with its subgraph in `attr::Subgraph`, the
 // device's name in `device` and the indices of inputs that are module attributes in `parameters`. A
 // group with nodes that run, or are compiled, on conditions has the indices of its boolean inputs
-// in `flags`: it is grouped anew for their values (flagged_group.h).
+// in `flags`: it is grouped anew for their values (mode_specialised_group.h).
 c10::Symbol group_symbol();
 // `acap::CompilationGroup`, the same in graphs that the acap device gathers.
 c10::Symbol acap_group_symbol();

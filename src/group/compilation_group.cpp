@@ -418,7 +418,7 @@ void CompilationGroup::compile_static(Claim& claim, const Record& record) {
     ++statistics().specialisations;
   } catch (const CompileFailure& failure) {
     if (failure.retry_after) throw;
-    if (failure.too_long && plan_without(*failure.too_long, claim) &&
+    if (failure.unroll_limit_exceeded && plan_without(*failure.unroll_limit_exceeded, claim) &&
         compile_dynamic(claim, record))
       return;
     made->failure = failure.what();

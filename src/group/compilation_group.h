@@ -67,9 +67,9 @@ struct CompileFailure : std::runtime_error {
   std::function<void()> raise; // throws it as the user's exception, for strict mode
   // Tells the user, for other modes; `divided` where the group is compiled around `left_out`.
   std::function<void(bool divided)> warn;
-  std::vector<size_t> left_out;    // numbers of the subgraph's nodes that are to blame
-  std::optional<int64_t> too_long; // a size that only a dynamic program may have
-  bool elsewhere = false;          // of a dynamic program: there may be one at other sizes
+  std::vector<size_t> left_out;                 // numbers of the subgraph's nodes that are to blame
+  std::optional<int64_t> unroll_limit_exceeded; // a size that only a dynamic program may have
+  bool elsewhere = false; // of a dynamic program: there may be one at other sizes
   // Of a failure that may pass (a process was killed): when to try again.
   std::optional<std::chrono::steady_clock::duration> retry_after;
 };

@@ -1,9 +1,9 @@
 // Registers the pass, and the operator that groups are, with PyTorch's JIT.
 
 #include "compilation_group.h"
-#include "flagged_group.h"
 #include "fusion/device_table.h"
 #include "fusion/fusion_pass.h"
+#include "mode_specialised_group.h"
 #include "profiling.h"
 #include "statistics.h"
 
@@ -37,7 +37,7 @@ void run_pass(std::shared_ptr<Graph>& graph) {
 
 Operation make_operation(const Node* node) {
   if (node->hasAttribute(flags_attribute())) {
-    auto group = std::make_shared<FlaggedGroup>(node);
+    auto group = std::make_shared<ModeSpecialisedGroup>(node);
     return [group](Stack& stack) { group->run(stack); };
   }
   auto group = std::make_shared<CompilationGroup>(node);

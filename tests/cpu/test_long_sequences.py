@@ -140,7 +140,7 @@ def test_strict_mode_raises_where_there_is_no_other_way() -> None:
         torchmdla.enable(strict=True)
         with pytest.raises(CompileError, match="701 steps") as raised:
             script(torch.randn(1402, 2, 8))
-    assert (raised.value.op, raised.value.too_long) == ("aten::gru.input", 701)
+    assert (raised.value.op, raised.value.unroll_limit_exceeded) == ("aten::gru.input", 701)
 
 
 def test_sizes_that_may_not_vary_fall_back() -> None:

@@ -42,7 +42,7 @@ def _imported(function: Any, inputs: tuple[Tensor, ...]) -> tuple[torch._C.Graph
     torch._C._jit_pass_inline(graph)
     torch._C._jit_pass_lower_all_tuples(graph)
     outputs, record = run_and_record(graph, inputs)
-    return graph, import_graph(graph, record, (), _DEVICE.whole), outputs
+    return graph, import_graph(graph, record, (), _DEVICE.composite_ops), outputs
 
 
 def _lower(imported: ImportedGraph) -> Artifact:

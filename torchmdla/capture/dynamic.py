@@ -89,13 +89,13 @@ def dynamic_program(
     with run:
         seen = run.record(subgraph.run_symbolic(run, record), record, subgraph.outputs)
     known = _KnownSizes(run, seen)
-    everywhere = subgraph.import_program(known.marked(seen), parameters, {*device.whole, *RECURRENT})
+    everywhere = subgraph.import_program(known.marked(seen), parameters, {*device.composite_ops, *RECURRENT})
     known.collect_conditions()
     if not known.hold(values):
         raise CompileError("what holds at small sizes does not at the call's")
     _check_agreement(known.at(seen, values), record, subgraph.outputs)
     points = _points(known, values, fixed, written_out)
-    samples = [subgraph.import_program(known.at(seen, point), parameters, device.whole) for point in points]
+    samples = [subgraph.import_program(known.at(seen, point), parameters, device.composite_ops) for point in points]
     if any(_form(sample) != _form(everywhere) for sample in samples):
         raise CompileError("bindings, roles, dtypes or layouts depend on the sizes")
     program = Program(

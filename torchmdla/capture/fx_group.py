@@ -122,8 +122,10 @@ class FxSubgraph:
         graph.output(tuple(results))
         return FxSubgraph(self.module, graph), seen
 
-    def import_program(self, record: Record, parameters: Collection[int], whole: Collection[str] = ()) -> ImportedGraph:
-        return import_fx(self.module.graph, record, parameters, whole)
+    def import_program(
+        self, record: Record, parameters: Collection[int], composite_ops: Collection[str] = ()
+    ) -> ImportedGraph:
+        return import_fx(self.module.graph, record, parameters, composite_ops)
 
     def constant(self, index: int) -> object:
         return attribute(list(self.module.graph.nodes)[index])

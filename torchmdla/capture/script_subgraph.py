@@ -65,8 +65,10 @@ class ScriptSubgraph:
             graph.registerOutput(made)
         return ScriptSubgraph(graph), {made.debugName(): record[name] for name, made in copies.items()}
 
-    def import_program(self, record: Record, parameters: Collection[int], whole: Collection[str] = ()) -> ImportedGraph:
-        return import_graph(self._graph, record, parameters, whole)
+    def import_program(
+        self, record: Record, parameters: Collection[int], composite_ops: Collection[str] = ()
+    ) -> ImportedGraph:
+        return import_graph(self._graph, record, parameters, composite_ops)
 
     def constant(self, index: int) -> object:
         return list(self._graph.nodes())[index].output().toIValue()

@@ -148,7 +148,7 @@ def compile_dynamic_group(
 
 def _compile(subgraph: Subgraph, record: Record, parameters: Sequence[int], device: devices.Device) -> _C.Executable:
     refusals.check(subgraph, record, device)
-    imported = subgraph.import_program(record, parameters, device.whole)
+    imported = subgraph.import_program(record, parameters, device.composite_ops)
     return _executable(
         subgraph,
         imported,
@@ -162,7 +162,7 @@ def _blamed(error: CompileError, subgraph: Subgraph, record: Record, device: dev
     """``error`` as one of the calls that are to blame, if any can be found."""
 
     def compile_alone(subgraph: Subgraph, record: Record) -> None:
-        service.compile_program(_program(subgraph.import_program(record, (), device.whole), device))
+        service.compile_program(_program(subgraph.import_program(record, (), device.composite_ops), device))
 
     if error.retry_after is not None:
         return error

@@ -68,9 +68,11 @@ class Subgraph(Protocol):
     def alone(self, number: int, record: Record) -> tuple[Subgraph, Record]:
         """Node number ``number`` as a subgraph, whose results are the node's, and what ``record`` saw of it."""
 
-    def import_program(self, record: Record, parameters: Collection[int], whole: Collection[str] = ()) -> ImportedGraph:
+    def import_program(
+        self, record: Record, parameters: Collection[int], composite_ops: Collection[str] = ()
+    ) -> ImportedGraph:
         """The program for inputs like those recorded; ``parameters`` are the indices of inputs that are weights,
-        ``whole`` the operators that it holds as themselves (:attr:`torchmdla.devices.Device.whole`).
+        ``composite_ops`` the operators that it holds as themselves (:attr:`torchmdla.devices.Device.composite_ops`).
 
         Raises:
             CompileError: it cannot be a program.

@@ -128,7 +128,7 @@ class Device(ABC):
         return ""
 
     @property
-    def whole(self) -> frozenset[str]:
+    def composite_ops(self) -> frozenset[str]:
         """Operators that programs hold as themselves, by schema name with overload, although the importer would write
         them in terms of others: what the device has an operation of its own for."""
         return frozenset()

@@ -55,11 +55,11 @@ class ProgramBuilder:
         record: type or value of every value of the graph, by name.
         parameters: the group inputs that are weights: their arguments get the role ``"parameter"`` where they lie
             densely in memory.
-        whole: operators that are written as themselves, not in terms of others.
+        composite_ops: operators that are written as themselves, not in terms of others.
     """
 
-    def __init__(self, record: Record, parameters: Collection[int], whole: Collection[str] = ()) -> None:
-        self.emitter = Emitter(whole)
+    def __init__(self, record: Record, parameters: Collection[int], composite_ops: Collection[str] = ()) -> None:
+        self.emitter = Emitter(composite_ops)
         self._record = record
         self._parameters = frozenset(parameters)
         self._inputs: list[str] = []

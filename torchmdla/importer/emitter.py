@@ -55,12 +55,12 @@ def float_literal(value: float) -> str:
 class Emitter:
     """Collects ops; constants are written once, where they are first used.
 
-    ``location`` is given to every op until it is set again. ``whole``: operators that the reader of the function wants
-    as themselves, not in terms of others.
+    ``location`` is given to every op until it is set again. ``composite_ops``: operators that the reader of the
+    function wants as themselves, not in terms of others.
     """
 
-    def __init__(self, whole: Collection[str] = ()) -> None:
-        self.whole = frozenset(whole)
+    def __init__(self, composite_ops: Collection[str] = ()) -> None:
+        self.composite_ops = frozenset(composite_ops)
         self.location = "loc(unknown)"
         self._lines: list[str] = []
         self._constants: dict[str, Value] = {}

@@ -18,7 +18,7 @@ from torchmdla.importer.types import ImportedGraph, Record, TensorMeta
 
 
 def import_fx(
-    graph: fx.Graph, record: Record, parameters: Collection[int], whole: Collection[str] = ()
+    graph: fx.Graph, record: Record, parameters: Collection[int], composite_ops: Collection[str] = ()
 ) -> ImportedGraph:
     """Writes ``graph`` (functional, of ``OpOverload`` calls) as one function in the Torch dialect.
 
@@ -29,12 +29,12 @@ def import_fx(
         graph: a group's subgraph. It returns a tuple.
         record: type or value of every node but the output, by its name; the results of an op with several are a list.
         parameters: the placeholders that are weights: their arguments get the role ``"parameter"``.
-        whole: operators that are written as themselves, not in terms of others.
+        composite_ops: operators that are written as themselves, not in terms of others.
 
     Raises:
         CompileError: something in the graph cannot be a program; names the op and where it stands.
     """
-    return _Reader(graph, ProgramBuilder(record, parameters, whole)).run()
+    return _Reader(graph, ProgramBuilder(record, parameters, composite_ops)).run()
 
 
 def name_of_call(node: fx.Node) -> str:

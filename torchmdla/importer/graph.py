@@ -20,7 +20,7 @@ from torchmdla.importer.types import ImportedGraph, Record, TensorMeta
 
 
 def import_graph(
-    graph: torch._C.Graph, record: Record, parameters: Collection[int], whole: Collection[str] = ()
+    graph: torch._C.Graph, record: Record, parameters: Collection[int], composite_ops: Collection[str] = ()
 ) -> ImportedGraph:
     """Writes ``graph`` as one function in the Torch dialect.
 
@@ -30,12 +30,12 @@ def import_graph(
         graph: the group's subgraph.
         record: type or value of every value of the graph, by debugName.
         parameters: the group inputs that are weights: their arguments get the role ``"parameter"``.
-        whole: operators that are written as themselves, not in terms of others.
+        composite_ops: operators that are written as themselves, not in terms of others.
 
     Raises:
         CompileError: something in the graph cannot be a program; names the op and where it stands.
     """
-    return _Reader(graph, ProgramBuilder(record, parameters, whole)).run()
+    return _Reader(graph, ProgramBuilder(record, parameters, composite_ops)).run()
 
 
 # Ask a tensor for its type, so that the answer is known even if the tensor's data is not.

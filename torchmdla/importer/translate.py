@@ -69,7 +69,7 @@ def translate(
             schema, operands = in_tensor_form(emitter, name, operands)
             return translate(emitter, schema, operands, metas, within)
         operands = _opened_tensors(emitter, schema, operands)
-    as_itself = name == within or name in emitter.whole or _is_kept_whole(name, operands)
+    as_itself = name == within or name in emitter.composite_ops or _is_kept_whole(name, operands)
     if not as_itself and decomposition(name) is not None:
         results = _decompose(emitter, name, operands)
         _check_dtypes(results, metas)

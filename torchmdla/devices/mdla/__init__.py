@@ -25,7 +25,7 @@ class MdlaDevice(Device):
         return OPS
 
     @property
-    def whole(self) -> frozenset[str]:
+    def composite_ops(self) -> frozenset[str]:
         from torchmdla.devices.mdla.ops import WHOLE
 
         return WHOLE

@@ -84,7 +84,7 @@ def _network(  # type: ignore[no-untyped-def]
     sequence = input.transpose(0, 1) if batched and batch_first else input
     if (steps := sequence.size(0) * num_layers * directions) > _MOST_STEPS:
         reason = f"a recurrent network of {steps} steps is not written out, {_MOST_STEPS} are the most"
-        raise CompileError(reason, too_long=sequence.size(0), scope="place")
+        raise CompileError(reason, unroll_limit_exceeded=sequence.size(0), scope="place")
     last: list[State] = []
     for layer in range(num_layers):
         outputs = []

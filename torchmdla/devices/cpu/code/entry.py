@@ -357,7 +357,7 @@ class _FunctionWriter:
         self.calls += 1
         self._call_kernel(symbol, pointers, ranges(nest, schedule), schedule.grain)
 
-    def _call_chain(self, step: TileLoop) -> None:
+    def _call_tile_loop(self, step: TileLoop) -> None:
         def member_kernel(member: LoopNest, ahead: Ahead) -> MemberKernel:
             symbol, kernel = self._kernel(member, ahead)
             return MemberKernel(symbol, ranges(kernel.nest, kernel.schedule), kernel.nest.is_dynamic)
@@ -551,7 +551,7 @@ class _FunctionWriter:
 
 _WRITERS: Mapping[type, Callable[[_FunctionWriter, Any], None]] = {
     LoopNest: _FunctionWriter._call,
-    TileLoop: _FunctionWriter._call_chain,
+    TileLoop: _FunctionWriter._call_tile_loop,
     RepeatLoop: _FunctionWriter._repeat,
     OutlinedRegion: _FunctionWriter._call_region,
     LoadStep: _FunctionWriter._load,

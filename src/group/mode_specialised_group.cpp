@@ -1,4 +1,4 @@
-#include "flagged_group.h"
+#include "mode_specialised_group.h"
 
 #include "fusion/device_table.h"
 #include "fusion/fusion_pass.h"
@@ -46,12 +46,12 @@ std::vector<size_t> flag_inputs(const Node* node) {
 
 } // namespace
 
-FlaggedGroup::FlaggedGroup(const Node* node)
+ModeSpecialisedGroup::ModeSpecialisedGroup(const Node* node)
     : graph_(node->g(attr::Subgraph)), device_(node->s(device_attribute())),
       name_(group_name(graph_)), parameters_(node->is(parameters_attribute())), inputs_(node),
       flag_inputs_(flag_inputs(node)), flags_(inputs_.of(flag_inputs_)) {}
 
-void FlaggedGroup::run(Stack& stack) {
+void ModeSpecialisedGroup::run(Stack& stack) {
   auto& chosen = variant(flags(stack));
   if (chosen.group) return chosen.group->run(stack);
   inputs_.expand(stack);
@@ -64,14 +64,14 @@ void FlaggedGroup::run(Stack& stack) {
   if (followed) chosen.expected_backward.watch(torch::jit::last(stack, stack.size() - below));
 }
 
-FlaggedGroup::Flags FlaggedGroup::flags(const Stack& stack) const {
+ModeSpecialisedGroup::Flags ModeSpecialisedGroup::flags(const Stack& stack) const {
   Flags values;
   for (const auto& value : flags_.find(stack))
     values.push_back(value.toBool());
   return values;
 }
 
-FlaggedGroup::Variant& FlaggedGroup::variant(const Flags& flags) {
+ModeSpecialisedGroup::Variant& ModeSpecialisedGroup::variant(const Flags& flags) {
   if (auto* found = find(flags)) return *found;
   const Guard guard(mutex_);
   if (auto* found = find(flags)) return *found;
@@ -86,14 +86,15 @@ FlaggedGroup::Variant& FlaggedGroup::variant(const Flags& flags) {
   return *variants_.back();
 }
 
-FlaggedGroup::Variant* FlaggedGroup::find(const Flags& flags) const {
+ModeSpecialisedGroup::Variant* ModeSpecialisedGroup::find(const Flags& flags) const {
   auto* found = newest_.load(std::memory_order_acquire);
   while (found && found->flags != flags)
     found = found->next;
   return found;
 }
 
-std::unique_ptr<FlaggedGroup::Variant> FlaggedGroup::make(const Flags& flags) const {
+std::unique_ptr<ModeSpecialisedGroup::Variant>
+ModeSpecialisedGroup::make(const Flags& flags) const {
   auto made = std::make_unique<Variant>();
   made->flags = flags;
   made->graph = graph_->copy();
@@ -104,7 +105,7 @@ std::unique_ptr<FlaggedGroup::Variant> FlaggedGroup::make(const Flags& flags) co
   return made;
 }
 
-std::unique_ptr<FlaggedGroup::Variant> FlaggedGroup::make_open() const {
+std::unique_ptr<ModeSpecialisedGroup::Variant> ModeSpecialisedGroup::make_open() const {
   auto made = std::make_unique<Variant>();
   made->graph = graph_->copy();
   auto grouped = graph_->copy();
@@ -114,7 +115,7 @@ std::unique_ptr<FlaggedGroup::Variant> FlaggedGroup::make_open() const {
   return made;
 }
 
-void FlaggedGroup::group_anew(Variant& variant) const {
+void ModeSpecialisedGroup::group_anew(Variant& variant) const {
   auto grouped = variant.graph->copy();
   if (const auto table = device_table(device_))
     fuse_groups(grouped, *table, OpenConditions::assume_met, parameters_);
@@ -131,7 +132,7 @@ void FlaggedGroup::group_anew(Variant& variant) const {
 }
 
 // PyTorch's executor makes differentiable graphs of a variant that trains, and groups of those.
-void FlaggedGroup::run_differentiable(Variant& variant, Stack& stack) const {
+void ModeSpecialisedGroup::run_differentiable(Variant& variant, Stack& stack) const {
   std::call_once(variant.differentiable_once, [&] {
     const Unforked section;
     variant.differentiable.emplace(*variant.graph, name_);

@@ -24,9 +24,9 @@
 
 namespace torchmdla {
 
-class FlaggedGroup {
+class ModeSpecialisedGroup {
 public:
-  explicit FlaggedGroup(const torch::jit::Node* node);
+  explicit ModeSpecialisedGroup(const torch::jit::Node* node);
 
   // Takes the values that the group finds its inputs from off the stack and pushes its outputs.
   void run(torch::jit::Stack& stack);
