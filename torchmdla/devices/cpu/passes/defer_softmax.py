@@ -19,6 +19,7 @@ from torchmdla.devices.cpu.loop_program import (
     Epilogue,
     LoopNest,
     LoopProgram,
+    Users,
     is_elementwise,
     is_found_by_index,
     may_move,
@@ -36,54 +37,56 @@ _SUM = op("arith.addf", op("accumulator"), op("load", name="term"))
 _SMALLEST_NORMAL = {"f32": 2.0**-126, "f64": 2.0**-1022}
 
 
-def _defer(steps: LoopProgram, step: LoopNest, found: Captured) -> bool:
+def _defer(steps: LoopProgram, users: Users, step: LoopNest, found: Captured) -> bool:
     read = found["left"].payload
-    maker = _maker(steps, read)
+    maker = _maker(users, read)
     if maker is None or not is_elementwise(maker) or read.buffer.kind != "temporary" or read.buffer.fixed:
         return False
     divided = next(_DIVIDED.matches(maker.values[0]), None)
-    if divided is None or step.epilogue or not starts_from_zero(step) or steps.users(read.buffer) != [maker, step]:
+    if divided is None or step.epilogue or not starts_from_zero(step) or users.of(read.buffer) != [maker, step]:
         return False
-    if not may_move(steps, maker, step) or not _is_softmax(steps, divided["term"].payload, divided["divisor"]):
+    if not may_move(steps, maker, step) or not _is_softmax(users, divided["term"].payload, divided["divisor"]):
         return False
     roots = divided["term"], divided["divisor"]
     term, divisor = accessing(roots, lambda access: through(access, maker, read))
     step.read_instead(read, term.payload)
     factor = operation("arith.divf", [constant(1.0, term.type), divisor], term.type)
     step.epilogue = Epilogue(step.outputs, (operation("arith.mulf", [reduced(0, term.type), factor], term.type),))
+    users.take_over(maker, step)
+    users.set(read.buffer, [])
     steps.steps.remove(maker)
     return True
 
 
-DEFER_SOFTMAX = Rule(SUM_OF_PRODUCTS, lambda steps: partial(_defer, steps))
+DEFER_SOFTMAX = Rule(SUM_OF_PRODUCTS, lambda steps: partial(_defer, steps, Users(steps.steps)))
 
 
-def _maker(steps: LoopProgram, access: Access) -> LoopNest | None:
+def _maker(users: Users, access: Access) -> LoopNest | None:
     """The nest that computes all of a buffer, each element by the indices of loops, if nothing else writes it."""
-    writers = [step for step in steps.users(access.buffer) if access.buffer in step.writes]
+    writers = [step for step in users.of(access.buffer) if access.buffer in step.writes]
     maker = writers[0] if len(writers) == 1 else None
     if not isinstance(maker, LoopNest) or len(maker.outputs) > 1 or maker.epilogue or maker.checks:
         return None
     return maker if is_found_by_index(maker, maker.outputs[0]) else None
 
 
-def _is_softmax(steps: LoopProgram, terms: Access, divisor: Expression) -> bool:
+def _is_softmax(users: Users, terms: Access, divisor: Expression) -> bool:
     """Whether terms are exponentials and the divisor is their sum, which has a finite reciprocal: 1 is among the terms,
     or it is not less than a normal number."""
     bounded = next(_AT_LEAST.matches(divisor), None)
-    total, maker = bounded["sum"] if bounded else divisor, _maker(steps, terms)
-    if maker is None or total.op != "load" or not _reduces(steps, _SUM, 0.0, total.payload, terms):
+    total, maker = bounded["sum"] if bounded else divisor, _maker(users, terms)
+    if maker is None or total.op != "load" or not _reduces(users, _SUM, 0.0, total.payload, terms):
         return False
     (power,) = maker.values
     if bounded and bounded["least"].payload >= _SMALLEST_NORMAL.get(power.type, math.inf):
         return power.op == "math.exp"
     found = _EXPONENTIAL.matches(power)
-    return any(_reduces(steps, _LARGEST, -math.inf, e["largest"].payload, e["term"].payload) for e in found)
+    return any(_reduces(users, _LARGEST, -math.inf, e["largest"].payload, e["term"].payload) for e in found)
 
 
-def _reduces(steps: LoopProgram, reduction: Pattern, start: float, result: Access, row: Access) -> bool:
+def _reduces(users: Users, reduction: Pattern, start: float, result: Access, row: Access) -> bool:
     """Whether ``result`` is made by a reduction, from ``start`` on, of the row that ``row`` lies in."""
-    maker = _maker(steps, result)
+    maker = _maker(users, result)
     if maker is None or maker.initial is None or maker.initial.payload != start:
         return False
     term = next((found["term"].payload for found in reduction.matches(maker.values[0])), None)
