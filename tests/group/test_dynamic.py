@@ -129,6 +129,13 @@ class Case:
 
 CASES = {
     "batch": Case(LINEAR, lambda n: (torch.randn(n, 12),), [[4], [5], [8]], [[3], [2], [100], [64]], (8,)),
+    "the first token of one sequence": Case(
+        lambda x: LINEAR((torch.tanh(x) * 2)[:, 0]),
+        lambda n: (torch.randn(1, n, 12),),
+        [[4], [5], [8]],
+        [[3], [90]],
+        (8,),
+    ),
     "sequence in two inputs": Case(
         attention,
         lambda s: (torch.randn(2, s, 8), torch.rand(2, s) < 0.3),

@@ -93,8 +93,8 @@ def trace(function: Callable[..., object], arguments: Sequence[object]) -> Trace
 
 
 def _for_symbols(inputs: object) -> AbstractContextManager[object]:
-    """Some of PyTorch's kernels take symbolic sizes in Python only."""
-    sizes = (leaf.shape if isinstance(leaf, torch.Tensor) else [leaf] for leaf in leaves(inputs))
+    """Some of PyTorch's kernels take symbolic sizes, and strides, in Python only."""
+    sizes = ((*leaf.shape, *leaf.stride()) if isinstance(leaf, torch.Tensor) else [leaf] for leaf in leaves(inputs))
     if not any(isinstance(size, torch.SymInt) for size in itertools.chain.from_iterable(sizes)):
         return nullcontext()
     from torch._dispatch.python import enable_python_dispatcher
