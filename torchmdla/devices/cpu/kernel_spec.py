@@ -83,6 +83,11 @@ class KernelSpec(Generic[Number]):
         """What each iteration computes, operands before what reads them; then its checks, each an ``assert``."""
         return (*_computed((*self.values, *self.checks)), *self.asserts)
 
+    @property
+    def all_computed(self) -> tuple[Expression, ...]:
+        """What the nest computes, then its epilogue."""
+        return self.body + (self.epilogue.body if self.epilogue else ())
+
     @cached_property
     def loads(self) -> tuple[Expression, ...]:
         """The elements of inputs that each iteration reads."""
@@ -137,7 +142,7 @@ def _computed(roots: tuple[Expression, ...]) -> tuple[Expression, ...]:
 def _numbers(nest: AnyNest) -> Iterator[object]:
     """Every number of a nest that may vary with symbols."""
     operands = nest.inputs + nest.outputs + (nest.epilogue.inputs + nest.epilogue.outputs if nest.epilogue else ())
-    body = nest.body + (nest.epilogue.body if nest.epilogue else ()) + ((nest.initial,) if nest.initial else ())
+    body = nest.all_computed + ((nest.initial,) if nest.initial else ())
     return itertools.chain(
         nest.sizes,
         *(o.strides for o in operands),

@@ -15,7 +15,7 @@ from torchmdla.compiler.mlir import explained, new_context
 from torchmdla.compiler.program import Program, Target
 from torchmdla.devices.cpu.code.checks import check_bounds
 from torchmdla.devices.cpu.code.emit import disassembled, fold, to_llvm, to_llvm_ir, to_object
-from torchmdla.devices.cpu.code.entry import ENTRY, Code, function_attributes, symbols_of, write_module
+from torchmdla.devices.cpu.code.entry import ENTRY, Code, function_attributes, write_module
 from torchmdla.devices.cpu.code.object_file import is_elf, undefined_symbols
 from torchmdla.devices.cpu.linalg.fusion import fuse
 from torchmdla.devices.cpu.linalg.reading import read_program
@@ -27,6 +27,7 @@ from torchmdla.devices.cpu.passes.bounds import conditions_of_bounds
 from torchmdla.devices.cpu.passes.generalise import generalise, mark_varying, not_dynamic, program_at
 from torchmdla.devices.cpu.passes.pipeline import Tiles, observe, rewrite, run_by_tiles, transform
 from torchmdla.devices.cpu.printer import program_text
+from torchmdla.devices.cpu.schedule import Symbols
 from torchmdla.devices.cpu.schedule.plan import Given, plan_schedules
 from torchmdla.devices.cpu.verifier import verify
 from torchmdla.errors import CompileError
@@ -94,7 +95,8 @@ def _generate(program: Program, seconds: dict[str, float]) -> tuple[Code, ir.Mod
     with _timed(seconds, "steps"):
         steps.not_negative = conditions_of_bounds(steps)
     with _timed(seconds, "schedules"):
-        plan = plan_schedules(steps, Machine.of(program.target), symbols_of(steps, program), Given.of(program))
+        symbols = Symbols(len(program.symbols), steps.typical)
+        plan = plan_schedules(steps, Machine.of(program.target), symbols, Given.of(program))
     dump.write("schedules.json", lambda: plan.to_json(tiles))
     with _timed(seconds, "kernels"):
         code = write_module(steps, plan, program)

@@ -36,7 +36,7 @@ from torchmdla.devices.cpu.loop_program import (
 )
 from torchmdla.devices.cpu.machine import CHECK_BOUNDS, Machine
 from torchmdla.devices.cpu.printer import kernel_text
-from torchmdla.devices.cpu.schedule import Ahead, Blocks, Symbols, count, ranges
+from torchmdla.devices.cpu.schedule import Ahead, Blocks, count, ranges
 from torchmdla.devices.cpu.schedule.plan import Plan, ScheduledKernel
 from torchmdla.devices.cpu.schedule.tile_loops import blocks_of
 from torchmdla.devices.cpu.workspace import ALIGNMENT, Lifetime, plan
@@ -80,7 +80,6 @@ class _Module:
 
     machine: Machine
     attributes: str
-    symbols: Symbols
     plan: Plan
     # How many buffers the entry is given, and how many packed ones; marks, where accesses are to be checked.
     given: int
@@ -97,12 +96,10 @@ class _Module:
 
 def write_module(steps: LoopProgram, plan: Plan, program: Program) -> Code:
     """The module that runs ``steps`` by the ABI, computed as ``plan`` says."""
-    symbols = symbols_of(steps, program)
+    symbols = plan.symbols
     given = _GIVEN + len(program.arguments) + len(program.results)
     marks = Marks() if CHECK_BOUNDS in program.target.features.split(",") else None
-    module = _Module(
-        Machine.of(program.target), function_attributes(program), symbols, plan, given, len(steps.packings), marks
-    )
+    module = _Module(Machine.of(program.target), function_attributes(program), plan, given, len(steps.packings), marks)
     packs = [_FunctionWriter(f"mdla_pack_{k}", p.steps, module, p) for k, p in enumerate(steps.packings)]
     entry = _FunctionWriter(ENTRY, steps.steps, module, None)
     entry.require(steps.not_negative)
@@ -126,11 +123,6 @@ def write_module(steps: LoopProgram, plan: Plan, program: Program) -> Code:
         packs=tuple(_pack(p, w, module, steps, program) for p, w in zip(steps.packings, packs, strict=True)),
         fault=FAULT if module.marks else "",
     )
-
-
-def symbols_of(steps: LoopProgram, program: Program) -> Symbols:
-    """The symbols of the module of a program."""
-    return Symbols(len(program.symbols), steps.typical)
 
 
 def _pack(packing: Packing, writer: _FunctionWriter, module: _Module, steps: LoopProgram, program: Program) -> Pack:
@@ -187,7 +179,7 @@ class _FunctionWriter:
         self._most_operands = 1
         self._uses_status = False
         self._asserts = False
-        symbols = 0 if packing else module.symbols.count
+        symbols = 0 if packing else module.plan.symbols.count
         self._symbols = ""
         if symbols:
             self._symbols = self._marked(self._pointer_in("%buffers", _SIZES), _WORD * symbols, "the sizes")
@@ -204,7 +196,7 @@ class _FunctionWriter:
     def _laid_out(self, sizes: SizeCode) -> tuple[dict[Buffer, tuple[str, int]], tuple[str, int]]:
         """Offsets of temporaries in a workspace of slots as large as sizes are at run time, and its end."""
         used = lifetimes(self._steps)
-        typical = [replace(own, size=at(own.size, self._module.symbols.typical)) for own in used.values()]
+        typical = [replace(own, size=at(own.size, self._module.plan.symbols.typical)) for own in used.values()]
         buffers, slots = list(used), share_slots(typical)
         places, end = sizes.laid_out([[buffers[k].bytes for k in slot] for slot in slots])
         found = {buffers[k]: (place, 0) for slot, place in zip(slots, places, strict=True) for k in slot}
@@ -222,7 +214,7 @@ class _FunctionWriter:
     def write_workspace(self) -> str:
         """The function that tells how large the workspace must be."""
         self._lines = []
-        symbols = self._module.symbols.count
+        symbols = self._module.plan.symbols.count
         sizes = SizeCode.loading(self._define, self._marked("%sizes", _WORD * symbols, "the sizes"), symbols)
         (end, _) = self._laid_out(sizes)[1]
         total = sizes.op("addi", end, sizes.value(self._slot_bytes))
@@ -363,11 +355,11 @@ class _FunctionWriter:
             return MemberKernel(symbol, ranges(kernel.nest, kernel.schedule), kernel.nest.is_dynamic)
 
         module, schedule = self._module, self._module.plan.tile_loops[step]
-        code = write_tile_loop(step, schedule, member_kernel, module.attributes, module.symbols, module.marks)
+        code = write_tile_loop(step, schedule, member_kernel, module.attributes, module.plan.symbols, module.marks)
         module.externals.update(code.externals)
         pointers = [self._pointer(buffer, offset) for buffer, offset in code.places]
         pointers += self._spilled_all(code.scalars, code.may_fail)
-        pointers += [self._symbols] if module.symbols.is_used else []
+        pointers += [self._symbols] if module.plan.symbols.is_used else []
         self.calls += len(step.members)
         self._call_kernel(module.kernel(code.text), pointers, blocks_of(step), schedule.grain)
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
-from torchmdla.devices.cpu.expressions import accessing, accumulator, load, operation, reindexed
+from torchmdla.devices.cpu.expressions import accessing, accumulator, load, reindexed
 from torchmdla.devices.cpu.loop_program import Epilogue, LoopNest, LoopProgram, final_nest, split_loop
-from torchmdla.devices.cpu.schedule import NEUTRAL, combiners
+from torchmdla.devices.cpu.schedule import NEUTRAL, combines_in_any_order
 
 # A reduction of fewer elements is over before a second thread has begun.
 _LEAST_ELEMENTS = 1 << 18
@@ -56,11 +56,10 @@ def _parts(step: LoopNest) -> dict[int, int]:
 
 def _may_start_twice(step: LoopNest) -> bool:
     """Whether partial results, each from the nest's start on, and combined from it on, are the nest's results."""
-    ops = combiners(final_nest(step)[0])
-    if ops is None or step.initial is None or step.tables:
+    if step.initial is None or step.tables or not combines_in_any_order(final_nest(step)[0]):
         return False
     # A sum may start from either zero.
-    return all(op.op in _IDEMPOTENT or step.initial.payload == float(NEUTRAL[op.op]) for op in ops)
+    return all(e.op in _IDEMPOTENT or step.initial.payload == float(NEUTRAL[e.op]) for e in step.values)
 
 
 def _outermost_first(step: LoopNest) -> list[int]:
@@ -99,16 +98,14 @@ def _combining(
     step: LoopNest, cut: Sequence[int], kept: Sequence[int], sizes: tuple[int, ...], buffers: Sequence[Buffer]
 ) -> LoopNest:
     """Its loops, of ``sizes``, are the parts of ``cut``, then ``kept``."""
-    ops = combiners(final_nest(step)[0])
-    assert ops is not None
     parts = [load(Access(buffer, _across(range(len(sizes)), sizes))) for buffer in buffers]
     combined = LoopNest(
         sizes=sizes,
         reduction=(True,) * len(cut) + (False,) * len(kept),
         outputs=step.outputs,
         values=tuple(
-            operation(op.op, [part, accumulator(k, part.type)], op.type, op.attributes)
-            for k, (op, part) in enumerate(zip(ops, parts, strict=True))
+            value.with_operands((part, accumulator(k, part.type)))
+            for k, (value, part) in enumerate(zip(step.values, parts, strict=True))
         ),
         initial=step.initial,
         epilogue=step.epilogue,

@@ -190,17 +190,16 @@ def scratch_elements(nest: AnyNest, schedule: Schedule) -> int:
     return math.prod(scratch_extents(nest, schedule).values())
 
 
-def combiners(nest: AnyNest) -> list[Expression] | None:
-    """For each output the op that combines it with a new value; None if some output has none, so that its iterations
-    must run in order."""
+def combines_in_any_order(nest: AnyNest) -> bool:
+    """Whether each output's value is an op that combines it with a new one, so that iterations may run in any order."""
     found = contents((*nest.values, *nest.checks))
     for position, value in enumerate(nest.values):
         old = [operand for operand in value.operands if operand.op == "accumulator" and operand.payload == position]
         if value.op not in NEUTRAL or len(old) != 1:
-            return None
+            return False
         if found.readers(old[0]) != [value] or found.readers(value) or value in nest.checks:
-            return None
-    return list(nest.values)
+            return False
+    return True
 
 
 def _choose_vector(nest: KernelSpec, machine: Machine, unknown: Unknown) -> tuple[int, int]:
@@ -229,14 +228,13 @@ def may_vectorise(nest: AnyNest, loop: int) -> bool:
     """Whether iterations of a loop may run in any order, and none of them traps on what another lane holds."""
     if any(e.op in _TRAPPING for e in _computed_along(nest, loop)):
         return False
-    return not nest.reduction[loop] or combiners(nest) is not None
+    return not nest.reduction[loop] or combines_in_any_order(nest)
 
 
 def _computed_along(nest: AnyNest, loop: int) -> Iterator[Expression]:
     """What is computed, in the epilogue too, and varies with a loop."""
     varying = varying_loops(nest)
-    every = (*nest.body, *(nest.epilogue.body if nest.epilogue else ()))
-    return (expression for expression in every if loop in varying[expression])
+    return (expression for expression in nest.all_computed if loop in varying[expression])
 
 
 def _element_cost(nest: KernelSpec, machine: Machine, loop: int, lanes: int, unknown: Unknown = _NONE) -> float:

@@ -71,8 +71,10 @@ class Given:
 
 @dataclass
 class Plan:
-    """``kernels``: by the nest that a step computes and what it fetches for others; ``tile_loops``: by the step."""
+    """``kernels``: by the nest that a step computes and what it fetches for others; ``tile_loops``: by the step;
+    ``symbols``: those of the module."""
 
+    symbols: Symbols
     kernels: dict[tuple[AnyNest, Ahead], ScheduledKernel] = field(default_factory=dict)
     tile_loops: dict[TileLoop, TileSchedule] = field(default_factory=dict)
 
@@ -112,10 +114,9 @@ def plan_schedules(steps: LoopProgram, machine: Machine, symbols: Symbols, given
 
 class _Planner:
     def __init__(self, machine: Machine, symbols: Symbols, given: Given) -> None:
-        self.plan = Plan()
+        self.plan = Plan(symbols)
         self.names: set[str] = set()
         self._machine = machine
-        self._symbols = symbols
         self._given = given
 
     def add_all(self, steps: Iterable[Step]) -> None:
@@ -126,7 +127,7 @@ class _Planner:
                 self._add_tile_loop(step)
 
     def _add_tile_loop(self, step: TileLoop) -> None:
-        tiles = self.plan.tile_loops[step] = schedule_tiles(step, self._machine, self._symbols)
+        tiles = self.plan.tile_loops[step] = schedule_tiles(step, self._machine, self.plan.symbols)
         for extents in tiles.parts(step):
             for position, fetched in enumerate(tiles.fetched):
                 self._add(step.part(position, extents), fetched.ahead)
@@ -136,7 +137,7 @@ class _Planner:
         if key in self.plan.kernels:
             return
         nest = expand(key[0], self._machine)
-        schedule = choose(nest, self._machine, self._symbols.typical, ahead)
+        schedule = choose(nest, self._machine, self.plan.symbols.typical, ahead)
         if self._given.kernels:
             schedule = self._replaced(nest, schedule)
         self.plan.kernels[key] = ScheduledKernel(nest, schedule)
@@ -153,7 +154,7 @@ class _Planner:
             raise CompileError(f"the schedule given for kernel {name} is none: {error!r}") from None
         for fault in faults(nest, made, self._machine):
             raise CompileError(f"the schedule given for kernel {name} {fault}", diagnostic=nest_text(nest))
-        return replace(made, iterations=count(ranges(nest, made), self._symbols.typical))
+        return replace(made, iterations=count(ranges(nest, made), self.plan.symbols.typical))
 
 
 def _name(nest: AnyNest, ahead: Ahead) -> str:

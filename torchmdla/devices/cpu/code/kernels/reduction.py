@@ -12,7 +12,7 @@ from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, stored
 from torchmdla.devices.cpu.expressions import Expression, accumulator, reduced
 from torchmdla.devices.cpu.kernel_spec import AnyNest, AnyOperand
 from torchmdla.devices.cpu.machine import Machine
-from torchmdla.devices.cpu.schedule import NEUTRAL, Schedule, combiners
+from torchmdla.devices.cpu.schedule import NEUTRAL, Schedule, combines_in_any_order
 
 _KINDS = {
     "arith.addf": "add",
@@ -47,7 +47,7 @@ class ReductionWriter(TileWriter):
 
     def __init__(self, nest: AnyNest, schedule: Schedule, machine: Machine) -> None:
         super().__init__(nest, schedule, machine)
-        self.combiners = combiners(nest)
+        self._has_any_order = combines_in_any_order(nest)
         # Under blocks of the reduction: whether this is the first and the last block.
         self._is_first = self._is_last = ""
         # Where the part begins that the current tile fetches ahead, if it does.
@@ -226,8 +226,8 @@ class ReductionWriter(TileWriter):
 
     def _part_of_sum(self, loop: int, upper: Count, depth: int) -> Count | None:
         """How many iterations of ``loop`` an accumulator may see; None if it may see them all."""
-        names = {e.op for e in self.combiners} if self.combiners else set()
-        if depth or names != {"arith.addf"} or self.nest.outputs[0].element == "f64":
+        names = {e.op for e in self.nest.values}
+        if depth or not self._has_any_order or names != {"arith.addf"} or self.nest.outputs[0].element == "f64":
             return None
         unroll, others = self.schedule.unroll[loop], self.schedule.reduction[1:]
         step, most = self._tile[loop] * unroll, _LONGEST_SUM // unroll
@@ -379,8 +379,8 @@ class ReductionWriter(TileWriter):
         return self._broadcast(start, self.schedule.lanes if across else 1)
 
     def _combiner(self, position: int) -> Expression:
-        assert self.combiners is not None, "a reduction across lanes needs an associative op"
-        return self.combiners[position]
+        assert self._has_any_order, "a reduction across lanes needs an associative op"
+        return self.nest.values[position]
 
     def _neutral(self, position: int) -> Value:
         element = self.nest.outputs[position].element
