@@ -14,13 +14,15 @@ import torch
 
 from torchmdla.compiler.program import Argument, Result
 from torchmdla.errors import CompileError, internal_error
-from torchmdla.importer.decompositions.registry import overload_of
 from torchmdla.importer.emitter import Emitter, Value, quote
 from torchmdla.importer.layout import exact_memory_order, invert, memory_order
-from torchmdla.importer.promotion import NumberTensor
+from torchmdla.importer.open_floats import as_integer_tensor, in_tensor_form
+from torchmdla.importer.operands import NumberTensor, Operand, as_tensor
+from torchmdla.importer.operators import operator
+from torchmdla.importer.schemas import overload_of
 from torchmdla.importer.size_int import value_symbol
 from torchmdla.importer.trace import leaves, qualified_name
-from torchmdla.importer.translate import Operand, as_integer_tensor, as_tensor, in_tensor_form, translate
+from torchmdla.importer.translate import translate
 from torchmdla.importer.types import (
     Binding,
     ImportedGraph,
@@ -34,14 +36,7 @@ from torchmdla.importer.types import (
 # Arguments of batch and instance norms that PyTorch's kernels update without another version of the tensor.
 _UNVERSIONED = frozenset({"running_mean", "running_var"})
 
-# What may compute with a size among integers: the others look at numbers (for zero, for a sign).
-_ON_INTEGERS = frozenset(
-    f"aten::{name}.{form}"
-    for name in ("add", "sub", "rsub", "mul", "eq", "ne", "lt", "le", "gt", "ge")
-    for form in ("Tensor", "Scalar")
-) | {"aten::clamp", "aten::clamp_min", "aten::clamp_max", "aten::scalar_tensor"}
-
-# The arguments of these that are the numbers.
+# The arguments that are the numbers of operators that take sizes among integers.
 _NUMBERS = frozenset(("self", "other", "min", "max", "s"))
 
 # Each call compares unversioned parameters with a copy: beyond this many bytes in all they are inputs like others.
@@ -289,7 +284,7 @@ def takes_size_value(
     name = qualified_name(schema)
     if dtypes and all(dtype.is_floating_point for dtype in dtypes):
         return torch.Tag.pointwise in overload_of(name).tags
-    return name in _ON_INTEGERS and argument.name in _NUMBERS and set(dtypes) <= {torch.int64}
+    return operator(name).takes_sizes and argument.name in _NUMBERS and set(dtypes) <= {torch.int64}
 
 
 def _bytes(argument: Argument) -> int:

@@ -11,9 +11,9 @@ from torch import fx
 
 from torchmdla.errors import CompileError
 from torchmdla.importer.builder import ProgramBuilder, blame, is_known
+from torchmdla.importer.operands import Operand
 from torchmdla.importer.sources import source_of_trace
 from torchmdla.importer.trace import in_schema_order, leaves, map_structure, qualified_name
-from torchmdla.importer.translate import Operand
 from torchmdla.importer.types import ImportedGraph, Record, TensorMeta
 
 

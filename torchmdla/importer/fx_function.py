@@ -17,8 +17,8 @@ from torchmdla.errors import CompileError
 from torchmdla.importer.emitter import Emitter, Value, location, quote
 from torchmdla.importer.fx import name_of_call, source_of_node
 from torchmdla.importer.literals import Literals
+from torchmdla.importer.operands import Operand, materialise
 from torchmdla.importer.trace import in_schema_order, leaves, map_structure, qualified_name
-from torchmdla.importer.translate import Operand, materialise
 from torchmdla.importer.types import TensorMeta, recorded, tensor_type
 
 

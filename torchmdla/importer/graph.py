@@ -11,11 +11,11 @@ from torchmdla.errors import CompileError
 from torchmdla.importer.builder import ProgramBuilder, blame, evaluate, is_known
 from torchmdla.importer.emitter import Value
 from torchmdla.importer.in_place import call_in_place, functional
-from torchmdla.importer.promotion import NumberTensor, number_dtype
+from torchmdla.importer.operands import NumberTensor, Operand, as_tensor
+from torchmdla.importer.promotion import number_dtype
 from torchmdla.importer.rewrites import split_along
 from torchmdla.importer.sources import source_of
 from torchmdla.importer.trace import leaves
-from torchmdla.importer.translate import Operand, as_tensor
 from torchmdla.importer.types import ImportedGraph, Record, TensorMeta
 
 

@@ -10,12 +10,12 @@ from functools import lru_cache
 import torch
 
 from torchmdla.importer.builder import ProgramBuilder
-from torchmdla.importer.decompositions.registry import composite, schema_of
+from torchmdla.importer.decomposing import composite
 from torchmdla.importer.emitter import Value
-from torchmdla.importer.promotion import NumberTensor
+from torchmdla.importer.operands import NumberTensor, Operand, as_tensor
 from torchmdla.importer.rewrites import cast
+from torchmdla.importer.schemas import schema_of
 from torchmdla.importer.trace import map_structure, qualified_name, trace
-from torchmdla.importer.translate import Operand, as_tensor
 from torchmdla.importer.types import TensorMeta
 
 

@@ -12,7 +12,7 @@ import torch
 
 from torchmdla.errors import CompileError
 from torchmdla.importer.builder import blame
-from torchmdla.importer.decompositions.registry import overload_of
+from torchmdla.importer.schemas import overload_of
 from torchmdla.importer.sources import source_of
 from torchmdla.importer.trace import qualified_name
 from torchmdla.importer.types import dtype_number

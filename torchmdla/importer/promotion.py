@@ -6,30 +6,16 @@ nearest to 0.1.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import torch
 
 from torchmdla.importer.emitter import Emitter, Value
+from torchmdla.importer.operands import Number, NumberTensor
+from torchmdla.importer.operators import Operator, operator
 from torchmdla.importer.rewrites import cast
 from torchmdla.importer.types import TensorMeta
-
-
-@dataclass(frozen=True)
-class NumberTensor:
-    """A 0-d tensor whose value is known, because it is computed from sizes."""
-
-    value: int | float | bool
-    meta: TensorMeta
-
-
-@dataclass(frozen=True)
-class Number:
-    """A known number that takes the place of a tensor in the op's schema."""
-
-    value: int | float | bool
-
 
 _NUMBER_DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64}
 
@@ -77,34 +63,6 @@ def _higher_kind(first: torch.dtype | None, second: torch.dtype | None) -> torch
     return second if _kind(second) > _kind(first) else first
 
 
-_COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge"))
-
-_SCALAR_FORMS: Mapping[str, str] = {
-    **{f"aten::{name}.Tensor": f"aten::{name}.Scalar" for name in [*_COMPARISONS, "add", "sub", "mul", "div", "fmod"]},
-    "aten::floor_divide": "aten::floor_divide.Scalar",
-    "aten::div.Tensor_mode": "aten::div.Scalar_mode",
-    "aten::pow.Tensor_Tensor": "aten::pow.Tensor_Scalar",
-}
-
-
-# Upstream folds the remainder of a constant by a number with the sign of C's.
-_TENSOR_FORMS: Mapping[str, str] = {"aten::remainder.Scalar": "aten::remainder.Tensor"}
-
-# Ops that PyTorch computes in the dtype of their result. torch-mlir refuses integers in some of them, and
-# ends the process in others, so their operands are converted first.
-_IN_RESULT_DTYPE_NAMES = """
-relu relu6 sigmoid tanh exp exp2 expm1 sin cos tan asin acos atan sinh cosh asinh acosh atanh log log2 log10
-log1p sqrt rsqrt reciprocal erf square logit clamp clamp_min clamp_max add sub rsub mul div floor_divide
-remainder fmod pow atan2 maximum minimum fmax fmin lerp addcmul addcdiv heaviside xlogy copysign softplus
-hardtanh bitwise_and bitwise_or bitwise_xor
-full full_like new_full fill constant_pad_nd
-"""
-_IN_RESULT_DTYPE = frozenset(_IN_RESULT_DTYPE_NAMES.split())
-
-# The Torch dialect's floats are of 64 bits; upstream's lowering of some of these leaves the tensor's own.
-_TO_FLOAT = frozenset(("Float", "FloatImplicit", "ScalarImplicit", "item"))
-
-
 def prepared(
     schema: torch._C.FunctionSchema, name: str, operands: Sequence[object], meta: object
 ) -> tuple[str, torch.dtype | None, list[object]]:
@@ -113,12 +71,13 @@ def prepared(
     A known number as second operand makes it the overload that has a constant in its kernel. ``meta`` is the first
     result's.
     """
-    dtype = _computed_in(name, operands, meta)
-    if name in _TENSOR_FORMS:
+    record = operator(name)
+    dtype = _computed_in(record, operands, meta)
+    if record.number_as_tensor:
         value, number = operands
         meta_of_number = TensorMeta(dtype or number_dtype(number), (), ())  # type: ignore[arg-type]
-        return _TENSOR_FORMS[name], dtype, [value, NumberTensor(_rounded(number, dtype), meta_of_number)]  # type: ignore[arg-type]
-    scalar = name in _SCALAR_FORMS and isinstance(operands[1], NumberTensor | int | float)
+        return record.with_tensors, dtype, [value, NumberTensor(_rounded(number, dtype), meta_of_number)]  # type: ignore[arg-type]
+    scalar = bool(record.with_number) and isinstance(operands[1], NumberTensor | int | float)
     numbers = [
         _number(
             operand,
@@ -129,16 +88,15 @@ def prepared(
         )
         for position, (operand, argument) in enumerate(zip(operands, schema.arguments, strict=True))
     ]
-    return _SCALAR_FORMS[name] if scalar else name, dtype, numbers
+    return record.with_number if scalar else name, dtype, numbers
 
 
-def _computed_in(name: str, operands: Sequence[object], meta: object) -> torch.dtype | None:
-    base = name.partition("::")[2].partition(".")[0]
-    if base in _COMPARISONS:
+def _computed_in(record: Operator, operands: Sequence[object], meta: object) -> torch.dtype | None:
+    if record.computed_in == "promoted":
         return common_dtype(operands[:2])
-    if base in _TO_FLOAT and isinstance(meta, float):
+    if record.computed_in == "float" and isinstance(meta, float):
         return torch.float64
-    return meta.dtype if base in _IN_RESULT_DTYPE and isinstance(meta, TensorMeta) else None
+    return meta.dtype if record.computed_in == "result" and isinstance(meta, TensorMeta) else None
 
 
 def _number(

@@ -61,23 +61,23 @@ def _resized(value: Value, dim: int, length: int) -> TensorMeta:
     return TensorMeta(value.meta.dtype, tuple(shape), contiguous_strides(shape))
 
 
-def _same_values(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object]:
+def same_values(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object]:
     """The first operand: memory order is the importer's affair, so only the dtype can differ."""
     return [cast(emitter, next(iter(operands.values())), metas[0])]
 
 
-def _dropout(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object]:
+def dropout(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object]:
     if operands["train"] and operands["p"] != 0:
         raise CompileError("dropout in training draws random numbers")
     return [operands["input"]]
 
 
-def _split(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object]:
+def split(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object]:
     value = operands["self"]
     return [split_along(emitter, value, operands["dim"] % len(value.meta.shape), metas[0])]
 
 
-def _unbind(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object]:
+def unbind(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object]:
     dim = emitter.integer(operands["dim"] % len(operands["self"].meta.shape))
     return [
         [
@@ -87,21 +87,21 @@ def _unbind(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any])
     ]
 
 
-def _view(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object]:
+def view(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object]:
     """One op for all that only changes the shape, with the sizes of the result: no -1, no second tensor."""
     if operands["self"].meta.shape == metas[0].shape:
         return [operands["self"]]
     return [viewed(emitter, operands["self"], metas[0])]
 
 
-def _expand(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object]:
+def expand(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object]:
     if operands["self"].meta.shape == metas[0].shape:
         return [operands["self"]]
     sizes = emitter.int_list(metas[0].shape)
     return [emitter.tensor_op("torch.aten.expand", [operands["self"], sizes, emitter.boolean(False)], metas[0])]
 
 
-def _roll(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object]:
+def roll(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object]:
     """With shifts below the sizes: upstream's slices are clamped beyond. Without dims it is the flat tensor's."""
     value, shifts, dims = operands["self"], operands["shifts"], operands["dims"]
     if dims:
@@ -122,18 +122,18 @@ def viewed(emitter: Emitter, value: Value, meta: TensorMeta) -> Value:
     return emitter.tensor_op("torch.aten.view", [value, emitter.int_list(meta.shape)], meta)
 
 
-def _of_one_element(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object] | None:
+def of_one_element(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object] | None:
     """What picks, orders or adds up elements, of a tensor without dimensions: itself, in the dtype of the results."""
     return None if operands["self"].meta.shape else [cast(emitter, operands["self"], meta) for meta in metas]
 
 
-def _scalar_tensor(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object] | None:
+def scalar_tensor(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object] | None:
     """Of a size, which is a 0-d tensor already."""
     is_tensor = isinstance(operands["s"], Value) and operands["s"].meta is not None
     return [cast(emitter, operands["s"], metas[0])] if is_tensor else None
 
 
-def _cast_first(op: str) -> Rewrite:
+def cast_first(op: str) -> Rewrite:
     """The op along ``dim`` of the cast operand: upstream lowers it without a dtype only."""
 
     def rewrite(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object] | None:
@@ -145,7 +145,7 @@ def _cast_first(op: str) -> Rewrite:
     return rewrite
 
 
-def _first_of(*rewrites: Rewrite) -> Rewrite:
+def first_of(*rewrites: Rewrite) -> Rewrite:
     """The first of ``rewrites`` that applies."""
 
     def rewrite(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object] | None:
@@ -155,7 +155,7 @@ def _first_of(*rewrites: Rewrite) -> Rewrite:
     return rewrite
 
 
-def _equal(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object] | None:
+def equal(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object] | None:
     """A tensor and itself, where upstream forgets that NaN is not equal to itself."""
     value = operands["self"]
     if value != operands["other"] or not value.meta.dtype.is_floating_point:
@@ -164,7 +164,7 @@ def _equal(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) 
     return [emitter.tensor_op("torch.aten.logical_not", [differs], metas[0])]
 
 
-def _gather(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object] | None:
+def gather(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object] | None:
     """0-d tensors as rows of one element."""
     value, index = operands["self"], operands["index"]
     if value.meta.shape and index.meta.shape:
@@ -179,7 +179,7 @@ def _flat(meta: TensorMeta) -> TensorMeta:
     return replace(meta, shape=(math.prod(meta.shape),), strides=(1,))
 
 
-def _put_masked(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object] | None:
+def put_masked(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object] | None:
     """Values that do not depend on how much one mask selects, chosen element by element."""
     value, indices, values = operands["self"], operands["indices"], operands["values"]
     if not indices or operands["accumulate"]:
@@ -195,7 +195,7 @@ def _put_masked(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[A
     return [emitter.tensor_op("torch.aten.where.self", [flags, values, value], metas[0])]
 
 
-def _check_sum(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> None:
+def check_sum(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> None:
     """
     Raises:
         CompileError: booleans are added up to one. Upstream adds bits, in which true and true are false.
@@ -204,7 +204,7 @@ def _check_sum(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[An
         raise CompileError("a sum in booleans is not supported")
 
 
-def _check_power(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> None:
+def check_power(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> None:
     """
     Raises:
         CompileError: of integers; upstream has powers of floats only.
@@ -213,7 +213,7 @@ def _check_power(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[
         raise CompileError("a power of integers by a tensor is not supported")
 
 
-def _check_pool(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> None:
+def check_pool(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> None:
     """
     Raises:
         CompileError: of integers, on which upstream ends the process.
@@ -222,100 +222,48 @@ def _check_pool(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[A
         raise CompileError("a maximum of windows of integers is not supported")
 
 
-def _index_put(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object] | None:
+def put(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object] | None:
     if operands["accumulate"]:
-        _check_sum(emitter, operands, metas)
-    return _put_masked(emitter, operands, metas)
+        check_sum(emitter, operands, metas)
+    return put_masked(emitter, operands, metas)
 
 
-def widened(emitter: Emitter, indices: Sequence[object]) -> list[object]:
-    """Index tensors as int64, which is all that upstream takes in a list.
+def unchanged_without(argument: str) -> Rewrite:
+    """The first operand, where ``argument``, which says what is written to a copy of it or where, has no elements."""
 
-    Raises:
-        CompileError: a mask is among them. How much it selects is known only at run time.
-    """
-    if any(isinstance(index, Value) and index.meta is not None and index.meta.dtype == torch.bool for index in indices):
-        raise CompileError("a mask as an index is not supported")
-    return [
-        cast(emitter, index, replace(index.meta, dtype=torch.int64))
-        if isinstance(index, Value) and index.meta is not None and index.meta.dtype == torch.int32
-        else index
-        for index in indices
-    ]
+    def rewrite(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object] | None:
+        return [operands["self"]] if _has_no_elements(operands[argument]) else None
+
+    return rewrite
 
 
-_SAME_VALUES = [
-    "aten::alias",
-    "aten::clone",
-    "aten::contiguous",
-    "aten::detach",
-    "aten::lift_fresh",
-    "aten::positive",
-    "aten::to.dtype",
-    "aten::to.dtype_layout",
-    "aten::to.device",
-    "aten::to.other",
-    "aten::to.prim_Device",
-    "aten::to.prim_dtype",
-    "aten::to.prim_other",
-    "aten::_to_copy",
-    "aten::type_as",
-    "aten::cpu",
-    "aten::resolve_conj",
-    "aten::resolve_neg",
-    "prims::convert_element_type",
-]
-_DROPOUTS = ["aten::dropout", "aten::feature_dropout", "aten::alpha_dropout", "aten::feature_alpha_dropout"]
-_SPLITS = [
-    "aten::split",
-    "aten::split.Tensor",
-    "aten::split.sizes",
-    "aten::split_with_sizes",
-    "aten::chunk",
-    "aten::unsafe_chunk",
-    "aten::unsafe_split.Tensor",
-    "aten::unsafe_split_with_sizes",
-    "aten::tensor_split.sections",
-    "aten::tensor_split.indices",
-]
-_VIEWS = [
-    "aten::view",
-    "aten::reshape",
-    "aten::_unsafe_view",
-    "aten::_reshape_alias",
-    "aten::flatten.using_ints",
-    "aten::unflatten.int",
-    "aten::view_as",
-    "aten::reshape_as",
-    "aten::squeeze",
-    "aten::squeeze.dim",
-    "aten::squeeze.dims",
-    "aten::unsqueeze",
-    "aten::ravel",
-]
+def join(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object] | None:
+    """Tensors joined, without those that add nothing."""
+    joined = operands["tensors"]
+    dense = [tensor for tensor in joined if not _has_no_elements(tensor)]
+    if len(dense) == len(joined):
+        return None
+    given = [emitter.list(dense, "vtensor"), emitter.integer(operands["dim"])]
+    return [emitter.tensor_op("torch.aten.cat", given, metas[0])]
 
-_OF_ELEMENTS = ["aten::amax", "aten::amin", "aten::aminmax", "aten::cumsum", "aten::flip", "aten::index_select"]
 
-_SUMS = ["aten::sum", "aten::sum.dim_IntList"]
+def nan_without_elements(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object] | None:
+    """NaN for the variance, and the mean, of a tensor without elements, where upstream has 0 / -1."""
+    if not _has_no_elements(operands["self"]):
+        return None
+    return [_all_nan(emitter, meta) for meta in metas if isinstance(meta, TensorMeta)]
 
-REWRITES: Mapping[str, Rewrite] = {
-    **dict.fromkeys(_SAME_VALUES, _same_values),
-    **dict.fromkeys(_DROPOUTS, _dropout),
-    **dict.fromkeys(_SPLITS, _split),
-    **dict.fromkeys(_VIEWS, _view),
-    "aten::roll": _roll,
-    "aten::scalar_tensor": _scalar_tensor,
-    **dict.fromkeys(_OF_ELEMENTS, _of_one_element),
-    "aten::cumprod": _first_of(_of_one_element, _cast_first("torch.aten.cumprod")),
-    "aten::log_softmax.int": _cast_first("torch.aten.log_softmax.int"),
-    "aten::index_put": _index_put,
-    "aten::max_pool3d": _check_pool,
-    "aten::eq.Tensor": _equal,
-    "aten::gather": _gather,
-    **dict.fromkeys(_SUMS, _check_sum),
-    "aten::pow.Tensor_Tensor": _check_power,
-    "aten::unbind.int": _unbind,
-    "aten::expand": _expand,
-    "aten::expand_as": _expand,
-    "aten::broadcast_to": _expand,
-}
+
+def _all_nan(emitter: Emitter, meta: TensorMeta) -> Value:
+    number = emitter.number_tensor(math.nan, replace(meta, shape=(), strides=()))
+    if not meta.shape:
+        return number
+    operands = [number, emitter.int_list(meta.shape), emitter.boolean(False)]
+    return emitter.tensor_op("torch.aten.expand", operands, meta)
+
+
+def _has_no_elements(operand: object) -> bool:
+    """Of a list: whether one of its tensors has none."""
+    if isinstance(operand, Sequence):
+        return any(map(_has_no_elements, operand))
+    return isinstance(operand, Value) and operand.meta is not None and 0 in operand.meta.shape

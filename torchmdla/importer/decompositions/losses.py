@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torchmdla.errors import CompileError
 from torchmdla.importer.decompositions.elementwise import log_sigmoid
 
 # ATen's numbers of reductions; 0 leaves a loss as it is.
@@ -38,6 +39,14 @@ def kl_div(value: Tensor, target: Tensor, reduction: int = _MEAN, log_target: bo
         return _reduced(torch.exp(target) * (target - value), reduction)
     entropy = torch.where(target == 0, 0, target * torch.log(target))
     return _reduced(entropy - target * value, reduction)
+
+
+def mse_loss_backward(grad: Tensor, value: Tensor, target: Tensor, reduction: int) -> Tensor:
+    """PyTorch's own, of floats; of integers eager rounds in between."""
+    if not value.is_floating_point():
+        raise CompileError("integers", op="aten::mse_loss_backward")
+    own = torch._decomp.decomposition_table[torch.ops.aten.mse_loss_backward.default]
+    return own(grad, value, target, reduction)  # type: ignore[no-any-return]
 
 
 def _reduced(loss: Tensor, reduction: int) -> Tensor:

@@ -1,0 +1,45 @@
+"""Ops that return a tensor with something written into it: scatters, fills, copies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+
+def scatter(value: Tensor, dim: int, index: Tensor, source: Tensor | float) -> Tensor:
+    """With the dimension counted from the front: upstream's lowering ends the process on others. 0-d is a row."""
+    tensors = [value, index, source] if isinstance(source, Tensor) else [value, index]
+    if all(tensor.dim() for tensor in tensors):
+        return torch.scatter(value, dim % value.dim(), index, source)  # type: ignore[arg-type]
+    row, places, *written = (tensor.reshape(-1) for tensor in tensors)
+    return torch.scatter(row, 0, places, written[0] if written else source).view(value.shape)  # type: ignore[arg-type]
+
+
+def index_put(value: Tensor, indices: Sequence[Tensor | None], source: Tensor, accumulate: bool = False) -> Tensor:
+    """Itself; where whole dimensions lie between indexed ones, which upstream does not lower, those come first. The
+    source has its indexed dimensions in front then, too."""
+    indexed = [dim for dim, index in enumerate(indices) if index is not None]
+    put: Callable[..., Tensor] = torch.ops.aten.index_put
+    if not indexed or indexed[-1] - indexed[0] + 1 == len(indexed):
+        return put(value, indices, source, accumulate)
+    order = [*indexed, *(dim for dim in range(value.dim()) if dim not in indexed)]
+    given = [indices[dim] for dim in indexed]
+    return put(value.permute(order), given, source, accumulate).permute(
+        [order.index(dim) for dim in range(value.dim())]
+    )
+
+
+def select_scatter(value: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
+    """A slice of one: upstream takes a negative index into a vector for one behind its end."""
+    index = index + value.size(dim) if index < 0 else index
+    return torch.slice_scatter(value, source.unsqueeze(dim), dim, index, index + 1)
+
+
+def copy(value: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+    return source.to(value.dtype).expand(value.shape)
+
+
+def fill(value: Tensor, number: Tensor | float) -> Tensor:
+    return copy(value, number) if isinstance(number, Tensor) else torch.full_like(value, number)

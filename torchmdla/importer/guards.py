@@ -1,0 +1,100 @@
+"""What is checked before an op is written: indices by which it writes and integers by which it divides.
+
+Eager raises where an index is out of bounds; upstream reads or writes whatever lies there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from torchmdla.errors import CompileError
+from torchmdla.importer.emitter import Emitter, Value
+from torchmdla.importer.operands import NumberTensor, as_tensor
+from torchmdla.importer.rewrites import cast
+from torchmdla.importer.types import TensorMeta
+
+
+def widened(emitter: Emitter, operands: Sequence[Any]) -> list[Any]:
+    """With index tensors of int64, which is all that upstream takes in a list.
+
+    Raises:
+        CompileError: a mask is among them. How much it selects is known only at run time.
+    """
+    value, indices, *rest = operands
+    return [value, [_widened(emitter, index) for index in indices], *rest]
+
+
+def from_front(emitter: Emitter, operands: Sequence[Any]) -> list[Any]:
+    """With indices of dimensions, None for a whole one, of int64 and counted from the front. Makes the call fail where
+    one is out of bounds.
+
+    Raises:
+        CompileError: there are no elements to choose from, or a mask is among them.
+    """
+    value, indices, *rest = widened(emitter, operands)
+    moved = [
+        _wrapped(emitter, index, size) if isinstance(index, Value) else index
+        for index, size in zip(indices, value.meta.shape, strict=False)
+    ]
+    return [value, moved, *rest]
+
+
+def in_bounds(emitter: Emitter, operands: Sequence[Any]) -> list[Any]:
+    """As they are. Makes the call fail where an index is no place along the dimension."""
+    value, dim, index, *_ = operands
+    _check_places(emitter, index, value.meta.shape[dim] if value.meta.shape else 1)
+    return list(operands)
+
+
+def nonzero_divisor(emitter: Emitter, operands: Sequence[Any]) -> list[Any]:
+    """As they are. Makes the call fail where an integer divisor is zero: eager reports it, the processor ends the
+    process."""
+    value, divisor, *_ = operands
+    is_known = isinstance(divisor, NumberTensor) and divisor.value != 0
+    if not value.meta.dtype.is_floating_point and not is_known:
+        tensor = as_tensor(emitter, divisor)
+        assert isinstance(tensor, Value)
+        assert tensor.meta is not None
+        flags = replace(tensor.meta, dtype=torch.bool)
+        nonzero = emitter.tensor_op("torch.aten.ne.Scalar", [tensor, emitter.integer(0)], flags)
+        every = emitter.tensor_op("torch.aten.all", [nonzero], TensorMeta(torch.bool, (), ()))
+        emitter.check(every, "division by zero")
+    return list(operands)
+
+
+def _widened(emitter: Emitter, index: object) -> object:
+    if not isinstance(index, Value) or index.meta is None:
+        return index
+    if index.meta.dtype == torch.bool:
+        raise CompileError("a mask as an index is not supported")
+    is_narrow = index.meta.dtype == torch.int32
+    return cast(emitter, index, replace(index.meta, dtype=torch.int64)) if is_narrow else index
+
+
+def _wrapped(emitter: Emitter, index: Value, size: int) -> Value:
+    assert index.meta is not None
+    if not size:
+        raise CompileError("an index into no elements is not supported", scope="sizes")
+    counts_back = _compared(emitter, "lt", index, 0)
+    moved = emitter.tensor_op("torch.aten.add.Scalar", [index, emitter.integer(size), emitter.integer(1)], index.meta)
+    wrapped = emitter.tensor_op("torch.aten.where.self", [counts_back, moved, index], index.meta)
+    _check_places(emitter, wrapped, size)
+    return wrapped
+
+
+def _check_places(emitter: Emitter, index: Value, size: int) -> None:
+    low, high = _compared(emitter, "ge", index, 0), _compared(emitter, "lt", index, size)
+    assert low.meta is not None
+    inside = emitter.tensor_op("torch.aten.logical_and", [low, high], low.meta)
+    every = emitter.tensor_op("torch.aten.all", [inside], TensorMeta(torch.bool, (), ()))
+    emitter.check(every, "index out of bounds")
+
+
+def _compared(emitter: Emitter, relation: str, index: Value, number: int) -> Value:
+    assert index.meta is not None
+    flags = replace(index.meta, dtype=torch.bool)
+    return emitter.tensor_op(f"torch.aten.{relation}.Scalar", [index, emitter.integer(number)], flags)

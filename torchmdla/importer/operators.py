@@ -1,0 +1,418 @@
+"""How calls of operators become ops of the Torch dialect: one record for each that is not just the op of its name.
+
+A row names operators of ATen; ``add.*`` is every overload of ``add``. What several rows say of an operator is one
+record, :func:`operator`. ``translate.py`` says in which order its fields count.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+from typing import Any, Literal
+
+import torch
+
+from torchmdla.importer import guards, rewrites
+from torchmdla.importer.decompositions import (
+    attention,
+    convolutions,
+    elementwise,
+    grid,
+    losses,
+    normalisation,
+    paddings,
+    pooling,
+    products,
+    recurrent,
+    reductions,
+    writing,
+)
+from torchmdla.importer.decompositions.resize import RESIZES
+from torchmdla.importer.emitter import Emitter
+from torchmdla.importer.rewrites import Rewrite
+
+# A function of an operator's arguments in the schema's order, in terms of other operators, traced on the recorded types
+# (``trace.py``). It must be functional: no writes.
+Decomposition = Callable[..., object]
+
+# Checks or changes the operands of an op right before it is written.
+Guard = Callable[[Emitter, Sequence[Any]], "list[Any]"]
+
+
+@dataclass(frozen=True)
+class Operator:
+    """How calls of one operator are written.
+
+    Attributes:
+        rewrite: writes a call as a cast, slices or another form of itself, or refuses it (``rewrites.py``).
+        least_rank: of its first tensor. Tensors with fewer dimensions get one more, of size 1: upstream refuses some,
+            ends the process on others, and never comes to an end with the softmax of a 0-d tensor.
+        decomposition: the operator in terms of others, where torch-mlir lacks it or lowers it badly, as the docstring
+            of the function says; PyTorch's own: the ``"composite"`` kernel, which the recorder sees into, or that of
+            the ``"table"`` in ``torch._decomp``.
+        computed_in: the dtype that tensors are converted to first: the ``"result"``'s; the one that the first two
+            operands are ``"promoted"`` to; float64, the Torch dialect's only one, where the result is a ``"float"``;
+            None: their own. torch-mlir refuses integers in some of these, and ends the process on others.
+        with_number: the overload that has a known number as second operand in its kernel.
+        with_tensors: the overload that takes tensors in the place of numbers.
+        number_as_tensor: whether a known number becomes a tensor, of ``with_tensors``, too.
+        needs_number: what of it needs a number that is known when the program is compiled; completes "its …".
+        whole_with_open_floats: whether it is right, if slower, without its decomposition, which needs its numbers.
+        takes_sizes: whether it may compute with sizes that vary among integers. The others look at numbers, for zero
+            or a sign.
+        guard: what comes right before it.
+    """
+
+    rewrite: Rewrite | None = None
+    least_rank: int = 0
+    decomposition: Decomposition | Literal["composite", "table"] | None = None
+    computed_in: Literal["result", "promoted", "float"] | None = None
+    with_number: str = ""
+    with_tensors: str = ""
+    number_as_tensor: bool = False
+    needs_number: str = ""
+    whole_with_open_floats: Callable[[Sequence[Any]], bool] | None = None
+    takes_sizes: bool = False
+    guard: Guard | None = None
+
+
+Row = tuple[str, Operator]
+
+
+@lru_cache(maxsize=4096)
+def operator(name: str) -> Operator:
+    """The record of an operator, by its schema name with overload."""
+    every = f"{name.partition('.')[0]}.*"
+    found = [OPERATORS[key] for key in (every, name) if key in OPERATORS]
+    return _merged(name, found)
+
+
+def _rows(names: str, record: Operator) -> list[Row]:
+    """A row for each of ``names``, which white space separates."""
+    return [(f"aten::{name}", record) for name in names.split()]
+
+
+def _number_forms(names: str, *, scalar: str = "Scalar", tensor: str = "Tensor") -> list[Row]:
+    """The overloads of ``names`` for a number, and for a tensor in its place."""
+    rows: list[Row] = []
+    for name in names.split():
+        with_number, with_tensors = (f"aten::{name}.{form}".removesuffix(".") for form in (scalar, tensor))
+        rows.append((with_number, Operator(with_tensors=with_tensors)))
+        rows.append((with_tensors, Operator(with_number=with_number)))
+    return rows
+
+
+def _tensor_form(names: str, form: str) -> list[Row]:
+    return _rows(names, Operator(with_tensors=f"aten::{form}"))
+
+
+def _merged(name: str, records: Iterable[Operator]) -> Operator:
+    """What all ``records`` say of an operator.
+
+    Raises:
+        ValueError: two differ in a field.
+    """
+    merged = Operator()
+    for record in records:
+        said = {f.name: getattr(record, f.name) for f in fields(record) if getattr(record, f.name) != f.default}
+        for field in said:
+            if getattr(merged, field) not in (getattr(Operator, field), said[field]):
+                raise ValueError(f"two rows for {name} differ in {field}")
+        merged = replace(merged, **said)
+    return merged
+
+
+def _table(*tables: Sequence[Row]) -> dict[str, Operator]:
+    named: dict[str, list[Operator]] = {}
+    for rows in tables:
+        for name, record in rows:
+            named.setdefault(name, []).append(record)
+    return {name: _merged(name, records) for name, records in named.items()}
+
+
+_IN_RESULT = Operator(computed_in="result")
+_COMPOSITE = Operator(decomposition="composite")
+_FROM_TABLE = Operator(decomposition="table")
+_SIZES = Operator(takes_sizes=True)
+_COMPARISONS = {name: getattr(torch, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
+
+
+def _own(names: str, decomposition: Decomposition) -> list[Row]:
+    """Rows of operators with a decomposition of ours."""
+    return _rows(names, Operator(decomposition=decomposition))
+
+
+_ARITHMETIC = (
+    _rows("add.* sub.* rsub.* mul.* div.* floor_divide.* remainder.* fmod.* pow.* square.* reciprocal.*", _IN_RESULT),
+    _rows("addcmul.* addcdiv.* lerp.* maximum.* minimum.* fmax.* fmin.* atan2.* xlogy.* copysign.*", _IN_RESULT),
+    _rows("bitwise_and.* bitwise_or.* bitwise_xor.* heaviside.* clamp.* clamp_min.* clamp_max.*", _IN_RESULT),
+    _number_forms("add sub mul div fmod"),
+    _number_forms("floor_divide", tensor=""),
+    _number_forms("div", scalar="Scalar_mode", tensor="Tensor_mode"),
+    _rows("pow.Tensor_Tensor", Operator(with_number="aten::pow.Tensor_Scalar", rewrite=rewrites.check_power)),
+    _tensor_form("pow.Scalar pow.Tensor_Scalar", "pow.Tensor_Tensor"),
+    _tensor_form("rsub.Scalar", "rsub.Tensor"),
+    # Upstream folds the remainder of a constant by a number with the sign of C's.
+    _rows("remainder.Scalar", Operator(with_tensors="aten::remainder.Tensor", number_as_tensor=True)),
+    _tensor_form("lerp.Scalar", "lerp.Tensor"),
+    _tensor_form("clamp hardtanh", "clamp.Tensor"),
+    _tensor_form("clamp_min", "clamp_min.Tensor"),
+    _tensor_form("clamp_max", "clamp_max.Tensor"),
+    _rows("div.Tensor_mode remainder.Tensor", Operator(guard=guards.nonzero_divisor)),
+    _rows("add.Tensor add.Scalar sub.Tensor sub.Scalar rsub.Tensor rsub.Scalar mul.Tensor mul.Scalar", _SIZES),
+    _rows("clamp clamp_min clamp_max", _SIZES),
+    _own("pow.Tensor_Scalar", elementwise.pow_by_number),
+    _own("pow.Scalar", elementwise.power_of_number),
+    _own("rsub.Tensor", elementwise.rsub),
+    _own("reciprocal", elementwise.reciprocal),
+    _own("neg", elementwise.neg),
+    _own("fmod.Tensor fmod.Scalar", elementwise.fmod),
+    _own("floor_divide floor_divide.Scalar", elementwise.floor_divide),
+    _own("div.Tensor_mode div.Scalar_mode", elementwise.divide),
+    _own("lerp.Tensor lerp.Scalar", elementwise.lerp),
+    _own("addcmul", elementwise.addcmul),
+    _own("addcdiv", elementwise.addcdiv),
+    _own("clamp_min.Tensor max.other", torch.maximum),
+    _own("clamp_max.Tensor min.other", torch.minimum),
+    _own("heaviside", elementwise.heaviside),
+    _own("hypot", elementwise.hypot),
+    _own("xlogy.Tensor", elementwise.xlogy),
+    _own("deg2rad", lambda value: value * (math.pi / 180)),
+    _own("rad2deg", lambda value: value * (180 / math.pi)),
+    _rows("__and__.Tensor __or__.Tensor __xor__.Tensor", _COMPOSITE),
+)
+
+_CONDITIONS = (
+    _rows(" ".join(f"{name}.*" for name in _COMPARISONS), Operator(computed_in="promoted")),
+    _number_forms(" ".join(_COMPARISONS)),
+    _rows(" ".join(f"{name}.{form}" for name in _COMPARISONS for form in ("Tensor", "Scalar")), _SIZES),
+    *(_own(f"{name}.Scalar", elementwise.comparison(function)) for name, function in _COMPARISONS.items()),
+    _rows("eq.Tensor", Operator(rewrite=rewrites.equal)),
+    _tensor_form("where.Scalar where.ScalarSelf where.ScalarOther", "where.self"),
+    _tensor_form("masked_fill.Scalar", "masked_fill.Tensor"),
+    _own("masked_fill.Scalar", elementwise.masked_fill),
+    _own("isfinite", elementwise.isfinite),
+    _own("nan_to_num", elementwise.nan_to_num),
+)
+
+_FUNCTIONS = (
+    _rows("exp.* exp2.* expm1.* log.* log2.* log10.* log1p.* sqrt.* rsqrt.* erf.* logit.* softplus.*", _IN_RESULT),
+    _rows("sin.* cos.* tan.* asin.* acos.* atan.* sinh.* cosh.* asinh.* acosh.* atanh.* tanh.* sigmoid.*", _IN_RESULT),
+    _rows("relu.* relu6.* hardtanh.*", _IN_RESULT),
+    _own("gelu", elementwise.gelu),
+    _own("prelu _prelu_kernel", elementwise.prelu),
+    _own("leaky_relu", elementwise.leaky_relu),
+    _own("softshrink", elementwise.softshrink),
+    _own("hardshrink", elementwise.hardshrink),
+    _own("threshold", elementwise.threshold),
+    _own("log_sigmoid", elementwise.log_sigmoid),
+    _own("elu", elementwise.elu),
+    _own("selu", elementwise.selu),
+    _own("celu", elementwise.celu),
+    _own("logit", elementwise.logit),
+    _own("asinh", elementwise.asinh),
+    _own("acosh", elementwise.acosh),
+    _own("trunc", elementwise.trunc),
+    _own("frac", elementwise.frac),
+    _own("logaddexp", elementwise.logaddexp),
+    _own("sinc", elementwise.sinc),
+    _own("threshold_backward", elementwise.threshold_backward),
+    _own("hardtanh_backward", elementwise.hardtanh_backward),
+    _own("tanh_backward", elementwise.tanh_backward),
+    _own("sigmoid_backward", elementwise.sigmoid_backward),
+    _own("hardswish_backward", elementwise.hardswish_backward),
+    _own("elu_backward", elementwise.elu_backward),
+    _rows("gelu_backward silu_backward hardsigmoid_backward leaky_relu_backward", _FROM_TABLE),
+    _rows(
+        "dropout feature_dropout alpha_dropout feature_alpha_dropout",
+        Operator(rewrite=rewrites.dropout),
+    ),
+)
+
+_REDUCTIONS = (
+    _rows("sum sum.dim_IntList", Operator(rewrite=rewrites.check_sum)),
+    _rows("amax amin aminmax cumsum flip index_select", Operator(rewrite=rewrites.of_one_element)),
+    _rows(
+        "cumprod",
+        Operator(rewrite=rewrites.first_of(rewrites.of_one_element, rewrites.cast_first("torch.aten.cumprod"))),
+    ),
+    _rows("prod.dim_int all.dim any.dim any.dims argmax argmin", Operator(least_rank=1)),
+    _rows(
+        "var.dim var.correction std.dim std.correction var_mean.dim var_mean.correction",
+        Operator(least_rank=1),
+    ),
+    _rows("var.* std.* var_mean.* std_mean.*", Operator(rewrite=rewrites.nan_without_elements)),
+    _rows(
+        "var.correction std.correction var_mean.correction std_mean.correction",
+        Operator(needs_number="correction is"),
+    ),
+    _own("max.dim", reductions.extremum_of_dim(largest=True)),
+    _own("min.dim", reductions.extremum_of_dim(largest=False)),
+    _own("argmax", reductions.place_of_extremum(largest=True)),
+    _own("argmin", reductions.place_of_extremum(largest=False)),
+    _own("logsumexp", reductions.logsumexp),
+    _own("count_nonzero", reductions.count_nonzero),
+    _own("nansum", reductions.nansum),
+    _own("linalg_vector_norm", reductions.vector_norm),
+    _own("norm.Scalar", reductions.norm),
+    _own("norm.ScalarOpt_dim", reductions.norm_of_dims),
+    _own("_grad_sum_to_size sum_to_size", reductions.sum_to_size),
+    _rows("softmax.int _softmax _log_softmax _log_softmax_backward_data", Operator(least_rank=1)),
+    _rows("log_softmax.int", Operator(least_rank=1, rewrite=rewrites.cast_first("torch.aten.log_softmax.int"))),
+    _rows(
+        "_softmax_backward_data",
+        Operator(least_rank=1, decomposition=reductions.softmax_backward),
+    ),
+)
+
+_PRODUCTS = (
+    _own("linear", products.linear),
+    _own("matmul", products.matmul),
+    _own("addmv", products.added_to(torch.mv)),
+    _rows(
+        "addmm",
+        Operator(decomposition=products.added_to(torch.mm), whole_with_open_floats=lambda operands: True),
+    ),
+    _rows(
+        "baddbmm",
+        Operator(decomposition=products.added_to(torch.bmm), whole_with_open_floats=lambda operands: True),
+    ),
+    _rows("einsum tensordot", _COMPOSITE),
+)
+
+_CONVOLUTIONS = (
+    _own("convolution", convolutions.convolution),
+    _own("_convolution _convolution.deprecated", convolutions.convolution_of_script),
+    _own("convolution_backward", convolutions.convolution_backward),
+    # Without a batch dimension too, and with 'same' padding that is larger at one end: upstream's are not.
+    _rows("conv1d conv2d conv3d conv1d.padding conv2d.padding conv3d.padding _convolution_mode", _COMPOSITE),
+    _rows("conv_transpose1d conv_transpose2d.input conv_transpose3d.input", _COMPOSITE),
+)
+
+_WINDOWS = (
+    *(_rows(f"max_pool{n}d avg_pool{n}d", Operator(least_rank=n + 2)) for n in (1, 2, 3)),
+    _rows("max_pool3d", Operator(rewrite=rewrites.check_pool)),
+    _own("adaptive_avg_pool1d", pooling.adaptive_average(1)),
+    _own("adaptive_avg_pool2d _adaptive_avg_pool2d", pooling.adaptive_average(2)),
+    _own("adaptive_avg_pool3d _adaptive_avg_pool3d", pooling.adaptive_average(3)),
+    *(_own(f"adaptive_max_pool{n}d", pooling.adaptive_maximum(n)) for n in (1, 2, 3)),
+    *(_own(name.removeprefix("aten::"), resize) for name, resize in RESIZES.items()),
+    _own("grid_sampler", grid.grid_sampler),
+    _own("pad", paddings.pad),
+    _rows(
+        "constant_pad_nd",
+        Operator(
+            decomposition=paddings.constant_pad_nd,
+            computed_in="result",
+            whole_with_open_floats=lambda operands: not paddings.crops(operands[1]),
+        ),
+    ),
+    _own("reflection_pad1d reflection_pad2d reflection_pad3d", paddings.reflection_pad),
+    _own("replication_pad1d replication_pad2d replication_pad3d", paddings.replication_pad),
+)
+
+_LAYERS = (
+    _own("batch_norm", normalisation.batch_norm),
+    _own("instance_norm", normalisation.instance_norm),
+    _own("group_norm", normalisation.group_norm),
+    _own("native_group_norm", normalisation.native_group_norm),
+    _own("rms_norm", normalisation.rms_norm),
+    _own("scaled_dot_product_attention", attention.scaled_dot_product_attention),
+    _own("_native_multi_head_attention", attention.native_multi_head_attention),
+    _own("_transformer_encoder_layer_fwd", attention.transformer_encoder_layer),
+    _own("lstm.input", recurrent.lstm),
+    _own("gru.input", recurrent.gru),
+    _own("rnn_tanh.input", recurrent.rnn_tanh),
+    _own("rnn_relu.input", recurrent.rnn_relu),
+    _own("lstm_cell", recurrent.lstm_cell),
+    _own("gru_cell", recurrent.gru_cell),
+    _own("rnn_tanh_cell", recurrent.rnn_tanh_cell),
+    _own("rnn_relu_cell", recurrent.rnn_relu_cell),
+)
+
+_LOSSES = (
+    _own("binary_cross_entropy_with_logits", losses.binary_cross_entropy_with_logits),
+    _own("kl_div", losses.kl_div),
+    _own("mse_loss_backward", losses.mse_loss_backward),
+    _rows("cross_entropy_loss nll_loss nll_loss_nd nll_loss2d", _COMPOSITE),
+    _rows("smooth_l1_loss huber_loss binary_cross_entropy", _FROM_TABLE),
+    _rows("nll_loss_forward nll_loss_backward nll_loss2d_forward nll_loss2d_backward", _FROM_TABLE),
+)
+
+_INDEXING = (
+    _rows("index.Tensor", Operator(guard=guards.widened)),
+    _rows(
+        "index_put",
+        Operator(
+            rewrite=rewrites.first_of(rewrites.unchanged_without("indices"), rewrites.put),
+            decomposition=writing.index_put,
+            guard=guards.from_front,
+        ),
+    ),
+    _rows(
+        "scatter.src scatter.value",
+        Operator(rewrite=rewrites.unchanged_without("index"), decomposition=writing.scatter, guard=guards.in_bounds),
+    ),
+    _rows("slice_scatter", Operator(rewrite=rewrites.unchanged_without("src"))),
+    _rows(
+        "select_scatter",
+        Operator(rewrite=rewrites.unchanged_without("src"), decomposition=writing.select_scatter),
+    ),
+    _rows("gather", Operator(rewrite=rewrites.gather)),
+    _rows("take_along_dim", _COMPOSITE),
+    _rows("embedding_dense_backward", _FROM_TABLE),
+)
+
+_MOVING = (
+    _rows(
+        "alias clone contiguous detach lift_fresh positive to.dtype to.dtype_layout to.device to.other "
+        "to.prim_Device to.prim_dtype to.prim_other _to_copy type_as cpu resolve_conj resolve_neg",
+        Operator(rewrite=rewrites.same_values),
+    ),
+    [("prims::convert_element_type", Operator(rewrite=rewrites.same_values))],
+    _rows(
+        "split split.Tensor split.sizes split_with_sizes chunk unsafe_chunk unsafe_split.Tensor "
+        "unsafe_split_with_sizes tensor_split.sections tensor_split.indices",
+        Operator(rewrite=rewrites.split),
+    ),
+    _rows("unbind.int", Operator(rewrite=rewrites.unbind)),
+    _rows(
+        "view reshape _unsafe_view _reshape_alias flatten.using_ints unflatten.int view_as reshape_as squeeze "
+        "squeeze.dim squeeze.dims unsqueeze ravel",
+        Operator(rewrite=rewrites.view),
+    ),
+    _rows("expand expand_as broadcast_to", Operator(rewrite=rewrites.expand)),
+    _rows("roll", Operator(rewrite=rewrites.roll)),
+    _rows("cat", Operator(rewrite=rewrites.join)),
+    _rows("concat", Operator(rewrite=rewrites.join, decomposition="composite")),
+    _rows("hstack vstack mT numpy_T swapaxes movedim.int meshgrid meshgrid.indexing", _COMPOSITE),
+)
+
+_FILLING = (
+    _rows("full.* full_like.* new_full.* fill.* constant_pad_nd.*", _IN_RESULT),
+    _tensor_form("fill.Scalar", "fill.Tensor"),
+    _own("fill.Scalar fill.Tensor", writing.fill),
+    _own("copy", writing.copy),
+    _own("zero", torch.zeros_like),
+    _rows("arange arange.start arange.start_step", Operator(needs_number="size depends on")),
+    _rows("scalar_tensor", Operator(rewrite=rewrites.scalar_tensor, takes_sizes=True)),
+    # The Torch dialect's floats are of 64 bits; upstream's lowering of some of these leaves the tensor's own.
+    _rows("Float.* FloatImplicit.* ScalarImplicit.* item.*", Operator(computed_in="float")),
+)
+
+OPERATORS: Mapping[str, Operator] = _table(
+    *_ARITHMETIC,
+    *_CONDITIONS,
+    *_FUNCTIONS,
+    *_REDUCTIONS,
+    *_PRODUCTS,
+    *_CONVOLUTIONS,
+    *_WINDOWS,
+    *_LAYERS,
+    *_LOSSES,
+    *_INDEXING,
+    *_MOVING,
+    *_FILLING,
+)
