@@ -1,4 +1,5 @@
-"""Which nodes join a group, and what stays outside."""
+"""Which nodes of TorchScript graphs join a group, and what stays outside, beside the rules of all graphs
+(``test_grouping_rules.py``)."""
 
 from __future__ import annotations
 
@@ -21,49 +22,15 @@ def without_grad():
         yield
 
 
-def test_a_chain_is_one_group():
-    (group,) = groups_of(lambda x: torch.tanh(x + 1).mul(2).sigmoid(), torch.randn(4, 4))
-    assert kinds(group) == ["aten::add", "aten::tanh", "aten::mul", "aten::sigmoid"]
-
-
 @pytest.mark.parametrize(
     "function",
     [
-        pytest.param(lambda x: torch.relu(x), id="one cheap op"),
         pytest.param(lambda x: x.t().reshape(-1).unsqueeze(0), id="views"),
         pytest.param(lambda x: x.view(x.size(0) * x.size(1)), id="shape arithmetic"),
     ],
 )
 def test_what_does_not_pay_is_no_group(function):
     assert groups_of(function, torch.randn(4, 4)) == []
-
-
-def test_one_anchor_pays():
-    assert len(groups_of(torch.mm, torch.randn(4, 4), torch.randn(4, 4))) == 1
-
-
-def test_an_unsupported_op_in_the_middle_splits():
-    def function(x):
-        y = torch.tanh(x) * 2
-        z = torch.special.i0e(y)
-        return torch.sigmoid(z) + y
-
-    assert len(groups_of(function, torch.randn(4, 4))) == 2
-
-
-def test_independent_branches_around_an_unsupported_op_stay_convex():
-    def function(x, y):
-        a = torch.tanh(x) + 1
-        b = torch.special.i0e(a)
-        c = torch.sigmoid(y) * 2  # does not depend on b: belongs to a's group
-        return torch.relu(b * c) + a
-
-    x, y = torch.randn(4, 4), torch.randn(4, 4)
-    scripted = warmed_up(function, x, y)
-    first, second = groups(torchmdla.graph_for(scripted, x, y))
-    assert sorted(kinds(first)) == ["aten::add", "aten::mul", "aten::sigmoid", "aten::tanh"]
-    assert sorted(kinds(second)) == ["aten::add", "aten::mul", "aten::relu"]
-    assert_matches(scripted(x, y), function(x, y))
 
 
 def test_shape_arithmetic_between_tensors_does_not_split():
@@ -97,18 +64,6 @@ def test_views_that_leave_are_taken_after_the_group():
     transposed, flat, _ = scripted(x)
     flat.fill_(7)
     assert (transposed == 7).all()
-
-
-def test_a_group_takes_what_views_of_earlier_levels_are_views_of():
-    def function(x, weight):
-        y = torch.special.i0e(torch.tanh(x) * 2)
-        return torch.relu(y @ weight.t()) + 1  # the transpose itself waits for nothing
-
-    x, weight = torch.randn(3, 4), torch.randn(5, 4)
-    scripted = warmed_up(function, x, weight)
-    _, second = groups(torchmdla.graph_for(scripted, x, weight))
-    assert kinds(second) == ["aten::t", "aten::matmul", "aten::relu", "aten::add"]
-    assert_matches(scripted(x, weight), function(x, weight))
 
 
 @torch.jit.script

@@ -1,4 +1,5 @@
-"""Which nodes of FX graphs join which group, what a group costs to call, and where its errors point."""
+"""Which nodes of FX graphs join which group, beside the rules of all graphs (``tests/fusion/test_grouping_rules.py``),
+what a group costs to call, and where its errors point."""
 
 from __future__ import annotations
 
@@ -54,58 +55,18 @@ def outside(module: fx.GraphModule) -> list[str]:
     ]
 
 
-def view_that_leaves(x: Tensor) -> Any:
-    y = torch.relu(x) + 1
-    return y.t(), y.t().exp()
-
-
 def dtype_between(x: Tensor) -> Tensor:
     y = torch.relu(x) * 2
     return y.to(torch.float16).to(torch.float32).exp() * 2 + y
 
 
-def random_between(x: Tensor) -> Tensor:
-    y = torch.relu(x) + 1
-    return torch.bernoulli(y.sigmoid()) * y.exp() + 2
-
-
-def written_between(x: Tensor) -> Any:
-    before = torch.relu(x) + 1
-    x.copy_(before)
-    return (torch.relu(x) + 1) * 2
-
-
-def beside(x: Tensor) -> Any:
-    """The second chain does not need the untaken operator: one group, in spite of what stands between."""
-    y = torch.relu(x) + 1
-    z = torch.bernoulli(x)
-    return y, z, torch.exp(x) * 2
-
-
-def several_results(x: Tensor) -> Any:
-    values, _ = torch.max(x, 1)
-    normed, mean, _ = torch.native_layer_norm(x, [6], None, None, 1e-5)
-    return values, normed, mean
-
-
 RULES: dict[str, tuple[Callable[..., Any], list[list[str]], list[str]]] = {
-    "a view that leaves": (view_that_leaves, [["relu", "add", "t", "exp"]], ["t.default"]),
-    "one cheap operator does not pay": (torch.relu, [], ["relu.default"]),
     "views alone do not pay": (lambda x: x.t().reshape(-1), [], ["t.default", "clone.default", "view.default"]),
     "a dtype that is not taken": (
         dtype_between,
         [["relu", "mul"], ["exp", "mul", "add"]],
         ["_to_copy.default", "_to_copy.default"],
     ),
-    "random numbers": (random_between, [["relu", "add", "sigmoid", "exp"], ["mul", "add"]], ["bernoulli.default"]),
-    "a write": (written_between, [["relu", "add"], ["relu", "add", "mul"]], ["copy_.default"]),
-    "no need to split": (beside, [["relu", "add", "exp", "mul"]], ["bernoulli.default"]),
-    "several results": (
-        several_results,
-        [["max", "native_layer_norm", *["getitem"] * 5]],
-        [],
-    ),
-    "pieces": (lambda x: [piece.exp() * 2 for piece in x.split(2)], [["split", *["getitem", "exp", "mul"] * 2]], []),
 }
 
 
@@ -115,15 +76,9 @@ def test_rules(name: str) -> None:
     module = grouped(function, X.clone().abs().clamp(0, 1))
     assert [sorted(ops) for ops in inside(module)] == [sorted(ops) for ops in wanted]
     assert outside(module) == rest
+    x = torch.rand(4, 6)
     with torch.no_grad():
-        for seed in range(2):
-            x = torch.rand(4, 6)
-            one, other = x.clone(), x.clone()
-            torch.manual_seed(seed)
-            made = module(one)
-            torch.manual_seed(seed)
-            assert_matches(made, function(other))
-            assert_matches(one, other)
+        assert_matches(module(x), function(x))
 
 
 def test_sizes_are_computed_inside_and_outside() -> None:
