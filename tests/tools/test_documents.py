@@ -1,0 +1,42 @@
+"""The Python blocks of a document run, one after the other, as a reader would type them."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+DOCUMENTS = [
+    path for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) if BLOCK.search(path.read_text())
+]
+
+
+def script_of(text: str) -> str:
+    """The blocks alone, each on the lines that it has in the document, so that a traceback says where."""
+    script, end = "", 0
+    for block in BLOCK.finditer(text):
+        script += "\n" * text.count("\n", end, block.start(1)) + block[1]
+        end = block.end(1)
+    return script
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_blocks_run(document: Path, tmp_path: Path) -> None:
+    script = tmp_path / f"{document.stem}.py"
+    script.write_text(script_of(document.read_text()))
+    done = subprocess.run(
+        [sys.executable, script.name], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+def test_lines_stay() -> None:
+    text = "words\n\n```python\na = 1\n```\n\n```python\n1 / 0\n```\n"
+    assert script_of(text).splitlines().index("1 / 0") == text.splitlines().index("1 / 0")
