@@ -54,10 +54,12 @@ def enable(
             is not given has its default. The cpu device has none.
 
     Raises:
-        TypeError: the device has no such option.
+        TypeError: ``enabled`` is no bool, or the device has no such option.
         ValueError: no such device, a wrong value of an option, or ``max_specialisations`` is negative.
     """
     global _background
+    if not isinstance(enabled, bool):
+        raise TypeError(f"enable takes True or False, and a device by name: enable(device={enabled!r})")
     if max_specialisations < 0:
         raise ValueError(f"max_specialisations must not be negative, got {max_specialisations}")
     if enabled:
@@ -208,7 +210,15 @@ def graph_for(scripted: Any, *inputs: Any) -> torch._C.Graph:
     """The optimised graph of a scripted module or function for ``inputs``, with its groups.
 
     Makes the warm-up calls that PyTorch's profiling executor needs first.
+
+    Raises:
+        TypeError: it is not scripted.
     """
+    if not hasattr(scripted, "graph_for"):
+        raise TypeError(
+            f"graph_for takes a TorchScript program, got {type(scripted).__name__}: "
+            "torch.jit.trace(module, inputs), torch.jit.script(module) or torchmdla.compile(module, *inputs)"
+        )
     for _ in range(WARM_UP_CALLS):
         scripted(*inputs)
     graph: torch._C.Graph = scripted.graph_for(*inputs)

@@ -56,6 +56,13 @@ def test_compile_says_what_it_takes(wrong, says):
         torchmdla.compile(*wrong)
 
 
+def test_enable_and_graph_for_say_what_they_take():
+    with pytest.raises(TypeError, match=r"enable\(device='mdla'\)"):
+        torchmdla.enable("mdla")
+    with pytest.raises(TypeError, match=r"graph_for takes a TorchScript program, got ReLU: torch.jit.trace"):
+        torchmdla.graph_for(nn.ReLU(), torch.randn(3))
+
+
 def test_graph_for_makes_the_warm_up_calls():
     scripted = torch.jit.trace(lambda x: torch.tanh(x) * 2, torch.randn(3), check_trace=False)
     assert len(groups(torchmdla.graph_for(scripted, torch.randn(3)))) == 1

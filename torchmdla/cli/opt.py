@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from torchmdla.cli import failed
 from torchmdla.errors import CompileError
 
 EPILOG = """\
@@ -53,9 +54,10 @@ def run(options: argparse.Namespace) -> int:
             Path(options.path).write_text(result)
         else:
             print(result, end="")
-    except (CompileError, OSError, UnicodeDecodeError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    except UnicodeDecodeError:
+        return failed(f"{options.file} is no text: opt takes MLIR or a loop program, which the command mlir writes")
+    except (CompileError, OSError) as error:
+        return failed(error)
     return 0
 
 
@@ -94,7 +96,7 @@ def _over_mlir(text: str, options: argparse.Namespace) -> str:
         finally:
             dumps.seek(0)
             for dump in _chosen(dumps.read().decode(errors="replace"), options.print_after):
-                print(dump, end="", file=sys.stderr)
+                print(dump, end="", file=sys.stderr, flush=True)
 
 
 # MLIR's heading of a dump names the class of the pass and its argument: "Canonicalizer: canonicalize" or
@@ -103,9 +105,18 @@ _HEADING = re.compile(r"^// -----// IR Dump After (?P<class>[^\s:]+)(?::? \(?(?P
 
 
 def _chosen(text: str, passes: Sequence[str]) -> Iterator[str]:
-    """What was printed before the first dump, and the dumps after ``passes``."""
+    """What was printed before the first dump, and the dumps after ``passes``.
+
+    Raises:
+        CompileError: one of these did not run; names those that did.
+    """
     headings = list(_HEADING.finditer(text))
     yield text[: headings[0].start()] if headings else text
+    ran = [heading["argument"] or heading["class"] for heading in headings]
+    known = {name for heading in headings for name in (heading["class"], heading["argument"])}
+    for name in passes:
+        if ran and name not in known:
+            raise CompileError(f"--print-after {name}: no such pass ran; there were {', '.join(dict.fromkeys(ran))}")
     ends = [heading.start() for heading in headings[1:]] + [len(text)]
     for heading, end in zip(headings, ends, strict=False):
         if heading["class"] in passes or heading["argument"] in passes:

@@ -36,7 +36,7 @@ def function_of_graph(graph: torch._C.Graph, inputs: Sequence[Any]) -> TorchFunc
     torch._C._jit_pass_inline(graph)
     expected = list(graph.inputs())
     if len(expected) != len(inputs):
-        raise TypeError(f"the graph takes {len(expected)} inputs, got {len(inputs)}")
+        raise TypeError(_miscounted(expected, inputs))
     # Runs may draw random numbers, and write to what they get.
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         flat = _Flattening(writes=_writes(graph))
@@ -63,6 +63,13 @@ def function_of_graph(graph: torch._C.Graph, inputs: Sequence[Any]) -> TorchFunc
         for name, _ in named
     ]
     return from_imported(imported, list(zip(flat.arguments, metas, strict=True)), constants, weights)  # type: ignore[arg-type]
+
+
+def _miscounted(expected: Sequence[torch._C.Value], inputs: Sequence[Any]) -> str:
+    """What is said of another number of inputs than a program takes, its module not counted."""
+    own = int(bool(inputs) and isinstance(inputs[0], torch.jit.ScriptModule))
+    names = ", ".join(value.debugName().partition(".")[0] for value in expected[own:])
+    return f"the program takes {len(expected) - own} inputs ({names}), got {len(inputs) - own}"
 
 
 class DependsOnData(CompileError):
