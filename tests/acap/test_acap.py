@@ -103,6 +103,12 @@ def test_results_are_all_of_the_device(dev: torch.device) -> None:
             torchmdla.get_mlir(given)
 
 
+def test_several_results_are_given_as_a_list(dev: torch.device) -> None:
+    x = torch.ones(3, device=dev)
+    with pytest.raises(TypeError, match=r"get_mlir\(\[x, y\]\)"):
+        torchmdla.get_mlir(x + 1, x * 2)
+
+
 def test_canonical_is_for_tensors_of_the_device() -> None:
     with pytest.raises(TypeError, match="acap"):
         torchmdla.get_mlir(nn.ReLU(), torch.ones(2), canonical=True)

@@ -14,6 +14,7 @@ from torchmdla.errors import CompileError
 from torchmdla.mlir import acap
 from torchmdla.mlir.function import TorchFunction, parse, separate_results, tensor_type_of, with_literals
 from torchmdla.mlir.kinds import kind_of
+from torchmdla.mlir.lazy import refuse_inputs
 from torchmdla.mlir.process import run_job
 from torchmdla.mlir.specs import read_inputs
 
@@ -69,6 +70,7 @@ def get_mlir(
             program, and the compiler's diagnostic. A crash of the compiler is one too: it runs in another process.
     """
     if output is None and acap.KIND.takes(x):
+        refuse_inputs(inputs or dynamic_shapes)
         return acap.graph_of(x, canonical)
     if canonical:
         raise TypeError("canonical is a form of what acap tensors are computed from")

@@ -35,6 +35,15 @@ def results_in(x: Tensor | Sequence[Tensor]) -> Sequence[Tensor]:
     return [x] if isinstance(x, Tensor) else x
 
 
+def refuse_inputs(given: object) -> None:
+    """
+    Raises:
+        TypeError: something is given beside tensors that are pending.
+    """
+    if given:
+        raise TypeError("pending tensors take no inputs; several of them are given as a list: get_mlir([x, y])")
+
+
 def kind_of_device(device: str, graph_of: Callable[[Sequence[Tensor]], Any]) -> Kind:
     """The tensors of a lazy device, one or a list or tuple of them.
 
@@ -49,8 +58,7 @@ def kind_of_device(device: str, graph_of: Callable[[Sequence[Tensor]], Any]) -> 
         return is_there(x) or (isinstance(x, list | tuple) and bool(x) and all(map(is_there, x)))
 
     def capture(x: Tensor | Sequence[Tensor], inputs: Inputs) -> TorchFunction:
-        if inputs.values or inputs.dynamic_shapes is not None:
-            raise TypeError(f"a tensor of the {device} device has its inputs from what it was computed of")
+        refuse_inputs(inputs.values or inputs.dynamic_shapes)
         graph = graph_of(results_in(x))
         arguments = tuple(FunctionArgument(value.debugName(), "input") for value in graph.inputs())
         return TorchFunction(module_of_graph(graph, "forward"), arguments)

@@ -163,7 +163,12 @@ def _compare(found: Comparison) -> int:
 
 
 def _wanted(name: str, filters: Sequence[str], skipped: Sequence[str]) -> bool:
-    return (not filters or any(text in name for text in filters)) and not any(text in name for text in skipped)
+    """Upper and lower case are the same."""
+
+    def is_named(by: Sequence[str]) -> bool:
+        return any(text.lower() in name.lower() for text in by)
+
+    return (not filters or is_named(filters)) and not is_named(skipped)
 
 
 def _run(jobs: Sequence[Job], record: Record, options: argparse.Namespace, console: Console) -> None:
