@@ -58,7 +58,8 @@ def names() -> list[str]:
 
 
 def get(name: str) -> Device:
-    """The device registered under ``name``: built in, registered by :func:`register`, or found by entry point.
+    """The device registered under ``name``: built in, registered by :func:`register`, or found by entry point. A name
+    with a colon is a class to import, ``"acme.npu:Npu"``, which needs no registration.
 
     Raises:
         ValueError: no such device; the message lists those there are.
@@ -70,10 +71,23 @@ def get(name: str) -> Device:
 
 def _find(name: str) -> None:
     if name in _BUILT_IN:
-        module, _, cls = _BUILT_IN[name].partition(":")
-        register(getattr(importlib.import_module(module), cls)())
+        register(_made(_BUILT_IN[name]))
+        return
+    if ":" in name:
+        try:
+            device = _devices[name] = _made(name)
+        except (ImportError, AttributeError) as error:
+            raise ValueError(f"no device {name!r}: {error}") from error
+        register(device)
         return
     for entry in entry_points(group=ENTRY_POINT_GROUP, name=name):
         register(entry.load()())
         return
     raise ValueError(f"no device named {name!r}; registered devices: {', '.join(names())}")
+
+
+def _made(place: str) -> Device:
+    """An instance of the class ``module:name``."""
+    module, _, cls = place.partition(":")
+    device: Device = getattr(importlib.import_module(module), cls)()
+    return device

@@ -1,0 +1,42 @@
+"""A device of one's own, as the documents show it: examples/new_device."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from torchmdla import devices
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "examples" / "new_device"
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run([sys.executable, *arguments], cwd=EXAMPLE, env=environment, capture_output=True, text=True)
+
+
+def test_the_example_runs_by_every_frontend() -> None:
+    done = run("run.py")
+    assert done.returncode == 0, done.stderr
+    *frontends, fallbacks = done.stdout.splitlines()
+    assert [line.split()[0] for line in frontends] == [
+        "torch.jit", "torch.compile", "torch.export", "ModuleBuilder", "lazy"
+    ]  # fmt: skip
+    assert fallbacks == "fallbacks: none"
+
+
+def test_it_is_checked_by_the_registry_of_programs() -> None:
+    device = "numpy_device:NumpyDevice"
+    done = run("-m", "torchmdla.testing", "--device", device, "--filter", "products.linear", "--jobs", "1", "--verbose")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "unexpected" in done.stdout
+
+
+def test_a_place_that_has_no_device() -> None:
+    with pytest.raises(ValueError, match=r"no device 'torchmdla\.devices:Nothing': .*has no attribute 'Nothing'"):
+        devices.get("torchmdla.devices:Nothing")
