@@ -26,15 +26,16 @@ from torchmdla.version import __version__
 
 if TYPE_CHECKING:
     from torchmdla import mdla
+    from torchmdla.importer.tensor_spec import TensorSpec
     from torchmdla.importer.torchscript.annotations import Annotations
-    from torchmdla.mlir import TensorSpec, get_mlir
+    from torchmdla.mlir import get_mlir
     from torchmdla.mlir.module_builder import ModuleBuilder
 
 # What loads MLIR in this process does so when it is first asked for.
 _LAZY = {
     "Annotations": "torchmdla.importer.torchscript.annotations",
     "ModuleBuilder": "torchmdla.mlir.module_builder",
-    "TensorSpec": "torchmdla.mlir",
+    "TensorSpec": "torchmdla.importer.tensor_spec",
     "get_mlir": "torchmdla.mlir",
 }
 

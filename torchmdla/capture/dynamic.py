@@ -21,8 +21,9 @@ from torch.utils._sympy import functions
 
 from torchmdla import devices
 from torchmdla.capture.outputs import output_of
+from torchmdla.capture.places import Places, Values
 from torchmdla.capture.size_program import SizeNodes, SizeProgram
-from torchmdla.capture.subgraph import Places, Subgraph, Values
+from torchmdla.capture.subgraph import Subgraph
 from torchmdla.capture.symbolic import RECURRENT, SymbolicRun
 from torchmdla.compile_service.versions import producers
 from torchmdla.compiler.program import Argument, Program, Result, Sample

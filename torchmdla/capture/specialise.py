@@ -13,8 +13,9 @@ import torch
 from torchmdla import _C, devices
 from torchmdla.capture import background, refusals
 from torchmdla.capture.outputs import output_of
+from torchmdla.capture.places import Places, Values
 from torchmdla.capture.script_subgraph import ScriptSubgraph
-from torchmdla.capture.subgraph import Places, Subgraph, Values
+from torchmdla.capture.subgraph import Subgraph
 from torchmdla.compile_service import service
 from torchmdla.compile_service.versions import producers
 from torchmdla.compiler.artifact import Manifest

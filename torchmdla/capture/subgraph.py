@@ -13,14 +13,6 @@ if TYPE_CHECKING:
     from torchmdla.capture.symbolic import SymbolicRun
 
 
-# The values of all symbols.
-Values = tuple[int, ...]
-
-# Which symbol each number of a group's inputs is, in order, None where it does not vary. Numbers are the sizes of a
-# tensor, an integer, the elements of a list of integers.
-Places = Sequence["int | None"]
-
-
 @dataclass(frozen=True)
 class Call:
     """Node number ``number``, which calls an operator or what stands for one, as a run saw it."""

@@ -10,9 +10,9 @@ import torch
 from torchmdla.errors import CompileError
 from torchmdla.importer.interpreter import input_name
 from torchmdla.importer.sources import source_of
+from torchmdla.importer.tensor_spec import TensorSpec
 from torchmdla.mlir.function import FunctionArgument, TorchFunction, parse
 from torchmdla.mlir.module_builder import ModuleBuilder
-from torchmdla.mlir.specs import TensorSpec
 
 
 def function_with_control_flow(graph: torch._C.Graph, inputs: Sequence[Any]) -> TorchFunction:

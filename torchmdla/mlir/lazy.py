@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch_mlir import ir
 
-from torchmdla.capture.lazy import pending_computation
+from torchmdla import _C
 from torchmdla.importer.torchscript.function import write_typed_graph
 from torchmdla.mlir.context import new_context
 from torchmdla.mlir.function import FunctionArgument, TorchFunction, parse
@@ -66,4 +66,4 @@ def kind_of_device(device: str, graph_of: Callable[[Sequence[Tensor]], Any]) -> 
     return Kind(f"tensors of the {device} device", takes, capture)
 
 
-register_kind(kind_of_device("lazy", lambda tensors: pending_computation(*tensors).graph))
+register_kind(kind_of_device("lazy", lambda tensors: _C.lazy_pending_computation(tensors).graph))

@@ -1,4 +1,4 @@
-"""Inputs of a program that is captured but not run: tensors, specs of tensors, and which of their sizes vary."""
+"""Inputs of a program that is captured but not run, and which of their sizes vary."""
 
 from __future__ import annotations
 
@@ -9,52 +9,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-# The size that a varying dimension has while the program is captured: large enough for most networks' strides. All have
-# the same, so that sizes that have to be equal are.
-_EXAMPLE_SIZE = 32
-
-
-@dataclass(frozen=True)
-class TensorSpec:
-    """Shape and dtype of a tensor, in place of a tensor.
-
-    Args:
-        shape: sizes; ``None`` or ``-1`` where a size may vary.
-        dtype: of the elements.
-
-    Raises:
-        ValueError: a size below -1.
-    """
-
-    shape: Sequence[int | None]
-    dtype: torch.dtype = torch.float32
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "shape", tuple(None if size == -1 else size for size in self.shape))
-        if any(size is not None and size < 0 for size in self.shape):
-            raise ValueError(f"a size is a number from 0 on, None or -1; got {self.shape}")
-
-    @classmethod
-    def parse(cls, text: str) -> TensorSpec:
-        """A spec written as ``1x3x224x224``, ``?x128:int64`` or ``:bool`` (no dimensions); float32 where it says none.
-
-        Raises:
-            ValueError: it is not written so; says what is wrong.
-        """
-        sizes, _, dtype = text.partition(":")
-        found = getattr(torch, dtype or "float32", None)
-        if not isinstance(found, torch.dtype):
-            raise ValueError(f"{text!r}: there is no dtype {dtype!r}")
-        try:
-            shape = [None if size in ("?", "-1") else int(size) for size in sizes.split("x")] if sizes else []
-            return cls(shape, found)
-        except ValueError:
-            raise ValueError(f"{text!r}: sizes are written as 1x3x224x224, with ? for one that varies") from None
-
-    def example(self) -> torch.Tensor:
-        """A tensor like it: ones, or zeros for integers, which may be indices."""
-        sizes = [_EXAMPLE_SIZE if size is None else size for size in self.shape]
-        return (torch.ones if self.dtype.is_floating_point else torch.zeros)(sizes, dtype=self.dtype)
+from torchmdla.importer.tensor_spec import TensorSpec
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from torchmdla.importer.tensor_spec import TensorSpec
 from torchmdla.importer.types import element_type
-
-if TYPE_CHECKING:
-    from torchmdla.mlir import TensorSpec
 
 
 @dataclass(frozen=True)
