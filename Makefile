@@ -1,4 +1,4 @@
-# make demo | test | check | fuzz | soak | lint | format | build | clean: each sets up what it needs in .venv first.
+# make demo | test | check | docs | fuzz | soak | lint | format | build | clean: each sets up what it needs in .venv first.
 # make asan | ubsan | tsan | fuzz-mdla: the C++ under sanitizers, and the readers of files fuzzed (docs/testing.md).
 PYTHON ?= python3
 VENV   := .venv
@@ -8,7 +8,7 @@ SOURCES := $(CXX_FILES) CMakeLists.txt mdla/CMakeLists.txt setup.py
 # Tests are mostly waiting for compiler processes: two workers keep two cores busy.
 JOBS   ?= 2
 
-.PHONY: demo test check fuzz soak lint format build asan ubsan tsan fuzz-mdla clean
+.PHONY: demo test check docs fuzz soak lint format build asan ubsan tsan fuzz-mdla clean
 
 demo: build
 	$(BIN)/python test.py $(ARGS)
@@ -21,6 +21,12 @@ CORE := tests/fusion tests/importer tests/fx/test_fx.py tests/compile_service/te
         tests/cpu/test_expressions.py tests/cpu/test_verifier.py tests/cpu/test_tile_fusion.py tests/cpu/test_layout.py
 check: lint build
 	$(BIN)/python -m pytest -q -n $(JOBS) $(CORE) $(ARGS)
+
+# The documentation as pages, in build/site; links and references that lead nowhere are errors.
+docs: build
+	$(BIN)/python -m pip install --quiet -r requirements-docs.txt
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+	@echo build/site/index.html
 
 # ARGS="--minutes 60", ARGS=--help
 fuzz: build
