@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from rich.console import Console
 from rich.table import Table
 
-from torchmdla.cli import mlir, opt
+from torchmdla.cli import doctor, mlir, opt
 from torchmdla.compile_service.cache import DiskCache
 from torchmdla.report.environment import environment
 from torchmdla.version import __version__
@@ -57,6 +57,12 @@ def clear_cache(_: argparse.Namespace) -> int:
 
 COMMANDS = {
     "info": Command("versions, devices and target, for a bug report", show_environment),
+    "doctor": Command(
+        "check what compiled calls need: versions, processor, cache, compiler, a model",
+        doctor.run,
+        add_arguments=doctor.add_arguments,
+        epilog=doctor.EPILOG,
+    ),
     "cache": Command(
         "the artifacts on disk",
         commands={

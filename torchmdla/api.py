@@ -51,7 +51,8 @@ def enable(
         max_specialisations: input types (sizes, dtypes, integer values) a group is compiled for; calls with further
             ones fall back.
         **options: the device's own, for groups compiled from then on (:meth:`torchmdla.devices.Device.configure`); what
-            is not given has its default. The cpu device has none.
+            is not given has its default. The cpu device has ``processor``: ``"native"``, or ``"x86-64-v2"`` to
+            ``"x86-64-v4"`` for code that uses no more than all processors of that level have.
 
     Raises:
         TypeError: ``enabled`` is no bool, or the device has no such option.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import subprocess
 import sys
 import zipfile
@@ -253,7 +254,25 @@ def test_opt_errors(file: str, options: list[str], message: str, files: dict[str
     assert message in printed.err
 
 
-@pytest.mark.parametrize("command", ["mlir", "opt"])
+def test_doctor(capsys: Any) -> None:
+    assert main(["doctor"]) == 0
+    lines = [line.split()[:2] for line in capsys.readouterr().out.splitlines() if line.startswith(("ok", "no"))]
+    assert lines == [["ok", name] for name in ("versions", "processor", "cache", "compiler", "self-test")]
+
+
+def test_doctor_finds_what_is_wrong(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    doctor = [sys.executable, "-W", "ignore", "-m", "torchmdla", "doctor"]
+    environment = {**os.environ, "TORCHMDLA_CACHE_DIR": str(tmp_path / "file" / "cache")}
+    done = subprocess.run(doctor, env=environment, capture_output=True, text=True)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "no  cache" in done.stdout
+    done = subprocess.run([*doctor, "--processor", "pentium"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: no processor 'pentium'")
+
+
+@pytest.mark.parametrize("command", ["mlir", "opt", "doctor"])
 def test_help_has_an_example(command: str, capsys: Any) -> None:
     with pytest.raises(SystemExit) as ended:
         main([command, "--help"])

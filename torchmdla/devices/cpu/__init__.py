@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import lru_cache
+from typing import Any
 
 from torchmdla.compiler.artifact import Artifact
 from torchmdla.compiler.program import Program, Target
@@ -13,9 +13,20 @@ from torchmdla.devices.device import Device, LoadedCode, OpSupport
 
 
 class CpuDevice(Device):
-    """x86-64 and AArch64 through LLVM."""
+    """x86-64 and AArch64 through LLVM. Its option ``processor`` is what :func:`processors.target_of` takes."""
 
     name = "cpu"
+
+    def __init__(self) -> None:
+        self._processor = "native"
+
+    def configure(self, **options: Any) -> None:
+        from torchmdla.devices.cpu.processors import NATIVE, target_of
+
+        processor = options.pop("processor", NATIVE)
+        super().configure(**options)
+        target_of(processor)
+        self._processor = processor
 
     @property
     def ops(self) -> Mapping[str, OpSupport]:
@@ -30,11 +41,13 @@ class CpuDevice(Device):
 
     def target(self) -> Target:
         from torchmdla.devices.cpu.machine import CHECK_BOUNDS
+        from torchmdla.devices.cpu.processors import target_of
 
+        target = target_of(self._processor)
         if os.environ.get("TORCHMDLA_CHECK_BOUNDS", "0") in ("", "0"):
-            return _host()
+            return target
         # A feature, so that programs of both kinds are different programs to every cache.
-        return replace(_host(), features=f"{_host().features},{CHECK_BOUNDS}")
+        return replace(target, features=f"{target.features},{CHECK_BOUNDS}")
 
     def lower(self, program: Program) -> Artifact:
         from torchmdla.devices.cpu.lowering import lower
@@ -45,11 +58,3 @@ class CpuDevice(Device):
         from torchmdla.devices.cpu.loader import load
 
         return load(artifact)
-
-
-@lru_cache(maxsize=1)
-def _host() -> Target:
-    from llvmlite import binding
-
-    features = binding.get_host_cpu_features().flatten()
-    return Target("cpu", binding.get_process_triple(), binding.get_host_cpu_name(), features)

@@ -1,0 +1,158 @@
+"""``python -m torchmdla doctor``: whether everything that a compiled call needs works on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torchmdla.cli import failed
+from torchmdla.report.environment import environment
+
+EPILOG = """\
+examples:
+  python -m torchmdla doctor
+  python -m torchmdla doctor --processor x86-64-v3     as on a machine without AVX-512
+
+exit status:
+  0  all is well
+  1  something is not: its line says what to do
+  2  the command line is wrong
+"""
+
+
+class Trouble(Exception):
+    """What is wrong, and what to do."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments."""
+    parser.add_argument(
+        "--processor", default="native", metavar="NAME", help="native (default), x86-64-v2, x86-64-v3 or x86-64-v4"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Prints a line for each check; the exit status."""
+    from rich.console import Console
+    from rich.table import Table
+
+    import torchmdla
+
+    try:
+        torchmdla.enable(processor=options.processor)
+    except ValueError as error:
+        return failed(error)
+    console, table, is_well = Console(highlight=False), Table.grid(padding=(0, 2)), True
+    table.add_column(no_wrap=True)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    with console.status("checking"):
+        for name, check in CHECKS.items():
+            try:
+                table.add_row("[green]ok[/]", name, check())
+            except Trouble as trouble:
+                is_well = False
+                table.add_row("[red]no[/]", name, str(trouble))
+    console.print(table)
+    return 0 if is_well else 1
+
+
+def _versions() -> str:
+    facts = environment()
+    names = ("torchmdla", "torch", "torch-mlir", "llvmlite", "Python")
+    return ", ".join(f"{name} {facts[name]}" for name in names)
+
+
+def _processor() -> str:
+    from torchmdla.devices import get
+    from torchmdla.devices.cpu.machine import Machine
+
+    target = get("cpu").target()
+    machine = Machine.of(target)
+    found = f"{target.cpu}, vectors of {8 * machine.vector_bytes} bits"
+    if machine.vector_bytes < 32:
+        raise Trouble(f"{found}: kernels are made for AVX2 and AVX-512; here they may be slower than eager PyTorch's")
+    return found
+
+
+def _cache() -> str:
+    """By keeping an artifact and reading it: that a folder may be written is no proof."""
+    from torchmdla.compile_service.cache import DiskCache
+    from torchmdla.compiler.artifact import Artifact, Manifest
+
+    cache, program = DiskCache(), _program()
+    artifact = Artifact(b"", Manifest(program.key, "", program.arguments, program.results, workspace_bytes=0))
+    is_kept = cache.store(program.key, artifact) and cache.load(program.key) == artifact
+    cache.remove(program.key)
+    info = cache.info()
+    if not is_kept:
+        advice = "every process compiles anew; set TORCHMDLA_CACHE_DIR to a folder of yours"
+        raise Trouble(f"{info.path}: {info.problem or 'an artifact is not what was kept'}: {advice}")
+    return f"{info.path}, {info.entries} artifacts"
+
+
+def _compiler() -> str:
+    from torchmdla.compile_service.cache import DiskCache
+    from torchmdla.compile_service.service import CompilerService
+    from torchmdla.errors import CompileError
+
+    service = CompilerService(cache=DiskCache(limit=0))
+    start = time.perf_counter()
+    try:
+        service.compile(_program())
+    except CompileError as error:
+        raise Trouble(f"{error}: nothing is compiled; TORCHMDLA_COMPILE_IN_PROCESS=1 shows where it fails") from None
+    finally:
+        service.pool.end(for_good=True)
+    place = "in this process" if service.in_process else "in a process of its own"
+    return f"a program is compiled {place} in {time.perf_counter() - start:.1f} s, its start included"
+
+
+def _program() -> Any:
+    """``relu`` of four numbers."""
+    from torchmdla.compiler.program import Argument, Program, Result
+    from torchmdla.devices import get
+
+    tensor = "!torch.vtensor<[4],f32>"
+    text = (
+        f"module {{ func.func @forward(%x: {tensor}) -> {tensor} {{\n"
+        f"  %y = torch.aten.relu %x : {tensor} -> {tensor}\n  return %y : {tensor} }} }}\n"
+    )
+    return Program(text, (Argument("input", "float32", (4,)),), (Result("float32", (4,)),), get("cpu").target())
+
+
+def _self_test() -> str:
+    import warnings
+
+    import torch
+    from torch import nn
+
+    import torchmdla
+    from torchmdla.testing.compare import assert_matches
+
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 10)).eval()
+    x = torch.randn(2, 3, 8, 8)
+    torchmdla.reset_stats()
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        made = torchmdla.compile(model, x)(x)
+        expected = model(x)
+    stats = torchmdla.stats()
+    if reasons := [*stats.fallbacks, *stats.left_out]:
+        raise Trouble(f"a small model is not compiled: {reasons[0]}")
+    try:
+        assert_matches(made, expected)
+    except AssertionError as error:
+        raise Trouble(f"a small model computes something else than eager: {str(error).splitlines()[0]}") from None
+    return "a small model runs compiled, with the results of eager PyTorch"
+
+
+CHECKS: Mapping[str, Callable[[], str]] = {
+    "versions": _versions,
+    "processor": _processor,
+    "cache": _cache,
+    "compiler": _compiler,
+    "self-test": _self_test,
+}

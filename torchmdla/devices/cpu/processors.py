@@ -1,0 +1,54 @@
+"""Processors to generate code for: this one, or as much of it as all of a level of x86-64 have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+
+from torchmdla.compiler.program import Target
+
+NATIVE = "native"
+
+# LLVM's names of what each level has beside the levels before it (System V ABI for AMD64, "Micro-Architecture Levels").
+_LEVELS: Mapping[str, str] = {
+    "x86-64-v2": "cx16 sahf popcnt sse3 ssse3 sse4.1 sse4.2",
+    "x86-64-v3": "avx avx2 bmi bmi2 f16c fma lzcnt movbe xsave",
+    "x86-64-v4": "avx512f avx512bw avx512cd avx512dq avx512vl",
+}
+_BASE = "cmov cx8 fxsr mmx sse sse2 64bit"
+
+
+def target_of(processor: str) -> Target:
+    """The target ``processor``: ``"native"``, or a level of x86-64 as ``"x86-64-v3"``, whose code runs on every
+    processor of that level.
+
+    Raises:
+        ValueError: there is none of this name, or this machine is none of that level.
+    """
+    host = _host()
+    if processor == NATIVE:
+        return host
+    wanted = _features(processor)
+    present = {feature.removeprefix("+") for feature in host.features.split(",") if feature.startswith("+")}
+    if missing := sorted(wanted - present):
+        raise ValueError(f"this processor, {host.cpu}, is no {processor}: it has no {', '.join(missing)}")
+    listed = [feature[1:] for feature in host.features.split(",") if feature]
+    features = ",".join(f"{'+' if name in wanted else '-'}{name}" for name in listed)
+    return replace(host, cpu=processor, features=features)
+
+
+def _features(processor: str) -> frozenset[str]:
+    if processor not in _LEVELS:
+        raise ValueError(f"no processor {processor!r}; there are {', '.join((NATIVE, *_LEVELS))}")
+    names = list(_LEVELS)
+    levels = names[: names.index(processor) + 1]
+    return frozenset(" ".join((_BASE, *(_LEVELS[level] for level in levels))).split())
+
+
+@lru_cache(maxsize=1)
+def _host() -> Target:
+    from llvmlite import binding
+
+    features = binding.get_host_cpu_features().flatten()
+    return Target("cpu", binding.get_process_triple(), binding.get_host_cpu_name(), features)
