@@ -14,6 +14,7 @@ from torchmdla.capture.options import Options
 from torchmdla.capture.subgraph import Call, Subgraph
 from torchmdla.importer import ImportedGraph, Record
 from torchmdla.importer.fx import attribute, import_fx, name_of_call, named_arguments, source_of_node
+from torchmdla.importer.schemas import call_in_order
 from torchmdla.importer.trace import in_schema_order, map_structure
 from torchmdla.importer.types import recorded
 
@@ -158,12 +159,5 @@ class _SymbolicInterpreter(fx.Interpreter):
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         if not isinstance(target, torch._ops.OpOverload):
             return super().call_function(target, args, kwargs)
-        schema = target._schema
-        positional = sum(not argument.kwarg_only for argument in schema.arguments)
-        names = [argument.name for argument in schema.arguments[positional:]]
-
-        def call(_: Any, arguments: Sequence[Any]) -> Any:
-            keywords = dict(zip(names, arguments[positional:], strict=True))
-            return target(*arguments[:positional], **keywords)
-
-        return self._run.call(schema, in_schema_order(schema, args, kwargs), call)
+        arguments = in_schema_order(target._schema, args, kwargs)
+        return self._run.call(target._schema, arguments, lambda _, given: call_in_order(target, given))

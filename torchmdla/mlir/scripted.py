@@ -14,8 +14,9 @@ import torch
 
 from torchmdla.errors import CompileError
 from torchmdla.importer import import_graph
-from torchmdla.importer.graph import METADATA
-from torchmdla.importer.interpreter import Run, input_name, leaves, mapped, node_name
+from torchmdla.importer.graph import name_of, schema_of_node
+from torchmdla.importer.interpreter import Run, input_name, leaves, mapped
+from torchmdla.importer.schemas import is_metadata
 from torchmdla.importer.sources import source_of
 from torchmdla.importer.types import recorded
 from torchmdla.mlir.function import FunctionArgument, TorchFunction, contiguous, from_imported
@@ -132,7 +133,7 @@ class _Flattening(Run):
         tensors = [leaf for leaf in leaves(arguments) if isinstance(leaf, torch.Tensor)]
         known = all(id(tensor) in self._known for tensor in tensors)
         if not any(isinstance(leaf, torch.Tensor) for leaf in leaves(results)):
-            if results and node.kind() not in METADATA and not known:
+            if results and not is_metadata(node.kind()) and not known:
                 raise DependsOnData("what follows depends on the data of a tensor, which is known only at run time")
             return
         self._clone(node, arguments, results)
@@ -224,7 +225,7 @@ def _refuse_writes(graph: torch._C.Graph) -> None:
     for node in graph.nodes():
         if _is_write(node):
             reason = "it writes to an input, a weight or a view, which torch.export can express and TorchScript cannot"
-            raise CompileError(reason, op=node_name(node), source=source_of(node))
+            raise CompileError(reason, op=name_of(node), source=source_of(node))
 
 
 def _writes(block: Any) -> bool:
@@ -233,4 +234,5 @@ def _writes(block: Any) -> bool:
 
 
 def _is_write(node: Any) -> bool:
-    return node.schema() != "(no schema)" and torch._C.parse_schema(node.schema()).is_mutable
+    schema = schema_of_node(node)
+    return schema is not None and schema.is_mutable

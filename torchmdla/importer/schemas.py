@@ -1,0 +1,74 @@
+"""What operators do with memory and with types: by their schemas, and by tables where schemas say nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+# Ask a tensor for its type, so that the answer is known even if the tensor's data is not.
+METADATA = frozenset(
+    [
+        "aten::size",
+        "aten::dim",
+        "aten::numel",
+        "aten::len",
+        "aten::stride",
+        "aten::is_floating_point",
+        "aten::is_complex",
+        "aten::is_contiguous",
+        "aten::is_same_size",
+        "aten::sym_size",
+        "aten::sym_stride",
+        "aten::sym_numel",
+        "aten::sym_storage_offset",
+        "aten::element_size",
+        "aten::get_device",
+        "aten::storage_offset",
+        "prim::dtype",
+        "prim::device",
+        "prim::layout",
+        "prim::is_cuda",
+        "prim::shape",
+        "prim::requires_grad",
+    ]
+)
+
+
+def is_metadata(op: str) -> bool:
+    """Whether an operator, by its schema name with or without overload, asks tensors for their types only."""
+    return op.partition(".")[0] in METADATA
+
+
+def written(schema: torch._C.FunctionSchema) -> tuple[int, ...]:
+    """The arguments that an operator writes to, by their positions."""
+    infos = (argument.alias_info for argument in schema.arguments)
+    return tuple(index for index, info in enumerate(infos) if info is not None and info.is_write)
+
+
+def aliased(schema: torch._C.FunctionSchema) -> tuple[int | None, ...]:
+    """For each result the argument that it may be a view of, or that is written and returned."""
+    sets = [_alias_set(argument) for argument in schema.arguments]
+    writes = written(schema)
+    listed = next((index for index, known in enumerate(sets) if known and index not in writes), None)
+    return tuple(
+        # A list's set belongs to its elements, which the bindings do not show.
+        listed
+        if returned.type.kind() == "ListType"
+        else next((index for index, known in enumerate(sets) if known & _alias_set(returned)), None)
+        for returned in schema.returns
+    )
+
+
+def _alias_set(argument: torch._C.Argument) -> frozenset[str]:
+    info = argument.alias_info
+    return frozenset() if info is None else frozenset(info.before_set)
+
+
+def call_in_order(overload: Any, arguments: Sequence[Any]) -> Any:
+    """The result of an ``OpOverload``; ``arguments`` are in the order of its schema."""
+    named = overload._schema.arguments
+    positional = sum(not argument.kwarg_only for argument in named)
+    keywords = zip((argument.name for argument in named[positional:]), arguments[positional:], strict=True)
+    return overload(*arguments[:positional], **dict(keywords))
