@@ -15,7 +15,7 @@ from functools import cached_property, lru_cache
 
 import torch
 
-from torchmdla.importer.schemas import aliased, written
+from torchmdla.importer.schemas import aliased, may_be_view, written
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,11 @@ class OpSchema:
     def written(self) -> tuple[int, ...]:
         """The arguments that the op writes to."""
         return written(self.schema)
+
+    @cached_property
+    def is_view(self) -> bool:
+        """Whether the results may be views of arguments."""
+        return may_be_view(self.schema)
 
 
 @lru_cache(maxsize=1)

@@ -61,6 +61,16 @@ def aliased(schema: torch._C.FunctionSchema) -> tuple[int | None, ...]:
     )
 
 
+def may_be_view(schema: torch._C.FunctionSchema) -> bool:
+    """Whether an operator writes nothing and gives, or may give, views of an argument."""
+    is_aliased = any(index is not None for index in aliased(schema))
+    return (is_aliased or schema.name in _VIEWS_UNSAID) and not written(schema)
+
+
+# Their schemas do not say it.
+_VIEWS_UNSAID = frozenset(("aten::_unsafe_view", "aten::meshgrid", "aten::type_as"))
+
+
 def _alias_set(argument: torch._C.Argument) -> frozenset[str]:
     info = argument.alias_info
     return frozenset() if info is None else frozenset(info.before_set)
