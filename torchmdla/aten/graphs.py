@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,11 +20,13 @@ from torchmdla.aten.builder import FunctionBuilder
 from torchmdla.aten.dialect import AtenError
 from torchmdla.aten.schemas import OpSchema, registry
 from torchmdla.errors import CompileError
+from torchmdla.importer.decompositions.registry import schema_of
+from torchmdla.importer.flatten import Flattening
 from torchmdla.importer.fx import read_fx
-from torchmdla.importer.graph import name_of, read_graph, types_of
-from torchmdla.importer.interpreter import Run, leaves
+from torchmdla.importer.graph import read_graph, types_of
+from torchmdla.importer.interpreter import leaves
 from torchmdla.importer.reader import Values
-from torchmdla.importer.sources import source_of
+from torchmdla.importer.trace import qualified_name
 from torchmdla.importer.types import LAYOUTS, MEMORY_FORMATS, Record, TensorMeta, dtype_number
 
 
@@ -69,7 +71,8 @@ def from_graph(
     graph = graph.copy()
     torch._C._jit_pass_remove_mutation(graph)  # type: ignore[attr-defined]
     with _refused():
-        return _Writing(FunctionBuilder(name, context)).write(graph, inputs, frozenset(parameters))
+        run = _Running(graph, inputs, parameters)
+        return read_graph(run.graph, _Written(FunctionBuilder(name, context), run.record, run.parameters))
 
 
 def from_typed_graph(
@@ -145,26 +148,28 @@ def _scripted(module: Any, inputs: tuple[Any, ...]) -> Any:
     return torch.jit.trace(module, inputs, check_trace=False)
 
 
-class _Writing(Run):
-    """A run of a TorchScript graph that writes what it does."""
+class _Running(Flattening):
+    """A run of a graph on ``inputs``.
 
-    def __init__(self, builder: FunctionBuilder) -> None:
+    A tensor that is given twice is two inputs of the flat graph. One that no op has made (a weight, a buffer, a
+    constant of the program) is a further input, and among ``parameters``, the names of weights.
+    """
+
+    def __init__(self, graph: torch._C.Graph, inputs: Sequence[object], parameters: Collection[int]) -> None:
         super().__init__()
-        self._builder = builder
-        # By id, and held so that ids stay.
-        self._values: dict[int, ir.Value] = {}
-        self._tensors: list[torch.Tensor] = []
-
-    def write(self, graph: torch._C.Graph, inputs: Sequence[object], parameters: frozenset[int]) -> ir.Module:
-        """The module that does what the graph does with ``inputs``."""
         expected = list(graph.inputs())
         if len(expected) != len(inputs):
             raise AtenError(f"the graph takes {len(expected)} inputs, got {len(inputs)}")
-        for index, given in enumerate(inputs):
-            for leaf in leaves(given):
-                self._take(leaf, parameter=index in parameters)
+        given = [[leaf for leaf in leaves(one) if isinstance(leaf, torch.Tensor)] for one in inputs]
+        values = [[self.argument(tensor) for tensor in tensors] for tensors in given]
+        self.parameters = {value.debugName() for index in parameters for value in values[index]}
         self.run(graph, inputs)
-        return self._builder.finish([_literals(self._operand(leaf)) for leaf in leaves(self.values(graph.outputs()))])
+        self.finish(self.values(graph.outputs()))
+
+    def value_of(self, tensor: torch.Tensor) -> torch._C.Value:
+        if id(tensor) not in self._made:
+            self.parameters.add(self.argument(tensor).debugName())
+        return super().value_of(tensor)
 
     def node(self, node: Any) -> None:
         if node.kind() in _IMPLICIT:  # a number that tracing made a tensor of
@@ -173,59 +178,8 @@ class _Writing(Run):
         else:
             super().node(node)
 
-    def op(self, node: Any, arguments: Sequence[Any], results: list[Any]) -> None:
-        if not any(isinstance(leaf, torch.Tensor) for leaf in leaves(results)):
-            return
-        name = name_of(node)
-        if node.kind() in _PRIM:
-            name, arguments, results = _PRIM[node.kind()](node, arguments, results)
-        self._write(_schema(name), arguments, results, node)
-
-    def _write(self, schema: OpSchema, arguments: Sequence[object], results: Sequence[object], node: Any) -> None:
-        operands = [_literals(self._operand(argument)) for argument in arguments]
-        values = self._builder.call(schema, operands, [_type(result) for result in results], _place(node))
-        for result, value in zip(results, values, strict=True):
-            if isinstance(result, list | tuple):
-                for item, element in zip(result, self._builder.unpacked(value), strict=True):
-                    self._set(item, element)
-            else:
-                self._set(result, value)
-
-    def _set(self, tensor: object, value: ir.Value) -> None:
-        if isinstance(tensor, torch.Tensor):
-            self._values[id(tensor)] = value
-            self._tensors.append(tensor)
-
-    def _take(self, given: object, *, parameter: bool) -> None:
-        """Makes an argument of a tensor; one that is given twice is two arguments."""
-        if isinstance(given, torch.Tensor):
-            self._set(given, self._builder.argument(_type(given), parameter=parameter))
-
-    def _operand(self, argument: object) -> object:
-        if isinstance(argument, torch.Tensor):
-            if id(argument) not in self._values:  # no op has made it: a weight, a buffer, a constant of the program
-                self._take(argument, parameter=True)
-            return self._values[id(argument)]
-        return [self._operand(item) for item in argument] if isinstance(argument, list | tuple) else argument
-
 
 _IMPLICIT = frozenset(("aten::ScalarImplicit", "aten::IntImplicit", "aten::FloatImplicit"))
-
-# Nodes of the JIT's own: the op that they are, its arguments and its results.
-_PRIM: Mapping[str, Callable[[Any, Sequence[Any], list[Any]], tuple[str, Sequence[Any], list[Any]]]] = {
-    "prim::ConstantChunk": lambda node, given, made: (
-        "aten::chunk", [*given, node.i("chunks"), node.i("dim")], [made]
-    ),
-    "prim::NumToTensor": lambda node, given, made: (
-        "aten::scalar_tensor", [made[0].item(), None, None, None, None], made
-    ),
-}  # fmt: skip
-
-
-def _place(node: Any) -> str:
-    """``file:line`` in the user's program; empty where tracing began here."""
-    source = source_of(node)
-    return "" if source.startswith(__file__) else source
 
 
 def _schema(op: str) -> OpSchema:
@@ -310,7 +264,7 @@ class _Written(Values):
         self._source = ""
 
     def enter(self, op: str, source: str) -> None:
-        self._source = source
+        self._source = "" if source.startswith(__file__) else source  # where a trace began here
 
     def input(self, name: str) -> None:
         type_ = _type(self.seen(name))
@@ -324,7 +278,9 @@ class _Written(Values):
     def node(
         self, op: str, schema: torch._C.FunctionSchema | None, operands: Sequence[object], metas: Sequence[object]
     ) -> list[object]:
-        known = _schema(op if schema else _ON_SIZES.get(op, op))
+        if op == "prim::NumToTensor.Scalar":
+            schema, operands = schema_of("aten::scalar_tensor"), [*operands, None, None, None, None]
+        known = _schema(qualified_name(schema) if schema else _ON_SIZES.get(op, op))
         given = [_literals(operand) for operand in operands]
         made = self._builder.call(known, given, [_type(meta) for meta in metas], self._source)
         return [
