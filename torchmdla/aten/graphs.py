@@ -24,7 +24,7 @@ from torchmdla.importer.decompositions.registry import schema_of
 from torchmdla.importer.flatten import Flattening
 from torchmdla.importer.fx import read_fx
 from torchmdla.importer.graph import read_graph, types_of
-from torchmdla.importer.interpreter import leaves
+from torchmdla.importer.interpreter import tensors_in
 from torchmdla.importer.reader import Values
 from torchmdla.importer.trace import qualified_name
 from torchmdla.importer.types import LAYOUTS, MEMORY_FORMATS, Record, TensorMeta, dtype_number
@@ -160,8 +160,7 @@ class _Running(Flattening):
         expected = list(graph.inputs())
         if len(expected) != len(inputs):
             raise AtenError(f"the graph takes {len(expected)} inputs, got {len(inputs)}")
-        given = [[leaf for leaf in leaves(one) if isinstance(leaf, torch.Tensor)] for one in inputs]
-        values = [[self.argument(tensor) for tensor in tensors] for tensors in given]
+        values = [[self.argument(tensor) for tensor in tensors_in(given)] for given in inputs]
         self.parameters = {value.debugName() for index in parameters for value in values[index]}
         self.run(graph, inputs)
         self.finish(self.values(graph.outputs()))

@@ -14,7 +14,6 @@ from torchmdla.capture.options import Options
 from torchmdla.capture.subgraph import Call, Subgraph
 from torchmdla.importer import ImportedGraph, Record
 from torchmdla.importer.fx import attribute, import_fx, name_of_call, named_arguments, source_of_node
-from torchmdla.importer.schemas import call_in_order
 from torchmdla.importer.trace import in_schema_order, map_structure
 from torchmdla.importer.types import recorded
 
@@ -155,5 +154,4 @@ class _SymbolicInterpreter(_Recorder):
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         if not isinstance(target, torch._ops.OpOverload):
             return super().call_function(target, args, kwargs)
-        arguments = in_schema_order(target._schema, args, kwargs)
-        return self._run.call(target._schema, arguments, lambda _, given: call_in_order(target, given))
+        return self._run.call(target._schema, in_schema_order(target._schema, args, kwargs))

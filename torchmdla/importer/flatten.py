@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
-from torchmdla.importer.interpreter import Run, leaves, mapped
+from torchmdla.importer.interpreter import Run, tensors_in
 from torchmdla.importer.types import TensorMeta
 
 
@@ -35,7 +36,7 @@ class Flattening(Run):
 
     def bind(self, result: Any, value: torch._C.Value) -> None:
         """``value`` of ``graph`` is ``result``."""
-        self.record[value.debugName()] = mapped(result, _type_of)
+        self.record[value.debugName()] = tree_map_only(torch.Tensor, _type_of, result)
         if isinstance(result, torch.Tensor):
             self._made[id(result)] = value
             self._held.append(result)
@@ -46,12 +47,11 @@ class Flattening(Run):
 
     def finish(self, results: Any) -> None:
         """Makes the tensors among ``results`` those of ``graph``."""
-        for leaf in leaves(results):
-            if isinstance(leaf, torch.Tensor):
-                self.graph.registerOutput(self.value_of(leaf))
+        for tensor in tensors_in(results):
+            self.graph.registerOutput(self.value_of(tensor))
 
     def op(self, node: Any, arguments: Sequence[Any], results: list[Any]) -> None:
-        if not any(isinstance(leaf, torch.Tensor) for leaf in leaves(results)):
+        if not tensors_in(results):
             return
         operands = {
             value.debugName(): self._operand(argument, value.type())
@@ -74,10 +74,7 @@ class Flattening(Run):
     def _operand(self, argument: Any, type_: Any) -> torch._C.Value:
         if isinstance(argument, torch.Tensor):
             return self.value_of(argument)
-        holds_tensors = isinstance(argument, list | tuple) and any(
-            isinstance(leaf, torch.Tensor) for leaf in leaves(argument)
-        )
-        if not holds_tensors and argument != []:
+        if not tensors_in(argument) and argument != []:
             known = list(argument) if isinstance(argument, tuple) else argument
             constant: torch._C.Value = self.graph.insertConstant(known)  # type: ignore[attr-defined]
             return constant

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from torchmdla.errors import CompileError
 from torchmdla.importer.builder import blame
@@ -117,22 +118,9 @@ def _are_numbers(arguments: Sequence[Any]) -> bool:
     return not tensors or (varies and all(tensor.dim() == 0 for tensor in tensors))
 
 
-def mapped(tree: Any, function: Callable[[torch.Tensor], Any]) -> Any:
-    """``tree`` with ``function`` of each tensor in place of it."""
-    if isinstance(tree, torch.Tensor):
-        return function(tree)
-    if isinstance(tree, dict):
-        return {key: mapped(value, function) for key, value in tree.items()}
-    if isinstance(tree, list):
-        return [mapped(item, function) for item in tree]
-    return tuple(mapped(item, function) for item in tree) if isinstance(tree, tuple) else tree
-
-
-def leaves(tree: Any) -> list[Any]:
-    """The leaves of nested lists, tuples and dictionaries."""
-    if isinstance(tree, dict):
-        tree = list(tree.values())
-    return [leaf for item in tree for leaf in leaves(item)] if isinstance(tree, list | tuple) else [tree]
+def tensors_in(tree: Any) -> list[torch.Tensor]:
+    """The tensors in nested lists, tuples and dictionaries."""
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 def input_name(value: torch._C.Value) -> str:

@@ -11,12 +11,13 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from torchmdla.errors import CompileError
 from torchmdla.importer import import_graph
 from torchmdla.importer.flatten import Flattening
 from torchmdla.importer.graph import name_of, schema_of_node
-from torchmdla.importer.interpreter import Run, input_name, leaves, mapped
+from torchmdla.importer.interpreter import Run, input_name, tensors_in
 from torchmdla.importer.schemas import is_metadata
 from torchmdla.importer.sources import source_of
 from torchmdla.importer.types import recorded
@@ -97,10 +98,10 @@ class _Flattening(Flattening):
                 self._modules[id(input_)] = ""
                 given.append(input_)
             else:
-                given.append(mapped(input_, partial(self._input, name=input_name(value))))
+                given.append(tree_map_only(torch.Tensor, partial(self._input, name=input_name(value)), input_))
         results = super().run(graph, given)
         self.finish(results)
-        if not list(self.graph.outputs()):
+        if not any(True for _ in self.graph.outputs()):
             raise CompileError("the program has no tensor among its results")
         return results
 
@@ -122,17 +123,16 @@ class _Flattening(Flattening):
                 self._known.add(id(copy))
             return copy
 
-        return mapped(value, constant)
+        return tree_map_only(torch.Tensor, constant, value)
 
     def op(self, node: Any, arguments: Sequence[Any], results: list[Any]) -> None:
-        tensors = [leaf for leaf in leaves(arguments) if isinstance(leaf, torch.Tensor)]
+        tensors, made = tensors_in(arguments), {id(tensor) for tensor in tensors_in(results)}
         known = all(id(tensor) in self._known for tensor in tensors)
-        if not any(isinstance(leaf, torch.Tensor) for leaf in leaves(results)):
+        if not made:
             if results and not is_metadata(node.kind()) and not known:
                 raise DependsOnData("what follows depends on the data of a tensor, which is known only at run time")
             return
         super().op(node, arguments, results)
-        made = {id(leaf) for leaf in leaves(results) if isinstance(leaf, torch.Tensor)}
         if known and (tensors or node.kind() == "prim::NumToTensor"):
             self._known |= made
         else:  # an op may have written to a known tensor
