@@ -88,6 +88,13 @@ def several_results(x: Tensor) -> Any:
     return values, normed, mean
 
 
+def norm_that_writes(x: Tensor) -> Any:
+    """What it writes, its results do not share."""
+    statistics = torch.zeros(6), torch.ones(6)
+    normed = torch.ops.aten._native_batch_norm_legit(x, None, None, *statistics, True, 0.1, 1e-5)[0]
+    return normed.t().exp() * 2
+
+
 RULES: dict[str, tuple[Callable[..., Any], list[list[str]], list[str]]] = {
     "a view that leaves": (view_that_leaves, [["relu", "add", "t", "exp"]], ["t.default"]),
     "one cheap operator does not pay": (torch.relu, [], ["relu.default"]),
@@ -99,6 +106,11 @@ RULES: dict[str, tuple[Callable[..., Any], list[list[str]], list[str]]] = {
     ),
     "random numbers": (random_between, [["relu", "add", "sigmoid", "exp"], ["mul", "add"]], ["bernoulli.default"]),
     "a write": (written_between, [["relu", "add"], ["relu", "add", "mul"]], ["copy_.default"]),
+    "views of what a writing operator makes": (
+        norm_that_writes,
+        [["zeros", "ones"], ["t", "exp", "mul"]],
+        ["_native_batch_norm_legit.default"],
+    ),
     "no need to split": (beside, [["relu", "add", "exp", "mul"]], ["bernoulli.default"]),
     "several results": (
         several_results,
