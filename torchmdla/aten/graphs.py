@@ -81,7 +81,8 @@ def from_typed_graph(
     """A flat TorchScript graph in which every tensor has its dtype and sizes, in the aten dialect, without running it.
 
     Args:
-        graph: ATen calls, constants, and lists that are put together and taken apart.
+        graph: ATen calls, constants, and lists that are put together and taken apart. A tensor that it holds becomes an
+            argument that is marked ``aten.parameter``.
         name: of the function.
         share_literals: whether a literal is written once, or before each use.
         context: that the module lives in; a new one costs a few tenths of a second.
@@ -169,6 +170,13 @@ class _Running(Flattening):
         if id(tensor) not in self._made:
             self.parameters.add(self.argument(tensor).debugName())
         return super().value_of(tensor)
+
+    def literal(self, known: Any, type_: Any) -> torch._C.Value:
+        """A number that tracing made a tensor of calls the operator for tensors; it stays a number in the record."""
+        is_number = type_.kind() == "TensorType" and known is not None
+        value = super().literal(torch.tensor(known) if is_number else known, type_)
+        self.record[value.debugName()] = known
+        return value
 
     def node(self, node: Any) -> None:
         if node.kind() in _IMPLICIT:  # a number that tracing made a tensor of
@@ -270,9 +278,13 @@ class _Written(Values):
         self.define(name, self._builder.argument(type_, parameter=name in self._parameters))
 
     def constant(self, index: int, name: str, value: object) -> None:
-        """A tensor is an argument, as weights are."""
-        is_tensor = isinstance(value, torch.Tensor)
-        self.define(name, self._builder.argument(_type(value), parameter=True) if is_tensor else value)
+        """A tensor is an argument, as weights are, unless the record has a number in its place."""
+        known = self._record.get(name)
+        if isinstance(known, bool | int | float | complex):
+            self.define(name, known)
+        else:
+            is_tensor = isinstance(value, torch.Tensor)
+            self.define(name, self._builder.argument(_type(value), parameter=True) if is_tensor else value)
 
     def node(
         self, op: str, schema: torch._C.FunctionSchema | None, operands: Sequence[object], metas: Sequence[object]

@@ -50,6 +50,10 @@ class Flattening(Run):
         for tensor in tensors_in(results):
             self.graph.registerOutput(self.value_of(tensor))
 
+    def literal(self, known: Any, type_: Any) -> torch._C.Value:
+        """A constant where the program has a value of ``type_``."""
+        return self.graph.insertConstant(known)  # type: ignore[attr-defined, no-any-return]
+
     def op(self, node: Any, arguments: Sequence[Any], results: list[Any]) -> None:
         if not tensors_in(results):
             return
@@ -75,9 +79,7 @@ class Flattening(Run):
         if isinstance(argument, torch.Tensor):
             return self.value_of(argument)
         if not tensors_in(argument) and argument != []:
-            known = list(argument) if isinstance(argument, tuple) else argument
-            constant: torch._C.Value = self.graph.insertConstant(known)  # type: ignore[attr-defined]
-            return constant
+            return self.literal(list(argument) if isinstance(argument, tuple) else argument, type_)
         while type_.kind() == "OptionalType":
             type_ = type_.getElementType()
         elements = [self._operand(item, torch._C.TensorType.get()) for item in argument]
