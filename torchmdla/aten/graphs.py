@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 from torch_mlir import ir
 
 from torchmdla.aten import types
@@ -163,8 +164,8 @@ class _Running(Flattening):
             raise AtenError(f"the graph takes {len(expected)} inputs, got {len(inputs)}")
         values = [[self.argument(tensor) for tensor in tensors_in(given)] for given in inputs]
         self.parameters = {value.debugName() for index in parameters for value in values[index]}
-        self.run(graph, inputs)
-        self.finish(self.values(graph.outputs()))
+        for leaf in pytree.tree_leaves(self.run(graph, inputs)):
+            self.graph.registerOutput(self.operand(leaf, torch._C.AnyType.get()))
 
     def value_of(self, tensor: torch.Tensor) -> torch._C.Value:
         if id(tensor) not in self._made:

@@ -45,11 +45,6 @@ class Flattening(Run):
         """What ``tensor`` is in ``graph``."""
         return self._made[id(tensor)]
 
-    def finish(self, results: Any) -> None:
-        """Makes the tensors among ``results`` those of ``graph``."""
-        for tensor in tensors_in(results):
-            self.graph.registerOutput(self.value_of(tensor))
-
     def literal(self, known: Any, type_: Any) -> torch._C.Value:
         """A constant where the program has a value of ``type_``."""
         return self.graph.insertConstant(known)  # type: ignore[attr-defined, no-any-return]
@@ -58,7 +53,7 @@ class Flattening(Run):
         if not tensors_in(results):
             return
         operands = {
-            value.debugName(): self._operand(argument, value.type())
+            value.debugName(): self.operand(argument, value.type())
             for value, argument in zip(node.inputs(), arguments, strict=True)
         }
         clone = self.graph.createClone(node, lambda value: operands[value.debugName()])  # type: ignore[attr-defined]
@@ -75,14 +70,16 @@ class Flattening(Run):
             element.setType(torch._C.TensorType.get())
             self.bind(item, element)
 
-    def _operand(self, argument: Any, type_: Any) -> torch._C.Value:
+    def operand(self, argument: Any, type_: Any) -> torch._C.Value:
+        """What ``argument``, a value of ``type_``, is in ``graph``."""
         if isinstance(argument, torch.Tensor):
             return self.value_of(argument)
-        if not tensors_in(argument) and argument != []:
+        is_constant = not isinstance(argument, list | tuple) or (argument and None not in argument)
+        if is_constant and not tensors_in(argument):
             return self.literal(list(argument) if isinstance(argument, tuple) else argument, type_)
         while type_.kind() == "OptionalType":
             type_ = type_.getElementType()
-        elements = [self._operand(item, torch._C.TensorType.get()) for item in argument]
+        elements = [self.operand(item, torch._C.TensorType.get()) for item in argument]
         made = self.graph.create("prim::ListConstruct", elements, 1)
         self.graph.insertNode(made)
         made.output().setType(type_)

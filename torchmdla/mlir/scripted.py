@@ -100,9 +100,11 @@ class _Flattening(Flattening):
             else:
                 given.append(tree_map_only(torch.Tensor, partial(self._input, name=input_name(value)), input_))
         results = super().run(graph, given)
-        self.finish(results)
-        if not any(True for _ in self.graph.outputs()):
+        outputs = tensors_in(results)
+        if not outputs:
             raise CompileError("the program has no tensor among its results")
+        for output in outputs:
+            self.graph.registerOutput(self.value_of(output))
         return results
 
     def attribute(self, owner: Any, name: str) -> Any:
