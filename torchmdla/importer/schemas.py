@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -42,17 +41,17 @@ def is_metadata(op: str) -> bool:
     return op.partition(".")[0] in METADATA
 
 
-@lru_cache(maxsize=2048)
 def written(schema: torch._C.FunctionSchema) -> tuple[int, ...]:
     """The arguments that an operator writes to, by their positions."""
     infos = (argument.alias_info for argument in schema.arguments)
     return tuple(index for index, info in enumerate(infos) if info is not None and info.is_write)
 
 
-@lru_cache(maxsize=2048)
 def aliased(schema: torch._C.FunctionSchema) -> tuple[int | None, ...]:
     """For each result the argument that it may be a view of, or that is written and returned."""
     sets = [_alias_set(argument) for argument in schema.arguments]
+    if not any(sets):
+        return (None,) * len(schema.returns)
     writes = written(schema)
     listed = next((index for index, known in enumerate(sets) if known and index not in writes), None)
     return tuple(
