@@ -60,12 +60,24 @@ def dtype_between(x: Tensor) -> Tensor:
     return y.to(torch.float16).to(torch.float32).exp() * 2 + y
 
 
+def norm_that_writes(x: Tensor) -> Any:
+    """What it writes, its results do not share."""
+    statistics = torch.zeros(6), torch.ones(6)
+    normed = torch.ops.aten._native_batch_norm_legit(x, None, None, *statistics, True, 0.1, 1e-5)[0]
+    return normed.t().exp() * 2
+
+
 RULES: dict[str, tuple[Callable[..., Any], list[list[str]], list[str]]] = {
     "views alone do not pay": (lambda x: x.t().reshape(-1), [], ["t.default", "clone.default", "view.default"]),
     "a dtype that is not taken": (
         dtype_between,
         [["relu", "mul"], ["exp", "mul", "add"]],
         ["_to_copy.default", "_to_copy.default"],
+    ),
+    "views of what a writing operator makes": (
+        norm_that_writes,
+        [["zeros", "ones"], ["t", "exp", "mul"]],
+        ["_native_batch_norm_legit.default"],
     ),
 }
 

@@ -111,6 +111,13 @@ def test_get_mlir_of_a_first_layers_gradient():
     torchmdla.get_mlir(layer.weight.grad, output="linalg")
 
 
+def test_get_mlir_of_an_index_with_gaps():
+    """The list of indices is one of optional tensors, which are values."""
+    x = torch.randn(3, 5).to("lazy")
+    module = torchmdla.get_mlir(x[:, torch.tensor([4, 0]).to("lazy")] + 1)
+    assert "!torch.list<optional<vtensor>>" in str(module)
+
+
 def test_get_mlir_wants_no_inputs():
     with pytest.raises(TypeError, match="take no inputs"):
         torchmdla.get_mlir(torch.ones(2).to("lazy") + 1, torch.ones(2))

@@ -170,6 +170,24 @@ def test_control_flow_is_what_was_executed(context: ir.Context) -> None:
     assert layers_of(module) == ["aten::sin", "aten::add.Scalar", "aten::sin"]
 
 
+def test_results_may_be_literals(context: ir.Context) -> None:
+    @torch.jit.script
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, int, list[torch.Tensor], str, tuple[float, bool]]:
+        y = x.relu()
+        return y, 3, [y, x], "a", (2.5, True)
+
+    module = aten.from_module(function, torch.ones(3), context=context)
+    types = "(tensor<3xf32>, i32, tensor<3xf32>, tensor<3xf32>, !aten.str, f32, i1)"
+    assert f"@forward(%arg0: tensor<3xf32>) -> {types}" in str(module)
+
+
+def test_numbers_of_a_trace_are_literals_of_the_op_that_was_called(context: ir.Context) -> None:
+    module = aten.from_module(lambda x: x * 2 + x.size(0), torch.randn(3), context=context)
+    assert layers_of(module) == ["aten::mul.Tensor", "aten::scalar_tensor", "aten::add.Tensor"]
+    assert "dense<2> : tensor<i64>" in str(module)
+    assert len(ops_of_function(module).arguments) == 1
+
+
 def test_a_tensor_given_twice_is_two_arguments(context: ir.Context) -> None:
     x = torch.randn(3)
     module = aten.from_module(torch.jit.script(_sum), x, x, context=context)

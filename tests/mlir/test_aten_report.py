@@ -250,6 +250,14 @@ def test_recurrent_networks_are_the_sum_of_their_cells(context: ir.Context) -> N
         assert several[0].counts == {kind: 3 * number for kind, number in (one or {}).items()}
 
 
+@pytest.mark.parametrize("view", ["moveaxis.int", "swapdims", "ravel"])
+def test_what_a_schema_calls_a_view_touches_no_data(view: str, context: ir.Context) -> None:
+    arguments = {"moveaxis.int": (0, 1), "swapdims": (0, 1)}
+    graph, inputs = graph_of(f"aten::{view}", (torch.randn(3, 4), *arguments.get(view, ())), copy=False)
+    (layer,) = aten.op_report(aten.from_graph(graph, inputs, context=context)).layers
+    assert (layer.counts, layer.reads, layer.writes) == ({}, 0, 0)
+
+
 def test_views_touch_no_data_and_stay_parameters(context: ir.Context) -> None:
     x, weight = torch.randn(2, 4), nn.Parameter(torch.randn(3, 4))
     module = aten.from_module(_Product(weight), x, context=context)

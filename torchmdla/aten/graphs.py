@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 from torch_mlir import ir
 
 from torchmdla.aten import types
@@ -19,10 +21,14 @@ from torchmdla.aten.builder import FunctionBuilder
 from torchmdla.aten.dialect import AtenError
 from torchmdla.aten.schemas import OpSchema, registry
 from torchmdla.errors import CompileError
-from torchmdla.importer.interpreter import Run, leaves, node_name
-from torchmdla.importer.sources import source_of
-from torchmdla.importer.trace import in_schema_order, qualified_name
-from torchmdla.importer.types import LAYOUTS, MEMORY_FORMATS, dtype_number
+from torchmdla.importer.flatten import Flattening
+from torchmdla.importer.fx import read_fx
+from torchmdla.importer.graph import read_graph, types_of
+from torchmdla.importer.interpreter import tensors_in
+from torchmdla.importer.reader import Values
+from torchmdla.importer.schemas import schema_of
+from torchmdla.importer.trace import qualified_name
+from torchmdla.importer.types import LAYOUTS, MEMORY_FORMATS, Record, TensorMeta, dtype_number
 
 
 def from_module(module: Any, *inputs: Any, name: str = "forward", context: ir.Context | None = None) -> ir.Module:
@@ -65,7 +71,9 @@ def from_graph(
     """
     graph = graph.copy()
     torch._C._jit_pass_remove_mutation(graph)  # type: ignore[attr-defined]
-    return _Writing(FunctionBuilder(name, context)).write(graph, inputs, frozenset(parameters))
+    with _refused():
+        run = _Running(graph, inputs, parameters)
+        return read_graph(run.graph, _Written(FunctionBuilder(name, context), run.record, run.parameters))
 
 
 def from_typed_graph(
@@ -74,15 +82,18 @@ def from_typed_graph(
     """A flat TorchScript graph in which every tensor has its dtype and sizes, in the aten dialect, without running it.
 
     Args:
-        graph: ATen calls, constants, and lists that are put together and taken apart.
+        graph: ATen calls, constants, and lists that are put together and taken apart. A tensor that it holds becomes an
+            argument that is marked ``aten.parameter``.
         name: of the function.
         share_literals: whether a literal is written once, or before each use.
         context: that the module lives in; a new one costs a few tenths of a second.
 
     Raises:
-        AtenError: something in the graph has no form in the aten dialect; names the node.
+        AtenError: something in the graph has no form in the aten dialect; names the op.
     """
-    return _TypedWalk(FunctionBuilder(name, context, share_literals=share_literals)).run(graph)
+    builder = FunctionBuilder(name, context, share_literals=share_literals)
+    with _refused():
+        return read_graph(graph, _Written(builder, types_of(graph)))
 
 
 def from_fx(
@@ -101,13 +112,30 @@ def from_fx(
         context: that the module lives in; a new one costs a few tenths of a second.
 
     Raises:
-        AtenError: a node has no ``meta["val"]``, or calls what is no ATen op; names it.
+        AtenError: a node has no ``meta["val"]``, or calls what is no ATen op; names it and its place.
     """
     if isinstance(program, torch.export.ExportedProgram):
         signature = program.graph_signature
         weights = [*parameters, *signature.inputs_to_parameters, *signature.inputs_to_buffers]
         return from_fx(program.graph_module, weights, name=name, context=context)
-    return _FxWalk(program, frozenset(parameters), FunctionBuilder(name, context)).run()
+    record = {node.name: _meta(node) for node in program.graph.nodes if node.op in ("placeholder", "call_function")}
+    with _refused():
+        return read_fx(program.graph, _Written(FunctionBuilder(name, context), record, parameters))
+
+
+@contextmanager
+def _refused() -> Iterator[None]:
+    """Turns the importer's errors into those of the dialect."""
+    try:
+        yield
+    except CompileError as error:
+        raise AtenError(str(error)) from None
+
+
+def _meta(node: torch.fx.Node) -> object:
+    if "val" not in node.meta and node.target is not operator.getitem:
+        raise AtenError(f'node {node.name}: it has no meta["val"]')
+    return node.meta.get("val")
 
 
 def _scripted(module: Any, inputs: tuple[Any, ...]) -> Any:
@@ -122,29 +150,34 @@ def _scripted(module: Any, inputs: tuple[Any, ...]) -> Any:
     return torch.jit.trace(module, inputs, check_trace=False)
 
 
-class _Writing(Run):
-    """A run of a TorchScript graph that writes what it does."""
+class _Running(Flattening):
+    """A run of a graph on ``inputs``.
 
-    def __init__(self, builder: FunctionBuilder) -> None:
+    A tensor that is given twice is two inputs of the flat graph. One that no op has made (a weight, a buffer, a
+    constant of the program) is a further input, and among ``parameters``, the names of weights.
+    """
+
+    def __init__(self, graph: torch._C.Graph, inputs: Sequence[object], parameters: Collection[int]) -> None:
         super().__init__()
-        self._builder = builder
-        # By id, and held so that ids stay.
-        self._values: dict[int, ir.Value] = {}
-        self._tensors: list[torch.Tensor] = []
-
-    def write(self, graph: torch._C.Graph, inputs: Sequence[object], parameters: frozenset[int]) -> ir.Module:
-        """The module that does what the graph does with ``inputs``."""
         expected = list(graph.inputs())
         if len(expected) != len(inputs):
             raise AtenError(f"the graph takes {len(expected)} inputs, got {len(inputs)}")
-        for index, given in enumerate(inputs):
-            for leaf in leaves(given):
-                self._take(leaf, parameter=index in parameters)
-        try:
-            self.run(graph, inputs)
-        except CompileError as error:
-            raise AtenError(f"{error.op}: {error.reason} (at {error.source})") from None
-        return self._builder.finish([self._operand(leaf) for leaf in leaves(self.values(graph.outputs()))])
+        values = [[self.argument(tensor) for tensor in tensors_in(given)] for given in inputs]
+        self.parameters = {value.debugName() for index in parameters for value in values[index]}
+        for leaf in pytree.tree_leaves(self.run(graph, inputs)):
+            self.graph.registerOutput(self.operand(leaf, torch._C.AnyType.get()))
+
+    def value_of(self, tensor: torch.Tensor) -> torch._C.Value:
+        if id(tensor) not in self._made:
+            self.parameters.add(self.argument(tensor).debugName())
+        return super().value_of(tensor)
+
+    def literal(self, known: Any, type_: Any) -> torch._C.Value:
+        """A number that tracing made a tensor of calls the operator for tensors; it stays a number in the record."""
+        is_number = type_.kind() == "TensorType" and known is not None
+        value = super().literal(torch.tensor(known) if is_number else known, type_)
+        self.record[value.debugName()] = known
+        return value
 
     def node(self, node: Any) -> None:
         if node.kind() in _IMPLICIT:  # a number that tracing made a tensor of
@@ -153,72 +186,27 @@ class _Writing(Run):
         else:
             super().node(node)
 
-    def op(self, node: Any, arguments: Sequence[Any], results: list[Any]) -> None:
-        if not any(isinstance(leaf, torch.Tensor) for leaf in leaves(results)):
-            return
-        name = node_name(node)
-        if node.kind() in _PRIM:
-            name, arguments, results = _PRIM[node.kind()](node, arguments, results)
-        if name not in registry():
-            raise AtenError("it is no op of the aten dialect")
-        self._write(registry()[name], arguments, results, node)
-
-    def _write(self, schema: OpSchema, arguments: Sequence[object], results: Sequence[object], node: Any) -> None:
-        operands = [self._operand(argument) for argument in arguments]
-        values = self._builder.call(schema, operands, [_type(result) for result in results], _place(node))
-        for result, value in zip(results, values, strict=True):
-            if isinstance(result, list | tuple):
-                for item, element in zip(result, self._builder.unpacked(value), strict=True):
-                    self._set(item, element)
-            else:
-                self._set(result, value)
-
-    def _set(self, tensor: object, value: ir.Value) -> None:
-        if isinstance(tensor, torch.Tensor):
-            self._values[id(tensor)] = value
-            self._tensors.append(tensor)
-
-    def _take(self, given: object, *, parameter: bool) -> None:
-        """Makes an argument of a tensor; one that is given twice is two arguments."""
-        if isinstance(given, torch.Tensor):
-            self._set(given, self._builder.argument(_type(given), parameter=parameter))
-
-    def _operand(self, argument: object) -> object:
-        if isinstance(argument, torch.Tensor):
-            if id(argument) not in self._values:  # no op has made it: a weight, a buffer, a constant of the program
-                self._take(argument, parameter=True)
-            return self._values[id(argument)]
-        if isinstance(argument, list | tuple):
-            return [self._operand(item) for item in argument]
-        return _literal(argument)
-
 
 _IMPLICIT = frozenset(("aten::ScalarImplicit", "aten::IntImplicit", "aten::FloatImplicit"))
 
-# Nodes of the JIT's own: the op that they are, its arguments and its results.
-_PRIM: Mapping[str, Callable[[Any, Sequence[Any], list[Any]], tuple[str, Sequence[Any], list[Any]]]] = {
-    "prim::ConstantChunk": lambda node, given, made: (
-        "aten::chunk", [*given, node.i("chunks"), node.i("dim")], [made]
-    ),
-    "prim::NumToTensor": lambda node, given, made: (
-        "aten::scalar_tensor", [made[0].item(), None, None, None, None], made
-    ),
-}  # fmt: skip
+
+def _schema(op: str) -> OpSchema:
+    """The schema of an op by its name with overload."""
+    if op not in registry():
+        raise CompileError("it is no op of the aten dialect")
+    return registry()[op]
 
 
-def _place(node: Any) -> str:
-    """``file:line`` in the user's program; empty where tracing began here."""
-    source = source_of(node)
-    return "" if source.startswith(__file__) else source
+def _literals(operand: object) -> object:
+    """An operand with its literals as the dialect has them."""
+    if isinstance(operand, ir.Value):
+        return operand
+    return [_literals(item) for item in operand] if isinstance(operand, list | tuple) else _literal(operand)
 
 
 def _literal(value: object) -> object:
-    """A value of PyTorch as the dialect's literals have it."""
     if isinstance(value, torch.dtype):
-        try:
-            return dtype_number(value)
-        except CompileError as error:
-            raise AtenError(str(error)) from None
+        return dtype_number(value)
     if isinstance(value, torch.layout):
         return LAYOUTS[value]
     if isinstance(value, torch.memory_format):
@@ -229,23 +217,23 @@ def _literal(value: object) -> object:
         return None
     if value is None or isinstance(value, bool | int | float | complex | str):
         return value
-    raise AtenError(f"{type(value).__name__} cannot be expressed in the aten dialect")
+    raise CompileError(f"{type(value).__name__} cannot be expressed in the aten dialect")
 
 
 def _type(value: object) -> str:
     """The type of a result: a tensor, a list of tensors, None, or a number."""
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, torch.Tensor | TensorMeta):
         shape = tuple(size if isinstance(size, int) else None for size in value.shape)
         try:
             return types.tensor_type(value.dtype, shape)
         except ValueError as error:
-            raise AtenError(str(error)) from None
+            raise CompileError(str(error)) from None
     if isinstance(value, list | tuple):
         return f"tuple<{', '.join(_type(item) for item in value)}>"
     for kind, type_ in _RESULTS.items():
         if isinstance(value, kind):
             return type_
-    raise AtenError(f"a result of type {type(value).__name__} cannot be expressed in the aten dialect")
+    raise CompileError(f"a result of type {type(value).__name__} cannot be expressed in the aten dialect")
 
 
 _RESULTS: Mapping[Any, str] = {
@@ -259,159 +247,58 @@ _RESULTS: Mapping[Any, str] = {
 }
 
 
-class _TypedWalk:
-    """One walk over a typed graph: what every value has become, an ``ir.Value``, a literal, or a list of these."""
+# What PyTorch writes for arithmetic on sizes: functions of Python, by name.
+_ON_SIZES: Mapping[str, str] = {
+    "add": "aten::add.int",
+    "sub": "aten::sub.int",
+    "mul": "aten::mul.int",
+    "floordiv": "aten::floordiv.int",
+    "mod": "aten::remainder.int",
+}
 
-    def __init__(self, builder: FunctionBuilder) -> None:
+
+class _Written(Values):
+    """A :class:`~torchmdla.importer.reader.GraphBuilder` of functions in the dialect.
+
+    Args:
+        record: tensors, fake or not, or their types.
+        parameters: names of the inputs that are weights.
+    """
+
+    def __init__(self, builder: FunctionBuilder, record: Record, parameters: Collection[str] = ()) -> None:
+        super().__init__(record)
         self._builder = builder
-        self._seen: dict[str, object] = {}
+        self._parameters = frozenset(parameters)
+        self._source = ""
 
-    def run(self, graph: torch._C.Graph) -> ir.Module:
-        for value in graph.inputs():
-            self._seen[value.debugName()] = self._builder.argument(_written_type(value))
-        for node in graph.nodes():
-            try:
-                made = _TYPED[node.kind()](self, node) if node.kind() in _TYPED else self._call(node)
-            except AtenError as error:
-                raise AtenError(f"{node.kind()}: {error}") from None
-            for value, result in zip(node.outputs(), made, strict=True):
-                self._seen[value.debugName()] = result
-        return self._builder.finish([self._seen[value.debugName()] for value in graph.outputs()])
+    def enter(self, op: str, source: str) -> None:
+        self._source = "" if source.startswith(__file__) else source  # where a trace began here
 
-    def constant(self, node: Any) -> Sequence[object]:
-        value = node.output().toIValue()
-        return [[_literal(item) for item in value] if isinstance(value, list) else _literal(value)]
+    def input(self, name: str) -> None:
+        type_ = _type(self.seen(name))
+        self.define(name, self._builder.argument(type_, parameter=name in self._parameters))
 
-    def put_together(self, node: Any) -> Sequence[object]:
-        return [self._operands(node)]
+    def constant(self, index: int, name: str, value: object) -> None:
+        """A tensor is an argument, as weights are, unless the record has a number in its place."""
+        known = self._record.get(name)
+        if isinstance(known, bool | int | float | complex):
+            self.define(name, known)
+        else:
+            is_tensor = isinstance(value, torch.Tensor)
+            self.define(name, self._builder.argument(_type(value), parameter=True) if is_tensor else value)
 
-    def take_apart(self, node: Any) -> Sequence[object]:
-        (values,) = self._operands(node)
-        return self._builder.unpacked(values) if isinstance(values, ir.Value) else values  # type: ignore[return-value]
+    def node(
+        self, op: str, schema: torch._C.FunctionSchema | None, operands: Sequence[object], metas: Sequence[object]
+    ) -> list[object]:
+        if op == "prim::NumToTensor.Scalar":
+            schema, operands = schema_of("aten::scalar_tensor"), [*operands, None, None, None, None]
+        known = _schema(qualified_name(schema) if schema else _ON_SIZES.get(op, op))
+        given = [_literals(operand) for operand in operands]
+        made = self._builder.call(known, given, [_type(meta) for meta in metas], self._source)
+        return [
+            self._builder.unpacked(value) if isinstance(meta, list | tuple) else value
+            for value, meta in zip(made, metas, strict=True)
+        ]
 
-    def _call(self, node: Any) -> Sequence[object]:
-        qualified = node.schema().partition("(")[0]
-        if qualified not in registry():
-            raise AtenError("it is no op of the aten dialect")
-        results = [_written_type(value) for value in node.outputs()]
-        return self._builder.call(registry()[qualified], self._operands(node), results)
-
-    def _operands(self, node: Any) -> list[object]:
-        return [self._seen[value.debugName()] for value in node.inputs()]
-
-
-_TYPED: Mapping[str, Callable[[_TypedWalk, Any], Sequence[object]]] = {
-    "prim::Constant": _TypedWalk.constant,
-    "prim::ListConstruct": _TypedWalk.put_together,
-    "prim::ListUnpack": _TypedWalk.take_apart,
-}
-
-
-def _written_type(value: Any) -> str:
-    """The type of a value that a graph gives: a tensor's, None, or that of a list that is taken apart at once."""
-    type_ = value.type()
-    if isinstance(type_, torch._C.ListType):
-        elements = [element for use in value.uses() for element in use.user.outputs()]
-        return f"tuple<{', '.join(_written_type(element) for element in elements)}>"
-    if type_.dtype() is None and not value.uses():
-        return "none"  # a result that was not asked for, as a first layer's gradient of its input
-    if type_.dtype() is None or type_.sizes() is None:
-        raise AtenError(f"the graph does not say what type {value.debugName()} has")
-    try:
-        return types.tensor_type(type_.dtype(), tuple(type_.sizes()))
-    except ValueError as error:
-        raise AtenError(str(error)) from None
-
-
-# What PyTorch writes for arithmetic on sizes.
-_ON_SIZES: Mapping[Any, str] = {
-    operator.add: "aten::add.int",
-    operator.sub: "aten::sub.int",
-    operator.mul: "aten::mul.int",
-    operator.floordiv: "aten::floordiv.int",
-    operator.mod: "aten::remainder.int",
-}
-
-
-class _FxWalk:
-    """One walk over an FX graph: what every node has become, an ``ir.Value`` or a tuple of them."""
-
-    def __init__(
-        self, graph_module: torch.fx.GraphModule, parameters: frozenset[str], builder: FunctionBuilder
-    ) -> None:
-        self._module = graph_module
-        self._parameters = parameters
-        self._builder = builder
-        self._values: dict[torch.fx.Node, Any] = {}
-
-    def run(self) -> ir.Module:
-        for node in self._module.graph.nodes:
-            if node.op == "output":
-                return self._builder.finish([self._operand(leaf) for leaf in leaves(node.args[0])])
-            if node.op not in _FX:
-                raise AtenError(f"node {node.name}: {node.op} cannot be expressed in the aten dialect")
-            try:
-                self._values[node] = _FX[node.op](self, node)
-            except AtenError as error:
-                raise AtenError(f"node {node.name}: {error}") from None
-        raise AtenError("the graph has no output")
-
-    def placeholder(self, node: torch.fx.Node) -> object:
-        """An argument of the function."""
-        return self._builder.argument(_type(_meta(node)), parameter=node.name in self._parameters)
-
-    def attribute(self, node: torch.fx.Node) -> object:
-        """A tensor that the graph holds."""
-        value = operator.attrgetter(str(node.target))(self._module)
-        if not isinstance(value, torch.Tensor):
-            raise AtenError(f"attribute {node.target} is no tensor")
-        return self._builder.argument(_type(value), parameter=True)
-
-    def call(self, node: torch.fx.Node) -> object:
-        """A call of an op, or of an operator of Python on sizes or lists."""
-        if node.target is operator.getitem:
-            made, index = node.args
-            return self._values[made][index]  # type: ignore[index]
-        schema, arguments = _schema_of(node)
-        results = _meta(node)
-        listed = list(results) if isinstance(results, list | tuple) and len(schema.returns) > 1 else [results]
-        if not schema.returns:
-            listed = []
-        operands = [self._operand(argument) for argument in arguments]
-        values = self._builder.call(schema, operands, [_type(result) for result in listed])
-        if len(schema.returns) != 1:
-            return tuple(values)
-        return tuple(self._builder.unpacked(values[0])) if isinstance(results, list | tuple) else values[0]
-
-    def _operand(self, argument: object) -> object:
-        if isinstance(argument, torch.fx.Node):
-            return self._values[argument]
-        if isinstance(argument, list | tuple):
-            return [self._operand(item) for item in argument]
-        return _literal(argument)
-
-
-_FX: Mapping[str, Callable[[_FxWalk, torch.fx.Node], object]] = {
-    "placeholder": _FxWalk.placeholder,
-    "get_attr": _FxWalk.attribute,
-    "call_function": _FxWalk.call,
-}
-
-
-def _meta(node: torch.fx.Node) -> object:
-    if "val" not in node.meta:
-        raise AtenError('it has no meta["val"]')
-    return node.meta["val"]
-
-
-def _schema_of(node: torch.fx.Node) -> tuple[OpSchema, list[object]]:
-    """The op that a node calls, and its arguments in the schema's order."""
-    target: Any = node.target
-    if target in _ON_SIZES:
-        return registry()[_ON_SIZES[target]], list(node.args)
-    if not isinstance(target, torch._ops.OpOverload):
-        raise AtenError(f"{target} is no op of the aten dialect")
-    qualified = qualified_name(target._schema)
-    if qualified not in registry():
-        raise AtenError(f"{qualified} is no op of the aten dialect")
-    return registry()[qualified], in_schema_order(target._schema, node.args, node.kwargs)
+    def finish(self, outputs: Sequence[str]) -> ir.Module:
+        return self._builder.finish([_literals(self.operand(name)) for name in outputs])

@@ -15,6 +15,8 @@ from functools import cached_property, lru_cache
 
 import torch
 
+from torchmdla.importer.schemas import aliased, may_be_view, written
+
 
 @dataclass(frozen=True)
 class OpSchema:
@@ -52,29 +54,17 @@ class OpSchema:
     @cached_property
     def aliased(self) -> tuple[int | None, ...]:
         """For each result the argument that it may be a view of, or that is written and returned."""
-        sets = [_alias_set(argument) for argument in self.schema.arguments]
-        listed = next((index for index, known in enumerate(sets) if known and index not in self.written), None)
-        return tuple(
-            # A list's set belongs to its elements, which the bindings do not show.
-            listed
-            if returned.type.kind() == "ListType"
-            else next((index for index, known in enumerate(sets) if known & _alias_set(returned)), None)
-            for returned in self.schema.returns
-        )
+        return aliased(self.schema)
 
     @cached_property
     def written(self) -> tuple[int, ...]:
         """The arguments that the op writes to."""
-        return tuple(
-            index
-            for index, argument in enumerate(self.schema.arguments)
-            if argument.alias_info is not None and argument.alias_info.is_write
-        )
+        return written(self.schema)
 
-
-def _alias_set(argument: torch._C.Argument) -> frozenset[str]:
-    info = argument.alias_info
-    return frozenset() if info is None else frozenset(info.before_set)
+    @cached_property
+    def is_view(self) -> bool:
+        """Whether the results may be views of arguments."""
+        return may_be_view(self.schema)
 
 
 @lru_cache(maxsize=1)

@@ -29,7 +29,6 @@ from torch_mlir import ir
 
 from torchmdla.aten import constants, types
 from torchmdla.aten.dialect import CAST, CONSTANT, AtenError, verify
-from torchmdla.aten.op_counts.moving import VIEWS
 from torchmdla.aten.returns import memref_type, return_elimination
 from torchmdla.aten.schemas import OpSchema, by_op
 
@@ -244,7 +243,7 @@ class _Function:
                 raise AtenError(f"{schema.qualified} writes to what is a view, or has one, by {view} ({op.location})")
 
     def _note_views(self, op: Any, schema: OpSchema) -> None:
-        if schema.base in VIEWS:
+        if schema.is_view:
             memory = [self._known[value] for value in (*op.operands[:1], *op.results)]
             flat = [item for known in memory for item in (known if isinstance(known, list) else [known])]
             self._viewed.update((item, schema.qualified) for item in flat if isinstance(item, ir.Value))

@@ -20,6 +20,7 @@ from torch import Tensor, fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchmdla.errors import CaptureError
+from torchmdla.importer.schemas import is_metadata, written
 from torchmdla.importer.trace import in_schema_order, leaves, map_structure, qualified_name
 
 aten = torch.ops.aten
@@ -132,8 +133,9 @@ class Recorder(TorchDispatchMode):
         result = func(*args, **kwargs)
         tensors = [leaf for leaf in leaves(result) if isinstance(leaf, Tensor)]
         if not tensors and not target._schema.is_mutable:
-            if roots and func not in _METADATA:
-                self._reads.append((NumberRead(qualified_name(func._schema), _place()), roots))
+            name = qualified_name(func._schema)
+            if roots and not is_metadata(name):
+                self._reads.append((NumberRead(name, _place()), roots))
             return result
         node = self.graph.call_function(target, tuple(nodes), named)
         node.meta["stack_trace"] = _trace()
@@ -153,13 +155,10 @@ class Recorder(TorchDispatchMode):
         )
         if torch.Tag.nondeterministic_seeded in target.tags:
             roots |= {_RANDOM}
-        for argument, value in zip(target._schema.arguments, given, strict=True):
-            if argument.alias_info is None or not argument.alias_info.is_write:
-                continue
-            for leaf in leaves(value):
-                if isinstance(leaf, Tensor):
-                    self._written.add(_storage(leaf))
-                    self._roots[_storage(leaf)] = self._roots.get(_storage(leaf), frozenset()) | roots
+        for leaf in leaves([given[index] for index in written(target._schema)]):
+            if isinstance(leaf, Tensor):
+                self._written.add(_storage(leaf))
+                self._roots[_storage(leaf)] = self._roots.get(_storage(leaf), frozenset()) | roots
         return roots
 
     def _define(self, node: fx.Node, result: Any) -> None:
@@ -323,9 +322,6 @@ _TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
 _RANDOM = -1
 
 _FRESH = frozenset([aten.lift_fresh.default, aten.lift.default])
-
-# Ask a tensor for its type, which the record fixes.
-_METADATA = frozenset([aten.sym_size.int, aten.sym_stride.int, aten.sym_numel.default, aten.is_same_size.default])
 
 # Their sizes depend on data for masks alone.
 _INDEXED = frozenset([aten.index.Tensor, aten._unsafe_index.Tensor])

@@ -62,7 +62,7 @@ class FxSubgraph:
     def run_and_record(self, *inputs: Any) -> tuple[Sequence[Any], Record]:
         """The results by eager operators, run node by node, and type or value of every value on the way."""
         recorder = _Recorder(self.module)
-        return recorder.run(*inputs), recorder.record
+        return recorder.run(*inputs), recorder.seen
 
     def divide(self, left_out: Sequence[int], parameters: Sequence[int]) -> Callable[..., Sequence[Any]] | None:
         """What does the same as :meth:`run` in groups around the nodes of these numbers; None where there are none.
@@ -132,38 +132,26 @@ class FxSubgraph:
 
 
 class _Recorder(fx.Interpreter):
-    def __init__(self, module: fx.GraphModule) -> None:
-        super().__init__(module, garbage_collect_values=True)
-        self.record: dict[str, object] = {}
+    """Runs a graph; ``seen`` is what each node made."""
 
-    def run_node(self, n: fx.Node) -> Any:
-        value = super().run_node(n)
-        if n.op != "output":
-            self.record[n.name] = recorded(value)
-        return value
-
-
-class _SymbolicInterpreter(fx.Interpreter):
-    def __init__(self, module: fx.GraphModule, run: SymbolicRun) -> None:
-        super().__init__(module, garbage_collect_values=False)
-        self._run = run
+    def __init__(self, module: fx.GraphModule, keep: Callable[[Any], object] = recorded) -> None:
+        super().__init__(module)
+        self._keep = keep
         self.seen: dict[str, Any] = {}
 
     def run_node(self, n: fx.Node) -> Any:
         value = super().run_node(n)
         if n.op != "output":
-            self.seen[n.name] = value
+            self.seen[n.name] = self._keep(value)
         return value
+
+
+class _SymbolicInterpreter(_Recorder):
+    def __init__(self, module: fx.GraphModule, run: SymbolicRun) -> None:
+        super().__init__(module, lambda value: value)
+        self._run = run
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         if not isinstance(target, torch._ops.OpOverload):
             return super().call_function(target, args, kwargs)
-        schema = target._schema
-        positional = sum(not argument.kwarg_only for argument in schema.arguments)
-        names = [argument.name for argument in schema.arguments[positional:]]
-
-        def call(_: Any, arguments: Sequence[Any]) -> Any:
-            keywords = dict(zip(names, arguments[positional:], strict=True))
-            return target(*arguments[:positional], **keywords)
-
-        return self._run.call(schema, in_schema_order(schema, args, kwargs), call)
+        return self._run.call(target._schema, in_schema_order(target._schema, args, kwargs))

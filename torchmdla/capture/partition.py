@@ -17,7 +17,8 @@ import torch
 from torch import fx
 
 from torchmdla.devices import Device, OpSupport
-from torchmdla.importer.fx import METADATA, attribute, named_arguments
+from torchmdla.importer.fx import attribute, name_of_call, named_arguments
+from torchmdla.importer.schemas import aliased, is_metadata, written
 from torchmdla.importer.trace import leaves, qualified_name
 
 
@@ -265,10 +266,10 @@ def memory_of(node: fx.Node, known: Mapping[fx.Node, fx.Node]) -> fx.Node:
     """The node whose memory the result of ``node`` may share."""
     if node.target is operator.getitem:
         return known[node.args[0]]  # type: ignore[index]
-    if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.returns:
-        values = named_arguments(node)
-        for argument in node.target._schema.arguments:
-            if argument.alias_info is not None and isinstance(value := values[argument.name], fx.Node):
+    if isinstance(node.target, torch._ops.OpOverload):
+        values = list(named_arguments(node).values())
+        for index in aliased(node.target._schema):
+            if index is not None and isinstance(value := values[index], fx.Node):
                 return known[value]
     return node
 
@@ -287,9 +288,9 @@ def _written(node: fx.Node, memory: Mapping[fx.Node, fx.Node]) -> set[fx.Node]:
     """The memory that a node writes to. Calls without a schema (control flow, checks) are functional."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return set()
-    values = named_arguments(node)
-    written = [a.name for a in node.target._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
-    return {memory[leaf] for name in written for leaf in leaves(values[name]) if isinstance(leaf, fx.Node)}
+    values = list(named_arguments(node).values())
+    given = leaves([values[index] for index in written(node.target._schema)])
+    return {memory[leaf] for leaf in given if isinstance(leaf, fx.Node)}
 
 
 def _touches(node: fx.Node, written: set[fx.Node], memory: Mapping[fx.Node, fx.Node]) -> bool:
@@ -303,7 +304,9 @@ def _is_copied(node: fx.Node) -> bool:
         return bool(_LITERAL.search(str(node.target))) and attribute(node).dim() == 0
     if node.op != "call_function" or not isinstance(node.meta.get("val"), int | torch.SymInt | torch.SymBool):
         return False
-    return node.target in METADATA or not any(_holds_tensor(one) or _is_float(one) for one in node.all_input_nodes)
+    return is_metadata(name_of_call(node)) or not any(
+        _holds_tensor(one) or _is_float(one) for one in node.all_input_nodes
+    )
 
 
 # Tensors that were written out in the user's code have these names. Any other attribute may change between calls.

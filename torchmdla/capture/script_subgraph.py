@@ -85,4 +85,4 @@ class _SymbolicInterpreter(Run):
         return self._seen
 
     def call(self, schema: Any, arguments: Sequence[Any]) -> Any:
-        return self._run.call(schema, arguments, super().call)
+        return self._run.call(schema, arguments)

@@ -27,6 +27,7 @@ from torchmdla.importer import Record, TensorMeta
 from torchmdla.importer.builder import takes_size_value
 from torchmdla.importer.decompositions.convolutions import result_shape
 from torchmdla.importer.decompositions.resize import RESIZED_SHAPES
+from torchmdla.importer.schemas import call_in_order, overload_of
 from torchmdla.importer.size_int import SizeInt, tracked
 from torchmdla.importer.trace import isolated, leaves, qualified_name
 from torchmdla.importer.types import recorded
@@ -102,9 +103,9 @@ class SymbolicRun:
             return [self.input(item) for item in seen]
         return self._number(seen) if type(seen) is int else seen
 
-    def call(self, schema: Any, arguments: Sequence[Any], call: Callable[[Any, Sequence[Any]], Any]) -> Any:
-        """The result of an operator, which ``call`` runs; ``arguments`` are in the order of ``schema``. What is used as
-        a value is one number at all sizes."""
+    def call(self, schema: Any, arguments: Sequence[Any]) -> Any:
+        """The result of an operator; ``arguments`` are in the order of ``schema``. What is used as a value is one
+        number at all sizes."""
         name = qualified_name(schema)
         dtypes = [leaf.dtype for leaf in leaves(arguments) if isinstance(leaf, torch.Tensor)]
 
@@ -118,7 +119,7 @@ class SymbolicRun:
         arguments = [prepared(*pair) for pair in zip(schema.arguments, arguments, strict=True)]
         if name in _DECISIONS:
             _DECISIONS[name](*arguments)
-        return _SHAPES[name](*arguments) if name in _SHAPES else call(schema, arguments)
+        return _SHAPES[name](*arguments) if name in _SHAPES else call_in_order(overload_of(name), schema, arguments)
 
     def record(self, values: Mapping[str, Any], seen: Record, outputs: Collection[str]) -> Record:
         """What there is of every value, with :class:`SizeInt` for integers that vary; ``seen`` is the call's record.

@@ -19,7 +19,7 @@ from torchmdla.importer.layout import exact_memory_order, invert, memory_order
 from torchmdla.importer.open_floats import as_integer_tensor, in_tensor_form
 from torchmdla.importer.operands import NumberTensor, Operand, as_tensor
 from torchmdla.importer.operators import operator
-from torchmdla.importer.schemas import overload_of
+from torchmdla.importer.schemas import call_in_order, overload_of
 from torchmdla.importer.size_int import value_symbol
 from torchmdla.importer.trace import leaves, qualified_name
 from torchmdla.importer.translate import translate
@@ -308,12 +308,8 @@ def evaluate(schema: torch._C.FunctionSchema, operands: Sequence[Operand]) -> in
             return torch.tensor(operand.value, dtype=operand.meta.dtype)
         return operand
 
-    function = overload_of(qualified_name(schema))
-    arguments = [tensor(operand) for operand in operands]
-    keywords = {
-        argument.name: value for argument, value in zip(schema.arguments, arguments, strict=True) if argument.kwarg_only
-    }
-    number: int | float | bool = function(*arguments[: len(arguments) - len(keywords)], **keywords).item()
+    made = call_in_order(overload_of(qualified_name(schema)), schema, list(map(tensor, operands)))
+    number: int | float | bool = made.item()
     return number
 
 

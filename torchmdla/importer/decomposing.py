@@ -10,7 +10,7 @@ import torch
 
 from torchmdla.importer.operands import described
 from torchmdla.importer.operators import Decomposition, operator
-from torchmdla.importer.schemas import overload_of, schema_of
+from torchmdla.importer.schemas import call_in_order, overload_of, schema_of
 from torchmdla.importer.size_int import SizeInt
 from torchmdla.importer.trace import Trace, leaves, map_structure, trace
 from torchmdla.importer.types import TensorMeta, dtype_of_number
@@ -60,13 +60,8 @@ def composite(name: str) -> Decomposition:
 
 def _by_position(function: Callable[..., object], name: str) -> Decomposition:
     """``function`` taking keyword-only arguments by position, as every decomposition does, and dtypes as such."""
-    keywords = [argument.name for argument in schema_of(name).arguments if argument.kwarg_only]
-
-    def call(*given: object) -> object:
-        positional = len(given) - len(keywords)
-        return function(*given[:positional], **dict(zip(keywords, given[positional:], strict=True)))
-
-    return _with_dtypes(call, name)
+    schema = schema_of(name)
+    return _with_dtypes(lambda *given: call_in_order(function, schema, given), name)
 
 
 def _with_dtypes(function: Callable[..., object], name: str) -> Decomposition:

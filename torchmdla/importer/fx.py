@@ -1,4 +1,4 @@
-"""Reads FX: a flat graph of ATen calls and its record become the text of a program."""
+"""Reads FX: flat graphs of ATen calls."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ import torch
 from torch import fx
 
 from torchmdla.errors import CompileError
-from torchmdla.importer.builder import ProgramBuilder, blame, is_known
+from torchmdla.importer.builder import blame
 from torchmdla.importer.operands import Operand
+from torchmdla.importer.program import GraphProgram
+from torchmdla.importer.reader import GraphBuilder, Made
 from torchmdla.importer.sources import source_of_trace
-from torchmdla.importer.trace import in_schema_order, leaves, map_structure, qualified_name
-from torchmdla.importer.types import ImportedGraph, Record, TensorMeta
+from torchmdla.importer.trace import in_schema_order, map_structure, qualified_name
+from torchmdla.importer.types import ImportedGraph, Record
 
 
 def import_fx(
@@ -22,8 +24,7 @@ def import_fx(
 ) -> ImportedGraph:
     """Writes ``graph`` (functional, of ``OpOverload`` calls) as one function in the Torch dialect.
 
-    Besides ATen there may be ``operator.getitem`` on lists and on ops with several results, sizes, and any call whose
-    result is a number that depends on sizes alone. A constant is an attribute (``get_attr``) of the graph's module.
+    Besides ATen there may be sizes, and any call whose result is a number that depends on sizes alone.
 
     Args:
         graph: a group's subgraph. It returns a tuple.
@@ -34,7 +35,70 @@ def import_fx(
     Raises:
         CompileError: something in the graph cannot be a program; names the op and where it stands.
     """
-    return _Reader(graph, ProgramBuilder(record, parameters, composite_ops)).run()
+    return read_fx(graph, GraphProgram(record, parameters, composite_ops))
+
+
+def read_fx(graph: fx.Graph, builder: GraphBuilder[Made]) -> Made:
+    """What ``builder`` makes of a graph of ``OpOverload`` calls.
+
+    There may be ``operator.getitem`` on lists and on ops with several results, and functions of Python on numbers. A
+    constant is an attribute (``get_attr``) of the graph's module. Values are named as nodes.
+
+    Raises:
+        CompileError: something in the graph cannot be expressed; names the op and where it stands.
+    """
+    outputs: list[str] = []
+    for index, node in enumerate(graph.nodes):
+        op, source = name_of_call(node), source_of_node(node)
+        builder.enter(op, source)
+        if node.op == "placeholder":
+            builder.input(node.name)
+        elif node.op == "output":
+            outputs = _outputs(builder, node)
+        else:
+            try:
+                _read(builder, index, node)
+            except Exception as error:
+                raise blame(error, op, source, index) from error
+    return builder.finish(outputs)
+
+
+def _outputs(builder: GraphBuilder[Any], node: fx.Node) -> list[str]:
+    """The names of a graph's results; those that are no nodes get one."""
+    names = []
+    for index, result in enumerate(torch.utils._pytree.tree_leaves(node.args[0])):
+        if not isinstance(result, fx.Node):
+            builder.define(f"{node.name}.{index}", result)
+        names.append(result.name if isinstance(result, fx.Node) else f"{node.name}.{index}")
+    return names
+
+
+def _read(builder: GraphBuilder[Any], index: int, node: fx.Node) -> None:
+    if node.op == "get_attr":
+        builder.constant(index, node.name, attribute(node))
+    elif node.op != "call_function":
+        raise CompileError(f"a node of kind {node.op} is not supported in a group")
+    elif node.target is operator.getitem:
+        elements, position = (_operand(builder, argument) for argument in node.args)
+        builder.define(node.name, elements[position])  # type: ignore[index]
+    else:
+        builder.define(node.name, _call(builder, node))
+
+
+def _call(builder: GraphBuilder[Any], node: fx.Node) -> Operand:
+    op, seen = name_of_call(node), builder.seen(node.name)
+    if builder.is_seen(op):
+        return seen
+    schema = node.target._schema if isinstance(node.target, torch._ops.OpOverload) else None
+    is_single = schema is None or len(schema.returns) == 1
+    metas: Any = [seen] if is_single else seen or []
+    operands = [_operand(builder, argument) for argument in named_arguments(node).values()]
+    results = builder.node(op, schema, operands, metas)
+    return results[0] if is_single else results
+
+
+def _operand(builder: GraphBuilder[Any], argument: Any) -> Operand:
+    return map_structure(lambda leaf: builder.operand(leaf.name) if isinstance(leaf, fx.Node) else leaf, argument)
 
 
 def name_of_call(node: fx.Node) -> str:
@@ -61,76 +125,3 @@ def source_of_node(node: fx.Node) -> str:
 def attribute(node: fx.Node) -> Any:
     """The attribute that a ``get_attr`` node reads."""
     return operator.attrgetter(str(node.target))(node.graph.owning_module)
-
-
-# Ask a tensor for its type, so that the answer is known even if the tensor's data is not.
-METADATA = frozenset(
-    [
-        torch.ops.aten.sym_size.int,
-        torch.ops.aten.sym_stride.int,
-        torch.ops.aten.sym_numel.default,
-        torch.ops.aten.sym_storage_offset.default,
-        torch.ops.aten.size.int,
-        torch.ops.aten.dim.default,
-        torch.ops.aten.numel.default,
-    ]
-)
-
-
-class _Reader:
-    """Walks the graph and tells the builder."""
-
-    def __init__(self, graph: fx.Graph, builder: ProgramBuilder) -> None:
-        self._graph = graph
-        self._builder = builder
-
-    def run(self) -> ImportedGraph:
-        outputs: list[str] = []
-        for node in self._graph.nodes:
-            op, source = name_of_call(node), source_of_node(node)
-            index = self._builder.enter(op, source)
-            if node.op == "placeholder":
-                self._builder.input(node.name)
-            elif node.op == "output":
-                outputs = [result.name for result in node.args[0]]
-            else:
-                try:
-                    self._builder.define(node.name, self._value(index, node))
-                except Exception as error:
-                    raise blame(error, op, source, index) from error
-        return self._builder.finish(outputs)
-
-    def _value(self, index: int, node: fx.Node) -> Operand:
-        if node.op == "get_attr":
-            self._builder.constant(index, node.name, attribute(node))
-            return self._builder.operand(node.name)
-        if node.op != "call_function":
-            raise CompileError(f"a node of kind {node.op} is not supported in a group")
-        if node.target is operator.getitem:
-            elements, position = node.args
-            return self._operand(elements)[position]  # type: ignore[index]
-        return self._call(node)
-
-    def _call(self, node: fx.Node) -> Operand:
-        seen = self._builder.seen(node.name)
-        if not any(isinstance(leaf, TensorMeta) for leaf in leaves(seen)):
-            return self._number(node, seen)
-        if not isinstance(node.target, torch._ops.OpOverload):
-            raise CompileError("only operators of PyTorch's registry are supported in a group")
-        schema = node.target._schema
-        operands = [self._operand(argument) for argument in in_schema_order(schema, node.args, node.kwargs)]
-        several = len(schema.returns) != 1
-        results = self._builder.call(schema, operands, seen if several else [seen])  # type: ignore[arg-type]
-        return results if several else results[0]
-
-    def _number(self, node: fx.Node, seen: object) -> Operand:
-        """What a node without tensors among its results has computed, if it asked for no tensor's data."""
-        if node.target not in METADATA and not is_known([self._operand(leaf) for leaf in node.all_input_nodes]):
-            raise CompileError("it makes a number from data that is known only at run time", scope="place")
-        return seen
-
-    def _operand(self, argument: Any) -> Operand:
-        def read(leaf: object) -> Operand:
-            return self._builder.operand(leaf.name) if isinstance(leaf, fx.Node) else leaf
-
-        return map_structure(read, argument)

@@ -1,19 +1,22 @@
-"""Reads TorchScript: a group's subgraph and its record become the text of a program."""
+"""Reads TorchScript: flat graphs, of a group or of a device that records what it is asked for."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from functools import lru_cache
+from typing import Any
 
 import torch
 
 from torchmdla.errors import CompileError
-from torchmdla.importer.builder import ProgramBuilder, blame, evaluate, is_known
+from torchmdla.importer.builder import blame, evaluate, is_known
 from torchmdla.importer.emitter import Value
 from torchmdla.importer.in_place import call_in_place, functional
-from torchmdla.importer.operands import NumberTensor, Operand, as_tensor
+from torchmdla.importer.operands import NumberTensor, Operand
+from torchmdla.importer.program import GraphProgram
 from torchmdla.importer.promotion import number_dtype
-from torchmdla.importer.rewrites import split_along
+from torchmdla.importer.reader import GraphBuilder, Made
+from torchmdla.importer.schemas import schema_of
 from torchmdla.importer.sources import source_of
 from torchmdla.importer.trace import leaves
 from torchmdla.importer.types import ImportedGraph, Record, TensorMeta
@@ -35,137 +38,124 @@ def import_graph(
     Raises:
         CompileError: something in the graph cannot be a program; names the op and where it stands.
     """
-    return _Reader(graph, ProgramBuilder(record, parameters, composite_ops)).run()
+    return read_graph(graph, _ScriptProgram(record, parameters, composite_ops))
 
 
-# Ask a tensor for its type, so that the answer is known even if the tensor's data is not.
-METADATA = frozenset(
-    [
-        "aten::size",
-        "aten::dim",
-        "aten::numel",
-        "aten::len",
-        "aten::stride",
-        "aten::is_floating_point",
-        "aten::is_complex",
-        "aten::is_contiguous",
-        "aten::sym_size",
-        "aten::sym_numel",
-        "aten::element_size",
-        "aten::get_device",
-        "aten::storage_offset",
-        "prim::dtype",
-        "prim::device",
-        "prim::layout",
-        "prim::is_cuda",
-        "prim::shape",
-        "prim::requires_grad",
-    ]
-)
+def read_graph(graph: torch._C.Graph, builder: GraphBuilder[Made]) -> Made:
+    """What ``builder`` makes of a flat graph. Values are named by their debugNames.
+
+    Raises:
+        CompileError: something in the graph cannot be expressed; names the op and where it stands.
+    """
+    for value in graph.inputs():
+        builder.input(value.debugName())
+    for index, node in enumerate(graph.nodes()):
+        op, source = name_of(node), source_of(node)
+        builder.enter(op, source)
+        try:
+            _read(builder, index, node)
+        except Exception as error:
+            raise blame(error, op, source, index) from error
+    return builder.finish([value.debugName() for value in graph.outputs()])
+
 
 _UNPACKS = ("prim::ListUnpack", "prim::TupleUnpack")
 _CONSTRUCTS = ("prim::ListConstruct", "prim::TupleConstruct")
 
 
-class _Reader:
-    """Walks the graph and tells the builder."""
-
-    def __init__(self, graph: torch._C.Graph, builder: ProgramBuilder) -> None:
-        self._graph = graph
-        self._builder = builder
-
-    def run(self) -> ImportedGraph:
-        for value in self._graph.inputs():
-            self._builder.input(value.debugName())
-        for node in self._graph.nodes():
-            op, source = name_of(node), source_of(node)
-            index = self._builder.enter(op, source)
-            try:
-                self._node(index, node)
-            except Exception as error:
-                raise blame(error, op, source, index) from error
-        return self._builder.finish([value.debugName() for value in self._graph.outputs()])
-
-    def _node(self, index: int, node: torch._C.Node) -> None:
-        if any(True for _ in node.blocks()):
-            raise CompileError("control flow is not supported in a group")
-        if node.kind() == "prim::Constant":
-            self._builder.constant(index, node.output().debugName(), node.output().toIValue())
-        elif node.kind() in _CONSTRUCTS:
-            self._define(node, [[self._operand(value) for value in node.inputs()]])
-        elif node.kind() in _UNPACKS:
-            self._define(node, self._operand(node.input()))
-        elif node.kind() == "aten::__getitem__":
-            elements, position = (self._operand(value) for value in node.inputs())
-            assert isinstance(elements, list)
-            assert isinstance(position, int)
-            self._define(node, [elements[position]])
-        elif node.kind() == "prim::ConstantChunk":
-            self._chunk(node)
-        else:
-            self._call(node)
-
-    def _chunk(self, node: torch._C.Node) -> None:
-        value = as_tensor(self._builder.emitter, self._operand(node.input()))
-        assert isinstance(value, Value)
-        assert value.meta is not None
-        metas = [self._builder.meta(output.debugName()) for output in node.outputs()]
-        self._define(node, split_along(self._builder.emitter, value, node.i("dim") % len(value.meta.shape), metas))
-
-    def _call(self, node: torch._C.Node) -> None:
-        outputs = list(node.outputs())
-        metas = [self._builder.seen(output.debugName()) for output in outputs]
-        if node.kind() in METADATA:
-            self._define(node, metas)
-            return
-        operands = [self._operand(value) for value in node.inputs()]
-        if is_known(operands) and not any(_holds_tensor(output) for output in outputs):
-            self._define(node, metas)
-        elif len(outputs) == 1 and (number := _number(node, operands, metas[0])) is not None:
-            self._define(node, [number])
-        elif any(not _holds_tensor(o) and not isinstance(m, float) for o, m in zip(outputs, metas, strict=True)):
-            raise CompileError("it makes a number from data that is known only at run time", scope="place")
-        elif functional(node.kind()) != node.kind():
-            meta = self._builder.meta(outputs[0].debugName())
-            self._define(node, [call_in_place(self._builder, _schema(node), operands, meta)])
-        else:
-            self._define(node, self._builder.call(_schema(node), operands, metas))
-
-    def _operand(self, value: torch._C.Value) -> Operand:
-        return self._builder.operand(value.debugName())
-
-    def _define(self, node: torch._C.Node, results: object) -> None:
-        outputs = list(node.outputs())
-        if not isinstance(results, list | tuple) or len(results) != len(outputs):
-            raise CompileError(f"{len(outputs)} results expected")
-        for output, result in zip(outputs, results, strict=True):
-            self._builder.define(output.debugName(), result)
+def _read(builder: GraphBuilder[Any], index: int, node: torch._C.Node) -> None:
+    if any(True for _ in node.blocks()):
+        raise CompileError("control flow is not supported in a group")
+    if node.kind() == "prim::Constant":
+        builder.constant(index, node.output().debugName(), node.output().toIValue())
+        return
+    outputs = [value.debugName() for value in node.outputs()]
+    results = _results(builder, node, outputs)
+    if not isinstance(results, list | tuple) or len(results) != len(outputs):
+        raise CompileError(f"{len(outputs)} results expected")
+    for output, result in zip(outputs, results, strict=True):
+        builder.define(output, result)
 
 
-def _number(node: torch._C.Node, operands: Sequence[Operand], seen: object) -> NumberTensor | None:
+def _results(builder: GraphBuilder[Any], node: torch._C.Node, outputs: Sequence[str]) -> object:
+    op = name_of(node)
+    if builder.is_seen(op):
+        return [builder.seen(output) for output in outputs]
+    operands = [builder.operand(value.debugName()) for value in node.inputs()]
+    if node.kind() in _CONSTRUCTS:
+        return [operands]
+    if node.kind() in _UNPACKS:
+        return operands[0]
+    if node.kind() == "aten::__getitem__":
+        elements, position = operands
+        assert isinstance(elements, list)
+        assert isinstance(position, int)
+        return [elements[position]]
+    metas = [builder.seen(output) for output in outputs]
+    if node.kind() == "prim::ConstantChunk":
+        return builder.node(op, schema_of("aten::chunk"), [*operands, node.i("chunks"), node.i("dim")], [metas])[0]
+    return builder.node(op, schema_of_node(node), operands, metas)
+
+
+class _ScriptProgram(GraphProgram):
+    """A program of a graph that makes tensors of numbers, and writes to what it has made itself."""
+
+    def node(
+        self, op: str, schema: torch._C.FunctionSchema | None, operands: Sequence[Operand], metas: Sequence[object]
+    ) -> Sequence[Operand]:
+        if schema is not None and [returned.type.kind() for returned in schema.returns] == ["TensorType"]:
+            (meta,) = metas
+            if (number := _number(schema, operands, meta)) is not None:
+                return [number]
+            if functional(op) != op and isinstance(meta, TensorMeta):
+                return [call_in_place(self, schema, operands, meta)]
+        return super().node(op, schema, operands, metas)
+
+
+def _number(schema: torch._C.FunctionSchema, operands: Sequence[Operand], seen: object) -> NumberTensor | None:
     """The result of ``prim::NumToTensor`` and of arithmetic on its results, if it is known."""
-    from_number = node.kind() == "prim::NumToTensor" and not isinstance(operands[0], Value)
+    from_number = schema.name == "prim::NumToTensor" and not isinstance(operands[0], Value)
     from_numbers = is_known(operands) and any(isinstance(leaf, NumberTensor) for leaf in leaves(operands))
     if not from_number and not (from_numbers and (not isinstance(seen, TensorMeta) or seen.shape == ())):
         return None
     if isinstance(seen, int | float):
         return NumberTensor(seen, TensorMeta.of(torch.tensor(seen, dtype=number_dtype(seen))))
-    value = operands[0] if from_number else evaluate(_schema(node), operands)
+    value = operands[0] if from_number else evaluate(schema, operands)
     return NumberTensor(value, seen)  # type: ignore[arg-type]
 
 
-def _holds_tensor(value: torch._C.Value) -> bool:
+def types_of(graph: torch._C.Graph) -> Record:
+    """The types that the tensors of a flat graph say they have; a list has those of what it is taken apart to.
+
+    A tensor without a type that nobody uses is None: a result that was not asked for, as a first layer's gradient of
+    its input. Of others without a type there is nothing.
+    """
+    values = [*graph.inputs(), *(value for node in graph.nodes() for value in node.outputs())]
+    types = {value.debugName(): _type_of(value) for value in values}
+    return {name: type_ for name, type_ in types.items() if type_ is not _UNKNOWN}
+
+
+_UNKNOWN = object()
+
+
+def _type_of(value: Any) -> object:
     type_ = value.type()
-    while type_.kind() in ("ListType", "OptionalType"):
-        type_ = type_.getElementType()
-    return type_.kind() == "TensorType"
+    if type_.kind() == "ListType":
+        return [_type_of(element) for use in value.uses() for element in use.user.outputs()]
+    if type_.kind() != "TensorType" or (type_.dtype() is None and not value.uses()):
+        return None
+    if type_.dtype() is None or type_.sizes() is None:
+        return _UNKNOWN
+    return TensorMeta(type_.dtype(), tuple(type_.sizes()), ())
 
 
-def _schema(node: torch._C.Node) -> torch._C.FunctionSchema:
+def schema_of_node(node: torch._C.Node) -> torch._C.FunctionSchema | None:
+    """The schema of the operator that ``node`` calls; None where it calls none."""
     text = node.schema()
-    if text == "(no schema)":
-        raise CompileError("it has no schema")
-    return _parsed(text)
+    return None if text == _NO_SCHEMA else _parsed(text)
+
+
+_NO_SCHEMA = "(no schema)"
 
 
 @lru_cache(maxsize=2048)
@@ -173,15 +163,15 @@ def _parsed(text: str) -> torch._C.FunctionSchema:
     return torch._C.parse_schema(text)
 
 
-def argument_names(node: torch._C.Node) -> list[str]:
-    """What the node's inputs are called: by its schema or, where it has none, by their numbers."""
-    text = node.schema()
-    if text == "(no schema)":
-        return [str(number) for number, _ in enumerate(node.inputs())]
-    return [argument.name for argument in _parsed(text).arguments]
-
-
 def name_of(node: torch._C.Node) -> str:
     """Schema name with overload where there is a schema, else the node's kind."""
     text = node.schema()
-    return node.kind() if text == "(no schema)" else text.partition("(")[0]
+    return node.kind() if text == _NO_SCHEMA else text.partition("(")[0]
+
+
+def argument_names(node: torch._C.Node) -> list[str]:
+    """What the node's inputs are called: by its schema or, where it has none, by their numbers."""
+    schema = schema_of_node(node)
+    if schema is None:
+        return [str(number) for number, _ in enumerate(node.inputs())]
+    return [argument.name for argument in schema.arguments]

@@ -9,10 +9,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from torchmdla.errors import CompileError
 from torchmdla.importer.builder import blame
-from torchmdla.importer.schemas import overload_of
+from torchmdla.importer.graph import name_of, schema_of_node
+from torchmdla.importer.schemas import call_in_order, overload_of
 from torchmdla.importer.sources import source_of
 from torchmdla.importer.trace import qualified_name
 from torchmdla.importer.types import dtype_number
@@ -36,10 +38,10 @@ class Run:
             except CompileError as error:
                 if error.op:
                     raise
-                blamed = blame(error, node_name(node), source_of(node))
+                blamed = blame(error, name_of(node), source_of(node))
                 raise type(error)(blamed.reason, op=blamed.op, source=blamed.source) from None
             except Exception as error:
-                raise CompileError(str(error).partition("\n")[0], op=node_name(node), source=source_of(node)) from error
+                raise CompileError(str(error).partition("\n")[0], op=name_of(node), source=source_of(node)) from error
         outputs = self.values(block.outputs())
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
@@ -62,10 +64,7 @@ class Run:
 
     def call(self, schema: Any, arguments: Sequence[Any]) -> Any:
         """The result of an op of PyTorch's registry; ``arguments`` are in the order of ``schema``."""
-        positional = sum(not argument.kwarg_only for argument in schema.arguments)
-        keywords = [argument.name for argument in schema.arguments[positional:]]
-        function = overload_of(qualified_name(schema))
-        return function(*arguments[:positional], **dict(zip(keywords, arguments[positional:], strict=True)))
+        return call_in_order(overload_of(qualified_name(schema)), schema, arguments)
 
     def op(self, node: Any, arguments: Sequence[Any], results: list[Any]) -> None:
         """An op of PyTorch's registry has been run."""
@@ -76,7 +75,7 @@ class Run:
             self.define(node.outputs(), _STRUCTURE[node.kind()](self, node))
             return
         arguments = self.values(node.inputs())
-        name = node_name(node)
+        name = name_of(node)
         if name in _ON_VALUES:
             results = [_ON_VALUES[name](*arguments)]
         elif isinstance(arguments[0] if arguments else None, torch.SymInt) and _keeps_an_integer(name, arguments):
@@ -92,9 +91,9 @@ class Run:
 
     def _results(self, node: Any, arguments: Sequence[Any]) -> list[Any]:
         """Runs one overload; one result for each that the node has."""
-        if node.schema() == "(no schema)":
+        schema = schema_of_node(node)
+        if schema is None:
             raise CompileError("it is not supported here")
-        schema = torch._C.parse_schema(node.schema())
         result = self.call(schema, arguments)
         if not schema.returns:
             return []
@@ -118,33 +117,14 @@ def _are_numbers(arguments: Sequence[Any]) -> bool:
     return not tensors or (varies and all(tensor.dim() == 0 for tensor in tensors))
 
 
-def mapped(tree: Any, function: Callable[[torch.Tensor], Any]) -> Any:
-    """``tree`` with ``function`` of each tensor in place of it."""
-    if isinstance(tree, torch.Tensor):
-        return function(tree)
-    if isinstance(tree, dict):
-        return {key: mapped(value, function) for key, value in tree.items()}
-    if isinstance(tree, list):
-        return [mapped(item, function) for item in tree]
-    return tuple(mapped(item, function) for item in tree) if isinstance(tree, tuple) else tree
-
-
-def leaves(tree: Any) -> list[Any]:
-    """The leaves of nested lists, tuples and dictionaries."""
-    if isinstance(tree, dict):
-        tree = list(tree.values())
-    return [leaf for item in tree for leaf in leaves(item)] if isinstance(tree, list | tuple) else [tree]
+def tensors_in(tree: Any) -> list[torch.Tensor]:
+    """The tensors in nested lists, tuples and dictionaries."""
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 def input_name(value: torch._C.Value) -> str:
     """The name in the user's program of an input of a graph."""
     return re.sub(r"\.\d+$", "", value.debugName())
-
-
-def node_name(node: Any) -> str:
-    """Schema name with overload where there is a schema, else the node's kind."""
-    kind, schema = str(node.kind()), str(node.schema())
-    return kind if schema == "(no schema)" else schema.partition("(")[0]
 
 
 # TorchScript's ops on values of any type.

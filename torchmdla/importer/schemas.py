@@ -1,6 +1,9 @@
-"""Operators by name: their functions and schemas in PyTorch's registry."""
+"""Operators by name, and what their schemas say of them: what they do with memory and with types."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -18,3 +21,81 @@ def schema_of(name: str) -> torch._C.FunctionSchema:
     """The schema of an operator by its name with overload."""
     schema: torch._C.FunctionSchema = overload_of(name)._schema
     return schema
+
+
+# Ask a tensor for its type, so that the answer is known even if the tensor's data is not.
+METADATA = frozenset(
+    [
+        "aten::size",
+        "aten::dim",
+        "aten::numel",
+        "aten::len",
+        "aten::stride",
+        "aten::is_floating_point",
+        "aten::is_complex",
+        "aten::is_contiguous",
+        "aten::is_same_size",
+        "aten::sym_size",
+        "aten::sym_stride",
+        "aten::sym_numel",
+        "aten::sym_storage_offset",
+        "aten::element_size",
+        "aten::get_device",
+        "aten::storage_offset",
+        "prim::dtype",
+        "prim::device",
+        "prim::layout",
+        "prim::is_cuda",
+        "prim::shape",
+        "prim::requires_grad",
+    ]
+)
+
+
+def is_metadata(op: str) -> bool:
+    """Whether an operator, by its schema name with or without overload, asks tensors for their types only."""
+    return op.partition(".")[0] in METADATA
+
+
+def written(schema: torch._C.FunctionSchema) -> tuple[int, ...]:
+    """The arguments that an operator writes to, by their positions."""
+    infos = (argument.alias_info for argument in schema.arguments)
+    return tuple(index for index, info in enumerate(infos) if info is not None and info.is_write)
+
+
+def aliased(schema: torch._C.FunctionSchema) -> tuple[int | None, ...]:
+    """For each result the argument that it may be a view of, or that is written and returned."""
+    sets = [_alias_set(argument) for argument in schema.arguments]
+    if not any(sets):
+        return (None,) * len(schema.returns)
+    writes = written(schema)
+    listed = next((index for index, known in enumerate(sets) if known and index not in writes), None)
+    return tuple(
+        # A list's set belongs to its elements, which the bindings do not show.
+        listed
+        if returned.type.kind() == "ListType"
+        else next((index for index, known in enumerate(sets) if known & _alias_set(returned)), None)
+        for returned in schema.returns
+    )
+
+
+def may_be_view(schema: torch._C.FunctionSchema) -> bool:
+    """Whether an operator writes nothing and gives, or may give, views of an argument."""
+    is_aliased = any(index is not None for index in aliased(schema))
+    return (is_aliased or schema.name in _VIEWS_UNSAID) and not written(schema)
+
+
+# Their schemas do not say it.
+_VIEWS_UNSAID = frozenset(("aten::_unsafe_view", "aten::meshgrid", "aten::type_as"))
+
+
+def _alias_set(argument: torch._C.Argument) -> frozenset[str]:
+    info = argument.alias_info
+    return frozenset() if info is None else frozenset(info.before_set)
+
+
+def call_in_order(function: Callable[..., Any], schema: torch._C.FunctionSchema, arguments: Sequence[Any]) -> Any:
+    """What a function with the signature ``schema`` returns; ``arguments`` are all of its arguments, in order."""
+    positional = sum(not argument.kwarg_only for argument in schema.arguments)
+    names = (argument.name for argument in schema.arguments[positional:])
+    return function(*arguments[:positional], **dict(zip(names, arguments[positional:], strict=True)))

@@ -9,7 +9,8 @@ from torch import Tensor
 from torch_mlir import ir
 
 from torchmdla import _C
-from torchmdla.importer.torchscript.function import write_typed_graph
+from torchmdla.importer.function import FunctionWriter
+from torchmdla.importer.graph import read_graph, types_of
 from torchmdla.mlir.context import new_context
 from torchmdla.mlir.function import FunctionArgument, TorchFunction, parse
 from torchmdla.mlir.kinds import Kind, register_kind
@@ -24,7 +25,7 @@ def module_of_graph(graph: Any, name: str = "graph") -> ir.Module:
         CompileError: something in it has no form in the dialect.
     """
     context = new_context()
-    text, resources = write_typed_graph(graph, name, context.is_registered_operation)
+    text, resources = read_graph(graph, FunctionWriter(name, types_of(graph), context.is_registered_operation))
     module = parse(text)
     fill_resources(module, resources, name)
     return module

@@ -16,9 +16,12 @@ from torchmdla.capture.captured_function import CapturedFunction
 from torchmdla.capture.functional import decomposed, final_values, without_writes
 from torchmdla.capture.options import Options
 from torchmdla.errors import CaptureError, CompileError
-from torchmdla.importer.fx_function import dialect_name, write_function
+from torchmdla.importer.function import FunctionWriter, dialect_name
+from torchmdla.importer.fx import read_fx
 from torchmdla.importer.torchscript.annotations import Annotations, bound_of
 from torchmdla.importer.torchscript.module import ImportedScript, import_script_function, import_script_module
+from torchmdla.importer.trace import qualified_name
+from torchmdla.importer.types import recorded
 from torchmdla.mlir import TensorSpec
 from torchmdla.mlir.context import new_context
 from torchmdla.mlir.resources import fill_resources
@@ -179,9 +182,10 @@ class ModuleBuilder:
         graph = without_writes(decomposed(block.module.graph, layouts, self._is_registered))
         placeholders = graph.find_nodes(op="placeholder")
         pairs = zip(placeholders, block.externals, strict=True)
-        constants = {node: one.tensor for node, one in pairs if one.is_constant}
+        constants = {node.name: one.tensor for node, one in pairs if one.is_constant}
+        record = {node.name: recorded(node.meta.get("val")) for node in graph.nodes}
         with _refused(block.name):
-            text, resources = write_function(graph, block.name, constants, self._is_registered)
+            text, resources = read_fx(graph, FunctionWriter(block.name, record, self._has_op, constants))
         with self._adding():
             self._append(text, resources, block.name)
         self._blocks[block.name] = block
@@ -191,7 +195,7 @@ class ModuleBuilder:
         return bool(self._context.is_registered_operation(name))
 
     def _is_registered(self, overload: Any) -> bool:
-        return self._has_op(dialect_name(overload))
+        return self._has_op(dialect_name(qualified_name(overload._schema)))
 
     def _append(self, text: str, resources: Mapping[str, Tensor], name: str) -> None:
         with self._context:

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from torchmdla.importer.interpreter import Run, node_name
+from torchmdla.importer.graph import name_of
+from torchmdla.importer.interpreter import Run
 from torchmdla.importer.sources import source_of
 
 
@@ -64,5 +65,5 @@ class _Tracing(Run):
     def node(self, node: Any) -> None:
         file, _, line = source_of(node).rpartition(":")
         if file:
-            torch.fx.traceback.set_stack_trace([f'File "{file}", line {line}, in {node_name(node)}\n'])
+            torch.fx.traceback.set_stack_trace([f'File "{file}", line {line}, in {name_of(node)}\n'])
         super().node(node)

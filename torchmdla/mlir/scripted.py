@@ -11,11 +11,14 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from torchmdla.errors import CompileError
 from torchmdla.importer import import_graph
-from torchmdla.importer.graph import METADATA
-from torchmdla.importer.interpreter import Run, input_name, leaves, mapped, node_name
+from torchmdla.importer.flatten import Flattening
+from torchmdla.importer.graph import name_of, schema_of_node
+from torchmdla.importer.interpreter import Run, input_name, tensors_in
+from torchmdla.importer.schemas import is_metadata
 from torchmdla.importer.sources import source_of
 from torchmdla.importer.types import recorded
 from torchmdla.mlir.function import FunctionArgument, TorchFunction, contiguous, from_imported
@@ -76,10 +79,10 @@ class DependsOnData(CompileError):
     """What a program does depends on the data of a tensor."""
 
 
-class _Flattening(Run):
-    """Writes every op with tensors among its results into ``graph`` as it runs.
+class _Flattening(Flattening):
+    """A run of a program whose data nothing depends on but data.
 
-    ``tensors`` are the inputs of that graph, ``arguments`` what they are in the program.
+    ``tensors`` are the inputs of the flat graph, ``arguments`` what they are in the program.
 
     Args:
         writes: some op writes to a tensor: then weights are copied first.
@@ -87,13 +90,9 @@ class _Flattening(Run):
 
     def __init__(self, writes: bool) -> None:
         super().__init__()
-        self.graph = torch._C.Graph()
         self.tensors: list[torch.Tensor] = []
         self.arguments: list[FunctionArgument] = []
         self._writes = writes
-        # By id, and held so that ids stay.
-        self._made: dict[int, torch._C.Value] = {}
-        self._held: list[Any] = []
         # Tensors whose value follows from sizes: numbers of them are known.
         self._known: set[int] = set()
         self._modules: dict[int, str] = {}
@@ -106,13 +105,13 @@ class _Flattening(Run):
                 self._modules[id(input_)] = ""
                 given.append(input_)
             else:
-                given.append(mapped(input_, partial(self._input, name=input_name(value))))
+                given.append(tree_map_only(torch.Tensor, partial(self._input, name=input_name(value)), input_))
         results = super().run(graph, given)
-        outputs = [leaf for leaf in leaves(results) if isinstance(leaf, torch.Tensor)]
+        outputs = tensors_in(results)
         if not outputs:
             raise CompileError("the program has no tensor among its results")
         for output in outputs:
-            self.graph.registerOutput(self._made[id(output)])
+            self.graph.registerOutput(self.value_of(output))
         return results
 
     def attribute(self, owner: Any, name: str) -> Any:
@@ -128,61 +127,25 @@ class _Flattening(Run):
     def constant(self, value: Any) -> Any:
         def constant(tensor: torch.Tensor) -> torch.Tensor:
             copy = tensor.detach().clone()
-            self._set(copy, self.graph.insertConstant(tensor))  # type: ignore[attr-defined]
+            self.bind(copy, self.graph.insertConstant(tensor))  # type: ignore[attr-defined]
             if tensor.dim() == 0:
                 self._known.add(id(copy))
             return copy
 
-        return mapped(value, constant)
+        return tree_map_only(torch.Tensor, constant, value)
 
     def op(self, node: Any, arguments: Sequence[Any], results: list[Any]) -> None:
-        tensors = [leaf for leaf in leaves(arguments) if isinstance(leaf, torch.Tensor)]
+        tensors, made = tensors_in(arguments), {id(tensor) for tensor in tensors_in(results)}
         known = all(id(tensor) in self._known for tensor in tensors)
-        if not any(isinstance(leaf, torch.Tensor) for leaf in leaves(results)):
-            if results and node.kind() not in METADATA and not known:
+        if not made:
+            if results and not is_metadata(node.kind()) and not known:
                 raise DependsOnData("what follows depends on the data of a tensor, which is known only at run time")
             return
-        self._clone(node, arguments, results)
-        made = {id(leaf) for leaf in leaves(results) if isinstance(leaf, torch.Tensor)}
+        super().op(node, arguments, results)
         if known and (tensors or node.kind() == "prim::NumToTensor"):
             self._known |= made
         else:  # an op may have written to a known tensor
             self._known -= made
-
-    def _clone(self, node: Any, arguments: Sequence[Any], results: list[Any]) -> None:
-        operands = {
-            value.debugName(): self._operand(argument, value.type())
-            for value, argument in zip(node.inputs(), arguments, strict=True)
-        }
-        clone = self.graph.createClone(node, lambda value: operands[value.debugName()])  # type: ignore[attr-defined]
-        self.graph.insertNode(clone)
-        for result, output in zip(results, clone.outputs(), strict=True):
-            if isinstance(result, list | tuple):
-                unpack = self.graph.create("prim::ListUnpack", [output], len(result))
-                self.graph.insertNode(unpack)
-                for item, element in zip(result, unpack.outputs(), strict=True):
-                    element.setType(torch._C.TensorType.get())
-                    self._set(item, element)
-            else:
-                self._set(result, output)
-
-    def _operand(self, argument: Any, type_: Any) -> torch._C.Value:
-        if isinstance(argument, torch.Tensor):
-            return self._made[id(argument)]
-        holds_tensors = isinstance(argument, list | tuple) and any(
-            isinstance(leaf, torch.Tensor) for leaf in leaves(argument)
-        )
-        if not holds_tensors and argument != []:
-            known = list(argument) if isinstance(argument, tuple) else argument
-            constant: torch._C.Value = self.graph.insertConstant(known)  # type: ignore[attr-defined]
-            return constant
-        while type_.kind() == "OptionalType":
-            type_ = type_.getElementType()
-        elements = [self._operand(item, torch._C.TensorType.get()) for item in argument]
-        made = self.graph.create("prim::ListConstruct", elements, 1)
-        self.graph.insertNode(made)
-        made.output().setType(type_)
-        return made.output()
 
     def _input(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
         return self._argument(tensor, FunctionArgument(name, "input"), copy=True)
@@ -196,15 +159,10 @@ class _Flattening(Run):
 
     def _argument(self, tensor: torch.Tensor, argument: FunctionArgument, copy: bool) -> torch.Tensor:
         value = tensor.detach().clone() if copy else tensor.detach()
-        self._set(value, self.graph.addInput())
+        super().argument(value)
         self.tensors.append(tensor)
         self.arguments.append(argument)
         return value
-
-    def _set(self, tensor: Any, value: torch._C.Value) -> None:
-        if isinstance(tensor, torch.Tensor):
-            self._made[id(tensor)] = value
-            self._held.append(tensor)
 
 
 class _Recording(Run):
@@ -231,7 +189,7 @@ def _refuse_writes(graph: torch._C.Graph) -> None:
     for node in graph.nodes():
         if _is_write(node):
             reason = "it writes to an input, a weight or a view, which torch.export can express and TorchScript cannot"
-            raise CompileError(reason, op=node_name(node), source=source_of(node))
+            raise CompileError(reason, op=name_of(node), source=source_of(node))
 
 
 def _writes(block: Any) -> bool:
@@ -240,4 +198,5 @@ def _writes(block: Any) -> bool:
 
 
 def _is_write(node: Any) -> bool:
-    return node.schema() != "(no schema)" and torch._C.parse_schema(node.schema()).is_mutable
+    schema = schema_of_node(node)
+    return schema is not None and schema.is_mutable

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 
 from torchmdla.aten.calls import Call
 from torchmdla.aten.op_counts.kinds import Counts, Rule, words
+from torchmdla.importer import schemas
 
 
-def _nothing(call: Call) -> Counts:
+def nothing(call: Call) -> Counts:
+    """Of what computes nothing."""
     return {}
 
 
@@ -28,6 +30,9 @@ def _accumulated(call: Call) -> Counts:
     return {"+": call["values"].numel} if call["accumulate"] else {}
 
 
+# Those that ask a tensor for its type only, as they are called here.
+METADATA = frozenset(name.partition("::")[2] for name in schemas.METADATA)
+
 _MOVING = """
 clone _to_copy copy cat concat stack hstack vstack repeat repeat_interleave tile roll flip rot90 tril triu
 constant_pad_nd pad reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d
@@ -37,17 +42,9 @@ zeros ones full empty zeros_like ones_like full_like empty_like new_zeros new_on
 arange linspace eye scalar_tensor fill zero lift_fresh lift_fresh_copy
 """
 
-VIEWS = frozenset(
-    words("""
-slice select narrow view reshape view_as reshape_as flatten unflatten permute transpose t numpy_T mT movedim swapaxes
-expand expand_as broadcast_to squeeze unsqueeze unbind split split_with_sizes chunk tensor_split diagonal unfold
-meshgrid contiguous detach alias positive to type_as as_strided _unsafe_view _reshape_alias
-""")
-)
-
 _NUMBERS = """
-size sym_size dim numel sym_numel len is_floating_point is_complex item Int Float Bool IntImplicit FloatImplicit
-ScalarImplicit floordiv __not__ __is__ __isnot__ __getitem__ slice.t add.t mul.left_t sym_stride stride
+item Int Float Bool IntImplicit FloatImplicit ScalarImplicit floordiv __not__ __is__ __isnot__ __getitem__ slice.t add.t
+mul.left_t
 """
 
 # Arithmetic on sizes shares its names with that on tensors.
@@ -58,7 +55,7 @@ __and__.bool __or__.bool eq.int ne.int lt.int le.int gt.int ge.int eq.bool ne.bo
 """
 
 RULES: Mapping[str, Rule] = {
-    **dict.fromkeys((*_MOVING.split(), *VIEWS, *_NUMBERS.split(), *_ON_NUMBERS.split()), _nothing),
+    **dict.fromkeys((*words(_MOVING), *words(_NUMBERS), *words(_ON_NUMBERS), *METADATA), nothing),
     "dropout": _dropout,
     "native_dropout": lambda call: {"*": call.out.numel, "?": call.out.numel},
     "feature_dropout": _dropout,
@@ -68,6 +65,6 @@ RULES: Mapping[str, Rule] = {
     "scatter_add": lambda call: {"+": call["src"].numel},
     "index_add": lambda call: {"MAC": call["source"].numel},
     "embedding_dense_backward": lambda call: {"+": call["grad_output"].numel},
-    "select_backward": _nothing,
-    "slice_backward": _nothing,
+    "select_backward": nothing,
+    "slice_backward": nothing,
 }

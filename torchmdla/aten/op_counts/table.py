@@ -43,9 +43,9 @@ _LOOKED_UP: Mapping[str, tuple[str, Callable[[Call], int]]] = {
     # They ask their argument for its sizes only.
     **{
         name: ("self", lambda call: 0)
-        for name in words(
-            "zeros_like ones_like full_like empty_like new_zeros new_ones new_full new_empty size sym_size dim numel "
-            "sym_numel len is_floating_point is_complex stride sym_stride"
+        for name in (
+            *words("zeros_like ones_like full_like empty_like new_zeros new_ones new_full new_empty"),
+            *moving.METADATA,
         )
     },
 }
@@ -71,7 +71,7 @@ def rule_of(schema: OpSchema) -> Rule | None:
     names = [f"{base}.{overload}", base]
     if base.endswith("_") and not base.endswith("__"):
         names += [f"{base[:-1]}.{overload}", base[:-1]]
-    return next((RULES[name] for name in names if name in RULES), None)
+    return next((RULES[name] for name in names if name in RULES), moving.nothing if schema.is_view else None)
 
 
 def work_of(call: Call) -> Work:
@@ -92,7 +92,7 @@ def work_of(call: Call) -> Work:
 
 def is_view(call: Call) -> bool:
     """Whether the op touches no data: its results have its argument's elements where they are."""
-    if call.schema.base not in moving.VIEWS:
+    if not call.schema.is_view or rule_of(call.schema) is not moving.nothing:
         return False
     first = call.inputs[0].element if call.inputs else ""
     return all(tensor.element == first for tensor in call.outputs)

@@ -9,6 +9,8 @@ import torch
 
 from torchmdla.errors import CompileError
 from torchmdla.importer.emitter import Value, location, quote, symbol
+from torchmdla.importer.function import dialect_name
+from torchmdla.importer.graph import name_of, schema_of_node
 from torchmdla.importer.sources import source_of
 from torchmdla.importer.torchscript.types import dialect_type
 from torchmdla.importer.torchscript.writer import ScriptWriter
@@ -98,24 +100,17 @@ class _Function:
                 raise CompileError(error.reason, op=error.op or node.kind(), source=error.source or source) from error
 
     def _node(self, node: Any) -> None:
-        kind = node.kind()
-        if kind in _WRITERS:
-            _WRITERS[kind](self, node)
-        elif node.schema() != "(no schema)":
-            self._schema_op(node)
-        elif self._program.is_registered(_name(kind)):
-            self._op(node, _name(kind), self._inputs(node))
+        name = name_of(node)
+        if node.kind() in _WRITERS:
+            _WRITERS[node.kind()](self, node)
+        elif self._program.is_registered(dialect_name(name)):
+            self._op(node, dialect_name(name), self._inputs(node))
+        elif schema_of_node(node) is not None:
+            self._op(node, "torch.operator", self._inputs(node), f"name = {quote(dialect_name(name))}")
         else:
             raise CompileError("it has no form in the Torch dialect")
 
     # Nodes by kind
-
-    def _schema_op(self, node: Any) -> None:
-        name = _name(node.schema().partition("(")[0])
-        if self._program.is_registered(name):
-            self._op(node, name, self._inputs(node))
-        else:
-            self._op(node, "torch.operator", self._inputs(node), f"name = {quote(name)}")
 
     def _constant(self, node: Any) -> None:
         output = node.output()
@@ -141,7 +136,7 @@ class _Function:
         self._op(node, "torch.prim.DictConstruct", [*keys, *values])
 
     def _attribute(self, node: Any) -> None:
-        self._op(node, _name(node.kind()), self._inputs(node), f"name = {quote(node.s('name'))}")
+        self._op(node, dialect_name(node.kind()), self._inputs(node), f"name = {quote(node.s('name'))}")
 
     def _method(self, node: Any) -> None:
         receiver = next(node.inputs()).type()
@@ -256,7 +251,3 @@ def write_value(writer: ScriptWriter, value: Any, type_: Any) -> Value:
     if value is None or isinstance(value, bool | int | float | str | torch.device | torch.Tensor):
         return writer.constant(value)
     raise CompileError(f"a value of type {type_} has no form in the Torch dialect")
-
-
-def _name(qualified: str) -> str:
-    return "torch." + qualified.replace("::", ".")

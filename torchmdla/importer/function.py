@@ -1,0 +1,141 @@
+"""A flat graph as a function in the Torch dialect, one op for each call: for people to read and passes to run.
+
+Other than a program (``program.py``) it has the arguments in the order and the form that the graph has them, constants
+in place, and nothing rewritten for a device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from torchmdla.errors import CompileError
+from torchmdla.importer.emitter import Emitter, Value, location, quote
+from torchmdla.importer.literals import Literals
+from torchmdla.importer.operands import Operand, materialise
+from torchmdla.importer.reader import Values
+from torchmdla.importer.schemas import overload_of
+from torchmdla.importer.trace import leaves, qualified_name
+from torchmdla.importer.types import Record, TensorMeta, tensor_type
+
+
+def dialect_name(op: str) -> str:
+    """The Torch dialect's name of an operator: ``"torch.aten.add.Tensor"`` of ``"aten::add.Tensor"``."""
+    return "torch." + op.replace("::", ".")
+
+
+class FunctionWriter(Values):
+    """A :class:`~torchmdla.importer.reader.GraphBuilder` of the function ``name``, in a module of its own.
+
+    It makes the text, and what its resources must hold, by name.
+
+    Args:
+        record: the types of the graph's values, all tensors.
+        is_registered: whether the Torch dialect has an op of this name (``"torch.aten.relu"``). Others become
+            ``torch.operator``.
+        constants: the inputs that are no arguments but constants, by name.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        record: Record,
+        is_registered: Callable[[str], bool],
+        constants: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        super().__init__(record)
+        self._name = name
+        self._is_registered = is_registered
+        self._constants = constants or {}
+        self._emitter = Emitter()
+        self._arguments: list[Value] = []
+        self._literals = Literals()
+
+    def enter(self, op: str, source: str) -> None:
+        self._emitter.location = location(source)
+
+    def input(self, name: str) -> None:
+        if name in self._constants:
+            self.define(name, self._literal(self._constants[name]))
+            return
+        meta = self.seen(name)
+        self._arguments.append(_value(f"%arg{len(self._arguments)}", meta))
+        self.define(name, self._arguments[-1])
+
+    def constant(self, index: int, name: str, value: object) -> None:
+        self.define(name, self._literal(value) if isinstance(value, Tensor) else value)
+
+    def node(
+        self, op: str, schema: torch._C.FunctionSchema | None, operands: Sequence[Operand], metas: Sequence[object]
+    ) -> list[Operand]:
+        if schema is None:
+            raise CompileError("only operators of PyTorch's registry can be written in the Torch dialect")
+        schema = _on_numbers(schema, operands)
+        values = [
+            self._operand(operand, argument, operands)
+            for operand, argument in zip(operands, schema.arguments, strict=True)
+        ]
+        name, attributes = dialect_name(qualified_name(schema)), ""
+        if not self._is_registered(name):
+            name, attributes = "torch.operator", f"<{{name = {quote(name)}}}> "
+        names = self._emitter.op(name, values, [_type(meta) for meta in metas], attributes)
+        return [
+            self._unpacked(result, meta) if isinstance(meta, list) else _value(result, meta)
+            for result, meta in zip(names, metas, strict=True)
+        ]
+
+    def finish(self, outputs: Sequence[str]) -> tuple[str, dict[str, Tensor]]:
+        results = [self.operand(name) for name in outputs]
+        return self._emitter.text(self._arguments, results, self._name), self._literals.resources  # type: ignore[arg-type]
+
+    def _literal(self, tensor: Tensor) -> Value:
+        meta = TensorMeta.of(tensor)
+        attributes = f"<{{value = {self._literals.attribute(tensor)}}}> "
+        (name,) = self._emitter.op("torch.vtensor.literal", [], [tensor_type(meta)], attributes)
+        return _value(name, meta)
+
+    def _operand(self, operand: Operand, argument: torch._C.Argument, operands: Sequence[Operand]) -> Value:
+        if argument.type.kind() == "TensorType" and isinstance(operand, bool | int | float):
+            return self._emitter.number_tensor(operand, TensorMeta(_promoted(operand, operands), (), ()))
+        return materialise(self._emitter, operand, argument.type, argument.N)  # type: ignore[attr-defined]
+
+    def _unpacked(self, name: str, metas: Sequence[object]) -> list[Value]:
+        names = self._emitter.op("torch.prim.ListUnpack", [Value(name, _LIST)], [_type(meta) for meta in metas])
+        return [_value(*one) for one in zip(names, metas, strict=True)]
+
+
+_LIST = "!torch.list<vtensor>"
+
+
+def _on_numbers(schema: torch._C.FunctionSchema, operands: Sequence[Operand]) -> torch._C.FunctionSchema:
+    """PyTorch dispatches ``x * 2`` to the overload for tensors; the dialect has the number's own."""
+    second = schema.arguments[1].type.kind() if len(operands) > 1 else ""
+    name = schema.overload_name.replace("Tensor", "Scalar")
+    if second != "TensorType" or not isinstance(operands[1], bool | int | float) or name == schema.overload_name:
+        return schema
+    packet = overload_of(qualified_name(schema))._overloadpacket
+    return getattr(packet, name)._schema if name in packet.overloads() else schema  # type: ignore[no-any-return]
+
+
+def _promoted(number: bool | int | float, operands: Sequence[Operand]) -> torch.dtype:
+    """The dtype in which PyTorch computes a number with the first tensor among ``operands``."""
+    metas = [leaf.meta for leaf in leaves(operands) if isinstance(leaf, Value) and leaf.meta]
+    if not metas:
+        return torch.tensor(number).dtype
+    return torch.result_type(torch.empty(metas[0].shape, dtype=metas[0].dtype, device="meta"), number)
+
+
+def _value(name: str, meta: object) -> Value:
+    return Value(name, _type(meta), meta if isinstance(meta, TensorMeta) else None)
+
+
+def _type(meta: object) -> str:
+    if isinstance(meta, TensorMeta):
+        return tensor_type(meta)
+    if meta is None:
+        return "!torch.none"
+    if isinstance(meta, list) and all(isinstance(leaf, TensorMeta) for leaf in leaves(meta)):
+        return _LIST
+    raise CompileError(f"a result of type {type(meta).__name__} cannot be expressed")
