@@ -28,7 +28,7 @@ class LoopWriter(ReductionWriter):
             positions = []
             for depth in reversed(range(self.schedule.ranged)):
                 level = self.schedule.levels[depth]
-                count = self._blocks(self.nest.sizes[level.loop], level.step)
+                count = self._number(self._blocks(self.nest.sizes[level.loop], level.step))
                 if depth:
                     positions.append(self._define(f"arith.remui {index}, {count} : i64"))
                     index = self._define(f"arith.divui {index}, {count} : i64")
