@@ -157,7 +157,7 @@ def test_as_much_is_fetched_ahead_for_any_number_of_rows(rows: Size) -> None:
     for nest in (product(rows, 3072, 768), pointwise(16, rows, 14, 64)):
         fetched = {choose(nest, MACHINE, (typical, 2)).prefetch for typical in (16, 32, 45)}
         (found,) = fetched
-        own = choose(static(nest, (64, 2)), MACHINE).prefetch
+        own = choose(static(nest, (32, 2)), MACHINE).prefetch
         assert found is not None and own is not None
         assert replace(found, parts=own.parts) == own
 

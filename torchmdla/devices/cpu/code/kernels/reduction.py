@@ -6,6 +6,7 @@ import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 
+from torchmdla.compiler.sizes import Size
 from torchmdla.devices.cpu.code.kernels.code import Count, Point, Value
 from torchmdla.devices.cpu.code.kernels.instructions import INFINITY
 from torchmdla.devices.cpu.code.kernels.tile import TileWriter
@@ -298,7 +299,7 @@ class ReductionWriter(TileWriter):
             return ""
         tile, levels = self._constant(0), self.schedule.levels[prefetch.depth + 1 :]
         for depth, level in enumerate(levels, 1):
-            index = self._define(f"arith.divui {self._induction[level.loop]}, {self._constant(level.step)} : i64")
+            index = self._tile_number(level)
             index = self._define(f"arith.muli {index}, {self._number(self._tiles_of(levels[depth:]))} : i64")
             tile = self._define(f"arith.addi {tile}, {index} : i64")
         size = self._number(self._share(prefetch.block, "divui"))
@@ -319,6 +320,13 @@ class ReductionWriter(TileWriter):
         share = self._compute_ahead(f"arith.{division} {self._constant_ahead(size)}, {divisor} : i64")
         suffices = self._compute_ahead(f"arith.cmpi uge, {tiles}, {fewest} : i64")
         return self._compute_ahead(f"arith.select {suffices}, {share}, {none} : i64")
+
+    def _tile_number(self, level: Level) -> str:
+        """Which block of a level this is. Even rows begin up to a block before whole ones do."""
+        index = self._induction[level.loop]
+        if isinstance(self.nest.sizes[level.loop], Size):
+            index = self._define(f"arith.addi {index}, {self._constant(level.step - 1)} : i64")
+        return self._define(f"arith.divui {index}, {self._constant(level.step)} : i64")
 
     def _tiles_of(self, levels: Sequence[Level]) -> Count:
         """How many register tiles levels have together."""
