@@ -93,8 +93,8 @@ class LoopWriter(ReductionWriter):
         self._finish(points)
 
     # Levels of a dynamic extent. Blocks around others take what is left as it comes; the register tile has code for its
-    # own extent, and for each part of what is left. Tiles of a reduction take as long whatever their vectors and rows
-    # are few, so their rows are even: there is code for every number of them.
+    # own extent, and for each part of what is left. A tile of few rows waits for its chains of additions, so the tiles
+    # of a reduction are even: there is code for every number of rows.
 
     def _dynamic_level(self, depth: int, extent: str) -> None:
         """The blocks of a level in a loop over ``extent`` iterations."""
@@ -105,8 +105,8 @@ class LoopWriter(ReductionWriter):
                 with self._enter(level.loop, index, block):
                     self._descend(depth + 1)
             return
-        if self._has_even_rows(level):
-            with self._loop(zero, self._define_blocks(extent, level.step), self._constant(1)) as number:
+        if self._has_even_rows(depth):
+            with self._loop(zero, self._tiles_in(extent, level.step), self._constant(1)) as number:
                 self._even_rows(level, number, extent, lambda: self._descend(depth + 1))
             return
         main = self._whole(extent, level.step)
@@ -117,7 +117,7 @@ class LoopWriter(ReductionWriter):
     def _dynamic_block(self, depth: int, number: str, extent: str, inside: Callable[[], None]) -> None:
         """Block ``number`` of a level in a loop over ``extent``."""
         level = self.schedule.levels[depth]
-        if self._is_tile(depth) and self._has_even_rows(level):
+        if self._has_even_rows(depth):
             self._even_rows(level, number, extent, inside)
             return
         index = self._define(f"arith.muli {number}, {self._constant(level.step)} : i64")
@@ -144,13 +144,16 @@ class LoopWriter(ReductionWriter):
         later = self.schedule.levels[depth + 1 :]
         return not self.nest.reduction[loop] and all(level.loop != loop for level in later)
 
-    def _has_even_rows(self, level: Level) -> bool:
-        return self.nest.accumulates and level.step > 1 and level.loop != self.schedule.vector
+    def _has_even_rows(self, depth: int) -> bool:
+        """Whether the level's blocks are those of the register tile, and are to be of nearly one size."""
+        level = self.schedule.levels[depth]
+        is_rows = level.step > 1 and level.loop != self.schedule.vector
+        return is_rows and self.nest.accumulates and self._is_tile(depth)
 
     def _even_rows(self, level: Level, number: str, extent: str, inside: Callable[[], None]) -> None:
-        """Tile ``number`` of as few as there are of at most ``step`` rows; the first ones have a row more than others
-        where they do not divide ``extent``."""
-        tiles = self._define_blocks(extent, level.step)
+        """Tile ``number`` of as few as have at most ``step`` rows each. The first ones have one row more than the
+        others where their number does not divide ``extent``."""
+        tiles = self._tiles_in(extent, level.step)
         rows, more = (self._define(f"arith.{op} {extent}, {tiles} : i64") for op in ("divui", "remui"))
         before = self._define(f"arith.minsi {number}, {more} : i64")
         index = self._define(f"arith.addi {self._define(f'arith.muli {number}, {rows} : i64')}, {before} : i64")
@@ -161,7 +164,8 @@ class LoopWriter(ReductionWriter):
             with self._block(f"scf.if {wanted} {{"), self._enter(level.loop, index, size):
                 inside()
 
-    def _define_blocks(self, extent: str, step: int) -> str:
+    def _tiles_in(self, extent: str, step: int) -> str:
+        """How many tiles of at most ``step`` iterations there are in a block."""
         wide = self._define(f"arith.addi {extent}, {self._constant(step - 1)} : i64")
         return self._define(f"arith.divui {wide}, {self._constant(step)} : i64")
 
