@@ -112,6 +112,18 @@ def test_epilogue(target, sizes, transposed):
     check(nest, target, PAIRS, scalars=(3.0,), tasks=3)
 
 
+@pytest.mark.parametrize("ranged", [0, 2])
+def test_rows_are_shared_evenly(target, ranged):
+    """Tiles have as many rows as the largest, or one fewer, so there is code for every number of them."""
+    nest = matmul(M, 32, 20)
+    schedule = replace(choose(nest, Machine.of(target), TYPICAL), ranged=ranged)
+    kernel = check(nest, target, [(m, 2) for m in range(1, 40)], tasks=2, schedule=schedule)
+    rows, columns, _ = schedule.tiles
+    assert rows > 1
+    if 32 % columns == 0:
+        assert kernel.text.count("llvm.store") == rows * (rows + 1) // 2 * columns // schedule.lanes
+
+
 @pytest.mark.parametrize("size", [N - 2, N - 2 + M])
 def test_no_iteration(target, size):
     """A size may turn out 0: what it reduces is the start, and nothing is written where it is parallel."""

@@ -8,11 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from nest_running import Kernel, host_target, marked, reference, span
-from nest_samples import AVX512, PRODUCT, SUM_OF_PRODUCTS, ZERO, added
+from nest_samples import AVX512, PRODUCT, SUM_OF_PRODUCTS, ZERO, M, N, added
 
+from torchmdla.compiler.sizes import Size
 from torchmdla.devices.cpu.code.kernels import write_kernel
 from torchmdla.devices.cpu.expressions import operation, reduced
-from torchmdla.devices.cpu.kernel_spec import KernelEpilogue, KernelSpec, Operand
+from torchmdla.devices.cpu.kernel_spec import AnyNest, KernelEpilogue, KernelSpec, Operand, static
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.passes.pack_weights import panel_width
 from torchmdla.devices.cpu.schedule import choose
@@ -22,7 +23,7 @@ MACHINE = Machine(64, 32, embeds_broadcasts=True, scales=True)
 PANEL = 48
 
 
-def product(rows: int, columns: int, depth: int, panel: int = PANEL) -> KernelSpec:
+def product(rows: int | Size, columns: int, depth: int, panel: int = PANEL) -> AnyNest:
     """A product with weights in panels: loops rows, panels, columns of a panel, depth."""
     return KernelSpec(
         sizes=(rows, columns // panel, panel, depth),
@@ -34,7 +35,7 @@ def product(rows: int, columns: int, depth: int, panel: int = PANEL) -> KernelSp
     )
 
 
-def with_epilogue(nest: KernelSpec, length: int) -> KernelSpec:
+def with_epilogue(nest: AnyNest, length: int) -> AnyNest:
     """The nest with ``length`` instructions between its results and memory."""
     value = reduced(0, "f32")
     for _ in range(length):
@@ -67,7 +68,7 @@ def test_tiles_take_whole_panels(rows: int, length: int) -> None:
     assert schedule.tiles[1:3] == (1, PANEL)
 
 
-def pointwise(outputs: int, height: int, width: int, channels: int) -> KernelSpec:
+def pointwise(outputs: int, height: int | Size, width: int, channels: int) -> AnyNest:
     """A 1x1 convolution of an image with channels in blocks of 16: loops blocks and channels of the output, rows,
     columns, blocks and channels of the input."""
     plane = 16 * height * width
@@ -150,6 +151,48 @@ def test_nothing_else_is_fetched_ahead(nest: KernelSpec) -> None:
     assert choose(nest, MACHINE).prefetch is None
 
 
+@pytest.mark.parametrize("rows", [M, 2 * M, M - 2])
+def test_as_much_is_fetched_ahead_for_any_number_of_rows(rows: Size) -> None:
+    """Whatever number of them the schedule is chosen for; that of the tiles which share a block is found in a call."""
+    for nest in (product(rows, 3072, 768), pointwise(16, rows, 14, 64)):
+        fetched = {choose(nest, MACHINE, (typical, 2)).prefetch for typical in (16, 32, 45)}
+        (found,) = fetched
+        own = choose(static(nest, (32, 2)), MACHINE).prefetch
+        assert found is not None and own is not None
+        assert replace(found, parts=own.parts) == own
+
+
+@pytest.mark.parametrize(
+    "nest",
+    [
+        pytest.param(product(197, 3072, M), id="blocks of any size"),
+        pytest.param(product(M, 3072, 64), id="blocks of a few bytes"),
+        pytest.param(replace(product(M, 3072, 768), sizes=(M, 64, PANEL, N)), id="blocks that are not used up"),
+    ],
+)
+def test_what_lies_elsewhere_at_other_sizes_is_not_fetched_ahead(nest: AnyNest) -> None:
+    assert choose(nest, MACHINE, (64, 768)).prefetch is None
+
+
+@pytest.fixture
+def marks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stores in place of the prefetches of kernels that are compiled."""
+    monkeypatch.setattr("nest_running.write_kernel", lambda *arguments: marked(write_kernel(*arguments)))
+
+
+def marked_lines(kernel: Kernel, nest: KernelSpec, values: tuple[int, ...] = ()) -> np.ndarray:
+    """Which lines of the weights a call fetches; ``nest``: the kernel's at ``values``. Shape: blocks, lines."""
+    prefetch = kernel.schedule.prefetch
+    assert prefetch is not None
+    arrays = [np.zeros(span(o, nest.sizes), np.float32) for o in nest.operands]
+    used = arrays[1].nbytes
+    room = np.zeros(used + 2 * prefetch.block + 64, np.uint8)
+    arrays[1] = weights = room[-room.ctypes.data % 64 :]
+    kernel(arrays, values=values)
+    blocks = -(-used // prefetch.block)
+    return weights[: prefetch.block * blocks].reshape(blocks, -1, 64).any(axis=2)
+
+
 @pytest.mark.parametrize(
     "nest",
     [
@@ -159,24 +202,34 @@ def test_nothing_else_is_fetched_ahead(nest: KernelSpec) -> None:
         pytest.param(pointwise(16, 14, 14, 64), id="tiles of one row"),
     ],
 )
-def test_every_line_of_a_block_is_fetched_before_it_is_needed(
-    nest: KernelSpec, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With stores in place of the prefetches, each block but the first is marked in every line, once the tiles of the
-    one before it have run."""
-    monkeypatch.setattr("nest_running.write_kernel", lambda *arguments: marked(write_kernel(*arguments)))
-    kernel = Kernel(nest)
+@pytest.mark.usefixtures("marks")
+def test_every_line_of_a_block_is_fetched_before_it_is_needed(nest: KernelSpec) -> None:
+    """Each block but the first, once the tiles of the one before it have run."""
+    lines = marked_lines(Kernel(nest), nest)
+    assert not lines[0].any()
+    assert lines[1:].all()
+
+
+@pytest.mark.parametrize("nest", [product(M, 480, 300), product(2 * M, 480, 512), pointwise(16, M, 14, 64)])
+@pytest.mark.usefixtures("marks")
+def test_of_a_dynamic_nest_as_well_where_enough_tiles_share_it(nest: AnyNest) -> None:
+    """Fewer fetch the first lines of a block at most."""
+    kernel = Kernel(nest, typical=(64, 2))
     prefetch = kernel.schedule.prefetch
     assert prefetch is not None
-    arrays = [np.zeros(span(o, nest.sizes), np.float32) for o in nest.operands]
-    room = np.zeros(arrays[1].nbytes + 2 * prefetch.block + 64, np.uint8)
-    weights = room[-room.ctypes.data % 64 :]
-    arrays[1] = weights
-    kernel(arrays)
-    lines = weights[: prefetch.block * (weights.size // prefetch.block)].reshape(-1, prefetch.block // 64, 64)
-    blocks = -(-(arrays[1].size - 2 * prefetch.block) // prefetch.block)
-    assert not lines[0].any()
-    assert lines[1:blocks].any(axis=2).all()
+    inside = {level.loop: level.step for level in kernel.schedule.levels[prefetch.depth + 1 :]}
+    shared = set()
+    for m in (1, 2, 3, 8, 9, 16, 17, 24, 37, 100):
+        there = static(nest, (m, 2))
+        tiles = math.prod(-(-there.sizes[loop] // step) for loop, step in inside.items())
+        lines = marked_lines(kernel, there, (m, 2))
+        assert not lines[0].any()
+        if tiles >= prefetch.parts:
+            assert lines[1:].all(), m
+        else:
+            assert not lines[:, 4:].any(), m
+        shared.add(tiles >= prefetch.parts)
+    assert True in shared
 
 
 @pytest.mark.parametrize("features", [AVX512, ("+avx", "+avx2", "+fma"), ("+avx", "+avx2")])
@@ -193,6 +246,22 @@ def test_a_product_that_is_read_twice_is_no_part_of_a_sum() -> None:
     nest = replace(nest, values=(added(operation("arith.addf", [square, PRODUCT], "f32")),))
     assert multiply_adds(nest) == {}
     assert multiply_adds(product(16, 96, 64)) == {SUM_OF_PRODUCTS: PRODUCT}
+
+
+@pytest.mark.parametrize("length", [0, 1, 30])
+def test_values_of_any_number_of_rows(length: int) -> None:
+    nest = product(M, 96, 192)
+    nest = with_epilogue(nest, length) if length else nest
+    kernel = Kernel(nest, typical=(64, 2))
+    assert "llvm.intr.prefetch" in kernel.text
+    generator = np.random.default_rng(0)
+    weights = generator.standard_normal((2, 192, PANEL)).astype(np.float32)
+    for m in (*range(26), 37, 64, 101):
+        rows, found = generator.standard_normal((m, 192)).astype(np.float32), np.ones((m + 1, 96), np.float32)
+        kernel([rows, weights, found], max(1, min(3, kernel.iterations((m, 2)))), (m, 2))
+        wanted = np.concatenate(list(rows @ weights), axis=1)
+        np.testing.assert_allclose(found[:m], abs(wanted) if length else wanted, rtol=1e-4, atol=1e-4)
+        assert (found[m:] == 1).all(), "nothing is written behind the last row"
 
 
 @pytest.mark.parametrize("length", [0, 1, 30])

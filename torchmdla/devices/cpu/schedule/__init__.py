@@ -157,7 +157,7 @@ def choose(nest: AnyNest, machine: Machine, typical: tuple[int, ...] = (), ahead
         ranged, iterations = _choose_range(known, levels[:1])
     whole = UNROLLED_WINDOW if not ahead else _UNROLLED_LOOP
     unroll = _choose_unroll(known, reduction, tiles, lanes, unknown, whole)
-    prefetch = choose_prefetch(known, machine, levels) if reduction and not nest.is_dynamic else None
+    prefetch = choose_prefetch(nest, known, machine, levels) if reduction else None
     return Schedule(levels, reduction, tiles, unroll, vector, lanes, ranged, iterations, grain, prefetch, ahead)
 
 

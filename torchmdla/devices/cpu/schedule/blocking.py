@@ -12,8 +12,9 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from torchmdla.compiler.sizes import Size
 from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, stored
-from torchmdla.devices.cpu.kernel_spec import KernelSpec, Operand
+from torchmdla.devices.cpu.kernel_spec import AnyNest, AnyOperand, KernelSpec, Operand
 from torchmdla.devices.cpu.machine import Machine
 
 # Cycles to fetch a byte past the first cache and past the second, and the part of a cache that operands may fill.
@@ -49,7 +50,8 @@ class Level:
 @dataclass(frozen=True)
 class Prefetch:
     """Each iteration of the level ``depth`` reads a block of input ``operand``, of ``block`` bytes, and the next one
-    the block behind it. The ``parts`` tiles of the levels inside each fetch a part of that one ahead."""
+    the block behind it. The ``parts`` tiles of the levels inside each fetch a part of that one ahead. Where their count
+    is dynamic, ``parts`` is the least for which they do: more tiles share the block, fewer fetch nothing."""
 
     operand: int
     depth: int
@@ -81,16 +83,19 @@ def choose_levels(
     return found
 
 
-def choose_prefetch(nest: KernelSpec, machine: Machine, levels: Sequence[Level]) -> Prefetch | None:
+def choose_prefetch(nest: AnyNest, known: KernelSpec, machine: Machine, levels: Sequence[Level]) -> Prefetch | None:
     """What to fetch ahead under ``levels``: blocks of an input that lie one behind the other, each used by several
     tiles. Of a new block, the first tile that needs it would wait for all of it, while memory is idle during the
-    others. Weights that the second cache would hold are not there either: other kernels have filled it since."""
+    others. Weights that the second cache would hold are not there either: other kernels have filled it since.
+
+    ``known`` is the nest at typical sizes. How many tiles share a block may vary, but not where its bytes lie."""
     if any(nest.reduction[level.loop] for level in levels) or len({level.loop for level in levels}) < len(levels):
         return None
-    trips = [-(-nest.sizes[level.loop] // level.step) for level in levels]
+    trips = [-(-known.sizes[level.loop] // level.step) for level in levels]
+    least = _LEAST_BLOCK * machine.first_level
     for number, operand in enumerate(nest.inputs):
         moving = [k for k, level in enumerate(levels) if trips[k] > 1 and operand.strides[level.loop]]
-        if not moving:
+        if not moving or not lies_alike(nest, operand):
             continue
         extents = list(nest.sizes)
         for level in (levels[k] for k in moving):
@@ -98,11 +103,21 @@ def choose_prefetch(nest: KernelSpec, machine: Machine, levels: Sequence[Level])
         size, depth = ELEMENT_BYTES[stored(operand.element)], moving[-1]
         block = size * math.prod(e for e, stride in zip(extents, operand.strides, strict=True) if stride)
         follows = size * operand.strides[levels[depth].loop] * levels[depth].step == block
-        parts = math.prod(trips[depth + 1 :])
-        fits = _LEAST_BLOCK * machine.first_level <= block <= machine.second_level
-        if parts >= _FEWEST_PARTS and follows and fits:
+        if not follows or not isinstance(block, int) or not least <= block <= machine.second_level:
+            continue
+        varies = any(isinstance(nest.sizes[level.loop], Size) for level in levels[depth + 1 :])
+        parts = _FEWEST_PARTS if varies else math.prod(trips[depth + 1 :])
+        if parts >= _FEWEST_PARTS:
             return Prefetch(number, depth, block, parts)
     return None
+
+
+def lies_alike(nest: AnyNest, operand: AnyOperand) -> bool:
+    """Whether what a nest reads of an operand in one tile lies alike at all sizes."""
+    return all(
+        isinstance(stride, int) and (not stride or not reduces or isinstance(size, int))
+        for stride, reduces, size in zip(operand.strides, nest.reduction, nest.sizes, strict=True)
+    )
 
 
 def _orders(nest: KernelSpec, plain: Sequence[Level]) -> Iterator[tuple[Level, ...]]:

@@ -9,6 +9,7 @@ from torchmdla.compiler.sizes import Size
 from torchmdla.devices.cpu.kernel_spec import AnyNest
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.schedule import Schedule, may_vectorise
+from torchmdla.devices.cpu.schedule.blocking import lies_alike
 
 
 def faults(nest: AnyNest, schedule: Schedule, machine: Machine) -> Iterator[str]:
@@ -98,12 +99,14 @@ def _prefetch(nest: AnyNest, schedule: Schedule, machine: Machine) -> Iterator[s
     prefetch, loops = schedule.prefetch, [level.loop for level in schedule.levels]
     if prefetch is None:
         return
-    if nest.is_dynamic or not any(nest.reduction) or any(nest.reduction[d] for d in loops) or _repeats(loops):
-        yield "fetches ahead, but is dynamic, reduces nothing, or has blocks"
+    if not any(nest.reduction) or any(nest.reduction[d] for d in loops) or _repeats(loops):
+        yield "fetches ahead, but reduces nothing, or has blocks"
     elif not (0 <= prefetch.operand < len(nest.inputs) and 0 <= prefetch.depth < len(loops)):
         yield "fetches an input or at a level that is not there"
     elif min(prefetch.block, prefetch.parts) < 1:
         yield "fetches nothing ahead"
+    elif not lies_alike(nest, nest.inputs[prefetch.operand]):
+        yield "fetches ahead what lies elsewhere at other sizes"
 
 
 def _repeats(loops: Sequence[int]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import ChainMap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -105,14 +105,16 @@ class CodeWriter:
         """The name of a polynomial's value."""
         total = ""
         for exponents, factor in size.terms:
-            names = [self._symbol(k) for k, power in enumerate(exponents) for _ in range(power)]
-            term, *others = (
-                names if names and factor == 1 else [self._compute_ahead(f"arith.constant {factor} : i64"), *names]
-            )
-            for name in others:
-                term = self._compute_ahead(f"arith.muli {term}, {name} overflow<nsw> : i64")
+            term = self._product(factor, [self._symbol(k) for k, power in enumerate(exponents) for _ in range(power)])
             total = self._compute_ahead(f"arith.addi {total}, {term} overflow<nsw> : i64") if total else term
         return total
+
+    def _product(self, factor: int, names: Sequence[str]) -> str:
+        """The name of a product of numbers that are computed ahead."""
+        term, *others = names if names and factor == 1 else [self._constant_ahead(factor), *names]
+        for name in others:
+            term = self._compute_ahead(f"arith.muli {term}, {name} overflow<nsw> : i64")
+        return term
 
     def _symbol(self, number: int) -> str:
         slot = self._compute_ahead(f"llvm.getelementptr {self._symbols}[{number}] : (!llvm.ptr) -> !llvm.ptr, i64")
@@ -123,6 +125,9 @@ class CodeWriter:
         if text not in self._ahead:
             self._ahead[text] = self._fresh()
         return self._ahead[text]
+
+    def _constant_ahead(self, number: int) -> str:
+        return self._compute_ahead(f"arith.constant {number} : i64")
 
     def _minus(self, a: Count | Size, b: Count | Size) -> str:
         if not isinstance(a, str) and not isinstance(b, str):
@@ -139,9 +144,8 @@ class CodeWriter:
         rest = self._define(f"arith.remui {number}, {self._constant(step)} : i64")
         return self._define(f"arith.subi {number}, {rest} overflow<nsw> : i64")
 
-    def _blocks(self, size: int | Size, step: int) -> str:
-        """The name of how many blocks of ``step`` cover ``size``."""
+    def _blocks(self, size: int | Size, step: int) -> Count:
+        """How many blocks of ``step`` cover ``size``."""
         if isinstance(size, int):
-            return self._constant(-(-size // step))
-        wide, width = self._number(size + (step - 1)), self._compute_ahead(f"arith.constant {step} : i64")
-        return self._compute_ahead(f"arith.divui {wide}, {width} : i64")
+            return -(-size // step)
+        return self._compute_ahead(f"arith.divui {self._number(size + (step - 1))}, {self._constant_ahead(step)} : i64")

@@ -28,7 +28,7 @@ class LoopWriter(ReductionWriter):
             positions = []
             for depth in reversed(range(self.schedule.ranged)):
                 level = self.schedule.levels[depth]
-                count = self._blocks(self.nest.sizes[level.loop], level.step)
+                count = self._number(self._blocks(self.nest.sizes[level.loop], level.step))
                 if depth:
                     positions.append(self._define(f"arith.remui {index}, {count} : i64"))
                     index = self._define(f"arith.divui {index}, {count} : i64")
@@ -42,10 +42,10 @@ class LoopWriter(ReductionWriter):
         self._hoist(depth)
         level = self.schedule.levels[depth]
         extent = self._extents[level.loop]
-        index = self._define(f"arith.muli {positions[depth]}, {self._constant(level.step)} : i64")
         if isinstance(extent, str):
-            self._dynamic_block(depth, index, extent, lambda: self._ranged(depth + 1, positions))
+            self._dynamic_block(depth, positions[depth], extent, lambda: self._ranged(depth + 1, positions))
             return
+        index = self._define(f"arith.muli {positions[depth]}, {self._constant(level.step)} : i64")
         full, rest = divmod(extent, level.step)
         if not full or not rest:
             with self._enter(level.loop, index, level.step if full else rest):
@@ -93,7 +93,8 @@ class LoopWriter(ReductionWriter):
         self._finish(points)
 
     # Levels of a dynamic extent. Blocks around others take what is left as it comes; the register tile has code for its
-    # own extent, and for each part of what is left.
+    # own extent, and for each part of what is left. A tile of few rows waits for its chains of additions, so the tiles
+    # of a reduction are even: there is code for every number of rows.
 
     def _dynamic_level(self, depth: int, extent: str) -> None:
         """The blocks of a level in a loop over ``extent`` iterations."""
@@ -104,14 +105,23 @@ class LoopWriter(ReductionWriter):
                 with self._enter(level.loop, index, block):
                     self._descend(depth + 1)
             return
+        if self._has_even_rows(depth):
+            with self._loop(zero, self._tiles_in(extent, level.step), self._constant(1)) as number:
+                self._even_rows(level, number, extent, lambda: self._descend(depth + 1))
+            return
         main = self._whole(extent, level.step)
         with self._loop(zero, main, self._constant(level.step)) as index, self._enter(level.loop, index, level.step):
             self._descend(depth + 1)
         self._rest_of_level(level, main, extent, lambda: self._descend(depth + 1))
 
-    def _dynamic_block(self, depth: int, index: str, extent: str, inside: Callable[[], None]) -> None:
-        """The block of a level that starts ``index`` iterations into a loop over ``extent``."""
-        level, left = self.schedule.levels[depth], self._minus(extent, index)
+    def _dynamic_block(self, depth: int, number: str, extent: str, inside: Callable[[], None]) -> None:
+        """Block ``number`` of a level in a loop over ``extent``."""
+        level = self.schedule.levels[depth]
+        if self._has_even_rows(depth):
+            self._even_rows(level, number, extent, inside)
+            return
+        index = self._define(f"arith.muli {number}, {self._constant(level.step)} : i64")
+        left = self._minus(extent, index)
         if not self._is_tile(depth):
             with self._enter(level.loop, index, self._at_most(level.step, left)):
                 inside()
@@ -133,6 +143,31 @@ class LoopWriter(ReductionWriter):
         loop = self.schedule.levels[depth].loop
         later = self.schedule.levels[depth + 1 :]
         return not self.nest.reduction[loop] and all(level.loop != loop for level in later)
+
+    def _has_even_rows(self, depth: int) -> bool:
+        """Whether the level's blocks are those of the register tile, and are to be of nearly one size."""
+        level = self.schedule.levels[depth]
+        is_rows = level.step > 1 and level.loop != self.schedule.vector
+        return is_rows and self.nest.accumulates and self._is_tile(depth)
+
+    def _even_rows(self, level: Level, number: str, extent: str, inside: Callable[[], None]) -> None:
+        """Tile ``number`` of as few as have at most ``step`` rows each. The first ones have one row more than the
+        others where their number does not divide ``extent``."""
+        tiles = self._tiles_in(extent, level.step)
+        rows, more = (self._define(f"arith.{op} {extent}, {tiles} : i64") for op in ("divui", "remui"))
+        before = self._define(f"arith.minsi {number}, {more} : i64")
+        index = self._define(f"arith.addi {self._define(f'arith.muli {number}, {rows} : i64')}, {before} : i64")
+        is_larger = self._define(f"arith.cmpi slt, {number}, {more} : i64")
+        rows = self._define(f"arith.addi {rows}, {self._define(f'arith.extui {is_larger} : i1 to i64')} : i64")
+        for size in range(1, level.step + 1):
+            wanted = self._define(f"arith.cmpi eq, {rows}, {self._constant(size)} : i64")
+            with self._block(f"scf.if {wanted} {{"), self._enter(level.loop, index, size):
+                inside()
+
+    def _tiles_in(self, extent: str, step: int) -> str:
+        """How many tiles of at most ``step`` iterations there are in a block."""
+        wide = self._define(f"arith.addi {extent}, {self._constant(step - 1)} : i64")
+        return self._define(f"arith.divui {wide}, {self._constant(step)} : i64")
 
     def _rest_of_level(self, level: Level, lower: str, upper: str, inside: Callable[[], None]) -> None:
         """What whole register tiles leave, from ``lower`` to ``upper``: single vectors, then one with a mask, or blocks

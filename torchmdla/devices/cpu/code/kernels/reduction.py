@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Callable, Mapping, Sequence
 
+from torchmdla.compiler.sizes import Size
 from torchmdla.devices.cpu.code.kernels.code import Count, Point, Value
 from torchmdla.devices.cpu.code.kernels.instructions import INFINITY
 from torchmdla.devices.cpu.code.kernels.tile import TileWriter
@@ -13,6 +15,7 @@ from torchmdla.devices.cpu.expressions import Expression, accumulator, reduced
 from torchmdla.devices.cpu.kernel_spec import AnyNest, AnyOperand
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.schedule import NEUTRAL, Schedule, combines_in_any_order
+from torchmdla.devices.cpu.schedule.blocking import Level
 
 _KINDS = {
     "arith.addf": "add",
@@ -36,6 +39,9 @@ _SECOND_CACHE = 2
 
 # Of a loop that LLVM must not unroll: in code for a whole row it moves what is fetched to one place.
 _AS_IT_STANDS = " {loop_annotation = #llvm.loop_annotation<unroll = <disable = true>>}"
+
+# Quotients that are known when the code is written.
+_DIVISIONS: Mapping[str, Callable[[int, int], int]] = {"divui": operator.floordiv, "ceildivui": lambda a, b: -(-a // b)}
 
 # An accumulator: an output of the nest at a point.
 _Key = tuple[int, Point]
@@ -291,41 +297,65 @@ class ReductionWriter(TileWriter):
         prefetch = self.schedule.prefetch
         if prefetch is None:
             return ""
-        tile, inside = self._constant(0), prefetch.parts
-        for level in self.schedule.levels[prefetch.depth + 1 :]:
-            inside //= -(-self._steps_of(level.loop) // level.step)
-            index = self._define(f"arith.divui {self._induction[level.loop]}, {self._constant(level.step)} : i64")
-            index = self._define(f"arith.muli {index}, {self._constant(inside)} : i64")
+        tile, levels = self._constant(0), self.schedule.levels[prefetch.depth + 1 :]
+        for depth, level in enumerate(levels, 1):
+            index = self._tile_number(level)
+            index = self._define(f"arith.muli {index}, {self._number(self._tiles_of(levels[depth:]))} : i64")
             tile = self._define(f"arith.addi {tile}, {index} : i64")
-        part = self._define(f"arith.muli {tile}, {self._constant(prefetch.block // prefetch.parts)} : i64")
+        size = self._number(self._share(prefetch.block, "divui"))
+        part = self._define(f"arith.muli {tile}, {size} : i64")
         distance = self._define(f"arith.addi {part}, {self._constant(prefetch.block)} : i64")
         return self._offset(self._pointers[prefetch.operand], distance, "i8")
+
+    def _share(self, size: int, division: str) -> Count:
+        """What each of the tiles that share the fetching of ``size`` bytes fetches; nothing where they turn out to be
+        too few."""
+        prefetch = self.schedule.prefetch
+        assert prefetch is not None
+        tiles = self._tiles_of(self.schedule.levels[prefetch.depth + 1 :])
+        if isinstance(tiles, int):
+            return _DIVISIONS[division](size, prefetch.parts)
+        fewest, none = self._constant_ahead(prefetch.parts), self._constant_ahead(0)
+        divisor = self._compute_ahead(f"arith.maxui {tiles}, {fewest} : i64")
+        share = self._compute_ahead(f"arith.{division} {self._constant_ahead(size)}, {divisor} : i64")
+        suffices = self._compute_ahead(f"arith.cmpi uge, {tiles}, {fewest} : i64")
+        return self._compute_ahead(f"arith.select {suffices}, {share}, {none} : i64")
+
+    def _tile_number(self, level: Level) -> str:
+        """Which block of a level this is. Even rows begin up to a block before whole ones do."""
+        index = self._induction[level.loop]
+        if isinstance(self.nest.sizes[level.loop], Size):
+            index = self._define(f"arith.addi {index}, {self._constant(level.step - 1)} : i64")
+        return self._define(f"arith.divui {index}, {self._constant(level.step)} : i64")
+
+    def _tiles_of(self, levels: Sequence[Level]) -> Count:
+        """How many register tiles levels have together."""
+        counts = [self._blocks(self.nest.sizes[level.loop], level.step) for level in levels]
+        known, names = math.prod(c for c in counts if isinstance(c, int)), [c for c in counts if isinstance(c, str)]
+        return self._product(known, names) if names else known
 
     def _fetch_ahead(self, loop: int, iterations: int) -> None:
         """Fetches ahead as much of a part as the innermost ``iterations`` of ``loop`` are of the tile."""
         prefetch = self.schedule.prefetch
         assert prefetch is not None
         operand = self.nest.operands[prefetch.operand]
-        strides = {d: self._bytes_apart(operand, d) for d in self.schedule.reduction}
+        walk = {d: (self._bytes_apart(operand, d), self.nest.sizes[d]) for d in self.schedule.reduction}
+        walked = max((stride * size for stride, size in walk.values() if stride and isinstance(size, int)), default=1)
         # The block may be several times what the reduction walks, and these lie one behind the other.
-        walked = max(stride * self._steps_of(d) for d, stride in strides.items())
-        distances = {d: -(-stride * prefetch.block // (walked * prefetch.parts)) for d, stride in strides.items()}
+        shared = {d: -(-stride * prefetch.block // walked) for d, (stride, _) in walk.items()}
         place = self._next_part
-        for d in (d for d in self.schedule.reduction if d in self._induction and distances[d]):
-            moved = self._define(f"arith.muli {self._induction[d]}, {self._constant(distances[d])} : i64")
+        for d in (d for d in self.schedule.reduction if d in self._induction and shared[d]):
+            distance = self._number(self._share(shared[d], "ceildivui"))
+            moved = self._define(f"arith.muli {self._induction[d]}, {distance} : i64")
             place = self._offset(place, moved, "i8")
-        for line in range(0, iterations * distances[loop], self.machine.line):
+        # As many lines as there are where a block is shared by the fewest tiles.
+        for line in range(0, iterations * -(-shared[loop] // prefetch.parts), self.machine.line):
             self._prefetch(self._offset(place, line, "i8"), _SECOND_CACHE)
 
     def _bytes_apart(self, operand: AnyOperand, loop: int) -> int:
         stride = operand.strides[loop]
-        assert isinstance(stride, int), "only static nests fetch ahead"
+        assert isinstance(stride, int), "what is fetched ahead lies alike at all sizes"
         return stride * ELEMENT_BYTES[stored(operand.element)]
-
-    def _steps_of(self, loop: int) -> int:
-        size = self.nest.sizes[loop]
-        assert isinstance(size, int), "only static nests fetch ahead"
-        return size
 
     def _accumulate(self, keys: Sequence[_Key], values: Sequence[Value]) -> list[Value]:
         with self._scope():
