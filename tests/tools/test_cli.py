@@ -83,7 +83,7 @@ def test_mlir(file: str, options: list[str], sign: str, files: dict[str, str], c
     ("arguments", "message"),
     [
         (["script.pt"], "--input is needed"),
-        (["script.pt", "--input", "2x4", "--input", "2"], "takes 1 inputs (input), got 2"),
+        (["script.pt", "--input", "2x4", "--input", "2"], "takes 1 input (input), got 2"),
         (["script.pt", "--input", "2xq"], "'2xq': sizes are written as 1x3x224x224"),
         (["script.pt", "--input", "2x4:float31"], "there is no dtype 'float31'"),
         (["script.pt", "--input", "2x5"], "mat1 and mat2 shapes cannot be multiplied"),

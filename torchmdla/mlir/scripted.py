@@ -72,7 +72,8 @@ def _miscounted(expected: Sequence[torch._C.Value], inputs: Sequence[Any]) -> st
     """What is said of another number of inputs than a program takes, its module not counted."""
     own = int(bool(inputs) and isinstance(inputs[0], torch.jit.ScriptModule))
     names = ", ".join(value.debugName().partition(".")[0] for value in expected[own:])
-    return f"the program takes {len(expected) - own} inputs ({names}), got {len(inputs) - own}"
+    count = len(expected) - own
+    return f"the program takes {count} {'input' if count == 1 else 'inputs'} ({names}), got {len(inputs) - own}"
 
 
 class DependsOnData(CompileError):
