@@ -90,11 +90,13 @@ TEST(child_of_fork_finds_process_mutex_free) {
 TEST(process_mutex_excludes_threads) {
   ProcessMutex mutex;
   int64_t count = 0;
-  constexpr int64_t times = 20000;
+  constexpr int64_t times = 5000;
   const auto add = [&] {
     for (int64_t i = 0; i < times; ++i) {
       const std::lock_guard<ProcessMutex> guard(mutex);
-      ++count;
+      const auto before = count;
+      std::this_thread::yield(); // the other thread would count meanwhile
+      count = before + 1;
     }
   };
   std::thread other(add);
