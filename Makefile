@@ -1,20 +1,24 @@
-# make demo | test | check | docs | fuzz | soak | lint | format | build | clean: each sets up what it needs in .venv first.
+# make demo | test | test-cxx | check | docs | fuzz | soak | lint | format | build | clean: each sets up .venv first.
 # make asan | ubsan | tsan | fuzz-mdla: the C++ under sanitizers, and the readers of files fuzzed (docs/testing.md).
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-CXX_FILES := $(wildcard $(foreach folder,src/* mdla/* torchmdla/devices/mdla/include tests/mdla,$(folder)/*.cpp $(folder)/*.h))
+CXX_FILES := $(wildcard $(foreach folder,src/* mdla/* torchmdla/devices/mdla/include tests/cxx tests/mdla,$(folder)/*.cpp $(folder)/*.h))
 SOURCES := $(CXX_FILES) CMakeLists.txt mdla/CMakeLists.txt setup.py
 # Tests are mostly waiting for compiler processes: two workers keep two cores busy.
 JOBS   ?= 2
 
-.PHONY: demo test check docs fuzz soak lint format build asan ubsan tsan fuzz-mdla clean
+.PHONY: demo test test-cxx check docs fuzz soak lint format build asan ubsan tsan fuzz-mdla clean
 
 demo: build
 	$(BIN)/python test.py $(ARGS)
 
 test: build
 	$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
+
+# ARGS="-k watch"
+test-cxx: build
+	$(BIN)/python -m pytest tests/cxx $(ARGS)
 
 # For use between commits: every layer once.
 CORE := tests/fusion tests/importer tests/fx/test_fx.py tests/compile_service/test_cache.py tests/group/test_semantics.py \

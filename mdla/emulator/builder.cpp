@@ -131,7 +131,7 @@ Shape with_spatial(const Shape& shape, int64_t channels, const Spatial& sizes) {
 namespace {
 
 // Of a kernel, and of padding, along one axis: no sum of a few products of these overflows.
-constexpr int64_t kMostSteps = int64_t{1} << 20;
+constexpr int64_t kMostOfWindow = int64_t{1} << 20;
 
 void set_auto_pad(const NodeBuilder& at, const Spatial& in, SpatialAttributes& made) {
   std::string mode = at.string("auto_pad", "NOTSET");
@@ -165,9 +165,9 @@ SpatialAttributes spatial_attributes(const NodeBuilder& at, const Shape& input,
     made.dilation[to] = dilations[axis];
     made.pad[to] = pads[axis], made.pad_end[to] = pads[axis + made.dims];
     for (int64_t size : {kernel[axis], strides[axis], dilations[axis]})
-      at.check(size > 0 && size < kMostSteps, "a kernel, stride or dilation of ", size);
+      at.check(size > 0 && size < kMostOfWindow, "a kernel, stride or dilation of ", size);
     for (int64_t size : {made.pad[to], made.pad_end[to]})
-      at.check(size >= 0 && size < kMostSteps, "pads of ", size);
+      at.check(size >= 0 && size < kMostOfWindow, "pads of ", size);
   }
   set_auto_pad(at, spatial_sizes(input), made);
   return made;

@@ -73,14 +73,14 @@ private:
 };
 
 // What one cluster's buffers hold, instruction by instruction.
-class Cluster {
+class CheckedCluster {
 public:
   // Elements of each buffer.
   struct Limits {
     int64_t maps, weights, sums;
   };
 
-  Cluster(Precision precision, const Memory& memory, const Limits& limits)
+  CheckedCluster(Precision precision, const Memory& memory, const Limits& limits)
       : precision_(precision), memory_(memory), limits_(limits) {}
 
   void operator()(const Load& load);
@@ -118,7 +118,7 @@ private:
   int64_t maps_ = 0, weights_ = 0, sums_ = 0;
 };
 
-void Cluster::operator()(const Load& load) {
+void CheckedCluster::operator()(const Load& load) {
   check(load.unit == Unit::kMaps || load.unit == Unit::kWeights, "a unit that does not exist");
   bool maps = load.unit == Unit::kMaps, any = true;
   (maps ? maps_ : weights_) = tile_elements(load.dims, maps ? limits_.maps : limits_.weights);
@@ -134,14 +134,14 @@ void Cluster::operator()(const Load& load) {
   if (any) memory_.check_strided(load.address, load.extent, load.strides);
 }
 
-void Cluster::operator()(const Accumulate& accumulate) {
+void CheckedCluster::operator()(const Accumulate& accumulate) {
   start_sums(
       tile_elements(std::array<int64_t, 2>{accumulate.channels, accumulate.pixels}, limits_.sums));
   if (accumulate.address >= 0)
     memory_.check_region(accumulate.address, accumulate.channels, accumulator_bytes(precision_));
 }
 
-void Cluster::check_window(const Window& window) {
+void CheckedCluster::check_window(const Window& window) {
   for (int axis = 0; axis < 3; ++axis) {
     bool positive = window.out[axis] >= 1 && window.kernel[axis] >= 1 && window.stride[axis] >= 1 &&
                     window.dilation[axis] >= 1;
@@ -153,7 +153,7 @@ void Cluster::check_window(const Window& window) {
   }
 }
 
-void Cluster::operator()(const Convolve& convolve) const {
+void CheckedCluster::operator()(const Convolve& convolve) const {
   const Window& window = convolve.window;
   check_window(window);
   int64_t groups = convolve.groups, cin = convolve.cin, cout = convolve.cout;
@@ -167,7 +167,7 @@ void Cluster::operator()(const Convolve& convolve) const {
   check_summed(of_buffer({groups, cout}, window.out, sums_));
 }
 
-void Cluster::operator()(const Pool& pool) {
+void CheckedCluster::operator()(const Pool& pool) {
   const Window& window = pool.window;
   check(pool.kind == PoolKind::kMax || pool.kind == PoolKind::kSum, "a pool that does not exist");
   check(between(pool.first, 0, 1), "a flag that is neither 0 nor 1");
@@ -179,7 +179,7 @@ void Cluster::operator()(const Pool& pool) {
   check_summed(count);
 }
 
-void Cluster::operator()(const Divide& divide) const {
+void CheckedCluster::operator()(const Divide& divide) const {
   check(between(divide.gain, -kMostLoss, kMostGain), "a division out of range");
   int64_t count = tile_elements(std::array{divide.planes}, sums_), most = 1;
   for (const std::vector<int64_t>* along : {&divide.depth, &divide.height, &divide.width}) {
@@ -192,12 +192,12 @@ void Cluster::operator()(const Divide& divide) const {
   check_summed(count);
 }
 
-void Cluster::operator()(const Move& move) {
+void CheckedCluster::operator()(const Move& move) {
   check_loaded(maps_, move.count);
   start_sums(move.count);
 }
 
-void Cluster::operator()(const Combine& combine) {
+void CheckedCluster::operator()(const Combine& combine) {
   check(combine.kind == CombineKind::kAdd || combine.kind == CombineKind::kSub ||
             combine.kind == CombineKind::kMul,
         "a combination that does not exist");
@@ -209,7 +209,7 @@ void Cluster::operator()(const Combine& combine) {
   start_sums(combine.count);
 }
 
-void Cluster::operator()(const Activate& activate) const {
+void CheckedCluster::operator()(const Activate& activate) const {
   check(activate.function == Function::kLeakyRelu || activate.function == Function::kTanh ||
             activate.function == Function::kSigmoid,
         "a function that does not exist");
@@ -218,7 +218,7 @@ void Cluster::operator()(const Activate& activate) const {
   check_summed(activate.count);
 }
 
-void Cluster::operator()(const Softmax& softmax) {
+void CheckedCluster::operator()(const Softmax& softmax) {
   check_fraction(softmax.fraction_in);
   check_fraction(softmax.fraction_out);
   int64_t count = tile_elements(std::array{softmax.rows, softmax.columns}, limits_.sums);
@@ -226,7 +226,7 @@ void Cluster::operator()(const Softmax& softmax) {
   start_sums(count);
 }
 
-void Cluster::operator()(const Interpolate& interpolate) {
+void CheckedCluster::operator()(const Interpolate& interpolate) {
   size_t out = interpolate.first.size();
   check(interpolate.second.size() == out && interpolate.weight.size() == out,
         "an interpolation without all its weights");
@@ -238,7 +238,7 @@ void Cluster::operator()(const Interpolate& interpolate) {
       check(between(place, 0, in - 1), "an interpolation beside its tile");
 }
 
-void Cluster::operator()(const Store& store) const {
+void CheckedCluster::operator()(const Store& store) const {
   check_summed(tile_elements(store.dims, sums_));
   memory_.check_strided(store.address, store.dims, store.strides);
   check(between(store.shift, -kMostStoreShift, kMostStoreShift), "a shift out of range");
@@ -279,9 +279,9 @@ void check_weighted(const Weighted& layer, const Memory& memory, Precision preci
 }
 
 void check_code(const Code& code, Precision precision, const Memory& memory,
-                const Cluster::Limits& limits) {
+                const CheckedCluster::Limits& limits) {
   for (const std::vector<Instruction>& instructions : code) {
-    Cluster cluster(precision, memory, limits);
+    CheckedCluster cluster(precision, memory, limits);
     for (const Instruction& instruction : instructions)
       std::visit(cluster, instruction);
   }
@@ -300,10 +300,10 @@ void verify(const Program& program, int64_t card_bytes) {
     check_weighted(layer, memory, program.precision);
   // A layer in one piece may take more than it has in memory, by its padding, but within reason.
   int64_t element = element_bytes(program.precision);
-  Cluster::Limits software{card_bytes, card_bytes, card_bytes};
-  Cluster::Limits device{std::min(card_bytes, program.maps_bytes / element),
-                         std::min(card_bytes, program.weights_bytes / element),
-                         std::min(card_bytes, program.accumulators)};
+  CheckedCluster::Limits software{card_bytes, card_bytes, card_bytes};
+  CheckedCluster::Limits device{std::min(card_bytes, program.maps_bytes / element),
+                                std::min(card_bytes, program.weights_bytes / element),
+                                std::min(card_bytes, program.accumulators)};
   for (const ProgramLayer& layer : program.layers) {
     memory.check_tensor(layer.output);
     check_code(layer.code, program.precision, memory, device);

@@ -81,7 +81,7 @@ private:
   }
 
   c10::IValue on_cpu(const c10::IValue& argument) const {
-    if (argument.isDevice() && argument.toDevice().type() == c10::DeviceType::PrivateUse1)
+    if (argument.isDevice() && argument.toDevice().type() == device_type)
       return c10::Device(c10::kCPU);
     if (argument.isGenerator()) return cpu_generator(argument.toGenerator());
     return with_tensors(argument, [&](const at::Tensor& tensor) {

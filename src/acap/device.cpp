@@ -15,8 +15,6 @@ namespace torchmdla::acap {
 
 namespace {
 
-constexpr auto device_type = c10::DeviceType::PrivateUse1;
-
 // Gives addresses where no process has memory: they tell storages apart, as `data_ptr()` is used
 // to, and to read through one fails at once. The content is elsewhere.
 class Allocator : public c10::Allocator {
@@ -45,7 +43,7 @@ c10::intrusive_ptr<c10::StorageImpl> create_storage(c10::StorageImpl::use_byte_s
                                       resizable);
 }
 
-struct Guard final : c10::impl::NoOpDeviceGuardImpl<device_type> {
+struct DeviceGuard final : c10::impl::NoOpDeviceGuardImpl<device_type> {
   c10::Device exchangeDevice(c10::Device) const override { return getDevice(); }
   c10::Device getDevice() const override { return {device_type, 0}; }
   c10::Stream getStream(c10::Device) const noexcept override { return stream(); }
@@ -84,7 +82,7 @@ struct Hooks final : at::PrivateUse1HooksInterface {
 
 void register_device() {
   static Allocator allocator;
-  static const Guard guard;
+  static const DeviceGuard guard;
   static Hooks hooks;
   c10::SetAllocator(device_type, &allocator);
   c10::SetStorageImplCreate(device_type, &create_storage);

@@ -42,9 +42,9 @@ bool takes_list_of_tensors(c10::Symbol op, size_t argument) {
   });
 }
 
-class Writer {
+class GraphWriter {
 public:
-  Writer(bool as_recorded, bool argument_per_use)
+  GraphWriter(bool as_recorded, bool argument_per_use)
       : graph_(std::make_shared<Graph>()), as_recorded_(as_recorded),
         argument_per_use_(argument_per_use) {}
 
@@ -124,7 +124,7 @@ private:
 // `nodes` as ATen calls, typed, each value at hand one input. Views that rely on strides, which a
 // result at run time may not have, become reshapes.
 LoweredGraph lower(const std::vector<Node*>& nodes, const std::vector<ValuePtr>& outputs) {
-  Writer writer(/*as_recorded=*/false, /*argument_per_use=*/false);
+  GraphWriter writer(/*as_recorded=*/false, /*argument_per_use=*/false);
   for (auto* node : nodes)
     writer.add(*node);
   auto lowered = writer.finish(outputs);
@@ -171,7 +171,7 @@ std::vector<at::Tensor> run(const Runnable& runnable) {
 
 std::shared_ptr<Graph> describe(const std::vector<ValuePtr>& values, bool argument_per_use) {
   const Guard guard(graph_mutex());
-  Writer writer(/*as_recorded=*/true, argument_per_use);
+  GraphWriter writer(/*as_recorded=*/true, argument_per_use);
   for (auto* node : pending_nodes_of(values))
     writer.add(*node);
   return writer.finish(values).graph;

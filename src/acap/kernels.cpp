@@ -30,8 +30,6 @@ using torch::jit::Stack;
 
 namespace {
 
-constexpr auto device_type = c10::DeviceType::PrivateUse1;
-
 void boxed_record(const OperatorHandle& op, Stack* stack) {
   record(op, stack);
 }

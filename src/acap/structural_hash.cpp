@@ -8,7 +8,7 @@ namespace torchmdla::acap {
 
 namespace {
 
-class Writer {
+class StructureWriter {
 public:
   void add(const Node& node) {
     key_.add(reinterpret_cast<uintptr_t>(&node.op.schema()));
@@ -92,7 +92,7 @@ private:
 } // namespace
 
 Structure structure_of(const std::vector<Node*>& nodes, const std::vector<ValuePtr>& outputs) {
-  Writer writer;
+  StructureWriter writer;
   for (const auto* node : nodes)
     writer.add(*node);
   return writer.finish(outputs);

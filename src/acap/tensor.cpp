@@ -11,8 +11,6 @@ namespace torchmdla::acap {
 
 namespace {
 
-constexpr auto device_type = c10::DeviceType::PrivateUse1;
-
 TensorImpl* known_impl(const at::Tensor& tensor) {
   return dynamic_cast<TensorImpl*>(tensor.unsafeGetTensorImpl());
 }

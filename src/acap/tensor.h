@@ -9,8 +9,10 @@
 
 namespace torchmdla::acap {
 
+constexpr auto device_type = c10::DeviceType::PrivateUse1;
+
 inline bool is_acap(const at::Tensor& tensor) {
-  return tensor.defined() && tensor.device().type() == c10::DeviceType::PrivateUse1;
+  return tensor.defined() && tensor.device().type() == device_type;
 }
 
 // Throws where `device` is an acap device that does not exist.

@@ -8,5 +8,10 @@ namespace torchmdla {
 void bind_executable(pybind11::module& module);
 void bind_compiler(pybind11::module& module);
 void bind_settings(pybind11::module& module);
+void bind_lazy(pybind11::module& module);
+
+namespace acap {
+void bind(pybind11::module& module);
+} // namespace acap
 
 } // namespace torchmdla

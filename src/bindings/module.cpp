@@ -1,8 +1,6 @@
 // The extension `torchmdla._C`.
 
-#include "acap/bindings.h"
 #include "bindings.h"
-#include "lazy/bindings.h"
 #include "python_group.h"
 
 namespace torchmdla {

@@ -25,7 +25,7 @@ bool is_append(const Use& use) {
   return use.user->kind() == aten::append && use.offset == 0 && !use.user->output()->hasUses();
 }
 
-bool is_read(const Use& use) {
+bool reads_elements(const Use& use) {
   static const std::unordered_set<c10::Symbol> readers{aten::__getitem__, aten::cat, aten::len,
                                                        aten::stack, prim::ListUnpack};
   return readers.count(use.user->kind()) != 0;
@@ -38,7 +38,7 @@ bool can_write_out(const Node* list) {
   return std::any_of(uses.begin(), uses.end(), is_append) &&
          std::all_of(uses.begin(), uses.end(), [&](const Use& use) {
            return use.user->owningBlock() == list->owningBlock() &&
-                  (is_append(use) || is_read(use));
+                  (is_append(use) || reads_elements(use));
          });
 }
 
@@ -48,7 +48,7 @@ void write_out(Node* list) {
             [](const Use& a, const Use& b) { return a.user->isBefore(b.user); });
   auto* current = list;
   for (const auto& use : uses) {
-    if (is_read(use)) {
+    if (reads_elements(use)) {
       use.user->replaceInput(use.offset, current->output());
       continue;
     }

@@ -9,7 +9,6 @@
 namespace torchmdla::lazy {
 
 using torch::jit::Graph;
-using torch::jit::Node;
 using torch::jit::Stack;
 using torch::jit::Value;
 

@@ -1,12 +1,13 @@
-#include "bindings.h"
+// The acap device in Python: `torchmdla._C.acap`.
 
-#include "autocast.h"
-#include "device.h"
-#include "jit_graph.h"
-#include "kernels.h"
-#include "recording.h"
+#include "acap/autocast.h"
+#include "acap/device.h"
+#include "acap/jit_graph.h"
+#include "acap/kernels.h"
+#include "acap/recording.h"
+#include "acap/tensor.h"
+#include "bindings.h"
 #include "support/forks.h"
-#include "tensor.h"
 
 #include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/jit/python/pybind.h>

@@ -1,7 +1,8 @@
-#include "bindings.h"
+// The lazy device's functions in Python, `lazy_…`, and the class `LazyComputation`.
 
-#include "custom_ops.h"
-#include "device_backend.h"
+#include "bindings.h"
+#include "lazy/custom_ops.h"
+#include "lazy/device_backend.h"
 #include "support/python_objects.h"
 
 #include <pybind11/functional.h>
@@ -19,7 +20,7 @@ using lazy::Computation;
 
 // Calls Python from a thread that need not have the GIL. What Python raises goes on as a C++
 // exception, which may end on another thread than Python's.
-template <class Call> auto in_python(Call call) {
+template <class Call> auto with_gil(Call call) {
   py::gil_scoped_acquire gil;
   try {
     return call();
@@ -34,7 +35,7 @@ public:
   explicit PythonProgram(const py::object& function) : function_(hold(function)) {}
 
   std::vector<c10::IValue> run(std::vector<c10::IValue> inputs) override {
-    return in_python([&] {
+    return with_gil([&] {
       py::tuple arguments(inputs.size());
       for (size_t i = 0; i < inputs.size(); ++i)
         arguments[i] = torch::jit::toPyObject(std::move(inputs[i]));
@@ -55,7 +56,7 @@ public:
   explicit PythonBackend(const py::object& backend) : backend_(hold(backend)) {}
 
   std::shared_ptr<LazyProgram> compile(const std::shared_ptr<torch::jit::Graph>& graph) override {
-    return in_python([&]() -> std::shared_ptr<LazyProgram> {
+    return with_gil([&]() -> std::shared_ptr<LazyProgram> {
       const py::object program = borrow(backend_).attr("compile")(graph);
       return program.is_none() ? nullptr : std::make_shared<PythonProgram>(program);
     });
@@ -77,7 +78,7 @@ void set_backend(const py::object& backend) {
 void set_text_writer(const py::object& writer) {
   const auto held = hold(writer);
   lazy::set_text_writer([held](std::shared_ptr<const Computation> computation) {
-    return in_python([&] {
+    return with_gil([&] {
       return borrow(held)(std::const_pointer_cast<Computation>(computation)).cast<std::string>();
     });
   });

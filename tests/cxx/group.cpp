@@ -1,0 +1,200 @@
+// What a specialisation is made for, and sizes that vary.
+
+#include "group/signature.h"
+#include "group/symbols.h"
+#include "testing.h"
+
+#include <ATen/ATen.h>
+
+#include <cmath>
+#include <limits>
+
+namespace torchmdla {
+
+namespace {
+
+Signature signature_of(const c10::IValue& value) {
+  Signature signature;
+  EXPECT(append_signature(value, signature));
+  return signature;
+}
+
+// Of calls with one tensor of these sizes: all numbers may vary.
+std::vector<Signature> signatures_of(const std::vector<std::vector<int64_t>>& all_sizes) {
+  std::vector<Signature> signatures;
+  for (const auto& sizes : all_sizes)
+    signatures.push_back(signature_of(at::empty(sizes)));
+  return signatures;
+}
+
+// The pattern that the last of these calls gets, behind the others.
+std::optional<Pattern> pattern_of(const std::vector<std::vector<int64_t>>& all_sizes,
+                                  const std::set<SymbolPlaces>& refused = {}) {
+  const auto signatures = signatures_of(all_sizes);
+  std::vector<const Signature*> earlier;
+  for (size_t i = 0; i + 1 < signatures.size(); ++i)
+    earlier.push_back(&signatures[i]);
+  return choose_pattern(signatures.back(), marks_of_numbers(at::empty(all_sizes.back())), earlier,
+                        refused);
+}
+
+// Behind what is no size: dtype with rank, and strides.
+SymbolPlaces places(std::vector<int32_t> of_sizes) {
+  of_sizes.insert(of_sizes.begin(), {fixed, fixed});
+  return of_sizes;
+}
+
+using Operation = SizeProgram::Operation;
+constexpr SizeProgram::Node symbol_0{Operation::symbol, 0, 0, 0};
+
+// What an operation on the first symbol and a number gives.
+std::vector<int64_t> computed(Operation operation, double number, int64_t symbol) {
+  const SizeProgram program({symbol_0, {Operation::constant, number, 0, 0}, {operation, 0, 0, 1}},
+                            {2}, {});
+  Symbols values{symbol};
+  EXPECT(program.extend(values));
+  return {values.begin() + 1, values.end()};
+}
+
+using Values = std::vector<int64_t>;
+
+} // namespace
+
+TEST(signature_tells_strides_apart) {
+  const auto plain = at::empty({2, 3, 4, 5});
+  const auto last = plain.contiguous(at::MemoryFormat::ChannelsLast);
+  EXPECT(signature_of(plain) == signature_of(at::empty({2, 3, 4, 5})));
+  EXPECT(signature_of(plain) != signature_of(last));
+  EXPECT(signature_of(last) == signature_of(at::empty({2, 4, 5, 3}).permute({0, 3, 1, 2})));
+  EXPECT(signature_of(last) != signature_of(at::empty({5, 4, 3, 2}).permute({3, 2, 1, 0})));
+}
+
+TEST(signature_takes_gaps_of_one_kind_to_be_equal) {
+  const auto cut = [](int64_t width, int64_t columns) {
+    return at::empty({4, width}).slice(1, 0, columns);
+  };
+  EXPECT(signature_of(cut(10, 3)) == signature_of(cut(11, 3)));
+  EXPECT(signature_of(cut(10, 3)) != signature_of(at::empty({4, 3})));
+  EXPECT(signature_of(cut(10, 3)) != signature_of(at::empty({3}).expand({4, 3})));
+  EXPECT(signature_of(at::empty({4, 1}).expand({4, 3})) !=
+         signature_of(at::empty({3}).expand({4, 3})));
+}
+
+TEST(signature_tells_kinds_of_values_apart) {
+  EXPECT(signature_of(int64_t{1}) != signature_of(true));
+  EXPECT(signature_of(c10::IValue()) != signature_of(int64_t{0}));
+  EXPECT(signature_of(at::empty({2}, at::kInt)) != signature_of(at::empty({2})));
+  EXPECT(signature_of(std::string("a")) != signature_of(std::vector<int64_t>{'a'}));
+  EXPECT(signature_of(std::vector<at::Tensor>{at::empty({2}), at::empty({3})}) !=
+         signature_of(std::vector<at::Tensor>{at::empty({3}), at::empty({2})}));
+}
+
+TEST(signature_leaves_out_what_floats_are) {
+  EXPECT(signature_of(1.5) == signature_of(2.5));
+  EXPECT(signature_of(std::vector<double>{1.5}) != signature_of(std::vector<double>{2.5}));
+}
+
+TEST(signature_refuses_what_no_group_takes) {
+  Signature signature;
+  EXPECT(!append_signature(c10::ivalue::Tuple::create({}), signature));
+  EXPECT(signature.empty());
+}
+
+TEST(sizes_and_integers_may_vary) {
+  EXPECT((marks_of_numbers(at::empty({2, 3})) == std::vector<bool>{false, false, true, true}));
+  EXPECT((marks_of_numbers(int64_t{4}) == std::vector<bool>{false, true}));
+  EXPECT((marks_of_numbers(true) == std::vector<bool>{false, false}));
+  EXPECT((marks_of_numbers(std::vector<at::Tensor>{at::empty({2})}) ==
+          std::vector<bool>{false, false, false, false, true}));
+}
+
+TEST(pattern_needs_two_earlier_calls) {
+  EXPECT(!pattern_of({{2, 8}, {3, 8}}));
+  const auto pattern = pattern_of({{2, 8}, {3, 8}, {4, 8}});
+  EXPECT(pattern);
+  EXPECT_EQUAL(c10::ArrayRef(pattern->places), c10::ArrayRef(places({0, fixed})));
+  EXPECT_EQUAL(pattern->typical_values()[0], 4);
+}
+
+TEST(pattern_takes_sizes_that_are_always_equal_for_one) {
+  const auto same = pattern_of({{5, 5}, {6, 6}, {7, 7}});
+  EXPECT(same && same->symbols == 1);
+  const auto other = pattern_of({{5, 6}, {6, 6}, {7, 7}});
+  EXPECT(other && other->symbols == 2);
+}
+
+TEST(pattern_has_no_size_below_two) {
+  EXPECT(!pattern_of({{1, 8}, {3, 8}, {4, 8}}));
+  const auto pattern = pattern_of({{2, 8}, {3, 8}, {4, 8}});
+  const auto calls = signatures_of({{9, 8}, {1, 8}, {9, 7}});
+  Symbols values;
+  EXPECT(pattern->covers(calls[0], values) && values[0] == 9);
+  EXPECT(!pattern->covers(calls[1], values));
+  EXPECT(!pattern->covers(calls[2], values));
+}
+
+TEST(pattern_covers_only_equal_sizes_where_one_symbol_stands) {
+  const auto pattern = pattern_of({{5, 5}, {6, 6}, {7, 7}});
+  const auto calls = signatures_of({{8, 8}, {8, 9}});
+  Symbols values;
+  EXPECT(pattern->covers(calls[0], values));
+  EXPECT(!pattern->covers(calls[1], values));
+}
+
+TEST(pattern_that_is_refused_gives_way_to_the_next) {
+  const std::vector<std::vector<int64_t>> calls{{2, 8}, {3, 8}, {4, 7}, {4, 6}, {4, 8}};
+  const auto all = pattern_of(calls);
+  EXPECT(all && all->symbols == 2);
+  const auto next = pattern_of(calls, {all->places});
+  EXPECT(next && next->symbols == 1);
+  EXPECT(next->places != all->places);
+}
+
+TEST(pattern_has_no_more_symbols_than_most) {
+  std::vector<std::vector<int64_t>> calls(3);
+  for (int64_t i = 0; i < 3; ++i)
+    for (int64_t j = 0; j <= static_cast<int64_t>(most_symbols); ++j)
+      calls[i].push_back(2 + i * (j + 1) + 10 * j);
+  EXPECT(!pattern_of(calls));
+}
+
+TEST(pattern_of_a_length_takes_the_number_next_to_it) {
+  const auto signature = signature_of(at::empty({4, 33}));
+  const auto marks = marks_of_numbers(at::empty({4, 33}));
+  const auto pattern = pattern_without(32, signature, marks, {});
+  EXPECT(pattern && pattern->written_out);
+  EXPECT_EQUAL(c10::ArrayRef(pattern->places), c10::ArrayRef(places({fixed, 0})));
+  EXPECT(!pattern_without(32, signature, marks, {pattern->places}));
+}
+
+TEST(size_program_divides_as_python_does) {
+  EXPECT_EQUAL(c10::ArrayRef(computed(Operation::floor_div, -2, 7)), c10::ArrayRef(Values{-4}));
+  EXPECT_EQUAL(c10::ArrayRef(computed(Operation::mod, -2, 7)), c10::ArrayRef(Values{-1}));
+  EXPECT_EQUAL(c10::ArrayRef(computed(Operation::floor_div, 2, 7)), c10::ArrayRef(Values{3}));
+  EXPECT_EQUAL(c10::ArrayRef(computed(Operation::mod, 3, 7)), c10::ArrayRef(Values{1}));
+}
+
+TEST(size_program_holds_calls_to_its_conditions) {
+  const SizeProgram even({symbol_0,
+                          {Operation::constant, 2, 0, 0},
+                          {Operation::mod, 0, 0, 1},
+                          {Operation::logical_not, 0, 2, 0}},
+                         {}, {3});
+  Symbols eight{8}, nine{9};
+  EXPECT(even.extend(eight));
+  EXPECT(!even.extend(nine));
+}
+
+TEST(size_program_refuses_what_is_no_number) {
+  const SizeProgram program({symbol_0, {Operation::constant, 0, 0, 0}, {Operation::div, 0, 0, 1}},
+                            {2}, {});
+  Symbols values{8};
+  EXPECT(!program.extend(values));
+}
+
+TEST(size_program_has_operands_before_their_users) {
+  EXPECT_THROW(SizeProgram({{Operation::floor, 0, 1, 0}, symbol_0}, {}, {}), c10::Error);
+  EXPECT_THROW(SizeProgram({symbol_0}, {1}, {}), c10::Error);
+}
+
+} // namespace torchmdla

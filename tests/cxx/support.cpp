@@ -1,0 +1,182 @@
+// Keys made of bytes, and what a child of a fork finds.
+
+#include "support/byte_key.h"
+#include "support/forks.h"
+#include "testing.h"
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace torchmdla {
+
+using testing::in_child;
+
+namespace {
+
+template <class... Entries> std::string key_of(const Entries&... entries) {
+  ByteKey key;
+  (key.add(entries), ...);
+  return key.take();
+}
+
+std::string key_of_lists(const std::vector<std::vector<int64_t>>& lists) {
+  ByteKey key;
+  for (const auto& list : lists)
+    key.add_list(list);
+  return key.take();
+}
+
+// Another thread in an unforked section, until the test lets it go.
+class InSection {
+public:
+  InSection()
+      : thread_([this] {
+          const Unforked section;
+          is_inside_ = true;
+          is_inside_.notify_all();
+          may_leave_.wait(false);
+        }) {
+    is_inside_.wait(false);
+  }
+  ~InSection() {
+    may_leave_ = true;
+    may_leave_.notify_all();
+    thread_.join();
+  }
+
+private:
+  std::atomic<bool> is_inside_{false}, may_leave_{false};
+  std::thread thread_; // the last: it uses what stands before
+};
+
+// What children of forks look at.
+ProcessMutex locked_by_parent;
+uint64_t number_of_parent;
+Published<const int> published;
+
+} // namespace
+
+TEST(byte_key_tells_where_entries_end) {
+  const std::string a = "a", ab = "ab", b = "b", bc = "bc";
+  EXPECT(key_of(a, bc) != key_of(ab, std::string("c")));
+  EXPECT(key_of(std::string(), b) != key_of(b, std::string()));
+  EXPECT(key_of(int64_t{1}, a) == key_of(int64_t{1}, std::string("a")));
+}
+
+TEST(byte_key_tells_where_lists_end) {
+  EXPECT(key_of_lists({{1, 2}, {3}}) != key_of_lists({{1}, {2, 3}}));
+  EXPECT(key_of_lists({{}, {1}}) != key_of_lists({{1}, {}}));
+  EXPECT(key_of_lists({{1, 2}}) == key_of_lists({{1, 2}}));
+}
+
+TEST(child_of_fork_has_another_process_number) {
+  number_of_parent = process_number();
+  EXPECT(in_child([] { EXPECT(process_number() != number_of_parent); }));
+  EXPECT_EQUAL(process_number(), number_of_parent);
+}
+
+TEST(child_of_fork_finds_process_mutex_free) {
+  const std::lock_guard<ProcessMutex> guard(locked_by_parent);
+  EXPECT(in_child([] {
+    locked_by_parent.lock();
+    locked_by_parent.unlock();
+  }));
+}
+
+TEST(process_mutex_excludes_threads) {
+  ProcessMutex mutex;
+  int64_t count = 0;
+  constexpr int64_t times = 5000;
+  const auto add = [&] {
+    for (int64_t i = 0; i < times; ++i) {
+      const std::lock_guard<ProcessMutex> guard(mutex);
+      const auto before = count;
+      std::this_thread::yield(); // the other thread would count meanwhile
+      count = before + 1;
+    }
+  };
+  std::thread other(add);
+  add();
+  other.join();
+  EXPECT_EQUAL(count, 2 * times);
+}
+
+TEST(child_of_fork_has_what_was_published) {
+  published.store(std::make_shared<const int>(1));
+  EXPECT(in_child([] {
+    EXPECT_EQUAL(*published.load(), 1);
+    published.store(std::make_shared<const int>(2));
+    EXPECT_EQUAL(*published.load(), 2);
+    published.drop(published.load());
+    EXPECT(!published.load());
+  }));
+  EXPECT_EQUAL(*published.load(), 1);
+}
+
+TEST(published_drops_only_what_it_still_has) {
+  Published<const int> slot;
+  const auto first = std::make_shared<const int>(1), second = std::make_shared<const int>(2);
+  slot.store(first);
+  slot.store(second);
+  slot.drop(first);
+  EXPECT(slot.load() == second);
+  slot.drop(second);
+  EXPECT(!slot.load());
+  EXPECT_EQUAL(second.use_count(), 1);
+}
+
+TEST(no_fork_while_another_thread_is_in_a_section) {
+  {
+    const InSection other;
+    EXPECT(!enter_alone());
+    EXPECT(!enter_alone()); // and the first one left nothing behind
+  }
+  EXPECT(enter_alone());
+  leave_alone();
+}
+
+TEST(thread_that_forks_may_be_in_a_section_itself) {
+  const Unforked outer;
+  const Unforked inner;
+  EXPECT(enter_alone());
+  EXPECT(in_child([] {
+    leave_alone();
+    EXPECT(enter_alone());
+    leave_alone();
+  }));
+  leave_alone();
+  EXPECT(enter_alone());
+  leave_alone();
+}
+
+TEST(only_one_thread_is_alone) {
+  EXPECT(enter_alone());
+  bool was_let_in = true;
+  std::thread([&] { was_let_in = enter_alone(); }).join();
+  leave_alone();
+  EXPECT(!was_let_in);
+}
+
+TEST(section_waits_for_the_end_of_a_fork) {
+  EXPECT(enter_alone());
+  std::atomic<bool> is_there{false}, has_left{false};
+  bool came_after = false;
+  std::thread other([&] {
+    is_there = true;
+    is_there.notify_all();
+    const Unforked section;
+    came_after = has_left;
+  });
+  is_there.wait(false);
+  std::this_thread::sleep_for(std::chrono::milliseconds(20)); // in which it must not come in
+  has_left = true;
+  leave_alone();
+  other.join();
+  EXPECT(came_after);
+}
+
+} // namespace torchmdla

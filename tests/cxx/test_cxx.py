@@ -1,0 +1,58 @@
+"""The tests of C++ units, which stand beside this file: built where ``make build`` has built the extension."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from child_process import run_python
+
+HERE = Path(__file__).parent
+BUILD = HERE.parents[1] / "build" / "cmake"
+NAMES = sorted(name for file in HERE.glob("*.cpp") for name in re.findall(r"^TEST\((\w+)\)", file.read_text(), re.M))
+
+# torch first, whose symbols the library needs. A line for each test, as it ends.
+RUN = """
+    import ctypes, json, sys
+    import torch
+    run = ctypes.CDLL(sys.argv[1]).run_cxx_test
+    run.restype = ctypes.c_char_p
+    for name in sys.argv[2:]:
+        failure = run(name.encode())
+        print(json.dumps([name, failure and failure.decode()]), flush=True)
+"""
+
+
+@pytest.fixture(scope="session")
+def library() -> Path:
+    if not (BUILD / "build.ninja").exists():
+        pytest.skip("the extension was not built here: make build")
+    cmake = Path(sys.executable).with_name("cmake")
+    command = [str(cmake) if cmake.exists() else "cmake", "--build", str(BUILD), "--target", "cxx_tests"]
+    with (BUILD / "cxx_tests.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another process of pytest-xdist builds it, too
+        built = subprocess.run(command, capture_output=True, text=True)
+    assert built.returncode == 0, built.stdout + built.stderr
+    return BUILD / "cxx_tests.so"
+
+
+@pytest.fixture(scope="session")
+def failures(library: Path) -> dict[str, str | None]:
+    """What each test failed with. A process that dies costs the test that it was at; the next goes on behind it."""
+    ended: dict[str, str | None] = {}
+    while left := [name for name in NAMES if name not in ended]:
+        run = run_python(RUN, str(library), *left)
+        ended |= map(json.loads, run.stdout.splitlines())
+        if died_at := next((name for name in left if name not in ended), None):
+            ended[died_at] = f"the process ended with {run.returncode}: {run.stderr}"
+    return ended
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_unit(name: str, failures: dict[str, str | None]) -> None:
+    assert failures[name] is None, failures[name]
