@@ -406,7 +406,7 @@ def test_importing_torchmdla_loads_no_mlir() -> None:
         (lambda: get_mlir(Layer()), TypeError, "needs the inputs of a call"),
         (lambda: get_mlir(torch.jit.script(Layer())), TypeError, "needs the inputs of a call"),
         (lambda: get_mlir(3), TypeError, "a module, a function; got int"),
-        (lambda: get_mlir(torch.jit.script(Layer()), *product_inputs()), TypeError, r"takes 1 input \(.*\), got 3"),
+        (lambda: get_mlir(torch.jit.script(Layer()), *product_inputs()), TypeError, "takes 1 input (x), got 3"),
         (lambda: get_mlir(*KINDS["exported program"]()[:1], torch.ones(1)), TypeError, "has its inputs"),
         (lambda: get_mlir(torch.jit.script(product).graph, TensorSpec((None,))), TypeError, "cannot vary"),
         (
