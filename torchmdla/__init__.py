@@ -13,7 +13,10 @@ from torchmdla import acap
 from torchmdla.acap import acap_device
 from torchmdla.api import compile, disable, enable, enabled, graph_for, is_enabled, refresh, supported_ops
 from torchmdla.errors import CaptureError, CaptureWarning, CompileError, DeviceError
+from torchmdla.report.observing import profile_kernels
 from torchmdla.report.statistics import Statistics, reset_stats, stats
+from torchmdla.support.logs import set_from_environment as _set_logs
+from torchmdla.support.logs import set_logs
 from torchmdla.version import __version__
 
 if TYPE_CHECKING:
@@ -53,11 +56,16 @@ __all__ = [
     "graph_for",
     "is_enabled",
     "mdla",
+    "profile_kernels",
     "refresh",
     "reset_stats",
+    "set_logs",
     "stats",
     "supported_ops",
 ]
+
+
+_set_logs()
 
 
 def __getattr__(name: str) -> Any:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import logging
 import threading
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -30,7 +32,7 @@ from torchmdla.importer import (
     TensorMeta,
     located,
 )
-from torchmdla.support import forks
+from torchmdla.support import forks, logs
 
 if TYPE_CHECKING:
     from torchmdla.capture.size_program import SizeNodes
@@ -221,6 +223,7 @@ def _executable(
     names = [" ".join([kernel.symbol, "+".join(ops_of(kernel, imported.ops))]).rstrip() for kernel in manifest.kernels]
     times = _C.KernelTimes(names)
     seconds = time.perf_counter() - start
+    _log(imported, program, outcome, seconds)
     return _C.Executable(
         entry=loaded.entry,
         packs=[
@@ -256,6 +259,39 @@ def _executable(
 def ops_of(kernel: KernelCall, ops: Sequence[str]) -> tuple[str, ...]:
     """What a kernel computes of a group with ``ops``, without namespaces and overloads."""
     return tuple(dict.fromkeys(ops[node].partition("::")[2].partition(".")[0] for node in kernel.nodes))
+
+
+def _log(imported: ImportedGraph, program: Program, outcome: service.CompileOutcome, seconds: float) -> None:
+    manifest = outcome.artifact.manifest
+    if logs.logger("groups").isEnabledFor(logging.INFO):
+        ops = Counter(op for op in imported.ops if not op.startswith("prim::"))
+        places = zip(imported.ops, imported.sources, strict=True)
+        sources = [source for op, source in places if source and not op.startswith("prim::")]
+        types = [
+            f"{argument.dtype}{list(argument.shape)}" for argument in imported.arguments if argument.role == "input"
+        ]
+        logs.logger("groups").info(
+            "%s: a group for %s of %d operators (%s)%s, %d kernels",
+            program.key[:16],
+            f"{', '.join(types) or 'no inputs'}{' and other sizes' if program.symbols else ''}",
+            ops.total(),
+            ", ".join(f"{op} × {count}" if count > 1 else op for op, count in ops.most_common()),
+            f" from {sources[0]}" if sources else "",
+            len(manifest.kernels),
+        )
+    stages = [
+        f"{name.removeprefix('seconds_')} {value:.3f}"
+        for name, value in manifest.statistics.items()
+        if name.startswith("seconds_")
+    ]
+    logs.logger("timing").info(
+        "%s: %.3f s until it was loaded, %.3f s of them for the artifact (%s)%s",
+        program.key[:16],
+        seconds,
+        outcome.seconds,
+        outcome.source,
+        f"; when it was compiled: {', '.join(stages)}" if stages else "",
+    )
 
 
 def _origin(device: devices.Device) -> tuple[Target, tuple[tuple[str, str], ...]]:
@@ -301,6 +337,8 @@ def _warn(error: CompileError, divided: bool) -> None:
         return
     refusals.count(error, divided)
     what = "an op, with compiled groups around it," if divided else "a group"
+    for one in error.parts or [error]:
+        logs.logger("fallback").info("%s runs in PyTorch's interpreter: %s", what, refusals.described(one))
     new = {f"{one.op}: {one.reason}": one for one in error.parts or [error]}
     told = [refusals.described(one) for text, one in new.items() if text not in _warned]
     _warned.update(new)
@@ -322,6 +360,7 @@ def _tell_fault(group: str, fault: str, strict: bool) -> None:
     """
     interrupts.raise_held()
     error = DeviceError(fault, group=group)
+    logs.logger("fallback").info("a group runs in PyTorch's interpreter: %s", error)
     if strict:
         raise error
     warnings.warn(f"torchmdla: a group runs in PyTorch's interpreter: {error}", RuntimeWarning, stacklevel=2)
