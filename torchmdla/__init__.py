@@ -21,15 +21,17 @@ from torchmdla.version import __version__
 
 if TYPE_CHECKING:
     from torchmdla import mdla
+    from torchmdla.explaining import explain
     from torchmdla.importer.torchscript.annotations import Annotations
     from torchmdla.mlir import TensorSpec, get_mlir
     from torchmdla.mlir.module_builder import ModuleBuilder
 
-# What loads MLIR in this process does so when it is first asked for.
+# What loads MLIR in this process, or is for people alone, does so when it is first asked for.
 _LAZY = {
     "Annotations": "torchmdla.importer.torchscript.annotations",
     "ModuleBuilder": "torchmdla.mlir.module_builder",
     "TensorSpec": "torchmdla.mlir",
+    "explain": "torchmdla.explaining",
     "get_mlir": "torchmdla.mlir",
 }
 
@@ -52,6 +54,7 @@ __all__ = [
     "disable",
     "enable",
     "enabled",
+    "explain",
     "get_mlir",
     "graph_for",
     "is_enabled",
