@@ -8,6 +8,7 @@ import torch
 class Counts(TypedDict):
     groups: int
     specialisations: int
+    training_calls: int
     dynamic: int
     not_dynamic: dict[str, int]
     fallbacks: dict[str, int]
@@ -27,7 +28,53 @@ class Executable:
         unversioned: Sequence[int] = (),
         workspace: int = 0,
         fault: int = 0,
+        times: KernelTimes | None = None,
     ) -> None: ...
+    @property
+    def owner(self) -> Any: ...
+
+class KernelSums(TypedDict):
+    """Nanoseconds, as sums over calls and least of a call."""
+
+    calls: int
+    entry: tuple[int, int]
+    kernels: list[tuple[int, int]]
+    symbols: list[int]  # the sizes of the latest call
+
+class KernelTimes:
+    """What the calls of an executable took while :func:`observe_kernels` asks for times."""
+
+    def __init__(self, names: Sequence[str]) -> None: ...
+    @property
+    def names(self) -> list[str]: ...
+    def sums(self) -> KernelSums: ...
+    def reset(self) -> None: ...
+
+class SpecialisationReport(TypedDict):
+    is_dynamic: bool
+    executable: Executable | None
+    failure: str
+
+class GroupReport(TypedDict):
+    """A group that lives: ``inputs`` are those of its latest call, where :func:`keep_inputs` asks for them."""
+
+    number: int
+    name: str
+    device: str
+    subgraph: Any
+    compiled_calls: int
+    recorded_calls: int
+    training_calls: int
+    fallbacks: dict[str, int]
+    not_dynamic: dict[str, int]
+    specialisations: list[SpecialisationReport]
+    inputs: list[Any]
+
+def groups() -> list[GroupReport]: ...
+def ungrouped() -> list[tuple[str, str, str, int]]: ...  # operator, reason, source_ranges, graphs
+def source_ranges(node: Any) -> str: ...
+def keep_inputs(on: bool) -> None: ...
+def observe_kernels(times: bool, ranges: bool) -> None: ...
 
 class Group:
     """A group of an FX graph: call it with its inputs. Runs without the GIL where there is compiled code.

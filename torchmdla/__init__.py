@@ -21,21 +21,26 @@ from torchmdla import acap
 from torchmdla.acap import acap_device
 from torchmdla.api import compile, disable, enable, enabled, graph_for, is_enabled, refresh, supported_ops
 from torchmdla.errors import CaptureError, CaptureWarning, CompileError, DeviceError
+from torchmdla.report.observing import profile_kernels
 from torchmdla.report.statistics import Statistics, reset_stats, stats
+from torchmdla.support.logs import set_from_environment as _set_logs
+from torchmdla.support.logs import set_logs
 from torchmdla.version import __version__
 
 if TYPE_CHECKING:
     from torchmdla import mdla
+    from torchmdla.explaining import explain
     from torchmdla.importer.tensor_spec import TensorSpec
     from torchmdla.importer.torchscript.annotations import Annotations
     from torchmdla.mlir import get_mlir
     from torchmdla.mlir.module_builder import ModuleBuilder
 
-# What loads MLIR in this process does so when it is first asked for.
+# What loads MLIR in this process, or is for people alone, does so when it is first asked for.
 _LAZY = {
     "Annotations": "torchmdla.importer.torchscript.annotations",
     "ModuleBuilder": "torchmdla.mlir.module_builder",
     "TensorSpec": "torchmdla.importer.tensor_spec",
+    "explain": "torchmdla.explaining",
     "get_mlir": "torchmdla.mlir",
 }
 
@@ -58,15 +63,21 @@ __all__ = [
     "disable",
     "enable",
     "enabled",
+    "explain",
     "get_mlir",
     "graph_for",
     "is_enabled",
     "mdla",
+    "profile_kernels",
     "refresh",
     "reset_stats",
+    "set_logs",
     "stats",
     "supported_ops",
 ]
+
+
+_set_logs()
 
 
 def __getattr__(name: str) -> Any:

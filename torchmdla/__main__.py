@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from rich.console import Console
 from rich.table import Table
 
-from torchmdla.cli import doctor, mlir, opt
+from torchmdla.cli import doctor, explain, mlir, opt
 from torchmdla.compile_service.cache import DiskCache
 from torchmdla.report.environment import environment
+from torchmdla.report.rendering import size_text
 from torchmdla.version import __version__
 
 
@@ -40,8 +41,8 @@ def show_cache(_: argparse.Namespace) -> int:
         {
             "path": str(info.path),
             "artifacts": str(info.entries),
-            "size": _bytes(info.size),
-            "limit": _bytes(info.limit),
+            "size": size_text(info.size),
+            "limit": size_text(info.limit),
             "in use": f"no: {info.problem}" if info.problem else "yes",
         }
     )
@@ -69,6 +70,12 @@ COMMANDS = {
             "info": Command("where it is, how much is in it, and why it is not used if so", show_cache),
             "clear": Command("remove every artifact", clear_cache),
         },
+    ),
+    "explain": Command(
+        "say what runs compiled, how fast, and why anything else does not",
+        explain.run,
+        add_arguments=explain.add_arguments,
+        epilog=explain.EPILOG,
     ),
     "mlir": Command(
         "write a program in a file as MLIR", mlir.run, add_arguments=mlir.add_arguments, epilog=mlir.EPILOG
@@ -111,14 +118,6 @@ def _print_pairs(pairs: Mapping[str, str]) -> None:
     for name, value in pairs.items():
         table.add_row(name, value)
     Console(markup=False, highlight=False).print(table)
-
-
-def _bytes(size: float) -> str:
-    for unit in ("bytes", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.4g} {unit}"
-        size /= 1024
-    return f"{size:.4g} GiB"
 
 
 if __name__ == "__main__":

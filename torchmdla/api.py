@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 
 from torchmdla import _C, devices
-from torchmdla.capture import refusals, specialise, torchscript
+from torchmdla.capture import refusals, specialise, torchscript, ungrouped
 from torchmdla.compile_service import service
 from torchmdla.devices import OpSupport
 from torchmdla.report import progress
@@ -135,7 +135,8 @@ def compile(
 
     Raises:
         TypeError: ``module`` is none of these, or there are no example inputs, or the frontend does not take an
-        argument. ValueError: no such frontend. CompileError: in strict mode, a group cannot be compiled.
+        argument. ValueError: no such frontend. CompileError: in strict mode, a group cannot be compiled, or the device
+        does not take an operator.
     """
     if road is not None:
         warnings.warn("torchmdla.compile takes frontend= in place of road=", DeprecationWarning, stacklevel=2)
@@ -150,8 +151,11 @@ def compile(
     if exported or example_keywords or dynamic_shapes:
         raise TypeError("exported programs, keyword arguments and dynamic shapes need frontend='export'")
     scripted = ready(module, example_inputs)
+    before = ungrouped.counts()
     with torch.no_grad(), progress.compiling(_C.statistics):
         refusals.call_until_whole(lambda: scripted(*example_inputs), WARM_UP_CALLS)
+    if _C.is_strict():
+        ungrouped.refuse(ungrouped.counts() - before)
     return scripted
 
 

@@ -114,7 +114,7 @@ void call_on_cpu(const c10::OperatorHandle& op, Stack* stack) {
 
 void fall_back_to_cpu(const c10::OperatorHandle& op, Stack* stack) {
   if (!is_random(op))
-    statistics().count("acap: " + c10::toString(op.operator_name()) + " ran on the CPU");
+    statistics().fallbacks.count("acap: " + c10::toString(op.operator_name()) + " ran on the CPU");
   call_on_cpu(op, stack);
 }
 

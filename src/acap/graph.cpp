@@ -196,7 +196,7 @@ std::vector<at::Tensor> run(const Cut& part) {
     fault = error.what();
   }
   auto tensors = call_singly(part.nodes, part.outputs);
-  statistics().count("acap: a graph ran op by op: " + fault.substr(0, fault.find('\n')));
+  statistics().fallbacks.count("acap: a graph ran op by op: " + fault.substr(0, fault.find('\n')));
   return tensors;
 }
 

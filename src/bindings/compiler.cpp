@@ -2,7 +2,6 @@
 
 #include "bindings.h"
 #include "group/compilation_group.h"
-#include "group/script_subgraph.h"
 #include "python_group.h"
 #include "support/python_objects.h"
 
@@ -60,13 +59,6 @@ py::tuple to_python(const Symbols& values) {
   for (size_t i = 0; i < values.size(); ++i)
     result[i] = values[i];
   return result;
-}
-
-// The graph of a TorchScript group, or what a group of Python's was made of.
-py::object to_python(const Subgraph& subgraph) {
-  if (const auto* script = dynamic_cast<const ScriptSubgraph*>(&subgraph))
-    return py::cast(script->graph());
-  return dynamic_cast<const PythonSubgraph&>(subgraph).object();
 }
 
 // Calls Python from a thread without the GIL. Exceptions go to the user.

@@ -76,12 +76,11 @@ OutputBinding output_binding(const std::string& kind, const py::object& output) 
 using KindAndSource = std::pair<std::string, py::object>;
 using PackEntry = std::tuple<uintptr_t, std::string, std::vector<size_t>, int64_t, uintptr_t>;
 
-std::shared_ptr<Executable> make_executable(uintptr_t entry, const std::vector<PackEntry>& packs,
-                                            int64_t workspace_bytes, const py::object& owner,
-                                            const std::vector<KindAndSource>& inputs,
-                                            const std::vector<KindAndSource>& outputs,
-                                            const std::vector<size_t>& unversioned,
-                                            uintptr_t workspace, uintptr_t fault) {
+std::shared_ptr<Executable>
+make_executable(uintptr_t entry, const std::vector<PackEntry>& packs, int64_t workspace_bytes,
+                const py::object& owner, const std::vector<KindAndSource>& inputs,
+                const std::vector<KindAndSource>& outputs, const std::vector<size_t>& unversioned,
+                uintptr_t workspace, uintptr_t fault, std::shared_ptr<KernelTimes> times) {
   std::vector<InputBinding> input_bindings;
   for (const auto& [source, from] : inputs)
     input_bindings.push_back(input_binding(source, from));
@@ -95,7 +94,8 @@ std::shared_ptr<Executable> make_executable(uintptr_t entry, const std::vector<P
                     workspace_bytes,
                     reinterpret_cast<int64_t (*)(const int64_t*)>(workspace),
                     hold(owner),
-                    reinterpret_cast<const char* (*)()>(fault)};
+                    reinterpret_cast<const char* (*)()>(fault),
+                    std::move(times)};
   for (const auto& [function, recipe, arguments, bytes, release] : packs)
     code.packs.push_back({reinterpret_cast<Entry>(function), recipe, arguments, bytes,
                           reinterpret_cast<void (*)(void*)>(release)});
@@ -103,15 +103,45 @@ std::shared_ptr<Executable> make_executable(uintptr_t entry, const std::vector<P
                                       std::move(output_bindings));
 }
 
+// As torchmdla.report.explanation reads it.
+py::dict to_python(const KernelTimes::Sums& sums) {
+  const auto pair = [](const KernelTimes::Kernel& kernel) {
+    return py::make_tuple(kernel.sum, kernel.least);
+  };
+  py::list kernels;
+  for (const auto& kernel : sums.kernels)
+    kernels.append(pair(kernel));
+  py::dict result;
+  result["calls"] = sums.calls;
+  result["entry"] = pair(sums.entry);
+  result["kernels"] = kernels;
+  result["symbols"] = sums.symbols;
+  return result;
+}
+
+void bind_kernel_times(py::module& module) {
+  py::class_<KernelTimes, std::shared_ptr<KernelTimes>>(
+      module, "KernelTimes",
+      "Nanoseconds that the calls of an executable took, while observe_kernels asks for times.")
+      .def(py::init<std::vector<std::string>>(), py::arg("names"))
+      .def_property_readonly("names", &KernelTimes::names)
+      .def("sums", [](const KernelTimes& times) { return to_python(times.sums()); })
+      .def("reset", &KernelTimes::reset);
+}
+
 } // namespace
 
 void bind_executable(py::module& module) {
+  bind_kernel_times(module);
   py::class_<Executable, std::shared_ptr<Executable>>(
       module, "Executable", "Compiled code bound to the inputs and outputs of a group.")
       .def(py::init(&make_executable), py::arg("entry"), py::arg("packs"),
            py::arg("workspace_bytes"), py::arg("owner"), py::arg("inputs"), py::arg("outputs"),
            py::arg("unversioned") = std::vector<size_t>(), py::arg("workspace") = 0,
-           py::arg("fault") = 0);
+           py::arg("fault") = 0, py::arg("times") = std::shared_ptr<KernelTimes>())
+      .def_property_readonly("owner", [](const Executable& executable) {
+        return py::reinterpret_borrow<py::object>(static_cast<PyObject*>(executable.owner().get()));
+      });
 }
 
 } // namespace torchmdla

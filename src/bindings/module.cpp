@@ -10,6 +10,7 @@ PYBIND11_MODULE(_C, module) {
   bind_executable(module);
   bind_group(module);
   bind_compiler(module);
+  bind_reports(module);
   bind_settings(module);
   bind_lazy(module);
   acap::bind(module);

@@ -1,10 +1,12 @@
 #include "python_group.h"
 
 #include "group/compilation_group.h"
+#include "group/script_subgraph.h"
 
 #include <algorithm>
 #include <pybind11/stl.h>
 #include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/jit/python/pybind.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -265,6 +267,12 @@ Subgraph::Division PythonSubgraph::divide(const std::vector<size_t>& left_out,
   } catch (py::error_already_set& error) {
     throw_python_error(error);
   }
+}
+
+py::object to_python(const Subgraph& subgraph) {
+  if (const auto* script = dynamic_cast<const ScriptSubgraph*>(&subgraph))
+    return py::cast(script->graph());
+  return dynamic_cast<const PythonSubgraph&>(subgraph).object();
 }
 
 void bind_group(py::module& module) {

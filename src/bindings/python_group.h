@@ -30,6 +30,9 @@ private:
   const std::shared_ptr<PyObject> object_;
 };
 
+// The graph of a TorchScript group, or what a group of Python's was made of. The GIL must be held.
+pybind11::object to_python(const Subgraph& subgraph);
+
 // Adds the type to the module.
 void bind_group(pybind11::module& module);
 

@@ -3,9 +3,11 @@
 #include "bindings.h"
 #include "fusion/device_table.h"
 #include "group/compilation_group.h"
+#include "group/group_report.h"
 #include "group/profiling.h"
 #include "group/statistics.h"
 #include "runtime/device_calls.h"
+#include "runtime/kernel_times.h"
 #include "runtime/packed.h"
 #include "support/forks.h"
 #include "support/python_objects.h"
@@ -62,9 +64,10 @@ py::dict statistics_dict() {
   py::dict result;
   result["groups"] = statistics().groups.load();
   result["specialisations"] = statistics().specialisations.load();
+  result["training_calls"] = statistics().training_calls.load();
   result["dynamic"] = statistics().dynamic.load();
-  result["not_dynamic"] = statistics().not_dynamic();
-  result["fallbacks"] = statistics().fallbacks();
+  result["not_dynamic"] = statistics().not_dynamic.counts();
+  result["fallbacks"] = statistics().fallbacks.counts();
   return result;
 }
 
@@ -89,6 +92,17 @@ void bind_settings(py::module& module) {
   module.def("is_strict", [] { return settings().strict.load(); });
   module.def("set_background", [](bool on) { settings().background = on; });
   module.def("set_dynamic", [](bool on) { settings().dynamic = on; });
+  module.def("keep_inputs", [](bool on) {
+    const py::gil_scoped_release without_gil;
+    keep_inputs(on);
+  });
+  module.def(
+      "observe_kernels",
+      [](bool times, bool ranges) {
+        kernel_observation().times = times;
+        kernel_observation().ranges = ranges;
+      },
+      py::arg("times"), py::arg("ranges"));
   module.def("set_max_specialisations",
              [](int64_t most) { settings().max_specialisations = most; });
   module.def("refresh", &refresh, py::arg("tensors"));

@@ -3,6 +3,7 @@
 #include "fusion/fusion_pass.h"
 #include "graph_key.h"
 #include "group/statistics.h"
+#include "group/ungrouped.h"
 #include "plain_modes.h"
 #include "runtime/packed.h"
 #include "support/forks.h"
@@ -175,8 +176,11 @@ private:
     torch::jit::ConstantPooling(graph);
     if (has_groups) {
       const std::vector<int64_t> indices(parameters.begin(), parameters.end());
-      statistics().groups += static_cast<int64_t>(
-          fuse_groups(graph, *table_, OpenConditions::assume_met, indices, group_kind_));
+      statistics().groups +=
+          static_cast<int64_t>(fuse_groups(graph, *table_,
+                                           {.parameters = indices,
+                                            .group_kind = group_kind_,
+                                            .ungrouped = count_ungrouped(*table_)}));
     }
     torch::jit::Code code(graph, name_);
     return std::make_shared<const Form>(Form{std::move(graph), std::move(code), std::move(lifted),

@@ -26,18 +26,23 @@ bool DeviceTable::takes_type(const Value* value) const {
   return !type || !type->scalarType() || takes(*type->scalarType());
 }
 
-const OpRule* DeviceTable::rule(const Node* node) const {
+const OpRule* DeviceTable::find(const Node* node) const {
   const auto* schema = node->maybeSchema();
   if (!schema) return nullptr;
   auto found = ops.find(schema->operator_name());
   if (found == ops.end() && is_in_place(node))
     found = ops.find({functional_kind(node->kind())->toQualString(), schema->overload_name()});
-  if (found == ops.end()) return nullptr;
+  return found == ops.end() ? nullptr : &found->second;
+}
+
+const OpRule* DeviceTable::rule(const Node* node) const {
+  const auto* found = find(node);
+  if (!found) return nullptr;
   for (const auto* value : node->inputs())
     if (!takes_type(value)) return nullptr;
   for (const auto* value : node->outputs())
     if (!takes_type(value)) return nullptr;
-  return &found->second;
+  return found;
 }
 
 Conditions DeviceTable::conditions(const Node* node, const OpRule& rule) const {

@@ -36,6 +36,9 @@ struct DeviceTable {
   // knows (profiled types) count: a node with another dtype is not taken.
   const OpRule* rule(const torch::jit::Node* node) const;
 
+  // Whether the device takes the operator of `node`, for some dtypes.
+  bool has(const torch::jit::Node* node) const { return find(node) != nullptr; }
+
   // Whether `node` has the argument values that `rule` asks for, as far as the graph tells.
   Conditions conditions(const torch::jit::Node* node, const OpRule& rule) const;
 
@@ -44,6 +47,9 @@ struct DeviceTable {
 
   // The same for the type of a value; true where it is no tensor or its dtype is unknown yet.
   bool takes_type(const torch::jit::Value* value) const;
+
+private:
+  const OpRule* find(const torch::jit::Node* node) const;
 };
 
 // The table of the device in use, or of a device that was added; null if there is none. Safe to

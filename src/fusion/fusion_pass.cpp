@@ -15,6 +15,7 @@
 #include <map>
 #include <optional>
 #include <queue>
+#include <variant>
 
 // How groups are found
 //
@@ -82,6 +83,31 @@ void mark_first_run(Block* block) {
   }
 }
 
+std::string describe(Refusal refusal, const std::string& device) {
+  const auto of_device = [&](const char* what) { return "device '" + device + "' " + what; };
+  switch (refusal) {
+  case Refusal::unsupported_operator:
+    return of_device("has no such operator");
+  case Refusal::unsupported_dtype:
+    return of_device("does not take the dtype of its inputs or results");
+  case Refusal::argument_value:
+    return of_device("does not take it with these arguments");
+  case Refusal::effects:
+    return "it has effects: it writes to memory that others see, or draws random numbers";
+  case Refusal::written_view:
+    return "it is a view that the program writes through";
+  case Refusal::value_type:
+    return "it takes or returns what is neither a tensor nor a number";
+  case Refusal::changing_integer:
+    return "it takes an integer that a loop changes";
+  case Refusal::left_out:
+    return "it could not be compiled";
+  case Refusal::not_worth_it:
+    return "it stands alone: a group of it would save nothing";
+  }
+  return "";
+}
+
 std::string group_name(const std::shared_ptr<Graph>& subgraph) {
   constexpr size_t longest = 60;
   return torch::jit::SubgraphUtils::generateNameForGraph(subgraph, longest, "mdla");
@@ -103,6 +129,7 @@ struct Fusion {
   // Attributes that the graph itself sets: states, which differ from call to call.
   const std::unordered_set<std::string> states;
   const NodeSet left_out; // nodes that join no group
+  const std::function<void(const Ungrouped&)>& ungrouped;
 };
 
 // The nodes of one block that move into a subgraph, in the block's order.
@@ -132,6 +159,19 @@ public:
 
   bool absorbs(const Node* node) const { return group_of_.count(node) != 0; }
 
+  // Of the operators that compute with tensors: those that are in no group.
+  void tell_ungrouped() const {
+    for (const auto* node : block_->nodes()) {
+      if (absorbs(node) || is_copied(node) || !computes_with_tensors(node)) continue;
+      const auto refused = refusals_.find(node);
+      const auto taken = kinds_.find(node);
+      if (refused != refusals_.end())
+        fusion_.ungrouped({node, refused->second});
+      else if (taken != kinds_.end() && is_worth_something(taken->second))
+        fusion_.ungrouped({node, Refusal::not_worth_it});
+    }
+  }
+
   size_t form() {
     if (groups_.empty()) return 0;
     for (auto* node : order())
@@ -144,9 +184,28 @@ public:
 private:
   // --- which nodes the device takes ------------------------------------------------------------
 
+  using Verdict = std::variant<OpKind, Refusal>;
+
   void classify(Node* node) {
     if (is_copied(node)) return;
-    if (const auto kind = kind_of(node)) kinds_[node] = *kind;
+    const auto verdict = kind_of(node);
+    if (const auto* kind = std::get_if<OpKind>(&verdict))
+      kinds_[node] = *kind;
+    else
+      refusals_[node] = std::get<Refusal>(verdict);
+  }
+
+  static bool is_worth_something(OpKind kind) {
+    return kind == OpKind::compute || kind == OpKind::cheap;
+  }
+
+  static bool computes_with_tensors(const Node* node) {
+    const auto is_tensor_or_list = [](const Value* value) {
+      return is_tensor(value) || is_tensor_list(value);
+    };
+    const auto kind = node->kind();
+    return (!kind.is_prim() || kind == prim::PythonOp) &&
+           std::any_of(node->outputs().begin(), node->outputs().end(), is_tensor_or_list);
   }
 
   bool is_taken(const Node* node) const { return kinds_.count(node) != 0; }
@@ -163,35 +222,49 @@ private:
            (is_tensor_list(node->output()) || is_plain(node->output()->type()));
   }
 
-  std::optional<OpKind> kind_of(Node* node) {
-    if (fusion_.left_out.count(node) || is_in_place(node)) return std::nullopt;
-    if (node->kind() == prim::If) return kind_of_branch(node);
-    if (takes_apart(node)) return kind_of_taking_apart(node);
+  Verdict kind_of(Node* node) {
+    if (fusion_.left_out.count(node)) return Refusal::left_out;
+    if (is_in_place(node)) return Refusal::effects;
+    const auto taken = [](std::optional<OpKind> kind) {
+      return kind ? Verdict(*kind) : Refusal::value_type;
+    };
+    if (node->kind() == prim::If) return taken(kind_of_branch(node));
+    if (takes_apart(node)) return taken(kind_of_taking_apart(node));
+    return kind_of_operator(node);
+  }
+
+  Verdict kind_of_operator(Node* node) {
     const auto* rule = table_.rule(node);
-    if (!rule || !conditions_fit(node, *rule) || !inputs_fit(node) || !outputs_fit(node, *rule))
-      return std::nullopt;
-    if (rule->kind == OpKind::item && !shape_tensors_.count(node->input(0))) return std::nullopt;
+    if (!rule) return table_.has(node) ? Refusal::unsupported_dtype : Refusal::unsupported_operator;
+    if (const auto refusal = refused_for_conditions(node, *rule)) return *refusal;
+    if (const auto refusal = refused_for_inputs(node)) return *refusal;
+    if (!outputs_fit(node, *rule)) return Refusal::value_type;
+    if (rule->kind == OpKind::item && !shape_tensors_.count(node->input(0)))
+      return Refusal::value_type;
     if (follow_shape_tensors(node, shape_tensors_)) return OpKind::shape;
     // An element of a list of tensors is that tensor.
     const bool picks_tensor = rule->kind == OpKind::shape && is_tensor(node->output(0));
     const auto kind = picks_tensor ? OpKind::view : rule->kind;
     // A view that someone writes through must stay a view of what it was taken from.
-    if (kind == OpKind::view && aliases_.hasOutputWriters(node)) return std::nullopt;
+    if (kind == OpKind::view && aliases_.hasOutputWriters(node)) return Refusal::written_view;
     return kind;
   }
 
   // A node that may have effects is taken on the condition that it has none: a call that violates
   // the condition runs the subgraph as it stands, in order.
-  bool conditions_fit(const Node* node, const OpRule& rule) const {
+  std::optional<Refusal> refused_for_conditions(const Node* node, const OpRule& rule) const {
+    const auto unless = [](bool fits, Refusal refusal) {
+      return fits ? std::nullopt : std::optional(refusal);
+    };
     switch (table_.conditions(node, rule)) {
     case Conditions::met:
-      return !memory_order_.has_effects(node);
+      return unless(!memory_order_.has_effects(node), Refusal::effects);
     case Conditions::open:
-      return fusion_.open_conditions == OpenConditions::assume_met;
+      return unless(fusion_.open_conditions == OpenConditions::assume_met, Refusal::argument_value);
     case Conditions::violated:
       break;
     }
-    return false;
+    return Refusal::argument_value;
   }
 
   std::optional<OpKind> kind_of_branch(Node* node) {
@@ -237,15 +310,21 @@ private:
     return table_.takes_type(node->input()) ? std::optional(OpKind::view) : std::nullopt;
   }
 
-  bool inputs_fit(const Node* node) const {
-    return std::all_of(node->inputs().begin(), node->inputs().end(), [&](const Value* value) {
-      const auto* producer = value->node();
-      if (is_constant(producer)) return true;
-      if (is_copied(producer)) return inputs_fit(producer);
-      // A list of tensors from outside (a module's weights) is taken element by element.
-      if (is_tensor_list(value)) return is_taken(producer) || !aliases_.hasWriters(value);
-      return is_plain(value->type()) && !is_volatile(value);
-    });
+  std::optional<Refusal> refused_for_inputs(const Node* node) const {
+    for (const auto* value : node->inputs())
+      if (const auto refusal = refused_for_input(value)) return refusal;
+    return std::nullopt;
+  }
+
+  std::optional<Refusal> refused_for_input(const Value* value) const {
+    const auto* producer = value->node();
+    if (is_constant(producer)) return std::nullopt;
+    if (is_copied(producer)) return refused_for_inputs(producer);
+    // A list of tensors from outside (a module's weights) is taken element by element.
+    if (is_tensor_list(value) && (is_taken(producer) || !aliases_.hasWriters(value)))
+      return std::nullopt;
+    if (is_tensor_list(value) || !is_plain(value->type())) return Refusal::value_type;
+    return is_volatile(value) ? std::optional(Refusal::changing_integer) : std::nullopt;
   }
 
   // An integer that a loop counts or carries is another one in each iteration: a group that takes
@@ -519,7 +598,8 @@ private:
   const AliasDb& aliases_;
   const MemoryOrder memory_order_;
   std::unordered_map<const Node*, size_t> position_;
-  std::unordered_map<const Node*, OpKind> kinds_; // of taken nodes
+  std::unordered_map<const Node*, OpKind> kinds_;     // of taken nodes
+  std::unordered_map<const Node*, Refusal> refusals_; // of the others
   std::unordered_map<const Node*, size_t> level_;
   std::unordered_map<const Node*, size_t> group_of_; // of absorbed nodes
   std::vector<Group> groups_;
@@ -533,6 +613,7 @@ private:
 size_t fuse_block(Block* block, const Fusion& fusion) {
   BlockFuser fuser(block, fusion);
   fuser.find();
+  if (fusion.ungrouped) fuser.tell_ungrouped();
   size_t groups = 0;
   for (auto* node : block->nodes())
     if (!fuser.absorbs(node))
@@ -552,24 +633,23 @@ NodeSet nodes_at(Graph& graph, const std::vector<size_t>& numbers) {
 } // namespace
 
 size_t fuse_groups(const std::shared_ptr<Graph>& graph, const DeviceTable& table,
-                   OpenConditions open_conditions, const std::vector<int64_t>& parameters,
-                   c10::Symbol group_kind, const std::vector<size_t>& left_out) {
-  auto nodes_left_out = nodes_at(*graph, left_out);
+                   const FusionOptions& options) {
+  auto nodes_left_out = nodes_at(*graph, options.left_out);
   write_out_appends(graph);
   torch::jit::RemoveListMutation(graph);
   make_functional(graph, table, nodes_left_out);
   const auto set = attributes_set(*graph);
   hoist_attributes(graph, set);
   ValueSet attributes;
-  for (const auto index : parameters)
+  for (const auto index : options.parameters)
     attributes.insert(graph->inputs().at(index));
   const AliasDb aliases(graph);
-  const Fusion fusion{table,     open_conditions,          group_kind,
-                      aliases,   std::move(attributes),    running_statistics(graph->block()),
-                      set.names, std::move(nodes_left_out)};
+  const Fusion fusion{table,     options.open_conditions,   options.group_kind,
+                      aliases,   std::move(attributes),     running_statistics(graph->block()),
+                      set.names, std::move(nodes_left_out), options.ungrouped};
   const size_t groups = fuse_block(graph->block(), fusion);
   if (groups != 0) {
-    read_attributes_in_groups(graph, group_kind, set);
+    read_attributes_in_groups(graph, options.group_kind, set);
     torch::jit::EliminateDeadCode(graph);
   }
   restore_in_place(graph->block());

@@ -5,6 +5,7 @@
 
 #include <torch/csrc/jit/ir/ir.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -27,18 +28,44 @@ c10::Symbol first_run_attribute();
 // A group's name for people, from its subgraph.
 std::string group_name(const std::shared_ptr<torch::jit::Graph>& subgraph);
 
+// Why an operator that computes with tensors is in no group.
+enum class Refusal {
+  unsupported_operator,
+  unsupported_dtype,
+  argument_value,
+  effects,
+  written_view,
+  value_type,
+  changing_integer,
+  left_out,
+  not_worth_it
+};
+
+// What people read of it; `device` takes the operators.
+std::string describe(Refusal refusal, const std::string& device);
+
+// An operator in no group, and where it stands in the user's program.
+struct Ungrouped {
+  const torch::jit::Node* node;
+  Refusal refusal;
+};
+
 // Whether a node joins a group when the device takes it under conditions that only a call can tell.
 enum class OpenConditions { assume_met, assume_violated };
 
+struct FusionOptions {
+  OpenConditions open_conditions = OpenConditions::assume_met;
+  std::vector<int64_t> parameters = {}; // indices of the graph's inputs that are module attributes
+  c10::Symbol group_kind = group_symbol(); // of the nodes that are groups
+  std::vector<size_t> left_out = {}; // numbers of the nodes of the graph's own block that join none
+  // Is told of the operators in no group, while the graph has the nodes that it had.
+  std::function<void(const Ungrouped&)> ungrouped = nullptr;
+};
+
 // Merges what `table` takes into maximal groups, in every block of `graph`. Pure C++: it runs under
-// the executor's compile lock, where taking the GIL deadlocks. `parameters` are the indices of the
-// graph's inputs that are module attributes. Groups are nodes of `group_kind`. The nodes of the
-// graph's own block numbered in `left_out` join none. Returns the number of groups made.
+// the executor's compile lock, where taking the GIL deadlocks. Returns the number of groups made.
 size_t fuse_groups(const std::shared_ptr<torch::jit::Graph>& graph, const DeviceTable& table,
-                   OpenConditions open_conditions = OpenConditions::assume_met,
-                   const std::vector<int64_t>& parameters = {},
-                   c10::Symbol group_kind = group_symbol(),
-                   const std::vector<size_t>& left_out = {});
+                   const FusionOptions& options = {});
 
 // Marks the groups of a block as such.
 void mark_first_run(torch::jit::Block* block);

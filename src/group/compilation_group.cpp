@@ -100,7 +100,14 @@ void set_background(Background function) {
 }
 
 CompilationGroup::CompilationGroup(GroupDescription description)
-    : group_(std::move(description)), has_run_(group_.has_run) {}
+    : group_(std::move(description)), name_(group_.name + "_" + std::to_string(number_)),
+      has_run_(group_.has_run) {
+  enter_group(this);
+}
+
+CompilationGroup::~CompilationGroup() {
+  leave_group(this);
+}
 
 CompilationGroup::CompilationGroup(const Node* node) : CompilationGroup(node, InputPaths(node)) {}
 
@@ -108,7 +115,7 @@ CompilationGroup::CompilationGroup(const Node* node, InputPaths inputs)
     : CompilationGroup(describe(node, std::move(inputs))) {}
 
 void CompilationGroup::run(Stack& stack) {
-  RECORD_FUNCTION(group_.name, c10::ArrayRef<const c10::IValue>());
+  RECORD_FUNCTION(name_, c10::ArrayRef<const c10::IValue>());
   // Its parameters are those of the other specialisations.
   if (const auto* newest = newest_.load(std::memory_order_acquire); newest && newest->executable)
     newest->executable->prefetch();
@@ -117,6 +124,7 @@ void CompilationGroup::run(Stack& stack) {
     return fall_back(stack, Fallback::switched_off);
   Signature signature;
   const auto inputs = torch::jit::last(stack, group_.inputs.num_inputs());
+  if (settings().keep_inputs.load(std::memory_order_relaxed)) keep_inputs(inputs);
   if (const auto reason = reason_to_fall_back(inputs, signature)) return fall_back(stack, *reason);
   if (needs_gradients(inputs)) {
     if (expected_backward_.count_call()) return run_as_pytorch(stack);
@@ -149,6 +157,8 @@ bool CompilationGroup::is_first_run() {
 // In differentiable graphs, which keep the activations. Without such, autograd follows eager ops.
 void CompilationGroup::run_as_pytorch(Stack& stack) {
   const auto below = stack.size() - group_.inputs.num_inputs();
+  ++statistics().training_calls;
+  calls_.training.fetch_add(1, std::memory_order_relaxed);
   if (!group_.subgraph->run_differentiable(stack)) fall_back(stack, Fallback::requires_grad);
   expected_backward_.watch(torch::jit::last(stack, stack.size() - below));
 }
@@ -179,7 +189,7 @@ void CompilationGroup::run_specialised(const Specialisation& specialisation, Sta
     return specialisation.division(stack);
   case Outcome::failed:
     if (strict()) specialisation.raise();
-    statistics().count(specialisation.failure);
+    count_fallback(specialisation.failure);
     return fall_back(stack);
   }
 }
@@ -217,17 +227,20 @@ bool CompilationGroup::call(const Executable& executable, c10::ArrayRef<int64_t>
                             Stack& stack) {
   std::optional<DeviceFault> fault;
   try {
-    if (executable.run(stack, group_.inputs.num_inputs(), symbols)) return true;
+    if (executable.run(stack, group_.inputs.num_inputs(), symbols)) {
+      calls_.compiled.fetch_add(1, std::memory_order_relaxed);
+      return true;
+    }
   } catch (const DeviceFault& error) {
     fault.emplace(error);
   }
   if (!fault) {
-    statistics().count(Fallback::status);
+    count_fallback(Fallback::status);
     return false;
   }
   if (strict() || fault->held || !fault_told_.exchange(true))
     compiler().tell_fault(group_.name, fault->what(), strict());
-  statistics().count(fault->what());
+  count_fallback(fault->what());
   return false;
 }
 
@@ -243,6 +256,7 @@ void CompilationGroup::specialise(const Signature& signature, Stack& stack) {
       return run_specialised(*split, stack);
     return fall_back(stack, refusal);
   }
+  calls_.recorded.fetch_add(1, std::memory_order_relaxed);
   auto record = group_.subgraph->run_and_record(stack);
   compile(std::move(claimed), std::move(record));
 }
@@ -359,12 +373,11 @@ void CompilationGroup::compile(std::shared_ptr<Claim> claim, Record record) {
 
 void CompilationGroup::compile(Claim& claim, const Record& record) {
   const c10::AutoGradMode no_grad(false);
-  const auto not_taken = group_.subgraph->not_taken(record);
-  if (!not_taken.empty() || !group_.subgraph->conditions_hold(record)) {
+  if (!group_.subgraph->conditions_hold(record)) {
     auto made = std::make_unique<Specialisation>();
     made->signature = claim.signature;
     made->outcome = Outcome::split;
-    made->division = divide(not_taken);
+    made->division = divide({});
     if (!made->division) made->division = [this](Stack& stack) { group_.subgraph->run(stack); };
     return publish(std::move(made));
   }
@@ -391,7 +404,8 @@ bool CompilationGroup::compile_dynamic(const Claim& claim, const Record& record)
                                     made->pattern.written_out});
   } catch (const CompileFailure& failure) {
     if (failure.retry_after) throw;
-    statistics().count_not_dynamic(failure.what());
+    statistics().not_dynamic.count(failure.what());
+    calls_.not_dynamic.count(failure.what());
     const Guard guard(mutex_);
     refusals_[claim.pattern->places] += failure.elsewhere ? 1 : most_refusals;
     return false;
@@ -478,13 +492,45 @@ void CompilationGroup::publish(std::unique_ptr<Specialisation> specialisation) {
   specialisations_.push_back(std::move(specialisation));
 }
 
+template <class Reason> void CompilationGroup::count_fallback(const Reason& reason) {
+  statistics().fallbacks.count(reason);
+  calls_.fallbacks.count(reason);
+}
+
 void CompilationGroup::fall_back(Stack& stack, Fallback reason) {
-  statistics().count(reason);
+  count_fallback(reason);
   fall_back(stack);
 }
 
 void CompilationGroup::fall_back(Stack& stack) {
   group_.subgraph->run(stack);
+}
+
+void CompilationGroup::keep_inputs(c10::ArrayRef<c10::IValue> inputs) {
+  std::vector<c10::IValue> kept(inputs.begin(), inputs.end());
+  const Guard guard(mutex_);
+  last_inputs_.swap(kept);
+}
+
+GroupReport CompilationGroup::report() const {
+  GroupReport made{number_,
+                   name_,
+                   group_.device,
+                   group_.subgraph,
+                   calls_.compiled,
+                   calls_.recorded,
+                   calls_.training,
+                   calls_.fallbacks.counts(),
+                   calls_.not_dynamic.counts(),
+                   {},
+                   {}};
+  const Guard guard(mutex_);
+  for (const auto& one : specialisations_)
+    made.specialisations.push_back({false, one->executable, one->failure});
+  for (const auto& one : dynamic_)
+    made.specialisations.push_back({true, one->compiled.executable, ""});
+  made.inputs = last_inputs_;
+  return made;
 }
 
 } // namespace torchmdla

@@ -3,6 +3,7 @@
 
 #include "fusion/input_paths.h"
 #include "group_autograd.h"
+#include "group_report.h"
 #include "record.h"
 #include "runtime/executable.h"
 #include "signature.h"
@@ -37,6 +38,8 @@ struct Settings {
   std::atomic<bool> dynamic{true};
   // A group with more input combinations than this falls back for further ones.
   std::atomic<int64_t> max_specialisations{32};
+  // Keep the inputs of each group's latest call (group_report.h).
+  std::atomic<bool> keep_inputs{false};
 };
 Settings& settings();
 
@@ -103,13 +106,22 @@ struct GroupSettings {
 struct GroupDescription {
   std::shared_ptr<Subgraph> subgraph;
   std::string device;
-  std::string name;                // in PyTorch's profiles
+  std::string name;                // in PyTorch's profiles, with the group's number
   std::vector<int64_t> parameters; // indices of inputs that are weights
   InputPaths inputs;
   GroupSettings settings;
   // Whether its graph, or one that it is from, ran before it was formed. If not, the first call of
   // the group is that run: tracing checks its result in one, which is not worth compiling for.
   bool has_run = true;
+};
+
+// What a group's calls are counted by, apart from what each call reads.
+struct alignas(64) CallCounts {
+  std::atomic<int64_t> compiled{0};
+  std::atomic<int64_t> recorded{0};
+  std::atomic<int64_t> training{0};
+  FallbackCounts fallbacks;
+  ReasonCounts not_dynamic;
 };
 
 class CompilationGroup : public std::enable_shared_from_this<CompilationGroup> {
@@ -121,6 +133,11 @@ public:
 
   // One that finds its inputs elsewhere than among those of its node.
   CompilationGroup(const torch::jit::Node* node, InputPaths inputs);
+
+  ~CompilationGroup();
+
+  GroupReport report() const;
+  void forget_inputs() { keep_inputs({}); }
 
   // Takes the values that the group finds its inputs from off the stack and pushes its outputs.
   void run(torch::jit::Stack& stack);
@@ -203,6 +220,8 @@ private:
   void publish(std::unique_ptr<Specialisation> specialisation);
   void postpone(const Signature& signature, const CompileFailure& failure);
   void fall_back(torch::jit::Stack& stack);
+  void keep_inputs(c10::ArrayRef<c10::IValue> inputs);
+  template <class Reason> void count_fallback(const Reason& reason);
   void fall_back(torch::jit::Stack& stack, Fallback reason);
 
   bool strict() const { return group_.settings.strict.value_or(settings().strict); }
@@ -212,6 +231,9 @@ private:
   }
 
   const GroupDescription group_;
+  const int64_t number_ = next_group_number();
+  const std::string name_;
+  mutable CallCounts calls_;
   std::atomic<bool> fault_told_{false};
   std::atomic<bool> has_run_;
   const ExpectedBackward expected_backward_;
@@ -221,7 +243,8 @@ private:
   std::atomic<const DynamicSpecialisation*> newest_dynamic_{nullptr};
   // For calls past the most specialisations, if any was split.
   std::atomic<const Specialisation*> newest_split_{nullptr};
-  std::mutex mutex_; // guards what follows
+  mutable std::mutex mutex_;             // guards what follows
+  std::vector<c10::IValue> last_inputs_; // where they are kept
   std::vector<std::unique_ptr<Specialisation>> specialisations_;
   std::vector<std::unique_ptr<DynamicSpecialisation>> dynamic_;
   std::vector<const Claim*> claims_;

@@ -6,6 +6,7 @@
 #include "mode_specialised_group.h"
 #include "profiling.h"
 #include "statistics.h"
+#include "ungrouped.h"
 
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/jit/passes/pass_manager.h>
@@ -13,6 +14,7 @@
 #include <torch/csrc/jit/runtime/graph_executor.h>
 
 #include <memory>
+#include <optional>
 
 namespace torchmdla {
 
@@ -28,10 +30,28 @@ bool has_run() {
   return torch::jit::getNumProfiledRuns() != 0 || torch::autograd::get_current_node();
 }
 
+bool is_of_device(Refusal refusal) {
+  return refusal == Refusal::unsupported_operator || refusal == Refusal::unsupported_dtype ||
+         refusal == Refusal::argument_value;
+}
+
+// PyTorch hands such warnings to Python when it gets there, so this needs no GIL.
+void warn_of_no_group(const UngroupedOperator& one) {
+  TORCH_WARN("torchmdla: a program has no group to compile: ", one.op, ": ", one.reason,
+             ". torchmdla.explain(model, *inputs) tells of all its operators.");
+}
+
 void run_pass(std::shared_ptr<Graph>& graph) {
   const auto table = current_device_table();
   if (!table) return;
-  statistics().groups += static_cast<int64_t>(fuse_groups(graph, *table));
+  std::optional<UngroupedOperator> refused;
+  const auto note = [&, count = count_ungrouped(*table)](const Ungrouped& one) {
+    count(one);
+    if (!refused && is_of_device(one.refusal)) refused = describe(one, table->device);
+  };
+  const auto groups = fuse_groups(graph, *table, {.ungrouped = note});
+  statistics().groups += static_cast<int64_t>(groups);
+  if (groups == 0 && refused) warn_of_no_group(*refused);
   if (!has_run()) mark_first_run(graph->block());
 }
 

@@ -3,6 +3,7 @@
 #include "fusion/device_table.h"
 #include "fusion/fusion_pass.h"
 #include "support/forks.h"
+#include "ungrouped.h"
 
 #include <torch/csrc/jit/passes/constant_propagation.h>
 
@@ -110,7 +111,10 @@ std::unique_ptr<ModeSpecialisedGroup::Variant> ModeSpecialisedGroup::make_open()
   made->graph = graph_->copy();
   auto grouped = graph_->copy();
   if (const auto table = device_table(device_))
-    fuse_groups(grouped, *table, OpenConditions::assume_violated, parameters_);
+    fuse_groups(grouped, *table,
+                {.open_conditions = OpenConditions::assume_violated,
+                 .parameters = parameters_,
+                 .ungrouped = count_ungrouped(*table)});
   made->grouped.emplace(grouped, name_);
   return made;
 }
@@ -118,7 +122,7 @@ std::unique_ptr<ModeSpecialisedGroup::Variant> ModeSpecialisedGroup::make_open()
 void ModeSpecialisedGroup::group_anew(Variant& variant) const {
   auto grouped = variant.graph->copy();
   if (const auto table = device_table(device_))
-    fuse_groups(grouped, *table, OpenConditions::assume_met, parameters_);
+    fuse_groups(grouped, *table, {.parameters = parameters_, .ungrouped = count_ungrouped(*table)});
   const auto* group = only_group(*grouped);
   if (!group || group->hasAttribute(flags_attribute())) {
     variant.grouped.emplace(grouped, name_);

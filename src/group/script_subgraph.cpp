@@ -3,32 +3,24 @@
 #include "fusion/device_table.h"
 #include "fusion/fusion_pass.h"
 #include "support/forks.h"
+#include "ungrouped.h"
 
 #include <c10/util/ScopeExit.h>
 
 #include <algorithm>
 #include <string>
-#include <unordered_set>
 #include <variant>
 
 namespace torchmdla {
 
 using torch::jit::Graph;
 using torch::jit::Stack;
-using torch::jit::Value;
 
 namespace {
 
 // Set while a group's own executor runs: a group inside of it that needs gradients after all must
 // not start another one.
 thread_local bool in_differentiable_run = false;
-
-bool takes_dtype(const DeviceTable& table, const RecordedValue& value) {
-  if (const auto* meta = std::get_if<TensorMeta>(&value.seen)) return table.takes(meta->dtype);
-  const auto* metas = std::get_if<TensorMetas>(&value.seen);
-  return !metas || std::all_of(metas->begin(), metas->end(),
-                               [&](const auto& meta) { return !meta || table.takes(meta->dtype); });
-}
 
 } // namespace
 
@@ -82,32 +74,16 @@ bool ScriptSubgraph::conditions_hold(const Record& record) const {
   });
 }
 
-std::vector<size_t> ScriptSubgraph::not_taken(const Record& record) const {
-  const auto table = device_table(device_);
-  std::unordered_set<std::string> refused;
-  for (const auto& value : record)
-    if (table && !takes_dtype(*table, value)) refused.insert(value.name);
-  std::vector<size_t> result;
-  if (refused.empty()) return result;
-  const auto is_refused = [&](const Value* value) { return refused.count(value->debugName()) > 0; };
-  size_t index = 0;
-  for (const auto* node : graph_->nodes()) {
-    const auto inputs = node->inputs(), outputs = node->outputs();
-    if (std::any_of(inputs.begin(), inputs.end(), is_refused) ||
-        std::any_of(outputs.begin(), outputs.end(), is_refused))
-      result.push_back(index);
-    ++index;
-  }
-  return result;
-}
-
 Subgraph::Division ScriptSubgraph::divide(const std::vector<size_t>& left_out,
                                           const std::vector<int64_t>& parameters) {
   const Unforked section;
   const auto table = device_table(device_);
   auto graph = graph_->copy();
-  if (fuse_groups(graph, *table, OpenConditions::assume_violated, parameters, group_symbol(),
-                  left_out) == 0)
+  if (fuse_groups(graph, *table,
+                  {.open_conditions = OpenConditions::assume_violated,
+                   .parameters = parameters,
+                   .left_out = left_out,
+                   .ungrouped = count_ungrouped(*table)}) == 0)
     return nullptr;
   auto code = std::make_shared<torch::jit::Code>(graph, name_);
   return [code](Stack& stack) { torch::jit::InterpreterState(*code).run(stack); };

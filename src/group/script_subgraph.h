@@ -31,7 +31,6 @@ public:
   bool run_differentiable(torch::jit::Stack& stack) override;
 
   bool conditions_hold(const Record& record) const override;
-  std::vector<size_t> not_taken(const Record& record) const override;
 
   Division divide(const std::vector<size_t>& left_out,
                   const std::vector<int64_t>& parameters) override;

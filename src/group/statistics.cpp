@@ -32,37 +32,38 @@ const char* describe(Fallback reason) {
   return "";
 }
 
-void Statistics::count(const std::string& reason) {
+void ReasonCounts::count(const std::string& reason) {
   const Guard guard(mutex_);
-  ++failures_[reason];
+  ++counts_[reason];
 }
 
-void Statistics::count_not_dynamic(const std::string& reason) {
+std::map<std::string, int64_t> ReasonCounts::counts() const {
   const Guard guard(mutex_);
-  ++not_dynamic_[reason];
+  return counts_;
 }
 
-std::map<std::string, int64_t> Statistics::not_dynamic() const {
+void ReasonCounts::reset() {
   const Guard guard(mutex_);
-  return not_dynamic_;
+  counts_.clear();
 }
 
-std::map<std::string, int64_t> Statistics::fallbacks() const {
-  const Guard guard(mutex_);
-  auto counts = failures_;
-  for (size_t i = 0; i < fallbacks_.size(); ++i)
-    if (const auto number = fallbacks_[i].load())
-      counts[describe(static_cast<Fallback>(i))] = number;
-  return counts;
+std::map<std::string, int64_t> FallbackCounts::counts() const {
+  auto result = failures_.counts();
+  for (size_t i = 0; i < known_.size(); ++i)
+    if (const auto number = known_[i].load()) result[describe(static_cast<Fallback>(i))] = number;
+  return result;
+}
+
+void FallbackCounts::reset() {
+  failures_.reset();
+  for (auto& number : known_)
+    number = 0;
 }
 
 void Statistics::reset() {
-  const Guard guard(mutex_);
-  failures_.clear();
-  not_dynamic_.clear();
-  for (auto& number : fallbacks_)
-    number = 0;
-  groups = specialisations = dynamic = 0;
+  fallbacks.reset();
+  not_dynamic.reset();
+  groups = specialisations = dynamic = training_calls = 0;
 }
 
 Statistics& statistics() {

@@ -26,31 +26,45 @@ enum class Fallback {
 
 const char* describe(Fallback reason);
 
-class Statistics {
+// How often what happened, by its text.
+class ReasonCounts {
 public:
-  std::atomic<int64_t> groups{0};
-  std::atomic<int64_t> specialisations{0};
-  std::atomic<int64_t> dynamic{0}; // specialisations for any sizes
-
-  void count(Fallback reason) {
-    fallbacks_[static_cast<size_t>(reason)].fetch_add(1, std::memory_order_relaxed);
-  }
-
-  // A group whose compilation failed; the reason is the compiler's.
   void count(const std::string& reason);
-
-  // A group whose sizes vary and that is compiled for each of them.
-  void count_not_dynamic(const std::string& reason);
-
-  std::map<std::string, int64_t> fallbacks() const;
-  std::map<std::string, int64_t> not_dynamic() const;
+  std::map<std::string, int64_t> counts() const;
   void reset();
 
 private:
-  std::array<std::atomic<int64_t>, static_cast<size_t>(Fallback::count)> fallbacks_{};
   mutable std::mutex mutex_;
-  std::map<std::string, int64_t> failures_;    // guarded by mutex_
-  std::map<std::string, int64_t> not_dynamic_; // guarded by mutex_
+  std::map<std::string, int64_t> counts_; // guarded by mutex_
+};
+
+// Calls that ran in PyTorch's interpreter, by reason.
+class FallbackCounts {
+public:
+  void count(Fallback reason) {
+    known_[static_cast<size_t>(reason)].fetch_add(1, std::memory_order_relaxed);
+  }
+
+  // A group whose compilation failed; the reason is the compiler's.
+  void count(const std::string& reason) { failures_.count(reason); }
+
+  std::map<std::string, int64_t> counts() const;
+  void reset();
+
+private:
+  std::array<std::atomic<int64_t>, static_cast<size_t>(Fallback::count)> known_{};
+  ReasonCounts failures_;
+};
+
+struct Statistics {
+  std::atomic<int64_t> groups{0};
+  std::atomic<int64_t> specialisations{0};
+  std::atomic<int64_t> dynamic{0};        // specialisations for any sizes
+  std::atomic<int64_t> training_calls{0}; // of groups, as PyTorch runs a program that trains
+  FallbackCounts fallbacks;               // of the calls of all groups
+  ReasonCounts not_dynamic; // groups whose sizes vary and that are compiled for each of them
+
+  void reset();
 };
 
 Statistics& statistics();

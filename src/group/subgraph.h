@@ -32,9 +32,6 @@ public:
   // Whether a call with this record met what the group's nodes were taken on the condition of.
   virtual bool conditions_hold(const Record& record) const = 0;
 
-  // The nodes with a dtype that the device does not take, which shows in a record alone.
-  virtual std::vector<size_t> not_taken(const Record& record) const { return {}; }
-
   // Runs the subgraph in groups of its own.
   using Division = std::function<void(torch::jit::Stack& stack)>;
 

@@ -1,5 +1,7 @@
 #include "device_calls.h"
 
+#include "kernel_times.h"
+
 #include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
 
@@ -39,6 +41,7 @@ struct Workspace {
 const std::vector<DeviceCall>& device_calls() {
   static const std::vector<DeviceCall> calls{
       {"mdla_parallel_for", reinterpret_cast<void*>(&mdla_parallel_for)},
+      {"mdla_begin_kernel", reinterpret_cast<void*>(&mdla_begin_kernel)},
       {"mdla_scratch", reinterpret_cast<void*>(&mdla_scratch)},
   };
   return calls;
@@ -67,6 +70,12 @@ void mdla_parallel_for(mdla_kernel body, void* const* operands, int64_t begin, i
                        int64_t grain) {
   at::parallel_for(begin, end, grain,
                    [&](int64_t first, int64_t last) { body(operands, first, last); });
+}
+
+void mdla_begin_kernel(int64_t kernel) {
+  using torchmdla::KernelClock;
+  if (!torchmdla::kernel_observation().any()) return;
+  if (auto* clock = KernelClock::current()) clock->begin(static_cast<size_t>(kernel));
 }
 
 void* mdla_scratch(int64_t bytes) {

@@ -34,6 +34,9 @@ typedef void (*mdla_kernel)(void* const* operands, int64_t begin, int64_t end);
 void mdla_parallel_for(mdla_kernel body, void* const* operands, int64_t begin, int64_t end,
                        int64_t grain);
 
+// Kernel number `kernel` of the entry begins, and the one before ends (kernel_times.h).
+void mdla_begin_kernel(int64_t kernel);
+
 // Memory of the calling thread for intermediate results of a chain's tile, 64-byte aligned, at
 // least `bytes` long; valid until the thread asks again. It is not that of `thread_workspace`.
 void* mdla_scratch(int64_t bytes);

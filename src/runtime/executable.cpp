@@ -113,7 +113,7 @@ bool Executable::run(torch::jit::Stack& stack, size_t num_inputs,
     results.push_back(allocate(std::get<OutputTensor>(outputs_[output]), symbols));
     buffers.push_back(results.back().mutable_data_ptr());
   }
-  if (code_.entry(buffers.data()) != 0) {
+  if (enter(buffers.data(), symbols) != 0) {
     const std::string fault = code_.fault ? code_.fault() : "";
     if (!fault.empty()) throw DeviceFault(fault);
     return false;
@@ -131,6 +131,12 @@ void Executable::prefetch() const {
     parameter.prefetch();
     set->watch.prefetch(i, parameter.data());
   }
+}
+
+int32_t Executable::enter(void* const* buffers, c10::ArrayRef<int64_t> symbols) const {
+  if (!code_.times || !kernel_observation().any()) return code_.entry(buffers);
+  const KernelClock clock(*code_.times, symbols);
+  return code_.entry(buffers);
 }
 
 Executable::Packed Executable::packed(c10::ArrayRef<c10::IValue> values,

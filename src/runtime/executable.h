@@ -1,6 +1,7 @@
 // An artifact loaded in this process and bound to the inputs and outputs of a group.
 #pragma once
 
+#include "kernel_times.h"
 #include "packed.h"
 #include "polynomial.h"
 
@@ -61,6 +62,7 @@ struct CompiledCode {
   // Of a device that can fail where eager PyTorch would not: why the entry or a pack has just
   // failed on the calling thread, naming the device's call; empty where PyTorch's own error is due.
   const char* (*fault)() = nullptr;
+  std::shared_ptr<KernelTimes> times = nullptr; // null where nothing can be observed
 };
 
 // The device failed. The text is CompiledCode::fault's. `held`: by an exception of Python's that
@@ -82,6 +84,8 @@ public:
   // was. So it is when DeviceFault is thrown.
   bool run(torch::jit::Stack& stack, size_t num_inputs, c10::ArrayRef<int64_t> symbols) const;
 
+  const std::shared_ptr<void>& owner() const { return code_.owner; }
+
   // Fetches what a call will read of its parameters, without waiting for it.
   void prefetch() const;
 
@@ -92,6 +96,7 @@ private:
     uint64_t looking = 0;
   };
 
+  int32_t enter(void* const* buffers, c10::ArrayRef<int64_t> symbols) const;
   Packed packed(c10::ArrayRef<c10::IValue> values, c10::ArrayRef<void*> arguments) const;
   bool is_current(const PackedSet& set, c10::ArrayRef<c10::IValue> values,
                   c10::ArrayRef<void*> arguments) const;

@@ -13,10 +13,13 @@ from functools import partial
 from torch import fx
 
 from torchmdla import _C, devices
+from torchmdla.capture import ungrouped
 from torchmdla.capture.fx_group import FxSubgraph, make_group
 from torchmdla.capture.normalise import normalise
 from torchmdla.capture.options import Options
 from torchmdla.capture.partition import Partition, partition
+from torchmdla.capture.ungrouped import Ungrouped
+from torchmdla.importer.fx import name_of_call, source_of_node
 
 
 def form_groups(module: fx.GraphModule, parameters: Collection[fx.Node], options: Options) -> fx.GraphModule:
@@ -28,9 +31,15 @@ def form_groups(module: fx.GraphModule, parameters: Collection[fx.Node], options
         parameters: the placeholders that are weights. They should be the same tensors from call to call, and change
             seldom, because each version of them is packed for the compiled code.
         options: the device and how groups behave.
+
+    Raises:
+        CompileError: in strict mode, the device does not take an operator.
     """
     normalise(module.graph)
-    return _form_groups(replace(options, device=options.device_name()), module, parameters)
+    chosen = replace(options, device=options.device_name())
+    if _C.is_strict() if chosen.strict is None else chosen.strict:
+        ungrouped.refuse(_ungrouped(partition(module.graph, devices.get(chosen.device_name()))))
+    return _form_groups(chosen, module, parameters)
 
 
 def _form_groups(
@@ -38,6 +47,7 @@ def _form_groups(
 ) -> fx.GraphModule:
     graph = module.graph
     found = partition(graph, devices.get(options.device_name()), left_out)
+    ungrouped.count(_ungrouped(found))
     _reorder(graph, found.order)
     weights = {*parameters, *graph.find_nodes(op="get_attr")}
     for number, nodes in enumerate(found.groups):
@@ -45,6 +55,10 @@ def _form_groups(
     graph.lint()
     module.recompile()
     return module
+
+
+def _ungrouped(found: Partition) -> list[Ungrouped]:
+    return [Ungrouped(name_of_call(node), reason, source_of_node(node)) for node, reason in found.ungrouped]
 
 
 def groups(module: fx.GraphModule) -> list[_C.Group]:

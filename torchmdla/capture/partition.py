@@ -31,12 +31,14 @@ class Partition:
         sunk: views that no group has to itself. They stay outside, and every group that uses one gets a copy.
         copied: constants and integers, of which every group gets a copy.
         order: the graph's nodes in an order in which each group's stand together.
+        ungrouped: the operators that compute with tensors and are in no group, with the reason.
     """
 
     groups: list[list[fx.Node]]
     sunk: set[fx.Node]
     copied: set[fx.Node]
     order: list[fx.Node]
+    ungrouped: list[tuple[fx.Node, str]]
 
 
 def partition(graph: fx.Graph, device: Device, left_out: Collection[fx.Node] = ()) -> Partition:
@@ -59,11 +61,13 @@ class _Partitioner:
     def __init__(self, graph: fx.Graph, device: Device, left_out: Collection[fx.Node]) -> None:
         self._graph = graph
         self._left_out = left_out
+        self._device = device
         self._ops = device.ops
         self._dtypes = frozenset(getattr(torch, name) for name in device.dtypes)
         self._facts = _facts(graph, self._is_random)
         self._copied: set[fx.Node] = set()
         self._kinds: dict[fx.Node, str] = {}
+        self._refusals: dict[fx.Node, str] = {}
         self._levels: dict[fx.Node, int] = {}
 
     def run(self) -> Partition:
@@ -74,29 +78,52 @@ class _Partitioner:
                 self._kinds[node] = kind
             self._levels[node] = self._level(node)
         groups, sunk = self._form_groups()
-        return Partition(groups, sunk, self._copied, _Order(self._graph, groups, self._providers(groups, sunk)).run())
+        order = _Order(self._graph, groups, self._providers(groups, sunk)).run()
+        return Partition(groups, sunk, self._copied, order, list(self._ungrouped(groups)))
 
     # Which nodes the device takes
 
     def _kind(self, node: fx.Node) -> str | None:
-        if node.op != "call_function" or node in self._facts.effects or node in self._left_out or not self._fits(node):
+        if node.op != "call_function" or node in self._left_out:
             return None
         if node.target is operator.getitem:
             # An element of a list of views is a view; a result of an op with several is that op's.
-            kind = self._kinds.get(node.args[0])  # type: ignore[arg-type]
+            kind = self._kinds.get(node.args[0]) if self._fits(node) else None  # type: ignore[arg-type]
             return kind if kind in (None, "view") else "shape"
-        kind = self._kind_of_op(node)
-        # A view that someone writes through must stay a view of what it was taken from.
-        return None if kind == "view" and self._facts.memory[node] in self._facts.written else kind
+        if reason := self._refusal(node):
+            self._refusals[node] = reason
+            return None
+        return self._ops[qualified_name(node.target._schema)].kind  # type: ignore[union-attr]
 
-    def _kind_of_op(self, node: fx.Node) -> str | None:
-        if not isinstance(node.target, torch._ops.OpOverload):
-            return None
-        schema = node.target._schema
-        support = self._ops.get(qualified_name(schema))
-        if support is None or support.kind in ("shape", "item") or not self._conditions_hold(node, support):
-            return None
-        return support.kind if self._leaves_apart(node, support.kind) else None
+    def _refusal(self, node: fx.Node) -> str:
+        """Why a call is not taken, in the words of ``src/fusion/fusion_pass.cpp``; empty if it is."""
+        if node in self._facts.effects:
+            return "it has effects: it writes to memory that others see, or draws random numbers"
+        support = None
+        if isinstance(node.target, torch._ops.OpOverload):
+            support = self._ops.get(qualified_name(node.target._schema))
+        if support is None or support.kind in ("shape", "item"):
+            return f"device {self._device.name!r} has no such operator"
+        if not self._fits(node):
+            return f"device {self._device.name!r} does not take the dtype of its inputs or results"
+        if not self._conditions_hold(node, support):
+            return f"device {self._device.name!r} does not take it with these arguments"
+        if not self._leaves_apart(node, support.kind):
+            return "it takes or returns what is neither a tensor nor a number"
+        # A view that someone writes through must stay a view of what it was taken from.
+        if support.kind == "view" and self._facts.memory[node] in self._facts.written:
+            return "it is a view that the program writes through"
+        return ""
+
+    def _ungrouped(self, groups: Sequence[Sequence[fx.Node]]) -> Iterator[tuple[fx.Node, str]]:
+        members = {node for group in groups for node in group}
+        for node in self._graph.nodes:
+            if not any(isinstance(value, torch.Tensor) for value in leaves(node.meta.get("val"))):
+                continue
+            if node in self._refusals:
+                yield node, self._refusals[node]
+            elif node not in members and self._kinds.get(node) in ("compute", "cheap"):
+                yield node, "it stands alone: a group of it would save nothing"
 
     def _conditions_hold(self, node: fx.Node, support: OpSupport) -> bool:
         named = named_arguments(node)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from weakref import WeakKeyDictionary
 
 from torchmdla.capture.subgraph import Call, Subgraph
+from torchmdla.capture.ungrouped import Ungrouped
 from torchmdla.compiler.program import Target
 from torchmdla.devices import Device
 from torchmdla.devices.device import TensorType
@@ -47,7 +48,8 @@ class _Memory:
 
 
 _memories: WeakKeyDictionary[Device, _Memory] = WeakKeyDictionary()
-_counts: Counter[str] = Counter()
+_left_out: Counter[Ungrouped] = Counter()
+_failed: Counter[Ungrouped] = Counter()
 _lock = threading.RLock()
 
 
@@ -110,16 +112,22 @@ def blamed_alone(
     return failure if compiled else None
 
 
-def count(error: CompileError) -> None:
-    """Counts the calls that a group is compiled without."""
+def count(error: CompileError, divided: bool) -> None:
+    """Counts the calls that a group is compiled without, or that it is not compiled for."""
     with _lock:
-        _counts.update(map(text_of, error.parts or [error]))
+        (_left_out if divided else _failed).update(map(described, error.parts or [error]))
 
 
-def counts() -> dict[str, int]:
+def counts() -> Counter[Ungrouped]:
     """What was left out of groups, and how often."""
     with _lock:
-        return dict(_counts)
+        return Counter(_left_out)
+
+
+def failures() -> Counter[Ungrouped]:
+    """For what groups were not compiled, and how often."""
+    with _lock:
+        return Counter(_failed)
 
 
 def forget() -> None:
@@ -130,7 +138,8 @@ def forget() -> None:
 
 def reset_counts() -> None:
     with _lock:
-        _counts.clear()
+        _left_out.clear()
+        _failed.clear()
 
 
 def call_until_whole(call: Callable[[], object], least: int = 1) -> None:
@@ -142,10 +151,9 @@ def call_until_whole(call: Callable[[], object], least: int = 1) -> None:
         calls += 1
 
 
-def text_of(error: CompileError) -> str:
+def described(error: CompileError) -> Ungrouped:
     """An op, why it fails, and where it stands."""
-    text = f"{error.op}: {error.reason}" if error.op else error.reason
-    return f"{text} (at {error.source})" if error.source else text
+    return Ungrouped(error.op, error.reason, error.source)
 
 
 def _refusal(by_node: Mapping[int, CompileError]) -> CompileError:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import gc
+import logging
 import threading
+import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,8 +22,8 @@ from torchmdla.capture.script_subgraph import ScriptSubgraph
 from torchmdla.capture.subgraph import Subgraph
 from torchmdla.compile_service import service
 from torchmdla.compile_service.versions import producers
-from torchmdla.compiler.artifact import Manifest
-from torchmdla.compiler.program import Program, Target
+from torchmdla.compiler.artifact import KernelCall, Manifest
+from torchmdla.compiler.program import Argument, Program, Target
 from torchmdla.devices import interrupts
 from torchmdla.errors import CompileError, DeviceError, internal_error
 from torchmdla.importer import (
@@ -29,12 +33,37 @@ from torchmdla.importer import (
     TensorMeta,
     located,
 )
-from torchmdla.support import forks
+from torchmdla.support import forks, logs
 
 if TYPE_CHECKING:
     from torchmdla.capture.size_program import SizeNodes
 
 _warned: set[str] = set()
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What is kept beside an executable: the loaded code, and for people what it was made of.
+
+    Attributes:
+        code: keeps the code mapped.
+        arguments, bindings, ops, sources: of the program and the group, as
+            :class:`torchmdla.importer.ImportedGraph` has them.
+        manifest: the artifact's.
+        origin: where the artifact came from: ``"compiled"``, ``"disk"`` or ``"memory"``.
+        seconds: what compiling it, or finding it, took.
+        times: of its kernels, while they are observed.
+    """
+
+    code: devices.LoadedCode
+    arguments: tuple[Argument, ...]
+    bindings: tuple[Binding, ...]
+    ops: tuple[str, ...]
+    sources: tuple[str, ...]
+    manifest: Manifest
+    origin: str
+    seconds: float
+    times: _C.KernelTimes
 
 
 def install() -> None:
@@ -186,10 +215,16 @@ def _executable(
     outputs: Sequence[tuple[str, object]],
 ) -> _C.Executable:
     """Compiles and loads ``program``, and binds it to the group's inputs and ``outputs``."""
+    start = time.perf_counter()
     try:
-        manifest, loaded = _loaded(program, device)
+        outcome, loaded = _loaded(program, device)
     except CompileError as error:
         raise located(error, imported) from error
+    manifest = outcome.artifact.manifest
+    names = [" ".join([kernel.symbol, "+".join(ops_of(kernel, imported.ops))]).rstrip() for kernel in manifest.kernels]
+    times = _C.KernelTimes(names)
+    seconds = time.perf_counter() - start
+    _log(imported, program, outcome, seconds)
     return _C.Executable(
         entry=loaded.entry,
         packs=[
@@ -199,7 +234,17 @@ def _executable(
             )
         ],
         workspace_bytes=manifest.workspace_bytes,
-        owner=loaded,
+        owner=Compiled(
+            code=loaded,
+            arguments=imported.arguments,
+            bindings=imported.bindings,
+            ops=imported.ops,
+            sources=imported.sources,
+            manifest=manifest,
+            origin=outcome.source,
+            seconds=seconds,
+            times=times,
+        ),
         inputs=[
             _source(binding, argument.kind == "scalar", subgraph)
             for binding, argument in zip(imported.bindings, imported.arguments, strict=True)
@@ -208,6 +253,45 @@ def _executable(
         unversioned=[place for place, binding in enumerate(imported.bindings) if binding.unversioned],
         workspace=loaded.workspace,
         fault=loaded.fault,
+        times=times,
+    )
+
+
+def ops_of(kernel: KernelCall, ops: Sequence[str]) -> tuple[str, ...]:
+    """What a kernel computes of a group with ``ops``, without namespaces and overloads."""
+    return tuple(dict.fromkeys(ops[node].partition("::")[2].partition(".")[0] for node in kernel.nodes))
+
+
+def _log(imported: ImportedGraph, program: Program, outcome: service.CompileOutcome, seconds: float) -> None:
+    manifest = outcome.artifact.manifest
+    if logs.logger("groups").isEnabledFor(logging.INFO):
+        ops = Counter(op for op in imported.ops if not op.startswith("prim::"))
+        places = zip(imported.ops, imported.sources, strict=True)
+        sources = [source for op, source in places if source and not op.startswith("prim::")]
+        types = [
+            f"{argument.dtype}{list(argument.shape)}" for argument in imported.arguments if argument.role == "input"
+        ]
+        logs.logger("groups").info(
+            "%s: a group for %s of %d operators (%s)%s, %d kernels",
+            program.key[:16],
+            f"{', '.join(types) or 'no inputs'}{' and other sizes' if program.symbols else ''}",
+            ops.total(),
+            ", ".join(f"{op} × {count}" if count > 1 else op for op, count in ops.most_common()),
+            f" from {sources[0]}" if sources else "",
+            len(manifest.kernels),
+        )
+    stages = [
+        f"{name.removeprefix('seconds_')} {value:.3f}"
+        for name, value in manifest.statistics.items()
+        if name.startswith("seconds_")
+    ]
+    logs.logger("timing").info(
+        "%s: %.3f s until it was loaded, %.3f s of them for the artifact (%s)%s",
+        program.key[:16],
+        seconds,
+        outcome.seconds,
+        outcome.source,
+        f"; when it was compiled: {', '.join(stages)}" if stages else "",
     )
 
 
@@ -217,7 +301,7 @@ def _origin(device: devices.Device) -> tuple[Target, tuple[tuple[str, str], ...]
         return device.target(), producers(device)
 
 
-def _loaded(program: Program, device: devices.Device) -> tuple[Manifest, devices.LoadedCode]:
+def _loaded(program: Program, device: devices.Device) -> tuple[service.CompileOutcome, devices.LoadedCode]:
     """Compiles and loads ``program``: once more where an artifact that was kept does not load."""
     outcome = service.compile_program(program)
     manifest = outcome.artifact.manifest
@@ -225,7 +309,7 @@ def _loaded(program: Program, device: devices.Device) -> tuple[Manifest, devices
         raise CompileError(f"device {device.name!r} takes no sizes that vary")
     try:
         with _imports:
-            return manifest, device.load(outcome.artifact)
+            return outcome, device.load(outcome.artifact)
     except CompileError:
         service.forget(program.key)
         if outcome.source == "compiled":
@@ -252,15 +336,21 @@ def _warn(error: CompileError, divided: bool) -> None:
     but for what is tried again at once, or ended with the interpreter."""
     if error.retry_after == 0 or background.is_leaving():
         return
-    if divided:
-        refusals.count(error)
+    refusals.count(error, divided)
     what = "an op, with compiled groups around it," if divided else "a group"
     for one in error.parts or [error]:
-        text = f"{one.op}: {one.reason}"
-        if text not in _warned:
-            _warned.add(text)
-            message = f"torchmdla: {what} runs in PyTorch's interpreter: {refusals.text_of(one)}"
-            warnings.warn(message, RuntimeWarning, stacklevel=2)
+        logs.logger("fallback").info("%s runs in PyTorch's interpreter: %s", what, refusals.described(one))
+    new = {f"{one.op}: {one.reason}": one for one in error.parts or [error]}
+    told = [refusals.described(one) for text, one in new.items() if text not in _warned]
+    _warned.update(new)
+    if told:
+        more = f"; and {len(told) - 1} more" if len(told) > 1 else ""
+        warnings.warn(
+            f"torchmdla: {what} runs in PyTorch's interpreter (torchmdla.explain(model, *inputs) tells more): "
+            f"{told[0]}{more}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
 
 def _tell_fault(group: str, fault: str, strict: bool) -> None:
@@ -271,6 +361,7 @@ def _tell_fault(group: str, fault: str, strict: bool) -> None:
     """
     interrupts.raise_held()
     error = DeviceError(fault, group=group)
+    logs.logger("fallback").info("a group runs in PyTorch's interpreter: %s", error)
     if strict:
         raise error
     warnings.warn(f"torchmdla: a group runs in PyTorch's interpreter: {error}", RuntimeWarning, stacklevel=2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,22 @@ def load_program(path: str, allow_pickle: bool = False) -> Any:
         raise FileError(f"{path}: {error.strerror or error}") from None
     except Exception as error:  # Whatever the loader makes of a damaged file.
         raise FileError(f"{path} cannot be loaded: {type(error).__name__}: {str(error)[:300]}") from error
+
+
+def check_inputs(program: Any, given: Sequence[object]) -> None:
+    """
+    Raises:
+        FileError: nothing is given for a call of ``program``, and nothing in its file tells what would do.
+    """
+    import torch
+
+    if given or not isinstance(program, torch.nn.Module) or isinstance(program, torch.fx.GraphModule):
+        return
+    if isinstance(program, torch.jit.ScriptModule):
+        arguments = program.forward.schema.arguments[1:]  # type: ignore[attr-defined]
+        if all(argument.has_default_value() for argument in arguments):
+            return
+    raise FileError("--input is needed, once for each input of a call, as --input 1x3x224x224")
 
 
 _EXPORTED = frozenset(("serialized_exported_program.json", "archive_format"))

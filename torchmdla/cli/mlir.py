@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from torchmdla.cli import failed
-from torchmdla.cli.files import FileError, load_program
+from torchmdla.cli.files import FileError, check_inputs, load_program
 from torchmdla.errors import CompileError
 
 EPILOG = """\
@@ -67,18 +66,8 @@ def _text(options: argparse.Namespace) -> str:
     if options.dynamic:
         specs = [TensorSpec((None, *spec.shape[1:]), spec.dtype) if spec.shape else spec for spec in specs]
     program = load_program(options.file, options.allow_pickle)
-    if not specs and _takes_inputs(program):
-        raise ValueError("--input is needed, once for each input of a call, as --input 1x3x224x224")
+    check_inputs(program, specs)
     if options.output == "loops":
         return get_loops(program, *specs)
     module = get_mlir(program, *specs, output=options.output, weights=options.weights)
     return str(module.operation.get_asm(enable_debug_info=options.locations)).rstrip("\n") + "\n"
-
-
-def _takes_inputs(program: Any) -> bool:
-    """Whether a call of it has inputs that nothing in the file tells."""
-    import torch
-
-    if isinstance(program, torch.jit.ScriptModule):
-        return len(program.forward.schema.arguments) > 1  # type: ignore[attr-defined]
-    return isinstance(program, torch.nn.Module) and not isinstance(program, torch.fx.GraphModule)

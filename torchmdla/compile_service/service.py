@@ -19,6 +19,7 @@ from torchmdla.compiler import dump
 from torchmdla.compiler.artifact import Artifact
 from torchmdla.compiler.program import Program
 from torchmdla.errors import CompileError
+from torchmdla.support import logs
 
 Source = Literal["memory", "disk", "compiled"]
 
@@ -99,7 +100,10 @@ class CompilerService:
                     del self._claims[key]
             claim.set()
         if source == "compiled":
-            self.cache.store(key, artifact)
+            if self.cache.store(key, artifact):
+                logs.logger("cache").info("%s: stored on disk", key[:16])
+        else:
+            logs.logger("cache").info("%s: found %s", key[:16], "in memory" if source == "memory" else "on disk")
         return CompileOutcome(artifact, source, time.perf_counter() - start)
 
     def forget(self, key: str) -> None:
@@ -107,6 +111,7 @@ class CompilerService:
         with self._lock:
             self._artifacts.pop(key, None)
         self.cache.remove(key)
+        logs.logger("cache").info("%s: removed, because it did not load", key[:16])
 
     def prestart(self) -> None:
         """Starts a compiler process, so that it is ready when the first program comes. Never raises or waits.
@@ -165,13 +170,22 @@ class CompilerService:
             if folder := dump.folder_of(key):
                 error.args = (f"{error}\nTo repeat it: python {folder / 'repeat.py'}",)
             seconds = time.perf_counter() - start
+            logs.logger("compile").info("%s: refused after %.3f s: %s", key[:16], seconds, error)
             with self._lock:
                 self._statistics.seconds += seconds
                 self._statistics.failures += 1
                 self._failures.add(key, error, seconds)
             raise
+        seconds = time.perf_counter() - start
+        logs.logger("compile").info(
+            "%s: compiled for %s in %.3f s, %d bytes",
+            key[:16],
+            program.target.device,
+            seconds,
+            len(artifact.object_code),
+        )
         with self._lock:
-            self._statistics.seconds += time.perf_counter() - start
+            self._statistics.seconds += seconds
             self._statistics.compiled += 1
             self._failures.forget(key)
             self._remember(key, artifact)

@@ -39,6 +39,26 @@ class Pack:
     size: int
 
 
+# A number; of a dynamic program the terms of a polynomial in its symbols (:class:`torchmdla.compiler.sizes.Size`).
+Count = int | tuple[tuple[tuple[int, ...], int], ...]
+
+
+@dataclass(frozen=True)
+class KernelCall:
+    """A place in the entry that calls a kernel, for people.
+
+    ``loops`` are the sizes of its loop nests, ``2x64 reduce 128`` say; ``flops`` its floating-point operations in a
+    call of the entry, ``bytes`` those of what it reads and writes, each element once; ``nodes`` the numbers of the
+    group's nodes that it computes (``"graph":N`` in the program's locations).
+    """
+
+    symbol: str
+    loops: str
+    flops: Count
+    bytes: Count
+    nodes: tuple[int, ...]
+
+
 @dataclass(frozen=True)
 class Manifest:
     """What a loader must know about the object code.
@@ -47,7 +67,8 @@ class Manifest:
     every version of these. ``workspace_bytes`` are what the entry and the packs need; the entry of a dynamic program,
     with ``symbols`` symbols, needs what the function ``workspace`` says. ``device_calls`` are the undefined symbols
     that the loader has to provide. ``fault`` is the function that tells why the code has failed, where it may fail and
-    eager PyTorch would not (:class:`torchmdla.devices.device.LoadedCode`). ``statistics`` are times (seconds) and
+    eager PyTorch would not (:class:`torchmdla.devices.device.LoadedCode`). ``kernels`` are the places in the entry
+    that call kernels, by the numbers that it tells ``mdla_begin_kernel``. ``statistics`` are times (seconds) and
     counts of the compilation, for people.
     """
 
@@ -61,6 +82,7 @@ class Manifest:
     packs: tuple[Pack, ...] = ()
     device_calls: tuple[str, ...] = ()
     fault: str = ""
+    kernels: tuple[KernelCall, ...] = ()
     statistics: dict[str, float] = field(default_factory=dict)
 
     @classmethod
@@ -78,9 +100,17 @@ class Manifest:
             "packs": tuple(
                 Pack(p["symbol"], p["recipe"], tuple(p["arguments"]), p["size"]) for p in description["packs"]
             ),
+            "kernels": tuple(
+                KernelCall(k["symbol"], k["loops"], _count(k["flops"]), _count(k["bytes"]), tuple(k["nodes"]))
+                for k in description["kernels"]
+            ),
             "device_calls": tuple(description["device_calls"]),
         }
         return cls(**{**description, **lists})
+
+
+def _count(raw: Any) -> Count:
+    return raw if isinstance(raw, int) else tuple((tuple(exponents), factor) for exponents, factor in raw)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,8 @@ from torchmdla.errors import CompileError
 
 _TORCH_OP = re.compile(r"torch\.(aten|prim|prims|torchvision|operator)\.([\w.]+)")
 _PLACE = re.compile(r'"([^"]+)":(\d+)')
+# The importer's place of an op: the number of the group's node that it comes from.
+_NODE = re.compile(r'\("graph":(\d+)')
 
 
 def new_context() -> ir.Context:
@@ -41,6 +43,18 @@ def ops_named(root: Any, names: Collection[str]) -> list[Any]:
 
     root.walk(visit)
     return found
+
+
+def nodes_of(op: Any) -> frozenset[int]:
+    """The numbers of the group's nodes that an op computes, by the places of it and of what it contains."""
+    found = set(_NODE.findall(str(op.location)))
+
+    def visit(inner: Any) -> Any:
+        found.update(_NODE.findall(str(inner.location)))
+        return ir.WalkResult.ADVANCE
+
+    op.walk(visit)
+    return frozenset(map(int, found))
 
 
 def run(module: ir.Module, *passes: str) -> None:

@@ -90,6 +90,13 @@ def at(size: int | Size, values: Sequence[int]) -> int:
     return size.at(values) if isinstance(size, Size) else size
 
 
+def terms(size: int | Size, symbols: int) -> int | tuple[tuple[Exponents, int], ...]:
+    """``size``, in which no symbol stands but the first ``symbols``, in types that JSON has."""
+    if not isinstance(size, Size):
+        return size
+    return tuple((exponents[:symbols], factor) for exponents, factor in size.terms)
+
+
 def fit(points: Sequence[Sequence[int]], numbers: Sequence[int]) -> int | Size:
     """The polynomial that is ``numbers[k]`` at ``points[k]``, with the fewest terms of those that :func:`_forms` lists.
     More points than coefficients, which are integers, make sure of it: two, or one for the multiplied-out products.

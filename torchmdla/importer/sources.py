@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
+from torchmdla import _C
 from torchmdla.errors import CompileError
 from torchmdla.importer.builder import blame
 from torchmdla.importer.types import ImportedGraph
@@ -17,13 +18,18 @@ _SCRIPTED = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 _TRACED = re.compile(r"^(?P<file>[^\n]+?)\((?P<line>\d+)\): ", re.MULTILINE)
 _LOCATION = re.compile(r'"(?P<op>\w+::[\w.]+)"\("graph":(?P<node>\d+):\d+\)')
 _PLACE = re.compile(r"graph:(?P<node>\d+)")
-_TORCH = os.path.dirname(torch.__file__)
+# PyTorch's own code, and what a TorchScript archive has of a program beside the lines that it was written in.
+_NOT_THE_USERS = (os.path.dirname(torch.__file__), "code/__torch__")
 
 
 def source_of(node: torch._C.Node) -> str:
     """``file:line`` of a node, the innermost that is not PyTorch's own code; empty when unknown."""
-    text = str(node.sourceRange())
-    return _innermost([*_SCRIPTED.finditer(text), *_TRACED.finditer(text)])
+    return source_in(_C.source_ranges(node))
+
+
+def source_in(source_ranges: str) -> str:
+    """The same of what ``_C.source_ranges`` says of a node."""
+    return _innermost([*_SCRIPTED.finditer(source_ranges), *_TRACED.finditer(source_ranges)])
 
 
 def source_of_trace(stack_trace: str | None) -> str:
@@ -35,9 +41,9 @@ def source_of_trace(stack_trace: str | None) -> str:
 
 
 def _innermost(frames: Sequence[re.Match[str]]) -> str:
-    """The first of ``frames`` outside of PyTorch, which go from the innermost outwards."""
+    """The first of ``frames``, which go from the innermost outwards, that is the user's; else the first."""
     places = [f"{frame['file']}:{frame['line']}" for frame in frames]
-    outside = [place for place in places if not place.startswith(_TORCH)]
+    outside = [place for place in places if not place.startswith(_NOT_THE_USERS)]
     return next(iter(outside or places), "")
 
 

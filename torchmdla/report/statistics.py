@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 import torch
 
 from torchmdla import _C
-from torchmdla.capture import refusals
+from torchmdla.capture import refusals, ungrouped
+from torchmdla.capture.ungrouped import Ungrouped
 from torchmdla.compile_service import service
 
 
@@ -43,6 +45,9 @@ class Statistics:
         fallbacks: reason → number of group calls that ran in PyTorch's interpreter.
         left_out: op, reason and place (``file:line``) → number of specialisations that were compiled without it, in
             groups around it.
+        ungrouped: op, reason and place → number of graphs that have it outside of groups.
+        training_calls: group calls whose inputs require grad, and of which backward was expected: these ran as PyTorch
+            runs a program that trains, with groups inside of its differentiable graphs.
         lazy: of the lazy device.
     """
 
@@ -57,11 +62,14 @@ class Statistics:
     not_dynamic: dict[str, int] = field(default_factory=dict)
     fallbacks: dict[str, int] = field(default_factory=dict)
     left_out: dict[str, int] = field(default_factory=dict)
+    ungrouped: dict[str, int] = field(default_factory=dict)
+    training_calls: int = 0
     lazy: LazyStatistics = LazyStatistics()
 
 
 _baseline: dict[str, float] = {}
 _eager_baseline: dict[str, int] = {}
+_ungrouped_baseline: Counter[Ungrouped] = Counter()
 
 
 def stats() -> Statistics:
@@ -79,7 +87,9 @@ def stats() -> Statistics:
         dynamic=groups["dynamic"],
         not_dynamic=groups["not_dynamic"],
         fallbacks=groups["fallbacks"],
-        left_out=refusals.counts(),
+        left_out=_texts(refusals.counts()),
+        ungrouped=_texts(ungrouped.counts() - _ungrouped_baseline),
+        training_calls=groups["training_calls"],
         lazy=LazyStatistics(**_C.lazy_statistics(), eager=_eager_calls()),
     )
 
@@ -90,8 +100,14 @@ def reset_stats() -> None:
     refusals.reset_counts()
     _C.lazy_reset_statistics()
     _eager_baseline.update({name: _eager_baseline.get(name, 0) + count for name, count in _eager_calls().items()})
+    _ungrouped_baseline.clear()
+    _ungrouped_baseline.update(ungrouped.counts())
     _baseline.clear()
     _baseline.update(service.statistics())
+
+
+def _texts(counts: Counter[Ungrouped]) -> dict[str, int]:
+    return {str(one): count for one, count in sorted(counts.items())}
 
 
 def _eager_calls() -> dict[str, int]:

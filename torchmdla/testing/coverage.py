@@ -57,15 +57,15 @@ def work_inside(graph: Any, *inputs: Any) -> int:
     for index, node in enumerate(nodes):
         # The graph up to this group, which gives what the group is given.
         before = graph.copy()
-        feed = _function(before, list(groups(before)[index].inputs()))
+        feed = function_of(before, list(groups(before)[index].inputs()))
         subgraph = node.g("Subgraph").copy()
         with torch.no_grad(), torchmdla.enabled(False):
             values = feed(*inputs)
-        total += work_of(_function(subgraph, list(subgraph.outputs())), *values)
+        total += work_of(function_of(subgraph, list(subgraph.outputs())), *values)
     return total
 
 
-def _function(graph: Any, results: list[Any]) -> Any:
+def function_of(graph: Any, results: list[Any]) -> Any:
     """Makes ``graph`` a function that returns a tuple of ``results``, values of it, instead of its outputs."""
     for _ in list(graph.outputs()):
         graph.eraseOutput(0)

@@ -40,7 +40,8 @@ class LoopNest:
 
     Loops marked in ``reduction`` carry the outputs: there ``values`` are what the outputs' accumulators become, from
     the constant ``initial`` on if there is one, from what lies in memory otherwise. With an epilogue the outputs have
-    no memory, and ``initial`` is set. The call fails unless all ``checks`` hold in every iteration."""
+    no memory, and ``initial`` is set. The call fails unless all ``checks`` hold in every iteration. ``nodes`` are the
+    numbers of the group's nodes that it computes, for people."""
 
     sizes: tuple[int, ...]
     reduction: tuple[bool, ...]
@@ -49,6 +50,7 @@ class LoopNest:
     initial: Expression | None = None
     epilogue: Epilogue | None = None
     checks: tuple[Expression, ...] = ()
+    nodes: frozenset[int] = frozenset()
 
     @classmethod
     def elementwise(cls, sizes: tuple[int, ...], output: Access, value: Expression) -> LoopNest:
@@ -150,6 +152,7 @@ class OutlinedRegion:
     temporaries: tuple[Buffer, ...]
     scalars: tuple[Scalar, ...]
     results: tuple[Scalar, ...]
+    nodes: frozenset[int] = frozenset()
 
     @property
     def reads(self) -> list[Buffer]:

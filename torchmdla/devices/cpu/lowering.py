@@ -184,7 +184,7 @@ def _read(program: Program, seconds: dict[str, float]) -> LoopProgram:
 
 
 def _manifest(program: Program, code: Code, object_code: bytes, seconds: dict[str, float]) -> Manifest:
-    counts = {"kernels": float(code.kernels), "distinct_kernels": float(code.distinct_kernels)}
+    counts = {"kernels": float(len(code.kernels)), "distinct_kernels": float(code.distinct_kernels)}
     return Manifest(
         program=program.key,
         entry=ENTRY,
@@ -196,6 +196,7 @@ def _manifest(program: Program, code: Code, object_code: bytes, seconds: dict[st
         packs=code.packs,
         device_calls=_device_calls(object_code, code),
         fault=code.fault,
+        kernels=code.kernels,
         statistics={**{f"seconds_{stage}": spent for stage, spent in seconds.items()}, **counts},
     )
 

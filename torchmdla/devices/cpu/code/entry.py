@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torchmdla.compiler import dump
-from torchmdla.compiler.artifact import Pack
+from torchmdla.compiler.artifact import KernelCall, Pack
 from torchmdla.compiler.program import Program
-from torchmdla.compiler.sizes import Size, at
+from torchmdla.compiler.sizes import Size, at, terms
 from torchmdla.devices.cpu.accesses import Buffer, Scalar
 from torchmdla.devices.cpu.code.checks import FAULT, Marks
 from torchmdla.devices.cpu.code.kernels import write_kernel
@@ -39,11 +39,13 @@ from torchmdla.devices.cpu.printer import kernel_text
 from torchmdla.devices.cpu.schedule import Ahead, Blocks, count, ranges
 from torchmdla.devices.cpu.schedule.plan import Plan, ScheduledKernel
 from torchmdla.devices.cpu.schedule.tile_loops import blocks_of
+from torchmdla.devices.cpu.work import work_of
 from torchmdla.devices.cpu.workspace import ALIGNMENT, Lifetime, plan
 
 ENTRY = "mdla_forward"
 WORKSPACE = "mdla_workspace"
 PARALLEL_FOR = "mdla_parallel_for"
+BEGIN_KERNEL = "mdla_begin_kernel"
 
 # The entry's buffers before its arguments: workspace, packed, sizes.
 _GIVEN = 3
@@ -58,9 +60,10 @@ _SLOT_BYTES = 8
 
 @dataclass(frozen=True)
 class Code:
-    """The whole module as MLIR text, what it needs, and how many kernels it runs and holds. ``workspace_bytes`` leaves
-    out the entry of a dynamic program: the function ``workspace`` says what that needs. ``regions`` are the functions
-    of regions. Of code that is to be checked (:mod:`~torchmdla.devices.cpu.code.checks`), ``fault`` tells what failed.
+    """The whole module as MLIR text, what it needs, the kernels that its entry calls, and how many it holds.
+    ``workspace_bytes`` leaves out the entry of a dynamic program: the function ``workspace`` says what that needs.
+    ``regions`` are the functions of regions. Of code that is to be checked
+    (:mod:`~torchmdla.devices.cpu.code.checks`), ``fault`` tells what failed.
     """
 
     text: str
@@ -68,7 +71,7 @@ class Code:
     workspace: str
     externals: tuple[str, ...]
     regions: tuple[str, ...]
-    kernels: int
+    kernels: tuple[KernelCall, ...]
     distinct_kernels: int
     packs: tuple[Pack, ...]
     fault: str = ""
@@ -118,7 +121,7 @@ def write_module(steps: LoopProgram, plan: Plan, program: Program) -> Code:
         workspace=WORKSPACE if symbols.is_used else "",
         externals=tuple(sorted(module.externals)),
         regions=tuple(module.regions),
-        kernels=entry.calls,
+        kernels=tuple(entry.calls),
         distinct_kernels=len(module.kernels) + len(module.regions),
         packs=tuple(_pack(p, w, module, steps, program) for p, w in zip(steps.packings, packs, strict=True)),
         fault=FAULT if module.marks else "",
@@ -167,7 +170,8 @@ class _FunctionWriter:
     def __init__(self, symbol: str, steps: Sequence[Step], module: _Module, packing: Packing | None) -> None:
         self.symbol = symbol
         self.text = ""
-        self.calls = 0
+        self.calls: list[KernelCall] = []
+        self._repeats: int | Size = 1
         self._steps = steps
         self._module = module
         self._packing = packing
@@ -346,7 +350,7 @@ class _FunctionWriter:
         pointers = [self._pointer(buffer, offset) for buffer, offset in final_nest(step)[1]]
         pointers += self._spilled_all(step.all_scalars, nest.may_fail)
         pointers += [self._symbols] if nest.is_dynamic else []
-        self.calls += 1
+        self._begin_kernel(symbol, step)
         self._call_kernel(symbol, pointers, ranges(nest, schedule), schedule.grain)
 
     def _call_tile_loop(self, step: TileLoop) -> None:
@@ -360,8 +364,9 @@ class _FunctionWriter:
         pointers = [self._pointer(buffer, offset) for buffer, offset in code.places]
         pointers += self._spilled_all(code.scalars, code.may_fail)
         pointers += [self._symbols] if module.plan.symbols.is_used else []
-        self.calls += len(step.members)
-        self._call_kernel(module.kernel(code.text), pointers, blocks_of(step), schedule.grain)
+        symbol = module.kernel(code.text)
+        self._begin_kernel(symbol, step)
+        self._call_kernel(symbol, pointers, blocks_of(step), schedule.grain)
 
     def _repeat(self, step: RepeatLoop) -> None:
         """A loop; the addresses of the views are computed at the start of each iteration."""
@@ -376,8 +381,10 @@ class _FunctionWriter:
         for view, base, distance in zip(step.views, bases, distances, strict=True):
             moved = self._define(f"llvm.mul {iteration}, {distance} : i64")
             self._views[view.buffer] = self._moved(base, moved)
+        self._repeats = step.count
         for member in step.steps:
             self._run(member)
+        self._repeats = 1
         self._lines.append("}")
 
     def _kernel(self, step: LoopNest, ahead: Ahead = ()) -> tuple[str, ScheduledKernel]:
@@ -399,6 +406,17 @@ class _FunctionWriter:
             self._uses_status = True
         return pointers
 
+    def _begin_kernel(self, symbol: str, step: LoopNest | TileLoop | OutlinedRegion) -> None:
+        """Tells the runtime that a kernel begins. What packs do is not told of."""
+        if self._packing is not None:
+            return
+        number = self._constant(len(self.calls))
+        kinds = self._module.externals[BEGIN_KERNEL] = "(i64) -> ()"
+        self._lines.append(f"llvm.call @{BEGIN_KERNEL}({number}) : {kinds}")
+        work, symbols = work_of(step, self._repeats), self._module.plan.symbols.count
+        flops, moved = terms(work.flops, symbols), terms(work.bytes, symbols)
+        self.calls.append(KernelCall(symbol, work.loops, flops, moved, work.nodes))
+
     def _call_kernel(self, symbol: str, pointers: Sequence[str], blocks: Blocks, tasks_of: int) -> None:
         """Runs a kernel's range of ``blocks``, shared by threads in tasks of ``tasks_of`` (0: not shared)."""
         self._most_operands = max(self._most_operands, len(pointers))
@@ -417,7 +435,7 @@ class _FunctionWriter:
         self._lines.append(f"llvm.call @{PARALLEL_FOR}({kernel}, %operands, {begin}, {end}, {grain}) : {kinds}")
 
     def _call_region(self, step: OutlinedRegion) -> None:
-        self.calls += 1
+        self._begin_kernel(step.symbol, step)
         self._module.regions[step.symbol] = step.text
         operands = [self._pointer(buffer) for buffer in step.inputs + step.outputs + step.temporaries]
         kinds = ["!llvm.ptr"] * len(operands) + [s.type for s in step.scalars]

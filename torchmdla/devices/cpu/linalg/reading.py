@@ -19,7 +19,7 @@ from typing import Any
 
 from torch_mlir import ir
 
-from torchmdla.compiler.mlir import forward_of
+from torchmdla.compiler.mlir import forward_of, nodes_of
 from torchmdla.compiler.program import Program
 from torchmdla.devices.cpu.accesses import Access, Buffer, Scalar, Table, TableAccess
 from torchmdla.devices.cpu.element_types import NotANestError, computed, stored
@@ -88,7 +88,11 @@ class _Reader:
 
     def read(self) -> LoopProgram:
         for op in self._block.operations:
+            before = len(self._steps)
             self._handlers.get(op.operation.name, self._other)(op.operation)
+            for step in self._steps[before:]:
+                if isinstance(step, LoopNest | OutlinedRegion):
+                    step.nodes = nodes_of(op.operation)
         for step in self._steps:
             if isinstance(step, LoopNest):
                 _flatten_fixed(step)

@@ -68,6 +68,7 @@ def _merge_reader(steps: LoopProgram, index: Users, step: LoopNest) -> bool:
     result = load(_of_buffer(buffer, moved))
     value = step.epilogue.values[0] if step.epilogue else reduced(0, result.type)
     step.epilogue = Epilogue(moved.outputs, substituted(moved.values, {result: value}))
+    step.nodes |= reader.nodes
     index.set(buffer, [])
     steps.steps.remove(step)
     steps.steps[steps.steps.index(reader)] = step
@@ -136,6 +137,7 @@ def _merge_start(steps: LoopProgram, index: Users, step: LoopNest) -> None:
     (added,), kind = _over_loops_of(step, start, pairs).values, step.values[0].type
     step.epilogue = Epilogue(step.outputs, (operation("arith.addf", [reduced(0, kind), added], kind),))
     step.initial = _ZERO[kind]
+    step.nodes |= start.nodes
     index.take_over(start, step)
     steps.steps.remove(start)
 

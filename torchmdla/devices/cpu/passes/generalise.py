@@ -147,6 +147,8 @@ class _Generaliser:
             raise not_dynamic("the values of a constant tensor depend on the sizes")
         if is_dataclass(first):
             return self._record(things)
+        if isinstance(first, frozenset):  # of nodes, for people
+            return first.union(*things)
         if isinstance(first, tuple | list):
             return type(first)(self._items(things, counts))
         if isinstance(first, dict):

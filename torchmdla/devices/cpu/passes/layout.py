@@ -200,4 +200,6 @@ def lay_out(step: LoopNest, access: Access, order: Sequence[int]) -> LoopNest:
     walked = [d for d in order if any(index.factors[d] for index in access.indices)]
     buffer = Buffer("temporary", access.buffer.element, tuple(step.sizes[d] for d in walked))
     step.read_instead(access, Access.of_loops(buffer, walked, len(step.sizes)))
-    return LoopNest.elementwise(buffer.sizes, Access.whole(buffer), load(access.over(walked)))
+    made = LoopNest.elementwise(buffer.sizes, Access.whole(buffer), load(access.over(walked)))
+    made.nodes = step.nodes
+    return made

@@ -96,6 +96,7 @@ def _with_maker(reader: LoopNest, maker: LoopNest) -> LoopNest:
     (value,) = accessing(maker.values, lambda access: through(access, maker, read))
     made = replace(reader)
     made.map_body(lambda roots: substituted(roots, {load(read): value}))
+    made.nodes |= maker.nodes
     return made
 
 

@@ -109,6 +109,7 @@ def _combining(
         ),
         initial=step.initial,
         epilogue=step.epilogue,
+        nodes=step.nodes,
     )
     _keep_loops(combined, cut, kept)
     return combined

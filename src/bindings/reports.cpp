@@ -1,0 +1,78 @@
+// What there is to say of groups, as dictionaries.
+
+#include "bindings.h"
+#include "group/group_report.h"
+#include "group/ungrouped.h"
+#include "python_group.h"
+
+#include <pybind11/stl.h>
+#include <torch/csrc/jit/python/pybind_utils.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <vector>
+
+namespace py = pybind11;
+
+namespace torchmdla {
+
+namespace {
+
+py::dict to_python(const SpecialisationReport& report) {
+  py::dict result;
+  result["is_dynamic"] = report.is_dynamic;
+  result["executable"] = std::const_pointer_cast<Executable>(report.executable);
+  result["failure"] = report.failure;
+  return result;
+}
+
+py::dict to_python(const GroupReport& report) {
+  py::list specialisations, inputs;
+  for (const auto& one : report.specialisations)
+    specialisations.append(to_python(one));
+  for (const auto& input : report.inputs)
+    inputs.append(torch::jit::toPyObject(input));
+  py::dict result;
+  result["number"] = report.number;
+  result["name"] = report.name;
+  result["device"] = report.device;
+  result["subgraph"] = to_python(*report.subgraph);
+  result["compiled_calls"] = report.compiled_calls;
+  result["recorded_calls"] = report.recorded_calls;
+  result["training_calls"] = report.training_calls;
+  result["fallbacks"] = report.fallbacks;
+  result["not_dynamic"] = report.not_dynamic;
+  result["specialisations"] = specialisations;
+  result["inputs"] = inputs;
+  return result;
+}
+
+py::list groups() {
+  std::vector<GroupReport> reports;
+  {
+    const py::gil_scoped_release without_gil;
+    reports = group_reports();
+  }
+  py::list result;
+  for (const auto& report : reports)
+    result.append(to_python(report));
+  return result;
+}
+
+py::list ungrouped() {
+  py::list result;
+  for (const auto& [one, count] : ungrouped_operators())
+    result.append(py::make_tuple(one.op, one.reason, one.source_ranges, count));
+  return result;
+}
+
+} // namespace
+
+void bind_reports(py::module& module) {
+  module.def("groups", &groups, "What there is to say of each group that lives.");
+  module.def("ungrouped", &ungrouped,
+             "Operators outside of groups, in graphs of TorchScript and of lazy devices.");
+  module.def("source_ranges", &source_ranges, py::arg("node"),
+             "Where a node stands, and the calls that it is inlined from, outwards.");
+}
+
+} // namespace torchmdla

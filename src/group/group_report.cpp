@@ -1,0 +1,70 @@
+#include "group_report.h"
+
+#include "compilation_group.h"
+#include "support/forks.h"
+
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+#include <set>
+
+namespace torchmdla {
+
+namespace {
+
+struct LiveGroups {
+  std::mutex mutex;
+  std::set<CompilationGroup*> groups; // guarded by mutex
+};
+
+// Never destroyed: groups may outlive what is destroyed when the process ends.
+LiveGroups& live_groups() {
+  static auto& instance = *new LiveGroups;
+  return instance;
+}
+
+// A group's own lock is not taken with that of the list: under the former, groups inside of a
+// division may be made and destroyed.
+std::vector<std::shared_ptr<CompilationGroup>> all_groups() {
+  std::vector<std::shared_ptr<CompilationGroup>> groups;
+  const Guard guard(live_groups().mutex);
+  for (auto* group : live_groups().groups)
+    // None where it is being made, or destroyed: then it waits for the lock.
+    if (auto held = group->weak_from_this().lock()) groups.push_back(std::move(held));
+  return groups;
+}
+
+} // namespace
+
+int64_t next_group_number() {
+  static std::atomic<int64_t> next{0};
+  return next.fetch_add(1, std::memory_order_relaxed);
+}
+
+void enter_group(CompilationGroup* group) {
+  const Guard guard(live_groups().mutex);
+  live_groups().groups.insert(group);
+}
+
+void leave_group(CompilationGroup* group) {
+  const Guard guard(live_groups().mutex);
+  live_groups().groups.erase(group);
+}
+
+std::vector<GroupReport> group_reports() {
+  std::vector<GroupReport> reports;
+  for (const auto& group : all_groups())
+    reports.push_back(group->report());
+  std::sort(reports.begin(), reports.end(),
+            [](const GroupReport& a, const GroupReport& b) { return a.number < b.number; });
+  return reports;
+}
+
+void keep_inputs(bool on) {
+  settings().keep_inputs = on;
+  if (on) return;
+  for (const auto& group : all_groups())
+    group->forget_inputs();
+}
+
+} // namespace torchmdla

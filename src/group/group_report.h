@@ -1,0 +1,53 @@
+// What there is to say of the groups that live in this process, for people (`torchmdla.explain`).
+#pragma once
+
+#include "runtime/executable.h"
+#include "subgraph.h"
+
+#include <ATen/core/ivalue.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace torchmdla {
+
+class CompilationGroup;
+
+struct SpecialisationReport {
+  bool is_dynamic;
+  std::shared_ptr<const Executable> executable; // null where it could not be compiled
+  std::string failure;
+};
+
+struct GroupReport {
+  int64_t number; // counted up in this process
+  std::string name;
+  std::string device;
+  std::shared_ptr<const Subgraph> subgraph;
+  int64_t compiled_calls;
+  int64_t recorded_calls; // by eager operators, to learn what the compiler has to know
+  int64_t training_calls; // as PyTorch runs a program that trains: backward is expected
+  std::map<std::string, int64_t> fallbacks;
+  std::map<std::string, int64_t> not_dynamic;
+  std::vector<SpecialisationReport> specialisations; // in order, static ones first
+  std::vector<c10::IValue> inputs;                   // of the latest call, where they are kept
+};
+
+// The number of a new group.
+int64_t next_group_number();
+
+// Groups enter when they are made and leave when they are destroyed.
+void enter_group(CompilationGroup* group);
+void leave_group(CompilationGroup* group);
+
+// Of all groups, by number.
+std::vector<GroupReport> group_reports();
+
+// Whether groups keep the inputs of their latest call, to compare it with eager operators. Off,
+// what was kept is let go of.
+void keep_inputs(bool on);
+
+} // namespace torchmdla

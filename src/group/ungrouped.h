@@ -1,0 +1,36 @@
+// The operators that graphs have outside of groups, and why: of all graphs of this process.
+#pragma once
+
+#include "fusion/fusion_pass.h"
+
+#include <compare>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+
+namespace torchmdla {
+
+struct DeviceTable;
+
+// Where a node stands, as PyTorch prints it, and then the calls that it is inlined from, outwards.
+std::string source_ranges(const torch::jit::Node* node);
+
+struct UngroupedOperator {
+  std::string op;
+  std::string reason;
+  std::string source_ranges;
+
+  auto operator<=>(const UngroupedOperator&) const = default;
+};
+
+// `device` takes the operators.
+UngroupedOperator describe(const Ungrouped& one, const std::string& device);
+
+// Counts what a pass by `table` leaves outside, but for what it was told to leave out.
+std::function<void(const Ungrouped&)> count_ungrouped(const DeviceTable& table);
+
+// In how many graphs each stands.
+std::map<UngroupedOperator, int64_t> ungrouped_operators();
+
+} // namespace torchmdla

@@ -1,0 +1,84 @@
+#include "kernel_times.h"
+
+#include "support/forks.h"
+
+#include <algorithm>
+
+namespace torchmdla {
+
+namespace {
+
+thread_local KernelClock* innermost_clock = nullptr;
+
+void add_to(KernelTimes::Kernel& kernel, KernelTimes::Nanoseconds spent, bool is_first) {
+  kernel.least = is_first ? spent : std::min(kernel.least, spent);
+  kernel.sum += spent;
+}
+
+} // namespace
+
+KernelObservation& kernel_observation() {
+  static KernelObservation instance;
+  return instance;
+}
+
+KernelTimes::KernelTimes(std::vector<std::string> names) : names_(std::move(names)) {
+  sums_.kernels.resize(names_.size());
+}
+
+KernelTimes::Sums KernelTimes::sums() const {
+  const Guard guard(mutex_);
+  return sums_;
+}
+
+void KernelTimes::add(Nanoseconds entry, const std::vector<Nanoseconds>& kernels,
+                      c10::ArrayRef<int64_t> symbols) {
+  const Guard guard(mutex_);
+  const bool is_first = sums_.calls++ == 0;
+  add_to(sums_.entry, entry, is_first);
+  for (size_t i = 0; i < kernels.size(); ++i)
+    add_to(sums_.kernels[i], kernels[i], is_first);
+  sums_.symbols = symbols.vec();
+}
+
+void KernelTimes::reset() {
+  const Guard guard(mutex_);
+  sums_ = {};
+  sums_.kernels.resize(names_.size());
+}
+
+KernelClock::KernelClock(KernelTimes& times, c10::ArrayRef<int64_t> symbols)
+    : times_(times), symbols_(symbols), outer_(innermost_clock), spent_(times.names().size()) {
+  innermost_clock = this;
+}
+
+KernelClock::~KernelClock() {
+  const auto now = Clock::now();
+  end_kernel(now);
+  innermost_clock = outer_;
+  if (kernel_observation().times)
+    times_.add(std::chrono::nanoseconds(now - start_).count(), spent_, symbols_);
+}
+
+KernelClock* KernelClock::current() {
+  return innermost_clock;
+}
+
+void KernelClock::begin(size_t kernel) {
+  end_kernel(Clock::now());
+  if (kernel >= spent_.size()) return;
+  kernel_ = kernel;
+  if (kernel_observation().ranges) {
+    range_.emplace(at::RecordScope::USER_SCOPE);
+    if (range_->isActive()) range_->before(times_.names()[kernel]);
+  }
+  began_ = Clock::now();
+}
+
+void KernelClock::end_kernel(Clock::time_point now) {
+  if (kernel_) spent_[*kernel_] += std::chrono::nanoseconds(now - began_).count();
+  kernel_.reset();
+  range_.reset();
+}
+
+} // namespace torchmdla

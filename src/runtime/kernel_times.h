@@ -1,0 +1,89 @@
+// How long the kernels of an executable take, and ranges of them in PyTorch's profiler: where that
+// is asked for. An entry says where each of its kernels begins (`mdla_begin_kernel`).
+#pragma once
+
+#include <ATen/record_function.h>
+#include <c10/util/ArrayRef.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace torchmdla {
+
+// What is observed of kernels while they run, in all threads.
+struct KernelObservation {
+  std::atomic<bool> times{false};
+  std::atomic<bool> ranges{false}; // in torch.profiler
+
+  bool any() const {
+    return times.load(std::memory_order_relaxed) || ranges.load(std::memory_order_relaxed);
+  }
+};
+KernelObservation& kernel_observation();
+
+// The times of one executable, added up over its calls. Any thread may add and read.
+class KernelTimes {
+public:
+  using Nanoseconds = int64_t;
+
+  // Of a kernel that runs several times in a call, all of them together.
+  struct Kernel {
+    Nanoseconds sum = 0;
+    Nanoseconds least = 0;
+  };
+
+  struct Sums {
+    int64_t calls = 0;
+    Kernel entry;                 // of the whole entry
+    std::vector<Kernel> kernels;  // by number
+    std::vector<int64_t> symbols; // the sizes of the latest call
+  };
+
+  explicit KernelTimes(std::vector<std::string> names);
+
+  const std::vector<std::string>& names() const { return names_; }
+  Sums sums() const;
+  void add(Nanoseconds entry, const std::vector<Nanoseconds>& kernels,
+           c10::ArrayRef<int64_t> symbols);
+  void reset();
+
+private:
+  const std::vector<std::string> names_;
+  mutable std::mutex mutex_;
+  Sums sums_; // guarded by mutex_
+};
+
+// Observes one call of an entry by this thread, while it lives.
+class KernelClock {
+public:
+  KernelClock(KernelTimes& times, c10::ArrayRef<int64_t> symbols);
+  ~KernelClock();
+  KernelClock(const KernelClock&) = delete;
+  KernelClock& operator=(const KernelClock&) = delete;
+
+  // That of the entry that this thread is in; null where nothing is observed.
+  static KernelClock* current();
+
+  void begin(size_t kernel);
+
+private:
+  using Clock = std::chrono::steady_clock;
+
+  void end_kernel(Clock::time_point now);
+
+  KernelTimes& times_;
+  const c10::ArrayRef<int64_t> symbols_;
+  KernelClock* const outer_;
+  const Clock::time_point start_ = Clock::now();
+  Clock::time_point began_{};
+  std::optional<size_t> kernel_; // that is running
+  std::vector<KernelTimes::Nanoseconds> spent_;
+  std::optional<at::RecordFunction> range_;
+};
+
+} // namespace torchmdla

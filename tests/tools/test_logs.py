@@ -1,0 +1,137 @@
+"""Logs by topic, and kernels in PyTorch's profiler."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import torchmdla
+from torchmdla.support.logs import TOPICS
+
+pytestmark = pytest.mark.usefixtures("without_gradients")
+
+
+@pytest.fixture(autouse=True)
+def no_logs_afterwards() -> Iterator[None]:
+    yield
+    torchmdla.set_logs()
+
+
+def twice(x: Tensor) -> Tensor:
+    return torch.tanh(torch.relu(x)) + 0.125
+
+
+def lines(caplog: pytest.LogCaptureFixture, topic: str) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name == f"torchmdla.{topic}"]
+
+
+def test_each_topic(caplog: pytest.LogCaptureFixture) -> None:
+    torchmdla.set_logs(groups=True, compile=True, cache=True, timing=True)
+    torchmdla.compile(twice, torch.randn(3, 5))
+    torchmdla.compile(twice, torch.randn(3, 5))
+    group, again = lines(caplog, "groups")
+    assert group == again
+    assert "a group for float32[3, 5] of 3 operators (aten::relu, aten::tanh, aten::add.Scalar)" in group.replace(
+        "add.Tensor", "add.Scalar"
+    )
+    assert f"from {__file__}:" in group
+    key = group.partition(":")[0]
+    (compiled,) = lines(caplog, "compile")
+    assert compiled.startswith(f"{key}: compiled for cpu in ")
+    assert lines(caplog, "cache") == [f"{key}: stored on disk", f"{key}: found in memory"]
+    first, second = lines(caplog, "timing")
+    assert "(compiled); when it was compiled: " in first and "linalg" in first
+    assert "(memory)" in second
+
+
+def test_fallbacks(caplog: pytest.LogCaptureFixture) -> None:
+    def function(x: Tensor) -> Tensor:
+        y = torch.relu(x) + 1
+        return y[x > 0] * 2
+
+    torchmdla.set_logs(fallback=True)
+    torchmdla.compile(function, torch.randn(3, 5))
+    (said,) = lines(caplog, "fallback")
+    assert "aten::index.Tensor: " in said and f"(at {__file__}:" in said
+    assert not lines(caplog, "groups")
+
+
+def test_what_is_not_named_is_silent(caplog: pytest.LogCaptureFixture) -> None:
+    torchmdla.set_logs(**dict.fromkeys(TOPICS, True))
+    torchmdla.set_logs()
+    torchmdla.compile(twice, torch.randn(2, 3))
+    assert not [record for record in caplog.records if record.name.startswith("torchmdla")]
+
+
+PROGRAM = """
+import torch, torchmdla
+torchmdla.compile(lambda x: torch.relu(x) * 2 + 1, torch.randn(3, 4))
+"""
+
+
+@pytest.mark.parametrize(
+    ("value", "signs"),
+    [
+        ("groups,compile", ("torchmdla.groups: ", "torchmdla.compile: ")),
+        ("all", ("torchmdla.timing: ", "torchmdla.cache: ")),
+        ("nosuch, groups", ("TORCHMDLA_LOGS has no topic 'nosuch'; there are groups, ", "torchmdla.groups: ")),
+    ],
+)
+def test_the_environment_variable(value: str, signs: tuple[str, ...], tmp_path: Path) -> None:
+    environment = {**os.environ, "TORCHMDLA_LOGS": value, "TORCHMDLA_CACHE_DIR": str(tmp_path)}
+    ran = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=True)
+    assert ran.stdout == ""
+    assert all(sign in ran.stderr for sign in signs)
+    if "all" not in value:
+        assert "torchmdla.cache" not in ran.stderr
+
+
+def test_handlers_of_the_program_are_used(capsys: Any) -> None:
+    """Pytest has some: no other is added."""
+    torchmdla.set_logs(groups=True)
+    assert not logging.getLogger("torchmdla").handlers
+
+
+# --- the profiler ----------------------------------------------------------------------------------------------------
+
+
+def ranges(call: Any) -> dict[str, Any]:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        call()
+    return {event.name: event for event in profile.events()}
+
+
+def two_kernels(x: Tensor) -> Tensor:
+    return torch.softmax(torch.relu(x) @ x.t(), 1)
+
+
+def test_kernels_are_ranges_on_request() -> None:
+    x = torch.randn(40, 30)
+    compiled = torchmdla.compile(two_kernels, x)
+    (group,) = [name for name in ranges(lambda: compiled(x)) if name.startswith("mdla")]
+    with torchmdla.profile_kernels():
+        found = ranges(lambda: compiled(x))
+    kernels = [event for event in found.values() if event.cpu_parent is not None and event.cpu_parent.name == group]
+    assert len(kernels) > 1
+    assert any("matmul" in event.name for event in kernels) and any("softmax" in event.name for event in kernels)
+    assert sum(event.cpu_time_total for event in kernels) <= found[group].cpu_time_total
+    assert [name for name in ranges(lambda: compiled(x)) if name.startswith("mdla")] == [group]
+
+
+def test_groups_of_a_process_have_names_of_their_own() -> None:
+    first = torch.compile(twice, backend="torchmdla")
+    second = torch.compile(two_kernels, backend="torchmdla")
+    x = torch.randn(6, 5)
+    for _ in range(3):
+        first(x), second(x)
+    names = [name for name in ranges(lambda: (first(x), second(x))) if name.startswith("mdla_group")]
+    assert len(set(names)) == 2

@@ -1,0 +1,96 @@
+"""What the kernels of a loop program do in numbers: floating-point operations, and bytes read and written.
+
+Counts are for people: a roofline, not a schedule (whose costs are in ``schedule/``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from torchmdla.compiler.sizes import Size
+from torchmdla.devices.cpu.accesses import Access
+from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, stored
+from torchmdla.devices.cpu.expressions import Contents, Expression
+from torchmdla.devices.cpu.loop_program import LoopNest, OutlinedRegion, TileLoop
+
+# Of MLIR's operations on floats, those that compute nothing but choose, compare or convert.
+_FREE = frozenset(("arith.select", "arith.cmpf", "arith.extf", "arith.truncf", "arith.sitofp", "arith.uitofp"))
+_FLOATS = frozenset(("f32", "f64", "f16", "bf16"))
+_OPERATIONS = {"math.fma": 2}
+
+
+@dataclass(frozen=True)
+class Work:
+    """``loops``: the sizes of a step's nests, ``2x64 reduce 128``; ``nodes``: of the group, those that it computes."""
+
+    loops: str
+    flops: int | Size
+    bytes: int | Size
+    nodes: tuple[int, ...]
+
+
+def work_of(step: LoopNest | TileLoop | OutlinedRegion, repeats: int | Size = 1) -> Work:
+    """What a step does in a call of the entry that runs it ``repeats`` times; of a region, whose loops are not known,
+    the bytes alone."""
+    if isinstance(step, OutlinedRegion):
+        moved = _sum(buffer.bytes for buffer in (*step.inputs, *step.outputs))
+        return Work("", 0, moved * repeats, tuple(sorted(step.nodes)))
+    nests = _whole_nests(step)
+    return Work(
+        loops="; ".join(_loops(nest) for nest in nests),
+        flops=_sum(_flops(nest) for nest in nests) * repeats,
+        bytes=_sum(_bytes(nest) for nest in nests) * repeats,
+        nodes=tuple(sorted(frozenset[int]().union(*(nest.nodes for nest in nests)))),
+    )
+
+
+def _whole_nests(step: LoopNest | TileLoop) -> Sequence[LoopNest]:
+    """The nests of a step, those of a tile loop over all tiles."""
+    if isinstance(step, LoopNest):
+        return [step]
+    return [step.part(member, step.extents) for member in range(len(step.members))]
+
+
+def _loops(nest: LoopNest) -> str:
+    own = "x".join(str(n) for n, reduces in zip(nest.sizes, nest.reduction, strict=True) if not reduces and n != 1)
+    reduced = "x".join(str(n) for n, reduces in zip(nest.sizes, nest.reduction, strict=True) if reduces and n != 1)
+    return " ".join([own or "1", *(["reduce", reduced] if reduced else [])])
+
+
+def _flops(nest: LoopNest) -> int | Size:
+    stored_once = [n for n, reduces in zip(nest.sizes, nest.reduction, strict=True) if not reduces]
+    epilogue = _operations(nest.epilogue.body) if nest.epilogue else 0
+    return _operations(nest.body) * math.prod(nest.sizes) + epilogue * math.prod(stored_once)
+
+
+def _operations(body: Contents) -> int:
+    return sum(map(_operations_of, body.expressions))
+
+
+def _operations_of(expression: Expression) -> int:
+    is_operation = expression.op.startswith(("arith.", "math.")) and expression.op not in _FREE
+    return _OPERATIONS.get(expression.op, 1) if is_operation and expression.type in _FLOATS else 0
+
+
+def _bytes(nest: LoopNest) -> int | Size:
+    """Elements that several accesses touch are counted once for each."""
+    touched = [_touched(nest, access) for access in (*nest.read_accesses, *nest.written_accesses)]
+    return _sum([*touched, *(table.buffer.bytes for table in nest.tables)])
+
+
+def _touched(nest: LoopNest, access: Access) -> int | Size:
+    if access.buffer.kind == "local":
+        return 0
+    elements = math.prod(nest.sizes[loop] for loop in access.loops)
+    if isinstance(elements, int) and isinstance(access.buffer.count, int):
+        elements = min(elements, access.buffer.count)
+    return elements * ELEMENT_BYTES[stored(access.buffer.element)]
+
+
+def _sum(numbers: Iterable[int | Size]) -> int | Size:
+    total: int | Size = 0
+    for number in numbers:
+        total = total + number
+    return total

@@ -1,0 +1,211 @@
+"""``torchmdla.explain``: a model is called, and what groups, compiler and kernels know of it is gathered."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map_only
+
+from torchmdla import api, devices
+from torchmdla.capture import refusals, ungrouped
+from torchmdla.capture.ungrouped import Ungrouped
+from torchmdla.explaining.errors import errors_of
+from torchmdla.explaining.profile import base_of, run_outside
+from torchmdla.importer.graph import name_of
+from torchmdla.importer.sources import source_of
+from torchmdla.report.advice import advice
+from torchmdla.report.explanation import Explanation, Outside, Reason
+from torchmdla.report.groups import calls_of, explain_group, live_groups, reset_times, timed_ops
+from torchmdla.report.observing import timed_kernels
+from torchmdla.report.peak import peak
+from torchmdla.support import logs
+
+# Calls are timed for so long, within these bounds.
+_SECONDS, _LEAST_CALLS, _MOST_CALLS = 0.5, 3, 200
+
+_NO_GRAPH = "it is no part of a graph that torchmdla sees"
+
+
+def explain(model: Any, *inputs: Any, compare: bool = False) -> Explanation:
+    """Says what torchmdla makes of ``model``: groups, kernels and their times, and why anything else is left to
+    PyTorch. The first line is logged, too (logger ``torchmdla.explain``, level INFO).
+
+    The model is called some hundred times at most, without gradients, and half a second is measured. What other threads
+    run meanwhile is counted as well.
+
+    Args:
+        model: a TorchScript module or function; the result of ``torch.compile(…, backend="torchmdla")`` or of
+            :func:`torchmdla.compile`; an exported program; a plain module or function, which is traced with the inputs
+            unless these are on a lazy device.
+        inputs: of a call, on the model's device. An exported program has its own where none are given.
+        compare: compare the result of every operator in groups with eager's, too.
+
+    Raises:
+        TypeError: ``model`` cannot be called, or is a plain module or function without inputs.
+        The model's own exceptions.
+    """
+    program = _Program(model, inputs)
+    with torch.no_grad():
+        before = _Known.now()
+        refusals.call_until_whole(program.call, api.WARM_UP_CALLS)
+        called = [report for number, report in live_groups().items() if before.calls.get(number) != calls_of(report)]
+        reset_times(called)
+        calls, seconds = _timed(program.call)
+        called = [live for report in called if (live := live_groups().get(report["number"]))]
+        # Read before the model is called again, for other purposes.
+        groups = [explain_group(report, calls, seconds) for report in called]
+        compiled = sum(timed_ops(report) for report in called) // calls
+        outside = run_outside(program.call, called)
+        errors = tuple(errors_of(program.call, called)) if compare else None
+    reasons = _Reasons(program, before, outside).all()
+    for group in groups:
+        reasons += [_reason("call", text, count) for text, count in group.fallbacks.items()]
+        reasons += [_reason("sizes", text, count) for text, count in group.not_dynamic.items()]
+    made = Explanation(
+        groups=tuple(group for group in groups if group.specialisations or group.fallbacks),
+        outside=tuple(outside),
+        reasons=tuple(reasons),
+        ops_compiled=compiled,
+        ops=compiled + sum(one.calls for one in outside),
+        seconds=seconds,
+        seconds_compiled=sum(group.seconds for group in groups),
+        calls=calls,
+        peak=peak(),
+        errors=errors,
+    )
+    logs.logger("explain").info(made.summary)
+    return made
+
+
+class _Program:
+    """A model that is ready to be called, and where its operators stand if it is TorchScript's."""
+
+    def __init__(self, model: Any, inputs: tuple[Any, ...]) -> None:
+        self._model, self._inputs = _ready(model, inputs), inputs
+        self._keywords: Mapping[str, Any] = {}
+        if not inputs and api._is_exported(model):
+            self._inputs, self._keywords = model.example_inputs
+        self.places = set(_places(self._model))
+
+    def call(self) -> Any:
+        """The results, computed: those of a lazy device on the CPU."""
+        return tree_map_only(torch.Tensor, _computed, self._model(*self._inputs, **self._keywords))
+
+
+def _computed(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.device.type == "cpu" else tensor.cpu()
+
+
+def _ready(model: Any, inputs: tuple[Any, ...]) -> Any:
+    if api._is_exported(model):
+        return api.compile(model, *inputs)
+    if not callable(model):
+        raise TypeError(f"explain takes a model that can be called, got {type(model).__name__}")
+    is_lazy = any(isinstance(one, torch.Tensor) and one.device.type != "cpu" for one in inputs)
+    return model if is_lazy or _is_ready(model) else api.compile(model, *inputs)
+
+
+def _is_ready(model: Any) -> bool:
+    if isinstance(model, torch.jit.ScriptModule | torch.jit.ScriptFunction):
+        return True
+    if hasattr(model, "_torchdynamo_orig_callable") or hasattr(model, "_orig_mod"):
+        return True
+    fx = sys.modules.get("torchmdla.capture.fx")
+    return fx is not None and isinstance(model, torch.fx.GraphModule) and bool(fx.groups(model))
+
+
+def _places(model: Any) -> Iterator[tuple[str, str]]:
+    """Operator and line of every node of a TorchScript program."""
+
+    def walk(block: Any) -> Iterator[tuple[str, str]]:
+        for node in block.nodes():
+            yield name_of(node), source_of(node)
+            for inner in node.blocks():
+                yield from walk(inner)
+
+    if isinstance(model, torch.jit.ScriptModule | torch.jit.ScriptFunction):
+        yield from walk(model.inlined_graph)
+
+
+def _timed(call: Callable[[], Any]) -> tuple[int, float]:
+    """How often ``call`` was called, and the seconds of the fastest call."""
+    spent: list[float] = []
+    with timed_kernels():
+        while len(spent) < _LEAST_CALLS or (sum(spent) < _SECONDS and len(spent) < _MOST_CALLS):
+            start = time.perf_counter()
+            call()
+            spent.append(time.perf_counter() - start)
+    return len(spent), min(spent)
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What was known before the model was called: calls of groups by number, operators outside of groups, left out of
+    them, and that kept one from being compiled."""
+
+    calls: Mapping[int, int]
+    ungrouped: Counter[Ungrouped]
+    left_out: Counter[Ungrouped]
+    failed: Counter[Ungrouped]
+
+    @classmethod
+    def now(cls) -> _Known:
+        calls = {number: calls_of(report) for number, report in live_groups().items()}
+        return cls(calls, ungrouped.counts(), refusals.counts(), refusals.failures())
+
+
+class _Reasons:
+    """Which of the reasons known in this process are the program's: those that are new, those of a line of it, and
+    those of an operator that was seen to run outside of groups."""
+
+    def __init__(self, program: _Program, before: _Known, outside: list[Outside]) -> None:
+        self._places = program.places
+        self._before = before
+        self._seconds = {one.op: one.seconds for one in outside}
+
+    def all(self) -> list[Reason]:
+        """Those whose operators take most time first."""
+        now = _Known.now()
+        found = [
+            *self._grouped("operator", self._of_program(now.ungrouped, self._before.ungrouped)),
+            *self._grouped("left out", self._of_program(now.left_out, self._before.left_out)),
+            *self._grouped("not compiled", self._of_program(now.failed, self._before.failed)),
+        ]
+        explained = {base_of(reason.op) for reason in found}
+        found += [_reason("operator", _NO_GRAPH, 1, op) for op in self._seconds if op not in explained | _moving()]
+        return sorted(found, key=lambda reason: -self._seconds.get(base_of(reason.op), 0.0))
+
+    def _of_program(self, now: Counter[Ungrouped], before: Counter[Ungrouped]) -> Counter[Ungrouped]:
+        new = now - before
+        if self._places:
+            known = {one: count for one, count in now.items() if (one.op, one.source) in self._places}
+        else:
+            searched = self._seconds.keys() - {base_of(one.op) for one in new}
+            known = {one: count for one, count in now.items() if base_of(one.op) in searched}
+        return Counter({**new, **known})
+
+    def _grouped(self, kind: str, counts: Counter[Ungrouped]) -> list[Reason]:
+        """One for each operator and reason."""
+        sources: dict[tuple[str, str], dict[str, int]] = {}
+        for one, count in counts.items():
+            sources.setdefault((one.op, one.reason), {})[one.source] = count
+        return [
+            _reason(kind, reason, sum(lines.values()), op, tuple(sorted(filter(None, lines))))
+            for (op, reason), lines in sources.items()
+        ]
+
+
+def _moving() -> frozenset[str]:
+    """Operators that groups leave to eager PyTorch without a reason: views that no group needs, sizes."""
+    table = devices.get(devices.in_use()).ops
+    return frozenset(base_of(op) for op, support in table.items() if support.kind not in ("compute", "cheap"))
+
+
+def _reason(kind: str, reason: str, count: int, op: str = "", sources: tuple[str, ...] = ()) -> Reason:
+    return Reason(kind, op, reason, count, sources, advice(op, reason))

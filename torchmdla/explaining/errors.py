@@ -1,0 +1,97 @@
+"""How far the results of operators in groups are from eager's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from torchmdla import _C
+from torchmdla.api import WARM_UP_CALLS, enabled
+from torchmdla.capture.fx_group import FxSubgraph, make_group
+from torchmdla.capture.options import Options
+from torchmdla.importer.fx import name_of_call, source_of_node
+from torchmdla.importer.graph import name_of
+from torchmdla.importer.sources import source_of
+from torchmdla.report.explanation import OpError
+from torchmdla.report.groups import live_groups
+from torchmdla.testing.compare import assert_matches, largest_error
+from torchmdla.testing.coverage import function_of
+
+
+def errors_of(call: Callable[[], Any], reports: Collection[_C.GroupReport]) -> Iterator[OpError]:
+    """The operators of the groups that ``call`` calls, in order, and last the call's own result.
+
+    Each group is compiled once more, with every operator's result as a result of its own, and run on the inputs of its
+    latest call.
+    """
+    _C.keep_inputs(True)
+    try:
+        actual = call()
+        numbers = [report["number"] for report in reports if report["compiled_calls"]]
+        called = [report for number in numbers if (report := live_groups().get(number))]
+    finally:
+        _C.keep_inputs(False)
+    count = 0
+    for report in called:
+        for error in _of_group(report, before=count):
+            count += 1
+            yield error
+    with enabled(False):
+        expected = call()
+    yield _error("the result of the model", "", "", actual, expected, max(count, 1))
+
+
+def _of_group(report: _C.GroupReport, before: int) -> Iterator[OpError]:
+    subgraph, inputs = report["subgraph"], report["inputs"]
+    way = _of_script if isinstance(subgraph, torch._C.Graph) else _of_fx
+    ops, run = way(subgraph, report["device"])
+    for _ in range(WARM_UP_CALLS):
+        actual = run(*_copies(inputs))
+    with enabled(False):
+        expected = run(*_copies(inputs))
+    for number, ((op, source), one, other) in enumerate(zip(ops, actual, expected, strict=True)):
+        yield _error(op, source, report["name"], one, other, before + number + 1)
+
+
+# Operator and line of each result, and what computes them.
+_All = tuple[list[tuple[str, str]], Callable[..., Sequence[Any]]]
+
+
+def _of_script(graph: torch._C.Graph, device: str) -> _All:
+    copy: Any = graph.copy()
+    nodes = [node for node in copy.nodes() if not node.kind().startswith("prim::")]
+    made = [
+        (node, value) for node in nodes for value in node.outputs() if isinstance(value.type(), torch._C.TensorType)
+    ]
+    return [(name_of(node), source_of(node)) for node, _ in made], function_of(copy, [value for _, value in made])
+
+
+def _of_fx(subgraph: FxSubgraph, device: str) -> _All:
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    graph.graph_copy(subgraph.module.graph, copies)
+    nodes = [node for node in copies if node.op == "call_function" and isinstance(node.meta.get("val"), Tensor)]
+    graph.output(tuple(copies[node] for node in nodes))
+    group = make_group(FxSubgraph(subgraph.module, graph), "mdla_compared", Options(device=device), ())
+    return [(name_of_call(node), source_of_node(node)) for node in nodes], group
+
+
+def _copies(values: Sequence[Any]) -> list[Any]:
+    """Operators in place write to the group's inputs."""
+    return [value.clone() if isinstance(value, Tensor) else value for value in values]
+
+
+def _error(op: str, source: str, group: str, actual: Any, expected: Any, layers: int) -> OpError:
+    difference = ""
+    error: float | None = None
+    try:
+        found = largest_error(actual, expected)
+        error = found if math.isfinite(found) else None
+        assert_matches(actual, expected, layers=layers, strides=False)
+    except AssertionError as problem:
+        difference = str(problem)
+    return OpError(op, source, group, error, difference)

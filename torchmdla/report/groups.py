@@ -1,0 +1,182 @@
+"""What the extension tells of groups, as the parts of an :class:`~torchmdla.report.explanation.Explanation`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from torchmdla import _C
+from torchmdla.capture.specialise import Compiled, ops_of
+from torchmdla.compiler.artifact import Count, KernelCall
+from torchmdla.compiler.program import Argument
+from torchmdla.compiler.sizes import Size
+from torchmdla.importer.types import Binding
+from torchmdla.report.explanation import Group, Kernel, Specialisation
+
+# What the importer numbers, but nothing computes.
+_NO_OPS = frozenset({"prim::Constant", "prim::ListConstruct", "placeholder", "get_attr", "output"})
+
+
+def live_groups() -> dict[int, _C.GroupReport]:
+    """All groups of the process, by number."""
+    return {report["number"]: report for report in _C.groups()}
+
+
+def calls_of(report: _C.GroupReport) -> int:
+    """The calls of a group, however they ran."""
+    return report["compiled_calls"] + report["recorded_calls"] + sum(report["fallbacks"].values())
+
+
+def reset_times(reports: Collection[_C.GroupReport]) -> None:
+    """Kernels are timed from here on."""
+    for report in reports:
+        for compiled in _compiled(report):
+            compiled.times.reset()
+
+
+def timed_ops(report: _C.GroupReport) -> int:
+    """The operators that the timed calls of a group computed in compiled code."""
+    return sum(compiled.times.sums()["calls"] * _ops(compiled).total() for compiled in _compiled(report))
+
+
+def explain_group(report: _C.GroupReport, calls: int, seconds: float) -> Group:
+    """A group as people read of it, after ``calls`` timed calls of the model, the fastest of ``seconds``."""
+    compiled = _compiled(report)
+    first = max(compiled, key=lambda one: one.times.sums()["calls"], default=None)
+    spent = sum(map(_least_seconds, compiled)) / calls
+    return Group(
+        name=report["name"],
+        device=report["device"],
+        ops=dict(_ops(first).most_common()) if first else {},
+        source=_first_source(first) if first else "",
+        compiled_calls=report["compiled_calls"],
+        recorded_calls=report["recorded_calls"],
+        training_calls=report["training_calls"],
+        fallbacks=report["fallbacks"],
+        not_dynamic=report["not_dynamic"],
+        specialisations=_specialisations(report, calls, seconds),
+        seconds=spent,
+        share=spent / seconds,
+    )
+
+
+def _least_seconds(compiled: Compiled) -> float:
+    """Of all timed calls, had each been the fastest of them: what else ran on the machine costs them nothing."""
+    sums = compiled.times.sums()
+    return sums["calls"] * sums["entry"][1] * 1e-9
+
+
+def _compiled(report: _C.GroupReport) -> list[Compiled]:
+    executables = [one["executable"] for one in report["specialisations"]]
+    return [executable.owner for executable in executables if executable is not None]
+
+
+def _first_source(compiled: Compiled) -> str:
+    places = zip(compiled.ops, compiled.sources, strict=True)
+    return next((source for op, source in places if source and op not in _NO_OPS), "")
+
+
+def _ops(compiled: Compiled) -> Counter[str]:
+    return Counter(op for op in compiled.ops if op not in _NO_OPS)
+
+
+def _specialisations(report: _C.GroupReport, calls: int, seconds: float) -> tuple[Specialisation, ...]:
+    made: list[Specialisation] = []
+    earlier: list[list[_Input]] = []
+    for one in report["specialisations"]:
+        compiled: Compiled | None = None if one["executable"] is None else one["executable"].owner
+        inputs = _inputs(compiled) if compiled else []
+        made.append(
+            Specialisation(
+                inputs=tuple(map(str, inputs)),
+                is_dynamic=one["is_dynamic"],
+                cause=_cause(inputs, earlier, one["is_dynamic"]) if compiled else "",
+                origin=compiled.origin if compiled else "",
+                seconds=compiled.seconds if compiled else 0.0,
+                packed_bytes=sum(pack.size for pack in compiled.manifest.packs) if compiled else 0,
+                workspace_bytes=compiled.manifest.workspace_bytes if compiled else 0,
+                failure=one["failure"],
+                kernels=_kernels(compiled, calls, seconds) if compiled else (),
+            )
+        )
+        if compiled:
+            earlier.append(inputs)
+    return tuple(made)
+
+
+def _kernels(compiled: Compiled, calls: int, seconds: float) -> tuple[Kernel, ...]:
+    sums = compiled.times.sums()
+    return tuple(
+        _kernel(compiled, kernel, least * 1e-9, sums, calls * seconds)
+        for kernel, (_, least) in zip(compiled.manifest.kernels, sums["kernels"], strict=True)
+    )
+
+
+def _kernel(
+    compiled: Compiled, kernel: KernelCall, seconds: float, sums: _C.KernelSums, whole_seconds: float
+) -> Kernel:
+    return Kernel(
+        symbol=kernel.symbol,
+        ops=ops_of(kernel, compiled.ops),
+        source=next((compiled.sources[node] for node in kernel.nodes if compiled.sources[node]), ""),
+        loops=kernel.loops,
+        flops=_at(kernel.flops, sums["symbols"]),
+        bytes=_at(kernel.bytes, sums["symbols"]),
+        seconds=seconds,
+        share=seconds * sums["calls"] / whole_seconds,
+    )
+
+
+def _at(count: Count, symbols: Sequence[int]) -> int:
+    """0 of a dynamic kernel whose symbols no call has given a value."""
+    if isinstance(count, int):
+        return count
+    return Size(count).at(symbols) if symbols else 0
+
+
+@dataclass(frozen=True)
+class _Input:
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.dtype}{list(self.shape)}"
+
+
+def _inputs(compiled: Compiled) -> list[_Input]:
+    pairs = zip(compiled.arguments, compiled.bindings, strict=True)
+    return [_input(argument, binding) for argument, binding in pairs if argument.role == "input"]
+
+
+def _input(argument: Argument, binding: Binding) -> _Input:
+    """As the group gets it: ``binding`` says in which order it lies in memory."""
+    shape = list(argument.shape)
+    for place, dim in enumerate(binding.permutation):
+        shape[dim] = argument.shape[place]
+    return _Input(binding.name, argument.dtype, tuple(shape))
+
+
+def _cause(inputs: Sequence[_Input], earlier: Sequence[Sequence[_Input]], is_dynamic: bool) -> str:
+    """How ``inputs`` differ from the earlier ones that they differ least from."""
+    if is_dynamic:
+        return "sizes that differ between calls"
+    if not earlier:
+        return "the first call"
+    differences = min((_differences(inputs, others) for others in earlier), key=len)
+    return "; ".join(differences) or "an integer, or how an input lies in memory"
+
+
+def _differences(inputs: Sequence[_Input], others: Sequence[_Input]) -> list[str]:
+    found = []
+    for one, other in zip(inputs, others, strict=False):
+        if one.dtype != other.dtype:
+            found.append(f"dtype {one.dtype} of {one.name}, in place of {other.dtype}")
+        if len(one.shape) != len(other.shape):
+            found.append(f"{len(one.shape)} dimensions of {one.name}, in place of {len(other.shape)}")
+            continue
+        for dim, (size, before) in enumerate(zip(one.shape, other.shape, strict=True)):
+            if size != before:
+                found.append(f"size {size} of dimension {dim} of {one.name}, in place of {before}")
+    return found

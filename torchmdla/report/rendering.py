@@ -1,0 +1,175 @@
+"""An :class:`~torchmdla.report.explanation.Explanation` for people: tables of ``rich``."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Iterator
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from torchmdla.report import explanation as data
+
+# Kernels of a group that are shown, those that take most of the time; ``to_dict`` has all.
+_MOST_KERNELS = 12
+
+# The width where there is no terminal.
+_WIDTH = 120
+
+
+def as_text(explanation: data.Explanation) -> str:
+    """As wide as the terminal, with its colours, if the standard output is one."""
+    is_terminal = sys.stdout.isatty()
+    console = Console(file=io.StringIO(), width=None if is_terminal else _WIDTH, force_terminal=is_terminal)
+    console.print(_all(explanation))
+    text: str = console.file.getvalue()  # type: ignore[attr-defined]
+    return text.rstrip("\n")
+
+
+def as_html(explanation: data.Explanation) -> str:
+    """For a notebook."""
+    console = Console(file=io.StringIO(), width=_WIDTH, record=True, force_jupyter=False)
+    console.print(_all(explanation))
+    style = "font-family: monospace; line-height: 1.2"
+    return console.export_html(inline_styles=True, code_format=f'<pre style="{style}">{{code}}</pre>')
+
+
+def _all(explanation: data.Explanation) -> RenderableType:
+    return Group(*_parts(explanation))
+
+
+def _parts(explanation: data.Explanation) -> Iterator[RenderableType]:
+    yield Text(explanation.summary, style="bold")
+    peak = explanation.peak
+    yield Text(
+        f"{_time(explanation.seconds)} a call, the fastest of {explanation.calls}; with {peak.threads} "
+        f"thread{'' if peak.threads == 1 else 's'} this machine reaches {peak.gflops:.0f} GFLOP/s and "
+        f"{peak.gigabytes:.1f} GB/s"
+    )
+    if explanation.reasons:
+        yield Text("\nwhat does not run compiled, and why", style="bold")
+        yield _reasons(explanation.reasons)
+    if explanation.outside:
+        yield Text("\noperators outside of compiled groups, in a call", style="bold")
+        yield _outside(explanation.outside)
+    for group in explanation.groups:
+        yield from _group(group, peak)
+    if explanation.errors is not None:
+        yield _errors(explanation)
+
+
+def _reasons(reasons: tuple[data.Reason, ...]) -> Table:
+    table = _table()
+    for name, justify in (("reason", "left"), ("count", "right"), ("lines", "left"), ("what to do", "left")):
+        table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
+    for reason in reasons:
+        table.add_row(str(reason), str(reason.count), "\n".join(map(_place, reason.sources)), reason.advice)
+    return table
+
+
+def _outside(outside: tuple[data.Outside, ...]) -> Table:
+    table = _table()
+    table.add_column("operator")
+    for name in ("calls", "time", "share"):
+        table.add_column(name, justify="right")
+    for one in outside:
+        table.add_row(one.op, str(one.calls), _time(one.seconds), _share(one.share))
+    return table
+
+
+def _group(group: data.Group, peak: data.Peak) -> Iterator[RenderableType]:
+    ops = ", ".join(f"{op} × {count}" if count > 1 else op for op, count in group.ops.items())
+    text = Text(f"\n{group.name}", style="bold")
+    text.append(f": {_time(group.seconds)}, {_share(group.share)} of the time", style="not bold")
+    lines = [
+        f"{sum(group.ops.values())} operators{f' from {_place(group.source)}' if group.source else ''}: {ops}",
+        f"{group.compiled_calls} calls compiled, {group.recorded_calls} recorded, {group.training_calls} with "
+        f"gradients, {sum(group.fallbacks.values())} in PyTorch's interpreter",
+    ]
+    yield text.append("".join(f"\n{line}" for line in lines), style="not bold")
+    for one in group.specialisations:
+        yield _specialisation(one)
+        if any(kernel.seconds for kernel in one.kernels):
+            yield _kernels(one.kernels, peak)
+
+
+def _specialisation(one: data.Specialisation) -> Text:
+    types = ", ".join(one.inputs) or "no inputs"
+    if not one.origin:
+        return Text(f"  not compiled: {one.failure}")
+    what = f"  for any sizes, as {types}" if one.is_dynamic else f"  for {types}"
+    made = f"compiled in {one.seconds:.2f} s" if one.origin == "compiled" else f"found {_FOUND[one.origin]}"
+    needs = f"{size_text(one.packed_bytes)} of packed weights, {size_text(one.workspace_bytes)} of workspace"
+    return Text(f"{what}\n    because of {one.cause}; {made}; {len(one.kernels)} kernels, {needs}")
+
+
+_FOUND = {"disk": "on disk", "memory": "in memory"}
+
+
+def _kernels(kernels: tuple[data.Kernel, ...], peak: data.Peak) -> Table:
+    table = _table()
+    for name in ("kernel", "loops", "line"):
+        table.add_column(name, overflow="fold")
+    for name in ("time", "share", "GFLOP/s", "GB/s"):
+        table.add_column(name, justify="right", no_wrap=True)
+    slowest = sorted(kernels, key=lambda kernel: -kernel.seconds)[:_MOST_KERNELS]
+    for kernel in slowest:
+        table.add_row(
+            "+".join(kernel.ops) or kernel.symbol,
+            kernel.loops,
+            _place(kernel.source),
+            _time(kernel.seconds),
+            _share(kernel.share),
+            _rate(kernel.gflops, peak.gflops),
+            _rate(kernel.gigabytes, peak.gigabytes),
+        )
+    if rest := len(kernels) - len(slowest):
+        left = sum(kernel.seconds for kernel in kernels) - sum(kernel.seconds for kernel in slowest)
+        table.add_row(f"{rest} others", "", "", _time(left), "", "", "")
+    return table
+
+
+def _errors(explanation: data.Explanation) -> RenderableType:
+    first = explanation.first_difference
+    if first:
+        where = f" (at {_place(first.source)})" if first.source else ""
+        return Text(f"\nthe first operator that differs from eager's is {first.op}{where}: {first.difference}")
+    known = [error.error for error in explanation.errors or () if error.error is not None]
+    worst = max(known, default=0.0)
+    return Text(f"\nno operator differs from eager's beyond the tolerance; the largest error is {worst:.2g}")
+
+
+def _table() -> Table:
+    return Table(header_style="bold")
+
+
+def _place(source: str) -> str:
+    """``file:line`` as seen from the current folder."""
+    return source.removeprefix(os.getcwd() + os.sep)
+
+
+def _time(seconds: float) -> str:
+    for unit, scale in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)):
+        if seconds * scale >= 1:
+            return f"{seconds * scale:.3g} {unit}"
+    return f"{seconds * 1e9:.0f} ns"
+
+
+def _share(share: float) -> str:
+    return f"{share * 100:.1f} %"
+
+
+def _rate(reached: float, peak: float) -> str:
+    return f"{reached:.1f} ({reached / peak * 100:.0f} %)" if reached else "-"
+
+
+def size_text(count: float) -> str:
+    """``count`` bytes as ``"1.5 MiB"``."""
+    for unit in ("bytes", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.4g} {unit}"
+        count /= 1024
+    return f"{count:.4g} GiB"
