@@ -351,10 +351,12 @@ TEST(groups_leave_out_the_nodes_that_they_are_told_to) {
   %c : Tensor = aten::relu(%b)
   return (%c))IR");
   const size_t second = 2; // behind a constant and the first
-  EXPECT_EQUAL(fuse_groups(parsed.graph, computing(), OpenConditions::assume_met, {},
-                           group_symbol(), {second}),
+  std::vector<Refusal> refusals;
+  const auto collect = [&](const Ungrouped& one) { refusals.push_back(one.refusal); };
+  EXPECT_EQUAL(fuse_groups(parsed.graph, computing(), {.left_out = {second}, .ungrouped = collect}),
                size_t{2});
   EXPECT_EQUAL(count(parsed, "aten::relu"), size_t{1});
+  EXPECT(refusals == std::vector{Refusal::left_out});
 }
 
 TEST(group_does_not_reach_over_a_write) {
