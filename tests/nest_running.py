@@ -117,8 +117,8 @@ def _address(name: str) -> int:
 
 
 def span(operand: Operand, sizes: Sequence[int]) -> int:
-    """Elements from the operand's first to its last, inclusive."""
-    return 1 + sum((size - 1) * stride for size, stride in zip(sizes, operand.strides, strict=True))
+    """Elements from the operand's first to its last, inclusive; where a loop has no iteration, as if it had one."""
+    return 1 + sum(max(size - 1, 0) * stride for size, stride in zip(sizes, operand.strides, strict=True))
 
 
 def reference(nest: KernelSpec, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:

@@ -11,6 +11,7 @@ import torch
 from llvmlite import binding
 from nest_running import KERNEL, host_target
 
+from torchmdla import _C
 from torchmdla.compiler.artifact import Artifact
 from torchmdla.compiler.program import Argument, Program, Result, Target
 from torchmdla.devices.cpu.lowering import lower
@@ -184,6 +185,8 @@ class Executable:
     def _address(self, name: str) -> int:
         if name == "mdla_parallel_for":
             return ctypes.cast(self.pool.function, ctypes.c_void_p).value or 0
+        if name in (calls := _C.device_calls()):
+            return calls[name]
         libraries = [ctypes.CDLL(library_path()), ctypes.CDLL(None)]
         function = next(getattr(library, name) for library in libraries if hasattr(library, name))
         return ctypes.cast(function, ctypes.c_void_p).value or 0

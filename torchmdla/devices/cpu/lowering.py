@@ -184,7 +184,7 @@ def _read(program: Program, seconds: dict[str, float]) -> LoopProgram:
 
 
 def _manifest(program: Program, code: Code, object_code: bytes, seconds: dict[str, float]) -> Manifest:
-    counts = {"kernels": float(len(code.kernels)), "distinct_kernels": float(code.distinct_kernels)}
+    counts = {"kernels": float(code.nests), "distinct_kernels": float(code.distinct_kernels)}
     return Manifest(
         program=program.key,
         entry=ENTRY,

@@ -60,8 +60,8 @@ _SLOT_BYTES = 8
 
 @dataclass(frozen=True)
 class Code:
-    """The whole module as MLIR text, what it needs, the kernels that its entry calls, and how many it holds.
-    ``workspace_bytes`` leaves out the entry of a dynamic program: the function ``workspace`` says what that needs.
+    """The whole module as MLIR text, what it needs, the kernels that its entry calls, the nests in these, and how many
+    kernels it holds. ``workspace_bytes`` leaves out the entry of a dynamic program: the function ``workspace`` says what that needs.
     ``regions`` are the functions of regions. Of code that is to be checked
     (:mod:`~torchmdla.devices.cpu.code.checks`), ``fault`` tells what failed.
     """
@@ -72,6 +72,7 @@ class Code:
     externals: tuple[str, ...]
     regions: tuple[str, ...]
     kernels: tuple[KernelCall, ...]
+    nests: int
     distinct_kernels: int
     packs: tuple[Pack, ...]
     fault: str = ""
@@ -122,6 +123,7 @@ def write_module(steps: LoopProgram, plan: Plan, program: Program) -> Code:
         externals=tuple(sorted(module.externals)),
         regions=tuple(module.regions),
         kernels=tuple(entry.calls),
+        nests=entry.nests,
         distinct_kernels=len(module.kernels) + len(module.regions),
         packs=tuple(_pack(p, w, module, steps, program) for p, w in zip(steps.packings, packs, strict=True)),
         fault=FAULT if module.marks else "",
@@ -171,6 +173,7 @@ class _FunctionWriter:
         self.symbol = symbol
         self.text = ""
         self.calls: list[KernelCall] = []
+        self.nests = 0
         self._repeats: int | Size = 1
         self._steps = steps
         self._module = module
@@ -410,6 +413,7 @@ class _FunctionWriter:
         """Tells the runtime that a kernel begins. What packs do is not told of."""
         if self._packing is not None:
             return
+        self.nests += len(step.members) if isinstance(step, TileLoop) else 1
         number = self._constant(len(self.calls))
         kinds = self._module.externals[BEGIN_KERNEL] = "(i64) -> ()"
         self._lines.append(f"llvm.call @{BEGIN_KERNEL}({number}) : {kinds}")
