@@ -84,6 +84,14 @@ def test_one_group(way: str, image: Tensor) -> None:
     assert report.reasons == ()
 
 
+def test_lines_of_pytorch_are_others_as_well(image: Tensor) -> None:
+    """A batch norm that trains leaves an operator outside of groups, at a line of PyTorch's own modules."""
+    training = torch.jit.script(nn.BatchNorm2d(3))
+    for _ in range(4):
+        training(image)
+    assert torchmdla.explain(torch.jit.script(Net().eval()), image).reasons == ()
+
+
 def test_times_add_up(image: Tensor) -> None:
     report = torchmdla.explain(torch.jit.script(Net().eval()), image)
     (group,) = report.groups

@@ -63,7 +63,8 @@ def explain(model: Any, *inputs: Any, compare: bool = False) -> Explanation:
         compiled = sum(timed_ops(report) for report in called) // calls
         outside = run_outside(program.call, called)
         errors = tuple(errors_of(program.call, called)) if compare else None
-    reasons = _Reasons(program, before, outside).all()
+    is_new = any(report["number"] not in before.calls for report in called)
+    reasons = _Reasons(program, before, outside, is_new).all()
     for group in groups:
         reasons += [_reason("call", text, count) for text, count in group.fallbacks.items()]
         reasons += [_reason("sizes", text, count) for text, count in group.not_dynamic.items()]
@@ -161,10 +162,12 @@ class _Known:
 
 
 class _Reasons:
-    """Which of the reasons known in this process are the program's: those that are new, those of a line of it, and
-    those of an operator that was seen to run outside of groups."""
+    """Which of the reasons known in this process are the program's: those that are new, and where it was optimised
+    before, those of an operator that was seen to run outside of groups, at a line of it: lines of PyTorch's own modules
+    are others' as well."""
 
-    def __init__(self, program: _Program, before: _Known, outside: list[Outside]) -> None:
+    def __init__(self, program: _Program, before: _Known, outside: list[Outside], is_new: bool) -> None:
+        self._is_new = is_new
         self._places = program.places
         self._before = before
         self._seconds = {one.op: one.seconds for one in outside}
@@ -183,8 +186,14 @@ class _Reasons:
 
     def _of_program(self, now: Counter[Ungrouped], before: Counter[Ungrouped]) -> Counter[Ungrouped]:
         new = now - before
+        if self._is_new:
+            return new
         if self._places:
-            known = {one: count for one, count in now.items() if (one.op, one.source) in self._places}
+            known = {
+                one: count
+                for one, count in now.items()
+                if (one.op, one.source) in self._places and base_of(one.op) in self._seconds
+            }
         else:
             searched = self._seconds.keys() - {base_of(one.op) for one in new}
             known = {one: count for one, count in now.items() if base_of(one.op) in searched}

@@ -61,8 +61,8 @@ _SLOT_BYTES = 8
 @dataclass(frozen=True)
 class Code:
     """The whole module as MLIR text, what it needs, the kernels that its entry calls, the nests in these, and how many
-    kernels it holds. ``workspace_bytes`` leaves out the entry of a dynamic program: the function ``workspace`` says what
-    that needs. ``regions`` are the functions of regions. Of code that is to be checked
+    kernels it holds. ``workspace_bytes`` leaves out the entry of a dynamic program: the function ``workspace`` says
+    what that needs. ``regions`` are the functions of regions. Of code that is to be checked
     (:mod:`~torchmdla.devices.cpu.code.checks`), ``fault`` tells what failed.
     """
 
