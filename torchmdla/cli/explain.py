@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from torchmdla.cli import failed
-from torchmdla.cli.files import check_inputs, load_program
+from torchmdla.cli.files import add_program_arguments, check_inputs, load_program
 
 EPILOG = """\
 examples:
@@ -21,17 +21,9 @@ Inputs are normal random numbers; integers, which may be indices, are 0.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
-    parser.add_argument("file", help="written by torch.jit.save, torch.export.save or torch.save(module)")
-    parser.add_argument(
-        "--input",
-        action="append",
-        default=[],
-        metavar="SIZES[:DTYPE]",
-        help="an input of a call, as 1x3x224x224 or 1x128:int64; once for each input",
-    )
+    add_program_arguments(parser)
     parser.add_argument("--compare", action="store_true", help="compare every operator's result with eager's")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
-    parser.add_argument("--allow-pickle", action="store_true", help="read pickled modules, which runs their code")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,19 @@ from typing import Any
 
 class FileError(Exception):
     """A file does not hold what it should; says what it holds."""
+
+
+def add_program_arguments(parser: argparse.ArgumentParser, sizes: str = "") -> None:
+    """The arguments that name a program in a file and the inputs of a call; ``sizes``: what else these may say."""
+    parser.add_argument("file", help="written by torch.jit.save, torch.export.save or torch.save(module)")
+    parser.add_argument(
+        "--input",
+        action="append",
+        default=[],
+        metavar="SIZES[:DTYPE]",
+        help=f"an input of a call, as 1x3x224x224 or 1x128:int64; {sizes}once for each input",
+    )
+    parser.add_argument("--allow-pickle", action="store_true", help="read pickled modules, which runs their code")
 
 
 def load_program(path: str, allow_pickle: bool = False) -> Any:

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from torchmdla.cli import failed
-from torchmdla.cli.files import FileError, check_inputs, load_program
+from torchmdla.cli.files import FileError, add_program_arguments, check_inputs, load_program
 from torchmdla.errors import CompileError
 
 EPILOG = """\
@@ -24,14 +24,7 @@ OUTPUTS = ("torch", "linalg", "tosa", "stablehlo", "loops", "llvm", "aten")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
-    parser.add_argument("file", help="written by torch.jit.save, torch.export.save or torch.save(module)")
-    parser.add_argument(
-        "--input",
-        action="append",
-        default=[],
-        metavar="SIZES[:DTYPE]",
-        help="an input of a call, as 1x3x224x224 or 1x128:int64; ? for a size that varies; once for each input",
-    )
+    add_program_arguments(parser, "? for a size that varies; ")
     parser.add_argument(
         "--output",
         choices=OUTPUTS,
@@ -42,7 +35,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dynamic", action="store_true", help="the first size of every input varies")
     parser.add_argument("--weights", choices=("arguments", "literals"), default="arguments", help="what weights become")
     parser.add_argument("--locations", action="store_true", help="write the place of each op in the user's program")
-    parser.add_argument("--allow-pickle", action="store_true", help="read pickled modules, which runs their code")
 
 
 def run(options: argparse.Namespace) -> int:
