@@ -9,8 +9,8 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Peak:
-    """What this machine reaches, measured with as many threads as PyTorch uses: ``gflops`` by a product of float32
-    matrices (GFLOP/s), ``gigabytes`` by a copy in memory, read and written (GB/s)."""
+    """What this machine reaches, measured with as many threads as PyTorch uses: ``gflops`` by fused multiply-adds of
+    float32 in registers (GFLOP/s), ``gigabytes`` by a copy in memory, read and written (GB/s)."""
 
     threads: int
     gflops: float
