@@ -1,0 +1,22 @@
+"""The lines of a program, with those around them."""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Iterable
+
+# Shown before a line and after it.
+_BEFORE, _AFTER = 8, 8
+
+
+def lines_around(places: Iterable[str]) -> dict[str, tuple[int, list[str]]]:
+    """For each ``file:line`` whose file can be read the number of the first line shown, and the lines."""
+    found: dict[str, tuple[int, list[str]]] = {}
+    for place in dict.fromkeys(filter(None, places)):
+        file, _, number = place.rpartition(":")
+        lines = linecache.getlines(file) if number.isdecimal() else []
+        first = max(int(number) - _BEFORE, 1) if lines else 1
+        shown = [line.rstrip("\n") for line in lines[first - 1 : int(number) + _AFTER]] if lines else []
+        if len(shown) > int(number or 0) - first >= 0:
+            found[place] = first, shown
+    return found
