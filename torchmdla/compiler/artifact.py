@@ -50,7 +50,7 @@ class KernelCall:
     ``loops`` are the sizes of its loop nests, ``2x64 reduce 128`` say; ``flops`` its floating-point operations in a
     call of the entry, ``bytes`` those of what it reads and writes, each element once; ``nodes`` the numbers of the
     group's nodes that it computes (``"graph":N`` in the program's locations); ``after`` the numbers of the earlier
-    places whose results it reads.
+    places whose results it reads, -1 for inputs; with ``is_result`` it writes a result of the program.
     """
 
     symbol: str
@@ -59,6 +59,7 @@ class KernelCall:
     bytes: Count
     nodes: tuple[int, ...]
     after: tuple[int, ...] = ()
+    is_result: bool = False
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,7 @@ class Manifest:
                     _count(k["bytes"]),
                     tuple(k["nodes"]),
                     tuple(k["after"]),
+                    k["is_result"],
                 )
                 for k in description["kernels"]
             ),

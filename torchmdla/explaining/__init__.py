@@ -69,9 +69,10 @@ def explain(model: Any, *inputs: Any, compare: bool = False) -> Explanation:
         compiled = sum(timed_ops(report) for report in called) // calls
         with trace.span("a profiled call", "explain"), recording.profiled() as profile:
             program.call()
-        events = events_of(profile, called)
-        outside = run_outside(events, called)
-        graph = timed(program.graph(called, events), events, {group.name: group.seconds for group in groups})
+        with trace.span("reading the graph", "explain"):
+            events = events_of(profile, called)
+            outside = run_outside(events, called)
+            graph = timed(program.graph(called, events), events, {group.name: group.seconds for group in groups})
         with trace.span("comparing", "explain") if compare else nullcontext():
             errors = tuple(errors_of(program.call, called)) if compare else None
     is_new = any(report["number"] not in before.calls for report in called)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import time
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,9 @@ from torchmdla.support.trace import Span
 
 # Between two looks at the memory, in seconds.
 _INTERVAL = 0.02
+
+# Operators that are told of: the longest.
+_MOST_OPERATORS = 2000
 
 # What ranges of the extension are called, and what they are.
 _RANGES = {"mdla::record": "record", "mdla::pack": "pack", "mdla::fall_back": "fall back"}
@@ -57,7 +62,8 @@ class Recording:
 
     def timeline(self, groups: Collection[str]) -> tuple[Activity, ...]:
         """What threads were at; ``groups`` are the names of ranges that are groups."""
-        spans = [*self._spans, *(span for found in self._profiles for span in _spans_of(found, groups))]
+        profiled = (span for found in self._profiles for span in _spans_of(found, groups))
+        spans = [*self._spans, *_few(list(_joined(profiled)))]
         return tuple(self._activity(span) for span in sorted(spans, key=lambda span: (span.start, -span.end)))
 
     def memory(self) -> tuple[MemoryUse, ...]:
@@ -81,6 +87,24 @@ def _resident_bytes() -> int:
         return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):  # Linux alone has it.
         return 0
+
+
+def _joined(spans: Iterator[Span]) -> Iterator[Span]:
+    """Spans in the order of a thread; of an operator that runs several times without another one between, all as one:
+    PyTorch compares a graph's constants with each other by tens of thousands of calls."""
+    for _, same in itertools.groupby(spans, key=lambda span: (span.thread, span.kind, span.name)):
+        every = list(same)
+        first = every[0]
+        if first.kind == "operator" and len(every) > 1:
+            yield replace(first, name=f"{first.name} × {len(every)}", end=every[-1].end)
+        else:
+            yield from every
+
+
+def _few(spans: list[Span]) -> Iterator[Span]:
+    operators = sorted((one.end - one.start for one in spans if one.kind == "operator"), reverse=True)
+    least = operators[_MOST_OPERATORS] if len(operators) > _MOST_OPERATORS else -1
+    return (one for one in spans if one.kind != "operator" or one.end - one.start > least)
 
 
 def _spans_of(found: Any, groups: Collection[str]) -> Iterator[Span]:

@@ -68,7 +68,8 @@ class Kernel:
         seconds: of a call of the group, the least.
         share: of the model's time.
         operators: the numbers of what it computes in the group's graph.
-        after: the numbers of the earlier kernels whose results it reads.
+        after: the numbers of the earlier kernels whose results it reads, -1 for inputs of the group.
+        is_result: it writes a result of the group.
     """
 
     symbol: str
@@ -81,6 +82,7 @@ class Kernel:
     share: float
     operators: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
+    is_result: bool = False
 
     @property
     def gflops(self) -> float:

@@ -153,6 +153,7 @@ def _kernel(
         share=seconds * sums["calls"] / whole_seconds,
         operators=tuple(dict.fromkeys(numbers[node] for node in kernel.nodes if node in numbers)),
         after=kernel.after,
+        is_result=kernel.is_result,
     )
 
 

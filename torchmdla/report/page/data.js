@@ -10,7 +10,8 @@ function ranOf(group) {
   return group.specialisations.reduce((best, one) => (best === null || spent(one) > spent(best) ? one : best), null);
 }
 
-const nameOf = (kernel) => kernel.ops.join(" + ") || kernel.symbol;
+// A kernel that is of no operator and reads nothing fills a border.
+const nameOf = (kernel) => kernel.ops.join(" + ") || (kernel.after.length ? kernel.symbol : `fill (${kernel.symbol})`);
 
 // Every kernel that ran, in order: `number` among the calls of its code.
 const kernels = report.groups.flatMap((group) =>
@@ -24,7 +25,7 @@ for (const kernel of kernels) {
   kernel.gflops = kernel.flops / kernel.seconds / 1e9;
   kernel.gigabytes = kernel.bytes / kernel.seconds / 1e9;
 }
-const most = Math.max(...kernels.map((kernel) => kernel.share), ...report.graph.operators.map(operatorShare), 1e-9);
+const most = largest([...kernels.map((kernel) => kernel.share), ...report.graph.operators.map(operatorShare), 1e-9]);
 
 function operatorShare(operator) {
   return operator.group ? 0 : operator.seconds / report.seconds;

@@ -1,5 +1,6 @@
 // Elements, numbers as text, keys. Text from the model becomes text nodes alone: nothing of it is read as HTML.
 
+const began = performance.now();
 const SVG = "http://www.w3.org/2000/svg";
 
 function fill(node, attributes, children) {
@@ -26,8 +27,11 @@ function scaled(number, units) {
 const timeText = (seconds) => scaled(seconds, [["s", 1], ["ms", 1e-3], ["µs", 1e-6], ["ns", 1e-9]]);
 const bytesText = (bytes) => scaled(bytes, [["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10], ["bytes", 1]]);
 const countText = (count) => scaled(count, [["G", 1e9], ["M", 1e6], ["k", 1e3], ["", 1]]).trim();
-const shareText = (share) => `${(share * 100).toFixed(1)} %`;
+const shareText = (share) => (share && share < 0.0005 ? "< 0.1 %" : `${(share * 100).toFixed(1)} %`);
 const plural = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
+
+// Of any number of numbers: arguments there can be but so many.
+const largest = (numbers) => numbers.reduce((most, number) => Math.max(most, number), -Infinity);
 
 const fileOf = (source) => source.slice(source.lastIndexOf("/") + 1);
 const shortened = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);

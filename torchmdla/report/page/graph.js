@@ -23,15 +23,17 @@ function buildGraph() {
       element("div", { class: "spacer" }),
       element("span", { class: "legend" }, "0 %", element("span", { class: "scale" }), `${shareText(most)} of the time`),
       zoomButtons(zoomGraph)),
-    report.graph.is_sequence && element("p", { class: "quiet" }, "Python runs between the parts of this model, so that it has no graph: operators and groups stand in the order of a call."),
     graphView);
+  if (report.graph.is_sequence)
+    graphView.before(element("p", { class: "quiet" }, "Python runs between the parts of this model, so that it has no graph: operators and groups stand in the order of a call."));
   graphView.addEventListener("keydown", graphKey);
   dragToScroll(graphView);
   // A group that is all there is has nothing to show while it is folded.
   const called = report.graph.operators.filter((operator) => operator.group);
   if (called.length === 1 && report.graph.operators.length === 1) unfolded.set(called[0].group, unfoldTo);
   drawGraph();
-  zoomGraph(null, 0.72);
+  graphZoom = Math.min(Math.max(graphView.clientWidth / graphView.firstChild.dataset.width, 0.8), 1);
+  sizeGraph();
 }
 
 const groupShare = (name) => groups.get(name)?.share ?? 0;
@@ -58,7 +60,8 @@ function insideOf(group, kind) {
     const shown = specialisation.kernels.map((_, number) => kernelOf(specialisation, number));
     const nodes = shown.flatMap((kernel, number) => (kernel ? [{ id: `k${number}`, kernel, ...sizeOf(kernel.name) }] : []));
     const edges = shown.flatMap((kernel, number) => (kernel ? kernel.after.filter((other) => shown[other]).map((other) => [`k${other}`, `k${number}`]) : []));
-    return withPorts(nodes, edges, null, null);
+    const reading = nodes.filter((node) => node.kernel.after.includes(-1)).map((node) => node.id);
+    return withPorts(nodes, edges, reading, nodes.filter((node) => node.kernel.is_result).map((node) => node.id));
   }
   const operators = group.graph.operators;
   const nodes = operators.map((operator, number) => ({ id: `o${number}`, operator, number, ...sizeOf(plainName(operator.op)) }));
@@ -67,25 +70,49 @@ function insideOf(group, kind) {
   return withPorts(nodes, edges, reading, group.graph.results.filter(([from]) => from >= 0).map(([from]) => `o${from}`));
 }
 
-// A dot for what comes in and one for what goes out; where it is not known by what reads nothing, and is read by nobody.
+// A dot for what comes in and one for what goes out.
 function withPorts(nodes, edges, reading, results) {
-  const read = new Set(edges.map(([from]) => from)), readers = new Set(edges.map(([, to]) => to));
-  const ids = nodes.map((node) => node.id);
-  const inner = reading ?? ids.filter((id) => !readers.has(id)), outer = results ?? ids.filter((id) => !read.has(id));
   const port = (id) => ({ id, width: PORT, height: PORT, isPort: true });
   return {
     nodes: [port("in"), ...nodes, port("out")],
-    edges: [...inner.map((id) => ["in", id]), ...edges, ...outer.map((id) => [id, "out"])],
+    edges: [...reading.map((id) => ["in", id]), ...edges, ...results.map((id) => [id, "out"])],
   };
 }
 
+// An edge over more ranks than this is drawn as a reference to where it comes from.
+const LONGEST_EDGE = 8;
+
+// The nodes' distances from the top, by the longest way: every edge goes to a later node.
+function withReferences({ nodes, edges }) {
+  const ranks = new Map(nodes.map((node) => [node.id, 0]));
+  const leaving = new Map(nodes.map((node) => [node.id, []]));
+  for (const [from, to] of edges) leaving.get(from).push(to);
+  for (const { id } of nodes) for (const to of leaving.get(id)) ranks.set(to, Math.max(ranks.get(to), ranks.get(id) + 1));
+  const names = new Map(nodes.map((node) => [node.id, node]));
+  const made = [], kept = [];
+  for (const [from, to] of edges) {
+    const isLong = ranks.get(to) - ranks.get(from) > LONGEST_EDGE && leaving.get(from).some((other) => ranks.get(other) < ranks.get(to));
+    if (!isLong) kept.push([from, to]);
+    else if (from === "in" || to === "out") {
+      const id = `${from}>${to}`;
+      made.push({ id, width: PORT, height: PORT, isPort: true });
+      kept.push(from === "in" ? [id, to] : [from, id]);
+    } else {
+      const id = `${from}>${to}`, source = names.get(from), title = source.kernel ? source.kernel.name : plainName(source.operator.op);
+      made.push({ id, reference: from, title, width: Math.min(title.length * 6.4 + 30, 200), height: 20 });
+      kept.push([id, to]);
+    }
+  }
+  return { nodes: [...nodes, ...made], edges: kept };
+}
+
 const plainName = (op) => op.replace(/^aten::/, "").replace(/\.\w+$/, "");
-const sizeOf = (name) => ({ width: Math.min(Math.max(name.length * 7.2 + 22, 92), 260), height: NODE_HEIGHT });
+const sizeOf = (name) => ({ width: Math.min(Math.max(name.length * 7.2 + 22, 118), 260), height: NODE_HEIGHT });
 
 function groupLayout(group, kind) {
   const key = `${kind} ${group.name}`;
   if (!layouts.has(key)) {
-    const { nodes, edges } = insideOf(group, kind);
+    const { nodes, edges } = withReferences(insideOf(group, kind));
     layouts.set(key, { nodes, ...laidOut(nodes, edges) });
   }
   return layouts.get(key);
@@ -164,6 +191,7 @@ function drawGroup(picture, node, at) {
   for (const child of node.inside.nodes) {
     const place = node.inside.placed.get(child.id), centre = { x: place.x + dx, y: place.y + dy };
     if (child.isPort) picture.append(drawn("circle", { class: "port", cx: centre.x, cy: centre.y, r: PORT / 2 }));
+    else if (child.reference) picture.append(drawReference(node, child, centre));
     else picture.append(drawNode(`${node.id}/${child.id}`, child.kernel ? "kernel" : "operator", centre, child, child.kernel ? describeKernel(child.kernel) : describeInner(node.group, child), node));
   }
 }
@@ -213,6 +241,17 @@ function drawNode(id, kind, at, size, text, parent) {
   return shape;
 }
 
+function drawReference(parent, { id, reference, title, width, height }, at) {
+  const target = `${parent.id}/${reference}`;
+  const shape = drawn(
+    "g", { class: "node reference", transform: `translate(${(at.x - width / 2).toFixed(1)},${(at.y - height / 2).toFixed(1)})`, role: "link", tabindex: -1, "aria-label": `from ${title}, further up` },
+    drawn("title", null, `from ${title}, further up`), drawn("rect", { width, height, rx: 10 }), drawn("text", { x: width / 2, y: 14 }, `↑ ${shortened(title, 27)}`));
+  const act = () => focusNode(graphNodes.find((node) => node.id === target));
+  shape.addEventListener("click", act);
+  graphNodes.push({ id: `${parent.id}/${id}`, shape, text: { act }, parent, box: at });
+  return shape;
+}
+
 // --- doing ------------------------------------------------------------------------------------------------------
 
 function toggleGroup(name, id) {
@@ -245,18 +284,18 @@ function graphKey(event) {
 function focusNode(node) {
   rove(graphNodes.map((one) => one.shape), node.shape);
   node.shape.focus({ preventScroll: true });
-  const picture = graphView.firstChild, scale = graphZoom;
-  const x = (node.box.x + MARGIN) * scale + picture.offsetLeftOf, y = (node.box.y + MARGIN) * scale;
+  const left = Math.max((graphView.clientWidth - graphView.firstChild.dataset.width * graphZoom) / 2, 0);
+  const x = (node.box.x + MARGIN) * graphZoom + left, y = (node.box.y + MARGIN) * graphZoom;
   const margin = 60;
   if (y < graphView.scrollTop + margin || y > graphView.scrollTop + graphView.clientHeight - margin) graphView.scrollTop = y - graphView.clientHeight / 2;
   if (x < graphView.scrollLeft + margin || x > graphView.scrollLeft + graphView.clientWidth - margin) graphView.scrollLeft = x - graphView.clientWidth / 2;
 }
 
-function zoomGraph(factor, least = 0) {
+function zoomGraph(factor) {
   const { width, height } = graphView.firstChild.dataset;
   const all = Math.min(graphView.clientWidth / width, graphView.clientHeight / height, 1.25);
   const before = graphZoom, middle = graphView.scrollTop + graphView.clientHeight / 2;
-  graphZoom = factor === null ? Math.max(all, least) : Math.min(Math.max(graphZoom * factor, Math.min(all, 0.1)), 4);
+  graphZoom = factor === null ? all : Math.min(Math.max(graphZoom * factor, Math.min(all, 0.1)), 4);
   sizeGraph();
   graphView.scrollTop = factor === null ? 0 : (middle / before) * graphZoom - graphView.clientHeight / 2;
 }
@@ -265,7 +304,6 @@ function sizeGraph() {
   const picture = graphView.firstChild, width = picture.dataset.width * graphZoom;
   picture.setAttribute("width", width);
   picture.setAttribute("height", picture.dataset.height * graphZoom);
-  picture.offsetLeftOf = Math.max((graphView.clientWidth - width) / 2, 0);
   graphView.scrollLeft = Math.max((width - graphView.clientWidth) / 2, 0);
 }
 

@@ -62,9 +62,12 @@ def _kernels(folder: Path) -> str:
 def _indented(text: str) -> Iterator[str]:
     depth = 0
     for line in text.splitlines():
-        depth -= line.startswith(("}", "^"))
-        yield "  " * depth + line if line and not line.startswith("//") else line
-        depth += line.endswith("{") or (line.startswith("^") and line.endswith(":"))
+        if line.startswith("//"):
+            yield line
+            continue
+        depth -= line.startswith("}")
+        yield "  " * (depth - line.startswith("^")) + line
+        depth += line.endswith("{")
 
 
 # What files of MLIR that hold no kernel are called.

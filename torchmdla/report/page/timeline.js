@@ -2,13 +2,13 @@
 
 const LANE = 15, LABEL = 150, KINDS = {
   explain: "explain", specialise: "specialise", import: "import", compile: "compile", stage: "stage of the compiler", pass: "pass over the loop program",
-  load: "load", record: "first run, recorded", pack: "pack weights", run: "run compiled", "fall back": "fall back", operator: "operator outside of groups",
+  load: "load", record: "first run, recorded", pack: "pack weights", run: "call of a group", "fall back": "fall back", operator: "operator outside of groups",
 };
 
 function buildTimeline() {
   const panel = byId("timeline"), activities = report.timeline;
   if (!activities.length) return panel.append(element("p", { class: "quiet" }, "Nothing was recorded."));
-  const end = Math.max(...activities.map((one) => one.start + one.seconds), ...report.memory.map((one) => one.seconds));
+  const end = largest([...activities.map((one) => one.start + one.seconds), ...report.memory.map((one) => one.seconds)]);
   const threads = lanesOf(activities);
   const whole = [0, end];
   let shown = whole;
@@ -60,15 +60,16 @@ function lanesOf(activities) {
     thread.ends.push(one.start + one.seconds);
     thread.placed.push({ ...one, lane });
   }
-  for (const thread of threads.values()) thread.depth = 1 + Math.max(...thread.placed.map((one) => one.lane));
+  for (const thread of threads.values()) thread.depth = 1 + largest(thread.placed.map((one) => one.lane));
   return [...threads.values()];
 }
 
 function draw(picture, threads, [from, to]) {
-  const width = picture.parentNode.clientWidth - 2;
+  const width = picture.parentNode.clientWidth - 34;
   if (width < LABEL * 2) return;
   const x = (seconds) => LABEL + ((seconds - from) / (to - from)) * (width - LABEL);
-  const content = [];
+  const content = [], bottom = 24 + threads.reduce((sum, thread) => sum + thread.depth * LANE + 10, 0);
+  content.push(...axis(x, from, to, bottom));
   let y = 24;
   for (const thread of threads) {
     content.push(drawn("text", { x: 0, y: y + 11, class: "thread" }, shortened(thread.name, 22)));
@@ -86,7 +87,7 @@ function draw(picture, threads, [from, to]) {
     }
     y += thread.depth * LANE + 10;
   }
-  content.push(...axis(x, from, to, y), ...memory(x, from, to, width, y + 14));
+  content.push(...memory(x, from, to, width, y + 14));
   const height = y + 14 + (report.memory.length > 1 ? 150 : 0);
   picture.setAttribute("viewBox", `0 0 ${width} ${height}`);
   picture.setAttribute("width", width);
@@ -106,14 +107,14 @@ function memory(x, from, to, width, top) {
   const samples = report.memory;
   if (samples.length < 2) return [];
   const height = 130, series = [["resident", "resident set"], ["packed", "packed weights"], ["workspace", "workspace"]];
-  const highest = Math.max(...samples.map((one) => one.resident), ...samples.map((one) => one.packed), 1);
+  const highest = largest([...samples.map((one) => one.resident), ...samples.map((one) => one.packed), 1]);
   const y = (bytes) => top + height - (bytes / highest) * (height - 16);
   const found = [drawn("text", { x: 0, y: top + 24, class: "thread" }, "memory"), drawn("line", { x1: LABEL, x2: width, y1: top + height, y2: top + height, class: "grid" })];
   series.forEach(([name, title], k) => {
     const inView = samples.filter((one) => one.seconds >= from && one.seconds <= to);
     const before = samples.filter((one) => one.seconds < from).at(-1), after = samples.find((one) => one.seconds > to);
     const points = [before && { ...before, seconds: from }, ...inView, after && { ...after, seconds: to }].filter(Boolean);
-    const last = Math.max(...samples.map((one) => one[name]));
+    const last = largest(samples.map((one) => one[name]));
     if (points.length) found.push(drawn("path", { class: `memory ${name}`, d: `M${points.map((one) => `${x(one.seconds).toFixed(1)},${y(one[name]).toFixed(1)}`).join("L")}` }));
     found.push(drawn("text", { x: 0, y: top + 46 + 16 * k, class: `note ${name}` }, `${title}: ${bytesText(last)}`));
   });

@@ -430,7 +430,8 @@ class _FunctionWriter:
         self._lines.append(f"llvm.call @{BEGIN_KERNEL}({number}) : {kinds}")
         work, symbols = work_of(step, self._repeats), self._module.plan.symbols.count
         flops, moved = terms(work.flops, symbols), terms(work.bytes, symbols)
-        self.calls.append(KernelCall(symbol, work.loops, flops, moved, work.nodes, after))
+        is_result = any(buffer.kind == "result" for buffer in step.writes)
+        self.calls.append(KernelCall(symbol, work.loops, flops, moved, work.nodes, after, is_result))
 
     def _call_kernel(self, symbol: str, pointers: Sequence[str], blocks: Blocks, tasks_of: int) -> None:
         """Runs a kernel's range of ``blocks``, shared by threads in tasks of ``tasks_of`` (0: not shared)."""
@@ -584,16 +585,19 @@ class _Written:
         self._was_read: set[Buffer] = set()
 
     def by(self, step: LoopNest | TileLoop | OutlinedRegion, number: int) -> tuple[int, ...]:
-        """The kernels that wrote what ``step`` reads. From then on it has written what it writes: with those before it,
+        """The kernels that wrote what ``step`` reads, -1 for inputs. From then on it has written what it writes: with those before it,
         each a part, until somebody reads that."""
         reads = {self.bases.get(buffer, buffer) for buffer in step.reads}
-        after = sorted({writer for buffer in reads for writer in self._writers.get(buffer, ())} - {number})
+        after = sorted({writer for buffer in reads for writer in self._writers_of(buffer)} - {number})
         self._was_read |= reads
         for buffer in {self.bases.get(buffer, buffer) for buffer in step.writes}:
             earlier = [] if buffer in self._was_read else self._writers.get(buffer, [])
             self._writers[buffer] = [*earlier, number]
             self._was_read.discard(buffer)
         return tuple(after)
+
+    def _writers_of(self, buffer: Buffer) -> Sequence[int]:
+        return (-1,) if buffer.kind == "input" else self._writers.get(buffer, ())
 
 
 _WRITERS: Mapping[type, Callable[[_FunctionWriter, Any], None]] = {
