@@ -38,8 +38,8 @@ def vendored() -> list[Path]:
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=temporary)
         except (OSError, subprocess.CalledProcessError) as error:
             print(
-                f"NOTICE: npm did not get {PACKAGE} ({error}). Everything works but Explanation.save, which lays graphs "
-                "out with it: install npm and build again.",
+                f"NOTICE: npm did not get {PACKAGE} ({error}). All but Explanation.save, which lays graphs out with it, "
+                "works: install npm and build again.",
                 file=sys.stderr,
             )
             return []
@@ -49,7 +49,7 @@ def vendored() -> list[Path]:
             raise SystemExit(f"npm's {PACKAGE} is not what setup.py expects: its hash is sha512-{digest}")
         folder.mkdir(parents=True, exist_ok=True)
         with tarfile.open(archive) as packed:
-            for name, file in zip(PACKAGE_FILES, files):
+            for name, file in zip(PACKAGE_FILES, files, strict=True):
                 member = packed.extractfile(f"package/{name}")
                 assert member is not None, name
                 file.write_bytes(member.read())

@@ -24,7 +24,15 @@ from torchmdla.importer.graph import name_of
 from torchmdla.importer.sources import source_of
 from torchmdla.report.advice import advice
 from torchmdla.report.explanation import Explanation, Graph, Outside, Reason
-from torchmdla.report.groups import calls_of, explain_group, live_groups, programs_of, reset_times, timed_ops, weights_of
+from torchmdla.report.groups import (
+    calls_of,
+    explain_group,
+    live_groups,
+    programs_of,
+    reset_times,
+    timed_ops,
+    weights_of,
+)
 from torchmdla.report.observing import timed_kernels
 from torchmdla.report.peak import peak
 from torchmdla.support import logs, trace
@@ -65,7 +73,10 @@ def explain(model: Any, *inputs: Any, compare: bool = False) -> Explanation:
             calls, seconds = _timed(program.call)
         called = [live for report in called if (live := live_groups().get(report["number"]))]
         # Read before the model is called again, for other purposes.
-        groups = [explain_group(report, calls, seconds, *graph_of_group(report["subgraph"], weights_of(report))) for report in called]
+        groups = [
+            explain_group(report, calls, seconds, *graph_of_group(report["subgraph"], weights_of(report)))
+            for report in called
+        ]
         compiled = sum(timed_ops(report) for report in called) // calls
         with trace.span("a profiled call", "explain"), recording.profiled() as profile:
             program.call()

@@ -121,7 +121,8 @@ class _ScriptReader(_Reader):
         self._values: dict[str, Values] = {}
 
     def read(self, graph: Any) -> Values:
-        for place, value in enumerate(graph.inputs()):
+        given = (value for value in graph.inputs() if not isinstance(value.type(), torch._C.ClassType))
+        for place, value in enumerate(given):
             self._define([value], ((-1, place),))
         return self._read(graph, ())
 

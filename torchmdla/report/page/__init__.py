@@ -16,6 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from tqdm import tqdm
+
 from torchmdla.compiler.program import Program
 from torchmdla.report.environment import environment
 from torchmdla.report.explanation import Explanation
@@ -41,7 +43,9 @@ def save(explanation: Explanation, path: str | Path) -> None:
     with Path(path).open("w", encoding="utf-8") as file:
         data = json.dumps(_data(explanation), separators=(",", ":")).replace("<", "\\u003c")
         title = html.escape(f"{explanation.model or 'model'} - torchmdla")
-        file.write(_filled((_FOLDER / "page.html").read_text(encoding="utf-8"), {**parts, "data": data, "title": title}))
+        file.write(
+            _filled((_FOLDER / "page.html").read_text(encoding="utf-8"), {**parts, "data": data, "title": title})
+        )
 
 
 def _parts() -> dict[str, str]:
@@ -117,7 +121,8 @@ def _stages(explanation: Explanation, keys: Iterable[str]) -> Iterator[tuple[str
         return stages_of(Program.from_bytes(program), kernels)
 
     with ThreadPoolExecutor(_COMPILES) as threads:
-        yield from zip(known, threads.map(stages, known), strict=True)
+        made = tqdm(threads.map(stages, known), desc="torchmdla: stages", total=len(known), leave=False, disable=None)
+        yield from zip(known, made, strict=True)
 
 
 def _places(explanation: Explanation) -> Iterator[str]:

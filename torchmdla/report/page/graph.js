@@ -304,7 +304,9 @@ function sizeGraph() {
   const picture = graphView.firstChild, width = picture.dataset.width * graphZoom;
   picture.setAttribute("width", width);
   picture.setAttribute("height", picture.dataset.height * graphZoom);
-  graphView.scrollLeft = Math.max((width - graphView.clientWidth) / 2, 0);
+  // The first node in the middle.
+  const first = graphNodes.find((node) => !node.text.expanded);
+  graphView.scrollLeft = first ? (first.box.x + MARGIN) * graphZoom - graphView.clientWidth / 2 : 0;
 }
 
 function dragToScroll(view) {

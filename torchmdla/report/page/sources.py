@@ -15,8 +15,7 @@ def lines_around(places: Iterable[str]) -> dict[str, tuple[int, list[str]]]:
     for place in dict.fromkeys(filter(None, places)):
         file, _, number = place.rpartition(":")
         lines = linecache.getlines(file) if number.isdecimal() else []
-        first = max(int(number) - _BEFORE, 1) if lines else 1
-        shown = [line.rstrip("\n") for line in lines[first - 1 : int(number) + _AFTER]] if lines else []
-        if len(shown) > int(number or 0) - first >= 0:
-            found[place] = first, shown
+        if lines and 1 <= int(number) <= len(lines):
+            first = max(int(number) - _BEFORE, 1)
+            found[place] = first, [line.rstrip("\n") for line in lines[first - 1 : int(number) + _AFTER]]
     return found

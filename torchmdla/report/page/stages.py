@@ -132,7 +132,7 @@ def _runs(nodes: Sequence[frozenset[int]], wanted: frozenset[int]) -> tuple[Line
     return tuple(runs)
 
 
-_STEP = re.compile(r"(nest |tiles |(\S+ : \S+(, )?)*( = )?call @)")
+_STEP = re.compile(r"nest |tiles |([^@]* = )?call @")
 
 
 def _by_steps(text: str, kernels: Sequence[KernelCall]) -> Split:
@@ -188,7 +188,7 @@ def _by_functions(begins: str, ends: str) -> Callable[[str, Sequence[KernelCall]
 
 
 def _called(text: str) -> frozenset[str]:
-    return frozenset(re.findall(r"@(\w+)", text))
+    return frozenset(re.findall(r"[@<](\w+)", text))
 
 
 def _functions(symbol: str, found: dict[str, Lines], called: dict[str, frozenset[str]]) -> tuple[Lines, ...]:

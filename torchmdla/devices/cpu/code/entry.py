@@ -585,8 +585,8 @@ class _Written:
         self._was_read: set[Buffer] = set()
 
     def by(self, step: LoopNest | TileLoop | OutlinedRegion, number: int) -> tuple[int, ...]:
-        """The kernels that wrote what ``step`` reads, -1 for inputs. From then on it has written what it writes: with those before it,
-        each a part, until somebody reads that."""
+        """The kernels that wrote what ``step`` reads, -1 for inputs. From then on it has written what it writes: with
+        those before it, each a part, until somebody reads that."""
         reads = {self.bases.get(buffer, buffer) for buffer in step.reads}
         after = sorted({writer for buffer in reads for writer in self._writers_of(buffer)} - {number})
         self._was_read |= reads
