@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -46,7 +46,7 @@ def graph_of_script(graph: torch._C.Graph, groups: Sequence[_C.GroupReport]) -> 
     results = reader.read(graph)
     names = _names_of_groups([found for _, found in reader.groups], groups)
     for (number, _), name in zip(reader.groups, names, strict=True):
-        reader.operators[number] = replace(reader.operators[number], op=name, group=name)
+        reader.operators[number] = replace(reader.operators[number], op=name or "a group", group=name)
     return Graph(tuple(reader.operators), results)
 
 
@@ -224,16 +224,13 @@ def _element(values: Values, place: Any) -> Values:
 def _names_of_groups(found: Sequence[torch._C.Graph], groups: Sequence[_C.GroupReport]) -> list[str]:
     """Which of ``groups`` each graph is of, whose copy a group has: in order, those that have most operators in
     common."""
-    left = [report for report in groups if isinstance(report["subgraph"], torch._C.Graph)]
-    known = {report["number"]: _kinds(report["subgraph"]) for report in left}
+    left = {report["name"]: _kinds(report["subgraph"]) for report in groups if not hasattr(report["subgraph"], "outer")}
     names = []
     for graph in found:
         own = _kinds(graph)
-        common: Callable[[_C.GroupReport], int] = lambda report, own=own: (own & known[report["number"]]).total()  # noqa: E731
-        best = max(left, key=common, default=None)
-        names.append(best["name"] if best else "a group")
-        if best:
-            left.remove(best)
+        common = {name: (own & kinds).total() for name, kinds in left.items()}
+        names.append(max(common, key=common.__getitem__, default=""))
+        left.pop(names[-1], None)
     return names
 
 

@@ -43,9 +43,8 @@ def save(explanation: Explanation, path: str | Path) -> None:
     with Path(path).open("w", encoding="utf-8") as file:
         data = json.dumps(_data(explanation), separators=(",", ":")).replace("<", "\\u003c")
         title = html.escape(f"{explanation.model or 'model'} - torchmdla")
-        file.write(
-            _filled((_FOLDER / "page.html").read_text(encoding="utf-8"), {**parts, "data": data, "title": title})
-        )
+        template = (_FOLDER / "page.html").read_text(encoding="utf-8")
+        file.write(_filled(template, {**parts, "data": data, "title": title}))
 
 
 def _parts() -> dict[str, str]:

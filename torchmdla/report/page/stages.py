@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -30,10 +31,8 @@ def stages_of(program: Program, kernels: Sequence[KernelCall]) -> list[Stage]:
     """Every stage of compiling ``program`` anew, to the one that fails if one does."""
     with tempfile.TemporaryDirectory(prefix="torchmdla-") as temporary:
         folder = Path(temporary)
-        try:
+        with contextlib.suppress(CompileError):  # Its memory or time was over, say: what there is is shown.
             service.write_stages(program, folder)
-        except CompileError:
-            pass  # Its memory or time was over, say: what there is is shown.
         read = ((name, read(folder), split) for name, read, split in _STAGES)
         return [Stage(name, *split(text, kernels)) for name, text, split in read if text]
 
@@ -86,7 +85,7 @@ _NODE = re.compile(r'"graph":(\d+)')
 
 def _by_nodes(text: str, kernels: Sequence[KernelCall]) -> Split:
     """Of MLIR with places: the operations of the nodes that a kernel computes. The places go."""
-    aliases = dict(found.groups() for line in text.splitlines() if (found := _ALIAS.match(line)))
+    aliases = {found[1]: found[2] for line in text.splitlines() if (found := _ALIAS.match(line))}
     known: dict[str, frozenset[int]] = {}
 
     def nodes_of(place: str) -> frozenset[int]:
@@ -101,10 +100,10 @@ def _by_nodes(text: str, kernels: Sequence[KernelCall]) -> Split:
     for line in text.splitlines():
         if _ALIAS.match(line):
             continue
-        found = _LOC.findall(line)
+        places = _LOC.findall(line)
         lines.append(_LOC.sub("", line))
-        # Of an operation itself; those in front are of a block's arguments.
-        nodes.append(nodes_of(found[-1]) if found and not line.lstrip().startswith("^") else frozenset())
+        # Those of a block's arguments say nothing of the block.
+        nodes.append(nodes_of(places[-1]) if places and not line.lstrip().startswith("^") else frozenset())
     for first, behind in _operations(lines):
         whole = frozenset[int]().union(*nodes[first:behind])
         nodes[first:behind] = [whole] * (behind - first)
