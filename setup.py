@@ -38,8 +38,8 @@ def vendored() -> list[Path]:
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=temporary)
         except (OSError, subprocess.CalledProcessError) as error:
             print(
-                f"NOTICE: npm did not get {PACKAGE} ({error}). All but Explanation.save, which lays graphs out with it, "
-                "works: install npm and build again.",
+                f"NOTICE: npm did not get {PACKAGE} ({error}). All works but Explanation.save, which lays graphs out "
+                "with it: install npm and build again.",
                 file=sys.stderr,
             )
             return []
