@@ -23,7 +23,7 @@ def lower(program: Program, folder: Path | None = None) -> Artifact:
         CompileError: the device's own; or one that carries the traceback of whatever else it raised.
     """
     try:
-        with dump.dumping(program, folder), trace.span("lower", "compile"):
+        with dump.dumping(program, folder), trace.span("lower", "lower"):
             artifact = devices.get(program.target.device).lower(program)
     except Exception as error:
         raise as_compile_error(error) from error

@@ -214,9 +214,9 @@ class Activity:
 
     Attributes:
         kind: ``"explain"``, a part of that; of compiling ``"specialise"``, all of it, ``"import"``, ``"compile"``,
-            ``"stage"``, ``"pass"`` and ``"load"``; of calls ``"run"``, a group, ``"record"``, its first run by eager
-            operators, ``"pack"``, of its weights, ``"fall back"`` in PyTorch's interpreter, and ``"operator"``, outside
-            of groups.
+            ``"lower"``, ``"stage"``, ``"pass"`` and ``"load"``; of calls ``"run"``, a group, ``"record"``, its first
+            run by eager operators, ``"pack"``, of its weights, ``"fall back"`` in PyTorch's interpreter, and
+            ``"operator"``, outside of groups.
         thread: its name, with that of the process where it is another one.
         start: in seconds since the beginning.
     """

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from typing import Any, Literal
 
-Kind = Literal["specialise", "import", "compile", "stage", "pass", "load", "explain"]
+Kind = Literal["specialise", "import", "compile", "lower", "stage", "pass", "load", "explain"]
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ function buildTables() {
     panel.append(element("h2", null, "Largest errors against eager PyTorch"), table(
       ["operator", "line", "group", "error", "beyond the tolerance"],
       report.errors.map((one) => [one.op, fileOf(one.source), one.group, one.error === null ? "not finite" : one.error.toPrecision(2), one.difference]), [3]));
-  panel.append(element("h2", null, "Machine and versions"), table(["", ""], Object.entries(data.environment)));
+  panel.append(element("h2", null, "Machine and versions"), table(["what", "which"], Object.entries(data.environment)));
 }
 
 const placesOf = (sources) => element("ul", { class: "plain" }, sources.map((source) => element("li", { title: source }, fileOf(source))));

@@ -1,7 +1,7 @@
 // What each thread was at while the model was explained, and the memory meanwhile, on one axis.
 
 const LANE = 15, LABEL = 150, KINDS = {
-  explain: "explain", specialise: "specialise", import: "import", compile: "compile", stage: "stage of the compiler", pass: "pass over the loop program",
+  explain: "explain", specialise: "specialise", import: "import", compile: "compile, or find what was compiled", lower: "lower", stage: "stage of the compiler", pass: "pass over the loop program",
   load: "load", record: "first run, recorded", pack: "pack weights", run: "call of a group", "fall back": "fall back", operator: "operator outside of groups",
 };
 
@@ -29,6 +29,7 @@ function buildTimeline() {
     picture,
     legend(activities),
     element("h2", null, "Time by kind"),
+    element("p", { class: "quiet" }, "One may be a part of another: the first call of a group holds what compiling it took."),
     sums(activities),
   );
   picture.addEventListener("keydown", (event) => {
