@@ -128,12 +128,14 @@ class _Program:
 
     def graph(self, groups: Sequence[_C.GroupReport], events: Sequence[tuple[str, float]]) -> Graph:
         """Of the model, or where that is not known, of a call that was seen to run ``events``."""
-        names = list(dict.fromkeys(name for name, _ in events))
         called = {report["name"]: report for report in groups}
-        in_order = [called[name] for name in names if name in called]
+        seen = dict.fromkeys(name for name, _ in events if name in called)
+        # Those that ran no compiled code, or within an operator, are not among the events.
+        in_order = [called[name] for name in [*seen, *(name for name in called if name not in seen)]]
         if isinstance(self._model, torch.jit.ScriptModule | torch.jit.ScriptFunction):
             return graph_of_script(api.graph_for(self._model, *self._inputs), in_order)
-        return graph_of_fx(in_order) or graph_of_calls(events, called)
+        unseen = [(name, 0.0) for name in called if name not in seen]
+        return graph_of_fx(in_order) or graph_of_calls([*events, *unseen], called)
 
 
 def _name_of(model: Any) -> str:

@@ -25,7 +25,12 @@ for (const kernel of kernels) {
   kernel.gflops = kernel.flops / kernel.seconds / 1e9;
   kernel.gigabytes = kernel.bytes / kernel.seconds / 1e9;
 }
-const most = largest([...kernels.map((kernel) => kernel.share), ...report.graph.operators.map(operatorShare), 1e-9]);
+// What is as hot as can be. Of a device that tells of no kernels that is a group.
+const most = largest([
+  ...(kernels.length ? kernels : report.groups).map((one) => one.share),
+  ...report.graph.operators.map(operatorShare),
+  1e-9,
+]);
 
 function operatorShare(operator) {
   return operator.group ? 0 : operator.seconds / report.seconds;

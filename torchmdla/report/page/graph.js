@@ -2,6 +2,7 @@
 // itself, and is one large node of the graph around it.
 
 const NODE_HEIGHT = 40, HEADER = 34, MARGIN = 12, PORT = 9;
+const MOST_UNFOLDED = 800; // operators of a group that is unfolded unasked
 const unfolded = new Map(); // group name → "kernels" or "operators"
 const layouts = new Map();
 let graphZoom = 1, graphNodes = [], graphView, unfoldTo = "kernels";
@@ -29,8 +30,8 @@ function buildGraph() {
   graphView.addEventListener("keydown", graphKey);
   dragToScroll(graphView);
   // A group that is all there is has nothing to show while it is folded.
-  const called = report.graph.operators.filter((operator) => operator.group);
-  if (called.length === 1 && report.graph.operators.length === 1) unfolded.set(called[0].group, unfoldTo);
+  const [first, ...others] = report.graph.operators;
+  if (first?.group && !others.length && groups.get(first.group)?.graph.operators.length <= MOST_UNFOLDED) unfolded.set(first.group, unfoldTo);
   drawGraph();
   graphZoom = Math.min(Math.max(graphView.clientWidth / graphView.firstChild.dataset.width, 0.8), 1);
   sizeGraph();
@@ -56,8 +57,9 @@ function laidOut(nodes, edges) {
 // What a group is inside: nodes, edges by their ids.
 function insideOf(group, kind) {
   const specialisation = ranOf(group);
-  if (kind === "kernels" && specialisation) {
-    const shown = specialisation.kernels.map((_, number) => kernelOf(specialisation, number));
+  const shown = specialisation?.kernels.map((_, number) => kernelOf(specialisation, number)) ?? [];
+  // A device may tell of no kernels.
+  if (kind === "kernels" && shown.some(Boolean)) {
     const nodes = shown.flatMap((kernel, number) => (kernel ? [{ id: `k${number}`, kernel, ...sizeOf(kernel.name) }] : []));
     const edges = shown.flatMap((kernel, number) => (kernel ? kernel.after.filter((other) => shown[other]).map((other) => [`k${other}`, `k${number}`]) : []));
     const reading = nodes.filter((node) => node.kernel.after.includes(-1)).map((node) => node.id);
@@ -123,7 +125,7 @@ function outerNodes() {
     const group = groups.get(operator.group), kind = unfolded.get(operator.group);
     if (!group || !kind) return { id: `n${number}`, operator, group, number, ...sizeOf(titleOf(operator, group)) };
     const inside = groupLayout(group, kind);
-    const width = Math.max(inside.width + 2 * MARGIN, 240), height = inside.height + HEADER + 2 * MARGIN;
+    const width = Math.max(inside.width + 2 * MARGIN, 420), height = inside.height + HEADER + 2 * MARGIN;
     return { id: `n${number}`, operator, group, number, inside, width, height };
   });
 }
@@ -157,7 +159,7 @@ function drawGraph(focusId) {
     const at = layout.placed.get(node.id);
     if (node.isPort) picture.append(drawn("circle", { class: "port", cx: at.x, cy: at.y, r: PORT / 2 }, drawn("title", null, node.id)));
     else if (node.inside) drawGroup(picture, node, at);
-    else picture.append(drawNode(node.id, node.operator.group ? "group" : "operator", at, node, describeOuter(node)));
+    else picture.append(drawNode(node.id, node.operator.group ? "group" : "operator outside", at, node, describeOuter(node)));
   }
   const focused = graphNodes.find((one) => one.id === focusId) ?? graphNodes[0];
   rove(graphNodes.map((one) => one.shape), focused?.shape);
@@ -215,7 +217,7 @@ function describeKernel(kernel) {
 function describeInner(group, { operator, number }) {
   const own = kernelsOfOperator(group, number);
   const together = own.reduce((sum, kernel) => sum + kernel.share, 0);
-  const note = own.length ? `in ${plural(own.length, "kernel")} · ${shareText(together)}` : "costs nothing";
+  const note = own.length ? `in ${plural(own.length, "kernel")} · ${shareText(together)}` : kernels.some((kernel) => kernel.group === group) ? "costs nothing" : "";
   return { title: plainName(operator.op), note, share: together, source: operator.source, kernels: own, act: own.length ? () => openKernel(own[0]) : null };
 }
 
