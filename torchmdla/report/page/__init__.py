@@ -26,7 +26,7 @@ from torchmdla.report.page.stages import Stage, stages_of
 
 _FOLDER = Path(__file__).parent
 _VENDOR = _FOLDER / "vendor"
-_SCRIPTS = ("dom", "data", "kernel", "kernels", "graph", "roofline", "timeline", "tables", "main")
+_SCRIPTS = ("dom", "data", "kernel", "kernels", "layout", "graph", "roofline", "timeline", "tables", "main")
 
 # As many programs are compiled at a time as there are compiler processes.
 _COMPILES = 2

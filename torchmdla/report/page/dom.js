@@ -24,9 +24,27 @@ function scaled(number, units) {
   return `${Number((number / scale).toPrecision(2))} ${unit}`;
 }
 
-const timeText = (seconds) => scaled(seconds, [["s", 1], ["ms", 1e-3], ["µs", 1e-6], ["ns", 1e-9]]);
-const bytesText = (bytes) => scaled(bytes, [["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10], ["bytes", 1]]);
-const countText = (count) => scaled(count, [["G", 1e9], ["M", 1e6], ["k", 1e3], ["", 1]]).trim();
+const timeText = (seconds) =>
+  scaled(seconds, [
+    ["s", 1],
+    ["ms", 1e-3],
+    ["µs", 1e-6],
+    ["ns", 1e-9],
+  ]);
+const bytesText = (bytes) =>
+  scaled(bytes, [
+    ["GiB", 2 ** 30],
+    ["MiB", 2 ** 20],
+    ["KiB", 2 ** 10],
+    ["bytes", 1],
+  ]);
+const countText = (count) =>
+  scaled(count, [
+    ["G", 1e9],
+    ["M", 1e6],
+    ["k", 1e3],
+    ["", 1],
+  ]).trim();
 const shareText = (share) => (share && share < 0.0005 ? "< 0.1 %" : `${(share * 100).toFixed(1)} %`);
 const plural = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
 
@@ -44,11 +62,15 @@ function inDirection(items, from, key, box) {
   const ahead = { ArrowUp: [0, -1], ArrowDown: [0, 1], ArrowLeft: [-1, 0], ArrowRight: [1, 0] }[key];
   if (!ahead) return null;
   const start = box(from);
-  let best = null, least = Infinity;
+  let best = null,
+    least = Infinity;
   for (const item of items) {
     if (item === from) continue;
-    const at = box(item), dx = at.x - start.x, dy = at.y - start.y;
-    const forward = dx * ahead[0] + dy * ahead[1], aside = Math.abs(dx * ahead[1]) + Math.abs(dy * ahead[0]);
+    const at = box(item),
+      dx = at.x - start.x,
+      dy = at.y - start.y;
+    const forward = dx * ahead[0] + dy * ahead[1],
+      aside = Math.abs(dx * ahead[1]) + Math.abs(dy * ahead[0]);
     if (forward <= 1) continue;
     const distance = forward + 2 * aside;
     if (distance < least) [best, least] = [item, distance];

@@ -1,168 +1,123 @@
-// The graph: operators outside of groups and groups, which unfold to kernels or operators. Each group is laid out by
-// itself, and is one large node of the graph around it.
+// The graph: operators outside of groups and groups, which unfold to kernels or operators.
 
-const NODE_HEIGHT = 40, HEADER = 34, MARGIN = 12, PORT = 9;
 const MOST_UNFOLDED = 800; // operators of a group that is unfolded unasked
-const unfolded = new Map(); // group name → "kernels" or "operators"
-const layouts = new Map();
-let graphZoom = 1, graphNodes = [], graphView, unfoldTo = "kernels";
+let graphZoom = 1,
+  graphNodes = [],
+  graphView,
+  unfoldTo = "kernels";
 
 function buildGraph() {
   const choice = (what) =>
-    element("button", { "aria-pressed": String(unfoldTo === what), onclick: (event) => {
-      unfoldTo = what;
-      for (const other of event.currentTarget.parentNode.children) other.setAttribute("aria-pressed", String(other === event.currentTarget));
-      for (const name of unfolded.keys()) unfolded.set(name, what);
-      drawGraph();
-    } }, what);
+    element(
+      "button",
+      {
+        "aria-pressed": String(unfoldTo === what),
+        onclick: (event) => {
+          unfoldTo = what;
+          for (const other of event.currentTarget.parentNode.children)
+            other.setAttribute("aria-pressed", String(other === event.currentTarget));
+          for (const name of unfolded.keys()) unfolded.set(name, what);
+          drawGraph();
+        },
+      },
+      what,
+    );
   graphView = element("div", { id: "graph-view" });
   byId("graph").append(
-    element("div", { class: "bar" },
+    element(
+      "div",
+      { class: "bar" },
       element("span", null, "groups unfold to"),
-      element("div", { class: "choice", role: "group", "aria-label": "Groups unfold to" }, choice("kernels"), choice("operators")),
+      element(
+        "div",
+        { class: "choice", role: "group", "aria-label": "Groups unfold to" },
+        choice("kernels"),
+        choice("operators"),
+      ),
       element("button", { id: "fold-all", onclick: foldAll }, "Fold all"),
       element("div", { class: "spacer" }),
-      element("span", { class: "legend" }, "0 %", element("span", { class: "scale" }), `${shareText(most)} of the time`),
-      zoomButtons(zoomGraph)),
-    graphView);
+      element(
+        "span",
+        { class: "legend" },
+        "0 %",
+        element("span", { class: "scale" }),
+        `${shareText(most)} of the time`,
+      ),
+      zoomButtons(zoomGraph),
+    ),
+    graphView,
+  );
   if (report.graph.is_sequence)
-    graphView.before(element("p", { class: "quiet" }, "Python runs between the parts of this model, so that it has no graph: operators and groups stand in the order of a call."));
+    graphView.before(
+      element(
+        "p",
+        { class: "quiet" },
+        "Python runs between the parts of this model, so that it has no graph: operators and groups stand in the order of a call.",
+      ),
+    );
   graphView.addEventListener("keydown", graphKey);
   dragToScroll(graphView);
   // A group that is all there is has nothing to show while it is folded.
   const [first, ...others] = report.graph.operators;
-  if (first?.group && !others.length && groups.get(first.group)?.graph.operators.length <= MOST_UNFOLDED) unfolded.set(first.group, unfoldTo);
+  if (first?.group && !others.length && groups.get(first.group)?.graph.operators.length <= MOST_UNFOLDED)
+    unfolded.set(first.group, unfoldTo);
   drawGraph();
   graphZoom = Math.min(Math.max(graphView.clientWidth / graphView.firstChild.dataset.width, 0.8), 1);
   sizeGraph();
 }
 
-const groupShare = (name) => groups.get(name)?.share ?? 0;
-
-// --- layout -----------------------------------------------------------------------------------------------------
-
-function laidOut(nodes, edges) {
-  const graph = new dagre.graphlib.Graph();
-  graph.setGraph({ nodesep: 14, ranksep: 26, marginx: 0, marginy: 0, ranker: nodes.length > 150 ? "longest-path" : "network-simplex" });
-  graph.setDefaultEdgeLabel(() => ({}));
-  for (const node of nodes) graph.setNode(node.id, { width: node.width, height: node.height });
-  for (const [from, to] of edges) if (from !== to) graph.setEdge(from, to);
-  dagre.layout(graph);
-  const placed = new Map(nodes.map((node) => [node.id, graph.node(node.id)]));
-  const lines = graph.edges().map((edge) => graph.edge(edge).points);
-  const { width = 0, height = 0 } = graph.graph();
-  return { placed, lines, width, height };
-}
-
-// What a group is inside: nodes, edges by their ids.
-function insideOf(group, kind) {
-  const specialisation = ranOf(group);
-  const shown = specialisation?.kernels.map((_, number) => kernelOf(specialisation, number)) ?? [];
-  // A device may tell of no kernels.
-  if (kind === "kernels" && shown.some(Boolean)) {
-    const nodes = shown.flatMap((kernel, number) => (kernel ? [{ id: `k${number}`, kernel, ...sizeOf(kernel.name) }] : []));
-    const edges = shown.flatMap((kernel, number) => (kernel ? kernel.after.filter((other) => shown[other]).map((other) => [`k${other}`, `k${number}`]) : []));
-    const reading = nodes.filter((node) => node.kernel.after.includes(-1)).map((node) => node.id);
-    return withPorts(nodes, edges, reading, nodes.filter((node) => node.kernel.is_result).map((node) => node.id));
-  }
-  const operators = group.graph.operators;
-  const nodes = operators.map((operator, number) => ({ id: `o${number}`, operator, number, ...sizeOf(plainName(operator.op)) }));
-  const edges = operators.flatMap((operator, number) => operator.inputs.filter(([from]) => from >= 0).map(([from]) => [`o${from}`, `o${number}`]));
-  const reading = operators.flatMap((operator, number) => (operator.inputs.some(([from]) => from < 0) ? [`o${number}`] : []));
-  return withPorts(nodes, edges, reading, group.graph.results.filter(([from]) => from >= 0).map(([from]) => `o${from}`));
-}
-
-// A dot for what comes in and one for what goes out.
-function withPorts(nodes, edges, reading, results) {
-  const port = (id) => ({ id, width: PORT, height: PORT, isPort: true });
-  return {
-    nodes: [port("in"), ...nodes, port("out")],
-    edges: [...reading.map((id) => ["in", id]), ...edges, ...results.map((id) => [id, "out"])],
-  };
-}
-
-// An edge over more ranks than this is drawn as a reference to where it comes from.
-const LONGEST_EDGE = 8;
-
-// The nodes' distances from the top, by the longest way: every edge goes to a later node.
-function withReferences({ nodes, edges }) {
-  const ranks = new Map(nodes.map((node) => [node.id, 0]));
-  const leaving = new Map(nodes.map((node) => [node.id, []]));
-  for (const [from, to] of edges) leaving.get(from).push(to);
-  for (const { id } of nodes) for (const to of leaving.get(id)) ranks.set(to, Math.max(ranks.get(to), ranks.get(id) + 1));
-  const names = new Map(nodes.map((node) => [node.id, node]));
-  const made = [], kept = [];
-  for (const [from, to] of edges) {
-    const isLong = ranks.get(to) - ranks.get(from) > LONGEST_EDGE && leaving.get(from).some((other) => ranks.get(other) < ranks.get(to));
-    if (!isLong) kept.push([from, to]);
-    else if (from === "in" || to === "out") {
-      const id = `${from}>${to}`;
-      made.push({ id, width: PORT, height: PORT, isPort: true });
-      kept.push(from === "in" ? [id, to] : [from, id]);
-    } else {
-      const id = `${from}>${to}`, source = names.get(from), title = source.kernel ? source.kernel.name : plainName(source.operator.op);
-      made.push({ id, reference: from, title, width: Math.min(title.length * 6.4 + 30, 200), height: 20 });
-      kept.push([id, to]);
-    }
-  }
-  return { nodes: [...nodes, ...made], edges: kept };
-}
-
-const plainName = (op) => op.replace(/^aten::/, "").replace(/\.\w+$/, "");
-const sizeOf = (name) => ({ width: Math.min(Math.max(name.length * 7.2 + 22, 118), 260), height: NODE_HEIGHT });
-
-function groupLayout(group, kind) {
-  const key = `${kind} ${group.name}`;
-  if (!layouts.has(key)) {
-    const { nodes, edges } = withReferences(insideOf(group, kind));
-    layouts.set(key, { nodes, ...laidOut(nodes, edges) });
-  }
-  return layouts.get(key);
-}
-
-function outerNodes() {
-  return report.graph.operators.map((operator, number) => {
-    const group = groups.get(operator.group), kind = unfolded.get(operator.group);
-    if (!group || !kind) return { id: `n${number}`, operator, group, number, ...sizeOf(titleOf(operator, group)) };
-    const inside = groupLayout(group, kind);
-    const width = Math.max(inside.width + 2 * MARGIN, 420), height = inside.height + HEADER + 2 * MARGIN;
-    return { id: `n${number}`, operator, group, number, inside, width, height };
-  });
-}
-
-const titleOf = (operator, group) => (group ? groupTitle(group) : plainName(operator.op));
-
-function groupTitle(group) {
-  const count = ranOf(group)?.kernels.length ?? 0;
-  return `group · ${plural(group.graph.operators.length, "operator")}, ${plural(count, "kernel")}`;
-}
-
 // --- drawing ----------------------------------------------------------------------------------------------------
 
 function drawGraph(focusId) {
-  const operators = report.graph.operators, nodes = outerNodes();
-  const ends = [{ id: "inputs", width: PORT, height: PORT, isPort: true }, { id: "results", width: PORT, height: PORT, isPort: true }];
+  const operators = report.graph.operators,
+    nodes = outerNodes();
+  const ends = [
+    { id: "inputs", width: PORT, height: PORT, isPort: true },
+    { id: "results", width: PORT, height: PORT, isPort: true },
+  ];
   const from = ([number]) => (number < 0 ? "inputs" : `n${number}`);
   const edges = [
     ...operators.flatMap((operator, number) => operator.inputs.map((value) => [from(value), `n${number}`])),
     ...report.graph.results.map((value) => [from(value), "results"]),
   ];
   const layout = laidOut([...ends, ...nodes], edges);
-  const picture = drawn("svg", { role: "group", "aria-label": "Graph of the model; arrow keys walk, Enter unfolds and opens" });
+  const picture = drawn("svg", {
+    role: "group",
+    "aria-label": "Graph of the model; arrow keys walk, Enter unfolds and opens",
+  });
   picture.dataset.width = layout.width + 2 * MARGIN;
   picture.dataset.height = layout.height + 2 * MARGIN;
   picture.setAttribute("viewBox", `${-MARGIN} ${-MARGIN} ${picture.dataset.width} ${picture.dataset.height}`);
-  picture.append(drawn("defs", null, drawn("marker", { id: "arrow", viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 7, markerHeight: 7, orient: "auto" }, drawn("path", { d: "M0,1L7,4L0,7z" }))));
+  picture.append(
+    drawn(
+      "defs",
+      null,
+      drawn(
+        "marker",
+        { id: "arrow", viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 7, markerHeight: 7, orient: "auto" },
+        drawn("path", { d: "M0,1L7,4L0,7z" }),
+      ),
+    ),
+  );
   graphNodes = [];
   drawEdges(picture, layout.lines, 0, 0, report.graph.is_sequence);
   for (const node of [...ends, ...nodes]) {
     const at = layout.placed.get(node.id);
-    if (node.isPort) picture.append(drawn("circle", { class: "port", cx: at.x, cy: at.y, r: PORT / 2 }, drawn("title", null, node.id)));
+    if (node.isPort)
+      picture.append(
+        drawn("circle", { class: "port", cx: at.x, cy: at.y, r: PORT / 2 }, drawn("title", null, node.id)),
+      );
     else if (node.inside) drawGroup(picture, node, at);
-    else picture.append(drawNode(node.id, node.operator.group ? "group" : "operator outside", at, node, describeOuter(node)));
+    else
+      picture.append(
+        drawNode(node.id, node.operator.group ? "group" : "operator outside", at, node, describeOuter(node)),
+      );
   }
   const focused = graphNodes.find((one) => one.id === focusId) ?? graphNodes[0];
-  rove(graphNodes.map((one) => one.shape), focused?.shape);
+  rove(
+    graphNodes.map((one) => one.shape),
+    focused?.shape,
+  );
   graphView.replaceChildren(picture);
   sizeGraph();
   markFound(foundKernels);
@@ -180,21 +135,36 @@ function drawEdges(parent, lines, dx, dy, isDashed) {
     }
     return at.length > 2 ? text : `M${at[0]}L${at[at.length - 1]}`;
   });
-  parent.append(...path.map((d) => drawn("path", { class: isDashed ? "edge dashed" : "edge", d, "marker-end": "url(#arrow)" })));
+  parent.append(
+    ...path.map((d) => drawn("path", { class: isDashed ? "edge dashed" : "edge", d, "marker-end": "url(#arrow)" })),
+  );
 }
 
 function drawGroup(picture, node, at) {
-  const x = at.x - node.width / 2, y = at.y - node.height / 2;
+  const x = at.x - node.width / 2,
+    y = at.y - node.height / 2;
   const text = describeOuter(node);
   const frame = drawNode(node.id, "frame", at, node, text);
   picture.append(frame);
-  const dx = x + (node.width - node.inside.width) / 2, dy = y + HEADER + MARGIN;
+  const dx = x + (node.width - node.inside.width) / 2,
+    dy = y + HEADER + MARGIN;
   drawEdges(picture, node.inside.lines, dx, dy, false);
   for (const child of node.inside.nodes) {
-    const place = node.inside.placed.get(child.id), centre = { x: place.x + dx, y: place.y + dy };
+    const place = node.inside.placed.get(child.id),
+      centre = { x: place.x + dx, y: place.y + dy };
     if (child.isPort) picture.append(drawn("circle", { class: "port", cx: centre.x, cy: centre.y, r: PORT / 2 }));
     else if (child.reference) picture.append(drawReference(node, child, centre));
-    else picture.append(drawNode(`${node.id}/${child.id}`, child.kernel ? "kernel" : "operator", centre, child, child.kernel ? describeKernel(child.kernel) : describeInner(node.group, child), node));
+    else
+      picture.append(
+        drawNode(
+          `${node.id}/${child.id}`,
+          child.kernel ? "kernel" : "operator",
+          centre,
+          child,
+          child.kernel ? describeKernel(child.kernel) : describeInner(node.group, child),
+          node,
+        ),
+      );
   }
 }
 
@@ -202,40 +172,98 @@ function drawGroup(picture, node, at) {
 function describeOuter({ operator, group, inside, id }) {
   if (!group) {
     const share = operatorShare(operator);
-    return { title: plainName(operator.op), note: operator.seconds ? `${timeText(operator.seconds)} · outside` : "outside", share, source: operator.source };
+    return {
+      title: plainName(operator.op),
+      note: operator.seconds ? `${timeText(operator.seconds)} · outside` : "outside",
+      share,
+      source: operator.source,
+    };
   }
   return {
-    title: groupTitle(group), note: `${timeText(group.seconds)} · ${shareText(group.share)}`, share: group.share, source: group.source,
-    name: group.name, expanded: Boolean(inside), act: () => toggleGroup(operator.group, id),
+    title: groupTitle(group),
+    note: `${timeText(group.seconds)} · ${shareText(group.share)}`,
+    share: group.share,
+    source: group.source,
+    name: group.name,
+    expanded: Boolean(inside),
+    act: () => toggleGroup(operator.group, id),
   };
 }
 
 function describeKernel(kernel) {
-  return { title: kernel.name, note: `${timeText(kernel.seconds)} · ${shareText(kernel.share)}`, share: kernel.share, source: kernel.source, kernels: [kernel], act: () => openKernel(kernel) };
+  return {
+    title: kernel.name,
+    note: `${timeText(kernel.seconds)} · ${shareText(kernel.share)}`,
+    share: kernel.share,
+    source: kernel.source,
+    kernels: [kernel],
+    act: () => openKernel(kernel),
+  };
 }
 
 function describeInner(group, { operator, number }) {
   const own = kernelsOfOperator(group, number);
   const together = own.reduce((sum, kernel) => sum + kernel.share, 0);
-  const note = own.length ? `in ${plural(own.length, "kernel")} · ${shareText(together)}` : kernels.some((kernel) => kernel.group === group) ? "costs nothing" : "";
-  return { title: plainName(operator.op), note, share: together, source: operator.source, kernels: own, act: own.length ? () => openKernel(own[0]) : null };
+  const note = own.length
+    ? `in ${plural(own.length, "kernel")} · ${shareText(together)}`
+    : kernels.some((kernel) => kernel.group === group)
+      ? "costs nothing"
+      : "";
+  return {
+    title: plainName(operator.op),
+    note,
+    share: together,
+    source: operator.source,
+    kernels: own,
+    act: own.length ? () => openKernel(own[0]) : null,
+  };
 }
 
 function drawNode(id, kind, at, size, text, parent) {
-  const { width, height } = size, label = [text.name ?? text.title, text.note, text.source && fileOf(text.source)].filter(Boolean).join(", ");
-  const lines = kind === "frame"
-    ? [drawn("text", { x: 14, y: 22, class: "title" }, `▾ ${text.title}`), drawn("text", { x: width - 14, y: 22, class: "note", "text-anchor": "end" }, text.note)]
-    : [drawn("text", { x: width / 2, y: 17, class: "title" }, `${kind === "group" ? "▸ " : ""}${shortened(text.title, 33)}`), drawn("text", { x: width / 2, y: 32, class: "note" }, text.note)];
+  const { width, height } = size,
+    label = [text.name ?? text.title, text.note, text.source && fileOf(text.source)].filter(Boolean).join(", ");
+  const lines =
+    kind === "frame"
+      ? [
+          drawn("text", { x: 14, y: 22, class: "title" }, `▾ ${text.title}`),
+          drawn("text", { x: width - 14, y: 22, class: "note", "text-anchor": "end" }, text.note),
+        ]
+      : [
+          drawn(
+            "text",
+            { x: width / 2, y: 17, class: "title" },
+            `${kind === "group" ? "▸ " : ""}${shortened(text.title, 33)}`,
+          ),
+          drawn("text", { x: width / 2, y: 32, class: "note" }, text.note),
+        ];
   const shape = drawn(
     "g",
-    { class: `node ${kind}`, transform: `translate(${(at.x - width / 2).toFixed(1)},${(at.y - height / 2).toFixed(1)})`, role: "button", tabindex: -1, "aria-label": label, "aria-expanded": text.expanded === undefined ? undefined : String(text.expanded), "--heat": heat(text.share), "data-id": id },
+    {
+      class: `node ${kind}`,
+      transform: `translate(${(at.x - width / 2).toFixed(1)},${(at.y - height / 2).toFixed(1)})`,
+      role: "button",
+      tabindex: -1,
+      "aria-label": label,
+      "aria-expanded": text.expanded === undefined ? undefined : String(text.expanded),
+      "--heat": heat(text.share),
+      "data-id": id,
+    },
     drawn("title", null, `${text.name ?? text.title}\n${text.note}${text.source ? `\n${text.source}` : ""}`),
     drawn("rect", { width, height, rx: kind === "frame" ? 10 : 6 }),
     lines,
   );
-  const node = { id, shape, text, parent, box: { x: at.x, y: kind === "frame" ? at.y - height / 2 + HEADER / 2 : at.y } };
+  const node = {
+    id,
+    shape,
+    text,
+    parent,
+    box: { x: at.x, y: kind === "frame" ? at.y - height / 2 + HEADER / 2 : at.y },
+  };
   shape.addEventListener("click", () => {
-    rove(graphNodes.map((one) => one.shape), shape);
+    rove(
+      graphNodes.map((one) => one.shape),
+      shape,
+    );
     shape.focus({ preventScroll: true });
     text.act?.();
   });
@@ -246,8 +274,18 @@ function drawNode(id, kind, at, size, text, parent) {
 function drawReference(parent, { id, reference, title, width, height }, at) {
   const target = `${parent.id}/${reference}`;
   const shape = drawn(
-    "g", { class: "node reference", transform: `translate(${(at.x - width / 2).toFixed(1)},${(at.y - height / 2).toFixed(1)})`, role: "link", tabindex: -1, "aria-label": `from ${title}, further up` },
-    drawn("title", null, `from ${title}, further up`), drawn("rect", { width, height, rx: 10 }), drawn("text", { x: width / 2, y: 14 }, `↑ ${shortened(title, 27)}`));
+    "g",
+    {
+      class: "node reference",
+      transform: `translate(${(at.x - width / 2).toFixed(1)},${(at.y - height / 2).toFixed(1)})`,
+      role: "link",
+      tabindex: -1,
+      "aria-label": `from ${title}, further up`,
+    },
+    drawn("title", null, `from ${title}, further up`),
+    drawn("rect", { width, height, rx: 10 }),
+    drawn("text", { x: width / 2, y: 14 }, `↑ ${shortened(title, 27)}`),
+  );
   const act = () => focusNode(graphNodes.find((node) => node.id === target));
   shape.addEventListener("click", act);
   graphNodes.push({ id: `${parent.id}/${id}`, shape, text: { act }, parent, box: at });
@@ -284,26 +322,34 @@ function graphKey(event) {
 }
 
 function focusNode(node) {
-  rove(graphNodes.map((one) => one.shape), node.shape);
+  rove(
+    graphNodes.map((one) => one.shape),
+    node.shape,
+  );
   node.shape.focus({ preventScroll: true });
   const left = Math.max((graphView.clientWidth - graphView.firstChild.dataset.width * graphZoom) / 2, 0);
-  const x = (node.box.x + MARGIN) * graphZoom + left, y = (node.box.y + MARGIN) * graphZoom;
+  const x = (node.box.x + MARGIN) * graphZoom + left,
+    y = (node.box.y + MARGIN) * graphZoom;
   const margin = 60;
-  if (y < graphView.scrollTop + margin || y > graphView.scrollTop + graphView.clientHeight - margin) graphView.scrollTop = y - graphView.clientHeight / 2;
-  if (x < graphView.scrollLeft + margin || x > graphView.scrollLeft + graphView.clientWidth - margin) graphView.scrollLeft = x - graphView.clientWidth / 2;
+  if (y < graphView.scrollTop + margin || y > graphView.scrollTop + graphView.clientHeight - margin)
+    graphView.scrollTop = y - graphView.clientHeight / 2;
+  if (x < graphView.scrollLeft + margin || x > graphView.scrollLeft + graphView.clientWidth - margin)
+    graphView.scrollLeft = x - graphView.clientWidth / 2;
 }
 
 function zoomGraph(factor) {
   const { width, height } = graphView.firstChild.dataset;
   const all = Math.min(graphView.clientWidth / width, graphView.clientHeight / height, 1.25);
-  const before = graphZoom, middle = graphView.scrollTop + graphView.clientHeight / 2;
+  const before = graphZoom,
+    middle = graphView.scrollTop + graphView.clientHeight / 2;
   graphZoom = factor === null ? all : Math.min(Math.max(graphZoom * factor, Math.min(all, 0.1)), 4);
   sizeGraph();
   graphView.scrollTop = factor === null ? 0 : (middle / before) * graphZoom - graphView.clientHeight / 2;
 }
 
 function sizeGraph() {
-  const picture = graphView.firstChild, width = picture.dataset.width * graphZoom;
+  const picture = graphView.firstChild,
+    width = picture.dataset.width * graphZoom;
   picture.setAttribute("width", width);
   picture.setAttribute("height", picture.dataset.height * graphZoom);
   // The first node in the middle.
@@ -322,11 +368,15 @@ function dragToScroll(view) {
     view.scrollBy(last[0] - event.clientX, last[1] - event.clientY);
     last = [event.clientX, event.clientY];
   });
-  view.addEventListener("wheel", (event) => {
-    if (!event.ctrlKey) return;
-    event.preventDefault();
-    zoomGraph(event.deltaY < 0 ? 1.15 : 1 / 1.15);
-  }, { passive: false });
+  view.addEventListener(
+    "wheel",
+    (event) => {
+      if (!event.ctrlKey) return;
+      event.preventDefault();
+      zoomGraph(event.deltaY < 0 ? 1.15 : 1 / 1.15);
+    },
+    { passive: false },
+  );
 }
 
 let foundKernels = null;
@@ -335,7 +385,11 @@ let foundKernels = null;
 function markFound(found) {
   foundKernels = found;
   for (const { shape, text } of graphNodes) {
-    const fits = !found || text.expanded || (text.kernels ?? []).some((kernel) => found.has(kernel)) || (text.name && [...found].some((kernel) => kernel.group.name === text.name));
+    const fits =
+      !found ||
+      text.expanded ||
+      (text.kernels ?? []).some((kernel) => found.has(kernel)) ||
+      (text.name && [...found].some((kernel) => kernel.group.name === text.name));
     shape.classList.toggle("faded", !fits);
   }
 }

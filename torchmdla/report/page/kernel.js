@@ -5,7 +5,10 @@ const LONGEST_WHOLE = 3000; // lines; of longer texts the kernel's part is shown
 
 function openKernel(kernel) {
   const dialog = byId("kernel");
-  dialog.replaceChildren(kernelHead(kernel), element("div", { class: "kernel-body" }, kernelFacts(kernel), kernelStages(kernel)));
+  dialog.replaceChildren(
+    kernelHead(kernel),
+    element("div", { class: "kernel-body" }, kernelFacts(kernel), kernelStages(kernel)),
+  );
   dialog.onkeydown = (event) => {
     const step = { "[": -1, "]": 1 }[event.key];
     if (step) stepKernel(kernel, step);
@@ -22,23 +25,36 @@ function stepKernel(kernel, step) {
 function kernelHead(kernel) {
   const place = kernels.indexOf(kernel);
   const move = (text, label, step) =>
-    element("button", { "aria-label": label, title: label, disabled: !kernels[place + step], onclick: () => stepKernel(kernel, step) }, text);
+    element(
+      "button",
+      { "aria-label": label, title: label, disabled: !kernels[place + step], onclick: () => stepKernel(kernel, step) },
+      text,
+    );
   return element(
     "header",
     null,
     element("h2", { id: "kernel-title" }, kernel.name),
-    element("span", { class: "badge", "--heat": heat(kernel.share) }, `${timeText(kernel.seconds)} · ${shareText(kernel.share)}`),
+    element(
+      "span",
+      { class: "badge", "--heat": heat(kernel.share) },
+      `${timeText(kernel.seconds)} · ${shareText(kernel.share)}`,
+    ),
     element("span", { class: "quiet" }, `kernel ${place + 1} of ${kernels.length}`),
     element("div", { class: "spacer" }),
     move("‹", "The kernel before", -1),
     move("›", "The kernel after", 1),
-    element("button", { class: "close", "aria-label": "Close", title: "Close (Esc)", onclick: () => byId("kernel").close() }, "✕"),
+    element(
+      "button",
+      { class: "close", "aria-label": "Close", title: "Close (Esc)", onclick: () => byId("kernel").close() },
+      "✕",
+    ),
   );
 }
 
 function kernelFacts(kernel) {
   const { peak } = report;
-  const rate = (reached, best, unit) => (reached ? `${reached.toPrecision(3)} ${unit} (${Math.round((reached / best) * 100)} % of the peak)` : "-");
+  const rate = (reached, best, unit) =>
+    reached ? `${reached.toPrecision(3)} ${unit} (${Math.round((reached / best) * 100)} % of the peak)` : "-";
   const facts = [
     ["loops", kernel.loops || "-"],
     ["operations", kernel.flops ? countText(kernel.flops) : "none"],
@@ -49,16 +65,35 @@ function kernelFacts(kernel) {
     ["group", kernel.group.name],
   ];
   const link = (other) =>
-    element("button", { class: "link", onclick: () => openKernel(other) }, `${other.name} (${timeText(other.seconds)})`);
+    element(
+      "button",
+      { class: "link", onclick: () => openKernel(other) },
+      `${other.name} (${timeText(other.seconds)})`,
+    );
   const others = (label, list) =>
-    list.length ? [element("h3", null, label), element("ul", { class: "links" }, list.map((other) => element("li", null, link(other))))] : [];
+    list.length
+      ? [
+          element("h3", null, label),
+          element(
+            "ul",
+            { class: "links" },
+            list.map((other) => element("li", null, link(other))),
+          ),
+        ]
+      : [];
   const of = (numbers) => numbers.map((number) => kernelOf(kernel.specialisation, number)).filter(Boolean);
-  const readers = kernels.filter((other) => other.specialisation === kernel.specialisation && other.after.includes(kernel.number));
+  const readers = kernels.filter(
+    (other) => other.specialisation === kernel.specialisation && other.after.includes(kernel.number),
+  );
   return element(
     "div",
     { class: "kernel-facts" },
     sourceOf(kernel),
-    element("dl", { class: "facts" }, facts.flatMap(([name, value]) => [element("dt", null, name), element("dd", null, value)])),
+    element(
+      "dl",
+      { class: "facts" },
+      facts.flatMap(([name, value]) => [element("dt", null, name), element("dd", null, value)]),
+    ),
     others("reads from", of(kernel.after)),
     others("read by", readers),
   );
@@ -68,7 +103,8 @@ function sourceOf(kernel) {
   const found = data.sources[kernel.source];
   const title = element("h3", { title: kernel.source }, kernel.source ? fileOf(kernel.source) : "source line unknown");
   if (!found) return [title, element("p", { class: "quiet" }, kernel.source ? "The file cannot be read here." : "")];
-  const [first, lines] = found, wanted = Number(kernel.source.slice(kernel.source.lastIndexOf(":") + 1));
+  const [first, lines] = found,
+    wanted = Number(kernel.source.slice(kernel.source.lastIndexOf(":") + 1));
   const shown = lines.map((line, k) =>
     element(
       first + k === wanted ? "mark" : "span",
@@ -104,7 +140,12 @@ function kernelStages(kernel) {
     ),
   );
   show();
-  return element("div", { class: "kernel-stages" }, element("div", { class: "toggles", role: "group", "aria-label": "Stages shown" }, toggles), panes);
+  return element(
+    "div",
+    { class: "kernel-stages" },
+    element("div", { class: "toggles", role: "group", "aria-label": "Stages shown" }, toggles),
+    panes,
+  );
 }
 
 function stagePane(stage, kernel) {
@@ -112,14 +153,21 @@ function stagePane(stage, kernel) {
   const note = element("span", { class: "quiet" });
   const button = element("button", { class: "link" });
   const text = element("pre", { tabindex: 0, "aria-label": stage.name });
-  const pane = element("section", { class: "pane" }, element("header", null, element("h3", null, stage.name), note, button), text);
+  const pane = element(
+    "section",
+    { class: "pane" },
+    element("header", null, element("h3", null, stage.name), note, button),
+    text,
+  );
   textOf(stage.text).then((whole) => {
     const lines = whole.split("\n");
     const count = parts.reduce((sum, [first, behind]) => sum + behind - first, 0);
     let isWhole = !parts.length || lines.length <= LONGEST_WHOLE;
     note.textContent = parts.length
       ? `${plural(count, "line")} of ${lines.length}`
-      : stage.name === "assembly" ? "a part of the entry: all of it" : "all of the group";
+      : stage.name === "assembly"
+        ? "a part of the entry: all of it"
+        : "all of the group";
     const show = () => {
       button.textContent = isWhole ? "only the kernel" : "all of the group";
       text.replaceChildren(...(isWhole ? wholeText(lines, parts) : partsOf(lines, parts)));
@@ -148,8 +196,10 @@ function wholeText(lines, parts) {
 }
 
 function partsOf(lines, parts) {
-  return parts.flatMap(([first, behind], k) => [
-    k ? element("span", { class: "gap" }, "⋯\n") : null,
-    `${lines.slice(first, behind).join("\n")}\n`,
-  ]).filter((one) => one !== null);
+  return parts
+    .flatMap(([first, behind], k) => [
+      k ? element("span", { class: "gap" }, "⋯\n") : null,
+      `${lines.slice(first, behind).join("\n")}\n`,
+    ])
+    .filter((one) => one !== null);
 }

@@ -2,21 +2,31 @@
 
 function buildKernels() {
   const search = element("input", {
-    type: "search", id: "search", placeholder: "Search kernels", "aria-label": "Search kernels", autocomplete: "off", spellcheck: "false",
+    type: "search",
+    id: "search",
+    placeholder: "Search kernels",
+    "aria-label": "Search kernels",
+    autocomplete: "off",
+    spellcheck: "false",
   });
   const count = element("p", { class: "quiet", id: "found", "aria-live": "polite" });
   const list = element("ul", { id: "kernels" });
   const sorted = [...kernels].sort((one, other) => other.seconds - one.seconds);
   const rows = sorted.map((kernel) => [kernel, kernelRow(kernel)]);
   list.append(...rows.map(([, row]) => row.parentNode));
-  byId("side").append(element("div", { class: "search" }, search, element("kbd", { "aria-hidden": "true" }, "/")), count, list);
+  byId("side").append(
+    element("div", { class: "search" }, search, element("kbd", { "aria-hidden": "true" }, "/")),
+    count,
+    list,
+  );
 
   const shown = () => rows.filter(([, row]) => !row.parentNode.hidden).map(([, row]) => row);
   const update = () => {
     const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
     const found = new Set();
     for (const [kernel, row] of rows) {
-      const text = `${kernel.name} ${kernel.symbol} ${kernel.source} ${kernel.loops} ${kernel.group.name}`.toLowerCase();
+      const text =
+        `${kernel.name} ${kernel.symbol} ${kernel.source} ${kernel.loops} ${kernel.group.name}`.toLowerCase();
       const fits = words.every((word) => text.includes(word));
       row.parentNode.hidden = !fits;
       if (fits) found.add(kernel);
@@ -24,7 +34,10 @@ function buildKernels() {
     const spent = [...found].reduce((sum, kernel) => sum + kernel.share, 0);
     count.textContent = `${plural(found.size, "kernel")}, ${shareText(spent)} of the time`;
     markFound(words.length ? found : null);
-    rove(rows.map(([, row]) => row), shown()[0]);
+    rove(
+      rows.map(([, row]) => row),
+      shown()[0],
+    );
   };
   search.addEventListener("input", update);
   search.addEventListener("keydown", (event) => {
@@ -41,7 +54,8 @@ function buildKernels() {
   list.addEventListener("keydown", (event) => {
     const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
     if (!step) return;
-    const all = shown(), next = all[all.indexOf(document.activeElement) + step];
+    const all = shown(),
+      next = all[all.indexOf(document.activeElement) + step];
     (next ?? search).focus();
     if (next) rove(all, next);
     event.preventDefault();

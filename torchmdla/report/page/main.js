@@ -57,7 +57,14 @@ document.querySelector("[role=tablist]").addEventListener("keydown", (event) => 
 
 byId("help-button").addEventListener("click", () => byId("help").showModal());
 addEventListener("keydown", (event) => {
-  if (isTyping(event.target) || document.querySelector("dialog[open]") || event.ctrlKey || event.metaKey || event.altKey) return;
+  if (
+    isTyping(event.target) ||
+    document.querySelector("dialog[open]") ||
+    event.ctrlKey ||
+    event.metaKey ||
+    event.altKey
+  )
+    return;
   if (event.key === "/") byId("search").focus();
   else if (event.key === "?") byId("help").showModal();
   else return;
