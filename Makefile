@@ -111,4 +111,4 @@ fuzz-mdla: build
 	$(FUZZER)/fuzz -max_total_time=$(FUZZ_SECONDS) -timeout=300 -rss_limit_mb=4096 build/fuzz-corpus build/fuzz-seeds
 
 clean:
-	rm -rf build $(VENV) torchmdla/*.so torchmdla/devices/mdla/*.so *.egg-info
+	rm -rf build $(VENV) torchmdla/*.so torchmdla/devices/mdla/*.so torchmdla/report/page/vendor *.egg-info

@@ -8,6 +8,7 @@
 #include "group/statistics.h"
 #include "runtime/device_calls.h"
 #include "runtime/kernel_times.h"
+#include "runtime/memory.h"
 #include "runtime/packed.h"
 #include "support/forks.h"
 #include "support/python_objects.h"
@@ -111,6 +112,10 @@ void bind_settings(py::module& module) {
   module.def("reset_statistics", [] { statistics().reset(); });
   module.def("enter_alone", &enter_alone);
   module.def("leave_alone", &leave_alone);
+  module.def("memory_use", [] {
+    return py::dict(py::arg("packed") = memory_use().packed.load(),
+                    py::arg("workspace") = memory_use().workspace.load());
+  });
   module.def("device_calls", &addresses_of_device_calls);
 }
 

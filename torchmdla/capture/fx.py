@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import operator
+import weakref
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
@@ -115,6 +116,7 @@ class _Extraction:
         self._subgraph.output(tuple(self._inner[node] for node in leaving))
         parameters = [index for index, node in enumerate(self._inputs) if node in self._weights]
         subgraph = FxSubgraph(self._module, self._subgraph, partial(_form_groups, self._options))
+        subgraph.outer = weakref.ref(self._module.graph)
         return make_group(subgraph, name, self._options, parameters)
 
     def _call(self, group: _C.Group, leaving: Sequence[fx.Node]) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from torchmdla.cli import failed
@@ -14,6 +16,7 @@ examples:
   python -m torchmdla explain model.pt --input 1x3x224x224
   python -m torchmdla explain bert.pt --input 1x128:int64 --input 1x128:int64 --compare
   python -m torchmdla explain exported.pt2 --json > report.json      an exported program has its inputs
+  python -m torchmdla explain model.pt --input 1x3x224x224 --save report.html
 
 Inputs are normal random numbers; integers, which may be indices, are 0.
 """
@@ -24,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_program_arguments(parser)
     parser.add_argument("--compare", action="store_true", help="compare every operator's result with eager's")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
+    parser.add_argument("--save", metavar="FILE", help="write a page with graph, kernels, roofline and timeline, too")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -35,7 +39,9 @@ def run(options: argparse.Namespace) -> int:
     try:
         inputs = [_input(text) for text in options.input]
         program = _program(options, inputs)
-        report = explain(program, *inputs, compare=options.compare)
+        report = replace(explain(program, *inputs, compare=options.compare), model=Path(options.file).name)
+        if options.save:
+            report.save(options.save)
     except Exception as error:  # The model's own, too.
         return failed(_line(error))
     print(report.to_json(indent=2) if options.json else report)

@@ -30,6 +30,7 @@ from torchmdla.devices.cpu.patterns import Rule, apply
 from torchmdla.devices.cpu.printer import program_text
 from torchmdla.devices.cpu.verifier import is_asked_for, verify
 from torchmdla.errors import CompileError
+from torchmdla.support import trace
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,8 @@ def run_by_tiles(steps: LoopProgram, program: Program, tiles: Tiles | None = Non
 def run(one: Pass, steps: LoopProgram, target: Target, name: str = "") -> None:
     """Runs one pass; then what it made is written and verified, where that is asked for."""
     dump.begin(f"{one.name} {name}".rstrip())
-    one.run(steps, Machine.of(target))
+    with trace.span(one.name, "pass"):
+        one.run(steps, Machine.of(target))
     observe(one.name, steps, name)
 
 
