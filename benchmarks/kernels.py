@@ -23,8 +23,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from harness import children, output, timing
+from harness import children, output
 from harness.machine import Copier, Multiplier
+
+from torchmdla.testing import timing
 
 Row = dict[str, Any]
 Shape = tuple[int, ...]
