@@ -142,7 +142,7 @@ def compile(
         warnings.warn("torchmdla.compile takes frontend= in place of road=", DeprecationWarning, stacklevel=2)
         frontend = frontend or road
     service.prestart()
-    exported = _is_exported(module)
+    exported = is_exported(module)
     frontend = frontend or ("export" if exported else "torchscript")
     if frontend not in ("torchscript", "export"):
         raise ValueError(f"no frontend {frontend!r}; there are 'torchscript' and 'export'")
@@ -239,8 +239,11 @@ def supported_ops(device: str = "cpu") -> Mapping[str, OpSupport]:
     return dict(devices.get(device).ops)
 
 
-def _is_exported(module: Any) -> bool:
-    """Does not import torch.export, which takes a second: who has an exported program has done so."""
+def is_exported(module: Any) -> bool:
+    """Whether it is a ``torch.export.ExportedProgram``.
+
+    Does not import torch.export, which takes a second: who has an exported program has done so.
+    """
     export = sys.modules.get("torch.export")
     return export is not None and isinstance(module, export.ExportedProgram)
 
@@ -251,10 +254,15 @@ def ready(module: Any, example_inputs: tuple[Any, ...]) -> Any:
     Raises:
         TypeError: it is no module, function or TorchScript program, or there are no example inputs to trace it with.
     """
-    return _frozen(_scripted(module, example_inputs))
+    return _frozen(as_torchscript(module, example_inputs))
 
 
-def _scripted(module: Any, example_inputs: tuple[Any, ...]) -> Any:
+def as_torchscript(module: Any, example_inputs: tuple[Any, ...]) -> Any:
+    """``module`` as a TorchScript program: traced, if it is none.
+
+    Raises:
+        TypeError: as :func:`ready`.
+    """
     if isinstance(module, torch.jit.ScriptModule | torch.jit.ScriptFunction):
         return module
     if not isinstance(module, torch.nn.Module) and not callable(module):
@@ -287,6 +295,17 @@ def using(device: devices.Device) -> Iterator[None]:
         _use(before)
         _C.set_background(_background)
         _C.set_enabled(was_enabled)
+
+
+@contextmanager
+def without_groups() -> Iterator[None]:
+    """Within the block programs that are new to PyTorch's executor are optimised by PyTorch alone, and stay so."""
+    with enabled(False):
+        _C.use_device("")
+        try:
+            yield
+        finally:
+            _C.use_device(_device.name if _device else "")
 
 
 def _use(device: devices.Device) -> None:

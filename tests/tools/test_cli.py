@@ -203,6 +203,30 @@ def test_opt(pipeline: str, ops: int, files: dict[str, str], capfd: Any) -> None
     assert printed.err == ""
 
 
+@pytest.mark.parametrize(
+    ("flags", "ops"),
+    [
+        (["--cse"], 1),
+        (["--canonicalize"], 2),
+        (["--canonicalize", "--cse"], 1),
+        (["--pipeline", "canonicalize", "--cse"], 1),
+        (["--canonicalize=max-iterations=2"], 2),
+        (["--linalg-fuse-elementwise-ops", "--cse"], 1),
+    ],
+)
+def test_passes_are_flags(flags: list[str], ops: int, files: dict[str, str], capfd: Any) -> None:
+    assert main(["opt", files["ir"], *flags]) == 0
+    assert capfd.readouterr().out.count("arith.addf") == ops
+
+
+@pytest.mark.parametrize("arguments", [["opt", "ir", "-x"], ["opt", "ir", "more"], ["mlir", "script.pt", "--cse"]])
+def test_what_is_no_flag_is_refused(arguments: list[str], files: dict[str, str], capsys: Any) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([files.get(one, one) for one in arguments])
+    assert ended.value.code == 2
+    assert f"unrecognized arguments: {arguments[-1]}" in capsys.readouterr().err
+
+
 def test_loop_programs(files: dict[str, str], capfd: Any, tmp_path: Path) -> None:
     written = str(tmp_path / "model.steps")
     assert main(["mlir", files["script.pt"], "--input", "16x4", "--output", "loops", "-o", written]) == 0
@@ -234,7 +258,9 @@ def test_passes_of_the_aten_dialect(monkeypatch: pytest.MonkeyPatch, capfd: Any)
     ("file", "options", "message"),
     [
         ("ir", ["--pipeline", "nonsense"], "not a pass pipeline\n"),
-        ("ir", [], "MLIR needs --pipeline"),
+        ("ir", [], "MLIR needs passes"),
+        ("ir", ["--nonsense"], "--nonsense: there is no such option, and no such pass\n"),
+        ("ir", ["--cse=nonsense=1"], "--cse=nonsense=1: there is no such option, and no such pass\n"),
         ("ir", ["--pipeline", "cse", "--stop-after", "cse"], "--stop-after is of loop programs"),
         ("ir", ["--pipeline", "aten-nonsense"], "not a pass pipeline\n"),
         ("ir", ["--pipeline", "func.func(cse"], "not a pass pipeline\n"),

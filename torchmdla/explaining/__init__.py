@@ -90,7 +90,7 @@ class _Program:
     def __init__(self, model: Any, inputs: tuple[Any, ...]) -> None:
         self._model, self._inputs = _ready(model, inputs), inputs
         self._keywords: Mapping[str, Any] = {}
-        if not inputs and api._is_exported(model):
+        if not inputs and api.is_exported(model):
             self._inputs, self._keywords = model.example_inputs
         self.places = set(_places(self._model))
 
@@ -104,7 +104,7 @@ def _computed(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _ready(model: Any, inputs: tuple[Any, ...]) -> Any:
-    if api._is_exported(model):
+    if api.is_exported(model):
         return api.compile(model, *inputs)
     if not callable(model):
         raise TypeError(f"explain takes a model that can be called, got {type(model).__name__}")
