@@ -13,7 +13,7 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from torchmdla import api, devices
-from torchmdla.capture import refusals, ungrouped
+from torchmdla.capture import refusals, torchscript, ungrouped
 from torchmdla.capture.ungrouped import Ungrouped
 from torchmdla.explaining.errors import errors_of
 from torchmdla.explaining.profile import base_of, run_outside
@@ -89,6 +89,8 @@ class _Program:
 
     def __init__(self, model: Any, inputs: tuple[Any, ...]) -> None:
         self._model, self._inputs = _ready(model, inputs), inputs
+        if isinstance(self._model, torch.jit.ScriptModule | torch.jit.ScriptFunction) and api.is_enabled():
+            torchscript.optimise_anew(self._model)
         self._keywords: Mapping[str, Any] = {}
         if not inputs and api.is_exported(model):
             self._inputs, self._keywords = model.example_inputs

@@ -16,7 +16,7 @@ def _rows(rows: Iterable[tuple[str, str, str]]) -> _Rows:
 # Of what is compiled for each of its sizes: the reason follows these words.
 _BETWEEN_SIZES = "it differs between sizes: "
 
-_PAD = "pad inputs to a few sizes"
+_PAD = "pad to a few sizes"
 
 _SIZES = _rows(
     ("", reason, advice)
