@@ -154,6 +154,9 @@ def place(source: str) -> str:
 
 
 def time_text(seconds: float) -> str:
+    """``seconds`` as ``"1.5 ms"``."""
+    if not seconds:
+        return "0 s"
     for unit, scale in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)):
         if seconds * scale >= 1:
             return f"{seconds * scale:.3g} {unit}"
