@@ -23,7 +23,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from harness import children, output, timing
+from harness import children, output
+
+from torchmdla.testing import timing
 
 if TYPE_CHECKING:
     from torchmdla.report.machine import Multiplier

@@ -108,6 +108,8 @@ void bind_settings(py::module& module) {
              [](int64_t most) { settings().max_specialisations = most; });
   module.def("refresh", &refresh, py::arg("tensors"));
   module.def("drop_dead_packs", &drop_dead_packs, py::call_guard<py::gil_scoped_release>());
+  module.def("optimised_without_device",
+             [] { return statistics().optimised_without_device.load(); });
   module.def("statistics", &statistics_dict);
   module.def("reset_statistics", [] { statistics().reset(); });
   module.def("enter_alone", &enter_alone);

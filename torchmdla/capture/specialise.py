@@ -232,12 +232,7 @@ def _executable(
     _log(imported, program, outcome, seconds)
     return _C.Executable(
         entry=loaded.entry,
-        packs=[
-            (address, pack.recipe, pack.arguments, pack.size, release)
-            for address, pack, release in zip(
-                loaded.packs, manifest.packs, loaded.releases or [0] * len(loaded.packs), strict=True
-            )
-        ],
+        packs=packs_of(loaded, manifest),
         workspace_bytes=manifest.workspace_bytes,
         owner=Compiled(
             code=loaded,
@@ -261,6 +256,15 @@ def _executable(
         fault=loaded.fault,
         times=times,
     )
+
+
+def packs_of(loaded: devices.LoadedCode, manifest: Manifest) -> list[tuple[int, str, Sequence[int], int, int]]:
+    """The packs of loaded code as ``_C.Executable`` takes them."""
+    releases = loaded.releases or [0] * len(loaded.packs)
+    return [
+        (address, pack.recipe, pack.arguments, pack.size, release)
+        for address, pack, release in zip(loaded.packs, manifest.packs, releases, strict=True)
+    ]
 
 
 def ops_of(kernel: KernelCall, ops: Sequence[str]) -> tuple[str, ...]:

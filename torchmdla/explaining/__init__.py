@@ -14,7 +14,7 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from torchmdla import _C, api, devices
-from torchmdla.capture import refusals, ungrouped
+from torchmdla.capture import refusals, torchscript, ungrouped
 from torchmdla.capture.ungrouped import Ungrouped
 from torchmdla.explaining.errors import errors_of
 from torchmdla.explaining.graphs import graph_of_calls, graph_of_fx, graph_of_group, graph_of_script, timed
@@ -117,8 +117,10 @@ class _Program:
 
     def __init__(self, model: Any, inputs: tuple[Any, ...]) -> None:
         self._model, self._inputs = _ready(model, inputs), inputs
+        if isinstance(self._model, torch.jit.ScriptModule | torch.jit.ScriptFunction) and api.is_enabled():
+            torchscript.optimise_anew(self._model)
         self._keywords: Mapping[str, Any] = {}
-        if not inputs and api._is_exported(model):
+        if not inputs and api.is_exported(model):
             self._inputs, self._keywords = model.example_inputs
         self.places = set(_places(self._model))
 
@@ -152,7 +154,7 @@ def _computed(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _ready(model: Any, inputs: tuple[Any, ...]) -> Any:
-    if api._is_exported(model):
+    if api.is_exported(model):
         return api.compile(model, *inputs)
     if not callable(model):
         raise TypeError(f"explain takes a model that can be called, got {type(model).__name__}")

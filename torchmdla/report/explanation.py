@@ -319,14 +319,14 @@ class Explanation:
         save(self, path)
 
     def __str__(self) -> str:
-        from torchmdla.report.rendering import as_text
+        from torchmdla.report.rendering import as_text, tables
 
-        return as_text(self)
+        return as_text(tables(self))
 
     def _repr_html_(self) -> str:
-        from torchmdla.report.rendering import as_html
+        from torchmdla.report.rendering import as_html, tables
 
-        return as_html(self)
+        return as_html(tables(self))
 
 
 def _percent(part: float, whole: float) -> str:

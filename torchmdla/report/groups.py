@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
 
 from torchmdla import _C
 from torchmdla.capture.specialise import Compiled, ops_of
 from torchmdla.compiler.artifact import Count, KernelCall
 from torchmdla.compiler.program import Argument
 from torchmdla.compiler.sizes import Size
+from torchmdla.importer.fx import source_of_node
+from torchmdla.importer.sources import source_of
 from torchmdla.importer.types import Binding
 from torchmdla.report.explanation import Graph, Group, Kernel, Specialisation
 
@@ -38,6 +43,31 @@ def reset_times(reports: Collection[_C.GroupReport]) -> None:
 def timed_ops(report: _C.GroupReport) -> int:
     """The operators that the timed calls of a group computed in compiled code."""
     return sum(compiled.times.sums()["calls"] * _ops(compiled).total() for compiled in _compiled(report))
+
+
+def activity_of(report: _C.GroupReport) -> GroupActivity:
+    """What a group did since it was made."""
+    compiled = _compiled(report)
+    return GroupActivity(
+        number=report["number"],
+        name=report["name"],
+        source=next(filter(None, map(_first_source, compiled)), "") or _source_in(report["subgraph"]),
+        compiled_calls=report["compiled_calls"],
+        recorded_calls=report["recorded_calls"],
+        training_calls=report["training_calls"],
+        fallbacks=sum(report["fallbacks"].values()),
+        specialisations=len(compiled),
+        compile_seconds=sum(one.seconds for one in compiled),
+    )
+
+
+def _source_in(subgraph: Any) -> str:
+    """The line of its first operator."""
+    if isinstance(subgraph, torch._C.Graph):
+        sources = (source_of(node) for node in subgraph.nodes() if not node.kind().startswith("prim::"))
+    else:
+        sources = (source_of_node(node) for node in subgraph.module.graph.nodes if node.op == "call_function")
+    return next(filter(None, sources), "")
 
 
 def programs_of(reports: Collection[_C.GroupReport]) -> dict[str, tuple[bytes, tuple[KernelCall, ...]]]:
@@ -162,6 +192,45 @@ def _at(count: Count, symbols: Sequence[int]) -> int:
     if isinstance(count, int):
         return count
     return Size(count).at(symbols) if symbols else 0
+
+
+@dataclass(frozen=True)
+class GroupActivity:
+    """A group in :class:`torchmdla.Statistics`.
+
+    Attributes:
+        number: counted up in this process.
+        name: in PyTorch's profiles.
+        source: the line of its first operator (``file:line``); empty when unknown.
+        compiled_calls, recorded_calls, training_calls, fallbacks: calls, by how they ran: compiled; by eager operators,
+            to be compiled; as PyTorch runs a program that trains; in PyTorch's interpreter.
+        specialisations: for how many types of inputs there is code.
+        compile_seconds: what compiling these, or finding them, took.
+    """
+
+    number: int
+    name: str
+    source: str
+    compiled_calls: int
+    recorded_calls: int
+    training_calls: int
+    fallbacks: int
+    specialisations: int
+    compile_seconds: float
+
+    def since(self, before: GroupActivity) -> GroupActivity:
+        """What it did after ``before``."""
+        numbers = {
+            one.name: getattr(self, one.name) - getattr(before, one.name)
+            for one in fields(self)
+            if one.name not in ("number", "name", "source")
+        }
+        return replace(self, **numbers)
+
+    @property
+    def calls(self) -> int:
+        """However they ran."""
+        return self.compiled_calls + self.recorded_calls + self.training_calls + self.fallbacks
 
 
 @dataclass(frozen=True)
