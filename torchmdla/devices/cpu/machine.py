@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal, cast
 
 from torchmdla.compiler.program import Target
 
 # Among a target's features: generated code checks its accesses (``code/checks``).
 CHECK_BOUNDS = "check-bounds"
+
+# Among a target's features, before one of these: ``fast`` sums of products by whatever takes least time, ``direct``
+# ones alone, or by fewer products wherever that applies, whatever it costs (for tests).
+ALGORITHMS = "algorithms="
+Algorithms = Literal["fast", "direct", "winograd2", "winograd4"]
 
 
 @dataclass(frozen=True)
@@ -28,6 +34,7 @@ class Machine:
     fused: bool = True
     scales: bool = False
     looks_up: bool = False
+    algorithms: Algorithms = "fast"
 
     def streams(self, count: int) -> bool:
         """Whether so many bytes, walked once, come from behind the second cache."""
@@ -37,6 +44,11 @@ class Machine:
     def of(cls, target: Target) -> Machine:
         """The machine that ``target``'s features promise."""
         features = set(target.features.split(","))
+        chosen = next((f.removeprefix(ALGORITHMS) for f in features if f.startswith(ALGORITHMS)), "fast")
+        return replace(cls._promised(target, features), algorithms=cast(Algorithms, chosen))
+
+    @classmethod
+    def _promised(cls, target: Target, features: set[str]) -> Machine:
         if "+avx512f" in features:
             return cls(64, 32, embeds_broadcasts=True, scales=True, looks_up=True)
         if "+avx2" in features:

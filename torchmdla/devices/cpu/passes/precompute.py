@@ -9,8 +9,9 @@ from torchmdla.devices.cpu.expressions import gathering
 from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, Packing, Step, Users
 from torchmdla.devices.cpu.passes.dead_code import remove_unread
 
-# A pack may be this many times as large as the parameters that it is made of: a bias that fills an image is not packed.
-_MOST_GROWTH = 2
+# A pack may be this many times as large as the parameters that it is made of, as Winograd's transformed weights are: a
+# bias that fills an image is not packed.
+_MOST_GROWTH = 4
 
 
 def precompute_parameters(steps: LoopProgram) -> None:
