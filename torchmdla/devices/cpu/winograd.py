@@ -1,4 +1,4 @@
-"""Winograd's transforms: a convolution of few products, as matrices of numbers.
+"""Winograd's transforms: a convolution of few products, as matrices and what they make of expressions.
 
 ``m`` neighbouring results of a filter of ``r`` taps are ``AT [(G g) * (BT d)]``, where ``d`` are the ``n = m + r - 1``
 inputs, ``g`` the taps, and ``*`` multiplies element by element: ``n`` products in place of ``m r``. In two dimensions
@@ -17,6 +17,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
+
+from torchmdla.devices.cpu.expressions import Expression, constant, operation
+
+KIND = "f32"
+ZERO = constant(0.0, KIND)
 
 Matrix = tuple[tuple[Fraction, ...], ...]
 
@@ -78,3 +83,77 @@ def _with_roots(roots: Sequence[Fraction]) -> list[Fraction]:
 
 def _matrix(rows: Sequence[Sequence[Fraction]]) -> Matrix:
     return tuple(map(tuple, rows))
+
+
+# Matrices times expressions.
+
+
+def transformed(
+    matrix: Matrix, values: Mapping[tuple[int, ...], Expression], fused: bool
+) -> dict[tuple[int, ...], Expression]:
+    """``matrix`` along each dimension of ``values`` (f32), which are named by their places; in order of places.
+    ``fused``: multiply-add is one instruction."""
+    found = dict(values)
+    for d in range(len(next(iter(values)))):
+        lines: dict[tuple[int, ...], dict[int, Expression]] = {}
+        for place, value in found.items():
+            lines.setdefault((*place[:d], *place[d + 1 :]), {})[place[d]] = value
+        found = {
+            (*rest[:d], k, *rest[d:]): value
+            for rest, line in lines.items()
+            for k, value in enumerate(_product(matrix, [line[j] for j in sorted(line)], fused))
+        }
+    return dict(sorted(found.items()))
+
+
+def _product(matrix: Matrix, vector: Sequence[Expression], fused: bool) -> list[Expression]:
+    """A matrix times a vector. Rows that differ in signs alone, as those of points of both signs do, are the sum and
+    the difference of what they have in common and of what they have not."""
+    made: list[Expression] = []
+    for number, row in enumerate(matrix):
+        partner = next((k for k, other in enumerate(matrix) if _is_mirrored(row, other)), None)
+        if partner is None:
+            made.append(_sum(row, vector, fused))
+            continue
+        first, second = sorted((number, partner))
+        pairs = list(zip(matrix[first], matrix[second], strict=True))
+        common = _sum([a if a == b else Fraction(0) for a, b in pairs], vector, fused)
+        other = _sum([a if a != b else Fraction(0) for a, b in pairs], vector, fused)
+        made.append(_binary("arith.addf" if number == first else "arith.subf", common, other))
+    return made
+
+
+def _is_mirrored(row: Sequence[Fraction], other: Sequence[Fraction]) -> bool:
+    pairs = [(a, b) for a, b in zip(row, other, strict=True) if a or b]
+    return all(abs(a) == abs(b) for a, b in pairs) and {a == b for a, b in pairs} == {True, False}
+
+
+def _sum(factors: Sequence[Fraction], values: Sequence[Expression], fused: bool) -> Expression:
+    """The sum of products. Values whose factors are alike up to their signs are added first: rows may share that."""
+    alike: dict[Fraction, list[tuple[Fraction, Expression]]] = {}
+    for factor, value in zip(factors, values, strict=True):
+        if factor and value is not ZERO:
+            alike.setdefault(abs(factor), []).append((factor, value))
+    total = ZERO
+    for signed in (alike[size] for size in sorted(alike, key=lambda size: size != 1)):
+        (factor, part), *rest = signed
+        for own, value in rest:
+            part = _binary("arith.addf" if own == factor else "arith.subf", part, value)
+        total = _plus(total, float(factor), part, fused)
+    return total
+
+
+def _plus(total: Expression, factor: float, value: Expression, fused: bool) -> Expression:
+    """``total`` and ``factor`` times ``value``."""
+    if factor in (1, -1):
+        return _binary("arith.addf" if factor == 1 else "arith.subf", total, value)
+    number = constant(factor, KIND)
+    if total is ZERO or not fused:
+        return _binary("arith.addf", total, _binary("arith.mulf", value, number))
+    return operation("math.fma", [value, number, total], KIND)
+
+
+def _binary(op: str, left: Expression, right: Expression) -> Expression:
+    if right is ZERO and op in ("arith.addf", "arith.subf"):
+        return left
+    return right if left is ZERO and op == "arith.addf" else operation(op, [left, right], KIND)
