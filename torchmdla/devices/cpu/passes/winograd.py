@@ -93,6 +93,9 @@ _TRANSFORM_COST = 0.7
 # Cycles to fetch a byte of weights that no second cache holds.
 _WEIGHT_BYTE = 1 / 16
 
+# What last tiles that are not whole cost: nests of their own, which take as long to compile as those of whole ones.
+_PARTIAL_COST = 1.25
+
 # Tiles of a block, without which its products read their weights too often.
 _FEWEST_TILES = 8
 
@@ -140,7 +143,11 @@ class _Costs:
         every = self._product(frozenset(range(len(self._sizes))) - self._found.slid.keys() - self._found.taps.keys())
         transformed = 2 * _TRANSFORM_COST * tiles * self._moved(by)
         products = tiles * self._places(by) * every
-        return (products + transformed) / self._lanes + self._streaming(self._weights(by))
+        cycles = (products + transformed) / self._lanes + self._streaming(self._weights(by))
+        return cycles if self._divides(by) else cycles * _PARTIAL_COST
+
+    def _divides(self, by: Transforms) -> bool:
+        return all(self._sizes[result] % by.results == 0 for result in self._found.slid)
 
     def _places(self, by: Transforms) -> int:
         return math.prod([by.products] * len(self._found.windows))
