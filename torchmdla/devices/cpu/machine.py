@@ -10,8 +10,9 @@ from torchmdla.compiler.program import Target
 # Among a target's features: generated code checks its accesses (``code/checks``).
 CHECK_BOUNDS = "check-bounds"
 
-# Among a target's features, before one of these: ``fast`` sums of products by whatever takes least time, ``direct``
-# ones alone, or by fewer products wherever that applies, whatever it costs (for tests).
+# Among a target's features, before one of these: convolutions by whatever takes least time (``fast``), by plain sums of
+# products alone (``direct``), or in Winograd's way wherever that applies, whatever it costs, by tiles of two or of four
+# results (for tests).
 ALGORITHMS = "algorithms="
 Algorithms = Literal["fast", "direct", "winograd2", "winograd4"]
 

@@ -76,7 +76,7 @@ def _windows(steps: LoopProgram, step: LoopNest, image: Access, weights: Access)
         (tap,), (result,) = taps, results
         alone = all(other is index or not {tap, result} & set(other.loops) for other in image.indices)
         by_one = index.factors[tap] == index.factors[result] == 1
-        fixed = step.sizes[result] not in steps.varying
+        fixed = step.sizes[result] not in (1, *steps.varying)
         if alone and by_one and fixed and tap in weights.loops and result not in weights.loops:
             yield result, tap
 
@@ -92,6 +92,9 @@ _TRANSFORM_COST = 0.7
 
 # Cycles to fetch a byte of weights that no second cache holds.
 _WEIGHT_BYTE = 1 / 16
+
+# Plain sums of fewer cycles stay: the nests that they would become take longer to compile.
+_LEAST_CYCLES = 100_000
 
 # What last tiles that are not whole cost: nests of their own, which take as long to compile as those of whole ones.
 _PARTIAL_COST = 1.25
@@ -115,6 +118,8 @@ class _Costs:
         """Results of a tile along each dimension; 0 if the plain sum takes no longer."""
         if self._machine.algorithms != "fast":
             return _FORCED[self._machine.algorithms]
+        if math.prod(self._sizes) < _LEAST_CYCLES * self._lanes:
+            return 0
         costs = {0: self._plain(), **{results: self._of(transforms(results)) for results in _TILES}}
         return min(costs, key=lambda results: costs[results])
 
