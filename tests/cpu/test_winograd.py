@@ -108,7 +108,7 @@ def test_values_of_a_residual_network(results: int, size: tuple[int, int], featu
     check(b, residual(b, b.input(normal(2, 16, *size))), target(f"winograd{results}", *features))
 
 
-@settings(max_examples=12)
+@settings(max_examples=12, deadline=None)
 @given(
     results=st.sampled_from(TILES),
     images=st.integers(1, 3),

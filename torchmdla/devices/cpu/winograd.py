@@ -107,19 +107,33 @@ def transformed(
 
 
 def _product(matrix: Matrix, vector: Sequence[Expression], fused: bool) -> list[Expression]:
-    """A matrix times a vector. Rows that differ in signs alone, as those of points of both signs do, are the sum and
-    the difference of what they have in common and of what they have not."""
+    """A matrix times a vector."""
     made: list[Expression] = []
+    for first, op, second in _rows(matrix):
+        value = _sum(first, vector, fused)
+        made.append(value if not op else _binary(op, value, _sum(second, vector, fused)))
+    return made
+
+
+# Terms of a sum: those of one factor, which some have with the other sign, together.
+_Terms = tuple[tuple[float, tuple[tuple[bool, int], ...]], ...]
+
+
+@cache
+def _rows(matrix: Matrix) -> list[tuple[_Terms, str, _Terms]]:
+    """Each row as a sum of two, or as one and none. Rows that differ in signs alone, as those of points of both signs
+    do, are the sum and the difference of what they have in common and of what they have not."""
+    made: list[tuple[_Terms, str, _Terms]] = []
     for number, row in enumerate(matrix):
         partner = next((k for k, other in enumerate(matrix) if _is_mirrored(row, other)), None)
         if partner is None:
-            made.append(_sum(row, vector, fused))
+            made.append((_terms(row), "", ()))
             continue
         first, second = sorted((number, partner))
         pairs = list(zip(matrix[first], matrix[second], strict=True))
-        common = _sum([a if a == b else Fraction(0) for a, b in pairs], vector, fused)
-        other = _sum([a if a != b else Fraction(0) for a, b in pairs], vector, fused)
-        made.append(_binary("arith.addf" if number == first else "arith.subf", common, other))
+        common = _terms([a if a == b else Fraction(0) for a, b in pairs])
+        other = _terms([a if a != b else Fraction(0) for a, b in pairs])
+        made.append((common, "arith.addf" if number == first else "arith.subf", other))
     return made
 
 
@@ -128,23 +142,32 @@ def _is_mirrored(row: Sequence[Fraction], other: Sequence[Fraction]) -> bool:
     return all(abs(a) == abs(b) for a, b in pairs) and {a == b for a, b in pairs} == {True, False}
 
 
-def _sum(factors: Sequence[Fraction], values: Sequence[Expression], fused: bool) -> Expression:
-    """The sum of products. Values whose factors are alike up to their signs are added first: rows may share that."""
-    alike: dict[Fraction, list[tuple[Fraction, Expression]]] = {}
-    for factor, value in zip(factors, values, strict=True):
-        if factor and value is not ZERO:
-            alike.setdefault(abs(factor), []).append((factor, value))
+def _terms(factors: Sequence[Fraction]) -> _Terms:
+    """Values whose factors are alike up to their signs are added first, since rows may share that; those that no number
+    multiplies come before others."""
+    alike: dict[Fraction, list[int]] = {}
+    for place, factor in enumerate(factors):
+        if factor:
+            alike.setdefault(abs(factor), []).append(place)
+    terms = [(factors[places[0]], places) for places in alike.values()]
+    terms.sort(key=lambda term: abs(term[0]) != 1)
+    return tuple((float(factor), tuple((factors[k] == factor, k) for k in places)) for factor, places in terms)
+
+
+def _sum(terms: _Terms, values: Sequence[Expression], fused: bool) -> Expression:
     total = ZERO
-    for signed in (alike[size] for size in sorted(alike, key=lambda size: size != 1)):
-        (factor, part), *rest = signed
-        for own, value in rest:
-            part = _binary("arith.addf" if own == factor else "arith.subf", part, value)
-        total = _plus(total, float(factor), part, fused)
+    for factor, places in terms:
+        part = ZERO
+        for is_added, place in places:
+            part = _binary("arith.addf" if is_added else "arith.subf", part, values[place])
+        total = _plus(total, factor, part, fused)
     return total
 
 
 def _plus(total: Expression, factor: float, value: Expression, fused: bool) -> Expression:
     """``total`` and ``factor`` times ``value``."""
+    if value is ZERO:
+        return total
     if factor in (1, -1):
         return _binary("arith.addf" if factor == 1 else "arith.subf", total, value)
     number = constant(factor, KIND)

@@ -23,6 +23,9 @@ MOST_LOCAL_BYTES = 256 << 10
 # Of the first cache a tile of buffers that come from memory leaves most to what is fetched for later tiles.
 _STREAMED_PART = 1 / 2
 
+# What stores more than so many results in an iteration works on a tile of its own already.
+_MOST_RESULTS = 8
+
 # A tile's innermost loop is no shorter than this, unless the loop is.
 _LEAST_INNERMOST = 64
 
@@ -254,7 +257,7 @@ class _Candidate:
 def _may_join(step: LoopNest) -> bool:
     """Whether a nest can be a member: it writes through accesses only, and what it reads again for every tile is not
     large."""
-    if step.tables or not step.written_accesses:
+    if step.tables or not 0 < len(step.written_accesses) <= _MOST_RESULTS:
         return False
     return not (contracts(step) and any(b.kind in ("parameter", "packed") for b in step.reads))
 
