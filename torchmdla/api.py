@@ -54,7 +54,9 @@ def enable(
             ones fall back.
         **options: the device's own, for groups compiled from then on (:meth:`torchmdla.devices.Device.configure`); what
             is not given has its default. The cpu device has ``processor``: ``"native"``, or ``"x86-64-v2"`` to
-            ``"x86-64-v4"`` for code that uses no more than all processors of that level have.
+            ``"x86-64-v4"`` for code that uses no more than all processors of that level have; and
+            ``algorithms``: ``"fast"``, or ``"direct"`` for convolutions that are plain sums of products, as ncnn's and
+            cuDNN's are without Winograd's algorithm.
 
     Raises:
         TypeError: ``enabled`` is no bool, or the device has no such option.
