@@ -110,7 +110,7 @@ asan ubsan tsan: build $(VENV)/.developing
 	mkdir -p build/$@/tree
 	cp -R torchmdla tests examples docs README.md pyproject.toml build/$@/tree
 	cp build/$@/libtorchmdla_mdla*.so build/$@/tree/torchmdla/devices/mdla
-	$(if $(SOURCE_$@),,cp build/$@/_C*.so build/$@/tree/torchmdla/torch_*/)
+	$(if $(SOURCE_$@),,cp build/$@/_C*.so build/$@/tree/torchmdla/torch_[0-9]*/)
 	cd build/$@/tree && \
 	  ASAN_OPTIONS=detect_leaks=0:handle_segv=0 \
 	  UBSAN_OPTIONS=print_stacktrace=1 \
@@ -131,4 +131,4 @@ fuzz-mdla: build $(VENV)/.developing
 	$(FUZZER)/fuzz -max_total_time=$(FUZZ_SECONDS) -timeout=300 -rss_limit_mb=4096 build/fuzz-corpus build/fuzz-seeds
 
 clean:
-	rm -rf build dist $(VENV) torchmdla/torch_* torchmdla/devices/mdla/*.so *.egg-info
+	rm -rf build dist $(VENV) torchmdla/torch_[0-9]* torchmdla/devices/mdla/*.so *.egg-info

@@ -25,11 +25,16 @@ def torch_version() -> str:
 
 
 class CMakeBuild(build_ext):
-    """Configures once into ``build/cmake`` and lets ninja rebuild what changed."""
+    """Configures once into ``build/cmake``, or the folder that ``--build-temp`` names, and lets ninja rebuild what
+    changed."""
+
+    def finalize_options(self) -> None:
+        self.tree = Path(self.build_temp or ROOT / "build" / "cmake").resolve()
+        super().finalize_options()
 
     def build_extension(self, ext: Extension) -> None:
         self._check_torch()
-        tree = ROOT / "build" / "cmake"
+        tree = self.tree
         tree.mkdir(parents=True, exist_ok=True)
         cmake = self._tool("cmake")
         settings = [f"-DPython_EXECUTABLE={sys.executable}", f"-DCMAKE_MAKE_PROGRAM={self._tool('ninja')}"]
@@ -62,7 +67,7 @@ class CMakeBuild(build_ext):
             )
 
     def _copy_libraries(self, package: Path) -> None:
-        for library in sorted((ROOT / "build" / "cmake").glob("libtorchmdla_mdla*.so")):
+        for library in sorted(self.tree.glob("libtorchmdla_mdla*.so")):
             self._copy(library, package / "devices" / "mdla" / library.name)
 
     def _copy(self, built: Path, target: Path) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from rich.console import Console
 from rich.table import Table
 
-from torchmdla.cli import doctor, explain, mlir, opt
+from torchmdla.cli import doctor, explain, mdla, mlir, opt
 from torchmdla.compile_service.cache import DiskCache
 from torchmdla.report.environment import environment
 from torchmdla.report.rendering import size_text
@@ -79,6 +79,12 @@ COMMANDS = {
     ),
     "mlir": Command(
         "write a program in a file as MLIR", mlir.run, add_arguments=mlir.add_arguments, epilog=mlir.EPILOG
+    ),
+    "mdla": Command(
+        "print a C compiler's options for the mdla device's library",
+        mdla.run,
+        add_arguments=mdla.add_arguments,
+        epilog=mdla.EPILOG,
     ),
     "opt": Command("run passes over MLIR", opt.run, add_arguments=opt.add_arguments, epilog=opt.EPILOG),
 }
