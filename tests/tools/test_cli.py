@@ -272,7 +272,18 @@ def test_doctor_finds_what_is_wrong(tmp_path: Path) -> None:
     assert done.stderr.startswith("error: no processor 'pentium'")
 
 
-@pytest.mark.parametrize("command", ["mlir", "opt", "doctor"])
+def test_options_of_a_c_compiler(capsys: Any) -> None:
+    assert main(["mdla", "--cflags", "--libs"]) == 0
+    include, library, path = capsys.readouterr().out.split()
+    assert Path(include.removeprefix("-I"), "microndla.h").is_file()
+    assert Path(library).is_file() and path == f"-Wl,-rpath,{Path(library).parent}"
+    with pytest.raises(SystemExit) as ended:
+        main(["mdla"])
+    assert ended.value.code == 2
+    assert "error: say --cflags, --libs or both" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["mlir", "opt", "doctor", "mdla"])
 def test_help_has_an_example(command: str, capsys: Any) -> None:
     with pytest.raises(SystemExit) as ended:
         main([command, "--help"])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 EPILOG = """\
 examples:
+  python -m torchmdla mdla --cflags
   cc program.c $(python -m torchmdla mdla --cflags --libs) -o program
   cc program.c $(python -m torchmdla mdla --cflags) -lmicrondla -o program     with the vendor's library
 
