@@ -41,8 +41,6 @@ class CMakeBuild(build_ext):
         self._run(cmake, "-S", str(ROOT), "-B", str(tree), "-G", "Ninja", *settings)
         self._run(cmake, "--build", str(tree))
         extension = Path(self.get_ext_fullpath(ext.name))
-        if self.inplace:
-            self._remove_extensions()
         self._copy(tree / Path(self.get_ext_filename("_C")).name, extension)
         self._copy_libraries(extension.parents[1])
 
