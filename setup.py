@@ -5,16 +5,27 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import runpy
 import subprocess
 import sys
 import tarfile
 import tempfile
+from importlib import metadata
 from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
+VERSIONS = runpy.run_path(str(ROOT / "torchmdla" / "version.py"))
+
+
+def torch_version() -> str:
+    """The installed torch's; where there is none (a source distribution needs none), the oldest that is supported."""
+    try:
+        return metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return VERSIONS["TORCH_VERSIONS"][0]
 
 # A package of npm's, with the registry's hash of it; from it come these files.
 PACKAGE = "@dagrejs/dagre@3.1.3"
@@ -57,10 +68,16 @@ def vendored() -> list[Path]:
 
 
 class CMakeBuild(build_ext):
-    """Configures once into ``build/cmake`` and lets ninja rebuild what changed."""
+    """Configures once into ``build/cmake``, or the folder that ``--build-temp`` names, and lets ninja rebuild what
+    changed."""
+
+    def finalize_options(self) -> None:
+        self.tree = Path(self.build_temp or ROOT / "build" / "cmake").resolve()
+        super().finalize_options()
 
     def build_extension(self, ext: Extension) -> None:
-        tree = ROOT / "build" / "cmake"
+        self._check_torch()
+        tree = self.tree
         tree.mkdir(parents=True, exist_ok=True)
         cmake = self._tool("cmake")
         settings = [f"-DPython_EXECUTABLE={sys.executable}", f"-DCMAKE_MAKE_PROGRAM={self._tool('ninja')}"]
@@ -68,16 +85,32 @@ class CMakeBuild(build_ext):
         self._run(cmake, "--build", str(tree))
         extension = Path(self.get_ext_fullpath(ext.name))
         self._copy(tree / Path(self.get_ext_filename("_C")).name, extension)
-        self._copy_libraries(extension.parent)
-        self._copy_vendored(extension.parent)
+        self._copy_libraries(extension.parents[1])
+        self._copy_vendored(extension.parents[1])
 
     def copy_extensions_to_source(self) -> None:
+        self._remove_extensions()
         super().copy_extensions_to_source()
         self._copy_libraries(ROOT / "torchmdla")
         self._copy_vendored(ROOT / "torchmdla")
 
+    @staticmethod
+    def _remove_extensions() -> None:
+        """Those for other versions of torch that stand in the tree: they may be of other sources."""
+        for extension in (ROOT / "torchmdla").glob("torch_*/_C*"):
+            extension.unlink()
+
+    @staticmethod
+    def _check_torch() -> None:
+        found, supported = torch_version(), VERSIONS["TORCH_VERSIONS"]
+        if VERSIONS["minor_of"](found) not in supported:
+            raise SystemExit(
+                f"torch {found} is installed, and torchmdla supports torch {', '.join(supported)}: "
+                f"pip install 'torch=={supported[-1]}.*'"
+            )
+
     def _copy_libraries(self, package: Path) -> None:
-        for library in sorted((ROOT / "build" / "cmake").glob("libtorchmdla_mdla*.so")):
+        for library in sorted(self.tree.glob("libtorchmdla_mdla*.so")):
             self._copy(library, package / "devices" / "mdla" / library.name)
 
     def _copy_vendored(self, package: Path) -> None:
@@ -99,6 +132,9 @@ class CMakeBuild(build_ext):
             subprocess.run(command, check=True)
         except FileNotFoundError:
             raise SystemExit(f"building torchmdla needs {command[0]}: pip install cmake ninja") from None
+        except subprocess.CalledProcessError as failed:
+            raise SystemExit(f"{command[0]} ended with {failed.returncode}; its messages are above") from None
 
 
-setup(ext_modules=[Extension("torchmdla._C", sources=[])], cmdclass={"build_ext": CMakeBuild})
+extension = Extension(f"torchmdla.{VERSIONS['extension_folder'](torch_version())}._C", sources=[])
+setup(ext_modules=[extension], cmdclass={"build_ext": CMakeBuild})

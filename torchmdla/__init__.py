@@ -7,15 +7,11 @@ Importing it turns it on: the supported subgraphs of TorchScript programs run as
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from typing import TYPE_CHECKING, Any
 
-if importlib.util.find_spec("torchmdla._C") is None:
-    raise ImportError(
-        f"this copy of torchmdla ({__path__[0]}) has no compiled extension. In a checkout, build it in place (`make "
-        "build`, or `pip install --no-build-isolation --editable .`), or run Python in another folder to use the copy "
-        "that is installed"
-    )
+from torchmdla import extension
+
+extension.add_to(__path__)
 
 from torchmdla import acap
 from torchmdla.acap import acap_device

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from rich.console import Console
 from rich.table import Table
 
-from torchmdla.cli import bench, doctor, explain, mlir, opt, run
+from torchmdla.cli import bench, doctor, explain, mdla, mlir, opt, run
 from torchmdla.compile_service.cache import DiskCache
 from torchmdla.report.environment import environment
 from torchmdla.report.rendering import size_text
@@ -96,6 +96,12 @@ COMMANDS = {
     ),
     "opt": Command(
         "run passes over MLIR", opt.run, add_arguments=opt.add_arguments, epilog=opt.EPILOG, takes_flags=True
+    ),
+    "mdla": Command(
+        "print a C compiler's options for the mdla device's library",
+        mdla.run,
+        add_arguments=mdla.add_arguments,
+        epilog=mdla.EPILOG,
     ),
 }
 

@@ -3,7 +3,8 @@
 #include "forks.h"
 
 #include <torch/csrc/Device.h>
-#include <torch/csrc/jit/python/pybind_utils.h>
+#include <torch/csrc/jit/runtime/interpreter.h>
+#include <torch/csrc/utils/pybind.h>
 
 #include <mutex>
 #include <utility>

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from child_process import run_python
 from graphs import groups_of
 from in_threads import in_threads
 from torch import Tensor, nn
@@ -27,7 +28,7 @@ import torchmdla
 from torchmdla import DeviceError
 from torchmdla.devices.mdla import compiling, runtime_library
 from torchmdla.devices.mdla.network import Network
-from torchmdla.devices.mdla.options import Options
+from torchmdla.devices.mdla.options import Options, library_path
 from torchmdla.testing.compare import assert_matches
 from torchmdla.testing.models import MODELS
 
@@ -697,3 +698,21 @@ def test_options_that_the_emulator_refuses() -> None:
     traced, x = _ready(2, 14)
     with pytest.raises(DeviceError, match=r"^ie_setflag\(options, \?\): .* \(in group "):
         traced(x)
+
+
+def test_a_library_that_the_loader_finds(tmp_path: Path) -> None:
+    """By the name that the vendor's has."""
+    shutil.copy(library_path(), tmp_path / "libmicrondla.so")
+    run = """
+        import torch, torchmdla
+        torchmdla.enable(device="mdla", library="libmicrondla.so", precision="float32", strict=True)
+        x = torch.randn(2, 3, 8, 8)
+        model = torch.nn.Conv2d(3, 4, 3).eval()
+        with torch.no_grad():
+            torch.testing.assert_close(torchmdla.compile(model, x)(x), model(x), rtol=1e-4, atol=1e-4)
+        with open("/proc/self/maps") as maps:
+            print("libmicrondla.so" in maps.read(), torchmdla.stats().fallbacks)
+    """
+    done = run_python(run, LD_LIBRARY_PATH=str(tmp_path))
+    assert done.stdout == "True {}\n", done.stderr
+    assert "libmicrondla.so: cannot open shared object file" in run_python(run).stderr

@@ -792,12 +792,11 @@ def test_whole_api_from_c(tmp_path: Path) -> None:
     if compiler is None:
         pytest.skip("no C compiler")
     program = tmp_path / "api"
-    include = EMULATOR.parent / "include"
-    subprocess.run(
-        [compiler, "-std=c11", "-Wall", "-Wextra", "-Werror", "-pthread", f"-I{include}", str(TESTS / "mdla" / "api.c"),
-         str(EMULATOR), f"-Wl,-rpath,{EMULATOR.parent}", "-o", str(program)],
-        check=True,
-    )  # fmt: skip
+    asked = [sys.executable, "-m", "torchmdla", "mdla", "--cflags", "--libs"]
+    flags = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split()
+    strict = ["-std=c11", "-Wall", "-Wextra", "-Werror", "-pthread"]
+    command = [compiler, *strict, str(TESTS / "mdla" / "api.c"), *flags, "-o", str(program)]
+    subprocess.run(command, check=True)
     models = [
         convolution("one", (1, 3, 8, 8), (4, 3, 3, 3)).save(tmp_path),
         operator("two", "MaxPool", [(1, 3, 8, 8)], kernel_shape=[2, 2], strides=[2, 2]).save(tmp_path),

@@ -348,7 +348,18 @@ def test_a_cache_that_was_asked_for_and_cannot_be_used_is_told_of_once(tmp_path:
     assert done.stdout.count("nothing is kept") == 1
 
 
-@pytest.mark.parametrize("command", ["run", "bench", "explain", "mlir", "opt", "doctor"])
+def test_options_of_a_c_compiler(capsys: Any) -> None:
+    assert main(["mdla", "--cflags", "--libs"]) == 0
+    include, library, path = capsys.readouterr().out.split()
+    assert Path(include.removeprefix("-I"), "microndla.h").is_file()
+    assert Path(library).is_file() and path == f"-Wl,-rpath,{Path(library).parent}"
+    with pytest.raises(SystemExit) as ended:
+        main(["mdla"])
+    assert ended.value.code == 2
+    assert "error: say --cflags, --libs or both" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["run", "bench", "explain", "mlir", "opt", "doctor", "mdla"])
 def test_help_has_an_example(command: str, capsys: Any) -> None:
     with pytest.raises(SystemExit) as ended:
         main([command, "--help"])

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
+import zipfile
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+import torch
+
+import torchmdla
+from torchmdla.version import TORCH_VERSIONS, extension_folder, minor_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -58,10 +67,7 @@ OTHER = "for last; do folder=$before; before=$last; done; echo other > $folder/d
     [
         ("", "NOTICE: npm did not get @dagrejs/dagre@"),
         ("exit 1", "NOTICE: npm did not get @dagrejs/dagre@"),
-        (
-            "for last; do folder=$before; before=$last; done; echo other > $folder/dagre.tgz",
-            "is not what setup.py expects",
-        ),
+        (OTHER, "is not what setup.py expects"),
     ],
 )
 def test_what_npm_gives(tmp_path: Path, npm: str, said: str) -> None:
@@ -78,3 +84,73 @@ def test_what_npm_gives(tmp_path: Path, npm: str, said: str) -> None:
     assert said in done.stderr
     assert done.stdout.strip() == ("" if "expects" in said else "[]")
     assert done.returncode == ("expects" in said)
+
+
+@pytest.mark.parametrize(
+    ("found", "advice"),
+    [
+        ("2.12.1", f"Built from source, torchmdla supports torch {TORCH_VERSIONS[0]}"),
+        ("2.99.0+cu199", "Built from source, torchmdla supports torch"),
+        *((f"{other}.0", "or build torchmdla for this one") for other in TORCH_VERSIONS),
+    ],
+)
+def test_a_torch_without_an_extension_is_named(found: str, advice: str, tmp_path: Path) -> None:
+    """With what is to be done, before the extension is loaded: a symbol that it does not find says nothing."""
+    installed = minor_of(torch.__version__)
+    if minor_of(found) == installed:
+        pytest.skip("it is the one that is installed")
+    (tmp_path / "torch.py").write_text(f"__version__ = {found!r}")
+    done = python(tmp_path, "-c", f"import sys; sys.path.insert(1, {str(ROOT)!r}); import torchmdla")
+    message = done.stderr.splitlines()[-1]
+    assert message.startswith(f"ImportError: torch {found} is installed, and this copy of torchmdla (")
+    assert f"is for torch {installed}: pip install 'torch=={installed}.*'" in message
+    assert advice in message
+
+
+def test_no_torch_is_said(tmp_path: Path) -> None:
+    done = python(tmp_path, "-S", "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); import torchmdla")
+    assert "ImportError: torchmdla needs PyTorch, which is not installed: pip install 'torch==" in done.stderr
+
+
+def test_the_range_of_torch_is_one() -> None:
+    *_, last = TORCH_VERSIONS
+    after = int(last.partition(".")[2]) + 1
+    ranges = re.findall(r'"(torch>=[^"]*)"', (ROOT / "pyproject.toml").read_text())
+    assert ranges == [f"torch>={TORCH_VERSIONS[0]},<2.{after}"] * 2
+    assert [extension_folder(f"{version}.1+cpu") for version in ("2.13", "2.14")] == ["torch_2_13", "torch_2_14"]
+
+
+def script(name: str) -> ModuleType:
+    """A file of the folder ``release``."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "release" / f"{name}.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_wheel_works_alone(tmp_path: Path) -> None:
+    """Of the libraries that stand in the tree, in an environment without a compiler. ``make wheel`` tries the one that
+    it builds with dependencies that pip chooses."""
+    if ROOT not in Path(torchmdla.__file__).parents:
+        pytest.skip("tests of an installed copy: there is no tree")
+    done = python(ROOT, "release/make_wheel.py", "--built", "--output", str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+        (metadata,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
+        requirement = re.search(r"^Requires-Dist: torch([<>=].*)$", archive.read(metadata).decode(), re.MULTILINE)
+    kinds = {".py", ".pyi", ".h", ".so", ".board", ".typed", ".html", ".css", ".js"}
+    tree = {str(path.relative_to(ROOT)) for path in (ROOT / "torchmdla").rglob("*") if path.suffix in kinds}
+    assert names == tree | {"torchmdla/py.typed"}
+    minor = int(minor_of(torch.__version__).partition(".")[2])
+    assert requirement and set(requirement[1].split(",")) == {f">=2.{minor}", f"<2.{minor + 1}"}
+    environment = tmp_path / "environment"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True)
+    packages = environment / "lib" / f"python{sysconfig.get_python_version()}" / "site-packages"
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(packages)
+    # Files that install a tree in place (.pth) do not count in a folder that is added so.
+    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+    script("try_wheel").check(environment, tmp_path / "elsewhere")

@@ -7,6 +7,7 @@ whose groups are the same as those that run, and change nothing in the caller's.
 
 from __future__ import annotations
 
+from torchmdla.devices.mdla.options import include_path, library_path
 from torchmdla.devices.mdla.program_file import DamagedProgram
 from torchmdla.mdla.comparison import Comparison, LayerError, compare
 from torchmdla.mdla.costs import LayerReport, Report, report
@@ -25,6 +26,8 @@ __all__ = [
     "Report",
     "calibrate",
     "compare",
+    "include_path",
+    "library_path",
     "load",
     "report",
     "save",

@@ -12,6 +12,17 @@ LIBRARY_VARIABLE = "TORCHMDLA_MDLA_LIBRARY"
 
 EMULATOR = Path(__file__).with_name("libtorchmdla_mdla_emulator.so")
 
+
+def library_path() -> str:
+    """Where the emulator's shared library is, which C programs may link against, too."""
+    return str(EMULATOR)
+
+
+def include_path() -> str:
+    """The folder with ``microndla.h``, the C API of the emulator and of the vendor's library."""
+    return str(EMULATOR.parent / "include")
+
+
 PRECISIONS = ("fixed16", "fixed8", "variable", "float32")
 
 # An option's name -> its flag's name in ``ie_setflag``. What is None is not set, so that the library's default holds.

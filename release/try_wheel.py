@@ -1,0 +1,112 @@
+"""Tries a wheel as a new user has it: in a fresh environment without a compiler, with an empty home folder, elsewhere
+than in the checkout. ``make wheel`` runs it.
+
+    python release/try_wheel.py dist/torchmdla-*.whl
+    python release/try_wheel.py dist/torchmdla-*.whl --torch 2.14.1
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+PROGRAM = """\
+import shutil
+from pathlib import Path
+
+import torch
+import torchmdla
+from torch import nn
+
+assert Path(torchmdla.__file__).is_relative_to(PREFIX), torchmdla.__file__
+assert not [name for name in ("cc", "gcc", "c++", "g++", "clang", "cmake") if shutil.which(name)]
+
+model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.MaxPool2d(6), nn.Flatten(), nn.Linear(8, 10)).eval()
+x = torch.randn(2, 3, 8, 8)
+with torch.no_grad():
+    expected = model(x)
+
+    def runs(what, compiled, tolerance):
+        torch.testing.assert_close(compiled(x), expected, rtol=tolerance, atol=tolerance)
+        stats = torchmdla.stats()
+        assert stats.specialisations and not stats.fallbacks and not stats.left_out, stats
+        torchmdla.reset_stats()
+        print(f"ok  {what}")
+
+    scripted = torch.jit.trace(model, x)
+    assert "mdla::CompilationGroup" in str(torchmdla.graph_for(scripted, x))
+    runs("TorchScript", scripted, 1e-5)
+    compiled = torch.compile(model, backend="torchmdla")
+    compiled(x)
+    runs("torch.compile", compiled, 1e-5)
+    torchmdla.enable(device="mdla", precision="float32")
+    runs("the mdla device's emulator", torchmdla.compile(model, x), 1e-4)
+"""
+
+C_PROGRAM = """\
+#include <microndla.h>
+#include <stdio.h>
+
+int main(void) {
+  char version[64];
+  void* context = ie_create();
+  if (!context || ie_getinfo(context, "version", version, sizeof version) != IE_STRING) return 1;
+  printf("ok  a C program with the emulator, version %s\\n", version);
+  ie_free(context);
+  return 0;
+}
+"""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Tries a wheel in a fresh environment without a compiler.")
+    parser.add_argument("wheel", type=Path)
+    parser.add_argument("--torch", metavar="VERSION", help="with this version of PyTorch; default: what pip chooses")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="torchmdla-wheel-") as folder:
+        environment = Path(folder, "environment")
+        subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
+        python = environment / "bin" / "python"
+        wanted = [f"{options.wheel.resolve()}[mdla]", *([f"torch=={options.torch}"] if options.torch else [])]
+        print("installing", *wanted, flush=True)
+        subprocess.run([str(python), "-m", "pip", "install", "--quiet", *wanted], check=True)
+        check(environment, Path(folder, "elsewhere"))
+    return 0
+
+
+def check(environment: Path, folder: Path) -> None:
+    """Runs everything in a virtual environment that has the wheel; ``folder`` is made and worked in.
+
+    Raises:
+        SystemExit: something does not work; its output says what.
+    """
+    home = folder / "home"
+    home.mkdir(parents=True)
+    python = str(environment / "bin" / "python")
+    bare = {"PATH": str(environment / "bin"), "HOME": str(home), "LANG": "C.UTF-8"}
+    run([python, "-m", "torchmdla", "doctor"], folder, bare)
+    (folder / "program.py").write_text(PROGRAM.replace("PREFIX", repr(str(environment))))
+    run([python, "program.py"], folder, bare)
+    if compiler := shutil.which(os.environ.get("CC", "cc")):
+        (folder / "program.c").write_text(C_PROGRAM)
+        flags = run([python, "-m", "torchmdla", "mdla", "--cflags", "--libs"], folder, bare).split()
+        run([compiler, "program.c", *flags, "-o", "program"], folder, dict(os.environ))
+        run([str(folder / "program")], folder, {})
+
+
+def run(command: list[str], folder: Path, environment: dict[str, str]) -> str:
+    done = subprocess.run(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True)
+    print(done.stdout, end="", flush=True)
+    if done.returncode:
+        raise SystemExit(f"ended with {done.returncode}: {shlex.join(command)}")
+    return done.stdout
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

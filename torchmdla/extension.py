@@ -1,0 +1,58 @@
+"""Finds the extension for the PyTorch that is installed.
+
+PyTorch's C++ ABI holds for the patch releases of a minor version. An extension that was built against another one does
+not load, or loads and fails where it hands PyTorch's objects to Python. So each lies in a folder named for its version
+(``torch_2_13``), and a copy of torchmdla may have several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableSequence
+from importlib import machinery
+from pathlib import Path
+
+from torchmdla.version import TORCH_VERSIONS, extension_folder, minor_of
+
+
+def add_to(path: MutableSequence[str]) -> None:
+    """Makes the extension a submodule, ``_C``, of the package that has this ``__path__``.
+
+    Raises:
+        ImportError: there is none, PyTorch is not installed, or there is none for its version.
+    """
+    package = Path(path[0])
+    built = [version for version in TORCH_VERSIONS if _is_built(package / extension_folder(version))]
+    if not built:
+        raise ImportError(
+            f"this copy of torchmdla ({package}) has no compiled extension. In a checkout, build it in place (`make "
+            "build`, or `pip install --no-build-isolation --editable .`), or run Python in another folder to use the "
+            "copy that is installed"
+        )
+    install = f"pip install 'torch=={built[-1]}.*'"
+    try:
+        import torch
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise ImportError(f"torchmdla needs PyTorch, which is not installed: {install}") from error
+    if minor_of(torch.__version__) not in built:
+        raise ImportError(
+            f"torch {torch.__version__} is installed, and this copy of torchmdla ({package}) is for torch "
+            f"{_listed(built)}: {install}{_other_ways(torch.__version__)}"
+        )
+    path.insert(0, str(package / extension_folder(torch.__version__)))
+
+
+def _is_built(folder: Path) -> bool:
+    return any((folder / f"_C{suffix}").exists() for suffix in machinery.EXTENSION_SUFFIXES)
+
+
+def _other_ways(version: str) -> str:
+    if minor_of(version) in TORCH_VERSIONS:
+        return ", or build torchmdla for this one: `pip install --no-build-isolation .` in a checkout"
+    return f". Built from source, torchmdla supports torch {_listed(TORCH_VERSIONS)}"
+
+
+def _listed(versions: list[str] | tuple[str, ...]) -> str:
+    *others, last = versions
+    return f"{', '.join(others)} and {last}" if others else last
