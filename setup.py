@@ -90,6 +90,8 @@ class CMakeBuild(build_ext):
 
     def copy_extensions_to_source(self) -> None:
         self._remove_extensions()
+        for extension in self.extensions:
+            Path(*extension.name.split(".")[:-1]).mkdir(exist_ok=True)
         super().copy_extensions_to_source()
         self._copy_libraries(ROOT / "torchmdla")
         self._copy_vendored(ROOT / "torchmdla")
