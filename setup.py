@@ -27,6 +27,7 @@ def torch_version() -> str:
     except metadata.PackageNotFoundError:
         return VERSIONS["TORCH_VERSIONS"][0]
 
+
 # A package of npm's, with the registry's hash of it; from it come these files.
 PACKAGE = "@dagrejs/dagre@3.1.3"
 PACKAGE_HASH = "sha512-X4aUTwOReZvthaZWOVHqlJ52/ZdhZFEM4+Lh/uR4XooUSLE6p71bcy7MPGzYnNUcNh+nj+i/qJQpCMIdQnSmrg=="
