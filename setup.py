@@ -46,6 +46,8 @@ class CMakeBuild(build_ext):
 
     def copy_extensions_to_source(self) -> None:
         self._remove_extensions()
+        for ext in self.extensions:
+            (ROOT / self.get_ext_filename(ext.name)).parent.mkdir(exist_ok=True)
         super().copy_extensions_to_source()
         self._copy_libraries(ROOT / "torchmdla")
 
