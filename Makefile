@@ -131,4 +131,4 @@ fuzz-mdla: build $(VENV)/.developing
 	$(FUZZER)/fuzz -max_total_time=$(FUZZ_SECONDS) -timeout=300 -rss_limit_mb=4096 build/fuzz-corpus build/fuzz-seeds
 
 clean:
-	rm -rf build dist $(VENV) torchmdla/torch_[0-9]* torchmdla/devices/mdla/*.so *.egg-info
+	rm -rf build dist $(VENV) torchmdla/torch_[0-9]* torchmdla/devices/mdla/*.so torchmdla/report/page/vendor *.egg-info

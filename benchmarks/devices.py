@@ -14,7 +14,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from harness import children, one_thread, output, timing
+from harness import children, one_thread, output
+
+from torchmdla.testing import timing
 
 MODELS = ("resnet18", "bert")
 DEVICES = ("lazy", "acap")

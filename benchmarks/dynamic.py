@@ -18,7 +18,9 @@ import warnings
 from functools import partial
 from typing import Any
 
-from harness import children, output, timing
+from harness import children, output
+
+from torchmdla.testing import timing
 
 # Model, which of its sizes varies, and through what.
 CASES: dict[str, tuple[str, str, list[int]]] = {

@@ -18,7 +18,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from harness import children, one_thread, output, timing
+from harness import children, one_thread, output
+
+from torchmdla.testing import timing
 
 MODELS = ("resnet18", "resnet50", "mobilenet_v2", "mobilenet_v3_large")
 WAYS = ("frozen", "traced", "scripted", "in grad mode")

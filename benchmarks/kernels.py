@@ -1,11 +1,11 @@
 """Kernels: how near torchmdla and torch come to the machine's limit, kind by kind, over shapes that models have.
 
 Each case is one op, or a chain that fits one kernel, compiled by torchmdla.compile; weights are parameters. In the same
-rounds a loop of fused multiply-adds and a copy of as many bytes run (harness/machine.py), so that a slow phase of the
-machine lowers the limit as well. The limit of a case is the longer of its operations at the first one's speed and its
-bytes at the second's. Bytes are those that must move: inputs once, results once. Percentages are of this limit, by the
-median of the rounds; a case that computes exponentials and the like may be bound by them instead. One thread is timed
-by its processor time, so that other processes disturb little.
+rounds a loop of fused multiply-adds and a copy of as many bytes run (torchmdla/report/machine.py), so that a slow phase
+of the machine lowers the limit as well. The limit of a case is the longer of its operations at the first one's speed
+and its bytes at the second's. Bytes are those that must move: inputs once, results once. Percentages are of this limit,
+by the median of the rounds; a case that computes exponentials and the like may be bound by them instead. One thread is
+timed by its processor time, so that other processes disturb little.
 
 Ends with status 1 where a result differs from torch's beyond tolerance.
 """
@@ -21,10 +21,14 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from harness import children, output, timing
-from harness.machine import Copier, Multiplier
+from harness import children, output
+
+from torchmdla.testing import timing
+
+if TYPE_CHECKING:
+    from torchmdla.report.machine import Multiplier
 
 Row = dict[str, Any]
 Shape = tuple[int, ...]
@@ -87,10 +91,12 @@ def measure(kind: str, indices: Sequence[int], threads: int, rounds: int) -> lis
 
     warnings.filterwarnings("ignore")
     torch.set_num_threads(threads)
-    multiplier = Multiplier(threads)
     rows = []
     with tempfile.TemporaryDirectory(prefix="torchmdla-benchmark-") as folder, torch.no_grad():
         os.environ["TORCHMDLA_CACHE_DIR"] = folder
+        from torchmdla.report.machine import Multiplier
+
+        multiplier = Multiplier(threads)
         for index in indices:
             case = cases()[kind][index]
             children.step(f"{kind} {case.name}, {threads} thread{'s' * (threads > 1)}")
@@ -102,6 +108,7 @@ def measure_case(case: Case, multiplier: Multiplier, threads: int, rounds: int) 
     import torch
 
     import torchmdla
+    from torchmdla.report.machine import Copier
     from torchmdla.testing.compare import assert_matches
     from torchmdla.testing.coverage import groups
 

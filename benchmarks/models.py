@@ -133,7 +133,9 @@ def measure(model: str, ways: Sequence[str], threads: int, rounds: int, quick: b
 
     warnings.filterwarnings("ignore")
     torch.set_num_threads(threads)
-    from harness import peers, timing
+    from harness import peers
+
+    from torchmdla.testing import timing
 
     spec = rows()[model]
     spec = spec.reduced() if quick else spec

@@ -17,7 +17,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from harness.timing import time_calls
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -111,6 +110,8 @@ def measure(
     ways: dict[str, Callable[..., Tensor]], inputs: tuple[Tensor, ...], rounds: int, calls: int
 ) -> dict[str, Times]:
     """The times of each way, and as ``overhead`` those of a group over the same ops scripted."""
+    from torchmdla.testing.timing import time_calls
+
     bound = {way: partial(call, *inputs) for way, call in ways.items()}
     times: dict[str, list[float]] = {way: [] for way in ways}
     for _ in range(rounds):

@@ -19,6 +19,7 @@ from torchmdla.api import compile, disable, enable, enabled, graph_for, is_enabl
 from torchmdla.errors import CaptureError, CaptureWarning, CompileError, DeviceError
 from torchmdla.report.observing import profile_kernels
 from torchmdla.report.statistics import Statistics, reset_stats, stats
+from torchmdla.report.tracing import trace_compiles
 from torchmdla.support.logs import set_from_environment as _set_logs
 from torchmdla.support.logs import set_logs
 from torchmdla.version import __version__
@@ -70,6 +71,7 @@ __all__ = [
     "set_logs",
     "stats",
     "supported_ops",
+    "trace_compiles",
 ]
 
 

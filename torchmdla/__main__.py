@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from rich.console import Console
 from rich.table import Table
 
-from torchmdla.cli import doctor, explain, mdla, mlir, opt
+from torchmdla.cli import bench, doctor, explain, mdla, mlir, opt, run
 from torchmdla.compile_service.cache import DiskCache
 from torchmdla.report.environment import environment
 from torchmdla.report.rendering import size_text
@@ -20,7 +20,8 @@ from torchmdla.version import __version__
 class Command:
     """A command: its line in the help, and either what it runs (returns the exit status) or commands below it.
 
-    ``add_arguments`` tells a parser what else the command takes; ``epilog`` ends its help, as it stands.
+    ``add_arguments`` tells a parser what else the command takes; ``epilog`` ends its help, as it stands. A command that
+    ``takes_flags`` gets options that nobody declared as ``flags``, without their dashes, in order.
     """
 
     help: str
@@ -28,6 +29,7 @@ class Command:
     commands: Mapping[str, Command] = field(default_factory=dict)
     add_arguments: Callable[[argparse.ArgumentParser], None] = lambda parser: None
     epilog: str = ""
+    takes_flags: bool = False
 
 
 def show_environment(_: argparse.Namespace) -> int:
@@ -71,6 +73,18 @@ COMMANDS = {
             "clear": Command("remove every artifact", clear_cache),
         },
     ),
+    "run": Command(
+        "call a program in a file, compiled, and compare it with eager PyTorch",
+        run.run,
+        add_arguments=run.add_arguments,
+        epilog=run.EPILOG,
+    ),
+    "bench": Command(
+        "time a program in a file: eager, frozen and compiled, side by side",
+        bench.run,
+        add_arguments=bench.add_arguments,
+        epilog=bench.EPILOG,
+    ),
     "explain": Command(
         "say what runs compiled, how fast, and why anything else does not",
         explain.run,
@@ -80,13 +94,15 @@ COMMANDS = {
     "mlir": Command(
         "write a program in a file as MLIR", mlir.run, add_arguments=mlir.add_arguments, epilog=mlir.EPILOG
     ),
+    "opt": Command(
+        "run passes over MLIR", opt.run, add_arguments=opt.add_arguments, epilog=opt.EPILOG, takes_flags=True
+    ),
     "mdla": Command(
         "print a C compiler's options for the mdla device's library",
         mdla.run,
         add_arguments=mdla.add_arguments,
         epilog=mdla.EPILOG,
     ),
-    "opt": Command("run passes over MLIR", opt.run, add_arguments=opt.add_arguments, epilog=opt.EPILOG),
 }
 
 
@@ -95,7 +111,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m torchmdla", description="Runs PyTorch programs through MLIR.")
     parser.add_argument("--version", action="version", version=f"torchmdla {__version__}")
     _add_commands(parser, COMMANDS)
-    parsed = parser.parse_args(arguments)
+    parsed, rest = parser.parse_known_args(arguments)
+    parsed.flags = [text.removeprefix("--") for text in rest]
+    if rest and not (parsed.takes_flags and all(text.startswith("--") for text in rest)):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
     status: int = parsed.run(parsed)
     return status
 
@@ -109,8 +128,9 @@ def _add_commands(parser: argparse.ArgumentParser, commands: Mapping[str, Comman
             description=command.help[0].upper() + command.help[1:] + ".",
             epilog=command.epilog,
             formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=not command.takes_flags,
         )
-        child.set_defaults(run=command.run)
+        child.set_defaults(run=command.run, takes_flags=command.takes_flags)
         command.add_arguments(child)
         if command.commands:
             _add_commands(child, command.commands)

@@ -37,7 +37,9 @@ def enable(
 ) -> None:
     """Turns torchmdla on or off, from the next call of any TorchScript program on.
 
-    Off, groups that exist already run in PyTorch's interpreter.
+    Off, groups that exist already run in PyTorch's interpreter. Before it is first turned on (``TORCHMDLA_ENABLE=0``),
+    PyTorch optimises programs by itself, and those that ran stay without groups, of which a warning tells:
+    :func:`compile`, :func:`graph_for` and :func:`explain` have them optimised anew.
 
     Args:
         enabled: on or off.
@@ -52,7 +54,9 @@ def enable(
             ones fall back.
         **options: the device's own, for groups compiled from then on (:meth:`torchmdla.devices.Device.configure`); what
             is not given has its default. The cpu device has ``processor``: ``"native"``, or ``"x86-64-v2"`` to
-            ``"x86-64-v4"`` for code that uses no more than all processors of that level have.
+            ``"x86-64-v4"`` for code that uses no more than all processors of that level have; and
+            ``algorithms``: ``"fast"``, or ``"direct"`` for convolutions that are plain sums of products, as ncnn's and
+            cuDNN's are without Winograd's algorithm.
 
     Raises:
         TypeError: ``enabled`` is no bool, or the device has no such option.
@@ -113,7 +117,12 @@ def compile(
 
     The frontend ``"torchscript"`` traces a plain module or function with the example inputs; script it first where it
     chooses by the data, which a trace would fix. A module in eval mode is frozen. Then the calls that PyTorch's
-    profiling executor needs are made, without gradients.
+    profiling executor needs are made, without gradients. A program that PyTorch optimised before torchmdla was switched
+    on, without any group, is optimised anew.
+
+    Freezing copies: of a TorchScript module in eval mode another one is returned, which has the weights as constants.
+    The old one stays as it is; its groups take the weights as inputs, so that they are other programs, which are
+    compiled, or found in the cache, when it is called.
 
     The frontend ``"export"`` goes through ``torch.export`` and needs no TorchScript. What comes out has the module's
     own parameters and buffers, takes keyword arguments and nested inputs, and refuses inputs of other sizes than the
@@ -142,7 +151,7 @@ def compile(
         warnings.warn("torchmdla.compile takes frontend= in place of road=", DeprecationWarning, stacklevel=2)
         frontend = frontend or road
     service.prestart()
-    exported = _is_exported(module)
+    exported = is_exported(module)
     frontend = frontend or ("export" if exported else "torchscript")
     if frontend not in ("torchscript", "export"):
         raise ValueError(f"no frontend {frontend!r}; there are 'torchscript' and 'export'")
@@ -151,6 +160,8 @@ def compile(
     if exported or example_keywords or dynamic_shapes:
         raise TypeError("exported programs, keyword arguments and dynamic shapes need frontend='export'")
     scripted = ready(module, example_inputs)
+    if is_enabled():
+        torchscript.optimise_anew(scripted)
     before = ungrouped.counts()
     with torch.no_grad(), progress.compiling(_C.statistics):
         refusals.call_until_whole(lambda: scripted(*example_inputs), WARM_UP_CALLS)
@@ -214,7 +225,8 @@ def _tensors_in_memory(module: torch.nn.Module) -> list[torch.Tensor] | None:
 def graph_for(scripted: Any, *inputs: Any) -> torch._C.Graph:
     """The optimised graph of a scripted module or function for ``inputs``, with its groups.
 
-    Makes the warm-up calls that PyTorch's profiling executor needs first.
+    Makes the warm-up calls that PyTorch's profiling executor needs first. A program that was optimised without any
+    group, before torchmdla was switched on, is optimised anew.
 
     Raises:
         TypeError: it is not scripted.
@@ -224,6 +236,8 @@ def graph_for(scripted: Any, *inputs: Any) -> torch._C.Graph:
             f"graph_for takes a TorchScript program, got {type(scripted).__name__}: "
             "torch.jit.trace(module, inputs), torch.jit.script(module) or torchmdla.compile(module, *inputs)"
         )
+    if is_enabled():
+        torchscript.optimise_anew(scripted)
     for _ in range(WARM_UP_CALLS):
         scripted(*inputs)
     graph: torch._C.Graph = scripted.graph_for(*inputs)
@@ -239,8 +253,11 @@ def supported_ops(device: str = "cpu") -> Mapping[str, OpSupport]:
     return dict(devices.get(device).ops)
 
 
-def _is_exported(module: Any) -> bool:
-    """Does not import torch.export, which takes a second: who has an exported program has done so."""
+def is_exported(module: Any) -> bool:
+    """Whether it is a ``torch.export.ExportedProgram``.
+
+    Does not import torch.export, which takes a second: who has an exported program has done so.
+    """
     export = sys.modules.get("torch.export")
     return export is not None and isinstance(module, export.ExportedProgram)
 
@@ -251,10 +268,15 @@ def ready(module: Any, example_inputs: tuple[Any, ...]) -> Any:
     Raises:
         TypeError: it is no module, function or TorchScript program, or there are no example inputs to trace it with.
     """
-    return _frozen(_scripted(module, example_inputs))
+    return _frozen(as_torchscript(module, example_inputs))
 
 
-def _scripted(module: Any, example_inputs: tuple[Any, ...]) -> Any:
+def as_torchscript(module: Any, example_inputs: tuple[Any, ...]) -> Any:
+    """``module`` as a TorchScript program: traced, if it is none.
+
+    Raises:
+        TypeError: as :func:`ready`.
+    """
     if isinstance(module, torch.jit.ScriptModule | torch.jit.ScriptFunction):
         return module
     if not isinstance(module, torch.nn.Module) and not callable(module):
@@ -289,8 +311,26 @@ def using(device: devices.Device) -> Iterator[None]:
         _C.set_enabled(was_enabled)
 
 
+@contextmanager
+def without_groups() -> Iterator[None]:
+    """Within the block programs that are new to PyTorch's executor are optimised by PyTorch alone, and stay so."""
+    with enabled(False):
+        _C.use_device("")
+        try:
+            yield
+        finally:
+            _C.use_device(_device.name if _device else "")
+
+
 def _use(device: devices.Device) -> None:
     global _device
+    if _device is None and _C.optimised_without_device():
+        warnings.warn(
+            "torchmdla: programs of TorchScript that ran before torchmdla was switched on stay without groups: "
+            "torchmdla.compile(program, *inputs) has PyTorch optimise one anew",
+            RuntimeWarning,
+            stacklevel=3,
+        )
     if device is not _device:
         torchscript.use_device(device)
         devices.use(device)

@@ -9,6 +9,9 @@ from torch import Tensor
 from torchmdla import _C
 from torchmdla.capture.lazy import Backend, include_path, initialize, set_backend, set_verbose
 
+# As torch-mlir's documents call it: ``lazy_backend._initialize()``.
+_initialize = initialize
+
 __all__ = [
     "Backend",
     "Computation",

@@ -11,7 +11,8 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from harness import children, timing
+from harness import children
+from torchmdla.testing import timing
 
 # From a module of its own and inputs to what is timed.
 Prepare = Callable[[Any, Any], Callable[[], Any]]
@@ -33,7 +34,7 @@ def measure(
     Args:
         model: a name of ``torchmdla.testing.models.MODELS``; reduced if ``quick``.
         ways: by name.
-        span: see :func:`harness.timing.interleaved`.
+        span: see :func:`torchmdla.testing.timing.interleaved`.
         strides: whether the strides of results must be eager's.
     """
     import torch

@@ -5,6 +5,7 @@
 #include "support/python_objects.h"
 
 #include <pybind11/stl.h>
+#include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <optional>
@@ -103,6 +104,20 @@ make_executable(uintptr_t entry, const std::vector<PackEntry>& packs, int64_t wo
                                       std::move(output_bindings));
 }
 
+// Outside of any group: nobody takes over where the code fails.
+py::tuple call(const Executable& executable, const std::vector<at::Tensor>& inputs) {
+  torch::jit::Stack stack(inputs.begin(), inputs.end());
+  {
+    const py::gil_scoped_release without_gil;
+    TORCH_CHECK(executable.run(stack, inputs.size(), {}),
+                "the compiled code reported an error: PyTorch would raise one for these inputs");
+  }
+  py::tuple results(stack.size());
+  for (size_t i = 0; i < stack.size(); ++i)
+    results[i] = torch::jit::toPyObject(std::move(stack[i]));
+  return results;
+}
+
 // As torchmdla.report.explanation reads it.
 py::dict to_python(const KernelTimes::Sums& sums) {
   const auto pair = [](const KernelTimes::Kernel& kernel) {
@@ -139,6 +154,7 @@ void bind_executable(py::module& module) {
            py::arg("workspace_bytes"), py::arg("owner"), py::arg("inputs"), py::arg("outputs"),
            py::arg("unversioned") = std::vector<size_t>(), py::arg("workspace") = 0,
            py::arg("fault") = 0, py::arg("times") = std::shared_ptr<KernelTimes>())
+      .def("__call__", &call, py::arg("inputs"))
       .def_property_readonly("owner", [](const Executable& executable) {
         return py::reinterpret_borrow<py::object>(static_cast<PyObject*>(executable.owner().get()));
       });

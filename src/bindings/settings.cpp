@@ -8,6 +8,7 @@
 #include "group/statistics.h"
 #include "runtime/device_calls.h"
 #include "runtime/kernel_times.h"
+#include "runtime/memory.h"
 #include "runtime/packed.h"
 #include "support/forks.h"
 #include "support/python_objects.h"
@@ -107,10 +108,16 @@ void bind_settings(py::module& module) {
              [](int64_t most) { settings().max_specialisations = most; });
   module.def("refresh", &refresh, py::arg("tensors"));
   module.def("drop_dead_packs", &drop_dead_packs, py::call_guard<py::gil_scoped_release>());
+  module.def("optimised_without_device",
+             [] { return statistics().optimised_without_device.load(); });
   module.def("statistics", &statistics_dict);
   module.def("reset_statistics", [] { statistics().reset(); });
   module.def("enter_alone", &enter_alone);
   module.def("leave_alone", &leave_alone);
+  module.def("memory_use", [] {
+    return py::dict(py::arg("packed") = memory_use().packed.load(),
+                    py::arg("workspace") = memory_use().workspace.load());
+  });
   module.def("device_calls", &addresses_of_device_calls);
 }
 

@@ -79,7 +79,7 @@ void add_device_table(std::shared_ptr<const DeviceTable> table) {
 
 void use_device_table(const std::string& device) {
   const Guard guard(table_mutex);
-  table_in_use = tables.at(device);
+  table_in_use = device.empty() ? nullptr : tables.at(device);
 }
 
 } // namespace torchmdla

@@ -57,7 +57,7 @@ private:
 std::shared_ptr<const DeviceTable> current_device_table();
 std::shared_ptr<const DeviceTable> device_table(const std::string& device);
 void add_device_table(std::shared_ptr<const DeviceTable> table);
-// Makes a device that was added the one in use.
+// Makes a device that was added the one in use; an empty name: none.
 void use_device_table(const std::string& device);
 
 } // namespace torchmdla

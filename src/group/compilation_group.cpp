@@ -257,8 +257,13 @@ void CompilationGroup::specialise(const Signature& signature, Stack& stack) {
     return fall_back(stack, refusal);
   }
   calls_.recorded.fetch_add(1, std::memory_order_relaxed);
-  auto record = group_.subgraph->run_and_record(stack);
+  auto record = recorded(stack);
   compile(std::move(claimed), std::move(record));
+}
+
+Record CompilationGroup::recorded(Stack& stack) const {
+  RECORD_USER_SCOPE("mdla::record");
+  return group_.subgraph->run_and_record(stack);
 }
 
 bool CompilationGroup::Claim::includes(const Signature& other) const {
@@ -372,6 +377,7 @@ void CompilationGroup::compile(std::shared_ptr<Claim> claim, Record record) {
 }
 
 void CompilationGroup::compile(Claim& claim, const Record& record) {
+  RECORD_USER_SCOPE("mdla::compile");
   const c10::AutoGradMode no_grad(false);
   if (!group_.subgraph->conditions_hold(record)) {
     auto made = std::make_unique<Specialisation>();
@@ -503,6 +509,7 @@ void CompilationGroup::fall_back(Stack& stack, Fallback reason) {
 }
 
 void CompilationGroup::fall_back(Stack& stack) {
+  RECORD_USER_SCOPE("mdla::fall_back");
   group_.subgraph->run(stack);
 }
 

@@ -204,6 +204,7 @@ private:
   void run_as_pytorch(torch::jit::Stack& stack);
   bool is_first_run();
   void specialise(const Signature& signature, torch::jit::Stack& stack);
+  Record recorded(torch::jit::Stack& stack) const;
   std::shared_ptr<Claim> claim(const Signature& signature, Fallback& refusal,
                                std::optional<c10::ArrayRef<c10::IValue>> inputs = std::nullopt);
   std::optional<Fallback> refusal(const Signature& signature) const;

@@ -43,7 +43,10 @@ void warn_of_no_group(const UngroupedOperator& one) {
 
 void run_pass(std::shared_ptr<Graph>& graph) {
   const auto table = current_device_table();
-  if (!table) return;
+  if (!table) {
+    ++statistics().optimised_without_device;
+    return;
+  }
   std::optional<UngroupedOperator> refused;
   const auto note = [&, count = count_ungrouped(*table)](const Ungrouped& one) {
     count(one);

@@ -62,6 +62,8 @@ struct Statistics {
   std::atomic<int64_t> dynamic{0};        // specialisations for any sizes
   std::atomic<int64_t> training_calls{0}; // of groups, as PyTorch runs a program that trains
   FallbackCounts fallbacks;               // of the calls of all groups
+  // Graphs of TorchScript that went through the pass while no device was in use.
+  std::atomic<int64_t> optimised_without_device{0};
   ReasonCounts not_dynamic; // groups whose sizes vary and that are compiled for each of them
 
   void reset();

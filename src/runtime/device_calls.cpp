@@ -1,26 +1,13 @@
 #include "device_calls.h"
 
 #include "kernel_times.h"
+#include "memory.h"
 
 #include <ATen/Parallel.h>
-#include <c10/util/Exception.h>
-
-#include <algorithm>
-#include <cstdlib>
-
-#ifdef __linux__
-#include <sys/mman.h>
-#endif
 
 namespace torchmdla {
 
 namespace {
-
-constexpr size_t alignment = 64; // a cache line, and the widest vector of x86 and SVE-512
-
-// A model's weights and intermediate results are more small pages than a processor keeps the
-// addresses of; of these there are few.
-constexpr size_t huge_page = 2 << 20;
 
 // Memory that grows to the largest request and stays.
 struct Workspace {
@@ -30,7 +17,7 @@ struct Workspace {
   void* at_least(int64_t needed) {
     if (needed > bytes) {
       *this = {};
-      *this = {aligned_memory(needed), needed};
+      *this = {aligned_memory(needed, memory_use().workspace), needed};
     }
     return memory.get();
   }
@@ -45,18 +32,6 @@ const std::vector<DeviceCall>& device_calls() {
       {"mdla_scratch", reinterpret_cast<void*>(&mdla_scratch)},
   };
   return calls;
-}
-
-std::shared_ptr<void> aligned_memory(int64_t bytes) {
-  const auto start = static_cast<size_t>(bytes) < huge_page ? alignment : huge_page;
-  const auto size = (static_cast<size_t>(bytes) + alignment - 1) / alignment * alignment;
-  const auto rounded = std::max((size + start - 1) / start * start, alignment);
-  std::shared_ptr<void> memory(std::aligned_alloc(start, rounded), std::free);
-  TORCH_CHECK_WITH(OutOfMemoryError, memory, "torchmdla: cannot allocate ", size, " bytes");
-#ifdef MADV_HUGEPAGE
-  if (start == huge_page) madvise(memory.get(), size, MADV_HUGEPAGE);
-#endif
-  return memory;
 }
 
 void* thread_workspace(int64_t bytes) {

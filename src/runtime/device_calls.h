@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -15,10 +14,6 @@ struct DeviceCall {
 
 // Everything compiled code may call, for the loader to resolve symbols from.
 const std::vector<DeviceCall>& device_calls();
-
-// Memory for vectors, 64-byte aligned, in huge pages where it is large and the system gives them.
-// Throws when there is none.
-std::shared_ptr<void> aligned_memory(int64_t bytes);
 
 // Scratch memory of the calling thread, 64-byte aligned, at least `bytes` long; valid until the
 // thread asks again. It grows to the largest request and stays, so that calls do not allocate.

@@ -4,6 +4,7 @@
 #include "support/python_objects.h"
 
 #include <ATen/EmptyTensor.h>
+#include <ATen/record_function.h>
 #include <c10/util/ApproximateClock.h>
 #include <c10/util/SmallVector.h>
 
@@ -165,6 +166,7 @@ bool Executable::is_current(const PackedSet& set, c10::ArrayRef<c10::IValue> val
 }
 
 std::shared_ptr<const PackedSet> Executable::pack(c10::ArrayRef<c10::IValue> values) const {
+  RECORD_USER_SCOPE("mdla::pack");
   std::vector<at::Tensor> parameters;
   std::vector<bool> unversioned;
   for (const size_t argument : parameters_) {

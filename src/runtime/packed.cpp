@@ -1,6 +1,7 @@
 #include "packed.h"
 
 #include "device_calls.h"
+#include "memory.h"
 
 #include <c10/util/SmallVector.h>
 
@@ -80,7 +81,7 @@ void drop_sets(const Chosen& chosen) {
 std::shared_ptr<const PackedBuffer> make(const Pack& pack, std::vector<ParameterState> parameters,
                                          int64_t workspace_bytes) {
   auto buffer = std::make_shared<PackedBuffer>();
-  const auto memory = aligned_memory(pack.bytes);
+  const auto memory = aligned_memory(pack.bytes, memory_use().packed);
   // What is released must be something, even if a pack ends where it should not.
   if (pack.release) std::memset(memory.get(), 0, pack.bytes);
   // The states are older than what is packed: a write during packing makes the buffer stale.

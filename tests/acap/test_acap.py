@@ -27,7 +27,7 @@ _EXAMPLES = Path(__file__).parents[2] / "examples"
 _FIRST = """\
 module {
   func.func @graph(%arg0: tensor<1x2x3xf32>, %arg1: tensor<1x2x3xf32>) -> tensor<1x2x3xf32> {
-    %0 = "aten.constant"() {value = 1 : i32} : () -> i32
+    %0 = "aten.constant"() {type = "i32", value = 1 : i32} : () -> i32
     %1 = "aten.add"(%arg0, %arg1, %0) : (tensor<1x2x3xf32>, tensor<1x2x3xf32>, i32) -> tensor<1x2x3xf32>
     return %1 : tensor<1x2x3xf32>
   }
@@ -37,9 +37,9 @@ module {
 _SECOND = """\
 module {
   func.func @graph(%arg0: tensor<1x2x3xf32>, %arg1: tensor<1x2x3xf32>, %arg2: tensor<1x2x3xf32>, %arg3: tensor<1x2x3xf32>) -> tensor<1x2x3xf32> {
-    %0 = "aten.constant"() {value = 1 : i32} : () -> i32
+    %0 = "aten.constant"() {type = "i32", value = 1 : i32} : () -> i32
     %1 = "aten.add"(%arg0, %arg1, %0) : (tensor<1x2x3xf32>, tensor<1x2x3xf32>, i32) -> tensor<1x2x3xf32>
-    %2 = "aten.constant"() {value = 1 : i32} : () -> i32
+    %2 = "aten.constant"() {type = "i32", value = 1 : i32} : () -> i32
     %3 = "aten.add"(%1, %arg2, %2) : (tensor<1x2x3xf32>, tensor<1x2x3xf32>, i32) -> tensor<1x2x3xf32>
     %4 = "aten.mul"(%3, %arg3) : (tensor<1x2x3xf32>, tensor<1x2x3xf32>) -> tensor<1x2x3xf32>
     return %4 : tensor<1x2x3xf32>
@@ -50,7 +50,7 @@ module {
 _CANONICAL = """\
 module {
   func.func @graph(%arg0: tensor<1x2x3xf32>) -> tensor<1x2x3xf32> {
-    %0 = "aten.constant"() {value = 1 : i32} : () -> i32
+    %0 = "aten.constant"() {type = "i32", value = 1 : i32} : () -> i32
     %1 = "aten.add"(%arg0, %arg0, %0) {layer_name = "L0-add-0"} : (tensor<1x2x3xf32>, tensor<1x2x3xf32>, i32) -> tensor<1x2x3xf32>
     return %1 : tensor<1x2x3xf32>
   }

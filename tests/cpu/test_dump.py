@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -50,6 +51,8 @@ def test_every_stage_is_written(tmp_path: Path) -> None:
         wanted = ["linalg.mlir", "fused.mlir", "kernel_0.mlir", "generated.mlir", "llvm.ll", "code.o"]
         assert [stage for stage in dict.fromkeys(stages) if stage in wanted] == wanted
         assert stages[0] == ("torch-sample0.mlir" if program.symbols else "torch.mlir")
+        traced = {event["name"] for event in json.loads((folder / "trace.json").read_text())["traceEvents"]}
+        assert {"lower", "linalg", "merge-epilogues", "llvm", "object"} <= traced
         said = (folder / "progress.txt").read_text().split("\n")
         assert said[0] == "linalg" and said[-2] == "object"
         steps = next(path for path in sorted(folder.glob("*.steps"), reverse=True))

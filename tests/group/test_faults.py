@@ -139,11 +139,11 @@ def test_a_dying_worker_costs_one_compile():
         warnings.simplefilter("ignore")
         start = worker.Worker.compile
         victims = []
-        def killing(self, program):
+        def killing(self, program, folder):
             if not victims:
                 victims.append(program.key)
                 os.kill(self._process.pid, signal.SIGKILL)
-            return start(self, program)
+            return start(self, program, folder)
         worker.Worker.compile = killing
         def first(x): return torch.sigmoid(torch.tanh(x) * 2)
         def second(x): return torch.relu(torch.tanh(x) * 3)
@@ -276,7 +276,8 @@ def test_an_unusable_cache_is_no_error(tmp_path, kind):
         path.chmod(0o777)
     result = run_python(RUN_ONE, TORCHMDLA_CACHE_DIR=str(path))
     assert result.stdout.strip() == "[1, 1, 0, {}]", result.stderr
-    assert result.stderr == ""
+    (told,) = [line for line in result.stderr.splitlines() if "Warning" in line]
+    assert f"nothing is kept on disk, TORCHMDLA_CACHE_DIR={path}: " in told
 
 
 def test_two_processes_at_once_share_a_cache(tmp_path):
@@ -320,6 +321,67 @@ def test_importing_without_turning_on():
         print(torchmdla.is_enabled(), "mdla" in str(torchmdla.graph_for(scripted, x)))
     """
     assert run_python(code, TORCHMDLA_ENABLE="0").stdout.split() == ["False", "False"]
+
+
+BEFORE = """
+    import warnings
+    import torch, torchmdla
+    from torchmdla.testing.coverage import groups
+
+    def chain(x): return torch.sigmoid(torch.tanh(x) * 2 + 1)
+    x = torch.randn(4, 4)
+    function = torch.jit.trace(chain, (x,), check_trace=False)
+    training = torch.jit.script(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Sigmoid()))
+    frozen = torch.jit.freeze(torch.jit.script(torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Sigmoid()).eval()))
+    programs = (function, training, frozen)
+    with torch.no_grad():
+        for program in programs:
+            for _ in range(3): program(x)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            torchmdla.enable()
+            torchmdla.enable()
+        assert len(told) == 1 and "stay without groups: torchmdla.compile" in str(told[0].message), told
+        assert told[0].filename == "<string>"
+        for program in programs:
+            program(x)
+            assert not groups(program.graph_for(x))
+"""
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "torchmdla.compile(program, x)",
+        "torchmdla.graph_for(program, x)",
+        "assert torchmdla.explain(program, x).summary.startswith('1 group, 100 % of ops')",
+    ],
+    ids=["compile", "graph_for", "explain"],
+)
+def test_programs_that_ran_before_it_was_turned_on_are_optimised_anew(call: str) -> None:
+    code = f"""{textwrap.dedent(BEFORE)}
+    for program in programs:
+        expected = program(x)
+        {call}
+        assert len(groups(program.graph_for(x))) == 1
+        torch.testing.assert_close(program(x), expected)
+    assert not torchmdla.stats().fallbacks
+    print("fine")
+"""
+    done = run_python(code, TORCHMDLA_ENABLE="0")
+    assert done.stdout.strip() == "fine", done.stderr
+
+
+def test_groups_stay_where_a_program_is_compiled_again() -> None:
+    """Only plans without groups are forgotten: a second warm-up compiles nothing."""
+    x = torch.randn(4, 4)
+    program = torch.jit.trace(lambda x: torch.sigmoid(torch.tanh(x) * 2 + 1), (x,), check_trace=False)
+    torchmdla.compile(program, x)
+    before = torchmdla.stats()
+    torchmdla.compile(program, x)
+    torchmdla.graph_for(program, x)
+    assert torchmdla.stats().groups == before.groups
+    assert torchmdla.stats().specialisations == before.specialisations
 
 
 def test_leaving_while_groups_are_alive():

@@ -51,6 +51,11 @@ def test_the_example_prints_what_upstream_documents():
     assert done.stdout == EXAMPLE
 
 
+def test_upstream_calls_it_initialize_with_an_underscore():
+    lazy._initialize()
+    assert torch.equal((torch.ones(3).to("lazy") + 1).cpu(), torch.full((3,), 2.0))
+
+
 def test_verbose_says_what_is_received(capfd):
     lazy.set_verbose()
     x = torch.arange(7.0).to("lazy")

@@ -104,6 +104,7 @@ def test_registering_twice_is_fine(context: ir.Context) -> None:
         ('%0 = "aten.constant"() {value = array<i64: 1>} : () -> tuple<i32, i32>', ["tuple<i32, i32>"]),
         ('%0 = "aten.constant"() {value = "x"} : () -> f32', ["a literal of type f32"]),
         ('%0 = "aten.constant"() {value = dense<1.0> : tensor<2xf32>} : () -> tensor<3xf32>', ["tensor<3xf32>"]),
+        ('%0 = "aten.constant"() {type = "f32", value = 1 : i32} : () -> i32', ["'type'", 'to be "i32", got "f32"']),
         ('%0 = "aten.constant"(%i) {value = 1 : i32} : (i32) -> i32', ["expects no operands and one result"]),
         ("%0 = this is no MLIR", ["the module is not valid"]),
     ],

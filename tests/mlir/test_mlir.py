@@ -13,8 +13,9 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.export import Dim
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch_mlir import ir
 from torch_mlir.execution_engine import ExecutionEngine
 from torch_mlir.passmanager import PassManager
@@ -477,6 +478,28 @@ def test_a_crash_of_the_compiler_is_an_exception() -> None:
     error = refused(lambda x: x * 2 + x, torch.ones(3, dtype=torch.uint8), output="linalg")
     assert "the compiler process died while lowering to linalg" in str(error)
     assert "SIG" in error.diagnostic
+
+
+def scaled(x: Tensor, y: Tensor) -> Tensor:
+    return torch.tanh(x) * y.view(-1)
+
+
+def test_a_bare_fx_graph() -> None:
+    x = torch.randn(3)
+    text = str(get_mlir(fx.Tracer().trace(scaled), x, x))
+    assert text == str(get_mlir(fx.symbolic_trace(scaled), x, x))
+    assert str(get_mlir(make_fx(scaled)(x, x + 1).graph)).count("!torch.vtensor<[3],f32>") > 4
+    layer = nn.Linear(3, 2)
+    owned = fx.symbolic_trace(layer).graph
+    assert str(get_mlir(owned, x)) == str(get_mlir(layer, x))
+    with pytest.raises(TypeError, match=r"takes 'weight' of one: give get_mlir torch.fx.GraphModule\(root, graph\)"):
+        get_mlir(fx.Tracer().trace(layer), x)
+
+
+def test_the_fx_example(capsys: Any) -> None:
+    runpy.run_path(str(Path(__file__).parents[2] / "examples" / "fx_mlir.py"), run_name="__main__")
+    printed = capsys.readouterr().out
+    assert all(sign in printed for sign in ("torch.aten.mm", "linalg.generic", "stablehlo.tanh"))
 
 
 def test_the_example(capsys: Any) -> None:

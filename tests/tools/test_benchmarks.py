@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from torchmdla.testing import timing
+
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
@@ -219,10 +221,7 @@ def test_a_wrong_option_is_refused(script: str, options: tuple[str, ...]) -> Non
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 5])
-def test_a_round_never_begins_with_what_the_last_one_ended_with(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    from harness import timing
-
+def test_a_round_never_begins_with_what_the_last_one_ended_with(number: int) -> None:
     names = [str(k) for k in range(number)]
     orders = [timing.order_of(names, index) for index in range(6)]
     assert all(sorted(order) == names for order in orders)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -12,10 +13,12 @@ from typing import Any
 
 import pytest
 import torch
+from child_process import run_python
 from torch import nn
 
 from torchmdla import get_mlir
 from torchmdla.__main__ import main
+from torchmdla.cli import doctor
 
 MODULE = """module {
   func.func @forward(%arg0: tensor<2xf32>) -> tensor<2xf32> {
@@ -203,6 +206,30 @@ def test_opt(pipeline: str, ops: int, files: dict[str, str], capfd: Any) -> None
     assert printed.err == ""
 
 
+@pytest.mark.parametrize(
+    ("flags", "ops"),
+    [
+        (["--cse"], 1),
+        (["--canonicalize"], 2),
+        (["--canonicalize", "--cse"], 1),
+        (["--pipeline", "canonicalize", "--cse"], 1),
+        (["--canonicalize=max-iterations=2"], 2),
+        (["--linalg-fuse-elementwise-ops", "--cse"], 1),
+    ],
+)
+def test_passes_are_flags(flags: list[str], ops: int, files: dict[str, str], capfd: Any) -> None:
+    assert main(["opt", files["ir"], *flags]) == 0
+    assert capfd.readouterr().out.count("arith.addf") == ops
+
+
+@pytest.mark.parametrize("arguments", [["opt", "ir", "-x"], ["opt", "ir", "more"], ["mlir", "script.pt", "--cse"]])
+def test_what_is_no_flag_is_refused(arguments: list[str], files: dict[str, str], capsys: Any) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([files.get(one, one) for one in arguments])
+    assert ended.value.code == 2
+    assert f"unrecognized arguments: {arguments[-1]}" in capsys.readouterr().err
+
+
 def test_loop_programs(files: dict[str, str], capfd: Any, tmp_path: Path) -> None:
     written = str(tmp_path / "model.steps")
     assert main(["mlir", files["script.pt"], "--input", "16x4", "--output", "loops", "-o", written]) == 0
@@ -234,7 +261,9 @@ def test_passes_of_the_aten_dialect(monkeypatch: pytest.MonkeyPatch, capfd: Any)
     ("file", "options", "message"),
     [
         ("ir", ["--pipeline", "nonsense"], "not a pass pipeline\n"),
-        ("ir", [], "MLIR needs --pipeline"),
+        ("ir", [], "MLIR needs passes"),
+        ("ir", ["--nonsense"], "--nonsense: there is no such option, and no such pass\n"),
+        ("ir", ["--cse=nonsense=1"], "--cse=nonsense=1: there is no such option, and no such pass\n"),
         ("ir", ["--pipeline", "cse", "--stop-after", "cse"], "--stop-after is of loop programs"),
         ("ir", ["--pipeline", "aten-nonsense"], "not a pass pipeline\n"),
         ("ir", ["--pipeline", "func.func(cse"], "not a pass pipeline\n"),
@@ -257,19 +286,66 @@ def test_opt_errors(file: str, options: list[str], message: str, files: dict[str
 def test_doctor(capsys: Any) -> None:
     assert main(["doctor"]) == 0
     lines = [line.split()[:2] for line in capsys.readouterr().out.splitlines() if line.startswith(("ok", "no"))]
-    assert lines == [["ok", name] for name in ("versions", "processor", "cache", "compiler", "self-test")]
+    assert lines == [
+        ["ok", name] for name in ("versions", "environment", "processor", "cache", "compiler", "self-test")
+    ]
 
 
-def test_doctor_finds_what_is_wrong(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("variables", "options", "status", "lines"),
+    [
+        ({"TORCHMDLA_CACHE_DIR": "/proc/nowhere"}, [], 1, ["no cache /proc/nowhere: "]),
+        ({"TORCHMDLA_CACHE_SIZE": "much"}, [], 1, ["no environment TORCHMDLA_CACHE_SIZE is not a size", "no cache "]),
+        ({"TORCHMDLA_CACHE_SIZE": "0"}, [], 0, ["ok cache switched off by TORCHMDLA_CACHE_SIZE"]),
+        ({"TORCHMDLA_COMPILE_SECONDS": "soon"}, [], 1, ["no environment TORCHMDLA_COMPILE_SECONDS is not a duration"]),
+        ({"TORCHMDLA_CACHE": "here"}, [], 1, ["no environment TORCHMDLA_CACHE is no variable of torchmdla's"]),
+        ({}, ["--processor", "x86-64-v3"], 0, ["ok processor x86-64-v3, vectors of 256 bits: without AVX-512"]),
+        (
+            {},
+            ["--processor", "x86-64-v2"],
+            1,
+            ["no processor x86-64-v2, vectors of 128 bits: kernels are made"],
+        ),
+        ({}, ["--processor", "pentium"], 2, []),
+    ],
+)
+def test_doctor_finds_what_is_wrong(
+    variables: dict[str, str], options: list[str], status: int, lines: list[str]
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-m", "torchmdla", "doctor", *options],
+        env={**os.environ, **variables}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == status, done.stdout + done.stderr
+    found = [" ".join(line.split()) for line in done.stdout.splitlines()]
+    for line in lines:
+        assert any(one.startswith(line[:60]) or line.startswith(one) for one in found if one), (line, found)
+    if status == 2:
+        assert done.stderr == "error: no processor 'pentium'; there are native, x86-64-v2, x86-64-v3, x86-64-v4\n"
+    else:
+        assert done.stderr == ""
+        assert "self-test a small model runs compiled, with the results of eager PyTorch" in " ".join(found)
+
+
+def test_doctor_knows_all_variables() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    assert set(re.findall(r"^\| `(TORCHMDLA_\w+)`", readme, re.MULTILINE)) <= doctor.VARIABLES
+
+
+def test_a_cache_that_was_asked_for_and_cannot_be_used_is_told_of_once(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    doctor = [sys.executable, "-W", "ignore", "-m", "torchmdla", "doctor"]
-    environment = {**os.environ, "TORCHMDLA_CACHE_DIR": str(tmp_path / "file" / "cache")}
-    done = subprocess.run(doctor, env=environment, capture_output=True, text=True)
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert "no  cache" in done.stdout
-    done = subprocess.run([*doctor, "--processor", "pentium"], capture_output=True, text=True)
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: no processor 'pentium'")
+    code = """
+        import torch, torchmdla, warnings
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            for factor in (2.0, 3.0):
+                torchmdla.compile(lambda x: torch.sigmoid(torch.relu(x) * factor), torch.randn(3, 4))
+        print([str(one.message) for one in told if "torchmdla: " in str(one.message)])
+    """
+    folder = str(tmp_path / "file" / "cache")
+    done = run_python(code, TORCHMDLA_CACHE_DIR=folder)
+    assert f"nothing is kept on disk, TORCHMDLA_CACHE_DIR={folder}: Not a directory" in done.stdout, done.stderr
+    assert done.stdout.count("nothing is kept") == 1
 
 
 def test_options_of_a_c_compiler(capsys: Any) -> None:
@@ -283,7 +359,7 @@ def test_options_of_a_c_compiler(capsys: Any) -> None:
     assert "error: say --cflags, --libs or both" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["mlir", "opt", "doctor", "mdla"])
+@pytest.mark.parametrize("command", ["run", "bench", "explain", "mlir", "opt", "doctor", "mdla"])
 def test_help_has_an_example(command: str, capsys: Any) -> None:
     with pytest.raises(SystemExit) as ended:
         main([command, "--help"])

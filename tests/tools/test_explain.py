@@ -246,6 +246,8 @@ def test_lazy_graphs(lazy_device: None) -> None:
 
     report = torchmdla.explain(function, torch.randn(4, 8).to("lazy"))
     assert report.groups and report.seconds_compiled > 0
+    assert report.graph.is_sequence
+    assert {group.name for group in report.groups} == {one.group for one in report.graph.operators if one.group}
 
 
 def test_the_summary_is_logged(image: Tensor, caplog: pytest.LogCaptureFixture) -> None:

@@ -133,5 +133,6 @@ def test_groups_of_a_process_have_names_of_their_own() -> None:
     x = torch.randn(6, 5)
     for _ in range(3):
         first(x), second(x)
-    names = [name for name in ranges(lambda: (first(x), second(x))) if name.startswith("mdla_group")]
+    names = [name for name in ranges(lambda: (first(x), second(x))) if name.startswith("mdla_")]
     assert len(set(names)) == 2
+    assert any(name.startswith("mdla_relu_") and "_softmax_" in name for name in names), names

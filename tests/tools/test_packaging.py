@@ -22,6 +22,9 @@ from torchmdla.version import TORCH_VERSIONS, extension_folder, minor_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
+# The endings of files that the build reads.
+READ = (".cpp", ".h", ".py", ".pyi", ".board", ".txt", ".html", ".css", ".js")
+
 
 def python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
@@ -42,7 +45,7 @@ def test_the_source_distribution_can_be_built(tmp_path: Path) -> None:
     with tarfile.open(archive) as packed:
         names = {name.partition("/")[2] for name in packed.getnames()}
     read = [path for folder in ("src", "mdla", "torchmdla") for path in (ROOT / folder).rglob("*")]
-    wanted = {str(p.relative_to(ROOT)) for p in read if p.suffix in (".cpp", ".h", ".py", ".pyi", ".board", ".txt")}
+    wanted = {str(p.relative_to(ROOT)) for p in read if p.suffix in READ and "vendor" not in p.parts}
     assert {*wanted, "CMakeLists.txt"} - names == set()
     assert not [name for name in names if name.endswith(".so")]
 
@@ -53,6 +56,36 @@ def test_a_tree_that_is_not_built_says_how(tmp_path: Path) -> None:
     done = python(tmp_path, "-S", "-c", "import torchmdla")
     assert "ImportError: this copy of torchmdla" in done.stderr
     assert "make build" in done.stderr
+
+
+# Writes a file into the folder that its last argument but one names.
+OTHER = "for last; do folder=$before; before=$last; done; echo other > $folder/dagre.tgz"
+
+
+@pytest.mark.parametrize(
+    ("npm", "said"),
+    [
+        ("", "NOTICE: npm did not get @dagrejs/dagre@"),
+        ("exit 1", "NOTICE: npm did not get @dagrejs/dagre@"),
+        (OTHER, "is not what setup.py expects"),
+    ],
+)
+def test_what_npm_gives(tmp_path: Path, npm: str, said: str) -> None:
+    """Without npm, or where it fails, the build goes on; another package than the one that is named ends it."""
+    (tmp_path / "setup.py").write_text((ROOT / "setup.py").read_text().partition("\nsetup(")[0])
+    (tmp_path / "torchmdla").mkdir()
+    shutil.copy(ROOT / "torchmdla" / "version.py", tmp_path / "torchmdla")
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    if npm:
+        (programs / "npm").write_text(f"#!/bin/sh\n{npm}\n")
+        (programs / "npm").chmod(0o755)
+    environment = {**os.environ, "PATH": str(programs)}
+    script = "import setup; print(setup.vendored())"
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert said in done.stderr
+    assert done.stdout.strip() == ("" if "expects" in said else "[]")
+    assert done.returncode == ("expects" in said)
 
 
 @pytest.mark.parametrize(
@@ -110,9 +143,8 @@ def test_the_wheel_works_alone(tmp_path: Path) -> None:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
         (metadata,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
         requirement = re.search(r"^Requires-Dist: torch([<>=].*)$", archive.read(metadata).decode(), re.MULTILINE)
-    kinds = {".py", ".pyi", ".h", ".so", ".board", ".typed"}
-    tree = {str(path.relative_to(ROOT)) for path in (ROOT / "torchmdla").rglob("*") if path.suffix in kinds}
-    assert names == tree | {"torchmdla/py.typed"}
+    files = [path for path in (ROOT / "torchmdla").rglob("*") if path.is_file() and path.suffix != ".pyc"]
+    assert names == {str(path.relative_to(ROOT)) for path in files}
     minor = int(minor_of(torch.__version__).partition(".")[2])
     assert requirement and set(requirement[1].split(",")) == {f">=2.{minor}", f"<2.{minor + 1}"}
     environment = tmp_path / "environment"

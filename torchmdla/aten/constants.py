@@ -31,8 +31,15 @@ def literal(value: object) -> tuple[ir.Attribute, ir.Type]:
 
 def constant(value: object) -> ir.Value:
     """An ``aten.constant`` at the current insertion point and location."""
-    attribute, type_ = literal(value)
-    return ir.Operation.create("aten.constant", results=[type_], attributes={"value": attribute}).result
+    return written(*literal(value))
+
+
+def written(attribute: ir.Attribute, type_: ir.Type) -> ir.Value:
+    """An ``aten.constant`` of a literal at the current insertion point and location, which says in words what it is."""
+    attributes = {"value": attribute}
+    if kind := _kind(type_):
+        attributes["type"] = ir.StringAttr.get(kind)
+    return ir.Operation.create("aten.constant", results=[type_], attributes=attributes).result
 
 
 def tensor_constant(tensor: torch.Tensor) -> ir.Value:
@@ -81,9 +88,21 @@ def fault(op: Any) -> str | None:
     if "value" not in op.attributes:
         return "expects an attribute 'value'"
     attribute, type_ = op.attributes["value"], op.results[0].type
+    if "type" in op.attributes and str(op.attributes["type"]) != f'"{_kind(type_)}"':
+        return f"expects its attribute 'type', if there is one, to be \"{_kind(type_)}\", got {op.attributes['type']}"
     if _agrees(attribute, type_):
         return None
     return f"expects its attribute 'value' to be a literal of type {type_}, got {attribute}"
+
+
+def _kind(type_: ir.Type) -> str:
+    """A number's or a list's type as the attribute ``type`` has it; empty for others."""
+    if isinstance(type_, ir.IntegerType | ir.FloatType):
+        return "bool" if str(type_) == "i1" else str(type_)
+    if isinstance(type_, ir.TupleType):
+        # The wider one of a list that has both.
+        return f"List[{max(map(_kind, types.elements_of(type_)), default='i32')}]"
+    return ""
 
 
 _ARRAYS = (ir.DenseBoolArrayAttr, ir.DenseI64ArrayAttr, ir.DenseF64ArrayAttr)

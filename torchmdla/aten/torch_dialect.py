@@ -203,7 +203,7 @@ def _tensor_literal(function: _Function, op: Any) -> Sequence[ir.Value]:
         value = ir.Attribute.parse(f"{text} : {type_}")
     except TypeError:
         raise AtenError(f"the bindings of MLIR cannot hold a literal of type {type_}") from None
-    return [ir.Operation.create("aten.constant", results=[type_], attributes={"value": value}).result]
+    return [constants.written(value, type_)]
 
 
 def _list(function: _Function, op: Any) -> Sequence[ir.Value]:

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import operator
+import weakref
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
@@ -50,11 +52,24 @@ def _form_groups(
     ungrouped.count(_ungrouped(found))
     _reorder(graph, found.order)
     weights = {*parameters, *graph.find_nodes(op="get_attr")}
-    for number, nodes in enumerate(found.groups):
-        _Extraction(module, nodes, found, weights, options).run(f"mdla_group_{number}")
+    for nodes in found.groups:
+        _Extraction(module, nodes, found, weights, options).run(_group_name(nodes))
     graph.lint()
     module.recompile()
     return module
+
+
+_LONGEST_NAME = 60
+
+
+def _group_name(nodes: Sequence[fx.Node]) -> str:
+    """By its operators, as groups of TorchScript are called."""
+    names = [name_of_call(node).partition("::")[2].partition(".")[0] for node in nodes if node.op == "call_function"]
+    name = "_".join(["mdla", *filter(str.isidentifier, names)])
+    if len(name) <= _LONGEST_NAME:
+        return name
+    # Others may begin alike.
+    return f"{name[:_LONGEST_NAME]}_{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
 def _ungrouped(found: Partition) -> list[Ungrouped]:
@@ -115,6 +130,7 @@ class _Extraction:
         self._subgraph.output(tuple(self._inner[node] for node in leaving))
         parameters = [index for index, node in enumerate(self._inputs) if node in self._weights]
         subgraph = FxSubgraph(self._module, self._subgraph, partial(_form_groups, self._options))
+        subgraph.outer = weakref.ref(self._module.graph)
         return make_group(subgraph, name, self._options, parameters)
 
     def _call(self, group: _C.Group, leaving: Sequence[fx.Node]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -48,10 +49,14 @@ class FxSubgraph:
         graph: its placeholders are the group's inputs, its ``get_attr`` nodes 0-d constants of ``root``.
         form_groups: puts groups into a module, given which of its placeholders are weights and which nodes to leave
             out. Without it there is one group or none.
+
+    Attributes:
+        outer: the graph that the group stands in, where it stands in one.
     """
 
     def __init__(self, root: torch.nn.Module, graph: fx.Graph, form_groups: FormGroups | None = None) -> None:
         self.module = fx.GraphModule(root, graph)
+        self.outer: weakref.ref[fx.Graph] | None = None
         self._form_groups = form_groups
 
     def run(self, *inputs: Any) -> Sequence[Any]:

@@ -33,7 +33,7 @@ from torchmdla.importer import (
     TensorMeta,
     located,
 )
-from torchmdla.support import forks, logs
+from torchmdla.support import forks, logs, trace
 
 if TYPE_CHECKING:
     from torchmdla.capture.size_program import SizeNodes
@@ -49,6 +49,7 @@ class Compiled:
         code: keeps the code mapped.
         arguments, bindings, ops, sources: of the program and the group, as
             :class:`torchmdla.importer.ImportedGraph` has them.
+        program: what was compiled (:meth:`torchmdla.compiler.program.Program.to_bytes`).
         manifest: the artifact's.
         origin: where the artifact came from: ``"compiled"``, ``"disk"`` or ``"memory"``.
         seconds: what compiling it, or finding it, took.
@@ -60,6 +61,7 @@ class Compiled:
     bindings: tuple[Binding, ...]
     ops: tuple[str, ...]
     sources: tuple[str, ...]
+    program: bytes
     manifest: Manifest
     origin: str
     seconds: float
@@ -90,7 +92,8 @@ def _of_any_graph(function: Callable[..., Any]) -> Callable[..., Any]:
     """``function`` of a subgraph, made to take what C++ has of one: a TorchScript group's graph, or a subgraph."""
 
     def call(graph: Any, *arguments: Any) -> Any:
-        return function(ScriptSubgraph(graph) if isinstance(graph, torch._C.Graph) else graph, *arguments)
+        with trace.span("specialise", "specialise"):
+            return function(ScriptSubgraph(graph) if isinstance(graph, torch._C.Graph) else graph, *arguments)
 
     return call
 
@@ -166,7 +169,8 @@ def compile_dynamic_group(
     try:
         device = devices.get(device_name)
         refusals.check(subgraph, record, device)
-        made = dynamic_program(subgraph, record, parameters, device, places, values, written_out)
+        with trace.span("import for any sizes", "import"):
+            made = dynamic_program(subgraph, record, parameters, device, places, values, written_out)
         return _executable(subgraph, made.imported, made.program, device, made.outputs), made.sizes
     except CompileError as error:
         raise CompileError(
@@ -178,7 +182,8 @@ def compile_dynamic_group(
 
 def _compile(subgraph: Subgraph, record: Record, parameters: Sequence[int], device: devices.Device) -> _C.Executable:
     refusals.check(subgraph, record, device)
-    imported = subgraph.import_program(record, parameters, device.composite_ops)
+    with trace.span("import", "import"):
+        imported = subgraph.import_program(record, parameters, device.composite_ops)
     return _executable(
         subgraph,
         imported,
@@ -227,12 +232,7 @@ def _executable(
     _log(imported, program, outcome, seconds)
     return _C.Executable(
         entry=loaded.entry,
-        packs=[
-            (address, pack.recipe, pack.arguments, pack.size, release)
-            for address, pack, release in zip(
-                loaded.packs, manifest.packs, loaded.releases or [0] * len(loaded.packs), strict=True
-            )
-        ],
+        packs=packs_of(loaded, manifest),
         workspace_bytes=manifest.workspace_bytes,
         owner=Compiled(
             code=loaded,
@@ -240,6 +240,7 @@ def _executable(
             bindings=imported.bindings,
             ops=imported.ops,
             sources=imported.sources,
+            program=program.to_bytes(),
             manifest=manifest,
             origin=outcome.source,
             seconds=seconds,
@@ -255,6 +256,15 @@ def _executable(
         fault=loaded.fault,
         times=times,
     )
+
+
+def packs_of(loaded: devices.LoadedCode, manifest: Manifest) -> list[tuple[int, str, Sequence[int], int, int]]:
+    """The packs of loaded code as ``_C.Executable`` takes them."""
+    releases = loaded.releases or [0] * len(loaded.packs)
+    return [
+        (address, pack.recipe, pack.arguments, pack.size, release)
+        for address, pack, release in zip(loaded.packs, manifest.packs, releases, strict=True)
+    ]
 
 
 def ops_of(kernel: KernelCall, ops: Sequence[str]) -> tuple[str, ...]:
@@ -308,7 +318,7 @@ def _loaded(program: Program, device: devices.Device) -> tuple[service.CompileOu
     if manifest.symbols != len(program.symbols):
         raise CompileError(f"device {device.name!r} takes no sizes that vary")
     try:
-        with _imports:
+        with _imports, trace.span("load", "load"):
             return outcome, device.load(outcome.artifact)
     except CompileError:
         service.forget(program.key)

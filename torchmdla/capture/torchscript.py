@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from torchmdla import _C, devices
@@ -20,3 +22,20 @@ def add_device(device: devices.Device) -> None:
         base, _, overload = name.partition(".")
         ops.append((base, overload, support.kind, dict(support.where)))
     _C.add_device(device.name, ops, [getattr(torch, dtype) for dtype in sorted(device.dtypes)])
+
+
+def optimise_anew(program: Any) -> None:
+    """Has PyTorch forget how it optimised a program, if that is without any group: it may have run before torchmdla was
+    switched on."""
+    try:
+        plans = program.get_debug_state().execution_plans.values()
+    except RuntimeError:  # It was not optimised yet.
+        return
+    if not any(_has_groups(plan.graph) for plan in plans):
+        getattr(program, "forward", program)._debug_flush_compilation_cache()
+
+
+def _has_groups(graph: Any) -> bool:
+    differentiable = graph.findAllNodes("prim::DifferentiableGraph")
+    graphs = [graph, *(node.g("Subgraph") for node in differentiable)]
+    return any(one.findAllNodes("mdla::CompilationGroup") for one in graphs)

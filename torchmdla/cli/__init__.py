@@ -9,3 +9,10 @@ def failed(reason: object) -> int:
     """Says why a command cannot do what it is asked for, and returns its exit status, 2 as argparse has it."""
     print(f"error: {reason}", file=sys.stderr)
     return 2
+
+
+def one_line(error: Exception) -> str:
+    """What happened, in one line. A script's error ends with it, after the script's traceback."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    is_script = lines and lines[0].startswith("The following operation failed in the TorchScript interpreter")
+    return (lines[-1] if is_script else lines[0]) if lines else type(error).__name__

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -48,7 +50,9 @@ def run(options: argparse.Namespace) -> int:
     table.add_column(no_wrap=True)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-    with console.status("checking"):
+    # What a warning would say stands in a line.
+    with console.status("checking"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         for name, check in CHECKS.items():
             try:
                 table.add_row("[green]ok[/]", name, check())
@@ -65,6 +69,32 @@ def _versions() -> str:
     return ", ".join(f"{name} {facts[name]}" for name in names)
 
 
+# Everything that is read of the environment, some of it by the build and by tests.
+VARIABLES = frozenset(
+    f"TORCHMDLA_{name}"
+    for name in (
+        *("CACHE_DIR", "CACHE_SIZE", "CHECK_BOUNDS", "COMPILE_IN_PROCESS", "COMPILE_MEMORY", "COMPILE_SECONDS"),
+        *("DUMP", "ENABLE", "LOGS", "MDLA_LIBRARY", "UNITY_BUILD", "VERIFY"),
+    )
+)
+
+
+def _environment() -> str:
+    """Reads the variables as torchmdla does, which warns of malformed ones."""
+    from torchmdla.compile_service.cache import DiskCache
+    from torchmdla.support.limits import Limits
+
+    chosen = sorted(name for name in os.environ if name.startswith("TORCHMDLA_"))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        DiskCache(), Limits.from_environment()
+    wrong = [str(one.message).removeprefix("torchmdla: ") for one in told]
+    wrong += [f"{name} is no variable of torchmdla's" for name in chosen if name not in VARIABLES]
+    if wrong:
+        raise Trouble("; ".join(wrong))
+    return ", ".join(f"{name}={os.environ[name]}" for name in chosen) or "no variable is set"
+
+
 def _processor() -> str:
     from torchmdla.devices import get
     from torchmdla.devices.cpu.machine import Machine
@@ -72,6 +102,8 @@ def _processor() -> str:
     target = get("cpu").target()
     machine = Machine.of(target)
     found = f"{target.cpu}, vectors of {8 * machine.vector_bytes} bits"
+    if machine.vector_bytes == 32:
+        found += ": without AVX-512"
     if machine.vector_bytes < 32:
         raise Trouble(f"{found}: kernels are made for AVX2 and AVX-512; here they may be slower than eager PyTorch's")
     return found
@@ -83,6 +115,11 @@ def _cache() -> str:
     from torchmdla.compiler.artifact import Artifact, Manifest
 
     cache, program = DiskCache(), _program()
+    problem = cache.info().problem
+    if "TORCHMDLA_CACHE_SIZE" in problem:
+        raise Trouble(f"{problem}: every process compiles anew")
+    if cache.limit == 0:
+        return "switched off by TORCHMDLA_CACHE_SIZE: every process compiles anew"
     artifact = Artifact(b"", Manifest(program.key, "", program.arguments, program.results, workspace_bytes=0))
     is_kept = cache.store(program.key, artifact) and cache.load(program.key) == artifact
     cache.remove(program.key)
@@ -124,8 +161,6 @@ def _program() -> Any:
 
 
 def _self_test() -> str:
-    import warnings
-
     import torch
     from torch import nn
 
@@ -134,8 +169,7 @@ def _self_test() -> str:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 10)).eval()
     x = torch.randn(2, 3, 8, 8)
     torchmdla.reset_stats()
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")
+    with torch.no_grad():
         made = torchmdla.compile(model, x)(x)
         expected = model(x)
     stats = torchmdla.stats()
@@ -150,6 +184,7 @@ def _self_test() -> str:
 
 CHECKS: Mapping[str, Callable[[], str]] = {
     "versions": _versions,
+    "environment": _environment,
     "processor": _processor,
     "cache": _cache,
     "compiler": _compiler,

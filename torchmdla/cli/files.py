@@ -13,15 +13,15 @@ class FileError(Exception):
     """A file does not hold what it should; says what it holds."""
 
 
-def add_program_arguments(parser: argparse.ArgumentParser, sizes: str = "") -> None:
-    """The arguments that name a program in a file and the inputs of a call; ``sizes``: what else these may say."""
+def add_program_arguments(parser: argparse.ArgumentParser, more: str = "") -> None:
+    """The arguments that name a program in a file and the inputs of a call; ``more``: what else these may be."""
     parser.add_argument("file", help="written by torch.jit.save, torch.export.save or torch.save(module)")
     parser.add_argument(
         "--input",
         action="append",
         default=[],
         metavar="SIZES[:DTYPE]",
-        help=f"an input of a call, as 1x3x224x224 or 1x128:int64; {sizes}once for each input",
+        help=f"an input of a call, as 1x3x224x224 or 1x128:int64; {more}once for each input",
     )
     parser.add_argument("--allow-pickle", action="store_true", help="read pickled modules, which runs their code")
 
@@ -52,6 +52,15 @@ def load_program(path: str, allow_pickle: bool = False) -> Any:
         raise FileError(f"{path}: {error.strerror or error}") from None
     except Exception as error:  # Whatever the loader makes of a damaged file.
         raise FileError(f"{path} cannot be loaded: {type(error).__name__}: {str(error)[:300]}") from error
+
+
+def mlir_in(path: str) -> str | None:
+    """The text of a file that holds a module of MLIR; None if it holds something else, or is not there."""
+    try:
+        text = Path(path).read_text()
+    except (OSError, UnicodeDecodeError):
+        return None
+    return text if "func.func" in text else None
 
 
 def check_inputs(program: Any, given: Sequence[object]) -> None:

@@ -15,6 +15,7 @@ from torchmdla.errors import CompileError
 EPILOG = """\
 examples:
   python -m torchmdla opt model.mlir --pipeline 'canonicalize,func.func(cse)'
+  python -m torchmdla opt model.mlir --canonicalize --cse
   python -m torchmdla opt model.mlir --pipeline torch-backend-to-linalg-on-tensors-backend-pipeline --print-after-all
   python -m torchmdla mlir model.pt --input 1x128 --output aten | python -m torchmdla opt \\
       --pipeline 'aten-layer-name,aten-op-report{format=table}' -o /dev/null
@@ -22,7 +23,8 @@ examples:
   python -m torchmdla mlir model.pt --input 8x64 --output loops | python -m torchmdla opt --stop-after merge-epilogues
 
 A pipeline is written as MLIR does, builtin.module(…) around it may be left out. Passes are those of MLIR, torch-mlir
-and the aten dialect (docs/aten.md).
+and the aten dialect (docs/aten.md). Each is a flag, too, as of mlir-opt: --NAME or --NAME='option=value'; they run in
+their order, after --pipeline, on functions where they are made for these.
 
 A loop program (docs/debugging.md: what "mlir --output loops" and TORCHMDLA_DUMP write) goes through the passes of the
 cpu device, for this machine: those that --pipeline lists between commas, or all of them in order.
@@ -69,7 +71,7 @@ def _over_loops(text: str, options: argparse.Namespace) -> str:
         "running passes",
         shows_output=True,
         text=text,
-        passes=[name.strip() for name in options.pipeline.split(",") if name.strip()],
+        passes=[name.strip() for name in [*options.pipeline.split(","), *options.flags] if name.strip()],
         print_after=["*"] if options.print_after_all else options.print_after,
         stop_after=options.stop_after,
     )
@@ -78,8 +80,8 @@ def _over_loops(text: str, options: argparse.Namespace) -> str:
 def _over_mlir(text: str, options: argparse.Namespace) -> str:
     from torchmdla.mlir.process import run_job
 
-    if not options.pipeline or options.stop_after:
-        raise CompileError("MLIR needs --pipeline, as --pipeline canonicalize; --stop-after is of loop programs")
+    if not (options.pipeline or options.flags) or options.stop_after:
+        raise CompileError("MLIR needs passes, as --canonicalize or --pipeline …; --stop-after is of loop programs")
     with tempfile.TemporaryFile() as dumps:
         try:
             return run_job(
@@ -90,6 +92,7 @@ def _over_mlir(text: str, options: argparse.Namespace) -> str:
                 text=text,
                 file="standard input" if options.file == "-" else options.file,
                 pipeline=options.pipeline,
+                flags=options.flags,
                 print_after_all=bool(options.print_after_all or options.print_after),
                 locations=options.locations,
             )

@@ -25,6 +25,8 @@ from torchmdla.support import limits
 
 DEFAULT_LIMIT = 1 << 30
 
+_PATH_VARIABLE = "TORCHMDLA_CACHE_DIR"
+
 _SUFFIX = ".artifact"
 _TEMPORARY = ".tmp"
 _NAME = re.compile(r"[0-9a-f]{64}\.artifact(\.[0-9a-f]+\.tmp)?")
@@ -81,6 +83,8 @@ class DiskCache:
             warnings.warn(f"torchmdla: {error}; nothing is kept on disk", RuntimeWarning, stacklevel=2)
         # Why the system refused the last store: info() cannot see that (a full disk) by looking.
         self._store_problem = ""
+        # A folder that was asked for by name is missed; any other is only a help.
+        self._is_told = path is not None or not os.environ.get(_PATH_VARIABLE)
         # Bytes that may be stored before the folder is measured again.
         self._allowance = 0
 
@@ -108,13 +112,25 @@ class DiskCache:
             with self._folder(create=True) as folder:
                 self._make_room(folder, len(data))
                 _write(folder, name, data)
-        except Unusable:
+        except Unusable as error:
+            self._tell(str(error))
             return False
         except OSError as error:
             self._store_problem = _reason(error)
+            self._tell(self._store_problem)
             return False
         self._store_problem = ""
         return True
+
+    def _tell(self, problem: str) -> None:
+        """Says once that nothing is kept in the folder that the environment names."""
+        if not self._is_told and not self._configuration_problem and self.limit > 0:
+            self._is_told = True
+            warnings.warn(
+                f"torchmdla: nothing is kept on disk, {_PATH_VARIABLE}={self.path}: {problem}",
+                RuntimeWarning,
+                stacklevel=3,
+            )
 
     def remove(self, key: str) -> None:
         """Removes the artifact of the program ``key``, if there is one."""
@@ -211,7 +227,7 @@ class DiskCache:
 
 
 def _default_path() -> Path:
-    chosen = os.environ.get("TORCHMDLA_CACHE_DIR") or platformdirs.user_cache_dir("torchmdla", appauthor=False)
+    chosen = os.environ.get(_PATH_VARIABLE) or platformdirs.user_cache_dir("torchmdla", appauthor=False)
     expanded = Path(os.path.expanduser(chosen))
     # Where there is no home, "~" is left as it is. It must not become a folder of that name.
     return expanded if expanded.parts[0].startswith("~") else expanded.absolute()

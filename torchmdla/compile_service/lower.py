@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import traceback
+from pathlib import Path
 
 from torchmdla import devices
 from torchmdla.compiler import dump
 from torchmdla.compiler.artifact import Artifact
 from torchmdla.compiler.program import Program
 from torchmdla.errors import CompileError
+from torchmdla.support import trace
 
 
-def lower(program: Program) -> Artifact:
+def lower(program: Program, folder: Path | None = None) -> Artifact:
     """The artifact of ``program``, made by ``devices.get(program.target.device).lower(program)``.
+
+    Args:
+        folder: has what each stage makes written there (:mod:`torchmdla.compiler.dump`).
 
     Raises:
         CompileError: the device's own; or one that carries the traceback of whatever else it raised.
     """
     try:
-        with dump.dumping(program):
+        with dump.dumping(program, folder), trace.span("lower", "lower"):
             artifact = devices.get(program.target.device).lower(program)
     except Exception as error:
         raise as_compile_error(error) from error

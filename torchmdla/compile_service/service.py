@@ -8,6 +8,7 @@ import time
 import weakref
 from collections import OrderedDict
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Literal
 
 from torchmdla.compile_service.cache import DiskCache
@@ -19,7 +20,7 @@ from torchmdla.compiler import dump
 from torchmdla.compiler.artifact import Artifact
 from torchmdla.compiler.program import Program
 from torchmdla.errors import CompileError
-from torchmdla.support import logs
+from torchmdla.support import logs, trace
 
 Source = Literal["memory", "disk", "compiled"]
 
@@ -92,7 +93,8 @@ class CompilerService:
         # Noted before the work and removed after it in one frame: an interrupt must not leave a program claimed.
         claim = threading.Event()
         try:
-            artifact, source = self._obtain(key, program, claim)
+            with trace.span(f"compile {key[:16]}", "compile"):
+                artifact, source = self._obtain(key, program, claim)
         finally:
             # The threads that wait look again. If this one was interrupted, one of them takes its place.
             with self._lock:
@@ -112,6 +114,15 @@ class CompilerService:
             self._artifacts.pop(key, None)
         self.cache.remove(key)
         logs.logger("cache").info("%s: removed, because it did not load", key[:16])
+
+    def write_stages(self, program: Program, folder: Path) -> None:
+        """Compiles ``program`` once more, whatever is known of it, for what each stage makes, which is written to
+        ``folder`` (:mod:`torchmdla.compiler.dump`).
+
+        Raises:
+            CompileError: it cannot be compiled. What was made until then is there.
+        """
+        self._lowered(program, folder)
 
     def prestart(self) -> None:
         """Starts a compiler process, so that it is ready when the first program comes. Never raises or waits.
@@ -165,7 +176,7 @@ class CompilerService:
     def _compile(self, key: str, program: Program) -> tuple[Artifact, Source]:
         start = time.perf_counter()
         try:
-            artifact = lower(program) if self._is_compiled_here(program) else self.pool.compile(program)
+            artifact = self._lowered(program)
         except CompileError as error:
             if folder := dump.folder_of(key):
                 error.args = (f"{error}\nTo repeat it: python {folder / 'repeat.py'}",)
@@ -190,6 +201,9 @@ class CompilerService:
             self._failures.forget(key)
             self._remember(key, artifact)
         return artifact, "compiled"
+
+    def _lowered(self, program: Program, folder: Path | None = None) -> Artifact:
+        return (lower if self._is_compiled_here(program) else self.pool.compile)(program, folder)
 
     def _is_compiled_here(self, program: Program) -> bool:
         origin = Origin.of(program)
@@ -228,6 +242,11 @@ def default_service() -> CompilerService:
 def compile_program(program: Program) -> CompileOutcome:
     """:meth:`CompilerService.compile` of the process's service."""
     return default_service().compile(program)
+
+
+def write_stages(program: Program, folder: Path) -> None:
+    """:meth:`CompilerService.write_stages` of the process's service."""
+    default_service().write_stages(program, folder)
 
 
 def statistics() -> dict[str, float]:

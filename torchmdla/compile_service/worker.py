@@ -29,7 +29,7 @@ from torchmdla.compile_service.origin import Origin
 from torchmdla.compiler.artifact import Artifact
 from torchmdla.compiler.program import Program
 from torchmdla.errors import CompileError
-from torchmdla.support import forks
+from torchmdla.support import forks, trace
 from torchmdla.support.limits import Limits
 from torchmdla.support.processes import how_it_ended
 
@@ -130,8 +130,9 @@ class Worker:
         """Whether the process lives and waits for a program (or will, once it has started)."""
         return self._between_messages and self._process.poll() is None
 
-    def compile(self, program: Program) -> Artifact:
-        """Sends the program and waits for its artifact, without the GIL.
+    def compile(self, program: Program, folder: Path | None = None) -> Artifact:
+        """Sends the program and waits for its artifact, without the GIL; ``folder``: as for
+        :func:`~torchmdla.compile_service.lower.lower`.
 
         If anything but CompileError leaves this method, the pipes may hold half a message: :meth:`end` the worker.
 
@@ -142,7 +143,7 @@ class Worker:
         had_program = False
         self._between_messages = False
         try:
-            self._hand_over(program)
+            self._hand_over(program, folder)
             had_program = True
             until = time.monotonic() + (self._limits.seconds or math.inf)
             head, body = messages.read_message(self._replies.fileno(), until=until)
@@ -158,6 +159,7 @@ class Worker:
             words = f"{ended}\n{self._errors.text()}".strip()
             raise WorkerLost(words, had_program=had_program, passing=ended in _SENT_BY_OTHERS) from error
         self._between_messages = True
+        trace.add(trace.Span(*fields) for fields in head.pop("spans", ()))
         if head.pop("kind") == "artifact":
             return Artifact.from_bytes(body)
         raise CompileError(**head)
@@ -183,7 +185,7 @@ class Worker:
             pipe.close()
         self._process.poll()  # Not our child: Popen notes that there is nothing to wait for.
 
-    def _hand_over(self, program: Program) -> None:
+    def _hand_over(self, program: Program, folder: Path | None) -> None:
         """Returns when the process has read the program.
 
         Raises:
@@ -195,7 +197,12 @@ class Worker:
             self._expect("ready", until)
         self._errors.clear()
         origin = Origin.of(program)
-        request = {"kind": "compile", "device": origin and astuple(origin)}
+        request = {
+            "kind": "compile",
+            "device": origin and astuple(origin),
+            "folder": folder and str(folder),
+            "trace": trace.is_on(),
+        }
         messages.write_message(self._requests.fileno(), request, program.to_json().encode(), until=until)
         self._expect("accepted", until)
         self._ready = True
@@ -254,8 +261,9 @@ class WorkerPool:
         self._empty()
         _pools.add(self)
 
-    def compile(self, program: Program) -> Artifact:
-        """Compiles in a process of the pool; waits for one, without the GIL, while all are busy.
+    def compile(self, program: Program, folder: Path | None = None) -> Artifact:
+        """Compiles in a process of the pool; waits for one, without the GIL, while all are busy. ``folder``: as for
+        :func:`~torchmdla.compile_service.lower.lower`.
 
         An exception raised here while waiting (KeyboardInterrupt) ends the process that was compiling.
 
@@ -268,7 +276,7 @@ class WorkerPool:
         while True:
             with self._borrow() as (worker, fresh):
                 try:
-                    return worker.compile(program)
+                    return worker.compile(program, folder)
                 except WorkerLost as lost:
                     if worker.stopped:
                         raise _ended() from None

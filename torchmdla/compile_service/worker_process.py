@@ -3,7 +3,7 @@
 ``torchmdla.compile_service.worker`` starts this file as a script, with one argument: ``{"path": sys.path of the parent,
 "modules": modules to import, which may register devices, "memory": the most bytes to take, 0 for no limit}`` in JSON.
 Messages to the parent, in this order: ``ready`` once, then for each program ``accepted`` when it has been read whole,
-and ``artifact`` or ``error``.
+and ``artifact`` or ``error``, with the ``spans`` of the compile where the request asks for them.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def _serve(requests: int, replies: int) -> None:
         request, body = read_message(requests)
         write_message(replies, {"kind": "accepted"})
         with _ending_with_parent(requests):
-            head, answer = _answer(request["device"], body)
+            head, answer = _answer(request, body)
         # Before the reply, so that the next program's diagnostics do not start with this one's.
         sys.stdout.flush()
         sys.stderr.flush()
@@ -129,15 +129,26 @@ def _ending_with_parent(requests: int) -> Iterator[None]:
     fcntl.fcntl(requests, fcntl.F_SETFL, flags)
 
 
-def _answer(device: list[Any] | None, body: bytes) -> tuple[dict[str, Any], bytes]:
+def _answer(request: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
+    from torchmdla.support import trace
+
+    if not request["trace"]:
+        return _compiled(request, body)
+    with trace.recording() as spans:
+        head, answer = _compiled(request, body)
+    return {**head, "spans": [span.fields() for span in spans]}, answer
+
+
+def _compiled(request: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
     from torchmdla.compile_service.lower import as_compile_error, lower
     from torchmdla.compile_service.origin import Origin
     from torchmdla.compiler.program import Program
 
+    device, folder = request["device"], request["folder"]
     try:
         if device is not None:
             Origin(*device).register()
-        return {"kind": "artifact"}, lower(Program.from_json(body.decode())).to_bytes()
+        return {"kind": "artifact"}, lower(Program.from_json(body.decode()), folder and Path(folder)).to_bytes()
     except Exception as error:
         return {"kind": "error", **as_compile_error(error).fields()}, b""
 

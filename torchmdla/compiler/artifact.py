@@ -49,7 +49,8 @@ class KernelCall:
 
     ``loops`` are the sizes of its loop nests, ``2x64 reduce 128`` say; ``flops`` its floating-point operations in a
     call of the entry, ``bytes`` those of what it reads and writes, each element once; ``nodes`` the numbers of the
-    group's nodes that it computes (``"graph":N`` in the program's locations).
+    group's nodes that it computes (``"graph":N`` in the program's locations); ``after`` the numbers of the earlier
+    places whose results it reads, -1 for inputs; with ``is_result`` it writes a result of the program.
     """
 
     symbol: str
@@ -57,6 +58,8 @@ class KernelCall:
     flops: Count
     bytes: Count
     nodes: tuple[int, ...]
+    after: tuple[int, ...] = ()
+    is_result: bool = False
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,15 @@ class Manifest:
                 Pack(p["symbol"], p["recipe"], tuple(p["arguments"]), p["size"]) for p in description["packs"]
             ),
             "kernels": tuple(
-                KernelCall(k["symbol"], k["loops"], _count(k["flops"]), _count(k["bytes"]), tuple(k["nodes"]))
+                KernelCall(
+                    k["symbol"],
+                    k["loops"],
+                    _count(k["flops"]),
+                    _count(k["bytes"]),
+                    tuple(k["nodes"]),
+                    tuple(k["after"]),
+                    k["is_result"],
+                )
                 for k in description["kernels"]
             ),
             "device_calls": tuple(description["device_calls"]),

@@ -1,7 +1,8 @@
 """``TORCHMDLA_DUMP=folder``: what every stage of a compile made, for people to read, and a script that repeats it.
 
 Each program has a folder of its own there, named by its key. Files are numbered in the order in which they were
-written; ``progress.txt`` names each stage when it begins, so that the last line says where a compiler died.
+written; ``progress.txt`` names each stage when it begins, so that the last line says where a compiler died;
+``trace.json`` tells how long each took.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from contextvars import ContextVar
 from pathlib import Path
 
 from torchmdla.compiler.program import Program
+from torchmdla.support import trace
 
 VARIABLE = "TORCHMDLA_DUMP"
 
@@ -85,10 +87,11 @@ _current: ContextVar[Dump | None] = ContextVar("dump", default=None)
 
 
 @contextmanager
-def dumping(program: Program) -> Iterator[None]:
-    """Has everything that this thread makes of ``program`` written, if the environment asks for it."""
+def dumping(program: Program, folder: Path | None = None) -> Iterator[None]:
+    """Has everything that this thread makes of ``program`` written: to ``folder``, or where the environment asks."""
     # The key is a hash of the whole program: not for nothing.
-    folder = folder_of(program.key) if is_asked_for() else None
+    if folder is None and is_asked_for():
+        folder = folder_of(program.key)
     if folder is None:
         yield
         return
@@ -99,9 +102,11 @@ def dumping(program: Program) -> Iterator[None]:
         dump.write("torch.mlir", program.mlir)
     token = _current.set(dump)
     try:
-        yield
+        with trace.recording() as spans:
+            yield
     finally:
         _current.reset(token)
+        (folder / "trace.json").write_text(trace.chrome_trace(spans), encoding="utf-8")
 
 
 def begin(stage: str) -> None:

@@ -32,6 +32,12 @@ def forward_of(module: ir.Module) -> Any:
     return ir.SymbolTable(module.operation)["forward"]
 
 
+def located_text(module: ir.Module) -> str:
+    """The text of a module with the place of every op, which names the nodes of the group that it comes from."""
+    text: str = module.operation.get_asm(enable_debug_info=True)
+    return text
+
+
 def ops_named(root: Any, names: Collection[str]) -> list[Any]:
     """The ops of these names in ``root`` and in what it contains, in their order."""
     found: list[Any] = []

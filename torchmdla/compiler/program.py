@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import zlib
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -104,6 +105,14 @@ class Program:
             samples=tuple(Sample(tuple(s["values"]), s["mlir"], _arguments(s), _results(s)) for s in raw["samples"]),
             quotients=tuple((_size(numerator), _size(denominator)) for numerator, denominator in raw["quotients"]),
         )
+
+    def to_bytes(self) -> bytes:
+        """Small enough to be kept beside what was compiled: some hundredths of the text."""
+        return zlib.compress(self.to_json().encode(), 1)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Program:
+        return cls.from_json(zlib.decompress(data).decode())
 
     def sample(self, number: int) -> Program:
         """The static program that sample ``number`` is."""

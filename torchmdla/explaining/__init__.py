@@ -5,26 +5,37 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_map_only
 
-from torchmdla import api, devices
-from torchmdla.capture import refusals, ungrouped
+from torchmdla import _C, api, devices
+from torchmdla.capture import refusals, torchscript, ungrouped
 from torchmdla.capture.ungrouped import Ungrouped
 from torchmdla.explaining.errors import errors_of
-from torchmdla.explaining.profile import base_of, run_outside
+from torchmdla.explaining.graphs import graph_of_calls, graph_of_fx, graph_of_group, graph_of_script, timed
+from torchmdla.explaining.profile import base_of, events_of, run_outside
+from torchmdla.explaining.recording import Recording
 from torchmdla.importer.graph import name_of
 from torchmdla.importer.sources import source_of
 from torchmdla.report.advice import advice
-from torchmdla.report.explanation import Explanation, Outside, Reason
-from torchmdla.report.groups import calls_of, explain_group, live_groups, reset_times, timed_ops
+from torchmdla.report.explanation import Explanation, Graph, Outside, Reason
+from torchmdla.report.groups import (
+    calls_of,
+    explain_group,
+    live_groups,
+    programs_of,
+    reset_times,
+    timed_ops,
+    weights_of,
+)
 from torchmdla.report.observing import timed_kernels
 from torchmdla.report.peak import peak
-from torchmdla.support import logs
+from torchmdla.support import logs, trace
 
 # Calls are timed for so long, within these bounds.
 _SECONDS, _LEAST_CALLS, _MOST_CALLS = 0.5, 3, 200
@@ -50,19 +61,31 @@ def explain(model: Any, *inputs: Any, compare: bool = False) -> Explanation:
         TypeError: ``model`` cannot be called, or is a plain module or function without inputs.
         The model's own exceptions.
     """
-    program = _Program(model, inputs)
-    with torch.no_grad():
+    with torch.no_grad(), Recording() as recording:
+        with trace.span("getting ready", "explain"):
+            program = _Program(model, inputs)
         before = _Known.now()
-        refusals.call_until_whole(program.call, api.WARM_UP_CALLS)
+        with trace.span("first calls", "explain"), recording.profiled():
+            refusals.call_until_whole(program.call, api.WARM_UP_CALLS)
         called = [report for number, report in live_groups().items() if before.calls.get(number) != calls_of(report)]
         reset_times(called)
-        calls, seconds = _timed(program.call)
+        with trace.span("timed calls", "explain"):
+            calls, seconds = _timed(program.call)
         called = [live for report in called if (live := live_groups().get(report["number"]))]
         # Read before the model is called again, for other purposes.
-        groups = [explain_group(report, calls, seconds) for report in called]
+        groups = [
+            explain_group(report, calls, seconds, *graph_of_group(report["subgraph"], weights_of(report)))
+            for report in called
+        ]
         compiled = sum(timed_ops(report) for report in called) // calls
-        outside = run_outside(program.call, called)
-        errors = tuple(errors_of(program.call, called)) if compare else None
+        with trace.span("a profiled call", "explain"), recording.profiled() as profile:
+            program.call()
+        with trace.span("reading the graph", "explain"):
+            events = events_of(profile, called)
+            outside = run_outside(events, called)
+            graph = timed(program.graph(called, events), events, {group.name: group.seconds for group in groups})
+        with trace.span("comparing", "explain") if compare else nullcontext():
+            errors = tuple(errors_of(program.call, called)) if compare else None
     is_new = any(report["number"] not in before.calls for report in called)
     reasons = _Reasons(program, before, outside, is_new).all()
     for group in groups:
@@ -79,18 +102,25 @@ def explain(model: Any, *inputs: Any, compare: bool = False) -> Explanation:
         calls=calls,
         peak=peak(),
         errors=errors,
+        graph=graph,
+        timeline=recording.timeline({group.name for group in groups}),
+        memory=recording.memory(),
+        model=_name_of(model),
+        programs=programs_of(called),
     )
     logs.logger("explain").info(made.summary)
     return made
 
 
 class _Program:
-    """A model that is ready to be called, and where its operators stand if it is TorchScript's."""
+    """A model that is ready to be called, and if it is TorchScript's, where its operators stand."""
 
     def __init__(self, model: Any, inputs: tuple[Any, ...]) -> None:
         self._model, self._inputs = _ready(model, inputs), inputs
+        if isinstance(self._model, torch.jit.ScriptModule | torch.jit.ScriptFunction) and api.is_enabled():
+            torchscript.optimise_anew(self._model)
         self._keywords: Mapping[str, Any] = {}
-        if not inputs and api._is_exported(model):
+        if not inputs and api.is_exported(model):
             self._inputs, self._keywords = model.example_inputs
         self.places = set(_places(self._model))
 
@@ -98,13 +128,33 @@ class _Program:
         """The results, computed: those of a lazy device on the CPU."""
         return tree_map_only(torch.Tensor, _computed, self._model(*self._inputs, **self._keywords))
 
+    def graph(self, groups: Sequence[_C.GroupReport], events: Sequence[tuple[str, float]]) -> Graph:
+        """Of the model, or where that is not known, of a call that was seen to run ``events``."""
+        called = {report["name"]: report for report in groups}
+        seen = dict.fromkeys(name for name, _ in events if name in called)
+        # Those that ran no compiled code, or within an operator, are not among the events.
+        in_order = [called[name] for name in [*seen, *(name for name in called if name not in seen)]]
+        if isinstance(self._model, torch.jit.ScriptModule | torch.jit.ScriptFunction):
+            return graph_of_script(api.graph_for(self._model, *self._inputs), in_order)
+        unseen = [(name, 0.0) for name in called if name not in seen]
+        return graph_of_fx(in_order) or graph_of_calls([*events, *unseen], called)
+
+
+def _name_of(model: Any) -> str:
+    named = getattr(model, "_orig_mod", model)
+    return str(
+        getattr(named, "original_name", "") or getattr(named, "__name__", "") or getattr(named, "name", "")
+        if not isinstance(named, torch.nn.Module) or isinstance(named, torch.jit.ScriptModule)
+        else type(named).__name__
+    )
+
 
 def _computed(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.device.type == "cpu" else tensor.cpu()
 
 
 def _ready(model: Any, inputs: tuple[Any, ...]) -> Any:
-    if api._is_exported(model):
+    if api.is_exported(model):
         return api.compile(model, *inputs)
     if not callable(model):
         raise TypeError(f"explain takes a model that can be called, got {type(model).__name__}")

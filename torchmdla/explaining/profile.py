@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
-
-from torch.autograd.profiler import profile
 
 from torchmdla import _C
 from torchmdla.report.explanation import Outside
@@ -16,21 +14,24 @@ def base_of(op: str) -> str:
     return op.partition(".")[0]
 
 
-def run_outside(call: Callable[[], Any], reports: Collection[_C.GroupReport]) -> list[Outside]:
-    """What one call runs by eager operators, the slowest first; ``reports`` are those of the groups that it calls."""
+def events_of(found: Any, reports: Collection[_C.GroupReport]) -> list[tuple[str, float]]:
+    """What a call ran, from its profile: operators that are outside of groups and of other operators, and groups, with
+    the seconds that each took. ``reports`` are those of the groups that it calls."""
     # What a group does that ran no compiled code, divided or in PyTorch's interpreter, is outside.
     compiled = {report["name"] for report in reports if report["compiled_calls"]}
-    groups = {report["name"] for report in reports}
-    with profile() as found:  # type: ignore[no-untyped-call]
-        call()
     roots = [event for event in found.function_events if event.cpu_parent is None]
-    outermost = list(_outermost(roots, compiled))
-    whole = sum(event.cpu_time_total for event in outermost) or 1.0
+    return [(event.name, event.cpu_time_total * 1e-6) for event in _outermost(roots, compiled)]
+
+
+def run_outside(events: Sequence[tuple[str, float]], reports: Collection[_C.GroupReport]) -> list[Outside]:
+    """Those of the events that are eager operators, the slowest first."""
+    groups = {report["name"] for report in reports}
+    whole = sum(seconds for _, seconds in events) or 1.0
     spent: dict[str, list[float]] = {}
-    for event in outermost:
-        if event.name not in groups:
-            spent.setdefault(event.name, []).append(event.cpu_time_total)
-    made = [Outside(op, len(times), sum(times) * 1e-6, sum(times) / whole) for op, times in spent.items()]
+    for name, seconds in events:
+        if name not in groups:
+            spent.setdefault(name, []).append(seconds)
+    made = [Outside(op, len(times), sum(times), sum(times) / whole) for op, times in spent.items()]
     return sorted(made, key=lambda one: -one.seconds)
 
 

@@ -46,9 +46,9 @@ def get_mlir(
 
     Args:
         x: a module or function, plain or scripted; an exported program; a ``torch._C.Graph`` (inputs are those of the
-            graph, the scripted module for ``self``); a ``torch.fx.GraphModule`` (without inputs where it is a flat
-            graph of ATen calls with ``meta["val"]``); without inputs, a tensor of a lazy device as it is pending, or a
-            list or tuple of them, which are the results.
+            graph, the scripted module for ``self``); a ``torch.fx.GraphModule``, or a ``torch.fx.Graph`` that needs no
+            module (without inputs where it is a flat graph of ATen calls with ``meta["val"]``); without inputs, a
+            tensor of a lazy device as it is pending, or a list or tuple of them, which are the results.
         inputs: of one call: tensors, or :class:`TensorSpec` of them. A size varies, and is ``?`` in the text, where a
             spec has None or -1, where ``torch._dynamo.mark_dynamic`` was called for a tensor, or by
             ``dynamic_shapes``.

@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from torch_mlir import ir
 from torch_mlir.passmanager import PassManager
@@ -92,12 +93,13 @@ def optimise_loops(text: str, passes: Sequence[str], print_after: Sequence[str],
     return program_text(steps)
 
 
-def optimise(text: str, file: str, pipeline: str, print_after_all: bool, locations: bool) -> str:
+def optimise(text: str, file: str, pipeline: str, flags: Sequence[str], print_after_all: bool, locations: bool) -> str:
     """A module after a pass pipeline.
 
     Args:
         text: of the module. ``file`` is where it comes from, for messages.
-        pipeline: as ``builtin.module(…)``, or only what stands in the parentheses.
+        pipeline: as ``builtin.module(…)``, or only what stands in the parentheses; may be empty.
+        flags: further passes, ``NAME`` or ``NAME=OPTIONS``; those for functions run on each.
         print_after_all: MLIR prints the module after every pass, on standard error.
         locations: keep locations in the text.
 
@@ -105,10 +107,10 @@ def optimise(text: str, file: str, pipeline: str, print_after_all: bool, locatio
         CompileError: the module or the pipeline is not valid, or a pass fails.
     """
     passes = pipeline.strip()
-    if not passes.startswith("builtin.module("):
-        passes = f"builtin.module({passes})"
+    if passes.startswith("builtin.module("):
+        passes = passes.removeprefix("builtin.module(").removesuffix(")")
     context = new_context()
-    uses_aten = _ATEN.search(passes) or _ATEN.search(text)
+    uses_aten = any(map(_ATEN.search, (passes, text, *flags)))
     if uses_aten:
         from torchmdla import aten
 
@@ -116,13 +118,38 @@ def optimise(text: str, file: str, pipeline: str, print_after_all: bool, locatio
     with context, ir.Location.unknown():
         with _told(f"{file} holds no valid module"):
             module = ir.Module.parse(text)
+
+        def parsed(passes: str) -> Any:
+            whole = f"builtin.module({passes})"
+            return aten.pipeline(whole, context) if uses_aten else PassManager.parse(whole)
+
         with _told("not a pass pipeline"):
-            manager = aten.pipeline(passes, context) if uses_aten else PassManager.parse(passes)
+            parsed(passes)
+        chosen = [passes, *(_pass_of(flag, parsed) for flag in flags)]
+        with _told("not a pass pipeline"):
+            manager = parsed(",".join(filter(None, chosen)))
         if print_after_all:
             manager.enable_ir_printing()
         with _told("a pass failed"):
             manager.run(module.operation)
         return str(module.operation.get_asm(enable_debug_info=locations))
+
+
+def _pass_of(flag: str, parsed: Callable[[str], object]) -> str:
+    """A flag as a pass on the module, or on its functions.
+
+    Raises:
+        CompileError: there is no such pass.
+    """
+    name, _, options = flag.partition("=")
+    written = f"{name}{{{options}}}" if options else name
+    for passes in (written, f"func.func({written})"):
+        try:
+            parsed(passes)
+        except (ir.MLIRError, ValueError):
+            continue
+        return passes
+    raise CompileError(f"--{flag}: there is no such option, and no such pass")
 
 
 # A pass or an op of the aten dialect; ops of the Torch dialect are called torch.aten.….

@@ -106,6 +106,19 @@ def _fx(x: torch.fx.GraphModule, inputs: Inputs) -> TorchFunction:
     return _plain(x, inputs) if inputs.values or not exported.is_flat(x) else exported.function_of_fx(x)
 
 
+def _bare_fx(x: torch.fx.Graph, inputs: Inputs) -> TorchFunction:
+    """A graph with the module that owns it, or with none if it needs none."""
+    if x.owning_module is not None:
+        return _fx(torch.fx.GraphModule(x.owning_module, x), inputs)
+    for node in x.nodes:
+        if node.op in ("call_module", "get_attr"):
+            raise TypeError(
+                f"a torch.fx.Graph has no modules or weights, and this one takes {node.target!r} of one: give get_mlir "
+                "torch.fx.GraphModule(root, graph)"
+            )
+    return _fx(torch.fx.GraphModule(torch.nn.Module(), x), inputs)
+
+
 def _program(x: Any, inputs: Inputs) -> TorchFunction:
     from torchmdla.mlir import exported
 
@@ -131,6 +144,7 @@ def _is_exported(x: object) -> bool:
 
 register_kind(Kind("a function", callable, _plain))
 register_kind(Kind("a module", lambda x: isinstance(x, torch.nn.Module), _plain))
+register_kind(Kind("a torch.fx.Graph", lambda x: isinstance(x, torch.fx.Graph), _bare_fx))
 register_kind(Kind("a torch.fx.GraphModule", lambda x: isinstance(x, torch.fx.GraphModule), _fx))
 register_kind(
     Kind("a scripted program", lambda x: isinstance(x, torch.jit.ScriptModule | torch.jit.ScriptFunction), _scripted)

@@ -1,13 +1,72 @@
-"""What to do about a reason for which something does not run compiled."""
+"""What to do about a reason for which something does not run compiled, or not for any sizes."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 # An operator, a reason (both as regular expressions, which the first row that fits decides), and the advice.
-_ADVICE = tuple(
-    (re.compile(op), re.compile(reason), advice)
-    for op, reason, advice in (
+_Rows = tuple[tuple[re.Pattern[str], re.Pattern[str], str], ...]
+
+
+def _rows(rows: Iterable[tuple[str, str, str]]) -> _Rows:
+    return tuple((re.compile(op), re.compile(reason), advice) for op, reason, advice in rows)
+
+
+# Of what is compiled for each of its sizes: the reason follows these words.
+_BETWEEN_SIZES = "it differs between sizes: "
+
+_PAD = "pad to a few sizes"
+
+_SIZES = _rows(
+    ("", reason, advice)
+    for reason, advice in (
+        (
+            "does not at the call's|conditions on sizes leave|must be equal",
+            "let no condition or value of the program fix a size: a mask in place of `if x.size(0) > n`, inputs whose "
+            f"sizes differ where the program lets them; or {_PAD}",
+        ),
+        (
+            "bindings, roles, dtypes or layouts",
+            f"give inputs of one dtype and memory format (x.contiguous()); or {_PAD}",
+        ),
+        (
+            "sums and products|no sum or product|no polynomial|power of sizes|depends on \\w+ of sizes",
+            "compute sizes by sums, products and whole divisions, or pad ahead to multiples of what they are divided "
+            "by",
+        ),
+        (
+            "values of a constant tensor|a constant depends|computed from the sizes ahead|several names",
+            "have numbers that depend on a size as tensors: torch.arange(n, device=x.device), an input of its own",
+        ),
+        (
+            "index .* of .* elements|elements are cut off",
+            "see that slices, indices and crops lie inside of their tensors at all sizes",
+        ),
+        ("convolution without batch", "give the convolution a batch: x[None]"),
+        ("padding is computed", "write the padding of the convolution as numbers, in place of 'same'"),
+        (
+            "made of the weights ahead",
+            "resize or slice weights (position embeddings) at the most sizes ahead, and slice by the call's",
+        ),
+        (
+            "no kernels \\(a scan, a sort, a loop\\)",
+            f"cumsum, sort, topk and the like are compiled for each size: {_PAD}, or call them in a program of their "
+            "own",
+        ),
+        (
+            "which operations|how many operations|what it computes|share memory|overlap",
+            f"the code has another structure at other sizes: have no loop over a size, no split into parts of it; or "
+            f"{_PAD}",
+        ),
+        ("takes no sizes that vary", f"{_PAD}: this device compiles for each"),
+        ("shape function|neither an integer nor", f"{_PAD}, and report it: it is a gap of torchmdla's"),
+        ("", f"{_PAD}, or torchmdla.enable(dynamic=False), which does not try"),
+    )
+)
+
+_ADVICE = _rows(
+    (
         ("^prim::PythonOp", "", "write it in TorchScript: Python runs between compiled groups"),
         (
             "nonzero|masked_select|unique|bincount|argwhere",
@@ -41,7 +100,6 @@ _ADVICE = tuple(
         ("", "too many specialisations", "pad to fewer sizes, or torchmdla.enable(max_specialisations=…)"),
         ("", "reported an error", "see what eager PyTorch raises for these inputs"),
         ("", "switched off", "torchmdla.enable()"),
-        ("", "differs between sizes", "pad to a few sizes, or compute without the size as a value at this place"),
         ("", "", "TORCHMDLA_DUMP=dump keeps what the compiler was given and made: docs/debugging.md"),
     )
 )
@@ -49,4 +107,5 @@ _ADVICE = tuple(
 
 def advice(op: str, reason: str) -> str:
     """What to do about ``reason``, said of ``op`` (empty where it is of no operator)."""
-    return next(text for of, about, text in _ADVICE if of.search(op) and about.search(reason))
+    rows = _SIZES if reason.startswith(_BETWEEN_SIZES) else _ADVICE
+    return next(text for of, about, text in rows if of.search(op) and about.search(reason))

@@ -3,18 +3,55 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
+
+from torchmdla.compiler.artifact import KernelCall
 
 
 @dataclass(frozen=True)
 class Peak:
-    """What this machine reaches, measured with as many threads as PyTorch uses: ``gflops`` by a product of float32
-    matrices (GFLOP/s), ``gigabytes`` by a copy in memory, read and written (GB/s)."""
+    """What this machine reaches, measured with as many threads as PyTorch uses: ``gflops`` by fused multiply-adds of
+    float32 in registers (GFLOP/s), ``gigabytes`` by a copy in memory, read and written (GB/s)."""
 
     threads: int
     gflops: float
     gigabytes: float
+
+
+@dataclass(frozen=True)
+class Operator:
+    """A place in a graph that runs an operator or a compiled group.
+
+    Attributes:
+        op: the operator (``aten::conv2d``); of a group its name.
+        source: its line (``file:line``); empty when unknown.
+        inputs: whose results it takes: the number of the operator in the graph, -1 for the graph's own inputs, and the
+            number of the result.
+        seconds: in a call of the model; 0 inside of groups, where kernels have times.
+        group: the name of the group that it runs; empty for an operator.
+    """
+
+    op: str
+    source: str
+    inputs: tuple[tuple[int, int], ...]
+    seconds: float = 0.0
+    group: str = ""
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Operators in order, and what the graph returns, as :attr:`Operator.inputs` has it.
+
+    ``is_sequence``: there is no graph of the program. The operators are those that a call was seen to run, each after
+    the one before.
+    """
+
+    operators: tuple[Operator, ...]
+    results: tuple[tuple[int, int], ...]
+    is_sequence: bool = False
 
 
 @dataclass(frozen=True)
@@ -30,6 +67,9 @@ class Kernel:
         bytes: read and written in a call, each element once.
         seconds: of a call of the group, the least.
         share: of the model's time.
+        operators: the numbers of what it computes in the group's graph.
+        after: the numbers of the earlier kernels whose results it reads, -1 for inputs of the group.
+        is_result: it writes a result of the group.
     """
 
     symbol: str
@@ -40,6 +80,9 @@ class Kernel:
     bytes: int
     seconds: float
     share: float
+    operators: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
+    is_result: bool = False
 
     @property
     def gflops(self) -> float:
@@ -66,6 +109,7 @@ class Specialisation:
         workspace_bytes: of intermediate results; of a dynamic one only of what packs need.
         failure: why there is no code, or which operators it leaves out; empty if nothing is.
         kernels: of the code, in order. Those of code that ran have times.
+        key: names the program in logs and in ``TORCHMDLA_DUMP``'s folders; empty where there is no code.
     """
 
     inputs: tuple[str, ...]
@@ -77,6 +121,7 @@ class Specialisation:
     workspace_bytes: int
     failure: str
     kernels: tuple[Kernel, ...]
+    key: str = ""
 
 
 @dataclass(frozen=True)
@@ -92,6 +137,7 @@ class Group:
         fallbacks: reason → number of calls in PyTorch's interpreter.
         not_dynamic: reason → number of attempts to compile it for any sizes.
         seconds: in its code in a call of the model, the least. ``share`` of the model's time.
+        graph: its operators.
     """
 
     name: str
@@ -106,6 +152,7 @@ class Group:
     specialisations: tuple[Specialisation, ...]
     seconds: float
     share: float
+    graph: Graph = Graph((), ())
 
 
 @dataclass(frozen=True)
@@ -162,6 +209,37 @@ class OpError:
 
 
 @dataclass(frozen=True)
+class Activity:
+    """What a thread was at while the model was explained.
+
+    Attributes:
+        kind: ``"explain"``, a part of that; of compiling ``"specialise"``, all of it, ``"import"``, ``"compile"``,
+            ``"lower"``, ``"stage"``, ``"pass"`` and ``"load"``; of calls ``"run"``, a group, ``"record"``, its first
+            run by eager operators, ``"pack"``, of its weights, ``"fall back"`` in PyTorch's interpreter, and
+            ``"operator"``, outside of groups.
+        thread: its name, with that of the process where it is another one.
+        start: in seconds since the beginning.
+    """
+
+    name: str
+    kind: str
+    thread: str
+    start: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """``resident`` bytes of the process (0 where the system does not tell), those of them that are ``packed`` weights
+    and the ``workspace`` of threads, ``seconds`` after the beginning."""
+
+    seconds: float
+    resident: int
+    packed: int
+    workspace: int
+
+
+@dataclass(frozen=True)
 class Explanation:
     """What torchmdla makes of a model and a call, and how long that takes.
 
@@ -176,6 +254,12 @@ class Explanation:
         calls: that were timed.
         peak: of the machine.
         errors: of every operator in groups against eager, where that was asked for; None otherwise.
+        graph: the model's operators outside of groups, and its groups.
+        timeline: what threads were at, by their beginnings.
+        memory: in order.
+        model: what the model is called.
+        programs: what the compiler was given, and where its code calls kernels, by key, for :meth:`save`;
+            :meth:`to_dict` leaves it out.
     """
 
     groups: tuple[Group, ...]
@@ -188,6 +272,13 @@ class Explanation:
     calls: int
     peak: Peak
     errors: tuple[OpError, ...] | None = None
+    graph: Graph = Graph((), ())
+    timeline: tuple[Activity, ...] = ()
+    memory: tuple[MemoryUse, ...] = ()
+    model: str = ""
+    programs: Mapping[str, tuple[bytes, tuple[KernelCall, ...]]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
 
     @property
     def first_difference(self) -> OpError | None:
@@ -206,22 +297,36 @@ class Explanation:
 
     def to_dict(self) -> dict[str, Any]:
         """Dictionaries, lists, strings and numbers."""
-        plain: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        plain: dict[str, Any] = json.loads(json.dumps(asdict(replace(self, programs={}))))
+        del plain["programs"]
         return {"summary": self.summary, **plain}
 
     def to_json(self, indent: int | None = None) -> str:
         """:meth:`to_dict` as text."""
         return json.dumps(self.to_dict(), indent=indent)
 
-    def __str__(self) -> str:
-        from torchmdla.report.rendering import as_text
+    def save(self, path: str | Path) -> None:
+        """Writes a page about the model to ``path``: one HTML file that needs no network.
 
-        return as_text(self)
+        For the text of each stage every program is compiled once more.
+
+        Raises:
+            OSError: ``path`` cannot be written.
+            RuntimeError: this copy of torchmdla was built without what lays graphs out; says what to do.
+        """
+        from torchmdla.report.page import save
+
+        save(self, path)
+
+    def __str__(self) -> str:
+        from torchmdla.report.rendering import as_text, tables
+
+        return as_text(tables(self))
 
     def _repr_html_(self) -> str:
-        from torchmdla.report.rendering import as_html
+        from torchmdla.report.rendering import as_html, tables
 
-        return as_html(self)
+        return as_html(tables(self))
 
 
 def _percent(part: float, whole: float) -> str:

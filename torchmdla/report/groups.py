@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
 
 from torchmdla import _C
 from torchmdla.capture.specialise import Compiled, ops_of
 from torchmdla.compiler.artifact import Count, KernelCall
 from torchmdla.compiler.program import Argument
 from torchmdla.compiler.sizes import Size
+from torchmdla.importer.fx import source_of_node
+from torchmdla.importer.sources import source_of
 from torchmdla.importer.types import Binding
-from torchmdla.report.explanation import Group, Kernel, Specialisation
+from torchmdla.report.explanation import Graph, Group, Kernel, Specialisation
 
 # What the importer numbers, but nothing computes.
 _NO_OPS = frozenset({"prim::Constant", "prim::ListConstruct", "placeholder", "get_attr", "output"})
@@ -40,8 +45,50 @@ def timed_ops(report: _C.GroupReport) -> int:
     return sum(compiled.times.sums()["calls"] * _ops(compiled).total() for compiled in _compiled(report))
 
 
-def explain_group(report: _C.GroupReport, calls: int, seconds: float) -> Group:
-    """A group as people read of it, after ``calls`` timed calls of the model, the fastest of ``seconds``."""
+def activity_of(report: _C.GroupReport) -> GroupActivity:
+    """What a group did since it was made."""
+    compiled = _compiled(report)
+    return GroupActivity(
+        number=report["number"],
+        name=report["name"],
+        source=next(filter(None, map(_first_source, compiled)), "") or _source_in(report["subgraph"]),
+        compiled_calls=report["compiled_calls"],
+        recorded_calls=report["recorded_calls"],
+        training_calls=report["training_calls"],
+        fallbacks=sum(report["fallbacks"].values()),
+        specialisations=len(compiled),
+        compile_seconds=sum(one.seconds for one in compiled),
+    )
+
+
+def _source_in(subgraph: Any) -> str:
+    """The line of its first operator."""
+    if isinstance(subgraph, torch._C.Graph):
+        sources = (source_of(node) for node in subgraph.nodes() if not node.kind().startswith("prim::"))
+    else:
+        sources = (source_of_node(node) for node in subgraph.module.graph.nodes if node.op == "call_function")
+    return next(filter(None, sources), "")
+
+
+def programs_of(reports: Collection[_C.GroupReport]) -> dict[str, tuple[bytes, tuple[KernelCall, ...]]]:
+    """What the compiler was given for the groups, and its kernels, by key."""
+    found = (compiled for report in reports for compiled in _compiled(report))
+    return {one.manifest.program: (one.program, one.manifest.kernels) for one in found}
+
+
+def weights_of(report: _C.GroupReport) -> frozenset[int]:
+    """The inputs of a group that are weights."""
+    pairs = (pair for one in _compiled(report) for pair in zip(one.arguments, one.bindings, strict=True))
+    return frozenset(
+        binding.index for argument, binding in pairs if argument.role == "parameter" and binding.source == "input"
+    )
+
+
+def explain_group(
+    report: _C.GroupReport, calls: int, seconds: float, graph: Graph, numbers: Mapping[int, int]
+) -> Group:
+    """A group as people read of it, after ``calls`` timed calls of the model, the fastest of ``seconds``. ``numbers``:
+    of the group's nodes → those of the operators in its ``graph``."""
     compiled = _compiled(report)
     first = max(compiled, key=lambda one: one.times.sums()["calls"], default=None)
     spent = sum(map(_least_seconds, compiled)) / calls
@@ -55,9 +102,10 @@ def explain_group(report: _C.GroupReport, calls: int, seconds: float) -> Group:
         training_calls=report["training_calls"],
         fallbacks=report["fallbacks"],
         not_dynamic=report["not_dynamic"],
-        specialisations=_specialisations(report, calls, seconds),
+        specialisations=_specialisations(report, calls, seconds, numbers),
         seconds=spent,
         share=spent / seconds,
+        graph=graph,
     )
 
 
@@ -81,7 +129,9 @@ def _ops(compiled: Compiled) -> Counter[str]:
     return Counter(op for op in compiled.ops if op not in _NO_OPS)
 
 
-def _specialisations(report: _C.GroupReport, calls: int, seconds: float) -> tuple[Specialisation, ...]:
+def _specialisations(
+    report: _C.GroupReport, calls: int, seconds: float, numbers: Mapping[int, int]
+) -> tuple[Specialisation, ...]:
     made: list[Specialisation] = []
     earlier: list[list[_Input]] = []
     for one in report["specialisations"]:
@@ -97,7 +147,8 @@ def _specialisations(report: _C.GroupReport, calls: int, seconds: float) -> tupl
                 packed_bytes=sum(pack.size for pack in compiled.manifest.packs) if compiled else 0,
                 workspace_bytes=compiled.manifest.workspace_bytes if compiled else 0,
                 failure=one["failure"],
-                kernels=_kernels(compiled, calls, seconds) if compiled else (),
+                kernels=_kernels(compiled, calls, seconds, numbers) if compiled else (),
+                key=compiled.manifest.program if compiled else "",
             )
         )
         if compiled:
@@ -105,16 +156,21 @@ def _specialisations(report: _C.GroupReport, calls: int, seconds: float) -> tupl
     return tuple(made)
 
 
-def _kernels(compiled: Compiled, calls: int, seconds: float) -> tuple[Kernel, ...]:
+def _kernels(compiled: Compiled, calls: int, seconds: float, numbers: Mapping[int, int]) -> tuple[Kernel, ...]:
     sums = compiled.times.sums()
     return tuple(
-        _kernel(compiled, kernel, least * 1e-9, sums, calls * seconds)
+        _kernel(compiled, kernel, least * 1e-9, sums, calls * seconds, numbers)
         for kernel, (_, least) in zip(compiled.manifest.kernels, sums["kernels"], strict=True)
     )
 
 
 def _kernel(
-    compiled: Compiled, kernel: KernelCall, seconds: float, sums: _C.KernelSums, whole_seconds: float
+    compiled: Compiled,
+    kernel: KernelCall,
+    seconds: float,
+    sums: _C.KernelSums,
+    whole_seconds: float,
+    numbers: Mapping[int, int],
 ) -> Kernel:
     return Kernel(
         symbol=kernel.symbol,
@@ -125,6 +181,9 @@ def _kernel(
         bytes=_at(kernel.bytes, sums["symbols"]),
         seconds=seconds,
         share=seconds * sums["calls"] / whole_seconds,
+        operators=tuple(dict.fromkeys(numbers[node] for node in kernel.nodes if node in numbers)),
+        after=kernel.after,
+        is_result=kernel.is_result,
     )
 
 
@@ -133,6 +192,45 @@ def _at(count: Count, symbols: Sequence[int]) -> int:
     if isinstance(count, int):
         return count
     return Size(count).at(symbols) if symbols else 0
+
+
+@dataclass(frozen=True)
+class GroupActivity:
+    """A group in :class:`torchmdla.Statistics`.
+
+    Attributes:
+        number: counted up in this process.
+        name: in PyTorch's profiles.
+        source: the line of its first operator (``file:line``); empty when unknown.
+        compiled_calls, recorded_calls, training_calls, fallbacks: calls, by how they ran: compiled; by eager operators,
+            to be compiled; as PyTorch runs a program that trains; in PyTorch's interpreter.
+        specialisations: for how many types of inputs there is code.
+        compile_seconds: what compiling these, or finding them, took.
+    """
+
+    number: int
+    name: str
+    source: str
+    compiled_calls: int
+    recorded_calls: int
+    training_calls: int
+    fallbacks: int
+    specialisations: int
+    compile_seconds: float
+
+    def since(self, before: GroupActivity) -> GroupActivity:
+        """What it did after ``before``."""
+        numbers = {
+            one.name: getattr(self, one.name) - getattr(before, one.name)
+            for one in fields(self)
+            if one.name not in ("number", "name", "source")
+        }
+        return replace(self, **numbers)
+
+    @property
+    def calls(self) -> int:
+        """However they ran."""
+        return self.compiled_calls + self.recorded_calls + self.training_calls + self.fallbacks
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,12 @@ from functools import cache
 import torch
 
 from torchmdla.report.explanation import Peak
+from torchmdla.report.machine import Copier, Multiplier
 
-# A product that the caches feed, a copy that they do not: each takes some milliseconds, and the fastest counts.
-_PRODUCT = 512
-_COPIED_BYTES = 64 << 20
+# Read and written: more than caches hold, so that the copy runs at the speed of memory.
+_BYTES = 128 << 20
+
+# Each call takes some milliseconds, and the fastest counts.
 _LEAST_REPEATS, _SECONDS = 5, 0.1
 
 
@@ -23,17 +25,12 @@ def peak() -> Peak:
 
 @cache
 def _measured(threads: int) -> Peak:
-    with torch.no_grad():
-        left, right = torch.ones(_PRODUCT, _PRODUCT), torch.ones(_PRODUCT, _PRODUCT)
-        product = torch.empty(_PRODUCT, _PRODUCT)
-        source = torch.ones(_COPIED_BYTES, dtype=torch.uint8)
-        target = torch.empty_like(source)
-        flops, copied = 2 * _PRODUCT**3, 2 * _COPIED_BYTES
-        return Peak(
-            threads,
-            flops / _least_seconds(lambda: torch.mm(left, right, out=product)) * 1e-9,
-            copied / _least_seconds(lambda: target.copy_(source)) * 1e-9,
-        )
+    multiplier, copier = Multiplier(threads), Copier(_BYTES, threads)
+    return Peak(
+        threads,
+        gflops=multiplier.work / _least_seconds(multiplier) * 1e-9,
+        gigabytes=copier.work / _least_seconds(copier) * 1e-9,
+    )
 
 
 def _least_seconds(call: Callable[[], object]) -> float:

@@ -1,4 +1,5 @@
-"""An :class:`~torchmdla.report.explanation.Explanation` for people: tables of ``rich``."""
+"""Tables of ``rich`` as text and for notebooks, and those of an
+:class:`~torchmdla.report.explanation.Explanation`."""
 
 from __future__ import annotations
 
@@ -20,24 +21,25 @@ _MOST_KERNELS = 12
 _WIDTH = 120
 
 
-def as_text(explanation: data.Explanation) -> str:
+def as_text(content: RenderableType) -> str:
     """As wide as the terminal, with its colours, if the standard output is one."""
     is_terminal = sys.stdout.isatty()
     console = Console(file=io.StringIO(), width=None if is_terminal else _WIDTH, force_terminal=is_terminal)
-    console.print(_all(explanation))
+    console.print(content)
     text: str = console.file.getvalue()  # type: ignore[attr-defined]
     return text.rstrip("\n")
 
 
-def as_html(explanation: data.Explanation) -> str:
+def as_html(content: RenderableType) -> str:
     """For a notebook."""
     console = Console(file=io.StringIO(), width=_WIDTH, record=True, force_jupyter=False)
-    console.print(_all(explanation))
+    console.print(content)
     style = "font-family: monospace; line-height: 1.2"
     return console.export_html(inline_styles=True, code_format=f'<pre style="{style}">{{code}}</pre>')
 
 
-def _all(explanation: data.Explanation) -> RenderableType:
+def tables(explanation: data.Explanation) -> RenderableType:
+    """What there is to print of an explanation."""
     return Group(*_parts(explanation))
 
 
@@ -45,7 +47,7 @@ def _parts(explanation: data.Explanation) -> Iterator[RenderableType]:
     yield Text(explanation.summary, style="bold")
     peak = explanation.peak
     yield Text(
-        f"{_time(explanation.seconds)} a call, the fastest of {explanation.calls}; with {peak.threads} "
+        f"{time_text(explanation.seconds)} a call, the fastest of {explanation.calls}; with {peak.threads} "
         f"thread{'' if peak.threads == 1 else 's'} this machine reaches {peak.gflops:.0f} GFLOP/s and "
         f"{peak.gigabytes:.1f} GB/s"
     )
@@ -62,30 +64,30 @@ def _parts(explanation: data.Explanation) -> Iterator[RenderableType]:
 
 
 def _reasons(reasons: tuple[data.Reason, ...]) -> Table:
-    table = _table()
+    table = new_table()
     for name, justify in (("reason", "left"), ("count", "right"), ("lines", "left"), ("what to do", "left")):
         table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
     for reason in reasons:
-        table.add_row(str(reason), str(reason.count), "\n".join(map(_place, reason.sources)), reason.advice)
+        table.add_row(str(reason), str(reason.count), "\n".join(map(place, reason.sources)), reason.advice)
     return table
 
 
 def _outside(outside: tuple[data.Outside, ...]) -> Table:
-    table = _table()
+    table = new_table()
     table.add_column("operator")
     for name in ("calls", "time", "share"):
         table.add_column(name, justify="right")
     for one in outside:
-        table.add_row(one.op, str(one.calls), _time(one.seconds), _share(one.share))
+        table.add_row(one.op, str(one.calls), time_text(one.seconds), _share(one.share))
     return table
 
 
 def _group(group: data.Group, peak: data.Peak) -> Iterator[RenderableType]:
     ops = ", ".join(f"{op} × {count}" if count > 1 else op for op, count in group.ops.items())
     text = Text(f"\n{group.name}", style="bold")
-    text.append(f": {_time(group.seconds)}, {_share(group.share)} of the time", style="not bold")
+    text.append(f": {time_text(group.seconds)}, {_share(group.share)} of the time", style="not bold")
     lines = [
-        f"{sum(group.ops.values())} operators{f' from {_place(group.source)}' if group.source else ''}: {ops}",
+        f"{sum(group.ops.values())} operators{f' from {place(group.source)}' if group.source else ''}: {ops}",
         f"{group.compiled_calls} calls compiled, {group.recorded_calls} recorded, {group.training_calls} with "
         f"gradients, {sum(group.fallbacks.values())} in PyTorch's interpreter",
     ]
@@ -110,7 +112,7 @@ _FOUND = {"disk": "on disk", "memory": "in memory"}
 
 
 def _kernels(kernels: tuple[data.Kernel, ...], peak: data.Peak) -> Table:
-    table = _table()
+    table = new_table()
     for name in ("kernel", "loops", "line"):
         table.add_column(name, overflow="fold")
     for name in ("time", "share", "GFLOP/s", "GB/s"):
@@ -120,38 +122,41 @@ def _kernels(kernels: tuple[data.Kernel, ...], peak: data.Peak) -> Table:
         table.add_row(
             "+".join(kernel.ops) or kernel.symbol,
             kernel.loops,
-            _place(kernel.source),
-            _time(kernel.seconds),
+            place(kernel.source),
+            time_text(kernel.seconds),
             _share(kernel.share),
             _rate(kernel.gflops, peak.gflops),
             _rate(kernel.gigabytes, peak.gigabytes),
         )
     if rest := len(kernels) - len(slowest):
         left = sum(kernel.seconds for kernel in kernels) - sum(kernel.seconds for kernel in slowest)
-        table.add_row(f"{rest} others", "", "", _time(left), "", "", "")
+        table.add_row(f"{rest} others", "", "", time_text(left), "", "", "")
     return table
 
 
 def _errors(explanation: data.Explanation) -> RenderableType:
     first = explanation.first_difference
     if first:
-        where = f" (at {_place(first.source)})" if first.source else ""
+        where = f" (at {place(first.source)})" if first.source else ""
         return Text(f"\nthe first operator that differs from eager's is {first.op}{where}: {first.difference}")
     known = [error.error for error in explanation.errors or () if error.error is not None]
     worst = max(known, default=0.0)
     return Text(f"\nno operator differs from eager's beyond the tolerance; the largest error is {worst:.2g}")
 
 
-def _table() -> Table:
+def new_table() -> Table:
     return Table(header_style="bold")
 
 
-def _place(source: str) -> str:
+def place(source: str) -> str:
     """``file:line`` as seen from the current folder."""
     return source.removeprefix(os.getcwd() + os.sep)
 
 
-def _time(seconds: float) -> str:
+def time_text(seconds: float) -> str:
+    """``seconds`` as ``"1.5 ms"``."""
+    if not seconds:
+        return "0 s"
     for unit, scale in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)):
         if seconds * scale >= 1:
             return f"{seconds * scale:.3g} {unit}"

@@ -11,6 +11,7 @@ from torchmdla import _C
 from torchmdla.capture import refusals, ungrouped
 from torchmdla.capture.ungrouped import Ungrouped
 from torchmdla.compile_service import service
+from torchmdla.report.groups import GroupActivity, activity_of, live_groups
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,8 @@ class LazyStatistics:
 class Statistics:
     """Counts since the start of the process or the last :func:`reset_stats`.
 
+    ``print`` shows them as tables, by group and by reason; notebooks show them too.
+
     Attributes:
         groups: groups that the fusion pass formed.
         specialisations: groups compiled for given input types, however they were come by.
@@ -49,6 +52,7 @@ class Statistics:
         training_calls: group calls whose inputs require grad, and of which backward was expected: these ran as PyTorch
             runs a program that trains, with groups inside of its differentiable graphs.
         lazy: of the lazy device.
+        by_group: what each group that lives and was called did.
     """
 
     groups: int
@@ -65,11 +69,25 @@ class Statistics:
     ungrouped: dict[str, int] = field(default_factory=dict)
     training_calls: int = 0
     lazy: LazyStatistics = LazyStatistics()
+    by_group: tuple[GroupActivity, ...] = field(default=(), repr=False)
+
+    def __str__(self) -> str:
+        from torchmdla.report.rendering import as_text
+        from torchmdla.report.statistics_tables import tables
+
+        return as_text(tables(self))
+
+    def _repr_html_(self) -> str:
+        from torchmdla.report.rendering import as_html
+        from torchmdla.report.statistics_tables import tables
+
+        return as_html(tables(self))
 
 
 _baseline: dict[str, float] = {}
 _eager_baseline: dict[str, int] = {}
 _ungrouped_baseline: Counter[Ungrouped] = Counter()
+_groups_baseline: dict[int, GroupActivity] = {}
 
 
 def stats() -> Statistics:
@@ -91,6 +109,7 @@ def stats() -> Statistics:
         ungrouped=_texts(ungrouped.counts() - _ungrouped_baseline),
         training_calls=groups["training_calls"],
         lazy=LazyStatistics(**_C.lazy_statistics(), eager=_eager_calls()),
+        by_group=_activities(),
     )
 
 
@@ -102,8 +121,16 @@ def reset_stats() -> None:
     _eager_baseline.update({name: _eager_baseline.get(name, 0) + count for name, count in _eager_calls().items()})
     _ungrouped_baseline.clear()
     _ungrouped_baseline.update(ungrouped.counts())
+    _groups_baseline.clear()
+    _groups_baseline.update({number: activity_of(report) for number, report in live_groups().items()})
     _baseline.clear()
     _baseline.update(service.statistics())
+
+
+def _activities() -> tuple[GroupActivity, ...]:
+    made = map(activity_of, live_groups().values())
+    since = (one.since(_groups_baseline[one.number]) if one.number in _groups_baseline else one for one in made)
+    return tuple(one for one in since if one.calls)
 
 
 def _texts(counts: Counter[Ungrouped]) -> dict[str, int]:

@@ -106,6 +106,19 @@ class WorkCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
+class LayerCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the ops that sum products, which PyTorch dispatches while it is active: the ``layers`` of
+    :func:`torchmdla.testing.compare.assert_matches`, of a program that has them one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.layers: int = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.layers += func.overloadpacket in flop_registry or func.overloadpacket in _FORMULAS
+        return func(*args, **(kwargs or {}))
+
+
 def _op_work(func: Any, args: Any, kwargs: Any, result: Any) -> int:
     packet = func.overloadpacket
     if packet in _FORMULAS:

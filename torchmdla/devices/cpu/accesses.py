@@ -64,9 +64,9 @@ class AffineExpr:
     constant: int = 0
 
     @classmethod
-    def of_loop(cls, loop: int, loops: int) -> AffineExpr:
-        """The index of one of ``loops`` loops."""
-        return cls(tuple(int(loop == k) for k in range(loops)))
+    def of_loop(cls, loop: int, loops: int, constant: int = 0) -> AffineExpr:
+        """The index of one of ``loops`` loops, and a constant."""
+        return cls(tuple(int(loop == k) for k in range(loops)), constant)
 
     @cached_property
     def loops(self) -> tuple[int, ...]:

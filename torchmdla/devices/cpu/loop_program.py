@@ -347,7 +347,8 @@ class LoopProgram:
     The steps of a dynamic program have sizes (:class:`~torchmdla.compiler.sizes.Size`) where those of a static one have
     integers; ``typical`` are values of the symbols, to choose schedules for. No pass changes them. ``positive`` are
     numbers that are positive, and have to be for what passes have done. ``not_negative`` are those that each call has
-    to find not to be negative."""
+    to find not to be negative. ``varying``: of a sample of a dynamic program, the sizes that other samples have others
+    in the place of."""
 
     steps: list[Step]
     globals: dict[str, str]
@@ -355,6 +356,7 @@ class LoopProgram:
     typical: tuple[int, ...] = ()
     positive: list[int] = field(default_factory=list)
     not_negative: list[Size] = field(default_factory=list)
+    varying: frozenset[int] = frozenset()
 
     def users(self, buffer: Buffer) -> list[Step]:
         """The steps that read or write a buffer, in order."""

@@ -11,7 +11,7 @@ from torch_mlir import ir
 
 from torchmdla.compiler import dump
 from torchmdla.compiler.artifact import Artifact, Manifest
-from torchmdla.compiler.mlir import explained, new_context
+from torchmdla.compiler.mlir import explained, located_text, new_context
 from torchmdla.compiler.program import Program, Target
 from torchmdla.devices.cpu.code.checks import check_bounds
 from torchmdla.devices.cpu.code.emit import disassembled, fold, to_llvm, to_llvm_ir, to_object
@@ -31,6 +31,7 @@ from torchmdla.devices.cpu.schedule import Symbols
 from torchmdla.devices.cpu.schedule.plan import Given, plan_schedules
 from torchmdla.devices.cpu.verifier import verify
 from torchmdla.errors import CompileError
+from torchmdla.support import trace
 
 # What LLVM may call in code of other formats, where the symbols are not read.
 _LIKELY_SYMBOLS = ("memcpy", "memmove", "memset")
@@ -175,10 +176,10 @@ def _read(program: Program, seconds: dict[str, float]) -> LoopProgram:
     """The steps of a static program, as its author has them."""
     with _timed(seconds, "linalg"):
         module = to_linalg(program)
-    dump.write("linalg.mlir", lambda: str(module))
+    dump.write("linalg.mlir", lambda: located_text(module))
     with _timed(seconds, "fusion"):
         fuse(module)
-    dump.write("fused.mlir", lambda: str(module))
+    dump.write("fused.mlir", lambda: located_text(module))
     with _timed(seconds, "steps"):
         return read_program(module, program)
 
@@ -212,5 +213,6 @@ def _device_calls(object_code: bytes, code: Code) -> tuple[str, ...]:
 def _timed(seconds: dict[str, float], stage: str) -> Iterator[None]:
     dump.begin(stage)
     start = time.perf_counter()
-    yield
+    with trace.span(stage, "stage"):
+        yield
     seconds[stage] = seconds.get(stage, 0.0) + time.perf_counter() - start

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal, cast
 
 from torchmdla.compiler.program import Target
 
 # Among a target's features: generated code checks its accesses (``code/checks``).
 CHECK_BOUNDS = "check-bounds"
+
+# Among a target's features, before one of these: convolutions by whatever takes least time (``fast``), by plain sums of
+# products alone (``direct``), or in Winograd's way wherever that applies, whatever it costs, by tiles of two or of four
+# results (for tests).
+ALGORITHMS = "algorithms="
+Algorithms = Literal["fast", "direct", "winograd2", "winograd4"]
 
 
 @dataclass(frozen=True)
@@ -28,6 +35,7 @@ class Machine:
     fused: bool = True
     scales: bool = False
     looks_up: bool = False
+    algorithms: Algorithms = "fast"
 
     def streams(self, count: int) -> bool:
         """Whether so many bytes, walked once, come from behind the second cache."""
@@ -37,6 +45,11 @@ class Machine:
     def of(cls, target: Target) -> Machine:
         """The machine that ``target``'s features promise."""
         features = set(target.features.split(","))
+        chosen = next((f.removeprefix(ALGORITHMS) for f in features if f.startswith(ALGORITHMS)), "fast")
+        return replace(cls._promised(target, features), algorithms=cast(Algorithms, chosen))
+
+    @classmethod
+    def _promised(cls, target: Target, features: set[str]) -> Machine:
         if "+avx512f" in features:
             return cls(64, 32, embeds_broadcasts=True, scales=True, looks_up=True)
         if "+avx2" in features:

@@ -293,10 +293,10 @@ def schedule_text(schedule: Schedule) -> str:
     return "\n".join(f"{name}: {getattr(schedule, name)}" for name in (*names, "ahead"))
 
 
-def kernel_text(nest: AnyNest, schedule: Schedule, code: str) -> str:
-    """A kernel: what it computes, how, and its code."""
+def kernel_text(nest: AnyNest, schedule: Schedule) -> str:
+    """What a kernel computes, and how, as comments before its code."""
     said = f"{nest_text(nest)}\n\n{schedule_text(schedule)}"
-    return "".join(f"// {line}".rstrip() + "\n" for line in said.splitlines()) + f"\n{code}\n"
+    return "".join(f"// {line}".rstrip() + "\n" for line in said.splitlines()) + "\n"
 
 
 # --- what nests and steps share -----------------------------------------------------------------------------------

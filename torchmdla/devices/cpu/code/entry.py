@@ -6,6 +6,7 @@ import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from torchmdla.compiler import dump
@@ -174,6 +175,7 @@ class _FunctionWriter:
         self.text = ""
         self.calls: list[KernelCall] = []
         self.nests = 0
+        self._written = _Written()
         self._repeats: int | Size = 1
         self._steps = steps
         self._module = module
@@ -367,7 +369,7 @@ class _FunctionWriter:
         pointers = [self._pointer(buffer, offset) for buffer, offset in code.places]
         pointers += self._spilled_all(code.scalars, code.may_fail)
         pointers += [self._symbols] if module.plan.symbols.is_used else []
-        symbol = module.kernel(code.text)
+        symbol = self._written_out(code.text)
         self._begin_kernel(symbol, step)
         self._call_kernel(symbol, pointers, blocks_of(step), schedule.grain)
 
@@ -381,6 +383,7 @@ class _FunctionWriter:
         self._counter += 1
         iteration = f"%e{self._counter}"
         self._lines.append(f"scf.for {iteration} = {begin} to {end} step {one} : i64 {{")
+        self._written.bases.update((view.buffer, view.base) for view in step.views)
         for view, base, distance in zip(step.views, bases, distances, strict=True):
             moved = self._define(f"llvm.mul {iteration}, {distance} : i64")
             self._views[view.buffer] = self._moved(base, moved)
@@ -396,10 +399,17 @@ class _FunctionWriter:
         if id(kernel) not in module.written:
             code = write_kernel(kernel.nest, kernel.schedule, module.machine, module.attributes)
             module.externals.update(code.externals)
-            symbol = module.written[id(kernel)] = module.kernel(code.text)
-            text = code.text.replace("{symbol}", symbol)
-            dump.write(f"{symbol}.mlir", lambda: kernel_text(kernel.nest, kernel.schedule, text))
+            said = partial(kernel_text, kernel.nest, kernel.schedule)
+            module.written[id(kernel)] = self._written_out(code.text, said)
         return module.written[id(kernel)], kernel
+
+    def _written_out(self, code: str, said: Callable[[], str] = str) -> str:
+        """The symbol of a kernel of this code; ``said``: what it is, as comments."""
+        is_new = code not in self._module.kernels
+        symbol = self._module.kernel(code)
+        if is_new:
+            dump.write(f"{symbol}.mlir", lambda: said() + code.replace("{symbol}", symbol) + "\n")
+        return symbol
 
     def _spilled_all(self, scalars: Sequence[Scalar], may_fail: bool) -> list[str]:
         """The addresses of the scalars, then of the status if there is one."""
@@ -414,12 +424,14 @@ class _FunctionWriter:
         if self._packing is not None:
             return
         self.nests += len(step.members) if isinstance(step, TileLoop) else 1
+        after = self._written.by(step, len(self.calls))
         number = self._constant(len(self.calls))
         kinds = self._module.externals[BEGIN_KERNEL] = "(i64) -> ()"
         self._lines.append(f"llvm.call @{BEGIN_KERNEL}({number}) : {kinds}")
         work, symbols = work_of(step, self._repeats), self._module.plan.symbols.count
         flops, moved = terms(work.flops, symbols), terms(work.bytes, symbols)
-        self.calls.append(KernelCall(symbol, work.loops, flops, moved, work.nodes))
+        is_result = any(buffer.kind == "result" for buffer in step.writes)
+        self.calls.append(KernelCall(symbol, work.loops, flops, moved, work.nodes, after, is_result))
 
     def _call_kernel(self, symbol: str, pointers: Sequence[str], blocks: Blocks, tasks_of: int) -> None:
         """Runs a kernel's range of ``blocks``, shared by threads in tasks of ``tasks_of`` (0: not shared)."""
@@ -441,6 +453,7 @@ class _FunctionWriter:
     def _call_region(self, step: OutlinedRegion) -> None:
         self._begin_kernel(step.symbol, step)
         self._module.regions[step.symbol] = step.text
+        dump.write(f"{step.symbol}.mlir", lambda: f"{step.text}\n")
         operands = [self._pointer(buffer) for buffer in step.inputs + step.outputs + step.temporaries]
         kinds = ["!llvm.ptr"] * len(operands) + [s.type for s in step.scalars]
         operands += [self._name(s) for s in step.scalars]
@@ -561,6 +574,30 @@ class _FunctionWriter:
         self._lines.append(f"%workspace = llvm.getelementptr {workspace}[0] : (!llvm.ptr) -> !llvm.ptr, i8")
         last, self._lines = self._lines, []
         return [*first, *self._prologue, *last]
+
+
+class _Written:
+    """Which kernels wrote what buffers hold. ``bases``: the buffers that views are of."""
+
+    def __init__(self) -> None:
+        self.bases: dict[Buffer, Buffer] = {}
+        self._writers: dict[Buffer, list[int]] = {}
+        self._was_read: set[Buffer] = set()
+
+    def by(self, step: LoopNest | TileLoop | OutlinedRegion, number: int) -> tuple[int, ...]:
+        """The kernels that wrote what ``step`` reads, -1 for inputs. From then on it has written what it writes: with
+        those before it, each a part, until somebody reads that."""
+        reads = {self.bases.get(buffer, buffer) for buffer in step.reads}
+        after = sorted({writer for buffer in reads for writer in self._writers_of(buffer)} - {number})
+        self._was_read |= reads
+        for buffer in {self.bases.get(buffer, buffer) for buffer in step.writes}:
+            earlier = [] if buffer in self._was_read else self._writers.get(buffer, [])
+            self._writers[buffer] = [*earlier, number]
+            self._was_read.discard(buffer)
+        return tuple(after)
+
+    def _writers_of(self, buffer: Buffer) -> Sequence[int]:
+        return (-1,) if buffer.kind == "input" else self._writers.get(buffer, ())
 
 
 _WRITERS: Mapping[type, Callable[[_FunctionWriter, Any], None]] = {

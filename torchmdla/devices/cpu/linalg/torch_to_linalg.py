@@ -9,7 +9,7 @@ from torch_mlir import ir
 from torch_mlir.dialects import linalg
 
 from torchmdla.compiler import constants
-from torchmdla.compiler.mlir import explained, ops_named, run
+from torchmdla.compiler.mlir import explained, forward_of, ops_named, run
 from torchmdla.compiler.program import Program
 from torchmdla.devices.cpu.linalg import divisions, extrema
 from torchmdla.errors import CompileError
@@ -24,7 +24,7 @@ _TENSOR_ELEMENT = re.compile(r"!torch\.vtensor<\[[^\]]*\],\s*([^>]+)>")
 
 
 def to_linalg(program: Program) -> ir.Module:
-    """The program as linalg on tensors, in the current context.
+    """The program as linalg on tensors, in the current context. One that is so already stays as it is.
 
     Raises:
         CompileError: the text does not parse, or holds a type or an op that upstream does not lower.
@@ -34,6 +34,14 @@ def to_linalg(program: Program) -> ir.Module:
             raise CompileError(f"the cpu device does not compute with element type {element}")
     with explained("the program is not valid"):
         module = ir.Module.parse(program.mlir)
+    if "!torch." in str(forward_of(module).attributes["function_type"]):
+        _lower(module)
+    divisions.guard(module)
+    _take_scalars_inside(module)
+    return module
+
+
+def _lower(module: ir.Module) -> None:
     hidden = constants.hide(module)
     with explained("no lowering for this op and these types"):
         run(module, _TORCH_PIPELINE)
@@ -41,9 +49,6 @@ def to_linalg(program: Program) -> ir.Module:
         run(module, _LINALG_PIPELINE)
     constants.restore(module, hidden)
     extrema.restore(module)
-    divisions.guard(module)
-    _take_scalars_inside(module)
-    return module
 
 
 def _take_scalars_inside(module: ir.Module) -> None:

@@ -31,9 +31,13 @@ _TYPICAL_REST = 8
 
 
 def mark_varying(samples: Sequence[LoopProgram]) -> None:
-    """Marks the buffers whose sizes differ between samples. Where these have unequal numbers of buffers (loops written
-    out), a buffer of sizes that not all of them have is one of those."""
+    """Marks the buffers whose sizes differ between samples, and lists those sizes. Where samples have unequal numbers
+    of buffers (loops written out), a buffer of sizes that not all of them have is one of those."""
     listed = [steps.buffers() for steps in samples]
+    every = [{size for buffer in buffers for size in buffer.sizes} for buffers in listed]
+    common = every[0].intersection(*every)
+    for steps, own in zip(samples, every, strict=True):
+        steps.varying = frozenset(own - common)
     if len(set(map(len, listed))) == 1:
         for buffers in zip(*listed, strict=True):
             for buffer in buffers:

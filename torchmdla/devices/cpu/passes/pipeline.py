@@ -26,10 +26,12 @@ from torchmdla.devices.cpu.passes.share_buffers import share_buffers
 from torchmdla.devices.cpu.passes.sliced_contractions import fuse_slices, separate_slices
 from torchmdla.devices.cpu.passes.split_reduction import split_reductions
 from torchmdla.devices.cpu.passes.tile_fusion import fuse_by_tiles
+from torchmdla.devices.cpu.passes.winograd import use_winograd
 from torchmdla.devices.cpu.patterns import Rule, apply
 from torchmdla.devices.cpu.printer import program_text
 from torchmdla.devices.cpu.verifier import is_asked_for, verify
 from torchmdla.errors import CompileError
+from torchmdla.support import trace
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,7 @@ REWRITES = (
     _plain(merge_epilogues),
     _plain(hoist_loop_invariants),
     _rules("fold-scales"),
+    Pass("use-winograd", use_winograd),
     _plain(precompute_parameters),
     _plain(pack_activations),
     Pass("fuse-slices", fuse_slices),
@@ -144,7 +147,8 @@ def run_by_tiles(steps: LoopProgram, program: Program, tiles: Tiles | None = Non
 def run(one: Pass, steps: LoopProgram, target: Target, name: str = "") -> None:
     """Runs one pass; then what it made is written and verified, where that is asked for."""
     dump.begin(f"{one.name} {name}".rstrip())
-    one.run(steps, Machine.of(target))
+    with trace.span(one.name, "pass"):
+        one.run(steps, Machine.of(target))
     observe(one.name, steps, name)
 
 

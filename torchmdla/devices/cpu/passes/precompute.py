@@ -6,11 +6,12 @@ from dataclasses import replace
 
 from torchmdla.devices.cpu.accesses import Access, Buffer
 from torchmdla.devices.cpu.expressions import gathering
-from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, Packing, Step, Users
+from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, Packing, Step, TileLoop, Users
 from torchmdla.devices.cpu.passes.dead_code import remove_unread
 
-# A pack may be this many times as large as the parameters that it is made of: a bias that fills an image is not packed.
-_MOST_GROWTH = 2
+# A pack may be this many times as large as the parameters that it is made of, as Winograd's transformed weights are: a
+# bias that fills an image is not packed.
+_MOST_GROWTH = 4
 
 
 def precompute_parameters(steps: LoopProgram) -> None:
@@ -24,9 +25,11 @@ def precompute_parameters(steps: LoopProgram) -> None:
             packed[buffer] = Buffer("packed", buffer.element, buffer.sizes, position=len(steps.packings))
             ordered = [s for s in steps.steps if s in recipe]
             steps.packings.append(Packing(packed[buffer], [_writing(s, buffer, packed[buffer]) for s in ordered]))
-    for step in steps.nests():
-        if not all(b in makers for b in step.writes):
-            step.map_accesses(lambda access: _moved(access, packed))
+    for step in steps.steps:
+        if not isinstance(step, LoopNest | TileLoop) or all(b in makers for b in step.writes):
+            continue
+        step.map_accesses(lambda access: _moved(access, packed))
+        if isinstance(step, LoopNest):
             step.map_body(lambda roots: gathering(roots, lambda t: replace(t, buffer=packed.get(t.buffer, t.buffer))))
     remove_unread(steps)
 
@@ -84,7 +87,7 @@ def _recipe(buffer: Buffer, makers: dict[Buffer, list[LoopNest]]) -> set[Step]:
 def _is_read(users: Users, buffer: Buffer, makers: dict[Buffer, list[LoopNest]]) -> bool:
     """Whether a nest that is no part of any recipe reads a buffer, and nothing but nests does."""
     readers = [s for s in users.of(buffer) if buffer in s.reads]
-    nests = all(isinstance(s, LoopNest) for s in readers)
+    nests = all(isinstance(s, LoopNest | TileLoop) for s in readers)
     return nests and any(not all(b in makers for b in s.writes) for s in readers)
 
 

@@ -18,10 +18,13 @@ from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.passes.rematerialise import rematerialise
 
 # Locals lie on the stack of whichever thread runs a tile.
-_MOST_LOCAL_BYTES = 256 << 10
+MOST_LOCAL_BYTES = 256 << 10
 
 # Of the first cache a tile of buffers that come from memory leaves most to what is fetched for later tiles.
 _STREAMED_PART = 1 / 2
+
+# What stores more than so many results in an iteration works on a tile of its own already.
+_MOST_RESULTS = 8
 
 # A tile's innermost loop is no shorter than this, unless the loop is.
 _LEAST_INNERMOST = 64
@@ -158,7 +161,7 @@ class _Candidate:
         tile = self._tile(local, machine) if given is None else self._next(given)
         if given is not None:
             given.popleft()
-        elif sum(self._bytes(buffer, tile) for buffer in local) > _MOST_LOCAL_BYTES:
+        elif sum(self._bytes(buffer, tile) for buffer in local) > MOST_LOCAL_BYTES:
             return None
         shrunk = {buffer: self._shrunk(buffer, tile) for buffer in local}
         members = tuple(self._tiled(k, tile, shrunk) for k in range(len(self.members)))
@@ -196,13 +199,13 @@ class _Candidate:
             least = min(sizes[axis], _LEAST_INNERMOST) if innermost else 1
             # Bytes grow with the extent.
             most = bisect_left(range(least, sizes[axis]), True, key=lambda e: not fits(axis, e + 1)) + least
-            tile[axis] = _cut(sizes[axis], most, machine.vector_bytes // 4 if innermost else 1)
+            tile[axis] = cut(sizes[axis], most, machine.vector_bytes // 4 if innermost else 1)
         return tile
 
     def _counted(self, local: Sequence[Buffer], machine: Machine) -> tuple[list[Buffer], int]:
         """Buffers, and how many bytes of them a tile may touch at most."""
         if self.contracts:
-            return list(local), min(_MOST_LOCAL_BYTES, machine.second_level // 4)
+            return list(local), min(MOST_LOCAL_BYTES, machine.second_level // 4)
         every = list(dict.fromkeys(a.buffer for m in self.members for a in m.accesses))
         passing = [b for b in every if b not in local]
         if machine.streams(sum(b.bytes for b in passing)):
@@ -254,7 +257,7 @@ class _Candidate:
 def _may_join(step: LoopNest) -> bool:
     """Whether a nest can be a member: it writes through accesses only, and what it reads again for every tile is not
     large."""
-    if step.tables or not step.written_accesses:
+    if step.tables or not 0 < len(step.written_accesses) <= _MOST_RESULTS:
         return False
     return not (contracts(step) and any(b.kind in ("parameter", "packed") for b in step.reads))
 
@@ -287,7 +290,7 @@ def _dimension(access: Access, loop: int) -> int | None:
     return dims[0] if len(dims) == 1 and access.indices[dims[0]].is_loop() else None
 
 
-def _cut(size: int, most: int, granule: int) -> int:
+def cut(size: int, most: int, granule: int) -> int:
     """The extent of the tiles of an axis, at most ``most``: a divisor, which needs no other code for the last tile, if
     one is not far below; else tiles as even as multiples of ``granule`` are."""
     divisor = next((d for d in range(most, most // 2, -1) if size % d == 0), 0)

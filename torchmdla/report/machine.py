@@ -1,4 +1,4 @@
-"""What the processor can do at most: fused multiply-adds in registers, and copying memory.
+"""What the processor can do at most: fused multiply-adds in registers, and copies of memory.
 
 Both loops are LLVM IR written here and compiled by llvmlite, so that they depend on nothing that is measured against
 them. They run outside the GIL, on as many threads as asked for.
@@ -29,7 +29,12 @@ def vector_width() -> int:
 
 
 class Multiplier:
-    """Runs chains of fused multiply-adds that touch no memory."""
+    """Runs chains of fused multiply-adds that touch no memory; of multiplications and additions where the processor has
+    no such instruction. A call takes some milliseconds.
+
+    Args:
+        threads: that run at once, each ``steps`` of its own.
+    """
 
     def __init__(self, threads: int = 1, steps: int = 2_000_000) -> None:
         self._function = _compiled()[0]
@@ -47,6 +52,10 @@ class Copier:
     """Copies ``bytes_moved / 2`` bytes, so that as many are read as written.
 
     ``repeat`` copies in one call keep the cost of the call small; they stay in the caches that the buffers fit.
+
+    Args:
+        bytes_moved: read and written together, by all threads.
+        threads: that run at once, each on a part.
     """
 
     def __init__(self, bytes_moved: int, threads: int = 1) -> None:
@@ -110,7 +119,7 @@ _kept: list[binding.ExecutionEngine] = []  # code lives as long as its engine
 def _multiply_add_ir() -> str:
     """``multiply_add(steps, out)``: each step is one multiply-add on each sum; their total goes to ``out``."""
     vector = f"<{vector_width()} x float>"
-    fma = f"@llvm.fma.v{vector_width()}f32"
+    fma = f"@llvm.fmuladd.v{vector_width()}f32"
     ones = f"<{', '.join(['float 1.0'] * vector_width())}>"
     factor = f"<{', '.join(['float 0.5'] * vector_width())}>"
     # Each sum starts elsewhere: equal chains could be computed once.

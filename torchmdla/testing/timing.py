@@ -17,7 +17,7 @@ def interleaved(
     functions: Mapping[str, Function],
     rounds: int,
     span: float = SPAN,
-    on_round: Callable[[int], None] = lambda _: None,
+    on_round: Callable[[int], object] = lambda _: None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
     """Seconds of one call of each function, a value for each round.

@@ -1,0 +1,223 @@
+"""Convolutions in Winograd's way: transforms, values at all kinds of edges, blocks of tiles, which are chosen."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from nest_running import host_target
+from torch import nn
+from torch.nn import functional
+from torch_mlir import ir
+from written_programs import Builder, Value, check, normal
+
+import torchmdla
+from torchmdla.compiler.mlir import new_context
+from torchmdla.compiler.program import Target
+from torchmdla.devices.cpu.expressions import numbered
+from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, TileLoop
+from torchmdla.devices.cpu.lowering import loop_program
+from torchmdla.devices.cpu.winograd import KIND, TAPS, Matrix, transformed, transforms
+from torchmdla.testing.compare import assert_matches
+
+TILES = (2, 4)
+
+
+def target(algorithms: str, *features: str) -> Target:
+    made = host_target(*features)
+    return replace(made, features=f"{made.features},algorithms={algorithms}")
+
+
+def times(matrix: Matrix, vector: list[Fraction]) -> list[Fraction]:
+    return [sum((a * b for a, b in zip(row, vector, strict=True)), Fraction()) for row in matrix]
+
+
+@pytest.mark.parametrize("results", TILES)
+@given(st.data())
+def test_transforms_are_exact(results: int, data: st.DataObject) -> None:
+    by = transforms(results)
+    number = st.integers(-100, 100).map(Fraction)
+    image = data.draw(st.lists(number, min_size=by.products, max_size=by.products))
+    taps = data.draw(st.lists(number, min_size=TAPS, max_size=TAPS))
+    pairs = zip(times(by.taps, taps), times(by.inputs, image), strict=True)
+    sums = [sum(image[k + tap] * taps[tap] for tap in range(TAPS)) for k in range(results)]
+    assert times(by.outputs, [a * b for a, b in pairs]) == sums
+
+
+_OPS = {
+    "arith.addf": lambda a, b: a + b,
+    "arith.subf": lambda a, b: a - b,
+    "arith.mulf": lambda a, b: a * b,
+    "math.fma": lambda a, b, c: a * b + c,
+}
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("dimensions", [1, 2])
+@pytest.mark.parametrize("matrix", ["inputs", "outputs"])
+@pytest.mark.parametrize("results", TILES)
+def test_expressions_are_the_matrix(results: int, matrix: str, dimensions: int, fused: bool) -> None:
+    chosen: Matrix = getattr(transforms(results), matrix)
+    places = list(itertools.product(range(len(chosen[0])), repeat=dimensions))
+    leaves = {place: numbered("operand", KIND, k) for k, place in enumerate(places)}
+    numbers = torch.randn(len(places), dtype=torch.float64)
+
+    def value(expression) -> float:
+        if expression.op == "operand":
+            return float(numbers[expression.payload])
+        if expression.op == "constant":
+            return expression.payload
+        return _OPS[expression.op](*map(value, expression.operands))
+
+    made = [value(expression) for expression in transformed(chosen, leaves, fused).values()]
+    whole = torch.tensor([[float(number) for number in row] for row in chosen], dtype=torch.float64)
+    for _ in range(dimensions - 1):
+        whole = torch.kron(whole, torch.tensor([[float(number) for number in row] for row in chosen]).double())
+    torch.testing.assert_close(torch.tensor(made, dtype=torch.float64), whole @ numbers)
+
+
+def convolve(b: Builder, x: Value, filters: int, padding: list[int], groups: int = 1, kernel: int = 3) -> Value:
+    channels, dims = x.tensor.shape[1] // groups, x.tensor.dim() - 2
+    weight = b.input(normal(filters, channels, *[kernel] * dims) / (channels * kernel**dims) ** 0.5, "parameter")
+    bias = b.input(normal(filters), "parameter")
+    by_dims = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
+    made = by_dims[dims](x.tensor, weight.tensor, bias.tensor, padding=padding, groups=groups)
+    ones, zeros = [1] * dims, [0] * dims
+    return b.op("aten.convolution", [x, weight, bias, ones, padding, ones, False, zeros, groups], made)
+
+
+def residual(b: Builder, x: Value) -> list[Value]:
+    """Two convolutions with what follows them in a residual network; the second's image is the first's result."""
+    first = convolve(b, x, x.tensor.shape[1], [1, 1])
+    rectified = b.op("aten.relu", [first], first.tensor.relu())
+    second = convolve(b, rectified, x.tensor.shape[1], [1, 1])
+    total = b.op("aten.add.Tensor", [second, x, 1], second.tensor + x.tensor)
+    return [b.op("aten.relu", [total], total.tensor.relu())]
+
+
+@pytest.mark.parametrize("features", [(), ("+avx2", "+fma"), ("",)], ids=["widest", "avx2", "baseline"])
+@pytest.mark.parametrize("size", [(8, 8), (7, 5), (2, 9), (1, 4)], ids=str)
+@pytest.mark.parametrize("results", TILES)
+def test_values_of_a_residual_network(results: int, size: tuple[int, int], features: tuple[str, ...]) -> None:
+    b = Builder()
+    check(b, residual(b, b.input(normal(2, 16, *size))), target(f"winograd{results}", *features))
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    results=st.sampled_from(TILES),
+    images=st.integers(1, 3),
+    groups=st.integers(1, 2),
+    channels=st.integers(2, 20),
+    filters=st.integers(1, 20),
+    size=st.tuples(st.integers(1, 11), st.integers(1, 11)),
+    padding=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+)
+def test_values_of_any_shape(results, images, groups, channels, filters, size, padding) -> None:
+    b = Builder()
+    x = b.input(normal(images, channels * groups, *size))
+    check(b, [convolve(b, x, filters * groups, list(padding), groups)], target(f"winograd{results}"))
+
+
+@pytest.mark.parametrize("results", TILES)
+@pytest.mark.parametrize("size", [(19,), (4, 6, 6)], ids=["one dimension", "three"])
+def test_values_of_other_dimensions(results: int, size: tuple[int, ...]) -> None:
+    b = Builder()
+    x = b.input(normal(2, 16, *size))
+    check(b, [convolve(b, x, 16, [1] * len(size))], target(f"winograd{results}"))
+
+
+def steps_of(b: Builder, results: list[Value], algorithms: str) -> LoopProgram:
+    with new_context(), ir.Location.unknown():
+        return loop_program(b.program(results, target(algorithms)), {})[0]
+
+
+def has_places(step: LoopNest, results: int) -> bool:
+    return any(step.reduction) and step.sizes[0] == (results + 2) ** 2
+
+
+# Channels, height and width, and the results of a tile that is chosen (0: plain sums).
+CHOICES = {
+    "tiles of four divide it": (128, 28, 4),
+    "tiles of two divide it": (256, 14, 2),
+    "it is soon done": (16, 9, 0),
+}
+
+
+@pytest.mark.parametrize(("channels", "size", "results"), CHOICES.values(), ids=CHOICES.keys())
+def test_what_is_chosen(channels: int, size: int, results: int) -> None:
+    b = Builder()
+    steps = steps_of(b, [convolve(b, b.input(normal(1, channels, size, size)), channels, [1, 1])], "fast")
+    products = [step for step in steps.nests() if any(step.reduction)]
+    assert len(products) == 1
+    assert has_places(products[0], results) == bool(results)
+
+
+def test_many_tiles_are_run_in_blocks() -> None:
+    """Images that no second cache holds, batch included; the weights are packed, and the last rows have a block of
+    their own."""
+    b = Builder()
+    made = [convolve(b, b.input(normal(2, 64, 54, 56)), 64, [1, 1])]
+    steps = steps_of(b, made, "winograd4")
+    loops = [step for step in steps.steps if isinstance(step, TileLoop)]
+    assert [loop.extents for loop in loops] == [(2, 13, 14), (2, 1, 14)]
+    assert all(any(has_places(member, 4) for member in loop.members) for loop in loops)
+    assert not [step for step in steps.nests() if any(step.reduction)]
+    assert len(steps.packings) == 1
+    check(b, made, target("winograd4"))
+
+
+def test_weights_of_a_call_are_summed_plainly() -> None:
+    b = Builder()
+    x, weight = b.input(normal(1, 64, 28, 28)), b.input(normal(64, 64, 3, 3))
+    made = functional.conv2d(x.tensor, weight.tensor)
+    operands = [x, weight, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1]
+    steps = steps_of(b, [b.op("aten.convolution", operands, made)], "winograd4")
+    assert not any(has_places(step, 4) for step in steps.nests())
+
+
+# Root of the mean square error against float64, relative to the result's: what "fast" may have at most.
+MOST_ERROR = 1e-5
+
+
+@pytest.mark.parametrize("results", TILES)
+@pytest.mark.parametrize("channels", [16, 256])
+def test_error_against_float64(channels: int, results: int) -> None:
+    torch.manual_seed(0)
+    model = nn.Conv2d(channels, 32, 3, padding=1).eval()
+    x = torch.randn(1, channels, 16, 16)
+    torchmdla.enable(algorithms=f"winograd{results}")
+    try:
+        compiled = torchmdla.compile(model, x)
+        with torch.no_grad():
+            actual, exact = compiled(x).double(), model.double()(x.double())
+        assert float((actual - exact).norm() / exact.norm()) < MOST_ERROR
+    finally:
+        torchmdla.enable()
+
+
+@pytest.mark.parametrize("algorithms", ["direct", "winograd2", "winograd4", "fast"])
+def test_one_program_takes_batches_of_any_size(algorithms: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, 64, 3, padding=1)).eval()
+    torchmdla.enable(algorithms=algorithms, strict=True)
+    try:
+        traced = torch.jit.freeze(torch.jit.trace(model, torch.randn(1, 3, 33, 34)))
+        torchmdla.reset_stats()
+        with torch.no_grad():
+            for images in (2, 3, 5, 4, 7, 3):
+                x = torch.randn(images, 3, 33, 34)
+                assert_matches(traced(x), model(x), layers=2)
+        assert torchmdla.stats().dynamic == 1, torchmdla.stats().not_dynamic
+    finally:
+        torchmdla.enable()
+
+
+def test_a_wrong_choice_is_refused() -> None:
+    with pytest.raises(ValueError, match="no algorithms 'slow'; there are fast, direct"):
+        torchmdla.enable(algorithms="slow")

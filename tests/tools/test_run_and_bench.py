@@ -1,0 +1,279 @@
+"""``python -m torchmdla run`` and ``bench``: what they print of every kind of program, and how they fail."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from torchmdla import _C, TensorSpec, get_mlir
+from torchmdla.__main__ import main
+from torchmdla.api import without_groups
+from torchmdla.errors import CompileError
+from torchmdla.mlir.running import MlirFunction
+from torchmdla.testing.compare import assert_matches
+from torchmdla.testing.coverage import groups
+
+ADDED = """module {
+  func.func @twice(%x: tensor<2x3xf32>) -> (tensor<2x3xf32>, tensor<2x3xf32>) {
+    %e = tensor.empty() : tensor<2x3xf32>
+    %y = linalg.add ins(%x, %x : tensor<2x3xf32>, tensor<2x3xf32>) outs(%e : tensor<2x3xf32>) -> tensor<2x3xf32>
+    return %y, %x : tensor<2x3xf32>, tensor<2x3xf32>
+  }
+}
+"""
+
+
+class Counting(nn.Module):
+    """Its results depend on how often it was called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return torch.sigmoid(torch.relu(x) + self.calls)
+
+
+class Named(nn.Module):
+    def forward(self, x: Tensor, *, scale: Tensor) -> dict[str, Tensor]:
+        return {"scaled": torch.tanh(x * scale), "sum": torch.relu(x).sum()}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("files")
+    module = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(32, 5)).eval()
+    x = torch.randn(2, 3, 4, 4)
+    names = ("script.pt", "frozen.pt", "training.pt", "counting.pt", "exported.pt2", "named.pt2", "pickled.pt")
+    names += (
+        "torch.mlir",
+        "linalg.mlir",
+        "dynamic.mlir",
+        "two.mlir",
+        "bad.mlir",
+        "twice.mlir",
+        "x.pt",
+        "x.npy",
+        "d.pt",
+    )
+    paths = {name: str(folder / name) for name in names}
+    torch.jit.script(module).save(paths["script.pt"])
+    torch.jit.freeze(torch.jit.script(module)).save(paths["frozen.pt"])
+    torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.ReLU())).save(paths["training.pt"])
+    torch.jit.script(Counting()).save(paths["counting.pt"])
+    torch.export.save(torch.export.export(module, (x,)), paths["exported.pt2"])
+    torch.export.save(torch.export.export(Named(), (x,), {"scale": torch.ones(4)}), paths["named.pt2"])
+    torch.save(module, paths["pickled.pt"])
+    for output in ("torch", "linalg"):
+        Path(paths[f"{output}.mlir"]).write_text(str(get_mlir(module, x, output=output)))
+    dynamic = get_mlir(nn.ReLU(), TensorSpec((None, 3)))
+    Path(paths["dynamic.mlir"]).write_text(str(dynamic))
+    Path(paths["two.mlir"]).write_text("func.func @a() { return }\nfunc.func @b() { return }\n")
+    Path(paths["bad.mlir"]).write_text("func.func @a( {")
+    Path(paths["twice.mlir"]).write_text(ADDED)
+    torch.save(x, paths["x.pt"])
+    np.save(paths["x.npy"], x.numpy())
+    torch.save({"x": x}, paths["d.pt"])
+    return paths
+
+
+def filled(arguments: list[str], files: dict[str, str]) -> list[str]:
+    return [f"@{files[one[1:]]}" if one.startswith("@") else files.get(one, one) for one in arguments]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "result", "groups"),
+    [
+        (["script.pt", "--input", "2x3x4x4"], "float32[2, 5]", 1),
+        (["frozen.pt", "--input", "2x3x4x4", "--threads", "1"], "float32[2, 5]", 1),
+        (["script.pt", "--input", "@x.pt"], "float32[2, 5]", 1),
+        (["script.pt", "--input", "@x.npy", "--seed", "3"], "float32[2, 5]", 1),
+        (["training.pt", "--input", "2x4"], "float32[2, 4]", None),
+        (["counting.pt", "--input", "2x3"], "float32[2, 3]", None),
+        (["exported.pt2"], "float32[2, 5]", 1),
+        (["named.pt2"], "float32[2, 3, 4, 4]", 1),
+        (["pickled.pt", "--allow-pickle", "--input", "2x3x4x4"], "float32[2, 5]", 1),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_programs_run_as_eager(
+    arguments: list[str], result: str, groups: int | None, files: dict[str, str], capsys: Any
+) -> None:
+    assert main(["run", *filled(arguments, files), "--json"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert made["results"][0][1] == result
+    assert made["difference"] == "" and made["layers"] >= 1
+    assert 0 < made["least"] <= made["median"] and made["calls"] >= 3
+    assert groups is None or len(made["statistics"]["by_group"]) == groups
+    assert all(group["compiled_calls"] > made["calls"] for group in made["statistics"]["by_group"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "results"),
+    [
+        (["torch.mlir", "--input", "@x.pt"], ["float32[2, 5]"]),
+        (["linalg.mlir", "--input", "@x.pt"], ["float32[2, 5]"]),
+        (["twice.mlir"], ["float32[2, 3]", "float32[2, 3]"]),
+    ],
+)
+def test_mlir_runs(arguments: list[str], results: list[str], files: dict[str, str], capsys: Any) -> None:
+    assert main(["run", *filled(arguments, files), "--json"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert [type_ for _, type_, _ in made["results"]] == results
+    assert made["layers"] is made["error"] is None
+
+
+@pytest.mark.parametrize("output", ["torch", "linalg"])
+@pytest.mark.parametrize("weights", [0, 8])
+def test_mlir_computes_what_it_says(output: str, weights: int, files: dict[str, str]) -> None:
+    module = torch.load(files["pickled.pt"], weights_only=False)
+    x = torch.load(files["x.pt"])
+    function = get_mlir(module, x, output=output)
+    named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    block = function.body.operations[0].regions[0].blocks[0]
+    order = [str(argument.location).partition('"')[2].partition('"')[0] for argument in block.arguments][1:]
+    made = MlirFunction(str(function)).compile(weights=weights)
+    with torch.no_grad():
+        assert_matches(made(x, *(named[name].detach() for name in order)), module(x), layers=2)
+
+
+def test_results_that_are_arguments_are_copies() -> None:
+    x = torch.randn(2, 3)
+    doubled, same = MlirFunction(ADDED).compile()(x.t().contiguous().t())
+    assert torch.equal(doubled, 2 * x) and torch.equal(same, x)
+    assert same.data_ptr() != x.data_ptr()
+
+
+def test_a_call_with_others_is_refused() -> None:
+    made = MlirFunction(ADDED).compile()
+    for wrong in ((), (torch.ones(2, 4),), (torch.ones(2, 3).double(),)):
+        with pytest.raises((TypeError, ValueError), match="@twice"):
+            made(*wrong)
+    with pytest.raises(CompileError, match="no valid module"):
+        MlirFunction("func.func @a(")
+
+
+def test_what_a_person_reads(files: dict[str, str], capsys: Any) -> None:
+    assert main(["run", files["script.pt"], "--input", "2x3x4x4", "--threads", "1"]) == 0
+    printed = capsys.readouterr().out
+    assert "inputs: float32[2, 3, 4, 4]" in printed
+    assert "as eager PyTorch (at the tolerance for 2 layers; the largest error is " in printed
+    assert "1 group formed, 1 specialisation compiled" in printed
+    assert main(["run", files["torch.mlir"], "--input", "@" + files["x.pt"]]) == 0
+    printed = capsys.readouterr().out
+    assert "inputs: float32[2, 3, 4, 4] and 8 drawn at random" in printed
+    assert "not compared: there is no eager PyTorch" in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["script.pt"], "--input is needed"),
+        (["script.pt", "--input", "?x3x4x4"], "a call has known sizes"),
+        (["script.pt", "--input", "2x3x9x4"], "mat1 and mat2 shapes cannot be multiplied"),
+        (["script.pt", "--input", "@missing.npy"], "No such file or directory"),
+        (["script.pt", "--input", "@d.pt"], "holds a dict, not a tensor"),
+        (["script.pt", "--input", "@script.pt"], "holds no tensor that can be read"),
+        (["script.pt", "--input", "2x3x4x4", "--device", "gpu"], "no device named 'gpu'"),
+        (["script.pt", "--input", "2x3x4x4", "--options", "fast"], "'fast' is not NAME=VALUE"),
+        (["missing.pt", "--input", "2"], "No such file or directory"),
+        (["exported.pt2", "--input", "3x3x4x4"], "size"),
+        (["dynamic.mlir"], "a tensor of known dtype and sizes is needed"),
+        (["two.mlir"], "a module with one public function is needed; public in this one: @a, @b"),
+        (["bad.mlir"], "no valid module"),
+        (["torch.mlir", "--input", "2x3x4x5"], "argument 0 of @forward is torch.float32 [2, 3, 4, 4], got"),
+        (["torch.mlir", *["--input", "1"] * 10], "takes 9 tensors, got 10"),
+    ],
+)
+@pytest.mark.parametrize("command", ["run", "bench"])
+def test_errors(command: str, arguments: list[str], message: str, files: dict[str, str], capfd: Any) -> None:
+    if command == "bench" and arguments[0].endswith(".mlir"):
+        message = "bench compares with PyTorch, which runs no MLIR"
+    given = [f"@{files.get(one[1:], one[1:])}" if one.startswith("@") else files.get(one, one) for one in arguments]
+    assert main([command, *given]) == 2
+    printed = capfd.readouterr()
+    assert printed.out == ""
+    (line,) = [line for line in printed.err.splitlines() if line.startswith("error: ")]
+    assert message in line
+    assert "Traceback" not in printed.err
+
+
+def test_a_difference_is_found(files: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    from torchmdla.cli import programs
+
+    compiled = programs.Subject.compiled
+
+    def wrong(subject: programs.Subject) -> programs.Call:
+        call = compiled(subject)
+        return lambda: call() + 1
+
+    monkeypatch.setattr(programs.Subject, "compiled", wrong)
+    assert main(["run", files["script.pt"], "--input", "2x3x4x4"]) == 1
+    assert "differs from eager PyTorch: result: " in capsys.readouterr().out
+    assert main(["bench", files["script.pt"], "--input", "2x3x4x4"]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "torchmdla differs from eager: result: " in printed.err and "nothing was timed" in printed.err
+
+
+BENCH = ["--rounds", "2", "--json"]
+
+
+@pytest.mark.parametrize(
+    ("file", "inputs", "ways"),
+    [
+        ("script.pt", ["--input", "2x3x4x4"], {"eager", "frozen", "torchmdla"}),
+        ("frozen.pt", ["--input", "2x3x4x4"], {"eager", "frozen", "torchmdla"}),
+        ("pickled.pt", ["--input", "2x3x4x4", "--allow-pickle"], {"eager", "frozen", "torchmdla"}),
+        ("training.pt", ["--input", "2x4"], {"eager", "torchmdla"}),
+        ("counting.pt", ["--input", "2x3"], {"eager", "torchmdla"}),
+        ("exported.pt2", [], {"eager", "torchmdla"}),
+    ],
+)
+def test_bench(file: str, inputs: list[str], ways: set[str], files: dict[str, str], capsys: Any) -> None:
+    assert main(["bench", files[file], *inputs, *BENCH, "--threads", "1"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    (row,) = made["rows"]
+    assert set(row["ms"]) == ways
+    assert all(0 < times["min"] <= times["median"] for times in row["ms"].values())
+    assert row["gain"]["eager"] == pytest.approx(row["ms"]["eager"]["min"] / row["ms"]["torchmdla"]["min"])
+    assert (row["gain"]["frozen"] is None) == ("frozen" not in ways)
+
+
+def test_bench_of_threads_batches_and_instances(files: dict[str, str], capsys: Any) -> None:
+    options = ["--threads", "1,2", "--batches", "1,3", "--instances", "1,2"]
+    assert main(["bench", files["script.pt"], "--input", "2x3x4x4", *options, *BENCH]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [(row["batch"], row["threads"], row["instances"]) for row in rows] == [
+        (batch, threads, instances) for batch in (1, 3) for threads in (1, 2) for instances in (1, 2)
+    ]
+    for row in rows:
+        for times in row["ms"].values():
+            assert times["calls_per_second"] == pytest.approx(1e3 * row["instances"] / times["median"])
+    assert main(["bench", files["script.pt"], "--input", "2x3x4x4", "--rounds", "1", "--instances", "2"]) == 0
+    printed = capsys.readouterr().out
+    assert "× eager" in printed and "calls a second, of all instances together" in printed
+
+
+def test_eager_and_frozen_are_pytorchs_alone(files: dict[str, str]) -> None:
+    x = torch.load(files["x.pt"])
+    program = torch.jit.load(files["script.pt"])
+    with without_groups(), torch.no_grad():
+        for _ in range(4):
+            program(x)
+    assert _C.is_enabled()
+    with torch.no_grad():
+        for _ in range(4):
+            program(x)
+        assert groups(program.graph_for(x)) == []
+        other = torch.jit.load(files["script.pt"])
+        for _ in range(4):
+            other(x)
+        assert len(groups(other.graph_for(x))) == 1

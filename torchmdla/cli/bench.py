@@ -1,0 +1,270 @@
+"""``python -m torchmdla bench``: times a program in a file as PyTorch runs it and as torchmdla does."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import statistics
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torchmdla.cli import failed, one_line
+from torchmdla.cli.files import FileError, add_program_arguments, mlir_in
+from torchmdla.cli.inputs import FROM_FILES, add_device_arguments, number, numbers, read_inputs, use_device
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from torchmdla.cli.programs import Call, Subject
+
+EPILOG = """\
+examples:
+  python -m torchmdla bench model.pt --input 1x3x224x224
+  python -m torchmdla bench model.pt --input 1x3x224x224 --threads 1,2 --batches 1,8
+  python -m torchmdla bench model.pt --input 1x3x224x224 --threads 1 --instances 1,2 --json > times.json
+
+The ways to run the program are timed in turn, round by round, in one process, without gradients, each after its warm-up
+and after its results were compared with eager's:
+  eager      PyTorch alone; a TorchScript program as it is, in PyTorch's interpreter
+  frozen     PyTorch alone, after torch.jit.optimize_for_inference; "-" of exported programs and in training mode
+  torchmdla  torchmdla.compile
+
+Times are milliseconds of a call, the least and the median of the rounds. "× eager" and "× frozen" are how many times
+faster torchmdla is, by the least. With several instances so many threads call at once, and a call takes longer.
+
+exit status:
+  0  all is timed
+  1  a result differs from eager's: nothing is timed
+  2  the command line is wrong, or the program fails
+"""
+
+OURS = "torchmdla"
+_OTHERS = ("eager", "frozen")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments."""
+    add_program_arguments(parser, FROM_FILES)
+    add_device_arguments(parser)
+    parser.add_argument("--threads", type=numbers, metavar="LIST", help="of each operator (default: PyTorch's choice)")
+    parser.add_argument(
+        "--batches", type=numbers, metavar="LIST", help="first sizes of all inputs (default: as the inputs are)"
+    )
+    parser.add_argument(
+        "--instances", type=numbers, default=[1], metavar="LIST", help="threads that call at once (default: 1)"
+    )
+    parser.add_argument("--rounds", type=number, default=20, metavar="N", help="(default: %(default)s)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
+
+
+class _Different(Exception):
+    """A result is not eager's."""
+
+
+@dataclass(frozen=True)
+class _Row:
+    """``seconds`` of one call in each round, by way; ``batch`` is None where inputs are as they were given."""
+
+    threads: int
+    batch: int | None
+    instances: int
+    seconds: Mapping[str, Sequence[float]]
+
+    def least(self, way: str) -> float:
+        return min(self.seconds[way])
+
+    def median(self, way: str) -> float:
+        return statistics.median(self.seconds[way])
+
+    def calls_per_second(self, way: str) -> float:
+        """Of all instances together, by the median."""
+        return self.instances / self.median(way)
+
+    def gain(self, way: str) -> float | None:
+        """How many times faster torchmdla is, by the least."""
+        return self.least(way) / self.least(OURS) if way in self.seconds else None
+
+    def to_dict(self) -> dict[str, Any]:
+        ways = {
+            way: {
+                "min": self.least(way) * 1e3,
+                "median": self.median(way) * 1e3,
+                "calls_per_second": self.calls_per_second(way),
+            }
+            for way in self.seconds
+        }
+        gains = {way: self.gain(way) for way in _OTHERS}
+        return {"threads": self.threads, "batch": self.batch, "instances": self.instances, "ms": ways, "gain": gains}
+
+
+def run(options: argparse.Namespace) -> int:
+    """Times the program; the exit status."""
+    import torch
+
+    try:
+        if mlir_in(options.file) is not None:
+            raise FileError("bench compares with PyTorch, which runs no MLIR: python -m torchmdla run times a module")
+        use_device(options)
+        torch.manual_seed(options.seed)
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            rows = list(_rows(options))
+    except _Different as difference:
+        print(f"error: {difference}", file=sys.stderr)
+        return 1
+    except Exception as error:  # The model's own, too.
+        return failed(one_line(error))
+    (_print_json if options.json else _print)(rows, options)
+    return 0
+
+
+def _rows(options: argparse.Namespace) -> Iterator[_Row]:
+    import torch
+    from tqdm import tqdm
+
+    from torchmdla.cli.programs import Subject
+
+    given = Subject.of(options.file, options.allow_pickle, read_inputs(options.input), options.seed)
+    batches = options.batches or [None]
+    threads = options.threads or [torch.get_num_threads()]
+    total = len(batches) * len(threads) * len(options.instances) * options.rounds
+    # Nothing where standard error is no terminal.
+    with tqdm(total=total, unit="round", file=sys.stderr, dynamic_ncols=True, leave=False, disable=None) as bar:
+        for batch in batches:
+            bar.set_postfix_str("compiling")
+            subject = given if batch is None else given.with_batch(batch)
+            torch.set_num_threads(threads[0])
+            calls = _prepared(subject, options.device)
+            for number_of_threads, instances in itertools.product(threads, options.instances):
+                torch.set_num_threads(number_of_threads)
+                bar.set_postfix_str(f"{number_of_threads} threads, batch {batch or 'as given'}, {instances} instances")
+                seconds = _times(calls, instances, options.rounds, lambda _: bar.update())
+                yield _Row(number_of_threads, batch, instances, seconds)
+
+
+def _prepared(subject: Subject, device: str) -> dict[str, Call]:
+    """The ways by name, each warm.
+
+    Raises:
+        _Different: one has not eager's results.
+    """
+    from torchmdla import api
+    from torchmdla.cli.programs import warm_up
+
+    with api.without_groups():
+        calls = {"eager": subject.eager()}
+        warm_up(calls["eager"])
+        try:
+            if frozen := subject.frozen():
+                calls["frozen"] = frozen
+                _check("frozen", frozen, subject, "cpu")
+        except (RuntimeError, TypeError) as error:
+            calls.pop("frozen", None)
+            print(f"frozen is left out: {one_line(error)}", file=sys.stderr)
+    calls[OURS] = subject.compiled()
+    _check(OURS, calls[OURS], subject, device)
+    return calls
+
+
+def _check(way: str, call: Call, subject: Subject, device: str) -> None:
+    """Warms a way up, and compares it with a program of eager's that is called as often."""
+    from torchmdla.cli.programs import Reference, warm_up
+
+    calls = warm_up(call)
+    results = subject.once(call)
+    if difference := Reference.of(subject, subject.eager(), calls + 1).difference(results, device):
+        raise _Different(f"{way} differs from eager: {difference}; nothing was timed")
+
+
+def _times(
+    calls: Mapping[str, Call], instances: int, rounds: int, on_round: Callable[[int], object]
+) -> dict[str, list[float]]:
+    """Seconds of one call of each way in each round."""
+    from torchmdla.testing import timing
+
+    if instances == 1:
+        return timing.interleaved(calls, rounds, on_round=on_round)
+    counts = {way: timing.calls_in(call, timing.SPAN) for way, call in calls.items()}
+    with ExitStack() as stack:
+        pool = stack.enter_context(_callers(instances))
+        together = {way: _AtOnce(pool, call, instances, counts[way]) for way, call in calls.items()}
+        found = timing.interleaved(together, rounds, span=0, on_round=on_round)
+    return {way: [seconds / counts[way] for seconds in taken] for way, taken in found.items()}
+
+
+@contextmanager
+def _callers(instances: int) -> Iterator[ThreadPoolExecutor]:
+    """Threads that call without gradients, which is said of each thread, as is the number of threads of operators."""
+    import torch
+
+    threads = torch.get_num_threads()
+
+    def begin() -> None:
+        torch.set_grad_enabled(False)
+        torch.set_num_threads(threads)
+
+    with ThreadPoolExecutor(instances, initializer=begin) as pool:
+        yield pool
+
+
+class _AtOnce:
+    """Every instance calls so many times."""
+
+    def __init__(self, pool: ThreadPoolExecutor, call: Call, instances: int, calls: int) -> None:
+        self._pool, self._call, self._instances, self._calls = pool, call, instances, calls
+
+    def __call__(self) -> None:
+        for ended in [self._pool.submit(self._several) for _ in range(self._instances)]:
+            ended.result()
+
+    def _several(self) -> None:
+        for _ in range(self._calls):
+            self._call()
+
+
+def _print_json(rows: Sequence[_Row], options: argparse.Namespace) -> None:
+    from torchmdla.report.environment import environment
+
+    made = {"file": options.file, "device": options.device, "rounds": options.rounds}
+    made["rows"] = [row.to_dict() for row in rows]
+    print(json.dumps({**made, "environment": environment()}, indent=1))
+
+
+def _print(rows: Sequence[_Row], options: argparse.Namespace) -> None:
+    from rich.console import Console
+
+    title = f"{options.file} on {options.device}: ms of a call, least / median of {options.rounds} rounds"
+    console = Console(width=None if sys.stdout.isatty() else 150, highlight=False)
+    console.print(_table(title, rows, _milliseconds, gains=True))
+    if any(row.instances > 1 for row in rows):
+        console.print(_table("calls a second, of all instances together", rows, _throughput))
+
+
+def _table(title: str, rows: Sequence[_Row], cell: Callable[[_Row, str], str], gains: bool = False) -> Table:
+    from rich.table import Table
+
+    ways = [*_OTHERS, OURS]
+    table = Table(title=title)
+    for name in ("threads", "batch", "instances", *ways, *(f"× {way}" for way in _OTHERS if gains)):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        cells = [str(row.threads), str(row.batch or "-"), str(row.instances)]
+        cells += [cell(row, way) if way in row.seconds else "-" for way in ways]
+        found = [row.gain(way) for way in _OTHERS if gains]
+        table.add_row(*cells, *("-" if gain is None else f"{gain:.2f}" for gain in found))
+    return table
+
+
+def _milliseconds(row: _Row, way: str) -> str:
+    return f"{row.least(way) * 1e3:.4g} / {row.median(way) * 1e3:.4g}"
+
+
+def _throughput(row: _Row, way: str) -> str:
+    rate = row.calls_per_second(way)
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"

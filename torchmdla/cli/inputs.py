@@ -1,0 +1,91 @@
+"""Inputs of a call, as a command line has them, and what else decides on how a program runs."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+# What stands in the help of ``--input`` of commands that call programs.
+FROM_FILES = "@FILE for a tensor that torch.save (.pt) or numpy.save (.npy) wrote; "
+
+
+def read_inputs(texts: Sequence[str]) -> list[Any]:
+    """The values of ``--input``: normal random numbers, and 0 for integers, which may be indices.
+
+    Raises:
+        ValueError: one is written in another way, or its file holds no tensor; says what is wrong. OSError: there is no
+            such file.
+    """
+    return [_from_file(text[1:]) if text.startswith("@") else _drawn(text) for text in texts]
+
+
+def draw(spec: Any) -> Any:
+    """A tensor of a :class:`torchmdla.TensorSpec` as :func:`read_inputs` makes them."""
+    import torch
+
+    example = spec.example()
+    return torch.randn_like(example) if spec.dtype.is_floating_point or spec.dtype.is_complex else example
+
+
+def add_device_arguments(parser: argparse.ArgumentParser) -> None:
+    """The device, its options, and the seed of what is drawn."""
+    parser.add_argument("--device", default="cpu", metavar="NAME", help="the device that groups are for (default: cpu)")
+    parser.add_argument(
+        "--options", default="", metavar="LIST", help="the device's own, NAME=VALUE between commas, as for enable()"
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of inputs, and of each call (default: 0)")
+
+
+def use_device(options: argparse.Namespace) -> None:
+    """
+    Raises:
+        TypeError, ValueError: no such device, or it has no such options.
+    """
+    import torchmdla
+    from torchmdla.testing.frontends import device_options
+
+    torchmdla.enable(device=options.device, **device_options(options.options))
+
+
+def numbers(text: str) -> list[int]:
+    """The type of an option that takes positive integers between commas: ``1,2``."""
+    parts = text.split(",")
+    if not all(part.isdecimal() and int(part) for part in parts):
+        raise argparse.ArgumentTypeError(f"{text!r}: numbers of at least 1 are needed, between commas")
+    return [int(part) for part in parts]
+
+
+def number(text: str) -> int:
+    """The type of an option that takes one positive integer."""
+    if not (text.isdecimal() and int(text)):
+        raise argparse.ArgumentTypeError(f"{text!r}: a number of at least 1 is needed")
+    return int(text)
+
+
+def _drawn(text: str) -> Any:
+    from torchmdla.mlir import TensorSpec
+
+    spec = TensorSpec.parse(text)
+    if None in spec.shape:
+        raise ValueError(f"{text!r}: a call has known sizes; write a number in place of ?")
+    return draw(spec)
+
+
+def _from_file(path: str) -> Any:
+    """Read as data alone: nothing in the file is run."""
+    import numpy as np
+    import torch
+
+    with Path(path).open("rb"):
+        pass  # An OSError that names the file.
+    try:
+        if path.endswith(".npy"):
+            return torch.from_numpy(np.load(path, allow_pickle=False))
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # Whatever loaders make of a damaged file.
+        raise ValueError(f"{path} holds no tensor that can be read: {str(error).splitlines()[0]}") from None
+    if not isinstance(found, torch.Tensor):
+        raise ValueError(f"{path} holds a {type(found).__name__}, not a tensor")
+    return found

@@ -1,0 +1,225 @@
+"""``python -m torchmdla run``: calls a program in a file, compiled, and compares it with eager PyTorch."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from torchmdla.cli import failed, one_line
+from torchmdla.cli.files import add_program_arguments, mlir_in
+from torchmdla.cli.inputs import FROM_FILES, add_device_arguments, draw, number, read_inputs, use_device
+
+if TYPE_CHECKING:
+    from torchmdla import Statistics
+
+EPILOG = """\
+examples:
+  python -m torchmdla run model.pt --input 1x3x224x224
+  python -m torchmdla run bert.pt --input @ids.pt --input @mask.npy --threads 1
+  python -m torchmdla run exported.pt2               an exported program has its inputs
+  python -m torchmdla mlir model.pt --input 1x3x224x224 --output linalg -o model.mlir
+  python -m torchmdla run model.mlir --input 1x3x224x224
+
+Inputs are normal random numbers; integers, which may be indices, are 0. A program of PyTorch's is compared with eager
+PyTorch, at the tolerance of the tests (torchmdla/testing/compare.py).
+
+A module of MLIR needs one public function, in the Torch dialect or in linalg on tensors. What it takes beyond the
+inputs given is drawn at random, positive, and packed as weights are. There is no eager PyTorch to compare it with.
+
+exit status:
+  0  it ran, with eager PyTorch's results
+  1  it ran, and a result differs
+  2  the command line is wrong, or the program fails
+"""
+
+_SECONDS, _LEAST_CALLS, _MOST_CALLS = 0.5, 3, 1000
+_SHOWN = 4  # elements of a result
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments."""
+    add_program_arguments(parser, FROM_FILES)
+    add_device_arguments(parser)
+    parser.add_argument("--threads", type=number, metavar="N", help="of each operator (default: PyTorch's choice)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
+
+
+@dataclass(frozen=True)
+class _Ran:
+    """What came of the calls.
+
+    Attributes:
+        inputs: their types. ``drawn``: how many further ones of a module of MLIR are random.
+        results: path, type and first elements of each.
+        first: seconds of the first call. ``ready``: of all calls until nothing was compiled any more, and of making the
+            program ready for them.
+        least, median: seconds of ``calls`` later ones.
+        statistics: of torchmdla, of all these calls.
+        layers: operators that sum products, which decide on the tolerance. ``error``: the largest, relative to the
+            largest element. Both None where there is nothing to compare with.
+        difference: what is beyond the tolerance.
+    """
+
+    inputs: tuple[str, ...]
+    drawn: int
+    results: tuple[tuple[str, str, str], ...]
+    first: float
+    ready: float
+    least: float
+    median: float
+    calls: int
+    statistics: Statistics
+    layers: int | None = None
+    error: float | None = None
+    difference: str = ""
+
+
+def run(options: argparse.Namespace) -> int:
+    """Calls the program; the exit status."""
+    import torch
+
+    try:
+        use_device(options)
+        if options.threads:
+            torch.set_num_threads(options.threads)
+        torch.manual_seed(options.seed)
+        text = mlir_in(options.file)
+        with torch.no_grad(), warnings.catch_warnings():
+            # What is not compiled is told in the end.
+            warnings.filterwarnings("ignore", "torchmdla: ")
+            inputs = read_inputs(options.input)
+            ran = _program(options, inputs) if text is None else _mlir(text, options, inputs)
+    except Exception as error:  # The model's own, too.
+        return failed(one_line(error))
+    (_print_json if options.json else _print)(ran, options)
+    return int(bool(ran.difference))
+
+
+def _program(options: argparse.Namespace, inputs: Sequence[Any]) -> _Ran:
+    import torchmdla
+    from torchmdla.cli.programs import Reference, Subject, warm_up
+
+    subject = Subject.of(options.file, options.allow_pickle, inputs, options.seed)
+    start = time.perf_counter()
+    call = subject.compiled()
+    before = time.perf_counter()
+    call()
+    first = time.perf_counter() - before
+    calls = 1 + warm_up(call)
+    ready = time.perf_counter() - start
+    results = subject.once(call)
+    timed = _timed(call)
+    statistics = torchmdla.stats()  # Groups are gone with their program.
+    reference = Reference.of(subject, subject.eager(), calls + 1)
+    return _Ran(
+        tuple(map(_type, [*subject.inputs, *subject.keywords.values()])),
+        0,
+        tuple(_described(results)),
+        first,
+        ready,
+        *timed,
+        statistics,
+        reference.layers,
+        reference.error(results),
+        reference.difference(results, options.device),
+    )
+
+
+def _mlir(text: str, options: argparse.Namespace, inputs: Sequence[Any]) -> _Ran:
+    import torchmdla
+    from torchmdla.mlir.running import MlirFunction
+
+    function = MlirFunction(text)
+    further = function.arguments[len(inputs) :]
+    # Positive, as a variance is, which may be among the weights.
+    tensors = [*inputs, *(draw(spec).abs() for spec in further)]
+    start = time.perf_counter()
+    compiled = function.compile(options.device, weights=len(further) if inputs else 0)
+    before = time.perf_counter()
+    results = compiled(*tensors)
+    first, ready = time.perf_counter() - before, time.perf_counter() - start
+    timed = _timed(lambda: compiled(*tensors))
+    return _Ran(
+        tuple(map(_type, inputs)), len(further), tuple(_described(results)), first, ready, *timed, torchmdla.stats()
+    )
+
+
+def _timed(call: Callable[[], Any]) -> tuple[float, float, int]:
+    """Seconds of the fastest call and of the middle one, and how many there were."""
+    import statistics
+
+    from torchmdla.testing.timing import time_calls
+
+    taken: list[float] = []
+    while len(taken) < _LEAST_CALLS or (sum(taken) < _SECONDS and len(taken) < _MOST_CALLS):
+        taken.append(time_calls(call, 1))
+    return min(taken), statistics.median(taken), len(taken)
+
+
+def _described(results: Any) -> Iterator[tuple[str, str, str]]:
+    """Path, type and first elements."""
+    import torch
+    from torch.utils._pytree import keystr, tree_flatten_with_path
+
+    leaves, _ = tree_flatten_with_path(results)
+    for path, leaf in leaves:
+        if isinstance(leaf, torch.Tensor):
+            more = ", …" if leaf.numel() > _SHOWN else ""
+            values = ", ".join(f"{value:.5g}" for value in leaf.flatten()[:_SHOWN].tolist()) + more
+        else:
+            values = str(leaf)
+        yield f"result{keystr(path)}", _type(leaf), values
+
+
+def _type(value: Any) -> str:
+    """``float32[1, 3]``."""
+    import torch
+
+    if not isinstance(value, torch.Tensor):
+        return type(value).__name__
+    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+
+
+def _print_json(ran: _Ran, options: argparse.Namespace) -> None:
+    from torchmdla.report.environment import environment
+
+    made = {"file": options.file, "device": options.device, "seed": options.seed, **asdict(ran)}
+    print(json.dumps({**made, "environment": environment()}, indent=1))
+
+
+def _print(ran: _Ran, options: argparse.Namespace) -> None:
+    import torch
+    from rich.console import Console
+    from rich.table import Table
+
+    from torchmdla.report.rendering import time_text
+
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    more = f" and {ran.drawn} drawn at random" if ran.drawn else ""
+    threads = torch.get_num_threads()
+    several = "" if threads == 1 else "s"
+    console.print(f"{options.file} on {options.device}, seed {options.seed}, {threads} thread{several}")
+    console.print(f"inputs: {', '.join(ran.inputs) or 'none'}{more}")
+    table = Table.grid(padding=(0, 2))
+    for _ in range(3):
+        table.add_column(overflow="fold")
+    for row in ran.results:
+        table.add_row(*row)
+    console.print(table)
+    console.print(
+        f"first call {time_text(ran.first)}, ready after {time_text(ran.ready)}; then {time_text(ran.least)} the "
+        f"fastest and {time_text(ran.median)} the middle of {ran.calls} calls"
+    )
+    if ran.layers is None:
+        console.print("not compared: there is no eager PyTorch of a module of MLIR")
+    else:
+        tolerance = f"at the tolerance for {ran.layers} layer{'' if ran.layers == 1 else 's'}"
+        error = "" if ran.error is None else f"; the largest error is {ran.error:.2g} of the largest element"
+        found = f"differs from eager PyTorch: {ran.difference}" if ran.difference else "as eager PyTorch"
+        console.print(f"{found} ({tolerance}{error})")
+        print(ran.statistics)

@@ -1,0 +1,124 @@
+"""What threads were at, and how much memory there was, while a model is explained."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import time
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch.autograd.profiler import profile
+
+from torchmdla import _C
+from torchmdla.report.explanation import Activity, MemoryUse
+from torchmdla.support import trace
+from torchmdla.support.trace import Span
+
+# Between two looks at the memory, in seconds.
+_INTERVAL = 0.02
+
+# Operators that are told of: the longest.
+_MOST_OPERATORS = 2000
+
+# What ranges of the extension are called, and what they are.
+_RANGES = {"mdla::record": "record", "mdla::pack": "pack", "mdla::fall_back": "fall back"}
+
+_STATM = Path("/proc/self/statm")
+
+
+class Recording:
+    """While it is entered, everything is recorded but what only :meth:`profiled` blocks see: the calls of groups and
+    operators by the thread that is in such a block."""
+
+    def __init__(self) -> None:
+        self._start = time.time_ns()
+        self._samples: list[MemoryUse] = []
+        self._profiles: list[Any] = []
+        self._ended = threading.Event()
+        self._recorded = ExitStack()
+
+    def __enter__(self) -> Recording:
+        self._spans = self._recorded.enter_context(trace.recording())
+        self._sampler = threading.Thread(target=self._sample, name="torchmdla-memory", daemon=True)
+        self._sampler.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._ended.set()
+        self._sampler.join()
+        self._recorded.close()
+
+    @contextmanager
+    def profiled(self) -> Iterator[profile]:
+        """Within the block PyTorch's profiler is on."""
+        with profile() as found:  # type: ignore[no-untyped-call]
+            yield found
+        self._profiles.append(found)
+
+    def timeline(self, groups: Collection[str]) -> tuple[Activity, ...]:
+        """What threads were at; ``groups`` are the names of ranges that are groups."""
+        profiled = (span for found in self._profiles for span in _spans_of(found, groups))
+        spans = [*self._spans, *_few(list(_joined(profiled)))]
+        return tuple(self._activity(span) for span in sorted(spans, key=lambda span: (span.start, -span.end)))
+
+    def memory(self) -> tuple[MemoryUse, ...]:
+        """In order."""
+        return tuple(self._samples)
+
+    def _activity(self, span: Span) -> Activity:
+        thread = span.thread_name if span.process == os.getpid() else f"compiler process {span.process}"
+        return Activity(span.name, span.kind, thread, (span.start - self._start) * 1e-9, (span.end - span.start) * 1e-9)
+
+    def _sample(self) -> None:
+        while True:
+            seconds = (time.time_ns() - self._start) * 1e-9
+            self._samples.append(MemoryUse(seconds, _resident_bytes(), **_C.memory_use()))
+            if self._ended.wait(_INTERVAL):
+                return
+
+
+def _resident_bytes() -> int:
+    try:
+        return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):  # Linux alone has it.
+        return 0
+
+
+def _joined(spans: Iterator[Span]) -> Iterator[Span]:
+    """Spans in the order of a thread; of an operator that runs several times without another one between, all as one:
+    PyTorch compares a graph's constants with each other by tens of thousands of calls."""
+    for _, same in itertools.groupby(spans, key=lambda span: (span.thread, span.kind, span.name)):
+        every = list(same)
+        first = every[0]
+        if first.kind == "operator" and len(every) > 1:
+            yield replace(first, name=f"{first.name} × {len(every)}", end=every[-1].end)
+        else:
+            yield from every
+
+
+def _few(spans: list[Span]) -> Iterator[Span]:
+    operators = sorted((one.end - one.start for one in spans if one.kind == "operator"), reverse=True)
+    least = operators[_MOST_OPERATORS] if len(operators) > _MOST_OPERATORS else -1
+    return (one for one in spans if one.kind != "operator" or one.end - one.start > least)
+
+
+def _spans_of(found: Any, groups: Collection[str]) -> Iterator[Span]:
+    """Of a profile the calls of groups, what these do beside running compiled code, and the operators that are outside
+    of groups and of other operators."""
+    names = {thread.native_id: thread.name for thread in threading.enumerate()}
+    ends: dict[int, int] = {}
+    for event in sorted(found.kineto_results.events(), key=lambda one: (one.start_ns(), -one.end_ns())):
+        name, thread, start, end = event.name(), event.device_resource_id(), event.start_ns(), event.end_ns()
+        is_operator = "::" in name and not name.startswith("mdla::")
+        kind = "run" if name in groups else "operator" if is_operator else _RANGES.get(name, "")
+        if not kind or (is_operator and start < ends.get(thread, 0)):
+            continue
+        if kind in ("run", "operator"):
+            ends[thread] = max(end, ends.get(thread, 0))
+        shown = name.removeprefix("mdla::").replace("_", " ") if name in _RANGES else name
+        yield Span(shown, kind, start, end, os.getpid(), thread, names.get(thread, f"thread {thread}"))

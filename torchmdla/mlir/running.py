@@ -1,0 +1,170 @@
+"""Modules of MLIR as functions to call: compiled for a device, without a program of PyTorch's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_mlir import ir
+
+from torchmdla import _C, devices
+from torchmdla.capture.specialise import packs_of
+from torchmdla.compile_service import service
+from torchmdla.compile_service.versions import producers
+from torchmdla.compiler.program import Argument, Program, Result, Role
+from torchmdla.devices import interrupts
+from torchmdla.errors import CompileError
+from torchmdla.importer.layout import contiguous_strides
+from torchmdla.importer.tensor_spec import TensorSpec
+from torchmdla.mlir.context import new_context
+from torchmdla.mlir.function import TorchFunction, separate_results, tensor_type_of
+
+
+class MlirFunction:
+    """The one public function of a module: what :func:`torchmdla.get_mlir` writes as ``"torch"`` or ``"linalg"``, or
+    the like. Its arguments and results are tensors of known sizes.
+
+    Args:
+        text: of the module.
+
+    Attributes:
+        name: the function's.
+        arguments: what it takes. ``results``: what it returns.
+
+    Raises:
+        CompileError: the text is no such module.
+    """
+
+    def __init__(self, text: str) -> None:
+        try:
+            with new_context():
+                self._module = ir.Module.parse(text)
+        except ir.MLIRError as error:
+            raise CompileError("no valid module", diagnostic=str(error)) from None
+        function = _public_function(self._module)
+        self.name = ir.StringAttr(function.attributes["sym_name"]).value
+        self._is_torch = "!torch." in str(function.attributes["function_type"])
+        with self._module.context:
+            # What programs have it called.
+            function.attributes["sym_name"] = ir.StringAttr.get("forward")
+        types = TorchFunction(self._module, ()).signature
+        self.arguments = tuple(_spec(type_, "an argument") for type_ in types.inputs)
+        self.results = tuple(_spec(type_, "a result") for type_ in types.results)
+
+    def compile(self, device: str = "cpu", weights: int = 0) -> CompiledMlir:
+        """
+        Args:
+            device: a registered device. Devices but the cpu take the Torch dialect alone.
+            weights: how many of the last arguments change seldom: they are packed once for each version.
+
+        Raises:
+            CompileError: the device does not take it.
+        """
+        if self._is_torch:
+            separate_results(TorchFunction(self._module, ()))
+        first = len(self.arguments) - weights
+        roles: list[Role] = ["input" if index < first else "parameter" for index in range(len(self.arguments))]
+        chosen = devices.get(device)
+        program = Program(
+            self._module.operation.get_asm(enable_debug_info=True),
+            tuple(Argument(role, *_fields(spec)) for role, spec in zip(roles, self.arguments, strict=True)),
+            tuple(Result(*_fields(spec)) for spec in self.results),
+            chosen.target(),
+            versions=producers(chosen),
+        )
+        artifact = service.compile_program(program).artifact
+        return CompiledMlir(self, _executable(self, chosen.load(artifact), artifact, roles))
+
+
+class CompiledMlir:
+    """A function of MLIR, compiled."""
+
+    def __init__(self, function: MlirFunction, executable: _C.Executable) -> None:
+        self.function = function
+        self._executable = executable
+
+    def __call__(self, *tensors: Tensor) -> Any:
+        """The result, or a tuple of several.
+
+        Raises:
+            TypeError, ValueError: the tensors are not of the types that the function takes.
+            RuntimeError: the compiled code, or the device, reports an error.
+        """
+        expected = self.function.arguments
+        if len(tensors) != len(expected):
+            raise TypeError(f"@{self.function.name} takes {len(expected)} tensors, got {len(tensors)}")
+        for index, (tensor, spec) in enumerate(zip(tensors, expected, strict=True)):
+            if (tensor.dtype, tuple(tensor.shape)) != (spec.dtype, spec.shape):
+                found = f"{tensor.dtype} {list(tensor.shape)}"
+                raise ValueError(
+                    f"argument {index} of @{self.function.name} is {spec.dtype} {list(spec.shape)}, got {found}"
+                )
+        try:
+            results = self._executable([tensor.detach().contiguous() for tensor in tensors])
+        except RuntimeError:
+            interrupts.raise_held()
+            raise
+        return results[0] if len(results) == 1 else results
+
+
+# An element type of the builtin dialect, by PyTorch's name.
+_DTYPES = {
+    "f16": "float16",
+    "bf16": "bfloat16",
+    "f32": "float32",
+    "f64": "float64",
+    "i1": "bool",
+    "i8": "int8",
+    "i16": "int16",
+    "i32": "int32",
+    "i64": "int64",
+}
+_BUILTIN = re.compile(r"tensor<(?P<sizes>(?:[\d?]+x)*)(?P<element>\w+)>")
+
+
+def _public_function(module: ir.Module) -> Any:
+    found = [op.operation for op in module.body.operations if op.operation.name == "func.func"]
+    public = [op for op in found if "sym_visibility" not in op.attributes and len(op.regions[0].blocks)]
+    if len(public) != 1:
+        names = ", ".join(f"@{ir.StringAttr(op.attributes['sym_name']).value}" for op in public) or "none"
+        raise CompileError(f"a module with one public function is needed; public in this one: {names}")
+    return public[0]
+
+
+def _spec(type_: ir.Type, what: str) -> TensorSpec:
+    """
+    Raises:
+        CompileError: it is no tensor of known dtype and sizes.
+    """
+    if found := _BUILTIN.fullmatch(str(type_)):
+        sizes: Sequence[int | None] = [None if size == "?" else int(size) for size in found["sizes"].split("x") if size]
+        dtype = _DTYPES.get(found["element"], "")
+    else:
+        dtype, sizes = tensor_type_of(type_)
+    if None in sizes or not dtype:
+        raise CompileError(f"{what} is {type_}: a tensor of known dtype and sizes is needed")
+    return TensorSpec(tuple(sizes), getattr(torch, dtype))
+
+
+def _fields(spec: TensorSpec) -> tuple[str, tuple[int, ...]]:
+    """dtype and sizes, as programs have them."""
+    return str(spec.dtype).removeprefix("torch."), tuple(spec.shape)  # type: ignore[arg-type]
+
+
+def _executable(function: MlirFunction, loaded: devices.LoadedCode, artifact: Any, roles: Sequence[Role]) -> Any:
+    manifest = artifact.manifest
+    return _C.Executable(
+        entry=loaded.entry,
+        packs=packs_of(loaded, manifest),
+        workspace_bytes=manifest.workspace_bytes,
+        owner=loaded,
+        inputs=[("dense", index) for index in range(len(roles))],
+        outputs=[
+            ("tensor", (index, spec.dtype, list(spec.shape), list(contiguous_strides(tuple(spec.shape)))))  # type: ignore[arg-type]
+            for index, spec in enumerate(function.results)
+        ],
+        fault=loaded.fault,
+    )

@@ -1,0 +1,139 @@
+"""A report as one HTML file: the model's graph, what each stage made of a kernel, a roofline, a timeline, tables.
+
+The files beside this one are the page, as they are: its text, its style, its scripts in the order of ``_SCRIPTS``.
+``vendor/`` has what lays graphs out, which ``setup.py`` puts there.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import html
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from torchmdla.compiler.program import Program
+from torchmdla.report.environment import environment
+from torchmdla.report.explanation import Explanation
+from torchmdla.report.page.sources import lines_around
+from torchmdla.report.page.stages import Stage, stages_of
+
+_FOLDER = Path(__file__).parent
+_VENDOR = _FOLDER / "vendor"
+_SCRIPTS = ("dom", "data", "kernel", "kernels", "layout", "graph", "roofline", "timeline", "tables", "main")
+
+# As many programs are compiled at a time as there are compiler processes.
+_COMPILES = 2
+
+
+def save(explanation: Explanation, path: str | Path) -> None:
+    """Writes the page.
+
+    Raises:
+        OSError: ``path`` cannot be written; said before anything is compiled.
+        RuntimeError: there is nothing to lay graphs out with.
+    """
+    parts = _parts()
+    with Path(path).open("w", encoding="utf-8") as file:
+        data = json.dumps(_data(explanation), separators=(",", ":")).replace("<", "\\u003c")
+        title = html.escape(f"{explanation.model or 'model'} - torchmdla")
+        template = (_FOLDER / "page.html").read_text(encoding="utf-8")
+        file.write(_filled(template, {**parts, "data": data, "title": title}))
+
+
+def _parts() -> dict[str, str]:
+    """What is the same of all pages. The policy lets nothing run but the page's scripts, and nothing be fetched."""
+    try:
+        library = (_VENDOR / "dagre.min.js").read_text(encoding="utf-8")
+        licence = (_VENDOR / "LICENSE").read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise RuntimeError(
+            "this copy of torchmdla was built without the library that lays graphs out (@dagrejs/dagre, from npm): "
+            "install npm and build it again, in a checkout by `rm -f .venv/.built && make build`"
+        ) from None
+    scripts = "\n".join((_FOLDER / f"{name}.js").read_text(encoding="utf-8") for name in _SCRIPTS)
+    style = (_FOLDER / "page.css").read_text(encoding="utf-8")
+    script = f'(() => {{\n"use strict";\n{scripts}\n}})();'
+    layout = f"/*\n{licence.replace('*/', '* /')}\n*/\n{library}"
+    allowed = [
+        "default-src 'none'",
+        f"script-src {_hash(layout)} {_hash(script)}",
+        f"style-src {_hash(style)}",
+        "base-uri 'none'",
+        "form-action 'none'",
+    ]
+    return {
+        "policy": "; ".join(allowed),
+        "style": style,
+        "layout": layout,
+        "script": script,
+        "licence": html.escape(licence),
+    }
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def _filled(template: str, parts: Mapping[str, str]) -> str:
+    """Once through the template, so that nothing is replaced in what has been filled in."""
+    pieces = template.split("{{")
+    filled = (f"{parts[name]}{rest}" for name, _, rest in (piece.partition("}}") for piece in pieces[1:]))
+    return "".join([pieces[0], *filled])
+
+
+def _data(explanation: Explanation) -> dict[str, Any]:
+    texts: dict[str, int] = {}
+    called = [
+        one.key
+        for group in explanation.groups
+        for one in group.specialisations
+        if any(kernel.seconds for kernel in one.kernels)
+    ]
+    code = {
+        key: [
+            {"name": stage.name, "text": texts.setdefault(stage.text, len(texts)), "lines": stage.lines}
+            for stage in stages
+        ]
+        for key, stages in _stages(explanation, dict.fromkeys(called))
+    }
+    return {
+        "report": explanation.to_dict(),
+        "environment": environment(),
+        "sources": lines_around(_places(explanation)),
+        "code": code,
+        "texts": [_compressed(text) for text in texts],
+    }
+
+
+def _stages(explanation: Explanation, keys: Iterable[str]) -> Iterator[tuple[str, list[Stage]]]:
+    known = [key for key in keys if key in explanation.programs]
+
+    def stages(key: str) -> list[Stage]:
+        program, kernels = explanation.programs[key]
+        return stages_of(Program.from_bytes(program), kernels)
+
+    with ThreadPoolExecutor(_COMPILES) as threads:
+        made = tqdm(threads.map(stages, known), desc="torchmdla: stages", total=len(known), leave=False, disable=None)
+        yield from zip(known, made, strict=True)
+
+
+def _places(explanation: Explanation) -> Iterator[str]:
+    """Every line of the program that the page names."""
+    graphs = [explanation.graph, *(group.graph for group in explanation.groups)]
+    yield from (one.source for graph in graphs for one in graph.operators)
+    for group in explanation.groups:
+        yield group.source
+        yield from (kernel.source for one in group.specialisations for kernel in one.kernels)
+    yield from (source for reason in explanation.reasons for source in reason.sources)
+
+
+def _compressed(text: str) -> str:
+    """Of some megabytes some ten kilobytes; the browser has what undoes it."""
+    return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()

@@ -1,0 +1,98 @@
+"""What :class:`torchmdla.Statistics` prints: a table of groups, and one of reasons with what to do about them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from torchmdla.report.advice import advice
+from torchmdla.report.rendering import new_table, place, time_text
+
+if TYPE_CHECKING:
+    from torchmdla.report.statistics import Statistics
+
+# Groups that are shown, those that were called most; ``by_group`` has all.
+_MOST_GROUPS = 30
+
+# How :class:`torchmdla.capture.ungrouped.Ungrouped` is written.
+_WRITTEN = re.compile(r"(?:(?P<op>\w+::[\w.]+): )?(?P<reason>.*?)(?: \(at (?P<source>[^()]+:\d+)\))?", re.DOTALL)
+
+
+def tables(statistics: Statistics) -> RenderableType:
+    """What there is to print of statistics."""
+    return Group(*_parts(statistics))
+
+
+def _parts(statistics: Statistics) -> Iterator[RenderableType]:
+    yield Text(
+        f"{_counted(statistics.groups, 'group')} formed, {_counted(statistics.specialisations, 'specialisation')} "
+        f"compiled, {statistics.dynamic} of them for any sizes",
+        style="bold",
+    )
+    yield Text(
+        f"{_counted(statistics.compiled, 'program')} compiled in {time_text(statistics.compile_seconds)}, "
+        f"{statistics.cache_hits} found on disk, {statistics.memory_hits} in memory, {statistics.failures} failed"
+    )
+    if statistics.lazy.graphs or statistics.lazy.eager:
+        yield Text(
+            f"lazy device: {_counted(statistics.lazy.graphs, 'graph')}, {_counted(statistics.lazy.runs, 'run')}, "
+            f"{_counted(sum(statistics.lazy.eager.values()), 'call')} outside of them"
+        )
+    if statistics.by_group:
+        yield _groups(statistics)
+    if found := list(reasons(statistics)):
+        yield _reasons_table(found)
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def _groups(statistics: Statistics) -> RenderableType:
+    table = new_table()
+    table.add_column("group", overflow="fold")
+    table.add_column("line", overflow="fold")
+    for name in ("calls\ncompiled", "\nrecorded", "\ntraining", "fallen\nback", "special-\nisations", "compile\ntime"):
+        table.add_column(name, justify="right", no_wrap=True)
+    shown = sorted(statistics.by_group, key=lambda one: -one.calls)[:_MOST_GROUPS]
+    for one in shown:
+        numbers = (one.compiled_calls, one.recorded_calls, one.training_calls, one.fallbacks, one.specialisations)
+        table.add_row(one.name, place(one.source), *map(str, numbers), time_text(one.compile_seconds))
+    if rest := len(statistics.by_group) - len(shown):
+        table.add_row(f"{rest} others")
+    return table
+
+
+# What stands in a row: what the count counts, the reason with its operator, the line, the count, and what to do.
+_Row = tuple[str, str, str, int, str]
+
+
+def reasons(statistics: Statistics) -> Iterator[_Row]:
+    """The rows of the table of reasons, each reason once."""
+    counted = {
+        "calls in PyTorch's interpreter": statistics.fallbacks,
+        "attempts at any sizes": statistics.not_dynamic,
+        "specialisations without it": statistics.left_out,
+        "graphs with it outside of groups": statistics.ungrouped,
+    }
+    for what, counts in counted.items():
+        for text, count in sorted(counts.items(), key=lambda item: -item[1]):
+            found = _WRITTEN.fullmatch(text)
+            op, reason, source = found.group("op", "reason", "source") if found else ("", text, "")
+            yield what, f"{op}: {reason}" if op else reason, source or "", count, advice(op or "", reason)
+
+
+def _reasons_table(rows: list[_Row]) -> RenderableType:
+    table = new_table()
+    for name in ("reason", "line"):
+        table.add_column(name, overflow="fold")
+    table.add_column("count", justify="right")
+    for name in ("of", "what to do"):
+        table.add_column(name, overflow="fold")
+    for what, reason, source, count, help_ in rows:
+        table.add_row(reason, place(source), str(count), what, help_)
+    return table
