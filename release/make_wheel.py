@@ -148,9 +148,10 @@ def repair(wheel: Path, folder: Path) -> None:
 
 def show(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
-        for entry in sorted(archive.infolist(), key=lambda entry: entry.filename):
+        files = [entry for entry in archive.infolist() if not entry.is_dir()]
+        for entry in sorted(files, key=lambda entry: entry.filename):
             print(f"{entry.file_size:>10,}  {entry.filename}")
-        unpacked = sum(entry.file_size for entry in archive.infolist())
+        unpacked = sum(entry.file_size for entry in files)
     print(f"{wheel}: {wheel.stat().st_size:,} bytes, unpacked {unpacked:,}")
 
 

@@ -2,8 +2,8 @@
 
 ``torchmdla.mlir.process`` starts this file as a script, with a request in JSON on standard input::
 
-    {"path": sys.path of the parent, "memory": the most bytes to take, 0 for no limit, "reply": file to write,
-     "job": "lower" | "generate" | "opt", …: its arguments}
+    {"path": sys.path of the parent, "package": its torchmdla.__path__, "memory": the most bytes to take, 0 for no
+     limit, "reply": file to write, "job": "lower" | "generate" | "opt", …: its arguments}
 
 The reply is ``{"text": the resulting module}`` or the fields of a ``CompileError``.
 """
@@ -26,17 +26,17 @@ from typing import Any
 def main() -> None:
     request = json.load(sys.stdin)
     sys.path = request.pop("path")
-    _install_bare_package()
+    _install_bare_package(request.pop("package"))
     _limit_memory(request.pop("memory"))
     reply = request.pop("reply")
     answer = json.dumps(_answer(request.pop("job"), request))
     Path(reply).write_text(answer)
 
 
-def _install_bare_package() -> None:
+def _install_bare_package(path: list[str]) -> None:
     """Makes ``torchmdla.*`` importable without ``torchmdla/__init__.py``, the user's API, which loads torch."""
     package = types.ModuleType("torchmdla")
-    package.__path__ = [str(Path(__file__).resolve().parents[1])]
+    package.__path__ = path
     sys.modules["torchmdla"] = package
     # The same for the package of this file, whose API does.
     package = types.ModuleType("torchmdla.mlir")

@@ -36,7 +36,14 @@ def run_job(
     limits = Limits.from_environment()
     with tempfile.TemporaryDirectory(prefix="torchmdla-") as folder, tempfile.TemporaryFile() as printed:
         reply = Path(folder, "reply")
-        request = {"path": sys.path, "job": job, "reply": str(reply), "memory": limits.memory, **arguments}
+        request = {
+            "path": sys.path,
+            "package": list(sys.modules["torchmdla"].__path__),  # where the extension is, too
+            "job": job,
+            "reply": str(reply),
+            "memory": limits.memory,
+            **arguments,
+        }
         try:
             child = subprocess.run(
                 [sys.executable, str(_CHILD)],
