@@ -90,8 +90,8 @@ _FORCED: Mapping[Algorithms, int] = {"direct": 0, "winograd2": 2, "winograd4": 4
 # Cycles of a vector that a transform loads, computes or stores, beside one that a product multiplies and adds.
 _TRANSFORM_COST = 0.7
 
-# Cycles to fetch a byte of weights that no second cache holds.
-_WEIGHT_BYTE = 1 / 16
+# Cycles to fetch a byte of weights that no second cache holds: other layers have filled the caches since.
+_WEIGHT_BYTE = 1 / 8
 
 # Plain sums of fewer cycles stay: the nests that they would become take longer to compile.
 _LEAST_CYCLES = 100_000
