@@ -31,7 +31,7 @@ std::string source_ranges(const torch::jit::Node* node) {
   if (const auto calls = node->callstack()) {
     const auto outwards = (*calls)->vec();
     for (auto call = outwards.rbegin(); call != outwards.rend(); ++call)
-      text += "\n" + std::get<torch::jit::SourceRange>(*call).str();
+      text.append("\n").append(std::get<torch::jit::SourceRange>(*call).str());
   }
   return text;
 }
