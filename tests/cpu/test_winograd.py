@@ -75,9 +75,8 @@ def test_expressions_are_the_matrix(results: int, matrix: str, dimensions: int, 
         return _OPS[expression.op](*map(value, expression.operands))
 
     made = [value(expression) for expression in transformed(chosen, leaves, fused).values()]
-    whole = torch.tensor([[float(number) for number in row] for row in chosen], dtype=torch.float64)
-    for _ in range(dimensions - 1):
-        whole = torch.kron(whole, torch.tensor([[float(number) for number in row] for row in chosen]).double())
+    alone = torch.tensor([[float(number) for number in row] for row in chosen], dtype=torch.float64)
+    whole = torch.kron(alone, alone) if dimensions == 2 else alone
     torch.testing.assert_close(torch.tensor(made, dtype=torch.float64), whole @ numbers)
 
 

@@ -11,7 +11,6 @@ parameters alone, this is done once for each version of them (``precompute.py``)
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -19,7 +18,7 @@ from torchmdla.devices.cpu.accesses import Access
 from torchmdla.devices.cpu.expressions import load, operation, substituted
 from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, starts_from_zero
 from torchmdla.devices.cpu.passes.layout import lay_out
-from torchmdla.devices.cpu.passes.precompute import parameter_values
+from torchmdla.devices.cpu.passes.precompute import IsKnown, known_accesses
 from torchmdla.devices.cpu.patterns import SUM_OF_PRODUCTS, Captured, Rule, op, within
 
 # Weights that a call uses less often than this stay as they are: a scaled copy would take more than it gives. Sizes
@@ -28,11 +27,8 @@ _LEAST_USES = 8
 
 _SCALED_SUM = op("arith.mulf", op("reduced", name="total"), op("load", name="factor"), name="product")
 
-# Whether an access is of what depends on parameters alone.
-_IsKnown = Callable[[Access], bool]
 
-
-def _fold(steps: LoopProgram, is_known: _IsKnown, step: LoopNest, found: Captured) -> bool:
+def _fold(steps: LoopProgram, is_known: IsKnown, step: LoopNest, found: Captured) -> bool:
     """Multiplies weights by what the epilogue multiplies the sum of their products by."""
     if not step.epilogue or not starts_from_zero(step):
         return False
@@ -50,7 +46,7 @@ def _fold(steps: LoopProgram, is_known: _IsKnown, step: LoopNest, found: Capture
     return True
 
 
-FOLD_SCALES = Rule(SUM_OF_PRODUCTS, lambda steps: partial(_fold, steps, _known_accesses(steps)))
+FOLD_SCALES = Rule(SUM_OF_PRODUCTS, lambda steps: partial(_fold, steps, known_accesses(steps)))
 
 
 def _is_only_use(step: LoopNest, scaled: Captured) -> bool:
@@ -60,12 +56,7 @@ def _is_only_use(step: LoopNest, scaled: Captured) -> bool:
     return readers == [scaled["product"]] and scaled["total"] not in step.epilogue.values
 
 
-def _known_accesses(steps: LoopProgram) -> _IsKnown:
-    made = parameter_values(steps)
-    return lambda access: access.buffer.kind == "parameter" or access.buffer in made
-
-
-def _can_scale(step: LoopNest, weights: Access, factor: Access, is_known: _IsKnown) -> bool:
+def _can_scale(step: LoopNest, weights: Access, factor: Access, is_known: IsKnown) -> bool:
     """Whether an input can be scaled by ``factor``, of the same loops, ahead."""
     uses = math.prod(n for loop, n in enumerate(step.sizes) if loop not in weights.loops)
     same = weights.buffer.element == factor.buffer.element == step.values[0].type

@@ -7,7 +7,7 @@ import math
 from torchmdla.devices.cpu.accesses import Access
 from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, split_loop
 from torchmdla.devices.cpu.passes.layout import lay_out, slides
-from torchmdla.devices.cpu.passes.precompute import parameter_values
+from torchmdla.devices.cpu.passes.precompute import known_accesses
 
 # Rows of the other factor from which a kernel holds a tile of the product; with fewer it just streams the weights.
 _FEWEST_ROWS = 3
@@ -25,13 +25,13 @@ def panel_width(columns: int, lanes: int) -> int:
 
 def pack_weights(steps: LoopProgram, lanes: int) -> None:
     """Gives matrix products with parameters these as [columns/panel][rows][panel]."""
-    fixed = parameter_values(steps)
+    is_known = known_accesses(steps)
     made: dict[object, Access] = {}
     for step in steps.nests():
         if not any(step.reduction) or slides(step):
             continue
         for position, access in enumerate(step.inputs):
-            if access.buffer.kind == "parameter" or access.buffer in fixed:
+            if is_known(access):
                 _use_panels(steps, step, position, lanes, made)
 
 

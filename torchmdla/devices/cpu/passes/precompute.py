@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from torchmdla.devices.cpu.accesses import Access, Buffer
@@ -32,6 +33,16 @@ def precompute_parameters(steps: LoopProgram) -> None:
         if isinstance(step, LoopNest):
             step.map_body(lambda roots: gathering(roots, lambda t: replace(t, buffer=packed.get(t.buffer, t.buffer))))
     remove_unread(steps)
+
+
+# Whether an access is of what depends on parameters alone.
+IsKnown = Callable[[Access], bool]
+
+
+def known_accesses(steps: LoopProgram) -> IsKnown:
+    """Of parameters, and of temporaries that depend on nothing else, as the steps are now."""
+    made = parameter_values(steps)
+    return lambda access: access.buffer.kind == "parameter" or access.buffer in made
 
 
 def parameter_values(steps: LoopProgram) -> dict[Buffer, list[LoopNest]]:

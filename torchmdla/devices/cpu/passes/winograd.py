@@ -2,7 +2,7 @@
 
 A convolution of stride one becomes four steps: weights transformed (of parameters alone, so packed once), tiles of the
 image transformed, a product of matrices for each place in a tile, and the results transformed back with the epilogue.
-In one dimension, tiles of two results, an image ``i`` of eight places::
+In one dimension, tiles of two results, an image of eight places::
 
     nest d0:16 d1:6 d2:16+ d3:3+ {                  nest d0:16 d1:16 { transformed weights w[0..3, d0, d1] }
       i0 = input0[d2, d1 + d3]                      nest d0:16 d1:3 { transformed tiles v[0..3, d0, d1] = …
@@ -19,10 +19,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from torchmdla.devices.cpu.accesses import Access, Buffer
+from torchmdla.devices.cpu.accesses import Access
 from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, starts_from_zero
 from torchmdla.devices.cpu.machine import Algorithms, Machine
-from torchmdla.devices.cpu.passes.precompute import parameter_values
+from torchmdla.devices.cpu.passes.precompute import IsKnown, known_accesses
 from torchmdla.devices.cpu.passes.tile_fusion import MOST_LOCAL_BYTES, cut
 from torchmdla.devices.cpu.passes.winograd_nests import Convolution, winograd_steps
 from torchmdla.devices.cpu.patterns import SUM_OF_PRODUCTS
@@ -34,9 +34,9 @@ _MOST_WINDOWS = 2
 
 def use_winograd(steps: LoopProgram, machine: Machine) -> None:
     """Replaces convolutions that Winograd's way is faster for, in place."""
-    known = parameter_values(steps)
+    is_known = known_accesses(steps)
     for step in steps.nests():
-        found = _convolution(steps, step, known)
+        found = _convolution(steps, step, is_known)
         if found is None:
             continue
         costs = _Costs(found, [1 if size in steps.varying else size for size in step.sizes], machine)
@@ -49,14 +49,14 @@ def use_winograd(steps: LoopProgram, machine: Machine) -> None:
 # Which steps are such convolutions.
 
 
-def _convolution(steps: LoopProgram, step: LoopNest, known: Mapping[Buffer, object]) -> Convolution | None:
+def _convolution(steps: LoopProgram, step: LoopNest, is_known: IsKnown) -> Convolution | None:
     """The step as a convolution of stride one, over channels, with taps that are known ahead, if it is one."""
     if len(step.outputs) != 1 or step.tables or step.indexed_loops or not starts_from_zero(step):
         return None
     for match in SUM_OF_PRODUCTS.matches(step.values[0]):
         image, weights = match["left"].payload, match["right"].payload
         elements = {image.buffer.element, weights.buffer.element, step.values[0].type}
-        if not (weights.buffer.kind == "parameter" or weights.buffer in known) or elements != {KIND}:
+        if not is_known(weights) or elements != {KIND}:
             continue
         windows = tuple(_windows(steps, step, image, weights))
         summed = math.prod(size for size, reduces in zip(step.sizes, step.reduction, strict=True) if reduces)
