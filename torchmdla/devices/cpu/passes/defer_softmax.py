@@ -21,12 +21,12 @@ from torchmdla.devices.cpu.loop_program import (
     LoopProgram,
     Users,
     is_elementwise,
-    is_found_by_index,
     may_move,
     starts_from_zero,
 )
+from torchmdla.devices.cpu.passes.makers import maker_of, reduces
 from torchmdla.devices.cpu.passes.rematerialise import through
-from torchmdla.devices.cpu.patterns import SUM_OF_PRODUCTS, Captured, Pattern, Rule, anything, op
+from torchmdla.devices.cpu.patterns import SUM_OF_PRODUCTS, Captured, Rule, anything, op
 
 _DIVIDED = op("arith.divf", op("load", name="term"), anything("divisor"))
 _AT_LEAST = op("arith.maximumf", op("load", name="sum"), op("constant", name="least"))
@@ -39,7 +39,7 @@ _SMALLEST_NORMAL = {"f32": 2.0**-126, "f64": 2.0**-1022}
 
 def _defer(steps: LoopProgram, users: Users, step: LoopNest, found: Captured) -> bool:
     read = found["left"].payload
-    maker = _maker(users, read)
+    maker = maker_of(users, read)
     if maker is None or not is_elementwise(maker) or read.buffer.kind != "temporary" or read.buffer.fixed:
         return False
     divided = next(_DIVIDED.matches(maker.values[0]), None)
@@ -61,36 +61,15 @@ def _defer(steps: LoopProgram, users: Users, step: LoopNest, found: Captured) ->
 DEFER_SOFTMAX = Rule(SUM_OF_PRODUCTS, lambda steps: partial(_defer, steps, Users(steps.steps)))
 
 
-def _maker(users: Users, access: Access) -> LoopNest | None:
-    """The nest that computes all of a buffer, each element by the indices of loops, if nothing else writes it."""
-    writers = [step for step in users.of(access.buffer) if access.buffer in step.writes]
-    maker = writers[0] if len(writers) == 1 else None
-    if not isinstance(maker, LoopNest) or len(maker.outputs) > 1 or maker.epilogue or maker.checks:
-        return None
-    return maker if is_found_by_index(maker, maker.outputs[0]) else None
-
-
 def _is_softmax(users: Users, terms: Access, divisor: Expression) -> bool:
     """Whether terms are exponentials and the divisor is their sum, which has a finite reciprocal: 1 is among the terms,
     or it is not less than a normal number."""
     bounded = next(_AT_LEAST.matches(divisor), None)
-    total, maker = bounded["sum"] if bounded else divisor, _maker(users, terms)
-    if maker is None or total.op != "load" or not _reduces(users, _SUM, 0.0, total.payload, terms):
+    total, maker = bounded["sum"] if bounded else divisor, maker_of(users, terms)
+    if maker is None or total.op != "load" or not reduces(users, _SUM, 0.0, total.payload, terms):
         return False
     (power,) = maker.values
     if bounded and bounded["least"].payload >= _SMALLEST_NORMAL.get(power.type, math.inf):
         return power.op == "math.exp"
     found = _EXPONENTIAL.matches(power)
-    return any(_reduces(users, _LARGEST, -math.inf, e["largest"].payload, e["term"].payload) for e in found)
-
-
-def _reduces(users: Users, reduction: Pattern, start: float, result: Access, row: Access) -> bool:
-    """Whether ``result`` is made by a reduction, from ``start`` on, of the row that ``row`` lies in."""
-    maker = _maker(users, result)
-    if maker is None or maker.initial is None or maker.initial.payload != start:
-        return False
-    term = next((found["term"].payload for found in reduction.matches(maker.values[0])), None)
-    if term is None or term.buffer is not row.buffer:
-        return False
-    indices = zip(row.indices, through(term, maker, result).indices, term.indices, strict=True)
-    return all(own == its or any(maker.reduction[loop] for loop in i.loops) for own, its, i in indices)
+    return any(reduces(users, _LARGEST, -math.inf, e["largest"].payload, e["term"].payload) for e in found)

@@ -36,10 +36,10 @@ def _fold(steps: LoopProgram, is_known: IsKnown, step: LoopNest, found: Captured
     if scaled is None or not _is_only_use(step, scaled):
         return False
     factor = scaled["factor"].payload
-    weights = next((a for a in step.inputs if _can_scale(step, a, factor, is_known)), None)
+    weights = next((a for a in step.inputs if can_scale(step, a, factor, is_known)), None)
     if weights is None or not is_known(factor):
         return False
-    _scale(steps, step, weights, factor)
+    scale_ahead(steps, step, weights, factor)
     step.epilogue = replace(
         step.epilogue, values=substituted(step.epilogue.values, {scaled["product"]: scaled["total"]})
     )
@@ -56,14 +56,14 @@ def _is_only_use(step: LoopNest, scaled: Captured) -> bool:
     return readers == [scaled["product"]] and scaled["total"] not in step.epilogue.values
 
 
-def _can_scale(step: LoopNest, weights: Access, factor: Access, is_known: IsKnown) -> bool:
+def can_scale(step: LoopNest, weights: Access, factor: Access, is_known: IsKnown) -> bool:
     """Whether an input can be scaled by ``factor``, of the same loops, ahead."""
     uses = math.prod(n for loop, n in enumerate(step.sizes) if loop not in weights.loops)
     same = weights.buffer.element == factor.buffer.element == step.values[0].type
     return is_known(weights) and same and weights.loops >= factor.loops and uses >= _LEAST_USES
 
 
-def _scale(steps: LoopProgram, step: LoopNest, weights: Access, factor: Access) -> None:
+def scale_ahead(steps: LoopProgram, step: LoopNest, weights: Access, factor: Access) -> None:
     """Lets a step read a buffer of scaled weights, which a step before it fills."""
     flat = weights.flat(len(step.sizes))
     order = sorted(weights.loops, key=lambda loop: -flat.factors[loop])
