@@ -33,6 +33,12 @@ def test_matches_within_expressions() -> None:
     assert not list(product.matches(SUM))
 
 
+def test_what_has_one_name_is_one_expression() -> None:
+    square = op("arith.mulf", op("load", name="term"), op("load", name="term"))
+    assert [found["term"] for found in square.matches(operation("arith.mulf", [A, A], "f32"))] == [A, A]
+    assert not list(square.matches(operation("arith.mulf", [A, B], "f32")))
+
+
 def test_a_rule_is_tried_until_it_rewrites() -> None:
     seen = []
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from torchmdla.devices.cpu.expressions import Expression, contents
 from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram
+from torchmdla.devices.cpu.passes.dead_code import remove_unread
 
 _COMMUTATIVE = frozenset(
     f"arith.{name}" for name in ("addf", "addi", "andi", "maximumf", "minimumf", "mulf", "muli", "ori", "xori")
@@ -25,7 +26,8 @@ Captured = Mapping[str, Expression]
 
 @dataclass(frozen=True)
 class Pattern:
-    """Expressions of an op, any if it is empty, whose operands match ``operands``, any if these are None."""
+    """Expressions of an op, any if it is empty, whose operands match ``operands``, any if these are None. What has one
+    name is one expression."""
 
     op: str
     operands: tuple[Pattern, ...] | None = None
@@ -43,7 +45,10 @@ class Pattern:
             for order in itertools.permutations(expression.operands) if is_commutative else [expression.operands]:
                 pairs = zip(self.operands, order, strict=True)
                 for found in itertools.product(*(pattern.matches(operand) for pattern, operand in pairs)):
-                    yield own | {name: each for part in found for name, each in part.items()}
+                    named = [own, *found]
+                    merged = {name: each for part in named for name, each in part.items()}
+                    if all(merged[name] is each for part in named for name, each in part.items()):
+                        yield merged
 
 
 def op(kind: str, *operands: Pattern, name: str = "") -> Pattern:
@@ -72,12 +77,13 @@ class Rule:
 
 
 def apply(rules: Iterable[Rule], steps: LoopProgram) -> None:
-    """Rewrites every nest by each of the rules, in order."""
+    """Rewrites every nest by each of the rules, in order. What nobody reads after one of them goes."""
     for rule in rules:
         rewrite = rule.rewriter(steps)
         for step in steps.nests():
             if len(step.values) == 1:
                 any(rewrite(step, found) for found in rule.value.matches(step.values[0]))
+        remove_unread(steps)
 
 
 # What many rules are about.

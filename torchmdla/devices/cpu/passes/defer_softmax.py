@@ -14,9 +14,8 @@ import math
 from functools import partial
 
 from torchmdla.devices.cpu.accesses import Access
-from torchmdla.devices.cpu.expressions import Expression, accessing, constant, operation, reduced
+from torchmdla.devices.cpu.expressions import Expression, accessing, constant, operation
 from torchmdla.devices.cpu.loop_program import (
-    Epilogue,
     LoopNest,
     LoopProgram,
     Users,
@@ -24,6 +23,7 @@ from torchmdla.devices.cpu.loop_program import (
     may_move,
     starts_from_zero,
 )
+from torchmdla.devices.cpu.passes.fold_scales import scale_sum
 from torchmdla.devices.cpu.passes.makers import maker_of, reduces
 from torchmdla.devices.cpu.passes.rematerialise import through
 from torchmdla.devices.cpu.patterns import SUM_OF_PRODUCTS, Captured, Rule, anything, op
@@ -50,11 +50,9 @@ def _defer(steps: LoopProgram, users: Users, step: LoopNest, found: Captured) ->
     roots = divided["term"], divided["divisor"]
     term, divisor = accessing(roots, lambda access: through(access, maker, read))
     step.read_instead(read, term.payload)
-    factor = operation("arith.divf", [constant(1.0, term.type), divisor], term.type)
-    step.epilogue = Epilogue(step.outputs, (operation("arith.mulf", [reduced(0, term.type), factor], term.type),))
+    scale_sum(step, operation("arith.divf", [constant(1.0, term.type), divisor], term.type))
     users.take_over(maker, step)
     users.set(read.buffer, [])
-    steps.steps.remove(maker)
     return True
 
 

@@ -15,8 +15,8 @@ from dataclasses import replace
 from functools import partial
 
 from torchmdla.devices.cpu.accesses import Access
-from torchmdla.devices.cpu.expressions import load, operation, substituted
-from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, starts_from_zero
+from torchmdla.devices.cpu.expressions import Expression, load, operation, reduced, substituted
+from torchmdla.devices.cpu.loop_program import Epilogue, LoopNest, LoopProgram, starts_from_zero
 from torchmdla.devices.cpu.passes.layout import lay_out
 from torchmdla.devices.cpu.passes.precompute import IsKnown, known_accesses
 from torchmdla.devices.cpu.patterns import SUM_OF_PRODUCTS, Captured, Rule, op, within
@@ -54,6 +54,14 @@ def _is_only_use(step: LoopNest, scaled: Captured) -> bool:
     assert step.epilogue is not None
     readers = step.epilogue.body.readers(scaled["total"])
     return readers == [scaled["product"]] and scaled["total"] not in step.epilogue.values
+
+
+def scale_sum(step: LoopNest, factor: Expression) -> None:
+    """Multiplies the sum of a step by ``factor``, over the step's loops, in its epilogue."""
+    total = reduced(0, factor.type)
+    plain = step.epilogue or Epilogue(step.outputs, (total,))
+    scaled = operation("arith.mulf", [total, factor], factor.type)
+    step.epilogue = replace(plain, values=substituted(plain.values, {total: scaled}))
 
 
 def can_scale(step: LoopNest, weights: Access, factor: Access, is_known: IsKnown) -> bool:
