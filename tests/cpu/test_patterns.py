@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+import torchmdla
 from torchmdla.devices.cpu.accesses import Access, Buffer
 from torchmdla.devices.cpu.expressions import accumulator, constant, load, operation
 from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram
@@ -13,6 +15,7 @@ from torchmdla.devices.cpu.passes.defer_softmax import DEFER_SOFTMAX
 from torchmdla.devices.cpu.passes.fold_scales import FOLD_SCALES
 from torchmdla.devices.cpu.patterns import SUM_OF_PRODUCTS, Rule, anything, apply, op, within
 from torchmdla.devices.cpu.printer import program_text
+from torchmdla.testing.programs.normalisation import rms_and_products
 
 A, B = (load(Access.whole(Buffer("input", "f32", (4,), k))) for k in range(2))
 SUM = operation("arith.addf", [operation("arith.mulf", [A, B], "f32"), accumulator(0, "f32")], "f32")
@@ -31,6 +34,12 @@ def test_matches_within_expressions() -> None:
     (found, _) = within(product, [operation("math.exp", [SUM], "f32")])
     assert found == {"product": SUM.operands[0]}
     assert not list(product.matches(SUM))
+
+
+def test_rms_norm_is_part_of_the_product_behind_it() -> None:
+    report = torchmdla.explain(torch.jit.script(rms_and_products().eval()), torch.randn(16, 64), compare=True)
+    kernels = [s.kernels for group in report.groups for s in group.specialisations]
+    assert [len(each) for each in kernels] == [2]  # The sums of squares, and the product.
 
 
 def test_what_has_one_name_is_one_expression() -> None:

@@ -39,6 +39,13 @@ BATCH_NORMS = {
     "instance2d_tracked": (with_statistics(lambda n: nn.InstanceNorm2d(n, track_running_stats=True), 4), IMAGE),
 }
 
+
+def rms_and_products() -> nn.Module:
+    made = nn.Sequential(nn.RMSNorm(64), nn.Linear(64, 8), nn.GELU())
+    nn.init.uniform_(made[0].weight)  # type: ignore[arg-type]
+    return made
+
+
 OTHERS = {
     "layer": (lambda: nn.LayerNorm(8), ROWS),
     "layer_plain": (lambda: nn.LayerNorm(8, elementwise_affine=False), ROWS),
@@ -49,6 +56,7 @@ OTHERS = {
     "group": (lambda: nn.GroupNorm(2, 4), IMAGE),
     "group_of_signal": (lambda: nn.GroupNorm(4, 4), SIGNAL),
     "rms": (lambda: nn.RMSNorm(8), ROWS),
+    "rms_and_products": (rms_and_products, normal(16, 64)),
     "local_response": (lambda: nn.LocalResponseNorm(3), IMAGE),
     "weight": (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(8, 5)), ROWS),
 }

@@ -12,6 +12,7 @@ from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.passes.constants import STORE_CONSTANT_FACTORS
 from torchmdla.devices.cpu.passes.copies import merge_copies
 from torchmdla.devices.cpu.passes.dead_code import remove_unread
+from torchmdla.devices.cpu.passes.defer_norms import DEFER_NORMS
 from torchmdla.devices.cpu.passes.defer_softmax import DEFER_SOFTMAX
 from torchmdla.devices.cpu.passes.elide_inserts import elide_insert_copies
 from torchmdla.devices.cpu.passes.epilogue import merge_epilogues
@@ -56,7 +57,7 @@ def _lanes(function: Callable[[LoopProgram, int], object]) -> Pass:
 RULES: Mapping[str, tuple[Rule, ...]] = {
     "store-constant-factors": (STORE_CONSTANT_FACTORS,),
     "defer-softmax": (DEFER_SOFTMAX,),
-    "fold-scales": (FOLD_SCALES,),
+    "fold-scales": (DEFER_NORMS, FOLD_SCALES),
 }
 
 

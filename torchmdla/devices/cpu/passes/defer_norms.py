@@ -1,0 +1,55 @@
+"""RMS norm in front of products: its factor of each row multiplies the sums, its weights those of the products.
+
+A sum of the row's products is at most the row's norm times that of the weights, so none overflows that did not before::
+
+    nest d0 d1 { normed[d0, d1] = x[d0, d1] * rsqrt(squares[d0] …) * scale[d1] }
+    nest d0 d1 d2+ { … normed[d0, d2] * weights[d2, d1] … }
+                                  →   nest d0 d1 { scaled[d0, d1] = weights[d0, d1] * scale[d0] }
+                                      nest d0 d1 d2+ { … x[d0, d2] * scaled[d2, d1] … } then { o0 * rsqrt(squares[d0]) }
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+from torchmdla.devices.cpu.expressions import accessing, contents
+from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, Users, may_move, starts_from_zero
+from torchmdla.devices.cpu.passes.fold_scales import can_scale, scale_ahead, scale_sum
+from torchmdla.devices.cpu.passes.makers import maker_of, reduces
+from torchmdla.devices.cpu.passes.precompute import IsKnown, known_accesses
+from torchmdla.devices.cpu.passes.rematerialise import through
+from torchmdla.devices.cpu.patterns import SUM_OF_PRODUCTS, Captured, Rule, op
+
+# Sums of fewer products than this take less time than the row factor, once for each tile of results.
+_LEAST_PRODUCTS = 64
+
+_TERM = op("load", name="term")
+_SQUARES = op("arith.addf", op("accumulator"), op("arith.mulf", _TERM, _TERM))
+_NORM = op("arith.mulf", op("arith.mulf", _TERM, op("math.rsqrt", name="row")), op("load", name="scale"))
+
+
+def _defer(steps: LoopProgram, users: Users, is_known: IsKnown, step: LoopNest, found: Captured) -> bool:
+    read, weights = found["left"].payload, found["right"].payload
+    maker = maker_of(users, read)
+    norm = next(_NORM.matches(maker.values[0]), None) if maker and read.buffer.kind == "temporary" else None
+    if not maker or not norm or not starts_from_zero(step) or not may_move(steps, maker, step):
+        return False
+    if len(contents((norm["row"],)).loads) != 1:
+        return False
+    roots = norm["term"], norm["scale"], norm["row"]
+    term, scale, row = accessing(roots, lambda access: through(access, maker, read))
+    (squares,), (along,) = contents((norm["row"],)).loads, contents((row,)).loads
+    summed = {loop for loop, is_summed in enumerate(step.reduction) if is_summed}
+    few = math.prod(step.sizes[loop] for loop in summed) < _LEAST_PRODUCTS
+    if few or summed & along.loops or not reduces(users, _SQUARES, 0.0, squares, norm["term"].payload):
+        return False
+    if not is_known(scale.payload) or not can_scale(step, weights, scale.payload, is_known):
+        return False
+    scale_ahead(steps, step, weights, scale.payload)
+    step.read_instead(read, term.payload)
+    scale_sum(step, row)
+    return True
+
+
+DEFER_NORMS = Rule(SUM_OF_PRODUCTS, lambda steps: partial(_defer, steps, Users(steps.steps), known_accesses(steps)))
