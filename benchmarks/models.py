@@ -1,12 +1,13 @@
 """Whole models: torchmdla against everything else that is installed, with equal results.
 
 Each model runs, for each number of threads, in a process of its own; there all ways to run it are prepared and then
-timed in turn, round by round. Times are the least and the median of the rounds, in milliseconds for one call.
+timed in turn, round by round. Times are the least and the median of the rounds, in milliseconds for one call; below
+them is the root of the mean square error against the same model in float64, relative to its results.
 The gain is the least time of the best peer over torchmdla's.
 
-Ends with status 1, and says what is wrong, where torchmdla's results differ from eager's by more than
-torchmdla.testing.compare allows, or it does not run. A peer whose results differ by more is shown, but is not a best
-peer. Peers that are not installed are left out and said so: pip install torchmdla[bench] installs them all.
+What differs from eager by more than torchmdla.testing.compare allows is said, and not timed. Ends with status 1, and
+says what is wrong, where that is torchmdla, or it does not run. Peers that are not installed are left out and said so:
+pip install torchmdla[bench] installs them all.
 """
 
 from __future__ import annotations
@@ -15,10 +16,8 @@ import argparse
 import importlib.util
 import math
 import os
-import re
 import sys
 import tempfile
-import time
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -26,22 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from harness import children, output
+from harness.rows import OURS, ROW_NAMES, WAY_NAMES, compare, prepare, reason, rows_by_name
 
-ROW_NAMES = (
-    "resnet18",
-    "resnet50",
-    "mobilenet_v2",
-    "mobilenet_v3_large",
-    "vgg11",
-    "bert",
-    "vit_b16",
-    "lstm",
-    "mlp",
-    "norms_4096x1024",
-    "norms_64x256",
-)
-WAY_NAMES = ("eager", "frozen", "ofi", "inductor", "onnxruntime", "openvino", "iree", "torchmdla-unfrozen")
-OURS = "torchmdla"
 # PyTorch's own ways are blue, others grey and brown, torchmdla red.
 COLOURS = {
     "eager": "midnightblue",
@@ -50,6 +35,7 @@ COLOURS = {
     "inductor": "lightsteelblue",
     "onnxruntime": "dimgrey",
     "openvino": "darkgrey",
+    "ncnn": "silver",
     "iree": "tan",
     "torchmdla-unfrozen": "lightcoral",
     "torchmdla": "crimson",
@@ -64,14 +50,15 @@ Row = dict[str, Any]
 
 def main() -> int:
     options = parse_options()
-    jobs = [(model, threads) for threads in options.threads for model in options.models]
     rows: list[Row] = []
-    with output.progress(len(jobs), "row") as bar:
-        for model, threads in jobs:
-            label = f"{model}, {threads} thread{'s' * (threads > 1)}"
-            rows.append(row_of(model, threads, options, partial(show_step, bar, label)))
-            bar.update()
-            save(options, rows)  # what there is, should a later row be interrupted
+    with output.progress(len(options.models) * len(options.threads), "row") as bar:
+        for model in options.models:
+            with tempfile.TemporaryDirectory(prefix="torchmdla-benchmark-") as folder:
+                for threads in options.threads:
+                    label = f"{model}, {threads} thread{'s' * (threads > 1)}"
+                    rows.append(row_of(model, threads, folder, options, partial(show_step, bar, label)))
+                    bar.update()
+                    save(options, rows)  # what there is, should a later row be interrupted
     for threads in options.threads:
         show([row for row in rows if row["threads"] == threads], threads)
     if options.plot:
@@ -107,12 +94,14 @@ def parse_options() -> argparse.Namespace:
 # --- one row -----------------------------------------------------------------------------------------------------
 
 
-def row_of(model: str, threads: int, options: argparse.Namespace, on_step: Callable[[str], None]) -> Row:
-    """Measures one row in a child process; again without it where a peer ends that process."""
+def row_of(model: str, threads: int, folder: str, options: argparse.Namespace, on_step: Callable[[str], None]) -> Row:
+    """Measures one row in a child process; again without it where a peer ends that process. ``folder`` is for the
+    model's files, which all its rows share."""
     skipped: dict[str, str] = {}
     while True:
         ways = [name for name in options.peers if name not in skipped]
-        task = {"model": model, "ways": ways, "threads": threads, "rounds": options.rounds, "quick": options.quick}
+        task = {"model": model, "ways": ways, "threads": threads, "folder": folder}
+        task |= {"rounds": options.rounds, "quick": options.quick}
         # OpenMP's pool is made for the threads that are asked for, not for all of the machine's.
         variables = {"TORCHMDLA_ENABLE": "0", "OMP_NUM_THREADS": str(threads)}
         try:
@@ -127,7 +116,7 @@ def row_of(model: str, threads: int, options: argparse.Namespace, on_step: Calla
             return row
 
 
-def measure(model: str, ways: Sequence[str], threads: int, rounds: int, quick: bool) -> Row:
+def measure(model: str, ways: Sequence[str], threads: int, folder: str, rounds: int, quick: bool) -> Row:
     """One row, measured in this process."""
     import torch
 
@@ -137,92 +126,23 @@ def measure(model: str, ways: Sequence[str], threads: int, rounds: int, quick: b
 
     from torchmdla.testing import timing
 
-    spec = rows()[model]
+    spec = rows_by_name()[model]
     spec = spec.reduced() if quick else spec
     children.step("building the model")
     module, inputs = spec.build(), spec.inputs()
-    with tempfile.TemporaryDirectory(prefix="torchmdla-benchmark-") as folder, torch.no_grad():
-        os.environ["TORCHMDLA_CACHE_DIR"] = folder
+    with tempfile.TemporaryDirectory(prefix="torchmdla-cache-") as cache, torch.no_grad():
+        os.environ["TORCHMDLA_CACHE_DIR"] = cache
         subject = peers.Subject(module, inputs, threads, Path(folder))
-        prepared, seconds, skipped = prepare(subject, ways)
-        comparisons = compare(prepared, spec, module)
-        calls = {name: way.bind(inputs) for name, way in prepared.items()}
+        prepared, seconds, skipped = prepare(subject, [*ways, OURS])
+        found = compare(prepared, spec, module)
+        calls = {name: way.bind(inputs) for name, way in prepared.items() if not found[name]["differs"]}
         times = timing.interleaved(calls, rounds, on_round=lambda i: children.step(f"round {i + 1} of {rounds}"))
-    found = {
-        name: {"prepare_s": seconds[name], **comparisons[name], **timing.summary(times[name]), "rounds_s": times[name]}
-        for name in prepared
-    }
+    for name in prepared:
+        found[name]["prepare_s"] = seconds[name]
+    for name in calls:
+        found[name] |= {**timing.summary(times[name]), "rounds_s": times[name]}
     fault = found[OURS]["differs"] if OURS in found else skipped[OURS]
     return {"model": model, "threads": threads, "ways": found, "skipped": skipped, "fault": fault, **statistics()}
-
-
-def rows() -> dict[str, Any]:
-    """The models of the table by row name. The reduced norms are the table's second size."""
-    from torchmdla.testing.models import MODELS
-
-    norms = {"norms_4096x1024": MODELS["norms"], "norms_64x256": MODELS["norms"].reduced()}
-    return {name: norms.get(name) or MODELS[name] for name in ROW_NAMES}
-
-
-def prepare(subject: Any, ways: Sequence[str]) -> tuple[dict[str, Any], dict[str, float], dict[str, str]]:
-    """Prepares ``ways`` and torchmdla: what came of it, the seconds it took, and why others were left out."""
-    from harness import peers
-
-    prepared, seconds, skipped = {}, {}, {}
-    for name in sorted({*ways, OURS}, key=list(peers.WAYS).index):
-        if missing := peers.WAYS[name].missing():
-            skipped[name] = f"not installed: {', '.join(missing)}"
-            continue
-        children.step(f"preparing {name}")
-        start = time.perf_counter()
-        try:
-            prepared[name] = peers.WAYS[name].prepare(subject)
-            prepared[name].results(subject.inputs)
-        except Exception as error:  # whatever a peer cannot do must not hide the others
-            prepared.pop(name, None)
-            skipped[name] = f"{type(error).__name__}: {reason(str(error))}"
-        seconds[name] = time.perf_counter() - start
-    return prepared, seconds, skipped
-
-
-def reason(text: str) -> str:
-    """The line of an error's text that says most: the first that speaks of an error, else the last."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    telling = [line for line in lines if re.search(r"\berror\b|Error:", line)]
-    return (telling or lines[-1:] or [""])[0][:300]
-
-
-def compare(prepared: dict[str, Any], spec: Any, module: Any) -> dict[str, dict[str, Any]]:
-    """The error of each way against eager, and what differs beyond tolerance, on the timed inputs and on others."""
-    from torchmdla.testing.compare import assert_matches, largest_error
-
-    found: dict[str, dict[str, Any]] = {name: {"error": 0.0, "differs": None} for name in prepared}
-    for seed in (0, 1):
-        inputs = spec.inputs(seed=seed)
-        expected = module(*inputs)
-        expected = list(expected) if isinstance(expected, tuple | list) else [expected]
-        for name, way in prepared.items():
-            children.step(f"comparing {name}")
-            results = way.results(inputs)
-            try:
-                assert_matches(results, expected, layers=spec.layers, strides=name == OURS)
-                error = largest_error(results, expected)
-            except AssertionError as difference:
-                found[name]["differs"] = str(difference)
-                error = error_or_nan(results, expected)
-            found[name]["error"] = max(found[name]["error"], error, key=lambda e: (math.isnan(e), e))
-    return found
-
-
-def error_or_nan(results: Any, expected: Any) -> float:
-    """The largest error, NaN where structures or sizes differ."""
-    from torchmdla.testing.compare import largest_error
-
-    try:
-        error: float = largest_error(results, expected)
-    except AssertionError:
-        return math.nan
-    return error
 
 
 def statistics() -> dict[str, Any]:
@@ -236,16 +156,21 @@ def statistics() -> dict[str, Any]:
 # --- all rows ----------------------------------------------------------------------------------------------------
 
 
+def timed(row: Row) -> dict[str, dict[str, Any]]:
+    """The ways that compute what eager computes."""
+    return {name: way for name, way in row["ways"].items() if not way["differs"]}
+
+
 def best_peer(row: Row) -> str | None:
     """The quickest way that is not torchmdla's and computes what eager computes."""
-    peers = {name: way["min"] for name, way in row["ways"].items() if not name.startswith(OURS) and not way["differs"]}
+    peers = {name: way["min"] for name, way in timed(row).items() if not name.startswith(OURS)}
     return min(peers, key=lambda name: peers[name], default=None)
 
 
 def gain(row: Row) -> float:
     """The best peer's least time over torchmdla's; NaN where either is missing."""
     best = best_peer(row)
-    if best is None or OURS not in row["ways"]:
+    if best is None or OURS not in timed(row):
         return math.nan
     return float(row["ways"][best]["min"] / row["ways"][OURS]["min"])
 
@@ -272,7 +197,8 @@ def show(rows: Sequence[Row], threads: int) -> None:
     table = output.table(
         f"ms for one call, least / median, {threads} thread{'s' * (threads > 1)}",
         ("model", *names, "best peer", "gain"),
-        "gain: the best peer's least time over torchmdla's; ≠: results differ from eager's beyond tolerance",
+        "below: rms error against float64; gain: the best peer's least time over torchmdla's; "
+        "≠: results differ from eager's beyond tolerance",
     )
     for row in rows:
         best = best_peer(row)
@@ -287,12 +213,20 @@ def show(rows: Sequence[Row], threads: int) -> None:
         for way, why in row["skipped"].items()
         if "not installed" not in why
     }
+    notes |= {
+        f"{row['model']}: {way} not timed: {found['differs']}"
+        for row in rows
+        for way, found in row["ways"].items()
+        if found["differs"]
+    }
     notes |= {f"{row['model']}: fell back: {row['fallbacks']}" for row in rows if row.get("fallbacks")}
     output.show(table, *sorted(notes), width=190)
 
 
 def cell(way: dict[str, Any] | None, best: bool) -> str:
-    text = output.pair(way) + (" ≠" if way and way["differs"] else "")
+    if way is None:
+        return "–"
+    text = f"{'≠' if way['differs'] else output.pair(way)}\n{way['rms_error']:.1e}"
     return f"[bold]{text}[/bold]" if best else text
 
 
@@ -305,11 +239,11 @@ def plot(rows: Sequence[Row], file: Path) -> None:
     names = [name for name in (*WAY_NAMES, OURS) if any(name in row["ways"] for row in rows)]
     figure, charts = pyplot.subplots(len(counts), 1, figsize=(15, 4.5 * len(counts)), squeeze=False)
     for threads, chart in zip(counts, charts[:, 0], strict=True):
-        shown = [row for row in rows if row["threads"] == threads and "eager" in row["ways"]]
+        shown = [row for row in rows if row["threads"] == threads and "eager" in timed(row)]
         width = 0.85 / len(names)
         for index, name in enumerate(names):
             speeds = [
-                row["ways"]["eager"]["min"] / row["ways"][name]["min"] if name in row["ways"] else 0 for row in shown
+                row["ways"]["eager"]["min"] / row["ways"][name]["min"] if name in timed(row) else 0 for row in shown
             ]
             places = [place + (index - (len(names) - 1) / 2) * width for place in range(len(shown))]
             chart.bar(places, speeds, width, label=name, color=COLOURS[name])

@@ -51,6 +51,17 @@ def numbers(text: str) -> list[int]:
     return [number(part) for part in text.split(",")]
 
 
+def positive(text: str) -> float:
+    """The type of an option that takes one number above 0, such as seconds."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r}: not a number above 0")
+    return value
+
+
 def one_of(known: Iterable[str]) -> Any:
     """The type of an option that takes names between commas, each of ``known``."""
 

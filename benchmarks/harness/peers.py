@@ -12,9 +12,10 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 import torchmdla
+from harness import ncnn_files
 from torchmdla.testing.coverage import groups
 
 Inputs = tuple[Tensor, ...]
@@ -31,7 +33,7 @@ _WARM_UP_CALLS = 4
 
 @dataclass
 class Subject:
-    """A model to prepare, with example inputs; ``folder`` is for files."""
+    """A model to prepare, with example inputs; ``folder`` is for files, which stay for others of the same model."""
 
     module: nn.Module
     inputs: Inputs
@@ -46,9 +48,29 @@ class Subject:
     @cached_property
     def onnx(self) -> Path:
         """The model as an ONNX file."""
-        file = self.folder / "model.onnx"
-        torch.onnx.export(self.module, self.inputs, str(file), dynamo=True, verbose=False)
-        return file
+
+        def export(folder: Path) -> None:
+            torch.onnx.export(self.module, self.inputs, str(folder / name), dynamo=True, verbose=False)
+
+        name = "model.onnx"
+        return made_once(self.folder / "onnx", export) / name
+
+    @cached_property
+    def ncnn(self) -> ncnn_files.Files:
+        """The model as files of ncnn."""
+        make = partial(ncnn_files.convert, self.traced(), self.inputs)
+        return ncnn_files.Files(made_once(self.folder / "ncnn", make))
+
+
+def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
+    """``folder``, filled by ``make`` unless it is there: an earlier process of the run may have made it, and one that
+    ended on the way leaves none."""
+    if not folder.exists():
+        with tempfile.TemporaryDirectory(dir=folder.parent) as made:
+            (content := Path(made, "content")).mkdir()
+            make(content)
+            content.rename(folder)
+    return folder
 
 
 @dataclass(frozen=True)
@@ -161,6 +183,41 @@ def _openvino(subject: Subject) -> Prepared:
     return Prepared(bind, lambda results: _from_arrays([results[output] for output in compiled.outputs]))
 
 
+def _ncnn(subject: Subject) -> Prepared:
+    import ncnn
+
+    files = subject.ncnn
+    net = ncnn_files.load(files, subject.threads)
+    names, outputs = net.input_names(), net.output_names()
+
+    def bind(inputs: Inputs) -> Callable[[], Any]:
+        feed = {
+            # ncnn's indices are of 32 bits; the copy is memory that ncnn counts the references of.
+            name: ncnn.Mat(_narrow(tensor).numpy(), batch_index=files.batch_of(name)).clone()
+            for name, tensor in zip(names, inputs, strict=True)
+        }
+
+        def run() -> list[tuple[int, Any]]:
+            with net.create_extractor() as extractor:
+                for name, given in feed.items():
+                    extractor.input(name, given)
+                return [extractor.extract(name) for name in outputs]
+
+        return run
+
+    def tensors(results: list[tuple[int, Any]]) -> list[Tensor]:
+        if failed := [name for name, (status, _) in zip(outputs, results, strict=True) if status]:
+            raise RuntimeError(f"error: ncnn computes no {', '.join(failed)}")
+        pairs = zip(outputs, results, strict=True)
+        return _from_arrays([result.numpy(batch_index=files.batch_of(name)) for name, (_, result) in pairs])
+
+    return Prepared(bind, tensors)
+
+
+def _narrow(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.int32) if tensor.dtype == torch.int64 else tensor
+
+
 def _iree(subject: Subject) -> Prepared:
     from iree import runtime
     from iree.compiler import tools
@@ -217,6 +274,7 @@ WAYS: dict[str, Way] = {
     "inductor": Way("Inductor, freezing", _inductor),
     "onnxruntime": Way("ONNX Runtime", _onnx_runtime, ("onnx", "onnxscript", "onnxruntime")),
     "openvino": Way("OpenVINO", _openvino, ("onnx", "onnxscript", "openvino")),
+    "ncnn": Way("ncnn", _ncnn, ("ncnn", "pnnx")),
     "iree": Way("IREE", _iree, ("onnx", "onnxscript", "iree.compiler", "iree.runtime")),
     "torchmdla-unfrozen": Way("torchmdla, not frozen", _torchmdla_unfrozen, ours=True),
     "torchmdla": Way("torchmdla", _torchmdla, ours=True),

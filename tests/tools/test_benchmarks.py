@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import json
+import math
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from torchmdla.testing import timing
 
@@ -31,6 +35,8 @@ def check_models(found: dict[str, Any]) -> None:
     for row in found["rows"]:
         assert set(row["ways"]) == {"eager", "frozen", "torchmdla"}
         assert all(is_time(way) and way["differs"] is None for way in row["ways"].values())
+        # Half a unit in the last place of float32 is 6e-8 of a number at most.
+        assert all(1e-8 < way["rms_error"] < 1e-5 for way in row["ways"].values())
         assert row["groups"] > 0
         assert row["fallbacks"] == {}
         assert row["fault"] is None
@@ -39,6 +45,33 @@ def check_models(found: dict[str, Any]) -> None:
         assert row["gain"] == pytest.approx(best / row["ways"]["torchmdla"]["min"])
     gains = [row["gain"] for row in found["rows"]]
     assert found["geometric_mean"]["1"] == pytest.approx((gains[0] * gains[1]) ** 0.5)
+
+
+def check_throughput(found: dict[str, Any]) -> None:
+    assert {row["instances"] for row in found["rows"]} >= {1}
+    for row in found["rows"]:
+        assert set(row["ways"]) == {"eager", "frozen", "torchmdla"}
+        assert all(0 < way["median"] <= way["max"] == max(way["rounds"]) for way in row["ways"].values())
+        assert row["threads"] >= 1
+        best = max(row["ways"][name]["max"] for name in ("eager", "frozen"))
+        assert row["ways"][row["best_peer"]]["max"] == best
+        assert row["gain"] == pytest.approx(row["ways"]["torchmdla"]["max"] / best)
+        assert row["skipped"] == {} and row["fault"] is None
+        assert found["geometric_mean"][str(row["instances"])] == pytest.approx(row["gain"])
+
+
+def check_roofline(found: dict[str, Any]) -> None:
+    (row,) = found["rows"]
+    assert row["model"] == "mlp"
+    assert row["kernels"]
+    assert sum(kernel["flops"] for kernel in row["kernels"]) >= 2 * 4 * (32 * 64 + 3 * 64 * 64)  # of the reduced MLP
+    for kernel in row["kernels"]:
+        gflops, gigabytes = (kernel[key] / kernel["seconds"] / 1e9 for key in ("flops", "bytes"))
+        assert kernel["of_fma"] == pytest.approx(gflops / row["peak_gflops"])
+        assert kernel["of_memory"] == pytest.approx(gigabytes / row["peak_gigabytes"])
+        assert kernel["of_roof"] == max(kernel["of_fma"], kernel["of_memory"])
+    assert 0 < row["of_roof"] <= 1
+    assert row["fault"] is None
 
 
 def check_kernels(found: dict[str, Any]) -> None:
@@ -137,6 +170,8 @@ def check_mdla(found: dict[str, Any]) -> None:
     ("script", "options", "check"),
     [
         ("models", (), check_models),
+        ("throughput", (), check_throughput),
+        ("roofline", (), check_roofline),
         ("kernels", ("--kinds", "conv-1x1,softmax"), check_kernels),
         ("compile_time", (), check_compile_time),
         ("memory", (), check_memory),
@@ -183,6 +218,72 @@ def test_a_wrong_result_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert "≠" in done.stdout
 
 
+@pytest.mark.parametrize("script", ["throughput", "roofline"])
+def test_a_model_that_does_not_run_fails(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sitecustomize.py").write_text(_FAILS)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    done = run(script, "--quick")
+    assert done.returncode == 1
+    assert "no compiler today" in done.stdout
+
+
+# A peer in ncnn's place, whose results are eager's by a factor.
+_SCALED = """
+import os
+if "TORCHMDLA_ENABLE" in os.environ:
+    import dataclasses
+    from harness import peers
+    def prepare(subject):
+        run = lambda *given: subject.module(*given) * FACTOR
+        return peers.Prepared(lambda given: lambda: run(*given), lambda result: [result])
+    peers.WAYS["ncnn"] = peers.Way("scaled", prepare)
+"""
+
+
+def row_with_a_scaled_peer(factor: float, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, Any], str]:
+    """The row of the MLP, and what is printed."""
+    (folder / "sitecustomize.py").write_text(_SCALED.replace("FACTOR", repr(factor)))
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    file = folder / "results.json"
+    done = run("models", "--quick", "--models", "mlp", "--peers", "eager,ncnn", "--json", str(file))
+    assert done.returncode == 0, done.stdout + done.stderr
+    (row,) = json.loads(file.read_text())["rows"]
+    return row, done.stdout
+
+
+def test_errors_stand_beside_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    row, printed = row_with_a_scaled_peer(1 + 5e-6, tmp_path, monkeypatch)
+    scaled = row["ways"]["ncnn"]
+    assert is_time(scaled)
+    assert scaled["rms_error"] == pytest.approx(5e-6, rel=0.1)
+    assert f"{scaled['rms_error']:.1e}" in printed
+    assert f"{row['ways']['eager']['rms_error']:.1e}" in printed
+
+
+def test_a_wrong_peer_is_not_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    row, printed = row_with_a_scaled_peer(1.01, tmp_path, monkeypatch)
+    wrong = row["ways"]["ncnn"]
+    assert "elements of torch.float32 differ" in wrong["differs"]
+    assert "min" not in wrong and "rounds_s" not in wrong
+    assert wrong["rms_error"] == pytest.approx(0.01, rel=0.01)
+    assert row["best_peer"] == "eager"
+    assert row["fault"] is None
+    assert "mlp: ncnn not timed: " in printed
+
+
+# torchmdla.compile raises.
+_FAILS = """
+import sys
+if "-m" in sys.orig_argv or "spawn_main" in " ".join(sys.orig_argv):
+    import os
+    os.environ.setdefault("TORCHMDLA_ENABLE", "0")
+    import torchmdla
+    def fail(module, *inputs):
+        raise RuntimeError("no compiler today")
+    torchmdla.compile = fail
+"""
+
+
 _ENDS = """
 import os
 if "TORCHMDLA_ENABLE" in os.environ:
@@ -205,12 +306,85 @@ def test_a_peer_that_ends_the_process_is_left_out(tmp_path: Path, monkeypatch: p
     assert "status 3" in row["skipped"]["frozen"]
 
 
+def test_a_peer_that_ends_an_instance_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = _ENDS.replace('if "TORCHMDLA_ENABLE" in os.environ:', "import sys\nif 'spawn_main' in str(sys.orig_argv):")
+    (tmp_path / "sitecustomize.py").write_text(ends)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), str(BENCHMARKS))))
+    file = tmp_path / "results.json"
+    done = run("throughput", "--quick", "--peers", "eager,frozen", "--instances", "1", "--json", str(file))
+    assert done.returncode == 0, done.stdout + done.stderr
+    (row,) = json.loads(file.read_text())["rows"]
+    assert set(row["ways"]) == {"eager", "torchmdla"}
+    assert row["skipped"] == {"frozen": "ended the process with status 3"}
+
+
+@pytest.fixture
+def harness(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
+    """Imports a module of the benchmarks' harness."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return lambda name: importlib.import_module(f"harness.{name}")
+
+
+# As pnnx writes them, shortened.
+_PARAMETERS = """7767517
+4 4
+Input            in0        0 1 in0
+{type}       unbind_1   1 1 in0 1 dim=0
+LSTM             lstm_2     1 1 1 out0 0=512
+"""
+_EXAMPLE = """
+            ex.input("in0", ncnn.Mat(in0.numpy(), batch_index=233).clone())
+            _, out0 = ex.extract("out0")
+            out.append(torch.from_numpy(out0.numpy(batch_index=1)))
+"""
+
+
+def test_files_of_ncnn_are_read(tmp_path: Path, harness: Callable[[str], Any]) -> None:
+    files = harness("ncnn_files").Files(tmp_path)
+    (tmp_path / "model_ncnn.py").write_text(_EXAMPLE)
+    assert (files.batch_of("in0"), files.batch_of("out0")) == (233, 1)
+    with pytest.raises(RuntimeError, match="names no batch of out1"):
+        files.batch_of("out1")
+    for kind, foreign in (("torch.unbind", ["torch.unbind"]), ("aten::sort", ["aten::sort"]), ("ReLU", [])):
+        files.parameters.write_text(_PARAMETERS.format(type=kind))
+        assert files.foreign_layers() == foreign
+
+
+def test_files_are_made_once(tmp_path: Path, harness: Callable[[str], Any]) -> None:
+    made_once = harness("peers").made_once
+
+    def fail(folder: Path) -> None:
+        (folder / "half").touch()
+        raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError, match="no"):
+        made_once(tmp_path / "files", fail)
+    assert not list(tmp_path.iterdir())
+    for _ in range(2):
+        made_once(tmp_path / "files", lambda folder: (folder / "whole").touch(exist_ok=False))
+    assert [file.name for file in (tmp_path / "files").iterdir()] == ["whole"]
+    assert made_once(tmp_path / "files", fail) == tmp_path / "files"
+
+
+def test_accuracy_is_of_the_worst_tensor(harness: Callable[[str], Any]) -> None:
+    accuracy = harness("accuracy")
+    exact = [torch.tensor([3.0, 4.0], dtype=torch.float64), torch.ones(4, dtype=torch.float64)]
+    near = [torch.tensor([3.0, 4.5]), torch.ones(4)]
+    assert accuracy.relative_rms(near, exact) == pytest.approx(0.1)
+    assert math.isnan(accuracy.relative_rms(near[:1], exact))
+    assert math.isnan(accuracy.relative_rms([near[0], torch.full((4,), math.nan)], exact))
+
+
 @pytest.mark.parametrize(
     ("script", "options"),
     [
         ("models", ("--models", "resnet")),
         ("models", ("--peers", "tensorflow")),
         ("models", ("--threads", "1,0")),
+        ("throughput", ("--instances", "100000")),
+        ("throughput", ("--seconds", "0")),
+        ("throughput", ("--seconds", "soon")),
+        ("roofline", ("--models", "resnet")),
         ("memory", ("--json", "nowhere/results.json")),
     ],
 )

@@ -1,0 +1,96 @@
+"""A traced model as files of ncnn: pnnx converts it, ncnn loads it, both in float32.
+
+ncnn's tensors have no batch of their own: pnnx decides which dimension of each input and output is one, and says so in
+the Python file that it writes beside the others.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_TRACE, _PARAMETERS, _WEIGHTS, _EXAMPLE = "model.pt", "model.ncnn.param", "model.ncnn.bin", "model_ncnn.py"
+_TYPES = {torch.float32: "f32", torch.int64: "i64"}
+# In the file's text: a line of two numbers and a number of other things before the layers, one a line, type first.
+_LINES_BEFORE_LAYERS = 2
+
+
+@dataclass(frozen=True)
+class Files:
+    """What pnnx wrote into ``folder``."""
+
+    folder: Path
+
+    @property
+    def parameters(self) -> Path:
+        return self.folder / _PARAMETERS
+
+    @property
+    def weights(self) -> Path:
+        return self.folder / _WEIGHTS
+
+    def batch_of(self, name: str) -> int:
+        """The dimension of an input or output that is the batch, as ncnn counts; a large number for none.
+
+        Raises:
+            RuntimeError: pnnx's example does not say.
+        """
+        example = (self.folder / _EXAMPLE).read_text()
+        found = re.search(rf"\b{name}\.numpy\((?:\), )?batch_index=(\d+)", example)
+        if found is None:
+            raise RuntimeError(f"{_EXAMPLE} of pnnx names no batch of {name}: another pnnx is needed")
+        return int(found[1])
+
+    def foreign_layers(self) -> list[str]:
+        """Types of layers that pnnx left as they are, since ncnn has nothing for them: of torch's names."""
+        lines = self.parameters.read_text().splitlines()[_LINES_BEFORE_LAYERS:]
+        types = {line.split()[0] for line in lines if line.strip()}
+        return sorted(kind for kind in types if re.search(r"[.:]", kind))
+
+
+def convert(trace: torch.jit.ScriptModule, inputs: Sequence[Tensor], folder: Path) -> None:
+    """Writes the files of ``trace`` into ``folder``, which is there.
+
+    Raises:
+        RuntimeError: pnnx does not convert it.
+        KeyError: an input has a dtype other than float32 and int64.
+    """
+    import pnnx
+
+    trace.save(str(folder / _TRACE))
+    shapes = ",".join(f"[{','.join(map(str, one.shape))}]{_TYPES[one.dtype]}" for one in inputs)
+    command = [pnnx.EXEC_PATH, _TRACE, f"inputshape={shapes}", "fp16=0", "device=cpu"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode or not all((folder / name).exists() for name in (_PARAMETERS, _WEIGHTS, _EXAMPLE)):
+        said = (done.stderr.strip() or done.stdout.strip()).splitlines()
+        raise RuntimeError(f"error: pnnx ended with status {done.returncode}: {' '.join(said[-1:])}")
+    for file in folder.iterdir():  # the weights are there three times more
+        if file.name not in (_PARAMETERS, _WEIGHTS, _EXAMPLE):
+            file.unlink()
+
+
+def load(files: Files, threads: int) -> Any:
+    """An ``ncnn.Net`` of the files that computes and stores float32; all other options are ncnn's defaults.
+
+    Raises:
+        RuntimeError: ncnn has no such layers, or does not read the files.
+    """
+    import ncnn
+
+    if foreign := files.foreign_layers():
+        raise RuntimeError(f"error: ncnn has no layer for {', '.join(foreign)}, which pnnx left as they were")
+    net = ncnn.Net()
+    for name in dir(net.opt):
+        if name.startswith(("use_fp16", "use_bf16")):
+            setattr(net.opt, name, False)
+    net.opt.num_threads = threads
+    if net.load_param(str(files.parameters)) or net.load_model(str(files.weights)):
+        raise RuntimeError("error: ncnn does not load what pnnx wrote")
+    return net

@@ -1,0 +1,107 @@
+"""The rows of tables of models: which there are, their ways made ready, and how far results are from eager's.
+
+Names are here without torch, which children load after their environment is set.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from harness import children
+
+ROW_NAMES = (
+    "resnet18",
+    "resnet50",
+    "mobilenet_v2",
+    "mobilenet_v3_large",
+    "vgg11",
+    "bert",
+    "vit_b16",
+    "lstm",
+    "mlp",
+    "norms_4096x1024",
+    "norms_64x256",
+)
+WAY_NAMES = ("eager", "frozen", "ofi", "inductor", "onnxruntime", "openvino", "ncnn", "iree", "torchmdla-unfrozen")
+OURS = "torchmdla"
+
+
+def rows_by_name() -> dict[str, Any]:
+    """The models of the table by row name. The reduced norms are the table's second size."""
+    from torchmdla.testing.models import MODELS
+
+    norms = {"norms_4096x1024": MODELS["norms"], "norms_64x256": MODELS["norms"].reduced()}
+    return {name: norms.get(name) or MODELS[name] for name in ROW_NAMES}
+
+
+def prepare(subject: Any, ways: Sequence[str]) -> tuple[dict[str, Any], dict[str, float], dict[str, str]]:
+    """Prepares ``ways``, torchmdla's last: what came of it, the seconds it took, and why others were left out."""
+    from harness import peers
+
+    prepared, seconds, skipped = {}, {}, {}
+    for name in sorted(set(ways), key=list(peers.WAYS).index):
+        if missing := peers.WAYS[name].missing():
+            skipped[name] = f"not installed: {', '.join(missing)}"
+            continue
+        children.step(f"preparing {name}")
+        start = time.perf_counter()
+        try:
+            prepared[name] = peers.WAYS[name].prepare(subject)
+            prepared[name].results(subject.inputs)
+        except Exception as error:  # whatever a peer cannot do must not hide the others
+            prepared.pop(name, None)
+            skipped[name] = f"{type(error).__name__}: {reason(str(error))}"
+        seconds[name] = time.perf_counter() - start
+    return prepared, seconds, skipped
+
+
+def reason(text: str) -> str:
+    """The line of an error's text that says most: the first that speaks of an error, else the last."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    telling = [line for line in lines if re.search(r"\berror\b|Error:", line)]
+    return (telling or lines[-1:] or [""])[0][:300]
+
+
+def compare(prepared: dict[str, Any], spec: Any, module: Any) -> dict[str, dict[str, Any]]:
+    """The error of each way, and what differs beyond tolerance, the worse of the timed inputs and of others.
+
+    ``error`` is the largest against eager, relative to the largest element; ``rms_error`` the root of the mean square
+    error against float64, relative to that of the results. Both are NaN where structures or sizes differ.
+    """
+    from harness.accuracy import exact_results, relative_rms
+    from torchmdla.testing.compare import assert_matches, largest_error
+
+    found: dict[str, dict[str, Any]] = {name: {"error": 0.0, "rms_error": 0.0, "differs": None} for name in prepared}
+    for seed in (0, 1):
+        inputs = spec.inputs(seed=seed)
+        children.step("computing in float64")
+        exact = exact_results(module, inputs)
+        expected = module(*inputs)
+        expected = list(expected) if isinstance(expected, tuple | list) else [expected]
+        for name, way in prepared.items():
+            children.step(f"comparing {name}")
+            results = way.results(inputs)
+            try:
+                assert_matches(results, expected, layers=spec.layers, strides=name == OURS)
+                error = largest_error(results, expected)
+            except AssertionError as difference:
+                found[name]["differs"] = str(difference)
+                error = error_or_nan(results, expected)
+            for key, value in (("error", error), ("rms_error", relative_rms(results, exact))):
+                found[name][key] = max(found[name][key], value, key=lambda e: (math.isnan(e), e))
+    return found
+
+
+def error_or_nan(results: Any, expected: Any) -> float:
+    """The largest error, NaN where structures or sizes differ."""
+    from torchmdla.testing.compare import largest_error
+
+    try:
+        error: float = largest_error(results, expected)
+    except AssertionError:
+        return math.nan
+    return error

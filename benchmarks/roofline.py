@@ -1,0 +1,256 @@
+"""Roofline: how near each kernel of whole models comes to what the machine reaches.
+
+torchmdla.explain calls each model, compiled by torchmdla.compile, in a process of its own, and says for every kernel
+its operations, its bytes (each element once), and the least time; its measured peaks are a loop of fused multiply-adds
+in registers and a copy in memory, with as many threads. Shares are of these two. The roof of a kernel is the longer of
+its operations at the one speed and its bytes at the other: "of roof" is that time over the kernel's. More than 100 %
+of the copy, and so of the roof, is what comes from a cache; such a kernel counts as 100 % in sums over kernels. Kernels
+bound by vector functions (exp, erf) or by latencies are far below either peak. Tables have kernels of the same
+operators and loops in one line, the JSON file has each.
+
+Ends with status 1 where a model does not run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import math
+import os
+import sys
+import tempfile
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from harness import children, output
+from harness.rows import ROW_NAMES, rows_by_name
+
+Row = dict[str, Any]
+
+_NAMED = 6  # circles of each chart that have a colour and a name, those that take most time
+
+
+def main() -> int:
+    options = parse_options()
+    rows: list[Row] = []
+    with output.progress(len(options.models) * len(options.threads), "model") as bar:
+        for model in options.models:
+            for threads in options.threads:
+                bar.set_postfix_str(f"{model}, {threads} thread{'s' * (threads > 1)}")
+                rows.append(row_of(model, threads, options.quick))
+                bar.update()
+                output.write_json(options.json, {"benchmark": "roofline", "quick": options.quick, "rows": rows})
+    for row in rows:
+        if not row["fault"]:
+            show(row, options.most)
+    show_all(rows)
+    if options.plot:
+        plot([row for row in rows if not row["fault"]], options.plot)
+    faults = [f"{row['model']}, {row['threads']} thread(s): {row['fault']}" for row in rows if row["fault"]]
+    output.show(*faults)
+    return int(bool(faults))
+
+
+def parse_options() -> argparse.Namespace:
+    parser = output.parser(__doc__)
+    models = output.one_of(ROW_NAMES)
+    parser.add_argument("--models", type=models, metavar="NAMES", help=f"of {','.join(ROW_NAMES)} (all)")
+    parser.add_argument(
+        "--threads", type=output.numbers, metavar="NUMBERS", default=[1], help="of each op, in turn (1)"
+    )
+    parser.add_argument(
+        "--most", type=output.number, metavar="NUMBER", default=12, help="rows of a table, slowest kernels first (12)"
+    )
+    parser.add_argument(
+        "--plot", type=output.new_file, metavar="FILE", help="draw a roofline of each model into this PNG"
+    )
+    options = parser.parse_args()
+    if options.plot and importlib.util.find_spec("matplotlib") is None:
+        parser.error("--plot needs matplotlib: pip install torchmdla[bench]")
+    options.models = options.models or (["mlp"] if options.quick else list(ROW_NAMES))
+    return options
+
+
+# --- one model ---------------------------------------------------------------------------------------------------
+
+
+def row_of(model: str, threads: int, quick: bool) -> Row:
+    task = {"model": model, "threads": threads, "quick": quick}
+    try:
+        row: Row = children.run("roofline:measure", task, {"OMP_NUM_THREADS": str(threads)})
+    except children.ChildFailed as failure:
+        return {"model": model, "threads": threads, "fault": str(failure)}
+    return row
+
+
+def measure(model: str, threads: int, quick: bool) -> Row:
+    """A model's kernels, explained in this process."""
+    import torch
+
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(threads)
+    spec = rows_by_name()[model]
+    spec = spec.reduced() if quick else spec
+    module, inputs = spec.build(), spec.inputs()
+    with tempfile.TemporaryDirectory(prefix="torchmdla-cache-") as cache, torch.no_grad():
+        os.environ["TORCHMDLA_CACHE_DIR"] = cache
+        import torchmdla
+
+        compiled = torchmdla.compile(torch.jit.trace(module, inputs, check_trace=False), *inputs)
+        explanation = torchmdla.explain(compiled, *inputs)
+    kernels = kernels_of(explanation)
+    return {
+        "model": model,
+        "threads": threads,
+        "peak_gflops": explanation.peak.gflops,
+        "peak_gigabytes": explanation.peak.gigabytes,
+        "seconds": explanation.seconds,
+        "of_roof": of_roof(kernels),
+        "kernels": kernels,
+        "fault": None,
+    }
+
+
+def kernels_of(explanation: Any) -> list[Row]:
+    """The kernels that ran, the slowest first; see :func:`with_rates`."""
+    rows = []
+    for group in explanation.groups:
+        for kernel in (one for made in group.specialisations for one in made.kernels if one.seconds):
+            row = {"name": "+".join(kernel.ops) or kernel.symbol, "group": group.name, "loops": kernel.loops}
+            row |= {"flops": kernel.flops, "bytes": kernel.bytes, "seconds": kernel.seconds, "share": kernel.share}
+            rows.append(with_rates(row, explanation.peak.gflops, explanation.peak.gigabytes))
+    return sorted(rows, key=lambda row: -row["seconds"])
+
+
+def with_rates(kernel: Row, peak_gflops: float, peak_gigabytes: float) -> Row:
+    """``kernel`` and what follows of its ``flops``, ``bytes`` and ``seconds``: rates, in GFLOP/s and GB/s, their parts
+    of the peaks, and the least time that both peaks allow, in seconds and in parts of the kernel's."""
+    gflops, gigabytes = (kernel[key] / kernel["seconds"] * 1e-9 for key in ("flops", "bytes"))
+    of_fma, of_memory = gflops / peak_gflops, gigabytes / peak_gigabytes
+    roof = max(of_fma, of_memory)
+    rates = {"gflops": gflops, "gigabytes": gigabytes, "of_fma": of_fma, "of_memory": of_memory, "of_roof": roof}
+    return {**kernel, **rates, "roof_seconds": roof * kernel["seconds"]}
+
+
+def of_roof(kernels: Sequence[Row]) -> float:
+    """What several kernels together reach of the roof, each 1 at most."""
+    reached = sum(min(kernel["roof_seconds"], kernel["seconds"]) for kernel in kernels)
+    return float(reached / sum(kernel["seconds"] for kernel in kernels))
+
+
+# --- all models --------------------------------------------------------------------------------------------------
+
+
+def show(row: Row, most: int) -> None:
+    """The table of one model."""
+    kernels = row["kernels"]
+    table = output.table(
+        f"{title(row)}: {row['seconds'] * 1e3:.3g} ms a call",
+        ("kernel", "loops", "number", "µs", "of time", "GFLOP/s", "of FMA", "GB/s", "of copy", "of roof"),
+        f"this machine reaches {row['peak_gflops']:.0f} GFLOP/s and {row['peak_gigabytes']:.1f} GB/s",
+    )
+    for column in table.columns[:2]:
+        column.max_width, column.overflow, column.no_wrap = 40, "ellipsis", True
+    sums = [(some, merged(some, row)) for some in alike(kernels)]
+    for some, one in sums[:most]:
+        computed = (output.digits(one["gflops"]), percent(one["of_fma"]))
+        moved = (output.digits(one["gigabytes"]), percent(one["of_memory"]))
+        table.add_row(one["name"], one["loops"], *times(some), *computed, *moved, percent(one["of_roof"]))
+    table.add_section()
+    if rest := [kernel for some, _ in sums[most:] for kernel in some]:
+        table.add_row("others", "", *times(rest), *[""] * 4, percent(of_roof(rest)))
+    table.add_row("all", "", *times(kernels), *[""] * 4, percent(of_roof(kernels)))
+    output.show(table)
+
+
+def alike(kernels: Sequence[Row]) -> list[list[Row]]:
+    """Kernels by operators and loops, those that take most time together first."""
+    found: dict[tuple[str, str], list[Row]] = {}
+    for kernel in kernels:
+        found.setdefault((kernel["name"], kernel["loops"]), []).append(kernel)
+    return sorted(found.values(), key=lambda some: -sum(kernel["seconds"] for kernel in some))
+
+
+def merged(kernels: Sequence[Row], row: Row) -> Row:
+    """Several kernels as one, which does what all of them do."""
+    sums = {key: sum(kernel[key] for kernel in kernels) for key in ("flops", "bytes", "seconds")}
+    return with_rates({**kernels[0], **sums}, row["peak_gflops"], row["peak_gigabytes"])
+
+
+def times(kernels: Sequence[Row]) -> tuple[str, str, str]:
+    """How many there are, their microseconds, and their share of the model's time."""
+    seconds, share = (sum(kernel[key] for kernel in kernels) for key in ("seconds", "share"))
+    return str(len(kernels)), output.digits(seconds * 1e6), percent(share)
+
+
+def show_all(rows: Sequence[Row]) -> None:
+    """A line for each model: its time by what its kernels reach of the roof."""
+    bounds = (0.25, 0.5, 0.75)
+    names = ["below 25 %", "25 to 50 %", "50 to 75 %", "above 75 %"]
+    table = output.table(
+        "time of kernels by what they reach of the roof", ("model", "threads", "ms", "kernels", *names, "of roof")
+    )
+    for row in (row for row in rows if not row["fault"]):
+        parts = [0.0] * len(names)
+        for kernel in row["kernels"]:
+            parts[sum(kernel["of_roof"] >= bound for bound in bounds)] += kernel["seconds"]
+        shares = [percent(part / sum(parts)) for part in parts]
+        kernels, milliseconds = str(len(row["kernels"])), output.digits(row["seconds"] * 1e3)
+        table.add_row(row["model"], str(row["threads"]), milliseconds, kernels, *shares, percent(row["of_roof"]))
+    output.show(table)
+
+
+def percent(part: float) -> str:
+    return f"{part * 100:.0f} %"
+
+
+def plot(rows: Sequence[Row], file: Path) -> None:
+    """A chart for each row: GFLOP/s by operations a byte, under the roof."""
+    from matplotlib import pyplot
+
+    pyplot.switch_backend("Agg")
+    across = min(len(rows), 3) or 1
+    down = math.ceil(len(rows) / across) or 1
+    figure, charts = pyplot.subplots(down, across, figsize=(6.5 * across, 5 * down), squeeze=False)
+    for chart in charts.flat[len(rows) :]:
+        chart.remove()
+    for row, chart in zip(rows, charts.flat, strict=False):
+        draw(row, chart)
+    figure.tight_layout()
+    figure.savefig(file, dpi=120)
+
+
+def draw(row: Row, chart: Any) -> None:
+    """The chart of one row. A circle is kernels of the same operators and loops, its area their time."""
+    circles = [merged(some, row) for some in alike(row["kernels"])]
+    # What computes nothing has no place on a logarithmic axis.
+    circles = [one for one in circles if one["flops"] and one["bytes"]]
+    ridge = row["peak_gflops"] / row["peak_gigabytes"]
+    intensities = [one["flops"] / one["bytes"] for one in circles]
+    ends = [min([*intensities, ridge]) / 2, ridge, max([*intensities, ridge]) * 2]
+    roof = [min(end * row["peak_gigabytes"], row["peak_gflops"]) for end in ends]
+    chart.loglog(ends, roof, color="midnightblue")
+    for index, (one, intensity) in enumerate(zip(circles, intensities, strict=True)):
+        area = 15 + 1500 * one["seconds"] / row["seconds"]
+        chart.scatter(intensity, one["gflops"], s=area, color=f"C{index}" if index < _NAMED else "silver", alpha=0.6)
+        if index < _NAMED:
+            chart.plot([], [], "o", color=f"C{index}", alpha=0.6, label=label(one))
+    chart.set_title(f"{title(row)}, {percent(row['of_roof'])} of the roof", fontsize="small")
+    chart.set_xlabel("operations for each byte")
+    chart.set_ylabel("GFLOP/s")
+    chart.legend(fontsize="xx-small", loc="lower right")
+
+
+def label(kernel: Row) -> str:
+    """For a legend, which leaves out what begins with an underscore."""
+    return f"{kernel['name'].lstrip('_')[:30]}  {kernel['loops'][:30]}"
+
+
+def title(row: Row) -> str:
+    return f"{row['model']}, {row['threads']} thread{'s' * (row['threads'] > 1)}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
