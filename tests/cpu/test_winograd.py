@@ -23,7 +23,11 @@ from torchmdla.devices.cpu.expressions import numbered
 from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, TileLoop
 from torchmdla.devices.cpu.lowering import loop_program
 from torchmdla.devices.cpu.winograd import KIND, TAPS, Matrix, transformed, transforms
+from torchmdla.testing import checking
 from torchmdla.testing.compare import assert_matches
+from torchmdla.testing.frontends import variant_of
+from torchmdla.testing.programs import PROGRAMS
+from torchmdla.testing.runner import judged
 
 TILES = (2, 4)
 
@@ -198,6 +202,23 @@ def test_error_against_float64(channels: int, results: int) -> None:
         assert float((actual - exact).norm() / exact.norm()) < MOST_ERROR
     finally:
         torchmdla.enable()
+
+
+@pytest.mark.parametrize(
+    ("name", "algorithms"),
+    zip(
+        [name for name in PROGRAMS if name.startswith("convolutions.")],
+        itertools.cycle(["winograd2", "winograd4", "direct"]),
+    ),
+)
+def test_programs(name: str, algorithms: str) -> None:
+    """A third of all; ``python -m torchmdla.testing --options algorithms=winograd2`` has each program."""
+    torchmdla.enable(algorithms=algorithms)
+    try:
+        found = checking.check(PROGRAMS[name], "torchscript:trace", variant_of("torchscript:trace"))
+    finally:
+        torchmdla.enable()
+    assert found is None or judged(found).expected, found
 
 
 @pytest.mark.parametrize("algorithms", ["direct", "winograd2", "winograd4", "fast"])
