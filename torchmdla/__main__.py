@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -14,6 +16,9 @@ from torchmdla.compile_service.cache import DiskCache
 from torchmdla.report.environment import environment
 from torchmdla.report.rendering import size_text
 from torchmdla.version import __version__
+
+# What shells report of a program that wrote to a pipe that nobody reads: 128 and the number of SIGPIPE.
+_READER_GONE = 141
 
 
 @dataclass(frozen=True)
@@ -115,7 +120,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed.flags = [text.removeprefix("--") for text in rest]
     if rest and not (parsed.takes_flags and all(text.startswith("--") for text in rest)):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    status: int = parsed.run(parsed)
+    try:
+        status: int = parsed.run(parsed)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever reads has enough (| head). Python would complain once more when it flushes at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _READER_GONE
     return status
 
 
@@ -137,13 +148,19 @@ def _add_commands(parser: argparse.ArgumentParser, commands: Mapping[str, Comman
 
 
 def _print_pairs(pairs: Mapping[str, str]) -> None:
+    console = Console(markup=False, highlight=False)
+    if not console.is_terminal:  # A line each, for other programs and for reports.
+        longest = max(map(len, pairs))
+        for name, value in pairs.items():
+            print(f"{name:{longest}}  {value}")
+        return
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold", no_wrap=True)
     # Folded, never cut: these lines get copied into reports.
     table.add_column(overflow="fold")
     for name, value in pairs.items():
         table.add_row(name, value)
-    Console(markup=False, highlight=False).print(table)
+    console.print(table)
 
 
 if __name__ == "__main__":

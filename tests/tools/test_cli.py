@@ -267,7 +267,7 @@ def test_passes_of_the_aten_dialect(monkeypatch: pytest.MonkeyPatch, capfd: Any)
         ("ir", ["--pipeline", "cse", "--stop-after", "cse"], "--stop-after is of loop programs"),
         ("ir", ["--pipeline", "aten-nonsense"], "not a pass pipeline\n"),
         ("ir", ["--pipeline", "func.func(cse"], "not a pass pipeline\n"),
-        ("text.pt", ["--pipeline", "cse"], "holds no valid module\n"),
+        ("text.pt", ["--pipeline", "cse"], "holds no valid module: "),
         ("ir", ["--pipeline", "torch-backend-to-tosa-backend-pipeline,test-nothing"], "not a pass pipeline\n"),
         ("ir", ["--pipeline", "cse", "--print-after", "nonsense"], "no such pass ran; there were cse\n"),
         ("script.pt", ["--pipeline", "cse"], "is no text: opt takes MLIR"),
@@ -281,6 +281,29 @@ def test_opt_errors(file: str, options: list[str], message: str, files: dict[str
     assert printed.out == ""
     assert "error: " in printed.err
     assert message in printed.err
+
+
+def test_a_reader_that_has_enough(files: dict[str, str]) -> None:
+    """``| head``: no complaint."""
+    command = [sys.executable, "-m", "torchmdla", "mlir", files["script.pt"], "--input", "2x4", "--weights", "literals"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout and process.stderr
+        process.stdout.close()
+        assert process.wait() == 141
+        assert process.stderr.read() == b""
+
+
+def test_a_value_is_a_line_for_other_programs() -> None:
+    lines = run("info").stdout.splitlines()
+    values = dict(re.split(r"\s{2,}", line, maxsplit=1) for line in lines)
+    assert "devices" in values and "cpu: target" in values
+    assert values["mdla: target"].startswith("{") and values["mdla: target"].endswith("}")
+
+
+def test_programs_in_files_are_read_without_warnings(files: dict[str, str]) -> None:
+    """PyTorch's deprecations are not the user's."""
+    done = run("explain", files["exported.pt2"])
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_doctor(capsys: Any) -> None:

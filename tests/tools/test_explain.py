@@ -6,6 +6,8 @@ import dataclasses
 import io
 import json
 import logging
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +20,7 @@ from wrong_device import WrongDevice
 
 import torchmdla
 from torchmdla.__main__ import main
+from torchmdla.explaining import AT_ONCE
 from torchmdla.report.explanation import Explanation, Reason
 
 pytestmark = pytest.mark.usefixtures("without_gradients")
@@ -129,7 +132,7 @@ def _(x: Tensor) -> Tensor:
 
 @torch.jit.ignore
 def in_python(x):  # type: ignore[no-untyped-def]
-    return x.flip(0)
+    return x.flip(0)  # flipped
 
 
 class Gaps(nn.Module):
@@ -161,6 +164,19 @@ def test_every_operator_outside_is_named_with_its_line() -> None:
     assert report.ops_compiled < report.ops
     assert "; top reasons for the rest: " in report.summary
     assert any(str(reason) in report.summary for reason in report.reasons)
+
+
+def test_what_python_calls_has_a_line() -> None:
+    """Within a function that TorchScript leaves to Python, and between the graphs of torch.compile, which has one more
+    reason in its first call: PyTorch watches custom operators then, by a mode."""
+    report = torchmdla.explain(torch.jit.script(Gaps()), torch.randn(4, 5))
+    assert reason_for(report, "aten::flip").sources == (line_of("flipped"),)
+    torch._dynamo.reset()
+    report = torchmdla.explain(torch.compile(Gaps(), backend="torchmdla"), torch.randn(4, 5))
+    assert {reason.op for reason in report.reasons} == {"explained::twice", "aten::nonzero"}
+    for op, mark in (("explained::twice", "custom"), ("aten::nonzero", "data")):
+        assert reason_for(report, op).sources == (line_of(mark),)
+    assert "torch.where" in reason_for(report, "aten::nonzero").advice
 
 
 def test_operators_outside_through_torch_compile() -> None:
@@ -248,6 +264,65 @@ def test_lazy_graphs(lazy_device: None) -> None:
     assert report.groups and report.seconds_compiled > 0
     assert report.graph.is_sequence
     assert {group.name for group in report.groups} == {one.group for one in report.graph.operators if one.group}
+
+
+@pytest.mark.parametrize("device", ["lazy", "acap"])
+def test_what_a_lazy_device_only_notes_runs_nowhere(lazy_device: None, device: str) -> None:
+    """Python calls every operator there; those that became a part of a graph did not run."""
+    chosen = torchmdla.acap_device() if device == "acap" else "lazy"
+    linear = nn.Linear(8, 8).to(chosen)
+
+    def function(x: Tensor) -> Tensor:
+        positive = torch.relu(linear(x))
+        kept = positive.masked_select(positive > 0.5)  # runs at once
+        return torch.sigmoid(kept).sum() * 2
+
+    report = torchmdla.explain(function, torch.randn(4, 8).to(chosen))
+    (reason,) = report.reasons
+    assert (reason.op, reason.reason) == ("aten::masked_select", AT_ONCE)
+    assert reason.sources == (line_of("runs at once"),)
+    assert "torch.where(mask, x, 0)" in reason.advice
+    assert {one.op for one in report.outside} <= {"aten::masked_select", "aten::to", "aten::view"}
+    assert {group.name for group in report.groups} == {one.group for one in report.graph.operators if one.group}
+
+
+def test_a_check_is_no_operator_outside_of_graphs() -> None:
+    class Casts(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.relu(x.to(torch.float32) @ x) + 1
+
+    program = torch.export.export(Casts(), (torch.randn(4, 4),))
+    assert any("_assert_tensor_metadata" in str(node.target) for node in program.graph.nodes)
+    assert torchmdla.explain(program).reasons == ()
+
+
+PROFILED = """
+import torch, torchmdla
+from torch.profiler import profile
+scripted = torch.jit.script(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()).eval())
+print(torchmdla.explain(scripted, torch.randn(2, 4)).summary.partition(",")[0])
+with profile() as found:
+    try:
+        torchmdla.explain(scripted, torch.randn(2, 4))
+    except RuntimeError as error:
+        print(error)
+    torch.tanh(torch.ones(3))
+print("aten::tanh" in {event.key for event in found.key_averages()})
+"""
+
+
+def test_profiles_of_others_are_kept() -> None:
+    """And PyTorch's profiler says nothing while explain is at work."""
+    environment = {name: value for name, value in os.environ.items() if name != "KINETO_LOG_LEVEL"}
+    command = [sys.executable, "-W", "ignore", "-c", PROFILED]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "1 group",
+        "explain profiles the model itself: call it outside of the block of torch.profiler",
+        "True",
+    ]
+    assert done.stderr == ""
 
 
 def test_the_summary_is_logged(image: Tensor, caplog: pytest.LogCaptureFixture) -> None:

@@ -236,7 +236,7 @@ def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert main(["explain", str(model), "--input", "2x4", "--save", str(saved)]) == 0
     assert "<title>model.pt - torchmdla</title>" in saved.read_text()
     assert main(["explain", str(model), "--input", "2x4", "--save", str(tmp_path / "no" / "report.html")]) == 2
-    assert capsys.readouterr().err.startswith("error: [Errno 2] No such file or directory")
+    assert capsys.readouterr().err.startswith(f"error: {tmp_path}/no/report.html: No such file or directory")
 
 
 # --- the page in a browser ----------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     names += (
         "torch.mlir",
         "linalg.mlir",
+        "tosa.mlir",
         "dynamic.mlir",
         "two.mlir",
         "bad.mlir",
@@ -71,7 +73,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     torch.export.save(torch.export.export(module, (x,)), paths["exported.pt2"])
     torch.export.save(torch.export.export(Named(), (x,), {"scale": torch.ones(4)}), paths["named.pt2"])
     torch.save(module, paths["pickled.pt"])
-    for output in ("torch", "linalg"):
+    for output in ("torch", "linalg", "tosa"):
         Path(paths[f"{output}.mlir"]).write_text(str(get_mlir(module, x, output=output)))
     dynamic = get_mlir(nn.ReLU(), TensorSpec((None, 3)))
     Path(paths["dynamic.mlir"]).write_text(str(dynamic))
@@ -160,6 +162,18 @@ def test_a_call_with_others_is_refused() -> None:
         MlirFunction("func.func @a(")
 
 
+def test_what_is_drawn_for_many_layers_stays_a_number(tmp_path: Path, capsys: Any) -> None:
+    """With weights of size 1, each of 40 layers is 200 times as large as the one before."""
+    deep = nn.Sequential(*[nn.Sequential(nn.Linear(256, 256, bias=False), nn.ReLU()) for _ in range(40)])
+    path = tmp_path / "deep.mlir"
+    path.write_text(str(get_mlir(deep.eval(), torch.randn(1, 256), output="linalg")))
+    for given in (["--input", "1x256"], []):
+        assert main(["run", str(path), "--json", *given]) == 0
+        ((_, _, values),) = json.loads(capsys.readouterr().out)["results"]
+        found = [float(value) for value in values.removesuffix(", …").split(", ")]
+        assert all(map(math.isfinite, found)) and any(found)
+
+
 def test_what_a_person_reads(files: dict[str, str], capsys: Any) -> None:
     assert main(["run", files["script.pt"], "--input", "2x3x4x4", "--threads", "1"]) == 0
     printed = capsys.readouterr().out
@@ -180,14 +194,16 @@ def test_what_a_person_reads(files: dict[str, str], capsys: Any) -> None:
         (["script.pt", "--input", "2x3x9x4"], "mat1 and mat2 shapes cannot be multiplied"),
         (["script.pt", "--input", "@missing.npy"], "No such file or directory"),
         (["script.pt", "--input", "@d.pt"], "holds a dict, not a tensor"),
-        (["script.pt", "--input", "@script.pt"], "holds no tensor that can be read"),
+        (["script.pt", "--input", "@script.pt"], "holds no tensor that torch.save (.pt) or numpy.save (.npy) wrote"),
         (["script.pt", "--input", "2x3x4x4", "--device", "gpu"], "no device named 'gpu'"),
         (["script.pt", "--input", "2x3x4x4", "--options", "fast"], "'fast' is not NAME=VALUE"),
         (["missing.pt", "--input", "2"], "No such file or directory"),
         (["exported.pt2", "--input", "3x3x4x4"], "size"),
         (["dynamic.mlir"], "a tensor of known dtype and sizes is needed"),
         (["two.mlir"], "a module with one public function is needed; public in this one: @a, @b"),
-        (["bad.mlir"], "no valid module"),
+        (["bad.mlir"], "no valid module of MLIR: "),
+        (["tosa.mlir"], "the module is in tosa: what runs is a function in the Torch dialect, or in linalg"),
+        (["exported.pt2", *["--input", "2x3x4x4"] * 2], "the program takes 1 input, got 2"),
         (["torch.mlir", "--input", "2x3x4x5"], "argument 0 of @forward is torch.float32 [2, 3, 4, 4], got"),
         (["torch.mlir", *["--input", "1"] * 10], "takes 9 tensors, got 10"),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 import torchmdla
+from torchmdla.devices.mdla.lowering import NEEDS_ONNX
 from torchmdla.report.advice import advice
 from torchmdla.report.statistics import Statistics
 from torchmdla.report.statistics_tables import reasons
@@ -55,6 +57,14 @@ def test_a_row_for_each_group() -> None:
         compiled(torch.randn(3, 4))
     (group,) = torchmdla.stats().by_group
     assert (group.compiled_calls, group.fallbacks) == (0, 1)
+
+
+def test_brackets_are_printed() -> None:
+    statistics = replace(torchmdla.stats(), fallbacks={f"{NEEDS_ONNX} [link=x]": 1})
+    text = re.sub(r"[\s│]+", " ", str(statistics))
+    assert "torchmdla[mdla]'" in text and "[link=x]" in text
+    assert "install it" in text
+    assert "torchmdla[mdla]" in re.sub(r"<[^>]*>", "", statistics._repr_html_())
 
 
 def test_reasons_with_advice() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import warnings
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -53,7 +54,7 @@ def compile_program(
         inputs, keywords: the arguments of one call; where there are none, those that the program was exported with.
     """
     program = _prepared(program)
-    module = _without_conditions_on_bases(program.run_decompositions(decompositions())).module()
+    module = _without_conditions_on_bases(_decomposed(program, decompositions())).module()
     assert isinstance(module, fx.GraphModule)
     _detach_what_is_drawn(module.graph)
     _keep_aliases(module.graph, program)
@@ -68,7 +69,14 @@ def compile_program(
 
 def decomposed(program: ExportedProgram, table: Mapping[Any, Callable[..., Any]]) -> ExportedProgram:
     """``program`` without writes, and with the operators of ``table`` taken apart; composite operators stay whole."""
-    result: ExportedProgram = _prepared(program).run_decompositions(dict(table))
+    return _decomposed(_prepared(program), dict(table))
+
+
+def _decomposed(program: ExportedProgram, table: dict[Any, Any]) -> ExportedProgram:
+    with warnings.catch_warnings():
+        # PyTorch 2.13 warns of what it does itself, when it copies a program that was loaded.
+        warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)
+        result: ExportedProgram = program.run_decompositions(table)
     return result
 
 

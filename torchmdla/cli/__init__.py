@@ -7,12 +7,21 @@ import sys
 
 def failed(reason: object) -> int:
     """Says why a command cannot do what it is asked for, and returns its exit status, 2 as argparse has it."""
-    print(f"error: {reason}", file=sys.stderr)
+    print(f"error: {_of_file(reason) if isinstance(reason, OSError) else reason}", file=sys.stderr)
     return 2
 
 
 def one_line(error: Exception) -> str:
     """What happened, in one line. A script's error ends with it, after the script's traceback."""
+    if isinstance(error, OSError):
+        return _of_file(error)
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     is_script = lines and lines[0].startswith("The following operation failed in the TorchScript interpreter")
+    if not is_script and len(lines) > 1 and lines[0].endswith(":"):
+        return f"{lines[0]} {lines[1]}"
     return (lines[-1] if is_script else lines[0]) if lines else type(error).__name__
+
+
+def _of_file(error: OSError) -> str:
+    """``model.pt: No such file or directory``, as shells say it."""
+    return f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)

@@ -39,6 +39,7 @@ def run(options: argparse.Namespace) -> int:
     """Prints a line for each check; the exit status."""
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     import torchmdla
 
@@ -46,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
         torchmdla.enable(processor=options.processor)
     except ValueError as error:
         return failed(error)
-    console, table, is_well = Console(highlight=False), Table.grid(padding=(0, 2)), True
+    console, table, is_well = Console(markup=False, highlight=False), Table.grid(padding=(0, 2)), True
     table.add_column(no_wrap=True)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
@@ -55,10 +56,10 @@ def run(options: argparse.Namespace) -> int:
         warnings.simplefilter("ignore")
         for name, check in CHECKS.items():
             try:
-                table.add_row("[green]ok[/]", name, check())
+                table.add_row(Text("ok", "green"), name, check())
             except Trouble as trouble:
                 is_well = False
-                table.add_row("[red]no[/]", name, str(trouble))
+                table.add_row(Text("no", "red"), name, str(trouble))
     console.print(table)
     return 0 if is_well else 1
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,8 +31,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Prints the report; the exit status."""
-    # PyTorch's profiler says on the standard error stream when it starts and stops, unless this is set before it does.
-    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     from torchmdla.explaining import explain
 
     try:

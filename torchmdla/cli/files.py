@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import re
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from torchmdla.report.rendering import counted
 
 
 class FileError(Exception):
@@ -60,16 +63,24 @@ def mlir_in(path: str) -> str | None:
         text = Path(path).read_text()
     except (OSError, UnicodeDecodeError):
         return None
-    return text if "func.func" in text else None
+    return text if _OF_MLIR.search(text) else None
+
+
+# A function, or a module of whatever there is.
+_OF_MLIR = re.compile(r"\b(?:func|llvm)\.func\b|^\s*(?:builtin\.)?module\b[^=\n]*{", re.MULTILINE)
 
 
 def check_inputs(program: Any, given: Sequence[object]) -> None:
     """
     Raises:
-        FileError: nothing is given for a call of ``program``, and nothing in its file tells what would do.
+        FileError: nothing is given for a call of ``program``, and nothing in its file tells what would do; or an
+            exported program takes another number.
     """
     import torch
 
+    examples = getattr(program, "example_inputs", None)
+    if given and examples and len(given) != len(examples[0]):
+        raise FileError(f"the program takes {counted(len(examples[0]), 'input')}, got {len(given)}")
     if given or not isinstance(program, torch.nn.Module) or isinstance(program, torch.fx.GraphModule):
         return
     if isinstance(program, torch.jit.ScriptModule):

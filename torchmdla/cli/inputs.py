@@ -85,7 +85,10 @@ def _from_file(path: str) -> Any:
             return torch.from_numpy(np.load(path, allow_pickle=False))
         found = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # Whatever loaders make of a damaged file.
-        raise ValueError(f"{path} holds no tensor that can be read: {str(error).splitlines()[0]}") from None
+        reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        raise ValueError(
+            f"{path} holds no tensor that torch.save (.pt) or numpy.save (.npy) wrote, as data alone ({reason})"
+        ) from None
     if not isinstance(found, torch.Tensor):
         raise ValueError(f"{path} holds a {type(found).__name__}, not a tensor")
     return found

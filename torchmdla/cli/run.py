@@ -29,7 +29,8 @@ Inputs are normal random numbers; integers, which may be indices, are 0. A progr
 PyTorch, at the tolerance of the tests (torchmdla/testing/compare.py).
 
 A module of MLIR needs one public function, in the Torch dialect or in linalg on tensors. What it takes beyond the
-inputs given is drawn at random, positive, and packed as weights are. There is no eager PyTorch to compare it with.
+inputs given is drawn at random, positive and small, and packed as weights are. There is no eager PyTorch to compare it
+with.
 
 exit status:
   0  it ran, with eager PyTorch's results
@@ -136,8 +137,7 @@ def _mlir(text: str, options: argparse.Namespace, inputs: Sequence[Any]) -> _Ran
 
     function = MlirFunction(text)
     further = function.arguments[len(inputs) :]
-    # Positive, as a variance is, which may be among the weights.
-    tensors = [*inputs, *(draw(spec).abs() for spec in further)]
+    tensors = [*inputs, *map(_weight, further)]
     start = time.perf_counter()
     compiled = function.compile(options.device, weights=len(further) if inputs else 0)
     before = time.perf_counter()
@@ -147,6 +147,14 @@ def _mlir(text: str, options: argparse.Namespace, inputs: Sequence[Any]) -> _Ran
     return _Ran(
         tuple(map(_type, inputs)), len(further), tuple(_described(results)), first, ready, *timed, torchmdla.stats()
     )
+
+
+def _weight(spec: Any) -> Any:
+    """Positive, as a variance is, which may be among the weights; where rows are summed over, so small that what comes
+    after many layers is a number still."""
+    drawn = draw(spec).abs()
+    is_summed = drawn.dim() > 1 and drawn.is_floating_point() and drawn.numel()
+    return drawn / (drawn.numel() / drawn.size(0)) if is_summed else drawn
 
 
 def _timed(call: Callable[[], Any]) -> tuple[float, float, int]:

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torchmdla.capture import refusals, torchscript, ungrouped
 from torchmdla.capture.ungrouped import Ungrouped
 from torchmdla.explaining.errors import errors_of
 from torchmdla.explaining.graphs import graph_of_calls, graph_of_fx, graph_of_group, graph_of_script, timed
+from torchmdla.explaining.places import lines_of
 from torchmdla.explaining.profile import base_of, events_of, run_outside
 from torchmdla.explaining.recording import Recording
 from torchmdla.importer.graph import name_of
@@ -41,6 +42,9 @@ from torchmdla.support import logs, trace
 _SECONDS, _LEAST_CALLS, _MOST_CALLS = 0.5, 3, 200
 
 _NO_GRAPH = "it is no part of a graph that torchmdla sees"
+# What checks, and computes nothing.
+_CHECKS = "aten::_assert_"
+AT_ONCE = "the device has it run at once, and no part of a graph"
 
 
 def explain(model: Any, *inputs: Any, compare: bool = False) -> Explanation:
@@ -59,8 +63,11 @@ def explain(model: Any, *inputs: Any, compare: bool = False) -> Explanation:
 
     Raises:
         TypeError: ``model`` cannot be called, or is a plain module or function without inputs.
+        RuntimeError: it is called while PyTorch's profiler is on, of which there is one in a thread.
         The model's own exceptions.
     """
+    if torch.autograd._profiler_enabled():
+        raise RuntimeError("explain profiles the model itself: call it outside of the block of torch.profiler")
     with torch.no_grad(), Recording() as recording:
         with trace.span("getting ready", "explain"):
             program = _Program(model, inputs)
@@ -71,6 +78,7 @@ def explain(model: Any, *inputs: Any, compare: bool = False) -> Explanation:
         reset_times(called)
         with trace.span("timed calls", "explain"):
             calls, seconds = _timed(program.call)
+        passed = {report["number"]: _passed(report, before) for report in called}
         called = [live for report in called if (live := live_groups().get(report["number"]))]
         # Read before the model is called again, for other purposes.
         groups = [
@@ -81,15 +89,16 @@ def explain(model: Any, *inputs: Any, compare: bool = False) -> Explanation:
         with trace.span("a profiled call", "explain"), recording.profiled() as profile:
             program.call()
         with trace.span("reading the graph", "explain"):
-            events = events_of(profile, called)
+            events = events_of(profile, called, program.is_deferred)
             outside = run_outside(events, called)
             graph = timed(program.graph(called, events), events, {group.name: group.seconds for group in groups})
         with trace.span("comparing", "explain") if compare else nullcontext():
             errors = tuple(errors_of(program.call, called)) if compare else None
-    is_new = any(report["number"] not in before.calls for report in called)
-    reasons = _Reasons(program, before, outside, is_new).all()
-    for group in groups:
-        reasons += [_reason("call", text, count) for text, count in group.fallbacks.items()]
+        is_new = any(report["number"] not in before.calls for report in called)
+        reasons = _Reasons(program, before, outside, is_new).all()
+    for report, group in zip(called, groups, strict=True):
+        lasting = Counter(group.fallbacks) - passed[report["number"]]
+        reasons += [_reason("call", text, group.fallbacks[text]) for text in lasting]
         reasons += [_reason("sizes", text, count) for text, count in group.not_dynamic.items()]
     made = Explanation(
         groups=tuple(group for group in groups if group.specialisations or group.fallbacks),
@@ -123,6 +132,7 @@ class _Program:
         if not inputs and api.is_exported(model):
             self._inputs, self._keywords = model.example_inputs
         self.places = set(_places(self._model))
+        self.is_deferred = _is_deferred(inputs)
 
     def call(self) -> Any:
         """The results, computed: those of a lazy device on the CPU."""
@@ -158,8 +168,12 @@ def _ready(model: Any, inputs: tuple[Any, ...]) -> Any:
         return api.compile(model, *inputs)
     if not callable(model):
         raise TypeError(f"explain takes a model that can be called, got {type(model).__name__}")
-    is_lazy = any(isinstance(one, torch.Tensor) and one.device.type != "cpu" for one in inputs)
-    return model if is_lazy or _is_ready(model) else api.compile(model, *inputs)
+    return model if _is_deferred(inputs) or _is_ready(model) else api.compile(model, *inputs)
+
+
+def _is_deferred(inputs: tuple[Any, ...]) -> bool:
+    """Whether the model is on a device that runs whole graphs."""
+    return any(isinstance(one, torch.Tensor) and one.device.type != "cpu" for one in inputs)
 
 
 def _is_ready(model: Any) -> bool:
@@ -182,6 +196,12 @@ def _places(model: Any) -> Iterator[tuple[str, str]]:
 
     if isinstance(model, torch.jit.ScriptModule | torch.jit.ScriptFunction):
         yield from walk(model.inlined_graph)
+
+
+def _passed(report: _C.GroupReport, before: _Known) -> Counter[str]:
+    """The fallbacks of the first calls of a group that is new: PyTorch makes some under modes of its own, and while a
+    program is compiled in the background there is no other way."""
+    return Counter() if report["number"] in before.calls else Counter(report["fallbacks"])
 
 
 def _timed(call: Callable[[], Any]) -> tuple[int, float]:
@@ -219,6 +239,7 @@ class _Reasons:
     def __init__(self, program: _Program, before: _Known, outside: list[Outside], is_new: bool) -> None:
         self._is_new = is_new
         self._places = program.places
+        self._call, self._is_deferred = program.call, program.is_deferred
         self._before = before
         self._seconds = {one.op: one.seconds for one in outside}
 
@@ -230,8 +251,13 @@ class _Reasons:
             *self._grouped("left out", self._of_program(now.left_out, self._before.left_out)),
             *self._grouped("not compiled", self._of_program(now.failed, self._before.failed)),
         ]
-        explained = {base_of(reason.op) for reason in found}
-        found += [_reason("operator", _NO_GRAPH, 1, op) for op in self._seconds if op not in explained | _moving()]
+        explained = {base_of(reason.op) for reason in found} | _moving()
+        reason = AT_ONCE if self._is_deferred else _NO_GRAPH
+        left = [op for op in self._seconds if op not in explained and not op.startswith(_CHECKS)]
+        found += [_reason("operator", reason, 1, op) for op in left]
+        if unplaced := {base_of(one.op) for one in found if not one.sources}:
+            lines = lines_of(self._call, unplaced)
+            found = [one if one.sources else replace(one, sources=lines.get(base_of(one.op), ())) for one in found]
         return sorted(found, key=lambda reason: -self._seconds.get(base_of(reason.op), 0.0))
 
     def _of_program(self, now: Counter[Ungrouped], before: Counter[Ungrouped]) -> Counter[Ungrouped]:

@@ -56,7 +56,7 @@ class Recording:
     @contextmanager
     def profiled(self) -> Iterator[profile]:
         """Within the block PyTorch's profiler is on."""
-        with profile() as found:  # type: ignore[no-untyped-call]
+        with _quiet(), profile() as found:  # type: ignore[no-untyped-call]
             yield found
         self._profiles.append(found)
 
@@ -80,6 +80,20 @@ class Recording:
             self._samples.append(MemoryUse(seconds, _resident_bytes(), **_C.memory_use()))
             if self._ended.wait(_INTERVAL):
                 return
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """PyTorch's profiler says on the standard error stream whenever it starts and stops, unless this variable says
+    otherwise when the process has it start for the first time."""
+    name = "KINETO_LOG_LEVEL"
+    is_set = name in os.environ
+    os.environ.setdefault(name, "6")
+    try:
+        yield
+    finally:
+        if not is_set:
+            os.environ.pop(name, None)
 
 
 def _resident_bytes() -> int:

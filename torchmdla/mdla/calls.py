@@ -40,4 +40,4 @@ def check_any(found: Iterable[Any]) -> None:
         ValueError: nothing was found that the device computes.
     """
     if not any(True for _ in found):
-        raise ValueError("the device computes nothing of this model")
+        raise ValueError("the device computes nothing of this model; print(torchmdla.stats()) says why")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from torch_mlir import ir
 from torch_mlir.dialects import torch as torch_dialect
 from torch_mlir.passmanager import PassManager
@@ -22,3 +24,13 @@ def new_context() -> ir.Context:
             empty = ir.Module.parse("func.func @nothing() { return }")
             PassManager.parse(pipeline).run(empty.operation)
     return context
+
+
+# How MLIR tells what is wrong with a text, and where.
+_ERROR = re.compile(r'error: "[^"]*":(?P<line>\d+):\d+: (?P<what>.*)')
+
+
+def first_of(error: Exception) -> str:
+    """The first thing that MLIR's parser does not take, to follow what it is of; empty where it does not say."""
+    found = _ERROR.search(str(error))
+    return f": {found['what']} (line {found['line']})" if found else ""

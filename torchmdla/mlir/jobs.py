@@ -15,7 +15,7 @@ from torchmdla.compiler import constants
 from torchmdla.compiler.mlir import explained, run
 from torchmdla.compiler.program import Program
 from torchmdla.errors import CompileError
-from torchmdla.mlir.context import new_context
+from torchmdla.mlir.context import first_of, new_context
 
 # Where the importer has typed every value, inference of shapes and dtypes has nothing to find.
 _TYPED = "torch-function-to-torch-backend-pipeline{shape-dtype-refine=0}"
@@ -116,8 +116,10 @@ def optimise(text: str, file: str, pipeline: str, flags: Sequence[str], print_af
 
         aten.register(context)
     with context, ir.Location.unknown():
-        with _told(f"{file} holds no valid module"):
+        try:
             module = ir.Module.parse(text)
+        except ir.MLIRError as error:
+            raise CompileError(f"{file} holds no valid module{first_of(error)}") from None
 
         def parsed(passes: str) -> Any:
             whole = f"builtin.module({passes})"

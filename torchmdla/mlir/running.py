@@ -19,7 +19,7 @@ from torchmdla.devices import interrupts
 from torchmdla.errors import CompileError
 from torchmdla.importer.layout import contiguous_strides
 from torchmdla.importer.tensor_spec import TensorSpec
-from torchmdla.mlir.context import new_context
+from torchmdla.mlir.context import first_of, new_context
 from torchmdla.mlir.function import TorchFunction, separate_results, tensor_type_of
 
 
@@ -43,7 +43,12 @@ class MlirFunction:
             with new_context():
                 self._module = ir.Module.parse(text)
         except ir.MLIRError as error:
-            raise CompileError("no valid module", diagnostic=str(error)) from None
+            raise CompileError(f"no valid module of MLIR{first_of(error)}", diagnostic=str(error)) from None
+        if others := _dialects_of(self._module) & _NOT_COMPILED:
+            raise CompileError(
+                f"the module is in {', '.join(sorted(others))}: what runs is a function in the Torch dialect, or in "
+                "linalg on tensors"
+            )
         function = _public_function(self._module)
         self.name = ir.StringAttr(function.attributes["sym_name"]).value
         self._is_torch = "!torch." in str(function.attributes["function_type"])
@@ -123,6 +128,21 @@ _DTYPES = {
     "i64": "int64",
 }
 _BUILTIN = re.compile(r"tensor<(?P<sizes>(?:[\d?]+x)*)(?P<element>\w+)>")
+
+
+# Dialects that get_mlir writes, too, or that are behind those that are compiled.
+_NOT_COMPILED = frozenset(("aten", "llvm", "stablehlo", "tosa"))
+
+
+def _dialects_of(module: ir.Module) -> frozenset[str]:
+    found: set[str] = set()
+
+    def note(op: Any) -> Any:
+        found.add(op.name.partition(".")[0])
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(note)
+    return frozenset(found)
 
 
 def _public_function(module: ir.Module) -> Any:

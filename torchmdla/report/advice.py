@@ -70,7 +70,7 @@ _ADVICE = _rows(
         ("^prim::PythonOp", "", "write it in TorchScript: Python runs between compiled groups"),
         (
             "nonzero|masked_select|unique|bincount|argwhere",
-            "no such operator",
+            "no such operator|no part of a graph",
             "its result's size depends on the data: keep all elements, with torch.where(mask, x, 0)",
         ),
         (
@@ -91,7 +91,13 @@ _ADVICE = _rows(
         ("", "stands alone", "nothing: eager PyTorch is as fast here"),
         ("", "neither a tensor nor a number", "keep lists, dictionaries and objects out of the computation"),
         ("", "a loop changes", "make the integer a tensor, or write the loop out"),
+        (
+            "",
+            "run at once",
+            "nothing, or compute it by other operators: it ends a graph, and the next one waits for it",
+        ),
         ("", "no part of a graph", "have it in what is scripted, traced or compiled: Python calls it between graphs"),
+        ("", "needs the package", "install it: nothing runs on this device without it"),
         ("", "dispatch mode", "call it outside of autocast, vmap and TorchDispatchMode"),
         ("", "requires grad", "call it under torch.no_grad() if this is inference"),
         ("", "forward-mode", "call it without forward-mode gradients if this is inference"),

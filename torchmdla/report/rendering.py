@@ -24,7 +24,9 @@ _WIDTH = 120
 def as_text(content: RenderableType) -> str:
     """As wide as the terminal, with its colours, if the standard output is one."""
     is_terminal = sys.stdout.isatty()
-    console = Console(file=io.StringIO(), width=None if is_terminal else _WIDTH, force_terminal=is_terminal)
+    width = None if is_terminal else _WIDTH
+    # Brackets are the texts' own: pip install 'torchmdla[mdla]'.
+    console = Console(file=io.StringIO(), width=width, force_terminal=is_terminal, markup=False)
     console.print(content)
     text: str = console.file.getvalue()  # type: ignore[attr-defined]
     return text.rstrip("\n")
@@ -32,7 +34,7 @@ def as_text(content: RenderableType) -> str:
 
 def as_html(content: RenderableType) -> str:
     """For a notebook."""
-    console = Console(file=io.StringIO(), width=_WIDTH, record=True, force_jupyter=False)
+    console = Console(file=io.StringIO(), width=_WIDTH, record=True, force_jupyter=False, markup=False)
     console.print(content)
     style = "font-family: monospace; line-height: 1.2"
     return console.export_html(inline_styles=True, code_format=f'<pre style="{style}">{{code}}</pre>')
@@ -47,9 +49,8 @@ def _parts(explanation: data.Explanation) -> Iterator[RenderableType]:
     yield Text(explanation.summary, style="bold")
     peak = explanation.peak
     yield Text(
-        f"{time_text(explanation.seconds)} a call, the fastest of {explanation.calls}; with {peak.threads} "
-        f"thread{'' if peak.threads == 1 else 's'} this machine reaches {peak.gflops:.0f} GFLOP/s and "
-        f"{peak.gigabytes:.1f} GB/s"
+        f"{time_text(explanation.seconds)} a call, the fastest of {explanation.calls}; with "
+        f"{counted(peak.threads, 'thread')} this machine reaches {peak.gflops:.0f} GFLOP/s and {peak.gigabytes:.1f} GB/s"
     )
     if explanation.reasons:
         yield Text("\nwhat does not run compiled, and why", style="bold")
@@ -86,10 +87,11 @@ def _group(group: data.Group, peak: data.Peak) -> Iterator[RenderableType]:
     ops = ", ".join(f"{op} × {count}" if count > 1 else op for op, count in group.ops.items())
     text = Text(f"\n{group.name}", style="bold")
     text.append(f": {time_text(group.seconds)}, {_share(group.share)} of the time", style="not bold")
+    where = f" from {place(group.source)}" if group.source else ""
     lines = [
-        f"{sum(group.ops.values())} operators{f' from {place(group.source)}' if group.source else ''}: {ops}",
-        f"{group.compiled_calls} calls compiled, {group.recorded_calls} recorded, {group.training_calls} with "
-        f"gradients, {sum(group.fallbacks.values())} in PyTorch's interpreter",
+        f"{counted(sum(group.ops.values()), 'operator')}{where}: {ops}",
+        f"{counted(group.compiled_calls, 'call')} compiled, {group.recorded_calls} recorded, {group.training_calls} "
+        f"with gradients, {sum(group.fallbacks.values())} in PyTorch's interpreter",
     ]
     yield text.append("".join(f"\n{line}" for line in lines), style="not bold")
     for one in group.specialisations:
@@ -105,7 +107,7 @@ def _specialisation(one: data.Specialisation) -> Text:
     what = f"  for any sizes, as {types}" if one.is_dynamic else f"  for {types}"
     made = f"compiled in {one.seconds:.2f} s" if one.origin == "compiled" else f"found {_FOUND[one.origin]}"
     needs = f"{size_text(one.packed_bytes)} of packed weights, {size_text(one.workspace_bytes)} of workspace"
-    return Text(f"{what}\n    because of {one.cause}; {made}; {len(one.kernels)} kernels, {needs}")
+    return Text(f"{what}\n    because of {one.cause}; {made}; {counted(len(one.kernels), 'kernel')}, {needs}")
 
 
 _FOUND = {"disk": "on disk", "memory": "in memory"}
@@ -120,7 +122,7 @@ def _kernels(kernels: tuple[data.Kernel, ...], peak: data.Peak) -> Table:
     slowest = sorted(kernels, key=lambda kernel: -kernel.seconds)[:_MOST_KERNELS]
     for kernel in slowest:
         table.add_row(
-            "+".join(kernel.ops) or kernel.symbol,
+            "+".join(kernel.ops) or (kernel.symbol if kernel.after else f"fill ({kernel.symbol})"),
             kernel.loops,
             place(kernel.source),
             time_text(kernel.seconds),
@@ -151,6 +153,11 @@ def new_table() -> Table:
 def place(source: str) -> str:
     """``file:line`` as seen from the current folder."""
     return source.removeprefix(os.getcwd() + os.sep)
+
+
+def counted(count: int, what: str) -> str:
+    """``1 kernel``, ``2 kernels``."""
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def time_text(seconds: float) -> str:

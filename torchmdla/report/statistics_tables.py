@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from torchmdla.report.advice import advice
-from torchmdla.report.rendering import new_table, place, time_text
+from torchmdla.report.rendering import counted, new_table, place, time_text
 
 if TYPE_CHECKING:
     from torchmdla.report.statistics import Statistics
@@ -29,27 +29,23 @@ def tables(statistics: Statistics) -> RenderableType:
 
 def _parts(statistics: Statistics) -> Iterator[RenderableType]:
     yield Text(
-        f"{_counted(statistics.groups, 'group')} formed, {_counted(statistics.specialisations, 'specialisation')} "
+        f"{counted(statistics.groups, 'group')} formed, {counted(statistics.specialisations, 'specialisation')} "
         f"compiled, {statistics.dynamic} of them for any sizes",
         style="bold",
     )
     yield Text(
-        f"{_counted(statistics.compiled, 'program')} compiled in {time_text(statistics.compile_seconds)}, "
+        f"{counted(statistics.compiled, 'program')} compiled in {time_text(statistics.compile_seconds)}, "
         f"{statistics.cache_hits} found on disk, {statistics.memory_hits} in memory, {statistics.failures} failed"
     )
     if statistics.lazy.graphs or statistics.lazy.eager:
         yield Text(
-            f"lazy device: {_counted(statistics.lazy.graphs, 'graph')}, {_counted(statistics.lazy.runs, 'run')}, "
-            f"{_counted(sum(statistics.lazy.eager.values()), 'call')} outside of them"
+            f"lazy device: {counted(statistics.lazy.graphs, 'graph')}, {counted(statistics.lazy.runs, 'run')}, "
+            f"{counted(sum(statistics.lazy.eager.values()), 'call')} outside of them"
         )
     if statistics.by_group:
         yield _groups(statistics)
     if found := list(reasons(statistics)):
         yield _reasons_table(found)
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _groups(statistics: Statistics) -> RenderableType:
