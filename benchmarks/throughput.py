@@ -70,7 +70,7 @@ def parse_options() -> argparse.Namespace:
         help=f"at once, up to {count} (powers of two, and {count})",
     )
     parser.add_argument("--rounds", type=output.number, metavar="NUMBER", help="of each way (5)")
-    parser.add_argument("--seconds", type=output.positive, metavar="SECONDS", help="of calls of a way in each round (1)")
+    parser.add_argument("--seconds", type=output.positive, metavar="SECONDS", help="of calls of a way, each round (1)")
     options = parser.parse_args()
     for name, value in DEFAULTS[options.quick].items():
         if getattr(options, name) is None:

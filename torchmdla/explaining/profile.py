@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from torchmdla import _C
@@ -76,7 +76,7 @@ def run_outside(events: Sequence[tuple[str, float]], reports: Collection[_C.Grou
     return sorted(made, key=lambda one: -one.seconds)
 
 
-def _outermost(events: Collection[Any], groups: Collection[str]) -> Iterator[Any]:
+def _outermost(events: Iterable[Any], groups: Collection[str]) -> Iterator[Any]:
     """Operators and ``groups`` that are in no other; ranges that are neither are looked into."""
     for event in events:
         if event.name in groups or ("::" in event.name and not event.name.startswith("mdla")):
