@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 CXX_FILES := $(wildcard $(foreach folder,src/* mdla/* torchmdla/devices/mdla/include tests/cxx tests/mdla,$(folder)/*.cpp $(folder)/*.h))
-SOURCES := $(CXX_FILES) CMakeLists.txt mdla/CMakeLists.txt setup.py
+SOURCES := $(CXX_FILES) CMakeLists.txt mdla/CMakeLists.txt setup.py release/npm_package.py
 # Tests are mostly waiting for compiler processes: two workers keep two cores busy.
 JOBS   ?= 2
 

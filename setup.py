@@ -1,15 +1,12 @@
 """Builds ``torchmdla._C`` with CMake and ninja against the installed torch, and the mdla device's libraries, which need
-no torch; gets what lays graphs out on a report's page from npm. Everything else is in pyproject.toml."""
+no torch; has ``release/npm_package.py`` get what lays graphs out on a report's page. Everything else is in
+pyproject.toml."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import runpy
 import subprocess
 import sys
-import tarfile
-import tempfile
 from importlib import metadata
 from pathlib import Path
 
@@ -17,7 +14,9 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
+# By their paths: nothing of the tree can be imported in a build.
 VERSIONS = runpy.run_path(str(ROOT / "torchmdla" / "version.py"))
+NPM_PACKAGE = runpy.run_path(str(ROOT / "release" / "npm_package.py"))
 
 
 def torch_version() -> str:
@@ -26,46 +25,6 @@ def torch_version() -> str:
         return metadata.version("torch")
     except metadata.PackageNotFoundError:
         return VERSIONS["TORCH_VERSIONS"][0]
-
-
-# A package of npm's, with the registry's hash of it; from it come these files.
-PACKAGE = "@dagrejs/dagre@3.1.3"
-PACKAGE_HASH = "sha512-X4aUTwOReZvthaZWOVHqlJ52/ZdhZFEM4+Lh/uR4XooUSLE6p71bcy7MPGzYnNUcNh+nj+i/qJQpCMIdQnSmrg=="
-PACKAGE_FILES = ("dist/dagre.min.js", "LICENSE")
-
-
-def vendored() -> list[Path]:
-    """The files of npm's package, in ``build/npm``; none, with a notice, where npm does not get it.
-
-    Raises:
-        SystemExit: it is not the package that is wanted.
-    """
-    folder = ROOT / "build" / "npm" / PACKAGE.rpartition("@")[2]
-    files = [folder / Path(name).name for name in PACKAGE_FILES]
-    if all(file.exists() for file in files):
-        return files
-    with tempfile.TemporaryDirectory() as temporary:
-        try:
-            command = ["npm", "pack", "--silent", "--pack-destination", temporary, PACKAGE]
-            subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=temporary)
-        except (OSError, subprocess.CalledProcessError) as error:
-            print(
-                f"NOTICE: npm did not get {PACKAGE} ({error}). All works but Explanation.save, which lays graphs out "
-                "with it: install npm and build again.",
-                file=sys.stderr,
-            )
-            return []
-        (archive,) = Path(temporary).glob("*.tgz")
-        digest = base64.b64encode(hashlib.sha512(archive.read_bytes()).digest()).decode()
-        if f"sha512-{digest}" != PACKAGE_HASH:
-            raise SystemExit(f"npm's {PACKAGE} is not what setup.py expects: its hash is sha512-{digest}")
-        folder.mkdir(parents=True, exist_ok=True)
-        with tarfile.open(archive) as packed:
-            for name, file in zip(PACKAGE_FILES, files, strict=True):
-                member = packed.extractfile(f"package/{name}")
-                assert member is not None, name
-                file.write_bytes(member.read())
-    return files
 
 
 class CMakeBuild(build_ext):
@@ -117,7 +76,7 @@ class CMakeBuild(build_ext):
             self._copy(library, package / "devices" / "mdla" / library.name)
 
     def _copy_vendored(self, package: Path) -> None:
-        for file in vendored():
+        for file in NPM_PACKAGE["vendored"]():
             self._copy(file, package / "report" / "page" / "vendor" / file.name)
 
     def _copy(self, built: Path, target: Path) -> None:

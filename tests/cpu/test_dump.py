@@ -39,7 +39,7 @@ def run(script: str, folder: Path, *arguments: str) -> subprocess.CompletedProce
 
 def test_every_stage_is_written(tmp_path: Path) -> None:
     done = run(PROGRAM, tmp_path, "works")
-    assert done.returncode == 0, done.stderr
+    assert (done.returncode, done.stderr) == (0, "")
     folders = list(tmp_path.iterdir())
     programs = [Program.from_json((folder / "program.json").read_text()) for folder in folders]
     assert {program.key[:16] for program in programs} == {folder.name for folder in folders}
@@ -48,11 +48,13 @@ def test_every_stage_is_written(tmp_path: Path) -> None:
         names = sorted(path.name for path in folder.iterdir() if path.name[0].isdigit())
         assert [int(name.split("-")[0]) for name in names] == list(range(len(names)))
         stages = [name.split("-", 1)[1] for name in names]
-        wanted = ["linalg.mlir", "fused.mlir", "kernel_0.mlir", "generated.mlir", "llvm.ll", "code.o"]
+        wanted = ["linalg.mlir", "fused.mlir", "kernel_0.mlir", "generated.mlir", "llvm.ll", "optimised.ll", "code.o"]
         assert [stage for stage in dict.fromkeys(stages) if stage in wanted] == wanted
         assert stages[0] == ("torch-sample0.mlir" if program.symbols else "torch.mlir")
         traced = {event["name"] for event in json.loads((folder / "trace.json").read_text())["traceEvents"]}
         assert {"lower", "linalg", "merge-epilogues", "llvm", "object"} <= traced
+        (optimised,) = folder.glob("*-optimised.ll")
+        assert "@mdla_forward(" in optimised.read_text()
         said = (folder / "progress.txt").read_text().split("\n")
         assert said[0] == "linalg" and said[-2] == "object"
         steps = next(path for path in sorted(folder.glob("*.steps"), reverse=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,10 +12,12 @@ from graphs import unfrozen_graph
 from recording import run_and_record
 from torch import Tensor, nn
 
+import torchmdla
 from torchmdla.errors import CompileError
 from torchmdla.importer import TensorMeta, import_graph, located
 from torchmdla.importer.emitter import quote
 from torchmdla.importer.layout import exact_memory_order, invert, memory_order
+from torchmdla.importer.sources import source_in
 from torchmdla.testing.compare import assert_matches
 
 
@@ -240,3 +243,18 @@ def test_strings_read_back(text: str) -> None:
 
     with ir.Context():
         assert ir.StringAttr(ir.Attribute.parse(quote(text))).value_bytes == text.encode()
+
+
+def test_whose_a_line_is() -> None:
+    """The innermost line that is neither PyTorch's nor torchmdla's; torchvision's, installed beside them, is one."""
+    beside = Path(torch.__file__).parents[1]
+    ours = Path(torchmdla.__file__).parent
+    files = {
+        beside / "torchvision" / "models" / "resnet.py": True,
+        beside / "torch" / "nn" / "functional.py": False,
+        ours / "api.py": False,
+        ours / "testing" / "architectures.py": True,
+    }
+    for file, is_theirs in files.items():
+        stack = f"{file}(12): forward\nmine.py(3): <module>\n"
+        assert source_in(stack) == (f"{file}:12" if is_theirs else "mine.py:3")

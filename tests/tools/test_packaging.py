@@ -34,7 +34,17 @@ def python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_the_source_distribution_can_be_built(tmp_path: Path) -> None:
     """It holds whatever the build reads."""
     tree = tmp_path / "tree"
-    kept = ("src", "mdla", "torchmdla", "CMakeLists.txt", "MANIFEST.in", "README.md", "pyproject.toml", "setup.py")
+    kept = (
+        "src",
+        "mdla",
+        "torchmdla",
+        "release",
+        "CMakeLists.txt",
+        "MANIFEST.in",
+        "README.md",
+        "pyproject.toml",
+        "setup.py",
+    )
     tree.mkdir()
     for name in kept:
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
@@ -46,7 +56,7 @@ def test_the_source_distribution_can_be_built(tmp_path: Path) -> None:
         names = {name.partition("/")[2] for name in packed.getnames()}
     read = [path for folder in ("src", "mdla", "torchmdla") for path in (ROOT / folder).rglob("*")]
     wanted = {str(p.relative_to(ROOT)) for p in read if p.suffix in READ and "vendor" not in p.parts}
-    assert {*wanted, "CMakeLists.txt"} - names == set()
+    assert {*wanted, "CMakeLists.txt", "release/npm_package.py"} - names == set()
     assert not [name for name in names if name.endswith(".so")]
 
 
@@ -67,22 +77,23 @@ OTHER = "for last; do folder=$before; before=$last; done; echo other > $folder/d
     [
         ("", "NOTICE: npm did not get @dagrejs/dagre@"),
         ("exit 1", "NOTICE: npm did not get @dagrejs/dagre@"),
-        (OTHER, "is not what setup.py expects"),
+        (OTHER, "is not what release/npm_package.py expects"),
     ],
 )
 def test_what_npm_gives(tmp_path: Path, npm: str, said: str) -> None:
     """Without npm, or where it fails, the build goes on; another package than the one that is named ends it."""
-    (tmp_path / "setup.py").write_text((ROOT / "setup.py").read_text().partition("\nsetup(")[0])
-    (tmp_path / "torchmdla").mkdir()
-    shutil.copy(ROOT / "torchmdla" / "version.py", tmp_path / "torchmdla")
+    (tmp_path / "release").mkdir()
+    shutil.copy(ROOT / "release" / "npm_package.py", tmp_path / "release")
     programs = tmp_path / "bin"
     programs.mkdir()
     if npm:
         (programs / "npm").write_text(f"#!/bin/sh\n{npm}\n")
         (programs / "npm").chmod(0o755)
     environment = {**os.environ, "PATH": str(programs)}
-    script = "import setup; print(setup.vendored())"
-    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    script = "import npm_package; print(npm_package.vendored())"
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path / "release", env=environment, capture_output=True, text=True
+    )
     assert said in done.stderr
     assert done.stdout.strip() == ("" if "expects" in said else "[]")
     assert done.returncode == ("expects" in said)

@@ -25,7 +25,7 @@ from torchmdla.report.page.stages import Stage, stages_of
 
 ROOT = Path(__file__).resolve().parents[2]
 SCREENSHOTS = ROOT / "build" / "screenshots"
-STAGES = ["Torch dialect", "linalg", "loop program", "kernel", "LLVM IR", "assembly"]
+STAGES = ["Torch dialect", "linalg", "loop program", "kernel", "LLVM IR", "optimised LLVM IR", "assembly"]
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 needs_layout = pytest.mark.skipif(not pages._VENDOR.exists(), reason="built without npm: no library for graphs")
@@ -167,12 +167,16 @@ def test_the_lines_of_a_kernel(report: Explanation) -> None:
     assert [stage.name for stage in found] == STAGES
     names = [kernel.ops for kernel in report.groups[0].specialisations[0].kernels]
     number = names.index(("conv2d", "sigmoid"))
-    for stage in found[:-1]:
+    for stage in found[:-2]:
         assert "loc(" not in stage.text
         within, outside = (text.format(symbol=kernels[number].symbol) for text in PARTS[stage.name])
         part = parts_of(stage, number)
         assert within in part and outside not in part
         assert outside in stage.text or stage.name == "kernel"
+    optimised = found[-2]
+    assert f"define internal void @{kernels[number].symbol}(" in parts_of(optimised, number)
+    # Neither headings nor what LLVM's linker adds.
+    assert "***" not in optimised.text and "lljit" not in optimised.text
     if shutil.which("objdump") or shutil.which("llvm-objdump"):
         # Of a kernel that has become a part of the entry there is nothing.
         assert f"<{kernels[number].symbol}>:" in parts_of(found[-1], number)
@@ -197,7 +201,7 @@ def test_a_program_for_any_sizes_has_stages() -> None:
     program, kernels = report.programs[dynamic.key]
     found = stages_of(Program.from_bytes(program), kernels)
     assert [stage.name for stage in found] == STAGES
-    for stage in found[:-1]:
+    for stage in found[:-2]:
         assert all(stage.lines), stage.name
 
 
@@ -313,22 +317,34 @@ def test_a_kernel_is_found_and_opened(opened: Any, file: Path) -> None:
     page.keyboard.press("/")
     page.keyboard.type("sigmoid conv")
     assert page.locator("#kernels li:visible").count() == 1
+    page.get_by_label("Search kernels").fill("softmax")
+    assert page.locator("#kernels li:visible").count() == 1  # and not all of its group
+    page.get_by_label("Search kernels").fill("sigmoid conv")
     page.keyboard.press("Enter")
     dialog = page.get_by_role("dialog")
     assert dialog.get_by_role("heading", name="conv2d + sigmoid").is_visible()
     assert "torch.sigmoid" in dialog.locator(".source mark").text_content()
-    assert dialog.locator(".pane h3").all_text_contents() == STAGES
+    shown = [name for name in STAGES if name != "LLVM IR"]
+    assert dialog.locator(".pane h3").all_text_contents() == shown
     page.wait_for_selector(".pane mark")
-    loops = dialog.get_by_label("loop program")
+    loops = dialog.get_by_label("loop program", exact=True)
     assert "math.exp" in loops.locator("mark").text_content()
     assert "arith.cmpf" in loops.text_content() and "arith.cmpf" not in loops.locator("mark").text_content()
     screenshot(page, "kernel")
-    dialog.get_by_role("button", name="linalg").click()
+    dialog.get_by_role("button", name="linalg", exact=True).click()
     assert "linalg" not in dialog.locator(".pane h3").all_text_contents()
     pane = dialog.locator(".pane", has_text="loop program")
     pane.get_by_role("button", name="only the kernel").click()
     assert "arith.cmpf" not in loops.text_content()
+    dialog.get_by_role("button", name="Only assembly").click()
+    assert dialog.locator(".pane h3").all_text_contents() == ["assembly"]
+    assert focused(page) == "All stages"
     page.keyboard.press("]")
+    assert dialog.locator(".pane h3").all_text_contents() == ["assembly"]
+    dialog.get_by_role("button", name="All stages").click()
+    assert dialog.locator(".pane h3").all_text_contents() == [name for name in shown if name != "linalg"]
+    dialog.get_by_role("button", name="LLVM IR", exact=True).click()
+    assert "LLVM IR" in dialog.locator(".pane h3").all_text_contents()
     assert not dialog.get_by_role("heading", name="conv2d + sigmoid").is_visible()
     page.keyboard.press("Escape")
     assert page.get_by_role("dialog").count() == 0

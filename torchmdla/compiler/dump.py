@@ -109,6 +109,11 @@ def dumping(program: Program, folder: Path | None = None) -> Iterator[None]:
         (folder / "trace.json").write_text(trace.chrome_trace(spans), encoding="utf-8")
 
 
+def is_on() -> bool:
+    """Whether what the stages of the compile under way make is written."""
+    return _current.get() is not None
+
+
 def begin(stage: str) -> None:
     """Notes that a stage of the compile under way begins."""
     if dump := _current.get():

@@ -66,7 +66,7 @@ def explain(model: Any, *inputs: Any, compare: bool = False) -> Explanation:
         RuntimeError: it is called while PyTorch's profiler is on, of which there is one in a thread.
         The model's own exceptions.
     """
-    if torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
+    if torch._C._autograd._profiler_enabled():
         raise RuntimeError("explain profiles the model itself: call it outside of the block of torch.profiler")
     with torch.no_grad(), Recording() as recording:
         with trace.span("getting ready", "explain"):

@@ -3,21 +3,13 @@ TorchScript leaves to Python, on a lazy device."""
 
 from __future__ import annotations
 
-import os
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 from types import FrameType
 from typing import Any
 
-import torch
-
-# Frames of these are nobody's line.
-_PACKAGES = tuple(
-    os.path.dirname(os.path.abspath(path)) + os.sep
-    for path in (torch.__file__, sys.modules[__name__.partition(".")[0]].__file__)
-    if path
-)
+from torchmdla.importer.sources import is_users
 
 
 def lines_of(call: Callable[[], Any], ops: Collection[str]) -> Mapping[str, tuple[str, ...]]:
@@ -43,7 +35,7 @@ def _line(frame: FrameType | None) -> str:
     """Of the innermost frame that is the user's; empty where there is none."""
     while frame is not None:
         path = frame.f_code.co_filename
-        if not path.startswith((*_PACKAGES, "<")):
+        if is_users(path) and not path.startswith("<"):
             return f"{path}:{frame.f_lineno}"
         frame = frame.f_back
     return ""

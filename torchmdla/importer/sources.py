@@ -18,8 +18,16 @@ _SCRIPTED = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 _TRACED = re.compile(r"^(?P<file>[^\n]+?)\((?P<line>\d+)\): ", re.MULTILINE)
 _LOCATION = re.compile(r'"(?P<op>\w+::[\w.]+)"\("graph":(?P<node>\d+):\d+\)')
 _PLACE = re.compile(r"graph:(?P<node>\d+)")
-# PyTorch's own code, and what a TorchScript archive has of a program beside the lines that it was written in.
-_NOT_THE_USERS = (os.path.dirname(torch.__file__), "code/__torch__")
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+# PyTorch's own code, but not torchvision's beside it; ours, but not that of models; what a TorchScript archive has of a
+# program beside the lines that it was written in.
+_NOT_THE_USERS = (os.path.join(os.path.dirname(torch.__file__), ""), os.path.join(_PACKAGE, ""), "code/__torch__")
+_MODELS = os.path.join(_PACKAGE, "testing", "")
+
+
+def is_users(path: str) -> bool:
+    """Whether a file is neither PyTorch's own nor torchmdla's."""
+    return not path.startswith(_NOT_THE_USERS) or path.startswith(_MODELS)
 
 
 def source_of(node: torch._C.Node) -> str:
@@ -43,7 +51,7 @@ def source_of_trace(stack_trace: str | None) -> str:
 def _innermost(frames: Sequence[re.Match[str]]) -> str:
     """The first of ``frames``, which go from the innermost outwards, that is the user's; else the first."""
     places = [f"{frame['file']}:{frame['line']}" for frame in frames]
-    outside = [place for place in places if not place.startswith(_NOT_THE_USERS)]
+    outside = list(filter(is_users, places))
     return next(iter(outside or places), "")
 
 

@@ -50,8 +50,8 @@ def _parts(explanation: data.Explanation) -> Iterator[RenderableType]:
     peak = explanation.peak
     yield Text(
         f"{time_text(explanation.seconds)} a call, the fastest of {explanation.calls}; with "
-        f"{counted(peak.threads, 'thread')} this machine reaches {peak.gflops:.0f} GFLOP/s "
-        f"and {peak.gigabytes:.1f} GB/s"
+        f"{counted(peak.threads, 'thread')} this machine reaches {peak.gflops:.0f} GFLOP/s and "
+        f"{peak.gigabytes:.1f} GB/s"
     )
     if explanation.reasons:
         yield Text("\nwhat does not run compiled, and why", style="bold")

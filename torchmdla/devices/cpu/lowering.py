@@ -17,6 +17,7 @@ from torchmdla.devices.cpu.code.checks import check_bounds
 from torchmdla.devices.cpu.code.emit import disassembled, fold, to_llvm, to_llvm_ir, to_object
 from torchmdla.devices.cpu.code.entry import ENTRY, Code, function_attributes, write_module
 from torchmdla.devices.cpu.code.object_file import is_elf, undefined_symbols
+from torchmdla.devices.cpu.code.optimised_ir import printed
 from torchmdla.devices.cpu.linalg.fusion import fuse
 from torchmdla.devices.cpu.linalg.reading import read_program
 from torchmdla.devices.cpu.linalg.torch_to_linalg import to_linalg
@@ -46,8 +47,9 @@ def lower(program: Program) -> Artifact:
     seconds: dict[str, float] = {}
     with new_context(), ir.Location.unknown():
         code, generated = _generate(program, seconds)
-        with _timed(seconds, "object"):
+        with _timed(seconds, "object"), printed(dump.is_on()) as optimised_ir:
             object_code = to_object(generated, ENTRY, code.externals)
+        dump.write("optimised.ll", lambda: optimised_ir.text)
         dump.write("code.o", lambda: object_code)
         dump.write("assembly.s", lambda: disassembled(object_code))
     return Artifact(object_code, _manifest(program, code, object_code, seconds))

@@ -11,7 +11,10 @@ function ranOf(group) {
 }
 
 // A kernel that is of no operator and reads nothing fills a border.
-const nameOf = (kernel) => kernel.ops.join(" + ") || (kernel.after.length ? kernel.symbol : `fill (${kernel.symbol})`);
+// "_convolution" is what traces call a convolution.
+const nameOf = (kernel) =>
+  kernel.ops.map((op) => op.replace(/^_/, "")).join(" + ") ||
+  (kernel.after.length ? kernel.symbol : `fill (${kernel.symbol})`);
 
 // Every kernel that ran, in order: `number` among the calls of its code.
 const kernels = report.groups.flatMap((group) =>

@@ -1,6 +1,8 @@
 // A kernel that is opened: the line that caused it, numbers, and what each stage of the compiler made of it.
 
-const hiddenStages = new Set();
+// What was chosen for one kernel holds for the next: stages that are not shown, and one that is shown alone.
+const hiddenStages = new Set(["LLVM IR"]);
+let aloneStage = null;
 const LONGEST_WHOLE = 3000; // lines; of longer texts the kernel's part is shown first
 
 function openKernel(kernel) {
@@ -121,9 +123,10 @@ function kernelStages(kernel) {
   if (!stages.length) return element("p", { class: "quiet" }, "What the compiler made of it is not known.");
   const panes = element("div", { class: "panes" });
   const show = () => {
-    const shown = stages.filter((stage) => !hiddenStages.has(stage.name));
+    const alone = stages.filter((stage) => stage.name === aloneStage);
+    const shown = alone.length ? alone : stages.filter((stage) => !hiddenStages.has(stage.name));
     panes.dataset.count = shown.length;
-    panes.replaceChildren(...shown.map((stage) => stagePane(stage, kernel)));
+    panes.replaceChildren(...shown.map((stage) => stagePane(stage, kernel, show)));
   };
   const toggles = stages.map((stage) =>
     element(
@@ -131,6 +134,7 @@ function kernelStages(kernel) {
       {
         "aria-pressed": !hiddenStages.has(stage.name) ? "true" : "false",
         onclick: (event) => {
+          aloneStage = null;
           if (!hiddenStages.delete(stage.name)) hiddenStages.add(stage.name);
           event.currentTarget.setAttribute("aria-pressed", String(!hiddenStages.has(stage.name)));
           show();
@@ -148,15 +152,15 @@ function kernelStages(kernel) {
   );
 }
 
-function stagePane(stage, kernel) {
+function stagePane(stage, kernel, showPanes) {
   const parts = stage.lines[kernel.number] ?? [];
   const note = element("span", { class: "quiet" });
   const button = element("button", { class: "link" });
   const text = element("pre", { tabindex: 0, "aria-label": stage.name });
   const pane = element(
     "section",
-    { class: "pane" },
-    element("header", null, element("h3", null, stage.name), note, button),
+    { class: "pane", "data-stage": stage.name },
+    element("header", null, element("h3", null, stage.name), note, button, aloneButton(stage, showPanes)),
     text,
   );
   textOf(stage.text).then((whole) => {
@@ -182,6 +186,26 @@ function stagePane(stage, kernel) {
     show();
   });
   return pane;
+}
+
+function aloneButton(stage, showPanes) {
+  const isAlone = aloneStage === stage.name;
+  const label = isAlone ? "All stages" : `Only ${stage.name}`;
+  return element(
+    "button",
+    {
+      class: "link alone",
+      "aria-label": label,
+      title: label,
+      onclick: () => {
+        aloneStage = isAlone ? null : stage.name;
+        showPanes();
+        const again = [...document.querySelectorAll(".pane")].find((pane) => pane.dataset.stage === stage.name);
+        again?.querySelector(".alone").focus();
+      },
+    },
+    isAlone ? "⤡" : "⤢",
+  );
 }
 
 function wholeText(lines, parts) {

@@ -204,5 +204,6 @@ _STAGES: Sequence[tuple[str, Callable[[Path], str], Callable[[str, Sequence[Kern
     ("loop program", _last("*.steps", "*-sample*.steps", "*-typical.steps"), _by_steps),
     ("kernel", _kernels, _by_functions(r"(llvm\.func|func\.func).* @(?P<name>\w+)\(", r"}$")),
     ("LLVM IR", _last("*-llvm.ll"), _by_functions(r"define .*@(?P<name>\w+)\(", r"}$")),
+    ("optimised LLVM IR", _last("*-optimised.ll"), _by_functions(r"define .*@(?P<name>\w+)\(", r"}$")),
     ("assembly", _last("*-assembly.s"), _by_functions(r"[0-9a-f]+ <(?P<name>\w+)>:$", r"$")),
 )
