@@ -168,12 +168,13 @@ function stagePane(stage, kernel, showPanes) {
     const count = parts.reduce((sum, [first, behind]) => sum + behind - first, 0);
     let isWhole = !parts.length || lines.length <= LONGEST_WHOLE;
     note.textContent = parts.length
-      ? `${plural(count, "line")} of ${lines.length}`
+      ? `${count} of ${plural(lines.length, "line")}`
       : stage.name === "assembly"
         ? "a part of the entry: all of it"
         : "all of the group";
+    note.title = note.textContent;
     const show = () => {
-      button.textContent = isWhole ? "only the kernel" : "all of the group";
+      button.textContent = isWhole ? "only the kernel" : "whole group";
       text.replaceChildren(...(isWhole ? wholeText(lines, parts) : partsOf(lines, parts)));
       const first = text.querySelector("mark");
       text.scrollTop = isWhole && first ? Math.max(first.offsetTop - 40, 0) : 0;
