@@ -85,9 +85,7 @@ def parse_options() -> argparse.Namespace:
     options = parser.parse_args()
     if options.plot and importlib.util.find_spec("matplotlib") is None:
         parser.error("--plot needs matplotlib: pip install torchmdla[bench]")
-    for name, value in DEFAULTS[options.quick].items():
-        if getattr(options, name) is None:
-            setattr(options, name, value)
+    output.fill_in(options, DEFAULTS)
     return options
 
 

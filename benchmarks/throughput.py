@@ -72,9 +72,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--rounds", type=output.number, metavar="NUMBER", help="of each way (5)")
     parser.add_argument("--seconds", type=output.positive, metavar="SECONDS", help="of calls of a way, each round (1)")
     options = parser.parse_args()
-    for name, value in DEFAULTS[options.quick].items():
-        if getattr(options, name) is None:
-            setattr(options, name, value)
+    output.fill_in(options, DEFAULTS)
     if options.instances is None:
         options.instances = sorted({2**k for k in range(count.bit_length()) if 2**k <= count} | {count})
     if max(options.instances) > count:

@@ -31,6 +31,13 @@ def parser(documentation: str | None) -> argparse.ArgumentParser:
     return result
 
 
+def fill_in(options: argparse.Namespace, defaults: Mapping[bool, Mapping[str, Any]]) -> None:
+    """Sets the options that are not given, to what ``defaults`` has for ``--quick`` or for its absence."""
+    for name, value in defaults[options.quick].items():
+        if getattr(options, name) is None:
+            setattr(options, name, value)
+
+
 def new_file(text: str) -> Path:
     """The type of an option that names a file to write: said now if its folder is missing, not after the work."""
     file = Path(text)

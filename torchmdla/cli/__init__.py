@@ -6,7 +6,13 @@ import sys
 
 
 def failed(reason: object) -> int:
-    """Says why a command cannot do what it is asked for, and returns its exit status, 2 as argparse has it."""
+    """Says why a command cannot do what it is asked for, and returns its exit status, 2 as argparse has it.
+
+    Raises:
+        BrokenPipeError: that is the reason: whoever reads has enough, which the command line's main function handles.
+    """
+    if isinstance(reason, BrokenPipeError):
+        raise reason
     print(f"error: {_of_file(reason) if isinstance(reason, OSError) else reason}", file=sys.stderr)
     return 2
 

@@ -45,8 +45,6 @@ def run(options: argparse.Namespace) -> int:
             Path(options.path).write_text(text)
         else:
             print(text, end="")
-    except BrokenPipeError:  # Who reads has enough.
-        raise
     except (FileError, CompileError, TypeError, ValueError, OSError) as error:
         return failed(error)
     return 0

@@ -58,8 +58,6 @@ def run(options: argparse.Namespace) -> int:
             print(result, end="")
     except UnicodeDecodeError:
         return failed(f"{options.file} is no text: opt takes MLIR or a loop program, which the command mlir writes")
-    except BrokenPipeError:  # Who reads has enough.
-        raise
     except (CompileError, OSError) as error:
         return failed(error)
     return 0

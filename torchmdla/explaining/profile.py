@@ -40,7 +40,7 @@ def _timed(event: Any) -> tuple[str, float]:
 
 def _of_deferred(root: Any, groups: Collection[str]) -> Iterator[tuple[str, float]]:
     """What ran within a call of an operator: the graphs that it waited for, and the operator if it ran at once."""
-    ran = [_timed(event) for event in _outermost(list(_graphs(root)), groups)]
+    ran = [_timed(event) for event in _outermost(_graphs(root), groups)]
     yield from ran
     if any(event.name in ("aten::_to_cpu", root.name) for event in _below(root)):
         name, seconds = _timed(root)

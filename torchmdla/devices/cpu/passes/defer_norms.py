@@ -16,7 +16,7 @@ from functools import partial
 from torchmdla.devices.cpu.expressions import accessing, contents
 from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, Users, may_move, starts_from_zero
 from torchmdla.devices.cpu.passes.fold_scales import can_scale, scale_ahead, scale_sum
-from torchmdla.devices.cpu.passes.makers import maker_of, reduces
+from torchmdla.devices.cpu.passes.makers import elementwise_maker, reduces
 from torchmdla.devices.cpu.passes.precompute import IsKnown, known_accesses
 from torchmdla.devices.cpu.passes.rematerialise import through
 from torchmdla.devices.cpu.patterns import SUM_OF_PRODUCTS, Captured, Rule, op
@@ -31,18 +31,18 @@ _NORM = op("arith.mulf", op("arith.mulf", _TERM, op("math.rsqrt", name="row")), 
 
 def _defer(steps: LoopProgram, users: Users, is_known: IsKnown, step: LoopNest, found: Captured) -> bool:
     read, weights = found["left"].payload, found["right"].payload
-    maker = maker_of(users, read)
-    norm = next(_NORM.matches(maker.values[0]), None) if maker and read.buffer.kind == "temporary" else None
-    if not maker or not norm or not starts_from_zero(step) or not may_move(steps, maker, step):
+    maker = elementwise_maker(users, read)
+    norm = next(_NORM.matches(maker.values[0]), None) if maker else None
+    if maker is None or norm is None or not starts_from_zero(step) or not may_move(steps, maker, step):
         return False
-    if len(contents((norm["row"],)).loads) != 1:
+    totals = contents((norm["row"],)).loads
+    if len(totals) != 1 or not reduces(users, _SQUARES, 0.0, totals[0], norm["term"].payload):
         return False
     roots = norm["term"], norm["scale"], norm["row"]
     term, scale, row = accessing(roots, lambda access: through(access, maker, read))
-    (squares,), (along,) = contents((norm["row"],)).loads, contents((row,)).loads
+    (total,) = contents((row,)).loads
     summed = {loop for loop, is_summed in enumerate(step.reduction) if is_summed}
-    few = math.prod(step.sizes[loop] for loop in summed) < _LEAST_PRODUCTS
-    if few or summed & along.loops or not reduces(users, _SQUARES, 0.0, squares, norm["term"].payload):
+    if math.prod(step.sizes[loop] for loop in summed) < _LEAST_PRODUCTS or summed & total.loops:
         return False
     if not is_known(scale.payload) or not can_scale(step, weights, scale.payload, is_known):
         return False

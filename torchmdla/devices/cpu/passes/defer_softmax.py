@@ -19,12 +19,11 @@ from torchmdla.devices.cpu.loop_program import (
     LoopNest,
     LoopProgram,
     Users,
-    is_elementwise,
     may_move,
     starts_from_zero,
 )
 from torchmdla.devices.cpu.passes.fold_scales import scale_sum
-from torchmdla.devices.cpu.passes.makers import maker_of, reduces
+from torchmdla.devices.cpu.passes.makers import elementwise_maker, maker_of, reduces
 from torchmdla.devices.cpu.passes.rematerialise import through
 from torchmdla.devices.cpu.patterns import SUM_OF_PRODUCTS, Captured, Rule, anything, op
 
@@ -39,11 +38,15 @@ _SMALLEST_NORMAL = {"f32": 2.0**-126, "f64": 2.0**-1022}
 
 def _defer(steps: LoopProgram, users: Users, step: LoopNest, found: Captured) -> bool:
     read = found["left"].payload
-    maker = maker_of(users, read)
-    if maker is None or not is_elementwise(maker) or read.buffer.kind != "temporary" or read.buffer.fixed:
-        return False
-    divided = next(_DIVIDED.matches(maker.values[0]), None)
-    if divided is None or step.epilogue or not starts_from_zero(step) or users.of(read.buffer) != [maker, step]:
+    maker = elementwise_maker(users, read)
+    divided = next(_DIVIDED.matches(maker.values[0]), None) if maker else None
+    if (
+        maker is None
+        or divided is None
+        or step.epilogue
+        or not starts_from_zero(step)
+        or users.of(read.buffer) != [maker, step]
+    ):
         return False
     if not may_move(steps, maker, step) or not _is_softmax(users, divided["term"].payload, divided["divisor"]):
         return False

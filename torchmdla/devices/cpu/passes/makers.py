@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from torchmdla.devices.cpu.accesses import Access
-from torchmdla.devices.cpu.loop_program import LoopNest, Users, is_found_by_index
+from torchmdla.devices.cpu.loop_program import LoopNest, Users, is_elementwise, is_found_by_index
 from torchmdla.devices.cpu.passes.rematerialise import through
 from torchmdla.devices.cpu.patterns import Pattern
 
@@ -15,6 +15,12 @@ def maker_of(users: Users, access: Access) -> LoopNest | None:
     if not isinstance(maker, LoopNest) or len(maker.outputs) > 1 or maker.epilogue or maker.checks:
         return None
     return maker if is_found_by_index(maker, maker.outputs[0]) else None
+
+
+def elementwise_maker(users: Users, access: Access) -> LoopNest | None:
+    """The nest that makes a temporary, if whoever reads an element can compute it instead."""
+    maker, buffer = maker_of(users, access), access.buffer
+    return maker if maker and is_elementwise(maker) and buffer.kind == "temporary" and not buffer.fixed else None
 
 
 def reduces(users: Users, reduction: Pattern, start: float, result: Access, row: Access) -> bool:
