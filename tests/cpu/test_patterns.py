@@ -11,6 +11,7 @@ from torchmdla.devices.cpu.expressions import accumulator, constant, load, opera
 from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram
 from torchmdla.devices.cpu.parser import parse_program
 from torchmdla.devices.cpu.passes.constants import STORE_CONSTANT_FACTORS
+from torchmdla.devices.cpu.passes.defer_norms import DEFER_NORMS
 from torchmdla.devices.cpu.passes.defer_softmax import DEFER_SOFTMAX
 from torchmdla.devices.cpu.passes.fold_scales import FOLD_SCALES
 from torchmdla.devices.cpu.patterns import SUM_OF_PRODUCTS, Rule, anything, apply, op, within
@@ -201,3 +202,59 @@ def test_softmax_is_divided_behind_the_product() -> None:
 def test_what_may_have_no_reciprocal_is_divided_first(change: dict[str, str]) -> None:
     text = SOFTMAX.format(**IS_SOFTMAX | change)
     assert rewritten(DEFER_SOFTMAX, text) == text.partition("entry ")[2]
+
+
+RMS_NORM = """
+buffer input0 : f32[8, 64]
+buffer temporary0 : f32[8, 1]
+buffer parameter1 : f32[64]
+buffer {normed} : f32[8, 64]
+buffer parameter2 : f32[64, 6]
+buffer result9 : f32[8, 6]
+entry {{
+  nest d0:8 d1:64+ {{
+    i0 = input0[d0, d1]
+    o0 = from 0.0 : f32
+    v0 : f32 = arith.mulf i0, i0
+    v1 : f32 = arith.addf v0, o0
+    temporary0[d0, 0] = v1
+  }}
+  nest d0:8 d1:64 {{
+    i0 = input0[d0, d1]
+    i1 = temporary0[{row}, 0]
+    i2 = parameter1[d1]
+    v0 : i64 = arith.index_cast d1
+    v1 : f32 = arith.sitofp v0
+    v2 : f32 = arith.addf i1, {shift}
+    v3 : f32 = math.rsqrt v2
+    v4 : f32 = arith.mulf i0, v3
+    v5 : f32 = arith.mulf v4, i2
+    {normed}[d0, d1] = v5
+  }}
+  nest d0:8 d1:6 d2:64+ {{
+    i0 = {normed}[d0, d2]
+    i1 = parameter2[d2, d1]
+    o0 = from 0.0 : f32
+    v0 : f32 = arith.mulf i0, i1
+    v1 : f32 = arith.addf o0, v0
+    result9[d0, d1] = v1
+  }}
+}}
+"""
+IS_RMS_NORM = {"normed": "temporary1", "row": "d0", "shift": "0.5"}
+
+
+@pytest.mark.parametrize(
+    ("change", "is_deferred"),
+    [
+        pytest.param({}, True, id="rms norm"),
+        pytest.param({"normed": "result8"}, False, id="a norm that is a result"),
+        pytest.param({"row": "3"}, False, id="squares of another row"),
+        pytest.param({"shift": "v1"}, False, id="a factor by the loop's index"),
+    ],
+)
+def test_rms_norm_scales_what_comes_behind_it(change: dict[str, str], is_deferred: bool) -> None:
+    text = program_text(parse_program(RMS_NORM.format(**IS_RMS_NORM | change)))
+    made = rewritten(DEFER_NORMS, text)
+    assert ("parameter1[" in made.partition("nest d0:64")[2]) is is_deferred
+    assert (made == text.partition("entry ")[2]) is not is_deferred
