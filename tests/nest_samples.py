@@ -19,7 +19,7 @@ AVX512 = ("+avx", "+avx2", "+fma", "+avx512f", "+avx512bw", "+avx512dq", "+avx51
 TARGETS = {"avx512": AVX512, "avx2": ("+avx", "+avx2", "+fma"), "none": ("",)}
 
 # Two symbols, and what dynamic sizes are made of.
-M, N = Size.symbol(0, 2), Size.symbol(1, 2)
+M, N = Size.symbol(0), Size.symbol(1)
 DYNAMIC = (M, N, M + 1, N - 2, 2 * M, 16 * N, M + N)
 
 ZERO = constant(0.0, "f32")

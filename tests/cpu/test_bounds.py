@@ -20,8 +20,8 @@ from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, RepeatLoop
 from torchmdla.devices.cpu.passes.bounds import conditions_of_bounds
 from torchmdla.errors import CompileError
 
-N = Size.symbol(0, 2)
-M = Size.symbol(1, 2)
+N = Size.symbol(0)
+M = Size.symbol(1)
 
 
 def copy(size: object, source: Buffer, target: Buffer, factor: int = 1, constant: int = 0) -> LoopNest:

@@ -13,9 +13,8 @@ from torch import Tensor, nn, randn
 from torch.nn import functional
 
 from torchmdla import devices
-from torchmdla.compiler.sizes import Size
+from torchmdla.compiler.sizes import Size, is_positive
 from torchmdla.devices.cpu.code.sizes import share_slots
-from torchmdla.devices.cpu.passes.generalise import is_positive
 from torchmdla.devices.cpu.workspace import Lifetime
 from torchmdla.errors import CompileError
 from torchmdla.testing.compare import assert_matches
@@ -260,7 +259,7 @@ def test_parts_that_overlap_at_some_sizes() -> None:
         assert_matches(made, expected)
 
 
-S, T = Size.symbol(0, 2), Size.symbol(1, 2)
+S, T = Size.symbol(0), Size.symbol(1)
 
 
 @pytest.mark.parametrize(

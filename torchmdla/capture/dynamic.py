@@ -239,8 +239,7 @@ class _KnownSizes:
         return self._polynomial(self._expression(size))
 
     def _polynomial(self, resolved: sympy.Expr) -> int | Size:
-        count = len(self._run.symbols) + len(self._computed)
-        names = {name: Size.symbol(k, count) for k, name in enumerate([*self._run.symbols, *self._parts_of_sizes])}
+        names = {name: Size.symbol(k) for k, name in enumerate([*self._run.symbols, *self._parts_of_sizes])}
 
         def of(expression: Any) -> int | Size:
             if expression in names:

@@ -31,7 +31,7 @@ cpu device, for this machine: those that --pipeline lists between commas, or all
 """
 
 # How the text of a loop program begins.
-_LOOPS = re.compile(r"(\s|//.*)*(typical|positive|not_negative|buffer|pack|entry)\b")
+_LOOPS = re.compile(r"(\s|//.*)*(typical|varying|not_negative|buffer|pack|entry)\b")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

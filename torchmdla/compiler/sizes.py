@@ -37,34 +37,36 @@ class NoPolynomial(ValueError):
 
 @dataclass(frozen=True)
 class Size:
-    """A polynomial with integer coefficients that is not constant: ``terms`` are pairs of the exponents of all symbols
-    and a coefficient, which is not 0, in ascending order of exponents.
+    """A polynomial with integer coefficients that is not constant: ``terms`` are pairs of exponents, of the symbols up
+    to the last that is in the term, and a coefficient, which is not 0, in ascending order of exponents.
 
-    Sums, differences and products with integers and sizes are sizes, or integers where all symbols cancel. Sizes are
-    equal if they are at all values of the symbols; they have no order.
+    Sums, differences and products with integers and sizes are sizes, or integers where all symbols cancel. So is a
+    quotient that is one at all values of the symbols; any other raises ``ValueError``. Sizes are equal if they are at
+    all values of the symbols. They have no order: whoever has to know which of two is larger asks
+    :func:`is_positive`, which is a proof, and whoever compares costs :func:`estimate`.
     """
 
     terms: tuple[tuple[Exponents, int], ...]
 
     @classmethod
-    def symbol(cls, number: int, symbols: int) -> Size:
-        """Symbol ``number`` of ``symbols``."""
-        return cls(((tuple(int(k == number) for k in range(symbols)), 1),))
+    def symbol(cls, number: int) -> Size:
+        """Symbol ``number``."""
+        return cls((((0,) * number + (1,), 1),))
 
     def at(self, values: Sequence[int]) -> int:
         """The number where the symbols have ``values``."""
         return sum(factor * _monomial(exponents, values) for exponents, factor in self.terms)
 
     def __add__(self, other: int | Size) -> int | Size:
-        return _collected([*self.terms, *_terms(other, len(self.terms[0][0]))])
+        return _collected([*self.terms, *_terms(other)])
 
     __radd__ = __add__
 
     def __mul__(self, other: int | Size) -> int | Size:
         if not isinstance(other, Size):
             return Size(tuple((e, f * other) for e, f in self.terms)) if other else 0
-        pairs = itertools.product(self.terms, _terms(other, len(self.terms[0][0])))
-        return _collected([(tuple(map(sum, zip(a, b, strict=True))), x * y) for (a, x), (b, y) in pairs])
+        pairs = itertools.product(self.terms, other.terms)
+        return _collected([(_product(a, b), x * y) for (a, x), (b, y) in pairs])
 
     __rmul__ = __mul__
 
@@ -76,6 +78,12 @@ class Size:
 
     def __rsub__(self, other: int) -> int | Size:
         return self * -1 + other
+
+    def __floordiv__(self, other: int | Size) -> int | Size:
+        found = quotient(self, other)
+        if found is None:
+            raise ValueError(f"{self} is not at all sizes a multiple of {other}")
+        return found
 
     def __str__(self) -> str:
         def name(exponents: Exponents, factor: int) -> str:
@@ -90,11 +98,53 @@ def at(size: int | Size, values: Sequence[int]) -> int:
     return size.at(values) if isinstance(size, Size) else size
 
 
-def terms(size: int | Size, symbols: int) -> int | tuple[tuple[Exponents, int], ...]:
-    """``size``, in which no symbol stands but the first ``symbols``, in types that JSON has."""
-    if not isinstance(size, Size):
-        return size
-    return tuple((exponents[:symbols], factor) for exponents, factor in size.terms)
+def terms(size: int | Size) -> int | tuple[tuple[Exponents, int], ...]:
+    """``size`` in types that JSON has."""
+    return size.terms if isinstance(size, Size) else size
+
+
+# What a symbol is taken to be where costs are compared before a program's typical sizes count: larger than what a pass
+# takes for few, and a prime number, so that sizes of other forms differ.
+_SOME = 61
+
+
+def estimate(size: int | Size) -> int:
+    """A number to compare costs by, and to put sizes in order: ``size`` where all symbols are alike."""
+    return sum(factor * _SOME ** sum(exponents) for exponents, factor in _terms(size))
+
+
+def is_positive(number: int | Size) -> bool:
+    """Whether a number is positive wherever all symbols are 2 or larger, as far as that is seen at once: no term is
+    negative in what the symbols are larger than 2 by."""
+    if not isinstance(number, Size):
+        return number > 0
+    total: int | Size = 0
+    for exponents, factor in number.terms:
+        product: int | Size = factor
+        for k, power in enumerate(exponents):
+            for _ in range(power):
+                product = (Size.symbol(k) + 2) * product
+        total = total + product
+    found = list(_terms(total))
+    return all(factor > 0 for _, factor in found) and not any(found[0][0])
+
+
+def quotient(number: int | Size, divisor: int | Size) -> int | Size | None:
+    """``number / divisor`` where that is an integer at all values of the symbols; None otherwise. By division of
+    polynomials, whose leading term is that of the highest exponents."""
+    if not isinstance(number, Size) and not isinstance(divisor, Size):
+        return number // divisor if number % divisor == 0 else None
+    *_, (leading, by) = _terms(divisor)
+    found: int | Size = 0
+    rest = number
+    while rest != 0:
+        *_, (exponents, factor) = _terms(rest)
+        power = _ratio(exponents, leading)
+        if power is None or factor % by:
+            return None
+        term = _collected([(power, factor // by)])
+        found, rest = found + term, rest - term * divisor
+    return found
 
 
 def fit(points: Sequence[Sequence[int]], numbers: Sequence[int]) -> int | Size:
@@ -174,7 +224,13 @@ def _exponents(symbols: int) -> list[Exponents]:
 
 
 def _product(one: Exponents, other: Exponents) -> Exponents:
-    return tuple(map(operator.add, one, other))
+    return tuple(itertools.starmap(operator.add, itertools.zip_longest(one, other, fillvalue=0)))
+
+
+def _ratio(one: Exponents, other: Exponents) -> Exponents | None:
+    """The monomial that ``one`` is ``other`` times; None if there is none."""
+    powers = list(itertools.starmap(operator.sub, itertools.zip_longest(one, other, fillvalue=0)))
+    return None if any(power < 0 for power in powers) else tuple(powers)
 
 
 def _solved(
@@ -206,19 +262,20 @@ def _solve(rows: list[list[Fraction]]) -> list[Fraction] | None:
 
 
 def _monomial(exponents: Exponents, values: Sequence[int]) -> int:
-    return math.prod(v**e for v, e in zip(values, exponents, strict=True))
+    return math.prod(v**e for v, e in zip(values, exponents, strict=False))
 
 
-def _terms(size: int | Size, symbols: int) -> Iterator[tuple[Exponents, int]]:
-    return iter(size.terms) if isinstance(size, Size) else iter([((0,) * symbols, size)])
+def _terms(size: int | Size) -> Iterator[tuple[Exponents, int]]:
+    return iter(size.terms) if isinstance(size, Size) else iter([((), size)])
 
 
 def _collected(terms: Sequence[tuple[Exponents, int]]) -> int | Size:
     """The sum of ``terms``: an integer where no symbol is left."""
     sums: dict[Exponents, int] = {}
     for exponents, factor in terms:
-        sums[exponents] = sums.get(exponents, 0) + factor
+        used = max((k + 1 for k, power in enumerate(exponents) if power), default=0)
+        sums[exponents[:used]] = sums.get(exponents[:used], 0) + factor
     kept = tuple(sorted((e, f) for e, f in sums.items() if f))
-    if not any(any(e) for e, _ in kept):
+    if not any(e for e, _ in kept):
         return kept[0][1] if kept else 0
     return Size(kept)

@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Generic, Literal
+from typing import Any, Generic, Literal
 
 from typing_extensions import TypeVar
 
-from torchmdla.compiler.sizes import Size
+from torchmdla.compiler.sizes import Size, is_positive
 from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, stored
 
 # What sizes and strides are.
@@ -23,7 +23,7 @@ Kind = Literal["input", "parameter", "result", "temporary", "global", "packed", 
 class Buffer:
     """Memory of its own. ``element``: MLIR's type of the elements. ``position``: the place among arguments and results
     of what the caller gives. ``symbol``: the name of a global. ``fixed``: something else than nests relies on where
-    its elements lie; it has one dimension, its memory. ``varies``: its sizes differ between calls."""
+    its elements lie; it has one dimension, its memory."""
 
     kind: Kind
     element: str
@@ -31,7 +31,6 @@ class Buffer:
     position: int = -1
     symbol: str = ""
     fixed: bool = False
-    varies: bool = False
 
     @property
     def count(self) -> int:
@@ -76,6 +75,17 @@ class AffineExpr:
     def is_loop(self) -> bool:
         """Whether it is the index of one loop, and nothing else."""
         return not self.constant and len(self.loops) == 1 and self.factors[self.loops[0]] == 1
+
+    def range(self, sizes: Sequence[Any]) -> tuple[Any, Any]:
+        """The least and the largest value over loops of ``sizes``; a factor of unknown sign counts in both."""
+        least = most = self.constant
+        for factor, size in zip(self.factors, sizes, strict=True):
+            reach = factor * (size - 1)
+            if not is_positive(factor + 1):
+                least = least + reach
+            if not is_positive(1 - factor):
+                most = most + reach
+        return least, most
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
-from torchmdla.compiler.sizes import Size
+from torchmdla.compiler.sizes import Size, estimate
 from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer, Scalar, TableAccess
 from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, computed, stored
 from torchmdla.devices.cpu.expressions import Contents, Expression, accessing, contents, numbered, reindexed, rewritten
@@ -354,9 +354,12 @@ class LoopProgram:
     globals: dict[str, str]
     packings: list[Packing] = field(default_factory=list)
     typical: tuple[int, ...] = ()
-    positive: list[int] = field(default_factory=list)
     not_negative: list[Size] = field(default_factory=list)
     varying: frozenset[int] = frozenset()
+
+    def varies(self, size: int | Size) -> bool:
+        """Whether a size differs between calls."""
+        return isinstance(size, Size) or size in self.varying
 
     def users(self, buffer: Buffer) -> list[Step]:
         """The steps that read or write a buffer, in order."""
@@ -408,7 +411,7 @@ def covers(step: LoopNest, access: Access) -> bool:
     flat = access.flat(len(step.sizes))
     expected, constant = 1, flat.constant
     loops = [(f, s) for f, s, r in zip(flat.factors, step.sizes, step.reduction, strict=True) if not r and s != 1]
-    for factor, size in sorted(loops):
+    for factor, size in sorted(loops, key=lambda loop: estimate(loop[0])):
         if factor != expected:
             return False
         expected *= size

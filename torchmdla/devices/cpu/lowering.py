@@ -25,11 +25,10 @@ from torchmdla.devices.cpu.loop_program import LoopProgram
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.passes import pipeline
 from torchmdla.devices.cpu.passes.bounds import conditions_of_bounds
-from torchmdla.devices.cpu.passes.generalise import generalise, mark_varying, not_dynamic, program_at
-from torchmdla.devices.cpu.passes.pipeline import Tiles, observe, rewrite, run_by_tiles, transform
+from torchmdla.devices.cpu.passes.pipeline import Tiles, transform
 from torchmdla.devices.cpu.printer import program_text
-from torchmdla.devices.cpu.schedule import Symbols
 from torchmdla.devices.cpu.schedule.plan import Given, plan_schedules
+from torchmdla.devices.cpu.schedule.tile_loops import symbols_of
 from torchmdla.devices.cpu.verifier import verify
 from torchmdla.errors import CompileError
 from torchmdla.support import trace
@@ -98,7 +97,7 @@ def _generate(program: Program, seconds: dict[str, float]) -> tuple[Code, ir.Mod
     with _timed(seconds, "steps"):
         steps.not_negative = conditions_of_bounds(steps)
     with _timed(seconds, "schedules"):
-        symbols = Symbols(len(program.symbols), steps.typical)
+        symbols = symbols_of(steps, len(program.symbols))
         plan = plan_schedules(steps, Machine.of(program.target), symbols, Given.of(program))
     dump.write("schedules.json", lambda: plan.to_json(tiles))
     with _timed(seconds, "kernels"):
@@ -124,40 +123,10 @@ def loop_program(program: Program, seconds: dict[str, float]) -> tuple[LoopProgr
     Raises:
         torchmdla.CompileError: as :func:`lower`.
     """
-    return (_dynamic_steps if program.symbols else _static_steps)(program, seconds)
-
-
-def _static_steps(program: Program, seconds: dict[str, float]) -> tuple[LoopProgram, Tiles]:
-    steps, given = _read(program, seconds), Given.of(program).tiles
+    written = [program.sample(k) for k in range(len(program.samples))] or [program]
+    samples, given = [_read(sample, seconds) for sample in written], Given.of(program).tiles
     with _timed(seconds, "steps"), _fitting(given):
-        return steps, transform(steps, program, given)
-
-
-def _dynamic_steps(program: Program, seconds: dict[str, float]) -> tuple[LoopProgram, Tiles]:
-    """The steps for all sizes.
-
-    At the samples, whose sizes have no divisors, every pass decides alike. How large tiles are is decided where the
-    symbols have typical values.
-    """
-    samples = [_read(program.sample(k), seconds) for k in range(len(program.samples))]
-    with _timed(seconds, "steps"):
-        mark_varying(samples)
-        for k, steps in enumerate(samples):
-            rewrite(steps, program, f"sample{k}")
-        general = generalise(program, samples)
-        observe("generalise", general)
-        typical = program_at(general, general.typical)
-        given = Given.of(program).tiles
-        with _fitting(given):
-            tiles = run_by_tiles(typical, program, given, name="typical")
-        for k, steps in enumerate(samples):
-            try:
-                run_by_tiles(steps, program, tiles, f"sample{k}")
-            except ValueError as error:
-                raise not_dynamic(f"which operations run tile by tile depends on the sizes ({error})") from None
-        found = generalise(program, samples)
-        observe("generalise", found)
-        return found, tiles
+        return transform(program, samples, given)
 
 
 @contextmanager

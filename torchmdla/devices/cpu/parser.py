@@ -142,7 +142,6 @@ class _Builder(Interpreter[lark.Token, Any]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._symbols = 0
         self._texts: dict[str, dict[str, str]] = {"global": {}, "region": {}}
         self._buffers: dict[str, Buffer] = {}
         self._scalars: dict[str, Scalar] = {}
@@ -155,8 +154,6 @@ class _Builder(Interpreter[lark.Token, Any]):
         for part in tree.children:
             parts[part.data].append(part)
         headers = {str(header.children[0]): header.children[1] for header in parts["header"]}
-        # Sizes have as many symbols as there are typical values of them.
-        self._symbols = len(headers["typical"].children) if "typical" in headers else 0
         for kind, name, text in (part.children for part in parts["text"]):
             self._texts[kind][name[1:]] = text[3:-3].removeprefix("\n")
         for buffer in parts["buffer"]:
@@ -372,8 +369,7 @@ class _Builder(Interpreter[lark.Token, Any]):
 
     def product(self, tree: _Tree) -> Any:
         return math.prod(
-            Size.symbol(int(factor[1:]), self._symbols) if factor.type == "SYMBOL" else int(factor)
-            for factor in tree.children
+            Size.symbol(int(factor[1:])) if factor.type == "SYMBOL" else int(factor) for factor in tree.children
         )
 
     def _buffer(self, name: str) -> Buffer:

@@ -72,12 +72,15 @@ class StepsPrinter:
             self._names[buffer] = f"@{number}" if buffer.symbol else f"{buffer.kind}{number}"
 
     def lines(self) -> Iterator[str]:
-        for name in ("typical", "positive", "not_negative"):
-            if numbers := getattr(self._steps, name):
-                yield f"{name} {_list(numbers)}"
+        headers: dict[str, Sequence[int | Size]] = {
+            "typical": self._steps.typical,
+            "varying": sorted(self._steps.varying),
+            "not_negative": self._steps.not_negative,
+        }
+        yield from (f"{name} {_list(numbers)}" for name, numbers in headers.items() if numbers)
         for buffer in self._buffers:
-            marks = "".join(f" {name}" for name in ("fixed", "varies") if getattr(buffer, name))
-            yield f"buffer {self._names[buffer]} : {buffer.element}{_list(buffer.sizes)}{marks}"
+            mark = " fixed" if buffer.fixed else ""
+            yield f"buffer {self._names[buffer]} : {buffer.element}{_list(buffer.sizes)}{mark}"
         for packing in self._steps.packings:
             yield f"pack {self._name(packing.buffer)} {{"
             yield from self._indented(packing.steps)

@@ -428,8 +428,8 @@ class _FunctionWriter:
         number = self._constant(len(self.calls))
         kinds = self._module.externals[BEGIN_KERNEL] = "(i64) -> ()"
         self._lines.append(f"llvm.call @{BEGIN_KERNEL}({number}) : {kinds}")
-        work, symbols = work_of(step, self._repeats), self._module.plan.symbols.count
-        flops, moved = terms(work.flops, symbols), terms(work.bytes, symbols)
+        work = work_of(step, self._repeats)
+        flops, moved = terms(work.flops), terms(work.bytes)
         is_result = any(buffer.kind == "result" for buffer in step.writes)
         self.calls.append(KernelCall(symbol, work.loops, flops, moved, work.nodes, after, is_result))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import pairwise
 
+from torchmdla.compiler.sizes import estimate, quotient
 from torchmdla.devices.cpu.accesses import Access
 from torchmdla.devices.cpu.loop_program import LoopNest, split_loop
 
@@ -17,9 +18,9 @@ def places(step: LoopNest, access: Access) -> dict[int, int] | None:
     that the access does not vary with have none. None if some element is touched by no iteration of these loops, or
     by several."""
     flat = access.flat(len(step.sizes))
-    loops = sorted((factor, loop) for loop, factor in enumerate(flat.factors) if factor and step.sizes[loop] != 1)
+    loops = [(factor, loop) for loop, factor in enumerate(flat.factors) if factor and step.sizes[loop] != 1]
     expected = 1
-    for factor, loop in loops:
+    for factor, loop in sorted(loops, key=lambda pair: estimate(pair[0])):
         if factor != expected:
             return None
         expected *= step.sizes[loop]
@@ -37,8 +38,8 @@ def align(first: LoopNest, of_first: Getter, second: LoopNest, of_second: Getter
     found = [places(step, get(step)) for step, get in sides]
     if found[0] is None or found[1] is None:
         return None
-    values = sorted(found[0].keys() | found[1].keys())
-    if any(outer % inner for inner, outer in pairwise(values)):
+    values = sorted(found[0].keys() | found[1].keys(), key=estimate)
+    if any(quotient(outer, inner) is None for inner, outer in pairwise(values)):
         return None
     splits = [_splits(step, known, values) for (step, _), known in zip(sides, found, strict=True) if known is not None]
     for (step, _), wanted in zip(sides, splits, strict=True):
@@ -57,7 +58,7 @@ def _splits(step: LoopNest, known: dict[int, int], values: list[int]) -> dict[in
     wanted = {}
     for start, loop in known.items():
         end = start * step.sizes[loop]
-        cuts = [value for value in values if start <= value < end] + [end]
+        cuts = [value for value in values if estimate(start) <= estimate(value) < estimate(end)] + [end]
         if len(cuts) > 2:
             wanted[loop] = [outer // inner for inner, outer in reversed(list(pairwise(cuts)))]
     return wanted

@@ -11,10 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from torchmdla.compiler.sizes import Size
-from torchmdla.devices.cpu.accesses import Access, Buffer
+from torchmdla.compiler.sizes import Size, is_positive
+from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
 from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, RepeatLoop, Step, TileLoop, View
-from torchmdla.devices.cpu.passes.generalise import is_positive
 from torchmdla.errors import CompileError
 
 
@@ -40,7 +39,9 @@ _Views = Mapping[Buffer, tuple[View, int]]
 
 
 def _rooms(step: Step, views: _Views = MappingProxyType({})) -> Iterator[int | Size]:
-    """For each access how many elements are in front of its least place, and how many behind its largest."""
+    """For each access how many elements are in front of its least place, and how many behind its largest; and how often
+    steps are repeated: some iterations of a loop that was written out are steps of their own, so that there may be no
+    others, but not fewer."""
     if isinstance(step, LoopNest):
         for access in (*step.accesses, *step.read_accesses):
             yield from _room(access, step.sizes, views)
@@ -50,6 +51,7 @@ def _rooms(step: Step, views: _Views = MappingProxyType({})) -> Iterator[int | S
             for access in (*nest.accesses, *nest.read_accesses):
                 yield from _room(access, nest.sizes if access.buffer.kind == "local" else whole.sizes, views)
     elif isinstance(step, RepeatLoop):
+        yield step.count
         own = {view.buffer: (view, step.count) for view in step.views}
         for part in step.steps:
             yield from _rooms(part, own)
@@ -58,20 +60,9 @@ def _rooms(step: Step, views: _Views = MappingProxyType({})) -> Iterator[int | S
 def _room(access: Access, sizes: Sequence[int], views: _Views) -> tuple[Any, Any]:
     flat = access.flat(len(sizes))
     if access.buffer not in views:
-        least, most = _range(flat.constant, flat.factors, sizes)
+        least, most = flat.range(sizes)
         return least, access.buffer.count - 1 - most
     view, count = views[access.buffer]
-    least, most = _range(flat.constant + view.offset, (*flat.factors, view.distance), (*sizes, count))
+    seen = AffineExpr((*flat.factors, view.distance), flat.constant + view.offset)
+    least, most = seen.range((*sizes, count))
     return least, view.base.count - 1 - most
-
-
-def _range(constant: Any, factors: Sequence[Any], sizes: Sequence[Any]) -> tuple[Any, Any]:
-    """The least and the largest value of a linear index; a factor of unknown sign counts in both."""
-    least = most = constant
-    for factor, size in zip(factors, sizes, strict=True):
-        reach = factor * (size - 1)
-        if not is_positive(factor + 1):
-            least = least + reach
-        if not is_positive(1 - factor):
-            most = most + reach
-    return least, most

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from torchmdla.compiler.sizes import estimate
 from torchmdla.devices.cpu.accesses import Access, Buffer
 from torchmdla.devices.cpu.expressions import load, substituted
 from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram
@@ -24,14 +25,14 @@ _MOST_ELEMENTS = 1 << 20
 def _store(steps: LoopProgram, step: LoopNest, found: Captured) -> bool:
     """Gives a sum of products of one input with a constant a second input, filled with that constant."""
     own, factor = found["input"].payload.loops, found["factor"]
-    rows = [d for d, reduced in enumerate(step.reduction) if not reduced and step.sizes[d] > 1 and d not in own]
+    rows = [d for d, reduced in enumerate(step.reduction) if not reduced and step.sizes[d] != 1 and d not in own]
     if not rows or not any(step.reduction) or step.checks or step.epilogue:
         return False
     # Its rows, which the input does not vary with, and what is summed over.
     loops = [d for d, reduced in enumerate(step.reduction) if reduced or d not in own]
     sizes = tuple(step.sizes[d] for d in loops)
-    buffer = Buffer("temporary", factor.type, sizes, varies=any(a.buffer.varies for a in step.accesses))
-    if buffer.count > _MOST_ELEMENTS:
+    buffer = Buffer("temporary", factor.type, sizes)
+    if estimate(buffer.count) > _MOST_ELEMENTS:
         return False
     fill = LoopNest.elementwise(buffer.sizes, Access.whole(buffer), factor)
     steps.steps.insert(steps.steps.index(step), fill)

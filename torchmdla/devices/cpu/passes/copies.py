@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from torchmdla.compiler.sizes import is_positive
 from torchmdla.devices.cpu.accesses import AffineExpr
 from torchmdla.devices.cpu.expressions import load
 from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, is_copy, is_found_by_index
@@ -46,7 +47,8 @@ def _walk_upwards(step: LoopNest) -> None:
     for copies reads along the source's memory."""
     loops = len(step.sizes)
     source, destination = step.inputs[0].flat(loops), step.outputs[0].flat(loops)
-    falling = {d for d in range(loops) if 0 < -source.factors[d] < destination.factors[d]}
+    pairs = enumerate(zip(source.factors, destination.factors, strict=True))
+    falling = {d for d, (its, other) in pairs if is_positive(-its) and is_positive(its + other)}
 
     def turned(index: AffineExpr) -> AffineExpr:
         factors = tuple(-f if d in falling else f for d, f in enumerate(index.factors))

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from functools import partial
 
+from torchmdla.compiler.sizes import estimate
 from torchmdla.devices.cpu.expressions import accessing, contents
 from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, Users, may_move, starts_from_zero
 from torchmdla.devices.cpu.passes.fold_scales import can_scale, scale_ahead, scale_sum
@@ -42,7 +43,7 @@ def _defer(steps: LoopProgram, users: Users, is_known: IsKnown, step: LoopNest, 
     term, scale, row = accessing(roots, lambda access: through(access, maker, read))
     (total,) = contents((row,)).loads
     summed = {loop for loop, is_summed in enumerate(step.reduction) if is_summed}
-    if math.prod(step.sizes[loop] for loop in summed) < _LEAST_PRODUCTS or summed & total.loops:
+    if estimate(math.prod(step.sizes[loop] for loop in summed)) < _LEAST_PRODUCTS or summed & total.loops:
         return False
     if not is_known(scale.payload) or not can_scale(step, weights, scale.payload, is_known):
         return False

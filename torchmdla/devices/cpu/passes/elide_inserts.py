@@ -7,7 +7,9 @@ disappear, everybody works on the larger buffer, and of a fill only the borders 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
+from torchmdla.compiler.sizes import estimate, is_positive
 from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
 from torchmdla.devices.cpu.expressions import Expression
 from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, Step, Users, filled_with, is_copy
@@ -22,10 +24,8 @@ def elide_insert_copies(steps: LoopProgram) -> None:
         source, whole = copy.inputs[0].buffer, copy.outputs[0].buffer
         if block is None or not _may_move(users.of(source), source, copy):
             continue
-        distances = _distances_to_blocks(users.of(whole), whole, copy, touched)
-        if distances is None:
+        if not _is_alone(users.of(whole), whole, copy, touched):
             continue
-        steps.positive += distances
         fill = next((s for s in users.of(whole) if filled_with(s) is not None), None)
         _replace(users.of(source), source, whole, block)
         touched.forget(users.of(source))
@@ -60,11 +60,15 @@ def _block(copy: LoopNest) -> tuple[AffineExpr, ...] | None:
         if not index.is_loop() or copy.sizes[index.loops[0]] != size or index.loops[0] in dims:
             return None
         dims[index.loops[0]] = d
-    if any(size > 1 and loop not in dims for loop, size in enumerate(copy.sizes)):
+    if any(size != 1 and loop not in dims for loop, size in enumerate(copy.sizes)):
         return None
     flat = destination.flat(len(copy.sizes))
-    factors = [flat.factors[loop] for loop in dims if copy.sizes[loop] > 1]
-    if factors != sorted(factors, reverse=True) or (factors and factors[-1] != 1) or len(set(factors)) != len(factors):
+    factors = [flat.factors[loop] for loop in dims if copy.sizes[loop] != 1]
+    if (
+        factors != sorted(factors, key=estimate, reverse=True)
+        or (factors and factors[-1] != 1)
+        or len(set(factors)) != len(factors)
+    ):
         return None
     rank = len(source.buffer.sizes)
     loops = {d: loop for loop, d in dims.items()}
@@ -82,7 +86,7 @@ def _may_move(users: Sequence[Step], source: Buffer, copy: LoopNest) -> bool:
 
 
 # The least and the largest value of each index of an access.
-_Spans = list[tuple[int, int]]
+_Spans = list[tuple[Any, Any]]
 
 
 class _Touched:
@@ -95,8 +99,8 @@ class _Touched:
         """What a step writes of a buffer, and what it reads."""
         found = self._found.setdefault(step, {})
         if buffer not in found:
-            written = [_spans(step, a) for a in step.written_accesses if a.buffer is buffer]
-            found[buffer] = written, [_spans(step, a) for a in step.read_accesses if a.buffer is buffer]
+            written = [_spans(step.sizes, a) for a in step.written_accesses if a.buffer is buffer]
+            found[buffer] = written, [_spans(step.sizes, a) for a in step.read_accesses if a.buffer is buffer]
         return found[buffer]
 
     def forget(self, steps: Sequence[Step]) -> None:
@@ -104,45 +108,36 @@ class _Touched:
             self._found.pop(step, None)
 
 
-def _distances_to_blocks(users: Sequence[Step], whole: Buffer, copy: LoopNest, touched: _Touched) -> list[int] | None:
-    """How far from the copy's block in a buffer lies what else is written, or read before the copy, if nobody else
-    touches that block before the copy or writes it afterwards, but a fill of all of the buffer that comes first. None
-    otherwise."""
+def _is_alone(users: Sequence[Step], whole: Buffer, copy: LoopNest, touched: _Touched) -> bool:
+    """Whether nobody else touches the copy's block in a buffer before the copy or writes it afterwards, but a fill of
+    all of the buffer that comes first."""
     position = users.index(copy)
-    block = _spans(copy, copy.outputs[0])
-    distances = []
+    block = _spans(copy.sizes, copy.outputs[0])
     for k, step in enumerate(users):
         if step is copy or (k == 0 and filled_with(step) is not None):
             continue
         if not isinstance(step, LoopNest) or (k < position and any(t.buffer is whole for t in step.tables)):
-            return None
+            return False
         written, read = touched.of(step, whole)
-        distances += [_apart(spans, block) for spans in written]
-        distances += [_apart(spans, block) for spans in read] if k < position else []
-    return distances if all(number > 0 for number in distances) else None
+        if not all(_apart(spans, block) for spans in (*written, *(read if k < position else []))):
+            return False
+    return True
 
 
-def distance(step: LoopNest, access: Access, other_step: LoopNest, other: Access) -> int:
-    """How far apart two accesses of a buffer are in the dimension in which they are farthest: not positive if the
-    elements that they touch are not told apart by one dimension alone."""
-    return _apart(_spans(step, access), _spans(other_step, other))
+def are_apart(step: LoopNest, access: Access, other_step: LoopNest, other: Access) -> bool:
+    """Whether no element of a buffer is touched by both accesses, as one of its dimensions alone tells."""
+    return _apart(_spans(step.sizes, access), _spans(other_step.sizes, other))
 
 
-def _apart(spans: _Spans, others: _Spans) -> int:
-    largest = 0
-    for (first, last), (its_first, its_last) in zip(spans, others, strict=True):
-        largest = max(largest, its_first - last, first - its_last)
-    return largest
+def _apart(spans: _Spans, others: _Spans) -> bool:
+    return any(
+        is_positive(its_first - last) or is_positive(first - its_last)
+        for (first, last), (its_first, its_last) in zip(spans, others, strict=True)
+    )
 
 
-def _spans(step: LoopNest, access: Access) -> _Spans:
-    return [_span(step, index) for index in access.indices]
-
-
-def _span(step: LoopNest, index: AffineExpr) -> tuple[int, int]:
-    """The least and the largest value of an index."""
-    ends = [factor * (size - 1) for factor, size in zip(index.factors, step.sizes, strict=True)]
-    return index.constant + sum(e for e in ends if e < 0), index.constant + sum(e for e in ends if e > 0)
+def _spans(sizes: Sequence[int], access: Access) -> _Spans:
+    return [index.range(sizes) for index in access.indices]
 
 
 # The change.

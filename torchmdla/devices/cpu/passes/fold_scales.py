@@ -14,6 +14,7 @@ import math
 from dataclasses import replace
 from functools import partial
 
+from torchmdla.compiler.sizes import estimate
 from torchmdla.devices.cpu.accesses import Access
 from torchmdla.devices.cpu.expressions import Expression, load, operation, reduced, substituted
 from torchmdla.devices.cpu.loop_program import Epilogue, LoopNest, LoopProgram, starts_from_zero
@@ -21,8 +22,7 @@ from torchmdla.devices.cpu.passes.layout import lay_out
 from torchmdla.devices.cpu.passes.precompute import IsKnown, known_accesses
 from torchmdla.devices.cpu.patterns import SUM_OF_PRODUCTS, Captured, Rule, op, within
 
-# Weights that a call uses less often than this stay as they are: a scaled copy would take more than it gives. Sizes
-# that vary are more at all samples, so that these decide alike.
+# Weights that a call uses less often than this stay as they are: a scaled copy would take more than it gives.
 _LEAST_USES = 8
 
 _SCALED_SUM = op("arith.mulf", op("reduced", name="total"), op("load", name="factor"), name="product")
@@ -68,13 +68,13 @@ def can_scale(step: LoopNest, weights: Access, factor: Access, is_known: IsKnown
     """Whether an input can be scaled by ``factor``, of the same loops, ahead."""
     uses = math.prod(n for loop, n in enumerate(step.sizes) if loop not in weights.loops)
     same = weights.buffer.element == factor.buffer.element == step.values[0].type
-    return is_known(weights) and same and weights.loops >= factor.loops and uses >= _LEAST_USES
+    return is_known(weights) and same and weights.loops >= factor.loops and estimate(uses) >= _LEAST_USES
 
 
 def scale_ahead(steps: LoopProgram, step: LoopNest, weights: Access, factor: Access) -> None:
     """Lets a step read a buffer of scaled weights, which a step before it fills."""
     flat = weights.flat(len(step.sizes))
-    order = sorted(weights.loops, key=lambda loop: -flat.factors[loop])
+    order = sorted(weights.loops, key=lambda loop: -estimate(flat.factors[loop]))
     maker = lay_out(step, weights, order)
     maker.values = (operation("arith.mulf", [*maker.values, load(factor.over(order))], weights.buffer.element),)
     steps.steps.insert(steps.steps.index(step), maker)

@@ -15,82 +15,36 @@ import numpy as np
 from torchmdla.compiler.program import Program
 from torchmdla.compiler.sizes import NoPolynomial, Size, at, fit
 from torchmdla.devices.cpu.accesses import Buffer, Scalar
-from torchmdla.devices.cpu.expressions import Expression, constant, operation, rewritten, size
-from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, OutlinedRegion, ScalarStep, Step, final_nest
-from torchmdla.devices.cpu.schedule.tile_loops import spare_symbols
+from torchmdla.devices.cpu.expressions import Expression, constant, operation, size
+from torchmdla.devices.cpu.loop_program import LoopProgram, OutlinedRegion, ScalarStep
 from torchmdla.errors import CompileError
 
 # Fields whose numbers count elements or iterations; in all others a number stands for a thing.
-_COUNTS = frozenset(("sizes", "strides", "factors", "constant", "offset", "extents", "positive", "count", "distance"))
+_COUNTS = frozenset(("sizes", "strides", "factors", "constant", "offset", "extents", "count", "distance"))
 
 # In which a quotient of sizes may be a number of the program.
 _ROUNDED: Mapping[str, Callable[[float], Any]] = {"f32": np.float32, "f64": float}
 
-# A common size of a last tile, to choose schedules for.
-_TYPICAL_REST = 8
-
 
 def mark_varying(samples: Sequence[LoopProgram]) -> None:
-    """Marks the buffers whose sizes differ between samples, and lists those sizes. Where samples have unequal numbers
-    of buffers (loops written out), a buffer of sizes that not all of them have is one of those."""
-    listed = [steps.buffers() for steps in samples]
-    every = [{size for buffer in buffers for size in buffer.sizes} for buffers in listed]
+    """Lists the sizes that not all samples have buffers of."""
+    every = [{size for buffer in steps.buffers() for size in buffer.sizes} for steps in samples]
     common = every[0].intersection(*every)
     for steps, own in zip(samples, every, strict=True):
         steps.varying = frozenset(own - common)
-    if len(set(map(len, listed))) == 1:
-        for buffers in zip(*listed, strict=True):
-            for buffer in buffers:
-                buffer.varies = any(other.sizes != buffer.sizes for other in buffers)
-        return
-    everywhere = set.intersection(*({buffer.sizes for buffer in buffers} for buffers in listed))
-    for buffer in (b for buffers in listed for b in buffers):
-        buffer.varies = buffer.sizes not in everywhere
 
 
 def generalise(program: Program, samples: Sequence[LoopProgram]) -> LoopProgram:
-    """The steps of a dynamic program, of which ``samples`` are the steps of its samples. Symbols that chains need for
-    the sizes of last tiles come behind the program's.
+    """The steps of a program of which ``samples`` are the steps: of a static one, or of the samples of a dynamic one.
 
     Raises:
         CompileError: they differ in more than numbers, or a number is no polynomial of the symbols.
     """
-    spare = spare_symbols(samples[0].steps)
-    if len({len(sample.positive) for sample in samples}) > 1:
-        # Of loops written out: the least number decides, since iterations follow each other at one distance.
-        samples = [replace(sample, positive=[min(sample.positive, default=1)]) for sample in samples]
-    general: LoopProgram = _Generaliser(program, spare).joined(samples)
-    general.typical = program.symbols + (_TYPICAL_REST,) * spare
-    if any(_is_dynamic(step) for packing in general.packings for step in packing.steps):
-        raise not_dynamic("what is made of the weights ahead depends on the sizes")
-    if not all(is_positive(number) for number in general.positive):
-        raise not_dynamic("whether parts of a tensor overlap depends on the sizes")
+    if len(samples) == 1:
+        return samples[0]
+    general: LoopProgram = _Generaliser(program).joined([replace(sample, varying=frozenset()) for sample in samples])
+    general.typical = program.symbols
     return general
-
-
-def _is_dynamic(step: Step) -> bool:
-    """Whether a step of a pack has sizes."""
-    if not isinstance(step, LoopNest):
-        return False
-    nest, places = final_nest(step)
-    return nest.is_dynamic or any(isinstance(offset, Size) for _, offset in places)
-
-
-def is_positive(number: int | Size) -> bool:
-    """Whether a number is positive wherever all symbols are 2 or larger, as far as that is seen at once: no term is
-    negative in what the symbols are larger than 2 by."""
-    if not isinstance(number, Size):
-        return number > 0
-    symbols = len(number.terms[0][0])
-    total: int | Size = 0
-    for exponents, factor in number.terms:
-        product: int | Size = factor
-        for k, power in enumerate(exponents):
-            for _ in range(power):
-                product = (Size.symbol(k, symbols) + 2) * product
-        total = total + product
-    terms = total.terms if isinstance(total, Size) else (((0,) * symbols, total),)
-    return all(factor > 0 for _, factor in terms) and not any(terms[0][0])
 
 
 def not_dynamic(reason: str) -> CompileError:
@@ -98,38 +52,10 @@ def not_dynamic(reason: str) -> CompileError:
     return CompileError(f"the program is not dynamic: {reason}")
 
 
-def program_at(steps: LoopProgram, values: Sequence[int]) -> LoopProgram:
-    """The static steps where the symbols have ``values``, any that are large enough."""
-    known: dict[int, Any] = {}
-
-    def static_leaf(expression: Expression) -> Expression | None:
-        if expression.op == "size":
-            return constant(static(expression.payload), expression.type)
-        is_place = expression.op in ("load", "gather", "scalar")
-        return expression.of(expression.operands, static(expression.payload)) if is_place else None
-
-    def static(thing: Any) -> Any:
-        if isinstance(thing, Size):
-            return thing.at(values)
-        if isinstance(thing, Expression):
-            return rewritten([thing], static_leaf)[0]
-        if isinstance(thing, tuple | list):
-            return type(thing)(map(static, thing))
-        if not is_dataclass(thing) or isinstance(thing, type):
-            return thing
-        if id(thing) not in known:
-            known[id(thing)] = type(thing)(**{f.name: static(getattr(thing, f.name)) for f in fields(thing) if f.init})
-        return known[id(thing)]
-
-    found: LoopProgram = static(steps)
-    return found
-
-
 class _Generaliser:
-    def __init__(self, program: Program, spare: int) -> None:
+    def __init__(self, program: Program) -> None:
         self._values = [sample.values for sample in program.samples]
         self._quotients = program.quotients
-        self._spare = (0,) * spare
         # For each sample, what its buffers and scalars have become, by id.
         self._known: list[dict[int, Any]] = [{} for _ in self._values]
         self._expressions: dict[tuple[Expression, ...], Expression] = {}
@@ -189,14 +115,9 @@ class _Generaliser:
 
     def _count(self, numbers: Sequence[int]) -> int | Size:
         try:
-            size = fit(self._values, numbers)
+            return fit(self._values, numbers)
         except NoPolynomial:
             raise not_dynamic(f"a count is no polynomial of the sizes: {_table(self._values, numbers)}") from None
-        return self._with_spare(size)
-
-    def _with_spare(self, size: int | Size) -> int | Size:
-        """A size of the program's symbols, in all symbols."""
-        return Size(tuple((e + self._spare, f) for e, f in size.terms)) if isinstance(size, Size) else size
 
     def _expression(self, things: tuple[Expression, ...]) -> Expression:
         """One expression; a constant that varies is one that reads a size."""
@@ -234,10 +155,7 @@ class _Generaliser:
         for sizes in self._quotients:
             found = [at(sizes[0], values) / at(sizes[1], values) for values in self._values]
             if all(rounded(quotient) == rounded(number) for quotient, number in zip(found, numbers, strict=True)):
-                operands = [
-                    size(each, type) if isinstance(each, Size) else constant(each, type)
-                    for each in map(self._with_spare, sizes)
-                ]
+                operands = [size(each, type) if isinstance(each, Size) else constant(each, type) for each in sizes]
                 return operation("arith.divf", operands, type)
         return None
 

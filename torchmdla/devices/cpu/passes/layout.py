@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+from torchmdla.compiler.sizes import estimate, quotient
 from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
 from torchmdla.devices.cpu.expressions import load
 from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, contracts, split_loop
@@ -98,13 +99,15 @@ def _accesses(step: LoopNest) -> tuple[Access, ...]:
 
 def _may_block(step: LoopNest, access: Access, lanes: int) -> bool:
     buffer = access.buffer
-    if buffer.kind != "temporary" or buffer.fixed or len(buffer.sizes) < 3 or buffer.sizes[_CHANNEL] % lanes:
+    if buffer.kind != "temporary" or buffer.fixed or len(buffer.sizes) < 3:
         return False
     loop = _channel_loop(access)
+    if loop < 0 or loop in step.indexed_loops:
+        return False
     index = access.indices[_CHANNEL]
     others = [f for k, f in enumerate(index.factors) if k != loop]
-    even = all(f % lanes == 0 for f in (*others, index.constant))
-    return loop >= 0 and even and step.sizes[loop] % lanes == 0 and loop not in step.indexed_loops
+    blocks = (buffer.sizes[_CHANNEL], step.sizes[loop], *others, index.constant)
+    return all(quotient(number, lanes) is not None for number in blocks)
 
 
 def _channel_loop(access: Access) -> int:
@@ -143,7 +146,7 @@ def _read_plain_where_flattened(steps: LoopProgram, chosen: Sequence[Buffer]) ->
 
 def _sums_over_pixels(step: LoopNest, access: Access) -> bool:
     reduced = [loop for index in access.indices for loop in index.loops if step.reduction[loop]]
-    return _channel_loop(access) in reduced and any(step.sizes[d] > 1 for d in reduced if d != _channel_loop(access))
+    return _channel_loop(access) in reduced and any(step.sizes[d] != 1 for d in reduced if d != _channel_loop(access))
 
 
 def _copy(source: Buffer, destination: Buffer) -> LoopNest:
@@ -186,7 +189,7 @@ def _lay_out_weights(steps: LoopProgram, step: LoopNest) -> None:
     loops = len(step.sizes)
     images = [a.flat(loops) for a in step.inputs if any(_is_window(step, index) for index in a.indices)]
     order = [d for d in range(loops) if not step.reduction[d] and d != lane]
-    order += sorted((d for d in range(loops) if step.reduction[d]), key=lambda d: -images[0].factors[d])
+    order += sorted((d for d in range(loops) if step.reduction[d]), key=lambda d: -estimate(images[0].factors[d]))
     order.append(lane)
     for access in step.inputs:
         if any(_is_window(step, index) for index in access.indices) or not access.flat(loops).loops:

@@ -11,12 +11,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
+from torchmdla.compiler.sizes import estimate
 from torchmdla.devices.cpu.accesses import Access, Buffer
 from torchmdla.devices.cpu.expressions import Expression, accessing, contents, load, substituted
 from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, is_elementwise
 
-# A step of its own pays where its work was repeated at least this many times. Sizes that vary are more at all samples,
-# so that these decide alike.
+# A step of its own pays where its work was repeated at least this many times.
 _LEAST_REPEATED = 8
 
 
@@ -89,7 +89,7 @@ def _hoisted(values: Sequence[Expression], known: set[Buffer], step: LoopNest) -
 def _pays(step: LoopNest, loops: Sequence[int]) -> bool:
     """Whether the other loops, but for those that reduce, repeat what varies with ``loops`` often."""
     others = [n for k, n in enumerate(step.sizes) if k not in loops and not step.reduction[k]]
-    return bool(loops) and math.prod(others) >= _LEAST_REPEATED
+    return bool(loops) and estimate(math.prod(others)) >= _LEAST_REPEATED
 
 
 def _loops(value: Expression) -> list[int]:

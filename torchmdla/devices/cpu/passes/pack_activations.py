@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 
+from torchmdla.compiler.sizes import estimate
 from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram
 from torchmdla.devices.cpu.passes.layout import lay_out
 
@@ -29,7 +30,7 @@ def pack_activations(steps: LoopProgram) -> None:
 def _column(step: LoopNest) -> int:
     """The loop along which the result lies in memory, -1 if there is none."""
     flat = step.written_accesses[0].flat(len(step.sizes))
-    loops = (d for d, factor in enumerate(flat.factors) if factor == 1 and step.sizes[d] > 1 and not step.reduction[d])
+    loops = (d for d, factor in enumerate(flat.factors) if factor == 1 and step.sizes[d] != 1 and not step.reduction[d])
     return next(loops, -1)
 
 
@@ -39,7 +40,7 @@ def _crosswise_factor(step: LoopNest) -> int | None:
     if not step.written_accesses:
         return None
     column, loops = _column(step), range(len(step.sizes))
-    reduced = [d for d in loops if step.reduction[d] and step.sizes[d] > 1]
+    reduced = [d for d in loops if step.reduction[d] and step.sizes[d] != 1]
     if column < 0 or len(step.inputs) != 2 or not reduced:
         return None
     flats = [access.flat(len(step.sizes)).factors for access in step.inputs]
@@ -47,8 +48,8 @@ def _crosswise_factor(step: LoopNest) -> int | None:
     if len(own) != 1 or flats[own[0]][column] == 1 or step.inputs[own[0]].buffer.kind in ("parameter", "packed"):
         return None
     factor = step.inputs[own[0]].buffer
-    if math.prod(step.sizes[d] for d in loops if flats[own[0]][d]) > factor.count:
+    if estimate(math.prod(step.sizes[d] for d in loops if flats[own[0]][d])) > estimate(factor.count):
         return None
-    rows = max((step.sizes[d] for d in loops if not step.reduction[d] and not flats[own[0]][d]), default=1)
+    rows = max((estimate(step.sizes[d]) for d in loops if not step.reduction[d] and not flats[own[0]][d]), default=1)
     dotted = all(factors[d] for factors in flats for d in reduced)
     return own[0] if dotted and rows >= _FEWEST_ROWS else None

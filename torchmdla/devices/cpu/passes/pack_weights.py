@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from torchmdla.compiler.sizes import estimate, quotient
 from torchmdla.devices.cpu.accesses import Access
 from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, split_loop
 from torchmdla.devices.cpu.passes.layout import lay_out, slides
@@ -19,7 +20,7 @@ _VECTORS = (3, 2, 4, 1)
 def panel_width(columns: int, lanes: int) -> int:
     """Columns of a panel: as many vectors as a register tile is wide; all columns if they are such a number. 0 where
     panels do not fit."""
-    widths = [n * lanes for n in _VECTORS if columns % (n * lanes) == 0]
+    widths = [n * lanes for n in _VECTORS if quotient(columns, n * lanes) is not None]
     return columns if columns in widths else next(iter(widths), 0)
 
 
@@ -44,7 +45,9 @@ def _use_panels(steps: LoopProgram, step: LoopNest, position: int, lanes: int, m
     lane, loops = column + 1, len(step.sizes)
     others = [a.flat(loops) for k, a in enumerate(step.inputs) if k != position]
     order = [d for d in range(loops) if not step.reduction[d] and d != lane]
-    order += sorted((d for d in range(loops) if step.reduction[d]), key=lambda d: -max(o.factors[d] for o in others))
+    order += sorted(
+        (d for d in range(loops) if step.reduction[d]), key=lambda d: -max(estimate(o.factors[d]) for o in others)
+    )
     order.append(lane)
     source = step.inputs[position]
     flat = source.flat(loops)
@@ -64,10 +67,16 @@ def _column_loop(step: LoopNest, position: int) -> int:
     loops = range(len(step.sizes))
     own = step.inputs[position].loops
     others = {d for k, a in enumerate(step.inputs) if k != position for d in a.loops}
-    reduced = {d for d in loops if step.reduction[d] and step.sizes[d] > 1}
+    reduced = {d for d in loops if step.reduction[d] and step.sizes[d] != 1}
     rows = math.prod(step.sizes[d] for d in others - own if not step.reduction[d])
     columns = [d for d in own - others if not step.reduction[d]]
-    if len(step.inputs) < 2 or rows < _FEWEST_ROWS or not columns or not reduced or not reduced <= own & others:
+    if (
+        len(step.inputs) < 2
+        or estimate(rows) < _FEWEST_ROWS
+        or not columns
+        or not reduced
+        or not reduced <= own & others
+    ):
         return -1
-    column = max(columns, key=lambda d: step.sizes[d])
+    column = max(columns, key=lambda d: estimate(step.sizes[d]))
     return column if column not in step.indexed_loops else -1

@@ -17,6 +17,7 @@ from torchmdla.devices.cpu.passes.defer_softmax import DEFER_SOFTMAX
 from torchmdla.devices.cpu.passes.elide_inserts import elide_insert_copies
 from torchmdla.devices.cpu.passes.epilogue import merge_epilogues
 from torchmdla.devices.cpu.passes.fold_scales import FOLD_SCALES
+from torchmdla.devices.cpu.passes.generalise import generalise, mark_varying
 from torchmdla.devices.cpu.passes.layout import block_channels
 from torchmdla.devices.cpu.passes.loop_invariants import hoist_loop_invariants
 from torchmdla.devices.cpu.passes.pack_activations import pack_activations
@@ -115,34 +116,43 @@ def named(names: Sequence[str]) -> list[Pass]:
     return [known[name] for name in names]
 
 
-def transform(steps: LoopProgram, program: Program, tiles: Tiles | None = None) -> Tiles:
-    """Runs every pass over ``steps``, in place; ``tiles``, and what is returned, as for :func:`run_by_tiles`."""
-    rewrite(steps, program)
-    run(SPLIT, steps, program.target)
-    return run_by_tiles(steps, program, tiles)
+def transform(
+    program: Program, samples: Sequence[LoopProgram], tiles: Tiles | None = None
+) -> tuple[LoopProgram, Tiles]:
+    """Runs every pass over the steps of a program.
 
+    The samples of a dynamic program become one at once, whose numbers are those of all sizes. Only where a program has
+    as many steps as a size is large, those of a recurrence that is written out, the samples are rewritten one by one
+    until loops have been made of these.
 
-def rewrite(steps: LoopProgram, program: Program, name: str = "") -> None:
-    """The passes that decide what each step computes, and in which layout. ``name``: of a sample, where it is one."""
-    observe("read-steps", steps, name)
-    for one in REWRITES:
-        run(one, steps, program.target, name)
-
-
-def run_by_tiles(steps: LoopProgram, program: Program, tiles: Tiles | None = None, name: str = "") -> Tiles:
-    """The passes that decide which steps run together, in which memory. ``tiles``: of the chains
-    (:func:`~torchmdla.devices.cpu.passes.tile_fusion.fuse_by_tiles`), where they are chosen already.
+    Args:
+        samples: the steps of the program; of a dynamic one of each of its samples.
+        tiles: of the chains (:func:`~torchmdla.devices.cpu.passes.tile_fusion.fuse_by_tiles`), where they are chosen
+            already.
 
     Returns:
-        the tiles of the loops that this has made, in order.
+        the steps, and the tiles of the loops that run by tiles, in order.
 
     Raises:
+        CompileError: a dynamic program's samples differ in more than numbers.
         ValueError: ``tiles`` are of other chains.
     """
+    if len({len(sample.steps) for sample in samples}) == 1:
+        samples = [generalise(program, samples)]
+    mark_varying(samples)
+    for k, sample in enumerate(samples):
+        name = f"sample{k}" if len(samples) > 1 else ""
+        observe("read-steps", sample, name)
+        for one in REWRITES:
+            run(one, sample, program.target, name)
+    steps = generalise(program, samples)
+    if len(samples) > 1:
+        observe("generalise", steps)
+    run(SPLIT, steps, program.target)
     before = set(steps.steps)
     for one in _by_tiles(tiles):
-        run(one, steps, program.target, name)
-    return [step.tile for step in steps.steps if isinstance(step, TileLoop) and step not in before]
+        run(one, steps, program.target)
+    return steps, [step.tile for step in steps.steps if isinstance(step, TileLoop) and step not in before]
 
 
 def run(one: Pass, steps: LoopProgram, target: Target, name: str = "") -> None:

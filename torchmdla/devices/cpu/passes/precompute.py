@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from torchmdla.compiler.sizes import Size
 from torchmdla.devices.cpu.accesses import Access, Buffer
 from torchmdla.devices.cpu.expressions import gathering
-from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, Packing, Step, TileLoop, Users
+from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, Packing, Step, TileLoop, Users, final_nest
 from torchmdla.devices.cpu.passes.dead_code import remove_unread
 
 # A pack may be this many times as large as the parameters that it is made of, as Winograd's transformed weights are: a
@@ -22,7 +23,7 @@ def precompute_parameters(steps: LoopProgram) -> None:
     users = Users(steps.steps)
     for buffer in makers:
         recipe = _recipe(buffer, makers)
-        if _is_read(users, buffer, makers) and _is_worth_it(buffer, recipe):
+        if _is_read(users, buffer, makers) and _is_worth_it(buffer, recipe, steps.varies):
             packed[buffer] = Buffer("packed", buffer.element, buffer.sizes, position=len(steps.packings))
             ordered = [s for s in steps.steps if s in recipe]
             steps.packings.append(Packing(packed[buffer], [_writing(s, buffer, packed[buffer]) for s in ordered]))
@@ -102,10 +103,18 @@ def _is_read(users: Users, buffer: Buffer, makers: dict[Buffer, list[LoopNest]])
     return nests and any(not all(b in makers for b in s.writes) for s in readers)
 
 
-def _is_worth_it(buffer: Buffer, recipe: set[Step]) -> bool:
+def _is_worth_it(buffer: Buffer, recipe: set[Step], varies: Callable[[int], bool]) -> bool:
     parameters = {b for s in recipe for b in s.reads if b.kind == "parameter"}
-    varies = any(b.varies for s in recipe for b in [*s.reads, *s.writes])
-    return bool(parameters) and not varies and buffer.bytes <= _MOST_GROWTH * sum(b.bytes for b in parameters)
+    if not parameters or any(varies(size) for s in recipe for b in [*s.reads, *s.writes] for size in b.sizes):
+        return False
+    return not any(map(_has_sizes, recipe)) and buffer.bytes <= _MOST_GROWTH * sum(b.bytes for b in parameters)
+
+
+def _has_sizes(step: Step) -> bool:
+    """Whether what a step computes depends on sizes that vary between calls."""
+    assert isinstance(step, LoopNest)
+    nest, places = final_nest(step)
+    return nest.is_dynamic or any(isinstance(offset, Size) for _, offset in places)
 
 
 def _writing(step: Step, buffer: Buffer, packed: Buffer) -> LoopNest:

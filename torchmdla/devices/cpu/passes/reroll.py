@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
+from torchmdla.compiler.sizes import estimate
 from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
 from torchmdla.devices.cpu.expressions import accessing
 from torchmdla.devices.cpu.loop_program import (
@@ -55,8 +56,6 @@ def reroll_loops(steps: LoopProgram) -> None:
             _rename([*steps.steps[:start], *steps.steps[end:]], loop.renamed())
             step = loop.repeated()
             steps.steps[start:end], forms[start:end] = [step], [numbers.setdefault(step, len(numbers))]
-            # A dynamic program may have no iteration, never fewer.
-            steps.positive.append(step.count + 1)
         start += 1
 
 
@@ -263,8 +262,8 @@ class _Loop:
             if values.given or around:
                 values.lay_out()
         # Rows are kept until the loop ends: they may take as much memory as the loop walks through anyway.
-        walked = {buffer: abs(number) for buffer, number in self._sources if number and isinstance(buffer, Buffer)}
-        if sum(v.made[0].count for v in self._values if v.rows is not None) > sum(walked.values()):
+        walked = {b: abs(estimate(number)) for b, number in self._sources if number and isinstance(b, Buffer)}
+        if sum(estimate(v.made[0].count) for v in self._values if v.rows is not None) > sum(walked.values()):
             raise _NoLoop
 
     def renamed(self) -> dict[Buffer, tuple[Buffer, int]]:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+from torchmdla.compiler.sizes import estimate, is_positive, quotient
 from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
 from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, stored
 from torchmdla.devices.cpu.loop_program import (
@@ -26,7 +27,7 @@ from torchmdla.devices.cpu.loop_program import (
     split_loop,
 )
 from torchmdla.devices.cpu.machine import Machine
-from torchmdla.devices.cpu.passes.elide_inserts import distance
+from torchmdla.devices.cpu.passes.elide_inserts import are_apart
 
 # Part of the first cache that one tile's slices may fill: what reads them needs room, too.
 _LOCAL_PART = 0.5
@@ -71,12 +72,12 @@ def _sliced_dimension(buffer: Buffer, readers: Sequence[LoopNest]) -> tuple[int,
     for d, size in enumerate(buffer.sizes):
         extents = {_slice_extent(s, a.indices[d]) for s, a in accesses}
         extent = next(iter(extents))
-        if len(extents) != 1 or extent is None or not 1 < extent < size or size % extent:
+        if len(extents) != 1 or extent is None or extent == 1 or size == extent or quotient(size, extent) is None:
             continue
         starts = {a.indices[d].constant for _, a in accesses}
         others = [k for k in range(len(buffer.sizes)) if k != d]
         whole = all(_slice_extent(s, a.indices[k]) == buffer.sizes[k] for s, a in accesses for k in others)
-        if whole and len(starts) > 1 and all(start % extent == 0 for start in starts):
+        if whole and len(starts) > 1 and all(quotient(start, extent) is not None for start in starts):
             return d, extent
     return None
 
@@ -112,8 +113,10 @@ def _reshape(buffer: Buffer, users: Sequence[LoopNest], dimension: int, extent: 
         if access.buffer is not buffer:
             return access
         index = access.indices[dimension]
-        block = AffineExpr(tuple(f // extent for f in index.factors), index.constant // extent)
-        place = AffineExpr(tuple(f % extent for f in index.factors), index.constant % extent)
+        blocks = [quotient(factor, extent) for factor in index.factors]
+        block = AffineExpr(tuple(found or 0 for found in blocks), quotient(index.constant, extent) or 0)
+        places = zip(blocks, index.factors, strict=True)
+        place = AffineExpr(tuple(factor if found is None else 0 for found, factor in places))
         return replace(access, indices=(*access.indices[:dimension], block, place, *access.indices[dimension + 1 :]))
 
     for step in users:
@@ -149,7 +152,7 @@ def _chained(steps: LoopProgram, candidates: Sequence[Step], machine: Machine) -
     buffer = product.written_accesses[0].buffer
     if (
         buffer.fixed
-        or buffer.varies
+        or any(map(steps.varies, buffer.sizes))
         or buffer in product.reads
         or any(buffer in s.writes or buffer not in s.reads for s in readers)
     ):
@@ -161,10 +164,8 @@ def _chained(steps: LoopProgram, candidates: Sequence[Step], machine: Machine) -
     if buffer.bytes // buffer.sizes[dimension] * width > _LOCAL_PART * machine.first_level:
         return None
     members, loops = zip(*(_with_axis(s, buffer, dimension, width) for s in (product, *readers)), strict=True)
-    positive = _run_by_tile(members, loops, buffer)
-    if positive is None:
+    if not _run_by_tile(members, loops, buffer):
         return None
-    steps.positive += positive
     return _chain(members, loops, buffer, dimension, width)
 
 
@@ -174,7 +175,9 @@ def _axis(product: LoopNest, readers: Sequence[LoopNest], machine: Machine) -> t
     own = product.written_accesses[0]
     buffer, dimension = own.buffer, len(own.buffer.sizes) - 1
     accesses = [(s, a) for s in readers for a in s.accesses if a.buffer is buffer]
-    slices = [d for d, size in enumerate(buffer.sizes) if size > 1 and all(not a.indices[d].loops for _, a in accesses)]
+    slices = [
+        d for d, size in enumerate(buffer.sizes) if size != 1 and all(not a.indices[d].loops for _, a in accesses)
+    ]
     if not accesses or not slices:
         return None
     size = buffer.sizes[dimension]
@@ -209,34 +212,31 @@ def _with_axis(step: LoopNest, buffer: Buffer, dimension: int, width: int) -> tu
 _Part = tuple[int, list[tuple[int, int, bool]]]
 
 
-def _run_by_tile(members: Sequence[LoopNest], loops: Sequence[int], result: Buffer) -> list[int] | None:
+def _run_by_tile(members: Sequence[LoopNest], loops: Sequence[int], result: Buffer) -> bool:
     """Whether each tile of the members needs nothing of another: whatever they write, each tile has a part of its own,
-    and what else they touch of that buffer is this part, in the same tile, or apart from all that is written.
-
-    Gives the numbers that are positive because it is so; None if it is not."""
+    and what else they touch of that buffer is this part, in the same tile, or apart from all that is written."""
     operands = [(m, loop, a) for m, loop in zip(members, loops, strict=True) for a in m.accesses]
     touched = [(m, loop, a) for m, loop, a in operands if a.buffer is not result]
-    positive = []
     for writer, axis, written in touched:
         if written not in writer.written_accesses:
             continue
         own = _part(writer, axis, written)
         if own is None:
-            return None
-        positive += [outer - inner * size + 1 for (inner, size, _), (outer, _, _) in pairwise(own[1])]
+            return False
         for member, loop, access in touched:
             same = member is not members[0] and _part(member, loop, access) == own
-            if access.buffer is written.buffer and not same:
-                positive.append(distance(writer, written, member, access))
-    return positive if all(number > 0 for number in positive) else None
+            if access.buffer is written.buffer and not same and not are_apart(writer, written, member, access):
+                return False
+    return True
 
 
 def _part(step: LoopNest, axis: int, access: Access) -> _Part | None:
     """What of a buffer one tile touches; None if tiles may touch the same."""
     flat = access.flat(len(step.sizes))
-    walked = sorted((flat.factors[d], size, d == axis) for d, size in enumerate(step.sizes) if size > 1)
-    apart = all(inner * size <= outer for (inner, size, _), (outer, _, _) in pairwise(walked))
-    return (flat.constant, walked) if apart and walked and walked[0][0] > 0 else None
+    loops = ((flat.factors[d], size, d == axis) for d, size in enumerate(step.sizes) if size != 1)
+    walked = sorted(loops, key=lambda loop: (estimate(loop[0]), estimate(loop[1]), loop[2]))
+    apart = all(is_positive(outer - inner * size + 1) for (inner, size, _), (outer, _, _) in pairwise(walked))
+    return (flat.constant, walked) if apart and walked and is_positive(walked[0][0]) else None
 
 
 def _chain(members: Sequence[LoopNest], loops: Sequence[int], buffer: Buffer, dimension: int, width: int) -> TileLoop:

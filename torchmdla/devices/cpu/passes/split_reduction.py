@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from torchmdla.compiler.sizes import estimate, quotient
 from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
 from torchmdla.devices.cpu.expressions import accessing, accumulator, load, reindexed
 from torchmdla.devices.cpu.loop_program import Epilogue, LoopNest, LoopProgram, final_nest, split_loop
@@ -29,7 +30,7 @@ _IDEMPOTENT = frozenset(f"arith.{name}" for name in ("maximumf", "minimumf", "ma
 
 
 def split_reductions(steps: LoopProgram) -> None:
-    """Replaces such reductions, in place. Their sizes are known."""
+    """Replaces such reductions, in place."""
     for step in steps.nests():
         parts = _parts(step)
         if parts:
@@ -41,7 +42,9 @@ def _parts(step: LoopNest) -> dict[int, int]:
     """In how many parts to cut each loop, at most as many as it has iterations; none if it does not pay, or is not the
     same."""
     results = math.prod(size for size, reduced in zip(step.sizes, step.reduction, strict=True) if not reduced)
-    if not any(step.reduction) or results > _MOST_RESULTS or math.prod(step.sizes) < _LEAST_ELEMENTS:
+    if not any(step.reduction) or estimate(results) > _MOST_RESULTS:
+        return {}
+    if estimate(math.prod(step.sizes)) < _LEAST_ELEMENTS:
         return {}
     if not _may_start_twice(step):
         return {}
@@ -66,12 +69,12 @@ def _outermost_first(step: LoopNest) -> list[int]:
     """The loops that can be cut, by the distance in the memory of the largest input."""
     loops = [loop for loop, reduced in enumerate(step.reduction) if reduced and loop not in step.indexed_loops]
     flats = [access.flat(len(step.sizes)).factors for access in step.inputs]
-    return sorted(loops, key=lambda loop: -max((factors[loop] for factors in flats), default=0))
+    return sorted(loops, key=lambda loop: -max((estimate(factors[loop]) for factors in flats), default=0))
 
 
 def _cut(size: int, most: int) -> int:
-    """The parts of one loop: the largest divisor up to ``most``."""
-    return next(count for count in range(min(size, most), 0, -1) if size % count == 0)
+    """The parts of one loop: the largest number up to ``most`` that divides it."""
+    return next(count for count in range(min(estimate(size), most), 0, -1) if quotient(size, count) is not None)
 
 
 def _in_parts(step: LoopNest, parts: dict[int, int]) -> list[LoopNest]:

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from torchmdla.compiler.sizes import Size, at
 from torchmdla.devices.cpu.accesses import Access, Buffer
 from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, Step, TileLoop, Users, contracts, is_copy
 from torchmdla.devices.cpu.machine import Machine
@@ -31,11 +32,8 @@ _LEAST_INNERMOST = 64
 
 
 def fuse_by_tiles(steps: LoopProgram, machine: Machine, tiles: Sequence[Sequence[int]] | None = None) -> None:
-    """Replaces nests that can run tile by tile by chains, in place.
-
-    ``tiles``: of each chain in turn, whatever the sizes of its axes; chosen by cost if None. What joins a chain does
-    not depend on sizes, as long as no loop has one iteration and a chosen tile's locals have room. So the tiles of a
-    program's chains give the same chains where the program is written out at other sizes.
+    """Replaces nests that can run tile by tile by chains, in place. ``tiles``: of each chain in turn; chosen by cost if
+    None, of a dynamic program where its symbols have their typical values.
 
     Raises:
         ValueError: the chains are not those that ``tiles`` are of.
@@ -45,7 +43,7 @@ def fuse_by_tiles(steps: LoopProgram, machine: Machine, tiles: Sequence[Sequence
     users = Users(rest)
     given = None if tiles is None else deque(tiles)
     while rest:
-        chain, made = _longest(users, rest, machine, given)
+        chain, made = _longest(users, rest, _Costs(machine, steps.typical), given)
         if chain is None or made is None:
             result.append(rest.pop(0))
             continue
@@ -56,12 +54,23 @@ def fuse_by_tiles(steps: LoopProgram, machine: Machine, tiles: Sequence[Sequence
     steps.steps = result
 
 
+@dataclass(frozen=True)
+class _Costs:
+    """Of a machine, where the symbols have the values ``typical``."""
+
+    machine: Machine
+    typical: Sequence[int]
+
+    def at(self, size: int | Size) -> int:
+        return at(size, self.typical)
+
+
 def _longest(
-    users: Users, rest: Sequence[Step], machine: Machine, given: deque[Sequence[int]] | None
+    users: Users, rest: Sequence[Step], costs: _Costs, given: deque[Sequence[int]] | None
 ) -> tuple[_Candidate | None, TileLoop | None]:
     """The longest chain from the first step on whose locals have room, with the next of the ``given`` tiles."""
     for chain in reversed(_growth(rest)):
-        made = chain.finished(users, machine, given)
+        made = chain.finished(users, costs, given)
         if made is not None:
             return chain, made
     return None, None
@@ -131,7 +140,7 @@ class _Candidate:
             return None
         return own if step.sizes[own] == self.members[0].sizes[axis[0]] else None
 
-    def finished(self, users: Users, machine: Machine, given: deque[Sequence[int]] | None) -> TileLoop | None:
+    def finished(self, users: Users, costs: _Costs, given: deque[Sequence[int]] | None) -> TileLoop | None:
         """The chain with the next of the ``given`` tiles, or with a chosen one; None if nothing stays within a tile, or
         that has no room.
 
@@ -142,7 +151,7 @@ class _Candidate:
         if not local:
             return None
         chain = self._recomputing(local)
-        return chain._of_tiles([b for b in local if any(b in m.writes for m in chain.members)], machine, given)
+        return chain._of_tiles([b for b in local if any(b in m.writes for m in chain.members)], costs, given)
 
     def _recomputing(self, local: Sequence[Buffer]) -> _Candidate:
         """The chain without members whose values are computed where they are read, as long as something is left that
@@ -154,14 +163,12 @@ class _Candidate:
         axes = [tuple(loop for loop, m in zip(axis, made, strict=True) if m is not None) for axis in self.axes]
         return replace(self, members=members, axes=axes)
 
-    def _of_tiles(
-        self, local: Sequence[Buffer], machine: Machine, given: deque[Sequence[int]] | None
-    ) -> TileLoop | None:
+    def _of_tiles(self, local: Sequence[Buffer], costs: _Costs, given: deque[Sequence[int]] | None) -> TileLoop | None:
         """As :meth:`finished`, of a chain whose members pass on ``local``."""
-        tile = self._tile(local, machine) if given is None else self._next(given)
+        tile = self._tile(local, costs) if given is None else self._next(given)
         if given is not None:
             given.popleft()
-        elif sum(self._bytes(buffer, tile) for buffer in local) > MOST_LOCAL_BYTES:
+        elif sum(self._bytes(buffer, tile, costs) for buffer in local) > MOST_LOCAL_BYTES:
             return None
         shrunk = {buffer: self._shrunk(buffer, tile) for buffer in local}
         members = tuple(self._tiled(k, tile, shrunk) for k in range(len(self.members)))
@@ -184,53 +191,55 @@ class _Candidate:
 
     # Tiles.
 
-    def _tile(self, local: Sequence[Buffer], machine: Machine) -> list[int]:
+    def _tile(self, local: Sequence[Buffer], costs: _Costs) -> list[int]:
         """The extent of each axis: as large as fits, made smaller from the outermost loop on."""
-        tile, sizes = self._sizes(), self._sizes()
-        counted, limit = self._counted(local, machine)
+        sizes = list(map(costs.at, self._sizes()))
+        tile = list(sizes)
+        counted, limit = self._counted(local, costs)
 
         def fits(axis: int, extent: int) -> bool:
             cut = [*tile[:axis], extent, *tile[axis + 1 :]]
-            return sum(self._bytes(buffer, cut) for buffer in counted) <= limit
+            return sum(self._bytes(buffer, cut, costs) for buffer in counted) <= limit
 
-        order = self._outermost_first()
+        order = self._outermost_first(costs)
         for axis in order:
-            innermost = axis == order[-1] and self._is_innermost(axis)
+            innermost = axis == order[-1] and self._is_innermost(axis, costs)
             least = min(sizes[axis], _LEAST_INNERMOST) if innermost else 1
             # Bytes grow with the extent.
             most = bisect_left(range(least, sizes[axis]), True, key=lambda e: not fits(axis, e + 1)) + least
-            tile[axis] = cut(sizes[axis], most, machine.vector_bytes // 4 if innermost else 1)
+            tile[axis] = cut(sizes[axis], most, costs.machine.vector_bytes // 4 if innermost else 1)
         return tile
 
-    def _counted(self, local: Sequence[Buffer], machine: Machine) -> tuple[list[Buffer], int]:
+    def _counted(self, local: Sequence[Buffer], costs: _Costs) -> tuple[list[Buffer], int]:
         """Buffers, and how many bytes of them a tile may touch at most."""
+        machine = costs.machine
         if self.contracts:
             return list(local), min(MOST_LOCAL_BYTES, machine.second_level // 4)
         every = list(dict.fromkeys(a.buffer for m in self.members for a in m.accesses))
         passing = [b for b in every if b not in local]
-        if machine.streams(sum(b.bytes for b in passing)):
+        if machine.streams(sum(costs.at(b.bytes) for b in passing)):
             return passing, int(machine.first_level * _STREAMED_PART)
         return every, machine.first_level
 
-    def _outermost_first(self) -> list[int]:
+    def _outermost_first(self, costs: _Costs) -> list[int]:
         first = self.members[0]
         flat = first.written_accesses[0].flat(len(first.sizes))
-        return sorted(range(len(self.axes)), key=lambda a: -flat.factors[self.axes[a][0]])
+        return sorted(range(len(self.axes)), key=lambda a: -costs.at(flat.factors[self.axes[a][0]]))
 
-    def _is_innermost(self, axis: int) -> bool:
+    def _is_innermost(self, axis: int, costs: _Costs) -> bool:
         """Whether the axis walks the largest buffers element by element."""
         accesses = [(k, a) for k, member in enumerate(self.members) for a in member.accesses]
-        largest = max(a.buffer.count for _, a in accesses)
+        largest = max(costs.at(a.buffer.count) for _, a in accesses)
         return any(
             a.flat(len(self.members[k].sizes)).factors[self.axes[axis][k]] == 1
             for k, a in accesses
-            if a.buffer.count == largest
+            if costs.at(a.buffer.count) == largest
         )
 
-    def _bytes(self, buffer: Buffer, tile: Sequence[int]) -> int:
+    def _bytes(self, buffer: Buffer, tile: Sequence[int], costs: _Costs) -> int:
         """Bytes of the part of a buffer that one tile touches, 0 if every tile touches all of it."""
         least = self._shrunk(buffer, [1] * len(tile))
-        return self._shrunk(buffer, tile).bytes if least.count < buffer.count else 0
+        return costs.at(self._shrunk(buffer, tile).bytes) if costs.at(least.count) < costs.at(buffer.count) else 0
 
     def _shrunk(self, buffer: Buffer, tile: Sequence[int]) -> Buffer:
         """A buffer for one tile's part of ``buffer``."""
@@ -265,7 +274,7 @@ def _may_join(step: LoopNest) -> bool:
 def _free_loops(step: LoopNest) -> list[int]:
     """Loops that tiles can cut: parallel, and their index is not used as a value."""
     used = step.indexed_loops
-    return [loop for loop, size in enumerate(step.sizes) if size > 1 and not step.reduction[loop] and loop not in used]
+    return [loop for loop, size in enumerate(step.sizes) if size != 1 and not step.reduction[loop] and loop not in used]
 
 
 def _dependences(earlier: LoopNest, later: LoopNest) -> list[tuple[Access, Access]]:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
+from torchmdla.compiler.sizes import estimate
 from torchmdla.devices.cpu.accesses import Access
 from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, starts_from_zero
 from torchmdla.devices.cpu.machine import Algorithms, Machine
@@ -39,7 +40,7 @@ def use_winograd(steps: LoopProgram, machine: Machine) -> None:
         found = _convolution(steps, step, is_known)
         if found is None:
             continue
-        costs = _Costs(found, [1 if size in steps.varying else size for size in step.sizes], machine)
+        costs = _Costs(found, [1 if steps.varies(size) else size for size in step.sizes], machine)
         if results := costs.best():
             by = transforms(results)
             position = steps.steps.index(step)
@@ -61,7 +62,7 @@ def _convolution(steps: LoopProgram, step: LoopNest, is_known: IsKnown) -> Convo
         windows = tuple(_windows(steps, step, image, weights))
         summed = math.prod(size for size, reduces in zip(step.sizes, step.reduction, strict=True) if reduces)
         slides_elsewhere = sum(len(index.loops) > 1 for index in image.indices) > len(windows)
-        if 0 < len(windows) <= _MOST_WINDOWS and summed > TAPS ** len(windows) and not slides_elsewhere:
+        if 0 < len(windows) <= _MOST_WINDOWS and estimate(summed) > TAPS ** len(windows) and not slides_elsewhere:
             return Convolution(step, image, weights, windows)
     return None
 
@@ -76,7 +77,7 @@ def _windows(steps: LoopProgram, step: LoopNest, image: Access, weights: Access)
         (tap,), (result,) = taps, results
         alone = all(other is index or not {tap, result} & set(other.loops) for other in image.indices)
         by_one = index.factors[tap] == index.factors[result] == 1
-        fixed = step.sizes[result] not in (1, *steps.varying)
+        fixed = step.sizes[result] != 1 and not steps.varies(step.sizes[result])
         if alone and by_one and fixed and tap in weights.loops and result not in weights.loops:
             yield result, tap
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from torchmdla.compiler.sizes import estimate
 from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
 from torchmdla.devices.cpu.expressions import Expression, accumulator, load, operation, reduced, substituted
 from torchmdla.devices.cpu.loop_program import LoopNest, Step, TileLoop
@@ -140,7 +141,7 @@ class _Writer:
         """The loops that an access varies with, as its buffer lies in memory, but for those over taps."""
         flat = access.flat(len(self.found.step.sizes))
         moving = [loop for loop in access.loops - self.found.taps.keys() if flat.factors[loop]]
-        return tuple(sorted(moving, key=lambda loop: -flat.factors[loop]))
+        return tuple(sorted(moving, key=lambda loop: -estimate(flat.factors[loop])))
 
     def _buffer(self, kind: Literal["temporary", "local"], order: Sequence[int], sizes: Mapping[int, int]) -> Buffer:
         """Of a dimension for the places in a tile, then one for each loop."""

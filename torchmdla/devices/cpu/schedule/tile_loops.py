@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from torchmdla.compiler.sizes import Size, at
 from torchmdla.devices.cpu.accesses import Buffer
 from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, stored
-from torchmdla.devices.cpu.loop_program import LoopNest, Step, TileLoop, final_nest, flattened
+from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, TileLoop, final_nest, flattened
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.schedule import Ahead, Blocks, Fetch, Symbols, choose, count
 from torchmdla.devices.cpu.vector_math import expand
@@ -25,9 +25,16 @@ Place = tuple[int, int]
 Extents = tuple[int | Size, ...]
 
 
-def spare_symbols(steps: Iterable[Step]) -> int:
-    """How many symbols chains need for the sizes of last tiles."""
-    return max((len(step.tile) for step in flattened(steps) if isinstance(step, TileLoop)), default=0)
+# A common size of a last tile, to choose schedules for.
+_TYPICAL_REST = 8
+
+
+def symbols_of(steps: LoopProgram, symbols: int) -> Symbols:
+    """The ``symbols`` of a program, and those that tile loops need for the sizes of last tiles."""
+    if not symbols:
+        return Symbols()
+    axes = [len(step.tile) for step in flattened(steps.steps) if isinstance(step, TileLoop)]
+    return Symbols(symbols, (*steps.typical, *[_TYPICAL_REST] * max(axes, default=0)))
 
 
 @dataclass(frozen=True)
@@ -72,7 +79,7 @@ def schedule_tiles(step: TileLoop, machine: Machine, symbols: Symbols) -> TileSc
     cut: dict[int, Size] = {}
     for axis, (extent, tile) in enumerate(blocks_of(step)):
         if isinstance(extent, Size) and tile > 1:
-            cut[axis] = Size.symbol(symbols.count + len(cut), len(symbols.typical))
+            cut[axis] = Size.symbol(symbols.count + len(cut))
     choices = tuple(_choices(extent, tile, cut.get(axis)) for axis, (extent, tile) in enumerate(blocks_of(step)))
     fetched = tuple(fetched_ahead(step, machine, symbols.typical))
     return TileSchedule(cut, choices, fetched, _grain(step, machine, symbols.typical))
