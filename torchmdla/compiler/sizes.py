@@ -85,12 +85,32 @@ class Size:
             raise ValueError(f"{self} is not at all sizes a multiple of {other}")
         return found
 
+    def __rfloordiv__(self, other: int) -> int | Size:
+        if other:
+            raise ValueError(f"{other} is not at all sizes a multiple of {self}")
+        return 0
+
     def __str__(self) -> str:
         def name(exponents: Exponents, factor: int) -> str:
             powers = [f"s{k}" for k, power in enumerate(exponents) for _ in range(power)]
             return "*".join(([str(factor)] if factor != 1 or not powers else []) + powers)
 
         return " + ".join(name(*term) for term in self.terms)
+
+
+# A number of a program: of elements, of iterations, a stride, an offset.
+AnySize = int | Size
+
+
+def static(size: AnySize) -> int:
+    """``size``, which does not vary.
+
+    Raises:
+        TypeError: it does.
+    """
+    if isinstance(size, Size):
+        raise TypeError(f"{size} is not the same at all sizes")
+    return size
 
 
 def at(size: int | Size, values: Sequence[int]) -> int:

@@ -6,15 +6,15 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Generic, Literal
+from typing import Generic, Literal
 
 from typing_extensions import TypeVar
 
-from torchmdla.compiler.sizes import Size, is_positive
+from torchmdla.compiler.sizes import AnySize, is_positive
 from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, stored
 
 # What sizes and strides are.
-Number = TypeVar("Number", bound="int | Size", covariant=True, default=int)
+Number = TypeVar("Number", bound=AnySize, covariant=True, default=int)
 
 Kind = Literal["input", "parameter", "result", "temporary", "global", "packed", "local", "view"]
 
@@ -27,22 +27,22 @@ class Buffer:
 
     kind: Kind
     element: str
-    sizes: tuple[int, ...]
+    sizes: tuple[AnySize, ...]
     position: int = -1
     symbol: str = ""
     fixed: bool = False
 
     @property
-    def count(self) -> int:
+    def count(self) -> AnySize:
         """How many elements it has."""
         return math.prod(self.sizes)
 
     @property
-    def bytes(self) -> int:
+    def bytes(self) -> AnySize:
         return self.count * ELEMENT_BYTES[stored(self.element)]
 
     @property
-    def strides(self) -> tuple[int, ...]:
+    def strides(self) -> tuple[AnySize, ...]:
         """Elements from one index of each dimension to the next."""
         return tuple(math.prod(self.sizes[d + 1 :]) for d in range(len(self.sizes)))
 
@@ -59,11 +59,11 @@ class Scalar:
 class AffineExpr:
     """An index: ``constant`` plus each loop's index times its factor."""
 
-    factors: tuple[int, ...]
-    constant: int = 0
+    factors: tuple[AnySize, ...]
+    constant: AnySize = 0
 
     @classmethod
-    def of_loop(cls, loop: int, loops: int, constant: int = 0) -> AffineExpr:
+    def of_loop(cls, loop: int, loops: int, constant: AnySize = 0) -> AffineExpr:
         """The index of one of ``loops`` loops, and a constant."""
         return cls(tuple(int(loop == k) for k in range(loops)), constant)
 
@@ -76,7 +76,7 @@ class AffineExpr:
         """Whether it is the index of one loop, and nothing else."""
         return not self.constant and len(self.loops) == 1 and self.factors[self.loops[0]] == 1
 
-    def range(self, sizes: Sequence[Any]) -> tuple[Any, Any]:
+    def range(self, sizes: Sequence[AnySize]) -> tuple[AnySize, AnySize]:
         """The least and the largest value over loops of ``sizes``; a factor of unknown sign counts in both."""
         least = most = self.constant
         for factor, size in zip(self.factors, sizes, strict=True):
@@ -95,7 +95,7 @@ class Access:
     buffer: Buffer
     indices: tuple[AffineExpr, ...]
     # What `flat` has found, for these sizes of the buffer.
-    _flat: tuple[tuple[int, ...], AffineExpr] | None = field(default=None, init=False, repr=False, compare=False)
+    _flat: tuple[tuple[AnySize, ...], AffineExpr] | None = field(default=None, init=False, repr=False, compare=False)
 
     @classmethod
     def of_loops(cls, buffer: Buffer, loops: Iterable[int], count: int) -> Access:
@@ -146,5 +146,5 @@ class TableAccess:
     """A buffer that a nest reads at computed indices, as a table from element ``offset`` on."""
 
     buffer: Buffer
-    table: Table
-    offset: int
+    table: Table[AnySize]
+    offset: AnySize

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
-from torchmdla.compiler.sizes import Size, estimate
+from torchmdla.compiler.sizes import AnySize, Size, estimate
 from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer, Scalar, TableAccess
 from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, computed, stored
 from torchmdla.devices.cpu.expressions import Contents, Expression, accessing, contents, numbered, reindexed, rewritten
-from torchmdla.devices.cpu.kernel_spec import AnyNest, KernelEpilogue, KernelSpec, Operand, simplified
+from torchmdla.devices.cpu.kernel_spec import AnyNest, AnyOperand, KernelEpilogue, KernelSpec, Operand, simplified
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class LoopNest:
     no memory, and ``initial`` is set. The call fails unless all ``checks`` hold in every iteration. ``nodes`` are the
     numbers of the group's nodes that it computes, for people."""
 
-    sizes: tuple[int, ...]
+    sizes: tuple[AnySize, ...]
     reduction: tuple[bool, ...]
     outputs: tuple[Access, ...]
     values: tuple[Expression, ...]
@@ -53,7 +53,7 @@ class LoopNest:
     nodes: frozenset[int] = frozenset()
 
     @classmethod
-    def elementwise(cls, sizes: tuple[int, ...], output: Access, value: Expression) -> LoopNest:
+    def elementwise(cls, sizes: tuple[AnySize, ...], output: Access, value: Expression) -> LoopNest:
         """A nest that stores ``value`` to ``output``."""
         return cls(sizes, (False,) * len(sizes), (output,), (value,))
 
@@ -170,9 +170,9 @@ class ElementStep:
 
     scalar: Scalar
     buffer: Buffer
-    offset: int
+    offset: AnySize
     indices: tuple[Scalar, ...]
-    strides: tuple[int, ...]
+    strides: tuple[AnySize, ...]
 
 
 @dataclass(eq=False)
@@ -236,7 +236,7 @@ class TileLoop:
 
     members: tuple[LoopNest, ...]
     loops: tuple[tuple[int, ...], ...]
-    extents: tuple[int, ...]
+    extents: tuple[AnySize, ...]
     tile: tuple[int, ...]
     locals: tuple[Buffer, ...]
 
@@ -252,14 +252,14 @@ class TileLoop:
         for member in self.members:
             member.map_accesses(function)
 
-    def part(self, member: int, extents: Sequence[int | Size]) -> LoopNest:
+    def part(self, member: int, extents: Sequence[AnySize]) -> LoopNest:
         """A member over a tile of other ``extents``."""
-        sizes: list[Any] = list(self.members[member].sizes)
+        sizes = list(self.members[member].sizes)
         for loop, extent in zip(self.loops[member], extents, strict=True):
             sizes[loop] = extent
         return replace(self.members[member], sizes=tuple(sizes))
 
-    def strides(self, member: int, number: int) -> tuple[int, ...]:
+    def strides(self, member: int, number: int) -> tuple[AnySize, ...]:
         """Bytes from tile to tile along each axis for operand ``number`` of a member."""
         access = self.members[member].accesses[number]
         if access.buffer.kind == "local":
@@ -277,8 +277,8 @@ class View:
 
     buffer: Buffer
     base: Buffer
-    offset: int
-    distance: int
+    offset: AnySize
+    distance: AnySize
 
 
 @dataclass(eq=False)
@@ -286,7 +286,7 @@ class RepeatLoop:
     """Runs ``steps`` ``count`` times, one after the other. What differs between iterations is where their ``views``
     lie; buffers are as they are for all other steps."""
 
-    count: int
+    count: AnySize
     steps: tuple[LoopNest | TileLoop, ...]
     views: tuple[View, ...]
 
@@ -357,7 +357,7 @@ class LoopProgram:
     not_negative: list[Size] = field(default_factory=list)
     varying: frozenset[int] = frozenset()
 
-    def varies(self, size: int | Size) -> bool:
+    def varies(self, size: AnySize) -> bool:
         """Whether a size differs between calls."""
         return isinstance(size, Size) or size in self.varying
 
@@ -409,13 +409,13 @@ class Users:
 def covers(step: LoopNest, access: Access) -> bool:
     """Whether the loops that do not reduce write each element of the access's buffer exactly once."""
     flat = access.flat(len(step.sizes))
-    expected, constant = 1, flat.constant
+    expected: AnySize = 1
     loops = [(f, s) for f, s, r in zip(flat.factors, step.sizes, step.reduction, strict=True) if not r and s != 1]
     for factor, size in sorted(loops, key=lambda loop: estimate(loop[0])):
         if factor != expected:
             return False
         expected *= size
-    return not constant and expected == access.buffer.count
+    return not flat.constant and expected == access.buffer.count
 
 
 def is_found_by_index(step: LoopNest, access: Access) -> bool:
@@ -461,7 +461,7 @@ def may_move(steps: LoopProgram, step: Step, later: Step) -> bool:
     return not written & set(step.reads)
 
 
-def final_nest(step: LoopNest) -> tuple[AnyNest, list[tuple[Buffer, int]]]:
+def final_nest(step: LoopNest) -> tuple[AnyNest, list[tuple[Buffer, AnySize]]]:
     """What a kernel computes for a step, and the buffers and element offsets of the nest's operands and tables."""
     loops = len(step.sizes)
     epilogue = step.epilogue
@@ -483,11 +483,11 @@ def final_nest(step: LoopNest) -> tuple[AnyNest, list[tuple[Buffer, int]]]:
     return simplified(nest), places
 
 
-def _operands(accesses: Iterable[Access], loops: int) -> tuple[Operand, ...]:
+def _operands(accesses: Iterable[Access], loops: int) -> tuple[AnyOperand, ...]:
     return tuple(Operand(computed(a.buffer.element), a.flat(loops).factors) for a in accesses)
 
 
-def _epilogue(step: LoopNest, epilogue: Epilogue) -> KernelEpilogue:
+def _epilogue(step: LoopNest, epilogue: Epilogue) -> KernelEpilogue[AnySize]:
     loops, scalars = len(step.sizes), tuple(s.type for s in epilogue.body.scalars)
     inputs, outputs = _operands(epilogue.body.loads, loops), _operands(epilogue.outputs, loops)
     return KernelEpilogue(inputs, outputs, scalars, by_number(epilogue.values, len(step.inputs), len(step.scalars)))
@@ -510,7 +510,7 @@ def by_number(roots: tuple[Expression, ...], first_operand: int = 0, first_scala
     return rewritten(roots, leaf)
 
 
-def split_loop(step: LoopNest, loop: int, sizes: Sequence[int]) -> None:
+def split_loop(step: LoopNest, loop: int, sizes: Sequence[AnySize]) -> None:
     """Replaces ``loop`` by loops of ``sizes``, outermost first, at its place. The body must not use its index."""
     steps = [math.prod(sizes[k + 1 :]) for k in range(len(sizes))]
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from torchmdla.compiler.sizes import AnySize, static
+
 ALIGNMENT = 64
 
 
@@ -12,7 +14,7 @@ ALIGNMENT = 64
 class Lifetime:
     """``size`` bytes that are needed from step ``first`` to step ``last``, both included."""
 
-    size: int
+    size: AnySize
     first: int
     last: int
 
@@ -26,17 +28,17 @@ def plan(lifetimes: Sequence[Lifetime]) -> tuple[list[int], int]:
 
     Buffers whose lifetimes meet never overlap; every offset is a multiple of 64 bytes.
     """
-    offsets = [0] * len(lifetimes)
+    offsets, sizes = [0] * len(lifetimes), [static(lifetime.size) for lifetime in lifetimes]
     placed: list[int] = []
-    for k in sorted(range(len(lifetimes)), key=lambda k: -lifetimes[k].size):
+    for k in sorted(range(len(lifetimes)), key=lambda k: -sizes[k]):
         own = lifetimes[k]
-        busy = sorted((offsets[j], offsets[j] + lifetimes[j].size) for j in placed if own.meets(lifetimes[j]))
+        busy = sorted((offsets[j], offsets[j] + sizes[j]) for j in placed if own.meets(lifetimes[j]))
         for start, end in busy:
-            if start - offsets[k] >= own.size:
+            if start - offsets[k] >= sizes[k]:
                 break
             offsets[k] = max(offsets[k], _aligned(end))
         placed.append(k)
-    return offsets, _aligned(max((offsets[k] + lifetimes[k].size for k in placed), default=0))
+    return offsets, _aligned(max((offsets[k] + sizes[k] for k in placed), default=0))
 
 
 def _aligned(offset: int) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 from torchmdla.compiler import dump
 from torchmdla.compiler.artifact import KernelCall, Pack
 from torchmdla.compiler.program import Program
-from torchmdla.compiler.sizes import Size, at, terms
+from torchmdla.compiler.sizes import Size, at, static, terms
 from torchmdla.devices.cpu.accesses import Buffer, Scalar
 from torchmdla.devices.cpu.code.checks import FAULT, Marks
 from torchmdla.devices.cpu.code.kernels import write_kernel
@@ -141,7 +141,7 @@ def _pack(packing: Packing, writer: _FunctionWriter, module: _Module, steps: Loo
     constants = sorted({steps.globals[b.symbol] for s in packing.steps for b in s.reads if b.kind == "global"})
     text = f"{kinds} {constants} {recipe.replace(writer.symbol, 'pack')}"
     digest = hashlib.sha256(text.encode()).hexdigest()
-    return Pack(writer.symbol, digest, arguments, packing.buffer.bytes)
+    return Pack(writer.symbol, digest, arguments, static(packing.buffer.bytes))
 
 
 # The processor that every feature is added to, by architecture.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from torchmdla.compiler.sizes import Size
+from torchmdla.compiler.sizes import Size, static
 from torchmdla.devices.cpu.schedule import Blocks, count
 from torchmdla.devices.cpu.workspace import ALIGNMENT, Lifetime
 
@@ -88,7 +88,7 @@ def share_slots(lifetimes: Sequence[Lifetime]) -> list[list[int]]:
     """Which of the buffers may lie at one place: none are in a slot whose lifetimes meet. Those of about one size come
     together, by the sizes that are given."""
     slots: list[list[int]] = []
-    for k in sorted(range(len(lifetimes)), key=lambda k: -lifetimes[k].size):
+    for k in sorted(range(len(lifetimes)), key=lambda k: -static(lifetimes[k].size)):
         free = next((slot for slot in slots if not any(lifetimes[k].meets(lifetimes[j]) for j in slot)), None)
         if free is None:
             slots.append([k])

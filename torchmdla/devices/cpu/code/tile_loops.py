@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from torchmdla.compiler.sizes import Size, at
+from torchmdla.compiler.sizes import AnySize, Size, at
 from torchmdla.devices.cpu.accesses import Buffer, Scalar
 from torchmdla.devices.cpu.code.checks import Marks
 from torchmdla.devices.cpu.code.sizes import SizeCode, share_slots
@@ -39,7 +39,7 @@ class TileLoopCode:
     program, to the symbols' values."""
 
     text: str
-    places: tuple[tuple[Buffer, int], ...]
+    places: tuple[tuple[Buffer, AnySize], ...]
     scalars: tuple[Scalar, ...]
     may_fail: bool
     externals: dict[str, str]
@@ -72,7 +72,7 @@ class _TileLoopWriter:
         self._lines: list[str] = []
         self._counter = itertools.count()
         self._externals: dict[str, str] = {}
-        self._places: dict[tuple[Buffer, int], int] = {}
+        self._places: dict[tuple[Buffer, AnySize], int] = {}
         self._scalars: dict[Scalar, int] = {}
         self._blocks = blocks_of(step)
 
@@ -254,7 +254,7 @@ class _TileLoopWriter:
         buffer, offset = final_nest(self._step.members[position])[1][number]
         return self._at_tile(self._base(buffer, offset), position, number, indices)
 
-    def _base(self, buffer: Buffer, offset: int) -> str:
+    def _base(self, buffer: Buffer, offset: AnySize) -> str:
         """The address of a buffer's element ``offset``, for the first tile."""
         if buffer.kind != "local":
             return self._pointers[self._places[buffer, offset]]

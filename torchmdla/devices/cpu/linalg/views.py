@@ -20,6 +20,7 @@ from typing import Any
 
 from torch_mlir import ir
 
+from torchmdla.compiler.sizes import static
 from torchmdla.devices.cpu.accesses import Buffer
 from torchmdla.errors import CompileError
 
@@ -41,7 +42,8 @@ class View:
     def whole(cls, buffer: Buffer) -> View:
         rank = len(buffer.sizes)
         units = [tuple(int(k == d) for k in range(rank)) for d in range(rank)]
-        dims = tuple(((size, unit),) if size != 1 else () for size, unit in zip(buffer.sizes, units, strict=True))
+        sizes = map(static, buffer.sizes)
+        dims = tuple(((size, unit),) if size != 1 else () for size, unit in zip(sizes, units, strict=True))
         return cls(buffer, (0,) * rank, dims)
 
     @property
@@ -55,7 +57,8 @@ class View:
 
     def strided(self) -> View | None:
         """The same over the buffer's memory, which has one dimension; None if a dimension has no one stride there."""
-        strides = self.buffer.strides if len(self.constants) == len(self.buffer.sizes) else (1,)
+        is_whole = len(self.constants) == len(self.buffer.sizes)
+        strides = list(map(static, self.buffer.strides)) if is_whole else [1]
         dims: list[tuple[Atom, ...]] = []
         for atoms in self.dims:
             places = [(size, sum(f * s for f, s in zip(factors, strides, strict=True))) for size, factors in atoms]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import pairwise
 
-from torchmdla.compiler.sizes import estimate, quotient
+from torchmdla.compiler.sizes import AnySize, estimate, quotient
 from torchmdla.devices.cpu.accesses import Access
 from torchmdla.devices.cpu.loop_program import LoopNest, split_loop
 
@@ -13,13 +13,13 @@ from torchmdla.devices.cpu.loop_program import LoopNest, split_loop
 Getter = Callable[[LoopNest], Access]
 
 
-def places(step: LoopNest, access: Access) -> dict[int, int] | None:
+def places(step: LoopNest, access: Access) -> dict[AnySize, int] | None:
     """The loop at each place value of the access, as if a buffer's element numbers were written in mixed radix; loops
     that the access does not vary with have none. None if some element is touched by no iteration of these loops, or
     by several."""
     flat = access.flat(len(step.sizes))
     loops = [(factor, loop) for loop, factor in enumerate(flat.factors) if factor and step.sizes[loop] != 1]
-    expected = 1
+    expected: AnySize = 1
     for factor, loop in sorted(loops, key=lambda pair: estimate(pair[0])):
         if factor != expected:
             return None
@@ -53,7 +53,7 @@ def align(first: LoopNest, of_first: Getter, second: LoopNest, of_second: Getter
     return [(aligned[0][value], aligned[1][value]) for value in reversed(values)]
 
 
-def _splits(step: LoopNest, known: dict[int, int], values: list[int]) -> dict[int, list[int]]:
+def _splits(step: LoopNest, known: dict[AnySize, int], values: list[AnySize]) -> dict[int, list[AnySize]]:
     """The sizes that each loop has to be split into, outermost first."""
     wanted = {}
     for start, loop in known.items():

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
 
-from torchmdla.compiler.sizes import Size, is_positive
+from torchmdla.compiler.sizes import AnySize, Size, is_positive
 from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
 from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, RepeatLoop, Step, TileLoop, View
 from torchmdla.errors import CompileError
@@ -35,10 +34,10 @@ def conditions_of_bounds(steps: LoopProgram) -> list[Size]:
 
 
 # The view that a buffer is in a repeated step, and how often the step is repeated.
-_Views = Mapping[Buffer, tuple[View, int]]
+_Views = Mapping[Buffer, tuple[View, AnySize]]
 
 
-def _rooms(step: Step, views: _Views = MappingProxyType({})) -> Iterator[int | Size]:
+def _rooms(step: Step, views: _Views = MappingProxyType({})) -> Iterator[AnySize]:
     """For each access how many elements are in front of its least place, and how many behind its largest; and how often
     steps are repeated: some iterations of a loop that was written out are steps of their own, so that there may be no
     others, but not fewer."""
@@ -57,7 +56,7 @@ def _rooms(step: Step, views: _Views = MappingProxyType({})) -> Iterator[int | S
             yield from _rooms(part, own)
 
 
-def _room(access: Access, sizes: Sequence[int], views: _Views) -> tuple[Any, Any]:
+def _room(access: Access, sizes: Sequence[AnySize], views: _Views) -> tuple[AnySize, AnySize]:
     flat = access.flat(len(sizes))
     if access.buffer not in views:
         least, most = flat.range(sizes)

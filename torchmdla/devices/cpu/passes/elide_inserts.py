@@ -7,9 +7,8 @@ disappear, everybody works on the larger buffer, and of a fill only the borders 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
-from torchmdla.compiler.sizes import estimate, is_positive
+from torchmdla.compiler.sizes import AnySize, estimate, is_positive
 from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
 from torchmdla.devices.cpu.expressions import Expression
 from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, Step, Users, filled_with, is_copy
@@ -86,7 +85,7 @@ def _may_move(users: Sequence[Step], source: Buffer, copy: LoopNest) -> bool:
 
 
 # The least and the largest value of each index of an access.
-_Spans = list[tuple[Any, Any]]
+_Spans = list[tuple[AnySize, AnySize]]
 
 
 class _Touched:
@@ -136,7 +135,7 @@ def _apart(spans: _Spans, others: _Spans) -> bool:
     )
 
 
-def _spans(sizes: Sequence[int], access: Access) -> _Spans:
+def _spans(sizes: Sequence[AnySize], access: Access) -> _Spans:
     return [index.range(sizes) for index in access.indices]
 
 
@@ -165,7 +164,7 @@ def _composed(outer: AffineExpr, inner: Sequence[AffineExpr]) -> AffineExpr:
 
 
 def _fill_first(
-    steps: LoopProgram, fill: LoopNest, whole: Buffer, sizes: tuple[int, ...], block: tuple[AffineExpr, ...]
+    steps: LoopProgram, fill: LoopNest, whole: Buffer, sizes: tuple[AnySize, ...], block: tuple[AffineExpr, ...]
 ) -> None:
     """Fills the borders around a block, or everything where there may be other blocks, before the buffer's first
     use."""
@@ -183,11 +182,12 @@ def _fill_first(
 
 
 def _borders(
-    constant: Expression, padded: Buffer, sizes: tuple[int, ...], offsets: tuple[int, ...]
+    constant: Expression, padded: Buffer, sizes: tuple[AnySize, ...], offsets: tuple[AnySize, ...]
 ) -> Iterator[LoopNest]:
     """Fills of what lies before and after the interior: of the first dimensions over the whole of those that follow,
     and within the interior of those before."""
-    lengths, starts = list(padded.sizes), [0] * len(sizes)
+    lengths = list(padded.sizes)
+    starts: list[AnySize] = [0] * len(sizes)
     for d, (size, offset) in enumerate(zip(sizes, offsets, strict=True)):
         before, after = offset, padded.sizes[d] - size - offset
         if before and before == after:
@@ -201,14 +201,19 @@ def _borders(
 
 
 def _block_fill(
-    constant: Expression, buffer: Buffer, lengths: list[int], starts: list[int], twice: int = -1, distance: int = 0
+    constant: Expression,
+    buffer: Buffer,
+    lengths: list[AnySize],
+    starts: list[AnySize],
+    twice: int = -1,
+    distance: AnySize = 0,
 ) -> LoopNest:
     """Fills a block; a second one ``distance`` further in dimension ``twice``, if that is given."""
     loops = len(lengths) + 1
     sizes = (*lengths, 2 if twice >= 0 else 1)
     indices = []
     for d, start in enumerate(starts):
-        factors = [0] * loops
+        factors: list[AnySize] = [0] * loops
         factors[d] = 1
         factors[-1] = distance if d == twice else 0
         indices.append(AffineExpr(tuple(factors), start))

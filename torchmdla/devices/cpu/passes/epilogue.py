@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+from torchmdla.compiler.sizes import AnySize
 from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
 from torchmdla.devices.cpu.expressions import constant, contents, load, operation, reduced, substituted
 from torchmdla.devices.cpu.loop_program import Epilogue, LoopNest, LoopProgram, Users, covers, is_elementwise, may_move
@@ -97,7 +98,7 @@ def _over_loops_of(step: LoopNest, other: LoopNest, pairs: Sequence[tuple[int, i
     The copy's sizes mean nothing."""
 
     def moved_index(index: AffineExpr) -> AffineExpr:
-        factors = [0] * len(step.sizes)
+        factors: list[AnySize] = [0] * len(step.sizes)
         for own, its in pairs:
             factors[own] = index.factors[its]
         return replace(index, factors=tuple(factors))

@@ -28,7 +28,7 @@ _ROUNDED: Mapping[str, Callable[[float], Any]] = {"f32": np.float32, "f64": floa
 
 def mark_varying(samples: Sequence[LoopProgram]) -> None:
     """Lists the sizes that not all samples have buffers of."""
-    every = [{size for buffer in steps.buffers() for size in buffer.sizes} for steps in samples]
+    every = [{n for buffer in steps.buffers() for n in buffer.sizes if isinstance(n, int)} for steps in samples]
     common = every[0].intersection(*every)
     for steps, own in zip(samples, every, strict=True):
         steps.varying = frozenset(own - common)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from torchmdla.compiler.sizes import estimate, quotient
+from torchmdla.compiler.sizes import AnySize, estimate, quotient, static
 from torchmdla.devices.cpu.accesses import Access
 from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, split_loop
 from torchmdla.devices.cpu.passes.layout import lay_out, slides
@@ -17,11 +17,11 @@ _FEWEST_ROWS = 3
 _VECTORS = (3, 2, 4, 1)
 
 
-def panel_width(columns: int, lanes: int) -> int:
+def panel_width(columns: AnySize, lanes: int) -> int:
     """Columns of a panel: as many vectors as a register tile is wide; all columns if they are such a number. 0 where
     panels do not fit."""
     widths = [n * lanes for n in _VECTORS if quotient(columns, n * lanes) is not None]
-    return columns if columns in widths else next(iter(widths), 0)
+    return static(columns) if columns in widths else next(iter(widths), 0)
 
 
 def pack_weights(steps: LoopProgram, lanes: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from torchmdla.compiler.sizes import Size
+from torchmdla.compiler.sizes import AnySize, Size, static
 from torchmdla.devices.cpu.accesses import Access, Buffer
 from torchmdla.devices.cpu.expressions import gathering
 from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, Packing, Step, TileLoop, Users, final_nest
@@ -103,11 +103,12 @@ def _is_read(users: Users, buffer: Buffer, makers: dict[Buffer, list[LoopNest]])
     return nests and any(not all(b in makers for b in s.writes) for s in readers)
 
 
-def _is_worth_it(buffer: Buffer, recipe: set[Step], varies: Callable[[int], bool]) -> bool:
+def _is_worth_it(buffer: Buffer, recipe: set[Step], varies: Callable[[AnySize], bool]) -> bool:
     parameters = {b for s in recipe for b in s.reads if b.kind == "parameter"}
     if not parameters or any(varies(size) for s in recipe for b in [*s.reads, *s.writes] for size in b.sizes):
         return False
-    return not any(map(_has_sizes, recipe)) and buffer.bytes <= _MOST_GROWTH * sum(b.bytes for b in parameters)
+    read = sum(static(b.bytes) for b in parameters)
+    return not any(map(_has_sizes, recipe)) and static(buffer.bytes) <= _MOST_GROWTH * read
 
 
 def _has_sizes(step: Step) -> bool:

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from torchmdla.compiler.sizes import estimate
+from torchmdla.compiler.sizes import AnySize, estimate, static
 from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
 from torchmdla.devices.cpu.expressions import accessing
 from torchmdla.devices.cpu.loop_program import (
@@ -123,7 +123,7 @@ class _Operand:
     """Where an operand of a nest lies, by the element that the nest's first iteration touches."""
 
     buffer: Buffer
-    place: int
+    place: AnySize
     is_written: bool
 
 
@@ -167,7 +167,7 @@ class _Values:
     def all(self) -> dict[int, Buffer]:
         return {**self.given, **dict(enumerate(self.made))}
 
-    def row(self, iteration: int) -> int:
+    def row(self, iteration: int) -> AnySize:
         """The element at which the row of an iteration's value starts."""
         return (iteration - min(self.given, default=0)) * self.made[0].count
 
@@ -187,7 +187,7 @@ def _is_free(buffer: Buffer) -> bool:
 
 # What an operand becomes: the buffer that it is in all iterations, with the distance by which it advances, or the value
 # of the iteration so many before.
-_Source = tuple[Buffer | _Values, int]
+_Source = tuple[Buffer | _Values, AnySize]
 
 
 class _Loop:
@@ -266,7 +266,7 @@ class _Loop:
         if sum(estimate(v.made[0].count) for v in self._values if v.rows is not None) > sum(walked.values()):
             raise _NoLoop
 
-    def renamed(self) -> dict[Buffer, tuple[Buffer, int]]:
+    def renamed(self) -> dict[Buffer, tuple[Buffer, AnySize]]:
         """The rows that buffers have become: of which buffer, and at which element of it."""
         laid_out = [(v, v.rows) for v in self._values if v.rows is not None]
         return {buffer: (rows, v.row(k)) for v, rows in laid_out for k, buffer in v.all().items()}
@@ -283,7 +283,7 @@ class _Loop:
             if isinstance(source, Buffer):
                 view = View(_view_of(old), old, 0, number) if number else None
             elif source.rows is not None:
-                view = View(_view_of(old), source.rows, source.row(-number), source.made[0].count)
+                view = View(_view_of(old), source.rows, source.row(-static(number)), source.made[0].count)
             else:
                 return replace(access, buffer=source.made[0])
             if view is None:
@@ -331,7 +331,7 @@ def _replace_accesses(nest: LoopNest, accesses: Sequence[Access]) -> None:
     nest.epilogue = Epilogue(rest[len(read) :], accessing(nest.epilogue.values, read.__getitem__))
 
 
-def _rename(steps: Sequence[Step], renamed: dict[Buffer, tuple[Buffer, int]]) -> None:
+def _rename(steps: Sequence[Step], renamed: dict[Buffer, tuple[Buffer, AnySize]]) -> None:
     """Lets nests use the rows that buffers have become."""
     for nest in _nests(steps):
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from torchmdla.compiler.sizes import estimate, is_positive, quotient
+from torchmdla.compiler.sizes import AnySize, estimate, is_positive, quotient, static
 from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
 from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, stored
 from torchmdla.devices.cpu.loop_program import (
@@ -49,7 +49,7 @@ def separate_slices(steps: LoopProgram) -> None:
                 _separate(users, buffer, *found)
 
 
-def _separate(users: Users, buffer: Buffer, dimension: int, extent: int) -> None:
+def _separate(users: Users, buffer: Buffer, dimension: int, extent: AnySize) -> None:
     """Reshapes a buffer, and whatever an elementwise step makes it of: the loops of the product behind it follow."""
     writer, *readers = users.of(buffer)
     if not isinstance(writer, LoopNest) or not _split_writer(writer, buffer, dimension, extent):
@@ -61,11 +61,13 @@ def _separate(users: Users, buffer: Buffer, dimension: int, extent: int) -> None
         whole = [d for d, size in enumerate(source.sizes) if size == math.prod(buffer.sizes[dimension : dimension + 2])]
         if source.kind == "temporary" and not source.fixed and len(users.of(source)) == 2 and len(whole) == 1:
             indices = [a.indices[whole[0]] for a in writer.inputs if a.buffer is source]
-            if all(sorted(f for f in i.factors if f) == [1, extent] and not i.constant for i in indices):
+            if all(
+                sorted((f for f in i.factors if f), key=estimate) == [1, extent] and not i.constant for i in indices
+            ):
                 _separate(users, source, whole[0], extent)
 
 
-def _sliced_dimension(buffer: Buffer, readers: Sequence[LoopNest]) -> tuple[int, int] | None:
+def _sliced_dimension(buffer: Buffer, readers: Sequence[LoopNest]) -> tuple[int, AnySize] | None:
     """The dimension that every access of the readers takes one slice of, and the slices' extent; the other dimensions
     they walk whole."""
     accesses = [(s, a) for s in readers for a in s.accesses if a.buffer is buffer]
@@ -82,7 +84,7 @@ def _sliced_dimension(buffer: Buffer, readers: Sequence[LoopNest]) -> tuple[int,
     return None
 
 
-def _slice_extent(step: LoopNest, index: AffineExpr) -> int | None:
+def _slice_extent(step: LoopNest, index: AffineExpr) -> AnySize | None:
     """How many neighbouring places an index walks with one loop (or none); None if it is anything else."""
     if not index.loops:
         return 1
@@ -90,7 +92,7 @@ def _slice_extent(step: LoopNest, index: AffineExpr) -> int | None:
     return step.sizes[loop] if len(index.loops) == 1 and index.factors[loop] == 1 else None
 
 
-def _split_writer(writer: LoopNest, buffer: Buffer, dimension: int, extent: int) -> bool:
+def _split_writer(writer: LoopNest, buffer: Buffer, dimension: int, extent: AnySize) -> bool:
     """Splits the loop over ``dimension`` of the step that writes all of a buffer; whether there is such a loop."""
     access = next(a for a in writer.written_accesses if a.buffer is buffer)
     index = access.indices[dimension]
@@ -103,7 +105,7 @@ def _split_writer(writer: LoopNest, buffer: Buffer, dimension: int, extent: int)
     return True
 
 
-def _reshape(buffer: Buffer, users: Sequence[LoopNest], dimension: int, extent: int) -> None:
+def _reshape(buffer: Buffer, users: Sequence[LoopNest], dimension: int, extent: AnySize) -> None:
     """Replaces a dimension of a buffer by blocks and places within one; each index is of one loop for either, or is a
     constant block."""
     sizes = buffer.sizes
@@ -161,7 +163,7 @@ def _chained(steps: LoopProgram, candidates: Sequence[Step], machine: Machine) -
     if found is None:
         return None
     dimension, width = found
-    if buffer.bytes // buffer.sizes[dimension] * width > _LOCAL_PART * machine.first_level:
+    if static(buffer.bytes) // static(buffer.sizes[dimension]) * width > _LOCAL_PART * machine.first_level:
         return None
     members, loops = zip(*(_with_axis(s, buffer, dimension, width) for s in (product, *readers)), strict=True)
     if not _run_by_tile(members, loops, buffer):
@@ -180,11 +182,11 @@ def _axis(product: LoopNest, readers: Sequence[LoopNest], machine: Machine) -> t
     ]
     if not accesses or not slices:
         return None
-    size = buffer.sizes[dimension]
+    size = static(buffer.sizes[dimension])
     whole = all(_slice_extent(s, a.indices[dimension]) == size and _alone(a, dimension) for s, a in accesses)
     if not whole or not _alone(own, dimension):
         return None
-    factors = sorted(f for f in own.indices[dimension].factors if f)
+    factors = sorted(static(f) for f in own.indices[dimension].factors if f)
     lanes = machine.vector_bytes // ELEMENT_BYTES[stored(buffer.element)]
     widths = [factors[1]] if len(factors) == 2 else [lanes * n for n in _VECTORS if size % (lanes * n) == 0]
     return (dimension, widths[0]) if widths and len(factors) < 3 and factors[0] == 1 and widths[0] < size else None
@@ -209,7 +211,7 @@ def _with_axis(step: LoopNest, buffer: Buffer, dimension: int, width: int) -> tu
 
 # What of a buffer one tile touches: from which element on, and distance and iterations of each loop, innermost first,
 # with whether it is the loop over tiles.
-_Part = tuple[int, list[tuple[int, int, bool]]]
+_Part = tuple[AnySize, list[tuple[AnySize, AnySize, bool]]]
 
 
 def _run_by_tile(members: Sequence[LoopNest], loops: Sequence[int], result: Buffer) -> bool:

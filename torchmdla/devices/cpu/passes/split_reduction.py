@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from torchmdla.compiler.sizes import estimate, quotient
+from torchmdla.compiler.sizes import AnySize, estimate, quotient
 from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
 from torchmdla.devices.cpu.expressions import accessing, accumulator, load, reindexed
 from torchmdla.devices.cpu.loop_program import Epilogue, LoopNest, LoopProgram, final_nest, split_loop
@@ -72,7 +72,7 @@ def _outermost_first(step: LoopNest) -> list[int]:
     return sorted(loops, key=lambda loop: -max((estimate(factors[loop]) for factors in flats), default=0))
 
 
-def _cut(size: int, most: int) -> int:
+def _cut(size: AnySize, most: int) -> int:
     """The parts of one loop: the largest number up to ``most`` that divides it."""
     return next(count for count in range(min(estimate(size), most), 0, -1) if quotient(size, count) is not None)
 
@@ -98,7 +98,7 @@ def _making(step: LoopNest, parts: dict[int, int], buffers: Sequence[Buffer], ke
 
 
 def _combining(
-    step: LoopNest, cut: Sequence[int], kept: Sequence[int], sizes: tuple[int, ...], buffers: Sequence[Buffer]
+    step: LoopNest, cut: Sequence[int], kept: Sequence[int], sizes: tuple[AnySize, ...], buffers: Sequence[Buffer]
 ) -> LoopNest:
     """Its loops, of ``sizes``, are the parts of ``cut``, then ``kept``."""
     parts = [load(Access(buffer, _across(range(len(sizes)), sizes))) for buffer in buffers]
@@ -132,9 +132,10 @@ def _keep_loops(step: LoopNest, cut: Sequence[int], kept: Sequence[int]) -> None
         step.epilogue = Epilogue(tuple(map(over, step.epilogue.outputs)), values)
 
 
-def _across(loops: Sequence[int], sizes: Sequence[int]) -> tuple[AffineExpr]:
+def _across(loops: Sequence[int], sizes: Sequence[AnySize]) -> tuple[AffineExpr]:
     """The place in memory that ``loops``, among those of ``sizes``, walk, the last of them element by element."""
-    factors, distance = [0] * len(sizes), 1
+    distance: AnySize = 1
+    factors: list[AnySize] = [0] * len(sizes)
     for loop in reversed(loops):
         factors[loop] = distance
         distance *= sizes[loop]

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from torchmdla.compiler.sizes import Size, at
+from torchmdla.compiler.sizes import AnySize, at
 from torchmdla.devices.cpu.accesses import Access, Buffer
 from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, Step, TileLoop, Users, contracts, is_copy
 from torchmdla.devices.cpu.machine import Machine
@@ -61,7 +61,7 @@ class _Costs:
     machine: Machine
     typical: Sequence[int]
 
-    def at(self, size: int | Size) -> int:
+    def at(self, size: AnySize) -> int:
         return at(size, self.typical)
 
 
@@ -180,7 +180,7 @@ class _Candidate:
             raise ValueError(f"the next tile is not of a chain of {len(self.axes)} axes")
         return list(given[0])
 
-    def _sizes(self) -> list[int]:
+    def _sizes(self) -> list[AnySize]:
         return [self.members[0].sizes[axis[0]] for axis in self.axes]
 
     def _locals(self, users: Users) -> list[Buffer]:

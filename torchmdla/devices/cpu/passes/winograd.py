@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from torchmdla.compiler.sizes import estimate
+from torchmdla.compiler.sizes import estimate, static
 from torchmdla.devices.cpu.accesses import Access
 from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, starts_from_zero
 from torchmdla.devices.cpu.machine import Algorithms, Machine
@@ -40,7 +40,7 @@ def use_winograd(steps: LoopProgram, machine: Machine) -> None:
         found = _convolution(steps, step, is_known)
         if found is None:
             continue
-        costs = _Costs(found, [1 if steps.varies(size) else size for size in step.sizes], machine)
+        costs = _Costs(found, [1 if steps.varies(size) else static(size) for size in step.sizes], machine)
         if results := costs.best():
             by = transforms(results)
             position = steps.steps.index(step)

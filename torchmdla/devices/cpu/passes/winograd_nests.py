@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from torchmdla.compiler.sizes import estimate
+from torchmdla.compiler.sizes import AnySize, estimate, static
 from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
 from torchmdla.devices.cpu.expressions import Expression, accumulator, load, operation, reduced, substituted
 from torchmdla.devices.cpu.loop_program import LoopNest, Step, TileLoop
@@ -53,7 +53,7 @@ def winograd_steps(found: Convolution, by: Transforms, fused: bool, block: Seque
     writer = _Writer(found, by, fused, sizes)
     weights = writer.weights()
     made: list[Step] = [weights.nest]
-    along = [_parts(found.step.sizes[result], by) for result, _ in found.windows]
+    along = [_parts(static(found.step.sizes[result]), by) for result, _ in found.windows]
     if not block:
         return made + [own.nest for own in writer.steps(list(itertools.product(*along)), weights, "temporary")]
     for parts in itertools.product(*along):
@@ -99,7 +99,7 @@ class _Writer:
     found: Convolution
     by: Transforms
     fused: bool
-    sizes: Mapping[int, int]
+    sizes: Mapping[int, AnySize]
 
     def in_blocks(self, parts: _Parts, weights: _Nest, block: Sequence[int]) -> list[Step]:
         """The steps over ``parts``, ``block`` tiles of one image at a time."""
@@ -143,7 +143,9 @@ class _Writer:
         moving = [loop for loop in access.loops - self.found.taps.keys() if flat.factors[loop]]
         return tuple(sorted(moving, key=lambda loop: -estimate(flat.factors[loop])))
 
-    def _buffer(self, kind: Literal["temporary", "local"], order: Sequence[int], sizes: Mapping[int, int]) -> Buffer:
+    def _buffer(
+        self, kind: Literal["temporary", "local"], order: Sequence[int], sizes: Mapping[int, AnySize]
+    ) -> Buffer:
         """Of a dimension for the places in a tile, then one for each loop."""
         return Buffer(kind, KIND, (self.by.products ** len(self.found.windows), *(sizes[loop] for loop in order)))
 
@@ -189,7 +191,7 @@ class _Writer:
         return _Nest(LoopNest(sizes, (False,) * len(sizes), outputs, tuple(values.values())), order)
 
     def _products(
-        self, buffers: tuple[Buffer, Buffer, Buffer], orders: Sequence[Sequence[int]], sizes: Mapping[int, int]
+        self, buffers: tuple[Buffer, Buffer, Buffer], orders: Sequence[Sequence[int]], sizes: Mapping[int, AnySize]
     ) -> _Nest:
         """A product of matrices for each place in a tile. ``buffers`` are of weights, tiles and products, each with its
         loops among ``orders``."""
@@ -230,7 +232,7 @@ class _Writer:
         sizes = self._sizes(order, parts)
         return _Nest(LoopNest(sizes, (False,) * len(sizes), tuple(outputs), tuple(values)), order)
 
-    def _sizes(self, order: Sequence[int], parts: _Parts) -> tuple[int, ...]:
+    def _sizes(self, order: Sequence[int], parts: _Parts) -> tuple[AnySize, ...]:
         slid = self.found.slid
         return tuple(parts[slid[loop]].count if loop in slid else self.sizes[loop] for loop in order)
 
