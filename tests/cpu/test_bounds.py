@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from dynamic_programs import Traced
@@ -80,6 +82,13 @@ def test_outside(step: Step) -> None:
 
 def test_what_depends_on_two_sizes_is_a_condition() -> None:
     assert conditions(copy(M, memory(N), memory(M), factor=2)) == [N - 2 * M + 1]
+
+
+def test_how_often_steps_are_repeated_is_a_condition() -> None:
+    """Some iterations of a recurrence that was written out are steps of their own: at smaller sizes there are fewer."""
+    steps = replace(repeated(12), count=N - 3, views=())
+    assert conditions(steps) == [N - 3]
+    assert conditions(replace(steps, count=N - 2)) == []
 
 
 def strided() -> tuple[Traced, DynamicProgram]:

@@ -114,7 +114,6 @@ RAISES = {
     "torchmdla/capture/symbolic.py": "CompileError",
     "torchmdla/capture/size_program.py": "CompileError",
     "torchmdla/devices/cpu/passes/generalise.py": "not_dynamic",
-    "torchmdla/devices/cpu/lowering.py": "not_dynamic",
 }
 
 

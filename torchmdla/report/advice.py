@@ -55,7 +55,7 @@ _SIZES = _rows(
             "own",
         ),
         (
-            "which operations|how many operations|what it computes|share memory|overlap",
+            "which operations|how many operations|what it computes|share memory",
             f"the code has another structure at other sizes: have no loop over a size, no split into parts of it; or "
             f"{_PAD}",
         ),

@@ -345,10 +345,9 @@ class LoopProgram:
     packed ahead, in the order of the packed buffers' ``position``.
 
     The steps of a dynamic program have sizes (:class:`~torchmdla.compiler.sizes.Size`) where those of a static one have
-    integers; ``typical`` are values of the symbols, to choose schedules for. No pass changes them. ``positive`` are
-    numbers that are positive, and have to be for what passes have done. ``not_negative`` are those that each call has
-    to find not to be negative. ``varying``: of a sample of a dynamic program, the sizes that other samples have others
-    in the place of."""
+    integers; ``typical`` are values of the symbols, to choose schedules for. ``not_negative`` are the numbers that each
+    call has to find not to be negative. ``varying``: of a sample of a dynamic program, the sizes that other samples
+    have others in the place of."""
 
     steps: list[Step]
     globals: dict[str, str]

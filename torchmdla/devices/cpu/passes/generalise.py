@@ -17,6 +17,7 @@ from torchmdla.compiler.sizes import NoPolynomial, Size, at, fit
 from torchmdla.devices.cpu.accesses import Buffer, Scalar
 from torchmdla.devices.cpu.expressions import Expression, constant, operation, size
 from torchmdla.devices.cpu.loop_program import LoopProgram, OutlinedRegion, ScalarStep
+from torchmdla.devices.cpu.passes.precompute import has_sizes
 from torchmdla.errors import CompileError
 
 # Fields whose numbers count elements or iterations; in all others a number stands for a thing.
@@ -44,6 +45,8 @@ def generalise(program: Program, samples: Sequence[LoopProgram]) -> LoopProgram:
         return samples[0]
     general: LoopProgram = _Generaliser(program).joined([replace(sample, varying=frozenset()) for sample in samples])
     general.typical = program.symbols
+    if any(has_sizes(step) for packing in general.packings for step in packing.steps):
+        raise not_dynamic("what is made of the weights ahead depends on the sizes")
     return general
 
 

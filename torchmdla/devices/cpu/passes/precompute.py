@@ -108,10 +108,10 @@ def _is_worth_it(buffer: Buffer, recipe: set[Step], varies: Callable[[AnySize], 
     if not parameters or any(varies(size) for s in recipe for b in [*s.reads, *s.writes] for size in b.sizes):
         return False
     read = sum(static(b.bytes) for b in parameters)
-    return not any(map(_has_sizes, recipe)) and static(buffer.bytes) <= _MOST_GROWTH * read
+    return not any(map(has_sizes, recipe)) and static(buffer.bytes) <= _MOST_GROWTH * read
 
 
-def _has_sizes(step: Step) -> bool:
+def has_sizes(step: Step) -> bool:
     """Whether what a step computes depends on sizes that vary between calls."""
     assert isinstance(step, LoopNest)
     nest, places = final_nest(step)
