@@ -96,13 +96,9 @@ def dynamic_program(
         raise CompileError("what holds at small sizes does not at the call's")
     _check_agreement(known.at(seen, values), record, subgraph.outputs)
     points = _points(known, values, fixed, written_out)
-    imported = [subgraph.import_program(known.at(seen, point), parameters, device.composite_ops) for point in points]
-    if any(_form(sample) != _form(everywhere) for sample in imported):
+    samples = [subgraph.import_program(known.at(seen, point), parameters, device.composite_ops) for point in points]
+    if any(_form(sample) != _form(everywhere) for sample in samples):
         raise CompileError("bindings, roles, dtypes or layouts depend on the sizes")
-    samples = tuple(
-        Sample(known.symbols(point), sample.mlir, sample.arguments, sample.results)
-        for point, sample in zip(points, imported, strict=True)
-    )
     program = Program(
         "",
         known.at(everywhere.arguments, values),
@@ -111,10 +107,13 @@ def dynamic_program(
         versions=producers(device),
         symbols=known.symbols(values),
         quotients=known.quotients(),
-        samples=samples,
+        samples=tuple(
+            Sample(known.symbols(point), sample.mlir, sample.arguments, sample.results)
+            for point, sample in zip(points, samples, strict=True)
+        ),
     )
     outputs = [_with_terms(output_of(output, everywhere), known) for output in everywhere.outputs]
-    return DynamicProgram(imported[0], program, outputs, known.program())
+    return DynamicProgram(samples[0], program, outputs, known.program())
 
 
 class _KnownSizes:
