@@ -19,7 +19,7 @@ from torchmdla.compiler.mlir import new_context
 from torchmdla.compiler.program import Program, Target
 from torchmdla.compiler.sizes import at
 from torchmdla.devices.cpu.code.emit import to_llvm, to_object
-from torchmdla.devices.cpu.code.entry import _declaration, function_attributes
+from torchmdla.devices.cpu.code.entry import declaration, function_attributes
 from torchmdla.devices.cpu.code.kernels import KernelCode, write_kernel
 from torchmdla.devices.cpu.expressions import Expression, contents
 from torchmdla.devices.cpu.kernel_spec import AnyNest, KernelSpec, Operand
@@ -80,7 +80,7 @@ class Kernel:
         machine = Machine.of(target)
         self.nest, self.schedule = nest, schedule or choose(nest, machine, typical)
         code = write_kernel(nest, self.schedule, machine, function_attributes(Program("", (), (), target)))
-        externals = [f"llvm.func @{name}{_declaration(kinds)}" for name, kinds in code.externals]
+        externals = [declaration(name, kinds) for name, kinds in code.externals]
         self.text = "\n".join([*externals, code.text.replace("{symbol}", "kernel").replace(" internal", "")])
         names = [name for name, _ in code.externals]
         with new_context(), ir.Location.unknown():

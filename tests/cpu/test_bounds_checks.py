@@ -19,7 +19,7 @@ from torchmdla.compile_service import service
 from torchmdla.compiler.program import Program
 from torchmdla.devices.cpu import lowering
 from torchmdla.devices.cpu.accesses import Access, Buffer
-from torchmdla.devices.cpu.code import entry
+from torchmdla.devices.cpu.code.entry import workspace
 from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, OutlinedRegion, RepeatLoop, TileLoop
 from torchmdla.devices.cpu.machine import CHECK_BOUNDS
 from torchmdla.devices.cpu.schedule.plan import Plan
@@ -198,8 +198,8 @@ def test_an_access_outside_ends_the_call(name: str, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_buffer_outside_of_the_workspace_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = entry.plan_workspace
-    monkeypatch.setattr(entry, "plan_workspace", lambda steps: (plan(steps)[0], 64))
+    plan = workspace.plan_workspace
+    monkeypatch.setattr(workspace, "plan_workspace", lambda steps: (plan(steps)[0], 64))
     module = Function(lambda x: torch.cumsum(x * 2, 0) * torch.sort(x)[0])
     error, untouched = call_damaged("workspace", module, [floats(50)], lambda steps: None, monkeypatch)
     assert re.search(r"mdla_forward lays out \d+ bytes at offset \d+ of the workspace, which has \d+ bytes", error)

@@ -20,7 +20,7 @@ from wrong_device import WrongDevice
 
 import torchmdla
 from torchmdla.__main__ import main
-from torchmdla.explaining import AT_ONCE
+from torchmdla.explaining.reasons import AT_ONCE
 from torchmdla.report.explanation import Explanation, Reason
 
 pytestmark = pytest.mark.usefixtures("without_gradients")

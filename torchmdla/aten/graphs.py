@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -205,19 +205,21 @@ def _literals(operand: object) -> object:
 
 
 def _literal(value: object) -> object:
-    if isinstance(value, torch.dtype):
-        return dtype_number(value)
-    if isinstance(value, torch.layout):
-        return LAYOUTS[value]
-    if isinstance(value, torch.memory_format):
-        return MEMORY_FORMATS[value]
-    if isinstance(value, torch.device):
-        return str(value)
-    if isinstance(value, torch.Generator):
-        return None
-    if value is None or isinstance(value, bool | int | float | complex | str):
-        return value
+    for kind, written in _LITERALS.items():
+        if isinstance(value, kind):
+            return written(value)
     raise CompileError(f"{type(value).__name__} cannot be expressed in the aten dialect")
+
+
+# What the dialect has for a value, by its type.
+_LITERALS: Mapping[Any, Callable[[Any], object]] = {
+    bool | int | float | complex | str | None: lambda value: value,
+    torch.dtype: dtype_number,
+    torch.layout: LAYOUTS.__getitem__,
+    torch.memory_format: MEMORY_FORMATS.__getitem__,
+    torch.device: str,
+    torch.Generator: lambda value: None,
+}
 
 
 def _type(value: object) -> str:

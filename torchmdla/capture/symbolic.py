@@ -238,11 +238,11 @@ def _fixed(value: Any) -> Any:
     """``value`` as in this run: at sizes where it is another one a guard does not hold."""
     if isinstance(value, list | tuple):
         return type(value)(map(_fixed, value))
-    if isinstance(value, torch.SymBool):
-        return bool(value)
-    if isinstance(value, torch.SymInt):
-        return int(value)
-    return float(value) if isinstance(value, torch.SymFloat) else value
+    known = _KNOWN.get(type(value))
+    return known(value) if known else value
+
+
+_KNOWN: Mapping[type, Callable[[Any], object]] = {torch.SymBool: bool, torch.SymInt: int, torch.SymFloat: float}
 
 
 def _as_seen(value: Any, seen: object) -> Any:

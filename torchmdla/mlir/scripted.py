@@ -52,20 +52,29 @@ def function_of_graph(graph: torch._C.Graph, inputs: Sequence[Any]) -> TorchFunc
         record[value.debugName()] = contiguous(record[value.debugName()])
     imported = import_graph(flat.graph, record, [])
     metas = [record[value.debugName()] for value in flat.graph.inputs()]
-    nodes: list[Any] = list(flat.graph.nodes())
-    constants = {
+    arguments: Any = list(zip(flat.arguments, metas, strict=True))
+    return from_imported(imported, arguments, _constants(flat.graph), _names_of_weights(inputs))
+
+
+def _constants(graph: torch._C.Graph) -> dict[tuple[int, int | None], FunctionArgument]:
+    """The graph's tensor constants, by the node that holds each."""
+    nodes: list[Any] = list(graph.nodes())
+    return {
         (index, None): FunctionArgument(f"constant{index}", "parameter", node.output().toIValue())
         for index, node in enumerate(nodes)
         if node.kind() == "prim::Constant" and isinstance(node.output().toIValue(), torch.Tensor)
     }
-    weights = [
+
+
+def _names_of_weights(inputs: Sequence[Any]) -> list[str]:
+    """Of all modules among the inputs."""
+    return [
         name
         for module in inputs
         if isinstance(module, torch.nn.Module)
         for named in (module.named_parameters(), module.named_buffers())
         for name, _ in named
     ]
-    return from_imported(imported, list(zip(flat.arguments, metas, strict=True)), constants, weights)  # type: ignore[arg-type]
 
 
 def _miscounted(expected: Sequence[torch._C.Value], inputs: Sequence[Any]) -> str:

@@ -125,12 +125,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         chosen = ways(options.frontend)
         check_device(options.device, options.options, chosen)
-        names = list(PROGRAMS)
-        if options.opinfo:
-            names = opinfo.names(options.dtype.split(","), options.forms.split(","))
+        names = _names(options)
     except NotAvailableError as error:
         made.error(str(error))
-    names = [name for name in names if _wanted(name, options.filter, options.skip)]
     if not names:
         made.error("no program has such a name; --list shows all")
     if options.list:
@@ -152,6 +149,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results = record.results()
     _report(results, console)
     return 0 if all(result.expected for result in results) else 1
+
+
+def _names(options: argparse.Namespace) -> list[str]:
+    """Of the programs that are to run."""
+    found = opinfo.names(options.dtype.split(","), options.forms.split(",")) if options.opinfo else PROGRAMS
+    return [name for name in found if _wanted(name, options.filter, options.skip)]
 
 
 def _compare(found: Comparison) -> int:

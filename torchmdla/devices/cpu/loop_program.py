@@ -1,9 +1,9 @@
 """What an executable does, as plain data: a list of steps on base buffers, read from linalg on tensors.
 
-Passes change the list; ``plan.py`` decides how it is computed, and ``entry.py`` writes it. A buffer is contiguous, its
-last dimension innermost, so a change of layout is another buffer and other accesses. Accesses are as the program has
-them: loops are dropped and joined only when the final :class:`~torchmdla.devices.cpu.kernel_spec.KernelSpec` is made,
-by :func:`final_nest`.
+Passes change the list; ``plan.py`` decides how it is computed, and ``code/entry`` writes it. A buffer is contiguous,
+its last dimension innermost, so a change of layout is another buffer and other accesses. Accesses are as the program
+has them: loops are dropped and joined only when the final :class:`~torchmdla.devices.cpu.kernel_spec.KernelSpec` is
+made, by :func:`final_nest`.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -136,6 +136,7 @@ def _key(
 def _compile(
     place: Path, model: bytes, shapes: str, options: Options, samples: Sequence[Sequence[Array]]
 ) -> tuple[Path, Cost]:
+    """The binary's file in the folder ``place``, and what it costs."""
     function = "ie_compile_vfp" if samples else "ie_compile"
     onnx_file, binary = place / "model.onnx", place / "model.bin"
     onnx_file.write_bytes(model)
@@ -152,6 +153,18 @@ def _compile(
         "shapes": shapes,
         "samples": str(sample_file) if samples else "",
     }
+    cost = _run(function, job)
+    if not binary.is_file():
+        raise DeviceError(f"{function}: the library wrote no binary")
+    return binary, cost
+
+
+def _run(function: str, job: Mapping[str, object]) -> Cost:
+    """What the library's ``function`` says, which does a ``job`` in a process of its own.
+
+    Raises:
+        DeviceError: it has failed, crashed or taken too long.
+    """
     seconds = Limits.from_environment().seconds or None
     try:
         done = subprocess.run(
@@ -172,9 +185,7 @@ def _compile(
     reply = json.loads(done.stdout)
     if reply["fault"]:
         raise DeviceError(reply["fault"] + (f"\n{printed}" if printed else ""))
-    if not binary.is_file():
-        raise DeviceError(f"{function}: the library wrote no binary")
-    return binary, Cost(*reply["cost"])
+    return Cost(*reply["cost"])
 
 
 def forget() -> None:

@@ -132,21 +132,11 @@ def transformer_encoder_layer(
     mask_type: int | None = None,
 ) -> Tensor:
     """The fast path of ``nn.TransformerEncoderLayer`` on ``[N, L, E]``."""
+    weights = (qkv_weight, qkv_bias, proj_weight, proj_bias)
 
     def attend(x: Tensor) -> Tensor:
         return native_multi_head_attention(
-            x,
-            x,
-            x,
-            embed_dim,
-            num_heads,
-            qkv_weight,
-            qkv_bias,
-            proj_weight,
-            proj_bias,
-            mask,
-            need_weights=False,
-            mask_type=mask_type,
+            x, x, x, embed_dim, num_heads, *weights, mask, need_weights=False, mask_type=mask_type
         )[0]
 
     def feed_forward(x: Tensor) -> Tensor:

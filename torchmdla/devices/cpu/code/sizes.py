@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
-from torchmdla.compiler.sizes import Size, static
+from torchmdla.compiler.sizes import Size, at, static
+from torchmdla.devices.cpu.accesses import Buffer
 from torchmdla.devices.cpu.schedule import Blocks, count
 from torchmdla.devices.cpu.workspace import ALIGNMENT, Lifetime
 
@@ -57,7 +59,15 @@ class SizeCode:
             return self.value(static)
         return total if static == 1 else self.op("muli", total, self.value(static))
 
-    def laid_out(self, slots: Sequence[Sequence[int | Size]]) -> tuple[list[str], str]:
+    def laid_out(self, lifetimes: Mapping[Buffer, Lifetime], typical: Sequence[int]) -> tuple[dict[Buffer, str], str]:
+        """The offsets of buffers, in slots that are shared as they may be where the symbols have the values
+        ``typical``, and where the last slot ends."""
+        buffers = list(lifetimes)
+        slots = share_slots([replace(own, size=at(own.size, typical)) for own in lifetimes.values()])
+        offsets, end = self._in_a_row([[buffers[k].bytes for k in slot] for slot in slots])
+        return {buffers[k]: offset for slot, offset in zip(slots, offsets, strict=True) for k in slot}, end
+
+    def _in_a_row(self, slots: Sequence[Sequence[int | Size]]) -> tuple[list[str], str]:
         """The offsets of ``slots`` one after the other, each aligned and as large as the largest of its numbers, and
         where the last one ends."""
         offsets, end = [], self.value(0)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from torchmdla.compiler.sizes import AnySize, Size, at
+from torchmdla.compiler.sizes import AnySize, Size
 from torchmdla.devices.cpu.accesses import Buffer, Scalar
 from torchmdla.devices.cpu.code.checks import Marks
-from torchmdla.devices.cpu.code.sizes import SizeCode, share_slots
+from torchmdla.devices.cpu.code.sizes import SizeCode
 from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, stored
 from torchmdla.devices.cpu.loop_program import LoopNest, TileLoop, final_nest, first_and_last_uses
 from torchmdla.devices.cpu.schedule import Ahead, Blocks, Symbols, count
@@ -155,13 +155,11 @@ class _TileLoopWriter:
             offsets, size = plan(list(used.values()))
             block = self._allocate(self._constant(max(size, 1)), "i8", " {alignment = 64 : i64}")
             return {buffer: self._moved(block, offset) for buffer, offset in zip(used, offsets, strict=True)}
-        typical = [replace(own, size=at(own.size, self._symbols.typical)) for own in used.values()]
-        buffers, slots = list(used), share_slots(typical)
-        places, end = self._sizes.laid_out([[buffers[k].bytes for k in slot] for slot in slots])
+        places, end = self._sizes.laid_out(used, self._symbols.typical)
         self._externals[SCRATCH] = "(i64) -> !llvm.ptr"
         block = self._define(f"llvm.call @{SCRATCH}({end}) : (i64) -> !llvm.ptr")
-        moved = [self._moved_by(block, place) for place in places]
-        return {buffers[k]: pointer for slot, pointer in zip(slots, moved, strict=True) for k in slot}
+        moved = {place: self._moved_by(block, place) for place in dict.fromkeys(places.values())}
+        return {buffer: moved[place] for buffer, place in places.items()}
 
     def _name_last_extents(self) -> None:
         """Makes room for a tile's extents along axes of which it is not known where their tiles end. Members' kernels

@@ -1,0 +1,77 @@
+"""The kernels of a module: equal ones are written once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from torchmdla.compiler import dump
+from torchmdla.devices.cpu.code.checks import Marks
+from torchmdla.devices.cpu.code.kernels import write_kernel
+from torchmdla.devices.cpu.code.tile_loops import MemberKernel, TileLoopCode, write_tile_loop
+from torchmdla.devices.cpu.loop_program import LoopNest, OutlinedRegion, TileLoop
+from torchmdla.devices.cpu.machine import Machine
+from torchmdla.devices.cpu.printer import kernel_text
+from torchmdla.devices.cpu.schedule import Ahead, ranges
+from torchmdla.devices.cpu.schedule.plan import Plan, ScheduledKernel
+
+
+class KernelFunctions:
+    """The functions that steps of ``plan`` become, the text of ``regions`` by symbol, and the types of the
+    ``externals`` that the module calls."""
+
+    def __init__(self, machine: Machine, attributes: str, plan: Plan, marks: Marks | None) -> None:
+        self.attributes = attributes
+        self.marks = marks
+        self.regions: dict[str, str] = {}
+        self.externals: dict[str, str] = {}
+        self._machine = machine
+        self._plan = plan
+        # The symbols of kernels, by their code and by what was planned.
+        self._symbols: dict[str, str] = {}
+        self._written: dict[int, str] = {}
+
+    @property
+    def count(self) -> int:
+        """How many functions there are."""
+        return len(self._symbols) + len(self.regions)
+
+    @property
+    def code(self) -> dict[str, str]:
+        """The code of the kernels by symbol; ``{symbol}`` stands for that."""
+        return {symbol: code for code, symbol in self._symbols.items()}
+
+    def nest(self, step: LoopNest, ahead: Ahead = ()) -> tuple[str, ScheduledKernel]:
+        """The kernel of a nest that fetches ``ahead``, and its symbol; written if it is new."""
+        kernel = self._plan.kernel(step, ahead)
+        if id(kernel) not in self._written:
+            code = write_kernel(kernel.nest, kernel.schedule, self._machine, self.attributes)
+            self.externals.update(code.externals)
+            said = partial(kernel_text, kernel.nest, kernel.schedule)
+            self._written[id(kernel)] = self._symbol(code.text, said)
+        return self._written[id(kernel)], kernel
+
+    def tile_loop(self, step: TileLoop) -> tuple[str, TileLoopCode, int]:
+        """The kernel of a tile loop, its symbol, and how many tiles a thread takes at a time."""
+
+        def member_kernel(member: LoopNest, ahead: Ahead) -> MemberKernel:
+            symbol, kernel = self.nest(member, ahead)
+            return MemberKernel(symbol, ranges(kernel.nest, kernel.schedule), kernel.nest.is_dynamic)
+
+        plan = self._plan
+        schedule = plan.tile_loops[step]
+        code = write_tile_loop(step, schedule, member_kernel, self.attributes, plan.symbols, self.marks)
+        self.externals.update(code.externals)
+        return self._symbol(code.text), code, schedule.grain
+
+    def region(self, step: OutlinedRegion) -> None:
+        """Adds the function of a region."""
+        self.regions[step.symbol] = step.text
+        dump.write(f"{step.symbol}.mlir", lambda: f"{step.text}\n")
+
+    def _symbol(self, code: str, said: Callable[[], str] = str) -> str:
+        """The symbol of a kernel of this code; ``said``: what it is, as comments."""
+        if code not in self._symbols:
+            symbol = self._symbols[code] = f"kernel_{len(self._symbols)}"
+            dump.write(f"{symbol}.mlir", lambda: said() + code.replace("{symbol}", symbol) + "\n")
+        return self._symbols[code]

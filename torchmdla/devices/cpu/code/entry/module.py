@@ -1,0 +1,75 @@
+"""The module of an executable, put together: kernels, packs, the entry, and what the manifest says of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torchmdla.compiler.artifact import KernelCall, Pack
+from torchmdla.compiler.program import Program
+from torchmdla.devices.cpu.code.checks import FAULT, Marks
+from torchmdla.devices.cpu.code.entry.abi import ENTRY, WORKSPACE, Abi
+from torchmdla.devices.cpu.code.entry.attributes import function_attributes
+from torchmdla.devices.cpu.code.entry.function import FunctionWriter
+from torchmdla.devices.cpu.code.entry.kernel_functions import KernelFunctions
+from torchmdla.devices.cpu.code.entry.manifest import described_packs
+from torchmdla.devices.cpu.loop_program import LoopProgram
+from torchmdla.devices.cpu.machine import CHECK_BOUNDS, Machine
+from torchmdla.devices.cpu.schedule.plan import Plan
+
+
+@dataclass(frozen=True)
+class Code:
+    """The whole module as MLIR text, what it needs, the kernels that its entry calls, the nests in these, and how many
+    kernels it holds. ``workspace_bytes`` leaves out the entry of a dynamic program: the function ``workspace`` says
+    what that needs. ``regions`` are the functions of regions. Of code that is to be checked
+    (:mod:`~torchmdla.devices.cpu.code.checks`), ``fault`` tells what failed.
+    """
+
+    text: str
+    workspace_bytes: int
+    workspace: str
+    externals: tuple[str, ...]
+    regions: tuple[str, ...]
+    kernels: tuple[KernelCall, ...]
+    nests: int
+    distinct_kernels: int
+    packs: tuple[Pack, ...]
+    fault: str = ""
+
+
+def write_module(steps: LoopProgram, plan: Plan, program: Program) -> Code:
+    """The module that runs ``steps`` by the ABI, computed as ``plan`` says."""
+    abi = Abi(plan.symbols, len(steps.packings), len(program.arguments) + len(program.results))
+    marks = Marks() if CHECK_BOUNDS in program.target.features.split(",") else None
+    kernels = KernelFunctions(Machine.of(program.target), function_attributes(program), plan, marks)
+    packs = [FunctionWriter(f"mdla_pack_{k}", p.steps, abi, kernels, p) for k, p in enumerate(steps.packings)]
+    entry = FunctionWriter(ENTRY, steps.steps, abi, kernels)
+    entry.require(steps.not_negative)
+    pack_functions = {pack.symbol: pack.write() for pack in packs}
+    functions = [*pack_functions.values(), entry.write()]
+    if plan.symbols.is_used:
+        functions.append(entry.write_workspace())
+    planned = packs if plan.symbols.is_used else [*packs, entry]
+    parts = [declaration(name, kinds) for name, kinds in sorted(kernels.externals.items())]
+    parts += steps.globals.values()
+    parts += [code.replace("{symbol}", symbol) for symbol, code in kernels.code.items()]
+    parts += kernels.regions.values()
+    parts += marks.declarations if marks else []
+    return Code(
+        text="\n".join(parts + functions),
+        workspace_bytes=max((writer.workspace_bytes for writer in planned), default=0),
+        workspace=WORKSPACE if plan.symbols.is_used else "",
+        externals=tuple(sorted(kernels.externals)),
+        regions=tuple(kernels.regions),
+        kernels=tuple(entry.listed.calls),
+        nests=entry.listed.nests,
+        distinct_kernels=kernels.count,
+        packs=described_packs(steps, program, pack_functions, kernels.code),
+        fault=FAULT if marks else "",
+    )
+
+
+def declaration(name: str, kinds: str) -> str:
+    """Of the function ``name``, whose type is ``kinds``: ``(f32) -> f32``, say."""
+    # A function without result has none.
+    return f"llvm.func @{name}{kinds.removesuffix(' -> ()').replace('-> ()', '')}"

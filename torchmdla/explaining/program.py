@@ -1,0 +1,94 @@
+"""A model that is explained, ready to be called."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map_only
+
+from torchmdla import _C, api
+from torchmdla.capture import torchscript
+from torchmdla.explaining.graphs import graph_of_calls, graph_of_fx, graph_of_script
+from torchmdla.importer.graph import name_of
+from torchmdla.importer.sources import source_of
+from torchmdla.report.explanation import Graph
+
+
+class Program:
+    """A model that is ready to be called, and if it is TorchScript's, where its operators stand."""
+
+    def __init__(self, model: Any, inputs: tuple[Any, ...]) -> None:
+        self._model, self._inputs = _ready(model, inputs), inputs
+        if isinstance(self._model, torch.jit.ScriptModule | torch.jit.ScriptFunction) and api.is_enabled():
+            torchscript.optimise_anew(self._model)
+        self._keywords: Mapping[str, Any] = {}
+        if not inputs and api.is_exported(model):
+            self._inputs, self._keywords = model.example_inputs
+        self.places = set(_places(self._model))
+        self.is_deferred = _is_deferred(inputs)
+
+    def call(self) -> Any:
+        """The results, computed: those of a lazy device on the CPU."""
+        return tree_map_only(torch.Tensor, _computed, self._model(*self._inputs, **self._keywords))
+
+    def graph(self, groups: Sequence[_C.GroupReport], events: Sequence[tuple[str, float]]) -> Graph:
+        """Of the model, or where that is not known, of a call that was seen to run ``events``."""
+        called = {report["name"]: report for report in groups}
+        seen = dict.fromkeys(name for name, _ in events if name in called)
+        # Those that ran no compiled code, or within an operator, are not among the events.
+        in_order = [called[name] for name in [*seen, *(name for name in called if name not in seen)]]
+        if isinstance(self._model, torch.jit.ScriptModule | torch.jit.ScriptFunction):
+            return graph_of_script(api.graph_for(self._model, *self._inputs), in_order)
+        unseen = [(name, 0.0) for name in called if name not in seen]
+        return graph_of_fx(in_order) or graph_of_calls([*events, *unseen], called)
+
+
+def model_name(model: Any) -> str:
+    named = getattr(model, "_orig_mod", model)
+    return str(
+        getattr(named, "original_name", "") or getattr(named, "__name__", "") or getattr(named, "name", "")
+        if not isinstance(named, torch.nn.Module) or isinstance(named, torch.jit.ScriptModule)
+        else type(named).__name__
+    )
+
+
+def _computed(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.device.type == "cpu" else tensor.cpu()
+
+
+def _ready(model: Any, inputs: tuple[Any, ...]) -> Any:
+    if api.is_exported(model):
+        return api.compile(model, *inputs)
+    if not callable(model):
+        raise TypeError(f"explain takes a model that can be called, got {type(model).__name__}")
+    return model if _is_deferred(inputs) or _is_ready(model) else api.compile(model, *inputs)
+
+
+def _is_deferred(inputs: tuple[Any, ...]) -> bool:
+    """Whether the model is on a device that runs whole graphs."""
+    return any(isinstance(one, torch.Tensor) and one.device.type != "cpu" for one in inputs)
+
+
+def _is_ready(model: Any) -> bool:
+    if isinstance(model, torch.jit.ScriptModule | torch.jit.ScriptFunction):
+        return True
+    if hasattr(model, "_torchdynamo_orig_callable") or hasattr(model, "_orig_mod"):
+        return True
+    fx = sys.modules.get("torchmdla.capture.fx")
+    return fx is not None and isinstance(model, torch.fx.GraphModule) and bool(fx.groups(model))
+
+
+def _places(model: Any) -> Iterator[tuple[str, str]]:
+    """Operator and line of every node of a TorchScript program."""
+
+    def walk(block: Any) -> Iterator[tuple[str, str]]:
+        for node in block.nodes():
+            yield name_of(node), source_of(node)
+            for inner in node.blocks():
+                yield from walk(inner)
+
+    if isinstance(model, torch.jit.ScriptModule | torch.jit.ScriptFunction):
+        yield from walk(model.inlined_graph)
