@@ -55,8 +55,8 @@ def enable(
         **options: the device's own, for groups compiled from then on (:meth:`torchmdla.devices.Device.configure`); what
             is not given has its default. The cpu device has ``processor``: ``"native"``, or ``"x86-64-v2"`` to
             ``"x86-64-v4"`` for code that uses no more than all processors of that level have; and
-            ``algorithms``: ``"fast"``, or ``"direct"`` for convolutions by plain sums of products, none by Winograd's
-            algorithm.
+            ``algorithms``: ``"fast"``, ``"winograd"`` for products of matrices by plain sums, none by Strassen's
+            algorithm, or ``"direct"`` for convolutions by plain sums, too, none by Winograd's algorithm.
 
     Raises:
         TypeError: ``enabled`` is no bool, or the device has no such option.

@@ -10,11 +10,11 @@ from torchmdla.compiler.program import Target
 # Among a target's features: generated code checks its accesses (``code/checks``).
 CHECK_BOUNDS = "check-bounds"
 
-# Among a target's features, before one of these: convolutions by whatever takes least time (``fast``), by plain sums of
-# products alone (``direct``), or in Winograd's way wherever that applies, whatever it costs, by tiles of two or of four
-# results (for tests).
+# Among a target's features, before one of these: sums of products in whatever way takes least time (``fast``), only
+# convolutions in another way than plainly (``winograd``), or all plainly (``direct``); or, for tests, in Winograd's way
+# by tiles of two or of four results, or in Strassen's, wherever that applies, whatever it costs.
 ALGORITHMS = "algorithms="
-Algorithms = Literal["fast", "direct", "winograd2", "winograd4"]
+Algorithms = Literal["fast", "winograd", "direct", "winograd2", "winograd4", "strassen"]
 
 
 @dataclass(frozen=True)

@@ -111,7 +111,7 @@ def _product(matrix: Matrix, vector: Sequence[Expression], fused: bool) -> list[
     made: list[Expression] = []
     for first, op, second in _rows(matrix):
         value = _sum(first, vector, fused)
-        made.append(value if not op else _binary(op, value, _sum(second, vector, fused)))
+        made.append(value if not op else binary(op, value, _sum(second, vector, fused)))
     return made
 
 
@@ -159,7 +159,7 @@ def _sum(terms: _Terms, values: Sequence[Expression], fused: bool) -> Expression
     for factor, places in terms:
         part = ZERO
         for is_added, place in places:
-            part = _binary("arith.addf" if is_added else "arith.subf", part, values[place])
+            part = binary("arith.addf" if is_added else "arith.subf", part, values[place])
         total = _plus(total, factor, part, fused)
     return total
 
@@ -169,14 +169,15 @@ def _plus(total: Expression, factor: float, value: Expression, fused: bool) -> E
     if value is ZERO:
         return total
     if factor in (1, -1):
-        return _binary("arith.addf" if factor == 1 else "arith.subf", total, value)
+        return binary("arith.addf" if factor == 1 else "arith.subf", total, value)
     number = constant(factor, KIND)
     if total is ZERO or not fused:
-        return _binary("arith.addf", total, _binary("arith.mulf", value, number))
+        return binary("arith.addf", total, binary("arith.mulf", value, number))
     return operation("math.fma", [value, number, total], KIND)
 
 
-def _binary(op: str, left: Expression, right: Expression) -> Expression:
+def binary(op: str, left: Expression, right: Expression) -> Expression:
+    """A sum or a difference, of f32."""
     if right is ZERO and op in ("arith.addf", "arith.subf"):
         return left
     return right if left is ZERO and op == "arith.addf" else operation(op, [left, right], KIND)

@@ -27,6 +27,7 @@ from torchmdla.devices.cpu.passes.reroll import reroll_loops
 from torchmdla.devices.cpu.passes.share_buffers import share_buffers
 from torchmdla.devices.cpu.passes.sliced_contractions import fuse_slices, separate_slices
 from torchmdla.devices.cpu.passes.split_reduction import split_reductions
+from torchmdla.devices.cpu.passes.strassen import use_strassen
 from torchmdla.devices.cpu.passes.tile_fusion import fuse_by_tiles
 from torchmdla.devices.cpu.passes.winograd import use_winograd
 from torchmdla.devices.cpu.patterns import Rule, apply
@@ -81,6 +82,7 @@ REWRITES = (
     _plain(hoist_loop_invariants),
     _rules("fold-scales"),
     Pass("use-winograd", use_winograd),
+    Pass("use-strassen", use_strassen),
     _plain(precompute_parameters),
     _plain(pack_activations),
     Pass("fuse-slices", fuse_slices),

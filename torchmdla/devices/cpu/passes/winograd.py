@@ -86,7 +86,7 @@ def _windows(steps: LoopProgram, step: LoopNest, image: Access, weights: Access)
 
 # Results of tiles that are tried, and of those that are asked for.
 _TILES = (2, 4)
-_FORCED: Mapping[Algorithms, int] = {"direct": 0, "winograd2": 2, "winograd4": 4}
+_FORCED: Mapping[Algorithms, int] = {"direct": 0, "strassen": 0, "winograd2": 2, "winograd4": 4}
 
 # Cycles of a vector that a transform loads, computes or stores, beside one that a product multiplies and adds.
 _TRANSFORM_COST = 0.7
@@ -117,7 +117,7 @@ class _Costs:
 
     def best(self) -> int:
         """Results of a tile along each dimension; 0 if the plain sum takes no longer."""
-        if self._machine.algorithms != "fast":
+        if self._machine.algorithms in _FORCED:
             return _FORCED[self._machine.algorithms]
         if math.prod(self._sizes) < _LEAST_CYCLES * self._lanes:
             return 0

@@ -9,13 +9,22 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
-from torchmdla.compiler.sizes import AnySize, estimate, static
+from torchmdla.compiler.sizes import AnySize, static
 from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
-from torchmdla.devices.cpu.expressions import Expression, accumulator, load, operation, reduced, substituted
+from torchmdla.devices.cpu.expressions import Expression, load
 from torchmdla.devices.cpu.loop_program import LoopNest, Step, TileLoop
-from torchmdla.devices.cpu.winograd import KIND, TAPS, ZERO, Matrix, Transforms, transformed
+from torchmdla.devices.cpu.passes.fewer_products import (
+    OverLoops,
+    buffer_of,
+    in_memory_order,
+    of_product,
+    products,
+    stored,
+)
+from torchmdla.devices.cpu.winograd import TAPS, ZERO, Matrix, Transforms, transformed
 
 
 @dataclass(frozen=True)
@@ -85,14 +94,6 @@ def _parts(size: int, by: Transforms) -> list[_Part]:
 
 
 @dataclass(frozen=True)
-class _Nest:
-    """A nest, and which loop of the convolution each of its loops is (-1: of none)."""
-
-    nest: LoopNest
-    loops: tuple[int, ...]
-
-
-@dataclass(frozen=True)
 class _Writer:
     """``sizes``: the iterations of the convolution's loops, but for those that are over tiles."""
 
@@ -101,7 +102,7 @@ class _Writer:
     fused: bool
     sizes: Mapping[int, AnySize]
 
-    def in_blocks(self, parts: _Parts, weights: _Nest, block: Sequence[int]) -> list[Step]:
+    def in_blocks(self, parts: _Parts, weights: OverLoops, block: Sequence[int]) -> list[Step]:
         """The steps over ``parts``, ``block`` tiles of one image at a time."""
         slid = self.found.slid
         images = [loop for loop in self._order(self.found.step.outputs[0]) if loop in self.found.images]
@@ -122,34 +123,35 @@ class _Writer:
             )
         ]
 
-    def steps(self, parts: Sequence[_Parts], weights: _Nest, kind: Literal["temporary", "local"]) -> list[_Nest]:
+    def steps(
+        self, parts: Sequence[_Parts], weights: OverLoops, kind: Literal["temporary", "local"]
+    ) -> list[OverLoops]:
         """The steps over all of ``parts``; what passes between them is of ``kind``."""
         counts = [max(each[k].place + each[k].count for each in parts) for k in range(len(self.found.windows))]
         sizes = {**self.sizes, **{loop: counts[k] for loop, k in self.found.slid.items()}}
-        image, result = self._order(self.found.image), self._order(self.found.step.outputs[0])
-        tiles, products = (self._buffer(kind, order, sizes) for order in (image, result))
+        step = self.found.step
+        image, result = self._order(self.found.image), self._order(step.outputs[0])
+        tiles, sums = (self._buffer(kind, order, sizes) for order in (image, result))
         made = [
             *(self._image(image, tiles, each) for each in parts),
-            self._products((weights.nest.writes[0], tiles, products), (weights.loops, image, result), sizes),
-            *(self._results(result, products, each) for each in parts),
+            products(step, ((tiles, image), (weights.nest.writes[0], weights.loops)), (sums, result), sizes),
+            *(self._results(result, sums, each) for each in parts),
         ]
         for own in made:
-            own.nest.nodes = self.found.step.nodes
+            own.nest.nodes = step.nodes
         return made
 
     def _order(self, access: Access) -> tuple[int, ...]:
         """The loops that an access varies with, as its buffer lies in memory, but for those over taps."""
-        flat = access.flat(len(self.found.step.sizes))
-        moving = [loop for loop in access.loops - self.found.taps.keys() if flat.factors[loop]]
-        return tuple(sorted(moving, key=lambda loop: -estimate(flat.factors[loop])))
+        return tuple(loop for loop in in_memory_order(self.found.step, access) if loop not in self.found.taps)
 
     def _buffer(
         self, kind: Literal["temporary", "local"], order: Sequence[int], sizes: Mapping[int, AnySize]
     ) -> Buffer:
         """Of a dimension for the places in a tile, then one for each loop."""
-        return Buffer(kind, KIND, (self.by.products ** len(self.found.windows), *(sizes[loop] for loop in order)))
+        return buffer_of(kind, self.by.products ** len(self.found.windows), (sizes[loop] for loop in order))
 
-    def weights(self) -> _Nest:
+    def weights(self) -> OverLoops:
         """Transforms the weights."""
         order, taps = self._order(self.found.weights), self.found.taps
 
@@ -164,7 +166,7 @@ class _Writer:
         made.nest.nodes = self.found.step.nodes
         return made
 
-    def _image(self, order: tuple[int, ...], target: Buffer, parts: _Parts) -> _Nest:
+    def _image(self, order: tuple[int, ...], target: Buffer, parts: _Parts) -> OverLoops:
         """Transforms tiles of the image; what is outside of it is zero."""
 
         def at(places: tuple[int, ...]) -> Expression:
@@ -181,56 +183,27 @@ class _Writer:
         matrix: Matrix,
         at: Callable[[tuple[int, ...]], Expression],
         parts: _Parts,
-    ) -> _Nest:
+    ) -> OverLoops:
         """A nest over ``order`` that stores to each place in a tile what ``matrix`` makes of ``at``, a value of
         places."""
         places = itertools.product(range(len(matrix[0])), repeat=len(self.found.windows))
         values = transformed(matrix, {each: at(each) for each in places}, self.fused)
         outputs = tuple(self._of_tile(target, number, order, parts) for number in range(len(values)))
         sizes = self._sizes(order, parts)
-        return _Nest(LoopNest(sizes, (False,) * len(sizes), outputs, tuple(values.values())), order)
+        return OverLoops(LoopNest(sizes, (False,) * len(sizes), outputs, tuple(values.values())), order)
 
-    def _products(
-        self, buffers: tuple[Buffer, Buffer, Buffer], orders: Sequence[Sequence[int]], sizes: Mapping[int, AnySize]
-    ) -> _Nest:
-        """A product of matrices for each place in a tile. ``buffers`` are of weights, tiles and products, each with its
-        loops among ``orders``."""
-        reducing = [loop for loop in sizes if self.found.step.reduction[loop]]
-        loops = (-1, *orders[2], *reducing)
-        weights, tiles, products = (
-            Access.of_loops(buffer, [0, *map(loops.index, order)], len(loops))
-            for buffer, order in zip(buffers, orders, strict=True)
-        )
-        product = operation("arith.mulf", [load(tiles), load(weights)], KIND)
-        nest = LoopNest(
-            sizes=(buffers[0].sizes[0], *(sizes[loop] for loop in loops[1:])),
-            reduction=tuple(loop in reducing for loop in loops),
-            outputs=(products,),
-            values=(operation("arith.addf", [accumulator(0, KIND), product], KIND),),
-            initial=ZERO,
-        )
-        return _Nest(nest, loops)
-
-    def _results(self, order: tuple[int, ...], source: Buffer, parts: _Parts) -> _Nest:
+    def _results(self, order: tuple[int, ...], source: Buffer, parts: _Parts) -> OverLoops:
         """Transforms products back, and computes the convolution's epilogue of the results that there are."""
-        step = self.found.step
         places = itertools.product(range(self.by.products), repeat=len(parts))
-        products = {each: load(self._of_tile(source, k, order, parts)) for k, each in enumerate(places)}
-        outputs: list[Access] = []
-        values: list[Expression] = []
-        for place, total in transformed(self.by.outputs, products, self.fused).items():
-            if any(k >= part.results for k, part in zip(place, parts, strict=True)):
-                continue
-            stored = step.outputs
-            of: tuple[Expression, ...] = (total,)
-            if step.epilogue is not None:
-                moved = {load(a): load(self._in_tiles(a, order, parts, place)) for a in step.epilogue.body.loads}
-                of = substituted(step.epilogue.values, {reduced(0, KIND): total, **moved})
-                stored = step.epilogue.outputs
-            outputs += [self._in_tiles(access, order, parts, place) for access in stored]
-            values += of
+        sums = {each: load(self._of_tile(source, k, order, parts)) for k, each in enumerate(places)}
+        totals = [
+            (total, partial(self._in_tiles, order=order, parts=parts, places=place))
+            for place, total in transformed(self.by.outputs, sums, self.fused).items()
+            if all(k < part.results for k, part in zip(place, parts, strict=True))
+        ]
+        outputs, values = stored(self.found.step, totals)
         sizes = self._sizes(order, parts)
-        return _Nest(LoopNest(sizes, (False,) * len(sizes), tuple(outputs), tuple(values)), order)
+        return OverLoops(LoopNest(sizes, (False,) * len(sizes), outputs, values), order)
 
     def _sizes(self, order: Sequence[int], parts: _Parts) -> tuple[AnySize, ...]:
         slid = self.found.slid
@@ -239,9 +212,7 @@ class _Writer:
     def _of_tile(self, buffer: Buffer, number: int, order: Sequence[int], parts: _Parts) -> Access:
         """Place ``number`` of each tile of ``parts``, over the loops ``order``."""
         slid = self.found.slid
-        starts = [parts[slid[loop]].place if loop in slid else 0 for loop in order]
-        walked = (AffineExpr.of_loop(k, len(order), start) for k, start in enumerate(starts))
-        return Access(buffer, (AffineExpr((0,) * len(order), number), *walked))
+        return of_product(buffer, number, [parts[slid[loop]].place if loop in slid else 0 for loop in order])
 
     def _in_tiles(self, access: Access, order: Sequence[int], parts: _Parts, places: Sequence[int]) -> Access:
         """An access of the convolution at ``places`` of each tile of ``parts``, over the loops ``order``."""

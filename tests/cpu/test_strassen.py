@@ -1,0 +1,220 @@
+"""Products in Strassen's way: the form, values of all shapes, which are chosen."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_winograd import MOST_ERROR, convolve, target
+from torch import Tensor, nn
+from torch.nn import functional
+from torch_mlir import ir
+from written_programs import Builder, Value, check, normal
+
+import torchmdla
+from torchmdla.compiler.mlir import new_context
+from torchmdla.devices.cpu import strassen
+from torchmdla.devices.cpu.expressions import Expression, numbered
+from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, TileLoop
+from torchmdla.devices.cpu.lowering import loop_program
+from torchmdla.testing import checking
+from torchmdla.testing.compare import assert_matches
+from torchmdla.testing.frontends import variant_of
+from torchmdla.testing.programs import PROGRAMS
+from torchmdla.testing.runner import judged
+
+_OPS = {"arith.addf": torch.add, "arith.subf": torch.sub}
+
+
+def evaluated(expression: Expression, leaves: list[Tensor]) -> Tensor:
+    if expression.op == "operand":
+        return leaves[expression.payload]
+    return _OPS[expression.op](*(evaluated(operand, leaves) for operand in expression.operands))
+
+
+def test_the_form_is_exact() -> None:
+    left, right = torch.randint(-9, 9, (2, 6, 6)).unbind()
+    places = list(itertools.product(range(2), repeat=2))
+
+    def quarters(matrix: Tensor) -> list[Tensor]:
+        return [matrix[3 * k : 3 * k + 3, 3 * j : 3 * j + 3] for k, j in places]
+
+    leaves = {place: numbered("operand", "f32", k) for k, place in enumerate(places)}
+    factors = [
+        [evaluated(each, quarters(matrix)) for each in function(leaves)]
+        for matrix, function in ((left, strassen.left_sums), (right, strassen.right_sums))
+    ]
+    products = [a @ b for a, b in zip(*factors, strict=True)]
+    found = strassen.results([numbered("operand", "f32", k) for k in range(strassen.PRODUCTS)])
+    for place, expected in zip(places, quarters(left @ right), strict=True):
+        assert torch.equal(evaluated(found[place], products), expected)
+
+
+def linear(b: Builder, x: Value, columns: int, bias: bool = True) -> Value:
+    terms = x.tensor.shape[-1]
+    weight = b.input(normal(columns, terms) / terms**0.5, "parameter")
+    offset = b.input(normal(columns), "parameter") if bias else None
+    made = functional.linear(x.tensor, weight.tensor, offset and offset.tensor)
+    return b.op("aten.linear", [x, weight, offset], made)
+
+
+def layers(b: Builder, x: Value, width: int) -> list[Value]:
+    """Two layers, what follows each, and a residual."""
+    first = linear(b, x, width)
+    hidden = b.op("aten.relu", [first], first.tensor.relu())
+    second = linear(b, hidden, x.tensor.shape[-1], bias=False)
+    return [b.op("aten.add.Tensor", [second, x, 1], second.tensor + x.tensor)]
+
+
+def tile_loops(b: Builder, results: list[Value], algorithms: str = "strassen") -> list[TileLoop]:
+    steps = steps_of(b, results, algorithms)
+    return [step for step in steps.steps if isinstance(step, TileLoop) and any(map(is_product, step.members))]
+
+
+def count(b: Builder, results: list[Value], algorithms: str = "strassen") -> int:
+    """How many products are Strassen's."""
+    alone = sum(map(is_product, steps_of(b, results, algorithms).nests()))
+    return alone + len(tile_loops(b, results, algorithms))
+
+
+def is_product(nest: LoopNest) -> bool:
+    return any(nest.reduction) and nest.sizes[0] == strassen.PRODUCTS
+
+
+def steps_of(b: Builder, results: list[Value], algorithms: str) -> LoopProgram:
+    with new_context(), ir.Location.unknown():
+        return loop_program(b.program(results, target(algorithms)), {})[0]
+
+
+@pytest.mark.parametrize("features", [(), ("+avx2", "+fma"), ("",)], ids=["widest", "avx2", "baseline"])
+@pytest.mark.parametrize("rows", [(64,), (7,), (3, 18), (2, 5)], ids=str)
+def test_values_of_layers(rows: tuple[int, ...], features: tuple[str, ...]) -> None:
+    b = Builder()
+    made = layers(b, b.input(normal(*rows, 96)), 192)
+    assert count(b, made) == 2
+    check(b, made, target("strassen", *features))
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    samples=st.integers(1, 3),
+    rows=st.integers(1, 40),
+    terms=st.integers(1, 40),
+    columns=st.sampled_from([8, 16, 32, 33, 96, 160]),
+    flat=st.booleans(),
+)
+def test_values_of_any_shape(samples, rows, terms, columns, flat) -> None:
+    b = Builder()
+    x = b.input(normal(samples * rows, terms) if flat else normal(samples, rows, terms))
+    check(b, [linear(b, x, columns)], target("strassen"))
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    images=st.integers(1, 2),
+    channels=st.sampled_from([16, 32, 48, 64]),
+    filters=st.sampled_from([16, 32, 64, 96]),
+    size=st.tuples(st.integers(1, 9), st.integers(1, 9)),
+)
+def test_values_of_pointwise_convolutions(images, channels, filters, size) -> None:
+    b = Builder()
+    x = b.input(normal(images, channels, *size))
+    made = convolve(b, x, filters, [0, 0], kernel=1)
+    check(b, [b.op("aten.relu", [made], made.tensor.relu())], target("strassen"))
+
+
+def test_many_rows_are_run_in_tiles() -> None:
+    """Products that no cache holds; the weights are packed, whose sums take more memory than themselves."""
+    b = Builder()
+    made = [linear(b, b.input(normal(1500, 32)), 4096)]
+    (loop,) = tile_loops(b, made)
+    assert loop.extents[1:] == (750,) and loop.tile[1] < 750
+    (packing,) = [pack for pack in steps_of(b, made, "strassen").packings if len(pack.buffer.sizes) > 2]
+    assert packing.buffer.count == 7 * 32 * 4096 // 4
+    check(b, made, target("strassen"))
+
+
+def test_of_an_odd_number_only_what_a_tile_holds() -> None:
+    b = Builder()
+    assert count(b, [linear(b, b.input(normal(99, 32)), 192)])
+    assert not count(b, [linear(b, b.input(normal(1501, 32)), 192)])
+
+
+def test_samples_are_kept_apart() -> None:
+    """What is infinite in one has no part in the others."""
+    torch.manual_seed(0)
+    model, x = nn.Linear(64, 96).eval(), torch.randn(2, 8, 64)
+    x[1, 3, 5] = float("inf")
+    torchmdla.enable(algorithms="strassen")
+    try:
+        with torch.no_grad():
+            assert_matches(torchmdla.compile(model, x)(x)[0], model(x)[0])
+    finally:
+        torchmdla.enable()
+
+
+def test_one_program_takes_any_number_of_samples() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 64)).eval()
+    torchmdla.enable(algorithms="strassen", strict=True)
+    try:
+        traced = torch.jit.freeze(torch.jit.trace(model, torch.randn(2, 12, 64)))
+        torchmdla.reset_stats()
+        with torch.no_grad():
+            for samples in (2, 3, 5, 4, 7, 3):
+                x = torch.randn(samples, 12, 64)
+                assert_matches(traced(x), model(x), layers=2)
+        assert torchmdla.stats().dynamic == 1, torchmdla.stats().not_dynamic
+    finally:
+        torchmdla.enable()
+
+
+# Rows, terms, columns, and whether Strassen's way is chosen.
+CHOICES = {
+    "a transformer's layer": (128, 768, 3072, True),
+    "of an odd number of tokens": (197, 768, 768, True),
+    "the weights take longer to read": (8, 768, 3072, False),
+    "it is soon done": (64, 64, 96, False),
+    "columns are no whole vectors": (128, 768, 1001, False),
+}
+
+
+@pytest.mark.parametrize(("rows", "terms", "columns", "chosen"), CHOICES.values(), ids=CHOICES.keys())
+def test_what_is_chosen(rows: int, terms: int, columns: int, chosen: bool) -> None:
+    b = Builder()
+    made = [linear(b, b.input(normal(rows, terms)), columns)]
+    assert bool(count(b, made, "fast")) == chosen
+    assert not count(b, made, "winograd") and not count(b, made, "direct")
+
+
+def test_weights_of_a_call_are_multiplied_plainly() -> None:
+    b = Builder()
+    x, weight = b.input(normal(64, 96)), b.input(normal(96, 192))
+    assert not count(b, [b.op("aten.mm", [x, weight], x.tensor @ weight.tensor)])
+
+
+@pytest.mark.parametrize("terms", [64, 2048])
+def test_error_against_float64(terms: int) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Linear(terms, 96).eval(), torch.randn(66, terms)
+    torchmdla.enable(algorithms="strassen")
+    try:
+        compiled = torchmdla.compile(model, x)
+        with torch.no_grad():
+            actual, exact = compiled(x).double(), model.double()(x.double())
+        assert float((actual - exact).norm() / exact.norm()) < MOST_ERROR
+    finally:
+        torchmdla.enable()
+
+
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if name.startswith(("products.", "attention.", "models."))])
+def test_programs(name: str) -> None:
+    torchmdla.enable(algorithms="strassen")
+    try:
+        found = checking.check(PROGRAMS[name], "torchscript:trace", variant_of("torchscript:trace"))
+    finally:
+        torchmdla.enable()
+    assert found is None or judged(found).expected, found

@@ -1,0 +1,85 @@
+"""What algorithms with fewer products have in common: sums of either factor, products of these, sums of the products.
+
+Each step is over loops of the contraction that it takes the place of; products have one more, over themselves, first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from torchmdla.compiler.sizes import AnySize, estimate
+from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
+from torchmdla.devices.cpu.expressions import Expression, accumulator, load, operation, reduced, substituted
+from torchmdla.devices.cpu.loop_program import LoopNest
+from torchmdla.devices.cpu.winograd import KIND, ZERO
+
+
+@dataclass(frozen=True)
+class OverLoops:
+    """A nest, and which loop of the contraction each of its loops is (-1: of none)."""
+
+    nest: LoopNest
+    loops: tuple[int, ...]
+
+
+def in_memory_order(step: LoopNest, access: Access) -> tuple[int, ...]:
+    """The loops of a contraction that an access varies with, as its buffer lies in memory."""
+    flat = access.flat(len(step.sizes))
+    moving = [loop for loop in access.loops if flat.factors[loop]]
+    return tuple(sorted(moving, key=lambda loop: -estimate(flat.factors[loop])))
+
+
+def buffer_of(kind: Literal["temporary", "local"], count: int, sizes: Iterable[AnySize]) -> Buffer:
+    """For ``count`` products, or factors of them, each of ``sizes``."""
+    return Buffer(kind, KIND, (count, *sizes))
+
+
+def of_product(buffer: Buffer, number: int, starts: Sequence[int]) -> Access:
+    """What a buffer has for product ``number``, by a nest with a loop for each other dimension, from ``starts`` on."""
+    loops = len(starts)
+    walked = (AffineExpr.of_loop(k, loops, start) for k, start in enumerate(starts))
+    return Access(buffer, (AffineExpr((0,) * loops, number), *walked))
+
+
+def products(
+    step: LoopNest,
+    factors: tuple[tuple[Buffer, Sequence[int]], tuple[Buffer, Sequence[int]]],
+    result: tuple[Buffer, Sequence[int]],
+    sizes: Mapping[int, AnySize],
+) -> OverLoops:
+    """The products of two ``factors``: buffers, each with the loops of the contraction ``step`` that its dimensions
+    behind the first are. ``sizes``: iterations of these loops."""
+    reducing = [loop for loop in sizes if step.reduction[loop]]
+    loops = (-1, *result[1], *reducing)
+    left, right, made = (
+        Access.of_loops(buffer, [0, *map(loops.index, order)], len(loops)) for buffer, order in (*factors, result)
+    )
+    product = operation("arith.mulf", [load(left), load(right)], KIND)
+    nest = LoopNest(
+        sizes=(result[0].sizes[0], *(sizes[loop] for loop in loops[1:])),
+        reduction=tuple(loop in reducing for loop in loops),
+        outputs=(made,),
+        values=(operation("arith.addf", [accumulator(0, KIND), product], KIND),),
+        initial=ZERO,
+    )
+    return OverLoops(nest, loops)
+
+
+def stored(
+    step: LoopNest, totals: Iterable[tuple[Expression, Callable[[Access], Access]]]
+) -> tuple[tuple[Access, ...], tuple[Expression, ...]]:
+    """Where a contraction stores what, with its epilogue, where ``totals`` are sums, each with what an access of the
+    contraction is at its place."""
+    outputs: list[Access] = []
+    values: list[Expression] = []
+    for total, placed in totals:
+        if step.epilogue is None:
+            outputs += map(placed, step.outputs)
+            values.append(total)
+            continue
+        moved = {load(access): load(placed(access)) for access in step.epilogue.body.loads}
+        outputs += map(placed, step.epilogue.outputs)
+        values += substituted(step.epilogue.values, {reduced(0, KIND): total, **moved})
+    return tuple(outputs), tuple(values)

@@ -1,0 +1,320 @@
+"""Products of matrices with weights by fewer products, in Strassen's way (:mod:`~torchmdla.devices.cpu.strassen`).
+
+Rows, columns and what is summed are each cut in halves. A product becomes four steps: sums of quarters of the weights
+(of parameters alone, so packed once) and of the other factor, seven products, and the results with the epilogue::
+
+    nest d0:128 d1:96 d2:64+ {              nest d0:32 d1:48 { sums of quarters of the weights w[0..6, d0, d1] }
+      i0 = input0[d0, d2]                   nest d0:64 d1:32 { sums x[0..6, d0, d1] of input0[d0 + 0|64, d1 + 0|32] }
+      i1 = parameter1[d2, d1]          →    nest d0:7 d1:64 d2:48 d3:32+ { p[d0, d1, d2] = … x * w }
+      o0 = from 0.0 : f32                   nest d0:64 d1:48 { result2[d0 + 0|64, d1 + 0|48] = … p[0..6, d0, d1] }
+      o0 + i0 * i1 }
+
+The last two run tile by tile of the columns, and of the rows where there are many. Of an odd number of rows the last
+has no other half: it is taken as zero, and its result is left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal
+
+from torchmdla.compiler.sizes import AnySize, static
+from torchmdla.devices.cpu import strassen
+from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
+from torchmdla.devices.cpu.expressions import Expression, load
+from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, Step, TileLoop, starts_from_zero
+from torchmdla.devices.cpu.machine import Machine
+from torchmdla.devices.cpu.passes.fewer_products import (
+    OverLoops,
+    buffer_of,
+    in_memory_order,
+    of_product,
+    products,
+    stored,
+)
+from torchmdla.devices.cpu.passes.precompute import IsKnown, known_accesses
+from torchmdla.devices.cpu.passes.tile_fusion import MOST_LOCAL_BYTES, cut
+from torchmdla.devices.cpu.patterns import SUM_OF_PRODUCTS
+from torchmdla.devices.cpu.strassen import PRODUCTS, QUARTERS, Quarter, Quarters
+from torchmdla.devices.cpu.winograd import KIND, ZERO
+
+# By which algorithms some products are Strassen's, and by which all that can be.
+_CHOOSING, _FORCED = "fast", "strassen"
+
+
+def use_strassen(steps: LoopProgram, machine: Machine) -> None:
+    """Replaces products that Strassen's way is faster for, in place."""
+    if machine.algorithms not in (_CHOOSING, _FORCED):
+        return
+    is_known = known_accesses(steps)
+    for step in steps.nests():
+        found = _product(steps, step, is_known)
+        tiles = found and _tiles(found, machine)
+        if found and tiles and (machine.algorithms == _FORCED or _pays(found, tiles, machine)):
+            position = steps.steps.index(step)
+            steps.steps[position : position + 1] = _Writer(found, tiles).steps()
+
+
+# Which steps are such products.
+
+
+@dataclass(frozen=True)
+class Product:
+    """A ``step`` that sums products of ``left`` and of weights, ``right``, with the loops that are cut in halves:
+    ``row`` is in ``left`` alone, ``column`` in ``right`` alone, ``term`` in both and summed. ``rows``: all loops of
+    the first kind, as the result lies in memory."""
+
+    step: LoopNest
+    left: Access
+    right: Access
+    row: int
+    column: int
+    term: int
+    rows: tuple[int, ...]
+
+    def half(self, loop: int) -> AnySize:
+        """The iterations of a loop, of one that is cut in halves those of the first."""
+        size = self.step.sizes[loop]
+        return -(-static(size) // 2) if loop in (self.row, self.column, self.term) else size
+
+
+def _product(steps: LoopProgram, step: LoopNest, is_known: IsKnown) -> Product | None:
+    """The step as such a product, if it is one."""
+    if len(step.outputs) != 1 or step.tables or step.indexed_loops or not starts_from_zero(step):
+        return None
+    for match in SUM_OF_PRODUCTS.matches(step.values[0]):
+        left, right = match["left"].payload, match["right"].payload
+        elements = {left.buffer.element, right.buffer.element, step.values[0].type}
+        if is_known(right) and not is_known(left) and elements == {KIND} and not _slides(step, left):
+            found = _cut(steps, step, left, right)
+            if found is not None:
+                return found
+    return None
+
+
+def _slides(step: LoopNest, access: Access) -> bool:
+    """Whether elements are read at several places of a window."""
+    kinds = [{step.reduction[loop] for loop in index.loops if step.sizes[loop] != 1} for index in access.indices]
+    return any(len(own) > 1 for own in kinds)
+
+
+def _cut(steps: LoopProgram, step: LoopNest, left: Access, right: Access) -> Product | None:
+    """The outermost loop of each kind is cut. Rows of the first dimension, samples by convention, are kept apart where
+    there are others."""
+    moving = {loop for loop, size in enumerate(step.sizes) if size != 1}
+    both = left.loops & right.loops
+    order = [loop for loop in in_memory_order(step, step.outputs[0]) if loop in moving]
+    rows = [loop for loop in order if loop in left.loops]
+    columns = [loop for loop in order if loop in right.loops]
+    terms = [loop for loop in in_memory_order(step, right) if loop in both & moving]
+    if not (rows and columns and terms) or any(step.reduction[loop] != (loop in both) for loop in moving):
+        return None
+    apart = [loop for loop in rows if len(left.indices) < 3 or loop not in left.indices[0].loops]
+    found = Product(step, left, right, (apart or rows)[0], columns[0], terms[0], tuple(rows))
+    if any(steps.varies(step.sizes[loop]) for loop in (found.row, found.column, found.term)):
+        return None
+    # A half of what lies across vector lanes would be no whole number of them.
+    is_last = found.column == columns[-1] == order[-1]
+    odd = any(static(step.sizes[loop]) % 2 for loop in (found.column, found.term))
+    return None if odd or is_last else found
+
+
+# Whether it pays, and how.
+
+# What is loaded, added and stored for each element of the left factor, and for each of the result: there a product's
+# sum is begun, stored and loaded. Each takes the time of a multiplication and addition of a product.
+_LEFT_COST = 1 + 1 + PRODUCTS / 4
+_RESULT_COST = 3 * PRODUCTS / 4 + 2
+
+# Cycles to fetch or to store a byte of what no second cache holds, as weights: other layers have filled the caches.
+_FAR_BYTE = 1 / 12
+
+# Products of fewer cycles stay: the nests that they would become take longer to compile. What takes less than this part
+# of a plain sum's time is worth it.
+_LEAST_CYCLES = 100_000
+_LEAST_GAIN = 0.03
+
+# Columns of a tile of products.
+_COLUMNS = 64
+
+_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """``sizes``: the iterations of each loop of the product in a tile; ``axes``: the loops over tiles. ``fuses_left``:
+    sums of the left factor are in the tile, which has all columns then."""
+
+    sizes: dict[int, AnySize]
+    axes: tuple[int, ...]
+    fuses_left: bool
+
+
+def _count(found: Product, loops: Iterable[int]) -> int:
+    """The iterations of loops, where what varies has one."""
+    sizes = found.step.sizes
+    return math.prod(size for loop in loops if isinstance(size := sizes[loop], int))
+
+
+def _pays(found: Product, tiles: Tiles, machine: Machine) -> bool:
+    """Whether it takes less time than a plain sum."""
+
+    def far(elements: float) -> float:
+        return elements * _BYTES * _FAR_BYTE if elements * _BYTES > machine.second_level else 0.0
+
+    lanes = machine.vector_bytes // _BYTES
+    plain, weights = _count(found, range(len(found.step.sizes))) / lanes, _count(found, found.right.loops)
+    left, result = _count(found, found.left.loops), _count(found, found.step.outputs[0].loops)
+    sums = (_LEFT_COST * left + _RESULT_COST * result) / lanes
+    if not tiles.fuses_left:
+        sums += 2 * far(left * PRODUCTS / 4)
+    fewer = plain * PRODUCTS / 8 + sums + far(weights * PRODUCTS / 4)
+    return plain >= _LEAST_CYCLES and fewer < (1 - _LEAST_GAIN) * (plain + far(weights))
+
+
+def _tiles(found: Product, machine: Machine) -> Tiles | None:
+    """Tiles of rows and columns whose sums and products a cache holds; None if it cannot hold those of an odd number of
+    rows. All columns are in a tile where the second cache holds the sums of weights beside it."""
+    weights = _count(found, found.right.loops) * PRODUCTS // 4 * _BYTES
+    fuses_left = weights <= machine.second_level // 2
+    half = static(found.half(found.column))
+    others = _count(found, found.step.outputs[0].loops) // _count(found, [found.column, *found.rows])
+    columns = half if fuses_left else cut(half, max(1, min(half, _COLUMNS // others)), 1)
+    terms = _count(found, found.left.loops) // _count(found, found.rows) // 2 if fuses_left else 0
+    room = min(MOST_LOCAL_BYTES, machine.second_level // 4) // (PRODUCTS * (columns * others + terms) * _BYTES)
+    sizes = {loop: found.half(loop) for loop in range(len(found.step.sizes))}
+    sizes[found.column] = columns
+    for loop in reversed(found.rows):
+        size = found.half(loop)
+        sizes[loop] = cut(size, max(1, min(size, room)), 1) if isinstance(size, int) else 1
+        room //= static(sizes[loop])
+    is_odd = static(found.step.sizes[found.row]) % 2 == 1
+    if is_odd and sizes[found.row] != found.half(found.row):
+        return None
+    rows = [loop for loop in found.rows if not (is_odd and loop == found.row)]
+    return Tiles(sizes, (*([] if fuses_left else [found.column]), *rows), fuses_left)
+
+
+# What it becomes.
+
+
+@dataclass(frozen=True)
+class _Part:
+    """``count`` rows of the halves from row ``first`` on, which there are in so many ``halves``."""
+
+    first: int
+    count: int
+    halves: int
+
+
+@dataclass(frozen=True)
+class _Writer:
+    found: Product
+    tiles: Tiles
+
+    def steps(self) -> list[Step]:
+        """What the product becomes."""
+        step, tile = self.found.step, self.tiles.sizes
+        order = in_memory_order(step, step.outputs[0])
+        whole = {loop: self.found.half(loop) for loop in tile}
+        weights = self._weights(whole)
+        left = self._left(tile if self.tiles.fuses_left else whole)
+        local = buffer_of(self._kind, PRODUCTS, (tile[loop] for loop in order))
+        left_factor, right_factor = ((own.nest.writes[0], own.loops) for own in (left[0], weights))
+        made = products(step, (left_factor, right_factor), (local, order), tile)
+        results = [self._results(order, local, part) for part in self._parts(tile)]
+        for own in (weights, *left, made, *results):
+            own.nest.nodes = step.nodes
+        outside, inside = ([], [*left, made, *results]) if self.tiles.fuses_left else (left, [made, *results])
+        return [weights.nest, *(own.nest for own in outside), *self._by_tiles(inside)]
+
+    @property
+    def _kind(self) -> Literal["local", "temporary"]:
+        """Of what passes within a tile."""
+        return "local" if self.tiles.axes else "temporary"
+
+    def _parts(self, sizes: Mapping[int, AnySize]) -> list[_Part]:
+        """The rows of the halves, as far as ``sizes`` go; the last of an odd number is a part of its own."""
+        rows, count = static(self.found.step.sizes[self.found.row]), static(sizes[self.found.row])
+        return (
+            [_Part(0, count, 2)]
+            if rows % 2 == 0
+            else [*([_Part(0, count - 1, 2)] if count > 1 else []), _Part(count - 1, 1, 1)]
+        )
+
+    def _weights(self, sizes: Mapping[int, AnySize]) -> OverLoops:
+        cut, part = (self.found.term, self.found.column), _Part(0, static(sizes[self.found.term]), 2)
+        order = in_memory_order(self.found.step, self.found.right)
+        target = buffer_of("temporary", PRODUCTS, (sizes[loop] for loop in order))
+        return self._sums(self.found.right, cut, strassen.right_sums, target, part, sizes)
+
+    def _left(self, sizes: Mapping[int, AnySize]) -> list[OverLoops]:
+        cut, order = (self.found.row, self.found.term), in_memory_order(self.found.step, self.found.left)
+        kind = self._kind if self.tiles.fuses_left else "temporary"
+        target = buffer_of(kind, PRODUCTS, (sizes[loop] for loop in order))
+        return [
+            self._sums(self.found.left, cut, strassen.left_sums, target, part, sizes) for part in self._parts(sizes)
+        ]
+
+    def _sums(
+        self,
+        access: Access,
+        cut: tuple[int, int],
+        function: Callable[[Quarters], list[Expression]],
+        target: Buffer,
+        part: _Part,
+        sizes: Mapping[int, AnySize],
+    ) -> OverLoops:
+        """Sums of quarters of a factor, of which the two loops ``cut`` are, over a part of the first of these."""
+        order = in_memory_order(self.found.step, access)
+        quarters = {
+            quarter: load(self._at(access, order, cut, quarter, part)) if quarter[0] < part.halves else ZERO
+            for quarter in QUARTERS
+        }
+        starts = [part.first if loop == cut[0] else 0 for loop in order]
+        outputs = tuple(of_product(target, number, starts) for number in range(PRODUCTS))
+        own = tuple(part.count if loop == cut[0] else sizes[loop] for loop in order)
+        return OverLoops(LoopNest(own, (False,) * len(own), outputs, tuple(function(quarters))), order)
+
+    def _results(self, order: tuple[int, ...], local: Buffer, part: _Part) -> OverLoops:
+        """The results of products, with the epilogue."""
+        cut = self.found.row, self.found.column
+        starts = [part.first if loop == cut[0] else 0 for loop in order]
+        found = strassen.results([load(of_product(local, k, starts)) for k in range(PRODUCTS)])
+        totals = [
+            (total, partial(self._at, order=order, cut=cut, quarter=quarter, part=part))
+            for quarter, total in found.items()
+            if quarter[0] < part.halves
+        ]
+        outputs, values = stored(self.found.step, totals)
+        sizes = tuple(part.count if loop == cut[0] else self.tiles.sizes[loop] for loop in order)
+        return OverLoops(LoopNest(sizes, (False,) * len(sizes), outputs, values), order)
+
+    def _at(self, access: Access, order: Sequence[int], cut: tuple[int, int], quarter: Quarter, part: _Part) -> Access:
+        """An access of the product in a quarter, by a nest over the loops ``order`` that starts at a part of the first
+        loop that is cut."""
+        starts = {loop: static(self.found.half(loop)) * k for loop, k in zip(cut, quarter, strict=True)}
+        starts[cut[0]] += part.first
+
+        def moved(index: AffineExpr) -> AffineExpr:
+            start = sum(index.factors[loop] * start for loop, start in starts.items())
+            return AffineExpr(tuple(index.factors[loop] for loop in order), index.constant + start)
+
+        return replace(access, indices=tuple(map(moved, access.indices)))
+
+    def _by_tiles(self, members: Sequence[OverLoops]) -> list[Step]:
+        axes = self.tiles.axes
+        if not axes:
+            return [own.nest for own in members]
+        return [
+            TileLoop(
+                members=tuple(own.nest for own in members),
+                loops=tuple(tuple(own.loops.index(axis) for axis in axes) for own in members),
+                extents=tuple(self.found.half(axis) for axis in axes),
+                tile=tuple(static(self.tiles.sizes[axis]) for axis in axes),
+                locals=tuple(dict.fromkeys(b for own in members for b in own.nest.writes if b.kind == "local")),
+            )
+        ]
