@@ -16,30 +16,19 @@ has no other half: it is taken as zero, and its result is left out.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import Literal
+from collections.abc import Iterable
 
-from torchmdla.compiler.sizes import AnySize, static
-from torchmdla.devices.cpu import strassen
-from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
-from torchmdla.devices.cpu.expressions import Expression, load
-from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, Step, TileLoop, starts_from_zero
+from torchmdla.compiler.sizes import static
+from torchmdla.devices.cpu.accesses import Access
+from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, starts_from_zero
 from torchmdla.devices.cpu.machine import Machine
-from torchmdla.devices.cpu.passes.fewer_products import (
-    OverLoops,
-    buffer_of,
-    in_memory_order,
-    of_product,
-    products,
-    stored,
-)
+from torchmdla.devices.cpu.passes.fewer_products import in_memory_order
 from torchmdla.devices.cpu.passes.precompute import IsKnown, known_accesses
+from torchmdla.devices.cpu.passes.strassen_nests import Product, Tiles, strassen_steps
 from torchmdla.devices.cpu.passes.tile_fusion import MOST_LOCAL_BYTES, cut
 from torchmdla.devices.cpu.patterns import SUM_OF_PRODUCTS
-from torchmdla.devices.cpu.strassen import PRODUCTS, QUARTERS, Quarter, Quarters
-from torchmdla.devices.cpu.winograd import KIND, ZERO
+from torchmdla.devices.cpu.strassen import PRODUCTS
+from torchmdla.devices.cpu.winograd import KIND
 
 # By which algorithms some products are Strassen's, and by which all that can be.
 _CHOOSING, _FORCED = "fast", "strassen"
@@ -55,30 +44,10 @@ def use_strassen(steps: LoopProgram, machine: Machine) -> None:
         tiles = found and _tiles(found, machine)
         if found and tiles and (machine.algorithms == _FORCED or _pays(found, tiles, machine)):
             position = steps.steps.index(step)
-            steps.steps[position : position + 1] = _Writer(found, tiles).steps()
+            steps.steps[position : position + 1] = strassen_steps(found, tiles)
 
 
 # Which steps are such products.
-
-
-@dataclass(frozen=True)
-class Product:
-    """A ``step`` that sums products of ``left`` and of weights, ``right``, with the loops that are cut in halves:
-    ``row`` is in ``left`` alone, ``column`` in ``right`` alone, ``term`` in both and summed. ``rows``: all loops of
-    the first kind, as the result lies in memory."""
-
-    step: LoopNest
-    left: Access
-    right: Access
-    row: int
-    column: int
-    term: int
-    rows: tuple[int, ...]
-
-    def half(self, loop: int) -> AnySize:
-        """The iterations of a loop, of one that is cut in halves those of the first."""
-        size = self.step.sizes[loop]
-        return -(-static(size) // 2) if loop in (self.row, self.column, self.term) else size
 
 
 def _product(steps: LoopProgram, step: LoopNest, is_known: IsKnown) -> Product | None:
@@ -89,7 +58,7 @@ def _product(steps: LoopProgram, step: LoopNest, is_known: IsKnown) -> Product |
         left, right = match["left"].payload, match["right"].payload
         elements = {left.buffer.element, right.buffer.element, step.values[0].type}
         if is_known(right) and not is_known(left) and elements == {KIND} and not _slides(step, left):
-            found = _cut(steps, step, left, right)
+            found = _halved(steps, step, left, right)
             if found is not None:
                 return found
     return None
@@ -101,7 +70,7 @@ def _slides(step: LoopNest, access: Access) -> bool:
     return any(len(own) > 1 for own in kinds)
 
 
-def _cut(steps: LoopProgram, step: LoopNest, left: Access, right: Access) -> Product | None:
+def _halved(steps: LoopProgram, step: LoopNest, left: Access, right: Access) -> Product | None:
     """The outermost loop of each kind is cut. Rows of the first dimension, samples by convention, are kept apart where
     there are others."""
     moving = {loop for loop, size in enumerate(step.sizes) if size != 1}
@@ -141,16 +110,6 @@ _LEAST_GAIN = 0.03
 _COLUMNS = 64
 
 _BYTES = 4
-
-
-@dataclass(frozen=True)
-class Tiles:
-    """``sizes``: the iterations of each loop of the product in a tile; ``axes``: the loops over tiles. ``fuses_left``:
-    sums of the left factor are in the tile, which has all columns then."""
-
-    sizes: dict[int, AnySize]
-    axes: tuple[int, ...]
-    fuses_left: bool
 
 
 def _count(found: Product, loops: Iterable[int]) -> int:
@@ -196,125 +155,3 @@ def _tiles(found: Product, machine: Machine) -> Tiles | None:
         return None
     rows = [loop for loop in found.rows if not (is_odd and loop == found.row)]
     return Tiles(sizes, (*([] if fuses_left else [found.column]), *rows), fuses_left)
-
-
-# What it becomes.
-
-
-@dataclass(frozen=True)
-class _Part:
-    """``count`` rows of the halves from row ``first`` on, which there are in so many ``halves``."""
-
-    first: int
-    count: int
-    halves: int
-
-
-@dataclass(frozen=True)
-class _Writer:
-    found: Product
-    tiles: Tiles
-
-    def steps(self) -> list[Step]:
-        """What the product becomes."""
-        step, tile = self.found.step, self.tiles.sizes
-        order = in_memory_order(step, step.outputs[0])
-        whole = {loop: self.found.half(loop) for loop in tile}
-        weights = self._weights(whole)
-        left = self._left(tile if self.tiles.fuses_left else whole)
-        local = buffer_of(self._kind, PRODUCTS, (tile[loop] for loop in order))
-        left_factor, right_factor = ((own.nest.writes[0], own.loops) for own in (left[0], weights))
-        made = products(step, (left_factor, right_factor), (local, order), tile)
-        results = [self._results(order, local, part) for part in self._parts(tile)]
-        for own in (weights, *left, made, *results):
-            own.nest.nodes = step.nodes
-        outside, inside = ([], [*left, made, *results]) if self.tiles.fuses_left else (left, [made, *results])
-        return [weights.nest, *(own.nest for own in outside), *self._by_tiles(inside)]
-
-    @property
-    def _kind(self) -> Literal["local", "temporary"]:
-        """Of what passes within a tile."""
-        return "local" if self.tiles.axes else "temporary"
-
-    def _parts(self, sizes: Mapping[int, AnySize]) -> list[_Part]:
-        """The rows of the halves, as far as ``sizes`` go; the last of an odd number is a part of its own."""
-        rows, count = static(self.found.step.sizes[self.found.row]), static(sizes[self.found.row])
-        return (
-            [_Part(0, count, 2)]
-            if rows % 2 == 0
-            else [*([_Part(0, count - 1, 2)] if count > 1 else []), _Part(count - 1, 1, 1)]
-        )
-
-    def _weights(self, sizes: Mapping[int, AnySize]) -> OverLoops:
-        cut, part = (self.found.term, self.found.column), _Part(0, static(sizes[self.found.term]), 2)
-        order = in_memory_order(self.found.step, self.found.right)
-        target = buffer_of("temporary", PRODUCTS, (sizes[loop] for loop in order))
-        return self._sums(self.found.right, cut, strassen.right_sums, target, part, sizes)
-
-    def _left(self, sizes: Mapping[int, AnySize]) -> list[OverLoops]:
-        cut, order = (self.found.row, self.found.term), in_memory_order(self.found.step, self.found.left)
-        kind = self._kind if self.tiles.fuses_left else "temporary"
-        target = buffer_of(kind, PRODUCTS, (sizes[loop] for loop in order))
-        return [
-            self._sums(self.found.left, cut, strassen.left_sums, target, part, sizes) for part in self._parts(sizes)
-        ]
-
-    def _sums(
-        self,
-        access: Access,
-        cut: tuple[int, int],
-        function: Callable[[Quarters], list[Expression]],
-        target: Buffer,
-        part: _Part,
-        sizes: Mapping[int, AnySize],
-    ) -> OverLoops:
-        """Sums of quarters of a factor, of which the two loops ``cut`` are, over a part of the first of these."""
-        order = in_memory_order(self.found.step, access)
-        quarters = {
-            quarter: load(self._at(access, order, cut, quarter, part)) if quarter[0] < part.halves else ZERO
-            for quarter in QUARTERS
-        }
-        starts = [part.first if loop == cut[0] else 0 for loop in order]
-        outputs = tuple(of_product(target, number, starts) for number in range(PRODUCTS))
-        own = tuple(part.count if loop == cut[0] else sizes[loop] for loop in order)
-        return OverLoops(LoopNest(own, (False,) * len(own), outputs, tuple(function(quarters))), order)
-
-    def _results(self, order: tuple[int, ...], local: Buffer, part: _Part) -> OverLoops:
-        """The results of products, with the epilogue."""
-        cut = self.found.row, self.found.column
-        starts = [part.first if loop == cut[0] else 0 for loop in order]
-        found = strassen.results([load(of_product(local, k, starts)) for k in range(PRODUCTS)])
-        totals = [
-            (total, partial(self._at, order=order, cut=cut, quarter=quarter, part=part))
-            for quarter, total in found.items()
-            if quarter[0] < part.halves
-        ]
-        outputs, values = stored(self.found.step, totals)
-        sizes = tuple(part.count if loop == cut[0] else self.tiles.sizes[loop] for loop in order)
-        return OverLoops(LoopNest(sizes, (False,) * len(sizes), outputs, values), order)
-
-    def _at(self, access: Access, order: Sequence[int], cut: tuple[int, int], quarter: Quarter, part: _Part) -> Access:
-        """An access of the product in a quarter, by a nest over the loops ``order`` that starts at a part of the first
-        loop that is cut."""
-        starts = {loop: static(self.found.half(loop)) * k for loop, k in zip(cut, quarter, strict=True)}
-        starts[cut[0]] += part.first
-
-        def moved(index: AffineExpr) -> AffineExpr:
-            start = sum(index.factors[loop] * start for loop, start in starts.items())
-            return AffineExpr(tuple(index.factors[loop] for loop in order), index.constant + start)
-
-        return replace(access, indices=tuple(map(moved, access.indices)))
-
-    def _by_tiles(self, members: Sequence[OverLoops]) -> list[Step]:
-        axes = self.tiles.axes
-        if not axes:
-            return [own.nest for own in members]
-        return [
-            TileLoop(
-                members=tuple(own.nest for own in members),
-                loops=tuple(tuple(own.loops.index(axis) for axis in axes) for own in members),
-                extents=tuple(self.found.half(axis) for axis in axes),
-                tile=tuple(static(self.tiles.sizes[axis]) for axis in axes),
-                locals=tuple(dict.fromkeys(b for own in members for b in own.nest.writes if b.kind == "local")),
-            )
-        ]

@@ -1,0 +1,181 @@
+"""The steps of a product in Strassen's way: sums of weights and of the other factor, products, and the results.
+
+The loops of all of them are those of the product, halves in the place of what is cut; products have one more, first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal
+
+from torchmdla.compiler.sizes import AnySize, static
+from torchmdla.devices.cpu import strassen
+from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
+from torchmdla.devices.cpu.expressions import Expression, load
+from torchmdla.devices.cpu.loop_program import LoopNest, Step, TileLoop
+from torchmdla.devices.cpu.passes.fewer_products import (
+    OverLoops,
+    buffer_of,
+    in_memory_order,
+    of_product,
+    products,
+    stored,
+)
+from torchmdla.devices.cpu.strassen import PRODUCTS, QUARTERS, Quarter, Quarters
+from torchmdla.devices.cpu.winograd import ZERO
+
+
+@dataclass(frozen=True)
+class Product:
+    """A ``step`` that sums products of ``left`` and of weights, ``right``, with the loops that are cut in halves:
+    ``row`` is in ``left`` alone, ``column`` in ``right`` alone, ``term`` in both and summed. ``rows``: all loops of
+    the first kind, as the result lies in memory."""
+
+    step: LoopNest
+    left: Access
+    right: Access
+    row: int
+    column: int
+    term: int
+    rows: tuple[int, ...]
+
+    def half(self, loop: int) -> AnySize:
+        """The iterations of a loop, of one that is cut in halves those of the first."""
+        size = self.step.sizes[loop]
+        return -(-static(size) // 2) if loop in (self.row, self.column, self.term) else size
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """``sizes``: the iterations of each loop of the product in a tile; ``axes``: the loops over tiles. ``fuses_left``:
+    sums of the left factor are in the tile, which has all columns then."""
+
+    sizes: dict[int, AnySize]
+    axes: tuple[int, ...]
+    fuses_left: bool
+
+
+def strassen_steps(found: Product, tiles: Tiles) -> list[Step]:
+    """What a product becomes; its products and results run tile by tile."""
+    return _Writer(found, tiles).steps()
+
+
+@dataclass(frozen=True)
+class _Part:
+    """``count`` rows of the halves from row ``first`` on, which there are in so many ``halves``."""
+
+    first: int
+    count: int
+    halves: int
+
+
+@dataclass(frozen=True)
+class _Writer:
+    found: Product
+    tiles: Tiles
+
+    def steps(self) -> list[Step]:
+        """What the product becomes."""
+        step, tile = self.found.step, self.tiles.sizes
+        order = in_memory_order(step, step.outputs[0])
+        whole = {loop: self.found.half(loop) for loop in tile}
+        weights = self._weights(whole)
+        left = self._left(tile if self.tiles.fuses_left else whole)
+        local = buffer_of(self._kind, PRODUCTS, (tile[loop] for loop in order))
+        left_factor, right_factor = ((own.nest.writes[0], own.loops) for own in (left[0], weights))
+        made = products(step, (left_factor, right_factor), (local, order), tile)
+        results = [self._results(order, local, part) for part in self._parts(tile)]
+        for own in (weights, *left, made, *results):
+            own.nest.nodes = step.nodes
+        outside, inside = ([], [*left, made, *results]) if self.tiles.fuses_left else (left, [made, *results])
+        return [weights.nest, *(own.nest for own in outside), *self._by_tiles(inside)]
+
+    @property
+    def _kind(self) -> Literal["local", "temporary"]:
+        """Of what passes within a tile."""
+        return "local" if self.tiles.axes else "temporary"
+
+    def _parts(self, sizes: Mapping[int, AnySize]) -> list[_Part]:
+        """The rows of the halves, as far as ``sizes`` go; the last of an odd number is a part of its own."""
+        rows, count = static(self.found.step.sizes[self.found.row]), static(sizes[self.found.row])
+        last = [_Part(count - 1, 1, 1)] if rows % 2 else []
+        full = count - len(last)
+        return [_Part(0, full, 2), *last] if full else last
+
+    def _weights(self, sizes: Mapping[int, AnySize]) -> OverLoops:
+        halved, part = (self.found.term, self.found.column), _Part(0, static(sizes[self.found.term]), 2)
+        order = in_memory_order(self.found.step, self.found.right)
+        target = buffer_of("temporary", PRODUCTS, (sizes[loop] for loop in order))
+        return self._sums(self.found.right, halved, strassen.right_sums, target, part, sizes)
+
+    def _left(self, sizes: Mapping[int, AnySize]) -> list[OverLoops]:
+        halved, order = (self.found.row, self.found.term), in_memory_order(self.found.step, self.found.left)
+        kind = self._kind if self.tiles.fuses_left else "temporary"
+        target = buffer_of(kind, PRODUCTS, (sizes[loop] for loop in order))
+        return [
+            self._sums(self.found.left, halved, strassen.left_sums, target, part, sizes) for part in self._parts(sizes)
+        ]
+
+    def _sums(
+        self,
+        access: Access,
+        halved: tuple[int, int],
+        function: Callable[[Quarters], list[Expression]],
+        target: Buffer,
+        part: _Part,
+        sizes: Mapping[int, AnySize],
+    ) -> OverLoops:
+        """Sums of quarters of a factor, of which the loops ``halved`` are cut, over a part of the first of these."""
+        order = in_memory_order(self.found.step, access)
+        quarters = {
+            quarter: load(self._at(access, order, halved, quarter, part)) if quarter[0] < part.halves else ZERO
+            for quarter in QUARTERS
+        }
+        starts = [part.first if loop == halved[0] else 0 for loop in order]
+        outputs = tuple(of_product(target, number, starts) for number in range(PRODUCTS))
+        own = tuple(part.count if loop == halved[0] else sizes[loop] for loop in order)
+        return OverLoops(LoopNest(own, (False,) * len(own), outputs, tuple(function(quarters))), order)
+
+    def _results(self, order: tuple[int, ...], local: Buffer, part: _Part) -> OverLoops:
+        """The results of products, with the epilogue."""
+        halved = self.found.row, self.found.column
+        starts = [part.first if loop == halved[0] else 0 for loop in order]
+        found = strassen.results([load(of_product(local, k, starts)) for k in range(PRODUCTS)])
+        totals = [
+            (total, partial(self._at, order=order, halved=halved, quarter=quarter, part=part))
+            for quarter, total in found.items()
+            if quarter[0] < part.halves
+        ]
+        outputs, values = stored(self.found.step, totals)
+        sizes = tuple(part.count if loop == halved[0] else self.tiles.sizes[loop] for loop in order)
+        return OverLoops(LoopNest(sizes, (False,) * len(sizes), outputs, values), order)
+
+    def _at(
+        self, access: Access, order: Sequence[int], halved: tuple[int, int], quarter: Quarter, part: _Part
+    ) -> Access:
+        """An access of the product in a quarter, by a nest over the loops ``order`` that starts at a part of the first
+        loop that is cut."""
+        starts = {loop: static(self.found.half(loop)) * k for loop, k in zip(halved, quarter, strict=True)}
+        starts[halved[0]] += part.first
+
+        def moved(index: AffineExpr) -> AffineExpr:
+            start = sum(index.factors[loop] * start for loop, start in starts.items())
+            return AffineExpr(tuple(index.factors[loop] for loop in order), index.constant + start)
+
+        return replace(access, indices=tuple(map(moved, access.indices)))
+
+    def _by_tiles(self, members: Sequence[OverLoops]) -> list[Step]:
+        axes = self.tiles.axes
+        if not axes:
+            return [own.nest for own in members]
+        return [
+            TileLoop(
+                members=tuple(own.nest for own in members),
+                loops=tuple(tuple(own.loops.index(axis) for axis in axes) for own in members),
+                extents=tuple(self.found.half(axis) for axis in axes),
+                tile=tuple(static(self.tiles.sizes[axis]) for axis in axes),
+                locals=tuple(dict.fromkeys(b for own in members for b in own.nest.writes if b.kind == "local")),
+            )
+        ]
