@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from rich.console import Console
 from rich.table import Table
 
-from torchmdla.cli import bench, doctor, explain, mdla, mlir, opt, run
+from torchmdla.cli import bench, doctor, explain, mdla, mlir, opt, run, tune
 from torchmdla.compile_service.cache import DiskCache
 from torchmdla.report.environment import environment
 from torchmdla.report.rendering import size_text
@@ -89,6 +89,12 @@ COMMANDS = {
         bench.run,
         add_arguments=bench.add_arguments,
         epilog=bench.EPILOG,
+    ),
+    "tune": Command(
+        "measure schedules for the kernels of a program in a file, and keep the fastest",
+        tune.run,
+        add_arguments=tune.add_arguments,
+        epilog=tune.EPILOG,
     ),
     "explain": Command(
         "say what runs compiled, how fast, and why anything else does not",
