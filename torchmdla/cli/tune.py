@@ -22,8 +22,8 @@ examples:
 
 Schedules of the kernels that take most of the time are measured, and those that win twice by more than 3 % are kept on
 disk, for this machine. Every program that is compiled here from then on uses them, this one and others. What was
-measured to its end is not measured again; a "+" behind a number says that the time was over before. A second run goes on
-there. The columns have the time of a kernel alone, by the cost model's choice and by the best that was found.
+measured to its end is not measured again; a "+" behind a number says that the time was over before. A second run goes
+on there. The columns have the time of a kernel alone, by the cost model's choice and by the best that was found.
 
 exit status:
   0  all is measured
@@ -31,8 +31,8 @@ exit status:
   2  the command line is wrong, or the program fails
 """
 
-# Rounds in which the model is timed, before and after, and seconds of each: both have weights of their own, which push the
-# other's out of the caches.
+# Rounds in which the model is timed, before and after, and seconds of each: both have weights of their own, which push
+# the other's out of the caches.
 _ROUNDS, _SPAN = 10, 0.25
 
 

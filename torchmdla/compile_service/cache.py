@@ -1,9 +1,9 @@
 """Artifacts on disk, one file each, shared by every process of a user, and what was measured of kernels
 (:mod:`torchmdla.compile_service.records`).
 
-What is read here is run as native code, or decides on it. So the folder and each file must belong to the effective user and be
-writable by nobody else, checked on open descriptors rather than on names, and every file carries the hash of its
-content and the key of its program.
+What is read here is run as native code, or decides on it. So the folder and each file must belong to the effective
+user and be writable by nobody else, checked on open descriptors rather than on names, and every file carries the hash
+of its content; an artifact, the key of its program, too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""What was measured of kernels (:mod:`torchmdla.compiler.records`), kept beside the artifacts: a block for each machine.
+"""What was measured of kernels (:mod:`torchmdla.compiler.records`), kept beside the artifacts: a block for each
+machine.
 
 Records are data, and whoever uses one checks it once more: a block that is damaged counts for nothing, and of one that
 is not, what is no record.

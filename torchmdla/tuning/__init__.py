@@ -120,7 +120,13 @@ class _Bar:
     def __init__(self, seconds: float) -> None:
         form = "{l_bar}{bar}| {n:.0f}/{total:.0f} s{postfix}"
         self._bar = tqdm(
-            total=seconds, desc="tuning", file=sys.stderr, dynamic_ncols=True, leave=False, disable=None, bar_format=form
+            total=seconds,
+            desc="tuning",
+            file=sys.stderr,
+            dynamic_ncols=True,
+            leave=False,
+            disable=None,
+            bar_format=form,
         )
         self._begin = time.monotonic()
 

@@ -24,8 +24,8 @@ from torchmdla.support.processes import how_it_ended
 
 _CHILD = Path(__file__).with_name("child.py")
 
-# Seconds beyond those that are asked for, of a process that gets ready, or is stuck; how often one that died is replaced;
-# how much is kept of what it printed.
+# Seconds beyond those that are asked for, of a process that gets ready, or is stuck; how often one that died is
+# replaced; how much is kept of what it printed.
 _GRACE = 90.0
 _MOST_DEATHS = 3
 _LAST_WORDS = 2048

@@ -15,7 +15,7 @@ from torchmdla.devices.device import Device, LoadedCode, OpSupport, Tell
 
 class CpuDevice(Device):
     """x86-64 and AArch64 through LLVM. Its option ``processor`` is what :func:`processors.target_of` takes,
-    ``algorithms`` one of :data:`machine.Algorithms`, and ``tuned`` whether what was measured on this machine is used."""
+    ``algorithms`` one of :data:`machine.Algorithms`, ``tuned`` whether what was measured on this machine is used."""
 
     name = "cpu"
 

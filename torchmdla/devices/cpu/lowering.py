@@ -185,9 +185,7 @@ def _read(program: Program, seconds: dict[str, float]) -> LoopProgram:
         return read_program(module, program)
 
 
-def _manifest(
-    program: Program, code: Code, plan: Plan, object_code: bytes, seconds: dict[str, float]
-) -> Manifest:
+def _manifest(program: Program, code: Code, plan: Plan, object_code: bytes, seconds: dict[str, float]) -> Manifest:
     counts = {"kernels": float(code.nests), "distinct_kernels": float(code.distinct_kernels)}
     counts |= {"measured_kernels": float(len(plan.measured)), "ignored_records": float(len(plan.ignored))}
     return Manifest(

@@ -228,7 +228,7 @@ def combines_in_any_order(nest: AnyNest) -> bool:
 
 
 def vectors_by_cost(nest: KernelSpec, machine: Machine) -> list[tuple[int, int]]:
-    """Every loop of a static nest that may lie across lanes, and how many these are; those of the least cost per element
+    """Every loop of a static nest that may lie across lanes, and how many these are; those of least cost per element
     first."""
     pairs = [(loop, _lanes(nest, machine, loop, _NONE)) for loop in range(len(nest.sizes)) if may_vectorise(nest, loop)]
     return sorted((p for p in pairs if p[1] > 1), key=lambda pair: _element_cost(nest, machine, *pair))

@@ -163,7 +163,8 @@ class _Planner:
             try:
                 return given_schedule(nest, chosen, self._given.kernels[name], self._machine, typical)
             except ValueError as error:
-                raise CompileError(f"the schedule given for kernel {name} {error}", diagnostic=nest_text(nest)) from None
+                reason = f"the schedule given for kernel {name} {error}"
+                raise CompileError(reason, diagnostic=nest_text(nest)) from None
         if name in self._given.measured:
             try:
                 made = given_schedule(nest, chosen, self._given.measured[name], self._machine, typical)

@@ -18,7 +18,7 @@ from torchmdla.compiler import records
 from torchmdla.compiler.mlir import new_context
 from torchmdla.compiler.program import Program
 from torchmdla.compiler.records import Record, TunedKernel
-from torchmdla.devices.cpu.kernel_spec import AnyNest
+from torchmdla.devices.cpu.kernel_spec import AnyNest, static
 from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, OutlinedRegion, TileLoop, final_nest, flattened
 from torchmdla.devices.cpu.lowering import loop_program
 from torchmdla.devices.cpu.machine import Machine
@@ -113,8 +113,8 @@ def _uses(steps: LoopProgram, plan: Plan, places: Sequence[float]) -> list[_Use]
 def _parts(
     step: LoopNest | TileLoop | OutlinedRegion, plan: Plan, seconds: float
 ) -> Iterator[tuple[ScheduledKernel, LoopNest, int, float]]:
-    """What a step runs: kernels, the nests that they are of, how often, and seconds of a call. Those of a loop that runs
-    nests tile by tile are its members over full tiles, by what each does."""
+    """What a step runs: kernels, the nests that they are of, how often, and seconds of a call. Those of a loop that
+    runs nests tile by tile are its members over full tiles, by what each does."""
     if isinstance(step, LoopNest):
         yield plan.kernel(step), step, 1, seconds
     elif isinstance(step, TileLoop):
@@ -134,7 +134,7 @@ def _weight(member: LoopNest) -> float:
 
 
 def _measured(use: _Use, program: Program, until: float, known: Record | None, tell: Tell) -> TunedKernel:
-    own, nest, chosen = use.described(), use.kernel.nest, use.kernel.schedule
+    own, nest, chosen = use.described(), static(use.kernel.nest, ()), use.kernel.schedule
     places = final_nest(use.step)[1][: len(nest.operands)]
     tell(own, 0, 1.0)
     try:
@@ -145,9 +145,7 @@ def _measured(use: _Use, program: Program, until: float, known: Record | None, t
         return replace(own, reason=str(error).partition("\n")[0])
     decisions = "" if found.best == chosen else json.dumps(to_raw(found.best))
     tried = max(found.tried, known.tried if known else 0)
-    record = Record(
-        own.kernel, own.loops, decisions, found.chosen_seconds, found.best_seconds, tried, found.finished
-    )
+    record = Record(own.kernel, own.loops, decisions, found.chosen_seconds, found.best_seconds, tried, found.finished)
     return replace(own, record=record)
 
 

@@ -96,9 +96,7 @@ def ranked_tiles(nest: KernelSpec, machine: Machine, vector: int, lanes: int) ->
 
 def _elementwise_tiles(nest: KernelSpec, vector: int, lanes: int) -> Iterator[Tile]:
     """Some vectors, and where another loop walks an operand's memory, rows of them."""
-    others = [
-        d for d in range(len(nest.sizes)) if d != vector and any(o.strides[d] in (0, 1) for o in nest.operands)
-    ]
+    others = [d for d in range(len(nest.sizes)) if d != vector and any(o.strides[d] in (0, 1) for o in nest.operands)]
     for count in _VECTORS:
         if (count - 1) * lanes >= nest.sizes[vector]:
             break

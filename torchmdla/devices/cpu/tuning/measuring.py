@@ -61,7 +61,9 @@ class Kernel:
     def __init__(self, nest: KernelSpec, schedule: Schedule, program: Program) -> None:
         self.schedule = schedule
         code = write_kernel(nest, schedule, Machine.of(program.target), function_attributes(program))
-        externals = [f"llvm.func @{name}{kinds.removesuffix(' -> ()').replace('-> ()', '')}" for name, kinds in code.externals]
+        externals = [
+            f"llvm.func @{name}{kinds.removesuffix(' -> ()').replace('-> ()', '')}" for name, kinds in code.externals
+        ]
         text = code.text.replace("{symbol}", _SYMBOL).replace(" internal", "", 1)
         names = [name for name, _ in code.externals]
         with new_context(), ir.Location.unknown():
@@ -98,7 +100,7 @@ class Bench:
             [_Buffer(operand, nest.sizes, self._generator) for _ in range(copies if k in cold else 1)]
             for k, operand in enumerate(nest.operands)
         ]
-        self._scalars = [np.ones(1, _DTYPES[stored(kind)]) for kind in nest.all_scalars]
+        self._scalars: list[np.ndarray] = [np.ones(1, _DTYPES[stored(kind)]) for kind in nest.all_scalars]
         # What is fetched beside operands is some memory: that of the first result.
         count = max((fetch.beside + 1 for fetch in ahead if fetch.beside is not None), default=0)
         beside = [self._buffers[self._written[0]][0].address] * count

@@ -18,7 +18,7 @@ from torchmdla.devices.cpu.schedule import Schedule
 from torchmdla.devices.cpu.schedule.plan import MOST_POINTS, points
 from torchmdla.devices.cpu.schedule.validity import faults
 from torchmdla.devices.cpu.tuning.candidates import STAGES
-from torchmdla.devices.cpu.tuning.measuring import SPAN, Bench, Kernel, differ
+from torchmdla.devices.cpu.tuning.measuring import Bench, Kernel, differ
 from torchmdla.errors import CompileError
 
 # A schedule must be faster by this much to be taken: while searching, and in the end.
@@ -115,8 +115,10 @@ class Search:
 
     def _is_worth_trying(self, schedule: Schedule) -> bool:
         chosen = self._chosen.schedule
-        shares = not chosen.grain or schedule.grain and schedule.iterations >= min(chosen.iterations, _LEAST_TASKS)
-        if not shares or schedule in self._seen or points(schedule) > MOST_POINTS:
+        tasks = min(chosen.iterations, _LEAST_TASKS)
+        if chosen.grain and not (schedule.grain and schedule.iterations >= tasks):
+            return False
+        if schedule in self._seen or points(schedule) > MOST_POINTS:
             return False
         return not any(faults(self._nest, schedule, self._machine))
 
