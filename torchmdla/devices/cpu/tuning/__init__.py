@@ -48,10 +48,12 @@ _COLD = frozenset(("parameter", "packed", "global"))
 
 @dataclass
 class _Use:
-    """A kernel of a program: the step that runs it, how often that is in a call, and the seconds of it."""
+    """A kernel of a program: the step that runs it, whether weights are in the caches when it does, how often it runs in
+    a call, and the seconds of that."""
 
     kernel: ScheduledKernel
     step: LoopNest
+    is_warm: bool
     loops: str
     count: int = 0
     seconds: float = 0.0
@@ -103,8 +105,10 @@ def _uses(steps: LoopProgram, plan: Plan, places: Sequence[float]) -> list[_Use]
         raise CompileError("the times are those of another program")
     found: dict[int, _Use] = {}
     for step, seconds in zip(called, places, strict=True):
+        # Between tiles of a chain its weights stay where they are.
+        is_warm = isinstance(step, TileLoop)
         for kernel, nest, count, own in _parts(step, plan, seconds):
-            use = found.setdefault(id(kernel), _Use(kernel, nest, work_of(nest).loops))
+            use = found.setdefault(id(kernel), _Use(kernel, nest, is_warm, work_of(nest).loops))
             use.count += count
             use.seconds += own
     return list(found.values())
@@ -138,7 +142,8 @@ def _measured(use: _Use, program: Program, until: float, known: Record | None, t
     places = final_nest(use.step)[1][: len(nest.operands)]
     tell(own, 0, 1.0)
     try:
-        bench = Bench(nest, [k for k, (buffer, _) in enumerate(places) if buffer.kind in _COLD], chosen.ahead)
+        cold = [k for k, (buffer, _) in enumerate(places) if buffer.kind in _COLD and not use.is_warm]
+        bench = Bench(nest, cold, chosen.ahead)
         search = Search(nest, chosen, program, bench, until, lambda tried, gain: tell(own, tried, gain))
         found = search.run(_recorded(nest, chosen, known, Machine.of(program.target)))
     except (Unmeasurable, CompileError) as error:
