@@ -48,8 +48,8 @@ _COLD = frozenset(("parameter", "packed", "global"))
 
 @dataclass
 class _Use:
-    """A kernel of a program: the step that runs it, whether weights are in the caches when it does, how often it runs in
-    a call, and the seconds of that."""
+    """A kernel of a program: the step that runs it, whether weights are in the caches when it does, how often it runs
+    in a call, and the seconds of that."""
 
     kernel: ScheduledKernel
     step: LoopNest
