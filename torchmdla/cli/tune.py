@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import time
 import warnings
 from typing import TYPE_CHECKING
 
@@ -20,10 +21,11 @@ examples:
   python -m torchmdla tune model.pt --input 1x3x224x224 --seconds 600 --threads 1
   python -m torchmdla tune model.pt --input 1x3x224x224 --json > tuned.json
 
-Schedules of the kernels that take most of the time are measured, and those that win twice by more than 3 % are kept on
-disk, for this machine. Every program that is compiled here from then on uses them, this one and others. What was
-measured to its end is not measured again; a "+" behind a number says that the time was over before. A second run goes
-on there. The columns have the time of a kernel alone, by the cost model's choice and by the best that was found.
+Schedules of the kernels that take most of the time are measured, and those that win are kept on disk, for this machine:
+a kernel must be more than 3 % faster alone, twice, and faster in the whole program. Every program that is compiled here
+from then on uses them, this one and others. What was measured to its end is not measured again; a "+" behind a number
+says that the time was over before, and a second run goes on there. The columns have the time of a kernel alone, by the
+cost model's choice and by the best that was found, how many times faster that is alone, and in the whole program.
 
 exit status:
   0  all is measured
@@ -66,6 +68,8 @@ def run(options: argparse.Namespace) -> int:
 
 def _tuned(options: argparse.Namespace) -> tuple[TuningReport, str]:
     """What tuning came to, and what differs from eager's results then."""
+    import torch
+
     from torchmdla.cli.programs import Reference, Subject, warm_up
     from torchmdla.testing import timing
     from torchmdla.tuning import tune
@@ -79,7 +83,8 @@ def _tuned(options: argparse.Namespace) -> tuple[TuningReport, str]:
     calls = warm_up(after)
     results = subject.once(after)
     difference = Reference.of(subject, subject.eager(), calls + 1).difference(results, options.device)
-    times = timing.interleaved({"before": before, "after": after}, _ROUNDS, _SPAN)
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    times = timing.interleaved({"before": before, "after": after}, _ROUNDS, _SPAN, clock=clock)
     return report.timed(min(times["before"]), min(times["after"])), difference
 
 

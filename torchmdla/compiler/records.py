@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 # The program's option that holds decisions by kernel: ``{"9c2f04d1be35a7c8": {…}}``.
@@ -19,8 +19,9 @@ OPTION = "records"
 @dataclass(frozen=True)
 class Record:
     """``decisions`` of a ``kernel`` (JSON; empty where the cost model's are the fastest known), and seconds of a call
-    with the cost model's and with these. ``loops``: what it is, for people. ``tried``: how many were timed;
-    ``finished``: no more were left to try when the time was over."""
+    with the cost model's and with these, the kernel being run alone; ``gain_among_others``: how many times faster these
+    are in the program that it was measured for, 0 where that is not known. ``loops``: what it is, for people.
+    ``tried``: how many were timed; ``finished``: no more were left to try when the time was over."""
 
     kernel: str
     loops: str
@@ -29,11 +30,22 @@ class Record:
     best_seconds: float
     tried: int
     finished: bool
+    gain_among_others: float = 0.0
 
     @property
     def gain(self) -> float:
-        """How many times faster the best is than what the cost model chooses."""
+        """How many times faster the best is than what the cost model chooses, in a program where that is known."""
+        return self.gain_among_others or self.gain_alone
+
+    @property
+    def gain_alone(self) -> float:
+        """As :attr:`gain`, of the kernel alone."""
         return self.chosen_seconds / self.best_seconds if self.best_seconds > 0 else 1.0
+
+    @property
+    def without_decisions(self) -> Record:
+        """That of a kernel for which the cost model's decisions turned out to be the fastest."""
+        return replace(self, decisions="", best_seconds=self.chosen_seconds, gain_among_others=0.0)
 
     def to_raw(self) -> dict[str, Any]:
         return asdict(self)
@@ -52,6 +64,7 @@ class Record:
             float(raw["best_seconds"]),
             int(raw["tried"]),
             bool(raw["finished"]),
+            float(raw["gain_among_others"]),
         )
         if made.decisions and not isinstance(json.loads(made.decisions), dict):
             raise ValueError(f"the decisions of {made.kernel} are no object")

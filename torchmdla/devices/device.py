@@ -184,6 +184,7 @@ class Device(ABC):
         tell: Tell = lambda kernel, tried, gain: None,
     ) -> Iterator[TunedKernel]:
         """Measures decisions for the kernels of a program, in a process of its own, those that take most time first.
+        What comes later of a kernel counts.
 
         Args:
             places: seconds of the kernels of its manifest in a call.

@@ -20,6 +20,7 @@ from torchmdla import devices
 from torchmdla.capture.specialise import Compiled
 from torchmdla.compile_service.records import Records
 from torchmdla.compiler.program import Program
+from torchmdla.compiler.records import TunedKernel
 from torchmdla.errors import CompileError
 from torchmdla.report.groups import calls_of, executables_of, live_groups, reset_times
 from torchmdla.report.observing import timed_kernels
@@ -60,7 +61,7 @@ def tune(call: Callable[[], Any], seconds: float = SECONDS) -> TuningReport:
     begin = time.monotonic()
     timed = _timed_programs(call)
     total = sum(one.seconds for one in timed)
-    kernels, reasons = [], []
+    kernels, reasons = dict[str, TunedKernel](), list[str]()
     problem = ""
     with _Bar(seconds) as bar:
         for one in sorted(timed, key=lambda one: -one.seconds):
@@ -69,13 +70,13 @@ def tune(call: Callable[[], Any], seconds: float = SECONDS) -> TuningReport:
             records = Records(devices.get(one.program.target.device))
             try:
                 for kernel in measured(one.program, one.places, left * one.seconds / rest, records.load(), bar.show):
-                    kernels.append(kernel)
+                    kernels[f"{one.program.key} {kernel.kernel}"] = kernel
                     # At once: who interrupts a tuner keeps what was found.
                     if kernel.record is not None and not records.add([kernel.record]):
                         problem = records.problem
             except CompileError as error:
                 reasons.append(error.reason)
-    report = TuningReport(tuple(kernels), total, time.monotonic() - begin, tuple(reasons), problem)
+    report = TuningReport(tuple(kernels.values()), total, time.monotonic() - begin, tuple(reasons), problem)
     logs.logger("tuning").info(report.summary)
     return report
 

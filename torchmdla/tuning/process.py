@@ -10,7 +10,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +55,8 @@ def measured(
     known: Mapping[str, Record],
     tell: Callable[[Step], object],
 ) -> Iterator[TunedKernel]:
-    """What :meth:`torchmdla.devices.device.Device.tune` yields. A kernel that ends the process is left alone by the
-    next one.
+    """What :meth:`torchmdla.devices.device.Device.tune` yields, a kernel once more where more is known of it. One that
+    ends the process is left alone by the next one.
 
     Raises:
         CompileError: the program cannot be compiled, or the process ends before any kernel is measured.
@@ -69,12 +69,16 @@ def measured(
             for kernel in _run(program, places, left, known, skip, tell):
                 if kernel.record is not None:
                     known[kernel.kernel] = kernel.record
-                if kernel.kernel not in done:
+                if done.get(kernel.kernel) != kernel:
                     done[kernel.kernel] = kernel
                     yield kernel
             return
         except _Died as death:
             if not death.kernel or death.kernel in skip:
+                # Perhaps of what was found: nothing of it is kept.
+                for kernel in done.values():
+                    if kernel.record is not None:
+                        yield replace(kernel, record=kernel.record.without_decisions)
                 raise CompileError("the tuner's process died", diagnostic=str(death)) from None
             skip.append(death.kernel)
 

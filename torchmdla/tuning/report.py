@@ -99,24 +99,25 @@ class TuningReport:
         table = new_table()
         table.add_column("kernel", no_wrap=True)
         table.add_column("loops", overflow="fold")
-        for name in ("calls", "share", "cost model", "best", "gain", "tried"):
+        for name in ("calls", "share", "cost model", "best", "alone", "gain", "tried"):
             table.add_column(name, justify="right", no_wrap=True)
         for kernel in sorted(self.kernels, key=lambda kernel: -kernel.seconds)[:_MOST_KERNELS]:
             share = f"{kernel.seconds / self.seconds * 100:.1f} %"
             table.add_row(kernel.kernel, kernel.loops, str(kernel.count), share, *_measurements(kernel))
         if (rest := len(self.kernels) - _MOST_KERNELS) > 0:
-            table.add_row(f"{rest} others", *[""] * 7)
+            table.add_row(f"{rest} others", *[""] * 8)
         return table
 
 
 def _measurements(kernel: TunedKernel) -> tuple[str, ...]:
     record = kernel.record
     if record is None:
-        return (kernel.reason, "", "", "")
+        return (kernel.reason, "", "", "", "")
     more = "" if record.finished else "+"
     return (
         time_text(record.chosen_seconds),
         time_text(record.best_seconds),
-        f"{record.gain:.2f}" if record.decisions else "-",
+        f"{record.gain_alone:.2f}" if record.decisions else "-",
+        f"{record.gain_among_others:.2f}" if record.gain_among_others else "-",
         f"{record.tried}{more}",
     )

@@ -10,7 +10,7 @@ import json
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from torch_mlir import ir
 
@@ -34,6 +34,7 @@ from torchmdla.devices.cpu.schedule.plan import (
 )
 from torchmdla.devices.cpu.tuning.measuring import Bench, Unmeasurable
 from torchmdla.devices.cpu.tuning.search import Search
+from torchmdla.devices.cpu.tuning.whole import Running, in_turn
 from torchmdla.devices.cpu.work import work_of
 from torchmdla.devices.device import Tell
 from torchmdla.errors import CompileError
@@ -42,6 +43,12 @@ from torchmdla.errors import CompileError
 _LEAST_SHARE = 0.004
 _LEAST_SECONDS, _MOST_SECONDS = 2.0, 20.0
 
+# What is left of the time for running the whole program: so many times what it takes to make its schedules, and the
+# part that is left for kernels at least. Rounds of it, and how much faster kernels must be in it.
+_COMPILES, _LEAST_PART = 8.0, 0.6
+_ROUNDS = 8
+_BETTER = 0.99
+
 # Of weights, and constants: what is read from memory once a call.
 _COLD = frozenset(("parameter", "packed", "global"))
 
@@ -49,7 +56,7 @@ _COLD = frozenset(("parameter", "packed", "global"))
 @dataclass
 class _Use:
     """A kernel of a program: the step that runs it, whether weights are in the caches when it does, how often it runs
-    in a call, and the seconds of that."""
+    in a call, the seconds of that, and the numbers of the places in the entry."""
 
     kernel: ScheduledKernel
     step: LoopNest
@@ -57,6 +64,7 @@ class _Use:
     loops: str
     count: int = 0
     seconds: float = 0.0
+    places: list[int] = field(default_factory=list)
 
     def described(self) -> TunedKernel:
         name = kernel_name(self.kernel.nest, self.kernel.schedule.ahead)
@@ -74,28 +82,68 @@ def tune(
     """As :meth:`torchmdla.devices.device.Device.tune`."""
     if program.symbols:
         raise CompileError("kernels for any sizes are left to the cost model")
-    program = replace(program, options=tuple(o for o in program.options if o[0] != records.OPTION))
+    begin, program = time.monotonic(), replace(program, options=_options(program, ()))
     with new_context(), ir.Location.unknown():
         steps, _ = loop_program(program, {})
         plan = plan_schedules(steps, Machine.of(program.target), Symbols(0, steps.typical), Given.of(program))
     uses = sorted(_uses(steps, plan, places), key=lambda use: -use.seconds)
-    until, rest = time.monotonic() + seconds, sum(use.seconds for use in uses)
+    now = time.monotonic()
+    until = now + max(seconds - _COMPILES * (now - begin), _LEAST_PART * seconds)
     least = _LEAST_SHARE * sum(places)
+    new: list[tuple[_Use, TunedKernel]] = []
+    for use, tuned in _each(program, uses, until, least, known, skip, tell):
+        yield tuned
+        if tuned.record is not None and tuned.record.decisions:
+            new.append((use, tuned))
+    if any(tuned.record != known.get(tuned.kernel) for _, tuned in new):
+        yield from _among_others(program, new)
+
+
+def _each(
+    program: Program,
+    uses: Sequence[_Use],
+    until: float,
+    least: float,
+    known: Mapping[str, Record],
+    skip: Sequence[str],
+    tell: Tell,
+) -> Iterator[tuple[_Use, TunedKernel]]:
+    """Kernels measured alone, each in its part of the time that is left."""
+    rest = sum(use.seconds for use in uses)
     for use in uses:
         own, left = use.described(), until - time.monotonic()
         share = left * use.seconds / rest if rest else 0.0
         rest -= use.seconds
         if own.kernel in skip:
-            yield replace(own, reason="measuring it has ended the process")
+            yield use, replace(own, reason="measuring it has ended the process")
         elif own.kernel in known and known[own.kernel].finished:
-            yield replace(own, record=known[own.kernel])
+            yield use, replace(own, record=known[own.kernel])
         elif use.seconds < least:
-            yield replace(own, reason="takes too little time")
+            yield use, replace(own, reason="takes too little time")
         elif left <= 0:
-            yield replace(own, record=known.get(own.kernel), reason="the time was over")
+            yield use, replace(own, record=known.get(own.kernel), reason="the time was over")
         else:
             end = time.monotonic() + min(left, max(_LEAST_SECONDS, min(_MOST_SECONDS, share)))
-            yield _measured(use, program, end, known.get(own.kernel), tell)
+            yield use, _measured(use, program, end, known.get(own.kernel), tell)
+
+
+def _among_others(program: Program, found: Sequence[tuple[_Use, TunedKernel]]) -> Iterator[TunedKernel]:
+    """The kernels that have decisions of their own, without those that are no faster in the whole program."""
+    made = [tuned.record for _, tuned in found if tuned.record is not None]
+    programs = [Running(program), Running(replace(program, options=_options(program, made)))]
+    before, after = in_turn(programs, _ROUNDS)
+    for use, tuned in found:
+        assert tuned.record is not None
+        slower, faster = (sum(seconds[place] for place in use.places) for seconds in (before, after))
+        if faster > _BETTER * slower:
+            yield replace(tuned, record=tuned.record.without_decisions)
+        else:
+            yield replace(tuned, record=replace(tuned.record, gain_among_others=slower / faster))
+
+
+def _options(program: Program, made: Sequence[Record]) -> tuple[tuple[str, str], ...]:
+    """Those of a program, with the records ``made`` and no others."""
+    return (*(option for option in program.options if option[0] != records.OPTION), *records.option_of(made))
 
 
 def _uses(steps: LoopProgram, plan: Plan, places: Sequence[float]) -> list[_Use]:
@@ -104,13 +152,14 @@ def _uses(steps: LoopProgram, plan: Plan, places: Sequence[float]) -> list[_Use]
     if len(called) != len(places):
         raise CompileError("the times are those of another program")
     found: dict[int, _Use] = {}
-    for step, seconds in zip(called, places, strict=True):
+    for place, (step, seconds) in enumerate(zip(called, places, strict=True)):
         # Between tiles of a chain its weights stay where they are.
         is_warm = isinstance(step, TileLoop)
         for kernel, nest, count, own in _parts(step, plan, seconds):
             use = found.setdefault(id(kernel), _Use(kernel, nest, is_warm, work_of(nest).loops))
             use.count += count
             use.seconds += own
+            use.places.append(place)
     return list(found.values())
 
 
