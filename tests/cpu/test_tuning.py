@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import time
@@ -29,10 +30,11 @@ from torchmdla.compile_service.records import Records
 from torchmdla.compiler.program import Program
 from torchmdla.compiler.records import OPTION, Record, TunedKernel
 from torchmdla.devices.cpu import lowering
+from torchmdla.devices.cpu import tuning as cpu_tuning
 from torchmdla.devices.cpu.kernel_spec import KernelSpec
 from torchmdla.devices.cpu.lowering import loop_program
 from torchmdla.devices.cpu.machine import Machine
-from torchmdla.devices.cpu.schedule import Schedule, Symbols, choose
+from torchmdla.devices.cpu.schedule import Schedule, Symbols, choose, plan
 from torchmdla.devices.cpu.schedule.plan import Given, Plan, plan_schedules
 from torchmdla.devices.cpu.schedule.validity import faults
 from torchmdla.devices.cpu.tuning import measuring, search
@@ -71,7 +73,7 @@ def test_candidates_compute_the_same(data: st.DataObject) -> None:
     arrays = arrays_of(nest, 0, (3.0,) * len(nest.all_scalars))
     expected = reference(nest, arrays)
     for stage in STAGES:
-        found = [c for _, c in zip(range(3), stage(nest, MACHINE, best), strict=False) if c != best]
+        found = [c for c in itertools.islice(stage(nest, MACHINE, best), 3) if c != best]
         valid = [c for c in found if not list(faults(nest, c, MACHINE))]
         for schedule in valid[:1]:
             own = [one.copy() for one in arrays]
@@ -300,6 +302,29 @@ def test_records_are_of_a_machine_and_stay_when_artifacts_go(capsys: pytest.Capt
     assert main(["cache", "clear", "--records"]) == 0 and Records(cpu).load() == {}
 
 
+# A program.
+
+
+def tuned_kernels(monkeypatch: pytest.MonkeyPatch) -> list[TunedKernel]:
+    """What is told of the one kernel of a program, for which costs choose badly."""
+    program = program_of()
+    monkeypatch.setattr(plan, "choose", lambda nest, *rest: worse(nest))
+    return list(cpu_tuning.tune(program, [1.0], 20, {}, (), lambda kernel, tried, gain: None))
+
+
+def test_what_wins_is_measured_in_the_whole_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone, among_others = tuned_kernels(monkeypatch)
+    assert alone.record and among_others.record and not alone.record.gain_among_others
+    assert among_others.record.gain_among_others > 1 and among_others.record.decisions == alone.record.decisions
+
+
+def test_what_wins_alone_only_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_tuning, "in_turn", lambda programs, rounds: [[1.0], [1.0]])
+    alone, among_others = tuned_kernels(monkeypatch)
+    assert alone.record and alone.record.decisions
+    assert among_others.record == alone.record.without_decisions and not among_others.saved
+
+
 # The tuner's process.
 
 
@@ -320,6 +345,18 @@ def test_a_kernel_that_ends_the_process_is_left_alone(monkeypatch: pytest.Monkey
     assert [(one.kernel, one.record is None) for one in found] == [("a", False), ("b", True)]
 
 
+def test_what_ends_the_process_in_the_whole_program_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(*arguments: Any) -> Iterator[TunedKernel]:
+        yield TunedKernel("a", "", 1, 1.0, record("a", {"lanes": 8}))
+        raise process._Died("", "SIGSEGV")
+
+    monkeypatch.setattr(process, "_run", run)
+    found = process.measured(PROGRAM, [], 9, {}, lambda step: None)
+    assert [bool(one.record and one.record.decisions) for one in itertools.islice(found, 2)] == [True, False]
+    with pytest.raises(CompileError, match="died"):
+        next(found)
+
+
 def test_a_process_that_dies_at_once_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process.sys, "executable", "/bin/false")
     with pytest.raises(CompileError, match="the tuner's process died"):
@@ -335,14 +372,13 @@ def test_a_program_that_cannot_be_compiled_is_an_error() -> None:
 
 
 def model() -> nn.Module:
-    layers = (nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 32, 1), nn.Flatten(), nn.Linear(32 * 14 * 14, 10))
-    return nn.Sequential(*layers).eval()
+    return nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 14 * 14, 10)).eval()
 
 
 @pytest.mark.parametrize("frontend", ["torchscript", "export"])
 def test_compile_tunes(frontend: Any) -> None:
     module, x = model(), torch.randn(1, 3, 16, 16)
-    compiled = torchmdla.compile(module, x, tune=4.0, frontend=frontend)
+    compiled = torchmdla.compile(module, x, tune=2.0, frontend=frontend)
     with torch.no_grad():
         assert_matches(compiled(x), module(x), layers=3)
     found = Records(devices.get("cpu")).load()
