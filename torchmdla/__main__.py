@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 from rich.console import Console
 from rich.table import Table
 
+from torchmdla import devices
 from torchmdla.cli import bench, doctor, explain, mdla, mlir, opt, run, tune
 from torchmdla.compile_service.cache import DiskCache
+from torchmdla.compile_service.records import Records
 from torchmdla.report.environment import environment
 from torchmdla.report.rendering import counted, size_text
 from torchmdla.version import __version__
@@ -43,11 +45,13 @@ def show_environment(_: argparse.Namespace) -> int:
 
 
 def show_cache(_: argparse.Namespace) -> int:
-    info = DiskCache().info()
+    cache = DiskCache()
+    info = cache.info()
     _print_pairs(
         {
             "path": str(info.path),
             "artifacts": str(info.entries),
+            "measured kernels": str(len(Records(devices.get("cpu"), cache).load())),
             "size": size_text(info.size),
             "limit": size_text(info.limit),
             "in use": f"no: {info.problem}" if info.problem else "yes",
