@@ -398,6 +398,10 @@ def test_what_was_measured_to_its_end_is_not_measured_again(monkeypatch: pytest.
 def test_there_may_be_nothing_to_tune() -> None:
     with pytest.raises(ValueError, match="nothing to tune"):
         tuning.tune(lambda: X + 1, 1)
+    compiled = torchmdla.compile(product, X, Y)
+    torchmdla.enable(processor="x86-64-v2")
+    with pytest.raises(ValueError, match="nothing to tune"):
+        tuning.tune(lambda: compiled(X, Y), 1)
     torchmdla.enable(tuned=False)
     with pytest.warns(RuntimeWarning, match="nothing to tune"):
         torchmdla.compile(product, X, Y, tune=1)

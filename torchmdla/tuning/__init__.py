@@ -105,7 +105,9 @@ def _by_program(found: Sequence[Compiled], calls: int) -> Iterator[_Timed]:
     programs: dict[str, Program] = {}
     for compiled in found:
         program, sums = Program.from_bytes(compiled.program), compiled.times.sums()
-        if not devices.get(program.target.device).machine:
+        device = devices.get(program.target.device)
+        # What the device was configured otherwise for would be kept under another machine's name.
+        if not device.machine or program.target != device.target():
             continue
         own = [least * 1e-9 * sums["calls"] / calls for _, least in sums["kernels"]]
         key = compiled.manifest.program
