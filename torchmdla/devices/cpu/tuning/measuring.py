@@ -1,7 +1,8 @@
 """One kernel alone: compiled, linked into this process, and timed on operands of its own.
 
 What a model reads once a call (weights) is not in the caches when a kernel begins, what it has just computed is. So a
-bench has as many copies of the former as fill the caches, and takes them in turn.
+bench has as many copies of the former as fill the caches, and takes them in turn. It runs on one thread, whose own time
+is taken: how a kernel's range is shared among threads is seen in a whole program (``whole.py``).
 """
 
 from __future__ import annotations
@@ -10,25 +11,22 @@ import ctypes
 import itertools
 import math
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
-import torch
 from llvmlite import binding
 from torch_mlir import ir
 
-from torchmdla import _C
 from torchmdla.compiler.mlir import new_context
 from torchmdla.compiler.program import Program
 from torchmdla.devices.cpu.code.emit import to_llvm, to_object
-from torchmdla.devices.cpu.code.entry import PARALLEL_FOR, function_attributes
+from torchmdla.devices.cpu.code.entry import function_attributes
 from torchmdla.devices.cpu.code.kernels import write_kernel
 from torchmdla.devices.cpu.element_types import stored
 from torchmdla.devices.cpu.kernel_spec import KernelSpec, Operand
 from torchmdla.devices.cpu.loader import address_of
 from torchmdla.devices.cpu.machine import Machine
-from torchmdla.devices.cpu.schedule import Ahead, Schedule, ranges
-from torchmdla.devices.cpu.schedule import count as iterations_of
+from torchmdla.devices.cpu.schedule import Ahead, Schedule, count, ranges
 
 # Bytes of copies that push each other out of the caches, and the most copies.
 _COLD_BYTES = 48 << 20
@@ -44,6 +42,7 @@ SPAN = 0.002
 _DTYPES: Mapping[str, type] = {"f32": np.float32, "f64": np.float64, "i8": np.int8, "i32": np.int32, "i64": np.int64}
 
 _SYMBOL = "kernel"
+_KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 _serial = itertools.count()
 
 
@@ -75,8 +74,8 @@ class Kernel:
             builder.import_symbol(name, address_of(name))
         self._jit = _new_jit()
         self._library = builder.export_symbol(_SYMBOL).link(self._jit, f"tuned{next(_serial)}")
-        self.address = self._library[_SYMBOL]
-        self.iterations, self.grain = iterations_of(ranges(nest, schedule)), schedule.grain
+        self.function = _KERNEL(self._library[_SYMBOL])
+        self.iterations = count(ranges(nest, schedule))
 
 
 class Bench:
@@ -102,8 +101,8 @@ class Bench:
         ]
         self._scalars: list[np.ndarray] = [np.ones(1, _DTYPES[stored(kind)]) for kind in nest.all_scalars]
         # What is fetched beside operands is some memory: that of the first result.
-        count = max((fetch.beside + 1 for fetch in ahead if fetch.beside is not None), default=0)
-        beside = [self._buffers[self._written[0]][0].address] * count
+        pointers = max((fetch.beside + 1 for fetch in ahead if fetch.beside is not None), default=0)
+        beside = [self._buffers[self._written[0]][0].address] * pointers
         others = [*(one.ctypes.data for one in self._scalars), *beside]
         self._pointers = [
             (ctypes.c_void_p * (len(self._buffers) + len(others)))(
@@ -112,45 +111,28 @@ class Bench:
             for k in range(copies)
         ]
         self._next = 0
-        self._parallel_for = ctypes.CFUNCTYPE(
-            None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64
-        )(_C.device_calls()[PARALLEL_FOR])
 
     def results(self, kernel: Kernel) -> list[np.ndarray]:
         """What a kernel writes, from outputs of zeros on."""
         outputs = [self._buffers[k][0] for k in self._written]
         for output in outputs:
             output.array[:] = 0
-        self._call(kernel, self._pointers[0], kernel.grain)
+        kernel.function(self._pointers[0], 0, kernel.iterations)
         return [output.array.copy() for output in outputs]
 
     def seconds(self, kernel: Kernel, calls: int) -> float:
         """Of one call, the mean of ``calls``."""
-        grain = kernel.grain
-        begin = clock()()
+        # The thread's own time, which other processes cost little.
+        begin = time.thread_time()
         for _ in range(calls):
-            self._call(kernel, self._pointers[self._next], grain)
+            kernel.function(self._pointers[self._next], 0, kernel.iterations)
             self._next = (self._next + 1) % len(self._pointers)
-        return (clock()() - begin) / calls
+        return (time.thread_time() - begin) / calls
 
     def calls_in(self, kernel: Kernel, span: float = SPAN) -> int:
         """Calls that fill ``span`` seconds."""
         self.seconds(kernel, 1)
         return max(1, math.ceil(span / max(self.seconds(kernel, 1), 1e-7)))
-
-    def _call(self, kernel: Kernel, pointers: object, grain: int) -> None:
-        if grain:
-            self._parallel_for(kernel.address, pointers, 0, kernel.iterations, grain)
-        else:
-            _KERNEL(kernel.address)(pointers, 0, kernel.iterations)
-
-
-_KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
-
-
-def clock() -> Callable[[], float]:
-    """What other processes do costs a single thread's own time little."""
-    return time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
 
 
 def differ(results: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> bool:
