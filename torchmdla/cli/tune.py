@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import time
 import warnings
 from typing import TYPE_CHECKING
@@ -75,7 +76,9 @@ def _tuned(options: argparse.Namespace) -> tuple[TuningReport, str]:
     from torchmdla.tuning import tune
 
     subject = Subject.of(options.file, options.allow_pickle, read_inputs(options.input), options.seed)
-    use_device(options, tuned=False)
+    with contextlib.suppress(TypeError):  # A device that does not have the option uses no records, or always does.
+        use_device(options)
+        use_device(options, tuned=False)
     before = _ready(subject)
     use_device(options)
     report = tune(before, options.seconds)
