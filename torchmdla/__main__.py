@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 from rich.console import Console
 from rich.table import Table
 
-from torchmdla.cli import bench, doctor, explain, mdla, mlir, opt, run
+from torchmdla import devices
+from torchmdla.cli import bench, doctor, explain, mdla, mlir, opt, run, tune
 from torchmdla.compile_service.cache import DiskCache
+from torchmdla.compile_service.records import Records
 from torchmdla.report.environment import environment
-from torchmdla.report.rendering import size_text
+from torchmdla.report.rendering import counted, size_text
 from torchmdla.version import __version__
 
 # What shells report of a program that wrote to a pipe that nobody reads: 128 and the number of SIGPIPE.
@@ -43,11 +45,13 @@ def show_environment(_: argparse.Namespace) -> int:
 
 
 def show_cache(_: argparse.Namespace) -> int:
-    info = DiskCache().info()
+    cache = DiskCache()
+    info = cache.info()
     _print_pairs(
         {
             "path": str(info.path),
             "artifacts": str(info.entries),
+            "measured kernels": str(len(Records(devices.get("cpu"), cache).load())),
             "size": size_text(info.size),
             "limit": size_text(info.limit),
             "in use": f"no: {info.problem}" if info.problem else "yes",
@@ -56,11 +60,17 @@ def show_cache(_: argparse.Namespace) -> int:
     return 0
 
 
-def clear_cache(_: argparse.Namespace) -> int:
+def clear_cache(options: argparse.Namespace) -> int:
     cache = DiskCache()
-    count = cache.clear()
-    Console().print(f"{count} artifacts removed from {cache.path}", soft_wrap=True, markup=False, highlight=False)
+    said = f"{cache.clear()} artifacts removed from {cache.path}"
+    if options.records:
+        said += f", and what was measured on {counted(cache.clear_records(), 'machine')}"
+    Console().print(said, soft_wrap=True, markup=False, highlight=False)
     return 0
+
+
+def _add_clear_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--records", action="store_true", help="what tune has measured, too")
 
 
 COMMANDS = {
@@ -75,7 +85,7 @@ COMMANDS = {
         "the artifacts on disk",
         commands={
             "info": Command("where it is, how much is in it, and why it is not used if so", show_cache),
-            "clear": Command("remove every artifact", clear_cache),
+            "clear": Command("remove every artifact", clear_cache, add_arguments=_add_clear_arguments),
         },
     ),
     "run": Command(
@@ -89,6 +99,12 @@ COMMANDS = {
         bench.run,
         add_arguments=bench.add_arguments,
         epilog=bench.EPILOG,
+    ),
+    "tune": Command(
+        "measure schedules for the kernels of a program in a file, and keep the fastest",
+        tune.run,
+        add_arguments=tune.add_arguments,
+        epilog=tune.EPILOG,
     ),
     "explain": Command(
         "say what runs compiled, how fast, and why anything else does not",

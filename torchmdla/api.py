@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -56,7 +56,8 @@ def enable(
             is not given has its default. The cpu device has ``processor``: ``"native"``, or ``"x86-64-v2"`` to
             ``"x86-64-v4"`` for code that uses no more than all processors of that level have; and
             ``algorithms``: ``"fast"``, ``"winograd"`` for products of matrices by plain sums, none by Strassen's
-            algorithm, or ``"direct"`` for convolutions by plain sums, too, none by Winograd's algorithm.
+            algorithm, or ``"direct"`` for convolutions by plain sums, too, none by Winograd's algorithm; and
+            ``tuned=False`` for the cost model's choices alone, whatever was measured on this machine.
 
     Raises:
         TypeError: ``enabled`` is no bool, or the device has no such option.
@@ -111,6 +112,7 @@ def compile(
     frontend: Literal["torchscript", "export"] | None = None,
     example_keywords: Mapping[str, Any] | None = None,
     dynamic_shapes: Any = None,
+    tune: bool | float = False,
     road: Literal["torchscript", "export"] | None = None,
 ) -> Any:
     """Makes ``module`` ready to run compiled: the first call after it compiles nothing.
@@ -137,6 +139,9 @@ def compile(
             programs run without Python between groups.
         example_keywords: keyword arguments of that call; on the frontend ``"export"`` only.
         dynamic_shapes: the sizes that may vary, as in ``torch.export.export``, for a plain module on that frontend.
+        tune: measure schedules of the kernels that take most of the time, for two minutes or so many seconds, and use
+            the fastest. They are kept on disk for this machine, and used by whatever is compiled here from then on;
+            what was measured before is not measured again. Without, the cost model decides on what nobody measured.
         road: deprecated, the name of ``frontend`` before.
 
     Returns:
@@ -155,16 +160,48 @@ def compile(
     frontend = frontend or ("export" if exported else "torchscript")
     if frontend not in ("torchscript", "export"):
         raise ValueError(f"no frontend {frontend!r}; there are 'torchscript' and 'export'")
-    if frontend == "export":
-        return _compile_exported(module, example_inputs, example_keywords or {}, dynamic_shapes)
-    if exported or example_keywords or dynamic_shapes:
+    if frontend == "torchscript" and (exported or example_keywords or dynamic_shapes):
         raise TypeError("exported programs, keyword arguments and dynamic shapes need frontend='export'")
-    scripted = ready(module, example_inputs)
+    keywords = example_keywords or {}
+    if frontend == "export":
+
+        def compiled(anew: bool = False) -> Any:
+            return _compile_exported(module, example_inputs, keywords, dynamic_shapes)
+    else:
+        made = as_torchscript(module, example_inputs)
+
+        def compiled(anew: bool = False) -> Any:
+            return _compile_scripted(_frozen(made), example_inputs, anew)
+
+    found = compiled()
+    if not tune:
+        return found
+    inputs = example_inputs
+    if exported and not inputs:
+        inputs, keywords = module.example_inputs
+    _tune(lambda: found(*inputs, **keywords), tune)
+    return compiled(anew=True)
+
+
+def _tune(call: Callable[[], Any], seconds: bool | float) -> None:
+    from torchmdla import tuning
+
+    try:
+        problem = tuning.tune(call, tuning.SECONDS if seconds is True else float(seconds)).problem
+    except ValueError as error:
+        warnings.warn(f"torchmdla: {error}", RuntimeWarning, stacklevel=3)
+    else:
+        if problem:
+            warnings.warn(f"torchmdla: what was measured is not kept: {problem}", RuntimeWarning, stacklevel=3)
+
+
+def _compile_scripted(scripted: Any, inputs: tuple[Any, ...], anew: bool) -> Any:
+    """A TorchScript program after the calls that optimise it; ``anew``: also where it is optimised."""
     if is_enabled():
-        torchscript.optimise_anew(scripted)
+        torchscript.optimise_anew(scripted, whatever=anew)
     before = ungrouped.counts()
     with torch.no_grad(), progress.compiling(_C.statistics):
-        refusals.call_until_whole(lambda: scripted(*example_inputs), WARM_UP_CALLS)
+        refusals.call_until_whole(lambda: scripted(*inputs), WARM_UP_CALLS)
     if _C.is_strict():
         ungrouped.refuse(ungrouped.counts() - before)
     return scripted

@@ -370,7 +370,13 @@ class TestCommandLine:
         shown = dict(line.strip().split("  ", 1) for line in capsys.readouterr().out.splitlines())
         shown = {name: value.strip() for name, value in shown.items()}
         assert shown.pop("size").endswith(" bytes")
-        assert shown == {"path": str(folder), "artifacts": "2", "limit": "1 GiB", "in use": "yes"}
+        assert shown == {
+            "path": str(folder),
+            "artifacts": "2",
+            "measured kernels": "0",
+            "limit": "1 GiB",
+            "in use": "yes",
+        }
         assert main(["cache", "clear"]) == 0
         assert capsys.readouterr().out == f"2 artifacts removed from {folder}\n"
         assert DiskCache().info().entries == 0

@@ -25,6 +25,7 @@ from torchmdla.capture.places import Places, Values
 from torchmdla.capture.size_program import SizeNodes, SizeProgram
 from torchmdla.capture.subgraph import Subgraph
 from torchmdla.capture.symbolic import RECURRENT, SymbolicRun
+from torchmdla.compile_service import records
 from torchmdla.compile_service.versions import producers
 from torchmdla.compiler.program import Argument, Program, Result, Sample
 from torchmdla.compiler.sizes import Size
@@ -104,6 +105,7 @@ def dynamic_program(
         known.at(everywhere.arguments, values),
         known.at(everywhere.results, values),
         device.target(),
+        records.options_for(device),
         versions=producers(device),
         symbols=known.symbols(values),
         quotients=known.quotients(),

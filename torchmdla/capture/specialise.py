@@ -20,7 +20,7 @@ from torchmdla.capture.outputs import output_of
 from torchmdla.capture.places import Places, Values
 from torchmdla.capture.script_subgraph import ScriptSubgraph
 from torchmdla.capture.subgraph import Subgraph
-from torchmdla.compile_service import service
+from torchmdla.compile_service import records, service
 from torchmdla.compile_service.versions import producers
 from torchmdla.compiler.artifact import KernelCall, Manifest
 from torchmdla.compiler.program import Argument, Program, Target
@@ -209,7 +209,8 @@ def _blamed(error: CompileError, subgraph: Subgraph, record: Record, device: dev
 
 def _program(imported: ImportedGraph, device: devices.Device) -> Program:
     target, versions = _origin(device)
-    return Program(imported.mlir, imported.arguments, imported.results, target, versions=versions)
+    measured = records.options_for(device)
+    return Program(imported.mlir, imported.arguments, imported.results, target, measured, versions)
 
 
 def _executable(

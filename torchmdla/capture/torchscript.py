@@ -24,14 +24,14 @@ def add_device(device: devices.Device) -> None:
     _C.add_device(device.name, ops, [getattr(torch, dtype) for dtype in sorted(device.dtypes)])
 
 
-def optimise_anew(program: Any) -> None:
+def optimise_anew(program: Any, whatever: bool = False) -> None:
     """Has PyTorch forget how it optimised a program, if that is without any group: it may have run before torchmdla was
-    switched on."""
+    switched on. Or ``whatever`` there is, so that its groups are new ones."""
     try:
         plans = program.get_debug_state().execution_plans.values()
     except RuntimeError:  # It was not optimised yet.
         return
-    if not any(_has_groups(plan.graph) for plan in plans):
+    if whatever or not any(_has_groups(plan.graph) for plan in plans):
         getattr(program, "forward", program)._debug_flush_compilation_cache()
 
 

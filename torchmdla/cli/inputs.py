@@ -38,15 +38,16 @@ def add_device_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of inputs, and of each call (default: 0)")
 
 
-def use_device(options: argparse.Namespace) -> None:
-    """
+def use_device(options: argparse.Namespace, **more: Any) -> None:
+    """The device and options of a command line, and ``more`` of these.
+
     Raises:
         TypeError, ValueError: no such device, or it has no such options.
     """
     import torchmdla
     from torchmdla.testing.frontends import device_options
 
-    torchmdla.enable(device=options.device, **device_options(options.options))
+    torchmdla.enable(device=options.device, **{**device_options(options.options), **more})
 
 
 def numbers(text: str) -> list[int]:

@@ -1,8 +1,9 @@
-"""Artifacts on disk, one file each, shared by every process of a user.
+"""Artifacts on disk, one file each, shared by every process of a user, and what was measured of kernels
+(:mod:`torchmdla.compile_service.records`).
 
-What is read here is run as native code. So the folder and each file must belong to the effective user and be
-writable by nobody else, checked on open descriptors rather than on names, and every file carries the hash of its
-content and the key of its program.
+What is read here is run as native code, or decides on it. So the folder and each file must belong to the effective
+user and be writable by nobody else, checked on open descriptors rather than on names, and every file carries the hash
+of its content; an artifact, the key of its program, too.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ DEFAULT_LIMIT = 1 << 30
 _PATH_VARIABLE = "TORCHMDLA_CACHE_DIR"
 
 _SUFFIX = ".artifact"
+_RECORDS = ".records"
 _TEMPORARY = ".tmp"
-_NAME = re.compile(r"[0-9a-f]{64}\.artifact(\.[0-9a-f]+\.tmp)?")
+_NAME = re.compile(r"[0-9a-f]{64}\.(artifact|records)(\.[0-9a-f]+\.tmp)?")
 
 # A file being written for longer than this, in seconds, has lost its writer.
 _ABANDONED_AFTER = 600.0
@@ -104,8 +106,25 @@ class DiskCache:
 
     def store(self, key: str, artifact: Artifact) -> bool:
         """Keeps ``artifact`` under ``key``. False if it is larger than the limit, or for the reason in :meth:`info`."""
-        name = _file_name(key)
-        data = artifact.to_bytes()
+        return self._store(_file_name(key), artifact.to_bytes())
+
+    def load_records(self, key: str) -> bytes | None:
+        """The block of records that was stored under ``key``, a hash in hexadecimal. A hit counts as use."""
+        try:
+            with self._folder() as folder:
+                return self._read(folder, _file_name(key, _RECORDS))
+        except (Unusable, OSError):
+            return None
+
+    def store_records(self, key: str, data: bytes) -> bool:
+        """Keeps a block of records, as :meth:`store` does an artifact."""
+        return self._store(_file_name(key, _RECORDS), data)
+
+    def clear_records(self) -> int:
+        """Removes all that was measured. Returns how many files."""
+        return self._clear(_RECORDS)
+
+    def _store(self, name: str, data: bytes) -> bool:
         if len(data) > self.limit:
             return False
         try:
@@ -138,13 +157,17 @@ class DiskCache:
             os.unlink(_file_name(key), dir_fd=folder)
 
     def clear(self) -> int:
-        """Removes every artifact. Returns how many."""
+        """Removes every artifact. Returns how many. What was measured stays."""
+        return self._clear(_SUFFIX)
+
+    def _clear(self, suffix: str) -> int:
         count = 0
         with contextlib.suppress(Unusable, OSError), self._folder() as folder:
             for entry in _entries(folder):
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(entry.name, dir_fd=folder)
-                    count += entry.name.endswith(_SUFFIX)
+                if suffix in entry.name:
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(entry.name, dir_fd=folder)
+                        count += entry.name.endswith(suffix)
         return count
 
     def info(self) -> CacheInfo:
@@ -237,10 +260,10 @@ def _default_limit() -> int:
     return limits.variable("TORCHMDLA_CACHE_SIZE", limits.size, DEFAULT_LIMIT)
 
 
-def _file_name(key: str) -> str:
+def _file_name(key: str, suffix: str = _SUFFIX) -> str:
     if not re.fullmatch(r"[0-9a-f]{64}", key):
         raise ValueError(f"not the key of a program: {key!r}")
-    return key + _SUFFIX
+    return key + suffix
 
 
 def _check_private(status: os.stat_result, what: str) -> None:
@@ -274,7 +297,7 @@ def _write(folder: int, name: str, data: bytes) -> None:
 
 
 def _entries(folder: int) -> list[_Entry]:
-    """The artifacts and the unfinished files in the folder; what has another name is not the cache's to touch."""
+    """The artifacts, records and unfinished files in the folder; what has another name is not the cache's to touch."""
     entries = []
     for name in os.listdir(folder):
         if not _NAME.fullmatch(name):

@@ -195,6 +195,8 @@ class CompilerService:
             seconds,
             len(artifact.object_code),
         )
+        if ignored := artifact.manifest.statistics.get("ignored_records"):
+            logs.logger("compile").warning("%s: %d records do not fit their kernels: ignored", key[:16], ignored)
         with self._lock:
             self._statistics.seconds += seconds
             self._statistics.compiled += 1

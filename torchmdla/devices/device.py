@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from torchmdla.compiler.artifact import Artifact
 from torchmdla.compiler.program import Program, Target
+from torchmdla.compiler.records import Record, TunedKernel
+
+# Told of a kernel that is being measured, how many decisions were tried, and the gain so far.
+Tell = Callable[[TunedKernel, int, float], object]
 
 OpKind = Literal["compute", "cheap", "view", "shape", "item"]
 
@@ -163,6 +167,36 @@ class Device(ABC):
                 compiled around that op. A diagnostic that holds the location of the operation in the program tells
                 which call of the op it is.
         """
+
+    @property
+    def machine(self) -> str:
+        """What measurements of its kernels hold for, as text: records of one machine go into the programs that are
+        compiled there (:mod:`torchmdla.compiler.records`). Empty where nothing is measured, or is to be used."""
+        return ""
+
+    def tune(
+        self,
+        program: Program,
+        places: Sequence[float],
+        seconds: float,
+        known: Mapping[str, Record],
+        skip: Sequence[str] = (),
+        tell: Tell = lambda kernel, tried, gain: None,
+    ) -> Iterator[TunedKernel]:
+        """Measures decisions for the kernels of a program, in a process of its own, those that take most time first.
+        What comes later of a kernel counts.
+
+        Args:
+            places: seconds of the kernels of its manifest in a call.
+            seconds: to take.
+            known: records by kernel, which are not measured again if they are finished.
+            skip: kernels that are left alone.
+            tell: called while a kernel is measured.
+
+        Raises:
+            CompileError: the program cannot be compiled.
+        """
+        raise NotImplementedError(f"device {self.name!r} has nothing to tune")
 
     @abstractmethod
     def load(self, artifact: Artifact) -> LoadedCode:

@@ -12,7 +12,7 @@ from torch_mlir import ir
 
 from torchmdla import _C, devices
 from torchmdla.capture.specialise import packs_of
-from torchmdla.compile_service import service
+from torchmdla.compile_service import records, service
 from torchmdla.compile_service.versions import producers
 from torchmdla.compiler.program import Argument, Program, Result, Role
 from torchmdla.devices import interrupts
@@ -78,6 +78,7 @@ class MlirFunction:
             tuple(Argument(role, *_fields(spec)) for role, spec in zip(roles, self.arguments, strict=True)),
             tuple(Result(*_fields(spec)) for spec in self.results),
             chosen.target(),
+            records.options_for(chosen),
             versions=producers(chosen),
         )
         artifact = service.compile_program(program).artifact

@@ -36,18 +36,18 @@ def calls_of(report: _C.GroupReport) -> int:
 def reset_times(reports: Collection[_C.GroupReport]) -> None:
     """Kernels are timed from here on."""
     for report in reports:
-        for compiled in _compiled(report):
+        for compiled in executables_of(report):
             compiled.times.reset()
 
 
 def timed_ops(report: _C.GroupReport) -> int:
     """The operators that the timed calls of a group computed in compiled code."""
-    return sum(compiled.times.sums()["calls"] * _ops(compiled).total() for compiled in _compiled(report))
+    return sum(compiled.times.sums()["calls"] * _ops(compiled).total() for compiled in executables_of(report))
 
 
 def activity_of(report: _C.GroupReport) -> GroupActivity:
     """What a group did since it was made."""
-    compiled = _compiled(report)
+    compiled = executables_of(report)
     return GroupActivity(
         number=report["number"],
         name=report["name"],
@@ -72,13 +72,13 @@ def _source_in(subgraph: Any) -> str:
 
 def programs_of(reports: Collection[_C.GroupReport]) -> dict[str, tuple[bytes, tuple[KernelCall, ...]]]:
     """What the compiler was given for the groups, and its kernels, by key."""
-    found = (compiled for report in reports for compiled in _compiled(report))
+    found = (compiled for report in reports for compiled in executables_of(report))
     return {one.manifest.program: (one.program, one.manifest.kernels) for one in found}
 
 
 def weights_of(report: _C.GroupReport) -> frozenset[int]:
     """The inputs of a group that are weights."""
-    pairs = (pair for one in _compiled(report) for pair in zip(one.arguments, one.bindings, strict=True))
+    pairs = (pair for one in executables_of(report) for pair in zip(one.arguments, one.bindings, strict=True))
     return frozenset(
         binding.index for argument, binding in pairs if argument.role == "parameter" and binding.source == "input"
     )
@@ -89,7 +89,7 @@ def explain_group(
 ) -> Group:
     """A group as people read of it, after ``calls`` timed calls of the model, the fastest of ``seconds``. ``numbers``:
     of the group's nodes → those of the operators in its ``graph``."""
-    compiled = _compiled(report)
+    compiled = executables_of(report)
     first = max(compiled, key=lambda one: one.times.sums()["calls"], default=None)
     spent = sum(map(_least_seconds, compiled)) / calls
     return Group(
@@ -115,7 +115,8 @@ def _least_seconds(compiled: Compiled) -> float:
     return sums["calls"] * sums["entry"][1] * 1e-9
 
 
-def _compiled(report: _C.GroupReport) -> list[Compiled]:
+def executables_of(report: _C.GroupReport) -> list[Compiled]:
+    """What is kept of each specialisation of a group that is compiled."""
     executables = [one["executable"] for one in report["specialisations"]]
     return [executable.owner for executable in executables if executable is not None]
 

@@ -13,7 +13,7 @@ TOPICS: tuple[Topic, ...] = get_args(Topic)
 _FORMAT = "%(asctime)s %(name)s: %(message)s"
 
 
-def logger(topic: Topic | Literal["explain"]) -> logging.Logger:
+def logger(topic: Topic | Literal["explain", "tuning"]) -> logging.Logger:
     """The logger of a topic."""
     return logging.getLogger(f"torchmdla.{topic}")
 

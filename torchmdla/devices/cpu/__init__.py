@@ -3,35 +3,40 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, get_args
 
 from torchmdla.compiler.artifact import Artifact
 from torchmdla.compiler.program import Program, Target
-from torchmdla.devices.device import Device, LoadedCode, OpSupport
+from torchmdla.compiler.records import Record, TunedKernel
+from torchmdla.devices.device import Device, LoadedCode, OpSupport, Tell
 
 
 class CpuDevice(Device):
     """x86-64 and AArch64 through LLVM. Its option ``processor`` is what :func:`processors.target_of` takes,
-    ``algorithms`` one of :data:`machine.Algorithms`."""
+    ``algorithms`` one of :data:`machine.Algorithms`, ``tuned`` whether what was measured on this machine is used."""
 
     name = "cpu"
 
     def __init__(self) -> None:
         self._processor = "native"
         self._algorithms = "fast"
+        self._tuned = True
 
     def configure(self, **options: Any) -> None:
         from torchmdla.devices.cpu.machine import Algorithms
         from torchmdla.devices.cpu.processors import NATIVE, target_of
 
         processor, algorithms = options.pop("processor", NATIVE), options.pop("algorithms", "fast")
+        tuned = options.pop("tuned", True)
         super().configure(**options)
         target_of(processor)
         if algorithms not in get_args(Algorithms):
             raise ValueError(f"no algorithms {algorithms!r}; there are {', '.join(get_args(Algorithms))}")
-        self._processor, self._algorithms = processor, algorithms
+        if tuned not in (True, False):  # As numbers, too: a command line has these.
+            raise ValueError(f"tuned is True or False, not {tuned!r}")
+        self._processor, self._algorithms, self._tuned = processor, algorithms, bool(tuned)
 
     @property
     def ops(self) -> Mapping[str, OpSupport]:
@@ -56,6 +61,25 @@ class CpuDevice(Device):
         if os.environ.get("TORCHMDLA_CHECK_BOUNDS", "0") not in ("", "0"):
             features.append(CHECK_BOUNDS)
         return replace(target, features=",".join(features))
+
+    @property
+    def machine(self) -> str:
+        from torchmdla.devices.cpu.processors import described, target_of
+
+        return described(target_of(self._processor)) if self._tuned else ""
+
+    def tune(
+        self,
+        program: Program,
+        places: Sequence[float],
+        seconds: float,
+        known: Mapping[str, Record],
+        skip: Sequence[str] = (),
+        tell: Tell = lambda kernel, tried, gain: None,
+    ) -> Iterator[TunedKernel]:
+        from torchmdla.devices.cpu.tuning import tune
+
+        return tune(program, places, seconds, known, skip, tell)
 
     def lower(self, program: Program) -> Artifact:
         from torchmdla.devices.cpu.lowering import lower

@@ -27,7 +27,7 @@ from torchmdla.devices.cpu.passes import pipeline
 from torchmdla.devices.cpu.passes.bounds import conditions_of_bounds
 from torchmdla.devices.cpu.passes.pipeline import Tiles, transform
 from torchmdla.devices.cpu.printer import program_text
-from torchmdla.devices.cpu.schedule.plan import Given, plan_schedules
+from torchmdla.devices.cpu.schedule.plan import Given, Plan, plan_schedules
 from torchmdla.devices.cpu.schedule.tile_loops import symbols_of
 from torchmdla.devices.cpu.verifier import verify
 from torchmdla.errors import CompileError
@@ -45,13 +45,13 @@ def lower(program: Program) -> Artifact:
     """
     seconds: dict[str, float] = {}
     with new_context(), ir.Location.unknown():
-        code, generated = _generate(program, seconds)
+        code, generated, plan = _generate(program, seconds)
         with _timed(seconds, "object"), printed(dump.is_on()) as optimised_ir:
             object_code = to_object(generated, ENTRY, code.externals)
         dump.write("optimised.ll", lambda: optimised_ir.text)
         dump.write("code.o", lambda: object_code)
         dump.write("assembly.s", lambda: disassembled(object_code))
-    return Artifact(object_code, _manifest(program, code, object_code, seconds))
+    return Artifact(object_code, _manifest(program, code, plan, object_code, seconds))
 
 
 def loop_program_text(program: Program) -> str:
@@ -87,12 +87,11 @@ def generated_module(program: Program) -> ir.Module:
     Raises:
         torchmdla.CompileError: as :func:`lower`.
     """
-    _, generated = _generate(program, {})
-    return generated
+    return _generate(program, {})[1]
 
 
-def _generate(program: Program, seconds: dict[str, float]) -> tuple[Code, ir.Module]:
-    """The generated code, in the LLVM dialect, in the current context."""
+def _generate(program: Program, seconds: dict[str, float]) -> tuple[Code, ir.Module, Plan]:
+    """The generated code, in the LLVM dialect, in the current context, and the decisions that it was made by."""
     steps, tiles = loop_program(program, seconds)
     with _timed(seconds, "steps"):
         steps.not_negative = conditions_of_bounds(steps)
@@ -113,7 +112,7 @@ def _generate(program: Program, seconds: dict[str, float]) -> tuple[Code, ir.Mod
                 lower_more = partial(to_llvm, has_regions=False)
                 check_bounds(generated, code.regions, function_attributes(program), lower_more)
     dump.write("llvm.ll", lambda: to_llvm_ir(generated))
-    return code, generated
+    return code, generated, plan
 
 
 def loop_program(program: Program, seconds: dict[str, float]) -> tuple[LoopProgram, Tiles]:
@@ -155,8 +154,9 @@ def _read(program: Program, seconds: dict[str, float]) -> LoopProgram:
         return read_program(module, program)
 
 
-def _manifest(program: Program, code: Code, object_code: bytes, seconds: dict[str, float]) -> Manifest:
+def _manifest(program: Program, code: Code, plan: Plan, object_code: bytes, seconds: dict[str, float]) -> Manifest:
     counts = {"kernels": float(code.nests), "distinct_kernels": float(code.distinct_kernels)}
+    counts |= {"measured_kernels": float(len(plan.measured)), "ignored_records": float(len(plan.ignored))}
     return Manifest(
         program=program.key,
         entry=ENTRY,

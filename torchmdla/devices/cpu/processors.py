@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
+from pathlib import Path
 
 from torchmdla.compiler.program import Target
 
@@ -36,6 +37,24 @@ def target_of(processor: str) -> Target:
     listed = [feature[1:] for feature in host.features.split(",") if feature]
     features = ",".join(f"{'+' if name in wanted else '-'}{name}" for name in listed)
     return replace(host, cpu=processor, features=features)
+
+
+def described(target: Target) -> str:
+    """The machine that measurements of code for ``target`` hold for: processor, features and caches."""
+    features = " ".join(sorted(name[1:] for name in target.features.split(",") if name.startswith("+")))
+    return f"{target.triple} {target.cpu}\n{features}\n{_caches()}"
+
+
+@lru_cache(maxsize=1)
+def _caches() -> str:
+    """Level, type and size of each cache of the first core, as Linux tells them; empty elsewhere."""
+    found = []
+    for folder in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        try:
+            found.append(" ".join((folder / name).read_text().strip() for name in ("level", "type", "size")))
+        except OSError:
+            continue
+    return ", ".join(found)
 
 
 def _features(processor: str) -> frozenset[str]:

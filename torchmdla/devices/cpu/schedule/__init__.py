@@ -134,20 +134,38 @@ class Schedule:
 def choose(nest: AnyNest, machine: Machine, typical: tuple[int, ...] = (), ahead: Ahead = ()) -> Schedule:
     """A schedule for ``nest``, by simple costs. ``typical``: common values of the symbols of a dynamic nest; ``ahead``:
     what the kernel is to fetch."""
-    unknown = frozenset(d for d, size in enumerate(nest.sizes) if isinstance(size, Size))
-    known = static(nest, typical)
-    known = replace(known, sizes=tuple(max(1, size) if d in unknown else size for d, size in enumerate(known.sizes)))
+    known, unknown = at_typical(nest, typical)
     vector, lanes = _choose_vector(known, machine, unknown)
     reduction = reduction_order(known, vector)
-    order = _parallel_order(known, vector)
+    order = parallel_order(known, vector)
     if reduction:
         tiles, cycles = choose_tile(known, machine, vector, lanes, unknown)
         levels = choose_levels(known, machine, order, reduction, tiles, cycles)
         levels = _with_bounded_scratch(nest, known, levels, unknown)
     else:
         tiles = _tile_elementwise(known, vector, lanes, unknown)
-        cycles = _elementwise_cycles(known, machine, vector, lanes)
+        cycles = elementwise_cycles(known, machine, vector, lanes)
         levels = tuple(Level(loop, tiles[loop]) for loop in order)
+    return completed(Around(nest, machine, typical, ahead), vector, lanes, tiles, levels, cycles)
+
+
+@dataclass(frozen=True)
+class Around:
+    """What a schedule is made for, as :func:`choose` takes it."""
+
+    nest: AnyNest
+    machine: Machine
+    typical: tuple[int, ...] = ()
+    ahead: Ahead = ()
+
+
+def completed(
+    around: Around, vector: int, lanes: int, tiles: tuple[int, ...], levels: tuple[Level, ...], cycles: float
+) -> Schedule:
+    """The schedule of given tiles and levels, the rest of which follows from them. ``cycles``: what its arithmetic
+    takes in all."""
+    nest, (known, unknown) = around.nest, at_typical(around.nest, around.typical)
+    reduction = reduction_order(known, vector)
     ranged, iterations = _choose_range(known, levels)
     cycles = max(cycles, _bytes(known) * _BYTE_COST)
     grain = max(1, math.ceil(_TASK_COST * iterations / cycles))
@@ -155,10 +173,17 @@ def choose(nest: AnyNest, machine: Machine, typical: tuple[int, ...] = (), ahead
         # Loops inside of the range cost less than its levels do, and keep what the loops around them determine.
         grain = 0
         ranged, iterations = _choose_range(known, levels[:1])
-    whole = UNROLLED_WINDOW if not ahead else _UNROLLED_LOOP
+    whole = UNROLLED_WINDOW if not around.ahead else _UNROLLED_LOOP
     unroll = _choose_unroll(known, reduction, tiles, lanes, unknown, whole)
-    prefetch = choose_prefetch(nest, known, machine, levels) if reduction else None
-    return Schedule(levels, reduction, tiles, unroll, vector, lanes, ranged, iterations, grain, prefetch, ahead)
+    prefetch = choose_prefetch(nest, known, around.machine, levels) if reduction else None
+    return Schedule(levels, reduction, tiles, unroll, vector, lanes, ranged, iterations, grain, prefetch, around.ahead)
+
+
+def at_typical(nest: AnyNest, typical: Sequence[int]) -> tuple[KernelSpec, Unknown]:
+    """The nest at typical sizes, none of them 0, and the loops whose size is one of these."""
+    unknown = frozenset(d for d, size in enumerate(nest.sizes) if isinstance(size, Size))
+    known = static(nest, typical)
+    return replace(known, sizes=tuple(max(1, s) if d in unknown else s for d, s in enumerate(known.sizes))), unknown
 
 
 def ranges(nest: AnyNest, schedule: Schedule) -> Blocks:
@@ -200,6 +225,13 @@ def combines_in_any_order(nest: AnyNest) -> bool:
         if found.readers(old[0]) != [value] or found.readers(value) or value in nest.checks:
             return False
     return True
+
+
+def vectors_by_cost(nest: KernelSpec, machine: Machine) -> list[tuple[int, int]]:
+    """Every loop of a static nest that may lie across lanes, and how many these are; those of least cost per element
+    first."""
+    pairs = [(loop, _lanes(nest, machine, loop, _NONE)) for loop in range(len(nest.sizes)) if may_vectorise(nest, loop)]
+    return sorted((p for p in pairs if p[1] > 1), key=lambda pair: _element_cost(nest, machine, *pair))
 
 
 def _choose_vector(nest: KernelSpec, machine: Machine, unknown: Unknown) -> tuple[int, int]:
@@ -323,7 +355,7 @@ def _choose_unroll(
     return tuple(unroll)
 
 
-def _parallel_order(nest: KernelSpec, vector: int) -> tuple[int, ...]:
+def parallel_order(nest: KernelSpec, vector: int) -> tuple[int, ...]:
     """Large strides outside, the vector loop inside. A contraction first puts the loops that walk its largest operands
     outside, so that what is streamed again and again inside is small."""
     loops = [d for d, reduced in enumerate(nest.reduction) if not reduced]
@@ -384,7 +416,7 @@ def _choose_range(nest: KernelSpec, levels: Sequence[Level]) -> tuple[int, int]:
     return ranged, iterations
 
 
-def _elementwise_cycles(nest: KernelSpec, machine: Machine, vector: int, lanes: int) -> float:
+def elementwise_cycles(nest: KernelSpec, machine: Machine, vector: int, lanes: int) -> float:
     return math.prod(nest.sizes) * _element_cost(nest, machine, vector, lanes)
 
 

@@ -83,6 +83,16 @@ def choose_levels(
     return found
 
 
+def levels_by_cost(
+    nest: KernelSpec, machine: Machine, order: Sequence[int], reduction: Sequence[int], tiles: Sequence[int]
+) -> list[tuple[Level, ...]]:
+    """Every order of the loops around a register tile, and every one with blocks of a reduction, of those that
+    :func:`choose_levels` chooses from, best first."""
+    plain = tuple(Level(loop, tiles[loop]) for loop in order)
+    found = dict.fromkeys([*_orders(nest, plain), *(_blocked(nest, plain, reduction, tiles) if reduction else ())])
+    return sorted(found, key=lambda levels: _cost(nest, machine, levels))
+
+
 def choose_prefetch(nest: AnyNest, known: KernelSpec, machine: Machine, levels: Sequence[Level]) -> Prefetch | None:
     """What to fetch ahead under ``levels``: blocks of an input that lie one behind the other, each used by several
     tiles. Of a new block, the first tile that needs it would wait for all of it, while memory is idle during the

@@ -7,17 +7,20 @@ it, or a part, edited or not) is compiled by them. What it does not name is chos
     {"tiles": [[2, 1, 64]],
      "kernels": {"9c2f04d1be35a7c8": {"levels": [[1, 48], [0, 6]], "tiles": [6, 48, 1], "vector": 1, "lanes": 16, …}}}
 
-A kernel's name is a hash of what it computes.
+A kernel's name is a hash of what it computes. What was measured on a machine (the option ``records``) are such kernels
+too, of all programs: those that are this program's are used, if they fit.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from torchmdla.compiler import records
 from torchmdla.compiler.program import Program
 from torchmdla.devices.cpu.kernel_spec import AnyNest
 from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, Step, TileLoop, final_nest, flattened
@@ -33,6 +36,10 @@ from torchmdla.errors import CompileError
 # The program's option that gives decisions back.
 OPTION = "schedules"
 
+# Points of a tile, times unrolled steps, of a schedule that may have been measured: larger ones are more code than any
+# that is worth it.
+MOST_POINTS = 4096
+
 
 @dataclass(frozen=True)
 class ScheduledKernel:
@@ -45,10 +52,11 @@ class ScheduledKernel:
 @dataclass(frozen=True)
 class Given:
     """Decisions that are given: ``tiles`` of the loops that run nests tile by tile, in order, and ``kernels`` by name.
-    None, and none, are chosen by cost."""
+    None, and none, are chosen by what was ``measured``, or else by cost."""
 
     tiles: Sequence[Sequence[int]] | None = None
     kernels: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    measured: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, program: Program) -> Given:
@@ -57,14 +65,15 @@ class Given:
         Raises:
             CompileError: they are no JSON of that form.
         """
-        text = dict(program.options).get(OPTION, "")
+        options = dict(program.options)
+        text, measured = options.get(OPTION, ""), _object(options.get(records.OPTION, ""))
         if not text:
-            return cls()
+            return cls(measured=measured)
         try:
             raw = json.loads(text)
             tiles = raw.get("tiles")
             kernels = {str(name): dict(kernel) for name, kernel in raw.get("kernels", {}).items()}
-            return cls(tiles and [[int(size) for size in tile] for tile in tiles], kernels)
+            return cls(tiles and [[int(size) for size in tile] for tile in tiles], kernels, measured)
         except (ValueError, TypeError, AttributeError) as error:
             raise CompileError(f"the option {OPTION} is no plan, as TORCHMDLA_DUMP writes one: {error}") from None
 
@@ -72,11 +81,14 @@ class Given:
 @dataclass
 class Plan:
     """``kernels``: by the nest that a step computes and what it fetches for others; ``tile_loops``: by the step;
-    ``symbols``: those of the module."""
+    ``symbols``: those of the module. Of kernels that were measured, ``measured`` are as measured, and ``ignored`` are
+    chosen by cost, because what is recorded of them is no schedule of theirs."""
 
     symbols: Symbols
     kernels: dict[tuple[AnyNest, Ahead], ScheduledKernel] = field(default_factory=dict)
     tile_loops: dict[TileLoop, TileSchedule] = field(default_factory=dict)
+    measured: set[str] = field(default_factory=set)
+    ignored: dict[str, str] = field(default_factory=dict)
 
     def kernel(self, step: LoopNest, ahead: Ahead = ()) -> ScheduledKernel:
         """The kernel of a nest that fetches ``ahead``."""
@@ -86,8 +98,8 @@ class Plan:
         """The decisions as text, with the ``tiles`` of loops: by the names of the kernels; what each computes is there
         for people to read."""
         kernels = {
-            _name(kernel.nest, ahead): _lines(
-                {"nest": nest_text(kernel.nest).splitlines(), **_to_raw(kernel.schedule)}, "    "
+            kernel_name(kernel.nest, ahead): _lines(
+                {"nest": nest_text(kernel.nest).splitlines(), **to_raw(kernel.schedule)}, "    "
             )
             for (_, ahead), kernel in self.kernels.items()
         }
@@ -138,27 +150,67 @@ class _Planner:
             return
         nest = expand(key[0], self._machine)
         schedule = choose(nest, self._machine, self.plan.symbols.typical, ahead)
-        if self._given.kernels:
+        if self._given.kernels or self._given.measured:
             schedule = self._replaced(nest, schedule)
         self.plan.kernels[key] = ScheduledKernel(nest, schedule)
 
     def _replaced(self, nest: AnyNest, chosen: Schedule) -> Schedule:
-        """The schedule that is given for a nest, if one is."""
-        name = _name(nest, chosen.ahead)
+        """The schedule that is given for a nest, or was measured, if one is."""
+        name = kernel_name(nest, chosen.ahead)
         self.names.add(name)
-        if name not in self._given.kernels:
-            return chosen
-        try:
-            made = _from_raw(chosen, self._given.kernels[name])
-        except (ValueError, TypeError, KeyError) as error:
-            raise CompileError(f"the schedule given for kernel {name} is none: {error!r}") from None
-        for fault in faults(nest, made, self._machine):
-            raise CompileError(f"the schedule given for kernel {name} {fault}", diagnostic=nest_text(nest))
-        return replace(made, iterations=count(ranges(nest, made), self.plan.symbols.typical))
+        typical = self.plan.symbols.typical
+        if name in self._given.kernels:
+            try:
+                return given_schedule(nest, chosen, self._given.kernels[name], self._machine, typical)
+            except ValueError as error:
+                reason = f"the schedule given for kernel {name} {error}"
+                raise CompileError(reason, diagnostic=nest_text(nest)) from None
+        if name in self._given.measured:
+            try:
+                made = given_schedule(nest, chosen, self._given.measured[name], self._machine, typical)
+                if points(made) > MOST_POINTS:
+                    raise ValueError("has too large a tile")
+                self.plan.measured.add(name)
+                return made
+            except ValueError as error:
+                self.plan.ignored[name] = str(error)
+        return chosen
 
 
-def _name(nest: AnyNest, ahead: Ahead) -> str:
+def given_schedule(
+    nest: AnyNest, chosen: Schedule, raw: Mapping[str, Any], machine: Machine, typical: Sequence[int] = ()
+) -> Schedule:
+    """The schedule ``chosen`` of a nest with what ``raw`` says otherwise.
+
+    Raises:
+        ValueError: that is none; says why, in words behind a kernel's name.
+    """
+    try:
+        made = _from_raw(chosen, raw)
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
+        raise ValueError(f"is none: {error!r}") from None
+    for fault in faults(nest, made, machine):
+        raise ValueError(fault)
+    return replace(made, iterations=count(ranges(nest, made), typical))
+
+
+def points(schedule: Schedule) -> int:
+    """How many vectors a tile's code computes, one by one."""
+    return math.prod((*schedule.tiles, *schedule.unroll)) // schedule.lanes
+
+
+def kernel_name(nest: AnyNest, ahead: Ahead) -> str:
+    """A hash of what a kernel computes, and fetches for others."""
     return hashlib.sha256(f"{nest_text(nest)} {ahead}".encode()).hexdigest()[:16]
+
+
+def _object(text: str) -> Mapping[str, Any]:
+    """What a JSON text holds by name; nothing where it is damaged."""
+    try:
+        raw = json.loads(text) if text else {}
+    except ValueError:
+        return {}
+    return raw if isinstance(raw, dict) else {}
 
 
 # Fields of a schedule that are written as they are; what a kernel fetches for others is decided with the tile loop that
@@ -166,7 +218,8 @@ def _name(nest: AnyNest, ahead: Ahead) -> str:
 _PLAIN = ("reduction", "tiles", "unroll", "vector", "lanes", "ranged", "grain")
 
 
-def _to_raw(schedule: Schedule) -> dict[str, Any]:
+def to_raw(schedule: Schedule) -> dict[str, Any]:
+    """A schedule as JSON has it, the inverse of :func:`given_schedule`."""
     prefetch = schedule.prefetch
     return {
         "levels": [[level.loop, level.step] for level in schedule.levels],
@@ -196,5 +249,5 @@ def _from_raw(chosen: Schedule, raw: Mapping[str, Any]) -> Schedule:
     if "levels" in raw:
         made["levels"] = tuple(Level(int(loop), int(step)) for loop, step in raw["levels"])
     if "prefetch" in raw:
-        made["prefetch"] = raw["prefetch"] and Prefetch(**raw["prefetch"])
+        made["prefetch"] = raw["prefetch"] and Prefetch(**{name: int(own) for name, own in raw["prefetch"].items()})
     return replace(chosen, **made)

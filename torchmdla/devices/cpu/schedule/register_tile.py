@@ -114,22 +114,25 @@ def choose_tile(
     """Iterations of each loop in a register tile of a ``nest`` that reduces, ``vector`` lying across ``lanes`` (-1:
     none), and the cycles that the whole nest takes with it while its operands are in the first cache. The sizes of the
     loops ``unknown`` are only typical ones."""
-    tiles = [1] * len(nest.sizes)
     if vector < 0:
-        return tuple(tiles), _LATENCY * math.prod(nest.sizes)
+        return (1,) * len(nest.sizes), _LATENCY * math.prod(nest.sizes)
     search = _Search(nest, machine, vector, lanes, unknown)
-    best, cycles = search.best()
-    for loop, points in zip(search.axes, best, strict=True):
-        tiles[loop] = points * lanes if loop == vector else points
-    untiled = (size for d, size in enumerate(nest.sizes) if not nest.reduction[d] and d not in search.axes)
-    return tuple(tiles), cycles * math.prod(untiled)
+    return search.of_loops(*search.best())
+
+
+def tiles_by_cost(
+    nest: KernelSpec, machine: Machine, vector: int, lanes: int
+) -> Iterator[tuple[tuple[int, ...], float]]:
+    """Every register tile of a static nest that the registers hold, as :func:`choose_tile` has them, best first."""
+    search = _Search(nest, machine, vector, lanes, frozenset())
+    return itertools.starmap(search.of_loops, search.ranked())
 
 
 class _Search:
     """The costs of a nest's tiles. A tile is counted in points of each axis; a point of the vector loop is a vector."""
 
     def __init__(self, nest: KernelSpec, machine: Machine, vector: int, lanes: int, unknown: frozenset[int]) -> None:
-        self._machine = machine
+        self._machine, self._nest, self._vector, self._lanes = machine, nest, vector, lanes
         self._outputs = len(nest.outputs)
         self._across = nest.reduction[vector]
         self.axes = _axes(nest, vector)
@@ -160,6 +163,20 @@ class _Search:
             if total < least:
                 found, least = tile, total
         return found, least
+
+    def ranked(self) -> list[tuple[tuple[int, ...], float]]:
+        """Every tile that fits and its cost, best first."""
+        found = [(tile, self._total(tile)) for tile in self._candidates() if self._fits(tile)]
+        return sorted(found, key=lambda one: one[1])
+
+    def of_loops(self, tile: tuple[int, ...], cycles: float) -> tuple[tuple[int, ...], float]:
+        """Iterations of each loop of the nest in a tile that takes ``cycles`` in all, and what the whole nest takes."""
+        points = dict(zip(self.axes, tile, strict=True))
+        if self._vector in points:
+            points[self._vector] *= self._lanes
+        sizes = enumerate(self._nest.sizes)
+        untiled = (size for d, size in sizes if not self._nest.reduction[d] and d not in self.axes)
+        return tuple(points.get(d, 1) for d in range(len(self._nest.sizes))), cycles * math.prod(untiled)
 
     def _candidates(self) -> Iterator[tuple[int, ...]]:
         limit = self._machine.registers // self._outputs

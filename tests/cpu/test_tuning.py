@@ -1,0 +1,432 @@
+"""The tuner: what it tries computes the same, what wins is kept and used, and what is no record is not."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import math
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from nest_running import Kernel, host_target, reference
+from nest_samples import arrays_of, contractions, matmul, others
+from torch import Tensor, nn
+
+import torchmdla
+from torchmdla import devices, tuning
+from torchmdla.__main__ import main
+from torchmdla.capture import specialise
+from torchmdla.compile_service import records as kept
+from torchmdla.compile_service import service
+from torchmdla.compile_service.records import Records
+from torchmdla.compiler.program import Program
+from torchmdla.compiler.records import OPTION, Record, TunedKernel
+from torchmdla.devices.cpu import lowering
+from torchmdla.devices.cpu import tuning as cpu_tuning
+from torchmdla.devices.cpu.kernel_spec import KernelSpec
+from torchmdla.devices.cpu.lowering import loop_program
+from torchmdla.devices.cpu.machine import Machine
+from torchmdla.devices.cpu.schedule import Schedule, Symbols, choose, plan
+from torchmdla.devices.cpu.schedule.plan import Given, Plan, plan_schedules
+from torchmdla.devices.cpu.schedule.validity import faults
+from torchmdla.devices.cpu.tuning import measuring, search
+from torchmdla.devices.cpu.tuning.candidates import STAGES
+from torchmdla.devices.cpu.tuning.measuring import Bench, Unmeasurable
+from torchmdla.devices.cpu.tuning.search import Search
+from torchmdla.errors import CompileError
+from torchmdla.testing.compare import assert_matches
+from torchmdla.tuning import process
+
+MACHINE = Machine.of(host_target())
+PROGRAM = Program("", (), (), host_target())
+PRODUCT = matmul(48, 64, 40)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What is measured here is for one test; one thread, as timings of its own time are."""
+    monkeypatch.setenv("TORCHMDLA_CACHE_DIR", str(tmp_path / "cache"))
+    service.reset()
+    torch.set_num_threads(1)
+    yield
+    service.reset()
+
+
+# Candidates.
+
+
+@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.filter_too_much])
+@given(st.data())
+def test_candidates_compute_the_same(data: st.DataObject) -> None:
+    """Those of each stage, of which the first is run; at least one of a stage is valid, or there is none."""
+    nest = data.draw(contractions() | others())
+    assume(math.prod(nest.sizes) <= 5_000)
+    best = choose(nest, MACHINE)
+    arrays = arrays_of(nest, 0, (3.0,) * len(nest.all_scalars))
+    expected = reference(nest, arrays)
+    for stage in STAGES:
+        found = [c for c in itertools.islice(stage(nest, MACHINE, best), 3) if c != best]
+        valid = [c for c in found if not list(faults(nest, c, MACHINE))]
+        for schedule in valid[:1]:
+            own = [one.copy() for one in arrays]
+            Kernel(nest, schedule=schedule)(own, tasks=2)
+            for made, wanted in zip(own[len(nest.operands) - len(expected) :], expected, strict=False):
+                np.testing.assert_array_equal(made, wanted)
+
+
+@pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.__name__)
+def test_each_stage_changes_something(stage: Callable[..., Iterator[Schedule]]) -> None:
+    best = choose(PRODUCT, MACHINE)
+    changed = {
+        f.name for c in stage(PRODUCT, MACHINE, best) for f in dataclasses.fields(c) if f.name in _differing(c, best)
+    }
+    wanted = {"vectors": "lanes", "tiles": "tiles", "orders": "levels", "unrolling": "unroll", "prefetching": ""}
+    assert not wanted[stage.__name__] or wanted[stage.__name__] in changed
+
+
+def _differing(one: Schedule, other: Schedule) -> set[str]:
+    return {f.name for f in dataclasses.fields(one) if getattr(one, f.name) != getattr(other, f.name)}
+
+
+# Searching.
+
+
+def searched(nest: KernelSpec, chosen: Schedule, seconds: float = 60) -> search.Found:
+    return Search(nest, chosen, PROGRAM, Bench(nest, (1,)), time.monotonic() + seconds).run()
+
+
+def worse(nest: KernelSpec) -> Schedule:
+    """What no cost model would choose: a scalar at a time."""
+    tiles = (1,) * len(nest.sizes)
+    chosen = choose(nest, MACHINE)
+    levels = tuple(dataclasses.replace(level, step=1) for level in chosen.levels)
+    return dataclasses.replace(
+        chosen,
+        levels=levels,
+        tiles=tiles,
+        unroll=tiles,
+        vector=-1,
+        lanes=1,
+        ranged=0,
+        iterations=1,
+        grain=0,
+        prefetch=None,
+    )
+
+
+def test_a_bad_choice_is_improved() -> None:
+    found = searched(PRODUCT, worse(PRODUCT))
+    assert found.best != found.chosen and found.best_seconds < found.chosen_seconds
+    assert found.best.lanes > 1 and found.finished
+
+
+def test_no_time_is_no_search() -> None:
+    chosen = choose(PRODUCT, MACHINE)
+    found = searched(PRODUCT, chosen, seconds=0)
+    assert found.best == chosen and not found.finished
+
+
+def test_noise_is_no_gain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What wins while searching, and not when it is measured again, is not taken."""
+    monkeypatch.setattr(search, "NOISE", 0.0)
+    found = searched(PRODUCT, worse(PRODUCT))
+    assert found.best == found.chosen
+
+
+def test_what_computes_something_else_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "differ", lambda results, expected: True)
+    assert searched(PRODUCT, worse(PRODUCT)).best == worse(PRODUCT)
+
+
+def test_lookups_are_not_measured() -> None:
+    with pytest.raises(Unmeasurable):
+        Bench(dataclasses.replace(PRODUCT, checks=PRODUCT.values), ())
+
+
+@pytest.mark.parametrize(("factor", "differs"), [(1.0, False), (1 + 1e-6, False), (1.01, True)])
+def test_results_are_compared(factor: float, differs: bool) -> None:
+    results = [np.linspace(1, 2, 9, dtype=np.float32)]
+    assert measuring.differ([results[0] * np.float32(factor)], results) is differs
+
+
+# Records in a program.
+
+
+def product(x: Tensor, y: Tensor) -> Tensor:
+    return (x @ y).relu()
+
+
+X, Y = torch.randn(48, 40), torch.randn(40, 64)
+
+
+def program_of(function: Callable[..., Tensor] = product, *inputs: Tensor) -> Program:
+    """What a group's compiled program is, with what was measured on this machine."""
+    made = torchmdla.compile(torch.jit.trace(function, inputs or (X, Y), check_trace=False), *(inputs or (X, Y)))
+    owners = [s["executable"].owner for r in torchmdla._C.groups() for s in r["specialisations"] if s["executable"]]
+    assert made is not None and isinstance(owners[-1], specialise.Compiled)
+    return Program.from_bytes(owners[-1].program)
+
+
+def plan_of(program: Program) -> Plan:
+    with lowering.new_context(), lowering.ir.Location.unknown():
+        steps, _ = loop_program(program, {})
+        return plan_schedules(steps, Machine.of(program.target), Symbols(0, ()), Given.of(program))
+
+
+def decided(program: Program) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(plan_of(program).to_json([]))["kernels"]
+    return found
+
+
+def record(kernel: str, decisions: Any) -> Record:
+    return Record(kernel, "", decisions if isinstance(decisions, str) else json.dumps(decisions), 2.0, 1.0, 5, True)
+
+
+def other_unroll(kernel: dict[str, Any]) -> dict[str, Any]:
+    unroll = [3 if times > 1 else 1 for times in kernel["unroll"]]
+    assert unroll != kernel["unroll"]
+    return {"unroll": unroll}
+
+
+def test_records_are_used_and_change_the_key() -> None:
+    plain = program_of()
+    assert OPTION not in dict(plain.options)
+    (name, kernel), *_ = decided(plain).items()
+    assert Records(devices.get("cpu")).add([record(name, other_unroll(kernel))])
+    tuned = program_of()
+    assert tuned.key != plain.key and tuned.mlir == plain.mlir
+    assert decided(tuned)[name]["unroll"] == other_unroll(kernel)["unroll"]
+    artifact = devices.get("cpu").lower(tuned)
+    assert artifact.manifest.statistics["measured_kernels"] == 1
+    torchmdla.enable(tuned=False)
+    assert program_of().key == plain.key
+
+
+def test_results_with_records_are_eagers() -> None:
+    name, kernel = next(iter(decided(program_of()).items()))
+    Records(devices.get("cpu")).add([record(name, other_unroll(kernel))])
+    compiled = torchmdla.compile(product, X, Y)
+    assert_matches(compiled(X, Y), product(X, Y))
+
+
+def test_that_the_cost_model_was_right_changes_no_key() -> None:
+    plain = program_of()
+    Records(devices.get("cpu")).add([record(next(iter(decided(plain))), "")])
+    assert program_of().key == plain.key
+
+
+@pytest.mark.parametrize(
+    "decisions",
+    [
+        {"lanes": 3},
+        {"tiles": [0]},
+        {"tiles": "many"},
+        {"levels": [[9, 1]]},
+        {"levels": 7},
+        {"unroll": [1, 1, 100000]},
+        {"prefetch": {"operand": "x"}},
+        {"prefetch": [1]},
+        {"vector": None},
+    ],
+    ids=str,
+)
+def test_what_is_no_schedule_is_ignored(decisions: Any, caplog: pytest.LogCaptureFixture) -> None:
+    plain = program_of()
+    name = next(iter(decided(plain)))
+    Records(devices.get("cpu")).add([record(name, decisions)])
+    tuned = program_of()
+    assert decided(tuned) == decided(plain)
+    assert name in plan_of(tuned).ignored
+    assert "records do not fit" in caplog.text
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", '"x"', '{"k": 3}'])
+def test_an_option_that_holds_no_records(text: str) -> None:
+    plain = program_of()
+    assert decided(dataclasses.replace(plain, options=((OPTION, text),))) == decided(plain)
+
+
+# Records on disk.
+
+
+def file_of_records() -> Path:
+    (path,) = service.default_service().cache.path.glob("*.records")
+    return path
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [lambda data: b"", lambda data: data[:-1], lambda data: data[:-9] + b"x" + data[-8:], lambda data: b"{}"],
+    ids=["empty", "cut", "altered", "other"],
+)
+def test_a_damaged_block_counts_for_nothing(damage: Callable[[bytes], bytes]) -> None:
+    records = Records(devices.get("cpu"))
+    records.add([record("0" * 16, {"lanes": 8})])
+    assert records.load()
+    file_of_records().write_bytes(damage(file_of_records().read_bytes()))
+    assert records.load() == {} and kept.options_for(devices.get("cpu")) == ()
+    assert records.add([record("1" * 16, {})]) and len(records.load()) == 1
+
+
+@pytest.mark.parametrize(
+    "change", [{"decisions": "{"}, {"decisions": "[]"}, {"best_seconds": "fast"}, {"kernel": None}]
+)
+def test_of_several_records_the_readable_ones_count(change: dict[str, Any]) -> None:
+    raw = record("0" * 16, {"lanes": 8}).to_raw()
+    damaged = {name: value for name, value in {**raw, **change}.items() if value is not None}
+    assert [one.kernel for one in kept._readable([damaged, raw, {}])] == ["0" * 16]
+
+
+def test_others_may_not_write_records() -> None:
+    records = Records(devices.get("cpu"))
+    records.add([record("0" * 16, {})])
+    file_of_records().chmod(0o666)
+    assert records.load() == {}
+
+
+def test_records_are_of_a_machine_and_stay_when_artifacts_go(capsys: pytest.CaptureFixture[str]) -> None:
+    cpu = devices.get("cpu")
+    Records(cpu).add([record("0" * 16, {})])
+    cpu.configure(processor="x86-64-v2")
+    assert Records(cpu).load() == {}
+    cpu.configure()
+    assert main(["cache", "clear"]) == 0 and len(Records(cpu).load()) == 1
+    assert main(["cache", "clear", "--records"]) == 0 and Records(cpu).load() == {}
+
+
+# A program.
+
+
+def tuned_kernels(monkeypatch: pytest.MonkeyPatch) -> list[TunedKernel]:
+    """What is told of the one kernel of a program, for which costs choose badly."""
+    program = program_of()
+    monkeypatch.setattr(plan, "choose", lambda nest, *rest: worse(nest))
+    return list(cpu_tuning.tune(program, [1.0], 20, {}, (), lambda kernel, tried, gain: None))
+
+
+def test_what_wins_is_measured_in_the_whole_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone, among_others = tuned_kernels(monkeypatch)
+    assert alone.record and among_others.record and not alone.record.gain_among_others
+    assert among_others.record.gain_among_others > 1 and among_others.record.decisions == alone.record.decisions
+
+
+def test_what_wins_alone_only_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_tuning, "in_turn", lambda programs, rounds: [[1.0], [1.0]])
+    alone, among_others = tuned_kernels(monkeypatch)
+    assert alone.record and alone.record.decisions
+    assert among_others.record == alone.record.without_decisions and not among_others.saved
+
+
+# The tuner's process.
+
+
+def test_a_kernel_that_ends_the_process_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next process gets it to skip, and what was measured before it is told once."""
+    first, second = (TunedKernel(name, "", 1, 1.0, record(name, "")) for name in "ab")
+
+    def run(
+        program: Program, places: object, seconds: float, known: Any, skip: Any, tell: Any
+    ) -> Iterator[TunedKernel]:
+        yield first
+        if "b" not in skip:
+            raise process._Died("b", "SIGSEGV")
+        yield dataclasses.replace(second, record=None, reason="measuring it has ended the process")
+
+    monkeypatch.setattr(process, "_run", run)
+    found = list(process.measured(PROGRAM, [], 9, {}, lambda step: None))
+    assert [(one.kernel, one.record is None) for one in found] == [("a", False), ("b", True)]
+
+
+def test_what_ends_the_process_in_the_whole_program_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(*arguments: Any) -> Iterator[TunedKernel]:
+        yield TunedKernel("a", "", 1, 1.0, record("a", {"lanes": 8}))
+        raise process._Died("", "SIGSEGV")
+
+    monkeypatch.setattr(process, "_run", run)
+    found = process.measured(PROGRAM, [], 9, {}, lambda step: None)
+    assert [bool(one.record and one.record.decisions) for one in itertools.islice(found, 2)] == [True, False]
+    with pytest.raises(CompileError, match="died"):
+        next(found)
+
+
+def test_a_process_that_dies_at_once_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process.sys, "executable", "/bin/false")
+    with pytest.raises(CompileError, match="the tuner's process died"):
+        list(process.measured(PROGRAM, [], 9, {}, lambda step: None))
+
+
+def test_a_program_that_cannot_be_compiled_is_an_error() -> None:
+    with pytest.raises(CompileError):
+        list(process.measured(dataclasses.replace(PROGRAM, mlir="no program"), [], 5, {}, lambda step: None))
+
+
+# All of it.
+
+
+def model() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 14 * 14, 10)).eval()
+
+
+@pytest.mark.parametrize("frontend", ["torchscript", "export"])
+def test_compile_tunes(frontend: Any) -> None:
+    module, x = model(), torch.randn(1, 3, 16, 16)
+    compiled = torchmdla.compile(module, x, tune=2.0, frontend=frontend)
+    with torch.no_grad():
+        assert_matches(compiled(x), module(x), layers=3)
+    found = Records(devices.get("cpu")).load()
+    assert found and all(one.chosen_seconds > 0 and one.best_seconds > 0 for one in found.values())
+
+
+def test_what_was_measured_to_its_end_is_not_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = torchmdla.compile(product, X, Y)
+    report = tuning.tune(lambda: compiled(X, Y), 20)
+    (kernel,) = (one for one in report.kernels if one.record)
+    assert kernel.record and kernel.record.finished and report.covered > 0.5
+    assert 0 <= report.distance < 1 and str(report).startswith("1 kernel measured")
+    again = tuning.tune(lambda: compiled(X, Y), 20)
+    assert [one.record for one in again.kernels] == [one.record for one in report.kernels]
+
+
+def test_there_may_be_nothing_to_tune() -> None:
+    with pytest.raises(ValueError, match="nothing to tune"):
+        tuning.tune(lambda: X + 1, 1)
+    compiled = torchmdla.compile(product, X, Y)
+    torchmdla.enable(processor="x86-64-v2")
+    with pytest.raises(ValueError, match="nothing to tune"):
+        tuning.tune(lambda: compiled(X, Y), 1)
+    torchmdla.enable(tuned=False)
+    with pytest.warns(RuntimeWarning, match="nothing to tune"):
+        torchmdla.compile(product, X, Y, tune=1)
+
+
+def test_programs_for_any_sizes_are_left_to_the_cost_model() -> None:
+    compiled = torchmdla.compile(product, X, Y)
+    for rows in (5, 7, 9, 11):
+        compiled(X[:rows], Y)
+    report = tuning.tune(lambda: compiled(X[:13], Y), 5)
+    assert report.reasons == ("kernels for any sizes are left to the cost model",) and not report.kernels
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(tmp_path / "model.pt")
+    torch.jit.trace(model(), torch.randn(1, 3, 16, 16), check_trace=False).save(path)
+    assert main(["tune", path, "--input", "1x3x16x16", "--seconds", "3", "--threads", "1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["measured"] >= 1 and found["before"] > 0 and found["after"] > 0
+    assert main(["cache", "info"]) == 0
+    assert f"measured kernels  {found['measured']}" in capsys.readouterr().out
+
+
+def test_the_command_refuses_mlir(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "model.mlir"
+    path.write_text("module {}")
+    assert main(["tune", str(path)]) == 2
+    assert "no MLIR" in capsys.readouterr().err

@@ -1,0 +1,183 @@
+"""One kernel alone: compiled, linked into this process, and timed on operands of its own.
+
+What a model reads once a call (weights) is not in the caches when a kernel begins, what it has just computed is. So a
+bench has as many copies of the former as fill the caches, and takes them in turn. It runs on one thread, whose own time
+is taken: how a kernel's range is shared among threads is seen in a whole program (``whole.py``).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import math
+import time
+from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
+from llvmlite import binding
+from torch_mlir import ir
+
+from torchmdla.compiler.mlir import new_context
+from torchmdla.compiler.program import Program
+from torchmdla.devices.cpu.code.emit import to_llvm, to_object
+from torchmdla.devices.cpu.code.entry import function_attributes
+from torchmdla.devices.cpu.code.kernels import write_kernel
+from torchmdla.devices.cpu.element_types import stored
+from torchmdla.devices.cpu.kernel_spec import KernelSpec, Operand
+from torchmdla.devices.cpu.loader import address_of
+from torchmdla.devices.cpu.machine import Machine
+from torchmdla.devices.cpu.schedule import Ahead, Schedule, count, ranges
+
+# Bytes of copies that push each other out of the caches, and the most copies.
+_COLD_BYTES = 48 << 20
+_MOST_COPIES = 128
+
+# Around each buffer, for what kernels fetch ahead.
+_ALIGNMENT = 64
+_GUARD = 4096
+
+# Seconds that one timing of a kernel takes at least.
+SPAN = 0.002
+
+_DTYPES: Mapping[str, type] = {"f32": np.float32, "f64": np.float64, "i8": np.int8, "i32": np.int32, "i64": np.int64}
+
+_SYMBOL = "kernel"
+_KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+_serial = itertools.count()
+
+
+class Unmeasurable(Exception):
+    """A nest cannot be run on made-up operands; says why."""
+
+
+class Kernel:
+    """A nest's code by one schedule, in this process.
+
+    Raises:
+        CompileError: the code is not valid.
+    """
+
+    def __init__(self, nest: KernelSpec, schedule: Schedule, program: Program) -> None:
+        self.schedule = schedule
+        code = write_kernel(nest, schedule, Machine.of(program.target), function_attributes(program))
+        externals = [
+            f"llvm.func @{name}{kinds.removesuffix(' -> ()').replace('-> ()', '')}" for name, kinds in code.externals
+        ]
+        text = code.text.replace("{symbol}", _SYMBOL).replace(" internal", "", 1)
+        names = [name for name, _ in code.externals]
+        with new_context(), ir.Location.unknown():
+            module = ir.Module.parse("\n".join([*externals, text]))
+            to_llvm(module, has_regions=False)
+            made = to_object(module, _SYMBOL, names)
+        builder = binding.JITLibraryBuilder().add_object_img(made).add_current_process()
+        for name in names:
+            builder.import_symbol(name, address_of(name))
+        self._jit = _new_jit()
+        self._library = builder.export_symbol(_SYMBOL).link(self._jit, f"tuned{next(_serial)}")
+        self.function = _KERNEL(self._library[_SYMBOL])
+        self.iterations = count(ranges(nest, schedule))
+
+
+class Bench:
+    """The operands of a nest, and what calls and times kernels of it. ``cold``: the numbers of the operands that come
+    from memory; ``ahead``: what the kernels fetch for others.
+
+    Raises:
+        Unmeasurable: the nest looks up or checks something, or has elements of another kind.
+    """
+
+    def __init__(self, nest: KernelSpec, cold: Collection[int], ahead: Ahead = ()) -> None:
+        if nest.may_fail:
+            raise Unmeasurable("it looks up, or checks, what depends on the data")
+        if unknown := {stored(o.element) for o in nest.operands} - _DTYPES.keys():
+            raise Unmeasurable(f"it has elements of type {min(unknown)}")
+        self._generator = np.random.default_rng(0)
+        self._written = range(len(nest.operands) - _outputs(nest), len(nest.operands))
+        size = sum(_span(nest.operands[k], nest.sizes)[1] * _bytes(nest.operands[k]) for k in cold)
+        copies = max(1, min(_MOST_COPIES, -(-_COLD_BYTES // size))) if size else 1
+        self._buffers = [
+            [_Buffer(operand, nest.sizes, self._generator) for _ in range(copies if k in cold else 1)]
+            for k, operand in enumerate(nest.operands)
+        ]
+        self._scalars: list[np.ndarray] = [np.ones(1, _DTYPES[stored(kind)]) for kind in nest.all_scalars]
+        # What is fetched beside operands is some memory: that of the first result.
+        pointers = max((fetch.beside + 1 for fetch in ahead if fetch.beside is not None), default=0)
+        beside = [self._buffers[self._written[0]][0].address] * pointers
+        others = [*(one.ctypes.data for one in self._scalars), *beside]
+        self._pointers = [
+            (ctypes.c_void_p * (len(self._buffers) + len(others)))(
+                *(own[k % len(own)].address for own in self._buffers), *others
+            )
+            for k in range(copies)
+        ]
+        self._next = 0
+
+    def results(self, kernel: Kernel) -> list[np.ndarray]:
+        """What a kernel writes, from outputs of zeros on."""
+        outputs = [self._buffers[k][0] for k in self._written]
+        for output in outputs:
+            output.array[:] = 0
+        kernel.function(self._pointers[0], 0, kernel.iterations)
+        return [output.array.copy() for output in outputs]
+
+    def seconds(self, kernel: Kernel, calls: int) -> float:
+        """Of one call, the mean of ``calls``."""
+        # The thread's own time, which other processes cost little.
+        begin = time.thread_time()
+        for _ in range(calls):
+            kernel.function(self._pointers[self._next], 0, kernel.iterations)
+            self._next = (self._next + 1) % len(self._pointers)
+        return (time.thread_time() - begin) / calls
+
+    def calls_in(self, kernel: Kernel, span: float = SPAN) -> int:
+        """Calls that fill ``span`` seconds."""
+        self.seconds(kernel, 1)
+        return max(1, math.ceil(span / max(self.seconds(kernel, 1), 1e-7)))
+
+
+def differ(results: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> bool:
+    """Whether results differ by more than sums in another order do."""
+    return not all(
+        np.allclose(made, wanted, rtol=1e-3, atol=1e-4 * float(np.max(np.abs(wanted), initial=0)), equal_nan=True)
+        if made.dtype.kind == "f"
+        else np.array_equal(made, wanted)
+        for made, wanted in zip(results, expected, strict=True)
+    )
+
+
+class _Buffer:
+    """Random elements for an operand: normal ones, and integers that are 0 or 1."""
+
+    def __init__(self, operand: Operand, sizes: Sequence[int], generator: np.random.Generator) -> None:
+        dtype = np.dtype(_DTYPES[stored(operand.element)])
+        before, count = _span(operand, sizes)
+        self._memory = np.zeros(count * dtype.itemsize + 2 * _GUARD + _ALIGNMENT, np.uint8)
+        first = -(-(self._memory.ctypes.data + _GUARD) // _ALIGNMENT) * _ALIGNMENT
+        begin = first - self._memory.ctypes.data
+        self.array = self._memory[begin : begin + count * dtype.itemsize].view(dtype)
+        if dtype.kind == "f":
+            self.array[:] = generator.standard_normal(count, np.float32)
+        else:
+            self.array[:] = generator.integers(0, 2, count)
+        self.address = first + before * dtype.itemsize
+
+
+def _span(operand: Operand, sizes: Sequence[int]) -> tuple[int, int]:
+    """Elements before the one that an operand's pointer points at, and in all."""
+    ends = [(size - 1) * stride for size, stride in zip(sizes, operand.strides, strict=True)]
+    before = -sum(end for end in ends if end < 0)
+    return before, before + sum(end for end in ends if end > 0) + 1
+
+
+def _bytes(operand: Operand) -> int:
+    return np.dtype(_DTYPES[stored(operand.element)]).itemsize
+
+
+def _outputs(nest: KernelSpec) -> int:
+    return len(nest.epilogue.outputs if nest.epilogue else nest.outputs)
+
+
+def _new_jit() -> binding.LLJIT:
+    binding.initialize_native_target()
+    binding.initialize_native_asmprinter()
+    return binding.create_lljit_compiler(binding.Target.from_default_triple().create_target_machine(jit=True))

@@ -1,0 +1,90 @@
+"""A whole program, compiled in this process and run on made-up arguments, with the times of its kernels: what is faster
+alone may not be among the others, whose data fills the caches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from torchmdla import _C, devices
+from torchmdla.compiler.artifact import Artifact
+from torchmdla.compiler.program import Argument, Program
+
+# Seconds of a round for each program, within these bounds of calls.
+_SPAN, _MOST_CALLS = 0.1, 50
+
+
+class Running:
+    """A static program of the cpu device that can be called.
+
+    Raises:
+        CompileError: it cannot be compiled.
+    """
+
+    def __init__(self, program: Program) -> None:
+        device = devices.get(program.target.device)
+        artifact = device.lower(program)
+        self.kernels = artifact.manifest.kernels
+        self._times = _C.KernelTimes([kernel.symbol for kernel in self.kernels])
+        self._executable = _executable(artifact, device.load(artifact), self._times)
+        self._call(1)
+        # The second call has its weights packed.
+        seconds = self._call(1)[0]
+        self._calls = max(1, min(_MOST_CALLS, int(_SPAN / max(seconds, 1e-6))))
+
+    def seconds(self) -> list[float]:
+        """Of each kernel of the manifest, the least of a round of calls."""
+        return self._call(self._calls)[1]
+
+    def _call(self, calls: int) -> tuple[float, list[float]]:
+        self._times.reset()
+        for _ in range(calls):
+            self._executable([])
+        sums = self._times.sums()
+        return sums["entry"][1] * 1e-9, [least * 1e-9 for _, least in sums["kernels"]]
+
+
+def in_turn(programs: Sequence[Running], rounds: int) -> list[list[float]]:
+    """Seconds of each kernel of each program, the least of so many rounds through all."""
+    _C.observe_kernels(times=True, ranges=False)
+    try:
+        least = [one.seconds() for one in programs]
+        for _ in range(rounds - 1):
+            for k, one in enumerate(programs):
+                least[k] = [min(pair) for pair in zip(least[k], one.seconds(), strict=True)]
+        return least
+    finally:
+        _C.observe_kernels(times=False, ranges=False)
+
+
+def _executable(artifact: Artifact, loaded: devices.LoadedCode, times: _C.KernelTimes) -> _C.Executable:
+    manifest = artifact.manifest
+    packs = [
+        (address, pack.recipe, pack.arguments, pack.size, 0)
+        for address, pack in zip(loaded.packs, manifest.packs, strict=True)
+    ]
+    generator = torch.Generator().manual_seed(0)
+    strides = [torch.empty(result.shape, device="meta").stride() for result in manifest.results]
+    return _C.Executable(
+        entry=loaded.entry,
+        packs=packs,
+        workspace_bytes=manifest.workspace_bytes,
+        owner=loaded,
+        inputs=[("constant", _value(argument, generator)) for argument in manifest.arguments],
+        outputs=[
+            ("tensor", (index, getattr(torch, result.dtype), list(result.shape), list(stride)))
+            for index, (result, stride) in enumerate(zip(manifest.results, strides, strict=True))
+        ],
+        fault=loaded.fault,
+        times=times,
+    )
+
+
+def _value(argument: Argument, generator: torch.Generator) -> torch.Tensor:
+    """Normal numbers, which grow from layer to layer: they become no denormal ones, which take longer; and zeros for
+    integers, which may be indices."""
+    dtype = getattr(torch, argument.dtype)
+    if dtype.is_floating_point:
+        return torch.randn(argument.shape, dtype=dtype, generator=generator)
+    return torch.zeros(argument.shape, dtype=dtype)

@@ -1,0 +1,70 @@
+"""Measures the kernels of one program in a process of its own, which may die of it.
+
+``torchmdla.tuning.process`` starts this file as a script, with a request in JSON on standard input::
+
+    {"path": sys.path of the parent, "package": its torchmdla.__path__, "device": the device's origin (null: registered
+     by torchmdla), "program": …, "places": [seconds], "seconds": …, "known": [records], "skip": [kernels],
+     "threads": …}
+
+and reads lines of JSON: ``{"step": {kernel}, "tried": …, "gain": …}`` while a kernel is measured, ``{"kernel": {…}}``
+when it is, ``{"error": {the fields of a CompileError}}``, and ``{"end": true}``.
+"""
+
+from __future__ import annotations
+
+import sys
+
+if __name__ == "__main__" and not getattr(sys.flags, "safe_path", False):
+    # Python put this file's folder first; its modules must not stand in for others.
+    del sys.path[0]
+
+import json
+import os
+from typing import IO, Any
+
+
+def main() -> None:
+    request = json.load(sys.stdin)
+    # What native code prints must not get between the lines.
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    sys.path = request["path"]
+    os.environ["TORCHMDLA_ENABLE"] = "0"
+    _answer(request, replies)
+
+
+def _answer(request: dict[str, Any], replies: IO[str]) -> None:
+    import torch
+
+    from torchmdla import devices
+    from torchmdla.compile_service.lower import as_compile_error
+    from torchmdla.compile_service.origin import Origin
+    from torchmdla.compiler.program import Program
+    from torchmdla.compiler.records import Record, TunedKernel
+
+    def send(**message: Any) -> None:
+        print(json.dumps(message), file=replies, flush=True)
+
+    def tell(kernel: TunedKernel, tried: int, gain: float) -> None:
+        send(step=kernel.to_raw(), tried=tried, gain=gain)
+
+    try:
+        torch.set_num_threads(request["threads"])
+        if request["device"] is not None:
+            Origin(*request["device"]).register()
+        program = Program.from_json(request["program"])
+        known = {record.kernel: record for record in map(Record.from_raw, request["known"])}
+        device = devices.get(program.target.device)
+        for kernel in device.tune(
+            program, request["places"], request["seconds"], known, skip=request["skip"], tell=tell
+        ):
+            send(kernel=kernel.to_raw())
+        send(end=True)
+    except Exception as error:
+        send(error=as_compile_error(error).fields())
+
+
+if __name__ == "__main__":
+    main()
+    # No teardown: MLIR's and LLVM's global destructors take time and have nothing to save.
+    os._exit(0)

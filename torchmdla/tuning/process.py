@@ -1,0 +1,136 @@
+"""Measures the kernels of one program in another process, seen from the one that asks for it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torchmdla.compile_service.origin import Origin
+from torchmdla.compiler.program import Program
+from torchmdla.compiler.records import Record, TunedKernel
+from torchmdla.errors import CompileError
+from torchmdla.support.processes import how_it_ended
+
+_CHILD = Path(__file__).with_name("child.py")
+
+# Seconds beyond those that are asked for, of a process that gets ready, or is stuck; how often one that died is
+# replaced; how much is kept of what it printed.
+_GRACE = 90.0
+_MOST_DEATHS = 3
+_LAST_WORDS = 2048
+
+
+@dataclass(frozen=True)
+class Step:
+    """What is known while a kernel is measured: how many decisions were tried, and the gain so far."""
+
+    kernel: TunedKernel
+    tried: int
+    gain: float
+
+
+class _Died(Exception):
+    """The process ended before it was done, while it measured ``kernel``."""
+
+    def __init__(self, kernel: str, diagnostic: str) -> None:
+        super().__init__(diagnostic)
+        self.kernel = kernel
+
+
+def measured(
+    program: Program,
+    places: Sequence[float],
+    seconds: float,
+    known: Mapping[str, Record],
+    tell: Callable[[Step], object],
+) -> Iterator[TunedKernel]:
+    """What :meth:`torchmdla.devices.device.Device.tune` yields, a kernel once more where more is known of it. One that
+    ends the process is left alone by the next one.
+
+    Raises:
+        CompileError: the program cannot be compiled, or the process ends before any kernel is measured.
+    """
+    until, done, skip = time.monotonic() + seconds, dict[str, TunedKernel](), list[str]()
+    known = dict(known)
+    for _ in range(_MOST_DEATHS):
+        left = max(0.0, until - time.monotonic())
+        try:
+            for kernel in _run(program, places, left, known, skip, tell):
+                if kernel.record is not None:
+                    known[kernel.kernel] = kernel.record
+                if done.get(kernel.kernel) != kernel:
+                    done[kernel.kernel] = kernel
+                    yield kernel
+            return
+        except _Died as death:
+            if not death.kernel or death.kernel in skip:
+                # Perhaps of what was found: nothing of it is kept.
+                for kernel in done.values():
+                    if kernel.record is not None:
+                        yield replace(kernel, record=kernel.record.without_decisions)
+                raise CompileError("the tuner's process died", diagnostic=str(death)) from None
+            skip.append(death.kernel)
+
+
+def _run(
+    program: Program,
+    places: Sequence[float],
+    seconds: float,
+    known: Mapping[str, Record],
+    skip: Sequence[str],
+    tell: Callable[[Step], object],
+) -> Iterator[TunedKernel]:
+    origin = Origin.of(program)
+    request = {
+        "path": sys.path,
+        "device": astuple(origin) if origin else None,
+        "program": program.to_json(),
+        "places": list(places),
+        "seconds": seconds,
+        "known": [record.to_raw() for record in known.values()],
+        "skip": list(skip),
+        "threads": torch.get_num_threads(),
+    }
+    with tempfile.TemporaryFile() as printed:
+        child = subprocess.Popen(
+            [sys.executable, str(_CHILD)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=printed, text=True
+        )
+        watchdog = threading.Timer(seconds + _GRACE, child.kill)
+        watchdog.daemon = True
+        watchdog.start()
+        under_way = ""
+        try:
+            assert child.stdin and child.stdout
+            with contextlib.suppress(BrokenPipeError), child.stdin as requests:
+                requests.write(json.dumps(request))
+            for line in child.stdout:
+                answer: dict[str, Any] = json.loads(line)
+                if "end" in answer:
+                    return
+                if "error" in answer:
+                    raise CompileError(**answer["error"])
+                if "step" in answer:
+                    step = Step(TunedKernel.from_raw(answer["step"]), answer["tried"], answer["gain"])
+                    under_way = step.kernel.kernel
+                    tell(step)
+                else:
+                    under_way = ""
+                    yield TunedKernel.from_raw(answer["kernel"])
+            printed.seek(0)
+            words = printed.read()[-_LAST_WORDS:].decode(errors="replace").strip()
+            raise _Died(under_way, f"{how_it_ended(child.wait())}\n{words}".strip())
+        finally:
+            watchdog.cancel()
+            child.kill()
+            child.wait()

@@ -1,0 +1,123 @@
+"""How far what the cost model chooses is from the best that was found."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from torchmdla.compiler.records import TunedKernel
+from torchmdla.report.rendering import as_text, counted, new_table, time_text
+
+# Kernels that are shown, those that take most of the time; ``to_dict`` has all.
+_MOST_KERNELS = 24
+
+
+@dataclass(frozen=True)
+class TuningReport:
+    """What tuning a model came to.
+
+    Attributes:
+        kernels: of its programs, those that take most time first.
+        seconds: that a call of the model spends in compiled groups.
+        spent: seconds that tuning took.
+        reasons: why programs were not tuned.
+        problem: why nothing is kept on disk; empty where all is.
+        before, after: seconds of a call of the model by the cost model's choices and by the best, timed in turn; None
+            where that was not done.
+    """
+
+    kernels: tuple[TunedKernel, ...]
+    seconds: float
+    spent: float
+    reasons: tuple[str, ...] = ()
+    problem: str = ""
+    before: float | None = None
+    after: float | None = None
+
+    @property
+    def measured(self) -> int:
+        """Kernels of which decisions were measured, now or before."""
+        return sum(kernel.record is not None for kernel in self.kernels)
+
+    @property
+    def covered(self) -> float:
+        """The part of the time that they take."""
+        return sum(kernel.seconds for kernel in self.kernels if kernel.record) / self.seconds if self.seconds else 0.0
+
+    @property
+    def improved(self) -> int:
+        """Kernels for which something faster was found."""
+        return sum(kernel.record is not None and bool(kernel.record.decisions) for kernel in self.kernels)
+
+    @property
+    def distance(self) -> float:
+        """The part of the time in compiled groups that the best decisions save, by the kernels' own times."""
+        return sum(kernel.saved for kernel in self.kernels) / self.seconds if self.seconds else 0.0
+
+    @property
+    def summary(self) -> str:
+        """In one line."""
+        return (
+            f"{counted(self.measured, 'kernel')} measured, {self.covered * 100:.0f} % of the time; {self.improved} of "
+            f"them faster than by the cost model, which is {self.distance * 100:.1f} % from the best found"
+        )
+
+    def timed(self, before: float, after: float) -> TuningReport:
+        """With the times of the model's calls."""
+        return replace(self, before=before, after=after)
+
+    def to_dict(self) -> dict[str, Any]:
+        summed = {name: getattr(self, name) for name in ("measured", "covered", "improved", "distance")}
+        return {**asdict(self), **summed}
+
+    def to_json(self, indent: int | None = None) -> str:
+        return json.dumps(self.to_dict(), indent=indent)
+
+    def __str__(self) -> str:
+        return as_text(Group(*self._parts()))
+
+    def _parts(self) -> Iterator[RenderableType]:
+        yield Text(self.summary, style="bold")
+        if self.before is not None and self.after is not None:
+            yield Text(
+                f"a call takes {time_text(self.after)} in place of {time_text(self.before)}: "
+                f"× {self.before / self.after:.3f}"
+            )
+        yield from (Text(f"not tuned: {reason}") for reason in self.reasons)
+        if self.problem:
+            yield Text(f"nothing is kept on disk: {self.problem}")
+        if self.kernels:
+            yield self._table()
+
+    def _table(self) -> Table:
+        table = new_table()
+        table.add_column("kernel", no_wrap=True)
+        table.add_column("loops", overflow="fold")
+        for name in ("calls", "share", "cost model", "best", "alone", "gain", "tried"):
+            table.add_column(name, justify="right", no_wrap=True)
+        for kernel in sorted(self.kernels, key=lambda kernel: -kernel.seconds)[:_MOST_KERNELS]:
+            share = f"{kernel.seconds / self.seconds * 100:.1f} %"
+            table.add_row(kernel.kernel, kernel.loops, str(kernel.count), share, *_measurements(kernel))
+        if (rest := len(self.kernels) - _MOST_KERNELS) > 0:
+            table.add_row(f"{rest} others", *[""] * 8)
+        return table
+
+
+def _measurements(kernel: TunedKernel) -> tuple[str, ...]:
+    record = kernel.record
+    if record is None:
+        return (kernel.reason, "", "", "", "")
+    more = "" if record.finished else "+"
+    return (
+        time_text(record.chosen_seconds),
+        time_text(record.best_seconds),
+        f"{record.gain_alone:.2f}" if record.decisions else "-",
+        f"{record.gain_among_others:.2f}" if record.gain_among_others else "-",
+        f"{record.tried}{more}",
+    )
