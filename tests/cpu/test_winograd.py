@@ -239,5 +239,5 @@ def test_one_program_takes_batches_of_any_size(algorithms: str) -> None:
 
 
 def test_a_wrong_choice_is_refused() -> None:
-    with pytest.raises(ValueError, match="no algorithms 'slow'; there are fast, direct"):
+    with pytest.raises(ValueError, match="no algorithms 'slow'; there are fast, winograd, direct"):
         torchmdla.enable(algorithms="slow")
