@@ -8,23 +8,17 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_winograd import MOST_ERROR, convolve, target
+from test_winograd import MOST_ERROR, check_program, convolve, steps_of, target
 from torch import Tensor, nn
 from torch.nn import functional
-from torch_mlir import ir
 from written_programs import Builder, Value, check, normal
 
 import torchmdla
-from torchmdla.compiler.mlir import new_context
 from torchmdla.devices.cpu import strassen
 from torchmdla.devices.cpu.expressions import Expression, numbered
-from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, TileLoop
-from torchmdla.devices.cpu.lowering import loop_program
-from torchmdla.testing import checking
+from torchmdla.devices.cpu.loop_program import LoopNest, TileLoop
 from torchmdla.testing.compare import assert_matches
-from torchmdla.testing.frontends import variant_of
 from torchmdla.testing.programs import PROGRAMS
-from torchmdla.testing.runner import judged
 
 _OPS = {"arith.addf": torch.add, "arith.subf": torch.sub}
 
@@ -82,11 +76,6 @@ def count(b: Builder, results: list[Value], algorithms: str = "strassen") -> int
 
 def is_product(nest: LoopNest) -> bool:
     return any(nest.reduction) and nest.sizes[0] == strassen.PRODUCTS
-
-
-def steps_of(b: Builder, results: list[Value], algorithms: str) -> LoopProgram:
-    with new_context(), ir.Location.unknown():
-        return loop_program(b.program(results, target(algorithms)), {})[0]
 
 
 @pytest.mark.parametrize("features", [(), ("+avx2", "+fma"), ("",)], ids=["widest", "avx2", "baseline"])
@@ -216,9 +205,4 @@ FORCED = [name for name in PROGRAMS if name.startswith(("products.", "attention.
 @pytest.mark.parametrize("name", FORCED[::3])
 def test_programs(name: str) -> None:
     """A third of all; ``python -m torchmdla.testing --options algorithms=strassen`` has each program."""
-    torchmdla.enable(algorithms="strassen")
-    try:
-        found = checking.check(PROGRAMS[name], "torchscript:trace", variant_of("torchscript:trace"))
-    finally:
-        torchmdla.enable()
-    assert found is None or judged(found).expected, found
+    check_program(name, "strassen")

@@ -204,6 +204,16 @@ def test_error_against_float64(channels: int, results: int) -> None:
         torchmdla.enable()
 
 
+def check_program(name: str, algorithms: str) -> None:
+    """A program of the registry, by forced algorithms."""
+    torchmdla.enable(algorithms=algorithms)
+    try:
+        found = checking.check(PROGRAMS[name], "torchscript:trace", variant_of("torchscript:trace"))
+    finally:
+        torchmdla.enable()
+    assert found is None or judged(found).expected, found
+
+
 @pytest.mark.parametrize(
     ("name", "algorithms"),
     zip(
@@ -213,12 +223,7 @@ def test_error_against_float64(channels: int, results: int) -> None:
 )
 def test_programs(name: str, algorithms: str) -> None:
     """A third of all; ``python -m torchmdla.testing --options algorithms=winograd2`` has each program."""
-    torchmdla.enable(algorithms=algorithms)
-    try:
-        found = checking.check(PROGRAMS[name], "torchscript:trace", variant_of("torchscript:trace"))
-    finally:
-        torchmdla.enable()
-    assert found is None or judged(found).expected, found
+    check_program(name, algorithms)
 
 
 @pytest.mark.parametrize("algorithms", ["direct", "winograd2", "winograd4", "fast"])

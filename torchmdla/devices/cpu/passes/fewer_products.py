@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from torchmdla.compiler.sizes import AnySize, estimate
+from torchmdla.compiler.sizes import AnySize
 from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
 from torchmdla.devices.cpu.expressions import Expression, accumulator, load, operation, reduced, substituted
-from torchmdla.devices.cpu.loop_program import LoopNest
+from torchmdla.devices.cpu.loop_program import LoopNest, TileLoop
 from torchmdla.devices.cpu.winograd import KIND, ZERO
 
 
@@ -22,13 +22,6 @@ class OverLoops:
 
     nest: LoopNest
     loops: tuple[int, ...]
-
-
-def in_memory_order(step: LoopNest, access: Access) -> tuple[int, ...]:
-    """The loops of a contraction that an access varies with, as its buffer lies in memory."""
-    flat = access.flat(len(step.sizes))
-    moving = [loop for loop in access.loops if flat.factors[loop]]
-    return tuple(sorted(moving, key=lambda loop: -estimate(flat.factors[loop])))
 
 
 def buffer_of(kind: Literal["temporary", "local"], count: int, sizes: Iterable[AnySize]) -> Buffer:
@@ -83,3 +76,15 @@ def stored(
         outputs += map(placed, step.epilogue.outputs)
         values += substituted(step.epilogue.values, {reduced(0, KIND): total, **moved})
     return tuple(outputs), tuple(values)
+
+
+def tile_loop(members: Sequence[OverLoops], axes: Mapping[int, tuple[AnySize, int]]) -> TileLoop:
+    """Runs nests tile by tile. ``axes``: loops of the contraction that tiles are cut of, each with its iterations and
+    those of a tile."""
+    return TileLoop(
+        members=tuple(own.nest for own in members),
+        loops=tuple(tuple(own.loops.index(axis) for axis in axes) for own in members),
+        extents=tuple(extent for extent, _ in axes.values()),
+        tile=tuple(tile for _, tile in axes.values()),
+        locals=tuple(dict.fromkeys(b for own in members for b in own.nest.writes if b.kind == "local")),
+    )

@@ -18,7 +18,7 @@ from torchmdla.compiler.sizes import estimate
 from torchmdla.devices.cpu.accesses import Access
 from torchmdla.devices.cpu.expressions import Expression, load, operation, reduced, substituted
 from torchmdla.devices.cpu.loop_program import Epilogue, LoopNest, LoopProgram, starts_from_zero
-from torchmdla.devices.cpu.passes.layout import lay_out
+from torchmdla.devices.cpu.passes.layout import in_memory_order, lay_out
 from torchmdla.devices.cpu.passes.precompute import IsKnown, known_accesses
 from torchmdla.devices.cpu.patterns import SUM_OF_PRODUCTS, Captured, Rule, op, within
 
@@ -73,8 +73,7 @@ def can_scale(step: LoopNest, weights: Access, factor: Access, is_known: IsKnown
 
 def scale_ahead(steps: LoopProgram, step: LoopNest, weights: Access, factor: Access) -> None:
     """Lets a step read a buffer of scaled weights, which a step before it fills."""
-    flat = weights.flat(len(step.sizes))
-    order = sorted(weights.loops, key=lambda loop: -estimate(flat.factors[loop]))
+    order = in_memory_order(step, weights)
     maker = lay_out(step, weights, order)
     maker.values = (operation("arith.mulf", [*maker.values, load(factor.over(order))], weights.buffer.element),)
     steps.steps.insert(steps.steps.index(step), maker)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from torchmdla.compiler.program import Program
-from torchmdla.compiler.sizes import NoPolynomial, Size, at, fit
+from torchmdla.compiler.sizes import NoPolynomial, Size, at, fit, static
 from torchmdla.devices.cpu.accesses import Buffer, Scalar
 from torchmdla.devices.cpu.expressions import Expression, constant, operation, size
 from torchmdla.devices.cpu.loop_program import LoopProgram, OutlinedRegion, ScalarStep
@@ -29,7 +29,7 @@ _ROUNDED: Mapping[str, Callable[[float], Any]] = {"f32": np.float32, "f64": floa
 
 def mark_varying(samples: Sequence[LoopProgram]) -> None:
     """Lists the sizes that not all samples have buffers of."""
-    every = [{n for buffer in steps.buffers() for n in buffer.sizes if isinstance(n, int)} for steps in samples]
+    every = [{static(size) for buffer in steps.buffers() for size in buffer.sizes} for steps in samples]
     common = every[0].intersection(*every)
     for steps, own in zip(samples, every, strict=True):
         steps.varying = frozenset(own - common)

@@ -197,6 +197,13 @@ def _lay_out_weights(steps: LoopProgram, step: LoopNest) -> None:
         steps.steps.insert(steps.steps.index(step), lay_out(step, access, order))
 
 
+def in_memory_order(step: LoopNest, access: Access) -> tuple[int, ...]:
+    """The loops of a step that an access varies with, as its buffer lies in memory."""
+    flat = access.flat(len(step.sizes))
+    moving = [loop for loop in access.loops if flat.factors[loop]]
+    return tuple(sorted(moving, key=lambda loop: -estimate(flat.factors[loop])))
+
+
 def lay_out(step: LoopNest, access: Access, order: Sequence[int]) -> LoopNest:
     """Lets a step read a new buffer in the place of ``access``, in which that lies in the order of ``order``, a list of
     all loops, outermost first; returns the step that fills the buffer."""

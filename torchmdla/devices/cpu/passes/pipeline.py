@@ -141,7 +141,8 @@ def transform(
     """
     if len({len(sample.steps) for sample in samples}) == 1:
         samples = [generalise(program, samples)]
-    mark_varying(samples)
+    else:
+        mark_varying(samples)
     for k, sample in enumerate(samples):
         name = f"sample{k}" if len(samples) > 1 else ""
         observe("read-steps", sample, name)

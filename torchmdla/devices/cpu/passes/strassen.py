@@ -22,7 +22,7 @@ from torchmdla.compiler.sizes import static
 from torchmdla.devices.cpu.accesses import Access
 from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, starts_from_zero
 from torchmdla.devices.cpu.machine import Machine
-from torchmdla.devices.cpu.passes.fewer_products import in_memory_order
+from torchmdla.devices.cpu.passes.layout import in_memory_order
 from torchmdla.devices.cpu.passes.precompute import IsKnown, known_accesses
 from torchmdla.devices.cpu.passes.strassen_nests import Product, Tiles, strassen_steps
 from torchmdla.devices.cpu.passes.tile_fusion import MOST_LOCAL_BYTES, cut

@@ -14,15 +14,16 @@ from torchmdla.compiler.sizes import AnySize, static
 from torchmdla.devices.cpu import strassen
 from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
 from torchmdla.devices.cpu.expressions import Expression, load
-from torchmdla.devices.cpu.loop_program import LoopNest, Step, TileLoop
+from torchmdla.devices.cpu.loop_program import LoopNest, Step
 from torchmdla.devices.cpu.passes.fewer_products import (
     OverLoops,
     buffer_of,
-    in_memory_order,
     of_product,
     products,
     stored,
+    tile_loop,
 )
+from torchmdla.devices.cpu.passes.layout import in_memory_order
 from torchmdla.devices.cpu.strassen import PRODUCTS, QUARTERS, Quarter, Quarters
 from torchmdla.devices.cpu.winograd import ZERO
 
@@ -167,15 +168,7 @@ class _Writer:
         return replace(access, indices=tuple(map(moved, access.indices)))
 
     def _by_tiles(self, members: Sequence[OverLoops]) -> list[Step]:
-        axes = self.tiles.axes
-        if not axes:
+        if not self.tiles.axes:
             return [own.nest for own in members]
-        return [
-            TileLoop(
-                members=tuple(own.nest for own in members),
-                loops=tuple(tuple(own.loops.index(axis) for axis in axes) for own in members),
-                extents=tuple(self.found.half(axis) for axis in axes),
-                tile=tuple(static(self.tiles.sizes[axis]) for axis in axes),
-                locals=tuple(dict.fromkeys(b for own in members for b in own.nest.writes if b.kind == "local")),
-            )
-        ]
+        axes = {axis: (self.found.half(axis), static(self.tiles.sizes[axis])) for axis in self.tiles.axes}
+        return [tile_loop(members, axes)]

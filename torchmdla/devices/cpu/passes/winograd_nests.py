@@ -15,15 +15,16 @@ from typing import Literal
 from torchmdla.compiler.sizes import AnySize, static
 from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
 from torchmdla.devices.cpu.expressions import Expression, load
-from torchmdla.devices.cpu.loop_program import LoopNest, Step, TileLoop
+from torchmdla.devices.cpu.loop_program import LoopNest, Step
 from torchmdla.devices.cpu.passes.fewer_products import (
     OverLoops,
     buffer_of,
-    in_memory_order,
     of_product,
     products,
     stored,
+    tile_loop,
 )
+from torchmdla.devices.cpu.passes.layout import in_memory_order
 from torchmdla.devices.cpu.winograd import TAPS, ZERO, Matrix, Transforms, transformed
 
 
@@ -107,21 +108,13 @@ class _Writer:
         slid = self.found.slid
         images = [loop for loop in self._order(self.found.step.outputs[0]) if loop in self.found.images]
         tile = [min(most, part.count) for most, part in zip(block, parts, strict=True)]
-        extents = [self.sizes[loop] for loop in images] + [part.count for part in parts]
-        if extents == [1] * len(images) + tile:
+        axes = {loop: (self.sizes[loop], 1) for loop in images}
+        axes |= {loop: (part.count, most) for loop, part, most in zip(slid, parts, tile, strict=True)}
+        if all(extent == most for extent, most in axes.values()):
             return [own.nest for own in self.steps([parts], weights, "temporary")]
         of_one = replace(self, sizes={loop: 1 if loop in images else size for loop, size in self.sizes.items()})
         cut = tuple(replace(part, count=count) for part, count in zip(parts, tile, strict=True))
-        members = of_one.steps([cut], weights, "local")
-        return [
-            TileLoop(
-                members=tuple(own.nest for own in members),
-                loops=tuple(tuple(own.loops.index(axis) for axis in [*images, *slid]) for own in members),
-                extents=tuple(extents),
-                tile=(*[1] * len(images), *tile),
-                locals=tuple(dict.fromkeys(b for own in members for b in own.nest.writes if b.kind == "local")),
-            )
-        ]
+        return [tile_loop(of_one.steps([cut], weights, "local"), axes)]
 
     def steps(
         self, parts: Sequence[_Parts], weights: OverLoops, kind: Literal["temporary", "local"]
