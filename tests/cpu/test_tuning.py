@@ -7,7 +7,7 @@ import itertools
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +32,13 @@ from torchmdla.compiler.records import OPTION, Record, TunedKernel
 from torchmdla.devices.cpu import lowering
 from torchmdla.devices.cpu import tuning as cpu_tuning
 from torchmdla.devices.cpu.kernel_spec import KernelSpec
+from torchmdla.devices.cpu.loop_program import Contraction
 from torchmdla.devices.cpu.lowering import loop_program
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.schedule import Schedule, Symbols, choose, plan
 from torchmdla.devices.cpu.schedule.plan import Given, Plan, plan_schedules
 from torchmdla.devices.cpu.schedule.validity import faults
-from torchmdla.devices.cpu.tuning import measuring, search
+from torchmdla.devices.cpu.tuning import algorithms, measuring, search
 from torchmdla.devices.cpu.tuning.candidates import STAGES
 from torchmdla.devices.cpu.tuning.measuring import Bench, Unmeasurable
 from torchmdla.devices.cpu.tuning.search import Search
@@ -330,6 +331,94 @@ def test_what_wins_alone_only_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> No
     alone, among_others = tuned_kernels(monkeypatch)
     assert alone.record and alone.record.decisions
     assert among_others.record == alone.record.without_decisions and not among_others.saved
+
+
+# Algorithms.
+
+
+class Convolution(nn.Module):
+    """Large enough for costs to choose Winograd's way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(32, 32, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x).relu()
+
+
+IMAGE = torch.randn(1, 32, 30, 30)
+
+
+def contractions_of(program: Program) -> dict[str, Contraction]:
+    with lowering.new_context(), lowering.ir.Location.unknown():
+        return loop_program(program, {})[0].contractions
+
+
+def taken(program: Program) -> str:
+    """The algorithm of the only contraction of a program."""
+    (found,) = contractions_of(program).values()
+    return found.algorithm
+
+
+@pytest.mark.parametrize("algorithm", ["direct", "winograd2"])
+def test_a_measured_algorithm_is_taken(algorithm: str) -> None:
+    module = Convolution().eval()
+    plain = program_of(module, IMAGE)
+    assert taken(plain) == "winograd4"
+    Records(devices.get("cpu")).add([record(*contractions_of(plain), {"algorithm": algorithm})])
+    tuned = program_of(module, IMAGE)
+    assert tuned.key != plain.key and taken(tuned) == algorithm
+    with torch.no_grad():
+        assert_matches(torchmdla.compile(module, IMAGE)(IMAGE), module(IMAGE))
+    torchmdla.enable(algorithms="direct")
+    assert taken(program_of(module, IMAGE)) == "direct"
+
+
+@pytest.mark.parametrize("algorithm", ["fewest", 4, None], ids=str)
+def test_what_is_no_algorithm_is_ignored(algorithm: Any) -> None:
+    plain = program_of(Convolution().eval(), IMAGE)
+    option = OPTION, json.dumps({next(iter(contractions_of(plain))): {"algorithm": algorithm}})
+    assert taken(dataclasses.replace(plain, options=(option,))) == "winograd4"
+
+
+@pytest.mark.parametrize(("algorithm", "differs"), [("direct", True), ("winograd2", True), ("winograd4", False)])
+def test_an_algorithm_is_timed_where_it_is_another(algorithm: Any, differs: bool) -> None:
+    program = program_of(Convolution().eval(), IMAGE)
+    found = dict(algorithms._by(algorithm, program, Running(program), contractions_of(program)))
+    assert len(found) == differs
+    assert all(one.algorithm == algorithm and min(one.seconds, one.chosen_seconds) > 0 for one in found.values())
+
+
+@pytest.mark.parametrize(
+    ("alone", "together", "seconds", "decisions"),
+    [(0.5, 0.5, 99, ['{"algorithm": "direct"}']), (0.5, 100.0, 99, [""]), (0.98, 0.5, 99, [""]), (0.5, 0.5, 0, [])],
+)
+def test_an_algorithm_must_win_twice(
+    monkeypatch: pytest.MonkeyPatch, alone: float, together: float, seconds: float, decisions: list[str]
+) -> None:
+    program = program_of(Convolution().eval(), IMAGE)
+    with lowering.new_context(), lowering.ir.Location.unknown():
+        steps, _ = loop_program(program, {})
+
+    def by(algorithm: str, *rest: Any) -> Iterator[tuple[str, algorithms._Trial]]:
+        return ((name, algorithms._Trial("direct", 1.0, alone)) for name in steps.contractions if algorithm == "direct")
+
+    def timed(programs: Sequence[Running], rounds: int) -> list[list[float]]:
+        return [[each] * len(one.kernels) for one, each in zip(programs, (10.0, together), strict=True)]
+
+    monkeypatch.setattr(algorithms, "_by", by)
+    monkeypatch.setattr(algorithms, "in_turn", timed)
+
+    def told(known: Mapping[str, Record]) -> list[TunedKernel]:
+        until = time.monotonic() + seconds
+        return list(algorithms.tune_algorithms(program, steps, 0.1, until, known, (), lambda kernel, tried, gain: None))
+
+    first = told({})
+    found = [one.record for one in first if one.record]
+    assert [one.decisions for one in found] == decisions
+    monkeypatch.setattr(algorithms, "_measured", None)  # What is finished is not measured again.
+    assert not found or told({one.kernel: one for one in found}) == first
 
 
 # The tuner's process.

@@ -22,8 +22,9 @@ examples:
   python -m torchmdla tune model.pt --input 1x3x224x224 --seconds 600 --threads 1
   python -m torchmdla tune model.pt --input 1x3x224x224 --json > tuned.json
 
-Schedules of the kernels that take most of the time are measured, and those that win are kept on disk, for this machine:
-a kernel must be more than 3 % faster alone, twice, and faster in the whole program. Every program that is compiled here
+Algorithms of convolutions and products are measured in the whole program, then schedules of the kernels that take most
+of the time. What wins is kept on disk, for this machine: an algorithm must be more than 3 % faster, twice, a kernel
+more than 3 % faster alone, twice, and faster in the whole program. Every program that is compiled here
 from then on uses them, this one and others. What was measured to its end is not measured again; a "+" behind a number
 says that the time was over before, and a second run goes on there. The columns have the time of a kernel alone, by the
 cost model's choice and by the best that was found, how many times faster that is alone, and in the whole program.

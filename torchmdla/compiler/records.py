@@ -80,7 +80,8 @@ def option_of(records: Iterable[Record]) -> tuple[tuple[str, str], ...]:
 @dataclass(frozen=True)
 class TunedKernel:
     """A kernel of a program: its name and loops, how often a call of the program runs it, the seconds that this takes
-    in all, and what is known of it; without a ``record`` the ``reason``."""
+    in all, and what is known of it; without a ``record`` the ``reason``. ``is_algorithm``: it is a contraction, whose
+    algorithm was measured; its kernels are others of these."""
 
     kernel: str
     loops: str
@@ -88,6 +89,7 @@ class TunedKernel:
     seconds: float
     record: Record | None = None
     reason: str = ""
+    is_algorithm: bool = False
 
     @property
     def saved(self) -> float:
@@ -104,4 +106,6 @@ class TunedKernel:
             ValueError, TypeError, KeyError: it is none.
         """
         record = Record.from_raw(raw["record"]) if raw["record"] is not None else None
-        return cls(raw["kernel"], raw["loops"], raw["count"], raw["seconds"], record, raw["reason"])
+        return cls(
+            raw["kernel"], raw["loops"], raw["count"], raw["seconds"], record, raw["reason"], raw["is_algorithm"]
+        )

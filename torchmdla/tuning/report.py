@@ -42,17 +42,29 @@ class TuningReport:
 
     @property
     def measured(self) -> int:
-        """Kernels of which decisions were measured, now or before."""
-        return sum(kernel.record is not None for kernel in self.kernels)
+        """Kernels of which schedules were measured, now or before."""
+        return sum(kernel.record is not None for kernel in self._scheduled)
+
+    @property
+    def algorithms(self) -> int:
+        """Contractions of which algorithms were measured."""
+        return len(self.kernels) - len(self._scheduled)
+
+    @property
+    def _scheduled(self) -> list[TunedKernel]:
+        """Those that are kernels."""
+        return [kernel for kernel in self.kernels if not kernel.is_algorithm]
 
     @property
     def covered(self) -> float:
         """The part of the time that they take."""
-        return sum(kernel.seconds for kernel in self.kernels if kernel.record) / self.seconds if self.seconds else 0.0
+        return (
+            sum(kernel.seconds for kernel in self._scheduled if kernel.record) / self.seconds if self.seconds else 0.0
+        )
 
     @property
     def improved(self) -> int:
-        """Kernels for which something faster was found."""
+        """Kernels and contractions for which something faster was found."""
         return sum(kernel.record is not None and bool(kernel.record.decisions) for kernel in self.kernels)
 
     @property
@@ -63,9 +75,11 @@ class TuningReport:
     @property
     def summary(self) -> str:
         """In one line."""
+        algorithms = f", and the algorithms of {counted(self.algorithms, 'contraction')}" if self.algorithms else ""
         return (
-            f"{counted(self.measured, 'kernel')} measured, {self.covered * 100:.0f} % of the time; {self.improved} of "
-            f"them faster than by the cost model, which is {self.distance * 100:.1f} % from the best found"
+            f"{counted(self.measured, 'kernel')} measured, {self.covered * 100:.0f} % of the time{algorithms}; "
+            f"{self.improved} of them faster than by the cost model, which is {self.distance * 100:.1f} % from the "
+            "best found"
         )
 
     def timed(self, before: float, after: float) -> TuningReport:
@@ -73,7 +87,7 @@ class TuningReport:
         return replace(self, before=before, after=after)
 
     def to_dict(self) -> dict[str, Any]:
-        summed = {name: getattr(self, name) for name in ("measured", "covered", "improved", "distance")}
+        summed = {name: getattr(self, name) for name in ("measured", "algorithms", "covered", "improved", "distance")}
         return {**asdict(self), **summed}
 
     def to_json(self, indent: int | None = None) -> str:

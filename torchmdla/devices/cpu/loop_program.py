@@ -9,7 +9,7 @@ made, by :func:`final_nest`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -339,6 +339,18 @@ class Packing:
         return tuple(sorted(found))
 
 
+@dataclass(frozen=True)
+class Contraction:
+    """A sum of products that more than one algorithm computes, ``count`` times in a program. ``loops``: the sizes of
+    the nest that does so plainly, for people; ``nodes``: those of the group that it computes; ``algorithm``: which one
+    is taken."""
+
+    loops: str
+    nodes: frozenset[int]
+    algorithm: str
+    count: int = 1
+
+
 @dataclass
 class LoopProgram:
     """The whole of an executable: ``steps`` in order, the text of every global that they use, by symbol, and what is
@@ -347,7 +359,8 @@ class LoopProgram:
     The steps of a dynamic program have sizes (:class:`~torchmdla.compiler.sizes.Size`) where those of a static one have
     integers; ``typical`` are values of the symbols, to choose schedules for. ``not_negative`` are the numbers that each
     call has to find not to be negative. ``varying``: of a sample of a dynamic program, the sizes that other samples
-    have others in the place of."""
+    have others in the place of. ``measured``: the algorithms that were measured to be the fastest, by the names of
+    contractions; ``contractions``: those for which one was chosen."""
 
     steps: list[Step]
     globals: dict[str, str]
@@ -355,6 +368,8 @@ class LoopProgram:
     typical: tuple[int, ...] = ()
     not_negative: list[Size] = field(default_factory=list)
     varying: frozenset[int] = frozenset()
+    measured: Mapping[str, str] = field(default_factory=dict, init=False)
+    contractions: dict[str, Contraction] = field(default_factory=dict, init=False)
 
     def varies(self, size: AnySize) -> bool:
         """Whether a size differs between calls."""

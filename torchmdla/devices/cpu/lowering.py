@@ -123,9 +123,9 @@ def loop_program(program: Program, seconds: dict[str, float]) -> tuple[LoopProgr
         torchmdla.CompileError: as :func:`lower`.
     """
     written = [program.sample(k) for k in range(len(program.samples))] or [program]
-    samples, given = [_read(sample, seconds) for sample in written], Given.of(program).tiles
-    with _timed(seconds, "steps"), _fitting(given):
-        return transform(program, samples, given)
+    samples, given = [_read(sample, seconds) for sample in written], Given.of(program)
+    with _timed(seconds, "steps"), _fitting(given.tiles):
+        return transform(program, samples, given.tiles, given.algorithms)
 
 
 @contextmanager

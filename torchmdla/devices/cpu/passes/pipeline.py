@@ -119,7 +119,10 @@ def named(names: Sequence[str]) -> list[Pass]:
 
 
 def transform(
-    program: Program, samples: Sequence[LoopProgram], tiles: Tiles | None = None
+    program: Program,
+    samples: Sequence[LoopProgram],
+    tiles: Tiles | None = None,
+    measured: Mapping[str, str] | None = None,
 ) -> tuple[LoopProgram, Tiles]:
     """Runs every pass over the steps of a program.
 
@@ -131,6 +134,7 @@ def transform(
         samples: the steps of the program; of a dynamic one of each of its samples.
         tiles: of the chains (:func:`~torchmdla.devices.cpu.passes.tile_fusion.fuse_by_tiles`), where they are chosen
             already.
+        measured: the algorithms of some contractions (:class:`~torchmdla.devices.cpu.loop_program.LoopProgram`).
 
     Returns:
         the steps, and the tiles of the loops that run by tiles, in order.
@@ -145,6 +149,7 @@ def transform(
         mark_varying(samples)
     for k, sample in enumerate(samples):
         name = f"sample{k}" if len(samples) > 1 else ""
+        sample.measured = measured or {}
         observe("read-steps", sample, name)
         for one in REWRITES:
             run(one, sample, program.target, name)

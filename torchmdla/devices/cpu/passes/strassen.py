@@ -22,6 +22,7 @@ from torchmdla.compiler.sizes import static
 from torchmdla.devices.cpu.accesses import Access
 from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, starts_from_zero
 from torchmdla.devices.cpu.machine import Machine
+from torchmdla.devices.cpu.passes.algorithms import algorithm_for, note
 from torchmdla.devices.cpu.passes.layout import in_memory_order
 from torchmdla.devices.cpu.passes.precompute import IsKnown, known_accesses
 from torchmdla.devices.cpu.passes.strassen_nests import Product, Tiles, strassen_steps
@@ -36,13 +37,16 @@ _CHOOSING, _FORCED = "fast", "strassen"
 
 def use_strassen(steps: LoopProgram, machine: Machine) -> None:
     """Replaces products that Strassen's way is faster for, in place."""
-    if machine.algorithms not in (_CHOOSING, _FORCED):
-        return
     is_known = known_accesses(steps)
     for step in steps.nests():
         found = _product(steps, step, is_known)
         tiles = found and _tiles(found, machine)
-        if found and tiles and (machine.algorithms == _FORCED or _pays(found, tiles, machine)):
+        if not (found and tiles):
+            continue
+        algorithm = algorithm_for(steps, step, machine)
+        takes = algorithm == _FORCED or (algorithm == _CHOOSING and _pays(found, tiles, machine))
+        note(steps, step, _FORCED if takes else "direct")
+        if takes:
             position = steps.steps.index(step)
             steps.steps[position : position + 1] = strassen_steps(found, tiles)
 

@@ -22,7 +22,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from torchmdla.compiler.sizes import estimate, static
 from torchmdla.devices.cpu.accesses import Access
 from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, starts_from_zero
-from torchmdla.devices.cpu.machine import Algorithms, Machine
+from torchmdla.devices.cpu.machine import Machine
+from torchmdla.devices.cpu.passes.algorithms import algorithm_for, note
 from torchmdla.devices.cpu.passes.precompute import IsKnown, known_accesses
 from torchmdla.devices.cpu.passes.tile_fusion import MOST_LOCAL_BYTES, cut
 from torchmdla.devices.cpu.passes.winograd_nests import Convolution, winograd_steps
@@ -41,7 +42,9 @@ def use_winograd(steps: LoopProgram, machine: Machine) -> None:
         if found is None:
             continue
         costs = _Costs(found, [1 if steps.varies(size) else static(size) for size in step.sizes], machine)
-        if results := costs.best():
+        results = costs.best(algorithm_for(steps, step, machine))
+        note(steps, step, f"winograd{results}" if results else "direct")
+        if results:
             by = transforms(results)
             position = steps.steps.index(step)
             steps.steps[position : position + 1] = winograd_steps(found, by, machine.fused, costs.block(by))
@@ -86,7 +89,7 @@ def _windows(steps: LoopProgram, step: LoopNest, image: Access, weights: Access)
 
 # Results of tiles that are tried, and of those that are asked for.
 _TILES = (2, 4)
-_FORCED: Mapping[Algorithms, int] = {"direct": 0, "strassen": 0, "winograd2": 2, "winograd4": 4}
+_FORCED: Mapping[str, int] = {"direct": 0, "strassen": 0, "winograd2": 2, "winograd4": 4}
 
 # Cycles of a vector that a transform loads, computes or stores, beside one that a product multiplies and adds.
 _TRANSFORM_COST = 0.7
@@ -115,10 +118,11 @@ class _Costs:
         self._machine = machine
         self._lanes = machine.vector_bytes // _BYTES
 
-    def best(self) -> int:
-        """Results of a tile along each dimension; 0 if the plain sum takes no longer."""
-        if self._machine.algorithms in _FORCED:
-            return _FORCED[self._machine.algorithms]
+    def best(self, algorithm: str) -> int:
+        """Results of a tile along each dimension, those that ``algorithm`` has if it says so; 0 if the plain sum takes
+        no longer."""
+        if algorithm in _FORCED:
+            return _FORCED[algorithm]
         if math.prod(self._sizes) < _LEAST_CYCLES * self._lanes:
             return 0
         costs = {0: self._plain(), **{results: self._of(transforms(results)) for results in _TILES}}

@@ -18,13 +18,13 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, get_args
 
 from torchmdla.compiler import records
 from torchmdla.compiler.program import Program
 from torchmdla.devices.cpu.kernel_spec import AnyNest
 from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, Step, TileLoop, final_nest, flattened
-from torchmdla.devices.cpu.machine import Machine
+from torchmdla.devices.cpu.machine import Algorithms, Machine
 from torchmdla.devices.cpu.printer import nest_text
 from torchmdla.devices.cpu.schedule import Ahead, Schedule, Symbols, choose, count, ranges
 from torchmdla.devices.cpu.schedule.blocking import Level, Prefetch
@@ -35,6 +35,9 @@ from torchmdla.errors import CompileError
 
 # The program's option that gives decisions back.
 OPTION = "schedules"
+
+# The decision of a record that is of a contraction, not of a kernel.
+ALGORITHM = "algorithm"
 
 # Points of a tile, times unrolled steps, of a schedule that may have been measured: larger ones are more code than any
 # that is worth it.
@@ -76,6 +79,13 @@ class Given:
             return cls(tiles and [[int(size) for size in tile] for tile in tiles], kernels, measured)
         except (ValueError, TypeError, AttributeError) as error:
             raise CompileError(f"the option {OPTION} is no plan, as TORCHMDLA_DUMP writes one: {error}") from None
+
+    @property
+    def algorithms(self) -> Mapping[str, str]:
+        """The algorithms that were measured to be the fastest, by contraction."""
+        known = get_args(Algorithms)
+        found = {name: raw for name, raw in self.measured.items() if isinstance(raw, dict)}
+        return {name: str(raw[ALGORITHM]) for name, raw in found.items() if raw.get(ALGORITHM) in known}
 
 
 @dataclass

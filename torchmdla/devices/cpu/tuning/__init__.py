@@ -1,6 +1,7 @@
-"""The tuner of the cpu device: measures schedules for the kernels of a program, those that take most time first.
+"""The tuner of the cpu device: measures algorithms for the contractions of a program, then schedules for its kernels,
+those that take most time first.
 
-What it finds are records (:mod:`torchmdla.compiler.records`) whose decisions are schedules as JSON, as
+What it finds are records (:mod:`torchmdla.compiler.records`) whose decisions are algorithms, or schedules as JSON, as
 ``schedule/plan.py`` writes and reads them. Runs in a process of its own: a kernel may crash, and so may a compiler.
 """
 
@@ -33,6 +34,7 @@ from torchmdla.devices.cpu.schedule.plan import (
     plan_schedules,
     to_raw,
 )
+from torchmdla.devices.cpu.tuning.algorithms import tune_algorithms
 from torchmdla.devices.cpu.tuning.measuring import Bench, Unmeasurable
 from torchmdla.devices.cpu.tuning.search import Search
 from torchmdla.devices.cpu.tuning.whole import Running, in_turn
@@ -47,6 +49,9 @@ _LEAST_SECONDS, _MOST_SECONDS = 2.0, 20.0
 # What is left of the time for running the whole program: so many times what it takes to make its schedules, and the
 # part that is left for kernels at least. Rounds of it, and how much faster kernels must be in it.
 _COMPILES, _LEAST_PART = 8.0, 0.6
+
+# The part of the time in which algorithms are measured, before schedules.
+_ALGORITHMS_PART = 0.4
 _ROUNDS = 8
 _BETTER = 0.99
 
@@ -72,6 +77,21 @@ class _Use:
         return TunedKernel(name, self.loops, self.count, self.seconds)
 
 
+@dataclass(frozen=True)
+class _Planned:
+    """A static program, its steps, and how they are computed."""
+
+    program: Program
+    steps: LoopProgram
+    plan: Plan
+
+    @classmethod
+    def of(cls, program: Program) -> _Planned:
+        with new_context(), ir.Location.unknown():
+            steps, _ = loop_program(program, {})
+            return cls(program, steps, plan_schedules(steps, Machine.of(program.target), Symbols(), Given.of(program)))
+
+
 def tune(
     program: Program,
     places: Sequence[float],
@@ -83,13 +103,32 @@ def tune(
     """As :meth:`torchmdla.devices.device.Device.tune`."""
     if program.symbols:
         raise CompileError("kernels for any sizes are left to the cost model")
-    begin, program = time.monotonic(), replace(program, options=_options(program, ()))
-    with new_context(), ir.Location.unknown():
-        steps, _ = loop_program(program, {})
-        plan = plan_schedules(steps, Machine.of(program.target), Symbols(), Given.of(program))
-    uses = sorted(_uses(steps, plan, places), key=lambda use: -use.seconds)
+    begin, compiled = time.monotonic(), _Planned.of(program)
+    planned = _Planned.of(_with(program, ()))
     now = time.monotonic()
-    until = now + max(seconds - _COMPILES * (now - begin), _LEAST_PART * seconds)
+    compiling = _COMPILES * (now - begin) / 2
+    until = now + _ALGORITHMS_PART * seconds
+    algorithms = yield from tune_algorithms(planned.program, planned.steps, compiling, until, known, skip, tell)
+    if algorithms:
+        planned = _Planned.of(_with(program, algorithms))
+    if planned.steps.contractions != compiled.steps.contractions:
+        places = Running(planned.program).seconds()
+    until = begin + max(seconds - compiling, _LEAST_PART * seconds)
+    yield from _tune_schedules(planned, algorithms, places, until, known, skip, tell)
+
+
+def _tune_schedules(
+    planned: _Planned,
+    algorithms: Sequence[Record],
+    places: Sequence[float],
+    until: float,
+    known: Mapping[str, Record],
+    skip: Sequence[str],
+    tell: Tell,
+) -> Iterator[TunedKernel]:
+    """Those of a program whose contractions are computed by ``algorithms``."""
+    program = planned.program
+    uses = sorted(_uses(planned.steps, planned.plan, places), key=lambda use: -use.seconds)
     least = _LEAST_SHARE * sum(places)
     new: list[tuple[_Use, TunedKernel]] = []
     for use, tuned in _each(program, uses, until, least, known, skip, tell):
@@ -97,7 +136,7 @@ def tune(
         if tuned.record is not None and tuned.record.decisions:
             new.append((use, tuned))
     if any(tuned.record != known.get(tuned.kernel) for _, tuned in new):
-        yield from _among_others(program, new)
+        yield from _among_others(program, algorithms, new)
 
 
 def _each(
@@ -128,10 +167,12 @@ def _each(
             yield use, _measured(use, program, end, known.get(own.kernel), tell)
 
 
-def _among_others(program: Program, found: Sequence[tuple[_Use, TunedKernel]]) -> Iterator[TunedKernel]:
+def _among_others(
+    program: Program, algorithms: Sequence[Record], found: Sequence[tuple[_Use, TunedKernel]]
+) -> Iterator[TunedKernel]:
     """The kernels that have decisions of their own, without those that are no faster in the whole program."""
     made = [tuned.record for _, tuned in found if tuned.record is not None]
-    programs = [Running(program), Running(replace(program, options=_options(program, made)))]
+    programs = [Running(program), Running(_with(program, [*algorithms, *made]))]
     before, after = in_turn(programs, _ROUNDS)
     for use, tuned in found:
         assert tuned.record is not None
@@ -142,9 +183,10 @@ def _among_others(program: Program, found: Sequence[tuple[_Use, TunedKernel]]) -
             yield replace(tuned, record=replace(tuned.record, gain_among_others=slower / faster))
 
 
-def _options(program: Program, made: Sequence[Record]) -> tuple[tuple[str, str], ...]:
-    """Those of a program, with the records ``made`` and no others."""
-    return (*(option for option in program.options if option[0] != records.OPTION), *records.option_of(made))
+def _with(program: Program, made: Sequence[Record]) -> Program:
+    """A program with the records ``made`` and no others."""
+    others = (option for option in program.options if option[0] != records.OPTION)
+    return replace(program, options=(*others, *records.option_of(made)))
 
 
 def _uses(steps: LoopProgram, plan: Plan, places: Sequence[float]) -> list[_Use]:
