@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import math
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
-import torch
+import pytest
 from llvmlite import binding
-from torch_mlir import ir
 
-from torchmdla.compiler.mlir import new_context
 from torchmdla.compiler.program import Program, Target
-from torchmdla.compiler.sizes import at
-from torchmdla.devices.cpu.code.emit import to_llvm, to_object
-from torchmdla.devices.cpu.code.entry import declaration, function_attributes
 from torchmdla.devices.cpu.code.kernels import KernelCode, write_kernel
 from torchmdla.devices.cpu.expressions import Expression, contents
 from torchmdla.devices.cpu.kernel_spec import AnyNest, KernelSpec, Operand
 from torchmdla.devices.cpu.machine import Machine
-from torchmdla.devices.cpu.schedule import Schedule, choose, ranges
+from torchmdla.devices.cpu.schedule import Schedule, choose
+from torchmdla.devices.cpu.tuning import measuring
 
 KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 
@@ -52,20 +47,24 @@ def host_target(*features: str) -> Target:
     )
 
 
-def marked(code: KernelCode) -> KernelCode:
-    """The kernel with stores of a one-byte 1 in place of its prefetches."""
+def mark_prefetches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets kernels that are compiled store a one-byte 1 in place of each prefetch."""
     numbers = itertools.count()
 
     def store(found: re.Match[str]) -> str:
         name = f"%mark{next(numbers)}"
         return f"{name} = llvm.mlir.constant(1 : i8) : i8\nllvm.store {name}, {found[1]} : i8, !llvm.ptr"
 
-    return replace(code, text=re.sub(r'"llvm.intr.prefetch"\((%\w+)\).*', store, code.text))
+    def marked(*arguments: Any) -> KernelCode:
+        code = write_kernel(*arguments)
+        return replace(code, text=re.sub(r'"llvm.intr.prefetch"\((%\w+)\).*', store, code.text))
+
+    monkeypatch.setattr(measuring, "write_kernel", marked)
 
 
-class Kernel:
-    """The kernel of a nest, linked into this process. ``typical``: the values of the symbols of a dynamic nest that its
-    schedule is chosen for."""
+class Kernel(measuring.Kernel):
+    """The kernel of a nest, for a target, by a schedule or the one that costs choose. ``typical``: the values of the
+    symbols of a dynamic nest that it is chosen for."""
 
     def __init__(
         self,
@@ -74,29 +73,8 @@ class Kernel:
         schedule: Schedule | None = None,
         typical: tuple[int, ...] = (),
     ) -> None:
-        binding.initialize_native_target()
-        binding.initialize_native_asmprinter()
-        target = target or host_target()
-        machine = Machine.of(target)
-        self.nest, self.schedule = nest, schedule or choose(nest, machine, typical)
-        code = write_kernel(nest, self.schedule, machine, function_attributes(Program("", (), (), target)))
-        externals = [declaration(name, kinds) for name, kinds in code.externals]
-        self.text = "\n".join([*externals, code.text.replace("{symbol}", "kernel").replace(" internal", "")])
-        names = [name for name, _ in code.externals]
-        with new_context(), ir.Location.unknown():
-            module = ir.Module.parse(self.text)
-            to_llvm(module, has_regions=False)
-            self.object = to_object(module, "kernel", names)
-        self._jit = binding.create_lljit_compiler()
-        builder = binding.JITLibraryBuilder().add_object_img(self.object).add_current_process()
-        for name in names:
-            builder.import_symbol(name, _address(name))
-        self._library = builder.export_symbol("kernel").link(self._jit, "test")
-        self.function = KERNEL(self._library["kernel"])
-
-    def iterations(self, values: Sequence[int] = ()) -> int:
-        """How many iterations the kernel's range has where the symbols have ``values``."""
-        return math.prod(-(-at(size, values) // step) for size, step in ranges(self.nest, self.schedule))
+        program = Program("", (), (), target or host_target())
+        super().__init__(nest, schedule or choose(nest, Machine.of(program.target), typical), program)
 
     def __call__(self, arrays: Sequence[np.ndarray], tasks: int = 1, values: Sequence[int] = ()) -> None:
         """Runs the whole range as ``tasks`` calls, the last one first. ``arrays`` are in the order of
@@ -107,13 +85,6 @@ class Kernel:
         edges = [self.iterations(values) * k // tasks for k in range(tasks + 1)]
         for begin, end in reversed(list(itertools.pairwise(edges))):
             self.function(ctypes.addressof(operands), begin, end)
-
-
-def _address(name: str) -> int:
-    path = os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so")
-    libraries = [ctypes.CDLL(path), ctypes.CDLL(None)]
-    function = next(getattr(library, name) for library in libraries if hasattr(library, name))
-    return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
 def span(operand: Operand, sizes: Sequence[int]) -> int:

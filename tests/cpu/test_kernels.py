@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from nest_running import Kernel, host_target, marked, reference
+from nest_running import Kernel, host_target, mark_prefetches, reference
 from nest_samples import (
     AVX512,
     PRODUCT,
@@ -27,7 +27,6 @@ from nest_samples import (
     target_with,
 )
 
-from torchmdla.devices.cpu.code.kernels import write_kernel
 from torchmdla.devices.cpu.expressions import numbered, operation, reduced
 from torchmdla.devices.cpu.kernel_spec import KernelEpilogue, KernelSpec, Operand
 from torchmdla.devices.cpu.machine import Machine
@@ -176,7 +175,7 @@ def test_each_line_further_on_is_fetched(reduces, monkeypatch):
     """With stores in place of the prefetches, each line of the place further on is marked, and no other."""
     nest = row_sums(4, 200, 256) if reduces else scaled_rows(4, 200, 256)
     schedule = choose(nest, Machine.of(host_target()), ahead=(Fetch(0, 4 * 256 * 4),))
-    monkeypatch.setattr("nest_running.write_kernel", lambda *arguments: marked(write_kernel(*arguments)))
+    mark_prefetches(monkeypatch)
     kernel = Kernel(nest, schedule=schedule)
     room = np.zeros(9 * 1024, np.uint8)
     source = room[-room.ctypes.data % 64 :][: 8 * 1024].view(np.float32)
@@ -193,7 +192,7 @@ def test_the_same_lines_of_other_buffers_are_fetched(reduces, monkeypatch):
     """As above, of two buffers that are walked as the first operand is."""
     nest = row_sums(4, 200, 256) if reduces else scaled_rows(4, 200, 256)
     schedule = choose(nest, Machine.of(host_target()), ahead=(Fetch(0, beside=0), Fetch(0, beside=1)))
-    monkeypatch.setattr("nest_running.write_kernel", lambda *arguments: marked(write_kernel(*arguments)))
+    mark_prefetches(monkeypatch)
     kernel = Kernel(nest, schedule=schedule)
     room = np.zeros(13 * 1024, np.uint8)
     blocks = room[-room.ctypes.data % 64 :][: 12 * 1024].view(np.float32).reshape(3, 1024)

@@ -7,11 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from nest_running import Kernel, host_target, marked, reference, span
+from nest_running import Kernel, host_target, mark_prefetches, reference, span
 from nest_samples import AVX512, PRODUCT, SUM_OF_PRODUCTS, ZERO, M, N, added
 
 from torchmdla.compiler.sizes import Size
-from torchmdla.devices.cpu.code.kernels import write_kernel
 from torchmdla.devices.cpu.expressions import operation, reduced
 from torchmdla.devices.cpu.kernel_spec import AnyNest, KernelEpilogue, KernelSpec, Operand, static
 from torchmdla.devices.cpu.machine import Machine
@@ -177,7 +176,7 @@ def test_what_lies_elsewhere_at_other_sizes_is_not_fetched_ahead(nest: AnyNest) 
 @pytest.fixture
 def marks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stores in place of the prefetches of kernels that are compiled."""
-    monkeypatch.setattr("nest_running.write_kernel", lambda *arguments: marked(write_kernel(*arguments)))
+    mark_prefetches(monkeypatch)
 
 
 def marked_lines(kernel: Kernel, nest: KernelSpec, values: tuple[int, ...] = ()) -> np.ndarray:

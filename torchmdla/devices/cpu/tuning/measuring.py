@@ -20,10 +20,10 @@ from torch_mlir import ir
 from torchmdla.compiler.mlir import new_context
 from torchmdla.compiler.program import Program
 from torchmdla.devices.cpu.code.emit import to_llvm, to_object
-from torchmdla.devices.cpu.code.entry import function_attributes
+from torchmdla.devices.cpu.code.entry import declaration, function_attributes
 from torchmdla.devices.cpu.code.kernels import write_kernel
 from torchmdla.devices.cpu.element_types import stored
-from torchmdla.devices.cpu.kernel_spec import KernelSpec, Operand
+from torchmdla.devices.cpu.kernel_spec import AnyNest, KernelSpec, Operand
 from torchmdla.devices.cpu.loader import address_of
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.schedule import Ahead, Schedule, count, ranges
@@ -51,31 +51,33 @@ class Unmeasurable(Exception):
 
 
 class Kernel:
-    """A nest's code by one schedule, in this process.
+    """A nest's code by one schedule, in this process: ``text`` in the LLVM dialect, ``object`` as LLVM has it, and a
+    ``function`` of the operands' pointers and of the range of its iterations.
 
     Raises:
         CompileError: the code is not valid.
     """
 
-    def __init__(self, nest: KernelSpec, schedule: Schedule, program: Program) -> None:
-        self.schedule = schedule
+    def __init__(self, nest: AnyNest, schedule: Schedule, program: Program) -> None:
+        self.nest, self.schedule = nest, schedule
         code = write_kernel(nest, schedule, Machine.of(program.target), function_attributes(program))
-        externals = [
-            f"llvm.func @{name}{kinds.removesuffix(' -> ()').replace('-> ()', '')}" for name, kinds in code.externals
-        ]
-        text = code.text.replace("{symbol}", _SYMBOL).replace(" internal", "", 1)
+        externals = [declaration(name, kinds) for name, kinds in code.externals]
+        self.text = "\n".join([*externals, code.text.replace("{symbol}", _SYMBOL).replace(" internal", "")])
         names = [name for name, _ in code.externals]
         with new_context(), ir.Location.unknown():
-            module = ir.Module.parse("\n".join([*externals, text]))
+            module = ir.Module.parse(self.text)
             to_llvm(module, has_regions=False)
-            made = to_object(module, _SYMBOL, names)
-        builder = binding.JITLibraryBuilder().add_object_img(made).add_current_process()
+            self.object = to_object(module, _SYMBOL, names)
+        builder = binding.JITLibraryBuilder().add_object_img(self.object).add_current_process()
         for name in names:
             builder.import_symbol(name, address_of(name))
         self._jit = _new_jit()
-        self._library = builder.export_symbol(_SYMBOL).link(self._jit, f"tuned{next(_serial)}")
+        self._library = builder.export_symbol(_SYMBOL).link(self._jit, f"alone{next(_serial)}")
         self.function = _KERNEL(self._library[_SYMBOL])
-        self.iterations = count(ranges(nest, schedule))
+
+    def iterations(self, values: Sequence[int] = ()) -> int:
+        """Those of its range where the symbols have ``values``."""
+        return count(ranges(self.nest, self.schedule), values)
 
 
 class Bench:
@@ -117,15 +119,16 @@ class Bench:
         outputs = [self._buffers[k][0] for k in self._written]
         for output in outputs:
             output.array[:] = 0
-        kernel.function(self._pointers[0], 0, kernel.iterations)
+        kernel.function(self._pointers[0], 0, kernel.iterations())
         return [output.array.copy() for output in outputs]
 
     def seconds(self, kernel: Kernel, calls: int) -> float:
         """Of one call, the mean of ``calls``."""
+        iterations = kernel.iterations()
         # The thread's own time, which other processes cost little.
         begin = time.thread_time()
         for _ in range(calls):
-            kernel.function(self._pointers[self._next], 0, kernel.iterations)
+            kernel.function(self._pointers[self._next], 0, iterations)
             self._next = (self._next + 1) % len(self._pointers)
         return (time.thread_time() - begin) / calls
 
