@@ -20,6 +20,7 @@ from torchmdla.devices.cpu.passes.fold_scales import FOLD_SCALES
 from torchmdla.devices.cpu.passes.generalise import generalise, mark_varying
 from torchmdla.devices.cpu.passes.layout import block_channels
 from torchmdla.devices.cpu.passes.loop_invariants import hoist_loop_invariants
+from torchmdla.devices.cpu.passes.merge_equal import merge_equal
 from torchmdla.devices.cpu.passes.pack_activations import pack_activations
 from torchmdla.devices.cpu.passes.pack_weights import pack_weights
 from torchmdla.devices.cpu.passes.precompute import precompute_parameters
@@ -85,6 +86,7 @@ REWRITES = (
     Pass("use-strassen", use_strassen),
     _plain(precompute_parameters),
     _plain(pack_activations),
+    _plain(merge_equal),
     Pass("fuse-slices", fuse_slices),
     _plain(reroll_loops),
 )

@@ -1,0 +1,76 @@
+"""Factors of products that are equal: made once, unless what they are made of changes."""
+
+from __future__ import annotations
+
+import pytest
+from test_strassen import count, linear
+from test_winograd import steps_of, target
+from written_programs import Builder, Value, check, normal
+
+from torchmdla.devices.cpu.accesses import Access, Buffer, Kind
+from torchmdla.devices.cpu.expressions import accumulator, constant, load, operation
+from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram
+from torchmdla.devices.cpu.passes.merge_equal import merge_equal
+from torchmdla.devices.cpu.strassen import PRODUCTS
+
+SIZE = 8
+
+
+def of_one_input(b: Builder) -> list[Value]:
+    x = b.input(normal(64, 256))
+    return [linear(b, x, 384) for _ in range(3)]
+
+
+def of_two_inputs(b: Builder) -> list[Value]:
+    x = b.input(normal(64, 256))
+    hidden = linear(b, x, 384)
+    return [linear(b, x, 384), linear(b, hidden, 256)]
+
+
+@pytest.mark.parametrize(("layers", "sums"), [(of_one_input, 1), (of_two_inputs, 2)])
+def test_sums_of_layers(layers, sums) -> None:
+    b = Builder()
+    made = layers(b)
+    assert count(b, made) == 3
+    found = [nest for nest in steps_of(b, made, "strassen").nests() if len(nest.outputs) == PRODUCTS]
+    assert len(found) == sums
+    check(b, made, target("strassen"))
+
+
+def matrix(kind: Kind = "temporary") -> Buffer:
+    return Buffer(kind, "f32", (SIZE, SIZE))
+
+
+def doubled(source: Buffer, made: Buffer) -> LoopNest:
+    places = [Access.of_loops(buffer, (0, 1), 2) for buffer in (source, made)]
+    value = operation("arith.mulf", [load(places[0]), constant(2.0, "f32")], "f32")
+    return LoopNest.elementwise((SIZE, SIZE), places[1], value)
+
+
+def product(left: Buffer, right: Buffer) -> LoopNest:
+    made, a, b = (
+        Access.of_loops(buffer, loops, 3)
+        for buffer, loops in ((matrix("result"), (0, 1)), (left, (0, 2)), (right, (2, 1)))
+    )
+    value = operation("arith.mulf", [load(a), load(b)], "f32")
+    total = operation("arith.addf", [accumulator(0, "f32"), value], "f32")
+    return LoopNest((SIZE,) * 3, (False, False, True), (made,), (total,), constant(0.0, "f32"))
+
+
+@pytest.mark.parametrize("between", ["nothing", "source", "made", "reader"])
+def test_what_changes_is_made_again(between: str) -> None:
+    """The source is written between two equal steps, the first result again, or read by something else."""
+    source, other, first, second = matrix("input"), matrix("parameter"), matrix(), matrix()
+    steps = [doubled(source, first), product(first, other)]
+    steps += {
+        "nothing": [],
+        "source": [doubled(other, source)],
+        "made": [doubled(other, first), product(first, other)],
+        "reader": [doubled(first, matrix("result"))],
+    }[between]
+    program = LoopProgram([*steps, doubled(source, second), product(second, other)], {})
+    before = len(program.steps)
+    merge_equal(program)
+    merged = between == "nothing"
+    assert len(program.steps) == before - merged
+    assert (first if merged else second) in program.steps[-1].reads
