@@ -16,18 +16,19 @@ as zero and leave out results that there are none of.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from torchmdla.compiler.sizes import estimate, static
-from torchmdla.devices.cpu.accesses import Access
+from torchmdla.devices.cpu.accesses import Access, AffineExpr
 from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, starts_from_zero
 from torchmdla.devices.cpu.machine import Algorithms, Machine
 from torchmdla.devices.cpu.passes.precompute import IsKnown, known_accesses
 from torchmdla.devices.cpu.passes.tile_fusion import MOST_LOCAL_BYTES, cut
-from torchmdla.devices.cpu.passes.winograd_nests import Convolution, winograd_steps
+from torchmdla.devices.cpu.passes.winograd_nests import Convolution, Window, spans_by_places, winograd_steps
 from torchmdla.devices.cpu.patterns import SUM_OF_PRODUCTS
-from torchmdla.devices.cpu.winograd import KIND, TAPS, Transforms, transforms
+from torchmdla.devices.cpu.winograd import KIND, Transforms, has_transforms, transforms
 
 # Along more dimensions than these, tiles have too many places.
 _MOST_WINDOWS = 2
@@ -41,8 +42,7 @@ def use_winograd(steps: LoopProgram, machine: Machine) -> None:
         if found is None:
             continue
         costs = _Costs(found, [1 if steps.varies(size) else static(size) for size in step.sizes], machine)
-        if results := costs.best():
-            by = transforms(results)
+        if by := costs.best():
             position = steps.steps.index(step)
             steps.steps[position : position + 1] = winograd_steps(found, by, machine.fused, costs.block(by))
 
@@ -51,7 +51,7 @@ def use_winograd(steps: LoopProgram, machine: Machine) -> None:
 
 
 def _convolution(steps: LoopProgram, step: LoopNest, is_known: IsKnown) -> Convolution | None:
-    """The step as a convolution of stride one, over channels, with taps that are known ahead, if it is one."""
+    """The step as a convolution over channels, with taps that are known ahead, if it is one."""
     if len(step.outputs) != 1 or step.tables or step.indexed_loops or not starts_from_zero(step):
         return None
     for match in SUM_OF_PRODUCTS.matches(step.values[0]):
@@ -61,32 +61,43 @@ def _convolution(steps: LoopProgram, step: LoopNest, is_known: IsKnown) -> Convo
             continue
         windows = tuple(_windows(steps, step, image, weights))
         summed = math.prod(size for size, reduces in zip(step.sizes, step.reduction, strict=True) if reduces)
-        slides_elsewhere = sum(len(index.loops) > 1 for index in image.indices) > len(windows)
-        if 0 < len(windows) <= _MOST_WINDOWS and estimate(summed) > TAPS ** len(windows) and not slides_elsewhere:
+        slides_elsewhere = sum(len(_moving(step, index)) > 1 for index in image.indices) > len(windows)
+        several = estimate(summed) > math.prod(window.count for window in windows)
+        if 0 < len(windows) <= _MOST_WINDOWS and several and not slides_elsewhere:
             return Convolution(step, image, weights, windows)
     return None
 
 
-def _windows(steps: LoopProgram, step: LoopNest, image: Access, weights: Access) -> Iterator[tuple[int, int]]:
-    """The loops over results and over taps of each dimension of the image along which three taps slide."""
+def _moving(step: LoopNest, index: AffineExpr) -> list[int]:
+    return [loop for loop in index.loops if step.sizes[loop] != 1]
+
+
+def _windows(steps: LoopProgram, step: LoopNest, image: Access, weights: Access) -> Iterator[Window]:
+    """Each dimension of the image along which taps slide that overlap."""
     for index in image.indices:
-        taps = [loop for loop in index.loops if step.reduction[loop]]
-        results = [loop for loop in index.loops if not step.reduction[loop]]
-        if len(taps) != 1 or len(results) != 1 or step.sizes[taps[0]] != TAPS:
+        loops = _moving(step, index)
+        taps, results = ([loop for loop in loops if step.reduction[loop] is reduces] for reduces in (True, False))
+        if len(taps) != 1 or len(results) != 1 or steps.varies(step.sizes[results[0]]):
             continue
         (tap,), (result,) = taps, results
+        count, stride = step.sizes[tap], index.factors[result]
         alone = all(other is index or not {tap, result} & set(other.loops) for other in image.indices)
-        by_one = index.factors[tap] == index.factors[result] == 1
-        fixed = step.sizes[result] != 1 and not steps.varies(step.sizes[result])
-        if alone and by_one and fixed and tap in weights.loops and result not in weights.loops:
-            yield result, tap
+        by_one = index.factors[tap] == 1 and tap in weights.loops and result not in weights.loops
+        if alone and by_one and isinstance(count, int) and isinstance(stride, int) and 0 < stride < count:
+            yield Window(result, tap, count, stride)
 
 
 # Which of them become others, and how.
 
-# Results of tiles that are tried, and of those that are asked for.
-_TILES = (2, 4)
-_FORCED: Mapping[Algorithms, int] = {"direct": 0, "strassen": 0, "winograd2": 2, "winograd4": 4}
+# Results of tiles along a dimension that are tried, and of those that are asked for.
+_TILES = (2, 4, 6)
+_FORCED: Mapping[Algorithms, Sequence[int]] = {
+    "direct": (),
+    "strassen": (),
+    "winograd2": (2,),
+    "winograd4": (4,),
+    "winograd6": (6,),
+}
 
 # Cycles of a vector that a transform loads, computes or stores, beside one that a product multiplies and adds.
 _TRANSFORM_COST = 0.7
@@ -106,6 +117,10 @@ _FEWEST_TILES = 8
 _BYTES = 4
 
 
+# The transforms of each window of a convolution; none: plain sums.
+_Tiling = tuple[Transforms, ...]
+
+
 class _Costs:
     """Of a convolution whose loops have ``sizes``, one iteration where that varies between calls."""
 
@@ -115,16 +130,23 @@ class _Costs:
         self._machine = machine
         self._lanes = machine.vector_bytes // _BYTES
 
-    def best(self) -> int:
-        """Results of a tile along each dimension; 0 if the plain sum takes no longer."""
+    def best(self) -> _Tiling:
+        """The transforms of each window; none if the plain sum takes no longer."""
+        tried = list(itertools.product(*map(self._transforms, self._found.windows)))
         if self._machine.algorithms in _FORCED:
-            return _FORCED[self._machine.algorithms]
+            return tried[0] if tried else ()
         if math.prod(self._sizes) < _LEAST_CYCLES * self._lanes:
-            return 0
-        costs = {0: self._plain(), **{results: self._of(transforms(results)) for results in _TILES}}
-        return min(costs, key=lambda results: costs[results])
+            return ()
+        best = min(tried, key=self._of, default=())
+        return best if best and self._of(best) < self._plain() else ()
 
-    def block(self, by: Transforms) -> tuple[int, ...]:
+    def _transforms(self, window: Window) -> list[Transforms]:
+        """Those that are tried along a dimension."""
+        tiles = _FORCED.get(self._machine.algorithms, _TILES)
+        taps = window.most_taps
+        return [transforms(results, taps) for results in tiles if has_transforms(results, taps)]
+
+    def block(self, by: _Tiling) -> tuple[int, ...]:
         """The tiles along each dimension to work on at a time; none where the second cache holds all of them, or cannot
         hold the weights beside."""
         images = math.prod(self._sizes[loop] for loop in self._found.images)
@@ -143,32 +165,35 @@ class _Costs:
         weights = self._product(self._found.weights.loops)
         return math.prod(self._sizes) / self._lanes + self._streaming(weights)
 
-    def _of(self, by: Transforms) -> float:
+    def _of(self, by: _Tiling) -> float:
         """Cycles, of which products take one for a vector."""
         tiles = math.prod(self._counts(by))
         every = self._product(frozenset(range(len(self._sizes))) - self._found.slid.keys() - self._found.taps.keys())
         transformed = 2 * _TRANSFORM_COST * tiles * self._moved(by)
-        products = tiles * self._places(by) * every
+        products = tiles * self._terms(by) * every
         cycles = (products + transformed) / self._lanes + self._streaming(self._weights(by))
         return cycles if self._divides(by) else cycles * _PARTIAL_COST
 
-    def _divides(self, by: Transforms) -> bool:
-        return all(self._sizes[result] % by.results == 0 for result in self._found.slid)
+    def _divides(self, by: _Tiling) -> bool:
+        return all(self._sizes[loop] % by[k].results == 0 for loop, k in self._found.slid.items())
 
-    def _places(self, by: Transforms) -> int:
-        return math.prod([by.products] * len(self._found.windows))
+    def _counts(self, by: _Tiling) -> list[int]:
+        return [-(-self._sizes[loop] // by[k].results) for loop, k in self._found.slid.items()]
 
-    def _counts(self, by: Transforms) -> list[int]:
-        return [-(-self._sizes[result] // by.results) for result in self._found.slid]
+    def _terms(self, by: _Tiling) -> int:
+        """Products of a tile for one channel and filter: those of each phase at each place."""
+        spans = [spans_by_places(*pair) for pair in zip(self._found.windows, by, strict=True)]
+        return math.prod(sum(len(own.places) * len(own.phases) for own in each) for each in spans)
 
-    def _moved(self, by: Transforms) -> int:
+    def _moved(self, by: _Tiling) -> int:
         """Elements of a tile of all images, and of its products."""
-        accesses = (self._found.image, self._found.step.outputs[0])
-        still = self._found.slid.keys() | self._found.taps.keys()
-        return self._places(by) * sum(self._product(access.loops - still) for access in accesses)
+        found = self._found
+        still = found.slid.keys() | found.taps.keys()
+        results = math.prod(own.products for own in by) * self._product(found.step.outputs[0].loops - still)
+        return self._terms(by) * self._product(found.image.loops - still) + results
 
-    def _weights(self, by: Transforms) -> int:
-        return self._places(by) * self._product(self._found.weights.loops - self._found.taps.keys())
+    def _weights(self, by: _Tiling) -> int:
+        return self._terms(by) * self._product(self._found.weights.loops - self._found.taps.keys())
 
     def _product(self, loops: frozenset[int]) -> int:
         return math.prod(self._sizes[loop] for loop in loops)
