@@ -22,7 +22,7 @@ from torchmdla.compiler.program import Target
 from torchmdla.devices.cpu.expressions import numbered
 from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, TileLoop
 from torchmdla.devices.cpu.lowering import loop_program
-from torchmdla.devices.cpu.winograd import KIND, TAPS, Matrix, transformed, transforms
+from torchmdla.devices.cpu.winograd import KIND, Matrix, transformed, transforms
 from torchmdla.testing import checking
 from torchmdla.testing.compare import assert_matches
 from torchmdla.testing.frontends import variant_of
