@@ -200,10 +200,14 @@ class _Writer:
         return {place: number for number, place in enumerate(places)}
 
     def _order(self, access: Access) -> tuple[int, ...]:
-        """The loops that an access varies with, as its buffer lies in memory, but for those over taps of one phase;
-        other phases are outside of tiles, as channels are."""
-        taps, phases = self.found.taps, self.found.phases
-        order = [loop for loop in in_memory_order(self.found.step, access) if loop not in taps or loop in phases]
+        """The loops that an access varies with, as its buffer lies in memory, but for those over taps of one phase and
+        those that are there once; phases are outside of tiles, as channels are."""
+        step, phases = self.found.step, self.found.phases
+        still = {
+            *(loop for loop, size in enumerate(step.sizes) if size == 1),
+            *(self.found.taps.keys() - phases.keys()),
+        }
+        order = [loop for loop in in_memory_order(step, access) if loop not in still]
         if (first := next((k for k, loop in enumerate(order) if loop in self.found.slid), None)) is None:
             return tuple(order)
         outside = [*order[:first], *(loop for loop in order[first:] if loop in phases)]
