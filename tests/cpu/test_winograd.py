@@ -206,25 +206,37 @@ def steps_of(b: Builder, results: list[Value], algorithms: str) -> LoopProgram:
         return loop_program(b.program(results, target(algorithms)), {})[0]
 
 
+def places_of(steps: LoopProgram) -> int:
+    """The places of a tile that products are at; of plain sums, the images."""
+    members = [member for step in steps.steps if isinstance(step, TileLoop) for member in step.members]
+    return sum(step.sizes[0] for step in [*steps.nests(), *members] if any(step.reduction))
+
+
 def has_places(step: LoopNest, results: int) -> bool:
     return any(step.reduction) and step.sizes[0] == (results + 2) ** 2
 
 
-# Channels, height and width, and the results of a tile that is chosen (0: plain sums).
+# Channels, height and width, taps, stride, and the places of a tile that is chosen, along a dimension (1: plain sums).
 CHOICES = {
-    "tiles of four divide it": (128, 28, 4),
-    "tiles of two divide it": (256, 14, 2),
-    "it is soon done": (16, 9, 0),
+    "tiles of six divide it": (128, 48, 3, 1, 8),
+    "tiles of four divide it": (128, 28, 3, 1, 6),
+    "tiles of two divide it": (256, 14, 3, 1, 4),
+    "stride two": (128, 56, 3, 2, 5),
+    "stride two, of fourteen results": (128, 28, 3, 2, 3),
+    "more weights than products save": (512, 14, 3, 2, 1),
+    "five taps": (64, 28, 5, 1, 8),
+    "a stem": (3, 224, 7, 2, 7),
+    "a stem, of few products": (3, 224, 3, 2, 1),
+    "it is soon done": (16, 9, 3, 1, 1),
 }
 
 
-@pytest.mark.parametrize(("channels", "size", "results"), CHOICES.values(), ids=CHOICES.keys())
-def test_what_is_chosen(channels: int, size: int, results: int) -> None:
+@pytest.mark.parametrize(("channels", "size", "taps", "stride", "places"), CHOICES.values(), ids=CHOICES.keys())
+def test_what_is_chosen(channels: int, size: int, taps: int, stride: int, places: int) -> None:
     b = Builder()
-    steps = steps_of(b, [convolve(b, b.input(normal(1, channels, size, size)), channels, [1, 1])], "fast")
-    products = [step for step in steps.nests() if any(step.reduction)]
-    assert len(products) == 1
-    assert has_places(products[0], results) == bool(results)
+    x, padding = b.input(normal(1, channels, size, size)), [taps // 2] * 2
+    made = convolve(b, x, max(channels, 64), padding, 1, [taps] * 2, [stride] * 2)
+    assert places_of(steps_of(b, [made], "fast")) == places**2
 
 
 def test_many_tiles_are_run_in_blocks() -> None:
@@ -254,11 +266,13 @@ def test_weights_of_a_call_are_summed_plainly() -> None:
 MOST_ERROR = 1e-5
 
 
-@pytest.mark.parametrize("results", TILES)
+@pytest.mark.parametrize(
+    ("results", "taps", "stride"), [(2, 3, 1), (4, 3, 1), (6, 3, 1), (4, 5, 1), (2, 7, 1), (6, 3, 2), (4, 7, 2)]
+)
 @pytest.mark.parametrize("channels", [16, 256])
-def test_error_against_float64(channels: int, results: int) -> None:
+def test_error_against_float64(channels: int, results: int, taps: int, stride: int) -> None:
     torch.manual_seed(0)
-    model = nn.Conv2d(channels, 32, 3, padding=1).eval()
+    model = nn.Conv2d(channels, 32, taps, stride, padding=1).eval()
     x = torch.randn(1, channels, 16, 16)
     torchmdla.enable(algorithms=f"winograd{results}")
     try:
@@ -284,11 +298,11 @@ def check_program(name: str, algorithms: str) -> None:
     ("name", "algorithms"),
     zip(
         [name for name in PROGRAMS if name.startswith("convolutions.")],
-        itertools.cycle(["winograd2", "winograd4", "direct"]),
+        itertools.cycle(["winograd2", "winograd4", "winograd6", "direct"]),
     ),
 )
 def test_programs(name: str, algorithms: str) -> None:
-    """A third of all; ``python -m torchmdla.testing --options algorithms=winograd2`` has each program."""
+    """Each by one; ``python -m torchmdla.testing --options algorithms=winograd2`` has each program."""
     check_program(name, algorithms)
 
 

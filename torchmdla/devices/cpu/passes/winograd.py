@@ -16,7 +16,6 @@ as zero and leave out results that there are none of.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -99,14 +98,17 @@ _FORCED: Mapping[Algorithms, Sequence[int]] = {
     "winograd6": (6,),
 }
 
-# Cycles of a vector that a transform loads, computes or stores, beside one that a product multiplies and adds.
-_TRANSFORM_COST = 0.7
+# Cycles of a vector that is stored before products or loaded behind them, for each place that a transform computes it
+# of; beside one that a product multiplies and adds.
+_TRANSFORM_COST = 1.15
 
-# Cycles to fetch a byte of weights that no second cache holds: other layers have filled the caches since.
-_WEIGHT_BYTE = 1 / 8
+# Cycles to fetch or to store a byte of what no second cache holds, as weights: other layers have filled the caches.
+_FAR_BYTE = 1 / 8
 
-# Plain sums of fewer cycles stay: the nests that they would become take longer to compile.
+# Plain sums of fewer cycles stay: the nests that they would become take longer to compile. So do those, and smaller
+# tiles, that take longer by no more than this part: their errors are less, too.
 _LEAST_CYCLES = 100_000
+_LEAST_GAIN = 0.02
 
 # What last tiles that are not whole cost: nests of their own, which take as long to compile as those of whole ones.
 _PARTIAL_COST = 1.25
@@ -132,19 +134,19 @@ class _Costs:
 
     def best(self) -> _Tiling:
         """The transforms of each window; none if the plain sum takes no longer."""
-        tried = list(itertools.product(*map(self._transforms, self._found.windows)))
+        tried = list(self._tried())
         if self._machine.algorithms in _FORCED:
             return tried[0] if tried else ()
         if math.prod(self._sizes) < _LEAST_CYCLES * self._lanes:
             return ()
-        best = min(tried, key=self._of, default=())
-        return best if best and self._of(best) < self._plain() else ()
+        costs = {(): self._plain(), **{by: self._of(by) for by in tried}}
+        return next(by for by, cost in costs.items() if cost <= (1 + _LEAST_GAIN) * min(costs.values()))
 
-    def _transforms(self, window: Window) -> list[Transforms]:
-        """Those that are tried along a dimension."""
-        tiles = _FORCED.get(self._machine.algorithms, _TILES)
-        taps = window.most_taps
-        return [transforms(results, taps) for results in tiles if has_transforms(results, taps)]
+    def _tried(self) -> Iterator[_Tiling]:
+        taps = [window.most_taps for window in self._found.windows]
+        for results in _FORCED.get(self._machine.algorithms, _TILES):
+            if all(has_transforms(results, count) for count in taps):
+                yield tuple(transforms(results, count) for count in taps)
 
     def block(self, by: _Tiling) -> tuple[int, ...]:
         """The tiles along each dimension to work on at a time; none where the second cache holds all of them, or cannot
@@ -163,15 +165,17 @@ class _Costs:
 
     def _plain(self) -> float:
         weights = self._product(self._found.weights.loops)
-        return math.prod(self._sizes) / self._lanes + self._streaming(weights)
+        return math.prod(self._sizes) / self._lanes + self._far(weights)
 
     def _of(self, by: _Tiling) -> float:
-        """Cycles, of which products take one for a vector."""
+        """Cycles, of which products take one for a vector. Results are stored while nothing is multiplied."""
         tiles = math.prod(self._counts(by))
         every = self._product(frozenset(range(len(self._sizes))) - self._found.slid.keys() - self._found.taps.keys())
-        transformed = 2 * _TRANSFORM_COST * tiles * self._moved(by)
-        products = tiles * self._terms(by) * every
-        cycles = (products + transformed) / self._lanes + self._streaming(self._weights(by))
+        moved, products = tiles * self._moved(by), tiles * self._terms(by) * every
+        cycles = (products + _TRANSFORM_COST * max(own.products for own in by) * moved) / self._lanes
+        cycles += self._far(self._weights(by)) + self._far(self._product(self._found.step.outputs[0].loops))
+        if not self.block(by) and self._machine.streams(moved * _BYTES):
+            cycles += 2 * self._far(moved)
         return cycles if self._divides(by) else cycles * _PARTIAL_COST
 
     def _divides(self, by: _Tiling) -> bool:
@@ -198,5 +202,5 @@ class _Costs:
     def _product(self, loops: frozenset[int]) -> int:
         return math.prod(self._sizes[loop] for loop in loops)
 
-    def _streaming(self, weights: int) -> float:
-        return weights * _BYTES * _WEIGHT_BYTE if weights * _BYTES > self._machine.second_level else 0.0
+    def _far(self, elements: int) -> float:
+        return elements * _BYTES * _FAR_BYTE if elements * _BYTES > self._machine.second_level else 0.0
