@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 
@@ -22,14 +24,17 @@ from torchmdla.compiler.program import Target
 from torchmdla.devices.cpu.expressions import numbered
 from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, TileLoop
 from torchmdla.devices.cpu.lowering import loop_program
-from torchmdla.devices.cpu.winograd import KIND, TAPS, Matrix, transformed, transforms
+from torchmdla.devices.cpu.winograd import KIND, Matrix, has_transforms, transformed, transforms
 from torchmdla.testing import checking
 from torchmdla.testing.compare import assert_matches
 from torchmdla.testing.frontends import variant_of
 from torchmdla.testing.programs import PROGRAMS
 from torchmdla.testing.runner import judged
 
-TILES = (2, 4)
+TILES = (2, 4, 6)
+
+# Results of a tile, and taps.
+SIZES = [(results, taps) for results in TILES for taps in range(2, 8) if has_transforms(results, taps)]
 
 
 def target(algorithms: str, *features: str) -> Target:
@@ -41,16 +46,20 @@ def times(matrix: Matrix, vector: list[Fraction]) -> list[Fraction]:
     return [sum((a * b for a, b in zip(row, vector, strict=True)), Fraction()) for row in matrix]
 
 
-@pytest.mark.parametrize("results", TILES)
+@pytest.mark.parametrize("is_shorter", [False, True], ids=["all taps", "one less"])
+@pytest.mark.parametrize(("results", "taps"), SIZES)
+@settings(max_examples=10)
 @given(st.data())
-def test_transforms_are_exact(results: int, data: st.DataObject) -> None:
-    by = transforms(results)
+def test_transforms_are_exact(results: int, taps: int, is_shorter: bool, data: st.DataObject) -> None:
+    by = transforms(results, taps)
+    if is_shorter:
+        by, taps = by.of_fewer_taps(), taps - 1
     number = st.integers(-100, 100).map(Fraction)
     image = data.draw(st.lists(number, min_size=by.products, max_size=by.products))
-    taps = data.draw(st.lists(number, min_size=TAPS, max_size=TAPS))
-    pairs = zip(times(by.taps, taps), times(by.inputs, image), strict=True)
-    sums = [sum(image[k + tap] * taps[tap] for tap in range(TAPS)) for k in range(results)]
-    assert times(by.outputs, [a * b for a, b in pairs]) == sums
+    filters = data.draw(st.lists(number, min_size=taps, max_size=taps))
+    products = [a * b for a, b in zip(times(by.taps, filters), times(by.inputs, image), strict=True)]
+    sums = [sum(image[k + tap] * filters[tap] for tap in range(taps)) for k in range(results)]
+    assert times(by.outputs, [*products, *[Fraction()] * is_shorter]) == sums
 
 
 _OPS = {
@@ -64,9 +73,9 @@ _OPS = {
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("dimensions", [1, 2])
 @pytest.mark.parametrize("matrix", ["inputs", "outputs"])
-@pytest.mark.parametrize("results", TILES)
-def test_expressions_are_the_matrix(results: int, matrix: str, dimensions: int, fused: bool) -> None:
-    chosen: Matrix = getattr(transforms(results), matrix)
+@pytest.mark.parametrize(("results", "taps"), SIZES)
+def test_expressions_are_the_matrix(results: int, taps: int, matrix: str, dimensions: int, fused: bool) -> None:
+    chosen: Matrix = getattr(transforms(results, taps), matrix)
     places = list(itertools.product(range(len(chosen[0])), repeat=dimensions))
     leaves = {place: numbered("operand", KIND, k) for k, place in enumerate(places)}
     numbers = torch.randn(len(places), dtype=torch.float64)
@@ -78,20 +87,28 @@ def test_expressions_are_the_matrix(results: int, matrix: str, dimensions: int, 
             return expression.payload
         return _OPS[expression.op](*map(value, expression.operands))
 
-    made = [value(expression) for expression in transformed(chosen, leaves, fused).values()]
+    made = [value(expression) for expression in transformed([chosen] * dimensions, leaves, fused).values()]
     alone = torch.tensor([[float(number) for number in row] for row in chosen], dtype=torch.float64)
     whole = torch.kron(alone, alone) if dimensions == 2 else alone
     torch.testing.assert_close(torch.tensor(made, dtype=torch.float64), whole @ numbers)
 
 
-def convolve(b: Builder, x: Value, filters: int, padding: list[int], groups: int = 1, kernel: int = 3) -> Value:
+def convolve(
+    b: Builder,
+    x: Value,
+    filters: int,
+    padding: list[int],
+    groups: int = 1,
+    kernel: Sequence[int] = (3, 3),
+    stride: Sequence[int] = (1, 1),
+) -> Value:
     channels, dims = x.tensor.shape[1] // groups, x.tensor.dim() - 2
-    weight = b.input(normal(filters, channels, *[kernel] * dims) / (channels * kernel**dims) ** 0.5, "parameter")
+    weight = b.input(normal(filters, channels, *kernel) / (channels * math.prod(kernel)) ** 0.5, "parameter")
     bias = b.input(normal(filters), "parameter")
     by_dims = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
-    made = by_dims[dims](x.tensor, weight.tensor, bias.tensor, padding=padding, groups=groups)
+    made = by_dims[dims](x.tensor, weight.tensor, bias.tensor, list(stride), padding, groups=groups)
     ones, zeros = [1] * dims, [0] * dims
-    return b.op("aten.convolution", [x, weight, bias, ones, padding, ones, False, zeros, groups], made)
+    return b.op("aten.convolution", [x, weight, bias, list(stride), padding, ones, False, zeros, groups], made)
 
 
 def residual(b: Builder, x: Value) -> list[Value]:
@@ -127,12 +144,61 @@ def test_values_of_any_shape(results, images, groups, channels, filters, size, p
     check(b, [convolve(b, x, filters * groups, list(padding), groups)], target(f"winograd{results}"))
 
 
-@pytest.mark.parametrize("results", TILES)
-@pytest.mark.parametrize("size", [(19,), (4, 6, 6)], ids=["one dimension", "three"])
-def test_values_of_other_dimensions(results: int, size: tuple[int, ...]) -> None:
+@settings(max_examples=16, deadline=None)
+@given(
+    results=st.sampled_from(TILES),
+    channels=st.sampled_from([2, 3, 16]),
+    size=st.tuples(st.integers(7, 20), st.integers(7, 20)),
+    kernel=st.tuples(st.integers(1, 7), st.integers(1, 7)),
+    stride=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+    padding=st.tuples(st.integers(0, 3), st.integers(0, 3)),
+)
+def test_values_of_any_window(results, channels, size, kernel, stride, padding) -> None:
     b = Builder()
-    x = b.input(normal(2, 16, *size))
-    check(b, [convolve(b, x, 16, [1] * len(size))], target(f"winograd{results}"))
+    x = b.input(normal(2, channels, *size))
+    check(b, [convolve(b, x, 16, list(padding), 1, kernel, stride)], target(f"winograd{results}"))
+
+
+# Taps and stride of each dimension, and products of a tile of four results, or of 4×4, for one channel; 0: plain sums.
+WINDOWS = {
+    "three taps, stride two": ((3, 3), (2, 2), 9 * 9),
+    "a stem": ((7, 7), (2, 2), 13 * 13),
+    "five taps": ((5, 5), (1, 1), 8 * 8),
+    "eleven taps, stride four": ((11, 11), (4, 4), 23 * 23),
+    "along one dimension": ((1, 3), (1, 1), 6),
+    "along one, strided along both": ((3, 1), (2, 2), 9),
+    "other taps along the other": ((2, 3), (1, 1), 5 * 6),
+    "too many taps": ((7, 7), (1, 1), 0),
+    "patches": ((4, 4), (4, 4), 0),
+}
+
+
+@pytest.mark.parametrize(("kernel", "stride", "terms"), WINDOWS.values(), ids=WINDOWS.keys())
+def test_values_of_windows(kernel: tuple[int, int], stride: tuple[int, int], terms: int) -> None:
+    """Those whose results fill tiles, with a plain and with a blocked image; every product that is there is needed."""
+    for channels in (3, 32):
+        b = Builder()
+        sizes = [taps + step * 7 for taps, step in zip(kernel, stride, strict=True)]
+        x = b.input(normal(2, channels, *sizes))
+        rectified = b.op("aten.relu", [x], x.tensor.relu())
+        made = [convolve(b, rectified, 16, [0, 0], 1, kernel, stride)]
+        steps = steps_of(b, made, "winograd4")
+        factors = [step.sizes for step in steps.nests() if any(step.reduction)]
+        tiles = 2 * math.prod(2 if taps > step else 8 for taps, step in zip(kernel, stride, strict=True))
+        if terms:
+            assert sum(map(math.prod, factors)) == terms * tiles * channels * 16
+        else:
+            assert len(factors) == 1 and math.prod(factors[0]) == 2 * 8 * 8 * channels * 16 * math.prod(kernel)
+        check(b, made, target("winograd4"))
+
+
+@pytest.mark.parametrize("results", TILES)
+@pytest.mark.parametrize(("size", "stride"), [((19,), 1), ((19,), 2), ((4, 6, 6), 1)], ids=["one", "strided", "three"])
+def test_values_of_other_dimensions(results: int, size: tuple[int, ...], stride: int) -> None:
+    b = Builder()
+    x, dims = b.input(normal(2, 16, *size)), len(size)
+    made = convolve(b, x, 16, [1] * dims, 1, [3] * dims, [stride] * dims)
+    check(b, [made], target(f"winograd{results}"))
 
 
 def steps_of(b: Builder, results: list[Value], algorithms: str) -> LoopProgram:
@@ -140,25 +206,37 @@ def steps_of(b: Builder, results: list[Value], algorithms: str) -> LoopProgram:
         return loop_program(b.program(results, target(algorithms)), {})[0]
 
 
+def places_of(steps: LoopProgram) -> int:
+    """The places of a tile that products are at; of plain sums, the images."""
+    members = [member for step in steps.steps if isinstance(step, TileLoop) for member in step.members]
+    return sum(step.sizes[0] for step in [*steps.nests(), *members] if any(step.reduction))
+
+
 def has_places(step: LoopNest, results: int) -> bool:
     return any(step.reduction) and step.sizes[0] == (results + 2) ** 2
 
 
-# Channels, height and width, and the results of a tile that is chosen (0: plain sums).
+# Channels, height and width, taps, stride, and the places of a tile that is chosen, along a dimension (1: plain sums).
 CHOICES = {
-    "tiles of four divide it": (128, 28, 4),
-    "tiles of two divide it": (256, 14, 2),
-    "it is soon done": (16, 9, 0),
+    "tiles of six divide it": (128, 48, 3, 1, 8),
+    "tiles of four divide it": (128, 28, 3, 1, 6),
+    "tiles of two divide it": (256, 14, 3, 1, 4),
+    "stride two": (128, 56, 3, 2, 5),
+    "stride two, of fourteen results": (128, 28, 3, 2, 3),
+    "more weights than products save": (512, 14, 3, 2, 1),
+    "five taps": (64, 28, 5, 1, 8),
+    "a stem": (3, 224, 7, 2, 7),
+    "a stem, of few products": (3, 224, 3, 2, 1),
+    "it is soon done": (16, 9, 3, 1, 1),
 }
 
 
-@pytest.mark.parametrize(("channels", "size", "results"), CHOICES.values(), ids=CHOICES.keys())
-def test_what_is_chosen(channels: int, size: int, results: int) -> None:
+@pytest.mark.parametrize(("channels", "size", "taps", "stride", "places"), CHOICES.values(), ids=CHOICES.keys())
+def test_what_is_chosen(channels: int, size: int, taps: int, stride: int, places: int) -> None:
     b = Builder()
-    steps = steps_of(b, [convolve(b, b.input(normal(1, channels, size, size)), channels, [1, 1])], "fast")
-    products = [step for step in steps.nests() if any(step.reduction)]
-    assert len(products) == 1
-    assert has_places(products[0], results) == bool(results)
+    x, padding = b.input(normal(1, channels, size, size)), [taps // 2] * 2
+    made = convolve(b, x, max(channels, 64), padding, 1, [taps] * 2, [stride] * 2)
+    assert places_of(steps_of(b, [made], "fast")) == places**2
 
 
 def test_many_tiles_are_run_in_blocks() -> None:
@@ -188,11 +266,13 @@ def test_weights_of_a_call_are_summed_plainly() -> None:
 MOST_ERROR = 1e-5
 
 
-@pytest.mark.parametrize("results", TILES)
+@pytest.mark.parametrize(
+    ("results", "taps", "stride"), [(2, 3, 1), (4, 3, 1), (6, 3, 1), (4, 5, 1), (2, 7, 1), (6, 3, 2), (4, 7, 2)]
+)
 @pytest.mark.parametrize("channels", [16, 256])
-def test_error_against_float64(channels: int, results: int) -> None:
+def test_error_against_float64(channels: int, results: int, taps: int, stride: int) -> None:
     torch.manual_seed(0)
-    model = nn.Conv2d(channels, 32, 3, padding=1).eval()
+    model = nn.Conv2d(channels, 32, taps, stride, padding=1).eval()
     x = torch.randn(1, channels, 16, 16)
     torchmdla.enable(algorithms=f"winograd{results}")
     try:
@@ -218,11 +298,11 @@ def check_program(name: str, algorithms: str) -> None:
     ("name", "algorithms"),
     zip(
         [name for name in PROGRAMS if name.startswith("convolutions.")],
-        itertools.cycle(["winograd2", "winograd4", "direct"]),
+        itertools.cycle(["winograd2", "winograd4", "winograd6", "direct"]),
     ),
 )
 def test_programs(name: str, algorithms: str) -> None:
-    """A third of all; ``python -m torchmdla.testing --options algorithms=winograd2`` has each program."""
+    """Each by one; ``python -m torchmdla.testing --options algorithms=winograd2`` has each program."""
     check_program(name, algorithms)
 
 

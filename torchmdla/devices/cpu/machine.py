@@ -12,9 +12,9 @@ CHECK_BOUNDS = "check-bounds"
 
 # Among a target's features, before one of these: sums of products in whatever way takes least time (``fast``), only
 # convolutions in another way than plainly (``winograd``), or all plainly (``direct``); or, for tests, in Winograd's way
-# by tiles of two or of four results, or in Strassen's, wherever that applies, whatever it costs.
+# by tiles of two, four or six results, or in Strassen's, wherever that applies, whatever it costs.
 ALGORITHMS = "algorithms="
-Algorithms = Literal["fast", "winograd", "direct", "winograd2", "winograd4", "strassen"]
+Algorithms = Literal["fast", "winograd", "direct", "winograd2", "winograd4", "winograd6", "strassen"]
 
 
 @dataclass(frozen=True)

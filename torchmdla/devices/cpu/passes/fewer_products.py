@@ -41,17 +41,20 @@ def products(
     factors: tuple[tuple[Buffer, Sequence[int]], tuple[Buffer, Sequence[int]]],
     result: tuple[Buffer, Sequence[int]],
     sizes: Mapping[int, AnySize],
+    numbers: range,
 ) -> OverLoops:
-    """The products of two ``factors``: buffers, each with the loops of the contraction ``step`` that its dimensions
-    behind the first are. ``sizes``: iterations of these loops."""
+    """The products ``numbers`` of two ``factors``: buffers, each with the loops of the contraction ``step`` that its
+    dimensions behind the first are. ``sizes``: iterations of these loops."""
     reducing = [loop for loop in sizes if step.reduction[loop]]
     loops = (-1, *result[1], *reducing)
+    first = AffineExpr.of_loop(0, len(loops), numbers.start)
     left, right, made = (
-        Access.of_loops(buffer, [0, *map(loops.index, order)], len(loops)) for buffer, order in (*factors, result)
+        Access(buffer, (first, *(AffineExpr.of_loop(loops.index(loop), len(loops)) for loop in order)))
+        for buffer, order in (*factors, result)
     )
     product = operation("arith.mulf", [load(left), load(right)], KIND)
     nest = LoopNest(
-        sizes=(result[0].sizes[0], *(sizes[loop] for loop in loops[1:])),
+        sizes=(len(numbers), *(sizes[loop] for loop in loops[1:])),
         reduction=tuple(loop in reducing for loop in loops),
         outputs=(made,),
         values=(operation("arith.addf", [accumulator(0, KIND), product], KIND),),

@@ -11,8 +11,7 @@ from torchmdla.devices.cpu.expressions import gathering
 from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, Packing, Step, TileLoop, Users, final_nest
 from torchmdla.devices.cpu.passes.dead_code import remove_unread
 
-# A pack may be this many times as large as the parameters that it is made of, as Winograd's transformed weights are: a
-# bias that fills an image is not packed.
+# A pack that repeats what it is made of may be this many times as large: a bias that fills an image is not packed.
 _MOST_GROWTH = 4
 
 
@@ -108,7 +107,13 @@ def _is_worth_it(buffer: Buffer, recipe: set[Step], varies: Callable[[AnySize], 
     if not parameters or any(varies(size) for s in recipe for b in [*s.reads, *s.writes] for size in b.sizes):
         return False
     read = sum(static(b.bytes) for b in parameters)
-    return not any(map(has_sizes, recipe)) and static(buffer.bytes) <= _MOST_GROWTH * read
+    is_small = static(buffer.bytes) <= _MOST_GROWTH * read
+    return not any(map(has_sizes, recipe)) and (is_small or not any(map(_repeats, recipe)))
+
+
+def _repeats(step: Step) -> bool:
+    """Whether a step computes the same in several iterations."""
+    return not (isinstance(step, LoopNest) and any(map(step.walks, step.inputs)))
 
 
 def has_sizes(step: Step) -> bool:

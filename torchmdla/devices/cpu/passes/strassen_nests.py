@@ -86,7 +86,7 @@ class _Writer:
         left = self._left(tile if self.tiles.fuses_left else whole)
         local = buffer_of(self._kind, PRODUCTS, (tile[loop] for loop in order))
         left_factor, right_factor = ((own.nest.writes[0], own.loops) for own in (left[0], weights))
-        made = products(step, (left_factor, right_factor), (local, order), tile)
+        made = products(step, (left_factor, right_factor), (local, order), tile, range(PRODUCTS))
         results = [self._results(order, local, part) for part in self._parts(tile)]
         for own in (weights, *left, made, *results):
             own.nest.nodes = step.nodes

@@ -20,15 +20,15 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from torchmdla.compiler.sizes import estimate, static
-from torchmdla.devices.cpu.accesses import Access
+from torchmdla.devices.cpu.accesses import Access, AffineExpr
 from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, starts_from_zero
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.passes.algorithms import algorithm_for, note
 from torchmdla.devices.cpu.passes.precompute import IsKnown, known_accesses
 from torchmdla.devices.cpu.passes.tile_fusion import MOST_LOCAL_BYTES, cut
-from torchmdla.devices.cpu.passes.winograd_nests import Convolution, winograd_steps
+from torchmdla.devices.cpu.passes.winograd_nests import Convolution, Window, spans_by_places, winograd_steps
 from torchmdla.devices.cpu.patterns import SUM_OF_PRODUCTS
-from torchmdla.devices.cpu.winograd import KIND, TAPS, Transforms, transforms
+from torchmdla.devices.cpu.winograd import KIND, Transforms, has_transforms, transforms
 
 # Along more dimensions than these, tiles have too many places.
 _MOST_WINDOWS = 2
@@ -42,10 +42,9 @@ def use_winograd(steps: LoopProgram, machine: Machine) -> None:
         if found is None:
             continue
         costs = _Costs(found, [1 if steps.varies(size) else static(size) for size in step.sizes], machine)
-        results = costs.best(algorithm_for(steps, step, machine))
-        note(steps, step, f"winograd{results}" if results else "direct")
-        if results:
-            by = transforms(results)
+        by = costs.best(algorithm_for(steps, step, machine))
+        note(steps, step, f"winograd{by[0].results}" if by else "direct")
+        if by:
             position = steps.steps.index(step)
             steps.steps[position : position + 1] = winograd_steps(found, by, machine.fused, costs.block(by))
 
@@ -54,7 +53,7 @@ def use_winograd(steps: LoopProgram, machine: Machine) -> None:
 
 
 def _convolution(steps: LoopProgram, step: LoopNest, is_known: IsKnown) -> Convolution | None:
-    """The step as a convolution of stride one, over channels, with taps that are known ahead, if it is one."""
+    """The step as a convolution over channels, with taps that are known ahead, if it is one."""
     if len(step.outputs) != 1 or step.tables or step.indexed_loops or not starts_from_zero(step):
         return None
     for match in SUM_OF_PRODUCTS.matches(step.values[0]):
@@ -64,41 +63,55 @@ def _convolution(steps: LoopProgram, step: LoopNest, is_known: IsKnown) -> Convo
             continue
         windows = tuple(_windows(steps, step, image, weights))
         summed = math.prod(size for size, reduces in zip(step.sizes, step.reduction, strict=True) if reduces)
-        slides_elsewhere = sum(len(index.loops) > 1 for index in image.indices) > len(windows)
-        if 0 < len(windows) <= _MOST_WINDOWS and estimate(summed) > TAPS ** len(windows) and not slides_elsewhere:
+        slides_elsewhere = sum(len(_moving(step, index)) > 1 for index in image.indices) > len(windows)
+        several = estimate(summed) > math.prod(window.count for window in windows)
+        if 0 < len(windows) <= _MOST_WINDOWS and several and not slides_elsewhere:
             return Convolution(step, image, weights, windows)
     return None
 
 
-def _windows(steps: LoopProgram, step: LoopNest, image: Access, weights: Access) -> Iterator[tuple[int, int]]:
-    """The loops over results and over taps of each dimension of the image along which three taps slide."""
+def _moving(step: LoopNest, index: AffineExpr) -> list[int]:
+    return [loop for loop in index.loops if step.sizes[loop] != 1]
+
+
+def _windows(steps: LoopProgram, step: LoopNest, image: Access, weights: Access) -> Iterator[Window]:
+    """Each dimension of the image along which taps slide that overlap."""
     for index in image.indices:
-        taps = [loop for loop in index.loops if step.reduction[loop]]
-        results = [loop for loop in index.loops if not step.reduction[loop]]
-        if len(taps) != 1 or len(results) != 1 or step.sizes[taps[0]] != TAPS:
+        loops = _moving(step, index)
+        taps, results = ([loop for loop in loops if step.reduction[loop] is reduces] for reduces in (True, False))
+        if len(taps) != 1 or len(results) != 1 or steps.varies(step.sizes[results[0]]):
             continue
         (tap,), (result,) = taps, results
+        count, stride = step.sizes[tap], index.factors[result]
         alone = all(other is index or not {tap, result} & set(other.loops) for other in image.indices)
-        by_one = index.factors[tap] == index.factors[result] == 1
-        fixed = step.sizes[result] != 1 and not steps.varies(step.sizes[result])
-        if alone and by_one and fixed and tap in weights.loops and result not in weights.loops:
-            yield result, tap
+        by_one = index.factors[tap] == 1 and tap in weights.loops and result not in weights.loops
+        if alone and by_one and isinstance(count, int) and isinstance(stride, int) and 0 < stride < count:
+            yield Window(result, tap, count, stride)
 
 
 # Which of them become others, and how.
 
-# Results of tiles that are tried, and of those that are asked for.
-_TILES = (2, 4)
-_FORCED: Mapping[str, int] = {"direct": 0, "strassen": 0, "winograd2": 2, "winograd4": 4}
+# Results of tiles along a dimension that are tried, and of those that are asked for.
+_TILES = (2, 4, 6)
+_FORCED: Mapping[str, Sequence[int]] = {
+    "direct": (),
+    "strassen": (),
+    "winograd2": (2,),
+    "winograd4": (4,),
+    "winograd6": (6,),
+}
 
-# Cycles of a vector that a transform loads, computes or stores, beside one that a product multiplies and adds.
-_TRANSFORM_COST = 0.7
+# Cycles of a vector that is stored before products or loaded behind them, for each place that a transform computes it
+# of; beside one that a product multiplies and adds.
+_TRANSFORM_COST = 1.15
 
-# Cycles to fetch a byte of weights that no second cache holds: other layers have filled the caches since.
-_WEIGHT_BYTE = 1 / 8
+# Cycles to fetch or to store a byte of what no second cache holds, as weights: other layers have filled the caches.
+_FAR_BYTE = 1 / 8
 
-# Plain sums of fewer cycles stay: the nests that they would become take longer to compile.
+# Plain sums of fewer cycles stay: the nests that they would become take longer to compile. So do those, and smaller
+# tiles, that take longer by no more than this part: their errors are less, too.
 _LEAST_CYCLES = 100_000
+_LEAST_GAIN = 0.02
 
 # What last tiles that are not whole cost: nests of their own, which take as long to compile as those of whole ones.
 _PARTIAL_COST = 1.25
@@ -107,6 +120,10 @@ _PARTIAL_COST = 1.25
 _FEWEST_TILES = 8
 
 _BYTES = 4
+
+
+# The transforms of each window of a convolution; none: plain sums.
+_Tiling = tuple[Transforms, ...]
 
 
 class _Costs:
@@ -118,17 +135,24 @@ class _Costs:
         self._machine = machine
         self._lanes = machine.vector_bytes // _BYTES
 
-    def best(self, algorithm: str) -> int:
-        """Results of a tile along each dimension, those that ``algorithm`` has if it says so; 0 if the plain sum takes
-        no longer."""
+    def best(self, algorithm: str) -> _Tiling:
+        """The transforms of each window, those that ``algorithm`` has if it says so; none if the plain sum takes no
+        longer."""
+        tried = list(self._tried(_FORCED.get(algorithm, _TILES)))
         if algorithm in _FORCED:
-            return _FORCED[algorithm]
+            return tried[0] if tried else ()
         if math.prod(self._sizes) < _LEAST_CYCLES * self._lanes:
-            return 0
-        costs = {0: self._plain(), **{results: self._of(transforms(results)) for results in _TILES}}
-        return min(costs, key=lambda results: costs[results])
+            return ()
+        costs = {(): self._plain(), **{by: self._of(by) for by in tried}}
+        return next(by for by, cost in costs.items() if cost <= (1 + _LEAST_GAIN) * min(costs.values()))
 
-    def block(self, by: Transforms) -> tuple[int, ...]:
+    def _tried(self, tiles: Sequence[int]) -> Iterator[_Tiling]:
+        taps = [window.most_taps for window in self._found.windows]
+        for results in tiles:
+            if all(has_transforms(results, count) for count in taps):
+                yield tuple(transforms(results, count) for count in taps)
+
+    def block(self, by: _Tiling) -> tuple[int, ...]:
         """The tiles along each dimension to work on at a time; none where the second cache holds all of them, or cannot
         hold the weights beside."""
         images = math.prod(self._sizes[loop] for loop in self._found.images)
@@ -145,37 +169,42 @@ class _Costs:
 
     def _plain(self) -> float:
         weights = self._product(self._found.weights.loops)
-        return math.prod(self._sizes) / self._lanes + self._streaming(weights)
+        return math.prod(self._sizes) / self._lanes + self._far(weights)
 
-    def _of(self, by: Transforms) -> float:
-        """Cycles, of which products take one for a vector."""
+    def _of(self, by: _Tiling) -> float:
+        """Cycles, of which products take one for a vector. Results are stored while nothing is multiplied."""
         tiles = math.prod(self._counts(by))
         every = self._product(frozenset(range(len(self._sizes))) - self._found.slid.keys() - self._found.taps.keys())
-        transformed = 2 * _TRANSFORM_COST * tiles * self._moved(by)
-        products = tiles * self._places(by) * every
-        cycles = (products + transformed) / self._lanes + self._streaming(self._weights(by))
+        moved, products = tiles * self._moved(by), tiles * self._terms(by) * every
+        cycles = (products + _TRANSFORM_COST * max(own.products for own in by) * moved) / self._lanes
+        cycles += self._far(self._weights(by)) + self._far(self._product(self._found.step.outputs[0].loops))
+        if not self.block(by) and self._machine.streams(moved * _BYTES):
+            cycles += 2 * self._far(moved)
         return cycles if self._divides(by) else cycles * _PARTIAL_COST
 
-    def _divides(self, by: Transforms) -> bool:
-        return all(self._sizes[result] % by.results == 0 for result in self._found.slid)
+    def _divides(self, by: _Tiling) -> bool:
+        return all(self._sizes[loop] % by[k].results == 0 for loop, k in self._found.slid.items())
 
-    def _places(self, by: Transforms) -> int:
-        return math.prod([by.products] * len(self._found.windows))
+    def _counts(self, by: _Tiling) -> list[int]:
+        return [-(-self._sizes[loop] // by[k].results) for loop, k in self._found.slid.items()]
 
-    def _counts(self, by: Transforms) -> list[int]:
-        return [-(-self._sizes[result] // by.results) for result in self._found.slid]
+    def _terms(self, by: _Tiling) -> int:
+        """Products of a tile for one channel and filter: those of each phase at each place."""
+        spans = [spans_by_places(*pair) for pair in zip(self._found.windows, by, strict=True)]
+        return math.prod(sum(len(own.places) * len(own.phases) for own in each) for each in spans)
 
-    def _moved(self, by: Transforms) -> int:
+    def _moved(self, by: _Tiling) -> int:
         """Elements of a tile of all images, and of its products."""
-        accesses = (self._found.image, self._found.step.outputs[0])
-        still = self._found.slid.keys() | self._found.taps.keys()
-        return self._places(by) * sum(self._product(access.loops - still) for access in accesses)
+        found = self._found
+        still = found.slid.keys() | found.taps.keys()
+        results = math.prod(own.products for own in by) * self._product(found.step.outputs[0].loops - still)
+        return self._terms(by) * self._product(found.image.loops - still) + results
 
-    def _weights(self, by: Transforms) -> int:
-        return self._places(by) * self._product(self._found.weights.loops - self._found.taps.keys())
+    def _weights(self, by: _Tiling) -> int:
+        return self._terms(by) * self._product(self._found.weights.loops - self._found.taps.keys())
 
     def _product(self, loops: frozenset[int]) -> int:
         return math.prod(self._sizes[loop] for loop in loops)
 
-    def _streaming(self, weights: int) -> float:
-        return weights * _BYTES * _WEIGHT_BYTE if weights * _BYTES > self._machine.second_level else 0.0
+    def _far(self, elements: int) -> float:
+        return elements * _BYTES * _FAR_BYTE if elements * _BYTES > self._machine.second_level else 0.0
