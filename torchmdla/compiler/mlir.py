@@ -63,9 +63,13 @@ def nodes_of(op: Any) -> frozenset[int]:
     return frozenset(map(int, found))
 
 
-def run(module: ir.Module, *passes: str) -> None:
-    """Runs a pipeline over the module."""
-    PassManager.parse(f"builtin.module({','.join(passes)})").run(module.operation)
+def run(module: ir.Module, *passes: str, verify_each: bool = True) -> None:
+    """Runs a pipeline over the module, which is verified after each pass, or else once behind the last."""
+    manager = PassManager.parse(f"builtin.module({','.join(passes)})")
+    manager.enable_verifier(verify_each)
+    manager.run(module.operation)
+    if not verify_each:
+        module.operation.verify()
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from torch_mlir.dialects import llvm
 from torch_mlir.execution_engine import ExecutionEngine
 
 from torchmdla.compiler.mlir import explained, run
+from torchmdla.devices.cpu.verifier import is_asked_for
 from torchmdla.errors import CompileError
 
 # Regions that kernels do not cover (see outlined_regions.py) go to loops by upstream's passes.
@@ -47,7 +48,10 @@ _TO_LLVM = (
 def to_llvm(module: ir.Module, has_regions: bool) -> None:
     """Lowers the assembled module to the LLVM dialect, in place."""
     with explained("the generated code does not lower to LLVM"):
-        run(module, *(_REGIONS if has_regions else ()), *_TO_LLVM)
+        if has_regions:
+            run(module, *_REGIONS)
+        # To verify a module takes longer than most of these passes do.
+        run(module, *_TO_LLVM, verify_each=is_asked_for())
 
 
 def fold(module: ir.Module) -> None:

@@ -27,8 +27,9 @@ WORD = 8
 @dataclass(frozen=True)
 class Abi:
     """What functions of a module are given: ``symbols`` whose values are the sizes, ``packed`` buffers, and how many
-    ``arguments`` and results."""
+    ``arguments`` and results. ``attributes``: of these functions."""
 
     symbols: Symbols
     packed: int
     arguments: int
+    attributes: str

@@ -8,13 +8,13 @@ from torchmdla.compiler.program import Program
 _BASELINES = {"x86_64": "x86-64", "aarch64": "generic", "arm64": "generic"}
 
 
-def function_attributes(program: Program) -> str:
-    """LLVM's target attributes of generated functions.
+def function_attributes(program: Program, *own: str) -> str:
+    """LLVM's target attributes of generated functions, behind what attributes they have of their ``own``.
 
     Features are named one by one on top of the architecture's baseline, because a processor's name promises more than
     a virtual machine may offer.
     """
-    target, items = program.target, ['passthrough = [["prefer-vector-width", "512"]]']
+    target, items = program.target, [*own, 'passthrough = [["prefer-vector-width", "512"]]']
     baseline = _BASELINES.get(target.triple.split("-")[0])
     if baseline:
         items.append(f'target_cpu = "{baseline}"')

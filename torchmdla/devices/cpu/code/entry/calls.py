@@ -82,7 +82,9 @@ class CallWriter:
         is_dynamic = any(isinstance(size, Size) for size, _ in blocks)
         end = sizes.count(blocks) if is_dynamic else text.constant(count(blocks))
         if not tasks_of:
-            text.add(f"llvm.call @{symbol}(%operands, {begin}, {end}) : (!llvm.ptr, i64, i64) -> ()")
+            # A copy of the kernel here runs no faster, and makes one function of the most part of a module.
+            kinds = "(!llvm.ptr, i64, i64) -> ()"
+            text.add(f"llvm.call @{symbol}(%operands, {begin}, {end}) {{no_inline}} : {kinds}")
             return
         kernel, grain = text.define(f"llvm.mlir.addressof @{symbol} : !llvm.ptr"), text.constant(tasks_of)
         kinds = self._kernels.externals[PARALLEL_FOR] = "(!llvm.ptr, !llvm.ptr, i64, i64, i64) -> ()"

@@ -38,6 +38,7 @@ class FunctionWriter:
         self.listed = KernelList()
         self._steps = steps
         self._kernels = kernels
+        self._attributes = abi.attributes
         self._frame = Frame(steps, abi, kernels.marks, packing)
         self._calls = CallWriter(self._frame, kernels, None if packing else self.listed)
         self._scalars = ScalarCode(self._frame)
@@ -115,4 +116,4 @@ class FunctionWriter:
         return self._function(f"@{self.symbol}({given}: !llvm.ptr) -> i32", [*head, *body, *text.take()])
 
     def _function(self, head: str, lines: Sequence[str]) -> str:
-        return "\n".join([f"llvm.func {head} {self._kernels.attributes} {{", *lines, "}"])
+        return "\n".join([f"llvm.func {head} {self._attributes} {{", *lines, "}"])

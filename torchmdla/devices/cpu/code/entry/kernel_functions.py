@@ -21,7 +21,7 @@ class KernelFunctions:
     ``externals`` that the module calls."""
 
     def __init__(self, machine: Machine, attributes: str, plan: Plan, marks: Marks | None) -> None:
-        self.attributes = attributes
+        self._attributes = attributes
         self.marks = marks
         self.regions: dict[str, str] = {}
         self.externals: dict[str, str] = {}
@@ -45,7 +45,7 @@ class KernelFunctions:
         """The kernel of a nest that fetches ``ahead``, and its symbol; written if it is new."""
         kernel = self._plan.kernel(step, ahead)
         if id(kernel) not in self._written:
-            code = write_kernel(kernel.nest, kernel.schedule, self._machine, self.attributes)
+            code = write_kernel(kernel.nest, kernel.schedule, self._machine, self._attributes)
             self.externals.update(code.externals)
             said = partial(kernel_text, kernel.nest, kernel.schedule)
             self._written[id(kernel)] = self._symbol(code.text, said)
@@ -60,7 +60,7 @@ class KernelFunctions:
 
         plan = self._plan
         schedule = plan.tile_loops[step]
-        code = write_tile_loop(step, schedule, member_kernel, self.attributes, plan.symbols, self.marks)
+        code = write_tile_loop(step, schedule, member_kernel, self._attributes, plan.symbols, self.marks)
         self.externals.update(code.externals)
         return self._symbol(code.text), code, schedule.grain
 

@@ -39,7 +39,9 @@ class Code:
 
 def write_module(steps: LoopProgram, plan: Plan, program: Program) -> Code:
     """The module that runs ``steps`` by the ABI, computed as ``plan`` says."""
-    abi = Abi(plan.symbols, len(steps.packings), len(program.arguments) + len(program.results))
+    # The engine adds a function to each of the ABI's that calls it and that nobody calls: no copy of it belongs there.
+    attributes = function_attributes(program, "no_inline")
+    abi = Abi(plan.symbols, len(steps.packings), len(program.arguments) + len(program.results), attributes)
     marks = Marks() if CHECK_BOUNDS in program.target.features.split(",") else None
     kernels = KernelFunctions(Machine.of(program.target), function_attributes(program), plan, marks)
     packs = [FunctionWriter(f"mdla_pack_{k}", p.steps, abi, kernels, p) for k, p in enumerate(steps.packings)]
