@@ -270,7 +270,7 @@ def softmax() -> Iterator[Case]:
 def layer_norm() -> Iterator[Case]:
     from torch import nn
 
-    for shape in ((4096, 1024), (197, 768), (128, 768)):
+    for shape in ((1024, 4096), (512, 16384), (4096, 1024), (197, 768), (128, 768)):
         yield Case(by(shape), partial(nn.LayerNorm, shape[-1]), (shape,))
 
 
@@ -303,7 +303,7 @@ def elementwise() -> Iterator[Case]:
 
 
 def reduction() -> Iterator[Case]:
-    """To one number, as losses end."""
+    """To one number, as losses end, and where the largest is: of all, of each row and of each column."""
     import torch
     from torch.nn import functional
 
@@ -315,13 +315,16 @@ def reduction() -> Iterator[Case]:
     }
     for name, (function, count) in functions.items():
         yield Case(f"{name}, 4096×1024", partial(Of, function), ((4096, 1024),) * count)
+    for shape, dim in (((4096, 1024), None), ((8, 524288), 1), ((4096, 1024), 1), ((4096, 1024), 0)):
+        largest = partial(lambda dim, x: torch.argmax(x, dim), dim)
+        yield Case(f"argmax of {'all' if dim is None else dim}, {by(shape)}", partial(Of, largest), (shape,))
 
 
 def transpose() -> Iterator[Case]:
     """Each followed by two cheap ops: a copy alone makes no group."""
     import torch
 
-    for shape, order in (((4096, 1024), (1, 0)), ((1, 128, 12, 64), (0, 2, 1, 3)), ((1, 56, 56, 64), (0, 3, 1, 2))):
+    for shape, order in (((4096, 1024), (1, 0)), ((4000, 1000), (1, 0)), ((1, 128, 12, 64), (0, 2, 1, 3)), ((1, 56, 56, 64), (0, 3, 1, 2))):
         move = partial(lambda order, x: torch.relu(x.permute(order).contiguous() + 1), order)
         yield Case(f"{by(shape)} to {order}", partial(Of, move), (shape,))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
@@ -31,7 +32,7 @@ from torchmdla.testing.compare import assert_matches
 
 Program = Callable[[Builder], "list[Value]"]
 
-MACHINE = Machine.of(host_target())
+MACHINE = replace(Machine.of(host_target()), foresees=False)
 
 
 def steps_of(function: Program) -> LoopProgram:

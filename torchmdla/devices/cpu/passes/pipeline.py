@@ -21,6 +21,7 @@ from torchmdla.devices.cpu.passes.generalise import generalise, mark_varying
 from torchmdla.devices.cpu.passes.layout import block_channels
 from torchmdla.devices.cpu.passes.loop_invariants import hoist_loop_invariants
 from torchmdla.devices.cpu.passes.merge_equal import merge_equal
+from torchmdla.devices.cpu.passes.moments import MOMENTS
 from torchmdla.devices.cpu.passes.pack_activations import pack_activations
 from torchmdla.devices.cpu.passes.pack_weights import pack_weights
 from torchmdla.devices.cpu.passes.precompute import precompute_parameters
@@ -61,6 +62,7 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
     "store-constant-factors": (STORE_CONSTANT_FACTORS,),
     "defer-softmax": (DEFER_SOFTMAX,),
     "fold-scales": (DEFER_NORMS, FOLD_SCALES),
+    "one-walk-moments": (MOMENTS,),
 }
 
 
@@ -101,10 +103,11 @@ def _by_tiles(tiles: Tiles | None = None) -> tuple[Pass, ...]:
     return Pass("fuse-by-tiles", lambda steps, machine: fuse_by_tiles(steps, machine, tiles)), _plain(share_buffers)
 
 
-SPLIT = _plain(split_reductions)
+# What is for all sizes at once.
+REDUCTIONS = (_rules("one-walk-moments"), _plain(split_reductions))
 
 # Every pass, in the order in which they run.
-PASSES = (*REWRITES, SPLIT, *_by_tiles())
+PASSES = (*REWRITES, *REDUCTIONS, *_by_tiles())
 
 
 def named(names: Sequence[str]) -> list[Pass]:
@@ -158,7 +161,8 @@ def transform(
     steps = generalise(program, samples)
     if len(samples) > 1:
         observe("generalise", steps)
-    run(SPLIT, steps, program.target)
+    for one in REDUCTIONS:
+        run(one, steps, program.target)
     before = set(steps.steps)
     for one in _by_tiles(tiles):
         run(one, steps, program.target)

@@ -108,12 +108,12 @@ def fetched_ahead(step: TileLoop, machine: Machine, typical: Sequence[int] = ())
     Of what is read, the part of a later tile is fetched by the member that computes most where it touches the buffer.
     What is only written is fetched by the member that computes most of the others: while memory answers one, it has
     nothing to do for the other. What comes from the second cache, where symbols have the values ``typical``, comes fast
-    enough without."""
+    enough without; so does all on a machine that foresees it."""
     moving = [axis for axis, (extent, tile) in enumerate(zip(step.extents, step.tile, strict=True)) if extent != tile]
     lengths = [len(expand(final_nest(member)[0], machine).body) for member in step.members]
     read, written = _streams(step, lengths)
     buffers = {step.members[k].accesses[number].buffer for k, number in [*read, *written]}
-    if not moving or not machine.streams(sum(at(buffer.bytes, typical) for buffer in buffers)):
+    if machine.foresees or not moving or not machine.streams(sum(at(buffer.bytes, typical) for buffer in buffers)):
         return [Fetched()] * len(step.members)
     ahead: list[list[Fetch]] = [[] for _ in step.members]
     beside: list[list[Place]] = [[] for _ in step.members]
