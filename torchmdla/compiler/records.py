@@ -15,6 +15,9 @@ from typing import Any
 # The program's option that holds decisions by kernel: ``{"9c2f04d1be35a7c8": {…}}``.
 OPTION = "records"
 
+# That holds what was measured of the machine itself: ``{"splits": true}``.
+MACHINE = "machine"
+
 
 @dataclass(frozen=True)
 class Record:

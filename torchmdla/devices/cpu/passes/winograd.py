@@ -88,14 +88,11 @@ def _windows(steps: LoopProgram, step: LoopNest, image: Access, weights: Access)
 _TILES = (2, 4)
 _FORCED: Mapping[Algorithms, int] = {"direct": 0, "strassen": 0, "winograd2": 2, "winograd4": 4}
 
-# Cycles of a vector that a transform loads, computes or stores, beside one that a product multiplies and adds.
+# The time of a vector that a transform loads, computes or stores, beside one that a product multiplies and adds.
 _TRANSFORM_COST = 0.7
 
-# Cycles to fetch a byte of weights that no second cache holds: other layers have filled the caches since.
-_WEIGHT_BYTE = 1 / 8
-
-# Plain sums of fewer cycles stay: the nests that they would become take longer to compile.
-_LEAST_CYCLES = 100_000
+# Plain sums of fewer vectors stay: the nests that they would become take longer to compile.
+_LEAST_VECTORS = 100_000
 
 # What last tiles that are not whole cost: nests of their own, which take as long to compile as those of whole ones.
 _PARTIAL_COST = 1.25
@@ -119,7 +116,7 @@ class _Costs:
         """Results of a tile along each dimension; 0 if the plain sum takes no longer."""
         if self._machine.algorithms in _FORCED:
             return _FORCED[self._machine.algorithms]
-        if math.prod(self._sizes) < _LEAST_CYCLES * self._lanes:
+        if math.prod(self._sizes) < _LEAST_VECTORS * self._lanes:
             return 0
         costs = {0: self._plain(), **{results: self._of(transforms(results)) for results in _TILES}}
         return min(costs, key=lambda results: costs[results])
@@ -140,17 +137,18 @@ class _Costs:
         return tuple(block)
 
     def _plain(self) -> float:
+        """The time of so many operations on whole vectors."""
         weights = self._product(self._found.weights.loops)
-        return math.prod(self._sizes) / self._lanes + self._streaming(weights)
+        return math.prod(self._sizes) / self._lanes + self._machine.far(weights * _BYTES)
 
     def _of(self, by: Transforms) -> float:
-        """Cycles, of which products take one for a vector."""
+        """As :meth:`_plain`, by Winograd's way."""
         tiles = math.prod(self._counts(by))
         every = self._product(frozenset(range(len(self._sizes))) - self._found.slid.keys() - self._found.taps.keys())
         transformed = 2 * _TRANSFORM_COST * tiles * self._moved(by)
         products = tiles * self._places(by) * every
-        cycles = (products + transformed) / self._lanes + self._streaming(self._weights(by))
-        return cycles if self._divides(by) else cycles * _PARTIAL_COST
+        operations = (products + transformed) / self._lanes + self._machine.far(self._weights(by) * _BYTES)
+        return operations if self._divides(by) else operations * _PARTIAL_COST
 
     def _divides(self, by: Transforms) -> bool:
         return all(self._sizes[result] % by.results == 0 for result in self._found.slid)
@@ -172,6 +170,3 @@ class _Costs:
 
     def _product(self, loops: frozenset[int]) -> int:
         return math.prod(self._sizes[loop] for loop in loops)
-
-    def _streaming(self, weights: int) -> float:
-        return weights * _BYTES * _WEIGHT_BYTE if weights * _BYTES > self._machine.second_level else 0.0

@@ -59,7 +59,7 @@ class Kernel:
 
     def __init__(self, nest: KernelSpec, schedule: Schedule, program: Program) -> None:
         self.schedule = schedule
-        code = write_kernel(nest, schedule, Machine.of(program.target), function_attributes(program))
+        code = write_kernel(nest, schedule, Machine.of(program.target, program.options), function_attributes(program))
         externals = [
             f"llvm.func @{name}{kinds.removesuffix(' -> ()').replace('-> ()', '')}" for name, kinds in code.externals
         ]
