@@ -57,6 +57,7 @@ def tensor_type(tensor: torch.Tensor) -> str:
 class Builder:
     """A function in the Torch dialect under construction."""
 
+    options: tuple[tuple[str, str], ...] = ()
     lines: list[str] = field(default_factory=list)
     arguments: list[Value] = field(default_factory=list)
     values: list[torch.Tensor | float] = field(default_factory=list)
@@ -120,6 +121,7 @@ class Builder:
             arguments=tuple(describe(v, r) for v, r in zip(self.values, self.roles, strict=True)),
             results=tuple(Result(dtype_name(r.tensor), tuple(r.tensor.shape)) for r in results),
             target=target,
+            options=self.options,
         )
 
 

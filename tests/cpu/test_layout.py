@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -11,6 +11,7 @@ from torch.nn import functional
 from written_programs import Builder, Executable, Value, check, normal
 
 from torchmdla.compiler.program import Target
+from torchmdla.compiler.records import MACHINE
 from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
 from torchmdla.devices.cpu.expressions import accumulator, constant, load, operation
 from torchmdla.devices.cpu.linalg.views import regrouped
@@ -153,6 +154,30 @@ def test_networks(network: object, target: Target) -> None:
     check(builder, network(builder), target)  # type: ignore[operator]
 
 
+def mobile_network(b: Builder) -> list[Value]:
+    """Channels of which half vectors are whole blocks."""
+    x = convolve(b, b.input(normal(1, 3, 21, 23)), 24, 3, stride=2, padding=1)
+    y = convolve(b, convolve(b, x, 72, 1), 72, 5, groups=72, stride=2, padding=2)
+    return [convolve(b, convolve(b, y, 40, 1, rectified=False), 32, 1)]
+
+
+def joined_network(b: Builder) -> list[Value]:
+    """Channels of whole vectors become part of an image whose channels half ones alone divide."""
+    x = convolve(b, b.input(normal(1, 3, 10, 10)), 16, 3, padding=1)
+    y = join(b, [x, convolve(b, x, 8, 3, padding=1)], 1)
+    return [convolve(b, y, 16, 3, padding=1), convolve(b, x, 16, 1)]
+
+
+HALVES = ((MACHINE, '{"splits": true}'),)
+
+
+@pytest.mark.parametrize("target", ["widest", "avx2"])
+@pytest.mark.parametrize("network", [mobile_network, joined_network, dense_network, lone_convolutions])
+def test_blocks_of_half_vectors(network: Callable[[Builder], list[Value]], target: str) -> None:
+    builder = Builder(HALVES)
+    check(builder, network(builder), TARGETS[target])
+
+
 def compiled(network: object) -> Executable:
     builder = Builder()
     return check(builder, network(builder))  # type: ignore[operator]
@@ -195,23 +220,30 @@ def test_padding_is_computed_in_place() -> None:
     assert kernels_of([first], padded) == kernels_of([second], plain) + 2
 
 
-def test_a_result_is_computed_in_blocks() -> None:
-    """A convolution stores its result into a blocked temporary, which is copied where no epilogue takes it."""
-    image, result = Buffer("input", "f32", (1, 32, 8)), Buffer("result", "f32", (1, 32, 6))
-    weight = Buffer("parameter", "f32", (32, 32, 3))
+@pytest.mark.parametrize(
+    ("count", "blocks"), [(32, (1, 2, 6, 16)), (24, (1, 3, 6, 8)), (20, None)], ids=["whole", "half", "none"]
+)
+def test_a_result_is_computed_in_blocks(count: int, blocks: tuple[int, ...] | None) -> None:
+    """A convolution stores its result into a blocked temporary, which is copied where no epilogue takes it. Where whole
+    vectors do not divide the channels, half ones may."""
+    image, result = Buffer("input", "f32", (1, 32, 8)), Buffer("result", "f32", (1, count, 6))
+    weight = Buffer("parameter", "f32", (count, 32, 3))
     samples, filters, pixels, channels, taps = (AffineExpr.of_loop(loop, 5) for loop in range(5))
     sliding = AffineExpr((0, 0, 1, 0, 1))
     factors = Access(image, (samples, channels, sliding)), Access(weight, (filters, channels, taps))
     product = operation("arith.mulf", map(load, factors), "f32")
     convolution = LoopNest(
-        sizes=(1, 32, 6, 32, 3),
+        sizes=(1, count, 6, 32, 3),
         reduction=(False, False, False, True, True),
         outputs=(Access(result, (samples, filters, pixels)),),
         values=(operation("arith.addf", [product, accumulator(0, "f32")], "f32"),),
     )
     steps = LoopProgram([convolution], {})
-    block_channels(steps, 16)
-    assert convolution.outputs[0].buffer.sizes == (1, 2, 6, 16)
+    block_channels(steps, (16, 8))
+    if blocks is None:
+        assert convolution.outputs[0].buffer == result
+        return
+    assert convolution.outputs[0].buffer.sizes == blocks
     copying = steps.nests()[-1]
     assert [a.buffer for a in copying.inputs] == [convolution.outputs[0].buffer]
     assert [a.buffer for a in copying.outputs] == [result]

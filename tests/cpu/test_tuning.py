@@ -28,7 +28,8 @@ from torchmdla.compile_service import records as kept
 from torchmdla.compile_service import service
 from torchmdla.compile_service.records import Records
 from torchmdla.compiler.program import Program
-from torchmdla.compiler.records import OPTION, Record, TunedKernel
+from torchmdla.compiler.records import MACHINE as MACHINE_OPTION
+from torchmdla.compiler.records import OPTION, Constant, Record, TunedKernel
 from torchmdla.devices.cpu import lowering
 from torchmdla.devices.cpu import tuning as cpu_tuning
 from torchmdla.devices.cpu.kernel_spec import KernelSpec
@@ -302,6 +303,57 @@ def test_records_are_of_a_machine_and_stay_when_artifacts_go(capsys: pytest.Capt
     cpu.configure()
     assert main(["cache", "clear"]) == 0 and len(Records(cpu).load()) == 1
     assert main(["cache", "clear", "--records"]) == 0 and Records(cpu).load() == {}
+
+
+# Constants of the machine.
+
+
+def constants(**values: float) -> list[Constant]:
+    return [Constant(name, value, getattr(MACHINE, name), "") for name, value in values.items()]
+
+
+def test_constants_are_kept_beside_records() -> None:
+    cpu = devices.get("cpu")
+    records = Records(cpu)
+    assert not records.is_calibrated
+    records.add([record("0" * 16, {"lanes": 8})])
+    assert records.calibrate(constants(memory_bytes=3.0)) and records.is_calibrated
+    records.add([record("1" * 16, {})])
+    options = dict(kept.options_for(cpu))
+    assert json.loads(options[MACHINE_OPTION]) == {"memory_bytes": 3.0} and len(json.loads(options[OPTION])) == 2
+    cpu.configure(tuned=False)
+    assert kept.options_for(cpu) == ()
+    cpu.configure()
+
+
+def test_what_is_as_assumed_changes_no_program() -> None:
+    before = program_of().key
+    Records(devices.get("cpu")).calibrate(constants(splits=MACHINE.splits, ways=MACHINE.ways))
+    assert program_of().key == before
+    Records(devices.get("cpu")).calibrate(constants(splits=not MACHINE.splits))
+    assert program_of().key != before
+
+
+@pytest.mark.parametrize(
+    ("text", "fields"),
+    [
+        ('{"splits": true, "memory_bytes": 6}', {"splits": True, "memory_bytes": 6.0}),
+        ('{"second_level": 2097152, "ways": 8}', {"second_level": 2 << 20, "ways": 8}),
+        ('{"memory_bytes": 0, "ways": "8", "registers": 4}', {}),
+        ("[1]", {}),
+        ("{", {}),
+    ],
+)
+def test_the_machine_is_as_measured(text: str, fields: dict[str, Any]) -> None:
+    assert Machine.of(host_target(), ((MACHINE_OPTION, text),)) == dataclasses.replace(MACHINE, **fields)
+
+
+def test_constants_are_measured() -> None:
+    found = {name: measure() for name, measure in devices.get("cpu").calibration().items()}
+    assert found.keys() >= {"splits", "memory_bytes"} and all(name == own.name for name, own in found.items())
+    measured = {name: own.value for name, own in found.items()}
+    made = Machine.of(host_target(), ((MACHINE_OPTION, json.dumps(measured)),))
+    assert measured == {name: getattr(made, name) for name in measured}
 
 
 # A program.

@@ -19,6 +19,7 @@ from torch import nn
 from torchmdla import get_mlir
 from torchmdla.__main__ import main
 from torchmdla.cli import doctor
+from torchmdla.compile_service import service
 
 MODULE = """module {
   func.func @forward(%arg0: tensor<2xf32>) -> tensor<2xf32> {
@@ -312,6 +313,18 @@ def test_doctor(capsys: Any) -> None:
     assert lines == [
         ["ok", name] for name in ("versions", "environment", "processor", "cache", "compiler", "self-test")
     ]
+
+
+def test_doctor_calibrates(capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHMDLA_CACHE_DIR", str(tmp_path))
+    service.reset()
+    try:
+        assert main(["doctor", "--calibrate"]) == 0
+        said = capsys.readouterr().out
+        assert "not calibrated" in said and "memory_bytes" in said
+        assert main(["doctor"]) == 0 and ", calibrated" in " ".join(capsys.readouterr().out.split())
+    finally:
+        service.reset()
 
 
 @pytest.mark.parametrize(

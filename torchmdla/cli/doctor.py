@@ -7,15 +7,24 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchmdla.cli import failed
 from torchmdla.report.environment import environment
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 EPILOG = """\
 examples:
   python -m torchmdla doctor
   python -m torchmdla doctor --processor x86-64-v3     as on a machine without AVX-512
+  python -m torchmdla doctor --calibrate               measures what schedules are chosen by
+
+Schedules and algorithms are chosen by costs, some of which are constants of the machine: whether it computes its widest
+vectors in halves, how many bytes come from memory in a cycle, the second cache. --calibrate measures these in a few
+seconds, on a machine that does nothing else, and keeps them for it. Programs for which something else than was assumed
+came out are compiled anew. Calibrate before you tune.
 
 exit status:
   0  all is well
@@ -32,6 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
     parser.add_argument(
         "--processor", default="native", metavar="NAME", help="native (default), x86-64-v2, x86-64-v3 or x86-64-v4"
+    )
+    parser.add_argument(
+        "--calibrate", action="store_true", help="measure the machine's constants of the cost model, and keep them"
     )
 
 
@@ -61,7 +73,42 @@ def run(options: argparse.Namespace) -> int:
                 is_well = False
                 table.add_row(Text("no", "red"), name, str(trouble))
     console.print(table)
+    if options.calibrate:
+        is_well &= _calibrated(console)
     return 0 if is_well else 1
+
+
+def _calibrated(console: Console) -> bool:
+    """Measures the machine's constants, and shows them; whether they are kept."""
+    from rich.progress import track
+
+    from torchmdla.compile_service.records import Records
+    from torchmdla.devices import get
+    from torchmdla.report.rendering import new_table
+
+    device = get("cpu")
+    measured = device.calibration().values()
+    found = [
+        measure()
+        for measure in track(measured, "measuring", console=console, transient=True, disable=not console.is_terminal)
+    ]
+    table = new_table()
+    for name in ("constant", "measured", "assumed", "meaning"):
+        table.add_column(name)
+    for constant in found:
+        table.add_row(constant.name, _number(constant.value), _number(constant.default), constant.meaning)
+    console.print(table)
+    records = Records(device)
+    is_kept = records.calibrate(found)
+    if not is_kept:
+        console.print(f"nothing is kept on disk: {records.problem or 'the cache is switched off'}")
+    return is_kept
+
+
+def _number(number: bool | int | float) -> str:
+    if isinstance(number, bool):
+        return "yes" if number else "no"
+    return f"{number:,g}" if isinstance(number, float) else f"{number:,}"
 
 
 def _versions() -> str:
@@ -97,6 +144,7 @@ def _environment() -> str:
 
 
 def _processor() -> str:
+    from torchmdla.compile_service.records import Records
     from torchmdla.devices import get
     from torchmdla.devices.cpu.machine import Machine
 
@@ -107,7 +155,7 @@ def _processor() -> str:
         found += ": without AVX-512"
     if machine.vector_bytes < 32:
         raise Trouble(f"{found}: kernels are made for AVX2 and AVX-512; here they may be slower than eager PyTorch's")
-    return found
+    return f"{found}, {'calibrated' if Records(get('cpu')).is_calibrated else 'not calibrated'}"
 
 
 def _cache() -> str:

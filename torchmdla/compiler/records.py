@@ -1,8 +1,9 @@
-"""What was measured of kernels on a machine: data that a program carries, so that lowering stays a function of it.
+"""What was measured on a machine: data that a program carries, so that lowering stays a function of it.
 
 A record is of one kernel, by the name that its device gives it, and says which decisions were fastest: text of the
 device's own, which it checks before it uses them. Those of a machine are part of every program that is compiled there
-(the option ``records``), and so of its key.
+(the option ``records``), and so of its key. Constants are of the machine itself (the option ``machine``): those that
+are what the device takes without measuring are left out.
 """
 
 from __future__ import annotations
@@ -14,6 +15,11 @@ from typing import Any
 
 # The program's option that holds decisions by kernel: ``{"9c2f04d1be35a7c8": {…}}``.
 OPTION = "records"
+
+# That holds constants of the machine by name: ``{"splits": true}``.
+MACHINE = "machine"
+
+Number = bool | int | float
 
 
 @dataclass(frozen=True)
@@ -75,6 +81,22 @@ def option_of(records: Iterable[Record]) -> tuple[tuple[str, str], ...]:
     """What programs carry of records: nothing where the cost model's choices are the fastest."""
     decisions = {record.kernel: json.loads(record.decisions) for record in records if record.decisions}
     return ((OPTION, json.dumps(decisions, sort_keys=True, separators=(",", ":"))),) if decisions else ()
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A number that costs are counted by: its name and its ``meaning`` for people, what was measured, and what is taken
+    for it where nothing is."""
+
+    name: str
+    value: Number
+    default: Number
+    meaning: str
+
+
+def option_of_machine(constants: Mapping[str, Number]) -> tuple[tuple[str, str], ...]:
+    """What programs carry of a machine's constants: nothing of those that are as they are taken to be."""
+    return ((MACHINE, json.dumps(constants, sort_keys=True, separators=(",", ":"))),) if constants else ()
 
 
 @dataclass(frozen=True)

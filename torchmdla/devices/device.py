@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from torchmdla.compiler.artifact import Artifact
 from torchmdla.compiler.program import Program, Target
-from torchmdla.compiler.records import Record, TunedKernel
+from torchmdla.compiler.records import Constant, Record, TunedKernel
 
 # Told of a kernel that is being measured, how many decisions were tried, and the gain so far.
 Tell = Callable[[TunedKernel, int, float], object]
@@ -173,6 +173,11 @@ class Device(ABC):
         """What measurements of its kernels hold for, as text: records of one machine go into the programs that are
         compiled there (:mod:`torchmdla.compiler.records`). Empty where nothing is measured, or is to be used."""
         return ""
+
+    def calibration(self) -> Mapping[str, Callable[[], Constant]]:
+        """What measures the constants that hold for :attr:`machine`, by name, each in some seconds at most, in this
+        process. Empty where the device has none."""
+        return {}
 
     def tune(
         self,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, get_args
 
 from torchmdla.compiler.artifact import Artifact
 from torchmdla.compiler.program import Program, Target
-from torchmdla.compiler.records import Record, TunedKernel
+from torchmdla.compiler.records import Constant, Record, TunedKernel
 from torchmdla.devices.device import Device, LoadedCode, OpSupport, Tell
 
 
@@ -67,6 +67,12 @@ class CpuDevice(Device):
         from torchmdla.devices.cpu.processors import described, target_of
 
         return described(target_of(self._processor)) if self._tuned else ""
+
+    def calibration(self) -> Mapping[str, Callable[[], Constant]]:
+        from torchmdla.devices.cpu.processors import target_of
+        from torchmdla.devices.cpu.tuning.calibration import measurements
+
+        return measurements(target_of(self._processor))
 
     def tune(
         self,

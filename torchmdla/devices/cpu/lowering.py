@@ -77,7 +77,7 @@ def optimised(text: str, passes: Sequence[str], target: Target) -> Iterator[tupl
     steps = parse_program(text)
     verify(steps, "reading")
     for one in pipeline.named(passes) if passes else pipeline.PASSES:
-        pipeline.run(one, steps, target)
+        pipeline.run(one, steps, Machine.of(target))
         yield one.name, steps
 
 
@@ -97,7 +97,7 @@ def _generate(program: Program, seconds: dict[str, float]) -> tuple[Code, ir.Mod
         steps.not_negative = conditions_of_bounds(steps)
     with _timed(seconds, "schedules"):
         symbols = symbols_of(steps, len(program.symbols))
-        plan = plan_schedules(steps, Machine.of(program.target), symbols, Given.of(program))
+        plan = plan_schedules(steps, Machine.of(program.target, program.options), symbols, Given.of(program))
     dump.write("schedules.json", lambda: plan.to_json(tiles))
     with _timed(seconds, "kernels"):
         code = write_module(steps, plan, program)

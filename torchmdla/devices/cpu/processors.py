@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
@@ -45,16 +46,27 @@ def described(target: Target) -> str:
     return f"{target.triple} {target.cpu}\n{features}\n{_caches()}"
 
 
-@lru_cache(maxsize=1)
+def second_cache() -> tuple[int, int] | None:
+    """Bytes and ways of the second cache, as Linux tells them; None elsewhere."""
+    found = [own for own in _described("level", "type", "size", "ways_of_associativity") if own[0] == "2"]
+    if not found or not found[0][2].endswith("K"):
+        return None
+    return int(found[0][2].removesuffix("K")) << 10, int(found[0][3])
+
+
 def _caches() -> str:
-    """Level, type and size of each cache of the first core, as Linux tells them; empty elsewhere."""
+    """Level, type and size of each cache; empty where none is told of."""
+    return ", ".join(map(" ".join, _described("level", "type", "size")))
+
+
+@lru_cache(maxsize=2)
+def _described(*names: str) -> list[list[str]]:
+    """Properties of each cache of the first core."""
     found = []
     for folder in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
-        try:
-            found.append(" ".join((folder / name).read_text().strip() for name in ("level", "type", "size")))
-        except OSError:
-            continue
-    return ", ".join(found)
+        with contextlib.suppress(OSError):
+            found.append([(folder / name).read_text().strip() for name in names])
+    return found
 
 
 def _features(processor: str) -> frozenset[str]:

@@ -2,12 +2,13 @@
 
 Temporaries of sizes N, C, H, W become N, C/lanes, H, W, lanes wherever every step can index them so. It is decided for
 everything that convolutions and poolings read and write and that elementwise steps connect, so conversions are left at
-the edges, as part of the steps there. Weights of these convolutions are laid out as their kernels walk them.
+the edges, as part of the steps there. Where half of a vector takes half of the time, channels that whole ones do not
+divide lie in blocks of half the lanes. Weights of these convolutions are laid out as their kernels walk them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -20,14 +21,17 @@ from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, contracts,
 _CHANNEL = 1
 
 
-def block_channels(steps: LoopProgram, lanes: int) -> None:
-    """Changes the layout of images to blocks of ``lanes`` channels, and lays out weights to fit."""
-    _detach_results(steps, lanes)
-    chosen = _connected(steps, _candidates(steps, lanes))
-    if not chosen:
+def block_channels(steps: LoopProgram, lanes: Sequence[int]) -> None:
+    """Changes the layout of images to blocks of as many channels as the first of ``lanes`` says that divides them, and
+    lays out weights to fit."""
+    blocked: dict[Buffer, Buffer] = {}
+    for count in lanes:
+        _detach_results(steps, count)
+        chosen = _connected(steps, _candidates(steps, count).difference(_beside(steps, blocked)))
+        blocked |= {buffer: _blocked(buffer, count) for buffer in chosen}
+    if not blocked:
         return
-    _read_plain_where_flattened(steps, chosen)
-    blocked = {buffer: _blocked(buffer, lanes) for buffer in chosen}
+    _read_plain_where_flattened(steps, list(blocked))
     for step in steps.nests():
         _split_channels(step, blocked)
         step.map_accesses(lambda access: _in_blocks(access, blocked))
@@ -125,11 +129,18 @@ def _connected(steps: LoopProgram, candidates: set[Buffer]) -> list[Buffer]:
     size = -1
     while size != len(chosen):
         size = len(chosen)
-        for step in steps.nests():
-            accesses = [a for a in _accesses(step) if a.buffer in candidates]
-            loops = {_channel_loop(a) for a in accesses if a.buffer in chosen}
-            chosen.update(dict.fromkeys(a.buffer for a in accesses if _channel_loop(a) in loops))
+        chosen.update(dict.fromkeys(b for b in _beside(steps, chosen) if b in candidates))
     return list(chosen)
+
+
+def _beside(steps: LoopProgram, chosen: Collection[Buffer]) -> list[Buffer]:
+    """All that shares channels with some of ``chosen`` in a step, these among them."""
+    found: list[Buffer] = []
+    for step in steps.nests():
+        accesses = [a for a in _accesses(step) if len(a.indices) > _CHANNEL]
+        loops = {_channel_loop(a) for a in accesses if a.buffer in chosen}
+        found += [a.buffer for a in accesses if _channel_loop(a) in loops]
+    return found
 
 
 def _read_plain_where_flattened(steps: LoopProgram, chosen: Sequence[Buffer]) -> None:

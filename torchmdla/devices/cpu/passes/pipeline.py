@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torchmdla.compiler import dump
-from torchmdla.compiler.program import Program, Target
+from torchmdla.compiler.program import Program
 from torchmdla.devices.cpu.loop_program import LoopProgram, TileLoop
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.passes.constants import STORE_CONSTANT_FACTORS
@@ -76,7 +76,7 @@ REWRITES = (
     _plain(remove_unread),
     _rules("store-constant-factors"),
     _plain(elide_insert_copies),
-    _lanes(block_channels),
+    Pass("block-channels", lambda steps, machine: block_channels(steps, machine.blocks)),
     _plain(merge_copies),
     _plain(separate_slices),
     _rules("defer-softmax"),
@@ -148,6 +148,7 @@ def transform(
         CompileError: a dynamic program's samples differ in more than numbers.
         ValueError: ``tiles`` are of other chains.
     """
+    machine = Machine.of(program.target, program.options)
     if len({len(sample.steps) for sample in samples}) == 1:
         samples = [generalise(program, samples)]
     else:
@@ -157,23 +158,23 @@ def transform(
         sample.measured = measured or {}
         observe("read-steps", sample, name)
         for one in REWRITES:
-            run(one, sample, program.target, name)
+            run(one, sample, machine, name)
     steps = generalise(program, samples)
     if len(samples) > 1:
         observe("generalise", steps)
     for one in REDUCTIONS:
-        run(one, steps, program.target)
+        run(one, steps, machine)
     before = set(steps.steps)
     for one in _by_tiles(tiles):
-        run(one, steps, program.target)
+        run(one, steps, machine)
     return steps, [step.tile for step in steps.steps if isinstance(step, TileLoop) and step not in before]
 
 
-def run(one: Pass, steps: LoopProgram, target: Target, name: str = "") -> None:
+def run(one: Pass, steps: LoopProgram, machine: Machine, name: str = "") -> None:
     """Runs one pass; then what it made is written and verified, where that is asked for."""
     dump.begin(f"{one.name} {name}".rstrip())
     with trace.span(one.name, "pass"):
-        one.run(steps, Machine.of(target))
+        one.run(steps, machine)
     observe(one.name, steps, name)
 
 

@@ -102,12 +102,9 @@ def _halved(steps: LoopProgram, step: LoopNest, left: Access, right: Access) -> 
 _LEFT_COST = 1 + 1 + PRODUCTS / 4
 _RESULT_COST = 3 * PRODUCTS / 4 + 2
 
-# Cycles to fetch or to store a byte of what no second cache holds, as weights: other layers have filled the caches.
-_FAR_BYTE = 1 / 12
-
-# Products of fewer cycles stay: the nests that they would become take longer to compile. What takes less than this part
+# Products of fewer vectors stay: what they would become takes longer to compile. What takes less than this part
 # of a plain sum's time is worth it.
-_LEAST_CYCLES = 100_000
+_LEAST_VECTORS = 100_000
 _LEAST_GAIN = 0.03
 
 # Columns of a tile of products.
@@ -126,7 +123,7 @@ def _pays(found: Product, tiles: Tiles, machine: Machine) -> bool:
     """Whether it takes less time than a plain sum."""
 
     def far(elements: float) -> float:
-        return elements * _BYTES * _FAR_BYTE if elements * _BYTES > machine.second_level else 0.0
+        return machine.far(elements * _BYTES)
 
     lanes = machine.vector_bytes // _BYTES
     plain, weights = _count(found, range(len(found.step.sizes))) / lanes, _count(found, found.right.loops)
@@ -135,7 +132,7 @@ def _pays(found: Product, tiles: Tiles, machine: Machine) -> bool:
     if not tiles.fuses_left:
         sums += 2 * far(left * PRODUCTS / 4)
     fewer = plain * PRODUCTS / 8 + sums + far(weights * PRODUCTS / 4)
-    return plain >= _LEAST_CYCLES and fewer < (1 - _LEAST_GAIN) * (plain + far(weights))
+    return plain >= _LEAST_VECTORS and fewer < (1 - _LEAST_GAIN) * (plain + far(weights))
 
 
 def _tiles(found: Product, machine: Machine) -> Tiles | None:

@@ -101,16 +101,13 @@ _FORCED: Mapping[str, Sequence[int]] = {
     "winograd6": (6,),
 }
 
-# Cycles of a vector that is stored before products or loaded behind them, for each place that a transform computes it
+# The time of a vector that is stored before products or loaded behind them, for each place that a transform computes it
 # of; beside one that a product multiplies and adds.
 _TRANSFORM_COST = 1.15
 
-# Cycles to fetch or to store a byte of what no second cache holds, as weights: other layers have filled the caches.
-_FAR_BYTE = 1 / 8
-
-# Plain sums of fewer cycles stay: the nests that they would become take longer to compile. So do those, and smaller
+# Plain sums of fewer vectors stay: the nests that they would become take longer to compile. So do those, and smaller
 # tiles, that take longer by no more than this part: their errors are less, too.
-_LEAST_CYCLES = 100_000
+_LEAST_VECTORS = 100_000
 _LEAST_GAIN = 0.02
 
 # What last tiles that are not whole cost: nests of their own, which take as long to compile as those of whole ones.
@@ -141,7 +138,7 @@ class _Costs:
         tried = list(self._tried(_FORCED.get(algorithm, _TILES)))
         if algorithm in _FORCED:
             return tried[0] if tried else ()
-        if math.prod(self._sizes) < _LEAST_CYCLES * self._lanes:
+        if math.prod(self._sizes) < _LEAST_VECTORS * self._lanes:
             return ()
         costs = {(): self._plain(), **{by: self._of(by) for by in tried}}
         return next(by for by, cost in costs.items() if cost <= (1 + _LEAST_GAIN) * min(costs.values()))
@@ -168,19 +165,20 @@ class _Costs:
         return tuple(block)
 
     def _plain(self) -> float:
+        """The time of so many operations on whole vectors."""
         weights = self._product(self._found.weights.loops)
         return math.prod(self._sizes) / self._lanes + self._far(weights)
 
     def _of(self, by: _Tiling) -> float:
-        """Cycles, of which products take one for a vector. Results are stored while nothing is multiplied."""
+        """As :meth:`_plain`, by Winograd's way. Results are stored while nothing is multiplied."""
         tiles = math.prod(self._counts(by))
         every = self._product(frozenset(range(len(self._sizes))) - self._found.slid.keys() - self._found.taps.keys())
         moved, products = tiles * self._moved(by), tiles * self._terms(by) * every
-        cycles = (products + _TRANSFORM_COST * max(own.products for own in by) * moved) / self._lanes
-        cycles += self._far(self._weights(by)) + self._far(self._product(self._found.step.outputs[0].loops))
+        time = (products + _TRANSFORM_COST * max(own.products for own in by) * moved) / self._lanes
+        time += self._far(self._weights(by)) + self._far(self._product(self._found.step.outputs[0].loops))
         if not self.block(by) and self._machine.streams(moved * _BYTES):
-            cycles += 2 * self._far(moved)
-        return cycles if self._divides(by) else cycles * _PARTIAL_COST
+            time += 2 * self._far(moved)
+        return time if self._divides(by) else time * _PARTIAL_COST
 
     def _divides(self, by: _Tiling) -> bool:
         return all(self._sizes[loop] % by[k].results == 0 for loop, k in self._found.slid.items())
@@ -207,4 +205,4 @@ class _Costs:
         return math.prod(self._sizes[loop] for loop in loops)
 
     def _far(self, elements: int) -> float:
-        return elements * _BYTES * _FAR_BYTE if elements * _BYTES > self._machine.second_level else 0.0
+        return self._machine.far(elements * _BYTES)

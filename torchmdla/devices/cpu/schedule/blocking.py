@@ -17,9 +17,9 @@ from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, stored
 from torchmdla.devices.cpu.kernel_spec import AnyNest, AnyOperand, KernelSpec, Operand
 from torchmdla.devices.cpu.machine import Machine
 
-# Cycles to fetch a byte past the first cache and past the second, and the part of a cache that operands may fill.
+# Cycles to fetch a byte past the first cache, most of which arithmetic hides, and the part of a cache that operands may
+# fill.
 _SECOND_LEVEL_BYTE = 1 / 400
-_MEMORY_BYTE = 1 / 10
 _FILLED = 0.75
 
 # Misses below this part of the arithmetic's time are hidden by it; the least gain (of that time, and of the
@@ -167,7 +167,7 @@ def _cost(nest: KernelSpec, machine: Machine, levels: Sequence[Level]) -> float:
         nest, machine, levels, operands, machine.second_level, machine.second_level // (machine.ways * machine.line)
     )
     once = sum(_lines(operand, nest.sizes, machine)[0] for operand in nest.operands) * machine.line
-    return (first - once) * _SECOND_LEVEL_BYTE + (second - once) * _MEMORY_BYTE
+    return (first - once) * _SECOND_LEVEL_BYTE + (second - once) / machine.memory_bytes
 
 
 def _touched(nest: KernelSpec, levels: Sequence[Level]) -> list[Operand]:

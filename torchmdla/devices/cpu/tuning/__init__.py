@@ -89,7 +89,11 @@ class _Planned:
     def of(cls, program: Program) -> _Planned:
         with new_context(), ir.Location.unknown():
             steps, _ = loop_program(program, {})
-            return cls(program, steps, plan_schedules(steps, Machine.of(program.target), Symbols(), Given.of(program)))
+            return cls(
+                program,
+                steps,
+                plan_schedules(steps, Machine.of(program.target, program.options), Symbols(), Given.of(program)),
+            )
 
 
 def tune(
@@ -237,7 +241,7 @@ def _measured(use: _Use, program: Program, until: float, known: Record | None, t
         cold = [k for k, (buffer, _) in enumerate(places) if buffer.kind in _COLD and not use.is_warm]
         bench = Bench(nest, cold, chosen.ahead)
         search = Search(nest, chosen, program, bench, until, lambda tried, gain: tell(own, tried, gain))
-        found = search.run(_recorded(nest, chosen, known, Machine.of(program.target)))
+        found = search.run(_recorded(nest, chosen, known, Machine.of(program.target, program.options)))
     except (Unmeasurable, CompileError) as error:
         return replace(own, reason=str(error).partition("\n")[0])
     decisions = "" if found.best == chosen else json.dumps(to_raw(found.best))

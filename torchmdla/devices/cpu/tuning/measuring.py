@@ -60,7 +60,7 @@ class Kernel:
 
     def __init__(self, nest: AnyNest, schedule: Schedule, program: Program) -> None:
         self.nest, self.schedule = nest, schedule
-        code = write_kernel(nest, schedule, Machine.of(program.target), function_attributes(program))
+        code = write_kernel(nest, schedule, Machine.of(program.target, program.options), function_attributes(program))
         externals = [declaration(name, kinds) for name, kinds in code.externals]
         self.text = "\n".join([*externals, code.text.replace("{symbol}", _SYMBOL).replace(" internal", "")])
         names = [name for name, _ in code.externals]

@@ -70,7 +70,7 @@ class Search:
         on_step: Callable[[int, float], object] = lambda tried, gain: None,
     ) -> None:
         self._nest, self._program, self._bench, self._until, self._on_step = nest, program, bench, until, on_step
-        self._machine = Machine.of(program.target)
+        self._machine = Machine.of(program.target, program.options)
         self._chosen = self._best = Kernel(nest, chosen, program)
         self._expected = bench.results(self._chosen)
         self._calls = bench.calls_in(self._chosen)

@@ -43,7 +43,7 @@ def write_module(steps: LoopProgram, plan: Plan, program: Program) -> Code:
     attributes = function_attributes(program, "no_inline")
     abi = Abi(plan.symbols, len(steps.packings), len(program.arguments) + len(program.results), attributes)
     marks = Marks() if CHECK_BOUNDS in program.target.features.split(",") else None
-    kernels = KernelFunctions(Machine.of(program.target), function_attributes(program), plan, marks)
+    kernels = KernelFunctions(Machine.of(program.target, program.options), function_attributes(program), plan, marks)
     packs = [FunctionWriter(f"mdla_pack_{k}", p.steps, abi, kernels, p) for k, p in enumerate(steps.packings)]
     entry = FunctionWriter(ENTRY, steps.steps, abi, kernels)
     entry.require(steps.not_negative)
