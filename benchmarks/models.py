@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import children, output
-from harness.rows import OURS, ROW_NAMES, WAY_NAMES, compare, prepare, reason, rows_by_name
+from harness.rows import KNOWN, OURS, ROW_NAMES, WAY_NAMES, compare, prepare, reason, rows_by_name
 
 # PyTorch's own ways are blue, others grey and brown, torchmdla red.
 COLOURS = {
@@ -74,8 +74,10 @@ def show_step(bar: Any, label: str, step: str) -> None:
 
 def parse_options() -> argparse.Namespace:
     parser = output.parser(__doc__)
-    models, ways = output.one_of(ROW_NAMES), output.one_of(WAY_NAMES)
-    parser.add_argument("--models", type=models, metavar="NAMES", help=f"of {','.join(ROW_NAMES)} (all)")
+    models, ways = output.one_of(KNOWN), output.one_of(WAY_NAMES)
+    parser.add_argument(
+        "--models", type=models, metavar="NAMES", help=f"of {','.join(KNOWN)} (the first {len(ROW_NAMES)})"
+    )
     parser.add_argument(
         "--peers", type=ways, metavar="NAMES", help=f"of {','.join(WAY_NAMES)} (all that are installed but the last)"
     )

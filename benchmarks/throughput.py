@@ -24,7 +24,7 @@ from typing import Any
 
 from harness import output
 from harness.instances import Instance, InstanceEnded, rates
-from harness.rows import OURS, ROW_NAMES, WAY_NAMES
+from harness.rows import KNOWN, OURS, ROW_NAMES, WAY_NAMES
 
 Row = dict[str, Any]
 Ways = dict[str, dict[str, Any]]
@@ -60,8 +60,10 @@ def main() -> int:
 def parse_options() -> argparse.Namespace:
     parser = output.parser(__doc__)
     count = len(processors())
-    models, ways = output.one_of(ROW_NAMES), output.one_of(WAY_NAMES)
-    parser.add_argument("--models", type=models, metavar="NAMES", help=f"of {','.join(ROW_NAMES)} (all)")
+    models, ways = output.one_of(KNOWN), output.one_of(WAY_NAMES)
+    parser.add_argument(
+        "--models", type=models, metavar="NAMES", help=f"of {','.join(KNOWN)} (the first {len(ROW_NAMES)})"
+    )
     parser.add_argument("--peers", type=ways, metavar="NAMES", help=f"of {','.join(WAY_NAMES)} (five of them)")
     parser.add_argument(
         "--instances",
