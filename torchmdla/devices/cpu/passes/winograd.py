@@ -16,6 +16,7 @@ as zero and leave out results that there are none of.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -105,13 +106,16 @@ _TRANSFORM_COST = 1.15
 # Cycles to fetch or to store a byte of what no second cache holds, as weights: other layers have filled the caches.
 _FAR_BYTE = 1 / 8
 
+# The part of the time to fetch weights that products take longer by: most is fetched while they are computed.
+_WAITING = 0.3
+
 # Plain sums of fewer cycles stay: the nests that they would become take longer to compile. So do those, and smaller
 # tiles, that take longer by no more than this part: their errors are less, too.
 _LEAST_CYCLES = 100_000
 _LEAST_GAIN = 0.02
 
 # What last tiles that are not whole cost: nests of their own, which take as long to compile as those of whole ones.
-_PARTIAL_COST = 1.25
+_PARTIAL_COST = 1.1
 
 # Tiles of a block, without which its products read their weights too often.
 _FEWEST_TILES = 8
@@ -143,10 +147,10 @@ class _Costs:
         return next(by for by, cost in costs.items() if cost <= (1 + _LEAST_GAIN) * min(costs.values()))
 
     def _tried(self) -> Iterator[_Tiling]:
+        tiles = _FORCED.get(self._machine.algorithms, _TILES)
         taps = [window.most_taps for window in self._found.windows]
-        for results in _FORCED.get(self._machine.algorithms, _TILES):
-            if all(has_transforms(results, count) for count in taps):
-                yield tuple(transforms(results, count) for count in taps)
+        along = [[transforms(results, count) for results in tiles if has_transforms(results, count)] for count in taps]
+        return itertools.product(*along)
 
     def block(self, by: _Tiling) -> tuple[int, ...]:
         """The tiles along each dimension to work on at a time; none where the second cache holds all of them, or cannot
@@ -164,19 +168,23 @@ class _Costs:
         return tuple(block)
 
     def _plain(self) -> float:
-        weights = self._product(self._found.weights.loops)
-        return math.prod(self._sizes) / self._lanes + self._far(weights)
+        return self._products(math.prod(self._sizes), self._product(self._found.weights.loops))
 
     def _of(self, by: _Tiling) -> float:
         """Cycles, of which products take one for a vector. Results are stored while nothing is multiplied."""
         tiles = math.prod(self._counts(by))
         every = self._product(frozenset(range(len(self._sizes))) - self._found.slid.keys() - self._found.taps.keys())
-        moved, products = tiles * self._moved(by), tiles * self._terms(by) * every
-        cycles = (products + _TRANSFORM_COST * max(own.products for own in by) * moved) / self._lanes
-        cycles += self._far(self._weights(by)) + self._far(self._product(self._found.step.outputs[0].loops))
+        moved = tiles * self._moved(by)
+        cycles = self._products(tiles * self._terms(by) * every, self._weights(by))
+        cycles += _TRANSFORM_COST * max(own.products for own in by) * moved / self._lanes
+        cycles += self._far(self._product(self._found.step.outputs[0].loops))
         if not self.block(by) and self._machine.streams(moved * _BYTES):
             cycles += 2 * self._far(moved)
         return cycles if self._divides(by) else cycles * _PARTIAL_COST
+
+    def _products(self, count: int, weights: int) -> float:
+        cycles, fetching = count / self._lanes, self._far(weights)
+        return max(cycles + _WAITING * fetching, fetching)
 
     def _divides(self, by: _Tiling) -> bool:
         return all(self._sizes[loop] % by[k].results == 0 for loop, k in self._found.slid.items())
