@@ -111,7 +111,7 @@ def test_values_of_any_shape(samples, rows, terms, columns, flat) -> None:
 def test_values_of_pointwise_convolutions(images, channels, filters, size) -> None:
     b = Builder()
     x = b.input(normal(images, channels, *size))
-    made = convolve(b, x, filters, [0, 0], kernel=1)
+    made = convolve(b, x, filters, [0, 0], kernel=(1, 1))
     check(b, [b.op("aten.relu", [made], made.tensor.relu())], target("strassen"))
 
 
