@@ -1,8 +1,8 @@
-"""Convolutions of three taps by fewer products, in Winograd's way (:mod:`~torchmdla.devices.cpu.winograd`).
+"""Convolutions by fewer products, in Winograd's way (:mod:`~torchmdla.devices.cpu.winograd`).
 
-A convolution of stride one becomes four steps: weights transformed (of parameters alone, so packed once), tiles of the
-image transformed, a product of matrices for each place in a tile, and the results transformed back with the epilogue.
-In one dimension, tiles of two results, an image of eight places::
+A convolution whose taps overlap becomes four steps: weights transformed (of parameters alone, so packed once), tiles of
+the image transformed, a product of matrices for each place in a tile, and the results transformed back with the epilogue.
+In one dimension, three taps by stride one, tiles of two results, an image of eight places::
 
     nest d0:16 d1:6 d2:16+ d3:3+ {                  nest d0:16 d1:16 { transformed weights w[0..3, d0, d1] }
       i0 = input0[d2, d1 + d3]                      nest d0:16 d1:3 { transformed tiles v[0..3, d0, d1] = …
@@ -16,6 +16,7 @@ as zero and leave out results that there are none of.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -43,7 +44,7 @@ def use_winograd(steps: LoopProgram, machine: Machine) -> None:
             continue
         costs = _Costs(found, [1 if steps.varies(size) else static(size) for size in step.sizes], machine)
         by = costs.best(algorithm_for(steps, step, machine))
-        note(steps, step, f"winograd{by[0].results}" if by else "direct")
+        note(steps, step, _name(by) if by else "direct")
         if by:
             position = steps.steps.index(step)
             steps.steps[position : position + 1] = winograd_steps(found, by, machine.fused, costs.block(by))
@@ -105,13 +106,16 @@ _FORCED: Mapping[str, Sequence[int]] = {
 # of; beside one that a product multiplies and adds.
 _TRANSFORM_COST = 1.15
 
+# The part of the time to fetch weights that products take longer by: most is fetched while they are computed.
+_WAITING = 0.3
+
 # Plain sums of fewer vectors stay: the nests that they would become take longer to compile. So do those, and smaller
 # tiles, that take longer by no more than this part: their errors are less, too.
 _LEAST_VECTORS = 100_000
 _LEAST_GAIN = 0.02
 
 # What last tiles that are not whole cost: nests of their own, which take as long to compile as those of whole ones.
-_PARTIAL_COST = 1.25
+_PARTIAL_COST = 1.1
 
 # Tiles of a block, without which its products read their weights too often.
 _FEWEST_TILES = 8
@@ -121,6 +125,11 @@ _BYTES = 4
 
 # The transforms of each window of a convolution; none: plain sums.
 _Tiling = tuple[Transforms, ...]
+
+
+def _name(by: _Tiling) -> str:
+    """As one of ``_FORCED``, where tiles are as large along all dimensions."""
+    return "winograd" + "x".join(dict.fromkeys(str(own.results) for own in by))
 
 
 class _Costs:
@@ -135,7 +144,7 @@ class _Costs:
     def best(self, algorithm: str) -> _Tiling:
         """The transforms of each window, those that ``algorithm`` has if it says so; none if the plain sum takes no
         longer."""
-        tried = list(self._tried(_FORCED.get(algorithm, _TILES)))
+        tried = [*self._tried(_FORCED.get(algorithm, _TILES))]
         if algorithm in _FORCED:
             return tried[0] if tried else ()
         if math.prod(self._sizes) < _LEAST_VECTORS * self._lanes:
@@ -145,9 +154,8 @@ class _Costs:
 
     def _tried(self, tiles: Sequence[int]) -> Iterator[_Tiling]:
         taps = [window.most_taps for window in self._found.windows]
-        for results in tiles:
-            if all(has_transforms(results, count) for count in taps):
-                yield tuple(transforms(results, count) for count in taps)
+        along = [[transforms(results, count) for results in tiles if has_transforms(results, count)] for count in taps]
+        return itertools.product(*along)
 
     def block(self, by: _Tiling) -> tuple[int, ...]:
         """The tiles along each dimension to work on at a time; none where the second cache holds all of them, or cannot
@@ -166,19 +174,23 @@ class _Costs:
 
     def _plain(self) -> float:
         """The time of so many operations on whole vectors."""
-        weights = self._product(self._found.weights.loops)
-        return math.prod(self._sizes) / self._lanes + self._far(weights)
+        return self._products(math.prod(self._sizes), self._product(self._found.weights.loops))
 
     def _of(self, by: _Tiling) -> float:
         """As :meth:`_plain`, by Winograd's way. Results are stored while nothing is multiplied."""
         tiles = math.prod(self._counts(by))
         every = self._product(frozenset(range(len(self._sizes))) - self._found.slid.keys() - self._found.taps.keys())
-        moved, products = tiles * self._moved(by), tiles * self._terms(by) * every
-        time = (products + _TRANSFORM_COST * max(own.products for own in by) * moved) / self._lanes
-        time += self._far(self._weights(by)) + self._far(self._product(self._found.step.outputs[0].loops))
+        moved = tiles * self._moved(by)
+        time = self._products(tiles * self._terms(by) * every, self._weights(by))
+        time += _TRANSFORM_COST * max(own.products for own in by) * moved / self._lanes
+        time += self._far(self._product(self._found.step.outputs[0].loops))
         if not self.block(by) and self._machine.streams(moved * _BYTES):
             time += 2 * self._far(moved)
         return time if self._divides(by) else time * _PARTIAL_COST
+
+    def _products(self, count: int, weights: int) -> float:
+        computing, fetching = count / self._lanes, self._far(weights)
+        return max(computing + _WAITING * fetching, fetching)
 
     def _divides(self, by: _Tiling) -> bool:
         return all(self._sizes[loop] % by[k].results == 0 for loop, k in self._found.slid.items())
