@@ -5,8 +5,9 @@ same freezing and calls without torchmdla are timed in a third process; what tor
 is what the marks are for. The process that compiles cold also starts the compiler and loads its modules; one that finds
 all in the cache need not.
 
-With --check it ends with status 1 where a mark is missed. It always does where a second process compiled anything, or
-anything fell back.
+With --stages more tables tell the stages of the compile (docs/architecture.md, "Compile time"), those of the cold
+process whose compiler was the fastest. With --check it ends with status 1 where a mark is missed. It always does where
+a second process compiled anything, or anything fell back.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ def main() -> int:
     parser.add_argument("--models", type=output.one_of(MODELS), help=f"of {','.join(MODELS)} (all)")
     parser.add_argument("--threads", type=output.number, default=os.cpu_count(), help="of each op (%(default)s)")
     parser.add_argument("--repeat", type=output.number, help="measurements of each, of which the least counts (3)")
+    parser.add_argument("--stages", action="store_true", help="tell the stages of compiling, too")
     parser.add_argument("--check", action="store_true", help="end with status 1 where a mark is missed")
     options = parser.parse_args()
     models = options.models or (["mlp"] if options.quick else list(MODELS))
@@ -44,6 +46,8 @@ def main() -> int:
             rows.append(row_of(model, runs))
             output.write_json(options.json, {"benchmark": "compile_time", "quick": options.quick, "rows": rows})
     show(rows)
+    if options.stages:
+        show_stages(rows)
     missed = [f"{row['model']}: {fault}" for row in rows for fault in row["missed"]]
     faults = [f"{row['model']}: {fault}" for row in rows for fault in row["faults"]]
     output.show(*missed, *faults)
@@ -68,6 +72,7 @@ def measure(model: str, threads: int, quick: bool) -> dict[str, Any]:
     import torch
 
     import torchmdla
+    from torchmdla.compile_service.service import default_service
     from torchmdla.testing.models import MODELS
 
     warnings.filterwarnings("ignore")
@@ -88,6 +93,7 @@ def measure(model: str, threads: int, quick: bool) -> dict[str, Any]:
         "compiled": stats.compiled,
         "cache_hits": stats.cache_hits,
         "fallbacks": stats.fallbacks,
+        "stages": default_service().stages(),
     }
 
 
@@ -135,6 +141,17 @@ def show(rows: list[Row]) -> None:
             "" if row["model"] not in MARKS else "missed" if row["missed"] else "met",
         )
     output.show(table)
+
+
+def show_stages(rows: list[Row]) -> None:
+    """What the compiler's seconds are made of; what is left waits for its process and tells it the program."""
+    for row in rows:
+        fastest = min((run["cold"] for run in row["runs"]), key=lambda run: run["compiler_seconds"])
+        stages = {**fastest["stages"]}
+        stages["start"] = fastest["compiler_seconds"] - sum(stages.values())
+        table = output.table(f"Seconds of each stage, {row['model']}", tuple(stages))
+        table.add_row(*(f"{seconds:.2f}" for seconds in stages.values()))
+        output.show(table)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from nest_running import KERNEL, host_target
 from torchmdla import _C
 from torchmdla.compiler.artifact import Artifact
 from torchmdla.compiler.program import Argument, Program, Result, Target
+from torchmdla.devices.cpu.code.object_file import separated
 from torchmdla.devices.cpu.lowering import lower
 from torchmdla.testing.compare import assert_matches
 
@@ -173,7 +174,9 @@ class Executable:
         self.manifest = artifact.manifest
         self.pool = Pool()
         self._jit = binding.create_lljit_compiler()
-        builder = binding.JITLibraryBuilder().add_object_img(artifact.object_code)
+        builder = binding.JITLibraryBuilder()
+        for part in separated(artifact.object_code):
+            builder.add_object_img(part)
         for name in self.manifest.device_calls:
             builder.import_symbol(name, self._address(name))
         for symbol in (self.manifest.entry, *(pack.symbol for pack in self.manifest.packs)):

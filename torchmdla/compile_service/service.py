@@ -141,6 +141,17 @@ class CompilerService:
         with self._lock:
             return asdict(self._statistics)
 
+    def stages(self) -> dict[str, float]:
+        """Seconds of each stage of compiling, by its device, of all artifacts that are remembered."""
+        seconds: dict[str, float] = {}
+        with self._lock:
+            for artifact in self._artifacts.values():
+                for name, spent in artifact.manifest.statistics.items():
+                    kind, _, stage = name.partition("_")
+                    if kind == "seconds":
+                        seconds[stage] = seconds.get(stage, 0.0) + spent
+        return seconds
+
     def _obtain(self, key: str, program: Program, claim: threading.Event) -> tuple[Artifact, Source]:
         """From memory if it is there or another thread is at it, else by this thread."""
         while True:

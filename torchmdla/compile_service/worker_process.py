@@ -57,6 +57,7 @@ def main(configuration: dict[str, Any]) -> None:
     sys.path = configuration["path"]
     _install_bare_package()
     _limit_memory(configuration["memory"])
+    _share_work()
     for module in configuration["modules"]:
         importlib.import_module(module)
     _serve(requests, replies)
@@ -73,6 +74,13 @@ def _take_pipes() -> tuple[int, int]:
     os.close(null)
     os.dup2(2, 1)
     return requests, replies
+
+
+def _share_work() -> None:
+    """This process has one thread."""
+    from torchmdla.support.sharing import allow
+
+    allow(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
 
 
 def _limit_memory(limit: int) -> None:

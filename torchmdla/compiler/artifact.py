@@ -126,7 +126,7 @@ def _count(raw: Any) -> Count:
 
 @dataclass(frozen=True)
 class Artifact:
-    """Object code (a relocatable file of the target's format, or whatever the device loads) and its manifest."""
+    """Object code (relocatable files of the target's format, or whatever the device loads) and its manifest."""
 
     object_code: bytes
     manifest: Manifest

@@ -12,6 +12,7 @@ from llvmlite import binding
 
 from torchmdla import _C
 from torchmdla.compiler.artifact import Artifact
+from torchmdla.devices.cpu.code.object_file import separated
 from torchmdla.devices.device import LoadedCode
 from torchmdla.devices.shared_code import SharedCode
 from torchmdla.errors import CompileError
@@ -35,7 +36,9 @@ def load(artifact: Artifact) -> LoadedCode:
 
 def _link(artifact: Artifact) -> LoadedCode:
     manifest = artifact.manifest
-    builder = binding.JITLibraryBuilder().add_object_img(artifact.object_code)
+    builder = binding.JITLibraryBuilder()
+    for part in separated(artifact.object_code):
+        builder.add_object_img(part)
     for name in manifest.device_calls:
         builder.import_symbol(name, address_of(name))
     workspace = (manifest.workspace,) if manifest.workspace else ()

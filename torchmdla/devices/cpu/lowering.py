@@ -16,8 +16,9 @@ from torchmdla.compiler.program import Program, Target
 from torchmdla.devices.cpu.code.checks import check_bounds
 from torchmdla.devices.cpu.code.emit import disassembled, fold, to_llvm, to_llvm_ir, to_object
 from torchmdla.devices.cpu.code.entry import ENTRY, Code, function_attributes, write_module
-from torchmdla.devices.cpu.code.object_file import is_elf, undefined_symbols
+from torchmdla.devices.cpu.code.object_file import is_elf, joined, undefined_symbols
 from torchmdla.devices.cpu.code.optimised_ir import printed
+from torchmdla.devices.cpu.code.parts import Part, divided
 from torchmdla.devices.cpu.linalg.fusion import fuse
 from torchmdla.devices.cpu.linalg.reading import read_program
 from torchmdla.devices.cpu.linalg.torch_to_linalg import to_linalg
@@ -32,6 +33,7 @@ from torchmdla.devices.cpu.schedule.tile_loops import symbols_of
 from torchmdla.devices.cpu.verifier import verify
 from torchmdla.errors import CompileError
 from torchmdla.support import trace
+from torchmdla.support.sharing import shared
 
 # What LLVM may call in code of other formats, where the symbols are not read.
 _LIKELY_SYMBOLS = ("memcpy", "memmove", "memset")
@@ -45,13 +47,14 @@ def lower(program: Program) -> Artifact:
     """
     seconds: dict[str, float] = {}
     with new_context(), ir.Location.unknown():
-        code, generated, plan = _generate(program, seconds)
-        with _timed(seconds, "object"), printed(dump.is_on()) as optimised_ir:
-            object_code = to_object(generated, ENTRY, code.externals)
-        dump.write("optimised.ll", lambda: optimised_ir.text)
-        dump.write("code.o", lambda: object_code)
-        dump.write("assembly.s", lambda: disassembled(object_code))
-    return Artifact(object_code, _manifest(program, code, plan, object_code, seconds))
+        code, plan = _generate(program, seconds)
+        parts = divided(code)
+        compiled = partial(_compiled, code, program, seconds)
+        start = time.perf_counter()
+        # Only this process writes down what stages make.
+        objects = list(map(compiled, parts)) if dump.is_on() else shared(compiled, parts)
+        seconds["waiting"] = time.perf_counter() - start - seconds["llvm"] - seconds["object"]
+    return Artifact(joined(objects), _manifest(program, code, plan, objects, seconds))
 
 
 def loop_program_text(program: Program) -> str:
@@ -87,11 +90,12 @@ def generated_module(program: Program) -> ir.Module:
     Raises:
         torchmdla.CompileError: as :func:`lower`.
     """
-    return _generate(program, {})[1]
+    code, _ = _generate(program, {})
+    return _in_llvm(code.text, code, program)
 
 
-def _generate(program: Program, seconds: dict[str, float]) -> tuple[Code, ir.Module, Plan]:
-    """The generated code, in the LLVM dialect, in the current context, and the decisions that it was made by."""
+def _generate(program: Program, seconds: dict[str, float]) -> tuple[Code, Plan]:
+    """The generated code, and the decisions that it was made by."""
     steps, tiles = loop_program(program, seconds)
     with _timed(seconds, "steps"):
         steps.not_negative = conditions_of_bounds(steps)
@@ -100,19 +104,34 @@ def _generate(program: Program, seconds: dict[str, float]) -> tuple[Code, ir.Mod
         plan = plan_schedules(steps, Machine.of(program.target, program.options), symbols, Given.of(program))
     dump.write("schedules.json", lambda: plan.to_json(tiles))
     with _timed(seconds, "kernels"):
-        code = write_module(steps, plan, program)
+        return write_module(steps, plan, program), plan
+
+
+def _compiled(code: Code, program: Program, seconds: dict[str, float], part: Part) -> bytes:
+    """The object code of a part of ``code``."""
     with _timed(seconds, "llvm"):
-        with explained("the generated code is not valid"):
-            generated = ir.Module.parse(code.text)
-        dump.write("generated.mlir", lambda: str(generated))
-        to_llvm(generated, bool(code.regions))
-        if code.fault:
-            with explained("checks of bounds cannot be added"):
-                fold(generated)
-                lower_more = partial(to_llvm, has_regions=False)
-                check_bounds(generated, code.regions, function_attributes(program), lower_more)
+        generated = _in_llvm(part.text, code, program)
     dump.write("llvm.ll", lambda: to_llvm_ir(generated))
-    return code, generated, plan
+    with _timed(seconds, "object"), printed(dump.is_on()) as optimised_ir:
+        object_code = to_object(generated, part.symbol, part.externals)
+    dump.write("optimised.ll", lambda: optimised_ir.text)
+    dump.write("code.o", lambda: object_code)
+    dump.write("assembly.s", lambda: disassembled(object_code))
+    return object_code
+
+
+def _in_llvm(text: str, code: Code, program: Program) -> ir.Module:
+    """A module that is ``text``, of ``code``, in the LLVM dialect, in the current context."""
+    with explained("the generated code is not valid"):
+        generated = ir.Module.parse(text)
+    dump.write("generated.mlir", lambda: str(generated))
+    to_llvm(generated, any(f"@{region}(" in text for region in code.regions))
+    if code.fault:
+        with explained("checks of bounds cannot be added"):
+            fold(generated)
+            lower_more = partial(to_llvm, has_regions=False)
+            check_bounds(generated, code.regions, function_attributes(program), lower_more)
+    return generated
 
 
 def loop_program(program: Program, seconds: dict[str, float]) -> tuple[LoopProgram, Tiles]:
@@ -154,7 +173,9 @@ def _read(program: Program, seconds: dict[str, float]) -> LoopProgram:
         return read_program(module, program)
 
 
-def _manifest(program: Program, code: Code, plan: Plan, object_code: bytes, seconds: dict[str, float]) -> Manifest:
+def _manifest(
+    program: Program, code: Code, plan: Plan, objects: Sequence[bytes], seconds: dict[str, float]
+) -> Manifest:
     counts = {"kernels": float(code.nests), "distinct_kernels": float(code.distinct_kernels)}
     counts |= {"measured_kernels": float(len(plan.measured)), "ignored_records": float(len(plan.ignored))}
     return Manifest(
@@ -166,17 +187,17 @@ def _manifest(program: Program, code: Code, plan: Plan, object_code: bytes, seco
         symbols=len(program.symbols),
         workspace=code.workspace,
         packs=code.packs,
-        device_calls=_device_calls(object_code, code),
+        device_calls=_device_calls(objects, code),
         fault=code.fault,
         kernels=code.kernels,
         statistics={**{f"seconds_{stage}": spent for stage, spent in seconds.items()}, **counts},
     )
 
 
-def _device_calls(object_code: bytes, code: Code) -> tuple[str, ...]:
+def _device_calls(objects: Sequence[bytes], code: Code) -> tuple[str, ...]:
     """Every symbol to resolve, also what LLVM makes of loops (``memset``) and of intrinsics."""
-    if is_elf(object_code):
-        return tuple(undefined_symbols(object_code))
+    if all(map(is_elf, objects)):
+        return tuple(undefined_symbols(objects))
     return (*code.externals, *_LIKELY_SYMBOLS)
 
 

@@ -51,6 +51,11 @@ def _last(pattern: str, *others: str) -> Callable[[Path], str]:
     return read
 
 
+def _parts(pattern: str) -> Callable[[Path], str]:
+    """The files that fit, one behind the other: a large module is compiled in parts."""
+    return lambda folder: "\n".join(path.read_text(encoding="utf-8") for path in sorted(folder.glob(pattern)))
+
+
 def _kernels(folder: Path) -> str:
     """Every kernel, indented."""
     written = sorted(folder.glob("*-*.mlir"))
@@ -203,7 +208,7 @@ _STAGES: Sequence[tuple[str, Callable[[Path], str], Callable[[str, Sequence[Kern
     ("linalg", _last("*-fused.mlir"), _by_nodes),
     ("loop program", _last("*.steps", "*-sample*.steps", "*-typical.steps"), _by_steps),
     ("kernel", _kernels, _by_functions(r"(llvm\.func|func\.func).* @(?P<name>\w+)\(", r"}$")),
-    ("LLVM IR", _last("*-llvm.ll"), _by_functions(r"define .*@(?P<name>\w+)\(", r"}$")),
-    ("optimised LLVM IR", _last("*-optimised.ll"), _by_functions(r"define .*@(?P<name>\w+)\(", r"}$")),
-    ("assembly", _last("*-assembly.s"), _by_functions(r"[0-9a-f]+ <(?P<name>\w+)>:$", r"$")),
+    ("LLVM IR", _parts("*-llvm.ll"), _by_functions(r"define .*@(?P<name>\w+)\(", r"}$")),
+    ("optimised LLVM IR", _parts("*-optimised.ll"), _by_functions(r"define .*@(?P<name>\w+)\(", r"}$")),
+    ("assembly", _parts("*-assembly.s"), _by_functions(r"[0-9a-f]+ <(?P<name>\w+)>:$", r"$")),
 )

@@ -14,6 +14,7 @@ from torch_mlir.dialects import llvm
 from torch_mlir.execution_engine import ExecutionEngine
 
 from torchmdla.compiler.mlir import explained, run
+from torchmdla.devices.cpu.code.llvm_options import configure
 from torchmdla.devices.cpu.verifier import is_asked_for
 from torchmdla.errors import CompileError
 
@@ -68,6 +69,7 @@ def to_object(module: ir.Module, entry: str, externals: Iterable[str]) -> bytes:
     Raises:
         CompileError: LLVM does not take the module.
     """
+    configure()
     try:
         engine = ExecutionEngine(module, opt_level=3)
     except RuntimeError as error:

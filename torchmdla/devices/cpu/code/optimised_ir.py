@@ -6,19 +6,15 @@ the standard error stream of the process: it goes to a file instead while it doe
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
-from pathlib import Path
 from typing import IO
 
-from torch_mlir import _mlir_libs
-
+from torchmdla.devices.cpu.code.llvm_options import set_options
 from torchmdla.support import forks
 
 # The options are the process's, and so is the stream.
@@ -45,11 +41,11 @@ def printed(is_wanted: bool = True) -> Iterator[Printed]:
         return
     with _lock, tempfile.TemporaryFile() as file:
         with _standard_error(file):
-            _set_option("-print-isel-input=true")
+            set_options("-print-isel-input=true")
             try:
                 yield result
             finally:
-                _set_option("-print-isel-input=false")
+                set_options("-print-isel-input=false")
         file.seek(0)
         functions = (text.strip("\n") for text in _HEADING.split(file.read().decode(errors="replace")))
     result.text = "\n\n".join(text for text in functions if text and not _OF_THE_LINKER.search(text)) + "\n"
@@ -64,15 +60,3 @@ def _standard_error(file: IO[bytes]) -> Iterator[None]:
     finally:
         os.dup2(kept, 2)
         os.close(kept)
-
-
-def _set_option(option: str) -> None:
-    arguments = (ctypes.c_char_p * 2)(b"torchmdla", option.encode())
-    _library().LLVMParseCommandLineOptions(len(arguments), arguments, None)
-
-
-@cache
-def _library() -> ctypes.CDLL:
-    """The LLVM of MLIR's bindings."""
-    (path,) = Path(next(iter(_mlir_libs.__path__))).glob("libTorchMLIRAggregateCAPI.*")
-    return ctypes.CDLL(str(path))

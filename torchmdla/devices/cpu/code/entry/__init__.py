@@ -5,8 +5,8 @@ of which the module holds equal ones once (``kernel_functions.py``), and scalar 
 refer to, buffers, scalars and sizes, is in the function's frame (``frame.py``, ``workspace.py``).
 """
 
-from torchmdla.devices.cpu.code.entry.abi import ENTRY
+from torchmdla.devices.cpu.code.entry.abi import ENTRY, KERNEL_TYPE
 from torchmdla.devices.cpu.code.entry.attributes import function_attributes
 from torchmdla.devices.cpu.code.entry.module import Code, declaration, write_module
 
-__all__ = ["ENTRY", "Code", "declaration", "function_attributes", "write_module"]
+__all__ = ["ENTRY", "KERNEL_TYPE", "Code", "declaration", "function_attributes", "write_module"]

@@ -11,6 +11,9 @@ WORKSPACE = "mdla_workspace"
 PARALLEL_FOR = "mdla_parallel_for"
 BEGIN_KERNEL = "mdla_begin_kernel"
 
+# Of kernels: operands, and the range that a call computes.
+KERNEL_TYPE = "(!llvm.ptr, i64, i64) -> ()"
+
 # Places in the array that the entry is given: the workspace is first in every function's.
 PACKED = 1
 SIZES = 2

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torchmdla.compiler.sizes import Size
 from torchmdla.devices.cpu.accesses import Scalar
-from torchmdla.devices.cpu.code.entry.abi import BEGIN_KERNEL, PARALLEL_FOR
+from torchmdla.devices.cpu.code.entry.abi import BEGIN_KERNEL, KERNEL_TYPE, PARALLEL_FOR
 from torchmdla.devices.cpu.code.entry.frame import Frame
 from torchmdla.devices.cpu.code.entry.kernel_functions import KernelFunctions
 from torchmdla.devices.cpu.code.entry.manifest import KernelList
@@ -83,8 +83,7 @@ class CallWriter:
         end = sizes.count(blocks) if is_dynamic else text.constant(count(blocks))
         if not tasks_of:
             # A copy of the kernel here runs no faster, and makes one function of the most part of a module.
-            kinds = "(!llvm.ptr, i64, i64) -> ()"
-            text.add(f"llvm.call @{symbol}(%operands, {begin}, {end}) {{no_inline}} : {kinds}")
+            text.add(f"llvm.call @{symbol}(%operands, {begin}, {end}) {{no_inline}} : {KERNEL_TYPE}")
             return
         kernel, grain = text.define(f"llvm.mlir.addressof @{symbol} : !llvm.ptr"), text.constant(tasks_of)
         kinds = self._kernels.externals[PARALLEL_FOR] = "(!llvm.ptr, !llvm.ptr, i64, i64, i64) -> ()"

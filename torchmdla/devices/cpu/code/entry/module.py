@@ -20,21 +20,35 @@ from torchmdla.devices.cpu.schedule.plan import Plan
 @dataclass(frozen=True)
 class Code:
     """The whole module as MLIR text, what it needs, the kernels that its entry calls, the nests in these, and how many
-    kernels it holds. ``workspace_bytes`` leaves out the entry of a dynamic program: the function ``workspace`` says
-    what that needs. ``regions`` are the functions of regions. Of code that is to be checked
-    (:mod:`~torchmdla.devices.cpu.code.checks`), ``fault`` tells what failed.
+    kernels it holds. ``declarations``, ``globals`` and ``functions`` are the parts of the text by symbol;
+    ``kernel_symbols`` are the functions that others call by the type of kernels. ``workspace_bytes`` leaves out the
+    entry of a dynamic program: the function ``workspace`` says what that needs. ``regions`` are the functions of
+    regions. Of code that is to be checked (:mod:`~torchmdla.devices.cpu.code.checks`), ``fault`` tells what failed, and
+    ``marks`` are part of the text.
     """
 
-    text: str
+    declarations: dict[str, str]
+    globals: dict[str, str]
+    functions: dict[str, str]
+    kernel_symbols: frozenset[str]
     workspace_bytes: int
     workspace: str
-    externals: tuple[str, ...]
     regions: tuple[str, ...]
     kernels: tuple[KernelCall, ...]
     nests: int
     distinct_kernels: int
     packs: tuple[Pack, ...]
     fault: str = ""
+    marks: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        parts = (self.declarations, self.globals, self.functions)
+        return "\n".join([*(text for part in parts for text in part.values()), *self.marks])
+
+    @property
+    def externals(self) -> tuple[str, ...]:
+        return tuple(self.declarations)
 
 
 def write_module(steps: LoopProgram, plan: Plan, program: Program) -> Code:
@@ -48,26 +62,25 @@ def write_module(steps: LoopProgram, plan: Plan, program: Program) -> Code:
     entry = FunctionWriter(ENTRY, steps.steps, abi, kernels)
     entry.require(steps.not_negative)
     pack_functions = {pack.symbol: pack.write() for pack in packs}
-    functions = [*pack_functions.values(), entry.write()]
+    functions = {**pack_functions, ENTRY: entry.write()}
     if plan.symbols.is_used:
-        functions.append(entry.write_workspace())
+        functions[WORKSPACE] = entry.write_workspace()
     planned = packs if plan.symbols.is_used else [*packs, entry]
-    parts = [declaration(name, kinds) for name, kinds in sorted(kernels.externals.items())]
-    parts += steps.globals.values()
-    parts += [code.replace("{symbol}", symbol) for symbol, code in kernels.code.items()]
-    parts += kernels.regions.values()
-    parts += marks.declarations if marks else []
+    written = {symbol: code.replace("{symbol}", symbol) for symbol, code in kernels.code.items()}
     return Code(
-        text="\n".join(parts + functions),
+        declarations={name: declaration(name, kinds) for name, kinds in sorted(kernels.externals.items())},
+        globals=steps.globals,
+        functions={**written, **kernels.regions, **functions},
+        kernel_symbols=frozenset(written),
         workspace_bytes=max((writer.workspace_bytes for writer in planned), default=0),
         workspace=WORKSPACE if plan.symbols.is_used else "",
-        externals=tuple(sorted(kernels.externals)),
         regions=tuple(kernels.regions),
         kernels=tuple(entry.listed.calls),
         nests=entry.listed.nests,
         distinct_kernels=kernels.count,
         packs=described_packs(steps, program, pack_functions, kernels.code),
         fault=FAULT if marks else "",
+        marks=tuple(marks.declarations) if marks else (),
     )
 
 

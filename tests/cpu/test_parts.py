@@ -1,0 +1,106 @@
+"""Modules that are compiled in parts: the same code whoever compiles it, which computes what eager PyTorch does."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+import torch
+from child_process import run_python
+from written_programs import Builder, Value, check, normal
+
+from torchmdla.devices.cpu.code import parts
+from torchmdla.devices.cpu.code.object_file import joined, separated
+
+
+def layers(b: Builder) -> list[Value]:
+    """Products with packed weights, a softmax (a tile loop), and its sum: functions of all kinds, some called twice."""
+    value = b.input(normal(33, 48))
+    for _ in range(3):
+        weight = b.input(normal(48, 48), "parameter")
+        value = b.op("aten.mm", [value, weight], value.tensor @ weight.tensor)
+        value = b.op("aten._softmax", [value, 1, False], torch.softmax(value.tensor, 1))
+    return [value, b.op("aten.sum.dim_IntList", [value, [0], False, None], value.tensor.sum(0))]
+
+
+@pytest.mark.parametrize("most", [1, 2, 4])
+def test_parts_compute_the_same(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "_PART", 1000)
+    monkeypatch.setattr(parts, "_MOST_PARTS", most)
+    counted: list[parts.Part] = []
+    make = parts._part
+    monkeypatch.setattr(parts, "_part", lambda *of: counted.append(make(*of)) or counted[-1])
+    builder = Builder()
+    executable = check(builder, layers(builder))
+    assert len(counted) == (0 if most == 1 else most)
+    assert not any(name.startswith("kernel") for name in executable.manifest.device_calls)
+
+
+@pytest.mark.parametrize("objects", [[b"one"], [b"odd", b"even", b""]])
+def test_object_files_are_joined(objects: list[bytes]) -> None:
+    assert separated(joined(objects)) == objects
+
+
+# A module that is large enough, compiled by one process and by two.
+_SHARED = """
+from test_parts import layers
+from nest_running import host_target
+from written_programs import Builder
+from torchmdla.devices.cpu.code import parts
+from torchmdla.devices.cpu.lowering import lower
+from torchmdla.support import sharing
+
+parts._PART = 1000
+builder = Builder()
+program = builder.program(layers(builder), host_target())
+alone = lower(program)
+sharing.allow(2)
+assert lower(program).object_code == alone.object_code
+"""
+
+
+def test_children_make_the_same_code() -> None:
+    done = run_python(_SHARED, PYTHONPATH=os.pathsep.join(sys.path))
+    assert done.returncode == 0, done.stderr
+
+
+# What a child does not do, its parent does.
+_SHARING = """
+import os, signal
+from torchmdla.support import sharing
+
+own = os.getpid()
+sharing.allow(3)
+
+def work(item):
+    if os.getpid() != own and item in lost:
+        lost[item]()
+    return item * item, os.getpid() == own
+
+def killed():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+lost = {}
+assert sharing.shared(work, range(5)) == [(0, True), (1, False), (4, False), (9, True), (16, False)]
+lost = {1: killed, 2: lambda: 1 / 0}
+assert sharing.shared(work, range(5)) == [(0, True), (1, True), (4, True), (9, True), (16, True)]
+
+def failing(item):
+    raise ValueError(item)
+
+try:
+    sharing.shared(failing, range(3))
+except ValueError as error:
+    assert error.args == (0,)
+try:
+    os.waitpid(-1, 0)
+    raise AssertionError("a child is left")
+except ChildProcessError:
+    pass
+"""
+
+
+def test_a_process_does_what_its_children_do_not() -> None:
+    done = run_python(_SHARING)
+    assert done.returncode == 0, done.stderr

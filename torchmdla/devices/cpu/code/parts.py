@@ -1,0 +1,96 @@
+"""A module in parts, which are compiled side by side: LLVM has one thread for each module.
+
+Functions that call each other directly stay together, so that what LLVM makes of them is the same. Kernels that the
+functions of the ABI call are not copied there (``entry/calls.py``): these may be in other parts. How a module is
+divided follows from its text alone, so that a program's code is the same wherever it is compiled.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from torchmdla.devices.cpu.code.entry import ENTRY, KERNEL_TYPE, Code, declaration
+
+# Characters of text that are worth a part, and the most parts.
+_PART = 250_000
+_MOST_PARTS = 4
+
+_NAME = re.compile(r"@(\w+)")
+
+
+@dataclass(frozen=True)
+class Part:
+    """The ``text`` of a module; ``symbol``: one of its functions that others see; ``externals``: what it calls."""
+
+    text: str
+    symbol: str
+    externals: tuple[str, ...]
+
+
+def divided(code: Code) -> list[Part]:
+    """The parts of a module, about as large as each other."""
+    most = min(_MOST_PARTS, len(code.text) // _PART)
+    if most < 2 or code.fault:  # What checks bounds adds to the module as a whole.
+        return [Part(code.text, ENTRY, code.externals)]
+    parts: list[list[str]] = [[] for _ in range(most)]
+    sizes = [0] * most
+    for size, group in sorted(((_size(code, group), group) for group in _groups(code)), key=lambda one: -one[0]):
+        smallest = sizes.index(min(sizes))
+        parts[smallest] += group
+        sizes[smallest] += size
+    callers = "\n".join(text for symbol, text in code.functions.items() if symbol not in code.kernel_symbols)
+    return [_part(code, callers, frozenset(part)) for part in parts if part]
+
+
+def _size(code: Code, group: Iterable[str]) -> int:
+    return sum(len(code.functions[symbol]) for symbol in group)
+
+
+def _groups(code: Code) -> list[list[str]]:
+    """The functions that must be in one part, in the order of the module."""
+    leader = {symbol: symbol for symbol in code.functions}
+
+    def find(symbol: str) -> str:
+        while leader[symbol] != symbol:
+            symbol = leader[symbol] = leader[leader[symbol]]
+        return symbol
+
+    for symbol, text in code.functions.items():
+        for other in _named(text, code.functions):
+            if symbol in code.kernel_symbols or other not in code.kernel_symbols:
+                leader[find(other)] = find(symbol)
+    groups: dict[str, list[str]] = {}
+    for symbol in code.functions:
+        groups.setdefault(find(symbol), []).append(symbol)
+    return list(groups.values())
+
+
+def _named(text: str, known: Mapping[str, str]) -> list[str]:
+    """What of the ``known`` is named in a text, in order."""
+    return [name for name in dict.fromkeys(_NAME.findall(text)) if name in known]
+
+
+def _part(code: Code, callers: str, own: frozenset[str]) -> Part:
+    inside = {symbol: text for symbol, text in code.functions.items() if symbol in own}
+    text = "\n".join(inside.values())
+    elsewhere = [symbol for symbol in _named(text, code.functions) if symbol not in own]
+    for symbol in code.kernel_symbols.intersection(_named(callers, inside)):
+        text = _seen(text, symbol)
+    head = [code.declarations[name] for name in _named(text, code.declarations)]
+    head += [declaration(symbol, KERNEL_TYPE) for symbol in elsewhere]
+    head += [code.globals[name] for name in _named(text, code.globals)]
+    public = re.search(r"^(?:llvm|func)\.func @(\w+)\(.*\{$", text, re.MULTILINE)
+    assert public, "nobody sees a part of the module"
+    externals = (*_named(text, code.declarations), *elsewhere)
+    return Part("\n".join([*head, text]), public[1], externals)
+
+
+def _seen(text: str, symbol: str) -> str:
+    """``text`` whose kernel ``symbol`` is seen by others. The engine adds a function that calls it, as to the ABI's
+    (``entry/module.py``)."""
+    text = text.replace(f"llvm.func internal @{symbol}(", f"llvm.func @{symbol}(", 1)
+    if f"call @{symbol}(" in text:  # by a kernel, which may hold a copy of it
+        return text
+    return re.sub(rf"(llvm\.func @{symbol}\(.* attributes {{)", r"\1no_inline, ", text, count=1)
