@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -220,33 +221,52 @@ def test_padding_is_computed_in_place() -> None:
     assert kernels_of([first], padded) == kernels_of([second], plain) + 2
 
 
-@pytest.mark.parametrize(
-    ("count", "blocks"), [(32, (1, 2, 6, 16)), (24, (1, 3, 6, 8)), (20, None)], ids=["whole", "half", "none"]
-)
-def test_a_result_is_computed_in_blocks(count: int, blocks: tuple[int, ...] | None) -> None:
-    """A convolution stores its result into a blocked temporary, which is copied where no epilogue takes it. Where whole
-    vectors do not divide the channels, half ones may."""
-    image, result = Buffer("input", "f32", (1, 32, 8)), Buffer("result", "f32", (1, count, 6))
-    weight = Buffer("parameter", "f32", (count, 32, 3))
-    samples, filters, pixels, channels, taps = (AffineExpr.of_loop(loop, 5) for loop in range(5))
+def convolution(image: Buffer, result: Buffer) -> LoopNest:
+    """Of three taps over the last dimension."""
+    (_, channels, _), (_, filters, pixels) = image.sizes, result.sizes
+    weight = Buffer("parameter", "f32", (filters, channels, 3))
+    sample, row, pixel, channel, tap = (AffineExpr.of_loop(loop, 5) for loop in range(5))
     sliding = AffineExpr((0, 0, 1, 0, 1))
-    factors = Access(image, (samples, channels, sliding)), Access(weight, (filters, channels, taps))
+    factors = Access(image, (sample, channel, sliding)), Access(weight, (row, channel, tap))
     product = operation("arith.mulf", map(load, factors), "f32")
-    convolution = LoopNest(
-        sizes=(1, count, 6, 32, 3),
+    return LoopNest(
+        sizes=(1, filters, pixels, channels, 3),
         reduction=(False, False, False, True, True),
-        outputs=(Access(result, (samples, filters, pixels)),),
+        outputs=(Access(result, (sample, row, pixel)),),
         values=(operation("arith.addf", [product, accumulator(0, "f32")], "f32"),),
     )
-    steps = LoopProgram([convolution], {})
+
+
+def test_a_result_is_computed_in_blocks() -> None:
+    """A convolution stores its result into a blocked temporary, which is copied where no epilogue takes it."""
+    image, result = Buffer("input", "f32", (1, 32, 8)), Buffer("result", "f32", (1, 32, 6))
+    step = convolution(image, result)
+    steps = LoopProgram([step], {})
     block_channels(steps, (16, 8))
-    if blocks is None:
-        assert convolution.outputs[0].buffer == result
-        return
-    assert convolution.outputs[0].buffer.sizes == blocks
+    assert step.outputs[0].buffer.sizes == (1, 2, 6, 16)
     copying = steps.nests()[-1]
-    assert [a.buffer for a in copying.inputs] == [convolution.outputs[0].buffer]
+    assert [a.buffer for a in copying.inputs] == [step.outputs[0].buffer]
     assert [a.buffer for a in copying.outputs] == [result]
+
+
+@pytest.mark.parametrize(
+    ("channels", "blocks"),
+    [
+        ((3, 32, 24, 40, 20), (16, 8, 8, 0)),
+        ((20, 40, 20), (0, 0)),
+        ((20, 48, 20), (16, 0)),
+        ((3, 24, 24, 48), (8, 8, 16)),
+    ],
+    ids=str,
+)
+def test_blocks_of_a_chain(channels: Sequence[int], blocks: Sequence[int]) -> None:
+    """Half vectors' blocks are for images between convolutions that have all in blocks."""
+    first, *others = (("f32", (1, count, 20 - 2 * k)) for k, count in enumerate(channels))
+    images = [Buffer("input", *first), *(Buffer("temporary", *other) for other in others)]
+    chain = [convolution(*pair) for pair in itertools.pairwise(images)]
+    block_channels(LoopProgram(list(chain), {}), (16, 8))
+    made = [step.outputs[0].buffer.sizes for step in chain]
+    assert [sizes[3] if len(sizes) > 3 else 0 for sizes in made] == list(blocks)
 
 
 def test_groups_of_channels_are_no_windows() -> None:

@@ -52,6 +52,15 @@ def test_an_epilogue_of_one_instruction_changes_no_tile(rows: int, depth: int) -
     assert choose(with_epilogue(plain, 1), MACHINE).tiles == choose(plain, MACHINE).tiles
 
 
+@pytest.mark.parametrize(
+    ("columns", "splits", "lanes"), [(40, True, 8), (40, False, 16), (48, True, 16), (60, True, 16), (8, True, 8)]
+)
+def test_lanes_of_half_a_vector(columns: int, splits: bool, lanes: int) -> None:
+    """Where they leave fewer of them empty, and are computed in half of the time."""
+    nest = product(64, columns, 96, columns)
+    assert choose(nest, replace(MACHINE, splits=splits)).lanes == lanes
+
+
 @pytest.mark.parametrize("rows", [128, 197])
 def test_a_long_epilogue_has_registers(rows: int) -> None:
     plain = product(rows, 3072, 768)

@@ -23,11 +23,16 @@ _CHANNEL = 1
 
 def block_channels(steps: LoopProgram, lanes: Sequence[int]) -> None:
     """Changes the layout of images to blocks of as many channels as the first of ``lanes`` says that divides them, and
-    lays out weights to fit."""
+    lays out weights to fit. Smaller blocks than the first are for where a convolution or a pooling has all in blocks:
+    between others, plain rows are as fast."""
     blocked: dict[Buffer, Buffer] = {}
     for count in lanes:
         _detach_results(steps, count)
-        chosen = _connected(steps, _candidates(steps, count).difference(_beside(steps, blocked)))
+        candidates = _candidates(steps, count).difference(_beside(steps, blocked))
+        sliding = [s for s in steps.nests() if slides(s)]
+        if count != lanes[0]:
+            sliding = [s for s in sliding if candidates.union(blocked).issuperset(_images(s))]
+        chosen = _connected(steps, candidates, sliding)
         blocked |= {buffer: _blocked(buffer, count) for buffer in chosen}
     if not blocked:
         return
@@ -45,6 +50,12 @@ def slides(step: LoopNest) -> bool:
     of channels is none."""
     first = 0 if contracts(step) else _CHANNEL + 1
     return any(_is_window(step, index) for access in step.inputs for index in access.indices[first:])
+
+
+def _images(step: LoopNest) -> list[Buffer]:
+    """What a convolution or a pooling reads by windows, and what it makes."""
+    read = [a.buffer for a in step.inputs if any(_is_window(step, index) for index in a.indices)]
+    return [*read, *(a.buffer for a in step.outputs)]
 
 
 def _is_window(step: LoopNest, index: AffineExpr) -> bool:
@@ -120,12 +131,10 @@ def _channel_loop(access: Access) -> int:
     return loops[0] if len(loops) == 1 else -1
 
 
-def _connected(steps: LoopProgram, candidates: set[Buffer]) -> list[Buffer]:
-    """The candidates that convolutions and poolings touch, and those that share channels with them in a step."""
-    chosen: dict[Buffer, None] = {}
-    for step in steps.nests():
-        if slides(step):
-            chosen.update(dict.fromkeys(b for b in (a.buffer for a in _accesses(step)) if b in candidates))
+def _connected(steps: LoopProgram, candidates: set[Buffer], sliding: Sequence[LoopNest]) -> list[Buffer]:
+    """The candidates that some convolutions and poolings touch, and those that share channels with them in a step."""
+    touched = [access.buffer for step in sliding for access in _accesses(step)]
+    chosen = dict.fromkeys(buffer for buffer in touched if buffer in candidates)
     size = -1
     while size != len(chosen):
         size = len(chosen)

@@ -49,6 +49,9 @@ _BROADCAST_COST = 0.3
 _SHUFFLED_COST = 2.5
 _TASK_COST = 40_000.0
 
+# What a vector of half the lanes costs of a whole one that is computed in halves; twice as many take some more.
+_HALF = 0.52
+
 # Distances from lane to lane of what whole vectors are read of, and shuffled.
 _SHUFFLED = (-1, 2)
 
@@ -230,30 +233,39 @@ def combines_in_any_order(nest: AnyNest) -> bool:
 def vectors_by_cost(nest: KernelSpec, machine: Machine) -> list[tuple[int, int]]:
     """Every loop of a static nest that may lie across lanes, and how many these are; those of least cost per element
     first."""
-    pairs = [(loop, _lanes(nest, machine, loop, _NONE)) for loop in range(len(nest.sizes)) if may_vectorise(nest, loop)]
+    loops = (loop for loop in range(len(nest.sizes)) if may_vectorise(nest, loop))
+    pairs = [(loop, _lanes(nest, machine, loop, _NONE)[0]) for loop in loops]
     return sorted((p for p in pairs if p[1] > 1), key=lambda pair: _element_cost(nest, machine, *pair))
 
 
 def _choose_vector(nest: KernelSpec, machine: Machine, unknown: Unknown) -> tuple[int, int]:
     """The vector loop and its lanes with the least cost per element; ``(-1, 1)`` if scalars are cheapest."""
     best = (_element_cost(nest, machine, -1, 1, unknown), -1, 1)
-    for loop in range(len(nest.sizes)):
-        lanes = _lanes(nest, machine, loop, unknown)
-        if lanes > 1 and may_vectorise(nest, loop):
+    for loop in (loop for loop in range(len(nest.sizes)) if may_vectorise(nest, loop)):
+        for lanes in (lanes for lanes in _lanes(nest, machine, loop, unknown) if lanes > 1):
             cost = _element_cost(nest, machine, loop, lanes, unknown)
             if cost < best[0] or (cost == best[0] and best[1] >= 0 and nest.sizes[loop] > nest.sizes[best[1]]):
                 best = (cost, loop, lanes)
     return best[1], best[2]
 
 
-def _lanes(nest: KernelSpec, machine: Machine, loop: int, unknown: Unknown) -> int:
-    """As many lanes as the widest type that varies with ``loop`` leaves, and no more than its iterations need."""
+def _lanes(nest: KernelSpec, machine: Machine, loop: int, unknown: Unknown) -> Sequence[int]:
+    """As many lanes as the widest type that varies with ``loop`` leaves, and no more than its iterations need; half of
+    all, where fewer of these may be empty."""
+    whole = _whole(nest, machine, loop)
+    if loop in unknown:
+        return (whole,)
+    lanes = min(whole, 1 << (nest.sizes[loop] - 1).bit_length())
+    return (lanes, lanes // 2) if machine.splits and lanes == whole else (lanes,)
+
+
+def _whole(nest: KernelSpec, machine: Machine, loop: int) -> int:
+    """Lanes of the widest vector of the widest type that varies with ``loop``."""
     types = [o.element for o in nest.operands if o.strides[loop] != 0]
     types += [o.element for o in nest.outputs if any(nest.reduction)]
     types += [e.type for e in _computed_along(nest, loop)]
     widths = [ELEMENT_BYTES[stored(t)] for t in types]
-    widest = machine.vector_bytes // max(widths, default=1)
-    return widest if loop in unknown else min(widest, 1 << (nest.sizes[loop] - 1).bit_length())
+    return machine.vector_bytes // max(widths, default=1)
 
 
 def may_vectorise(nest: AnyNest, loop: int) -> bool:
@@ -272,27 +284,29 @@ def _computed_along(nest: AnyNest, loop: int) -> Iterator[Expression]:
 def _element_cost(nest: KernelSpec, machine: Machine, loop: int, lanes: int, unknown: Unknown = _NONE) -> float:
     """Cycles per innermost iteration when ``loop`` lies across ``lanes`` lanes (-1: scalars)."""
     repeats = math.prod(size for size, reduced in zip(nest.sizes, nest.reduction, strict=True) if reduced)
-    cost = sum(_access_cost(o.strides[loop] if loop >= 0 else 1, lanes, _GATHER_LANE_COST) for o in nest.inputs)
+    is_half = machine.splits and 1 < lanes < _whole(nest, machine, loop)
+    vector = _HALF if is_half else 1.0
+    cost = sum(_access_cost(o.strides[loop] if loop >= 0 else 1, lanes, _GATHER_LANE_COST, vector) for o in nest.inputs)
     for output in nest.outputs:
         stride = output.strides[loop] if loop >= 0 else 1
-        cost += _access_cost(stride, lanes, _SCATTER_LANE_COST) / repeats
+        cost += _access_cost(stride, lanes, _SCATTER_LANE_COST, vector) / repeats
     for expression in nest.body:
-        cost += _instruction_cost(expression, machine, lanes)
+        cost += _instruction_cost(expression, machine, lanes, vector)
     if loop < 0:
         return cost
     size = nest.sizes[loop]
     return cost * (size / lanes + 0.5 if loop in unknown else math.ceil(size / lanes)) / size
 
 
-def _access_cost(stride: int, lanes: int, lane_cost: float) -> float:
+def _access_cost(stride: int, lanes: int, lane_cost: float, vector: float) -> float:
     if stride == 0:
         return _BROADCAST_COST
     if stride == 1:
-        return 1.0
+        return vector
     return _SHUFFLED_COST if stride in _SHUFFLED else lane_cost * lanes
 
 
-def _instruction_cost(expression: Expression, machine: Machine, lanes: int) -> float:
+def _instruction_cost(expression: Expression, machine: Machine, lanes: int, vector: float) -> float:
     if expression.op == "constant":
         return 0.0
     if expression.op == "gather":
@@ -300,7 +314,7 @@ def _instruction_cost(expression: Expression, machine: Machine, lanes: int) -> f
     if math_library.is_call(expression.op):
         known = math_library.vector_function(expression.op, expression.type, lanes, machine.vector_bytes)
         return _CALL_COST if known or lanes == 1 else _CALL_COST * lanes
-    return 0.5
+    return 0.5 * vector
 
 
 def _factor(size: int, limit: int) -> int:
