@@ -42,7 +42,7 @@ from torchmdla.devices.cpu.patterns import Captured, Rule, op
 # Of a row one in so many elements is summed ahead: a walk over so much more. They are the first of each of some blocks,
 # so that no other mean where a row begins is taken for that of all.
 _PARTS = 16
-_MOST_BLOCKS = 8
+_MOST_BLOCKS = 4
 
 # Shorter rows are walked in less time than it takes to put the sums together, and shorter blocks have too few elements
 # next to each other.
@@ -136,7 +136,7 @@ def _cut(row: _Row) -> tuple[int, tuple[int, int]] | None:
         size = step.sizes[loop]
         assert isinstance(size, int), "a product of sizes that is known, of sizes that are"
         if run * size >= _SHORTEST:
-            most = min(_MOST_BLOCKS, run * size // _SHORTEST)
+            most = max(1, min(_MOST_BLOCKS, run * size // _SHORTEST, size // _PARTS))
             blocks = next(count for count in range(most, 0, -1) if size % count == 0)
             return loop, (blocks, size // blocks)
         run *= size
