@@ -14,6 +14,8 @@ from written_programs import Builder, Value, normal
 
 import torchmdla
 from torchmdla.devices.cpu.loop_program import LoopNest
+from torchmdla.devices.cpu.parser import parse_program
+from torchmdla.devices.cpu.passes.split_reduction import split_reductions
 from torchmdla.testing.compare import assert_matches
 
 
@@ -63,6 +65,31 @@ def test_others_stay_whole(program: Callable[[Builder], list[Value]]) -> None:
     assert len(reductions(program)) == 1
 
 
+INDEX = """
+buffer input0 : f32[524288]
+buffer input1 : f32[]
+buffer result2 : i64[]
+entry {
+  nest d0:524288+ {
+    i0 = input0[d0]
+    i1 = input1[]
+    o0 = from 9223372036854775807 : i64
+    v0 : i1 = arith.cmpf i0, i1 {predicate = 1 : i64}
+    v1 : i64 = arith.index_cast d0
+    v2 : i64 = arith.select v0, v1, 524288
+    v3 : i64 = arith.minsi v2, o0
+    result2[] = v3
+  }
+}
+"""
+
+
+def test_an_index_is_found_in_parts() -> None:
+    steps = parse_program(INDEX)
+    split_reductions(steps)
+    assert [step.sizes for step in steps.nests()] == [(128, 4096), (128,)]
+
+
 def logistic(x: Tensor, y: Tensor) -> Tensor:
     return functional.binary_cross_entropy_with_logits(x, torch.sigmoid(y))
 
@@ -81,6 +108,12 @@ FUNCTIONS: dict[str, tuple[Callable[..., Tensor], list[tuple[int, ...]]]] = {
     "loss of several steps": (logistic, [(512, 1024)] * 2),
     "for each channel": (lambda x: x.exp().sum((0, 2)), [(16, 5, 8191)]),
     "dot product": (lambda x, y: torch.dot(x, y) + 1, [(1 << 19,)] * 2),
+    "index of the largest": (lambda x: (x * 2).argmax(), [(512, 1024)]),
+    "index of the first of equals": (lambda x: torch.relu(-x).argmin() + x.sign().argmax(), [(1 << 19,)]),
+    "index of what is no number": (lambda x: x.sqrt().argmax(), [(512, 1024)]),
+    "indices of few rows": (lambda x: (x * 2).argmin(1), [(8, 1 << 17)]),
+    "indices of few columns": (lambda x: torch.relu(x).argmax(0), [(1 << 17, 3)]),
+    "largest and its index": (lambda x: torch.add(*(x * 2).max(1)), [(2, 1 << 18)]),
     "not a number": (lambda x: (x.sqrt() * 2).max(), [(512, 1024)]),
 }
 

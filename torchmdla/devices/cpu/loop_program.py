@@ -11,13 +11,26 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import Any
 
 from torchmdla.compiler.sizes import AnySize, Size, estimate
 from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer, Scalar, TableAccess
 from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, computed, stored
-from torchmdla.devices.cpu.expressions import Contents, Expression, accessing, contents, numbered, reindexed, rewritten
+from torchmdla.devices.cpu.expressions import (
+    Contents,
+    Expression,
+    accessing,
+    constant,
+    contents,
+    index,
+    numbered,
+    operation,
+    reindexed,
+    rewritten,
+    substituted,
+)
+from torchmdla.devices.cpu.expressions import size as size_of
 from torchmdla.devices.cpu.kernel_spec import AnyNest, AnyOperand, KernelEpilogue, KernelSpec, Operand, simplified
 
 
@@ -525,7 +538,7 @@ def by_number(roots: tuple[Expression, ...], first_operand: int = 0, first_scala
 
 
 def split_loop(step: LoopNest, loop: int, sizes: Sequence[AnySize]) -> None:
-    """Replaces ``loop`` by loops of ``sizes``, outermost first, at its place. The body must not use its index."""
+    """Replaces ``loop`` by loops of ``sizes``, outermost first, at its place."""
     steps = [math.prod(sizes[k + 1 :]) for k in range(len(sizes))]
 
     def split(index: AffineExpr) -> AffineExpr:
@@ -536,7 +549,20 @@ def split_loop(step: LoopNest, loop: int, sizes: Sequence[AnySize]) -> None:
     step.sizes = step.sizes[:loop] + tuple(sizes) + step.sizes[loop + 1 :]
     step.reduction = step.reduction[:loop] + (step.reduction[loop],) * len(sizes) + step.reduction[loop + 1 :]
     shift = len(sizes) - 1
-    step.map_expressions(lambda roots: reindexed(roots, lambda own: own + shift if own > loop else own))
+    step.map_expressions(lambda roots: reindexed(roots, lambda own: own + shift if own >= loop else own))
+    innermost = index(loop + shift)
+    if loop + shift in step.indexed_loops:
+        whole = reduce(_plus, (_times(index(loop + k), s) for k, s in enumerate(steps[:-1])), innermost)
+        step.map_expressions(lambda roots: substituted(roots, {innermost: whole}))
+
+
+def _times(value: Expression, number: AnySize) -> Expression:
+    factor = size_of(number, value.type) if isinstance(number, Size) else constant(number, value.type)
+    return operation("arith.muli", [value, factor], value.type)
+
+
+def _plus(left: Expression, right: Expression) -> Expression:
+    return operation("arith.addi", [left, right], left.type)
 
 
 def contracts(step: LoopNest) -> bool:

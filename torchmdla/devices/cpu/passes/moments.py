@@ -1,40 +1,54 @@
 """Mean and variance of a row in one walk over it, where a norm takes two.
 
-The variance is that of differences from a value near the mean, here from the mean of the row's first part (T. F. Chan,
+The variance is that of differences from a value near the mean, here from the mean of a part of the row (T. F. Chan,
 G. H. Golub, R. J. LeVeque, Algorithms for Computing the Sample Variance, 1983, section 3: shifted data)::
 
-    nest d0 d1+ { sum[d0] += x[d0, d1] }               nest d0 d1+ { part[d0] += x[d0, d1] }       # a sixteenth of d1
+    nest d0 d1+ { sum[d0] += x[d0, d1] }               nest d0 d1+ { part[d0] += x[d0, d1] }       # one in sixteen
     nest d0 d1  { c[d0, d1] = x[d0, d1] - sum[d0] / n }    nest d0 d1+ { y = x[d0, d1] - part[d0] / p
     nest d0 d1+ { squares[d0] += c[d0, d1]² }      →                     first[d0] += y, second[d0] += y² }
                                                        nest d0 { mean[d0] = part[d0] / p + first[d0] / n
                                                                  squares[d0] = second[d0] - first[d0]² / n }
                                                        nest d0 d1 { c[d0, d1] = x[d0, d1] - mean[d0] }
 
-By Cauchy's inequality the mean of one of m equal parts is at most √m standard deviations from the mean of all. So sums
-of squares of differences from it are at most 1 + m times those from the mean, wherever the row lies: no more than a
-few bits cancel, and in rows whose parts are alike none.
+By Cauchy's inequality the mean of one in m elements is at most √m standard deviations from the mean of all. So sums of
+squares of differences from it are at most 1 + m times those from the mean, wherever the row lies: no more than four
+bits cancel, and none in rows whose parts are alike.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from torchmdla.compiler.sizes import AnySize, estimate
+from torchmdla.compiler.sizes import estimate
 from torchmdla.devices.cpu.accesses import Access, Buffer
 from torchmdla.devices.cpu.expressions import Expression, accessing, accumulator, constant, load, operation, substituted
-from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, Users, is_found_by_index, may_move
+from torchmdla.devices.cpu.loop_program import (
+    LoopNest,
+    LoopProgram,
+    Users,
+    is_found_by_index,
+    may_move,
+    split_loop,
+    starts_from_zero,
+)
 from torchmdla.devices.cpu.passes.makers import elementwise_maker, maker_of, reduces
 from torchmdla.devices.cpu.passes.rematerialise import through
 from torchmdla.devices.cpu.patterns import Captured, Rule, op
 
-# Parts of a row, of which the first is summed ahead: a walk over so much more.
+# Of a row one in so many elements is summed ahead: a walk over so much more. They are the first of each of some blocks,
+# so that no other mean where a row begins is taken for that of all.
 _PARTS = 16
+_MOST_BLOCKS = 4
 
-# Shorter rows are walked in less time than it takes to put the sums together.
+# Shorter rows are walked in less time than it takes to put the sums together, and shorter blocks have too few elements
+# next to each other.
 _SHORTEST = 256
+
+_LARGEST = {"f32": (2.0 - 2.0**-23) * 2.0**127, "f64": sys.float_info.max}
 
 _TERM = op("load", name="term")
 _SUM = op("arith.addf", op("accumulator"), _TERM)
@@ -64,12 +78,12 @@ def _in_one_walk(steps: LoopProgram, step: LoopNest, found: Captured) -> bool:
     row = _row(Users(steps.steps), step, found["term"].payload)
     if row is None or not may_move(steps, row.summing, step):
         return False
-    part = _first_part(step, row.row)
-    if part is None:
+    cut = _cut(row)
+    if cut is None:
         return False
     at = steps.steps.index(row.summing)
     steps.steps.remove(step)
-    steps.steps[at : at + 1] = _walks(row, part)
+    steps.steps[at : at + 1] = _walks(row, cut)
     mean = load(row.found["sum"].payload)
     row.centred.map_body(lambda roots: substituted(roots, {row.found["mean"]: mean}))
     return True
@@ -85,11 +99,11 @@ def _row(users: Users, step: LoopNest, term: Access) -> _Row | None:
     if centred is None or found is None or not _is_plain(step) or not _covers(step, term):
         return None
     total, summing = found["sum"].payload, maker_of(users, found["sum"].payload)
-    row, over = (through(found[name].payload, centred, term) for name in ("term", "sum"))
     if summing is None or total.buffer.kind != "temporary" or users.of(total.buffer) != [summing, centred]:
         return None
     if not reduces(users, _SUM, 0.0, total, found["term"].payload) or not summing.walks(summing.inputs[0]):
         return None
+    row, over = (through(found[name].payload, centred, term) for name in ("term", "sum"))
     made = _Row(step, summing, centred, found, row, over)
     # As many elements of the row have one mean as are summed for it, and for one variance.
     is_same = _length(step) == _length(summing) == found["count"].payload and over.loops <= set(made.kept)
@@ -97,7 +111,8 @@ def _row(users: Users, step: LoopNest, term: Access) -> _Row | None:
 
 
 def _is_plain(step: LoopNest) -> bool:
-    return step.initial is not None and step.initial.payload == 0 and not step.epilogue and not step.checks
+    """Whether a step makes sums of a type that has been thought of, and nothing else of them."""
+    return starts_from_zero(step) and not step.epilogue and step.values[0].type in _LARGEST
 
 
 def _covers(step: LoopNest, access: Access) -> bool:
@@ -105,38 +120,56 @@ def _covers(step: LoopNest, access: Access) -> bool:
     return is_found_by_index(replace(step, reduction=(False,) * len(step.sizes)), access)
 
 
-def _length(step: LoopNest) -> AnySize:
-    return math.prod(size for size, reduced in zip(step.sizes, step.reduction, strict=True) if reduced)
+def _length(step: LoopNest) -> int:
+    """How many elements a step reduces to one; 0 if that varies."""
+    length = math.prod(size for size, reduced in zip(step.sizes, step.reduction, strict=True) if reduced)
+    return length if isinstance(length, int) else 0
 
 
-def _first_part(step: LoopNest, row: Access) -> tuple[AnySize, ...] | None:
-    """The iterations of each loop that walk the first part of a row, as it lies in memory; None if the row is short,
-    or it varies how long it is."""
-    reduced = {loop: size for loop, size in enumerate(step.sizes) if step.reduction[loop] and isinstance(size, int)}
-    if len(reduced) < sum(step.reduction) or math.prod(reduced.values()) < _SHORTEST:
-        return None
-    distances = row.flat(len(step.sizes)).factors
-    part, parts = list(step.sizes), _PARTS
-    for loop in sorted(reduced, key=lambda loop: -estimate(distances[loop])):
-        taken = -(-reduced[loop] // parts)
-        part[loop], parts = taken, max(1, parts * taken // reduced[loop])
-    return tuple(part)
+def _cut(row: _Row) -> tuple[int, tuple[int, int]] | None:
+    """The loop to cut so that a part of the row is left that is from all over it: into how many blocks, and how many
+    iterations these have. None if the row is short."""
+    step, run = row.squares, 1
+    distances = row.row.flat(len(step.sizes)).factors
+    loops = [loop for loop, reduced in enumerate(step.reduction) if reduced]
+    for loop in sorted(loops, key=lambda loop: estimate(distances[loop])):
+        size = step.sizes[loop]
+        assert isinstance(size, int), "a product of sizes that is known, of sizes that are"
+        if run * size >= _SHORTEST:
+            most = max(1, min(_MOST_BLOCKS, run * size // _SHORTEST, size // _PARTS))
+            blocks = next(count for count in range(most, 0, -1) if size % count == 0)
+            return loop, (blocks, size // blocks)
+        run *= size
+    return None
 
 
-def _walks(row: _Row, part: tuple[AnySize, ...]) -> list[LoopNest]:
-    """The nests that sum the first ``part`` of a row and all of it, and put mean and squares together."""
+def _ahead(row: _Row, output: Access, cut: tuple[int, tuple[int, int]]) -> LoopNest:
+    """The nest that sums the first of each block of a row."""
+    values = (_added(0, load(row.row)),)
+    step = replace(row.squares, outputs=(output,), values=values, nodes=row.summing.nodes)
+    loop, (blocks, size) = cut
+    split_loop(step, loop, (blocks, size))
+    step.sizes = (*step.sizes[: loop + 1], -(-size // _PARTS), *step.sizes[loop + 2 :])
+    return step
+
+
+def _walks(row: _Row, cut: tuple[int, tuple[int, int]]) -> list[LoopNest]:
+    """The nests that sum a part of a row and all of it, and put mean and squares together."""
     step, term = row.squares, load(row.row)
     (squares,) = step.outputs
     sums = [replace(squares, buffer=Buffer("temporary", term.type, squares.buffer.sizes)) for _ in range(3)]
-    ahead = replace(step, sizes=part, outputs=(sums[0],), values=(_added(0, term),), nodes=row.summing.nodes)
-    near = _over(load(sums[0]), _length(ahead))
+    part, first, second = map(load, sums)
+    ahead = _ahead(row, sums[0], cut)
+    near = _over(part, _length(ahead))
     difference = _of("subf", term, near)
     values = _added(0, difference), _added(1, _of("mulf", difference, difference))
     both = replace(step, outputs=tuple(sums[1:]), values=values, nodes=step.nodes | row.summing.nodes)
-    offset, length = _over(load(sums[1]), _length(step)), constant(_length(step), term.type)
-    # Rounded, the difference may be less than zero. Divided first, no square overflows whose sum did not.
-    variance = _of("subf", _over(load(sums[2]), _length(step)), _of("mulf", offset, offset))
-    results = _of("addf", near, offset), _of("mulf", _of("maximumf", variance, constant(0.0, term.type)), length)
+    offset, mean_square = (_over(total, _length(step)) for total in (first, second))
+    # As finite as it is, and the rest of an infinite mean of squares stays that.
+    square = _of("minimumf", _of("mulf", offset, offset), constant(_LARGEST[term.type], term.type))
+    # Rounded, the difference may be less than zero.
+    variance = _of("maximumf", _of("subf", mean_square, square), constant(0.0, term.type))
+    results = _of("addf", near, offset), _of("mulf", variance, constant(_length(step), term.type))
     return [ahead, both, _of_rows(both, row.kept, (row.total, squares), results)]
 
 
@@ -154,7 +187,7 @@ def _of(name: str, left: Expression, right: Expression) -> Expression:
     return operation(f"arith.{name}", [left, right], left.type)
 
 
-def _over(value: Expression, count: AnySize) -> Expression:
+def _over(value: Expression, count: int) -> Expression:
     return _of("divf", value, constant(count, value.type))
 
 

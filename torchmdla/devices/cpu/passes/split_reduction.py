@@ -67,7 +67,7 @@ def _may_start_twice(step: LoopNest) -> bool:
 
 def _outermost_first(step: LoopNest) -> list[int]:
     """The loops that can be cut, by the distance in the memory of the largest input."""
-    loops = [loop for loop, reduced in enumerate(step.reduction) if reduced and loop not in step.indexed_loops]
+    loops = [loop for loop, reduced in enumerate(step.reduction) if reduced]
     flats = [access.flat(len(step.sizes)).factors for access in step.inputs]
     return sorted(loops, key=lambda loop: -max((estimate(factors[loop]) for factors in flats), default=0))
 
