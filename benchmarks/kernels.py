@@ -324,7 +324,12 @@ def transpose() -> Iterator[Case]:
     """Each followed by two cheap ops: a copy alone makes no group."""
     import torch
 
-    for shape, order in (((4096, 1024), (1, 0)), ((4000, 1000), (1, 0)), ((1, 128, 12, 64), (0, 2, 1, 3)), ((1, 56, 56, 64), (0, 3, 1, 2))):
+    for shape, order in (
+        ((4096, 1024), (1, 0)),
+        ((4000, 1000), (1, 0)),
+        ((1, 128, 12, 64), (0, 2, 1, 3)),
+        ((1, 56, 56, 64), (0, 3, 1, 2)),
+    ):
         move = partial(lambda order, x: torch.relu(x.permute(order).contiguous() + 1), order)
         yield Case(f"{by(shape)} to {order}", partial(Of, move), (shape,))
 
