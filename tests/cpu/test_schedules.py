@@ -23,7 +23,8 @@ from torchmdla import devices
 from torchmdla.capture.function_module import FunctionModule
 from torchmdla.compiler.program import Program
 from torchmdla.devices.cpu import lowering
-from torchmdla.devices.cpu.kernel_spec import KernelSpec
+from torchmdla.devices.cpu.expressions import numbered, operation
+from torchmdla.devices.cpu.kernel_spec import KernelSpec, Operand
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.schedule import Level, Schedule, choose, count, ranges
 from torchmdla.devices.cpu.schedule.blocking import Prefetch
@@ -162,6 +163,22 @@ def test_schedules_that_are_none(change: dict[str, Any], fault: str) -> None:
     machine = Machine(64, 32)
     assert not list(faults(PRODUCT, schedule, machine))
     assert any(fault in one for one in faults(PRODUCT, replace(schedule, **change), machine))
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "last"),
+    [
+        (4096, 1024, 0),  # Down a column lie more pages than the processor knows the places of,
+        (4096, 8, 1),  # several rows in each,
+        (1024, 1024, 1),  # fewer,
+        (4096, 4096, 1),  # no more than in a row of what is written.
+    ],
+)
+def test_a_transpose_walks_few_pages(rows: int, columns: int, last: int) -> None:
+    values = (operation("math.exp", [numbered("operand", "f32", 0)], "f32"),)
+    turned, plain = (Operand("f32", strides) for strides in ((1, columns), (rows, 1)))
+    nest = KernelSpec((columns, rows), (False, False), (turned,), (plain,), values)
+    assert choose(nest, Machine(64, 32)).levels[-1].loop == last
 
 
 @st.composite
