@@ -1,8 +1,8 @@
 """Convolutions by fewer products, in Winograd's way (:mod:`~torchmdla.devices.cpu.winograd`).
 
 A convolution whose taps overlap becomes four steps: weights transformed (of parameters alone, so packed once), tiles of
-the image transformed, a product of matrices for each place in a tile, and the results transformed back with the epilogue.
-In one dimension, three taps by stride one, tiles of two results, an image of eight places::
+the image transformed, a product of matrices for each place in a tile, and the results transformed back with the
+epilogue. In one dimension, three taps by stride one, tiles of two results, an image of eight places::
 
     nest d0:16 d1:6 d2:16+ d3:3+ {                  nest d0:16 d1:16 { transformed weights w[0..3, d0, d1] }
       i0 = input0[d2, d1 + d3]                      nest d0:16 d1:3 { transformed tiles v[0..3, d0, d1] = …
