@@ -19,8 +19,8 @@ CHECK_BOUNDS = "check-bounds"
 ALGORITHMS = "algorithms="
 Algorithms = Literal["fast", "winograd", "direct", "winograd2", "winograd4", "winograd6", "strassen"]
 
-# LLVM's names of processors on which norms and softmax of what comes from memory were measured to take 0.55 to 0.9 of
-# the time without instructions that fetch ahead (Zen 4), where others (Zen 5) take 1.1 to 1.8 times as long.
+# LLVM's names of processors on which norms and softmax of what comes from memory take less time without instructions
+# that fetch ahead (Zen 4: 0.75 to 1, measured), where others (Zen 5) take 1.1 to 1.8 times as long.
 _FORESEEING = frozenset({"znver4"})
 
 # Processors that compute a vector of 64 bytes in two halves (AMD, Software Optimization Guide for the Zen4
