@@ -20,7 +20,7 @@ def configure() -> None:
 
 
 def set_options(*options: str) -> None:
-    """Sets options, as on LLVM's command line. One that there is not ends the process."""
+    """Sets options, as on LLVM's command line. One that there is not is ignored."""
     arguments = [b"torchmdla", *(option.encode() for option in options)]
     _library().LLVMParseCommandLineOptions(len(arguments), (ctypes.c_char_p * len(arguments))(*arguments), None)
 
