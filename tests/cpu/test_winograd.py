@@ -220,7 +220,7 @@ def has_places(step: LoopNest, results: int) -> bool:
 CHOICES = {
     "tiles of six divide it, of too large an error": (128, 48, 3, 1, 6 * 6),
     "tiles of four divide it": (128, 28, 3, 1, 6 * 6),
-    "weights take longer to fetch": (512, 7, 3, 1, 4 * 6),
+    "weights take longer to fetch": (512, 7, 3, 1, 4 * 4),
     "stride two": (128, 56, 3, 2, 5 * 5),
     "stride two, of fourteen results": (128, 28, 3, 2, 3 * 3),
     "more weights than products save": (512, 14, 3, 2, 1),

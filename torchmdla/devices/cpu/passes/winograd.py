@@ -106,8 +106,10 @@ _FORCED: Mapping[str, Sequence[int]] = {
 # of; beside one that a product multiplies and adds.
 _TRANSFORM_COST = 1.15
 
-# The part of the time to fetch weights that products take longer by: most is fetched while they are computed.
+# The part of the time to fetch weights that products take longer by: most is fetched while they are computed. Threads
+# share the memory, so as many as these must not wait for it.
 _WAITING = 0.3
+_SHARING = 2
 
 # Places of a tile: with more (49 in the stem of ResNet-18), a network's error is more than twice that of plain sums.
 _MOST_PLACES = 36
@@ -194,7 +196,7 @@ class _Costs:
 
     def _products(self, count: int, weights: int) -> float:
         computing, fetching = count / self._lanes, self._far(weights)
-        return max(computing + _WAITING * fetching, fetching)
+        return max(computing + _WAITING * fetching, _SHARING * fetching)
 
     def _divides(self, by: _Tiling) -> bool:
         return all(self._sizes[loop] % by[k].results == 0 for loop, k in self._found.slid.items())
