@@ -68,8 +68,8 @@ def unchanged(members: list[LoopNest], local: Sequence[Buffer]) -> bool:
 
 def test_a_normalisation_stores_no_differences() -> None:
     (chain,) = chains(steps_of(layer_norm(300, 512)))
-    assert [b.sizes[1:] for b in chain.locals] == [(1,), (1,)]
-    assert len(chain.members) == 3
+    assert {b.sizes[1:] for b in chain.locals} == {(1,)}
+    assert len(chain.members) == 4
 
 
 @pytest.mark.parametrize(("program", "members"), [(softmax(300, 512), 4), (attention(4, 160, 32), 5)])
