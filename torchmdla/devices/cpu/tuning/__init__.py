@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 
 from torch_mlir import ir
 
-from torchmdla.compiler import records
 from torchmdla.compiler.mlir import new_context
 from torchmdla.compiler.program import Program
 from torchmdla.compiler.records import Record, TunedKernel
@@ -37,7 +36,7 @@ from torchmdla.devices.cpu.schedule.plan import (
 from torchmdla.devices.cpu.tuning.algorithms import tune_algorithms
 from torchmdla.devices.cpu.tuning.measuring import Bench, Unmeasurable
 from torchmdla.devices.cpu.tuning.search import Search
-from torchmdla.devices.cpu.tuning.whole import Running, in_turn
+from torchmdla.devices.cpu.tuning.whole import Running, in_turn, with_records
 from torchmdla.devices.cpu.work import work_of
 from torchmdla.devices.device import Tell
 from torchmdla.errors import CompileError
@@ -108,13 +107,13 @@ def tune(
     if program.symbols:
         raise CompileError("kernels for any sizes are left to the cost model")
     begin, compiled = time.monotonic(), _Planned.of(program)
-    planned = _Planned.of(_with(program, ()))
+    planned = _Planned.of(with_records(program, ()))
     now = time.monotonic()
     compiling = _COMPILES * (now - begin) / 2
     until = now + _ALGORITHMS_PART * seconds
     algorithms = yield from tune_algorithms(planned.program, planned.steps, compiling, until, known, skip, tell)
     if algorithms:
-        planned = _Planned.of(_with(program, algorithms))
+        planned = _Planned.of(with_records(program, algorithms))
     if planned.steps.contractions != compiled.steps.contractions:
         places = Running(planned.program).seconds()
     until = begin + max(seconds - compiling, _LEAST_PART * seconds)
@@ -176,7 +175,7 @@ def _among_others(
 ) -> Iterator[TunedKernel]:
     """The kernels that have decisions of their own, without those that are no faster in the whole program."""
     made = [tuned.record for _, tuned in found if tuned.record is not None]
-    programs = [Running(program), Running(_with(program, [*algorithms, *made]))]
+    programs = [Running(program), Running(with_records(program, [*algorithms, *made]))]
     before, after = in_turn(programs, _ROUNDS)
     for use, tuned in found:
         assert tuned.record is not None
@@ -185,12 +184,6 @@ def _among_others(
             yield replace(tuned, record=tuned.record.without_decisions)
         else:
             yield replace(tuned, record=replace(tuned.record, gain_among_others=slower / faster))
-
-
-def _with(program: Program, made: Sequence[Record]) -> Program:
-    """A program with the records ``made`` and no others."""
-    others = (option for option in program.options if option[0] != records.OPTION)
-    return replace(program, options=(*others, *records.option_of(made)))
 
 
 def _uses(steps: LoopProgram, plan: Plan, places: Sequence[float]) -> list[_Use]:

@@ -15,7 +15,6 @@ from typing import get_args
 
 from torch_mlir import ir
 
-from torchmdla.compiler import records
 from torchmdla.compiler.mlir import new_context
 from torchmdla.compiler.program import Program
 from torchmdla.compiler.records import Record, TunedKernel
@@ -23,7 +22,7 @@ from torchmdla.devices.cpu.loop_program import Contraction, LoopProgram
 from torchmdla.devices.cpu.lowering import loop_program
 from torchmdla.devices.cpu.machine import ALGORITHMS, Algorithms, Machine
 from torchmdla.devices.cpu.schedule.plan import ALGORITHM
-from torchmdla.devices.cpu.tuning.whole import Running, in_turn
+from torchmdla.devices.cpu.tuning.whole import Running, in_turn, with_records
 from torchmdla.devices.device import Tell
 from torchmdla.errors import CompileError
 
@@ -149,7 +148,7 @@ def _together(
     won = [record for record in made.values() if record.decisions]
     gains: dict[str, float] = {}
     if won:
-        running = Running(replace(program, options=(*program.options, *records.option_of(won))))
+        running = Running(with_records(program, won))
         before, after = in_turn([base, running], _ROUNDS)
         if sum(after) < sum(before):
             for record in won:

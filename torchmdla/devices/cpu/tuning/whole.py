@@ -4,15 +4,24 @@ alone may not be among the others, whose data fills the caches."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
 from torchmdla import _C, devices
+from torchmdla.compiler import records
 from torchmdla.compiler.artifact import Artifact
 from torchmdla.compiler.program import Argument, Program
+from torchmdla.compiler.records import Record
 
 # Seconds of a round for each program, within these bounds of calls.
 _SPAN, _MOST_CALLS = 0.1, 50
+
+
+def with_records(program: Program, made: Sequence[Record]) -> Program:
+    """A program with the records ``made`` and no others."""
+    others = (option for option in program.options if option[0] != records.OPTION)
+    return replace(program, options=(*others, *records.option_of(made)))
 
 
 class Running:
