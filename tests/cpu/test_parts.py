@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import sys
 
+import networkx
 import pytest
 import torch
 from child_process import run_python
+from hypothesis import given
+from hypothesis import strategies as st
 from written_programs import Builder, Value, check, normal
 
 from torchmdla.devices.cpu.code import parts
@@ -35,6 +38,18 @@ def test_parts_compute_the_same(most: int, monkeypatch: pytest.MonkeyPatch) -> N
     executable = check(builder, layers(builder))
     assert len(counted) == (0 if most == 1 else most)
     assert not any(name.startswith("kernel") for name in executable.manifest.device_calls)
+
+
+_KERNELS = [f"kernel_{k}" for k in range(8)]
+
+
+@given(st.lists(st.tuples(st.sampled_from(_KERNELS), st.sampled_from(_KERNELS))))
+def test_kernels_that_call_each_other_stay_together(calls: list[tuple[str, str]]) -> None:
+    text = {symbol: " ".join(f"@{called}" for caller, called in calls if caller == symbol) for symbol in _KERNELS}
+    groups = parts._groups(text, frozenset(_KERNELS))
+    graph = networkx.Graph(calls)
+    graph.add_nodes_from(_KERNELS)
+    assert sorted(map(sorted, groups)) == sorted(map(sorted, networkx.connected_components(graph)))
 
 
 @pytest.mark.parametrize("objects", [[b"one"], [b"odd", b"even", b""]])

@@ -36,7 +36,8 @@ def divided(code: Code) -> list[Part]:
         return [Part(code.text, ENTRY, code.externals)]
     parts: list[list[str]] = [[] for _ in range(most)]
     sizes = [0] * most
-    for size, group in sorted(((_size(code, group), group) for group in _groups(code)), key=lambda one: -one[0]):
+    groups = ((_size(code, group), group) for group in _groups(code.functions, code.kernel_symbols))
+    for size, group in sorted(groups, key=lambda one: -one[0]):
         smallest = sizes.index(min(sizes))
         parts[smallest] += group
         sizes[smallest] += size
@@ -48,21 +49,21 @@ def _size(code: Code, group: Iterable[str]) -> int:
     return sum(len(code.functions[symbol]) for symbol in group)
 
 
-def _groups(code: Code) -> list[list[str]]:
+def _groups(functions: Mapping[str, str], kernels: frozenset[str]) -> list[list[str]]:
     """The functions that must be in one part, in the order of the module."""
-    leader = {symbol: symbol for symbol in code.functions}
+    leader = {symbol: symbol for symbol in functions}
 
     def find(symbol: str) -> str:
         while leader[symbol] != symbol:
-            symbol = leader[symbol] = leader[leader[symbol]]
+            symbol = leader[symbol]
         return symbol
 
-    for symbol, text in code.functions.items():
-        for other in _named(text, code.functions):
-            if symbol in code.kernel_symbols or other not in code.kernel_symbols:
+    for symbol, text in functions.items():
+        for other in _named(text, functions):
+            if symbol in kernels or other not in kernels:
                 leader[find(other)] = find(symbol)
     groups: dict[str, list[str]] = {}
-    for symbol in code.functions:
+    for symbol in functions:
         groups.setdefault(find(symbol), []).append(symbol)
     return list(groups.values())
 
