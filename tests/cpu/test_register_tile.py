@@ -139,12 +139,12 @@ def test_panel_width(columns: int, width: int) -> None:
     assert panel_width(columns, 16) == width
 
 
-@pytest.mark.parametrize(("rows", "columns"), [(32, 96), (32, 3072), (197, 3072)])
-def test_weights_that_several_tiles_share_are_fetched_ahead(rows: int, columns: int) -> None:
+@pytest.mark.parametrize(("rows", "columns"), [(8, 3072), (32, 96), (32, 3072), (197, 3072)])
+def test_weights_are_fetched_ahead(rows: int, columns: int) -> None:
     schedule = choose(product(rows, columns, 768), MACHINE)
     assert schedule.prefetch is not None
     assert schedule.prefetch.operand == 1
-    assert schedule.prefetch.block == 768 * PANEL * 4
+    assert schedule.prefetch.block == schedule.tiles[1] * 768 * PANEL * 4
     assert schedule.prefetch.parts == -(-rows // schedule.tiles[0])
 
 
@@ -152,7 +152,7 @@ def test_weights_that_several_tiles_share_are_fetched_ahead(rows: int, columns: 
     "nest",
     [
         pytest.param(product(197, 3072, 64), id="blocks of a few bytes"),
-        pytest.param(product(4, 3072, 768), id="each weight is used once"),
+        pytest.param(product(4, 3072, 768), id="each weight is used by one tile of few rows"),
     ],
 )
 def test_nothing_else_is_fetched_ahead(nest: KernelSpec) -> None:

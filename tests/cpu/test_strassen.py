@@ -118,18 +118,20 @@ def test_values_of_pointwise_convolutions(images, channels, filters, size) -> No
 def test_many_rows_are_run_in_tiles() -> None:
     """Products that no cache holds; the weights are packed, whose sums take more memory than themselves."""
     b = Builder()
-    made = [linear(b, b.input(normal(1500, 32)), 4096)]
+    made = [linear(b, b.input(normal(1500, 32)), 384)]
     (loop,) = tile_loops(b, made)
-    assert loop.extents[1:] == (750,) and loop.tile[1] < 750
+    assert loop.extents == (750,) and loop.tile[0] < 750
     (packing,) = [pack for pack in steps_of(b, made, "strassen").packings if len(pack.buffer.sizes) > 2]
-    assert packing.buffer.count == 7 * 32 * 4096 // 4
+    assert packing.buffer.count == 7 * 32 * 384 // 4
     check(b, made, target("strassen"))
 
 
-def test_of_an_odd_number_only_what_a_tile_holds() -> None:
+@pytest.mark.parametrize(("rows", "columns"), [(1501, 192), (66, 8192)], ids=["an odd number of rows", "much weight"])
+def test_other_rows_are_one_tile(rows: int, columns: int) -> None:
     b = Builder()
-    assert count(b, [linear(b, b.input(normal(99, 32)), 192)])
-    assert not count(b, [linear(b, b.input(normal(1501, 32)), 192)])
+    made = [linear(b, b.input(normal(rows, 32)), columns)]
+    assert count(b, made) and not tile_loops(b, made)
+    check(b, made, target("strassen"))
 
 
 def test_samples_are_kept_apart() -> None:

@@ -15,6 +15,16 @@ from torchmdla.devices.cpu.expressions import Expression, accumulator, load, ope
 from torchmdla.devices.cpu.loop_program import LoopNest, TileLoop
 from torchmdla.devices.cpu.winograd import KIND, ZERO
 
+# The part of the time to fetch weights that products take longer by: most is fetched while they are computed. Threads
+# share the memory: two fetch so much of it in the time in which one would fetch its half.
+_WAITING = 0.15
+_SHARING = 1.7
+
+
+def time_of_products(computing: float, fetching: float) -> float:
+    """Of products that take ``computing``, and whose weights take ``fetching``."""
+    return max(computing + _WAITING * fetching, _SHARING * fetching)
+
 
 @dataclass(frozen=True)
 class OverLoops:

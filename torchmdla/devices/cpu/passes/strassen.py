@@ -9,8 +9,9 @@ Rows, columns and what is summed are each cut in halves. A product becomes four 
       o0 = from 0.0 : f32                   nest d0:64 d1:48 { result2[d0 + 0|64, d1 + 0|48] = … p[0..6, d0, d1] }
       o0 + i0 * i1 }
 
-The last two run tile by tile of the columns, and of the rows where there are many. Of an odd number of rows the last
-has no other half: it is taken as zero, and its result is left out.
+All but the first run tile by tile of the rows where the second cache holds the sums of weights beside a tile; else the
+weights come from memory, once, and all rows with them. Of an odd number of rows the last has no other half: it is taken
+as zero, and its result is left out.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from torchmdla.devices.cpu.accesses import Access
 from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, starts_from_zero
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.passes.algorithms import algorithm_for, note
+from torchmdla.devices.cpu.passes.fewer_products import time_of_products
 from torchmdla.devices.cpu.passes.layout import in_memory_order
 from torchmdla.devices.cpu.passes.precompute import IsKnown, known_accesses
 from torchmdla.devices.cpu.passes.strassen_nests import Product, Tiles, strassen_steps
@@ -40,9 +42,9 @@ def use_strassen(steps: LoopProgram, machine: Machine) -> None:
     is_known = known_accesses(steps)
     for step in steps.nests():
         found = _product(steps, step, is_known)
-        tiles = found and _tiles(found, machine)
-        if not (found and tiles):
+        if found is None:
             continue
+        tiles = _tiles(found, machine)
         algorithm = algorithm_for(steps, step, machine)
         takes = algorithm == _FORCED or (algorithm == _CHOOSING and _pays(found, tiles, machine))
         note(steps, step, _FORCED if takes else "direct")
@@ -98,17 +100,18 @@ def _halved(steps: LoopProgram, step: LoopNest, left: Access, right: Access) -> 
 # Whether it pays, and how.
 
 # What is loaded, added and stored for each element of the left factor, and for each of the result: there a product's
-# sum is begun, stored and loaded. Each takes the time of a multiplication and addition of a product.
-_LEFT_COST = 1 + 1 + PRODUCTS / 4
-_RESULT_COST = 3 * PRODUCTS / 4 + 2
+# sum is begun, stored, loaded and added. Each takes the time of a multiplication and addition of a product, a store
+# that of two.
+_LEFT_COST = 1 + 1 + 2 * PRODUCTS / 4
+_RESULT_COST = (1 + 2 + 1 + 1) * PRODUCTS / 4 + 2
 
 # Products of fewer vectors stay: what they would become takes longer to compile. What takes less than this part
 # of a plain sum's time is worth it.
 _LEAST_VECTORS = 100_000
 _LEAST_GAIN = 0.03
 
-# Columns of a tile of products.
-_COLUMNS = 64
+# The part of the second cache that a product's left factor may fill, which is read again for every panel of weights.
+_FILLED = 0.75
 
 _BYTES = 4
 
@@ -128,31 +131,33 @@ def _pays(found: Product, tiles: Tiles, machine: Machine) -> bool:
     lanes = machine.vector_bytes // _BYTES
     plain, weights = _count(found, range(len(found.step.sizes))) / lanes, _count(found, found.right.loops)
     left, result = _count(found, found.left.loops), _count(found, found.step.outputs[0].loops)
+    halves = 2 * static(found.half(found.row)) / static(found.step.sizes[found.row])
     sums = (_LEFT_COST * left + _RESULT_COST * result) / lanes
-    if not tiles.fuses_left:
-        sums += 2 * far(left * PRODUCTS / 4)
-    fewer = plain * PRODUCTS / 8 + sums + far(weights * PRODUCTS / 4)
-    return plain >= _LEAST_VECTORS and fewer < (1 - _LEAST_GAIN) * (plain + far(weights))
+    through_memory = far(weights * PRODUCTS / 4)
+    if not tiles.axes:
+        through_memory += 2 * far(left * PRODUCTS / 4) + 2 * far(result * PRODUCTS / 4)
+    fewer = sums + time_of_products(plain * halves * PRODUCTS / 8, through_memory)
+    stays = bool(tiles.axes) or left / 4 * _BYTES <= _FILLED * machine.second_level
+    return stays and plain >= _LEAST_VECTORS and fewer < (1 - _LEAST_GAIN) * time_of_products(plain, far(weights))
 
 
-def _tiles(found: Product, machine: Machine) -> Tiles | None:
-    """Tiles of rows and columns whose sums and products a cache holds; None if it cannot hold those of an odd number of
-    rows. All columns are in a tile where the second cache holds the sums of weights beside it."""
+def _tiles(found: Product, machine: Machine) -> Tiles:
+    """Tiles of rows whose sums and products a cache holds beside the sums of weights; where it cannot hold these, all
+    rows are one."""
+    whole = {loop: found.half(loop) for loop in range(len(found.step.sizes))}
     weights = _count(found, found.right.loops) * PRODUCTS // 4 * _BYTES
-    fuses_left = weights <= machine.second_level // 2
-    half = static(found.half(found.column))
-    others = _count(found, found.step.outputs[0].loops) // _count(found, [found.column, *found.rows])
-    columns = half if fuses_left else cut(half, max(1, min(half, _COLUMNS // others)), 1)
-    terms = _count(found, found.left.loops) // _count(found, found.rows) // 2 if fuses_left else 0
-    room = min(MOST_LOCAL_BYTES, machine.second_level // 4) // (PRODUCTS * (columns * others + terms) * _BYTES)
-    sizes = {loop: found.half(loop) for loop in range(len(found.step.sizes))}
-    sizes[found.column] = columns
+    if weights > machine.second_level // 2:
+        return Tiles(whole, ())
+    columns = _count(found, found.step.outputs[0].loops) // _count(found, found.rows) // 2
+    terms = _count(found, found.left.loops) // _count(found, found.rows) // 2
+    room = min(MOST_LOCAL_BYTES, machine.second_level // 4) // (PRODUCTS * (columns + terms) * _BYTES)
+    sizes = dict(whole)
     for loop in reversed(found.rows):
-        size = found.half(loop)
+        size = whole[loop]
         sizes[loop] = cut(size, max(1, min(size, room)), 1) if isinstance(size, int) else 1
         room //= static(sizes[loop])
+    # The last of an odd number of rows has no other half in its tile.
     is_odd = static(found.step.sizes[found.row]) % 2 == 1
-    if is_odd and sizes[found.row] != found.half(found.row):
-        return None
-    rows = [loop for loop in found.rows if not (is_odd and loop == found.row)]
-    return Tiles(sizes, (*([] if fuses_left else [found.column]), *rows), fuses_left)
+    cuts_odd = is_odd and sizes[found.row] != whole[found.row]
+    axes = tuple(loop for loop in found.rows if sizes[loop] != whole[loop])
+    return Tiles(whole, ()) if cuts_odd or not axes else Tiles(sizes, axes)

@@ -50,16 +50,14 @@ class Product:
 
 @dataclass(frozen=True)
 class Tiles:
-    """``sizes``: the iterations of each loop of the product in a tile; ``axes``: the loops over tiles. ``fuses_left``:
-    sums of the left factor are in the tile, which has all columns then."""
+    """``sizes``: the iterations of each loop of the product in a tile; ``axes``: the loops over tiles, of rows."""
 
     sizes: dict[int, AnySize]
     axes: tuple[int, ...]
-    fuses_left: bool
 
 
 def strassen_steps(found: Product, tiles: Tiles) -> list[Step]:
-    """What a product becomes; its products and results run tile by tile."""
+    """What a product becomes."""
     return _Writer(found, tiles).steps()
 
 
@@ -81,43 +79,39 @@ class _Writer:
         """What the product becomes."""
         step, tile = self.found.step, self.tiles.sizes
         order = in_memory_order(step, step.outputs[0])
-        whole = {loop: self.found.half(loop) for loop in tile}
-        weights = self._weights(whole)
-        left = self._left(tile if self.tiles.fuses_left else whole)
+        weights, left = self._weights(), self._left()
         local = buffer_of(self._kind, PRODUCTS, (tile[loop] for loop in order))
         left_factor, right_factor = ((own.nest.writes[0], own.loops) for own in (left[0], weights))
         made = products(step, (left_factor, right_factor), (local, order), tile, range(PRODUCTS))
-        results = [self._results(order, local, part) for part in self._parts(tile)]
+        results = [self._results(order, local, part) for part in self._parts()]
         for own in (weights, *left, made, *results):
             own.nest.nodes = step.nodes
-        outside, inside = ([], [*left, made, *results]) if self.tiles.fuses_left else (left, [made, *results])
-        return [weights.nest, *(own.nest for own in outside), *self._by_tiles(inside)]
+        return [weights.nest, *self._by_tiles([*left, made, *results])]
 
     @property
     def _kind(self) -> Literal["local", "temporary"]:
         """Of what passes within a tile."""
         return "local" if self.tiles.axes else "temporary"
 
-    def _parts(self, sizes: Mapping[int, AnySize]) -> list[_Part]:
-        """The rows of the halves, as far as ``sizes`` go; the last of an odd number is a part of its own."""
-        rows, count = static(self.found.step.sizes[self.found.row]), static(sizes[self.found.row])
+    def _parts(self) -> list[_Part]:
+        """The rows of the halves in a tile; the last of an odd number is a part of its own."""
+        rows, count = static(self.found.step.sizes[self.found.row]), static(self.tiles.sizes[self.found.row])
         last = [_Part(count - 1, 1, 1)] if rows % 2 else []
         full = count - len(last)
         return [_Part(0, full, 2), *last] if full else last
 
-    def _weights(self, sizes: Mapping[int, AnySize]) -> OverLoops:
+    def _weights(self) -> OverLoops:
+        sizes = {loop: self.found.half(loop) for loop in self.tiles.sizes}
         halved, part = (self.found.term, self.found.column), _Part(0, static(sizes[self.found.term]), 2)
         order = in_memory_order(self.found.step, self.found.right)
         target = buffer_of("temporary", PRODUCTS, (sizes[loop] for loop in order))
         return self._sums(self.found.right, halved, strassen.right_sums, target, part, sizes)
 
-    def _left(self, sizes: Mapping[int, AnySize]) -> list[OverLoops]:
+    def _left(self) -> list[OverLoops]:
+        sizes = self.tiles.sizes
         halved, order = (self.found.row, self.found.term), in_memory_order(self.found.step, self.found.left)
-        kind = self._kind if self.tiles.fuses_left else "temporary"
-        target = buffer_of(kind, PRODUCTS, (sizes[loop] for loop in order))
-        return [
-            self._sums(self.found.left, halved, strassen.left_sums, target, part, sizes) for part in self._parts(sizes)
-        ]
+        target = buffer_of(self._kind, PRODUCTS, (sizes[loop] for loop in order))
+        return [self._sums(self.found.left, halved, strassen.left_sums, target, part, sizes) for part in self._parts()]
 
     def _sums(
         self,

@@ -25,6 +25,7 @@ from torchmdla.devices.cpu.accesses import Access, AffineExpr
 from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, starts_from_zero
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.passes.algorithms import algorithm_for, note
+from torchmdla.devices.cpu.passes.fewer_products import time_of_products
 from torchmdla.devices.cpu.passes.precompute import IsKnown, known_accesses
 from torchmdla.devices.cpu.passes.tile_fusion import MOST_LOCAL_BYTES, cut
 from torchmdla.devices.cpu.passes.winograd_nests import Convolution, Window, spans_by_places, winograd_steps
@@ -105,11 +106,6 @@ _FORCED: Mapping[str, Sequence[int]] = {
 # The time of a vector that is stored before products or loaded behind them, for each place that a transform computes it
 # of; beside one that a product multiplies and adds.
 _TRANSFORM_COST = 1.15
-
-# The part of the time to fetch weights that products take longer by: most is fetched while they are computed. Threads
-# share the memory, so as many as these must not wait for it.
-_WAITING = 0.3
-_SHARING = 2
 
 # Places of a tile: with more (49 in the stem of ResNet-18), a network's error is more than twice that of plain sums.
 _MOST_PLACES = 36
@@ -195,8 +191,7 @@ class _Costs:
         return time if self._divides(by) else time * _PARTIAL_COST
 
     def _products(self, count: int, weights: int) -> float:
-        computing, fetching = count / self._lanes, self._far(weights)
-        return max(computing + _WAITING * fetching, _SHARING * fetching)
+        return time_of_products(count / self._lanes, self._far(weights))
 
     def _divides(self, by: _Tiling) -> bool:
         return all(self._sizes[loop] % by[k].results == 0 for loop, k in self._found.slid.items())

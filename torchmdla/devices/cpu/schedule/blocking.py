@@ -33,9 +33,10 @@ _MOST_PERMUTED = 4
 _TASKS = 8
 _LEAST_STEPS = 96
 
-# Tiles that share the fetching of the next block; with fewer it is in the way of their own loads. Blocks of fewer bytes
-# than this part of the first cache come fast enough without.
+# Where it varies how many tiles share the fetching of the next block: the fewest for which they do. What is used fewer
+# times comes as fast as memory goes without, as do blocks of fewer bytes than this part of the first cache.
 _FEWEST_PARTS = 3
+_FEWEST_USES = 6
 _LEAST_BLOCK = 0.5
 
 
@@ -94,32 +95,40 @@ def levels_by_cost(
 
 
 def choose_prefetch(nest: AnyNest, known: KernelSpec, machine: Machine, levels: Sequence[Level]) -> Prefetch | None:
-    """What to fetch ahead under ``levels``: blocks of an input that lie one behind the other, each used by several
-    tiles. Of a new block, the first tile that needs it would wait for all of it, while memory is idle during the
-    others. Weights that the second cache would hold are not there either: other kernels have filled it since.
+    """What to fetch ahead under ``levels``: blocks, one behind the other, of the largest input that has such. Of a new
+    block, the first tile that needs it would wait for all of it, while memory is idle during the others. Weights that
+    the second cache would hold are not there either: other kernels have filled it since.
 
     ``known`` is the nest at typical sizes. How many tiles share a block may vary, but not where its bytes lie."""
     if any(nest.reduction[level.loop] for level in levels) or len({level.loop for level in levels}) < len(levels):
         return None
     trips = [-(-known.sizes[level.loop] // level.step) for level in levels]
-    least = _LEAST_BLOCK * machine.first_level
-    for number, operand in enumerate(nest.inputs):
-        moving = [k for k, level in enumerate(levels) if trips[k] > 1 and operand.strides[level.loop]]
-        if not moving or not lies_alike(nest, operand):
-            continue
-        extents = list(nest.sizes)
-        for level in (levels[k] for k in moving):
-            extents[level.loop] = level.step
-        size, depth = ELEMENT_BYTES[stored(operand.element)], moving[-1]
-        block = size * math.prod(e for e, stride in zip(extents, operand.strides, strict=True) if stride)
-        follows = size * operand.strides[levels[depth].loop] * levels[depth].step == block
-        if not follows or not isinstance(block, int) or not least <= block <= machine.second_level:
-            continue
-        varies = any(isinstance(nest.sizes[level.loop], Size) for level in levels[depth + 1 :])
-        parts = _FEWEST_PARTS if varies else math.prod(trips[depth + 1 :])
-        if parts >= _FEWEST_PARTS:
-            return Prefetch(number, depth, block, parts)
-    return None
+    uses = [math.prod(n for n, s in zip(known.sizes, own.strides, strict=True) if not s) for own in known.inputs]
+    found = [_blocks_of(nest, k, levels, trips) for k, count in enumerate(uses) if count >= _FEWEST_USES]
+    smallest, largest = _LEAST_BLOCK * machine.first_level, machine.second_level
+    sizes = {each: size for each, size in filter(None, found) if smallest <= each.block <= largest}
+    return max(sizes, key=lambda each: sizes[each], default=None)
+
+
+def _blocks_of(
+    nest: AnyNest, number: int, levels: Sequence[Level], trips: Sequence[int]
+) -> tuple[Prefetch, int] | None:
+    """The blocks of an input that ``levels`` of ``trips`` walk, if they lie one behind the other, and its bytes."""
+    operand = nest.inputs[number]
+    moving = [k for k, level in enumerate(levels) if trips[k] > 1 and operand.strides[level.loop]]
+    if not moving or not lies_alike(nest, operand):
+        return None
+    extents = list(nest.sizes)
+    for level in (levels[k] for k in moving):
+        extents[level.loop] = level.step
+    size, depth = ELEMENT_BYTES[stored(operand.element)], moving[-1]
+    block = size * math.prod(e for e, stride in zip(extents, operand.strides, strict=True) if stride)
+    follows = size * operand.strides[levels[depth].loop] * levels[depth].step == block
+    if not follows or not isinstance(block, int):
+        return None
+    varies = any(isinstance(nest.sizes[level.loop], Size) for level in levels[depth + 1 :])
+    parts = _FEWEST_PARTS if varies else math.prod(trips[depth + 1 :])
+    return Prefetch(number, depth, block, parts), block * math.prod(trips[k] for k in moving)
 
 
 def lies_alike(nest: AnyNest, operand: AnyOperand) -> bool:
