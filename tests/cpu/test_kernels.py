@@ -149,6 +149,22 @@ def test_a_transpose_reads_no_lane_on_its_own():
     assert "gather" not in text
 
 
+@pytest.mark.parametrize("columns", [1, 7, 8, 9, 12, 16, 17, 28, 40])
+def test_no_lane_of_every_second_element_is_read_on_its_own(target, columns):
+    """Also where the last vector is not whole: windows of 5 in 3 rows that move by two."""
+    width = 2 * columns + 3
+    nest = KernelSpec(
+        sizes=(3, columns, 5),
+        reduction=(False, False, True),
+        inputs=(Operand("f32", (width, 2, 1)), Operand("f32", (0, 0, 1))),
+        outputs=(Operand("f32", (columns, 1, 0)),),
+        values=(SUM_OF_PRODUCTS,),
+        initial=ZERO,
+    )
+    kernel = check(nest, target)
+    assert kernel.schedule.vector != 1 or "gather" not in kernel.text
+
+
 # What is fetched ahead, and the range.
 
 

@@ -150,8 +150,8 @@ class MemoryWriter(InstructionWriter):
             return self._load(pointer, element, self.schedule.lanes, active)
         if stride == -1 and active == self.schedule.lanes:
             return self._load_reversed(pointer, element)
-        if stride == 2 and active == self.schedule.lanes:
-            return self._load_every_second(pointer, element)
+        if stride == 2 and isinstance(active, int):
+            return self._load_every_second(pointer, element, active)
         indices = self._lane_offsets(stride)
         return self._gather(pointer, indices, element, active)
 
@@ -191,18 +191,18 @@ class MemoryWriter(InstructionWriter):
         picks = list(reversed(range(self.schedule.lanes)))
         return self._define(f"vector.shuffle {name}, {name} {picks} : {memory}, {memory}")
 
-    def _load_every_second(self, pointer: str, element: str) -> Value:
-        """Elements 0, 2, 4, … by two loads that touch nothing past the last of them."""
-        lanes = self.schedule.lanes
-        memory = vector_type(stored(element), lanes)
-        align = ELEMENT_BYTES[stored(element)]
-        halves = []
-        for start in (0, lanes - 1):
-            half = self._offset(pointer, start, element)
-            halves.append(self._define(f"llvm.load {half} {{alignment = {align} : i64}} : !llvm.ptr -> {memory}"))
+    def _load_every_second(self, pointer: str, element: str, active: int) -> Value:
+        """Elements 0, 2, 4, … by two loads that touch nothing past the last of the ``active`` ones."""
+        lanes, used = self.schedule.lanes, 2 * active - 1
+        starts = (0, lanes - 1) if used > lanes else (0, 0)
+        halves = [
+            self._load(self._offset(pointer, start, element), element, lanes, min(lanes, used - start))
+            for start in starts
+        ]
         picks = [2 * k if 2 * k < lanes else lanes + 2 * k - (lanes - 1) for k in range(lanes)]
-        name = self._define(f"vector.shuffle {halves[0]}, {halves[1]} {picks} : {memory}, {memory}")
-        return self._from_memory(name, element, lanes)
+        kind = halves[0].type
+        name = self._define(f"vector.shuffle {halves[0].name}, {halves[1].name} {picks} : {kind}, {kind}")
+        return Value(name, element, lanes)
 
     def _lane_offsets(self, stride: int | Size) -> str:
         if isinstance(stride, Size):
