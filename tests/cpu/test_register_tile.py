@@ -134,6 +134,28 @@ def test_values_of_a_stem(step: int) -> None:
     np.testing.assert_allclose(arrays[-1], expected, rtol=1e-4, atol=1e-4)
 
 
+def depthwise(sizes: tuple[int, ...], *strides: tuple[int, ...]) -> KernelSpec:
+    """Windows of 5×5 that move by two, of images of 32×32: strides of image, weights and result."""
+    image, weights, result = (Operand("f32", own) for own in strides)
+    reduction = (False,) * len(sizes) + (True, True)
+    return KernelSpec((*sizes, 5, 5), reduction, (image, weights), (result,), (SUM_OF_PRODUCTS,), initial=ZERO)
+
+
+PLANES = depthwise((8, 14, 14), (1024, 64, 2, 32, 1), (25, 0, 0, 5, 1), (196, 14, 1, 0, 0))
+BLOCKS = depthwise((8, 14, 14, 16), (16384, 1024, 32, 1, 512, 16), (400, 0, 0, 1, 80, 16), (3136, 224, 16, 1, 0, 0))
+
+
+@pytest.mark.parametrize(
+    ("nest", "order"),
+    [
+        pytest.param(PLANES, (4, 3), id="columns in vectors share rows"),
+        pytest.param(BLOCKS, (4, 5), id="channels in vectors share both"),
+    ],
+)
+def test_what_neighbours_share_is_read_in_the_innermost_loop(nest: KernelSpec, order: tuple[int, ...]) -> None:
+    assert choose(nest, MACHINE).reduction == order
+
+
 @pytest.mark.parametrize(("columns", "width"), [(768, 48), (2048, 32), (64, 64), (32, 32), (16, 16), (80, 16), (10, 0)])
 def test_panel_width(columns: int, width: int) -> None:
     assert panel_width(columns, 16) == width

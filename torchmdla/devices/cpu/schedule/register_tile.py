@@ -246,9 +246,22 @@ class _Search:
 
 
 def reduction_order(nest: KernelSpec, vector: int) -> tuple[int, ...]:
-    """The loops that reduce, outermost first: large strides outside, the vector loop inside."""
+    """The loops that reduce, outermost first: large strides outside, the vector loop inside. Of a short window those
+    are inside that slide over other loops than the vector one, where neighbours share what they read."""
     loops = [d for d, reduced in enumerate(nest.reduction) if reduced]
-    return tuple(sorted(loops, key=lambda d: (d == vector, -max((o.strides[d] for o in nest.inputs), default=0), d)))
+    short = math.prod(nest.sizes[d] for d in loops) <= _WINDOW
+    slid = {d for d in loops if short and any(_slides(nest, own.strides, vector, d) for own in nest.inputs)}
+    return tuple(
+        sorted(loops, key=lambda d: (d == vector, d in slid, -max((o.strides[d] for o in nest.inputs), default=0), d))
+    )
+
+
+def _slides(nest: KernelSpec, strides: Sequence[int], vector: int, loop: int) -> bool:
+    """Whether a loop walks an operand by steps of which another one, but not the vector loop, takes fewer at once than
+    the loop has."""
+    others = [d for d, reduced in enumerate(nest.reduction) if not reduced and d != vector and strides[loop]]
+    steps = (divmod(strides[d], strides[loop]) for d in others)
+    return any(0 < step < nest.sizes[loop] and not rest for step, rest in steps)
 
 
 def _axes(nest: KernelSpec, vector: int) -> list[int]:
