@@ -86,6 +86,16 @@ def check_kernels(found: dict[str, Any]) -> None:
         )
 
 
+def check_algorithms(found: dict[str, Any]) -> None:
+    layer, model = found["rows"]
+    assert set(layer["ways"]) == {"direct", "winograd2", "winograd4", "fast"}
+    assert set(model["ways"]) == {"direct", "winograd", "fast"}
+    for row in (layer, model):
+        assert all(map(is_time, row["ways"].values()))
+        assert row["faults"] == []
+    assert layer["errors"]["direct"] < layer["errors"]["winograd2"] < layer["errors"]["winograd4"] < 1e-5
+
+
 def check_compile_time(found: dict[str, Any]) -> None:
     (row,) = found["rows"]
     assert row["model"] == "mlp"
@@ -173,6 +183,7 @@ def check_mdla(found: dict[str, Any]) -> None:
         ("throughput", (), check_throughput),
         ("roofline", (), check_roofline),
         ("kernels", ("--kinds", "conv-1x1,softmax"), check_kernels),
+        ("algorithms", ("--models", "resnet18"), check_algorithms),
         ("compile_time", (), check_compile_time),
         ("memory", (), check_memory),
         ("dynamic", (), check_dynamic),

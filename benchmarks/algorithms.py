@@ -1,0 +1,213 @@
+"""Algorithms: plain sums, Winograd's convolutions and Strassen's products, forced, beside the cost model's choice.
+
+Layers are chains of so many alike that their weights come from memory, as in a model; models are the registry's. Every
+algorithm is compiled in the same process, applied wherever it can be, and all run in turn. Errors are those of the
+results against float64, roots of mean squares, relative to the results'.
+
+Ends with status 1 where an algorithm's results differ from eager's beyond tolerance, or it falls back.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import math
+import os
+import sys
+import tempfile
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from harness import children, output
+
+from torchmdla.testing import timing
+from torchmdla.testing.models import MODELS
+
+if TYPE_CHECKING:
+    from torch import nn
+
+Row = dict[str, Any]
+
+CONVOLUTIONS = ("direct", "winograd2", "winograd4", "fast")
+PRODUCTS = ("direct", "strassen", "fast")
+OF_MODELS = ("direct", "winograd", "fast")
+
+# Bytes of weights in a chain, and its most layers.
+_WEIGHTS = 64 << 20
+_MOST_LAYERS = 16
+_CALLS_TO_WARM_UP = 4
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """``taps`` × ``taps``, as many filters as ``channels``, of images of ``size`` × ``size``."""
+
+    channels: int
+    size: int
+    taps: int = 3
+
+    def __str__(self) -> str:
+        return f"{self.taps}×{self.taps}, {self.channels} @ {self.size}²"
+
+    @property
+    def weights(self) -> int:
+        return self.channels**2 * self.taps**2
+
+    def modules(self) -> list[nn.Module]:
+        from torch import nn
+
+        return [nn.Conv2d(self.channels, self.channels, self.taps, padding=self.taps // 2), nn.ReLU()]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return 1, self.channels, self.size, self.size
+
+
+@dataclass(frozen=True)
+class Product:
+    """Linear layers of ``rows`` from ``terms`` to ``columns``, and back where these differ."""
+
+    rows: int
+    terms: int
+    columns: int
+
+    def __str__(self) -> str:
+        return f"{self.rows} × {self.terms} × {self.columns}"
+
+    @property
+    def weights(self) -> int:
+        return self.terms * self.columns * (1 + (self.terms != self.columns))
+
+    def modules(self) -> list[nn.Module]:
+        from torch import nn
+
+        there, back = nn.Linear(self.terms, self.columns), nn.Linear(self.columns, self.terms)
+        return [there, nn.ReLU()] if self.terms == self.columns else [there, nn.ReLU(), back, nn.ReLU()]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.rows, self.terms
+
+
+LAYERS: tuple[Convolution | Product, ...] = (
+    Convolution(64, 56),
+    Convolution(128, 28),
+    Convolution(256, 14),
+    Convolution(512, 7),
+    Convolution(256, 56),
+    Convolution(64, 28, 5),
+    Product(32, 2048, 2048),
+    Product(128, 768, 768),
+    Product(128, 768, 3072),
+    Product(197, 768, 3072),
+    Product(384, 512, 2048),
+)
+
+
+def main() -> int:
+    options = parse_options()
+    jobs = [(name, threads) for threads in options.threads for name in [*options.layers, *options.models]]
+    rows: list[Row] = []
+    with output.progress(len(jobs), "row") as bar:
+        for name, threads in jobs:
+            task = {"name": name, "threads": threads, "rounds": options.rounds, "quick": options.quick}
+            variables = {"OMP_NUM_THREADS": str(threads)}
+            rows.append(children.run("algorithms:measure", task, variables, bar.set_postfix_str))
+            bar.update()
+            output.write_json(options.json, {"benchmark": "algorithms", "quick": options.quick, "rows": rows})
+    for algorithms in (CONVOLUTIONS, PRODUCTS, OF_MODELS):
+        show([row for row in rows if tuple(row["ways"]) == algorithms], algorithms)
+    faults = [f"{row['name']}: {fault}" for row in rows for fault in row["faults"]]
+    output.show(*faults)
+    return int(bool(faults))
+
+
+def parse_options() -> argparse.Namespace:
+    parser = output.parser(__doc__)
+    names = list(map(str, LAYERS))
+    parser.add_argument("--layers", type=int, metavar="NUMBER", help=f"the first so many of {len(names)} layers (all)")
+    parser.add_argument("--models", type=output.one_of(MODELS), metavar="NAMES", help="whole models, too (none)")
+    parser.add_argument("--threads", type=output.numbers, metavar="NUMBERS", help="of each op, in turn (1,2)")
+    parser.add_argument("--rounds", type=output.number, metavar="NUMBER", help="timed rounds of each algorithm (9)")
+    options = parser.parse_args()
+    options.layers = names[: (1 if options.quick else len(names)) if options.layers is None else options.layers]
+    options.models = options.models or []
+    options.threads = options.threads or ([1] if options.quick else [1, 2])
+    options.rounds = options.rounds or (2 if options.quick else 9)
+    return options
+
+
+def measure(name: str, threads: int, rounds: int, quick: bool) -> Row:
+    """The row of a layer or a model, measured in this process."""
+    import torch
+
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    if name in MODELS:
+        spec = MODELS[name].reduced() if quick else MODELS[name]
+        return _measured(name, spec.build(), spec.inputs(), OF_MODELS, threads, rounds, 1, spec.layers)
+    layer = next(one for one in LAYERS if str(one) == name)
+    count = 1 if quick else min(_MOST_LAYERS, math.ceil(_WEIGHTS / 4 / layer.weights))
+    module = torch.nn.Sequential(*(each for _ in range(count) for each in layer.modules())).eval()
+    algorithms = CONVOLUTIONS if isinstance(layer, Convolution) else PRODUCTS
+    return _measured(name, module, (torch.randn(layer.shape),), algorithms, threads, rounds, count, 2 * count)
+
+
+def _measured(
+    name: str,
+    module: nn.Module,
+    inputs: tuple[Any, ...],
+    algorithms: tuple[str, ...],
+    threads: int,
+    rounds: int,
+    count: int,
+    depth: int,
+) -> Row:
+    """Times of ``module`` by each of the ``algorithms``, divided by ``count``; results of ``depth`` layers are
+    compared."""
+    import torch
+    from harness.accuracy import exact_results, relative_rms
+
+    import torchmdla
+    from torchmdla.testing.compare import assert_matches
+
+    faults, calls, errors = [], {}, {}
+    with tempfile.TemporaryDirectory(prefix="torchmdla-benchmark-") as folder, torch.no_grad():
+        os.environ["TORCHMDLA_CACHE_DIR"] = folder
+        expected, exact = module(*inputs), exact_results(module, inputs)
+        for way in algorithms:
+            children.step(f"{name}, {threads} thread{'s' * (threads > 1)}: preparing {way}")
+            torchmdla.enable(algorithms=way)
+            compiled: Any = torchmdla.compile(copy.deepcopy(module), *inputs)
+            for _ in range(_CALLS_TO_WARM_UP):
+                result = compiled(*inputs)
+            calls[way] = lambda compiled=compiled: compiled(*inputs)
+            errors[way] = relative_rms([result] if isinstance(result, torch.Tensor) else list(result), exact)
+            try:
+                assert_matches(result, expected, layers=depth)
+            except AssertionError as difference:
+                faults.append(f"{way}: {difference}")
+        times = timing.interleaved(calls, rounds)
+    faults += [f"fell back: {reason}" for reason in torchmdla.stats().fallbacks]
+    ways = {way: timing.summary([t / count for t in taken]) for way, taken in times.items()}
+    return {"name": name, "threads": threads, "ways": ways, "errors": errors, "faults": faults}
+
+
+def show(rows: list[Row], algorithms: tuple[str, ...]) -> None:
+    """A table of the rows that have these ``algorithms``, if there are any."""
+    if not rows:
+        return
+    caption = "ms of a layer or model, least / median; below: rms error against float64; gain: plain sums over fast"
+    table = output.table("Algorithms", ("", "threads", *algorithms, "gain"), caption)
+    for row in rows:
+        gain = row["ways"]["direct"]["min"] / row["ways"]["fast"]["min"]
+        times = (output.pair(row["ways"][way]) for way in algorithms)
+        table.add_row(row["name"], str(row["threads"]), *times, f"{gain:.2f}")
+        table.add_row("", "", *(f"{row['errors'][way]:.1e}" for way in algorithms), "")
+    output.show(table)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
