@@ -1,6 +1,7 @@
 """Algorithms: plain sums, Winograd's convolutions and Strassen's products, forced, beside the cost model's choice.
 
-Layers are chains of so many alike that their weights come from memory, as in a model; models are the registry's. Every
+Layers are chains of so many alike that their weights come from memory, as in a model, with rectifiers and without bias,
+beside which results would be small; models are the registry's. Every
 algorithm is compiled in the same process, applied wherever it can be, and all run in turn. Errors are those of the
 results against float64, roots of mean squares, relative to the results'.
 
@@ -57,7 +58,7 @@ class Convolution:
     def modules(self) -> list[nn.Module]:
         from torch import nn
 
-        return [nn.Conv2d(self.channels, self.channels, self.taps, padding=self.taps // 2), nn.ReLU()]
+        return [nn.Conv2d(self.channels, self.channels, self.taps, padding=self.taps // 2, bias=False), nn.ReLU()]
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -82,7 +83,7 @@ class Product:
     def modules(self) -> list[nn.Module]:
         from torch import nn
 
-        there, back = nn.Linear(self.terms, self.columns), nn.Linear(self.columns, self.terms)
+        there, back = nn.Linear(self.terms, self.columns, bias=False), nn.Linear(self.columns, self.terms, bias=False)
         return [there, nn.ReLU()] if self.terms == self.columns else [there, nn.ReLU(), back, nn.ReLU()]
 
     @property

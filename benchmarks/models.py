@@ -248,7 +248,7 @@ def plot(rows: Sequence[Row], file: Path) -> None:
             places = [place + (index - (len(names) - 1) / 2) * width for place in range(len(shown))]
             chart.bar(places, speeds, width, label=name, color=COLOURS[name])
         chart.axhline(1, color="grey", linewidth=0.8)
-        chart.set_xticks(range(len(shown)), [row["model"] for row in shown])
+        chart.set_xticks(range(len(shown)), [row["model"] for row in shown], fontsize="small")
         chart.set_ylabel("speed, eager = 1")
         chart.set_title(f"{threads} thread{'s' * (threads > 1)}, least of the rounds; higher is quicker")
     handles, labels = charts[0, 0].get_legend_handles_labels()
