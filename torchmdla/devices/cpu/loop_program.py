@@ -356,12 +356,13 @@ class Packing:
 class Contraction:
     """A sum of products that more than one algorithm computes, ``count`` times in a program. ``loops``: the sizes of
     the nest that does so plainly, for people; ``nodes``: those of the group that it computes; ``algorithm``: which one
-    is taken."""
+    is taken; ``is_exact``: whether its errors allow that it is taken for its speed, not only where it is asked for."""
 
     loops: str
     nodes: frozenset[int]
     algorithm: str
     count: int = 1
+    is_exact: bool = True
 
 
 @dataclass

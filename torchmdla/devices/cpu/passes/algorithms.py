@@ -26,9 +26,9 @@ def algorithm_for(steps: LoopProgram, step: LoopNest, machine: Machine) -> str:
     return machine.algorithms
 
 
-def note(steps: LoopProgram, step: LoopNest, algorithm: str) -> None:
+def note(steps: LoopProgram, step: LoopNest, algorithm: str, is_exact: bool = True) -> None:
     """Lists a contraction, of which there may be several that are equal, with the algorithm that is taken."""
     name = contraction_name(step)
     equal = steps.contractions.get(name)
     nodes, count = (step.nodes | equal.nodes, equal.count + 1) if equal else (step.nodes, 1)
-    steps.contractions[name] = Contraction(work_of(step).loops, nodes, algorithm, count)
+    steps.contractions[name] = Contraction(work_of(step).loops, nodes, algorithm, count, is_exact)

@@ -45,7 +45,7 @@ def use_winograd(steps: LoopProgram, machine: Machine) -> None:
             continue
         costs = _Costs(found, [1 if steps.varies(size) else static(size) for size in step.sizes], machine)
         by = costs.best(algorithm_for(steps, step, machine))
-        note(steps, step, _name(by) if by else "direct")
+        note(steps, step, _name(by) if by else "direct", _is_exact(by))
         if by:
             position = steps.steps.index(step)
             steps.steps[position : position + 1] = winograd_steps(found, by, machine.fused, costs.block(by))
@@ -133,6 +133,10 @@ def _name(by: _Tiling) -> str:
     return "winograd" + "x".join(dict.fromkeys(str(own.results) for own in by))
 
 
+def _is_exact(by: _Tiling) -> bool:
+    return math.prod(own.products for own in by) <= _MOST_PLACES
+
+
 class _Costs:
     """Of a convolution whose loops have ``sizes``, one iteration where that varies between calls."""
 
@@ -150,8 +154,7 @@ class _Costs:
             return tried[0] if tried else ()
         if math.prod(self._sizes) < _LEAST_VECTORS * self._lanes:
             return ()
-        exact = (by for by in tried if math.prod(own.products for own in by) <= _MOST_PLACES)
-        costs = {(): self._plain(), **{by: self._of(by) for by in exact}}
+        costs = {(): self._plain(), **{by: self._of(by) for by in tried if _is_exact(by)}}
         return next(by for by, cost in costs.items() if cost <= (1 + _LEAST_GAIN) * min(costs.values()))
 
     def _tried(self, tiles: Sequence[int]) -> Iterator[_Tiling]:

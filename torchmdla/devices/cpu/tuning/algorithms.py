@@ -106,12 +106,14 @@ def _measured(
 def _by(
     algorithm: Algorithms, program: Program, base: Running, contractions: Mapping[str, Contraction]
 ) -> Iterator[tuple[str, _Trial]]:
-    """The contractions that an algorithm computes otherwise than the cost model chooses, with their times."""
+    """The contractions that an algorithm computes otherwise than the cost model chooses, and as exactly, with their
+    times."""
     features = f"{program.target.features},{ALGORITHMS}{algorithm}"
     forced = replace(program, target=replace(program.target, features=features))
     with new_context(), ir.Location.unknown():
         others = loop_program(forced, {})[0].contractions
-    differing = {n: c for n, c in contractions.items() if n in others and others[n].algorithm != c.algorithm}
+    exact = {n: c.algorithm for n, c in others.items() if c.is_exact}
+    differing = {n: c for n, c in contractions.items() if exact.get(n, c.algorithm) != c.algorithm}
     if not differing:
         return
     try:
