@@ -58,6 +58,12 @@ def check_grouping(graph: Any) -> None:
         assert found <= 1 + dividers(block), f"a split group in\n{graph}"
 
 
+def check_one_group(graph: Any) -> None:
+    assert len(groups(graph)) == 1, graph
+    inside, all_ops = count_ops(graph)
+    assert inside == all_ops, graph
+
+
 @pytest.mark.parametrize("frozen", [False, True], ids=["unfrozen", "frozen"])
 @pytest.mark.parametrize("how", CAPTURES)
 @pytest.mark.parametrize("name", MODELS)
@@ -71,6 +77,8 @@ def test_model(name: str, how: str, frozen: bool) -> None:
         check_calls(scripted, module, spec, spec.batch, spec.sizes[0], WARM_UP_CALLS)
         graph = torchmdla.graph_for(scripted, *spec.inputs())
         check_grouping(graph)
+        if how == "trace" and frozen:
+            check_one_group(graph)
         first = torchmdla.stats()
         # Every group was compiled. Those in branches that were not taken have not been called.
         branches = any(True for node in graph.nodes() for _ in node.blocks())
@@ -82,17 +90,6 @@ def test_model(name: str, how: str, frozen: bool) -> None:
         assert second.groups == first.groups
         assert second.specialisations >= 2 * first.specialisations
         assert not second.fallbacks
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_a_frozen_trace_is_one_group(name: str) -> None:
-    spec = MODELS[name].reduced()
-    scripted = capture(spec.build(), "trace", True, spec.inputs())
-    with torch.no_grad():
-        graph = torchmdla.graph_for(scripted, *spec.inputs())
-    assert len(groups(graph)) == 1, graph
-    inside, all_ops = count_ops(graph)
-    assert inside == all_ops, graph
 
 
 @pytest.mark.full
