@@ -169,6 +169,8 @@ CHOICES = {
     "of an odd number of tokens": (197, 768, 768, True),
     "the weights take longer to read": (8, 768, 3072, False),
     "it is soon done": (64, 64, 96, False),
+    "no cache holds the left factor": (1024, 1024, 1024, False),
+    "no cache holds the products": (3072, 256, 4096, False),
     "columns are no whole vectors": (128, 768, 1001, False),
 }
 

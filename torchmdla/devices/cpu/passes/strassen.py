@@ -110,8 +110,10 @@ _RESULT_COST = (1 + 2 + 1 + 1) * PRODUCTS / 4 + 2
 _LEAST_VECTORS = 100_000
 _LEAST_GAIN = 0.03
 
-# The part of the second cache that a product's left factor may fill, which is read again for every panel of weights.
+# Where all rows are one tile: the part of the second cache that a product's left factor may fill, which is read again for
+# every panel of weights, and the bytes of all products, which a third cache holds beside what others keep there.
 _FILLED = 0.75
+_MOST_BYTES = 8 << 20
 
 _BYTES = 4
 
@@ -137,8 +139,9 @@ def _pays(found: Product, tiles: Tiles, machine: Machine) -> bool:
     if not tiles.axes:
         through_memory += 2 * far(left * PRODUCTS / 4) + 2 * far(result * PRODUCTS / 4)
     fewer = sums + time_of_products(plain * halves * PRODUCTS / 8, through_memory)
-    stays = bool(tiles.axes) or left / 4 * _BYTES <= _FILLED * machine.second_level
-    return stays and plain >= _LEAST_VECTORS and fewer < (1 - _LEAST_GAIN) * time_of_products(plain, far(weights))
+    fits = left / 4 * _BYTES <= _FILLED * machine.second_level and result * PRODUCTS / 4 * _BYTES <= _MOST_BYTES
+    least = (1 - _LEAST_GAIN) * time_of_products(plain, far(weights))
+    return plain >= _LEAST_VECTORS and fewer < least and (fits or bool(tiles.axes))
 
 
 def _tiles(found: Product, machine: Machine) -> Tiles:
