@@ -110,8 +110,8 @@ _RESULT_COST = (1 + 2 + 1 + 1) * PRODUCTS / 4 + 2
 _LEAST_VECTORS = 100_000
 _LEAST_GAIN = 0.03
 
-# Where all rows are one tile: the part of the second cache that a product's left factor may fill, which is read again for
-# every panel of weights, and the bytes of all products, which a third cache holds beside what others keep there.
+# Where all rows are one tile: the part of the second cache that a product's left factor may fill, which is read again
+# for every panel of weights, and the bytes of all products, which a third cache holds beside what others keep there.
 _FILLED = 0.75
 _MOST_BYTES = 8 << 20
 
