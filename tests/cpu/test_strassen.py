@@ -116,7 +116,8 @@ def test_values_of_pointwise_convolutions(images, channels, filters, size) -> No
 
 
 def test_many_rows_are_run_in_tiles() -> None:
-    """Products that no cache holds; the weights are packed, whose sums take more memory than themselves."""
+    """Beside the sums of weights, which the second cache holds and which are packed: they take more memory than the
+    weights."""
     b = Builder()
     made = [linear(b, b.input(normal(1500, 32)), 384)]
     (loop,) = tile_loops(b, made)

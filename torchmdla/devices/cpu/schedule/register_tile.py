@@ -250,18 +250,17 @@ def reduction_order(nest: KernelSpec, vector: int) -> tuple[int, ...]:
     are inside that slide over other loops than the vector one, where neighbours share what they read."""
     loops = [d for d, reduced in enumerate(nest.reduction) if reduced]
     short = math.prod(nest.sizes[d] for d in loops) <= _WINDOW
-    slid = {d for d in loops if short and any(_slides(nest, own.strides, vector, d) for own in nest.inputs)}
+    slid = {d for d in loops if short and _shares(nest, vector, d)}
     return tuple(
         sorted(loops, key=lambda d: (d == vector, d in slid, -max((o.strides[d] for o in nest.inputs), default=0), d))
     )
 
 
-def _slides(nest: KernelSpec, strides: Sequence[int], vector: int, loop: int) -> bool:
-    """Whether a loop walks an operand by steps of which another one, but not the vector loop, takes fewer at once than
-    the loop has."""
-    others = [d for d, reduced in enumerate(nest.reduction) if not reduced and d != vector and strides[loop]]
-    steps = (divmod(strides[d], strides[loop]) for d in others)
-    return any(0 < step < nest.sizes[loop] and not rest for step, rest in steps)
+def _shares(nest: KernelSpec, vector: int, loop: int) -> bool:
+    """Whether neighbours along another loop than the vector one share what ``loop`` reads."""
+    parallel = [d for d, reduced in enumerate(nest.reduction) if not reduced]
+    windows = (window for own in nest.inputs for window in _windows(nest, own.strides, parallel, vector, [loop]))
+    return any(0 < step < length for _, step, length in windows)
 
 
 def _axes(nest: KernelSpec, vector: int) -> list[int]:
