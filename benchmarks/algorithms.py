@@ -1,9 +1,9 @@
 """Algorithms: plain sums, Winograd's convolutions and Strassen's products, forced, beside the cost model's choice.
 
 Layers are chains of so many alike that their weights come from memory, as in a model, with rectifiers and without bias,
-beside which results would be small; models are the registry's. Every
-algorithm is compiled in the same process, applied wherever it can be, and all run in turn. Errors are those of the
-results against float64, roots of mean squares, relative to the results'.
+beside which results would be small; models are the registry's. Every algorithm is compiled in the same process, applied
+wherever it can be, and all run in turn. Errors are those of the results against float64, roots of mean squares,
+relative to the results'.
 
 Ends with status 1 where an algorithm's results differ from eager's beyond tolerance, or it falls back.
 """
@@ -11,16 +11,18 @@ Ends with status 1 where an algorithm's results differ from eager's beyond toler
 from __future__ import annotations
 
 import argparse
-import copy
 import math
 import os
 import sys
 import tempfile
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from harness import children, output
+from harness.checked import checked
 
 from torchmdla.testing import timing
 from torchmdla.testing.models import MODELS
@@ -37,7 +39,6 @@ OF_MODELS = ("direct", "winograd", "fast")
 # Bytes of weights in a chain, and its most layers.
 _WEIGHTS = 64 << 20
 _MOST_LAYERS = 16
-_CALLS_TO_WARM_UP = 4
 
 
 @dataclass(frozen=True)
@@ -172,28 +173,27 @@ def _measured(
     from harness.accuracy import exact_results, relative_rms
 
     import torchmdla
-    from torchmdla.testing.compare import assert_matches
 
-    faults, calls, errors = [], {}, {}
+    title = f"{name}, {threads} thread{'s' * (threads > 1)}"
     with tempfile.TemporaryDirectory(prefix="torchmdla-benchmark-") as folder, torch.no_grad():
         os.environ["TORCHMDLA_CACHE_DIR"] = folder
-        expected, exact = module(*inputs), exact_results(module, inputs)
-        for way in algorithms:
-            children.step(f"{name}, {threads} thread{'s' * (threads > 1)}: preparing {way}")
-            torchmdla.enable(algorithms=way)
-            compiled: Any = torchmdla.compile(copy.deepcopy(module), *inputs)
-            for _ in range(_CALLS_TO_WARM_UP):
-                result = compiled(*inputs)
-            calls[way] = lambda compiled=compiled: compiled(*inputs)
-            errors[way] = relative_rms([result] if isinstance(result, torch.Tensor) else list(result), exact)
-            try:
-                assert_matches(result, expected, layers=depth)
-            except AssertionError as difference:
-                faults.append(f"{way}: {difference}")
+        preparing = {way: partial(prepared, way) for way in algorithms}
+        calls, results, faults = checked(title, preparing, module, inputs, depth)
         times = timing.interleaved(calls, rounds)
+        exact = exact_results(module, inputs)
+    made = {way: [r] if isinstance(r, torch.Tensor) else list(r) for way, r in results.items()}
+    errors = {way: relative_rms(tensors, exact) for way, tensors in made.items()}
     faults += [f"fell back: {reason}" for reason in torchmdla.stats().fallbacks]
     ways = {way: timing.summary([t / count for t in taken]) for way, taken in times.items()}
     return {"name": name, "threads": threads, "ways": ways, "errors": errors, "faults": faults}
+
+
+def prepared(algorithm: str, module: nn.Module, inputs: tuple[Any, ...]) -> Callable[[], Any]:
+    """A call of ``module`` by an algorithm."""
+    import torchmdla
+
+    torchmdla.enable(algorithms=algorithm)
+    return partial(torchmdla.compile(module, *inputs), *inputs)
 
 
 def show(rows: list[Row], algorithms: tuple[str, ...]) -> None:

@@ -5,19 +5,14 @@ They are timed by the processor time of that thread, so that other processes dis
 
 from __future__ import annotations
 
-import copy
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from harness import children
+from harness.checked import Prepare, checked
 from torchmdla.testing import timing
-
-# From a module of its own and inputs to what is timed.
-Prepare = Callable[[Any, Any], Callable[[], Any]]
-
-_CALLS_TO_WARM_UP = 4
 
 
 def measure(
@@ -40,26 +35,14 @@ def measure(
     import torch
 
     import torchmdla
-    from torchmdla.testing.compare import assert_matches
     from torchmdla.testing.models import MODELS
 
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     spec = MODELS[model].reduced() if quick else MODELS[model]
     module, inputs = spec.build(), spec.inputs()
-    calls: dict[str, Callable[[], Any]] = {}
-    faults = []
     with torch.no_grad():
-        expected = module(*inputs)
-        for way, prepare in ways.items():
-            children.step(f"{model}: preparing {way}")
-            calls[way] = prepare(copy.deepcopy(module), inputs)
-            for _ in range(_CALLS_TO_WARM_UP):
-                result = calls[way]()
-            try:
-                assert_matches(result, expected, layers=spec.layers, strides=strides)
-            except AssertionError as difference:
-                faults.append(f"{way}: {difference}")
+        calls, _, faults = checked(model, ways, module, inputs, spec.layers, strides)
         seconds = timing.interleaved(
             calls,
             rounds,

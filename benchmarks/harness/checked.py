@@ -1,0 +1,42 @@
+"""Ways to run a module, prepared in one process and compared with eager before they are timed."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from harness import children
+
+# From a module of its own and inputs to what is timed.
+Prepare = Callable[[Any, Any], Callable[[], Any]]
+
+_CALLS_TO_WARM_UP = 4
+
+
+def checked(
+    name: str, ways: Mapping[str, Prepare], module: Any, inputs: Any, layers: int, strides: bool = True
+) -> tuple[dict[str, Callable[[], Any]], dict[str, Any], list[str]]:
+    """By way: a call that is warm, and its results; and what differs from eager's beyond tolerance.
+
+    Args:
+        name: of the module, for the progress.
+        layers: its depth, which tolerances grow with.
+        strides: whether the strides of results must be eager's.
+    """
+    from torchmdla.testing.compare import assert_matches
+
+    expected = module(*inputs)
+    calls: dict[str, Callable[[], Any]] = {}
+    results: dict[str, Any] = {}
+    faults = []
+    for way, prepare in ways.items():
+        children.step(f"{name}: preparing {way}")
+        calls[way] = prepare(copy.deepcopy(module), inputs)
+        for _ in range(_CALLS_TO_WARM_UP):
+            results[way] = calls[way]()
+        try:
+            assert_matches(results[way], expected, layers=layers, strides=strides)
+        except AssertionError as difference:
+            faults.append(f"{way}: {difference}")
+    return calls, results, faults
