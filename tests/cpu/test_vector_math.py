@@ -58,7 +58,7 @@ class Kernel:
         text = code.text.replace("{symbol}", "kernel").replace("llvm.func internal", "llvm.func")
         with new_context(), ir.Location.unknown():
             module = ir.Module.parse(text)
-            to_llvm(module, False)
+            to_llvm(module, HOST, False)
             image = to_object(module, "kernel", ())
         binding.initialize_native_target()
         binding.initialize_native_asmprinter()

@@ -90,10 +90,12 @@ class AffineExpr:
 
 @dataclass(frozen=True)
 class Access:
-    """Which element of ``buffer`` each iteration touches: an index for each of its dimensions."""
+    """Which element of ``buffer`` each iteration touches: an index for each of its dimensions. ``word``: the type as
+    which it is read together with those behind it in memory, if it is (two bfloat16 as one ``i32``)."""
 
     buffer: Buffer
     indices: tuple[AffineExpr, ...]
+    word: str = ""
     # What `flat` has found, for these sizes of the buffer.
     _flat: tuple[tuple[AnySize, ...], AffineExpr] | None = field(default=None, init=False, repr=False, compare=False)
 
@@ -106,6 +108,16 @@ class Access:
     def whole(cls, buffer: Buffer) -> Access:
         """By a nest that has a loop for each dimension, in order."""
         return cls.of_loops(buffer, range(len(buffer.sizes)), len(buffer.sizes))
+
+    @property
+    def element(self) -> str:
+        """MLIR's type of what is touched."""
+        return self.word or self.buffer.element
+
+    @property
+    def width(self) -> int:
+        """How many elements of the buffer are touched at once."""
+        return ELEMENT_BYTES[stored(self.element)] // ELEMENT_BYTES[stored(self.buffer.element)]
 
     @property
     def loops(self) -> frozenset[int]:

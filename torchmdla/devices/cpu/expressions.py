@@ -33,7 +33,8 @@ class Expression:
             reduced so far), ``reduced`` (what it has been reduced to, in an epilogue); or ``gather``: the element of
             a :class:`TableAccess` at its operands. In kernels also ``lookup``: that of the 16 floats in
             ``attributes`` which the operand, an ``i32``, numbers by its lowest four bits; and ``scale``: the first
-            operand times two to the power of the second, an integer, both ``f32``.
+            operand times two to the power of the second, an integer, both ``f32``. ``dot``: the sum of the products,
+            in ``f32``, of the two bfloat16 that lie in one ``i32`` with those in another.
         type: MLIR's element type, in registers.
         attributes: of an MLIR op, as text.
     """
@@ -94,7 +95,7 @@ def operation(op: str, operands: Iterable[Expression], type: str, attributes: st
 
 def load(access: Access) -> Expression:
     """The element that an iteration touches."""
-    return _consed("load", (), computed(access.buffer.element), payload=access)
+    return _consed("load", (), computed(access.element), payload=access)
 
 
 def gather(table: TableAccess, indices: Iterable[Expression]) -> Expression:

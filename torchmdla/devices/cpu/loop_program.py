@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache, reduce
 from typing import Any
 
-from torchmdla.compiler.sizes import AnySize, Size, estimate
+from torchmdla.compiler.sizes import AnySize, Size, estimate, quotient
 from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer, Scalar, TableAccess
 from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, computed, stored
 from torchmdla.devices.cpu.expressions import (
@@ -512,7 +512,16 @@ def final_nest(step: LoopNest) -> tuple[AnyNest, list[tuple[Buffer, AnySize]]]:
 
 
 def _operands(accesses: Iterable[Access], loops: int) -> tuple[AnyOperand, ...]:
-    return tuple(Operand(computed(a.buffer.element), a.flat(loops).factors) for a in accesses)
+    return tuple(Operand(computed(a.element), _in_words(a, a.flat(loops).factors)) for a in accesses)
+
+
+def _in_words(access: Access, factors: tuple[AnySize, ...]) -> tuple[AnySize, ...]:
+    """Distances in elements of a buffer as distances in what an access touches at once."""
+    if access.width == 1:
+        return factors
+    distances = [quotient(factor, access.width) for factor in factors]
+    assert None not in distances, "a word lies at a multiple of its width"
+    return tuple(distance for distance in distances if distance is not None)
 
 
 def _epilogue(step: LoopNest, epilogue: Epilogue) -> KernelEpilogue[AnySize]:

@@ -125,11 +125,11 @@ def _in_llvm(text: str, code: Code, program: Program) -> ir.Module:
     with explained("the generated code is not valid"):
         generated = ir.Module.parse(text)
     dump.write("generated.mlir", lambda: str(generated))
-    to_llvm(generated, any(f"@{region}(" in text for region in code.regions))
+    to_llvm(generated, program.target, any(f"@{region}(" in text for region in code.regions))
     if code.fault:
         with explained("checks of bounds cannot be added"):
             fold(generated)
-            lower_more = partial(to_llvm, has_regions=False)
+            lower_more = partial(to_llvm, target=program.target, has_regions=False)
             check_bounds(generated, code.regions, function_attributes(program), lower_more)
     return generated
 

@@ -41,10 +41,11 @@ class Machine:
     """The widest vector in bytes, how many vector registers there are, and whether arithmetic takes an operand from
     memory broadcast to all lanes. Caches are those of a common core of the kind, in bytes, with the ways and line of
     the second level; smaller ones cost speed, not correctness. ``fused``: multiply-add is one instruction;
-    ``scales``: so is a product with a power of two; ``looks_up``: so is a lookup in a table of 16
-    floats; ``foresees``: it fetches what a tile walks next as well as instructions that say so would. ``splits``: an
-    operation on the widest vector takes as long as two on halves of it; ``memory_bytes``: how many bytes come in a
-    cycle from memory that no second cache holds. A cycle is one in which two operations begin."""
+    ``scales``: so is a product with a power of two; ``looks_up``: so is a lookup in a table of 16 floats; ``dots``: so
+    are two products of bfloat16 and their sum; ``foresees``: it fetches what a tile walks next as well as instructions
+    that say so would. ``splits``: an operation on the widest vector takes as long as two on halves of it;
+    ``memory_bytes``: how many bytes come in a cycle from memory that no second cache holds. A cycle is one in which two
+    operations begin."""
 
     vector_bytes: int
     registers: int
@@ -56,6 +57,7 @@ class Machine:
     fused: bool = True
     scales: bool = False
     looks_up: bool = False
+    dots: bool = False
     foresees: bool = False
     splits: bool = False
     memory_bytes: float = 10.0
@@ -94,12 +96,24 @@ class Machine:
     def _promised(cls, target: Target, features: set[str]) -> Machine:
         if "+avx512f" in features:
             splits = target.cpu in _SPLITTING
-            return cls(64, 32, embeds_broadcasts=True, scales=True, looks_up=True, splits=splits)
+            dots = "+avx512bf16" in features
+            return cls(64, 32, embeds_broadcasts=True, scales=True, looks_up=True, dots=dots, splits=splits)
         if "+avx2" in features:
             return cls(32, 16, second_level=256 << 10, ways=8, fused="+fma" in features)
         is_arm = target.triple.startswith(("aarch64", "arm64"))
         fused = is_arm or "+fma" in features
         return cls(16, 32 if is_arm else 16, second_level=256 << 10, ways=8, fused=fused)
+
+
+def converts_bf16(target: Target) -> bool:
+    """Whether float32 is rounded to bfloat16 by instructions."""
+    return not {"+avx512bf16", "+avxneconvert", "+bf16"}.isdisjoint(target.features.split(","))
+
+
+def converts_f16(target: Target) -> bool:
+    """Whether float16 is converted by instructions: of x86's processors by those of AVX2."""
+    features = target.features.split(",")
+    return not target.triple.startswith("x86_64") or "+f16c" in features or "+avx512f" in features
 
 
 def _measured(text: str) -> dict[str, Any]:

@@ -71,7 +71,8 @@ operation: NAME ":" NAME "=" NAME [operand ("," operand)*] ATTRIBUTES?
 check: "check" operand
 yielded: "yield" operand "as" access
 store_to: access "=" operand
-access: NAME "[" [index ("," index)*] "]"
+access: NAME "[" [index ("," index)*] "]" [word]
+word: "as" NAME
 index: term ("+" term)*
 term: DIM ["*" number] | number -> offset
 operand: NAME -> value | DIM -> loop_index | constant [":" NAME]
@@ -250,15 +251,16 @@ class _Builder(Interpreter[lark.Token, Any]):
 
     def store_to(self, tree: _Tree) -> tuple[Access, Expression]:
         access = self.visit(tree.children[0])
-        return access, self._operand(tree.children[1], computed(access.buffer.element))
+        return access, self._operand(tree.children[1], computed(access.element))
 
     def yielded(self, tree: _Tree) -> tuple[Access, Expression]:
         value, access = tree.children
         return self.visit(access), self._operand(value, "")
 
     def access(self, tree: _Tree) -> Access:
-        name, *indices = tree.children
-        return Access(self._buffer(name), tuple(self.visit(each) for each in indices if each is not None))
+        name, *indices, word = tree.children
+        places = tuple(self.visit(each) for each in indices if each is not None)
+        return Access(self._buffer(name), places, str(word.children[0]) if word else "")
 
     def index(self, tree: _Tree) -> AffineExpr:
         factors: list[Any] = [0] * self._loops

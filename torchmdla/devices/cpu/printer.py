@@ -212,7 +212,8 @@ class StepsPrinter:
         return f"{self._name(step.buffer)} at {' + '.join(terms)}"
 
     def _access(self, access: Access) -> str:
-        return f"{self._name(access.buffer)}[{', '.join(map(_index, access.indices))}]"
+        word = f" as {access.word}" if access.word else ""
+        return f"{self._name(access.buffer)}[{', '.join(map(_index, access.indices))}]{word}"
 
 
 class _Names:

@@ -106,7 +106,7 @@ def _nest_faults(step: LoopNest, written: set[Buffer]) -> Iterator[str]:
 
 
 def _access_faults(access: Access, loops: int) -> Iterator[str]:
-    if len(access.indices) != len(access.buffer.sizes):
+    if len(access.indices) not in (len(access.buffer.sizes), 1):
         yield f"has {len(access.indices)} indices into a buffer of {len(access.buffer.sizes)} dimensions"
     if any(len(index.factors) != loops for index in access.indices):
         yield "has an index over other loops than its own"

@@ -18,7 +18,7 @@ from torchmdla.devices.cpu.loop_program import LoopNest, OutlinedRegion, TileLoo
 # Of MLIR's operations on floats, those that compute nothing but choose, compare or convert.
 _FREE = frozenset(("arith.select", "arith.cmpf", "arith.extf", "arith.truncf", "arith.sitofp", "arith.uitofp"))
 _FLOATS = frozenset(("f32", "f64", "f16", "bf16"))
-_OPERATIONS = {"math.fma": 2}
+_OPERATIONS = {"math.fma": 2, "dot": 3}
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def _operations(body: Contents) -> int:
 
 
 def _operations_of(expression: Expression) -> int:
-    is_operation = expression.op.startswith(("arith.", "math.")) and expression.op not in _FREE
+    is_operation = expression.op.startswith(("arith.", "math.", "dot")) and expression.op not in _FREE
     return _OPERATIONS.get(expression.op, 1) if is_operation and expression.type in _FLOATS else 0
 
 
@@ -86,7 +86,7 @@ def _touched(nest: LoopNest, access: Access) -> int | Size:
     elements = math.prod(nest.sizes[loop] for loop in access.loops)
     if isinstance(elements, int) and isinstance(access.buffer.count, int):
         elements = min(elements, access.buffer.count)
-    return elements * ELEMENT_BYTES[stored(access.buffer.element)]
+    return elements * ELEMENT_BYTES[stored(access.element)]
 
 
 def _sum(numbers: Iterable[int | Size]) -> int | Size:

@@ -14,7 +14,9 @@ from torch_mlir.dialects import llvm
 from torch_mlir.execution_engine import ExecutionEngine
 
 from torchmdla.compiler.mlir import explained, run
+from torchmdla.compiler.program import Target
 from torchmdla.devices.cpu.code.llvm_options import configure
+from torchmdla.devices.cpu.machine import converts_bf16
 from torchmdla.devices.cpu.verifier import is_asked_for
 from torchmdla.errors import CompileError
 
@@ -27,6 +29,9 @@ _REGIONS = (
     "expand-strided-metadata",
     "lower-affine",
 )
+
+# Conversions to bfloat16 as integer operations: ahead of everything that makes others of them.
+_WITHOUT_BF16 = ("arith-expand{include-bf16=true}",)
 
 _TO_LLVM = (
     "canonicalize",
@@ -46,13 +51,15 @@ _TO_LLVM = (
 )
 
 
-def to_llvm(module: ir.Module, has_regions: bool) -> None:
-    """Lowers the assembled module to the LLVM dialect, in place."""
+def to_llvm(module: ir.Module, target: Target, has_regions: bool) -> None:
+    """Lowers the assembled module to the LLVM dialect, in place. Where the processor does not convert to bfloat16, LLVM
+    would call a function for each element."""
+    ahead = () if converts_bf16(target) else _WITHOUT_BF16
     with explained("the generated code does not lower to LLVM"):
         if has_regions:
             run(module, *_REGIONS)
         # To verify a module takes longer than most of these passes do.
-        run(module, *_TO_LLVM, verify_each=is_asked_for())
+        run(module, *ahead, *_TO_LLVM, verify_each=is_asked_for())
 
 
 def fold(module: ir.Module) -> None:

@@ -67,6 +67,15 @@ class BodyReader:
                 raise NotANestError(f"a value of type {kind}")
         return operation(op.name, map(self._value, op.operands), _type(op.results[0]), attributes_text(op))
 
+    def _read_conversion(self, op: Any) -> Expression:
+        """An integer as a float. Upstream's canonical form of one that is rounded twice, as eager's floats of 16 bits
+        are, is one conversion, which takes a call of a function on most processors."""
+        kind = _type(op.results[0])
+        if kind not in ("f16", "bf16"):
+            return self._read_operation(op)
+        single = operation(op.name, map(self._value, op.operands), "f32", attributes_text(op))
+        return operation("arith.truncf", [single], kind)
+
     def _read_load(self, op: Any) -> Expression:
         buffer, *indices = op.operands
         if buffer not in self.tables:
@@ -76,6 +85,8 @@ class BodyReader:
 
 _READERS: Mapping[str, Callable[[BodyReader, Any], Expression]] = {
     "arith.constant": lambda reader, op: number(op.attributes["value"], _type(op.results[0])),
+    "arith.sitofp": BodyReader._read_conversion,
+    "arith.uitofp": BodyReader._read_conversion,
     "linalg.index": lambda reader, op: index(ir.IntegerAttr(op.attributes["dim"]).value),
     "tensor.extract": BodyReader._read_load,
 }

@@ -57,7 +57,7 @@ def _kept_apart(op: Any) -> Iterator[Any]:
         source = _source(value)
         if source is None:
             continue
-        recomputed = repeated and ((contracts and _computes(source)) or _calls(source))
+        recomputed = repeated and ((contracts and (_computes(source) or _widens(source))) or _calls(source))
         if recomputed or (contracts and _computes(source) and _follows_reduction(source)):
             yield source.results[0]
 
@@ -110,6 +110,11 @@ def _body(op: Any) -> list[str]:
 
 def _computes(op: Any) -> bool:
     return any(name not in _CASTS for name in _body(op)[:-1])
+
+
+def _widens(op: Any) -> bool:
+    """Whether a contraction has its factor widened ahead: in a pack of weights, or where the factor is computed."""
+    return "arith.extf" in _body(op)
 
 
 def _calls(op: Any) -> bool:

@@ -18,7 +18,8 @@ from torchmdla.errors import CompileError
 _TORCH_PIPELINE = "torch-function-to-torch-backend-pipeline{shape-dtype-refine=0}"
 _LINALG_PIPELINE = "torch-backend-to-linalg-on-tensors-backend-pipeline"
 
-# Upstream's passes end the process on unsigned and quantised types; kernels have no complex numbers.
+# Upstream's passes end the process on unsigned and quantised types (programs hold uint8 as int8); kernels have no
+# complex numbers.
 _ELEMENTS = frozenset(("i1", "si8", "si16", "si32", "si64", "f16", "bf16", "f32", "f64"))
 _TENSOR_ELEMENT = re.compile(r"!torch\.vtensor<\[[^\]]*\],\s*([^>]+)>")
 

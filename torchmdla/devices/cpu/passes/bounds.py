@@ -60,8 +60,8 @@ def _room(access: Access, sizes: Sequence[AnySize], views: _Views) -> tuple[AnyS
     flat = access.flat(len(sizes))
     if access.buffer not in views:
         least, most = flat.range(sizes)
-        return least, access.buffer.count - 1 - most
+        return least, access.buffer.count - access.width - most
     view, count = views[access.buffer]
     seen = AffineExpr((*flat.factors, view.distance), flat.constant + view.offset)
     least, most = seen.range((*sizes, count))
-    return least, view.base.count - 1 - most
+    return least, view.base.count - access.width - most

@@ -20,6 +20,7 @@ from torchmdla.devices.cpu.expressions import Expression, load, operation, reduc
 from torchmdla.devices.cpu.loop_program import Epilogue, LoopNest, LoopProgram, starts_from_zero
 from torchmdla.devices.cpu.passes.layout import in_memory_order, lay_out
 from torchmdla.devices.cpu.passes.precompute import IsKnown, known_accesses
+from torchmdla.devices.cpu.passes.roundings import HalfBuffers
 from torchmdla.devices.cpu.patterns import SUM_OF_PRODUCTS, Captured, Rule, op, within
 
 # Weights that a call uses less often than this stay as they are: a scaled copy would take more than it gives.
@@ -28,8 +29,9 @@ _LEAST_USES = 8
 _SCALED_SUM = op("arith.mulf", op("reduced", name="total"), op("load", name="factor"), name="product")
 
 
-def _fold(steps: LoopProgram, is_known: IsKnown, step: LoopNest, found: Captured) -> bool:
-    """Multiplies weights by what the epilogue multiplies the sum of their products by."""
+def _fold(steps: LoopProgram, is_known: IsKnown, halves: HalfBuffers, step: LoopNest, found: Captured) -> bool:
+    """Multiplies weights by what the epilogue multiplies the sum of their products by. Weights that are bfloat16 would
+    not be such any more."""
     if not step.epilogue or not starts_from_zero(step):
         return False
     scaled = next(within(_SCALED_SUM, step.epilogue.values), None)
@@ -37,7 +39,7 @@ def _fold(steps: LoopProgram, is_known: IsKnown, step: LoopNest, found: Captured
         return False
     factor = scaled["factor"].payload
     weights = next((a for a in step.inputs if can_scale(step, a, factor, is_known)), None)
-    if weights is None or not is_known(factor):
+    if weights is None or not is_known(factor) or weights.buffer in halves:
         return False
     scale_ahead(steps, step, weights, factor)
     step.epilogue = replace(
@@ -46,7 +48,9 @@ def _fold(steps: LoopProgram, is_known: IsKnown, step: LoopNest, found: Captured
     return True
 
 
-FOLD_SCALES = Rule(SUM_OF_PRODUCTS, lambda steps: partial(_fold, steps, known_accesses(steps)))
+FOLD_SCALES = Rule(
+    SUM_OF_PRODUCTS, lambda steps: partial(_fold, steps, known_accesses(steps), HalfBuffers(steps, "bf16"))
+)
 
 
 def _is_only_use(step: LoopNest, scaled: Captured) -> bool:

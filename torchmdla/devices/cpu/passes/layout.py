@@ -228,7 +228,7 @@ def lay_out(step: LoopNest, access: Access, order: Sequence[int]) -> LoopNest:
     """Lets a step read a new buffer in the place of ``access``, in which that lies in the order of ``order``, a list of
     all loops, outermost first; returns the step that fills the buffer."""
     walked = [d for d in order if any(index.factors[d] for index in access.indices)]
-    buffer = Buffer("temporary", access.buffer.element, tuple(step.sizes[d] for d in walked))
+    buffer = Buffer("temporary", access.element, tuple(step.sizes[d] for d in walked))
     step.read_instead(access, Access.of_loops(buffer, walked, len(step.sizes)))
     made = LoopNest.elementwise(buffer.sizes, Access.whole(buffer), load(access.over(walked)))
     made.nodes = step.nodes

@@ -9,11 +9,13 @@ from torchmdla.compiler import dump
 from torchmdla.compiler.program import Program
 from torchmdla.devices.cpu.loop_program import LoopProgram, TileLoop
 from torchmdla.devices.cpu.machine import Machine
+from torchmdla.devices.cpu.passes.broadcasts import shrink_broadcasts
 from torchmdla.devices.cpu.passes.constants import STORE_CONSTANT_FACTORS
 from torchmdla.devices.cpu.passes.copies import merge_copies
 from torchmdla.devices.cpu.passes.dead_code import remove_unread
 from torchmdla.devices.cpu.passes.defer_norms import DEFER_NORMS
 from torchmdla.devices.cpu.passes.defer_softmax import DEFER_SOFTMAX
+from torchmdla.devices.cpu.passes.dot_products import use_dot_products
 from torchmdla.devices.cpu.passes.elide_inserts import elide_insert_copies
 from torchmdla.devices.cpu.passes.epilogue import merge_epilogues
 from torchmdla.devices.cpu.passes.fold_scales import FOLD_SCALES
@@ -26,6 +28,7 @@ from torchmdla.devices.cpu.passes.pack_activations import pack_activations
 from torchmdla.devices.cpu.passes.pack_weights import pack_weights
 from torchmdla.devices.cpu.passes.precompute import precompute_parameters
 from torchmdla.devices.cpu.passes.reroll import reroll_loops
+from torchmdla.devices.cpu.passes.roundings import drop_roundings
 from torchmdla.devices.cpu.passes.share_buffers import share_buffers
 from torchmdla.devices.cpu.passes.sliced_contractions import fuse_slices, separate_slices
 from torchmdla.devices.cpu.passes.split_reduction import split_reductions
@@ -74,6 +77,7 @@ def _rules(name: str) -> Pass:
 # then finds every step that depends on parameters alone.
 REWRITES = (
     _plain(remove_unread),
+    _plain(shrink_broadcasts),
     _rules("store-constant-factors"),
     _plain(elide_insert_copies),
     Pass("block-channels", lambda steps, machine: block_channels(steps, machine.blocks)),
@@ -83,7 +87,9 @@ REWRITES = (
     _lanes(pack_weights),
     _plain(merge_epilogues),
     _plain(hoist_loop_invariants),
+    _plain(drop_roundings),
     _rules("fold-scales"),
+    Pass("use-dot-products", use_dot_products),
     Pass("use-winograd", use_winograd),
     Pass("use-strassen", use_strassen),
     _plain(precompute_parameters),

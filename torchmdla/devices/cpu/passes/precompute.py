@@ -132,4 +132,4 @@ def _writing(step: Step, buffer: Buffer, packed: Buffer) -> LoopNest:
 
 
 def _moved(access: Access, packed: dict[Buffer, Buffer]) -> Access:
-    return Access(packed.get(access.buffer, access.buffer), access.indices)
+    return replace(access, buffer=packed.get(access.buffer, access.buffer))

@@ -87,7 +87,7 @@ def _may_follow(member: LoopNest, following: Sequence[LoopNest], readers: Sequen
 def _reads_once(reader: LoopNest, buffer: Buffer) -> bool:
     own = [access for access in reader.inputs if access.buffer is buffer]
     others = sum(access.buffer is buffer for access in reader.accesses) - len(own)
-    return len(set(own)) == 1 and not others and reader.walks(own[0])
+    return len(set(own)) == 1 and not others and not own[0].word and reader.walks(own[0])
 
 
 def _with_maker(reader: LoopNest, maker: LoopNest) -> LoopNest:

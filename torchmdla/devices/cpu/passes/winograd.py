@@ -40,15 +40,28 @@ def use_winograd(steps: LoopProgram, machine: Machine) -> None:
     """Replaces convolutions that Winograd's way is faster for, in place."""
     is_known = known_accesses(steps)
     for step in steps.nests():
-        found = _convolution(steps, step, is_known)
-        if found is None:
+        costs = _costs(steps, step, is_known, machine)
+        if costs is None:
             continue
-        costs = _Costs(found, [1 if steps.varies(size) else static(size) for size in step.sizes], machine)
         by = costs.best(algorithm_for(steps, step, machine))
         note(steps, step, _name(by) if by else "direct", _is_exact(by))
         if by:
             position = steps.steps.index(step)
-            steps.steps[position : position + 1] = winograd_steps(found, by, machine.fused, costs.block(by))
+            steps.steps[position : position + 1] = winograd_steps(costs.found, by, machine.fused, costs.block(by))
+
+
+def takes_less(steps: LoopProgram, step: LoopNest, is_known: IsKnown, machine: Machine, part: float) -> bool:
+    """Whether a step becomes less than ``part`` of its time in Winograd's way."""
+    costs = _costs(steps, step, is_known, machine)
+    return costs is not None and bool(costs.best(machine.algorithms, part))
+
+
+def _costs(steps: LoopProgram, step: LoopNest, is_known: IsKnown, machine: Machine) -> _Costs | None:
+    """Of a step that Winograd's way may compute."""
+    found = _convolution(steps, step, is_known)
+    if found is None:
+        return None
+    return _Costs(found, [1 if steps.varies(size) else static(size) for size in step.sizes], machine)
 
 
 # Which steps are such convolutions.
@@ -141,31 +154,31 @@ class _Costs:
     """Of a convolution whose loops have ``sizes``, one iteration where that varies between calls."""
 
     def __init__(self, found: Convolution, sizes: Sequence[int], machine: Machine) -> None:
-        self._found = found
+        self.found = found
         self._sizes = sizes
         self._machine = machine
         self._lanes = machine.vector_bytes // _BYTES
 
-    def best(self, algorithm: str) -> _Tiling:
-        """The transforms of each window, those that ``algorithm`` has if it says so; none if the plain sum takes no
-        longer."""
+    def best(self, algorithm: str, part: float = 1.0) -> _Tiling:
+        """The transforms of each window, those that ``algorithm`` has if it says so; none if ``part`` of the time of
+        the plain sum is no longer."""
         tried = [*self._tried(_FORCED.get(algorithm, _TILES))]
         if algorithm in _FORCED:
             return tried[0] if tried else ()
         if math.prod(self._sizes) < _LEAST_VECTORS * self._lanes:
             return ()
-        costs = {(): self._plain(), **{by: self._of(by) for by in tried if _is_exact(by)}}
+        costs = {(): self._plain() * part, **{by: self._of(by) for by in tried if _is_exact(by)}}
         return next(by for by, cost in costs.items() if cost <= (1 + _LEAST_GAIN) * min(costs.values()))
 
     def _tried(self, tiles: Sequence[int]) -> Iterator[_Tiling]:
-        taps = [window.most_taps for window in self._found.windows]
+        taps = [window.most_taps for window in self.found.windows]
         along = [[transforms(results, count) for results in tiles if has_transforms(results, count)] for count in taps]
         return itertools.product(*along)
 
     def block(self, by: _Tiling) -> tuple[int, ...]:
         """The tiles along each dimension to work on at a time; none where the second cache holds all of them, or cannot
         hold the weights beside."""
-        images = math.prod(self._sizes[loop] for loop in self._found.images)
+        images = math.prod(self._sizes[loop] for loop in self.found.images)
         tile = self._moved(by) // images * _BYTES
         counts = self._counts(by)
         most = MOST_LOCAL_BYTES // tile
@@ -179,16 +192,16 @@ class _Costs:
 
     def _plain(self) -> float:
         """The time of so many operations on whole vectors."""
-        return self._products(math.prod(self._sizes), self._product(self._found.weights.loops))
+        return self._products(math.prod(self._sizes), self._product(self.found.weights.loops))
 
     def _of(self, by: _Tiling) -> float:
         """As :meth:`_plain`, by Winograd's way. Results are stored while nothing is multiplied."""
         tiles = math.prod(self._counts(by))
-        every = self._product(frozenset(range(len(self._sizes))) - self._found.slid.keys() - self._found.taps.keys())
+        every = self._product(frozenset(range(len(self._sizes))) - self.found.slid.keys() - self.found.taps.keys())
         moved = tiles * self._moved(by)
         time = self._products(tiles * self._terms(by) * every, self._weights(by))
         time += _TRANSFORM_COST * max(own.products for own in by) * moved / self._lanes
-        time += self._far(self._product(self._found.step.outputs[0].loops))
+        time += self._far(self._product(self.found.step.outputs[0].loops))
         if not self.block(by) and self._machine.streams(moved * _BYTES):
             time += 2 * self._far(moved)
         return time if self._divides(by) else time * _PARTIAL_COST
@@ -197,25 +210,25 @@ class _Costs:
         return time_of_products(count / self._lanes, self._far(weights))
 
     def _divides(self, by: _Tiling) -> bool:
-        return all(self._sizes[loop] % by[k].results == 0 for loop, k in self._found.slid.items())
+        return all(self._sizes[loop] % by[k].results == 0 for loop, k in self.found.slid.items())
 
     def _counts(self, by: _Tiling) -> list[int]:
-        return [-(-self._sizes[loop] // by[k].results) for loop, k in self._found.slid.items()]
+        return [-(-self._sizes[loop] // by[k].results) for loop, k in self.found.slid.items()]
 
     def _terms(self, by: _Tiling) -> int:
         """Products of a tile for one channel and filter: those of each phase at each place."""
-        spans = [spans_by_places(*pair) for pair in zip(self._found.windows, by, strict=True)]
+        spans = [spans_by_places(*pair) for pair in zip(self.found.windows, by, strict=True)]
         return math.prod(sum(len(own.places) * len(own.phases) for own in each) for each in spans)
 
     def _moved(self, by: _Tiling) -> int:
         """Elements of a tile of all images, and of its products."""
-        found = self._found
+        found = self.found
         still = found.slid.keys() | found.taps.keys()
         results = math.prod(own.products for own in by) * self._product(found.step.outputs[0].loops - still)
         return self._terms(by) * self._product(found.image.loops - still) + results
 
     def _weights(self, by: _Tiling) -> int:
-        return self._terms(by) * self._product(self._found.weights.loops - self._found.taps.keys())
+        return self._terms(by) * self._product(self.found.weights.loops - self.found.taps.keys())
 
     def _product(self, loops: frozenset[int]) -> int:
         return math.prod(self._sizes[loop] for loop in loops)

@@ -13,7 +13,7 @@ from torchmdla.devices.cpu.patterns import op, within
 ACCUMULATION = -1
 
 _REDUCED = ("accumulator", "reduced")
-_PRODUCT = op("arith.addf", op(""), op("arith.mulf", name="product"), name="sum")
+_PRODUCTS = tuple(op("arith.addf", op(""), op(kind, name="product"), name="sum") for kind in ("arith.mulf", "dot"))
 
 
 @lru_cache(maxsize=4096)
@@ -40,11 +40,11 @@ def varying_loops(nest: AnyNest) -> Mapping[Expression, frozenset[int]]:
 
 @lru_cache(maxsize=4096)
 def multiply_adds(nest: AnyNest) -> Mapping[Expression, Expression]:
-    """Additions to what is accumulated, each with the product that it adds and that nothing else reads: one instruction
-    can do both, with one rounding."""
+    """Additions to what is accumulated, each with the product, or sum of products, that it adds and that nothing else
+    reads: one instruction can do both."""
     found: dict[Expression, Expression] = {}
     for roots in ((*nest.values, *nest.asserts), nest.epilogue.values if nest.epilogue else ()):
-        for match in within(_PRODUCT, roots):
+        for match in (match for pattern in _PRODUCTS for match in within(pattern, roots)):
             addition, product = match["sum"], match["product"]
             if product.type not in ("f32", "f64") or not any(o.op in _REDUCED for o in addition.operands):
                 continue

@@ -66,7 +66,7 @@ class Kernel:
         names = [name for name, _ in code.externals]
         with new_context(), ir.Location.unknown():
             module = ir.Module.parse(self.text)
-            to_llvm(module, has_regions=False)
+            to_llvm(module, program.target, has_regions=False)
             self.object = to_object(module, _SYMBOL, names)
         builder = binding.JITLibraryBuilder().add_object_img(self.object).add_current_process()
         for name in names:

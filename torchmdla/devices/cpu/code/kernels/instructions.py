@@ -19,6 +19,9 @@ INFINITY = {"f16": 0x7C00, "bf16": 0x7F80, "f32": 0x7F800000, "f64": 0x7FF000000
 # Floats in a vector of AVX-512, and in the table of a lookup.
 _WHOLE_VECTOR = 16
 
+# Floats in the vectors for which AVX512_BF16 has sums of two products.
+_LANES_OF_DOTS = (4, 8, 16)
+
 # Integer powers that eager computes by products, too.
 _SMALL_POWERS = (1, 2, 3)
 
@@ -73,10 +76,35 @@ class InstructionWriter(CodeWriter):
         scaled = self._intrinsic("llvm.x86.avx512.mask.scalef.ps.512", arguments)
         return self._first_lanes(scaled, value.lanes)
 
+    def _dot(self, expression: Expression, operands: Sequence[Value]) -> Value:
+        """The sum of two products of bfloat16, added to the third operand if there is one."""
+        lanes = max(v.lanes for v in operands)
+        left, right, *added = (self._broadcast(v, lanes) for v in operands)
+        total = added[0] if added else Value(self._zero("f32", lanes), "f32", lanes)
+        if self.machine.dots and lanes in _LANES_OF_DOTS:
+            words = (self._bit_cast(word, "bf16", 2 * lanes) for word in (left, right))
+            return self._intrinsic(f"llvm.x86.avx512bf16.dpbf16ps.{32 * lanes}", [total, *words])
+        for half in (self._low_half, self._high_half):
+            total = self._emit(operation("math.fma", (), "f32"), [half(left), half(right), total])
+        return total
+
+    def _low_half(self, word: Value) -> Value:
+        """The bfloat16 in the low half of each ``i32``, as ``f32``."""
+        count = self._broadcast(Value(self._literal("16 : i32"), "i32"), word.lanes)
+        return self._bit_cast(self._emit(operation("arith.shli", (), "i32"), [word, count]), "f32", word.lanes)
+
+    def _high_half(self, word: Value) -> Value:
+        kept = self._broadcast(Value(self._literal("-65536 : i32"), "i32"), word.lanes)
+        return self._bit_cast(self._emit(operation("arith.andi", (), "i32"), [word, kept]), "f32", word.lanes)
+
+    def _bit_cast(self, value: Value, element: str, lanes: int) -> Value:
+        result = Value("", element, lanes)
+        return replace(result, name=self._define(f"llvm.bitcast {value.name} : {value.type} to {result.type}"))
+
     def _intrinsic(self, name: str, operands: Sequence[Value]) -> Value:
-        """One of AVX-512, which gives a whole vector of ``f32``."""
+        """One of AVX-512, which gives a vector of ``f32`` like the first operand, a whole one of other elements."""
         names, types = ", ".join(v.name for v in operands), ", ".join(v.type for v in operands)
-        result = Value("", "f32", _WHOLE_VECTOR)
+        result = Value("", "f32", operands[0].lanes)
         return replace(result, name=self._define(f'llvm.call_intrinsic "{name}"({names}) : ({types}) -> {result.type}'))
 
     def _padded(self, value: Value) -> Value:
@@ -140,7 +168,8 @@ class InstructionWriter(CodeWriter):
 
     def _zero(self, element: str, lanes: int) -> str:
         number = "0.0" if element in INFINITY else "0"
-        return self._literal(f"dense<{number}> : {vector_type(element, lanes)}")
+        number = number if lanes == 1 else f"dense<{number}>"
+        return self._literal(f"{number} : {vector_type(element, lanes)}")
 
     # Library calls.
 
@@ -195,4 +224,5 @@ _SPECIAL: Mapping[str, Callable[[InstructionWriter, Expression, Sequence[Value]]
     "size": InstructionWriter._size_value,
     "lookup": InstructionWriter._look_up,
     "scale": InstructionWriter._scale,
+    "dot": InstructionWriter._dot,
 }

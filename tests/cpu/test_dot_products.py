@@ -1,0 +1,260 @@
+"""Sums of products of bfloat16, two at a time: kernels, which products are such, values on all processors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from nest_running import Kernel, host_target
+from nest_samples import TARGETS, ZERO, added, operand, target_with
+from test_winograd import convolve
+from torch_mlir import ir
+from written_programs import Builder, Value, check, normal
+
+from torchmdla.compiler.mlir import new_context
+from torchmdla.devices.cpu.expressions import operation
+from torchmdla.devices.cpu.kernel_spec import KernelSpec, Operand
+from torchmdla.devices.cpu.loop_program import LoopProgram
+from torchmdla.devices.cpu.lowering import loop_program
+from torchmdla.devices.cpu.parser import parse_program
+from torchmdla.devices.cpu.passes.broadcasts import shrink_broadcasts
+from torchmdla.devices.cpu.passes.roundings import drop_roundings
+from torchmdla.devices.cpu.printer import program_text
+from torchmdla.importer.types import dtype_number
+
+# Processors with the instruction, whatever this one is, and those that compute in float32.
+WITH_PAIRS = ("+avx512f", "+avx512bw", "+avx512dq", "+avx512vl", "+avx512bf16", "+avx2", "+fma")
+OTHERS = {
+    "AVX-512 without it": ("+avx512f", "+avx512bw", "+avx512dq", "+avx512vl", "+avx2", "+fma", "+f16c"),
+    "AVX2": ("+avx2", "+fma", "+f16c"),
+    "AVX2 without conversions": ("+avx2", "+fma"),
+    "baseline": ("",),
+}
+
+
+# Kernels.
+
+
+def pairs(generator: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """``count`` words of two bfloat16 each, and what they hold: small integers, so that sums are exact."""
+    values = generator.integers(-4, 5, (count, 2)).astype(np.float32)
+    return (values.view(np.uint32) >> 16).astype(np.uint16).view(np.int32).reshape(-1), values
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (3, 5, 7), (8, 48, 16), (17, 33, 9), (1, 70, 600), (12, 64, 300)])
+@pytest.mark.parametrize("features", ["native", *TARGETS])
+def test_kernels(sizes: tuple[int, int, int], features: str) -> None:
+    rows, columns, words = sizes
+    generator = np.random.default_rng(0)
+    (left, x), (right, w) = pairs(generator, rows * words), pairs(generator, words * columns)
+    nest = KernelSpec(
+        sizes=sizes,
+        reduction=(False, False, True),
+        inputs=(Operand("i32", (words, 0, 1)), Operand("i32", (0, 1, columns))),
+        outputs=(Operand("f32", (columns, 1, 0)),),
+        values=(added(operation("dot", [operand(0, "i32"), operand(1, "i32")], "f32")),),
+        initial=ZERO,
+    )
+    made = np.full(rows * columns + 16, 7, np.float32)
+    Kernel(nest, host_target() if features == "native" else target_with(features))([left, right, made])
+    expected = np.einsum("rkp,kcp->rc", x.reshape(rows, words, 2), w.reshape(words, columns, 2))
+    np.testing.assert_array_equal(made[: rows * columns].reshape(rows, columns), expected)
+    np.testing.assert_array_equal(made[rows * columns :], 7)
+
+
+# Programs.
+
+
+def cast(b: Builder, x: Value, dtype: torch.dtype) -> Value:
+    return b.op("aten.to.dtype", [x, dtype_number(dtype), False, False, None], x.tensor.to(dtype))
+
+
+def widened(b: Builder, x: Value) -> Value:
+    return cast(b, x, torch.float32)
+
+
+def rounded(b: Builder, x: Value) -> Value:
+    return cast(b, x, torch.bfloat16)
+
+
+def linear(b: Builder, x: Value, columns: int) -> Value:
+    """A layer of bfloat16, as the importer writes it."""
+    terms = x.tensor.shape[-1]
+    weight = b.input((normal(columns, terms) / terms**0.5).bfloat16(), "parameter")
+    wide = widened(b, x), widened(b, weight), None
+    made = torch.nn.functional.linear(wide[0].tensor, wide[1].tensor)
+    return rounded(b, b.op("aten.linear", list(wide), made))
+
+
+def relu(b: Builder, x: Value) -> Value:
+    wide = widened(b, x)
+    return rounded(b, b.op("aten.relu", [wide], wide.tensor.relu()))
+
+
+def layers(b: Builder) -> list[Value]:
+    x = b.input(normal(24, 64).bfloat16())
+    return [linear(b, relu(b, linear(b, x, 96)), 32)]
+
+
+def one_row(b: Builder) -> list[Value]:
+    return [linear(b, b.input(normal(1, 64).bfloat16()), 96)]
+
+
+def with_a_residual(b: Builder) -> list[Value]:
+    x = b.input(normal(24, 64).bfloat16())
+    wide = [widened(b, v) for v in (linear(b, x, 64), x)]
+    total = rounded(b, b.op("aten.add.Tensor", [*wide, 1], wide[0].tensor + wide[1].tensor))
+    return [total, linear(b, total, 96)]
+
+
+def convolutions(b: Builder) -> list[Value]:
+    x = b.input(normal(1, 32, 9, 9).bfloat16())
+    made = relu(b, rounded(b, convolve_half(b, x, 32)))
+    return [rounded(b, convolve_half(b, made, 48))]
+
+
+def convolve_half(b: Builder, x: Value, filters: int) -> Value:
+    wide = widened(b, x)
+    weight = b.input((normal(filters, x.tensor.shape[1], 3, 3) / 17).bfloat16(), "parameter")
+    wide_weight = widened(b, weight)
+    made = torch.nn.functional.conv2d(wide.tensor, wide_weight.tensor, padding=1)
+    return b.op("aten.convolution", [wide, wide_weight, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1], made)
+
+
+def flattened(b: Builder) -> list[Value]:
+    """Channels and an odd number of pixels, which only together are even."""
+    x = b.input(normal(1, 32, 9, 9).bfloat16())
+    image = rounded(b, convolve_half(b, x, 32))
+    flat = b.op("aten.view", [image, [1, 32 * 81]], image.tensor.reshape(1, -1))
+    return [linear(b, flat, 16)]
+
+
+def odd(b: Builder) -> list[Value]:
+    return [linear(b, b.input(normal(24, 63).bfloat16()), 96)]
+
+
+def plain(b: Builder) -> list[Value]:
+    return [convolve(b, b.input(normal(1, 32, 9, 9)), 32, [1, 1])]
+
+
+def steps_of(b: Builder, results: list[Value], *features: str) -> LoopProgram:
+    with new_context(), ir.Location.unknown():
+        return loop_program(b.program(results, host_target(*features)), {})[0]
+
+
+Made = Callable[[Builder], "list[Value]"]
+
+# How many of their products are of pairs.
+COUNTS: list[tuple[Made, int]] = [
+    (layers, 2),
+    (one_row, 1),
+    (with_a_residual, 2),
+    (convolutions, 2),
+    (flattened, 2),
+    (odd, 0),
+    (plain, 0),
+]
+
+
+@pytest.mark.parametrize(("make", "count"), COUNTS)
+def test_which_products_are_of_pairs(make: Made, count: int) -> None:
+    b = Builder()
+    made = make(b)
+    text = program_text(steps_of(b, made, *WITH_PAIRS))
+    assert text.count("= dot ") == count
+    assert program_text(parse_program(text)) == text
+    for features in OTHERS.values():
+        assert "= dot " not in program_text(steps_of(b, made, *features))
+
+
+@pytest.mark.parametrize("make", [make for make, _ in COUNTS])
+@pytest.mark.parametrize("features", [(), *OTHERS.values()], ids=["native", *OTHERS])
+def test_values(make: Made, features: tuple[str, ...]) -> None:
+    b = Builder()
+    available = host_target().features.split(",")
+    if any(feature and feature not in available for feature in features):
+        pytest.skip("this machine lacks the target's features")
+    check(b, make(b), host_target(*features))
+
+
+@settings(max_examples=15, deadline=None)
+@given(rows=st.integers(1, 40), terms=st.integers(1, 70), columns=st.sampled_from([1, 8, 16, 33, 48, 96, 160]))
+def test_values_of_any_shape(rows: int, terms: int, columns: int) -> None:
+    b = Builder()
+    check(b, [linear(b, b.input(normal(rows, terms).bfloat16()), columns)], host_target())
+
+
+def test_weights_in_rows_are_read_where_they_lie() -> None:
+    b = Builder()
+    assert not steps_of(b, one_row(b), *WITH_PAIRS).packings
+
+
+# What else is made of roundings.
+
+
+def passed(text: str, function: Callable[[LoopProgram], object]) -> str:
+    steps = parse_program(text)
+    function(steps)
+    return program_text(steps)
+
+
+CHOSEN = """\
+buffer input0 : f32[8]
+buffer result0 : f32[8]
+entry {
+  nest d0:8 {
+    i0 = input0[d0]
+    v0 : bf16 = arith.truncf i0
+    v1 : f32 = arith.extf v0
+    v2 : f32 = OPERATION
+    v3 : bf16 = arith.truncf v2
+    v4 : f32 = arith.extf v3
+    v5 : f32 = math.exp v4
+    result0[d0] = v5
+  }
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("chosen", "is_exact"),
+    [
+        ("arith.maximumf v1, 0.0", True),
+        ("arith.maximumf v1, 1.00390625", False),
+        ("arith.negf v1", True),
+        ("arith.addf v1, 1.0", False),
+        ("arith.maximumf v1, i0", False),
+    ],
+)
+def test_what_is_chosen_of_rounded_values_is_rounded(chosen: str, is_exact: bool) -> None:
+    text = passed(CHOSEN.replace("OPERATION", chosen), drop_roundings)
+    assert text.count("arith.truncf") == (1 if is_exact else 2)
+
+
+EXPANDED = """\
+buffer parameter0 : bf16[16]
+buffer temporary0 : f32[4, 16]
+buffer result0 : f32[4, 16]
+entry {
+  nest d0:4 d1:16 {
+    i0 = parameter0[INDEX]
+    v0 : f32 = arith.extf i0
+    temporary0[d0, d1] = v0
+  }
+  nest d0:4 d1:16 {
+    i0 = temporary0[d0, d1]
+    v0 : f32 = math.exp i0
+    result0[d0, d1] = v0
+  }
+}
+"""
+
+
+@pytest.mark.parametrize(("index", "sizes"), [("d1", "[1, 16]"), ("d0 * 4", "[4, 1]"), ("d0 + d1 * 0 + d1", "[4, 16]")])
+def test_what_is_expanded_is_stored_once(index: str, sizes: str) -> None:
+    text = passed(EXPANDED.replace("INDEX", index), shrink_broadcasts)
+    assert f"buffer temporary0 : f32{sizes}" in text
