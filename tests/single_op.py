@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 import torch
+import torch.ao.quantization.fx._decomposed  # registers the operators of `quantized_decomposed`
 from recording import dtype_number, run_and_record
 
 _ELEMENTS = {

@@ -143,11 +143,11 @@ SizeProgram size_program(const py::object& made) {
   return {std::move(nodes), std::move(computed), std::move(conditions)};
 }
 
-// `compile(subgraph, record, parameters, device)` returns an Executable, `compile_dynamic(…,
-// places, values, written_out)` one for any sizes and what a call evaluates for it. Both raise
-// `error_type`, of which `warn(error, divided)` tells the user; its `nodes` are those of the
-// subgraph that are to blame. `make_meta(dtype, shape, strides)` makes the record's entries.
-// `tell_fault(group, fault, strict)` warns of a device's fault or raises.
+// `compile(subgraph, record, parameters, device, bf16_products)` returns an Executable,
+// `compile_dynamic(…, places, values, written_out)` one for any sizes and what a call evaluates for
+// it. Both raise `error_type`, of which `warn(error, divided)` tells the user; its `nodes` are
+// those of the subgraph that are to blame. `make_meta(dtype, shape, strides)` makes the record's
+// entries. `tell_fault(group, fault, strict)` warns of a device's fault or raises.
 void set_compiler_functions(const py::object& compile, const py::object& compile_dynamic,
                             const py::object& warn, const py::object& make_meta,
                             const py::object& error_type, const py::object& tell_fault) {
@@ -158,15 +158,15 @@ void set_compiler_functions(const py::object& compile, const py::object& compile
   compiler.compile = [=](const CompileRequest& request) {
     return in_python(failure, [&]() -> std::shared_ptr<const Executable> {
       return borrow(function)(to_python(request.subgraph), to_python(request.record, borrow(meta)),
-                              request.parameters, request.device)
+                              request.parameters, request.device, request.bf16_products)
           .cast<std::shared_ptr<Executable>>();
     });
   };
   compiler.compile_dynamic = [=](const DynamicRequest& request) {
     return in_python(failure, [&]() -> DynamicExecutable {
-      const auto& [subgraph, record, parameters, device] = request.typical;
+      const auto& [subgraph, record, parameters, device, products] = request.typical;
       const py::tuple made = borrow(dynamic_function)(
-          to_python(subgraph), to_python(record, borrow(meta)), parameters, device,
+          to_python(subgraph), to_python(record, borrow(meta)), parameters, device, products,
           to_python(request.places), to_python(request.values), request.written_out);
       return {made[0].cast<std::shared_ptr<Executable>>(), size_program(made[1])};
     });

@@ -30,7 +30,7 @@ Background& run_beside() {
   return instance;
 }
 
-// Modes change what an op does (autocast, vmap, FakeTensorMode, …): compiled code would not see
+// Modes change what an op does (vmap, FakeTensorMode, …): compiled code would not see
 // them.
 bool dispatch_mode_active() {
   const auto local = c10::impl::tls_local_dispatch_key_set();
@@ -146,6 +146,7 @@ std::optional<Fallback> CompilationGroup::reason_to_fall_back(c10::ArrayRef<c10:
     if (const auto reason = reason_not_to_read(input)) return reason;
     if (!append_signature(input, signature)) return Fallback::input_kind;
   }
+  append_modes(signature);
   if (needs_gradients(inputs) && !may_save(inputs)) return Fallback::saved_tensors;
   return std::nullopt;
 }
@@ -291,6 +292,7 @@ CompilationGroup::claim(const Signature& signature, Fallback& refusal,
       const auto marks = marks_of_numbers(input);
       claimed->numbers.insert(claimed->numbers.end(), marks.begin(), marks.end());
     }
+    claimed->numbers.push_back(false);
     claimed->may_vary = may_vary(*inputs);
     claimed->pattern = plan(*claimed);
   }
@@ -341,7 +343,7 @@ std::set<SymbolPlaces> CompilationGroup::refused() const {
   return result;
 }
 
-// Of the entries of the inputs' signature.
+// Of the entries of a call's signature.
 std::vector<bool> CompilationGroup::may_vary(c10::ArrayRef<c10::IValue> inputs) const {
   std::vector<bool> result;
   for (size_t i = 0; i < inputs.size(); ++i) {
@@ -352,6 +354,7 @@ std::vector<bool> CompilationGroup::may_vary(c10::ArrayRef<c10::IValue> inputs) 
       marks.assign(marks.size(), false);
     result.insert(result.end(), marks.begin(), marks.end());
   }
+  result.push_back(false);
   return result;
 }
 
@@ -403,11 +406,11 @@ bool CompilationGroup::compile_dynamic(const Claim& claim, const Record& record)
   for (size_t i = 0; i < claim.numbers.size(); ++i)
     if (claim.numbers[i]) places.push_back(made->pattern.places[i]);
   try {
-    made->compiled =
-        compiler().compile_dynamic({{*group_.subgraph, record, group_.parameters, group_.device},
-                                    std::move(places),
-                                    made->pattern.typical_values(),
-                                    made->pattern.written_out});
+    made->compiled = compiler().compile_dynamic({{*group_.subgraph, record, group_.parameters,
+                                                  group_.device, bf16_products(claim.signature)},
+                                                 std::move(places),
+                                                 made->pattern.typical_values(),
+                                                 made->pattern.written_out});
   } catch (const CompileFailure& failure) {
     if (failure.retry_after) throw;
     statistics().not_dynamic.count(failure.what());
@@ -432,8 +435,8 @@ void CompilationGroup::compile_static(Claim& claim, const Record& record) {
   made->signature = claim.signature;
   std::function<void()> warn;
   try {
-    made->executable =
-        compiler().compile({*group_.subgraph, record, group_.parameters, group_.device});
+    made->executable = compiler().compile({*group_.subgraph, record, group_.parameters,
+                                           group_.device, bf16_products(claim.signature)});
     made->outcome = Outcome::compiled;
     ++statistics().specialisations;
   } catch (const CompileFailure& failure) {

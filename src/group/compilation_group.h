@@ -49,6 +49,7 @@ struct CompileRequest {
   const Record& record;
   const std::vector<int64_t>& parameters; // indices of inputs that are weights
   const std::string& device;
+  std::vector<std::string> bf16_products; // those that may be (signature.h)
 };
 
 // What a dynamic compilation starts from: a call, and which of its inputs' numbers are symbols.

@@ -1,11 +1,14 @@
 #include "signature.h"
 
+#include <ATen/Context.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 #include <c10/util/hash.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <limits>
 
@@ -95,6 +98,16 @@ void append_list(const List& values, Signature& signature, Code code) {
     signature.push_back(code(value));
 }
 
+struct Product {
+  at::Float32Op op;
+  const char* name;
+};
+
+// In the order of their bits in a signature's last entry.
+constexpr std::array<Product, 3> products{{{at::Float32Op::MATMUL, "matmul"},
+                                           {at::Float32Op::CONV, "conv"},
+                                           {at::Float32Op::RNN, "rnn"}}};
+
 // Entries of a tensor's or a list's signature in front of the numbers.
 constexpr size_t entries_before_numbers = 2;
 
@@ -143,6 +156,26 @@ bool append_signature(const c10::IValue& value, Signature& signature) {
     return false;
   }
   return true;
+}
+
+void append_modes(Signature& signature) {
+  int64_t modes = 0;
+  for (size_t i = 0; i < products.size(); ++i) {
+    const auto precision =
+        at::globalContext().float32Precision(at::Float32Backend::MKLDNN, products[i].op);
+    modes |= static_cast<int64_t>(precision == at::Float32Precision::BF16) << i;
+  }
+  if (at::autocast::is_autocast_enabled(at::kCPU))
+    modes |= (1 | static_cast<int64_t>(at::autocast::get_autocast_dtype(at::kCPU)) << 1)
+             << products.size();
+  signature.push_back(modes);
+}
+
+std::vector<std::string> bf16_products(const Signature& signature) {
+  std::vector<std::string> found;
+  for (size_t i = 0; i < products.size(); ++i)
+    if (signature.back() >> i & 1) found.emplace_back(products[i].name);
+  return found;
 }
 
 std::vector<bool> marks_of_numbers(const c10::IValue& value) {

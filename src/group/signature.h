@@ -1,5 +1,6 @@
 // What a specialisation is made for: dtypes, sizes and stride classes of tensors, values of
-// integers, booleans, strings and lists. Floats are run-time arguments and not part of it.
+// integers, booleans, strings and lists, and the modes of computing that the call finds. Floats are
+// run-time arguments and not part of it.
 #pragma once
 
 #include <ATen/core/ivalue.h>
@@ -7,6 +8,7 @@
 #include <c10/util/SmallVector.h>
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 namespace torchmdla {
@@ -17,6 +19,13 @@ using Signature = c10::SmallVector<int64_t, 256>;
 
 // Appends `value`; false when it is of a kind that no group takes.
 bool append_signature(const c10::IValue& value, Signature& signature);
+
+// Appends one entry: the dtype of autocast, and which products of float32 PyTorch's settings allow
+// to be of bfloat16. No input says that, but results depend on it.
+void append_modes(Signature& signature);
+
+// Such products by their names in torch.backends.mkldnn, as a whole signature has them.
+std::vector<std::string> bf16_products(const Signature& signature);
 
 // For each entry of a value's signature, whether it is a size or an integer: what may vary while
 // everything else stays as it is.

@@ -9,7 +9,7 @@ const char* describe(Fallback reason) {
   case Fallback::switched_off:
     return "torchmdla is switched off";
   case Fallback::dispatch_mode:
-    return "a dispatch mode (autocast, vmap, TorchDispatchMode, …) is active";
+    return "a dispatch mode (vmap, TorchDispatchMode, …) is active";
   case Fallback::input_kind:
     return "an input is not a plain strided CPU tensor";
   case Fallback::requires_grad:

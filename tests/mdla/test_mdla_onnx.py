@@ -19,7 +19,7 @@ from torchmdla.compiler.artifact import Artifact
 from torchmdla.compiler.program import Program
 from torchmdla.devices.mdla import MdlaDevice
 from torchmdla.devices.mdla.device_program import DeviceProgram
-from torchmdla.importer import ImportedGraph, import_graph
+from torchmdla.importer import ImportedGraph, Wanted, import_graph
 from torchmdla.testing.compare import assert_matches
 from torchmdla.testing.models import MODELS
 
@@ -42,7 +42,7 @@ def _imported(function: Any, inputs: tuple[Tensor, ...]) -> tuple[torch._C.Graph
     torch._C._jit_pass_inline(graph)
     torch._C._jit_pass_lower_all_tuples(graph)
     outputs, record = run_and_record(graph, inputs)
-    return graph, import_graph(graph, record, (), _DEVICE.composite_ops), outputs
+    return graph, import_graph(graph, record, (), Wanted(_DEVICE.composite_ops)), outputs
 
 
 def _lower(imported: ImportedGraph) -> Artifact:

@@ -30,7 +30,7 @@ from torchmdla.compile_service.versions import producers
 from torchmdla.compiler.program import Argument, Program, Result, Sample
 from torchmdla.compiler.sizes import Size
 from torchmdla.errors import CompileError
-from torchmdla.importer import ImportedGraph, Record, TensorMeta
+from torchmdla.importer import NOTHING, ImportedGraph, Record, TensorMeta, Wanted
 from torchmdla.importer.size_int import SizeInt, SizeValue
 
 # The least size that is no specialisation: 0 and 1 change broadcasting and strides.
@@ -73,6 +73,7 @@ def dynamic_program(
     places: Places,
     values: Values,
     written_out: bool,
+    wanted: Wanted = NOTHING,
 ) -> DynamicProgram:
     """The program of a group for all sizes like those of a call.
 
@@ -81,6 +82,7 @@ def dynamic_program(
         places: which symbol each number of the inputs is.
         values: the symbols' values in the call.
         written_out: programs grow with the symbols, so that they are written out at small values only.
+        wanted: what the device wants of programs.
 
     Raises:
         CompileError: something but numbers depends on the sizes, or a number is fixed by what is done with it.
@@ -91,13 +93,15 @@ def dynamic_program(
     with run:
         seen = run.record(subgraph.run_symbolic(run, record), record, subgraph.outputs)
     known = _KnownSizes(run, seen)
-    everywhere = subgraph.import_program(known.marked(seen), parameters, {*device.composite_ops, *RECURRENT})
+    everywhere = subgraph.import_program(
+        known.marked(seen), parameters, replace(wanted, composite_ops=wanted.composite_ops | RECURRENT)
+    )
     known.collect_conditions()
     if not known.hold(values):
         raise CompileError("what holds at small sizes does not at the call's")
     _check_agreement(known.at(seen, values), record, subgraph.outputs)
     points = _points(known, values, fixed, written_out)
-    samples = [subgraph.import_program(known.at(seen, point), parameters, device.composite_ops) for point in points]
+    samples = [subgraph.import_program(known.at(seen, point), parameters, wanted) for point in points]
     if any(_form(sample) != _form(everywhere) for sample in samples):
         raise CompileError("bindings, roles, dtypes or layouts depend on the sizes")
     program = Program(

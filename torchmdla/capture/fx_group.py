@@ -13,7 +13,7 @@ from torch import fx
 from torchmdla import _C
 from torchmdla.capture.options import Options
 from torchmdla.capture.subgraph import Call, Subgraph
-from torchmdla.importer import ImportedGraph, Record
+from torchmdla.importer import NOTHING, ImportedGraph, Record, Wanted
 from torchmdla.importer.fx import attribute, import_fx, name_of_call, named_arguments, source_of_node
 from torchmdla.importer.trace import in_schema_order, map_structure
 from torchmdla.importer.types import recorded
@@ -127,10 +127,8 @@ class FxSubgraph:
         graph.output(tuple(results))
         return FxSubgraph(self.module, graph), seen
 
-    def import_program(
-        self, record: Record, parameters: Collection[int], composite_ops: Collection[str] = ()
-    ) -> ImportedGraph:
-        return import_fx(self.module.graph, record, parameters, composite_ops)
+    def import_program(self, record: Record, parameters: Collection[int], wanted: Wanted = NOTHING) -> ImportedGraph:
+        return import_fx(self.module.graph, record, parameters, wanted)
 
     def constant(self, index: int) -> object:
         return attribute(list(self.module.graph.nodes)[index])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchmdla.capture.subgraph import Call, Subgraph
-from torchmdla.importer import ImportedGraph, Record, import_graph
+from torchmdla.importer import NOTHING, ImportedGraph, Record, Wanted, import_graph
 from torchmdla.importer.graph import argument_names, name_of
 from torchmdla.importer.interpreter import Run
 from torchmdla.importer.sources import source_of
@@ -65,10 +65,8 @@ class ScriptSubgraph:
             graph.registerOutput(made)
         return ScriptSubgraph(graph), {made.debugName(): record[name] for name, made in copies.items()}
 
-    def import_program(
-        self, record: Record, parameters: Collection[int], composite_ops: Collection[str] = ()
-    ) -> ImportedGraph:
-        return import_graph(self._graph, record, parameters, composite_ops)
+    def import_program(self, record: Record, parameters: Collection[int], wanted: Wanted = NOTHING) -> ImportedGraph:
+        return import_graph(self._graph, record, parameters, wanted)
 
     def constant(self, index: int) -> object:
         return list(self._graph.nodes())[index].output().toIValue()

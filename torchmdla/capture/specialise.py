@@ -20,6 +20,7 @@ from torchmdla.capture.outputs import output_of
 from torchmdla.capture.places import Places, Values
 from torchmdla.capture.script_subgraph import ScriptSubgraph
 from torchmdla.capture.subgraph import Subgraph
+from torchmdla.capture.wanted import wanted_by
 from torchmdla.compile_service import records, service
 from torchmdla.compile_service.versions import producers
 from torchmdla.compiler.artifact import KernelCall, Manifest
@@ -31,8 +32,10 @@ from torchmdla.importer import (
     ImportedGraph,
     Record,
     TensorMeta,
+    Wanted,
     located,
 )
+from torchmdla.importer.types import ProductKind
 from torchmdla.support import forks, logs, trace
 
 if TYPE_CHECKING:
@@ -116,7 +119,13 @@ _native_sections = forks.held(_NativeSections())
 _imports = forks.held(threading.RLock())
 
 
-def compile_group(subgraph: Subgraph, record: Record, parameters: Sequence[int], device_name: str) -> _C.Executable:
+def compile_group(
+    subgraph: Subgraph,
+    record: Record,
+    parameters: Sequence[int],
+    device_name: str,
+    bf16_products: Sequence[ProductKind],
+) -> _C.Executable:
     """Compiles one specialisation of a group.
 
     Args:
@@ -124,16 +133,18 @@ def compile_group(subgraph: Subgraph, record: Record, parameters: Sequence[int],
         record: what the recorded run saw of every value, by name.
         parameters: the group inputs that are weights.
         device_name: the device that the group was made for.
+        bf16_products: of float32, that may be of bfloat16 in the call.
 
     Raises:
         CompileError: it cannot be compiled.
     """
     try:
         device = devices.get(device_name)
+        wanted = wanted_by(device, bf16_products)
         try:
-            return _compile(subgraph, record, parameters, device)
+            return _compile(subgraph, record, parameters, device, wanted)
         except CompileError as error:
-            raise _blamed(error, subgraph, record, device) from error.__cause__
+            raise _blamed(error, subgraph, record, device, wanted) from error.__cause__
     except CompileError:
         raise
     except Exception as error:  # A fault of ours must not become the user's: the group falls back.
@@ -145,6 +156,7 @@ def compile_dynamic_group(
     record: Record,
     parameters: Sequence[int],
     device_name: str,
+    bf16_products: Sequence[ProductKind],
     places: Places,
     values: Values,
     written_out: bool,
@@ -152,7 +164,7 @@ def compile_dynamic_group(
     """Compiles a group for any sizes.
 
     Args:
-        subgraph, record, parameters, device_name: as for :func:`compile_group`.
+        subgraph, record, parameters, device_name, bf16_products: as for :func:`compile_group`.
         places, values, written_out: as for :func:`torchmdla.capture.dynamic.dynamic_program`.
 
     Returns:
@@ -170,7 +182,8 @@ def compile_dynamic_group(
         device = devices.get(device_name)
         refusals.check(subgraph, record, device)
         with trace.span("import for any sizes", "import"):
-            made = dynamic_program(subgraph, record, parameters, device, places, values, written_out)
+            wanted = wanted_by(device, bf16_products)
+            made = dynamic_program(subgraph, record, parameters, device, places, values, written_out, wanted)
         return _executable(subgraph, made.imported, made.program, device, made.outputs), made.sizes
     except CompileError as error:
         raise CompileError(
@@ -180,10 +193,12 @@ def compile_dynamic_group(
         raise internal_error(error) from error
 
 
-def _compile(subgraph: Subgraph, record: Record, parameters: Sequence[int], device: devices.Device) -> _C.Executable:
+def _compile(
+    subgraph: Subgraph, record: Record, parameters: Sequence[int], device: devices.Device, wanted: Wanted
+) -> _C.Executable:
     refusals.check(subgraph, record, device)
     with trace.span("import", "import"):
-        imported = subgraph.import_program(record, parameters, device.composite_ops)
+        imported = subgraph.import_program(record, parameters, wanted)
     return _executable(
         subgraph,
         imported,
@@ -193,11 +208,13 @@ def _compile(subgraph: Subgraph, record: Record, parameters: Sequence[int], devi
     )
 
 
-def _blamed(error: CompileError, subgraph: Subgraph, record: Record, device: devices.Device) -> CompileError:
+def _blamed(
+    error: CompileError, subgraph: Subgraph, record: Record, device: devices.Device, wanted: Wanted
+) -> CompileError:
     """``error`` as one of the calls that are to blame, if any can be found."""
 
     def compile_alone(subgraph: Subgraph, record: Record) -> None:
-        service.compile_program(_program(subgraph.import_program(record, (), device.composite_ops), device))
+        service.compile_program(_program(subgraph.import_program(record, (), wanted), device))
 
     if error.retry_after is not None:
         return error

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torchmdla.devices.device import Node, NodeTypes, TensorType
-from torchmdla.importer import ImportedGraph, Record, TensorMeta, dtype_name
+from torchmdla.importer import NOTHING, ImportedGraph, Record, TensorMeta, Wanted, dtype_name
 
 if TYPE_CHECKING:
     from torchmdla.capture.symbolic import SymbolicRun
@@ -60,11 +60,9 @@ class Subgraph(Protocol):
     def alone(self, number: int, record: Record) -> tuple[Subgraph, Record]:
         """Node number ``number`` as a subgraph, whose results are the node's, and what ``record`` saw of it."""
 
-    def import_program(
-        self, record: Record, parameters: Collection[int], composite_ops: Collection[str] = ()
-    ) -> ImportedGraph:
+    def import_program(self, record: Record, parameters: Collection[int], wanted: Wanted = NOTHING) -> ImportedGraph:
         """The program for inputs like those recorded; ``parameters`` are the indices of inputs that are weights,
-        ``composite_ops`` the operators that it holds as themselves (:attr:`torchmdla.devices.Device.composite_ops`).
+        ``wanted`` is what the device wants of it.
 
         Raises:
             CompileError: it cannot be a program.

@@ -138,6 +138,13 @@ class Device(ABC):
         return frozenset()
 
     @property
+    def multiplies_bf16(self) -> bool:
+        """Whether products of bfloat16 take less time than those of float32: PyTorch's settings decide then which
+        products of float32 are computed so (``torch.set_float32_matmul_precision("medium")``,
+        ``torch.backends.mkldnn.matmul.fp32_precision = "bf16"``)."""
+        return False
+
+    @property
     def precision(self) -> str | None:
         """The number format that it computes in (:data:`torchmdla.testing.compare.FORMATS`), where that is not what
         tensors are in."""

@@ -2,6 +2,26 @@
 
 from torchmdla.importer.graph import import_graph
 from torchmdla.importer.sources import located
-from torchmdla.importer.types import Binding, ImportedGraph, OutputBinding, Record, TensorMeta, dtype_name
+from torchmdla.importer.types import (
+    NOTHING,
+    Binding,
+    ImportedGraph,
+    OutputBinding,
+    Record,
+    TensorMeta,
+    Wanted,
+    dtype_name,
+)
 
-__all__ = ["Binding", "ImportedGraph", "OutputBinding", "Record", "TensorMeta", "dtype_name", "import_graph", "located"]
+__all__ = [
+    "NOTHING",
+    "Binding",
+    "ImportedGraph",
+    "OutputBinding",
+    "Record",
+    "TensorMeta",
+    "Wanted",
+    "dtype_name",
+    "import_graph",
+    "located",
+]

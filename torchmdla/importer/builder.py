@@ -24,13 +24,14 @@ from torchmdla.importer.size_int import value_symbol
 from torchmdla.importer.trace import leaves, qualified_name
 from torchmdla.importer.translate import translate
 from torchmdla.importer.types import (
+    NOTHING,
     Binding,
     ImportedGraph,
     OutputBinding,
     Record,
     TensorMeta,
+    Wanted,
     dtype_name,
-    tensor_type,
 )
 
 # Arguments of batch and instance norms that PyTorch's kernels update without another version of the tensor.
@@ -50,11 +51,11 @@ class ProgramBuilder:
         record: type or value of every value of the graph, by name.
         parameters: the group inputs that are weights: their arguments get the role ``"parameter"`` where they lie
             densely in memory.
-        composite_ops: operators that are written as themselves, not in terms of others.
+        wanted: what the device wants of programs.
     """
 
-    def __init__(self, record: Record, parameters: Collection[int], composite_ops: Collection[str] = ()) -> None:
-        self.emitter = Emitter(composite_ops)
+    def __init__(self, record: Record, parameters: Collection[int], wanted: Wanted = NOTHING) -> None:
+        self.emitter = Emitter(wanted, is_program=True)
         self._record = record
         self._parameters = frozenset(parameters)
         self._inputs: list[str] = []
@@ -121,7 +122,7 @@ class ProgramBuilder:
         physical = replace(seen, shape=shape)
         is_parameter = binding.source == "constant" or (binding.index in self._parameters and not binding.copy)
         argument = Argument("parameter" if is_parameter else "input", dtype_name(seen.dtype), shape)
-        value = Value(name, tensor_type(physical), physical)
+        value = Value(name, self.emitter.tensor_type(physical), physical)
         self._arguments.append((argument, binding, value))
         return replace(self._permuted(value, invert(binding.permutation)), meta=seen)
 

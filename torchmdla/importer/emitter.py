@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 import re
 import struct
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
-from torchmdla.importer.types import TensorMeta, element_type, tensor_type
+from torchmdla.importer.types import NOTHING, TensorMeta, Wanted, element_type, tensor_type
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,13 @@ def float_literal(value: float) -> str:
 class Emitter:
     """Collects ops; constants are written once, where they are first used.
 
-    ``location`` is given to every op until it is set again. ``composite_ops``: operators that the reader of the
-    function wants as themselves, not in terms of others.
+    ``location`` is given to every op until it is set again. ``is_program``: the function is a device's, which holds
+    uint8 as int8 of the same bits: upstream's passes end the process on unsigned types.
     """
 
-    def __init__(self, composite_ops: Collection[str] = ()) -> None:
-        self.composite_ops = frozenset(composite_ops)
+    def __init__(self, wanted: Wanted = NOTHING, is_program: bool = False) -> None:
+        self.wanted = wanted
+        self._is_program = is_program
         self.location = "loc(unknown)"
         self._lines: list[str] = []
         self._constants: dict[str, Value] = {}
@@ -79,7 +80,14 @@ class Emitter:
 
     def tensor_op(self, name: str, operands: Sequence[Value], meta: TensorMeta) -> Value:
         """As :meth:`op` for an op with one result, a tensor."""
-        return Value(self.op(name, operands, [tensor_type(meta)])[0], tensor_type(meta), meta)
+        return Value(self.op(name, operands, [self.tensor_type(meta)])[0], self.tensor_type(meta), meta)
+
+    def tensor_type(self, meta: TensorMeta) -> str:
+        """The type of a tensor in this function."""
+        return tensor_type(self._stored(meta))
+
+    def _stored(self, meta: TensorMeta) -> TensorMeta:
+        return replace(meta, dtype=torch.int8) if self._is_program and meta.dtype == torch.uint8 else meta
 
     def check(self, flag: Value, message: str) -> None:
         """Ends the call with an error unless ``flag``, a 0-d tensor of bool, is true."""
@@ -109,16 +117,19 @@ class Emitter:
 
     def number_tensor(self, value: int | float | bool, meta: TensorMeta) -> Value:
         """A 0-d tensor with a known value, as a literal."""
-        literal = dense_element(torch.tensor(value, dtype=meta.dtype))
-        type_ = tensor_type(meta)
-        text = f"torch.vtensor.literal(dense<{literal}> : tensor<{element_type(meta.dtype)}>) : {type_}"
+        stored = self._stored(meta)
+        number = torch.tensor(value, dtype=meta.dtype)
+        literal = dense_element(number.view(stored.dtype) if stored is not meta else number)
+        type_ = tensor_type(stored)
+        text = f"torch.vtensor.literal(dense<{literal}> : tensor<{element_type(stored.dtype)}>) : {type_}"
         return Value(self._constant(text, type_).name, type_, meta)
 
     def empty_tensor(self, meta: TensorMeta) -> Value:
         """A tensor without elements, as a literal."""
-        type_ = tensor_type(meta)
+        stored = self._stored(meta)
+        type_ = tensor_type(stored)
         sizes = "x".join(map(str, meta.shape))
-        text = f"torch.vtensor.literal(dense<> : tensor<{sizes}x{element_type(meta.dtype)}>) : {type_}"
+        text = f"torch.vtensor.literal(dense<> : tensor<{sizes}x{element_type(stored.dtype)}>) : {type_}"
         return Value(self._constant(text, type_).name, type_, meta)
 
     def int_list(self, values: Sequence[int]) -> Value:

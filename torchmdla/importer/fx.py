@@ -16,12 +16,10 @@ from torchmdla.importer.program import GraphProgram
 from torchmdla.importer.reader import GraphBuilder, Made
 from torchmdla.importer.sources import source_of_trace
 from torchmdla.importer.trace import in_schema_order, map_structure, qualified_name
-from torchmdla.importer.types import ImportedGraph, Record
+from torchmdla.importer.types import NOTHING, ImportedGraph, Record, Wanted
 
 
-def import_fx(
-    graph: fx.Graph, record: Record, parameters: Collection[int], composite_ops: Collection[str] = ()
-) -> ImportedGraph:
+def import_fx(graph: fx.Graph, record: Record, parameters: Collection[int], wanted: Wanted = NOTHING) -> ImportedGraph:
     """Writes ``graph`` (functional, of ``OpOverload`` calls) as one function in the Torch dialect.
 
     Besides ATen there may be sizes, and any call whose result is a number that depends on sizes alone.
@@ -30,12 +28,12 @@ def import_fx(
         graph: a group's subgraph. It returns a tuple.
         record: type or value of every node but the output, by its name; the results of an op with several are a list.
         parameters: the placeholders that are weights: their arguments get the role ``"parameter"``.
-        composite_ops: operators that are written as themselves, not in terms of others.
+        wanted: what the device wants of programs.
 
     Raises:
         CompileError: something in the graph cannot be a program; names the op and where it stands.
     """
-    return read_fx(graph, GraphProgram(record, parameters, composite_ops))
+    return read_fx(graph, GraphProgram(record, parameters, wanted))
 
 
 def read_fx(graph: fx.Graph, builder: GraphBuilder[Made]) -> Made:

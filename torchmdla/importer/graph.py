@@ -19,11 +19,11 @@ from torchmdla.importer.reader import GraphBuilder, Made
 from torchmdla.importer.schemas import schema_of
 from torchmdla.importer.sources import source_of
 from torchmdla.importer.trace import leaves
-from torchmdla.importer.types import ImportedGraph, Record, TensorMeta
+from torchmdla.importer.types import NOTHING, ImportedGraph, Record, TensorMeta, Wanted
 
 
 def import_graph(
-    graph: torch._C.Graph, record: Record, parameters: Collection[int], composite_ops: Collection[str] = ()
+    graph: torch._C.Graph, record: Record, parameters: Collection[int], wanted: Wanted = NOTHING
 ) -> ImportedGraph:
     """Writes ``graph`` as one function in the Torch dialect.
 
@@ -33,12 +33,12 @@ def import_graph(
         graph: the group's subgraph.
         record: type or value of every value of the graph, by debugName.
         parameters: the group inputs that are weights: their arguments get the role ``"parameter"``.
-        composite_ops: operators that are written as themselves, not in terms of others.
+        wanted: what the device wants of programs.
 
     Raises:
         CompileError: something in the graph cannot be a program; names the op and where it stands.
     """
-    return read_graph(graph, _ScriptProgram(record, parameters, composite_ops))
+    return read_graph(graph, _ScriptProgram(record, parameters, wanted))
 
 
 def read_graph(graph: torch._C.Graph, builder: GraphBuilder[Made]) -> Made:

@@ -69,7 +69,7 @@ def nonzero_divisor(emitter: Emitter, operands: Sequence[Any]) -> list[Any]:
 def _widened(emitter: Emitter, index: object) -> object:
     if not isinstance(index, Value) or index.meta is None:
         return index
-    if index.meta.dtype == torch.bool:
+    if index.meta.dtype in (torch.bool, torch.uint8):
         raise CompileError("a mask as an index is not supported")
     is_narrow = index.meta.dtype == torch.int32
     return cast(emitter, index, replace(index.meta, dtype=torch.int64)) if is_narrow else index

@@ -25,6 +25,7 @@ from torchmdla.importer.decompositions import (
     paddings,
     pooling,
     products,
+    quantisation,
     recurrent,
     reductions,
     writing,
@@ -32,6 +33,7 @@ from torchmdla.importer.decompositions import (
 from torchmdla.importer.decompositions.resize import RESIZES
 from torchmdla.importer.emitter import Emitter
 from torchmdla.importer.rewrites import Rewrite
+from torchmdla.importer.types import ProductKind
 
 # A function of an operator's arguments in the schema's order, in terms of other operators, traced on the recorded types
 # (``trace.py``). It must be functional: no writes.
@@ -63,6 +65,13 @@ class Operator:
         takes_sizes: whether it may compute with sizes that vary among integers. The others look at numbers, for zero
             or a sign.
         guard: what comes right before it.
+        keeps_dtype: whether it is written in dtypes that are only stored (``COMPUTED`` in ``types.py``) as in others:
+            it only places, selects or converts elements, or its decomposition says what is rounded. Others are
+            computed in float32 or int32, and their results are rounded, or wrap around, once.
+        converts: whether it gives its first tensor in another dtype, or as it is.
+        autocasts: whether under autocast it is computed in another dtype although the dispatcher has no kernel that
+            says so: it is made of operators for which there is one.
+        factors: what kind of product it is, and of which arguments.
     """
 
     rewrite: Rewrite | None = None
@@ -76,6 +85,10 @@ class Operator:
     whole_with_open_floats: Callable[[Sequence[Any]], bool] | None = None
     takes_sizes: bool = False
     guard: Guard | None = None
+    keeps_dtype: bool = False
+    converts: bool = False
+    autocasts: bool = False
+    factors: tuple[ProductKind, tuple[str, ...]] | None = None
 
 
 Row = tuple[str, Operator]
@@ -136,6 +149,7 @@ _IN_RESULT = Operator(computed_in="result")
 _COMPOSITE = Operator(decomposition="composite")
 _FROM_TABLE = Operator(decomposition="table")
 _SIZES = Operator(takes_sizes=True)
+_KEEPS_DTYPE = Operator(keeps_dtype=True)
 _COMPARISONS = {name: getattr(torch, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
 
 
@@ -282,6 +296,17 @@ _PRODUCTS = (
     _rows("einsum tensordot", _COMPOSITE),
 )
 
+_FACTORS = (
+    _rows("mm bmm", Operator(factors=("matmul", ("self", "mat2")))),
+    _rows("mv", Operator(factors=("matmul", ("self", "vec")))),
+    _rows("matmul", Operator(factors=("matmul", ("self", "other")))),
+    _rows("addmm", Operator(factors=("matmul", ("mat1", "mat2")))),
+    _rows("addmv", Operator(factors=("matmul", ("mat", "vec")))),
+    _rows("baddbmm", Operator(factors=("matmul", ("batch1", "batch2")))),
+    _rows("linear", Operator(factors=("matmul", ("input", "weight")))),
+    _rows("convolution _convolution.* conv_transpose1d.*", Operator(factors=("conv", ("input", "weight")))),
+)
+
 _CONVOLUTIONS = (
     _own("convolution", convolutions.convolution),
     _own("_convolution _convolution.deprecated", convolutions.convolution_of_script),
@@ -326,6 +351,8 @@ _LAYERS = (
     _own("gru.input", recurrent.gru),
     _own("rnn_tanh.input", recurrent.rnn_tanh),
     _own("rnn_relu.input", recurrent.rnn_relu),
+    _rows("lstm.input gru.input rnn_tanh.input rnn_relu.input", Operator(keeps_dtype=True, autocasts=True)),
+    _rows("_native_multi_head_attention _transformer_encoder_layer_fwd", _KEEPS_DTYPE),
     _own("lstm_cell", recurrent.lstm_cell),
     _own("gru_cell", recurrent.gru_cell),
     _own("rnn_tanh_cell", recurrent.rnn_tanh_cell),
@@ -368,7 +395,8 @@ _INDEXING = (
 _MOVING = (
     _rows(
         "alias clone contiguous detach lift_fresh positive to.dtype to.dtype_layout to.device to.other "
-        "to.prim_Device to.prim_dtype to.prim_other _to_copy type_as cpu resolve_conj resolve_neg",
+        "to.prim_Device to.prim_dtype to.prim_other _to_copy type_as cpu resolve_conj resolve_neg "
+        "_autocast_to_reduced_precision _autocast_to_full_precision",
         Operator(rewrite=rewrites.same_values),
     ),
     [("prims::convert_element_type", Operator(rewrite=rewrites.same_values))],
@@ -388,7 +416,35 @@ _MOVING = (
     _rows("cat", Operator(rewrite=rewrites.join)),
     _rows("concat", Operator(rewrite=rewrites.join, decomposition="composite")),
     _rows("hstack vstack mT numpy_T swapaxes movedim.int meshgrid meshgrid.indexing", _COMPOSITE),
+    _rows(
+        "alias clone contiguous detach lift_fresh positive to.* _to_copy type_as cpu resolve_conj resolve_neg "
+        "_autocast_to_reduced_precision _autocast_to_full_precision",
+        Operator(keeps_dtype=True, converts=True),
+    ),
+    _rows(
+        "split.* split_with_sizes chunk unsafe_chunk unsafe_split.* unsafe_split_with_sizes tensor_split.* unbind.* "
+        "view reshape _unsafe_view _reshape_alias flatten.* unflatten.* view_as reshape_as squeeze.* unsqueeze ravel "
+        "expand expand_as broadcast_to roll cat concat hstack vstack stack mT numpy_T swapaxes movedim.* permute "
+        "transpose.* t slice.* select.* index_select flip index.* embedding meshgrid.*",
+        _KEEPS_DTYPE,
+    ),
+    [("prims::convert_element_type", Operator(keeps_dtype=True, converts=True))],
 )
+
+_QUANTISED: Mapping[str, Decomposition] = {
+    "quantize_per_tensor quantize_per_tensor.tensor": quantisation.quantize,
+    "quantize_per_channel": quantisation.quantize_per_channel,
+    "quantize_per_token": quantisation.quantize_per_token,
+    "dequantize_per_tensor dequantize_per_tensor.tensor": quantisation.dequantize,
+    "dequantize_per_channel": quantisation.dequantize_per_channel,
+    "dequantize_per_channel_group": quantisation.dequantize_per_channel_group,
+    "dequantize_per_token": quantisation.dequantize_per_token,
+}
+_QUANTISATION: list[Row] = [
+    (f"quantized_decomposed::{name}", Operator(decomposition=decomposition, keeps_dtype=True))
+    for names, decomposition in _QUANTISED.items()
+    for name in names.split()
+]
 
 _FILLING = (
     _rows("full.* full_like.* new_full.* fill.* constant_pad_nd.*", _IN_RESULT),
@@ -408,11 +464,13 @@ OPERATORS: Mapping[str, Operator] = _table(
     *_FUNCTIONS,
     *_REDUCTIONS,
     *_PRODUCTS,
+    *_FACTORS,
     *_CONVOLUTIONS,
     *_WINDOWS,
     *_LAYERS,
     *_LOSSES,
     *_INDEXING,
     *_MOVING,
+    _QUANTISATION,
     *_FILLING,
 )

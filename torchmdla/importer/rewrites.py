@@ -16,19 +16,37 @@ import torch
 from torchmdla.errors import CompileError
 from torchmdla.importer.emitter import Emitter, Value
 from torchmdla.importer.layout import contiguous_strides
-from torchmdla.importer.types import TensorMeta, dtype_number
+from torchmdla.importer.types import COMPUTED, TensorMeta, dtype_number
 
 Rewrite = Callable[[Emitter, Mapping[str, Any], Sequence[Any]], "list[object] | None"]
 
 
 def cast(emitter: Emitter, value: Value, meta: TensorMeta) -> Value:
-    """``value`` with the dtype of ``meta``; itself when it has that."""
+    """``value`` with the dtype of ``meta``; itself when it has that. Dtypes that are only stored are made of those that
+    they are computed in, and become others from there, as PyTorch converts them."""
     assert value.meta is not None
-    if value.meta.dtype == meta.dtype:
+    dtypes = value.meta.dtype, meta.dtype
+    if dtypes[0] == dtypes[1]:
         return value
+    for dtype in dtypes:
+        if COMPUTED.get(dtype, dtype) not in dtypes:
+            between = cast(emitter, value, replace(value.meta, dtype=COMPUTED[dtype]))
+            return cast(emitter, between, meta)
+    made = _converted(emitter, value, meta)
+    if dtypes[0] != torch.uint8:
+        return made
+    return emitter.tensor_op("torch.aten.bitwise_and.Scalar", [made, emitter.integer(_BYTE)], meta)
+
+
+# All bits of a byte: what is left of one that has been taken to be signed.
+_BYTE = 0xFF
+
+
+def _converted(emitter: Emitter, value: Value, meta: TensorMeta) -> Value:
+    written = torch.int8 if meta.dtype == torch.uint8 else meta.dtype
     operands = [
         value,
-        emitter.integer(dtype_number(meta.dtype)),
+        emitter.integer(dtype_number(written)),
         emitter.boolean(False),
         emitter.boolean(False),
         emitter.none(),

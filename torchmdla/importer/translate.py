@@ -6,24 +6,24 @@ operator needs is in its record (``operators.py``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from torchmdla.errors import CompileError
-from torchmdla.importer import promotion
+from torchmdla.importer import precision, promotion
 from torchmdla.importer.decomposing import traced
 from torchmdla.importer.emitter import Emitter, Value
 from torchmdla.importer.layout import contiguous_strides
-from torchmdla.importer.open_floats import has_open_float, in_tensor_form, opened, opened_tensors
+from torchmdla.importer.op_call import OpCall, Results, Way
+from torchmdla.importer.open_floats import in_tensor_form, opened, opened_tensors
 from torchmdla.importer.operands import Operand, as_tensor, materialise
-from torchmdla.importer.operators import Operator, operator
+from torchmdla.importer.operators import operator
 from torchmdla.importer.rewrites import viewed
-from torchmdla.importer.trace import Ref, Trace, leaves, map_structure, qualified_name
-from torchmdla.importer.types import TensorMeta, tensor_type
+from torchmdla.importer.trace import Ref, Trace, leaves, map_structure
+from torchmdla.importer.types import TensorMeta
 
 
 def translate(
@@ -41,38 +41,10 @@ def translate(
     Raises:
         CompileError: the call cannot be expressed.
     """
-    return _OpCall(emitter, schema, operands, metas, within).written()
+    return OpCall(WAYS, emitter, schema, operands, metas, within).written()
 
 
-@dataclass(frozen=True)
-class _OpCall:
-    emitter: Emitter
-    schema: torch._C.FunctionSchema
-    operands: Sequence[Operand]
-    metas: Sequence[object]
-    within: str
-
-    @cached_property
-    def name(self) -> str:
-        return qualified_name(self.schema)
-
-    @cached_property
-    def operator(self) -> Operator:
-        return operator(self.name)
-
-    @cached_property
-    def has_open_float(self) -> bool:
-        return has_open_float(self.operands)
-
-    def written(self) -> list[Operand]:
-        found = (way(self) for way in WAYS)
-        return next(results for results in found if results is not None)
-
-
-_Results = list[Operand] | None
-
-
-def _without_elements(call: _OpCall) -> _Results:
+def _without_elements(call: OpCall) -> Results:
     """Literals, if no result has an element. Upstream refuses many such calls and ends the process on some."""
     found = list(leaves(call.metas))
     if not found or not all(isinstance(meta, TensorMeta) and 0 in meta.shape for meta in found):
@@ -80,7 +52,7 @@ def _without_elements(call: _OpCall) -> _Results:
     return [map_structure(call.emitter.empty_tensor, meta) for meta in call.metas]
 
 
-def _rewritten(call: _OpCall) -> _Results:
+def _rewritten(call: OpCall) -> Results:
     if call.operator.rewrite is None:
         return None
     named = zip((argument.name for argument in call.schema.arguments), call.operands, strict=True)
@@ -89,7 +61,7 @@ def _rewritten(call: _OpCall) -> _Results:
     )
 
 
-def _with_one_more_dimension(call: _OpCall) -> _Results:
+def _with_one_more_dimension(call: OpCall) -> Results:
     """Of size 1, before those of each tensor, where the first has fewer than the operator needs."""
     first = call.operands[0] if call.operands else None
     if not isinstance(first, Value) or first.meta is None or len(first.meta.shape) >= call.operator.least_rank:
@@ -114,7 +86,7 @@ def _raised(meta: TensorMeta) -> TensorMeta:
     return replace(meta, shape=shape, strides=contiguous_strides(shape))
 
 
-def _with_tensors_for_numbers(call: _OpCall) -> _Results:
+def _with_tensors_for_numbers(call: OpCall) -> Results:
     """In the form that takes tensors, where a float is known only at run time."""
     if not call.has_open_float:
         return None
@@ -126,7 +98,7 @@ def _with_tensors_for_numbers(call: _OpCall) -> _Results:
     return replace(call, schema=schema, operands=operands).written()
 
 
-def _decomposed(call: _OpCall) -> _Results:
+def _decomposed(call: OpCall) -> Results:
     if call.operator.decomposition is None or _is_kept_whole(call):
         return None
     operands = [opened(call.emitter, operand, call.operands) for operand in _opened(call)]
@@ -135,18 +107,18 @@ def _decomposed(call: _OpCall) -> _Results:
     return [results] if call.schema.returns[0].type.kind() == "ListType" else results
 
 
-def _is_kept_whole(call: _OpCall) -> bool:
-    if call.name in (call.within, *call.emitter.composite_ops):
+def _is_kept_whole(call: OpCall) -> bool:
+    if call.name in (call.within, *call.emitter.wanted.composite_ops):
         return True
     whole = call.operator.whole_with_open_floats
     return whole is not None and call.has_open_float and whole(call.operands)
 
 
-def _opened(call: _OpCall) -> Sequence[Operand]:
+def _opened(call: OpCall) -> Sequence[Operand]:
     return opened_tensors(call.emitter, call.schema, call.operands) if call.has_open_float else call.operands
 
 
-def _replayed(call: _OpCall, recorded: Trace, operands: Sequence[Operand]) -> list[Operand]:
+def _replayed(call: OpCall, recorded: Trace, operands: Sequence[Operand]) -> list[Operand]:
     """The calls of a trace, written with the tensors among ``operands`` as its inputs."""
     inputs = leaves([as_tensor(call.emitter, operand) for operand in operands])
     values: dict[int, Operand] = dict(enumerate(value for value in inputs if isinstance(value, Value)))
@@ -177,7 +149,7 @@ def _check_dtypes(results: Sequence[Operand], metas: Sequence[object]) -> None:
             raise CompileError(f"its decomposition makes {value.meta.dtype} instead of {meta.dtype}")
 
 
-def _as_itself(call: _OpCall) -> list[Operand]:
+def _as_itself(call: OpCall) -> list[Operand]:
     """The op of the same name, or of an overload for numbers, in the dtype that PyTorch computes it in."""
     emitter = call.emitter
     name, dtype, operands = promotion.prepared(call.schema, call.name, _opened(call), call.metas[0])
@@ -188,7 +160,10 @@ def _as_itself(call: _OpCall) -> list[Operand]:
         materialise(emitter, operand, argument.type, argument.N)  # type: ignore[attr-defined]
         for operand, argument in zip(operands, call.schema.arguments, strict=True)
     ]
-    types = [_result_type(meta, returned.type) for meta, returned in zip(call.metas, call.schema.returns, strict=True)]
+    types = [
+        _result_type(emitter, meta, returned.type)
+        for meta, returned in zip(call.metas, call.schema.returns, strict=True)
+    ]
     names = emitter.op("torch." + name.replace("::", "."), values, types)
     return [
         None if type_ == "!torch.none" else Value(name, type_, meta if isinstance(meta, TensorMeta) else None)
@@ -196,9 +171,9 @@ def _as_itself(call: _OpCall) -> list[Operand]:
     ]
 
 
-def _result_type(meta: object, type_: torch._C.JitType) -> str:
+def _result_type(emitter: Emitter, meta: object, type_: torch._C.JitType) -> str:
     if isinstance(meta, TensorMeta):
-        return tensor_type(meta)
+        return emitter.tensor_type(meta)
     if meta is None:
         return "!torch.none"
     if isinstance(meta, float) and type_.kind() in ("FloatType", "NumberType"):
@@ -206,8 +181,11 @@ def _result_type(meta: object, type_: torch._C.JitType) -> str:
     raise CompileError(f"a result of type {type_} cannot be expressed")
 
 
-WAYS: tuple[Callable[[_OpCall], _Results], ...] = (
+WAYS: tuple[Way, ...] = (
     _without_elements,
+    precision.in_dtype_of_autocast,
+    precision.in_computed_dtype,
+    precision.with_rounded_factors,
     _rewritten,
     _with_one_more_dimension,
     _with_tensors_for_numbers,

@@ -35,6 +35,26 @@ def recorded(value: object) -> Any:
     return value
 
 
+# Products by the names that ``torch.backends.mkldnn`` has for them.
+ProductKind = Literal["matmul", "conv", "rnn"]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a device wants of the programs that it compiles (:class:`torchmdla.devices.Device`).
+
+    Attributes:
+        composite_ops: operators that are written as themselves, not in terms of others.
+        bf16_products: products whose factors are rounded from float32 to bfloat16.
+    """
+
+    composite_ops: frozenset[str] = frozenset()
+    bf16_products: frozenset[ProductKind] = frozenset()
+
+
+NOTHING = Wanted()
+
+
 # debugName of a value -> TensorMeta for a tensor, list of TensorMeta for a list of tensors, and for everything else the
 # Python value itself: int (dtypes, layouts and memory formats too), float, bool, None, str, device, list.
 Record = Mapping[str, object]
@@ -112,6 +132,16 @@ _DTYPES: dict[torch.dtype, tuple[str, int]] = {
     torch.bfloat16: ("bf16", 15),
 }
 
+
+# Floats of 16 bits.
+HALVES = (torch.float16, torch.bfloat16)
+
+# What PyTorch's operators compute in where tensors are of dtypes that they only store (``at::opmath_type``; integers
+# are C's).
+COMPUTED: Mapping[torch.dtype, torch.dtype] = {
+    **dict.fromkeys(HALVES, torch.float32),
+    **dict.fromkeys((torch.int8, torch.uint8, torch.int16), torch.int32),
+}
 
 # The numbers by which TorchScript and the Torch dialect know a layout and a memory format.
 LAYOUTS = {torch.strided: 0}

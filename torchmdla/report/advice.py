@@ -98,7 +98,7 @@ _ADVICE = _rows(
         ),
         ("", "no part of a graph", "have it in what is scripted, traced or compiled: Python calls it between graphs"),
         ("", "needs the package", "install it: nothing runs on this device without it"),
-        ("", "dispatch mode", "call it outside of autocast, vmap and TorchDispatchMode"),
+        ("", "dispatch mode", "call it outside of vmap and TorchDispatchMode"),
         ("", "requires grad", "call it under torch.no_grad() if this is inference"),
         ("", "forward-mode", "call it without forward-mode gradients if this is inference"),
         ("", "plain strided CPU", "give it dense tensors on the CPU"),

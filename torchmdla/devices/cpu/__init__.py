@@ -46,8 +46,11 @@ class CpuDevice(Device):
 
     @property
     def dtypes(self) -> frozenset[str]:
-        # 8-bit integers crash upstream's lowering; 16-bit floats would round where eager PyTorch does not.
-        return frozenset({"float32", "float64", "int64", "int32", "bool"})
+        from torchmdla.devices.cpu.machine import converts_f16
+        from torchmdla.devices.cpu.processors import target_of
+
+        dtypes = {"float32", "float64", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"}
+        return frozenset(dtypes | {"float16"} if converts_f16(target_of(self._processor)) else dtypes)
 
     def target(self) -> Target:
         from torchmdla.devices.cpu.machine import ALGORITHMS, CHECK_BOUNDS
@@ -61,6 +64,13 @@ class CpuDevice(Device):
         if os.environ.get("TORCHMDLA_CHECK_BOUNDS", "0") not in ("", "0"):
             features.append(CHECK_BOUNDS)
         return replace(target, features=",".join(features))
+
+    @property
+    def multiplies_bf16(self) -> bool:
+        from torchmdla.devices.cpu.machine import Machine
+        from torchmdla.devices.cpu.processors import target_of
+
+        return Machine.of(target_of(self._processor)).dots
 
     @property
     def machine(self) -> str:

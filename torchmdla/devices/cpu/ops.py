@@ -77,7 +77,15 @@ slice.Tensor select.int narrow view reshape view_as reshape_as flatten.using_int
 numpy_T mT movedim.int swapaxes expand expand_as broadcast_to squeeze squeeze.dim squeeze.dims unsqueeze unbind.int
 split split.Tensor split.sizes split_with_sizes chunk tensor_split.sections diagonal unfold meshgrid meshgrid.indexing
 contiguous detach alias positive to.dtype to.dtype_layout to.device to.other to.prim_dtype type_as
+_autocast_to_reduced_precision _autocast_to_full_precision
 _grad_sum_to_size sum_to_size
+"""
+
+# Of torch.ops.quantized_decomposed: what exported programs say of integers that stand for floats.
+_QUANTISED = """
+quantize_per_tensor quantize_per_tensor.tensor quantize_per_channel quantize_per_token
+dequantize_per_tensor dequantize_per_tensor.tensor dequantize_per_channel dequantize_per_channel_group
+dequantize_per_token
 """
 
 # Random numbers, statistics to update or no decomposition, unless these arguments are constants.
@@ -101,6 +109,7 @@ OPS: Mapping[str, OpSupport] = {
     **entries("aten", _ELEMENTWISE, "cheap"),
     **entries("aten", _MOVING, "cheap"),
     **entries("aten", _VIEW, "view"),
+    **entries("quantized_decomposed", _QUANTISED, "cheap"),
     **entries("prim", "ConstantChunk", "view"),
     **SHAPE_OPS,
     **_CONDITIONAL,

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from torchmdla.errors import CompileError
+from torchmdla.importer.types import HALVES
 
 # Steps of all layers and directions. What comes out is no longer than that of a few, but until a device has made a loop
 # of them each is a dozen ops, and more steps take minutes.
@@ -73,6 +74,11 @@ def _network(  # type: ignore[no-untyped-def]
     batch_first,
 ) -> tuple[Tensor, ...]:
     """Every layer and direction; ``initial`` holds the states, each ``[layers · directions, N, hidden]``."""
+    rest = has_biases, num_layers, dropout, train, bidirectional, batch_first
+    if input.dtype in HALVES:
+        starts, weights = ([tensor.float() for tensor in those] for those in (initial, params))
+        results = _network(_rounding(cell, input.dtype), input.float(), starts, weights, *rest)
+        return tuple(result.to(input.dtype) for result in results)
     if dropout != 0.0 and train and num_layers > 1:
         raise CompileError("dropout in training draws random numbers")
     per_direction = 4 if has_biases else 2
@@ -98,6 +104,16 @@ def _network(  # type: ignore[no-untyped-def]
         sequence = torch.cat(outputs, -1) if bidirectional else outputs[0]
     result = sequence.transpose(0, 1) if batched and batch_first else sequence
     return result, *(_stack(parts) for parts in zip(*last, strict=True))
+
+
+def _rounding(cell: Cell, dtype: torch.dtype) -> Cell:
+    """A cell in float32 whose output is rounded to ``dtype``, which the next step reads."""
+
+    def step(projected: Tensor, state: State, weight: Tensor, bias: Tensor | None) -> State:
+        hidden, *others = cell(projected, state, weight, bias)
+        return hidden.to(dtype).float(), *others
+
+    return step
 
 
 def _stack(parts: Sequence[Tensor]) -> Tensor:
