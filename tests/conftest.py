@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -18,6 +19,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_cache] = tempfile.TemporaryDirectory(prefix="torchmdla-tests-")
     os.environ["TORCHMDLA_CACHE_DIR"] = config.stash[_cache].name
     os.environ.setdefault("TORCHMDLA_VERIFY", "1")
+    # Shells have what runs in the background ignore interrupts, and some tests send them.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -153,14 +153,13 @@ def test_a_loop_counter_does_not_enter_a_group():
     assert torchmdla.stats().specialisations <= 2
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.float16, torch.complex64])
-def test_untaken_dtypes_stay_outside(dtype):
+def test_untaken_dtypes_stay_outside():
     """No dtype shows in a graph that has not run: a group is divided when it is seen to hold such a one."""
 
     def function(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         return (x + x) * x + x, torch.tanh(y) * 2 + x.abs()
 
-    x, y = torch.ones(4, 4).to(dtype), torch.randn(4, 4)
+    x, y = torch.ones(4, 4).to(torch.complex64), torch.randn(4, 4)
     made = torchmdla.stats().specialisations
     scripted = torch.jit.trace(function, (x, y), check_trace=False)
     for _ in range(6):

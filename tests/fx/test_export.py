@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 import torchmdla
 from torchmdla.testing.compare import assert_matches
 from torchmdla.testing.models import MODELS
+from torchmdla.testing.programs import PROGRAMS
 
 
 @pytest.mark.parametrize("name", ["resnet18", "bert", "vit_b16", "lstm"])
@@ -335,3 +336,15 @@ def test_what_the_frontend_does_not_take() -> None:
     ]:
         with pytest.raises(kind, match=message):
             torchmdla.compile(*arguments, **keywords)
+
+
+def test_a_quantised_program_is_one_group() -> None:
+    """Pairs of quantise and dequantise are part of it, weights of int8 too."""
+    module: Any = PROGRAMS["dtypes.quantised"].make()
+    inputs = (torch.randn(2, 4, 9, 9),)
+    program = torchmdla.compile(module, *inputs, frontend="export")
+    with torch.no_grad():
+        for _ in range(2):
+            assert_matches(program(*inputs), module(*inputs), layers=4)
+    stats = torchmdla.stats()
+    assert (stats.groups, stats.specialisations, stats.fallbacks, stats.left_out) == (1, 1, {}, {})

@@ -147,6 +147,14 @@ def check_written_weights(found: dict[str, Any]) -> None:
     assert all(call >= 1 for calls in row["calls"].values() for call in calls)
 
 
+def check_precisions(found: dict[str, Any]) -> None:
+    errors = {row["precision"]: row["ways"]["torchmdla"]["error"] for row in found["rows"]}
+    assert errors["float32"] < 1e-6 < min(error for name, error in errors.items() if name != "float32" and error > 1e-5)
+    for row in found["rows"]:
+        assert row["faults"] == []
+        assert all(is_time(way) and way["agreement"] > 0.95 for way in row["ways"].values())
+
+
 def check_devices(found: dict[str, Any]) -> None:
     assert [row["model"] for row in found["rows"]] == ["resnet18", "bert"]
     for row in found["rows"]:
@@ -191,6 +199,7 @@ def check_mdla(found: dict[str, Any]) -> None:
         ("frozen", (), check_frozen),
         ("written_weights", (), check_written_weights),
         ("devices", (), check_devices),
+        ("precisions", (), check_precisions),
         ("mdla", ("--models", "resnet18,lstm_linear"), check_mdla),
         ("mdla_pipeline", ("--models", "upscale"), check_mdla_pipeline),
     ],

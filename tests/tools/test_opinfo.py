@@ -25,7 +25,7 @@ WAY = "torchscript:trace"
 
 # One operator in so many, another choice for each dtype, and its first sample.
 _EVERY = 16
-_DTYPES = ("float32", "int64", "bool", "float64")
+_DTYPES = ("float32", "int64", "bool", "float64", "bfloat16", "float16", "int8", "uint8")
 SLICE = [name for offset, dtype in enumerate(_DTYPES) for name in opinfo.names([dtype])[3 * offset :: _EVERY]]
 
 # Each was wrong, or the compiler failed on it, once: operator and dtype, sample.

@@ -49,9 +49,11 @@ TOLERANCES: dict[torch.dtype, Tolerance] = {
 # How much farther from eager's results others may be than eager's results that are rounded otherwise.
 DOUBT = 8.0
 
-# Number formats of devices, by their names; those that are not here are held to the dtype. 16 bits, 8 of them
+# Number formats of devices, or of products of float32, by their names; those that are not here are held to the dtype.
+# "fixed16" has 16 bits, 8 of them
 # fractional: weights of a tenth keep four to five bits, and errors of independent signs average out over a sum.
 FORMATS: dict[str, Tolerance] = {
+    "bfloat16": TOLERANCES[torch.bfloat16],
     "fixed16": Tolerance(0.0, 3e-2, 2.0**-7),
     "fixed8": Tolerance(0.0, 2e-1, 2.0**-3),
     "variable": Tolerance(0.0, 2e-2, 0.0),

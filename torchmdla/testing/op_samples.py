@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+import torch.ao.quantization.fx._decomposed  # registers the operators
 
 _random = torch.Generator().manual_seed(7)
 
@@ -73,6 +74,38 @@ SAMPLES: dict[str, list[tuple[object, ...]]] = {
     "aten::feature_dropout": [(IMAGE, 0.5, False)],
     "aten::alpha_dropout": [(X, 0.5, False)],
     "aten::positive": [(X,)],
+    # Whether autocast is on for GPUs and for CPUs, and the dtypes of either.
+    "aten::_autocast_to_reduced_precision": [(X, True, False, torch.float16, torch.bfloat16)],
+    "aten::_autocast_to_full_precision": [(X, False, True), (X.bfloat16(), False, True)],
+    # Integers that stand for floats
+    "quantized_decomposed::quantize_per_tensor": [
+        (X, 0.05, 128, 0, 255, torch.uint8),
+        (X, 0.02, 0, -127, 127, torch.int8),
+        (X.bfloat16(), 0.05, 3, -128, 127, torch.int8),
+    ],
+    "quantized_decomposed::quantize_per_tensor.tensor": [
+        (X, torch.tensor(0.05), torch.tensor(7), -128, 127, torch.int8),
+    ],
+    "quantized_decomposed::quantize_per_channel": [(X, positive(4), INTS[0], 1, -128, 127, torch.int8)],
+    "quantized_decomposed::quantize_per_token": [(X, positive(3, 1), INTS[:, :1], -128, 127, torch.int8)],
+    "quantized_decomposed::dequantize_per_tensor": [
+        (INTS.to(torch.uint8), 0.05, 3, 0, 255, torch.uint8),
+        (INTS.to(torch.int8), 0.05, 0, -128, 127, torch.int8, torch.bfloat16),
+    ],
+    "quantized_decomposed::dequantize_per_tensor.tensor": [
+        (INTS.to(torch.int8), torch.tensor(0.05), torch.tensor(2), -128, 127, torch.int8),
+    ],
+    "quantized_decomposed::dequantize_per_channel": [
+        (INTS.to(torch.int8), positive(3), None, 0, -128, 127, torch.int8),
+        (INTS.to(torch.int8), positive(4), INTS[0], 1, -128, 127, torch.int8),
+    ],
+    "quantized_decomposed::dequantize_per_channel_group": [
+        (INTS.to(torch.int8), positive(3, 2), INTS[:, :2], -8, 7, torch.int8, 2, torch.float32),
+        (INTS.to(torch.int8), positive(3, 1), None, -8, 7, torch.int8, 4, torch.bfloat16),
+    ],
+    "quantized_decomposed::dequantize_per_token": [
+        (INTS.to(torch.int8), positive(3, 1), INTS[:, :1], -128, 127, torch.int8, torch.float32),
+    ],
     # Elementwise, two or more
     "aten::add.Tensor": [(X, Y), (X, ROW, 2), (X, ROW, 0.5), (X, INTS)],
     "aten::add.Scalar": [(X, 2), (X, 0.5, 3)],

@@ -25,7 +25,9 @@ from torchmdla.testing.programs.operators import grouped, on_tensors
 from torchmdla.testing.programs.program import Tag, constantly
 
 # What is run unless asked for otherwise: the dtypes that devices take.
-DTYPES = ("float32", "int64", "bool", "float64", "int32")
+DTYPES = ("float32", "int64", "bool", "float64", "int32", "bfloat16", "float16", "int16", "int8", "uint8")
+
+_HALVES = (torch.float16, torch.bfloat16)
 
 # Their results are memory that nobody has written.
 UNWRITTEN = frozenset(
@@ -116,8 +118,18 @@ def _program(name: str, info: Any, sample: Any, form: Form) -> Program | None:
     function, tensors = on_tensors(*found)
     tags: frozenset[Tag] = frozenset({"sparse"} if "sparse" in info.name else ())
     make = constantly(grouped(_plain(function)))
-    values = info.name not in UNWRITTEN
-    return Program(name, make, tensors, layers=_LAYERS, tags=tags, values=values, is_refused=form.is_refused)
+    # Samples of a few elements cancel: what eager's own rounding leaves of these is no reference in 16 bits.
+    is_half = any(isinstance(tensor, Tensor) and tensor.dtype in _HALVES for tensor in tensors)
+    return Program(
+        name,
+        make,
+        tensors,
+        layers=_LAYERS,
+        tags=tags,
+        values=info.name not in UNWRITTEN,
+        in_doubt=is_half,
+        is_refused=form.is_refused,
+    )
 
 
 # --- forms -------------------------------------------------------------------------------------------------------

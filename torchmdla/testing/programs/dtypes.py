@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
+import torch.ao.quantization.fx._decomposed  # registers the operators of `quantized_decomposed`
 from torch import Tensor, nn
 
 from torchmdla.testing.programs.inputs import Draw, booleans, integers, normal
@@ -87,15 +88,89 @@ OTHERS = {
         *[DTYPES["bool"]] * 2,
         integers(4, high=2),
     ),
+    "bfloat16_and_float32": (
+        lambda x, y: (x * y[0, 0] + x, x + y, torch.cat([x, y]), x.exp().sum(1)),
+        DTYPES["bfloat16"],
+        DTYPES["float32"],
+    ),
+    "float16_compared_with_numbers": (
+        lambda x: (x < 0.1, x >= 0.1, x == 0.7, torch.where(x > 0.3, x, x * 0.1)),
+        torch.tensor([0.1, 0.7, 0.3, 0.0999, -0.1], dtype=torch.float16),
+    ),
+    "sums_of_bfloat16_in_float32": (lambda x: x.sum(0, dtype=torch.float32) * 2, DTYPES["bfloat16"]),
+    "softmax_in_float16": (lambda x: torch.softmax(x, 1, dtype=torch.float16) * 2, DTYPES["float32"]),
+    "integers_as_bfloat16": (lambda x: (x * 37).to(torch.bfloat16) * 0.5, DTYPES["int64"]),
+    "bfloat16_as_integers": (lambda x: (x * 3).to(torch.int64) + 1, DTYPES["bfloat16"]),
+    "float64_as_float16": (lambda x: x.half() + x.double(), DTYPES["float64"]),
     "overflowing_int32": (lambda x: x * 1234567891 + 5, DTYPES["int32"]),
     "softmax_in_float64": (lambda x: torch.softmax(x, 1, dtype=F64) * 2, DTYPES["float32"]),
     "view_as_other": (lambda x: x.view(torch.int32) + 1, DTYPES["float32"]),
     "complex_of_parts": (lambda x, y: torch.view_as_real(torch.complex(x, y) * 2), *[DTYPES["float32"]] * 2),
 }
 
+
+class _Outputs(nn.Module):
+    """What a recurrent network gives for each step."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.network(x)[0]  # type: ignore[no-any-return]
+
+
+class _Quantised(nn.Module):
+    """A convolution and a linear layer as exported programs have them quantised: pairs of quantise and dequantise
+    around each, weights of int8, one scale for each channel."""
+
+    filters: Tensor
+    scales: Tensor
+    zero_points: Tensor
+    weight: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("filters", torch.randint(-127, 128, (8, 4, 3, 3)).to(torch.int8))
+        self.register_buffer("scales", torch.rand(8) / 500 + 1e-3)
+        self.register_buffer("zero_points", torch.zeros(8, dtype=torch.int64))
+        self.register_buffer("weight", torch.randint(-127, 128, (5, 8)).to(torch.int8))
+        self.bias = nn.Parameter(torch.randn(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.rounded(x, 0.05, 128)
+        filters = torch.ops.quantized_decomposed.dequantize_per_channel(
+            self.filters, self.scales, self.zero_points, 0, -127, 127, torch.int8
+        )
+        x = self.rounded(torch.relu(nn.functional.conv2d(x, filters, padding=1)), 0.07, 0)
+        x = self.rounded(x.mean([2, 3]), 0.03, 3)
+        weight = torch.ops.quantized_decomposed.dequantize_per_tensor(self.weight, 0.01, 0, -127, 127, torch.int8)
+        return nn.functional.linear(x, weight, self.bias)
+
+    def rounded(self, x: Tensor, scale: float, zero_point: int) -> Tensor:
+        small = torch.ops.quantized_decomposed.quantize_per_tensor(x, scale, zero_point, 0, 255, torch.uint8)
+        wide: Tensor = torch.ops.quantized_decomposed.dequantize_per_tensor(
+            small, scale, zero_point, 0, 255, torch.uint8
+        )
+        return wide
+
+
 MODULES = {
+    "quantised": (_Quantised, normal(2, 4, 9, 9)),
     "half_linear": (lambda: nn.Linear(6, 3).half(), DTYPES["float16"]),
     "bfloat16_linear": (lambda: nn.Linear(6, 3).bfloat16(), DTYPES["bfloat16"]),
+    "bfloat16_convolutions": (
+        lambda: nn.Sequential(
+            nn.Conv2d(3, 16, 3, bias=False), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 32, 3)
+        ).bfloat16(),
+        normal(1, 3, 9, 9, dtype=torch.bfloat16),
+    ),
+    "bfloat16_lstm": (lambda: _Outputs(nn.LSTM(6, 8).bfloat16()), DTYPES["bfloat16"]),
+    "half_gru": (lambda: _Outputs(nn.GRU(6, 8).half()), DTYPES["float16"]),
+    "bfloat16_encoder_layer": (
+        lambda: nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True).bfloat16(),
+        normal(2, 5, 16, dtype=torch.bfloat16),
+    ),
     "float64_network": (lambda: nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 2)).double(), DTYPES["float64"]),
 }
 

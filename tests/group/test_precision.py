@@ -1,0 +1,206 @@
+"""Precisions by PyTorch's own switches: autocast, and products of float32 that may be of bfloat16."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from graphs import warmed_up
+from torch import Tensor, nn
+
+import torchmdla
+from torchmdla import _C, devices
+from torchmdla.capture import background
+from torchmdla.testing.compare import TOLERANCES, assert_matches
+
+X = torch.randn(8, 64)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(64, 64), nn.LayerNorm(64), nn.Linear(64, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.first(x))
+        return torch.softmax(self.last(torch.cat([self.norm(x), x]).tanh()), -1)
+
+
+class Image(nn.Module):
+    """A convolution with a norm behind it, and a product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.last = nn.Conv2d(16, 32, 3, padding=1), nn.BatchNorm2d(32), nn.Linear(32, 48)
+
+    def forward(self, x: Tensor) -> Tensor:
+        image = torch.relu(self.norm(self.conv(x.view(-1, 16, 2, 2).repeat(1, 1, 4, 4))))
+        return self.last(image.mean((2, 3)))
+
+
+class Network(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = nn.LSTM(16, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.network(x.view(4, 8, 16))[0]
+
+
+MODELS: list[Callable[[], nn.Module]] = [Net, Image, Network]
+
+
+@contextlib.contextmanager
+def mode_of_jit(enabled: bool) -> Iterator[None]:
+    """Whether TorchScript writes casts into graphs where autocast is on."""
+    before = torch._C._jit_set_autocast_mode(enabled)
+    try:
+        yield
+    finally:
+        torch._C._jit_set_autocast_mode(before)
+
+
+def traced(model: nn.Module) -> Any:
+    return torch.jit.freeze(torch.jit.trace(model, (X,), check_trace=False))
+
+
+@pytest.mark.parametrize("by_jit", [True, False], ids=["casts in the graph", "casts by the dispatcher"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("make", MODELS)
+def test_autocast(make: Callable[[], nn.Module], dtype: torch.dtype, by_jit: bool) -> None:
+    if make is Network and dtype == torch.float16:
+        pytest.skip("eager has no such network")
+    model = make().eval()
+    scripted = traced(model)
+    with mode_of_jit(by_jit), torch.no_grad():
+        for _ in range(2):
+            for _ in range(3):
+                assert_matches(scripted(X), model(X), layers=4)
+            for _ in range(3):
+                with torch.autocast("cpu", dtype):
+                    assert_matches(scripted(X), model(X), layers=4)
+    assert torchmdla.stats().fallbacks == {}
+    assert torchmdla.stats().specialisations == 2
+
+
+def test_autocast_with_gradients() -> None:
+    made = []
+    for captured in (False, True):
+        torch.manual_seed(1)
+        model: Any = Net()
+        called = torch.jit.trace(model, (X,), check_trace=False) if captured else model
+        for _ in range(4):
+            model.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16):
+                result = called(X)
+            result.square().sum().backward()
+        made.append((result, [parameter.grad for parameter in model.parameters()]))
+    assert_matches(made[1][0], made[0][0], layers=4)
+    for one, other in zip(made[1][1], made[0][1], strict=True):
+        assert (one - other).abs().max() <= 0.05 * other.abs().max()
+
+
+# Whether products of matrices, convolutions and recurrent networks are rounded: settings of ``torch.backends.mkldnn``.
+SETTINGS: dict[str, tuple[bool, bool, bool]] = {
+    "all": (True, True, True),
+    "matmul": (True, False, False),
+    "conv": (False, True, False),
+    "rnn": (False, False, True),
+}
+
+
+@contextlib.contextmanager
+def precision(setting: str) -> Iterator[None]:
+    # What the attribute `fp32_precision` sets: PyTorch's own tests, which others here import, forbid to set that.
+    torch._C._set_fp32_precision_setter("mkldnn", setting, "bf16")
+    try:
+        yield
+    finally:
+        torch._C._set_fp32_precision_setter("mkldnn", setting, "none")
+
+
+def conv(x: Tensor, weight: Tensor) -> Tensor:
+    return torch.relu(nn.functional.conv2d(x.view(1, 16, 8, 4), weight.view(16, 16, 1, 1))) * 2
+
+
+@pytest.mark.parametrize(("setting", "rounded"), SETTINGS.items(), ids=SETTINGS)
+def test_products_of_float32(setting: str, rounded: tuple[bool, bool, bool]) -> None:
+    takes = devices.get("cpu").multiplies_bf16
+    network = Network().eval()
+    calls: list[tuple[Any, tuple[Tensor, ...]]] = [
+        (torch.jit.script(matmul), (X, torch.randn(64, 32))),
+        (torch.jit.script(conv), (X, torch.randn(256))),
+        (traced(network), (X,)),
+    ]
+    with torch.no_grad():
+        exact = [warmed_up(function, *inputs)(*inputs) for function, inputs in calls]
+        with precision(setting):
+            found = [[function(*inputs) for _ in range(3)][-1] for function, inputs in calls]
+        again = [function(*inputs) for function, inputs in calls]
+    for was, now, later, is_rounded in zip(exact, found, again, rounded, strict=True):
+        error = (now - was).abs().max() / was.abs().max()
+        least = TOLERANCES[torch.float32].relative
+        assert (least < error < TOLERANCES[torch.bfloat16].relative) if takes and is_rounded else error < least
+        assert torch.equal(was, later)
+
+
+def matmul(x: Tensor, weight: Tensor) -> Tensor:
+    return torch.relu(x @ weight) * 2
+
+
+@pytest.mark.parametrize("make", MODELS)
+def test_medium_precision_of_models(make: Callable[[], nn.Module]) -> None:
+    model = make().eval()
+    scripted = torch.jit.trace(model, (X,), check_trace=False)
+    with torch.no_grad(), precision("all"):
+        made = [scripted(X) for _ in range(3)][-1]
+    exact = model.double()(X.double())
+    error = (made - exact).abs().max() / exact.abs().max()
+    assert error < TOLERANCES[torch.bfloat16].relative
+    assert torchmdla.stats().fallbacks == {}
+
+
+def test_the_setting_of_a_call_counts() -> None:
+    """Not the one that is found when it is compiled, later."""
+
+    def product(x: Tensor, weight: Tensor) -> Tensor:
+        return torch.tanh(x @ weight) * 2
+
+    queue: list[Callable[[], None]] = []
+    weight = torch.randn(64, 32)
+    scripted = warmed_up(torch.jit.script(product), X, weight)
+    exact = scripted(X, weight)
+    torchmdla.enable(background=True)
+    _C.set_submit(queue.append)
+    try:
+        with torch.no_grad(), precision("all"):
+            scripted(X, weight)
+        with torch.no_grad():
+            (compile_it,) = queue
+            compile_it()
+        with torch.no_grad(), precision("all"):
+            found = scripted(X, weight)
+    finally:
+        _C.set_submit(background.submit)
+    assert torch.equal(found, exact) is not devices.get("cpu").multiplies_bf16
+    assert torch.equal(scripted(X, weight), exact)
+
+
+def test_it_is_a_setting_of_torch() -> None:
+    """``set_float32_matmul_precision`` says the same."""
+    before = torch.get_float32_matmul_precision()
+    weight = torch.randn(64, 32)
+    with torch.no_grad():
+        function = warmed_up(torch.jit.script(matmul), X, weight)
+        exact = function(X, weight)
+        torch.set_float32_matmul_precision("medium")
+        try:
+            found = [function(X, weight) for _ in range(3)][-1]
+        finally:
+            torch.set_float32_matmul_precision(before)
+            # That is more than there was: a setting of its own, which the one for all products does not reach.
+            torch._C._set_fp32_precision_setter("mkldnn", "matmul", "none")
+    assert torch.equal(found, exact) is not devices.get("cpu").multiplies_bf16
