@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import children, output
-from harness.rows import KNOWN, OURS, ROW_NAMES, WAY_NAMES, compare, prepare, reason, rows_by_name
+from harness.rows import CONVERTED, KNOWN, OURS, ROW_NAMES, WAY_NAMES, compare, prepare, reason, rows_by_name
 
 # PyTorch's own ways are blue, others grey and brown, torchmdla red.
 COLOURS = {
@@ -81,6 +81,9 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument(
         "--peers", type=ways, metavar="NAMES", help=f"of {','.join(WAY_NAMES)} (all that are installed but the last)"
     )
+    parser.add_argument(
+        "--precision", choices=("float32", "bfloat16"), default="float32", help="of products, as far as a way has it"
+    )
     parser.add_argument("--threads", type=output.numbers, metavar="NUMBERS", help="of each op, in turn (1,2)")
     parser.add_argument("--rounds", type=output.number, metavar="NUMBER", help="timed rounds of each way (9)")
     parser.add_argument("--plot", type=output.new_file, metavar="FILE", help="draw the speeds as bars into this PNG")
@@ -101,7 +104,7 @@ def row_of(model: str, threads: int, folder: str, options: argparse.Namespace, o
     while True:
         ways = [name for name in options.peers if name not in skipped]
         task = {"model": model, "ways": ways, "threads": threads, "folder": folder}
-        task |= {"rounds": options.rounds, "quick": options.quick}
+        task |= {"rounds": options.rounds, "quick": options.quick, "precision": options.precision}
         # OpenMP's pool is made for the threads that are asked for, not for all of the machine's.
         variables = {"TORCHMDLA_ENABLE": "0", "OMP_NUM_THREADS": str(threads)}
         try:
@@ -116,7 +119,9 @@ def row_of(model: str, threads: int, folder: str, options: argparse.Namespace, o
             return row
 
 
-def measure(model: str, ways: Sequence[str], threads: int, folder: str, rounds: int, quick: bool) -> Row:
+def measure(
+    model: str, ways: Sequence[str], threads: int, folder: str, rounds: int, quick: bool, precision: str
+) -> Row:
     """One row, measured in this process."""
     import torch
 
@@ -132,9 +137,10 @@ def measure(model: str, ways: Sequence[str], threads: int, folder: str, rounds: 
     module, inputs = spec.build(), spec.inputs()
     with tempfile.TemporaryDirectory(prefix="torchmdla-cache-") as cache, torch.no_grad():
         os.environ["TORCHMDLA_CACHE_DIR"] = cache
-        subject = peers.Subject(module, inputs, threads, Path(folder))
-        prepared, seconds, skipped = prepare(subject, [*ways, OURS])
-        found = compare(prepared, spec, module)
+        subject = peers.Subject(module, inputs, threads, Path(folder), getattr(torch, precision))
+        is_plain = precision == "float32"
+        prepared, seconds, skipped = prepare(subject, [*ways, *([] if is_plain else [CONVERTED]), OURS])
+        found = compare(prepared, spec, module, None if is_plain else precision)
         calls = {name: way.bind(inputs) for name, way in prepared.items() if not found[name]["differs"]}
         times = timing.interleaved(calls, rounds, on_round=lambda i: children.step(f"round {i + 1} of {rounds}"))
     for name in prepared:
@@ -184,6 +190,7 @@ def save(options: argparse.Namespace, rows: Sequence[Row]) -> None:
     results = {
         "benchmark": "models",
         "quick": options.quick,
+        "precision": options.precision,
         "rounds": options.rounds,
         "rows": [{**row, "best_peer": best_peer(row), "gain": gain(row)} for row in rows],
         "geometric_mean": {str(n): mean_gain([row for row in rows if row["threads"] == n]) for n in threads},
@@ -193,7 +200,7 @@ def save(options: argparse.Namespace, rows: Sequence[Row]) -> None:
 
 def show(rows: Sequence[Row], threads: int) -> None:
     """The table for one number of threads, and what was left out."""
-    names = [name for name in (*WAY_NAMES, OURS) if any(name in row["ways"] for row in rows)]
+    names = [name for name in (*WAY_NAMES, CONVERTED, OURS) if any(name in row["ways"] for row in rows)]
     table = output.table(
         f"ms for one call, least / median, {threads} thread{'s' * (threads > 1)}",
         ("model", *names, "best peer", "gain"),
@@ -236,7 +243,7 @@ def plot(rows: Sequence[Row], file: Path) -> None:
 
     pyplot.switch_backend("Agg")
     counts = sorted({row["threads"] for row in rows})
-    names = [name for name in (*WAY_NAMES, OURS) if any(name in row["ways"] for row in rows)]
+    names = [name for name in (*WAY_NAMES, CONVERTED, OURS) if any(name in row["ways"] for row in rows)]
     figure, charts = pyplot.subplots(len(counts), 1, figsize=(15, 4.5 * len(counts)), squeeze=False)
     for threads, chart in zip(counts, charts[:, 0], strict=True):
         shown = [row for row in rows if row["threads"] == threads and "eager" in timed(row)]

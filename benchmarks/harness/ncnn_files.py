@@ -76,8 +76,9 @@ def convert(trace: torch.jit.ScriptModule, inputs: Sequence[Tensor], folder: Pat
             file.unlink()
 
 
-def load(files: Files, threads: int) -> Any:
-    """An ``ncnn.Net`` of the files that computes and stores float32; all other options are ncnn's defaults.
+def load(files: Files, threads: int, in_bf16: bool = False) -> Any:
+    """An ``ncnn.Net`` of the files that computes and stores float32, or stores bfloat16; all other options are ncnn's
+    defaults.
 
     Raises:
         RuntimeError: ncnn has no such layers, or does not read the files.
@@ -89,7 +90,7 @@ def load(files: Files, threads: int) -> Any:
     net = ncnn.Net()
     for name in dir(net.opt):
         if name.startswith(("use_fp16", "use_bf16")):
-            setattr(net.opt, name, False)
+            setattr(net.opt, name, in_bf16 and name.startswith("use_bf16"))
     net.opt.num_threads = threads
     if net.load_param(str(files.parameters)) or net.load_model(str(files.weights)):
         raise RuntimeError("error: ncnn does not load what pnnx wrote")

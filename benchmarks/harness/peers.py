@@ -1,7 +1,9 @@
 """The ways to run a model that torchmdla is measured against, and torchmdla's own.
 
 :data:`WAYS` is the table to read. A way prepares a model once; what it returns binds inputs, so that conversions happen
-outside of what is timed. All compute in plain float32 on the given number of threads.
+outside of what is timed. All run on the given number of threads, and compute in plain float32, or in bfloat16: of
+PyTorch's own ways that is a model of bfloat16, of the others, torchmdla among them, the model of float32 with products
+of bfloat16, as far as they have them.
 
 Plans of optimised TorchScript keep the groups that they were made with, so the ways that are not torchmdla's are
 prepared while it takes no op at all: in a process that imported it with ``TORCHMDLA_ENABLE=0``, before it is enabled.
@@ -9,12 +11,13 @@ prepared while it takes no op at all: in a process that imported it with ``TORCH
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -39,11 +42,22 @@ class Subject:
     inputs: Inputs
     threads: int
     folder: Path
+    dtype: torch.dtype = torch.float32
 
     def traced(self) -> torch.jit.ScriptModule:
         """A trace of its own for each caller. It is not checked by running it: that would optimise it."""
         trace: torch.jit.ScriptModule = torch.jit.trace(self.module, self.inputs, check_trace=False)
         return trace
+
+    def converted(self) -> Subject:
+        """The same with a model and inputs of its dtype."""
+        if self.dtype == torch.float32:
+            return self
+        return replace(self, module=copy.deepcopy(self.module).to(self.dtype), inputs=self.cast(self.inputs))
+
+    def cast(self, tensors: Inputs) -> Inputs:
+        """Floats in its dtype."""
+        return tuple(one.to(self.dtype) if one.is_floating_point() else one for one in tensors)
 
     @cached_property
     def onnx(self) -> Path:
@@ -108,32 +122,41 @@ def _installed(name: str) -> bool:
 # --- PyTorch's own -----------------------------------------------------------------------------------------------
 
 
-def _torch(run: Callable[..., Any], inputs: Inputs) -> Prepared:
-    """A callable on tensors, called until it has optimised itself."""
+def _torch(run: Callable[..., Any], subject: Subject) -> Prepared:
+    """A callable on a subject's tensors, called until it has optimised itself."""
     for _ in range(_WARM_UP_CALLS):
-        run(*inputs)
-    return Prepared(lambda given: lambda: run(*given), _as_list)
+        run(*subject.inputs)
+
+    def bind(inputs: Inputs) -> Callable[[], Any]:
+        given = subject.cast(inputs)
+        return lambda: run(*given)
+
+    return Prepared(bind, _as_list)
 
 
 def _as_list(results: Any) -> list[Tensor]:
-    return [results] if isinstance(results, Tensor) else list(results)
+    tensors = [results] if isinstance(results, Tensor) else list(results)
+    return [tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor for tensor in tensors]
 
 
 def _eager(subject: Subject) -> Prepared:
-    return _torch(subject.module, subject.inputs)
+    converted = subject.converted()
+    return _torch(converted.module, converted)
 
 
 def _frozen(subject: Subject) -> Prepared:
-    return _without_groups(torch.jit.freeze(subject.traced()), subject.inputs)
+    converted = subject.converted()
+    return _without_groups(torch.jit.freeze(converted.traced()), converted)
 
 
 def _for_inference(subject: Subject) -> Prepared:
-    return _without_groups(torch.jit.optimize_for_inference(torch.jit.freeze(subject.traced())), subject.inputs)
+    converted = subject.converted()
+    return _without_groups(torch.jit.optimize_for_inference(torch.jit.freeze(converted.traced())), converted)
 
 
-def _without_groups(scripted: Any, inputs: Inputs) -> Prepared:
-    prepared = _torch(scripted, inputs)
-    if groups(scripted.graph_for(*inputs)):
+def _without_groups(scripted: Any, subject: Subject) -> Prepared:
+    prepared = _torch(scripted, subject)
+    if groups(scripted.graph_for(*subject.inputs)):
         raise RuntimeError("torchmdla took part: start the process with TORCHMDLA_ENABLE=0")
     return prepared
 
@@ -142,7 +165,8 @@ def _inductor(subject: Subject) -> Prepared:
     from torch._inductor import config
 
     config.freezing = True
-    return _torch(torch.compile(subject.module), subject.inputs)
+    converted = subject.converted()
+    return _torch(torch.compile(converted.module), converted)
 
 
 # --- others ------------------------------------------------------------------------------------------------------
@@ -171,7 +195,8 @@ def _openvino(subject: Subject) -> Prepared:
 
     properties = {
         "INFERENCE_NUM_THREADS": subject.threads,
-        "INFERENCE_PRECISION_HINT": "f32",  # bfloat16 by default where the processor has it
+        # bfloat16 by default where the processor has it.
+        "INFERENCE_PRECISION_HINT": "bf16" if subject.dtype == torch.bfloat16 else "f32",
         "PERFORMANCE_HINT": "LATENCY",
     }
     compiled = openvino.Core().compile_model(str(subject.onnx), "CPU", properties)
@@ -187,7 +212,7 @@ def _ncnn(subject: Subject) -> Prepared:
     import ncnn
 
     files = subject.ncnn
-    net = ncnn_files.load(files, subject.threads)
+    net = ncnn_files.load(files, subject.threads, subject.dtype == torch.bfloat16)
     names, outputs = net.input_names(), net.output_names()
 
     def bind(inputs: Inputs) -> Callable[[], Any]:
@@ -258,12 +283,22 @@ def _from_arrays(arrays: Sequence[Any]) -> list[Tensor]:
 
 def _torchmdla(subject: Subject) -> Prepared:
     torchmdla.enable()
-    return _torch(torchmdla.compile(subject.traced(), *subject.inputs), subject.inputs)
+    plain = replace(subject, dtype=torch.float32)
+    if subject.dtype == torch.bfloat16:  # After the others are prepared: torch.export raises where this is set.
+        torch.backends.mkldnn.fp32_precision = "bf16"
+    return _torch(torchmdla.compile(plain.traced(), *plain.inputs), plain)
+
+
+def _torchmdla_converted(subject: Subject) -> Prepared:
+    torchmdla.enable()
+    converted = subject.converted()
+    return _torch(torchmdla.compile(converted.traced(), *converted.inputs), converted)
 
 
 def _torchmdla_unfrozen(subject: Subject) -> Prepared:
     torchmdla.enable()
-    return _torch(subject.traced(), subject.inputs)
+    plain = replace(subject, dtype=torch.float32)
+    return _torch(plain.traced(), plain)
 
 
 # In this order they are prepared: torchmdla's last.
@@ -277,6 +312,7 @@ WAYS: dict[str, Way] = {
     "ncnn": Way("ncnn", _ncnn, ("ncnn", "pnnx")),
     "iree": Way("IREE", _iree, ("onnx", "onnxscript", "iree.compiler", "iree.runtime")),
     "torchmdla-unfrozen": Way("torchmdla, not frozen", _torchmdla_unfrozen, ours=True),
+    "torchmdla-converted": Way("torchmdla, a model of bfloat16", _torchmdla_converted, ours=True),
     "torchmdla": Way("torchmdla", _torchmdla, ours=True),
 }
 PEERS = tuple(name for name, way in WAYS.items() if not way.ours)

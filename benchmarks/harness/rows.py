@@ -30,6 +30,7 @@ ROW_NAMES = (
 HELD_OUT = ("densenet121", "unet", "transformer_encoder", "gru")
 KNOWN = (*ROW_NAMES, *HELD_OUT)
 WAY_NAMES = ("eager", "frozen", "ofi", "inductor", "onnxruntime", "openvino", "ncnn", "iree", "torchmdla-unfrozen")
+CONVERTED = "torchmdla-converted"
 OURS = "torchmdla"
 
 
@@ -69,8 +70,11 @@ def reason(text: str) -> str:
     return (telling or lines[-1:] or [""])[0][:300]
 
 
-def compare(prepared: dict[str, Any], spec: Any, module: Any) -> dict[str, dict[str, Any]]:
+def compare(
+    prepared: dict[str, Any], spec: Any, module: Any, precision: str | None = None
+) -> dict[str, dict[str, Any]]:
     """The error of each way, and what differs beyond tolerance, the worse of the timed inputs and of others.
+    ``precision``: the number format that they compute in, where that is not float32.
 
     ``error`` is the largest against eager, relative to the largest element; ``rms_error`` the root of the mean square
     error against float64, relative to that of the results. Both are NaN where structures or sizes differ.
@@ -89,7 +93,8 @@ def compare(prepared: dict[str, Any], spec: Any, module: Any) -> dict[str, dict[
             children.step(f"comparing {name}")
             results = way.results(inputs)
             try:
-                assert_matches(results, expected, layers=spec.layers, strides=name == OURS)
+                strides = name == OURS and precision is None
+                assert_matches(results, expected, layers=spec.layers, strides=strides, precision=precision)
                 error = largest_error(results, expected)
             except AssertionError as difference:
                 found[name]["differs"] = str(difference)
