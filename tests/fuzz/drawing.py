@@ -81,17 +81,7 @@ _ONE_RUN = frozenset({"torchscript:trace", *_STATIC})
 # They run a statement when its value is read.
 _DEFERRED = frozenset({"lazy:step", "acap:device"})
 
-_DTYPES = {
-    "float32": 14,
-    "float64": 2,
-    "int64": 3,
-    "int32": 1,
-    "bool": 1,
-    "bfloat16": 2,
-    "float16": 1,
-    "int8": 1,
-    "uint8": 1,
-}
+_DTYPES = {"float32": 14, "float64": 2, "int64": 3, "int32": 1, "bool": 1, "bfloat16": 2, "float16": 1}
 _LAYOUTS = {"{}": 14, "transposed({})": 2, "strided({})": 2, "offset({})": 1}
 # Where a program may be called with other layouts than it was captured with.
 _ANY_LAYOUT = {**_LAYOUTS, "varied({})": 2}
