@@ -70,7 +70,7 @@ class CpuDevice(Device):
         from torchmdla.devices.cpu.machine import Machine
         from torchmdla.devices.cpu.processors import target_of
 
-        return Machine.of(target_of(self._processor)).dots
+        return Machine.of(target_of(self._processor)).dots_bf16
 
     @property
     def machine(self) -> str:

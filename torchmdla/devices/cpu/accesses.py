@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Generic, Literal
@@ -76,6 +76,12 @@ class AffineExpr:
         """Whether it is the index of one loop, and nothing else."""
         return not self.constant and len(self.loops) == 1 and self.factors[self.loops[0]] == 1
 
+    def along(self, indices: Mapping[int, AffineExpr], loops: int) -> AffineExpr:
+        """The same over ``loops`` others: ``indices`` say what each of its own is."""
+        parts = [(factor, indices[loop]) for loop, factor in enumerate(self.factors) if factor and loop in indices]
+        factors = tuple(sum(factor * part.factors[k] for factor, part in parts) for k in range(loops))
+        return AffineExpr(factors, self.constant + sum(factor * part.constant for factor, part in parts))
+
     def range(self, sizes: Sequence[AnySize]) -> tuple[AnySize, AnySize]:
         """The least and the largest value over loops of ``sizes``; a factor of unknown sign counts in both."""
         least = most = self.constant
@@ -123,6 +129,15 @@ class Access:
     def loops(self) -> frozenset[int]:
         """The loops that it varies with."""
         return frozenset(loop for index in self.indices for loop in index.loops)
+
+    def instead(self, old: Buffer, new: Buffer) -> Access:
+        """The same access to ``new`` if it is one to ``old``."""
+        return replace(self, buffer=new) if self.buffer is old else self
+
+    def along(self, indices: Mapping[int, AffineExpr], loops: int) -> Access:
+        """The same access by a nest of so many loops, of which ``indices`` say where each of this one's loops is. Those
+        that they leave out have one iteration."""
+        return replace(self, indices=tuple(index.along(indices, loops) for index in self.indices))
 
     def over(self, loops: Sequence[int]) -> Access:
         """The same access by a step with these loops alone, in this order."""

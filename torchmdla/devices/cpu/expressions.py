@@ -33,8 +33,9 @@ class Expression:
             reduced so far), ``reduced`` (what it has been reduced to, in an epilogue); or ``gather``: the element of
             a :class:`TableAccess` at its operands. In kernels also ``lookup``: that of the 16 floats in
             ``attributes`` which the operand, an ``i32``, numbers by its lowest four bits; and ``scale``: the first
-            operand times two to the power of the second, an integer, both ``f32``. ``dot``: the sum of the products,
-            in ``f32``, of the two bfloat16 that lie in one ``i32`` with those in another.
+            operand times two to the power of the second, an integer, both ``f32``. ``dot``: the sum of the products of
+            what lies in one ``i32`` with what lies in another: in ``f32`` of two bfloat16, in ``i32`` of four
+            integers of 8 bits, those of the first without a sign, those of the second with a sign.
         type: MLIR's element type, in registers.
         attributes: of an MLIR op, as text.
     """

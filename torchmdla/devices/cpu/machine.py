@@ -41,9 +41,10 @@ class Machine:
     """The widest vector in bytes, how many vector registers there are, and whether arithmetic takes an operand from
     memory broadcast to all lanes. Caches are those of a common core of the kind, in bytes, with the ways and line of
     the second level; smaller ones cost speed, not correctness. ``fused``: multiply-add is one instruction;
-    ``scales``: so is a product with a power of two; ``looks_up``: so is a lookup in a table of 16 floats; ``dots``: so
-    are two products of bfloat16 and their sum; ``foresees``: it fetches what a tile walks next as well as instructions
-    that say so would. ``splits``: an operation on the widest vector takes as long as two on halves of it;
+    ``scales``: so is a product with a power of two; ``looks_up``: a lookup in a table of 16 floats; ``dots_bf16``:
+    two products of bfloat16 and their sum; ``dots_bytes``: four products of integers of 8 bits, one without and
+    one with a sign, and their sum; ``foresees``: it fetches what a tile walks next as well as instructions that say so
+    would. ``splits``: an operation on the widest vector takes as long as two on halves of it;
     ``memory_bytes``: how many bytes come in a cycle from memory that no second cache holds. A cycle is one in which two
     operations begin."""
 
@@ -57,7 +58,8 @@ class Machine:
     fused: bool = True
     scales: bool = False
     looks_up: bool = False
-    dots: bool = False
+    dots_bf16: bool = False
+    dots_bytes: bool = False
     foresees: bool = False
     splits: bool = False
     memory_bytes: float = 10.0
@@ -96,10 +98,19 @@ class Machine:
     def _promised(cls, target: Target, features: set[str]) -> Machine:
         if "+avx512f" in features:
             splits = target.cpu in _SPLITTING
-            dots = "+avx512bf16" in features
-            return cls(64, 32, embeds_broadcasts=True, scales=True, looks_up=True, dots=dots, splits=splits)
+            return cls(
+                64,
+                32,
+                embeds_broadcasts=True,
+                scales=True,
+                looks_up=True,
+                dots_bf16="+avx512bf16" in features,
+                dots_bytes="+avx512vnni" in features,
+                splits=splits,
+            )
         if "+avx2" in features:
-            return cls(32, 16, second_level=256 << 10, ways=8, fused="+fma" in features)
+            dots = "+avxvnni" in features
+            return cls(32, 16, second_level=256 << 10, ways=8, fused="+fma" in features, dots_bytes=dots)
         is_arm = target.triple.startswith(("aarch64", "arm64"))
         fused = is_arm or "+fma" in features
         return cls(16, 32 if is_arm else 16, second_level=256 << 10, ways=8, fused=fused)

@@ -75,12 +75,8 @@ def _detach_results(steps: LoopProgram, lanes: int) -> None:
             continue
         last = max(k for k, s in enumerate(steps.steps) if result in s.writes)
         for other in steps.nests():
-            other.map_accesses(partial(_moved, source=result, destination=inside))
+            other.map_accesses(partial(Access.instead, old=result, new=inside))
         steps.steps.insert(last + 1, _copy(inside, result))
-
-
-def _moved(access: Access, source: Buffer, destination: Buffer) -> Access:
-    return replace(access, buffer=destination) if access.buffer == source else access
 
 
 def _is_only_accessed(steps: LoopProgram, buffer: Buffer) -> bool:

@@ -12,7 +12,6 @@ layers with fewer products would each make for themselves.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import replace
 from functools import partial
 
 from torchmdla.devices.cpu.accesses import Access, Buffer
@@ -34,7 +33,7 @@ def merge_equal(steps: LoopProgram) -> None:
         is_stable = all(position[step] < since for other in read for step in users.of(other) if other in step.writes)
         if first is not buffer and is_stable:
             for reader in readers:
-                reader.map_accesses(partial(_moved, old=buffer, new=first))
+                reader.map_accesses(partial(Access.instead, old=buffer, new=first))
             removed.update(makers)
     steps.steps = [step for step in steps.steps if step not in removed]
 
@@ -62,7 +61,3 @@ def _computed(step: LoopNest) -> Hashable:
     """What a step computes, whatever the buffer is that it writes."""
     places = tuple(access.indices for access in step.written_accesses)
     return step.sizes, step.reduction, step.values, step.initial, step.epilogue and step.epilogue.values, places
-
-
-def _moved(access: Access, old: Buffer, new: Buffer) -> Access:
-    return replace(access, buffer=new) if access.buffer is old else access

@@ -48,7 +48,7 @@ def known_accesses(steps: LoopProgram) -> IsKnown:
 def parameter_values(steps: LoopProgram) -> dict[Buffer, list[LoopNest]]:
     """The temporaries that hold one value that depends on nothing but parameters, with the steps that write it."""
     found: dict[Buffer, list[LoopNest]] = {}
-    other = _written_after_reading(steps)
+    other = written_after_reading(steps)
     for step in steps.steps:
         known = isinstance(step, LoopNest) and _is_pure(step) and all(_is_known(b, found, other) for b in step.reads)
         for buffer in step.writes:
@@ -64,7 +64,7 @@ def parameter_values(steps: LoopProgram) -> dict[Buffer, list[LoopNest]]:
     return found
 
 
-def _written_after_reading(steps: LoopProgram) -> set[Buffer]:
+def written_after_reading(steps: LoopProgram) -> set[Buffer]:
     """Buffers that hold one value after the other, as those that tables are in do."""
     found: set[Buffer] = set()
     read: set[Buffer] = set()

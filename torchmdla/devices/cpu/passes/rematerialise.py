@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
+from torchmdla.devices.cpu.accesses import Access, Buffer
 from torchmdla.devices.cpu.expressions import Expression, accessing, load, substituted
 from torchmdla.devices.cpu.loop_program import LoopNest, is_elementwise, is_found_by_index
 
@@ -103,11 +103,4 @@ def _with_maker(reader: LoopNest, maker: LoopNest) -> LoopNest:
 def through(access: Access, maker: LoopNest, read: Access) -> Access:
     """What the maker accesses for the element that another step reads, over that step's loops."""
     along = dict(zip((i.loops[0] if i.loops else -1 for i in maker.outputs[0].indices), read.indices, strict=True))
-    count = len(read.indices[0].factors) if read.indices else 0
-
-    def moved(index: AffineExpr) -> AffineExpr:
-        parts = [(factor, along[loop]) for loop, factor in enumerate(index.factors) if factor and loop in along]
-        factors = tuple(sum(factor * part.factors[k] for factor, part in parts) for k in range(count))
-        return AffineExpr(factors, index.constant + sum(factor * part.constant for factor, part in parts))
-
-    return replace(access, indices=tuple(map(moved, access.indices)))
+    return access.along(along, len(read.indices[0].factors) if read.indices else 0)

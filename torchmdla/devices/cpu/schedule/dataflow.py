@@ -13,7 +13,10 @@ from torchmdla.devices.cpu.patterns import op, within
 ACCUMULATION = -1
 
 _REDUCED = ("accumulator", "reduced")
-_PRODUCTS = tuple(op("arith.addf", op(""), op(kind, name="product"), name="sum") for kind in ("arith.mulf", "dot"))
+_PRODUCTS = tuple(
+    op(addition, op(""), op(product, name="product"), name="sum")
+    for addition, product in (("arith.addf", "arith.mulf"), ("arith.addf", "dot"), ("arith.addi", "dot"))
+)
 
 
 @lru_cache(maxsize=4096)
@@ -46,7 +49,7 @@ def multiply_adds(nest: AnyNest) -> Mapping[Expression, Expression]:
     for roots in ((*nest.values, *nest.asserts), nest.epilogue.values if nest.epilogue else ()):
         for match in (match for pattern in _PRODUCTS for match in within(pattern, roots)):
             addition, product = match["sum"], match["product"]
-            if product.type not in ("f32", "f64") or not any(o.op in _REDUCED for o in addition.operands):
+            if product.type not in ("f32", "f64", "i32") or not any(o.op in _REDUCED for o in addition.operands):
                 continue
             if contents(roots).readers(product) == [addition] and product not in roots:
                 found[addition] = product

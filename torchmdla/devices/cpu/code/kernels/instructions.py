@@ -19,7 +19,7 @@ INFINITY = {"f16": 0x7C00, "bf16": 0x7F80, "f32": 0x7F800000, "f64": 0x7FF000000
 # Floats in a vector of AVX-512, and in the table of a lookup.
 _WHOLE_VECTOR = 16
 
-# Floats in the vectors for which AVX512_BF16 has sums of two products.
+# Words in the vectors for which processors have sums of the products in them.
 _LANES_OF_DOTS = (4, 8, 16)
 
 # Integer powers that eager computes by products, too.
@@ -77,11 +77,18 @@ class InstructionWriter(CodeWriter):
         return self._first_lanes(scaled, value.lanes)
 
     def _dot(self, expression: Expression, operands: Sequence[Value]) -> Value:
-        """The sum of two products of bfloat16, added to the third operand if there is one."""
+        """The sum of the products in words, added to the third operand if there is one."""
         lanes = max(v.lanes for v in operands)
         left, right, *added = (self._broadcast(v, lanes) for v in operands)
-        total = added[0] if added else Value(self._zero("f32", lanes), "f32", lanes)
-        if self.machine.dots and lanes in _LANES_OF_DOTS:
+        element = expression.type
+        total = added[0] if added else Value(self._zero(element, lanes), element, lanes)
+        write = self._dot_of_bytes if element == "i32" else self._dot_of_pairs
+        return write(left, right, total)
+
+    def _dot_of_pairs(self, left: Value, right: Value, total: Value) -> Value:
+        """Two products of bfloat16."""
+        lanes = total.lanes
+        if self.machine.dots_bf16 and lanes in _LANES_OF_DOTS:
             words = (self._bit_cast(word, "bf16", 2 * lanes) for word in (left, right))
             return self._intrinsic(f"llvm.x86.avx512bf16.dpbf16ps.{32 * lanes}", [total, *words])
         for half in (self._low_half, self._high_half):
@@ -90,21 +97,37 @@ class InstructionWriter(CodeWriter):
 
     def _low_half(self, word: Value) -> Value:
         """The bfloat16 in the low half of each ``i32``, as ``f32``."""
-        count = self._broadcast(Value(self._literal("16 : i32"), "i32"), word.lanes)
-        return self._bit_cast(self._emit(operation("arith.shli", (), "i32"), [word, count]), "f32", word.lanes)
+        return self._bit_cast(self._shifted(word, "arith.shli", 16), "f32", word.lanes)
 
     def _high_half(self, word: Value) -> Value:
         kept = self._broadcast(Value(self._literal("-65536 : i32"), "i32"), word.lanes)
         return self._bit_cast(self._emit(operation("arith.andi", (), "i32"), [word, kept]), "f32", word.lanes)
+
+    def _dot_of_bytes(self, left: Value, right: Value, total: Value) -> Value:
+        """Four products of an integer without a sign and one with a sign."""
+        lanes = total.lanes
+        if self.machine.dots_bytes and lanes in _LANES_OF_DOTS:
+            words = (self._bit_cast(word, "i8", 4 * lanes) for word in (left, right))
+            return self._intrinsic(f"llvm.x86.avx512.vpdpbusd.{32 * lanes}", [total, *words])
+        for byte in range(4):
+            without_sign = self._shifted(self._shifted(left, "arith.shli", 24 - 8 * byte), "arith.shrui", 24)
+            with_sign = self._shifted(self._shifted(right, "arith.shli", 24 - 8 * byte), "arith.shrsi", 24)
+            product = self._emit(operation("arith.muli", (), "i32"), [without_sign, with_sign])
+            total = self._emit(operation("arith.addi", (), "i32"), [total, product])
+        return total
+
+    def _shifted(self, word: Value, op: str, bits: int) -> Value:
+        count = self._broadcast(Value(self._literal(f"{bits} : i32"), "i32"), word.lanes)
+        return self._emit(operation(op, (), "i32"), [word, count])
 
     def _bit_cast(self, value: Value, element: str, lanes: int) -> Value:
         result = Value("", element, lanes)
         return replace(result, name=self._define(f"llvm.bitcast {value.name} : {value.type} to {result.type}"))
 
     def _intrinsic(self, name: str, operands: Sequence[Value]) -> Value:
-        """One of AVX-512, which gives a vector of ``f32`` like the first operand, a whole one of other elements."""
+        """One of AVX-512, which gives a vector like the first operand; of a table of ``f32``, too."""
         names, types = ", ".join(v.name for v in operands), ", ".join(v.type for v in operands)
-        result = Value("", "f32", operands[0].lanes)
+        result = Value("", operands[0].element, operands[0].lanes)
         return replace(result, name=self._define(f'llvm.call_intrinsic "{name}"({names}) : ({types}) -> {result.type}'))
 
     def _padded(self, value: Value) -> Value:

@@ -1,0 +1,49 @@
+"""Factors of bfloat16: PyTorch computes it in float32, so a factor is a float32 that some step has widened."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torchmdla.devices.cpu.accesses import Access, Buffer
+from torchmdla.devices.cpu.expressions import Expression, accumulator, load, operation
+from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, Step
+from torchmdla.devices.cpu.machine import Machine
+from torchmdla.devices.cpu.passes.dot_layouts import Product
+from torchmdla.devices.cpu.passes.narrow import Moved, NarrowBuffers, factors_of
+from torchmdla.devices.cpu.passes.precompute import known_accesses
+from torchmdla.devices.cpu.passes.roundings import WIDE, HalfBuffers, rounded
+from torchmdla.devices.cpu.passes.winograd import takes_less
+
+# The time that a sum of pairs takes, of that of as many single products.
+_PART = 0.5
+
+
+class Bfloat16Buffers(NarrowBuffers):
+    """The buffers all of whose values are widened bfloat16."""
+
+    element: ClassVar[str] = "bf16"
+
+    def __init__(self, steps: LoopProgram, machine: Machine) -> None:
+        self._steps, self._machine = steps, machine
+        self._halves = HalfBuffers(steps, self.element)
+        self._is_known = known_accesses(steps)
+
+    def __contains__(self, buffer: Buffer) -> bool:
+        return buffer in self._halves
+
+    def users(self, buffer: Buffer) -> list[Step]:
+        return self._halves.users(buffer)
+
+    def multiplies(self, step: LoopNest, product: Product) -> bool:
+        return not takes_less(self._steps, step, self._is_known, self._machine, _PART)
+
+    def widened(self, access: Access, moved: Moved) -> Expression:
+        return operation("arith.extf", [load(moved(access))], WIDE)
+
+    def narrowed(self, value: Expression, access: Access, moved: Moved) -> Expression:
+        return rounded(value, self.element)
+
+    def sum_words(self, step: LoopNest, moved: Moved, words: Moved) -> list[LoopNest]:
+        products = operation("dot", [load(words(factor)) for factor in factors_of(step) or ()], WIDE)
+        step.values = (operation("arith.addf", [accumulator(0, WIDE), products], WIDE),)
+        return []

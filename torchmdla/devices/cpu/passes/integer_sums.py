@@ -1,0 +1,116 @@
+"""Sums of products of quantised integers, in integers: what the zeros of the factors add is subtracted at the end.
+
+With ``x = (q - z) * s`` and ``w = (p - y) * t``, of which neither ``z``, ``s``, ``y`` nor ``t`` varies along the ``n``
+terms of a sum::
+
+    sum(x * w) = (sum(q * p) - z * sum(p) - y * (sum(q) - n * z)) * s * t
+
+The sums of ``p`` are known ahead where ``p`` is made of parameters; those of ``q`` matter where ``y`` is not zero.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from torchmdla.compiler.sizes import static
+from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
+from torchmdla.devices.cpu.expressions import (
+    Expression,
+    accumulator,
+    constant,
+    load,
+    operation,
+    reduced,
+    substituted,
+)
+from torchmdla.devices.cpu.loop_program import Epilogue, LoopNest
+
+_SUM, _WIDE = "i32", "f32"
+
+# A sum of this many products of two differences of integers of 8 bits fits into 32 bits.
+MOST_TERMS = (2**31 - 1) // 255**2
+
+# One factor: the access to an element and to a word of it, its zero and scale. An element without a sign comes first.
+Factor = tuple[Access, Access, Expression, Expression]
+
+
+def sum_of_words(step: LoopNest, left: Factor, right: Factor) -> list[LoopNest]:
+    """Lets a step sum the products in words of its factors; returns what has to come before it."""
+    values, left_words, left_zero, left_scale = left
+    weights, right_words, right_zero, right_scale = right
+    terms = static(math.prod(size for size, reduces in zip(step.sizes, step.reduction, strict=True) if reduces))
+    before: list[LoopNest] = []
+    total = reduced(0, _SUM)
+    if not _is_zero(left_zero):
+        sums = _summed(step, weights, before)
+        total = _minus(total, _times(left_zero, sums))
+    if not _is_zero(right_zero):
+        sums = _minus(_summed_by_windows(step, values, before), _times(left_zero, constant(terms, _SUM)))
+        total = _minus(total, _times(right_zero, sums))
+    scale = operation("arith.mulf", [left_scale, right_scale], _WIDE)
+    made = operation("arith.mulf", [operation("arith.sitofp", [total], _WIDE), scale], _WIDE)
+    products = operation("dot", [load(left_words), load(right_words)], _SUM)
+    epilogue = step.epilogue or Epilogue(step.outputs, (reduced(0, _WIDE),))
+    step.epilogue = replace(epilogue, values=substituted(epilogue.values, {reduced(0, _WIDE): made}))
+    step.values = (operation("arith.addi", [accumulator(0, _SUM), products], _SUM),)
+    step.initial = constant(0, _SUM)
+    step.outputs = tuple(replace(a, buffer=replace(a.buffer, kind="temporary", element=_SUM)) for a in step.outputs)
+    return before
+
+
+def _is_zero(value: Expression) -> bool:
+    return value.op == "constant" and value.payload == 0
+
+
+def _minus(left: Expression, right: Expression) -> Expression:
+    return left if _is_zero(right) else operation("arith.subi", [left, right], _SUM)
+
+
+def _times(left: Expression, right: Expression) -> Expression:
+    if left.op == "constant" and right.op == "constant":
+        return constant(left.payload * right.payload, _SUM)
+    return operation("arith.muli", [left, right], _SUM)
+
+
+def _summed(step: LoopNest, access: Access, before: list[LoopNest], is_signed: bool = True) -> Expression:
+    """The sum of what a step reads at ``access``, over the loops of the step that reduce."""
+    loops = sorted(access.loops)
+    kept = [loop for loop in loops if not step.reduction[loop]]
+    buffer = Buffer("temporary", _SUM, tuple(step.sizes[loop] for loop in kept))
+    read = load(access.over(loops))
+    term = read if read.type == _SUM else operation("arith.extsi" if is_signed else "arith.extui", [read], _SUM)
+    before.append(
+        LoopNest(
+            sizes=tuple(step.sizes[loop] for loop in loops),
+            reduction=tuple(step.reduction[loop] for loop in loops),
+            outputs=(Access.of_loops(buffer, [loops.index(loop) for loop in kept], len(loops)),),
+            values=(operation("arith.addi", [accumulator(0, _SUM), term], _SUM),),
+            initial=constant(0, _SUM),
+            nodes=step.nodes,
+        )
+    )
+    return load(Access.of_loops(buffer, kept, len(step.sizes)))
+
+
+def _summed_by_windows(step: LoopNest, access: Access, before: list[LoopNest]) -> Expression:
+    """The same: first over the dimensions that are only summed over, for all of the others, then over windows."""
+    is_summed = [bool(i.loops) and all(step.reduction[loop] for loop in i.loops) for i in access.indices]
+    inner = {loop for i, own in zip(access.indices, is_summed, strict=True) if own for loop in i.loops}
+    kept = [d for d, own in enumerate(is_summed) if not own]
+    windows = {loop for d in kept for loop in access.indices[d].loops}
+    if not inner or inner & windows or len(access.indices) != len(access.buffer.sizes):
+        return _summed(step, access, before, is_signed=False)
+    walked, first = sorted(inner), len(kept)
+    along = {loop: AffineExpr.of_loop(first + k, first + len(walked)) for k, loop in enumerate(walked)}
+    indices = [index.along(along, first + len(walked)) for index in access.indices]
+    for k, d in enumerate(kept):
+        indices[d] = AffineExpr.of_loop(k, first + len(walked))
+    rows = replace(
+        step,
+        sizes=(*(access.buffer.sizes[d] for d in kept), *(step.sizes[loop] for loop in walked)),
+        reduction=(*(False for _ in kept), *(True for _ in walked)),
+    )
+    sums = _summed(rows, replace(access, indices=tuple(indices)), before, is_signed=False).payload
+    read = Access(sums.buffer, tuple(access.indices[d] for d in kept))
+    return _summed(step, read, before) if any(step.reduction[loop] for loop in windows) else load(read)
