@@ -17,8 +17,10 @@ from torchmdla.compiler.sizes import static
 from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
 from torchmdla.devices.cpu.expressions import (
     Expression,
+    accessing,
     accumulator,
     constant,
+    contents,
     load,
     operation,
     reduced,
@@ -43,12 +45,12 @@ def sum_of_words(step: LoopNest, left: Factor, right: Factor) -> list[LoopNest]:
     before: list[LoopNest] = []
     total = reduced(0, _SUM)
     if not _is_zero(left_zero):
-        sums = _summed(step, weights, before)
-        total = _minus(total, _times(left_zero, sums))
+        added = _times(left_zero, _summed(step, weights, before))
+        total = _minus(total, _ahead(step, added, before))
     if not _is_zero(right_zero):
         sums = _minus(_summed_by_windows(step, values, before), _times(left_zero, constant(terms, _SUM)))
-        total = _minus(total, _times(right_zero, sums))
-    scale = operation("arith.mulf", [left_scale, right_scale], _WIDE)
+        total = _minus(total, _times(_ahead(step, right_zero, before), sums))
+    scale = _ahead(step, operation("arith.mulf", [left_scale, right_scale], _WIDE), before)
     made = operation("arith.mulf", [operation("arith.sitofp", [total], _WIDE), scale], _WIDE)
     products = operation("dot", [load(left_words), load(right_words)], _SUM)
     epilogue = step.epilogue or Epilogue(step.outputs, (reduced(0, _WIDE),))
@@ -57,6 +59,20 @@ def sum_of_words(step: LoopNest, left: Factor, right: Factor) -> list[LoopNest]:
     step.initial = constant(0, _SUM)
     step.outputs = tuple(replace(a, buffer=replace(a.buffer, kind="temporary", element=_SUM)) for a in step.outputs)
     return before
+
+
+def _ahead(step: LoopNest, value: Expression, before: list[LoopNest]) -> Expression:
+    """A value of an epilogue that is computed before the step is: packed, where it depends on parameters alone, and
+    converted, so that wider types do not take lanes from the epilogue."""
+    body = contents((value,))
+    if not body.loads or value.op == "load" or body.scalars:
+        return value
+    loops = sorted(frozenset[int]().union(*(access.loops for access in body.loads)))
+    sizes = tuple(step.sizes[loop] for loop in loops)
+    buffer = Buffer("temporary", value.type, sizes)
+    (moved,) = accessing((value,), lambda access: access.over(loops))
+    before.append(replace(LoopNest.elementwise(sizes, Access.whole(buffer), moved), nodes=step.nodes))
+    return load(Access.of_loops(buffer, loops, len(step.sizes)))
 
 
 def _is_zero(value: Expression) -> bool:
