@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from torchmdla.devices.cpu.expressions import Expression, constant, operation, rewritten
@@ -87,6 +87,8 @@ _LOG = (
 
 # Adding this to a float of at most 2²² in size rounds it to an integer, which is then in the sum's lowest bits.
 _ROUNDER = 1.5 * 2.0**23
+
+_ROUNDER_BITS, _MOST_ROUNDED = 0x4B400000, 2.0**22
 
 # ln 2 = hi + lo: hi is ln 2 in single precision, lo what it lacks.
 _LN2_HI = 0.693147182464599609375
@@ -301,6 +303,42 @@ def _log_of_specials(x: Expression, result: Expression) -> Expression:
     return _select(_compare("ole", x, zero), outside, result)
 
 
+def _extreme(expression: Expression) -> Expression | None:
+    """A maximum or minimum with a constant; with zero it has its sign to keep."""
+    bound, x = sorted(expression.operands, key=lambda operand: operand.op != "constant")
+    if bound.op != "constant" or not bound.payload or bound.payload != bound.payload or expression.type != "f32":
+        return None
+    return _BOUNDS[expression.op](x, bound.payload)
+
+
+def _rounded_to_integer(expression: Expression) -> Expression | None:
+    """What is rounded and of no more than 2²² in size, for any sign of zero: what a quantised value is made of."""
+    if (expression.op, expression.type) != ("arith.fptosi", "i32"):
+        return None
+    (x,) = expression.operands
+    if (x.op, x.type) != ("math.roundeven", "f32"):
+        return None
+    (x,) = x.operands
+    bounds: list[tuple[Callable[[Expression, float], Expression], float]] = []
+    while x.op in _BOUNDS and len(bounds) < 2:
+        bound, inner = sorted(x.operands, key=lambda operand: operand.op != "constant")
+        if bound.op != "constant":
+            return None
+        bounds.append((_BOUNDS[x.op], bound.payload))
+        x = inner
+    if len({function for function, _ in bounds}) != 2 or any(not abs(bound) <= _MOST_ROUNDED for _, bound in bounds):
+        return None
+    for keep, limit in reversed(bounds):
+        x = keep(x, limit)
+    return _int_op("subi", _bits(_add(x, _number(_ROUNDER))), _integer(_ROUNDER_BITS))
+
+
+_BOUNDS: Mapping[str, Callable[[Expression, float], Expression]] = {
+    "arith.maximumf": _at_least,
+    "arith.minimumf": _at_most,
+}
+
+
 # What an op is on a machine with a feature; the first row whose feature a machine has.
 _EXPANSIONS: Sequence[tuple[str, str, Callable[[Expression], Expression]]] = (
     ("math.erf", "looks_up", _erf_by_table),
@@ -323,6 +361,8 @@ def expand(nest: AnyNest, machine: Machine) -> AnyNest:
     known = {name: function for name, feature, function in reversed(_EXPANSIONS) if getattr(machine, feature)}
 
     def expanded(expression: Expression) -> Expression | None:
+        if expression.op in _BOUNDS:
+            return _extreme(expression)
         function = known.get(expression.op)
         if function is None or expression.type not in ("f32", *_HALF_PRECISION):
             return None
@@ -331,10 +371,16 @@ def expand(nest: AnyNest, machine: Machine) -> AnyNest:
             return function(x)
         return _op("arith.truncf", function(_op("arith.extf", x)), type=expression.type)
 
+    for rule in (_rounded_to_integer, expanded):
+        nest = _rewritten(nest, rule)
+    return nest
+
+
+def _rewritten(nest: AnyNest, rule: Callable[[Expression], Expression | None]) -> AnyNest:
     epilogue = nest.epilogue
     return replace(
         nest,
-        values=rewritten(nest.values, expanded),
-        checks=rewritten(nest.checks, expanded),
-        epilogue=epilogue and replace(epilogue, values=rewritten(epilogue.values, expanded)),
+        values=rewritten(nest.values, rule),
+        checks=rewritten(nest.checks, rule),
+        epilogue=epilogue and replace(epilogue, values=rewritten(epilogue.values, rule)),
     )

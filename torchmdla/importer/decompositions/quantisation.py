@@ -35,7 +35,13 @@ def quantize_per_token(
 
 
 def _stored(scaled: Tensor, zero_point: int | Tensor, least: int, most: int, dtype: torch.dtype) -> Tensor:
-    return torch.clamp(torch.round(scaled) + zero_point, least, most).to(dtype)
+    # The same as to clamp what is rounded and moved by the zero point: the bounds are integers.
+    if isinstance(zero_point, Tensor):
+        zero_point = zero_point.to(torch.int32)
+        kept = torch.clamp(scaled, least - zero_point, most - zero_point)
+    else:
+        kept = torch.clamp(scaled, least - zero_point, most - zero_point)
+    return (torch.round(kept).to(torch.int32) + zero_point).to(dtype)
 
 
 def dequantize(

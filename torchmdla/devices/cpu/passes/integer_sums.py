@@ -24,6 +24,7 @@ from torchmdla.devices.cpu.expressions import (
     load,
     operation,
     reduced,
+    rewritten,
     substituted,
 )
 from torchmdla.devices.cpu.loop_program import Epilogue, LoopNest
@@ -51,10 +52,19 @@ def sum_of_words(step: LoopNest, left: Factor, right: Factor) -> list[LoopNest]:
         sums = _minus(_summed_by_windows(step, values, before), _times(left_zero, constant(terms, _SUM)))
         total = _minus(total, _times(_ahead(step, right_zero, before), sums))
     scale = _ahead(step, operation("arith.mulf", [left_scale, right_scale], _WIDE), before)
-    made = operation("arith.mulf", [operation("arith.sitofp", [total], _WIDE), scale], _WIDE)
+    integer = operation("arith.sitofp", [total], _WIDE)
+    made = operation("arith.mulf", [integer, scale], _WIDE)
+
+    def with_one_rounding(expression: Expression) -> Expression | None:
+        if expression.op != "arith.addf" or made not in expression.operands:
+            return None
+        first, second = expression.operands
+        return operation("math.fma", [integer, scale, second if first is made else first], _WIDE)
+
     products = operation("dot", [load(left_words), load(right_words)], _SUM)
     epilogue = step.epilogue or Epilogue(step.outputs, (reduced(0, _WIDE),))
-    step.epilogue = replace(epilogue, values=substituted(epilogue.values, {reduced(0, _WIDE): made}))
+    values_made = substituted(epilogue.values, {reduced(0, _WIDE): made})
+    step.epilogue = replace(epilogue, values=rewritten(values_made, with_one_rounding))
     step.values = (operation("arith.addi", [accumulator(0, _SUM), products], _SUM),)
     step.initial = constant(0, _SUM)
     step.outputs = tuple(replace(a, buffer=replace(a.buffer, kind="temporary", element=_SUM)) for a in step.outputs)
