@@ -21,7 +21,8 @@ class Rows:
 
 @dataclass(frozen=True)
 class Interleaved:
-    """The elements of a word, along ``dimension`` of a buffer, lie in one more dimension, the last one."""
+    """The elements of a word, along ``dimension`` of a buffer, lie in one more dimension, the last one. If the buffer has
+    fewer there than a word, the rest of the word is zero."""
 
     dimension: int
 
@@ -57,7 +58,7 @@ def _count_rows(found: Product) -> int:
 
 
 def _along(step: LoopNest, loop: int, count: int) -> Product | None:
-    if quotient(step.sizes[loop], count) is None or loop in step.indexed_loops:
+    if not _in_words(step.sizes[loop], count) or loop in step.indexed_loops:
         return None
     layouts = {access.buffer: layout for access in step.inputs if (layout := _layout(access, loop, count)) is not None}
     return Product(loop, layouts, step.sizes, step.values) if len(layouts) == len(step.inputs) else None
@@ -111,7 +112,17 @@ def _layout(access: Access, loop: int, count: int) -> Layout | None:
         others = [factor for k, factor in enumerate(index.factors) if k != loop]
         in_words = all(quotient(number, count) is not None for number in (size, index.constant, *others))
         return Rows() if index.factors[loop] == 1 and in_words else None
-    return Interleaved(dimension) if index.is_loop() and quotient(sizes[dimension], count) is not None else None
+    return Interleaved(dimension) if index.is_loop() and _in_words(sizes[dimension], count) else None
+
+
+def _in_words(size: AnySize, count: int) -> bool:
+    """Whether so many elements are whole words, or a part of a single one."""
+    return quotient(size, count) is not None or is_part_of_word(size, count)
+
+
+def is_part_of_word(size: AnySize, count: int) -> bool:
+    """Whether so many elements are a part of one word. Two elements are a word of their own for pairs."""
+    return isinstance(size, int) and 1 < size < count
 
 
 def agreed_layouts(
@@ -141,6 +152,8 @@ def _follows(step: LoopNest, buffer: Buffer, layout: Layout, count: int) -> bool
         return False
     if isinstance(layout, Rows):
         return True
+    if is_part_of_word(buffer.sizes[layout.dimension], count):
+        return True
     indices = [access.indices[layout.dimension] for access in step.accesses if access.buffer is buffer]
     return all(index.is_loop() and quotient(step.sizes[index.loops[0]], count) is not None for index in indices)
 
@@ -149,6 +162,7 @@ def laid_out(buffer: Buffer, element: str, layout: Layout, count: int) -> Buffer
     """A buffer of other elements in a layout."""
     sizes = list(buffer.sizes)
     if isinstance(layout, Interleaved):
-        sizes[layout.dimension] //= count
+        size = sizes[layout.dimension]
+        sizes[layout.dimension] = 1 if is_part_of_word(size, count) else size // count
         sizes.append(count)
     return replace(buffer, element=element, sizes=tuple(sizes))

@@ -31,13 +31,16 @@ from torchmdla.devices.cpu.passes.dot_layouts import (
     Product,
     Rows,
     agreed_layouts,
+    is_part_of_word,
     laid_out,
     may_follow,
     product_of_words,
     without,
 )
+from torchmdla.devices.cpu.passes.layout import slides
 from torchmdla.devices.cpu.passes.narrow import WORD, WORD_BYTES, NarrowBuffers, factors_of
 from torchmdla.devices.cpu.passes.quantised import QuantisedBuffers
+from torchmdla.devices.cpu.passes.word_stores import store_words
 
 
 def use_dot_products(steps: LoopProgram, machine: Machine) -> None:
@@ -46,6 +49,16 @@ def use_dot_products(steps: LoopProgram, machine: Machine) -> None:
         _use(steps, QuantisedBuffers(steps))
     if machine.dots_bf16:
         _use(steps, Bfloat16Buffers(steps, machine))
+
+
+def blocks_of_channels(steps: LoopProgram, machine: Machine) -> Sequence[int]:
+    """How many channels of an image may lie next to each other, best first. Words of channels that are in no blocks would
+    be computed by pixels, and so read and stored far apart."""
+    if not machine.dots_bytes:
+        return machine.blocks
+    narrow = QuantisedBuffers(steps)
+    has_words = any(slides(step) and _has_narrow_factors(step, narrow) for step in steps.nests())
+    return (machine.vector_bytes // 4, machine.vector_bytes // 8) if has_words else machine.blocks
 
 
 def _use(steps: LoopProgram, narrow: NarrowBuffers) -> None:
@@ -63,13 +76,17 @@ def _use(steps: LoopProgram, narrow: NarrowBuffers) -> None:
 
 def _product(step: LoopNest, narrow: NarrowBuffers, count: int) -> Product | None:
     """How a nest may sum products of words."""
-    if len(step.outputs) != 1 or step.tables or step.checks:
-        return None
-    factors = factors_of(step)
-    if factors is None or factors[0].buffer is factors[1].buffer or any(f.buffer not in narrow for f in factors):
+    if len(step.outputs) != 1 or step.tables or step.checks or not _has_narrow_factors(step, narrow):
         return None
     found = product_of_words(step, count)
     return found if found is not None and narrow.multiplies(step, found) else None
+
+
+def _has_narrow_factors(step: LoopNest, narrow: NarrowBuffers) -> bool:
+    factors = factors_of(step)
+    return (
+        factors is not None and factors[0].buffer is not factors[1].buffer and all(f.buffer in narrow for f in factors)
+    )
 
 
 def _layouts_of_sources(layouts: Mapping[Buffer, Layout], narrow: NarrowBuffers, count: int) -> dict[Buffer, Layout]:
@@ -124,12 +141,15 @@ class _Rewriter:
             self._step.outputs, self._step.values = self._stored(self._step.outputs, self._step.values)
         else:
             self._step.epilogue = Epilogue(*self._stored(epilogue.outputs, epilogue.values))
+        for buffer, layout in self._layouts.items():
+            if isinstance(layout, Interleaved):
+                store_words(self._step, self._changed[buffer])
         return before
 
     def _split_loops(self) -> int | None:
         """Splits the loops that walk words; returns the one over a word's elements, if the step is a product."""
-        split = {a.indices[layout.dimension].loops[0] for a in self._step.accesses if (layout := self._interleaved(a))}
-        if self._product:
+        split = {loop for access in self._step.accesses if (loop := self._loop_of_words(access)) is not None}
+        if self._product and not is_part_of_word(self._step.sizes[self._product.loop], self._count):
             split.add(self._product.loop)
         for loop in sorted(split, reverse=True):
             split_loop(self._step, loop, (quotient(self._step.sizes[loop], self._count) or 0, self._count))
@@ -137,9 +157,15 @@ class _Rewriter:
             return None
         return self._product.loop + sum(loop <= self._product.loop for loop in split)
 
-    def _interleaved(self, access: Access) -> Interleaved | None:
+    def _loop_of_words(self, access: Access) -> int | None:
+        """The loop along which what an access touches lies in words, one after the other."""
         layout = self._layouts.get(access.buffer)
-        return layout if isinstance(layout, Interleaved) else None
+        if not isinstance(layout, Interleaved) or self._has_one_word(access.buffer, layout):
+            return None
+        return access.indices[layout.dimension].loops[0]
+
+    def _has_one_word(self, buffer: Buffer, layout: Interleaved) -> bool:
+        return is_part_of_word(buffer.sizes[layout.dimension], self._count)
 
     def _read_words(self, inner: int) -> list[LoopNest]:
         step = self._step
@@ -152,9 +178,11 @@ class _Rewriter:
         layout, buffer = self._layouts[access.buffer], self._changed[access.buffer]
         if isinstance(layout, Rows):
             return replace(access, buffer=buffer)
+        loops, indices = len(self._step.sizes), list(access.indices)
+        if self._has_one_word(access.buffer, layout):
+            indices[layout.dimension] = AffineExpr((0,) * loops)
+            return replace(access, buffer=buffer, indices=(*indices, access.indices[layout.dimension]))
         outer, inner = access.indices[layout.dimension].loops
-        loops = len(self._step.sizes)
-        indices = list(access.indices)
         indices[layout.dimension] = AffineExpr.of_loop(outer, loops)
         return replace(access, buffer=buffer, indices=(*indices, AffineExpr.of_loop(inner, loops)))
 

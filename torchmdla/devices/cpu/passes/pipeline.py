@@ -15,7 +15,7 @@ from torchmdla.devices.cpu.passes.copies import merge_copies
 from torchmdla.devices.cpu.passes.dead_code import remove_unread
 from torchmdla.devices.cpu.passes.defer_norms import DEFER_NORMS
 from torchmdla.devices.cpu.passes.defer_softmax import DEFER_SOFTMAX
-from torchmdla.devices.cpu.passes.dot_products import use_dot_products
+from torchmdla.devices.cpu.passes.dot_products import blocks_of_channels, use_dot_products
 from torchmdla.devices.cpu.passes.elide_inserts import elide_insert_copies
 from torchmdla.devices.cpu.passes.epilogue import merge_epilogues
 from torchmdla.devices.cpu.passes.fold_scales import FOLD_SCALES
@@ -80,7 +80,7 @@ REWRITES = (
     _plain(shrink_broadcasts),
     _rules("store-constant-factors"),
     _plain(elide_insert_copies),
-    Pass("block-channels", lambda steps, machine: block_channels(steps, machine.blocks)),
+    Pass("block-channels", lambda steps, machine: block_channels(steps, blocks_of_channels(steps, machine))),
     _plain(merge_copies),
     _plain(separate_slices),
     _rules("defer-softmax"),

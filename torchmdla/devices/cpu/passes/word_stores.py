@@ -1,0 +1,112 @@
+"""Stores of whole words, where the elements of a word are results of their own: of an image whose channels are
+interleaved, the same pixel of four channels::
+
+    nest d0:6 d1:4 d2:64 {                         nest d0:6 d1:64 {
+      v0 : i8 = … i0                                 v0 : i8 = … i0
+      x[d0, d2, d1] = v0 }                  →        v1 : i8 = … i1
+                                                     …
+                                                     x[d0, d1, 0] as i32 = v0 | v1 << 8 | v2 << 16 | v3 << 24 }
+
+To store bytes one by one, four apart, would take longer than to compute them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial, reduce
+
+from torchmdla.compiler.sizes import static
+from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
+from torchmdla.devices.cpu.element_types import ELEMENT_BYTES
+from torchmdla.devices.cpu.expressions import (
+    Expression,
+    accessing,
+    accumulator,
+    constant,
+    contents,
+    index,
+    operation,
+    reduced,
+    substituted,
+)
+from torchmdla.devices.cpu.loop_program import Epilogue, LoopNest
+from torchmdla.devices.cpu.passes.narrow import WORD
+
+# A body of more expressions than this is not written out for each element of a word.
+_MOST_EXPRESSIONS = 64
+
+
+def store_words(step: LoopNest, buffer: Buffer) -> None:
+    """Lets a step write whole words to a buffer whose last dimension lies within words, if that is all it writes."""
+    loop = _loop_within_words(step, buffer)
+    if loop is None:
+        return
+    elements = range(static(step.sizes[loop]))
+    is_reduction, epilogue = any(step.reduction), step.epilogue
+    stored = epilogue.values if epilogue else step.values
+    bits = 8 * ELEMENT_BYTES[buffer.element]
+    word = _joined([_of_element(step, stored, loop, k)[0] for k in elements], bits)
+    written = step.written_accesses[0].along(_at(step, loop, 0), len(step.sizes))
+    written = replace(written, word=WORD)
+    if is_reduction:
+        step.values = tuple(_of_element(step, step.values, loop, k)[0] for k in elements)
+        step.outputs = tuple(
+            replace(step.outputs[0], buffer=replace(step.outputs[0].buffer)).along(_at(step, loop, 0), len(step.sizes))
+            for _ in elements
+        )
+        step.epilogue = Epilogue((written,), (word,))
+    else:
+        step.outputs, step.values = (written,), (word,)
+    step.sizes = (*step.sizes[:loop], 1, *step.sizes[loop + 1 :])
+
+
+def _loop_within_words(step: LoopNest, buffer: Buffer) -> int | None:
+    """The loop over the elements of the words that a step writes, if it can be written out."""
+    if [access.buffer for access in step.written_accesses] != [buffer] or step.checks or step.tables or step.carried:
+        return None
+    if any(step.reduction) and (step.epilogue is None or len(step.outputs) != 1):
+        return None
+    *others, last = step.written_accesses[0].indices
+    if not last.is_loop() or any(last.loops[0] in other.loops for other in others):
+        return None
+    expressions = len(step.body.expressions) + (len(step.epilogue.body.expressions) if step.epilogue else 0)
+    return last.loops[0] if expressions <= _MOST_EXPRESSIONS and not step.reduction[last.loops[0]] else None
+
+
+def _at(step: LoopNest, loop: int, number: int) -> dict[int, AffineExpr]:
+    """The loops of a step, one of them at an iteration."""
+    count = len(step.sizes)
+    loops = {own: AffineExpr.of_loop(own, count) for own in range(count)}
+    return {**loops, loop: AffineExpr((0,) * count, number)}
+
+
+def _of_element(step: LoopNest, roots: Sequence[Expression], loop: int, number: int) -> tuple[Expression, ...]:
+    """What ``roots`` are for one element of a word, reduced in an output of its own."""
+    along = partial(Access.along, indices=_at(step, loop, number), loops=len(step.sizes))
+    moved = accessing(roots, along)
+    numbered = {index(loop): constant(number, "i64")}
+    for e in contents(tuple(moved)).expressions:
+        if e.op in ("accumulator", "reduced"):
+            numbered[e] = (accumulator if e.op == "accumulator" else reduced)(number, e.type)
+    return substituted(moved, numbered)
+
+
+def _joined(elements: Sequence[Expression], bits: int) -> Expression:
+    """A word of elements, the first in the lowest bits."""
+    if all(element.op == "constant" for element in elements):
+        word = sum((element.payload % (1 << bits)) << (bits * k) for k, element in enumerate(elements))
+        return constant((word + 2**31) % 2**32 - 2**31, WORD)
+    return reduce(partial(_op, "ori"), (_shifted(_extended(e), bits * k) for k, e in enumerate(elements)))
+
+
+def _extended(element: Expression) -> Expression:
+    return operation("arith.extui", [element], WORD)
+
+
+def _shifted(word: Expression, bits: int) -> Expression:
+    return _op("shli", word, constant(bits, WORD)) if bits else word
+
+
+def _op(name: str, left: Expression, right: Expression) -> Expression:
+    return operation(f"arith.{name}", [left, right], WORD)
