@@ -21,8 +21,8 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from torchmdla.devices.cpu.expressions import Expression, constant, operation, rewritten
 from torchmdla.devices.cpu.kernel_spec import AnyNest
@@ -318,19 +318,65 @@ def _rounded_to_integer(expression: Expression) -> Expression | None:
     (x,) = expression.operands
     if (x.op, x.type) != ("math.roundeven", "f32"):
         return None
-    (x,) = x.operands
-    bounds: list[tuple[Callable[[Expression, float], Expression], float]] = []
-    while x.op in _BOUNDS and len(bounds) < 2:
-        bound, inner = sorted(x.operands, key=lambda operand: operand.op != "constant")
-        if bound.op != "constant":
-            return None
-        bounds.append((_BOUNDS[x.op], bound.payload))
-        x = inner
-    if len({function for function, _ in bounds}) != 2 or any(not abs(bound) <= _MOST_ROUNDED for _, bound in bounds):
+    x, least, most = _bounded(x.operands[0])
+    if not -_MOST_ROUNDED <= least <= most <= _MOST_ROUNDED:
         return None
-    for keep, limit in reversed(bounds):
-        x = keep(x, limit)
-    return _int_op("subi", _bits(_add(x, _number(_ROUNDER))), _integer(_ROUNDER_BITS))
+    rounded = _add(_at_most(_at_least(x, least), most), _number(_ROUNDER))
+    return _int_op("subi", _bits(rounded), _integer(_ROUNDER_BITS))
+
+
+def _bounded(x: Expression) -> tuple[Expression, float, float]:
+    """What is kept between two bounds, with those of what it is a positive multiple of: to multiply and round keeps the
+    order of floats."""
+    bounds = _Bounds()
+    factors: list[float] = []
+    while True:
+        operand, bound = _and_constant(x)
+        if operand is None:
+            break
+        if x.op == "arith.mulf":
+            if not 0 < bound < math.inf:
+                break
+            factors.append(bound)
+        elif not bounds.tightened(x.op != "arith.minimumf", _multiplied(bound, reversed(factors))):
+            break
+        x = operand
+    for factor in reversed(factors):
+        x = _mul(x, _number(factor))
+    return x, bounds.least, bounds.most
+
+
+@dataclass
+class _Bounds:
+    least: float = -math.inf
+    most: float = math.inf
+
+    def tightened(self, is_least: bool, bound: float) -> bool:
+        """Whether values that were kept at one side of ``bound`` before need not be: then within these bounds they are
+        the same."""
+        least, most = (max(self.least, bound), self.most) if is_least else (self.least, min(self.most, bound))
+        if not least <= most:
+            return False
+        self.least, self.most = least, most
+        return True
+
+
+def _and_constant(x: Expression) -> tuple[Expression | None, float]:
+    """The operand and the constant of a product or a bound, a rectifier among these; None where it is neither."""
+    if x.op == "arith.select":
+        condition, kept, bound = x.operands
+        is_rectifier = condition.attributes == "{predicate = 10 : i64}" and condition.operands == (kept, bound)
+        return (kept if is_rectifier and bound.op == "constant" else None), bound.payload
+    if x.op not in ("arith.mulf", *_BOUNDS):
+        return None, 0.0
+    first, second = sorted(x.operands, key=lambda operand: operand.op == "constant")
+    return (first, second.payload) if second.op == "constant" and first.op != "constant" else (None, 0.0)
+
+
+def _multiplied(bound: float, factors: Iterable[float]) -> float:
+    for factor in factors:
+        bound = float(_number(bound * factor).payload)
+    return bound
 
 
 _BOUNDS: Mapping[str, Callable[[Expression, float], Expression]] = {

@@ -37,6 +37,9 @@ class Bfloat16Buffers(NarrowBuffers):
     def multiplies(self, step: LoopNest, product: Product) -> bool:
         return not takes_less(self._steps, step, self._is_known, self._machine, _PART)
 
+    def simplify(self, step: LoopNest) -> None:
+        """Widened bfloat16 are plain floats."""
+
     def widened(self, access: Access, moved: Moved) -> Expression:
         return operation("arith.extf", [load(moved(access))], WIDE)
 

@@ -21,8 +21,8 @@ class Rows:
 
 @dataclass(frozen=True)
 class Interleaved:
-    """The elements of a word, along ``dimension`` of a buffer, lie in one more dimension, the last one. If the buffer has
-    fewer there than a word, the rest of the word is zero."""
+    """The elements of a word, along ``dimension`` of a buffer, lie in one more dimension, the last one. The rest of a
+    word is zero where the buffer has fewer."""
 
     dimension: int
 

@@ -52,7 +52,7 @@ def use_dot_products(steps: LoopProgram, machine: Machine) -> None:
 
 
 def blocks_of_channels(steps: LoopProgram, machine: Machine) -> Sequence[int]:
-    """How many channels of an image may lie next to each other, best first. Words of channels that are in no blocks would
+    """How many channels of an image may lie next to each other, best first. Words of channels outside of blocks would
     be computed by pixels, and so read and stored far apart."""
     if not machine.dots_bytes:
         return machine.blocks
@@ -66,6 +66,7 @@ def _use(steps: LoopProgram, narrow: NarrowBuffers) -> None:
     products = {step: found for step in steps.nests() if (found := _product(step, narrow, count)) is not None}
     layouts = agreed_layouts(products.values(), count, narrow.users)
     layouts |= _layouts_of_sources(layouts, narrow, count)
+    layouts |= {buffer: Rows() for buffer in narrow.worth_storing(steps) if layouts and buffer not in layouts}
     changed = {buffer: laid_out(buffer, narrow.element, layout, count) for buffer, layout in layouts.items()}
     for step in [step for step in steps.nests() if not layouts.keys().isdisjoint([*step.reads, *step.writes])]:
         before = _Rewriter(step, products.get(step), narrow, layouts, changed, count).rewrite()
@@ -84,9 +85,7 @@ def _product(step: LoopNest, narrow: NarrowBuffers, count: int) -> Product | Non
 
 def _has_narrow_factors(step: LoopNest, narrow: NarrowBuffers) -> bool:
     factors = factors_of(step)
-    return (
-        factors is not None and factors[0].buffer is not factors[1].buffer and all(f.buffer in narrow for f in factors)
-    )
+    return factors is not None and len({f.buffer for f in factors}) == 2 and all(f.buffer in narrow for f in factors)
 
 
 def _layouts_of_sources(layouts: Mapping[Buffer, Layout], narrow: NarrowBuffers, count: int) -> dict[Buffer, Layout]:
@@ -136,6 +135,7 @@ class _Rewriter:
         inner = self._split_loops()
         before = self._read_words(inner) if inner is not None else []
         self._step.map_expressions(self._widened)
+        self._narrow.simplify(self._step)
         epilogue = self._step.epilogue
         if epilogue is None:
             self._step.outputs, self._step.values = self._stored(self._step.outputs, self._step.values)

@@ -44,31 +44,36 @@ def sum_of_words(step: LoopNest, left: Factor, right: Factor) -> list[LoopNest]:
     weights, right_words, right_zero, right_scale = right
     terms = static(math.prod(size for size, reduces in zip(step.sizes, step.reduction, strict=True) if reduces))
     before: list[LoopNest] = []
+    # What is known ahead comes first: z * (sum(p) - n * y).
     total = reduced(0, _SUM)
     if not _is_zero(left_zero):
-        added = _times(left_zero, _summed(step, weights, before))
-        total = _minus(total, _ahead(step, added, before))
+        sums = _minus(_summed(step, weights, before), _times(right_zero, constant(terms, _SUM)))
+        total = _minus(total, _ahead(step, _times(left_zero, sums), before))
     if not _is_zero(right_zero):
-        sums = _minus(_summed_by_windows(step, values, before), _times(left_zero, constant(terms, _SUM)))
+        sums = _summed_by_windows(step, values, before)
         total = _minus(total, _times(_ahead(step, right_zero, before), sums))
     scale = _ahead(step, operation("arith.mulf", [left_scale, right_scale], _WIDE), before)
-    integer = operation("arith.sitofp", [total], _WIDE)
-    made = operation("arith.mulf", [integer, scale], _WIDE)
-
-    def with_one_rounding(expression: Expression) -> Expression | None:
-        if expression.op != "arith.addf" or made not in expression.operands:
-            return None
-        first, second = expression.operands
-        return operation("math.fma", [integer, scale, second if first is made else first], _WIDE)
-
     products = operation("dot", [load(left_words), load(right_words)], _SUM)
-    epilogue = step.epilogue or Epilogue(step.outputs, (reduced(0, _WIDE),))
-    values_made = substituted(epilogue.values, {reduced(0, _WIDE): made})
-    step.epilogue = replace(epilogue, values=rewritten(values_made, with_one_rounding))
+    scale_result(step, operation("arith.sitofp", [total], _WIDE), scale)
     step.values = (operation("arith.addi", [accumulator(0, _SUM), products], _SUM),)
     step.initial = constant(0, _SUM)
     step.outputs = tuple(replace(a, buffer=replace(a.buffer, kind="temporary", element=_SUM)) for a in step.outputs)
     return before
+
+
+def scale_result(step: LoopNest, total: Expression, scale: Expression) -> None:
+    """Lets a step go on with ``total * scale`` in the place of its sum; with what is added to it as one operation."""
+    epilogue = step.epilogue or Epilogue(step.outputs, (reduced(0, _WIDE),))
+    scaled = operation("arith.mulf", [total, scale], _WIDE)
+
+    def with_one_rounding(expression: Expression) -> Expression | None:
+        if expression.op != "arith.addf" or scaled not in expression.operands:
+            return None
+        first, second = expression.operands
+        return operation("math.fma", [total, scale, second if first is scaled else first], _WIDE)
+
+    values = substituted(epilogue.values, {reduced(0, _WIDE): scaled})
+    step.epilogue = replace(epilogue, values=rewritten(values, with_one_rounding))
 
 
 def _ahead(step: LoopNest, value: Expression, before: list[LoopNest]) -> Expression:
@@ -96,6 +101,8 @@ def _minus(left: Expression, right: Expression) -> Expression:
 def _times(left: Expression, right: Expression) -> Expression:
     if left.op == "constant" and right.op == "constant":
         return constant(left.payload * right.payload, _SUM)
+    if _is_zero(left) or _is_zero(right):
+        return constant(0, _SUM)
     return operation("arith.muli", [left, right], _SUM)
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import ClassVar
 
 from torchmdla.devices.cpu.accesses import Access, Buffer
 from torchmdla.devices.cpu.expressions import Expression
-from torchmdla.devices.cpu.loop_program import LoopNest, Step
+from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, Step
 from torchmdla.devices.cpu.passes.dot_layouts import Product
 from torchmdla.devices.cpu.patterns import SUM_OF_PRODUCTS
 
@@ -46,6 +46,14 @@ class NarrowBuffers(ABC):
     def sources(self, buffer: Buffer) -> Collection[Buffer]:
         """What is narrow if ``buffer`` is, since it is copied to it."""
         return ()
+
+    def worth_storing(self, steps: LoopProgram) -> Iterable[Buffer]:
+        """What takes less time to write and read if it is narrow, whether it is multiplied or not."""
+        return ()
+
+    @abstractmethod
+    def simplify(self, step: LoopNest) -> None:
+        """Simplifies what a step computes of what it has widened."""
 
     @abstractmethod
     def widened(self, access: Access, moved: Moved) -> Expression:

@@ -12,22 +12,39 @@ That is what a quantised tensor is where PyTorch computes with it, and how progr
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
 
 from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
-from torchmdla.devices.cpu.expressions import Expression, accessing, constant, contents, load, operation
+from torchmdla.devices.cpu.expressions import (
+    Expression,
+    accessing,
+    accumulator,
+    constant,
+    contents,
+    load,
+    operation,
+    reduced,
+)
 from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, Step, Users, starts_from_zero
 from torchmdla.devices.cpu.passes.dot_layouts import Product
-from torchmdla.devices.cpu.passes.integer_sums import MOST_TERMS, sum_of_words
+from torchmdla.devices.cpu.passes.integer_sums import MOST_TERMS, scale_result, sum_of_words
 from torchmdla.devices.cpu.passes.narrow import Moved, NarrowBuffers, factors_of
 from torchmdla.devices.cpu.passes.precompute import known_accesses, written_after_reading
+from torchmdla.devices.cpu.patterns import anything, op
 
 _SUM, _WIDE, _NARROW = "i32", "f32", "i8"
 
 _NO_ZERO, _NO_SCALE = constant(0, _SUM), constant(1.0, _WIDE)
+
+
+_SCALED_PRODUCTS = op(
+    "arith.addf",
+    op("accumulator"),
+    op("arith.mulf", op("arith.mulf", anything("integer"), anything("scale")), anything("other")),
+)
 
 
 @dataclass(frozen=True)
@@ -155,6 +172,21 @@ class QuantisedBuffers(NarrowBuffers):
         if read and len(access.indices) != len(access.buffer.sizes):
             return False
         return not any(step.reduction[loop] for own in contents(form.at(access)).loads for loop in own.loops)
+
+    def worth_storing(self, steps: LoopProgram) -> Iterable[Buffer]:
+        made = (buffer for step in steps.nests() for buffer in step.writes)
+        return [buffer for buffer in dict.fromkeys(made) if buffer in self and not self._is_known(Access.whole(buffer))]
+
+    def simplify(self, step: LoopNest) -> None:
+        """Multiplies a sum of products by a scale once."""
+        if len(step.outputs) != 1 or not starts_from_zero(step):
+            return
+        for match in _SCALED_PRODUCTS.matches(step.values[0]):
+            if match["scale"].op == "constant" and match["integer"].op in ("arith.sitofp", "arith.subf"):
+                product = operation("arith.mulf", [match["integer"], match["other"]], _WIDE)
+                step.values = (operation("arith.addf", [accumulator(0, _WIDE), product], _WIDE),)
+                scale_result(step, reduced(0, _WIDE), match["scale"])
+                return
 
     def widened(self, access: Access, moved: Moved) -> Expression:
         zero, scale = self._stored_form(access)

@@ -94,13 +94,16 @@ def _of_element(step: LoopNest, roots: Sequence[Expression], loop: int, number: 
 
 def _joined(elements: Sequence[Expression], bits: int) -> Expression:
     """A word of elements, the first in the lowest bits."""
-    if all(element.op == "constant" for element in elements):
+    if all(element.op == "constant" and element.type.startswith("i") for element in elements):
         word = sum((element.payload % (1 << bits)) << (bits * k) for k, element in enumerate(elements))
         return constant((word + 2**31) % 2**32 - 2**31, WORD)
     return reduce(partial(_op, "ori"), (_shifted(_extended(e), bits * k) for k, e in enumerate(elements)))
 
 
 def _extended(element: Expression) -> Expression:
+    if not element.type.startswith("i"):
+        bits = 8 * ELEMENT_BYTES[element.type]
+        element = operation("arith.bitcast", [element], f"i{bits}")
     return operation("arith.extui", [element], WORD)
 
 
