@@ -26,7 +26,11 @@ namespace {
 py::object to_python(const TensorMeta& meta, const py::object& make_meta) {
   py::object dtype = py::reinterpret_borrow<py::object>(
       reinterpret_cast<PyObject*>(torch::getTHPDtype(meta.dtype)));
-  return make_meta(dtype, py::tuple(py::cast(meta.sizes)), py::tuple(py::cast(meta.strides)));
+  py::object quantisation = py::none();
+  if (const auto& own = meta.quantisation)
+    quantisation = py::make_tuple(own->scale, own->zero_point);
+  return make_meta(dtype, py::tuple(py::cast(meta.sizes)), py::tuple(py::cast(meta.strides)),
+                   quantisation);
 }
 
 py::dict to_python(const Record& record, const py::object& make_meta) {

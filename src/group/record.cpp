@@ -12,8 +12,15 @@ using torch::jit::Value;
 
 namespace {
 
+std::optional<Quantisation> quantisation_of(const at::Tensor& tensor) {
+  if (!tensor.is_quantized() || tensor.qscheme() != at::kPerTensorAffine) return std::nullopt;
+  return Quantisation{tensor.q_scale(), tensor.q_zero_point()};
+}
+
 TensorMeta meta_of(const at::Tensor& tensor) {
-  return {tensor.scalar_type(), tensor.sizes().vec(), tensor.strides().vec()};
+  const auto quantisation = quantisation_of(tensor);
+  const auto dtype = quantisation ? c10::toUnderlying(tensor.scalar_type()) : tensor.scalar_type();
+  return {dtype, tensor.sizes().vec(), tensor.strides().vec(), quantisation};
 }
 
 decltype(RecordedValue::seen) describe(const c10::IValue& seen) {

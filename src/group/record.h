@@ -13,11 +13,19 @@
 
 namespace torchmdla {
 
-// The type of a tensor as it was seen.
+// What the integers of a tensor that is quantised as a whole stand for:
+// (integer - zero_point) * scale.
+struct Quantisation {
+  double scale;
+  int64_t zero_point;
+};
+
+// The type of a tensor as it was seen; of one that is quantised the dtype of its integers.
 struct TensorMeta {
   c10::ScalarType dtype;
   std::vector<int64_t> sizes;
   std::vector<int64_t> strides;
+  std::optional<Quantisation> quantisation = std::nullopt;
 };
 
 // Of a list; none for an undefined tensor.

@@ -11,6 +11,7 @@ from torchmdla.capture.subgraph import Call, Subgraph
 from torchmdla.importer import NOTHING, ImportedGraph, Record, Wanted, import_graph
 from torchmdla.importer.graph import argument_names, name_of
 from torchmdla.importer.interpreter import Run
+from torchmdla.importer.packed_weights import unpacked
 from torchmdla.importer.sources import source_of
 
 if TYPE_CHECKING:
@@ -69,7 +70,9 @@ class ScriptSubgraph:
         return import_graph(self._graph, record, parameters, wanted)
 
     def constant(self, index: int) -> object:
-        return list(self._graph.nodes())[index].output().toIValue()
+        value = list(self._graph.nodes())[index].output().toIValue()
+        packed = unpacked(value)
+        return value if packed is None else packed.tensors
 
 
 class _SymbolicInterpreter(Run):

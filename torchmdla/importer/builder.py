@@ -19,6 +19,7 @@ from torchmdla.importer.layout import exact_memory_order, invert, memory_order
 from torchmdla.importer.open_floats import as_integer_tensor, in_tensor_form
 from torchmdla.importer.operands import NumberTensor, Operand, as_tensor
 from torchmdla.importer.operators import operator
+from torchmdla.importer.packed_weights import PackedWeights, Unpacked, unpacked
 from torchmdla.importer.schemas import call_in_order, overload_of
 from torchmdla.importer.size_int import value_symbol
 from torchmdla.importer.trace import leaves, qualified_name
@@ -104,8 +105,17 @@ class ProgramBuilder:
                 else self._argument(Binding("constant", index, name, element=element), TensorMeta.of(item))
                 for element, item in enumerate(value)
             ]
+        elif (packed := unpacked(value)) is not None:
+            self._values[name] = self._packed_weights(index, name, packed)
         else:
             self._values[name] = str(value) if isinstance(value, torch.device) else value
+
+    def _packed_weights(self, index: int, name: str, packed: Unpacked) -> PackedWeights:
+        values = [
+            self._argument(Binding("constant", index, name, element=element), TensorMeta.of(tensor))
+            for element, tensor in enumerate(packed.tensors)
+        ]
+        return PackedWeights.of(packed, values)
 
     def _argument(self, binding: Binding, seen: object) -> Value:
         name = f"%{binding.source}{binding.index}"
@@ -264,6 +274,8 @@ class ProgramBuilder:
         if operand.meta is None:
             raise CompileError("an output that is a float known only at run time is not supported", scope="place")
         meta = self.meta(name)
+        if meta.quantisation is not None:
+            raise CompileError("an output that is quantised is not supported", scope="place")
         order = exact_memory_order(meta.shape, meta.strides)
         if order is None:
             raise CompileError(f"an output with strides {list(meta.strides)} is not supported", scope="place")

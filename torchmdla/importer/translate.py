@@ -13,16 +13,16 @@ from typing import Any
 import torch
 
 from torchmdla.errors import CompileError
-from torchmdla.importer import precision, promotion
+from torchmdla.importer import precision, promotion, quantised
 from torchmdla.importer.decomposing import traced
 from torchmdla.importer.emitter import Emitter, Value
 from torchmdla.importer.layout import contiguous_strides
 from torchmdla.importer.op_call import OpCall, Results, Way
 from torchmdla.importer.open_floats import in_tensor_form, opened, opened_tensors
-from torchmdla.importer.operands import Operand, as_tensor, materialise
+from torchmdla.importer.operands import Operand, as_tensor, described, materialise
 from torchmdla.importer.operators import operator
 from torchmdla.importer.rewrites import viewed
-from torchmdla.importer.trace import Ref, Trace, leaves, map_structure
+from torchmdla.importer.trace import Ref, Trace, leaves, map_structure, trace
 from torchmdla.importer.types import TensorMeta
 
 
@@ -102,7 +102,7 @@ def _decomposed(call: OpCall) -> Results:
     if call.operator.decomposition is None or _is_kept_whole(call):
         return None
     operands = [opened(call.emitter, operand, call.operands) for operand in _opened(call)]
-    results = _replayed(call, traced(call.name, operands), operands)
+    results = replayed(call, traced(call.name, operands), operands)
     _check_dtypes(results, call.metas)
     return [results] if call.schema.returns[0].type.kind() == "ListType" else results
 
@@ -118,7 +118,17 @@ def _opened(call: OpCall) -> Sequence[Operand]:
     return opened_tensors(call.emitter, call.schema, call.operands) if call.has_open_float else call.operands
 
 
-def _replayed(call: OpCall, recorded: Trace, operands: Sequence[Operand]) -> list[Operand]:
+def _of_quantised(call: OpCall) -> Results:
+    """In terms of floats, where a tensor is quantised."""
+    found = quantised.in_floats(call)
+    if found is None:
+        return None
+    function, operands = found
+    results = replayed(call, trace(function, [map_structure(described, operand) for operand in operands]), operands)
+    return quantised.marked(results, call.metas)
+
+
+def replayed(call: OpCall, recorded: Trace, operands: Sequence[Operand]) -> list[Operand]:
     """The calls of a trace, written with the tensors among ``operands`` as its inputs."""
     inputs = leaves([as_tensor(call.emitter, operand) for operand in operands])
     values: dict[int, Operand] = dict(enumerate(value for value in inputs if isinstance(value, Value)))
@@ -182,6 +192,7 @@ def _result_type(emitter: Emitter, meta: object, type_: torch._C.JitType) -> str
 
 
 WAYS: tuple[Way, ...] = (
+    _of_quantised,
     _without_elements,
     precision.in_dtype_of_autocast,
     precision.in_computed_dtype,

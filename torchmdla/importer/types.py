@@ -15,11 +15,14 @@ from torchmdla.importer.size_int import tracked
 
 @dataclass(frozen=True)
 class TensorMeta:
-    """The type of a tensor that was seen at run time: ``strides`` are in elements, as ``Tensor.stride()``."""
+    """The type of a tensor that was seen at run time: ``strides`` are in elements, as ``Tensor.stride()``.
+    ``quantisation``: scale and zero point of one that is quantised as a whole, whose ``dtype`` is that of its
+    integers."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
     strides: tuple[int, ...]
+    quantisation: tuple[float, int] | None = None
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> TensorMeta:

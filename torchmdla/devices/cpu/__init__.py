@@ -49,7 +49,19 @@ class CpuDevice(Device):
         from torchmdla.devices.cpu.machine import converts_f16
         from torchmdla.devices.cpu.processors import target_of
 
-        dtypes = {"float32", "float64", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"}
+        dtypes = {
+            "float32",
+            "float64",
+            "bfloat16",
+            "int64",
+            "int32",
+            "int16",
+            "int8",
+            "uint8",
+            "bool",
+            "qint8",
+            "quint8",
+        }
         return frozenset(dtypes | {"float16"} if converts_f16(target_of(self._processor)) else dtypes)
 
     def target(self) -> Target:
