@@ -39,17 +39,18 @@ def in_floats(call: OpCall) -> tuple[Callable[..., object], Sequence[Operand]] |
     packed = [operand for operand in call.operands if isinstance(operand, PackedWeights)]
     if not packed and not any(map(_quantisation, [*leaves(call.operands), *metas])):
         return None
-    if call.has_open_float:
-        raise CompileError("its scale is a float that is known only at run time", scope="place")
+    if call.has_open_float or (call.name in _WITH_TENSORS and any(isinstance(o, Value) for o in call.operands[1:])):
+        raise CompileError("its scale is known only at run time", scope="place")
     function = _function(call)
-    kinds = map_structure(_quantisation, list(call.operands))
     moves = call.schema.name in _MOVING
+    kind = _without_scale if _has_one_scale(call) else _quantisation
+    kinds = map_structure(kind, list(call.operands))
 
     def compute(*given: Any) -> object:
         tensors = given if moves else _paired(_widened, given, kinds)
         results = function(*tensors)
         made = results if isinstance(results, tuple | list) else (results,)
-        return list(made) if moves else [_narrowed(*pair) for pair in zip(made, metas, strict=True)]
+        return list(made) if moves else [_narrowed(r, m, kind(m)) for r, m in zip(made, metas, strict=True)]
 
     return compute, [map_structure(_integers, operand) for operand in call.operands]
 
@@ -83,8 +84,19 @@ def _widened(value: Any, quantisation: tuple[float, int] | None) -> Any:
     return value if quantisation is None else dequantize(value, *quantisation, 0, 0, value.dtype)
 
 
-def _narrowed(value: Tensor, meta: Any) -> Tensor:
-    quantisation = _quantisation(meta)
+def _has_one_scale(call: OpCall) -> bool:
+    """Whether a call gives multiples of its results for multiples of its tensors, all of one scale: it may compute with
+    differences of integers, exactly."""
+    found = {own for leaf in (*leaves(call.operands), *leaves(call.metas)) if (own := _quantisation(leaf)) is not None}
+    return call.schema.name in _HOMOGENEOUS and len(found) == 1
+
+
+def _without_scale(operand: Any) -> tuple[float, int] | None:
+    quantisation = _quantisation(operand)
+    return quantisation and (1.0, quantisation[1])
+
+
+def _narrowed(value: Tensor, meta: Any, quantisation: tuple[float, int] | None) -> Tensor:
     if quantisation is None:
         return value
     if meta.dtype not in _RANGES:
@@ -112,6 +124,9 @@ def _function(call: OpCall) -> Callable[..., object]:
         raise CompileError("of quantised tensors it is not supported", scope="place")
     return lambda *given: call_in_order(overload_of(call.name), call.schema, given)
 
+
+# Operators whose scale is a tensor.
+_WITH_TENSORS = ("aten::quantize_per_tensor.tensor_qparams",)
 
 # Operators that only move elements, or choose among them.
 _MOVING = frozenset(
@@ -143,6 +158,29 @@ _MOVING = frozenset(
     ]
 ) | {"quantized::dropout"}
 
+# Operators that give a positive multiple of their results for that of their tensors.
+_HOMOGENEOUS = frozenset(
+    f"aten::{name}"
+    for name in [
+        "adaptive_avg_pool1d",
+        "adaptive_avg_pool2d",
+        "adaptive_avg_pool3d",
+        "avg_pool1d",
+        "avg_pool2d",
+        "avg_pool3d",
+        "cat",
+        "concat",
+        "max_pool1d",
+        "max_pool2d",
+        "max_pool3d",
+        "mean",
+        "relu",
+        "upsample_bilinear2d",
+        "upsample_nearest1d",
+        "upsample_nearest2d",
+    ]
+)
+
 _Weights = tuple[Tensor, Tensor, Tensor | None, Tensor | None, Geometry | None]
 
 
@@ -173,20 +211,20 @@ def _linear_dynamic(x: Tensor, weights: _Weights, reduce_range: bool = False) ->
     """With activations that are quantised as a whole, as is best for their least and their largest value."""
     most = 127 if reduce_range else 255
     scale, zero_point = _chosen(x, most)
-    integers = torch.clamp(torch.round(x * (1.0 / scale)) + zero_point, 0, most).to(torch.uint8)
-    return _linear((integers.float() - zero_point) * scale, weights)
+    integers = quantize(x, scale, zero_point, 0, most, torch.uint8)
+    return _linear(dequantize(integers, scale, zero_point, 0, most, torch.uint8), weights)
 
 
 def _chosen(x: Tensor, most: int) -> tuple[Tensor, Tensor]:
     """Scale and zero point, as ``ChooseQuantizationParams`` chooses them
-    (aten/src/ATen/native/quantized/cpu/QuantUtils.h); the zero point is a float."""
+    (aten/src/ATen/native/quantized/cpu/QuantUtils.h)."""
     lowest, highest = torch.clamp(x.amin(), max=0.0), torch.clamp(x.amax(), min=0.0)
     scale = (highest - lowest) / most
     scale = torch.where((scale == 0) | torch.isinf(1.0 / scale), 0.1, scale)
     from_lowest, from_highest = -(lowest / scale), most - highest / scale
     is_lowest_closer = torch.abs(lowest / scale) < most + torch.abs(highest / scale)
     chosen = torch.where(is_lowest_closer, from_lowest, from_highest)
-    return scale, torch.clamp(torch.round(chosen), 0, most)
+    return scale, torch.clamp(torch.round(chosen), 0, most).to(torch.int32)
 
 
 def _rectified(function: Callable[..., Tensor]) -> Callable[..., Tensor]:

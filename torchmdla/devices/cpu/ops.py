@@ -125,7 +125,7 @@ OPS: Mapping[str, OpSupport] = {
     **entries("aten", _MOVING, "cheap"),
     **entries("aten", _VIEW, "view"),
     **entries("quantized_decomposed", _QUANTISED, "cheap"),
-    **entries("aten", "quantize_per_tensor dequantize.self", "cheap"),
+    **entries("aten", "quantize_per_tensor quantize_per_tensor.tensor_qparams dequantize.self", "cheap"),
     **entries("quantized", _OF_QUANTISED, "compute"),
     **entries("quantized", _ELEMENTWISE_OF_QUANTISED, "cheap"),
     **entries("prim", "ConstantChunk", "view"),

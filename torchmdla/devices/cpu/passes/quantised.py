@@ -83,6 +83,8 @@ def _difference(value: Expression, scale: Expression) -> Quantised | None:
 
 
 def _extended(integer: Expression, zero: Expression, scale: Expression) -> Quantised | None:
+    if integer.type == _NARROW:
+        return Quantised(integer, True, zero, scale)
     is_signed = True
     if integer.op == "arith.andi":
         masks = [operand for operand in integer.operands if operand.op == "constant" and operand.payload == 0xFF]
