@@ -15,14 +15,15 @@ from recording import run_and_record
 from single_op import graph_of, schemas
 
 import torchmdla
-from torchmdla.devices.cpu.ops import OPS
+from torchmdla.devices.cpu.ops import OPS, QUANTISED_TENSORS
 from torchmdla.errors import CompileError
 from torchmdla.importer import import_graph
 from torchmdla.testing.compare import assert_matches
 from torchmdla.testing.op_samples import INTS, SAMPLES, X, Y
 
 # No graph text names them: chunks have attributes, and the overload is what the script compiler prefers for a list.
-WITHOUT_SAMPLE = {"prim::ConstantChunk", "aten::split"}
+# Those of quantised tensors are in tests/group/test_quantised.py.
+WITHOUT_SAMPLE = {"prim::ConstantChunk", "aten::split", *QUANTISED_TENSORS}
 COMPUTING = [
     name for name, support in OPS.items() if support.kind not in ("shape", "item") and name not in WITHOUT_SAMPLE
 ]
@@ -193,7 +194,7 @@ def test_strides(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> N
 
 
 @pytest.mark.parametrize("sizes", [(), (0,), (2, 0, 3), (1,), (5, 1, 3)], ids=str)
-@pytest.mark.parametrize("name", [name for name, support in OPS.items() if support.kind == "cheap"])
+@pytest.mark.parametrize("name", [name for name in COMPUTING if OPS[name].kind == "cheap"])
 def test_sizes(name: str, sizes: tuple[int, ...]) -> None:
     """0-d, empty and broadcasting tensors, for every op that eager gives a meaning with them."""
     numbers = torch.linspace(0.1, 0.9, max(1, math.prod(sizes)))[: math.prod(sizes)].view(sizes)
@@ -496,7 +497,7 @@ def spread(arguments: tuple[object, ...], values: torch.Tensor) -> tuple[object,
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("name", [name for name, support in OPS.items() if support.kind == "cheap"])
+@pytest.mark.parametrize("name", [name for name in COMPUTING if OPS[name].kind == "cheap"])
 def test_special_values(name: str, dtype: torch.dtype) -> None:
     """NaN, infinities, zeros, subnormal and large numbers go the way they go in eager; each element for itself."""
     arguments = spread(SAMPLES[name][0], torch.tensor(SPECIAL, dtype=dtype))

@@ -104,7 +104,7 @@ def _decomposed(call: OpCall) -> Results:
     operands = [opened(call.emitter, operand, call.operands) for operand in _opened(call)]
     results = replayed(call, traced(call.name, operands), operands)
     _check_dtypes(results, call.metas)
-    return [results] if call.schema.returns[0].type.kind() == "ListType" else results
+    return _as_returned(call, results)
 
 
 def _is_kept_whole(call: OpCall) -> bool:
@@ -125,7 +125,11 @@ def _of_quantised(call: OpCall) -> Results:
         return None
     function, operands = found
     results = replayed(call, trace(function, [map_structure(described, operand) for operand in operands]), operands)
-    return quantised.marked(results, call.metas)
+    return quantised.marked(_as_returned(call, results), call.metas)
+
+
+def _as_returned(call: OpCall, results: list[Operand]) -> list[Operand]:
+    return [results] if call.schema.returns[0].type.kind() == "ListType" else results
 
 
 def replayed(call: OpCall, recorded: Trace, operands: Sequence[Operand]) -> list[Operand]:

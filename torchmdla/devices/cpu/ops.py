@@ -88,13 +88,13 @@ dequantize_per_tensor dequantize_per_tensor.tensor dequantize_per_channel dequan
 dequantize_per_token
 """
 
-# Operators on quantised tensors: what eager-mode and FX quantisation leave in TorchScript.
-_OF_QUANTISED = """
+_PRODUCTS_OF_QUANTISED = """
 conv1d conv1d_relu conv2d.new conv2d_relu.new conv3d.new conv3d_relu.new
 linear linear_relu linear_dynamic linear_relu_dynamic matmul
 batch_norm batch_norm_relu batch_norm1d batch_norm1d_relu batch_norm2d batch_norm2d_relu batch_norm3d batch_norm3d_relu
 layer_norm softmax
 """
+
 _ELEMENTWISE_OF_QUANTISED = """
 add add_relu mul mul_relu add_scalar add_scalar_relu mul_scalar mul_scalar_relu cat cat_relu
 hardswish sigmoid elu
@@ -102,9 +102,6 @@ hardswish sigmoid elu
 
 # Random numbers, statistics to update or no decomposition, unless these arguments are constants.
 _CONDITIONAL: Mapping[str, OpSupport] = {
-    "quantized::dropout": OpSupport("view", {"training": False}),
-    "quantized::relu6": OpSupport("cheap", {"inplace": False}),
-    "quantized::leaky_relu": OpSupport("cheap", {"inplace": False}),
     "aten::dropout": OpSupport("view", {"train": False}),
     "aten::feature_dropout": OpSupport("view", {"train": False}),
     "aten::alpha_dropout": OpSupport("view", {"train": False}),
@@ -119,15 +116,25 @@ _CONDITIONAL: Mapping[str, OpSupport] = {
 }
 
 
+# Of tensors that are quantised as PyTorch has them, and of weights that are packed: what eager-mode and FX quantisation
+# leave in TorchScript.
+QUANTISED_TENSORS: Mapping[str, OpSupport] = {
+    **entries("aten", "quantize_per_tensor quantize_per_tensor.tensor_qparams dequantize.self", "cheap"),
+    **entries("quantized", _PRODUCTS_OF_QUANTISED, "compute"),
+    **entries("quantized", _ELEMENTWISE_OF_QUANTISED, "cheap"),
+    "quantized::dropout": OpSupport("view", {"training": False}),
+    "quantized::relu6": OpSupport("cheap", {"inplace": False}),
+    "quantized::leaky_relu": OpSupport("cheap", {"inplace": False}),
+}
+
+
 OPS: Mapping[str, OpSupport] = {
     **entries("aten", _COMPUTE, "compute"),
     **entries("aten", _ELEMENTWISE, "cheap"),
     **entries("aten", _MOVING, "cheap"),
     **entries("aten", _VIEW, "view"),
     **entries("quantized_decomposed", _QUANTISED, "cheap"),
-    **entries("aten", "quantize_per_tensor quantize_per_tensor.tensor_qparams dequantize.self", "cheap"),
-    **entries("quantized", _OF_QUANTISED, "compute"),
-    **entries("quantized", _ELEMENTWISE_OF_QUANTISED, "cheap"),
+    **QUANTISED_TENSORS,
     **entries("prim", "ConstantChunk", "view"),
     **SHAPE_OPS,
     **_CONDITIONAL,

@@ -1,0 +1,310 @@
+"""Sums of products of quantised integers: kernels, which products are such, values on all processors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from nest_running import Kernel, host_target
+from nest_samples import TARGETS, operand, target_with
+from torch import Tensor
+from torch.nn import functional
+from torch_mlir import ir
+from written_programs import Builder, Executable, Value, check, normal
+
+from torchmdla.compiler.mlir import new_context
+from torchmdla.devices.cpu.expressions import accumulator, constant, operation
+from torchmdla.devices.cpu.kernel_spec import KernelSpec, Operand
+from torchmdla.devices.cpu.loop_program import LoopProgram
+from torchmdla.devices.cpu.lowering import loop_program, lower
+from torchmdla.devices.cpu.parser import parse_program
+from torchmdla.devices.cpu.printer import program_text
+from torchmdla.importer.types import dtype_number
+
+# Processors with the instruction, whatever this one is, and those that compute in float32.
+WITH_WORDS = {
+    "AVX512_VNNI": ("+avx512f", "+avx512bw", "+avx512dq", "+avx512vl", "+avx512vnni", "+avx2", "+fma"),
+    "AVX_VNNI": ("+avx2", "+fma", "+avxvnni"),
+}
+OTHERS = {
+    "AVX-512 without it": ("+avx512f", "+avx512bw", "+avx512dq", "+avx512vl", "+avx2", "+fma"),
+    "AVX2": ("+avx2", "+fma"),
+    "baseline": ("",),
+}
+
+
+# Kernels.
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (3, 5, 7), (8, 48, 16), (17, 33, 9), (1, 70, 600), (12, 64, 300)])
+@pytest.mark.parametrize("features", ["native", *TARGETS])
+def test_kernels(sizes: tuple[int, int, int], features: str) -> None:
+    rows, columns, words = sizes
+    generator = np.random.default_rng(0)
+    left = generator.integers(0, 256, (rows, words, 4)).astype(np.uint8)
+    right = generator.integers(-128, 128, (words, columns, 4)).astype(np.int8)
+    products = operation("dot", [operand(0, "i32"), operand(1, "i32")], "i32")
+    nest = KernelSpec(
+        sizes=sizes,
+        reduction=(False, False, True),
+        inputs=(Operand("i32", (words, 0, 1)), Operand("i32", (0, 1, columns))),
+        outputs=(Operand("i32", (columns, 1, 0)),),
+        values=(operation("arith.addi", [accumulator(0, "i32"), products], "i32"),),
+        initial=constant(0, "i32"),
+    )
+    made = np.full(rows * columns + 16, 7, np.int32)
+    given = [left.view(np.int32).reshape(-1), right.view(np.int32).reshape(-1), made]
+    Kernel(nest, host_target() if features == "native" else target_with(features))(given)
+    expected = np.einsum("rkp,kcp->rc", left.astype(np.int32), right.astype(np.int32))
+    np.testing.assert_array_equal(made[: rows * columns].reshape(rows, columns), expected)
+    np.testing.assert_array_equal(made[rows * columns :], 7)
+
+
+# Programs. Scales are powers of two, so that float32 is exact, and ties round as eager's do.
+
+
+@dataclass
+class Written:
+    """A program of quantised tensors."""
+
+    b: Builder = field(default_factory=Builder)
+
+    def cast(self, x: Value, dtype: torch.dtype) -> Value:
+        return self.b.op("aten.to.dtype", [x, dtype_number(dtype), False, False, None], x.tensor.to(dtype))
+
+    def by_number(self, name: str, x: Value, number: float, function: Callable[[Tensor, float], Tensor]) -> Value:
+        operands = [x, number, 1] if name in ("add", "sub") else [x, number]
+        return self.b.op(f"aten.{name}.Scalar", operands, function(x.tensor, number))
+
+    def dequantised(self, x: Value, scale: float, zero: int, is_signed: bool) -> Value:
+        """Of ``int8``; without a sign the same bits stand for 0 to 255."""
+        wide = self.cast(x, torch.int32)
+        if not is_signed:
+            wide = self.by_number("bitwise_and", wide, 255, lambda t, n: t & int(n))
+        value = self.cast(wide, torch.float32)
+        if zero:
+            value = self.by_number("sub", value, float(zero), torch.sub)
+        return self.by_number("mul", value, scale, torch.mul)
+
+    def requantised(self, x: Value, scale: float, zero: int, is_signed: bool) -> Value:
+        least = -128 if is_signed else 0
+        value = self.by_number("mul", x, 1 / scale, torch.mul)
+        bounds = float(least - zero), float(least + 255 - zero)
+        value = self.b.op("aten.clamp", [value, *bounds], value.tensor.clamp(*bounds))
+        value = self.b.op("aten.round", [value], value.tensor.round())
+        integer = self.cast(value, torch.int32)
+        if zero:
+            integer = self.by_number("add", integer, zero, torch.add)
+        return self.dequantised(self.cast(integer, torch.int8), scale, zero, is_signed)
+
+    def given(self, *sizes: int, zero: int = 0, is_signed: bool = False) -> Value:
+        """An activation that the program gets as float32 and quantises."""
+        return self.requantised(self.b.input(normal(*sizes)), 1 / 32, zero, is_signed)
+
+    def weights(self, *sizes: int, zeros: bool = False) -> Value:
+        """With a scale for each output, and a zero point, if there are any."""
+        integers = self.b.input(torch.randint(-128, 128, sizes, dtype=torch.int8, generator=seeded()), "parameter")
+        ones = (-1, *(1 for _ in sizes[1:]))
+        scales = self.b.input(2.0 ** torch.randint(-12, -8, sizes[:1], generator=seeded()).view(ones), "parameter")
+        value = self.cast(integers, torch.float32)
+        if zeros:
+            points = torch.randint(-20, 20, sizes[:1], dtype=torch.int32, generator=seeded()).view(ones)
+            own = self.cast(self.b.input(points, "parameter"), torch.float32)
+            value = self.b.op("aten.sub.Tensor", [value, own, 1], value.tensor - own.tensor)
+        return self.b.op("aten.mul.Tensor", [value, scales], value.tensor * scales.tensor)
+
+    def linear(self, x: Value, columns: int, zeros: bool = False) -> Value:
+        weight = self.weights(columns, x.tensor.shape[-1], zeros=zeros)
+        bias = self.b.input(normal(columns).mul(64).round() / 64, "parameter")
+        return self.b.op("aten.linear", [x, weight, bias], functional.linear(x.tensor, weight.tensor, bias.tensor))
+
+    def convolution(self, x: Value, filters: int, kernel: int = 3, groups: int = 1, zeros: bool = False) -> Value:
+        weight = self.weights(filters, x.tensor.shape[1] // groups, kernel, kernel, zeros=zeros)
+        padding = [kernel // 2] * 2
+        made = functional.conv2d(x.tensor, weight.tensor, padding=padding, groups=groups)
+        return self.b.op("aten.convolution", [x, weight, None, [1, 1], padding, [1, 1], False, [0, 0], groups], made)
+
+    def relu(self, x: Value) -> Value:
+        return self.b.op("aten.relu", [x], x.tensor.relu())
+
+    def sum(self, left: Value, right: Value) -> Value:
+        return self.b.op("aten.add.Tensor", [left, right, 1], left.tensor + right.tensor)
+
+
+def seeded() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+def layers(w: Written) -> list[Value]:
+    return [w.linear(w.requantised(w.relu(w.linear(w.given(24, 64, zero=117), 96)), 1 / 4, 0, False), 32)]
+
+
+def with_signs(w: Written) -> list[Value]:
+    return [w.linear(w.given(24, 64, zero=-3, is_signed=True), 96)]
+
+
+def with_zeros(w: Written) -> list[Value]:
+    return [w.linear(w.given(24, 64, zero=117), 96, zeros=True)]
+
+
+def one_row(w: Written) -> list[Value]:
+    return [w.linear(w.given(1, 64, zero=7), 96)]
+
+
+def with_a_residual(w: Written) -> list[Value]:
+    x = w.given(24, 64)
+    total = w.requantised(w.sum(w.linear(x, 64), x), 1 / 8, 30, False)
+    return [w.linear(total, 96)]
+
+
+def convolutions(w: Written) -> list[Value]:
+    x = w.requantised(w.relu(w.convolution(w.given(1, 32, 9, 9, zero=60), 32)), 1 / 4, 0, False)
+    return [w.convolution(x, 48)]
+
+
+def convolutions_with_zeros(w: Written) -> list[Value]:
+    return [w.convolution(w.given(2, 32, 9, 9, zero=60), 48, zeros=True)]
+
+
+def images(w: Written) -> list[Value]:
+    """Three channels, which are a part of a word."""
+    return [w.convolution(w.given(1, 3, 12, 12, zero=117), 32, 5, zeros=True)]
+
+
+def eights(w: Written) -> list[Value]:
+    """Channels that whole vectors do not divide."""
+    x = w.requantised(w.convolution(w.given(1, 16, 9, 9), 24, 1), 1 / 4, 9, False)
+    return [w.convolution(x, 40, 1)]
+
+
+def depthwise(w: Written) -> list[Value]:
+    x = w.requantised(w.convolution(w.given(1, 16, 9, 9), 32, 1), 1 / 4, 9, False)
+    x = w.requantised(w.convolution(x, 32, groups=32), 1 / 4, 0, False)
+    return [w.convolution(x, 16, 1)]
+
+
+def flattened(w: Written) -> list[Value]:
+    """Channels and an odd number of pixels, which only together are words."""
+    image = w.requantised(w.convolution(w.given(1, 32, 9, 9), 32), 1 / 4, 0, False)
+    flat = w.b.op("aten.view", [image, [1, 32 * 81]], image.tensor.reshape(1, -1))
+    return [w.linear(flat, 16)]
+
+
+def found_in_a_call(w: Written) -> list[Value]:
+    """A scale and a zero point that are computed."""
+    x = w.b.input(normal(24, 64))
+    most = w.b.op("aten.amax", [x, [], False], x.tensor.amax())
+    scale = w.b.op("aten.exp2", [w.b.op("aten.ceil", [most], most.tensor.ceil())], torch.exp2(most.tensor.ceil()))
+    scale = w.by_number("mul", scale, 1 / 256, torch.mul)
+    zero = w.cast(w.by_number("mul", most, 16.0, torch.mul), torch.int32)
+    scaled = w.b.op("aten.div.Tensor", [x, scale], x.tensor / scale.tensor)
+    rounded = w.cast(w.b.op("aten.round", [scaled], scaled.tensor.round()), torch.int32)
+    moved = w.b.op("aten.add.Tensor", [rounded, zero, 1], rounded.tensor + zero.tensor)
+    kept = w.cast(w.b.op("aten.clamp", [moved, 0, 255], moved.tensor.clamp(0, 255)), torch.int8)
+    wide = w.cast(w.by_number("bitwise_and", w.cast(kept, torch.int32), 255, lambda t, n: t & int(n)), torch.float32)
+    point = w.cast(zero, torch.float32)
+    value = w.b.op("aten.sub.Tensor", [wide, point, 1], wide.tensor - point.tensor)
+    return [w.linear(w.b.op("aten.mul.Tensor", [value, scale], value.tensor * scale.tensor), 48)]
+
+
+def odd(w: Written) -> list[Value]:
+    return [w.linear(w.given(24, 63), 96)]
+
+
+def two_scales(w: Written) -> list[Value]:
+    """What is not one form: rows of two scales, in one tensor."""
+    parts = [w.given(8, 64), w.requantised(w.b.input(normal(8, 64)), 1 / 8, 3, False)]
+    joined = w.b.op("aten.cat", [parts, 0], torch.cat([part.tensor for part in parts]))
+    return [w.linear(joined, 48)]
+
+
+def steps_of(w: Written, results: list[Value], *features: str) -> LoopProgram:
+    with new_context(), ir.Location.unknown():
+        return loop_program(w.b.program(results, host_target(*features)), {})[0]
+
+
+Made = Callable[[Written], "list[Value]"]
+
+# How many of their products are of words.
+COUNTS: list[tuple[Made, int]] = [
+    (layers, 2),
+    (with_signs, 1),
+    (with_zeros, 1),
+    (one_row, 1),
+    (with_a_residual, 2),
+    (convolutions, 2),
+    (convolutions_with_zeros, 1),
+    (images, 1),
+    (eights, 2),
+    (depthwise, 2),
+    (flattened, 2),
+    (found_in_a_call, 1),
+    (odd, 0),
+    (two_scales, 0),
+]
+
+
+@pytest.mark.parametrize(("make", "count"), COUNTS)
+def test_which_products_are_of_words(make: Made, count: int) -> None:
+    w = Written()
+    made = make(w)
+    for features in WITH_WORDS.values():
+        text = program_text(steps_of(w, made, *features))
+        assert text.count("i32 = dot ") == count
+        assert program_text(parse_program(text)) == text
+    for features in OTHERS.values():
+        assert "= dot " not in program_text(steps_of(w, made, *features))
+
+
+@pytest.mark.parametrize("make", [make for make, _ in COUNTS])
+@pytest.mark.parametrize("features", [(), *WITH_WORDS.values(), *OTHERS.values()], ids=["native", *WITH_WORDS, *OTHERS])
+def test_values(make: Made, features: tuple[str, ...]) -> None:
+    w = Written()
+    available = host_target().features.split(",")
+    if any(feature and feature not in available for feature in features):
+        pytest.skip("this machine lacks the target's features")
+    check(w.b, make(w), host_target(*features))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    rows=st.integers(1, 20),
+    terms=st.integers(1, 40).map(lambda n: 4 * n),
+    columns=st.sampled_from([1, 8, 16, 33, 48, 96]),
+    zero=st.integers(0, 255),
+    zeros=st.booleans(),
+)
+def test_values_of_any_shape(rows: int, terms: int, columns: int, zero: int, zeros: bool) -> None:
+    w = Written()
+    check(w.b, [w.linear(w.given(rows, terms, zero=zero), columns, zeros)], host_target())
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    channels=st.sampled_from([2, 3, 8, 16, 24, 32]),
+    filters=st.sampled_from([3, 8, 16, 24, 40]),
+    size=st.integers(3, 12),
+    kernel=st.sampled_from([1, 3]),
+    zero=st.integers(0, 255),
+)
+def test_values_of_any_image(channels: int, filters: int, size: int, kernel: int, zero: int) -> None:
+    w = Written()
+    x = w.requantised(w.convolution(w.given(1, channels, size, size + 1, zero=zero), filters, kernel), 1 / 4, 3, False)
+    check(w.b, [x, w.convolution(x, 16, 1)], host_target())
+
+
+def test_sums_of_the_largest_integers_are_exact() -> None:
+    """Where float32 is not: as many terms as fit into 32 bits, all of one sign."""
+    w = Written()
+    terms = 4096
+    x = w.requantised(w.b.input(torch.full((3, terms), 1000.0)), 1.0, 0, False)
+    integers = w.b.input(torch.full((16, terms), -128, dtype=torch.int8), "parameter")
+    wide = w.cast(integers, torch.float32)
+    made = w.b.op("aten.linear", [x, wide, None], torch.full((3, 16), -128.0 * 255 * terms))
+    _, (result,) = Executable(lower(w.b.program([made], host_target())))(w.b.values)
+    assert torch.equal(result, made.tensor)
