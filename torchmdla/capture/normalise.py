@@ -26,6 +26,9 @@ def normalise(graph: fx.Graph) -> None:
             node.target = _SAME_ARGUMENTS[node.target]
         elif node.op == "call_function" and node.target in _FIRST_RESULTS and _only_first_is_used(node):
             _replace(graph, node)
+        elif node.target is aten._assert_tensor_metadata.default and node.args[0].op == "call_function":
+            # Of what the graph computes: its operators decide that, and the assertion would make a result of it.
+            graph.erase_node(node)
 
 
 # Overloads that differ in promises alone.

@@ -441,9 +441,15 @@ _QUANTISED: Mapping[str, Decomposition] = {
     "dequantize_per_token": quantisation.dequantize_per_token,
 }
 _QUANTISATION: list[Row] = [
-    (f"quantized_decomposed::{name}", Operator(decomposition=decomposition, keeps_dtype=True))
-    for names, decomposition in _QUANTISED.items()
-    for name in names.split()
+    *(
+        (f"quantized_decomposed::{name}", Operator(decomposition=decomposition, keeps_dtype=True))
+        for names, decomposition in _QUANTISED.items()
+        for name in names.split()
+    ),
+    ("torchao::choose_qparams_affine", Operator(decomposition=quantisation.choose_block_parameters, keeps_dtype=True)),
+    ("torchao::quantize_affine", Operator(decomposition=quantisation.quantize_blocks, keeps_dtype=True)),
+    ("torchao::dequantize_affine", Operator(decomposition=quantisation.dequantize_blocks, keeps_dtype=True)),
+    ("aten::_int_mm", Operator(decomposition=quantisation.product_of_integers, keeps_dtype=True)),
 ]
 
 _FILLING = (

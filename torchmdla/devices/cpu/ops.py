@@ -23,7 +23,7 @@ all all.dim any any.dim any.dims norm.Scalar norm.ScalarOpt_dim linalg_vector_no
 cumsum cumprod logsumexp count_nonzero
 softmax.int log_softmax.int _softmax _log_softmax layer_norm native_layer_norm rms_norm group_norm native_group_norm
 cosine_similarity
-mm matmul bmm mv dot outer addmm addmv baddbmm linear bilinear einsum tensordot
+mm matmul bmm mv dot outer _int_mm addmm addmv baddbmm linear bilinear einsum tensordot
 conv1d conv2d conv3d conv1d.padding conv2d.padding conv3d.padding convolution _convolution _convolution.deprecated
 _convolution_mode conv_transpose1d conv_transpose2d.input conv_transpose3d.input
 max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d
@@ -134,6 +134,7 @@ OPS: Mapping[str, OpSupport] = {
     **entries("aten", _MOVING, "cheap"),
     **entries("aten", _VIEW, "view"),
     **entries("quantized_decomposed", _QUANTISED, "cheap"),
+    **entries("torchao", "choose_qparams_affine quantize_affine dequantize_affine", "cheap"),
     **QUANTISED_TENSORS,
     **entries("prim", "ConstantChunk", "view"),
     **SHAPE_OPS,

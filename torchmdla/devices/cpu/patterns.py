@@ -90,3 +90,9 @@ def apply(rules: Iterable[Rule], steps: LoopProgram) -> None:
 SUM_OF_PRODUCTS = op(
     "arith.addf", op("accumulator"), op("arith.mulf", op("load", name="left"), op("load", name="right"))
 )
+# Of integers of 32 bits in 64, as the Torch dialect's products have them.
+SUM_OF_INTEGER_PRODUCTS = op(
+    "arith.addi",
+    op("accumulator"),
+    op("arith.muli", op("arith.extsi", op("load", name="left")), op("arith.extsi", op("load", name="right"))),
+)

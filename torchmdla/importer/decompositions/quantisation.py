@@ -1,6 +1,7 @@
-"""The operators of ``quantized_decomposed``, with which exported programs say how tensors are quantised: integers of 8
-bits or less in the place of floats, ``(integer - zero_point) * scale``. PyTorch's own kernels of them
-(torch/ao/quantization/fx/_decomposed.py) are the reference: floats of 16 bits are quantised as float32."""
+"""The operators of ``quantized_decomposed`` and of torchao, with which exported programs say how tensors are quantised:
+integers of 8 bits or less in the place of floats, ``(integer - zero_point) * scale``. Their own kernels
+(torch/ao/quantization/fx/_decomposed.py, torchao/quantization/quant_primitives.py) are the reference: floats of 16 bits
+are quantised as float32."""
 
 from __future__ import annotations
 
@@ -100,6 +101,101 @@ def dequantize_per_token(
     output_dtype: torch.dtype = torch.float32,
 ) -> Tensor:
     return _original(value, scales, zero_points).to(output_dtype)
+
+
+def product_of_integers(left: Tensor, right: Tensor) -> Tensor:
+    """``_int_mm``, which the Torch dialect lacks: of integers of 8 bits, in 32 bits."""
+    return torch.mm(left.to(torch.int32), right.to(torch.int32))
+
+
+# Of torchao: a scale and a zero point for each block of a tensor.
+
+
+def choose_block_parameters(
+    value: Tensor,
+    mapping: str,
+    block: Sequence[int],
+    target: torch.dtype,
+    least: float | None = None,
+    most: float | None = None,
+    epsilon: float | None = None,
+    scale_dtype: torch.dtype | None = None,
+    zero_point_dtype: torch.dtype | None = None,
+    keepdim: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """``choose_qparams_affine``: what is best for the least and the largest value of each block."""
+    least, most = _bounds(target, least, most)
+    blocks = _in_blocks(value, block)
+    within = [d for d in range(1, blocks.dim(), 2) if blocks.shape[d] > 1]
+    lowest = torch.clamp(blocks.amin(within, keepdim=True), max=0.0)
+    highest = torch.clamp(blocks.amax(within, keepdim=True), min=0.0)
+    smallest = torch.finfo(value.dtype).smallest_normal if epsilon is None else epsilon
+    if mapping == "ASYMMETRIC":
+        scale = torch.clamp((highest - lowest) / float(most - least), min=smallest)
+        zero_point = torch.clamp(least - torch.round(lowest / scale), least, most)
+        zero_point_dtype = zero_point_dtype or torch.int32
+    else:
+        if mapping == "SYMMETRIC":
+            scale = torch.maximum(-lowest, highest) / (float(most - least) / 2)
+        else:
+            scale = torch.maximum(lowest / float(least), highest / float(most))
+        scale = torch.clamp(scale, min=smallest)
+        zero_point = torch.full_like(scale, int((most + least + 1) / 2))
+    counts = [size // own for size, own in zip(value.shape, block, strict=True)]
+    sizes = counts if keepdim else [n for n, own in zip(counts, block, strict=True) if n > 1 or own == 1]
+    return (
+        scale.reshape(sizes).to(scale_dtype or value.dtype),
+        zero_point.reshape(sizes).to(zero_point_dtype or scale.dtype),
+    )
+
+
+def quantize_blocks(
+    value: Tensor,
+    block: Sequence[int],
+    scale: Tensor,
+    zero_point: Tensor | None,
+    dtype: torch.dtype,
+    least: float | None = None,
+    most: float | None = None,
+) -> Tensor:
+    """``quantize_affine``."""
+    least, most = map(int, _bounds(dtype, least, most))
+    blocks = _in_blocks(value, block)
+    scaled = blocks * (1.0 / _of_blocks(scale, value, block))
+    point = 0 if zero_point is None else _of_blocks(zero_point, value, block)
+    return _stored(scaled, point, least, most, dtype).reshape(value.shape)
+
+
+def dequantize_blocks(
+    value: Tensor,
+    block: Sequence[int],
+    scale: Tensor,
+    zero_point: Tensor | None,
+    dtype: torch.dtype,
+    least: float | None = None,
+    most: float | None = None,
+    out_dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """``dequantize_affine``."""
+    integers = _in_blocks(value, block).to(torch.int32)
+    if zero_point is not None:
+        integers = integers - _of_blocks(zero_point, value, block).to(torch.int32)
+    return (integers.to(out_dtype) * _of_blocks(scale, value, block)).reshape(value.shape)
+
+
+def _bounds(dtype: torch.dtype, least: float | None, most: float | None) -> tuple[float, float]:
+    kind = torch.iinfo(dtype)
+    return kind.min if least is None else least, kind.max if most is None else most
+
+
+def _in_blocks(value: Tensor, block: Sequence[int]) -> Tensor:
+    """Two dimensions for each: the blocks, and what is in one."""
+    return value.reshape([n for size, own in zip(value.shape, block, strict=True) for n in (size // own, own)])
+
+
+def _of_blocks(parameters: Tensor, value: Tensor, block: Sequence[int]) -> Tensor:
+    """A number for each block, for a tensor in blocks."""
+    return parameters.reshape([n for size, own in zip(value.shape, block, strict=True) for n in (size // own, 1)])
 
 
 def _original(value: Tensor, scales: Tensor, zero_points: Tensor | None) -> Tensor:

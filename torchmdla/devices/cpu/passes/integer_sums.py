@@ -52,18 +52,29 @@ def sum_of_words(step: LoopNest, left: Factor, right: Factor) -> list[LoopNest]:
     if not _is_zero(right_zero):
         sums = _summed_by_windows(step, values, before)
         total = _minus(total, _times(_ahead(step, right_zero, before), sums))
-    scale = _ahead(step, operation("arith.mulf", [left_scale, right_scale], _WIDE), before)
     products = operation("dot", [load(left_words), load(right_words)], _SUM)
-    scale_result(step, operation("arith.sitofp", [total], _WIDE), scale)
+    if (kind := step.values[0].type) != _WIDE:
+        _go_on(step, reduced(0, kind), operation("arith.extsi", [total], kind))
+        step.map_expressions(lambda roots: rewritten(roots, _without_extension))
+    else:
+        scale = _ahead(step, operation("arith.mulf", [left_scale, right_scale], _WIDE), before)
+        scale_result(step, operation("arith.sitofp", [total], _WIDE), scale)
     step.values = (operation("arith.addi", [accumulator(0, _SUM), products], _SUM),)
     step.initial = constant(0, _SUM)
     step.outputs = tuple(replace(a, buffer=replace(a.buffer, kind="temporary", element=_SUM)) for a in step.outputs)
     return before
 
 
+def _without_extension(expression: Expression) -> Expression | None:
+    """A sum of 32 bits that is extended and truncated again."""
+    if expression.op != "arith.trunci" or expression.operands[0].op != "arith.extsi":
+        return None
+    (value,) = expression.operands[0].operands
+    return value if value.type == expression.type else None
+
+
 def scale_result(step: LoopNest, total: Expression, scale: Expression) -> None:
     """Lets a step go on with ``total * scale`` in the place of its sum; with what is added to it as one operation."""
-    epilogue = step.epilogue or Epilogue(step.outputs, (reduced(0, _WIDE),))
     scaled = operation("arith.mulf", [total, scale], _WIDE)
 
     def with_one_rounding(expression: Expression) -> Expression | None:
@@ -72,8 +83,15 @@ def scale_result(step: LoopNest, total: Expression, scale: Expression) -> None:
         first, second = expression.operands
         return operation("math.fma", [total, scale, second if first is scaled else first], _WIDE)
 
-    values = substituted(epilogue.values, {reduced(0, _WIDE): scaled})
-    step.epilogue = replace(epilogue, values=rewritten(values, with_one_rounding))
+    _go_on(step, reduced(0, _WIDE), scaled)
+    assert step.epilogue is not None
+    step.epilogue = replace(step.epilogue, values=rewritten(step.epilogue.values, with_one_rounding))
+
+
+def _go_on(step: LoopNest, total: Expression, other: Expression) -> None:
+    """Lets a step go on with ``other`` in the place of ``total``."""
+    epilogue = step.epilogue or Epilogue(step.outputs, (total,))
+    step.epilogue = replace(epilogue, values=substituted(epilogue.values, {total: other}))
 
 
 def _ahead(step: LoopNest, value: Expression, before: list[LoopNest]) -> Expression:

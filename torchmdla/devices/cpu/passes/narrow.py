@@ -10,7 +10,7 @@ from torchmdla.devices.cpu.accesses import Access, Buffer
 from torchmdla.devices.cpu.expressions import Expression
 from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, Step
 from torchmdla.devices.cpu.passes.dot_layouts import Product
-from torchmdla.devices.cpu.patterns import SUM_OF_PRODUCTS
+from torchmdla.devices.cpu.patterns import SUM_OF_INTEGER_PRODUCTS, SUM_OF_PRODUCTS
 
 WORD = "i32"
 WORD_BYTES = 4
@@ -21,13 +21,15 @@ Moved = Callable[[Access], Access]
 
 def factors_of(step: LoopNest) -> tuple[Access, Access] | None:
     """What a step with one value reads to sum the products of, if that is all it does."""
-    for match in SUM_OF_PRODUCTS.matches(step.values[0]):
-        return match["left"].payload, match["right"].payload
+    for pattern in (SUM_OF_PRODUCTS, SUM_OF_INTEGER_PRODUCTS):
+        for match in pattern.matches(step.values[0]):
+            return match["left"].payload, match["right"].payload
     return None
 
 
 class NarrowBuffers(ABC):
-    """The buffers of float32 that may hold narrow elements instead. ``element``: their type."""
+    """The buffers of float32, or of integers of 32 bits, that may hold narrow elements instead. ``element``: their
+    type."""
 
     element: ClassVar[str]
 
@@ -57,18 +59,18 @@ class NarrowBuffers(ABC):
 
     @abstractmethod
     def widened(self, access: Access, moved: Moved) -> Expression:
-        """What is read, as float32."""
+        """What is read, in 32 bits."""
 
     @abstractmethod
     def narrowed(self, value: Expression, access: Access, moved: Moved) -> Expression:
-        """A float32 as it is stored at ``access``; of what is read, its buffer is narrow already."""
+        """What is stored at ``access`` of a value of 32 bits; of what is read, its buffer is narrow already."""
 
     @abstractmethod
     def sum_words(self, step: LoopNest, moved: Moved, words: Moved) -> list[LoopNest]:
         """Lets a step sum the products in words of its factors; returns what has to come before it.
 
         Args:
-            step: has loops for the words and for the elements of a word; its factors are float32 still.
+            step: has loops for the words and for the elements of a word; its factors are in 32 bits still.
             moved: gives the access to an element of them.
             words: gives the access to a word.
         """

@@ -58,7 +58,9 @@ class Quantised:
 
 
 def quantised(value: Expression) -> Quantised | None:
-    """A float32 as a quantised integer, if it is one."""
+    """A float32 as a quantised integer, if it is one; an ``i32`` if it is one of 8 bits."""
+    if value.type == _SUM:
+        return _extended(value, _NO_ZERO, _NO_SCALE)
     if value.op != "arith.mulf":
         return _difference(value, _NO_SCALE)
     first, second = value.operands
@@ -193,7 +195,10 @@ class QuantisedBuffers(NarrowBuffers):
     def widened(self, access: Access, moved: Moved) -> Expression:
         zero, scale = self._stored_form(access)
         extend = "arith.extsi" if self._is_stored_signed(access) else "arith.extui"
-        value = operation("arith.sitofp", [operation(extend, [load(moved(access))], _SUM)], _WIDE)
+        value = operation(extend, [load(moved(access))], _SUM)
+        if access.buffer.element == _SUM:
+            return plus(value, -zero.payload)
+        value = operation("arith.sitofp", [value], _WIDE)
         if zero is not _NO_ZERO:
             value = operation("arith.subf", [value, _as_float(zero)], _WIDE)
         return value if scale is _NO_SCALE else operation("arith.mulf", [value, scale], _WIDE)
@@ -224,7 +229,7 @@ class QuantisedBuffers(NarrowBuffers):
         return found
 
     def _common_form(self, buffer: Buffer) -> Form | None:
-        if buffer.kind != "temporary" or buffer.element != _WIDE or buffer.fixed:
+        if buffer.kind != "temporary" or buffer.element not in (_WIDE, _SUM) or buffer.fixed:
             return None
         if any(not isinstance(s, LoopNest) or buffer in [t.buffer for t in s.tables] for s in self.users(buffer)):
             return None
