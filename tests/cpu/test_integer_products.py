@@ -298,6 +298,55 @@ def test_values_of_any_image(channels: int, filters: int, size: int, kernel: int
     check(w.b, [x, w.convolution(x, 16, 1)], host_target())
 
 
+# Weights that are read as integers of 8 bits although no product is of integers: few rows walk many of them.
+
+
+def few_rows(w: Written, rows: int = 3) -> list[Value]:
+    return [w.linear(w.b.input(normal(rows, 1024)), 1024)]
+
+
+def few_rows_with_zeros(w: Written) -> list[Value]:
+    return [w.linear(w.b.input(normal(3, 1024)), 1024, zeros=True)]
+
+
+def few_rows_in_groups(w: Written, rows: int = 3) -> list[Value]:
+    """A scale and a zero point for every 32 weights of an output."""
+    x = w.b.input(normal(rows, 1024))
+    integers = w.b.input(torch.randint(-8, 8, (1024, 32, 32), dtype=torch.int8, generator=seeded()), "parameter")
+    scales, zeros = (
+        w.b.input(normal(1024, 32, 1).abs(), "parameter"),
+        w.b.input(torch.randint(-3, 3, (1024, 32, 1), dtype=torch.int8, generator=seeded()), "parameter"),
+    )
+    wide = [w.cast(v, torch.int32) for v in (integers, zeros)]
+    differences = w.cast(w.b.op("aten.sub.Tensor", [*wide, 1], wide[0].tensor - wide[1].tensor), torch.float32)
+    value = w.b.op("aten.mul.Tensor", [differences, scales], differences.tensor * scales.tensor)
+    weight = w.b.op("aten.view", [value, [1024, 1024]], value.tensor.view(1024, 1024))
+    return [w.b.op("aten.linear", [x, weight, None], functional.linear(x.tensor, weight.tensor))]
+
+
+def many_rows(w: Written) -> list[Value]:
+    return few_rows(w, rows=64)
+
+
+@pytest.mark.parametrize(
+    ("make", "is_narrow"),
+    [(few_rows, True), (few_rows_with_zeros, True), (few_rows_in_groups, True), (many_rows, False)],
+)
+def test_weights_of_few_rows_stay_narrow(make: Made, is_narrow: bool) -> None:
+    w = Written()
+    made = make(w)
+    for features in (*WITH_WORDS.values(), OTHERS["AVX2"]):
+        (pack, *_) = steps_of(w, made, *features).packings
+        assert pack.buffer.element == ("i8" if is_narrow else "f32")
+    check(w.b, made, host_target())
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5])
+def test_values_of_weights_in_groups(rows: int) -> None:
+    w = Written()
+    check(w.b, few_rows_in_groups(w, rows), host_target())
+
+
 def test_sums_of_the_largest_integers_are_exact() -> None:
     """Where float32 is not: as many terms as fit into 32 bits, all of one sign."""
     w = Written()

@@ -433,6 +433,7 @@ _MOVING = (
 
 _QUANTISED: Mapping[str, Decomposition] = {
     "quantize_per_tensor quantize_per_tensor.tensor": quantisation.quantize,
+    "choose_qparams.tensor": quantisation.choose_parameters,
     "quantize_per_channel": quantisation.quantize_per_channel,
     "quantize_per_token": quantisation.quantize_per_token,
     "dequantize_per_tensor dequantize_per_tensor.tensor": quantisation.dequantize,

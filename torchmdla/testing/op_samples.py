@@ -78,6 +78,11 @@ SAMPLES: dict[str, list[tuple[object, ...]]] = {
     "aten::_autocast_to_reduced_precision": [(X, True, False, torch.float16, torch.bfloat16)],
     "aten::_autocast_to_full_precision": [(X, False, True), (X.bfloat16(), False, True)],
     # Integers that stand for floats
+    "quantized_decomposed::choose_qparams.tensor": [
+        (X, 0, 255, 1e-6, torch.uint8),
+        (-X.abs(), -128, 127, 1e-6, torch.int8),
+        (X * 0, 0, 255, 1e-6, torch.uint8),
+    ],
     "quantized_decomposed::quantize_per_tensor": [
         (X, 0.05, 128, 0, 255, torch.uint8),
         (X, 0.02, 0, -127, 127, torch.int8),

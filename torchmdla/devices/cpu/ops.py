@@ -83,7 +83,7 @@ _grad_sum_to_size sum_to_size
 
 # Of torch.ops.quantized_decomposed: what exported programs say of integers that stand for floats.
 _QUANTISED = """
-quantize_per_tensor quantize_per_tensor.tensor quantize_per_channel quantize_per_token
+choose_qparams.tensor quantize_per_tensor quantize_per_tensor.tensor quantize_per_channel quantize_per_token
 dequantize_per_tensor dequantize_per_tensor.tensor dequantize_per_channel dequantize_per_channel_group
 dequantize_per_token
 """

@@ -16,8 +16,19 @@ def quantize(
 ) -> Tensor:
     """``quantize_per_tensor``: ``round(value / scale) + zero_point``, within ``least`` and ``most``."""
     # The reference takes the numbers out of tensors, and divides in double precision.
-    factor = 1.0 / scale if isinstance(scale, float) else (1.0 / scale.double()).float()
+    factor = 1.0 / scale if isinstance(scale, float) else (1.0 / scale.double()).float().reshape(())
+    zero_point = zero_point.reshape(()) if isinstance(zero_point, Tensor) else zero_point
     return _stored(value.float() * factor, zero_point, least, most, dtype)
+
+
+def choose_parameters(
+    value: Tensor, least: int, most: int, epsilon: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """``choose_qparams``: what is best for the least and the largest element; vectors of one."""
+    lowest, highest = torch.clamp(value.amin(), max=0.0), torch.clamp(value.amax(), min=0.0)
+    scale = torch.clamp((highest - lowest) / float(most - least), min=epsilon)
+    zero_point = torch.clamp(least - torch.round(lowest / scale).to(torch.int32), least, most)
+    return scale.reshape(1).to(torch.float64), zero_point.reshape(1).to(torch.int64)
 
 
 def quantize_per_channel(
@@ -54,7 +65,11 @@ def dequantize(
     dtype: torch.dtype,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """``dequantize_per_tensor``."""
+    """``dequantize_per_tensor``. The reference takes the numbers out of tensors."""
+    if isinstance(scale, Tensor):
+        scale = scale.reshape(()).to(out_dtype or torch.float32)
+    if isinstance(zero_point, Tensor):
+        zero_point = zero_point.reshape(()).to(torch.int32)
     return (value.to(out_dtype or torch.float32) - zero_point) * scale
 
 

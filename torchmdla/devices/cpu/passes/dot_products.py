@@ -24,7 +24,6 @@ from torchmdla.devices.cpu.element_types import ELEMENT_BYTES
 from torchmdla.devices.cpu.expressions import Expression, contents, load, substituted
 from torchmdla.devices.cpu.loop_program import Epilogue, LoopNest, LoopProgram, covers, is_copy, split_loop
 from torchmdla.devices.cpu.machine import Machine
-from torchmdla.devices.cpu.passes.bfloat16 import Bfloat16Buffers
 from torchmdla.devices.cpu.passes.dot_layouts import (
     Interleaved,
     Layout,
@@ -37,6 +36,7 @@ from torchmdla.devices.cpu.passes.dot_layouts import (
     product_of_words,
     without,
 )
+from torchmdla.devices.cpu.passes.halves import NarrowHalves
 from torchmdla.devices.cpu.passes.layout import slides
 from torchmdla.devices.cpu.passes.narrow import WORD, WORD_BYTES, NarrowBuffers, factors_of
 from torchmdla.devices.cpu.passes.quantised import QuantisedBuffers
@@ -45,10 +45,9 @@ from torchmdla.devices.cpu.passes.word_stores import store_words
 
 def use_dot_products(steps: LoopProgram, machine: Machine) -> None:
     """Lets sums of products read words of narrow elements, in place."""
-    if machine.dots_bytes:
-        _use(steps, QuantisedBuffers(steps))
-    if machine.dots_bf16:
-        _use(steps, Bfloat16Buffers(steps, machine))
+    _use(steps, QuantisedBuffers(steps, machine))
+    _use(steps, NarrowHalves(steps, machine, "bf16"))
+    _use(steps, NarrowHalves(steps, machine, "f16"))
 
 
 def blocks_of_channels(steps: LoopProgram, machine: Machine) -> Sequence[int]:
@@ -56,7 +55,7 @@ def blocks_of_channels(steps: LoopProgram, machine: Machine) -> Sequence[int]:
     be computed by pixels, and so read and stored far apart."""
     if not machine.dots_bytes:
         return machine.blocks
-    narrow = QuantisedBuffers(steps)
+    narrow = QuantisedBuffers(steps, machine)
     has_words = any(slides(step) and _has_narrow_factors(step, narrow) for step in steps.nests())
     return (machine.vector_bytes // 4, machine.vector_bytes // 8) if has_words else machine.blocks
 
@@ -65,8 +64,9 @@ def _use(steps: LoopProgram, narrow: NarrowBuffers) -> None:
     count = WORD_BYTES // ELEMENT_BYTES[narrow.element]
     products = {step: found for step in steps.nests() if (found := _product(step, narrow, count)) is not None}
     layouts = agreed_layouts(products.values(), count, narrow.users)
+    others = narrow.worth_storing(steps, bool(layouts))
+    layouts |= {buffer: Rows() for buffer in others if buffer not in layouts}
     layouts |= _layouts_of_sources(layouts, narrow, count)
-    layouts |= {buffer: Rows() for buffer in narrow.worth_storing(steps) if layouts and buffer not in layouts}
     changed = {buffer: laid_out(buffer, narrow.element, layout, count) for buffer, layout in layouts.items()}
     for step in [step for step in steps.nests() if not layouts.keys().isdisjoint([*step.reads, *step.writes])]:
         before = _Rewriter(step, products.get(step), narrow, layouts, changed, count).rewrite()
@@ -135,7 +135,7 @@ class _Rewriter:
         inner = self._split_loops()
         before = self._read_words(inner) if inner is not None else []
         self._step.map_expressions(self._widened)
-        self._narrow.simplify(self._step)
+        before += self._narrow.simplify(self._step)
         epilogue = self._step.epilogue
         if epilogue is None:
             self._step.outputs, self._step.values = self._stored(self._step.outputs, self._step.values)

@@ -11,6 +11,7 @@ The sums of ``p`` are known ahead where ``p`` is made of parameters; those of ``
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 from torchmdla.compiler.sizes import static
@@ -48,16 +49,16 @@ def sum_of_words(step: LoopNest, left: Factor, right: Factor) -> list[LoopNest]:
     total = reduced(0, _SUM)
     if not _is_zero(left_zero):
         sums = _minus(_summed(step, weights, before), _times(right_zero, constant(terms, _SUM)))
-        total = _minus(total, _ahead(step, _times(left_zero, sums), before))
+        total = _minus(total, ahead(step, _times(left_zero, sums), before))
     if not _is_zero(right_zero):
         sums = _summed_by_windows(step, values, before)
-        total = _minus(total, _times(_ahead(step, right_zero, before), sums))
+        total = _minus(total, _times(ahead(step, right_zero, before), sums))
     products = operation("dot", [load(left_words), load(right_words)], _SUM)
     if (kind := step.values[0].type) != _WIDE:
         _go_on(step, reduced(0, kind), operation("arith.extsi", [total], kind))
         step.map_expressions(lambda roots: rewritten(roots, _without_extension))
     else:
-        scale = _ahead(step, operation("arith.mulf", [left_scale, right_scale], _WIDE), before)
+        scale = ahead(step, operation("arith.mulf", [left_scale, right_scale], _WIDE), before)
         scale_result(step, operation("arith.sitofp", [total], _WIDE), scale)
     step.values = (operation("arith.addi", [accumulator(0, _SUM), products], _SUM),)
     step.initial = constant(0, _SUM)
@@ -94,13 +95,15 @@ def _go_on(step: LoopNest, total: Expression, other: Expression) -> None:
     step.epilogue = replace(epilogue, values=substituted(epilogue.values, {total: other}))
 
 
-def _ahead(step: LoopNest, value: Expression, before: list[LoopNest]) -> Expression:
-    """A value of an epilogue that is computed before the step is: packed, where it depends on parameters alone, and
-    converted, so that wider types do not take lanes from the epilogue."""
+def ahead(step: LoopNest, value: Expression, before: list[LoopNest], order: Sequence[int] | None = None) -> Expression:
+    """What a step reads of a value that is computed before: packed, where it depends on parameters alone, and
+    converted, so that wider types do not take lanes from the step. ``order``: the loops as they should walk its memory, outermost
+    first; without it, what is an element of memory already is read where it lies."""
     body = contents((value,))
-    if not body.loads or value.op == "load" or body.scalars:
+    if not body.loads or (value.op == "load" and order is None) or body.scalars:
         return value
-    loops = sorted(frozenset[int]().union(*(access.loops for access in body.loads)))
+    varying = frozenset[int]().union(*(access.loops for access in body.loads))
+    loops = sorted(varying) if order is None else [loop for loop in order if loop in varying]
     sizes = tuple(step.sizes[loop] for loop in loops)
     buffer = Buffer("temporary", value.type, sizes)
     (moved,) = accessing((value,), lambda access: access.over(loops))

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable
-from typing import ClassVar
 
+from torchmdla.compiler.sizes import estimate
 from torchmdla.devices.cpu.accesses import Access, Buffer
+from torchmdla.devices.cpu.element_types import ELEMENT_BYTES
 from torchmdla.devices.cpu.expressions import Expression
 from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, Step
+from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.passes.dot_layouts import Product
+from torchmdla.devices.cpu.passes.precompute import IsKnown
 from torchmdla.devices.cpu.patterns import SUM_OF_INTEGER_PRODUCTS, SUM_OF_PRODUCTS
 
 WORD = "i32"
@@ -31,7 +35,7 @@ class NarrowBuffers(ABC):
     """The buffers of float32, or of integers of 32 bits, that may hold narrow elements instead. ``element``: their
     type."""
 
-    element: ClassVar[str]
+    element: str
 
     @abstractmethod
     def __contains__(self, buffer: Buffer) -> bool:
@@ -49,13 +53,14 @@ class NarrowBuffers(ABC):
         """What is narrow if ``buffer`` is, since it is copied to it."""
         return ()
 
-    def worth_storing(self, steps: LoopProgram) -> Iterable[Buffer]:
-        """What takes less time to write and read if it is narrow, whether it is multiplied or not."""
-        return ()
+    @abstractmethod
+    def worth_storing(self, steps: LoopProgram, has_products: bool) -> Iterable[Buffer]:
+        """What takes less time to write and read if it is narrow, although no word of it is multiplied.
+        ``has_products``: whether words of others are."""
 
     @abstractmethod
-    def simplify(self, step: LoopNest) -> None:
-        """Simplifies what a step computes of what it has widened."""
+    def simplify(self, step: LoopNest) -> list[LoopNest]:
+        """Simplifies what a step computes of what it has widened; returns what has to come before it."""
 
     @abstractmethod
     def widened(self, access: Access, moved: Moved) -> Expression:
@@ -74,3 +79,28 @@ class NarrowBuffers(ABC):
             moved: gives the access to an element of them.
             words: gives the access to a word.
         """
+
+
+def streamed_weights(
+    steps: LoopProgram, narrow: NarrowBuffers, is_known: IsKnown, machine: Machine, decoding: int
+) -> list[Buffer]:
+    """Weights that come from memory for so few rows that to fetch them takes longer than to compute with them: fewer
+    bytes are faster, although a vector takes ``decoding`` operations more."""
+    found: dict[Buffer, bool] = {}
+    for step in steps.nests():
+        for access in factors_of(step) or ():
+            if is_known(access) and access.buffer in narrow:
+                gains = _gains(step, access, narrow.element, machine, decoding)
+                found[access.buffer] = found.get(access.buffer, True) and gains
+    return [buffer for buffer, gains in found.items() if gains]
+
+
+def _gains(step: LoopNest, access: Access, element: str, machine: Machine, decoding: int) -> bool:
+    others = [d for d, reduces in enumerate(step.reduction) if not reduces and d not in access.loops]
+    rows = math.prod(estimate(step.sizes[d]) for d in others)
+    if not machine.streams(estimate(access.buffer.bytes)):
+        return False
+    lanes = machine.vector_bytes // WORD_BYTES
+    wide = max(rows * machine.operation, machine.vector_bytes / machine.memory_bytes)
+    read = lanes * ELEMENT_BYTES[element] / machine.memory_bytes
+    return max((rows + decoding) * machine.operation, read) < wide

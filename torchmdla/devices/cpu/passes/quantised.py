@@ -15,7 +15,6 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar
 
 from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
 from torchmdla.devices.cpu.expressions import (
@@ -27,15 +26,21 @@ from torchmdla.devices.cpu.expressions import (
     load,
     operation,
     reduced,
+    substituted,
 )
 from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, Step, Users, starts_from_zero
+from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.passes.dot_layouts import Product
-from torchmdla.devices.cpu.passes.integer_sums import MOST_TERMS, scale_result, sum_of_words
-from torchmdla.devices.cpu.passes.narrow import Moved, NarrowBuffers, factors_of
+from torchmdla.devices.cpu.passes.integer_sums import MOST_TERMS, ahead, scale_result, sum_of_words
+from torchmdla.devices.cpu.passes.layout import in_memory_order
+from torchmdla.devices.cpu.passes.narrow import Moved, NarrowBuffers, factors_of, streamed_weights
 from torchmdla.devices.cpu.passes.precompute import known_accesses, written_after_reading
 from torchmdla.devices.cpu.patterns import anything, op
 
 _SUM, _WIDE, _NARROW = "i32", "f32", "i8"
+
+# To widen a vector, subtract its zeros and multiply it by its scales.
+_DECODING = 3
 
 _NO_ZERO, _NO_SCALE = constant(0, _SUM), constant(1.0, _WIDE)
 
@@ -122,6 +127,13 @@ def plus(value: Expression, number: int) -> Expression:
     return operation("arith.addi", [value, constant(number, _SUM)], _SUM) if number else value
 
 
+def _is_constant_along(step: LoopNest, value: Expression) -> bool:
+    """Whether a value does not vary along what a step sums."""
+    body = contents((value,))
+    loops = frozenset[int](body.loops).union(*(access.loops for access in body.loads))
+    return not body.tables and not any(step.reduction[loop] for loop in loops)
+
+
 @dataclass(frozen=True)
 class Form:
     """What the values of a buffer have in common: ``zero`` and ``scale`` are over loops that are the buffer's
@@ -143,12 +155,14 @@ class QuantisedBuffers(NarrowBuffers):
     """The buffers all of whose values are quantised in one form. Processors multiply an integer without a sign by one
     with a sign: what depends on parameters alone is stored with a sign, all else without."""
 
-    element: ClassVar[str] = _NARROW
+    element = _NARROW
 
-    def __init__(self, steps: LoopProgram) -> None:
+    def __init__(self, steps: LoopProgram, machine: Machine) -> None:
+        self._machine = machine
         self._users = Users(steps.steps)
         self._overwritten = written_after_reading(steps)
         self._is_known = known_accesses(steps)
+        self._weights: set[Buffer] = set()  # in their layouts
         self._forms: dict[Buffer, Form | None] = {}
 
     def __contains__(self, buffer: Buffer) -> bool:
@@ -163,6 +177,8 @@ class QuantisedBuffers(NarrowBuffers):
     def multiplies(self, step: LoopNest, product: Product) -> bool:
         """Whether one of the factors is known, and the sum and its corrections fit into 32 bits and an epilogue."""
         factors = factors_of(replace(step, values=product.values)) or ()
+        if not self._machine.dots_bytes:
+            return False
         if len(set(map(self._is_known, factors))) != 2 or not starts_from_zero(step):
             return False
         terms = math.prod(size for size, reduces in zip(step.sizes, step.reduction, strict=True) if reduces)
@@ -177,24 +193,41 @@ class QuantisedBuffers(NarrowBuffers):
             return False
         return not any(step.reduction[loop] for own in contents(form.at(access)).loads for loop in own.loops)
 
-    def worth_storing(self, steps: LoopProgram) -> Iterable[Buffer]:
-        made = (buffer for step in steps.nests() for buffer in step.writes)
-        return [buffer for buffer in dict.fromkeys(made) if buffer in self and not self._is_known(Access.whole(buffer))]
+    def worth_storing(self, steps: LoopProgram, has_products: bool) -> Iterable[Buffer]:
+        """Beside products all that is computed of quantised values; weights that few rows walk."""
+        made = dict.fromkeys(buffer for step in steps.nests() for buffer in step.writes if has_products)
+        return [
+            *(buffer for buffer in made if buffer in self and not self._is_known(Access.whole(buffer))),
+            *streamed_weights(steps, self, self._is_known, self._machine, _DECODING),
+        ]
 
-    def simplify(self, step: LoopNest) -> None:
-        """Multiplies a sum of products by a scale once."""
+    def simplify(self, step: LoopNest) -> list[LoopNest]:
+        """Multiplies a sum of products by a scale once. Zeros and scales of weights that vary along the sum are laid
+        out as the weights are."""
         if len(step.outputs) != 1 or not starts_from_zero(step):
-            return
+            return []
+        before: list[LoopNest] = []
+        for value in contents(step.values).expressions:
+            found = quantised(value) if value.type == _WIDE else None
+            if found is None or found.integer.op != "load" or found.integer.payload.buffer not in self._weights:
+                continue
+            order = in_memory_order(step, found.integer.payload)
+            for number in (_as_float(found.zero), found.scale):
+                if contents((number,)).loads and (number.op != "load" or not _is_constant_along(step, number)):
+                    step.values = substituted(step.values, {number: ahead(step, number, before, order)})
         for match in _SCALED_PRODUCTS.matches(step.values[0]):
-            if match["scale"].op == "constant" and match["integer"].op in ("arith.sitofp", "arith.subf"):
+            if _is_constant_along(step, match["scale"]) and match["integer"].op in ("arith.sitofp", "arith.subf"):
                 product = operation("arith.mulf", [match["integer"], match["other"]], _WIDE)
                 step.values = (operation("arith.addf", [accumulator(0, _WIDE), product], _WIDE),)
                 scale_result(step, reduced(0, _WIDE), match["scale"])
-                return
+                break
+        return before
 
     def widened(self, access: Access, moved: Moved) -> Expression:
         zero, scale = self._stored_form(access)
         extend = "arith.extsi" if self._is_stored_signed(access) else "arith.extui"
+        if self._is_known(access):
+            self._weights.add(moved(access).buffer)
         value = operation(extend, [load(moved(access))], _SUM)
         if access.buffer.element == _SUM:
             return plus(value, -zero.payload)

@@ -1,15 +1,15 @@
-"""Factors of bfloat16: PyTorch computes it in float32, so a factor is a float32 that some step has widened."""
+"""Floats of 16 bits: PyTorch computes them in float32, so a factor is a float32 that some step has widened."""
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Iterable
 
 from torchmdla.devices.cpu.accesses import Access, Buffer
 from torchmdla.devices.cpu.expressions import Expression, accumulator, load, operation
 from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, Step
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.passes.dot_layouts import Product
-from torchmdla.devices.cpu.passes.narrow import Moved, NarrowBuffers, factors_of
+from torchmdla.devices.cpu.passes.narrow import Moved, NarrowBuffers, factors_of, streamed_weights
 from torchmdla.devices.cpu.passes.precompute import known_accesses
 from torchmdla.devices.cpu.passes.roundings import WIDE, HalfBuffers, rounded
 from torchmdla.devices.cpu.passes.winograd import takes_less
@@ -18,14 +18,17 @@ from torchmdla.devices.cpu.passes.winograd import takes_less
 _PART = 0.5
 
 
-class Bfloat16Buffers(NarrowBuffers):
-    """The buffers all of whose values are widened bfloat16."""
+# To widen a vector.
+_DECODING = 1
 
-    element: ClassVar[str] = "bf16"
 
-    def __init__(self, steps: LoopProgram, machine: Machine) -> None:
+class NarrowHalves(NarrowBuffers):
+    """The buffers all of whose values are widened floats of 16 bits, of type ``element``."""
+
+    def __init__(self, steps: LoopProgram, machine: Machine, element: str) -> None:
+        self.element = element
         self._steps, self._machine = steps, machine
-        self._halves = HalfBuffers(steps, self.element)
+        self._halves = HalfBuffers(steps, element)
         self._is_known = known_accesses(steps)
 
     def __contains__(self, buffer: Buffer) -> bool:
@@ -35,10 +38,15 @@ class Bfloat16Buffers(NarrowBuffers):
         return self._halves.users(buffer)
 
     def multiplies(self, step: LoopNest, product: Product) -> bool:
+        if self.element != "bf16" or not self._machine.dots_bf16:
+            return False
         return not takes_less(self._steps, step, self._is_known, self._machine, _PART)
 
-    def simplify(self, step: LoopNest) -> None:
-        """Widened bfloat16 are plain floats."""
+    def worth_storing(self, steps: LoopProgram, has_products: bool) -> Iterable[Buffer]:
+        return streamed_weights(steps, self, self._is_known, self._machine, _DECODING)
+
+    def simplify(self, step: LoopNest) -> list[LoopNest]:
+        return []
 
     def widened(self, access: Access, moved: Moved) -> Expression:
         return operation("arith.extf", [load(moved(access))], WIDE)

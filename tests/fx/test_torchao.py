@@ -1,0 +1,114 @@
+"""Models that torchao has quantised, exported and by ``torch.compile``: one group, values as its kernels make them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torchao.quantization import (
+    Int8DynamicActivationInt8WeightConfig,
+    Int8DynamicActivationIntxWeightConfig,
+    Int8WeightOnlyConfig,
+    IntxWeightOnlyConfig,
+    quantize_,
+)
+from torchao.quantization.granularity import PerAxis, PerGroup
+from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+from torchao.quantization.pt2e.quantizer.x86_inductor_quantizer import (
+    X86InductorQuantizer,
+    get_default_x86_inductor_quantization_config,
+)
+
+import torchmdla
+from torchmdla.testing.compare import assert_matches
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+CONFIGS: dict[str, Callable[[], Any]] = {
+    "int8 in a call, int8": Int8DynamicActivationInt8WeightConfig,
+    "int8": Int8WeightOnlyConfig,
+    "int4 in groups": lambda: IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(32)),
+    "int4 by rows": lambda: IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerAxis(0)),
+    "int8 in a call, int4 in groups": lambda: Int8DynamicActivationIntxWeightConfig(
+        weight_dtype=torch.int4, weight_granularity=PerGroup(32)
+    ),
+}
+
+
+def layers(features: int) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(features, 96), nn.GELU(), nn.Linear(96, features)).eval()
+
+
+def assert_one_group() -> None:
+    stats = torchmdla.stats()
+    assert not stats.fallbacks
+    assert not stats.left_out
+    assert stats.groups == 1
+
+
+def by_export(model: nn.Module, x: Tensor) -> Callable[[Tensor], Tensor]:
+    return torchmdla.compile(model, x, frontend="export")
+
+
+def by_dynamo(model: nn.Module, x: Tensor) -> Callable[[Tensor], Tensor]:
+    torch._dynamo.reset()
+    return torch.compile(model, backend="torchmdla")
+
+
+@pytest.mark.parametrize("road", [by_export, by_dynamo])
+@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_linear_layers(name: str, rows: int, road: Callable[[nn.Module, Tensor], Callable[[Tensor], Tensor]]) -> None:
+    model = layers(64)
+    quantize_(model, CONFIGS[name]())
+    x = torch.randn(rows, 64, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        wanted = model(x)
+        compiled = road(model, x)
+        compiled(x)
+        torchmdla.reset_stats()
+        made = compiled(x)
+    # What is quantised in a call may be the next integer where rounding ties.
+    assert (made - wanted).abs().max() <= wanted.abs().max() * (0.02 if "in a call" in name else 1e-5)
+
+
+class Image(nn.Module):
+    """Convolutions with a residual, a depthwise one, and a linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU())
+        self.branch = nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16))
+        self.depthwise = nn.Sequential(nn.Conv2d(16, 24, 1), nn.ReLU6(), nn.Conv2d(24, 24, 3, padding=1, groups=24))
+        self.last = nn.Linear(24, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = nn.functional.max_pool2d(self.stem(x), 2)
+        x = self.depthwise(torch.relu(self.branch(x) + x))
+        return self.last(x.mean((2, 3)))
+
+
+@pytest.mark.parametrize("is_dynamic", [False, True])
+@pytest.mark.parametrize(
+    ("build", "x"), [(Image, torch.randn(2, 3, 16, 16)), (lambda: layers(64), torch.randn(12, 64))]
+)
+def test_exported_graphs(build: Callable[[], nn.Module], x: Tensor, is_dynamic: bool) -> None:
+    torch.manual_seed(0)
+    quantizer = X86InductorQuantizer().set_global(get_default_x86_inductor_quantization_config(is_dynamic=is_dynamic))
+    prepared = prepare_pt2e(torch.export.export(build().eval(), (x,)).module(), quantizer)
+    with torch.no_grad():
+        prepared(x)
+        model = convert_pt2e(prepared)
+        wanted = copy.deepcopy(model)(x)
+        program = torch.export.export(model, (x,))
+        torchmdla.reset_stats()
+        compiled = torchmdla.compile(program, x)
+        made = compiled(x)
+        assert (made - wanted).abs().max() <= wanted.abs().max() * 0.03
+        assert_one_group()
+        assert_matches(compiled(x), made)
