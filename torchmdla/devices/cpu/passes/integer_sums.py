@@ -97,8 +97,8 @@ def _go_on(step: LoopNest, total: Expression, other: Expression) -> None:
 
 def ahead(step: LoopNest, value: Expression, before: list[LoopNest], order: Sequence[int] | None = None) -> Expression:
     """What a step reads of a value that is computed before: packed, where it depends on parameters alone, and
-    converted, so that wider types do not take lanes from the step. ``order``: the loops as they should walk its memory, outermost
-    first; without it, what is an element of memory already is read where it lies."""
+    converted, so that wider types do not take lanes from the step. ``order``: the loops as they should walk its memory,
+    outermost first; without it, what is an element of memory already is read where it lies."""
     body = contents((value,))
     if not body.loads or (value.op == "load" and order is None) or body.scalars:
         return value

@@ -1,0 +1,166 @@
+"""Quantised models: torchmdla against PyTorch's own kernels, Inductor, ONNX Runtime and OpenVINO, in 8-bit integers.
+
+Each model runs in a process of its own; there all ways to run it are prepared and then timed in turn, round by round.
+Times are the least and the median of the rounds, in milliseconds for one call; below them is the root of the mean
+square error against the same model in float64, relative to its results: that of quantisation above all. Every way
+quantises with the tools of its own, by the inputs that are timed. The gain is the least time of the best peer over that
+of torchmdla's better way.
+
+Ends with status 1 where torchmdla does not run, falls back, or has twice the error of PyTorch's own quantised model.
+Peers that are not installed are left out and said so.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from harness import children, output
+from harness.rows import reason
+
+MODELS = ("resnet18", "resnet50", "mobilenet_v2", "bert")
+WAY_NAMES = (
+    "script",
+    "inductor",
+    "onnxruntime",
+    "openvino",
+    "torchmdla-float32",
+    "torchmdla-script",
+    "torchmdla",
+)
+OURS = ("torchmdla-script", "torchmdla")
+DEFAULTS = {
+    False: {"models": list(MODELS), "ways": list(WAY_NAMES), "threads": [1, 2], "rounds": 9},
+    True: {"models": ["resnet18"], "ways": ["script", *WAY_NAMES[4:]], "threads": [1], "rounds": 2},
+}
+
+# As many times the error of PyTorch's own quantised model are a fault.
+_MOST_ERROR = 2.0
+
+Row = dict[str, Any]
+
+
+def main() -> int:
+    parser = output.parser(__doc__)
+    parser.add_argument("--models", type=output.one_of(MODELS), metavar="NAMES", help=f"of {','.join(MODELS)} (all)")
+    parser.add_argument(
+        "--ways", type=output.one_of(WAY_NAMES), metavar="NAMES", help=f"of {','.join(WAY_NAMES)} (all)"
+    )
+    parser.add_argument("--threads", type=output.numbers, metavar="NUMBERS", help="of each op, in turn (1,2)")
+    parser.add_argument("--rounds", type=output.number, metavar="NUMBER", help="timed rounds of each way (9)")
+    options = parser.parse_args()
+    output.fill_in(options, DEFAULTS)
+    rows: list[Row] = []
+    with output.progress(len(options.models) * len(options.threads), "row") as bar:
+        for model in options.models:
+            with tempfile.TemporaryDirectory(prefix="torchmdla-benchmark-") as folder:
+                for threads in options.threads:
+                    task = {"model": model, "ways": options.ways, "threads": threads, "folder": folder}
+                    task |= {"rounds": options.rounds, "quick": options.quick}
+                    variables = {"TORCHMDLA_ENABLE": "0", "OMP_NUM_THREADS": str(threads)}
+                    rows.append(children.run("integers:measure", task, variables, bar.set_postfix_str))
+                    bar.update()
+                    output.write_json(options.json, {"benchmark": "integers", "quick": options.quick, "rows": rows})
+    for threads in options.threads:
+        show([row for row in rows if row["threads"] == threads], threads)
+    faults = [f"{row['model']}, {row['threads']} thread(s): {fault}" for row in rows for fault in row["faults"]]
+    output.show(*faults)
+    return int(bool(faults))
+
+
+def measure(model: str, ways: Sequence[str], threads: int, folder: str, rounds: int, quick: bool) -> Row:
+    """One row, measured in this process."""
+    import torch
+
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(threads)
+    from harness import integer_ways
+    from harness.accuracy import exact_results, relative_rms
+
+    import torchmdla
+    from torchmdla.testing import timing
+    from torchmdla.testing.models import MODELS as SPECS
+
+    spec = SPECS[model].reduced() if quick else SPECS[model]
+    children.step("building the model")
+    module, inputs = spec.build().eval(), tuple(spec.inputs())
+    with torch.no_grad():
+        exact = exact_results(module, inputs)
+        subject = integer_ways.Quantised(module, inputs, threads, Path(folder))
+        prepared, found, skipped = {}, {}, {}
+        for name in sorted(ways, key=list(integer_ways.WAYS).index):
+            children.step(f"preparing {name}")
+            way = integer_ways.WAYS[name]
+            if missing := way.missing():
+                skipped[name] = f"not installed: {', '.join(missing)}"
+                continue
+            start = time.perf_counter()
+            try:
+                prepared[name] = way.prepare(subject)
+                results = prepared[name].results(inputs)
+            except Exception as error:  # whatever a peer cannot do must not hide the others
+                prepared.pop(name, None)
+                skipped[name] = f"{type(error).__name__}: {reason(str(error))}"
+                continue
+            found[name] = {"rms_error": relative_rms(results, exact), "prepare_s": time.perf_counter() - start}
+        calls = {name: way.bind(inputs) for name, way in prepared.items()}
+        times = timing.interleaved(calls, rounds, on_round=lambda i: children.step(f"round {i + 1} of {rounds}"))
+    for name in calls:
+        found[name] |= timing.summary(times[name])
+    faults = [f"{name}: {skipped[name]}" for name in OURS if name in skipped and "not installed" not in skipped[name]]
+    faults += [f"fell back: {why}" for why in torchmdla.stats().fallbacks]
+    faults += [f"{name} has an error of {found[name]['rms_error']:.2g}" for name in OURS if is_wrong(found, name)]
+    return {"model": model, "threads": threads, "ways": found, "skipped": skipped, "faults": faults}
+
+
+def is_wrong(found: Row, name: str) -> bool:
+    if name not in found or "script" not in found:
+        return False
+    return not found[name]["rms_error"] <= _MOST_ERROR * found["script"]["rms_error"]
+
+
+def best_peer(row: Row) -> str | None:
+    peers = {name: way["min"] for name, way in row["ways"].items() if not name.startswith("torchmdla")}
+    return min(peers, key=lambda name: peers[name], default=None)
+
+
+def gain(row: Row) -> float:
+    """The best peer's least time over that of torchmdla's better way; NaN where either is missing."""
+    best, own = best_peer(row), [row["ways"][name]["min"] for name in OURS if name in row["ways"]]
+    return float(row["ways"][best]["min"] / min(own)) if best and own else math.nan
+
+
+def show(rows: Sequence[Row], threads: int) -> None:
+    names = [name for name in WAY_NAMES if any(name in row["ways"] for row in rows)]
+    table = output.table(
+        f"ms for one call, least / median, {threads} thread{'s' * (threads > 1)}",
+        ("model", *names, "best peer", "gain"),
+        "below: rms error against float64; gain: the best peer's least time over that of torchmdla's better way",
+    )
+    for row in rows:
+        best = best_peer(row)
+        cells = [cell(row["ways"].get(name), name == best) for name in names]
+        table.add_row(row["model"], *cells, best or "–", f"{gain(row):.2f}")
+    gains = [gain(row) for row in rows if not math.isnan(gain(row))]
+    table.add_section()
+    table.add_row("geometric mean", *[""] * (len(names) + 1), f"{output.geometric_mean(gains):.2f}" if gains else "–")
+    output.show(
+        table, *sorted({f"{n} left out: {why}" for row in rows for n, why in row["skipped"].items()}), width=170
+    )
+
+
+def cell(way: Row | None, is_best: bool) -> str:
+    if way is None:
+        return "–"
+    text = f"{output.pair(way)}\n{way['rms_error']:.1e}"
+    return f"[bold]{text}[/bold]" if is_best else text
+
+
+if __name__ == "__main__":
+    sys.exit(main())
