@@ -101,7 +101,7 @@ ROWS = X.flatten(2).flatten(0, 1)
 # Of scales that have little in common: sums and products hardly ever tie.
 SCALE, ZERO = 0.0371, 33
 CUBE = torch.randn(1, 8, 4, 5, 6, generator=torch.Generator().manual_seed(0))
-MEAN, VARIANCE, BIAS = torch.randn(8), torch.rand(8) + 0.5, torch.randn(10)
+MEAN, VARIANCE, BIAS = torch.linspace(-1, 1, 8), torch.linspace(0.5, 1.5, 8), torch.linspace(-1, 1, 10)
 
 
 def of_weights(name: str) -> Callable[..., Tensor]:
@@ -166,11 +166,20 @@ CALLS: Mapping[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
         for relu in ("", "_relu")
     },
     **{
-        f"quantized::{name}{relu}": (
-            lambda x, name=name + relu: getattr(quantized, name)(made(x), 0.5),
+        f"quantized::{name}{relu}{overload}": (
+            lambda x, name=name + relu, form=overload[1:] or "default": getattr(getattr(quantized, name), form)(
+                made(x), 0.5
+            ),
             (X,),
         )
-        for name in ("add_scalar", "mul_scalar")
+        for name, overload in (("add_scalar", ""), ("mul_scalar", ""), ("add", ".Scalar"), ("mul", ".Scalar"))
+        for relu in ("", "_relu")
+    },
+    **{
+        f"quantized::mul{relu}.Scalar2": (
+            lambda x, name=f"mul{relu}": getattr(quantized, name).Scalar2(0.5, made(x)),
+            (X,),
+        )
         for relu in ("", "_relu")
     },
     **{
@@ -291,7 +300,7 @@ def quantised_dynamically(module: nn.Module, x: Tensor) -> nn.Module:
     return quantisation.quantize_dynamic(module.eval(), {nn.Linear}, dtype=torch.qint8)
 
 
-IMAGE, MATRIX = torch.randn(2, 3, 16, 16), torch.randn(12, 64)
+IMAGE, MATRIX = (torch.randn(*s, generator=torch.Generator().manual_seed(0)) for s in ((2, 3, 16, 16), (12, 64)))
 
 
 @pytest.mark.parametrize(
@@ -313,7 +322,7 @@ def test_models(quantise: Callable[[nn.Module, Tensor], nn.Module], build: Calla
         wanted = model(x)
         scripted = frozen(model, x)
         # A tie that rounds otherwise in one layer is a step of its own in the next.
-        step = wanted.abs().max().item() / 128 or 1.0
+        step = wanted.abs().max().item() / 64 or 1.0
         assert_within_steps(scripted(x), wanted, step, steps=3, share=1.0)
         assert (scripted(x) - wanted).abs().mean() <= step / 4
     assert_compiled_whole()

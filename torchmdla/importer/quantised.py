@@ -56,11 +56,9 @@ def in_floats(call: OpCall) -> tuple[Callable[..., object], Sequence[Operand]] |
 
 
 def marked(results: Sequence[Any], metas: Sequence[Any]) -> list[Operand]:
-    """Results with what their integers stand for."""
+    """Results with their types as eager has them: what their integers stand for, and strides, which views look at."""
     return [
-        marked(result, meta)
-        if isinstance(meta, list | tuple)
-        else replace(result, meta=replace(result.meta, quantisation=_quantisation(meta)))
+        marked(result, meta) if isinstance(meta, list | tuple) else replace(result, meta=meta)
         for result, meta in zip(results, metas, strict=True)
     ]
 
@@ -231,12 +229,12 @@ def _rectified(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return lambda *given: torch.relu(function(*given))
 
 
-def _sum(left: Tensor, right: Any, *_: object) -> Tensor:
-    return torch.add(left, right)
+def _sum(left: Any, right: Any, *_: object) -> Any:
+    return left + right
 
 
-def _product(left: Tensor, right: Any, *_: object) -> Tensor:
-    return torch.mul(left, right)
+def _product(left: Any, right: Any, *_: object) -> Any:
+    return left * right
 
 
 def _joined(tensors: Sequence[Tensor], dim: int, *_: object) -> Tensor:

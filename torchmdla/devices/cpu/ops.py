@@ -96,7 +96,9 @@ layer_norm softmax
 """
 
 _ELEMENTWISE_OF_QUANTISED = """
-add add_relu mul mul_relu add_scalar add_scalar_relu mul_scalar mul_scalar_relu cat cat_relu
+add add_relu mul mul_relu
+add.Scalar add_relu.Scalar mul.Scalar mul_relu.Scalar mul.Scalar2 mul_relu.Scalar2
+add_scalar add_scalar_relu mul_scalar mul_scalar_relu cat cat_relu
 hardswish sigmoid elu
 """
 
