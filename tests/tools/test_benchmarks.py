@@ -155,6 +155,14 @@ def check_precisions(found: dict[str, Any]) -> None:
         assert all(is_time(way) and way["agreement"] > 0.95 for way in row["ways"].values())
 
 
+def check_integers(found: dict[str, Any]) -> None:
+    (row,) = found["rows"]
+    assert set(row["ways"]) == {"script", "torchmdla-float32", "torchmdla-script", "torchmdla"}
+    assert all(is_time(way) for way in row["ways"].values())
+    assert row["ways"]["torchmdla-float32"]["rms_error"] < 1e-5 < row["ways"]["torchmdla"]["rms_error"] < 0.2
+    assert row["faults"] == []
+
+
 def check_devices(found: dict[str, Any]) -> None:
     assert [row["model"] for row in found["rows"]] == ["resnet18", "bert"]
     for row in found["rows"]:
@@ -200,6 +208,7 @@ def check_mdla(found: dict[str, Any]) -> None:
         ("written_weights", (), check_written_weights),
         ("devices", (), check_devices),
         ("precisions", (), check_precisions),
+        ("integers", (), check_integers),
         ("mdla", ("--models", "resnet18,lstm_linear"), check_mdla),
         ("mdla_pipeline", ("--models", "upscale"), check_mdla_pipeline),
     ],
