@@ -124,12 +124,13 @@ def trained(images: Any, labels: Any, epochs: int) -> Any:
 @dataclass(frozen=True)
 class Precision:
     """``dtype``: of the model and its inputs; ``tolerance``: whose tolerance results are held to; ``autocast``: the
-    dtype of autocast around a call; ``products``: of float32, in bfloat16."""
+    dtype of autocast around a call; ``products``: of float32, in bfloat16; ``quantised``: how, by FX."""
 
     dtype: Any
     tolerance: str | None = None
     autocast: Any = None
     products: bool = False
+    quantised: str = ""
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
@@ -153,6 +154,8 @@ def precisions() -> Mapping[str, Precision]:
         "model.bfloat16()": Precision(torch.bfloat16, "bfloat16"),
         "autocast, float16": Precision(torch.float32, "bfloat16", autocast=torch.float16),
         "model.half()": Precision(torch.float16, "bfloat16"),
+        "int8, by FX": Precision(torch.float32, quantised="x86"),
+        "int8, by FX, for qnnpack": Precision(torch.float32, quantised="qnnpack"),
     }
 
 
@@ -163,6 +166,8 @@ def prepared(model: Any, images: Any, precision: Precision, way: str) -> Callabl
     import torchmdla
 
     copied = copy.deepcopy(model).to(precision.dtype)
+    if precision.quantised:
+        copied = quantised(copied, images, precision.quantised)
     given = images.to(precision.dtype)
     if way == "torchmdla":
         torchmdla.enable()
@@ -175,10 +180,31 @@ def prepared(model: Any, images: Any, precision: Precision, way: str) -> Callabl
     return call
 
 
+def quantised(model: Any, images: Any, engine: str) -> Any:
+    """The model in integers of 8 bits, by what the images need."""
+    import torch
+    from torch.ao import quantization
+    from torch.ao.quantization.quantize_fx import convert_fx, prepare_fx
+
+    torch.backends.quantized.engine = engine
+    observed = prepare_fx(model, quantization.get_default_qconfig_mapping(engine), (images,))
+    observed(images)
+    return convert_fx(observed)
+
+
+# By how much quantised results may differ, relative to their root of the mean square: roundings of ties.
+_QUANTISED = 0.02
+
+
 def differences(results: Mapping[str, Any], precision: Precision) -> list[str]:
     """How torchmdla's results differ from eager's beyond tolerance."""
+    from harness.accuracy import relative_rms
+
     from torchmdla.testing.compare import assert_matches
 
+    if precision.quantised:
+        error = relative_rms([results["torchmdla"]], [results["eager"]])
+        return [f"differs by {error:.2g}"] if not error <= _QUANTISED else []
     try:
         assert_matches(results["torchmdla"], results["eager"], layers=4, precision=precision.tolerance)
     except AssertionError as difference:

@@ -23,6 +23,7 @@ from torchmdla.devices.cpu.kernel_spec import KernelSpec, Operand
 from torchmdla.devices.cpu.loop_program import LoopProgram
 from torchmdla.devices.cpu.lowering import loop_program, lower
 from torchmdla.devices.cpu.parser import parse_program
+from torchmdla.devices.cpu.passes.requantised import keep_floats
 from torchmdla.devices.cpu.printer import program_text
 from torchmdla.importer.types import dtype_number
 
@@ -296,6 +297,41 @@ def test_values_of_any_image(channels: int, filters: int, size: int, kernel: int
     w = Written()
     x = w.requantised(w.convolution(w.given(1, channels, size, size + 1, zero=zero), filters, kernel), 1 / 4, 3, False)
     check(w.b, [x, w.convolution(x, 16, 1)], host_target())
+
+
+# What is quantised and read at once.
+
+READ_AT_ONCE = """\
+buffer input0 : f32[8]
+buffer result0 : f32[8]
+entry {
+  nest d0:8 {
+    i0 = input0[d0]
+    v0 : f32 = arith.maximumf i0, LEAST
+    v1 : f32 = arith.minimumf v0, 197.0
+    v2 : f32 = math.roundeven v1
+    v3 : i32 = arith.fptosi v2
+    v4 : i32 = arith.addi v3, 58
+    v5 : i8 = arith.trunci v4
+    v6 : i32 = arith.extsi v5
+    v7 : i32 = arith.andi v6, 255
+    v8 : f32 = arith.sitofp v7
+    v9 : f32 = arith.subf v8, ZERO
+    v10 : f32 = arith.mulf v9, 0.5
+    result0[d0] = v10
+  }
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("least", "zero", "stays"),
+    [("-58.0", "58.0", True), ("-3.0", "58.0", True), ("-59.0", "58.0", False), ("-58.0", "57.0", False)],
+)
+def test_what_is_read_at_once_stays_float(least: str, zero: str, stays: bool) -> None:
+    steps = parse_program(READ_AT_ONCE.replace("LEAST", least).replace("ZERO", zero))
+    keep_floats(steps)
+    assert ("arith.fptosi" not in program_text(steps)) == stays
 
 
 # Weights that are read as integers of 8 bits although no product is of integers: few rows walk many of them.

@@ -27,6 +27,7 @@ from torchmdla.devices.cpu.passes.moments import MOMENTS
 from torchmdla.devices.cpu.passes.pack_activations import pack_activations
 from torchmdla.devices.cpu.passes.pack_weights import pack_weights
 from torchmdla.devices.cpu.passes.precompute import precompute_parameters
+from torchmdla.devices.cpu.passes.requantised import keep_floats
 from torchmdla.devices.cpu.passes.reroll import reroll_loops
 from torchmdla.devices.cpu.passes.roundings import drop_roundings
 from torchmdla.devices.cpu.passes.share_buffers import share_buffers
@@ -90,6 +91,7 @@ REWRITES = (
     _plain(drop_roundings),
     _rules("fold-scales"),
     Pass("use-dot-products", use_dot_products),
+    _plain(keep_floats),
     Pass("use-winograd", use_winograd),
     Pass("use-strassen", use_strassen),
     _plain(precompute_parameters),
