@@ -29,6 +29,39 @@ def normalise(graph: fx.Graph) -> None:
         elif node.target is aten._assert_tensor_metadata.default and node.args[0].op == "call_function":
             # Of what the graph computes: its operators decide that, and the assertion would make a result of it.
             graph.erase_node(node)
+        elif node.target is aten.copy_.default and _may_write_in_place(node):
+            _write_in_place(graph, node)
+
+
+# Operators that write a part of a tensor: the cache of a decoder, say.
+_IN_PLACE: Mapping[Any, Any] = {
+    aten.index_copy.default: aten.index_copy_.default,
+    aten.index_put.default: aten.index_put_.default,
+}
+
+
+def _may_write_in_place(copy: fx.Node) -> bool:
+    """Whether what is copied back to an input at the end can be written to it at once: nobody reads the input later, nor
+    gets what is written as a result of its own."""
+    written, made = copy.args[:2]
+    if not isinstance(written, fx.Node) or not isinstance(made, fx.Node) or made.target not in _IN_PLACE:
+        return False
+    if written.op != "placeholder" or made.args[0] is not written or any(user.op == "output" for user in made.users):
+        return False
+    others = [user for user in written.users if user not in (made, copy)]
+    return all(user < made and not _shares_memory(user) for user in others)
+
+
+def _shares_memory(node: fx.Node) -> bool:
+    """Whether the result of a call may lie in the memory of its operands, or it writes there."""
+    schema = getattr(node.target, "_schema", None)
+    return schema is None or any(argument.alias_info is not None for argument in schema.arguments)
+
+
+def _write_in_place(graph: fx.Graph, copy: fx.Node) -> None:
+    made: Any = copy.args[1]
+    made.target = _IN_PLACE[made.target]
+    graph.erase_node(copy)
 
 
 # Overloads that differ in promises alone.

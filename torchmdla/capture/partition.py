@@ -52,7 +52,7 @@ class _Facts:
     """What is known of a graph before groups are looked for."""
 
     memory: dict[fx.Node, fx.Node] = field(default_factory=dict)  # the node whose memory a node's result shares
-    written: set[fx.Node] = field(default_factory=set)  # memory that some node writes to
+    last_write: dict[fx.Node, fx.Node] = field(default_factory=dict)  # by memory, where some node writes to it
     before: dict[fx.Node, list[fx.Node]] = field(default_factory=lambda: defaultdict(list))
     effects: set[fx.Node] = field(default_factory=set)
 
@@ -110,8 +110,9 @@ class _Partitioner:
             return f"device {self._device.name!r} does not take it with these arguments"
         if not self._leaves_apart(node, support.kind):
             return "it takes or returns what is neither a tensor nor a number"
-        # A view that someone writes through must stay a view of what it was taken from.
-        if support.kind == "view" and self._facts.memory[node] in self._facts.written:
+        # A view that someone may still write through must stay a view of what it was taken from.
+        last = self._facts.last_write.get(self._facts.memory[node])
+        if support.kind == "view" and last is not None and node < last:
             return "it is a view that the program writes through"
         return ""
 
@@ -279,7 +280,7 @@ def _facts(graph: fx.Graph, is_random: Callable[[fx.Node], bool]) -> _Facts:
             facts.before[node].append(previous)
         previous = node
         memory = _written(node, facts.memory)
-        facts.written |= memory
+        facts.last_write |= dict.fromkeys(memory, node)
         for other in nodes[:position]:
             if _touches(other, memory, facts.memory):
                 facts.before[node].append(other)

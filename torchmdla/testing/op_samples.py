@@ -227,6 +227,7 @@ SAMPLES: dict[str, list[tuple[object, ...]]] = {
     ],
     "aten::cosine_similarity": [(X, Y, 1)],
     # Products
+    "aten::_int_mm": [(INTS.to(torch.int8), INTS.t().to(torch.int8)), (INTS.to(torch.uint8), INTS.t().to(torch.int8))],
     "aten::mm": [(X, f(4, 5))],
     "aten::matmul": [
         (X, f(4, 5)),
@@ -538,6 +539,7 @@ SAMPLES: dict[str, list[tuple[object, ...]]] = {
     "aten::arange.start_step": [(1, 8, 2), (0.0, 1.0, 0.25)],
     "aten::linspace": [(0, 1, 5)],
     "aten::eye": [(3,)],
+    "aten::scalar_tensor": [(2.5,), (3, torch.int64)],
     # Losses and pieces of training
     "aten::mse_loss": [(X, Y), (X, Y, 0), (X, Y, 2)],
     "aten::l1_loss": [(X, Y)],

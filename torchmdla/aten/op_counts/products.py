@@ -136,7 +136,7 @@ def _transformer_encoder_layer(call: Call) -> Counts:
 
 
 RULES: Mapping[str, Rule] = {
-    **dict.fromkeys(("mm", "bmm", "mv"), _product("self")),
+    **dict.fromkeys(("mm", "_int_mm", "bmm", "mv"), _product("self")),
     "matmul": _product("self"),
     "dot": lambda call: {"MAC": call["self"].numel},
     "outer": lambda call: {"*": call.out.numel},

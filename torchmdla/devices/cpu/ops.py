@@ -68,7 +68,7 @@ pixel_shuffle pixel_unshuffle channel_shuffle
 embedding index_select gather index.Tensor take_along_dim diag_embed select_scatter slice_scatter
 scatter.src scatter.value index_put
 zeros ones full zeros_like ones_like full_like new_zeros new_ones new_full arange arange.start arange.start_step
-linspace eye copy fill.Scalar fill.Tensor zero
+linspace eye scalar_tensor copy fill.Scalar fill.Tensor zero
 """
 
 # Those that return their argument when there is nothing to do are among them: casts, contiguous, sum_to_size.

@@ -1,0 +1,98 @@
+"""Inputs that a program writes a part of, as a decoder its cache: in place, at once, wherever nobody can tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import torchmdla
+from torchmdla.testing.compare import assert_matches
+
+
+def step(cache: Tensor, place: Tensor, x: Tensor) -> Tensor:
+    cache.index_copy_(1, place, x)
+    return torch.softmax((cache * 2).sum(-1), -1) + x.sum()
+
+
+def two_steps(cache: Tensor, place: Tensor, x: Tensor) -> Tensor:
+    cache.index_copy_(1, place, x)
+    before = cache.exp().sum((1, 2))
+    cache.index_copy_(1, place + 1, x + 1)
+    return before + cache.sum((1, 2))
+
+
+def put(cache: Tensor, place: Tensor, x: Tensor) -> Tensor:
+    cache[:, place] = x
+    return torch.exp(cache).sum(-1)
+
+
+def read_before(cache: Tensor, place: Tensor, x: Tensor) -> Tensor:
+    before = torch.exp(cache).sum(1)
+    cache.index_copy_(1, place, x)
+    return before * 2
+
+
+def through_views(cache: Tensor, place: Tensor, x: Tensor) -> Tensor:
+    """What an attention with groups of heads does: the cache is repeated, and read."""
+    cache.index_copy_(1, place, x)
+    repeated = cache[:, None].expand(2, 3, 8, 4).reshape(6, 8, 4)
+    return torch.tanh(repeated @ x[:1, 0, :, None]).sum(0)
+
+
+def read_afterwards(cache: Tensor, place: Tensor, x: Tensor) -> Tensor:
+    """As it was: to write at once would change what is read."""
+    made = torch.index_copy(cache, 1, place, x)
+    result = torch.exp(cache).sum(1) + made.sum(1)
+    cache.copy_(made)
+    return result
+
+
+def returned(cache: Tensor, place: Tensor, x: Tensor) -> Tensor:
+    made = torch.index_copy(cache, 1, place, x)
+    cache.copy_(made)
+    return made
+
+
+def viewed(cache: Tensor, place: Tensor, x: Tensor) -> Tensor:
+    early = cache[:, 2:5]
+    made = torch.index_copy(cache, 1, place, x)
+    result = torch.exp(early).sum(1) + made.sum(1)
+    cache.copy_(made)
+    return result
+
+
+# Whether the cache is written at once.
+PROGRAMS: list[tuple[Callable[[Tensor, Tensor, Tensor], Tensor], bool]] = [
+    (step, True),
+    (put, True),
+    (read_before, True),
+    (through_views, True),
+    (two_steps, False),
+    (read_afterwards, False),
+    (returned, False),
+    (viewed, False),
+]
+
+
+@pytest.mark.parametrize(("function", "is_at_once"), PROGRAMS)
+def test_caches(function: Callable[[Tensor, Tensor, Tensor], Tensor], is_at_once: bool) -> None:
+    torch._dynamo.reset()
+    torchmdla.reset_stats()
+    compiled = torch.compile(function, backend="torchmdla", dynamic=False)
+    cache = torch.randn(2, 8, 4, generator=torch.Generator().manual_seed(0))
+    expected, kept, address = cache.clone(), cache, cache.data_ptr()
+    with torch.no_grad():
+        for place in range(5):
+            x = torch.randn(2, 1, 4, generator=torch.Generator().manual_seed(place))
+            made, wanted = compiled(cache, torch.tensor([place]), x), function(expected, torch.tensor([place]), x)
+            assert_matches(made, wanted)
+            assert torch.equal(cache, expected)
+    assert cache is kept
+    assert cache.data_ptr() == address
+    assert not torchmdla.stats().fallbacks
+    outside = torchmdla.stats().ungrouped
+    copies = any(name.startswith("aten::copy_:") for name in outside)
+    assert copies == (not is_at_once)
