@@ -19,7 +19,14 @@ _PIPELINE = (
     "builtin.module(expand-strided-metadata,finalize-memref-to-llvm,convert-arith-to-llvm,convert-func-to-llvm,"
     "reconcile-unrealized-casts)"
 )
-_DTYPES = {"f32": torch.float32, "f64": torch.float64, "i64": torch.int64, "i32": torch.int32, "i1": torch.bool}
+_DTYPES = {
+    "f32": torch.float32,
+    "f64": torch.float64,
+    "i64": torch.int64,
+    "i32": torch.int32,
+    "i8": torch.int8,
+    "i1": torch.bool,
+}
 _NUMBERS = {"i64": ctypes.c_int64, "f64": ctypes.c_double, "i1": ctypes.c_bool}
 
 

@@ -41,8 +41,8 @@ _IN_PLACE: Mapping[Any, Any] = {
 
 
 def _may_write_in_place(copy: fx.Node) -> bool:
-    """Whether what is copied back to an input at the end can be written to it at once: nobody reads the input later, nor
-    gets what is written as a result of its own."""
+    """Whether what is copied back to an input at the end can be written to it at once: nobody reads the input later,
+    nor gets what is written as a result of its own."""
     written, made = copy.args[:2]
     if not isinstance(written, fx.Node) or not isinstance(made, fx.Node) or made.target not in _IN_PLACE:
         return False
