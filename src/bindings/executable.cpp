@@ -66,9 +66,11 @@ OutputBinding output_binding(const std::string& kind, const py::object& output) 
   TORCH_CHECK_VALUE(kind == "tensor",
                     "an output is a \"tensor\", \"number\", \"numbers\" or \"constant\", not \"",
                     kind, "\"");
-  const auto [result, dtype, sizes, strides] =
-      output.cast<std::tuple<size_t, at::ScalarType, py::sequence, py::sequence>>();
-  OutputTensor tensor{result, dtype, {}, {}, {}, {}};
+  using Quantised = std::optional<std::pair<double, int64_t>>;
+  const auto [result, dtype, sizes, strides, quantised] =
+      output.cast<std::tuple<size_t, at::ScalarType, py::sequence, py::sequence, Quantised>>();
+  OutputTensor tensor{result, dtype, {}, {}, {}, {}, {}};
+  if (quantised) tensor.quantisation = Quantisation{quantised->first, quantised->second};
   split_numbers(sizes, tensor.sizes, tensor.varying_sizes);
   split_numbers(strides, tensor.strides, tensor.varying_strides);
   return tensor;

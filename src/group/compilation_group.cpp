@@ -2,6 +2,7 @@
 
 #include "fusion/fusion_pass.h"
 #include "script_subgraph.h"
+#include "support/quantisation.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
@@ -38,12 +39,13 @@ bool dispatch_mode_active() {
 }
 
 // A tensor whose memory compiled code may read directly: no subclass, no lazy conjugate or negative
-// bit, no other layout or device.
+// bit, no other layout or device, quantised as a whole if it is.
 bool is_plain_tensor(const at::Tensor& tensor) {
-  static constexpr c10::DispatchKeySet plain({c10::DispatchKey::CPU, c10::DispatchKey::AutogradCPU,
-                                              c10::DispatchKey::ADInplaceOrView,
-                                              c10::DispatchKey::AutocastCPU});
-  return (tensor.key_set() | plain) == plain && tensor.has_storage();
+  static constexpr c10::DispatchKeySet plain(
+      {c10::DispatchKey::CPU, c10::DispatchKey::QuantizedCPU, c10::DispatchKey::AutogradCPU,
+       c10::DispatchKey::ADInplaceOrView, c10::DispatchKey::AutocastCPU});
+  if ((tensor.key_set() | plain) != plain || !tensor.has_storage()) return false;
+  return !tensor.is_quantized() || quantisation_of(tensor);
 }
 
 bool has_tangent(const at::Tensor& tensor) {

@@ -12,11 +12,6 @@ using torch::jit::Value;
 
 namespace {
 
-std::optional<Quantisation> quantisation_of(const at::Tensor& tensor) {
-  if (!tensor.is_quantized() || tensor.qscheme() != at::kPerTensorAffine) return std::nullopt;
-  return Quantisation{tensor.q_scale(), tensor.q_zero_point()};
-}
-
 TensorMeta meta_of(const at::Tensor& tensor) {
   const auto quantisation = quantisation_of(tensor);
   const auto dtype = quantisation ? c10::toUnderlying(tensor.scalar_type()) : tensor.scalar_type();

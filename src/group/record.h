@@ -1,6 +1,8 @@
 // One run of a group by eager kernels, node by node, that remembers the type of every value.
 #pragma once
 
+#include "support/quantisation.h"
+
 #include <ATen/core/ivalue.h>
 #include <ATen/core/stack.h>
 #include <c10/core/ScalarType.h>
@@ -12,13 +14,6 @@
 #include <vector>
 
 namespace torchmdla {
-
-// What the integers of a tensor that is quantised as a whole stand for:
-// (integer - zero_point) * scale.
-struct Quantisation {
-  double scale;
-  int64_t zero_point;
-};
 
 // The type of a tensor as it was seen; of one that is quantised the dtype of its integers.
 struct TensorMeta {

@@ -1,5 +1,7 @@
 #include "signature.h"
 
+#include "support/quantisation.h"
+
 #include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/List.h>
@@ -16,7 +18,7 @@ namespace torchmdla {
 
 namespace {
 
-enum Tag : int64_t { none, tensor, integer, boolean, floating, string, device, list };
+enum Tag : int64_t { none, tensor, integer, boolean, floating, string, device, list, quantised };
 
 // Stride classes: contiguous (0); a permutation of contiguous, coded four bits a dimension
 // (positive); any other, by what PyTorch's operators look at to lay out their results (negative).
@@ -84,6 +86,9 @@ int64_t stride_class(const at::Tensor& value) {
 }
 
 void append_tensor(const at::Tensor& value, Signature& signature) {
+  if (const auto quantisation = quantisation_of(value))
+    signature.append(
+        {quantised, std::bit_cast<int64_t>(quantisation->scale), quantisation->zero_point});
   const auto dtype = static_cast<int64_t>(value.scalar_type());
   signature.push_back(tensor | dtype << 8 | value.dim() << 16);
   signature.push_back(stride_class(value));
@@ -108,8 +113,10 @@ constexpr std::array<Product, 3> products{{{at::Float32Op::MATMUL, "matmul"},
                                            {at::Float32Op::CONV, "conv"},
                                            {at::Float32Op::RNN, "rnn"}}};
 
-// Entries of a tensor's or a list's signature in front of the numbers.
+// Entries of a tensor's or a list's signature in front of the numbers, and of what it is quantised
+// by.
 constexpr size_t entries_before_numbers = 2;
+constexpr size_t entries_of_quantisation = 3;
 
 void mark_from(size_t first, std::vector<bool>& marks) {
   std::fill(marks.begin() + static_cast<std::ptrdiff_t>(std::min(first, marks.size())), marks.end(),
@@ -185,7 +192,9 @@ std::vector<bool> marks_of_numbers(const c10::IValue& value) {
   if (value.isInt()) {
     mark_from(1, marks);
   } else if (value.isTensor() || value.isIntList()) {
-    mark_from(entries_before_numbers, marks);
+    const bool is_quantised = value.isTensor() && value.toTensor().defined() &&
+                              quantisation_of(value.toTensor()).has_value();
+    mark_from(entries_before_numbers + (is_quantised ? entries_of_quantisation : 0), marks);
   } else if (value.isTensorList()) {
     marks.resize(entries_before_numbers);
     for (const auto& element : value.toListRef()) {

@@ -4,9 +4,11 @@
 #include "support/python_objects.h"
 
 #include <ATen/EmptyTensor.h>
+#include <ATen/Functions.h>
 #include <ATen/record_function.h>
 #include <c10/util/ApproximateClock.h>
 #include <c10/util/SmallVector.h>
+#include <c10/util/accumulate.h>
 
 #include <algorithm>
 #include <set>
@@ -28,7 +30,17 @@ Numbers at(const std::vector<int64_t>& numbers,
   return result;
 }
 
+// Its memory is that of its integers, laid out as they are.
+at::Tensor allocate_quantised(const OutputTensor& output) {
+  const auto dtype = output.dtype == at::kByte ? at::kQUInt8 : at::kQInt8;
+  const auto flat =
+      at::_empty_affine_quantized({c10::multiply_integers(output.sizes)}, at::device(at::kCPU).dtype(dtype),
+                                  output.quantisation->scale, output.quantisation->zero_point);
+  return flat.as_strided(output.sizes, output.strides);
+}
+
 at::Tensor allocate(const OutputTensor& output, c10::ArrayRef<int64_t> symbols) {
+  if (output.quantisation) return allocate_quantised(output);
   if (symbols.empty())
     return at::detail::empty_strided_cpu(output.sizes, output.strides, output.dtype);
   return at::detail::empty_strided_cpu(at(output.sizes, output.varying_sizes, symbols),

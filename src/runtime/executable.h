@@ -4,6 +4,7 @@
 #include "kernel_times.h"
 #include "packed.h"
 #include "polynomial.h"
+#include "support/quantisation.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
@@ -41,6 +42,7 @@ struct OutputTensor {
   // Sizes and strides that depend on the call's sizes, by dimension.
   std::vector<std::pair<size_t, Polynomial>> varying_sizes;
   std::vector<std::pair<size_t, Polynomial>> varying_strides;
+  std::optional<Quantisation> quantisation; // of a quantised tensor, whose integers have the dtype
 };
 
 // A list of integers, a new one in each call: its reader may change it.

@@ -336,9 +336,42 @@ def test_weights_that_are_attributes_stay_with_pytorch() -> None:
             assert_matches(traced(MATRIX), model(MATRIX))
 
 
-def test_quantised_results_stay_with_pytorch() -> None:
-    wanted = of_weights("linear")(linear(), ROWS)
-    scripted = frozen(_Module(of_weights("linear"), linear()), ROWS)
-    result = scripted(ROWS)
-    assert result.is_quantized
-    assert torch.equal(result.int_repr(), wanted.int_repr())
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 3, 1)])
+@pytest.mark.parametrize("dtype", [torch.quint8, torch.qint8])
+def test_quantised_tensors_from_outside(dtype: torch.dtype, order: tuple[int, ...]) -> None:
+    """Given and returned: other scales are other specialisations."""
+
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        return torch.relu(quantized.add(x, y, SCALE, 3)).permute(order)
+
+    def inputs(scale: float) -> tuple[Tensor, Tensor]:
+        return tuple(torch.quantize_per_tensor(x, scale, 5, dtype) for x in (X, Y))  # type: ignore[return-value]
+
+    scripted = frozen(function, *inputs(0.0523))
+    assert_compiled_whole()
+    for scale in (0.0523, 0.0317, 0.0523):
+        made, wanted = scripted(*inputs(scale)), function(*inputs(scale))
+        for _ in range(3):
+            made = scripted(*inputs(scale))
+        assert (made.dtype, made.q_scale(), made.q_zero_point()) == (dtype, wanted.q_scale(), wanted.q_zero_point())
+        assert made.stride() == wanted.stride()
+        assert_within_steps(made.dequantize(), wanted.dequantize(), wanted.q_scale())
+    assert torchmdla.stats().specialisations == 2
+    assert not torchmdla.stats().fallbacks
+
+
+def test_operators_outside_of_groups_are_between_groups() -> None:
+    """A transposed convolution, which stays with PyTorch."""
+    module = nn.Sequential(nn.Conv2d(8, 16, 3), nn.ReLU(), nn.ConvTranspose2d(16, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3))
+    torch.backends.quantized.engine = "qnnpack"
+    prepared = prepare_fx(module.eval(), quantisation.get_default_qconfig_mapping("qnnpack"), (X,))
+    prepared(X)
+    with torch.no_grad():
+        model = convert_fx(prepared)
+        scripted = frozen(model, X)
+        wanted = model(X)
+        assert_within_steps(scripted(X), wanted, wanted.abs().max().item() / 64, steps=2, share=1.0)
+    stats = torchmdla.stats()
+    assert not stats.fallbacks
+    assert stats.groups == 2
+    assert all(group.compiled_calls for group in stats.by_group)

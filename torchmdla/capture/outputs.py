@@ -13,7 +13,7 @@ from torchmdla.importer.size_int import SizeInt
 
 
 def output_of(output: OutputBinding, imported: ImportedGraph) -> tuple[str, Any]:
-    """An output as ``_C.Executable`` wants it: ``"tensor"``, (result, dtype, sizes, strides), ``"numbers"``, a list of
+    """An output as ``_C.Executable`` wants it: ``"tensor"``, (result, dtype, sizes, strides, quantisation), ``"numbers"``, a list of
     integers, or ``"constant"``.
 
     Raises:
@@ -28,4 +28,4 @@ def output_of(output: OutputBinding, imported: ImportedGraph) -> tuple[str, Any]
     result = imported.results[output.index]
     strides = contiguous_strides(result.shape)
     sizes, steps = ([numbers[dim] for dim in output.permutation] for numbers in (result.shape, strides))
-    return "tensor", (output.index, getattr(torch, result.dtype), sizes, steps)
+    return "tensor", (output.index, getattr(torch, result.dtype), sizes, steps, output.quantisation)

@@ -274,15 +274,13 @@ class ProgramBuilder:
         if operand.meta is None:
             raise CompileError("an output that is a float known only at run time is not supported", scope="place")
         meta = self.meta(name)
-        if meta.quantisation is not None:
-            raise CompileError("an output that is quantised is not supported", scope="place")
         order = exact_memory_order(meta.shape, meta.strides)
         if order is None:
             raise CompileError(f"an output with strides {list(meta.strides)} is not supported", scope="place")
         physical = self._permuted(replace(operand, meta=meta), order)
         assert physical.meta is not None
         results.append((Result(dtype_name(meta.dtype), physical.meta.shape), physical))
-        return OutputBinding("result", len(results) - 1, invert(order))
+        return OutputBinding("result", len(results) - 1, invert(order), quantisation=meta.quantisation)
 
 
 def _number(operand: Operand) -> Operand:

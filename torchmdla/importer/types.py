@@ -26,7 +26,11 @@ class TensorMeta:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> TensorMeta:
-        return cls(tensor.dtype, tuple(map(tracked, tensor.shape)), tuple(map(tracked, tensor.stride())))
+        shape, strides = tuple(map(tracked, tensor.shape)), tuple(map(tracked, tensor.stride()))
+        if not tensor.is_quantized or tensor.qscheme() != torch.per_tensor_affine:
+            return cls(tensor.dtype, shape, strides)
+        integers = torch.uint8 if tensor.dtype == torch.quint8 else torch.int8
+        return cls(integers, shape, strides, (tensor.q_scale(), tensor.q_zero_point()))
 
 
 def recorded(value: object) -> Any:
@@ -90,13 +94,15 @@ class OutputBinding:
 
     ``"result"``: ``results[index].permute(permutation)``. ``"input"``: input ``index`` of the group, the same tensor.
     ``"constant"``: the Python value ``value``. Two outputs may name one result: the group's subgraph returns one
-    value twice, and eager returns one tensor twice.
+    value twice, and eager returns one tensor twice. ``quantisation``: of a result that is the integers of a quantised
+    tensor.
     """
 
     source: Literal["result", "input", "constant"]
     index: int = -1
     permutation: tuple[int, ...] = ()
     value: object = None
+    quantisation: tuple[float, int] | None = None
 
 
 @dataclass(frozen=True)

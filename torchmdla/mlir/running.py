@@ -184,7 +184,7 @@ def _executable(function: MlirFunction, loaded: devices.LoadedCode, artifact: An
         owner=loaded,
         inputs=[("dense", index) for index in range(len(roles))],
         outputs=[
-            ("tensor", (index, spec.dtype, list(spec.shape), list(contiguous_strides(tuple(spec.shape)))))  # type: ignore[arg-type]
+            ("tensor", (index, spec.dtype, list(spec.shape), list(contiguous_strides(tuple(spec.shape))), None))  # type: ignore[arg-type]
             for index, spec in enumerate(function.results)
         ],
         fault=loaded.fault,

@@ -82,7 +82,7 @@ def _executable(artifact: Artifact, loaded: devices.LoadedCode, times: _C.Kernel
         owner=loaded,
         inputs=[("constant", _value(argument, generator)) for argument in manifest.arguments],
         outputs=[
-            ("tensor", (index, getattr(torch, result.dtype), list(result.shape), list(stride)))
+            ("tensor", (index, getattr(torch, result.dtype), list(result.shape), list(stride), None))
             for index, (result, stride) in enumerate(zip(manifest.results, strides, strict=True))
         ],
         fault=loaded.fault,
