@@ -1,8 +1,8 @@
 """Decoding: a Llama of transformers with random weights, token by token, in the precisions that weights are stored in.
 
-Each precision runs in a process of its own, with a static cache, by ``torch.compile`` (torchmdla and, beside it, Inductor
-and eager PyTorch, in turn). Told are milliseconds of a token, least and median, and the bytes of weights that it reads,
-divided by its time, as a part of the bandwidth of a copy of as much memory. Prompts are as long as --prompt says.
+Each precision runs in a process of its own, with a static cache, by ``torch.compile`` (torchmdla and, beside it,
+Inductor and eager PyTorch, in turn). Told are milliseconds of a token, least and median, and the bytes of weights that
+it reads, divided by its time, as a part of the bandwidth of a copy of as much memory.
 
 Ends with status 1 where the tokens differ from eager's in float32 at once, where something falls back, or where a token
 compiles something anew.
@@ -87,7 +87,7 @@ def measure(weights: str, layers: int, width: int, tokens: int, prompt: int, thr
         )
     for way in ways:
         times = sorted(seconds[way])
-        row["ways"][way] = {"min": times[0], "median": times[len(times) // 2]}
+        row["ways"][way] = {"min": times[0] * 1e3, "median": times[len(times) // 2] * 1e3}
     return row
 
 
@@ -192,7 +192,7 @@ def show(rows: list[Row], threads: int) -> None:
         ways = row["ways"]
         peers = [times["min"] for way, times in ways.items() if way != "torchmdla"]
         own = ways.get("torchmdla", {}).get("min")
-        part = f"{row['bytes'] / own / row['copy']:.0%}" if own else "–"
+        part = f"{row['bytes'] / own * 1e3 / row['copy']:.0%}" if own else "–"
         gain = f"{min(peers) / own:.2f}" if own and peers else "–"
         cells = [output.pair(ways.get(way)) for way in WAYS]
         table.add_row(row["weights"], f"{row['bytes'] / 1e6:.0f}", *cells, part, gain)
