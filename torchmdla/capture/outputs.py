@@ -13,8 +13,8 @@ from torchmdla.importer.size_int import SizeInt
 
 
 def output_of(output: OutputBinding, imported: ImportedGraph) -> tuple[str, Any]:
-    """An output as ``_C.Executable`` wants it: ``"tensor"``, (result, dtype, sizes, strides, quantisation), ``"numbers"``,
-    a list of integers, or ``"constant"``.
+    """An output as ``_C.Executable`` wants it: ``"tensor"``, (result, dtype, sizes, strides, quantisation),
+    ``"numbers"``, a list of integers, or ``"constant"``.
 
     Raises:
         CompileError: it is an input.

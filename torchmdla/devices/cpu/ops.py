@@ -83,7 +83,7 @@ _grad_sum_to_size sum_to_size
 
 # Of torch.ops.quantized_decomposed: what exported programs say of integers that stand for floats.
 _QUANTISED = """
-choose_qparams.tensor quantize_per_tensor quantize_per_tensor.tensor quantize_per_channel quantize_per_token
+quantize_per_tensor quantize_per_tensor.tensor quantize_per_channel quantize_per_token
 dequantize_per_tensor dequantize_per_tensor.tensor dequantize_per_channel dequantize_per_channel_group
 dequantize_per_token
 """
@@ -136,7 +136,9 @@ OPS: Mapping[str, OpSupport] = {
     **entries("aten", _MOVING, "cheap"),
     **entries("aten", _VIEW, "view"),
     **entries("quantized_decomposed", _QUANTISED, "cheap"),
-    **entries("torchao", "choose_qparams_affine quantize_affine dequantize_affine", "cheap"),
+    **entries("quantized_decomposed", "choose_qparams.tensor", "compute"),
+    **entries("torchao", "choose_qparams_affine", "compute"),
+    **entries("torchao", "quantize_affine dequantize_affine", "cheap"),
     **QUANTISED_TENSORS,
     **entries("prim", "ConstantChunk", "view"),
     **SHAPE_OPS,

@@ -100,6 +100,10 @@ _SMALLEST_NORMAL = 2.0**-126
 
 _PREDICATES = {"oeq": 1, "ogt": 2, "olt": 4, "ole": 5}
 
+# Comparisons whose choices are lower bounds: of a NaN the bound, or NaN.
+_IS_GREATER = "{predicate = 2 : i64}"
+_LOWER_BOUNDS = (_IS_GREATER, "{predicate = 10 : i64}")
+
 _HALF_PRECISION = ("f16", "bf16")
 
 
@@ -149,6 +153,12 @@ def _at_most(x: Expression, limit: float) -> Expression:
 def _at_least(x: Expression, limit: float) -> Expression:
     bound = _number(limit)
     return _select(_compare("ogt", bound, x), bound, x)
+
+
+def _above(x: Expression, limit: float) -> Expression:
+    """The larger one; of a NaN the limit."""
+    bound = _number(limit)
+    return _select(_compare("ogt", x, bound), x, bound)
 
 
 def _bits(x: Expression) -> Expression:
@@ -318,14 +328,15 @@ def _rounded_to_integer(expression: Expression) -> Expression | None:
     (x,) = expression.operands
     if (x.op, x.type) != ("math.roundeven", "f32"):
         return None
-    x, least, most = _bounded(x.operands[0])
-    if not -_MOST_ROUNDED <= least <= most <= _MOST_ROUNDED:
+    x, bounds = _bounded(x.operands[0])
+    if not -_MOST_ROUNDED <= bounds.least <= bounds.most <= _MOST_ROUNDED:
         return None
-    rounded = _add(_at_most(_at_least(x, least), most), _number(_ROUNDER))
+    lower = _above if bounds.takes_nan else _at_least
+    rounded = _add(_at_most(lower(x, bounds.least), bounds.most), _number(_ROUNDER))
     return _int_op("subi", _bits(rounded), _integer(_ROUNDER_BITS))
 
 
-def _bounded(x: Expression) -> tuple[Expression, float, float]:
+def _bounded(x: Expression) -> tuple[Expression, _Bounds]:
     """What is kept between two bounds, with those of what it is a positive multiple of: to multiply and round keeps the
     order of floats."""
     bounds = _Bounds()
@@ -338,26 +349,31 @@ def _bounded(x: Expression) -> tuple[Expression, float, float]:
             if not 0 < bound < math.inf:
                 break
             factors.append(bound)
-        elif not bounds.tightened(x.op != "arith.minimumf", _multiplied(bound, reversed(factors))):
+        elif not bounds.tightened(x, _multiplied(bound, reversed(factors))):
             break
         x = operand
     for factor in reversed(factors):
         x = _mul(x, _number(factor))
-    return x, bounds.least, bounds.most
+    return x, bounds
 
 
 @dataclass
 class _Bounds:
+    """``takes_nan``: NaN becomes the least."""
+
     least: float = -math.inf
     most: float = math.inf
+    takes_nan: bool = False
 
-    def tightened(self, is_least: bool, bound: float) -> bool:
-        """Whether values that were kept at one side of ``bound`` before need not be: then within these bounds they are
-        the same."""
+    def tightened(self, x: Expression, bound: float) -> bool:
+        """Whether values that ``x`` keeps at one side of ``bound`` need not be so before: then within these bounds they
+        are the same."""
+        is_least = x.op != "arith.minimumf"
         least, most = (max(self.least, bound), self.most) if is_least else (self.least, min(self.most, bound))
-        if not least <= most:
+        if not least <= most or (self.takes_nan and least != self.least):
             return False
         self.least, self.most = least, most
+        self.takes_nan = self.takes_nan or (x.op == "arith.select" and x.operands[0].attributes == _IS_GREATER)
         return True
 
 
@@ -365,8 +381,8 @@ def _and_constant(x: Expression) -> tuple[Expression | None, float]:
     """The operand and the constant of a product or a bound, a rectifier among these; None where it is neither."""
     if x.op == "arith.select":
         condition, kept, bound = x.operands
-        is_rectifier = condition.attributes == "{predicate = 10 : i64}" and condition.operands == (kept, bound)
-        return (kept if is_rectifier and bound.op == "constant" else None), bound.payload
+        is_bound = condition.attributes in _LOWER_BOUNDS and condition.operands == (kept, bound)
+        return (kept if is_bound and bound.op == "constant" else None), bound.payload
     if x.op not in ("arith.mulf", *_BOUNDS):
         return None, 0.0
     first, second = sorted(x.operands, key=lambda operand: operand.op == "constant")

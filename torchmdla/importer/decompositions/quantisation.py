@@ -47,12 +47,16 @@ def quantize_per_token(
 
 
 def _stored(scaled: Tensor, zero_point: int | Tensor, least: int, most: int, dtype: torch.dtype) -> Tensor:
-    # The same as to clamp what is rounded and moved by the zero point: the bounds are integers.
+    """Rounds and moves what is scaled. The same as to clamp what is rounded and moved by the zero point: the bounds are
+    integers. NaN becomes 0, as it does in C++."""
     if isinstance(zero_point, Tensor):
         zero_point = zero_point.to(torch.int32)
-        kept = torch.clamp(scaled, least - zero_point, most - zero_point)
+        lowest, highest = (least - zero_point).float(), (most - zero_point).float()
     else:
-        kept = torch.clamp(scaled, least - zero_point, most - zero_point)
+        lowest, highest = (torch.full_like(scaled, bound - zero_point) for bound in (least, most))
+    if least:
+        scaled = torch.where(scaled == scaled, scaled, -zero_point)
+    kept = torch.minimum(torch.where(scaled > lowest, scaled, lowest), highest)
     return (torch.round(kept).to(torch.int32) + zero_point).to(dtype)
 
 

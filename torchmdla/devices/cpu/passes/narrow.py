@@ -26,7 +26,7 @@ Moved = Callable[[Access], Access]
 def factors_of(step: LoopNest) -> tuple[Access, Access] | None:
     """What a step with one value reads to sum the products of, if that is all it does."""
     for pattern in (SUM_OF_PRODUCTS, SUM_OF_INTEGER_PRODUCTS):
-        for match in pattern.matches(step.values[0]):
+        for match in pattern.matches(step.values[0]) if len(step.values) == 1 else ():
             return match["left"].payload, match["right"].payload
     return None
 

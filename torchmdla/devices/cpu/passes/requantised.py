@@ -49,11 +49,22 @@ def _and_constant(value: Expression, op: str, otherwise: float) -> tuple[Express
     return (other, number.payload) if number.op == "constant" else (value, otherwise)
 
 
+def _is_above(value: Expression) -> bool:
+    """Whether a value is the larger one of another and a constant; the constant if that is NaN."""
+    if value.op != "arith.select" or value.operands[2].op != "constant":
+        return False
+    condition, *chosen = value.operands
+    return condition.attributes == "{predicate = 2 : i64}" and condition.operands == tuple(chosen)
+
+
 def _bounds(value: Expression) -> tuple[float, float]:
     """What a value is kept between by a maximum and a minimum around each other."""
     found = {"arith.maximumf": -math.inf, "arith.minimumf": math.inf}
     for _ in found:
         op = value.op
+        if _is_above(value):
+            value, found["arith.maximumf"] = value.operands[1], value.operands[2].payload
+            continue
         if op not in found or math.isfinite(found[op]):
             break
         value, found[op] = _and_constant(value, op, found[op])
