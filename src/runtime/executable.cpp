@@ -33,9 +33,9 @@ Numbers at(const std::vector<int64_t>& numbers,
 // Its memory is that of its integers, laid out as they are.
 at::Tensor allocate_quantised(const OutputTensor& output) {
   const auto dtype = output.dtype == at::kByte ? at::kQUInt8 : at::kQInt8;
-  const auto flat =
-      at::_empty_affine_quantized({c10::multiply_integers(output.sizes)}, at::device(at::kCPU).dtype(dtype),
-                                  output.quantisation->scale, output.quantisation->zero_point);
+  const auto flat = at::_empty_affine_quantized(
+      {c10::multiply_integers(output.sizes)}, at::device(at::kCPU).dtype(dtype),
+      output.quantisation->scale, output.quantisation->zero_point);
   return flat.as_strided(output.sizes, output.strides);
 }
 
