@@ -177,6 +177,20 @@ def images(w: Written) -> list[Value]:
     return [w.convolution(w.given(1, 3, 12, 12, zero=117), 32, 5, zeros=True)]
 
 
+def images_of_parts(w: Written) -> list[Value]:
+    """Of one channel and two, and weights of as many: words that no step stores as wholes."""
+    parts = [w.given(1, channels, 12, 12, zero=117) for channels in (1, 2)]
+    x = w.b.op("aten.cat", [parts, 1], torch.cat([part.tensor for part in parts], 1))
+    integers = [
+        w.b.input(torch.randint(-128, 128, (32, n, 3, 3), dtype=torch.int8, generator=seeded()), "parameter")
+        for n in (1, 2)
+    ]
+    parts = [w.by_number("mul", w.cast(part, torch.float32), 1 / 64, torch.mul) for part in integers]
+    scaled = w.b.op("aten.cat", [parts, 1], torch.cat([part.tensor for part in parts], 1))
+    made = functional.conv2d(x.tensor, scaled.tensor, padding=1)
+    return [w.b.op("aten.convolution", [x, scaled, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1], made)]
+
+
 def eights(w: Written) -> list[Value]:
     """Channels that whole vectors do not divide."""
     x = w.requantised(w.convolution(w.given(1, 16, 9, 9), 24, 1), 1 / 4, 9, False)
@@ -241,6 +255,7 @@ COUNTS: list[tuple[Made, int]] = [
     (convolutions, 2),
     (convolutions_with_zeros, 1),
     (images, 1),
+    (images_of_parts, 1),
     (eights, 2),
     (depthwise, 2),
     (flattened, 2),

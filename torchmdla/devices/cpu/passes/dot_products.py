@@ -18,10 +18,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from torchmdla.compiler.sizes import quotient
+from torchmdla.compiler.sizes import quotient, static
 from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
 from torchmdla.devices.cpu.element_types import ELEMENT_BYTES
-from torchmdla.devices.cpu.expressions import Expression, contents, load, substituted
+from torchmdla.devices.cpu.expressions import Expression, constant, contents, load, substituted
 from torchmdla.devices.cpu.loop_program import Epilogue, LoopNest, LoopProgram, covers, is_copy, split_loop
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.passes.dot_layouts import (
@@ -67,12 +67,22 @@ def _use(steps: LoopProgram, narrow: NarrowBuffers) -> None:
     others = narrow.worth_storing(steps, bool(layouts))
     layouts |= {buffer: Rows() for buffer in others if buffer not in layouts}
     layouts |= _layouts_of_sources(layouts, narrow, count)
+    in_parts: set[Buffer] = set()
     changed = {buffer: laid_out(buffer, narrow.element, layout, count) for buffer, layout in layouts.items()}
     for step in [step for step in steps.nests() if not layouts.keys().isdisjoint([*step.reads, *step.writes])]:
-        before = _Rewriter(step, products.get(step), narrow, layouts, changed, count).rewrite()
+        before = _Rewriter(step, products.get(step), narrow, layouts, changed, count, in_parts).rewrite()
         place = steps.steps.index(step)
         steps.steps[place:place] = before
+    _fill(steps, in_parts)
     _read_parameters(steps, changed.values())
+
+
+def _fill(steps: LoopProgram, buffers: Collection[Buffer]) -> None:
+    """Lets buffers be zero before anything is written to them: the rest of words that are used in part has to be."""
+    for buffer in buffers:
+        first = next(k for k, step in enumerate(steps.steps) if buffer in step.writes)
+        zero = constant(0, buffer.element)
+        steps.steps.insert(first, LoopNest.elementwise(buffer.sizes, Access.whole(buffer), zero))
 
 
 def _product(step: LoopNest, narrow: NarrowBuffers, count: int) -> Product | None:
@@ -105,14 +115,16 @@ def _read_parameters(steps: LoopProgram, narrow: Collection[Buffer]) -> None:
     """Lets products read parameters where these are in the layout already."""
     for copy in [step for step in steps.nests() if is_copy(step) and step.outputs[0].buffer in narrow]:
         (source,), (made,) = copy.inputs, copy.outputs
-        if source.buffer.kind == "parameter" and source.indices == made.indices and covers(copy, source):
+        are_equal = source.indices == made.indices and covers(copy, source) and covers(copy, made)
+        if source.buffer.kind == "parameter" and are_equal:
             steps.steps.remove(copy)
             for step in steps.nests():
                 step.map_accesses(partial(Access.instead, old=made.buffer, new=source.buffer))
 
 
 class _Rewriter:
-    """Lets one step use narrow buffers in their layouts, and read words where it is a product of them."""
+    """Lets one step use narrow buffers in their layouts, and read words where it is a product of them. ``in_parts``
+    gets the buffers of words that are used in part, and not stored as wholes."""
 
     def __init__(
         self,
@@ -122,11 +134,12 @@ class _Rewriter:
         layouts: Mapping[Buffer, Layout],
         changed: Mapping[Buffer, Buffer],
         count: int,
+        in_parts: set[Buffer],
     ) -> None:
         is_agreed = product is not None and product.layouts.items() <= layouts.items()
         self._step, self._narrow, self._layouts, self._changed = step, narrow, layouts, changed
         self._product = product if is_agreed else None
-        self._count = count
+        self._count, self._in_parts = count, in_parts
 
     def rewrite(self) -> list[LoopNest]:
         """Returns what has to come before the step."""
@@ -141,10 +154,19 @@ class _Rewriter:
             self._step.outputs, self._step.values = self._stored(self._step.outputs, self._step.values)
         else:
             self._step.epilogue = Epilogue(*self._stored(epilogue.outputs, epilogue.values))
-        for buffer, layout in self._layouts.items():
-            if isinstance(layout, Interleaved):
-                store_words(self._step, self._changed[buffer])
+        self._store_words()
         return before
+
+    def _store_words(self) -> None:
+        """Lets the step store whole words, where it can."""
+        for buffer, layout in self._layouts.items():
+            changed = self._changed[buffer]
+            if not isinstance(layout, Interleaved) or changed not in self._step.writes:
+                continue
+            is_part = self._has_one_word(buffer, layout)
+            used = static(buffer.sizes[layout.dimension]) if is_part else self._count
+            if not store_words(self._step, changed, used) and is_part:
+                self._in_parts.add(changed)
 
     def _split_loops(self) -> int | None:
         """Splits the loops that walk words; returns the one over a word's elements, if the step is a product."""

@@ -106,7 +106,7 @@ def _extended(integer: Expression, zero: Expression, scale: Expression) -> Quant
 
 def _as_sum(value: Expression) -> Expression | None:
     """A float32 that is an integer as an ``i32``."""
-    if value.op == "constant" and value.payload == int(value.payload):
+    if value.op == "constant" and math.isfinite(value.payload) and value.payload == int(value.payload):
         return constant(int(value.payload), _SUM)
     return _in_bits(value.operands[0]) if value.op == "arith.sitofp" else None
 
@@ -149,6 +149,12 @@ class Form:
         along = partial(Access.along, indices=dict(enumerate(access.indices)), loops=loops)
         zero, scale = accessing((self.zero, self.scale), along)
         return zero, scale
+
+
+def _has_zero(form: Form) -> bool:
+    """Whether an integer of 8 bits stands for 0, the border of an image."""
+    lowest = -128 if form.is_signed else 0
+    return form.zero.op == "constant" and lowest <= form.zero.payload <= lowest + 255
 
 
 class QuantisedBuffers(NarrowBuffers):
@@ -266,9 +272,11 @@ class QuantisedBuffers(NarrowBuffers):
             return None
         if any(not isinstance(s, LoopNest) or buffer in [t.buffer for t in s.tables] for s in self.users(buffer)):
             return None
-        values = [(s, a, v) for s, a, v in self._written(buffer) if v.op != "constant" or v.payload != 0.0]
-        forms = {self._form_written(*written) for written in values}
-        return forms.pop() if len(forms) == 1 else None
+        written = self._written(buffer)
+        others = [(s, a, v) for s, a, v in written if v.op != "constant" or v.payload != 0.0]
+        forms = {self._form_written(*one) for one in others}
+        form = forms.pop() if len(forms) == 1 else None
+        return form if form is None or len(others) == len(written) or _has_zero(form) else None
 
     def _written(self, buffer: Buffer) -> list[tuple[LoopNest, Access, Expression]]:
         """All that is written to a buffer: by which step, where, and what."""

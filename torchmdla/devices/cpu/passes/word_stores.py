@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial, reduce
 
-from torchmdla.compiler.sizes import static
 from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
 from torchmdla.devices.cpu.element_types import ELEMENT_BYTES
 from torchmdla.devices.cpu.expressions import (
@@ -37,12 +36,13 @@ from torchmdla.devices.cpu.passes.narrow import WORD
 _MOST_EXPRESSIONS = 64
 
 
-def store_words(step: LoopNest, buffer: Buffer) -> None:
-    """Lets a step write whole words to a buffer whose last dimension lies within words, if that is all it writes."""
+def store_words(step: LoopNest, buffer: Buffer, used: int) -> bool:
+    """Lets a step write whole words to a buffer whose last dimension lies within words, the first ``used`` elements of
+    which mean something, if that is all it writes; returns whether it does."""
     loop = _loop_within_words(step, buffer)
-    if loop is None:
-        return
-    elements = range(static(step.sizes[loop]))
+    if loop is None or step.sizes[loop] != used:
+        return False
+    elements = range(used)
     is_reduction, epilogue = any(step.reduction), step.epilogue
     stored = epilogue.values if epilogue else step.values
     bits = 8 * ELEMENT_BYTES[buffer.element]
@@ -59,6 +59,7 @@ def store_words(step: LoopNest, buffer: Buffer) -> None:
     else:
         step.outputs, step.values = (written,), (word,)
     step.sizes = (*step.sizes[:loop], 1, *step.sizes[loop + 1 :])
+    return True
 
 
 def _loop_within_words(step: LoopNest, buffer: Buffer) -> int | None:
