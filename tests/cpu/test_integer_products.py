@@ -182,7 +182,7 @@ def images_of_parts(w: Written) -> list[Value]:
     parts = [w.given(1, channels, 12, 12, zero=117) for channels in (1, 2)]
     x = w.b.op("aten.cat", [parts, 1], torch.cat([part.tensor for part in parts], 1))
     integers = [
-        w.b.input(torch.randint(-128, 128, (32, n, 3, 3), dtype=torch.int8, generator=seeded()), "parameter")
+        w.b.input(torch.randint(-128, 128, (7, n, 3, 3), dtype=torch.int8, generator=seeded()), "parameter")
         for n in (1, 2)
     ]
     parts = [w.by_number("mul", w.cast(part, torch.float32), 1 / 64, torch.mul) for part in integers]
