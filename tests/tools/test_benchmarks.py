@@ -163,6 +163,14 @@ def check_integers(found: dict[str, Any]) -> None:
     assert row["faults"] == []
 
 
+def check_decoding(found: dict[str, Any]) -> None:
+    assert [row["weights"] for row in found["rows"]] == ["float32", "int8"]
+    for row in found["rows"]:
+        assert all(is_time(row["ways"][way]) for way in ("eager", "torchmdla"))
+        assert row["faults"] == []
+    assert found["rows"][0]["bytes"] > 3 * found["rows"][1]["bytes"] > 0
+
+
 def check_devices(found: dict[str, Any]) -> None:
     assert [row["model"] for row in found["rows"]] == ["resnet18", "bert"]
     for row in found["rows"]:
@@ -209,6 +217,7 @@ def check_mdla(found: dict[str, Any]) -> None:
         ("devices", (), check_devices),
         ("precisions", (), check_precisions),
         ("integers", (), check_integers),
+        ("decoding", ("--ways", "eager,torchmdla"), check_decoding),
         ("mdla", ("--models", "resnet18,lstm_linear"), check_mdla),
         ("mdla_pipeline", ("--models", "upscale"), check_mdla_pipeline),
     ],
