@@ -432,8 +432,10 @@ def _with_terms(output: tuple[str, Any], known: _KnownSizes) -> tuple[str, Any]:
 
     kind, described = output
     if kind == "tensor":
-        result, dtype, sizes, strides = described
-        return kind, (result, dtype, list(map(terms, sizes)), list(map(terms, strides)))
+        result, dtype, sizes, strides, quantisation = described
+        if quantisation is not None:
+            raise CompileError("a quantised result has sizes that vary")
+        return kind, (result, dtype, list(map(terms, sizes)), list(map(terms, strides)), None)
     if kind == "numbers":
         return kind, list(map(terms, described))
     if isinstance(described, SizeInt):
