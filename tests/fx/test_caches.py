@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 import torchmdla
+from torchmdla import devices
+from torchmdla.capture.partition import partition
 from torchmdla.testing.compare import assert_matches
 
 
@@ -96,3 +98,24 @@ def test_caches(function: Callable[[Tensor, Tensor, Tensor], Tensor], is_at_once
     outside = torchmdla.stats().ungrouped
     copies = any(name.startswith("aten::copy_:") for name in outside)
     assert copies == (not is_at_once)
+
+
+class Widened(torch.nn.Module):
+    """Weights of integers, one of which is used behind an operator that the device does not take."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Buffer(torch.randint(-8, 8, (4, 4), dtype=torch.int8))
+        self.last = torch.nn.Buffer(torch.randint(-8, 8, (4, 4), dtype=torch.int8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.sort(torch.relu(x @ self.first.float())).values
+        return torch.relu(x @ self.last.float())
+
+
+def test_what_is_computed_of_weights_is_where_they_are_used() -> None:
+    graph = torch.export.export(Widened(), (torch.randn(3, 4),)).run_decompositions({}).graph
+    weights = [node for node in graph.nodes if node.op == "placeholder" and node.meta["val"].dtype == torch.int8]
+    found = partition(graph, devices.get("cpu"), (), weights)
+    names = [sorted(node.name.partition("_")[0] or "to_copy" for node in group) for group in found.groups]
+    assert names == [["matmul", "relu", "to_copy"]] * 2

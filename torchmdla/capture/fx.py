@@ -48,10 +48,10 @@ def _form_groups(
     options: Options, module: fx.GraphModule, parameters: Collection[fx.Node], left_out: Collection[fx.Node] = ()
 ) -> fx.GraphModule:
     graph = module.graph
-    found = partition(graph, devices.get(options.device_name()), left_out)
+    weights = {*parameters, *graph.find_nodes(op="get_attr")}
+    found = partition(graph, devices.get(options.device_name()), left_out, weights)
     ungrouped.count(_ungrouped(found))
     _reorder(graph, found.order)
-    weights = {*parameters, *graph.find_nodes(op="get_attr")}
     for nodes in found.groups:
         _Extraction(module, nodes, found, weights, options).run(_group_name(nodes))
     graph.lint()

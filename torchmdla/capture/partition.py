@@ -41,10 +41,12 @@ class Partition:
     ungrouped: list[tuple[fx.Node, str]]
 
 
-def partition(graph: fx.Graph, device: Device, left_out: Collection[fx.Node] = ()) -> Partition:
+def partition(
+    graph: fx.Graph, device: Device, left_out: Collection[fx.Node] = (), weights: Collection[fx.Node] = ()
+) -> Partition:
     """The groups of ``graph``, flat, of ATen calls whose nodes have an example in ``meta["val"]``; the nodes of
-    ``left_out`` join none."""
-    return _Partitioner(graph, device, left_out).run()
+    ``left_out`` join none. ``weights``: inputs that hardly change."""
+    return _Partitioner(graph, device, left_out, weights).run()
 
 
 @dataclass
@@ -58,8 +60,11 @@ class _Facts:
 
 
 class _Partitioner:
-    def __init__(self, graph: fx.Graph, device: Device, left_out: Collection[fx.Node]) -> None:
+    def __init__(
+        self, graph: fx.Graph, device: Device, left_out: Collection[fx.Node], weights: Collection[fx.Node]
+    ) -> None:
         self._graph = graph
+        self._weights = frozenset(weights)
         self._left_out = left_out
         self._device = device
         self._ops = device.ops
@@ -77,6 +82,7 @@ class _Partitioner:
             elif (kind := self._kind(node)) is not None:
                 self._kinds[node] = kind
             self._levels[node] = self._level(node)
+        self._raise_work_on_weights()
         groups, sunk = self._form_groups()
         order = _Order(self._graph, groups, self._providers(groups, sunk)).run()
         return Partition(groups, sunk, self._copied, order, list(self._ungrouped(groups)))
@@ -163,6 +169,19 @@ class _Partitioner:
             leaves_taken = before in self._kinds and node not in self._kinds
             level = max(level, self._levels[before] + leaves_taken)
         return level
+
+    def _raise_work_on_weights(self) -> None:
+        """Lets what depends on weights alone be in the group of the first that uses it, which then packs it; in an
+        earlier one it would be a result, as wide as it is computed."""
+        known: set[fx.Node] = set()
+        for node in self._graph.nodes:
+            is_known = node in self._kinds and bool(node.all_input_nodes) and not self._facts.before[node]
+            if is_known and all(given in known or given in self._weights for given in node.all_input_nodes):
+                known.add(node)
+        for node in reversed(self._graph.nodes):
+            users = list(self._users(node)) if node in known else []
+            if users and all(user in self._kinds for user in users):
+                self._levels[node] = min(self._levels[user] for user in users)
 
     def _looked_through(self, node: fx.Node, copied: set[fx.Node]) -> Iterator[fx.Node]:
         """The nodes that must come before ``node``, with what those of ``copied`` need in their place."""
