@@ -156,8 +156,8 @@ def compiled(model: Any, way: str) -> Callable[..., Any]:
 
 
 def read_bytes(model: Any) -> int:
-    """Of the weights that one token reads: all but the embedding, of which it reads a row. Integers of 4 bits count
-    half a byte."""
+    """Of the weights that one token reads: all but the embedding, of which it reads a row. torchao stores integers of 4
+    bits in 8."""
     total = 0
     for name, parameter in model.named_parameters():
         if "embed_tokens" in name:

@@ -60,6 +60,7 @@ _SIZES = _rows(
             f"{_PAD}",
         ),
         ("takes no sizes that vary", f"{_PAD}: this device compiles for each"),
+        ("a quantised result", f"{_PAD}, or dequantise what the program returns"),
         ("shape function|neither an integer nor", f"{_PAD}, and report it: it is a gap of torchmdla's"),
         ("", f"{_PAD}, or torchmdla.enable(dynamic=False), which does not try"),
     )
