@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import torchmdla
-from harness.peers import Inputs, Prepared, Subject, Way, _from_arrays, _torch, made_once
+from harness.peers import Inputs, Prepared, Subject, Way, _from_arrays, _torch, made_once, of_onnx, onnx_session
 
 
 @dataclass
@@ -58,7 +58,7 @@ class Quantised(Subject):
         from onnxruntime import quantization
 
         def quantise(folder: Path) -> None:
-            names = [given.name for given in _session(self.onnx, 1).get_inputs()]
+            names = [given.name for given in onnx_session(self.onnx, 1).get_inputs()]
             feeds = iter([dict(zip(names, (tensor.numpy() for tensor in self.inputs), strict=True)), None])
 
             class Reader(quantization.CalibrationDataReader):  # type: ignore[misc]
@@ -74,24 +74,8 @@ class Quantised(Subject):
         return made_once(self.folder / "quantised", quantise) / "model.onnx"
 
 
-def _session(file: Path, threads: int) -> Any:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-    options.add_session_config_entry("session.force_spinning_stop", "1")
-    return onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
-
-
 def _onnx_runtime(subject: Any) -> Prepared:
-    session = _session(subject.quantised_onnx, subject.threads)
-    names = [given.name for given in session.get_inputs()]
-
-    def bind(inputs: Inputs) -> Callable[[], Any]:
-        feed = {name: tensor.numpy() for name, tensor in zip(names, inputs, strict=True)}
-        return lambda: session.run(None, feed)
-
-    return Prepared(bind, _from_arrays)
+    return of_onnx(subject.quantised_onnx, subject.threads)
 
 
 def _openvino(subject: Any) -> Prepared:

@@ -173,14 +173,12 @@ def _inductor(subject: Subject) -> Prepared:
 
 
 def _onnx_runtime(subject: Subject) -> Prepared:
-    import onnxruntime
+    return of_onnx(subject.onnx, subject.threads)
 
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = subject.threads
-    options.inter_op_num_threads = 1
-    # Its threads would otherwise spin on into the next one's time.
-    options.add_session_config_entry("session.force_spinning_stop", "1")
-    session = onnxruntime.InferenceSession(str(subject.onnx), options, providers=["CPUExecutionProvider"])
+
+def of_onnx(file: Path, threads: int) -> Prepared:
+    """An ONNX file by ONNX Runtime."""
+    session = onnx_session(file, threads)
     names = [given.name for given in session.get_inputs()]
 
     def bind(inputs: Inputs) -> Callable[[], Any]:
@@ -188,6 +186,17 @@ def _onnx_runtime(subject: Subject) -> Prepared:
         return lambda: session.run(None, feed)
 
     return Prepared(bind, _from_arrays)
+
+
+def onnx_session(file: Path, threads: int) -> Any:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    # Its threads would otherwise spin on into the next one's time.
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    return onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
 
 
 def _openvino(subject: Subject) -> Prepared:
