@@ -10,6 +10,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -248,6 +249,7 @@ def _executable(
     times = _C.KernelTimes(names)
     seconds = time.perf_counter() - start
     _log(imported, program, outcome, seconds)
+    constant = cache(subgraph.constant)  # Packed weights are taken apart once for all of their tensors.
     return _C.Executable(
         entry=loaded.entry,
         packs=packs_of(loaded, manifest),
@@ -265,7 +267,7 @@ def _executable(
             times=times,
         ),
         inputs=[
-            _source(binding, argument.kind == "scalar", subgraph)
+            _source(binding, argument.kind == "scalar", constant)
             for binding, argument in zip(imported.bindings, imported.arguments, strict=True)
         ],
         outputs=outputs,
@@ -345,15 +347,15 @@ def _loaded(program: Program, device: devices.Device) -> tuple[service.CompileOu
     return _loaded(program, device)
 
 
-def _source(binding: Binding, is_scalar: bool, subgraph: Subgraph) -> tuple[str, object]:
+def _source(binding: Binding, is_scalar: bool, constant: Callable[[int], object]) -> tuple[str, object]:
     """An argument as ``_C.Executable`` wants it: kind of source, and the tensor, input, or (input, element)."""
     if binding.source == "input":
         kind = "scalar" if is_scalar else "contiguous" if binding.copy else "dense"
         return kind, binding.index if binding.element is None else (binding.index, binding.element)
     if binding.source == "size":
         return "size", binding.index
-    constant: Any = subgraph.constant(binding.index)
-    tensor = constant if binding.element is None else constant[binding.element]
+    value: Any = constant(binding.index)
+    tensor = value if binding.element is None else value[binding.element]
     assert isinstance(tensor, torch.Tensor)
     # As the argument lies in memory: shares the tensor's memory unless a copy is due.
     return "constant", tensor.detach().permute(binding.permutation).contiguous()
