@@ -13,6 +13,9 @@ from torchmdla.devices.cpu.accesses import Access, Buffer
 from torchmdla.devices.cpu.expressions import Expression, accessing
 from torchmdla.devices.cpu.loop_program import LoopNest, Step
 
+WORD = "i32"
+WORD_BYTES = 4
+
 
 @dataclass(frozen=True)
 class Rows:
@@ -166,3 +169,9 @@ def laid_out(buffer: Buffer, element: str, layout: Layout, count: int) -> Buffer
         sizes[layout.dimension] = 1 if is_part_of_word(size, count) else size // count
         sizes.append(count)
     return replace(buffer, element=element, sizes=tuple(sizes))
+
+
+def word_along(access: Access, inner: int) -> Access:
+    """All elements that an access touches along the loop ``inner``, as a word."""
+    indices = (replace(i, factors=without(i.factors, inner)) for i in access.indices)
+    return replace(access, indices=tuple(indices), word=WORD)

@@ -25,6 +25,7 @@ from torchmdla.devices.cpu.expressions import Expression, constant, contents, lo
 from torchmdla.devices.cpu.loop_program import Epilogue, LoopNest, LoopProgram, covers, is_copy, split_loop
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.passes.dot_layouts import (
+    WORD_BYTES,
     Interleaved,
     Layout,
     Product,
@@ -34,11 +35,11 @@ from torchmdla.devices.cpu.passes.dot_layouts import (
     laid_out,
     may_follow,
     product_of_words,
-    without,
+    word_along,
 )
 from torchmdla.devices.cpu.passes.halves import NarrowHalves
 from torchmdla.devices.cpu.passes.layout import slides
-from torchmdla.devices.cpu.passes.narrow import WORD, WORD_BYTES, NarrowBuffers, factors_of
+from torchmdla.devices.cpu.passes.narrow import NarrowBuffers, factors_of
 from torchmdla.devices.cpu.passes.quantised import QuantisedBuffers
 from torchmdla.devices.cpu.passes.word_stores import store_words
 
@@ -191,7 +192,7 @@ class _Rewriter:
 
     def _read_words(self, inner: int) -> list[LoopNest]:
         step = self._step
-        before = self._narrow.sum_words(step, self._moved, lambda access: _word(self._moved(access), inner))
+        before = self._narrow.sum_words(step, self._moved, lambda access: word_along(self._moved(access), inner))
         step.sizes = (*step.sizes[:inner], 1, *step.sizes[inner + 1 :])
         return before
 
@@ -224,9 +225,3 @@ class _Rewriter:
                 for value, access, own in zip(values, outputs, narrow, strict=True)
             ),
         )
-
-
-def _word(access: Access, inner: int) -> Access:
-    """All elements that an access touches along the loop ``inner``."""
-    indices = (replace(i, factors=without(i.factors, inner)) for i in access.indices)
-    return replace(access, indices=tuple(indices), word=WORD)

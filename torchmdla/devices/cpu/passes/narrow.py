@@ -12,12 +12,9 @@ from torchmdla.devices.cpu.element_types import ELEMENT_BYTES
 from torchmdla.devices.cpu.expressions import Expression
 from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, Step
 from torchmdla.devices.cpu.machine import Machine
-from torchmdla.devices.cpu.passes.dot_layouts import Product
+from torchmdla.devices.cpu.passes.dot_layouts import WORD_BYTES, Product
 from torchmdla.devices.cpu.passes.precompute import IsKnown
 from torchmdla.devices.cpu.patterns import SUM_OF_INTEGER_PRODUCTS, SUM_OF_PRODUCTS
-
-WORD = "i32"
-WORD_BYTES = 4
 
 # An access in the layout of its buffer.
 Moved = Callable[[Access], Access]

@@ -1,14 +1,16 @@
-"""Panels: the weights of a matrix product, laid out so that its kernel reads them from front to back."""
+"""Weights of matrix products, laid out so that kernels read them from front to back: in panels, or as they lie in a
+parameter already."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from torchmdla.compiler.sizes import AnySize, estimate, quotient, static
-from torchmdla.devices.cpu.accesses import Access
-from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, split_loop
-from torchmdla.devices.cpu.passes.layout import lay_out, slides
-from torchmdla.devices.cpu.passes.precompute import known_accesses
+from torchmdla.devices.cpu.accesses import Access, Buffer
+from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, contracts, split_loop
+from torchmdla.devices.cpu.passes.layout import in_memory_order, lay_out, slides
+from torchmdla.devices.cpu.passes.precompute import known_accesses, parameter_values
 
 # Rows of the other factor from which a kernel holds a tile of the product; with fewer it just streams the weights.
 _FEWEST_ROWS = 3
@@ -25,7 +27,8 @@ def panel_width(columns: AnySize, lanes: int) -> int:
 
 
 def pack_weights(steps: LoopProgram, lanes: int) -> None:
-    """Gives matrix products with parameters these as [columns/panel][rows][panel]."""
+    """Gives matrix products with parameters these as [columns/panel][rows][panel]. Products of fewer rows read what is
+    computed of a parameter in the order in which that lies: narrow elements are then read in place."""
     is_known = known_accesses(steps)
     made: dict[object, Access] = {}
     for step in steps.nests():
@@ -34,6 +37,9 @@ def pack_weights(steps: LoopProgram, lanes: int) -> None:
         for position, access in enumerate(step.inputs):
             if is_known(access):
                 _use_panels(steps, step, position, lanes, made)
+    for buffer, makers in parameter_values(steps).items():
+        if len(makers) == 1:
+            _lie_as_parameter(steps, buffer, makers[0])
 
 
 def _use_panels(steps: LoopProgram, step: LoopNest, position: int, lanes: int, made: dict[object, Access]) -> None:
@@ -80,3 +86,35 @@ def _column_loop(step: LoopNest, position: int) -> int:
         return -1
     column = max(columns, key=lambda d: estimate(step.sizes[d]))
     return column if column not in step.indexed_loops else -1
+
+
+def _lie_as_parameter(steps: LoopProgram, buffer: Buffer, maker: LoopNest) -> None:
+    """Turns the dimensions of what products alone read to the order of the parameter that it is computed of."""
+    readers = [step for step in steps.users(buffer) if step is not maker]
+    nests = [step for step in readers if isinstance(step, LoopNest) and _streams(step, buffer)]
+    if len(nests) < len(readers) or len(maker.inputs) != 1 or any(maker.reduction):
+        return
+    (made,) = maker.outputs
+    loops = in_memory_order(maker, maker.inputs[0])
+    order = [d for loop in loops for d, index in enumerate(made.indices) if index.is_loop() and loop in index.loops]
+    if maker.inputs[0].buffer.kind != "parameter" or sorted(order) != list(range(len(buffer.sizes))):
+        return
+    turned = replace(buffer, sizes=tuple(buffer.sizes[d] for d in order))
+
+    def turn(access: Access) -> Access:
+        if access.buffer is not buffer:
+            return access
+        return replace(access, buffer=turned, indices=tuple(access.indices[d] for d in order))
+
+    for step in (maker, *nests):
+        step.map_accesses(turn)
+
+
+def _streams(step: LoopNest, buffer: Buffer) -> bool:
+    """Whether a step is a product that walks a buffer by its dimensions for few rows."""
+    if step.tables or slides(step) or not contracts(step):
+        return False
+    accesses = [access for access in step.accesses if access.buffer is buffer]
+    walked = {loop for access in accesses for loop in access.loops}
+    rows = math.prod(n for d, n in enumerate(step.sizes) if d not in walked and not step.reduction[d])
+    return estimate(rows) < _FEWEST_ROWS and all(len(a.indices) == len(buffer.sizes) for a in accesses)

@@ -30,7 +30,7 @@ from torchmdla.devices.cpu.expressions import (
     substituted,
 )
 from torchmdla.devices.cpu.loop_program import Epilogue, LoopNest
-from torchmdla.devices.cpu.passes.narrow import WORD
+from torchmdla.devices.cpu.passes.dot_layouts import WORD
 
 # A body of more expressions than this is not written out for each element of a word.
 _MOST_EXPRESSIONS = 64

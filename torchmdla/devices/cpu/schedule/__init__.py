@@ -63,6 +63,9 @@ _BYTE_COST = 1 / 16
 # level of such buffers has 2048 (Intel) to 4096 entries (Zen 5), 3072 on Zen 4.
 _PAGE, _PAGES = 4096, 3072
 
+# An operand that is so many times as small as the largest one stays in a cache while that one is walked.
+_SMALL = 64
+
 # Points of the register tile times unrolled steps of a loop that is unrolled in part.
 _UNROLLED_LOOP = 64
 
@@ -377,7 +380,7 @@ def _choose_unroll(
     """Unrolls from the innermost loop outwards, as far as the code stays short: a convolution's window whole (``whole``
     points at most), so that neighbouring points share what they read, a long loop a few times."""
     unroll = [1] * len(nest.sizes)
-    points = math.prod(tiles) // lanes
+    points = math.prod(tiles) // lanes * len(nest.outputs) * max(1, len(nest.body) // _LONG_BODY)
     for loop in reversed(reduction):
         if loop in unknown and tiles[loop] > 1:
             break
@@ -393,12 +396,15 @@ def _choose_unroll(
 
 def parallel_order(nest: KernelSpec, vector: int) -> tuple[int, ...]:
     """Large strides outside, the vector loop inside. A contraction first puts the loops that walk its largest operands
-    outside, so that what is streamed again and again inside is small."""
+    outside, so that what is streamed again and again inside is small; what is small already does not matter."""
     loops = [d for d, reduced in enumerate(nest.reduction) if not reduced]
-    contracts = any(nest.reduction)
+    large: list[Operand] = []
+    if any(nest.reduction):
+        largest = max((_elements(nest, o) for o in nest.inputs), default=0)
+        large = [o for o in nest.inputs if _elements(nest, o) * _SMALL >= largest]
 
     def rank(loop: int) -> tuple[int, bool, int, int]:
-        footprint = sum(_elements(nest, o) for o in nest.inputs if o.strides[loop] != 0) if contracts else 0
+        footprint = sum(_elements(nest, o) for o in large if o.strides[loop] != 0)
         stride = max((o.strides[loop] for o in nest.outputs), default=0)
         return -footprint, loop == vector, -stride, loop
 

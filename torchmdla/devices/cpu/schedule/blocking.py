@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torchmdla.compiler.sizes import Size
 from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, stored
@@ -39,6 +39,9 @@ _FEWEST_PARTS = 3
 _FEWEST_USES = 6
 _LEAST_BLOCK = 0.5
 
+# How far ahead of where it is read what is read once is fetched, in bytes: a page.
+_AHEAD = 4096
+
 
 @dataclass(frozen=True)
 class Level:
@@ -52,12 +55,14 @@ class Level:
 class Prefetch:
     """Each iteration of the level ``depth`` reads a block of input ``operand``, of ``block`` bytes, and the next one
     the block behind it. The ``parts`` tiles of the levels inside each fetch a part of that one ahead. Where their count
-    is dynamic, ``parts`` is the least for which they do: more tiles share the block, fewer fetch nothing."""
+    is dynamic, ``parts`` is the least for which they do: more tiles share the block, fewer fetch nothing.
+    ``distance``: how many bytes ahead, if not those of a block: of what is read once, from front to back."""
 
     operand: int
     depth: int
     block: int
     parts: int
+    distance: int = 0
 
 
 def choose_levels(
@@ -107,7 +112,29 @@ def choose_prefetch(nest: AnyNest, known: KernelSpec, machine: Machine, levels: 
     found = [_blocks_of(nest, k, levels, trips) for k, count in enumerate(uses) if count >= _FEWEST_USES]
     smallest, largest = _LEAST_BLOCK * machine.first_level, machine.second_level
     sizes = {each: size for each, size in filter(None, found) if smallest <= each.block <= largest}
-    return max(sizes, key=lambda each: sizes[each], default=None)
+    return max(sizes, key=lambda each: sizes[each], default=None) or _of_stream(nest, known, machine, levels, trips)
+
+
+def _of_stream(
+    nest: AnyNest, known: KernelSpec, machine: Machine, levels: Sequence[Level], trips: Sequence[int]
+) -> Prefetch | None:
+    """What is read once, from front to back, comes from memory, and takes more than an instruction."""
+    if nest.is_dynamic:
+        return None
+    for number, operand in enumerate(known.inputs):
+        found = _blocks_of(nest, number, levels, trips)
+        walks = all(stride for size, stride in zip(known.sizes, operand.strides, strict=True) if size > 1)
+        if found and walks and found[0].parts == 1 and machine.streams(found[1]) and _rises(known, operand, levels):
+            return replace(found[0], distance=_AHEAD)
+    return None
+
+
+def _rises(nest: KernelSpec, operand: Operand, levels: Sequence[Level]) -> bool:
+    """Whether each step of a reduction reads what lies behind what the one before it has read."""
+    steps = [s for s, reduces, n in zip(operand.strides, nest.reduction, nest.sizes, strict=True) if reduces and n > 1]
+    extents = {level.loop: level.step for level in levels}
+    within = [operand.strides[loop] * extent for loop, extent in extents.items() if extent > 1]
+    return bool(steps) and max(within, default=0) <= min(steps)
 
 
 def _blocks_of(

@@ -234,7 +234,8 @@ def to_raw(schedule: Schedule) -> dict[str, Any]:
     return {
         "levels": [[level.loop, level.step] for level in schedule.levels],
         **{name: getattr(schedule, name) for name in _PLAIN},
-        "prefetch": prefetch and {name: getattr(prefetch, name) for name in ("operand", "depth", "block", "parts")},
+        "prefetch": prefetch
+        and {name: getattr(prefetch, name) for name in ("operand", "depth", "block", "parts", "distance")},
     }
 
 

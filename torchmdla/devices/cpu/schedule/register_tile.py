@@ -30,7 +30,7 @@ _HIDDEN_VECTOR = 0.15
 _HIDDEN_BROADCAST = 0.05
 # Vectors next to each other that are fetched as one; fewer of them cost as much.
 _RUN = 4
-_STREAMS = 8
+_STREAMS = 4
 _STREAM = 0.1
 _EVICTED = 0.5
 
@@ -59,6 +59,10 @@ _UNKNOWN = 1.05
 _WINDOW = 25
 UNROLLED_WINDOW = 144
 
+# Values of a body that are in registers at once, of those that each point of a tile has its own of: in long bodies
+# instructions read what is loaded, and what is computed, one after the other.
+_MOST_LIVE = 4
+
 # Loops that a tile extends over, the vector loop included.
 _MOST_AXES = 4
 
@@ -75,7 +79,8 @@ class _Term:
     ``crowded``: how many points of an axis, as (axis, points), the first cache holds although they lie a power of two
     apart. ``run``: the axis along which vectors lie next to each other, and how many do, up to those that are fetched
     as one. ``slides``: a window of the innermost loop, as in ``windows``: what neighbouring points share of a value
-    that is broadcast stays in registers from step to step once that loop is unrolled."""
+    that is broadcast stays in registers from step to step once that loop is unrolled. ``memory``: the cycles in which
+    it comes from memory, where it comes from there, and is read once."""
 
     axes: tuple[int, ...]
     arithmetic: float
@@ -85,6 +90,7 @@ class _Term:
     crowded: tuple[tuple[int, int], ...] = ()
     run: tuple[int, int] = (0, 1)
     slides: tuple[tuple[int, int, int], ...] = ()
+    memory: float = 0.0
 
     def loaded(self, tile: Sequence[int]) -> float:
         """Loads in a step, on average over a window."""
@@ -196,6 +202,7 @@ class _Search:
         accumulators = math.prod(tile)
         live = accumulators * self._outputs + (0 if self._machine.embeds_broadcasts else 1)
         reused = kept = 0
+        single: list[int] = []
         for term in self._terms:
             points = math.prod(tile[k] for k in term.axes)
             if points < accumulators:
@@ -203,22 +210,24 @@ class _Search:
                 kept += term.kept(tile)
                 reused += term.is_vector is False and accumulators // points > 1
             elif term.is_vector and accumulators > 1:
-                live += points if term.loads else 1
+                single.append(points if term.loads else 1)
+        live += sum(single[:_MOST_LIVE])
         return live + max(kept, 1 if reused else 0) <= self._machine.registers or accumulators == 1
 
     def _cost(self, tile: tuple[int, ...]) -> float:
         """Cycles of one whole tile."""
         if tile not in self._costs:
-            arithmetic = loads = hidden = 0.0
+            arithmetic = loads = hidden = memory = 0.0
             for term in self._terms:
                 points = math.prod(tile[k] for k in term.axes)
                 arithmetic += points * term.arithmetic
+                memory += points * term.memory
                 loads += term.loaded(tile) * term.loads
                 hidden += term.hidden(tile)
                 if term.loads and points == math.prod(tile):
                     hidden += _STREAM * max(0, points - _STREAMS)
                 hidden += sum(_EVICTED * max(0, tile[axis] - most) for axis, most in term.crowded)
-            step = max(arithmetic, loads, _LATENCY) + hidden
+            step = max(arithmetic, loads, memory, _LATENCY) + hidden
             steps, accumulators = self._steps, math.prod(tile) * self._outputs
             if self._across:
                 vectors, taken = next((s, t) for s, t, r in zip(self._sizes, tile, self._reduced, strict=True) if r)
@@ -307,8 +316,18 @@ def _terms(nest: KernelSpec, machine: Machine, axes: Sequence[int], vector: int,
             slides = () if stride else tuple(_windows(nest, operand.strides, axes, vector, innermost))
             crowded = tuple(_crowded(operand, axes, vector, machine))
             run = axes.index(vector), _run(nest, operand, vector, lanes)
-            terms.append(_Term(own, 0.0, cost, stride != 0, windows, crowded, run, slides))
+            memory = _memory(nest, operand, machine) if stride == 1 else 0.0
+            terms.append(_Term(own, 0.0, cost, stride != 0, windows, crowded, run, slides, memory * lanes))
     return terms
+
+
+def _memory(nest: KernelSpec, operand: Operand, machine: Machine) -> float:
+    """The cycles in which an element comes from memory, if it does, and is read once."""
+    loops = [d for d, size in enumerate(nest.sizes) if size > 1]
+    size = ELEMENT_BYTES[stored(operand.element)]
+    walks = all(operand.strides[d] for d in loops)
+    comes = walks and machine.streams(size * math.prod(nest.sizes[d] for d in loops))
+    return size / machine.memory_bytes if comes else 0.0
 
 
 def _are_adjacent(operand: Operand, loop: int, vector: int, lanes: int) -> bool:

@@ -133,7 +133,10 @@ class ReductionWriter(TileWriter):
         if extent - rest > step:
             values = self._in_parts(loop, extent - rest, depth, keys, values)
         elif extent > rest:
+            mark = len(self._lines)
             values = self._unrolled(loop, range(0, step, tile), depth, keys, values)
+            if not depth:
+                self._fetch_ahead(loop, step, mark)
         if rest >= tile:
             values = self._unrolled(loop, range(extent - rest, extent - rest % tile, tile), depth, keys, values)
         if rest % tile:
@@ -285,8 +288,7 @@ class ReductionWriter(TileWriter):
             self._step(loop, index)
             mark = len(self._lines)
             new = self._unrolled(loop, steps, depth, keys, carried)
-            if self._next_part and not any("scf.for" in line for line in self._lines[mark:]):
-                self._fetch_ahead(loop, len(steps) * steps.step)
+            self._fetch_ahead(loop, len(steps) * steps.step, mark)
             self._yield(new)
         if self.schedule.ahead:
             self._lines[-1] += _AS_IT_STANDS
@@ -304,7 +306,7 @@ class ReductionWriter(TileWriter):
             tile = self._define(f"arith.addi {tile}, {index} : i64")
         size = self._number(self._share(prefetch.block, "divui"))
         part = self._define(f"arith.muli {tile}, {size} : i64")
-        distance = self._define(f"arith.addi {part}, {self._constant(prefetch.block)} : i64")
+        distance = self._define(f"arith.addi {part}, {self._constant(prefetch.distance or prefetch.block)} : i64")
         return self._offset(self._pointers[prefetch.operand], distance, "i8")
 
     def _share(self, size: int, division: str) -> Count:
@@ -334,10 +336,12 @@ class ReductionWriter(TileWriter):
         known, names = math.prod(c for c in counts if isinstance(c, int)), [c for c in counts if isinstance(c, str)]
         return self._product(known, names) if names else known
 
-    def _fetch_ahead(self, loop: int, iterations: int) -> None:
-        """Fetches ahead as much of a part as the innermost ``iterations`` of ``loop`` are of the tile."""
+    def _fetch_ahead(self, loop: int, iterations: int, mark: int) -> None:
+        """Fetches ahead as much of a part as the ``iterations`` of ``loop`` are of the tile, if these are the innermost:
+        there is no loop behind the line ``mark``."""
         prefetch = self.schedule.prefetch
-        assert prefetch is not None
+        if prefetch is None or not self._next_part or any("scf.for" in line for line in self._lines[mark:]):
+            return
         operand = self.nest.operands[prefetch.operand]
         walk = {d: (self._bytes_apart(operand, d), self.nest.sizes[d]) for d in self.schedule.reduction}
         walked = max((stride * size for stride, size in walk.values() if stride and isinstance(size, int)), default=1)
