@@ -30,7 +30,7 @@ py::object to_python(const TensorMeta& meta, const py::object& make_meta) {
   if (const auto& own = meta.quantisation)
     quantisation = py::make_tuple(own->scale, own->zero_point);
   return make_meta(dtype, py::tuple(py::cast(meta.sizes)), py::tuple(py::cast(meta.strides)),
-                   quantisation);
+                   quantisation, meta.bits);
 }
 
 py::dict to_python(const Record& record, const py::object& make_meta) {
@@ -150,7 +150,7 @@ SizeProgram size_program(const py::object& made) {
 // `compile(subgraph, record, parameters, device, bf16_products)` returns an Executable,
 // `compile_dynamic(…, places, values, written_out)` one for any sizes and what a call evaluates for
 // it. Both raise `error_type`, of which `warn(error, divided)` tells the user; its `nodes` are
-// those of the subgraph that are to blame. `make_meta(dtype, shape, strides)` makes the record's
+// those of the subgraph that are to blame. `make_meta(dtype, shape, strides, …)` makes the record's
 // entries. `tell_fault(group, fault, strict)` warns of a device's fault or raises.
 void set_compiler_functions(const py::object& compile, const py::object& compile_dynamic,
                             const py::object& warn, const py::object& make_meta,

@@ -12,6 +12,7 @@
 #include <c10/util/ScopeExit.h>
 
 #include <algorithm>
+#include <span>
 
 namespace torchmdla {
 
@@ -46,6 +47,17 @@ bool is_plain_tensor(const at::Tensor& tensor) {
        c10::DispatchKey::ADInplaceOrView, c10::DispatchKey::AutocastCPU});
   if ((tensor.key_set() | plain) != plain || !tensor.has_storage()) return false;
   return !tensor.is_quantized() || quantisation_of(tensor);
+}
+
+// How many bits are enough for each of some integers of int8: 4, or 0 where these are not.
+int64_t bits_of(const at::Tensor& tensor) {
+  constexpr int few = 4, limit = 1 << (few - 1);
+  if (!tensor.defined() || tensor.scalar_type() != at::kChar || tensor.numel() == 0 ||
+      !is_plain_tensor(tensor) || !tensor.is_non_overlapping_and_dense())
+    return 0;
+  const std::span values(tensor.const_data_ptr<int8_t>(), tensor.numel());
+  const auto [least, most] = std::ranges::minmax(values);
+  return least >= -limit && most < limit ? few : 0;
 }
 
 bool has_tangent(const at::Tensor& tensor) {
@@ -266,7 +278,14 @@ void CompilationGroup::specialise(const Signature& signature, Stack& stack) {
 
 Record CompilationGroup::recorded(Stack& stack) const {
   RECORD_USER_SCOPE("mdla::record");
-  return group_.subgraph->run_and_record(stack);
+  const auto inputs = torch::jit::last(stack, group_.inputs.num_inputs());
+  std::vector<int64_t> bits;
+  for (const auto index : group_.parameters)
+    bits.push_back(inputs[index].isTensor() ? bits_of(inputs[index].toTensor()) : 0);
+  auto record = group_.subgraph->run_and_record(stack);
+  for (size_t i = 0; i < bits.size(); ++i)
+    if (bits[i] != 0) std::get<TensorMeta>(record.at(group_.parameters[i]).seen).bits = bits[i];
+  return record;
 }
 
 bool CompilationGroup::Claim::includes(const Signature& other) const {

@@ -21,6 +21,8 @@ struct TensorMeta {
   std::vector<int64_t> sizes;
   std::vector<int64_t> strides;
   std::optional<Quantisation> quantisation = std::nullopt;
+  // Of a weight of int8: how many bits were enough for what it held, 0 if not fewer than 8.
+  int64_t bits = 0;
 };
 
 // Of a list; none for an undefined tensor.
@@ -30,7 +32,7 @@ struct RecordedValue {
   std::string name; // unique in the graph
   std::variant<TensorMeta, TensorMetas, c10::IValue> seen;
 };
-using Record = std::vector<RecordedValue>;
+using Record = std::vector<RecordedValue>; // the graph's inputs come first
 
 // Runs `graph` (no inner blocks) on the inputs on top of the stack, replaces them by the outputs
 // and returns what was seen. Errors are those of the eager kernels.

@@ -96,9 +96,7 @@ class Manifest:
             KeyError, TypeError: it has other fields.
         """
         lists: dict[str, Any] = {
-            "arguments": tuple(
-                Argument(a["role"], a["dtype"], tuple(a["shape"]), a["kind"]) for a in description["arguments"]
-            ),
+            "arguments": tuple(map(Argument.of, description["arguments"])),
             "results": tuple(Result(r["dtype"], tuple(r["shape"])) for r in description["results"]),
             "packs": tuple(
                 Pack(p["symbol"], p["recipe"], tuple(p["arguments"]), p["size"]) for p in description["packs"]

@@ -23,13 +23,20 @@ class Argument:
     ``role`` is ``"parameter"`` for weights and buffers, which change seldom and may be packed once per version, and
     ``"input"`` for everything else. ``dtype`` is torch's name (``"float32"``, ``"int64"``, ``"bool"``, …). ``shape``
     holds the sizes; the data is contiguous in that order. A Python ``float`` of the graph is a 0-d ``float64``
-    tensor of kind ``"scalar"``: its argument in MLIR is ``!torch.float``.
+    tensor of kind ``"scalar"``: its argument in MLIR is ``!torch.float``. ``bits``: of a parameter of int8, how many of
+    them were enough for what it held (0: all 8); whoever relies on it checks it when the parameter is packed.
     """
 
     role: Role
     dtype: str
     shape: tuple[int, ...]
     kind: Literal["tensor", "scalar"] = "tensor"
+    bits: int = 0
+
+    @classmethod
+    def of(cls, raw: dict[str, Any]) -> Argument:
+        """The inverse of ``asdict``, from JSON's types."""
+        return cls(raw["role"], raw["dtype"], tuple(raw["shape"]), raw["kind"], raw["bits"])
 
 
 @dataclass(frozen=True)
@@ -126,7 +133,7 @@ def _size(raw: Any) -> int | Size:
 
 
 def _arguments(raw: dict[str, Any]) -> tuple[Argument, ...]:
-    return tuple(Argument(a["role"], a["dtype"], tuple(a["shape"]), a["kind"]) for a in raw["arguments"])
+    return tuple(map(Argument.of, raw["arguments"]))
 
 
 def _results(raw: dict[str, Any]) -> tuple[Result, ...]:

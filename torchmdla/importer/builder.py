@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import torch
 
-from torchmdla.compiler.program import Argument, Result
+from torchmdla.compiler.program import Argument, Result, Role
 from torchmdla.errors import CompileError, internal_error
 from torchmdla.importer.emitter import Emitter, Value, quote
 from torchmdla.importer.layout import exact_memory_order, invert, memory_order
@@ -129,9 +129,10 @@ class ProgramBuilder:
         order = memory_order(seen.shape, seen.strides)
         binding = replace(binding, permutation=order or tuple(range(len(seen.shape))), copy=order is None)
         shape = tuple(seen.shape[dim] for dim in binding.permutation)
-        physical = replace(seen, shape=shape)
+        physical = replace(seen, shape=shape, bits=0)
         is_parameter = binding.source == "constant" or (binding.index in self._parameters and not binding.copy)
-        argument = Argument("parameter" if is_parameter else "input", dtype_name(seen.dtype), shape)
+        role: Role = "parameter" if is_parameter else "input"
+        argument = Argument(role, dtype_name(seen.dtype), shape, bits=seen.bits if is_parameter else 0)
         value = Value(name, self.emitter.tensor_type(physical), physical)
         self._arguments.append((argument, binding, value))
         return replace(self._permuted(value, invert(binding.permutation)), meta=seen)

@@ -17,12 +17,13 @@ from torchmdla.importer.size_int import tracked
 class TensorMeta:
     """The type of a tensor that was seen at run time: ``strides`` are in elements, as ``Tensor.stride()``.
     ``quantisation``: scale and zero point of one that is quantised as a whole, whose ``dtype`` is that of its
-    integers."""
+    integers. ``bits``: of an input of int8, how many were enough for what it held; 0 if not fewer than it has."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     quantisation: tuple[float, int] | None = None
+    bits: int = 0
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> TensorMeta:

@@ -23,7 +23,8 @@ Kind = Literal["input", "parameter", "result", "temporary", "global", "packed", 
 class Buffer:
     """Memory of its own. ``element``: MLIR's type of the elements. ``position``: the place among arguments and results
     of what the caller gives. ``symbol``: the name of a global. ``fixed``: something else than nests relies on where
-    its elements lie; it has one dimension, its memory."""
+    its elements lie; it has one dimension, its memory. ``bits``: how many of its integers' bits were enough for what a
+    parameter held; 0 if all are needed."""
 
     kind: Kind
     element: str
@@ -31,6 +32,7 @@ class Buffer:
     position: int = -1
     symbol: str = ""
     fixed: bool = False
+    bits: int = 0
 
     @property
     def count(self) -> AnySize:

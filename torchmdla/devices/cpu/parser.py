@@ -167,7 +167,10 @@ class _Builder(Interpreter[lark.Token, Any]):
 
     def buffer(self, tree: _Tree) -> None:
         name, element, sizes, *marks = tree.children
-        given: dict[str, Any] = dict.fromkeys(map(str, marks), True)
+        given: dict[str, Any] = {
+            "fixed": "fixed" in marks,
+            "bits": sum(int(mark.removeprefix("bits")) for mark in marks if mark.startswith("bits")),
+        }
         kind: Any = "global"
         if name.startswith("@"):
             given["symbol"] = name[1:]

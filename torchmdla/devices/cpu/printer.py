@@ -79,7 +79,7 @@ class StepsPrinter:
         }
         yield from (f"{name} {_list(numbers)}" for name, numbers in headers.items() if numbers)
         for buffer in self._buffers:
-            mark = " fixed" if buffer.fixed else ""
+            mark = " fixed" * buffer.fixed + (f" bits{buffer.bits}" if buffer.bits else "")
             yield f"buffer {self._names[buffer]} : {buffer.element}{_list(buffer.sizes)}{mark}"
         for packing in self._steps.packings:
             yield f"pack {self._name(packing.buffer)} {{"

@@ -81,8 +81,8 @@ class _Reader:
         self._inputs = len(program.arguments)
         for position, value in enumerate(self._block.arguments):
             if isinstance(value.type, ir.RankedTensorType):
-                role = program.arguments[position].role
-                self._views[value] = View.whole(_buffer(role, value, position=position))
+                argument = program.arguments[position]
+                self._views[value] = View.whole(_buffer(argument.role, value, position=position, bits=argument.bits))
             else:
                 self._scalars[value] = Scalar("f64", position)
 

@@ -60,12 +60,12 @@ class MixedProduct:
         return sorted(loops, key=lambda loop: estimate(self.step.sizes[loop]))
 
     def split(self, loop: int, sizes: Sequence[AnySize]) -> None:
-        """Splits a loop of the step in two."""
+        """Splits a loop of the step."""
         split_loop(self.step, loop, sizes)
         ((self.floats, self.weights),) = _factors(self.step)
 
         def moved(own: int) -> int:
-            return own + (own > loop)
+            return own + (len(sizes) - 1) * (own > loop)
 
         self.rows, self.groups, self.terms = [*map(moved, self.rows)], [*map(moved, self.groups)], moved(self.terms)
 

@@ -32,6 +32,8 @@ def precompute_parameters(steps: LoopProgram) -> None:
         step.map_accesses(lambda access: _moved(access, packed))
         if isinstance(step, LoopNest):
             step.map_body(lambda roots: gathering(roots, lambda t: replace(t, buffer=packed.get(t.buffer, t.buffer))))
+    # Checks keep a step alive, which are a pack's now.
+    steps.steps = [step for step in steps.steps if not (step.writes and all(b in packed for b in step.writes))]
     remove_unread(steps)
 
 
@@ -79,8 +81,8 @@ def _is_known(buffer: Buffer, found: dict[Buffer, list[LoopNest]], other: set[Bu
 
 
 def _is_pure(step: LoopNest) -> bool:
-    """Whether a step does nothing but compute its outputs from its buffers."""
-    return not (step.scalars or step.tables or step.epilogue or step.checks)
+    """Whether a step does nothing but compute its outputs from its buffers, and check them."""
+    return not (step.scalars or step.tables or step.epilogue)
 
 
 def _recipe(buffer: Buffer, makers: dict[Buffer, list[LoopNest]]) -> set[Step]:

@@ -337,8 +337,8 @@ class ReductionWriter(TileWriter):
         return self._product(known, names) if names else known
 
     def _fetch_ahead(self, loop: int, iterations: int, mark: int) -> None:
-        """Fetches ahead as much of a part as the ``iterations`` of ``loop`` are of the tile, if these are the innermost:
-        there is no loop behind the line ``mark``."""
+        """Fetches ahead as much of a part as ``iterations`` of ``loop`` are of the tile, if these are the innermost: no
+        loop begins behind the line ``mark``."""
         prefetch = self.schedule.prefetch
         if prefetch is None or not self._next_part or any("scf.for" in line for line in self._lines[mark:]):
             return
