@@ -39,8 +39,9 @@ _SUM, _WIDE, _NARROW = "i32", "f32", "i8"
 # The bits of a nibble: two of them lie in a byte.
 _FEW = 4
 
-# Rows for which weights are read as they are: for more of them, sums of floats take no longer, and need no digits.
-_MOST_ROWS = 8
+# Rows for which weights are read as they are: for more of them, sums of floats take no longer, and need no digits. What
+# becomes of each group's sums takes its time as well.
+_MOST_ROWS, _MOST_ROWS_OF_GROUPS = 8, 2
 
 # Vectors of columns that lie next to each other in a pack, best first.
 _VECTORS = (4, 3, 2, 1)
@@ -68,7 +69,7 @@ def _is_worth_it(product: MixedProduct, machine: Machine) -> bool:
     if not isinstance(terms, int) or terms % WORD_BYTES or not machine.streams(count):
         return False
     rows = math.prod(estimate(sizes[d]) for d in product.rows)
-    return rows <= _MOST_ROWS and terms <= MOST_TERMS
+    return rows <= (_MOST_ROWS_OF_GROUPS if product.groups else _MOST_ROWS) and terms <= MOST_TERMS
 
 
 class _Rewriter:
@@ -212,9 +213,9 @@ class _Rewriter:
 
     def _bits(self, access: Access) -> int:
         """How many bits are enough for integers of 8 bits."""
-        maker = elementwise_maker(self._users, access)
-        source = maker.inputs[0] if maker and is_copy(maker) else access
-        return source.buffer.bits
+        while (maker := elementwise_maker(self._users, access)) is not None and is_copy(maker):
+            (access,) = maker.inputs
+        return access.buffer.bits
 
 
 def _at(access: Access, loop: int, number: int) -> Access:

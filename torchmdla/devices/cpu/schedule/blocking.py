@@ -118,14 +118,19 @@ def choose_prefetch(nest: AnyNest, known: KernelSpec, machine: Machine, levels: 
 def _of_stream(
     nest: AnyNest, known: KernelSpec, machine: Machine, levels: Sequence[Level], trips: Sequence[int]
 ) -> Prefetch | None:
-    """What is read once, from front to back, comes from memory, and takes more than an instruction."""
+    """What is read once, and comes from memory: from front to back, or bytes of several rows, which are too short for a
+    processor to foresee what it reads of them."""
     if nest.is_dynamic:
         return None
     for number, operand in enumerate(known.inputs):
         found = _blocks_of(nest, number, levels, trips)
         walks = all(stride for size, stride in zip(known.sizes, operand.strides, strict=True) if size > 1)
-        if found and walks and found[0].parts == 1 and machine.streams(found[1]) and _rises(known, operand, levels):
+        if not found or not walks or found[0].parts != 1 or not machine.streams(found[1]):
+            continue
+        if _rises(known, operand, levels):
             return replace(found[0], distance=_AHEAD)
+        if ELEMENT_BYTES[stored(operand.element)] == 1:
+            return found[0]
     return None
 
 

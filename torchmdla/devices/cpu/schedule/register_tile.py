@@ -25,12 +25,13 @@ _LOAD = 0.5
 _GATHERED_LANE = 0.8
 _LATENCY = 4.0
 # What loads cost although arithmetic hides them, as later levels of the memory are slower: of a vector, and of a value
-# that is broadcast, 16 of which lie in a line. Accumulators that share nothing are so many streams from memory.
+# that is broadcast, 16 of which lie in a line. Accumulators that share nothing are so many streams from memory, which
+# processors foresee while a step reads few bytes of them.
 _HIDDEN_VECTOR = 0.15
 _HIDDEN_BROADCAST = 0.05
 # Vectors next to each other that are fetched as one; fewer of them cost as much.
 _RUN = 4
-_STREAMS = 4
+_STREAM_BYTES = 256
 _STREAM = 0.1
 _EVICTED = 0.5
 
@@ -79,8 +80,8 @@ class _Term:
     ``crowded``: how many points of an axis, as (axis, points), the first cache holds although they lie a power of two
     apart. ``run``: the axis along which vectors lie next to each other, and how many do, up to those that are fetched
     as one. ``slides``: a window of the innermost loop, as in ``windows``: what neighbouring points share of a value
-    that is broadcast stays in registers from step to step once that loop is unrolled. ``memory``: the cycles in which
-    it comes from memory, where it comes from there, and is read once."""
+    that is broadcast stays in registers from step to step once that loop is unrolled. ``bytes``: of a vector that is
+    loaded; ``memory``: the cycles in which it comes from memory, where it comes from there, and is read once."""
 
     axes: tuple[int, ...]
     arithmetic: float
@@ -90,6 +91,7 @@ class _Term:
     crowded: tuple[tuple[int, int], ...] = ()
     run: tuple[int, int] = (0, 1)
     slides: tuple[tuple[int, int, int], ...] = ()
+    bytes: int = 1
     memory: float = 0.0
 
     def loaded(self, tile: Sequence[int]) -> float:
@@ -225,7 +227,7 @@ class _Search:
                 loads += term.loaded(tile) * term.loads
                 hidden += term.hidden(tile)
                 if term.loads and points == math.prod(tile):
-                    hidden += _STREAM * max(0, points - _STREAMS)
+                    hidden += _STREAM * max(0, points - _STREAM_BYTES // term.bytes)
                 hidden += sum(_EVICTED * max(0, tile[axis] - most) for axis, most in term.crowded)
             step = max(arithmetic, loads, memory, _LATENCY) + hidden
             steps, accumulators = self._steps, math.prod(tile) * self._outputs
@@ -317,7 +319,8 @@ def _terms(nest: KernelSpec, machine: Machine, axes: Sequence[int], vector: int,
             crowded = tuple(_crowded(operand, axes, vector, machine))
             run = axes.index(vector), _run(nest, operand, vector, lanes)
             memory = _memory(nest, operand, machine) if stride == 1 else 0.0
-            terms.append(_Term(own, 0.0, cost, stride != 0, windows, crowded, run, slides, memory * lanes))
+            size = lanes * ELEMENT_BYTES[stored(operand.element)]
+            terms.append(_Term(own, 0.0, cost, stride != 0, windows, crowded, run, slides, size, memory * lanes))
     return terms
 
 
