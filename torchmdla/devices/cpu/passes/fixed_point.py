@@ -66,7 +66,7 @@ def _is_worth_it(product: MixedProduct, machine: Machine) -> bool:
     sizes = product.step.sizes
     terms = sizes[product.terms]
     count = math.prod(estimate(sizes[d]) for d in product.weights.integer.loops)
-    if not isinstance(terms, int) or terms % WORD_BYTES or not machine.streams(count):
+    if not isinstance(terms, int) or terms % WORD_BYTES or count < machine.second_level // 4:
         return False
     rows = math.prod(estimate(sizes[d]) for d in product.rows)
     return rows <= (_MOST_ROWS_OF_GROUPS if product.groups else _MOST_ROWS) and terms <= MOST_TERMS
