@@ -63,13 +63,15 @@ class Builder:
     arguments: list[Value] = field(default_factory=list)
     values: list[torch.Tensor | float] = field(default_factory=list)
     roles: list[str] = field(default_factory=list)
+    bits: list[int] = field(default_factory=list)
 
-    def input(self, value: torch.Tensor | float, role: str = "input") -> Value:
+    def input(self, value: torch.Tensor | float, role: str = "input", bits: int = 0) -> Value:
         kind = tensor_type(value) if isinstance(value, torch.Tensor) else "!torch.float"
         argument = Value(f"%arg{len(self.arguments)}", kind, value if isinstance(value, torch.Tensor) else None)
         self.arguments.append(argument)
         self.values.append(value)
         self.roles.append(role)
+        self.bits.append(bits)
         return argument
 
     def op(self, name: str, operands: Sequence[object], result: torch.Tensor) -> Value:
@@ -119,7 +121,7 @@ class Builder:
         )
         return Program(
             mlir=text,
-            arguments=tuple(describe(v, r) for v, r in zip(self.values, self.roles, strict=True)),
+            arguments=tuple(map(describe, self.values, self.roles, self.bits)),
             results=tuple(Result(dtype_name(r.tensor), tuple(r.tensor.shape)) for r in results),
             target=target,
             options=self.options,
@@ -130,9 +132,10 @@ def dtype_name(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def describe(value: torch.Tensor | float, role: str) -> Argument:
+def describe(value: torch.Tensor | float, role: str, bits: int = 0) -> Argument:
     if isinstance(value, torch.Tensor):
-        return Argument("parameter" if role == "parameter" else "input", dtype_name(value), tuple(value.shape))
+        shape = tuple(value.shape)
+        return Argument("parameter" if role == "parameter" else "input", dtype_name(value), shape, bits=bits)
     return Argument("input", "float64", (), "scalar")
 
 

@@ -18,13 +18,13 @@ from torchmdla.devices.cpu.passes.defer_softmax import DEFER_SOFTMAX
 from torchmdla.devices.cpu.passes.dot_products import blocks_of_channels, use_dot_products
 from torchmdla.devices.cpu.passes.elide_inserts import elide_insert_copies
 from torchmdla.devices.cpu.passes.epilogue import merge_epilogues
-from torchmdla.devices.cpu.passes.fixed_point import use_fixed_point
 from torchmdla.devices.cpu.passes.fold_scales import FOLD_SCALES
 from torchmdla.devices.cpu.passes.generalise import generalise, mark_varying
 from torchmdla.devices.cpu.passes.layout import block_channels
 from torchmdla.devices.cpu.passes.loop_invariants import hoist_loop_invariants
 from torchmdla.devices.cpu.passes.merge_equal import merge_equal
 from torchmdla.devices.cpu.passes.moments import MOMENTS
+from torchmdla.devices.cpu.passes.nibbles import use_nibbles
 from torchmdla.devices.cpu.passes.pack_activations import pack_activations
 from torchmdla.devices.cpu.passes.pack_weights import pack_weights
 from torchmdla.devices.cpu.passes.precompute import precompute_parameters
@@ -92,7 +92,7 @@ REWRITES = (
     _plain(drop_roundings),
     _rules("fold-scales"),
     Pass("use-dot-products", use_dot_products),
-    Pass("use-fixed-point", use_fixed_point),
+    Pass("use-nibbles", use_nibbles),
     _plain(keep_floats),
     Pass("use-winograd", use_winograd),
     Pass("use-strassen", use_strassen),

@@ -35,6 +35,9 @@ _STREAM_BYTES = 256
 _STREAM = 0.1
 _EVICTED = 0.5
 
+# Rows that read what comes from memory at one place at a time.
+_FEW_ROWS = 8
+
 # Ways of the first cache that points at the same place in it may fill.
 _WAYS = 8
 # To open a tile, and to start and store one of its accumulators; to store or read one that does not lie next to the one
@@ -143,7 +146,7 @@ class _Search:
         self._machine, self._nest, self._vector, self._lanes = machine, nest, vector, lanes
         self._outputs = len(nest.outputs)
         self._across = nest.reduction[vector]
-        self.axes = _axes(nest, vector)
+        self.axes = _axes(nest, vector, machine)
         self._sizes = [-(-nest.sizes[d] // lanes) if d == vector else nest.sizes[d] for d in self.axes]
         self._reduced = [nest.reduction[d] for d in self.axes]
         most = {d: _MOST_UNKNOWN_VECTORS if d == vector else _MOST_UNKNOWN_ROWS for d in unknown}
@@ -274,12 +277,15 @@ def _shares(nest: KernelSpec, vector: int, loop: int) -> bool:
     return any(0 < step < length for _, step, length in windows)
 
 
-def _axes(nest: KernelSpec, vector: int) -> list[int]:
-    """The vector loop, and the loops that reuse some input, those that reuse the most first."""
+def _axes(nest: KernelSpec, vector: int, machine: Machine) -> list[int]:
+    """The vector loop, and the loops that reuse some input, those that reuse the most first. What few rows read from
+    front to back is read at one place at a time."""
+    streams = [] if nest.reduction[vector] else [o for o in nest.inputs if _is_stream(nest, o, vector, machine)]
     reused = [
         d
         for d, size in enumerate(nest.sizes)
         if d != vector and size > 1 and not nest.reduction[d] and any(o.strides[d] == 0 for o in nest.inputs)
+        if not any(o.strides[d] for o in streams)
     ]
     reused.sort(key=lambda d: (-sum(o.strides[d] == 0 for o in nest.inputs), -nest.sizes[d]))
     return sorted([vector, *reused[: _MOST_AXES - 1]])
@@ -324,13 +330,22 @@ def _terms(nest: KernelSpec, machine: Machine, axes: Sequence[int], vector: int,
     return terms
 
 
+def _is_stream(nest: KernelSpec, operand: Operand, vector: int, machine: Machine) -> bool:
+    """Whether an operand comes from memory for few rows, vectors of it next to each other."""
+    rows = math.prod(size for size, stride in zip(nest.sizes, operand.strides, strict=True) if not stride)
+    return operand.strides[vector] == 1 and rows <= _FEW_ROWS and machine.streams(_bytes(nest, operand))
+
+
+def _bytes(nest: KernelSpec, operand: Operand) -> int:
+    elements = math.prod(size for size, stride in zip(nest.sizes, operand.strides, strict=True) if stride)
+    return elements * ELEMENT_BYTES[stored(operand.element)]
+
+
 def _memory(nest: KernelSpec, operand: Operand, machine: Machine) -> float:
     """The cycles in which an element comes from memory, if it does, and is read once."""
-    loops = [d for d, size in enumerate(nest.sizes) if size > 1]
+    walks = all(stride for size, stride in zip(nest.sizes, operand.strides, strict=True) if size > 1)
     size = ELEMENT_BYTES[stored(operand.element)]
-    walks = all(operand.strides[d] for d in loops)
-    comes = walks and machine.streams(size * math.prod(nest.sizes[d] for d in loops))
-    return size / machine.memory_bytes if comes else 0.0
+    return size / machine.memory_bytes if walks and machine.streams(_bytes(nest, operand)) else 0.0
 
 
 def _are_adjacent(operand: Operand, loop: int, vector: int, lanes: int) -> bool:

@@ -1,0 +1,237 @@
+"""Weights of 4 bits, two in a byte, where few rows walk weights that come from memory: half of the bytes take half of
+the time.
+
+A word of 32 bits holds eight weights of a column, in the order of the terms, the first in the lowest bits. Columns lie
+next to each other, a vector of words is eight vectors of weights::
+
+    nest rows, columns, groups, words+ { for k in range(8): sum += x[row, 8 * word + k] * weight(packed >> 4 * k) }
+                              then { sums[row, column, group] = (sum - zero * sum(x)) * scale }
+    nest rows, columns, groups+ { result += sums[row, column, group] }
+
+Where the processor looks floats up by the lowest bits of a word, a weight is a shift and a lookup. Zeros and scales may
+vary along a sum by groups of terms. Long sums without groups are summed in groups as well: the rounding error of a sum
+grows with the number of additions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+from torchmdla.compiler.sizes import AnySize, estimate, quotient, static
+from torchmdla.devices.cpu.accesses import Access, Buffer
+from torchmdla.devices.cpu.expressions import (
+    Expression,
+    accessing,
+    accumulator,
+    constant,
+    load,
+    operation,
+    reduced,
+)
+from torchmdla.devices.cpu.loop_program import Epilogue, LoopNest, LoopProgram, Users, is_copy
+from torchmdla.devices.cpu.machine import Machine
+from torchmdla.devices.cpu.passes.dead_code import remove_unread
+from torchmdla.devices.cpu.passes.dot_layouts import WORD, without, word_along
+from torchmdla.devices.cpu.passes.integer_sums import ahead
+from torchmdla.devices.cpu.passes.makers import elementwise_maker
+from torchmdla.devices.cpu.passes.mixed_products import MixedProduct, mixed_product
+from torchmdla.devices.cpu.passes.precompute import known_accesses
+from torchmdla.devices.cpu.passes.rematerialise import through
+
+_WIDE, _NARROW = "f32", "i8"
+
+# The bits of a weight, how many of them lie in a byte, and the bytes of a word.
+_BITS, _IN_BYTE, _BYTES = 4, 2, 4
+_IN_WORD = _IN_BYTE * _BYTES
+
+# Rows for which weights are read so: more of them take longer to compute than to read weights of 8 bits.
+_MOST_ROWS = 4
+
+# Terms of a sum without groups from which it is divided, and of each of its parts at most.
+_LONGEST, _PART = 512, 256
+
+# Vectors of columns that lie next to each other, best first.
+_VECTORS = (4, 3, 2, 1)
+
+
+def use_nibbles(steps: LoopProgram, machine: Machine) -> None:
+    """Lets products read weights of 4 bits two at a time, where these come from memory."""
+    is_known, users = known_accesses(steps), Users(steps.steps)
+    for step in steps.nests():
+        product = mixed_product(step, is_known)
+        if product is not None and _bits(product.weights.integer, users) == _BITS and _is_worth_it(product, machine):
+            place = steps.steps.index(step)
+            steps.steps[place:place] = _Rewriter(product, users, machine).rewrite()
+    remove_unread(steps)
+
+
+def _bits(access: Access, users: Users) -> int:
+    """How many bits were enough for what is read; 0 if that is not known."""
+    while (maker := elementwise_maker(users, access)) is not None and is_copy(maker):
+        (access,) = maker.inputs
+    return access.buffer.bits
+
+
+def _is_worth_it(product: MixedProduct, machine: Machine) -> bool:
+    """Whether few rows walk many weights."""
+    sizes = product.step.sizes
+    count = math.prod(estimate(sizes[d]) for d in product.weights.integer.loops)
+    rows = math.prod(estimate(sizes[d]) for d in product.rows)
+    terms = sizes[product.terms]
+    in_words = isinstance(terms, int) and terms % _IN_WORD == 0
+    return in_words and rows <= _MOST_ROWS and count >= machine.second_level // 4
+
+
+class _Rewriter:
+    """Lets one step sum products with packed weights."""
+
+    def __init__(self, product: MixedProduct, users: Users, machine: Machine) -> None:
+        self._product, self._step, self._users, self._machine = product, product.step, users, machine
+        self._before: list[LoopNest] = []
+
+    def rewrite(self) -> list[LoopNest]:
+        """Rewrites the step; returns what has to come before it."""
+        product, step = self._product, self._step
+        self._split_columns()
+        self._divide_sum()
+        product.split(product.terms, (static(step.sizes[product.terms]) // _IN_WORD, _BYTES, _IN_BYTE))
+        self._terms = [product.terms, product.terms + 1, product.terms + 2]
+        *panels, lane = self._columns()
+        order = [*product.rows, *panels, *product.groups, lane]
+        sums = Buffer("temporary", _WIDE, self._sizes(order))
+        by_group = replace(
+            step,
+            sizes=tuple(1 if loop in self._terms[1:] else size for loop, size in enumerate(step.sizes)),
+            reduction=tuple(loop in self._terms for loop in range(len(step.sizes))),
+            outputs=(Access.of_loops(replace(sums), order, len(step.sizes)),),
+            values=(self._accumulated(load(self._packed())),),
+            epilogue=Epilogue((Access.of_loops(sums, order, len(step.sizes)),), (self._scaled(),)),
+        )
+        self._before.append(by_group)
+        step.sizes = tuple(1 if loop in self._terms else size for loop, size in enumerate(step.sizes))
+        group = load(by_group.written_accesses[0])
+        step.values = (operation("arith.addf", [accumulator(0, _WIDE), group], _WIDE),)
+        return self._before
+
+    def _split_columns(self) -> None:
+        """Splits the largest loop over columns into panels of some vectors, where these divide it."""
+        column = self._product.columns()[-1]
+        count, lanes = self._step.sizes[column], self._machine.vector_bytes // 4
+        widths = [n * lanes for n in _VECTORS if quotient(count, n * lanes) is not None]
+        self._product.split(column, (count // widths[0], widths[0]) if widths else (1, count))
+
+    def _divide_sum(self) -> None:
+        product = self._product
+        terms = static(self._step.sizes[product.terms])
+        parts = [part for part in range(_PART, 0, -_IN_WORD) if terms % part == 0]
+        if product.groups or terms < _LONGEST or not parts:
+            return
+        product.split(product.terms, (terms // parts[0], parts[0]))
+        product.groups, product.terms = [product.terms], product.terms + 1
+
+    def _accumulated(self, word: Expression) -> Expression:
+        """What is accumulated with the products of a word's weights."""
+        value = accumulator(0, _WIDE)
+        for number in range(_IN_WORD):
+            (floats,) = accessing((self._product.floats,), partial(self._of_term, number=number))
+            value = operation("math.fma", [floats, self._weight(word, number), value], _WIDE)
+        return value
+
+    def _weight(self, word: Expression, number: int) -> Expression:
+        """One of the weights in a word."""
+        if self._machine.looks_up:
+            shifted = _op("shrui", word, _BITS * number)
+            signed = [float((k + 8) % 16 - 8) for k in range(1 << _BITS)]
+            return operation("lookup", [shifted], _WIDE, str(signed))
+        highest = 32 - _BITS
+        integer = _op("shrsi", _op("shli", word, highest - _BITS * number), highest)
+        return operation("arith.sitofp", [integer], _WIDE)
+
+    def _of_term(self, access: Access, number: int) -> Access:
+        """An access at one of the terms of a word."""
+        _, byte, half = self._terms
+        return _at(_at(access, byte, number // _IN_BYTE), half, number % _IN_BYTE)
+
+    def _scaled(self) -> Expression:
+        """A group's sum as the weights stand for floats."""
+        weights, total = self._product.weights, reduced(0, _WIDE)
+        if weights.zero is not None:
+            excess = operation("arith.mulf", [self._in_panels(weights.zero), self._sum_of_floats()], _WIDE)
+            total = operation("arith.subf", [total, excess], _WIDE)
+        if weights.scale is not None:
+            total = operation("arith.mulf", [total, self._in_panels(weights.scale)], _WIDE)
+        return total
+
+    def _sum_of_floats(self) -> Expression:
+        """The sum of a group's floats."""
+        kept = [*self._product.rows, *self._product.groups]
+        loops = [*kept, *self._terms]
+        (floats,) = accessing((self._product.floats,), lambda access: access.over(loops))
+        sums = Buffer("temporary", _WIDE, self._sizes(kept))
+        self._before.append(
+            LoopNest(
+                self._sizes(loops),
+                tuple(loop in self._terms for loop in loops),
+                (Access.of_loops(sums, range(len(kept)), len(loops)),),
+                (operation("arith.addf", [accumulator(0, _WIDE), floats], _WIDE),),
+                constant(0.0, _WIDE),
+                nodes=self._step.nodes,
+            )
+        )
+        return load(Access.of_loops(sums, kept, len(self._step.sizes)))
+
+    def _packed(self) -> Access:
+        """A word of the weights, which lie panel by panel. A weight of more bits fails the call."""
+        word, byte, half = self._terms
+        *panels, lane = self._columns()
+        order = [*panels, *self._product.groups, word, lane, byte]
+        buffer = Buffer("temporary", _NARROW, self._sizes(order))
+        low, high = (load(_at(self._product.weights.integer, half, k).over(order)) for k in range(_IN_BYTE))
+        lower = operation("arith.andi", [low, constant((1 << _BITS) - 1, _NARROW)], _NARROW)
+        upper = operation("arith.shli", [high, constant(_BITS, _NARROW)], _NARROW)
+        nest = LoopNest.elementwise(buffer.sizes, Access.whole(buffer), operation("arith.ori", [lower, upper], _NARROW))
+        self._before.append(replace(nest, checks=(_has_few_bits(low), _has_few_bits(high)), nodes=self._step.nodes))
+        return word_along(Access.of_loops(buffer, order, len(self._step.sizes)), byte)
+
+    def _in_panels(self, number: Expression) -> Expression:
+        """A zero or a scale in the order in which packed weights are read; of an integer of 8 bits as that."""
+        *panels, lane = self._columns()
+        order = [*panels, *self._product.groups, lane]
+        integer = self._integer(number)
+        if integer is None:
+            return ahead(self._step, number, self._before, order)
+        return operation("arith.sitofp", [ahead(self._step, integer, self._before, order)], _WIDE)
+
+    def _integer(self, number: Expression) -> Expression | None:
+        """The integer of 8 bits that a number is a float of."""
+        if number.op == "load" and (maker := elementwise_maker(self._users, number.payload)) is not None:
+            (number,) = accessing(maker.values, partial(through, maker=maker, read=number.payload))
+        while number.op in ("arith.sitofp", "arith.extsi"):
+            (number,) = number.operands
+        return number if number.op == "load" and number.type == _NARROW else None
+
+    def _columns(self) -> list[int]:
+        """The loops over columns, the one within panels last."""
+        return [d for d in sorted(self._product.weights.integer.loops) if not self._step.reduction[d]]
+
+    def _sizes(self, loops: Sequence[int]) -> tuple[AnySize, ...]:
+        return tuple(self._step.sizes[loop] for loop in loops)
+
+
+def _at(access: Access, loop: int, number: int) -> Access:
+    """An access at one iteration of a loop."""
+    moved = (replace(i, constant=i.constant + number * i.factors[loop]) for i in access.indices)
+    return replace(access, indices=tuple(replace(i, factors=without(i.factors, loop)) for i in moved))
+
+
+def _has_few_bits(value: Expression) -> Expression:
+    """Whether an integer of 8 bits needs no more of them."""
+    without_sign = operation("arith.addi", [value, constant(1 << (_BITS - 1), _NARROW)], _NARROW)
+    return operation("arith.cmpi", [without_sign, constant(1 << _BITS, _NARROW)], "i1", "{predicate = 6 : i64}")
+
+
+def _op(name: str, word: Expression, bits: int) -> Expression:
+    return operation(f"arith.{name}", [word, constant(bits, WORD)], WORD) if bits else word
