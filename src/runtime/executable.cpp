@@ -115,7 +115,10 @@ bool Executable::run(torch::jit::Stack& stack, size_t num_inputs,
       packed_ ? packed(values, c10::ArrayRef<void*>(buffers).slice(buffers_before_arguments))
               : Packed();
   const auto start = looking ? now() : 0;
-  if (set && !set->fault.empty()) throw DeviceFault(set->fault);
+  if (set && set->fault) {
+    if (set->fault->empty()) return false;
+    throw DeviceFault(*set->fault);
+  }
   const auto workspace = code_.workspace ? code_.workspace(symbols.data()) : code_.workspace_bytes;
   buffers[0] = thread_workspace(workspace);
   buffers[1] = set ? const_cast<void**>(set->addresses.data()) : nullptr;
@@ -196,7 +199,6 @@ std::shared_ptr<const PackedSet> Executable::pack(c10::ArrayRef<c10::IValue> val
       made->buffers.push_back(packed_buffer(pack, std::move(parameters), code_.workspace_bytes));
     } catch (const PackingFailed& failure) {
       const std::string fault = code_.fault ? code_.fault() : "";
-      if (fault.empty()) throw;
       if (failure.held) throw DeviceFault(fault, true);
       made->fault = fault; // Kept, like a buffer: the same parameters would fail again.
       return made;

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -110,7 +111,9 @@ struct PackedSet {
   std::vector<ParameterState> parameters;
   std::vector<std::shared_ptr<const PackedBuffer>> buffers;
   std::vector<void*> addresses;
-  std::string fault;   // of the device, which has no buffers then
+  // Where packing failed, so that there are no buffers: the device's fault, or none if the
+  // parameters are not what the code relies on.
+  std::optional<std::string> fault;
   mutable Watch watch; // over the parameters' contents
 };
 

@@ -388,7 +388,7 @@ def test_weights_of_few_rows_stay_narrow(make: Made, is_narrow: bool) -> None:
     made = make(w)
     for features in (*WITH_WORDS.values(), OTHERS["AVX2"]):
         packs = [packing.buffer for packing in steps_of(w, made, *features).packings]
-        assert {buffer.element for buffer in packs if buffer.count == 1024 * 1024} == {"i8" if is_narrow else "f32"}
+        assert ("i8" in {buffer.element for buffer in packs if buffer.count == 1024 * 1024}) == is_narrow
     check(w.b, made, host_target())
 
 

@@ -11,7 +11,7 @@ from nest_running import Kernel, host_target, mark_prefetches, reference, span
 from nest_samples import AVX512, PRODUCT, SUM_OF_PRODUCTS, ZERO, M, N, added
 
 from torchmdla.compiler.sizes import Size
-from torchmdla.devices.cpu.expressions import operation, reduced
+from torchmdla.devices.cpu.expressions import accumulator, numbered, operation, reduced
 from torchmdla.devices.cpu.kernel_spec import AnyNest, KernelEpilogue, KernelSpec, Operand, static
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.passes.pack_weights import panel_width
@@ -179,6 +179,35 @@ def test_weights_are_fetched_ahead(rows: int, columns: int) -> None:
 )
 def test_nothing_else_is_fetched_ahead(nest: KernelSpec) -> None:
     assert choose(nest, MACHINE).prefetch is None
+
+
+@pytest.mark.parametrize(("element", "rows"), [("f32", 4), ("i8", 8)])
+def test_a_row_reads_weights_of_few_columns_at_once(element: str, rows: int) -> None:
+    """Which lie as PyTorch has them: more streams are not foreseen, and short rows of bytes are fetched ahead."""
+    columns, depth = 8192, 2048
+    weight = numbered("operand", element, 1)
+    weight = weight if element == "f32" else operation("arith.sitofp", [weight], "f32")
+    product = operation("arith.mulf", [numbered("operand", "f32", 0), weight], "f32")
+    nest = KernelSpec(
+        sizes=(columns, depth),
+        reduction=(False, True),
+        inputs=(Operand("f32", (0, 1)), Operand(element, (depth, 1))),
+        outputs=(Operand("f32", (1, 0)),),
+        values=(operation("arith.addf", [accumulator(0, "f32"), product], "f32"),),
+        initial=ZERO,
+    )
+    schedule = choose(nest, MACHINE)
+    assert schedule.tiles[0] == rows
+    block = schedule.prefetch and (schedule.prefetch.block, schedule.prefetch.distance)
+    assert block == ((rows * depth, 0) if element == "i8" else None)
+
+
+def test_panels_of_a_row_are_read_from_front_to_back() -> None:
+    schedule = choose(product(1, 8192, 2048, 64), MACHINE)
+    assert schedule.tiles == (1, 1, 64, 1)
+    assert schedule.prefetch is not None
+    assert schedule.prefetch.operand == 1
+    assert schedule.prefetch.distance == 4096
 
 
 @pytest.mark.parametrize("rows", [M, 2 * M, M - 2])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +25,7 @@ from torchao.quantization.pt2e.quantizer.x86_inductor_quantizer import (
 )
 
 import torchmdla
+from torchmdla import _C
 from torchmdla.testing.compare import assert_matches
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -112,3 +114,44 @@ def test_exported_graphs(build: Callable[[], nn.Module], x: Tensor, is_dynamic: 
         assert (made - wanted).abs().max() <= wanted.abs().max() * 0.03
         assert_one_group()
         assert_matches(compiled(x), made)
+
+
+def few_bits(rows: int) -> tuple[nn.Module, Tensor]:
+    """Weights that come from memory, which are packed two in a byte for few rows."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(1024, 1024), nn.Tanh(), nn.Linear(1024, 512)).eval()
+    quantize_(model, IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(32)))
+    return model, torch.randn(rows, 1024)
+
+
+@pytest.mark.parametrize("road", [by_export, by_dynamo])
+@pytest.mark.parametrize("rows", [1, 2])
+def test_weights_of_four_bits(rows: int, road: Callable[[nn.Module, Tensor], Callable[[Tensor], Tensor]]) -> None:
+    model, x = few_bits(rows)
+    with torch.no_grad():
+        compiled = road(model, x)
+        gc.collect()
+        _C.drop_dead_packs()
+        before = _C.memory_use()["packed"]
+        made = [compiled(x) for _ in range(3)][-1]
+        assert_matches(made, model(x))
+    # Half a byte for each, and a scale and a zero point for every 32 of them.
+    assert _C.memory_use()["packed"] - before == 1024 * 1536 * (16 + 4 + 1) // 32
+
+
+def test_weights_that_come_to_need_more_bits() -> None:
+    """What was relied on is checked when they are packed: such calls are PyTorch's."""
+    model, x = few_bits(1)
+    with torch.no_grad():
+        compiled = by_dynamo(model, x)
+        compiled(x)
+        compiled(x)
+        weight: Any = model[0].weight
+        weight.qdata[5, 7] = 100
+        torchmdla.reset_stats()
+        assert_matches(compiled(x), model(x))
+        assert torchmdla.stats().fallbacks
+        weight.qdata[5, 7] = -8
+        torchmdla.reset_stats()
+        assert_matches(compiled(x), model(x))
+        assert not torchmdla.stats().fallbacks

@@ -336,6 +336,25 @@ def _rounded_to_integer(expression: Expression) -> Expression | None:
     return _int_op("subi", _bits(rounded), _integer(_ROUNDER_BITS))
 
 
+def _float_of_four_bits(expression: Expression) -> Expression | None:
+    """Four bits with a sign, of anywhere in a word: converted are those that are shifted to its end and back."""
+    if (expression.op, expression.type) != ("arith.sitofp", "f32"):
+        return None
+    word, down = _shifted(expression.operands[0], "arith.shrsi")
+    word, up = _shifted(word, "arith.shli")
+    if down != 28 or word.type != "i32":
+        return None
+    index = _int_op("shrui", word, _integer(down - up)) if up < down else word
+    return _lookup(index, [(k + 8) % 16 - 8 for k in range(16)])
+
+
+def _shifted(value: Expression, op: str) -> tuple[Expression, int]:
+    """What a value shifts by a constant, and by how many bits."""
+    if value.op != op or value.operands[1].op != "constant":
+        return value, 0
+    return value.operands[0], int(value.operands[1].payload)
+
+
 def _bounded(x: Expression) -> tuple[Expression, _Bounds]:
     """What is kept between two bounds, with those of what it is a positive multiple of: to multiply and round keeps the
     order of floats."""
@@ -433,7 +452,8 @@ def expand(nest: AnyNest, machine: Machine) -> AnyNest:
             return function(x)
         return _op("arith.truncf", function(_op("arith.extf", x)), type=expression.type)
 
-    for rule in (_rounded_to_integer, expanded):
+    rules = (_rounded_to_integer, *([_float_of_four_bits] if machine.looks_up else []), expanded)
+    for rule in rules:
         nest = _rewritten(nest, rule)
     return nest
 

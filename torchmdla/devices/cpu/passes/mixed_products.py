@@ -53,11 +53,13 @@ class MixedProduct:
     terms: int
 
     def columns(self) -> list[int]:
-        """The loops that the weights alone vary with, the largest last."""
+        """The loops that the weights alone vary with, as they walk the result, the one by which it does in the smallest
+        steps last."""
         loops = [
             d for d in sorted(self.weights.integer.loops) if not self.step.reduction[d] and self.step.sizes[d] != 1
         ]
-        return sorted(loops, key=lambda loop: estimate(self.step.sizes[loop]))
+        distances = self.step.written_accesses[0].flat(len(self.step.sizes)).factors
+        return sorted(loops, key=lambda loop: -estimate(distances[loop]))
 
     def split(self, loop: int, sizes: Sequence[AnySize]) -> None:
         """Splits a loop of the step."""

@@ -8,9 +8,9 @@ next to each other, a vector of words is eight vectors of weights::
                               then { sums[row, column, group] = (sum - zero * sum(x)) * scale }
     nest rows, columns, groups+ { result += sums[row, column, group] }
 
-Where the processor looks floats up by the lowest bits of a word, a weight is a shift and a lookup. Zeros and scales may
-vary along a sum by groups of terms. Long sums without groups are summed in groups as well: the rounding error of a sum
-grows with the number of additions.
+A weight is shifted to the highest bits and back, and converted; where the processor looks floats up by the lowest bits
+of a word, it is shifted and looked up. Zeros and scales may vary along a sum by groups of terms. Long sums without
+groups are summed in groups as well: the rounding error of a sum grows with the number of additions.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _BITS, _IN_BYTE, _BYTES = 4, 2, 4
 _IN_WORD = _IN_BYTE * _BYTES
 
 # Rows for which weights are read so: more of them take longer to compute than to read weights of 8 bits.
-_MOST_ROWS = 4
+_MOST_ROWS = 2
 
 # Terms of a sum without groups from which it is divided, and of each of its parts at most.
 _LONGEST, _PART = 512, 256
@@ -64,7 +64,7 @@ def use_nibbles(steps: LoopProgram, machine: Machine) -> None:
         product = mixed_product(step, is_known)
         if product is not None and _bits(product.weights.integer, users) == _BITS and _is_worth_it(product, machine):
             place = steps.steps.index(step)
-            steps.steps[place:place] = _Rewriter(product, users, machine).rewrite()
+            steps.steps[place:place] = _Rewriter(product, users, machine.vector_bytes // 4).rewrite()
     remove_unread(steps)
 
 
@@ -86,10 +86,10 @@ def _is_worth_it(product: MixedProduct, machine: Machine) -> bool:
 
 
 class _Rewriter:
-    """Lets one step sum products with packed weights."""
+    """Lets one step sum products with packed weights. ``lanes``: floats of a vector."""
 
-    def __init__(self, product: MixedProduct, users: Users, machine: Machine) -> None:
-        self._product, self._step, self._users, self._machine = product, product.step, users, machine
+    def __init__(self, product: MixedProduct, users: Users, lanes: int) -> None:
+        self._product, self._step, self._users, self._lanes = product, product.step, users, lanes
         self._before: list[LoopNest] = []
 
     def rewrite(self) -> list[LoopNest]:
@@ -99,7 +99,7 @@ class _Rewriter:
         self._divide_sum()
         product.split(product.terms, (static(step.sizes[product.terms]) // _IN_WORD, _BYTES, _IN_BYTE))
         self._terms = [product.terms, product.terms + 1, product.terms + 2]
-        *panels, lane = self._columns()
+        *panels, lane = self._product.columns()
         order = [*product.rows, *panels, *product.groups, lane]
         sums = Buffer("temporary", _WIDE, self._sizes(order))
         by_group = replace(
@@ -117,10 +117,10 @@ class _Rewriter:
         return self._before
 
     def _split_columns(self) -> None:
-        """Splits the largest loop over columns into panels of some vectors, where these divide it."""
+        """Splits the innermost loop over columns into panels of some vectors, where these divide it."""
         column = self._product.columns()[-1]
-        count, lanes = self._step.sizes[column], self._machine.vector_bytes // 4
-        widths = [n * lanes for n in _VECTORS if quotient(count, n * lanes) is not None]
+        count = self._step.sizes[column]
+        widths = [n * self._lanes for n in _VECTORS if quotient(count, n * self._lanes) is not None]
         self._product.split(column, (count // widths[0], widths[0]) if widths else (1, count))
 
     def _divide_sum(self) -> None:
@@ -137,18 +137,8 @@ class _Rewriter:
         value = accumulator(0, _WIDE)
         for number in range(_IN_WORD):
             (floats,) = accessing((self._product.floats,), partial(self._of_term, number=number))
-            value = operation("math.fma", [floats, self._weight(word, number), value], _WIDE)
+            value = operation("math.fma", [floats, _weight(word, number), value], _WIDE)
         return value
-
-    def _weight(self, word: Expression, number: int) -> Expression:
-        """One of the weights in a word."""
-        if self._machine.looks_up:
-            shifted = _op("shrui", word, _BITS * number)
-            signed = [float((k + 8) % 16 - 8) for k in range(1 << _BITS)]
-            return operation("lookup", [shifted], _WIDE, str(signed))
-        highest = 32 - _BITS
-        integer = _op("shrsi", _op("shli", word, highest - _BITS * number), highest)
-        return operation("arith.sitofp", [integer], _WIDE)
 
     def _of_term(self, access: Access, number: int) -> Access:
         """An access at one of the terms of a word."""
@@ -186,7 +176,7 @@ class _Rewriter:
     def _packed(self) -> Access:
         """A word of the weights, which lie panel by panel. A weight of more bits fails the call."""
         word, byte, half = self._terms
-        *panels, lane = self._columns()
+        *panels, lane = self._product.columns()
         order = [*panels, *self._product.groups, word, lane, byte]
         buffer = Buffer("temporary", _NARROW, self._sizes(order))
         low, high = (load(_at(self._product.weights.integer, half, k).over(order)) for k in range(_IN_BYTE))
@@ -198,7 +188,7 @@ class _Rewriter:
 
     def _in_panels(self, number: Expression) -> Expression:
         """A zero or a scale in the order in which packed weights are read; of an integer of 8 bits as that."""
-        *panels, lane = self._columns()
+        *panels, lane = self._product.columns()
         order = [*panels, *self._product.groups, lane]
         integer = self._integer(number)
         if integer is None:
@@ -213,10 +203,6 @@ class _Rewriter:
             (number,) = number.operands
         return number if number.op == "load" and number.type == _NARROW else None
 
-    def _columns(self) -> list[int]:
-        """The loops over columns, the one within panels last."""
-        return [d for d in sorted(self._product.weights.integer.loops) if not self._step.reduction[d]]
-
     def _sizes(self, loops: Sequence[int]) -> tuple[AnySize, ...]:
         return tuple(self._step.sizes[loop] for loop in loops)
 
@@ -225,6 +211,13 @@ def _at(access: Access, loop: int, number: int) -> Access:
     """An access at one iteration of a loop."""
     moved = (replace(i, constant=i.constant + number * i.factors[loop]) for i in access.indices)
     return replace(access, indices=tuple(replace(i, factors=without(i.factors, loop)) for i in moved))
+
+
+def _weight(word: Expression, number: int) -> Expression:
+    """One of the weights in a word."""
+    highest = 32 - _BITS
+    integer = _op("shrsi", _op("shli", word, highest - _BITS * number), highest)
+    return operation("arith.sitofp", [integer], _WIDE)
 
 
 def _has_few_bits(value: Expression) -> Expression:

@@ -31,7 +31,7 @@ _HIDDEN_VECTOR = 0.15
 _HIDDEN_BROADCAST = 0.05
 # Vectors next to each other that are fetched as one; fewer of them cost as much.
 _RUN = 4
-_STREAM_BYTES = 256
+_STREAMS, _STREAM_BYTES = 8, 256
 _STREAM = 0.1
 _EVICTED = 0.5
 
@@ -63,9 +63,9 @@ _UNKNOWN = 1.05
 _WINDOW = 25
 UNROLLED_WINDOW = 144
 
-# Values of a body that are in registers at once, of those that each point of a tile has its own of: in long bodies
-# instructions read what is loaded, and what is computed, one after the other.
-_MOST_LIVE = 4
+# Values of a body that are in registers at once, of those that each point of a tile has its own of, and of those that
+# are computed for several: in long bodies instructions read them one after the other.
+_MOST_LIVE, _MOST_SHARED = 4, 2
 
 # Loops that a tile extends over, the vector loop included.
 _MOST_AXES = 4
@@ -208,15 +208,19 @@ class _Search:
         live = accumulators * self._outputs + (0 if self._machine.embeds_broadcasts else 1)
         reused = kept = 0
         single: list[int] = []
+        shared: list[int] = []
         for term in self._terms:
             points = math.prod(tile[k] for k in term.axes)
             if points < accumulators:
-                live += points if term.is_vector else 0
+                if term.is_vector and term.loads:
+                    live += points
+                elif term.is_vector:
+                    shared.append(points)
                 kept += term.kept(tile)
                 reused += term.is_vector is False and accumulators // points > 1
             elif term.is_vector and accumulators > 1:
                 single.append(points if term.loads else 1)
-        live += sum(single[:_MOST_LIVE])
+        live += sum(single[:_MOST_LIVE]) + sum(shared[:_MOST_SHARED])
         return live + max(kept, 1 if reused else 0) <= self._machine.registers or accumulators == 1
 
     def _cost(self, tile: tuple[int, ...]) -> float:
@@ -230,7 +234,7 @@ class _Search:
                 loads += term.loaded(tile) * term.loads
                 hidden += term.hidden(tile)
                 if term.loads and points == math.prod(tile):
-                    hidden += _STREAM * max(0, points - _STREAM_BYTES // term.bytes)
+                    hidden += _STREAM * max(0, points - min(_STREAMS, _STREAM_BYTES // term.bytes))
                 hidden += sum(_EVICTED * max(0, tile[axis] - most) for axis, most in term.crowded)
             step = max(arithmetic, loads, memory, _LATENCY) + hidden
             steps, accumulators = self._steps, math.prod(tile) * self._outputs

@@ -1,0 +1,112 @@
+"""Weights of 4 bits, two in a byte: which products read them so, values of any shape on all processors."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from nest_running import host_target
+from test_integer_products import OTHERS, WITH_WORDS, seeded
+from torch import Tensor
+from torch.nn import functional
+from torch_mlir import ir
+from written_programs import Builder, Executable, Value, check, normal
+
+from torchmdla.compiler.mlir import new_context
+from torchmdla.devices.cpu.loop_program import LoopProgram
+from torchmdla.devices.cpu.lowering import loop_program, lower
+from torchmdla.devices.cpu.parser import parse_program
+from torchmdla.devices.cpu.printer import program_text
+from torchmdla.importer.types import dtype_number
+
+PROCESSORS = {**WITH_WORDS, **OTHERS}
+
+# As few weights as come from memory, by the second cache of the largest of the processors.
+TERMS, COLUMNS = 512, 1024
+
+
+class Written:
+    """A product of some rows with weights of int8, ``bits`` of which are used, and are said to be: with a scale for
+    each ``group`` of them and, if there are any, zero points."""
+
+    def __init__(
+        self, x: Tensor, columns: int = COLUMNS, bits: int = 4, group: int | None = 32, zeros: bool = True
+    ) -> None:
+        self.b = Builder()
+        terms = x.shape[1]
+        groups = 1 if group is None else terms // group
+        sizes, limit = (columns, groups, terms // groups), 1 << (bits - 1)
+        integers = torch.randint(-limit, limit, sizes, dtype=torch.int8, generator=seeded())
+        points = torch.randint(-3, 4, (columns, groups, 1), dtype=torch.int8, generator=seeded())
+        scales = self.b.input(normal(columns, groups, 1).abs() + 0.1, "parameter")
+        value = self._float(self.b.input(integers, "parameter", bits % 8))
+        if zeros:
+            point = self._float(self.b.input(points, "parameter"))
+            value = self.b.op("aten.sub.Tensor", [value, point, 1], value.tensor - point.tensor)
+        value = self.b.op("aten.mul.Tensor", [value, scales], value.tensor * scales.tensor)
+        weight = self.b.op("aten.view", [value, [columns, terms]], value.tensor.view(columns, terms))
+        bias = self.b.input(normal(columns), "parameter")
+        operands = self.b.input(x), weight, bias
+        self.result = self.b.op("aten.linear", operands, functional.linear(*(o.tensor for o in operands)))
+
+    def _float(self, x: Value) -> Value:
+        converted = x.tensor.to(torch.float32)
+        return self.b.op("aten.to.dtype", [x, dtype_number(torch.float32), False, False, None], converted)
+
+    def steps(self, *features: str) -> LoopProgram:
+        with new_context(), ir.Location.unknown():
+            return loop_program(self.b.program([self.result], host_target(*features)), {})[0]
+
+
+@pytest.mark.parametrize("features", [PROCESSORS[name] for name in ("AVX512_VNNI", "AVX-512 without it", "AVX2")])
+@pytest.mark.parametrize(
+    ("rows", "bits", "group", "are_shared"),
+    [(1, 4, 32, True), (2, 4, 32, True), (2, 4, None, True), (3, 4, 32, False), (1, 8, 32, False), (1, 4, 4, False)],
+)
+def test_two_weights_lie_in_a_byte(
+    rows: int, bits: int, group: int | None, are_shared: bool, features: tuple[str, ...]
+) -> None:
+    steps = Written(normal(rows, TERMS), bits=bits, group=group).steps(*features)
+    largest = max(packing.buffer.bytes for packing in steps.packings)  # type: ignore[type-var]
+    assert (largest == COLUMNS * TERMS // 2) == are_shared
+    text = program_text(steps)
+    assert program_text(parse_program(text)) == text
+
+
+@pytest.mark.parametrize("features", [(), *PROCESSORS.values()], ids=["native", *PROCESSORS])
+@pytest.mark.parametrize(("rows", "group"), [(1, 32), (2, 64), (1, None), (2, None)])
+def test_values(rows: int, group: int | None, features: tuple[str, ...]) -> None:
+    available = host_target().features.split(",")
+    if any(feature and feature not in available for feature in features):
+        pytest.skip("this machine lacks the target's features")
+    w = Written(normal(rows, TERMS), group=group)
+    check(w.b, [w.result], host_target(*features))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    rows=st.integers(1, 3),
+    groups=st.integers(1, 5),
+    terms=st.integers(1, 80).map(lambda n: 8 * n),
+    more=st.integers(0, 40),
+    zeros=st.booleans(),
+)
+def test_values_of_any_shape(rows: int, groups: int, terms: int, more: int, zeros: bool) -> None:
+    columns = COLUMNS * TERMS // (groups * terms) + more
+    w = Written(normal(rows, groups * terms), columns, group=terms if groups > 1 else None, zeros=zeros)
+    check(w.b, [w.result], host_target())
+
+
+def test_a_row_with_numbers_of_all_sizes() -> None:
+    """What is multiplied by zero, or by very different weights, takes nothing from the other products."""
+    x = normal(1, TERMS)
+    x[0, ::7] *= 1e6
+    w = Written(x, zeros=False)
+    integers = w.b.arguments[1].tensor
+    integers.view(COLUMNS, TERMS)[:, ::7] = 0
+    scales, weights, bias, _ = (v.double() for v in w.b.values if isinstance(v, Tensor))
+    exact = functional.linear(x.double(), (weights * scales).view(COLUMNS, TERMS), bias)
+    status, (result,) = Executable(lower(w.b.program([w.result], host_target())))(w.b.values)
+    assert status == 0
+    torch.testing.assert_close(result.double(), exact, rtol=1e-5, atol=1e-4)
