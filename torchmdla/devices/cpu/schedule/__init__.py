@@ -20,6 +20,7 @@ from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.schedule.blocking import Level, Prefetch, choose_levels, choose_prefetch
 from torchmdla.devices.cpu.schedule.dataflow import varying_loops
 from torchmdla.devices.cpu.schedule.register_tile import UNROLLED_WINDOW, choose_tile, reduction_order
+from torchmdla.devices.cpu.schedule.streams import streams
 
 # Ops that combine a reduction's partial results in any order, with their neutral elements.
 NEUTRAL = {
@@ -62,9 +63,6 @@ _BYTE_COST = 1 / 16
 # Bytes of a page, and how many of them processors know the places of without a walk through their tables: the second
 # level of such buffers has 2048 (Intel) to 4096 entries (Zen 5), 3072 on Zen 4.
 _PAGE, _PAGES = 4096, 3072
-
-# An operand that is so many times as small as the largest one stays in a cache while that one is walked.
-_SMALL = 64
 
 # Points of the register tile times unrolled steps of a loop that is unrolled in part.
 _UNROLLED_LOOP = 64
@@ -147,7 +145,7 @@ def choose(nest: AnyNest, machine: Machine, typical: tuple[int, ...] = (), ahead
     known, unknown = at_typical(nest, typical)
     vector, lanes = _choose_vector(known, machine, unknown)
     reduction = reduction_order(known, vector)
-    order = parallel_order(known, vector)
+    order = parallel_order(known, vector, machine)
     if reduction:
         tiles, cycles = choose_tile(known, machine, vector, lanes, unknown)
         levels = choose_levels(known, machine, order, reduction, tiles, cycles)
@@ -380,7 +378,7 @@ def _choose_unroll(
     """Unrolls from the innermost loop outwards, as far as the code stays short: a convolution's window whole (``whole``
     points at most), so that neighbouring points share what they read, a long loop a few times."""
     unroll = [1] * len(nest.sizes)
-    points = math.prod(tiles) // lanes * len(nest.outputs) * max(1, len(nest.body) // _LONG_BODY)
+    points = math.prod(tiles) // lanes * max(1, len(nest.body) // _LONG_BODY)
     for loop in reversed(reduction):
         if loop in unknown and tiles[loop] > 1:
             break
@@ -394,14 +392,12 @@ def _choose_unroll(
     return tuple(unroll)
 
 
-def parallel_order(nest: KernelSpec, vector: int) -> tuple[int, ...]:
+def parallel_order(nest: KernelSpec, vector: int, machine: Machine) -> tuple[int, ...]:
     """Large strides outside, the vector loop inside. A contraction first puts the loops that walk its largest operands
-    outside, so that what is streamed again and again inside is small; what is small already does not matter."""
+    outside, so that what is streamed again and again inside is small."""
     loops = [d for d, reduced in enumerate(nest.reduction) if not reduced]
-    large: list[Operand] = []
-    if any(nest.reduction):
-        largest = max((_elements(nest, o) for o in nest.inputs), default=0)
-        large = [o for o in nest.inputs if _elements(nest, o) * _SMALL >= largest]
+    # Of what few rows are multiplied by nothing is read again, wherever these lie.
+    large = streams(nest, machine) or (nest.inputs if any(nest.reduction) else ())
 
     def rank(loop: int) -> tuple[int, bool, int, int]:
         footprint = sum(_elements(nest, o) for o in large if o.strides[loop] != 0)

@@ -16,6 +16,7 @@ from torchmdla.compiler.sizes import Size
 from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, stored
 from torchmdla.devices.cpu.kernel_spec import AnyNest, AnyOperand, KernelSpec, Operand
 from torchmdla.devices.cpu.machine import Machine
+from torchmdla.devices.cpu.schedule.streams import streams
 
 # Cycles to fetch a byte past the first cache, most of which arithmetic hides, and the part of a cache that operands may
 # fill.
@@ -124,8 +125,7 @@ def _of_stream(
         return None
     for number, operand in enumerate(known.inputs):
         found = _blocks_of(nest, number, levels, trips)
-        walks = all(stride for size, stride in zip(known.sizes, operand.strides, strict=True) if size > 1)
-        if not found or not walks or found[0].parts != 1 or not machine.streams(found[1]):
+        if not found or found[0].parts != 1 or operand not in streams(known, machine):
             continue
         if _rises(known, operand, levels):
             return replace(found[0], distance=_AHEAD)

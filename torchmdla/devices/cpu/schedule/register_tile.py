@@ -17,6 +17,7 @@ from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, stored
 from torchmdla.devices.cpu.kernel_spec import KernelSpec, Operand
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.schedule.dataflow import multiply_adds, varying_loops
+from torchmdla.devices.cpu.schedule.streams import is_read_once, streams
 
 # Cycles, on a core that does two vector operations and two loads in each.
 _OPERATION = 0.5
@@ -34,9 +35,6 @@ _RUN = 4
 _STREAMS, _STREAM_BYTES = 8, 256
 _STREAM = 0.1
 _EVICTED = 0.5
-
-# Rows that read what comes from memory at one place at a time.
-_FEW_ROWS = 8
 
 # Ways of the first cache that points at the same place in it may fill.
 _WAYS = 8
@@ -83,8 +81,9 @@ class _Term:
     ``crowded``: how many points of an axis, as (axis, points), the first cache holds although they lie a power of two
     apart. ``run``: the axis along which vectors lie next to each other, and how many do, up to those that are fetched
     as one. ``slides``: a window of the innermost loop, as in ``windows``: what neighbouring points share of a value
-    that is broadcast stays in registers from step to step once that loop is unrolled. ``bytes``: of a vector that is
-    loaded; ``memory``: the cycles in which it comes from memory, where it comes from there, and is read once."""
+    that is broadcast stays in registers from step to step once that loop is unrolled. ``memory``: the cycles in
+    which it comes from memory, where it comes from there, and is read once; ``streams``: how many of it a processor
+    foresees."""
 
     axes: tuple[int, ...]
     arithmetic: float
@@ -94,8 +93,8 @@ class _Term:
     crowded: tuple[tuple[int, int], ...] = ()
     run: tuple[int, int] = (0, 1)
     slides: tuple[tuple[int, int, int], ...] = ()
-    bytes: int = 1
     memory: float = 0.0
+    streams: int = _STREAMS
 
     def loaded(self, tile: Sequence[int]) -> float:
         """Loads in a step, on average over a window."""
@@ -234,7 +233,7 @@ class _Search:
                 loads += term.loaded(tile) * term.loads
                 hidden += term.hidden(tile)
                 if term.loads and points == math.prod(tile):
-                    hidden += _STREAM * max(0, points - min(_STREAMS, _STREAM_BYTES // term.bytes))
+                    hidden += _STREAM * max(0, points - term.streams)
                 hidden += sum(_EVICTED * max(0, tile[axis] - most) for axis, most in term.crowded)
             step = max(arithmetic, loads, memory, _LATENCY) + hidden
             steps, accumulators = self._steps, math.prod(tile) * self._outputs
@@ -284,12 +283,12 @@ def _shares(nest: KernelSpec, vector: int, loop: int) -> bool:
 def _axes(nest: KernelSpec, vector: int, machine: Machine) -> list[int]:
     """The vector loop, and the loops that reuse some input, those that reuse the most first. What few rows read from
     front to back is read at one place at a time."""
-    streams = [] if nest.reduction[vector] else [o for o in nest.inputs if _is_stream(nest, o, vector, machine)]
+    adjacent = [] if nest.reduction[vector] else [o for o in streams(nest, machine) if o.strides[vector] == 1]
     reused = [
         d
         for d, size in enumerate(nest.sizes)
         if d != vector and size > 1 and not nest.reduction[d] and any(o.strides[d] == 0 for o in nest.inputs)
-        if not any(o.strides[d] for o in streams)
+        if not any(o.strides[d] for o in adjacent)
     ]
     reused.sort(key=lambda d: (-sum(o.strides[d] == 0 for o in nest.inputs), -nest.sizes[d]))
     return sorted([vector, *reused[: _MOST_AXES - 1]])
@@ -329,27 +328,16 @@ def _terms(nest: KernelSpec, machine: Machine, axes: Sequence[int], vector: int,
             crowded = tuple(_crowded(operand, axes, vector, machine))
             run = axes.index(vector), _run(nest, operand, vector, lanes)
             memory = _memory(nest, operand, machine) if stride == 1 else 0.0
-            size = lanes * ELEMENT_BYTES[stored(operand.element)]
-            terms.append(_Term(own, 0.0, cost, stride != 0, windows, crowded, run, slides, size, memory * lanes))
+            foreseen = _STREAM_BYTES // (lanes * ELEMENT_BYTES[stored(operand.element)])
+            foreseen = min(_STREAMS, foreseen) if memory else _STREAMS
+            terms.append(_Term(own, 0.0, cost, stride != 0, windows, crowded, run, slides, memory * lanes, foreseen))
     return terms
-
-
-def _is_stream(nest: KernelSpec, operand: Operand, vector: int, machine: Machine) -> bool:
-    """Whether an operand comes from memory for few rows, vectors of it next to each other."""
-    rows = math.prod(size for size, stride in zip(nest.sizes, operand.strides, strict=True) if not stride)
-    return operand.strides[vector] == 1 and rows <= _FEW_ROWS and machine.streams(_bytes(nest, operand))
-
-
-def _bytes(nest: KernelSpec, operand: Operand) -> int:
-    elements = math.prod(size for size, stride in zip(nest.sizes, operand.strides, strict=True) if stride)
-    return elements * ELEMENT_BYTES[stored(operand.element)]
 
 
 def _memory(nest: KernelSpec, operand: Operand, machine: Machine) -> float:
     """The cycles in which an element comes from memory, if it does, and is read once."""
-    walks = all(stride for size, stride in zip(nest.sizes, operand.strides, strict=True) if size > 1)
-    size = ELEMENT_BYTES[stored(operand.element)]
-    return size / machine.memory_bytes if walks and machine.streams(_bytes(nest, operand)) else 0.0
+    comes = operand in streams(nest, machine) and is_read_once(nest, operand)
+    return ELEMENT_BYTES[stored(operand.element)] / machine.memory_bytes if comes else 0.0
 
 
 def _are_adjacent(operand: Operand, loop: int, vector: int, lanes: int) -> bool:

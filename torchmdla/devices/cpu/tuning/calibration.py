@@ -91,7 +91,7 @@ class _Kernels:
     def _across(self, nest: KernelSpec, lanes: int) -> Schedule:
         """The best schedule with columns across so many lanes."""
         tiles, cycles = choose_tile(nest, self._machine, 1, lanes)
-        levels = tuple(Level(loop, tiles[loop]) for loop in parallel_order(nest, 1))
+        levels = tuple(Level(loop, tiles[loop]) for loop in parallel_order(nest, 1, self._machine))
         return completed(Around(nest, self._machine), 1, lanes, tiles, levels, cycles)
 
     def _times(self, nest: KernelSpec, schedules: Sequence[Schedule], cold: Sequence[int] = ()) -> list[float]:

@@ -117,7 +117,7 @@ def _with_tiles(
 
 @lru_cache(maxsize=4096)
 def _levels(nest: KernelSpec, machine: Machine, vector: int, tile: Tile) -> Sequence[tuple[Level, ...]]:
-    order, reduction = parallel_order(nest, vector), reduction_order(nest, vector)
+    order, reduction = parallel_order(nest, vector, machine), reduction_order(nest, vector)
     return levels_by_cost(nest, machine, order, reduction, tile)
 
 
