@@ -170,15 +170,8 @@ def test_weights_are_fetched_ahead(rows: int, columns: int) -> None:
     assert schedule.prefetch.parts == -(-rows // schedule.tiles[0])
 
 
-@pytest.mark.parametrize(
-    "nest",
-    [
-        pytest.param(product(197, 3072, 64), id="blocks of a few bytes"),
-        pytest.param(product(4, 3072, 768), id="each weight is used by one tile of few rows"),
-    ],
-)
-def test_nothing_else_is_fetched_ahead(nest: KernelSpec) -> None:
-    assert choose(nest, MACHINE).prefetch is None
+def test_blocks_of_a_few_bytes_are_not_fetched_ahead() -> None:
+    assert choose(product(197, 3072, 64), MACHINE).prefetch is None
 
 
 @pytest.mark.parametrize(("element", "rows"), [("f32", 4), ("i8", 8)])
@@ -202,9 +195,10 @@ def test_a_row_reads_weights_of_few_columns_at_once(element: str, rows: int) -> 
     assert block == ((rows * depth, 0) if element == "i8" else None)
 
 
-def test_panels_of_a_row_are_read_from_front_to_back() -> None:
-    schedule = choose(product(1, 8192, 2048, 64), MACHINE)
-    assert schedule.tiles == (1, 1, 64, 1)
+@pytest.mark.parametrize("rows", [1, 2, 4])
+def test_panels_of_few_rows_are_read_from_front_to_back(rows: int) -> None:
+    schedule = choose(product(rows, 8192, 2048, 64), MACHINE)
+    assert schedule.tiles == (rows, 1, 64, 1)
     assert schedule.prefetch is not None
     assert schedule.prefetch.operand == 1
     assert schedule.prefetch.distance == 4096
