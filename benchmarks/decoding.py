@@ -156,16 +156,18 @@ def compiled(model: Any, way: str) -> Callable[..., Any]:
 
 
 def read_bytes(model: Any) -> int:
-    """Of the weights that one token reads: all but the embedding, of which it reads a row. torchao stores integers of 4
-    bits in 8."""
+    """Of the weights that one token has to read: all but the embedding, of which it reads a row. Integers of 4 bits are
+    half a byte, although torchao has a byte for each; their scales and zero points are read, too."""
     total = 0
     for name, parameter in model.named_parameters():
         if "embed_tokens" in name:
             continue
         data = getattr(parameter, "qdata", parameter)
-        total += data.numel() * data.element_size()
-        if data is not parameter:
-            total += parameter.scale.numel() * parameter.scale.element_size()
+        is_half = "int4" in str(getattr(parameter, "target_dtype", ""))
+        total += data.numel() * data.element_size() // (1 + is_half)
+        for of_groups in (getattr(parameter, name, None) for name in ("scale", "zero_point")):
+            if of_groups is not None:
+                total += of_groups.numel() * of_groups.element_size()
     return total
 
 

@@ -32,8 +32,10 @@ def precompute_parameters(steps: LoopProgram) -> None:
         step.map_accesses(lambda access: _moved(access, packed))
         if isinstance(step, LoopNest):
             step.map_body(lambda roots: gathering(roots, lambda t: replace(t, buffer=packed.get(t.buffer, t.buffer))))
-    # Checks keep a step alive, which are a pack's now.
-    steps.steps = [step for step in steps.steps if not (step.writes and all(b in packed for b in step.writes))]
+    read = {buffer for step in steps.steps for buffer in step.reads}
+    # Checks keep a step alive, but are a pack's now.
+    moved = [step for step in steps.steps if step.writes and all(b in packed and b not in read for b in step.writes)]
+    steps.steps = [step for step in steps.steps if step not in moved]
     remove_unread(steps)
 
 
