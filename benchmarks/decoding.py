@@ -1,8 +1,9 @@
 """Decoding: a Llama of transformers with random weights, token by token, in the precisions that weights are stored in.
 
-Each precision runs in a process of its own, with a static cache, by ``torch.compile`` (torchmdla and, beside it,
-Inductor and eager PyTorch, in turn). Told are milliseconds of a token, least and median, and the bytes of weights that
-it reads, divided by its time, as a part of the bandwidth of a copy of as much memory.
+Each precision runs in a process of its own, with a static cache: by ``torch.compile`` (torchmdla and Inductor), by
+eager PyTorch, and by OpenVINO where that is installed, whose weights nncf compresses, in turn. Told are milliseconds of
+a token, least and median, and the bytes of weights that it reads, divided by its time, as a part of the bandwidth of a
+copy of as much memory.
 
 Ends with status 1 where the tokens differ from eager's in float32 at once, where something falls back, or where a token
 compiles something anew.
@@ -17,9 +18,10 @@ from collections.abc import Callable
 from typing import Any
 
 from harness import children, output
+from harness.openvino_decoder import OpenVinoDecoder, is_installed
 
 WEIGHTS = ("float32", "bfloat16", "int8", "int4")
-WAYS = ("eager", "inductor", "torchmdla")
+WAYS = ("eager", "inductor", "openvino", "torchmdla")
 DEFAULTS = {
     False: {"weights": list(WEIGHTS), "layers": 16, "width": 2048, "tokens": 24, "prompt": 64},
     True: {"weights": ["float32", "int8"], "layers": 2, "width": 128, "tokens": 6, "prompt": 8},
@@ -40,6 +42,9 @@ def main() -> int:
     parser.add_argument("--ways", type=output.one_of(WAYS), default=list(WAYS), help=f"of {','.join(WAYS)} (all)")
     options = parser.parse_args()
     output.fill_in(options, DEFAULTS)
+    if not is_installed():
+        options.ways = [way for way in options.ways if way != "openvino"]
+        output.show("openvino is left out: pip install torchmdla[bench] installs it")
     task = {name: getattr(options, name) for name in ("layers", "width", "tokens", "prompt", "threads", "ways")}
     rows: list[Row] = []
     with output.progress(len(options.weights), "precision") as bar:
@@ -67,7 +72,13 @@ def measure(weights: str, layers: int, width: int, tokens: int, prompt: int, thr
     row: Row = {"weights": weights, "ways": {}, "faults": [], "bytes": read_bytes(model)}
     sequences = {}
     with torch.no_grad():
-        decoders = {way: Decoder(model, compiled(model, way), given, tokens) for way in ways}
+        decoders = {}
+        for way in ways:
+            call = compiled(model, way)
+            if way == "openvino":
+                original, _ = built("float32", layers, width, prompt)
+                call = OpenVinoDecoder(original, weights, threads, prompt + tokens)
+            decoders[way] = Decoder(model, call, given, tokens)
         for way, decoder in decoders.items():
             children.step(f"first tokens by {way}")
             sequences[way] = decoder.run()
@@ -149,7 +160,7 @@ def built(weights: str, layers: int, width: int, prompt: int) -> tuple[Any, Any]
 def compiled(model: Any, way: str) -> Callable[..., Any]:
     import torch
 
-    if way == "eager":
+    if way in ("eager", "openvino"):
         return model  # type: ignore[no-any-return]
     torch._dynamo.reset()
     return torch.compile(model, backend=way, dynamic=False)
