@@ -59,6 +59,8 @@ _VECTORS = (4, 3, 2, 1)
 
 def use_nibbles(steps: LoopProgram, machine: Machine) -> None:
     """Lets products read weights of 4 bits two at a time, where these come from memory."""
+    if not machine.fused:
+        return
     is_known, users = known_accesses(steps), Users(steps.steps)
     for step in steps.nests():
         product = mixed_product(step, is_known)

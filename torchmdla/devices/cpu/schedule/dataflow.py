@@ -43,16 +43,13 @@ def varying_loops(nest: AnyNest) -> Mapping[Expression, frozenset[int]]:
 
 @lru_cache(maxsize=4096)
 def multiply_adds(nest: AnyNest) -> Mapping[Expression, Expression]:
-    """Additions to what is accumulated, and those of integers to anything, each with the product, or sum of products,
-    that it adds and that nothing else reads: one instruction can do both."""
+    """Additions to what is accumulated, each with the product, or sum of products, that it adds and that nothing else
+    reads: one instruction can do both."""
     found: dict[Expression, Expression] = {}
     for roots in ((*nest.values, *nest.asserts), nest.epilogue.values if nest.epilogue else ()):
         for match in (match for pattern in _PRODUCTS for match in within(pattern, roots)):
             addition, product = match["sum"], match["product"]
-            if product.type not in ("f32", "f64", "i32"):
-                continue
-            # Of floats nothing else is rounded otherwise than the program says.
-            if product.type != "i32" and not any(o.op in _REDUCED for o in addition.operands):
+            if product.type not in ("f32", "f64", "i32") or not any(o.op in _REDUCED for o in addition.operands):
                 continue
             if contents(roots).readers(product) == [addition] and product not in roots:
                 found[addition] = product
