@@ -14,6 +14,7 @@ from torch_mlir import ir
 from written_programs import Builder, Executable, Value, check, normal
 
 from torchmdla.compiler.mlir import new_context
+from torchmdla.compiler.sizes import static
 from torchmdla.devices.cpu.loop_program import LoopProgram
 from torchmdla.devices.cpu.lowering import loop_program, lower
 from torchmdla.devices.cpu.parser import parse_program
@@ -68,7 +69,7 @@ def test_two_weights_lie_in_a_byte(
     rows: int, bits: int, group: int | None, are_shared: bool, features: tuple[str, ...]
 ) -> None:
     steps = Written(normal(rows, TERMS), bits=bits, group=group).steps(*features)
-    largest = max(packing.buffer.bytes for packing in steps.packings)  # type: ignore[type-var]
+    largest = max(static(packing.buffer.bytes) for packing in steps.packings)
     assert (largest == COLUMNS * TERMS // 2) == are_shared
     text = program_text(steps)
     assert program_text(parse_program(text)) == text
@@ -110,3 +111,8 @@ def test_a_row_with_numbers_of_all_sizes() -> None:
     status, (result,) = Executable(lower(w.b.program([w.result], host_target())))(w.b.values)
     assert status == 0
     torch.testing.assert_close(result.double(), exact, rtol=1e-5, atol=1e-4)
+
+
+def test_values_of_a_single_column() -> None:
+    w = Written(normal(1, COLUMNS * TERMS), columns=1)
+    check(w.b, [w.result], host_target())

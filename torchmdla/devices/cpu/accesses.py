@@ -78,6 +78,11 @@ class AffineExpr:
         """Whether it is the index of one loop, and nothing else."""
         return not self.constant and len(self.loops) == 1 and self.factors[self.loops[0]] == 1
 
+    def at(self, loop: int, number: int) -> AffineExpr:
+        """The same at one iteration of a loop."""
+        factors = (*self.factors[:loop], 0, *self.factors[loop + 1 :])
+        return AffineExpr(factors, self.constant + number * self.factors[loop])
+
     def along(self, indices: Mapping[int, AffineExpr], loops: int) -> AffineExpr:
         """The same over ``loops`` others: ``indices`` say what each of its own is."""
         parts = [(factor, indices[loop]) for loop, factor in enumerate(self.factors) if factor and loop in indices]
@@ -135,6 +140,10 @@ class Access:
     def instead(self, old: Buffer, new: Buffer) -> Access:
         """The same access to ``new`` if it is one to ``old``."""
         return replace(self, buffer=new) if self.buffer is old else self
+
+    def at(self, loop: int, number: int) -> Access:
+        """The same access at one iteration of a loop."""
+        return replace(self, indices=tuple(index.at(loop, number) for index in self.indices))
 
     def along(self, indices: Mapping[int, AffineExpr], loops: int) -> Access:
         """The same access by a nest of so many loops, of which ``indices`` say where each of this one's loops is. Those

@@ -93,7 +93,7 @@ def _by_place(access: Access, loop: int, inner: int) -> Access:
     memory."""
     dimensions = [d for d, index in enumerate(access.indices) if index.factors[loop] or index.factors[inner]]
     if len(dimensions) == 1:
-        return replace(access, indices=tuple(replace(i, factors=without(i.factors, loop)) for i in access.indices))
+        return access.at(loop, 0)
     flat = access.flat(len(access.indices[0].factors))
     return replace(access, indices=(replace(flat, factors=without(flat.factors, loop)),))
 
@@ -173,5 +173,4 @@ def laid_out(buffer: Buffer, element: str, layout: Layout, count: int) -> Buffer
 
 def word_along(access: Access, inner: int) -> Access:
     """All elements that an access touches along the loop ``inner``, as a word."""
-    indices = (replace(i, factors=without(i.factors, inner)) for i in access.indices)
-    return replace(access, indices=tuple(indices), word=WORD)
+    return replace(access.at(inner, 0), word=WORD)

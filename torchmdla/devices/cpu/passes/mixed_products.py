@@ -1,6 +1,8 @@
 """Sums of products of floats with integers of 8 bits that stand for floats, as weights of few bits are::
 
-sum(x[row, t] * (w[column, t] - zero[column, group]) * scale[column, group])
+    sum(x[row, t] * (w[column, t] - zero[column, group]) * scale[column, group])
+
+A group is one or more of the loops that reduce, those that zeros and scales vary with.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ from torchmdla.devices.cpu.expressions import (
 from torchmdla.devices.cpu.loop_program import Epilogue, LoopNest, LoopProgram, Users, is_copy
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.passes.dead_code import remove_unread
-from torchmdla.devices.cpu.passes.dot_layouts import WORD, without, word_along
+from torchmdla.devices.cpu.passes.dot_layouts import WORD, word_along
 from torchmdla.devices.cpu.passes.integer_sums import ahead
 from torchmdla.devices.cpu.passes.makers import elementwise_maker
 from torchmdla.devices.cpu.passes.mixed_products import MixedProduct, mixed_product
@@ -84,7 +84,7 @@ def _is_worth_it(product: MixedProduct, machine: Machine) -> bool:
     rows = math.prod(estimate(sizes[d]) for d in product.rows)
     terms = sizes[product.terms]
     in_words = isinstance(terms, int) and terms % _IN_WORD == 0
-    return in_words and rows <= _MOST_ROWS and count >= machine.second_level // 4
+    return in_words and bool(product.columns()) and rows <= _MOST_ROWS and count >= machine.second_level // 4
 
 
 class _Rewriter:
@@ -145,7 +145,7 @@ class _Rewriter:
     def _of_term(self, access: Access, number: int) -> Access:
         """An access at one of the terms of a word."""
         _, byte, half = self._terms
-        return _at(_at(access, byte, number // _IN_BYTE), half, number % _IN_BYTE)
+        return access.at(byte, number // _IN_BYTE).at(half, number % _IN_BYTE)
 
     def _scaled(self) -> Expression:
         """A group's sum as the weights stand for floats."""
@@ -181,7 +181,7 @@ class _Rewriter:
         *panels, lane = self._product.columns()
         order = [*panels, *self._product.groups, word, lane, byte]
         buffer = Buffer("temporary", _NARROW, self._sizes(order))
-        low, high = (load(_at(self._product.weights.integer, half, k).over(order)) for k in range(_IN_BYTE))
+        low, high = (load(self._product.weights.integer.at(half, k).over(order)) for k in range(_IN_BYTE))
         lower = operation("arith.andi", [low, constant((1 << _BITS) - 1, _NARROW)], _NARROW)
         upper = operation("arith.shli", [high, constant(_BITS, _NARROW)], _NARROW)
         nest = LoopNest.elementwise(buffer.sizes, Access.whole(buffer), operation("arith.ori", [lower, upper], _NARROW))
@@ -207,12 +207,6 @@ class _Rewriter:
 
     def _sizes(self, loops: Sequence[int]) -> tuple[AnySize, ...]:
         return tuple(self._step.sizes[loop] for loop in loops)
-
-
-def _at(access: Access, loop: int, number: int) -> Access:
-    """An access at one iteration of a loop."""
-    moved = (replace(i, constant=i.constant + number * i.factors[loop]) for i in access.indices)
-    return replace(access, indices=tuple(replace(i, factors=without(i.factors, loop)) for i in moved))
 
 
 def _weight(word: Expression, number: int) -> Expression:

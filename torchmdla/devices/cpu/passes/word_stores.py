@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial, reduce
 
-from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
+from torchmdla.devices.cpu.accesses import Buffer
 from torchmdla.devices.cpu.element_types import ELEMENT_BYTES
 from torchmdla.devices.cpu.expressions import (
     Expression,
@@ -47,13 +47,12 @@ def store_words(step: LoopNest, buffer: Buffer, used: int) -> bool:
     stored = epilogue.values if epilogue else step.values
     bits = 8 * ELEMENT_BYTES[buffer.element]
     word = _joined([_of_element(step, stored, loop, k)[0] for k in elements], bits)
-    written = step.written_accesses[0].along(_at(step, loop, 0), len(step.sizes))
+    written = step.written_accesses[0].at(loop, 0)
     written = replace(written, word=WORD)
     if is_reduction:
         step.values = tuple(_of_element(step, step.values, loop, k)[0] for k in elements)
         step.outputs = tuple(
-            replace(step.outputs[0], buffer=replace(step.outputs[0].buffer)).along(_at(step, loop, 0), len(step.sizes))
-            for _ in elements
+            replace(step.outputs[0], buffer=replace(step.outputs[0].buffer)).at(loop, 0) for _ in elements
         )
         step.epilogue = Epilogue((written,), (word,))
     else:
@@ -75,17 +74,9 @@ def _loop_within_words(step: LoopNest, buffer: Buffer) -> int | None:
     return last.loops[0] if expressions <= _MOST_EXPRESSIONS and not step.reduction[last.loops[0]] else None
 
 
-def _at(step: LoopNest, loop: int, number: int) -> dict[int, AffineExpr]:
-    """The loops of a step, one of them at an iteration."""
-    count = len(step.sizes)
-    loops = {own: AffineExpr.of_loop(own, count) for own in range(count)}
-    return {**loops, loop: AffineExpr((0,) * count, number)}
-
-
 def _of_element(step: LoopNest, roots: Sequence[Expression], loop: int, number: int) -> tuple[Expression, ...]:
     """What ``roots`` are for one element of a word, reduced in an output of its own."""
-    along = partial(Access.along, indices=_at(step, loop, number), loops=len(step.sizes))
-    moved = accessing(roots, along)
+    moved = accessing(roots, lambda access: access.at(loop, number))
     numbered = {index(loop): constant(number, "i64")}
     for e in contents(tuple(moved)).expressions:
         if e.op in ("accumulator", "reduced"):
