@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 CXX_FILES := $(wildcard $(foreach folder,src/* mdla/* torchmdla/devices/mdla/include tests/cxx tests/mdla,$(folder)/*.cpp $(folder)/*.h))
-SOURCES := $(CXX_FILES) CMakeLists.txt mdla/CMakeLists.txt setup.py release/npm_package.py
+SOURCES := $(CXX_FILES) src/exports.map CMakeLists.txt mdla/CMakeLists.txt setup.py release/npm_package.py
 # Tests are mostly waiting for compiler processes: two workers keep two cores busy.
 JOBS   ?= 2
 
@@ -110,7 +110,7 @@ asan ubsan tsan: build $(VENV)/.developing
 	mkdir -p build/$@/tree
 	cp -R torchmdla tests examples docs README.md pyproject.toml build/$@/tree
 	cp build/$@/libtorchmdla_mdla*.so build/$@/tree/torchmdla/devices/mdla
-	$(if $(SOURCE_$@),,cp build/$@/_C*.so build/$@/tree/torchmdla/torch_[0-9]*/)
+	$(if $(SOURCE_$@),,cp build/$@/_C*.so build/$@/libtorchmdla.so build/$@/tree/torchmdla/torch_[0-9]*/)
 	cd build/$@/tree && \
 	  ASAN_OPTIONS=detect_leaks=0:handle_segv=0 \
 	  UBSAN_OPTIONS=print_stacktrace=1 \

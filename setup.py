@@ -1,5 +1,5 @@
-"""Builds ``torchmdla._C`` with CMake and ninja against the installed torch, and the mdla device's libraries, which need
-no torch; has ``release/npm_package.py`` get what lays graphs out on a report's page. Everything else is in
+"""Builds ``libtorchmdla.so`` and ``torchmdla._C`` with CMake and ninja against the installed torch, and the mdla device's
+libraries, which need no torch; has ``release/npm_package.py`` get what lays graphs out on a report's page. Everything else is in
 pyproject.toml."""
 
 from __future__ import annotations
@@ -17,6 +17,10 @@ ROOT = Path(__file__).resolve().parent
 # By their paths: nothing of the tree can be imported in a build.
 VERSIONS = runpy.run_path(str(ROOT / "torchmdla" / "version.py"))
 NPM_PACKAGE = runpy.run_path(str(ROOT / "release" / "npm_package.py"))
+
+
+# What the extension is a binding of; it finds it in its own folder.
+LIBRARY = "libtorchmdla.so"
 
 
 def torch_version() -> str:
@@ -45,13 +49,16 @@ class CMakeBuild(build_ext):
         self._run(cmake, "--build", str(tree))
         extension = Path(self.get_ext_fullpath(ext.name))
         self._copy(tree / Path(self.get_ext_filename("_C")).name, extension)
+        self._copy(tree / LIBRARY, extension.parent / LIBRARY)
         self._copy_libraries(extension.parents[1])
         self._copy_vendored(extension.parents[1])
 
     def copy_extensions_to_source(self) -> None:
         self._remove_extensions()
         for extension in self.extensions:
-            Path(*extension.name.split(".")[:-1]).mkdir(exist_ok=True)
+            folder = Path(*extension.name.split(".")[:-1])
+            folder.mkdir(exist_ok=True)
+            self._copy(self.tree / LIBRARY, folder / LIBRARY)
         super().copy_extensions_to_source()
         self._copy_libraries(ROOT / "torchmdla")
         self._copy_vendored(ROOT / "torchmdla")
@@ -59,8 +66,8 @@ class CMakeBuild(build_ext):
     @staticmethod
     def _remove_extensions() -> None:
         """Those for other versions of torch that stand in the tree: they may be of other sources."""
-        for extension in (ROOT / "torchmdla").glob("torch_*/_C*"):
-            extension.unlink()
+        for built in (ROOT / "torchmdla").glob("torch_*/*.so"):
+            built.unlink()
 
     @staticmethod
     def _check_torch() -> None:

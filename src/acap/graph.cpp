@@ -3,8 +3,8 @@
 #include "eager_replay.h"
 #include "group/statistics.h"
 #include "jit_graph.h"
+#include "python/python_objects.h"
 #include "support/forks.h"
-#include "support/python_objects.h"
 
 #include <ATen/EmptyTensor.h>
 #include <c10/util/ScopeExit.h>

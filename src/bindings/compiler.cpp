@@ -2,8 +2,8 @@
 
 #include "bindings.h"
 #include "group/compilation_group.h"
+#include "python/python_objects.h"
 #include "python_group.h"
-#include "support/python_objects.h"
 
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>

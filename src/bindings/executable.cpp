@@ -2,7 +2,7 @@
 
 #include "runtime/executable.h"
 #include "bindings.h"
-#include "support/python_objects.h"
+#include "python/python_objects.h"
 
 #include <pybind11/stl.h>
 #include <torch/csrc/jit/python/pybind_utils.h>

@@ -3,7 +3,7 @@
 #include "bindings.h"
 #include "lazy/custom_ops.h"
 #include "lazy/device_backend.h"
-#include "support/python_objects.h"
+#include "python/python_objects.h"
 
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>

@@ -2,11 +2,25 @@
 
 #include "bindings.h"
 #include "python_group.h"
+#include "support/python_lock.h"
 
 namespace torchmdla {
 
+namespace {
+
+void* release_gil() {
+  return Py_IsInitialized() && PyGILState_Check() ? PyEval_SaveThread() : nullptr;
+}
+
+void take_gil(void* released) {
+  PyEval_RestoreThread(static_cast<PyThreadState*>(released));
+}
+
+} // namespace
+
 PYBIND11_MODULE(_C, module) {
-  module.doc() = "The C++ part of torchmdla: fusion pass, run function, device calls.";
+  module.doc() = "Python's side of libtorchmdla, and the frontends that are Python's.";
+  set_python_lock({release_gil, take_gil});
   bind_executable(module);
   bind_group(module);
   bind_compiler(module);

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "group/subgraph.h"
-#include "support/python_objects.h"
+#include "python/python_objects.h"
 
 #include <memory>
 

@@ -6,12 +6,12 @@
 #include "group/group_report.h"
 #include "group/profiling.h"
 #include "group/statistics.h"
+#include "python/python_objects.h"
 #include "runtime/device_calls.h"
 #include "runtime/kernel_times.h"
 #include "runtime/memory.h"
 #include "runtime/packed.h"
 #include "support/forks.h"
-#include "support/python_objects.h"
 
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>

@@ -1,5 +1,5 @@
-// Python objects that C++ owns, values on their way to and from Python, Python's exceptions on
-// their way through C++, and its lock.
+// Python objects that C++ owns, values on their way to and from Python, and Python's exceptions on
+// their way through C++.
 #pragma once
 
 #include <ATen/core/ivalue.h>
@@ -7,7 +7,6 @@
 #include <torch/csrc/Exceptions.h>
 
 #include <memory>
-#include <optional>
 
 namespace torchmdla {
 
@@ -22,17 +21,6 @@ inline pybind11::object borrow(const std::shared_ptr<PyObject>& held) {
 // Numbers, strings, None and lists of numbers. (PyTorch's own conversion is not exported.) Throws
 // TypeError for others.
 c10::IValue to_ivalue(const pybind11::handle& value);
-
-// Lets other threads run Python meanwhile, if this one could.
-class WithoutGil {
-public:
-  WithoutGil() {
-    if (Py_IsInitialized() && PyGILState_Check()) released_.emplace();
-  }
-
-private:
-  std::optional<pybind11::gil_scoped_release> released_;
-};
 
 // A Python exception on its way through the TorchScript interpreter, which would otherwise turn it
 // into a RuntimeError with the text alone.
