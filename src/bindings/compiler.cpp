@@ -14,7 +14,6 @@
 
 #include <chrono>
 #include <optional>
-#include <unordered_map>
 #include <vector>
 
 namespace py = pybind11;
@@ -114,28 +113,6 @@ template <class Call> auto in_python(const OnFailure& on_failure, Call call) {
   });
 }
 
-const std::unordered_map<std::string, SizeProgram::Operation> size_operations{
-    {"constant", SizeProgram::Operation::constant},
-    {"symbol", SizeProgram::Operation::symbol},
-    {"add", SizeProgram::Operation::add},
-    {"mul", SizeProgram::Operation::mul},
-    {"floor_div", SizeProgram::Operation::floor_div},
-    {"mod", SizeProgram::Operation::mod},
-    {"div", SizeProgram::Operation::div},
-    {"min", SizeProgram::Operation::min},
-    {"max", SizeProgram::Operation::max},
-    {"floor", SizeProgram::Operation::floor},
-    {"ceil", SizeProgram::Operation::ceil},
-    {"trunc", SizeProgram::Operation::trunc},
-    {"eq", SizeProgram::Operation::eq},
-    {"ne", SizeProgram::Operation::ne},
-    {"lt", SizeProgram::Operation::lt},
-    {"le", SizeProgram::Operation::le},
-    {"and", SizeProgram::Operation::logical_and},
-    {"or", SizeProgram::Operation::logical_or},
-    {"not", SizeProgram::Operation::logical_not},
-};
-
 // As torchmdla.capture.size_program.SizeNodes.
 SizeProgram size_program(const py::object& made) {
   using Entry = std::tuple<std::string, double, size_t, size_t>;
@@ -143,7 +120,7 @@ SizeProgram size_program(const py::object& made) {
       made.cast<std::tuple<std::vector<Entry>, std::vector<size_t>, std::vector<size_t>>>();
   std::vector<SizeProgram::Node> nodes;
   for (const auto& [operation, number, left, right] : entries)
-    nodes.push_back({size_operations.at(operation), number, left, right});
+    nodes.push_back({SizeProgram::operation(operation).value(), number, left, right});
   return {std::move(nodes), std::move(computed), std::move(conditions)};
 }
 

@@ -18,6 +18,12 @@ namespace torchmdla {
 
 namespace {
 
+// The Python object that keeps the code.
+struct PythonOwner : CodeOwner {
+  explicit PythonOwner(const py::object& object) : object(hold(object)) {}
+  const std::shared_ptr<PyObject> object;
+};
+
 InputBinding input_binding(const std::string& source, const py::object& from) {
   using Source = InputBinding::Source;
   if (source == "constant") return {Source::constant, 0, std::nullopt, from.cast<at::Tensor>()};
@@ -96,7 +102,7 @@ make_executable(uintptr_t entry, const std::vector<PackEntry>& packs, int64_t wo
                     {},
                     workspace_bytes,
                     reinterpret_cast<int64_t (*)(const int64_t*)>(workspace),
-                    hold(owner),
+                    std::make_shared<PythonOwner>(owner),
                     reinterpret_cast<const char* (*)()>(fault),
                     std::move(times)};
   for (const auto& [function, recipe, arguments, bytes, release] : packs)
@@ -158,7 +164,8 @@ void bind_executable(py::module& module) {
            py::arg("fault") = 0, py::arg("times") = std::shared_ptr<KernelTimes>())
       .def("__call__", &call, py::arg("inputs"))
       .def_property_readonly("owner", [](const Executable& executable) {
-        return py::reinterpret_borrow<py::object>(static_cast<PyObject*>(executable.owner().get()));
+        const auto* owner = dynamic_cast<const PythonOwner*>(&executable.owner());
+        return owner ? borrow(owner->object) : py::none();
       });
 }
 

@@ -13,7 +13,9 @@
 #include <structmember.h>
 
 #include <cstddef>
+#include <cstring>
 #include <optional>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -251,6 +253,33 @@ Record PythonSubgraph::run_and_record(Stack& stack) {
     record = to_record(seen);
   });
   return record;
+}
+
+std::optional<Structure> PythonSubgraph::structure(const std::string& device,
+                                                   const std::vector<int64_t>& parameters) const {
+  py::gil_scoped_acquire gil;
+  try {
+    if (!py::hasattr(object(), "structure")) return std::nullopt;
+    const auto made = object().attr("structure")(device, parameters);
+    if (made.is_none()) return std::nullopt;
+    const auto bytes = made.cast<std::string_view>();
+    Structure structure;
+    TORCH_CHECK(bytes.size() == structure.size(), "a structure has ", structure.size(), " bytes");
+    std::memcpy(structure.data(), bytes.data(), bytes.size());
+    return structure;
+  } catch (py::error_already_set& error) {
+    throw_python_error(error);
+  }
+}
+
+at::Tensor PythonSubgraph::constant(size_t node, std::optional<size_t> element) const {
+  py::gil_scoped_acquire gil;
+  try {
+    const auto made = object().attr("constant")(node);
+    return (element ? py::object(made[py::int_(*element)]) : py::object(made)).cast<at::Tensor>();
+  } catch (py::error_already_set& error) {
+    throw_python_error(error);
+  }
 }
 
 Subgraph::Division PythonSubgraph::divide(const std::vector<size_t>& left_out,

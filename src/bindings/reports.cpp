@@ -19,7 +19,7 @@ namespace {
 
 py::dict to_python(const SpecialisationReport& report) {
   py::dict result;
-  result["is_dynamic"] = report.is_dynamic;
+  result["is_dynamic"] = report.pattern.has_value();
   result["executable"] = std::const_pointer_cast<Executable>(report.executable);
   result["failure"] = report.failure;
   return result;

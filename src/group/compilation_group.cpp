@@ -105,6 +105,11 @@ Settings& settings() {
   return instance;
 }
 
+void tell_fault(const std::string& group, const std::string& fault, bool strict) {
+  TORCH_CHECK(!strict, "torchmdla: group ", group, ": ", fault);
+  TORCH_WARN("torchmdla: a group runs in PyTorch's interpreter: ", group, ": ", fault);
+}
+
 void set_compiler(Compiler functions) {
   compiler() = std::move(functions);
 }
@@ -142,15 +147,84 @@ void CompilationGroup::run(Stack& stack) {
   if (const auto reason = reason_to_fall_back(inputs, signature)) return fall_back(stack, *reason);
   if (needs_gradients(inputs)) {
     if (expected_backward_.count_call()) return run_as_pytorch(stack);
-  } else if (is_first_run()) {
+  } else if (is_first_run() && !adopt(signature, inputs)) {
     return fall_back(stack);
   }
-  if (const auto* specialisation = find(signature)) return run_specialised(*specialisation, stack);
-  Symbols values;
-  if (const auto* specialisation = find_dynamic(signature, values))
-    return run_compiled(*specialisation->compiled.executable, specialisation->gradients, values,
-                        stack);
+  do {
+    if (const auto* specialisation = find(signature))
+      return run_specialised(*specialisation, stack);
+    Symbols values;
+    if (const auto* specialisation = find_dynamic(signature, values))
+      return run_compiled(*specialisation->compiled.executable, specialisation->gradients, values,
+                          stack);
+  } while (adopt(signature, inputs));
   specialise(signature, stack);
+}
+
+// Whether a package has code for the call, which is loaded then.
+bool CompilationGroup::adopt(const Signature& signature, c10::ArrayRef<c10::IValue> inputs) {
+  if (!are_any_packaged()) return false;
+  const std::lock_guard<ProcessMutex> guard(adopting_);
+  Symbols values;
+  if (find(signature) || find_dynamic(signature, values)) return true; // of another thread
+  for (const auto& one : packaged()) {
+    if (one->pattern && !settings().dynamic) continue;
+    const bool has_bits = std::ranges::all_of(one->bits, [&](const auto& wanted) {
+      const auto& [input, bits] = wanted;
+      return inputs.at(input).isTensor() && bits_of(inputs[input].toTensor()) == bits;
+    });
+    if (one->covers(signature) && has_bits && load(*one)) return true;
+  }
+  return false;
+}
+
+// What packages have for the group. `adopting_` is held.
+Packaged CompilationGroup::packaged() {
+  if (!structure_) structure_ = group_.subgraph->structure(group_.device, group_.parameters);
+  return *structure_ ? find_packaged(**structure_) : Packaged();
+}
+
+bool CompilationGroup::load(const PackagedSpecialisation& packaged) {
+  RECORD_USER_SCOPE("mdla::load");
+  try {
+    if (packaged.pattern) {
+      auto made = std::make_unique<DynamicSpecialisation>();
+      made->pattern = *packaged.pattern;
+      made->compiled = {packaged.load(*group_.subgraph), packaged.sizes};
+      publish(std::move(made));
+    } else {
+      auto made = std::make_unique<Specialisation>();
+      made->signature = packaged.signature;
+      if (packaged.left_out)
+        split(*made, *packaged.left_out);
+      else
+        made->executable = packaged.load(*group_.subgraph), made->outcome = Outcome::compiled;
+      publish(std::move(made));
+    }
+  } catch (const std::exception& error) {
+    statistics().packages.refused.count(error.what());
+    return false;
+  }
+  ++statistics().packages.specialisations;
+  return true;
+}
+
+// Has it run in groups around these nodes and those taken on a condition, or as a whole by eager
+// operators where nothing is left for groups.
+void CompilationGroup::split(Specialisation& specialisation, std::vector<size_t> left_out) {
+  specialisation.outcome = Outcome::split;
+  specialisation.division = divide(left_out);
+  if (!specialisation.division)
+    specialisation.division = [this](Stack& stack) { group_.subgraph->run(stack); };
+  specialisation.left_out = std::move(left_out);
+}
+
+void CompilationGroup::prepare() {
+  const std::lock_guard<ProcessMutex> guard(adopting_);
+  for (const auto& one : packaged())
+    if (one->bits.empty() && !find(one->signature)) load(*one);
+  for (const auto& one : report().specialisations)
+    if (one.executable) one.executable->pack_constants();
 }
 
 std::optional<Fallback> CompilationGroup::reason_to_fall_back(c10::ArrayRef<c10::IValue> inputs,
@@ -262,6 +336,10 @@ bool CompilationGroup::call(const Executable& executable, c10::ArrayRef<int64_t>
 // The first call with new inputs: its results come from eager kernels, whose record is what the
 // compiler needs, and whose errors are the ones the user should see.
 void CompilationGroup::specialise(const Signature& signature, Stack& stack) {
+  if (!compiler().compile) {
+    TORCH_CHECK(!strict(), "torchmdla: ", describe(Fallback::no_compiler));
+    return fall_back(stack, Fallback::no_compiler);
+  }
   if (const auto postponed = find_postponed(signature)) return run_specialised(*postponed, stack);
   Fallback refusal;
   auto claimed = claim(signature, refusal, torch::jit::last(stack, group_.inputs.num_inputs()));
@@ -406,9 +484,7 @@ void CompilationGroup::compile(Claim& claim, const Record& record) {
   if (!group_.subgraph->conditions_hold(record)) {
     auto made = std::make_unique<Specialisation>();
     made->signature = claim.signature;
-    made->outcome = Outcome::split;
-    made->division = divide({});
-    if (!made->division) made->division = [this](Stack& stack) { group_.subgraph->run(stack); };
+    split(*made, {});
     return publish(std::move(made));
   }
   try {
@@ -442,10 +518,7 @@ bool CompilationGroup::compile_dynamic(const Claim& claim, const Record& record)
   }
   ++statistics().specialisations;
   ++statistics().dynamic;
-  const Guard guard(mutex_);
-  made->next = newest_dynamic_.load(std::memory_order_relaxed);
-  newest_dynamic_.store(made.get(), std::memory_order_release);
-  dynamic_.push_back(std::move(made));
+  publish(std::move(made));
   return true;
 }
 
@@ -468,7 +541,7 @@ void CompilationGroup::compile_static(Claim& claim, const Record& record) {
     made->failure = failure.what();
     made->raise = failure.raise;
     if (!failure.left_out.empty()) made->division = divide(failure.left_out);
-    if (made->division) made->outcome = Outcome::split;
+    if (made->division) made->outcome = Outcome::split, made->left_out = failure.left_out;
     if (!strict()) warn = [warn = failure.warn, split = bool(made->division)] { warn(split); };
   }
   publish(std::move(made));
@@ -522,6 +595,13 @@ void CompilationGroup::publish(std::unique_ptr<Specialisation> specialisation) {
   specialisations_.push_back(std::move(specialisation));
 }
 
+void CompilationGroup::publish(std::unique_ptr<DynamicSpecialisation> specialisation) {
+  const Guard guard(mutex_);
+  specialisation->next = newest_dynamic_.load(std::memory_order_relaxed);
+  newest_dynamic_.store(specialisation.get(), std::memory_order_release);
+  dynamic_.push_back(std::move(specialisation));
+}
+
 template <class Reason> void CompilationGroup::count_fallback(const Reason& reason) {
   statistics().fallbacks.count(reason);
   calls_.fallbacks.count(reason);
@@ -548,6 +628,7 @@ GroupReport CompilationGroup::report() const {
                    name_,
                    group_.device,
                    group_.subgraph,
+                   group_.parameters,
                    calls_.compiled,
                    calls_.recorded,
                    calls_.training,
@@ -557,9 +638,12 @@ GroupReport CompilationGroup::report() const {
                    {}};
   const Guard guard(mutex_);
   for (const auto& one : specialisations_)
-    made.specialisations.push_back({false, one->executable, one->failure});
+    made.specialisations.push_back(
+        {one->executable, one->failure, one->signature, std::nullopt,
+         one->outcome == Outcome::split ? std::optional(one->left_out) : std::nullopt});
   for (const auto& one : dynamic_)
-    made.specialisations.push_back({true, one->compiled.executable, ""});
+    made.specialisations.push_back(
+        {one->compiled.executable, "", one->pattern.typical, one->pattern});
   made.inputs = last_inputs_;
   return made;
 }

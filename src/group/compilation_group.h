@@ -4,6 +4,7 @@
 #include "fusion/input_paths.h"
 #include "group_autograd.h"
 #include "group_report.h"
+#include "packaged.h"
 #include "record.h"
 #include "runtime/executable.h"
 #include "signature.h"
@@ -82,13 +83,14 @@ struct CompileFailure : std::runtime_error {
 // one is held, else warns.
 using TellFault =
     std::function<void(const std::string& group, const std::string& fault, bool strict)>;
+void tell_fault(const std::string& group, const std::string& fault, bool strict);
 
 // Called without any lock held and without the GIL. They throw CompileFailure; any other exception
 // (an interrupt) goes to the user and the compilation is tried again at the next call.
-struct Compiler {
+struct Compiler { // its functions are empty in a process without a compiler
   std::function<std::shared_ptr<const Executable>(const CompileRequest& request)> compile;
   std::function<DynamicExecutable(const DynamicRequest& request)> compile_dynamic;
-  TellFault tell_fault;
+  TellFault tell_fault = torchmdla::tell_fault;
 };
 void set_compiler(Compiler compiler);
 
@@ -137,6 +139,10 @@ public:
 
   ~CompilationGroup();
 
+  // Takes over what packages have for the group, and packs its constants.
+  void prepare();
+
+  int64_t number() const { return number_; }
   GroupReport report() const;
   void forget_inputs() { keep_inputs({}); }
 
@@ -151,7 +157,8 @@ private:
     Signature signature;
     Outcome outcome = Outcome::failed;
     std::shared_ptr<const Executable> executable;
-    Subgraph::Division division; // where `split`
+    Subgraph::Division division;  // where `split`
+    std::vector<size_t> left_out; // numbers of the nodes that it leaves out
     std::string failure;
     std::function<void()> raise;
     mutable OutputGradients gradients; // grows
@@ -196,6 +203,9 @@ private:
   const Specialisation* find(const Signature& signature) const;
   std::shared_ptr<const Specialisation> find_postponed(const Signature& signature);
   const DynamicSpecialisation* find_dynamic(const Signature& signature, Symbols& values) const;
+  bool adopt(const Signature& signature, c10::ArrayRef<c10::IValue> inputs);
+  Packaged packaged();
+  bool load(const PackagedSpecialisation& packaged);
   void run_specialised(const Specialisation& specialisation, torch::jit::Stack& stack);
   void run_compiled(const Executable& executable, OutputGradients& gradients,
                     c10::ArrayRef<int64_t> symbols, torch::jit::Stack& stack);
@@ -219,7 +229,9 @@ private:
   bool compile_dynamic(const Claim& claim, const Record& record);
   void compile_static(Claim& claim, const Record& record);
   Subgraph::Division divide(const std::vector<size_t>& left_out);
+  void split(Specialisation& specialisation, std::vector<size_t> left_out);
   void publish(std::unique_ptr<Specialisation> specialisation);
+  void publish(std::unique_ptr<DynamicSpecialisation> specialisation);
   void postpone(const Signature& signature, const CompileFailure& failure);
   void fall_back(torch::jit::Stack& stack);
   void keep_inputs(c10::ArrayRef<c10::IValue> inputs);
@@ -245,8 +257,10 @@ private:
   std::atomic<const DynamicSpecialisation*> newest_dynamic_{nullptr};
   // For calls past the most specialisations, if any was split.
   std::atomic<const Specialisation*> newest_split_{nullptr};
-  mutable std::mutex mutex_;             // guards what follows
-  std::vector<c10::IValue> last_inputs_; // where they are kept
+  ProcessMutex adopting_;                             // held while code is loaded from a package
+  std::optional<std::optional<Structure>> structure_; // guarded by adopting_
+  mutable std::mutex mutex_;                          // guards what follows
+  std::vector<c10::IValue> last_inputs_;              // where they are kept
   std::vector<std::unique_ptr<Specialisation>> specialisations_;
   std::vector<std::unique_ptr<DynamicSpecialisation>> dynamic_;
   std::vector<const Claim*> claims_;

@@ -60,6 +60,12 @@ std::vector<GroupReport> group_reports() {
   return reports;
 }
 
+void prepare_groups(int64_t first) {
+  if (!are_any_packaged()) return;
+  for (const auto& group : all_groups())
+    if (group->number() >= first) group->prepare();
+}
+
 void keep_inputs(bool on) {
   settings().keep_inputs = on;
   if (on) return;

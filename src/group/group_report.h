@@ -3,12 +3,14 @@
 
 #include "runtime/executable.h"
 #include "subgraph.h"
+#include "symbols.h"
 
 #include <ATen/core/ivalue.h>
 
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,9 +19,11 @@ namespace torchmdla {
 class CompilationGroup;
 
 struct SpecialisationReport {
-  bool is_dynamic;
   std::shared_ptr<const Executable> executable; // null where it could not be compiled
   std::string failure;
+  Signature signature;
+  std::optional<Pattern> pattern;                // of a dynamic one
+  std::optional<std::vector<size_t>> left_out{}; // of one that is divided around these nodes
 };
 
 struct GroupReport {
@@ -27,6 +31,7 @@ struct GroupReport {
   std::string name;
   std::string device;
   std::shared_ptr<const Subgraph> subgraph;
+  std::vector<int64_t> parameters; // indices of inputs that are weights
   int64_t compiled_calls;
   int64_t recorded_calls; // by eager operators, to learn what the compiler has to know
   int64_t training_calls; // as PyTorch runs a program that trains: backward is expected
@@ -45,6 +50,9 @@ void leave_group(CompilationGroup* group);
 
 // Of all groups, by number.
 std::vector<GroupReport> group_reports();
+
+// Has those with this number or a later one take over what packages have for them.
+void prepare_groups(int64_t first);
 
 // Whether groups keep the inputs of their latest call, to compare it with eager operators. Off,
 // what was kept is let go of.

@@ -6,6 +6,7 @@
 #include "ungrouped.h"
 
 #include <c10/util/ScopeExit.h>
+#include <torch/csrc/jit/ir/constants.h>
 
 #include <algorithm>
 #include <string>
@@ -62,6 +63,22 @@ bool ScriptSubgraph::run_differentiable(Stack& stack) {
   const auto leave = c10::make_scope_exit([] { in_differentiable_run = false; });
   differentiable_->run(stack);
   return true;
+}
+
+std::optional<Structure> ScriptSubgraph::structure(const std::string& device,
+                                                   const std::vector<int64_t>& parameters) const {
+  return structure_of(*graph_, device, parameters);
+}
+
+at::Tensor ScriptSubgraph::constant(size_t node, std::optional<size_t> element) const {
+  auto at = graph_->nodes().begin();
+  for (size_t i = 0; i < node && at != graph_->nodes().end(); ++i)
+    ++at;
+  TORCH_CHECK(at != graph_->nodes().end() && at->kind() == c10::prim::Constant, "torchmdla: node ",
+              node, " of a group is no constant");
+  const auto value = torch::jit::toIValue(at->output()).value();
+  if (!element) return value.toTensor();
+  return value.toTensorVector().at(*element);
 }
 
 bool ScriptSubgraph::conditions_hold(const Record& record) const {

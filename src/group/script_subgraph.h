@@ -30,6 +30,10 @@ public:
   // differentiable graphs that it makes of it, forward and backward.
   bool run_differentiable(torch::jit::Stack& stack) override;
 
+  std::optional<Structure> structure(const std::string& device,
+                                     const std::vector<int64_t>& parameters) const override;
+  at::Tensor constant(size_t node, std::optional<size_t> element) const override;
+
   bool conditions_hold(const Record& record) const override;
 
   Division divide(const std::vector<size_t>& left_out,

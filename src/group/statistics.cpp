@@ -26,6 +26,8 @@ const char* describe(Fallback reason) {
     return "the group has too many specialisations";
   case Fallback::status:
     return "the compiled code reported an error";
+  case Fallback::no_compiler:
+    return "no package has code for the call, and there is no compiler in this process";
   case Fallback::count:
     break;
   }
@@ -60,8 +62,14 @@ void FallbackCounts::reset() {
     number = 0;
 }
 
+void PackageCounts::reset() {
+  refused.reset();
+  read = specialisations = 0;
+}
+
 void Statistics::reset() {
   fallbacks.reset();
+  packages.reset();
   not_dynamic.reset();
   groups = specialisations = dynamic = training_calls = 0;
 }

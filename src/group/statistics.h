@@ -21,6 +21,7 @@ enum class Fallback {
   being_compiled,
   too_many_specialisations,
   status,
+  no_compiler,
   count
 };
 
@@ -56,6 +57,15 @@ private:
   ReasonCounts failures_;
 };
 
+// Of files that hold artifacts.
+struct PackageCounts {
+  std::atomic<int64_t> read{0};            // packages
+  std::atomic<int64_t> specialisations{0}; // that a group took over
+  ReasonCounts refused;                    // packages, or specialisations in them
+
+  void reset();
+};
+
 struct Statistics {
   std::atomic<int64_t> groups{0};
   std::atomic<int64_t> specialisations{0};
@@ -65,6 +75,8 @@ struct Statistics {
   // Graphs of TorchScript that went through the pass while no device was in use.
   std::atomic<int64_t> optimised_without_device{0};
   ReasonCounts not_dynamic; // groups whose sizes vary and that are compiled for each of them
+
+  PackageCounts packages;
 
   void reset();
 };

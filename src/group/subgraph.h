@@ -2,11 +2,14 @@
 #pragma once
 
 #include "record.h"
+#include "structure.h"
 
 #include <ATen/core/stack.h>
 
 #include <cstdint>
 #include <functional>
+#include <optional>
+#include <string>
 #include <vector>
 
 namespace torchmdla {
@@ -28,6 +31,14 @@ public:
   // For inputs of which gradients are asked. False, with the stack as it was, where there is no
   // better way than `run`.
   virtual bool run_differentiable(torch::jit::Stack& stack) = 0;
+
+  // By which packages know it: null where nothing packaged can be for it. `parameters` are the
+  // indices of inputs that are weights.
+  virtual std::optional<Structure> structure(const std::string& device,
+                                             const std::vector<int64_t>& parameters) const = 0;
+
+  // The tensor that node number `node`, a constant, holds, or its list has at `element`.
+  virtual at::Tensor constant(size_t node, std::optional<size_t> element) const = 0;
 
   // Whether a call with this record met what the group's nodes were taken on the condition of.
   virtual bool conditions_hold(const Record& record) const = 0;

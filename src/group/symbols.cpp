@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <map>
+#include <unordered_map>
 
 namespace torchmdla {
 
@@ -176,6 +177,32 @@ std::optional<Pattern> pattern_without(int64_t size, const Signature& signature,
   for (size_t i = 0; i < signature.size(); ++i)
     if (may_vary[i] && signature[i] == *nearest) pattern.places[i] = 0;
   return refused.count(pattern.places) ? std::nullopt : std::optional(std::move(pattern));
+}
+
+std::optional<SizeProgram::Operation> SizeProgram::operation(const std::string& name) {
+  static const std::unordered_map<std::string, Operation> operations{
+      {"constant", Operation::constant},
+      {"symbol", Operation::symbol},
+      {"add", Operation::add},
+      {"mul", Operation::mul},
+      {"floor_div", Operation::floor_div},
+      {"mod", Operation::mod},
+      {"div", Operation::div},
+      {"min", Operation::min},
+      {"max", Operation::max},
+      {"floor", Operation::floor},
+      {"ceil", Operation::ceil},
+      {"trunc", Operation::trunc},
+      {"eq", Operation::eq},
+      {"ne", Operation::ne},
+      {"lt", Operation::lt},
+      {"le", Operation::le},
+      {"and", Operation::logical_and},
+      {"or", Operation::logical_or},
+      {"not", Operation::logical_not},
+  };
+  const auto found = operations.find(name);
+  return found == operations.end() ? std::nullopt : std::optional(found->second);
 }
 
 SizeProgram::SizeProgram(std::vector<Node> nodes, std::vector<size_t> computed,

@@ -8,6 +8,7 @@
 
 #include <optional>
 #include <set>
+#include <string>
 #include <vector>
 
 namespace torchmdla {
@@ -76,6 +77,9 @@ public:
     logical_or,
     logical_not,
   };
+
+  // By its name in torchmdla/capture/size_program.py; nullopt where there is none.
+  static std::optional<Operation> operation(const std::string& name);
 
   struct Node {
     Operation operation;

@@ -85,6 +85,7 @@ Executable::Executable(CompiledCode code, std::vector<InputBinding> inputs,
         return binding.source == Source::scalar || binding.source == Source::size;
       })) {
   TORCH_CHECK(code_.entry, "torchmdla: an executable needs the address of its entry");
+  TORCH_CHECK(code_.owner, "torchmdla: an executable needs an owner of its code");
   std::set<size_t> packed;
   for (const auto& pack : code_.packs)
     packed.insert(pack.arguments.begin(), pack.arguments.end());
@@ -137,6 +138,12 @@ bool Executable::run(torch::jit::Stack& stack, size_t num_inputs,
   if (looking) set->watch.adapt(looking, now() - start);
   push_outputs(stack, num_inputs, symbols, results);
   return true;
+}
+
+void Executable::pack_constants() const {
+  const bool are_constants = std::ranges::all_of(
+      parameters_, [&](size_t argument) { return inputs_[argument].source == Source::constant; });
+  if (packed_ && are_constants && !packed_->load()) keep_packed(*packed_, [&] { return pack({}); });
 }
 
 void Executable::prefetch() const {

@@ -55,12 +55,20 @@ struct OutputList {
 // compilation.
 using OutputBinding = std::variant<OutputTensor, OutputList, Polynomial, c10::IValue>;
 
+// Keeps compiled code mapped.
+struct CodeOwner {
+  CodeOwner() = default;
+  CodeOwner(const CodeOwner&) = delete;
+  CodeOwner& operator=(const CodeOwner&) = delete;
+  virtual ~CodeOwner() = default;
+};
+
 struct CompiledCode {
   Entry entry;
   std::vector<Pack> packs;
   int64_t workspace_bytes;
   int64_t (*workspace)(const int64_t* sizes); // of a dynamic program, else null
-  std::shared_ptr<void> owner;                // keeps the code mapped
+  std::shared_ptr<const CodeOwner> owner;
   // Of a device that can fail where eager PyTorch would not: why the entry or a pack has just
   // failed on the calling thread, naming the device's call; empty where PyTorch's own error is due.
   const char* (*fault)() = nullptr;
@@ -86,7 +94,10 @@ public:
   // was. So it is when DeviceFault is thrown.
   bool run(torch::jit::Stack& stack, size_t num_inputs, c10::ArrayRef<int64_t> symbols) const;
 
-  const std::shared_ptr<void>& owner() const { return code_.owner; }
+  const CodeOwner& owner() const { return *code_.owner; }
+
+  // Packs the parameters, if all of them are constants, so that the first call finds them packed.
+  void pack_constants() const;
 
   // Fetches what a call will read of its parameters, without waiting for it.
   void prefetch() const;

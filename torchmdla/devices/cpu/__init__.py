@@ -47,22 +47,10 @@ class CpuDevice(Device):
     @property
     def dtypes(self) -> frozenset[str]:
         from torchmdla.devices.cpu.machine import converts_f16
+        from torchmdla.devices.cpu.ops import DTYPES
         from torchmdla.devices.cpu.processors import target_of
 
-        dtypes = {
-            "float32",
-            "float64",
-            "bfloat16",
-            "int64",
-            "int32",
-            "int16",
-            "int8",
-            "uint8",
-            "bool",
-            "qint8",
-            "quint8",
-        }
-        return frozenset(dtypes | {"float16"} if converts_f16(target_of(self._processor)) else dtypes)
+        return DTYPES | {"float16"} if converts_f16(target_of(self._processor)) else DTYPES
 
     def target(self) -> Target:
         from torchmdla.devices.cpu.machine import ALGORITHMS, CHECK_BOUNDS

@@ -13,7 +13,7 @@ from torchmdla.compiler.program import Target
 NATIVE = "native"
 
 # LLVM's names of what each level has beside the levels before it (System V ABI for AMD64, "Micro-Architecture Levels").
-_LEVELS: Mapping[str, str] = {
+LEVELS: Mapping[str, str] = {
     "x86-64-v2": "cx16 sahf popcnt sse3 ssse3 sse4.1 sse4.2",
     "x86-64-v3": "avx avx2 bmi bmi2 f16c fma lzcnt movbe xsave",
     "x86-64-v4": "avx512f avx512bw avx512cd avx512dq avx512vl",
@@ -31,7 +31,7 @@ def target_of(processor: str) -> Target:
     host = _host()
     if processor == NATIVE:
         return host
-    wanted = _features(processor)
+    wanted = features_of_level(processor)
     present = {feature.removeprefix("+") for feature in host.features.split(",") if feature.startswith("+")}
     if missing := sorted(wanted - present):
         raise ValueError(f"this processor, {host.cpu}, is no {processor}: it has no {', '.join(missing)}")
@@ -69,12 +69,17 @@ def _described(*names: str) -> list[list[str]]:
     return found
 
 
-def _features(processor: str) -> frozenset[str]:
-    if processor not in _LEVELS:
-        raise ValueError(f"no processor {processor!r}; there are {', '.join((NATIVE, *_LEVELS))}")
-    names = list(_LEVELS)
+def features_of_level(processor: str) -> frozenset[str]:
+    """LLVM's names of what all processors of a level have.
+
+    Raises:
+        ValueError: there is no such level.
+    """
+    if processor not in LEVELS:
+        raise ValueError(f"no processor {processor!r}; there are {', '.join((NATIVE, *LEVELS))}")
+    names = list(LEVELS)
     levels = names[: names.index(processor) + 1]
-    return frozenset(" ".join((_BASE, *(_LEVELS[level] for level in levels))).split())
+    return frozenset(" ".join((_BASE, *(LEVELS[level] for level in levels))).split())
 
 
 @lru_cache(maxsize=1)

@@ -1,0 +1,43 @@
+#include "archive.h"
+
+#include "group/group_report.h"
+#include "package.h"
+#include "torchmdla/torchmdla.h"
+
+#include <caffe2/serialize/inline_container.h>
+#include <torch/csrc/jit/api/function_impl.h>
+#include <torch/csrc/jit/runtime/graph_executor.h>
+
+#include <memory>
+#include <utility>
+
+namespace torchmdla {
+
+using caffe2::serialize::PyTorchStreamReader;
+
+bool take_package_of(PyTorchStreamReader& reader, const std::string& file) {
+  const auto read = [&](const std::string& name) -> std::optional<FileRecord> {
+    if (!reader.hasRecord(name)) return std::nullopt;
+    auto [data, size] = reader.getRecord(name);
+    const std::span bytes(static_cast<const std::byte*>(data.get()), size);
+    return FileRecord{bytes, std::make_shared<at::DataPtr>(std::move(data))};
+  };
+  return take_package(read, file);
+}
+
+bool take_package_of(const std::string& file) {
+  PyTorchStreamReader reader(file);
+  return take_package_of(reader, file);
+}
+
+void prepare(const torch::jit::Module& module) {
+  const auto method = module.find_method("forward");
+  auto* function = method ? torch::jit::tryToGraphFunction(method->function()) : nullptr;
+  if (!function) return;
+  const auto first = next_group_number();
+  torch::jit::Stack inputs{module._ivalue()};
+  function->get_executor().getPlanFor(inputs);
+  prepare_groups(first);
+}
+
+} // namespace torchmdla

@@ -1,0 +1,18 @@
+// Packages in files that PyTorch reads (and torchmdla/torchmdla.h).
+#pragma once
+
+#include <string>
+
+namespace caffe2::serialize {
+class PyTorchStreamReader;
+} // namespace caffe2::serialize
+
+namespace torchmdla {
+
+// Makes what a file has of a package known to groups; false where it has none.
+bool take_package_of(caffe2::serialize::PyTorchStreamReader& reader, const std::string& file);
+
+// Has whatever file PyTorch loads from now on looked at for a package.
+void watch_loads();
+
+} // namespace torchmdla

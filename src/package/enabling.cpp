@@ -1,0 +1,51 @@
+#include "archive.h"
+#include "cpu_tables.h"
+#include "fusion/device_table.h"
+#include "group/compilation_group.h"
+#include "group/profiling.h"
+#include "processor.h"
+#include "settings.h"
+#include "torchmdla/torchmdla.h"
+
+#include <cstdlib>
+#include <string_view>
+
+namespace torchmdla {
+
+namespace {
+
+bool is_wanted() {
+  const char* value = std::getenv("TORCHMDLA_ENABLE");
+  return !value || (std::string_view(value) != "0" && *value != '\0');
+}
+
+// Loading the library turns it on. Where Python loads it for the package, that says more, later.
+[[maybe_unused]] const bool begun = [] {
+  watch_loads();
+  if (is_wanted()) enable();
+  return true;
+}();
+
+} // namespace
+
+void enable(const Options& options) {
+  set_processor(options.processor.empty() ? processor_setting() : options.processor);
+  add_device_table(cpu_table(features_of(processor_setting()).contains("f16c")));
+  use_device_table("cpu");
+  settings().strict = options.strict;
+  settings().dynamic = options.dynamic;
+  settings().max_specialisations = options.max_specialisations;
+  settings().enabled = true;
+  leave_out_profiling(true);
+}
+
+void disable() {
+  settings().enabled = false;
+  leave_out_profiling(false);
+}
+
+bool is_enabled() {
+  return settings().enabled;
+}
+
+} // namespace torchmdla

@@ -1,0 +1,111 @@
+// How packages come to be read by who loads a program: `torch::jit::load`, from C++ or Python.
+//
+// Where this library comes before libtorch among those of a program (linked to it, or preloaded),
+// it is our `torch::jit::load` that libtorch itself calls in the end, whichever one the program
+// calls. Where it does not (Python, dlopen), PyTorch says that it has loaded a file, while it still
+// has it open.
+
+#include "archive.h"
+#include "torchmdla/torchmdla.h"
+
+#include <c10/util/Logging.h>
+#include <c10/util/ScopeExit.h>
+#include <caffe2/serialize/inline_container.h>
+#include <torch/csrc/jit/serialization/import.h>
+
+#include <array>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <system_error>
+#include <utility>
+
+#include <dlfcn.h>
+
+namespace torchmdla {
+
+namespace {
+
+using caffe2::serialize::PyTorchStreamReader;
+using caffe2::serialize::ReadAdapterInterface;
+using torch::jit::ExtraFilesMap;
+using torch::jit::Module;
+
+using JitLoad = Module(std::shared_ptr<ReadAdapterInterface>, std::optional<c10::Device>,
+                       ExtraFilesMap&, bool);
+
+// While libtorch loads what ours was called for: what it says then is no news.
+thread_local bool is_loading = false;
+
+// The next definition of a function of this library.
+JitLoad* original_of(JitLoad* function) {
+  Dl_info info{};
+  if (!dladdr(reinterpret_cast<void*>(function), &info) || !info.dli_sname) return nullptr;
+  return reinterpret_cast<JitLoad*>(dlsym(RTLD_NEXT, info.dli_sname));
+}
+
+bool is_archive(const std::string& path) {
+  constexpr std::array<char, 4> magic{'P', 'K', 3, 4};
+  std::array<char, 4> head{};
+  std::ifstream file(path, std::ios::binary);
+  return file.read(head.data(), head.size()) && head == magic;
+}
+
+// Of the files that this process has open, the one with this number.
+std::string open_archive(const std::string& serialization_id) {
+  std::error_code failed;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd", failed)) {
+    const auto path = entry.path().string();
+    if (!entry.is_regular_file(failed) || !is_archive(path)) continue;
+    try {
+      PyTorchStreamReader reader(path);
+      if (reader.serializationId() == serialization_id) return path;
+    } catch (const std::exception&) {
+      continue; // an archive of somebody else's
+    }
+  }
+  return "";
+}
+
+void on_event(const std::string& event, const std::map<std::string, std::string>& details) {
+  if (event != "torch.script.load.metadata" || is_loading || !is_enabled()) return;
+  const auto id = details.find("serialization_id");
+  if (id == details.end()) return;
+  if (const auto path = open_archive(id->second); !path.empty()) take_package_of(path);
+}
+
+} // namespace
+
+void watch_loads() {
+  c10::SetAPIUsageMetadataLogger(on_event);
+}
+
+Module load_with_package(std::shared_ptr<ReadAdapterInterface> file,
+                         std::optional<c10::Device> device, ExtraFilesMap& extra_files,
+                         bool load_debug_files, JitLoad* load) {
+  const bool outer = std::exchange(is_loading, true);
+  const auto leave = c10::make_scope_exit([&] { is_loading = outer; });
+  auto module = load(file, device, extra_files, load_debug_files);
+  if (!is_enabled()) return module;
+  PyTorchStreamReader reader(file);
+  if (take_package_of(reader, "a program")) prepare(module);
+  return module;
+}
+
+} // namespace torchmdla
+
+namespace torch::jit {
+
+Module load(std::shared_ptr<caffe2::serialize::ReadAdapterInterface> rai,
+            std::optional<c10::Device> device, ExtraFilesMap& extra_files, bool load_debug_files) {
+  static auto* const original = torchmdla::original_of(&load);
+  TORCH_CHECK(original, "torchmdla: libtorch has no torch::jit::load of this kind");
+  return torchmdla::load_with_package(std::move(rai), device, extra_files, load_debug_files,
+                                      original);
+}
+
+} // namespace torch::jit

@@ -1,0 +1,111 @@
+#include "package.h"
+
+#include "group/packaged.h"
+#include "group/statistics.h"
+#include "packaged_code.h"
+#include "processor.h"
+#include "settings.h"
+#include "support/forks.h"
+#include "support/sealed_block.h"
+#include "support/sha256.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <utility>
+#include <vector>
+
+namespace torchmdla {
+
+namespace {
+
+// As torchmdla/packages/format.py has them.
+constexpr uint32_t package_version = 1;
+constexpr BlockFormat index_format{"torchmdla-index", package_version, "the package's index"};
+constexpr BlockFormat target_format{"torchmdla-target", package_version, "a package's target"};
+const std::string folder = "extra/torchmdla/";
+
+struct PackageTarget {
+  std::string name;
+  std::set<std::string> features; // that its code uses
+  Digest digest;                  // of its block
+};
+
+std::vector<PackageTarget> targets_in(std::span<const std::byte> index) {
+  ByteReader reader(content_of(index, index_format));
+  return reader.list([&] {
+    PackageTarget target;
+    target.name = reader.text();
+    const auto features = reader.list([&] { return reader.text(); });
+    target.features = {features.begin(), features.end()};
+    std::ranges::copy(reader.bytes(target.digest.size()), target.digest.begin());
+    return target;
+  });
+}
+
+// The one with most features of those that may be used.
+const PackageTarget& best_of(const std::vector<PackageTarget>& targets,
+                             const std::set<std::string>& usable) {
+  const PackageTarget* best = nullptr;
+  std::string names;
+  for (const auto& target : targets) {
+    names += (names.empty() ? "" : ", ") + target.name;
+    if (std::ranges::includes(usable, target.features) &&
+        (!best || target.features.size() > best->features.size()))
+      best = &target;
+  }
+  if (!best) throw BadBytes("the package has no code for this processor, but for " + names);
+  return *best;
+}
+
+Packaged specialisations_in(const PackageTarget& target, const FileRecord& block) {
+  if (sha256(block.bytes) != target.digest)
+    throw BadBytes("the package's target " + target.name + " is not the one that its index has");
+  ByteReader reader(content_of(block.bytes, target_format));
+  const auto images = std::make_shared<PackagedImages>();
+  images->owner = block.owner;
+  images->images = reader.list([&] { return reader.bytes(reader.count()); });
+  const auto found = reader.list([&] { return read_specialisation(reader, images); });
+  if (!reader.at_end()) throw BadBytes("a package's target is longer than it says");
+  return found;
+}
+
+// Files are loaded again and again; a package's code is taken over once.
+bool is_new(const Digest& index) {
+  static std::mutex mutex;
+  static auto& known = *new std::set<Digest>; // guarded by mutex
+  const Guard guard(mutex);
+  return known.insert(index).second;
+}
+
+void take(const ReadRecord& read, const FileRecord& index) {
+  const auto targets = targets_in(index.bytes);
+  const auto& target = best_of(targets, features_of(processor_setting()));
+  const auto block = read(folder + "targets/" + target.name);
+  if (!block) throw BadBytes("the package lacks its target " + target.name);
+  const auto found = specialisations_in(target, *block);
+  // After all that may refuse it: a file that was damaged may come again whole.
+  if (is_new(sha256(index.bytes))) add_packaged(found);
+}
+
+} // namespace
+
+bool take_package(const ReadRecord& read, const std::string& file) {
+  try {
+    const auto index = read(folder + "index");
+    if (!index) return false;
+    take(read, *index);
+    ++statistics().packages.read;
+  } catch (const std::exception& error) {
+    const auto reason = c10::str(error.what());
+    statistics().packages.refused.count(reason);
+    TORCH_WARN("torchmdla: ", file, ": ", reason, "; its program runs without the package");
+  }
+  return true;
+}
+
+} // namespace torchmdla

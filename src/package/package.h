@@ -1,0 +1,34 @@
+// Files that hold artifacts of their groups (torchmdla/packages/ writes them).
+//
+// A TorchScript file is an archive; a package is some of its extra files: an index, which names the
+// targets, and a block for each of these. Both are sealed (support/sealed_block.h), and the index
+// has the digests of the blocks, so that who trusts the index trusts the package.
+#pragma once
+
+#include "support/byte_reader.h"
+
+#include <c10/core/Allocator.h>
+
+#include <cstddef>
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+
+namespace torchmdla {
+
+// Bytes of a file, and what keeps them.
+struct FileRecord {
+  std::span<const std::byte> bytes;
+  std::shared_ptr<const void> owner;
+};
+
+// The record of an archive by its name, which begins with "extra/"; nullopt where there is none.
+using ReadRecord = std::function<std::optional<FileRecord>(const std::string& name)>;
+
+// What groups have to know of a package, made known to them; false where the archive has none.
+// What is damaged, of another version or for other processors alone, or not signed where that is
+// demanded, is refused: it is counted, and `file` warned of, once, and the program runs without.
+bool take_package(const ReadRecord& read, const std::string& file);
+
+} // namespace torchmdla

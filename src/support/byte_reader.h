@@ -1,0 +1,85 @@
+// Numbers, texts and lists out of bytes that may come from anywhere.
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace torchmdla {
+
+// The bytes are not what their reader wants; the text says in which way.
+struct BadBytes : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// Reads from front to back what torchmdla/packages/fields.py writes: integers and floats of 64 bits
+// in little-endian order, one byte for a truth value or a kind, and the number of elements before
+// every list and text. Whatever it is given, it throws BadBytes or returns what is there.
+class ByteReader {
+public:
+  explicit ByteReader(std::span<const std::byte> bytes) : bytes_(bytes) {}
+
+  bool at_end() const { return bytes_.empty(); }
+
+  std::span<const std::byte> bytes(size_t count) {
+    if (count > bytes_.size()) throw BadBytes("it is cut short");
+    const auto read = bytes_.first(count);
+    bytes_ = bytes_.subspan(count);
+    return read;
+  }
+
+  uint8_t byte() { return static_cast<uint8_t>(bytes(1)[0]); }
+  bool truth() { return byte() != 0; }
+  int64_t integer() { return plain<int64_t>(); }
+  double real() { return plain<double>(); }
+
+  // An index or a number of bytes.
+  size_t count() {
+    const auto number = integer();
+    if (number < 0) throw BadBytes("a number is negative that must not be");
+    return static_cast<size_t>(number);
+  }
+
+  std::string text() {
+    const auto characters = bytes(count());
+    return {reinterpret_cast<const char*>(characters.data()), characters.size()};
+  }
+
+  // What `read`, called again and again, returns.
+  template <class Read> auto list(Read read) {
+    std::vector<std::invoke_result_t<Read>> elements;
+    auto left = count();
+    // Every element is a byte at least: no more memory is asked for than the bytes account for.
+    if (left > bytes_.size()) throw BadBytes("a list is longer than what holds it");
+    elements.reserve(left);
+    for (; left != 0; --left)
+      elements.push_back(read());
+    return elements;
+  }
+
+  std::vector<int64_t> integers() {
+    return list([this] { return integer(); });
+  }
+  std::vector<size_t> counts() {
+    return list([this] { return count(); });
+  }
+
+private:
+  template <class Number> Number plain() {
+    static_assert(std::endian::native == std::endian::little);
+    Number number;
+    std::memcpy(&number, bytes(sizeof number).data(), sizeof number);
+    return number;
+  }
+
+  std::span<const std::byte> bytes_;
+};
+
+} // namespace torchmdla
