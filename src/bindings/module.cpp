@@ -7,6 +7,7 @@ namespace torchmdla {
 
 PYBIND11_MODULE(_C, module) {
   module.doc() = "The C++ part of torchmdla: fusion pass, run function, device calls.";
+  bind_image(module);
   bind_executable(module);
   bind_group(module);
   bind_compiler(module);
