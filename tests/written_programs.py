@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
-from llvmlite import binding
 from nest_running import KERNEL, host_target
 
 from torchmdla import _C
 from torchmdla.compiler.artifact import Artifact
 from torchmdla.compiler.program import Argument, Program, Result, Target
-from torchmdla.devices.cpu.code.object_file import separated
 from torchmdla.devices.cpu.lowering import lower
 from torchmdla.testing.compare import assert_matches
 
@@ -164,40 +161,18 @@ class Pool:
             self.chunks += 1
 
 
-def library_path() -> str:
-    return os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so")
-
-
 class Executable:
-    """An artifact linked as the runtime links it: object code and addresses of its device calls."""
+    """An artifact loaded as the runtime loads it, with another ``mdla_parallel_for``."""
 
     def __init__(self, artifact: Artifact) -> None:
-        binding.initialize_native_target()
-        binding.initialize_native_asmprinter()
         self.manifest = artifact.manifest
         self.pool = Pool()
-        self._jit = binding.create_lljit_compiler()
-        builder = binding.JITLibraryBuilder()
-        for part in separated(artifact.object_code):
-            builder.add_object_img(part)
-        for name in self.manifest.device_calls:
-            builder.import_symbol(name, self._address(name))
-        for symbol in (self.manifest.entry, *(pack.symbol for pack in self.manifest.packs)):
-            builder.export_symbol(symbol)
-        self._library = builder.link(self._jit, "test")
+        pool = ctypes.cast(self.pool.function, ctypes.c_void_p).value or 0
+        self._image = _C.Image(artifact.object_code, {"mdla_parallel_for": pool})
 
     def _call(self, symbol: str, pointers: Sequence[int | None]) -> int:
-        function = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)(self._library[symbol])
+        function = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)(self._image.symbol(symbol))
         return int(function((ctypes.c_void_p * len(pointers))(*pointers)))
-
-    def _address(self, name: str) -> int:
-        if name == "mdla_parallel_for":
-            return ctypes.cast(self.pool.function, ctypes.c_void_p).value or 0
-        if name in (calls := _C.device_calls()):
-            return calls[name]
-        libraries = [ctypes.CDLL(library_path()), ctypes.CDLL(None)]
-        function = next(getattr(library, name) for library in libraries if hasattr(library, name))
-        return ctypes.cast(function, ctypes.c_void_p).value or 0
 
     def __call__(self, values: Sequence[torch.Tensor | float]) -> tuple[int, list[torch.Tensor]]:
         """Status and results. Every buffer ends at guard bytes, and inputs are aligned to their elements only."""

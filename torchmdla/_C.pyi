@@ -1,6 +1,6 @@
 """The C++ extension: fusion pass, run function, device calls."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict
 
 import torch
@@ -12,6 +12,30 @@ class Counts(TypedDict):
     dynamic: int
     not_dynamic: dict[str, int]
     fallbacks: dict[str, int]
+
+class ImageError(RuntimeError):
+    """An image is damaged, is for another machine, or needs what this process does not have."""
+
+class Image:
+    """Linked code in this process, as long as it lives (``torchmdla/devices/cpu/code/image.py``).
+
+    Args:
+        data: the image's bytes.
+        given: addresses of what it calls, which go before what :func:`address_of_symbol` finds.
+
+    Raises:
+        ImageError: it cannot be loaded; says why.
+    """
+
+    def __init__(self, data: bytes, given: Mapping[str, int] = {}) -> None: ...
+    def symbol(self, name: str) -> int:
+        """The address of a function; 0 where there is none of that name."""
+
+    def names(self) -> list[str]:
+        """Those of its functions, sorted."""
+
+def address_of_symbol(name: str) -> int:
+    """The address of a device call, or of a function of libtorch or of the C library; 0 where there is none."""
 
 class Executable:
     """Compiled code bound to the inputs and outputs of a group."""
@@ -155,7 +179,6 @@ def reset_statistics() -> None: ...
 def enter_alone() -> bool: ...
 def leave_alone() -> None: ...
 def memory_use() -> dict[str, int]: ...  # bytes that are "packed", and of "workspace"
-def device_calls() -> dict[str, int]: ...
 
 class LazyComputation:
     """What lazy tensors were lowered to."""

@@ -21,6 +21,7 @@ void take_gil(void* released) {
 PYBIND11_MODULE(_C, module) {
   module.doc() = "Python's side of libtorchmdla, and the frontends that are Python's.";
   set_python_lock({release_gil, take_gil});
+  bind_image(module);
   bind_executable(module);
   bind_group(module);
   bind_compiler(module);

@@ -7,7 +7,6 @@
 #include "group/profiling.h"
 #include "group/statistics.h"
 #include "python/python_objects.h"
-#include "runtime/device_calls.h"
 #include "runtime/kernel_times.h"
 #include "runtime/memory.h"
 #include "runtime/packed.h"
@@ -16,7 +15,6 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include <map>
 #include <optional>
 #include <unordered_map>
 #include <unordered_set>
@@ -72,13 +70,6 @@ py::dict statistics_dict() {
   return result;
 }
 
-std::map<std::string, uintptr_t> addresses_of_device_calls() {
-  std::map<std::string, uintptr_t> addresses;
-  for (const auto& call : device_calls())
-    addresses[call.name] = reinterpret_cast<uintptr_t>(call.address);
-  return addresses;
-}
-
 } // namespace
 
 void bind_settings(py::module& module) {
@@ -118,7 +109,6 @@ void bind_settings(py::module& module) {
     return py::dict(py::arg("packed") = memory_use().packed.load(),
                     py::arg("workspace") = memory_use().workspace.load());
   });
-  module.def("device_calls", &addresses_of_device_calls);
 }
 
 } // namespace torchmdla

@@ -42,7 +42,7 @@ struct PackagedPack {
 };
 
 struct ImageOwner : CodeOwner {
-  explicit ImageOwner(std::span<const std::byte> data) : image(data, address_of_call) {}
+  explicit ImageOwner(std::span<const std::byte> data) : image(data, address_of_symbol) {}
   const Image image;
 };
 
@@ -136,7 +136,18 @@ OutputList read_numbers(ByteReader& reader) {
 }
 
 c10::IValue read_value(ByteReader& reader) {
-  enum Tag : uint8_t { none, boolean, integer, real, text, device, integers, booleans, reals, count };
+  enum Tag : uint8_t {
+    none,
+    boolean,
+    integer,
+    real,
+    text,
+    device,
+    integers,
+    booleans,
+    reals,
+    count
+  };
   switch (kind<Tag>(reader, count)) {
   case none:
     return {};
@@ -238,8 +249,7 @@ Pattern read_pattern(ByteReader& reader, const Signature& typical) {
       throw BadBytes("an input is of a symbol that there is not");
     pattern.places.push_back(static_cast<int32_t>(place));
   }
-  if (pattern.places.size() != typical.size())
-    throw BadBytes("a pattern is not of its signature");
+  if (pattern.places.size() != typical.size()) throw BadBytes("a pattern is not of its signature");
   return pattern;
 }
 

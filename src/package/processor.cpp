@@ -102,8 +102,8 @@ uint64_t kept_state() {
 
 bool has_feature(const Feature& feature, uint64_t state) {
   uint32_t r[4];
-  const bool answered = __get_cpuid_count(feature.leaf, feature.subleaf, &r[eax], &r[ebx], &r[ecx],
-                                          &r[edx]);
+  const bool answered =
+      __get_cpuid_count(feature.leaf, feature.subleaf, &r[eax], &r[ebx], &r[ecx], &r[edx]);
   return answered && r[feature.in] >> feature.bit & 1 && (state & feature.state) == feature.state;
 }
 

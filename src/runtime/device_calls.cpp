@@ -5,6 +5,8 @@
 
 #include <ATen/Parallel.h>
 
+#include <dlfcn.h>
+
 namespace torchmdla {
 
 namespace {
@@ -32,6 +34,14 @@ const std::vector<DeviceCall>& device_calls() {
       {"mdla_scratch", reinterpret_cast<void*>(&mdla_scratch)},
   };
   return calls;
+}
+
+void* address_of_symbol(const std::string& name) {
+  for (const auto& call : device_calls())
+    if (call.name == name) return call.address;
+  static void* const torch = dlopen("libtorch_cpu.so", RTLD_LAZY | RTLD_NOLOAD);
+  void* const in_torch = torch != nullptr ? dlsym(torch, name.c_str()) : nullptr;
+  return in_torch != nullptr ? in_torch : dlsym(RTLD_DEFAULT, name.c_str());
 }
 
 void* thread_workspace(int64_t bytes) {

@@ -12,8 +12,12 @@ struct DeviceCall {
   void* address;
 };
 
-// Everything compiled code may call, for the loader to resolve symbols from.
+// Those that there are.
 const std::vector<DeviceCall>& device_calls();
+
+// The address of what compiled code may call: a device call, one of SLEEF's functions in libtorch,
+// or one of the C library's. Null where none of them has it.
+void* address_of_symbol(const std::string& name);
 
 // Scratch memory of the calling thread, 64-byte aligned, at least `bytes` long; valid until the
 // thread asks again. It grows to the largest request and stays, so that calls do not allocate.

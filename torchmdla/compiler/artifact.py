@@ -8,8 +8,9 @@ from typing import Any
 from torchmdla.compiler.checksummed import Format
 from torchmdla.compiler.program import Argument, Result
 
-# The calling convention of an entry, described in docs/architecture.md. Raised whenever it changes.
-ABI_VERSION = 2
+# The calling convention of an entry, and the forms of object code, described in docs/architecture.md. Raised whenever
+# they change.
+ABI_VERSION = 3
 
 
 class DamagedArtifact(ValueError):
@@ -69,10 +70,10 @@ class Manifest:
     ``entry`` computes the results, from the arguments and from the buffers that ``packs`` make of parameters, once for
     every version of these. ``workspace_bytes`` are what the entry and the packs need; the entry of a dynamic program,
     with ``symbols`` symbols, needs what the function ``workspace`` says. ``device_calls`` are the undefined symbols
-    that the loader has to provide. ``fault`` is the function that tells why the code has failed, where it may fail and
-    eager PyTorch would not (:class:`torchmdla.devices.device.LoadedCode`). ``kernels`` are the places in the entry
-    that call kernels, by the numbers that it tells ``mdla_begin_kernel``. ``statistics`` are times (seconds) and
-    counts of the compilation, for people.
+    that the loader has to provide, the imports of an image. ``fault`` is the function that tells why the code has
+    failed, where it may fail and eager PyTorch would not (:class:`torchmdla.devices.device.LoadedCode`). ``kernels``
+    are the places in the entry that call kernels, by the numbers that it tells ``mdla_begin_kernel``. ``statistics``
+    are times (seconds) and counts of the compilation, for people.
     """
 
     program: str
@@ -124,7 +125,8 @@ def _count(raw: Any) -> Count:
 
 @dataclass(frozen=True)
 class Artifact:
-    """Object code (relocatable files of the target's format, or whatever the device loads) and its manifest."""
+    """Object code (an image, relocatable files of the target's format, or whatever the device loads) and its
+    manifest."""
 
     object_code: bytes
     manifest: Manifest

@@ -16,6 +16,7 @@ from torchmdla.compiler.program import Program, Target
 from torchmdla.devices.cpu.code.checks import check_bounds
 from torchmdla.devices.cpu.code.emit import disassembled, fold, to_llvm, to_llvm_ir, to_object
 from torchmdla.devices.cpu.code.entry import ENTRY, Code, function_attributes, write_module
+from torchmdla.devices.cpu.code.linking import NotLinkable, linked
 from torchmdla.devices.cpu.code.object_file import is_elf, joined, undefined_symbols
 from torchmdla.devices.cpu.code.optimised_ir import printed
 from torchmdla.devices.cpu.code.parts import Part, divided
@@ -54,7 +55,9 @@ def lower(program: Program) -> Artifact:
         # Only this process writes down what stages make.
         objects = list(map(compiled, parts)) if dump.is_on() else shared(compiled, parts)
         seconds["waiting"] = time.perf_counter() - start - seconds["llvm"] - seconds["object"]
-    return Artifact(joined(objects), _manifest(program, code, plan, objects, seconds))
+    with _timed(seconds, "image"):
+        object_code = _linked(objects)
+    return Artifact(object_code, _manifest(program, code, plan, objects, seconds))
 
 
 def loop_program_text(program: Program) -> str:
@@ -118,6 +121,14 @@ def _compiled(code: Code, program: Program, seconds: dict[str, float], part: Par
     dump.write("code.o", lambda: object_code)
     dump.write("assembly.s", lambda: disassembled(object_code))
     return object_code
+
+
+def _linked(objects: Sequence[bytes]) -> bytes:
+    """The parts of a module as one image, or joined as they are, for the loader to link."""
+    try:
+        return linked(objects).to_bytes()
+    except NotLinkable:
+        return joined(objects)
 
 
 def _in_llvm(text: str, code: Code, program: Program) -> ir.Module:

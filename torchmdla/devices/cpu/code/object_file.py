@@ -1,15 +1,20 @@
-"""Object files: several as one (an archive, as ``ar`` writes it), and what they need from outside (ELF, 64 bits)."""
+"""Object files: several as one (an archive, as ``ar`` writes it), and what is in them (ELF, 64 bits)."""
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
+_RELOCATION = struct.Struct("<QQq")
 _SYMBOL_TABLE = 2
-_UNDEFINED = 0
+_RELOCATIONS = 4
+_NO_BITS = 8
+
+UNDEFINED = 0
 
 # What an archive begins with, and what stands before each file in it: name, time, owner, group, mode, size, end mark.
 _ARCHIVE = b"!<arch>\n"
@@ -17,7 +22,71 @@ _MEMBER = struct.Struct("16s12s6s6s8s10s2s")
 _MEMBER_END = b"`\n"
 
 # The linker makes this one itself.
-_LINKER_MADE = "_GLOBAL_OFFSET_TABLE_"
+LINKER_MADE = "_GLOBAL_OFFSET_TABLE_"
+
+
+@dataclass(frozen=True)
+class Section:
+    """A section; ``kind`` and ``flags`` are ELF's ``sh_type`` and ``sh_flags``. ``data`` is empty where the file has no
+    bytes of it, which are zero then."""
+
+    name: str
+    kind: int
+    flags: int
+    size: int
+    alignment: int
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Symbol:
+    """A symbol; ``kind`` and ``binding`` are the halves of ELF's ``st_info``, ``section`` is a number of a section."""
+
+    name: str
+    kind: int
+    binding: int
+    section: int
+    value: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Relocation:
+    """A place in the section of this number, which depends on where the symbol of this number is."""
+
+    section: int
+    offset: int
+    kind: int
+    symbol: int
+    addend: int
+
+
+@dataclass(frozen=True)
+class ObjectFile:
+    """A relocatable file."""
+
+    machine: int
+    sections: tuple[Section, ...]
+    symbols: tuple[Symbol, ...]
+    relocations: tuple[Relocation, ...]
+
+    @classmethod
+    def of(cls, data: bytes) -> ObjectFile:
+        """What an ELF file (:func:`is_elf`) holds."""
+        header = _HEADER.unpack_from(data)
+        start, size, count, names = header[6], header[11], header[12], header[13]
+        raw = [_SECTION.unpack_from(data, start + k * size) for k in range(count)]
+        symbols: list[Symbol] = []
+        relocations: list[Relocation] = []
+        for _, kind, _, _, offset, length, link, target, _, _ in raw:
+            content = data[offset : offset + length]
+            if kind == _SYMBOL_TABLE:
+                symbols += _symbols(content, data, raw[link][4])
+            elif kind == _RELOCATIONS:
+                relocations += _relocations(content, target)
+        return cls(
+            header[2], tuple(_section(one, data, raw[names][4]) for one in raw), tuple(symbols), tuple(relocations)
+        )
 
 
 def joined(objects: Sequence[bytes]) -> bytes:
@@ -40,9 +109,9 @@ def undefined_symbols(objects: Sequence[bytes]) -> list[str]:
     needed: set[str] = set()
     defined: set[str] = set()
     for data in objects:
-        for name, section in _symbols(data):
-            (needed if section == _UNDEFINED else defined).add(name)
-    return sorted(needed - defined - {_LINKER_MADE})
+        for symbol in ObjectFile.of(data).symbols:
+            (needed if symbol.section == UNDEFINED else defined).add(symbol.name)
+    return sorted(needed - defined - {LINKER_MADE, ""})
 
 
 def _member(number: int, data: bytes) -> bytes:
@@ -60,22 +129,21 @@ def _members(data: bytes) -> Iterator[bytes]:
         start += size + size % 2
 
 
-def _symbols(data: bytes) -> Iterator[tuple[str, int]]:
-    """The name and the section of every symbol that has a name."""
-    sections = list(_sections(data))
-    for kind, offset, size, link in sections:
-        if kind == _SYMBOL_TABLE:
-            strings = sections[link][1]
-            for name, _, _, section, _, _ in _SYMBOL.iter_unpack(data[offset : offset + size]):
-                if name:
-                    start = strings + name
-                    yield data[start : data.index(b"\0", start)].decode(), section
+def _section(raw: tuple[int, ...], data: bytes, strings: int) -> Section:
+    name, kind, flags, _, offset, size, _, _, alignment, _ = raw
+    content = b"" if kind == _NO_BITS else data[offset : offset + size]
+    return Section(_text(data, strings + name), kind, flags, size, max(alignment, 1), content)
 
 
-def _sections(data: bytes) -> Iterator[tuple[int, int, int, int]]:
-    """Type, offset, size and link of every section."""
-    header = _HEADER.unpack_from(data)
-    start, size, count = header[6], header[11], header[12]
-    for k in range(count):
-        _, kind, _, _, offset, length, link, _, _, _ = _SECTION.unpack_from(data, start + k * size)
-        yield kind, offset, length, link
+def _symbols(table: bytes, data: bytes, strings: int) -> Iterator[Symbol]:
+    for name, info, _, section, value, size in _SYMBOL.iter_unpack(table):
+        yield Symbol(_text(data, strings + name), info & 15, info >> 4, section, value, size)
+
+
+def _relocations(table: bytes, section: int) -> Iterator[Relocation]:
+    for offset, info, addend in _RELOCATION.iter_unpack(table):
+        yield Relocation(section, offset, info & 0xFFFFFFFF, info >> 32, addend)
+
+
+def _text(data: bytes, start: int) -> str:
+    return data[start : data.index(b"\0", start)].decode()

@@ -1,0 +1,232 @@
+#include "debuggers.h"
+
+#include "support/forks.h"
+
+#include <elf.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <vector>
+
+// gdb's JIT Compilation Interface: the names, and the layout of the descriptor, are gdb's. It stops
+// in the function, and reads the list. Other libraries of the process have both, too (LLVM's),
+// which must not be taken for these: hence protected.
+extern "C" {
+
+struct jit_code_entry {
+  jit_code_entry* next_entry;
+  jit_code_entry* prev_entry;
+  const char* symfile_addr;
+  uint64_t symfile_size;
+};
+
+struct jit_descriptor {
+  uint32_t version;
+  uint32_t action_flag;
+  jit_code_entry* relevant_entry;
+  jit_code_entry* first_entry;
+};
+
+__attribute__((visibility("protected"), used)) jit_descriptor __jit_debug_descriptor{1, 0, nullptr,
+                                                                                     nullptr};
+
+__attribute__((visibility("protected"), noinline, used)) void __jit_debug_register_code() {
+  asm volatile("" ::: "memory");
+}
+}
+
+namespace torchmdla {
+
+namespace {
+
+enum { no_action, register_action, unregister_action };
+
+std::mutex debuggers_mutex; // guards the descriptor, its list, and perf's file
+
+void tell_gdb(uint32_t action, jit_code_entry& entry) {
+  __jit_debug_descriptor.action_flag = action;
+  __jit_debug_descriptor.relevant_entry = &entry;
+  __jit_debug_register_code();
+  __jit_debug_descriptor.action_flag = no_action;
+  __jit_debug_descriptor.relevant_entry = nullptr;
+}
+
+// --- an object file of nothing but symbols ---
+
+// Strings of a section; offset 0 is the empty one.
+class Strings {
+public:
+  uint32_t add(const std::string& text) {
+    const auto offset = bytes_.size();
+    bytes_.append(text).push_back('\0');
+    return static_cast<uint32_t>(offset);
+  }
+  const std::string& bytes() const { return bytes_; }
+
+private:
+  std::string bytes_ = std::string(1, '\0');
+};
+
+enum { no_section, text_section, symbols_section, strings_section, section_count };
+
+#if defined(__aarch64__)
+constexpr Elf64_Half elf_machine = EM_AARCH64;
+#else
+constexpr Elf64_Half elf_machine = EM_X86_64;
+#endif
+
+Elf64_Ehdr elf_header() {
+  Elf64_Ehdr header{};
+  std::memcpy(header.e_ident, ELFMAG, SELFMAG);
+  header.e_ident[EI_CLASS] = ELFCLASS64;
+  header.e_ident[EI_DATA] = ELFDATA2LSB;
+  header.e_ident[EI_VERSION] = EV_CURRENT;
+  header.e_type = ET_EXEC; // its addresses are those of this process
+  header.e_machine = elf_machine;
+  header.e_version = EV_CURRENT;
+  header.e_ehsize = sizeof(Elf64_Ehdr);
+  header.e_shoff = sizeof(Elf64_Ehdr);
+  header.e_shentsize = sizeof(Elf64_Shdr);
+  header.e_shnum = section_count;
+  header.e_shstrndx = strings_section;
+  return header;
+}
+
+Elf64_Sym elf_symbol(const CodeSymbol& symbol, uint32_t name) {
+  Elf64_Sym made{};
+  made.st_name = name;
+  made.st_info = ELF64_ST_INFO(STB_GLOBAL, STT_FUNC);
+  made.st_shndx = text_section;
+  made.st_value = symbol.address;
+  made.st_size = symbol.size;
+  return made;
+}
+
+template <class Part> void append(std::string& file, const Part* parts, size_t count) {
+  file.append(reinterpret_cast<const char*>(parts), count * sizeof(Part));
+}
+
+// Header, sections' headers, symbols, strings. The code itself is not in it.
+std::string elf_file(std::span<const std::byte> code, std::span<const CodeSymbol> symbols) {
+  Strings strings;
+  std::vector<Elf64_Sym> table(1);
+  for (const auto& symbol : symbols)
+    table.push_back(elf_symbol(symbol, strings.add(symbol.name)));
+  Elf64_Shdr sections[section_count]{};
+  const auto describe = [&](int number, const char* name, uint32_t type) -> Elf64_Shdr& {
+    sections[number].sh_name = strings.add(name);
+    sections[number].sh_type = type;
+    sections[number].sh_addralign = 1;
+    return sections[number];
+  };
+  auto& text = describe(text_section, ".text", SHT_NOBITS);
+  text.sh_flags = SHF_ALLOC | SHF_EXECINSTR;
+  text.sh_addr = reinterpret_cast<uintptr_t>(code.data());
+  text.sh_size = code.size();
+  auto& symtab = describe(symbols_section, ".symtab", SHT_SYMTAB);
+  symtab.sh_offset = sizeof(Elf64_Ehdr) + sizeof sections;
+  symtab.sh_size = table.size() * sizeof(Elf64_Sym);
+  symtab.sh_link = strings_section;
+  symtab.sh_info = 1; // the first symbol that is not local
+  symtab.sh_addralign = alignof(Elf64_Sym);
+  symtab.sh_entsize = sizeof(Elf64_Sym);
+  auto& strtab = describe(strings_section, ".strtab", SHT_STRTAB);
+  strtab.sh_offset = symtab.sh_offset + symtab.sh_size;
+  strtab.sh_size = strings.bytes().size();
+  const auto header = elf_header();
+  std::string file;
+  append(file, &header, 1);
+  append(file, sections, section_count);
+  append(file, table.data(), table.size());
+  return file + strings.bytes();
+}
+
+// --- perf ---
+
+bool perf_is_asked_for() {
+  static const bool asked = [] {
+    const char* value = std::getenv("TORCHMDLA_PERF_MAP");
+    return value != nullptr && std::strcmp(value, "1") == 0;
+  }();
+  return asked;
+}
+
+// perf's file of this process, which nobody else may have put there; -1 where there is none.
+int open_perf_map() {
+  const auto path = "/tmp/perf-" + std::to_string(getpid()) + ".map";
+  const int file =
+      open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK, 0600);
+  struct stat status{};
+  if (file >= 0 &&
+      (fstat(file, &status) != 0 || !S_ISREG(status.st_mode) || status.st_uid != geteuid())) {
+    close(file);
+    return -1;
+  }
+  return file;
+}
+
+std::string perf_lines(std::span<const CodeSymbol> symbols) {
+  std::string lines;
+  char numbers[40];
+  for (const auto& symbol : symbols) {
+    snprintf(numbers, sizeof numbers, "%lx %lx ", static_cast<unsigned long>(symbol.address),
+             static_cast<unsigned long>(symbol.size));
+    lines += numbers + symbol.name + '\n';
+  }
+  return lines;
+}
+
+// A profile without names is better than no program: what cannot be written is not.
+void tell_perf(std::span<const CodeSymbol> symbols) {
+  static pid_t process = 0;
+  static int file = -1;
+  static std::string told; // by this process and those that it was forked from
+  const auto lines = perf_lines(symbols);
+  told += lines;
+  const bool is_new = process != getpid();
+  if (is_new) {
+    if (file >= 0) close(file);
+    file = open_perf_map();
+    process = getpid();
+  }
+  const auto& text = is_new ? told : lines;
+  if (file >= 0) [[maybe_unused]]
+    const auto written = write(file, text.data(), text.size());
+}
+
+} // namespace
+
+struct DebuggerEntry::Registered {
+  std::string file;
+  jit_code_entry entry;
+};
+
+DebuggerEntry::DebuggerEntry(std::span<const std::byte> code, std::span<const CodeSymbol> symbols)
+    : registered_(new Registered{elf_file(code, symbols), {}}) {
+  auto& entry = registered_->entry;
+  entry.symfile_addr = registered_->file.data();
+  entry.symfile_size = registered_->file.size();
+  const Guard guard(debuggers_mutex);
+  entry.next_entry = __jit_debug_descriptor.first_entry;
+  if (entry.next_entry != nullptr) entry.next_entry->prev_entry = &entry;
+  __jit_debug_descriptor.first_entry = &entry;
+  tell_gdb(register_action, entry);
+  if (perf_is_asked_for()) tell_perf(symbols);
+}
+
+DebuggerEntry::~DebuggerEntry() {
+  const Guard guard(debuggers_mutex);
+  auto& entry = registered_->entry;
+  if (entry.prev_entry != nullptr)
+    entry.prev_entry->next_entry = entry.next_entry;
+  else
+    __jit_debug_descriptor.first_entry = entry.next_entry;
+  if (entry.next_entry != nullptr) entry.next_entry->prev_entry = entry.prev_entry;
+  tell_gdb(unregister_action, entry);
+}
+
+} // namespace torchmdla

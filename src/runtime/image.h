@@ -1,0 +1,70 @@
+// Images: linked code that is mapped as it is (torchmdla/devices/cpu/code/image.py describes the
+// format). This file and image.cpp need neither torch nor Python.
+#pragma once
+
+#include "debuggers.h"
+#include "unwinding.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace torchmdla {
+
+// An image that cannot be loaded; says why.
+class ImageError : public std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// Memory of this process, which goes with its owner.
+class Mapping {
+public:
+  explicit Mapping(size_t bytes); // that nobody may touch
+  ~Mapping();
+  Mapping(const Mapping&) = delete;
+  Mapping& operator=(const Mapping&) = delete;
+
+  std::byte* at(uint64_t address) const { return start_ + address; }
+  std::span<const std::byte> range(uint64_t address, size_t bytes) const {
+    return {at(address), bytes};
+  }
+  void protect(uint64_t address, uint64_t bytes, int protection) const;
+
+private:
+  std::byte* start_;
+  size_t bytes_;
+};
+
+// An image in this process. Nothing of it is ever writable and executable at one time. Whoever has
+// addresses of it has a shared pointer to it.
+class Image {
+public:
+  // The address of what is outside of the image; null where there is none.
+  using Resolver = std::function<void*(const std::string& name)>;
+
+  // Takes nothing of `data` on trust but the code itself.
+  Image(std::span<const std::byte> data, const Resolver& resolve);
+  Image(const Image&) = delete;
+  Image& operator=(const Image&) = delete;
+
+  // The address of a function; null where there is none of that name.
+  void* symbol(std::string_view name) const;
+  const std::vector<CodeSymbol>& symbols() const { return symbols_; } // by name
+
+private:
+  void tell_unwinder(std::span<const std::byte> table, std::span<const std::byte> code);
+
+  std::optional<Mapping> memory_; // goes last
+  std::optional<UnwindTable> unwinding_;
+  std::vector<CodeSymbol> symbols_;
+  std::optional<DebuggerEntry> debuggers_;
+};
+
+} // namespace torchmdla

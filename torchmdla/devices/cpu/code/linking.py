@@ -1,0 +1,414 @@
+"""Object files of x86-64 linked into an image (:mod:`torchmdla.devices.cpu.code.image`).
+
+Object code refers to symbols by addresses of 64 bits that are part of instructions: the code may lie far from what it
+refers to, and nobody knows where. In an image both are known. So ``movabs`` of an address becomes, in as many bytes,
+``lea`` of what is in the image, and a load from a *slot* of what is not: a word of the constants that the loader
+writes. The unwind tables of all files are one.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cached_property
+
+from torchmdla.devices.cpu.code.image import PAGE, Function, Image, Segment
+from torchmdla.devices.cpu.code.object_file import UNDEFINED, ObjectFile, Relocation, Section, Symbol, is_elf
+
+_X86_64 = 62
+
+# Of sections: flags, kinds whose content the start of a process would run, and the largest number of one.
+_WRITE, _ALLOCATED, _EXECUTABLE, _THREAD_LOCAL = 0x1, 0x2, 0x4, 0x400
+_NO_BITS = 8
+_RUN_AT_START = frozenset((14, 15, 16))
+_LAST_SECTION = 0xFEFF
+
+# Of symbols: kinds and bindings.
+_FUNCTION, _RESOLVED_BY_CALL = 2, 10
+_LOCAL, _WEAK = 0, 2
+
+
+class _Kind(IntEnum):
+    """Of relocations, as the processor's ABI numbers and names them (behind ``R_X86_64_``)."""
+
+    ABSOLUTE = 1  # R_X86_64_64
+    PC32 = 2
+    PLT32 = 4
+    GOTPCREL = 9
+    PC64 = 24
+    GOTOFF64 = 25
+    GOT64 = 27
+    GOTPC64 = 29
+    PLTOFF64 = 31
+    GOTPCRELX = 41
+    REX_GOTPCRELX = 42
+
+
+_OF_SLOTS = frozenset((_Kind.GOTPCREL, _Kind.GOTPCRELX, _Kind.REX_GOTPCRELX, _Kind.GOT64))
+_OF_CALLS = frozenset((_Kind.PLT32, _Kind.PLTOFF64))
+_OF_32_BITS = frozenset((_Kind.PC32, _Kind.PLT32, _Kind.GOTPCREL, _Kind.GOTPCRELX, _Kind.REX_GOTPCRELX))
+
+_WORD = struct.Struct("<Q")
+_WORDS_BYTES = 8
+
+# Of unwind tables: a record's length and reference, what records that others refer to say next, and the end.
+_RECORD = struct.Struct("<II")
+_COMMON_RECORDS = (b"\x01zR\0\x01\x78\x10\x01\x1b", b"\x01zR\0\x01\x78\x10\x01\x1c")
+_TABLE_END = bytes(4)
+
+# movabs: a prefix that may extend the number of the register, the operation with that number, the value.
+_MOVABS_PREFIXES = (0x48, 0x49)
+_MOVABS, _MOVABS_BYTES = 0xB8, 10
+# lea and mov have the register elsewhere, and the distance from the instruction's end.
+_WIDE, _LEA, _LOAD, _FROM_HERE, _SHORT_BYTES = 0x48, 0x8D, 0x8B, 0x05, 7
+_NOP = b"\x0f\x1f\x00"
+# jmp to what a word at a distance holds.
+_JUMP, _JUMP_BYTES = b"\xff\x25", 6
+
+
+class NotLinkable(ValueError):
+    """Object code that no image is made of; says why."""
+
+
+# Where something is: the name of what is elsewhere, or the number of a file, that of a section in it, and an offset.
+_Target = str | tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class _Reference:
+    """A relocation of the file of this number, and what it refers to."""
+
+    file: int
+    relocation: Relocation
+    target: _Target
+
+    @property
+    def is_import(self) -> bool:
+        return isinstance(self.target, str)
+
+
+def linked(objects: Sequence[bytes]) -> Image:
+    """An image of ``objects``. What none of them defines is an import.
+
+    Raises:
+        NotLinkable: they are for another machine, or have something that there is nothing for in an image.
+    """
+    if not all(map(is_elf, objects)):
+        raise NotLinkable("the object code is in another format than ELF")
+    files = [ObjectFile.of(data) for data in objects]
+    if others := {file.machine for file in files} - {_X86_64}:
+        raise NotLinkable(f"the object code is for machine {min(others)}")
+    return _Linker(files).image()
+
+
+class _Linker:
+    def __init__(self, files: Sequence[ObjectFile]) -> None:
+        self._files = files
+        self._references = list(self._all_references())
+        self._addresses: dict[tuple[int, int], int] = {}
+        self._imports: list[tuple[str, int]] = []
+        self._fixups: list[int] = []
+        calls = (one for one in self._references if one.is_import and one.relocation.kind in _OF_CALLS)
+        self._stubs = _numbers(one.target for one in calls)
+        self._slots = _numbers(one.target for one in self._references if self._needs_slot(one))
+
+    def image(self) -> Image:
+        code = self._lay_out(0, len(self._stubs) * _WORDS_BYTES, _EXECUTABLE)
+        constants = self._lay_out(_behind(code), len(self._slots) * _WORDS_BYTES, 0)
+        unwinding = self._lay_out_unwinding(constants)
+        data = self._lay_out(_behind(constants), 0, _WRITE)
+        self._segments = (code, constants, data)
+        if _behind(data) >= 1 << 31:
+            raise NotLinkable("the object code is larger than instructions reach")
+        self._write_stubs()
+        self._write_slots()
+        for reference in self._references:
+            self._resolve(reference)
+        return Image(
+            machine=_X86_64,
+            code=code.finished(),
+            constants=constants.finished(),
+            data=data.finished(),
+            imports=tuple(self._imports),
+            functions=tuple(self._functions()),
+            fixups=tuple(self._fixups),
+            unwinding=unwinding,
+        )
+
+    # --- what is there ---
+
+    def _all_references(self) -> Iterator[_Reference]:
+        for number, file in enumerate(self._files):
+            for one in file.relocations:
+                if _is_kept(file.sections[one.section]):
+                    yield _Reference(number, one, self._target(number, file.symbols[one.symbol]))
+
+    def _target(self, file: int, symbol: Symbol) -> _Target:
+        if symbol.section == UNDEFINED:
+            return self._definitions.get(symbol.name, symbol.name)
+        if symbol.binding == _LOCAL:
+            return _place(file, symbol)
+        return self._definitions[symbol.name]
+
+    @cached_property
+    def _definitions(self) -> dict[str, _Target]:
+        """Where what other files see is. A weak definition counts where there is no other."""
+        found: dict[str, tuple[int, Symbol]] = {}
+        for number, file in enumerate(self._files):
+            for symbol in file.symbols:
+                if symbol.binding == _LOCAL or symbol.section == UNDEFINED:
+                    continue
+                _, other = found.setdefault(symbol.name, (number, symbol))
+                if other is symbol or symbol.binding == _WEAK:
+                    continue
+                if other.binding != _WEAK:
+                    raise NotLinkable(f"{symbol.name} is defined twice")
+                found[symbol.name] = (number, symbol)
+        return {name: _place(*where) for name, where in found.items()}
+
+    def _needs_slot(self, reference: _Reference) -> bool:
+        kind = reference.relocation.kind
+        if kind in _OF_SLOTS:
+            return True
+        in_code = self._section(reference).flags & _EXECUTABLE
+        return reference.is_import and (kind in _OF_CALLS or bool(kind == _Kind.ABSOLUTE and in_code))
+
+    def _section(self, reference: _Reference) -> Section:
+        return self._files[reference.file].sections[reference.relocation.section]
+
+    def _functions(self) -> Iterator[Function]:
+        """All functions. One that others do not see is called otherwise where its name is another's."""
+        taken = set(self._definitions)
+        for number, file in enumerate(self._files):
+            for symbol in file.symbols:
+                if symbol.kind != _FUNCTION or symbol.section == UNDEFINED:
+                    continue
+                place, name = _place(number, symbol), symbol.name
+                if symbol.binding == _LOCAL:
+                    name = _free(name, taken)
+                elif self._definitions[name] != place:
+                    continue
+                yield Function(name, self._address(place), symbol.size)
+
+    # --- where it goes ---
+
+    def _lay_out(self, address: int, reserved: int, kind: int) -> _Content:
+        """A segment of the sections of a kind, behind bytes that are ``reserved``."""
+        segment = _Content(address, bytearray(reserved), reserved)
+        sections = [
+            (number, index, section)
+            for number, file in enumerate(self._files)
+            for index, section in enumerate(file.sections)
+            if _is_kept(section) and section.flags & (_WRITE | _EXECUTABLE) == kind
+        ]
+        # What has no bytes in a file comes last.
+        for number, index, section in sorted(sections, key=lambda one: one[2].kind == _NO_BITS):
+            if not _is_unwinding(section):
+                self._addresses[number, index] = segment.add(section.data, section.size, section.alignment)
+        return segment
+
+    def _lay_out_unwinding(self, constants: _Content) -> tuple[int, int]:
+        """Address and bytes of the unwind table, behind the other constants. Between its parts there is nothing, which
+        would be its end."""
+        start = constants.add(b"", 0, _WORDS_BYTES)
+        for number, file in enumerate(self._files):
+            for index, section in enumerate(file.sections):
+                if _is_kept(section) and _is_unwinding(section):
+                    self._addresses[number, index] = constants.add(_unwind_table(section), section.size, 1)
+        if constants.end == start:
+            return 0, 0
+        constants.add(_TABLE_END, len(_TABLE_END), 1)
+        return start, constants.end - start
+
+    def _address(self, target: _Target) -> int:
+        if isinstance(target, str):
+            raise NotLinkable(f"the object code refers to {target} as if it were near")
+        file, section, offset = target
+        if (file, section) not in self._addresses:
+            raise NotLinkable("the object code refers to a section that is not loaded")
+        return self._addresses[file, section] + offset
+
+    @property
+    def _slots_address(self) -> int:
+        return self._segments[1].address
+
+    def _slot(self, target: _Target) -> int:
+        return self._slots_address + self._slots[target] * _WORDS_BYTES
+
+    def _callee(self, target: _Target) -> int:
+        return self._stubs[target] * _WORDS_BYTES if target in self._stubs else self._address(target)
+
+    # --- what is written there ---
+
+    def _write_stubs(self) -> None:
+        for target, number in self._stubs.items():
+            address = number * _WORDS_BYTES
+            distance = self._slot(target) - (address + _JUMP_BYTES)
+            self._write(address, _JUMP + _packed(distance, 4))
+
+    def _write_slots(self) -> None:
+        for target in self._slots:
+            self._write_address(self._slot(target), target, 0)
+
+    def _write_address(self, word: int, target: _Target, addend: int) -> None:
+        """A word of constants or data that is to hold an address."""
+        if word % _WORDS_BYTES:
+            raise NotLinkable("an address in the object code's data is not aligned")
+        if isinstance(target, str):
+            if addend:
+                raise NotLinkable(f"the object code refers to what is beside {target}")
+            self._imports.append((target, word))
+            return
+        value = self._address(target) + addend
+        if not 0 <= value <= self._segments[-1].end:
+            raise NotLinkable("an address in the object code's data is outside of it")
+        self._write(word, _WORD.pack(value))
+        self._fixups.append(word)
+
+    def _resolve(self, reference: _Reference) -> None:
+        one, target = reference.relocation, reference.target
+        place = self._address((reference.file, one.section, one.offset))
+        if one.kind == _Kind.ABSOLUTE:
+            if self._section(reference).flags & _EXECUTABLE:
+                self._shorten(place, target, one.addend)
+            else:
+                self._write_address(place, target, one.addend)
+            return
+        value = self._distance(one.kind, target, place) + one.addend
+        self._write(place, _packed(value, 4 if one.kind in _OF_32_BITS else 8))
+
+    def _distance(self, kind: int, target: _Target, place: int) -> int:
+        """A relocation's value but for its addend. The table of offsets that some are relative to is that of slots."""
+        match kind:
+            case _Kind.PC32 | _Kind.PC64:
+                return self._address(target) - place
+            case _Kind.PLT32:
+                return self._callee(target) - place
+            case _Kind.GOTPCREL | _Kind.GOTPCRELX | _Kind.REX_GOTPCRELX:
+                return self._slot(target) - place
+            case _Kind.GOTOFF64:
+                return self._address(target) - self._slots_address
+            case _Kind.GOT64:
+                return self._slot(target) - self._slots_address
+            case _Kind.GOTPC64:
+                return self._slots_address - place
+            case _Kind.PLTOFF64:
+                return self._callee(target) - self._slots_address
+        raise NotLinkable(f"the object code has a relocation of kind {kind}")
+
+    def _shorten(self, place: int, target: _Target, addend: int) -> None:
+        """Makes ``movabs`` whose value is at ``place`` an instruction that needs no address."""
+        start = place - 2
+        prefix, operation = self._read(start, 2)
+        register = operation - _MOVABS
+        if prefix not in _MOVABS_PREFIXES or not 0 <= register < 8:
+            raise NotLinkable("the object code has an address in an instruction other than movabs")
+        if isinstance(target, str) and addend:
+            raise NotLinkable(f"the object code refers to what is beside {target}")
+        operation, goal = (_LOAD, self._slot(target)) if isinstance(target, str) else (_LEA, self._address(target))
+        extended = (prefix & 1) << 2
+        instruction = bytes((_WIDE | extended, operation, register << 3 | _FROM_HERE))
+        distance = goal + addend - (start + _SHORT_BYTES)
+        self._write(start, instruction + _packed(distance, 4) + _NOP)
+
+    def _read(self, address: int, size: int) -> bytes:
+        segment = self._segment_at(address, size)
+        return bytes(segment.content[address - segment.address :][:size])
+
+    def _write(self, address: int, data: bytes) -> None:
+        segment = self._segment_at(address, len(data))
+        start = address - segment.address
+        segment.content[start : start + len(data)] = data
+
+    def _segment_at(self, address: int, size: int) -> _Content:
+        for segment in self._segments:
+            if segment.address <= address and address + size <= segment.address + len(segment.content):
+                return segment
+        raise NotLinkable("the object code has a relocation outside of its sections")
+
+
+@dataclass
+class _Content:
+    """A segment that is being filled."""
+
+    address: int
+    content: bytearray
+    size: int
+
+    @property
+    def end(self) -> int:
+        return self.address + self.size
+
+    def add(self, data: bytes, size: int, alignment: int) -> int:
+        """Where ``size`` bytes go, which begin with ``data``."""
+        if alignment > PAGE:
+            raise NotLinkable(f"a section wants an alignment of {alignment} bytes")
+        start = -(-self.size // alignment) * alignment
+        self.size = start + size
+        if data:
+            self.content += bytes(start - len(self.content)) + data
+        return self.address + start
+
+    def finished(self) -> Segment:
+        return Segment(self.address, bytes(self.content), self.size)
+
+
+def _is_kept(section: Section) -> bool:
+    """Whether a section is part of the image."""
+    if not section.flags & _ALLOCATED or not section.size:
+        return False
+    both = section.flags & _WRITE and section.flags & _EXECUTABLE
+    if both or section.flags & _THREAD_LOCAL or section.kind in _RUN_AT_START:
+        raise NotLinkable(f"there is nothing for section {section.name} in an image")
+    return True
+
+
+def _is_unwinding(section: Section) -> bool:
+    return section.name == ".eh_frame"
+
+
+def _unwind_table(section: Section) -> bytes:
+    """A section, if it has the form that LLVM gives it and loaders take: records, each behind its length; those that
+    others refer to begin with zeros, and say how."""
+    data, at = section.data, 0
+    while at < len(data):
+        length, reference = _RECORD.unpack_from(data, at)
+        if not length or (not reference and not data.startswith(_COMMON_RECORDS, at + _RECORD.size)):
+            raise NotLinkable("the object code's unwind table has another form")
+        at += length + 4
+    return data
+
+
+def _place(file: int, symbol: Symbol) -> _Target:
+    if symbol.section > _LAST_SECTION or symbol.kind == _RESOLVED_BY_CALL:
+        raise NotLinkable(f"there is nothing for symbol {symbol.name} in an image")
+    return file, symbol.section, symbol.value
+
+
+def _behind(segment: _Content) -> int:
+    """Where the next segment may begin."""
+    return -(-segment.end // PAGE) * PAGE
+
+
+def _numbers(targets: Iterable[_Target]) -> dict[_Target, int]:
+    """Different targets, numbered in their order."""
+    return {target: number for number, target in enumerate(dict.fromkeys(targets))}
+
+
+def _free(name: str, taken: set[str]) -> str:
+    """``name``, or it with a number where it is taken; it is taken then."""
+    number, free = 0, name
+    while free in taken:
+        number += 1
+        free = f"{name}.{number}"
+    taken.add(free)
+    return free
+
+
+def _packed(value: int, size: int) -> bytes:
+    try:
+        return value.to_bytes(size, "little", signed=True)
+    except OverflowError:
+        raise NotLinkable("the object code refers to something farther away than instructions reach") from None
