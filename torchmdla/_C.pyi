@@ -12,6 +12,9 @@ class Counts(TypedDict):
     dynamic: int
     not_dynamic: dict[str, int]
     fallbacks: dict[str, int]
+    packages: int
+    packaged: int
+    refused: dict[str, int]
 
 class ImageError(RuntimeError):
     """An image is damaged, is for another machine, or needs what this process does not have."""
@@ -85,6 +88,9 @@ class SpecialisationReport(TypedDict):
     is_dynamic: bool
     executable: Executable | None
     failure: str
+    signature: list[int]
+    symbols: tuple[int, list[int]] | None  # of one for any sizes: their number, and which each entry is, or -1
+    left_out: list[int] | None  # of one that is divided: the numbers of nodes
 
 class GroupReport(TypedDict):
     """A group that lives: ``inputs`` are those of its latest call, where :func:`keep_inputs` asks for them."""
@@ -93,6 +99,7 @@ class GroupReport(TypedDict):
     name: str
     device: str
     subgraph: Any
+    parameters: list[int]  # the indices of inputs that are weights
     compiled_calls: int
     recorded_calls: int
     training_calls: int
@@ -102,8 +109,24 @@ class GroupReport(TypedDict):
     inputs: list[Any]
 
 def groups() -> list[GroupReport]: ...
+def structure(subgraph: torch._C.Graph, device: str, parameters: Sequence[int]) -> bytes | None:
+    """By what packages know a group of TorchScript, 32 bytes; None where its subgraph holds what has no such form."""
+
 def ungrouped() -> list[tuple[str, str, str, int]]: ...  # operator, reason, source_ranges, graphs
 def source_ranges(node: Any) -> str: ...
+def set_packages(on: bool) -> None:
+    """Whether groups take over what packages have for them."""
+
+def set_processor(processor: str) -> None:
+    """Of what processor packages' code is used.
+
+    Raises:
+        ValueError: there is no such, or this machine is none.
+    """
+
+def prepare(module: Any) -> None:
+    """Has PyTorch optimise ``forward`` of a ``torch._C.ScriptModule``, and its groups take over what packages have."""
+
 def keep_inputs(on: bool) -> None: ...
 def observe_kernels(times: bool, ranges: bool) -> None: ...
 

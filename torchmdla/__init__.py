@@ -31,14 +31,18 @@ if TYPE_CHECKING:
     from torchmdla.importer.torchscript.annotations import Annotations
     from torchmdla.mlir import get_mlir
     from torchmdla.mlir.module_builder import ModuleBuilder
+    from torchmdla.packages import PackageInfo, load, save
 
 # What loads MLIR in this process, or is for people alone, does so when it is first asked for.
 _LAZY = {
     "Annotations": "torchmdla.importer.torchscript.annotations",
     "ModuleBuilder": "torchmdla.mlir.module_builder",
+    "PackageInfo": "torchmdla.packages",
     "TensorSpec": "torchmdla.importer.tensor_spec",
     "explain": "torchmdla.explaining",
     "get_mlir": "torchmdla.mlir",
+    "load": "torchmdla.packages",
+    "save": "torchmdla.packages",
 }
 
 # Modules that few programs need, imported when they are first asked for.
@@ -51,6 +55,7 @@ __all__ = [
     "CompileError",
     "DeviceError",
     "ModuleBuilder",
+    "PackageInfo",
     "Statistics",
     "TensorSpec",
     "__version__",
@@ -64,10 +69,12 @@ __all__ = [
     "get_mlir",
     "graph_for",
     "is_enabled",
+    "load",
     "mdla",
     "profile_kernels",
     "refresh",
     "reset_stats",
+    "save",
     "set_logs",
     "stats",
     "supported_ops",

@@ -335,15 +335,27 @@ def _frozen(scripted: Any) -> Any:
 def using(device: devices.Device) -> Iterator[None]:
     """Within the block programs that are new to PyTorch's executor have their groups for ``device``, and calls wait for
     the compiler."""
-    before, was_enabled = _device or devices.get("cpu"), _C.is_enabled()
+    before = _device or devices.get("cpu")
     devices.register(device)
-    _use(device)
+    with waiting_for_compiles():
+        _use(device)
+        try:
+            yield
+        finally:
+            _use(before)
+
+
+@contextmanager
+def waiting_for_compiles() -> Iterator[None]:
+    """Within the block torchmdla is on, for the device in use, and calls wait for the compiler."""
+    was_enabled = _C.is_enabled()
+    if _device is None:
+        _use(devices.get("cpu"))
     _C.set_background(False)
     _C.set_enabled(True)
     try:
         yield
     finally:
-        _use(before)
         _C.set_background(_background)
         _C.set_enabled(was_enabled)
 

@@ -22,7 +22,20 @@ py::dict to_python(const SpecialisationReport& report) {
   result["is_dynamic"] = report.pattern.has_value();
   result["executable"] = std::const_pointer_cast<Executable>(report.executable);
   result["failure"] = report.failure;
+  result["signature"] = std::vector<int64_t>(report.signature.begin(), report.signature.end());
+  result["symbols"] =
+      report.pattern ? py::object(py::make_tuple(report.pattern->symbols, report.pattern->places))
+                     : py::none();
+  result["left_out"] = py::cast(report.left_out);
   return result;
+}
+
+// Bytes, or None.
+py::object structure(torch::jit::Graph& graph, const std::string& device,
+                     const std::vector<int64_t>& parameters) {
+  const auto found = structure_of(graph, device, parameters);
+  if (!found) return py::none();
+  return py::bytes(reinterpret_cast<const char*>(found->data()), found->size());
 }
 
 py::dict to_python(const GroupReport& report) {
@@ -36,6 +49,7 @@ py::dict to_python(const GroupReport& report) {
   result["name"] = report.name;
   result["device"] = report.device;
   result["subgraph"] = to_python(*report.subgraph);
+  result["parameters"] = report.parameters;
   result["compiled_calls"] = report.compiled_calls;
   result["recorded_calls"] = report.recorded_calls;
   result["training_calls"] = report.training_calls;
@@ -71,6 +85,8 @@ void bind_reports(py::module& module) {
   module.def("groups", &groups, "What there is to say of each group that lives.");
   module.def("ungrouped", &ungrouped,
              "Operators outside of groups, in graphs of TorchScript and of lazy devices.");
+  module.def("structure", &structure, py::arg("subgraph"), py::arg("device"), py::arg("parameters"),
+             "By what packages know a group of TorchScript: 32 bytes, or None where they cannot.");
   module.def("source_ranges", &source_ranges, py::arg("node"),
              "Where a node stands, and the calls that it is inlined from, outwards.");
 }

@@ -1,5 +1,6 @@
 // Devices, switches, counters and packs, as Python sees them.
 
+#include "package/settings.h"
 #include "bindings.h"
 #include "fusion/device_table.h"
 #include "group/compilation_group.h"
@@ -13,7 +14,9 @@
 #include "support/forks.h"
 
 #include <pybind11/stl.h>
+#include <torch/csrc/jit/python/pybind.h>
 #include <torch/csrc/utils/pybind.h>
+#include <torchmdla/torchmdla.h>
 
 #include <optional>
 #include <unordered_map>
@@ -67,6 +70,9 @@ py::dict statistics_dict() {
   result["dynamic"] = statistics().dynamic.load();
   result["not_dynamic"] = statistics().not_dynamic.counts();
   result["fallbacks"] = statistics().fallbacks.counts();
+  result["packages"] = statistics().packages.read.load();
+  result["packaged"] = statistics().packages.specialisations.load();
+  result["refused"] = statistics().packages.refused.counts();
   return result;
 }
 
@@ -84,6 +90,11 @@ void bind_settings(py::module& module) {
   module.def("is_strict", [] { return settings().strict.load(); });
   module.def("set_background", [](bool on) { settings().background = on; });
   module.def("set_dynamic", [](bool on) { settings().dynamic = on; });
+  module.def("set_packages", [](bool on) { settings().packages = on; });
+  module.def("set_processor", &set_processor, py::arg("processor"));
+  module.def(
+      "prepare", [](const torch::jit::Module& loaded) { prepare(loaded); }, py::arg("module"),
+      py::call_guard<py::gil_scoped_release>());
   module.def("keep_inputs", [](bool on) {
     const py::gil_scoped_release without_gil;
     keep_inputs(on);

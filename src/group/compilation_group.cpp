@@ -163,7 +163,7 @@ void CompilationGroup::run(Stack& stack) {
 
 // Whether a package has code for the call, which is loaded then.
 bool CompilationGroup::adopt(const Signature& signature, c10::ArrayRef<c10::IValue> inputs) {
-  if (!are_any_packaged()) return false;
+  if (!are_any_packaged() || !settings().packages) return false;
   const std::lock_guard<ProcessMutex> guard(adopting_);
   Symbols values;
   if (find(signature) || find_dynamic(signature, values)) return true; // of another thread

@@ -39,6 +39,8 @@ struct Settings {
   std::atomic<bool> dynamic{true};
   // A group with more input combinations than this falls back for further ones.
   std::atomic<int64_t> max_specialisations{32};
+  // Take over what packages have for groups.
+  std::atomic<bool> packages{true};
   // Keep the inputs of each group's latest call (group_report.h).
   std::atomic<bool> keep_inputs{false};
 };

@@ -43,7 +43,6 @@ constexpr Feature features[] = {
     {"crc32", 1, 0, ecx, 20},
     {"movbe", 1, 0, ecx, 22},
     {"popcnt", 1, 0, ecx, 23},
-    {"xsave", 1, 0, ecx, 26},
     {"avx", 1, 0, ecx, 28, avx},
     {"f16c", 1, 0, ecx, 29, avx},
     {"cx8", 1, 0, edx, 8},

@@ -54,7 +54,10 @@ def main(path: Path) -> None:
     from torchmdla.devices.cpu import processors
     from torchmdla.devices.cpu.ops import DTYPES, OPS
 
-    levels = [f'{{"{name}", "{" ".join(sorted(processors.features_of_level(name)))}"}}' for name in processors.LEVELS]
+    levels = [
+        f'{{"{name}", "{" ".join(sorted(processors.features_of_level(name) - processors.FOR_SYSTEMS))}"}}'
+        for name in processors.LEVELS
+    ]
     ops = [row(name, support.kind, support.where) for name, support in OPS.items()]
     dtypes = [f"c10::ScalarType::{scalar_type(name)}" for name in sorted(DTYPES)]
     text = [

@@ -53,6 +53,8 @@ class Compiled:
         code: keeps the code mapped.
         arguments, bindings, ops, sources: of the program and the group, as
             :class:`torchmdla.importer.ImportedGraph` has them.
+        outputs: as ``_C.Executable`` takes them.
+        sizes: of a program for any sizes, what a call evaluates.
         program: what was compiled (:meth:`torchmdla.compiler.program.Program.to_bytes`).
         manifest: the artifact's.
         origin: where the artifact came from: ``"compiled"``, ``"disk"`` or ``"memory"``.
@@ -65,11 +67,17 @@ class Compiled:
     bindings: tuple[Binding, ...]
     ops: tuple[str, ...]
     sources: tuple[str, ...]
+    outputs: Sequence[tuple[str, object]]
+    sizes: SizeNodes | None
     program: bytes
     manifest: Manifest
     origin: str
     seconds: float
     times: _C.KernelTimes
+
+    def kernel_names(self, manifest: Manifest) -> list[str]:
+        """Those of the kernels of an artifact of the program, for people."""
+        return _kernel_names(manifest, self.ops)
 
 
 def install() -> None:
@@ -185,7 +193,7 @@ def compile_dynamic_group(
         with trace.span("import for any sizes", "import"):
             wanted = wanted_by(device, bf16_products)
             made = dynamic_program(subgraph, record, parameters, device, places, values, written_out, wanted)
-        return _executable(subgraph, made.imported, made.program, device, made.outputs), made.sizes
+        return _executable(subgraph, made.imported, made.program, device, made.outputs, made.sizes), made.sizes
     except CompileError as error:
         raise CompileError(
             f"it differs between sizes: {error}", elsewhere=error.elsewhere, retry_after=error.retry_after
@@ -237,16 +245,17 @@ def _executable(
     program: Program,
     device: devices.Device,
     outputs: Sequence[tuple[str, object]],
+    sizes: SizeNodes | None = None,
 ) -> _C.Executable:
-    """Compiles and loads ``program``, and binds it to the group's inputs and ``outputs``."""
+    """Compiles and loads ``program``, and binds it to the group's inputs and ``outputs``; ``sizes``: what a call
+    evaluates, of a program for any sizes."""
     start = time.perf_counter()
     try:
         outcome, loaded = _loaded(program, device)
     except CompileError as error:
         raise located(error, imported) from error
     manifest = outcome.artifact.manifest
-    names = [" ".join([kernel.symbol, "+".join(ops_of(kernel, imported.ops))]).rstrip() for kernel in manifest.kernels]
-    times = _C.KernelTimes(names)
+    times = _C.KernelTimes(_kernel_names(manifest, imported.ops))
     seconds = time.perf_counter() - start
     _log(imported, program, outcome, seconds)
     constant = cache(subgraph.constant)  # Packed weights are taken apart once for all of their tensors.
@@ -260,6 +269,8 @@ def _executable(
             bindings=imported.bindings,
             ops=imported.ops,
             sources=imported.sources,
+            outputs=outputs,
+            sizes=sizes,
             program=program.to_bytes(),
             manifest=manifest,
             origin=outcome.source,
@@ -285,6 +296,10 @@ def packs_of(loaded: devices.LoadedCode, manifest: Manifest) -> list[tuple[int, 
         (address, pack.recipe, pack.arguments, pack.size, release)
         for address, pack, release in zip(loaded.packs, manifest.packs, releases, strict=True)
     ]
+
+
+def _kernel_names(manifest: Manifest, ops: Sequence[str]) -> list[str]:
+    return [" ".join([kernel.symbol, "+".join(ops_of(kernel, ops))]).rstrip() for kernel in manifest.kernels]
 
 
 def ops_of(kernel: KernelCall, ops: Sequence[str]) -> tuple[str, ...]:

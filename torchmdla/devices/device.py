@@ -165,6 +165,19 @@ class Device(ABC):
     def target(self) -> Target:
         """The target of programs compiled for this machine."""
 
+    def target_for(self, processor: str) -> Target:
+        """The target of programs compiled for other machines, by the name that users have for these.
+
+        Raises:
+            TypeError: the device compiles for this machine alone.
+            ValueError: no such processor.
+        """
+        raise TypeError(f"device {self.name!r} compiles for this machine alone")
+
+    def features(self, target: Target) -> tuple[str, ...]:
+        """What code for ``target`` needs of a processor, by LLVM's names: what packages are chosen by."""
+        return ()
+
     @abstractmethod
     def lower(self, program: Program) -> Artifact:
         """Compiles a program. A pure function.

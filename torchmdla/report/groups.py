@@ -117,8 +117,15 @@ def _least_seconds(compiled: Compiled) -> float:
 
 def executables_of(report: _C.GroupReport) -> list[Compiled]:
     """What is kept of each specialisation of a group that is compiled."""
-    executables = [one["executable"] for one in report["specialisations"]]
-    return [executable.owner for executable in executables if executable is not None]
+    kept = (_kept(one) for one in report["specialisations"])
+    return [compiled for compiled in kept if compiled is not None]
+
+
+def _kept(report: _C.SpecialisationReport) -> Compiled | None:
+    """None of one that is not compiled, or that came in a package, where what it was made of is not kept."""
+    executable = report["executable"]
+    compiled: Compiled | None = None if executable is None else executable.owner
+    return compiled
 
 
 def _first_source(compiled: Compiled) -> str:
@@ -136,14 +143,15 @@ def _specialisations(
     made: list[Specialisation] = []
     earlier: list[list[_Input]] = []
     for one in report["specialisations"]:
-        compiled: Compiled | None = None if one["executable"] is None else one["executable"].owner
+        compiled = _kept(one)
+        is_packaged = compiled is None and one["executable"] is not None
         inputs = _inputs(compiled) if compiled else []
         made.append(
             Specialisation(
                 inputs=tuple(map(str, inputs)),
                 is_dynamic=one["is_dynamic"],
                 cause=_cause(inputs, earlier, one["is_dynamic"]) if compiled else "",
-                origin=compiled.origin if compiled else "",
+                origin=compiled.origin if compiled else "package" if is_packaged else "",
                 seconds=compiled.seconds if compiled else 0.0,
                 packed_bytes=sum(pack.size for pack in compiled.manifest.packs) if compiled else 0,
                 workspace_bytes=compiled.manifest.workspace_bytes if compiled else 0,

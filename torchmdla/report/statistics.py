@@ -51,6 +51,9 @@ class Statistics:
         ungrouped: op, reason and place → number of graphs that have it outside of groups.
         training_calls: group calls whose inputs require grad, and of which backward was expected: these ran as PyTorch
             runs a program that trains, with groups inside of its differentiable graphs.
+        packages: files that came with the code of their groups.
+        packaged: specialisations that groups took over from such files.
+        refused: reason → number of packages, or of specialisations in them, that are not used.
         lazy: of the lazy device.
         by_group: what each group that lives and was called did.
     """
@@ -68,6 +71,9 @@ class Statistics:
     left_out: dict[str, int] = field(default_factory=dict)
     ungrouped: dict[str, int] = field(default_factory=dict)
     training_calls: int = 0
+    packages: int = 0
+    packaged: int = 0
+    refused: dict[str, int] = field(default_factory=dict)
     lazy: LazyStatistics = LazyStatistics()
     by_group: tuple[GroupActivity, ...] = field(default=(), repr=False)
 
@@ -108,6 +114,9 @@ def stats() -> Statistics:
         left_out=_texts(refusals.counts()),
         ungrouped=_texts(ungrouped.counts() - _ungrouped_baseline),
         training_calls=groups["training_calls"],
+        packages=groups["packages"],
+        packaged=groups["packaged"],
+        refused=groups["refused"],
         lazy=LazyStatistics(**_C.lazy_statistics(), eager=_eager_calls()),
         by_group=_activities(),
     )

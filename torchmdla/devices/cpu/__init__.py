@@ -28,7 +28,8 @@ class CpuDevice(Device):
         from torchmdla.devices.cpu.machine import Algorithms
         from torchmdla.devices.cpu.processors import NATIVE, target_of
 
-        processor, algorithms = options.pop("processor", NATIVE), options.pop("algorithms", "fast")
+        default = os.environ.get("TORCHMDLA_PROCESSOR") or NATIVE
+        processor, algorithms = options.pop("processor", default), options.pop("algorithms", "fast")
         tuned = options.pop("tuned", True)
         super().configure(**options)
         target_of(processor)
@@ -36,6 +37,10 @@ class CpuDevice(Device):
             raise ValueError(f"no algorithms {algorithms!r}; there are {', '.join(get_args(Algorithms))}")
         if tuned not in (True, False):  # As numbers, too: a command line has these.
             raise ValueError(f"tuned is True or False, not {tuned!r}")
+        # Packages hold code for several processors.
+        from torchmdla import _C
+
+        _C.set_processor(processor)
         self._processor, self._algorithms, self._tuned = processor, algorithms, bool(tuned)
 
     @property
@@ -53,10 +58,23 @@ class CpuDevice(Device):
         return DTYPES | {"float16"} if converts_f16(target_of(self._processor)) else DTYPES
 
     def target(self) -> Target:
-        from torchmdla.devices.cpu.machine import ALGORITHMS, CHECK_BOUNDS
         from torchmdla.devices.cpu.processors import target_of
 
-        target = target_of(self._processor)
+        return self._with_options(target_of(self._processor))
+
+    def target_for(self, processor: str) -> Target:
+        from torchmdla.devices.cpu.processors import level_of
+
+        return self._with_options(level_of(processor))
+
+    def features(self, target: Target) -> tuple[str, ...]:
+        from torchmdla.devices.cpu.processors import used_features
+
+        return used_features(target)
+
+    def _with_options(self, target: Target) -> Target:
+        from torchmdla.devices.cpu.machine import ALGORITHMS, CHECK_BOUNDS
+
         # Features, so that programs of other kinds are other programs to every cache.
         features = [target.features]
         if self._algorithms != "fast":

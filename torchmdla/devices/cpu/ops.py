@@ -16,7 +16,8 @@ from torchmdla.devices.device import OpSupport
 from torchmdla.devices.shape_ops import SHAPE_OPS, entries
 
 # Of tensors in groups; float16, too, where the processor converts it.
-DTYPES = frozenset("float32 float64 bfloat16 int64 int32 int16 int8 uint8 bool qint8 quint8".split())
+_DTYPES = "float32 float64 bfloat16 int64 int32 int16 int8 uint8 bool qint8 quint8"
+DTYPES = frozenset(_DTYPES.split())
 
 # Anchors: each is worth a kernel of its own.
 _COMPUTE = """

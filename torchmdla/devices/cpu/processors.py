@@ -20,6 +20,14 @@ LEVELS: Mapping[str, str] = {
 }
 _BASE = "cmov cx8 fxsr mmx sse sse2 64bit"
 
+# Of LLVM's names, those of instructions for systems, cryptography, random numbers and the like.
+_SYSTEMS = """
+adx aes cldemote clflushopt clwb clzero cmpccxadd enqcmd fsgsbase hreset invpcid kl lwp movdir64b movdiri movrs mwaitx
+pclmul pconfig pku prefetchi prfchw ptwrite raoint rdpid rdpru rdrnd rdseed rtm serialize sgx sha sha512 shstk sm3 sm4
+tsxldtrk uintr usermsr vaes waitpkg wbnoinvd widekl xsave xsavec xsaveopt xsaves
+"""
+FOR_SYSTEMS = frozenset(_SYSTEMS.split())
+
 
 def target_of(processor: str) -> Target:
     """The target ``processor``: ``"native"``, or a level of x86-64 as ``"x86-64-v3"``, whose code runs on every
@@ -31,18 +39,35 @@ def target_of(processor: str) -> Target:
     host = _host()
     if processor == NATIVE:
         return host
-    wanted = features_of_level(processor)
-    present = {feature.removeprefix("+") for feature in host.features.split(",") if feature.startswith("+")}
-    if missing := sorted(wanted - present):
+    if missing := sorted(features_of_level(processor) - _features_in(host)):
         raise ValueError(f"this processor, {host.cpu}, is no {processor}: it has no {', '.join(missing)}")
+    return level_of(processor)
+
+
+def level_of(processor: str) -> Target:
+    """As :func:`target_of`, whether this machine is of the level or not.
+
+    Raises:
+        ValueError: there is none of this name.
+    """
+    host = _host()
+    if processor == NATIVE:
+        return host
+    wanted = features_of_level(processor)
     listed = [feature[1:] for feature in host.features.split(",") if feature]
     features = ",".join(f"{'+' if name in wanted else '-'}{name}" for name in listed)
     return replace(host, cpu=processor, features=features)
 
 
+def used_features(target: Target) -> tuple[str, ...]:
+    """What code for ``target`` may use of a processor, by LLVM's names, sorted: without what the code generator makes
+    no instructions of by itself."""
+    return tuple(sorted(_features_in(target) - FOR_SYSTEMS))
+
+
 def described(target: Target) -> str:
     """The machine that measurements of code for ``target`` hold for: processor, features and caches."""
-    features = " ".join(sorted(name[1:] for name in target.features.split(",") if name.startswith("+")))
+    features = " ".join(sorted(_features_in(target)))
     return f"{target.triple} {target.cpu}\n{features}\n{_caches()}"
 
 
@@ -80,6 +105,10 @@ def features_of_level(processor: str) -> frozenset[str]:
     names = list(LEVELS)
     levels = names[: names.index(processor) + 1]
     return frozenset(" ".join((_BASE, *(LEVELS[level] for level in levels))).split())
+
+
+def _features_in(target: Target) -> frozenset[str]:
+    return frozenset(name[1:] for name in target.features.split(",") if name.startswith("+"))
 
 
 @lru_cache(maxsize=1)

@@ -1,0 +1,9 @@
+"""Packages: programs in files that hold the compiled code of their groups."""
+
+from __future__ import annotations
+
+from torchmdla.packages.format import DamagedPackage, PackageInfo, TargetInfo
+from torchmdla.packages.loading import info, load
+from torchmdla.packages.saving import save
+
+__all__ = ["DamagedPackage", "PackageInfo", "TargetInfo", "info", "load", "save"]

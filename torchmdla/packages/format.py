@@ -1,0 +1,136 @@
+"""The parts of a package: an index and a block for each target, sealed (:mod:`torchmdla.compiler.checksummed`).
+
+They are extra files of an archive that PyTorch writes: ``torchmdla/index`` and ``torchmdla/targets/<name>``. What
+programs read is binary (``src/package/package.cpp``); beside it stands a description for people, in JSON.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torchmdla.compiler.artifact import Artifact
+from torchmdla.compiler.checksummed import Format
+from torchmdla.packages.fields import FieldWriter
+from torchmdla.packages.specialisation import Specialisation
+
+FOLDER = "torchmdla/"
+INDEX = f"{FOLDER}index"
+
+
+class DamagedPackage(ValueError):
+    """A part of a package is truncated, altered, or of another version."""
+
+
+# As in src/package/package.cpp.
+_VERSION = 1
+_REMEDY = "package the model anew (python -m torchmdla package)"
+_INDEX = Format(b"torchmdla-index", _VERSION, "a package's index", _REMEDY, DamagedPackage)
+_TARGET = Format(b"torchmdla-target", _VERSION, "a package's target", _REMEDY, DamagedPackage)
+
+
+def record_of(target: str) -> str:
+    """The name of a target's extra file."""
+    return f"{FOLDER}targets/{target}"
+
+
+@dataclass(frozen=True)
+class TargetInfo:
+    """A target of a package, for people.
+
+    Attributes:
+        name: as :func:`torchmdla.save` was given it.
+        cpu: the processor that instructions are scheduled for.
+        features: of a processor, that its code uses, by LLVM's names.
+        size: bytes of its block.
+        digest: SHA-256 of its block, in hexadecimal.
+        groups: what it has code for, a line for each.
+    """
+
+    name: str
+    cpu: str
+    features: tuple[str, ...]
+    size: int
+    digest: str
+    groups: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class PackageInfo:
+    """A package, for people: its targets, and the versions of what made it, by name."""
+
+    targets: tuple[TargetInfo, ...]
+    versions: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Target:
+    """A target's code: ``artifacts`` of ``specialisations``, None of those that have no code."""
+
+    name: str
+    cpu: str
+    features: tuple[str, ...]
+    specialisations: Sequence[Specialisation]
+    artifacts: Sequence[Artifact | None]
+
+
+def extra_files(targets: Sequence[Target], groups: Sequence[str], versions: Mapping[str, str]) -> dict[str, bytes]:
+    """The package, by the names of its extra files. ``groups``: lines that say what it has code for."""
+    files = {record_of(target.name): _block(target) for target in targets}
+    infos = [_info(target, files[record_of(target.name)], groups) for target in targets]
+    writer = FieldWriter()
+
+    def write(info: TargetInfo) -> None:
+        writer.text(info.name)
+        writer.list(info.features, writer.text)
+        writer.raw(bytes.fromhex(info.digest))
+
+    writer.list(infos, write)
+    description = {"targets": list(map(asdict, infos)), "versions": dict(versions)}
+    return {INDEX: _INDEX.seal(description, writer.getvalue()), **files}
+
+
+def info_of(index: bytes) -> PackageInfo:
+    """What an index says for people.
+
+    Raises:
+        DamagedPackage: it is no intact index of this version.
+    """
+
+    def read(description: dict[str, Any], content: bytes) -> PackageInfo:
+        targets = [
+            TargetInfo(**{**raw, "features": tuple(raw["features"]), "groups": tuple(raw["groups"])})
+            for raw in description["targets"]
+        ]
+        return PackageInfo(tuple(targets), description["versions"])
+
+    return _INDEX.open(index, read)
+
+
+def check_target(info: TargetInfo, block: bytes) -> None:
+    """
+    Raises:
+        DamagedPackage: ``block`` is not what the index has of the target.
+    """
+    if hashlib.sha256(block).hexdigest() != info.digest:
+        raise DamagedPackage(f"target {info.name} is not the one that the index has; {_REMEDY}")
+    _TARGET.open(block, lambda description, content: None)
+
+
+def _block(target: Target) -> bytes:
+    # Equal groups have one artifact, hence one image.
+    images = {artifact.object_code: 0 for artifact in target.artifacts if artifact is not None}
+    numbers = {image: number for number, image in enumerate(images)}
+    writer = FieldWriter()
+    writer.list(images, writer.block)
+    writer.integer(len(target.specialisations))
+    for specialisation, artifact in zip(target.specialisations, target.artifacts, strict=True):
+        specialisation.write(writer, None if artifact is None else (numbers[artifact.object_code], artifact))
+    return _TARGET.seal({}, writer.getvalue())
+
+
+def _info(target: Target, block: bytes, groups: Sequence[str]) -> TargetInfo:
+    digest = hashlib.sha256(block).hexdigest()
+    return TargetInfo(target.name, target.cpu, target.features, len(block), digest, tuple(groups))
