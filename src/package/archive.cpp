@@ -14,6 +14,7 @@
 namespace torchmdla {
 
 using caffe2::serialize::PyTorchStreamReader;
+using caffe2::serialize::ReadAdapterInterface;
 
 bool take_package_of(PyTorchStreamReader& reader, const std::string& file) {
   const auto read = [&](const std::string& name) -> std::optional<FileRecord> {
@@ -23,6 +24,17 @@ bool take_package_of(PyTorchStreamReader& reader, const std::string& file) {
     return FileRecord{bytes, std::make_shared<at::DataPtr>(std::move(data))};
   };
   return take_package(read, file);
+}
+
+bool take_package_of(const std::shared_ptr<ReadAdapterInterface>& file) {
+  PyTorchStreamReader reader(file);
+  return take_package_of(reader, "a program");
+}
+
+bool take_package_of(std::istream& file) {
+  file.clear();
+  PyTorchStreamReader reader(&file);
+  return take_package_of(reader, "a program");
 }
 
 bool take_package_of(const std::string& file) {

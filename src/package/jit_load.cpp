@@ -1,9 +1,8 @@
 // How packages come to be read by who loads a program: `torch::jit::load`, from C++ or Python.
 //
 // Where this library comes before libtorch among those of a program (linked to it, or preloaded),
-// it is our `torch::jit::load` that libtorch itself calls in the end, whichever one the program
-// calls. Where it does not (Python, dlopen), PyTorch says that it has loaded a file, while it still
-// has it open.
+// it is our `torch::jit::load` that the program calls. Where it does not (Python, dlopen), PyTorch
+// says that it has loaded a file, while it still has it open.
 
 #include "archive.h"
 #include "torchmdla/torchmdla.h"
@@ -31,21 +30,29 @@ namespace torchmdla {
 namespace {
 
 using caffe2::serialize::PyTorchStreamReader;
-using caffe2::serialize::ReadAdapterInterface;
-using torch::jit::ExtraFilesMap;
 using torch::jit::Module;
-
-using JitLoad = Module(std::shared_ptr<ReadAdapterInterface>, std::optional<c10::Device>,
-                       ExtraFilesMap&, bool);
 
 // While libtorch loads what ours was called for: what it says then is no news.
 thread_local bool is_loading = false;
 
 // The next definition of a function of this library.
-JitLoad* original_of(JitLoad* function) {
+template <class Function> Function* original_of(Function* function) {
   Dl_info info{};
-  if (!dladdr(reinterpret_cast<void*>(function), &info) || !info.dli_sname) return nullptr;
-  return reinterpret_cast<JitLoad*>(dlsym(RTLD_NEXT, info.dli_sname));
+  const bool found = dladdr(reinterpret_cast<void*>(function), &info) && info.dli_sname;
+  auto* original = found ? dlsym(RTLD_NEXT, info.dli_sname) : nullptr;
+  TORCH_CHECK(original, "torchmdla: libtorch has no such torch::jit::load");
+  return reinterpret_cast<Function*>(original);
+}
+
+// What `load` returns, prepared if `take` finds a package in its file.
+template <class Load, class Take> Module load_prepared(Load load, Take take) {
+  auto module = [&] {
+    const bool outer = std::exchange(is_loading, true);
+    const auto leave = c10::make_scope_exit([&] { is_loading = outer; });
+    return load();
+  }();
+  if (is_enabled() && take()) prepare(module);
+  return module;
 }
 
 bool is_archive(const std::string& path) {
@@ -84,28 +91,33 @@ void watch_loads() {
   c10::SetAPIUsageMetadataLogger(on_event);
 }
 
-Module load_with_package(std::shared_ptr<ReadAdapterInterface> file,
-                         std::optional<c10::Device> device, ExtraFilesMap& extra_files,
-                         bool load_debug_files, JitLoad* load) {
-  const bool outer = std::exchange(is_loading, true);
-  const auto leave = c10::make_scope_exit([&] { is_loading = outer; });
-  auto module = load(file, device, extra_files, load_debug_files);
-  if (!is_enabled()) return module;
-  PyTorchStreamReader reader(file);
-  if (take_package_of(reader, "a program")) prepare(module);
-  return module;
-}
-
 } // namespace torchmdla
 
+// PyTorch's overloads, each of which calls itself in libtorch.
 namespace torch::jit {
 
-Module load(std::shared_ptr<caffe2::serialize::ReadAdapterInterface> rai,
-            std::optional<c10::Device> device, ExtraFilesMap& extra_files, bool load_debug_files) {
-  static auto* const original = torchmdla::original_of(&load);
-  TORCH_CHECK(original, "torchmdla: libtorch has no torch::jit::load of this kind");
-  return torchmdla::load_with_package(std::move(rai), device, extra_files, load_debug_files,
-                                      original);
-}
+using Device = std::optional<c10::Device>;
+using File = std::shared_ptr<caffe2::serialize::ReadAdapterInterface>;
+
+#define TORCHMDLA_LOAD(Source)                                                                     \
+  Module load(Source file, Device device, bool load_debug_files) {                                 \
+    using Load = Module(Source, Device, bool);                                                     \
+    static auto* const original = torchmdla::original_of<Load>(&load);                             \
+    return torchmdla::load_prepared([&] { return original(file, device, load_debug_files); },      \
+                                    [&] { return torchmdla::take_package_of(file); });             \
+  }                                                                                                \
+  Module load(Source file, Device device, ExtraFilesMap& extra_files, bool load_debug_files) {     \
+    using Load = Module(Source, Device, ExtraFilesMap&, bool);                                     \
+    static auto* const original = torchmdla::original_of<Load>(&load);                             \
+    return torchmdla::load_prepared(                                                               \
+        [&] { return original(file, device, extra_files, load_debug_files); },                     \
+        [&] { return torchmdla::take_package_of(file); });                                         \
+  }
+
+TORCHMDLA_LOAD(const std::string&)
+TORCHMDLA_LOAD(std::istream&)
+TORCHMDLA_LOAD(File)
+
+#undef TORCHMDLA_LOAD
 
 } // namespace torch::jit
