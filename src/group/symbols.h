@@ -1,6 +1,7 @@
 // Sizes that vary: which numbers of a signature become symbols, and what a call computes of them.
 #pragma once
 
+#include "runtime/size_program.h"
 #include "signature.h"
 
 #include <c10/util/ArrayRef.h>
@@ -8,7 +9,6 @@
 
 #include <optional>
 #include <set>
-#include <string>
 #include <vector>
 
 namespace torchmdla {
@@ -50,54 +50,5 @@ std::optional<Pattern> choose_pattern(const Signature& signature, const std::vec
 std::optional<Pattern> pattern_without(int64_t size, const Signature& signature,
                                        const std::vector<bool>& may_vary,
                                        const std::set<SymbolPlaces>& refused);
-
-// What a call of a dynamic executable evaluates first: the conditions under which the executable is
-// right, and symbols that are computed from others (torchmdla/capture/size_program.py). In double
-// precision, in which integers below 2^53 are exact.
-class SizeProgram {
-public:
-  enum class Operation {
-    constant,
-    symbol,
-    add,
-    mul,
-    floor_div,
-    mod,
-    div,
-    min,
-    max,
-    floor,
-    ceil,
-    trunc,
-    eq,
-    ne,
-    lt,
-    le,
-    logical_and,
-    logical_or,
-    logical_not,
-  };
-
-  // By its name in torchmdla/capture/size_program.py; nullopt where there is none.
-  static std::optional<Operation> operation(const std::string& name);
-
-  struct Node {
-    Operation operation;
-    double number;      // of a constant or a symbol
-    size_t left, right; // operands, which come before
-  };
-
-  // `computed` and `conditions` are numbers of nodes.
-  SizeProgram(std::vector<Node> nodes, std::vector<size_t> computed,
-              std::vector<size_t> conditions);
-  SizeProgram() = default;
-
-  // Appends the symbols that are computed to `values`; false where a condition does not hold.
-  bool extend(Symbols& values) const;
-
-private:
-  std::vector<Node> nodes_;
-  std::vector<size_t> computed_, conditions_;
-};
 
 } // namespace torchmdla

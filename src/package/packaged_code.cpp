@@ -3,6 +3,7 @@
 #include "runtime/device_calls.h"
 #include "runtime/image.h"
 #include "runtime/kernel_times.h"
+#include "size_fields.h"
 
 #include <ATen/Functions.h>
 #include <c10/util/Exception.h>
@@ -95,21 +96,6 @@ template <class Kind> Kind kind(ByteReader& reader, size_t count) {
 std::optional<size_t> optional_count(ByteReader& reader) {
   const auto number = reader.integer();
   return number < 0 ? std::nullopt : std::optional(static_cast<size_t>(number));
-}
-
-Polynomial read_polynomial(ByteReader& reader) {
-  return {reader.list([&] { return Polynomial::Term{reader.integers(), reader.integer()}; })};
-}
-
-using Varying = std::vector<std::pair<size_t, Polynomial>>;
-
-Varying read_varying(ByteReader& reader, size_t count) {
-  auto varying = reader.list([&] {
-    const auto place = reader.count();
-    if (place >= count) throw BadBytes("a size varies that there is not");
-    return std::pair(place, read_polynomial(reader));
-  });
-  return varying;
 }
 
 OutputTensor read_tensor(ByteReader& reader) {
@@ -211,34 +197,6 @@ PackagedPack read_pack(ByteReader& reader) {
   pack.arguments = reader.counts();
   pack.bytes = static_cast<int64_t>(reader.count());
   return pack;
-}
-
-SizeProgram read_size_program(ByteReader& reader, size_t symbols) {
-  size_t known = 0;
-  auto nodes = reader.list([&] {
-    const auto name = reader.text();
-    const auto operation = SizeProgram::operation(name);
-    if (!operation) throw BadBytes("no size is computed by " + name);
-    SizeProgram::Node node{*operation, reader.real(), 0, 0};
-    node.left = reader.count();
-    node.right = reader.count();
-    const bool is_symbol = *operation == SizeProgram::Operation::symbol;
-    const bool is_leaf = is_symbol || *operation == SizeProgram::Operation::constant;
-    if (is_symbol && !(node.number >= 0 && node.number < static_cast<double>(symbols)))
-      throw BadBytes("a size is computed of a symbol that there is not");
-    if (!is_leaf && std::max(node.left, node.right) >= known)
-      throw BadBytes("a size is computed of a later one");
-    ++known;
-    return node;
-  });
-  const auto numbers = [&] {
-    auto read = reader.counts();
-    if (std::ranges::any_of(read, [&](size_t node) { return node >= known; }))
-      throw BadBytes("a size is computed that there is not");
-    return read;
-  };
-  auto computed = numbers();
-  return {std::move(nodes), std::move(computed), numbers()};
 }
 
 Pattern read_pattern(ByteReader& reader, const Signature& typical) {

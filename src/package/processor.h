@@ -1,4 +1,4 @@
-// What this processor can run, by LLVM's names of features.
+// What processors can run, by LLVM's names of features.
 #pragma once
 
 #include <set>
@@ -6,12 +6,9 @@
 
 namespace torchmdla {
 
-// The features of this processor that the system lets programs use, of those that LLVM's code
-// generator makes instructions of.
-const std::set<std::string>& host_features();
-
-// Those of `processor` (torchmdla/devices/cpu/processors.py): "native", or a level of x86-64, as
-// "x86-64-v3". Throws where there is no such level, or this processor is none of that level.
+// The features of `processor` (torchmdla/devices/cpu/processors.py): "native", or a level of
+// x86-64, as "x86-64-v3". Throws where there is no such level, or this processor is none of that
+// level.
 std::set<std::string> features_of(const std::string& processor);
 
 } // namespace torchmdla

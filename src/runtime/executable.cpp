@@ -21,8 +21,7 @@ namespace {
 
 using Numbers = c10::SmallVector<int64_t, 8>;
 
-Numbers at(const std::vector<int64_t>& numbers,
-           const std::vector<std::pair<size_t, Polynomial>>& varying,
+Numbers at(const std::vector<int64_t>& numbers, const Varying& varying,
            c10::ArrayRef<int64_t> symbols) {
   Numbers result(numbers.begin(), numbers.end());
   for (const auto& [dimension, polynomial] : varying)

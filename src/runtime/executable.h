@@ -40,15 +40,15 @@ struct OutputTensor {
   std::vector<int64_t> sizes;
   std::vector<int64_t> strides;
   // Sizes and strides that depend on the call's sizes, by dimension.
-  std::vector<std::pair<size_t, Polynomial>> varying_sizes;
-  std::vector<std::pair<size_t, Polynomial>> varying_strides;
+  Varying varying_sizes;
+  Varying varying_strides;
   std::optional<Quantisation> quantisation; // of a quantised tensor, whose integers have the dtype
 };
 
 // A list of integers, a new one in each call: its reader may change it.
 struct OutputList {
   std::vector<int64_t> numbers;
-  std::vector<std::pair<size_t, Polynomial>> varying; // by place
+  Varying varying; // by place
 };
 
 // An output is computed, or an integer or integers that the call's sizes tell, or known since

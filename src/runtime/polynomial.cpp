@@ -2,7 +2,7 @@
 
 namespace torchmdla {
 
-int64_t Polynomial::at(c10::ArrayRef<int64_t> symbols) const {
+int64_t Polynomial::at(std::span<const int64_t> symbols) const {
   int64_t sum = 0;
   for (const auto& [exponents, factor] : terms) {
     int64_t product = factor;

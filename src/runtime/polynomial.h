@@ -1,9 +1,10 @@
-// A number that depends on the sizes of a call.
+// A number that depends on the sizes of a call. Needs neither torch nor Python.
 #pragma once
 
-#include <c10/util/ArrayRef.h>
-
+#include <cstddef>
 #include <cstdint>
+#include <span>
+#include <utility>
 #include <vector>
 
 namespace torchmdla {
@@ -16,7 +17,10 @@ struct Polynomial {
   };
   std::vector<Term> terms;
 
-  int64_t at(c10::ArrayRef<int64_t> symbols) const;
+  int64_t at(std::span<const int64_t> symbols) const;
 };
+
+// Those of some numbers that depend on the sizes of a call, by their places.
+using Varying = std::vector<std::pair<size_t, Polynomial>>;
 
 } // namespace torchmdla

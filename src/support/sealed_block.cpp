@@ -3,6 +3,7 @@
 #include "sha256.h"
 
 #include <algorithm>
+#include <limits>
 #include <string>
 
 namespace torchmdla {
@@ -17,22 +18,45 @@ uint32_t version_in(std::span<const std::byte> bytes) {
   return version;
 }
 
+// Reads what each block of the format begins with.
+void read_kind(ByteReader& reader, const BlockFormat& format) {
+  const auto magic = reader.bytes(magic_bytes);
+  const auto padding = magic.subspan(format.magic.size());
+  if (std::memcmp(magic.data(), format.magic.data(), format.magic.size()) != 0 ||
+      !std::ranges::all_of(padding, [](std::byte byte) { return byte == std::byte{0}; }))
+    throw BadBytes("it does not begin as one");
+  if (const auto version = version_in(reader.bytes(sizeof(uint32_t))); version != format.version)
+    throw BadBytes("it is of version " + std::to_string(version) + ", where version " +
+                   std::to_string(format.version) + " is needed");
+}
+
+// What `read` returns; what it throws says of which kind of block it is.
+template <class Read> auto named(const BlockFormat& format, Read read) {
+  try {
+    return read();
+  } catch (const BadBytes& error) {
+    throw BadBytes(std::string(format.kind) + ": " + error.what());
+  }
+}
+
 } // namespace
 
+uint64_t sealed_block_bytes(std::span<const std::byte> head, const BlockFormat& format) {
+  return named(format, [&] {
+    ByteReader reader(head);
+    read_kind(reader, format);
+    reader.bytes(sizeof(Digest));
+    const auto description = reader.count(), content = reader.count();
+    constexpr auto most = std::numeric_limits<uint64_t>::max() / 4;
+    if (description > most || content > most) throw BadBytes("its length is no length");
+    return sealed_head_bytes + description + content;
+  });
+}
+
 std::span<const std::byte> content_of(std::span<const std::byte> block, const BlockFormat& format) {
-  const auto refused = [&](const std::string& problem) {
-    return BadBytes(std::string(format.kind) + ": " + problem);
-  };
-  ByteReader reader(block);
-  try {
-    const auto magic = reader.bytes(magic_bytes);
-    const auto padding = magic.subspan(format.magic.size());
-    if (std::memcmp(magic.data(), format.magic.data(), format.magic.size()) != 0 ||
-        !std::ranges::all_of(padding, [](std::byte byte) { return byte == std::byte{0}; }))
-      throw BadBytes("it does not begin as one");
-    if (const auto version = version_in(reader.bytes(sizeof(uint32_t))); version != format.version)
-      throw BadBytes("it is of version " + std::to_string(version) + ", where version " +
-                     std::to_string(format.version) + " is needed");
+  return named(format, [&] {
+    ByteReader reader(block);
+    read_kind(reader, format);
     const auto digest = reader.bytes(sizeof(Digest));
     const auto sealed = block.subspan(magic_bytes + sizeof(uint32_t) + sizeof(Digest));
     if (!std::ranges::equal(sha256(sealed), digest))
@@ -42,9 +66,7 @@ std::span<const std::byte> content_of(std::span<const std::byte> block, const Bl
     const auto found = reader.bytes(content);
     if (!reader.at_end()) throw BadBytes("it is longer than it says");
     return found;
-  } catch (const BadBytes& error) {
-    throw refused(error.what());
-  }
+  });
 }
 
 } // namespace torchmdla

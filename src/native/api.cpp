@@ -1,0 +1,194 @@
+// The C interface: torchmdla/runtime.h. No exception leaves it.
+
+#include "dlpack.h"
+#include "error.h"
+#include "model.h"
+#include "runtime/device_calls.h"
+#include "runtime/image.h"
+#include "support/byte_reader.h"
+
+#include <algorithm>
+#include <exception>
+#include <memory>
+#include <new>
+#include <string>
+#include <vector>
+
+using torchmdla::native::Error;
+using torchmdla::native::Model;
+using torchmdla::native::Port;
+using torchmdla::native::TensorView;
+
+struct tmdla_model : Model {
+  using Model::Model;
+};
+
+namespace {
+
+thread_local std::string last_error;
+
+tmdla_status failed(tmdla_status status, const char* text) noexcept {
+  try {
+    last_error = text;
+  } catch (...) {
+    last_error.clear();
+  }
+  return status;
+}
+
+// Runs `body`; what it throws becomes a status and the thread's text.
+template <class Body> tmdla_status guarded(Body body) noexcept {
+  try {
+    body();
+    return TMDLA_OK;
+  } catch (const Error& error) {
+    return failed(error.status, error.what());
+  } catch (const torchmdla::BadBytes& error) {
+    return failed(TMDLA_BAD_FILE, error.what());
+  } catch (const torchmdla::ImageError& error) {
+    return failed(TMDLA_BAD_FILE, error.what());
+  } catch (const std::length_error& error) {
+    return failed(TMDLA_WRONG_TENSOR, error.what());
+  } catch (const std::bad_alloc&) {
+    return failed(TMDLA_NO_MEMORY, "there is not enough memory");
+  } catch (const std::exception& error) {
+    return failed(TMDLA_INTERNAL, error.what());
+  } catch (...) {
+    return failed(TMDLA_INTERNAL, "an unknown error");
+  }
+}
+
+void demand(bool holds, const char* problem) {
+  if (!holds) throw Error(TMDLA_INVALID_ARGUMENT, problem);
+}
+
+TensorView view_of(const tmdla_tensor& tensor) {
+  demand(tensor.rank >= 0 && (tensor.rank == 0 || tensor.sizes), "a tensor has no sizes");
+  const auto rank = static_cast<size_t>(tensor.rank);
+  return {static_cast<std::byte*>(tensor.data),
+          tensor.dtype,
+          {tensor.sizes, rank},
+          {tensor.strides, tensor.strides ? rank : 0}};
+}
+
+std::vector<TensorView> views_of(const tmdla_tensor* tensors, size_t count) {
+  demand(tensors || count == 0, "there are no tensors");
+  std::vector<TensorView> views;
+  std::transform(tensors, tensors + count, std::back_inserter(views), view_of);
+  return views;
+}
+
+std::vector<TensorView> views_of(DLManagedTensor* const* tensors, size_t count) {
+  namespace dlpack = torchmdla::native::dlpack;
+  demand(tensors || count == 0, "there are no tensors");
+  std::vector<TensorView> views;
+  for (size_t i = 0; i < count; ++i) {
+    demand(tensors[i], "a tensor of DLPack is null");
+    views.push_back(dlpack::view_of(*reinterpret_cast<const dlpack::ManagedTensor*>(tensors[i])));
+  }
+  return views;
+}
+
+void describe(const std::vector<Port>& ports, size_t index, tmdla_info* info) {
+  demand(info, "there is nowhere to write to");
+  demand(index < ports.size(), "the model has fewer inputs or outputs");
+  const auto& port = ports[index];
+  *info = {port.name.c_str(), static_cast<int32_t>(port.dtype),
+           static_cast<int32_t>(port.sizes.size()), port.sizes.data()};
+}
+
+} // namespace
+
+uint32_t tmdla_api_version() {
+  return TMDLA_API_VERSION;
+}
+
+const char* tmdla_last_error() {
+  return last_error.c_str();
+}
+
+tmdla_status tmdla_load(const char* path, const tmdla_options* options, tmdla_model** model) {
+  return guarded([&] {
+    demand(path && model, "a path and somewhere to write the model to are needed");
+    *model = nullptr;
+    demand(!options || options->api_version == TMDLA_API_VERSION,
+           "the options are of another version of the interface");
+    *model = std::make_unique<tmdla_model>(path, options ? options->threads : 0).release();
+  });
+}
+
+void tmdla_free(tmdla_model* model) {
+  const std::unique_ptr<tmdla_model> freed(model);
+}
+
+tmdla_status tmdla_verify(const tmdla_model* model) {
+  return guarded([&] {
+    demand(model, "there is no model");
+    model->verify();
+  });
+}
+
+tmdla_status tmdla_set_threads(tmdla_model* model, int32_t threads) {
+  return guarded([&] {
+    demand(model, "there is no model");
+    model->set_threads(threads);
+  });
+}
+
+int32_t tmdla_threads(const tmdla_model* model) {
+  return model ? model->threads() : 0;
+}
+
+size_t tmdla_input_count(const tmdla_model* model) {
+  return model ? model->inputs().size() : 0;
+}
+
+size_t tmdla_output_count(const tmdla_model* model) {
+  return model ? model->outputs().size() : 0;
+}
+
+tmdla_status tmdla_input(const tmdla_model* model, size_t index, tmdla_info* info) {
+  return guarded([&] {
+    demand(model, "there is no model");
+    describe(model->inputs(), index, info);
+  });
+}
+
+tmdla_status tmdla_output(const tmdla_model* model, size_t index, tmdla_info* info) {
+  return guarded([&] {
+    demand(model, "there is no model");
+    describe(model->outputs(), index, info);
+  });
+}
+
+tmdla_status tmdla_output_sizes(const tmdla_model* model, const tmdla_tensor* inputs,
+                                size_t input_count, size_t index, int64_t* sizes) {
+  return guarded([&] {
+    demand(model, "there is no model");
+    demand(index < model->outputs().size(), "the model has fewer outputs");
+    const auto found = model->output_sizes(views_of(inputs, input_count), index);
+    demand(sizes || found.empty(), "there is nowhere to write to");
+    std::ranges::copy(found, sizes);
+  });
+}
+
+tmdla_status tmdla_run(const tmdla_model* model, const tmdla_tensor* inputs, size_t input_count,
+                       const tmdla_tensor* outputs, size_t output_count) {
+  return guarded([&] {
+    demand(model, "there is no model");
+    model->run(views_of(inputs, input_count), views_of(outputs, output_count));
+  });
+}
+
+tmdla_status tmdla_run_dlpack(const tmdla_model* model, DLManagedTensor* const* inputs,
+                              size_t input_count, DLManagedTensor* const* outputs,
+                              size_t output_count) {
+  return guarded([&] {
+    demand(model, "there is no model");
+    model->run(views_of(inputs, input_count), views_of(outputs, output_count));
+  });
+}
+
+int tmdla_provides(const char* function) {
+  return function && torchmdla::address_of_symbol(function) != nullptr;
+}

@@ -1,0 +1,188 @@
+#include "content.h"
+
+#include "package/size_fields.h"
+#include "support/byte_reader.h"
+
+#include <algorithm>
+#include <ranges>
+
+namespace torchmdla::native {
+
+namespace {
+
+// 0 and 1 change broadcasting and strides.
+constexpr int64_t least_symbol = 2;
+constexpr size_t most_symbols = 4;
+constexpr uint64_t weight_alignment = 64;
+
+void demand(bool holds, const char* reason) {
+  if (!holds) throw BadBytes(reason);
+}
+
+Numbers at(const Numbers& numbers, const Varying& varying, std::span<const int64_t> symbols) {
+  auto found = numbers;
+  for (const auto& [place, polynomial] : varying)
+    found[place] = polynomial.at(symbols);
+  return found;
+}
+
+// Reads a file's content, where what is read later must agree with what was read before.
+class ContentReader {
+public:
+  ContentReader(std::span<const std::byte> bytes, uint64_t weight_bytes)
+      : reader_(bytes), weight_bytes_(weight_bytes) {}
+
+  Content read() {
+    const auto features = reader_.list([&] { return reader_.text(); });
+    content_.features = {features.begin(), features.end()};
+    content_.inputs = reader_.list([&] { return read_port(); });
+    content_.outputs = reader_.list([&] { return read_port(); });
+    content_.weights = reader_.list([&] { return read_weight(); });
+    content_.images = reader_.list([&] { return reader_.bytes(reader_.count()); });
+    content_.specialisations = reader_.list([&] { return read_specialisation(); });
+    demand(!content_.specialisations.empty(), "it has no code");
+    demand(reader_.at_end(), "it is longer than it says");
+    return std::move(content_);
+  }
+
+private:
+  Port read_port() {
+    Port port{reader_.text(), reader_.byte(), reader_.integers()};
+    demand(element_bytes(port.dtype) > 0, "a tensor has no dtype that there is");
+    return port;
+  }
+
+  Weight read_weight() {
+    Weight weight{reader_.count(), reader_.count(), {}};
+    std::ranges::copy(reader_.bytes(weight.digest.size()), weight.digest.begin());
+    demand(weight.offset % weight_alignment == 0, "a weight is not aligned");
+    demand(weight.offset <= weight_bytes_ && weight.bytes <= weight_bytes_ - weight.offset,
+           "the file is cut short: weights are missing");
+    return weight;
+  }
+
+  Specialisation read_specialisation() {
+    Specialisation made{};
+    made.image = index(content_.images.size());
+    made.entry = reader_.text();
+    made.workspace = reader_.text();
+    made.workspace_bytes = reader_.count();
+    made.symbols = reader_.count();
+    demand(made.symbols <= most_symbols, "there are too many symbols");
+    made.inputs = reader_.list([&] { return read_input(made.symbols); });
+    check_ranks(made.inputs, content_.inputs);
+    known_symbols_ = made.symbols;
+    if (reader_.truth()) {
+      made.sizes = read_size_program(reader_, made.symbols);
+      known_symbols_ += made.sizes->computed();
+    }
+    made.arguments = reader_.list([&] { return read_argument(); });
+    made.packs = reader_.list([&] { return index(content_.weights.size()); });
+    made.outputs = reader_.list([&] { return read_output(); });
+    check_ranks(made.outputs, content_.outputs);
+    made.owners = owners_of(made.outputs);
+    return made;
+  }
+
+  size_t index(size_t count) {
+    const auto number = reader_.count();
+    demand(number < count, "something is named that there is not");
+    return number;
+  }
+
+  InputLayout read_input(size_t symbols) {
+    InputLayout input{reader_.integers(), reader_.integers(), reader_.integers()};
+    const auto rank = input.sizes.size();
+    demand(input.symbols.size() == rank && input.permutation.size() == rank,
+           "an input has more sizes than strides, or fewer");
+    for (const auto symbol : input.symbols)
+      demand(symbol >= InputLayout::fixed && symbol < static_cast<int64_t>(symbols),
+             "an input is of a symbol that there is not");
+    auto sorted = input.permutation;
+    std::ranges::sort(sorted);
+    for (size_t i = 0; i < rank; ++i)
+      demand(sorted[i] == static_cast<int64_t>(i), "an input's dimensions are in no order");
+    return input;
+  }
+
+  Argument read_argument() {
+    constexpr uint8_t sources = 3;
+    const auto source = reader_.byte();
+    demand(source < sources, "an argument comes from nowhere");
+    const size_t counts[sources] = {content_.inputs.size(), content_.weights.size(),
+                                    known_symbols_};
+    return {static_cast<Argument::Source>(source), index(counts[source])};
+  }
+
+  OutputLayout read_output() {
+    OutputLayout output{reader_.count(), reader_.integers(), reader_.integers(), {}, {}};
+    demand(output.sizes.size() == output.strides.size(),
+           "a tensor has more sizes than strides, or fewer");
+    output.varying_sizes = read_varying_sizes(output.sizes.size());
+    output.varying_strides = read_varying_sizes(output.strides.size());
+    return output;
+  }
+
+  Varying read_varying_sizes(size_t count) {
+    auto varying = read_varying(reader_, count);
+    for (const auto& [place, polynomial] : varying)
+      for (const auto& term : polynomial.terms)
+        demand(term.exponents.size() == known_symbols_, "a size is of other symbols");
+    return varying;
+  }
+
+  template <class Layout>
+  static void check_ranks(const std::vector<Layout>& layouts, const std::vector<Port>& ports) {
+    demand(layouts.size() == ports.size(), "code is for another number of tensors");
+    for (size_t i = 0; i < ports.size(); ++i)
+      demand(layouts[i].sizes.size() == ports[i].sizes.size(), "code is for another rank");
+  }
+
+  static std::vector<size_t> owners_of(const std::vector<OutputLayout>& outputs) {
+    std::vector<size_t> owners;
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      demand(outputs[i].result <= owners.size(), "results are not in their order");
+      if (outputs[i].result == owners.size()) owners.push_back(i);
+    }
+    return owners;
+  }
+
+  ByteReader reader_;
+  uint64_t weight_bytes_;
+  size_t known_symbols_ = 0; // and those computed from them
+  Content content_;
+};
+
+} // namespace
+
+Numbers OutputLayout::sizes_at(std::span<const int64_t> symbols) const {
+  return at(sizes, varying_sizes, symbols);
+}
+
+Numbers OutputLayout::strides_at(std::span<const int64_t> symbols) const {
+  return at(strides, varying_strides, symbols);
+}
+
+std::optional<Numbers> Specialisation::symbols_at(std::span<const TensorView> tensors) const {
+  Numbers values(symbols, 0);
+  for (size_t i = 0; i < inputs.size(); ++i)
+    for (size_t k = 0; k < inputs[i].sizes.size(); ++k) {
+      const auto size = tensors[i].sizes[k];
+      const auto symbol = inputs[i].symbols[k];
+      if (symbol == InputLayout::fixed) {
+        if (size != inputs[i].sizes[k]) return std::nullopt;
+        continue;
+      }
+      auto& value = values[static_cast<size_t>(symbol)];
+      if (value == 0) value = size;
+      if (value != size || size < least_symbol) return std::nullopt;
+    }
+  if (sizes && !sizes->extend(values)) return std::nullopt;
+  return values;
+}
+
+Content read_content(std::span<const std::byte> bytes, uint64_t weight_bytes) {
+  return ContentReader(bytes, weight_bytes).read();
+}
+
+} // namespace torchmdla::native

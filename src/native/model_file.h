@@ -1,0 +1,52 @@
+// A model's file: a sealed block that is read and checked, and weights that are mapped.
+#pragma once
+
+#include "content.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace torchmdla::native {
+
+// Part of a file, mapped for reading and shared with whoever else maps it.
+class MappedFile {
+public:
+  MappedFile(int file, uint64_t offset, uint64_t bytes);
+  ~MappedFile();
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+
+  const std::byte* data() const { return start_ + skipped_; }
+
+private:
+  std::byte* start_ = nullptr;
+  size_t skipped_, bytes_; // mappings begin at pages
+};
+
+class ModelFile {
+public:
+  // Throws Error, BadBytes.
+  explicit ModelFile(const std::string& path);
+
+  const Content& content() const { return content_; }
+  const std::byte* weight(size_t number) const {
+    return weights_->data() + content_.weights[number].offset;
+  }
+
+  // Throws BadBytes where a weight is not what its checksum says.
+  void verify() const;
+
+  // Frees what only loading needs.
+  void drop_images();
+
+private:
+  std::vector<std::byte> sealed_; // what was checked: the file may change
+  Content content_;
+  std::optional<MappedFile> weights_;
+};
+
+} // namespace torchmdla::native

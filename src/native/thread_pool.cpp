@@ -1,0 +1,207 @@
+#include "thread_pool.h"
+
+#include "support/forks.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <exception>
+#include <system_error>
+#include <thread>
+
+namespace torchmdla::native {
+
+namespace {
+
+thread_local int thread_limit = 1;
+thread_local bool is_inside = false;
+
+void pause_processor() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// Until `value` is no longer `old`. Kernels follow each other within microseconds, and waking a
+// thread that sleeps takes longer: hence it is awake for about a tenth of a millisecond.
+template <class T> void wait_for_change(const std::atomic<T>& value, T old) {
+  constexpr int looks = 2000;
+  for (int i = 0; i < looks; ++i) {
+    if (value.load(std::memory_order_acquire) != old) return;
+    pause_processor();
+  }
+  value.wait(old, std::memory_order_acquire);
+}
+
+int64_t divided_up(int64_t number, int64_t by) {
+  return (number + by - 1) / by;
+}
+
+// Within the block signals of the process go to threads of the caller's.
+class SignalsBlocked {
+public:
+  SignalsBlocked() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+
+private:
+  sigset_t before_;
+};
+
+void before_fork() {
+  while (!enter_alone())
+    std::this_thread::yield();
+}
+
+// No fork cuts an unforked section, whoever forks.
+[[maybe_unused]] const int registered = pthread_atfork(before_fork, leave_alone, leave_alone);
+
+} // namespace
+
+int available_processors() {
+  cpu_set_t set;
+  const int count = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 0;
+  return std::max(count > 0 ? count : static_cast<int>(std::thread::hardware_concurrency()), 1);
+}
+
+ThreadLimit::ThreadLimit(int threads) : before_(thread_limit) {
+  thread_limit = threads;
+}
+
+ThreadLimit::~ThreadLimit() {
+  thread_limit = before_;
+}
+
+// A range in chunks that whoever comes first takes.
+class ThreadPool::Range {
+public:
+  Range(mdla_kernel body, void* const* operands, int64_t begin, int64_t end, int64_t parts)
+      : body_(body), operands_(operands), begin_(begin), end_(end),
+        step_(divided_up(end - begin, parts)), chunks_(divided_up(end - begin, step_)) {}
+
+  bool has_chunks() const { return next_.load(std::memory_order_relaxed) < chunks_; }
+
+  void run_chunks() noexcept {
+    for (int64_t chunk; (chunk = next_.fetch_add(1, std::memory_order_relaxed)) < chunks_;)
+      run_chunk(begin_ + chunk * step_);
+  }
+
+  void rethrow() const {
+    if (failure_) std::rethrow_exception(failure_);
+  }
+
+  std::atomic<int> helpers{0}; // threads of the pool that are at it; changes under its mutex
+
+private:
+  void run_chunk(int64_t first) noexcept {
+    try {
+      body_(operands_, first, std::min(first + step_, end_));
+    } catch (...) {
+      if (!failed_.exchange(true)) failure_ = std::current_exception();
+    }
+  }
+
+  mdla_kernel body_;
+  void* const* operands_;
+  int64_t begin_, end_, step_, chunks_;
+  std::atomic<int64_t> next_{0};
+  std::atomic<bool> failed_{false};
+  std::exception_ptr failure_;
+};
+
+ThreadPool::ThreadPool() : process_(process_number()) {}
+
+ThreadPool& ThreadPool::of_this_process() {
+  static std::mutex mutex;
+  static std::atomic<ThreadPool*> current{nullptr}; // its threads outlive whatever would free it
+  auto* pool = current.load(std::memory_order_acquire);
+  if (pool && pool->process_ == process_number()) return *pool;
+  const Guard guard(mutex);
+  pool = current.load(std::memory_order_relaxed);
+  if (!pool || pool->process_ != process_number()) {
+    pool = new ThreadPool;
+    current.store(pool, std::memory_order_release);
+  }
+  return *pool;
+}
+
+void ThreadPool::run(mdla_kernel body, void* const* operands, int64_t begin, int64_t end,
+                     int64_t grain) {
+  if (begin >= end) return;
+  const auto most = divided_up(end - begin, std::max<int64_t>(grain, 1));
+  const auto parts = is_inside ? 1 : std::min<int64_t>(thread_limit, most);
+  if (parts <= 1) {
+    body(operands, begin, end);
+    return;
+  }
+  Range range(body, operands, begin, end, parts);
+  {
+    const std::lock_guard guard(mutex_);
+    start_threads(thread_limit - 1);
+    open_.push_back(&range);
+    opened_.fetch_add(1, std::memory_order_release);
+  }
+  opened_.notify_all();
+  is_inside = true;
+  range.run_chunks();
+  is_inside = false;
+  close_range(range);
+  range.rethrow();
+}
+
+void ThreadPool::start_threads(int wanted) {
+  if (threads_ >= wanted) return;
+  const SignalsBlocked section;
+  try {
+    for (; threads_ < wanted; ++threads_)
+      std::thread([this] { work(); }).detach();
+  } catch (const std::system_error&) {
+    // Fewer threads take longer; who opens a range needs none.
+  }
+}
+
+void ThreadPool::work() {
+  pthread_setname_np(pthread_self(), "torchmdla");
+  is_inside = true;
+  while (true) {
+    const auto seen = opened_.load(std::memory_order_acquire);
+    while (auto* const range = join_range()) {
+      range->run_chunks();
+      leave_range(*range);
+    }
+    wait_for_change(opened_, seen);
+  }
+}
+
+ThreadPool::Range* ThreadPool::join_range() {
+  const std::lock_guard guard(mutex_);
+  const auto found = std::ranges::find_if(open_, &Range::has_chunks);
+  if (found == open_.end()) return nullptr;
+  ++(*found)->helpers;
+  return *found;
+}
+
+void ThreadPool::leave_range(Range& range) {
+  // Under the mutex, after which the range may be gone.
+  const std::lock_guard guard(mutex_);
+  if (--range.helpers == 0) range.helpers.notify_one();
+}
+
+void ThreadPool::close_range(Range& range) {
+  std::unique_lock lock(mutex_);
+  std::erase(open_, &range);
+  while (const int helpers = range.helpers) {
+    lock.unlock();
+    wait_for_change(range.helpers, helpers);
+    lock.lock();
+  }
+}
+
+} // namespace torchmdla::native

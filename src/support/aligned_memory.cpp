@@ -1,0 +1,32 @@
+#include "aligned_memory.h"
+
+#include <algorithm>
+
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
+namespace torchmdla {
+
+namespace {
+
+constexpr size_t alignment = 64; // a cache line, and the widest vector of x86 and SVE-512
+
+// A model's weights and intermediate results are more small pages than a processor keeps the
+// addresses of; of these there are few.
+constexpr size_t huge_page = 2 << 20;
+
+} // namespace
+
+AlignedMemory allocate_aligned(size_t bytes) {
+  const auto start = bytes < huge_page ? alignment : huge_page;
+  const auto size = (bytes + alignment - 1) / alignment * alignment;
+  const auto rounded = std::max((size + start - 1) / start * start, alignment);
+  AlignedMemory memory(std::aligned_alloc(start, rounded));
+#ifdef MADV_HUGEPAGE
+  if (memory && start == huge_page) madvise(memory.get(), size, MADV_HUGEPAGE);
+#endif
+  return memory;
+}
+
+} // namespace torchmdla
