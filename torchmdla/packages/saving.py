@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -123,7 +124,7 @@ def _specialised(scripted: Any, calls: Sequence[tuple[Any, ...]]) -> list[Specia
     with _compiling(), torch.no_grad(), progress.compiling(_C.statistics):
         program = torch.jit.load(io.BytesIO(buffer.getvalue()))
         for call in calls:
-            refusals.call_until_whole(lambda call=call: program(*call), api.WARM_UP_CALLS)
+            refusals.call_until_whole(partial(program, *call), api.WARM_UP_CALLS)
         reports = [report for report in _C.groups() if report["number"] not in before]
     found = (
         Specialisation.of(structure, one)
