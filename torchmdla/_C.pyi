@@ -124,6 +124,13 @@ def set_processor(processor: str) -> None:
         ValueError: there is no such, or this machine is none.
     """
 
+def take_package(path: str) -> bool:
+    """Makes the package of a file known to groups; whether the file has one.
+
+    Raises:
+        RuntimeError: the file is no archive of PyTorch's.
+    """
+
 def prepare(module: Any) -> None:
     """Has PyTorch optimise ``forward`` of a ``torch._C.ScriptModule``, and its groups take over what packages have."""
 

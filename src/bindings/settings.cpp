@@ -93,6 +93,9 @@ void bind_settings(py::module& module) {
   module.def("set_packages", [](bool on) { settings().packages = on; });
   module.def("set_processor", &set_processor, py::arg("processor"));
   module.def(
+      "take_package", [](const std::string& path) { return take_package_of(path); },
+      py::arg("path"), py::call_guard<py::gil_scoped_release>());
+  module.def(
       "prepare", [](const torch::jit::Module& loaded) { prepare(loaded); }, py::arg("module"),
       py::call_guard<py::gil_scoped_release>());
   module.def("keep_inputs", [](bool on) {

@@ -27,7 +27,7 @@ namespace {
 constexpr uint32_t package_version = 1;
 constexpr BlockFormat index_format{"torchmdla-index", package_version, "the package's index"};
 constexpr BlockFormat target_format{"torchmdla-target", package_version, "a package's target"};
-const std::string folder = "extra/torchmdla/";
+const std::string folder = "torchmdla/";
 
 struct PackageTarget {
   std::string name;

@@ -11,16 +11,29 @@ from torchmdla import _C
 from torchmdla.packages.format import INDEX, PackageInfo, check_target, info_of, record_of
 
 
-def load(path: str | os.PathLike[str], map_location: Any = None) -> torch.jit.ScriptModule:
-    """A TorchScript program, as ``torch.jit.load`` reads it, ready: the code that its file has for its groups is
-    mapped, and constants are packed, so that the first call is as fast as later ones.
+def load(path: str | os.PathLike[str], map_location: Any = None) -> Any:
+    """A program as ``torch.jit.load`` or ``torch.export.load`` reads it, ready: the code that its file has for its
+    groups is mapped, and constants are packed, so that the first call is as fast as later ones.
+
+    Returns:
+        The TorchScript program; of an exported program what :func:`torchmdla.compile` makes of it.
 
     Raises:
-        What ``torch.jit.load`` raises.
+        What PyTorch's functions raise.
     """
-    module: torch.jit.ScriptModule = torch.jit.load(os.fspath(path), map_location)
+    path = os.fspath(path)
+    if _is_exported(path):
+        import torchmdla
+
+        _C.take_package(path)
+        return torchmdla.compile(torch.export.load(path))
+    module: torch.jit.ScriptModule = torch.jit.load(path, map_location)
     _C.prepare(module._c)
     return module
+
+
+def _is_exported(path: str) -> bool:
+    return "archive_format" in torch._C.PyTorchFileReader(path).get_all_records()
 
 
 def info(path: str | os.PathLike[str]) -> PackageInfo | None:
@@ -31,10 +44,10 @@ def info(path: str | os.PathLike[str]) -> PackageInfo | None:
         RuntimeError: the file is no archive of PyTorch's.
     """
     reader = torch._C.PyTorchFileReader(os.fspath(path))
-    names = set(reader.get_all_records())
-    if f"extra/{INDEX}" not in names:
+    folder = "" if _is_exported(os.fspath(path)) else "extra/"
+    if f"{folder}{INDEX}" not in reader.get_all_records():
         return None
-    found = info_of(reader.get_record(f"extra/{INDEX}"))
+    found = info_of(reader.get_record(f"{folder}{INDEX}"))
     for target in found.targets:
-        check_target(target, reader.get_record(f"extra/{record_of(target.name)}"))
+        check_target(target, reader.get_record(f"{folder}{record_of(target.name)}"))
     return found
