@@ -1,6 +1,6 @@
 """Builds ``libtorchmdla.so`` and ``torchmdla._C`` with CMake and ninja against the installed torch, and the mdla
-device's libraries, which need no torch; has ``release/npm_package.py`` get what lays graphs out on a report's page.
-Everything else is in pyproject.toml."""
+device's libraries and the runtime of models in files, which need no torch; has ``release/npm_package.py`` get what lays
+graphs out on a report's page. Everything else is in pyproject.toml."""
 
 from __future__ import annotations
 
@@ -21,6 +21,9 @@ NPM_PACKAGE = runpy.run_path(str(ROOT / "release" / "npm_package.py"))
 
 # What the extension is a binding of; it finds it in its own folder.
 LIBRARY = "libtorchmdla.so"
+
+# What runs models in files without torch.
+RUNTIME = "libtorchmdla_runtime.so"
 
 
 def torch_version() -> str:
@@ -81,6 +84,7 @@ class CMakeBuild(build_ext):
     def _copy_libraries(self, package: Path) -> None:
         for library in sorted(self.tree.glob("libtorchmdla_mdla*.so")):
             self._copy(library, package / "devices" / "mdla" / library.name)
+        self._copy(self.tree / RUNTIME, package.parent / "torchmdla_runtime" / RUNTIME)
 
     def _copy_vendored(self, package: Path) -> None:
         for file in NPM_PACKAGE["vendored"]():

@@ -32,14 +32,18 @@ if TYPE_CHECKING:
     from torchmdla.mlir import get_mlir
     from torchmdla.mlir.module_builder import ModuleBuilder
     from torchmdla.packages import PackageInfo, load, save
+    from torchmdla.packages.native import export_native
+    from torchmdla.packages.native_file import ModelInfo
 
 # What loads MLIR in this process, or is for people alone, does so when it is first asked for.
 _LAZY = {
     "Annotations": "torchmdla.importer.torchscript.annotations",
     "ModuleBuilder": "torchmdla.mlir.module_builder",
+    "ModelInfo": "torchmdla.packages.native_file",
     "PackageInfo": "torchmdla.packages",
     "TensorSpec": "torchmdla.importer.tensor_spec",
     "explain": "torchmdla.explaining",
+    "export_native": "torchmdla.packages.native",
     "get_mlir": "torchmdla.mlir",
     "load": "torchmdla.packages",
     "save": "torchmdla.packages",
@@ -54,6 +58,7 @@ __all__ = [
     "CaptureWarning",
     "CompileError",
     "DeviceError",
+    "ModelInfo",
     "ModuleBuilder",
     "PackageInfo",
     "Statistics",
@@ -66,6 +71,7 @@ __all__ = [
     "enable",
     "enabled",
     "explain",
+    "export_native",
     "get_mlir",
     "graph_for",
     "is_enabled",

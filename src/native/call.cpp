@@ -96,6 +96,9 @@ std::vector<void*> Call::buffers(std::byte* memory, std::span<const void* const>
       scalars_.push_back(static_cast<double>(symbols_[index]));
       given.push_back(&scalars_.back());
       break;
+    case Argument::Source::unused:
+      given.push_back(nullptr);
+      break;
     }
   for (size_t i = 0; i < copied_results_.size(); ++i)
     given.push_back(copied_results_[i] == in_place ? outputs_[specialisation_.owners[i]].data

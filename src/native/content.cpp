@@ -106,11 +106,11 @@ private:
   }
 
   Argument read_argument() {
-    constexpr uint8_t sources = 3;
+    constexpr uint8_t sources = 4;
     const auto source = reader_.byte();
     demand(source < sources, "an argument comes from nowhere");
-    const size_t counts[sources] = {content_.inputs.size(), content_.weights.size(),
-                                    known_symbols_};
+    const size_t counts[sources] = {content_.inputs.size(), content_.weights.size(), known_symbols_,
+                                    /*unused=*/1};
     return {static_cast<Argument::Source>(source), index(counts[source])};
   }
 
@@ -139,11 +139,16 @@ private:
   }
 
   static std::vector<size_t> owners_of(const std::vector<OutputLayout>& outputs) {
-    std::vector<size_t> owners;
-    for (size_t i = 0; i < outputs.size(); ++i) {
-      demand(outputs[i].result <= owners.size(), "results are not in their order");
-      if (outputs[i].result == owners.size()) owners.push_back(i);
+    std::vector<size_t> owners(outputs.size(), outputs.size());
+    size_t results = 0;
+    for (size_t i = outputs.size(); i-- > 0;) {
+      demand(outputs[i].result < outputs.size(), "there are more results than outputs");
+      owners[outputs[i].result] = i;
+      results = std::max(results, outputs[i].result + 1);
     }
+    owners.resize(results);
+    for (const auto owner : owners)
+      demand(owner < outputs.size(), "a result is no output");
     return owners;
   }
 

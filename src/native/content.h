@@ -40,7 +40,7 @@ struct InputLayout {
 };
 
 struct Argument {
-  enum class Source : uint8_t { input, weight, size };
+  enum class Source : uint8_t { input, weight, size, unused };
   Source source;
   size_t index;
 };

@@ -12,7 +12,7 @@ namespace torchmdla {
 namespace {
 
 // State that the system must keep over a switch of threads (XCR0; Intel's manual, volume 1, 13.3).
-enum State : uint64_t { none = 0, avx = 0x6, avx512 = 0xe6, amx = 0x60000 };
+enum KeptState : uint64_t { none = 0, avx = 0x6, avx512 = 0xe6, amx = 0x60000 };
 
 enum Register { eax, ebx, ecx, edx };
 
@@ -21,7 +21,7 @@ struct Feature {
   uint32_t leaf, subleaf;
   Register in;
   int bit;
-  State state = none;
+  KeptState state = none;
 };
 
 // Where CPUID tells of them (Intel's manual, volume 2, CPUID; AMD's, volume 3, appendix E).

@@ -369,11 +369,15 @@ def _source(binding: Binding, is_scalar: bool, constant: Callable[[int], object]
         return kind, binding.index if binding.element is None else (binding.index, binding.element)
     if binding.source == "size":
         return "size", binding.index
+    return "constant", constant_of(binding, constant)
+
+
+def constant_of(binding: Binding, constant: Callable[[int], object]) -> torch.Tensor:
+    """An argument that is a constant, as it lies in memory: shares the tensor's memory unless a copy is due."""
     value: Any = constant(binding.index)
     tensor = value if binding.element is None else value[binding.element]
     assert isinstance(tensor, torch.Tensor)
-    # As the argument lies in memory: shares the tensor's memory unless a copy is due.
-    return "constant", tensor.detach().permute(binding.permutation).contiguous()
+    return tensor.detach().permute(binding.permutation).contiguous()
 
 
 def _warn(error: CompileError, divided: bool) -> None:

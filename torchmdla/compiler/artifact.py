@@ -10,7 +10,7 @@ from torchmdla.compiler.program import Argument, Result
 
 # The calling convention of an entry, and the forms of object code, described in docs/architecture.md. Raised whenever
 # they change.
-ABI_VERSION = 3
+ABI_VERSION = 4
 
 
 class DamagedArtifact(ValueError):
@@ -68,8 +68,9 @@ class Manifest:
     """What a loader must know about the object code.
 
     ``entry`` computes the results, from the arguments and from the buffers that ``packs`` make of parameters, once for
-    every version of these. ``workspace_bytes`` are what the entry and the packs need; the entry of a dynamic program,
-    with ``symbols`` symbols, needs what the function ``workspace`` says. ``device_calls`` are the undefined symbols
+    every version of these; ``parameters`` are the arguments among them that the entry reads itself. ``workspace_bytes``
+    are what the entry and the packs need; the entry of a dynamic program, with ``symbols`` symbols, needs what the
+    function ``workspace`` says. ``device_calls`` are the undefined symbols
     that the loader has to provide, the imports of an image. ``fault`` is the function that tells why the code has
     failed, where it may fail and eager PyTorch would not (:class:`torchmdla.devices.device.LoadedCode`). ``kernels``
     are the places in the entry that call kernels, by the numbers that it tells ``mdla_begin_kernel``. ``statistics``
@@ -84,6 +85,7 @@ class Manifest:
     symbols: int = 0
     workspace: str = ""
     packs: tuple[Pack, ...] = ()
+    parameters: tuple[int, ...] = ()
     device_calls: tuple[str, ...] = ()
     fault: str = ""
     kernels: tuple[KernelCall, ...] = ()
@@ -114,6 +116,7 @@ class Manifest:
                 )
                 for k in description["kernels"]
             ),
+            "parameters": tuple(description["parameters"]),
             "device_calls": tuple(description["device_calls"]),
         }
         return cls(**{**description, **lists})

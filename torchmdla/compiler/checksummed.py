@@ -45,6 +45,13 @@ class Format:
         sealed = _LENGTHS.pack(len(text), len(content)) + text + content
         return self._padded_magic() + _SEAL.pack(self.version, hashlib.sha256(sealed).digest()) + sealed
 
+    def size_of(self, data: bytes | memoryview) -> int | None:
+        """How long the block that ``data`` begins with says that it is; None where it begins with none of the kind."""
+        if bytes(data[:_MAGIC_BYTES]) != self._padded_magic() or len(data) < _HEADER_BYTES:
+            return None
+        text_bytes, content_bytes = _LENGTHS.unpack_from(data, _MAGIC_BYTES + _SEAL.size)
+        return _HEADER_BYTES + int(text_bytes) + int(content_bytes)
+
     def open(self, data: bytes, make: Callable[[dict[str, Any], bytes], Made]) -> Made:
         """What ``make`` makes of the description and the content of an intact block.
 

@@ -174,6 +174,14 @@ class Device(ABC):
         """
         raise TypeError(f"device {self.name!r} compiles for this machine alone")
 
+    def freestanding(self, target: Target) -> Target:
+        """``target`` for code that calls the C library and the device calls alone, nothing of libtorch.
+
+        Raises:
+            TypeError: the device has no such code.
+        """
+        raise TypeError(f"device {self.name!r} has no code that runs without libtorch")
+
     def features(self, target: Target) -> tuple[str, ...]:
         """What code for ``target`` needs of a processor, by LLVM's names: what packages are chosen by."""
         return ()

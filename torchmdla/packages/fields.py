@@ -7,10 +7,18 @@ list or a text.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Sized
+from collections.abc import Callable, Iterable, Mapping, Sized
 from typing import TypeVar
 
+import torch
+
 Element = TypeVar("Element")
+
+# c10's numbers of dtypes (c10/core/ScalarType.h), which files of TorchScript hold, too.
+SCALAR_TYPES: Mapping[torch.dtype, int] = {
+    torch.uint8: 0, torch.int8: 1, torch.int16: 2, torch.int32: 3, torch.int64: 4, torch.float16: 5, torch.float32: 6,
+    torch.float64: 7, torch.complex64: 9, torch.complex128: 10, torch.bool: 11, torch.bfloat16: 15,
+}  # fmt: skip
 
 
 class FieldWriter:

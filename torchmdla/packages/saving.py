@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import io
 import os
-import tempfile
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -18,16 +14,12 @@ import torch
 
 from torchmdla import _C, api, devices
 from torchmdla.capture import refusals
-from torchmdla.compile_service import service
 from torchmdla.compile_service.versions import producers
-from torchmdla.compiler.artifact import Artifact
-from torchmdla.compiler.program import Program
+from torchmdla.packages.compiling import compiled, compiling_groups, for_target
 from torchmdla.packages.format import FOLDER, INDEX, PackageInfo, Target, info_of, records
 from torchmdla.packages.specialisation import Specialisation
+from torchmdla.packages.whole_files import write_whole
 from torchmdla.report import progress
-
-# What this machine measured is of no use to another target.
-_OF_THIS_MACHINE = frozenset(("records", "machine"))
 
 
 def save(
@@ -80,7 +72,7 @@ def save(
     else:
         program = _Script(api.ready(model, calls[0]) if freeze else api.as_torchscript(model, calls[0]), extra)
     made = _package(program, calls, targets)
-    _write(Path(file), partial(program.write, made))
+    write_whole(Path(file), partial(program.write, made))
     return info_of(made[INDEX])
 
 
@@ -125,25 +117,6 @@ class _Exported:
         return export.compile_program(torch.export.load(file))
 
 
-def _write(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Whole or not at all: a fleet may be reading what is replaced."""
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as temporary:
-        written = Path(temporary.name)
-        try:
-            write(temporary)
-            temporary.flush()
-            written.chmod(0o666 & ~_umask())
-            written.replace(path)
-        finally:
-            written.unlink(missing_ok=True)
-
-
-def _umask() -> int:
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
-
-
 def _package(
     program: _Script | _Exported, calls: Sequence[tuple[Any, ...]], targets: Sequence[str]
 ) -> dict[str, bytes]:
@@ -155,10 +128,8 @@ def _package(
         raise ValueError(
             "no group of the program is compiled for these inputs: torchmdla.explain(model, *inputs) tells why"
         )
-    programs = {
-        name: [_for_target(one.program, target) for one in specialisations] for name, target in made_for.items()
-    }
-    artifacts = _compiled([one for row in programs.values() for one in row if one])
+    programs = {name: [for_target(one.program, target) for one in specialisations] for name, target in made_for.items()}
+    artifacts = compiled([one for row in programs.values() for one in row if one])
     described = [
         Target(
             name,
@@ -178,7 +149,7 @@ def _specialised(program: _Script | _Exported, calls: Sequence[tuple[Any, ...]])
     buffer = io.BytesIO()
     program.write({}, buffer)
     before = {report["number"] for report in _C.groups()}
-    with _compiling(), torch.no_grad(), progress.compiling(_C.statistics):
+    with compiling_groups(), torch.no_grad(), progress.compiling(_C.statistics):
         ready = program.ready(io.BytesIO(buffer.getvalue()))
         for call in calls:
             refusals.call_until_whole(partial(ready, *call), api.WARM_UP_CALLS)
@@ -192,41 +163,12 @@ def _specialised(program: _Script | _Exported, calls: Sequence[tuple[Any, ...]])
     return [one for one in found if one is not None]
 
 
-@contextmanager
-def _compiling() -> Iterator[None]:
-    """Within the block groups are compiled, at once, whatever packages have for them."""
-    with api.waiting_for_compiles():
-        _C.set_packages(False)
-        try:
-            yield
-        finally:
-            _C.set_packages(True)
-
-
 def _structure(report: _C.GroupReport) -> bytes | None:
     subgraph, device, parameters = report["subgraph"], report["device"], report["parameters"]
     if isinstance(subgraph, torch._C.Graph):
         return _C.structure(subgraph, device, parameters)
     structure: bytes | None = subgraph.structure(device, parameters)
     return structure
-
-
-def _for_target(program: Program | None, target: Any) -> Program | None:
-    if program is None or program.target == target:
-        return program
-    options = tuple(option for option in program.options if option[0] not in _OF_THIS_MACHINE)
-    return replace(program, target=target, options=options)
-
-
-def _compiled(programs: Sequence[Program]) -> dict[str, Artifact]:
-    """Artifacts by the keys of their programs, with a progress bar on a terminal."""
-    from tqdm import tqdm
-
-    distinct = {program.key: program for program in programs}
-    with ThreadPoolExecutor(os.cpu_count()) as threads:
-        outcomes = threads.map(service.compile_program, distinct.values())
-        bar = tqdm(outcomes, desc="torchmdla: compiling for targets", total=len(distinct), disable=None, leave=False)
-        return {key: outcome.artifact for key, outcome in zip(distinct, bar, strict=True)}
 
 
 def _line(specialisation: Specialisation) -> str:

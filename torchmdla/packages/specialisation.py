@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,8 @@ import torch
 
 from torchmdla.compiler.artifact import Artifact
 from torchmdla.compiler.program import Program
-from torchmdla.packages.fields import FieldWriter
+from torchmdla.packages.fields import SCALAR_TYPES, FieldWriter
+from torchmdla.packages.size_fields import fixed, write_polynomial, write_size_program, write_varying
 
 if TYPE_CHECKING:
     from torchmdla import _C
@@ -85,18 +86,7 @@ class Specialisation:
         count, places = self.symbols
         writer.integer(count)
         writer.integers(places)
-        nodes, computed, conditions = self.compiled.sizes
-
-        def write_node(node: tuple[str, float, int, int]) -> None:
-            name, number, left, right = node
-            writer.text(name)
-            writer.real(number)
-            writer.integer(left)
-            writer.integer(right)
-
-        writer.list(nodes, write_node)
-        writer.integers(computed)
-        writer.integers(conditions)
+        write_size_program(writer, self.compiled.sizes)
 
 
 def _bits(compiled: Compiled) -> list[tuple[int, int]]:
@@ -145,41 +135,22 @@ def _write_output(writer: FieldWriter, kind: str, output: Any) -> None:
     if kind == "tensor":
         result, dtype, sizes, strides, quantisation = output
         writer.integer(result)
-        writer.byte(_SCALAR_TYPES[dtype])
+        writer.byte(SCALAR_TYPES[dtype])
         for numbers in (sizes, strides):
-            writer.integers(_fixed(numbers))
+            writer.integers(fixed(numbers))
         for numbers in (sizes, strides):
-            _write_varying(writer, numbers)
+            write_varying(writer, numbers)
         writer.byte(quantisation is not None)
         if quantisation is not None:
             writer.real(quantisation[0])
             writer.integer(quantisation[1])
     elif kind == "numbers":
-        writer.integers(_fixed(output))
-        _write_varying(writer, output)
+        writer.integers(fixed(output))
+        write_varying(writer, output)
     elif kind == "number":
-        _write_polynomial(writer, output)
+        write_polynomial(writer, output)
     else:
         _write_value(writer, output)
-
-
-def _fixed(numbers: Sequence[Any]) -> list[int]:
-    return [0 if isinstance(number, tuple) else int(number) for number in numbers]
-
-
-def _write_varying(writer: FieldWriter, numbers: Sequence[Any]) -> None:
-    varying = [(place, number) for place, number in enumerate(numbers) if isinstance(number, tuple)]
-    writer.integer(len(varying))
-    for place, polynomial in varying:
-        writer.integer(place)
-        _write_polynomial(writer, polynomial)
-
-
-def _write_polynomial(writer: FieldWriter, terms: Sequence[tuple[Sequence[int], int]]) -> None:
-    writer.integer(len(terms))
-    for exponents, factor in terms:
-        writer.integers(exponents)
-        writer.integer(factor)
 
 
 def _write_value(writer: FieldWriter, value: Any) -> None:
@@ -211,10 +182,3 @@ def _write_values(writer: FieldWriter, values: Sequence[Any]) -> None:
     else:
         writer.byte(_INTEGERS)
         writer.integers(values)
-
-
-# c10's numbers of dtypes (c10/core/ScalarType.h), which files of TorchScript hold, too.
-_SCALAR_TYPES: Mapping[torch.dtype, int] = {
-    torch.uint8: 0, torch.int8: 1, torch.int16: 2, torch.int32: 3, torch.int64: 4, torch.float16: 5, torch.float32: 6,
-    torch.float64: 7, torch.complex64: 9, torch.complex128: 10, torch.bool: 11, torch.bfloat16: 15,
-}  # fmt: skip

@@ -67,6 +67,11 @@ class CpuDevice(Device):
 
         return self._with_options(level_of(processor))
 
+    def freestanding(self, target: Target) -> Target:
+        from torchmdla.devices.cpu.machine import SCALAR_FUNCTIONS
+
+        return replace(target, features=f"{target.features},{SCALAR_FUNCTIONS}")
+
     def features(self, target: Target) -> tuple[str, ...]:
         from torchmdla.devices.cpu.processors import used_features
 

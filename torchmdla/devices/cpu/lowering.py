@@ -198,6 +198,7 @@ def _manifest(
         symbols=len(program.symbols),
         workspace=code.workspace,
         packs=code.packs,
+        parameters=code.parameters,
         device_calls=_device_calls(objects, code),
         fault=code.fault,
         kernels=code.kernels,

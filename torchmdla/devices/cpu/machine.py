@@ -19,6 +19,9 @@ CHECK_BOUNDS = "check-bounds"
 ALGORITHMS = "algorithms="
 Algorithms = Literal["fast", "winograd", "direct", "winograd2", "winograd4", "winograd6", "strassen"]
 
+# Among a target's features: generated code calls functions of the C library alone, none on vectors that libtorch has.
+SCALAR_FUNCTIONS = "scalar-functions"
+
 # LLVM's names of processors on which norms and softmax of what comes from memory take less time without instructions
 # that fetch ahead (Zen 4: 0.75 to 1, measured), where others (Zen 5) take 1.1 to 1.8 times as long.
 _FORESEEING = frozenset({"znver4"})
@@ -46,7 +49,7 @@ class Machine:
     one with a sign, and their sum; ``foresees``: it fetches what a tile walks next as well as instructions that say so
     would. ``splits``: an operation on the widest vector takes as long as two on halves of it;
     ``memory_bytes``: how many bytes come in a cycle from memory that no second cache holds. A cycle is one in which two
-    operations begin."""
+    operations begin. ``calls_vectors``: there are library functions of vectors."""
 
     vector_bytes: int
     registers: int
@@ -64,6 +67,12 @@ class Machine:
     splits: bool = False
     memory_bytes: float = 10.0
     algorithms: Algorithms = "fast"
+    calls_vectors: bool = True
+
+    @property
+    def called_vector_bytes(self) -> int:
+        """The widest vector that functions of libraries take; 0 where they take none."""
+        return self.vector_bytes if self.calls_vectors else 0
 
     @property
     def operation(self) -> float:
@@ -91,7 +100,12 @@ class Machine:
         features = set(target.features.split(","))
         chosen = next((f.removeprefix(ALGORITHMS) for f in features if f.startswith(ALGORITHMS)), "fast")
         promised = cls._promised(target, features)
-        promised = replace(promised, foresees=target.cpu in _FORESEEING, algorithms=cast(Algorithms, chosen))
+        promised = replace(
+            promised,
+            foresees=target.cpu in _FORESEEING,
+            algorithms=cast(Algorithms, chosen),
+            calls_vectors=SCALAR_FUNCTIONS not in features,
+        )
         return replace(promised, **_measured(dict(options).get(records.MACHINE, "{}")))
 
     @classmethod

@@ -60,7 +60,7 @@ def is_known(name: str) -> bool:
 
 def vector_function(name: str, element: str, lanes: int, vector_bytes: int) -> str | None:
     """The symbol that computes op ``name`` on a vector of ``lanes`` values of type ``element``; None if there is
-    none on a target whose widest vector has ``vector_bytes``."""
+    none where library functions take vectors of ``vector_bytes`` at most (:attr:`Machine.called_vector_bytes`)."""
     if f"{element}x{lanes}" not in _SLEEF_VECTORS.get(vector_bytes, ()):
         return None
     stem, accuracy = _FUNCTIONS[name]

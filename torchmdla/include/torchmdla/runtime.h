@@ -1,8 +1,8 @@
-/* Runs models that torchmdla.export_native wrote: libtorchmdla_runtime.so, which needs neither PyTorch nor Python
- * (docs/native.md).
+/* Runs models that torchmdla.export_native wrote: libtorchmdla_runtime.so, which needs neither
+ * PyTorch nor Python (docs/native.md).
  *
- * Any number of threads may use one model at the same time, but for tmdla_free. A function that fails returns another
- * status than TMDLA_OK; tmdla_last_error() says why.
+ * Any number of threads may use one model at the same time, but for tmdla_free. A function that
+ * fails returns another status than TMDLA_OK; tmdla_last_error() says why.
  */
 #ifndef TORCHMDLA_RUNTIME_H
 #define TORCHMDLA_RUNTIME_H
@@ -26,8 +26,10 @@ typedef enum tmdla_status {
   TMDLA_NOT_READABLE = 2,     /* the file is not there, or cannot be read */
   TMDLA_BAD_FILE = 3,         /* it is damaged, of another version, or for another machine */
   TMDLA_WRONG_PROCESSOR = 4,  /* it needs instructions that this processor does not have */
-  TMDLA_WRONG_TENSOR = 5,     /* an input or output has another dtype or other sizes than the model takes */
-  TMDLA_FAILED = 6,           /* the model's own error: an index out of bounds, a division by zero, a failed check */
+  TMDLA_WRONG_TENSOR =
+      5, /* an input or output has another dtype or other sizes than the model takes */
+  TMDLA_FAILED =
+      6, /* the model's own error: an index out of bounds, a division by zero, a failed check */
   TMDLA_NO_MEMORY = 7,
   TMDLA_INTERNAL = 8
 } tmdla_status;
@@ -57,62 +59,69 @@ typedef struct tmdla_options {
 
 /* An input or an output of a model. What it points to lives as long as the model. */
 typedef struct tmdla_info {
-  const char *name;
+  const char* name;
   int32_t dtype; /* a tmdla_dtype */
   int32_t rank;
-  const int64_t *sizes; /* -1 where the model takes or makes more than one */
+  const int64_t* sizes; /* -1 where the model takes or makes more than one */
 } tmdla_info;
 
 /* A tensor in the caller's memory, which is never kept. */
 typedef struct tmdla_tensor {
-  void *data;
+  void* data;
   int32_t dtype; /* a tmdla_dtype */
   int32_t rank;
-  const int64_t *sizes;
-  const int64_t *strides; /* in elements; null where the tensor is contiguous */
+  const int64_t* sizes;
+  const int64_t* strides; /* in elements; null where the tensor is contiguous */
 } tmdla_tensor;
 
 /* Of the library that is loaded. */
 uint32_t tmdla_api_version(void);
 
-/* Why the latest call of the calling thread that failed did, in one line; valid until the next that fails. */
-const char *tmdla_last_error(void);
+/* Why the latest call of the calling thread that failed did, in one line; valid until the next that
+ * fails. */
+const char* tmdla_last_error(void);
 
-/* `options` may be null. The file must stay as it is while the model lives: weights are read from it when they are
- * used, and all processes that load it share them. */
-tmdla_status tmdla_load(const char *path, const tmdla_options *options, tmdla_model **model);
+/* `options` may be null. The file must stay as it is while the model lives: weights are read from
+ * it when they are used, and all processes that load it share them. */
+tmdla_status tmdla_load(const char* path, const tmdla_options* options, tmdla_model** model);
 
 /* Null is no model, and nothing is done. */
-void tmdla_free(tmdla_model *model);
+void tmdla_free(tmdla_model* model);
 
-/* Compares the weights with their checksums, which reads all of them; tmdla_load has checked everything else. */
-tmdla_status tmdla_verify(const tmdla_model *model);
+/* Compares the weights with their checksums, which reads all of them; tmdla_load has checked
+ * everything else. */
+tmdla_status tmdla_verify(const tmdla_model* model);
 
-/* How many threads a call of the model uses, the calling one among them; 0: as many as there are processors. */
-tmdla_status tmdla_set_threads(tmdla_model *model, int32_t threads);
-int32_t tmdla_threads(const tmdla_model *model);
+/* How many threads a call of the model uses, the calling one among them; 0: as many as there are
+ * processors. */
+tmdla_status tmdla_set_threads(tmdla_model* model, int32_t threads);
+int32_t tmdla_threads(const tmdla_model* model);
 
-size_t tmdla_input_count(const tmdla_model *model);
-size_t tmdla_output_count(const tmdla_model *model);
-tmdla_status tmdla_input(const tmdla_model *model, size_t index, tmdla_info *info);
-tmdla_status tmdla_output(const tmdla_model *model, size_t index, tmdla_info *info);
+size_t tmdla_input_count(const tmdla_model* model);
+size_t tmdla_output_count(const tmdla_model* model);
+tmdla_status tmdla_input(const tmdla_model* model, size_t index, tmdla_info* info);
+tmdla_status tmdla_output(const tmdla_model* model, size_t index, tmdla_info* info);
 
-/* The sizes of output `index` for inputs of these sizes, whose data is not looked at. `sizes` has room for the output's
- * rank. */
-tmdla_status tmdla_output_sizes(const tmdla_model *model, const tmdla_tensor *inputs, size_t input_count, size_t index,
-                                int64_t *sizes);
+/* The sizes of output `index` for inputs of these sizes, whose data is not looked at. `sizes` has
+ * room for the output's rank. */
+tmdla_status tmdla_output_sizes(const tmdla_model* model, const tmdla_tensor* inputs,
+                                size_t input_count, size_t index, int64_t* sizes);
 
-/* Computes the outputs, into the caller's memory, which overlaps neither the inputs nor another output. */
-tmdla_status tmdla_run(const tmdla_model *model, const tmdla_tensor *inputs, size_t input_count,
-                       const tmdla_tensor *outputs, size_t output_count);
+/* Computes the outputs, into the caller's memory, which overlaps neither the inputs nor another
+ * output. */
+tmdla_status tmdla_run(const tmdla_model* model, const tmdla_tensor* inputs, size_t input_count,
+                       const tmdla_tensor* outputs, size_t output_count);
 
-/* The same with DLPack's tensors (https://dmlc.github.io/dlpack/latest/), on the CPU. They stay the caller's. */
+/* The same with DLPack's tensors (https://dmlc.github.io/dlpack/latest/), on the CPU. They stay the
+ * caller's. */
 struct DLManagedTensor;
-tmdla_status tmdla_run_dlpack(const tmdla_model *model, struct DLManagedTensor *const *inputs, size_t input_count,
-                              struct DLManagedTensor *const *outputs, size_t output_count);
+tmdla_status tmdla_run_dlpack(const tmdla_model* model, struct DLManagedTensor* const* inputs,
+                              size_t input_count, struct DLManagedTensor* const* outputs,
+                              size_t output_count);
 
-/* Whether code in a file may call the function of this name: a function of the runtime, or of the C library. */
-int tmdla_provides(const char *function);
+/* Whether code in a file may call the function of this name: a function of the runtime, or of the C
+ * library. */
+int tmdla_provides(const char* function);
 
 #ifdef __GNUC__
 #pragma GCC visibility pop

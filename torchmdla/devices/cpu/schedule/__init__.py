@@ -317,7 +317,7 @@ def _instruction_cost(expression: Expression, machine: Machine, lanes: int, vect
     if expression.op == "gather":
         return 1.0 + _GATHER_LANE_COST * lanes
     if math_library.is_call(expression.op):
-        known = math_library.vector_function(expression.op, expression.type, lanes, machine.vector_bytes)
+        known = math_library.vector_function(expression.op, expression.type, lanes, machine.called_vector_bytes)
         return _CALL_COST if known or lanes == 1 else _CALL_COST * lanes
     return 0.5 * vector
 

@@ -27,8 +27,9 @@ class Frame:
     """Of the entry, or of a pack (``packing``): the function's text, and what its values are called.
 
     ``symbols`` points to the values of the symbols, if there are some; ``sizes`` computes with them. ``values`` are
-    those of scalars, ``views`` the addresses of the views of a loop, for its current iteration. With ``marks`` the
-    function is given ``%given``, and :meth:`prologue` makes ``%buffers`` and ``%workspace`` of it."""
+    those of scalars, ``views`` the addresses of the views of a loop, for its current iteration. ``arguments`` are the
+    positions of those that are used so far. With ``marks`` the function is given ``%given``, and :meth:`prologue` makes
+    ``%buffers`` and ``%workspace`` of it."""
 
     def __init__(self, steps: Sequence[Step], abi: Abi, marks: Marks | None, packing: Packing | None) -> None:
         self.text = FunctionText()
@@ -36,6 +37,7 @@ class Frame:
         self.marks = marks
         self.values: dict[Scalar, str] = {}
         self.views: dict[Buffer, str] = {}
+        self.arguments: set[int] = set()
         self._steps = steps
         self._abi = abi
         self._slots: dict[object, int] = {}
@@ -98,6 +100,7 @@ class Frame:
 
     def _given_to_entry(self, buffer: Buffer) -> str:
         if buffer.kind != "packed":
+            self.arguments.add(buffer.position)
             return self.text.pointer_in("%buffers", buffer.position + ARGUMENTS)
         pointer = self.text.pointer_in("%buffers", PACKED)
         packed = self._marked(pointer, WORD * self._abi.packed, "the packed buffers")

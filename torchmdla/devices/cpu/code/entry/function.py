@@ -58,6 +58,11 @@ class FunctionWriter:
         """The size of a workspace that is planned ahead, when all is written."""
         return self._frame.workspace_bytes
 
+    @property
+    def arguments(self) -> frozenset[int]:
+        """The positions of the arguments and results that it uses, when all is written."""
+        return frozenset(self._frame.arguments)
+
     def require(self, numbers: Sequence[Size]) -> None:
         """Ends a call with an error if one of ``numbers`` is negative."""
         for number in numbers:

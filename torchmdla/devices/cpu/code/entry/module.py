@@ -24,7 +24,7 @@ class Code:
     ``kernel_symbols`` are the functions that others call by the type of kernels. ``workspace_bytes`` leaves out the
     entry of a dynamic program: the function ``workspace`` says what that needs. ``regions`` are the functions of
     regions. Of code that is to be checked (:mod:`~torchmdla.devices.cpu.code.checks`), ``fault`` tells what failed, and
-    ``marks`` are part of the text.
+    ``marks`` are part of the text. ``parameters`` are those that the entry reads itself.
     """
 
     declarations: dict[str, str]
@@ -38,6 +38,7 @@ class Code:
     nests: int
     distinct_kernels: int
     packs: tuple[Pack, ...]
+    parameters: tuple[int, ...]
     fault: str = ""
     marks: tuple[str, ...] = ()
 
@@ -79,9 +80,14 @@ def write_module(steps: LoopProgram, plan: Plan, program: Program) -> Code:
         nests=entry.listed.nests,
         distinct_kernels=kernels.count,
         packs=described_packs(steps, program, pack_functions, kernels.code),
+        parameters=tuple(sorted(entry.arguments & _parameters(program))),
         fault=FAULT if marks else "",
         marks=tuple(marks.declarations) if marks else (),
     )
+
+
+def _parameters(program: Program) -> frozenset[int]:
+    return frozenset(k for k, argument in enumerate(program.arguments) if argument.role == "parameter")
 
 
 def declaration(name: str, kinds: str) -> str:

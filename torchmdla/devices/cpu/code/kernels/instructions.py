@@ -204,7 +204,7 @@ class InstructionWriter(CodeWriter):
             return self._resize(self._call(single, wide, lanes), element, "arith.truncf")
         if lanes == 1:
             return self._call_symbol(math_library.scalar_function(expression.op, element), operands)
-        symbol = math_library.vector_function(expression.op, element, lanes, self.machine.vector_bytes)
+        symbol = math_library.vector_function(expression.op, element, lanes, self.machine.called_vector_bytes)
         if symbol is not None:
             return self._call_symbol(symbol, operands)
         scalar = math_library.scalar_function(expression.op, element)

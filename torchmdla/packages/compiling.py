@@ -1,0 +1,46 @@
+"""Compiles the groups of programs for the targets of files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+
+from torchmdla import _C, api
+from torchmdla.compile_service import service
+from torchmdla.compiler.artifact import Artifact
+from torchmdla.compiler.program import Program, Target
+
+# What this machine measured is of no use to another target.
+_OF_THIS_MACHINE = frozenset(("records", "machine"))
+
+
+@contextmanager
+def compiling_groups() -> Iterator[None]:
+    """Within the block groups are compiled, at once, whatever packages have for them."""
+    with api.waiting_for_compiles():
+        _C.set_packages(False)
+        try:
+            yield
+        finally:
+            _C.set_packages(True)
+
+
+def for_target(program: Program | None, target: Target) -> Program | None:
+    if program is None or program.target == target:
+        return program
+    options = tuple(option for option in program.options if option[0] not in _OF_THIS_MACHINE)
+    return replace(program, target=target, options=options)
+
+
+def compiled(programs: Sequence[Program]) -> dict[str, Artifact]:
+    """Artifacts by the keys of their programs, with a progress bar on a terminal."""
+    from tqdm import tqdm
+
+    distinct = {program.key: program for program in programs}
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        outcomes = threads.map(service.compile_program, distinct.values())
+        bar = tqdm(outcomes, desc="torchmdla: compiling for targets", total=len(distinct), disable=None, leave=False)
+        return {key: outcome.artifact for key, outcome in zip(distinct, bar, strict=True)}

@@ -1,0 +1,210 @@
+"""Exports programs that are one group, for the runtime without libtorch (``src/native/``)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import torchmdla_runtime as runtime
+from torchmdla import api, devices
+from torchmdla.capture.specialise import Compiled, constant_of
+from torchmdla.compile_service.versions import producers
+from torchmdla.compiler.artifact import Artifact
+from torchmdla.compiler.program import Program, Target
+from torchmdla.errors import CaptureError, CompileError
+from torchmdla.packages.compiling import compiled, for_target
+from torchmdla.packages.native_file import VARIES, Code, InputLayout, Model, ModelInfo, OutputLayout, Port, Weights
+from torchmdla.packages.native_group import Group, only_group, tensor_output
+from torchmdla.packages.packing import packed
+from torchmdla.packages.whole_files import write_whole
+
+if TYPE_CHECKING:
+    from torchmdla.importer import Binding
+
+# Of a tensor's part of a signature (src/group/signature.h): its kind, how far its rank stands to the left, and how many
+# entries stand before the sizes.
+_TENSOR, _RANK_BIT, _BEFORE_SIZES = 1, 16, 2
+
+
+def export_native(
+    model: Any,
+    inputs: Any,
+    file: str | os.PathLike[str],
+    target: str = "native",
+) -> ModelInfo:
+    """Writes a model to a file that ``libtorchmdla_runtime.so`` runs, which needs neither PyTorch nor Python.
+
+    The file has the code and the weights as the code reads them. The model must be in eval mode, and its program one
+    group: tensors in, tensors out, and operators that the device takes between them.
+
+    Args:
+        model: ``nn.Module`` or function, which is traced with the first of the inputs, or a TorchScript program.
+        inputs: a tuple of the positional arguments of a call, or its only argument; or a list of such, for each of
+            which there will be code. A third one that differs in sizes alone makes code for any sizes from 2 on.
+        file: the path to write to. What is there is replaced once the file is whole.
+        target: ``"native"``, or a level of x86-64 that this machine is of: ``"x86-64-v2"`` to ``"x86-64-v4"``.
+
+    Returns:
+        What is in the file.
+
+    Raises:
+        CaptureError: the program is not one group; tells what is outside of it, and why.
+        CompileError: the group does not compile, or needs a function that the runtime does not have.
+        TypeError: ``model`` is no program and cannot be made one, or the device in use has no such code.
+        ValueError: no such target, this machine is none of it, or there are no inputs.
+    """
+    calls = [
+        call if isinstance(call, tuple) else (call,) for call in (inputs if isinstance(inputs, list) else [inputs])
+    ]
+    if not calls:
+        raise ValueError("export_native needs the inputs of a call at least")
+    device = devices.get(devices.in_use())
+    freestanding = _freestanding(device, target)
+    group = only_group(api.ready(model, calls[0]), calls)
+    programs = [_for_runtime(Program.from_bytes(one.program), device, target) for one in group.compiled]
+    artifacts = compiled(programs)
+    codes, weights = _codes(group, [artifacts[program.key] for program in programs], device)
+    exported = Model(
+        freestanding.cpu,
+        device.features(freestanding),
+        _ports(group.inputs, [code.inputs for code in codes]),
+        _ports(group.outputs, [code.outputs for code in codes]),
+        codes,
+        weights,
+        dict(producers(device)),
+    )
+    write_whole(Path(file), exported.write)
+    _check(file, calls)
+    return exported.info
+
+
+def _freestanding(device: devices.Device, target: str) -> Target:
+    made_for = device.target_for(target)
+    here = device.features(device.target_for("native"))
+    if missing := sorted(set(device.features(made_for)) - set(here)):
+        raise ValueError(
+            f"this machine is no {target}: it has no {', '.join(missing)}. Weights are packed where a model is exported"
+        )
+    return device.freestanding(made_for)
+
+
+def _for_runtime(program: Program, device: devices.Device, target: str) -> Program:
+    for_it = for_target(program, device.target_for(target))
+    assert for_it is not None
+    return replace(for_it, target=device.freestanding(for_it.target))
+
+
+def _check(file: str | os.PathLike[str], calls: Sequence[tuple[torch.Tensor, ...]]) -> None:
+    """The runtime takes the file, and has code for each of the calls."""
+    model = runtime.Model(file, threads=1)
+    for call in calls:
+        model.output_shapes(*(tensor.shape for tensor in call))
+
+
+def _codes(group: Group, artifacts: Sequence[Artifact], device: devices.Device) -> tuple[list[Code], Weights]:
+    """Those for some sizes first."""
+    weights, codes = Weights(), []
+    for made, (signature, symbols), artifact in zip(group.compiled, group.signatures, artifacts, strict=True):
+        _check_functions(artifact)
+        codes.append(_code(group, made, signature, symbols, artifact, device, weights))
+    return sorted(codes, key=lambda code: code.symbols), weights
+
+
+def _check_functions(artifact: Artifact) -> None:
+    if missing := [name for name in artifact.manifest.device_calls if not runtime.provides(name)]:
+        raise CompileError(f"code calls {', '.join(missing)}, which the runtime does not have")
+
+
+def _code(
+    group: Group,
+    made: Compiled,
+    signature: Sequence[int],
+    symbols: tuple[int, Sequence[int]] | None,
+    artifact: Artifact,
+    device: devices.Device,
+    weights: Weights,
+) -> Code:
+    constant = cache(group.subgraph.constant)
+    manifest = artifact.manifest
+    tensors = {
+        place: constant_of(binding, constant)
+        for place, binding in enumerate(made.bindings)
+        if binding.source == "constant"
+    }
+    buffers = packed(device.load(artifact), manifest, tensors)
+    outputs = [tensor_output(output) for output in made.outputs]
+    return Code(
+        artifact=artifact,
+        inputs=_input_layouts(group, made, signature, symbols[1] if symbols else None),
+        outputs=[OutputLayout(outputs[k][0], outputs[k][2], outputs[k][3]) for k in group.number_of_output],
+        symbols=symbols[0] if symbols else 0,
+        sizes=made.sizes if symbols else None,
+        arguments=[
+            _argument(group, place, binding, manifest.parameters, tensors, weights)
+            for place, binding in enumerate(made.bindings)
+        ],
+        packs=[weights.add(buffer) for buffer in buffers],
+    )
+
+
+def _argument(
+    group: Group,
+    place: int,
+    binding: Binding,
+    read: Sequence[int],
+    tensors: Mapping[int, torch.Tensor],
+    weights: Weights,
+) -> tuple[str, int]:
+    if binding.source == "size":
+        return "size", binding.index
+    if binding.source == "input":
+        return "input", group.number_of_input[binding.index]
+    return ("weight", weights.add(tensors[place])) if place in read else ("unused", 0)
+
+
+def _input_layouts(
+    group: Group, made: Compiled, signature: Sequence[int], places: Sequence[int] | None
+) -> list[InputLayout]:
+    """What a specialisation's signature and bindings say of the program's inputs."""
+    layouts = [_layout(tuple(tensor.shape)) for tensor in group.call]
+    permutations = {binding.index: binding.permutation for binding in made.bindings if binding.source == "input"}
+    at = 0
+    for index, number in enumerate(group.number_of_input):
+        if signature[at] & 0xFF != _TENSOR:
+            raise CaptureError(f"input {group.inputs[number][0]} is no plain tensor")
+        begin = at + _BEFORE_SIZES
+        at = begin + (signature[at] >> _RANK_BIT)
+        symbols = tuple(places[begin:at]) if places else None
+        layouts[number] = _layout(tuple(signature[begin:at]), symbols, permutations.get(index))
+    return layouts
+
+
+def _layout(
+    sizes: tuple[int, ...], symbols: tuple[int, ...] | None = None, permutation: tuple[int, ...] | None = None
+) -> InputLayout:
+    dimensions = tuple(range(len(sizes)))
+    return InputLayout(sizes, symbols or (VARIES,) * len(sizes), permutation or dimensions)
+
+
+def _ports(
+    named: Sequence[tuple[str, torch.dtype]], layouts: Sequence[Sequence[InputLayout | OutputLayout]]
+) -> list[Port]:
+    ports = []
+    for number, (name, dtype) in enumerate(named):
+        seen = [_known_sizes(code[number]) for code in layouts]
+        sizes = [column[0] if len(set(column)) == 1 else VARIES for column in zip(*seen, strict=True)]
+        ports.append(Port(name, dtype, tuple(sizes)))
+    return ports
+
+
+def _known_sizes(layout: InputLayout | OutputLayout) -> list[int]:
+    if isinstance(layout, OutputLayout):
+        return [VARIES if isinstance(size, tuple) else int(size) for size in layout.sizes]
+    pairs = zip(layout.sizes, layout.symbols, strict=True)
+    return [size if symbol == VARIES else VARIES for size, symbol in pairs]

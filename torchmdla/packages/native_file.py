@@ -1,0 +1,298 @@
+"""The file of a model that runs without libtorch (``src/native/model_file.cpp`` reads it).
+
+It begins with a sealed block (:mod:`torchmdla.compiler.checksummed`): a description for people, in JSON, and for
+programs everything but the weights. At the next multiple of 4096 bytes the weights begin, each at a multiple of 4096,
+or of 64 where it is shorter, so that they can be used where they are mapped. The block has a checksum for each.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import torch
+
+from torchmdla.compiler.artifact import Artifact
+from torchmdla.compiler.checksummed import Format
+from torchmdla.importer import dtype_name
+from torchmdla.packages.fields import SCALAR_TYPES, FieldWriter
+from torchmdla.packages.size_fields import fixed, write_size_program, write_varying
+
+if TYPE_CHECKING:
+    from torchmdla.capture.size_program import SizeNodes
+
+
+class DamagedModel(ValueError):
+    """A model's file is truncated, altered, or of another version."""
+
+
+# As in src/native/model_file.cpp.
+_FORMAT = Format(b"torchmdla-model", 1, "a model's file", "export the model anew", DamagedModel)
+_PAGE = 4096
+_LINE = 64
+
+# The order of ``Argument::Source`` in src/native/content.h.
+_SOURCES = ("input", "weight", "size", "unused")
+
+# A size that differs among a model's codes, or a symbol's place that has none.
+VARIES = -1
+
+
+@dataclass(frozen=True)
+class Port:
+    """An input or output of a model. Sizes are :data:`VARIES` where there are several."""
+
+    name: str
+    dtype: torch.dtype
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class InputLayout:
+    """An input as code takes it: ``symbols`` are the numbers of those that its sizes are, or :data:`VARIES`; its data
+    is contiguous once its dimensions are permuted."""
+
+    sizes: tuple[int, ...]
+    symbols: tuple[int, ...]
+    permutation: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class OutputLayout:
+    """An output as code makes it: the number of the program's result, sizes and strides, which are integers or
+    polynomials in the symbols."""
+
+    result: int
+    sizes: Sequence[Any]
+    strides: Sequence[Any]
+
+
+@dataclass(frozen=True)
+class Code:
+    """Code for some sizes of the inputs, or for any.
+
+    Attributes:
+        artifact: the code.
+        inputs, outputs: of the model, as the code has them.
+        symbols: how many there are.
+        sizes: of code for any sizes, what a call evaluates.
+        arguments: for each argument of the program where it comes from (``"input"``, ``"weight"``, ``"size"``,
+            ``"unused"``), and the number of that.
+        packs: for each pack of the program the number of the weight that it made.
+    """
+
+    artifact: Artifact
+    inputs: Sequence[InputLayout]
+    outputs: Sequence[OutputLayout]
+    symbols: int
+    sizes: SizeNodes | None
+    arguments: Sequence[tuple[str, int]]
+    packs: Sequence[int]
+
+
+@dataclass(frozen=True)
+class WeightInfo:
+    """Where a weight stands, from the first one on, and its SHA-256 in hexadecimal."""
+
+    offset: int
+    size: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """A model's file, for people.
+
+    Attributes:
+        cpu: the processor that instructions are scheduled for.
+        features: of a processor, that the code needs, by LLVM's names.
+        inputs, outputs: a line for each.
+        codes: a line for each code, with the sizes of inputs that it is for.
+        weights: buffers that are mapped from the file.
+        versions: of what made it, by name.
+    """
+
+    cpu: str
+    features: tuple[str, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    codes: tuple[str, ...]
+    weights: tuple[WeightInfo, ...]
+    versions: Mapping[str, str]
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(weight.size for weight in self.weights)
+
+
+class Weights:
+    """What of a model is mapped: buffers, equal ones once."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+        self._data: list[memoryview] = []
+        self._infos: list[WeightInfo] = []
+        self._end = 0
+
+    @property
+    def infos(self) -> tuple[WeightInfo, ...]:
+        return tuple(self._infos)
+
+    def add(self, tensor: torch.Tensor) -> int:
+        """The number of a weight with the bytes of ``tensor``, which is contiguous."""
+        data = tensor.reshape(-1).view(torch.uint8).numpy().data
+        digest = hashlib.sha256(data).hexdigest()
+        if digest not in self._numbers:
+            self._numbers[digest] = len(self._data)
+            offset = _up_to(_PAGE if len(data) >= _PAGE else _LINE, self._end)
+            self._data.append(data)
+            self._infos.append(WeightInfo(offset, len(data), digest))
+            self._end = offset + len(data)
+        return self._numbers[digest]
+
+    def write(self, file: IO[bytes]) -> None:
+        begin = file.tell()
+        for data, info in zip(self._data, self._infos, strict=True):
+            file.write(bytes(begin + info.offset - file.tell()))
+            file.write(data)
+
+
+@dataclass(frozen=True)
+class Model:
+    """What is written. ``cpu`` and ``versions`` are for people."""
+
+    cpu: str
+    features: Sequence[str]
+    inputs: Sequence[Port]
+    outputs: Sequence[Port]
+    codes: Sequence[Code]
+    weights: Weights
+    versions: Mapping[str, str]
+
+    @property
+    def info(self) -> ModelInfo:
+        return ModelInfo(
+            self.cpu,
+            tuple(self.features),
+            tuple(map(_port_line, self.inputs)),
+            tuple(map(_port_line, self.outputs)),
+            tuple(map(_code_line, self.codes)),
+            self.weights.infos,
+            dict(self.versions),
+        )
+
+    def write(self, file: IO[bytes]) -> None:
+        block = _FORMAT.seal(asdict(self.info), self._content())
+        file.write(block)
+        file.write(bytes(_up_to(_PAGE, len(block)) - len(block)))
+        self.weights.write(file)
+
+    def _content(self) -> bytes:
+        writer = FieldWriter()
+        writer.list(self.features, writer.text)
+        for ports in (self.inputs, self.outputs):
+            writer.list(ports, lambda port: _write_port(writer, port))
+        writer.list(self.weights.infos, lambda weight: _write_weight(writer, weight))
+        images = {code.artifact.object_code: 0 for code in self.codes}
+        numbers = {image: number for number, image in enumerate(images)}
+        writer.list(images, writer.block)
+        writer.list(self.codes, lambda code: _write_code(writer, code, numbers[code.artifact.object_code]))
+        return writer.getvalue()
+
+
+def info_of(path: str | os.PathLike[str], *, verify: bool = True) -> ModelInfo | None:
+    """What a file says of the model in it, after the file was checked; None where it begins as none.
+
+    Args:
+        path: of the file.
+        verify: compare the weights with their checksums, too.
+
+    Raises:
+        DamagedModel: it is damaged, or of another version.
+        OSError: it cannot be read.
+    """
+    data = memoryview(Path(path).read_bytes())
+    if (size := _FORMAT.size_of(data)) is None:
+        return None
+    found = _FORMAT.open(bytes(data[:size]), lambda description, content: _info(description))
+    weights = data[_up_to(_PAGE, size) :]
+    for number, weight in enumerate(found.weights if verify else ()):
+        if hashlib.sha256(weights[weight.offset : weight.offset + weight.size]).hexdigest() != weight.digest:
+            raise DamagedModel(f"weight {number} does not match its checksum; export the model anew")
+    return found
+
+
+def _info(description: dict[str, Any]) -> ModelInfo:
+    lists = {name: tuple(value) for name, value in description.items() if isinstance(value, list)}
+    weights = tuple(WeightInfo(**weight) for weight in description["weights"])
+    return ModelInfo(**{**description, **lists, "weights": weights})
+
+
+def _up_to(step: int, offset: int) -> int:
+    return -(-offset // step) * step
+
+
+def _sizes_text(sizes: Iterable[int]) -> str:
+    return "x".join("?" if size == VARIES else str(size) for size in sizes) or "scalar"
+
+
+def _port_line(port: Port) -> str:
+    return f"{port.name}: {dtype_name(port.dtype)} {_sizes_text(port.sizes)}"
+
+
+def _code_line(code: Code) -> str:
+    def sizes(layout: InputLayout) -> str:
+        numbers = zip(layout.sizes, layout.symbols, strict=True)
+        return "x".join(str(size) if symbol == VARIES else f"s{symbol}" for size, symbol in numbers) or "scalar"
+
+    return f"{', '.join(map(sizes, code.inputs))}: {len(code.artifact.manifest.kernels)} kernels"
+
+
+def _write_port(writer: FieldWriter, port: Port) -> None:
+    writer.text(port.name)
+    writer.byte(SCALAR_TYPES[port.dtype])
+    writer.integers(port.sizes)
+
+
+def _write_weight(writer: FieldWriter, weight: WeightInfo) -> None:
+    writer.integer(weight.offset)
+    writer.integer(weight.size)
+    writer.raw(bytes.fromhex(weight.digest))
+
+
+def _write_code(writer: FieldWriter, code: Code, image: int) -> None:
+    manifest = code.artifact.manifest
+    writer.integer(image)
+    writer.text(manifest.entry)
+    writer.text(manifest.workspace)
+    writer.integer(manifest.workspace_bytes)
+    writer.integer(code.symbols)
+    writer.list(code.inputs, lambda layout: _write_input(writer, layout))
+    writer.byte(code.sizes is not None)
+    if code.sizes is not None:
+        write_size_program(writer, code.sizes)
+    writer.list(code.arguments, lambda argument: _write_argument(writer, *argument))
+    writer.integers(code.packs)
+    writer.list(code.outputs, lambda layout: _write_output(writer, layout))
+
+
+def _write_input(writer: FieldWriter, layout: InputLayout) -> None:
+    for numbers in (layout.sizes, layout.symbols, layout.permutation):
+        writer.integers(numbers)
+
+
+def _write_argument(writer: FieldWriter, source: str, index: int) -> None:
+    writer.byte(_SOURCES.index(source))
+    writer.integer(index)
+
+
+def _write_output(writer: FieldWriter, layout: OutputLayout) -> None:
+    writer.integer(layout.result)
+    for numbers in (layout.sizes, layout.strides):
+        writer.integers(fixed(numbers))
+    for numbers in (layout.sizes, layout.strides):
+        write_varying(writer, numbers)

@@ -1,0 +1,12 @@
+"""Runs models that ``torchmdla.export_native`` wrote. Needs NumPy, and neither PyTorch nor torchmdla::
+
+model = torchmdla_runtime.Model("model.tmdla")
+(scores,) = model(images)
+"""
+
+from __future__ import annotations
+
+from torchmdla_runtime.library import ModelError, WrongTensor, api_version, provides
+from torchmdla_runtime.model import Model, TensorInfo
+
+__all__ = ["Model", "ModelError", "TensorInfo", "WrongTensor", "api_version", "provides"]
