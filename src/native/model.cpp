@@ -60,10 +60,22 @@ void check_count(const char* kind, size_t wanted, size_t given) {
                                         ", and " + std::to_string(given) + " are given");
 }
 
-std::string sizes_of_all(std::span<const TensorView> tensors) {
+Numbers sizes_of(const TensorView& tensor) {
+  return {tensor.sizes.begin(), tensor.sizes.end()};
+}
+
+// With -1 where any size is taken.
+Numbers sizes_of(const InputLayout& layout) {
+  auto sizes = layout.sizes;
+  for (size_t i = 0; i < sizes.size(); ++i)
+    if (layout.symbols[i] != InputLayout::fixed) sizes[i] = -1;
+  return sizes;
+}
+
+template <class Tensors> std::string sizes_of_all(const Tensors& tensors) {
   std::string text;
   for (const auto& tensor : tensors)
-    text += (text.empty() ? "" : ", ") + sizes_text(tensor.sizes);
+    text += (text.empty() ? "" : ", ") + sizes_text(sizes_of(tensor));
   return text;
 }
 
@@ -145,8 +157,8 @@ Model::Choice Model::choose(std::span<const TensorView> given) const {
   for (const auto& code : codes_)
     if (auto symbols = code.specialisation->symbols_at(given)) return {&code, std::move(*symbols)};
   std::string known;
-  for (const auto& port : inputs())
-    known += (known.empty() ? "" : ", ") + sizes_text(port.sizes);
+  for (const auto& code : codes_)
+    known += (known.empty() ? "" : "; ") + sizes_of_all(code.specialisation->inputs);
   throw Error(TMDLA_WRONG_TENSOR, "the model has no code for inputs of sizes " +
                                       sizes_of_all(given) + ", but for " + known);
 }

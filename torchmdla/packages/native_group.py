@@ -42,7 +42,7 @@ class Group:
                 raise _not_compiled(one, report["subgraph"])
             self.compiled.append(one["executable"].owner)
             self.signatures.append((one["signature"], one["symbols"]))
-        values = [value for value in graph.inputs() if value.type().kind() != "ClassType"]
+        values = [value for value in graph.inputs() if not _is_module(value)]
         names = [value.debugName() for value in values]
         self.call = call
         self.inputs = [(_plain(name), tensor.dtype) for name, tensor in zip(names, call, strict=True)]
@@ -87,7 +87,7 @@ def _check_form(graph: torch._C.Graph, reasons: Mapping[str, str]) -> torch._C.N
     nodes = [node for node in graph.nodes() if node.kind() not in _LISTS and node.kind() != "prim::Constant"]
     groups = [node for node in nodes if node.kind().startswith(_GROUP)]
     outside = dict.fromkeys(_operator(node) for node in nodes if node not in groups)
-    if "prim::GetAttr" in outside:
+    if "prim::GetAttr" in outside or any(_is_module(value) for group in groups for value in group.inputs()):
         raise CaptureError("weights are no constants of the program: a module in eval mode can be exported")
     if outside:
         listed = "; ".join(f"{op}{f' ({reasons[op]})' if op in reasons else ''}" for op in outside)
@@ -102,6 +102,10 @@ def _check_form(graph: torch._C.Graph, reasons: Mapping[str, str]) -> torch._C.N
     if any(value.debugName() not in own for value in _flattened(graph.outputs())):
         raise CaptureError("the program returns one of its inputs, which is no result of its group")
     return groups[0]
+
+
+def _is_module(value: torch._C.Value) -> bool:
+    return bool(value.type().kind() == "ClassType")
 
 
 def _operator(node: torch._C.Node) -> str:
