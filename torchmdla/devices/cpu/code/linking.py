@@ -19,10 +19,10 @@ from torchmdla.devices.cpu.code.object_file import UNDEFINED, ObjectFile, Reloca
 
 _X86_64 = 62
 
-# Of sections: flags, kinds whose content the start of a process would run, and the largest number of one.
+# Of sections: flags, the kind without content, names of those that a process would run, and the largest number of one.
 _WRITE, _ALLOCATED, _EXECUTABLE, _THREAD_LOCAL = 0x1, 0x2, 0x4, 0x400
 _NO_BITS = 8
-_RUN_AT_START = frozenset((14, 15, 16))
+_RUN_BY_THE_PROCESS = (".preinit_array", ".init_array", ".fini_array", ".ctors", ".dtors")
 _LAST_SECTION = 0xFEFF
 
 # Of symbols: kinds and bindings.
@@ -39,6 +39,7 @@ class _Kind(IntEnum):
     GOTPCREL = 9
     PC64 = 24
     GOTOFF64 = 25
+    GOTPC32 = 26
     GOT64 = 27
     GOTPC64 = 29
     PLTOFF64 = 31
@@ -48,7 +49,7 @@ class _Kind(IntEnum):
 
 _OF_SLOTS = frozenset((_Kind.GOTPCREL, _Kind.GOTPCRELX, _Kind.REX_GOTPCRELX, _Kind.GOT64))
 _OF_CALLS = frozenset((_Kind.PLT32, _Kind.PLTOFF64))
-_OF_32_BITS = frozenset((_Kind.PC32, _Kind.PLT32, _Kind.GOTPCREL, _Kind.GOTPCRELX, _Kind.REX_GOTPCRELX))
+_OF_64_BITS = frozenset((_Kind.PC64, _Kind.GOTOFF64, _Kind.GOT64, _Kind.GOTPC64, _Kind.PLTOFF64))
 
 _WORD = struct.Struct("<Q")
 _WORDS_BYTES = 8
@@ -277,7 +278,7 @@ class _Linker:
                 self._write_address(place, target, one.addend)
             return
         value = self._distance(one.kind, target, place) + one.addend
-        self._write(place, _packed(value, 4 if one.kind in _OF_32_BITS else 8))
+        self._write(place, _packed(value, 8 if one.kind in _OF_64_BITS else 4))
 
     def _distance(self, kind: int, target: _Target, place: int) -> int:
         """A relocation's value but for its addend. The table of offsets that some are relative to is that of slots."""
@@ -292,7 +293,7 @@ class _Linker:
                 return self._address(target) - self._slots_address
             case _Kind.GOT64:
                 return self._slot(target) - self._slots_address
-            case _Kind.GOTPC64:
+            case _Kind.GOTPC32 | _Kind.GOTPC64:
                 return self._slots_address - place
             case _Kind.PLTOFF64:
                 return self._callee(target) - self._slots_address
@@ -360,7 +361,7 @@ def _is_kept(section: Section) -> bool:
     if not section.flags & _ALLOCATED or not section.size:
         return False
     both = section.flags & _WRITE and section.flags & _EXECUTABLE
-    if both or section.flags & _THREAD_LOCAL or section.kind in _RUN_AT_START:
+    if both or section.flags & _THREAD_LOCAL or section.name.startswith(_RUN_BY_THE_PROCESS):
         raise NotLinkable(f"there is nothing for section {section.name} in an image")
     return True
 
