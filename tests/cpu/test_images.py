@@ -110,6 +110,7 @@ REFUSED = {
     ),
     "beside labs": ("@labs = external global i8\n@p = global ptr getelementptr (i8, ptr @labs, i64 8)",),
     "symbol f ": ("@f = ifunc i64 (), ptr @g\ndefine ptr @g() { ret ptr null }",),
+    "name 'a b'": ('define void @"a b"() { ret void }',),
     "alignment of 8192": ("@wide = global i64 1, align 8192",),
 }
 

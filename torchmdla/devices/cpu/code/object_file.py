@@ -12,8 +12,9 @@ _SYMBOL = struct.Struct("<IBBHQQ")
 _RELOCATION = struct.Struct("<QQq")
 _SYMBOL_TABLE = 2
 _RELOCATIONS = 4
-_NO_BITS = 8
 
+# A kind of sections, and the section of symbols that are elsewhere.
+NO_BITS = 8
 UNDEFINED = 0
 
 # What an archive begins with, and what stands before each file in it: name, time, owner, group, mode, size, end mark.
@@ -131,7 +132,7 @@ def _members(data: bytes) -> Iterator[bytes]:
 
 def _section(raw: tuple[int, ...], data: bytes, strings: int) -> Section:
     name, kind, flags, _, offset, size, _, _, alignment, _ = raw
-    content = b"" if kind == _NO_BITS else data[offset : offset + size]
+    content = b"" if kind == NO_BITS else data[offset : offset + size]
     return Section(_text(data, strings + name), kind, flags, size, max(alignment, 1), content)
 
 
