@@ -23,7 +23,7 @@ _MEMBER = struct.Struct("16s12s6s6s8s10s2s")
 _MEMBER_END = b"`\n"
 
 # The linker makes this one itself.
-LINKER_MADE = "_GLOBAL_OFFSET_TABLE_"
+_LINKER_MADE = "_GLOBAL_OFFSET_TABLE_"
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def undefined_symbols(objects: Sequence[bytes]) -> list[str]:
     for data in objects:
         for symbol in ObjectFile.of(data).symbols:
             (needed if symbol.section == UNDEFINED else defined).add(symbol.name)
-    return sorted(needed - defined - {LINKER_MADE, ""})
+    return sorted(needed - defined - {_LINKER_MADE, ""})
 
 
 def _member(number: int, data: bytes) -> bytes:
