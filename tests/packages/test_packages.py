@@ -1,4 +1,4 @@
-"""Programs saved with the compiled code of their groups: who reads them computes as eager does, and compiles nothing."""
+"""Programs saved with the compiled code of their groups: who reads them computes as eager does and compiles nothing."""
 
 from __future__ import annotations
 

@@ -25,6 +25,7 @@ from torchmdla.compiler.program import Program
 from torchmdla.packages.format import FOLDER, INDEX, PackageInfo, Target, info_of, records
 from torchmdla.packages.specialisation import Specialisation
 from torchmdla.report import progress
+from torchmdla.version import __version__
 
 # What this machine measured is of no use to another target.
 _OF_THIS_MACHINE = frozenset(("records", "machine"))
@@ -169,7 +170,9 @@ def _package(
         )
         for name, target in made_for.items()
     ]
-    return records(described, list(map(_line, specialisations)), dict(producers(device)))
+    versions = {"torchmdla": __version__, "torch": torch.__version__}
+    versions |= {name: version for name, version in producers(device) if name not in versions}
+    return records(described, list(map(_line, specialisations)), versions)
 
 
 def _specialised(program: _Script | _Exported, calls: Sequence[tuple[Any, ...]]) -> list[Specialisation]:
