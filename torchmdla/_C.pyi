@@ -12,7 +12,7 @@ class Counts(TypedDict):
     dynamic: int
     not_dynamic: dict[str, int]
     fallbacks: dict[str, int]
-    packages: int
+    packages: dict[str, int]
     packaged: int
     refused: dict[str, int]
 
@@ -116,6 +116,9 @@ def ungrouped() -> list[tuple[str, str, str, int]]: ...  # operator, reason, sou
 def source_ranges(node: Any) -> str: ...
 def set_packages(on: bool) -> None:
     """Whether groups take over what packages have for them."""
+
+def converts_f16(processor: str) -> bool:
+    """Whether this machine, or as much of it as a level of x86-64 has, converts float16 by instructions."""
 
 def set_processor(processor: str) -> None:
     """Of what processor packages' code is used.

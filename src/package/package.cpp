@@ -82,7 +82,8 @@ bool is_new(const Digest& index) {
   return known.insert(index).second;
 }
 
-void take(const ReadRecord& read, const FileRecord& index) {
+// The name of the target whose code is used.
+std::string take(const ReadRecord& read, const FileRecord& index) {
   const auto targets = targets_in(index.bytes);
   const auto& target = best_of(targets, features_of(processor_setting()));
   const auto block = read(folder + "targets/" + target.name);
@@ -90,6 +91,7 @@ void take(const ReadRecord& read, const FileRecord& index) {
   const auto found = specialisations_in(target, *block);
   // After all that may refuse it: a file that was damaged may come again whole.
   if (is_new(sha256(index.bytes))) add_packaged(found);
+  return target.name;
 }
 
 } // namespace
@@ -98,10 +100,10 @@ bool take_package(const ReadRecord& read, const std::string& file) {
   try {
     const auto index = read(folder + "index");
     if (!index) return false;
-    take(read, *index);
-    ++statistics().packages.read;
+    statistics().packages.taken.count(take(read, *index));
   } catch (const std::exception& error) {
-    const auto reason = c10::str(error.what());
+    const auto* own = dynamic_cast<const c10::Error*>(&error);
+    const std::string reason = own ? own->what_without_backtrace() : error.what();
     statistics().packages.refused.count(reason);
     TORCH_WARN("torchmdla: ", file, ": ", reason, "; its program runs without the package");
   }

@@ -6,6 +6,9 @@
 
 namespace torchmdla {
 
+// Whether a processor (as `features_of` takes it) converts float16 by instructions.
+bool converts_f16(const std::string& processor);
+
 // The features of `processor` (torchmdla/devices/cpu/processors.py): "native", or a level of
 // x86-64, as "x86-64-v3". Throws where there is no such level, or this processor is none of that
 // level.

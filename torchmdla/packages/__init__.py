@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from torchmdla.packages.format import DamagedPackage, PackageInfo, TargetInfo
-from torchmdla.packages.loading import info, load
+from torchmdla.packages.loading import info, load, other_extra_files
 from torchmdla.packages.saving import save
 
-__all__ = ["DamagedPackage", "PackageInfo", "TargetInfo", "info", "load", "save"]
+__all__ = ["DamagedPackage", "PackageInfo", "TargetInfo", "info", "load", "other_extra_files", "save"]

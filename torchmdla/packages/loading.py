@@ -8,7 +8,10 @@ from typing import Any
 import torch
 
 from torchmdla import _C
-from torchmdla.packages.format import INDEX, PackageInfo, check_target, info_of, record_of
+from torchmdla.packages.format import FOLDER, INDEX, PackageInfo, check_target, info_of, record_of
+
+# Where archives of TorchScript have their extra files.
+_EXTRA = "extra/"
 
 
 def load(path: str | os.PathLike[str], map_location: Any = None) -> Any:
@@ -44,10 +47,22 @@ def info(path: str | os.PathLike[str]) -> PackageInfo | None:
         RuntimeError: the file is no archive of PyTorch's.
     """
     reader = torch._C.PyTorchFileReader(os.fspath(path))
-    folder = "" if _is_exported(os.fspath(path)) else "extra/"
+    folder = "" if _is_exported(os.fspath(path)) else _EXTRA
     if f"{folder}{INDEX}" not in reader.get_all_records():
         return None
     found = info_of(reader.get_record(f"{folder}{INDEX}"))
     for target in found.targets:
         check_target(target, reader.get_record(f"{folder}{record_of(target.name)}"))
     return found
+
+
+def other_extra_files(path: str | os.PathLike[str]) -> dict[str, bytes]:
+    """The extra files of a TorchScript archive but for a package's, by name; none of another file."""
+    try:
+        reader = torch._C.PyTorchFileReader(os.fspath(path))
+    except RuntimeError:
+        return {}
+    if "archive_format" in (names := reader.get_all_records()):
+        return {}
+    others = (name for name in names if name.startswith(_EXTRA) and not name.startswith(f"{_EXTRA}{FOLDER}"))
+    return {name.removeprefix(_EXTRA): reader.get_record(name) for name in others}

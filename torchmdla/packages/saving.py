@@ -20,6 +20,7 @@ from torchmdla.packages.format import FOLDER, INDEX, PackageInfo, Target, info_o
 from torchmdla.packages.specialisation import Specialisation
 from torchmdla.packages.whole_files import write_whole
 from torchmdla.report import progress
+from torchmdla.version import __version__
 
 
 def save(
@@ -140,7 +141,9 @@ def _package(
         )
         for name, target in made_for.items()
     ]
-    return records(described, list(map(_line, specialisations)), dict(producers(device)))
+    versions = {"torchmdla": __version__, "torch": torch.__version__}
+    versions |= {name: version for name, version in producers(device) if name not in versions}
+    return records(described, list(map(_line, specialisations)), versions)
 
 
 def _specialised(program: _Script | _Exported, calls: Sequence[tuple[Any, ...]]) -> list[Specialisation]:
