@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from torchmdla import devices
-from torchmdla.cli import bench, doctor, explain, mdla, mlir, opt, package, run, tune
+from torchmdla.cli import bench, doctor, explain, mdla, mlir, native, opt, package, run, tune
 from torchmdla.compile_service.cache import DiskCache
 from torchmdla.compile_service.records import Records
 from torchmdla.report.environment import environment
@@ -42,13 +42,18 @@ class Command:
 
 def show_environment(options: argparse.Namespace) -> int:
     if options.file is not None:
-        return package.show(options.file)
+        show = native.show if native.is_model(options.file) else package.show
+        return show(options.file)
     _print_pairs(environment())
     return 0
 
 
 def _add_info_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", nargs="?", help="a program's file: what it has of a package")
+    parser.add_argument(
+        "file",
+        nargs="?",
+        help="a program's file: what it has of a package; or the file of torchmdla.export_native",
+    )
 
 
 def show_cmake_prefix(_: argparse.Namespace) -> int:

@@ -10,7 +10,7 @@ from torchmdla.compiler.program import Argument, Result
 
 # The calling convention of an entry, and the forms of object code, described in docs/architecture.md. Raised whenever
 # they change.
-ABI_VERSION = 4
+ABI_VERSION = 3
 
 
 class DamagedArtifact(ValueError):

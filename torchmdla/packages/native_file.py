@@ -204,20 +204,29 @@ class Model:
         return writer.getvalue()
 
 
-def info_of(path: str | os.PathLike[str], *, verify: bool = True) -> ModelInfo | None:
-    """What a file says of the model in it, after the file was checked; None where it begins as none.
+def begins_as_model(path: str | os.PathLike[str]) -> bool:
+    """Whether a file begins as a model's.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with open(path, "rb") as file:
+        return _FORMAT.size_of(file.read(_PAGE)) is not None
+
+
+def info_of(path: str | os.PathLike[str], *, verify: bool = True) -> ModelInfo:
+    """What a file says of the model in it, after the file was checked.
 
     Args:
         path: of the file.
         verify: compare the weights with their checksums, too.
 
     Raises:
-        DamagedModel: it is damaged, or of another version.
+        DamagedModel: it is no model's file, damaged, or of another version.
         OSError: it cannot be read.
     """
     data = memoryview(Path(path).read_bytes())
-    if (size := _FORMAT.size_of(data)) is None:
-        return None
+    size = _FORMAT.size_of(data) or len(data)
     found = _FORMAT.open(bytes(data[:size]), lambda description, content: _info(description))
     weights = data[_up_to(_PAGE, size) :]
     for number, weight in enumerate(found.weights if verify else ()):

@@ -118,7 +118,9 @@ def _operator(node: torch._C.Node) -> str:
 def _check_types(graph: torch._C.Graph, calls: Sequence[tuple[Any, ...]]) -> None:
     for value in graph.inputs():
         if value.type().kind() not in ("ClassType", "TensorType"):
-            raise CaptureError(f"input {value.debugName()} is a {value.type().annotation_str}, and inputs are tensors")
+            raise CaptureError(
+                f"input {_plain(value.debugName())} is a {value.type().annotation_str}, and inputs are tensors"
+            )
     for call in calls:
         if not all(isinstance(value, torch.Tensor) for value in call):
             raise CaptureError("inputs are tensors")

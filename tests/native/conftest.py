@@ -1,0 +1,37 @@
+"""Models that several tests run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from native_models import Exported, export
+
+from torchmdla.testing.models import MODELS
+
+
+def exported(name: str, folder: Path) -> Exported:
+    spec = MODELS[name].reduced()
+    return export(spec.build(), spec.inputs(), folder / f"{name}.tmdla", spec.layers)
+
+
+@pytest.fixture(scope="session")
+def mlp(tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    return exported("mlp", tmp_path_factory.mktemp("mlp"))
+
+
+@pytest.fixture(scope="session")
+def any_batch(tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    """For any sizes of its batch from 2 on."""
+    spec = MODELS["mlp"].reduced()
+    calls = [spec.inputs(batch=batch) for batch in (2, 5, 7)]
+    return export(spec.build(), calls, tmp_path_factory.mktemp("any") / "mlp.tmdla", spec.layers)
+
+
+@pytest.fixture(scope="session")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    """With weights of 16 MiB, in work for several threads."""
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.Linear(2048, 2048), torch.nn.ReLU())
+    return export(module, (torch.randn(8, 2048),), tmp_path_factory.mktemp("large") / "large.tmdla")

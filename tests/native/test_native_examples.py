@@ -1,0 +1,67 @@
+"""Programs that use the library, in other languages: built here, and compared with eager."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from native_models import Exported
+
+import torchmdla_runtime
+from torchmdla.testing.compare import assert_matches
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "native"
+LIBRARY = Path(torchmdla_runtime.__file__).parent
+
+
+def tool(*names: str) -> str:
+    for name in names:
+        if found := shutil.which(name) or shutil.which(name, path=Path.home() / ".cargo" / "bin"):
+            return found
+    pytest.skip(f"there is no {names[0]}")
+
+
+def run(*command: str, **variables: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **variables})
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def check(program: str, model: Exported, folder: Path) -> None:
+    """It prints what eager computes, and errors of the library."""
+    numbers = folder / "numbers.bin"
+    numbers.write_bytes(model.inputs[0].numpy().tobytes())
+    printed = torch.tensor([float(line) for line in run(program, str(model.path), str(numbers)).split()])
+    assert_matches(printed, model.expected()[0].flatten(), layers=model.layers)
+    failed = subprocess.run([program, "missing.tmdla", str(numbers)], capture_output=True, text=True)
+    assert failed.returncode == 1 and "missing.tmdla: No such file" in failed.stderr
+
+
+def test_c(mlp: Exported, tmp_path: Path) -> None:
+    options = run(sys.executable, "-m", "torchmdla_runtime").split()
+    warnings = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic"]
+    program = str(tmp_path / "run_model")
+    run(tool("cc", "gcc"), *warnings, str(EXAMPLES / "run_model.c"), *options, "-o", program)
+    check(program, mlp, tmp_path)
+
+
+def test_cpp(mlp: Exported, tmp_path: Path) -> None:
+    options = run(sys.executable, "-m", "torchmdla_runtime").split()
+    warnings = ["-std=c++20", "-Wall", "-Wextra", "-Werror", "-pedantic"]
+    program = str(tmp_path / "run_model")
+    run(tool("c++", "g++"), *warnings, str(EXAMPLES / "run_model.cpp"), *options, "-o", program)
+    check(program, mlp, tmp_path)
+
+
+def test_rust(mlp: Exported, tmp_path: Path) -> None:
+    cargo = tool("cargo")
+    shutil.copytree(EXAMPLES / "rust", tmp_path / "rust")
+    library = run(sys.executable, "-m", "torchmdla_runtime", "--library").strip()
+    manifest = str(tmp_path / "rust" / "Cargo.toml")
+    run(cargo, "build", "--quiet", "--offline", "--manifest-path", manifest, TORCHMDLA_LIB=library)
+    check(str(tmp_path / "rust" / "target" / "debug" / "run_model"), mlp, tmp_path)

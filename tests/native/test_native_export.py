@@ -1,0 +1,100 @@
+"""What can be exported, and what is said of the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from native_models import export
+from torch import Tensor, nn
+
+import torchmdla
+import torchmdla_runtime
+from torchmdla.__main__ import main
+from torchmdla.errors import CaptureError, CompileError
+
+
+class Written(nn.Module):
+    """A module of one function."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self._function = function
+
+    def forward(self, *inputs: Tensor) -> Any:
+        return self._function(*inputs)
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (lambda x: torch.linalg.inv(x.relu() * 2), r"outside of groups it has aten::linalg_inv \(device 'cpu' has no"),
+        (lambda x: x, "this one has 0"),
+        (lambda x: (x.relu() * 2, x), "returns one of its inputs"),
+        (lambda x: torch.linalg.inv(x.relu() * 2).relu() * 2, "outside of groups it has aten::linalg_inv"),
+    ],
+)
+def test_programs_that_are_not_one_group(function: Callable[..., Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match=said):
+        export(Written(function), (torch.eye(4),), tmp_path / "model.tmdla")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_weights_must_be_constants(tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match="a module in eval mode"):
+        torchmdla.export_native(nn.Linear(4, 4).train(), torch.zeros(2, 4), tmp_path / "model.tmdla")
+
+
+@torch.jit.script
+def scaled(x: Tensor, factor: float) -> Tensor:
+    return torch.relu(x) * factor
+
+
+def test_inputs_must_be_tensors(tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match="input factor is a float, and inputs are tensors"):
+        torchmdla.export_native(scaled, (torch.zeros(2), 2.0), tmp_path / "model.tmdla")
+
+
+def test_no_inputs(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="needs the inputs of a call"):
+        torchmdla.export_native(nn.Linear(4, 4).eval(), [], tmp_path / "model.tmdla")
+
+
+def test_unknown_processors(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no processor 'z80'"):
+        torchmdla.export_native(nn.Linear(4, 4).eval(), torch.zeros(2, 4), tmp_path / "model.tmdla", "z80")
+
+
+def test_functions_that_the_runtime_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torchmdla_runtime, "provides", lambda name: name != "mdla_parallel_for")
+    with pytest.raises(CompileError, match="code calls mdla_parallel_for, which the runtime does not have"):
+        torchmdla.export_native(nn.Linear(512, 512).eval(), torch.zeros(64, 512), tmp_path / "model.tmdla")
+
+
+def test_no_vector_functions_of_libtorch() -> None:
+    for name in ("Sleef_sinf16_u10", "system", "dlopen", ""):
+        assert not torchmdla_runtime.provides(name)
+    for name in ("sinf", "pow", "memcpy", "mdla_scratch"):
+        assert torchmdla_runtime.provides(name)
+
+
+def test_a_device_without_such_code(tmp_path: Path) -> None:
+    device = torchmdla.devices.get("mdla")
+    with pytest.raises(TypeError, match="no code that runs without libtorch"):
+        device.freestanding(device.target())
+
+
+def test_the_command_line_describes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "model.tmdla"
+    export(nn.Linear(4, 4), (torch.zeros(2, 4),), path)
+    assert main(["info", str(path)]) == 0
+    said = capsys.readouterr().out
+    assert "input: float32 2x4" in said and "all checksums match" in said
+    damaged = bytearray(path.read_bytes())
+    damaged[-1] ^= 1
+    path.write_bytes(damaged)
+    assert main(["info", str(path)]) == 2
+    assert "does not match its checksum" in capsys.readouterr().err

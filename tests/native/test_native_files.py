@@ -1,0 +1,155 @@
+"""Files that are no model, or were one. What may end a process is loaded in a child."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from child_process import run_python
+from native_models import Exported
+
+from torchmdla.packages import native_file
+from torchmdla.packages.native_file import DamagedModel, info_of
+from torchmdla_runtime import Model, ModelError
+
+NOT_READABLE, BAD_FILE, WRONG_PROCESSOR = 2, 3, 4
+
+
+def refused(path: Path, status: int, said: str) -> None:
+    with pytest.raises(ModelError, match=said) as raised:
+        Model(path)
+    assert raised.value.status == status
+
+
+def sealed_bytes(model: Exported) -> int:
+    size = native_file._FORMAT.size_of(model.path.read_bytes())
+    assert size is not None
+    return size
+
+
+def resealed(model: Exported, old: bytes, new: bytes) -> bytes:
+    """The file with other content under a checksum that is right."""
+    data, size = model.path.read_bytes(), sealed_bytes(model)
+    block = native_file._FORMAT.open(
+        data[:size], lambda described, content: native_file._FORMAT.seal(described, content.replace(old, new))
+    )
+    assert len(block) == size and block != data[:size]
+    return block + data[size:]
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    refused(tmp_path / "missing.tmdla", NOT_READABLE, "missing.tmdla: No such file")
+    refused(tmp_path, NOT_READABLE, "it is no file")
+
+
+def test_files_that_are_no_model(tmp_path: Path) -> None:
+    path = tmp_path / "model.tmdla"
+    for content in (b"", b"PK\3\4", bytes(10_000), b"torchmdla-modes" + bytes(1000)):
+        path.write_bytes(content)
+        refused(path, BAD_FILE, "a model's file: it (is cut short|does not begin as one)")
+        with pytest.raises(DamagedModel, match="not a model's file"):
+            info_of(path)
+
+
+def test_another_version(mlp: Exported, tmp_path: Path) -> None:
+    path = tmp_path / "model.tmdla"
+    data = bytearray(mlp.path.read_bytes())
+    data[16] = 2
+    path.write_bytes(data)
+    refused(path, BAD_FILE, "it is of version 2, where version 1 is needed")
+    with pytest.raises(DamagedModel, match="version 2, where version 1"):
+        info_of(path)
+
+
+def test_another_processor(mlp: Exported, tmp_path: Path) -> None:
+    path = tmp_path / "model.tmdla"
+    path.write_bytes(resealed(mlp, b"64bit", b"65bit"))
+    refused(path, WRONG_PROCESSOR, "instructions that this one lacks: 65bit")
+
+
+def test_another_machine(mlp: Exported, tmp_path: Path) -> None:
+    path = tmp_path / "model.tmdla"
+    path.write_bytes(resealed(mlp, b"mdlaimg\0\1\0\0\0\x3e", b"mdlaimg\0\1\0\0\0\x3f"))
+    refused(path, BAD_FILE, "for another machine")
+
+
+def test_truncated(mlp: Exported, tmp_path: Path) -> None:
+    path = tmp_path / "model.tmdla"
+    data, sealed = mlp.path.read_bytes(), sealed_bytes(mlp)
+    lengths = {*range(0, 100), *range(100, sealed, 97), sealed - 1, *range(sealed, len(data), 4099), len(data) - 1}
+    for length in lengths:
+        path.write_bytes(data[:length])
+        refused(path, BAD_FILE, "it is cut short" if length < sealed else "weights are missing")
+
+
+def test_weights_are_checked_on_demand(mlp: Exported, tmp_path: Path) -> None:
+    path = tmp_path / "model.tmdla"
+    data = bytearray(mlp.path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    model = Model(path)
+    with pytest.raises(ModelError, match="does not match its checksum"):
+        model.verify()
+    with pytest.raises(DamagedModel, match="does not match its checksum"):
+        info_of(path)
+    assert info_of(path, verify=False) == info_of(mlp.path)
+    mlp.load().verify()
+
+
+# Loads files that differ from one in what a seed draws; prints how many were refused.
+LOADING = """
+import json, random, sys
+from pathlib import Path
+from torchmdla.packages import native_file
+from torchmdla_runtime import Model, ModelError
+
+source, path, count, reseal = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "reseal"
+data, draw = source.read_bytes(), random.Random(0)
+size = native_file._FORMAT.size_of(data)
+
+def mutated(block):
+    changed = bytearray(block)
+    for _ in range(draw.randint(1, 3) if reseal else 1):
+        changed[draw.randrange(len(changed))] ^= 1 << draw.randrange(8)
+    return bytes(changed)
+
+refused = 0
+for _ in range(count):
+    block = data[:size]
+    if reseal:
+        block = native_file._FORMAT.open(block, lambda told, content: native_file._FORMAT.seal(told, mutated(content)))
+    else:
+        block = mutated(block)
+    path.write_bytes(block + data[size:])
+    try:
+        Model(path)
+    except ModelError as error:
+        assert error.status in (3, 4) and str(error), error
+        refused += 1
+print(json.dumps(refused))
+"""
+
+
+def test_flipped_bits(mlp: Exported, tmp_path: Path) -> None:
+    done = run_python(LOADING, str(mlp.path), str(tmp_path / "model.tmdla"), "200", "flip")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == 200
+
+
+def test_wrong_content_under_a_right_checksum(any_batch: Exported, tmp_path: Path) -> None:
+    """What reads it trusts no number."""
+    done = run_python(LOADING, str(any_batch.path), str(tmp_path / "model.tmdla"), "400", "reseal")
+    assert done.returncode == 0, done.stderr
+    assert 0 < json.loads(done.stdout) < 400
+
+
+def test_a_file_that_is_replaced(mlp: Exported, tmp_path: Path) -> None:
+    """A model keeps the weights that it was loaded with."""
+    path, other = tmp_path / "model.tmdla", tmp_path / "other"
+    path.write_bytes(mlp.path.read_bytes())
+    model = Model(path)
+    other.write_bytes(np.zeros(10, np.int8).tobytes())
+    other.replace(path)
+    mlp.check(model)

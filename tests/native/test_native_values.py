@@ -1,0 +1,177 @@
+"""What models in files compute, for what they are given."""
+
+from __future__ import annotations
+
+import array
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from native_models import Exported, eager, export, flattened, tensors
+from torch import Tensor, nn
+
+import torchmdla
+from torchmdla.packages.native_file import info_of
+from torchmdla.testing.compare import assert_matches
+from torchmdla.testing.models import MODELS
+from torchmdla_runtime import ModelError, WrongTensor
+
+
+@pytest.mark.parametrize("name", ["mlp", "resnet18", "bert", "mobilenet_v3_large"])
+def test_models_compute_what_eager_does(name: str, tmp_path: Path) -> None:
+    spec = MODELS[name].reduced()
+    model = export(spec.build(), spec.inputs(), tmp_path / "model.tmdla", spec.layers)
+    for threads in (1, 2):
+        model.check(model.load(threads))
+
+
+def test_it_says_what_it_takes_and_makes(any_batch: Exported) -> None:
+    model = any_batch.load()
+    assert [(one.name, one.dtype, one.shape) for one in model.inputs] == [("input", np.float32, (None, 32))]
+    assert [(one.dtype, one.shape) for one in model.outputs] == [(np.float32, (None, 64))]
+    assert model.output_shapes((9, 32)) == [(9, 64)]
+
+
+def test_any_sizes(any_batch: Exported) -> None:
+    spec, model = MODELS["mlp"].reduced(), any_batch.load(2)
+    for batch in (2, 3, 5, 31, 64):
+        any_batch.check(model, spec.inputs(batch=batch))
+    with pytest.raises(WrongTensor, match=r"no code for inputs of sizes 1x32, but for 2x32; 5x32; \?x32"):
+        model(np.zeros((1, 32), np.float32))
+
+
+def test_several_sizes(tmp_path: Path) -> None:
+    spec = MODELS["resnet18"].reduced()
+    calls = [spec.inputs(size=side) for side in (32, 64)]
+    model = export(spec.build(), calls, tmp_path / "model.tmdla", spec.layers)
+    for call in calls:
+        model.check(model.load(), call)
+    # One copy of what both read.
+    info = info_of(model.path)
+    assert len(info.codes) == 2
+    assert len({weight.digest for weight in info.weights}) == len(info.weights)
+
+
+class Images(nn.Module):
+    """Of channels in the innermost dimension, which the result has, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(8, 16, 3, padding=1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.convolution(images).relu()
+
+
+def test_layouts(tmp_path: Path) -> None:
+    images = torch.randn(2, 8, 10, 12)
+    last = images.contiguous(memory_format=torch.channels_last)
+    for example in (images, last):
+        model = export(Images(), (example,), tmp_path / "model.tmdla")
+        for given in (
+            images,
+            last,
+            torch.randn(2, 8, 12, 10).transpose(2, 3),
+            torch.randn(4, 8, 10, 24)[::2, :, :, ::2],
+        ):
+            model.check(model.load(), (given,))
+
+
+def test_arrays_that_lie_otherwise(mlp: Exported) -> None:
+    model, (rows,) = mlp.load(), mlp.inputs
+    backwards = np.ascontiguousarray(rows.numpy()[::-1, ::-1])[::-1, ::-1]
+    unaligned = np.frombuffer(b"\0" + rows.numpy().tobytes(), np.uint8)[1:].view(np.float32).reshape(rows.shape)
+    field = np.zeros(rows.shape, [("padding", np.int8), ("number", np.float32)])
+    field["number"] = rows.numpy()
+    for given in (backwards, unaligned, field["number"], np.asfortranarray(rows.numpy())):
+        assert_matches(tensors(model(given)), mlp.expected())
+
+
+def test_what_is_an_array(mlp: Exported) -> None:
+    model, (rows,) = mlp.load(), mlp.inputs
+    buffer = memoryview(array.array("f", rows.flatten().tolist())).cast("B").cast("f", tuple(rows.shape))
+    for given in (rows, rows.numpy(), buffer):
+        assert_matches(tensors(model(given)), mlp.expected())
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ((), "the model has 1 inputs, and 0 are given"),
+        ((np.zeros((4, 32)),), r"input 0 \(input\) is float32, and float64 is given"),
+        ((np.zeros((3, 32), np.float32),), "no code for inputs of sizes 3x32, but for 4x32"),
+        ((np.zeros((4, 32, 1), np.float32),), "has 2 dimensions, and 4x32x1 is given"),
+    ],
+)
+def test_wrong_tensors(mlp: Exported, given: tuple[Any, ...], said: str) -> None:
+    with pytest.raises(WrongTensor, match=said):
+        mlp.load()(*given)
+    with pytest.raises(TypeError, match="input input is a list, and no array"):
+        mlp.load()([1.0])
+
+
+class Several(nn.Module):
+    """Results in another order than they are computed in, and one of them twice."""
+
+    def forward(self, x: Tensor, unused: Tensor, y: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor], Tensor]:
+        first = x.relu() * 3 + y
+        second = first.double().sum(1) * 2
+        return second, (first, second), first - 1
+
+
+def test_results_in_any_order(tmp_path: Path) -> None:
+    inputs = (torch.randn(6, 10), torch.randn(1), torch.randn(10))
+    model = export(Several(), inputs, tmp_path / "model.tmdla")
+    model.check(model.load())
+
+
+class Functions(nn.Module):
+    """Of libraries: libtorch has them for vectors, the C library for numbers."""
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        return torch.sin(x) + x, torch.atan2(x, y), torch.pow(x.abs(), y), torch.erf(x.double())
+
+
+def test_functions_of_the_c_library(tmp_path: Path) -> None:
+    inputs = (torch.randn(37, 5), torch.randn(37, 5))
+    model = export(Functions(), inputs, tmp_path / "model.tmdla")
+    model.check(model.load())
+
+
+def test_errors_of_the_model(tmp_path: Path) -> None:
+    model = export(
+        nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 4)), (torch.tensor([1, 9]),), tmp_path / "model.tmdla"
+    )
+    model.check(model.load())
+    with pytest.raises(ModelError, match="an index out of bounds") as raised:
+        model.load()(np.array([1, 10]))
+    assert raised.value.status == 6
+
+
+def test_a_level_of_processors(tmp_path: Path) -> None:
+    try:
+        torchmdla.devices.get("cpu").configure(processor="x86-64-v3")
+    except ValueError as error:
+        pytest.skip(str(error))
+    finally:
+        torchmdla.enable()
+    spec = MODELS["resnet18"].reduced()
+    model = export(spec.build(), spec.inputs(), tmp_path / "model.tmdla", spec.layers, "x86-64-v3")
+    model.check(model.load())
+    info = info_of(model.path)
+    assert "avx2" in info.features and "avx512f" not in info.features
+
+
+def test_scripts_and_numbers_of_threads(tmp_path: Path) -> None:
+    script = torch.jit.script(Images().eval())
+    images = torch.randn(1, 8, 6, 6)
+    torchmdla.export_native(script, images, tmp_path / "model.tmdla")
+    loaded = Exported(tmp_path / "model.tmdla", script, (images,)).load(3)
+    assert loaded.threads == 3
+    loaded.threads = 1
+    assert_matches(tensors(loaded(images)), flattened(eager(script, (images,))), strides=False)
+    for wrong in (-1, 1 << 20):
+        with pytest.raises(ModelError, match="no model runs on"):
+            loaded.threads = wrong
