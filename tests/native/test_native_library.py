@@ -49,12 +49,7 @@ def test_the_interface_has_a_version() -> None:
     assert torchmdla_runtime.api_version() == 1
 
 
-@pytest.fixture
-def handle(mlp: Exported) -> ctypes.c_void_p:
-    return mlp.load()._handle
-
-
-def test_arguments_that_are_none(mlp: Exported, handle: ctypes.c_void_p) -> None:
+def test_arguments_that_are_none(mlp: Exported) -> None:
     model = mlp.load()
     handle, info, made = model._handle, Info(), ctypes.c_void_p()
     path = str(mlp.path).encode()
