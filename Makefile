@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 CXX_FILES := $(wildcard $(foreach folder,src/* mdla/* torchmdla/devices/mdla/include tests/cxx tests/mdla,$(folder)/*.cpp $(folder)/*.h))
-SOURCES := $(CXX_FILES) src/exports.map CMakeLists.txt mdla/CMakeLists.txt setup.py release/npm_package.py
+SOURCES := $(CXX_FILES) $(wildcard src/*.map src/*/*.map) CMakeLists.txt mdla/CMakeLists.txt src/native/CMakeLists.txt setup.py release/npm_package.py
 # Tests are mostly waiting for compiler processes: two workers keep two cores busy.
 JOBS   ?= 2
 
@@ -108,9 +108,10 @@ asan ubsan tsan: build $(VENV)/.developing
 	  cmake -S $(or $(SOURCE_$@),.) -B build/$@ -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo \
 	  -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python && cmake --build build/$@
 	mkdir -p build/$@/tree
-	cp -R torchmdla tests examples docs README.md pyproject.toml build/$@/tree
+	cp -R torchmdla torchmdla_runtime tests examples docs README.md pyproject.toml build/$@/tree
 	cp build/$@/libtorchmdla_mdla*.so build/$@/tree/torchmdla/devices/mdla
 	$(if $(SOURCE_$@),,cp build/$@/_C*.so build/$@/libtorchmdla.so build/$@/tree/torchmdla/torch_[0-9]*/)
+	$(if $(SOURCE_$@),,cp build/$@/libtorchmdla_runtime.so build/$@/tree/torchmdla_runtime)
 	cd build/$@/tree && \
 	  ASAN_OPTIONS=detect_leaks=0:handle_segv=0 \
 	  UBSAN_OPTIONS=print_stacktrace=1 \
@@ -131,4 +132,5 @@ fuzz-mdla: build $(VENV)/.developing
 	$(FUZZER)/fuzz -max_total_time=$(FUZZ_SECONDS) -timeout=300 -rss_limit_mb=4096 build/fuzz-corpus build/fuzz-seeds
 
 clean:
-	rm -rf build dist $(VENV) torchmdla/torch_[0-9]* torchmdla/devices/mdla/*.so torchmdla/report/page/vendor *.egg-info
+	rm -rf build dist $(VENV) torchmdla/torch_[0-9]* torchmdla/devices/mdla/*.so torchmdla_runtime/*.so torchmdla/report/page/vendor \
+	  *.egg-info

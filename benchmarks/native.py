@@ -3,12 +3,13 @@
 Each engine runs in a process of its own, which imports nothing else but NumPy; ours in a program in C, too. All are
 started in turn, some times, from which the time until the first result is; of the last start memory is read after some
 calls, and calls are timed in rounds, in turn. ``library``: the shared objects of the engine that its process has
-mapped, on disk. ``model``: its files. ``peak``: the largest resident set. ``without weights``: that less the model's
-parameters, of which ours has some in forms of more bytes. ``private``: what another process of the same takes.
+mapped, on disk. ``model``: its files. ``peak``: the largest resident set. ``without model``: that less the model's
+files, which hold little but weights. ``private``: what each further process of the same takes, beside what they share.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import shutil
@@ -101,11 +102,11 @@ def main() -> int:
     if options.quick:
         options.starts = options.rounds = 1
     with tempfile.TemporaryDirectory(prefix="torchmdla-benchmark-") as folder:
-        files, sizes, parameters = export(options.model, options.quick, Path(folder))
+        files, sizes = export(options.model, options.quick, Path(folder))
         rows = [
             row
             for threads in options.threads
-            for row in measure(engines(files, sizes, threads, Path(folder)), threads, options, parameters)
+            for row in measure(engines(files, sizes, threads, Path(folder)), threads, options)
         ]
     output.write_json(options.json, {"benchmark": "native", "model": options.model, "rows": rows})
     show(options.model, rows)
@@ -115,12 +116,9 @@ def main() -> int:
 # --- what is measured
 
 
-def export(model: str, quick: bool, folder: Path) -> tuple[dict[str, list[Path]], str, float]:
-    """The model's files by engine, its input's sizes, and MiB of its parameters. In a child, whose PyTorch goes with
-    it."""
-    import json
-
-    code = f"import native, json; print(json.dumps(native.write_files({model!r}, {quick}, {str(folder)!r})))"
+def export(model: str, quick: bool, folder: Path) -> tuple[dict[str, list[Path]], str]:
+    """The model's files by engine, and its input's sizes. In a child, whose PyTorch goes with it."""
+    code = f"import json, native; print(json.dumps(native.write_files({model!r}, {quick}, {str(folder)!r})))"
     path = os.pathsep.join([str(HARNESS.parent), str(HARNESS.parents[1])])
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -129,11 +127,11 @@ def export(model: str, quick: bool, folder: Path) -> tuple[dict[str, list[Path]]
         text=True,
         check=True,
     )
-    files, sizes, parameters = json.loads(done.stdout.splitlines()[-1])
-    return {engine: list(map(Path, paths)) for engine, paths in files.items()}, sizes, parameters
+    files, sizes = json.loads(done.stdout.splitlines()[-1])
+    return {engine: list(map(Path, paths)) for engine, paths in files.items()}, sizes
 
 
-def write_files(model: str, quick: bool, folder: str) -> tuple[dict[str, list[str]], str, float]:
+def write_files(model: str, quick: bool, folder: str) -> tuple[dict[str, list[str]], str]:
     from harness.peers import Subject
 
     import torchmdla
@@ -152,8 +150,7 @@ def write_files(model: str, quick: bool, folder: str) -> tuple[dict[str, list[st
 
         openvino.save_model(openvino.convert_model(subject.onnx), path / "model.xml", compress_to_fp16=False)
         files["openvino"] = [str(path / "model.xml"), str(path / "model.bin")]
-    parameters = sum(tensor.numel() * tensor.element_size() for tensor in module.state_dict().values()) / MIB
-    return files, "x".join(map(str, inputs[0].shape)), parameters
+    return files, "x".join(map(str, inputs[0].shape))
 
 
 def _installed(package: str) -> bool:
@@ -189,7 +186,7 @@ def built(folder: Path) -> str | None:
     return program
 
 
-def measure(found: Sequence[Engine], threads: int, options: Any, parameters: float) -> list[Row]:
+def measure(found: Sequence[Engine], threads: int, options: Any) -> list[Row]:
     starts: dict[str, list[float]] = {engine.label: [] for engine in found}
     for _ in range(options.starts):
         for engine in found:
@@ -202,7 +199,7 @@ def measure(found: Sequence[Engine], threads: int, options: Any, parameters: flo
             for label, process in processes.items():
                 found_times = process.times(5)
                 times[label] += found_times if number else []
-        return [_row(engine, threads, processes[engine.label], starts, times, parameters) for engine in found]
+        return [_row(engine, threads, processes[engine.label], starts, times) for engine in found]
 
 
 def _row(
@@ -211,28 +208,27 @@ def _row(
     process: Process,
     starts: dict[str, list[float]],
     times: dict[str, list[float]],
-    parameters: float,
 ) -> Row:
-    memory = process.memory()
+    memory, size = process.memory(), sum(file.stat().st_size for file in engine.files) / MIB
     return {
         "engine": engine.label,
         "threads": threads,
         "library": process.library(),
-        "model": sum(file.stat().st_size for file in engine.files) / MIB,
+        "model": size,
         "start": {"min": min(starts[engine.label]), "median": statistics.median(starts[engine.label])},
         "call": {"min": min(times[engine.label]), "median": statistics.median(times[engine.label])},
         "peak": memory["VmHWM"],
-        "without_weights": memory["VmHWM"] - parameters,
+        "without_model": memory["VmHWM"] - size,
         "private": memory["RssAnon"],
     }
 
 
 def show(model: str, rows: Sequence[Row]) -> None:
-    columns = ("engine", "threads", "library", "model", "start, ms", "call, ms", "peak", "without weights", "private")
+    columns = ("engine", "threads", "library", "model", "start, ms", "call, ms", "peak", "without model", "private")
     table = output.table(f"{model} without PyTorch; MiB, and least / median of times", columns)
     for row in rows:
         sizes = [output.digits(row[name]) for name in ("library", "model")]
-        memory = [f"{row[name]:.0f}" for name in ("peak", "without_weights", "private")]
+        memory = [f"{row[name]:.0f}" for name in ("peak", "without_model", "private")]
         table.add_row(
             row["engine"], str(row["threads"]), *sizes, output.pair(row["start"]), output.pair(row["call"]), *memory
         )

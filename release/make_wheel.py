@@ -20,6 +20,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 WORK = ROOT / "build" / "wheel"
 
+PACKAGES = ("torchmdla", "torchmdla_runtime")
+
 # What PyTorch's own wheel brings.
 OF_TORCH = ("libtorch*", "libc10*", "libgomp*")
 
@@ -74,22 +76,23 @@ def parse_options() -> argparse.Namespace:
 
 def copy_sources(stage: Path) -> None:
     leave_out = shutil.ignore_patterns("*.so", "__pycache__", "torch_[0-9]*")
-    shutil.copytree(ROOT / "torchmdla", stage / "torchmdla", ignore=leave_out)
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, stage / package, ignore=leave_out)
     for name in ("README.md", "pyproject.toml"):
         shutil.copy(ROOT / name, stage)
     (stage / "setup.py").write_text(SETUP)
-    (stage / "MANIFEST.in").write_text("graft torchmdla\n")
+    (stage / "MANIFEST.in").write_text("".join(f"graft {package}\n" for package in PACKAGES))
 
 
 def copy_libraries(stage: Path) -> None:
-    for library in (ROOT / "torchmdla").rglob("*.so"):
+    for library in (path for package in PACKAGES for path in (ROOT / package).rglob("*.so")):
         target = stage / library.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(library, target)
 
 
 def build(python: Path, stage: Path, tree: Path | None = None) -> None:
-    """The extension for an interpreter's PyTorch, and the mdla device's libraries, into the folder."""
+    """The extension for an interpreter's PyTorch, and what needs no PyTorch, into the folder."""
     command = [str(python), "setup.py", "--quiet", "build_ext", "--build-lib", str(stage)]
     run(*command, *(["--build-temp", str(tree)] if tree else []))
 

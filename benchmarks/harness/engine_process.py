@@ -1,4 +1,5 @@
-"""A process that runs a model of one input by one engine: ``python -m harness.engine_process ENGINE FILE SIZES THREADS``.
+"""A process that runs a model of one input by one engine: ``python -m harness.engine_process ENGINE FILE SIZES
+THREADS``.
 
 It imports NumPy and the engine alone. Once it has a first result it prints the time, in milliseconds of the monotonic
 clock; then, for each line with a number on its standard input, a line with the milliseconds of so many calls.

@@ -112,6 +112,14 @@ def check_memory(found: dict[str, Any]) -> None:
     assert row["eager"]["compiler"] == 0
 
 
+def check_native(found: dict[str, Any]) -> None:
+    engines = {row["engine"] for row in found["rows"]}
+    assert "torchmdla, Python" in engines
+    for row in found["rows"]:
+        assert is_time(row["start"]) and is_time(row["call"])
+        assert row["library"] > 0 and 0 < row["private"] < row["peak"]
+
+
 def check_dynamic(found: dict[str, Any]) -> None:
     assert set(found["models"]) == {"bert", "resnet18"}
     for rows in found["models"].values():
@@ -210,6 +218,7 @@ def check_mdla(found: dict[str, Any]) -> None:
         ("algorithms", ("--models", "resnet18"), check_algorithms),
         ("compile_time", (), check_compile_time),
         ("memory", (), check_memory),
+        ("native", ("--threads", "1"), check_native),
         ("dynamic", (), check_dynamic),
         ("generation", (), check_generation),
         ("frozen", (), check_frozen),

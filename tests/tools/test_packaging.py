@@ -38,6 +38,7 @@ def test_the_source_distribution_can_be_built(tmp_path: Path) -> None:
         "src",
         "mdla",
         "torchmdla",
+        "torchmdla_runtime",
         "release",
         "CMakeLists.txt",
         "MANIFEST.in",
@@ -54,7 +55,7 @@ def test_the_source_distribution_can_be_built(tmp_path: Path) -> None:
     (archive,) = tmp_path.glob("*.tar.gz")
     with tarfile.open(archive) as packed:
         names = {name.partition("/")[2] for name in packed.getnames()}
-    read = [path for folder in ("src", "mdla", "torchmdla") for path in (ROOT / folder).rglob("*")]
+    read = [path for folder in ("src", "mdla", "torchmdla", "torchmdla_runtime") for path in (ROOT / folder).rglob("*")]
     wanted = {str(p.relative_to(ROOT)) for p in read if p.suffix in READ and "vendor" not in p.parts}
     assert {*wanted, "CMakeLists.txt", "release/npm_package.py"} - names == set()
     assert not [name for name in names if name.endswith(".so")]
@@ -154,15 +155,16 @@ def test_the_wheel_works_alone(tmp_path: Path) -> None:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
         (metadata,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
         requirement = re.search(r"^Requires-Dist: torch([<>=].*)$", archive.read(metadata).decode(), re.MULTILINE)
-    files = [path for path in (ROOT / "torchmdla").rglob("*") if path.is_file() and path.suffix != ".pyc"]
+    packages = (ROOT / "torchmdla", ROOT / "torchmdla_runtime")
+    files = [path for package in packages for path in package.rglob("*") if path.is_file() and path.suffix != ".pyc"]
     assert names == {str(path.relative_to(ROOT)) for path in files}
     minor = int(minor_of(torch.__version__).partition(".")[2])
     assert requirement and set(requirement[1].split(",")) == {f">=2.{minor}", f"<2.{minor + 1}"}
     environment = tmp_path / "environment"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True)
-    packages = environment / "lib" / f"python{sysconfig.get_python_version()}" / "site-packages"
+    installed = environment / "lib" / f"python{sysconfig.get_python_version()}" / "site-packages"
     with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(packages)
+        archive.extractall(installed)
     # Files that install a tree in place (.pth) do not count in a folder that is added so.
-    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+    (installed / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
     script("try_wheel").check(environment, tmp_path / "elsewhere")
