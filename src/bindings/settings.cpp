@@ -1,6 +1,5 @@
 // Devices, switches, counters and packs, as Python sees them.
 
-#include "package/processor.h"
 #include "package/settings.h"
 #include "bindings.h"
 #include "fusion/device_table.h"
@@ -8,11 +7,13 @@
 #include "group/group_report.h"
 #include "group/profiling.h"
 #include "group/statistics.h"
+#include "package/processor.h"
 #include "python/python_objects.h"
 #include "runtime/kernel_times.h"
 #include "runtime/memory.h"
 #include "runtime/packed.h"
 #include "support/forks.h"
+#include "support/host_features.h"
 
 #include <pybind11/stl.h>
 #include <torch/csrc/jit/python/pybind.h>
@@ -92,6 +93,7 @@ void bind_settings(py::module& module) {
   module.def("set_background", [](bool on) { settings().background = on; });
   module.def("set_dynamic", [](bool on) { settings().dynamic = on; });
   module.def("set_packages", [](bool on) { settings().packages = on; });
+  module.def("processor_identity", &processor_identity);
   module.def("converts_f16", &converts_f16, py::arg("processor"));
   module.def("set_processor", &set_processor, py::arg("processor"));
   module.def(

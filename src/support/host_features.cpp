@@ -1,7 +1,10 @@
 #include "host_features.h"
 
 #include <cstdint>
+#include <initializer_list>
+#include <sstream>
 #include <string_view>
+#include <utility>
 
 #ifdef __x86_64__
 #include <cpuid.h>
@@ -98,6 +101,21 @@ bool has_feature(const Feature& feature, uint64_t state) {
   return answered && r[feature.in] >> feature.bit & 1 && (state & feature.state) == feature.state;
 }
 
+// Vendor, family, model and features, and what the system keeps of registers.
+std::string identity() {
+  std::ostringstream text;
+  text << std::hex << kept_state();
+  for (const auto& [leaf, subleaf] : std::initializer_list<std::pair<uint32_t, uint32_t>>{
+           {0, 0}, {1, 0}, {7, 0}, {7, 1}, {0x80000001, 0}}) {
+    uint32_t r[4]{};
+    __get_cpuid_count(leaf, subleaf, &r[eax], &r[ebx], &r[ecx], &r[edx]);
+    if (leaf == 1) r[ebx] = 0; // holds the number of the core
+    for (const auto word : r)
+      text << ' ' << word;
+  }
+  return text.str();
+}
+
 #else
 
 uint64_t kept_state() {
@@ -106,6 +124,10 @@ uint64_t kept_state() {
 
 bool has_feature(const Feature&, uint64_t) {
   return false;
+}
+
+std::string identity() {
+  return "";
 }
 
 #endif
@@ -123,6 +145,10 @@ std::set<std::string> detect() {
 const std::set<std::string>& host_features() {
   static const auto found = detect();
   return found;
+}
+
+std::string processor_identity() {
+  return identity();
 }
 
 } // namespace torchmdla

@@ -10,4 +10,7 @@ namespace torchmdla {
 // generator makes instructions of.
 const std::set<std::string>& host_features();
 
+// What tells this processor from others, in hexadecimal; empty where it is of another kind.
+std::string processor_identity();
+
 } // namespace torchmdla
