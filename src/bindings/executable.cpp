@@ -52,8 +52,7 @@ Polynomial polynomial(const Terms& terms) {
 }
 
 // Sizes or strides: integers, or terms where they vary.
-void split_numbers(const py::sequence& mixed, std::vector<int64_t>& numbers,
-                   Varying& varying) {
+void split_numbers(const py::sequence& mixed, std::vector<int64_t>& numbers, Varying& varying) {
   for (size_t i = 0; i < mixed.size(); ++i) {
     const bool varies = py::isinstance<py::tuple>(mixed[i]);
     numbers.push_back(varies ? 0 : mixed[i].cast<int64_t>());
