@@ -193,8 +193,8 @@ TEST(size_program_refuses_what_is_no_number) {
 }
 
 TEST(size_program_has_operands_before_their_users) {
-  EXPECT_THROW(SizeProgram({{Operation::floor, 0, 1, 0}, symbol_0}, {}, {}), c10::Error);
-  EXPECT_THROW(SizeProgram({symbol_0}, {1}, {}), c10::Error);
+  EXPECT_THROW(SizeProgram({{Operation::floor, 0, 1, 0}, symbol_0}, {}, {}), std::runtime_error);
+  EXPECT_THROW(SizeProgram({symbol_0}, {1}, {}), std::runtime_error);
 }
 
 } // namespace torchmdla

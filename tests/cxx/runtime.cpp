@@ -9,6 +9,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <numeric>
 
@@ -91,8 +92,9 @@ bool chooses_all(const ParameterState&) {
 
 TEST(polynomial_is_a_sum_of_products) {
   const Polynomial polynomial{{{{2, 1}, 2}, {{0, 1}, -1}, {{0, 0}, 7}}};
-  EXPECT_EQUAL(polynomial.at({3, 5}), 2 * 3 * 3 * 5 - 5 + 7);
-  EXPECT_EQUAL(Polynomial{}.at({3, 5}), 0);
+  const std::array<int64_t, 2> symbols{3, 5};
+  EXPECT_EQUAL(polynomial.at(symbols), 2 * 3 * 3 * 5 - 5 + 7);
+  EXPECT_EQUAL(Polynomial{}.at(symbols), 0);
 }
 
 TEST(fingerprint_looks_at_each_line_in_one_step) {
