@@ -127,7 +127,7 @@ private:
     auto varying = read_varying(reader_, count);
     for (const auto& [place, polynomial] : varying)
       for (const auto& term : polynomial.terms)
-        demand(term.exponents.size() == known_symbols_, "a size is of other symbols");
+        demand(term.exponents.size() <= known_symbols_, "a size is of other symbols");
     return varying;
   }
 

@@ -159,6 +159,8 @@ Model::Choice Model::choose(std::span<const TensorView> given) const {
   std::string known;
   for (const auto& code : codes_)
     known += (known.empty() ? "" : "; ") + sizes_of_all(code.specialisation->inputs);
+  if (known.find('?') != std::string::npos)
+    known += ", where ? is 2 or more, and as large as what the program computes of it needs";
   throw Error(TMDLA_WRONG_TENSOR, "the model has no code for inputs of sizes " +
                                       sizes_of_all(given) + ", but for " + known);
 }

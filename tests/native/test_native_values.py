@@ -19,7 +19,7 @@ from torchmdla.testing.models import MODELS
 from torchmdla_runtime import ModelError, WrongTensor
 
 
-@pytest.mark.parametrize("name", ["mlp", "resnet18", "bert", "mobilenet_v3_large"])
+@pytest.mark.parametrize("name", ["mlp", "resnet18", "bert", "mobilenet_v3_large", "lstm", "gpt"])
 def test_models_compute_what_eager_does(name: str, tmp_path: Path) -> None:
     spec = MODELS[name].reduced()
     model = export(spec.build(), spec.inputs(), tmp_path / "model.tmdla", spec.layers)
@@ -40,6 +40,30 @@ def test_any_sizes(any_batch: Exported) -> None:
         any_batch.check(model, spec.inputs(batch=batch))
     with pytest.raises(WrongTensor, match=r"no code for inputs of sizes 1x32, but for 2x32; 5x32; \?x32"):
         model(np.zeros((1, 32), np.float32))
+
+
+class Halved(nn.Module):
+    """Whose results' sizes are no polynomials of its inputs'."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 3, stride=2, padding=1)
+        self.second = nn.Conv2d(8, 8, 3, padding=1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.first(images).relu()
+        return nn.functional.max_pool2d(self.second(x) + x, 2)
+
+
+def test_sizes_that_a_call_computes(tmp_path: Path) -> None:
+    calls = [(torch.randn(1, 3, *sides),) for sides in ((32, 32), (37, 50), (41, 64))]
+    model = export(Halved(), calls, tmp_path / "model.tmdla", layers=3)
+    loaded = model.load(2)
+    assert loaded.inputs[0].shape == (1, 3, None, None)
+    for sides in ((99, 31), (33, 13), (64, 200)):
+        model.check(loaded, (torch.randn(1, 3, *sides),))
+    with pytest.raises(WrongTensor, match="as large as what the program computes of it needs"):
+        loaded.output_shapes((1, 3, 5, 6))
 
 
 def test_several_sizes(tmp_path: Path) -> None:

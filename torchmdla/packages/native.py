@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import torch
 
@@ -79,8 +79,13 @@ def export_native(
         weights,
         dict(producers(device)),
     )
-    write_whole(Path(file), exported.write)
-    _check(file, calls)
+
+    def write(written: IO[bytes]) -> None:
+        exported.write(written)
+        written.flush()
+        _check(written.name, calls)
+
+    write_whole(Path(file), write)
     return exported.info
 
 
@@ -100,7 +105,7 @@ def _for_runtime(program: Program, device: devices.Device, target: str) -> Progr
     return replace(for_it, target=device.freestanding(for_it.target))
 
 
-def _check(file: str | os.PathLike[str], calls: Sequence[tuple[torch.Tensor, ...]]) -> None:
+def _check(file: str, calls: Sequence[tuple[torch.Tensor, ...]]) -> None:
     """The runtime takes the file, and has code for each of the calls."""
     model = runtime.Model(file, threads=1)
     for call in calls:
