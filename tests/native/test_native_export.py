@@ -33,7 +33,7 @@ class Written(nn.Module):
     [
         (lambda x: torch.linalg.inv(x.relu() * 2), r"outside of groups it has aten::linalg_inv \(device 'cpu' has no"),
         (lambda x: x, "this one has 0"),
-        (lambda x: (x.relu() * 2, x), "returns one of its inputs"),
+        (lambda x: (x.relu() * 2, x), "returns an input or a constant"),
         (lambda x: torch.linalg.inv(x.relu() * 2).relu() * 2, "outside of groups it has aten::linalg_inv"),
     ],
 )

@@ -13,14 +13,14 @@ import torch
 
 import torchmdla_runtime as runtime
 from torchmdla import api, devices
-from torchmdla.capture.specialise import Compiled, constant_of
+from torchmdla.capture.specialise import constant_of
 from torchmdla.compile_service.versions import producers
 from torchmdla.compiler.artifact import Artifact
 from torchmdla.compiler.program import Program, Target
 from torchmdla.errors import CaptureError, CompileError
 from torchmdla.packages.compiling import compiled, for_target
 from torchmdla.packages.native_file import VARIES, Code, InputLayout, Model, ModelInfo, OutputLayout, Port, Weights
-from torchmdla.packages.native_group import Group, only_group, tensor_output
+from torchmdla.packages.native_group import Group, GroupCode, only_group, tensor_output
 from torchmdla.packages.packing import packed
 from torchmdla.packages.whole_files import write_whole
 
@@ -59,15 +59,11 @@ def export_native(
         TypeError: ``model`` is no program and cannot be made one, or the device in use has no such code.
         ValueError: no such target, this machine is none of it, or there are no inputs.
     """
-    calls = [
-        call if isinstance(call, tuple) else (call,) for call in (inputs if isinstance(inputs, list) else [inputs])
-    ]
-    if not calls:
-        raise ValueError("export_native needs the inputs of a call at least")
+    calls = _calls(inputs)
     device = devices.get(devices.in_use())
     freestanding = _freestanding(device, target)
     group = only_group(api.ready(model, calls[0]), calls)
-    programs = [_for_runtime(Program.from_bytes(one.program), device, target) for one in group.compiled]
+    programs = [_for_runtime(Program.from_bytes(code.compiled.program), device, target) for code in group.codes]
     artifacts = compiled(programs)
     codes, weights = _codes(group, [artifacts[program.key] for program in programs], device)
     exported = Model(
@@ -87,6 +83,13 @@ def export_native(
 
     write_whole(Path(file), write)
     return exported.info
+
+
+def _calls(inputs: Any) -> list[tuple[Any, ...]]:
+    several = inputs if isinstance(inputs, list) else [inputs]
+    if not several:
+        raise ValueError("export_native needs the inputs of a call at least")
+    return [call if isinstance(call, tuple) else (call,) for call in several]
 
 
 def _freestanding(device: devices.Device, target: str) -> Target:
@@ -115,9 +118,9 @@ def _check(file: str, calls: Sequence[tuple[torch.Tensor, ...]]) -> None:
 def _codes(group: Group, artifacts: Sequence[Artifact], device: devices.Device) -> tuple[list[Code], Weights]:
     """Those for some sizes first."""
     weights, codes = Weights(), []
-    for made, (signature, symbols), artifact in zip(group.compiled, group.signatures, artifacts, strict=True):
+    for code, artifact in zip(group.codes, artifacts, strict=True):
         _check_functions(artifact)
-        codes.append(_code(group, made, signature, symbols, artifact, device, weights))
+        codes.append(_code(group, code, artifact, device, weights))
     return sorted(codes, key=lambda code: code.symbols), weights
 
 
@@ -126,17 +129,9 @@ def _check_functions(artifact: Artifact) -> None:
         raise CompileError(f"code calls {', '.join(missing)}, which the runtime does not have")
 
 
-def _code(
-    group: Group,
-    made: Compiled,
-    signature: Sequence[int],
-    symbols: tuple[int, Sequence[int]] | None,
-    artifact: Artifact,
-    device: devices.Device,
-    weights: Weights,
-) -> Code:
+def _code(group: Group, code: GroupCode, artifact: Artifact, device: devices.Device, weights: Weights) -> Code:
+    made, manifest = code.compiled, artifact.manifest
     constant = cache(group.subgraph.constant)
-    manifest = artifact.manifest
     tensors = {
         place: constant_of(binding, constant)
         for place, binding in enumerate(made.bindings)
@@ -146,10 +141,10 @@ def _code(
     outputs = [tensor_output(output) for output in made.outputs]
     return Code(
         artifact=artifact,
-        inputs=_input_layouts(group, made, signature, symbols[1] if symbols else None),
-        outputs=[OutputLayout(outputs[k][0], outputs[k][2], outputs[k][3]) for k in group.number_of_output],
-        symbols=symbols[0] if symbols else 0,
-        sizes=made.sizes if symbols else None,
+        inputs=_input_layouts(group, code),
+        outputs=[OutputLayout(outputs[k][0], outputs[k][2], outputs[k][3]) for k in group.output_numbers],
+        symbols=code.symbols[0] if code.symbols else 0,
+        sizes=made.sizes if code.symbols else None,
         arguments=[
             _argument(group, place, binding, manifest.parameters, tensors, weights)
             for place, binding in enumerate(made.bindings)
@@ -169,24 +164,23 @@ def _argument(
     if binding.source == "size":
         return "size", binding.index
     if binding.source == "input":
-        return "input", group.number_of_input[binding.index]
+        return "input", group.input_numbers[binding.index]
     return ("weight", weights.add(tensors[place])) if place in read else ("unused", 0)
 
 
-def _input_layouts(
-    group: Group, made: Compiled, signature: Sequence[int], places: Sequence[int] | None
-) -> list[InputLayout]:
+def _input_layouts(group: Group, code: GroupCode) -> list[InputLayout]:
     """What a specialisation's signature and bindings say of the program's inputs."""
     layouts = [_layout(tuple(tensor.shape)) for tensor in group.call]
-    permutations = {binding.index: binding.permutation for binding in made.bindings if binding.source == "input"}
+    bindings = code.compiled.bindings
+    permutations = {binding.index: binding.permutation for binding in bindings if binding.source == "input"}
     at = 0
-    for index, number in enumerate(group.number_of_input):
-        if signature[at] & 0xFF != _TENSOR:
+    for index, number in enumerate(group.input_numbers):
+        if code.signature[at] & 0xFF != _TENSOR:
             raise CaptureError(f"input {group.inputs[number][0]} is no plain tensor")
         begin = at + _BEFORE_SIZES
-        at = begin + (signature[at] >> _RANK_BIT)
-        symbols = tuple(places[begin:at]) if places else None
-        layouts[number] = _layout(tuple(signature[begin:at]), symbols, permutations.get(index))
+        at = begin + (code.signature[at] >> _RANK_BIT)
+        symbols = tuple(code.symbols[1][begin:at]) if code.symbols else None
+        layouts[number] = _layout(tuple(code.signature[begin:at]), symbols, permutations.get(index))
     return layouts
 
 

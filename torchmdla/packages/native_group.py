@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -22,60 +23,81 @@ _GROUP = "mdla::CompilationGroup"
 _LISTS = frozenset({"prim::TupleConstruct", "prim::ListConstruct"})
 
 
+@dataclass(frozen=True)
+class GroupCode:
+    """A specialisation of the group: what its code was made of, the signature of its inputs, and, of one for any sizes,
+    the symbols: how many there are, and which of them each entry of the signature is."""
+
+    compiled: Compiled
+    signature: Sequence[int]
+    symbols: tuple[int, Sequence[int]] | None
+
+
+@dataclass(frozen=True)
 class Group:
     """The only group of a program.
 
     Attributes:
-        inputs, outputs: of the program; names and dtypes.
-        compiled: for each of its specialisations what its code was made of.
-        signatures: for each the signature of the inputs, and the symbols that stand in it.
-        number_of_input: which input of the program each of the group's is.
-        number_of_output: which output of the group each of the program's is.
+        subgraph: what it computes.
+        codes: its specialisations.
+        inputs, outputs: the program's; names and dtypes.
+        input_numbers: which input of the program each of the group's is.
+        output_numbers: which output of the group each of the program's is.
+        call: the inputs of the first call.
     """
 
-    def __init__(self, node: torch._C.Node, report: _C.GroupReport, graph: torch._C.Graph, call: Sequence[Any]) -> None:
-        self.subgraph = ScriptSubgraph(report["subgraph"])
-        self.compiled: list[Compiled] = []
-        self.signatures: list[tuple[list[int], tuple[int, list[int]] | None]] = []
-        for one in report["specialisations"]:
-            if one["executable"] is None:
-                raise _not_compiled(one, report["subgraph"])
-            self.compiled.append(one["executable"].owner)
-            self.signatures.append((one["signature"], one["symbols"]))
-        values = [value for value in graph.inputs() if not _is_module(value)]
-        names = [value.debugName() for value in values]
-        self.call = call
-        self.inputs = [(_plain(name), tensor.dtype) for name, tensor in zip(names, call, strict=True)]
-        self.number_of_input = [names.index(value.debugName()) for value in node.inputs()]
-        made = [value.debugName() for value in node.outputs()]
-        returned = [value.debugName() for value in _flattened(graph.outputs())]
-        self.number_of_output = [made.index(name) for name in returned]
-        dtypes = [tensor_output(output)[1] for output in self.compiled[0].outputs]
-        self.outputs = [(_plain(name, f"output{k}"), dtypes[made.index(name)]) for k, name in enumerate(returned)]
+    subgraph: ScriptSubgraph
+    codes: Sequence[GroupCode]
+    inputs: Sequence[tuple[str, torch.dtype]]
+    outputs: Sequence[tuple[str, torch.dtype]]
+    input_numbers: Sequence[int]
+    output_numbers: Sequence[int]
+    call: Sequence[torch.Tensor]
 
 
 def only_group(scripted: Any, calls: Sequence[tuple[Any, ...]]) -> Group:
     """
     Raises:
-        CaptureError: the program is not one group.
-        CompileError: the group does not compile.
+        CaptureError: the program is not one group, or that is not compiled.
     """
+    graph, reports, reasons = _called(scripted, calls)
+    node = _check_form(graph, reasons)
+    _check_ends(graph, node)
+    _check_types(graph, calls)
+    # Groups within it, where it was divided, come after it.
+    report = min(reports, key=lambda one: one["number"])
+    codes = [_code_of(one, report["subgraph"]) for one in report["specialisations"]]
+    names = [value.debugName() for value in graph.inputs() if not _is_module(value)]
+    made = [value.debugName() for value in node.outputs()]
+    returned = [value.debugName() for value in _flattened(graph.outputs())]
+    dtypes = [tensor_output(output)[1] for output in codes[0].compiled.outputs]
+    return Group(
+        subgraph=ScriptSubgraph(report["subgraph"]),
+        codes=codes,
+        inputs=[(_plain(name), tensor.dtype) for name, tensor in zip(names, calls[0], strict=True)],
+        outputs=[(_plain(name, f"output{k}"), dtypes[made.index(name)]) for k, name in enumerate(returned)],
+        input_numbers=[names.index(value.debugName()) for value in node.inputs()],
+        output_numbers=[made.index(name) for name in returned],
+        call=calls[0],
+    )
+
+
+def _called(
+    scripted: Any, calls: Sequence[tuple[Any, ...]]
+) -> tuple[torch._C.Graph, list[_C.GroupReport], dict[str, str]]:
+    """The optimised graph of a copy of the program, whose groups are new, once it was called; these groups; and why
+    operators are outside of groups."""
     buffer = io.BytesIO()
     torch.jit.save(scripted, buffer)
     before = {report["number"] for report in _C.groups()}
     ungrouped = Counter(_C.ungrouped())
-    # A copy, whose groups are new.
     with compiling_groups(), torch.no_grad(), progress.compiling(_C.statistics):
         program = torch.jit.load(io.BytesIO(buffer.getvalue()))
         for call in calls:
             refusals.call_until_whole(partial(program, *call), api.WARM_UP_CALLS)
         graph: torch._C.Graph = program.graph_for(*calls[0])
         reports = [report for report in _C.groups() if report["number"] not in before]
-    reasons = {op: reason for op, reason, *_ in Counter(_C.ungrouped()) - ungrouped}
-    node = _check_form(graph, reasons)
-    _check_types(graph, calls)
-    # Groups within it, where it was divided, come after it.
-    return Group(node, min(reports, key=lambda one: one["number"]), graph, calls[0])
+    return graph, reports, {op: reason for op, reason, *_ in Counter(_C.ungrouped()) - ungrouped}
 
 
 def _check_form(graph: torch._C.Graph, reasons: Mapping[str, str]) -> torch._C.Node:
@@ -94,14 +116,19 @@ def _check_form(graph: torch._C.Graph, reasons: Mapping[str, str]) -> torch._C.N
         raise CaptureError(f"only a program that is one group can be exported, and outside of groups it has {listed}")
     if len(groups) != 1:
         raise CaptureError(f"only a program that is one group can be exported, and this one has {len(groups)}")
-    known = {value.debugName() for value in (*graph.inputs(), *groups[0].outputs())}
-    for value in (*groups[0].inputs(), *_flattened(graph.outputs())):
-        if value.debugName() not in known:
-            raise CaptureError(f"the program's {_operator(value.node())} is outside of its group")
-    own = {value.debugName() for value in groups[0].outputs()}
-    if any(value.debugName() not in own for value in _flattened(graph.outputs())):
-        raise CaptureError("the program returns one of its inputs, which is no result of its group")
     return groups[0]
+
+
+def _check_ends(graph: torch._C.Graph, group: torch._C.Node) -> None:
+    """
+    Raises:
+        CaptureError: the group takes something else than inputs of the program, or is not all that this returns.
+    """
+    taken, made = ({value.debugName() for value in values} for values in (graph.inputs(), group.outputs()))
+    if any(value.debugName() not in taken for value in group.inputs()):
+        raise CaptureError("the program's group takes constants, which are not its own")
+    if any(value.debugName() not in made for value in _flattened(graph.outputs())):
+        raise CaptureError("the program returns an input or a constant, which is no result of its group")
 
 
 def _is_module(value: torch._C.Value) -> bool:
@@ -136,12 +163,18 @@ def _flattened(values: Any) -> Iterator[torch._C.Value]:
             yield value
 
 
-def _not_compiled(report: _C.SpecialisationReport, subgraph: Any) -> CaptureError:
+def _code_of(report: _C.SpecialisationReport, subgraph: Any) -> GroupCode:
+    """
+    Raises:
+        CaptureError: there is none.
+    """
+    if report["executable"] is not None:
+        return GroupCode(report["executable"].owner, report["signature"], report["symbols"])
     if report["left_out"] is None:
-        return CaptureError(f"the program's group is not compiled: {report['failure']}")
+        raise CaptureError(f"the program's group is not compiled: {report['failure']}")
     nodes = list(subgraph.nodes())
     ops = dict.fromkeys(_operator(nodes[number]) for number in report["left_out"])
-    return CaptureError(f"the device does not take these calls of {', '.join(ops)}, which are outside of groups")
+    raise CaptureError(f"the device does not take these calls of {', '.join(ops)}, which are outside of groups")
 
 
 def _plain(name: str, otherwise: str = "") -> str:
