@@ -22,6 +22,7 @@ from pathlib import Path
 
 import torch
 import torchmdla
+import torchmdla_runtime
 from torch import nn
 
 assert Path(torchmdla.__file__).is_relative_to(PREFIX), torchmdla.__file__
@@ -45,6 +46,10 @@ with torch.no_grad():
     compiled = torch.compile(model, backend="torchmdla")
     compiled(x)
     runs("torch.compile", compiled, 1e-5)
+    torchmdla.export_native(model, x, "model.tmdla")
+    (found,) = torchmdla_runtime.Model("model.tmdla")(x)
+    torch.testing.assert_close(torch.from_numpy(found), expected, rtol=1e-5, atol=1e-5)
+    print("ok  the runtime without PyTorch")
     torchmdla.enable(device="mdla", precision="float32")
     runs("the mdla device's emulator", torchmdla.compile(model, x), 1e-4)
 """
