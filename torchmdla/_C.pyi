@@ -65,7 +65,11 @@ class Executable:
         """
 
     @property
-    def owner(self) -> Any: ...
+    def owner(self) -> Any:
+        """What was given as such; None of one that came in a package."""
+
+    @property
+    def times(self) -> KernelTimes | None: ...
 
 class KernelSums(TypedDict):
     """Nanoseconds, as sums over calls and least of a call."""
