@@ -124,6 +124,13 @@ def set_processor(processor: str) -> None:
         ValueError: there is no such, or this machine is none.
     """
 
+def set_demanded_keys(paths: Sequence[str] | None) -> None:
+    """Of which keys a package must be signed by one; None where none need be.
+
+    Raises:
+        ValueError: a file cannot be read, is no public key, or may have been written by another user.
+    """
+
 def prepare(module: Any) -> None:
     """Has PyTorch optimise ``forward`` of a ``torch._C.ScriptModule``, and its groups take over what packages have."""
 

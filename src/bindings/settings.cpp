@@ -92,6 +92,7 @@ void bind_settings(py::module& module) {
   module.def("set_dynamic", [](bool on) { settings().dynamic = on; });
   module.def("set_packages", [](bool on) { settings().packages = on; });
   module.def("set_processor", &set_processor, py::arg("processor"));
+  module.def("set_demanded_keys", &set_demanded_keys, py::arg("paths"));
   module.def(
       "prepare", [](const torch::jit::Module& loaded) { prepare(loaded); }, py::arg("module"),
       py::call_guard<py::gil_scoped_release>());

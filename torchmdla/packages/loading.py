@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from torchmdla import _C
 from torchmdla.packages.format import INDEX, PackageInfo, check_target, info_of, record_of
+from torchmdla.packages.signing import SIGNATURE, signer_of
 
 
 def load(path: str | os.PathLike[str], map_location: Any = None) -> torch.jit.ScriptModule:
@@ -37,4 +39,6 @@ def info(path: str | os.PathLike[str]) -> PackageInfo | None:
     found = info_of(reader.get_record(f"extra/{INDEX}"))
     for target in found.targets:
         check_target(target, reader.get_record(f"extra/{record_of(target.name)}"))
-    return found
+    if f"extra/{SIGNATURE}" not in names:
+        return found
+    return replace(found, signer=signer_of(reader.get_record(f"extra/{SIGNATURE}")))

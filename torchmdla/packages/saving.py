@@ -20,6 +20,8 @@ from torchmdla.compile_service.versions import producers
 from torchmdla.compiler.artifact import Artifact
 from torchmdla.compiler.program import Program
 from torchmdla.packages.format import FOLDER, INDEX, PackageInfo, Target, extra_files, info_of
+from torchmdla.packages.replacing import replacing
+from torchmdla.packages.signing import SIGNATURE, SigningKey
 from torchmdla.packages.specialisation import Specialisation
 from torchmdla.report import progress
 
@@ -35,6 +37,7 @@ def save(
     *,
     freeze: bool = True,
     extra: Mapping[str, bytes] | None = None,
+    sign: str | os.PathLike[str] | None = None,
 ) -> PackageInfo:
     """Saves a program with the compiled code of its groups: a package.
 
@@ -56,13 +59,15 @@ def save(
         freeze: make weights constants, where the module is in eval mode, as :func:`torchmdla.compile` does: they are
             packed when the file is loaded. Otherwise the first call packs them.
         extra: further extra files of the archive, by name.
+        sign: the file of a private key (PEM, Ed25519) to sign the package with: ``python -m torchmdla keys generate``
+            makes one. It needs the package ``cryptography``.
 
     Returns:
         What is in the package.
 
     Raises:
         TypeError: ``model`` is no program of TorchScript and cannot be made one, or the device in use has no targets.
-        ValueError: no such target, no inputs, or no group of the program is compiled.
+        ValueError: no such target, no inputs, no such key, or no group of the program is compiled.
         CompileError: a group does not compile for a target.
     """
     calls = [call if isinstance(call, tuple) else (call,) for call in inputs]
@@ -70,8 +75,11 @@ def save(
         raise ValueError("save needs the inputs of a call at least: inputs=[(tensor, …), …]")
     if clash := [name for name in extra or {} if name.startswith(FOLDER)]:
         raise ValueError(f"extra files below {FOLDER} are the package's own: {', '.join(clash)}")
+    key = None if sign is None else SigningKey(sign)
     scripted = api.ready(model, calls[0]) if freeze else api.as_torchscript(model, calls[0])
     files = _package(scripted, calls, targets)
+    if key is not None:
+        files[SIGNATURE] = key.sign(files[INDEX])
     whole = {**(extra or {}), **files}
     if isinstance(file, str | os.PathLike):
         _write(scripted, Path(file), whole)
@@ -81,13 +89,8 @@ def save(
 
 
 def _write(scripted: Any, path: Path, files: Mapping[str, bytes]) -> None:
-    """Whole or not at all: a fleet may be reading what is replaced."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
+    with replacing(path) as temporary:
         torch.jit.save(scripted, str(temporary), _extra_files=dict(files))
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _package(scripted: Any, calls: Sequence[tuple[Any, ...]], targets: Sequence[str]) -> dict[str, bytes]:
