@@ -104,7 +104,7 @@ def sign(
         shutil.copyfile(file, temporary)
         try:
             with zipfile.ZipFile(temporary, "a") as archive:
-                folder = _folder_of_package(archive)
+                folder = _folder_of_package(archive, file)
                 index = archive.read(folder + INDEX)
                 for target in info_of(index).targets:
                     check_target(target, archive.read(folder + record_of(target.name)))
@@ -159,12 +159,12 @@ def _create(path: Path, data: bytes, mode: int) -> None:
         file.write(data)
 
 
-def _folder_of_package(archive: zipfile.ZipFile) -> str:
+def _folder_of_package(archive: zipfile.ZipFile, file: str | os.PathLike[str]) -> str:
     """What stands before the names of a package's records."""
     for name in archive.namelist():
         if name.endswith(f"/{INDEX}"):
             return name.removesuffix(INDEX)
-    raise DamagedPackage(f"{archive.filename} holds no package (torchmdla.save makes one)")
+    raise DamagedPackage(f"{os.fspath(file)} holds no package (torchmdla.save makes one)")
 
 
 def _remove(archive: zipfile.ZipFile, name: str) -> None:
