@@ -1,6 +1,6 @@
-"""Builds ``libtorchmdla.so`` and ``torchmdla._C`` with CMake and ninja against the installed torch, and the mdla device's
-libraries, which need no torch; has ``release/npm_package.py`` get what lays graphs out on a report's page. Everything else is in
-pyproject.toml."""
+"""Builds ``libtorchmdla.so`` and ``torchmdla._C`` with CMake and ninja against the installed torch, and the mdla
+device's libraries, which need no torch; has ``release/npm_package.py`` get what lays graphs out on a report's page.
+Everything else is in pyproject.toml."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ class Found:
         error: that loading it raised; empty where it was loaded.
         refused: why packages in it, or parts of one, were refused.
         packages: how many were taken.
-        matches: whether the program gave eager's values.
+        matches: whether the program gave the values that it gives in eager PyTorch.
         peak: by how many bytes the process's memory grew at most, mapped or not, since it began with these files.
     """
 
@@ -119,7 +119,7 @@ _LOAD = """
     paths = Path(sys.argv[1]).read_text().splitlines()
     with torch.no_grad():
         # What a process allocates once is no file's.
-        x, wanted = torch.load(sys.argv[2])
+        x = torch.load(sys.argv[2])
         torchmdla.compile(torch.nn.Linear(8, 8).eval(), x)(x)
     before = peak()
     for path in paths:
@@ -132,9 +132,12 @@ _LOAD = """
             error = f"{type(raised).__name__}: {raised}"[:300]
         else:
             with torch.no_grad():
-                matches = all(torch.allclose(program(x), wanted, atol=1e-5) for _ in range(2))
+                results = [program(x) for _ in range(2)]
+                with torchmdla.enabled(False):
+                    wanted = program(x)
+                matches = all(torch.allclose(one, wanted, 1e-3, 1e-5, equal_nan=True) for one in results)
         counts = torchmdla._C.statistics()
-        found = [error, list(counts["refused"]), counts["packages"], matches, peak() - before]
+        found = [error, list(counts["refused"]), sum(counts["packages"].values()), matches, peak() - before]
         print(json.dumps(found), flush=True)
 """
 
@@ -144,7 +147,7 @@ def load_all(paths: Sequence[Path], example: Path, **environment: str) -> dict[P
 
     Args:
         paths: TorchScript archives.
-        example: of an input and eager's result (``torch.save``).
+        example: of an input (``torch.save``).
 
     Raises:
         AssertionError: the process ended, which names the file that it was at.
@@ -165,11 +168,7 @@ def command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def write_example(path: Path, width: int = 16) -> Path:
-    """An input and eager's result of :func:`make_package`'s model."""
-    torch.manual_seed(width)
-    model = Classifier(width).eval()
-    x = torch.linspace(-1, 1, 16).reshape(2, 8)
-    with torch.no_grad(), torchmdla.enabled(False):
-        torch.save((x, model(x)), path)
+def write_example(path: Path) -> Path:
+    """An input of :func:`make_package`'s model."""
+    torch.save(torch.linspace(-1, 1, 16).reshape(2, 8), path)
     return path

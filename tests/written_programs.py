@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import torch
 from nest_running import KERNEL, host_target
 
-from torchmdla import _C
 from torchmdla.compiler.artifact import Artifact
 from torchmdla.compiler.program import Argument, Program, Result, Target
+from torchmdla.devices.cpu.loader import code_of
 from torchmdla.devices.cpu.lowering import lower
 from torchmdla.testing.compare import assert_matches
 
@@ -168,10 +168,10 @@ class Executable:
         self.manifest = artifact.manifest
         self.pool = Pool()
         pool = ctypes.cast(self.pool.function, ctypes.c_void_p).value or 0
-        self._image = _C.Image(artifact.object_code, {"mdla_parallel_for": pool})
+        self._code, self._address = code_of(artifact, {"mdla_parallel_for": pool})
 
     def _call(self, symbol: str, pointers: Sequence[int | None]) -> int:
-        function = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)(self._image.symbol(symbol))
+        function = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)(self._address(symbol))
         return int(function((ctypes.c_void_p * len(pointers))(*pointers)))
 
     def __call__(self, values: Sequence[torch.Tensor | float]) -> tuple[int, list[torch.Tensor]]:

@@ -12,7 +12,7 @@ class Counts(TypedDict):
     dynamic: int
     not_dynamic: dict[str, int]
     fallbacks: dict[str, int]
-    packages: int
+    packages: dict[str, int]
     packaged: int
     refused: dict[str, int]
 
@@ -117,11 +117,21 @@ def source_ranges(node: Any) -> str: ...
 def set_packages(on: bool) -> None:
     """Whether groups take over what packages have for them."""
 
+def converts_f16(processor: str) -> bool:
+    """Whether this machine, or as much of it as a level of x86-64 has, converts float16 by instructions."""
+
 def set_processor(processor: str) -> None:
     """Of what processor packages' code is used.
 
     Raises:
         ValueError: there is no such, or this machine is none.
+    """
+
+def take_package(path: str) -> bool:
+    """Makes the package of a file known to groups; whether the file has one.
+
+    Raises:
+        RuntimeError: the file is no archive of PyTorch's.
     """
 
 def set_demanded_keys(paths: Sequence[str] | None) -> None:

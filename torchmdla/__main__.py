@@ -7,12 +7,13 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from torchmdla import devices
-from torchmdla.cli import bench, doctor, explain, keys, mdla, mlir, opt, run, tune
+from torchmdla.cli import bench, doctor, explain, keys, mdla, mlir, opt, package, run, tune
 from torchmdla.compile_service.cache import DiskCache
 from torchmdla.compile_service.records import Records
 from torchmdla.report.environment import environment
@@ -39,8 +40,21 @@ class Command:
     takes_flags: bool = False
 
 
-def show_environment(_: argparse.Namespace) -> int:
+def show_environment(options: argparse.Namespace) -> int:
+    if options.file is not None:
+        return package.show(options.file)
     _print_pairs(environment())
+    return 0
+
+
+def _add_info_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", nargs="?", help="a program's file: what it has of a package")
+
+
+def show_cmake_prefix(_: argparse.Namespace) -> int:
+    import torch.utils
+
+    print(";".join([str(Path(__file__).parent / "share" / "cmake"), torch.utils.cmake_prefix_path]))
     return 0
 
 
@@ -74,7 +88,11 @@ def _add_clear_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 COMMANDS = {
-    "info": Command("versions, devices and target, for a bug report", show_environment),
+    "info": Command(
+        "versions, devices and target, for a bug report; or what the package of a program's file has",
+        show_environment,
+        add_arguments=_add_info_arguments,
+    ),
     "doctor": Command(
         "check what compiled calls need: versions, processor, cache, compiler, a model",
         doctor.run,
@@ -100,6 +118,13 @@ COMMANDS = {
         add_arguments=bench.add_arguments,
         epilog=bench.EPILOG,
     ),
+    "package": Command(
+        "write a program's file with the compiled code of its groups",
+        package.run,
+        add_arguments=package.add_arguments,
+        epilog=package.EPILOG,
+    ),
+    "cmake": Command("print where CMake finds torchmdla and libtorch: -DCMAKE_PREFIX_PATH", show_cmake_prefix),
     "tune": Command(
         "measure schedules for the kernels of a program in a file, and keep the fastest",
         tune.run,

@@ -1,5 +1,6 @@
 // Devices, switches, counters and packs, as Python sees them.
 
+#include "package/processor.h"
 #include "package/settings.h"
 #include "bindings.h"
 #include "fusion/device_table.h"
@@ -70,7 +71,7 @@ py::dict statistics_dict() {
   result["dynamic"] = statistics().dynamic.load();
   result["not_dynamic"] = statistics().not_dynamic.counts();
   result["fallbacks"] = statistics().fallbacks.counts();
-  result["packages"] = statistics().packages.read.load();
+  result["packages"] = statistics().packages.taken.counts();
   result["packaged"] = statistics().packages.specialisations.load();
   result["refused"] = statistics().packages.refused.counts();
   return result;
@@ -91,8 +92,12 @@ void bind_settings(py::module& module) {
   module.def("set_background", [](bool on) { settings().background = on; });
   module.def("set_dynamic", [](bool on) { settings().dynamic = on; });
   module.def("set_packages", [](bool on) { settings().packages = on; });
+  module.def("converts_f16", &converts_f16, py::arg("processor"));
   module.def("set_processor", &set_processor, py::arg("processor"));
   module.def("set_demanded_keys", &set_demanded_keys, py::arg("paths"));
+  module.def(
+      "take_package", [](const std::string& path) { return take_package_of(path); },
+      py::arg("path"), py::call_guard<py::gil_scoped_release>());
   module.def(
       "prepare", [](const torch::jit::Module& loaded) { prepare(loaded); }, py::arg("module"),
       py::call_guard<py::gil_scoped_release>());

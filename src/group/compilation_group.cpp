@@ -85,6 +85,11 @@ constexpr int most_refusals = 3;
 // parts.
 constexpr int most_parts = 8;
 
+bool refuse_packaged(const std::string& reason) {
+  statistics().packages.refused.count(reason);
+  return false;
+}
+
 GroupDescription describe(const Node* node, InputPaths inputs) {
   const auto device = node->s(device_attribute());
   auto subgraph = std::make_shared<ScriptSubgraph>(node->g(attr::Subgraph), device);
@@ -204,9 +209,10 @@ bool CompilationGroup::load(const PackagedSpecialisation& packaged) {
         made->outcome = Outcome::compiled;
       publish(std::move(made));
     }
+  } catch (const c10::Error& error) {
+    return refuse_packaged(error.what_without_backtrace());
   } catch (const std::exception& error) {
-    statistics().packages.refused.count(error.what());
-    return false;
+    return refuse_packaged(error.what());
   }
   ++statistics().packages.specialisations;
   return true;

@@ -2,6 +2,7 @@
 
 #include "fusion/device_table.h"
 #include "fusion/fusion_pass.h"
+#include "packed_weights.h"
 #include "support/forks.h"
 #include "ungrouped.h"
 
@@ -87,7 +88,8 @@ at::Tensor ScriptSubgraph::constant(size_t node, std::optional<size_t> element) 
               node, " of a group is no constant");
   const auto value = torch::jit::toIValue(at->output()).value();
   if (!element) return value.toTensor();
-  return value.toTensorVector().at(*element);
+  const auto packed = unpacked(value);
+  return (packed ? packed->tensors : value.toTensorVector()).at(*element);
 }
 
 bool ScriptSubgraph::conditions_hold(const Record& record) const {

@@ -63,8 +63,9 @@ void FallbackCounts::reset() {
 }
 
 void PackageCounts::reset() {
+  taken.reset();
   refused.reset();
-  read = specialisations = 0;
+  specialisations = 0;
 }
 
 void Statistics::reset() {

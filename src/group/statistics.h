@@ -57,9 +57,9 @@ private:
   ReasonCounts failures_;
 };
 
-// Of files that hold artifacts.
+// Of files that hold code.
 struct PackageCounts {
-  std::atomic<int64_t> read{0};            // packages
+  ReasonCounts taken;                      // packages, by the target whose code is used
   std::atomic<int64_t> specialisations{0}; // that a group took over
   ReasonCounts refused;                    // packages, or specialisations in them
 

@@ -1,5 +1,6 @@
 #include "structure.h"
 
+#include "packed_weights.h"
 #include "signature.h"
 #include "support/byte_key.h"
 
@@ -75,6 +76,7 @@ private:
   void constant(const c10::IValue& value) {
     if (value.isDouble()) return key_.add(std::bit_cast<int64_t>(value.toDouble()));
     if (value.isTensor() && value.toTensor().defined()) return tensor(value.toTensor());
+    if (const auto weights = unpacked(value)) return packed(*weights);
     Signature signature;
     is_whole_ &= append_signature(value, signature);
     key_.add_list(signature);
@@ -90,6 +92,15 @@ private:
     const auto elements = tensor.contiguous();
     key_.add(
         std::string_view(static_cast<const char*>(elements.const_data_ptr()), elements.nbytes()));
+  }
+
+  void packed(const PackedWeights& weights) {
+    key_.add(std::string_view(weights.kind));
+    key_.add_list(weights.geometry);
+    key_.add(weights.has_zero_points);
+    key_.add(weights.has_bias);
+    for (const auto& one : weights.tensors)
+      tensor(one);
   }
 
   void attribute(const Node* node, c10::Symbol name) {

@@ -34,8 +34,11 @@ private:
 
 bool take_package_in(PyTorchStreamReader& reader, const OpenFile* file) {
   const auto read = [&](const std::string& name) -> std::optional<FileRecord> {
-    if (!reader.hasRecord(name)) return std::nullopt;
-    auto [data, size] = reader.getRecord(name);
+    // Programs of TorchScript have it among their extra files, exported programs beside theirs.
+    const auto extra = "extra/" + name;
+    const auto& found = reader.hasRecord(extra) ? extra : name;
+    if (!reader.hasRecord(found)) return std::nullopt;
+    auto [data, size] = reader.getRecord(found);
     const std::span bytes(static_cast<const std::byte*>(data.get()), size);
     return FileRecord{bytes, std::make_shared<at::DataPtr>(std::move(data))};
   };

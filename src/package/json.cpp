@@ -106,7 +106,7 @@ std::string statistics_as_json() {
   const auto& counted = statistics();
   json.object(std::vector{json.field("groups", counted.groups),
                           json.field("specialisations", counted.specialisations),
-                          json.field("packages", counted.packages.read),
+                          json.field("packages", counted.packages.taken.counts()),
                           json.field("packaged_specialisations", counted.packages.specialisations),
                           json.field("refused", counted.packages.refused.counts()),
                           json.field("fallbacks", counted.fallbacks.counts()),

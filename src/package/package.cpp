@@ -30,7 +30,7 @@ namespace {
 constexpr uint32_t package_version = 1;
 constexpr BlockFormat index_format{"torchmdla-index", package_version, "the package's index"};
 constexpr BlockFormat target_format{"torchmdla-target", package_version, "a package's target"};
-const std::string folder = "extra/torchmdla/";
+const std::string folder = "torchmdla/";
 
 struct PackageTarget {
   std::string name;
@@ -108,7 +108,8 @@ void check_origin(const PackageSource& source, const FileRecord& index) {
   }
 }
 
-void take(const PackageSource& source, const FileRecord& index) {
+// The name of the target whose code is used.
+std::string take(const PackageSource& source, const FileRecord& index) {
   check_origin(source, index);
   const auto targets = targets_in(index.bytes);
   const auto& target = best_of(targets, features_of(processor_setting()));
@@ -117,6 +118,7 @@ void take(const PackageSource& source, const FileRecord& index) {
   const auto found = specialisations_in(target, *block);
   // After all that may refuse it: a file that was damaged may come again whole.
   if (is_new(sha256(index.bytes))) add_packaged(found);
+  return target.name;
 }
 
 } // namespace
@@ -125,10 +127,10 @@ bool take_package(const PackageSource& source) {
   try {
     const auto index = source.read(folder + "index");
     if (!index) return false;
-    take(source, *index);
-    ++statistics().packages.read;
+    statistics().packages.taken.count(take(source, *index));
   } catch (const std::exception& error) {
-    const auto reason = c10::str(error.what());
+    const auto* own = dynamic_cast<const c10::Error*>(&error);
+    const std::string reason = own ? own->what_without_backtrace() : error.what();
     statistics().packages.refused.count(reason);
     TORCH_WARN("torchmdla: ", source.name, ": ", reason, "; its program runs without the package");
   }

@@ -1,6 +1,6 @@
 // Files that hold artifacts of their groups (torchmdla/packages/ writes them).
 //
-// A TorchScript file is an archive; a package is some of its extra files: an index, which names the
+// A program's file is an archive; a package is some of its records: an index, which names the
 // targets, and a block for each of these. Both are sealed (support/sealed_block.h), and the index
 // has the digests of the blocks, so that who trusts the index trusts the package.
 #pragma once
@@ -26,7 +26,7 @@ struct FileRecord {
   std::shared_ptr<const void> owner;
 };
 
-// The record of an archive by its name, which begins with "extra/"; nullopt where there is none.
+// A package's record by its name; nullopt where the archive has none of that name.
 using ReadRecord = std::function<std::optional<FileRecord>(const std::string& name)>;
 
 // Where a package comes from.

@@ -3,6 +3,7 @@
 #include "cpu_tables.h"
 
 #include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -138,20 +139,29 @@ const std::set<std::string>& host_features() {
   return found;
 }
 
+bool converts_f16(const std::string& processor) {
+#ifdef __x86_64__
+  return features_of(processor).contains("f16c");
+#else
+  return true;
+#endif
+}
+
 std::set<std::string> features_of(const std::string& processor) {
   if (processor == "native") return host_features();
   std::string names = "native";
   for (const auto& [level, listed] : cpu_levels) {
     names += std::string(", ") + level;
     if (processor != level) continue;
-    auto wanted = words(listed);
+    const auto wanted = words(listed);
     const auto& host = host_features();
-    TORCH_CHECK_VALUE(std::ranges::includes(host, wanted), "torchmdla: this processor is no ",
-                      processor);
-    // Of vectors the level's alone; what has no part in these is as it is.
+    std::vector<std::string> missing;
+    std::ranges::set_difference(wanted, host, std::back_inserter(missing));
+    TORCH_CHECK_VALUE(missing.empty(), "this processor is no ", processor, ": it has no ",
+                      c10::Join(", ", missing));
     return wanted;
   }
-  TORCH_CHECK_VALUE(false, "torchmdla: no processor \"", processor, "\"; there are ", names);
+  TORCH_CHECK_VALUE(false, "no processor '", processor, "'; there are ", names);
 }
 
 } // namespace torchmdla

@@ -10,6 +10,9 @@ namespace torchmdla {
 // generator makes instructions of.
 const std::set<std::string>& host_features();
 
+// Whether a processor (as `features_of` takes it) converts float16 by instructions.
+bool converts_f16(const std::string& processor);
+
 // Those of `processor` (torchmdla/devices/cpu/processors.py): "native", or a level of x86-64, as
 // "x86-64-v3". Throws where there is no such level, or this processor is none of that level.
 std::set<std::string> features_of(const std::string& processor);

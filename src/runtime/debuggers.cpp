@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
@@ -181,21 +182,25 @@ std::string perf_lines(std::span<const CodeSymbol> symbols) {
 }
 
 // A profile without names is better than no program: what cannot be written is not.
+void append_to(int file, const std::string& text) {
+  if (file < 0) return;
+  [[maybe_unused]] const auto written = write(file, text.data(), text.size());
+}
+
 void tell_perf(std::span<const CodeSymbol> symbols) {
-  static pid_t process = 0;
+  static pid_t process = 0; // whose file it is
   static int file = -1;
-  static std::string told; // by this process and those that it was forked from
+  static std::string told; // in this process and in those that it was forked from
   const auto lines = perf_lines(symbols);
   told += lines;
-  const bool is_new = process != getpid();
-  if (is_new) {
-    if (file >= 0) close(file);
-    file = open_perf_map();
-    process = getpid();
+  if (process == getpid()) {
+    append_to(file, lines);
+    return;
   }
-  const auto& text = is_new ? told : lines;
-  if (file >= 0) [[maybe_unused]]
-    const auto written = write(file, text.data(), text.size());
+  if (file >= 0) close(file);
+  file = open_perf_map();
+  process = getpid();
+  append_to(file, told);
 }
 
 } // namespace

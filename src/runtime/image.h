@@ -1,27 +1,17 @@
-// Images: linked code that is mapped as it is (torchmdla/devices/cpu/code/image.py describes the
-// format). This file and image.cpp need neither torch nor Python.
+// Images: linked code that is mapped as it is. This file and image.cpp need neither torch nor
+// Python.
 #pragma once
 
 #include "debuggers.h"
+#include "image_file.h"
 #include "unwinding.h"
 
-#include <cstddef>
-#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
-#include <span>
-#include <stdexcept>
-#include <string>
 #include <string_view>
-#include <vector>
 
 namespace torchmdla {
-
-// An image that cannot be loaded; says why.
-class ImageError : public std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
 
 // Memory of this process, which goes with its owner.
 class Mapping {
@@ -35,7 +25,7 @@ public:
   std::span<const std::byte> range(uint64_t address, size_t bytes) const {
     return {at(address), bytes};
   }
-  void protect(uint64_t address, uint64_t bytes, int protection) const;
+  void protect(const ImageSegment& segment, int protection) const;
 
 private:
   std::byte* start_;
@@ -49,7 +39,7 @@ public:
   // The address of what is outside of the image; null where there is none.
   using Resolver = std::function<void*(const std::string& name)>;
 
-  // Takes nothing of `data` on trust but the code itself.
+  // Takes nothing of `data` on trust but what instructions do.
   Image(std::span<const std::byte> data, const Resolver& resolve);
   Image(const Image&) = delete;
   Image& operator=(const Image&) = delete;
@@ -59,7 +49,7 @@ public:
   const std::vector<CodeSymbol>& symbols() const { return symbols_; } // by name
 
 private:
-  void tell_unwinder(std::span<const std::byte> table, std::span<const std::byte> code);
+  void tell_unwinder(const ImageRange& table, std::span<const std::byte> code);
 
   std::optional<Mapping> memory_; // goes last
   std::optional<UnwindTable> unwinding_;

@@ -94,7 +94,8 @@ def spans_of_records(path: Path) -> list[tuple[int, int]]:
 
 
 def test_bits_of_the_file_are_flipped(package: Path, example: Path, folder: Path) -> None:
-    """In an archive PyTorch looks at checksums of its own."""
+    """PyTorch itself finds a part of it. What it does not find, bits of weights among them, changes what eager PyTorch
+    computes likewise."""
     data = package.read_bytes()
     inside = [offset for start, end in spans_of_records(package) for offset in range(start, end)]
     outside = sorted(set(range(len(data))) - set(inside))

@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from torchmdla import _C
+from torchmdla.capture.fx_structure import structure_of
 from torchmdla.capture.options import Options
 from torchmdla.capture.subgraph import Call, Subgraph
 from torchmdla.importer import NOTHING, ImportedGraph, Record, Wanted
@@ -132,6 +133,10 @@ class FxSubgraph:
 
     def constant(self, index: int) -> object:
         return attribute(list(self.module.graph.nodes)[index])
+
+    def structure(self, device: str, parameters: Sequence[int]) -> bytes | None:
+        """As ``src/group/structure.h`` has it of TorchScript: by what packages know the group."""
+        return structure_of(self.module.graph, device, parameters)
 
 
 class _Recorder(fx.Interpreter):

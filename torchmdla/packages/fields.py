@@ -51,5 +51,9 @@ class FieldWriter:
         for element in elements:
             write(element)
 
+    def integer_pair(self, values: tuple[int, int]) -> None:
+        for value in values:
+            self.integer(value)
+
     def integers(self, values: Iterable[int]) -> None:
         self.list(tuple(values), self.integer)

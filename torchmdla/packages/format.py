@@ -1,7 +1,8 @@
 """The parts of a package: an index and a block for each target, sealed (:mod:`torchmdla.compiler.checksummed`).
 
-They are extra files of an archive that PyTorch writes: ``torchmdla/index`` and ``torchmdla/targets/<name>``. What
-programs read is binary (``src/package/package.cpp``); beside it stands a description for people, in JSON.
+They are records of an archive that PyTorch writes: ``torchmdla/index`` and ``torchmdla/targets/<name>``. TorchScript's
+archives have them among their extra files; exported programs, whose extra files must be text, beside them. What
+programs read is binary (``src/package/package.cpp``); before it stands a description for people, in JSON.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _TARGET = Format(b"torchmdla-target", _VERSION, "a package's target", _REMEDY, D
 
 
 def record_of(target: str) -> str:
-    """The name of a target's extra file."""
+    """The name of a target's record."""
     return f"{FOLDER}targets/{target}"
 
 
@@ -83,8 +84,8 @@ class Target:
     artifacts: Sequence[Artifact | None]
 
 
-def extra_files(targets: Sequence[Target], groups: Sequence[str], versions: Mapping[str, str]) -> dict[str, bytes]:
-    """The package, by the names of its extra files. ``groups``: lines that say what it has code for."""
+def records(targets: Sequence[Target], groups: Sequence[str], versions: Mapping[str, str]) -> dict[str, bytes]:
+    """The package, by the names of its records. ``groups``: lines that say what it has code for."""
     files = {record_of(target.name): _block(target) for target in targets}
     infos = [_info(target, files[record_of(target.name)], groups) for target in targets]
     writer = FieldWriter()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -19,11 +21,12 @@ from torchmdla.compile_service import service
 from torchmdla.compile_service.versions import producers
 from torchmdla.compiler.artifact import Artifact
 from torchmdla.compiler.program import Program
-from torchmdla.packages.format import FOLDER, INDEX, PackageInfo, Target, extra_files, info_of
+from torchmdla.packages.format import FOLDER, INDEX, PackageInfo, Target, info_of, records
 from torchmdla.packages.replacing import replacing
 from torchmdla.packages.signing import SIGNATURE, SigningKey
 from torchmdla.packages.specialisation import Specialisation
 from torchmdla.report import progress
+from torchmdla.version import __version__
 
 # What this machine measured is of no use to another target.
 _OF_THIS_MACHINE = frozenset(("records", "machine"))
@@ -31,8 +34,8 @@ _OF_THIS_MACHINE = frozenset(("records", "machine"))
 
 def save(
     model: Any,
-    file: str | os.PathLike[str] | IO[bytes],
-    inputs: Sequence[Any],
+    file: str | os.PathLike[str],
+    inputs: Sequence[Any] = (),
     targets: Sequence[str] = ("native",),
     *,
     freeze: bool = True,
@@ -41,24 +44,26 @@ def save(
 ) -> PackageInfo:
     """Saves a program with the compiled code of its groups: a package.
 
-    The file is one of TorchScript. PyTorch without torchmdla loads and runs it as any other. Where torchmdla is
-    present, in Python or in C++ (``libtorchmdla.so``), its groups find their code in the file: nothing is compiled, and
-    no compiler is needed.
+    The file is one of TorchScript, or of an exported program. PyTorch without torchmdla loads and runs it as any other.
+    Where torchmdla is present, in Python or in C++ (``libtorchmdla.so``), its groups find their code in the file:
+    nothing is compiled, and no compiler is needed.
 
     The program is called with each of the ``inputs``, without gradients, as often as PyTorch's executor needs to
     optimise it. What its groups are compiled for then, is in the file, for each target. Sizes that vary among the
     inputs are treated as in any program: two inputs are two specialisations, a third one that differs in sizes alone
-    makes code for any sizes.
+    makes code for any sizes from 2 on.
 
     Args:
-        model: ``nn.Module`` or function, which is traced with the first of the inputs, or a TorchScript program.
-        file: a path, or a binary file to write to.
-        inputs: for each call a tuple of its positional arguments, or its only argument.
+        model: ``nn.Module`` or function, which is traced with the first of the inputs, a TorchScript program, or a
+            ``torch.export.ExportedProgram``.
+        file: the path to write to. What is there is replaced once the package is whole.
+        inputs: for each call a tuple of its positional arguments, or its only argument. An exported program has its own
+            where none are given.
         targets: ``"native"``, or a level of x86-64: ``"x86-64-v2"`` to ``"x86-64-v4"``, whether this machine is of it
             or not. Who loads the file takes the target with most of the features that its processor has.
-        freeze: make weights constants, where the module is in eval mode, as :func:`torchmdla.compile` does: they are
-            packed when the file is loaded. Otherwise the first call packs them.
-        extra: further extra files of the archive, by name.
+        freeze: make weights of TorchScript constants, where the module is in eval mode, as :func:`torchmdla.compile`
+            does: they are packed when the file is loaded. Otherwise the first call packs them.
+        extra: further extra files of a TorchScript archive, by name.
         sign: the file of a private key (PEM, Ed25519) to sign the package with: ``python -m torchmdla keys generate``
             makes one. It needs the package ``cryptography``.
 
@@ -66,67 +71,109 @@ def save(
         What is in the package.
 
     Raises:
-        TypeError: ``model`` is no program of TorchScript and cannot be made one, or the device in use has no targets.
+        TypeError: ``model`` is no program and cannot be made one, or the device in use has no targets.
         ValueError: no such target, no inputs, no such key, or no group of the program is compiled.
         CompileError: a group does not compile for a target.
     """
-    calls = [call if isinstance(call, tuple) else (call,) for call in inputs]
-    if not calls:
-        raise ValueError("save needs the inputs of a call at least: inputs=[(tensor, …), …]")
-    if clash := [name for name in extra or {} if name.startswith(FOLDER)]:
-        raise ValueError(f"extra files below {FOLDER} are the package's own: {', '.join(clash)}")
     key = None if sign is None else SigningKey(sign)
-    scripted = api.ready(model, calls[0]) if freeze else api.as_torchscript(model, calls[0])
-    files = _package(scripted, calls, targets)
-    if key is not None:
-        files[SIGNATURE] = key.sign(files[INDEX])
-    whole = {**(extra or {}), **files}
-    if isinstance(file, str | os.PathLike):
-        _write(scripted, Path(file), whole)
+    calls = [call if isinstance(call, tuple) else (call,) for call in inputs]
+    program: _Script | _Exported
+    if api.is_exported(model):
+        program = _Exported(model, extra)
+        calls = calls or [model.example_inputs[0]]
+    elif not calls:
+        raise ValueError("save needs the inputs of a call at least: inputs=[(tensor, …), …]")
     else:
-        torch.jit.save(scripted, file, _extra_files=whole)
-    return info_of(files[INDEX])
+        program = _Script(api.ready(model, calls[0]) if freeze else api.as_torchscript(model, calls[0]), extra)
+    made = _package(program, calls, targets)
+    if key is not None:
+        made[SIGNATURE] = key.sign(made[INDEX])
+    with replacing(Path(file)) as temporary, temporary.open("wb") as written:
+        program.write(made, written)
+    return replace(info_of(made[INDEX]), signer="" if key is None else key.number)
 
 
-def _write(scripted: Any, path: Path, files: Mapping[str, bytes]) -> None:
-    with replacing(path) as temporary:
-        torch.jit.save(scripted, str(temporary), _extra_files=dict(files))
+class _Script:
+    """A TorchScript program, whose package is among its extra files."""
+
+    def __init__(self, module: Any, extra: Mapping[str, bytes] | None) -> None:
+        self._module = module
+        self._extra = dict(extra or {})
+        if clash := [name for name in self._extra if name.startswith(FOLDER)]:
+            raise ValueError(f"extra files below {FOLDER} are the package's own: {', '.join(clash)}")
+
+    def write(self, records: Mapping[str, bytes], file: IO[bytes]) -> None:
+        torch.jit.save(self._module, file, _extra_files={**self._extra, **records})
+
+    def ready(self, file: IO[bytes]) -> Callable[..., Any]:
+        """The program of a file, to be called."""
+        loaded: Callable[..., Any] = torch.jit.load(file)
+        return loaded
 
 
-def _package(scripted: Any, calls: Sequence[tuple[Any, ...]], targets: Sequence[str]) -> dict[str, bytes]:
-    """The extra files of a program."""
+class _Exported:
+    """An exported program, whose package stands beside PyTorch's own records: its extra files are text."""
+
+    def __init__(self, program: Any, extra: Mapping[str, bytes] | None) -> None:
+        self._program = program
+        if extra:
+            raise TypeError("extra files are those of a TorchScript program")
+
+    def write(self, records: Mapping[str, bytes], file: IO[bytes]) -> None:
+        buffer = io.BytesIO()
+        torch.export.save(self._program, buffer)
+        with zipfile.ZipFile(buffer, "a") as archive:
+            folder = archive.namelist()[0].partition("/")[0]
+            for name, content in records.items():
+                archive.writestr(f"{folder}/{name}", content)
+        file.write(buffer.getbuffer())
+
+    def ready(self, file: IO[bytes]) -> Callable[..., Any]:
+        from torchmdla.capture import export
+
+        return export.compile_program(torch.export.load(file))
+
+
+def _package(
+    program: _Script | _Exported, calls: Sequence[tuple[Any, ...]], targets: Sequence[str]
+) -> dict[str, bytes]:
+    """The records of a program's package."""
     device = devices.get(devices.in_use())
-    made_for = [device.target_for(name) for name in dict.fromkeys(targets)]
-    specialisations = _specialised(scripted, calls)
+    made_for = {name: device.target_for(name) for name in targets}
+    specialisations = _specialised(program, calls)
     if not any(one.compiled for one in specialisations):
         raise ValueError(
             "no group of the program is compiled for these inputs: torchmdla.explain(model, *inputs) tells why"
         )
-    programs = [[_for_target(one.program, target) for one in specialisations] for target in made_for]
-    artifacts = _compiled([program for row in programs for program in row if program])
+    programs = {
+        name: [_for_target(one.program, target) for one in specialisations] for name, target in made_for.items()
+    }
+    artifacts = _compiled([one for row in programs.values() for one in row if one])
     described = [
         Target(
             name,
             target.cpu,
             device.features(target),
             specialisations,
-            [artifacts[program.key] if program else None for program in row],
+            [artifacts[one.key] if one else None for one in programs[name]],
         )
-        for name, target, row in zip(dict.fromkeys(targets), made_for, programs, strict=True)
+        for name, target in made_for.items()
     ]
-    return extra_files(described, list(map(_line, specialisations)), dict(producers(device)))
+    versions = {"torchmdla": __version__, "torch": torch.__version__}
+    versions |= {name: version for name, version in producers(device) if name not in versions}
+    return records(described, list(map(_line, specialisations)), versions)
 
 
-def _specialised(scripted: Any, calls: Sequence[tuple[Any, ...]]) -> list[Specialisation]:
+def _specialised(program: _Script | _Exported, calls: Sequence[tuple[Any, ...]]) -> list[Specialisation]:
     """What the groups of a program are compiled for in these calls. The groups are those that a reader of the file
     gets."""
     buffer = io.BytesIO()
-    torch.jit.save(scripted, buffer)
+    program.write({}, buffer)
     before = {report["number"] for report in _C.groups()}
     with _compiling(), torch.no_grad(), progress.compiling(_C.statistics):
-        program = torch.jit.load(io.BytesIO(buffer.getvalue()))
+        ready = program.ready(io.BytesIO(buffer.getvalue()))
         for call in calls:
-            refusals.call_until_whole(lambda call=call: program(*call), api.WARM_UP_CALLS)
+            refusals.call_until_whole(partial(ready, *call), api.WARM_UP_CALLS)
         reports = [report for report in _C.groups() if report["number"] not in before]
     found = (
         Specialisation.of(structure, one)
@@ -177,9 +224,9 @@ def _compiled(programs: Sequence[Program]) -> dict[str, Artifact]:
 def _line(specialisation: Specialisation) -> str:
     """What a specialisation is, for people."""
     name = specialisation.structure.hex()[:16]
-    compiled = specialisation.compiled
-    if compiled is None:
+    compiled, program = specialisation.compiled, specialisation.program
+    if compiled is None or program is None:
         return f"{name}: divided around nodes {', '.join(map(str, specialisation.left_out or ()))}"
-    types = [f"{one.dtype}{list(one.shape)}" for one in compiled.arguments if one.role == "input"]
+    types = [f"{one.dtype}{list(one.shape)}" for one in program.arguments if one.role == "input"]
     sizes = " and other sizes" if specialisation.symbols else ""
     return f"{name}: {', '.join(types) or 'no inputs'}{sizes}, {len(compiled.manifest.kernels)} kernels"

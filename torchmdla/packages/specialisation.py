@@ -77,7 +77,7 @@ class Specialisation:
         writer.raw(self.structure)
         writer.integers(self.signature)
         bits = [] if self.compiled is None else _bits(self.compiled)
-        writer.list(bits, lambda pair: (writer.integer(pair[0]), writer.integer(pair[1])))
+        writer.list(bits, writer.integer_pair)
         writer.byte(self.symbols is not None)
         if self.symbols is None:
             return
@@ -169,11 +169,17 @@ def _fixed(numbers: Sequence[Any]) -> list[int]:
 
 def _write_varying(writer: FieldWriter, numbers: Sequence[Any]) -> None:
     varying = [(place, number) for place, number in enumerate(numbers) if isinstance(number, tuple)]
-    writer.list(varying, lambda one: (writer.integer(one[0]), _write_polynomial(writer, one[1])))
+    writer.integer(len(varying))
+    for place, polynomial in varying:
+        writer.integer(place)
+        _write_polynomial(writer, polynomial)
 
 
 def _write_polynomial(writer: FieldWriter, terms: Sequence[tuple[Sequence[int], int]]) -> None:
-    writer.list(terms, lambda term: (writer.integers(term[0]), writer.integer(term[1])))
+    writer.integer(len(terms))
+    for exponents, factor in terms:
+        writer.integers(exponents)
+        writer.integer(factor)
 
 
 def _write_value(writer: FieldWriter, value: Any) -> None:

@@ -51,7 +51,7 @@ class Statistics:
         ungrouped: op, reason and place → number of graphs that have it outside of groups.
         training_calls: group calls whose inputs require grad, and of which backward was expected: these ran as PyTorch
             runs a program that trains, with groups inside of its differentiable graphs.
-        packages: files that came with the code of their groups.
+        packages: target → number of files that were loaded with the code of their groups for it.
         packaged: specialisations that groups took over from such files.
         refused: reason → number of packages, or of specialisations in them, that are not used.
         lazy: of the lazy device.
@@ -71,7 +71,7 @@ class Statistics:
     left_out: dict[str, int] = field(default_factory=dict)
     ungrouped: dict[str, int] = field(default_factory=dict)
     training_calls: int = 0
-    packages: int = 0
+    packages: dict[str, int] = field(default_factory=dict)
     packaged: int = 0
     refused: dict[str, int] = field(default_factory=dict)
     lazy: LazyStatistics = LazyStatistics()

@@ -37,6 +37,9 @@ def _parts(statistics: Statistics) -> Iterator[RenderableType]:
         f"{counted(statistics.compiled, 'program')} compiled in {time_text(statistics.compile_seconds)}, "
         f"{statistics.cache_hits} found on disk, {statistics.memory_hits} in memory, {statistics.failures} failed"
     )
+    if statistics.packages or statistics.packaged:
+        files = ", ".join(f"{counted(count, 'file')} for {target}" for target, count in statistics.packages.items())
+        yield Text(f"packages: {files or 'none'}; {counted(statistics.packaged, 'specialisation')} taken from them")
     if statistics.lazy.graphs or statistics.lazy.eager:
         yield Text(
             f"lazy device: {counted(statistics.lazy.graphs, 'graph')}, {counted(statistics.lazy.runs, 'run')}, "
@@ -74,6 +77,7 @@ def reasons(statistics: Statistics) -> Iterator[_Row]:
         "attempts at any sizes": statistics.not_dynamic,
         "specialisations without it": statistics.left_out,
         "graphs with it outside of groups": statistics.ungrouped,
+        "packages without it": statistics.refused,
     }
     for what, counts in counted.items():
         for text, count in sorted(counts.items(), key=lambda item: -item[1]):

@@ -26,18 +26,16 @@ class CpuDevice(Device):
 
     def configure(self, **options: Any) -> None:
         from torchmdla.devices.cpu.machine import Algorithms
-        from torchmdla.devices.cpu.processors import NATIVE, target_of
+        from torchmdla.devices.cpu.processors import NATIVE
 
         default = os.environ.get("TORCHMDLA_PROCESSOR") or NATIVE
         processor, algorithms = options.pop("processor", default), options.pop("algorithms", "fast")
         tuned = options.pop("tuned", True)
         super().configure(**options)
-        target_of(processor)
         if algorithms not in get_args(Algorithms):
             raise ValueError(f"no algorithms {algorithms!r}; there are {', '.join(get_args(Algorithms))}")
         if tuned not in (True, False):  # As numbers, too: a command line has these.
             raise ValueError(f"tuned is True or False, not {tuned!r}")
-        # Packages hold code for several processors.
         from torchmdla import _C
 
         _C.set_processor(processor)
@@ -51,11 +49,11 @@ class CpuDevice(Device):
 
     @property
     def dtypes(self) -> frozenset[str]:
-        from torchmdla.devices.cpu.machine import converts_f16
+        # Asked at every start, where nothing may need LLVM.
+        from torchmdla import _C
         from torchmdla.devices.cpu.ops import DTYPES
-        from torchmdla.devices.cpu.processors import target_of
 
-        return DTYPES | {"float16"} if converts_f16(target_of(self._processor)) else DTYPES
+        return DTYPES | {"float16"} if _C.converts_f16(self._processor) else DTYPES
 
     def target(self) -> Target:
         from torchmdla.devices.cpu.processors import target_of

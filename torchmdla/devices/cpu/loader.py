@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from torchmdla import _C
 from torchmdla.compiler.artifact import Artifact
@@ -32,25 +32,29 @@ def address_of(name: str) -> int:
     raise CompileError(f"compiled code calls {name}, which this process does not have")
 
 
-def _load(artifact: Artifact) -> LoadedCode:
-    manifest = artifact.manifest
-    owner, address = _mapped(artifact) if is_image(artifact.object_code) else _linked(artifact)
-    return LoadedCode(
-        entry=address(manifest.entry),
-        packs=tuple(address(pack.symbol) for pack in manifest.packs),
-        owner=owner,
-        workspace=address(manifest.workspace) if manifest.workspace else 0,
-        fault=address(manifest.fault) if manifest.fault else 0,
-    )
-
-
 # What keeps code there, and the addresses of its symbols.
-Loaded = tuple[object, Callable[[str], int]]
+Code = tuple[object, Callable[[str], int]]
 
 
-def _mapped(artifact: Artifact) -> Loaded:
+def code_of(artifact: Artifact, given: Mapping[str, int]) -> Code:
+    """The code of ``artifact`` in this process. What it calls is at the addresses that are ``given``, and else where
+    :func:`address_of` finds it.
+
+    Raises:
+        CompileError: as :func:`load`; so do the addresses of symbols that are not there.
+    """
+    if is_image(artifact.object_code):
+        return _mapped(artifact.object_code, given)
+    # LLVM is 40 MiB of the process, which images do without.
+    from torchmdla.devices.cpu.jit_linking import link
+
+    calls = artifact.manifest.device_calls
+    return link(artifact, {name: given[name] if name in given else address_of(name) for name in calls})
+
+
+def _mapped(data: bytes, given: Mapping[str, int]) -> Code:
     try:
-        image = _C.Image(artifact.object_code)
+        image = _C.Image(data, given)
     except _C.ImageError as error:
         raise CompileError("the image cannot be loaded", diagnostic=str(error)) from error
 
@@ -62,12 +66,16 @@ def _mapped(artifact: Artifact) -> Loaded:
     return image, address
 
 
-def _linked(artifact: Artifact) -> Loaded:
-    # LLVM is 40 MiB of the process, which images do without.
-    from torchmdla.devices.cpu.jit_linking import link
-
-    imports = {name: address_of(name) for name in artifact.manifest.device_calls}
-    return link(artifact, imports)
+def _load(artifact: Artifact) -> LoadedCode:
+    manifest = artifact.manifest
+    owner, address = code_of(artifact, {})
+    return LoadedCode(
+        entry=address(manifest.entry),
+        packs=tuple(address(pack.symbol) for pack in manifest.packs),
+        owner=owner,
+        workspace=address(manifest.workspace) if manifest.workspace else 0,
+        fault=address(manifest.fault) if manifest.fault else 0,
+    )
 
 
 _shared = SharedCode(_load)

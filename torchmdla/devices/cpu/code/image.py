@@ -25,7 +25,7 @@ names        printable characters of ASCII, each name with a zero behind it. Its
 
 The unwind table is ELF's ``.eh_frame``, with four zeros at its end: exceptions of device calls pass through the code.
 
-``src/runtime/image.cpp`` loads images.
+``src/runtime/image_file.cpp`` reads images, ``image.cpp`` there loads them.
 """
 
 from __future__ import annotations

@@ -15,14 +15,13 @@ from enum import IntEnum
 from functools import cached_property
 
 from torchmdla.devices.cpu.code.image import PAGE, Function, Image, Segment
-from torchmdla.devices.cpu.code.object_file import UNDEFINED, ObjectFile, Relocation, Section, Symbol, is_elf
+from torchmdla.devices.cpu.code.object_file import NO_BITS, UNDEFINED, ObjectFile, Relocation, Section, Symbol, is_elf
 
 _X86_64 = 62
 
-# Of sections: flags, kinds whose content the start of a process would run, and the largest number of one.
+# Of sections: flags, names of those that a process would run, and the largest number of one.
 _WRITE, _ALLOCATED, _EXECUTABLE, _THREAD_LOCAL = 0x1, 0x2, 0x4, 0x400
-_NO_BITS = 8
-_RUN_AT_START = frozenset((14, 15, 16))
+_RUN_BY_THE_PROCESS = (".preinit_array", ".init_array", ".fini_array", ".ctors", ".dtors")
 _LAST_SECTION = 0xFEFF
 
 # Of symbols: kinds and bindings.
@@ -39,6 +38,7 @@ class _Kind(IntEnum):
     GOTPCREL = 9
     PC64 = 24
     GOTOFF64 = 25
+    GOTPC32 = 26
     GOT64 = 27
     GOTPC64 = 29
     PLTOFF64 = 31
@@ -48,10 +48,10 @@ class _Kind(IntEnum):
 
 _OF_SLOTS = frozenset((_Kind.GOTPCREL, _Kind.GOTPCRELX, _Kind.REX_GOTPCRELX, _Kind.GOT64))
 _OF_CALLS = frozenset((_Kind.PLT32, _Kind.PLTOFF64))
-_OF_32_BITS = frozenset((_Kind.PC32, _Kind.PLT32, _Kind.GOTPCREL, _Kind.GOTPCRELX, _Kind.REX_GOTPCRELX))
+_OF_64_BITS = frozenset((_Kind.PC64, _Kind.GOTOFF64, _Kind.GOT64, _Kind.GOTPC64, _Kind.PLTOFF64))
 
 _WORD = struct.Struct("<Q")
-_WORDS_BYTES = 8
+_WORD_BYTES = 8
 
 # Of unwind tables: a record's length and reference, what records that others refer to say next, and the end.
 _RECORD = struct.Struct("<II")
@@ -60,7 +60,7 @@ _TABLE_END = bytes(4)
 
 # movabs: a prefix that may extend the number of the register, the operation with that number, the value.
 _MOVABS_PREFIXES = (0x48, 0x49)
-_MOVABS, _MOVABS_BYTES = 0xB8, 10
+_MOVABS = 0xB8
 # lea and mov have the register elsewhere, and the distance from the instruction's end.
 _WIDE, _LEA, _LOAD, _FROM_HERE, _SHORT_BYTES = 0x48, 0x8D, 0x8B, 0x05, 7
 _NOP = b"\x0f\x1f\x00"
@@ -104,6 +104,8 @@ def linked(objects: Sequence[bytes]) -> Image:
 
 
 class _Linker:
+    """What references need (stubs, slots) is known first, then where everything goes, then what is written there."""
+
     def __init__(self, files: Sequence[ObjectFile]) -> None:
         self._files = files
         self._references = list(self._all_references())
@@ -115,8 +117,8 @@ class _Linker:
         self._slots = _numbers(one.target for one in self._references if self._needs_slot(one))
 
     def image(self) -> Image:
-        code = self._lay_out(0, len(self._stubs) * _WORDS_BYTES, _EXECUTABLE)
-        constants = self._lay_out(_behind(code), len(self._slots) * _WORDS_BYTES, 0)
+        code = self._lay_out(0, len(self._stubs) * _WORD_BYTES, _EXECUTABLE)
+        constants = self._lay_out(_behind(code), len(self._slots) * _WORD_BYTES, 0)
         unwinding = self._lay_out_unwinding(constants)
         data = self._lay_out(_behind(constants), 0, _WRITE)
         self._segments = (code, constants, data)
@@ -190,7 +192,7 @@ class _Linker:
                     name = _free(name, taken)
                 elif self._definitions[name] != place:
                     continue
-                yield Function(name, self._address(place), symbol.size)
+                yield Function(_printable(name), self._address(place), symbol.size)
 
     # --- where it goes ---
 
@@ -204,7 +206,7 @@ class _Linker:
             if _is_kept(section) and section.flags & (_WRITE | _EXECUTABLE) == kind
         ]
         # What has no bytes in a file comes last.
-        for number, index, section in sorted(sections, key=lambda one: one[2].kind == _NO_BITS):
+        for number, index, section in sorted(sections, key=lambda one: one[2].kind == NO_BITS):
             if not _is_unwinding(section):
                 self._addresses[number, index] = segment.add(section.data, section.size, section.alignment)
         return segment
@@ -212,7 +214,7 @@ class _Linker:
     def _lay_out_unwinding(self, constants: _Content) -> tuple[int, int]:
         """Address and bytes of the unwind table, behind the other constants. Between its parts there is nothing, which
         would be its end."""
-        start = constants.add(b"", 0, _WORDS_BYTES)
+        start = constants.add(b"", 0, _WORD_BYTES)
         for number, file in enumerate(self._files):
             for index, section in enumerate(file.sections):
                 if _is_kept(section) and _is_unwinding(section):
@@ -235,16 +237,16 @@ class _Linker:
         return self._segments[1].address
 
     def _slot(self, target: _Target) -> int:
-        return self._slots_address + self._slots[target] * _WORDS_BYTES
+        return self._slots_address + self._slots[target] * _WORD_BYTES
 
     def _callee(self, target: _Target) -> int:
-        return self._stubs[target] * _WORDS_BYTES if target in self._stubs else self._address(target)
+        return self._stubs[target] * _WORD_BYTES if target in self._stubs else self._address(target)
 
     # --- what is written there ---
 
     def _write_stubs(self) -> None:
         for target, number in self._stubs.items():
-            address = number * _WORDS_BYTES
+            address = number * _WORD_BYTES
             distance = self._slot(target) - (address + _JUMP_BYTES)
             self._write(address, _JUMP + _packed(distance, 4))
 
@@ -254,12 +256,12 @@ class _Linker:
 
     def _write_address(self, word: int, target: _Target, addend: int) -> None:
         """A word of constants or data that is to hold an address."""
-        if word % _WORDS_BYTES:
+        if word % _WORD_BYTES:
             raise NotLinkable("an address in the object code's data is not aligned")
         if isinstance(target, str):
             if addend:
                 raise NotLinkable(f"the object code refers to what is beside {target}")
-            self._imports.append((target, word))
+            self._imports.append((_printable(target), word))
             return
         value = self._address(target) + addend
         if not 0 <= value <= self._segments[-1].end:
@@ -277,7 +279,7 @@ class _Linker:
                 self._write_address(place, target, one.addend)
             return
         value = self._distance(one.kind, target, place) + one.addend
-        self._write(place, _packed(value, 4 if one.kind in _OF_32_BITS else 8))
+        self._write(place, _packed(value, 8 if one.kind in _OF_64_BITS else 4))
 
     def _distance(self, kind: int, target: _Target, place: int) -> int:
         """A relocation's value but for its addend. The table of offsets that some are relative to is that of slots."""
@@ -292,7 +294,7 @@ class _Linker:
                 return self._address(target) - self._slots_address
             case _Kind.GOT64:
                 return self._slot(target) - self._slots_address
-            case _Kind.GOTPC64:
+            case _Kind.GOTPC32 | _Kind.GOTPC64:
                 return self._slots_address - place
             case _Kind.PLTOFF64:
                 return self._callee(target) - self._slots_address
@@ -360,7 +362,7 @@ def _is_kept(section: Section) -> bool:
     if not section.flags & _ALLOCATED or not section.size:
         return False
     both = section.flags & _WRITE and section.flags & _EXECUTABLE
-    if both or section.flags & _THREAD_LOCAL or section.kind in _RUN_AT_START:
+    if both or section.flags & _THREAD_LOCAL or section.name.startswith(_RUN_BY_THE_PROCESS):
         raise NotLinkable(f"there is nothing for section {section.name} in an image")
     return True
 
@@ -405,6 +407,12 @@ def _free(name: str, taken: set[str]) -> str:
         free = f"{name}.{number}"
     taken.add(free)
     return free
+
+
+def _printable(name: str) -> str:
+    if not name or not all("!" <= character <= "~" for character in name):
+        raise NotLinkable(f"there is nothing for a symbol of the name {name!r} in an image")
+    return name
 
 
 def _packed(value: int, size: int) -> bytes:

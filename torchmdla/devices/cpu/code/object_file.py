@@ -12,8 +12,9 @@ _SYMBOL = struct.Struct("<IBBHQQ")
 _RELOCATION = struct.Struct("<QQq")
 _SYMBOL_TABLE = 2
 _RELOCATIONS = 4
-_NO_BITS = 8
 
+# A kind of sections, and the section of symbols that are elsewhere.
+NO_BITS = 8
 UNDEFINED = 0
 
 # What an archive begins with, and what stands before each file in it: name, time, owner, group, mode, size, end mark.
@@ -22,7 +23,7 @@ _MEMBER = struct.Struct("16s12s6s6s8s10s2s")
 _MEMBER_END = b"`\n"
 
 # The linker makes this one itself.
-LINKER_MADE = "_GLOBAL_OFFSET_TABLE_"
+_LINKER_MADE = "_GLOBAL_OFFSET_TABLE_"
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ def undefined_symbols(objects: Sequence[bytes]) -> list[str]:
     for data in objects:
         for symbol in ObjectFile.of(data).symbols:
             (needed if symbol.section == UNDEFINED else defined).add(symbol.name)
-    return sorted(needed - defined - {LINKER_MADE, ""})
+    return sorted(needed - defined - {_LINKER_MADE, ""})
 
 
 def _member(number: int, data: bytes) -> bytes:
@@ -131,7 +132,7 @@ def _members(data: bytes) -> Iterator[bytes]:
 
 def _section(raw: tuple[int, ...], data: bytes, strings: int) -> Section:
     name, kind, flags, _, offset, size, _, _, alignment, _ = raw
-    content = b"" if kind == _NO_BITS else data[offset : offset + size]
+    content = b"" if kind == NO_BITS else data[offset : offset + size]
     return Section(_text(data, strings + name), kind, flags, size, max(alignment, 1), content)
 
 

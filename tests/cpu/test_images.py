@@ -1,0 +1,348 @@
+"""Images: what is linked computes what it should, and what is no image is refused, whatever is wrong with it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from child_process import run_python
+from linked_code import FIRST, SECOND, call, image_of, object_of
+from nest_running import host_target
+from written_programs import Builder, Value, normal
+
+import torchmdla
+from torchmdla import _C
+from torchmdla.compiler.program import Program
+from torchmdla.devices.cpu import loader, lowering
+from torchmdla.devices.cpu.code.image import PAGE, Image, is_image
+from torchmdla.devices.cpu.code.linking import NotLinkable, linked
+from torchmdla.devices.cpu.code.object_file import is_elf, separated
+
+pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="images are of x86-64")
+
+IMAGE = image_of(FIRST, SECOND).to_bytes() if platform.machine() == "x86_64" else b""
+PATHS = {"PYTHONPATH": os.pathsep.join(sys.path)}
+
+
+def layers(b: Builder) -> list[Value]:
+    value, weight = b.input(normal(33, 48)), b.input(normal(48, 48), "parameter")
+    value = b.op("aten.mm", [value, weight], value.tensor @ weight.tensor)
+    return [b.op("aten._softmax", [value, 1, False], torch.softmax(value.tensor, 1))]
+
+
+def sorting(b: Builder) -> list[Value]:
+    """A region, which upstream's passes lower."""
+    value = b.input(normal(7, 9))
+    return [b.op("aten.cumsum", [value, 1, None], value.tensor.cumsum(1))]
+
+
+def written(program: str) -> Program:
+    builder = Builder()
+    return builder.program({"layers": layers, "sorting": sorting}[program](builder), host_target())
+
+
+# --- linking ---
+
+
+@pytest.mark.parametrize("relocations", ["static", "pic"])
+@pytest.mark.parametrize("model", ["small", "medium", "large"])
+def test_code_of_every_model_computes(model: str, relocations: str) -> None:
+    image = _C.Image(image_of(FIRST, SECOND, model=model, relocations=relocations).to_bytes())
+    assert [call(image, "entry", x) for x in (-3, 4)] == [3 + 5 + 11 + 100 + 1, 4 + 5 + 11 + 100 + 2]
+    assert call(image, "by_pointer", -8) == 108
+    assert image.symbol("labs") == 0
+    # The first file has a function of this name that the second one does not see, and the other way round.
+    assert image.names() == ["by_pointer", "eleven", "eleven.1", "entry", "other", "too_much"]
+
+
+def test_exceptions_pass_through_code() -> None:
+    image = _C.Image(IMAGE)
+    executable = _C.Executable(
+        entry=image.symbol("too_much"), packs=[], workspace_bytes=0, owner=image, inputs=[], outputs=[]
+    )
+    with pytest.raises(torch.OutOfMemoryError, match="cannot allocate"):
+        executable([])
+
+
+@pytest.mark.parametrize("program", ["layers", "sorting"])
+def test_programs_are_images(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Image] = []
+    monkeypatch.setattr(lowering, "linked", lambda objects: seen.append(linked(objects)) or seen[-1])
+    artifact = lowering.lower(written(program))
+    assert is_image(artifact.object_code)
+    assert sorted({name for name, _ in seen[0].imports}) == list(artifact.manifest.device_calls)
+    names = _C.Image(artifact.object_code).names()
+    assert {artifact.manifest.entry, *(pack.symbol for pack in artifact.manifest.packs)} <= set(names)
+
+
+def test_what_is_not_there_is_named() -> None:
+    image = image_of("declare i64 @nowhere(i64)\ndefine i64 @f(i64 %x) { %n = call i64 @nowhere(i64 %x)\n ret i64 %n }")
+    with pytest.raises(_C.ImageError, match="calls nowhere, which this process does not have"):
+        _C.Image(image.to_bytes())
+    given = _C.Image(image.to_bytes(), {"nowhere": _C.address_of_symbol("labs")})
+    assert call(given, "f", -5) == 5
+
+
+def test_code_of_other_machines_is_left_alone() -> None:
+    text = "define i64 @f(i64 %x) { ret i64 %x }"
+    with pytest.raises(NotLinkable, match="machine 183"):
+        linked([object_of(text, "small", triple="aarch64-linux-gnu")])
+    with pytest.raises(NotLinkable, match="another format"):
+        linked([b"no object code"])
+
+
+# What there is nothing for in an image, by what is said of it.
+REFUSED = {
+    "defined twice": ("define i64 @f(i64 %x) { ret i64 %x }",) * 2,
+    "section .tdata": ("@t = thread_local global i64 1\ndefine i64 @f() { %n = load i64, ptr @t\n ret i64 %n }",),
+    "section .ctors": (
+        "@llvm.global_ctors = appending global [1 x {i32, ptr, ptr}] [{i32, ptr, ptr} {i32 1, ptr @f, ptr null}]\n"
+        "define void @f() { ret void }",
+    ),
+    "beside labs": ("@labs = external global i8\n@p = global ptr getelementptr (i8, ptr @labs, i64 8)",),
+    "symbol f ": ("@f = ifunc i64 (), ptr @g\ndefine ptr @g() { ret ptr null }",),
+    "name 'a b'": ('define void @"a b"() { ret void }',),
+    "alignment of 8192": ("@wide = global i64 1, align 8192",),
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_what_no_image_holds_is_refused(reason: str) -> None:
+    with pytest.raises(NotLinkable, match=reason):
+        image_of(*REFUSED[reason])
+
+
+def test_what_is_no_image_is_linked_by_the_loader(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(objects: object) -> Image:
+        raise NotLinkable("for a test")
+
+    monkeypatch.setattr(lowering, "linked", refuse)
+    artifact = lowering.lower(written("layers"))
+    assert all(map(is_elf, separated(artifact.object_code)))
+    loaded = loader._load(artifact)
+    assert loaded.entry and loaded.packs
+
+
+# --- loading ---
+
+
+def test_an_image_alone_needs_no_llvm(tmp_path: Path) -> None:
+    file = tmp_path / "artifact"
+    file.write_bytes(lowering.lower(written("layers")).to_bytes())
+    done = run_python(
+        """
+        import sys
+        from pathlib import Path
+        from torchmdla.compiler.artifact import Artifact
+        from torchmdla.devices.cpu.loader import load
+        assert load(Artifact.from_bytes(Path(sys.argv[1]).read_bytes())).entry
+        assert not {"llvmlite", "torch_mlir"} & sys.modules.keys()
+        """,
+        str(file),
+        TORCHMDLA_ENABLE="0",
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_image_that_cannot_be_loaded_is_a_compile_error() -> None:
+    artifact = lowering.lower(written("layers"))
+    with pytest.raises(torchmdla.CompileError, match=r"cannot be loaded[^$]*cut short"):
+        loader._load(replace(artifact, object_code=artifact.object_code[:-1]))
+    other = replace(artifact, manifest=replace(artifact.manifest, entry="elsewhere"))
+    with pytest.raises(torchmdla.CompileError, match="no function elsewhere"):
+        loader._load(other)
+
+
+# Each image of a file, damaged: refused by an ImageError, or loaded. It prints the reasons.
+DAMAGED = """
+import random, struct, sys
+from pathlib import Path
+from torchmdla import _C
+
+image = Path(sys.argv[1]).read_bytes()
+random.seed(int(sys.argv[3]))
+segments = [struct.unpack_from("<IIII", image, 16 + 16 * k) for k in range(3)]
+tables = struct.unpack_from("<I", image, 64)[0]
+unwinding, unwinding_bytes = struct.unpack_from("<II", image, 96)
+constants = segments[1]
+begin = constants[0] + unwinding - constants[2]
+places = [*range(104), *range(tables, len(image)), *range(begin, begin + unwinding_bytes)]
+
+def flipped():
+    for _ in range(600):
+        changed = bytearray(image)
+        for place in random.sample(places, random.choice((1, 1, 2))):
+            changed[place] ^= 1 << random.randrange(8)
+        yield changed
+    for place in places[16:104]:
+        for value in (0, 0x7F, 0x80, 0xFF):
+            changed = bytearray(image)
+            changed[place] = value
+            yield changed
+
+def cut():
+    ends = {*range(0, len(image), 31), *range(200), *range(len(image) - 200, len(image))}
+    for end in sorted(ends):
+        yield image[:end]
+    yield image + b"x"
+
+for data in {"flipped": flipped, "cut": cut}[sys.argv[2]]():
+    try:
+        _C.Image(bytes(data))
+        print("loaded")
+    except _C.ImageError as error:
+        print(error)
+"""
+
+
+@pytest.mark.parametrize("how", ["flipped", "cut"])
+def test_a_damaged_image_is_refused(how: str, tmp_path: Path) -> None:
+    file = tmp_path / "image"
+    file.write_bytes(IMAGE)
+    done = run_python(DAMAGED, str(file), how, "1")
+    assert done.returncode == 0, done.stderr
+    reasons = done.stdout.splitlines()
+    assert len(reasons) > 400
+    if how == "cut":
+        assert "loaded" not in reasons
+        return
+    for reason in (
+        "version [0-9]+ of the format",
+        "for another machine",
+        "it is no image",
+        "has the wrong place",
+        "is cut short",
+        "no multiple of a page",
+        "segments overlap",
+        "a word is not aligned",
+        "a word is in none of constants and data",
+        "a symbol lies outside of the code",
+        "symbols are not sorted",
+        "its unwind table is not in the constants",
+        "of its unwind table",
+        "which this process does not have",
+    ):
+        assert any(re.search(reason, one) for one in reasons), reason
+
+
+def mappings() -> list[tuple[int, int, str]]:
+    """Begin, end and permissions of what is mapped."""
+    lines = (line.split()[:2] for line in Path("/proc/self/maps").read_text().splitlines())
+    return [(*(int(end, 16) for end in span.split("-")), modes) for span, modes in lines]  # type: ignore[misc]
+
+
+def modes_of(address: int) -> str | None:
+    return next((modes for begin, end, modes in mappings() if begin <= address < end), None)
+
+
+def test_nothing_is_writable_and_executable() -> None:
+    made = image_of(FIRST, SECOND)
+    before = [span for *span, modes in mappings() if "w" in modes and "x" in modes]  # others'
+    image = _C.Image(made.to_bytes())
+    function = next(one for one in made.functions if one.name == "entry")
+    start = image.symbol("entry") - function.address
+    expected = {made.code: "r-xp", made.constants: "r--p", made.data: "rw-p"}
+    for segment, modes in expected.items():
+        assert segment.address % PAGE == 0
+        assert {modes_of(start + segment.address), modes_of(start + segment.address + segment.size - 1)} == {modes}
+    assert [span for *span, modes in mappings() if "w" in modes and "x" in modes] == before
+
+
+def executable_bytes() -> int:
+    return sum(end - begin for begin, end, modes in mappings() if "x" in modes)
+
+
+def test_memory_goes_with_the_image() -> None:
+    before = executable_bytes()
+    images = [_C.Image(IMAGE) for _ in range(50)]
+    assert executable_bytes() >= before + 50 * PAGE
+    place = images[0].symbol("entry")
+    del images
+    assert executable_bytes() == before
+    assert modes_of(place) != "r-xp"
+
+
+def test_threads_load_at_one_time() -> None:
+    sums: list[int] = []
+
+    def load() -> None:
+        sums.extend(call(_C.Image(IMAGE), "entry", 1) for _ in range(50))
+
+    threads = [threading.Thread(target=load) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sums == [1 + 5 + 11 + 100 + 1] * 400
+
+
+# --- names ---
+
+# Waits in a function of an image; two images are gone by then, and another one is there.
+CALLS = """
+import sys
+from linked_code import FIRST, SECOND, call, image_of
+from torchmdla import _C
+
+data = image_of(FIRST, SECOND).to_bytes()
+first, gone, second = [_C.Image(data) for _ in range(3)]
+del gone
+call(first, "by_pointer", -8)
+"""
+
+
+@pytest.mark.skipif(shutil.which("gdb") is None, reason="gdb is not installed")
+def test_gdb_knows_functions() -> None:
+    commands = ["set breakpoint pending on", "break by_pointer", "run", "info symbol $pc", "info address too_much"]
+    options = [argument for command in commands for argument in ("-ex", command)]
+    done = subprocess.run(
+        ["gdb", "-q", "-nx", "-batch", *options, "--args", sys.executable, "-c", CALLS],
+        env={**os.environ, **PATHS},
+        capture_output=True,
+        text=True,
+    )
+    if "ptrace" in done.stderr:
+        pytest.skip("processes cannot be traced here")
+    assert re.search(r"Breakpoint 1(\.\d)?, 0x\w+ in by_pointer \(\)", done.stdout), done.stdout + done.stderr
+    assert re.search(r"^by_pointer (\+ \d+ )?in section .text", done.stdout, re.M), done.stdout
+    assert re.search(r"^Symbol \"too_much\" is at", done.stdout, re.M), done.stdout
+
+
+# Prints the numbers of this process and of a child, and where each loaded a function.
+LOADS = """
+import os
+from linked_code import FIRST, SECOND, image_of
+from torchmdla import _C
+
+data = image_of(FIRST, SECOND).to_bytes()
+image = _C.Image(data)
+print(os.getpid(), hex(image.symbol("entry")), flush=True)
+if os.fork() == 0:
+    own = _C.Image(data)
+    print(os.getpid(), hex(image.symbol("entry")), hex(own.symbol("entry")), flush=True)
+    os._exit(0)
+os.wait()
+"""
+
+
+@pytest.mark.parametrize("is_asked_for", [True, False])
+def test_perf_is_told_functions(is_asked_for: bool) -> None:
+    done = run_python(LOADS, TORCHMDLA_PERF_MAP=str(int(is_asked_for)), **PATHS)
+    assert done.returncode == 0, done.stderr
+    for process, *addresses in map(str.split, done.stdout.splitlines()):
+        file = Path(f"/tmp/perf-{process}.map")
+        assert file.exists() == is_asked_for
+        if is_asked_for:
+            assert file.stat().st_mode & 0o777 == 0o600
+            lines = file.read_text().splitlines()
+            assert [f"0x{line.split()[0]}" for line in lines if line.endswith(" entry")] == addresses
+            file.unlink()

@@ -1,0 +1,302 @@
+"""Programs saved with the compiled code of their groups: who reads them computes as eager does and compiles nothing."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from child_process import run_python
+from torch import Tensor, nn
+
+import torchmdla
+from torchmdla import _C
+from torchmdla.packages import info
+from torchmdla.testing.compare import assert_matches
+from torchmdla.testing.models import MODELS
+
+LEVELS = ("x86-64-v2", "x86-64-v3", "x86-64-v4")
+
+# Calls the program of a file with inputs that another file has, and compares with eager's results, which it has, too.
+# Nothing is compiled: there is nothing in the cache, and whoever asks for a compile is told.
+READ = """
+    import json, sys
+    import torch
+    import torchmdla
+    from torchmdla.compile_service import service
+    from torchmdla.testing.compare import assert_matches
+
+    def compile_program(program):
+        raise SystemExit("a group is compiled that the package should have")
+
+    service.compile_program = compile_program
+    path, calls, load = sys.argv[1:]
+    program = {"torchmdla": torchmdla.load, "torch": torch.jit.load}[load](path)
+    with torch.no_grad():
+        for inputs, expected in torch.load(calls):
+            for _ in range(2):
+                assert_matches(program(*inputs), expected, layers=50)
+    assert "llvmlite" not in sys.modules or load == "torch"
+    stats = torchmdla.stats()
+    print(json.dumps({
+        "packages": stats.packages, "packaged": stats.packaged, "refused": stats.refused, "fallbacks": stats.fallbacks,
+        "compiled": [group.compiled_calls for group in stats.by_group],
+    }))
+"""
+
+
+@pytest.fixture(autouse=True)
+def nothing_taken_over() -> Any:
+    """Groups of other tests of this process compile."""
+    yield
+    _C.set_packages(False)
+
+
+def calls_of(model: Callable[..., Any], inputs: Sequence[tuple[Any, ...]], path: Path) -> Path:
+    """A file with ``inputs`` and what eager makes of them."""
+    with torch.no_grad(), torchmdla.enabled(False):
+        torch.save([(call, model(*call)) for call in inputs], path)
+    return path
+
+
+def read(path: Path, calls: Path, load: str = "torchmdla", **environment: str) -> Any:
+    run = run_python(READ, str(path), str(calls), load, TORCHMDLA_CACHE_DIR=str(path.parent / "empty"), **environment)
+    assert run.returncode == 0, run.stdout + run.stderr
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+def check(model: Any, inputs: Sequence[tuple[Any, ...]], tmp_path: Path, more: Sequence[Any] = (), **how: Any) -> Any:
+    """Saves ``model`` and has another process read it: ``inputs`` are saved for, ``more`` are called, too."""
+    calls = calls_of(model, [*inputs, *more], tmp_path / "calls")
+    torchmdla.save(model, tmp_path / "model.pt", inputs, **how)
+    found = read(tmp_path / "model.pt", calls)
+    assert found["packaged"] and not found["refused"] and not found["fallbacks"], found
+    assert all(found["compiled"]), found
+    return found
+
+
+@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2", "bert", "gpt", "lstm", "mlp", "unet"])
+def test_models_run_by_the_code_in_their_files(name: str, tmp_path: Path) -> None:
+    spec = MODELS[name].reduced()
+    check(spec.build().eval(), [spec.inputs()], tmp_path)
+
+
+def test_what_is_loaded_by_pytorch_finds_its_package_too(tmp_path: Path) -> None:
+    model, x = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()).eval(), torch.randn(2, 3, 9, 9)
+    calls = calls_of(model, [(x,)], tmp_path / "calls")
+    torchmdla.save(model, tmp_path / "model.pt", [x])
+    assert read(tmp_path / "model.pt", calls, load="torch")["packages"] == {"native": 1}
+
+
+def test_sizes_that_vary(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(24, 48), nn.GELU(), nn.LayerNorm(48), nn.Linear(48, 8)).eval()
+    batches = [(torch.randn(batch, 24),) for batch in (2, 5, 9)]
+    found = check(model, batches, tmp_path, more=[(torch.randn(batch, 24),) for batch in (3, 17, 64)])
+    assert found["packaged"] == 3
+
+
+class Branching(nn.Module):
+    """Flow of control around groups, in training and in eval mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, x: Tensor, turns: int) -> Tensor:
+        for _ in range(turns):
+            x = torch.relu(self.first(x)) if turns > 2 else torch.tanh(self.dropout(self.second(x))) + x
+        return x
+
+
+@pytest.mark.parametrize("freeze", [True, False])
+def test_scripts_with_control_flow(freeze: bool, tmp_path: Path) -> None:
+    x = torch.randn(4, 16)
+    check(torch.jit.script(Branching().eval()), [(x, 1), (x, 3)], tmp_path, freeze=freeze)
+
+
+def test_weights_that_are_not_constants_may_change(tmp_path: Path) -> None:
+    model, x = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4)).eval(), torch.randn(3, 32)
+    torchmdla.save(model, tmp_path / "model.pt", [x], freeze=False)
+    _C.set_packages(True)
+    torchmdla.reset_stats()
+    loaded = torchmdla.load(tmp_path / "model.pt")
+    with torch.no_grad():
+        assert_matches(loaded(x), model(x))
+        model[0].weight.mul_(3)
+        loaded.load_state_dict(model.state_dict())
+        assert_matches(loaded(x), model(x))
+    assert torchmdla.stats().packaged == 1
+
+
+class Divided(nn.Module):
+    """An operator that the device refuses stands between two that it takes."""
+
+    def forward(self, x: Tensor, grid: Tensor) -> Tensor:
+        x = torch.relu(x * 2 + 1)
+        x = nn.functional.grid_sample(x, grid, mode="bicubic", align_corners=False)
+        return torch.tanh(x * 3 - 1)
+
+
+@pytest.mark.filterwarnings("ignore:torchmdla. an op")
+def test_groups_that_are_divided(tmp_path: Path) -> None:
+    inputs = (torch.randn(1, 2, 8, 8), torch.rand(1, 5, 5, 2) * 2 - 1)
+    found = check(Divided().eval(), [inputs], tmp_path)
+    assert found["packaged"] == 3
+
+
+@pytest.mark.skipif("x86" not in torch.backends.quantized.supported_engines, reason="no quantised kernels for x86")
+@pytest.mark.filterwarnings("ignore")
+def test_weights_that_are_packed_by_pytorch(tmp_path: Path) -> None:
+    from torch.ao.quantization import get_default_qconfig_mapping
+    from torch.ao.quantization.quantize_fx import convert_fx, prepare_fx
+
+    x = torch.randn(2, 3, 16, 16)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 14 * 14, 10)).eval()
+    prepared = prepare_fx(model, get_default_qconfig_mapping("x86"), (x,))
+    prepared(x)
+    quantised = torch.jit.trace(convert_fx(prepared), x)
+    torchmdla.save(quantised, tmp_path / "model.pt", [x])
+    calls = calls_of(quantised, [(x,)], tmp_path / "calls")
+    found = read(tmp_path / "model.pt", calls)
+    assert found["packaged"] == 1 and not found["fallbacks"], found
+
+
+def test_exported_programs(tmp_path: Path) -> None:
+    model, x = nn.Sequential(nn.Linear(24, 48), nn.GELU(), nn.Linear(48, 8)).eval(), torch.randn(4, 24)
+    program = torch.export.export(model, (x,))
+    calls = calls_of(model, [(x,)], tmp_path / "calls")
+    torchmdla.save(program, tmp_path / "model.pt2", targets=["native", "x86-64-v2"])
+    found = read(tmp_path / "model.pt2", calls)
+    assert found["packages"] == {"native": 1} and found["packaged"] == 1 and not found["fallbacks"]
+    assert_matches(torch.export.load(tmp_path / "model.pt2").module()(x), model(x))
+
+
+@pytest.fixture(scope="module")
+def for_all_levels(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A package for each level of x86-64, and its calls."""
+    folder = tmp_path_factory.mktemp("levels")
+    spec = MODELS["resnet18"].reduced()
+    model, inputs = spec.build().eval(), spec.inputs()
+    torchmdla.save(model, folder / "model.pt", [inputs], targets=LEVELS)
+    return folder / "model.pt", calls_of(model, [inputs], folder / "calls")
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_each_processor_gets_its_code(level: str, for_all_levels: tuple[Path, Path]) -> None:
+    try:
+        torchmdla.enable(processor=level)
+    except ValueError as error:
+        pytest.skip(str(error))
+    finally:
+        torchmdla.enable()
+    found = read(*for_all_levels, TORCHMDLA_PROCESSOR=level)
+    assert found["packages"] == {level: 1} and not found["fallbacks"]
+
+
+def test_a_package_for_other_processors_is_refused_and_the_program_runs(tmp_path: Path) -> None:
+    model, x = nn.Sequential(nn.Linear(16, 16), nn.Tanh()).eval(), torch.randn(2, 16)
+    torchmdla.save(model, tmp_path / "model.pt", [x], targets=["x86-64-v3"])
+    code = f"""
+        import torch, torchmdla
+        program = torchmdla.load({str(tmp_path / "model.pt")!r})
+        print(torchmdla.stats().packages, list(torchmdla.stats().refused)[0])
+        print(program(torch.ones(2, 16)).shape)
+    """
+    run = run_python(code, TORCHMDLA_PROCESSOR="x86-64-v2")
+    assert "no code for this processor, but for x86-64-v3" in run.stdout, run.stderr
+    assert "torch.Size([2, 16])" in run.stdout
+
+
+def test_pytorch_alone_takes_the_file_as_any_other(for_all_levels: tuple[Path, Path]) -> None:
+    path, calls = for_all_levels
+    code = f"""
+        import sys
+        import torch
+        files = {{"torchmdla/index": ""}}
+        program = torch.jit.load({str(path)!r}, _extra_files=files)
+        for inputs, expected in torch.load({str(calls)!r}):
+            torch.testing.assert_close(program(*inputs), expected, rtol=1e-4, atol=1e-4)
+        assert "torchmdla" not in sys.modules and len(files["torchmdla/index"]) > 100
+        print("done")
+    """
+    assert run_python(code).stdout == "done\n"
+    # What viewers of models read: an archive whose parts are intact.
+    with zipfile.ZipFile(path) as archive:
+        assert archive.testzip() is None
+        assert {name.partition("/")[2] for name in archive.namelist()} >= {"data.pkl", "constants.pkl", "version"}
+
+
+def test_other_sizes_than_the_package_has_are_compiled(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(12, 12), nn.Sigmoid()).eval()
+    torchmdla.save(model, tmp_path / "model.pt", [torch.randn(2, 12)])
+    _C.set_packages(True)
+    loaded, x = torchmdla.load(tmp_path / "model.pt"), torch.randn(7, 12)
+    torchmdla.reset_stats()
+    with torch.no_grad():
+        for _ in range(3):
+            assert_matches(loaded(x), model(x))
+    stats = torchmdla.stats()
+    assert stats.specialisations == 1 and not stats.fallbacks
+
+
+def test_info_tells_what_a_package_has(for_all_levels: tuple[Path, Path], tmp_path: Path) -> None:
+    found = info(for_all_levels[0])
+    assert found is not None
+    assert [target.name for target in found.targets] == list(LEVELS)
+    assert "float32[1, 3, 64, 64]" in found.targets[0].groups[0]
+    assert "avx2" in found.targets[1].features and "avx2" not in found.targets[0].features
+    torch.jit.save(torch.jit.script(Branching()), str(tmp_path / "plain.pt"))
+    assert info(tmp_path / "plain.pt") is None
+
+
+def test_further_extra_files_are_kept(tmp_path: Path) -> None:
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval(), torch.randn(2, 4)
+    torchmdla.save(model, tmp_path / "model.pt", [x], extra={"labels.txt": b"cat\ndog"})
+    files = {"labels.txt": ""}
+    torch.jit.load(tmp_path / "model.pt", _extra_files=files)
+    assert files["labels.txt"] == b"cat\ndog"
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"inputs": []}, "needs the inputs of a call"),
+        ({"targets": ["x86-64-v5"]}, "no processor 'x86-64-v5'"),
+        ({"extra": {"torchmdla/index": b""}}, "are the package's own"),
+    ],
+)
+def test_what_cannot_be_saved_is_told(how: dict[str, Any], message: str, tmp_path: Path) -> None:
+    x = torch.randn(2, 4)
+    with pytest.raises(ValueError, match=message):
+        torchmdla.save(nn.Linear(4, 4).eval(), tmp_path / "model.pt", **{"inputs": [x], **how})
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_program_without_groups_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no group of the program is compiled"):
+        torchmdla.save(torch.jit.script(lambda_free), tmp_path / "model.pt", [torch.randn(3, 3)])
+
+
+def lambda_free(x: Tensor) -> Tensor:
+    return torch.linalg.inv(x)
+
+
+def test_saving_leaves_the_switches_as_they_were(tmp_path: Path) -> None:
+    torchmdla.enable(background=True)
+    torchmdla.disable()
+    torchmdla.save(nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval(), tmp_path / "model.pt", [torch.randn(2, 4)])
+    assert not torchmdla.is_enabled()
+
+
+def test_files_in_memory_run_without_their_package(tmp_path: Path) -> None:
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval(), torch.randn(2, 4)
+    torchmdla.save(model, tmp_path / "model.pt", [x])
+    loaded = torch.jit.load(io.BytesIO((tmp_path / "model.pt").read_bytes()))
+    with torch.no_grad():
+        assert_matches(loaded(x), model(x))

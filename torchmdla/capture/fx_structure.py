@@ -1,0 +1,74 @@
+"""What FX subgraphs have in common for which the same compiled code is right."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from torchmdla.importer.fx import attribute, name_of_call
+
+# What a constant may be whose text says all there is of it.
+_PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
+
+# Of more elements a constant tensor is a weight, which compiled code takes as an argument.
+_MOST_ELEMENTS_OF_A_NUMBER = 16
+
+
+class _HasNoForm(Exception):
+    """A value differs between processes."""
+
+
+def structure_of(graph: fx.Graph, device: str, parameters: Sequence[int]) -> bytes | None:
+    """32 bytes, equal in any process and on any machine for subgraphs with the same calls and constants, whatever their
+    nodes are named; None where one holds something that has no such form.
+
+    Args:
+        graph: of a group; ``parameters`` are the indices of placeholders that are weights.
+        device: the group's.
+    """
+    numbers = {node: number for number, node in enumerate(graph.nodes)}
+    digest = hashlib.sha256(f"fx\n{device}\n{list(parameters)}\n".encode())
+    try:
+        for node in graph.nodes:
+            for part in _parts(node, numbers):
+                digest.update(part)
+                digest.update(b"\0")
+    except _HasNoForm:
+        return None
+    return digest.digest()
+
+
+def _parts(node: fx.Node, numbers: Mapping[fx.Node, int]) -> Iterator[bytes]:
+    yield node.op.encode()
+    if node.op == "get_attr":
+        yield from _constant(attribute(node))
+    elif node.op == "call_function":
+        yield name_of_call(node).encode()
+    if node.op != "placeholder":
+        yield _text((node.args, dict(sorted(node.kwargs.items()))), numbers).encode()
+
+
+def _constant(value: Any) -> Iterator[bytes]:
+    if not isinstance(value, torch.Tensor) or value.device.type != "cpu" or value.layout != torch.strided:
+        raise _HasNoForm
+    yield f"{value.dtype} {tuple(value.shape)} {value.stride()}".encode()
+    if value.numel() <= _MOST_ELEMENTS_OF_A_NUMBER:
+        yield value.detach().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def _text(value: Any, numbers: Mapping[fx.Node, int]) -> str:
+    if isinstance(value, fx.Node):
+        return f"%{numbers[value]}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(_text(item, numbers) for item in value)}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key}: {_text(item, numbers)}' for key, item in value.items())}}}"
+    if isinstance(value, slice):
+        return f"slice{_text((value.start, value.stop, value.step), numbers)}"
+    if not isinstance(value, _PLAIN):
+        raise _HasNoForm
+    return repr(value)
