@@ -6,6 +6,7 @@
 #include "support/sealed_block.h"
 #include "support/sha256.h"
 #include "testing.h"
+#include "torchmdla/torchmdla.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -213,6 +214,12 @@ TEST(keys_that_others_may_write_are_refused) {
   file.set_mode(0666);
   EXPECT_THROW(read_public_keys({file.path()}), FileProblem);
   EXPECT_THROW(read_public_keys({}), FileProblem);
+}
+
+TEST(enabling_with_a_key_that_cannot_be_read_throws) {
+  Options options;
+  options.trusted_keys = {"/nowhere/at/all.pem"};
+  EXPECT_THROW(enable(options), c10::ValueError);
 }
 
 } // namespace torchmdla
