@@ -117,6 +117,9 @@ def source_ranges(node: Any) -> str: ...
 def set_packages(on: bool) -> None:
     """Whether groups take over what packages have for them."""
 
+def processor_identity() -> str:
+    """What tells this processor from others; empty where it is none of x86-64."""
+
 def converts_f16(processor: str) -> bool:
     """Whether this machine, or as much of it as a level of x86-64 has, converts float16 by instructions."""
 

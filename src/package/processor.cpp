@@ -127,6 +127,31 @@ std::set<std::string> detect() {
   return found;
 }
 
+#ifdef __x86_64__
+
+// Vendor, family, model and features, and what the system keeps of registers.
+std::string identity() {
+  std::ostringstream text;
+  text << std::hex << kept_state();
+  for (const auto& [leaf, subleaf] : std::initializer_list<std::pair<uint32_t, uint32_t>>{
+           {0, 0}, {1, 0}, {7, 0}, {7, 1}, {0x80000001, 0}}) {
+    uint32_t r[4]{};
+    __get_cpuid_count(leaf, subleaf, &r[eax], &r[ebx], &r[ecx], &r[edx]);
+    if (leaf == 1) r[ebx] = 0; // holds the number of the core
+    for (const auto word : r)
+      text << ' ' << word;
+  }
+  return text.str();
+}
+
+#else
+
+std::string identity() {
+  return "";
+}
+
+#endif
+
 std::set<std::string> words(const char* text) {
   std::istringstream stream(text);
   return {std::istream_iterator<std::string>(stream), {}};
@@ -137,6 +162,10 @@ std::set<std::string> words(const char* text) {
 const std::set<std::string>& host_features() {
   static const auto found = detect();
   return found;
+}
+
+std::string processor_identity() {
+  return identity();
 }
 
 bool converts_f16(const std::string& processor) {

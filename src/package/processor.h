@@ -10,6 +10,9 @@ namespace torchmdla {
 // generator makes instructions of.
 const std::set<std::string>& host_features();
 
+// What tells this processor from others, in hexadecimal; empty where it is of another kind.
+std::string processor_identity();
+
 // Whether a processor (as `features_of` takes it) converts float16 by instructions.
 bool converts_f16(const std::string& processor);
 

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from child_process import run_python
 
 from torchmdla.__main__ import main
 from torchmdla.compile_service import cache as cache_module
@@ -409,3 +410,28 @@ def test_the_service_is_found_in_its_old_place() -> None:
         assert torchmdla.compiler.service is service
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = torchmdla.compiler.nothing
+
+
+def test_a_second_process_needs_no_compiler_library_for_what_is_on_disk(tmp_path: Path) -> None:
+    code = """
+        import sys, torch, torchmdla
+        torchmdla.compile(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh()).eval(), torch.randn(2, 8))
+        stats = torchmdla.stats()
+        print(stats.compiled, stats.cache_hits, "llvmlite" in sys.modules)
+    """
+    first, second = (run_python(code, TORCHMDLA_CACHE_DIR=str(tmp_path)).stdout.split() for _ in range(2))
+    assert first[:2] == ["1", "0"] and second == ["0", "1", "False"]
+
+
+def test_a_damaged_description_of_the_machine_is_made_anew(tmp_path: Path) -> None:
+    code = """
+        import torch, torchmdla
+        torchmdla.compile(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh()).eval(), torch.randn(2, 8))
+        print(torchmdla.stats().cache_hits)
+    """
+    run_python(code, TORCHMDLA_CACHE_DIR=str(tmp_path))
+    (kept,) = tmp_path.glob("*.host")
+    whole = kept.read_bytes()
+    kept.write_bytes(whole[:-3] + b"xxx")
+    assert run_python(code, TORCHMDLA_CACHE_DIR=str(tmp_path)).stdout == "1\n"
+    assert kept.read_bytes() == whole

@@ -395,7 +395,7 @@ def test_options_of_a_c_compiler(capsys: Any) -> None:
     assert "error: say --cflags, --libs or both" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["run", "bench", "explain", "mlir", "opt", "doctor", "mdla"])
+@pytest.mark.parametrize("command", ["run", "bench", "package", "explain", "mlir", "opt", "doctor", "mdla"])
 def test_help_has_an_example(command: str, capsys: Any) -> None:
     with pytest.raises(SystemExit) as ended:
         main([command, "--help"])

@@ -22,7 +22,7 @@ from torchmdla.capture.places import Places, Values
 from torchmdla.capture.script_subgraph import ScriptSubgraph
 from torchmdla.capture.subgraph import Subgraph
 from torchmdla.capture.wanted import wanted_by
-from torchmdla.compile_service import records, service
+from torchmdla.compile_service import hosts, records, service
 from torchmdla.compile_service.versions import producers
 from torchmdla.compiler.artifact import KernelCall, Manifest
 from torchmdla.compiler.program import Argument, Program, Target
@@ -148,7 +148,7 @@ def compile_group(
         CompileError: it cannot be compiled.
     """
     try:
-        device = devices.get(device_name)
+        device = _device(device_name)
         wanted = wanted_by(device, bf16_products)
         try:
             return _compile(subgraph, record, parameters, device, wanted)
@@ -188,7 +188,7 @@ def compile_dynamic_group(
         from torchmdla.capture.dynamic import dynamic_program
 
     try:
-        device = devices.get(device_name)
+        device = _device(device_name)
         refusals.check(subgraph, record, device)
         with trace.span("import for any sizes", "import"):
             wanted = wanted_by(device, bf16_products)
@@ -200,6 +200,12 @@ def compile_dynamic_group(
         ) from error
     except Exception as error:
         raise internal_error(error) from error
+
+
+def _device(name: str) -> devices.Device:
+    device = devices.get(name)
+    hosts.recall(device)
+    return device
 
 
 def _compile(

@@ -122,7 +122,7 @@ VARIABLES = frozenset(
     f"TORCHMDLA_{name}"
     for name in (
         *("CACHE_DIR", "CACHE_SIZE", "CHECK_BOUNDS", "COMPILE_IN_PROCESS", "COMPILE_MEMORY", "COMPILE_SECONDS"),
-        *("DUMP", "ENABLE", "LOGS", "MDLA_LIBRARY", "UNITY_BUILD", "VERIFY"),
+        *("DUMP", "ENABLE", "LOGS", "MDLA_LIBRARY", "PERF_MAP", "PROCESSOR", "UNITY_BUILD", "VERIFY"),
     )
 )
 

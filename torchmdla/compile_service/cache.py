@@ -1,5 +1,5 @@
-"""Artifacts on disk, one file each, shared by every process of a user, and what was measured of kernels
-(:mod:`torchmdla.compile_service.records`).
+"""Artifacts on disk, one file each, shared by every process of a user, what was measured of kernels
+(:mod:`torchmdla.compile_service.records`), and what devices know of machines (:mod:`torchmdla.compile_service.hosts`).
 
 What is read here is run as native code, or decides on it. So the folder and each file must belong to the effective
 user and be writable by nobody else, checked on open descriptors rather than on names, and every file carries the hash
@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import platformdirs
 
@@ -29,9 +30,11 @@ DEFAULT_LIMIT = 1 << 30
 _PATH_VARIABLE = "TORCHMDLA_CACHE_DIR"
 
 _SUFFIX = ".artifact"
-_RECORDS = ".records"
+
+# What is kept beside artifacts: measurements of kernels (records.py), descriptions of machines (hosts.py).
+BlockKind = Literal["records", "host"]
 _TEMPORARY = ".tmp"
-_NAME = re.compile(r"[0-9a-f]{64}\.(artifact|records)(\.[0-9a-f]+\.tmp)?")
+_NAME = re.compile(r"[0-9a-f]{64}\.(artifact|records|host)(\.[0-9a-f]+\.tmp)?")
 
 # A file being written for longer than this, in seconds, has lost its writer.
 _ABANDONED_AFTER = 600.0
@@ -108,21 +111,21 @@ class DiskCache:
         """Keeps ``artifact`` under ``key``. False if it is larger than the limit, or for the reason in :meth:`info`."""
         return self._store(_file_name(key), artifact.to_bytes())
 
-    def load_records(self, key: str) -> bytes | None:
-        """The block of records that was stored under ``key``, a hash in hexadecimal. A hit counts as use."""
+    def load_block(self, kind: BlockKind, key: str) -> bytes | None:
+        """The block of that kind that was stored under ``key``, a hash in hexadecimal. A hit counts as use."""
         try:
             with self._folder() as folder:
-                return self._read(folder, _file_name(key, _RECORDS))
+                return self._read(folder, _file_name(key, f".{kind}"))
         except (Unusable, OSError):
             return None
 
-    def store_records(self, key: str, data: bytes) -> bool:
-        """Keeps a block of records, as :meth:`store` does an artifact."""
-        return self._store(_file_name(key, _RECORDS), data)
+    def store_block(self, kind: BlockKind, key: str, data: bytes) -> bool:
+        """Keeps a block, as :meth:`store` does an artifact."""
+        return self._store(_file_name(key, f".{kind}"), data)
 
     def clear_records(self) -> int:
         """Removes all that was measured. Returns how many files."""
-        return self._clear(_RECORDS)
+        return self._clear(".records")
 
     def _store(self, name: str, data: bytes) -> bool:
         if len(data) > self.limit:
@@ -297,7 +300,7 @@ def _write(folder: int, name: str, data: bytes) -> None:
 
 
 def _entries(folder: int) -> list[_Entry]:
-    """The artifacts, records and unfinished files in the folder; what has another name is not the cache's to touch."""
+    """The artifacts, other blocks and unfinished files in the folder; what has another name is not the cache's."""
     entries = []
     for name in os.listdir(folder):
         if not _NAME.fullmatch(name):

@@ -64,7 +64,7 @@ class Records:
 
     def _load(self) -> tuple[dict[str, Record], dict[str, dict[str, Any]]]:
         """Records of kernels, and constants by name."""
-        data = self._cache.load_records(self._key) if self._machine else None
+        data = self._cache.load_block("records", self._key) if self._machine else None
         if data is None:
             return {}, {}
         try:
@@ -77,7 +77,7 @@ class Records:
     def _store(self, records: Mapping[str, Record], constants: Mapping[str, Mapping[str, Any]]) -> bool:
         kept = [record.to_raw() for record in records.values()]
         raw: dict[str, Any] = {"machine": self._machine, "records": kept, "constants": constants}
-        return self._cache.store_records(self._key, _FORMAT.seal(raw, b""))
+        return self._cache.store_block("records", self._key, _FORMAT.seal(raw, b""))
 
     @property
     def problem(self) -> str:

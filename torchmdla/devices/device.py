@@ -189,6 +189,25 @@ class Device(ABC):
         """
 
     @property
+    def host_identity(self) -> str:
+        """What tells this machine from others, as text, at once; empty where :attr:`host` is, too."""
+        return ""
+
+    @property
+    def host(self) -> str:
+        """What the device knows of this machine, as text: slow to learn, and the same as long as
+        :attr:`host_identity`."""
+        return ""
+
+    def set_host(self, host: str) -> None:
+        """Spares the device to learn :attr:`host`; called where that is not empty.
+
+        Raises:
+            ValueError: it is not what the device wrote.
+        """
+        raise ValueError(f"device {self.name!r} knows nothing of machines")
+
+    @property
     def machine(self) -> str:
         """What measurements of its kernels hold for, as text: records of one machine go into the programs that are
         compiled there (:mod:`torchmdla.compiler.records`). Empty where nothing is measured, or is to be used."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, get_args
 
 from torchmdla.compiler.artifact import Artifact
@@ -87,6 +88,26 @@ class CpuDevice(Device):
         from torchmdla.devices.cpu.processors import target_of
 
         return Machine.of(target_of(self._processor)).dots_bf16
+
+    @property
+    def host_identity(self) -> str:
+        from torchmdla import _C
+
+        return _C.processor_identity()
+
+    @property
+    def host(self) -> str:
+        from torchmdla.devices.cpu.processors import host
+
+        return json.dumps(asdict(host()))
+
+    def set_host(self, host: str) -> None:
+        from torchmdla.devices.cpu.processors import set_host
+
+        try:
+            set_host(Target(**json.loads(host)))
+        except TypeError as error:
+            raise ValueError(f"no target: {error}") from None
 
     @property
     def machine(self) -> str:

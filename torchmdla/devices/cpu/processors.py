@@ -36,11 +36,11 @@ def target_of(processor: str) -> Target:
     Raises:
         ValueError: there is none of this name, or this machine is none of that level.
     """
-    host = _host()
+    own = host()
     if processor == NATIVE:
-        return host
-    if missing := sorted(features_of_level(processor) - _features_in(host)):
-        raise ValueError(f"this processor, {host.cpu}, is no {processor}: it has no {', '.join(missing)}")
+        return own
+    if missing := sorted(features_of_level(processor) - _features_in(own)):
+        raise ValueError(f"this processor, {own.cpu}, is no {processor}: it has no {', '.join(missing)}")
     return level_of(processor)
 
 
@@ -50,13 +50,13 @@ def level_of(processor: str) -> Target:
     Raises:
         ValueError: there is none of this name.
     """
-    host = _host()
+    own = host()
     if processor == NATIVE:
-        return host
+        return own
     wanted = features_of_level(processor)
-    listed = [feature[1:] for feature in host.features.split(",") if feature]
+    listed = [feature[1:] for feature in own.features.split(",") if feature]
     features = ",".join(f"{'+' if name in wanted else '-'}{name}" for name in listed)
-    return replace(host, cpu=processor, features=features)
+    return replace(own, cpu=processor, features=features)
 
 
 def used_features(target: Target) -> tuple[str, ...]:
@@ -111,8 +111,22 @@ def _features_in(target: Target) -> frozenset[str]:
     return frozenset(name[1:] for name in target.features.split(",") if name.startswith("+"))
 
 
+_known_host: Target | None = None
+
+
+def set_host(target: Target) -> None:
+    """Has :func:`host` be ``target``, without asking LLVM."""
+    global _known_host
+    _known_host = target
+
+
+def host() -> Target:
+    """The target that this machine is."""
+    return _known_host or _llvm_host()
+
+
 @lru_cache(maxsize=1)
-def _host() -> Target:
+def _llvm_host() -> Target:
     from llvmlite import binding
 
     features = binding.get_host_cpu_features().flatten()
