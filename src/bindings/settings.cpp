@@ -1,6 +1,5 @@
 // Devices, switches, counters and packs, as Python sees them.
 
-#include "package/processor.h"
 #include "package/settings.h"
 #include "bindings.h"
 #include "fusion/device_table.h"
@@ -8,6 +7,7 @@
 #include "group/group_report.h"
 #include "group/profiling.h"
 #include "group/statistics.h"
+#include "package/processor.h"
 #include "python/python_objects.h"
 #include "runtime/kernel_times.h"
 #include "runtime/memory.h"
