@@ -141,6 +141,13 @@ def take_package(path: str) -> bool:
         RuntimeError: the file is no archive of PyTorch's.
     """
 
+def set_demanded_keys(paths: Sequence[str] | None) -> None:
+    """Of which keys a package must be signed by one; None where none need be.
+
+    Raises:
+        ValueError: a file cannot be read, is no public key, or may have been written by another user.
+    """
+
 def prepare(module: Any) -> None:
     """Has PyTorch optimise ``forward`` of a ``torch._C.ScriptModule``, and its groups take over what packages have."""
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from torchmdla.importer.torchscript.annotations import Annotations
     from torchmdla.mlir import get_mlir
     from torchmdla.mlir.module_builder import ModuleBuilder
-    from torchmdla.packages import PackageInfo, load, save
+    from torchmdla.packages import PackageInfo, load, require_signatures, save
 
 # What loads MLIR in this process, or is for people alone, does so when it is first asked for.
 _LAZY = {
@@ -42,6 +42,7 @@ _LAZY = {
     "explain": "torchmdla.explaining",
     "get_mlir": "torchmdla.mlir",
     "load": "torchmdla.packages",
+    "require_signatures": "torchmdla.packages",
     "save": "torchmdla.packages",
 }
 
@@ -73,6 +74,7 @@ __all__ = [
     "mdla",
     "profile_kernels",
     "refresh",
+    "require_signatures",
     "reset_stats",
     "save",
     "set_logs",

@@ -92,6 +92,9 @@ public:
               std::vector<size_t> conditions);
   SizeProgram() = default;
 
+  // How many symbols are computed.
+  size_t computed() const { return computed_.size(); }
+
   // Appends the symbols that are computed to `values`; false where a condition does not hold.
   bool extend(Symbols& values) const;
 
