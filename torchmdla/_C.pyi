@@ -65,7 +65,11 @@ class Executable:
         """
 
     @property
-    def owner(self) -> Any: ...
+    def owner(self) -> Any:
+        """What was given as such; None of one that came in a package."""
+
+    @property
+    def times(self) -> KernelTimes | None: ...
 
 class KernelSums(TypedDict):
     """Nanoseconds, as sums over calls and least of a call."""
@@ -135,6 +139,13 @@ def take_package(path: str) -> bool:
 
     Raises:
         RuntimeError: the file is no archive of PyTorch's.
+    """
+
+def set_demanded_keys(paths: Sequence[str] | None) -> None:
+    """Of which keys a package must be signed by one; None where none need be.
+
+    Raises:
+        ValueError: a file cannot be read, is no public key, or may have been written by another user.
     """
 
 def prepare(module: Any) -> None:

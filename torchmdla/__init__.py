@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from torchmdla.importer.torchscript.annotations import Annotations
     from torchmdla.mlir import get_mlir
     from torchmdla.mlir.module_builder import ModuleBuilder
-    from torchmdla.packages import PackageInfo, load, save
+    from torchmdla.packages import PackageInfo, load, require_signatures, save
     from torchmdla.packages.native import export_native
     from torchmdla.packages.native_file import ModelInfo
 
@@ -46,6 +46,7 @@ _LAZY = {
     "export_native": "torchmdla.packages.native",
     "get_mlir": "torchmdla.mlir",
     "load": "torchmdla.packages",
+    "require_signatures": "torchmdla.packages",
     "save": "torchmdla.packages",
 }
 
@@ -79,6 +80,7 @@ __all__ = [
     "mdla",
     "profile_kernels",
     "refresh",
+    "require_signatures",
     "reset_stats",
     "save",
     "set_logs",

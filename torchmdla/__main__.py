@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from torchmdla import devices
-from torchmdla.cli import bench, doctor, explain, mdla, mlir, native, opt, package, run, tune
+from torchmdla.cli import bench, doctor, explain, keys, mdla, mlir, native, opt, package, run, tune
 from torchmdla.compile_service.cache import DiskCache
 from torchmdla.compile_service.records import Records
 from torchmdla.report.environment import environment
@@ -147,6 +147,20 @@ COMMANDS = {
     ),
     "opt": Command(
         "run passes over MLIR", opt.run, add_arguments=opt.add_arguments, epilog=opt.EPILOG, takes_flags=True
+    ),
+    "keys": Command(
+        "the keys that packages are signed with",
+        commands={
+            "generate": Command(
+                "make a key: a private file to sign with, and a public one to trust",
+                keys.generate,
+                add_arguments=keys.add_generate_arguments,
+                epilog=keys.GENERATE_EPILOG,
+            ),
+        },
+    ),
+    "sign": Command(
+        "sign the package in a file", keys.sign, add_arguments=keys.add_sign_arguments, epilog=keys.SIGN_EPILOG
     ),
     "mdla": Command(
         "print a C compiler's options for the mdla device's library",

@@ -162,6 +162,7 @@ void bind_executable(py::module& module) {
            py::arg("unversioned") = std::vector<size_t>(), py::arg("workspace") = 0,
            py::arg("fault") = 0, py::arg("times") = std::shared_ptr<KernelTimes>())
       .def("__call__", &call, py::arg("inputs"))
+      .def_property_readonly("times", &Executable::times)
       .def_property_readonly("owner", [](const Executable& executable) {
         const auto* owner = dynamic_cast<const PythonOwner*>(&executable.owner());
         return owner ? borrow(owner->object) : py::none();

@@ -23,6 +23,7 @@ public:
   Record run_and_record(torch::jit::Stack& stack) override;
   // PyTorch's autograd follows the ops of `run`.
   bool run_differentiable(torch::jit::Stack& stack) override { return false; }
+  std::optional<size_t> num_outputs() const override { return std::nullopt; }
   std::optional<Structure> structure(const std::string& device,
                                      const std::vector<int64_t>& parameters) const override;
   at::Tensor constant(size_t node, std::optional<size_t> element) const override;

@@ -96,6 +96,7 @@ void bind_settings(py::module& module) {
   module.def("processor_identity", &processor_identity);
   module.def("converts_f16", &converts_f16, py::arg("processor"));
   module.def("set_processor", &set_processor, py::arg("processor"));
+  module.def("set_demanded_keys", &set_demanded_keys, py::arg("paths"));
   module.def(
       "take_package", [](const std::string& path) { return take_package_of(path); },
       py::arg("path"), py::call_guard<py::gil_scoped_release>());

@@ -176,7 +176,8 @@ bool CompilationGroup::adopt(const Signature& signature, c10::ArrayRef<c10::IVal
     if (one->pattern && !settings().dynamic) continue;
     const bool has_bits = std::ranges::all_of(one->bits, [&](const auto& wanted) {
       const auto& [input, bits] = wanted;
-      return inputs.at(input).isTensor() && bits_of(inputs[input].toTensor()) == bits;
+      return input < inputs.size() && inputs[input].isTensor() &&
+             bits_of(inputs[input].toTensor()) == bits;
     });
     if (one->covers(signature) && has_bits && load(*one)) return true;
   }
@@ -195,7 +196,8 @@ bool CompilationGroup::load(const PackagedSpecialisation& packaged) {
     if (packaged.pattern) {
       auto made = std::make_unique<DynamicSpecialisation>();
       made->pattern = *packaged.pattern;
-      made->compiled = {packaged.load(*group_.subgraph), packaged.sizes};
+      made->compiled = {packaged.load(*group_.subgraph, group_.inputs.num_inputs()),
+                        packaged.sizes};
       publish(std::move(made));
     } else {
       auto made = std::make_unique<Specialisation>();
@@ -203,7 +205,8 @@ bool CompilationGroup::load(const PackagedSpecialisation& packaged) {
       if (packaged.left_out)
         split(*made, *packaged.left_out);
       else
-        made->executable = packaged.load(*group_.subgraph), made->outcome = Outcome::compiled;
+        made->executable = packaged.load(*group_.subgraph, group_.inputs.num_inputs()),
+        made->outcome = Outcome::compiled;
       publish(std::move(made));
     }
   } catch (const c10::Error& error) {

@@ -35,9 +35,10 @@ public:
 
   bool covers(const Signature& other) const;
 
-  // Maps the code, unless nodes are left out, and binds it to the group's subgraph. Throws where
-  // that cannot be.
-  virtual std::shared_ptr<const Executable> load(const Subgraph& subgraph) const = 0;
+  // Maps the code, unless nodes are left out, and binds it to the subgraph of a group with so many
+  // inputs. Throws where that cannot be.
+  virtual std::shared_ptr<const Executable> load(const Subgraph& subgraph,
+                                                 size_t num_inputs) const = 0;
 };
 
 using Packaged = std::vector<std::shared_ptr<const PackagedSpecialisation>>;

@@ -24,6 +24,15 @@ namespace {
 // not start another one.
 thread_local bool in_differentiable_run = false;
 
+// Whether one of the graph's groups is of this structure.
+bool has_group_of(Graph& graph, const std::optional<Structure>& wanted, const std::string& device) {
+  return wanted && std::ranges::any_of(graph.nodes(), [&](torch::jit::Node* node) {
+           return node->kind() == group_symbol() &&
+                  structure_of(*node->g(torch::jit::attr::Subgraph), device,
+                               node->is(parameters_attribute())) == wanted;
+         });
+}
+
 } // namespace
 
 ScriptSubgraph::ScriptSubgraph(std::shared_ptr<torch::jit::Graph> graph, std::string device)
@@ -104,6 +113,8 @@ Subgraph::Division ScriptSubgraph::divide(const std::vector<size_t>& left_out,
                    .left_out = left_out,
                    .ungrouped = count_ungrouped(*table)}) == 0)
     return nullptr;
+  TORCH_CHECK(!has_group_of(*graph, structure(device_, parameters), device_),
+              "torchmdla: a division leaves nothing out");
   auto code = std::make_shared<torch::jit::Code>(graph, name_);
   return [code](Stack& stack) { torch::jit::InterpreterState(*code).run(stack); };
 }

@@ -30,6 +30,7 @@ public:
   // differentiable graphs that it makes of it, forward and backward.
   bool run_differentiable(torch::jit::Stack& stack) override;
 
+  std::optional<size_t> num_outputs() const override { return graph_->outputs().size(); }
   std::optional<Structure> structure(const std::string& device,
                                      const std::vector<int64_t>& parameters) const override;
   at::Tensor constant(size_t node, std::optional<size_t> element) const override;

@@ -32,6 +32,9 @@ public:
   // better way than `run`.
   virtual bool run_differentiable(torch::jit::Stack& stack) = 0;
 
+  // How many outputs each call pushes; nullopt where whoever calls looks for itself.
+  virtual std::optional<size_t> num_outputs() const = 0;
+
   // By which packages know it: null where nothing packaged can be for it. `parameters` are the
   // indices of inputs that are weights.
   virtual std::optional<Structure> structure(const std::string& device,

@@ -27,13 +27,19 @@ std::string name_of(const torch::jit::Node* node) {
 } // namespace
 
 std::string source_ranges(const torch::jit::Node* node) {
-  auto text = node->sourceRange().str();
-  if (const auto calls = node->callstack()) {
-    const auto outwards = (*calls)->vec();
-    for (auto call = outwards.rbegin(); call != outwards.rend(); ++call)
-      text.append("\n").append(std::get<torch::jit::SourceRange>(*call).str());
+  try {
+    auto text = node->sourceRange().str();
+    if (const auto calls = node->callstack()) {
+      const auto outwards = (*calls)->vec();
+      for (auto call = outwards.rbegin(); call != outwards.rend(); ++call)
+        text.append("\n").append(std::get<torch::jit::SourceRange>(*call).str());
+    }
+    return text;
+  } catch (const std::exception&) {
+    // Read from the program's file only here. Where that part of it is damaged, the program runs
+    // all the same.
+    return "";
   }
-  return text;
 }
 
 UngroupedOperator describe(const Ungrouped& one, const std::string& device) {

@@ -14,6 +14,7 @@ namespace torchmdla {
 struct DeviceTable;
 
 // Where a node stands, as PyTorch prints it, and then the calls that it is inlined from, outwards.
+// Empty where the part of the program's file that tells of it is damaged.
 std::string source_ranges(const torch::jit::Node* node);
 
 struct UngroupedOperator {

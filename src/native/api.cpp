@@ -6,6 +6,7 @@
 #include "runtime/device_calls.h"
 #include "runtime/image.h"
 #include "support/byte_reader.h"
+#include "support/open_file.h"
 
 #include <algorithm>
 #include <exception>
@@ -43,6 +44,8 @@ template <class Body> tmdla_status guarded(Body body) noexcept {
     return TMDLA_OK;
   } catch (const Error& error) {
     return failed(error.status, error.what());
+  } catch (const torchmdla::FileProblem& error) {
+    return failed(TMDLA_NOT_READABLE, error.what());
   } catch (const torchmdla::BadBytes& error) {
     return failed(TMDLA_BAD_FILE, error.what());
   } catch (const torchmdla::ImageError& error) {

@@ -118,17 +118,9 @@ private:
     OutputLayout output{reader_.count(), reader_.integers(), reader_.integers(), {}, {}};
     demand(output.sizes.size() == output.strides.size(),
            "a tensor has more sizes than strides, or fewer");
-    output.varying_sizes = read_varying_sizes(output.sizes.size());
-    output.varying_strides = read_varying_sizes(output.strides.size());
+    output.varying_sizes = read_varying(reader_, output.sizes.size(), known_symbols_);
+    output.varying_strides = read_varying(reader_, output.strides.size(), known_symbols_);
     return output;
-  }
-
-  Varying read_varying_sizes(size_t count) {
-    auto varying = read_varying(reader_, count);
-    for (const auto& [place, polynomial] : varying)
-      for (const auto& term : polynomial.terms)
-        demand(term.exponents.size() <= known_symbols_, "a size is of other symbols");
-    return varying;
   }
 
   template <class Layout>

@@ -10,12 +10,16 @@
 #include <string>
 #include <vector>
 
+namespace torchmdla {
+class OpenFile;
+}
+
 namespace torchmdla::native {
 
 // Part of a file, mapped for reading and shared with whoever else maps it.
 class MappedFile {
 public:
-  MappedFile(int file, uint64_t offset, uint64_t bytes);
+  MappedFile(const OpenFile& file, uint64_t offset, uint64_t bytes);
   ~MappedFile();
   MappedFile(const MappedFile&) = delete;
   MappedFile& operator=(const MappedFile&) = delete;
@@ -29,7 +33,7 @@ private:
 
 class ModelFile {
 public:
-  // Throws Error, BadBytes.
+  // Throws FileProblem, BadBytes.
   explicit ModelFile(const std::string& path);
 
   const Content& content() const { return content_; }

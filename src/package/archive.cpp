@@ -2,6 +2,7 @@
 
 #include "group/group_report.h"
 #include "package.h"
+#include "support/open_file.h"
 #include "torchmdla/torchmdla.h"
 
 #include <caffe2/serialize/inline_container.h>
@@ -16,7 +17,22 @@ namespace torchmdla {
 using caffe2::serialize::PyTorchStreamReader;
 using caffe2::serialize::ReadAdapterInterface;
 
-bool take_package_of(PyTorchStreamReader& reader, const std::string& file) {
+namespace {
+
+class OpenFileAdapter final : public ReadAdapterInterface {
+public:
+  explicit OpenFileAdapter(std::shared_ptr<const OpenFile> file) : file_(std::move(file)) {}
+
+  size_t size() const override { return file_->size(); }
+  size_t read(uint64_t position, void* buffer, size_t count, const char*) const override {
+    return file_->read(position, std::span(static_cast<std::byte*>(buffer), count));
+  }
+
+private:
+  const std::shared_ptr<const OpenFile> file_;
+};
+
+bool take_package_in(PyTorchStreamReader& reader, const OpenFile* file) {
   const auto read = [&](const std::string& name) -> std::optional<FileRecord> {
     // Programs of TorchScript have it among their extra files, exported programs beside theirs.
     const auto extra = "extra/" + name;
@@ -26,23 +42,33 @@ bool take_package_of(PyTorchStreamReader& reader, const std::string& file) {
     const std::span bytes(static_cast<const std::byte*>(data.get()), size);
     return FileRecord{bytes, std::make_shared<at::DataPtr>(std::move(data))};
   };
-  return take_package(read, file);
+  return take_package({read, file ? file->name() : "a program", file});
+}
+
+} // namespace
+
+std::shared_ptr<ReadAdapterInterface> adapter_of(std::shared_ptr<const OpenFile> file) {
+  return std::make_shared<OpenFileAdapter>(std::move(file));
+}
+
+bool take_package_of(std::shared_ptr<const OpenFile> file) {
+  PyTorchStreamReader reader(adapter_of(file));
+  return take_package_in(reader, file.get());
 }
 
 bool take_package_of(const std::shared_ptr<ReadAdapterInterface>& file) {
   PyTorchStreamReader reader(file);
-  return take_package_of(reader, "a program");
+  return take_package_in(reader, nullptr);
 }
 
 bool take_package_of(std::istream& file) {
   file.clear();
   PyTorchStreamReader reader(&file);
-  return take_package_of(reader, "a program");
+  return take_package_in(reader, nullptr);
 }
 
 bool take_package_of(const std::string& file) {
-  PyTorchStreamReader reader(file);
-  return take_package_of(reader, file);
+  return take_package_of(std::make_shared<const OpenFile>(file));
 }
 
 void prepare(const torch::jit::Module& module) {

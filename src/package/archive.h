@@ -12,8 +12,15 @@ class ReadAdapterInterface;
 
 namespace torchmdla {
 
-// Makes what a file has of a package known to groups; false where it has none.
-bool take_package_of(caffe2::serialize::PyTorchStreamReader& reader, const std::string& file);
+class OpenFile;
+
+// PyTorch's access to a file that is open.
+std::shared_ptr<caffe2::serialize::ReadAdapterInterface>
+adapter_of(std::shared_ptr<const OpenFile> file);
+
+// Makes what a file has of a package known to groups; false where it has none. What is no file of
+// this process's, or is open for the program, is the program's affair: it knows whose it is.
+bool take_package_of(std::shared_ptr<const OpenFile> file);
 bool take_package_of(const std::shared_ptr<caffe2::serialize::ReadAdapterInterface>& file);
 bool take_package_of(std::istream& file);
 

@@ -30,6 +30,7 @@ bool is_wanted() {
 
 void enable(const Options& options) {
   set_processor(options.processor.empty() ? processor_setting() : options.processor);
+  if (!options.trusted_keys.empty()) set_demanded_keys(options.trusted_keys);
   add_device_table(cpu_table(converts_f16(processor_setting())));
   use_device_table("cpu");
   settings().strict = options.strict;

@@ -5,6 +5,7 @@
 // says that it has loaded a file, while it still has it open.
 
 #include "archive.h"
+#include "support/open_file.h"
 #include "torchmdla/torchmdla.h"
 
 #include <c10/util/Logging.h>
@@ -13,9 +14,9 @@
 #include <torch/csrc/jit/serialization/import.h>
 
 #include <array>
-#include <cstring>
+#include <cstddef>
 #include <filesystem>
-#include <fstream>
+#include <istream>
 #include <map>
 #include <memory>
 #include <optional>
@@ -55,34 +56,35 @@ template <class Load, class Take> Module load_prepared(Load load, Take take) {
   return module;
 }
 
-bool is_archive(const std::string& path) {
-  constexpr std::array<char, 4> magic{'P', 'K', 3, 4};
-  std::array<char, 4> head{};
-  std::ifstream file(path, std::ios::binary);
-  return file.read(head.data(), head.size()) && head == magic;
+bool is_archive(const OpenFile& file) {
+  constexpr std::array magic{std::byte{'P'}, std::byte{'K'}, std::byte{3}, std::byte{4}};
+  std::array<std::byte, magic.size()> head{};
+  return file.read(0, head) == head.size() && head == magic;
 }
 
-// Of the files that this process has open, the one with this number.
-std::string open_archive(const std::string& serialization_id) {
+// Of the files that this process has open, the one with this number; null where there is none.
+std::shared_ptr<const OpenFile> open_archive(const std::string& serialization_id) {
   std::error_code failed;
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd", failed)) {
-    const auto path = entry.path().string();
-    if (!entry.is_regular_file(failed) || !is_archive(path)) continue;
+    if (!entry.is_regular_file(failed)) continue;
     try {
-      PyTorchStreamReader reader(path);
-      if (reader.serializationId() == serialization_id) return path;
+      const auto file = std::make_shared<const OpenFile>(
+          entry.path(), std::filesystem::read_symlink(entry.path()));
+      if (!is_archive(*file)) continue;
+      PyTorchStreamReader reader(adapter_of(file));
+      if (reader.serializationId() == serialization_id) return file;
     } catch (const std::exception&) {
-      continue; // an archive of somebody else's
+      continue; // not to be read, or an archive of somebody else's
     }
   }
-  return "";
+  return nullptr;
 }
 
 void on_event(const std::string& event, const std::map<std::string, std::string>& details) {
   if (event != "torch.script.load.metadata" || is_loading || !is_enabled()) return;
   const auto id = details.find("serialization_id");
   if (id == details.end()) return;
-  if (const auto path = open_archive(id->second); !path.empty()) take_package_of(path);
+  if (auto file = open_archive(id->second)) take_package_of(std::move(file));
 }
 
 } // namespace

@@ -5,13 +5,16 @@
 #include "packaged_code.h"
 #include "processor.h"
 #include "settings.h"
+#include "signature.h"
 #include "support/forks.h"
+#include "support/open_file.h"
 #include "support/sealed_block.h"
 #include "support/sha256.h"
 
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <cctype>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -35,11 +38,21 @@ struct PackageTarget {
   Digest digest;                  // of its block
 };
 
+// It becomes part of records' names and of messages.
+std::string name_of_target(ByteReader& reader) {
+  constexpr size_t most = 64;
+  auto name = reader.text();
+  const bool is_plain = std::ranges::all_of(
+      name, [](unsigned char c) { return std::isalnum(c) || c == '-' || c == '_' || c == '.'; });
+  if (name.empty() || name.size() > most || !is_plain) throw BadBytes("a target's name is none");
+  return name;
+}
+
 std::vector<PackageTarget> targets_in(std::span<const std::byte> index) {
   ByteReader reader(content_of(index, index_format));
   return reader.list([&] {
     PackageTarget target;
-    target.name = reader.text();
+    target.name = name_of_target(reader);
     const auto features = reader.list([&] { return reader.text(); });
     target.features = {features.begin(), features.end()};
     std::ranges::copy(reader.bytes(target.digest.size()), target.digest.begin());
@@ -82,11 +95,25 @@ bool is_new(const Digest& index) {
   return known.insert(index).second;
 }
 
+// Code is of somebody whom this process may trust: whoever signed it, where keys are demanded, or
+// else the owner of the file.
+void check_origin(const PackageSource& source, const FileRecord& index) {
+  if (const auto keys = demanded_keys()) {
+    const auto signature = source.read(folder + "signature");
+    if (!signature) throw BadBytes("the package is not signed (python -m torchmdla sign)");
+    check_signature(signature->bytes, index.bytes, *keys);
+  } else if (source.file) {
+    if (const auto problem = source.file->owner_problem(); !problem.empty())
+      throw FileProblem(problem + ", or sign the package and demand that (docs/trust.md)");
+  }
+}
+
 // The name of the target whose code is used.
-std::string take(const ReadRecord& read, const FileRecord& index) {
+std::string take(const PackageSource& source, const FileRecord& index) {
+  check_origin(source, index);
   const auto targets = targets_in(index.bytes);
   const auto& target = best_of(targets, features_of(processor_setting()));
-  const auto block = read(folder + "targets/" + target.name);
+  const auto block = source.read(folder + "targets/" + target.name);
   if (!block) throw BadBytes("the package lacks its target " + target.name);
   const auto found = specialisations_in(target, *block);
   // After all that may refuse it: a file that was damaged may come again whole.
@@ -96,16 +123,16 @@ std::string take(const ReadRecord& read, const FileRecord& index) {
 
 } // namespace
 
-bool take_package(const ReadRecord& read, const std::string& file) {
+bool take_package(const PackageSource& source) {
   try {
-    const auto index = read(folder + "index");
+    const auto index = source.read(folder + "index");
     if (!index) return false;
-    statistics().packages.taken.count(take(read, *index));
+    statistics().packages.taken.count(take(source, *index));
   } catch (const std::exception& error) {
     const auto* own = dynamic_cast<const c10::Error*>(&error);
     const std::string reason = own ? own->what_without_backtrace() : error.what();
     statistics().packages.refused.count(reason);
-    TORCH_WARN("torchmdla: ", file, ": ", reason, "; its program runs without the package");
+    TORCH_WARN("torchmdla: ", source.name, ": ", reason, "; its program runs without the package");
   }
   return true;
 }

@@ -11,11 +11,14 @@
 
 #include <cstddef>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
 
 namespace torchmdla {
+
+class OpenFile;
 
 // Bytes of a file, and what keeps them.
 struct FileRecord {
@@ -26,9 +29,17 @@ struct FileRecord {
 // A package's record by its name; nullopt where the archive has none of that name.
 using ReadRecord = std::function<std::optional<FileRecord>(const std::string& name)>;
 
+// Where a package comes from.
+struct PackageSource {
+  ReadRecord read;
+  std::string name;               // for messages
+  const OpenFile* file = nullptr; // null where the program itself handed over the bytes
+};
+
 // What groups have to know of a package, made known to them; false where the archive has none.
-// What is damaged, of another version or for other processors alone, or not signed where that is
-// demanded, is refused: it is counted, and `file` warned of, once, and the program runs without.
-bool take_package(const ReadRecord& read, const std::string& file);
+// What is damaged, of another version or for other processors alone, not signed where that is
+// demanded, or, where it is not, in a file that another user may have written, is refused: it is
+// counted and warned of, and the program runs without.
+bool take_package(const PackageSource& source);
 
 } // namespace torchmdla

@@ -27,8 +27,12 @@ struct PackagedInput {
   std::vector<int64_t> permutation; // of a constant
   bool unversioned;
 
-  InputBinding bind(const Subgraph& subgraph) const {
-    if (source != Source::constant) return {source, index, element, {}, unversioned};
+  InputBinding bind(const Subgraph& subgraph, size_t num_inputs) const {
+    if (source != Source::constant) {
+      TORCH_CHECK(source == Source::size || index < num_inputs, "the code takes input ", index,
+                  " of a group that has ", num_inputs);
+      return {source, index, element, {}, unversioned};
+    }
     const auto tensor = subgraph.constant(index, element).detach();
     TORCH_CHECK(static_cast<size_t>(tensor.dim()) == permutation.size(),
                 "a constant has another number of dimensions");
@@ -66,7 +70,11 @@ public:
   std::vector<std::string> kernels;
   std::shared_ptr<const PackagedImages> images;
 
-  std::shared_ptr<const Executable> load(const Subgraph& subgraph) const override {
+  std::shared_ptr<const Executable> load(const Subgraph& subgraph,
+                                         size_t num_inputs) const override {
+    const auto num_outputs = subgraph.num_outputs().value_or(outputs.size());
+    TORCH_CHECK(outputs.size() == num_outputs, "the code has ", outputs.size(),
+                " outputs, the group ", num_outputs);
     const auto owner = std::make_shared<ImageOwner>(images->images.at(image));
     const auto& mapped = owner->image;
     CompiledCode code{function<Entry>(mapped, entry),
@@ -80,12 +88,21 @@ public:
       code.packs.push_back({function<Entry>(mapped, symbol), recipe, arguments, bytes});
     std::vector<InputBinding> bindings;
     for (const auto& input : inputs)
-      bindings.push_back(input.bind(subgraph));
+      bindings.push_back(input.bind(subgraph, num_inputs));
     return std::make_shared<Executable>(std::move(code), std::move(bindings), outputs);
   }
 };
 
 // --- reading
+
+// More than any machine's memory: no number of bytes.
+constexpr int64_t most_bytes = int64_t(1) << 40;
+
+int64_t read_bytes(ByteReader& reader) {
+  const auto bytes = reader.integer();
+  if (bytes < 0 || bytes > most_bytes) throw BadBytes("a number of bytes is none");
+  return bytes;
+}
 
 template <class Kind> Kind kind(ByteReader& reader, size_t count) {
   const auto number = reader.byte();
@@ -98,26 +115,53 @@ std::optional<size_t> optional_count(ByteReader& reader) {
   return number < 0 ? std::nullopt : std::optional(static_cast<size_t>(number));
 }
 
-OutputTensor read_tensor(ByteReader& reader) {
+// Of what programs compute.
+c10::ScalarType read_dtype(ByteReader& reader) {
+  const auto dtype =
+      kind<c10::ScalarType>(reader, static_cast<size_t>(c10::ScalarType::NumOptions));
+  const bool is_computed = dtype == at::kBool || at::isFloatingType(dtype) ||
+                           at::isIntegralType(dtype, false) || at::isComplexType(dtype);
+  if (!is_computed) throw BadBytes("nothing is computed of dtype " + std::string(toString(dtype)));
+  return dtype;
+}
+
+// Whether memory can have a tensor of these sizes and strides.
+void check_layout(const OutputTensor& tensor) {
+  int64_t end = 0;
+  for (size_t i = 0; i < tensor.sizes.size(); ++i) {
+    const auto size = tensor.sizes[i], stride = tensor.strides[i];
+    int64_t span = 0;
+    if (size < 0 || stride < 0 ||
+        __builtin_mul_overflow(std::max<int64_t>(size - 1, 0), stride, &span) ||
+        __builtin_add_overflow(end, span, &end) || end > most_bytes)
+      throw BadBytes("a tensor has sizes or strides that there are not");
+  }
+}
+
+// `symbols`, here and below: how many there are, those that are computed among them.
+OutputTensor read_tensor(ByteReader& reader, size_t symbols) {
   OutputTensor tensor{};
   tensor.result = reader.count();
-  tensor.dtype = kind<c10::ScalarType>(reader, static_cast<size_t>(c10::ScalarType::NumOptions));
+  tensor.dtype = read_dtype(reader);
   tensor.sizes = reader.integers();
   tensor.strides = reader.integers();
   if (tensor.sizes.size() != tensor.strides.size())
     throw BadBytes("a tensor has more sizes than strides, or fewer");
-  tensor.varying_sizes = read_varying(reader, tensor.sizes.size());
-  tensor.varying_strides = read_varying(reader, tensor.strides.size());
+  check_layout(tensor);
+  tensor.varying_sizes = read_varying(reader, tensor.sizes.size(), symbols);
+  tensor.varying_strides = read_varying(reader, tensor.strides.size(), symbols);
   if (reader.truth()) {
+    if (tensor.dtype != at::kByte && tensor.dtype != at::kChar)
+      throw BadBytes("a quantised tensor is not of integers of 8 bits");
     const auto scale = reader.real();
     tensor.quantisation = Quantisation{scale, reader.integer()};
   }
   return tensor;
 }
 
-OutputList read_numbers(ByteReader& reader) {
+OutputList read_numbers(ByteReader& reader, size_t symbols) {
   OutputList list{reader.integers(), {}};
-  list.varying = read_varying(reader, list.numbers.size());
+  list.varying = read_varying(reader, list.numbers.size(), symbols);
   return list;
 }
 
@@ -163,15 +207,15 @@ c10::IValue read_value(ByteReader& reader) {
   return {};
 }
 
-OutputBinding read_output(ByteReader& reader) {
+OutputBinding read_output(ByteReader& reader, size_t symbols) {
   enum Kind : uint8_t { tensor, numbers, number, constant, count };
   switch (kind<Kind>(reader, count)) {
   case tensor:
-    return read_tensor(reader);
+    return read_tensor(reader, symbols);
   case numbers:
-    return read_numbers(reader);
+    return read_numbers(reader, symbols);
   case number:
-    return read_polynomial(reader);
+    return read_polynomial(reader, symbols);
   case constant:
   case count:
     break;
@@ -179,11 +223,13 @@ OutputBinding read_output(ByteReader& reader) {
   return read_value(reader);
 }
 
-PackagedInput read_input(ByteReader& reader) {
+PackagedInput read_input(ByteReader& reader, size_t symbols) {
   constexpr size_t sources = 5;
   PackagedInput input{};
   input.source = kind<Source>(reader, sources);
   input.index = reader.count();
+  if (input.source == Source::size && input.index >= symbols)
+    throw BadBytes("the code takes a symbol that there is not");
   input.element = optional_count(reader);
   input.permutation = reader.integers();
   input.unversioned = reader.truth();
@@ -193,9 +239,10 @@ PackagedInput read_input(ByteReader& reader) {
 PackagedPack read_pack(ByteReader& reader) {
   PackagedPack pack;
   pack.symbol = reader.text();
+  if (pack.symbol.empty()) throw BadBytes("a pack is of no function");
   pack.recipe = reader.text();
   pack.arguments = reader.counts();
-  pack.bytes = static_cast<int64_t>(reader.count());
+  pack.bytes = read_bytes(reader);
   return pack;
 }
 
@@ -211,7 +258,8 @@ Pattern read_pattern(ByteReader& reader, const Signature& typical) {
   return pattern;
 }
 
-void read_head(ByteReader& reader, PackagedSpecialisation& made) {
+// Returns how many symbols there are.
+size_t read_head(ByteReader& reader, PackagedSpecialisation& made) {
   std::ranges::copy(reader.bytes(made.structure.size()), made.structure.begin());
   const auto signature = reader.integers();
   made.signature.append(signature.begin(), signature.end());
@@ -220,28 +268,29 @@ void read_head(ByteReader& reader, PackagedSpecialisation& made) {
          return std::pair(input, reader.integer());
        }))
     made.bits.emplace_back(input, bits);
-  if (!reader.truth()) return;
+  if (!reader.truth()) return 0;
   made.pattern = read_pattern(reader, made.signature);
   made.sizes = read_size_program(reader, made.pattern->symbols);
+  return made.pattern->symbols + made.sizes.computed();
 }
 
 // One that compiles nothing.
 class PackagedDivision final : public PackagedSpecialisation {
 public:
-  std::shared_ptr<const Executable> load(const Subgraph&) const override { return nullptr; }
+  std::shared_ptr<const Executable> load(const Subgraph&, size_t) const override { return nullptr; }
 };
 
-void read_code(ByteReader& reader, PackagedCode& made) {
+void read_code(ByteReader& reader, size_t symbols, PackagedCode& made) {
   made.image = reader.count();
   if (made.image >= made.images->images.size())
     throw BadBytes("a specialisation is of an image that there is not");
   made.entry = reader.text();
   made.workspace = reader.text();
   made.fault = reader.text();
-  made.workspace_bytes = static_cast<int64_t>(reader.count());
+  made.workspace_bytes = read_bytes(reader);
   made.packs = reader.list([&] { return read_pack(reader); });
-  made.inputs = reader.list([&] { return read_input(reader); });
-  made.outputs = reader.list([&] { return read_output(reader); });
+  made.inputs = reader.list([&] { return read_input(reader, symbols); });
+  made.outputs = reader.list([&] { return read_output(reader, symbols); });
   made.kernels = reader.list([&] { return reader.text(); });
 }
 
@@ -252,13 +301,14 @@ read_specialisation(ByteReader& reader, const std::shared_ptr<const PackagedImag
   if (reader.truth()) {
     auto made = std::make_shared<PackagedDivision>();
     read_head(reader, *made);
+    if (made->pattern) throw BadBytes("a division is for any sizes");
     made->left_out = reader.counts();
     return made;
   }
   auto made = std::make_shared<PackagedCode>();
   made->images = images;
-  read_head(reader, *made);
-  read_code(reader, *made);
+  const auto symbols = read_head(reader, *made);
+  read_code(reader, symbols, *made);
   return made;
 }
 

@@ -1,10 +1,16 @@
 #include "settings.h"
 
 #include "processor.h"
+#include "public_keys.h"
 #include "support/forks.h"
+#include "support/open_file.h"
+
+#include <c10/util/Exception.h>
 
 #include <cstdlib>
 #include <mutex>
+#include <sstream>
+#include <utility>
 
 namespace torchmdla {
 
@@ -15,9 +21,23 @@ std::string of_environment(const char* name, const char* otherwise) {
   return value && *value ? value : otherwise;
 }
 
+using KeyPaths = std::optional<std::vector<std::string>>;
+
+KeyPaths key_paths_of_environment() {
+  const char* value = std::getenv("TORCHMDLA_REQUIRE_SIGNATURE");
+  if (!value) return std::nullopt;
+  // An empty value demands signatures by no key: what was to name keys went wrong.
+  std::vector<std::string> paths;
+  std::istringstream stream(value);
+  for (std::string path; std::getline(stream, path, ':');)
+    if (!path.empty()) paths.push_back(path);
+  return paths;
+}
+
 struct PackageSettings {
   std::mutex mutex;
   std::string processor = of_environment("TORCHMDLA_PROCESSOR", "native"); // guarded by mutex
+  KeyPaths key_paths = key_paths_of_environment();                         // guarded by mutex
 };
 
 PackageSettings& package_settings() {
@@ -36,6 +56,25 @@ void set_processor(const std::string& processor) {
   features_of(processor);
   const Guard guard(package_settings().mutex);
   package_settings().processor = processor;
+}
+
+std::optional<std::vector<PublicKey>> demanded_keys() {
+  const auto paths = [] {
+    const Guard guard(package_settings().mutex);
+    return package_settings().key_paths;
+  }();
+  if (!paths) return std::nullopt;
+  return read_public_keys(*paths);
+}
+
+void set_demanded_keys(std::optional<std::vector<std::string>> paths) {
+  try {
+    if (paths) read_public_keys(*paths);
+  } catch (const FileProblem& problem) {
+    TORCH_CHECK_VALUE(false, "torchmdla: ", problem.what());
+  }
+  const Guard guard(package_settings().mutex);
+  package_settings().key_paths = std::move(paths);
 }
 
 } // namespace torchmdla

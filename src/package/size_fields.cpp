@@ -5,17 +5,24 @@
 
 namespace torchmdla {
 
-Polynomial read_polynomial(ByteReader& reader) {
-  return {reader.list([&] { return Polynomial::Term{reader.integers(), reader.integer()}; })};
+Polynomial read_polynomial(ByteReader& reader, size_t symbols) {
+  constexpr int64_t most_factors = 64;
+  return {reader.list([&] {
+    Polynomial::Term term{reader.integers(), reader.integer()};
+    const bool is_power = std::ranges::all_of(
+        term.exponents, [](int64_t power) { return power >= 0 && power <= most_factors; });
+    if (term.exponents.size() > symbols || !is_power)
+      throw BadBytes("a size varies with a symbol that there is not");
+    return term;
+  })};
 }
 
-Varying read_varying(ByteReader& reader, size_t count) {
-  auto varying = reader.list([&] {
+Varying read_varying(ByteReader& reader, size_t count, size_t symbols) {
+  return reader.list([&] {
     const auto place = reader.count();
     if (place >= count) throw BadBytes("a size varies that there is not");
-    return std::pair(place, read_polynomial(reader));
+    return std::pair(place, read_polynomial(reader, symbols));
   });
-  return varying;
 }
 
 SizeProgram read_size_program(ByteReader& reader, size_t symbols) {

@@ -50,7 +50,7 @@ at::Tensor allocate(const OutputTensor& output, c10::ArrayRef<int64_t> symbols) 
 const at::Tensor& tensor_of(const InputBinding& binding, c10::ArrayRef<c10::IValue> values) {
   if (binding.source == Source::constant) return binding.constant;
   const auto& value = values[binding.input];
-  return (binding.element ? value.toListRef()[*binding.element] : value).toTensor();
+  return (binding.element ? value.toListRef().at(*binding.element) : value).toTensor();
 }
 
 // Workspace, packed buffers, symbols.

@@ -95,6 +95,7 @@ public:
   bool run(torch::jit::Stack& stack, size_t num_inputs, c10::ArrayRef<int64_t> symbols) const;
 
   const CodeOwner& owner() const { return *code_.owner; }
+  const std::shared_ptr<KernelTimes>& times() const { return code_.times; }
 
   // Packs the parameters, if all of them are constants, so that the first call finds them packed.
   void pack_constants() const;

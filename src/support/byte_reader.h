@@ -1,6 +1,7 @@
 // Numbers, texts and lists out of bytes that may come from anywhere.
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
@@ -54,11 +55,13 @@ public:
 
   // What `read`, called again and again, returns.
   template <class Read> auto list(Read read) {
-    std::vector<std::invoke_result_t<Read>> elements;
+    using Element = std::invoke_result_t<Read>;
+    std::vector<Element> elements;
     auto left = count();
-    // Every element is a byte at least: no more memory is asked for than the bytes account for.
+    // Every element is a byte at least.
     if (left > bytes_.size()) throw BadBytes("a list is longer than what holds it");
-    elements.reserve(left);
+    // Memory for no more than the bytes can account for: elements may be larger than their bytes.
+    elements.reserve(std::min(left, bytes_.size() / sizeof(Element)));
     for (; left != 0; --left)
       elements.push_back(read());
     return elements;

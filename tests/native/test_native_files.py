@@ -41,7 +41,7 @@ def resealed(model: Exported, old: bytes, new: bytes) -> bytes:
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     refused(tmp_path / "missing.tmdla", NOT_READABLE, "missing.tmdla: No such file")
-    refused(tmp_path, NOT_READABLE, "it is no file")
+    refused(tmp_path, NOT_READABLE, "it is a folder")
 
 
 def test_files_that_are_no_model(tmp_path: Path) -> None:

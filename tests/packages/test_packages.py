@@ -300,3 +300,15 @@ def test_files_in_memory_run_without_their_package(tmp_path: Path) -> None:
     loaded = torch.jit.load(io.BytesIO((tmp_path / "model.pt").read_bytes()))
     with torch.no_grad():
         assert_matches(loaded(x), model(x))
+
+
+def test_what_came_in_a_package_is_explained(tmp_path: Path) -> None:
+    model, x = nn.Sequential(nn.Linear(24, 24), nn.Tanh(), nn.Linear(24, 24)).eval(), torch.randn(6, 24)
+    torchmdla.save(model, tmp_path / "model.pt", [x])
+    _C.set_packages(True)
+    report = torchmdla.explain(torchmdla.load(tmp_path / "model.pt"), x)
+    (group,) = report.groups
+    (specialisation,) = group.specialisations
+    assert specialisation.origin == "package" and group.ops["aten::tanh"] == 1
+    assert any("tanh" in kernel.ops and kernel.seconds for kernel in specialisation.kernels)
+    assert "from a package" in str(report)

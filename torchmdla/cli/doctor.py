@@ -122,7 +122,8 @@ VARIABLES = frozenset(
     f"TORCHMDLA_{name}"
     for name in (
         *("CACHE_DIR", "CACHE_SIZE", "CHECK_BOUNDS", "COMPILE_IN_PROCESS", "COMPILE_MEMORY", "COMPILE_SECONDS"),
-        *("DUMP", "ENABLE", "LOGS", "MDLA_LIBRARY", "PERF_MAP", "PROCESSOR", "UNITY_BUILD", "VERIFY"),
+        *("DUMP", "ENABLE", "LOGS", "MDLA_LIBRARY", "PERF_MAP", "PROCESSOR", "REQUIRE_SIGNATURE"),
+        *("UNITY_BUILD", "VERIFY"),
     )
 )
 

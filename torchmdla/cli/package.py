@@ -52,6 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-freeze", action="store_true", help="leave weights of TorchScript attributes; the first call packs them"
     )
+    parser.add_argument(
+        "--sign", metavar="KEY", help="a private key to sign it with (python -m torchmdla keys generate)"
+    )
     parser.add_argument("-o", "--output", metavar="FILE", help="default: beside the program, as model.packaged.pt")
 
 
@@ -77,7 +80,15 @@ def _package(options: argparse.Namespace, output: Path) -> PackageInfo:
     calls: list[tuple[Any, ...]] = [tuple(inputs)] if inputs else []
     calls += [tuple(read_inputs(call.split(","))) for call in options.call]
     extra = other_extra_files(options.file)
-    return save(program, output, calls, options.target or ["native"], freeze=not options.no_freeze, extra=extra or None)
+    return save(
+        program,
+        output,
+        calls,
+        options.target or ["native"],
+        freeze=not options.no_freeze,
+        extra=extra or None,
+        sign=options.sign,
+    )
 
 
 def show(path: str) -> int:
@@ -108,6 +119,8 @@ def print_package(package: PackageInfo) -> None:
     for line in package.targets[0].groups if package.targets else ():
         console.print(f"  {line}")
     console.print(f"made by {', '.join(f'{name} {version}' for name, version in package.versions.items())}")
+    if package.signer:
+        console.print(f"signed, as it says, by key {package.signer[:16]}")
 
 
 def _features(names: Sequence[str]) -> str:

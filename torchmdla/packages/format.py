@@ -60,10 +60,17 @@ class TargetInfo:
 
 @dataclass(frozen=True)
 class PackageInfo:
-    """A package, for people: its targets, and the versions of what made it, by name."""
+    """A package, for people.
+
+    Attributes:
+        targets: what it has code for.
+        versions: of what made it, by name.
+        signer: the number of the key that it says it is signed by, which is not verified; empty where it is not signed.
+    """
 
     targets: tuple[TargetInfo, ...]
     versions: Mapping[str, str]
+    signer: str = ""
 
 
 @dataclass(frozen=True)

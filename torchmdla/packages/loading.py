@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from torchmdla import _C
 from torchmdla.packages.format import FOLDER, INDEX, PackageInfo, check_target, info_of, record_of
+from torchmdla.packages.signing import SIGNATURE, signer_of
 
 # Where archives of TorchScript have their extra files.
 _EXTRA = "extra/"
@@ -48,12 +50,15 @@ def info(path: str | os.PathLike[str]) -> PackageInfo | None:
     """
     reader = torch._C.PyTorchFileReader(os.fspath(path))
     folder = "" if _is_exported(os.fspath(path)) else _EXTRA
-    if f"{folder}{INDEX}" not in reader.get_all_records():
+    names = reader.get_all_records()
+    if f"{folder}{INDEX}" not in names:
         return None
     found = info_of(reader.get_record(f"{folder}{INDEX}"))
     for target in found.targets:
         check_target(target, reader.get_record(f"{folder}{record_of(target.name)}"))
-    return found
+    if f"{folder}{SIGNATURE}" not in names:
+        return found
+    return replace(found, signer=signer_of(reader.get_record(f"{folder}{SIGNATURE}")))
 
 
 def other_extra_files(path: str | os.PathLike[str]) -> dict[str, bytes]:

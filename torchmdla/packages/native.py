@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -22,7 +22,7 @@ from torchmdla.packages.compiling import compiled, for_target
 from torchmdla.packages.native_file import VARIES, Code, InputLayout, Model, ModelInfo, OutputLayout, Port, Weights
 from torchmdla.packages.native_group import Group, GroupCode, only_group, tensor_output
 from torchmdla.packages.packing import packed
-from torchmdla.packages.whole_files import write_whole
+from torchmdla.packages.replacing import replacing
 
 if TYPE_CHECKING:
     from torchmdla.importer import Binding
@@ -75,13 +75,10 @@ def export_native(
         weights,
         dict(producers(device)),
     )
-
-    def write(written: IO[bytes]) -> None:
-        exported.write(written)
-        written.flush()
-        _check(written.name, calls)
-
-    write_whole(Path(file), write)
+    with replacing(Path(file)) as temporary:
+        with temporary.open("wb") as written:
+            exported.write(written)
+        _check(temporary, calls)
     return exported.info
 
 
@@ -108,7 +105,7 @@ def _for_runtime(program: Program, device: devices.Device, target: str) -> Progr
     return replace(for_it, target=device.freestanding(for_it.target))
 
 
-def _check(file: str, calls: Sequence[tuple[torch.Tensor, ...]]) -> None:
+def _check(file: Path, calls: Sequence[tuple[torch.Tensor, ...]]) -> None:
     """The runtime takes the file, and has code for each of the calls."""
     model = runtime.Model(file, threads=1)
     for call in calls:

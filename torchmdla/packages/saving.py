@@ -17,8 +17,9 @@ from torchmdla.capture import refusals
 from torchmdla.compile_service.versions import producers
 from torchmdla.packages.compiling import compiled, compiling_groups, for_target
 from torchmdla.packages.format import FOLDER, INDEX, PackageInfo, Target, info_of, records
+from torchmdla.packages.replacing import replacing
+from torchmdla.packages.signing import SIGNATURE, SigningKey
 from torchmdla.packages.specialisation import Specialisation
-from torchmdla.packages.whole_files import write_whole
 from torchmdla.report import progress
 from torchmdla.version import __version__
 
@@ -31,6 +32,7 @@ def save(
     *,
     freeze: bool = True,
     extra: Mapping[str, bytes] | None = None,
+    sign: str | os.PathLike[str] | None = None,
 ) -> PackageInfo:
     """Saves a program with the compiled code of its groups: a package.
 
@@ -54,15 +56,18 @@ def save(
         freeze: make weights of TorchScript constants, where the module is in eval mode, as :func:`torchmdla.compile`
             does: they are packed when the file is loaded. Otherwise the first call packs them.
         extra: further extra files of a TorchScript archive, by name.
+        sign: the file of a private key (PEM, Ed25519) to sign the package with: ``python -m torchmdla keys generate``
+            makes one. It needs the package ``cryptography``.
 
     Returns:
         What is in the package.
 
     Raises:
         TypeError: ``model`` is no program and cannot be made one, or the device in use has no targets.
-        ValueError: no such target, no inputs, or no group of the program is compiled.
+        ValueError: no such target, no inputs, no such key, or no group of the program is compiled.
         CompileError: a group does not compile for a target.
     """
+    key = None if sign is None else SigningKey(sign)
     calls = [call if isinstance(call, tuple) else (call,) for call in inputs]
     program: _Script | _Exported
     if api.is_exported(model):
@@ -73,8 +78,11 @@ def save(
     else:
         program = _Script(api.ready(model, calls[0]) if freeze else api.as_torchscript(model, calls[0]), extra)
     made = _package(program, calls, targets)
-    write_whole(Path(file), partial(program.write, made))
-    return info_of(made[INDEX])
+    if key is not None:
+        made[SIGNATURE] = key.sign(made[INDEX])
+    with replacing(Path(file)) as temporary, temporary.open("wb") as written:
+        program.write(made, written)
+    return replace(info_of(made[INDEX]), signer="" if key is None else key.number)
 
 
 class _Script:

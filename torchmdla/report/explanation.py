@@ -103,7 +103,8 @@ class Specialisation:
         inputs: their types, ``x: float32[1, 3, 224, 224]``; weights are left out.
         is_dynamic: for any sizes; those of ``inputs`` are the typical ones.
         cause: what it was compiled for beside the earlier ones: which size, which dtype.
-        origin: where its code came from: ``"compiled"``, ``"disk"`` or ``"memory"``; empty where there is none.
+        origin: where its code came from: ``"compiled"``, ``"disk"``, ``"memory"``, or ``"package"``, where no more is
+            known of it than its kernels' names; empty where there is none.
         seconds: what compiling it, or finding it, took.
         packed_bytes: of weights, in the order in which its kernels read them.
         workspace_bytes: of intermediate results; of a dynamic one only of what packs need.

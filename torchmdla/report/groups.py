@@ -14,7 +14,8 @@ from torchmdla.capture.specialise import Compiled, ops_of
 from torchmdla.compiler.artifact import Count, KernelCall
 from torchmdla.compiler.program import Argument
 from torchmdla.compiler.sizes import Size
-from torchmdla.importer.fx import source_of_node
+from torchmdla.importer.fx import name_of_call, source_of_node
+from torchmdla.importer.graph import name_of
 from torchmdla.importer.sources import source_of
 from torchmdla.importer.types import Binding
 from torchmdla.report.explanation import Graph, Group, Kernel, Specialisation
@@ -36,13 +37,13 @@ def calls_of(report: _C.GroupReport) -> int:
 def reset_times(reports: Collection[_C.GroupReport]) -> None:
     """Kernels are timed from here on."""
     for report in reports:
-        for compiled in executables_of(report):
-            compiled.times.reset()
+        for times in _times_of(report):
+            times.reset()
 
 
 def timed_ops(report: _C.GroupReport) -> int:
     """The operators that the timed calls of a group computed in compiled code."""
-    return sum(compiled.times.sums()["calls"] * _ops(compiled).total() for compiled in executables_of(report))
+    return sum(times.sums()["calls"] for times in _times_of(report)) * _ops(report).total()
 
 
 def activity_of(report: _C.GroupReport) -> GroupActivity:
@@ -51,12 +52,12 @@ def activity_of(report: _C.GroupReport) -> GroupActivity:
     return GroupActivity(
         number=report["number"],
         name=report["name"],
-        source=next(filter(None, map(_first_source, compiled)), "") or _source_in(report["subgraph"]),
+        source=_source_in(report["subgraph"]),
         compiled_calls=report["compiled_calls"],
         recorded_calls=report["recorded_calls"],
         training_calls=report["training_calls"],
         fallbacks=sum(report["fallbacks"].values()),
-        specialisations=len(compiled),
+        specialisations=len(_times_of(report)),
         compile_seconds=sum(one.seconds for one in compiled),
     )
 
@@ -89,14 +90,12 @@ def explain_group(
 ) -> Group:
     """A group as people read of it, after ``calls`` timed calls of the model, the fastest of ``seconds``. ``numbers``:
     of the group's nodes → those of the operators in its ``graph``."""
-    compiled = executables_of(report)
-    first = max(compiled, key=lambda one: one.times.sums()["calls"], default=None)
-    spent = sum(map(_least_seconds, compiled)) / calls
+    spent = sum(map(_least_seconds, _times_of(report))) / calls
     return Group(
         name=report["name"],
         device=report["device"],
-        ops=dict(_ops(first).most_common()) if first else {},
-        source=_first_source(first) if first else "",
+        ops=dict(_ops(report).most_common()),
+        source=_source_in(report["subgraph"]),
         compiled_calls=report["compiled_calls"],
         recorded_calls=report["recorded_calls"],
         training_calls=report["training_calls"],
@@ -109,9 +108,15 @@ def explain_group(
     )
 
 
-def _least_seconds(compiled: Compiled) -> float:
+def _times_of(report: _C.GroupReport) -> list[_C.KernelTimes]:
+    """Of all specialisations that have code, wherever it came from."""
+    executables = [one["executable"] for one in report["specialisations"]]
+    return [one.times for one in executables if one is not None and one.times is not None]
+
+
+def _least_seconds(times: _C.KernelTimes) -> float:
     """Of all timed calls, had each been the fastest of them: what else ran on the machine costs them nothing."""
-    sums = compiled.times.sums()
+    sums = times.sums()
     return sums["calls"] * sums["entry"][1] * 1e-9
 
 
@@ -128,13 +133,14 @@ def _kept(report: _C.SpecialisationReport) -> Compiled | None:
     return compiled
 
 
-def _first_source(compiled: Compiled) -> str:
-    places = zip(compiled.ops, compiled.sources, strict=True)
-    return next((source for op, source in places if source and op not in _NO_OPS), "")
-
-
-def _ops(compiled: Compiled) -> Counter[str]:
-    return Counter(op for op in compiled.ops if op not in _NO_OPS)
+def _ops(report: _C.GroupReport) -> Counter[str]:
+    """The operators of a group's subgraph."""
+    subgraph = report["subgraph"]
+    if isinstance(subgraph, torch._C.Graph):
+        names = list(map(name_of, subgraph.nodes()))
+    else:
+        names = list(map(name_of_call, subgraph.module.graph.nodes))
+    return Counter(name for name in names if name not in _NO_OPS)
 
 
 def _specialisations(
@@ -144,14 +150,16 @@ def _specialisations(
     earlier: list[list[_Input]] = []
     for one in report["specialisations"]:
         compiled = _kept(one)
-        is_packaged = compiled is None and one["executable"] is not None
+        if compiled is None and one["executable"] is not None:
+            made.append(_packaged(one, one["executable"], calls, seconds))
+            continue
         inputs = _inputs(compiled) if compiled else []
         made.append(
             Specialisation(
                 inputs=tuple(map(str, inputs)),
                 is_dynamic=one["is_dynamic"],
                 cause=_cause(inputs, earlier, one["is_dynamic"]) if compiled else "",
-                origin=compiled.origin if compiled else "package" if is_packaged else "",
+                origin=compiled.origin if compiled else "",
                 seconds=compiled.seconds if compiled else 0.0,
                 packed_bytes=sum(pack.size for pack in compiled.manifest.packs) if compiled else 0,
                 workspace_bytes=compiled.manifest.workspace_bytes if compiled else 0,
@@ -163,6 +171,28 @@ def _specialisations(
         if compiled:
             earlier.append(inputs)
     return tuple(made)
+
+
+def _packaged(report: _C.SpecialisationReport, executable: _C.Executable, calls: int, seconds: float) -> Specialisation:
+    """One whose code came in a package, which has no more of it than the names of its kernels."""
+    sums = executable.times.sums() if executable.times else None
+    names = executable.times.names if executable.times else []
+    kernels = []
+    for name, (_, least) in zip(names, sums["kernels"] if sums else (), strict=True):
+        symbol, _, ops = name.partition(" ")
+        share = least * 1e-9 * sums["calls"] / (calls * seconds) if sums else 0.0
+        kernels.append(Kernel(symbol, tuple(filter(None, ops.split("+"))), "", "", 0, 0, least * 1e-9, share))
+    return Specialisation(
+        inputs=(),
+        is_dynamic=report["is_dynamic"],
+        cause="its package",
+        origin="package",
+        seconds=0.0,
+        packed_bytes=0,
+        workspace_bytes=0,
+        failure="",
+        kernels=tuple(kernels),
+    )
 
 
 def _kernels(compiled: Compiled, calls: int, seconds: float, numbers: Mapping[int, int]) -> tuple[Kernel, ...]:

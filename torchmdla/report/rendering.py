@@ -105,6 +105,10 @@ def _specialisation(one: data.Specialisation) -> Text:
     types = ", ".join(one.inputs) or "no inputs"
     if not one.origin:
         return Text(f"  not compiled: {one.failure}")
+    if one.origin == "package":
+        return Text(
+            f"  {'for any sizes, ' if one.is_dynamic else ''}from a package; {counted(len(one.kernels), 'kernel')}"
+        )
     what = f"  for any sizes, as {types}" if one.is_dynamic else f"  for {types}"
     made = f"compiled in {one.seconds:.2f} s" if one.origin == "compiled" else f"found {_FOUND[one.origin]}"
     needs = f"{size_text(one.packed_bytes)} of packed weights, {size_text(one.workspace_bytes)} of workspace"

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace torchmdla {
 
@@ -24,10 +25,13 @@ struct Options {
   // The processor that code is for: "native", "x86-64-v2" to "x86-64-v4"; empty:
   // TORCHMDLA_PROCESSOR, or native.
   std::string processor;
+  // Files of public keys (PEM, Ed25519), and folders of such: a package must be signed by the owner
+  // of one of them. Empty: those of TORCHMDLA_REQUIRE_SIGNATURE, or no signature is demanded.
+  std::vector<std::string> trusted_keys;
 };
 
 // Turns it on from the next call of any program on. Throws c10::ValueError where the processor is
-// none, or not this one.
+// none, or not this one, or a file of trusted_keys cannot be read or trusted.
 void enable(const Options& options = {});
 
 // Groups that exist run in PyTorch's interpreter from the next call on.
@@ -42,7 +46,8 @@ void prepare(const torch::jit::Module& module);
 
 // Makes the package of a file known to groups; false where the file has none. `torch::jit::load`
 // does so by itself but for streams that it reads in a program that loaded the library by dlopen.
-// Throws where the file cannot be read as an archive.
+// Throws where the file cannot be read as an archive. A package that is damaged, that another user
+// may have written, or that is not signed where that is demanded, is refused and counted.
 bool take_package_of(const std::string& file);
 
 // Counters since the process began, as torchmdla.stats() has them: a JSON object.

@@ -1,0 +1,279 @@
+"""Whose packages are used: signatures, and owners of files."""
+
+from __future__ import annotations
+
+import os
+import sys
+import zipfile
+from pathlib import Path
+
+import package_files
+import pytest
+import torch
+from package_files import Found, command, load_all, make_package, records, rewrite, write_example
+
+import torchmdla
+from torchmdla.packages import signing
+
+# Signing needs it; checking does not.
+pytest.importorskip("cryptography")
+
+REQUIRED = "TORCHMDLA_REQUIRE_SIGNATURE"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Keys ``a`` and ``b``, a package that nobody signed and one that ``a`` signed."""
+    folder = tmp_path_factory.mktemp("trust")
+    for name in ("a", "b"):
+        signing.generate_key(folder / name)
+    make_package(folder / "unsigned.pt")
+    signing.sign(folder / "unsigned.pt", folder / "a.pem", folder / "signed.pt")
+    write_example(folder / "example")
+    return folder
+
+
+def find(folder: Path, path: Path, required: str | None = None) -> Found:
+    environment = {} if required is None else {REQUIRED: required}
+    found = load_all([path], folder / "example", **environment)[path]
+    assert found.matches and not found.error
+    return found
+
+
+def assert_taken(found: Found) -> None:
+    assert (found.packages, found.refused) == (1, [])
+
+
+def assert_refused(found: Found, reason: str) -> None:
+    assert found.packages == 0 and len(found.refused) == 1 and reason in found.refused[0], found
+
+
+# --- what is demanded
+
+
+def test_a_signed_package_is_used_where_its_key_is_demanded(folder: Path) -> None:
+    assert_taken(find(folder, folder / "signed.pt", f"{folder / 'a.pub.pem'}"))
+
+
+def test_one_of_several_keys_is_enough(folder: Path) -> None:
+    """While keys are changed, a fleet trusts the old one and the new one."""
+    assert_taken(find(folder, folder / "signed.pt", f"{folder / 'b.pub.pem'}:{folder / 'a.pub.pem'}"))
+
+
+def test_a_folder_of_keys(folder: Path, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.pem").write_bytes((folder / f"{name}.pub.pem").read_bytes())
+    (tmp_path / "README").write_text("not a key")
+    assert_taken(find(folder, folder / "signed.pt", str(tmp_path)))
+    tmp_path.chmod(0o777)
+    assert_refused(find(folder, folder / "signed.pt", str(tmp_path)), "writable by others")
+
+
+def test_a_package_that_is_not_signed_is_refused(folder: Path) -> None:
+    assert_refused(find(folder, folder / "unsigned.pt", f"{folder / 'a.pub.pem'}"), "not signed")
+
+
+def test_a_signature_by_another_key_is_refused(folder: Path) -> None:
+    assert_refused(find(folder, folder / "signed.pt", f"{folder / 'b.pub.pem'}"), "none of those that are trusted")
+
+
+def test_a_signature_of_another_package_is_refused(folder: Path, tmp_path: Path) -> None:
+    other = make_package(tmp_path / "other.pt", width=24)
+    signing.sign(other, folder / "a.pem")
+    forged = rewrite(
+        folder / "unsigned.pt", tmp_path / "forged.pt", {signing.SIGNATURE: records(other)[signing.SIGNATURE]}
+    )
+    assert_refused(find(folder, forged, f"{folder / 'a.pub.pem'}"), "not that of its index")
+
+
+def test_a_signature_of_the_index_alone_is_refused(folder: Path, tmp_path: Path) -> None:
+    """What a key signs for another purpose is no signature of a package."""
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    key = load_pem_private_key((folder / "a.pem").read_bytes(), None)
+    index = records(folder / "unsigned.pt")[package_files.INDEX]
+    number = bytes.fromhex(signing.SigningKey(folder / "a.pem").number)
+    record = signing._SIGNATURE.seal({}, number + key.sign(index))  # type: ignore[union-attr, call-arg]
+    forged = rewrite(folder / "unsigned.pt", tmp_path / "forged.pt", {signing.SIGNATURE: record})
+    assert_refused(find(folder, forged, f"{folder / 'a.pub.pem'}"), "not that of its index")
+
+
+def test_a_target_of_another_package_is_refused_under_a_right_signature(folder: Path, tmp_path: Path) -> None:
+    other = make_package(tmp_path / "other.pt", width=24)
+    forged = rewrite(
+        folder / "signed.pt", tmp_path / "forged.pt", {package_files.TARGET: records(other)[package_files.TARGET]}
+    )
+    assert_refused(find(folder, forged, f"{folder / 'a.pub.pem'}"), "is not the one that its index has")
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (None, "No such file"),
+        (b"", "no public key in PEM"),
+        (b"-----BEGIN PUBLIC KEY-----\nMCow\n-----END PUBLIC KEY-----\n", "not of Ed25519"),
+    ],
+)
+def test_a_key_that_cannot_be_read_refuses_everything(
+    folder: Path, tmp_path: Path, content: bytes | None, reason: str
+) -> None:
+    """Another key that would do does not matter: what was meant to be demanded is not known."""
+    path = tmp_path / "key.pem"
+    if content is not None:
+        path.write_bytes(content)
+    found = find(folder, folder / "signed.pt", f"{folder / 'a.pub.pem'}:{path}")
+    assert_refused(found, reason)
+    assert str(path) in found.refused[0]
+
+
+def test_a_private_key_is_no_key_to_trust(folder: Path) -> None:
+    assert_refused(find(folder, folder / "signed.pt", f"{folder / 'a.pem'}"), "private key")
+
+
+@pytest.mark.parametrize("required", ["", ":"])
+def test_an_empty_demand_refuses_everything(folder: Path, required: str) -> None:
+    assert_refused(find(folder, folder / "signed.pt", required), "no files of public keys")
+
+
+def test_a_key_that_others_may_write_refuses_everything(folder: Path, tmp_path: Path) -> None:
+    key = tmp_path / "key.pem"
+    key.write_bytes((folder / "a.pub.pem").read_bytes())
+    key.chmod(0o666)
+    assert_refused(find(folder, folder / "signed.pt", f"{key}"), f"{key}: it is writable by others")
+
+
+def test_require_signatures(folder: Path) -> None:
+    """In this process: what it demands, and that nothing changes where a file is wrong."""
+    counts = torchmdla._C.statistics
+
+    def taken() -> int:
+        return sum(counts()["packages"].values())
+
+    try:
+        torchmdla.require_signatures([folder / "a.pub.pem"])
+        torch.jit.load(folder / "unsigned.pt")
+        assert list(counts()["refused"]) == ["the package is not signed (python -m torchmdla sign)"]
+        with pytest.raises(ValueError, match=r"missing\.pem: No such file"):
+            torchmdla.require_signatures([folder / "missing.pem"])
+        with pytest.raises(ValueError, match="no files of public keys"):
+            torchmdla.require_signatures([])
+        with pytest.raises(TypeError, match="a sequence of paths"):
+            torchmdla.require_signatures(str(folder / "a.pub.pem"))
+        torchmdla.reset_stats()
+        torch.jit.load(folder / "unsigned.pt")
+        assert taken() == 0
+        torch.jit.load(folder / "signed.pt")
+        assert taken() == 1
+    finally:
+        torchmdla.require_signatures(None)
+    torch.jit.load(folder / "unsigned.pt")
+    assert taken() == 2
+
+
+# --- owners
+
+
+@pytest.mark.parametrize("mode", [0o664, 0o646])
+def test_a_file_that_others_may_write_is_refused(folder: Path, tmp_path: Path, mode: int) -> None:
+    path = rewrite(folder / "signed.pt", tmp_path / "model.pt", {})
+    path.chmod(mode)
+    found = find(folder, path)
+    assert_refused(found, "chmod go-w, or sign the package")
+    # Where keys are demanded it does not matter who wrote it.
+    assert_taken(find(folder, path, f"{folder / 'a.pub.pem'}"))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_a_file_of_another_user_is_refused(folder: Path, tmp_path: Path) -> None:
+    path = rewrite(folder / "signed.pt", tmp_path / "model.pt", {})
+    os.chown(path, 12345, -1)
+    assert_refused(find(folder, path), "belongs to user 12345: chown it")
+    assert_taken(find(folder, path, f"{folder / 'a.pub.pem'}"))
+
+
+def test_a_name_may_lead_to_the_file(folder: Path, tmp_path: Path) -> None:
+    """Stores of models are full of links; what counts is the file."""
+    link = tmp_path / "model.pt"
+    link.symlink_to(folder / "unsigned.pt")
+    assert_taken(find(folder, link))
+
+
+def test_what_is_saved_is_writable_by_its_owner_alone(tmp_path: Path) -> None:
+    before = os.umask(0o002)
+    try:
+        path = make_package(tmp_path / "model.pt")
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o644
+    assert [file.name for file in tmp_path.iterdir()] == ["model.pt"]
+
+
+# --- signing
+
+
+def test_signing_changes_nothing_else(folder: Path) -> None:
+    """All bytes of the records and between them, so that what PyTorch aligned stays aligned."""
+    was, signed = (folder / name for name in ("unsigned.pt", "signed.pt"))
+    with zipfile.ZipFile(was) as archive, zipfile.ZipFile(signed) as other:
+        assert other.namelist()[:-1] == archive.namelist()
+        assert other.testzip() is None
+        before_directory = archive.start_dir
+    assert signed.read_bytes()[:before_directory] == was.read_bytes()[:before_directory]
+    assert torchmdla.packages.info(was).signer == ""  # type: ignore[union-attr]
+    assert torchmdla.packages.info(signed).signer == signing.SigningKey(folder / "a.pem").number  # type: ignore[union-attr]
+
+
+def test_a_signature_is_replaced(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    signing.sign(folder / "signed.pt", folder / "b.pem", path)
+    with zipfile.ZipFile(path) as archive:
+        assert sum(name.endswith(signing.SIGNATURE) for name in archive.namelist()) == 1
+    assert_taken(find(folder, path, f"{folder / 'b.pub.pem'}"))
+    assert_refused(find(folder, path, f"{folder / 'a.pub.pem'}"), "none of those that are trusted")
+
+
+def test_save_signs(folder: Path, tmp_path: Path) -> None:
+    path = make_package(tmp_path / "model.pt", sign=folder / "a.pem")
+    assert_taken(find(folder, path, f"{folder / 'a.pub.pem'}"))
+
+
+def test_commands(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    made = command("keys", "generate", key)
+    assert made.returncode == 0 and f"{key}.pub.pem" in made.stdout
+    assert Path(f"{key}.pem").stat().st_mode & 0o777 == 0o600
+    again = command("keys", "generate", key)
+    assert again.returncode == 2 and "File exists" in again.stderr
+    model = make_package(tmp_path / "model.pt")
+    signed = command("sign", model, "--key", f"{key}.pem", "-o", tmp_path / "signed.pt")
+    assert signed.returncode == 0 and "signed by key" in signed.stdout
+    assert signing.SIGNATURE in records(tmp_path / "signed.pt") and signing.SIGNATURE not in records(model)
+    assert command("sign", model, "--key", f"{key}.pem").returncode == 0
+    assert signing.SIGNATURE in records(model)
+    refused = command("sign", model, "--key", f"{key}.pub.pem")
+    assert refused.returncode == 2 and "no private key" in refused.stderr
+
+
+def test_what_is_no_intact_package_is_not_signed(folder: Path, tmp_path: Path) -> None:
+    key = folder / "a.pem"
+    plain = tmp_path / "plain.pt"
+    torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), plain)
+    with pytest.raises(ValueError, match="holds no package"):
+        signing.sign(plain, key)
+    other = make_package(tmp_path / "other.pt", width=24)
+    swapped = rewrite(
+        folder / "unsigned.pt", tmp_path / "swapped.pt", {package_files.TARGET: records(other)[package_files.TARGET]}
+    )
+    was = swapped.read_bytes()
+    with pytest.raises(ValueError, match="is not the one that the index has"):
+        signing.sign(swapped, key)
+    assert swapped.read_bytes() == was
+    (tmp_path / "text.pt").write_text("no archive")
+    with pytest.raises(ValueError, match=r"text\.pt holds no package"):
+        signing.sign(tmp_path / "text.pt", key)
+
+
+def test_signing_says_what_to_install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    with pytest.raises(ImportError, match=r"pip install torchmdla\[sign\]"):
+        signing.sign(folder / "unsigned.pt", folder / "a.pem")
