@@ -22,7 +22,7 @@ class WrongTensor(ModelError, ValueError):
 
 
 class Options(ctypes.Structure):
-    _fields_ = (("api_version", ctypes.c_uint32), ("threads", ctypes.c_int32))
+    _fields_ = (("api_version", ctypes.c_uint32), ("threads", ctypes.c_int32), ("any_owner", ctypes.c_int32))
 
 
 class Info(ctypes.Structure):

@@ -34,14 +34,16 @@ class Model:
     Args:
         path: of the file, which must stay as it is while the model is used.
         threads: how many threads a call uses, the calling one among them; 0: as many as there are processors.
+        any_owner: run the file's code whoever may have written it. Otherwise it must be this user's or root's, and
+            writable by nobody else.
 
     Raises:
-        ModelError: the file cannot be read, is damaged, or is for other processors.
+        ModelError: the file cannot be read or trusted, is damaged, or is for other processors.
     """
 
-    def __init__(self, path: str | os.PathLike[str], threads: int = 0) -> None:
+    def __init__(self, path: str | os.PathLike[str], threads: int = 0, *, any_owner: bool = False) -> None:
         handle = ctypes.c_void_p()
-        check(LIBRARY.tmdla_load(os.fsencode(path), Options(API_VERSION, threads), ctypes.byref(handle)))
+        check(LIBRARY.tmdla_load(os.fsencode(path), Options(API_VERSION, threads, any_owner), ctypes.byref(handle)))
         self._handle = handle
         weakref.finalize(self, LIBRARY.tmdla_free, handle)
         self._numbers, self.inputs = self._described(LIBRARY.tmdla_input, LIBRARY.tmdla_input_count(handle))

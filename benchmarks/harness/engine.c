@@ -27,7 +27,7 @@ static double now(void) {
 
 int main(int argc, char **argv) {
   if (argc != 3) return 2;
-  const tmdla_options options = {TMDLA_API_VERSION, atoi(argv[2])};
+  const tmdla_options options = {TMDLA_API_VERSION, atoi(argv[2]), 0};
   tmdla_model *model;
   tmdla_info input, output;
   check(tmdla_load(argv[1], &options, &model));

@@ -34,7 +34,7 @@ struct Tensor {
 class Model {
 public:
   explicit Model(const std::string& path, int threads = 0) {
-    const tmdla_options options{TMDLA_API_VERSION, threads};
+    const tmdla_options options{TMDLA_API_VERSION, threads, 0};
     tmdla_model* loaded = nullptr;
     check(tmdla_load(path.c_str(), &options, &loaded));
     model_.reset(loaded);

@@ -48,7 +48,7 @@ int main(int argc, char **argv) {
     fprintf(stderr, "usage: %s model.tmdla numbers.bin\n", argv[0]);
     return 2;
   }
-  const tmdla_options options = {TMDLA_API_VERSION, 0};
+  const tmdla_options options = {TMDLA_API_VERSION, 0, 0};
   tmdla_model *model;
   check(tmdla_load(argv[1], &options, &model));
 

@@ -116,7 +116,8 @@ tmdla_status tmdla_load(const char* path, const tmdla_options* options, tmdla_mo
     *model = nullptr;
     demand(!options || options->api_version == TMDLA_API_VERSION,
            "the options are of another version of the interface");
-    *model = std::make_unique<tmdla_model>(path, options ? options->threads : 0).release();
+    const auto chosen = options ? *options : tmdla_options{TMDLA_API_VERSION, 0, 0};
+    *model = std::make_unique<tmdla_model>(path, chosen.threads, chosen.any_owner != 0).release();
   });
 }
 

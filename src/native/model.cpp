@@ -81,8 +81,8 @@ template <class Tensors> std::string sizes_of_all(const Tensors& tensors) {
 
 } // namespace
 
-Model::Model(const std::string& path, int threads)
-    : file_(path), threads_(checked_threads(threads)) {
+Model::Model(const std::string& path, int threads, bool any_owner)
+    : file_(path, any_owner), threads_(checked_threads(threads)) {
   check_processor(file_.content().features);
   load_code();
   file_.drop_images();

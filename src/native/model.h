@@ -16,10 +16,10 @@
 namespace torchmdla::native {
 
 // Any number of threads may use one. What is wrong with a file or a tensor is thrown: Error,
-// BadBytes, ImageError.
+// FileProblem, BadBytes, ImageError.
 class Model {
 public:
-  Model(const std::string& path, int threads);
+  Model(const std::string& path, int threads, bool any_owner);
 
   const std::vector<Port>& inputs() const { return file_.content().inputs; }
   const std::vector<Port>& outputs() const { return file_.content().outputs; }

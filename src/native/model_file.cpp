@@ -1,5 +1,6 @@
 #include "model_file.h"
 
+#include "error.h"
 #include "support/open_file.h"
 #include "support/sealed_block.h"
 
@@ -38,9 +39,11 @@ std::vector<std::byte> read_sealed(const OpenFile& file) {
 MappedFile::MappedFile(const OpenFile& file, uint64_t offset, uint64_t bytes)
     : skipped_(offset % static_cast<uint64_t>(sysconf(_SC_PAGESIZE))), bytes_(bytes + skipped_) {
   if (bytes == 0) return;
-  void* const start =
-      mmap(nullptr, bytes_, PROT_READ, MAP_SHARED, file, static_cast<off_t>(offset - skipped_));
-  if (start == MAP_FAILED) fail("the weights cannot be mapped");
+  void* const start = mmap(nullptr, bytes_, PROT_READ, MAP_SHARED, file.descriptor(),
+                           static_cast<off_t>(offset - skipped_));
+  if (start == MAP_FAILED)
+    throw FileProblem(file.name() +
+                      ": its weights cannot be mapped: " + std::generic_category().message(errno));
   start_ = static_cast<std::byte*>(start);
   madvise(start_, bytes_, MADV_WILLNEED);
 }
@@ -49,9 +52,11 @@ MappedFile::~MappedFile() {
   if (start_) munmap(start_, bytes_);
 }
 
-ModelFile::ModelFile(const std::string& path) {
+ModelFile::ModelFile(const std::string& path, bool any_owner) {
   const OpenFile file(path);
   if (file.is_folder()) throw FileProblem(path + ": it is a folder");
+  if (const auto problem = file.owner_problem(); !any_owner && !problem.empty())
+    throw Error(TMDLA_NOT_TRUSTED, path + ": " + problem);
   sealed_ = read_sealed(file);
   const auto begin = std::min(up_to_page(sealed_.size()), file.size());
   const auto bytes = file.size() - begin;

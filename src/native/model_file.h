@@ -33,8 +33,9 @@ private:
 
 class ModelFile {
 public:
-  // Throws FileProblem, BadBytes.
-  explicit ModelFile(const std::string& path);
+  // With `any_owner` the file may be one that others can write to. Throws FileProblem, BadBytes,
+  // and Error where it is one and may not.
+  ModelFile(const std::string& path, bool any_owner);
 
   const Content& content() const { return content_; }
   const std::byte* weight(size_t number) const {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,14 @@ import torch
 from native_models import Exported, export
 
 from torchmdla.testing.models import MODELS
+
+
+@pytest.fixture(autouse=True)
+def owned_files() -> Iterator[None]:
+    """What tests write is writable by nobody else."""
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
 
 
 def exported(name: str, folder: Path) -> Exported:

@@ -14,7 +14,7 @@ from torchmdla.packages import native_file
 from torchmdla.packages.native_file import DamagedModel, info_of
 from torchmdla_runtime import Model, ModelError
 
-NOT_READABLE, BAD_FILE, WRONG_PROCESSOR = 2, 3, 4
+NOT_READABLE, BAD_FILE, WRONG_PROCESSOR, NOT_TRUSTED = 2, 3, 4, 9
 
 
 def refused(path: Path, status: int, said: str) -> None:
@@ -42,6 +42,16 @@ def resealed(model: Exported, old: bytes, new: bytes) -> bytes:
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     refused(tmp_path / "missing.tmdla", NOT_READABLE, "missing.tmdla: No such file")
     refused(tmp_path, NOT_READABLE, "it is a folder")
+
+
+def test_files_that_others_may_write(mlp: Exported, tmp_path: Path) -> None:
+    path = tmp_path / "model.tmdla"
+    path.write_bytes(mlp.path.read_bytes())
+    path.chmod(0o664)
+    refused(path, NOT_TRUSTED, "model.tmdla: it is writable by others than its owner")
+    mlp.check(Model(path, any_owner=True))
+    path.chmod(0o644)
+    mlp.check(Model(path))
 
 
 def test_files_that_are_no_model(tmp_path: Path) -> None:

@@ -56,8 +56,8 @@ def test_arguments_that_are_none(mlp: Exported) -> None:
     wrong = [
         LIBRARY.tmdla_load(None, None, ctypes.byref(made)),
         LIBRARY.tmdla_load(path, None, None),
-        LIBRARY.tmdla_load(path, Options(2, 0), ctypes.byref(made)),
-        LIBRARY.tmdla_load(path, Options(1, -1), ctypes.byref(made)),
+        LIBRARY.tmdla_load(path, Options(2, 0, 0), ctypes.byref(made)),
+        LIBRARY.tmdla_load(path, Options(1, -1, 0), ctypes.byref(made)),
         LIBRARY.tmdla_input(handle, 1, ctypes.byref(info)),
         LIBRARY.tmdla_output(handle, 0, None),
         LIBRARY.tmdla_input(None, 0, ctypes.byref(info)),

@@ -26,12 +26,11 @@ typedef enum tmdla_status {
   TMDLA_NOT_READABLE = 2,     /* the file is not there, or cannot be read */
   TMDLA_BAD_FILE = 3,         /* it is damaged, of another version, or for another machine */
   TMDLA_WRONG_PROCESSOR = 4,  /* it needs instructions that this processor does not have */
-  TMDLA_WRONG_TENSOR =
-      5, /* an input or output has another dtype or other sizes than the model takes */
-  TMDLA_FAILED =
-      6, /* the model's own error: an index out of bounds, a division by zero, a failed check */
+  TMDLA_WRONG_TENSOR = 5,     /* a tensor has another dtype or other sizes than the model takes */
+  TMDLA_FAILED = 6,           /* the model's own error, such as an index out of bounds */
   TMDLA_NO_MEMORY = 7,
-  TMDLA_INTERNAL = 8
+  TMDLA_INTERNAL = 8,
+  TMDLA_NOT_TRUSTED = 9 /* others than this user and root may have written the file */
 } tmdla_status;
 
 /* The numbers that PyTorch has for them. */
@@ -55,6 +54,7 @@ typedef struct tmdla_model tmdla_model;
 typedef struct tmdla_options {
   uint32_t api_version; /* TMDLA_API_VERSION */
   int32_t threads;      /* 0: one for each processor that this process may run on */
+  int32_t any_owner;    /* not 0: whoever may have written the file, its code is run */
 } tmdla_options;
 
 /* An input or an output of a model. What it points to lives as long as the model. */

@@ -12,6 +12,7 @@ const FLOAT32: i32 = 6;
 struct Options {
     api_version: u32,
     threads: i32,
+    any_owner: i32,
 }
 
 #[repr(C)]
@@ -90,7 +91,7 @@ struct Model(*mut c_void);
 
 impl Model {
     fn load(path: &str) -> Outcome<Model> {
-        let options = Options { api_version: API_VERSION, threads: 0 };
+        let options = Options { api_version: API_VERSION, threads: 0, any_owner: 0 };
         let mut model = null_mut();
         check(unsafe { tmdla_load(CString::new(path)?.as_ptr(), &options, &mut model) })?;
         Ok(Model(model))
