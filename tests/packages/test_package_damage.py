@@ -414,7 +414,7 @@ def test_what_code_is_bound_to(
 
 def test_a_dtype_that_nothing_is_computed_in(example: Path, tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(specialisation, "_SCALAR_TYPES", {torch.float32: 14})
+        patch.setattr(specialisation, "SCALAR_TYPES", {torch.float32: 14})
         package = make_package(tmp_path / "model.pt")
     assert_refused(one(package, example), "nothing is computed of dtype QInt32")
 
