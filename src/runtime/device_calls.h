@@ -1,4 +1,5 @@
-// The device calls: C functions of the runtime that compiled code calls by name.
+// The device calls: C functions of the runtime that compiled code calls by name. Here they are
+// PyTorch's (device_calls.cpp); the runtime without libtorch has others (native/device_calls.cpp).
 #pragma once
 
 #include <cstdint>
@@ -28,8 +29,8 @@ void* thread_workspace(int64_t bytes);
 extern "C" {
 typedef void (*mdla_kernel)(void* const* operands, int64_t begin, int64_t end);
 
-// Runs `body` over [begin, end) in chunks of at least `grain` on PyTorch's intra-op pool. Serial
-// inside a parallel region and for small ranges.
+// Runs `body` over [begin, end) in chunks of at least `grain` on PyTorch's intra-op pool, or that
+// of the runtime without libtorch. Serial inside a parallel region and for small ranges.
 void mdla_parallel_for(mdla_kernel body, void* const* operands, int64_t begin, int64_t end,
                        int64_t grain);
 
