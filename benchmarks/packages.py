@@ -34,6 +34,7 @@ def main() -> int:
     parser.add_argument("--models", type=output.one_of(["resnet50", "bert", "mlp"]), help="(resnet50,bert)")
     parser.add_argument("--threads", type=output.number, default=os.cpu_count(), help="of each op (%(default)s)")
     parser.add_argument("--rounds", type=output.number, default=7, help="processes of each kind (%(default)s)")
+    parser.add_argument("--pack-weights", action="store_true", help="have packed weights in the files")
     parser.add_argument("--check", action="store_true", help="end with status 1 where a mark is missed")
     options = parser.parse_args()
     models = options.models or (["mlp"] if options.quick else ["resnet50", "bert"])
@@ -41,7 +42,7 @@ def main() -> int:
     rows = []
     with tempfile.TemporaryDirectory(prefix="torchmdla-benchmark-") as folder:
         for model in models:
-            call = save(model, Path(folder), options.quick)
+            call = save(model, Path(folder), options.quick, options.pack_weights)
             rows.append(measure(program, Path(folder), call, model, 2 if options.quick else options.rounds, options))
             output.write_json(options.json, {"benchmark": "packages", "quick": options.quick, "rows": rows})
     show(rows)
@@ -61,7 +62,7 @@ def build() -> Path:
     return BUILD / "run"
 
 
-def save(model: str, folder: Path, quick: bool) -> str:
+def save(model: str, folder: Path, quick: bool, pack_weights: bool) -> str:
     """Writes the package of a model; the inputs of a call, as the example reads them."""
     import torch
 
@@ -70,7 +71,7 @@ def save(model: str, folder: Path, quick: bool) -> str:
 
     spec = MODELS[model].reduced() if quick else MODELS[model]
     inputs = spec.inputs()
-    torchmdla.save(spec.build().eval(), folder / f"{model}.pt", [inputs])
+    torchmdla.save(spec.build().eval(), folder / f"{model}.pt", [inputs], pack_weights=pack_weights)
     torch.save(list(inputs), folder / f"{model}.inputs")
     return f"@{folder / f'{model}.inputs'}"
 

@@ -40,6 +40,9 @@ class Image:
 def address_of_symbol(name: str) -> int:
     """The address of a device call, or of a function of libtorch or of the C library; 0 where there is none."""
 
+def content_hash(tensor: torch.Tensor) -> int:
+    """Of the bytes of a dense tensor, in the order in which they lie in memory: what finds accidents."""
+
 class Executable:
     """Compiled code bound to the inputs and outputs of a group."""
 

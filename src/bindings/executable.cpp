@@ -3,11 +3,13 @@
 #include "runtime/executable.h"
 #include "bindings.h"
 #include "python/python_objects.h"
+#include "runtime/fingerprint.h"
 
 #include <pybind11/stl.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <bit>
 #include <optional>
 #include <unordered_map>
 #include <vector>
@@ -155,6 +157,13 @@ void bind_kernel_times(py::module& module) {
 
 void bind_executable(py::module& module) {
   bind_kernel_times(module);
+  module.def(
+      "content_hash",
+      [](const at::Tensor& tensor) {
+        TORCH_CHECK_VALUE(tensor.is_non_overlapping_and_dense(), "a dense tensor has a hash");
+        return std::bit_cast<int64_t>(content_hash(tensor.const_data_ptr(), tensor.nbytes()));
+      },
+      py::arg("tensor"));
   py::class_<Executable, std::shared_ptr<Executable>>(
       module, "Executable", "Compiled code bound to the inputs and outputs of a group.")
       .def(py::init(&make_executable), py::arg("entry"), py::arg("packs"),

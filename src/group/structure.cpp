@@ -3,6 +3,7 @@
 #include "packed_weights.h"
 #include "signature.h"
 #include "support/byte_key.h"
+#include "support/quantisation.h"
 
 #include <ATen/core/ivalue.h>
 #include <torch/csrc/jit/ir/constants.h>
@@ -19,9 +20,6 @@ using torch::jit::Node;
 using torch::jit::Value;
 
 namespace {
-
-// Of more elements a constant tensor is a weight, which compiled code takes as an argument.
-constexpr int64_t most_elements_of_a_number = 16;
 
 class StructureWriter {
 public:
@@ -83,15 +81,19 @@ private:
   }
 
   void tensor(const at::Tensor& tensor) {
-    is_whole_ &= tensor.device().is_cpu() && tensor.layout() == at::kStrided;
+    is_whole_ &= tensor.device().is_cpu() && tensor.layout() == at::kStrided &&
+                 (!tensor.is_quantized() || quantisation_of(tensor));
     if (!is_whole_) return;
+    if (const auto quantisation = quantisation_of(tensor)) {
+      key_.add(std::bit_cast<int64_t>(quantisation->scale));
+      key_.add(quantisation->zero_point);
+    }
     key_.add(static_cast<int64_t>(tensor.scalar_type()));
     key_.add_list(tensor.sizes());
     key_.add_list(tensor.strides());
-    if (tensor.numel() > most_elements_of_a_number || tensor.is_quantized()) return;
-    const auto elements = tensor.contiguous();
-    key_.add(
-        std::string_view(static_cast<const char*>(elements.const_data_ptr()), elements.nbytes()));
+    // One of dimensions is a weight, which compiled code takes as an argument.
+    if (tensor.dim() != 0) return;
+    key_.add(std::string_view(static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes()));
   }
 
   void packed(const PackedWeights& weights) {

@@ -13,8 +13,9 @@
 namespace torchmdla {
 
 // Equal, in any process and on any machine, for subgraphs with the same operators, inputs of the
-// same types, and constants of the same values; of constant tensors that are weights, of the same
-// dtypes, sizes and strides. None where a subgraph holds something that has no such form.
+// same types, and constants of the same values; constant tensors that have dimensions are weights,
+// of which dtypes, sizes and strides are the same. None where a subgraph holds something that has
+// no such form.
 using Structure = Digest;
 
 std::optional<Structure> structure_of(torch::jit::Graph& graph, const std::string& device,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "content.h"
+#include "support/mapped_file.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -15,21 +16,6 @@ class OpenFile;
 }
 
 namespace torchmdla::native {
-
-// Part of a file, mapped for reading and shared with whoever else maps it.
-class MappedFile {
-public:
-  MappedFile(const OpenFile& file, uint64_t offset, uint64_t bytes);
-  ~MappedFile();
-  MappedFile(const MappedFile&) = delete;
-  MappedFile& operator=(const MappedFile&) = delete;
-
-  const std::byte* data() const { return start_ + skipped_; }
-
-private:
-  std::byte* start_ = nullptr;
-  size_t skipped_, bytes_; // mappings begin at pages
-};
 
 class ModelFile {
 public:

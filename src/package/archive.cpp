@@ -2,6 +2,7 @@
 
 #include "group/group_report.h"
 #include "package.h"
+#include "support/mapped_file.h"
 #include "support/open_file.h"
 #include "torchmdla/torchmdla.h"
 
@@ -32,17 +33,32 @@ private:
   const std::shared_ptr<const OpenFile> file_;
 };
 
+// The name that the archive has for a package's record; empty where there is none.
+std::string record_name(PyTorchStreamReader& reader, const std::string& name) {
+  // Programs of TorchScript have it among their extra files, exported programs beside theirs.
+  const auto extra = "extra/" + name;
+  return reader.hasRecord(extra) ? extra : reader.hasRecord(name) ? name : "";
+}
+
 bool take_package_in(PyTorchStreamReader& reader, const OpenFile* file) {
   const auto read = [&](const std::string& name) -> std::optional<FileRecord> {
-    // Programs of TorchScript have it among their extra files, exported programs beside theirs.
-    const auto extra = "extra/" + name;
-    const auto& found = reader.hasRecord(extra) ? extra : name;
-    if (!reader.hasRecord(found)) return std::nullopt;
+    const auto found = record_name(reader, name);
+    if (found.empty()) return std::nullopt;
     auto [data, size] = reader.getRecord(found);
     const std::span bytes(static_cast<const std::byte*>(data.get()), size);
     return FileRecord{bytes, std::make_shared<at::DataPtr>(std::move(data))};
   };
-  return take_package({read, file ? file->name() : "a program", file});
+  const auto map = [&](const std::string& name) -> std::optional<FileRecord> {
+    const auto found = record_name(reader, name);
+    if (found.empty() || !file) return std::nullopt;
+    const auto size = reader.getRecordSize(found);
+    if (reader.getRecordOffset(found) + size > file->size())
+      throw FileProblem(name + " goes beyond the end of the file");
+    auto mapped = std::make_shared<MappedFile>(*file, reader.getRecordOffset(found), size);
+    const std::span bytes(mapped->data(), size);
+    return FileRecord{bytes, std::move(mapped)};
+  };
+  return take_package({read, map, file ? file->name() : "a program", file});
 }
 
 } // namespace

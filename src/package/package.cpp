@@ -75,14 +75,25 @@ const PackageTarget& best_of(const std::vector<PackageTarget>& targets,
   return *best;
 }
 
-Packaged specialisations_in(const PackageTarget& target, const FileRecord& block) {
+// Packed weights, where they can be mapped and code can read them where they lie.
+std::optional<FileRecord> weights_of(const PackageSource& source, const PackageTarget& target) {
+  constexpr size_t alignment = 64;
+  auto found = source.map ? source.map(folder + "weights/" + target.name) : std::nullopt;
+  const bool is_aligned =
+      found && reinterpret_cast<uintptr_t>(found->bytes.data()) % alignment == 0;
+  return is_aligned ? found : std::nullopt;
+}
+
+Packaged specialisations_in(const PackageTarget& target, const FileRecord& block,
+                            const std::optional<FileRecord>& weights) {
   if (sha256(block.bytes) != target.digest)
     throw BadBytes("the package's target " + target.name + " is not the one that its index has");
   ByteReader reader(content_of(block.bytes, target_format));
-  const auto images = std::make_shared<PackagedImages>();
-  images->owner = block.owner;
-  images->images = reader.list([&] { return reader.bytes(reader.count()); });
-  const auto found = reader.list([&] { return read_specialisation(reader, images); });
+  const auto content = std::make_shared<PackagedContent>();
+  content->owner = block.owner;
+  if (weights) content->weights = weights->bytes, content->weights_owner = weights->owner;
+  content->images = reader.list([&] { return reader.bytes(reader.count()); });
+  const auto found = reader.list([&] { return read_specialisation(reader, content); });
   if (!reader.at_end()) throw BadBytes("a package's target is longer than it says");
   return found;
 }
@@ -115,7 +126,7 @@ std::string take(const PackageSource& source, const FileRecord& index) {
   const auto& target = best_of(targets, features_of(processor_setting()));
   const auto block = source.read(folder + "targets/" + target.name);
   if (!block) throw BadBytes("the package lacks its target " + target.name);
-  const auto found = specialisations_in(target, *block);
+  const auto found = specialisations_in(target, *block, weights_of(source, target));
   // After all that may refuse it: a file that was damaged may come again whole.
   if (is_new(sha256(index.bytes))) add_packaged(found);
   return target.name;

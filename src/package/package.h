@@ -32,6 +32,7 @@ using ReadRecord = std::function<std::optional<FileRecord>(const std::string& na
 // Where a package comes from.
 struct PackageSource {
   ReadRecord read;
+  ReadRecord map;                 // nullopt, too, where a record can only be read
   std::string name;               // for messages
   const OpenFile* file = nullptr; // null where the program itself handed over the bytes
 };

@@ -1,6 +1,8 @@
 #include "packaged_code.h"
 
+#include "group/statistics.h"
 #include "runtime/device_calls.h"
+#include "runtime/fingerprint.h"
 #include "runtime/image.h"
 #include "runtime/kernel_times.h"
 #include "size_fields.h"
@@ -9,6 +11,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <bit>
 #include <optional>
 #include <string>
 #include <utility>
@@ -40,10 +43,31 @@ struct PackagedInput {
   }
 };
 
+// What a pack made of parameters with these contents, among the weights of the target.
+struct PackedWeight {
+  size_t offset;
+  uint64_t content_hash;
+  std::vector<uint64_t> parameters; // hashes of their contents
+};
+
 struct PackagedPack {
   std::string symbol, recipe;
   std::vector<size_t> arguments;
   int64_t bytes;
+  std::optional<PackedWeight> packed;
+
+  // Null where there is none, or it is not mapped, or it is not what it was.
+  std::shared_ptr<const ReadyBuffer> ready(const PackagedContent& content) const {
+    if (!packed || content.weights.empty()) return nullptr;
+    const auto* data = content.weights.data() + packed->offset;
+    if (content_hash(data, bytes) != packed->content_hash) {
+      statistics().packages.refused.count(
+          "packed weights are not what they were when they were saved: they are packed anew");
+      return nullptr;
+    }
+    return std::make_shared<ReadyBuffer>(
+        ReadyBuffer{data, packed->parameters, content.weights_owner});
+  }
 };
 
 struct ImageOwner : CodeOwner {
@@ -68,14 +92,14 @@ public:
   std::vector<PackagedInput> inputs;
   std::vector<OutputBinding> outputs;
   std::vector<std::string> kernels;
-  std::shared_ptr<const PackagedImages> images;
+  std::shared_ptr<const PackagedContent> content;
 
   std::shared_ptr<const Executable> load(const Subgraph& subgraph,
                                          size_t num_inputs) const override {
     const auto num_outputs = subgraph.num_outputs().value_or(outputs.size());
     TORCH_CHECK(outputs.size() == num_outputs, "the code has ", outputs.size(),
                 " outputs, the group ", num_outputs);
-    const auto owner = std::make_shared<ImageOwner>(images->images.at(image));
+    const auto owner = std::make_shared<ImageOwner>(content->images.at(image));
     const auto& mapped = owner->image;
     CompiledCode code{function<Entry>(mapped, entry),
                       {},
@@ -84,8 +108,9 @@ public:
                       owner,
                       function<const char* (*)()>(mapped, fault),
                       std::make_shared<KernelTimes>(kernels)};
-    for (const auto& [symbol, recipe, arguments, bytes] : packs)
-      code.packs.push_back({function<Entry>(mapped, symbol), recipe, arguments, bytes});
+    for (const auto& pack : packs)
+      code.packs.push_back({function<Entry>(mapped, pack.symbol), pack.recipe, pack.arguments,
+                            pack.bytes, nullptr, pack.ready(*content)});
     std::vector<InputBinding> bindings;
     for (const auto& input : inputs)
       bindings.push_back(input.bind(subgraph, num_inputs));
@@ -236,13 +261,25 @@ PackagedInput read_input(ByteReader& reader, size_t symbols) {
   return input;
 }
 
-PackagedPack read_pack(ByteReader& reader) {
+PackedWeight read_packed(ByteReader& reader, int64_t bytes, const PackagedContent& content) {
+  constexpr size_t alignment = 64;
+  PackedWeight packed{reader.count(), std::bit_cast<uint64_t>(reader.integer()), {}};
+  packed.parameters = reader.list([&] { return std::bit_cast<uint64_t>(reader.integer()); });
+  if (packed.offset % alignment != 0) throw BadBytes("a packed weight lies between cache lines");
+  const auto end = packed.offset + static_cast<size_t>(bytes);
+  if (!content.weights.empty() && (end < packed.offset || end > content.weights.size()))
+    throw BadBytes("a packed weight goes beyond the others");
+  return packed;
+}
+
+PackagedPack read_pack(ByteReader& reader, const PackagedContent& content) {
   PackagedPack pack;
   pack.symbol = reader.text();
   if (pack.symbol.empty()) throw BadBytes("a pack is of no function");
   pack.recipe = reader.text();
   pack.arguments = reader.counts();
   pack.bytes = read_bytes(reader);
+  if (reader.truth()) pack.packed = read_packed(reader, pack.bytes, content);
   return pack;
 }
 
@@ -282,13 +319,13 @@ public:
 
 void read_code(ByteReader& reader, size_t symbols, PackagedCode& made) {
   made.image = reader.count();
-  if (made.image >= made.images->images.size())
+  if (made.image >= made.content->images.size())
     throw BadBytes("a specialisation is of an image that there is not");
   made.entry = reader.text();
   made.workspace = reader.text();
   made.fault = reader.text();
   made.workspace_bytes = read_bytes(reader);
-  made.packs = reader.list([&] { return read_pack(reader); });
+  made.packs = reader.list([&] { return read_pack(reader, *made.content); });
   made.inputs = reader.list([&] { return read_input(reader, symbols); });
   made.outputs = reader.list([&] { return read_output(reader, symbols); });
   made.kernels = reader.list([&] { return reader.text(); });
@@ -297,7 +334,7 @@ void read_code(ByteReader& reader, size_t symbols, PackagedCode& made) {
 } // namespace
 
 std::shared_ptr<const PackagedSpecialisation>
-read_specialisation(ByteReader& reader, const std::shared_ptr<const PackagedImages>& images) {
+read_specialisation(ByteReader& reader, const std::shared_ptr<const PackagedContent>& content) {
   if (reader.truth()) {
     auto made = std::make_shared<PackagedDivision>();
     read_head(reader, *made);
@@ -306,7 +343,7 @@ read_specialisation(ByteReader& reader, const std::shared_ptr<const PackagedImag
     return made;
   }
   auto made = std::make_shared<PackagedCode>();
-  made->images = images;
+  made->content = content;
   const auto symbols = read_head(reader, *made);
   read_code(reader, symbols, *made);
   return made;

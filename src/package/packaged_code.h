@@ -11,14 +11,16 @@
 
 namespace torchmdla {
 
-// Images, in the order in which specialisations name them, and what keeps them.
-struct PackagedImages {
-  std::vector<std::span<const std::byte>> images;
-  std::shared_ptr<const void> owner;
+// What the specialisations of a target share.
+struct PackagedContent {
+  std::vector<std::span<const std::byte>> images; // in the order in which specialisations name them
+  std::shared_ptr<const void> owner;              // of the images
+  std::span<const std::byte> weights;             // packed ones; empty where none are mapped
+  std::shared_ptr<const void> weights_owner;
 };
 
 // The next specialisation that `reader` has. Throws BadBytes.
 std::shared_ptr<const PackagedSpecialisation>
-read_specialisation(ByteReader& reader, const std::shared_ptr<const PackagedImages>& images);
+read_specialisation(ByteReader& reader, const std::shared_ptr<const PackagedContent>& content);
 
 } // namespace torchmdla

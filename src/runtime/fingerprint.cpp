@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstring>
 #include <utility>
 
@@ -21,16 +22,46 @@ constexpr std::array<uint64_t, words_of_line> keys{
     0x9e3779b97f4a7c15, 0xbf58476d1ce4e5b9, 0x94d049bb133111eb, 0xd6e8feb86659fd93,
     0xa0761d6478bd642f, 0xe7037ed1a0b428db, 0x8ebc6af09c88c6e3, 0x589965cc75374cc3};
 
-uint16_t hash_of_line(const std::byte* data) {
-  std::array<uint64_t, words_of_line> words;
-  std::memcpy(words.data(), data, sizeof words);
+// Of line `place` of `bytes`, as if zeros followed them.
+uint64_t mixed_line(const std::byte* data, size_t bytes, size_t place) {
+  std::array<uint64_t, words_of_line> words{};
+  const auto offset = place * Fingerprint::line;
+  std::memcpy(words.data(), data + offset, std::min(bytes - offset, sizeof words));
   uint64_t mixed = 0;
   for (size_t i = 0; i < words_of_line; i += 2) {
     const auto product =
         static_cast<unsigned __int128>(words[i] ^ keys[i]) * (words[i + 1] ^ keys[i + 1]);
     mixed += static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
   }
+  return mixed;
+}
+
+uint16_t short_hash(uint64_t mixed) {
   return static_cast<uint16_t>((mixed * keys[0]) >> 48);
+}
+
+uint16_t hash_of_line(const std::byte* data, size_t bytes, size_t place) {
+  return short_hash(mixed_line(data, bytes, place));
+}
+
+size_t lines_of(size_t bytes) {
+  return (bytes + Fingerprint::line - 1) / Fingerprint::line;
+}
+
+// Adds up what `hash(place, last)` returns of parts of the lines.
+template <class Hash> uint64_t sum_over_lines(size_t bytes, Hash hash) {
+  constexpr int64_t grain = 1 << 15;
+  std::atomic<uint64_t> sum{bytes};
+  at::parallel_for(0, static_cast<int64_t>(lines_of(bytes)), grain,
+                   [&](int64_t first, int64_t last) {
+                     sum += hash(static_cast<size_t>(first), static_cast<size_t>(last));
+                   });
+  return sum;
+}
+
+// A line's share of the hash of all: no other place would give it.
+uint64_t placed(uint64_t mixed, size_t place) {
+  return (mixed ^ keys[1]) * (2 * static_cast<uint64_t>(place) + 1);
 }
 
 // The largest quotient in Euclid's algorithm: the smaller it is, the more evenly the multiples of
@@ -75,17 +106,30 @@ Fingerprint::Order Fingerprint::Order::inverse() const {
 }
 
 Fingerprint::Fingerprint(const void* data, size_t bytes)
-    : bytes_(bytes), order_(even_order((bytes + line - 1) / line)) {
+    : bytes_(bytes), order_(even_order(lines_of(bytes))) {
   const auto hashes = std::make_shared<uint16_t[]>(order_.lines);
   // In the order of memory, which is several times as fast.
   const auto steps = order_.inverse();
-  constexpr int64_t grain = 1 << 15;
-  at::parallel_for(0, static_cast<int64_t>(order_.lines), grain, [&](int64_t first, int64_t last) {
+  content_hash_ = sum_over_lines(bytes, [&](size_t first, size_t last) {
+    uint64_t sum = 0;
     auto step = steps.at(first);
-    for (auto place = first; place < last; ++place, step = steps.after(step))
-      hashes[step] = hash_at(static_cast<const std::byte*>(data), place);
+    for (auto place = first; place < last; ++place, step = steps.after(step)) {
+      const auto mixed = mixed_line(static_cast<const std::byte*>(data), bytes, place);
+      hashes[step] = short_hash(mixed);
+      sum += placed(mixed, place);
+    }
+    return sum;
   });
   hashes_ = hashes;
+}
+
+uint64_t content_hash(const void* data, size_t bytes) {
+  return sum_over_lines(bytes, [&](size_t first, size_t last) {
+    uint64_t sum = 0;
+    for (auto place = first; place < last; ++place)
+      sum += placed(mixed_line(static_cast<const std::byte*>(data), bytes, place), place);
+    return sum;
+  });
 }
 
 bool Fingerprint::holds(const void* data, size_t first, size_t count) const {
@@ -105,7 +149,7 @@ bool Fingerprint::holds_until_end(const std::byte* data, size_t first, size_t co
     fetch();
   for (size_t i = 0; i < count; ++i, place = order_.after(place)) {
     if (i + lines_ahead < count) fetch();
-    if (hashes_[first + i] != hash_at(data, place)) return false;
+    if (hashes_[first + i] != hash_of_line(data, bytes_, place)) return false;
   }
   return true;
 }
@@ -122,14 +166,6 @@ bool Fingerprint::operator==(const Fingerprint& other) const {
   return bytes_ == other.bytes_ &&
          (hashes_ == other.hashes_ ||
           std::equal(hashes_.get(), hashes_.get() + steps(), other.hashes_.get()));
-}
-
-uint16_t Fingerprint::hash_at(const std::byte* data, size_t place) const {
-  const auto offset = place * line;
-  if (bytes_ - offset >= line) return hash_of_line(data + offset);
-  std::array<std::byte, line> last{};
-  std::memcpy(last.data(), data + offset, bytes_ - offset);
-  return hash_of_line(last.data());
 }
 
 } // namespace torchmdla

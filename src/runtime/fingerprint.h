@@ -7,6 +7,10 @@
 
 namespace torchmdla {
 
+// Of all bytes, in their order: what finds accidents, not what withstands anybody. Shared by the
+// threads of PyTorch's pool.
+uint64_t content_hash(const void* data, size_t bytes);
+
 // Lines are looked at in steps, in an order in which neighbours are far apart: of N lines, any r in
 // a row are met by 5 N / r steps, and all of them, each once, by N. A column is as soon met as a
 // row, since it is every r-th line, or a part of every r-th.
@@ -29,6 +33,9 @@ public:
 
   bool operator==(const Fingerprint& other) const;
 
+  // `content_hash` of what memory held.
+  uint64_t content_hash() const { return content_hash_; }
+
 private:
   // Step i is at line i * stride, around the end.
   struct Order {
@@ -43,10 +50,10 @@ private:
     Order inverse() const;
   };
   static Order even_order(size_t lines);
-  uint16_t hash_at(const std::byte* data, size_t place) const;
   bool holds_until_end(const std::byte* data, size_t first, size_t count) const;
 
   size_t bytes_ = 0;
+  uint64_t content_hash_ = 0;
   Order order_;
   std::shared_ptr<const uint16_t[]> hashes_; // in the order of the steps
 };

@@ -22,6 +22,13 @@ namespace torchmdla {
 // A compiled function; the ABI stands in docs/architecture.md.
 using Entry = int32_t (*)(void* const* buffers);
 
+// What a pack made elsewhere of parameters with these contents (`content_hash`).
+struct ReadyBuffer {
+  const void* data;
+  std::vector<uint64_t> parameters;
+  std::shared_ptr<const void> owner; // of the data
+};
+
 // How a packed buffer is made: from the executable's arguments `arguments`, by `function`. Buffers
 // of equal recipes and parameters are the same.
 struct Pack {
@@ -30,6 +37,7 @@ struct Pack {
   std::vector<size_t> arguments;
   int64_t bytes;
   void (*release)(void* buffer) = nullptr; // called before the buffer's memory is freed, if any
+  std::shared_ptr<const ReadyBuffer> ready = nullptr; // instead, for parameters with its contents
 };
 
 // A pack reported an error. `held`: an exception of Python's waits to be raised.
@@ -76,6 +84,8 @@ public:
 
   // Empty where that is a copy.
   const Fingerprint& content() const { return content_; }
+
+  uint64_t content_hash() const;
 
 private:
   // Weak references: no other tensor or storage gets the address while they are held.

@@ -116,6 +116,24 @@ TEST(fingerprint_looks_at_the_bytes_behind_the_last_line) {
   }
 }
 
+TEST(content_hash_is_of_every_byte_and_its_place) {
+  for (const size_t size : {size_t{1}, Fingerprint::line, 5 * Fingerprint::line + 3}) {
+    auto data = bytes(size);
+    const auto before = content_hash(data.data(), size);
+    EXPECT_EQUAL(Fingerprint(data.data(), size).content_hash(), before);
+    for (size_t place = 0; place < size; ++place) {
+      data[place] ^= 0x20;
+      EXPECT(content_hash(data.data(), size) != before);
+      data[place] ^= 0x20;
+    }
+  }
+  auto data = bytes(4 * Fingerprint::line);
+  const auto before = content_hash(data.data(), data.size());
+  std::swap_ranges(data.begin(), data.begin() + Fingerprint::line, data.end() - Fingerprint::line);
+  EXPECT(content_hash(data.data(), data.size()) != before);
+  EXPECT(content_hash(data.data(), data.size() - 1) != content_hash(data.data(), data.size()));
+}
+
 TEST(fingerprint_goes_on_at_the_first_step_behind_the_last) {
   auto data = bytes(100 * Fingerprint::line);
   const Fingerprint fingerprint(data.data(), data.size());

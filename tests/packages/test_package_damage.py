@@ -32,10 +32,10 @@ from package_files import (
     write_example,
 )
 
-from torchmdla.compiler.artifact import Artifact, Manifest, Pack
+from torchmdla.compiler.artifact import Manifest, Pack
 from torchmdla.packages import format, specialisation
 from torchmdla.packages.fields import FieldWriter
-from torchmdla.packages.specialisation import Specialisation
+from torchmdla.packages.specialisation import Specialisation, TargetCode
 
 # What a process may ask for beside what it has, for the sake of a file of some kilobytes.
 MOST_MEMORY = 1 << 30
@@ -287,7 +287,7 @@ def noted(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(format, "FieldWriter", Noting)
         patch.setattr(format, "_block", block)
-        package = make_package(tmp_path_factory.mktemp("noted") / "model.pt", sizes=request.param)
+        package = make_package(tmp_path_factory.mktemp("noted") / "model.pt", sizes=request.param, pack_weights=True)
     content = content_of(records(package)[TARGET])
     assert noted[0].getvalue() == content
     return package, content, noted[0].integers_at, noted[0].bytes_at
@@ -349,11 +349,12 @@ def with_compiled(alter: Callable[[Any], dict[str, Any]]) -> Callable[[format.Ta
 def with_manifest(alter: Callable[[Manifest], dict[str, Any]]) -> Callable[[format.Target], format.Target]:
     """Fields of each artifact's manifest."""
 
-    def altered(artifact: Artifact | None) -> Artifact:
-        assert artifact is not None
-        return replace(artifact, manifest=replace(artifact.manifest, **alter(artifact.manifest)))
+    def altered(code: TargetCode | None) -> TargetCode:
+        assert code is not None
+        manifest = replace(code.artifact.manifest, **alter(code.artifact.manifest))
+        return TargetCode(replace(code.artifact, manifest=manifest), [None] * len(manifest.packs))
 
-    return lambda target: replace(target, artifacts=list(map(altered, target.artifacts)))
+    return lambda target: replace(target, codes=list(map(altered, target.codes)))
 
 
 def divided_around(*nodes: int) -> Callable[[format.Target], format.Target]:
@@ -365,7 +366,7 @@ def divided_around(*nodes: int) -> Callable[[format.Target], format.Target]:
     return lambda target: replace(
         target,
         specialisations=list(map(altered, target.specialisations)),
-        artifacts=[None] * len(target.specialisations),
+        codes=[None] * len(target.specialisations),
     )
 
 

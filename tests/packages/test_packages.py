@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
+import sys
+import textwrap
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -312,3 +315,92 @@ def test_what_came_in_a_package_is_explained(tmp_path: Path) -> None:
     assert specialisation.origin == "package" and group.ops["aten::tanh"] == 1
     assert any("tanh" in kernel.ops and kernel.seconds for kernel in specialisation.kernels)
     assert "from a package" in str(report)
+
+
+# What one process holds of packed weights: bytes in memory of its own, and kilobytes mapped from the file.
+HELD = """
+    import re, sys
+    import torch, torchmdla
+    program = torchmdla.load(sys.argv[1])
+    torch.manual_seed(0)
+    print(program(torch.ones(64, 256)).sum().item())
+    maps = open("/proc/self/smaps").read().split("VmFlags:")
+    mapped = sum(int(re.search(r"Rss: +(\\d+)", one)[1]) for one in maps if "model.pt" in one)
+    print(torchmdla._C.memory_use()["packed"], mapped, list(torchmdla.stats().refused))
+"""
+
+
+def wide() -> nn.Module:
+    """More weights than fit beside each other by chance."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(256, 1024), nn.Tanh(), nn.Linear(1024, 256), nn.Tanh(), nn.Linear(256, 8)).eval()
+
+
+def test_packed_weights_are_mapped_from_the_file(tmp_path: Path) -> None:
+    x = torch.randn(64, 256)
+    check(wide(), [(x,)], tmp_path, pack_weights=True)
+    _, packed, mapped, refused = run_python(HELD, str(tmp_path / "model.pt")).stdout.split(maxsplit=3)
+    (target,) = getattr(info(tmp_path / "model.pt"), "targets", ())
+    assert packed == "0" and refused.strip() == "[]"
+    assert target.weights >= 256 * 1024 * 4 and int(mapped) * 1024 >= target.weights
+
+
+def test_packed_weights_of_other_weights_are_not_used(tmp_path: Path) -> None:
+    """The package of one program in the file of another, as after fine-tuning."""
+    torchmdla.save(wide(), tmp_path / "first.pt", [torch.randn(64, 256)], pack_weights=True)
+    reader = torch._C.PyTorchFileReader(str(tmp_path / "first.pt"))
+    names = [name for name in reader.get_all_records() if name.startswith("extra/torchmdla/")]
+    records = {name.removeprefix("extra/"): reader.get_record(name) for name in names}
+    other = wide()
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.add_(0.01)
+    frozen = torch.jit.freeze(torch.jit.trace(other, torch.randn(64, 256)))
+    torch.jit.save(frozen, str(tmp_path / "model.pt"), _extra_files=records)
+    calls = calls_of(other, [(torch.randn(64, 256),)], tmp_path / "calls")
+    found = read(tmp_path / "model.pt", calls)
+    assert found["packaged"] == 1 and all(found["compiled"])
+
+
+def test_damaged_packed_weights_are_packed_anew(tmp_path: Path) -> None:
+    torchmdla.save(wide(), tmp_path / "model.pt", [torch.randn(64, 256)], pack_weights=True)
+    whole = run_python(HELD, str(tmp_path / "model.pt")).stdout.split("\n")[0]
+    with zipfile.ZipFile(tmp_path / "model.pt") as archive:
+        (record,) = (one for one in archive.infolist() if "/weights/" in one.filename)
+    data = bytearray((tmp_path / "model.pt").read_bytes())
+    data[record.header_offset + record.file_size // 2] ^= 0x10
+    (tmp_path / "model.pt").write_bytes(data)
+    value, rest = run_python(HELD, str(tmp_path / "model.pt")).stdout.strip().split("\n")
+    assert value == whole and "packed anew" in rest
+
+
+def test_processes_share_packed_weights(tmp_path: Path) -> None:
+    """Together they hold one copy."""
+    torchmdla.save(wide(), tmp_path / "model.pt", [torch.randn(64, 256)], pack_weights=True)
+    code = """
+        import re, sys
+        import torch, torchmdla
+        program = torchmdla.load(sys.argv[1])
+        program(torch.ones(64, 256))
+        print("ready", flush=True)
+        sys.stdin.readline()
+        maps = open("/proc/self/smaps").read().split("VmFlags:")
+        print(sum(int(re.search(r"Pss: +(\\d+)", one)[1]) for one in maps if "model.pt" in one), flush=True)
+        sys.stdin.readline()
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code), str(tmp_path / "model.pt")]
+    processes = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    shares = []
+    for step in range(2):
+        for process in processes:
+            assert process.stdin and process.stdout
+            line = process.stdout.readline()
+            shares += [int(line)] if step else []
+        for process in processes:
+            assert process.stdin
+            process.stdin.write("\n")
+            process.stdin.flush()
+    for process in processes:
+        process.communicate()
+    (target,) = getattr(info(tmp_path / "model.pt"), "targets", ())
+    assert sum(shares) * 1024 < 1.25 * target.weights

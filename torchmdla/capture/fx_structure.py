@@ -14,9 +14,6 @@ from torchmdla.importer.fx import attribute, name_of_call
 # What a constant may be whose text says all there is of it.
 _PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
 
-# Of more elements a constant tensor is a weight, which compiled code takes as an argument.
-_MOST_ELEMENTS_OF_A_NUMBER = 16
-
 
 class _HasNoForm(Exception):
     """A value differs between processes."""
@@ -55,8 +52,10 @@ def _parts(node: fx.Node, numbers: Mapping[fx.Node, int]) -> Iterator[bytes]:
 def _constant(value: Any) -> Iterator[bytes]:
     if not isinstance(value, torch.Tensor) or value.device.type != "cpu" or value.layout != torch.strided:
         raise _HasNoForm
+    if value.is_quantized:
+        raise _HasNoForm
     yield f"{value.dtype} {tuple(value.shape)} {value.stride()}".encode()
-    if value.numel() <= _MOST_ELEMENTS_OF_A_NUMBER:
+    if not value.dim():  # One of dimensions is a weight, which compiled code takes as an argument.
         yield value.detach().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 

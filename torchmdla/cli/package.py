@@ -55,6 +55,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--sign", metavar="KEY", help="a private key to sign it with (python -m torchmdla keys generate)"
     )
+    parser.add_argument(
+        "--pack-weights",
+        action="store_true",
+        help="weights as the code reads them, too: they are mapped, and shared by processes; the file is larger",
+    )
     parser.add_argument("-o", "--output", metavar="FILE", help="default: beside the program, as model.packaged.pt")
 
 
@@ -86,6 +91,7 @@ def _package(options: argparse.Namespace, output: Path) -> PackageInfo:
         calls,
         options.target or ["native"],
         freeze=not options.no_freeze,
+        pack_weights=options.pack_weights,
         extra=extra or None,
         sign=options.sign,
     )
@@ -114,7 +120,8 @@ def print_package(package: PackageInfo) -> None:
     table = Table.grid(padding=(0, 2))
     for target in package.targets:
         several = counted(len(target.groups), "specialisation")
-        table.add_row(target.name, size_text(target.size), several, _features(target.features))
+        weights = f"{size_text(target.weights)} of packed weights" if target.weights else ""
+        table.add_row(target.name, size_text(target.size), several, weights, _features(target.features))
     console.print(table)
     for line in package.targets[0].groups if package.targets else ():
         console.print(f"  {line}")

@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from torchmdla.compiler.artifact import Artifact
 from torchmdla.compiler.checksummed import Format
 from torchmdla.packages.fields import FieldWriter
-from torchmdla.packages.specialisation import Specialisation
+from torchmdla.packages.specialisation import Specialisation, TargetCode
+from torchmdla.packages.weights import Weights
 
 FOLDER = "torchmdla/"
 INDEX = f"{FOLDER}index"
@@ -37,6 +37,11 @@ def record_of(target: str) -> str:
     return f"{FOLDER}targets/{target}"
 
 
+def weights_record_of(target: str) -> str:
+    """The name of the record of a target's packed weights."""
+    return f"{FOLDER}weights/{target}"
+
+
 @dataclass(frozen=True)
 class TargetInfo:
     """A target of a package, for people.
@@ -47,6 +52,7 @@ class TargetInfo:
         features: of a processor, that its code uses, by LLVM's names.
         size: bytes of its block.
         digest: SHA-256 of its block, in hexadecimal.
+        weights: bytes of packed weights.
         groups: what it has code for, a line for each.
     """
 
@@ -55,6 +61,7 @@ class TargetInfo:
     features: tuple[str, ...]
     size: int
     digest: str
+    weights: int
     groups: tuple[str, ...]
 
 
@@ -75,18 +82,20 @@ class PackageInfo:
 
 @dataclass(frozen=True)
 class Target:
-    """A target's code: ``artifacts`` of ``specialisations``, None of those that have no code."""
+    """A target's code: ``codes`` of ``specialisations``, None of those that have none, and what packs made."""
 
     name: str
     cpu: str
     features: tuple[str, ...]
     specialisations: Sequence[Specialisation]
-    artifacts: Sequence[Artifact | None]
+    codes: Sequence[TargetCode | None]
+    weights: Weights
 
 
 def records(targets: Sequence[Target], groups: Sequence[str], versions: Mapping[str, str]) -> dict[str, bytes]:
     """The package, by the names of its records. ``groups``: lines that say what it has code for."""
     files = {record_of(target.name): _block(target) for target in targets}
+    files |= {weights_record_of(target.name): target.weights.getvalue() for target in targets if target.weights.infos}
     infos = [_info(target, files[record_of(target.name)], groups) for target in targets]
     writer = FieldWriter()
 
@@ -129,16 +138,17 @@ def check_target(info: TargetInfo, block: bytes) -> None:
 
 def _block(target: Target) -> bytes:
     # Equal groups have one artifact, hence one image.
-    images = {artifact.object_code: 0 for artifact in target.artifacts if artifact is not None}
+    images = {code.artifact.object_code: 0 for code in target.codes if code is not None}
     numbers = {image: number for number, image in enumerate(images)}
     writer = FieldWriter()
     writer.list(images, writer.block)
     writer.integer(len(target.specialisations))
-    for specialisation, artifact in zip(target.specialisations, target.artifacts, strict=True):
-        specialisation.write(writer, None if artifact is None else (numbers[artifact.object_code], artifact))
+    for specialisation, code in zip(target.specialisations, target.codes, strict=True):
+        specialisation.write(writer, code, 0 if code is None else numbers[code.artifact.object_code])
     return _TARGET.seal({}, writer.getvalue())
 
 
 def _info(target: Target, block: bytes, groups: Sequence[str]) -> TargetInfo:
     digest = hashlib.sha256(block).hexdigest()
-    return TargetInfo(target.name, target.cpu, target.features, len(block), digest, tuple(groups))
+    weights = sum(weight.size for weight in target.weights.infos)
+    return TargetInfo(target.name, target.cpu, target.features, len(block), digest, weights, tuple(groups))

@@ -19,10 +19,11 @@ from torchmdla.compiler.artifact import Artifact
 from torchmdla.compiler.program import Program, Target
 from torchmdla.errors import CaptureError, CompileError
 from torchmdla.packages.compiling import compiled, for_target
-from torchmdla.packages.native_file import VARIES, Code, InputLayout, Model, ModelInfo, OutputLayout, Port, Weights
+from torchmdla.packages.native_file import VARIES, Code, InputLayout, Model, ModelInfo, OutputLayout, Port
 from torchmdla.packages.native_group import Group, GroupCode, only_group, tensor_output
 from torchmdla.packages.packing import packed
 from torchmdla.packages.replacing import replacing
+from torchmdla.packages.weights import Weights
 
 if TYPE_CHECKING:
     from torchmdla.importer import Binding
@@ -146,7 +147,7 @@ def _code(group: Group, code: GroupCode, artifact: Artifact, device: devices.Dev
             _argument(group, place, binding, manifest.parameters, tensors, weights)
             for place, binding in enumerate(made.bindings)
         ],
-        packs=[weights.add(buffer) for buffer in buffers],
+        packs=[weights.add(buffer) for buffer in buffers if buffer is not None],
     )
 
 

@@ -21,6 +21,7 @@ from torchmdla.compiler.checksummed import Format
 from torchmdla.importer import dtype_name
 from torchmdla.packages.fields import SCALAR_TYPES, FieldWriter
 from torchmdla.packages.size_fields import fixed, write_size_program, write_varying
+from torchmdla.packages.weights import PAGE, WeightInfo, Weights, up_to
 
 if TYPE_CHECKING:
     from torchmdla.capture.size_program import SizeNodes
@@ -32,8 +33,6 @@ class DamagedModel(ValueError):
 
 # As in src/native/model_file.cpp.
 _FORMAT = Format(b"torchmdla-model", 1, "a model's file", "export the model anew", DamagedModel)
-_PAGE = 4096
-_LINE = 64
 
 # The order of ``Argument::Source`` in src/native/content.h.
 _SOURCES = ("input", "weight", "size", "unused")
@@ -95,15 +94,6 @@ class Code:
 
 
 @dataclass(frozen=True)
-class WeightInfo:
-    """Where a weight stands, from the first one on, and its SHA-256 in hexadecimal."""
-
-    offset: int
-    size: int
-    digest: str
-
-
-@dataclass(frozen=True)
 class ModelInfo:
     """A model's file, for people.
 
@@ -127,38 +117,6 @@ class ModelInfo:
     @property
     def weight_bytes(self) -> int:
         return sum(weight.size for weight in self.weights)
-
-
-class Weights:
-    """What of a model is mapped: buffers, equal ones once."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[str, int] = {}
-        self._data: list[memoryview] = []
-        self._infos: list[WeightInfo] = []
-        self._end = 0
-
-    @property
-    def infos(self) -> tuple[WeightInfo, ...]:
-        return tuple(self._infos)
-
-    def add(self, tensor: torch.Tensor) -> int:
-        """The number of a weight with the bytes of ``tensor``, which is contiguous."""
-        data = tensor.reshape(-1).view(torch.uint8).numpy().data
-        digest = hashlib.sha256(data).hexdigest()
-        if digest not in self._numbers:
-            self._numbers[digest] = len(self._data)
-            offset = _up_to(_PAGE if len(data) >= _PAGE else _LINE, self._end)
-            self._data.append(data)
-            self._infos.append(WeightInfo(offset, len(data), digest))
-            self._end = offset + len(data)
-        return self._numbers[digest]
-
-    def write(self, file: IO[bytes]) -> None:
-        begin = file.tell()
-        for data, info in zip(self._data, self._infos, strict=True):
-            file.write(bytes(begin + info.offset - file.tell()))
-            file.write(data)
 
 
 @dataclass(frozen=True)
@@ -188,7 +146,7 @@ class Model:
     def write(self, file: IO[bytes]) -> None:
         block = _FORMAT.seal(asdict(self.info), self._content())
         file.write(block)
-        file.write(bytes(_up_to(_PAGE, len(block)) - len(block)))
+        file.write(bytes(up_to(PAGE, len(block)) - len(block)))
         self.weights.write(file)
 
     def _content(self) -> bytes:
@@ -211,7 +169,7 @@ def begins_as_model(path: str | os.PathLike[str]) -> bool:
         OSError: it cannot be read.
     """
     with open(path, "rb") as file:
-        return _FORMAT.size_of(file.read(_PAGE)) is not None
+        return _FORMAT.size_of(file.read(PAGE)) is not None
 
 
 def info_of(path: str | os.PathLike[str], *, verify: bool = True) -> ModelInfo:
@@ -228,7 +186,7 @@ def info_of(path: str | os.PathLike[str], *, verify: bool = True) -> ModelInfo:
     data = memoryview(Path(path).read_bytes())
     size = _FORMAT.size_of(data) or len(data)
     found = _FORMAT.open(bytes(data[:size]), lambda description, content: _info(description))
-    weights = data[_up_to(_PAGE, size) :]
+    weights = data[up_to(PAGE, size) :]
     for number, weight in enumerate(found.weights if verify else ()):
         if hashlib.sha256(weights[weight.offset : weight.offset + weight.size]).hexdigest() != weight.digest:
             raise DamagedModel(f"weight {number} does not match its checksum; export the model anew")
@@ -239,10 +197,6 @@ def _info(description: dict[str, Any]) -> ModelInfo:
     lists = {name: tuple(value) for name, value in description.items() if isinstance(value, list)}
     weights = tuple(WeightInfo(**weight) for weight in description["weights"])
     return ModelInfo(**{**description, **lists, "weights": weights})
-
-
-def _up_to(step: int, offset: int) -> int:
-    return -(-offset // step) * step
 
 
 def _sizes_text(sizes: Iterable[int]) -> str:

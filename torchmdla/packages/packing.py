@@ -14,15 +14,18 @@ from torchmdla.errors import CompileError
 _ALIGNMENT = 64
 
 
-def packed(loaded: LoadedCode, manifest: Manifest, arguments: Mapping[int, torch.Tensor]) -> list[torch.Tensor]:
-    """The buffers of all packs, as bytes, of the program's ``arguments`` by their places.
+def packed(loaded: LoadedCode, manifest: Manifest, arguments: Mapping[int, torch.Tensor]) -> list[torch.Tensor | None]:
+    """The buffers of all packs, as bytes, of the program's ``arguments`` by their places; None of packs of others.
 
     Raises:
         CompileError: a pack reports an error: the parameters are not what the code relies on.
     """
     workspace = _buffer(manifest.workspace_bytes)
-    buffers = []
+    buffers: list[torch.Tensor | None] = []
     for address, pack in zip(loaded.packs, manifest.packs, strict=True):
+        if not all(place in arguments for place in pack.arguments):
+            buffers.append(None)
+            continue
         buffer = _buffer(pack.size)
         _run(address, [workspace, buffer, *(arguments[place] for place in pack.arguments)])
         buffers.append(buffer)

@@ -15,12 +15,15 @@ import torch
 
 from torchmdla import _C, api, devices
 from torchmdla.capture import refusals
+from torchmdla.capture.script_subgraph import ScriptSubgraph
 from torchmdla.compile_service.versions import producers
 from torchmdla.packages.compiling import compiled, compiling_groups, for_target
 from torchmdla.packages.format import FOLDER, INDEX, PackageInfo, Target, info_of, records
 from torchmdla.packages.replacing import replacing
 from torchmdla.packages.signing import SIGNATURE, SigningKey
 from torchmdla.packages.specialisation import Specialisation
+from torchmdla.packages.target_code import code_of, runs_here
+from torchmdla.packages.weights import Weights
 from torchmdla.report import progress
 from torchmdla.version import __version__
 
@@ -32,6 +35,7 @@ def save(
     targets: Sequence[str] = ("native",),
     *,
     freeze: bool = True,
+    pack_weights: bool = False,
     extra: Mapping[str, bytes] | None = None,
     sign: str | os.PathLike[str] | None = None,
 ) -> PackageInfo:
@@ -54,6 +58,8 @@ def save(
             where none are given.
         targets: ``"native"``, or a level of x86-64: ``"x86-64-v2"`` to ``"x86-64-v4"``, whether this machine is of it
             or not. Who loads the file takes the target with most of the features that its processor has.
+        pack_weights: write constants as the code reads them, too, for targets that this machine is of. They are mapped
+            from the file, so that loading takes less time, and processes share them; the file is larger by as much.
         freeze: make weights of TorchScript constants, where the module is in eval mode, as :func:`torchmdla.compile`
             does: they are packed when the file is loaded. Otherwise the first call packs them.
         extra: further extra files of a TorchScript archive, by name.
@@ -78,7 +84,7 @@ def save(
         raise ValueError("save needs the inputs of a call at least: inputs=[(tensor, …), …]")
     else:
         program = _Script(api.ready(model, calls[0]) if freeze else api.as_torchscript(model, calls[0]), extra)
-    made = _package(program, calls, targets)
+    made = _package(program, calls, targets, pack_weights)
     if key is not None:
         made[SIGNATURE] = key.sign(made[INDEX])
     with replacing(Path(file)) as temporary, temporary.open("wb") as written:
@@ -128,7 +134,7 @@ class _Exported:
 
 
 def _package(
-    program: _Script | _Exported, calls: Sequence[tuple[Any, ...]], targets: Sequence[str]
+    program: _Script | _Exported, calls: Sequence[tuple[Any, ...]], targets: Sequence[str], pack_weights: bool
 ) -> dict[str, bytes]:
     """The records of a program's package."""
     device = devices.get(devices.in_use())
@@ -140,16 +146,15 @@ def _package(
         )
     programs = {name: [for_target(one.program, target) for one in specialisations] for name, target in made_for.items()}
     artifacts = compiled([one for row in programs.values() for one in row if one])
-    described = [
-        Target(
-            name,
-            target.cpu,
-            device.features(target),
-            specialisations,
-            [artifacts[one.key] if one else None for one in programs[name]],
-        )
-        for name, target in made_for.items()
-    ]
+    described = []
+    for name, target in made_for.items():
+        weights = Weights()
+        packs = weights if pack_weights and runs_here(target, device) else None
+        codes = [
+            code_of(one, artifacts[program.key], device, packs) if program else None
+            for one, program in zip(specialisations, programs[name], strict=True)
+        ]
+        described.append(Target(name, target.cpu, device.features(target), specialisations, codes, weights))
     versions = {"torchmdla": __version__, "torch": torch.__version__}
     versions |= {name: version for name, version in producers(device) if name not in versions}
     return records(described, list(map(_line, specialisations)), versions)
@@ -167,12 +172,17 @@ def _specialised(program: _Script | _Exported, calls: Sequence[tuple[Any, ...]])
             refusals.call_until_whole(partial(ready, *call), api.WARM_UP_CALLS)
         reports = [report for report in _C.groups() if report["number"] not in before]
     found = (
-        Specialisation.of(structure, one)
+        Specialisation.of(structure, one, _subgraph(report).constant)
         for report in reports
         if (structure := _structure(report)) is not None
         for one in report["specialisations"]
     )
     return [one for one in found if one is not None]
+
+
+def _subgraph(report: _C.GroupReport) -> Any:
+    subgraph = report["subgraph"]
+    return ScriptSubgraph(subgraph) if isinstance(subgraph, torch._C.Graph) else subgraph
 
 
 def _structure(report: _C.GroupReport) -> bytes | None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from torchmdla.capture.specialise import constant_of
 from torchmdla.compiler.artifact import Artifact
 from torchmdla.compiler.program import Program
 from torchmdla.packages.fields import SCALAR_TYPES, FieldWriter
@@ -27,6 +29,24 @@ _NONE, _BOOLEAN, _INTEGER, _REAL, _TEXT, _DEVICE, _INTEGERS, _BOOLEANS, _REALS =
 
 
 @dataclass(frozen=True)
+class PackedWeight:
+    """What a pack made, among the weights of a target: where it stands, and hashes of its content and of those of the
+    parameters that it was made of (``_C.content_hash``)."""
+
+    offset: int
+    content_hash: int
+    parameters: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class TargetCode:
+    """A specialisation's code for a target; for each pack what it made, or None."""
+
+    artifact: Artifact
+    packed: Sequence[PackedWeight | None]
+
+
+@dataclass(frozen=True)
 class Specialisation:
     """What a package keeps of a group for some types of its inputs.
 
@@ -36,6 +56,7 @@ class Specialisation:
         symbols: of one for any sizes: how many symbols there are, and which of them each entry of the signature is.
         left_out: of one that runs in groups around these nodes of the subgraph, which has no code.
         compiled: what its code was made of.
+        constant: what the subgraph's node of a number, a constant, holds.
     """
 
     structure: bytes
@@ -43,10 +64,13 @@ class Specialisation:
     symbols: tuple[int, Sequence[int]] | None
     left_out: tuple[int, ...] | None
     compiled: Compiled | None
+    constant: Callable[[int], object]
 
     @classmethod
-    def of(cls, structure: bytes, report: _C.SpecialisationReport) -> Specialisation | None:
-        """None of one that runs in PyTorch's interpreter."""
+    def of(
+        cls, structure: bytes, report: _C.SpecialisationReport, constant: Callable[[int], object]
+    ) -> Specialisation | None:
+        """None of one that runs in PyTorch's interpreter. ``constant``: what the subgraph's node of a number holds."""
         executable, left_out = report["executable"], report["left_out"]
         compiled = None if executable is None else executable.owner
         if compiled is None and left_out is None:
@@ -57,22 +81,32 @@ class Specialisation:
             report["symbols"],
             None if left_out is None else tuple(left_out),
             compiled,
+            constant,
         )
+
+    @property
+    def constants(self) -> dict[int, torch.Tensor]:
+        """The program's arguments that are constants of the subgraph, by their places."""
+        if self.compiled is None:
+            return {}
+        known = cache(self.constant)
+        pairs = enumerate(self.compiled.bindings)
+        return {place: constant_of(binding, known) for place, binding in pairs if binding.source == "constant"}
 
     @property
     def program(self) -> Program | None:
         """What is compiled for each target."""
         return None if self.compiled is None else Program.from_bytes(self.compiled.program)
 
-    def write(self, writer: FieldWriter, code: tuple[int, Artifact] | None) -> None:
-        """``code``: the number of the image in the target's block, and the artifact that it is of."""
+    def write(self, writer: FieldWriter, code: TargetCode | None, image: int = 0) -> None:
+        """``image``: the number of the code's image in the target's block."""
         writer.byte(code is None)
         self._write_head(writer)
         if code is None:
             writer.integers(self.left_out or ())
         else:
             assert self.compiled is not None
-            _write_code(writer, self.compiled, *code)
+            _write_code(writer, self.compiled, image, code)
 
     def _write_head(self, writer: FieldWriter) -> None:
         writer.raw(self.structure)
@@ -99,19 +133,24 @@ def _is_input(binding: Binding) -> bool:
     return binding.source == "input" and binding.element is None
 
 
-def _write_code(writer: FieldWriter, compiled: Compiled, image: int, artifact: Artifact) -> None:
-    manifest = artifact.manifest
+def _write_code(writer: FieldWriter, compiled: Compiled, image: int, code: TargetCode) -> None:
+    manifest = code.artifact.manifest
     writer.integer(image)
     writer.text(manifest.entry)
     writer.text(manifest.workspace)
     writer.text(manifest.fault)
     writer.integer(manifest.workspace_bytes)
     writer.integer(len(manifest.packs))
-    for pack in manifest.packs:
+    for pack, packed in zip(manifest.packs, code.packed, strict=True):
         writer.text(pack.symbol)
         writer.text(pack.recipe)
         writer.integers(pack.arguments)
         writer.integer(pack.size)
+        writer.byte(packed is not None)
+        if packed is not None:
+            writer.integer(packed.offset)
+            writer.integer(packed.content_hash)
+            writer.integers(packed.parameters)
     writer.integer(len(compiled.bindings))
     for binding, argument in zip(compiled.bindings, compiled.arguments, strict=True):
         _write_input(writer, binding, argument.kind == "scalar")

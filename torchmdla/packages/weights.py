@@ -1,0 +1,65 @@
+"""Buffers that are mapped from files."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from dataclasses import dataclass
+from typing import IO
+
+import torch
+
+# Where buffers begin: at pages, or at lines of the caches where they are shorter.
+PAGE = 4096
+_LINE = 64
+
+
+@dataclass(frozen=True)
+class WeightInfo:
+    """Where a weight stands, from the first one on, and its SHA-256 in hexadecimal."""
+
+    offset: int
+    size: int
+    digest: str
+
+
+class Weights:
+    """What of a model is mapped: buffers, equal ones once."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+        self._data: list[memoryview] = []
+        self._infos: list[WeightInfo] = []
+        self._end = 0
+
+    @property
+    def infos(self) -> tuple[WeightInfo, ...]:
+        return tuple(self._infos)
+
+    def add(self, tensor: torch.Tensor) -> int:
+        """The number of a weight with the bytes of ``tensor``, which is contiguous."""
+        data = tensor.reshape(-1).view(torch.uint8).numpy().data
+        digest = hashlib.sha256(data).hexdigest()
+        if digest not in self._numbers:
+            self._numbers[digest] = len(self._data)
+            offset = up_to(PAGE if len(data) >= PAGE else _LINE, self._end)
+            self._data.append(data)
+            self._infos.append(WeightInfo(offset, len(data), digest))
+            self._end = offset + len(data)
+        return self._numbers[digest]
+
+    def getvalue(self) -> bytes:
+        """What is written, from the first weight on."""
+        buffer = io.BytesIO()
+        self.write(buffer)
+        return buffer.getvalue()
+
+    def write(self, file: IO[bytes]) -> None:
+        begin = file.tell()
+        for data, info in zip(self._data, self._infos, strict=True):
+            file.write(bytes(begin + info.offset - file.tell()))
+            file.write(data)
+
+
+def up_to(step: int, offset: int) -> int:
+    return -(-offset // step) * step
