@@ -219,7 +219,7 @@ def test_a_name_that_no_target_has(package: Path, example: Path, tmp_path: Path,
 
 def test_random_content(package: Path, example: Path, folder: Path) -> None:
     paths = []
-    for seed in range(150):
+    for seed in range(60):
         draw = random.Random(seed)
         content = draw.randbytes(draw.randrange(300))
         if seed % 2:  # so that some are found behind the counts that stand first
@@ -235,7 +235,7 @@ def test_random_content(package: Path, example: Path, folder: Path) -> None:
 
 def test_content_that_ends_anywhere(package: Path, example: Path, folder: Path) -> None:
     content = content_of(records(package)[TARGET])
-    sizes = range(0, len(content), max(len(content) // 200, 1))
+    sizes = range(0, len(content), max(len(content) // 80, 1))
     paths = [rewrite(package, folder / f"{size}.pt", sealed(content[:size])) for size in sizes]
     for path, found in load_all(paths, example).items():
         assert_refused(found, "", path.name)
@@ -301,7 +301,7 @@ def test_numbers_out_of_any_range(
     package, content, places, _ = noted
     paths = []
     for place in places:
-        for number in (-1, -(1 << 63), (1 << 63) - 1, 1 << 62, 1 << 41):
+        for number in (-1, (1 << 63) - 1, 1 << 41):
             altered = content[:place] + struct.pack("<q", number) + content[place + 8 :]
             paths.append(rewrite(package, folder / f"{place}-{number}.pt", sealed(altered)))
     for path, found in load_all(paths, example).items():
@@ -315,9 +315,8 @@ def test_kinds_that_there_are_not(
     package, content, _, places = noted
     paths = []
     for place in places:
-        for kind in (50, 255):
-            altered = content[:place] + bytes([kind]) + content[place + 1 :]
-            paths.append(rewrite(package, folder / f"{place}-{kind}.pt", sealed(altered)))
+        altered = content[:place] + b"\xff" + content[place + 1 :]
+        paths.append(rewrite(package, folder / f"{place}.pt", sealed(altered)))
     for path, found in load_all(paths, example).items():
         assert_harmless(found, path.name)
 
