@@ -56,7 +56,7 @@ def test_every_stage_is_written(tmp_path: Path) -> None:
         (optimised,) = folder.glob("*-optimised.ll")
         assert "@mdla_forward(" in optimised.read_text()
         said = (folder / "progress.txt").read_text().split("\n")
-        assert said[0] == "linalg" and said[-2] == "object"
+        assert said[0] == "linalg" and "object" in said and said[-2] == "image"
         steps = next(path for path in sorted(folder.glob("*.steps"), reverse=True))
         assert "arith.mulf i0, i1" in steps.read_text()
 

@@ -60,6 +60,8 @@ def test_cpp(mlp: Exported, tmp_path: Path) -> None:
 
 def test_rust(mlp: Exported, tmp_path: Path) -> None:
     cargo = tool("cargo")
+    if subprocess.run([cargo, "--version"], capture_output=True).returncode:
+        pytest.skip("cargo has no toolchain")  # rustup's, where the user has chosen none
     shutil.copytree(EXAMPLES / "rust", tmp_path / "rust")
     library = run(sys.executable, "-m", "torchmdla_runtime", "--library").strip()
     manifest = str(tmp_path / "rust" / "Cargo.toml")

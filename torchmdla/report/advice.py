@@ -107,6 +107,7 @@ _ADVICE = _rows(
         ("", "too many specialisations", "pad to fewer sizes, or torchmdla.enable(max_specialisations=…)"),
         ("", "reported an error", "see what eager PyTorch raises for these inputs"),
         ("", "switched off", "torchmdla.enable()"),
+        ("", "no package has code", "package the program with such inputs, too: docs/packages.md"),
         ("", "", "TORCHMDLA_DUMP=dump keeps what the compiler was given and made: docs/debugging.md"),
     )
 )
