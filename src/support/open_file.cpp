@@ -1,8 +1,6 @@
 #include "open_file.h"
 
 #include <cerrno>
-#include <iomanip>
-#include <sstream>
 #include <system_error>
 #include <utility>
 
@@ -26,10 +24,12 @@ int open_to_read(const std::string& path) {
   return open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
 }
 
+// Four digits. Streams would bring half a megabyte of locales into the runtime without libtorch.
 std::string octal(mode_t mode) {
-  std::ostringstream text;
-  text << std::oct << std::setw(4) << std::setfill('0') << (mode & 07777);
-  return text.str();
+  std::string text;
+  for (int shift = 9; shift >= 0; shift -= 3)
+    text += static_cast<char>('0' + (mode >> shift & 7));
+  return text;
 }
 
 } // namespace
