@@ -45,6 +45,17 @@ template <class Function> Function* original_of(Function* function) {
   return reinterpret_cast<Function*>(original);
 }
 
+// A program that PyTorch has loaded runs, whatever becomes of its package.
+template <class Work> void without_failing(Work work) {
+  try {
+    work();
+  } catch (const c10::Error& error) {
+    TORCH_WARN("torchmdla: a program runs without its package: ", error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    TORCH_WARN("torchmdla: a program runs without its package: ", error.what());
+  }
+}
+
 // What `load` returns, prepared if `take` finds a package in its file.
 template <class Load, class Take> Module load_prepared(Load load, Take take) {
   auto module = [&] {
@@ -52,7 +63,10 @@ template <class Load, class Take> Module load_prepared(Load load, Take take) {
     const auto leave = c10::make_scope_exit([&] { is_loading = outer; });
     return load();
   }();
-  if (is_enabled() && take()) prepare(module);
+  if (is_enabled())
+    without_failing([&] {
+      if (take()) prepare(module);
+    });
   return module;
 }
 
@@ -84,7 +98,9 @@ void on_event(const std::string& event, const std::map<std::string, std::string>
   if (event != "torch.script.load.metadata" || is_loading || !is_enabled()) return;
   const auto id = details.find("serialization_id");
   if (id == details.end()) return;
-  if (auto file = open_archive(id->second)) take_package_of(std::move(file));
+  without_failing([&] {
+    if (auto file = open_archive(id->second)) take_package_of(std::move(file));
+  });
 }
 
 } // namespace
