@@ -2,6 +2,7 @@
 
 #include "fusion/fusion_pass.h"
 #include "script_subgraph.h"
+#include "support/exception_text.h"
 #include "support/quantisation.h"
 
 #include <ATen/core/grad_mode.h>
@@ -84,11 +85,6 @@ constexpr int most_refusals = 3;
 // So many dynamic specialisations of one pattern: their conditions divide the sizes into too many
 // parts.
 constexpr int most_parts = 8;
-
-bool refuse_packaged(const std::string& reason) {
-  statistics().packages.refused.count(reason);
-  return false;
-}
 
 GroupDescription describe(const Node* node, InputPaths inputs) {
   const auto device = node->s(device_attribute());
@@ -209,10 +205,9 @@ bool CompilationGroup::load(const PackagedSpecialisation& packaged) {
         made->outcome = Outcome::compiled;
       publish(std::move(made));
     }
-  } catch (const c10::Error& error) {
-    return refuse_packaged(error.what_without_backtrace());
   } catch (const std::exception& error) {
-    return refuse_packaged(error.what());
+    statistics().packages.refused.count(text_of(error));
+    return false;
   }
   ++statistics().packages.specialisations;
   return true;

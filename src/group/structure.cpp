@@ -8,7 +8,6 @@
 #include <ATen/core/ivalue.h>
 #include <torch/csrc/jit/ir/constants.h>
 
-#include <algorithm>
 #include <bit>
 #include <unordered_map>
 

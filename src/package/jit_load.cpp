@@ -5,6 +5,7 @@
 // says that it has loaded a file, while it still has it open.
 
 #include "archive.h"
+#include "support/exception_text.h"
 #include "support/open_file.h"
 #include "torchmdla/torchmdla.h"
 
@@ -49,10 +50,8 @@ template <class Function> Function* original_of(Function* function) {
 template <class Work> void without_failing(Work work) {
   try {
     work();
-  } catch (const c10::Error& error) {
-    TORCH_WARN("torchmdla: a program runs without its package: ", error.what_without_backtrace());
   } catch (const std::exception& error) {
-    TORCH_WARN("torchmdla: a program runs without its package: ", error.what());
+    TORCH_WARN("torchmdla: a program runs without its package: ", text_of(error));
   }
 }
 

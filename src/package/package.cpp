@@ -6,6 +6,7 @@
 #include "processor.h"
 #include "settings.h"
 #include "signature.h"
+#include "support/exception_text.h"
 #include "support/forks.h"
 #include "support/open_file.h"
 #include "support/sealed_block.h"
@@ -140,8 +141,7 @@ bool take_package(const PackageSource& source) {
     if (!index) return false;
     statistics().packages.taken.count(take(source, *index));
   } catch (const std::exception& error) {
-    const auto* own = dynamic_cast<const c10::Error*>(&error);
-    const std::string reason = own ? own->what_without_backtrace() : error.what();
+    const auto reason = text_of(error);
     statistics().packages.refused.count(reason);
     TORCH_WARN("torchmdla: ", source.name, ": ", reason, "; its program runs without the package");
   }

@@ -26,7 +26,11 @@ constexpr std::array<uint64_t, words_of_line> keys{
 uint64_t mixed_line(const std::byte* data, size_t bytes, size_t place) {
   std::array<uint64_t, words_of_line> words{};
   const auto offset = place * Fingerprint::line;
-  std::memcpy(words.data(), data + offset, std::min(bytes - offset, sizeof words));
+  // Every call looks at lines: whole ones are read by loads of known width.
+  if (bytes - offset >= sizeof words)
+    std::memcpy(words.data(), data + offset, sizeof words);
+  else
+    std::memcpy(words.data(), data + offset, bytes - offset);
   uint64_t mixed = 0;
   for (size_t i = 0; i < words_of_line; i += 2) {
     const auto product =

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
+from typing import IO, Any
+
+import torch
 
 from torchmdla import _C, api
+from torchmdla.capture import refusals
 from torchmdla.compile_service import service
 from torchmdla.compiler.artifact import Artifact
 from torchmdla.compiler.program import Program, Target
+from torchmdla.report import progress
 
 # What this machine measured is of no use to another target.
 _OF_THIS_MACHINE = frozenset(("records", "machine"))
@@ -26,6 +33,23 @@ def compiling_groups() -> Iterator[None]:
             yield
         finally:
             _C.set_packages(True)
+
+
+def call_anew(
+    write: Callable[[IO[bytes]], object],
+    ready: Callable[[IO[bytes]], Callable[..., Any]],
+    calls: Sequence[Sequence[Any]],
+) -> tuple[Any, list[_C.GroupReport]]:
+    """A program that is written to memory and read back, so that its groups are those that a reader of the file gets,
+    after as many of the ``calls`` as PyTorch's executor needs; and its groups."""
+    buffer = io.BytesIO()
+    write(buffer)
+    before = {report["number"] for report in _C.groups()}
+    with compiling_groups(), torch.no_grad(), progress.compiling(_C.statistics):
+        program = ready(io.BytesIO(buffer.getvalue()))
+        for call in calls:
+            refusals.call_until_whole(partial(program, *call), api.WARM_UP_CALLS)
+        return program, [report for report in _C.groups() if report["number"] not in before]
 
 
 def for_target(program: Program | None, target: Target) -> Program | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,13 +10,11 @@ from typing import Any
 
 import torch
 
-from torchmdla import _C, api
-from torchmdla.capture import refusals
+from torchmdla import _C
 from torchmdla.capture.script_subgraph import ScriptSubgraph
 from torchmdla.capture.specialise import Compiled
 from torchmdla.errors import CaptureError
-from torchmdla.packages.compiling import compiling_groups
-from torchmdla.report import progress
+from torchmdla.packages.compiling import call_anew, compiling_groups
 
 _GROUP = "mdla::CompilationGroup"
 _LISTS = frozenset({"prim::TupleConstruct", "prim::ListConstruct"})
@@ -87,16 +84,10 @@ def _called(
 ) -> tuple[torch._C.Graph, list[_C.GroupReport], dict[str, str]]:
     """The optimised graph of a copy of the program, whose groups are new, once it was called; these groups; and why
     operators are outside of groups."""
-    buffer = io.BytesIO()
-    torch.jit.save(scripted, buffer)
-    before = {report["number"] for report in _C.groups()}
     ungrouped = Counter(_C.ungrouped())
-    with compiling_groups(), torch.no_grad(), progress.compiling(_C.statistics):
-        program = torch.jit.load(io.BytesIO(buffer.getvalue()))
-        for call in calls:
-            refusals.call_until_whole(partial(program, *call), api.WARM_UP_CALLS)
+    program, reports = call_anew(partial(torch.jit.save, scripted), torch.jit.load, calls)
+    with compiling_groups(), torch.no_grad():
         graph: torch._C.Graph = program.graph_for(*calls[0])
-        reports = [report for report in _C.groups() if report["number"] not in before]
     return graph, reports, {op: reason for op, reason, *_ in Counter(_C.ungrouped()) - ungrouped}
 
 

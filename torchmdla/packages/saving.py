@@ -14,17 +14,15 @@ from typing import IO, Any
 import torch
 
 from torchmdla import _C, api, devices
-from torchmdla.capture import refusals
 from torchmdla.capture.script_subgraph import ScriptSubgraph
 from torchmdla.compile_service.versions import producers
-from torchmdla.packages.compiling import compiled, compiling_groups, for_target
+from torchmdla.packages.compiling import call_anew, compiled, for_target
 from torchmdla.packages.format import FOLDER, INDEX, PackageInfo, Target, info_of, records
 from torchmdla.packages.replacing import replacing
 from torchmdla.packages.signing import SIGNATURE, SigningKey
 from torchmdla.packages.specialisation import Specialisation
 from torchmdla.packages.target_code import code_of, runs_here
 from torchmdla.packages.weights import Weights
-from torchmdla.report import progress
 from torchmdla.version import __version__
 
 
@@ -163,14 +161,7 @@ def _package(
 def _specialised(program: _Script | _Exported, calls: Sequence[tuple[Any, ...]]) -> list[Specialisation]:
     """What the groups of a program are compiled for in these calls. The groups are those that a reader of the file
     gets."""
-    buffer = io.BytesIO()
-    program.write({}, buffer)
-    before = {report["number"] for report in _C.groups()}
-    with compiling_groups(), torch.no_grad(), progress.compiling(_C.statistics):
-        ready = program.ready(io.BytesIO(buffer.getvalue()))
-        for call in calls:
-            refusals.call_until_whole(partial(ready, *call), api.WARM_UP_CALLS)
-        reports = [report for report in _C.groups() if report["number"] not in before]
+    _program, reports = call_anew(partial(program.write, {}), program.ready, calls)
     found = (
         Specialisation.of(structure, one, _subgraph(report).constant)
         for report in reports
