@@ -86,6 +86,13 @@ def _count(file: str) -> bytes:
     return b"counted"
 
 
+def _slowly(argument: str) -> bytes:
+    """``slowly SECONDS FILE``: as ``count``, after a while."""
+    seconds, file = argument.split()
+    time.sleep(float(seconds))
+    return _count(file)
+
+
 def _wrong(_: str) -> bytes:
     return b""
 
@@ -115,6 +122,7 @@ _VERBS: dict[str, Callable[[str], bytes]] = {
     "hang": _hang,
     "eat": _eat,
     "count": _count,
+    "slowly": _slowly,
     "wrong": _wrong,
     "stdin": _read_stdin,
     "modules": _modules,

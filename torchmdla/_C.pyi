@@ -144,6 +144,14 @@ def take_package(path: str) -> bool:
         RuntimeError: the file is no archive of PyTorch's.
     """
 
+def check_signature(key_paths: Sequence[str], record: bytes, label: str, name: str, content: bytes) -> None:
+    """Returns if the owner of one of the keys made the signature ``record`` of ``content``, as content of the kind
+    ``label``; ``name`` is what messages call that.
+
+    Raises:
+        ValueError: nobody of them did; the signature is damaged; or a key cannot be read or trusted.
+    """
+
 def set_demanded_keys(paths: Sequence[str] | None) -> None:
     """Of which keys a package must be signed by one; None where none need be.
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from torchmdla import devices
-from torchmdla.cli import bench, doctor, explain, keys, mdla, mlir, native, opt, package, run, tune
+from torchmdla.cli import bench, doctor, explain, keys, mdla, mlir, native, opt, package, run, store, tune
 from torchmdla.compile_service.cache import DiskCache
 from torchmdla.compile_service.records import Records
 from torchmdla.report.environment import environment
@@ -99,7 +99,7 @@ COMMANDS = {
         add_arguments=_add_info_arguments,
     ),
     "doctor": Command(
-        "check what compiled calls need: versions, processor, cache, compiler, a model",
+        "check what compiled calls need: versions, processor, cache, store, compiler, a model",
         doctor.run,
         add_arguments=doctor.add_arguments,
         epilog=doctor.EPILOG,
@@ -110,6 +110,10 @@ COMMANDS = {
             "info": Command("where it is, how much is in it, and why it is not used if so", show_cache),
             "clear": Command("remove every artifact", clear_cache, add_arguments=_add_clear_arguments),
         },
+    ),
+    "store": Command(
+        "the artifacts that machines share (TORCHMDLA_STORE)",
+        commands={"push": Command("put every artifact on disk into it", store.push, epilog=store.PUSH_EPILOG)},
     ),
     "run": Command(
         "call a program in a file, compiled, and compare it with eager PyTorch",

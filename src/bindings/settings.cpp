@@ -8,6 +8,8 @@
 #include "group/profiling.h"
 #include "group/statistics.h"
 #include "package/processor.h"
+#include "package/public_keys.h"
+#include "package/signature.h"
 #include "python/python_objects.h"
 #include "runtime/kernel_times.h"
 #include "runtime/memory.h"
@@ -21,6 +23,10 @@
 #include <torchmdla/torchmdla.h>
 
 #include <optional>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <string_view>
 #include <unordered_map>
 #include <unordered_set>
 #include <vector>
@@ -64,6 +70,22 @@ void refresh(const std::optional<std::vector<at::Tensor>>& tensors) {
   });
 }
 
+std::span<const std::byte> bytes_of(const py::bytes& data) {
+  return std::as_bytes(std::span(std::string_view(data)));
+}
+
+// Raises ValueError unless the owner of one of the keys in the files made the signature.
+void check_signature_by(const std::vector<std::string>& key_paths, const py::bytes& record,
+                        const std::string& label, const std::string& name,
+                        const py::bytes& content) {
+  try {
+    check_signature(bytes_of(record), {label, name}, bytes_of(content),
+                    read_public_keys(key_paths));
+  } catch (const std::runtime_error& problem) {
+    throw py::value_error(problem.what());
+  }
+}
+
 py::dict statistics_dict() {
   py::dict result;
   result["groups"] = statistics().groups.load();
@@ -97,6 +119,8 @@ void bind_settings(py::module& module) {
   module.def("converts_f16", &converts_f16, py::arg("processor"));
   module.def("set_processor", &set_processor, py::arg("processor"));
   module.def("set_demanded_keys", &set_demanded_keys, py::arg("paths"));
+  module.def("check_signature", &check_signature_by, py::arg("key_paths"), py::arg("record"),
+             py::arg("label"), py::arg("name"), py::arg("content"));
   module.def(
       "take_package", [](const std::string& path) { return take_package_of(path); },
       py::arg("path"), py::call_guard<py::gil_scoped_release>());

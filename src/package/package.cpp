@@ -113,7 +113,7 @@ void check_origin(const PackageSource& source, const FileRecord& index) {
   if (const auto keys = demanded_keys()) {
     const auto signature = source.read(folder + "signature");
     if (!signature) throw BadBytes("the package is not signed (python -m torchmdla sign)");
-    check_signature(signature->bytes, index.bytes, *keys);
+    check_signature(signature->bytes, index_of_package, index.bytes, *keys);
   } else if (source.file) {
     if (const auto problem = source.file->owner_problem(); !problem.empty())
       throw FileProblem(problem + ", or sign the package and demand that (docs/trust.md)");

@@ -12,11 +12,8 @@ namespace torchmdla {
 
 namespace {
 
-// As torchmdla/packages/signing.py has them.
-constexpr BlockFormat signature_format{"torchmdla-sig", 1, "the package's signature"};
-// What stands before the index in what is signed, so that no signature of anything else is one of
-// an index.
-constexpr std::string_view signed_as = "torchmdla: the index of a package, version 1\n";
+// As torchmdla/compile_service/signatures.py has it.
+constexpr BlockFormat signature_format{"torchmdla-sig", 1, "a signature"};
 
 // Enough of a key's number to tell it from others.
 std::string short_number(std::span<const std::byte> digest) {
@@ -36,23 +33,23 @@ template <size_t count> std::array<std::byte, count> next_bytes(ByteReader& read
 
 } // namespace
 
-void check_signature(std::span<const std::byte> record, std::span<const std::byte> index,
-                     const std::vector<PublicKey>& keys) {
+void check_signature(std::span<const std::byte> record, const SignedKind& kind,
+                     std::span<const std::byte> content, const std::vector<PublicKey>& keys) {
+  const std::string name(kind.name);
   ByteReader reader(content_of(record, signature_format));
   const auto number = next_bytes<sizeof(Digest)>(reader);
   const auto signature = next_bytes<sizeof(Ed25519Signature)>(reader);
-  if (!reader.at_end()) throw BadBytes("the package's signature is longer than one");
+  if (!reader.at_end()) throw BadBytes(name + "'s signature is longer than one");
   const auto key =
       std::ranges::find_if(keys, [&](const auto& key) { return sha256(key) == number; });
   if (key == keys.end())
-    throw BadBytes("the package is signed by key " + short_number(number) +
+    throw BadBytes(name + " is signed by key " + short_number(number) +
                    ", which is none of those that are trusted");
-  const auto head = std::as_bytes(std::span(signed_as));
+  const auto head = std::as_bytes(std::span(kind.label));
   std::vector<std::byte> message(head.begin(), head.end());
-  message.insert(message.end(), index.begin(), index.end());
+  message.insert(message.end(), content.begin(), content.end());
   if (!signature_checker().accepts(signature, message, *key))
-    throw BadBytes("the package's signature is not that of its index by key " +
-                   short_number(number));
+    throw BadBytes(name + "'s signature is not that of its content by key " + short_number(number));
 }
 
 } // namespace torchmdla

@@ -435,7 +435,7 @@ class TestService:
         assert (outcome.source, outcome.artifact.object_code) == ("disk", b"x")
         counts = service.statistics()
         assert counts.pop("seconds") > 0
-        assert counts == {"compiled": 1, "disk_hits": 0, "memory_hits": 1, "failures": 0}
+        assert counts == {"compiled": 1, "disk_hits": 0, "store_hits": 0, "memory_hits": 1, "failures": 0}
         assert another.statistics()["disk_hits"] == 1
 
     def test_threads_that_want_the_same_program_compile_it_once(self, service: CompilerService, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import torch
 from package_files import Found, command, load_all, make_package, records, rewrite, write_example
 
 import torchmdla
+from torchmdla.compile_service import signatures
 from torchmdla.packages import signing
 
 # Signing needs it; checking does not.
@@ -26,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Keys ``a`` and ``b``, a package that nobody signed and one that ``a`` signed."""
     folder = tmp_path_factory.mktemp("trust")
     for name in ("a", "b"):
-        signing.generate_key(folder / name)
+        signatures.generate_key(folder / name)
     make_package(folder / "unsigned.pt")
     signing.sign(folder / "unsigned.pt", folder / "a.pem", folder / "signed.pt")
     write_example(folder / "example")
@@ -92,8 +93,8 @@ def test_a_signature_of_the_index_alone_is_refused(folder: Path, tmp_path: Path)
 
     key = load_pem_private_key((folder / "a.pem").read_bytes(), None)
     index = records(folder / "unsigned.pt")[package_files.INDEX]
-    number = bytes.fromhex(signing.SigningKey(folder / "a.pem").number)
-    record = signing._SIGNATURE.seal({}, number + key.sign(index))  # type: ignore[union-attr, call-arg]
+    number = bytes.fromhex(signatures.SigningKey(folder / "a.pem").number)
+    record = signatures._FORMAT.seal({}, number + key.sign(index))  # type: ignore[union-attr, call-arg]
     forged = rewrite(folder / "unsigned.pt", tmp_path / "forged.pt", {signing.SIGNATURE: record})
     assert_refused(find(folder, forged, f"{folder / 'a.pub.pem'}"), "not that of its index")
 
@@ -220,7 +221,7 @@ def test_signing_changes_nothing_else(folder: Path) -> None:
         before_directory = archive.start_dir
     assert signed.read_bytes()[:before_directory] == was.read_bytes()[:before_directory]
     assert torchmdla.packages.info(was).signer == ""  # type: ignore[union-attr]
-    assert torchmdla.packages.info(signed).signer == signing.SigningKey(folder / "a.pem").number  # type: ignore[union-attr]
+    assert torchmdla.packages.info(signed).signer == signatures.SigningKey(folder / "a.pem").number  # type: ignore[union-attr]
 
 
 def test_a_signature_is_replaced(folder: Path, tmp_path: Path) -> None:

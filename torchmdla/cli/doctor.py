@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import secrets
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -122,8 +123,8 @@ VARIABLES = frozenset(
     f"TORCHMDLA_{name}"
     for name in (
         *("CACHE_DIR", "CACHE_SIZE", "CHECK_BOUNDS", "COMPILE_IN_PROCESS", "COMPILE_MEMORY", "COMPILE_SECONDS"),
-        *("DUMP", "ENABLE", "LOGS", "MDLA_LIBRARY", "PERF_MAP", "PROCESSOR", "REQUIRE_SIGNATURE"),
-        *("UNITY_BUILD", "VERIFY"),
+        *("DUMP", "ENABLE", "LOGS", "MDLA_LIBRARY", "PERF_MAP", "PROCESSOR", "REQUIRE_SIGNATURE", "STORE"),
+        *("STORE_SECONDS", "STORE_SECRET", "STORE_SIGN", "STORE_TRUST", "UNITY_BUILD", "VERIFY"),
     )
 )
 
@@ -180,12 +181,39 @@ def _cache() -> str:
     return f"{info.path}, {info.entries} artifacts"
 
 
+def _store() -> str:
+    """By reading an entry, which was put there where that is possible."""
+    from torchmdla.compile_service import store as stores
+    from torchmdla.compiler.artifact import Artifact, Manifest
+
+    if not (url := os.environ.get(stores.URL_VARIABLE)):
+        return f"none: {stores.URL_VARIABLE} is not set"
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        store = stores.of_environment()
+    if store is None:
+        raise Trouble("; ".join(str(one.message).removeprefix("torchmdla: ") for one in told))
+    # One that nobody else has: other machines ask at the same time.
+    key = secrets.token_hex(32)
+    artifact = Artifact(b"", Manifest(key, "", (), (), workspace_bytes=0))
+    is_put = store.put(key, artifact)
+    is_there = store.load(key) == artifact
+    if is_put:
+        store.remove(key)
+    counts = store.statistics()
+    if problems := [*counts.problems, *counts.refused]:
+        raise Trouble(f"{url}: {problems[0]}: every machine compiles anew")
+    if is_put and not is_there:
+        raise Trouble(f"{url}: an entry is not what was put there")
+    return f"{url}, {store.authentication.description}{'' if store.may_write else '; nothing is put there'}"
+
+
 def _compiler() -> str:
     from torchmdla.compile_service.cache import DiskCache
     from torchmdla.compile_service.service import CompilerService
     from torchmdla.errors import CompileError
 
-    service = CompilerService(cache=DiskCache(limit=0))
+    service = CompilerService(cache=DiskCache(limit=0), store=None)
     start = time.perf_counter()
     try:
         service.compile(_program())
@@ -237,6 +265,7 @@ CHECKS: Mapping[str, Callable[[], str]] = {
     "environment": _environment,
     "processor": _processor,
     "cache": _cache,
+    "store": _store,
     "compiler": _compiler,
     "self-test": _self_test,
 }

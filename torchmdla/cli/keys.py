@@ -30,7 +30,7 @@ def add_generate_arguments(parser: argparse.ArgumentParser) -> None:
 
 def generate(options: argparse.Namespace) -> int:
     """Writes a key's two files; the exit status."""
-    from torchmdla.packages.signing import generate_key
+    from torchmdla.compile_service.signatures import generate_key
 
     try:
         key = generate_key(options.name)

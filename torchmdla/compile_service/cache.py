@@ -22,6 +22,7 @@ from typing import Literal
 
 import platformdirs
 
+from torchmdla.compile_service import turns
 from torchmdla.compiler.artifact import Artifact
 from torchmdla.support import limits
 
@@ -33,8 +34,8 @@ _SUFFIX = ".artifact"
 
 # What is kept beside artifacts: measurements of kernels (records.py), descriptions of machines (hosts.py).
 BlockKind = Literal["records", "host"]
-_TEMPORARY = ".tmp"
-_NAME = re.compile(r"[0-9a-f]{64}\.(artifact|records|host)(\.[0-9a-f]+\.tmp)?")
+_TEMPORARY, _TURN = ".tmp", ".turn"
+_NAME = re.compile(r"[0-9a-f]{64}\.(artifact|records|host|turn)(\.[0-9a-f]+\.tmp)?")
 
 # A file being written for longer than this, in seconds, has lost its writer.
 _ABANDONED_AFTER = 600.0
@@ -119,6 +120,21 @@ class DiskCache:
         except (Unusable, OSError):
             return None
 
+    @contextlib.contextmanager
+    def turn(self, key: str, patience: float) -> Iterator[bool]:
+        """A turn at the program ``key``: other processes that have this cache wait until it is left. Yields whether
+        this one had to wait, so that there may be an artifact now. Where no turns can be taken, it is anybody's.
+
+        Args:
+            patience: the most seconds to wait.
+        """
+        with contextlib.ExitStack() as stack:
+            waited = False
+            with contextlib.suppress(Unusable, OSError):
+                folder = stack.enter_context(self._folder(create=True))
+                waited = stack.enter_context(turns.turn(folder, _file_name(key, _TURN), patience))
+            yield waited
+
     def store_block(self, kind: BlockKind, key: str, data: bytes) -> bool:
         """Keeps a block, as :meth:`store` does an artifact."""
         return self._store(_file_name(key, f".{kind}"), data)
@@ -158,6 +174,12 @@ class DiskCache:
         """Removes the artifact of the program ``key``, if there is one."""
         with contextlib.suppress(Unusable, OSError), self._folder() as folder:
             os.unlink(_file_name(key), dir_fd=folder)
+
+    def keys(self) -> list[str]:
+        """Of which programs there are artifacts."""
+        with contextlib.suppress(Unusable, OSError), self._folder() as folder:
+            return [entry.name.removesuffix(_SUFFIX) for entry in _entries(folder) if entry.name.endswith(_SUFFIX)]
+        return []
 
     def clear(self) -> int:
         """Removes every artifact. Returns how many. What was measured stays."""
@@ -237,7 +259,7 @@ class DiskCache:
         # Newest first: what no longer fits is what was not used for longest.
         for entry in sorted(_entries(folder), key=lambda entry: -entry.modified):
             total += entry.size
-            unfinished = entry.name.endswith(_TEMPORARY)
+            unfinished = entry.name.endswith((_TEMPORARY, _TURN))
             if entry.modified < time.time() - _ABANDONED_AFTER if unfinished else total > self.limit - slack:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(entry.name, dir_fd=folder)

@@ -1,4 +1,5 @@
-"""Program to artifact by the cheapest way there is: memory, disk, a compiler process. One compile per program."""
+"""Program to artifact by the cheapest way there is: memory, disk, a store that machines share, a compiler process. One
+compile per program."""
 
 from __future__ import annotations
 
@@ -11,21 +12,31 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from torchmdla.compile_service import lease
 from torchmdla.compile_service.cache import DiskCache
 from torchmdla.compile_service.failures import Failures
 from torchmdla.compile_service.lower import lower
 from torchmdla.compile_service.origin import Origin
+from torchmdla.compile_service.store import Store, StoreStatistics
+from torchmdla.compile_service.store import of_environment as store_of_environment
 from torchmdla.compile_service.worker import WorkerPool
 from torchmdla.compiler import dump
 from torchmdla.compiler.artifact import Artifact
 from torchmdla.compiler.program import Program
 from torchmdla.errors import CompileError
 from torchmdla.support import logs, trace
+from torchmdla.support.limits import Limits
 
-Source = Literal["memory", "disk", "compiled"]
+Source = Literal["memory", "disk", "store", "compiled"]
+
+# Seconds to wait for other processes' compiles where these may take as long as they like.
+_LONGEST_PATIENCE = 3600.0
 
 # Bytes of object code that a service remembers.
 _MEMORY_BYTES = 256 << 20
+
+
+_FOUND = {"memory": "in memory", "disk": "on disk", "store": "in the store"}
 
 
 @dataclass(frozen=True)
@@ -46,6 +57,7 @@ class CompileStatistics:
 
     compiled: int = 0
     disk_hits: int = 0
+    store_hits: int = 0
     memory_hits: int = 0
     failures: int = 0
     seconds: float = 0.0
@@ -57,6 +69,7 @@ class CompilerService:
     Args:
         pool: compiler processes; by default a new pool.
         cache: artifacts on disk; by default the one that the environment asks for.
+        store: artifacts that machines share, None for none; by default the one that the environment asks for.
         in_process: compile in the calling thread, for debugging; by default if ``TORCHMDLA_COMPILE_IN_PROCESS`` is
             set and not 0.
         memory_bytes: the most object code to remember; least recently used goes first.
@@ -67,17 +80,22 @@ class CompilerService:
         *,
         pool: WorkerPool | None = None,
         cache: DiskCache | None = None,
+        store: Store | Literal["environment"] | None = "environment",
         in_process: bool | None = None,
         memory_bytes: int = _MEMORY_BYTES,
     ) -> None:
         self.pool = pool or WorkerPool()
         self.cache = cache or DiskCache()
+        self.store = store_of_environment() if store == "environment" else store
         if in_process is None:
             in_process = os.environ.get("TORCHMDLA_COMPILE_IN_PROCESS", "0") not in ("", "0")
         self.in_process = in_process
         self._memory_bytes = memory_bytes
         self._artifacts: OrderedDict[str, Artifact] = OrderedDict()
         self._failures = Failures()
+        # What is not taken from the store again: code that turned out not to load here.
+        self._unloadable: set[str] = set()
+        self._patience = Limits.from_environment().seconds or _LONGEST_PATIENCE
         self._start_afresh()
         _services.add(self)
 
@@ -101,17 +119,15 @@ class CompilerService:
                 if self._claims.get(key) is claim:
                     del self._claims[key]
             claim.set()
-        if source == "compiled":
-            if self.cache.store(key, artifact):
-                logs.logger("cache").info("%s: stored on disk", key[:16])
-        else:
-            logs.logger("cache").info("%s: found %s", key[:16], "in memory" if source == "memory" else "on disk")
+        if source != "compiled":
+            logs.logger("cache").info("%s: found %s", key[:16], _FOUND[source])
         return CompileOutcome(artifact, source, time.perf_counter() - start)
 
     def forget(self, key: str) -> None:
         """Lets go of the artifact of the program ``key``, which turned out to be of no use, in memory and on disk."""
         with self._lock:
             self._artifacts.pop(key, None)
+            self._unloadable.add(key)
         self.cache.remove(key)
         logs.logger("cache").info("%s: removed, because it did not load", key[:16])
 
@@ -141,6 +157,10 @@ class CompilerService:
         with self._lock:
             return asdict(self._statistics)
 
+    def store_statistics(self) -> StoreStatistics:
+        """What was done with the store; zeros where there is none."""
+        return StoreStatistics() if self.store is None else self.store.statistics()
+
     def stages(self) -> dict[str, float]:
         """Seconds of each stage of compiling, by its device, of all artifacts that are remembered."""
         seconds: dict[str, float] = {}
@@ -161,7 +181,7 @@ class CompilerService:
                     return known, "memory"
                 owner = self._claims.setdefault(key, claim)
             if owner is claim:
-                return self._load(key) or self._compile(key, program)
+                return self._load(key) or self._in_turn(key, program)
             owner.wait()
 
     def _remembered(self, key: str) -> Artifact | None:
@@ -183,6 +203,32 @@ class CompilerService:
             self._remember(key, artifact)
             self._statistics.disk_hits += 1
         return artifact, "disk"
+
+    def _in_turn(self, key: str, program: Program) -> tuple[Artifact, Source]:
+        """From the store, or by compiling: once for all processes of this machine that start together, and for all
+        machines that share a store."""
+        if dump.is_asked_for():
+            return self._compile(key, program)
+        with self.cache.turn(key, self._patience) as waited:
+            if waited and (found := self._load(key)):
+                return found
+            if self.store is None or key in self._unloadable:
+                return self._compile(key, program)
+            if artifact := self.store.load(key):
+                return self._fetched(key, artifact)
+            with lease.turn(self.store, key, self._patience) as made_elsewhere:
+                if made_elsewhere:
+                    return self._fetched(key, made_elsewhere)
+                made = self._compile(key, program)
+                self.store.put(key, made[0])
+                return made
+
+    def _fetched(self, key: str, artifact: Artifact) -> tuple[Artifact, Source]:
+        with self._lock:
+            self._remember(key, artifact)
+            self._statistics.store_hits += 1
+        self.cache.store(key, artifact)
+        return artifact, "store"
 
     def _compile(self, key: str, program: Program) -> tuple[Artifact, Source]:
         start = time.perf_counter()
@@ -213,6 +259,8 @@ class CompilerService:
             self._statistics.compiled += 1
             self._failures.forget(key)
             self._remember(key, artifact)
+        if self.cache.store(key, artifact):
+            logs.logger("cache").info("%s: stored on disk", key[:16])
         return artifact, "compiled"
 
     def _lowered(self, program: Program, folder: Path | None = None) -> Artifact:
@@ -265,6 +313,11 @@ def write_stages(program: Program, folder: Path) -> None:
 def statistics() -> dict[str, float]:
     """:meth:`CompilerService.statistics` of the process's service."""
     return default_service().statistics()
+
+
+def store_statistics() -> StoreStatistics:
+    """:meth:`CompilerService.store_statistics` of the process's service."""
+    return default_service().store_statistics()
 
 
 def prestart() -> None:

@@ -15,11 +15,12 @@ import torch
 
 from torchmdla import _C, api, devices
 from torchmdla.capture.script_subgraph import ScriptSubgraph
+from torchmdla.compile_service.signatures import SigningKey
 from torchmdla.compile_service.versions import producers
 from torchmdla.packages.compiling import call_anew, compiled, for_target
 from torchmdla.packages.format import FOLDER, INDEX, PackageInfo, Target, info_of, records
 from torchmdla.packages.replacing import replacing
-from torchmdla.packages.signing import SIGNATURE, SigningKey
+from torchmdla.packages.signing import SIGNATURE, signature_of
 from torchmdla.packages.specialisation import Specialisation
 from torchmdla.packages.target_code import code_of, runs_here
 from torchmdla.packages.weights import Weights
@@ -84,7 +85,7 @@ def save(
         program = _Script(api.ready(model, calls[0]) if freeze else api.as_torchscript(model, calls[0]), extra)
     made = _package(program, calls, targets, pack_weights)
     if key is not None:
-        made[SIGNATURE] = key.sign(made[INDEX])
+        made[SIGNATURE] = signature_of(made[INDEX], key)
     with replacing(Path(file)) as temporary, temporary.open("wb") as written:
         program.write(made, written)
     return replace(info_of(made[INDEX]), signer="" if key is None else key.number)

@@ -104,6 +104,12 @@ _ADVICE = _rows(
         ("", "forward-mode", "call it without forward-mode gradients if this is inference"),
         ("", "plain strided CPU", "give it dense tensors on the CPU"),
         ("", "being compiled", "nothing: it passes"),
+        (
+            "",
+            "not authentic",
+            "see that all machines have one secret or trusted keys, and who else can write to the store",
+        ),
+        ("", "^no answer within|^\\w+Error: ", "python -m torchmdla doctor asks the store; programs are compiled here"),
         ("", "too many specialisations", "pad to fewer sizes, or torchmdla.enable(max_specialisations=…)"),
         ("", "reported an error", "see what eager PyTorch raises for these inputs"),
         ("", "switched off", "torchmdla.enable()"),

@@ -11,6 +11,7 @@ from torchmdla import _C
 from torchmdla.capture import refusals, ungrouped
 from torchmdla.capture.ungrouped import Ungrouped
 from torchmdla.compile_service import service
+from torchmdla.compile_service.store import StoreStatistics
 from torchmdla.report.groups import GroupActivity, activity_of, live_groups
 
 
@@ -42,6 +43,8 @@ class Statistics:
         not_dynamic: reason → number of attempts to compile a group for any sizes that did not come off.
         compiled: programs that the compiler compiled.
         cache_hits: programs found on disk.
+        store: what was done with the store that machines share (``TORCHMDLA_STORE``); ``store.hits`` are programs found
+            there.
         memory_hits: programs that this process had already.
         compile_seconds: time spent in the compiler, failures included.
         failures: programs that could not be compiled.
@@ -74,6 +77,7 @@ class Statistics:
     packages: dict[str, int] = field(default_factory=dict)
     packaged: int = 0
     refused: dict[str, int] = field(default_factory=dict)
+    store: StoreStatistics = field(default_factory=StoreStatistics)
     lazy: LazyStatistics = LazyStatistics()
     by_group: tuple[GroupActivity, ...] = field(default=(), repr=False)
 
@@ -91,6 +95,7 @@ class Statistics:
 
 
 _baseline: dict[str, float] = {}
+_store_baseline = StoreStatistics()
 _eager_baseline: dict[str, int] = {}
 _ungrouped_baseline: Counter[Ungrouped] = Counter()
 _groups_baseline: dict[int, GroupActivity] = {}
@@ -117,6 +122,7 @@ def stats() -> Statistics:
         packages=groups["packages"],
         packaged=groups["packaged"],
         refused=groups["refused"],
+        store=service.store_statistics() - _store_baseline,
         lazy=LazyStatistics(**_C.lazy_statistics(), eager=_eager_calls()),
         by_group=_activities(),
     )
@@ -134,6 +140,8 @@ def reset_stats() -> None:
     _groups_baseline.update({number: activity_of(report) for number, report in live_groups().items()})
     _baseline.clear()
     _baseline.update(service.statistics())
+    global _store_baseline
+    _store_baseline = service.store_statistics()
 
 
 def _activities() -> tuple[GroupActivity, ...]:

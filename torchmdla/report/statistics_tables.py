@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from torchmdla.compile_service.store import StoreStatistics
 from torchmdla.report.advice import advice
 from torchmdla.report.rendering import counted, new_table, place, time_text
 
@@ -37,6 +38,12 @@ def _parts(statistics: Statistics) -> Iterator[RenderableType]:
         f"{counted(statistics.compiled, 'program')} compiled in {time_text(statistics.compile_seconds)}, "
         f"{statistics.cache_hits} found on disk, {statistics.memory_hits} in memory, {statistics.failures} failed"
     )
+    if statistics.store != StoreStatistics():
+        store = statistics.store
+        yield Text(
+            f"store: {counted(store.hits, 'program')} found, {store.misses} not, {store.stored} stored, "
+            f"{store.waits} waited for, in {time_text(store.seconds)}; {store.skipped} operations left out"
+        )
     if statistics.packages or statistics.packaged:
         files = ", ".join(f"{counted(count, 'file')} for {target}" for target, count in statistics.packages.items())
         yield Text(f"packages: {files or 'none'}; {counted(statistics.packaged, 'specialisation')} taken from them")
@@ -78,6 +85,8 @@ def reasons(statistics: Statistics) -> Iterator[_Row]:
         "specialisations without it": statistics.left_out,
         "graphs with it outside of groups": statistics.ungrouped,
         "packages without it": statistics.refused,
+        "entries of the store without it": statistics.store.refused,
+        "operations of the store": statistics.store.problems,
     }
     for what, counts in counted.items():
         for text, count in sorted(counts.items(), key=lambda item: -item[1]):

@@ -1,0 +1,46 @@
+"""``python -m torchmdla store``: artifacts that machines share."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from torchmdla.cli import failed
+
+PUSH_EPILOG = """\
+examples:
+  TORCHMDLA_STORE=s3://bucket/artifacts TORCHMDLA_STORE_SECRET=secret python -m torchmdla store push
+
+What is on this machine's disk, wherever it was compiled, is in the store then: run a model with the sizes that it is
+served with, push, and no machine of this kind compiles it again.
+
+exit status:
+  0  all of it is there
+  2  some is not, or there is no store
+"""
+
+
+def push(options: argparse.Namespace) -> int:
+    """Puts every artifact of the disk cache into the store; the exit status."""
+    from rich.console import Console
+    from rich.progress import track
+
+    from torchmdla.compile_service import store as stores
+    from torchmdla.compile_service.cache import DiskCache
+
+    if not os.environ.get(stores.URL_VARIABLE):
+        return failed(f"there is no store: set {stores.URL_VARIABLE}")
+    store, cache = stores.of_environment(), DiskCache()
+    if store is None:  # A warning has said why.
+        return 2
+    if not store.may_write:
+        return failed(f"nothing can be put into {store.folder.url}: {store.authentication.description}")
+    console = Console(markup=False, highlight=False)
+    keys = cache.keys()
+    stored = 0
+    for key in track(keys, "pushing", console=console, transient=True, disable=not console.is_terminal):
+        artifact = cache.load(key)
+        stored += artifact is not None and store.put(key, artifact)
+    console.print(f"{stored} of {len(keys)} artifacts of {cache.path} put into {store.folder.url}", soft_wrap=True)
+    problems = store.statistics().problems
+    return failed("; ".join(problems)) if problems else 0
