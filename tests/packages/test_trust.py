@@ -84,7 +84,7 @@ def test_a_signature_of_another_package_is_refused(folder: Path, tmp_path: Path)
     forged = rewrite(
         folder / "unsigned.pt", tmp_path / "forged.pt", {signing.SIGNATURE: records(other)[signing.SIGNATURE]}
     )
-    assert_refused(find(folder, forged, f"{folder / 'a.pub.pem'}"), "not that of its index")
+    assert_refused(find(folder, forged, f"{folder / 'a.pub.pem'}"), "not that of its content")
 
 
 def test_a_signature_of_the_index_alone_is_refused(folder: Path, tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_a_signature_of_the_index_alone_is_refused(folder: Path, tmp_path: Path)
     number = bytes.fromhex(signatures.SigningKey(folder / "a.pem").number)
     record = signatures._FORMAT.seal({}, number + key.sign(index))  # type: ignore[union-attr, call-arg]
     forged = rewrite(folder / "unsigned.pt", tmp_path / "forged.pt", {signing.SIGNATURE: record})
-    assert_refused(find(folder, forged, f"{folder / 'a.pub.pem'}"), "not that of its index")
+    assert_refused(find(folder, forged, f"{folder / 'a.pub.pem'}"), "not that of its content")
 
 
 def test_a_target_of_another_package_is_refused_under_a_right_signature(folder: Path, tmp_path: Path) -> None:
