@@ -25,7 +25,7 @@ from torchmdla.support.logs import set_logs
 from torchmdla.version import __version__
 
 if TYPE_CHECKING:
-    from torchmdla import mdla
+    from torchmdla import mdla, prometheus
     from torchmdla.explaining import explain
     from torchmdla.importer.tensor_spec import TensorSpec
     from torchmdla.importer.torchscript.annotations import Annotations
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from torchmdla.packages import PackageInfo, load, require_signatures, save
     from torchmdla.packages.native import export_native
     from torchmdla.packages.native_file import ModelInfo
+    from torchmdla.reloading import ReloadingModel
 
 # What loads MLIR in this process, or is for people alone, does so when it is first asked for.
 _LAZY = {
@@ -41,6 +42,7 @@ _LAZY = {
     "ModuleBuilder": "torchmdla.mlir.module_builder",
     "ModelInfo": "torchmdla.packages.native_file",
     "PackageInfo": "torchmdla.packages",
+    "ReloadingModel": "torchmdla.reloading",
     "TensorSpec": "torchmdla.importer.tensor_spec",
     "explain": "torchmdla.explaining",
     "export_native": "torchmdla.packages.native",
@@ -51,7 +53,7 @@ _LAZY = {
 }
 
 # Modules that few programs need, imported when they are first asked for.
-_LAZY_MODULES = frozenset({"mdla"})
+_LAZY_MODULES = frozenset({"mdla", "prometheus"})
 
 __all__ = [
     "Annotations",
@@ -62,6 +64,7 @@ __all__ = [
     "ModelInfo",
     "ModuleBuilder",
     "PackageInfo",
+    "ReloadingModel",
     "Statistics",
     "TensorSpec",
     "__version__",
@@ -79,6 +82,7 @@ __all__ = [
     "load",
     "mdla",
     "profile_kernels",
+    "prometheus",
     "refresh",
     "require_signatures",
     "reset_stats",

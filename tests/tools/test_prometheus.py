@@ -1,0 +1,77 @@
+"""Statistics as metrics of Prometheus."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from child_process import run_python
+from torch import nn
+
+import torchmdla
+
+pytest.importorskip("prometheus_client")
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
+
+from torchmdla import prometheus
+
+
+def samples(page: bytes) -> dict[tuple[str, ...], float]:
+    """By name and values of labels."""
+    return {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(page.decode())
+        for sample in family.samples
+    }
+
+
+def test_what_ran_is_counted() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval()
+    x = torch.randn(2, 4)
+    compiled = torchmdla.compile(model, x)
+    with torch.no_grad():
+        for _ in range(5):
+            compiled(x)
+        with torchmdla.enabled(False):
+            compiled(x)
+    statistics, found = torchmdla.stats(), samples(prometheus.page())
+    assert found["torchmdla_specialisations_total",] == statistics.specialisations == 1
+    assert found["torchmdla_calls_total", "compiled"] == sum(one.compiled_calls for one in statistics.by_group) >= 5
+    assert found["torchmdla_fallbacks_total", "torchmdla is switched off"] == 1
+    assert found["torchmdla_compile_seconds_total",] == pytest.approx(statistics.compile_seconds)
+    sources = ("compiled", "disk", "memory", "store")
+    assert sum(found["torchmdla_programs_total", source] for source in sources) == 1
+
+
+def test_models_that_are_reloaded(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    torch.jit.trace(nn.Linear(3, 3), torch.randn(1, 3)).save(str(path))
+    model = torchmdla.ReloadingModel(path)
+    model.reload()
+    path.write_bytes(b"no archive")
+    with pytest.raises(RuntimeError):
+        model.reload()
+    found = samples(prometheus.page())
+    assert found["torchmdla_model_version", str(path)] == 2
+    assert found["torchmdla_reload_failures_total", str(path)] == 1
+
+
+def test_reasons_are_bounded() -> None:
+    counts = prometheus._most({f"reason {number}": number for number in range(1, 101)})
+    assert len(counts) == prometheus._MOST_REASONS + 1
+    assert sum(counts.values()) == 5050
+
+
+def test_registering_twice_is_an_error() -> None:
+    registry = CollectorRegistry(auto_describe=True)
+    prometheus.register(registry)
+    with pytest.raises(ValueError, match="uplicated"):
+        prometheus.register(registry)
+
+
+def test_without_the_package() -> None:
+    done = run_python("import sys; sys.modules['prometheus_client'] = None; import torchmdla; torchmdla.prometheus")
+    assert "pip install" in done.stderr

@@ -1,0 +1,129 @@
+"""What :func:`torchmdla.stats` counts, as metrics of Prometheus.
+
+Needs the package ``prometheus-client``: ``pip install 'torchmdla[prometheus]'``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+try:
+    from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+    from prometheus_client.registry import Collector
+except ImportError:
+    raise ImportError('metrics need the package "prometheus-client": pip install "torchmdla[prometheus]"') from None
+
+from torchmdla import _C, reloading
+from torchmdla.report.statistics import Statistics, stats
+
+# Reasons that have a line of their own, those that count most; the others are added up. A fleet's Prometheus keeps a
+# series of each.
+_MOST_REASONS = 50
+_OTHERS = "others"
+
+
+class StatisticsCollector(Collector):
+    """Metrics of this process, read when somebody asks for them. ``torchmdla.reset_stats()`` sets counters back, which
+    Prometheus takes for a restart."""
+
+    def collect(self) -> Iterable[Metric]:
+        statistics = stats()
+        yield from _counters(statistics)
+        yield from _labelled(statistics)
+        yield from _gauges(statistics)
+        yield from _reloads()
+
+
+def register(registry: CollectorRegistry = REGISTRY) -> StatisticsCollector:
+    """Adds the metrics to a registry, by default the one that ``prometheus_client`` serves
+    (``start_http_server``, ``make_asgi_app``).
+
+    Raises:
+        ValueError: they are there.
+    """
+    collector = StatisticsCollector()
+    registry.register(collector)
+    return collector
+
+
+def page() -> bytes:
+    """The metrics of torchmdla alone, in Prometheus's text format."""
+    registry = CollectorRegistry()
+    register(registry)
+    return generate_latest(registry)
+
+
+def _counters(statistics: Statistics) -> Iterator[Metric]:
+    store = statistics.store
+    for name, text, value in (
+        ("groups", "groups that the fusion pass formed", statistics.groups),
+        ("specialisations", "groups compiled for given input types", statistics.specialisations),
+        ("dynamic_specialisations", "of them, those for any sizes", statistics.dynamic),
+        ("packaged_specialisations", "specialisations taken from packages", statistics.packaged),
+        ("compile_seconds", "time spent in the compiler", statistics.compile_seconds),
+        ("compile_failures", "programs that could not be compiled", statistics.failures),
+        ("store_stored", "artifacts that were put into the store", store.stored),
+        ("store_misses", "programs that the store did not have", store.misses),
+        ("store_waits", "programs that another process was waited for", store.waits),
+        ("store_skipped", "operations of the store left out after a failure", store.skipped),
+        ("store_seconds", "time spent on the store", store.seconds),
+        ("store_read_bytes", "bytes read from the store", store.bytes_read),
+        ("store_written_bytes", "bytes written to the store", store.bytes_written),
+    ):
+        yield CounterMetricFamily(f"torchmdla_{name}", text, value=value)
+
+
+def _labelled(statistics: Statistics) -> Iterator[Metric]:
+    activity = statistics.by_group
+    calls = {
+        "compiled": sum(one.compiled_calls for one in activity),
+        "recorded": sum(one.recorded_calls for one in activity),
+        "training": sum(one.training_calls for one in activity),
+        "fallback": sum(one.fallbacks for one in activity),
+    }
+    programs = {
+        "compiled": statistics.compiled,
+        "disk": statistics.cache_hits,
+        "memory": statistics.memory_hits,
+        "store": statistics.store.hits,
+    }
+    for name, label, text, counts in (
+        ("calls", "kind", "calls of groups that live, by how they ran", calls),
+        ("programs", "source", "programs, by where their code came from", programs),
+        ("fallbacks", "reason", "calls of groups in PyTorch's interpreter", statistics.fallbacks),
+        ("left_out", "reason", "specialisations without an operator", statistics.left_out),
+        ("ungrouped", "reason", "graphs with an operator outside of groups", statistics.ungrouped),
+        ("packages", "target", "files loaded with the code of their groups", statistics.packages),
+        ("packages_refused", "reason", "packages that are not used", statistics.refused),
+        ("store_refused", "reason", "entries of the store that are not used", statistics.store.refused),
+        ("store_problems", "reason", "operations of the store that failed", statistics.store.problems),
+    ):
+        family = CounterMetricFamily(f"torchmdla_{name}", text, labels=[label])
+        for value, count in _most(counts).items():
+            family.add_metric([value], count)
+        yield family
+
+
+def _gauges(statistics: Statistics) -> Iterator[Metric]:
+    memory = _C.memory_use()
+    yield GaugeMetricFamily("torchmdla_packed_bytes", "memory of packed weights", value=memory["packed"])
+    yield GaugeMetricFamily("torchmdla_workspace_bytes", "memory of the workspaces of threads", memory["workspace"])
+    yield GaugeMetricFamily("torchmdla_live_groups", "groups that live and were called", len(statistics.by_group))
+
+
+def _reloads() -> Iterator[Metric]:
+    version = GaugeMetricFamily("torchmdla_model_version", "how often the file was loaded", labels=["path"])
+    failures = CounterMetricFamily("torchmdla_reload_failures", "loads of the file that failed", labels=["path"])
+    for one in reloading.statistics():
+        version.add_metric([one.path], one.version)
+        failures.add_metric([one.path], one.failures)
+    yield version
+    yield failures
+
+
+def _most(counts: Mapping[str, Any]) -> dict[str, Any]:
+    ordered = sorted(counts.items(), key=lambda item: -item[1])
+    rest = sum(count for _, count in ordered[_MOST_REASONS:])
+    return {**dict(ordered[:_MOST_REASONS]), **({_OTHERS: rest} if rest else {})}
