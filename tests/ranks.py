@@ -15,7 +15,8 @@ from torch import distributed
 
 
 class Ranks:
-    """Starts them at the first call, and anew after one that failed: the others may wait for a rank that is no more.
+    """Starts them at the first call, and anew once they were stopped: after a call that failed in one rank, too, since
+    the others may wait for it.
 
     Args:
         size: how many.
@@ -58,6 +59,7 @@ class Ranks:
         self._processes, self._connections = [], []
         if self._folder:
             self._folder.cleanup()
+            self._folder = None
 
     def _start(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="torchmdla-ranks-")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,27 +37,32 @@ CASES = [
     Case("compile(FSDP), bfloat16", "encoder", "AdamW", precision="bfloat16"),
 ]
 
+# Two processes train all of them, four the first of each wrapping.
+RUNS = [*((2, case) for case in CASES), *((4, case) for case in {case.wrapping: case for case in CASES[::-1]}.values())]
+
 
 def name_of(case: Case) -> str:
     ways = [way for way in ("accumulates", "evaluates", "restores") if getattr(case, way)]
     return ", ".join([case.wrapping, case.model, case.optimiser, *ways])
 
 
-@pytest.fixture(scope="module", params=[2, 4], ids=lambda size: f"{size} processes")
-def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
-    started = Ranks(request.param)
-    yield started
-    started.stop()
+@pytest.fixture(scope="module")
+def pools() -> Iterator[dict[int, Ranks]]:
+    """By their size."""
+    made = {size: Ranks(size) for size in (2, 4)}
+    yield made
+    for pool in made.values():
+        pool.stop()
 
 
-@pytest.mark.parametrize("case", CASES, ids=name_of)
-def test_training_gives_eagers_losses(ranks: Ranks, case: Case) -> None:
-    for activity in ranks.call(training_cases.train_both, case):
-        assert activity.specialisations > 0
-        assert activity.compiled_calls >= training_cases.STEPS
-        assert not activity.fallbacks
-        if case.wrapping == "compile(DDP), buckets":
-            assert activity.captured == 1 < activity.graphs
+@pytest.fixture
+def ranks(request: pytest.FixtureRequest, pools: dict[int, Ranks]) -> Ranks:
+    """Two processes, or as many as the test's parameter says. Those of another size end, for their memory."""
+    size = getattr(request, "param", 2)
+    for pool in pools.values():
+        if pool.size != size:
+            pool.stop()
+    return pools[size]
 
 
 def test_buffers_of_rank_0_are_everybodys(ranks: Ranks) -> None:
@@ -82,6 +90,18 @@ def test_an_error_in_one_rank_is_pytorchs(ranks: Ranks) -> None:
     assert last == ["IndexError: index out of range in self"] * 2
 
 
+@pytest.mark.parametrize(
+    ("ranks", "case"), RUNS, ids=[f"{size} processes, {name_of(case)}" for size, case in RUNS], indirect=["ranks"]
+)
+def test_training_gives_eagers_losses(ranks: Ranks, case: Case) -> None:
+    for activity in ranks.call(training_cases.train_both, case):
+        assert activity.specialisations > 0
+        assert activity.compiled_calls >= training_cases.STEPS
+        assert not activity.fallbacks
+        if case.wrapping == "compile(DDP), buckets":
+            assert activity.captured == 1 < activity.graphs
+
+
 def test_forks_of_a_process_that_has_compiled(tmp_path: Path) -> None:
     program = """
         import sys, torch
@@ -102,3 +122,34 @@ def test_forks_of_a_process_that_has_compiled(tmp_path: Path) -> None:
     done = run_python(program, str(Path(training_cases.__file__).parent), (tmp_path / "store").as_uri())
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("trained\n")
+
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = str(ROOT / "examples" / "distributed_training.py")
+
+
+def run_example(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments], env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+
+
+LAUNCHERS = {
+    "by itself": [],
+    "by torchrun": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"],
+}
+
+
+@pytest.mark.parametrize("options", [[], ["--sharded"]], ids=["DDP", "FSDP"])
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_the_example(launcher: str, options: list[str]) -> None:
+    done = run_example(*LAUNCHERS[launcher], EXAMPLE, "--steps", "10", *options)
+    assert done.returncode == 0, done.stderr
+    assert "groups were compiled in each of 2 processes, none fell back" in done.stdout
+
+
+def test_the_example_says_what_it_takes() -> None:
+    assert "--sharded" in run_example(EXAMPLE, "--help").stdout
+    refused = run_example(EXAMPLE, "--steps", "0")
+    assert refused.returncode == 2
+    assert "--processes and --steps are at least 1" in refused.stderr
