@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
-from training_models import CLASSES, MODELS, OPTIMISERS, Model
+from training_models import CLASSES, MODELS, OPTIMISERS, Model, Recomputed
 
 import torchmdla
 from torchmdla.testing.compare import assert_matches
@@ -42,6 +42,13 @@ def inside_ddp(**options: Any) -> Wrap:
     return lambda model, compiled: DistributedDataParallel(compile_if(compiled, model), **options)
 
 
+def recomputed(model: nn.Module, compiled: bool) -> Any:
+    blocks: Any = model.blocks
+    for place, block in enumerate(blocks):
+        blocks[place] = Recomputed(block)
+    return compile_if(compiled, DistributedDataParallel(model))
+
+
 def sharded(**options: Any) -> Wrap:
     """FSDP2, each block a unit of its own; all of it is compiled, as far as FSDP's hooks let Dynamo see."""
 
@@ -62,6 +69,20 @@ def sharded_by_block(model: nn.Module, compiled: bool) -> Any:
     return fully_shard(model)
 
 
+def frozen_below(model: nn.Module, compiled: bool) -> Any:
+    """Nothing but the last block and the head is trained."""
+    model.first.requires_grad_(False)  # type: ignore[operator, union-attr]
+    model.blocks[0].requires_grad_(False)  # type: ignore[operator, index]
+    return sharded_by_block(model, compiled)
+
+
+def replicated_shards(model: nn.Module, compiled: bool) -> Any:
+    """Two groups of processes, each of which has a whole model."""
+    shape = (2, distributed.get_world_size() // 2)
+    mesh = distributed.init_device_mesh("cpu", shape, mesh_dim_names=("replicas", "shards"))
+    return sharded(mesh=mesh)(model, compiled)
+
+
 WRAPPINGS: dict[str, Wrap] = {
     "compile(DDP)": outside_ddp(),
     "DDP(compile)": inside_ddp(),
@@ -71,8 +92,11 @@ WRAPPINGS: dict[str, Wrap] = {
     "compile(DDP), unused parameters": outside_ddp(find_unused_parameters=True),
     "DDP(compile), unused parameters": inside_ddp(find_unused_parameters=True),
     "compile(DDP), gradients in buckets": outside_ddp(gradient_as_bucket_view=True),
+    "compile(DDP), recomputed": recomputed,
     "compile(FSDP)": sharded(),
+    "compile(FSDP), replicated": replicated_shards,
     "FSDP(compile)": sharded_by_block,
+    "FSDP(compile), frozen": frozen_below,
     "compile(FSDP), not resharded": sharded(reshard_after_forward=False),
     "compile(FSDP), bfloat16": sharded(mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32)),
 }
