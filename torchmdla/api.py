@@ -10,9 +10,10 @@ from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from torchmdla import _C, devices
-from torchmdla.capture import refusals, specialise, torchscript, ungrouped
+from torchmdla.capture import kept_versions, refusals, specialise, torchscript, ungrouped
 from torchmdla.compile_service import service
 from torchmdla.devices import OpSupport
 from torchmdla.report import progress
@@ -238,7 +239,7 @@ def refresh(module: torch.nn.Module | None = None) -> None:
 
     Args:
         module: whose parameters, buffers and other tensors were written to; None for all weights. All it is, too, where
-            a module's weights are not to be found: in the graph of a frozen one, on a lazy device.
+            a module's weights are not to be found: in the graph of a frozen one, on a lazy device, sharded.
 
     Raises:
         TypeError: ``module`` is neither a module nor None.
@@ -255,8 +256,13 @@ def _tensors_in_memory(module: torch.nn.Module) -> list[torch.Tensor] | None:
     attributes = (value for part in module.modules() for value in vars(part).values())
     others = [value for value in attributes if isinstance(value, torch.Tensor)]
     tensors = [*module.parameters(), *module.buffers(), *others]
-    plain = all(tensor.device.type == "cpu" and tensor.layout is torch.strided for tensor in tensors)
-    return tensors if plain else None
+    return tensors if all(map(_is_plain, tensors)) else None
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether what it holds is in memory of its own, not in tensors that it wraps (FSDP's, a quantised one)."""
+    in_memory = tensor.device.type == "cpu" and tensor.layout is torch.strided
+    return in_memory and not is_traceable_wrapper_subclass(tensor)
 
 
 def graph_for(scripted: Any, *inputs: Any) -> torch._C.Graph:
@@ -387,5 +393,6 @@ def _use(device: devices.Device) -> None:
 
 
 specialise.install()
+kept_versions.install()
 if os.environ.get("TORCHMDLA_ENABLE", "1") not in ("0", ""):
     enable()

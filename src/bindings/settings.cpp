@@ -59,11 +59,11 @@ void add_device(const std::string& device, const std::vector<OpEntry>& ops,
   add_device_table(std::move(table));
 }
 
-// Drops what was packed of these tensors, or of all.
+// Drops what was packed of these tensors, or of all. Of one without memory nothing was.
 void refresh(const std::optional<std::vector<at::Tensor>>& tensors) {
   std::unordered_set<const c10::StorageImpl*> storages;
   for (const auto& tensor : tensors.value_or(std::vector<at::Tensor>()))
-    storages.insert(tensor.storage().unsafeGetStorageImpl());
+    if (tensor.has_storage()) storages.insert(tensor.storage().unsafeGetStorageImpl());
   const py::gil_scoped_release without_gil;
   refresh_packs([&](const ParameterState& parameter) {
     return !tensors || storages.count(parameter.storage()) != 0;

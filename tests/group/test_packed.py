@@ -14,6 +14,7 @@ import torch
 from child_process import run_python
 from in_threads import in_threads
 from torch import Tensor, nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 import torchmdla
 from torchmdla import devices
@@ -190,6 +191,33 @@ def test_writes_are_noticed_on_every_frontend(way: str):
         calls_until_noticed(call, x, module)
 
 
+def in_place(weight: Tensor) -> Tensor:
+    return weight
+
+
+def gathered_anew(weight: Tensor) -> Tensor:
+    """As FSDP does: the memory is freed, and there is some again, most often at the same place."""
+    content, storage = weight.clone(), weight.untyped_storage()
+    bytes_before = storage.size()
+    storage.resize_(0)
+    storage.resize_(bytes_before)
+    return weight.copy_(content)
+
+
+@pytest.mark.parametrize("prepare", [in_place, gathered_anew], ids=lambda prepare: prepare.__name__)
+@pytest.mark.parametrize("way", WAYS)
+def test_writes_of_pytorch_that_keep_the_version_are_noticed_at_once(way: str, prepare: Callable[[Tensor], Tensor]):
+    module, x = linear()
+    call = warm(way, module, x)
+    weight = weight_of(module)
+    version = weight._version
+    for place in range(20):
+        with torch.autograd._unsafe_preserve_version_counter(weight):
+            prepare(weight)[3 * place] += 1
+        assert weight._version == version
+        assert_matches(call(x), module(x), layers=3)
+
+
 @pytest.mark.parametrize("size", [1, 16, 17, 63, 64, 65])
 def test_small_weights_are_compared_whole(size: int):
     module, x = nn.Sequential(nn.Linear(1, size), nn.ReLU()), torch.ones(3, 1)
@@ -223,10 +251,14 @@ def test_refresh_is_of_one_module(packings: Packings):
 
 
 def test_refresh_knows_what_it_cannot_find(packings: Packings):
-    """The weights of a frozen module are in its graph, those of one on a device with memory of its own there."""
+    """The weights of a frozen module are in its graph, those of one on a device with memory of its own there, and some
+    tensors are others that they wrap."""
     module, x = linear()
     frozen = torchmdla.compile(module.eval(), x)
-    for touched in (frozen, copy.deepcopy(module).to("meta")):
+    wrapped = copy.deepcopy(module)
+    weight = weight_of(module).detach()
+    wrapped.register_parameter("of_two", nn.Parameter(TwoTensor(weight, weight)))
+    for touched in (frozen, copy.deepcopy(module).to("meta"), wrapped):
         before = packings.packed
         torchmdla.refresh(touched)
         frozen(x)

@@ -43,6 +43,7 @@ def torchmdla(
     if mode not in _MODES:
         raise ValueError(f"no mode {mode!r}; there are {', '.join(map(repr, _MODES[1:]))}")
     chosen = Options.of(options)
+    _unmark_gathered(module)
     forward, inference = (partial(_compile, options=chosen, trains=trains) for trains in (True, False))
     compiler = aot_autograd(
         fw_compiler=forward,
@@ -55,6 +56,20 @@ def torchmdla(
     )
     compiled: Callable[..., Any] = compiler(module, example_inputs)
     return compiled
+
+
+def _unmark_gathered(module: fx.GraphModule) -> None:
+    """Has parameters that FSDP manages be inputs like others, not weights.
+
+    It frees their memory after a call and gathers them anew before the next one: what is packed of them would be in use
+    once, and stay.
+    """
+    for node in module.graph.find_nodes(op="placeholder"):
+        source = getattr(node, "_dynamo_source", None)
+        is_managed = source is not None and source.guard_source.is_fsdp_module()
+        if is_managed and isinstance(node.meta.get("example_value"), torch.nn.Parameter):
+            # What AOT Autograd takes its static inputs from.
+            node.meta.get("tensor_dict", {}).pop("_dynamo_static_input_type", None)
 
 
 _MODES = (None, "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")

@@ -1,0 +1,154 @@
+"""Training in several processes gives eager's losses, whichever way a model is wrapped and compiled."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import rank_programs
+import training_cases
+from child_process import run_python
+from ranks import Ranks
+from training_cases import Case
+
+CASES = [
+    Case("compile(DDP)", "convolutions", "SGD", evaluates=True),
+    Case("compile(DDP)", "encoder", "AdamW", accumulates=True),
+    Case("compile(DDP), buckets", "wide", "SGD", accumulates=True),
+    Case("compile(DDP), static graph", "encoder", "SGD"),
+    Case("compile(DDP), unused parameters", "branches", "AdamW"),
+    Case("compile(DDP), gradients in buckets", "dense", "SGD", restores=True),
+    Case("compile(DDP), recomputed", "encoder", "SGD"),
+    Case("DDP(compile)", "convolutions", "AdamW", restores=True, evaluates=True),
+    Case("DDP(compile)", "encoder", "SGD", accumulates=True),
+    Case("DDP(compile), static graph", "dense", "AdamW"),
+    Case("DDP(compile), unused parameters", "branches", "SGD"),
+    Case("compile(FSDP)", "dense", "SGD", restores=True, evaluates=True),
+    Case("compile(FSDP)", "convolutions", "AdamW", evaluates=True),
+    Case("compile(FSDP), not resharded", "encoder", "AdamW", evaluates=True),
+    Case("compile(FSDP), replicated", "encoder", "SGD", restores=True),
+    Case("compile(FSDP), bfloat16", "dense", "SGD", precision="bfloat16"),
+    Case("compile(FSDP), bfloat16", "encoder", "AdamW", precision="bfloat16"),
+    Case("FSDP(compile)", "encoder", "AdamW", accumulates=True, evaluates=True),
+    Case("FSDP(compile), frozen", "encoder", "SGD", restores=True, evaluates=True),
+]
+
+# Two processes train all of them, four every other one.
+RUNS = [*((2, case) for case in CASES), *((4, case) for case in CASES[::2])]
+
+
+def name_of(case: Case) -> str:
+    ways = [way for way in ("accumulates", "evaluates", "restores") if getattr(case, way)]
+    return ", ".join([case.wrapping, case.model, case.optimiser, *ways])
+
+
+@pytest.fixture(scope="module")
+def pools() -> Iterator[dict[int, Ranks]]:
+    """By their size."""
+    made = {size: Ranks(size) for size in (2, 4)}
+    yield made
+    for pool in made.values():
+        pool.stop()
+
+
+@pytest.fixture
+def ranks(request: pytest.FixtureRequest, pools: dict[int, Ranks]) -> Ranks:
+    """Two processes, or as many as the test's parameter says. Those of another size end, for their memory."""
+    size = getattr(request, "param", 2)
+    for pool in pools.values():
+        if pool.size != size:
+            pool.stop()
+    return pools[size]
+
+
+def test_buffers_of_rank_0_are_everybodys(ranks: Ranks) -> None:
+    """DDP writes them into the other ranks' buffers at the version that these have."""
+    for activity in ranks.call(rank_programs.follow_buffers_of_rank_0):
+        assert activity.compiled_calls >= rank_programs.WRITES
+        assert not activity.fallbacks
+
+
+def test_gathered_weights_are_never_old(ranks: Ranks) -> None:
+    """FSDP gathers them at the version that they have, often where they were before."""
+    for activity in ranks.call(rank_programs.follow_gathered_weights):
+        assert activity.compiled_calls >= rank_programs.WRITES - 1
+        assert not activity.fallbacks
+
+
+def test_nothing_is_packed_of_what_fsdp_frees(ranks: Ranks) -> None:
+    for weights in ranks.call(rank_programs.weights_of_sharded_groups):
+        assert weights == [[], []]
+
+
+def test_an_error_in_one_rank_is_pytorchs(ranks: Ranks) -> None:
+    *others, last = ranks.call(rank_programs.train_past_errors)
+    assert not any(others)
+    assert last == ["IndexError: index out of range in self"] * 2
+
+
+@pytest.mark.parametrize(
+    ("ranks", "case"), RUNS, ids=[f"{size} processes, {name_of(case)}" for size, case in RUNS], indirect=["ranks"]
+)
+def test_training_gives_eagers_losses(ranks: Ranks, case: Case) -> None:
+    for activity in ranks.call(training_cases.train_both, case):
+        assert activity.specialisations > 0
+        assert activity.compiled_calls >= training_cases.STEPS
+        assert not activity.fallbacks
+        if case.wrapping == "compile(DDP), buckets":
+            assert activity.captured == 1 < activity.graphs
+
+
+def test_forks_of_a_process_that_has_compiled(tmp_path: Path) -> None:
+    program = """
+        import sys, torch
+        from torch import multiprocessing
+        sys.path.insert(0, sys.argv[1])
+        import rank_programs
+        from training_cases import Case, activity
+        torch.set_num_threads(1)
+        compiled = torch.compile(lambda x: torch.tanh(x) * 2 + 1, backend="torchmdla")
+        for _ in range(2): compiled(torch.randn(7))
+        assert activity().compiled_calls == 1
+        case = Case("compile(DDP)", "convolutions", "SGD", evaluates=True)
+        multiprocessing.start_processes(
+            rank_programs.train_forked, (2, sys.argv[2], case), nprocs=2, start_method="fork"
+        )
+        print("trained")
+    """
+    done = run_python(program, str(Path(training_cases.__file__).parent), (tmp_path / "store").as_uri())
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("trained\n")
+
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = str(ROOT / "examples" / "distributed_training.py")
+
+
+def run_example(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments], env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+
+
+LAUNCHES = {
+    "DDP, by itself": [EXAMPLE],
+    "FSDP, by torchrun": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", EXAMPLE, "--sharded"],
+}
+
+
+@pytest.mark.parametrize("launch", LAUNCHES)
+def test_the_example(launch: str) -> None:
+    done = run_example(*LAUNCHES[launch], "--steps", "10")
+    assert done.returncode == 0, done.stderr
+    assert "groups were compiled in each of 2 processes, none fell back" in done.stdout
+
+
+def test_the_example_says_what_it_takes() -> None:
+    refused = run_example(EXAMPLE, "--steps", "0")
+    assert refused.returncode == 2
+    assert "[--sharded]" in refused.stderr
+    assert "--processes and --steps are at least 1" in refused.stderr
