@@ -102,15 +102,20 @@ class Live:
     layers: int
 
 
-def _made(choice: random.Random) -> Live:
-    """One of a few models with new weights; of the same classes, since PyTorch keeps every class that it scripted."""
+# How a model is made, how its inputs are drawn for a number, and how many layers errors add up over.
+Kind = tuple[Callable[[], Any], Callable[[int], tuple[Any, ...]], int]
+
+WIDTHS = (8, 24, 48)
+
+
+def kinds(width: int) -> dict[str, Kind]:
+    """Models of a width, by name."""
     import torch
     from torch import nn
 
     from fuzz.recurrent import Recurrent
 
-    width = choice.choice([8, 24, 48])
-    models: dict[str, tuple[Callable[[], nn.Module], Callable[[int], tuple[Any, ...]], int]] = {
+    return {
         "mlp": (
             lambda: nn.Sequential(nn.Linear(width, 32), nn.GELU(), nn.LayerNorm(32), nn.Linear(32, 10), nn.Softmax(-1)),
             lambda n: (torch.randn(n, width),),
@@ -128,8 +133,13 @@ def _made(choice: random.Random) -> Live:
             16,
         ),
     }
-    name = choice.choice(list(models))
-    make, draw, layers = models[name]
+
+
+def _made(choice: random.Random) -> Live:
+    """One of a few models with new weights; of the same classes, since PyTorch keeps every class that it scripted."""
+    import torch
+
+    name, (make, draw, layers) = choice.choice(list(kinds(choice.choice(WIDTHS)).items()))
     model = make().eval().requires_grad_(False)
     scripted = torch.jit.script(model)
     # PyTorch's forward of an LSTM is overloaded: freezing leaves none of that name.
@@ -160,10 +170,14 @@ class Soak:
     def step(self) -> None:
         """One action drawn at random."""
         while len(self._live) < _LIVE_MODELS:
-            self._live.append(_made(self._choice))
+            self._live.append(self.make())
         (action,) = self._choice.choices(list(self._actions), list(self._actions.values()))
         action()
         self.done[action.__name__.strip("_").replace("_", " ")] += 1
+
+    def make(self) -> Live:
+        """Another model."""
+        return _made(self._choice)
 
     def _check(self, live: Live, size: int) -> None:
         import torch
@@ -270,6 +284,12 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--minutes", type=float, default=60, metavar="N", help="for how long; 60")
     made.add_argument("--seed", type=int, default=0, metavar="N", help="of what is done; 0")
+    made.add_argument(
+        "--serving",
+        action="store_true",
+        help="models come from files, which are replaced and reloaded, with a store and a limit on memory: nothing of "
+        "them is PyTorch's to keep",
+    )
     made.add_argument("--off", action="store_true", help="with torchmdla switched off: what PyTorch alone keeps")
     made.add_argument("--json", type=Path, metavar="FILE", help="write the samples here")
     made.add_argument("--plot", type=Path, metavar="FILE", help="draw them here; needs matplotlib")
@@ -280,12 +300,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command line; returns its exit status."""
     options = parser().parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="torchmdla-soak-") as folder:
-        os.environ["TORCHMDLA_CACHE_DIR"] = folder
+        os.environ["TORCHMDLA_CACHE_DIR"] = str(Path(folder) / "cache")
+        if options.serving:
+            from fuzz.serving import Serving, set_up
+
+            set_up(Path(folder))
         import torchmdla
 
         warnings.simplefilter("ignore")
         torchmdla.enable(not options.off)
-        soak, watch = Soak(options.seed, options.off), Watch()
+        watch = Watch()
+        soak = Serving(options.seed, Path(folder)) if options.serving else Soak(options.seed, options.off)
         watch.start()
         begin = monotonic()
         with tqdm(total=round(60 * options.minutes), unit="s", file=sys.stderr, leave=False) as bar:
