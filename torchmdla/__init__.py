@@ -26,6 +26,7 @@ from torchmdla.version import __version__
 
 if TYPE_CHECKING:
     from torchmdla import mdla
+    from torchmdla import ray as ray  # not in __all__: who imports * may not have Ray
     from torchmdla.explaining import explain
     from torchmdla.importer.tensor_spec import TensorSpec
     from torchmdla.importer.torchscript.annotations import Annotations
@@ -51,7 +52,7 @@ _LAZY = {
 }
 
 # Modules that few programs need, imported when they are first asked for.
-_LAZY_MODULES = frozenset({"mdla"})
+_LAZY_MODULES = frozenset({"mdla", "ray"})
 
 __all__ = [
     "Annotations",
