@@ -31,7 +31,8 @@ class Predictor:
 
     A batch is a dict of columns, each an array with one row for each sample; so is the result. Rows of several sizes
     are columns of the dtype ``object``, as Ray Data has them: rows of equal sizes are computed together. So samples
-    must not depend on each other, which they do not in a model in eval mode.
+    must not depend on each other, which they do not in a model in eval mode. What a model writes to its inputs is
+    written to the batch, where the batch may be written to.
 
     An object is pickled as its arguments, and loads its model where it is unpickled.
 
@@ -179,12 +180,12 @@ def _names(names: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def _warm_up_batches(examples: Sequence[Columns], batch_size: int | None, pad: bool) -> list[Columns]:
-    """The examples at each size that they are to be computed at."""
+    """Copies of the examples, at each size that they are to be computed at."""
     if isinstance(examples, Mapping):
         raise TypeError("examples is a list of batches: examples=[{...}]")
     if any(columns.row_count(example) == 0 for example in examples):
         raise ValueError("an example has no rows; one is enough")
     if batch_size is None:
-        return list(examples)
+        return [columns.repeated(example, columns.row_count(example)) for example in examples]
     sizes = [batch_size] if pad else [batch_size, *(size for size in _SHORT if size < batch_size)]
     return [columns.repeated(example, size) for example in examples for size in sizes]
