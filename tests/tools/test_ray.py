@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import io
 import json
 import os
+import runpy
 import signal
 import socket
 import subprocess
@@ -72,7 +74,7 @@ def check(ids: Sequence[int], outputs: Sequence[Any]) -> None:
     """Each row once, with eager's values."""
     assert sorted(ids) == list(range(len(X)))
     with torch.no_grad():
-        expected = network()(torch.from_numpy(X)[torch.as_tensor(np.asarray(ids))])
+        expected = network()(torch.from_numpy(X)[torch.tensor(list(ids))])
     assert_matches(torch.from_numpy(np.stack(list(outputs))), expected, layers=2)
 
 
@@ -204,7 +206,7 @@ def wait_for(process: subprocess.Popen[str], text: str) -> None:
 
 
 def test_a_run_that_is_killed_goes_on(cluster: str, tmp_path: Path) -> None:
-    rows, per_file = 1200, 20
+    rows, per_file = 800, 20
     spec = MODELS["mlp"].reduced()
     (x,) = spec.inputs(batch=rows)
     keys = [f"row {row}" for row in range(rows)]
@@ -214,7 +216,7 @@ def test_a_run_that_is_killed_goes_on(cluster: str, tmp_path: Path) -> None:
     )  # fmt: skip
 
     process = started("batch_inference.py", *arguments, address=cluster)
-    wait_for(process, f"{per_file} more")
+    wait_for(process, " more")
     process.kill()
     process.communicate()
     done = len(pq.read_table(tmp_path / "results"))
@@ -248,23 +250,23 @@ WRONG_RUNS = {
 
 
 @pytest.mark.parametrize("case", WRONG_RUNS)
-def test_wrong_runs(case: str, tmp_path: Path) -> None:
-    import fcntl
-
+def test_wrong_runs(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     arguments, message = WRONG_RUNS[case]
     pq.write_table(pa.table({"id": [1, 2], "x": [0.5, 0.5]}), tmp_path / "rows.parquet")
     (tmp_path / "of_another").mkdir()
     run = {"model": "lstm", "id": "id", "inputs": ["x"], "size": 64}
     (tmp_path / "of_another" / ".run.json").write_text(json.dumps(run))
     (tmp_path / "locked").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["batch_inference.py", *arguments])
+    main = runpy.run_path(str(EXAMPLES / "batch_inference.py"))["main"]
     with open(tmp_path / "locked" / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        done = subprocess.run(
-            [sys.executable, str(EXAMPLES / "batch_inference.py"), *arguments],
-            env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=tmp_path, capture_output=True, text=True,
-        )  # fmt: skip
-    assert done.returncode != 0
-    assert message in done.stderr and "Traceback" not in done.stderr
+        with pytest.raises(SystemExit) as stopped:
+            main()
+    assert message in f"{stopped.value} {capsys.readouterr().err}"
 
 
 def test_images(cluster: str, tmp_path: Path) -> None:
@@ -309,23 +311,27 @@ def body_of(image: Tensor) -> bytes:
     return file.getvalue()
 
 
-def test_serve(cluster: str) -> None:
+def test_serve(cluster: str, tmp_path: Path) -> None:
     serve = pytest.importorskip("ray.serve")
+    torch.manual_seed(0)
+    layers = nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)
+    model = torch.jit.trace(nn.Sequential(*layers).eval(), torch.zeros(1, 3, 64, 64))
+    torch.jit.save(model, tmp_path / "model.pt")
     port = free_port()
-    process = started("serve_model.py", "--port", port, "--cpus", 0.5, address=cluster)
+    process = started(
+        "serve_model.py", "--port", port, "--cpus", 0.5, "--model", tmp_path / "model.pt", address=cluster
+    )
     wait_for(process, "is ready")
 
-    spec = MODELS["resnet18"].reduced()
-    images = [spec.inputs(batch=1, size=side, seed=number)[0][0] for number, side in enumerate((64, 96, 64, 80) * 6)]
+    images = [torch.randn(3, side, side + number % 2) for number, side in enumerate((64, 96, 64, 80) * 6)]
     url = f"http://127.0.0.1:{port}/"
     with ThreadPoolExecutor(len(images)) as clients:
         answers = list(clients.map(lambda image: answer(url, body_of(image)), images))
-    model = spec.build()
     for image, given in zip(images, answers, strict=True):
-        with torch.no_grad():
+        with torch.no_grad(), torchmdla.enabled(False):
             score, best = torch.softmax(model(image[None]), 1).max(1)
         assert given["class"] == best.item()
-        assert_matches(given["score"], score.item(), layers=spec.layers)
+        assert_matches(given["score"], score.item(), layers=2)
     status = answer(f"{url}status")
     assert status["requests"] == len(images) > 2 * status["batches"]
     assert status["specialisations"] > 0 and status["fallbacks"] == {}
