@@ -217,11 +217,17 @@ def main() -> None:
         missing = ids.filter(pc.invert(pc.is_in(ids, results.ids().cast(ids.type))))
         print(f"{len(ids)} rows, {len(ids) - len(missing)} of them done before", flush=True)
         if len(missing):
-            ray.init(logging_level="warning")
+            start_ray()
             for file, rows in computed(source, missing, model, folder, options):
                 results.add(file)
                 print(f"{rows} more", flush=True)
         print(f"{len(results.ids())} rows in {options.output}")
+
+
+def start_ray() -> None:
+    """Here with two CPUs at least, one of them for the tasks that read and write."""
+    here = "RAY_ADDRESS" not in os.environ
+    ray.init(num_cpus=max(2, os.cpu_count() or 1) if here else None, logging_level="warning")
 
 
 def computed(
@@ -229,7 +235,13 @@ def computed(
 ) -> Iterator[tuple[str, int]]:
     """The files that workers wrote, and how many rows each has, as they come. Ray shows a bar for each step on a
     terminal, lines elsewhere."""
-    actors = options.actors or max(1, int(ray.cluster_resources().get("CPU", 1)) // options.cpus - 1)
+    cpus = ray.cluster_resources().get("CPU", 0)
+    actors = options.actors or max(1, int((cpus - 1) // options.cpus))
+    if actors * options.cpus > cpus - 1:
+        raise SystemExit(
+            f"{actors} actors of {options.cpus:g} CPUs leave none of the cluster's {cpus:g} to tasks that read and "
+            "write, which the actors would wait for: fewer --actors or --cpus"
+        )
     files = (
         source.dataset(ids)
         .repartition(target_num_rows_per_block=options.rows_per_file)
@@ -246,7 +258,7 @@ def computed(
             num_cpus=options.cpus,
             compute=ray.data.ActorPoolStrategy(size=actors),
         )
-        .map_batches(write, fn_kwargs={"folder": str(folder.resolve())}, batch_size=None, num_cpus=0.1)
+        .map_batches(write, fn_kwargs={"folder": str(folder.resolve())}, batch_size=None)
     )
     for written in files.iter_rows():
         yield written["file"], written["rows"]
@@ -274,7 +286,7 @@ def arguments() -> argparse.Namespace:
         help="a run that is killed loses files that were not complete (default: 1000)",
     )
     parser.add_argument("--actors", type=int, help="copies of the model (default: as CPUs allow, some left to read)")
-    parser.add_argument("--cpus", type=int, default=1, help="CPUs, and threads, of each (default: 1)")
+    parser.add_argument("--cpus", type=float, default=1, help="CPUs, and threads, of each (default: 1)")
     options = parser.parse_args()
     if not options.input.exists():
         parser.error(f"there is no {options.input}")

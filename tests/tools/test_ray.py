@@ -191,11 +191,11 @@ def started(script: str, *arguments: object, address: str) -> subprocess.Popen[s
 
 
 def finished(script: str, *arguments: object, address: str) -> list[str]:
-    """The lines that an example printed."""
+    """The lines with numbers that an example printed; Ray's warnings are between them."""
     process = started(script, *arguments, address=address)
     output, errors = process.communicate()
     assert process.returncode == 0, errors
-    return output.splitlines()
+    return [line for line in output.splitlines() if line[:1].isdigit()]
 
 
 def wait_for(process: subprocess.Popen[str], text: str) -> None:
@@ -269,6 +269,15 @@ def test_wrong_runs(
     assert message in f"{stopped.value} {capsys.readouterr().err}"
 
 
+def test_actors_leave_a_cpu_to_tasks(cluster: str, tmp_path: Path) -> None:
+    pq.write_table(pa.table({"id": [1, 2], "x": [0.5, 0.5]}), tmp_path / "rows.parquet")
+    arguments = tmp_path / "rows.parquet", tmp_path / "results", "--actors", 2
+    process = started("batch_inference.py", *arguments, address=cluster)
+    errors = process.communicate()[1]
+    assert process.returncode == 1
+    assert "2 actors of 1 CPUs leave none of the cluster's 2 to tasks that read and write" in errors
+
+
 def test_images(cluster: str, tmp_path: Path) -> None:
     image = pytest.importorskip("PIL.Image")
     generator = np.random.default_rng(0)
@@ -311,6 +320,11 @@ def body_of(image: Tensor) -> bytes:
     return file.getvalue()
 
 
+def with_threads(results: dict[str, Tensor]) -> dict[str, Tensor]:
+    """And how many computed each row."""
+    return {**results, "threads": torch.full((len(results["output"]),), torch.get_num_threads())}
+
+
 def test_serve(cluster: str, tmp_path: Path) -> None:
     serve = pytest.importorskip("ray.serve")
     torch.manual_seed(0)
@@ -339,7 +353,7 @@ def test_serve(cluster: str, tmp_path: Path) -> None:
     assert "an image is float32[3, height, width], got float32[2]" in answer(url, body_of(torch.zeros(2)))["error"]
 
     # A predictor is a deployment itself, too, for batches from other deployments.
-    deployment = serve.deployment(torchmdla.ray.Predictor).options(ray_actor_options={"num_cpus": 0.5})
+    deployment = serve.deployment(torchmdla.ray.Predictor).options(ray_actor_options={"num_cpus": 1.5})
     handle = serve.run(
         deployment.bind(network, inputs="x", examples=[{"x": X[:1]}]), name="direct", route_prefix=None
     )  # fmt: skip
