@@ -81,9 +81,8 @@ class Results:
     """
 
     def __init__(self, folder: Path, run: Mapping[str, Any]) -> None:
-        self._folder = folder
+        self._folder, self._run = folder, dict(run)
         folder.mkdir(parents=True, exist_ok=True)
-        self._check_run(run)
 
     @contextmanager
     def opened(self) -> Iterator[Path]:
@@ -93,14 +92,16 @@ class Results:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise SystemExit(f"another run is writing to {self._folder}") from None
+            # A worker of a run that was killed may be writing to its folder still.
             for left_over in self._folder.glob(".run-*"):
-                shutil.rmtree(left_over)
+                shutil.rmtree(left_over, ignore_errors=True)
             folder = self._folder / f".run-{uuid.uuid4().hex}"
             folder.mkdir()
             try:
+                self._check_run(folder)
                 yield folder
             finally:
-                shutil.rmtree(folder)
+                shutil.rmtree(folder, ignore_errors=True)
 
     def ids(self) -> pa.Array:
         """The ids of the rows that are there."""
@@ -113,12 +114,13 @@ class Results:
         """Makes a file of a worker's part of the results."""
         os.replace(file, self._folder / os.path.basename(file))
 
-    def _check_run(self, run: Mapping[str, Any]) -> None:
+    def _check_run(self, folder: Path) -> None:
         noted = self._folder / ".run.json"
         if not noted.exists():
-            noted.write_text(json.dumps(run))
-        elif (before := json.loads(noted.read_text())) != run:
-            changed = ", ".join(key for key in run if before.get(key) != run[key])
+            (folder / noted.name).write_text(json.dumps(self._run))
+            os.replace(folder / noted.name, noted)
+        elif (before := json.loads(noted.read_text())) != self._run:
+            changed = ", ".join(key for key in self._run if before.get(key) != self._run[key])
             raise SystemExit(
                 f"{self._folder} has results of another run ({changed}): give another folder, or remove it"
             )
@@ -290,6 +292,8 @@ def arguments() -> argparse.Namespace:
     options = parser.parse_args()
     if not options.input.exists():
         parser.error(f"there is no {options.input}")
+    if options.input.resolve() in (options.output.resolve(), *options.output.resolve().parents):
+        parser.error("the results must not be below the input")
     if options.model and options.model not in MODELS and not os.path.isfile(options.model):
         parser.error(f"--model {options.model}: no such file, and no such test model")
     return options

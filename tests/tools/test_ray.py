@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import pytest
@@ -32,6 +32,7 @@ from torchmdla.testing.models import MODELS
 
 ray = pytest.importorskip("ray")
 pytest.importorskip("ray.data")
+pytest.importorskip("ray.serve")
 pq = pytest.importorskip("pyarrow.parquet")
 pa = pytest.importorskip("pyarrow")
 
@@ -181,32 +182,46 @@ def test_a_file_that_is_not_there(cluster: str) -> None:
 # --- the examples ------------------------------------------------------------------------------------------------
 
 
-def started(script: str, *arguments: object, address: str) -> subprocess.Popen[str]:
-    """An example, on the cluster of these tests."""
+def started(*command: object, address: str, errors: IO[str] | int = subprocess.PIPE) -> subprocess.Popen[str]:
+    """A program in Python, on the cluster of these tests."""
     return subprocess.Popen(
-        [sys.executable, str(EXAMPLES / script), *map(str, arguments)],
+        [sys.executable, *map(str, command)],
         env={**os.environ, "RAY_ADDRESS": address, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        stdout=subprocess.PIPE, stderr=errors, text=True,
     )  # fmt: skip
 
 
 def finished(script: str, *arguments: object, address: str) -> list[str]:
     """The lines with numbers that an example printed; Ray's warnings are between them."""
-    process = started(script, *arguments, address=address)
+    process = started(EXAMPLES / script, *arguments, address=address)
     output, errors = process.communicate()
     assert process.returncode == 0, errors
     return [line for line in output.splitlines() if line[:1].isdigit()]
 
 
-def wait_for(process: subprocess.Popen[str], text: str) -> None:
-    """Until it prints a line with that text."""
-    assert process.stdout is not None and process.stderr is not None
-    while text not in (line := process.stdout.readline()):
-        assert line, process.stderr.read()
+# The script with its driver killed when the third file has come; tasks and actors run on.
+KILLED = """
+import os, runpy, signal, sys
+
+sys.argv = sys.argv[1:]
+names = runpy.run_path(sys.argv[0])
+add, added = names["Results"].add, []
+
+
+def add_and_die(results, file):
+    if len(added) == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    added.append(file)
+    add(results, file)
+
+
+names["Results"].add = add_and_die
+names["main"]()
+"""
 
 
 def test_a_run_that_is_killed_goes_on(cluster: str, tmp_path: Path) -> None:
-    rows, per_file = 800, 20
+    rows, per_file = 300, 20
     spec = MODELS["mlp"].reduced()
     (x,) = spec.inputs(batch=rows)
     keys = [f"row {row}" for row in range(rows)]
@@ -215,10 +230,10 @@ def test_a_run_that_is_killed_goes_on(cluster: str, tmp_path: Path) -> None:
         tmp_path / "rows.parquet", tmp_path / "results", "--id", "key", "--rows-per-file", per_file, "--batch-size", 16,
     )  # fmt: skip
 
-    process = started("batch_inference.py", *arguments, address=cluster)
-    wait_for(process, " more")
-    process.kill()
-    process.communicate()
+    process = started("-c", KILLED, EXAMPLES / "batch_inference.py", *arguments, address=cluster)
+    errors = process.communicate()[1]
+    assert process.returncode == -signal.SIGKILL, errors
+    assert len(list((tmp_path / "results").glob("*.parquet"))) == 2
     done = len(pq.read_table(tmp_path / "results"))
     assert 0 < done < rows
 
@@ -241,6 +256,7 @@ def test_a_run_that_is_killed_goes_on(cluster: str, tmp_path: Path) -> None:
 
 WRONG_RUNS = {
     "input": (("nowhere", "results"), "there is no nowhere"),
+    "output": ((".", "results"), "the results must not be below the input"),
     "model": (("rows.parquet", "results", "--model", "nowhere.pt"), "no such file, and no such test model"),
     "column": (("rows.parquet", "results", "--inputs", "y"), "has no column 'y'; it has id, x"),
     "ids": (("rows.parquet", "results", "--id", "x"), "ids must be there and unique, and 1 are not"),
@@ -272,7 +288,7 @@ def test_wrong_runs(
 def test_actors_leave_a_cpu_to_tasks(cluster: str, tmp_path: Path) -> None:
     pq.write_table(pa.table({"id": [1, 2], "x": [0.5, 0.5]}), tmp_path / "rows.parquet")
     arguments = tmp_path / "rows.parquet", tmp_path / "results", "--actors", 2
-    process = started("batch_inference.py", *arguments, address=cluster)
+    process = started(EXAMPLES / "batch_inference.py", *arguments, address=cluster)
     errors = process.communicate()[1]
     assert process.returncode == 1
     assert "2 actors of 1 CPUs leave none of the cluster's 2 to tasks that read and write" in errors
@@ -320,45 +336,65 @@ def body_of(image: Tensor) -> bytes:
     return file.getvalue()
 
 
+def image_classifier() -> nn.Module:
+    torch.manual_seed(0)
+    layers = nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)
+    return nn.Sequential(*layers).eval()
+
+
+@pytest.fixture(scope="module")
+def server(cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of the example, which serves :func:`image_classifier`."""
+    folder = tmp_path_factory.mktemp("server")
+    torch.jit.save(torch.jit.trace(image_classifier(), torch.zeros(1, 3, 64, 64)), folder / "model.pt")
+    port = free_port()
+    command = EXAMPLES / "serve_model.py", "--port", port, "--cpus", 0.5, "--model", folder / "model.pt"
+    with open(folder / "errors", "w+") as errors, started(*command, address=cluster, errors=errors) as process:
+        assert process.stdout is not None
+        try:
+            line = process.stdout.readline()
+            while "is ready" not in line:
+                assert line, (folder / "errors").read_text()
+                line = process.stdout.readline()
+            yield f"http://127.0.0.1:{port}/"
+            process.send_signal(signal.SIGTERM)
+            process.communicate()
+            assert process.returncode == 0, (folder / "errors").read_text()
+        finally:
+            process.kill()
+
+
+def test_requests_that_come_together_are_computed_together(server: str) -> None:
+    images = [torch.randn(3, side, side + number % 2) for number, side in enumerate((64, 96, 64, 80) * 6)]
+    with ThreadPoolExecutor(len(images)) as clients:
+        answers = list(clients.map(lambda image: answer(server, body_of(image)), images))
+    model = image_classifier()
+    for image, given in zip(images, answers, strict=True):
+        with torch.no_grad():
+            score, best = torch.softmax(model(image[None]), 1).max(1)
+        assert given["class"] == best.item()
+        assert_matches(given["score"], score.item(), layers=2)
+    status = answer(f"{server}status")
+    assert status["requests"] == len(images) > 2 * status["batches"]
+    assert status["specialisations"] > 0 and status["fallbacks"] == {}
+
+
+def test_wrong_requests(server: str) -> None:
+    assert answer(server, b"no array") == {"error": "the body is no array as numpy.save writes it"}
+    assert "an image is float32[3, height, width], got float32[2]" in answer(server, body_of(torch.zeros(2)))["error"]
+
+
 def with_threads(results: dict[str, Tensor]) -> dict[str, Tensor]:
     """And how many computed each row."""
     return {**results, "threads": torch.full((len(results["output"]),), torch.get_num_threads())}
 
 
-def test_serve(cluster: str, tmp_path: Path) -> None:
-    serve = pytest.importorskip("ray.serve")
-    torch.manual_seed(0)
-    layers = nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)
-    model = torch.jit.trace(nn.Sequential(*layers).eval(), torch.zeros(1, 3, 64, 64))
-    torch.jit.save(model, tmp_path / "model.pt")
-    port = free_port()
-    process = started(
-        "serve_model.py", "--port", port, "--cpus", 0.5, "--model", tmp_path / "model.pt", address=cluster
-    )
-    wait_for(process, "is ready")
+def test_a_predictor_is_a_deployment(server: str) -> None:
+    """For batches from other deployments; it runs beside the example."""
+    from ray import serve
 
-    images = [torch.randn(3, side, side + number % 2) for number, side in enumerate((64, 96, 64, 80) * 6)]
-    url = f"http://127.0.0.1:{port}/"
-    with ThreadPoolExecutor(len(images)) as clients:
-        answers = list(clients.map(lambda image: answer(url, body_of(image)), images))
-    for image, given in zip(images, answers, strict=True):
-        with torch.no_grad(), torchmdla.enabled(False):
-            score, best = torch.softmax(model(image[None]), 1).max(1)
-        assert given["class"] == best.item()
-        assert_matches(given["score"], score.item(), layers=2)
-    status = answer(f"{url}status")
-    assert status["requests"] == len(images) > 2 * status["batches"]
-    assert status["specialisations"] > 0 and status["fallbacks"] == {}
-    assert answer(url, b"no array") == {"error": "the body is no array as numpy.save writes it"}
-    assert "an image is float32[3, height, width], got float32[2]" in answer(url, body_of(torch.zeros(2)))["error"]
-
-    # A predictor is a deployment itself, too, for batches from other deployments.
     deployment = serve.deployment(torchmdla.ray.Predictor).options(ray_actor_options={"num_cpus": 1.5})
-    handle = serve.run(
-        deployment.bind(network, inputs="x", examples=[{"x": X[:1]}]), name="direct", route_prefix=None
-    )  # fmt: skip
-    check(range(len(X)), handle.remote({"x": X}).result()["output"])
-
-    process.send_signal(signal.SIGTERM)
-    process.communicate()
-    assert process.returncode == 0
+    bound = deployment.bind(network, inputs="x", examples=[{"x": X[:1]}], postprocess=with_threads)
+    result = serve.run(bound, name="direct", route_prefix=None).remote({"x": X}).result()
+    check(range(len(X)), result["output"])
+    assert set(result["threads"]) == {2}
