@@ -25,7 +25,11 @@ from torchmdla.support.logs import set_logs
 from torchmdla.version import __version__
 
 if TYPE_CHECKING:
-    from torchmdla import mdla, prometheus
+    from torchmdla import mdla
+
+    # Not in __all__: who imports * may not have their packages.
+    from torchmdla import prometheus as prometheus
+    from torchmdla import ray as ray
     from torchmdla.explaining import explain
     from torchmdla.importer.tensor_spec import TensorSpec
     from torchmdla.importer.torchscript.annotations import Annotations
@@ -53,7 +57,7 @@ _LAZY = {
 }
 
 # Modules that few programs need, imported when they are first asked for.
-_LAZY_MODULES = frozenset({"mdla", "prometheus"})
+_LAZY_MODULES = frozenset({"mdla", "prometheus", "ray"})
 
 __all__ = [
     "Annotations",
@@ -82,7 +86,6 @@ __all__ = [
     "load",
     "mdla",
     "profile_kernels",
-    "prometheus",
     "refresh",
     "require_signatures",
     "reset_stats",

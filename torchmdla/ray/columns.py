@@ -1,0 +1,199 @@
+"""The columns of a batch, as Ray has them, and the tensors that a model takes and returns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Column = NDArray[Any]
+# By name. A column of the kind "object" has an array of its own for each row: rows of several sizes.
+Columns = Mapping[str, Any]
+Rows = slice | NDArray[np.intp]
+
+
+def selected(columns: Columns, names: Iterable[str]) -> dict[str, Any]:
+    """The columns of these names, in their order.
+
+    Raises:
+        ValueError: one is missing.
+    """
+    names = tuple(names)
+    if missing := [name for name in names if name not in columns]:
+        raise ValueError(
+            f"the batch has no column {', '.join(map(repr, missing))}; it has {', '.join(map(repr, columns))}"
+        )
+    return {name: columns[name] for name in names}
+
+
+def row_count(columns: Columns) -> int:
+    """
+    Raises:
+        ValueError: the columns differ in length, or there are none.
+    """
+    lengths = {name: len(column) for name, column in columns.items()}
+    if len(set(lengths.values())) != 1:
+        raise ValueError(f"columns must have one length, got {lengths or 'no columns'}")
+    return next(iter(lengths.values()))
+
+
+def repeated(columns: Columns, rows: int) -> dict[str, Any]:
+    """So many rows, the first ones again where there are fewer."""
+    chosen = np.arange(rows) % row_count(columns)
+    return {name: np.asarray(column)[chosen] for name, column in columns.items()}
+
+
+def column_of(values: Sequence[Any]) -> Column:
+    """A column of one value for each row: one array where they have the same sizes and dtype, or are scalars."""
+    arrays = [np.asarray(value) for value in values]
+    if all(array.ndim == 0 for array in arrays):
+        # An array of texts or bytes would cut off zeros at their ends.
+        return np.array(values, dtype=object if any(array.dtype.kind in "OSU" for array in arrays) else None)
+    if len({_kind(array) for array in arrays}) == 1:
+        return np.stack(arrays)
+    column = np.empty(len(arrays), dtype=object)
+    for row, array in enumerate(arrays):
+        column[row] = array
+    return column
+
+
+def rows_of(columns: Columns, count: int) -> list[dict[str, Any]]:
+    """The values of each row, by column."""
+    return [{name: column[row] for name, column in columns.items()} for row in range(count)]
+
+
+def groups_of_equal_sizes(columns: Columns) -> list[Rows]:
+    """The rows whose values have the same sizes and dtypes in every column, for each of these: a tensor can be made of
+    them."""
+    ragged = [column for column in columns.values() if _is_ragged(column)]
+    if not ragged:
+        return [slice(None)]
+    groups: dict[Any, list[int]] = {}
+    for row, values in enumerate(zip(*ragged, strict=True)):
+        groups.setdefault(tuple(_kind(np.asarray(value)) for value in values), []).append(row)
+    return [np.array(rows, dtype=np.intp) for rows in groups.values()]
+
+
+def tensor_of(name: str, column: Any, rows: Rows) -> Tensor:
+    """The rows of a column that have the same sizes, as one tensor of its own memory, which a model may write to where
+    Ray's may only be read.
+
+    Raises:
+        ValueError: PyTorch has no such tensors (texts, objects).
+    """
+    chosen = column[rows]
+    if isinstance(chosen, Tensor):
+        return chosen
+    try:
+        array = np.stack([np.asarray(value) for value in chosen]) if _is_ragged(chosen) else np.asarray(chosen)
+        if not array.flags.writeable or any(stride < 0 for stride in array.strides):
+            array = array.copy()
+        return torch.from_numpy(array)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"column {name!r} cannot become a tensor: {error}") from None
+
+
+def filled(tensor: Tensor, rows: int) -> Tensor:
+    """``tensor`` with copies of its last row behind it, so many rows in all; itself where it is as long or empty."""
+    missing = rows - len(tensor)
+    if missing <= 0 or not len(tensor):
+        return tensor
+    return torch.cat([tensor, tensor[-1:].expand(missing, *tensor.shape[1:])])
+
+
+def named(results: Any, names: Sequence[str] | None) -> dict[str, Any]:
+    """What a model returned, by the names of the columns to be.
+
+    Args:
+        results: a tensor, a sequence of them, or a mapping of names to them.
+        names: of the columns: in order, for a mapping those to choose. None for a mapping's own names, or ``output``,
+            or ``output_0``, ``output_1`` and so on.
+
+    Raises:
+        ValueError: there are more or fewer results than names, or none of a name.
+        TypeError: a result is no tensor.
+    """
+    if isinstance(results, Mapping):
+        if missing := [name for name in names or () if name not in results]:
+            raise ValueError(f"the model returned no {missing[0]!r}; it returned {', '.join(map(repr, results))}")
+        found = {str(name): results[name] for name in (results if names is None else names)}
+    else:
+        values = list(results) if isinstance(results, (tuple, list)) else [results]
+        if names is None:
+            names = ["output"] if len(values) == 1 else [f"output_{index}" for index in range(len(values))]
+        if len(names) != len(values):
+            raise ValueError(
+                f"outputs names {len(names)} results ({', '.join(names)}), the model returned {len(values)}"
+            )
+        found = dict(zip(names, values, strict=True))
+    for name, value in found.items():
+        if not isinstance(value, Tensor):
+            raise TypeError(f"the model's result {name!r} is no tensor, but of type {type(value).__name__}")
+    return found
+
+
+def first_rows(results: Mapping[str, Tensor], computed: int, wanted: int) -> dict[str, Tensor]:
+    """The first ``wanted`` rows of results for ``computed`` rows.
+
+    Raises:
+        ValueError: a result is not of so many rows.
+    """
+    for name, result in results.items():
+        _check_rows(name, tuple(result.shape), computed)
+    return {name: result[:wanted] for name, result in results.items()}
+
+
+def as_columns(results: Columns, rows: int) -> dict[str, Column]:
+    """Results as columns of so many rows. NumPy has no bfloat16, which becomes float32.
+
+    Raises:
+        ValueError: a result is not of so many rows.
+    """
+    return {name: _as_column(name, value, rows) for name, value in results.items()}
+
+
+def _as_column(name: str, value: Any, rows: int) -> Column:
+    if isinstance(value, Tensor):
+        array: Column = (value.float() if value.dtype is torch.bfloat16 else value).numpy()
+    else:
+        array = column_of(value) if isinstance(value, (list, tuple)) else np.asarray(value)
+    _check_rows(name, array.shape, rows)
+    return array
+
+
+def joined(parts: Sequence[Mapping[str, Column]], groups: Sequence[Rows], rows: int) -> dict[str, Column]:
+    """The columns of all groups of rows, in the order of the rows."""
+    if len(parts) == 1 and isinstance(groups[0], slice):
+        return dict(parts[0])
+    return {name: column_of(_in_order(name, parts, groups, rows)) for name in (parts[0] if parts else ())}
+
+
+def _in_order(name: str, parts: Sequence[Mapping[str, Column]], groups: Sequence[Rows], rows: int) -> list[Any]:
+    values: list[Any] = [None] * rows
+    for part, group in zip(parts, groups, strict=True):
+        for row, value in zip(_numbers(group, rows), part[name], strict=True):
+            values[row] = value
+    return values
+
+
+def _numbers(group: Rows, rows: int) -> Iterator[int]:
+    return iter(range(rows)[group]) if isinstance(group, slice) else map(int, group)
+
+
+def _check_rows(name: str, shape: tuple[int, ...], rows: int) -> None:
+    if not shape or shape[0] != rows:
+        raise ValueError(
+            f"the result {name!r} of a batch of {rows} rows has sizes {list(shape)}; the first must be {rows}"
+        )
+
+
+def _is_ragged(column: Any) -> bool:
+    return isinstance(column, np.ndarray) and column.dtype == object
+
+
+def _kind(array: Column) -> tuple[tuple[int, ...], str]:
+    return array.shape, array.dtype.str
