@@ -311,7 +311,7 @@ def test_doctor(capsys: Any) -> None:
     assert main(["doctor"]) == 0
     lines = [line.split()[:2] for line in capsys.readouterr().out.splitlines() if line.startswith(("ok", "no"))]
     assert lines == [
-        ["ok", name] for name in ("versions", "environment", "processor", "cache", "compiler", "self-test")
+        ["ok", name] for name in ("versions", "environment", "processor", "cache", "store", "compiler", "self-test")
     ]
 
 

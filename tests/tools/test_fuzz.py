@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from child_process import run_python
 from fuzz import hunt, registry, rewriting, soak
 from fuzz import vocabulary as words
 from fuzz.__main__ import main
@@ -170,6 +171,29 @@ def test_soak_for_a_few_steps() -> None:
         work.step()
     assert not work.wrong
     assert sum(work.done.values()) == 8
+
+
+def test_soak_of_serving_for_a_few_steps(tmp_path: Path) -> None:
+    done = run_python(
+        f"""
+        import os, sys, warnings
+        from pathlib import Path
+
+        sys.path.insert(0, {str(Path(soak.__file__).parents[1])!r})
+        warnings.simplefilter("ignore")
+        folder = Path({str(tmp_path)!r})
+        os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
+        os.environ["TORCHMDLA_CACHE_DIR"] = str(folder / "cache")
+        from fuzz.serving import Serving, set_up
+
+        set_up(folder)
+        work = Serving(1, folder)
+        for _ in range(6):
+            work.step()
+        print(work.wrong, sum(work.done.values()))
+        """
+    )
+    assert done.stdout == "[] 6\n", done.stderr
 
 
 def test_growth_is_seen() -> None:
