@@ -59,6 +59,7 @@ class Executable:
         workspace: int = 0,
         fault: int = 0,
         times: KernelTimes | None = None,
+        program_bytes: int = 0,
     ) -> None: ...
     def __call__(self, inputs: Sequence[torch.Tensor]) -> tuple[Any, ...]:
         """Of a static program, outside of groups.
@@ -228,7 +229,11 @@ def statistics() -> Counts: ...
 def reset_statistics() -> None: ...
 def enter_alone() -> bool: ...
 def leave_alone() -> None: ...
-def memory_use() -> dict[str, int]: ...  # bytes that are "packed", and of "workspace"
+def memory_use() -> dict[str, int]: ...  # bytes that are "packed", of "workspace" and of "code"
+def set_memory_limit(limit: int | None, keep_seconds: float = 60.0) -> None:
+    """None: what TORCHMDLA_MEMORY says."""
+
+def memory_limit() -> int: ...
 
 class LazyComputation:
     """What lazy tensors were lowered to."""

@@ -5,6 +5,7 @@
 #include "fusion/device_table.h"
 #include "group/compilation_group.h"
 #include "group/group_report.h"
+#include "group/memory_limit.h"
 #include "group/profiling.h"
 #include "group/statistics.h"
 #include "package/processor.h"
@@ -75,6 +76,8 @@ py::dict statistics_dict() {
   result["packages"] = statistics().packages.taken.counts();
   result["packaged"] = statistics().packages.specialisations.load();
   result["refused"] = statistics().packages.refused.counts();
+  result["evicted"] = statistics().memory.evicted.load();
+  result["over_limit"] = statistics().memory.over_limit.load();
   return result;
 }
 
@@ -126,8 +129,17 @@ void bind_settings(py::module& module) {
   module.def("leave_alone", &leave_alone);
   module.def("memory_use", [] {
     return py::dict(py::arg("packed") = memory_use().packed.load(),
-                    py::arg("workspace") = memory_use().workspace.load());
+                    py::arg("workspace") = memory_use().workspace.load(),
+                    py::arg("code") = memory_use().code.load());
   });
+  module.def(
+      "set_memory_limit",
+      [](std::optional<int64_t> limit, double keep_seconds) {
+        set_memory_limit(limit, KeepTime(keep_seconds));
+      },
+      py::arg("limit"), py::arg("keep_seconds") = usual_keep_time.count(),
+      py::call_guard<py::gil_scoped_release>());
+  module.def("memory_limit", &memory_limit);
 }
 
 } // namespace torchmdla

@@ -1,6 +1,7 @@
 // Statistics and groups as JSON, for programs without Python.
 
 #include "group/group_report.h"
+#include "group/memory_limit.h"
 #include "group/statistics.h"
 #include "runtime/memory.h"
 #include "torchmdla/torchmdla.h"
@@ -112,7 +113,11 @@ std::string statistics_as_json() {
                           json.field("fallbacks", counted.fallbacks.counts()),
                           json.field("training_calls", counted.training_calls),
                           json.field("packed_bytes", memory_use().packed),
-                          json.field("workspace_bytes", memory_use().workspace)});
+                          json.field("workspace_bytes", memory_use().workspace),
+                          json.field("code_bytes", memory_use().code),
+                          json.field("memory_limit", memory_limit()),
+                          json.field("evicted", counted.memory.evicted),
+                          json.field("over_limit", counted.memory.over_limit)});
   return json.str();
 }
 

@@ -79,7 +79,8 @@ void* address_of(const at::Tensor& tensor) {
 
 Executable::Executable(CompiledCode code, std::vector<InputBinding> inputs,
                        std::vector<OutputBinding> outputs)
-    : code_(std::move(code)), inputs_(std::move(inputs)), outputs_(std::move(outputs)),
+    : code_(std::move(code)), program_(code_.program_bytes, memory_use().code),
+      inputs_(std::move(inputs)), outputs_(std::move(outputs)),
       scalars_(std::count_if(inputs_.begin(), inputs_.end(), [](const InputBinding& binding) {
         return binding.source == Source::scalar || binding.source == Source::size;
       })) {
@@ -153,6 +154,14 @@ void Executable::prefetch() const {
     parameter.prefetch();
     set->watch.prefetch(i, parameter.data());
   }
+}
+
+int64_t Executable::held_bytes() const {
+  auto held = program_.bytes();
+  if (const auto set = packed_ ? packed_->load() : nullptr)
+    for (const auto& buffer : set->buffers)
+      held += buffer->bytes;
+  return held;
 }
 
 int32_t Executable::enter(void* const* buffers, c10::ArrayRef<int64_t> symbols) const {

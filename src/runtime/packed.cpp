@@ -101,6 +101,7 @@ std::shared_ptr<const PackedBuffer> make(const Pack& pack, std::vector<Parameter
   const auto status = pack.function(buffers.data());
   if (status != 0) throw PackingFailed(status < 0);
   buffer->memory = memory;
+  buffer->bytes = pack.bytes;
   if (pack.release)
     buffer->memory = {memory.get(),
                       [memory, release = pack.release](void*) { release(memory.get()); }};
@@ -212,6 +213,7 @@ keep_packed(PackedSlot& slot, const std::function<std::shared_ptr<const PackedSe
   const auto before = refreshes.load();
   auto made = make();
   slot.store(made);
+  ++memory_use().growths;
   // Whoever refreshes counts first and looks into the slots then.
   if (refreshes.load() != before) slot.store(nullptr);
   return made;

@@ -105,6 +105,7 @@ std::vector<ParameterState> states_of(c10::ArrayRef<at::Tensor> parameters,
 struct PackedBuffer {
   std::vector<ParameterState> parameters;
   std::shared_ptr<void> memory;
+  int64_t bytes = 0; // of memory_use().packed; none of a buffer that is mapped
   mutable std::atomic<bool> dropped{false}; // nobody is given it any more
 };
 

@@ -264,6 +264,7 @@ def _executable(
     times = _C.KernelTimes(_kernel_names(manifest, imported.ops))
     seconds = time.perf_counter() - start
     _log(imported, program, outcome, seconds)
+    serialised = program.to_bytes()
     constant = cache(subgraph.constant)  # Packed weights are taken apart once for all of their tensors.
     return _C.Executable(
         entry=loaded.entry,
@@ -277,7 +278,7 @@ def _executable(
             sources=imported.sources,
             outputs=outputs,
             sizes=sizes,
-            program=program.to_bytes(),
+            program=serialised,
             manifest=manifest,
             origin=outcome.source,
             seconds=seconds,
@@ -292,6 +293,7 @@ def _executable(
         workspace=loaded.workspace,
         fault=loaded.fault,
         times=times,
+        program_bytes=len(serialised),
     )
 
 

@@ -30,6 +30,27 @@ class LazyStatistics:
 
 
 @dataclass(frozen=True)
+class MemoryStatistics:
+    """What is held in memory now, in bytes, and what became of what was.
+
+    Attributes:
+        packed: of weights, as code reads them; those that are mapped from packages are none.
+        workspace: of all threads.
+        code: images as they are mapped, the programs that they were compiled of, and packages but for weights.
+        limit: of ``packed`` and ``code`` together; 0 for none.
+        evicted: specialisations that were taken out to keep to it.
+        over_limit: how often more was needed at once than fits: memory stayed above the limit.
+    """
+
+    packed: int = 0
+    workspace: int = 0
+    code: int = 0
+    limit: int = 0
+    evicted: int = 0
+    over_limit: int = 0
+
+
+@dataclass(frozen=True)
 class Statistics:
     """Counts since the start of the process or the last :func:`reset_stats`.
 
@@ -55,6 +76,7 @@ class Statistics:
         packaged: specialisations that groups took over from such files.
         refused: reason → number of packages, or of specialisations in them, that are not used.
         lazy: of the lazy device.
+        memory: what is held.
         by_group: what each group that lives and was called did.
     """
 
@@ -75,6 +97,7 @@ class Statistics:
     packaged: int = 0
     refused: dict[str, int] = field(default_factory=dict)
     lazy: LazyStatistics = LazyStatistics()
+    memory: MemoryStatistics = MemoryStatistics()
     by_group: tuple[GroupActivity, ...] = field(default=(), repr=False)
 
     def __str__(self) -> str:
@@ -118,6 +141,9 @@ def stats() -> Statistics:
         packaged=groups["packaged"],
         refused=groups["refused"],
         lazy=LazyStatistics(**_C.lazy_statistics(), eager=_eager_calls()),
+        memory=MemoryStatistics(
+            **_C.memory_use(), limit=_C.memory_limit(), evicted=groups["evicted"], over_limit=groups["over_limit"]
+        ),
         by_group=_activities(),
     )
 

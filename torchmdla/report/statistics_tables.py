@@ -10,10 +10,10 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from torchmdla.report.advice import advice
-from torchmdla.report.rendering import counted, new_table, place, time_text
+from torchmdla.report.rendering import counted, new_table, place, size_text, time_text
 
 if TYPE_CHECKING:
-    from torchmdla.report.statistics import Statistics
+    from torchmdla.report.statistics import MemoryStatistics, Statistics
 
 # Groups that are shown, those that were called most; ``by_group`` has all.
 _MOST_GROUPS = 30
@@ -37,6 +37,8 @@ def _parts(statistics: Statistics) -> Iterator[RenderableType]:
         f"{counted(statistics.compiled, 'program')} compiled in {time_text(statistics.compile_seconds)}, "
         f"{statistics.cache_hits} found on disk, {statistics.memory_hits} in memory, {statistics.failures} failed"
     )
+    if statistics.memory.packed or statistics.memory.code:
+        yield Text(_memory(statistics.memory))
     if statistics.packages or statistics.packaged:
         files = ", ".join(f"{counted(count, 'file')} for {target}" for target, count in statistics.packages.items())
         yield Text(f"packages: {files or 'none'}; {counted(statistics.packaged, 'specialisation')} taken from them")
@@ -49,6 +51,16 @@ def _parts(statistics: Statistics) -> Iterator[RenderableType]:
         yield _groups(statistics)
     if found := list(reasons(statistics)):
         yield _reasons_table(found)
+
+
+def _memory(memory: MemoryStatistics) -> str:
+    held = f"memory: {size_text(memory.packed)} of packed weights, {size_text(memory.code)} of code"
+    if not memory.limit:
+        return held
+    return (
+        f"{held}, of {size_text(memory.limit)} at most; {counted(memory.evicted, 'specialisation')} taken out, "
+        f"{counted(memory.over_limit, 'time')} more was needed at once"
+    )
 
 
 def _groups(statistics: Statistics) -> RenderableType:

@@ -9,6 +9,7 @@
 #include <torch/csrc/jit/api/module.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -28,10 +29,14 @@ struct Options {
   // Files of public keys (PEM, Ed25519), and folders of such: a package must be signed by the owner
   // of one of them. Empty: those of TORCHMDLA_REQUIRE_SIGNATURE, or no signature is demanded.
   std::vector<std::string> trusted_keys;
+  // Bytes that code and packed weights of all groups may take before the least recently used are
+  // taken out; 0: no limit. None: TORCHMDLA_MEMORY (`4G`), or no limit.
+  std::optional<int64_t> memory_limit;
 };
 
 // Turns it on from the next call of any program on. Throws c10::ValueError where the processor is
-// none, or not this one, or a file of trusted_keys cannot be read or trusted.
+// none, or not this one, a file of trusted_keys cannot be read or trusted, or memory_limit is
+// negative.
 void enable(const Options& options = {});
 
 // Groups that exist run in PyTorch's interpreter from the next call on.

@@ -1,0 +1,45 @@
+// What a group had, and what was taken out of it for the limit on memory (memory_limit.h): as far
+// as that says what is to be made next, and how long it is to be kept.
+#pragma once
+
+#include "memory_limit.h"
+#include "signature.h"
+#include "specialisations.h"
+#include "symbols.h"
+
+#include <chrono>
+#include <deque>
+#include <optional>
+#include <vector>
+
+namespace torchmdla {
+
+class TakenOut {
+public:
+  // The latest few are remembered.
+  void add(const Specialisation& taken);
+
+  // Forgets what is made again. Until when that is to be kept: for `keep`, where it was taken out
+  // no longer ago, and not at all where it was.
+  std::chrono::steady_clock::time_point made_again(const Specialisation& made, KeepTime keep);
+
+  // Of calls that there was code for. Valid until the next change.
+  std::vector<const Signature*> signatures() const;
+
+  // What a dynamic one took, for this signature in the place of the one that it was made for;
+  // nullopt where none took it.
+  std::optional<Pattern> pattern_for(const Signature& signature) const;
+
+private:
+  struct Entry {
+    Signature signature;
+    std::optional<Pattern> pattern;
+    std::chrono::steady_clock::time_point at;
+
+    bool is(const Specialisation& made) const;
+  };
+
+  std::deque<Entry> entries_; // the latest last
+};
+
+} // namespace torchmdla
