@@ -76,6 +76,7 @@ py::dict statistics_dict() {
   result["packages"] = statistics().packages.taken.counts();
   result["packaged"] = statistics().packages.specialisations.load();
   result["refused"] = statistics().packages.refused.counts();
+  result["unpacked"] = statistics().memory.unpacked.load();
   result["evicted"] = statistics().memory.evicted.load();
   result["over_limit"] = statistics().memory.over_limit.load();
   return result;

@@ -314,7 +314,7 @@ bool CompilationGroup::call(const Specialisation& specialisation, c10::ArrayRef<
   try {
     specialisation.last_use.note();
     const bool done = specialisation.executable->run(stack, group_.inputs.num_inputs(), symbols);
-    if (specialisation.last_use.note()) keep_to_memory_limit(); // it may have packed
+    if (specialisation.last_use.note()) note_growth(specialisation);
     if (done) {
       calls_.compiled.fetch_add(1, std::memory_order_relaxed);
       return true;
@@ -330,6 +330,14 @@ bool CompilationGroup::call(const Specialisation& specialisation, c10::ArrayRef<
     compiler().tell_fault(group_.name, fault->what(), strict());
   count_fallback(fault->what());
   return false;
+}
+
+// Memory grew while it ran, perhaps by what it packed.
+void CompilationGroup::note_growth(const Specialisation& specialisation) const {
+  constexpr Grace::Clock::time_point never{};
+  const auto unpacked = specialisation.unpacked.exchange(never);
+  if (unpacked != never) specialisation.grace.back(unpacked, keep_time());
+  keep_to_memory_limit();
 }
 
 // The first call with new inputs: its results come from eager kernels, whose record is what the
@@ -597,7 +605,7 @@ void CompilationGroup::publish(std::shared_ptr<Specialisation> made) {
   made->last_use.note();
   {
     const Guard guard(mutex_);
-    made->kept_until = taken_out_.made_again(*made, keep_time());
+    if (const auto taken = taken_out_.made_again(*made)) made->grace.back(*taken, keep_time());
     specialisations_.store(
         std::make_shared<const Specialisations>(specialisations_.load()->with(std::move(made))));
   }

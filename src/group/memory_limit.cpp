@@ -25,7 +25,7 @@ namespace {
 
 constexpr const char* limit_variable = "TORCHMDLA_MEMORY";
 
-int64_t limit_of_environment() {
+int64_t read_environment() {
   const char* value = std::getenv(limit_variable);
   if (!value || !*value) return 0;
   const auto limit = byte_size(value);
@@ -33,6 +33,11 @@ int64_t limit_of_environment() {
     TORCH_WARN("torchmdla: ", limit_variable, " is not a size in bytes (1234, 512M, 4G, 1GiB): '",
                value, "'; there is no limit");
   return limit.value_or(0);
+}
+
+int64_t limit_of_environment() {
+  static const auto limit = read_environment();
+  return limit;
 }
 
 struct MemoryLimit {
@@ -57,25 +62,39 @@ struct Candidate {
 // The least recently used first.
 std::vector<Candidate> candidates() {
   const auto growth = memory_use().growths.load();
-  const auto now = std::chrono::steady_clock::now();
+  const auto now = Grace::Clock::now();
+  const auto soon = keep_time();
   std::vector<Candidate> found;
   for (const auto& group : living_groups())
     for (const auto& entry : group->compiled()) {
       const auto last_use = entry->last_use.at();
-      if (last_use != growth && entry->kept_until <= now) found.push_back({last_use, group, entry});
+      if (last_use != growth && !entry->grace.lasts(now, soon))
+        found.push_back({last_use, group, entry});
     }
   std::ranges::stable_sort(
       found, {}, [](const Candidate& one) { return std::pair(one.last_use, one.group->number()); });
   return found;
 }
 
-// How many bytes will go only when calls are over that still run it.
-int64_t take_out(Candidate candidate) {
-  auto& [last_use, group, entry] = candidate;
-  if (entry->last_use.at() != last_use || !group->take_out(entry)) return 0;
+bool is_used_again(const Candidate& candidate) {
+  return candidate.entry->last_use.at() != candidate.last_use;
+}
+
+// This and the next return how many bytes will go only when calls are over that still use them.
+
+int64_t unpack(Candidate& candidate) {
+  const auto& one = *candidate.entry;
+  if (is_used_again(candidate) || !one.executable->is_packed()) return 0;
+  one.unpacked = Grace::Clock::now();
+  ++statistics().memory.unpacked;
+  return one.executable->drop_packed();
+}
+
+int64_t take_out(Candidate& candidate) {
+  if (is_used_again(candidate) || !candidate.group->take_out(candidate.entry)) return 0;
   ++statistics().memory.evicted;
-  const auto bytes = entry->executable->held_bytes();
-  const std::weak_ptr<const Specialisation> taken = std::exchange(entry, nullptr);
+  const auto bytes = candidate.entry->executable->held_bytes();
+  const std::weak_ptr<const Specialisation> taken = std::exchange(candidate.entry, nullptr);
   return taken.expired() ? 0 : bytes;
 }
 
@@ -85,8 +104,9 @@ void make_room(int64_t most) {
   int64_t leaving = 0;
   const auto fits = [&] { return limited_memory() - leaving <= most; };
   auto found = candidates();
-  for (auto next = found.begin(); next != found.end() && !fits(); ++next)
-    leaving += take_out(std::move(*next));
+  for (auto* take : {&unpack, &take_out})
+    for (auto next = found.begin(); next != found.end() && !fits(); ++next)
+      leaving += take(*next);
   if (!fits()) ++statistics().memory.over_limit;
 }
 

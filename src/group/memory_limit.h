@@ -1,22 +1,23 @@
 // A limit on what specialisations hold: code, and what it packed of parameters (memory_use() in
 // runtime/memory.h, but for workspaces).
 //
-// Where memory grows beyond the limit, specialisations of any group are taken out, whole, the least
-// recently used first, until what is left fits; but for those that were used since it grew. What is
-// wanted again is made again, of the artifact that is in memory or on disk, as in a first call.
-// What is wanted again soon after it was taken out is kept for as long then: where programs that
-// are used in turn do not fit together, memory stays above the limit, and no call after another
-// makes code and packs anew.
+// Where memory grows beyond the limit, specialisations of any group lose what they packed, the
+// least recently used first, until what is left fits; but for those that were used since it grew.
+// Packs are most of the memory, and the next call makes them anew. Only where that is not enough
+// are specialisations taken out, in the same order. Those are made again, of the artifact that is
+// in memory or on disk, as in a first call.
+//
+// What is wanted again soon after it was taken is kept for as long then: where programs that are
+// used in turn do not fit together, memory stays above the limit, and no call after another packs.
 #pragma once
 
-#include <chrono>
+#include "specialisations.h"
+
 #include <cstdint>
 #include <optional>
 
 namespace torchmdla {
 
-// How soon is soon.
-using KeepTime = std::chrono::duration<double>;
 constexpr KeepTime usual_keep_time{60};
 
 // In bytes, 0 for none; TORCHMDLA_MEMORY says it (`4G`) unless it is set. Above it, what can be is

@@ -38,7 +38,30 @@ private:
   mutable std::atomic<uint64_t> at_{0};
 };
 
-// Immutable once published, but for what grows.
+// How soon is soon, of what is wanted again after it was taken.
+using KeepTime = std::chrono::duration<double>;
+
+// Whether something may be taken: not soon after it was wanted again soon after it was taken.
+class Grace {
+public:
+  using Clock = std::chrono::steady_clock;
+
+  // It is there again, and was `taken` then.
+  void back(Clock::time_point taken, KeepTime soon) const {
+    const auto now = Clock::now();
+    if (now - taken <= soon) began_ = now;
+  }
+
+  bool lasts(Clock::time_point now, KeepTime soon) const {
+    const auto began = began_.load();
+    return began != Clock::time_point() && now - began < soon;
+  }
+
+private:
+  mutable std::atomic<Clock::time_point> began_{Clock::time_point()};
+};
+
+// Immutable once published, but for what grows, and for what is noted of its use.
 struct Specialisation {
   enum class Outcome { compiled, split, failed };
 
@@ -53,8 +76,9 @@ struct Specialisation {
   std::function<void()> raise;
   mutable OutputGradients gradients; // grows
   LastUse last_use;
-  // Not to be taken out before: it was, and was wanted again soon (memory_limit.h).
-  std::chrono::steady_clock::time_point kept_until{};
+  Grace grace;
+  // When it lost its packs (memory_limit.h); never where it has not or got them again.
+  mutable std::atomic<Grace::Clock::time_point> unpacked{Grace::Clock::time_point()};
 };
 
 // All of a group's at one time. Readers keep what they run by it, whatever becomes of the group's

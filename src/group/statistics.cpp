@@ -69,7 +69,7 @@ void PackageCounts::reset() {
 }
 
 void MemoryCounts::reset() {
-  evicted = over_limit = 0;
+  unpacked = evicted = over_limit = 0;
 }
 
 void Statistics::reset() {

@@ -68,6 +68,7 @@ struct PackageCounts {
 
 // Of the limit on memory (memory_limit.h).
 struct MemoryCounts {
+  std::atomic<int64_t> unpacked{0};   // times that a specialisation lost what it packed
   std::atomic<int64_t> evicted{0};    // specialisations that were taken out
   std::atomic<int64_t> over_limit{0}; // growths after which no more could be, and it did not fit
 

@@ -6,24 +6,22 @@ namespace torchmdla {
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 constexpr size_t most_remembered = 32;
 
 } // namespace
 
 void TakenOut::add(const Specialisation& taken) {
-  entries_.push_back({taken.signature, taken.pattern, Clock::now()});
+  entries_.push_back({taken.signature, taken.pattern, Grace::Clock::now()});
   if (entries_.size() > most_remembered) entries_.pop_front();
 }
 
-Clock::time_point TakenOut::made_again(const Specialisation& made, KeepTime keep) {
+std::optional<Grace::Clock::time_point> TakenOut::made_again(const Specialisation& made) {
   const auto found =
       std::ranges::find_if(entries_, [&](const Entry& entry) { return entry.is(made); });
-  if (found == entries_.end()) return {};
-  const auto now = Clock::now(), taken = found->at;
+  if (found == entries_.end()) return std::nullopt;
+  const auto taken = found->at;
   entries_.erase(found);
-  return now - taken <= keep ? now + std::chrono::ceil<Clock::duration>(keep) : Clock::time_point();
+  return taken;
 }
 
 std::vector<const Signature*> TakenOut::signatures() const {

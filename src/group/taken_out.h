@@ -1,13 +1,11 @@
 // What a group had, and what was taken out of it for the limit on memory (memory_limit.h): as far
-// as that says what is to be made next, and how long it is to be kept.
+// as that says what is to be made next, and that it is wanted again.
 #pragma once
 
-#include "memory_limit.h"
 #include "signature.h"
 #include "specialisations.h"
 #include "symbols.h"
 
-#include <chrono>
 #include <deque>
 #include <optional>
 #include <vector>
@@ -19,9 +17,8 @@ public:
   // The latest few are remembered.
   void add(const Specialisation& taken);
 
-  // Forgets what is made again. Until when that is to be kept: for `keep`, where it was taken out
-  // no longer ago, and not at all where it was.
-  std::chrono::steady_clock::time_point made_again(const Specialisation& made, KeepTime keep);
+  // When what is made was taken out, which is forgotten then; nullopt where it was not.
+  std::optional<Grace::Clock::time_point> made_again(const Specialisation& made);
 
   // Of calls that there was code for. Valid until the next change.
   std::vector<const Signature*> signatures() const;
@@ -34,7 +31,7 @@ private:
   struct Entry {
     Signature signature;
     std::optional<Pattern> pattern;
-    std::chrono::steady_clock::time_point at;
+    Grace::Clock::time_point at;
 
     bool is(const Specialisation& made) const;
   };

@@ -116,6 +116,7 @@ std::string statistics_as_json() {
                           json.field("workspace_bytes", memory_use().workspace),
                           json.field("code_bytes", memory_use().code),
                           json.field("memory_limit", memory_limit()),
+                          json.field("unpacked", counted.memory.unpacked),
                           json.field("evicted", counted.memory.evicted),
                           json.field("over_limit", counted.memory.over_limit)});
   return json.str();

@@ -157,11 +157,17 @@ void Executable::prefetch() const {
 }
 
 int64_t Executable::held_bytes() const {
-  auto held = program_.bytes();
-  if (const auto set = packed_ ? packed_->load() : nullptr)
-    for (const auto& buffer : set->buffers)
-      held += buffer->bytes;
-  return held;
+  const auto set = packed_ ? packed_->load() : nullptr;
+  return program_.bytes() + (set ? set->bytes() : 0);
+}
+
+int64_t Executable::drop_packed() const {
+  auto set = packed_->load();
+  if (!set) return 0;
+  packed_->drop(set);
+  const auto bytes = set->bytes();
+  const std::weak_ptr<const PackedSet> dropped = std::exchange(set, nullptr);
+  return dropped.expired() ? 0 : bytes;
 }
 
 int32_t Executable::enter(void* const* buffers, c10::ArrayRef<int64_t> symbols) const {

@@ -108,6 +108,11 @@ public:
   // What it holds of memory_use(), but for its image. Packs are others' too.
   int64_t held_bytes() const;
 
+  bool is_packed() const { return packed_ && packed_->load(); }
+
+  // The next call packs anew. How many bytes a call keeps that runs: 0 where none does.
+  int64_t drop_packed() const;
+
 private:
   // What a call uses, and how long it looked whether that is current.
   struct Packed {

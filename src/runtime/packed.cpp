@@ -200,6 +200,13 @@ PackedSet::PackedSet(std::vector<ParameterState> states) : parameters(std::move(
     watch.add(parameter.content());
 }
 
+int64_t PackedSet::bytes() const {
+  int64_t sum = 0;
+  for (const auto& buffer : buffers)
+    sum += buffer->bytes;
+  return sum;
+}
+
 std::shared_ptr<PackedSlot> make_packed_slot() {
   auto slot = std::make_shared<PackedSlot>();
   const Guard guard(registry().mutex);

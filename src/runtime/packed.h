@@ -119,6 +119,9 @@ packed_buffer(const Pack& pack, std::vector<ParameterState> parameters, int64_t 
 struct PackedSet {
   explicit PackedSet(std::vector<ParameterState> parameters);
 
+  // Of memory_use().packed, those included that others have, too.
+  int64_t bytes() const;
+
   std::vector<ParameterState> parameters;
   std::vector<std::shared_ptr<const PackedBuffer>> buffers;
   std::vector<void*> addresses;

@@ -38,7 +38,8 @@ class MemoryStatistics:
         workspace: of all threads.
         code: images as they are mapped, the programs that they were compiled of, and packages but for weights.
         limit: of ``packed`` and ``code`` together; 0 for none.
-        evicted: specialisations that were taken out to keep to it.
+        unpacked: how often a specialisation lost its packed weights to keep to it. The next call packs them.
+        evicted: specialisations that were taken out to keep to it. The next call makes one again.
         over_limit: how often more was needed at once than fits: memory stayed above the limit.
     """
 
@@ -46,6 +47,7 @@ class MemoryStatistics:
     workspace: int = 0
     code: int = 0
     limit: int = 0
+    unpacked: int = 0
     evicted: int = 0
     over_limit: int = 0
 
@@ -142,7 +144,11 @@ def stats() -> Statistics:
         refused=groups["refused"],
         lazy=LazyStatistics(**_C.lazy_statistics(), eager=_eager_calls()),
         memory=MemoryStatistics(
-            **_C.memory_use(), limit=_C.memory_limit(), evicted=groups["evicted"], over_limit=groups["over_limit"]
+            **_C.memory_use(),
+            limit=_C.memory_limit(),
+            unpacked=groups["unpacked"],
+            evicted=groups["evicted"],
+            over_limit=groups["over_limit"],
         ),
         by_group=_activities(),
     )

@@ -58,8 +58,9 @@ def _memory(memory: MemoryStatistics) -> str:
     if not memory.limit:
         return held
     return (
-        f"{held}, of {size_text(memory.limit)} at most; {counted(memory.evicted, 'specialisation')} taken out, "
-        f"{counted(memory.over_limit, 'time')} more was needed at once"
+        f"{held}, of {size_text(memory.limit)} at most; {counted(memory.unpacked, 'specialisation')} lost packed "
+        f"weights, {counted(memory.evicted, 'specialisation')} taken out; {counted(memory.over_limit, 'time')} more was "
+        "needed at once"
     )
 
 
