@@ -8,6 +8,7 @@
 #include "group/memory_limit.h"
 #include "group/profiling.h"
 #include "group/statistics.h"
+#include "package/archive.h"
 #include "package/processor.h"
 #include "python/python_objects.h"
 #include "runtime/kernel_times.h"
@@ -65,6 +66,21 @@ void refresh(const std::optional<std::vector<at::Tensor>>& tensors) {
   });
 }
 
+// Of a program that is no module of TorchScript: lives as long.
+struct ProgramLifetime {};
+
+// What `load` returns, a module that it read from the file, whose package is taken.
+py::object load_in_python(const std::string& path, const py::function& load) {
+  py::object program;
+  const py::gil_scoped_release without_gil;
+  load_with_package(path, [&] {
+    const py::gil_scoped_acquire gil;
+    program = load();
+    return program.attr("_c").cast<torch::jit::Module>();
+  });
+  return program;
+}
+
 py::dict statistics_dict() {
   py::dict result;
   result["groups"] = statistics().groups.load();
@@ -101,9 +117,15 @@ void bind_settings(py::module& module) {
   module.def("converts_f16", &converts_f16, py::arg("processor"));
   module.def("set_processor", &set_processor, py::arg("processor"));
   module.def("set_demanded_keys", &set_demanded_keys, py::arg("paths"));
+  py::class_<ProgramLifetime, std::shared_ptr<ProgramLifetime>>(module, "ProgramLifetime")
+      .def(py::init<>());
   module.def(
-      "take_package", [](const std::string& path) { return take_package_of(path); },
-      py::arg("path"), py::call_guard<py::gil_scoped_release>());
+      "take_package",
+      [](const std::string& path, const std::shared_ptr<ProgramLifetime>& program) {
+        return take_package_of(path, program);
+      },
+      py::arg("path"), py::arg("program"), py::call_guard<py::gil_scoped_release>());
+  module.def("load_with_package", &load_in_python, py::arg("path"), py::arg("load"));
   module.def(
       "prepare", [](const torch::jit::Module& loaded) { prepare(loaded); }, py::arg("module"),
       py::call_guard<py::gil_scoped_release>());
@@ -121,7 +143,13 @@ void bind_settings(py::module& module) {
   module.def("set_max_specialisations",
              [](int64_t most) { settings().max_specialisations = most; });
   module.def("refresh", &refresh, py::arg("tensors"));
-  module.def("drop_dead_packs", &drop_dead_packs, py::call_guard<py::gil_scoped_release>());
+  module.def(
+      "drop_dead",
+      [] {
+        drop_dead_packs();
+        drop_dead_packages();
+      },
+      py::call_guard<py::gil_scoped_release>());
   module.def("optimised_without_device",
              [] { return statistics().optimised_without_device.load(); });
   module.def("statistics", &statistics_dict);

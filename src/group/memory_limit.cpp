@@ -2,6 +2,7 @@
 
 #include "compilation_group.h"
 #include "group_report.h"
+#include "packaged.h"
 #include "runtime/memory.h"
 #include "runtime/packed.h"
 #include "statistics.h"
@@ -101,6 +102,7 @@ int64_t take_out(Candidate& candidate) {
 void make_room(int64_t most) {
   if (limited_memory() <= most) return;
   drop_dead_packs();
+  drop_dead_packages();
   int64_t leaving = 0;
   const auto fits = [&] { return limited_memory() - leaving <= most; };
   auto found = candidates();

@@ -39,8 +39,8 @@ def held() -> int:
 
 
 def limit(more: float, keep_seconds: float = 0.0, unit: int = WEIGHTS) -> int:
-    """Takes out all that there is, and lets ``more`` packed weights of :func:`wide`, or code of a group, fit beside what
-    stays. Returns the limit."""
+    """Takes out all that there is, and lets ``more`` packed weights of :func:`wide`, or code of a group, fit beside
+    what stays. Returns the limit."""
     gc.collect()
     _C.set_memory_limit(1, 0.0)
     most = max(held() + int(more * unit), 1)

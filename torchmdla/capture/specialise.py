@@ -95,9 +95,9 @@ def install() -> None:
 
 
 def _after_collection(phase: str, info: Mapping[str, int]) -> None:
-    """Modules are part of reference cycles: what was packed of their weights goes when they go."""
+    """Modules are part of reference cycles: what was packed of their weights, and packages, go when they go."""
     if phase == "stop" and info["generation"] == 2:
-        _C.drop_dead_packs()
+        _C.drop_dead()
 
 
 def _of_any_graph(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -59,8 +59,8 @@ def _memory(memory: MemoryStatistics) -> str:
         return held
     return (
         f"{held}, of {size_text(memory.limit)} at most; {counted(memory.unpacked, 'specialisation')} lost packed "
-        f"weights, {counted(memory.evicted, 'specialisation')} taken out; {counted(memory.over_limit, 'time')} more was "
-        "needed at once"
+        f"weights, {counted(memory.evicted, 'specialisation')} taken out; {counted(memory.over_limit, 'time')} more "
+        "was needed at once"
     )
 
 

@@ -51,8 +51,10 @@ void prepare(const torch::jit::Module& module);
 
 // Makes the package of a file known to groups; false where the file has none. `torch::jit::load`
 // does so by itself but for streams that it reads in a program that loaded the library by dlopen.
-// Throws where the file cannot be read as an archive. A package that is damaged, that another user
-// may have written, or that is not signed where that is demanded, is refused and counted.
+// It stays until another package comes from the same path; what is loaded by `torch::jit::load`
+// goes with its module. Throws where the file cannot be read as an archive. A package that is
+// damaged, that another user may have written, or that is not signed where that is demanded, is
+// refused and counted.
 bool take_package_of(const std::string& file);
 
 // Counters since the process began, as torchmdla.stats() has them: a JSON object.
