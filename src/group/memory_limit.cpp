@@ -16,7 +16,6 @@
 #include <cstdlib>
 #include <memory>
 #include <mutex>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -84,8 +83,9 @@ bool is_used_again(const Candidate& candidate) {
 // This and the next return how many bytes will go only when calls are over that still use them.
 
 int64_t unpack(Candidate& candidate) {
+  constexpr int64_t least = 4096; // less is not worth it: a device's handle, mapped weights
   const auto& one = *candidate.entry;
-  if (is_used_again(candidate) || !one.executable->is_packed()) return 0;
+  if (is_used_again(candidate) || one.executable->packed_bytes() < least) return 0;
   one.unpacked = Grace::Clock::now();
   ++statistics().memory.unpacked;
   return one.executable->drop_packed();

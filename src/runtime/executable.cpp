@@ -156,9 +156,9 @@ void Executable::prefetch() const {
   }
 }
 
-int64_t Executable::held_bytes() const {
+int64_t Executable::packed_bytes() const {
   const auto set = packed_ ? packed_->load() : nullptr;
-  return program_.bytes() + (set ? set->bytes() : 0);
+  return set ? set->bytes() : 0;
 }
 
 int64_t Executable::drop_packed() const {

@@ -105,10 +105,10 @@ public:
   // Fetches what a call will read of its parameters, without waiting for it.
   void prefetch() const;
 
-  // What it holds of memory_use(), but for its image. Packs are others' too.
-  int64_t held_bytes() const;
-
-  bool is_packed() const { return packed_ && packed_->load(); }
+  // What it holds of memory_use().packed, though others may, too; and with that of its code, but
+  // for the image.
+  int64_t packed_bytes() const;
+  int64_t held_bytes() const { return program_.bytes() + packed_bytes(); }
 
   // The next call packs anew. How many bytes a call keeps that runs: 0 where none does.
   int64_t drop_packed() const;
