@@ -93,7 +93,7 @@ def test_a_newer_version_of_a_file_replaces_the_older(tmp_path: Path) -> None:
         for _ in range(2):
             run(torch.jit.load(served), 1)
         sizes.append(code() - before)
-    assert sizes[:3] == sizes[3:] and 0 < min(sizes) and max(sizes) < 2 * min(sizes)
+    assert sizes[:3] == sizes[3:] and min(sizes) > 0 and max(sizes) < 2 * min(sizes)
 
 
 def test_a_file_that_is_replaced_is_kept_for_its_copy(tmp_path: Path) -> None:
