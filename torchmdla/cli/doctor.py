@@ -122,7 +122,7 @@ VARIABLES = frozenset(
     f"TORCHMDLA_{name}"
     for name in (
         *("CACHE_DIR", "CACHE_SIZE", "CHECK_BOUNDS", "COMPILE_IN_PROCESS", "COMPILE_MEMORY", "COMPILE_SECONDS"),
-        *("DUMP", "ENABLE", "LOGS", "MDLA_LIBRARY", "PERF_MAP", "PROCESSOR", "REQUIRE_SIGNATURE"),
+        *("DUMP", "ENABLE", "LOGS", "MDLA_LIBRARY", "MEMORY", "PERF_MAP", "PROCESSOR", "REQUIRE_SIGNATURE"),
         *("UNITY_BUILD", "VERIFY"),
     )
 )
@@ -131,13 +131,17 @@ VARIABLES = frozenset(
 def _environment() -> str:
     """Reads the variables as torchmdla does, which warns of malformed ones."""
     from torchmdla.compile_service.cache import DiskCache
-    from torchmdla.support.limits import Limits
+    from torchmdla.support import limits
 
     chosen = sorted(name for name in os.environ if name.startswith("TORCHMDLA_"))
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        DiskCache(), Limits.from_environment()
+        DiskCache(), limits.Limits.from_environment()
     wrong = [str(one.message).removeprefix("torchmdla: ") for one in told]
+    try:
+        limits.variable("TORCHMDLA_MEMORY", limits.size, 0)
+    except ValueError as error:
+        wrong.append(str(error))
     wrong += [f"{name} is no variable of torchmdla's" for name in chosen if name not in VARIABLES]
     if wrong:
         raise Trouble("; ".join(wrong))
