@@ -15,6 +15,9 @@ class Counts(TypedDict):
     packages: dict[str, int]
     packaged: int
     refused: dict[str, int]
+    unpacked: int
+    evicted: int
+    over_limit: int
 
 class ImageError(RuntimeError):
     """An image is damaged, is for another machine, or needs what this process does not have."""
@@ -59,6 +62,7 @@ class Executable:
         workspace: int = 0,
         fault: int = 0,
         times: KernelTimes | None = None,
+        program_bytes: int = 0,
     ) -> None: ...
     def __call__(self, inputs: Sequence[torch.Tensor]) -> tuple[Any, ...]:
         """Of a static program, outside of groups.
@@ -137,8 +141,11 @@ def set_processor(processor: str) -> None:
         ValueError: there is no such, or this machine is none.
     """
 
-def take_package(path: str) -> bool:
-    """Makes the package of a file known to groups; whether the file has one.
+class ProgramLifetime:
+    """Of a program that is no module of TorchScript: lives as long."""
+
+def take_package(path: str, program: ProgramLifetime) -> bool:
+    """Makes the package of a file known to groups, as long as ``program`` lives; whether the file has one.
 
     Raises:
         RuntimeError: the file is no archive of PyTorch's.
@@ -151,6 +158,9 @@ def check_signature(key_paths: Sequence[str], record: bytes, label: str, name: s
     Raises:
         ValueError: nobody of them did; the signature is damaged; or a key cannot be read or trusted.
     """
+
+def load_with_package(path: str, load: Callable[[], torch.jit.ScriptModule]) -> torch.jit.ScriptModule:
+    """What ``load`` returns, which reads the file; its package is known to groups as long as the program lives."""
 
 def set_demanded_keys(paths: Sequence[str] | None) -> None:
     """Of which keys a package must be signed by one; None where none need be.
@@ -230,13 +240,19 @@ def set_submit(submit: Callable[[Callable[[], None]], object]) -> None: ...
 def is_strict() -> bool: ...
 def set_max_specialisations(most: int) -> None: ...
 def refresh(tensors: Sequence[torch.Tensor] | None) -> None: ...
-def drop_dead_packs() -> None: ...
+def drop_dead() -> None:
+    """What was packed of tensors that are no more, and packages whose programs are no more."""
+
 def optimised_without_device() -> int: ...
 def statistics() -> Counts: ...
 def reset_statistics() -> None: ...
 def enter_alone() -> bool: ...
 def leave_alone() -> None: ...
-def memory_use() -> dict[str, int]: ...  # bytes that are "packed", and of "workspace"
+def memory_use() -> dict[str, int]: ...  # bytes that are "packed", of "workspace" and of "code"
+def set_memory_limit(limit: int | None, keep_seconds: float = 60.0) -> None:
+    """None: what TORCHMDLA_MEMORY says."""
+
+def memory_limit() -> int: ...
 
 class LazyComputation:
     """What lazy tensors were lowered to."""

@@ -34,6 +34,7 @@ def enable(
     background: bool = False,
     dynamic: bool = True,
     max_specialisations: int = 32,
+    memory_limit: int | None = None,
     **options: Any,
 ) -> None:
     """Turns torchmdla on or off, from the next call of any TorchScript program on.
@@ -53,6 +54,9 @@ def enable(
             Off, each size is another specialisation.
         max_specialisations: input types (sizes, dtypes, integer values) a group is compiled for; calls with further
             ones fall back.
+        memory_limit: bytes that the code of all groups and the weights that it packed may take before the least
+            recently used specialisations are taken out, which are made again when they are called (``Memory`` in
+            docs/serving.md); 0 for no limit. By default what ``TORCHMDLA_MEMORY`` says (``4G``), or none.
         **options: the device's own, for groups compiled from then on (:meth:`torchmdla.devices.Device.configure`); what
             is not given has its default. The cpu device has ``processor``: ``"native"``, or ``"x86-64-v2"`` to
             ``"x86-64-v4"`` for code that uses no more than all processors of that level have; and
@@ -62,13 +66,16 @@ def enable(
 
     Raises:
         TypeError: ``enabled`` is no bool, or the device has no such option.
-        ValueError: no such device, a wrong value of an option, or ``max_specialisations`` is negative.
+        ValueError: no such device, a wrong value of an option, or ``max_specialisations`` or ``memory_limit`` is
+        negative.
     """
     global _background
     if not isinstance(enabled, bool):
         raise TypeError(f"enable takes True or False, and a device by name: enable(device={enabled!r})")
     if max_specialisations < 0:
         raise ValueError(f"max_specialisations must not be negative, got {max_specialisations}")
+    if memory_limit is not None and memory_limit < 0:
+        raise ValueError(f"memory_limit must not be negative, got {memory_limit}")
     if enabled:
         chosen = devices.get(device)
         chosen.configure(**options)
@@ -78,6 +85,7 @@ def enable(
         _C.set_background(background)
         _C.set_dynamic(dynamic)
         _C.set_max_specialisations(max_specialisations)
+        _C.set_memory_limit(memory_limit)
     _C.set_enabled(enabled)
 
 

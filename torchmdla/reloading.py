@@ -107,7 +107,7 @@ class ReloadingModel:
             self._problem = ""
             self._number += 1
             self._version = model, stamp
-            _C.drop_dead_packs()
+            _C.drop_dead()
 
     def close(self) -> None:
         """Ends the watching. Calls go on with the current version."""

@@ -90,7 +90,8 @@ std::shared_ptr<Executable>
 make_executable(uintptr_t entry, const std::vector<PackEntry>& packs, int64_t workspace_bytes,
                 const py::object& owner, const std::vector<KindAndSource>& inputs,
                 const std::vector<KindAndSource>& outputs, const std::vector<size_t>& unversioned,
-                uintptr_t workspace, uintptr_t fault, std::shared_ptr<KernelTimes> times) {
+                uintptr_t workspace, uintptr_t fault, std::shared_ptr<KernelTimes> times,
+                int64_t program_bytes) {
   std::vector<InputBinding> input_bindings;
   for (const auto& [source, from] : inputs)
     input_bindings.push_back(input_binding(source, from));
@@ -105,7 +106,8 @@ make_executable(uintptr_t entry, const std::vector<PackEntry>& packs, int64_t wo
                     reinterpret_cast<int64_t (*)(const int64_t*)>(workspace),
                     std::make_shared<PythonOwner>(owner),
                     reinterpret_cast<const char* (*)()>(fault),
-                    std::move(times)};
+                    std::move(times),
+                    program_bytes};
   for (const auto& [function, recipe, arguments, bytes, release] : packs)
     code.packs.push_back({reinterpret_cast<Entry>(function), recipe, arguments, bytes,
                           reinterpret_cast<void (*)(void*)>(release)});
@@ -169,7 +171,8 @@ void bind_executable(py::module& module) {
       .def(py::init(&make_executable), py::arg("entry"), py::arg("packs"),
            py::arg("workspace_bytes"), py::arg("owner"), py::arg("inputs"), py::arg("outputs"),
            py::arg("unversioned") = std::vector<size_t>(), py::arg("workspace") = 0,
-           py::arg("fault") = 0, py::arg("times") = std::shared_ptr<KernelTimes>())
+           py::arg("fault") = 0, py::arg("times") = std::shared_ptr<KernelTimes>(),
+           py::arg("program_bytes") = 0)
       .def("__call__", &call, py::arg("inputs"))
       .def_property_readonly("times", &Executable::times)
       .def_property_readonly("owner", [](const Executable& executable) {

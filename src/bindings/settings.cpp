@@ -5,8 +5,10 @@
 #include "fusion/device_table.h"
 #include "group/compilation_group.h"
 #include "group/group_report.h"
+#include "group/memory_limit.h"
 #include "group/profiling.h"
 #include "group/statistics.h"
+#include "package/archive.h"
 #include "package/processor.h"
 #include "package/public_keys.h"
 #include "package/signature.h"
@@ -86,6 +88,21 @@ void check_signature_by(const std::vector<std::string>& key_paths, const py::byt
   }
 }
 
+// Of a program that is no module of TorchScript: lives as long.
+struct ProgramLifetime {};
+
+// What `load` returns, a module that it read from the file, whose package is taken.
+py::object load_in_python(const std::string& path, const py::function& load) {
+  py::object program;
+  const py::gil_scoped_release without_gil;
+  load_with_package(path, [&] {
+    const py::gil_scoped_acquire gil;
+    program = load();
+    return program.attr("_c").cast<torch::jit::Module>();
+  });
+  return program;
+}
+
 py::dict statistics_dict() {
   py::dict result;
   result["groups"] = statistics().groups.load();
@@ -97,6 +114,9 @@ py::dict statistics_dict() {
   result["packages"] = statistics().packages.taken.counts();
   result["packaged"] = statistics().packages.specialisations.load();
   result["refused"] = statistics().packages.refused.counts();
+  result["unpacked"] = statistics().memory.unpacked.load();
+  result["evicted"] = statistics().memory.evicted.load();
+  result["over_limit"] = statistics().memory.over_limit.load();
   return result;
 }
 
@@ -121,9 +141,15 @@ void bind_settings(py::module& module) {
   module.def("set_demanded_keys", &set_demanded_keys, py::arg("paths"));
   module.def("check_signature", &check_signature_by, py::arg("key_paths"), py::arg("record"),
              py::arg("label"), py::arg("name"), py::arg("content"));
+  py::class_<ProgramLifetime, std::shared_ptr<ProgramLifetime>>(module, "ProgramLifetime")
+      .def(py::init<>());
   module.def(
-      "take_package", [](const std::string& path) { return take_package_of(path); },
-      py::arg("path"), py::call_guard<py::gil_scoped_release>());
+      "take_package",
+      [](const std::string& path, const std::shared_ptr<ProgramLifetime>& program) {
+        return take_package_of(path, program);
+      },
+      py::arg("path"), py::arg("program"), py::call_guard<py::gil_scoped_release>());
+  module.def("load_with_package", &load_in_python, py::arg("path"), py::arg("load"));
   module.def(
       "prepare", [](const torch::jit::Module& loaded) { prepare(loaded); }, py::arg("module"),
       py::call_guard<py::gil_scoped_release>());
@@ -141,7 +167,13 @@ void bind_settings(py::module& module) {
   module.def("set_max_specialisations",
              [](int64_t most) { settings().max_specialisations = most; });
   module.def("refresh", &refresh, py::arg("tensors"));
-  module.def("drop_dead_packs", &drop_dead_packs, py::call_guard<py::gil_scoped_release>());
+  module.def(
+      "drop_dead",
+      [] {
+        drop_dead_packs();
+        drop_dead_packages();
+      },
+      py::call_guard<py::gil_scoped_release>());
   module.def("optimised_without_device",
              [] { return statistics().optimised_without_device.load(); });
   module.def("statistics", &statistics_dict);
@@ -150,8 +182,17 @@ void bind_settings(py::module& module) {
   module.def("leave_alone", &leave_alone);
   module.def("memory_use", [] {
     return py::dict(py::arg("packed") = memory_use().packed.load(),
-                    py::arg("workspace") = memory_use().workspace.load());
+                    py::arg("workspace") = memory_use().workspace.load(),
+                    py::arg("code") = memory_use().code.load());
   });
+  module.def(
+      "set_memory_limit",
+      [](std::optional<int64_t> limit, double keep_seconds) {
+        set_memory_limit(limit, KeepTime(keep_seconds));
+      },
+      py::arg("limit"), py::arg("keep_seconds") = usual_keep_time.count(),
+      py::call_guard<py::gil_scoped_release>());
+  module.def("memory_limit", &memory_limit);
 }
 
 } // namespace torchmdla

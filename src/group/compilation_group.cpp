@@ -1,6 +1,7 @@
 #include "compilation_group.h"
 
 #include "fusion/fusion_pass.h"
+#include "memory_limit.h"
 #include "script_subgraph.h"
 #include "support/exception_text.h"
 #include "support/quantisation.h"
@@ -13,6 +14,7 @@
 #include <c10/util/ScopeExit.h>
 
 #include <algorithm>
+#include <iterator>
 #include <span>
 
 namespace torchmdla {
@@ -136,9 +138,8 @@ CompilationGroup::CompilationGroup(const Node* node, InputPaths inputs)
 
 void CompilationGroup::run(Stack& stack) {
   RECORD_FUNCTION(name_, c10::ArrayRef<const c10::IValue>());
-  // Its parameters are those of the other specialisations.
-  if (const auto* newest = newest_.load(std::memory_order_acquire); newest && newest->executable)
-    newest->executable->prefetch();
+  auto known = specialisations_.load();
+  known->prefetch();
   group_.inputs.expand(stack);
   if (!settings().enabled.load(std::memory_order_relaxed))
     return fall_back(stack, Fallback::switched_off);
@@ -151,23 +152,37 @@ void CompilationGroup::run(Stack& stack) {
   } else if (is_first_run() && !adopt(signature, inputs)) {
     return fall_back(stack);
   }
-  do {
-    if (const auto* specialisation = find(signature))
-      return run_specialised(*specialisation, stack);
-    Symbols values;
-    if (const auto* specialisation = find_dynamic(signature, values))
-      return run_compiled(*specialisation->compiled.executable, specialisation->gradients, values,
-                          stack);
-  } while (adopt(signature, inputs));
-  specialise(signature, stack);
+  while (!run_known(*known, signature, stack)) {
+    if (!adopt(signature, inputs)) {
+      known.reset(); // what is taken out for what is made goes at once
+      return specialise(signature, stack);
+    }
+    known = specialisations_.load();
+  }
+}
+
+// False where there is nothing for this signature.
+bool CompilationGroup::run_known(const Specialisations& known, const Signature& signature,
+                                 Stack& stack) {
+  if (const auto* found = known.find(signature)) return run_specialised(*found, stack), true;
+  if (!settings().dynamic.load(std::memory_order_relaxed)) return false;
+  Symbols values;
+  const auto* found = known.find_dynamic(signature, values);
+  if (found) run_compiled(*found, values, stack);
+  return found != nullptr;
+}
+
+bool CompilationGroup::is_known(const Signature& signature) const {
+  const auto known = specialisations_.load();
+  Symbols values;
+  return known->find(signature) || (settings().dynamic && known->find_dynamic(signature, values));
 }
 
 // Whether a package has code for the call, which is loaded then.
 bool CompilationGroup::adopt(const Signature& signature, c10::ArrayRef<c10::IValue> inputs) {
   if (!are_any_packaged() || !settings().packages) return false;
   const std::lock_guard<ProcessMutex> guard(adopting_);
-  Symbols values;
-  if (find(signature) || find_dynamic(signature, values)) return true; // of another thread
+  if (is_known(signature)) return true; // of another thread
   for (const auto& one : packaged()) {
     if (one->pattern && !settings().dynamic) continue;
     const bool has_bits = std::ranges::all_of(one->bits, [&](const auto& wanted) {
@@ -189,22 +204,16 @@ Packaged CompilationGroup::packaged() {
 bool CompilationGroup::load(const PackagedSpecialisation& packaged) {
   RECORD_USER_SCOPE("mdla::load");
   try {
-    if (packaged.pattern) {
-      auto made = std::make_unique<DynamicSpecialisation>();
-      made->pattern = *packaged.pattern;
-      made->compiled = {packaged.load(*group_.subgraph, group_.inputs.num_inputs()),
-                        packaged.sizes};
-      publish(std::move(made));
-    } else {
-      auto made = std::make_unique<Specialisation>();
-      made->signature = packaged.signature;
-      if (packaged.left_out)
-        split(*made, *packaged.left_out);
-      else
-        made->executable = packaged.load(*group_.subgraph, group_.inputs.num_inputs()),
-        made->outcome = Outcome::compiled;
-      publish(std::move(made));
-    }
+    auto made = std::make_shared<Specialisation>();
+    made->signature = packaged.signature;
+    made->pattern = packaged.pattern;
+    made->sizes = packaged.sizes;
+    if (packaged.left_out)
+      split(*made, *packaged.left_out);
+    else
+      made->executable = packaged.load(*group_.subgraph, group_.inputs.num_inputs()),
+      made->outcome = Outcome::compiled;
+    publish(std::move(made));
   } catch (const std::exception& error) {
     statistics().packages.refused.count(text_of(error));
     return false;
@@ -226,9 +235,9 @@ void CompilationGroup::split(Specialisation& specialisation, std::vector<size_t>
 void CompilationGroup::prepare() {
   const std::lock_guard<ProcessMutex> guard(adopting_);
   for (const auto& one : packaged())
-    if (one->bits.empty() && !find(one->signature)) load(*one);
-  for (const auto& one : report().specialisations)
-    if (one.executable) one.executable->pack_constants();
+    if (one->bits.empty() && !specialisations_.load()->find(one->signature)) load(*one);
+  for (const auto& one : compiled())
+    one->executable->pack_constants();
 }
 
 std::optional<Fallback> CompilationGroup::reason_to_fall_back(c10::ArrayRef<c10::IValue> inputs,
@@ -256,27 +265,10 @@ void CompilationGroup::run_as_pytorch(Stack& stack) {
   expected_backward_.watch(torch::jit::last(stack, stack.size() - below));
 }
 
-const CompilationGroup::Specialisation* CompilationGroup::find(const Signature& signature) const {
-  const auto* found = newest_.load(std::memory_order_acquire);
-  while (found && found->signature != signature)
-    found = found->next;
-  return found;
-}
-
-const CompilationGroup::DynamicSpecialisation*
-CompilationGroup::find_dynamic(const Signature& signature, Symbols& values) const {
-  if (!settings().dynamic.load(std::memory_order_relaxed)) return nullptr;
-  const auto* found = newest_dynamic_.load(std::memory_order_acquire);
-  while (found &&
-         !(found->pattern.covers(signature, values) && found->compiled.sizes.extend(values)))
-    found = found->next;
-  return found;
-}
-
 void CompilationGroup::run_specialised(const Specialisation& specialisation, Stack& stack) {
   switch (specialisation.outcome) {
   case Outcome::compiled:
-    return run_compiled(*specialisation.executable, specialisation.gradients, {}, stack);
+    return run_compiled(specialisation, {}, stack);
   case Outcome::split:
     if (specialisation.raise && strict()) specialisation.raise();
     return specialisation.division(stack);
@@ -287,40 +279,43 @@ void CompilationGroup::run_specialised(const Specialisation& specialisation, Sta
   }
 }
 
-void CompilationGroup::run_compiled(const Executable& executable, OutputGradients& gradients,
+void CompilationGroup::run_compiled(const Specialisation& specialisation,
                                     c10::ArrayRef<int64_t> symbols, Stack& stack) {
   if (needs_gradients(torch::jit::last(stack, group_.inputs.num_inputs())))
-    run_with_node(executable, gradients, symbols, stack);
-  else if (!call(executable, symbols, stack))
+    run_with_node(specialisation, symbols, stack);
+  else if (!call(specialisation, symbols, stack))
     fall_back(stack);
 }
 
 // Which outputs require grad is seen in a run by eager ops, the first with such inputs.
-void CompilationGroup::run_with_node(const Executable& executable, OutputGradients& gradients,
+void CompilationGroup::run_with_node(const Specialisation& specialisation,
                                      c10::ArrayRef<int64_t> symbols, Stack& stack) {
   const auto inputs = torch::jit::last(stack, group_.inputs.num_inputs());
   const auto below = stack.size() - inputs.size();
   const auto required = requires_grad(inputs);
-  const auto outputs = gradients.find(required);
+  const auto outputs = specialisation.gradients.find(required);
   if (outputs) {
     const auto node =
         c10::make_intrusive<GroupBackward>(group_.subgraph, inputs, expected_backward_);
     const c10::AutoGradMode no_grad(false);
-    if (call(executable, symbols, stack))
+    if (call(specialisation, symbols, stack))
       return node->set_history(std::span(stack).subspan(below), *outputs);
   }
   fall_back(stack);
   const auto results = torch::jit::last(stack, stack.size() - below);
-  gradients.add(required, requires_grad(results));
+  specialisation.gradients.add(required, requires_grad(results));
   expected_backward_.watch(results);
 }
 
 // False, with the stack as it was, where the code reports an error.
-bool CompilationGroup::call(const Executable& executable, c10::ArrayRef<int64_t> symbols,
+bool CompilationGroup::call(const Specialisation& specialisation, c10::ArrayRef<int64_t> symbols,
                             Stack& stack) {
   std::optional<DeviceFault> fault;
   try {
-    if (executable.run(stack, group_.inputs.num_inputs(), symbols)) {
+    specialisation.last_use.note();
+    const bool done = specialisation.executable->run(stack, group_.inputs.num_inputs(), symbols);
+    if (specialisation.last_use.note()) note_growth(specialisation);
+    if (done) {
       calls_.compiled.fetch_add(1, std::memory_order_relaxed);
       return true;
     }
@@ -337,6 +332,14 @@ bool CompilationGroup::call(const Executable& executable, c10::ArrayRef<int64_t>
   return false;
 }
 
+// Memory grew while it ran, perhaps by what it packed.
+void CompilationGroup::note_growth(const Specialisation& specialisation) const {
+  constexpr Grace::Clock::time_point never{};
+  const auto unpacked = specialisation.unpacked.exchange(never);
+  if (unpacked != never) specialisation.grace.back(unpacked, keep_time());
+  keep_to_memory_limit();
+}
+
 // The first call with new inputs: its results come from eager kernels, whose record is what the
 // compiler needs, and whose errors are the ones the user should see.
 void CompilationGroup::specialise(const Signature& signature, Stack& stack) {
@@ -348,7 +351,8 @@ void CompilationGroup::specialise(const Signature& signature, Stack& stack) {
   Fallback refusal;
   auto claimed = claim(signature, refusal, torch::jit::last(stack, group_.inputs.num_inputs()));
   if (!claimed) {
-    const auto* split = newest_split_.load(std::memory_order_acquire);
+    const auto known = specialisations_.load();
+    const auto* split = known->newest_split();
     if (split && refusal == Fallback::too_many_specialisations)
       return run_specialised(*split, stack);
     return fall_back(stack, refusal);
@@ -382,9 +386,8 @@ CompilationGroup::claim(const Signature& signature, Fallback& refusal,
                         std::optional<c10::ArrayRef<c10::IValue>> inputs) {
   const Guard guard(mutex_);
   std::erase_if(claims_, [](const Claim* other) { return other->process != process_number(); });
-  Symbols values;
   auto reason = this->refusal(signature);
-  if (inputs && find_dynamic(signature, values)) reason = Fallback::being_compiled;
+  if (inputs && is_known(signature)) reason = Fallback::being_compiled;
   if (reason) {
     refusal = *reason;
     return nullptr;
@@ -405,25 +408,27 @@ CompilationGroup::claim(const Signature& signature, Fallback& refusal,
 
 std::optional<Fallback> CompilationGroup::refusal(const Signature& signature) const {
   const auto limit = static_cast<size_t>(max_specialisations());
-  if (specialisations_.size() + dynamic_.size() + claims_.size() >= limit)
-    return Fallback::too_many_specialisations;
+  const auto known = specialisations_.load();
+  if (known->size() + claims_.size() >= limit) return Fallback::too_many_specialisations;
   const bool claimed = std::any_of(claims_.begin(), claims_.end(),
                                    [&](const Claim* other) { return other->includes(signature); });
-  return claimed || find(signature) ? std::optional(Fallback::being_compiled) : std::nullopt;
+  return claimed || known->find(signature) ? std::optional(Fallback::being_compiled) : std::nullopt;
 }
 
 // Which sizes to compile for any values of, if any.
 std::optional<Pattern> CompilationGroup::plan(const Claim& claim) const {
-  std::vector<const Signature*> earlier;
-  for (const auto& specialisation : specialisations_)
-    if (specialisation->outcome == Outcome::compiled) earlier.push_back(&specialisation->signature);
-  for (const auto& specialisation : dynamic_)
-    earlier.push_back(&specialisation->pattern.typical);
+  const auto not_again = refused();
+  auto before = taken_out_.pattern_for(claim.signature);
+  if (before && !not_again.contains(before->places)) return before;
+  auto earlier = taken_out_.signatures();
+  const auto with_code = compiled();
+  for (const auto& specialisation : with_code)
+    earlier.push_back(&specialisation->signature);
   // In the background many sizes may come before the first has been compiled.
   for (const Claim* other : claims_)
     earlier.push_back(&other->signature);
   if (earlier.size() < 2) return std::nullopt;
-  return choose_pattern(claim.signature, claim.may_vary, earlier, refused());
+  return choose_pattern(claim.signature, claim.may_vary, earlier, not_again);
 }
 
 // Gives the claim a pattern in which nothing has `size`; false if there is none.
@@ -440,9 +445,10 @@ std::set<SymbolPlaces> CompilationGroup::refused() const {
   for (const auto& [places, count] : refusals_)
     if (count >= most_refusals) result.insert(places);
   std::map<SymbolPlaces, int> made;
-  for (const auto& specialisation : dynamic_)
-    if (++made[specialisation->pattern.places] >= most_parts)
-      result.insert(specialisation->pattern.places);
+  const auto known = specialisations_.load();
+  for (const auto& specialisation : known->dynamic())
+    if (++made[specialisation->pattern->places] >= most_parts)
+      result.insert(specialisation->pattern->places);
   return result;
 }
 
@@ -478,7 +484,8 @@ void CompilationGroup::compile(std::shared_ptr<Claim> claim, Record record) {
   compile(*claim, record);
   if (!strict()) return;
   if (const auto postponed = find_postponed(claim->signature)) postponed->raise();
-  const auto* made = find(claim->signature);
+  const auto known = specialisations_.load();
+  const auto* made = known->find(claim->signature);
   if (made && made->raise) made->raise();
 }
 
@@ -486,7 +493,7 @@ void CompilationGroup::compile(Claim& claim, const Record& record) {
   RECORD_USER_SCOPE("mdla::compile");
   const c10::AutoGradMode no_grad(false);
   if (!group_.subgraph->conditions_hold(record)) {
-    auto made = std::make_unique<Specialisation>();
+    auto made = std::make_shared<Specialisation>();
     made->signature = claim.signature;
     split(*made, {});
     return publish(std::move(made));
@@ -501,17 +508,21 @@ void CompilationGroup::compile(Claim& claim, const Record& record) {
 // For all sizes that the claim's pattern covers; false if that cannot be. Throws failures that may
 // pass.
 bool CompilationGroup::compile_dynamic(const Claim& claim, const Record& record) {
-  auto made = std::make_unique<DynamicSpecialisation>();
+  auto made = std::make_shared<Specialisation>();
   made->pattern = *claim.pattern;
+  made->signature = made->pattern->typical;
   SymbolPlaces places;
   for (size_t i = 0; i < claim.numbers.size(); ++i)
-    if (claim.numbers[i]) places.push_back(made->pattern.places[i]);
+    if (claim.numbers[i]) places.push_back(made->pattern->places[i]);
   try {
-    made->compiled = compiler().compile_dynamic({{*group_.subgraph, record, group_.parameters,
-                                                  group_.device, bf16_products(claim.signature)},
-                                                 std::move(places),
-                                                 made->pattern.typical_values(),
-                                                 made->pattern.written_out});
+    auto compiled = compiler().compile_dynamic({{*group_.subgraph, record, group_.parameters,
+                                                 group_.device, bf16_products(claim.signature)},
+                                                std::move(places),
+                                                made->pattern->typical_values(),
+                                                made->pattern->written_out});
+    made->executable = std::move(compiled.executable);
+    made->sizes = std::move(compiled.sizes);
+    made->outcome = Outcome::compiled;
   } catch (const CompileFailure& failure) {
     if (failure.retry_after) throw;
     statistics().not_dynamic.count(failure.what());
@@ -529,7 +540,7 @@ bool CompilationGroup::compile_dynamic(const Claim& claim, const Record& record)
 // For the claim's signature alone, or for all sizes at once where one is too long for that. Throws
 // failures that may pass.
 void CompilationGroup::compile_static(Claim& claim, const Record& record) {
-  auto made = std::make_unique<Specialisation>();
+  auto made = std::make_shared<Specialisation>();
   made->signature = claim.signature;
   std::function<void()> warn;
   try {
@@ -579,8 +590,7 @@ void CompilationGroup::postpone(const Signature& signature, const CompileFailure
   if (!strict()) failure.warn(/*divided=*/false);
 }
 
-std::shared_ptr<const CompilationGroup::Specialisation>
-CompilationGroup::find_postponed(const Signature& signature) {
+Specialisations::Entry CompilationGroup::find_postponed(const Signature& signature) {
   const auto now = std::chrono::steady_clock::now();
   const Guard guard(mutex_);
   std::erase_if(postponed_, [&](const Postponed& one) { return one.until <= now; });
@@ -590,20 +600,36 @@ CompilationGroup::find_postponed(const Signature& signature) {
   return found == postponed_.end() ? nullptr : found->failed;
 }
 
-void CompilationGroup::publish(std::unique_ptr<Specialisation> specialisation) {
-  const Guard guard(mutex_);
-  if (specialisation->outcome == Outcome::split)
-    newest_split_.store(specialisation.get(), std::memory_order_release);
-  specialisation->next = newest_.load(std::memory_order_relaxed);
-  newest_.store(specialisation.get(), std::memory_order_release);
-  specialisations_.push_back(std::move(specialisation));
+void CompilationGroup::publish(std::shared_ptr<Specialisation> made) {
+  ++memory_use().growths;
+  made->last_use.note();
+  {
+    const Guard guard(mutex_);
+    if (const auto taken = taken_out_.made_again(*made)) made->grace.back(*taken, keep_time());
+    specialisations_.store(
+        std::make_shared<const Specialisations>(specialisations_.load()->with(std::move(made))));
+  }
+  keep_to_memory_limit();
 }
 
-void CompilationGroup::publish(std::unique_ptr<DynamicSpecialisation> specialisation) {
+std::vector<Specialisations::Entry> CompilationGroup::compiled() const {
+  const auto known = specialisations_.load();
+  std::vector<Specialisations::Entry> found;
+  for (const auto* entries : {&known->fixed(), &known->dynamic()})
+    std::ranges::copy_if(*entries, std::back_inserter(found),
+                         [](const auto& entry) { return entry->executable != nullptr; });
+  return found;
+}
+
+bool CompilationGroup::take_out(const Specialisations::Entry& entry) {
+  std::shared_ptr<const Specialisations> before; // goes without the lock
   const Guard guard(mutex_);
-  specialisation->next = newest_dynamic_.load(std::memory_order_relaxed);
-  newest_dynamic_.store(specialisation.get(), std::memory_order_release);
-  dynamic_.push_back(std::move(specialisation));
+  before = specialisations_.load();
+  auto after = before->without(entry);
+  if (after.size() == before->size()) return false;
+  taken_out_.add(*entry);
+  specialisations_.store(std::make_shared<const Specialisations>(std::move(after)));
+  return true;
 }
 
 template <class Reason> void CompilationGroup::count_fallback(const Reason& reason) {
@@ -640,14 +666,13 @@ GroupReport CompilationGroup::report() const {
                    calls_.not_dynamic.counts(),
                    {},
                    {}};
+  const auto known = specialisations_.load();
+  for (const auto* entries : {&known->fixed(), &known->dynamic()})
+    for (const auto& one : *entries)
+      made.specialisations.push_back(
+          {one->executable, one->failure, one->signature, one->pattern,
+           one->outcome == Outcome::split ? std::optional(one->left_out) : std::nullopt});
   const Guard guard(mutex_);
-  for (const auto& one : specialisations_)
-    made.specialisations.push_back(
-        {one->executable, one->failure, one->signature, std::nullopt,
-         one->outcome == Outcome::split ? std::optional(one->left_out) : std::nullopt});
-  for (const auto& one : dynamic_)
-    made.specialisations.push_back(
-        {one->compiled.executable, "", one->pattern.typical, one->pattern});
   made.inputs = last_inputs_;
   return made;
 }

@@ -8,10 +8,12 @@
 #include "record.h"
 #include "runtime/executable.h"
 #include "signature.h"
+#include "specialisations.h"
 #include "statistics.h"
 #include "subgraph.h"
 #include "support/forks.h"
 #include "symbols.h"
+#include "taken_out.h"
 
 #include <torch/csrc/jit/ir/ir.h>
 
@@ -151,34 +153,20 @@ public:
   // Takes the values that the group finds its inputs from off the stack and pushes its outputs.
   void run(torch::jit::Stack& stack);
 
-private:
-  enum class Outcome { compiled, split, failed };
+  // Specialisations that have code.
+  std::vector<Specialisations::Entry> compiled() const;
 
-  // Immutable once published, but for what grows.
-  struct Specialisation {
-    Signature signature;
-    Outcome outcome = Outcome::failed;
-    std::shared_ptr<const Executable> executable;
-    Subgraph::Division division;  // where `split`
-    std::vector<size_t> left_out; // numbers of the nodes that it leaves out
-    std::string failure;
-    std::function<void()> raise;
-    mutable OutputGradients gradients; // grows
-    const Specialisation* next = nullptr;
-  };
+  // Calls that run it do so to their end, and the next one makes it anew. False where it is not
+  // there any more.
+  bool take_out(const Specialisations::Entry& entry);
+
+private:
+  using Outcome = Specialisation::Outcome;
 
   // A failure that counts until then.
   struct Postponed {
-    std::shared_ptr<const Specialisation> failed;
+    Specialisations::Entry failed;
     std::chrono::steady_clock::time_point until;
-  };
-
-  // As a Specialisation.
-  struct DynamicSpecialisation {
-    Pattern pattern;
-    DynamicExecutable compiled;
-    mutable OutputGradients gradients; // grows
-    const DynamicSpecialisation* next = nullptr;
   };
 
   // The right to compile for `signature`, and for all that `pattern` covers if there is one. Given
@@ -202,18 +190,21 @@ private:
 
   std::optional<Fallback> reason_to_fall_back(c10::ArrayRef<c10::IValue> inputs,
                                               Signature& signature) const;
-  const Specialisation* find(const Signature& signature) const;
-  std::shared_ptr<const Specialisation> find_postponed(const Signature& signature);
-  const DynamicSpecialisation* find_dynamic(const Signature& signature, Symbols& values) const;
+  bool run_known(const Specialisations& known, const Signature& signature,
+                 torch::jit::Stack& stack);
+  bool is_known(const Signature& signature) const;
+  Specialisations::Entry find_postponed(const Signature& signature);
   bool adopt(const Signature& signature, c10::ArrayRef<c10::IValue> inputs);
   Packaged packaged();
   bool load(const PackagedSpecialisation& packaged);
   void run_specialised(const Specialisation& specialisation, torch::jit::Stack& stack);
-  void run_compiled(const Executable& executable, OutputGradients& gradients,
-                    c10::ArrayRef<int64_t> symbols, torch::jit::Stack& stack);
-  void run_with_node(const Executable& executable, OutputGradients& gradients,
-                     c10::ArrayRef<int64_t> symbols, torch::jit::Stack& stack);
-  bool call(const Executable& executable, c10::ArrayRef<int64_t> symbols, torch::jit::Stack& stack);
+  void run_compiled(const Specialisation& specialisation, c10::ArrayRef<int64_t> symbols,
+                    torch::jit::Stack& stack);
+  void run_with_node(const Specialisation& specialisation, c10::ArrayRef<int64_t> symbols,
+                     torch::jit::Stack& stack);
+  bool call(const Specialisation& specialisation, c10::ArrayRef<int64_t> symbols,
+            torch::jit::Stack& stack);
+  void note_growth(const Specialisation& specialisation) const;
   void run_as_pytorch(torch::jit::Stack& stack);
   bool is_first_run();
   void specialise(const Signature& signature, torch::jit::Stack& stack);
@@ -232,8 +223,7 @@ private:
   void compile_static(Claim& claim, const Record& record);
   Subgraph::Division divide(const std::vector<size_t>& left_out);
   void split(Specialisation& specialisation, std::vector<size_t> left_out);
-  void publish(std::unique_ptr<Specialisation> specialisation);
-  void publish(std::unique_ptr<DynamicSpecialisation> specialisation);
+  void publish(std::shared_ptr<Specialisation> specialisation);
   void postpone(const Signature& signature, const CompileFailure& failure);
   void fall_back(torch::jit::Stack& stack);
   void keep_inputs(c10::ArrayRef<c10::IValue> inputs);
@@ -254,17 +244,13 @@ private:
   std::atomic<bool> has_run_;
   const ExpectedBackward expected_backward_;
 
-  // Readers walk the lists from the newest without a lock; entries live as long as the group.
-  std::atomic<const Specialisation*> newest_{nullptr};
-  std::atomic<const DynamicSpecialisation*> newest_dynamic_{nullptr};
-  // For calls past the most specialisations, if any was split.
-  std::atomic<const Specialisation*> newest_split_{nullptr};
+  // Replaced under the mutex.
+  Published<const Specialisations> specialisations_{std::make_shared<const Specialisations>()};
   ProcessMutex adopting_;                             // held while code is loaded from a package
   std::optional<std::optional<Structure>> structure_; // guarded by adopting_
   mutable std::mutex mutex_;                          // guards what follows
   std::vector<c10::IValue> last_inputs_;              // where they are kept
-  std::vector<std::unique_ptr<Specialisation>> specialisations_;
-  std::vector<std::unique_ptr<DynamicSpecialisation>> dynamic_;
+  TakenOut taken_out_;
   std::vector<const Claim*> claims_;
   std::map<SymbolPlaces, int> refusals_; // places that could not be symbols, and how often
   std::map<std::vector<size_t>, Subgraph::Division> divisions_; // by the nodes left out

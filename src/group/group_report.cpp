@@ -1,6 +1,7 @@
 #include "group_report.h"
 
 #include "compilation_group.h"
+#include "memory_limit.h"
 #include "support/forks.h"
 
 #include <algorithm>
@@ -23,17 +24,6 @@ LiveGroups& live_groups() {
   return instance;
 }
 
-// A group's own lock is not taken with that of the list: under the former, groups inside of a
-// division may be made and destroyed.
-std::vector<std::shared_ptr<CompilationGroup>> all_groups() {
-  std::vector<std::shared_ptr<CompilationGroup>> groups;
-  const Guard guard(live_groups().mutex);
-  for (auto* group : live_groups().groups)
-    // None where it is being made, or destroyed: then it waits for the lock.
-    if (auto held = group->weak_from_this().lock()) groups.push_back(std::move(held));
-  return groups;
-}
-
 } // namespace
 
 int64_t next_group_number() {
@@ -51,9 +41,20 @@ void leave_group(CompilationGroup* group) {
   live_groups().groups.erase(group);
 }
 
+// A group's own lock is not taken with that of the list: under the former, groups inside of a
+// division may be made and destroyed.
+std::vector<std::shared_ptr<CompilationGroup>> living_groups() {
+  std::vector<std::shared_ptr<CompilationGroup>> groups;
+  const Guard guard(live_groups().mutex);
+  for (auto* group : live_groups().groups)
+    // None where it is being made, or destroyed: then it waits for the lock.
+    if (auto held = group->weak_from_this().lock()) groups.push_back(std::move(held));
+  return groups;
+}
+
 std::vector<GroupReport> group_reports() {
   std::vector<GroupReport> reports;
-  for (const auto& group : all_groups())
+  for (const auto& group : living_groups())
     reports.push_back(group->report());
   std::sort(reports.begin(), reports.end(),
             [](const GroupReport& a, const GroupReport& b) { return a.number < b.number; });
@@ -62,14 +63,15 @@ std::vector<GroupReport> group_reports() {
 
 void prepare_groups(int64_t first) {
   if (!are_any_packaged()) return;
-  for (const auto& group : all_groups())
+  for (const auto& group : living_groups())
     if (group->number() >= first) group->prepare();
+  keep_to_memory_limit();
 }
 
 void keep_inputs(bool on) {
   settings().keep_inputs = on;
   if (on) return;
-  for (const auto& group : all_groups())
+  for (const auto& group : living_groups())
     group->forget_inputs();
 }
 

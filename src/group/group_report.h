@@ -48,6 +48,9 @@ int64_t next_group_number();
 void enter_group(CompilationGroup* group);
 void leave_group(CompilationGroup* group);
 
+// In no order. Each is kept by whoever asks.
+std::vector<std::shared_ptr<CompilationGroup>> living_groups();
+
 // Of all groups, by number.
 std::vector<GroupReport> group_reports();
 

@@ -5,8 +5,12 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <list>
 #include <mutex>
+#include <set>
+#include <string>
 #include <unordered_map>
+#include <utility>
 
 namespace torchmdla {
 
@@ -20,10 +24,62 @@ struct FirstBytes {
   }
 };
 
+struct KnownPackage {
+  Package package;
+  std::vector<ProgramLife> programs;
+  std::set<std::string> paths; // of files whose programs are not known
+
+  bool is_dead() const {
+    return paths.empty() &&
+           std::ranges::all_of(programs, [](const auto& life) { return life.expired(); });
+  }
+
+  void add(const std::string& path, std::optional<ProgramLife> program) {
+    std::erase_if(programs, [](const auto& life) { return life.expired(); });
+    if (program)
+      programs.push_back(std::move(*program));
+    else
+      paths.insert(path);
+  }
+};
+
 struct PackagedRegistry {
   std::atomic<bool> has_any{false};
   std::mutex mutex;
+  std::list<KnownPackage> packages;                                 // guarded by mutex
   std::unordered_map<Structure, Packaged, FirstBytes> by_structure; // guarded by mutex
+
+  // The rest is called with the mutex held.
+
+  KnownPackage& known(Package package) {
+    const auto found = std::ranges::find(
+        packages, package.identity, [](const KnownPackage& one) { return one.package.identity; });
+    if (found != packages.end()) return *found;
+    for (const auto& one : package.specialisations)
+      by_structure[one->structure].push_back(one);
+    return packages.emplace_back(std::move(package));
+  }
+
+  // Returns those that are, which go without the lock.
+  std::list<KnownPackage> take_dead() {
+    std::list<KnownPackage> dead;
+    for (auto next = packages.begin(); next != packages.end();) {
+      const auto one = next++;
+      if (one->is_dead()) dead.splice(dead.end(), packages, one);
+    }
+    for (const auto& one : dead)
+      forget(one.package.specialisations);
+    has_any.store(!packages.empty(), std::memory_order_release);
+    return dead;
+  }
+
+  void forget(const Packaged& specialisations) {
+    for (const auto& one : specialisations) {
+      const auto found = by_structure.find(one->structure);
+      std::erase(found->second, one);
+      if (found->second.empty()) by_structure.erase(found);
+    }
+  }
 };
 
 // Never destroyed: groups may outlive what is destroyed when the process ends.
@@ -40,12 +96,21 @@ bool PackagedSpecialisation::covers(const Signature& other) const {
   return pattern->covers(other, values) && sizes.extend(values);
 }
 
-void add_packaged(const Packaged& specialisations) {
+void add_package(Package package, const std::string& path, std::optional<ProgramLife> program) {
   auto& registry = packaged_registry();
+  std::list<KnownPackage> dead;
   const Guard guard(registry.mutex);
-  for (const auto& one : specialisations)
-    registry.by_structure[one->structure].push_back(one);
-  if (!specialisations.empty()) registry.has_any.store(true, std::memory_order_release);
+  for (auto& one : registry.packages)
+    if (one.package.identity != package.identity) one.paths.erase(path);
+  registry.known(std::move(package)).add(path, std::move(program));
+  dead = registry.take_dead();
+}
+
+void drop_dead_packages() {
+  auto& registry = packaged_registry();
+  std::list<KnownPackage> dead;
+  const Guard guard(registry.mutex);
+  dead = registry.take_dead();
 }
 
 bool are_any_packaged() {

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -43,8 +44,21 @@ public:
 
 using Packaged = std::vector<std::shared_ptr<const PackagedSpecialisation>>;
 
-// Makes them known to all groups, for as long as the process lives.
-void add_packaged(const Packaged& specialisations);
+// Of what a program lives in: its compilation unit, where it is of TorchScript.
+using ProgramLife = std::weak_ptr<const void>;
+
+struct Package {
+  std::string identity;     // equal where what is in it is
+  Packaged specialisations; // in order
+};
+
+// Makes a package known to all groups, once, for as long as one of its programs lives. A program
+// that is not known (nullopt) is taken to live until another package comes from the same `path`,
+// an absolute one.
+void add_package(Package package, const std::string& path, std::optional<ProgramLife> program);
+
+// Forgets those whose programs are no more; so does whoever adds one.
+void drop_dead_packages();
 
 // Whether any were added: what a call asks before it looks for one.
 bool are_any_packaged();

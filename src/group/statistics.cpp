@@ -68,9 +68,14 @@ void PackageCounts::reset() {
   specialisations = 0;
 }
 
+void MemoryCounts::reset() {
+  unpacked = evicted = over_limit = 0;
+}
+
 void Statistics::reset() {
   fallbacks.reset();
   packages.reset();
+  memory.reset();
   not_dynamic.reset();
   groups = specialisations = dynamic = training_calls = 0;
 }

@@ -66,6 +66,15 @@ struct PackageCounts {
   void reset();
 };
 
+// Of the limit on memory (memory_limit.h).
+struct MemoryCounts {
+  std::atomic<int64_t> unpacked{0};   // times that a specialisation lost what it packed
+  std::atomic<int64_t> evicted{0};    // specialisations that were taken out
+  std::atomic<int64_t> over_limit{0}; // growths after which no more could be, and it did not fit
+
+  void reset();
+};
+
 struct Statistics {
   std::atomic<int64_t> groups{0};
   std::atomic<int64_t> specialisations{0};
@@ -77,6 +86,7 @@ struct Statistics {
   ReasonCounts not_dynamic; // groups whose sizes vary and that are compiled for each of them
 
   PackageCounts packages;
+  MemoryCounts memory;
 
   void reset();
 };

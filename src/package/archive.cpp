@@ -40,7 +40,8 @@ std::string record_name(PyTorchStreamReader& reader, const std::string& name) {
   return reader.hasRecord(extra) ? extra : reader.hasRecord(name) ? name : "";
 }
 
-bool take_package_in(PyTorchStreamReader& reader, const OpenFile* file) {
+bool take_package_in(PyTorchStreamReader& reader, const OpenFile* file,
+                     std::optional<ProgramLife> program) {
   const auto read = [&](const std::string& name) -> std::optional<FileRecord> {
     const auto found = record_name(reader, name);
     if (found.empty()) return std::nullopt;
@@ -58,7 +59,7 @@ bool take_package_in(PyTorchStreamReader& reader, const OpenFile* file) {
     const std::span bytes(mapped->data(), size);
     return FileRecord{bytes, std::move(mapped)};
   };
-  return take_package({read, map, file ? file->name() : "a program", file});
+  return take_package({read, map, file ? file->name() : "a program", file, std::move(program)});
 }
 
 } // namespace
@@ -67,24 +68,28 @@ std::shared_ptr<ReadAdapterInterface> adapter_of(std::shared_ptr<const OpenFile>
   return std::make_shared<OpenFileAdapter>(std::move(file));
 }
 
-bool take_package_of(std::shared_ptr<const OpenFile> file) {
+bool take_package_of(std::shared_ptr<const OpenFile> file, std::optional<ProgramLife> program) {
   PyTorchStreamReader reader(adapter_of(file));
-  return take_package_in(reader, file.get());
+  return take_package_in(reader, file.get(), std::move(program));
 }
 
-bool take_package_of(const std::shared_ptr<ReadAdapterInterface>& file) {
+bool take_package_of(const std::shared_ptr<ReadAdapterInterface>& file, ProgramLife program) {
   PyTorchStreamReader reader(file);
-  return take_package_in(reader, nullptr);
+  return take_package_in(reader, nullptr, std::move(program));
 }
 
-bool take_package_of(std::istream& file) {
+bool take_package_of(std::istream& file, ProgramLife program) {
   file.clear();
   PyTorchStreamReader reader(&file);
-  return take_package_in(reader, nullptr);
+  return take_package_in(reader, nullptr, std::move(program));
+}
+
+bool take_package_of(const std::string& file, ProgramLife program) {
+  return take_package_of(std::make_shared<const OpenFile>(file), std::move(program));
 }
 
 bool take_package_of(const std::string& file) {
-  return take_package_of(std::make_shared<const OpenFile>(file));
+  return take_package_of(std::make_shared<const OpenFile>(file), std::nullopt);
 }
 
 void prepare(const torch::jit::Module& module) {

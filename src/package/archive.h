@@ -1,8 +1,14 @@
 // Packages in files that PyTorch reads (and torchmdla/torchmdla.h).
 #pragma once
 
+#include "group/packaged.h"
+
+#include <torch/csrc/jit/api/module.h>
+
+#include <functional>
 #include <iosfwd>
 #include <memory>
+#include <optional>
 #include <string>
 
 namespace caffe2::serialize {
@@ -18,11 +24,18 @@ class OpenFile;
 std::shared_ptr<caffe2::serialize::ReadAdapterInterface>
 adapter_of(std::shared_ptr<const OpenFile> file);
 
-// Makes what a file has of a package known to groups; false where it has none. What is no file of
-// this process's, or is open for the program, is the program's affair: it knows whose it is.
-bool take_package_of(std::shared_ptr<const OpenFile> file);
-bool take_package_of(const std::shared_ptr<caffe2::serialize::ReadAdapterInterface>& file);
-bool take_package_of(std::istream& file);
+// Makes what a file has of a package known to groups, for as long as `program` lives (add_package
+// in group/packaged.h); false where it has none. What is no file of this process's, or is open for
+// the program, is the program's affair: it knows whose it is.
+bool take_package_of(std::shared_ptr<const OpenFile> file, std::optional<ProgramLife> program);
+bool take_package_of(const std::shared_ptr<caffe2::serialize::ReadAdapterInterface>& file,
+                     ProgramLife program);
+bool take_package_of(std::istream& file, ProgramLife program);
+bool take_package_of(const std::string& file, ProgramLife program);
+
+// What `load` returns, which reads `file`, with the package that this has.
+torch::jit::Module load_with_package(const std::string& file,
+                                     const std::function<torch::jit::Module()>& load);
 
 // Has whatever file PyTorch loads from now on looked at for a package.
 void watch_loads();

@@ -2,6 +2,7 @@
 #include "cpu_tables.h"
 #include "fusion/device_table.h"
 #include "group/compilation_group.h"
+#include "group/memory_limit.h"
 #include "group/profiling.h"
 #include "processor.h"
 #include "settings.h"
@@ -36,6 +37,7 @@ void enable(const Options& options) {
   settings().strict = options.strict;
   settings().dynamic = options.dynamic;
   settings().max_specialisations = options.max_specialisations;
+  set_memory_limit(options.memory_limit);
   settings().enabled = true;
   leave_out_profiling(true);
 }

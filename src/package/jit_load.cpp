@@ -55,16 +55,23 @@ template <class Work> void without_failing(Work work) {
   }
 }
 
+template <class Load> Module load_alone(Load load) {
+  const bool outer = std::exchange(is_loading, true);
+  const auto leave = c10::make_scope_exit([&] { is_loading = outer; });
+  return load();
+}
+
+// What is made of a module (frozen, cloned) is in its compilation unit, too.
+ProgramLife life_of(const Module& module) {
+  return module._ivalue()->compilation_unit();
+}
+
 // What `load` returns, prepared if `take` finds a package in its file.
 template <class Load, class Take> Module load_prepared(Load load, Take take) {
-  auto module = [&] {
-    const bool outer = std::exchange(is_loading, true);
-    const auto leave = c10::make_scope_exit([&] { is_loading = outer; });
-    return load();
-  }();
+  auto module = load_alone(load);
   if (is_enabled())
     without_failing([&] {
-      if (take()) prepare(module);
+      if (take(life_of(module))) prepare(module);
     });
   return module;
 }
@@ -98,7 +105,8 @@ void on_event(const std::string& event, const std::map<std::string, std::string>
   const auto id = details.find("serialization_id");
   if (id == details.end()) return;
   without_failing([&] {
-    if (auto file = open_archive(id->second)) take_package_of(std::move(file));
+    // There will be a program only when the file is closed.
+    if (auto file = open_archive(id->second)) take_package_of(std::move(file), std::nullopt);
   });
 }
 
@@ -106,6 +114,12 @@ void on_event(const std::string& event, const std::map<std::string, std::string>
 
 void watch_loads() {
   c10::SetAPIUsageMetadataLogger(on_event);
+}
+
+Module load_with_package(const std::string& file, const std::function<Module()>& load) {
+  auto module = load_alone(load);
+  if (is_enabled()) without_failing([&] { take_package_of(file, life_of(module)); });
+  return module;
 }
 
 } // namespace torchmdla
@@ -121,14 +135,18 @@ using File = std::shared_ptr<caffe2::serialize::ReadAdapterInterface>;
     using Load = Module(Source, Device, bool);                                                     \
     static auto* const original = torchmdla::original_of<Load>(&load);                             \
     return torchmdla::load_prepared([&] { return original(file, device, load_debug_files); },      \
-                                    [&] { return torchmdla::take_package_of(file); });             \
+                                    [&](torchmdla::ProgramLife program) {                          \
+                                      return torchmdla::take_package_of(file, std::move(program)); \
+                                    });                                                            \
   }                                                                                                \
   Module load(Source file, Device device, ExtraFilesMap& extra_files, bool load_debug_files) {     \
     using Load = Module(Source, Device, ExtraFilesMap&, bool);                                     \
     static auto* const original = torchmdla::original_of<Load>(&load);                             \
     return torchmdla::load_prepared(                                                               \
         [&] { return original(file, device, extra_files, load_debug_files); },                     \
-        [&] { return torchmdla::take_package_of(file); });                                         \
+        [&](torchmdla::ProgramLife program) {                                                      \
+          return torchmdla::take_package_of(file, std::move(program));                             \
+        });                                                                                        \
   }
 
 TORCHMDLA_LOAD(const std::string&)

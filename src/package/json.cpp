@@ -1,6 +1,7 @@
 // Statistics and groups as JSON, for programs without Python.
 
 #include "group/group_report.h"
+#include "group/memory_limit.h"
 #include "group/statistics.h"
 #include "runtime/memory.h"
 #include "torchmdla/torchmdla.h"
@@ -104,15 +105,19 @@ void write(JsonWriter& json, const GroupReport& report) {
 std::string statistics_as_json() {
   JsonWriter json;
   const auto& counted = statistics();
-  json.object(std::vector{json.field("groups", counted.groups),
-                          json.field("specialisations", counted.specialisations),
-                          json.field("packages", counted.packages.taken.counts()),
-                          json.field("packaged_specialisations", counted.packages.specialisations),
-                          json.field("refused", counted.packages.refused.counts()),
-                          json.field("fallbacks", counted.fallbacks.counts()),
-                          json.field("training_calls", counted.training_calls),
-                          json.field("packed_bytes", memory_use().packed),
-                          json.field("workspace_bytes", memory_use().workspace)});
+  json.object(std::vector{
+      json.field("groups", counted.groups), json.field("specialisations", counted.specialisations),
+      json.field("packages", counted.packages.taken.counts()),
+      json.field("packaged_specialisations", counted.packages.specialisations),
+      json.field("refused", counted.packages.refused.counts()),
+      json.field("fallbacks", counted.fallbacks.counts()),
+      json.field("training_calls", counted.training_calls),
+      json.field("packed_bytes", memory_use().packed),
+      json.field("workspace_bytes", memory_use().workspace),
+      json.field("code_bytes", memory_use().code), json.field("memory_limit", memory_limit()),
+      json.field("unpacked", counted.memory.unpacked),
+      json.field("evicted", counted.memory.evicted),
+      json.field("over_limit", counted.memory.over_limit)});
   return json.str();
 }
 

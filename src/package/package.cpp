@@ -1,13 +1,11 @@
 #include "package.h"
 
-#include "group/packaged.h"
 #include "group/statistics.h"
 #include "packaged_code.h"
 #include "processor.h"
 #include "settings.h"
 #include "signature.h"
 #include "support/exception_text.h"
-#include "support/forks.h"
 #include "support/open_file.h"
 #include "support/sealed_block.h"
 #include "support/sha256.h"
@@ -16,9 +14,9 @@
 
 #include <algorithm>
 #include <cctype>
+#include <filesystem>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <set>
 #include <utility>
 #include <vector>
@@ -90,8 +88,7 @@ Packaged specialisations_in(const PackageTarget& target, const FileRecord& block
   if (sha256(block.bytes) != target.digest)
     throw BadBytes("the package's target " + target.name + " is not the one that its index has");
   ByteReader reader(content_of(block.bytes, target_format));
-  const auto content = std::make_shared<PackagedContent>();
-  content->owner = block.owner;
+  const auto content = std::make_shared<PackagedContent>(block.owner, block.bytes.size());
   if (weights) content->weights = weights->bytes, content->weights_owner = weights->owner;
   content->images = reader.list([&] { return reader.bytes(reader.count()); });
   const auto found = reader.list([&] { return read_specialisation(reader, content); });
@@ -99,12 +96,15 @@ Packaged specialisations_in(const PackageTarget& target, const FileRecord& block
   return found;
 }
 
-// Files are loaded again and again; a package's code is taken over once.
-bool is_new(const Digest& index) {
-  static std::mutex mutex;
-  static auto& known = *new std::set<Digest>; // guarded by mutex
-  const Guard guard(mutex);
-  return known.insert(index).second;
+// Of its index, and so of all of it.
+std::string identity_of(std::span<const std::byte> index) {
+  const auto digest = sha256(index);
+  return {reinterpret_cast<const char*>(digest.data()), digest.size()};
+}
+
+// Absolute; empty where there is no file.
+std::string path_of(const OpenFile* file) {
+  return file ? std::filesystem::absolute(file->name()).lexically_normal().string() : "";
 }
 
 // Code is of somebody whom this process may trust: whoever signed it, where keys are demanded, or
@@ -127,9 +127,9 @@ std::string take(const PackageSource& source, const FileRecord& index) {
   const auto& target = best_of(targets, features_of(processor_setting()));
   const auto block = source.read(folder + "targets/" + target.name);
   if (!block) throw BadBytes("the package lacks its target " + target.name);
-  const auto found = specialisations_in(target, *block, weights_of(source, target));
+  auto found = specialisations_in(target, *block, weights_of(source, target));
   // After all that may refuse it: a file that was damaged may come again whole.
-  if (is_new(sha256(index.bytes))) add_packaged(found);
+  add_package({identity_of(index.bytes), std::move(found)}, path_of(source.file), source.program);
   return target.name;
 }
 

@@ -5,6 +5,7 @@
 // has the digests of the blocks, so that who trusts the index trusts the package.
 #pragma once
 
+#include "group/packaged.h"
 #include "support/byte_reader.h"
 
 #include <c10/core/Allocator.h>
@@ -35,12 +36,13 @@ struct PackageSource {
   ReadRecord map;                 // nullopt, too, where a record can only be read
   std::string name;               // for messages
   const OpenFile* file = nullptr; // null where the program itself handed over the bytes
+  std::optional<ProgramLife> program = std::nullopt; // that is loaded, where it is known
 };
 
-// What groups have to know of a package, made known to them; false where the archive has none.
-// What is damaged, of another version or for other processors alone, not signed where that is
-// demanded, or, where it is not, in a file that another user may have written, is refused: it is
-// counted and warned of, and the program runs without.
+// What groups have to know of a package, made known to them (add_package in group/packaged.h);
+// false where the archive has none. What is damaged, of another version or for other processors
+// alone, not signed where that is demanded, or, where it is not, in a file that another user may
+// have written, is refused: it is counted and warned of, and the program runs without.
 bool take_package(const PackageSource& source);
 
 } // namespace torchmdla

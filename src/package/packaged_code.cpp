@@ -3,8 +3,8 @@
 #include "group/statistics.h"
 #include "runtime/device_calls.h"
 #include "runtime/fingerprint.h"
-#include "runtime/image.h"
 #include "runtime/kernel_times.h"
+#include "runtime/load_image.h"
 #include "size_fields.h"
 
 #include <ATen/Functions.h>
@@ -71,8 +71,9 @@ struct PackagedPack {
 };
 
 struct ImageOwner : CodeOwner {
-  explicit ImageOwner(std::span<const std::byte> data) : image(data, address_of_symbol) {}
-  const Image image;
+  explicit ImageOwner(std::span<const std::byte> data)
+      : image(load_image(data, address_of_symbol)) {}
+  const std::shared_ptr<const Image> image;
 };
 
 // A function of an image; none for an empty name.
@@ -100,7 +101,7 @@ public:
     TORCH_CHECK(outputs.size() == num_outputs, "the code has ", outputs.size(),
                 " outputs, the group ", num_outputs);
     const auto owner = std::make_shared<ImageOwner>(content->images.at(image));
-    const auto& mapped = owner->image;
+    const auto& mapped = *owner->image;
     CompiledCode code{function<Entry>(mapped, entry),
                       {},
                       workspace_bytes,

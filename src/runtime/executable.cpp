@@ -79,7 +79,8 @@ void* address_of(const at::Tensor& tensor) {
 
 Executable::Executable(CompiledCode code, std::vector<InputBinding> inputs,
                        std::vector<OutputBinding> outputs)
-    : code_(std::move(code)), inputs_(std::move(inputs)), outputs_(std::move(outputs)),
+    : code_(std::move(code)), program_(code_.program_bytes, memory_use().code),
+      inputs_(std::move(inputs)), outputs_(std::move(outputs)),
       scalars_(std::count_if(inputs_.begin(), inputs_.end(), [](const InputBinding& binding) {
         return binding.source == Source::scalar || binding.source == Source::size;
       })) {
@@ -153,6 +154,20 @@ void Executable::prefetch() const {
     parameter.prefetch();
     set->watch.prefetch(i, parameter.data());
   }
+}
+
+int64_t Executable::packed_bytes() const {
+  const auto set = packed_ ? packed_->load() : nullptr;
+  return set ? set->bytes() : 0;
+}
+
+int64_t Executable::drop_packed() const {
+  auto set = packed_->load();
+  if (!set) return 0;
+  packed_->drop(set);
+  const auto bytes = set->bytes();
+  const std::weak_ptr<const PackedSet> dropped = std::exchange(set, nullptr);
+  return dropped.expired() ? 0 : bytes;
 }
 
 int32_t Executable::enter(void* const* buffers, c10::ArrayRef<int64_t> symbols) const {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernel_times.h"
+#include "memory.h"
 #include "packed.h"
 #include "polynomial.h"
 #include "support/quantisation.h"
@@ -73,6 +74,7 @@ struct CompiledCode {
   // failed on the calling thread, naming the device's call; empty where PyTorch's own error is due.
   const char* (*fault)() = nullptr;
   std::shared_ptr<KernelTimes> times = nullptr; // null where nothing can be observed
+  int64_t program_bytes = 0;                    // of what its owner keeps of the program for people
 };
 
 // The device failed. The text is CompiledCode::fault's. `held`: by an exception of Python's that
@@ -103,6 +105,14 @@ public:
   // Fetches what a call will read of its parameters, without waiting for it.
   void prefetch() const;
 
+  // What it holds of memory_use().packed, though others may, too; and with that of its code, but
+  // for the image.
+  int64_t packed_bytes() const;
+  int64_t held_bytes() const { return program_.bytes() + packed_bytes(); }
+
+  // The next call packs anew. How many bytes a call keeps that runs: 0 where none does.
+  int64_t drop_packed() const;
+
 private:
   // What a call uses, and how long it looked whether that is current.
   struct Packed {
@@ -122,6 +132,7 @@ private:
                     c10::ArrayRef<at::Tensor> results) const;
 
   CompiledCode code_;
+  const CountedBytes program_;
   std::vector<InputBinding> inputs_;
   std::vector<OutputBinding> outputs_;
   std::vector<size_t> owner_of_result_; // the output that a result is allocated for

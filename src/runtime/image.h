@@ -21,6 +21,7 @@ public:
   Mapping(const Mapping&) = delete;
   Mapping& operator=(const Mapping&) = delete;
 
+  size_t bytes() const { return bytes_; }
   std::byte* at(uint64_t address) const { return start_ + address; }
   std::span<const std::byte> range(uint64_t address, size_t bytes) const {
     return {at(address), bytes};
@@ -47,6 +48,7 @@ public:
   // The address of a function; null where there is none of that name.
   void* symbol(std::string_view name) const;
   const std::vector<CodeSymbol>& symbols() const { return symbols_; } // by name
+  size_t bytes() const { return memory_->bytes(); }                   // of its addresses
 
 private:
   void tell_unwinder(const ImageRange& table, std::span<const std::byte> code);

@@ -7,7 +7,7 @@
 namespace torchmdla {
 
 MemoryUse& memory_use() {
-  static MemoryUse instance;
+  static constinit MemoryUse instance;
   return instance;
 }
 

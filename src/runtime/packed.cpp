@@ -101,6 +101,7 @@ std::shared_ptr<const PackedBuffer> make(const Pack& pack, std::vector<Parameter
   const auto status = pack.function(buffers.data());
   if (status != 0) throw PackingFailed(status < 0);
   buffer->memory = memory;
+  buffer->bytes = pack.bytes;
   if (pack.release)
     buffer->memory = {memory.get(),
                       [memory, release = pack.release](void*) { release(memory.get()); }};
@@ -199,6 +200,13 @@ PackedSet::PackedSet(std::vector<ParameterState> states) : parameters(std::move(
     watch.add(parameter.content());
 }
 
+int64_t PackedSet::bytes() const {
+  int64_t sum = 0;
+  for (const auto& buffer : buffers)
+    sum += buffer->bytes;
+  return sum;
+}
+
 std::shared_ptr<PackedSlot> make_packed_slot() {
   auto slot = std::make_shared<PackedSlot>();
   const Guard guard(registry().mutex);
@@ -212,6 +220,7 @@ keep_packed(PackedSlot& slot, const std::function<std::shared_ptr<const PackedSe
   const auto before = refreshes.load();
   auto made = make();
   slot.store(made);
+  ++memory_use().growths;
   // Whoever refreshes counts first and looks into the slots then.
   if (refreshes.load() != before) slot.store(nullptr);
   return made;

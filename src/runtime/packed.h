@@ -105,6 +105,7 @@ std::vector<ParameterState> states_of(c10::ArrayRef<at::Tensor> parameters,
 struct PackedBuffer {
   std::vector<ParameterState> parameters;
   std::shared_ptr<void> memory;
+  int64_t bytes = 0; // of memory_use().packed; none of a buffer that is mapped
   mutable std::atomic<bool> dropped{false}; // nobody is given it any more
 };
 
@@ -117,6 +118,9 @@ packed_buffer(const Pack& pack, std::vector<ParameterState> parameters, int64_t 
 // The packed buffers of an executable for one state of its parameters.
 struct PackedSet {
   explicit PackedSet(std::vector<ParameterState> parameters);
+
+  // Of memory_use().packed, those included that others have, too.
+  int64_t bytes() const;
 
   std::vector<ParameterState> parameters;
   std::vector<std::shared_ptr<const PackedBuffer>> buffers;

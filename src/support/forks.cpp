@@ -52,13 +52,15 @@ Unforked::~Unforked() {
 }
 
 void ProcessMutex::lock() {
+  while (!try_lock())
+    holder_.wait(process_number());
+}
+
+bool ProcessMutex::try_lock() {
   const auto own = process_number();
-  while (true) {
-    auto holder = free;
-    if (holder_.compare_exchange_strong(holder, own)) return;
-    if (holder != own && holder_.compare_exchange_strong(holder, own)) return;
-    holder_.wait(own);
-  }
+  auto holder = free;
+  return holder_.compare_exchange_strong(holder, own) ||
+         (holder != own && holder_.compare_exchange_strong(holder, own));
 }
 
 void ProcessMutex::unlock() {

@@ -7,9 +7,9 @@
 
 #include <atomic>
 #include <cstdint>
-#include <list>
 #include <memory>
 #include <mutex>
+#include <thread>
 #include <utility>
 
 namespace torchmdla {
@@ -43,6 +43,7 @@ private:
 class ProcessMutex {
 public:
   void lock();
+  bool try_lock();
   void unlock();
 
 private:
@@ -50,57 +51,63 @@ private:
   std::atomic<uint64_t> holder_{free}; // the number of its process
 };
 
-// A shared pointer that some threads read while others replace it. That of the standard library is
-// locked for the time of a read, which no fork waits for: each process reads another one.
+// A shared pointer that some threads read while others replace it, each of them for a few
+// instructions. In the child of a fork it is free, and whole: it is replaced in unforked sections,
+// and all that a read which a fork cut leaves is a reference that nobody gives back.
 template <class T> class Published {
 public:
+  explicit Published(std::shared_ptr<T> value = nullptr) : value_(std::move(value)) {}
+
   std::shared_ptr<T> load() const {
-    auto* slot = slot_.load(std::memory_order_acquire);
-    if (slot->process != process_number()) slot = &add_slot();
-    return slot->value.load(std::memory_order_acquire);
+    const Held held(holder_);
+    return value_;
   }
 
   void store(std::shared_ptr<T> value) {
-    load();                     // makes this process's slot
-    std::shared_ptr<T> dropped; // without the lock
-    const Guard guard(mutex_);
-    replace(std::move(value), dropped);
+    const Unforked section;
+    swap(value); // what was there goes without the lock
   }
 
   // Leaves nothing, if it is still `value`.
   void drop(const std::shared_ptr<T>& value) {
-    load();
+    const Unforked section;
     std::shared_ptr<T> dropped;
-    const Guard guard(mutex_);
-    if (kept_ == value) replace(nullptr, dropped);
+    const Held held(holder_);
+    if (value_ == value) value_.swap(dropped);
   }
 
 private:
-  struct Slot {
-    const uint64_t process = process_number();
-    std::atomic<std::shared_ptr<T>> value;
+  static constexpr uint64_t nobody = 0;
+
+  class Held {
+  public:
+    explicit Held(std::atomic<uint64_t>& holder) : holder_(holder) {
+      constexpr int patience = 64; // the holder may have lost its processor
+      const auto own = process_number();
+      auto found = nobody;
+      // What a thread of another process holds, nobody will give back.
+      for (int attempt = 1; !holder_.compare_exchange_weak(found, own, std::memory_order_acquire);
+           ++attempt) {
+        if (found != own) continue;
+        if (attempt % patience == 0) std::this_thread::yield();
+        found = nobody;
+      }
+    }
+    ~Held() { holder_.store(nobody, std::memory_order_release); }
+    Held(const Held&) = delete;
+    Held& operator=(const Held&) = delete;
+
+  private:
+    std::atomic<uint64_t>& holder_;
   };
 
-  void replace(std::shared_ptr<T> value, std::shared_ptr<T>& dropped) {
-    dropped = std::exchange(kept_, value);
-    slot_.load(std::memory_order_relaxed)->value.store(std::move(value), std::memory_order_release);
+  void swap(std::shared_ptr<T>& value) {
+    const Held held(holder_);
+    value_.swap(value);
   }
 
-  Slot& add_slot() const {
-    const Guard guard(mutex_);
-    if (auto* slot = slot_.load(std::memory_order_relaxed); slot->process == process_number())
-      return *slot;
-    auto& added = later_.emplace_back();
-    added.value.store(kept_, std::memory_order_relaxed);
-    slot_.store(&added, std::memory_order_release);
-    return added;
-  }
-
-  mutable Slot first_;
-  mutable std::atomic<Slot*> slot_{&first_};
-  mutable std::mutex mutex_;      // guards what follows
-  mutable std::list<Slot> later_; // after forks
-  std::shared_ptr<T> kept_;
+  mutable std::atomic<uint64_t> holder_{nobody}; // the number of its process
+  std::shared_ptr<T> value_;
 };
 
 // For the thread that forks, which has the GIL: enters an unforked section when no other thread is

@@ -1,13 +1,17 @@
 // What a specialisation is made for, and sizes that vary.
 
 #include "group/signature.h"
+#include "group/specialisations.h"
 #include "group/symbols.h"
+#include "group/taken_out.h"
 #include "testing.h"
 
 #include <ATen/ATen.h>
 
+#include <chrono>
 #include <cmath>
 #include <limits>
+#include <memory>
 
 namespace torchmdla {
 
@@ -59,6 +63,66 @@ std::vector<int64_t> computed(Operation operation, double number, int64_t symbol
 using Values = std::vector<int64_t>;
 
 } // namespace
+
+TEST(specialisations_are_taken_out_of_later_ones_alone) {
+  const auto entry = [](int64_t size, bool dynamic) {
+    auto made = std::make_shared<Specialisation>();
+    made->signature = signature_of(at::empty({size, 8}));
+    if (dynamic) made->pattern = pattern_of({{2, 8}, {3, 8}, {size, 8}});
+    return made;
+  };
+  const auto two = entry(2, false), three = entry(3, false), any = entry(4, true);
+  const auto all = Specialisations().with(two).with(three).with(any);
+  const auto fewer = all.without(two);
+  Symbols values;
+  EXPECT(all.find(two->signature) == two.get() && !fewer.find(two->signature));
+  EXPECT(fewer.find(three->signature) == three.get());
+  EXPECT(fewer.find_dynamic(two->signature, values) == any.get() && values[0] == 2);
+  EXPECT(!fewer.without(any).find_dynamic(two->signature, values));
+  EXPECT_EQUAL(fewer.without(two).size(), 2);
+}
+
+TEST(use_is_noted_once_for_each_growth) {
+  const LastUse use;
+  ++memory_use().growths;
+  EXPECT(use.note());
+  EXPECT(!use.note());
+  ++memory_use().growths;
+  EXPECT(use.note() && use.at() == memory_use().growths);
+}
+
+TEST(what_was_taken_out_and_comes_back_is_known) {
+  Specialisation made;
+  made.signature = signature_of(at::empty({2, 8}));
+  TakenOut taken;
+  EXPECT(!taken.made_again(made));
+  taken.add(made);
+  EXPECT_EQUAL(taken.signatures().size(), 1);
+  EXPECT(taken.made_again(made));
+  EXPECT(!taken.made_again(made));
+}
+
+TEST(a_pattern_that_was_taken_out_is_found_for_other_sizes) {
+  Specialisation made;
+  made.signature = signature_of(at::empty({4, 8}));
+  made.pattern = pattern_of({{2, 8}, {3, 8}, {4, 8}});
+  TakenOut taken;
+  taken.add(made);
+  const auto other = signature_of(at::empty({9, 8}));
+  const auto found = taken.pattern_for(other);
+  EXPECT(found && found->typical == other && found->typical_values()[0] == 9);
+  EXPECT(!taken.pattern_for(signature_of(at::empty({9, 7}))));
+}
+
+TEST(grace_lasts_where_something_came_back_soon) {
+  using std::chrono::minutes;
+  const auto now = Grace::Clock::now();
+  const Grace soon, late;
+  soon.back(now - minutes(1), minutes(2));
+  late.back(now - minutes(3), minutes(2));
+  EXPECT(soon.lasts(now, minutes(2)) && !soon.lasts(now + minutes(5), minutes(2)));
+  EXPECT(!late.lasts(now, minutes(2)) && !Grace().lasts(now, minutes(2)));
+}
 
 TEST(signature_tells_strides_apart) {
   const auto plain = at::empty({2, 3, 4, 5});

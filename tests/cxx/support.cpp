@@ -1,6 +1,7 @@
 // Keys made of bytes, and what a child of a fork finds.
 
 #include "support/byte_key.h"
+#include "support/byte_size.h"
 #include "support/forks.h"
 #include "testing.h"
 
@@ -115,6 +116,54 @@ TEST(child_of_fork_has_what_was_published) {
     EXPECT(!published.load());
   }));
   EXPECT_EQUAL(*published.load(), 1);
+}
+
+TEST(child_of_fork_frees_what_was_published_before) {
+  static std::atomic<int> freed{0};
+  static Published<const int> before{
+      std::shared_ptr<const int>(new int(1), [](const int* value) { ++freed, delete value; })};
+  EXPECT(in_child([] {
+    before.store(std::make_shared<const int>(2));
+    EXPECT_EQUAL(freed.load(), 1);
+  }));
+  EXPECT_EQUAL(freed.load(), 0);
+}
+
+TEST(published_is_read_while_it_is_replaced) {
+  Published<const int64_t> published{std::make_shared<const int64_t>(0)};
+  constexpr int64_t last = 20000;
+  bool went_back = false;
+  std::thread reader([&] {
+    for (int64_t seen = 0; seen < last;) {
+      const auto found = *published.load();
+      went_back = went_back || found < seen;
+      seen = found;
+    }
+  });
+  for (int64_t i = 1; i <= last; ++i)
+    published.store(std::make_shared<const int64_t>(i));
+  reader.join();
+  EXPECT(!went_back);
+}
+
+TEST(process_mutex_is_tried_without_waiting) {
+  ProcessMutex mutex;
+  EXPECT(mutex.try_lock());
+  EXPECT(!mutex.try_lock());
+  mutex.unlock();
+  EXPECT(mutex.try_lock());
+  mutex.unlock();
+}
+
+TEST(sizes_are_read_as_people_write_them) {
+  EXPECT_EQUAL(byte_size("1234"), 1234);
+  EXPECT_EQUAL(byte_size("512M"), int64_t{512} << 20);
+  EXPECT_EQUAL(byte_size("4g"), int64_t{4} << 30);
+  EXPECT_EQUAL(byte_size("1 GiB"), int64_t{1} << 30);
+  EXPECT_EQUAL(byte_size("3kb"), 3 << 10);
+  EXPECT_EQUAL(byte_size("7b"), 7);
+  for (const auto* none : {"", "G", "-1", "1.5G", "4GG", "4Gi", "4 i", "99999999999T", "1 2"})
+    EXPECT(!byte_size(none));
 }
 
 TEST(published_drops_only_what_it_still_has) {

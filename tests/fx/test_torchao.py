@@ -131,7 +131,7 @@ def test_weights_of_four_bits(rows: int, road: Callable[[nn.Module, Tensor], Cal
     with torch.no_grad():
         compiled = road(model, x)
         gc.collect()
-        _C.drop_dead_packs()
+        _C.drop_dead()
         before = _C.memory_use()["packed"]
         made = [compiled(x) for _ in range(3)][-1]
         assert_matches(made, model(x))

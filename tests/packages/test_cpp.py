@@ -90,6 +90,18 @@ def test_eight_threads_with_mixed_shapes(programs: Path, tmp_path: Path) -> None
     assert stats["packaged_specialisations"] == 3 and not stats["fallbacks"], out
 
 
+def test_eight_threads_take_out_what_each_other_runs(programs: Path, tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(64, 96), nn.GELU(), nn.LayerNorm(96), nn.Linear(96, 16)).eval()
+    torchmdla.save(model, tmp_path / "model.pt", [torch.randn(batch, 64) for batch in (2, 5)])
+    arguments = [str(tmp_path / "model.pt"), "2x64", "5x64", "--threads", "8", "--calls", "200"]
+    out = run(programs / "run", *arguments, TORCHMDLA_MEMORY="16K")
+    assert "8 threads: 0 results differ" in out
+    stats = statistics_in(out)
+    assert stats["memory_limit"] == 16 << 10 and stats["over_limit"] and not stats["fallbacks"], out
+    # Once each, since it is wanted again at once.
+    assert stats["unpacked"] + stats["evicted"] and stats["packaged_specialisations"] == 2 + stats["evicted"] <= 8, out
+
+
 def test_what_no_package_covers_runs_in_the_interpreter_and_is_counted(programs: Path, tmp_path: Path) -> None:
     torchmdla.save(nn.Sequential(nn.Linear(8, 8), nn.ReLU()).eval(), tmp_path / "model.pt", [torch.randn(2, 8)])
     out = run(programs / "run", str(tmp_path / "model.pt"), "3x8", "--calls", "4")

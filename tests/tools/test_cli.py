@@ -368,6 +368,12 @@ def test_doctor_knows_all_variables() -> None:
     assert set(re.findall(r"^\| `(TORCHMDLA_\w+)`", readme, re.MULTILINE)) <= doctor.VARIABLES
 
 
+def test_doctor_tells_of_a_limit_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHMDLA_MEMORY", "much")
+    with pytest.raises(doctor.Trouble, match=r"TORCHMDLA_MEMORY is not a size in bytes .*: 'much'"):
+        doctor._environment()
+
+
 def test_a_cache_that_was_asked_for_and_cannot_be_used_is_told_of_once(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     code = """

@@ -95,9 +95,9 @@ def install() -> None:
 
 
 def _after_collection(phase: str, info: Mapping[str, int]) -> None:
-    """Modules are part of reference cycles: what was packed of their weights goes when they go."""
+    """Modules are part of reference cycles: what was packed of their weights, and packages, go when they go."""
     if phase == "stop" and info["generation"] == 2:
-        _C.drop_dead_packs()
+        _C.drop_dead()
 
 
 def _of_any_graph(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -264,6 +264,7 @@ def _executable(
     times = _C.KernelTimes(_kernel_names(manifest, imported.ops))
     seconds = time.perf_counter() - start
     _log(imported, program, outcome, seconds)
+    serialised = program.to_bytes()
     constant = cache(subgraph.constant)  # Packed weights are taken apart once for all of their tensors.
     return _C.Executable(
         entry=loaded.entry,
@@ -277,7 +278,7 @@ def _executable(
             sources=imported.sources,
             outputs=outputs,
             sizes=sizes,
-            program=program.to_bytes(),
+            program=serialised,
             manifest=manifest,
             origin=outcome.source,
             seconds=seconds,
@@ -292,6 +293,7 @@ def _executable(
         workspace=loaded.workspace,
         fault=loaded.fault,
         times=times,
+        program_bytes=len(serialised),
     )
 
 

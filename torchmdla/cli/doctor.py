@@ -123,8 +123,8 @@ VARIABLES = frozenset(
     f"TORCHMDLA_{name}"
     for name in (
         *("CACHE_DIR", "CACHE_SIZE", "CHECK_BOUNDS", "COMPILE_IN_PROCESS", "COMPILE_MEMORY", "COMPILE_SECONDS"),
-        *("DUMP", "ENABLE", "LOGS", "MDLA_LIBRARY", "PERF_MAP", "PROCESSOR", "REQUIRE_SIGNATURE", "STORE"),
-        *("STORE_SECONDS", "STORE_SECRET", "STORE_SIGN", "STORE_TRUST", "UNITY_BUILD", "VERIFY"),
+        *("DUMP", "ENABLE", "LOGS", "MDLA_LIBRARY", "MEMORY", "PERF_MAP", "PROCESSOR", "REQUIRE_SIGNATURE"),
+        *("STORE", "STORE_SECONDS", "STORE_SECRET", "STORE_SIGN", "STORE_TRUST", "UNITY_BUILD", "VERIFY"),
     )
 )
 
@@ -132,13 +132,17 @@ VARIABLES = frozenset(
 def _environment() -> str:
     """Reads the variables as torchmdla does, which warns of malformed ones."""
     from torchmdla.compile_service.cache import DiskCache
-    from torchmdla.support.limits import Limits
+    from torchmdla.support import limits
 
     chosen = sorted(name for name in os.environ if name.startswith("TORCHMDLA_"))
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        DiskCache(), Limits.from_environment()
+        DiskCache(), limits.Limits.from_environment()
     wrong = [str(one.message).removeprefix("torchmdla: ") for one in told]
+    try:
+        limits.variable("TORCHMDLA_MEMORY", limits.size, 0)
+    except ValueError as error:
+        wrong.append(str(error))
     wrong += [f"{name} is no variable of torchmdla's" for name in chosen if name not in VARIABLES]
     if wrong:
         raise Trouble("; ".join(wrong))

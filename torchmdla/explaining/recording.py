@@ -77,7 +77,8 @@ class Recording:
     def _sample(self) -> None:
         while True:
             seconds = (time.time_ns() - self._start) * 1e-9
-            self._samples.append(MemoryUse(seconds, _resident_bytes(), **_C.memory_use()))
+            use = _C.memory_use()
+            self._samples.append(MemoryUse(seconds, _resident_bytes(), use["packed"], use["workspace"]))
             if self._ended.wait(_INTERVAL):
                 return
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +21,9 @@ def load(path: str | os.PathLike[str], map_location: Any = None) -> Any:
     """A program as ``torch.jit.load`` or ``torch.export.load`` reads it, ready: the code that its file has for its
     groups is mapped, and constants are packed, so that the first call is as fast as later ones.
 
+    The code is kept as long as the program is, or a copy of it (``copy.deepcopy``). That of a file that
+    ``torch.jit.load`` reads by itself stays until another version of the file is loaded.
+
     Returns:
         The TorchScript program; of an exported program what :func:`torchmdla.compile` makes of it.
 
@@ -30,9 +34,12 @@ def load(path: str | os.PathLike[str], map_location: Any = None) -> Any:
     if _is_exported(path):
         import torchmdla
 
-        _C.take_package(path)
-        return torchmdla.compile(torch.export.load(path))
-    module: torch.jit.ScriptModule = torch.jit.load(path, map_location)
+        lifetime = _C.ProgramLifetime()
+        _C.take_package(path, lifetime)
+        compiled = torchmdla.compile(torch.export.load(path))
+        weakref.finalize(compiled, lambda _: None, lifetime).atexit = False
+        return compiled
+    module: torch.jit.ScriptModule = _C.load_with_package(path, lambda: torch.jit.load(path, map_location))
     _C.prepare(module._c)
     return module
 

@@ -258,9 +258,9 @@ class GroupActivity:
     compile_seconds: float
 
     def since(self, before: GroupActivity) -> GroupActivity:
-        """What it did after ``before``."""
+        """What it did after ``before``; of specialisations that are there, what there are more."""
         numbers = {
-            one.name: getattr(self, one.name) - getattr(before, one.name)
+            one.name: max(getattr(self, one.name) - getattr(before, one.name), 0)
             for one in fields(self)
             if one.name not in ("number", "name", "source")
         }

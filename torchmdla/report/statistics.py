@@ -31,6 +31,29 @@ class LazyStatistics:
 
 
 @dataclass(frozen=True)
+class MemoryStatistics:
+    """What is held in memory now, in bytes, and what became of what was.
+
+    Attributes:
+        packed: of weights, as code reads them; those that are mapped from packages are none.
+        workspace: of all threads.
+        code: images as they are mapped, the programs that they were compiled of, and packages but for weights.
+        limit: of ``packed`` and ``code`` together; 0 for none.
+        unpacked: how often a specialisation lost its packed weights to keep to it. The next call packs them.
+        evicted: specialisations that were taken out to keep to it. The next call makes one again.
+        over_limit: how often more was needed at once than fits: memory stayed above the limit.
+    """
+
+    packed: int = 0
+    workspace: int = 0
+    code: int = 0
+    limit: int = 0
+    unpacked: int = 0
+    evicted: int = 0
+    over_limit: int = 0
+
+
+@dataclass(frozen=True)
 class Statistics:
     """Counts since the start of the process or the last :func:`reset_stats`.
 
@@ -58,6 +81,7 @@ class Statistics:
         packaged: specialisations that groups took over from such files.
         refused: reason → number of packages, or of specialisations in them, that are not used.
         lazy: of the lazy device.
+        memory: what is held.
         by_group: what each group that lives and was called did.
     """
 
@@ -79,6 +103,7 @@ class Statistics:
     refused: dict[str, int] = field(default_factory=dict)
     store: StoreStatistics = field(default_factory=StoreStatistics)
     lazy: LazyStatistics = LazyStatistics()
+    memory: MemoryStatistics = MemoryStatistics()
     by_group: tuple[GroupActivity, ...] = field(default=(), repr=False)
 
     def __str__(self) -> str:
@@ -124,6 +149,13 @@ def stats() -> Statistics:
         refused=groups["refused"],
         store=service.store_statistics() - _store_baseline,
         lazy=LazyStatistics(**_C.lazy_statistics(), eager=_eager_calls()),
+        memory=MemoryStatistics(
+            **_C.memory_use(),
+            limit=_C.memory_limit(),
+            unpacked=groups["unpacked"],
+            evicted=groups["evicted"],
+            over_limit=groups["over_limit"],
+        ),
         by_group=_activities(),
     )
 

@@ -11,10 +11,10 @@ from rich.text import Text
 
 from torchmdla.compile_service.store import StoreStatistics
 from torchmdla.report.advice import advice
-from torchmdla.report.rendering import counted, new_table, place, time_text
+from torchmdla.report.rendering import counted, new_table, place, size_text, time_text
 
 if TYPE_CHECKING:
-    from torchmdla.report.statistics import Statistics
+    from torchmdla.report.statistics import MemoryStatistics, Statistics
 
 # Groups that are shown, those that were called most; ``by_group`` has all.
 _MOST_GROUPS = 30
@@ -44,6 +44,8 @@ def _parts(statistics: Statistics) -> Iterator[RenderableType]:
             f"store: {counted(store.hits, 'program')} found, {store.misses} not, {store.stored} stored, "
             f"{store.waits} waited for, in {time_text(store.seconds)}; {store.skipped} operations left out"
         )
+    if statistics.memory.packed or statistics.memory.code:
+        yield Text(_memory(statistics.memory))
     if statistics.packages or statistics.packaged:
         files = ", ".join(f"{counted(count, 'file')} for {target}" for target, count in statistics.packages.items())
         yield Text(f"packages: {files or 'none'}; {counted(statistics.packaged, 'specialisation')} taken from them")
@@ -56,6 +58,17 @@ def _parts(statistics: Statistics) -> Iterator[RenderableType]:
         yield _groups(statistics)
     if found := list(reasons(statistics)):
         yield _reasons_table(found)
+
+
+def _memory(memory: MemoryStatistics) -> str:
+    held = f"memory: {size_text(memory.packed)} of packed weights, {size_text(memory.code)} of code"
+    if not memory.limit:
+        return held
+    return (
+        f"{held}, of {size_text(memory.limit)} at most; {counted(memory.unpacked, 'specialisation')} lost packed "
+        f"weights, {counted(memory.evicted, 'specialisation')} taken out; {counted(memory.over_limit, 'time')} more "
+        "was needed at once"
+    )
 
 
 def _groups(statistics: Statistics) -> RenderableType:

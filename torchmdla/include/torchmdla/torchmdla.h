@@ -9,6 +9,7 @@
 #include <torch/csrc/jit/api/module.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -28,10 +29,14 @@ struct Options {
   // Files of public keys (PEM, Ed25519), and folders of such: a package must be signed by the owner
   // of one of them. Empty: those of TORCHMDLA_REQUIRE_SIGNATURE, or no signature is demanded.
   std::vector<std::string> trusted_keys;
+  // Bytes that code and packed weights of all groups may take before the least recently used are
+  // taken out; 0: no limit. None: TORCHMDLA_MEMORY (`4G`), or no limit.
+  std::optional<int64_t> memory_limit;
 };
 
 // Turns it on from the next call of any program on. Throws c10::ValueError where the processor is
-// none, or not this one, or a file of trusted_keys cannot be read or trusted.
+// none, or not this one, a file of trusted_keys cannot be read or trusted, or memory_limit is
+// negative.
 void enable(const Options& options = {});
 
 // Groups that exist run in PyTorch's interpreter from the next call on.
@@ -46,8 +51,10 @@ void prepare(const torch::jit::Module& module);
 
 // Makes the package of a file known to groups; false where the file has none. `torch::jit::load`
 // does so by itself but for streams that it reads in a program that loaded the library by dlopen.
-// Throws where the file cannot be read as an archive. A package that is damaged, that another user
-// may have written, or that is not signed where that is demanded, is refused and counted.
+// It stays until another package comes from the same path; what is loaded by `torch::jit::load`
+// goes with its module. Throws where the file cannot be read as an archive. A package that is
+// damaged, that another user may have written, or that is not signed where that is demanded, is
+// refused and counted.
 bool take_package_of(const std::string& file);
 
 // Counters since the process began, as torchmdla.stats() has them: a JSON object.

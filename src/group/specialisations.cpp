@@ -1,0 +1,51 @@
+#include "specialisations.h"
+
+#include <algorithm>
+#include <ranges>
+#include <utility>
+
+namespace torchmdla {
+
+namespace {
+
+// Later ones are more likely to be wanted.
+template <class Holds>
+const Specialisation* newest(const std::vector<Specialisations::Entry>& entries, Holds holds) {
+  for (const auto& entry : entries | std::views::reverse)
+    if (holds(*entry)) return entry.get();
+  return nullptr;
+}
+
+} // namespace
+
+const Specialisation* Specialisations::find(const Signature& signature) const {
+  return newest(fixed_, [&](const Specialisation& one) { return one.signature == signature; });
+}
+
+const Specialisation* Specialisations::find_dynamic(const Signature& signature,
+                                                    Symbols& values) const {
+  return newest(dynamic_, [&](const Specialisation& one) {
+    return one.pattern->covers(signature, values) && one.sizes.extend(values);
+  });
+}
+
+const Specialisation* Specialisations::newest_split() const {
+  return newest(fixed_, [](const Specialisation& one) {
+    return one.outcome == Specialisation::Outcome::split;
+  });
+}
+
+Specialisations Specialisations::with(Entry entry) const {
+  auto result = *this;
+  auto& entries = entry->pattern ? result.dynamic_ : result.fixed_;
+  entries.push_back(std::move(entry));
+  return result;
+}
+
+Specialisations Specialisations::without(const Entry& entry) const {
+  auto result = *this;
+  std::erase(entry->pattern ? result.dynamic_ : result.fixed_, entry);
+  return result;
+}
+
+} // namespace torchmdla

@@ -1,0 +1,437 @@
+"""The limit on memory: what is least recently used loses its packed weights, or is taken out, and is made again when it
+is called."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from child_process import run_python
+from forking import in_child
+from in_threads import in_threads
+from torch import Tensor, nn
+
+import torchmdla
+from torchmdla import _C
+from torchmdla.testing.compare import assert_matches
+
+pytestmark = pytest.mark.usefixtures("without_gradients")
+
+# Bytes of the packed weights of `wide`, and about those of the code of a small group.
+WEIGHTS = 512 * 512 * 4
+CODE = 12 << 10
+
+
+@pytest.fixture(autouse=True)
+def no_limit_afterwards() -> Iterator[None]:
+    yield
+    _C.set_memory_limit(0)
+
+
+def held() -> int:
+    """What is limited."""
+    memory = torchmdla.stats().memory
+    return memory.packed + memory.code
+
+
+def limit(more: float, keep_seconds: float = 0.0, unit: int = WEIGHTS) -> int:
+    """Takes out all that there is, and lets ``more`` packed weights of :func:`wide`, or code of a group, fit beside
+    what stays. Returns the limit."""
+    gc.collect()
+    _C.set_memory_limit(1, 0.0)
+    most = max(held() + int(more * unit), 1)
+    _C.set_memory_limit(most, keep_seconds)
+    torchmdla.reset_stats()
+    return most
+
+
+def wide() -> nn.Module:
+    return nn.Sequential(nn.Linear(512, 512), nn.ReLU()).eval()
+
+
+def traced(module: nn.Module, x: Tensor) -> Callable[[Tensor], Tensor]:
+    program: Callable[[Tensor], Tensor] = torch.jit.freeze(torch.jit.trace(module, (x,)))
+    return program
+
+
+Program = tuple[Callable[[Tensor], Tensor], nn.Module]
+
+
+def programs(count: int, x: Tensor) -> list[Program]:
+    modules = [wide() for _ in range(count)]
+    return [(traced(module, x), module) for module in modules]
+
+
+def call(program: Program, x: Tensor, times: int = 3) -> None:
+    """Until it is compiled and packed, with the right values."""
+    run, module = program
+    for _ in range(times):
+        assert_matches(run(x), module(x))
+
+
+class Elementwise(nn.Module):
+    """Packs nothing."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sigmoid(torch.tanh(x) * 2 + 1)
+
+
+def elementwise() -> Program:
+    module = Elementwise().eval()
+    return traced(module, torch.randn(8)), module
+
+
+def grow() -> None:
+    """Has a small program made: order is told by what was made in between."""
+    call(elementwise(), torch.randn(8))
+
+
+def made_by(function: Callable[[], object]) -> int:
+    """How many specialisations were made meanwhile."""
+    before = torchmdla.stats().specialisations
+    function()
+    return torchmdla.stats().specialisations - before
+
+
+def evicted() -> int:
+    return torchmdla.stats().memory.evicted
+
+
+def unpacked() -> int:
+    return torchmdla.stats().memory.unpacked
+
+
+def is_packed(program: Program, x: Tensor) -> bool:
+    """Whether a call finds the weights packed."""
+    before = torchmdla.stats().memory.packed
+    _C.set_memory_limit(0, 0.0)
+    call(program, x, times=1)
+    return torchmdla.stats().memory.packed == before
+
+
+# --- what is taken out ----------------------------------------------------------------------------------------------
+
+
+def test_there_is_no_limit_by_default() -> None:
+    assert torchmdla.stats().memory.limit == 0
+    x = torch.randn(4, 512)
+    for program in programs(3, x):
+        call(program, x)
+    assert evicted() == unpacked() == torchmdla.stats().memory.over_limit == 0
+    assert torchmdla.stats().memory.packed >= 3 * WEIGHTS
+
+
+def test_weights_of_many_sizes_stay_within_the_limit() -> None:
+    torchmdla.enable(dynamic=False)
+    most = limit(2.5)
+    module = wide()
+    program = traced(module, torch.randn(2, 512)), module
+    for size in [*range(2, 12), *range(2, 12)]:
+        call(program, torch.randn(size, 512))
+        assert held() <= most
+    stats = torchmdla.stats()
+    assert stats.memory.unpacked > 0 and stats.memory.over_limit == 0
+    # Weights are packed anew where the code is there.
+    assert not stats.fallbacks and stats.specialisations == 10 and stats.memory.evicted == 0
+
+
+def test_code_for_many_sizes_stays_within_the_limit() -> None:
+    torchmdla.enable(dynamic=False, max_specialisations=8)
+    program = elementwise()
+    most = limit(4, unit=CODE)
+    for size in [*range(2, 14), *range(2, 14)]:
+        call(program, torch.randn(size))
+        assert held() <= most
+    stats = torchmdla.stats()
+    # More than max_specialisations in all, never at one time.
+    assert not stats.fallbacks and stats.specialisations == 24
+    assert stats.memory.evicted >= 24 - 8 and stats.memory.over_limit == 0
+
+
+def test_the_least_recently_used_goes_first() -> None:
+    x = torch.randn(4, 512)
+    first, second, third = programs(3, x)
+    limit(2.5)
+    call(first, x)
+    call(second, x)
+    grow()
+    call(first, x)
+    call(third, x)
+    assert unpacked() == 1
+    assert is_packed(first, x) and not is_packed(second, x)
+
+
+def test_use_counts_though_nothing_grows() -> None:
+    """A program that is called again and again is in use, however long ago memory grew last."""
+    x = torch.randn(4, 512)
+    first, second, third = programs(3, x)
+    limit(2.5)
+    call(first, x)
+    call(second, x)
+    grow()
+    call(second, x)
+    for _ in range(2):
+        call(first, x, times=1)
+    grow()
+    call(first, x, times=1)
+    call(third, x)
+    assert is_packed(first, x) and not is_packed(second, x)
+
+
+def test_code_goes_where_no_weights_are_left() -> None:
+    x = torch.randn(4, 512)
+    pair = programs(2, x)
+    limit(3.0)
+    for program in pair:
+        call(program, x)
+    most = limit(0.0)
+    assert torchmdla.stats().memory.packed == 0 and held() <= most
+    for program in pair:
+        assert made_by(lambda program=program: call(program, x)) == 1
+    assert torchmdla.stats().compiled == 0 and torchmdla.stats().memory_hits == 2
+
+
+def test_a_lower_limit_counts_at_once() -> None:
+    x = torch.randn(4, 512)
+    pair = programs(2, x)
+    limit(3.0)
+    for program in pair:
+        call(program, x)
+    assert unpacked() == 0
+    most = limit(0.5)
+    assert held() <= most
+    for program in pair:
+        call(program, x)
+
+
+def test_dynamic_specialisations_come_back_as_such() -> None:
+    module = wide()
+    program = traced(module, torch.randn(2, 512)), module
+    limit(16.0)
+    for size in (3, 5, 7):
+        call(program, torch.randn(size, 512))
+    assert torchmdla.stats().dynamic == 1
+    limit(16.0)
+    call(program, torch.randn(9, 512))
+    stats = torchmdla.stats()
+    assert (stats.specialisations, stats.dynamic) == (1, 1)
+    assert made_by(lambda: call(program, torch.randn(11, 512))) == 0
+
+
+def test_sizes_that_were_taken_out_count_towards_a_pattern() -> None:
+    program = elementwise()
+    limit(0.5, unit=CODE)
+    for size in (3, 5, 7):
+        call(program, torch.randn(size))
+    assert torchmdla.stats().dynamic == 1 and evicted() >= 2
+
+
+def test_what_python_keeps_of_it_goes() -> None:
+    x = torch.randn(4, 512)
+    (program,) = programs(1, x)
+    limit(2.0)
+    call(program, x)
+    owners = [
+        weakref.ref(one["executable"].owner)
+        for group in _C.groups()
+        for one in group["specialisations"]
+        if one["executable"] is not None
+    ]
+    assert any(owner() is not None for owner in owners)
+    limit(2.0)
+    assert all(owner() is None for owner in owners)
+
+
+# --- more than fits at once -----------------------------------------------------------------------------------------
+
+
+def test_programs_in_turn_that_do_not_fit_are_not_made_in_each_call() -> None:
+    x = torch.randn(4, 512)
+    three = programs(3, x)
+    limit(2.5, keep_seconds=3600.0)
+    for program in three:
+        call(program, x)
+
+    def rounds() -> None:
+        for _ in range(5):
+            for program in three:
+                call(program, x, times=2)
+
+    # Each loses its weights once, and then keeps them.
+    rounds()
+    assert 1 <= unpacked() <= 3 and evicted() == 0
+    before = unpacked()
+    rounds()
+    memory = torchmdla.stats().memory
+    assert memory.unpacked == before and memory.over_limit >= 1 and held() > memory.limit
+
+
+def test_code_in_turn_that_does_not_fit_is_not_made_in_each_call() -> None:
+    torchmdla.enable(dynamic=False)
+    program = elementwise()
+    limit(2.5, keep_seconds=3600.0, unit=CODE)
+
+    def rounds() -> None:
+        for _ in range(5):
+            for size in range(2, 8):
+                call(program, torch.randn(size), times=1)
+
+    assert made_by(rounds) <= 2 * 6
+    assert made_by(rounds) == 0
+    assert torchmdla.stats().memory.over_limit >= 1
+
+
+def test_what_alone_does_not_fit_runs() -> None:
+    x = torch.randn(4, 512)
+    (program,) = programs(1, x)
+    limit(0.5)
+    call(program, x)
+    assert made_by(lambda: call(program, x)) == 0
+    assert torchmdla.stats().memory.over_limit >= 1 and evicted() == unpacked() == 0
+
+
+# --- while it is in use ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("more", [0.0, 1.5], ids=["code and weights", "weights"])
+def test_threads_run_what_others_take_out(more: float) -> None:
+    torchmdla.enable(dynamic=False, max_specialisations=1000)
+    torch.set_num_threads(1)
+    x = torch.randn(2, 512)
+    four = programs(4, x)
+    inputs = [torch.randn(size, 512) for size in (2, 3, 4)]
+    expected = [[module(x) for x in inputs] for _, module in four]
+    for program in four:
+        call(program, x)
+    limit(more)
+
+    def work(number: int) -> None:
+        with torch.no_grad():
+            for step in range(60):
+                which, size = (number + step) % 4, (number * 5 + step) % 3
+                assert_matches(four[which][0](inputs[size]), expected[which][size])
+
+    raised = in_threads(8, work)
+    assert not raised, raised
+    assert unpacked() + evicted() > 8
+
+
+def test_backward_comes_after_it_was_taken_out() -> None:
+    module = wide()
+    x = torch.randn(4, 512, requires_grad=True)
+    program = torch.jit.trace(module, (x,))
+    limit(8.0)
+    with torch.enable_grad():
+        for _ in range(8):
+            result = program(x)
+    assert result.grad_fn.name() == "GroupBackward"
+    limit(0.0)
+    assert torchmdla.stats().memory.packed == 0
+    with torch.enable_grad():
+        (found,) = torch.autograd.grad(result.sum(), x)
+        (expected,) = torch.autograd.grad(module(x).sum(), x)
+    assert_matches(found, expected)
+
+
+def test_groups_of_fx_graphs() -> None:
+    x = torch.randn(4, 512)
+    modules = [wide() for _ in range(3)]
+    three = [(torchmdla.compile(module, x, frontend="export"), module) for module in modules]
+    most = limit(1.5)
+    for _ in range(2):
+        for program in three:
+            call(program, x)
+            assert held() <= most
+    assert unpacked() >= 4
+
+
+def test_a_child_of_a_fork_takes_out_what_its_parent_made() -> None:
+    x = torch.randn(4, 512)
+    torch.set_num_threads(1)
+    first, second = programs(2, x)
+    limit(2.5)
+    call(first, x)
+    call(second, x)
+
+    def child() -> bool:
+        most = limit(1.5)
+        call(first, x)
+        call(second, x)
+        return held() <= most and unpacked() == 1
+
+    before = held()
+    assert in_child(child) == 0
+    assert held() == before and evicted() == unpacked() == 0
+    assert is_packed(first, x)
+
+
+def test_packages_are_read_again(tmp_path: Path) -> None:
+    x = torch.randn(4, 512)
+    modules = [wide() for _ in range(2)]
+    for number, module in enumerate(modules):
+        torchmdla.save(module, tmp_path / f"{number}.pt", [x])
+    pair = [(torchmdla.load(tmp_path / f"{number}.pt"), module) for number, module in enumerate(modules)]
+    for more, packaged in ((1.5, 2), (0.0, 4)):
+        limit(more)
+        for _ in range(2):
+            for program in pair:
+                call(program, x)
+        stats = torchmdla.stats()
+        assert stats.packaged == packaged and stats.compiled == stats.memory_hits == 0
+        assert stats.memory.unpacked == 3 and not stats.fallbacks
+
+
+# --- settings and reports -------------------------------------------------------------------------------------------
+
+
+def test_the_limit_is_set() -> None:
+    torchmdla.enable(memory_limit=1 << 30)
+    assert torchmdla.stats().memory.limit == 1 << 30
+    torchmdla.enable()
+    assert torchmdla.stats().memory.limit == 0
+    with pytest.raises(ValueError, match="must not be negative, got -1"):
+        torchmdla.enable(memory_limit=-1)
+
+
+LIMIT = "import torchmdla; print(torchmdla.stats().memory.limit)"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"), [("4G", 4 << 30), ("512 MiB", 512 << 20), ("1234", 1234), ("0", 0), ("", 0), ("1tb", 1 << 40)]
+)
+def test_the_environment_says_the_limit(text: str, found: int) -> None:
+    assert run_python(LIMIT, TORCHMDLA_MEMORY=text).stdout.split() == [str(found)]
+
+
+@pytest.mark.parametrize("text", ["much", "-1", "4X", "4GG", "99999999999T"])
+def test_a_limit_that_is_none_is_told(text: str) -> None:
+    run = run_python(LIMIT, TORCHMDLA_MEMORY=text)
+    assert run.stdout == "0\n"
+    assert run.stderr.count(f"TORCHMDLA_MEMORY is not a size in bytes (1234, 512M, 4G, 1GiB): '{text}'") == 1
+
+
+def test_statistics_say_what_is_held() -> None:
+    x = torch.randn(4, 512)
+    (program,) = programs(1, x)
+    call(program, x)
+    memory = torchmdla.stats().memory
+    assert memory.packed >= WEIGHTS and memory.code > 4096 and memory.workspace >= 0
+    assert "of packed weights" in str(torchmdla.stats()) and "at most" not in str(torchmdla.stats())
+    limit(8.0)
+    call(program, x)
+    text = " ".join(str(torchmdla.stats()).split())
+    assert "at most; 0 specialisations lost packed weights, 0 specialisations taken out; 0 times more was" in text
+
+
+def test_a_program_is_explained_whose_code_was_taken_out() -> None:
+    x = torch.randn(4, 512)
+    first, second = programs(2, x)
+    limit(1.5)
+    call(first, x)
+    call(second, x)
+    (group,) = torchmdla.explain(first[0], x).groups
+    assert [one.is_dynamic for one in group.specialisations] == [False]

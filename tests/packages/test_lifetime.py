@@ -1,0 +1,151 @@
+"""How long the code of packages is kept: as long as the programs that it came with."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from child_process import run_python
+from package_files import make_package
+
+import torchmdla
+from torchmdla.testing.compare import assert_matches
+
+pytestmark = pytest.mark.usefixtures("without_gradients")
+
+
+def code() -> int:
+    """Bytes of images and packages."""
+    gc.collect()
+    return torchmdla.stats().memory.code
+
+
+def run(program: torch.jit.ScriptModule, expected: int) -> None:
+    """Calls it, which takes over as many specialisations from its package."""
+    x = torch.randn(2, 8)
+    before = torchmdla.stats().packaged
+    for _ in range(2):
+        result = program(x)
+    assert torchmdla.stats().packaged - before == expected
+    with torchmdla.enabled(False):
+        assert_matches(result, program(x))
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[Path]:
+    """Packages of different models."""
+    return [make_package(tmp_path / f"{width}.pt", width) for width in (16, 20, 24, 28)]
+
+
+def test_the_code_of_a_package_goes_with_its_program(files: list[Path]) -> None:
+    before = code()
+    for path in files:
+        program = torchmdla.load(path)
+        assert code() > before
+        run(program, 0)  # it was prepared
+        del program
+        assert code() == before
+
+
+def test_what_is_loaded_twice_stays_for_the_other(files: list[Path]) -> None:
+    before = code()
+    first, second = (torchmdla.load(files[0]) for _ in range(2))
+    both = code()
+    del first
+    assert before < code() < both
+    run(second, 0)
+    del second
+    assert code() == before
+
+
+def test_a_copy_of_a_program_has_its_code(files: list[Path]) -> None:
+    before = code()
+    program = torchmdla._C.load_with_package(str(files[1]), lambda: torch.jit.load(files[1]))
+    copied = copy.deepcopy(program)
+    del program
+    assert code() > before
+    run(copied, 1)
+    del copied
+    assert code() == before
+
+
+def test_a_program_that_was_dropped_is_loaded_again(files: list[Path]) -> None:
+    for _ in range(3):
+        run(torch.jit.load(files[0]), 1)
+        program = torchmdla.load(files[1])
+        run(program, 0)
+        del program
+        code()
+
+
+def test_a_newer_version_of_a_file_replaces_the_older(tmp_path: Path) -> None:
+    """``torch.jit.load`` does not say which program has the code."""
+    versions = [make_package(tmp_path / f"{width}.pt", width) for width in (40, 44, 48)]
+    served = tmp_path / "served.pt"
+    before, sizes = code(), []
+    for version in [*versions, *versions]:
+        shutil.copy(version, tmp_path / "new.pt")
+        (tmp_path / "new.pt").rename(served)
+        for _ in range(2):
+            run(torch.jit.load(served), 1)
+        sizes.append(code() - before)
+    assert sizes[:3] == sizes[3:] and min(sizes) > 0 and max(sizes) < 2 * min(sizes)
+
+
+def test_a_file_that_is_replaced_is_kept_for_its_copy(tmp_path: Path) -> None:
+    first, second = (make_package(tmp_path / f"{width}.pt", width) for width in (52, 56))
+    copied = Path(shutil.copy(first, tmp_path / "copy.pt"))
+    programs = [torch.jit.load(path) for path in (first, copied)]
+    second.rename(first)
+    run(torch.jit.load(first), 1)
+    run(programs[1], 1)
+
+
+def test_exported_programs(tmp_path: Path) -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh()).eval()
+    x = torch.randn(2, 8)
+    torchmdla.save(torch.export.export(module, (x,)), tmp_path / "model.pt2", [x])
+    before = code()
+    for _ in range(3):
+        program = torchmdla.load(tmp_path / "model.pt2")
+        assert_matches(program(x), module(x))
+        assert code() > before
+        del program
+        torch._dynamo.reset()
+        assert code() == before
+
+
+GROWTH = """
+    import gc, os, sys
+    import torch, torchmdla
+
+    def resident():
+        return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    torch.set_num_threads(1)
+    x, samples = torch.randn(2, 8), []
+    for number in range(200):
+        path = sys.argv[1 + number % (len(sys.argv) - 1)]
+        with torch.no_grad():
+            program = torchmdla.load(path)
+            program(x)
+        del program
+        gc.collect()
+        memory = torchmdla.stats().memory
+        samples.append((memory.packed, memory.code, resident()))
+    print(*samples[19], *samples[-1], torchmdla.stats().packaged)
+"""
+
+
+def test_loading_and_dropping_does_not_grow(files: list[Path]) -> None:
+    done = run_python(GROWTH, *map(str, files))
+    assert done.returncode == 0, done.stderr
+    packed, code, resident, packed_at_end, code_at_end, resident_at_end, packaged = map(int, done.stdout.split())
+    assert (packed, code) == (packed_at_end, code_at_end) == (0, 0)
+    assert packaged == 200
+    # What PyTorch keeps of a program that it has loaded is some kilobytes.
+    assert resident_at_end - resident < 16 << 20
