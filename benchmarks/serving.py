@@ -37,8 +37,6 @@ from harness.instances import Instance, InstanceEnded, processors, served
 from harness.load import Answers, Closed, Load, Open, percentile
 from harness.rows import COLOURS, KNOWN, OURS
 
-from torchmdla.testing import timing
-
 Row = dict[str, Any]
 
 PERCENTILES = (50, 95, 99)
@@ -59,7 +57,7 @@ DEFAULTS = {
     },
     True: {
         "models": ["mlp", "bert"],
-        "peers": ["eager"],
+        "peers": ["eager", "frozen"],
         "fractions": [0.5],
         "rounds": 2,
         "seconds": 0.1,
@@ -181,14 +179,22 @@ def measure(
     return {way: summary(rounds) for way, rounds in found.items()}
 
 
+def in_turn(names: Sequence[str], index: int) -> list[str]:
+    """The order of round ``index``."""
+    # Instances import this module, and then PyTorch and torchmdla with the variables that they set.
+    from torchmdla.testing import timing
+
+    return timing.order_of(names, index)
+
+
 def measure_closed(instances: Sequence[Instance], found: dict[str, Row], options: argparse.Namespace) -> None:
     clients = max(1, options.clients // len(instances))
     for index in range(options.rounds):
-        for way in timing.order_of(list(found), index):
+        for way in in_turn(list(found), index):
             loads = [Closed(options.seconds, clients, seed_of(index, k)) for k in range(len(instances))]
             found[way]["closed"].append(figures(served(instances, way, loads)))
-    for way in found.values():
-        way["capacity"] = statistics.median(one["rate"] for one in way["closed"])
+    for row in found.values():
+        row["capacity"] = statistics.median(one["rate"] for one in row["closed"])
 
 
 def measure_open(
@@ -199,7 +205,7 @@ def measure_open(
     if OURS in found and (best := best_peer(found)):
         runs["matched"] = ("matched", OURS, fraction * found[best]["capacity"])
     for index in range(options.rounds):
-        for name in timing.order_of(list(runs), index):
+        for name in in_turn(list(runs), index):
             kind, way, rate = runs[name]
             loads: list[Load] = [
                 Open(rate / len(instances), options.seconds, seed_of(index, k)) for k in range(len(instances))
@@ -284,7 +290,7 @@ def starts_of(model: str, folder: str, options: argparse.Namespace) -> Row:
         del variables["TORCHMDLA_ENABLE"]
         # The first round fills caches.
         for index in range(options.starts + 1):
-            for way in timing.order_of(ways, index):
+            for way in in_turn(ways, index):
                 try:
                     times, fault = start_of(way, common, variables)
                 except children.ChildFailed as failure:

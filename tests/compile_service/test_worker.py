@@ -36,7 +36,7 @@ MODULES = ["scripted_device"]
 
 @pytest.fixture
 def pool() -> Iterator[WorkerPool]:
-    pool = WorkerPool(size=2, modules=MODULES, cpus=lambda: 2 * 2)
+    pool = WorkerPool(size=2, modules=MODULES, cpus=lambda: 4)
     yield pool
     pool.end()
 
