@@ -25,21 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from harness import children, output
-from harness.rows import CONVERTED, KNOWN, OURS, ROW_NAMES, WAY_NAMES, compare, prepare, reason, rows_by_name
+from harness.rows import COLOURS, CONVERTED, KNOWN, OURS, ROW_NAMES, WAY_NAMES, compare, prepare, reason, rows_by_name
 
-# PyTorch's own ways are blue, others grey and brown, torchmdla red.
-COLOURS = {
-    "eager": "midnightblue",
-    "frozen": "royalblue",
-    "ofi": "cornflowerblue",
-    "inductor": "lightsteelblue",
-    "onnxruntime": "dimgrey",
-    "openvino": "darkgrey",
-    "ncnn": "silver",
-    "iree": "tan",
-    "torchmdla-unfrozen": "lightcoral",
-    "torchmdla": "crimson",
-}
 DEFAULTS = {
     False: {"models": list(ROW_NAMES), "peers": list(WAY_NAMES[:-1]), "threads": [1, 2], "rounds": 9},
     True: {"models": ["mlp", "norms_64x256"], "peers": ["eager", "frozen"], "threads": [1], "rounds": 2},

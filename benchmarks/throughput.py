@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import statistics
 import sys
 import tempfile
@@ -23,7 +22,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from harness import output
-from harness.instances import Instance, InstanceEnded, rates
+from harness.instances import Instance, InstanceEnded, processors, rates
 from harness.rows import KNOWN, OURS, ROW_NAMES, WAY_NAMES
 
 Row = dict[str, Any]
@@ -80,13 +79,6 @@ def parse_options() -> argparse.Namespace:
     if max(options.instances) > count:
         parser.error(f"argument --instances: there are {count} processors, and each instance needs one of its own")
     return options
-
-
-def processors() -> list[int]:
-    """Those that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))
 
 
 # --- one row -----------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import json
 import os
 import sys
 import time
@@ -18,6 +19,7 @@ from torchmdla import devices
 from torchmdla.compiler.artifact import Artifact, Manifest
 from torchmdla.compiler.program import Program, Target
 from torchmdla.errors import CompileError
+from torchmdla.support import sharing
 
 
 def scripted_program(text: str) -> Program:
@@ -93,6 +95,32 @@ def _slowly(argument: str) -> bytes:
     return _count(file)
 
 
+def _share(items: str) -> bytes:
+    """Shares so many items, a few milliseconds of each. Tells of each which process had it, how the system ranks that,
+    and which CPUs it may run on."""
+
+    def work(_: int) -> tuple[int, int, list[int]]:
+        time.sleep(0.003)
+        return os.getpid(), os.nice(0), sorted(os.sched_getaffinity(0))
+
+    return json.dumps(sharing.shared(work, range(int(items.split()[0])))).encode()
+
+
+def _note(arguments: str) -> bytes:
+    """``items file``: shares so many items, and adds a line to the file when one begins (+) and ends (-)."""
+    items, file = arguments.split()[:2]
+    log = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+
+    def work(_: int) -> None:
+        os.write(log, b"+\n")
+        time.sleep(0.003)
+        os.write(log, b"-\n")
+
+    sharing.shared(work, range(int(items)))
+    os.close(log)
+    return b"noted"
+
+
 def _wrong(_: str) -> bytes:
     return b""
 
@@ -123,6 +151,8 @@ _VERBS: dict[str, Callable[[str], bytes]] = {
     "eat": _eat,
     "count": _count,
     "slowly": _slowly,
+    "share": _share,
+    "note": _note,
     "wrong": _wrong,
     "stdin": _read_stdin,
     "modules": _modules,

@@ -128,6 +128,9 @@ def source_ranges(node: Any) -> str: ...
 def set_packages(on: bool) -> None:
     """Whether groups take over what packages have for them."""
 
+def available_cpus() -> int:
+    """How many CPUs the calling thread may use: of its affinity mask, within the quotas of its control groups."""
+
 def processor_identity() -> str:
     """What tells this processor from others; empty where it is none of x86-64."""
 

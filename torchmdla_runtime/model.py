@@ -33,7 +33,8 @@ class Model:
 
     Args:
         path: of the file, which must stay as it is while the model is used.
-        threads: how many threads a call uses, the calling one among them; 0: as many as there are processors.
+        threads: how many threads a call uses, the calling one among them; 0: as many as ``OMP_NUM_THREADS`` says,
+            else one for each CPU that this process may use.
         any_owner: run the file's code whoever may have written it. Otherwise it must be this user's or root's, and
             writable by nobody else.
 

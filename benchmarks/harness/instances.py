@@ -1,7 +1,7 @@
 """Instances of a model as a server runs them: each a process on processors of its own, all calling at once.
 
 :class:`Instance` is the parent's side. It tells the process what to do through a pipe: to prepare a way to run the
-model, or to call it for so long. A process that ends meanwhile is :class:`InstanceEnded`.
+model, or to serve a load with it. A process that ends meanwhile is :class:`InstanceEnded`.
 """
 
 from __future__ import annotations
@@ -9,14 +9,22 @@ from __future__ import annotations
 import multiprocessing
 import os
 import tempfile
-import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from harness.load import Answers, Call, Closed, Load, serve
+
 _SECONDS_TO_END = 10
+
+
+def processors() -> list[int]:
+    """Those that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
 
 
 class InstanceEnded(RuntimeError):
@@ -31,13 +39,13 @@ class Instance:
     """A process that has a model and calls it, on ``processors`` alone with a thread for each.
 
     Args:
-        task: what :func:`serve` takes beside the pipe and the processors.
+        task: what :func:`obey` takes beside the pipe and the processors.
     """
 
     def __init__(self, processors: Collection[int], task: Mapping[str, Any]) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, other = context.Pipe()
-        self._process = context.Process(target=serve, args=(other, sorted(processors)), kwargs=dict(task), daemon=True)
+        self._process = context.Process(target=obey, args=(other, sorted(processors)), kwargs=dict(task), daemon=True)
         self._process.start()
         other.close()  # so that the pipe ends with the process
 
@@ -54,17 +62,19 @@ class Instance:
         self._ask(way, None)
         return str(self._answer(way))
 
-    def begin(self, way: str, seconds: float) -> None:
-        """Has ``way`` called until ``seconds`` have passed, at least once."""
-        self._ask(way, seconds)
+    def begin(self, way: str, load: Load) -> None:
+        """Has ``way`` serve ``load``."""
+        self._ask(way, load)
 
-    def rate(self, way: str) -> float:
-        """Calls a second of what was begun, once it has ended."""
-        return float(self._answer(way))
+    def answers(self, way: str) -> Answers:
+        """Of the load that was begun, once it has ended."""
+        answers = self._answer(way)
+        assert isinstance(answers, Answers)
+        return answers
 
-    def _ask(self, way: str, seconds: float | None) -> None:
+    def _ask(self, way: str, load: Load | None) -> None:
         try:
-            self._pipe.send((way, seconds))
+            self._pipe.send((way, load))
         except BrokenPipeError:
             raise self._ended(way) from None
 
@@ -79,18 +89,26 @@ class Instance:
         return InstanceEnded(way, self._process.exitcode)
 
 
+def served(instances: Sequence[Instance], way: str, loads: Sequence[Load]) -> list[Answers]:
+    """What each instance answers of its load while all of them serve theirs."""
+    for instance, load in zip(instances, loads, strict=True):
+        instance.begin(way, load)
+    return [instance.answers(way) for instance in instances]
+
+
 def rates(instances: Sequence[Instance], way: str, seconds: float) -> list[float]:
-    """Calls a second of each instance while all of them call ``way``."""
-    for instance in instances:
-        instance.begin(way, seconds)
-    return [instance.rate(way) for instance in instances]
+    """Calls a second of each instance while all of them call ``way``, one call at a time."""
+    return [answers.rate for answers in served(instances, way, [Closed(seconds)] * len(instances))]
 
 
 # --- the process -------------------------------------------------------------------------------------------------
 
 
-def serve(pipe: Connection, processors: Sequence[int], model: str, folder: str, quick: bool) -> None:
-    """Does what the pipe says until it ends. ``folder`` is for the model's files."""
+def obey(
+    pipe: Connection, processors: Sequence[int], model: str, folder: str, quick: bool, sizes: Sequence[int] = ()
+) -> None:
+    """Does what the pipe says until it ends. ``folder`` is for the model's files; requests are of ``sizes``, or of the
+    one that the model is measured with."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # peers print
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, processors)  # before threads are started, which inherit it
@@ -98,10 +116,10 @@ def serve(pipe: Connection, processors: Sequence[int], model: str, folder: str, 
     os.environ |= {"OMP_NUM_THREADS": str(len(processors)), "TORCHMDLA_ENABLE": "0"}
     with tempfile.TemporaryDirectory(prefix="torchmdla-cache-") as cache:
         os.environ["TORCHMDLA_CACHE_DIR"] = cache
-        _serve(pipe, len(processors), model, folder, quick)
+        _obey(pipe, len(processors), model, folder, quick, sizes)
 
 
-def _serve(pipe: Connection, threads: int, model: str, folder: str, quick: bool) -> None:
+def _obey(pipe: Connection, threads: int, model: str, folder: str, quick: bool, sizes: Sequence[int]) -> None:
     import torch
 
     from harness import peers, rows
@@ -109,27 +127,22 @@ def _serve(pipe: Connection, threads: int, model: str, folder: str, quick: bool)
     torch.set_num_threads(threads)
     spec = rows.rows_by_name()[model]
     spec = spec.reduced() if quick else spec
-    subject = peers.Subject(spec.build(), spec.inputs(), threads, Path(folder))
-    calls: dict[str, Callable[[], Any]] = {}
+    subject = peers.subject_of(spec, sizes, threads, Path(folder))
+    calls: dict[str, list[Call]] = {}
+    slots: dict[str, int] = {}
     with torch.no_grad():
         while True:
             try:
-                way, seconds = pipe.recv()
+                way, load = pipe.recv()
             except EOFError:
                 return
-            if seconds is not None:
-                pipe.send(_rate(calls[way], seconds))
+            if load is not None:
+                pipe.send(serve(calls[way], load, slots[way]))
                 continue
             prepared, _, skipped = rows.prepare(subject, [way])
-            found = rows.compare(prepared, spec, subject.module)
+            found = rows.compare(prepared, spec, subject.module, more=subject.others)
             wrong = {name: one["differs"] for name, one in found.items() if one["differs"]}
-            calls |= {name: one.bind(subject.inputs) for name, one in prepared.items() if name not in wrong}
+            for name in prepared.keys() - wrong.keys():
+                calls[name] = [prepared[name].bind(inputs) for inputs in subject.all_inputs]
+                slots[name] = prepared[name].slots
             pipe.send({**skipped, **wrong}.get(way, ""))
-
-
-def _rate(call: Callable[[], Any], seconds: float) -> float:
-    calls, start = 0, time.perf_counter()
-    while (spent := time.perf_counter() - start) < seconds or not calls:
-        call()
-        calls += 1
-    return calls / spent

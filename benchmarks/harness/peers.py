@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from torch import Tensor, nn
 import torchmdla
 from harness import ncnn_files
 from torchmdla.testing.coverage import groups
+from torchmdla.testing.models import ModelSpec
 
 Inputs = tuple[Tensor, ...]
 # The profiling executor looks at types in its first call and optimises in its second; the others settle what follows.
@@ -36,13 +38,19 @@ _WARM_UP_CALLS = 4
 
 @dataclass
 class Subject:
-    """A model to prepare, with example inputs; ``folder`` is for files, which stay for others of the same model."""
+    """A model to prepare, with example inputs; ``folder`` is for files, which stay for others of the same model.
+    ``others`` are inputs of other sizes that it is called with, too."""
 
     module: nn.Module
     inputs: Inputs
     threads: int
     folder: Path
     dtype: torch.dtype = torch.float32
+    others: tuple[Inputs, ...] = ()
+
+    @property
+    def all_inputs(self) -> tuple[Inputs, ...]:
+        return (self.inputs, *self.others)
 
     def traced(self) -> torch.jit.ScriptModule:
         """A trace of its own for each caller. It is not checked by running it: that would optimise it."""
@@ -64,16 +72,33 @@ class Subject:
         """The model as an ONNX file."""
 
         def export(folder: Path) -> None:
-            torch.onnx.export(self.module, self.inputs, str(folder / name), dynamo=True, verbose=False)
+            shapes = self._varying_sizes() if self.others else None
+            torch.onnx.export(
+                self.module, self.inputs, str(folder / name), dynamo=True, verbose=False, dynamic_shapes=shapes
+            )
 
         name = "model.onnx"
         return made_once(self.folder / "onnx", export) / name
+
+    def _varying_sizes(self) -> tuple[dict[int, Any], ...]:
+        """The dimensions of each input that are not of one size in all, for the exporter."""
+        shapes = [[tensor.shape for tensor in inputs] for inputs in self.all_inputs]
+        return tuple(
+            {dim: torch.export.Dim.AUTO for dim, sizes in enumerate(zip(*alike, strict=True)) if len(set(sizes)) > 1}
+            for alike in zip(*shapes, strict=True)
+        )
 
     @cached_property
     def ncnn(self) -> ncnn_files.Files:
         """The model as files of ncnn."""
         make = partial(ncnn_files.convert, self.traced(), self.inputs)
         return ncnn_files.Files(made_once(self.folder / "ncnn", make))
+
+
+def subject_of(spec: ModelSpec, sizes: Sequence[int], threads: int, folder: Path) -> Subject:
+    """A model with inputs of ``sizes``, or of the one that it is measured with."""
+    first, *others = [spec.inputs(size=size) for size in sizes] or [spec.inputs()]
+    return Subject(spec.build(), first, threads, folder, others=tuple(others))
 
 
 def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
@@ -89,10 +114,12 @@ def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
 
 @dataclass(frozen=True)
 class Prepared:
-    """``bind(inputs)`` is a function of no arguments that runs the model; ``tensors`` reads what that returns."""
+    """``bind(inputs)`` is a function of no arguments that runs the model, in ``slots`` threads at a time; ``tensors``
+    reads what that returns."""
 
     bind: Callable[[Inputs], Callable[[], Any]]
     tensors: Callable[[Any], list[Tensor]]
+    slots: int = 1
 
     def results(self, inputs: Inputs) -> list[Tensor]:
         return self.tensors(self.bind(inputs)())
@@ -125,7 +152,8 @@ def _installed(name: str) -> bool:
 def _torch(run: Callable[..., Any], subject: Subject) -> Prepared:
     """A callable on a subject's tensors, called until it has optimised itself."""
     for _ in range(_WARM_UP_CALLS):
-        run(*subject.inputs)
+        for inputs in subject.all_inputs:
+            run(*subject.cast(inputs))
 
     def bind(inputs: Inputs) -> Callable[[], Any]:
         given = subject.cast(inputs)
@@ -199,22 +227,49 @@ def onnx_session(file: Path, threads: int) -> Any:
     return onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
 
 
-def _openvino(subject: Subject) -> Prepared:
+def _openvino_compiled(subject: Subject, hint: str) -> Any:
     import openvino
 
     properties = {
         "INFERENCE_NUM_THREADS": subject.threads,
         # bfloat16 by default where the processor has it.
         "INFERENCE_PRECISION_HINT": "bf16" if subject.dtype == torch.bfloat16 else "f32",
-        "PERFORMANCE_HINT": "LATENCY",
+        "PERFORMANCE_HINT": hint,
     }
-    compiled = openvino.Core().compile_model(str(subject.onnx), "CPU", properties)
+    return openvino.Core().compile_model(str(subject.onnx), "CPU", properties)
+
+
+def _openvino(subject: Subject) -> Prepared:
+    compiled = _openvino_compiled(subject, "LATENCY")
 
     def bind(inputs: Inputs) -> Callable[[], Any]:
         feed = [tensor.numpy() for tensor in inputs]
         return lambda: compiled(feed, share_inputs=True, share_outputs=True)
 
     return Prepared(bind, lambda results: _from_arrays([results[output] for output in compiled.outputs]))
+
+
+def _openvino_throughput(subject: Subject) -> Prepared:
+    """As many requests at a time as OpenVINO finds best."""
+    compiled = _openvino_compiled(subject, "THROUGHPUT")
+    slots = int(compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS"))
+    idle: SimpleQueue[Any] = SimpleQueue()
+    for _ in range(slots):
+        idle.put(compiled.create_infer_request())
+
+    def bind(inputs: Inputs) -> Callable[[], Any]:
+        feed = [tensor.numpy() for tensor in inputs]
+
+        def run() -> Any:
+            request = idle.get()
+            try:
+                return request.infer(feed, share_inputs=True, share_outputs=True)
+            finally:
+                idle.put(request)
+
+        return run
+
+    return Prepared(bind, lambda results: _from_arrays([results[output] for output in compiled.outputs]), slots)
 
 
 def _ncnn(subject: Subject) -> Prepared:
@@ -318,6 +373,7 @@ WAYS: dict[str, Way] = {
     "inductor": Way("Inductor, freezing", _inductor),
     "onnxruntime": Way("ONNX Runtime", _onnx_runtime, ("onnx", "onnxscript", "onnxruntime")),
     "openvino": Way("OpenVINO", _openvino, ("onnx", "onnxscript", "openvino")),
+    "openvino-throughput": Way("OpenVINO, for throughput", _openvino_throughput, ("onnx", "onnxscript", "openvino")),
     "ncnn": Way("ncnn", _ncnn, ("ncnn", "pnnx")),
     "iree": Way("IREE", _iree, ("onnx", "onnxscript", "iree.compiler", "iree.runtime")),
     "torchmdla-unfrozen": Way("torchmdla, not frozen", _torchmdla_unfrozen, ours=True),

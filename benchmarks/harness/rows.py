@@ -33,6 +33,21 @@ WAY_NAMES = ("eager", "frozen", "ofi", "inductor", "onnxruntime", "openvino", "n
 CONVERTED = "torchmdla-converted"
 OURS = "torchmdla"
 
+# PyTorch's own ways are blue, others grey and brown, torchmdla red.
+COLOURS = {
+    "eager": "midnightblue",
+    "frozen": "royalblue",
+    "ofi": "cornflowerblue",
+    "inductor": "lightsteelblue",
+    "onnxruntime": "dimgrey",
+    "openvino": "darkgrey",
+    "openvino-throughput": "black",
+    "ncnn": "silver",
+    "iree": "tan",
+    "torchmdla-unfrozen": "lightcoral",
+    "torchmdla": "crimson",
+}
+
 
 def rows_by_name() -> dict[str, Any]:
     """The models by row name. The reduced norms are a second size."""
@@ -71,10 +86,10 @@ def reason(text: str) -> str:
 
 
 def compare(
-    prepared: dict[str, Any], spec: Any, module: Any, precision: str | None = None
+    prepared: dict[str, Any], spec: Any, module: Any, precision: str | None = None, more: Sequence[Any] = ()
 ) -> dict[str, dict[str, Any]]:
-    """The error of each way, and what differs beyond tolerance, the worse of the timed inputs and of others.
-    ``precision``: the number format that they compute in, where that is not float32.
+    """The error of each way, and what differs beyond tolerance, the worst of the timed inputs, of others like
+    them and of ``more``. ``precision``: the number format that they compute in, where that is not float32.
 
     ``error`` is the largest against eager, relative to the largest element; ``rms_error`` the root of the mean square
     error against float64, relative to that of the results. Both are NaN where structures or sizes differ.
@@ -83,8 +98,7 @@ def compare(
     from torchmdla.testing.compare import assert_matches, largest_error
 
     found: dict[str, dict[str, Any]] = {name: {"error": 0.0, "rms_error": 0.0, "differs": None} for name in prepared}
-    for seed in (0, 1):
-        inputs = spec.inputs(seed=seed)
+    for inputs in (spec.inputs(seed=0), spec.inputs(seed=1), *more):
         children.step("computing in float64")
         exact = exact_results(module, inputs)
         expected = module(*inputs)

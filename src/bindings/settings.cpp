@@ -16,6 +16,7 @@
 #include "runtime/kernel_times.h"
 #include "runtime/memory.h"
 #include "runtime/packed.h"
+#include "support/available_cpus.h"
 #include "support/forks.h"
 #include "support/host_features.h"
 
@@ -136,6 +137,7 @@ void bind_settings(py::module& module) {
   module.def("set_dynamic", [](bool on) { settings().dynamic = on; });
   module.def("set_packages", [](bool on) { settings().packages = on; });
   module.def("processor_identity", &processor_identity);
+  module.def("available_cpus", &available_cpus);
   module.def("converts_f16", &converts_f16, py::arg("processor"));
   module.def("set_processor", &set_processor, py::arg("processor"));
   module.def("set_demanded_keys", &set_demanded_keys, py::arg("paths"));

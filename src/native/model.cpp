@@ -30,10 +30,9 @@ template <class Function> Function* function(const Image& image, const std::stri
 }
 
 int checked_threads(int threads) {
-  constexpr int most = 1 << 12;
-  if (threads < 0 || threads > most)
+  if (threads < 0 || threads > most_threads)
     throw Error(TMDLA_INVALID_ARGUMENT, "no model runs on " + std::to_string(threads) + " threads");
-  return threads == 0 ? available_processors() : threads;
+  return threads == 0 ? default_threads() : threads;
 }
 
 std::string described(const char* kind, size_t number, const Port& port) {

@@ -1,13 +1,16 @@
 #include "thread_pool.h"
 
+#include "support/available_cpus.h"
 #include "support/forks.h"
 
 #include <pthread.h>
-#include <sched.h>
 #include <signal.h>
 
 #include <algorithm>
+#include <charconv>
+#include <cstdlib>
 #include <exception>
+#include <string_view>
 #include <system_error>
 #include <thread>
 
@@ -65,10 +68,13 @@ void before_fork() {
 
 } // namespace
 
-int available_processors() {
-  cpu_set_t set;
-  const int count = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 0;
-  return std::max(count > 0 ? count : static_cast<int>(std::thread::hardware_concurrency()), 1);
+int default_threads() {
+  const char* const variable = std::getenv("OMP_NUM_THREADS");
+  const std::string_view text = variable ? variable : "";
+  // Numbers behind a comma are of parallel regions in others.
+  int threads = 0;
+  std::from_chars(text.data(), text.data() + text.size(), threads);
+  return threads > 0 && threads <= most_threads ? threads : available_cpus();
 }
 
 ThreadLimit::ThreadLimit(int threads) : before_(thread_limit) {

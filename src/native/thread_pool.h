@@ -10,8 +10,11 @@
 
 namespace torchmdla::native {
 
-// How many processors this process may run on.
-int available_processors();
+constexpr int most_threads = 1 << 12;
+
+// On how many threads models run that are told no number: as many as OMP_NUM_THREADS says, which is
+// set for all libraries of a program, and else one for each CPU that this process may use.
+int default_threads();
 
 // While one lives, ranges that this thread shares are shared with so many threads, itself among
 // them.

@@ -36,7 +36,7 @@ MODULES = ["scripted_device"]
 
 @pytest.fixture
 def pool() -> Iterator[WorkerPool]:
-    pool = WorkerPool(size=2, modules=MODULES)
+    pool = WorkerPool(size=2, modules=MODULES, cpus=lambda: 4)
     yield pool
     pool.end()
 
@@ -260,6 +260,28 @@ class TestThreads:
         for thread, outcome in threads:
             thread.join()
             assert outcome == [b"went"]
+
+    def test_a_thread_that_waits_for_its_compile_may_ask_for_another(self, tmp_path: Path) -> None:
+        pool = WorkerPool(size=1, modules=MODULES, cpus=lambda: 1)
+        answers = []
+
+        def handle(*_: object) -> None:
+            answers.append(code(pool, "echo in between"))
+            (tmp_path / "go").touch()
+
+        before = signal.signal(signal.SIGUSR1, handle)
+        try:
+            main = threading.get_ident()
+            interrupter = threading.Thread(
+                target=lambda: (started(tmp_path), signal.pthread_kill(main, signal.SIGUSR1))
+            )
+            interrupter.start()
+            assert code(pool, f"hang {tmp_path}") == b"went"
+            interrupter.join()
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+            pool.end()
+        assert answers == [b"in between"]
 
     def test_crashes_in_some_threads_leave_the_others_alone(self, pool: WorkerPool) -> None:
         def attempt(number: int) -> object:

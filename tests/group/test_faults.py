@@ -139,11 +139,11 @@ def test_a_dying_worker_costs_one_compile():
         warnings.simplefilter("ignore")
         start = worker.Worker.compile
         victims = []
-        def killing(self, program, folder):
+        def killing(self, program, *others):
             if not victims:
                 victims.append(program.key)
                 os.kill(self._process.pid, signal.SIGKILL)
-            return start(self, program, folder)
+            return start(self, program, *others)
         worker.Worker.compile = killing
         def first(x): return torch.sigmoid(torch.tanh(x) * 2)
         def second(x): return torch.relu(torch.tanh(x) * 3)

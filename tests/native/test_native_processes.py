@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import pytest
 from child_process import run_python
 from native_models import Exported
 
@@ -107,6 +108,25 @@ for thread in threads:
 """
     done = run_python(code, str(large.path))
     assert done.returncode == 0, done.stderr
+
+
+# Told no number of threads, on one CPU.
+_DEFAULT_THREADS = f"""{WITHOUT_TORCH}
+import os
+os.sched_setaffinity(0, {{min(os.sched_getaffinity(0))}})
+model = torchmdla_runtime.Model(sys.argv[1])
+print(model.threads)
+model.threads = 5
+model.threads = 0
+print(model.threads)
+"""
+
+
+@pytest.mark.parametrize(("variable", "threads"), [("", 1), ("3", 3), ("4,2", 4), ("many", 1), ("-2", 1)])
+def test_threads_are_what_the_variable_says_or_one_for_each_cpu(mlp: Exported, variable: str, threads: int) -> None:
+    done = run_python(_DEFAULT_THREADS, str(mlp.path), OMP_NUM_THREADS=variable)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [str(threads)] * 2
 
 
 # Calls a model, says that it has, and tells its share of the file's memory once it is asked.

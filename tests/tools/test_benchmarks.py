@@ -9,6 +9,9 @@ import math
 import os
 import subprocess
 import sys
+import threading
+import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -58,6 +61,32 @@ def check_throughput(found: dict[str, Any]) -> None:
         assert row["gain"] == pytest.approx(row["ways"]["torchmdla"]["max"] / best)
         assert row["skipped"] == {} and row["fault"] is None
         assert found["geometric_mean"][str(row["instances"])] == pytest.approx(row["gain"])
+
+
+def check_serving(found: dict[str, Any]) -> None:
+    assert {row["model"] for row in found["rows"]} == {"mlp", "bert"}
+    for row in found["rows"]:
+        assert set(row["ways"]) == {"eager", "frozen", "torchmdla"}
+        assert row["skipped"] == {} and row["fault"] is None
+        for way in row["ways"].values():
+            assert 0 < way["capacity"] == way["closed"]["rate"]["median"] <= way["closed"]["rate"]["max"]
+            for load in (way["closed"], way["open"]["0.5"], *way["matched"].values()):
+                assert len(load["rounds"]) == found["rounds"]
+                for one in load["rounds"]:
+                    assert one["requests"] >= row["instances"]
+                    assert 0 < one["p50"] <= one["p95"] <= one["p99"]
+                assert all(is_time(load[name]) for name in ("p50", "p95", "p99"))
+        best = max(("eager", "frozen"), key=lambda name: row["ways"][name]["capacity"])
+        assert row["ratios"]["peer"] == best
+        ours, peer = row["ways"]["torchmdla"], row["ways"][best]
+        assert row["ratios"]["rate"]["median"] == pytest.approx(ours["capacity"] / peer["capacity"])
+        ratio = peer["open"]["0.5"]["p99"]["median"] / ours["matched"]["0.5"]["p99"]["median"]
+        assert row["ratios"]["latency"]["0.5"]["p99"]["median"] == pytest.approx(ratio)
+    assert [row["model"] for row in found["starts"]] == ["mlp", "bert"]
+    for row in found["starts"]:
+        assert set(row["ways"]) == {"frozen", "torchmdla-cold", "torchmdla-warm", "torchmdla-package"}
+        assert all(is_time(way["first"]) and way["first"]["min"] < way["fifth"]["min"] for way in row["ways"].values())
+        assert row["skipped"] == {} and row["faults"] == []
 
 
 def check_roofline(found: dict[str, Any]) -> None:
@@ -213,6 +242,7 @@ def check_mdla(found: dict[str, Any]) -> None:
     [
         ("models", (), check_models),
         ("throughput", (), check_throughput),
+        ("serving", (), check_serving),
         ("roofline", (), check_roofline),
         ("kernels", ("--kinds", "conv-1x1,softmax"), check_kernels),
         ("algorithms", ("--models", "resnet18"), check_algorithms),
@@ -372,6 +402,83 @@ def harness(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
     return lambda name: importlib.import_module(f"harness.{name}")
 
 
+def test_latencies_count_from_when_requests_were_to_come(harness: Callable[[str], Any]) -> None:
+    load = harness("load")
+
+    class AtOnce:
+        """Four requests, all meant for the beginning."""
+
+        seed = 0
+
+        def servers(self, slots: int) -> int:
+            return slots
+
+        def begin(self) -> AtOnce:
+            self._left = deque([time.monotonic()] * 4)
+            return self
+
+        def next(self) -> float | None:
+            return self._left.popleft() if self._left else None
+
+        def answered(self, at: float) -> None:
+            pass
+
+    for slots, least in ((1, (0.05, 0.1, 0.15, 0.2)), (2, (0.05, 0.05, 0.1, 0.1))):
+        answers = load.serve([lambda: time.sleep(0.05)], AtOnce(), slots)
+        pairs = zip(sorted(answers.latencies), least, strict=True)
+        assert all(latency >= wait for latency, wait in pairs)
+        assert answers.seconds >= max(answers.latencies)
+
+
+def test_requests_come_at_random_times_that_a_rate_stretches(harness: Callable[[str], Any]) -> None:
+    load = harness("load")
+    slow, quick = load.Open(100.0, 50.0, seed=3).arrivals(), load.Open(200.0, 25.0, seed=3).arrivals()
+    assert quick == pytest.approx([time / 2 for time in slow])
+    assert load.Open(100.0, 50.0, seed=4).arrivals() != slow
+    gaps = [later - earlier for earlier, later in itertools.pairwise(slow)]
+    mean = sum(gaps) / len(gaps)
+    assert mean == pytest.approx(0.01, rel=0.1)
+    # Of an exponential distribution, whose deviation is its mean.
+    assert (sum((gap - mean) ** 2 for gap in gaps) / len(gaps)) ** 0.5 == pytest.approx(mean, rel=0.1)
+    assert len(load.Open(0.001, 1.0).arrivals()) == 1
+
+
+def test_clients_of_a_closed_loop_wait_for_their_answers(harness: Callable[[str], Any]) -> None:
+    load = harness("load")
+    under_way, most, lock = 0, 0, threading.Lock()
+
+    def call() -> None:
+        nonlocal under_way, most
+        with lock:
+            under_way += 1
+            most = max(most, under_way)
+        time.sleep(0.002)
+        with lock:
+            under_way -= 1
+
+    for clients, slots in ((1, 1), (3, 1), (1, 3), (3, 2)):
+        most = 0
+        answers = load.serve([call], load.Closed(0.1, clients), slots)
+        assert most <= min(clients, slots)
+        assert answers.rate == pytest.approx(len(answers.latencies) / answers.seconds)
+        # So many requests wait for each one that is answered.
+        assert sum(answers.latencies) / answers.seconds <= clients
+
+
+def test_what_a_call_raises_is_raised(harness: Callable[[str], Any]) -> None:
+    load = harness("load")
+    for slots in (1, 2):
+        with pytest.raises(ZeroDivisionError):
+            load.serve([lambda: 1 / 0], load.Closed(1.0, 2), slots)
+
+
+def test_percentiles_are_of_the_values(harness: Callable[[str], Any]) -> None:
+    percentile = harness("load").percentile
+    values = [float(number) for number in reversed(range(1, 201))]
+    assert [percentile(values, percent) for percent in (0, 50, 95, 99, 100)] == [1, 100, 190, 198, 200]
+    assert percentile([7.0], 99) == 7.0
+
+
 # As pnnx writes them, shortened.
 _PARAMETERS = """7767517
 4 4
@@ -431,6 +538,9 @@ def test_accuracy_is_of_the_worst_tensor(harness: Callable[[str], Any]) -> None:
         ("throughput", ("--instances", "100000")),
         ("throughput", ("--seconds", "0")),
         ("throughput", ("--seconds", "soon")),
+        ("serving", ("--fractions", "0.5,0")),
+        ("serving", ("--instances", "100000")),
+        ("serving", ("--peers", "ncnn")),
         ("roofline", ("--models", "resnet")),
         ("memory", ("--json", "nowhere/results.json")),
     ],

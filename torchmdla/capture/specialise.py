@@ -22,7 +22,7 @@ from torchmdla.capture.places import Places, Values
 from torchmdla.capture.script_subgraph import ScriptSubgraph
 from torchmdla.capture.subgraph import Subgraph
 from torchmdla.capture.wanted import wanted_by
-from torchmdla.compile_service import hosts, records, service
+from torchmdla.compile_service import hosts, records, service, worker
 from torchmdla.compile_service.versions import producers
 from torchmdla.compiler.artifact import KernelCall, Manifest
 from torchmdla.compiler.program import Argument, Program, Target
@@ -91,7 +91,13 @@ def install() -> None:
         _tell_fault,
     )
     _C.set_submit(background.submit)
+    worker.set_cpus(_cpus_to_compile)
     gc.callbacks.append(_after_collection)
+
+
+def _cpus_to_compile() -> int:
+    """No more than the program itself uses: ``OMP_NUM_THREADS`` and ``torch.set_num_threads`` tell that."""
+    return min(_C.available_cpus(), torch.get_num_threads())
 
 
 def _after_collection(phase: str, info: Mapping[str, int]) -> None:

@@ -19,8 +19,8 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Sequence
-from dataclasses import astuple
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import IO
 
@@ -41,6 +41,9 @@ _TAIL_BYTES = 8192
 
 # Seconds until a process that has just been started, or one that waits, must have taken a program.
 _START_SECONDS, _ACCEPT_SECONDS = 60.0, 20.0
+
+# The most compiler processes of a pool. Each shares its work with copies of itself.
+_MOST_PROCESSES = 2
 
 # Errors of the system that another attempt may not meet, and signals that others send.
 _PASSING_ERRORS = frozenset({errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
@@ -130,11 +133,14 @@ class Worker:
         """Whether the process lives and waits for a program (or will, once it has started)."""
         return self._between_messages and self._process.poll() is None
 
-    def compile(self, program: Program, folder: Path | None = None) -> Artifact:
-        """Sends the program and waits for its artifact, without the GIL; ``folder``: as for
-        :func:`~torchmdla.compile_service.lower.lower`.
+    def compile(self, program: Program, folder: Path | None = None, cpus: int = 1) -> Artifact:
+        """Sends the program and waits for its artifact, without the GIL.
 
         If anything but CompileError leaves this method, the pipes may hold half a message: :meth:`end` the worker.
+
+        Args:
+            folder: as for :func:`~torchmdla.compile_service.lower.lower`.
+            cpus: how many processes may share the work, this one among them.
 
         Raises:
             CompileError: what the device raised, field by field.
@@ -143,7 +149,7 @@ class Worker:
         had_program = False
         self._between_messages = False
         try:
-            self._hand_over(program, folder)
+            self._hand_over(program, folder, cpus)
             had_program = True
             until = time.monotonic() + (self._limits.seconds or math.inf)
             head, body = messages.read_message(self._replies.fileno(), until=until)
@@ -185,7 +191,7 @@ class Worker:
             pipe.close()
         self._process.poll()  # Not our child: Popen notes that there is nothing to wait for.
 
-    def _hand_over(self, program: Program, folder: Path | None) -> None:
+    def _hand_over(self, program: Program, folder: Path | None, cpus: int) -> None:
         """Returns when the process has read the program.
 
         Raises:
@@ -201,6 +207,7 @@ class Worker:
             "kind": "compile",
             "device": origin and astuple(origin),
             "folder": folder and str(folder),
+            "processes": cpus,
             "trace": trace.is_on(),
         }
         messages.write_message(self._requests.fileno(), request, program.to_json().encode(), until=until)
@@ -240,19 +247,53 @@ class _Tail:
                 self._bytes = (self._bytes + chunk)[-_TAIL_BYTES:]
 
 
+def set_cpus(cpus: Callable[[], int]) -> None:
+    """Has ``cpus`` say, whenever a compile begins, how many CPUs all compiles of this process may take at a time; until
+    then as many as it may run on."""
+    global _cpus
+    _cpus = cpus
+
+
+def _affinity() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+_cpus: Callable[[], int] = _affinity
+
+
+@dataclass
+class _Turn:
+    """What a compile of a thread has of a pool: ``cpus``, and a process once there is one, which ``is_fresh`` where it
+    was started for it."""
+
+    cpus: int
+    thread: int
+    worker: Worker | None = None
+    is_fresh: bool = False
+
+
 class WorkerPool:
     """Up to ``size`` compiler processes, started on demand, kept for the next program.
 
-    Any thread may compile. After a fork the child's copy is empty: it starts processes of its own and leaves the
+    Any thread may compile. Compiles under way, with the processes that share the work of each, take no more CPUs than
+    there are for them. After a fork the child's copy is empty: it starts processes of its own and leaves the
     parent's alone.
 
     Args:
-        size: the most processes at a time; by default two, or one where there is one CPU.
+        size: the most processes that compile at a time, beside those that share their work.
         modules, limits: see :class:`Worker`.
+        cpus: says how many CPUs there are; by default what :func:`set_cpus` was told.
     """
 
-    def __init__(self, size: int | None = None, modules: Sequence[str] = (), limits: Limits | None = None) -> None:
-        self._size = size or min(2, _cpus())
+    def __init__(
+        self,
+        size: int = _MOST_PROCESSES,
+        modules: Sequence[str] = (),
+        limits: Limits | None = None,
+        cpus: Callable[[], int] | None = None,
+    ) -> None:
+        self._size = size
+        self._cpus = cpus
         self._limits = limits
         self._modules = tuple(modules)
         # Programs that killed a process, by key. They are not tried again.
@@ -274,16 +315,18 @@ class WorkerPool:
         if key in self._fatal:
             raise copy.copy(self._fatal[key])
         while True:
-            with self._borrow() as (worker, fresh):
+            with self._borrow() as turn:
+                worker = turn.worker
+                assert worker is not None
                 try:
-                    return worker.compile(program, folder)
+                    return worker.compile(program, folder, turn.cpus)
                 except WorkerLost as lost:
                     if worker.stopped:
                         raise _ended() from None
                     error = lost.as_compile_error()
                     if lost.had_program and not lost.passing:
                         self._fatal[key] = copy.copy(error)
-                    if lost.had_program or fresh:
+                    if lost.had_program or turn.is_fresh:
                         raise error from None
                     # It died while it was idle, so this program is not to blame. Take another.
 
@@ -303,68 +346,83 @@ class WorkerPool:
             self._closed = for_good
             idle = list(self._idle)
             self._idle.clear()
-            busy = [worker for worker in self._busy.values() if worker]
+            busy = [turn.worker for turn in self._busy.values() if turn.worker]
         for worker in idle:
             worker.end()
         for worker in busy:
             worker.stop()
 
     @contextlib.contextmanager
-    def _borrow(self) -> Iterator[tuple[Worker, bool]]:
-        """A process for the calling thread alone, and whether it was started just now."""
+    def _borrow(self) -> Iterator[_Turn]:
+        """A process for the calling thread alone."""
         # The pool notes what a ticket holds, rather than a local variable here: an interrupt can arrive between
         # any two steps, and must not leave a process that counts as busy for ever.
         ticket = object()
         try:
-            worker = self._take_idle(ticket)
-            if fresh := worker is None:
-                worker = self._start(ticket)
-            yield worker, fresh
+            turn = self._take_turn(ticket)
+            if turn.worker is None:
+                self._start(turn)
+            yield turn
         finally:
             self._give_back(ticket)
 
-    def _take_idle(self, ticket: object) -> Worker | None:
-        """Waits for a turn. Returns an idle process, or None for leave to start one."""
+    def _take_turn(self, ticket: object) -> _Turn:
+        """Waits for a turn, which has an idle process, or none for leave to start one."""
         with self._changed:
-            while not self._idle and len(self._busy) >= self._size:
+            self._waiting.add(ticket)
+            while not (cpus := self._free_cpus()):
                 self._changed.wait()
+            self._waiting.discard(ticket)
             if self._closed:
                 raise _ended()
-            self._busy[ticket] = None
+            turn = self._busy[ticket] = _Turn(cpus, threading.get_ident())
             while self._idle:
-                worker = self._busy[ticket] = self._idle.pop()
-                if worker.usable:
-                    return worker
-                worker.end()
-            return None
+                turn.worker = self._idle.pop()
+                if turn.worker.usable:
+                    return turn
+                turn.worker.end()
+            turn.worker = None
+            return turn
 
-    def _start(self, ticket: object) -> Worker:
+    def _free_cpus(self) -> int:
+        """How many CPUs a compile takes that begins now, 0 while it must wait.
+
+        Sharing one compile among two processes makes it end sooner than it takes from another compile: so one that is
+        alone has two CPUs, or all, while those that wait for a turn together get a part each.
+        """
+        # A signal handler that runs a program: what has the thread's turn goes on when the handler is done.
+        if any(turn.thread == threading.get_ident() for turn in self._busy.values()):
+            return 1
+        turns = self._size - len(self._busy)
+        free = (self._cpus or _cpus)() - sum(turn.cpus for turn in self._busy.values())
+        if turns <= 0 or free <= 0:
+            return 0
+        return math.ceil(free / min(turns, max(len(self._waiting), free // 2)))
+
+    def _start(self, turn: _Turn) -> None:
+        turn.is_fresh = True
         try:
-            worker = self._busy[ticket] = Worker(self._modules, self._limits)
+            turn.worker = Worker(self._modules, self._limits)
         except WorkerLost as lost:
             raise lost.as_compile_error() from None
-        return worker
 
     def _give_back(self, ticket: object) -> None:
         with self._changed:
-            worker = self._busy.get(ticket)
-            if worker is not None and not worker.usable:
-                worker.end()
-                worker = None
-            if worker is not None:
-                self._idle.append(worker)
+            turn = self._busy.get(ticket)
+            if turn and turn.worker is not None:
+                if turn.worker.usable:
+                    self._idle.append(turn.worker)
+                else:
+                    turn.worker.end()
             self._busy.pop(ticket, None)
-            self._changed.notify()
+            self._waiting.discard(ticket)
+            self._changed.notify_all()
 
     def _empty(self) -> None:
         self._changed = threading.Condition()
         self._idle: list[Worker] = []
-        self._busy: dict[object, Worker | None] = {}
-
-
-def _cpus() -> int:
-    """How many CPUs this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self._busy: dict[object, _Turn] = {}
+        self._waiting: set[object] = set()
 
 
 def _ended() -> CompileError:

@@ -36,6 +36,13 @@ except ImportError:  # Windows
 # Python does by default takes a tenth of the time.
 _MANY_OBJECTS = 100_000
 
+# How far below the user's program the system ranks this process.
+_NICENESS = 10
+
+# How many threads libraries start, such as NumPy's of linear algebra. Here they would have nothing to do, and a process
+# that is to be copied must have one thread.
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
 # Imported while the parent is still busy with its program; a tenth of a second that a first compile need not wait.
 _WARM_UP = (
     "torch_mlir.ir",
@@ -57,7 +64,7 @@ def main(configuration: dict[str, Any]) -> None:
     sys.path = configuration["path"]
     _install_bare_package()
     _limit_memory(configuration["memory"])
-    _share_work()
+    _give_way()
     for module in configuration["modules"]:
         importlib.import_module(module)
     _serve(requests, replies)
@@ -76,11 +83,11 @@ def _take_pipes() -> tuple[int, int]:
     return requests, replies
 
 
-def _share_work() -> None:
-    """This process has one thread."""
-    from torchmdla.support.sharing import allow
-
-    allow(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
+def _give_way() -> None:
+    """To the user's program, and to others on this machine. Copies of this process do so, too."""
+    os.environ |= dict.fromkeys(_THREAD_VARIABLES, "1")
+    if hasattr(os, "nice"):  # Not on Windows.
+        os.nice(_NICENESS)
 
 
 def _limit_memory(limit: int) -> None:
@@ -151,8 +158,10 @@ def _compiled(request: dict[str, Any], body: bytes) -> tuple[dict[str, Any], byt
     from torchmdla.compile_service.lower import as_compile_error, lower
     from torchmdla.compile_service.origin import Origin
     from torchmdla.compiler.program import Program
+    from torchmdla.support import sharing
 
     device, folder = request["device"], request["folder"]
+    sharing.allow(request["processes"])
     try:
         if device is not None:
             Origin(*device).register()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -64,7 +63,7 @@ def compiled(programs: Sequence[Program]) -> dict[str, Artifact]:
     from tqdm import tqdm
 
     distinct = {program.key: program for program in programs}
-    with ThreadPoolExecutor(os.cpu_count()) as threads:
+    with ThreadPoolExecutor(_C.available_cpus()) as threads:
         outcomes = threads.map(service.compile_program, distinct.values())
         bar = tqdm(outcomes, desc="torchmdla: compiling for targets", total=len(distinct), disable=None, leave=False)
         return {key: outcome.artifact for key, outcome in zip(distinct, bar, strict=True)}

@@ -6,7 +6,7 @@ import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
 
-from torchmdla import devices
+from torchmdla import _C, devices
 from torchmdla.version import __version__
 
 _PACKAGES = ("torch", "torch-mlir", "llvmlite")
@@ -17,7 +17,7 @@ def environment() -> dict[str, str]:
     facts = {"torchmdla": __version__, **{name: _installed(name) for name in _PACKAGES}}
     facts["Python"] = platform.python_version()
     facts["system"] = platform.platform()
-    facts["CPUs"] = str(os.cpu_count())
+    facts["CPUs"] = f"{_C.available_cpus()} of {os.cpu_count()}"
     facts["devices"] = ", ".join(devices.names())
     for name in devices.names():
         facts[f"{name}: target"] = _target(name)

@@ -53,7 +53,7 @@ typedef struct tmdla_model tmdla_model;
 
 typedef struct tmdla_options {
   uint32_t api_version; /* TMDLA_API_VERSION */
-  int32_t threads;      /* 0: one for each processor that this process may run on */
+  int32_t threads;      /* 0: what OMP_NUM_THREADS says, else one for each CPU */
   int32_t any_owner;    /* not 0: whoever may have written the file, its code is run */
 } tmdla_options;
 
@@ -92,8 +92,9 @@ void tmdla_free(tmdla_model* model);
  * everything else. */
 tmdla_status tmdla_verify(const tmdla_model* model);
 
-/* How many threads a call of the model uses, the calling one among them; 0: as many as there are
- * processors. */
+/* How many threads a call of the model uses, the calling one among them; 0: as many as the variable
+ * OMP_NUM_THREADS says, or else one for each CPU that this process may use: of its affinity mask,
+ * and no more than the quota of its control group comes to. */
 tmdla_status tmdla_set_threads(tmdla_model* model, int32_t threads);
 int32_t tmdla_threads(const tmdla_model* model);
 

@@ -1,0 +1,194 @@
+"""Requests that come to an instance, and how long each waits for its answer.
+
+A load says when requests are issued, by the monotonic clock; :func:`serve` answers them in their order. A request's
+latency counts from the time it was meant to be issued at, whether or not the instance was busy then.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+Call = Callable[[], object]
+
+# Requests of different inputs come in an order that repeats after so many.
+_ORDER = 1024
+
+
+class Requests(Protocol):
+    """The requests of one run of a load. A lock guards both methods."""
+
+    def next(self) -> float | None:
+        """When the next request is issued; None where there is none any more."""
+
+    def answered(self, at: float) -> None:
+        """One that was taken has its answer."""
+
+
+class Load(Protocol):
+    """``servers``: how many calls may be under way at a time."""
+
+    @property
+    def seed(self) -> int: ...
+
+    def servers(self, slots: int) -> int: ...
+
+    def begin(self) -> Requests: ...
+
+
+@dataclass(frozen=True)
+class Closed:
+    """So many clients, each of which issues a request as soon as its last one is answered, until ``seconds`` have
+    passed."""
+
+    seconds: float
+    clients: int = 1
+    seed: int = 0
+
+    def servers(self, slots: int) -> int:
+        return min(slots, self.clients)
+
+    def begin(self) -> Requests:
+        return _ClosedRequests(self)
+
+
+class _ClosedRequests:
+    def __init__(self, load: Closed) -> None:
+        now = time.monotonic()
+        self._end = now + load.seconds
+        self._issued = deque([now] * load.clients)
+
+    def next(self) -> float | None:
+        issued = self._issued.popleft()
+        return issued if issued < self._end else None
+
+    def answered(self, at: float) -> None:
+        self._issued.append(at)
+
+
+@dataclass(frozen=True)
+class Open:
+    """Requests that come whenever they come, ``rate`` a second (Poisson's process), for ``seconds``; at least one."""
+
+    rate: float
+    seconds: float
+    seed: int = 0
+
+    def servers(self, slots: int) -> int:
+        return slots
+
+    def begin(self) -> Requests:
+        return _OpenRequests(self)
+
+    def arrivals(self) -> list[float]:
+        """Seconds from the beginning. The same for the same seed, but for the rate, which stretches them."""
+        draw = random.Random(self.seed)
+        times = [draw.expovariate(self.rate)]
+        while (following := times[-1] + draw.expovariate(self.rate)) < self.seconds:
+            times.append(following)
+        return times
+
+
+class _OpenRequests:
+    def __init__(self, load: Open) -> None:
+        start = time.monotonic()
+        self._left = deque(start + after for after in load.arrivals())
+
+    def next(self) -> float | None:
+        return self._left.popleft() if self._left else None
+
+    def answered(self, at: float) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Answers:
+    """``latencies`` in seconds, of all requests; ``seconds`` from the beginning to the last answer."""
+
+    latencies: list[float]
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Answers a second."""
+        return len(self.latencies) / self.seconds
+
+
+def serve(calls: Sequence[Call], load: Load, slots: int = 1) -> Answers:
+    """Answers the requests of ``load``.
+
+    Args:
+        calls: one for each input; which of them a request is, ``load.seed`` decides.
+        slots: how many calls the engine takes at a time, each in a thread of its own.
+
+    Raises:
+        Exception: what a call raised.
+    """
+    start = time.monotonic()
+    queue = _Queue(load.begin(), random.Random(load.seed).choices(range(len(calls)), k=_ORDER))
+    servers = load.servers(slots)
+    if servers == 1:
+        latencies, errors = queue.serve(calls), list[Exception]()
+    else:
+        latencies, errors = _served_by_threads(queue, calls, servers)
+    if errors:
+        raise errors[0]
+    return Answers(latencies, time.monotonic() - start)
+
+
+class _Queue:
+    """Requests that several threads take."""
+
+    def __init__(self, requests: Requests, order: Sequence[int]) -> None:
+        self._requests, self._order = requests, order
+        self._lock, self._taken = threading.Lock(), 0
+
+    def serve(self, calls: Sequence[Call]) -> list[float]:
+        """Until there are no more: the latencies of those that this thread answered."""
+        latencies = []
+        while (taken := self._take()) is not None:
+            issued, which = taken
+            if (early := issued - time.monotonic()) > 0:
+                time.sleep(early)
+            calls[which]()
+            answered = time.monotonic()
+            latencies.append(answered - issued)
+            with self._lock:
+                self._requests.answered(answered)
+        return latencies
+
+    def _take(self) -> tuple[float, int] | None:
+        with self._lock:
+            if (issued := self._requests.next()) is None:
+                return None
+            self._taken += 1
+            return issued, self._order[self._taken % len(self._order)]
+
+
+def _served_by_threads(queue: _Queue, calls: Sequence[Call], servers: int) -> tuple[list[float], list[Exception]]:
+    latencies, errors = list[float](), list[Exception]()
+
+    def run() -> None:
+        try:
+            latencies.extend(queue.serve(calls))
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run) for _ in range(servers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return latencies, errors
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The least of the values that so many per cent of all do not exceed."""
+    ordered = sorted(values)
+    rank = -(-len(ordered) * percent // 100)  # rounded up
+    return ordered[max(int(rank), 1) - 1]

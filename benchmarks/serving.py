@@ -1,0 +1,426 @@
+"""Serving: requests a second, how long they wait for their answers, and how soon a process that starts has one.
+
+Each instance is a process with the model prepared for itself, held to processors of its own, with a thread for each of
+them. OpenVINO runs with its hint for latency and with that for throughput, where it takes as many requests of an
+instance at a time as it finds best; all others take one. BERT's requests are of mixed lengths.
+
+Closed loop: so many clients, each with a new request as soon as it has its answer; the requests a second are the way's
+capacity. Open loop: requests come at random times (Poisson's process), at parts of the way's own capacity, and, for
+torchmdla, at those parts of the best peer's. A latency counts from the time when the request was to come, whether or
+not the instance was busy then. All ways are run in turn, round by round, with requests of the same order; figures of a
+round are percentiles, then the least and the median of the rounds count.
+
+Starts: seconds from the start of a process to its first answer and to its fifth, with the engines' files on disk, of
+PyTorch's (frozen), of others, and of torchmdla with its cache empty, with it filled, and from a package with packed
+weights.
+
+What differs from eager by more than torchmdla.testing.compare allows is said, and not timed. Ends with status 1 where
+that is torchmdla, or it does not run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import math
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from harness import children, first_answers, output
+from harness.instances import Instance, InstanceEnded, processors, served
+from harness.load import Answers, Closed, Load, Open, percentile
+from harness.rows import COLOURS, KNOWN, OURS
+
+Row = dict[str, Any]
+
+PERCENTILES = (50, 95, 99)
+PEERS = ("eager", "frozen", "onnxruntime", "openvino", "openvino-throughput")
+PARTS = ("loads", "starts")
+
+# Lengths of requests, for models that take sequences; small ones take up to 32.
+SIZES = {"bert": {False: [12, 24, 37, 64, 96, 128], True: [7, 16, 24]}}
+
+DEFAULTS = {
+    False: {
+        "models": ["resnet50", "bert"],
+        "peers": ["eager", "onnxruntime", "openvino", "openvino-throughput"],
+        "fractions": [0.5, 0.8, 0.95],
+        "rounds": 5,
+        "seconds": 10.0,
+        "starts": 5,
+    },
+    True: {
+        "models": ["mlp", "bert"],
+        "peers": ["eager", "frozen"],
+        "fractions": [0.5],
+        "rounds": 2,
+        "seconds": 0.1,
+        "starts": 1,
+    },
+}
+
+
+def main() -> int:
+    options = parse_options()
+    rows: list[Row] = []
+    starts: list[Row] = []
+    total = len(options.models) * (("loads" in options.parts) * len(options.instances) + ("starts" in options.parts))
+    with output.progress(total, "row") as bar:
+        for model in options.models:
+            with tempfile.TemporaryDirectory(prefix="torchmdla-benchmark-") as folder:
+                for number in options.instances if "loads" in options.parts else []:
+                    bar.set_postfix_str(f"{model}, {number} instances")
+                    rows.append(row_of(model, number, folder, options))
+                    bar.update()
+                    save(options, rows, starts)  # what there is, should a later row be interrupted
+                if "starts" in options.parts:
+                    bar.set_postfix_str(f"{model}, starts")
+                    starts.append(starts_of(model, folder, options))
+                    bar.update()
+                    save(options, rows, starts)
+    show(rows)
+    show_starts(starts)
+    if options.plot:
+        plot(rows, options.plot)
+    faults = [f"{row['model']}, {row['instances']} instance(s): {row['fault']}" for row in rows if row["fault"]]
+    faults += [f"{row['model']}, starts: {fault}" for row in starts for fault in row["faults"]]
+    output.show(*faults)
+    return int(bool(faults))
+
+
+def parse_options() -> argparse.Namespace:
+    parser = output.parser(__doc__)
+    count = len(processors())
+    parser.add_argument(
+        "--models", type=output.one_of(KNOWN), metavar="NAMES", help=f"of {','.join(KNOWN)} (resnet50,bert)"
+    )
+    parser.add_argument(
+        "--peers", type=output.one_of(PEERS), metavar="NAMES", help=f"of {','.join(PEERS)} (all but frozen)"
+    )
+    parser.add_argument(
+        "--parts", type=output.one_of(PARTS), default=list(PARTS), metavar="NAMES", help=f"of {','.join(PARTS)} (both)"
+    )
+    parser.add_argument(
+        "--instances", type=output.numbers, metavar="NUMBERS", help=f"at once, up to {count} (1 and {count})"
+    )
+    parser.add_argument("--clients", type=output.number, metavar="NUMBER", help=f"of the closed loop ({count})")
+    parser.add_argument(
+        "--fractions", type=positive_numbers, metavar="NUMBERS", help="of the capacity, in open loops (0.5,0.8,0.95)"
+    )
+    parser.add_argument("--rounds", type=output.number, metavar="NUMBER", help="of each load and way (5)")
+    parser.add_argument("--seconds", type=output.positive, metavar="SECONDS", help="of a load, each round (10)")
+    parser.add_argument("--starts", type=output.number, metavar="NUMBER", help="of each kind of process (5)")
+    parser.add_argument("--plot", type=output.new_file, metavar="FILE", help="draw latencies by rates into this PNG")
+    options = parser.parse_args()
+    if options.plot and importlib.util.find_spec("matplotlib") is None:
+        parser.error("--plot needs matplotlib: pip install torchmdla[bench]")
+    output.fill_in(options, DEFAULTS)
+    options.instances = options.instances or sorted({1, count})
+    options.clients = options.clients or count
+    if max(options.instances) > count:
+        parser.error(f"argument --instances: there are {count} processors, and each instance needs one of its own")
+    return options
+
+
+def positive_numbers(text: str) -> list[float]:
+    return [output.positive(part) for part in text.split(",")]
+
+
+def sizes_of(model: str, quick: bool) -> list[int]:
+    return SIZES[model][quick] if model in SIZES else []
+
+
+# --- loads -------------------------------------------------------------------------------------------------------
+
+
+def row_of(model: str, number: int, folder: str, options: argparse.Namespace) -> Row:
+    """Measures one row; again without it where a peer ends its process."""
+    row: Row = {"model": model, "instances": number, "threads": len(processors()) // number}
+    skipped: dict[str, str] = {}
+    while True:
+        ways = [name for name in PEERS if name in options.peers and name not in skipped]
+        try:
+            found = measure(model, [*ways, OURS], number, folder, options, skipped)
+        except InstanceEnded as end:
+            skipped[end.way] = str(end)
+            if end.way == OURS:
+                return {**row, "ways": {}, "ratios": None, "skipped": skipped, "fault": str(end)}
+        else:
+            ratios = ratios_of(found, options.fractions)
+            return {**row, "ways": found, "ratios": ratios, "skipped": skipped, "fault": skipped.get(OURS)}
+
+
+def measure(
+    model: str, ways: Sequence[str], number: int, folder: str, options: argparse.Namespace, skipped: dict[str, str]
+) -> dict[str, Row]:
+    """The figures of each way that is ready; why others are not goes into ``skipped``."""
+    task = {"model": model, "folder": folder, "quick": options.quick, "sizes": sizes_of(model, options.quick)}
+    own = len(processors()) // number
+    with ExitStack() as stack:
+        parts = [processors()[own * k : own * (k + 1)] for k in range(number)]
+        instances = [stack.enter_context(Instance(part, task)) for part in parts]
+        ready = []
+        for way in ways:
+            # One after another: the first makes the files that the others find.
+            if reasons := [reason for instance in instances if (reason := instance.prepare(way))]:
+                skipped[way] = reasons[0]
+            else:
+                ready.append(way)
+        found: dict[str, Row] = {way: {"closed": [], "open": {}, "matched": {}} for way in ready}
+        measure_closed(instances, found, options)
+        for fraction in options.fractions:
+            measure_open(instances, found, fraction, options)
+    return {way: summary(rounds) for way, rounds in found.items()}
+
+
+def in_turn(names: Sequence[str], index: int) -> list[str]:
+    """The order of round ``index``."""
+    # Instances import this module, and then PyTorch and torchmdla with the variables that they set.
+    from torchmdla.testing import timing
+
+    return timing.order_of(names, index)
+
+
+def measure_closed(instances: Sequence[Instance], found: dict[str, Row], options: argparse.Namespace) -> None:
+    clients = max(1, options.clients // len(instances))
+    for index in range(options.rounds):
+        for way in in_turn(list(found), index):
+            loads = [Closed(options.seconds, clients, seed_of(index, k)) for k in range(len(instances))]
+            found[way]["closed"].append(figures(served(instances, way, loads)))
+    for row in found.values():
+        row["capacity"] = statistics.median(one["rate"] for one in row["closed"])
+
+
+def measure_open(
+    instances: Sequence[Instance], found: dict[str, Row], fraction: float, options: argparse.Namespace
+) -> None:
+    """At ``fraction`` of each way's capacity, and torchmdla at that of the best peer's, too."""
+    runs = {way: ("open", way, fraction * row["capacity"]) for way, row in found.items()}
+    if OURS in found and (best := best_peer(found)):
+        runs["matched"] = ("matched", OURS, fraction * found[best]["capacity"])
+    for index in range(options.rounds):
+        for name in in_turn(list(runs), index):
+            kind, way, rate = runs[name]
+            loads: list[Load] = [
+                Open(rate / len(instances), options.seconds, seed_of(index, k)) for k in range(len(instances))
+            ]
+            found[way][kind].setdefault(fraction, []).append(figures(served(instances, way, loads)))
+
+
+def seed_of(index: int, instance: int) -> int:
+    """Of the requests of an instance in a round: those of other ways are the same."""
+    return 1000 * index + instance
+
+
+def figures(answers: Sequence[Answers]) -> dict[str, float]:
+    """Of one round, all instances together; latencies in milliseconds."""
+    latencies = [latency * 1e3 for one in answers for latency in one.latencies]
+    return {
+        "rate": sum(one.rate for one in answers),
+        "requests": len(latencies),
+        **{f"p{percent}": percentile(latencies, percent) for percent in PERCENTILES},
+    }
+
+
+def summary(way: Row) -> Row:
+    """Of all rounds of a way, load by load."""
+    loads = {kind: {part: over_rounds(rounds) for part, rounds in way[kind].items()} for kind in ("open", "matched")}
+    return {"capacity": way["capacity"], "closed": over_rounds(way["closed"]), **loads}
+
+
+def over_rounds(rounds: Sequence[Mapping[str, float]]) -> Row:
+    """The greatest and the median rate, the least and the median of each percentile."""
+    rates = [one["rate"] for one in rounds]
+    result: Row = {"rate": {"max": max(rates), "median": statistics.median(rates)}, "rounds": list(rounds)}
+    for name in (f"p{percent}" for percent in PERCENTILES):
+        found = [one[name] for one in rounds]
+        result[name] = {"min": min(found), "median": statistics.median(found)}
+    return result
+
+
+def best_peer(ways: Mapping[str, Row]) -> str | None:
+    """The way with the greatest capacity that is not torchmdla's."""
+    peers = {name: way["capacity"] for name, way in ways.items() if name != OURS}
+    return max(peers, key=lambda name: peers[name], default=None)
+
+
+def ratios_of(ways: Mapping[str, Row], fractions: Sequence[float]) -> Row | None:
+    """What torchmdla is better by than the best peer: requests a second, and latencies where both have the peer's."""
+    peer = best_peer(ways)
+    if peer is None or OURS not in ways:
+        return None
+    ours, theirs = ways[OURS], ways[peer]
+    rates, others = ours["closed"]["rate"], theirs["closed"]["rate"]
+    latencies = {
+        fraction: {
+            name: {key: theirs["open"][fraction][name][key] / value for key, value in found.items()}
+            for name, found in ours["matched"][fraction].items()
+            if name.startswith("p")
+        }
+        for fraction in fractions
+    }
+    return {"peer": peer, "rate": {key: rates[key] / others[key] for key in rates}, "latency": latencies}
+
+
+# --- starts ------------------------------------------------------------------------------------------------------
+
+
+def starts_of(model: str, folder: str, options: argparse.Namespace) -> Row:
+    """Processes of all kinds in turn."""
+    peers = [way for way in first_answers.WAYS if way.startswith(OURS) or is_asked_for(way, options.peers)]
+    threads = len(processors())
+    row: Row = {"model": model, "threads": threads, "ways": {}, "skipped": {}, "faults": []}
+    common = {"folder": folder, "threads": threads}
+    task = {**common, "model": model, "quick": options.quick, "sizes": sizes_of(model, options.quick), "ways": peers}
+    with tempfile.TemporaryDirectory(prefix="torchmdla-cache-") as cache:
+        variables = {"TORCHMDLA_ENABLE": "0", "TORCHMDLA_CACHE_DIR": cache, "OMP_NUM_THREADS": str(threads)}
+        try:
+            row["skipped"] = children.run("harness.first_answers:write_files", task, variables)
+        except children.ChildFailed as failure:
+            return {**row, "faults": [f"files: {failure}"]}
+        row["faults"] = [f"{way}: {why}" for way, why in row["skipped"].items() if way.startswith(OURS)]
+        ways = [way for way in peers if way not in row["skipped"]]
+        found: dict[str, list[list[float]]] = {way: [] for way in ways}
+        del variables["TORCHMDLA_ENABLE"]
+        # The first round fills caches.
+        for index in range(options.starts + 1):
+            for way in in_turn(ways, index):
+                try:
+                    times, fault = start_of(way, common, variables)
+                except children.ChildFailed as failure:
+                    times, fault = [], str(failure)
+                if index and times:
+                    found[way].append(times)
+                if fault and (index or way != "torchmdla-warm"):
+                    row["faults"].append(f"{way}: {fault}")
+    row["ways"] = {way: start_figures(runs) for way, runs in found.items() if runs}
+    return row
+
+
+def is_asked_for(way: str, peers: Sequence[str]) -> bool:
+    """PyTorch's process always is: it is what the others are held against."""
+    return way == "frozen" or way.partition("-")[0] in peers
+
+
+def start_of(way: str, task: Mapping[str, Any], variables: Mapping[str, str]) -> tuple[list[float], str | None]:
+    """Seconds from the start of a process to each of its answers, and what is wrong with them."""
+    with tempfile.TemporaryDirectory(prefix="torchmdla-cache-") as empty:
+        own = {"TORCHMDLA_CACHE_DIR": empty} if way == "torchmdla-cold" else {}
+        start = time.monotonic()
+        found = children.run("harness.first_answers:answer", {**task, "way": way}, {**variables, **own})
+    fault = found["fault"]
+    if way.startswith(OURS) and bool(found["compiled"]) != (way == "torchmdla-cold"):
+        fault = fault or f"{found['compiled']} programs were compiled"
+    return [at - start for at in found["answered"]], fault
+
+
+def start_figures(runs: Sequence[Sequence[float]]) -> Row:
+    """Of all processes of a kind; ``runs`` are seconds to each answer."""
+    result: Row = {"runs": runs}
+    for name, place in (("first", 0), ("fifth", 4)):
+        times = [run[place] for run in runs]
+        result[name] = {"min": min(times), "median": statistics.median(times)}
+    return result
+
+
+# --- all rows ----------------------------------------------------------------------------------------------------
+
+
+def save(options: argparse.Namespace, rows: Sequence[Row], starts: Sequence[Row]) -> None:
+    settings = {name: getattr(options, name) for name in ("quick", "clients", "fractions", "rounds", "seconds")}
+    output.write_json(options.json, {"benchmark": "serving", **settings, "rows": rows, "starts": starts})
+
+
+def show(rows: Sequence[Row]) -> None:
+    if not rows:
+        return
+    fractions = list(next((way["open"] for row in rows for way in row["ways"].values()), {}))
+    loads = output.table(
+        "requests a second of all instances together, greatest / median; ms of p50 / p95 / p99, median of the rounds",
+        ("model", "instances × threads", "way", "requests/s", *(f"at {fraction:g} of that" for fraction in fractions)),
+    )
+    ratios = output.table(
+        "torchmdla against the best peer, at the peer's rates: best / median of rounds; above 1 torchmdla is better",
+        ("model", "instances × threads", "peer", "requests/s", *(f"p50, p95, p99 at {part:g}" for part in fractions)),
+    )
+    for row in rows:
+        place = (row["model"], f"{row['instances']} × {row['threads']}")
+        for name, way in row["ways"].items():
+            rate = way["closed"]["rate"]
+            cells = [latencies(way["open"][fraction]) for fraction in fractions]
+            loads.add_row(*place, name, f"{output.digits(rate['max'])} / {output.digits(rate['median'])}", *cells)
+        if found := row["ratios"]:
+            cells = [", ".join(ratio(one) for one in found["latency"][fraction].values()) for fraction in fractions]
+            ratios.add_row(*place, found["peer"], ratio(found["rate"]), *cells)
+    notes = {f"{row['model']}: {way} left out: {why}" for row in rows for way, why in row["skipped"].items()}
+    output.show(loads, ratios, *sorted(notes), width=190)
+
+
+def latencies(load: Row) -> str:
+    return " / ".join(output.digits(load[f"p{percent}"]["median"]) for percent in PERCENTILES)
+
+
+def ratio(found: Mapping[str, float]) -> str:
+    return " / ".join(f"{value:.2f}" for value in found.values())
+
+
+def show_starts(starts: Sequence[Row]) -> None:
+    if not starts:
+        return
+    table = output.table(
+        "seconds from a process's start, least / median", ("model", "threads", "way", "first answer", "fifth answer")
+    )
+    for row in starts:
+        for name, way in row["ways"].items():
+            table.add_row(
+                row["model"], str(row["threads"]), name, *(output.pair(way[answer]) for answer in ("first", "fifth"))
+            )
+    notes = {f"{row['model']}: {way} left out: {why}" for row in starts for way, why in row["skipped"].items()}
+    output.show(table, *sorted(notes))
+
+
+def plot(rows: Sequence[Row], file: Path) -> None:
+    """A chart for each row: the 99th percentile of latencies, and dotted the 50th, by requests a second."""
+    from matplotlib import pyplot
+
+    pyplot.switch_backend("Agg")
+    across = max(len({row["instances"] for row in rows}), 1)
+    down = math.ceil(len(rows) / across) or 1
+    figure, charts = pyplot.subplots(down, across, figsize=(6.5 * across, 4.5 * down), squeeze=False)
+    for chart in charts.flat[len(rows) :]:
+        chart.remove()
+    for row, chart in zip(rows, charts.flat, strict=False):
+        draw(row, chart)
+    figure.tight_layout()
+    figure.savefig(file, dpi=120)
+
+
+def draw(row: Row, chart: Any) -> None:
+    """The chart of one row. A line ends at the way's capacity, which is marked."""
+    for name, way in row["ways"].items():
+        loads = sorted([*way["open"].values(), *way["matched"].values()], key=lambda load: load["rate"]["median"])
+        rates = [load["rate"]["median"] for load in loads]
+        for percent, style in ((99, "o-"), (50, ".:")):
+            heights = [load[f"p{percent}"]["median"] for load in loads]
+            chart.plot(rates, heights, style, color=COLOURS[name], label=name if percent == 99 else None)
+        chart.axvline(way["capacity"], color=COLOURS[name], linewidth=0.8, linestyle="--")
+    chart.set_yscale("log")
+    chart.set_xlim(left=0)
+    instances, threads = row["instances"], row["threads"]
+    chart.set_title(
+        f"{row['model']}, {instances} instance{'s' * (instances > 1)} of {threads} thread{'s' * (threads > 1)}"
+    )
+    chart.set_xlabel("requests a second; dashed: capacity")
+    chart.set_ylabel("latency in ms: p99, dotted p50")
+    if row["ways"]:
+        chart.legend(fontsize="x-small")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

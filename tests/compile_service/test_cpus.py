@@ -1,0 +1,91 @@
+"""How many CPUs compiler processes take, and which, and how the system ranks them beside the program."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from child_process import run_python
+from scripted_device import scripted_program
+
+from torchmdla.compile_service.worker import WorkerPool
+
+MODULES = ["scripted_device"]
+
+
+def test_processes_run_below_the_program() -> None:
+    pool = WorkerPool(modules=MODULES, cpus=lambda: 3)
+    items = json.loads(pool.compile(scripted_program("share 6")).object_code)
+    [worker] = pool._idle
+    threads = os.listdir(f"/proc/{worker.pid}/task")
+    niceness = int(Path(f"/proc/{worker.pid}/stat").read_text().rpartition(")")[2].split()[16])
+    pool.end()
+    assert threads == [str(worker.pid)]
+    assert niceness == min(os.nice(0) + 10, 19)
+    processes, ranks, cpus = zip(*items, strict=True)
+    assert len(set(processes)) == 3
+    assert set(ranks) == {niceness}
+    assert cpus == (sorted(os.sched_getaffinity(0)),) * 6
+
+
+@pytest.mark.parametrize("cpus", [1, 2, 3, 5])
+def test_compiles_at_once_take_no_more_cpus_than_there_are(cpus: int, tmp_path: Path) -> None:
+    pool, log = WorkerPool(modules=MODULES, cpus=lambda: cpus), tmp_path / "log"
+    programs = [scripted_program(f"note 6 {log} {number}") for number in range(8)]
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(pool.compile, programs))
+    pool.end()
+    running = most = 0
+    for line in log.read_text().split():
+        running += 1 if line == "+" else -1
+        most = max(most, running)
+    assert running == 0
+    assert 1 <= most <= cpus
+
+
+def test_one_compile_leaves_cpus_for_another() -> None:
+    pool = WorkerPool(modules=MODULES, cpus=lambda: 8)
+    items = json.loads(pool.compile(scripted_program("share 8")).object_code)
+    pool.end()
+    assert len({process for process, *_ in items}) == 4
+
+
+# In a process of its own: what four compiles in four threads were shared by, after some statements.
+_COMPILES = """
+    import json, os, sys
+    from concurrent.futures import ThreadPoolExecutor
+    import torch, torchmdla
+    from scripted_device import scripted_program
+    from torchmdla.compile_service.worker import WorkerPool
+
+    exec(sys.argv[1])
+    pool = WorkerPool(modules=["scripted_device"])
+    with ThreadPoolExecutor(4) as threads:
+        made = threads.map(pool.compile, [scripted_program(f"share 4 {number}") for number in range(4)])
+        items = [json.loads(artifact.object_code) for artifact in made]
+    pool.end()
+    print(json.dumps([len(set(map(len, items))), sum(items, [])]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("statement", "variables"),
+    [
+        ("os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})", {}),
+        ("torch.set_num_threads(1)", {}),
+        ("", {"OMP_NUM_THREADS": "1"}),
+    ],
+)
+def test_a_program_of_one_thread_compiles_in_one_process(statement: str, variables: dict[str, str]) -> None:
+    done = run_python(_COMPILES, statement, PYTHONPATH=os.pathsep.join(sys.path), **variables)
+    assert done.returncode == 0, done.stderr
+    kinds, items = json.loads(done.stdout)
+    processes, _, cpus = zip(*items, strict=True)
+    assert kinds == 1 and len(processes) == 16
+    assert len(set(processes)) == 1
+    mask = os.sched_getaffinity(0)
+    assert cpus == (([max(mask)] if "affinity" in statement else sorted(mask)),) * 16

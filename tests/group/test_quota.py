@@ -1,0 +1,81 @@
+"""Quotas of control groups: threads of compiled code, and compiles, keep to them.
+
+The programs run where the system's files of quotas are replaced by a tree of the test's, which takes a mount namespace.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+GROUPS = Path("/sys/fs/cgroup")
+# Where hierarchies are mounted, of either version.
+_PLACES = (".", "cpu", "cpu,cpuacct", "cpuacct,cpu", "unified")
+
+_PROGRAM = """
+import json, sys
+import torch, torchmdla
+from torchmdla import _C
+
+exec(sys.argv[1])
+before = torch.get_num_threads()
+program = torch.jit.freeze(torch.jit.trace(torch.nn.Sequential(torch.nn.Tanh(), torch.nn.ReLU()).eval(), torch.rand(4)))
+given = torch.rand(1 << 20)
+with torch.no_grad():
+    results = [program(given) for _ in range(4)]
+assert torchmdla.stats().specialisations == 1
+assert torch.allclose(results[-1], given.tanh().relu())
+print(json.dumps([_C.available_cpus(), before, torch.get_num_threads()]))
+"""
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Files that allow half of a CPU."""
+    folder = tmp_path_factory.mktemp("cgroup")
+    for place in _PLACES:
+        (folder / place).mkdir(exist_ok=True)
+        (folder / place / "cpu.max").write_text("50000 100000\n")
+        (folder / place / "cpu.cfs_quota_us").write_text("50000\n")
+        (folder / place / "cpu.cfs_period_us").write_text("100000\n")
+    return folder
+
+
+def run_with(tree: Path, statement: str, **variables: str) -> tuple[int, int, int]:
+    """CPUs that may be used, and threads before and after compiled code ran."""
+    mount = f"mount --bind {shlex.quote(str(tree))} {GROUPS}"
+    command = ["unshare", "--map-root-user", "--mount", "sh", "-c", f'{mount} && exec "$@"', "sh"]
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+    }
+    if not shutil.which("unshare") or subprocess.run([*command, "true"], capture_output=True).returncode:
+        pytest.skip("there is no mount namespace for this user")
+    done = subprocess.run(
+        [*command, sys.executable, "-c", _PROGRAM, statement],
+        capture_output=True,
+        text=True,
+        env={**environment, **variables},
+    )
+    assert done.returncode == 0, done.stderr
+    cpus, before, after = json.loads(done.stdout)
+    return cpus, before, after
+
+
+def test_pytorchs_own_number_of_threads_is_taken_down(tree: Path) -> None:
+    cpus, before, after = run_with(tree, "")
+    if before == 1:
+        pytest.skip("PyTorch chose one thread")
+    assert (cpus, after) == (1, 1)
+
+
+def test_a_number_that_was_chosen_stays(tree: Path) -> None:
+    own = os.cpu_count() or 1
+    assert run_with(tree, f"torch.set_num_threads({own + 1})") == (1, own + 1, own + 1)
+    assert run_with(tree, "", OMP_NUM_THREADS="2") == (1, 2, 2)
