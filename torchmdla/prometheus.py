@@ -15,7 +15,7 @@ try:
 except ImportError:
     raise ImportError('metrics need the package "prometheus-client": pip install "torchmdla[prometheus]"') from None
 
-from torchmdla import _C, reloading
+from torchmdla import reloading
 from torchmdla.report.statistics import Statistics, stats
 
 # Reasons that have a line of their own, those that count most; the others are added up. A fleet's Prometheus keeps a
@@ -64,6 +64,9 @@ def _counters(statistics: Statistics) -> Iterator[Metric]:
         ("packaged_specialisations", "specialisations taken from packages", statistics.packaged),
         ("compile_seconds", "time spent in the compiler", statistics.compile_seconds),
         ("compile_failures", "programs that could not be compiled", statistics.failures),
+        ("memory_unpacked", "specialisations that lost packed weights to the limit", statistics.memory.unpacked),
+        ("memory_evicted", "specialisations taken out for the limit", statistics.memory.evicted),
+        ("memory_over_limit", "times that more was needed at once than fits", statistics.memory.over_limit),
         ("store_stored", "artifacts that were put into the store", store.stored),
         ("store_misses", "programs that the store did not have", store.misses),
         ("store_waits", "programs that another process was waited for", store.waits),
@@ -107,10 +110,15 @@ def _labelled(statistics: Statistics) -> Iterator[Metric]:
 
 
 def _gauges(statistics: Statistics) -> Iterator[Metric]:
-    memory = _C.memory_use()
-    yield GaugeMetricFamily("torchmdla_packed_bytes", "memory of packed weights", value=memory["packed"])
-    yield GaugeMetricFamily("torchmdla_workspace_bytes", "memory of the workspaces of threads", memory["workspace"])
-    yield GaugeMetricFamily("torchmdla_live_groups", "groups that live and were called", len(statistics.by_group))
+    memory = statistics.memory
+    for name, text, value in (
+        ("packed_bytes", "memory of packed weights", memory.packed),
+        ("code_bytes", "memory of code, and what belongs to it", memory.code),
+        ("workspace_bytes", "memory of the workspaces of threads", memory.workspace),
+        ("memory_limit_bytes", "of packed weights and code; 0 for none", memory.limit),
+        ("live_groups", "groups that live and were called", len(statistics.by_group)),
+    ):
+        yield GaugeMetricFamily(f"torchmdla_{name}", text, value=value)
 
 
 def _reloads() -> Iterator[Metric]:

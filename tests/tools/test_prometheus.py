@@ -42,6 +42,7 @@ def test_what_ran_is_counted() -> None:
     assert found["torchmdla_calls_total", "compiled"] == sum(one.compiled_calls for one in statistics.by_group) >= 5
     assert found["torchmdla_fallbacks_total", "torchmdla is switched off"] == 1
     assert found["torchmdla_compile_seconds_total",] == pytest.approx(statistics.compile_seconds)
+    assert found["torchmdla_code_bytes",] == statistics.memory.code > 0
     sources = ("compiled", "disk", "memory", "store")
     assert sum(found["torchmdla_programs_total", source] for source in sources) == 1
 
