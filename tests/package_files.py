@@ -116,7 +116,7 @@ _LOAD = """
         return 1024 * int(re.search(r"VmPeak:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
 
     def called(program):
-        """Its result, or the class of what it raises: damage may have left a program that PyTorch reads and cannot run."""
+        # Or the class of what it raises: damage may have left a program that PyTorch reads and cannot run.
         try:
             return program(x)
         except Exception as raised:
