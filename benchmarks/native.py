@@ -148,7 +148,8 @@ def write_files(model: str, quick: bool, folder: str) -> tuple[dict[str, list[st
     if "onnxruntime" in files and _installed("openvino"):
         import openvino
 
-        openvino.save_model(openvino.convert_model(subject.onnx), path / "model.xml", compress_to_fp16=False)
+        # Not by convert_model, which reports its use over the network, from forks of this process.
+        openvino.save_model(openvino.Core().read_model(str(subject.onnx)), path / "model.xml", compress_to_fp16=False)
         files["openvino"] = [str(path / "model.xml"), str(path / "model.bin")]
     return files, "x".join(map(str, inputs[0].shape))
 

@@ -493,6 +493,10 @@ class TestConfiguration:
             ({"TORCHMDLA_STORE_SECRET": "{folder}/open"}, "chmod 400"),
             ({"TORCHMDLA_STORE_SECRET": "{folder}/short"}, "32 at least"),
             ({"TORCHMDLA_STORE_TRUST": "x", "TORCHMDLA_STORE_SIGN": "{secret}"}, "no private key"),
+            (
+                {"TORCHMDLA_STORE_TRUST": "{folder}/b.pub.pem", "TORCHMDLA_STORE_SIGN": "{folder}/a.pem"},
+                "none of those that are trusted",
+            ),
             ({"TORCHMDLA_STORE": "nonsense://x", "TORCHMDLA_STORE_SECRET": "{secret}"}, "nonsense"),
             ({"TORCHMDLA_STORE_SECONDS": "soon", "TORCHMDLA_STORE_SECRET": "{secret}"}, "is not a duration"),
         ],
@@ -500,6 +504,8 @@ class TestConfiguration:
     def test_what_is_wrong_is_said_and_nothing_used(
         self, secret: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], said: str
     ) -> None:
+        for name in "ab":
+            generate_key(tmp_path / name)
         (tmp_path / "open").write_bytes(b"x" * 40)
         (tmp_path / "open").chmod(0o644)
         (tmp_path / "short").write_bytes(b"x")

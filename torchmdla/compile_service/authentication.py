@@ -82,8 +82,7 @@ class Signatures:
 
     Args:
         trusted: files of public keys (PEM), or folders of such. They are read whenever something is checked.
-        sign: the file of a private key, whose public key is among those that are trusted, or nobody would take what it
-            signs.
+        sign: the file of a private key.
 
     Raises:
         ValueError, OSError, ImportError: ``sign`` is no key that can be used.
@@ -109,7 +108,7 @@ class Signatures:
         from torchmdla import _C
 
         try:
-            _C.check_signature(self._trusted, proof, _LABEL, "it", message)
+            _C.check_signature(self._trusted, proof, _LABEL, "the entry", message)
         except ValueError as error:
             raise NotAuthentic(str(error)) from error
 
@@ -129,7 +128,10 @@ def of_environment() -> Authentication:
         )
     if secret:
         return SharedSecret(secret)
-    return Signatures([path for path in trusted.split(os.pathsep) if path], sign or None)
+    signatures = Signatures([path for path in trusted.split(os.pathsep) if path], sign or None)
+    if sign:  # What it signs, others must take.
+        signatures.check(b"", signatures.prove(b""))
+    return signatures
 
 
 def _check_private(status: os.stat_result, path: str) -> None:

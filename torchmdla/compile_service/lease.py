@@ -42,15 +42,14 @@ def turn(store: Store, key: str, patience: float) -> Iterator[Artifact | None]:
     Args:
         patience: the most seconds to wait for others; then there are two who compile.
     """
-    lease = _Lease(store, key)
+    lease, found = _Lease(store, key), None
     try:
-        found = _waited_for(lease, patience)
-        if lease.is_held:
-            lease.keep()
-    except Unreachable as problem:
-        store.note(problem)
-        found = None
-    try:
+        try:
+            found = _waited_for(lease, patience)
+            if lease.is_held:
+                lease.keep()
+        except Unreachable as problem:
+            store.note(problem)
         yield found
     finally:
         lease.release()

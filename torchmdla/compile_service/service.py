@@ -205,23 +205,27 @@ class CompilerService:
         return artifact, "disk"
 
     def _in_turn(self, key: str, program: Program) -> tuple[Artifact, Source]:
-        """From the store, or by compiling: once for all processes of this machine that start together, and for all
-        machines that share a store."""
+        """From another process of this machine that is at it, or else from the store or by compiling."""
         if dump.is_asked_for():
             return self._compile(key, program)
         with self.cache.turn(key, self._patience) as waited:
-            if waited and (found := self._load(key)):
-                return found
-            if self.store is None or key in self._unloadable:
-                return self._compile(key, program)
-            if artifact := self.store.load(key):
-                return self._fetched(key, artifact)
-            with lease.turn(self.store, key, self._patience) as made_elsewhere:
-                if made_elsewhere:
-                    return self._fetched(key, made_elsewhere)
-                made = self._compile(key, program)
-                self.store.put(key, made[0])
-                return made
+            if not waited:
+                return self._fetch_or_compile(key, program)
+        # Whoever had the turn is done. If there is nothing, it failed, and all who waited try at the same time.
+        return self._load(key) or self._fetch_or_compile(key, program)
+
+    def _fetch_or_compile(self, key: str, program: Program) -> tuple[Artifact, Source]:
+        """From the store, or by compiling: once for all machines that share a store and start together."""
+        if self.store is None or key in self._unloadable:
+            return self._compile(key, program)
+        if artifact := self.store.load(key):
+            return self._fetched(key, artifact)
+        with lease.turn(self.store, key, self._patience) as made_elsewhere:
+            if made_elsewhere:
+                return self._fetched(key, made_elsewhere)
+            made = self._compile(key, program)
+            self.store.put(key, made[0])
+            return made
 
     def _fetched(self, key: str, artifact: Artifact) -> tuple[Artifact, Source]:
         with self._lock:
