@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import math
 import os
 import sys
 import tempfile
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import children, output
+from harness.charts import save_charts
 from harness.rows import KNOWN, ROW_NAMES, rows_by_name
 
 Row = dict[str, Any]
@@ -210,18 +210,7 @@ def percent(part: float) -> str:
 
 def plot(rows: Sequence[Row], file: Path) -> None:
     """A chart for each row: GFLOP/s by operations a byte, under the roof."""
-    from matplotlib import pyplot
-
-    pyplot.switch_backend("Agg")
-    across = min(len(rows), 3) or 1
-    down = math.ceil(len(rows) / across) or 1
-    figure, charts = pyplot.subplots(down, across, figsize=(6.5 * across, 5 * down), squeeze=False)
-    for chart in charts.flat[len(rows) :]:
-        chart.remove()
-    for row, chart in zip(rows, charts.flat, strict=False):
-        draw(row, chart)
-    figure.tight_layout()
-    figure.savefig(file, dpi=120)
+    save_charts(rows, draw, file, across=min(len(rows), 3), height=5)
 
 
 def draw(row: Row, chart: Any) -> None:

@@ -22,18 +22,17 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import math
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from harness import children, first_answers, output
-from harness.instances import Instance, InstanceEnded, processors, served
+from harness.charts import save_charts
+from harness.instances import Instance, InstanceEnded, prepared, processors, served
 from harness.load import Answers, Closed, Load, Open, percentile
 from harness.rows import COLOURS, KNOWN, OURS
 
@@ -161,17 +160,7 @@ def measure(
 ) -> dict[str, Row]:
     """The figures of each way that is ready; why others are not goes into ``skipped``."""
     task = {"model": model, "folder": folder, "quick": options.quick, "sizes": sizes_of(model, options.quick)}
-    own = len(processors()) // number
-    with ExitStack() as stack:
-        parts = [processors()[own * k : own * (k + 1)] for k in range(number)]
-        instances = [stack.enter_context(Instance(part, task)) for part in parts]
-        ready = []
-        for way in ways:
-            # One after another: the first makes the files that the others find.
-            if reasons := [reason for instance in instances if (reason := instance.prepare(way))]:
-                skipped[way] = reasons[0]
-            else:
-                ready.append(way)
+    with prepared(ways, number, task, skipped) as (instances, ready):
         found: dict[str, Row] = {way: {"closed": [], "open": {}, "matched": {}} for way in ready}
         measure_closed(instances, found, options)
         for fraction in options.fractions:
@@ -387,18 +376,7 @@ def show_starts(starts: Sequence[Row]) -> None:
 
 def plot(rows: Sequence[Row], file: Path) -> None:
     """A chart for each row: the 99th percentile of latencies, and dotted the 50th, by requests a second."""
-    from matplotlib import pyplot
-
-    pyplot.switch_backend("Agg")
-    across = max(len({row["instances"] for row in rows}), 1)
-    down = math.ceil(len(rows) / across) or 1
-    figure, charts = pyplot.subplots(down, across, figsize=(6.5 * across, 4.5 * down), squeeze=False)
-    for chart in charts.flat[len(rows) :]:
-        chart.remove()
-    for row, chart in zip(rows, charts.flat, strict=False):
-        draw(row, chart)
-    figure.tight_layout()
-    figure.savefig(file, dpi=120)
+    save_charts(rows, draw, file, across=len({row["instances"] for row in rows}), height=4.5)
 
 
 def draw(row: Row, chart: Any) -> None:

@@ -18,11 +18,10 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
-from contextlib import ExitStack
 from typing import Any
 
 from harness import output
-from harness.instances import Instance, InstanceEnded, processors, rates
+from harness.instances import InstanceEnded, prepared, processors, rates
 from harness.rows import KNOWN, OURS, ROW_NAMES, WAY_NAMES
 
 Row = dict[str, Any]
@@ -107,18 +106,8 @@ def measure(
     """Calls a second of each way that is ready; why others are not goes into ``skipped``."""
     from torchmdla.testing import timing
 
-    own = len(processors()) // number
     task = {"model": model, "folder": folder, "quick": options.quick}
-    with ExitStack() as stack:
-        parts = [processors()[own * k : own * (k + 1)] for k in range(number)]
-        instances = [stack.enter_context(Instance(part, task)) for part in parts]
-        ready = []
-        for way in ways:
-            # One after another: the first makes the files that the others find.
-            if reasons := [reason for instance in instances if (reason := instance.prepare(way))]:
-                skipped[way] = reasons[0]
-            else:
-                ready.append(way)
+    with prepared(ways, number, task, skipped) as (instances, ready):
         found: dict[str, list[float]] = {way: [] for way in ready}
         for index in range(options.rounds):
             for way in timing.order_of(ready, index):

@@ -9,7 +9,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
@@ -87,6 +88,26 @@ class Instance:
     def _ended(self, way: str) -> InstanceEnded:
         self._process.join(_SECONDS_TO_END)
         return InstanceEnded(way, self._process.exitcode)
+
+
+@contextmanager
+def prepared(
+    ways: Sequence[str], number: int, task: Mapping[str, Any], skipped: dict[str, str]
+) -> Iterator[tuple[list[Instance], list[str]]]:
+    """So many instances, with an equal part of the processors each, and the ways that are ready in all of them; why
+    others are not goes into ``skipped``."""
+    own = len(processors()) // number
+    with ExitStack() as stack:
+        parts = [processors()[own * k : own * (k + 1)] for k in range(number)]
+        instances = [stack.enter_context(Instance(part, task)) for part in parts]
+        ready = []
+        for way in ways:
+            # One after another: the first makes the files that the others find.
+            if reasons := [reason for instance in instances if (reason := instance.prepare(way))]:
+                skipped[way] = reasons[0]
+            else:
+                ready.append(way)
+        yield instances, ready
 
 
 def served(instances: Sequence[Instance], way: str, loads: Sequence[Load]) -> list[Answers]:

@@ -1,0 +1,27 @@
+"""Pictures of rows, by matplotlib."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+
+def save_charts(
+    rows: Sequence[Any], draw: Callable[[Any, Any], None], file: Path, *, across: int, height: float
+) -> None:
+    """A picture of a chart for each row, so many side by side and so many inches high, which ``draw(row, axes)``
+    fills."""
+    from matplotlib import pyplot
+
+    pyplot.switch_backend("Agg")
+    across = max(across, 1)
+    down = math.ceil(len(rows) / across) or 1
+    figure, charts = pyplot.subplots(down, across, figsize=(6.5 * across, height * down), squeeze=False)
+    for chart in charts.flat[len(rows) :]:
+        chart.remove()
+    for row, chart in zip(rows, charts.flat, strict=False):
+        draw(row, chart)
+    figure.tight_layout()
+    figure.savefig(file, dpi=120)
