@@ -101,12 +101,15 @@ def read_image(path: Path) -> Tensor:
     data = path.read_bytes()
     if data[:2] != b"P6":
         try:
-            from PIL import Image
+            from PIL import Image, UnidentifiedImageError
         except ModuleNotFoundError:
             raise SystemExit(f"{path}: only binary PPM files can be read without Pillow (pip install pillow)") from None
         import numpy as np
 
-        pixels = torch.from_numpy(np.array(Image.open(path).convert("RGB")))
+        try:
+            pixels = torch.from_numpy(np.array(Image.open(path).convert("RGB")))
+        except UnidentifiedImageError:
+            raise SystemExit(f"{path}: no image that Pillow can read") from None
     else:
         _, width, height, _, pixel_data = data.split(maxsplit=4)
         pixels = torch.frombuffer(bytearray(pixel_data), dtype=torch.uint8).view(int(height), int(width), 3)
