@@ -77,6 +77,8 @@ class SymbolicRun:
         self.values = tuple(values)
         self._places = iter(places)
         self._mode = FakeTensorMode(shape_env=self.env, allow_non_fake_inputs=True)
+        # PyTorch keeps what operators gave for symbols, of every environment, for as long as the process lives.
+        self._mode.cache_enabled = False
         self._symints = [self._symbol(number, value) for number, value in enumerate(values)]
         # The sizes that are used as values, in order.
         self.values_of_sizes: dict[sympy.Expr, None] = {}
