@@ -108,6 +108,7 @@ class TestSharing:
         assert service.compile(program).source == "store"
         service.forget(program.key)
         assert service.compile(program).source == "compiled"
+        assert shared.load(program.key) == scripted_artifact(program, b"counted")
 
     def test_after_a_fork(self, url: str, secret: Path, tmp_path: Path) -> None:
         program = scripted_program("echo x")

@@ -216,16 +216,21 @@ class CompilerService:
 
     def _fetch_or_compile(self, key: str, program: Program) -> tuple[Artifact, Source]:
         """From the store, or by compiling: once for all machines that share a store and start together."""
-        if self.store is None or key in self._unloadable:
+        if self.store is None:
             return self._compile(key, program)
+        if key in self._unloadable:
+            return self._compile_for_all(self.store, key, program)
         if artifact := self.store.load(key):
             return self._fetched(key, artifact)
         with lease.turn(self.store, key, self._patience) as made_elsewhere:
             if made_elsewhere:
                 return self._fetched(key, made_elsewhere)
-            made = self._compile(key, program)
-            self.store.put(key, made[0])
-            return made
+            return self._compile_for_all(self.store, key, program)
+
+    def _compile_for_all(self, store: Store, key: str, program: Program) -> tuple[Artifact, Source]:
+        artifact, source = self._compile(key, program)
+        store.put(key, artifact)
+        return artifact, source
 
     def _fetched(self, key: str, artifact: Artifact) -> tuple[Artifact, Source]:
         with self._lock:
