@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from child_process import run_python
 from graphs import warmed_up
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -657,6 +658,37 @@ def test_learning_has_no_side_effects() -> None:
     assert [str(warning.message) for warning in caught] == []
     assert torch.is_grad_enabled()
     assert torchmdla.stats().dynamic == 1
+
+
+LOADED_AND_DROPPED = """
+import gc, io, torch
+import torchmdla
+
+saved = io.BytesIO()
+layers = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 4))
+torch.jit.save(torch.jit.script(layers), saved)
+
+@torch.no_grad()
+def objects(programs):
+    for _ in range(programs):
+        program = torch.jit.load(io.BytesIO(saved.getvalue()))
+        for size in (3, 3, 3, 5, 7):
+            program(torch.randn(size, 4))
+        del program
+    gc.collect()
+    return len(gc.get_objects())
+
+before = objects(10)
+print((objects(20) - before) / 20, torchmdla.stats().dynamic)
+"""
+
+
+def test_programs_that_are_dropped_leave_nothing() -> None:
+    done = run_python(LOADED_AND_DROPPED)
+    assert done.returncode == 0, done.stderr
+    kept_for_each, dynamic = done.stdout.split()
+    assert dynamic == "30"
+    assert float(kept_for_each) < 5
 
 
 def test_errors_are_pytorchs_at_any_size() -> None:

@@ -24,7 +24,7 @@ from torchmdla.capture.outputs import output_of
 from torchmdla.capture.places import Places, Values
 from torchmdla.capture.size_program import SizeNodes, SizeProgram
 from torchmdla.capture.subgraph import Subgraph
-from torchmdla.capture.symbolic import RECURRENT, SymbolicRun
+from torchmdla.capture.symbolic import RECURRENT, SymbolicRun, clear_shape_caches
 from torchmdla.compile_service import records
 from torchmdla.compile_service.versions import producers
 from torchmdla.compiler.program import Argument, Program, Result, Sample
@@ -65,6 +65,7 @@ class DynamicProgram:
     sizes: SizeNodes
 
 
+@clear_shape_caches()
 def dynamic_program(
     subgraph: Subgraph,
     record: Record,

@@ -162,6 +162,18 @@ class SymbolicRun:
 
 
 @contextmanager
+def clear_shape_caches() -> Iterator[None]:
+    """Clears ``ShapeEnv``'s caches at the end: they are of the class, without a bound, and hold every environment that
+    asked, for as long as the process lives."""
+    try:
+        yield
+    finally:
+        for method in vars(ShapeEnv).values():
+            if hasattr(method, "cache_clear"):
+                method.cache_clear()
+
+
+@contextmanager
 def _quiet() -> Iterator[None]:
     """A shape function that fails is no error of the user's."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
