@@ -1,6 +1,6 @@
 """The C++ extension: fusion pass, run function, device calls."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, TypedDict
 
 import torch
@@ -119,7 +119,12 @@ class GroupReport(TypedDict):
     specialisations: list[SpecialisationReport]
     inputs: list[Any]
 
-def groups() -> list[GroupReport]: ...
+def groups(numbers: Set[int] | None = None) -> list[GroupReport]:
+    """Of each group that lives, or of those with these numbers."""
+
+def group_counts() -> dict[int, tuple[int, int, int]]:
+    """Calls, training calls and specialisations of each group that lives, by number."""
+
 def structure(subgraph: torch._C.Graph, device: str, parameters: Sequence[int]) -> bytes | None:
     """By what packages know a group of TorchScript, 32 bytes; None where its subgraph holds what has no such form."""
 

@@ -9,6 +9,8 @@
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <optional>
+#include <set>
 #include <vector>
 
 namespace py = pybind11;
@@ -60,15 +62,23 @@ py::dict to_python(const GroupReport& report) {
   return result;
 }
 
-py::list groups() {
+py::list groups(const std::optional<std::set<int64_t>>& numbers) {
   std::vector<GroupReport> reports;
   {
     const py::gil_scoped_release without_gil;
-    reports = group_reports();
+    reports = group_reports(numbers);
   }
   py::list result;
   for (const auto& report : reports)
     result.append(to_python(report));
+  return result;
+}
+
+py::dict counts_of_groups() {
+  py::dict result;
+  for (const auto& one : group_counts())
+    result[py::int_(one.number)] =
+        py::make_tuple(one.calls, one.training_calls, one.specialisations);
   return result;
 }
 
@@ -82,7 +92,10 @@ py::list ungrouped() {
 } // namespace
 
 void bind_reports(py::module& module) {
-  module.def("groups", &groups, "What there is to say of each group that lives.");
+  module.def("groups", &groups, py::arg("numbers") = py::none(),
+             "What there is to say of each group that lives, or of those with these numbers.");
+  module.def("group_counts", &counts_of_groups,
+             "Calls, training calls and specialisations of each group that lives, by number.");
   module.def("ungrouped", &ungrouped,
              "Operators outside of groups, in graphs of TorchScript and of lazy devices.");
   module.def("structure", &structure, py::arg("subgraph"), py::arg("device"), py::arg("parameters"),

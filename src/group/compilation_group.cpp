@@ -677,4 +677,9 @@ GroupReport CompilationGroup::report() const {
   return made;
 }
 
+GroupCounts CompilationGroup::counts() const {
+  const int64_t calls = calls_.compiled + calls_.recorded + calls_.fallbacks.total();
+  return {number_, calls, calls_.training, static_cast<int64_t>(specialisations_.load()->size())};
+}
+
 } // namespace torchmdla

@@ -148,6 +148,7 @@ public:
 
   int64_t number() const { return number_; }
   GroupReport report() const;
+  GroupCounts counts() const;
   void forget_inputs() { keep_inputs({}); }
 
   // Takes the values that the group finds its inputs from off the stack and pushes its outputs.

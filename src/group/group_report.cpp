@@ -52,13 +52,20 @@ std::vector<std::shared_ptr<CompilationGroup>> living_groups() {
   return groups;
 }
 
-std::vector<GroupReport> group_reports() {
+std::vector<GroupReport> group_reports(const std::optional<std::set<int64_t>>& numbers) {
   std::vector<GroupReport> reports;
   for (const auto& group : living_groups())
-    reports.push_back(group->report());
+    if (!numbers || numbers->count(group->number())) reports.push_back(group->report());
   std::sort(reports.begin(), reports.end(),
             [](const GroupReport& a, const GroupReport& b) { return a.number < b.number; });
   return reports;
+}
+
+std::vector<GroupCounts> group_counts() {
+  std::vector<GroupCounts> counts;
+  for (const auto& group : living_groups())
+    counts.push_back(group->counts());
+  return counts;
 }
 
 void prepare_groups(int64_t first) {

@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -41,6 +42,15 @@ struct GroupReport {
   std::vector<c10::IValue> inputs;                   // of the latest call, where they are kept
 };
 
+// What of a group tells whether it did anything since: for few instructions, of thousands of
+// groups.
+struct GroupCounts {
+  int64_t number;
+  int64_t calls; // compiled, recorded, and in PyTorch's interpreter
+  int64_t training_calls;
+  int64_t specialisations;
+};
+
 // The number of a new group.
 int64_t next_group_number();
 
@@ -51,8 +61,9 @@ void leave_group(CompilationGroup* group);
 // In no order. Each is kept by whoever asks.
 std::vector<std::shared_ptr<CompilationGroup>> living_groups();
 
-// Of all groups, by number.
-std::vector<GroupReport> group_reports();
+// Of all groups, or of those with these numbers, by number.
+std::vector<GroupReport> group_reports(const std::optional<std::set<int64_t>>& numbers = {});
+std::vector<GroupCounts> group_counts();
 
 // Has those with this number or a later one take over what packages have for them.
 void prepare_groups(int64_t first);

@@ -44,6 +44,14 @@ std::map<std::string, int64_t> ReasonCounts::counts() const {
   return counts_;
 }
 
+int64_t ReasonCounts::total() const {
+  const Guard guard(mutex_);
+  int64_t sum = 0;
+  for (const auto& [reason, number] : counts_)
+    sum += number;
+  return sum;
+}
+
 void ReasonCounts::reset() {
   const Guard guard(mutex_);
   counts_.clear();
@@ -54,6 +62,13 @@ std::map<std::string, int64_t> FallbackCounts::counts() const {
   for (size_t i = 0; i < known_.size(); ++i)
     if (const auto number = known_[i].load()) result[describe(static_cast<Fallback>(i))] = number;
   return result;
+}
+
+int64_t FallbackCounts::total() const {
+  int64_t sum = failures_.total();
+  for (const auto& number : known_)
+    sum += number;
+  return sum;
 }
 
 void FallbackCounts::reset() {

@@ -32,6 +32,7 @@ class ReasonCounts {
 public:
   void count(const std::string& reason);
   std::map<std::string, int64_t> counts() const;
+  int64_t total() const;
   void reset();
 
 private:
@@ -50,6 +51,7 @@ public:
   void count(const std::string& reason) { failures_.count(reason); }
 
   std::map<std::string, int64_t> counts() const;
+  int64_t total() const;
   void reset();
 
 private:

@@ -36,6 +36,27 @@ def test_compile_leaves_nothing_to_compile():
     assert isinstance(compiled, torch.jit.ScriptModule)
 
 
+def test_groups_that_did_nothing_cost_nothing(monkeypatch):
+    """Processes that serve have thousands."""
+    asked = []
+    reports = torchmdla._C.groups
+    monkeypatch.setattr(torchmdla._C, "groups", lambda numbers=None: asked.append(numbers) or reports(numbers))
+    x = torch.randn(2, 3, 8, 8)
+    first, second = (torchmdla.compile(Net().eval(), x) for _ in range(2))
+    torchmdla.reset_stats()
+    with torch.no_grad():
+        first(x)
+        asked.clear()
+        (activity,) = torchmdla.stats().by_group
+        assert asked == [{activity.number}]
+        assert (activity.calls, activity.compiled_calls, activity.specialisations) == (1, 1, 0)
+        torchmdla.reset_stats()
+        assert torchmdla.stats().by_group == ()
+        second(x)
+        assert [one.calls for one in torchmdla.stats().by_group if one.number != activity.number] == [1]
+    assert asked[-3] == {activity.number} and asked[-2] == set() and activity.number not in asked[-1]
+
+
 def test_compile_takes_scripts_functions_and_loaded_files(tmp_path):
     net, x = Net().eval(), torch.randn(2, 3, 8, 8)
     torch.jit.script(net).save(tmp_path / "model.pt")

@@ -21,9 +21,8 @@ from torchmdla.explaining.reasons import Known, Reasons, reason_of
 from torchmdla.explaining.recording import Recording
 from torchmdla.report.explanation import Explanation, Group, Reason
 from torchmdla.report.groups import (
-    calls_of,
     explain_group,
-    live_groups,
+    groups_called_since,
     programs_of,
     reset_times,
     timed_ops,
@@ -114,12 +113,12 @@ class _Measured:
     @classmethod
     def of(cls, program: Program, before: Known) -> _Measured:
         """Of a program; what was known ``before`` its first calls tells which groups these are."""
-        called = [report for number, report in live_groups().items() if before.calls.get(number) != calls_of(report)]
+        called = groups_called_since(before.calls)
         reset_times(called)
         with trace.span("timed calls", "explain"):
             calls, seconds = _timed(program.call)
         passed = {report["number"]: _passed(report, before) for report in called}
-        called = [live for report in called if (live := live_groups().get(report["number"]))]
+        called = _C.groups({report["number"] for report in called})
         # Read before the model is called again, for other purposes.
         groups = [
             explain_group(report, calls, seconds, *graph_of_group(report["subgraph"], weights_of(report)))

@@ -17,7 +17,6 @@ from torchmdla.importer.fx import name_of_call, source_of_node
 from torchmdla.importer.graph import name_of
 from torchmdla.importer.sources import source_of
 from torchmdla.report.explanation import OpError
-from torchmdla.report.groups import live_groups
 from torchmdla.testing.compare import assert_matches, largest_error
 from torchmdla.testing.coverage import function_of
 
@@ -31,8 +30,7 @@ def errors_of(call: Callable[[], Any], reports: Collection[_C.GroupReport]) -> I
     _C.keep_inputs(True)
     try:
         actual = call()
-        numbers = [report["number"] for report in reports if report["compiled_calls"]]
-        called = [report for number in numbers if (report := live_groups().get(number))]
+        called = _C.groups({report["number"] for report in reports if report["compiled_calls"]})
     finally:
         _C.keep_inputs(False)
     count = 0

@@ -14,7 +14,7 @@ from torchmdla.explaining.profile import base_of
 from torchmdla.explaining.program import Program
 from torchmdla.report.advice import advice
 from torchmdla.report.explanation import Outside, Reason
-from torchmdla.report.groups import calls_of, live_groups
+from torchmdla.report.groups import calls_by_group
 
 _NO_GRAPH = "it is no part of a graph that torchmdla sees"
 # What checks, and computes nothing.
@@ -34,8 +34,7 @@ class Known:
 
     @classmethod
     def now(cls) -> Known:
-        calls = {number: calls_of(report) for number, report in live_groups().items()}
-        return cls(calls, ungrouped.counts(), refusals.counts(), refusals.failures())
+        return cls(calls_by_group(), ungrouped.counts(), refusals.counts(), refusals.failures())
 
 
 class Reasons:

@@ -43,12 +43,12 @@ def call_anew(
     after as many of the ``calls`` as PyTorch's executor needs; and its groups."""
     buffer = io.BytesIO()
     write(buffer)
-    before = {report["number"] for report in _C.groups()}
+    before = _C.group_counts().keys()
     with compiling_groups(), torch.no_grad(), progress.compiling(_C.statistics):
         program = ready(io.BytesIO(buffer.getvalue()))
         for call in calls:
             refusals.call_until_whole(partial(program, *call), api.WARM_UP_CALLS)
-        return program, [report for report in _C.groups() if report["number"] not in before]
+        return program, _C.groups(_C.group_counts().keys() - before)
 
 
 def for_target(program: Program | None, target: Target) -> Program | None:

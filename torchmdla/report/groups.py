@@ -24,14 +24,14 @@ from torchmdla.report.explanation import Graph, Group, Kernel, Specialisation
 _NO_OPS = frozenset({"prim::Constant", "prim::ListConstruct", "placeholder", "get_attr", "output"})
 
 
-def live_groups() -> dict[int, _C.GroupReport]:
-    """All groups of the process, by number."""
-    return {report["number"]: report for report in _C.groups()}
+def calls_by_group() -> dict[int, int]:
+    """The calls of each group of the process, however they ran, by number."""
+    return {number: calls for number, (calls, _, _) in _C.group_counts().items()}
 
 
-def calls_of(report: _C.GroupReport) -> int:
-    """The calls of a group, however they ran."""
-    return report["compiled_calls"] + report["recorded_calls"] + sum(report["fallbacks"].values())
+def groups_called_since(before: Mapping[int, int]) -> list[_C.GroupReport]:
+    """Those with other numbers of calls than ``before``, of :func:`calls_by_group`."""
+    return _C.groups({number for number, calls in calls_by_group().items() if before.get(number) != calls})
 
 
 def reset_times(reports: Collection[_C.GroupReport]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -12,7 +13,7 @@ from torchmdla.capture import refusals, ungrouped
 from torchmdla.capture.ungrouped import Ungrouped
 from torchmdla.compile_service import service
 from torchmdla.compile_service.store import StoreStatistics
-from torchmdla.report.groups import GroupActivity, activity_of, live_groups
+from torchmdla.report.groups import GroupActivity, activity_of
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,8 @@ _baseline: dict[str, float] = {}
 _store_baseline = StoreStatistics()
 _eager_baseline: dict[str, int] = {}
 _ungrouped_baseline: Counter[Ungrouped] = Counter()
+# Of each group that lives at the last reset: its counts, and what it had done.
+_counted: dict[int, tuple[int, int, int]] = {}
 _groups_baseline: dict[int, GroupActivity] = {}
 
 
@@ -168,8 +171,7 @@ def reset_stats() -> None:
     _eager_baseline.update({name: _eager_baseline.get(name, 0) + count for name, count in _eager_calls().items()})
     _ungrouped_baseline.clear()
     _ungrouped_baseline.update(ungrouped.counts())
-    _groups_baseline.clear()
-    _groups_baseline.update({number: activity_of(report) for number, report in live_groups().items()})
+    _reset_activities()
     _baseline.clear()
     _baseline.update(service.statistics())
     global _store_baseline
@@ -177,9 +179,24 @@ def reset_stats() -> None:
 
 
 def _activities() -> tuple[GroupActivity, ...]:
-    made = map(activity_of, live_groups().values())
+    made = map(activity_of, _changed_groups(_C.group_counts()))
     since = (one.since(_groups_baseline[one.number]) if one.number in _groups_baseline else one for one in made)
     return tuple(one for one in since if one.calls)
+
+
+def _reset_activities() -> None:
+    counts = _C.group_counts()
+    for report in _changed_groups(counts):
+        _groups_baseline[report["number"]] = activity_of(report)
+    for number in _groups_baseline.keys() - counts.keys():
+        del _groups_baseline[number]
+    _counted.clear()
+    _counted.update(counts)
+
+
+def _changed_groups(counts: Mapping[int, tuple[int, int, int]]) -> list[_C.GroupReport]:
+    """Those that did anything since the last reset; a process may have thousands that did not."""
+    return _C.groups({number for number, count in counts.items() if _counted.get(number) != count})
 
 
 def _texts(counts: Counter[Ungrouped]) -> dict[str, int]:

@@ -22,7 +22,7 @@ from torchmdla.compile_service.records import Records
 from torchmdla.compiler.program import Program
 from torchmdla.compiler.records import TunedKernel
 from torchmdla.errors import CompileError
-from torchmdla.report.groups import calls_of, executables_of, live_groups, reset_times
+from torchmdla.report.groups import calls_by_group, executables_of, groups_called_since, reset_times
 from torchmdla.report.observing import timed_kernels
 from torchmdla.support import logs
 from torchmdla.tuning.process import Step, measured
@@ -83,9 +83,9 @@ def tune(call: Callable[[], Any], seconds: float = SECONDS) -> TuningReport:
 
 def _timed_programs(call: Callable[[], Any]) -> list[_Timed]:
     with torch.no_grad():
-        before = {number: calls_of(report) for number, report in live_groups().items()}
+        before = calls_by_group()
         call()
-        called = [report for number, report in live_groups().items() if before.get(number) != calls_of(report)]
+        called = groups_called_since(before)
         reset_times(called)
         calls, begin = 0, time.perf_counter()
         with timed_kernels():
