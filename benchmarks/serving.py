@@ -55,7 +55,7 @@ DEFAULTS = {
         "starts": 5,
     },
     True: {
-        "models": ["mlp", "bert"],
+        "models": ["bert"],
         "peers": ["eager", "frozen"],
         "fractions": [0.5],
         "rounds": 2,

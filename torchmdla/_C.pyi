@@ -167,8 +167,8 @@ def check_signature(key_paths: Sequence[str], record: bytes, label: str, name: s
         ValueError: nobody of them did; the signature is damaged; or a key cannot be read or trusted.
     """
 
-def load_with_package(path: str, load: Callable[[], torch.jit.ScriptModule]) -> torch.jit.ScriptModule:
-    """What ``load`` returns, which reads the file; its package is known to groups as long as the program lives."""
+def load_with_package(path: str, device: torch.device | None) -> Any:
+    """The ``torch._C.ScriptModule`` of a file, whose package is known to groups as long as the program lives."""
 
 def set_demanded_keys(paths: Sequence[str] | None) -> None:
     """Of which keys a package must be signed by one; None where none need be.

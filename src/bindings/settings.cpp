@@ -92,18 +92,6 @@ void check_signature_by(const std::vector<std::string>& key_paths, const py::byt
 // Of a program that is no module of TorchScript: lives as long.
 struct ProgramLifetime {};
 
-// What `load` returns, a module that it read from the file, whose package is taken.
-py::object load_in_python(const std::string& path, const py::function& load) {
-  py::object program;
-  const py::gil_scoped_release without_gil;
-  load_with_package(path, [&] {
-    const py::gil_scoped_acquire gil;
-    program = load();
-    return program.attr("_c").cast<torch::jit::Module>();
-  });
-  return program;
-}
-
 py::dict statistics_dict() {
   py::dict result;
   result["groups"] = statistics().groups.load();
@@ -151,7 +139,8 @@ void bind_settings(py::module& module) {
         return take_package_of(path, program);
       },
       py::arg("path"), py::arg("program"), py::call_guard<py::gil_scoped_release>());
-  module.def("load_with_package", &load_in_python, py::arg("path"), py::arg("load"));
+  module.def("load_with_package", &load_with_package, py::arg("path"), py::arg("device"),
+             py::call_guard<py::gil_scoped_release>());
   module.def(
       "prepare", [](const torch::jit::Module& loaded) { prepare(loaded); }, py::arg("module"),
       py::call_guard<py::gil_scoped_release>());

@@ -5,7 +5,6 @@
 
 #include <torch/csrc/jit/api/module.h>
 
-#include <functional>
 #include <iosfwd>
 #include <memory>
 #include <optional>
@@ -33,9 +32,9 @@ bool take_package_of(const std::shared_ptr<caffe2::serialize::ReadAdapterInterfa
 bool take_package_of(std::istream& file, ProgramLife program);
 bool take_package_of(const std::string& file, ProgramLife program);
 
-// What `load` returns, which reads `file`, with the package that this has.
-torch::jit::Module load_with_package(const std::string& file,
-                                     const std::function<torch::jit::Module()>& load);
+// The module of a file, with the package that this has. Needs no GIL, which PyTorch's function in
+// Python keeps for as long as it reads.
+torch::jit::Module load_with_package(const std::string& file, std::optional<c10::Device> device);
 
 // Has whatever file PyTorch loads from now on looked at for a package.
 void watch_loads();

@@ -116,8 +116,11 @@ void watch_loads() {
   c10::SetAPIUsageMetadataLogger(on_event);
 }
 
-Module load_with_package(const std::string& file, const std::function<Module()>& load) {
-  auto module = load_alone(load);
+Module load_with_package(const std::string& file, std::optional<c10::Device> device) {
+  auto module = load_alone([&] {
+    return torch::jit::import_ir_module(std::make_shared<torch::jit::CompilationUnit>(), file,
+                                        device);
+  });
   if (is_enabled()) without_failing([&] { take_package_of(file, life_of(module)); });
   return module;
 }

@@ -64,7 +64,7 @@ def check_throughput(found: dict[str, Any]) -> None:
 
 
 def check_serving(found: dict[str, Any]) -> None:
-    assert {row["model"] for row in found["rows"]} == {"mlp", "bert"}
+    assert {row["model"] for row in found["rows"]} == {"bert"}
     for row in found["rows"]:
         assert set(row["ways"]) == {"eager", "frozen", "torchmdla"}
         assert row["skipped"] == {} and row["fault"] is None
@@ -82,11 +82,22 @@ def check_serving(found: dict[str, Any]) -> None:
         assert row["ratios"]["rate"]["median"] == pytest.approx(ours["capacity"] / peer["capacity"])
         ratio = peer["open"]["0.5"]["p99"]["median"] / ours["matched"]["0.5"]["p99"]["median"]
         assert row["ratios"]["latency"]["0.5"]["p99"]["median"] == pytest.approx(ratio)
-    assert [row["model"] for row in found["starts"]] == ["mlp", "bert"]
+    assert [row["model"] for row in found["starts"]] == ["bert"]
     for row in found["starts"]:
         assert set(row["ways"]) == {"frozen", "torchmdla-cold", "torchmdla-warm", "torchmdla-package"}
         assert all(is_time(way["first"]) and way["first"]["min"] < way["fifth"]["min"] for way in row["ways"].values())
         assert row["skipped"] == {} and row["faults"] == []
+
+
+def check_reloading(found: dict[str, Any]) -> None:
+    assert {row["model"] for row in found["rows"]} == {"mlp"}
+    for row in found["rows"]:
+        assert set(row["ways"]) == {"frozen", "torchmdla-warm", "torchmdla-package"}
+        for way in row["ways"].values():
+            assert way["reloads"]["number"] == 2
+            assert way["reloading"]["number"] >= 2
+            for phase in way.values():
+                assert is_time(phase) and phase["p50"] <= phase["p95"] <= phase["p99"] <= phase["max"]
 
 
 def check_roofline(found: dict[str, Any]) -> None:
@@ -243,6 +254,7 @@ def check_mdla(found: dict[str, Any]) -> None:
         ("models", (), check_models),
         ("throughput", (), check_throughput),
         ("serving", (), check_serving),
+        ("reloading", (), check_reloading),
         ("roofline", (), check_roofline),
         ("kernels", ("--kinds", "conv-1x1,softmax"), check_kernels),
         ("algorithms", ("--models", "resnet18"), check_algorithms),

@@ -8,6 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.jit._recursive import wrap_cpp_module
+from torch.jit._serialization import validate_map_location
 
 from torchmdla import _C
 from torchmdla.packages.format import FOLDER, INDEX, PackageInfo, check_target, info_of, record_of
@@ -39,9 +41,9 @@ def load(path: str | os.PathLike[str], map_location: Any = None) -> Any:
         compiled = torchmdla.compile(torch.export.load(path))
         weakref.finalize(compiled, lambda _: None, lifetime).atexit = False
         return compiled
-    module: torch.jit.ScriptModule = _C.load_with_package(path, lambda: torch.jit.load(path, map_location))
-    _C.prepare(module._c)
-    return module
+    module = _C.load_with_package(path, validate_map_location(map_location))
+    _C.prepare(module)
+    return wrap_cpp_module(module)
 
 
 def _is_exported(path: str) -> bool:
