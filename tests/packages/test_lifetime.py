@@ -5,12 +5,16 @@ from __future__ import annotations
 import copy
 import gc
 import shutil
+import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 import torch
 from child_process import run_python
 from package_files import make_package
+from torch.jit._recursive import wrap_cpp_module
 
 import torchmdla
 from torchmdla.testing.compare import assert_matches
@@ -51,6 +55,35 @@ def test_the_code_of_a_package_goes_with_its_program(files: list[Path]) -> None:
         assert code() == before
 
 
+def test_loading_lets_other_threads_run(tmp_path: Path) -> None:
+    """Requests go on, on a thread that never asks for the lock of Python for long."""
+    path = tmp_path / "large.pt"
+    torch.jit.save(torch.jit.script(torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(4)))), path)
+    turns, ended = 0, threading.Event()
+
+    def serve() -> None:
+        nonlocal turns
+        while not ended.is_set():
+            turns += 1
+            time.sleep(0)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1000)  # who has the lock keeps it until it lets go by itself
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        for _ in range(50):
+            before = turns
+            torchmdla._C.load_with_package(str(path), None)
+            if turns - before > 10:
+                return
+    finally:
+        ended.set()
+        thread.join()
+        sys.setswitchinterval(interval)
+    pytest.fail("it kept the lock")
+
+
 def test_what_is_loaded_twice_stays_for_the_other(files: list[Path]) -> None:
     before = code()
     first, second = (torchmdla.load(files[0]) for _ in range(2))
@@ -64,7 +97,7 @@ def test_what_is_loaded_twice_stays_for_the_other(files: list[Path]) -> None:
 
 def test_a_copy_of_a_program_has_its_code(files: list[Path]) -> None:
     before = code()
-    program = torchmdla._C.load_with_package(str(files[1]), lambda: torch.jit.load(files[1]))
+    program = wrap_cpp_module(torchmdla._C.load_with_package(str(files[1]), None))
     copied = copy.deepcopy(program)
     del program
     assert code() > before
