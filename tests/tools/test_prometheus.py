@@ -29,8 +29,9 @@ def samples(page: bytes) -> dict[tuple[str, ...], float]:
 
 
 def test_what_ran_is_counted() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval()
-    x = torch.randn(2, 4)
+    # Of sizes that no package of another test has.
+    model = nn.Sequential(nn.Linear(11, 13), nn.ReLU()).eval()
+    x = torch.randn(2, 11)
     compiled = torchmdla.compile(model, x)
     with torch.no_grad():
         for _ in range(5):
