@@ -163,7 +163,7 @@ def activity() -> Activity:
         captured=torch._dynamo.utils.counters["stats"]["unique_graphs"],
         graphs=torch._dynamo.utils.counters["aot_autograd"]["total"],
         specialisations=stats.specialisations,
-        compiled_calls=sum(group.compiled_calls for group in stats.by_group),
+        compiled_calls=stats.compiled_calls,
         fallbacks=stats.fallbacks,
     )
 

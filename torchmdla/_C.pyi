@@ -18,6 +18,8 @@ class Counts(TypedDict):
     unpacked: int
     evicted: int
     over_limit: int
+    compiled_calls: int  # these two are not reset
+    recorded_calls: int
 
 class ImageError(RuntimeError):
     """An image is damaged, is for another machine, or needs what this process does not have."""

@@ -79,12 +79,11 @@ def _counters(statistics: Statistics) -> Iterator[Metric]:
 
 
 def _labelled(statistics: Statistics) -> Iterator[Metric]:
-    activity = statistics.by_group
     calls = {
-        "compiled": sum(one.compiled_calls for one in activity),
-        "recorded": sum(one.recorded_calls for one in activity),
-        "training": sum(one.training_calls for one in activity),
-        "fallback": sum(one.fallbacks for one in activity),
+        "compiled": statistics.compiled_calls,
+        "recorded": statistics.recorded_calls,
+        "training": statistics.training_calls,
+        "fallback": sum(statistics.fallbacks.values()),
     }
     programs = {
         "compiled": statistics.compiled,
@@ -93,7 +92,7 @@ def _labelled(statistics: Statistics) -> Iterator[Metric]:
         "store": statistics.store.hits,
     }
     for name, label, text, counts in (
-        ("calls", "kind", "calls of groups that live, by how they ran", calls),
+        ("calls", "kind", "calls of groups, by how they ran", calls),
         ("programs", "source", "programs, by where their code came from", programs),
         ("fallbacks", "reason", "calls of groups in PyTorch's interpreter", statistics.fallbacks),
         ("left_out", "reason", "specialisations without an operator", statistics.left_out),

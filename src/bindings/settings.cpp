@@ -106,6 +106,9 @@ py::dict statistics_dict() {
   result["unpacked"] = statistics().memory.unpacked.load();
   result["evicted"] = statistics().memory.evicted.load();
   result["over_limit"] = statistics().memory.over_limit.load();
+  const auto calls = call_totals();
+  result["compiled_calls"] = calls.compiled;
+  result["recorded_calls"] = calls.recorded;
   return result;
 }
 

@@ -149,6 +149,7 @@ public:
   int64_t number() const { return number_; }
   GroupReport report() const;
   GroupCounts counts() const;
+  CallTotals calls() const { return {calls_.compiled, calls_.recorded}; }
   void forget_inputs() { keep_inputs({}); }
 
   // Takes the values that the group finds its inputs from off the stack and pushes its outputs.

@@ -16,12 +16,19 @@ namespace {
 struct LiveGroups {
   std::mutex mutex;
   std::set<CompilationGroup*> groups; // guarded by mutex
+  CallTotals calls_of_others;         // of groups that have left; guarded by mutex
 };
 
 // Never destroyed: groups may outlive what is destroyed when the process ends.
 LiveGroups& live_groups() {
   static auto& instance = *new LiveGroups;
   return instance;
+}
+
+void add_calls(CallTotals& totals, const CompilationGroup& group) {
+  const auto calls = group.calls();
+  totals.compiled += calls.compiled;
+  totals.recorded += calls.recorded;
 }
 
 } // namespace
@@ -39,6 +46,7 @@ void enter_group(CompilationGroup* group) {
 void leave_group(CompilationGroup* group) {
   const Guard guard(live_groups().mutex);
   live_groups().groups.erase(group);
+  add_calls(live_groups().calls_of_others, *group);
 }
 
 // A group's own lock is not taken with that of the list: under the former, groups inside of a
@@ -66,6 +74,15 @@ std::vector<GroupCounts> group_counts() {
   for (const auto& group : living_groups())
     counts.push_back(group->counts());
   return counts;
+}
+
+// Reads groups that are being destroyed, too, which wait for the lock before they leave.
+CallTotals call_totals() {
+  const Guard guard(live_groups().mutex);
+  auto totals = live_groups().calls_of_others;
+  for (const auto* group : live_groups().groups)
+    add_calls(totals, *group);
+  return totals;
 }
 
 void prepare_groups(int64_t first) {

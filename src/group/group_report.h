@@ -51,6 +51,12 @@ struct GroupCounts {
   int64_t specialisations;
 };
 
+// Of all groups that there were, by how they ran.
+struct CallTotals {
+  int64_t compiled = 0;
+  int64_t recorded = 0;
+};
+
 // The number of a new group.
 int64_t next_group_number();
 
@@ -64,6 +70,9 @@ std::vector<std::shared_ptr<CompilationGroup>> living_groups();
 // Of all groups, or of those with these numbers, by number.
 std::vector<GroupReport> group_reports(const std::optional<std::set<int64_t>>& numbers = {});
 std::vector<GroupCounts> group_counts();
+
+// These never decrease.
+CallTotals call_totals();
 
 // Has those with this number or a later one take over what packages have for them.
 void prepare_groups(int64_t first);

@@ -81,7 +81,7 @@ def test_a_version_is_warm_before_it_serves(path: Path) -> None:
         model(X)
     after = torchmdla.stats()
     assert before.specialisations == after.specialisations == 1
-    assert sum(one.compiled_calls for one in after.by_group) > sum(one.compiled_calls for one in before.by_group)
+    assert after.compiled_calls > before.compiled_calls
 
 
 def test_what_cannot_be_loaded_leaves_the_version_before(path: Path) -> None:

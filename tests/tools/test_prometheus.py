@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -41,11 +42,32 @@ def test_what_ran_is_counted() -> None:
     statistics, found = torchmdla.stats(), samples(prometheus.page())
     assert found["torchmdla_specialisations_total",] == statistics.specialisations == 1
     assert found["torchmdla_calls_total", "compiled"] == sum(one.compiled_calls for one in statistics.by_group) >= 5
+    assert found["torchmdla_calls_total", "fallback"] == 1
     assert found["torchmdla_fallbacks_total", "torchmdla is switched off"] == 1
     assert found["torchmdla_compile_seconds_total",] == pytest.approx(statistics.compile_seconds)
     assert found["torchmdla_code_bytes",] == statistics.memory.code > 0
     sources = ("compiled", "disk", "memory", "store")
     assert sum(found["torchmdla_programs_total", source] for source in sources) == 1
+
+
+def test_calls_of_a_model_that_is_gone_stay_counted(tmp_path: Path) -> None:
+    """A counter that goes down is one that a restart set back, to Prometheus."""
+    path = tmp_path / "model.pt"
+    torch.jit.script(nn.Sequential(nn.Linear(11, 3), nn.ReLU()).eval()).save(str(path))
+    program, x = torch.jit.load(path), torch.randn(2, 11)
+    with torch.no_grad():
+        for _ in range(5):
+            program(x)
+    before = torchmdla.stats()
+    assert before.compiled_calls == sum(one.compiled_calls for one in before.by_group) > 0
+    del program
+    gc.collect()
+    after = torchmdla.stats()
+    assert after.by_group == ()
+    assert (after.compiled_calls, after.recorded_calls) == (before.compiled_calls, before.recorded_calls)
+    assert samples(prometheus.page())["torchmdla_calls_total", "compiled"] == before.compiled_calls
+    torchmdla.reset_stats()
+    assert torchmdla.stats().compiled_calls == 0
 
 
 def test_models_that_are_reloaded(tmp_path: Path) -> None:

@@ -36,14 +36,14 @@ class _Activity:
     def now(cls) -> _Activity:
         stats = torchmdla.stats()
         return cls(
-            compiled_calls=sum(group.compiled_calls for group in stats.by_group),
+            compiled_calls=stats.compiled_calls,
             fallbacks=sum(stats.fallbacks.values()),
             specialisations=stats.specialisations,
             compile_seconds=stats.compile_seconds,
         )
 
     def since(self, before: _Activity) -> dict[str, float]:
-        """What was added. Counts that are smaller than before were reset, or of groups that are gone."""
+        """What was added. Counts that are smaller than before were reset."""
         return {
             field.name: max(0, getattr(self, field.name) - getattr(before, field.name)) for field in fields(_Activity)
         }

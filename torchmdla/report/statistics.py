@@ -76,6 +76,8 @@ class Statistics:
         left_out: op, reason and place (``file:line``) → number of specialisations that were compiled without it, in
             groups around it.
         ungrouped: op, reason and place → number of graphs that have it outside of groups.
+        compiled_calls: group calls that ran compiled, those of groups that are gone included.
+        recorded_calls: group calls that ran by eager operators, to be compiled.
         training_calls: group calls whose inputs require grad, and of which backward was expected: these ran as PyTorch
             runs a program that trains, with groups inside of its differentiable graphs.
         packages: target → number of files that were loaded with the code of their groups for it.
@@ -98,6 +100,8 @@ class Statistics:
     fallbacks: dict[str, int] = field(default_factory=dict)
     left_out: dict[str, int] = field(default_factory=dict)
     ungrouped: dict[str, int] = field(default_factory=dict)
+    compiled_calls: int = 0
+    recorded_calls: int = 0
     training_calls: int = 0
     packages: dict[str, int] = field(default_factory=dict)
     packaged: int = 0
@@ -122,6 +126,7 @@ class Statistics:
 
 _baseline: dict[str, float] = {}
 _store_baseline = StoreStatistics()
+_calls_baseline: Counter[str] = Counter()
 _eager_baseline: dict[str, int] = {}
 _ungrouped_baseline: Counter[Ungrouped] = Counter()
 # Of each group that lives at the last reset: its counts, and what it had done.
@@ -146,6 +151,8 @@ def stats() -> Statistics:
         fallbacks=groups["fallbacks"],
         left_out=_texts(refusals.counts()),
         ungrouped=_texts(ungrouped.counts() - _ungrouped_baseline),
+        compiled_calls=groups["compiled_calls"] - _calls_baseline["compiled_calls"],
+        recorded_calls=groups["recorded_calls"] - _calls_baseline["recorded_calls"],
         training_calls=groups["training_calls"],
         packages=groups["packages"],
         packaged=groups["packaged"],
@@ -166,6 +173,9 @@ def stats() -> Statistics:
 def reset_stats() -> None:
     """Counts from zero again."""
     _C.reset_statistics()
+    counted = _C.statistics()
+    _calls_baseline.clear()
+    _calls_baseline.update({name: counted[name] for name in ("compiled_calls", "recorded_calls")})
     refusals.reset_counts()
     _C.lazy_reset_statistics()
     _eager_baseline.update({name: _eager_baseline.get(name, 0) + count for name, count in _eager_calls().items()})
