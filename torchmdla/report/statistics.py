@@ -174,7 +174,6 @@ def reset_stats() -> None:
     """Counts from zero again."""
     _C.reset_statistics()
     counted = _C.statistics()
-    _calls_baseline.clear()
     _calls_baseline.update({name: counted[name] for name in ("compiled_calls", "recorded_calls")})
     refusals.reset_counts()
     _C.lazy_reset_statistics()
