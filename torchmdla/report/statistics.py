@@ -126,7 +126,7 @@ class Statistics:
 
 _baseline: dict[str, float] = {}
 _store_baseline = StoreStatistics()
-_calls_baseline: Counter[str] = Counter()
+_calls_baseline = {"compiled_calls": 0, "recorded_calls": 0}
 _eager_baseline: dict[str, int] = {}
 _ungrouped_baseline: Counter[Ungrouped] = Counter()
 # Of each group that lives at the last reset: its counts, and what it had done.
@@ -174,7 +174,7 @@ def reset_stats() -> None:
     """Counts from zero again."""
     _C.reset_statistics()
     counted = _C.statistics()
-    _calls_baseline.update({name: counted[name] for name in ("compiled_calls", "recorded_calls")})
+    _calls_baseline.update(compiled_calls=counted["compiled_calls"], recorded_calls=counted["recorded_calls"])
     refusals.reset_counts()
     _C.lazy_reset_statistics()
     _eager_baseline.update({name: _eager_baseline.get(name, 0) + count for name, count in _eager_calls().items()})
