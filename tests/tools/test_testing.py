@@ -540,7 +540,7 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
 
 # One in so many of every family, spread evenly; the command runs all.
 @pytest.mark.parametrize(
-    ("way", "every"), [("torchscript:trace", 20), ("torchscript:script", 40), ("torchscript:freeze", 40)]
+    ("way", "every"), [("torchscript:trace", 12), ("torchscript:script", 36), ("torchscript:freeze", 36)]
 )
 def test_some_programs(way: str, every: int) -> None:
     """Of every family; the command runs them all."""
