@@ -45,6 +45,7 @@ def main() -> int:
     with output.progress(len(options.models) * len(threads) * len(WAYS), "process") as bar:
         for model in options.models:
             with tempfile.TemporaryDirectory(prefix="torchmdla-benchmark-") as folder:
+                write_files(model, folder, count, options.quick)
                 for number in threads:
                     rows.append(row_of(model, number, folder, options, bar))
                     output.write_json(options.json, {"benchmark": "reloading", "unit": "ms", "rows": rows})
@@ -63,17 +64,25 @@ def parse_options() -> argparse.Namespace:
     return options
 
 
+def write_files(model: str, folder: str, threads: int, quick: bool) -> None:
+    """Those that all rows of a model load."""
+    task = {"model": model, "folder": folder, "threads": threads, "quick": quick, "sizes": [], "ways": list(WAYS)}
+    variables = {"TORCHMDLA_CACHE_DIR": cache_in(folder), "TORCHMDLA_ENABLE": "0"}
+    children.run("harness.first_answers:write_files", task, variables)
+
+
+def cache_in(folder: str) -> str:
+    return str(Path(folder) / "cache")
+
+
 def row_of(model: str, threads: int, folder: str, options: argparse.Namespace, bar: Any) -> Row:
-    variables = {"TORCHMDLA_CACHE_DIR": str(Path(folder) / "cache"), "OMP_NUM_THREADS": str(threads)}
-    task = {"model": model, "quick": options.quick, "sizes": [], "ways": list(WAYS)}
-    common = {"folder": folder, "threads": threads}
-    children.run("harness.first_answers:write_files", {**task, **common}, {**variables, "TORCHMDLA_ENABLE": "0"})
+    variables = {"TORCHMDLA_CACHE_DIR": cache_in(folder), "OMP_NUM_THREADS": str(threads)}
     row: Row = {"model": model, "threads": threads, "ways": {}}
     for way in WAYS:
         bar.set_postfix_str(f"{model}, {threads} threads, {way}")
         found = children.run(
             "reloading:serve",
-            {**common, "way": way, "reloads": options.reloads},
+            {"way": way, "folder": folder, "threads": threads, "reloads": options.reloads},
             {**variables, "TORCHMDLA_ENABLE": str(int(way != "frozen"))},
         )
         row["ways"][way] = {phase: figures(seconds) for phase, seconds in found.items()}

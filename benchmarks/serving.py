@@ -55,7 +55,7 @@ DEFAULTS = {
         "starts": 5,
     },
     True: {
-        "models": ["bert"],
+        "models": ["mlp", "bert"],
         "peers": ["eager", "frozen"],
         "fractions": [0.5],
         "rounds": 2,

@@ -64,7 +64,7 @@ def check_throughput(found: dict[str, Any]) -> None:
 
 
 def check_serving(found: dict[str, Any]) -> None:
-    assert {row["model"] for row in found["rows"]} == {"bert"}
+    assert {row["model"] for row in found["rows"]} == {"mlp", "bert"}
     for row in found["rows"]:
         assert set(row["ways"]) == {"eager", "frozen", "torchmdla"}
         assert row["skipped"] == {} and row["fault"] is None
@@ -82,7 +82,7 @@ def check_serving(found: dict[str, Any]) -> None:
         assert row["ratios"]["rate"]["median"] == pytest.approx(ours["capacity"] / peer["capacity"])
         ratio = peer["open"]["0.5"]["p99"]["median"] / ours["matched"]["0.5"]["p99"]["median"]
         assert row["ratios"]["latency"]["0.5"]["p99"]["median"] == pytest.approx(ratio)
-    assert [row["model"] for row in found["starts"]] == ["bert"]
+    assert [row["model"] for row in found["starts"]] == ["mlp", "bert"]
     for row in found["starts"]:
         assert set(row["ways"]) == {"frozen", "torchmdla-cold", "torchmdla-warm", "torchmdla-package"}
         assert all(is_time(way["first"]) and way["first"]["min"] < way["fifth"]["min"] for way in row["ways"].values())
