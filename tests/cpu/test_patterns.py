@@ -16,6 +16,7 @@ from torchmdla.devices.cpu.passes.defer_softmax import DEFER_SOFTMAX
 from torchmdla.devices.cpu.passes.fold_scales import FOLD_SCALES
 from torchmdla.devices.cpu.patterns import SUM_OF_PRODUCTS, Rule, anything, apply, op, within
 from torchmdla.devices.cpu.printer import program_text
+from torchmdla.testing.compare import assert_matches
 from torchmdla.testing.programs.normalisation import rms_and_products
 
 A, B = (load(Access.whole(Buffer("input", "f32", (4,), k))) for k in range(2))
@@ -202,6 +203,35 @@ def test_softmax_is_divided_behind_the_product() -> None:
 def test_what_may_have_no_reciprocal_is_divided_first(change: dict[str, str]) -> None:
     text = SOFTMAX.format(**IS_SOFTMAX | change)
     assert rewritten(DEFER_SOFTMAX, text) == text.partition("entry ")[2]
+
+
+# Programs whose sum of products has weights with another divisor for each term, or a term with two weights.
+DIVIDED_TERMS = {
+    "softmax of the summed rows": (lambda x, y: torch.softmax(x, 0) @ y, (5, 7), (7, 4)),
+    "softmax of columns on the right": (lambda x, y: x @ torch.softmax(y, -1), (5, 7), (7, 4)),
+    "softmax of rows on the right": (lambda x, y: x @ torch.softmax(y, -2), (5, 7), (7, 4)),
+    "softmax of a transposed matrix": (lambda x, y: torch.softmax(x, -1).mT @ y, (7, 5), (7, 4)),
+    "softmax of batches": (lambda x, y: torch.softmax(x, 0) @ y, (3, 5, 7), (3, 7, 4)),
+    "softmax of both": (lambda x, y: torch.softmax(x, -2) @ torch.softmax(y, -1), (3, 5, 7), (7, 4)),
+    "softmax before a cumulated sum": (lambda x, y: torch.softmax(x, -2) @ y.cumsum(-2).mT, (7, 3), (4, 3)),
+    "sum of squared weights": (lambda x, y: torch.einsum("ij,ij->i", *2 * [torch.softmax(x @ y, -1)]), (5, 7), (7, 4)),
+    "products of a softmax with itself": (
+        lambda x, y: torch.softmax(x @ y, -1) @ torch.softmax(x @ y, -1).mT,
+        (5, 7),
+        (7, 4),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DIVIDED_TERMS)
+def test_a_divisor_that_differs_between_the_terms_of_a_sum_stays(name: str) -> None:
+    function, *sizes = DIVIDED_TERMS[name]
+    inputs = [torch.randn(size) for size in sizes]
+    with torch.no_grad():
+        traced = torch.jit.trace(function, inputs, check_trace=False)
+        results = [traced(*inputs) for _ in range(4)]
+    assert_matches(results[-1], function(*inputs), layers=2)
+    assert not torchmdla.stats().fallbacks
 
 
 RMS_NORM = """

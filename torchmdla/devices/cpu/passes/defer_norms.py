@@ -16,7 +16,7 @@ from functools import partial
 from torchmdla.compiler.sizes import estimate
 from torchmdla.devices.cpu.expressions import accessing, contents
 from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, Users, may_move, starts_from_zero
-from torchmdla.devices.cpu.passes.fold_scales import can_scale, scale_ahead, scale_sum
+from torchmdla.devices.cpu.passes.fold_scales import can_scale, can_scale_sum, scale_ahead, scale_sum
 from torchmdla.devices.cpu.passes.makers import elementwise_maker, reduces
 from torchmdla.devices.cpu.passes.precompute import IsKnown, known_accesses
 from torchmdla.devices.cpu.passes.rematerialise import through
@@ -41,9 +41,8 @@ def _defer(steps: LoopProgram, users: Users, is_known: IsKnown, step: LoopNest, 
         return False
     roots = norm["term"], norm["scale"], norm["row"]
     term, scale, row = accessing(roots, lambda access: through(access, maker, read))
-    (total,) = contents((row,)).loads
-    summed = {loop for loop, is_summed in enumerate(step.reduction) if is_summed}
-    if estimate(math.prod(step.sizes[loop] for loop in summed)) < _LEAST_PRODUCTS or summed & total.loops:
+    products = math.prod(size for size, is_summed in zip(step.sizes, step.reduction, strict=True) if is_summed)
+    if estimate(products) < _LEAST_PRODUCTS or not can_scale_sum(step, row):
         return False
     if not is_known(scale.payload) or not can_scale(step, weights, scale.payload, is_known):
         return False

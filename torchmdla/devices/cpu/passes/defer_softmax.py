@@ -22,7 +22,7 @@ from torchmdla.devices.cpu.loop_program import (
     may_move,
     starts_from_zero,
 )
-from torchmdla.devices.cpu.passes.fold_scales import scale_sum
+from torchmdla.devices.cpu.passes.fold_scales import can_scale_sum, scale_sum
 from torchmdla.devices.cpu.passes.makers import elementwise_maker, maker_of, reduces
 from torchmdla.devices.cpu.passes.rematerialise import through
 from torchmdla.devices.cpu.patterns import SUM_OF_PRODUCTS, Captured, Rule, anything, op
@@ -52,6 +52,9 @@ def _defer(steps: LoopProgram, users: Users, step: LoopNest, found: Captured) ->
         return False
     roots = divided["term"], divided["divisor"]
     term, divisor = accessing(roots, lambda access: through(access, maker, read))
+    # The square of a weight has two divisors.
+    if read == found["right"].payload or not can_scale_sum(step, divisor):
+        return False
     step.read_instead(read, term.payload)
     scale_sum(step, operation("arith.divf", [constant(1.0, term.type), divisor], term.type))
     users.take_over(maker, step)

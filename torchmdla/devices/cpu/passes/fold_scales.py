@@ -16,7 +16,7 @@ from functools import partial
 
 from torchmdla.compiler.sizes import estimate
 from torchmdla.devices.cpu.accesses import Access
-from torchmdla.devices.cpu.expressions import Expression, load, operation, reduced, substituted
+from torchmdla.devices.cpu.expressions import Expression, contents, load, operation, reduced, substituted
 from torchmdla.devices.cpu.loop_program import Epilogue, LoopNest, LoopProgram, starts_from_zero
 from torchmdla.devices.cpu.passes.layout import in_memory_order, lay_out
 from torchmdla.devices.cpu.passes.precompute import IsKnown, known_accesses
@@ -58,6 +58,13 @@ def _is_only_use(step: LoopNest, scaled: Captured) -> bool:
     assert step.epilogue is not None
     readers = step.epilogue.body.readers(scaled["total"])
     return readers == [scaled["product"]] and scaled["total"] not in step.epilogue.values
+
+
+def can_scale_sum(step: LoopNest, factor: Expression) -> bool:
+    """Return whether ``factor``, over the step's loops, is the same for all terms of a sum."""
+    body = contents((factor,))
+    varying = body.loops.union(*(access.loops for access in body.loads))
+    return not any(step.reduction[loop] and step.sizes[loop] != 1 for loop in varying)
 
 
 def scale_sum(step: LoopNest, factor: Expression) -> None:
