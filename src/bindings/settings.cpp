@@ -3,6 +3,7 @@
 #include "package/settings.h"
 #include "bindings.h"
 #include "fusion/device_table.h"
+#include "fusion/fusion_pass.h"
 #include "group/compilation_group.h"
 #include "group/group_report.h"
 #include "group/memory_limit.h"
@@ -170,6 +171,8 @@ void bind_settings(py::module& module) {
       py::call_guard<py::gil_scoped_release>());
   module.def("optimised_without_device",
              [] { return statistics().optimised_without_device.load(); });
+  module.def("pass_stages", &pass_stages);
+  module.def("fail_pass_stage", &fail_pass_stage, py::arg("stage"));
   module.def("statistics", &statistics_dict);
   module.def("reset_statistics", [] { statistics().reset(); });
   module.def("enter_alone", &enter_alone);

@@ -180,7 +180,8 @@ private:
           static_cast<int64_t>(fuse_groups(graph, *table_,
                                            {.parameters = indices,
                                             .group_kind = group_kind_,
-                                            .ungrouped = count_ungrouped(*table_)}));
+                                            .ungrouped = count_ungrouped(*table_),
+                                            .failed = count_failed_pass}));
     }
     torch::jit::Code code(graph, name_);
     return std::make_shared<const Form>(Form{std::move(graph), std::move(code), std::move(lifted),

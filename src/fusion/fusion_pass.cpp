@@ -12,6 +12,7 @@
 #include <torch/csrc/jit/passes/utils/subgraph_utils.h>
 
 #include <algorithm>
+#include <atomic>
 #include <map>
 #include <optional>
 #include <queue>
@@ -104,6 +105,8 @@ std::string describe(Refusal refusal, const std::string& device) {
     return "it could not be compiled";
   case Refusal::not_worth_it:
     return "it stands alone: a group of it would save nothing";
+  case Refusal::failed_pass:
+    return "the pass that forms groups failed on its graph, which is as it was";
   }
   return "";
 }
@@ -124,6 +127,7 @@ struct Fusion {
   const c10::Symbol group_kind;
   const AliasDb& aliases;
   const ValueSet parameters; // inputs of the graph that are module attributes
+  const ValueSet uninitialised;
   // Attributes that norms update, in some branch at least, without giving them another version.
   const std::unordered_set<std::string> statistics;
   // Attributes that the graph itself sets: states, which differ from call to call.
@@ -131,6 +135,15 @@ struct Fusion {
   const NodeSet left_out; // nodes that join no group
   const std::function<void(const Ungrouped&)>& ungrouped;
 };
+
+bool computes_with_tensors(const Node* node) {
+  const auto is_tensor_or_list = [](const Value* value) {
+    return is_tensor(value) || is_tensor_list(value);
+  };
+  const auto kind = node->kind();
+  return (!kind.is_prim() || kind == prim::PythonOp) &&
+         std::any_of(node->outputs().begin(), node->outputs().end(), is_tensor_or_list);
+}
 
 // The nodes of one block that move into a subgraph, in the block's order.
 using Group = std::vector<Node*>;
@@ -150,11 +163,14 @@ public:
 
   // Decides on the groups; changes nothing.
   void find() {
-    for (auto* node : block_->nodes()) {
+    for (auto* node : block_->nodes())
       position_[node] = position_.size();
-      assign_level(node);
-    }
-    form_groups();
+    do {
+      for (auto* node : block_->nodes())
+        assign_level(node);
+      form_candidates();
+    } while (refuse_sunk_effects());
+    keep_what_pays();
   }
 
   bool absorbs(const Node* node) const { return group_of_.count(node) != 0; }
@@ -197,15 +213,6 @@ private:
 
   static bool is_worth_something(OpKind kind) {
     return kind == OpKind::compute || kind == OpKind::cheap;
-  }
-
-  static bool computes_with_tensors(const Node* node) {
-    const auto is_tensor_or_list = [](const Value* value) {
-      return is_tensor(value) || is_tensor_list(value);
-    };
-    const auto kind = node->kind();
-    return (!kind.is_prim() || kind == prim::PythonOp) &&
-           std::any_of(node->outputs().begin(), node->outputs().end(), is_tensor_or_list);
   }
 
   bool is_taken(const Node* node) const { return kinds_.count(node) != 0; }
@@ -268,10 +275,23 @@ private:
   }
 
   std::optional<OpKind> kind_of_branch(Node* node) {
-    if (fusion_.open_conditions != OpenConditions::assume_met) return std::nullopt;
+    if (fusion_.open_conditions != OpenConditions::assume_met || lacks_content(node))
+      return std::nullopt;
     if (is_from_attributes(node->input())) return kind_of_decided(node);
     // In order with the effects that other branches of a group might have.
     return is_regrouped_ && is_assertion(node) ? std::optional(OpKind::shape) : std::nullopt;
+  }
+
+  // A group reads its inputs and writes its outputs whatever its branches do, and whoever reads a
+  // value without content fails.
+  bool lacks_content(Node* node) const {
+    bool lacks = false;
+    const auto note = [&](const Value* value) { lacks |= fusion_.uninitialised.count(value) != 0; };
+    for_each_input(node, [&](Value* value) {
+      if (node_in_block(value->node(), block_) != node) note(value);
+    });
+    std::for_each(node->outputs().begin(), node->outputs().end(), note);
+    return lacks;
   }
 
   // A branch that attributes decide is worth the best of what either side computes. Its condition
@@ -319,6 +339,7 @@ private:
   std::optional<Refusal> refused_for_input(const Value* value) const {
     const auto* producer = value->node();
     if (is_constant(producer)) return std::nullopt;
+    if (fusion_.uninitialised.count(value)) return Refusal::value_type;
     if (is_copied(producer)) return refused_for_inputs(producer);
     // A list of tensors from outside (a module's weights) is taken element by element.
     if (is_tensor_list(value) && (is_taken(producer) || !aliases_.hasWriters(value)))
@@ -383,12 +404,34 @@ private:
 
   // --- groups ----------------------------------------------------------------------------------
 
-  void form_groups() {
-    std::map<size_t, Group> by_level;
+  // What the device takes of each level, without the views that sink.
+  void form_candidates() {
+    candidates_.clear();
     for (auto* node : block_->nodes())
-      if (is_taken(node)) by_level[level_[node]].push_back(node);
-    for (auto& [level, group] : by_level) {
+      if (is_taken(node)) candidates_[level_[node]].push_back(node);
+    for (auto& [level, group] : candidates_)
       sink_views(group);
+  }
+
+  // A view that sinks is taken behind its group, and each group that uses it gets a copy. One with
+  // effects (dropout, whose mode is known at a call only) would draw again in each copy, and behind
+  // members that must come after it: it is not taken. Returns whether there were any.
+  bool refuse_sunk_effects() {
+    NodeSet inside;
+    for (const auto& [level, group] : candidates_)
+      inside.insert(group.begin(), group.end());
+    bool any = false;
+    for (auto* node : block_->nodes()) {
+      if (!is_taken(node) || inside.count(node) || !memory_order_.has_effects(node)) continue;
+      kinds_.erase(node);
+      refusals_[node] = Refusal::effects;
+      any = true;
+    }
+    return any;
+  }
+
+  void keep_what_pays() {
+    for (auto& [level, group] : candidates_) {
       if (!pays(group)) continue;
       for (const auto* node : group)
         group_of_[node] = groups_.size();
@@ -602,15 +645,39 @@ private:
   std::unordered_map<const Node*, Refusal> refusals_; // of the others
   std::unordered_map<const Node*, size_t> level_;
   std::unordered_map<const Node*, size_t> group_of_; // of absorbed nodes
+  std::map<size_t, Group> candidates_;               // by level
   std::vector<Group> groups_;
   ValueSet shape_tensors_;
   bool is_regrouped_ = false; // groups of this block are grouped anew at run time
 };
 
+// In the order of `pass_stages()`.
+enum class Stage {
+  write_out_appends,
+  remove_list_mutation,
+  make_functional,
+  hoist_attributes,
+  analyse_aliases,
+  find_groups,
+  form_groups,
+  read_attributes,
+  eliminate_dead_code,
+  restore_in_place,
+  count
+};
+
+std::atomic<Stage> failing_stage{Stage::count};
+
+void enter(Stage stage) {
+  TORCH_CHECK(failing_stage.load(std::memory_order_relaxed) != stage, "a test lets the stage ",
+              pass_stages()[static_cast<size_t>(stage)], " fail");
+}
+
 // The groups of an outer block are found before those inside of it, because they take whole
 // branches, and formed after them: inner groups never change what an outer block's nodes read and
 // write, while the alias analysis knows nothing of values that groups add to an outer block.
 size_t fuse_block(Block* block, const Fusion& fusion) {
+  enter(Stage::find_groups);
   BlockFuser fuser(block, fusion);
   fuser.find();
   if (fusion.ungrouped) fuser.tell_ungrouped();
@@ -619,6 +686,7 @@ size_t fuse_block(Block* block, const Fusion& fusion) {
     if (!fuser.absorbs(node))
       for (auto* inner : node->blocks())
         groups += fuse_block(inner, fusion);
+  enter(Stage::form_groups);
   return groups + fuser.form();
 }
 
@@ -630,30 +698,101 @@ NodeSet nodes_at(Graph& graph, const std::vector<size_t>& numbers) {
   return found;
 }
 
-} // namespace
+void remove_uses(Block* block) {
+  for (auto* node : block->nodes()) {
+    node->removeAllInputs();
+    for (auto* inner : node->blocks())
+      remove_uses(inner);
+  }
+  block->removeAllOutputs();
+}
 
-size_t fuse_groups(const std::shared_ptr<Graph>& graph, const DeviceTable& table,
-                   const FusionOptions& options) {
+// Whatever a stage left of the graph, it becomes a copy of `original`.
+void restore(Graph& graph, Graph& original) {
+  remove_uses(graph.block());
+  graph.block()->clear();
+  graph.block()->cloneFrom(original.block(), nullptr);
+}
+
+void tell_failure(Graph& graph, const std::string& error, const FusionOptions& options) {
+  if (options.failed) options.failed(error.substr(0, error.find('\n')));
+  if (!options.ungrouped) return;
+  const std::function<void(Block*)> visit = [&](Block* block) {
+    for (auto* node : block->nodes()) {
+      if (computes_with_tensors(node)) options.ungrouped({node, Refusal::failed_pass});
+      for (auto* inner : node->blocks())
+        visit(inner);
+    }
+  };
+  visit(graph.block());
+}
+
+size_t form_all_groups(const std::shared_ptr<Graph>& graph, const DeviceTable& table,
+                       const FusionOptions& options) {
   auto nodes_left_out = nodes_at(*graph, options.left_out);
+  enter(Stage::write_out_appends);
   write_out_appends(graph);
+  enter(Stage::remove_list_mutation);
   torch::jit::RemoveListMutation(graph);
+  enter(Stage::make_functional);
   make_functional(graph, table, nodes_left_out);
+  enter(Stage::hoist_attributes);
   const auto set = attributes_set(*graph);
   hoist_attributes(graph, set);
   ValueSet attributes;
   for (const auto index : options.parameters)
     attributes.insert(graph->inputs().at(index));
+  enter(Stage::analyse_aliases);
   const AliasDb aliases(graph);
-  const Fusion fusion{table,     options.open_conditions,   options.group_kind,
-                      aliases,   std::move(attributes),     running_statistics(graph->block()),
-                      set.names, std::move(nodes_left_out), options.ungrouped};
+  const Fusion fusion{.table = table,
+                      .open_conditions = options.open_conditions,
+                      .group_kind = options.group_kind,
+                      .aliases = aliases,
+                      .parameters = std::move(attributes),
+                      .uninitialised = uninitialised_values(graph->block()),
+                      .statistics = running_statistics(graph->block()),
+                      .states = set.names,
+                      .left_out = std::move(nodes_left_out),
+                      .ungrouped = options.ungrouped};
   const size_t groups = fuse_block(graph->block(), fusion);
   if (groups != 0) {
+    enter(Stage::read_attributes);
     read_attributes_in_groups(graph, options.group_kind, set);
+    enter(Stage::eliminate_dead_code);
     torch::jit::EliminateDeadCode(graph);
   }
+  enter(Stage::restore_in_place);
   restore_in_place(graph->block());
   return groups;
+}
+
+} // namespace
+
+size_t fuse_groups(const std::shared_ptr<Graph>& graph, const DeviceTable& table,
+                   const FusionOptions& options) {
+  const auto original = graph->copy();
+  try {
+    return form_all_groups(graph, table, options);
+  } catch (const std::exception& error) {
+    restore(*graph, *original);
+    tell_failure(*graph, error.what(), options);
+    return 0;
+  }
+}
+
+const std::vector<std::string>& pass_stages() {
+  static const std::vector<std::string> names{
+      "write-out-appends",   "remove-list-mutation", "make-functional", "hoist-attributes",
+      "analyse-aliases",     "find-groups",          "form-groups",     "read-attributes",
+      "eliminate-dead-code", "restore-in-place"};
+  return names;
+}
+
+void fail_pass_stage(const std::string& stage) {
+  const auto& names = pass_stages();
+  const auto place = std::find(names.begin(), names.end(), stage);
+  TORCH_CHECK_VALUE(stage.empty() || place != names.end(), "the pass has no stage '", stage, "'");
+  failing_stage = static_cast<Stage>(place - names.begin());
 }
 
 } // namespace torchmdla

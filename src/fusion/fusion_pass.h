@@ -38,7 +38,8 @@ enum class Refusal {
   value_type,
   changing_integer,
   left_out,
-  not_worth_it
+  not_worth_it,
+  failed_pass
 };
 
 // What people read of it; `device` takes the operators.
@@ -60,12 +61,22 @@ struct FusionOptions {
   std::vector<size_t> left_out = {}; // numbers of the nodes of the graph's own block that join none
   // Is told of the operators in no group, while the graph has the nodes that it had.
   std::function<void(const Ungrouped&)> ungrouped = nullptr;
+  // Is told why the pass failed, where it did.
+  std::function<void(const std::string&)> failed = nullptr;
 };
 
 // Merges what `table` takes into maximal groups, in every block of `graph`. Pure C++: it runs under
 // the executor's compile lock, where taking the GIL deadlocks. Returns the number of groups made.
+// Throws nothing: where a stage of the pass fails, the graph is as it was before.
 size_t fuse_groups(const std::shared_ptr<torch::jit::Graph>& graph, const DeviceTable& table,
                    const FusionOptions& options = {});
+
+// The stages of `fuse_groups` by name, in order.
+const std::vector<std::string>& pass_stages();
+
+// Tests let this stage fail whenever it is reached, until they name another one; an empty name
+// stands for none. Throws if there is no such stage.
+void fail_pass_stage(const std::string& stage);
 
 // Marks the groups of a block as such.
 void mark_first_run(torch::jit::Block* block);

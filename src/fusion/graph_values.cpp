@@ -81,6 +81,61 @@ Node* node_in_block(Node* node, const Block* block) {
 
 namespace {
 
+bool always_raises(const Block* block) {
+  return std::any_of(block->nodes().begin(), block->nodes().end(), [](const Node* node) {
+    if (node->kind() == prim::RaiseException) return true;
+    const auto sides = node->blocks();
+    return node->kind() == prim::If && std::all_of(sides.begin(), sides.end(), always_raises);
+  });
+}
+
+void collect_uninitialised(const Block* block, ValueSet& values);
+
+void collect_of_branch(const Node* node, ValueSet& values) {
+  for (const auto* side : node->blocks()) {
+    collect_uninitialised(side, values);
+    if (always_raises(side)) continue;
+    for (size_t i = 0; i < node->outputs().size(); ++i)
+      if (values.count(side->outputs()[i])) values.insert(node->outputs()[i]);
+  }
+}
+
+// A value that the loop carries has content in all iterations or may have none in any.
+void collect_of_loop(const Node* node, ValueSet& values) {
+  const auto* body = node->blocks()[0];
+  size_t known = 0;
+  do {
+    known = values.size();
+    for (size_t i = 0; i < node->outputs().size(); ++i) {
+      if (!values.count(node->inputs()[i + 2]) && !values.count(body->outputs()[i + 1])) continue;
+      values.insert(body->inputs()[i + 1]);
+      values.insert(node->outputs()[i]);
+    }
+    collect_uninitialised(body, values);
+  } while (values.size() != known);
+}
+
+void collect_uninitialised(const Block* block, ValueSet& values) {
+  for (const auto* node : block->nodes()) {
+    if (node->kind() == prim::Uninitialized)
+      values.insert(node->output());
+    else if (node->kind() == prim::If)
+      collect_of_branch(node, values);
+    else if (node->kind() == prim::Loop)
+      collect_of_loop(node, values);
+  }
+}
+
+} // namespace
+
+ValueSet uninitialised_values(const Block* block) {
+  ValueSet values;
+  collect_uninitialised(block, values);
+  return values;
+}
+
+namespace {
+
 bool is_constant_number(const Value* value) {
   const auto constant = torch::jit::toIValue(value);
   return constant && (!constant->isTensor() || constant->toTensor().dim() == 0);

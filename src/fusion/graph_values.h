@@ -32,6 +32,10 @@ void for_each_input(torch::jit::Node* node, const std::function<void(torch::jit:
 // The node of `block` that `node` is or is nested in; null when it stands outside of it.
 torch::jit::Node* node_in_block(torch::jit::Node* node, const torch::jit::Block* block);
 
+// The values of `block` that some path leaves without content: what `prim::Uninitialized` makes,
+// and what branches and loops make of that. A side that raises leaves nothing behind it.
+ValueSet uninitialised_values(const torch::jit::Block* block);
+
 // Tensors that are integers in disguise: tracing writes `x.size(0) // 2` as arithmetic on 0-d
 // tensors from `prim::NumToTensor`. They are known once the sizes are.
 //

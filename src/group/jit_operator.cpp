@@ -52,7 +52,7 @@ void run_pass(std::shared_ptr<Graph>& graph) {
     count(one);
     if (!refused && is_of_device(one.refusal)) refused = describe(one, table->device);
   };
-  const auto groups = fuse_groups(graph, *table, {.ungrouped = note});
+  const auto groups = fuse_groups(graph, *table, {.ungrouped = note, .failed = count_failed_pass});
   statistics().groups += static_cast<int64_t>(groups);
   if (groups == 0 && refused) warn_of_no_group(*refused);
   if (!has_run()) mark_first_run(graph->block());

@@ -114,7 +114,8 @@ std::unique_ptr<ModeSpecialisedGroup::Variant> ModeSpecialisedGroup::make_open()
     fuse_groups(grouped, *table,
                 {.open_conditions = OpenConditions::assume_violated,
                  .parameters = parameters_,
-                 .ungrouped = count_ungrouped(*table)});
+                 .ungrouped = count_ungrouped(*table),
+                 .failed = count_failed_pass});
   made->grouped.emplace(grouped, name_);
   return made;
 }
@@ -122,7 +123,10 @@ std::unique_ptr<ModeSpecialisedGroup::Variant> ModeSpecialisedGroup::make_open()
 void ModeSpecialisedGroup::group_anew(Variant& variant) const {
   auto grouped = variant.graph->copy();
   if (const auto table = device_table(device_))
-    fuse_groups(grouped, *table, {.parameters = parameters_, .ungrouped = count_ungrouped(*table)});
+    fuse_groups(grouped, *table,
+                {.parameters = parameters_,
+                 .ungrouped = count_ungrouped(*table),
+                 .failed = count_failed_pass});
   const auto* group = only_group(*grouped);
   if (!group || group->hasAttribute(flags_attribute())) {
     variant.grouped.emplace(grouped, name_);

@@ -111,7 +111,8 @@ Subgraph::Division ScriptSubgraph::divide(const std::vector<size_t>& left_out,
                   {.open_conditions = OpenConditions::assume_violated,
                    .parameters = parameters,
                    .left_out = left_out,
-                   .ungrouped = count_ungrouped(*table)}) == 0)
+                   .ungrouped = count_ungrouped(*table),
+                   .failed = count_failed_pass}) == 0)
     return nullptr;
   TORCH_CHECK(!has_group_of(*graph, structure(device_, parameters), device_),
               "torchmdla: a division leaves nothing out");

@@ -1,6 +1,7 @@
 #include "ungrouped.h"
 
 #include "fusion/device_table.h"
+#include "statistics.h"
 #include "support/forks.h"
 
 #include <mutex>
@@ -53,6 +54,11 @@ std::function<void(const Ungrouped&)> count_ungrouped(const DeviceTable& table) 
     const Guard guard(counts().mutex);
     ++counts().counts[std::move(described)];
   };
+}
+
+void count_failed_pass(const std::string& error) {
+  statistics().fallbacks.count(
+      "the pass that forms groups failed on a graph, which is as it was: " + error);
 }
 
 std::map<UngroupedOperator, int64_t> ungrouped_operators() {

@@ -31,6 +31,9 @@ UngroupedOperator describe(const Ungrouped& one, const std::string& device);
 // Counts what a pass by `table` leaves outside, but for what it was told to leave out.
 std::function<void(const Ungrouped&)> count_ungrouped(const DeviceTable& table);
 
+// Counts a graph that a pass failed on, among the fallbacks of this process.
+void count_failed_pass(const std::string& error);
+
 // In how many graphs each stands.
 std::map<UngroupedOperator, int64_t> ungrouped_operators();
 
