@@ -275,6 +275,25 @@ def half_precisions(b: Builder) -> list[Value]:
 
 
 @case
+def short_rows_of_half_precision(b: Builder) -> list[Value]:
+    """Rows that are shorter than a vector, of numbers that processors without instructions for them convert."""
+    x, y = b.input(normal(4, 3)), b.input(normal(3, 6))
+    half = b.input(normal(7, 5, dtype=torch.bfloat16))
+    product = b.op("aten.mm", [x, y], x.tensor @ y.tensor)
+    turned = b.op("aten.transpose.int", [half, 0, 1], half.tensor.mT)
+    flipped = b.op("aten.flip", [half, [0, 1]], half.tensor.flip(0, 1))
+    every_second = b.op("aten.slice.Tensor", [half, 1, 0, 5, 2], half.tensor[:, ::2])
+    return [
+        b.op("aten.to.dtype", [product, 15, False, False, None], product.tensor.bfloat16()),
+        b.op("aten.to.dtype", [turned, 6, False, False, None], turned.tensor.float()),
+        b.op("aten.to.dtype", [every_second, 6, False, False, None], every_second.tensor.float()),
+        b.op("aten.clone", [turned, None], turned.tensor.clone()),
+        b.op("aten.mul.Tensor", [flipped, half], flipped.tensor * half.tensor),
+        b.op("aten.cat", [[half, half], 1], torch.cat([half.tensor] * 2, 1)),
+    ]
+
+
+@case
 def conversions(b: Builder) -> list[Value]:
     x = b.input(normal(4, 37) * 10)
     codes = {3: torch.int32, 4: torch.int64, 7: torch.float64, 11: torch.bool}
@@ -409,7 +428,10 @@ def test_equals_eager(name: str) -> None:
 @pytest.mark.parametrize("target", [name for name in TARGETS if name != "host"])
 @pytest.mark.parametrize(
     "name",
-    ["elementwise", "matrix_products", "linear_layers", "convolution_strided", "softmax", "reductions", "booleans"],
+    [
+        *("elementwise", "matrix_products", "linear_layers", "convolution_strided", "softmax", "reductions"),
+        *("booleans", "half_precisions", "short_rows_of_half_precision"),
+    ],
 )
 def test_equals_eager_with_narrow_vectors(name: str, target: str) -> None:
     builder = Builder()

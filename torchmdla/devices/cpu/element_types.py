@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-# How scalars lie in memory: bool is one byte, and an index is 64 bits wide on every target.
-_STORED = {"i1": "i8", "index": "i64"}
+# The types in memory: a bool is one byte, and an index is 64 bits wide on every target. A bfloat16 is an integer: where
+# the processor has no instructions for them, LLVM takes vectors of bfloat16 apart and calls a function for each.
+_STORED = {"i1": "i8", "index": "i64", "bf16": "i16"}
 
 # Bytes of every element type that kernels may touch.
 ELEMENT_BYTES = {"i8": 1, "i16": 2, "i32": 4, "i64": 8, "f16": 2, "bf16": 2, "f32": 4, "f64": 8}

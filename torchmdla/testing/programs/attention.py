@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from torchmdla.testing.programs.inputs import booleans, normal
+from torchmdla.testing.programs.inputs import booleans, booleans_of_any_byte, normal
 from torchmdla.testing.programs.program import functions, in_eval, modules, with_gradients
 
 Q, K, V = normal(2, 3, 5, 8), normal(2, 3, 7, 8), normal(2, 3, 7, 8)
@@ -75,6 +75,12 @@ def _layer(first: bool, activation: str) -> nn.TransformerEncoderLayer:
 FUNCTIONS = {
     "by_hand": (by_hand, Q, K, V),
     "by_hand_masked": (by_hand_masked, Q, K, V, booleans(5, 7)),
+    "by_hand_masked_by_any_byte": (by_hand_masked, Q, K, V, booleans_of_any_byte(5, 7)),
+    "masked_by_any_byte": (
+        lambda q, k, v, mask: functional.scaled_dot_product_attention(q, k, v, attn_mask=mask | mask[:, :1]) * 2,
+        *(Q, K, V),
+        booleans_of_any_byte(5, 7),
+    ),
     "fused": (lambda q, k, v: functional.scaled_dot_product_attention(q, k, v), Q, K, V),
     "fused_mask": (
         lambda q, k, v, mask: functional.scaled_dot_product_attention(q, k, v, mask),

@@ -8,7 +8,7 @@ import torch
 import torch.ao.quantization.fx._decomposed  # registers the operators of `quantized_decomposed`
 from torch import Tensor, nn
 
-from torchmdla.testing.programs.inputs import Draw, booleans, integers, normal
+from torchmdla.testing.programs.inputs import Draw, booleans, booleans_of_any_byte, integers, normal
 from torchmdla.testing.programs.program import Program, functions, modules, with_gradients
 
 F64 = torch.float64
@@ -25,6 +25,7 @@ DTYPES = {
     "uint8": integers(4, 6, high=200, dtype=torch.uint8),
     "bool": booleans(4, 6),
 }
+ANY_BYTE = booleans_of_any_byte(5, 33)
 
 
 def arithmetic(x: Tensor, y: Tensor) -> Tensor:
@@ -87,6 +88,28 @@ OTHERS = {
         lambda x, y, at: torch.index_put(x, (at,), y, True) | y[:1],
         *[DTYPES["bool"]] * 2,
         integers(4, high=2),
+    ),
+    "any_byte_as_numbers": (
+        lambda x: (x.to(torch.int64) * 2 + 1, x.float() * 0.5, x.to(torch.uint8) + 3, x * 3, x.sum(1), x.sum() * 2),
+        ANY_BYTE,
+    ),
+    "any_byte_in_logic": (
+        lambda x, y: (x & y, x | y, x ^ y, ~x, torch.logical_and(x, y), torch.logical_not(x) | y, x.any(0), y.all(1)),
+        *[ANY_BYTE] * 2,
+    ),
+    "any_byte_compared": (
+        lambda x, y: (x == y, x != y, x < y, x >= y, torch.maximum(x, y), x == 1, x.mT.float() @ y.float()),
+        *[ANY_BYTE] * 2,
+    ),
+    "any_byte_as_condition": (
+        lambda x, y, z: (torch.where(x, z, -z) * 2, z.masked_fill(x, -1e9).softmax(1), torch.where(x[:1], x, y) ^ y),
+        *[ANY_BYTE] * 2,
+        normal(5, 33),
+    ),
+    "any_byte_moved": (
+        lambda x, y, at: (torch.cat([x, y.flip(1)]) | x[:1], x.mT.roll(1, 0) & y.mT, x.index_put((at,), y[:3]) ^ y),
+        *[ANY_BYTE] * 2,
+        integers(3, high=5),
     ),
     "bfloat16_and_float32": (
         lambda x, y: (x * y[0, 0] + x, x + y, torch.cat([x, y]), x.exp().sum(1)),

@@ -47,6 +47,17 @@ def booleans(*shape: int) -> Draw:
     return Draw(lambda generator: torch.rand(shape, generator=generator) > 0.5)
 
 
+def booleans_of_any_byte(*shape: int) -> Draw:
+    """True and False, each as likely. True is any byte but 0, as in a view of other memory."""
+    return Draw(
+        lambda generator: (
+            (torch.randint(1, 256, shape, generator=generator) * torch.randint(2, shape, generator=generator))
+            .to(torch.uint8)
+            .view(torch.bool)
+        )
+    )
+
+
 def permutation(count: int) -> Draw:
     """0 to ``count - 1`` in any order."""
     return Draw(lambda generator: torch.randperm(count, generator=generator))

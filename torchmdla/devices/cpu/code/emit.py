@@ -13,7 +13,7 @@ from torch_mlir import ir
 from torch_mlir.dialects import llvm
 from torch_mlir.execution_engine import ExecutionEngine
 
-from torchmdla.compiler.mlir import explained, run
+from torchmdla.compiler.mlir import explained, ops_named, run
 from torchmdla.compiler.program import Target
 from torchmdla.devices.cpu.code.llvm_options import configure
 from torchmdla.devices.cpu.machine import converts_bf16
@@ -30,8 +30,12 @@ _REGIONS = (
     "lower-affine",
 )
 
-# Conversions to bfloat16 as integer operations: ahead of everything that makes others of them.
-_WITHOUT_BF16 = ("arith-expand{include-bf16=true}",)
+# Operations in bfloat16 as ones in float32, then conversions as integer operations: ahead of everything that makes
+# others of them.
+_WITHOUT_BF16 = (
+    "arith-emulate-unsupported-floats{source-types=bf16 target-type=f32}",
+    "arith-expand{include-bf16=true}",
+)
 
 _TO_LLVM = (
     "canonicalize",
@@ -60,6 +64,23 @@ def to_llvm(module: ir.Module, target: Target, has_regions: bool) -> None:
             run(module, *_REGIONS)
         # To verify a module takes longer than most of these passes do.
         run(module, *ahead, *_TO_LLVM, verify_each=is_asked_for())
+        if has_regions:
+            _read_bools_as_bytes(module)
+
+
+def _read_bools_as_bytes(module: ir.Module) -> None:
+    """Makes every byte but 0 a true bool. Kernels read bools so; LLVM takes the lowest bit of what regions read."""
+    with module.context:
+        bit, byte = (ir.IntegerType.get_signless(width) for width in (1, 8))
+    for load in ops_named(module.operation, {"llvm.load"}):
+        if load.results[0].type != bit:
+            continue
+        with ir.InsertionPoint(load), load.location:
+            value = llvm.load(byte, load.operands[0])
+            zero = llvm.ConstantOp(byte, ir.IntegerAttr.get(byte, 0)).result
+            truth = llvm.icmp(llvm.ICmpPredicate.ne, value, zero)
+        load.results[0].replace_all_uses_with(truth)
+        load.erase()
 
 
 def fold(module: ir.Module) -> None:

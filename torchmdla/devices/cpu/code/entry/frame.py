@@ -122,11 +122,16 @@ class Frame:
         known = scalar in self._slots
         pointer = self._slot(scalar)
         if not known:
-            value, kind = self.value(scalar), scalar.type
-            if stored(kind) != kind:
-                value = self.text.define(f"llvm.zext {value} : {kind} to {stored(kind)}")
-            self.text.add(f"llvm.store {value}, {pointer} : {stored(kind)}, !llvm.ptr")
+            value = self.to_memory(self.value(scalar), scalar.type)
+            self.text.add(f"llvm.store {value}, {pointer} : {stored(scalar.type)}, !llvm.ptr")
         return pointer
+
+    def to_memory(self, value: str, kind: str) -> str:
+        """The value of type ``kind`` as memory holds it."""
+        if stored(kind) == kind:
+            return value
+        convert = "llvm.zext" if kind == "i1" else "llvm.bitcast"
+        return self.text.define(f"{convert} {value} : {kind} to {stored(kind)}")
 
     def status(self) -> str:
         """The address of the slot that kernels write to if they fail."""

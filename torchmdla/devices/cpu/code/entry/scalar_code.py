@@ -21,15 +21,16 @@ class ScalarCode:
         align = ELEMENT_BYTES[kind]
         value = self._text.define(f"llvm.load {pointer} {{alignment = {align} : i64}} : !llvm.ptr -> {kind}")
         own = computed(step.buffer.element)
-        if own != kind:
-            value = self._text.define(f"llvm.trunc {value} : {kind} to {own}")
+        if own == "i1":
+            zero = self._text.define(f"arith.constant 0 : {kind}")
+            value = self._text.define(f"arith.cmpi ne, {value}, {zero} : {kind}")
+        elif own != kind:
+            value = self._text.define(f"llvm.bitcast {value} : {kind} to {own}")
         self._frame.values[step.scalar] = value
 
     def store(self, step: StoreStep) -> None:
         pointer, kind = self._address(step)
-        value, own = self._frame.value(step.scalar), computed(step.buffer.element)
-        if own != kind:
-            value = self._text.define(f"llvm.zext {value} : {own} to {kind}")
+        value = self._frame.to_memory(self._frame.value(step.scalar), computed(step.buffer.element))
         align = ELEMENT_BYTES[kind]
         self._text.add(f"llvm.store {value}, {pointer} {{alignment = {align} : i64}} : {kind}, !llvm.ptr")
 

@@ -156,36 +156,39 @@ class MemoryWriter(InstructionWriter):
         return self._gather(pointer, indices, element, active)
 
     def _load(self, pointer: str, element: str, lanes: int = 1, active: Count | None = None) -> Value:
+        return self._from_memory(self._load_memory(pointer, element, lanes, active), element, lanes)
+
+    def _load_memory(self, pointer: str, element: str, lanes: int, active: Count | None = None) -> str:
         memory = vector_type(stored(element), lanes)
         align = ELEMENT_BYTES[stored(element)]
         if active is None or active == lanes:
-            name = self._define(f"llvm.load {pointer} {{alignment = {align} : i64}} : !llvm.ptr -> {memory}")
-        else:
-            mask, rest = self._mask(active), self._zero(stored(element), lanes)
-            name = self._define(
-                f"llvm.intr.masked.load {pointer}, {mask}, {rest} {{alignment = {align} : i32}} : "
-                f"(!llvm.ptr, vector<{lanes}xi1>, {memory}) -> {memory}"
-            )
-        return self._from_memory(name, element, lanes)
+            return self._define(f"llvm.load {pointer} {{alignment = {align} : i64}} : !llvm.ptr -> {memory}")
+        mask, rest = self._mask(active), self._zero(stored(element), lanes)
+        return self._define(
+            f"llvm.intr.masked.load {pointer}, {mask}, {rest} {{alignment = {align} : i32}} : "
+            f"(!llvm.ptr, vector<{lanes}xi1>, {memory}) -> {memory}"
+        )
 
     def _from_memory(self, name: str, element: str, lanes: int) -> Value:
-        if stored(element) != element:
-            memory = vector_type(stored(element), lanes)
-            name = self._define(f"arith.trunci {name} : {memory} to {vector_type(element, lanes)}")
+        memory = vector_type(stored(element), lanes)
+        if element == "i1":
+            name = self._define(f"arith.cmpi ne, {name}, {self._zero('i8', lanes)} : {memory}")
+        elif stored(element) != element:
+            name = self._define(f"arith.bitcast {name} : {memory} to {vector_type(element, lanes)}")
         return Value(name, element, lanes)
 
     def _to_memory(self, value: Value) -> str:
         if stored(value.element) == value.element:
             return value.name
-        return self._define(f"arith.extui {value.name} : {value.type} to {vector_type('i8', value.lanes)}")
+        convert = "arith.extui" if value.element == "i1" else "arith.bitcast"
+        memory = vector_type(stored(value.element), value.lanes)
+        return self._define(f"{convert} {value.name} : {value.type} to {memory}")
 
     def _load_reversed(self, pointer: str, element: str) -> Value:
         """The element at ``pointer``, then those before it."""
         lanes = self.schedule.lanes
-        memory, align = vector_type(stored(element), lanes), ELEMENT_BYTES[stored(element)]
-        start = self._offset(pointer, 1 - lanes, element)
-        rising = self._define(f"llvm.load {start} {{alignment = {align} : i64}} : !llvm.ptr -> {memory}")
-        return self._from_memory(self._reversed(rising, memory), element, lanes)
+        rising = self._load_memory(self._offset(pointer, 1 - lanes, element), element, lanes)
+        return self._from_memory(self._reversed(rising, vector_type(stored(element), lanes)), element, lanes)
 
     def _reversed(self, name: str, memory: str) -> str:
         picks = list(reversed(range(self.schedule.lanes)))
@@ -196,13 +199,13 @@ class MemoryWriter(InstructionWriter):
         lanes, used = self.schedule.lanes, 2 * active - 1
         starts = (0, lanes - 1) if used > lanes else (0, 0)
         halves = [
-            self._load(self._offset(pointer, start, element), element, lanes, min(lanes, used - start))
+            self._load_memory(self._offset(pointer, start, element), element, lanes, min(lanes, used - start))
             for start in starts
         ]
         picks = [2 * k if 2 * k < lanes else lanes + 2 * k - (lanes - 1) for k in range(lanes)]
-        kind = halves[0].type
-        name = self._define(f"vector.shuffle {halves[0].name}, {halves[1].name} {picks} : {kind}, {kind}")
-        return Value(name, element, lanes)
+        kind = vector_type(stored(element), lanes)
+        name = self._define(f"vector.shuffle {halves[0]}, {halves[1]} {picks} : {kind}, {kind}")
+        return self._from_memory(name, element, lanes)
 
     def _lane_offsets(self, stride: int | Size) -> str:
         if isinstance(stride, Size):
