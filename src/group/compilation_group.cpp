@@ -492,6 +492,9 @@ void CompilationGroup::compile(std::shared_ptr<Claim> claim, Record record) {
 void CompilationGroup::compile(Claim& claim, const Record& record) {
   RECORD_USER_SCOPE("mdla::compile");
   const c10::AutoGradMode no_grad(false);
+  // Importing asks PyTorch for the default dtype, which may be another one by now in the
+  // background. A later call compiles then.
+  if (!has_default_dtype(claim.signature)) return;
   if (!group_.subgraph->conditions_hold(record)) {
     auto made = std::make_shared<Specialisation>();
     made->signature = claim.signature;

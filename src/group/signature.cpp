@@ -6,6 +6,7 @@
 #include <ATen/autocast_mode.h>
 #include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
+#include <c10/core/DefaultDtype.h>
 #include <c10/core/Device.h>
 #include <c10/util/hash.h>
 
@@ -113,6 +114,15 @@ constexpr std::array<Product, 3> products{{{at::Float32Op::MATMUL, "matmul"},
                                            {at::Float32Op::CONV, "conv"},
                                            {at::Float32Op::RNN, "rnn"}}};
 
+// Where the default dtype is in a signature's last entry, behind the dtype of autocast.
+constexpr int default_dtype_bit = 16;
+
+// Zero for float32, as signatures in older packages have it.
+int64_t mode_of_default_dtype() {
+  const auto dtype = static_cast<int64_t>(c10::get_default_dtype_as_scalartype());
+  return (dtype ^ static_cast<int64_t>(at::kFloat)) << default_dtype_bit;
+}
+
 // Entries of a tensor's or a list's signature in front of the numbers, and of what it is quantised
 // by.
 constexpr size_t entries_before_numbers = 2;
@@ -175,7 +185,11 @@ void append_modes(Signature& signature) {
   if (at::autocast::is_autocast_enabled(at::kCPU))
     modes |= (1 | static_cast<int64_t>(at::autocast::get_autocast_dtype(at::kCPU)) << 1)
              << products.size();
-  signature.push_back(modes);
+  signature.push_back(modes | mode_of_default_dtype());
+}
+
+bool has_default_dtype(const Signature& signature) {
+  return (signature.back() >> default_dtype_bit) == (mode_of_default_dtype() >> default_dtype_bit);
 }
 
 std::vector<std::string> bf16_products(const Signature& signature) {

@@ -20,12 +20,15 @@ using Signature = c10::SmallVector<int64_t, 256>;
 // Appends `value`; false when it is of a kind that no group takes.
 bool append_signature(const c10::IValue& value, Signature& signature);
 
-// Appends one entry: the dtype of autocast, and which products of float32 PyTorch's settings allow
-// to be of bfloat16. No input says that, but results depend on it.
+// Appends one entry: the default dtype, the dtype of autocast, and which products of float32
+// PyTorch's settings allow to be of bfloat16. No input tells them, but results depend on them.
 void append_modes(Signature& signature);
 
 // Such products by their names in torch.backends.mkldnn, as a whole signature has them.
 std::vector<std::string> bf16_products(const Signature& signature);
+
+// Whether the default dtype is still that of a whole signature.
+bool has_default_dtype(const Signature& signature);
 
 // For each entry of a value's signature, whether it is a size or an integer: what may vary while
 // everything else stays as it is.

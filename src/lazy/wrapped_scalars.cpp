@@ -22,14 +22,11 @@ bool is_number(const c10::IValue& value) {
 // would go by.
 at::ScalarType dtype_of_numbers(std::span<const c10::IValue> arguments) {
   at::native::ResultTypeState state;
-  bool has_dimensions = false;
   for (const auto& argument : arguments)
     for_each_tensor(argument, [&](const at::Tensor& tensor) {
       state = at::native::update_result_type_state(tensor, state);
-      has_dimensions |= tensor.dim() != 0;
     });
-  const auto dtype = at::native::result_type(state);
-  return at::isReducedFloatingType(dtype) && has_dimensions ? at::kFloat : dtype;
+  return at::isReducedFloatingType(state.dimResult) ? at::kFloat : at::native::result_type(state);
 }
 
 } // namespace

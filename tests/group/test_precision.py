@@ -1,4 +1,4 @@
-"""Precisions by PyTorch's own switches: autocast, and products of float32 that may be of bfloat16."""
+"""Precisions by PyTorch's switches: autocast, the default dtype, and products of float32 that may be of bfloat16."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import torchmdla
 from torchmdla import _C, devices
 from torchmdla.capture import background
 from torchmdla.testing.compare import TOLERANCES, assert_matches
+from torchmdla.testing.frontends import variant_of
 
 X = torch.randn(8, 64)
 
@@ -204,3 +205,59 @@ def test_it_is_a_setting_of_torch() -> None:
             # That is more than there was: a setting of its own, which the one for all products does not reach.
             torch._C._set_fp32_precision_setter("mkldnn", "matmul", "none")
     assert torch.equal(found, exact) is not devices.get("cpu").multiplies_bf16
+
+
+@contextlib.contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def floats_of_integers(x: Tensor, y: Tensor) -> list[Tensor]:
+    quotient = x / y
+    quotient += x
+    return [quotient * 2 + 1, torch.sin(x) * 2, x * 0.5 + y, torch.logsumexp(x.exp(), 0) * 2 + x, torch.exp(x / y)]
+
+
+INTEGERS = torch.arange(8), torch.arange(1, 9)
+WAYS = ["torchscript:trace", "torchscript:script", "dynamo:compile", "export:export", "dispatch:capture"]
+
+
+@pytest.mark.parametrize("way", [*WAYS, "lazy:step", "acap:device"])
+def test_the_default_dtype_is_part_of_a_specialisation(way: str) -> None:
+    variant = variant_of(way)
+    variant.prepare()
+    inputs = tuple(x.to(variant.device) for x in INTEGERS)
+    function = variant.capture(floats_of_integers, inputs, ("forward",))["forward"]
+    with torch.no_grad():
+        for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float32):
+            with default_dtype(dtype):
+                found = [function(*inputs) for _ in range(3)][-1]
+                assert_matches([x.cpu() for x in found], floats_of_integers(*INTEGERS), layers=2)
+    assert torchmdla.stats().fallbacks == {}
+
+
+def test_the_default_dtype_of_a_call_counts() -> None:
+    """A compile in the background may come when another one is set."""
+    queue: list[Callable[[], None]] = []
+    scripted = warmed_up(torch.jit.script(floats_of_integers), *INTEGERS)
+    torchmdla.enable(background=True)
+    _C.set_submit(queue.append)
+    try:
+        for _ in range(2):
+            with torch.no_grad(), default_dtype(torch.float64):
+                found, wanted = scripted(*INTEGERS), floats_of_integers(*INTEGERS)
+            assert_matches(found, wanted)
+            assert len(queue) == 1
+            queue.pop()()
+        with torch.no_grad(), default_dtype(torch.float64):
+            scripted(*INTEGERS)
+            queue.pop()()
+            assert_matches(scripted(*INTEGERS), wanted)
+        assert torchmdla.stats().specialisations == 2
+    finally:
+        _C.set_submit(background.submit)

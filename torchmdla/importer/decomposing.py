@@ -25,14 +25,15 @@ def traced(name: str, operands: Sequence[object]) -> Trace:
     """
     arguments: Any = map_structure(described, list(operands))
     # A trace of sizes that remember where they come from decides for one run alone.
-    return (_trace if _varies(arguments) else _cached_trace)(name, arguments)
+    if _varies(arguments):
+        return trace(_decomposition(name), arguments)
+    return _cached_trace(name, arguments, torch.get_default_dtype())
 
 
-def _trace(name: str, arguments: tuple[object, ...]) -> Trace:
+@lru_cache(maxsize=512)
+def _cached_trace(name: str, arguments: tuple[object, ...], default_dtype: torch.dtype) -> Trace:
+    """Trace a decomposition, which may read the default dtype."""
     return trace(_decomposition(name), arguments)
-
-
-_cached_trace = lru_cache(maxsize=512)(_trace)
 
 
 def _varies(arguments: Sequence[object]) -> bool:

@@ -31,7 +31,7 @@ def call_in_place(
 ) -> Operand:
     """The result of an op in place; ``meta`` is what was seen of it."""
     name = functional(qualified_name(schema))
-    made = replace(meta, dtype=_dtype(name, map_structure(_described, list(operands))))
+    made = replace(meta, dtype=_dtype(name, map_structure(_described, list(operands)), torch.get_default_dtype()))
     (result,) = builder.call(schema_of(name), operands, [made])
     value = as_tensor(builder.emitter, result)
     assert isinstance(value, Value)
@@ -46,8 +46,8 @@ def _described(operand: Operand) -> object:
 
 
 @lru_cache(maxsize=512)
-def _dtype(name: str, arguments: tuple[object, ...]) -> torch.dtype:
-    """What PyTorch promotes the arguments of an op to."""
+def _dtype(name: str, arguments: tuple[object, ...], default_dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype that PyTorch promotes the arguments of an op to, which may be the default dtype."""
     recorded = trace(composite(name), arguments)
     metas = {ref: meta for call in recorded.calls for ref, meta in zip(call.results, call.metas, strict=True)}
     (output,) = recorded.outputs
