@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -185,7 +186,8 @@ class ProgramBuilder:
         for argument, operand in zip(schema.arguments, operands, strict=False):
             if argument.name in _UNVERSIONED and isinstance(operand, Value):
                 self._unversioned.add(operand.name)
-        return translate(self.emitter, *self._with_size_arguments(schema, operands), metas)
+        results = translate(self.emitter, *self._with_size_arguments(schema, operands), metas)
+        return [_with_strides(result, meta) for result, meta in zip(results, metas, strict=True)]
 
     def _with_size_arguments(
         self, schema: torch._C.FunctionSchema, operands: Sequence[Operand]
@@ -282,6 +284,15 @@ class ProgramBuilder:
         assert physical.meta is not None
         results.append((Result(dtype_name(meta.dtype), physical.meta.shape), physical))
         return OutputBinding("result", len(results) - 1, invert(order), quantisation=meta.quantisation)
+
+
+def _with_strides(result: Any, meta: Any) -> Operand:
+    """Return a result with the strides that were seen of it: eager's kernels choose by them how they compute."""
+    if isinstance(meta, list | tuple):
+        return [_with_strides(*pair) for pair in zip(result, meta, strict=True)]
+    if not isinstance(meta, TensorMeta) or not isinstance(result, Value) or result.meta is None:
+        return result
+    return replace(result, meta=replace(result.meta, strides=meta.strides))
 
 
 def _number(operand: Operand) -> Operand:

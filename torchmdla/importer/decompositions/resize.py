@@ -7,40 +7,40 @@ the corner elements do.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-# The length of a dimension, its new length, the step between samples, align_corners -> [(indices, weights or None)].
-Taps = Callable[[Tensor, int, int, float, bool], "list[tuple[Tensor, Tensor | None]]"]
+# The numbers of the new elements, the old length, the step between samples, align_corners -> [(indices, weights or
+# None)].
+Taps = Callable[[Tensor, int, float, bool], "list[tuple[Tensor, Tensor | None]]"]
 
 
-def _nearest(value: Tensor, length: int, new: int, step: float, align: bool) -> list[tuple[Tensor, Tensor | None]]:
-    return [(_element_at(_steps(value, new) * step, length), None)]
+def _nearest(numbers: Tensor, length: int, step: float, align: bool) -> list[tuple[Tensor, Tensor | None]]:
+    return [(_element_at(numbers * step, length), None)]
 
 
-def _nearest_of_centres(
-    value: Tensor, length: int, new: int, step: float, align: bool
-) -> list[tuple[Tensor, Tensor | None]]:
-    return [(_element_at((_steps(value, new) + 0.5) * step, length), None)]
+def _nearest_of_centres(numbers: Tensor, length: int, step: float, align: bool) -> list[tuple[Tensor, Tensor | None]]:
+    return [(_element_at((numbers + 0.5) * step, length), None)]
 
 
 def _element_at(place: Tensor, length: int) -> Tensor:
-    return torch.floor(place).to(torch.int64).clamp(0, length - 1)
+    """Return the element at a place, which PyTorch's kernels round to float32 even in float64."""
+    return torch.floor(place.to(torch.float32)).to(torch.int64).clamp(0, length - 1)
 
 
-def _linear(value: Tensor, length: int, new: int, step: float, align: bool) -> list[tuple[Tensor, Tensor | None]]:
-    place = _places(value, new, step, align).clamp(min=0.0)
+def _linear(numbers: Tensor, length: int, step: float, align: bool) -> list[tuple[Tensor, Tensor | None]]:
+    place = _places(numbers, step, align).clamp(min=0.0)
     low = torch.floor(place)
     part = place - low
     index = low.to(torch.int64)
     return [(index.clamp(0, length - 1), 1.0 - part), ((index + 1).clamp(0, length - 1), part)]
 
 
-def _cubic(value: Tensor, length: int, new: int, step: float, align: bool) -> list[tuple[Tensor, Tensor | None]]:
-    place = _places(value, new, step, align)
+def _cubic(numbers: Tensor, length: int, step: float, align: bool) -> list[tuple[Tensor, Tensor | None]]:
+    place = _places(numbers, step, align)
     low = torch.floor(place)
     part = place - low
     index = low.to(torch.int64)
@@ -62,12 +62,8 @@ def _far(distance: Tensor) -> Tensor:
     return ((_A * distance - 5.0 * _A) * distance + 8.0 * _A) * distance - 4.0 * _A
 
 
-def _steps(value: Tensor, new: int) -> Tensor:
-    return torch.arange(new, device=value.device).to(value.dtype)
-
-
-def _places(value: Tensor, new: int, step: float, align: bool) -> Tensor:
-    return _steps(value, new) * step if align else (_steps(value, new) + 0.5) * step - 0.5
+def _places(numbers: Tensor, step: float, align: bool) -> Tensor:
+    return numbers * step if align else (numbers + 0.5) * step - 0.5
 
 
 def _step(length: int, new: int, scale: float | None, align: bool) -> float:
@@ -76,14 +72,16 @@ def _step(length: int, new: int, scale: float | None, align: bool) -> float:
     return 1.0 / scale if scale is not None and scale > 0 else length / new
 
 
-def _resize_dim(taps: Taps, value: Tensor, dim: int, new: int, scale: float | None, align: bool) -> Tensor:
+def _resize_dim(
+    taps: Taps, value: Tensor, dim: int, new: int, scale: float | None, align: bool, dtype: torch.dtype
+) -> Tensor:
     length = value.size(dim)
     if length == new and scale in (None, 1.0):
         return value
     shape = [-1 if d == dim else 1 for d in range(value.dim())]
     step = _step(length, new, scale, align)
     terms = []
-    for index, weight in taps(value, length, new, step, align):
+    for index, weight in taps(torch.arange(new, device=value.device).to(dtype), length, step, align):
         term = torch.index_select(value, dim, index)
         terms.append(term if weight is None else term * weight.view(shape))
     return sum(terms[1:], start=terms[0])
@@ -91,10 +89,44 @@ def _resize_dim(taps: Taps, value: Tensor, dim: int, new: int, scale: float | No
 
 def _resize(taps: Taps, value: Tensor, sizes: Sequence[int], scales: Sequence[float | None], align: bool) -> Tensor:
     first = value.dim() - len(sizes)
+    dtype, ratios = value.dtype, _RATIOS_WITHOUT_SCALE.get(taps, ())
+    if taps in (_nearest, _nearest_of_centres):
+        is_vectorised = _is_vectorised(value, sizes)
+        dtype = torch.float64 if dtype == torch.float64 and not is_vectorised else torch.float32
+        ratios = ratios if is_vectorised else ()
+    scales = _without_needless(scales, ratios, value.shape[first:], sizes)
     # The innermost dimension first, as PyTorch's kernels sum.
     for offset in reversed(range(len(sizes))):
-        value = _resize_dim(taps, value, first + offset, sizes[offset], scales[offset], align)
+        value = _resize_dim(taps, value, first + offset, sizes[offset], scales[offset], align, dtype)
     return value
+
+
+# The kernels of PyTorch that ignore the scale of a dimension, and its new length in parts of the old one then: the
+# linear ones copy, and the vectorised one of the nearest element copies or halves places.
+_RATIOS_WITHOUT_SCALE: Mapping[Taps, Sequence[int]] = {_linear: (1,), _nearest: (1, 2)}
+
+# The largest sum of the two sizes of an image that PyTorch's vectorised kernel takes in every memory format.
+_SMALL_IMAGE = 128
+_CHANNELS_LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
+
+
+def _is_vectorised(value: Tensor, sizes: Sequence[int]) -> bool:
+    """Return whether PyTorch finds nearest elements by its vectorised kernel, which is for images and volumes."""
+    if len(sizes) not in _CHANNELS_LAST:
+        return False
+    if len(sizes) == 2 and sizes[0] + sizes[1] <= _SMALL_IMAGE:
+        return True
+    return value.size(1) > 3 and value.is_contiguous(memory_format=_CHANNELS_LAST[len(sizes)])
+
+
+def _without_needless(
+    scales: Sequence[float | None], ratios: Sequence[int], lengths: Sequence[int], sizes: Sequence[int]
+) -> Sequence[float | None]:
+    """Return the scales without those of dimensions whose new length is one of ``ratios`` times the old one."""
+    return [
+        None if scale is None or any(new == ratio * length for ratio in ratios) else scale
+        for scale, length, new in zip(scales, lengths, sizes, strict=True)
+    ]
 
 
 def resize(taps: Taps, spatial: int, *, aligns: bool) -> Callable[..., Tensor]:
