@@ -27,6 +27,17 @@ void unpack_list(const Node& node, Stack& stack) {
     stack.push_back(list.get(i));
 }
 
+// The operator gives undefined tensors for parts that the tensor lacks and the subgraph does not
+// use. PyTorch's interpreter raises there, because its code drops unused outputs, which is a use.
+void chunk(const Node& node, Stack& stack) {
+  const auto tensor = torch::jit::pop(stack).toTensor();
+  auto parts = tensor.chunk(node.i(torch::jit::attr::chunks), node.i(torch::jit::attr::dim));
+  TORCH_CHECK(parts.size() == node.outputs().size(), "Expected chunk to return at least ",
+              node.outputs().size(), " outputs, but got only ", parts.size());
+  for (auto& part : parts)
+    stack.emplace_back(std::move(part));
+}
+
 // An operator that takes any number of inputs is told how many, unless it was made for its node.
 void call_operator(const Node& node, Stack& stack) {
   const auto& op = node.getOperator();
@@ -45,6 +56,8 @@ void call_node(const Node& node, Stack& stack) {
     construct_list(node, stack);
   else if (node.kind() == prim::ListUnpack)
     unpack_list(node, stack);
+  else if (node.kind() == prim::ConstantChunk)
+    chunk(node, stack);
   else
     call_operator(node, stack);
   TORCH_INTERNAL_ASSERT(stack.size() == node.outputs().size());

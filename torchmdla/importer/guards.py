@@ -1,11 +1,11 @@
-"""What is checked before an op is written: indices by which it writes and integers by which it divides.
+"""What is checked before an op is written: indices, integers by which it divides, and values that eager refuses.
 
 Eager raises where an index is out of bounds; upstream reads or writes whatever lies there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -61,9 +61,27 @@ def nonzero_divisor(emitter: Emitter, operands: Sequence[Any]) -> list[Any]:
         assert tensor.meta is not None
         flags = replace(tensor.meta, dtype=torch.bool)
         nonzero = emitter.tensor_op("torch.aten.ne.Scalar", [tensor, emitter.integer(0)], flags)
-        every = emitter.tensor_op("torch.aten.all", [nonzero], TensorMeta(torch.bool, (), ()))
-        emitter.check(every, "division by zero")
+        _check_all(emitter, [nonzero], "division by zero")
     return list(operands)
+
+
+def only_row(emitter: Emitter, operands: Mapping[str, Any]) -> None:
+    """Make ``index_select`` from a single row fail for other indices than 0. Upstream reads that row for any index."""
+    sizes = operands["self"].meta.shape
+    if not sizes or sizes[operands["dim"]] == 1:
+        _check_places(emitter, operands["index"], 1)
+
+
+def in_unit_interval(*names: str) -> Callable[[Emitter, Mapping[str, Any]], None]:
+    """Return a check that every element of these operands is from 0 to 1. NaN is not."""
+
+    def check(emitter: Emitter, operands: Mapping[str, Any]) -> None:
+        for name in names:
+            value = operands[name]
+            bounds = [_compared(emitter, relation, value, number) for relation, number in (("ge", 0), ("le", 1))]
+            _check_all(emitter, bounds, f"{name} is not between 0 and 1")
+
+    return check
 
 
 def _widened(emitter: Emitter, index: object) -> object:
@@ -87,14 +105,21 @@ def _wrapped(emitter: Emitter, index: Value, size: int) -> Value:
 
 
 def _check_places(emitter: Emitter, index: Value, size: int) -> None:
-    low, high = _compared(emitter, "ge", index, 0), _compared(emitter, "lt", index, size)
-    assert low.meta is not None
-    inside = emitter.tensor_op("torch.aten.logical_and", [low, high], low.meta)
-    every = emitter.tensor_op("torch.aten.all", [inside], TensorMeta(torch.bool, (), ()))
-    emitter.check(every, "index out of bounds")
+    bounds = [_compared(emitter, "ge", index, 0), _compared(emitter, "lt", index, size)]
+    _check_all(emitter, bounds, "index out of bounds")
 
 
-def _compared(emitter: Emitter, relation: str, index: Value, number: int) -> Value:
-    assert index.meta is not None
-    flags = replace(index.meta, dtype=torch.bool)
-    return emitter.tensor_op(f"torch.aten.{relation}.Scalar", [index, emitter.integer(number)], flags)
+def _check_all(emitter: Emitter, flags: Sequence[Value], message: str) -> None:
+    """Make the call fail unless every element of all ``flags``, which have the same sizes, is true."""
+    first, *others = flags
+    assert first.meta is not None
+    for other in others:
+        first = emitter.tensor_op("torch.aten.logical_and", [first, other], first.meta)
+    every = emitter.tensor_op("torch.aten.all", [first], TensorMeta(torch.bool, (), ()))
+    emitter.check(every, message)
+
+
+def _compared(emitter: Emitter, relation: str, value: Value, number: int) -> Value:
+    assert value.meta is not None
+    flags = replace(value.meta, dtype=torch.bool)
+    return emitter.tensor_op(f"torch.aten.{relation}.Scalar", [value, emitter.integer(number)], flags)

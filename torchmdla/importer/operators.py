@@ -39,6 +39,9 @@ from torchmdla.importer.types import ProductKind
 # (``trace.py``). It must be functional: no writes.
 Decomposition = Callable[..., object]
 
+# Makes the call fail for values of the operands, by their names in the schema, that eager's kernel refuses.
+Check = Callable[[Emitter, Mapping[str, Any]], None]
+
 # Checks or changes the operands of an op right before it is written.
 Guard = Callable[[Emitter, Sequence[Any]], "list[Any]"]
 
@@ -64,6 +67,7 @@ class Operator:
         whole_with_open_floats: whether it is right, if slower, without its decomposition, which needs its numbers.
         takes_sizes: whether it may compute with sizes that vary among integers. The others look at numbers, for zero
             or a sign.
+        check: what eager's kernel checks of the operands' values and the op that is written for it does not.
         guard: what comes right before it.
         keeps_dtype: whether it is written in dtypes that are only stored (``COMPUTED`` in ``types.py``) as in others:
             it only places, selects or converts elements, or its decomposition says what is rounded. Others are
@@ -84,6 +88,7 @@ class Operator:
     needs_number: str = ""
     whole_with_open_floats: Callable[[Sequence[Any]], bool] | None = None
     takes_sizes: bool = False
+    check: Check | None = None
     guard: Guard | None = None
     keeps_dtype: bool = False
     converts: bool = False
@@ -247,7 +252,7 @@ _FUNCTIONS = (
 
 _REDUCTIONS = (
     _rows("sum sum.dim_IntList", Operator(rewrite=rewrites.check_sum)),
-    _rows("amax amin aminmax cumsum flip index_select", Operator(rewrite=rewrites.of_one_element)),
+    _rows("amax amin aminmax cumsum flip", Operator(rewrite=rewrites.of_one_element)),
     _rows(
         "cumprod",
         Operator(rewrite=rewrites.first_of(rewrites.of_one_element, rewrites.cast_first("torch.aten.cumprod"))),
@@ -365,6 +370,7 @@ _LOSSES = (
     _own("mse_loss_backward", losses.mse_loss_backward),
     _rows("cross_entropy_loss nll_loss nll_loss_nd nll_loss2d", _COMPOSITE),
     _rows("smooth_l1_loss huber_loss binary_cross_entropy", _FROM_TABLE),
+    _rows("binary_cross_entropy", Operator(check=guards.in_unit_interval("self", "target"))),
     _rows("nll_loss_forward nll_loss_backward nll_loss2d_forward nll_loss2d_backward", _FROM_TABLE),
 )
 
@@ -387,7 +393,8 @@ _INDEXING = (
         "select_scatter",
         Operator(rewrite=rewrites.unchanged_without("src"), decomposition=writing.select_scatter),
     ),
-    _rows("gather", Operator(rewrite=rewrites.gather)),
+    *(_rows(name, Operator(rewrite=rewrites.looked_up(f"torch.aten.{name}"))) for name in ("gather", "index_select")),
+    _rows("index_select", Operator(check=guards.only_row)),
     _rows("take_along_dim", _COMPOSITE),
     _rows("embedding_dense_backward", _FROM_TABLE),
 )
@@ -412,6 +419,7 @@ _MOVING = (
         Operator(rewrite=rewrites.view),
     ),
     _rows("expand expand_as broadcast_to", Operator(rewrite=rewrites.expand)),
+    _rows("narrow", Operator(rewrite=rewrites.narrow)),
     _rows("roll", Operator(rewrite=rewrites.roll)),
     _rows("cat", Operator(rewrite=rewrites.join)),
     _rows("concat", Operator(rewrite=rewrites.join, decomposition="composite")),

@@ -119,6 +119,14 @@ def expand(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) 
     return [emitter.tensor_op("torch.aten.expand", [operands["self"], sizes, emitter.boolean(False)], metas[0])]
 
 
+def narrow(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object]:
+    """A slice from the front: upstream takes an end of 0, behind a start that counts from the back, for no elements."""
+    value, start = operands["self"], operands["start"]
+    dim = operands["dim"] % len(value.meta.shape)
+    start = start + value.meta.shape[dim] if start < 0 else start
+    return [slice_along(emitter, value, dim, start, operands["length"])]
+
+
 def roll(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object]:
     """With shifts below the sizes: upstream's slices are clamped beyond. Without dims it is the flat tensor's."""
     value, shifts, dims = operands["self"], operands["shifts"], operands["dims"]
@@ -175,21 +183,29 @@ def first_of(*rewrites: Rewrite) -> Rewrite:
 
 def equal(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object] | None:
     """A tensor and itself, where upstream forgets that NaN is not equal to itself."""
-    value = operands["self"]
-    if value != operands["other"] or not value.meta.dtype.is_floating_point:
+    value, other = operands["self"], operands["other"]
+    if not isinstance(other, Value) or value.name != other.name or not value.meta.dtype.is_floating_point:
         return None
     differs = emitter.tensor_op("torch.aten.ne.Tensor", [value, value], metas[0])
     return [emitter.tensor_op("torch.aten.logical_not", [differs], metas[0])]
 
 
-def gather(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object] | None:
-    """0-d tensors as rows of one element."""
-    value, index = operands["self"], operands["index"]
-    if value.meta.shape and index.meta.shape:
-        return None
-    value, index = (viewed(emitter, x, _flat(x.meta)) for x in (value, index))
-    given = [value, emitter.integer(0), index, emitter.boolean(operands["sparse_grad"])]
-    return [viewed(emitter, emitter.tensor_op("torch.aten.gather", given, _flat(metas[0])), metas[0])]
+def looked_up(op: str) -> Rewrite:
+    """A lookup ``op`` along a dimension, with rows of one element for tensors without dimensions."""
+
+    def rewrite(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object] | None:
+        value, index = operands["self"], operands["index"]
+        if value.meta.shape and index.meta.shape:
+            return None
+        value, index = (x if x.meta.shape else viewed(emitter, x, _flat(x.meta)) for x in (value, index))
+        given = [value, emitter.integer(operands["dim"]), index]
+        if "sparse_grad" in operands:
+            given.append(emitter.boolean(operands["sparse_grad"]))
+        (meta,) = metas
+        result = emitter.tensor_op(op, given, meta if meta.shape else _flat(meta))
+        return [result if meta.shape else viewed(emitter, result, meta)]
+
+    return rewrite
 
 
 def _flat(meta: TensorMeta) -> TensorMeta:

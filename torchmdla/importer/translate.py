@@ -52,13 +52,23 @@ def _without_elements(call: OpCall) -> Results:
     return [map_structure(call.emitter.empty_tensor, meta) for meta in call.metas]
 
 
+def _checked(call: OpCall) -> Results:
+    """Write the operator's check of values, and leave the call to the next way."""
+    if call.operator.check is not None:
+        call.operator.check(call.emitter, _named(call))
+    return None
+
+
 def _rewritten(call: OpCall) -> Results:
     if call.operator.rewrite is None:
         return None
+    return call.operator.rewrite(call.emitter, _named(call), call.metas)
+
+
+def _named(call: OpCall) -> dict[str, Any]:
+    """Return the operands by the schema's names, with tensors for known 0-d ones."""
     named = zip((argument.name for argument in call.schema.arguments), call.operands, strict=True)
-    return call.operator.rewrite(
-        call.emitter, {name: as_tensor(call.emitter, operand) for name, operand in named}, call.metas
-    )
+    return {name: as_tensor(call.emitter, operand) for name, operand in named}
 
 
 def _with_one_more_dimension(call: OpCall) -> Results:
@@ -201,6 +211,7 @@ WAYS: tuple[Way, ...] = (
     precision.in_dtype_of_autocast,
     precision.in_computed_dtype,
     precision.with_rounded_factors,
+    _checked,
     _rewritten,
     _with_one_more_dimension,
     _with_tensors_for_numbers,

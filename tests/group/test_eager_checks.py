@@ -1,0 +1,130 @@
+"""What eager's kernels refuse because of what tensors hold: compiled code refuses it, too, with eager's own error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from graphs import warmed_up
+from raising import assert_agrees
+from torch import Tensor, tensor
+from torch.nn import functional
+
+import torchmdla
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A function, arguments that eager takes, and others of the same types, of which it refuses at least one."""
+
+    function: Callable[..., Tensor]
+    good: Sequence[Any]
+    others: Sequence[Sequence[Any]]
+
+
+_generator = torch.Generator().manual_seed(0)
+
+
+def floats(*sizes: int) -> Tensor:
+    return torch.randn(*sizes, generator=_generator)
+
+
+def lookup(function: Callable[..., Tensor], value: Tensor, good: Tensor, *wrong: int) -> Checked:
+    """A function of a tensor and places in it; one place in ``good`` becomes each of ``wrong``."""
+    others = []
+    for number in wrong:
+        places = good.clone()
+        places.view(-1)[-1] = number
+        others.append((value, places))
+    return Checked(function, (value, good), others)
+
+
+_NAN = float("nan")
+_HALVES = tensor([0.2, 0.7])
+_TARGETS = tensor([0.0, 1.0])
+_OUTSIDE = [tensor([0.5, number]) for number in (1.5, -0.5, _NAN, float("inf"), -0.0, 1.0)]
+
+LOSSES = {
+    "binary_cross_entropy": Checked(
+        functional.binary_cross_entropy,
+        (_HALVES, _TARGETS),
+        [*((wrong, _TARGETS) for wrong in _OUTSIDE), *((_HALVES, wrong) for wrong in _OUTSIDE)],
+    ),
+    "binary_cross_entropy, weighted": Checked(
+        lambda x, y: functional.binary_cross_entropy(x, y, x + 1, reduction="none"),
+        (_HALVES.double(), _TARGETS.double()),
+        [(wrong.double(), _TARGETS.double()) for wrong in _OUTSIDE],
+    ),
+    "binary_cross_entropy, bfloat16": Checked(
+        functional.binary_cross_entropy,
+        (_HALVES.bfloat16(), _TARGETS.bfloat16()),
+        [(wrong.bfloat16(), _TARGETS.bfloat16()) for wrong in _OUTSIDE],
+    ),
+    "nll_loss": lookup(functional.nll_loss, floats(2, 3), tensor([0, 2]), 3, -1, -7, -100),
+    "nll_loss of an image": lookup(
+        functional.nll_loss, floats(2, 3, 2, 2), tensor([[[0, 2], [1, 1]], [[0, 2], [1, 0]]]), 3, -1, -100
+    ),
+    "nll_loss of one class": lookup(functional.nll_loss, floats(2, 1), tensor([0, 0]), 1, -1, -100),
+    "cross_entropy": lookup(functional.cross_entropy, floats(2, 3), tensor([0, 2]), 3, -1, -7, -100),
+}
+
+LOOKUPS = {
+    "index_select": lookup(lambda x, i: x.index_select(0, i), floats(4, 3), tensor([0, 2]), 4, -1, 10**9),
+    "index_select of one row": lookup(lambda x, i: x.index_select(0, i), floats(1, 3), tensor([0]), 1, -1),
+    "index_select of one column": lookup(lambda x, i: x.index_select(-1, i), floats(3, 1), tensor([0]), 1, -1),
+    "index_select of 0-d": lookup(lambda x, i: x.index_select(0, i), tensor(3.0), tensor([0]), 1, -1, 10**9),
+    "index_select at 0-d": lookup(lambda x, i: x.index_select(0, i), floats(3, 2), tensor(2), 3, -1),
+    "index_select of 0-d at 0-d": lookup(lambda x, i: x.index_select(0, i), tensor(3.0), tensor(0), 1, -1),
+    "gather": lookup(lambda x, i: x.gather(1, i), floats(2, 3), tensor([[0], [2]]), 3, -1),
+    "gather of one column": lookup(lambda x, i: x.gather(1, i), floats(2, 1), tensor([[0], [0]]), 1, -1),
+    "gather of 0-d": lookup(lambda x, i: x.gather(0, i), tensor(3.0), tensor(0), 1, -1),
+    "gather at 0-d": lookup(lambda x, i: x.gather(0, i), floats(3), tensor(2), 3, -1),
+    "take_along_dim": lookup(lambda x, i: torch.take_along_dim(x, i, 1), floats(2, 3), tensor([[0], [2]]), 3, -1, -4),
+    "embedding": lookup(lambda x, i: functional.embedding(i, x), floats(4, 3), tensor([0, 2]), 4, -1),
+    "embedding of one row": lookup(lambda x, i: functional.embedding(i, x), floats(1, 3), tensor([0]), 1, -1),
+    "index": lookup(lambda x, i: x[i], floats(4, 3), tensor([0, 2]), 4, -1, -4, -5),
+    "index of a later dimension": lookup(lambda x, i: x[:, i], floats(4, 3), tensor([0, 2]), 3, -1, -3, -4),
+    "index of one row": lookup(lambda x, i: x[i], floats(1, 3), tensor([0, 0]), 1, -1, -2),
+    "scatter": lookup(lambda x, i: x.scatter(1, i, 5.0), floats(2, 3), tensor([[0], [2]]), 3, -1),
+    "scatter to one column": lookup(lambda x, i: x.scatter(1, i, 5.0), floats(2, 1), tensor([[0], [0]]), 1, -1),
+    "scatter to 0-d": lookup(lambda x, i: x.scatter(0, i, 5.0), tensor(3.0), tensor(0), 1, -1),
+    "index_put": lookup(lambda x, i: x.index_put((i,), x.sum()), floats(4, 3), tensor([0, 2]), 4, -1, -4, -5),
+}
+
+CASES = {**LOSSES, **LOOKUPS}
+
+
+def grouped(case: Checked) -> Callable[..., Tensor]:
+    """The function between operators that are compiled in any case."""
+
+    def call(*arguments: Any) -> Tensor:
+        first, *rest = arguments
+        return case.function(first * 1, *rest) * 2 + 1
+
+    return call
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.usefixtures("without_gradients")
+def test_traced(name: str) -> None:
+    """PyTorch's own interpreter raises ``RuntimeError`` whatever an operator raises."""
+    case = CASES[name]
+    function = grouped(case)
+    traced = warmed_up(function, *case.good)
+    assert torchmdla.stats().compiled_calls > 0
+    for arguments in [*case.others, case.good]:
+        assert_agrees(traced, function, *arguments, kind=RuntimeError)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.usefixtures("without_gradients")
+def test_compiled(name: str) -> None:
+    case = CASES[name]
+    function = grouped(case)
+    compiled = torch.compile(function, backend="torchmdla")
+    for arguments in [case.good, case.good, case.good, *case.others, case.good]:
+        assert_agrees(compiled, function, *arguments)
+    assert torchmdla.stats().compiled_calls > 0
