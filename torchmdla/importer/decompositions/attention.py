@@ -29,19 +29,26 @@ def scaled_dot_product_attention(
     factor = 1.0 / math.sqrt(query.size(-1)) if scale is None else scale
     scores = torch.matmul(query * factor, key.transpose(-2, -1))
     if is_causal:
-        attn_mask = _causal_mask(query.size(-2), key.size(-2), query.device)
-    if attn_mask is None:
-        weights = _safe_softmax(scores)
-    elif attn_mask.dtype == torch.bool:
-        weights = _masked_softmax(scores, attn_mask)
-    else:
-        weights = _safe_softmax(scores + attn_mask)
-    return torch.matmul(weights, value)
+        keep = _causal_mask(query.size(-2), key.size(-2), query.device)
+        scores = _hidden(scores, keep, adds=not _is_fused(query, key, value))
+    elif attn_mask is not None:
+        scores = _hidden(scores, attn_mask, adds=True) if attn_mask.dtype == torch.bool else scores + attn_mask
+    return torch.matmul(_safe_softmax(scores), value)
 
 
-def _masked_softmax(scores: Tensor, keep: Tensor) -> Tensor:
-    """Softmax over the positions to keep; a row with none is zero, as eager has it."""
-    return _safe_softmax(torch.masked_fill(scores, torch.logical_not(keep), -math.inf))
+def _hidden(scores: Tensor, keep: Tensor, *, adds: bool) -> Tensor:
+    """Return the scores with ``-inf`` at the positions that are not kept.
+
+    ``adds``: it is added, as eager adds the numbers of a mask, so that NaN and ``inf`` there become NaN.
+    """
+    return torch.where(keep, scores, scores - math.inf if adds else -math.inf)
+
+
+def _is_fused(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Return whether eager has one kernel for the attention, which fills in where it is causal."""
+    if query.dim() != 4 or not query.shape[:2] == key.shape[:2] == value.shape[:2]:
+        return False
+    return query.size(-1) == key.size(-1) == value.size(-1)
 
 
 def _safe_softmax(scores: Tensor) -> Tensor:
