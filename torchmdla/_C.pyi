@@ -169,6 +169,9 @@ def check_signature(key_paths: Sequence[str], record: bytes, label: str, name: s
         ValueError: nobody of them did; the signature is damaged; or a key cannot be read or trusted.
     """
 
+def take_loaded_package(path: str, module: Any) -> None:
+    """Make the package of the file that a module was loaded from known to its groups."""
+
 def load_with_package(path: str, device: torch.device | None) -> Any:
     """The ``torch._C.ScriptModule`` of a file, whose package is known to groups as long as the program lives."""
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from types import FunctionType, ModuleType
 from typing import Any, Literal
 
 import torch
@@ -21,6 +23,10 @@ from torchmdla.report import progress
 # The profiling executor looks at the types in its first run and optimises in its second; a differentiable graph
 # profiles once more inside. One further call compiles what that leaves.
 WARM_UP_CALLS = 4
+
+# Objects that no walk from a module to its tensors enters, and the length of such a walk.
+_WITHOUT_TENSORS = (str, bytes, int, float, type, ModuleType)
+_MOST_OBJECTS = 100_000
 
 _device: devices.Device | None = None
 _background = False
@@ -104,15 +110,16 @@ class enabled:  # noqa: N801  (a context manager that reads like a function)
 
     def __init__(self, enabled: bool = True) -> None:
         self._wanted = enabled
+        self._before: list[bool] = []
 
     def __enter__(self) -> None:
-        self._before = _C.is_enabled()
+        self._before.append(_C.is_enabled())
         if self._wanted and _device is None:
             _use(devices.get("cpu"))
         _C.set_enabled(self._wanted)
 
     def __exit__(self, *exception: object) -> None:
-        _C.set_enabled(self._before)
+        _C.set_enabled(self._before.pop())
 
 
 def compile(
@@ -261,9 +268,20 @@ def _tensors_in_memory(module: torch.nn.Module) -> list[torch.Tensor] | None:
     """The tensors that ``module`` holds, or None if there may be others that it computes with."""
     if not hasattr(module, "training"):  # frozen
         return None
-    attributes = (value for part in module.modules() for value in vars(part).values())
-    others = [value for value in attributes if isinstance(value, torch.Tensor)]
-    tensors = [*module.parameters(), *module.buffers(), *others]
+    tensors = [*module.parameters(), *module.buffers()]
+    waiting = [value for part in module.modules() for value in vars(part).values()]
+    seen = set()
+    while waiting:
+        value = waiting.pop()
+        if id(value) in seen or isinstance(value, _WITHOUT_TENSORS):
+            continue
+        seen.add(id(value))
+        if len(seen) > _MOST_OBJECTS:
+            return None
+        if isinstance(value, torch.Tensor):
+            tensors.append(value)
+        else:
+            waiting += value.__closure__ or () if isinstance(value, FunctionType) else gc.get_referents(value)
     return tensors if all(map(_is_plain, tensors)) else None
 
 
@@ -401,6 +419,7 @@ def _use(device: devices.Device) -> None:
 
 
 specialise.install()
+torchscript.watch_loads()
 kept_versions.install()
 if os.environ.get("TORCHMDLA_ENABLE", "1") not in ("0", ""):
     enable()

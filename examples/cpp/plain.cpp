@@ -16,9 +16,14 @@ int main(int argc, char** argv) {
     std::cerr << "usage: plain MODEL.pt SIZES [LIBRARY]\n";
     return 2;
   }
-  if (argc > 3 && !dlopen(argv[3], RTLD_NOW)) {
-    std::cerr << dlerror() << '\n';
-    return 2;
+  if (argc > 3) {
+    void* library = dlopen(argv[3], RTLD_NOW);
+    void* symbol = library ? dlsym(library, "torchmdla_take_package") : nullptr;
+    if (!symbol) {
+      std::cerr << dlerror() << '\n';
+      return 2;
+    }
+    reinterpret_cast<int (*)(const char*)>(symbol)(argv[1]);
   }
   std::vector<int64_t> sizes;
   std::istringstream text(argv[2]);

@@ -152,17 +152,20 @@ void run_on_device(const std::string& device) {
 
 Runnable prepare(const std::vector<Node*>& nodes, const std::vector<ValuePtr>& outputs) {
   // Of structures whose floats are the plan's, in its order. Guarded by graph_mutex().
-  static NeverDestroyed<std::unordered_map<std::string, std::shared_ptr<GraphRunner::Plan>>> plans;
+  using Plans = std::unordered_map<std::string, std::shared_ptr<GraphRunner::Plan>>;
+  static NeverDestroyed<Plans> plans;
   auto structure = structure_of(nodes, outputs);
   if (const auto found = plans->find(structure.key); found != plans->end())
-    return {{found->second, std::move(structure.floats)}, std::move(structure.inputs)};
+    return {{found->second, std::move(structure.floats)}, std::move(structure.inputs), nullptr};
   auto lowered = lower(nodes, outputs);
   auto prepared = runner()->prepare(lowered.graph);
+  std::shared_ptr<const void> evicted;
   if (!structure.key.empty() && prepared.floats == structure.floats) {
-    if (plans->size() >= GraphRunner::most_plans) plans->clear();
+    if (plans->size() >= GraphRunner::most_plans)
+      evicted = std::make_shared<Plans>(std::exchange(*plans, {}));
     plans->emplace(std::move(structure.key), prepared.plan);
   }
-  return {std::move(prepared), std::move(lowered.inputs)};
+  return {std::move(prepared), std::move(lowered.inputs), std::move(evicted)};
 }
 
 std::vector<at::Tensor> run(const Runnable& runnable) {

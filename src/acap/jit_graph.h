@@ -19,6 +19,7 @@ void run_on_device(const std::string& device);
 struct Runnable {
   GraphRunner::Prepared prepared;
   std::vector<c10::IValue> inputs;
+  std::shared_ptr<const void> evicted; // plans that go with it, when graph_mutex() is free
 };
 
 // `nodes`, operands before users. What ran before is known again without being lowered. Throws

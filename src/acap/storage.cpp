@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstring>
 #include <unordered_map>
+#include <utility>
 
 namespace torchmdla::acap {
 
@@ -141,15 +142,15 @@ Storage& Storage::of(const c10::Storage& storage) {
   return *found->second;
 }
 
-void Storage::reset(Geometry base, ValuePtr value) {
+ValuePtr Storage::reset(Geometry base, ValuePtr value) {
   base_ = std::move(base);
   ++epoch_;
-  write(std::move(value));
+  return write(std::move(value));
 }
 
-void Storage::write(ValuePtr value) {
-  value_ = std::move(value);
+ValuePtr Storage::write(ValuePtr value) {
   ++version_;
+  return std::exchange(value_, std::move(value));
 }
 
 namespace {
@@ -192,28 +193,28 @@ void mark_step() {
 
 namespace {
 
-// Empty where the content is pending.
-at::Tensor settled(Storage& storage, bool for_writing) {
+// Returns the content, undefined while it is pending; `former` takes a content that is replaced.
+at::Tensor settled(Storage& storage, bool for_writing, ValuePtr& former) {
   if (!storage.value()) {
     auto tensor = at::Tensor(at::detail::empty_strided_cpu(
         storage.base().sizes, storage.base().strides, storage.base().dtype));
-    storage.write(std::make_shared<Value>(std::move(tensor)));
+    former = storage.write(std::make_shared<Value>(std::move(tensor)));
   }
   const auto& value = storage.value();
   if (value->node) return {};
   const bool is_shared = for_writing && (value.use_count() > 1 || value->tensor.use_count() > 1 ||
                                          value->tensor.storage().use_count() > 1);
   if (is_shared || !owns_layout(value->tensor, storage.base()))
-    storage.write(std::make_shared<Value>(laid_out(value->tensor, storage.base())));
+    former = storage.write(std::make_shared<Value>(laid_out(value->tensor, storage.base())));
   return storage.value()->tensor;
 }
 
 at::Tensor settle(Storage& storage, bool for_writing) {
   for (;;) {
-    ValuePtr pending;
+    ValuePtr pending, former;
     {
       const Guard guard(graph_mutex());
-      if (auto content = settled(storage, for_writing); content.defined()) return content;
+      if (auto content = settled(storage, for_writing, former); content.defined()) return content;
       pending = storage.value();
     }
     compute({pending});
@@ -236,10 +237,11 @@ void resize(const c10::Storage& storage, size_t bytes) {
   auto memory = at::Tensor(at::detail::empty_cpu({static_cast<int64_t>(bytes)}, at::kByte));
   std::memcpy(memory.mutable_data_ptr(), tensor.storage().data(),
               std::min(bytes, content.nbytes()));
+  ValuePtr former;
   const Guard guard(graph_mutex());
   content.set_nbytes(bytes);
-  content.reset({{static_cast<int64_t>(bytes)}, {1}, 0, at::kByte},
-                std::make_shared<Value>(std::move(memory)));
+  former = content.reset({{static_cast<int64_t>(bytes)}, {1}, 0, at::kByte},
+                         std::make_shared<Value>(std::move(memory)));
 }
 
 } // namespace torchmdla::acap

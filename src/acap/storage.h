@@ -59,11 +59,14 @@ public:
   // Changes with every base.
   uint64_t epoch() const { return epoch_; }
 
-  // Another base: what was known of views of the old one is void.
-  void reset(Geometry base, ValuePtr value);
+  // Sets another base and content; views of the former base are unknown. Returns the former
+  // content.
+  [[nodiscard]] ValuePtr reset(Geometry base, ValuePtr value);
 
-  // Another content.
-  void write(ValuePtr value);
+  // Sets another content and returns the former one. The caller releases it without graph_mutex():
+  // a tensor that Python has seen takes the GIL when it goes, and the thread that holds the GIL may
+  // wait for the mutex.
+  [[nodiscard]] ValuePtr write(ValuePtr value);
 
   // Content written to in place, by an op that ran on the CPU.
   void touch() { ++version_; }

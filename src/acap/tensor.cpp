@@ -5,7 +5,6 @@
 
 #include <ATen/EmptyTensor.h>
 #include <c10/core/Allocator.h>
-#include <c10/core/AutogradState.h>
 
 namespace torchmdla::acap {
 
@@ -20,8 +19,9 @@ c10::Storage make_storage(const Geometry& geometry, const ValuePtr& value) {
   auto* allocator = c10::GetAllocator(device_type);
   auto storage = c10::Storage(c10::make_intrusive<Storage>(bytes, allocator->allocate(bytes),
                                                            allocator, /*resizable=*/true));
+  ValuePtr former;
   const Guard guard(graph_mutex());
-  static_cast<Storage*>(storage.unsafeGetStorageImpl())->reset(geometry, value);
+  former = static_cast<Storage*>(storage.unsafeGetStorageImpl())->reset(geometry, value);
   return storage;
 }
 
@@ -96,9 +96,6 @@ void TensorImpl::forget() {
 }
 
 at::Tensor make_tensor(const ValuePtr& value) {
-  // Autograd gives a device threads of its own, if it knew of the device when it ran for the first
-  // time. Nothing is to be gained by them here: backward runs in the thread that asks for it.
-  c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
   Geometry geometry{{value->meta.sizes().begin(), value->meta.sizes().end()},
                     {value->meta.strides().begin(), value->meta.strides().end()},
                     0,
@@ -182,12 +179,13 @@ ValuePtr value_of(const at::Tensor& tensor) {
 }
 
 bool write(const at::Tensor& tensor, const ValuePtr& value) {
+  ValuePtr former;
   const Guard guard(graph_mutex());
   auto& storage = Storage::of(tensor);
   const auto geometry = Geometry::of(tensor);
   if (!storage.base().is_dense() || storage.nbytes() != storage.base().bytes()) return false;
   if (geometry == storage.base()) {
-    storage.write(value);
+    former = storage.write(value);
     return true;
   }
   if (!storage.value()) return false;
@@ -196,7 +194,7 @@ bool write(const at::Tensor& tensor, const ValuePtr& value) {
   auto content =
       view ? scatter(*view, storage.value(), value) : as_strided_scatter(storage, geometry, value);
   if (!content) return false;
-  storage.write(std::move(content));
+  former = storage.write(std::move(content));
   return true;
 }
 
@@ -228,6 +226,7 @@ void written(const at::Tensor& tensor, const at::Tensor& alias) {
   const auto geometry = Geometry::of(alias);
   if (!(Geometry::of(tensor) == geometry)) place_in(tensor, geometry);
   auto& storage = Storage::of(tensor);
+  ValuePtr former;
   const Guard guard(graph_mutex());
   const auto bytes = alias.storage().nbytes();
   if (bytes == storage.nbytes()) {
@@ -240,7 +239,7 @@ void written(const at::Tensor& tensor, const at::Tensor& alias) {
   Geometry base = geometry;
   if (!base.is_dense() || base.bytes() != bytes)
     base = {{static_cast<int64_t>(bytes)}, {1}, 0, at::kByte};
-  storage.reset(base, std::make_shared<Value>(alias_of(alias, base)));
+  former = storage.reset(base, std::make_shared<Value>(alias_of(alias, base)));
 }
 
 void rebase(const at::Tensor& tensor) {
@@ -249,8 +248,9 @@ void rebase(const at::Tensor& tensor) {
   if (!geometry.is_dense() || geometry.bytes() != storage.nbytes()) return;
   if (storage.base() == geometry) return;
   auto content = alias_of(settle(tensor), geometry);
+  ValuePtr former;
   const Guard guard(graph_mutex());
-  storage.reset(geometry, std::make_shared<Value>(std::move(content)));
+  former = storage.reset(geometry, std::make_shared<Value>(std::move(content)));
 }
 
 } // namespace torchmdla::acap

@@ -66,13 +66,19 @@ private:
   const std::shared_ptr<PyObject> backend_;
 };
 
-void set_backend(const py::object& backend) {
-  if (backend.is_none()) return lazy::set_backend(nullptr);
-  if (!PyCapsule_CheckExact(backend.ptr()))
-    return lazy::set_backend(std::make_shared<PythonBackend>(backend));
-  auto* held = PyCapsule_GetPointer(backend.ptr(), lazy_backend_capsule);
+std::shared_ptr<LazyBackend> to_backend(const py::object& object) {
+  if (object.is_none()) return nullptr;
+  if (!PyCapsule_CheckExact(object.ptr())) return std::make_shared<PythonBackend>(object);
+  auto* held = PyCapsule_GetPointer(object.ptr(), lazy_backend_capsule);
   if (!held) throw py::error_already_set();
-  lazy::set_backend(*static_cast<std::shared_ptr<LazyBackend>*>(held));
+  return *static_cast<std::shared_ptr<LazyBackend>*>(held);
+}
+
+// PyTorch drops computations, some of them programs of Python's, under a lock of its own.
+void set_backend(const py::object& object) {
+  auto backend = to_backend(object);
+  const py::gil_scoped_release no_gil;
+  lazy::set_backend(std::move(backend));
 }
 
 void set_text_writer(const py::object& writer) {

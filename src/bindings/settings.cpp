@@ -143,6 +143,8 @@ void bind_settings(py::module& module) {
         return take_package_of(path, program);
       },
       py::arg("path"), py::arg("program"), py::call_guard<py::gil_scoped_release>());
+  module.def("take_loaded_package", &take_loaded_package, py::arg("path"), py::arg("module"),
+             py::call_guard<py::gil_scoped_release>());
   module.def("load_with_package", &load_with_package, py::arg("path"), py::arg("device"),
              py::call_guard<py::gil_scoped_release>());
   module.def(

@@ -46,6 +46,13 @@ State& state() {
   return *instance;
 }
 
+// Sets a field of the state. The former value, which may own Python objects, goes when the mutex is
+// free: it takes the GIL, and the thread that holds the GIL may wait for the mutex.
+template <class Field> void store(Field State::* field, Field value) {
+  const Guard guard(state().mutex);
+  std::swap(state().*field, value);
+}
+
 // A graph as torchmdla runs it.
 class GroupedProgram : public LazyProgram {
 public:
@@ -168,8 +175,7 @@ public:
       // PyTorch takes whoever looks at a value for the end of a step.
       computation->in_mark_step = in_mark_step();
       computation->set_program(compile(computation->graph()));
-      const Guard guard(state().mutex);
-      state().latest = computation;
+      store<std::shared_ptr<const Computation>>(&State::latest, computation);
     }
     return instances;
   }
@@ -277,20 +283,13 @@ void register_device() {
 } // namespace
 
 void initialise(const std::string& device) {
-  auto runner = std::make_shared<GraphRunner>(group_symbol(), device);
-  {
-    const Guard guard(state().mutex);
-    state().runner = std::move(runner);
-  }
+  store(&State::runner, std::make_shared<GraphRunner>(group_symbol(), device));
   register_device();
   torch::lazy::LazyGraphExecutor::Get()->ClearComputationCache();
 }
 
 void set_backend(std::shared_ptr<LazyBackend> backend) {
-  {
-    const Guard guard(state().mutex);
-    state().backend = std::move(backend);
-  }
+  store(&State::backend, std::move(backend));
   // What was compiled before is not the new backend's.
   torch::lazy::LazyGraphExecutor::Get()->ClearComputationCache();
 }
@@ -333,8 +332,7 @@ void set_verbose(bool on) {
 }
 
 void set_text_writer(TextWriter writer) {
-  const Guard guard(state().mutex);
-  state().text_writer = std::move(writer);
+  store(&State::text_writer, std::move(writer));
 }
 
 } // namespace torchmdla::lazy

@@ -36,7 +36,8 @@ bool take_package_of(const std::string& file, ProgramLife program);
 // Python keeps for as long as it reads.
 torch::jit::Module load_with_package(const std::string& file, std::optional<c10::Device> device);
 
-// Has whatever file PyTorch loads from now on looked at for a package.
-void watch_loads();
+// Makes the package of the file that `module` was loaded from known to its groups. Throws nothing:
+// where the package cannot be read, a warning tells why.
+void take_loaded_package(const std::string& file, const torch::jit::Module& module);
 
 } // namespace torchmdla

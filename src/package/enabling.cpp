@@ -1,4 +1,3 @@
-#include "archive.h"
 #include "cpu_tables.h"
 #include "fusion/device_table.h"
 #include "group/compilation_group.h"
@@ -22,7 +21,6 @@ bool is_wanted() {
 
 // Loading the library turns it on. Where Python loads it for the package, that says more, later.
 [[maybe_unused]] const bool begun = [] {
-  watch_loads();
   if (is_wanted()) enable();
   return true;
 }();

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from child_process import run_python
 from torch import Tensor, nn
 
 import torchmdla
@@ -253,3 +254,21 @@ def test_training_goes_on_from_a_checkpoint(dev: torch.device, optimiser: str) -
     for target, state in zip((twin, again), torch.load(file), strict=True):
         target.load_state_dict(state)
     assert [step(twin, again) for _ in range(3)] == pytest.approx(wanted, abs=1e-6, rel=0)
+
+
+LATE = """
+import torch, torchmdla
+
+w = torch.ones(3, requires_grad=True)
+(w * 2).sum().backward()  # PyTorch's engine counts devices in its first pass.
+device = torchmdla.acap_device()
+v = torch.ones(3, device=device, requires_grad=True)
+(v * 3).sum().backward()
+(first,) = torch.autograd.grad((v * v).sum().cpu(), v)
+print(w.grad.tolist(), v.grad.tolist(), first.tolist(), torch._C._is_multithreading_enabled())
+"""
+
+
+def test_autograd_of_a_late_device_keeps_its_threads_mode() -> None:
+    child = run_python(LATE)
+    assert child.stdout == f"{[2.0] * 3} {[3.0] * 3} {[2.0] * 3} True\n", child.stderr

@@ -7,6 +7,8 @@ import ctypes
 import gc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -248,6 +250,57 @@ def test_refresh_is_of_one_module(packings: Packings):
             call(x)
         before += times
         assert packings.packed == before
+
+
+class Holder(nn.Module):
+    """A module whose weight is reached through ``place`` alone."""
+
+    def __init__(self, place: Callable[[Tensor], Any], reach: Callable[[Any], Tensor]) -> None:
+        super().__init__()
+        self.place, self.reach = place(torch.randn(512, 512)), reach
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(x @ self.reach(self.place))
+
+
+class Slotted:
+    """An object without a dictionary."""
+
+    __slots__ = ("weight",)
+
+    def __init__(self, weight: Tensor) -> None:
+        self.weight = weight
+
+
+PLACES: dict[str, tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]] = {
+    "list": (lambda weight: [weight], lambda place: place[0]),
+    "dict of tuples": (lambda weight: {"a": (1, weight)}, lambda place: place["a"][1]),
+    "object": (lambda weight: SimpleNamespace(weight=weight), lambda place: place.weight),
+    "slots": (Slotted, lambda place: place.weight),
+    "list of modules": (lambda weight: [Inner(weight)], lambda place: place[0].weight),
+    "closure": (lambda weight: lambda: weight, lambda place: place()),
+    "partial": (lambda weight: partial(torch.clone, weight), lambda place: place.args[0]),
+}
+
+
+class Inner(nn.Module):
+    """A module with one parameter."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight)
+
+
+@pytest.mark.parametrize(("place", "reach"), PLACES.values(), ids=PLACES.keys())
+def test_refresh_finds_weights_anywhere(place: Callable[[Tensor], Any], reach: Callable[[Any], Tensor]) -> None:
+    module, x = Holder(place, reach).eval(), torch.randn(8, 512)
+    torch._dynamo.reset()
+    compiled = torch.compile(module, backend="torchmdla")
+    for _ in range(6):
+        compiled(x)
+    reach(module.place).data[300:301].mul_(3)
+    torchmdla.refresh(module)
+    assert_matches(compiled(x), module(x))
 
 
 def test_refresh_knows_what_it_cannot_find(packings: Packings):

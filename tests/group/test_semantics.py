@@ -440,6 +440,15 @@ def test_enabled_restores_what_was():
     assert torchmdla.is_enabled()
 
 
+def test_enabled_nests():
+    off = torchmdla.enabled(False)
+    with off:
+        with torchmdla.enabled(), off:
+            assert not torchmdla.is_enabled()
+        assert not torchmdla.is_enabled()
+    assert torchmdla.is_enabled()
+
+
 def test_unknown_device():
     with pytest.raises(ValueError, match=r"no device named 'abacus'; registered devices: .*cpu"):
         torchmdla.enable(device="abacus")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from child_process import run_python
 from lazy_device import X, check
 
 from torchmdla import lazy
@@ -47,6 +48,41 @@ def test_a_backend_may_refuse():
 
     lazy.set_backend(Refusing())
     check(lambda x: torch.exp(x) * 3, X)
+
+
+REENTERING = """
+import faulthandler, torch
+from torchmdla import _C, lazy
+
+faulthandler.dump_traceback_later(60, exit=True)
+lazy.initialize()
+
+class Program:
+    def __call__(self, *inputs):
+        return [torch.zeros(4)]
+
+    def __del__(self):
+        _C.lazy_latest_computation()
+        _C.lazy_set_text_writer(print)
+
+class Backend:
+    def compile(self, graph):
+        return Program()
+
+    def __del__(self):
+        _C.lazy_latest_computation()
+
+for n in range(3):
+    lazy.set_backend(Backend())
+    (torch.ones(4).to("lazy") + n).cpu()
+print("ended")
+"""
+
+
+def test_objects_of_python_go_when_no_lock_is_held():
+    """A program or a backend that takes the device's lock when it is destroyed does not wait for itself."""
+    child = run_python(REENTERING)
+    assert child.stdout == "ended\n", child.stderr
 
 
 def test_a_backend_that_fails_is_a_warning():

@@ -115,18 +115,36 @@ def test_a_program_that_was_dropped_is_loaded_again(files: list[Path]) -> None:
         code()
 
 
-def test_a_newer_version_of_a_file_replaces_the_older(tmp_path: Path) -> None:
-    """``torch.jit.load`` does not say which program has the code."""
-    versions = [make_package(tmp_path / f"{width}.pt", width) for width in (40, 44, 48)]
-    served = tmp_path / "served.pt"
-    before, sizes = code(), []
-    for version in [*versions, *versions]:
-        shutil.copy(version, tmp_path / "new.pt")
-        (tmp_path / "new.pt").rename(served)
-        for _ in range(2):
-            run(torch.jit.load(served), 1)
-        sizes.append(code() - before)
-    assert sizes[:3] == sizes[3:] and min(sizes) > 0 and max(sizes) < 2 * min(sizes)
+def test_what_pytorch_loads_goes_with_its_program(files: list[Path]) -> None:
+    before = code()
+    for path in files:
+        program = torch.jit.load(path)
+        assert code() > before
+        run(program, 1)
+        del program
+        assert code() == before
+
+
+LOADER = """
+import fcntl, os, sys, torch, torchmdla
+locked = os.open(sys.argv[2], os.O_RDWR)
+fcntl.lockf(locked, fcntl.LOCK_EX)
+torch.jit.load(sys.argv[1])
+child = os.fork()
+if not child:  # A child does not inherit locks.
+    try:
+        fcntl.lockf(locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os._exit(0)
+    os._exit(1)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_locks_of_the_process_are_kept(files: list[Path], tmp_path: Path) -> None:
+    (tmp_path / "locked").touch()
+    child = run_python(LOADER, str(files[0]), str(tmp_path / "locked"))
+    assert child.stdout.strip() == "0", child.stderr
 
 
 def test_a_file_that_is_replaced_is_kept_for_its_copy(tmp_path: Path) -> None:

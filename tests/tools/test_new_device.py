@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from torchmdla import devices
+import torchmdla
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "new_device"
@@ -37,6 +38,17 @@ def test_it_is_checked_by_the_registry_of_programs() -> None:
     assert "unexpected" in done.stdout
 
 
-def test_a_place_that_has_no_device() -> None:
-    with pytest.raises(ValueError, match=r"no device 'torchmdla\.devices:Nothing': .*has no attribute 'Nothing'"):
-        devices.get("torchmdla.devices:Nothing")
+@pytest.mark.parametrize(
+    ("place", "reason"),
+    [
+        ("torchmdla.devices:Nothing", "has no attribute 'Nothing'"),
+        ("absent_module:Device", "No module named 'absent_module'"),
+        (":Device", "Empty module name"),
+        ("os.path:join", "not a subclass"),
+        ("collections:OrderedDict", "not a subclass"),
+        ("os:environ", "not a subclass"),
+    ],
+)
+def test_a_place_that_has_no_device(place: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=f"no device '{re.escape(place)}': .*{reason}"):
+        torchmdla.enable(device=place)

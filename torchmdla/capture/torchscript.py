@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+from functools import wraps
 from typing import Any
 
 import torch
 
 from torchmdla import _C, devices
+
+
+def watch_loads() -> None:
+    """Read the package of each file that ``torch.jit.load`` loads, and keep its code as long as the program lives.
+
+    PyTorch's function is replaced in ``torch._C``, where ``torch.jit.load`` looks it up for each call.
+    """
+    import_module = torch._C.import_ir_module
+
+    @wraps(import_module)
+    def import_with_package(unit: Any, file: str, *arguments: Any) -> Any:
+        module = import_module(unit, file, *arguments)
+        _C.take_loaded_package(file, module)
+        return module
+
+    torch._C.import_ir_module = import_with_package  # type: ignore[assignment]
 
 
 def use_device(device: devices.Device) -> None:

@@ -74,10 +74,7 @@ def _find(name: str) -> None:
         register(_made(_BUILT_IN[name]))
         return
     if ":" in name:
-        try:
-            device = _devices[name] = _made(name)
-        except (ImportError, AttributeError) as error:
-            raise ValueError(f"no device {name!r}: {error}") from error
+        device = _devices[name] = _made(name)
         register(device)
         return
     for entry in entry_points(group=ENTRY_POINT_GROUP, name=name):
@@ -87,7 +84,16 @@ def _find(name: str) -> None:
 
 
 def _made(place: str) -> Device:
-    """An instance of the class ``module:name``."""
-    module, _, cls = place.partition(":")
-    device: Device = getattr(importlib.import_module(module), cls)()
-    return device
+    """Return an instance of the class ``module:name``.
+
+    Raises:
+        ValueError: there is no such class, or it is not one of devices.
+    """
+    module, _, attribute = place.partition(":")
+    try:
+        cls = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"no device {place!r}: {error}") from error
+    if not (isinstance(cls, type) and issubclass(cls, Device)):
+        raise ValueError(f"no device {place!r}: it is not a subclass of torchmdla.devices.Device")
+    return cls()

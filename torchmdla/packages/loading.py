@@ -23,8 +23,7 @@ def load(path: str | os.PathLike[str], map_location: Any = None) -> Any:
     """A program as ``torch.jit.load`` or ``torch.export.load`` reads it, ready: the code that its file has for its
     groups is mapped, and constants are packed, so that the first call is as fast as later ones.
 
-    The code is kept as long as the program is, or a copy of it (``copy.deepcopy``). That of a file that
-    ``torch.jit.load`` reads by itself stays until another version of the file is loaded.
+    The code is kept as long as the program is, or a copy of it (``copy.deepcopy``).
 
     Returns:
         The TorchScript program; of an exported program what :func:`torchmdla.compile` makes of it.

@@ -7,6 +7,7 @@ import types
 from typing import Any
 
 import torch
+from torch.autograd.variable import Variable
 from torch.utils import backend_registration
 
 from torchmdla import _C, devices
@@ -44,6 +45,20 @@ def _register() -> None:
     backend_registration.generate_methods_for_privateuse1_backend(for_storage=True)
     printing.install()
     modules.install()
+    Variable._execution_engine = _Engine()
+
+
+class _Engine(torch._C._ImperativeEngine):
+    """PyTorch's autograd engine, which runs each backward pass in the thread that asks for it.
+
+    The engine has a thread for a device only if the device was registered before the process's first backward pass, and
+    fails without one. This device gains nothing from such a thread.
+    """
+
+    def run_backward(self, *arguments: Any, **options: Any) -> Any:
+        """Run a backward pass; the arguments are those of PyTorch's engine."""
+        with torch.autograd.set_multithreading_enabled(False):
+            return super().run_backward(*arguments, **options)
 
 
 def _device_module() -> types.ModuleType:

@@ -50,11 +50,10 @@ bool is_enabled();
 void prepare(const torch::jit::Module& module);
 
 // Makes the package of a file known to groups; false where the file has none. `torch::jit::load`
-// does so by itself but for streams that it reads in a program that loaded the library by dlopen.
-// It stays until another package comes from the same path; what is loaded by `torch::jit::load`
-// goes with its module. Throws where the file cannot be read as an archive. A package that is
-// damaged, that another user may have written, or that is not signed where that is demanded, is
-// refused and counted.
+// does so by itself where the library is linked ahead of libtorch or preloaded, and its packages go
+// with their modules; what this function took stays until another package comes from the same path.
+// Throws where the file cannot be read as an archive. A package that is damaged, that another user
+// may have written, or that is not signed where that is demanded, is refused and counted.
 bool take_package_of(const std::string& file);
 
 // Counters since the process began, as torchmdla.stats() has them: a JSON object.
@@ -65,3 +64,8 @@ std::string statistics_as_json();
 std::string explain_as_json();
 
 } // namespace torchmdla
+
+// The same function for a program that loads the library by dlopen and finds it by dlsym; call it
+// before `torch::jit::load`. Returns 1 where the file has a package, 0 where it has none, and -1
+// where it cannot be read.
+extern "C" int torchmdla_take_package(const char* file);
