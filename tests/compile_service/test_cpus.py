@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,24 +13,51 @@ import pytest
 from child_process import run_python
 from scripted_device import scripted_program
 
+from torchmdla.compile_service import worker
 from torchmdla.compile_service.worker import WorkerPool
 
 MODULES = ["scripted_device"]
 
 
-def test_processes_run_below_the_program() -> None:
+@pytest.fixture
+def pool() -> Iterator[WorkerPool]:
     pool = WorkerPool(modules=MODULES, cpus=lambda: 3)
-    items = json.loads(pool.compile(scripted_program("share 6")).object_code)
-    [worker] = pool._idle
-    threads = os.listdir(f"/proc/{worker.pid}/task")
-    niceness = int(Path(f"/proc/{worker.pid}/stat").read_text().rpartition(")")[2].split()[16])
+    yield pool
     pool.end()
-    assert threads == [str(worker.pid)]
-    assert niceness == min(os.nice(0) + 10, 19)
+
+
+def check_processes(pool: WorkerPool, number: int, rank: int) -> None:
+    """Compile a program that three processes share, and compare their ranks and CPUs."""
+    items = json.loads(pool.compile(scripted_program(f"share 6 {number}")).object_code)
     processes, ranks, cpus = zip(*items, strict=True)
     assert len(set(processes)) == 3
-    assert set(ranks) == {niceness}
+    assert set(ranks) == {min(rank, 19)}
     assert cpus == (sorted(os.sched_getaffinity(0)),) * 6
+
+
+def in_background(check: Callable[[], None]) -> None:
+    """Run ``check`` in a thread of background compiles."""
+
+    def task() -> None:
+        worker.give_way()
+        check()
+
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(task).result()
+
+
+def test_compiles_that_a_call_waits_for_have_its_priority(pool: WorkerPool) -> None:
+    own = os.nice(0)
+    check_processes(pool, 0, own)
+    [process] = pool._idle
+    assert os.listdir(f"/proc/{process.pid}/task") == [str(process.pid)]
+    in_background(lambda: check_processes(pool, 1, own + 10))
+    assert pool._idle == [process]
+    check_processes(pool, 2, own)
+    assert process in pool._idle and len(pool._idle) == 2
+    in_background(lambda: check_processes(pool, 3, own + 10))
+    check_processes(pool, 4, own)
+    assert len(pool._idle) == 2
 
 
 @pytest.mark.parametrize("cpus", [1, 2, 3, 5])

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 
-from torchmdla.compile_service import service
+from torchmdla.compile_service import service, worker
 
 _MOST_THREADS = 2
 
@@ -51,6 +51,7 @@ class Background:
             self._threads.append(thread)
 
     def _run(self) -> None:
+        worker.give_way()
         while (task := self._tasks.get()) is not None:
             # What a fault leaves uncompiled, a later call of the group tries again.
             with contextlib.suppress(Exception):

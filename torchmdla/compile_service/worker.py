@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import contextvars
 import copy
 import errno
 import json
@@ -44,6 +45,9 @@ _START_SECONDS, _ACCEPT_SECONDS = 60.0, 20.0
 
 # The most compiler processes of a pool. Each shares its work with copies of itself.
 _MOST_PROCESSES = 2
+
+# How far below the user's program the system ranks a process that compiles in the background.
+_NICENESS = 10
 
 # Errors of the system that another attempt may not meet, and signals that others send.
 _PASSING_ERRORS = frozenset({errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
@@ -121,6 +125,7 @@ class Worker:
             for pipe in (self._requests, self._replies):
                 os.set_blocking(pipe.fileno(), False)
         self.stopped = False
+        self.niceness = 0
         self._ready = False
         self._between_messages = True
 
@@ -133,7 +138,7 @@ class Worker:
         """Whether the process lives and waits for a program (or will, once it has started)."""
         return self._between_messages and self._process.poll() is None
 
-    def compile(self, program: Program, folder: Path | None = None, cpus: int = 1) -> Artifact:
+    def compile(self, program: Program, folder: Path | None = None, cpus: int = 1, niceness: int = 0) -> Artifact:
         """Sends the program and waits for its artifact, without the GIL.
 
         If anything but CompileError leaves this method, the pipes may hold half a message: :meth:`end` the worker.
@@ -141,6 +146,7 @@ class Worker:
         Args:
             folder: as for :func:`~torchmdla.compile_service.lower.lower`.
             cpus: how many processes may share the work, this one among them.
+            niceness: how far below the program the system ranks the process, at least; it cannot rise again.
 
         Raises:
             CompileError: what the device raised, field by field.
@@ -149,7 +155,7 @@ class Worker:
         had_program = False
         self._between_messages = False
         try:
-            self._hand_over(program, folder, cpus)
+            self._hand_over(program, folder, cpus, niceness)
             had_program = True
             until = time.monotonic() + (self._limits.seconds or math.inf)
             head, body = messages.read_message(self._replies.fileno(), until=until)
@@ -191,7 +197,7 @@ class Worker:
             pipe.close()
         self._process.poll()  # Not our child: Popen notes that there is nothing to wait for.
 
-    def _hand_over(self, program: Program, folder: Path | None, cpus: int) -> None:
+    def _hand_over(self, program: Program, folder: Path | None, cpus: int, niceness: int) -> None:
         """Returns when the process has read the program.
 
         Raises:
@@ -208,10 +214,12 @@ class Worker:
             "device": origin and astuple(origin),
             "folder": folder and str(folder),
             "processes": cpus,
+            "nice": max(0, niceness - self.niceness),
             "trace": trace.is_on(),
         }
         messages.write_message(self._requests.fileno(), request, program.to_json().encode(), until=until)
         self._expect("accepted", until)
+        self.niceness = max(self.niceness, niceness)
         self._ready = True
 
     def _expect(self, kind: str, until: float) -> None:
@@ -259,6 +267,13 @@ def _affinity() -> int:
 
 
 _cpus: Callable[[], int] = _affinity
+
+_niceness = contextvars.ContextVar("niceness", default=0)
+
+
+def give_way() -> None:
+    """Rank what this thread compiles from now on below the program: no call waits for it."""
+    _niceness.set(_NICENESS)
 
 
 @dataclass
@@ -319,7 +334,7 @@ class WorkerPool:
                 worker = turn.worker
                 assert worker is not None
                 try:
-                    return worker.compile(program, folder, turn.cpus)
+                    return worker.compile(program, folder, turn.cpus, _niceness.get())
                 except WorkerLost as lost:
                     if worker.stopped:
                         raise _ended() from None
@@ -376,12 +391,16 @@ class WorkerPool:
             if self._closed:
                 raise _ended()
             turn = self._busy[ticket] = _Turn(cpus, threading.get_ident())
-            while self._idle:
-                turn.worker = self._idle.pop()
-                if turn.worker.usable:
-                    return turn
-                turn.worker.end()
-            turn.worker = None
+            # A process that has compiled in the background ranks below the program for good.
+            niceness = _niceness.get()
+            for worker in sorted(self._idle, key=lambda worker: worker.niceness, reverse=True):
+                if worker.niceness > niceness:
+                    continue
+                self._idle.remove(worker)
+                if worker.usable:
+                    turn.worker = worker
+                    break
+                worker.end()
             return turn
 
     def _free_cpus(self) -> int:
@@ -410,7 +429,7 @@ class WorkerPool:
         with self._changed:
             turn = self._busy.get(ticket)
             if turn and turn.worker is not None:
-                if turn.worker.usable:
+                if turn.worker.usable and len(self._idle) < self._size:
                     self._idle.append(turn.worker)
                 else:
                     turn.worker.end()

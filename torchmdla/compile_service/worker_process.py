@@ -36,9 +36,6 @@ except ImportError:  # Windows
 # Python does by default takes a tenth of the time.
 _MANY_OBJECTS = 100_000
 
-# How far below the user's program the system ranks this process.
-_NICENESS = 10
-
 # How many threads libraries start, such as NumPy's of linear algebra. Here they would have nothing to do, and a process
 # that is to be copied must have one thread.
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -64,7 +61,7 @@ def main(configuration: dict[str, Any]) -> None:
     sys.path = configuration["path"]
     _install_bare_package()
     _limit_memory(configuration["memory"])
-    _give_way()
+    os.environ |= dict.fromkeys(_THREAD_VARIABLES, "1")
     for module in configuration["modules"]:
         importlib.import_module(module)
     _serve(requests, replies)
@@ -81,13 +78,6 @@ def _take_pipes() -> tuple[int, int]:
     os.close(null)
     os.dup2(2, 1)
     return requests, replies
-
-
-def _give_way() -> None:
-    """To the user's program, and to others on this machine. Copies of this process do so, too."""
-    os.environ |= dict.fromkeys(_THREAD_VARIABLES, "1")
-    if hasattr(os, "nice"):  # Not on Windows.
-        os.nice(_NICENESS)
 
 
 def _limit_memory(limit: int) -> None:
@@ -119,6 +109,8 @@ def _serve(requests: int, replies: int) -> None:
     while True:
         request, body = read_message(requests)
         write_message(replies, {"kind": "accepted"})
+        if request["nice"] and hasattr(os, "nice"):  # Windows has no niceness.
+            os.nice(request["nice"])  # Copies of this process inherit it.
         with _ending_with_parent(requests):
             head, answer = _answer(request, body)
         # Before the reply, so that the next program's diagnostics do not start with this one's.
