@@ -483,10 +483,13 @@ ARBITRARY: dict[str, Callable[..., torch.Tensor]] = {
     **dict.fromkeys(("aten::remainder.Tensor", "aten::fmod.Tensor"), lambda x, y: torch.isinf(x / y)),
 }
 
-# Where the sign of a zero in eager depends on the order of operands, or on where it rounds in between.
+# Where the sign of a zero in eager depends on the order of operands, on the processor, or on where it rounds.
 EITHER_ZERO = frozenset(
     f"aten::{name}"
-    for name in ("maximum", "minimum", "max.other", "min.other", "clamp_min.Tensor", "clamp_max.Tensor", "lerp.Scalar")
+    for name in (
+        *("maximum", "minimum", "max.other", "min.other", "clamp_min.Tensor", "clamp_max.Tensor", "lerp.Scalar"),
+        "gelu",
+    )
 )
 
 

@@ -257,7 +257,7 @@ def test_blocks_of_a_reduction(target, steps, tiles, with_epilogue):
 
 def test_large_products_are_blocked():
     """Rows of 4 KiB fall into few sets of the cache: the chosen schedule goes through the reduction in blocks."""
-    kernel = check(matmul(48, 1024, 1024), host_target(*AVX512))
+    kernel = check(matmul(48, 1024, 1024), target_with("avx512"))
     assert any(level.loop == 2 for level in kernel.schedule.levels)
 
 

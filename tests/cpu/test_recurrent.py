@@ -8,6 +8,7 @@ from dynamic_programs import Traced
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nest_running import host_target
+from nest_samples import AVX512
 from test_tile_fusion import chains, steps_of
 from torch import Tensor, nn
 from torch_mlir import ir
@@ -123,7 +124,7 @@ def gated(hidden: int, slices: int, rows: int = 8) -> list[TileLoop]:
             total = b.op("aten.mul.Tensor", [total, wave], total.tensor * wave.tensor)
         return [total]
 
-    return chains(steps_of(program))
+    return chains(steps_of(program, host_target(*AVX512)))
 
 
 @pytest.mark.parametrize("slices", [2, 3, 4])

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from nest_running import Kernel, host_target, mark_prefetches, reference, span
-from nest_samples import AVX512, PRODUCT, SUM_OF_PRODUCTS, ZERO, M, N, added
+from nest_samples import AVX512, PRODUCT, SUM_OF_PRODUCTS, ZERO, M, N, added, target_with
 
 from torchmdla.compiler.sizes import Size
 from torchmdla.devices.cpu.expressions import accumulator, numbered, operation, reduced
@@ -258,7 +258,7 @@ def marked_lines(kernel: Kernel, nest: KernelSpec, values: tuple[int, ...] = ())
 @pytest.mark.usefixtures("marks")
 def test_every_line_of_a_block_is_fetched_before_it_is_needed(nest: KernelSpec) -> None:
     """Each block but the first, once the tiles of the one before it have run."""
-    lines = marked_lines(Kernel(nest), nest)
+    lines = marked_lines(Kernel(nest, target_with("avx512")), nest)
     assert not lines[0].any()
     assert lines[1:].all()
 
@@ -267,7 +267,7 @@ def test_every_line_of_a_block_is_fetched_before_it_is_needed(nest: KernelSpec) 
 @pytest.mark.usefixtures("marks")
 def test_of_a_dynamic_nest_as_well_where_enough_tiles_share_it(nest: AnyNest) -> None:
     """Fewer fetch the first lines of a block at most."""
-    kernel = Kernel(nest, typical=(64, 2))
+    kernel = Kernel(nest, target_with("avx512"), typical=(64, 2))
     prefetch = kernel.schedule.prefetch
     assert prefetch is not None
     inside = {level.loop: level.step for level in kernel.schedule.levels[prefetch.depth + 1 :]}
@@ -301,12 +301,13 @@ def test_a_product_that_is_read_twice_is_no_part_of_a_sum() -> None:
     assert multiply_adds(product(16, 96, 64)) == {SUM_OF_PRODUCTS: PRODUCT}
 
 
+@pytest.mark.parametrize("features", ["avx512", "avx2"])
 @pytest.mark.parametrize("length", [0, 1, 30])
-def test_values_of_any_number_of_rows(length: int) -> None:
+def test_values_of_any_number_of_rows(length: int, features: str) -> None:
     nest = product(M, 96, 192)
     nest = with_epilogue(nest, length) if length else nest
-    kernel = Kernel(nest, typical=(64, 2))
-    assert "llvm.intr.prefetch" in kernel.text
+    kernel = Kernel(nest, target_with(features), typical=(64, 2))
+    assert ("llvm.intr.prefetch" in kernel.text) == (features == "avx512")
     generator = np.random.default_rng(0)
     weights = generator.standard_normal((2, 192, PANEL)).astype(np.float32)
     for m in (*range(26), 37, 64, 101):
@@ -317,12 +318,13 @@ def test_values_of_any_number_of_rows(length: int) -> None:
         assert (found[m:] == 1).all(), "nothing is written behind the last row"
 
 
+@pytest.mark.parametrize("features", ["avx512", "avx2"])
 @pytest.mark.parametrize("length", [0, 1, 30])
-def test_values(length: int) -> None:
+def test_values(length: int, features: str) -> None:
     nest = product(101, 1008, 300)
     nest = with_epilogue(nest, length) if length else nest
-    kernel = Kernel(nest)
-    assert "llvm.intr.prefetch" in kernel.text
+    kernel = Kernel(nest, target_with(features))
+    assert ("llvm.intr.prefetch" in kernel.text) == (features == "avx512")
     generator = np.random.default_rng(0)
     arrays = [generator.standard_normal(span(o, nest.sizes)).astype(np.float32) for o in nest.operands]
     (expected,) = reference(nest, arrays)

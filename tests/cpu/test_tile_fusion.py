@@ -19,6 +19,7 @@ from written_programs import Builder, Value, check, normal
 
 import torchmdla
 from torchmdla.compiler.mlir import new_context
+from torchmdla.compiler.program import Target
 from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
 from torchmdla.devices.cpu.expressions import Expression, accumulator, constant, load, operation
 from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, Step, TileLoop, is_copy
@@ -35,10 +36,10 @@ Program = Callable[[Builder], "list[Value]"]
 MACHINE = replace(Machine.of(host_target()), foresees=False)
 
 
-def steps_of(function: Program) -> LoopProgram:
-    """The steps that the program becomes."""
+def steps_of(function: Program, target: Target | None = None) -> LoopProgram:
+    """Return the steps that the program becomes, for ``target`` or this machine."""
     builder = Builder()
-    program = builder.program(function(builder), host_target())
+    program = builder.program(function(builder), target or host_target())
     with new_context(), ir.Location.unknown():
         steps, _ = loop_program(program, {})
     return steps
@@ -299,7 +300,7 @@ def test_later_tiles_are_fetched_while_one_is_computed(make: Callable[[int, int]
 
 def test_what_the_second_cache_holds_is_not_fetched() -> None:
     (chain,) = chains(steps_of(softmax(64, 1024)))
-    assert fetched_ahead(chain, MACHINE) == [Fetched()] * 4
+    assert fetched_ahead(chain, replace(MACHINE, second_level=1 << 20)) == [Fetched()] * len(chain.members)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nest_running import host_target
+from nest_samples import AVX512
 from torch import nn
 from torch.nn import functional
 from torch_mlir import ir
@@ -201,9 +202,9 @@ def test_values_of_other_dimensions(results: int, size: tuple[int, ...], stride:
     check(b, [made], target(f"winograd{results}"))
 
 
-def steps_of(b: Builder, results: list[Value], algorithms: str) -> LoopProgram:
+def steps_of(b: Builder, results: list[Value], target: Target) -> LoopProgram:
     with new_context(), ir.Location.unknown():
-        return loop_program(b.program(results, target(algorithms)), {})[0]
+        return loop_program(b.program(results, target), {})[0]
 
 
 def places_of(steps: LoopProgram) -> int:
@@ -236,7 +237,7 @@ def test_what_is_chosen(channels: int, size: int, taps: int, stride: int, places
     b = Builder()
     x, padding = b.input(normal(1, channels, size, size)), [taps // 2] * 2
     made = convolve(b, x, max(channels, 64), padding, 1, [taps] * 2, [stride] * 2)
-    assert places_of(steps_of(b, [made], "fast")) == places
+    assert places_of(steps_of(b, [made], target("fast", *AVX512))) == places
 
 
 def test_many_tiles_are_run_in_blocks() -> None:
@@ -244,7 +245,7 @@ def test_many_tiles_are_run_in_blocks() -> None:
     their own."""
     b = Builder()
     made = [convolve(b, b.input(normal(2, 64, 54, 56)), 64, [1, 1])]
-    steps = steps_of(b, made, "winograd4")
+    steps = steps_of(b, made, target("winograd4", *AVX512))
     loops = [step for step in steps.steps if isinstance(step, TileLoop)]
     assert [loop.extents for loop in loops] == [(2, 13, 14), (2, 1, 14)]
     assert all(any(has_places(member, 4) for member in loop.members) for loop in loops)
@@ -258,7 +259,7 @@ def test_weights_of_a_call_are_summed_plainly() -> None:
     x, weight = b.input(normal(1, 64, 28, 28)), b.input(normal(64, 64, 3, 3))
     made = functional.conv2d(x.tensor, weight.tensor)
     operands = [x, weight, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1]
-    steps = steps_of(b, [b.op("aten.convolution", operands, made)], "winograd4")
+    steps = steps_of(b, [b.op("aten.convolution", operands, made)], target("winograd4"))
     assert not any(has_places(step, 4) for step in steps.nests())
 
 

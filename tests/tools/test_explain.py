@@ -107,7 +107,8 @@ def test_times_add_up(image: Tensor) -> None:
     assert sum(kernel.share for kernel in kernels) <= group.share <= 1
     convolution = max(kernels, key=lambda kernel: kernel.flops)
     assert "conv2d" in convolution.ops
-    assert convolution.flops >= 2 * 2 * 16 * 32 * 32 * 27
+    # Winograd's algorithm takes fewer than the 2 * 27 of a result by plain sums.
+    assert convolution.flops >= 2 * 16 * 32 * 32 * 27
     assert convolution.gflops == pytest.approx(convolution.flops / convolution.seconds * 1e-9)
 
 

@@ -106,6 +106,11 @@ _ADVICE = _rows(
         ("", "being compiled", "nothing: it passes"),
         (
             "",
+            "pass that forms groups failed",
+            "report it: a fault of torchmdla's costs this graph its groups",
+        ),
+        (
+            "",
             "not authentic",
             "see that all machines have one secret or trusted keys, and who else can write to the store",
         ),
