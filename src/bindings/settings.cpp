@@ -4,6 +4,7 @@
 #include "bindings.h"
 #include "fusion/device_table.h"
 #include "fusion/fusion_pass.h"
+#include "fusion/graph_values.h"
 #include "group/compilation_group.h"
 #include "group/group_report.h"
 #include "group/memory_limit.h"
@@ -174,6 +175,7 @@ void bind_settings(py::module& module) {
   module.def("optimised_without_device",
              [] { return statistics().optimised_without_device.load(); });
   module.def("pass_stages", &pass_stages);
+  module.def("values_visited", &values_visited);
   module.def("fail_pass_stage", &fail_pass_stage, py::arg("stage"));
   module.def("statistics", &statistics_dict);
   module.def("reset_statistics", [] { statistics().reset(); });

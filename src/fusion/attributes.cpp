@@ -77,23 +77,32 @@ bool is_module(const Value* value) {
   return value->node()->kind() == prim::Param && value->type()->kind() == c10::TypeKind::ClassType;
 }
 
-bool comes_from_attributes(const Node* node);
-
-bool comes_from_attributes(const Block* block) {
-  const auto fits = [](const auto* each) { return comes_from_attributes(each); };
-  return std::all_of(block->nodes().begin(), block->nodes().end(), fits) &&
-         std::all_of(block->outputs().begin(), block->outputs().end(), is_from_attributes);
-}
-
-bool comes_from_attributes(const Node* node) {
+// Whether a node without blocks, or with such as come from attributes, does itself.
+bool comes_from_attributes(const Node* node, const ValueSet& known) {
   if (node->kind() == prim::GetAttr) return is_module(node->input());
-  if (node->kind() == prim::Param || node->kind() == prim::Loop) return false;
-  return !node->hasSideEffects() && !node->isNondeterministic() &&
-         std::all_of(node->inputs().begin(), node->inputs().end(), is_from_attributes) &&
+  if (node->kind() == prim::Loop) return false;
+  return std::all_of(node->inputs().begin(), node->inputs().end(),
+                     [&](const Value* input) { return known.count(input) != 0; }) &&
          std::all_of(node->outputs().begin(), node->outputs().end(),
                      [](const Value* output) { return is_scalar(output->type()); }) &&
-         std::all_of(node->blocks().begin(), node->blocks().end(),
-                     [](const Block* block) { return comes_from_attributes(block); });
+         !node->hasSideEffects() && !node->isNondeterministic();
+}
+
+// Returns whether all that the block computes comes from attributes.
+bool collect_from_attributes(const Block* block, ValueSet& known) {
+  bool all = true;
+  for (const auto* node : block->nodes()) {
+    bool fits = true;
+    for (const auto* inner : node->blocks())
+      fits &= collect_from_attributes(inner, known);
+    fits = fits && comes_from_attributes(node, known);
+    if (fits)
+      for (const auto* output : node->outputs())
+        if (is_scalar(output->type())) known.insert(output);
+    all &= fits;
+  }
+  return all && std::all_of(block->outputs().begin(), block->outputs().end(),
+                            [&](const Value* output) { return known.count(output) != 0; });
 }
 
 } // namespace
@@ -128,20 +137,23 @@ bool is_only_a_running_statistic(const Value* value) {
   });
 }
 
-bool is_from_attributes(const Value* value) {
-  return is_scalar(value->type()) && comes_from_attributes(value->node());
+ValueSet values_from_attributes(const Block* block) {
+  ValueSet values;
+  collect_from_attributes(block, values);
+  return values;
 }
 
-NodeSet makers_from_attributes(const Value* value) {
-  NodeSet makers;
+std::vector<const Node*> add_makers(const Value* value, NodeSet& makers) {
+  std::vector<const Node*> added;
   std::vector<Node*> waiting{const_cast<Value*>(value)->node()};
   while (!waiting.empty()) {
     auto* node = waiting.back();
     waiting.pop_back();
     if (!makers.insert(node).second) continue;
+    added.push_back(node);
     for_each_input(node, [&](Value* input) { waiting.push_back(input->node()); });
   }
-  return makers;
+  return added;
 }
 
 } // namespace torchmdla

@@ -9,6 +9,7 @@
 #include <memory>
 #include <string>
 #include <unordered_set>
+#include <vector>
 
 namespace torchmdla {
 
@@ -33,11 +34,12 @@ std::unordered_set<std::string> running_statistics(const torch::jit::Block* bloc
 // such a use knows that the tensor is unversioned.
 bool is_only_a_running_statistic(const torch::jit::Value* value);
 
-// Whether a number, boolean, string or None is computed from constants and attributes of the module
-// alone, without effects.
-bool is_from_attributes(const torch::jit::Value* value);
+// The numbers, booleans, strings and Nones of `block` that are computed from constants and
+// attributes of the module alone, without effects.
+ValueSet values_from_attributes(const torch::jit::Block* block);
 
-// The nodes that compute such a value, its own one included.
-NodeSet makers_from_attributes(const torch::jit::Value* value);
+// Adds the nodes that compute such a value to `makers`, its own one included. Returns those that
+// were not in there.
+std::vector<const torch::jit::Node*> add_makers(const torch::jit::Value* value, NodeSet& makers);
 
 } // namespace torchmdla

@@ -128,6 +128,9 @@ struct Fusion {
   const AliasDb& aliases;
   const ValueSet parameters; // inputs of the graph that are module attributes
   const ValueSet uninitialised;
+  const ValueSet from_attributes;
+  // A group that takes one of these would be compiled again for every iteration of a loop.
+  const ValueSet changing;
   // Attributes that norms update, in some branch at least, without giving them another version.
   const std::unordered_set<std::string> statistics;
   // Attributes that the graph itself sets: states, which differ from call to call.
@@ -277,7 +280,7 @@ private:
   std::optional<OpKind> kind_of_branch(Node* node) {
     if (fusion_.open_conditions != OpenConditions::assume_met || lacks_content(node))
       return std::nullopt;
-    if (is_from_attributes(node->input())) return kind_of_decided(node);
+    if (fusion_.from_attributes.count(node->input())) return kind_of_decided(node);
     // In order with the effects that other branches of a group might have.
     return is_regrouped_ && is_assertion(node) ? std::optional(OpKind::shape) : std::nullopt;
   }
@@ -304,7 +307,7 @@ private:
       if (const auto kind = BlockFuser(side, fusion_, shape_tensors_).kind_of_whole())
         best = std::min(*kind, best.value_or(*kind));
     if (best)
-      for (const auto* maker : makers_from_attributes(node->input()))
+      for (const auto* maker : add_makers(node->input(), makers_of_conditions_))
         kinds_.erase(maker);
     return best;
   }
@@ -319,8 +322,9 @@ private:
       if (kinds_.at(node) != OpKind::view) best = std::min(best, kinds_.at(node));
     }
     const auto outputs = block_->outputs();
-    const bool varies = std::any_of(outputs.begin(), outputs.end(),
-                                    [&](const Value* value) { return is_volatile(value); });
+    const bool varies = std::any_of(outputs.begin(), outputs.end(), [&](const Value* value) {
+      return fusion_.changing.count(value) != 0;
+    });
     return varies ? std::nullopt : std::optional(best);
   }
 
@@ -345,20 +349,7 @@ private:
     if (is_tensor_list(value) && (is_taken(producer) || !aliases_.hasWriters(value)))
       return std::nullopt;
     if (is_tensor_list(value) || !is_plain(value->type())) return Refusal::value_type;
-    return is_volatile(value) ? std::optional(Refusal::changing_integer) : std::nullopt;
-  }
-
-  // An integer that a loop counts or carries is another one in each iteration: a group that takes
-  // it would be compiled again for every value.
-  bool is_volatile(const Value* value) const {
-    const auto* node = value->node();
-    if (is_tensor(value) || is_constant(node)) return false;
-    if (node->kind() == prim::Param) {
-      const auto* owner = node->owningBlock()->owningNode();
-      return owner && owner->kind() == prim::Loop;
-    }
-    return std::any_of(node->inputs().begin(), node->inputs().end(),
-                       [&](const Value* input) { return is_volatile(input); });
+    return fusion_.changing.count(value) ? std::optional(Refusal::changing_integer) : std::nullopt;
   }
 
   // A group has no lists of tensors among its outputs. So one may only be taken apart, and only a
@@ -382,18 +373,21 @@ private:
       level = std::max(level, level_[before] + (leaves ? 1 : 0));
     };
     // Lists are looked through: whoever uses one depends on its elements.
-    for_each_provider(node, [&](const Node* producer) { return is_copied(producer); }, needs);
+    NodeSet looked_through;
+    const auto copied = [&](const Node* producer) { return is_copied(producer); };
+    for_each_provider(node, copied, looked_through, needs);
     level_[node] = level;
   }
 
   // The nodes of this block that must come before `node`. `copied` tells which ones `node` gets a
-  // copy of: those are looked through.
+  // copy of: those are looked through, once each of a set that a group's nodes share.
   void for_each_provider(Node* node, const std::function<bool(const Node*)>& copied,
-                         const NodeVisitor& visit) const {
+                         NodeSet& looked_through, const NodeVisitor& visit) const {
     const std::function<void(Value*)> visit_value = [&](Value* value) {
       auto* producer = node_in_block(value->node(), block_);
       if (!producer || producer == node || producer == block_->param_node()) return;
       if (!copied(producer)) return visit(producer);
+      if (!looked_through.insert(producer).second) return;
       for (auto* input : producer->inputs())
         visit_value(input);
     };
@@ -489,11 +483,16 @@ private:
   std::vector<Node*> order() const {
     std::unordered_map<Node*, std::unordered_set<Node*>> after;
     std::unordered_map<Node*, size_t> waiting;
+    std::unordered_map<Node*, NodeSet> looked_through;
     for (auto* node : block_->nodes()) {
-      waiting[leader(node)];
-      for_each_provider(node, copies_of(node), [&](Node* before) {
-        if (leader(before) == leader(node)) return;
-        if (after[leader(before)].insert(leader(node)).second) ++waiting[leader(node)];
+      auto* waiter = leader(node);
+      waiting[waiter];
+      const auto copied = [&](const Node* producer) {
+        return absorbs(node) && is_copied_into_groups(producer);
+      };
+      for_each_provider(node, copied, looked_through[waiter], [&](Node* before) {
+        if (leader(before) == waiter) return;
+        if (after[leader(before)].insert(waiter).second) ++waiting[waiter];
       });
     }
     const auto later = [&](Node* a, Node* b) { return position_.at(a) > position_.at(b); };
@@ -526,13 +525,6 @@ private:
   // Once groups stand: what each of them gets a copy of.
   bool is_copied_into_groups(const Node* node) const {
     return is_copied(node) || (is_view(node) && !absorbs(node));
-  }
-
-  // What `node` gets copies of once groups stand.
-  std::function<bool(const Node*)> copies_of(const Node* node) const {
-    return [this, grouped = absorbs(node)](const Node* producer) {
-      return grouped && is_copied_into_groups(producer);
-    };
   }
 
   void move_to_end(Node* node) const {
@@ -613,7 +605,8 @@ private:
   }
 
   bool asks_attributes(const Node* node) const {
-    return node->kind() == prim::If ? is_from_attributes(node->input()) : is_open(node);
+    return node->kind() == prim::If ? fusion_.from_attributes.count(node->input()) != 0
+                                    : is_open(node);
   }
 
   void mark_flags(Node* node, const Group& group) const {
@@ -648,7 +641,8 @@ private:
   std::map<size_t, Group> candidates_;               // by level
   std::vector<Group> groups_;
   ValueSet shape_tensors_;
-  bool is_regrouped_ = false; // groups of this block are grouped anew at run time
+  NodeSet makers_of_conditions_; // of branches that are taken; the makers stay outside
+  bool is_regrouped_ = false;    // groups of this block are grouped anew at run time
 };
 
 // In the order of `pass_stages()`.
@@ -691,10 +685,11 @@ size_t fuse_block(Block* block, const Fusion& fusion) {
 }
 
 NodeSet nodes_at(Graph& graph, const std::vector<size_t>& numbers) {
+  const std::unordered_set<size_t> wanted(numbers.begin(), numbers.end());
   NodeSet found;
   size_t number = 0;
   for (const auto* node : graph.nodes())
-    if (std::count(numbers.begin(), numbers.end(), number++)) found.insert(node);
+    if (wanted.count(number++)) found.insert(node);
   return found;
 }
 
@@ -750,6 +745,8 @@ size_t form_all_groups(const std::shared_ptr<Graph>& graph, const DeviceTable& t
                       .aliases = aliases,
                       .parameters = std::move(attributes),
                       .uninitialised = uninitialised_values(graph->block()),
+                      .from_attributes = values_from_attributes(graph->block()),
+                      .changing = changing_values(graph->block()),
                       .statistics = running_statistics(graph->block()),
                       .states = set.names,
                       .left_out = std::move(nodes_left_out),

@@ -3,6 +3,8 @@
 #include <torch/csrc/jit/ir/constants.h>
 
 #include <algorithm>
+#include <atomic>
+#include <iterator>
 
 namespace torchmdla {
 
@@ -62,14 +64,26 @@ bool is_assertion(const Node* node) {
   });
 }
 
+namespace {
+
+std::atomic<size_t> visited{0};
+
+} // namespace
+
+size_t values_visited() {
+  return visited.load(std::memory_order_relaxed);
+}
+
 void for_each_input(Node* node, const std::function<void(Value*)>& visit) {
-  for (auto* input : node->inputs())
-    visit(input);
+  const auto visit_all = [&](c10::ArrayRef<Value*> values) {
+    visited.fetch_add(values.size(), std::memory_order_relaxed);
+    std::for_each(values.begin(), values.end(), visit);
+  };
+  visit_all(node->inputs());
   for (auto* block : node->blocks()) {
     for (auto* inner : block->nodes())
       for_each_input(inner, visit);
-    for (auto* output : block->outputs())
-      visit(output);
+    visit_all(block->outputs());
   }
 }
 
@@ -131,6 +145,31 @@ void collect_uninitialised(const Block* block, ValueSet& values) {
 ValueSet uninitialised_values(const Block* block) {
   ValueSet values;
   collect_uninitialised(block, values);
+  return values;
+}
+
+namespace {
+
+void collect_changing(const Block* block, ValueSet& values) {
+  const auto add = [&](c10::ArrayRef<const Value*> changing) {
+    std::copy_if(changing.begin(), changing.end(), std::inserter(values, values.end()),
+                 [](const Value* value) { return !is_tensor(value); });
+  };
+  for (const auto* node : block->nodes()) {
+    if (std::any_of(node->inputs().begin(), node->inputs().end(),
+                    [&](const Value* input) { return values.count(input) != 0; }))
+      add(node->outputs());
+    if (node->kind() == prim::Loop) add(node->blocks()[0]->inputs());
+    for (const auto* inner : node->blocks())
+      collect_changing(inner, values);
+  }
+}
+
+} // namespace
+
+ValueSet changing_values(const Block* block) {
+  ValueSet values;
+  collect_changing(block, values);
   return values;
 }
 

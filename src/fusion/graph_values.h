@@ -26,6 +26,10 @@ bool takes_apart(const torch::jit::Node* node);
 // `assert`: a `prim::If` that does nothing or raises, and has no outputs.
 bool is_assertion(const torch::jit::Node* node);
 
+// How many values the walks of passes have visited since the process began: what a program of twice
+// the length takes is about twice as many.
+size_t values_visited();
+
 // Everything that `node` needs before it can run: its inputs and what its own blocks capture.
 void for_each_input(torch::jit::Node* node, const std::function<void(torch::jit::Value*)>& visit);
 
@@ -35,6 +39,10 @@ torch::jit::Node* node_in_block(torch::jit::Node* node, const torch::jit::Block*
 // The values of `block` that some path leaves without content: what `prim::Uninitialized` makes,
 // and what branches and loops make of that. A side that raises leaves nothing behind it.
 ValueSet uninitialised_values(const torch::jit::Block* block);
+
+// What loops count or carry, tensors apart, and what is computed from that: in each iteration
+// another value.
+ValueSet changing_values(const torch::jit::Block* block);
 
 // Tensors that are integers in disguise: tracing writes `x.size(0) // 2` as arithmetic on 0-d
 // tensors from `prim::NumToTensor`. They are known once the sizes are.

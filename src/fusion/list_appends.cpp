@@ -47,17 +47,19 @@ void write_out(Node* list) {
   std::sort(uses.begin(), uses.end(),
             [](const Use& a, const Use& b) { return a.user->isBefore(b.user); });
   auto* current = list;
+  std::vector<Value*> elements(list->inputs().begin(), list->inputs().end());
   for (const auto& use : uses) {
-    if (reads_elements(use)) {
-      use.user->replaceInput(use.offset, current->output());
+    if (!reads_elements(use)) {
+      elements.push_back(use.user->input(1));
+      use.user->destroy();
       continue;
     }
-    auto* longer = list->owningGraph()->create(prim::ListConstruct, current->inputs());
-    longer->addInput(use.user->input(1));
-    longer->output()->setType(list->output()->type());
-    longer->insertBefore(use.user);
-    use.user->destroy();
-    current = longer;
+    if (current->inputs().size() != elements.size()) {
+      current = list->owningGraph()->create(prim::ListConstruct, elements);
+      current->output()->setType(list->output()->type());
+      current->insertBefore(use.user);
+    }
+    use.user->replaceInput(use.offset, current->output());
   }
   if (!list->hasUses()) list->destroy();
 }

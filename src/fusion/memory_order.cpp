@@ -31,60 +31,109 @@ bool has_visible_effects(const Node* node, const DeviceTable& table) {
   });
 }
 
-// `AliasDb::isMutable` does not look into blocks.
-bool writes(const AliasDb& aliases, Node* node) {
-  if (aliases.isMutable(node)) return true;
-  return std::any_of(node->blocks().begin(), node->blocks().end(), [&](Block* block) {
-    return std::any_of(block->nodes().begin(), block->nodes().end(),
-                       [&](Node* inner) { return writes(aliases, inner); });
-  });
-}
+// What an alias analysis keeps to itself: it tells only whether one node writes what some values
+// share, and to ask that of each node and each writer takes time with the square of the program.
+// An explicit instantiation may name private members ([temp.spec.general]).
+template <class Name, auto member> struct Private {
+  friend constexpr auto private_member(Name) { return member; }
+};
+struct WritesOfNodes {
+  friend constexpr auto private_member(WritesOfNodes);
+};
+struct LocationsOfValues {
+  friend constexpr auto private_member(LocationsOfValues);
+};
+template struct Private<WritesOfNodes, &AliasDb::writeIndex_>;
+template struct Private<LocationsOfValues,
+                        &torch::jit::ValueAndMemoryLocationSet::memoryLocations_>;
 
 bool makes_container(const Node* node) {
   return node->kind() == prim::ListConstruct || node->kind() == prim::TupleConstruct;
 }
 
-// A value and what it is made of: the alias analysis takes a list with one reader to hold nothing.
-void add_held(Value* value, torch::jit::ValueSet& values) {
-  values.insert(value);
-  if (!makes_container(value->node())) return;
-  for (auto* element : value->node()->inputs())
-    add_held(element, values);
-}
+// Which memory nodes write and touch, themselves or in their blocks.
+class Memory {
+public:
+  explicit Memory(const AliasDb& aliases) : aliases_(aliases) {}
 
-// An attribute is read from its object, and a list or tuple made of what it is to hold, before that
-// is written: no matter.
-bool touches(const AliasDb& aliases, Node* writer, Node* node) {
-  if (makes_container(node) && node->isBefore(writer)) return false;
-  torch::jit::ValueSet values;
-  for_each_input(node, [&](Value* value) { add_held(value, values); });
-  if (node->kind() != prim::GetAttr) values.insert(node->outputs().begin(), node->outputs().end());
-  return aliases.writesToAlias(writer, values);
-}
+  MemoryLocations written_by(Node* node) const {
+    MemoryLocations written;
+    add_written(node, written);
+    return written;
+  }
+
+  // Of what is written somewhere. An attribute is read from its object.
+  MemoryLocations touched_by(Node* node) const {
+    auto values = aliases_.getValueAndMemoryLocationSet();
+    for_each_input(node, [&](Value* value) { add_held(value, values); });
+    if (node->kind() != prim::GetAttr)
+      for (auto* output : node->outputs())
+        add(output, values);
+    return values.*private_member(LocationsOfValues{});
+  }
+
+private:
+  using Values = torch::jit::ValueAndMemoryLocationSet;
+
+  void add_written(Node* node, MemoryLocations& written) const {
+    const auto& writes = *(aliases_.*private_member(WritesOfNodes{}));
+    const auto found = writes.find(node);
+    if (found != writes.end()) written |= found->second;
+    for (auto* block : node->blocks())
+      for (auto* inner : block->nodes())
+        add_written(inner, written);
+  }
+
+  void add(Value* value, Values& values) const {
+    if (aliases_.hasWriters(value)) values.insert(value);
+  }
+
+  // A value and what it is made of: the alias analysis takes a list with one reader to hold
+  // nothing.
+  void add_held(Value* value, Values& values) const {
+    add(value, values);
+    if (!makes_container(value->node())) return;
+    for (auto* element : value->node()->inputs())
+      add_held(element, values);
+  }
+
+  const AliasDb& aliases_;
+};
+
+// Who used one location last, on a walk along a block.
+struct LastUses {
+  Node* writer = nullptr;
+  std::vector<Node*> readers; // since then
+};
 
 } // namespace
 
+// Each node waits for those that used its memory last. They waited for all earlier ones.
 MemoryOrder::MemoryOrder(Block* block, const DeviceTable& table, const AliasDb& aliases) {
-  std::vector<Node*> writers;
+  const Memory memory(aliases);
+  std::unordered_map<unsigned, LastUses> last_uses;
   Node* previous = nullptr;
   for (auto* node : block->nodes()) {
-    if (writes(aliases, node)) {
-      effects_.insert(node);
-      writers.push_back(node);
+    if (is_constant(node)) continue;
+    std::unordered_set<Node*> earlier;
+    auto written = memory.written_by(node);
+    for (const auto location : memory.touched_by(node) | written) {
+      auto& last = last_uses[location];
+      if (last.writer) earlier.insert(last.writer);
+      if (written.test(location)) {
+        earlier.insert(last.readers.begin(), last.readers.end());
+        last = {node, {}};
+      } else if (!makes_container(node)) {
+        // A list or tuple may be made of what is written then.
+        last.readers.push_back(node);
+      }
     }
-    if (!has_visible_effects(node, table)) continue;
-    effects_.insert(node);
-    if (previous) before_[node].push_back(previous);
-    previous = node;
+    const bool shows = has_visible_effects(node, table);
+    if (shows && previous) earlier.insert(previous);
+    if (shows) previous = node;
+    if (shows || !written.empty()) effects_.insert(node);
+    if (!earlier.empty()) before_[node].assign(earlier.begin(), earlier.end());
   }
-  for (auto* writer : writers)
-    for (auto* node : block->nodes()) {
-      if (node == writer || is_constant(node) || !touches(aliases, writer, node)) continue;
-      if (node->isBefore(writer))
-        before_[writer].push_back(node);
-      else
-        before_[node].push_back(writer);
-    }
 }
 
 const std::vector<Node*>& MemoryOrder::before(const Node* node) const {

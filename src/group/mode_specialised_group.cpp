@@ -7,8 +7,6 @@
 
 #include <torch/csrc/jit/passes/constant_propagation.h>
 
-#include <algorithm>
-
 namespace torchmdla {
 
 using torch::jit::Graph;
@@ -132,10 +130,9 @@ void ModeSpecialisedGroup::group_anew(Variant& variant) const {
     variant.grouped.emplace(grouped, name_);
     return;
   }
-  const auto from = grouped->inputs();
   std::vector<size_t> inputs;
   for (const auto* input : group->inputs())
-    inputs.push_back(std::find(from.begin(), from.end(), input) - from.begin());
+    inputs.push_back(input->offset());
   variant.group = std::make_shared<CompilationGroup>(group, inputs_.of(inputs));
 }
 

@@ -11,6 +11,8 @@
 
 #include <algorithm>
 #include <string>
+#include <string_view>
+#include <unordered_map>
 #include <variant>
 
 namespace torchmdla {
@@ -93,12 +95,14 @@ at::Tensor ScriptSubgraph::constant(size_t node, std::optional<size_t> element) 
 }
 
 bool ScriptSubgraph::conditions_hold(const Record& record) const {
+  if (conditions_.empty()) return true;
+  std::unordered_map<std::string_view, const c10::IValue*> values;
+  for (const auto& recorded : record)
+    values[recorded.name] = std::get_if<c10::IValue>(&recorded.seen);
   return std::all_of(conditions_.begin(), conditions_.end(), [&](const Condition& condition) {
-    const auto found = std::find_if(record.begin(), record.end(), [&](const RecordedValue& seen) {
-      return seen.name == condition.value;
-    });
-    const auto* value = found == record.end() ? nullptr : std::get_if<c10::IValue>(&found->seen);
-    return value && value->equals(condition.wanted).toBool();
+    const auto found = values.find(condition.value);
+    return found != values.end() && found->second &&
+           found->second->equals(condition.wanted).toBool();
   });
 }
 

@@ -65,7 +65,7 @@ class _Partitioner:
     ) -> None:
         self._graph = graph
         self._weights = frozenset(weights)
-        self._left_out = left_out
+        self._left_out = frozenset(left_out)
         self._device = device
         self._ops = device.ops
         self._dtypes = frozenset(getattr(torch, name) for name in device.dtypes)
@@ -74,6 +74,8 @@ class _Partitioner:
         self._kinds: dict[fx.Node, str] = {}
         self._refusals: dict[fx.Node, str] = {}
         self._levels: dict[fx.Node, int] = {}
+        # The least level of what a node comes before: of nodes that the device takes, and of others.
+        self._levels_behind: dict[fx.Node, tuple[int, int]] = {}
 
     def run(self) -> Partition:
         for node in self._graph.nodes:
@@ -81,7 +83,7 @@ class _Partitioner:
                 self._copied.add(node)
             elif (kind := self._kind(node)) is not None:
                 self._kinds[node] = kind
-            self._levels[node] = self._level(node)
+            self._assign_level(node)
         self._raise_work_on_weights()
         groups, sunk = self._form_groups()
         order = _Order(self._graph, groups, self._providers(groups, sunk)).run()
@@ -163,12 +165,15 @@ class _Partitioner:
 
     # Levels
 
-    def _level(self, node: fx.Node) -> int:
-        level = 0
-        for before in self._looked_through(node, self._copied):
-            leaves_taken = before in self._kinds and node not in self._kinds
-            level = max(level, self._levels[before] + leaves_taken)
-        return level
+    def _assign_level(self, node: fx.Node) -> None:
+        befores = [self._levels_behind[one] for one in (*self._facts.before[node], *node.all_input_nodes)]
+        for_taken = max((before[0] for before in befores), default=0)
+        for_others = max((before[1] for before in befores), default=0)
+        level = self._levels[node] = for_taken if node in self._kinds else for_others
+        if node in self._copied:  # it is looked through: whoever uses it depends on what it is made of
+            self._levels_behind[node] = (for_taken, for_others)
+        else:
+            self._levels_behind[node] = (level, level + (node in self._kinds))
 
     def _raise_work_on_weights(self) -> None:
         """Lets what depends on weights alone be in the group of the first that uses it, which then packs it; in an
@@ -179,27 +184,28 @@ class _Partitioner:
             if is_known and all(given in known or given in self._weights for given in node.all_input_nodes):
                 known.add(node)
         for node in reversed(self._graph.nodes):
-            users = list(self._users(node)) if node in known else []
+            users = node.users if node in known else ()
             if users and all(user in self._kinds for user in users):
                 self._levels[node] = min(self._levels[user] for user in users)
 
-    def _looked_through(self, node: fx.Node, copied: set[fx.Node]) -> Iterator[fx.Node]:
-        """The nodes that must come before ``node``, with what those of ``copied`` need in their place."""
-        yield from self._facts.before[node]
-        for producer in node.all_input_nodes:
-            if producer in copied:
-                yield from self._looked_through(producer, copied)
-            else:
-                yield producer
-
     def _providers(
         self, groups: Sequence[Sequence[fx.Node]], sunk: set[fx.Node]
-    ) -> Callable[[fx.Node], Iterator[fx.Node]]:
+    ) -> Callable[[fx.Node, set[fx.Node]], Iterator[fx.Node]]:
         members = {node for group in groups for node in group}
         copies = self._copied | sunk
 
-        def providers(node: fx.Node) -> Iterator[fx.Node]:
-            return self._looked_through(node, copies if node in members else set())
+        def providers(node: fx.Node, looked_through: set[fx.Node]) -> Iterator[fx.Node]:
+            """The nodes that must come before ``node``. What a group gets copies of is looked through, once each."""
+            waiting = [node]
+            while waiting:
+                user = waiting.pop()
+                yield from self._facts.before[user]
+                for producer in user.all_input_nodes:
+                    if node not in members or producer not in copies:
+                        yield producer
+                    elif producer not in looked_through:
+                        looked_through.add(producer)
+                        waiting.append(producer)
 
         return providers
 
@@ -219,16 +225,9 @@ class _Partitioner:
         output: aliasing and strides are eager's. In reverse, so that a view of a view leaves too."""
         inside = set(nodes)
         for node in reversed(nodes):
-            if self._kinds[node] == "view" and any(user not in inside for user in self._users(node)):
+            if self._kinds[node] == "view" and any(user not in inside for user in node.users):
                 inside.remove(node)
         return [node for node in nodes if node in inside]
-
-    def _users(self, node: fx.Node) -> Iterator[fx.Node]:
-        """Who uses ``node``, through what groups get copies of. Copies that no group needs use it, too."""
-        for user in node.users:
-            yield user
-            if user in self._copied:
-                yield from self._users(user)
 
     def _pays(self, group: Sequence[fx.Node]) -> bool:
         """As in ``src/fusion/fusion_pass.cpp``: one anchor, or two elementwise ops that fuse."""
@@ -243,7 +242,7 @@ class _Order:
         self,
         graph: fx.Graph,
         groups: Sequence[Sequence[fx.Node]],
-        providers: Callable[[fx.Node], Iterator[fx.Node]],
+        providers: Callable[[fx.Node, set[fx.Node]], Iterator[fx.Node]],
     ) -> None:
         self._nodes = list(graph.nodes)
         self._members: Mapping[fx.Node, Sequence[fx.Node]] = {group[0]: group for group in groups}
@@ -261,9 +260,10 @@ class _Order:
 
     def _needed(self) -> dict[fx.Node, list[fx.Node]]:
         needed: dict[fx.Node, list[fx.Node]] = defaultdict(list)
+        looked_through: dict[fx.Node, set[fx.Node]] = defaultdict(set)
         for node in self._nodes:
             leader = self._leaders.get(node, node)
-            for before in self._providers(node):
+            for before in self._providers(node, looked_through[leader]):
                 other = self._leaders.get(before, before)
                 if other is not leader:
                     needed[leader].append(other)
@@ -284,28 +284,30 @@ class _Order:
 
 
 def _facts(graph: fx.Graph, is_random: Callable[[fx.Node], bool]) -> _Facts:
-    """Memory, writers and effects, and the order that they ask for."""
+    """Memory, writers and effects, and the order that they ask for: each node waits for those that used its memory
+    last, which waited for all earlier ones."""
     facts = _Facts()
     nodes = list(graph.nodes)
     for node in nodes:
         facts.memory[node] = memory_of(node, facts.memory)
     previous: fx.Node | None = None
-    for position, node in enumerate(nodes):
-        if not _has_effects(node, is_random):
-            continue
-        facts.effects.add(node)
-        # Random numbers and unknown calls keep their order.
-        if previous is not None:
-            facts.before[node].append(previous)
-        previous = node
-        memory = _written(node, facts.memory)
-        facts.last_write |= dict.fromkeys(memory, node)
-        for other in nodes[:position]:
-            if _touches(other, memory, facts.memory):
-                facts.before[node].append(other)
-        for other in nodes[position + 1 :]:
-            if _touches(other, memory, facts.memory):
-                facts.before[other].append(node)
+    readers: dict[fx.Node, list[fx.Node]] = defaultdict(list)  # by memory, since it was written last
+    for node in nodes:
+        touched = dict.fromkeys(facts.memory[one] for one in [node, *node.all_input_nodes])
+        before = dict.fromkeys(facts.last_write[memory] for memory in touched if memory in facts.last_write)
+        if _has_effects(node, is_random):
+            facts.effects.add(node)
+            # Random numbers and unknown calls keep their order.
+            if previous is not None:
+                before[previous] = None
+            previous = node
+            for memory in _written(node, facts.memory):
+                before |= dict.fromkeys(readers.pop(memory, ()))
+                facts.last_write[memory] = node
+        for memory in touched:
+            readers[memory].append(node)
+        if before:
+            facts.before[node].extend(before)
     return facts
 
 
@@ -338,10 +340,6 @@ def _written(node: fx.Node, memory: Mapping[fx.Node, fx.Node]) -> set[fx.Node]:
     values = list(named_arguments(node).values())
     given = leaves([values[index] for index in written(node.target._schema)])
     return {memory[leaf] for leaf in given if isinstance(leaf, fx.Node)}
-
-
-def _touches(node: fx.Node, written: set[fx.Node], memory: Mapping[fx.Node, fx.Node]) -> bool:
-    return memory[node] in written or any(memory[one] in written for one in node.all_input_nodes)
 
 
 def _is_copied(node: fx.Node) -> bool:
