@@ -1,0 +1,257 @@
+"""How time and memory grow with the length of a program: generated programs of ten shapes, each length in a process.
+
+A program of so many operators is scripted and called until it runs compiled. What is timed is the processor's time, by
+stage: `capture` (PyTorch's optimiser with the pass that forms groups, and the call that records), `import` (graphs
+become programs) and `compile` (the compiler process, and waiting for it). `torch` is what the same calls take without
+torchmdla. With --stages more tables tell the stages of the compile. Memory is the largest resident set beyond that of
+a process that has only imported torchmdla, and of the compiler process.
+
+A curve grows too fast where a program of twice the length takes more than 2.3 times as long; times below a tenth of a
+second are not judged. With --check the benchmark ends with status 1 then. It always does where something fell back.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from harness import children, output
+
+# What a program of twice the length may take, in times of the shorter one.
+MOST = 2.3
+# Seconds and MiB that are too few to be judged.
+LEAST = {"seconds": 0.1, "MiB": 20.0}
+
+STAGES = ("torch", "capture", "import", "compile")
+
+# Lines of a function of ``x`` and the parameters ``p0``, ``p1``, …, and what it returns, of about so many operators.
+Lines = tuple[list[str], str]
+Row = dict[str, Any]
+
+
+def branches(operators: int) -> Lines:
+    """Return branches in branches, five operators each, down to a depth of 40 and again."""
+    lines = ["y = x"]
+    for i in range(operators // 5):
+        depth = i % 40
+        lines += ["    " * depth + f"if int(x.size(0)) > {i}:", "    " * (depth + 1) + "y = torch.tanh(y * 1.5 + x)"]
+    return lines, "y"
+
+
+SHAPES: dict[str, Callable[[int], Lines]] = {
+    "integer chains": lambda n: (["m = x.size(0)", "n = m", *["m, n = n, m - n"] * n], "torch.relu(x * n + 1)"),
+    "in-place writes": lambda n: (
+        ["y = x.clone()", *(f"y[{i % 4}] += x[{i % 3}] * 0.5" for i in range(n // 4))],
+        "y * 2 + 1",
+    ),
+    "random operators": lambda n: (["y = x", *["y = torch.relu(torch.bernoulli(y)) * 0.5"] * (n // 3)], "y"),
+    "views of views": lambda n: (["y = x * 2", *["y = y.unsqueeze(0).transpose(1, 2)[0]"] * (n // 3)], "y + 1"),
+    "deep branches": branches,
+    "wide concatenations": lambda n: ([], f"torch.cat([{', '.join(f'x * {i % 9}.5' for i in range(n))}])"),
+    "long loops": lambda n: (["y = x", "for i in range(3):", *["    y = torch.relu(y * 0.5) - x"] * (n // 3)], "y"),
+    "many outputs": lambda n: ([], ", ".join(f"x * {i % 9}.5 + 1" for i in range(n // 2))),
+    "many parameters": lambda n: (["y = x", *(f"y = y * p{i} + x" for i in range(n // 2))], "y"),
+    "many small groups": lambda n: (["y = x", *["y = torch.special.i0e(torch.relu(y) * 2.0 + 1)"] * (n // 4)], "y"),
+}
+
+
+def main() -> int:
+    parser = output.parser(__doc__)
+    parser.add_argument("--shapes", type=output.one_of(SHAPES), help=f"of {','.join(SHAPES)} (all)")
+    parser.add_argument("--operators", type=output.numbers, help="of the programs (125,250,500,1000,2000,4000)")
+    parser.add_argument("--repeat", type=output.number, default=1, help="of which the least counts (%(default)s)")
+    parser.add_argument("--stages", action="store_true", help="tell the stages of compiling, too")
+    parser.add_argument("--check", action="store_true", help="end with status 1 where a curve grows too fast")
+    options = parser.parse_args()
+    output.fill_in(
+        options,
+        {
+            True: {"shapes": ["many outputs"], "operators": [20, 40]},
+            False: {"shapes": list(SHAPES), "operators": [125, 250, 500, 1000, 2000, 4000]},
+        },
+    )
+    rows: list[Row] = []
+    with output.progress(len(options.shapes) * len(options.operators) * options.repeat * 2, "process") as bar:
+        for shape, operators in itertools.product(options.shapes, options.operators):
+            rows.append(row_of(shape, operators, [measure_once(shape, operators, bar) for _ in range(options.repeat)]))
+            output.write_json(options.json, {"benchmark": "scaling", "rows": rows})
+    curves = {shape: [row for row in rows if row["shape"] == shape] for shape in options.shapes}
+    show(curves)
+    if options.stages:
+        show_stages(curves)
+    faults = [f"{row['shape']}, {row['operators']}: fell back: {row['fallbacks']}" for row in rows if row["fallbacks"]]
+    fast = [f"{shape}: {stage} grows too fast" for shape, curve in curves.items() for stage in too_fast(curve)]
+    output.show(*faults, *fast)
+    return int(bool(faults or (options.check and fast)))
+
+
+def measure_once(shape: str, operators: int, bar: Any) -> dict[str, Any]:
+    """One measurement without torchmdla, one with, in two processes."""
+    found = {}
+    with tempfile.TemporaryDirectory(prefix="torchmdla-benchmark-") as folder:
+        for way, enabled in (("torch", "0"), ("torchmdla", "1")):
+            bar.set_postfix_str(f"{shape}, {operators}, {way}")
+            variables = {"TORCHMDLA_ENABLE": enabled, "TORCHMDLA_CACHE_DIR": folder, "OMP_NUM_THREADS": "1"}
+            found[way] = children.run("scaling:measure", {"shape": shape, "operators": operators}, variables)
+            bar.update()
+    return found
+
+
+def measure(shape: str, operators: int) -> dict[str, Any]:
+    """Calls one program in this process until it is optimised and, where torchmdla is on, compiled."""
+    import memory
+    import torch
+
+    import torchmdla
+    from torchmdla.capture.script_subgraph import ScriptSubgraph
+    from torchmdla.compile_service import service
+
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    function = scripted(*SHAPES[shape](operators))
+    x = torch.linspace(0.1, 0.9, 16).view(4, 4)
+    spent = {"import": 0.0, "waiting": 0.0}
+    base = memory.peak()
+    start, compiling = time.process_time(), seconds_of_children()
+    with (
+        torch.no_grad(),
+        timed(ScriptSubgraph, "import_program", spent, "import"),
+        timed(service, "compile_program", spent, "waiting"),
+    ):
+        for _ in range(4):
+            function(x)
+    total = time.process_time() - start
+    compiling = seconds_of_children() - compiling
+    stats = torchmdla.stats()
+    return {
+        "seconds": {
+            "capture": total - spent["import"] - spent["waiting"],
+            "import": spent["import"],
+            "compile": compiling + spent["waiting"],
+        },
+        "MiB": {"process": memory.peak() - base, "compiler": memory.peak_of_children()},
+        "groups": stats.groups,
+        "fallbacks": stats.fallbacks,
+        "stages": service.default_service().stages(),
+    }
+
+
+def scripted(lines: list[str], result: str) -> Any:
+    """A scripted module of these lines, with the parameters that they name."""
+    import torch
+
+    body = "".join(f"    {line}\n" for line in [*lines, f"return {result}"])
+    module = torch.nn.Module()
+    while f"p{len(list(module.parameters()))} " in body:
+        module.register_parameter(f"p{len(list(module.parameters()))}", torch.nn.Parameter(torch.ones(4)))
+    compiled = torch.jit.script(module)
+    named = body.replace(" p", " self.p") if list(module.parameters()) else body
+    compiled.define(f"def forward(self, x):\n{named}")
+    return compiled
+
+
+@contextmanager
+def timed(owner: Any, name: str, spent: dict[str, float], stage: str) -> Iterator[None]:
+    """Adds the processor's time of each call of a function to that of a stage."""
+    function = getattr(owner, name)
+
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        start = time.process_time()
+        try:
+            return function(*arguments, **keywords)
+        finally:
+            spent[stage] += time.process_time() - start
+
+    setattr(owner, name, call)
+    try:
+        yield
+    finally:
+        setattr(owner, name, function)
+
+
+def seconds_of_children() -> float:
+    """The processor's time that the processes of this one have taken, theirs included."""
+    ticks = os.sysconf("SC_CLK_TCK")
+    seconds = 0.0
+    with open(f"/proc/self/task/{os.getpid()}/children") as file:
+        for process in file.read().split():
+            with open(f"/proc/{process}/stat") as stat:
+                seconds += sum(map(int, stat.read().rpartition(")")[2].split()[11:15])) / ticks
+    return seconds
+
+
+def row_of(shape: str, operators: int, runs: list[dict[str, Any]]) -> Row:
+    """The least of each figure."""
+
+    def least(way: str, kind: str, name: str) -> float:
+        return float(min(run[way][kind][name] for run in runs))
+
+    alone = {"torch": least("torch", "seconds", "capture")}
+    return {
+        "shape": shape,
+        "operators": operators,
+        "seconds": alone | {stage: least("torchmdla", "seconds", stage) for stage in STAGES[1:]},
+        "MiB": {
+            "torch": least("torch", "MiB", "process"),
+            "process": least("torchmdla", "MiB", "process"),
+            "compiler": least("torchmdla", "MiB", "compiler"),
+        },
+        "groups": runs[0]["torchmdla"]["groups"],
+        "fallbacks": runs[0]["torchmdla"]["fallbacks"],
+        "stages": runs[0]["torchmdla"]["stages"],
+    }
+
+
+def growth(curve: list[Row], kind: str, name: str) -> float:
+    """The greatest growth for a doubling, of figures that are large enough; 0 where none is."""
+    growths = [0.0]
+    for one, other in itertools.pairwise(curve):
+        before, after = max(one[kind][name], LEAST[kind] / MOST), other[kind][name]
+        doublings = other["operators"] / one["operators"] / 2
+        if after >= LEAST[kind]:
+            growths.append(after / before / doublings)
+    return max(growths)
+
+
+def too_fast(curve: list[Row]) -> list[str]:
+    """What of torchmdla's own grows too fast; PyTorch's part of capture may."""
+    figures = [("seconds", stage) for stage in STAGES[1:]] + [("MiB", "process"), ("MiB", "compiler")]
+    return [name for kind, name in figures if growth(curve, kind, name) > MOST]
+
+
+def show(curves: dict[str, list[Row]]) -> None:
+    """Prints a table of each figure at the greatest length, and of the greatest growth for a doubling."""
+    figures = [*(("seconds", stage) for stage in STAGES), ("MiB", "torch"), ("MiB", "process"), ("MiB", "compiler")]
+    table = output.table(
+        "Seconds of the processor and MiB of the longest program, and the greatest growth for a doubling",
+        ("shape", "operators", "groups", *(f"{name}, {'s' if kind == 'seconds' else kind}" for kind, name in figures)),
+        "torch: the same calls without torchmdla; process: beyond what it had before",
+    )
+    for shape, curve in curves.items():
+        longest = curve[-1]
+        cells = (f"{longest[kind][name]:.{2 if kind == 'seconds' else 0}f}" for kind, name in figures)
+        grown = (f" ({growth(curve, kind, name):.1f})" if growth(curve, kind, name) else "" for kind, name in figures)
+        joined = (cell + factor for cell, factor in zip(cells, grown, strict=True))
+        table.add_row(shape, str(longest["operators"]), str(longest["groups"]), *joined)
+    output.show(table)
+
+
+def show_stages(curves: dict[str, list[Row]]) -> None:
+    """Prints the stages of compiling for each length."""
+    for shape, curve in curves.items():
+        stages = list(curve[-1]["stages"])
+        table = output.table(f"Seconds of each stage of compiling, {shape}", ("operators", *stages))
+        for row in curve:
+            table.add_row(str(row["operators"]), *(f"{row['stages'].get(stage, 0.0):.2f}" for stage in stages))
+        output.show(table)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
