@@ -5,6 +5,7 @@ Eager raises where an index is out of bounds; upstream reads or writes whatever 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -65,6 +66,14 @@ def nonzero_divisor(emitter: Emitter, operands: Sequence[Any]) -> list[Any]:
     return list(operands)
 
 
+def reachable_correction(emitter: Emitter, operands: Sequence[Any]) -> list[Any]:
+    """Return the operands with a correction of at most the number of elements: eager never divides by less than 0."""
+    value, dims, correction, *rest = operands
+    sizes = value.meta.shape
+    count = math.prod(sizes[dim] for dim in dims) if dims else math.prod(sizes)
+    return [value, dims, correction if correction is None else min(correction, count), *rest]
+
+
 def only_row(emitter: Emitter, operands: Mapping[str, Any]) -> None:
     """Make ``index_select`` from a single row fail for other indices than 0. Upstream reads that row for any index."""
     sizes = operands["self"].meta.shape
@@ -82,6 +91,25 @@ def in_unit_interval(*names: str) -> Callable[[Emitter, Mapping[str, Any]], None
             _check_all(emitter, bounds, f"{name} is not between 0 and 1")
 
     return check
+
+
+def check_range(emitter: Emitter, number: Value, dtype: torch.dtype) -> None:
+    """Make the call fail where ``dtype`` does not reach as far as a 0-d tensor of floats. Infinity and NaN are floats."""
+    assert number.meta is not None
+    if not (dtype.is_floating_point and number.meta.dtype.is_floating_point):
+        return
+    if torch.finfo(number.meta.dtype).max <= torch.finfo(dtype).max:
+        return
+    size = emitter.tensor_op("torch.aten.abs", [number], number.meta)
+    flags = replace(number.meta, dtype=torch.bool)
+    limits = [("gt", torch.finfo(dtype).max), ("lt", math.inf)]
+    sides = [
+        emitter.tensor_op(f"torch.aten.{relation}.Scalar", [size, emitter.floating(limit)], flags)
+        for relation, limit in limits
+    ]
+    beyond = emitter.tensor_op("torch.aten.logical_and", sides, flags)
+    inside = emitter.tensor_op("torch.aten.logical_not", [beyond], flags)
+    emitter.check(inside, f"a number is beyond {dtype}")
 
 
 def _widened(emitter: Emitter, index: object) -> object:

@@ -21,7 +21,7 @@ Results = list[Operand] | None
 class OpCall:
     """What is called, with which operands and results. ``ways``: those that are tried, in order; ``within``: the
     operator whose decomposition it is part of; ``has_rounded_factors``: whether its factors are bfloat16 where they may
-    be."""
+    be; ``has_converted_scalars``: whether its numbers and 0-d tensors are what eager's kernel makes of them."""
 
     ways: Sequence[Way]
     emitter: Emitter
@@ -30,6 +30,7 @@ class OpCall:
     metas: Sequence[object]
     within: str
     has_rounded_factors: bool = False
+    has_converted_scalars: bool = False
 
     @cached_property
     def name(self) -> str:

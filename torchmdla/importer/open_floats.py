@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 
@@ -31,9 +30,19 @@ def in_tensor_form(
 
 def as_integer_tensor(emitter: Emitter, number: Value) -> Value:
     """An integer that is known only at run time, and given as a float, as a 0-d tensor."""
-    meta = TensorMeta(torch.float64, (), ())
-    exact = emitter.tensor_op("torch.prim.NumToTensor.Scalar", [number], meta)
-    return cast(emitter, exact, replace(meta, dtype=torch.int64))
+    exact = as_tensor(emitter, number)
+    return cast(emitter, exact, TensorMeta(torch.int64, (), ()))
+
+
+def as_tensor(emitter: Emitter, number: Value) -> Value:
+    """Return a float that is known only at run time as a 0-d tensor of float64."""
+    return emitter.tensor_op("torch.prim.NumToTensor.Scalar", [number], TensorMeta(torch.float64, (), ()))
+
+
+def as_number(emitter: Emitter, tensor: Value) -> Value:
+    """Return a 0-d tensor as a float that is known only at run time."""
+    exact = cast(emitter, tensor, TensorMeta(torch.float64, (), ()))
+    return Value(emitter.op("torch.aten.Float.Tensor", [exact], ["!torch.float"])[0], "!torch.float")
 
 
 def opened_tensors(emitter: Emitter, schema: torch._C.FunctionSchema, operands: Sequence[Operand]) -> Sequence[Operand]:
@@ -48,9 +57,7 @@ def opened(emitter: Emitter, operand: Operand, operands: Sequence[Operand]) -> O
     """A float known only at run time as a 0-d tensor, in the dtype that PyTorch computes it with the tensors in."""
     if not isinstance(operand, Value) or operand.meta is not None:
         return operand
-    meta = TensorMeta(torch.float64, (), ())
-    number = emitter.tensor_op("torch.prim.NumToTensor.Scalar", [operand], meta)
-    return cast(emitter, number, replace(meta, dtype=_dtype_beside(0.0, operands)))
+    return cast(emitter, as_tensor(emitter, operand), TensorMeta(_dtype_beside(0.0, operands), (), ()))
 
 
 def has_open_float(operands: Sequence[Operand]) -> bool:

@@ -155,7 +155,7 @@ _COMPOSITE = Operator(decomposition="composite")
 _FROM_TABLE = Operator(decomposition="table")
 _SIZES = Operator(takes_sizes=True)
 _KEEPS_DTYPE = Operator(keeps_dtype=True)
-_COMPARISONS = {name: getattr(torch, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
+_COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 
 
 def _own(names: str, decomposition: Decomposition) -> list[Row]:
@@ -182,6 +182,7 @@ _ARITHMETIC = (
     _rows("div.Tensor_mode remainder.Tensor", Operator(guard=guards.nonzero_divisor)),
     _rows("add.Tensor add.Scalar sub.Tensor sub.Scalar rsub.Tensor rsub.Scalar mul.Tensor mul.Scalar", _SIZES),
     _rows("clamp clamp_min clamp_max", _SIZES),
+    _rows("clamp clamp_min clamp_max hardtanh", Operator(rewrite=rewrites.nan_between_bounds)),
     _own("pow.Tensor_Scalar", elementwise.pow_by_number),
     _own("pow.Scalar", elementwise.power_of_number),
     _own("rsub.Tensor", elementwise.rsub),
@@ -207,13 +208,11 @@ _CONDITIONS = (
     _rows(" ".join(f"{name}.*" for name in _COMPARISONS), Operator(computed_in="promoted")),
     _number_forms(" ".join(_COMPARISONS)),
     _rows(" ".join(f"{name}.{form}" for name in _COMPARISONS for form in ("Tensor", "Scalar")), _SIZES),
-    *(_own(f"{name}.Scalar", elementwise.comparison(function)) for name, function in _COMPARISONS.items()),
     _rows("eq.Tensor", Operator(rewrite=rewrites.equal)),
     _tensor_form("where.Scalar where.ScalarSelf where.ScalarOther", "where.self"),
     _tensor_form("masked_fill.Scalar", "masked_fill.Tensor"),
-    _own("masked_fill.Scalar", elementwise.masked_fill),
     _own("isfinite", elementwise.isfinite),
-    _own("nan_to_num", elementwise.nan_to_num),
+    _rows("nan_to_num", Operator(decomposition=elementwise.nan_to_num, keeps_dtype=True)),
 )
 
 _FUNCTIONS = (
@@ -265,7 +264,7 @@ _REDUCTIONS = (
     _rows("var.* std.* var_mean.* std_mean.*", Operator(rewrite=rewrites.nan_without_elements)),
     _rows(
         "var.correction std.correction var_mean.correction std_mean.correction",
-        Operator(needs_number="correction is"),
+        Operator(needs_number="correction is", guard=guards.reachable_correction),
     ),
     _own("max.dim", reductions.extremum_of_dim(largest=True)),
     _own("min.dim", reductions.extremum_of_dim(largest=False)),

@@ -9,11 +9,15 @@ from typing import Any, TypeGuard
 
 import torch
 
+from torchmdla.errors import CompileError
+from torchmdla.importer import guards, promotion
 from torchmdla.importer.emitter import Value
 from torchmdla.importer.op_call import OpCall, Results
+from torchmdla.importer.open_floats import as_number, as_tensor, has_open_float
 from torchmdla.importer.operands import NumberTensor
 from torchmdla.importer.operators import operator
 from torchmdla.importer.rewrites import cast
+from torchmdla.importer.scalars import ScalarRule, held, scalar_rule
 from torchmdla.importer.trace import leaves, map_structure
 from torchmdla.importer.types import COMPUTED, HALVES, TensorMeta, dtype_of_number
 
@@ -46,7 +50,8 @@ def in_dtype_of_autocast(call: OpCall) -> Results:
 
 @lru_cache(maxsize=4096)
 def _has_autocast(name: str) -> bool:
-    return torch._C._dispatch_has_kernel_for_dispatch_key(name, "AutocastCPU")
+    # TorchScript's own operators are unknown to the dispatcher.
+    return torch._C._dispatch_has_kernel(name) and torch._C._dispatch_has_kernel_for_dispatch_key(name, "AutocastCPU")
 
 
 def _given(call: OpCall) -> list[TensorMeta]:
@@ -62,6 +67,57 @@ def _rounded(call: OpCall, dtype: torch.dtype, operand: Any) -> Any:
     return cast(call.emitter, operand, replace(operand.meta, dtype=dtype)) if is_tensor else operand
 
 
+def with_converted_scalars(call: OpCall) -> Results:
+    """With numbers and 0-d tensors as eager's kernel sees them (``scalars.py``)."""
+    rule = scalar_rule(call.name)
+    (meta, *_) = call.metas
+    if rule is None or call.has_converted_scalars or not isinstance(meta, TensorMeta):
+        return None
+    dtype = meta.dtype
+    if call.operator.computed_in == "promoted":
+        dtype = promotion.common_dtype(0.0 if has_open_float([operand]) else operand for operand in call.operands[:2])
+    operands = [
+        _scalar(call, rule, argument, operand, dtype)
+        for argument, operand in zip(call.schema.arguments, call.operands, strict=True)
+    ]
+    return replace(call, operands=operands, has_converted_scalars=True).written()
+
+
+# Arguments that are not operands of a computation, whatever type they have.
+_PLACES = frozenset({"condition", "mask", "index"})
+
+
+def _scalar(call: OpCall, rule: ScalarRule, argument: torch._C.Argument, operand: Any, dtype: torch.dtype) -> Any:
+    kind = argument.type.getElementType() if argument.type.kind() == "OptionalType" else argument.type  # type: ignore[attr-defined]
+    if argument.name in _PLACES or kind.kind() not in ("TensorType", "NumberType", "FloatType"):
+        return operand
+    wanted = rule.dtype_of(argument.name, dtype)
+    if isinstance(operand, int | float):
+        return held(operand, wanted)
+    if isinstance(operand, NumberTensor):
+        return NumberTensor(held(operand.value, wanted), replace(operand.meta, dtype=wanted))
+    if not isinstance(operand, Value) or (operand.meta is not None and operand.meta.shape):
+        return operand
+    return _of_run_time(call, operand, wanted, is_checked=argument.name in rule.checked)
+
+
+def _of_run_time(call: OpCall, operand: Value, dtype: torch.dtype, *, is_checked: bool) -> Value:
+    """A 0-d tensor in ``dtype``, or a float that is known only at run time as ``dtype`` holds it."""
+    is_float = operand.meta is None
+    if is_float and not dtype.is_floating_point:
+        if is_checked:
+            raise CompileError("a float that is known only at run time among integers", scope="place")
+        return operand
+    tensor = as_tensor(call.emitter, operand) if is_float else operand
+    assert tensor.meta is not None
+    if is_checked:
+        guards.check_range(call.emitter, tensor, dtype)
+    if is_float and dtype not in HALVES:
+        return operand
+    converted = cast(call.emitter, tensor, replace(tensor.meta, dtype=dtype))
+    return as_number(call.emitter, converted) if is_float else converted
+
+
 def in_computed_dtype(call: OpCall) -> Results:
     """Dtypes that are only stored computed in others, with results rounded once, as eager's kernels do."""
     dtypes = [meta.dtype for meta in _given(call)]
@@ -72,21 +128,13 @@ def in_computed_dtype(call: OpCall) -> Results:
     if keeps or not any(_is_stored(meta) for meta in (*_given(call), *leaves(call.metas))):
         return None
     arguments = [argument.name for argument in call.schema.arguments]
-    compared = dtypes[0] if call.operator.computed_in == "promoted" and dtypes and dtypes[0] in HALVES else None
     operands = [
-        _as_computed(operand)
-        if name == "dtype"
-        else map_structure(partial(_widened, call), _rounded_to(compared, operand))
+        _as_computed(operand) if name == "dtype" else map_structure(partial(_widened, call), operand)
         for name, operand in zip(arguments, call.operands, strict=True)
     ]
     metas = [map_structure(_computed, meta) for meta in call.metas]
     results = replace(call, operands=operands, metas=metas).written()
     return [_narrowed(call, result, meta) for result, meta in zip(results, call.metas, strict=True)]
-
-
-def _rounded_to(dtype: torch.dtype | None, operand: object) -> object:
-    """A number as eager compares it with tensors of ``dtype``."""
-    return operand if dtype is None or not isinstance(operand, float) else torch.tensor(operand, dtype=dtype).item()
 
 
 def _as_computed(dtype: object) -> object:

@@ -15,6 +15,7 @@ from torchmdla.importer.emitter import Emitter, Value
 from torchmdla.importer.operands import Number, NumberTensor
 from torchmdla.importer.operators import Operator, operator
 from torchmdla.importer.rewrites import cast
+from torchmdla.importer.scalars import held
 from torchmdla.importer.types import TensorMeta
 
 _NUMBER_DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64}
@@ -76,7 +77,7 @@ def prepared(
     if record.number_as_tensor:
         value, number = operands
         meta_of_number = TensorMeta(dtype or number_dtype(number), (), ())  # type: ignore[arg-type]
-        return record.with_tensors, dtype, [value, NumberTensor(_rounded(number, dtype), meta_of_number)]  # type: ignore[arg-type]
+        return record.with_tensors, dtype, [value, NumberTensor(held(number, dtype), meta_of_number)]  # type: ignore[arg-type]
     scalar = bool(record.with_number) and isinstance(operands[1], NumberTensor | int | float)
     numbers = [
         _number(
@@ -104,7 +105,7 @@ def _number(
 ) -> object:
     """A number, or a 0-d tensor that is one, as the schema wants it: rounded, and a tensor where it asks for one."""
     if isinstance(operand, NumberTensor):
-        rounded = _rounded(operand.value, dtype)
+        rounded = held(operand.value, dtype)
         return (
             Number(rounded)
             if as_scalar
@@ -112,21 +113,12 @@ def _number(
         )
     if not isinstance(operand, int | float) or type_.kind() not in ("TensorType", "NumberType"):
         return operand
-    rounded = _rounded(operand, dtype)
+    rounded = held(operand, dtype)
     if is_operand and dtype is not None and dtype.is_floating_point:
         rounded = float(rounded)  # Upstream folds a negative integer among floats as one without sign.
     if as_scalar or type_.kind() == "NumberType":
         return Number(rounded) if as_scalar else rounded
     return NumberTensor(rounded, TensorMeta(dtype or number_dtype(operand), (), ()))
-
-
-def _rounded(number: int | float | bool, dtype: torch.dtype | None) -> int | float | bool:
-    """A number as ``dtype`` holds it: upstream takes the lowest bit of one among booleans."""
-    if dtype == torch.bool:
-        return bool(number)
-    if dtype is None or not isinstance(number, float) or not dtype.is_floating_point:
-        return number
-    return float(torch.tensor(number, dtype=dtype))
 
 
 def in_dtype(emitter: Emitter, operand: object, dtype: torch.dtype | None) -> object:

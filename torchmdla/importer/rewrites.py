@@ -288,6 +288,12 @@ def nan_without_elements(emitter: Emitter, operands: Mapping[str, Any], metas: S
     return [_all_nan(emitter, meta) for meta in metas if isinstance(meta, TensorMeta)]
 
 
+def nan_between_bounds(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object] | None:
+    """NaN where a number that bounds the elements is NaN; upstream's comparisons with it change nothing."""
+    _, *bounds = operands.values()
+    return [_all_nan(emitter, metas[0])] if any(bound != bound for bound in bounds) else None
+
+
 def _all_nan(emitter: Emitter, meta: TensorMeta) -> Value:
     number = emitter.number_tensor(math.nan, replace(meta, shape=(), strides=()))
     if not meta.shape:

@@ -209,6 +209,7 @@ WAYS: tuple[Way, ...] = (
     _of_quantised,
     _without_elements,
     precision.in_dtype_of_autocast,
+    precision.with_converted_scalars,
     precision.in_computed_dtype,
     precision.with_rounded_factors,
     _checked,

@@ -81,9 +81,9 @@ def nan_to_num(
     if not value.is_floating_point():
         return value.clone()
     limits = torch.finfo(value.dtype)
-    value = torch.where(torch.isnan(value), 0.0 if nan is None else nan, value)
-    value = torch.where(value == math.inf, limits.max if posinf is None else posinf, value)
-    return torch.where(value == -math.inf, limits.min if neginf is None else neginf, value)
+    result = torch.where(value == math.inf, limits.max if posinf is None else posinf, value)
+    result = torch.where(value == -math.inf, limits.min if neginf is None else neginf, result)
+    return torch.where(torch.isnan(value), 0.0 if nan is None else nan, result)
 
 
 def reciprocal(value: Tensor) -> Tensor:
@@ -91,43 +91,19 @@ def reciprocal(value: Tensor) -> Tensor:
     return torch.div(1.0, value)
 
 
-def as_dtype_of(value: Tensor, number: float | Tensor) -> float | Tensor:
-    """A number of an op that computes in the dtype of ``value``: integers drop its fraction."""
-    if value.is_floating_point():
-        return number
-    if isinstance(number, Tensor):
-        raise CompileError("a float that is known only at run time among integers", scope="place")
-    return bool(number) if value.dtype == torch.bool else int(number)
-
-
 def neg(value: Tensor) -> Tensor:
     """Integers by a subtraction: upstream's lowering goes by way of floats, which hold no large ones."""
     return torch.neg(value) if value.is_floating_point() else torch.rsub(value, 0)
 
 
-def masked_fill(value: Tensor, mask: Tensor, number: float) -> Tensor:
-    """The number as the dtype of ``value`` has it: upstream takes the lowest bit of one among booleans."""
-    return torch.masked_fill(value, mask, as_dtype_of(value, number))
-
-
-def comparison(compare: Callable[[Tensor, float], Tensor]) -> Callable[[Tensor, float], Tensor]:
-    """With a number of the tensor's kind: upstream takes an integer's bits for a float's where it folds constants."""
-
-    def compared(value: Tensor, number: float) -> Tensor:
-        is_mixed = value.is_floating_point() and isinstance(number, int)
-        return compare(value, float(number) if is_mixed else number)
-
-    return compared
-
-
 def threshold(value: Tensor, threshold: float, replacement: float) -> Tensor:
     """``value`` where it is larger than ``threshold``, or NaN."""
-    return torch.where(value <= as_dtype_of(value, threshold), as_dtype_of(value, replacement), value)
+    return torch.where(value <= threshold, replacement, value)
 
 
 def threshold_backward(grad: Tensor, value: Tensor, threshold: float) -> Tensor:
     """Zero where :func:`threshold` put the replacement."""
-    return torch.where(value <= as_dtype_of(value, threshold), 0, grad)
+    return torch.where(value <= threshold, 0, grad)
 
 
 def hardtanh_backward(grad: Tensor, value: Tensor, smallest: float, largest: float) -> Tensor:
@@ -180,7 +156,7 @@ def _from_start(start: Tensor, end: Tensor, weight: Tensor | float) -> Tensor:
 
 
 def _from_end(start: Tensor, end: Tensor, weight: Tensor | float) -> Tensor:
-    return end - (end - start) * (1 - weight)
+    return end + (weight - 1) * (end - start)
 
 
 def hardshrink(value: Tensor, lambd: float = 0.5) -> Tensor:
@@ -205,7 +181,7 @@ def heaviside(value: Tensor, at_zero: Tensor) -> Tensor:
 
 def addcmul(value: Tensor, left: Tensor, right: Tensor, factor: float = 1) -> Tensor:
     """``value + factor · left · right``."""
-    return value + (left if _is_one(factor) else left * as_dtype_of(value, factor)) * right
+    return value + (left if _is_one(factor) else left * factor) * right
 
 
 def addcdiv(value: Tensor, left: Tensor, right: Tensor, factor: float = 1) -> Tensor:

@@ -8,7 +8,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from torchmdla.importer.decompositions.elementwise import as_dtype_of
 
 
 def linear(value: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -58,10 +57,9 @@ def added_to(product: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tenso
 
     def add(value: Tensor, left: Tensor, right: Tensor, beta: float = 1, alpha: float = 1) -> Tensor:
         result = product(left, right)
-        scale, share = as_dtype_of(result, alpha), as_dtype_of(result, beta)
-        result = result if scale == 1 else result * scale
-        if share == 0:
+        result = result if alpha == 1 else result * alpha
+        if beta == 0:
             return result
-        return result + (value if share == 1 else value * share)
+        return result + (value if beta == 1 else value * beta)
 
     return add

@@ -9,7 +9,10 @@ from torch import Tensor
 
 
 def scatter(value: Tensor, dim: int, index: Tensor, source: Tensor | float) -> Tensor:
-    """With the dimension counted from the front: upstream's lowering ends the process on others. 0-d is a row."""
+    """With the dimension counted from the front: upstream's lowering ends the process on others. 0-d is a row. A number
+    may be a 0-d tensor."""
+    if isinstance(source, Tensor) and source.dim() == 0:
+        source = source.to(value.dtype).expand(index.shape)
     tensors = [value, index, source] if isinstance(source, Tensor) else [value, index]
     if all(tensor.dim() for tensor in tensors):
         return torch.scatter(value, dim % value.dim(), index, source)  # type: ignore[arg-type]

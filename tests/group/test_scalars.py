@@ -1,0 +1,265 @@
+"""Numbers and 0-d tensors beside tensors of every dtype: each operator gives eager's bits.
+
+A case is an operator, a dtype, a frontend and a scalar. The cases that eager computes for one dtype and scalar are one
+program, whose results are compared one by one; those that eager refuses must raise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import torchmdla
+from torchmdla.testing.compare import assert_matches
+
+Scalar = int | float | bool
+
+# Expressions of TorchScript in tensors ``x`` and ``y`` of one dtype, a mask ``m``, an index ``i`` and a scalar ``s``.
+_EXPRESSIONS = """
+x + s
+x - s
+s - x
+x * s
+s * x
+x / s
+s / x
+x % s
+x // s
+torch.add(x, y, alpha=s)
+torch.sub(x, y, alpha=s)
+torch.rsub(x, y, alpha=s)
+torch.rsub(x, s, 2)
+torch.div(x, s, rounding_mode="floor")
+torch.div(x, s, rounding_mode="trunc")
+torch.fmod(x, s)
+x == s
+x != s
+x < s
+x <= s
+x > s
+x >= s
+s < x
+s == x
+torch.clamp(x, s, None)
+torch.clamp(x, None, s)
+torch.clamp(x, s, 3)
+torch.clamp(x, -3, s)
+torch.clamp_min(x, s)
+torch.clamp_max(x, s)
+torch.where(m, x, s)
+torch.where(m, s, x)
+x.masked_fill(m, s)
+torch.full_like(x, s)
+torch.fill(x, s)
+x.new_full([3], s)
+torch.addcmul(x, y, y, value=s)
+torch.addcdiv(x, y, y, value=s)
+torch.lerp(x, y, s)
+x & s
+x | s
+x ^ s
+x << s
+x >> s
+torch.bitwise_left_shift(x, s)
+torch.bitwise_right_shift(x, s)
+torch.scatter(x, 0, i, s)
+torch.threshold(x, s, s)
+torch.threshold(x, 0.3, s)
+torch.hardshrink(x, s)
+torch.softshrink(x, s)
+torch.hardtanh(x, -3, s)
+torch.leaky_relu(x, s)
+torch.constant_pad_nd(x, [1, 1], s)
+torch.nan_to_num(x, s)
+torch.nan_to_num(x, None, s)
+torch.nan_to_num(x, None, None, s)
+""".strip().splitlines()
+# Of 0-d tensors alone.
+_WITH_TENSORS = """
+torch.maximum(x, s)
+torch.minimum(s, x)
+torch.max(x, s)
+torch.logical_and(x, s)
+torch.logical_xor(s, x)
+torch.where(s > 1, x, y)
+torch.where(m, x, s)
+torch.clamp(x, s, s + 1)
+torch.heaviside(x, s)
+torch.addcmul(x, s, y)
+torch.addcmul(x, y, s)
+torch.addcmul(s, x, y)
+torch.addcdiv(x, y, s)
+torch.fmod(s, x)
+torch.remainder(s, x)
+torch.div(s, x, rounding_mode="floor")
+s // x
+torch.lerp(x, y, s)
+""".strip().splitlines()
+# Vector maths of a few units in the last place.
+_APPROXIMATE = """
+x ** s
+s ** x
+torch.elu(x, s)
+torch.celu(x, s)
+torch.softplus(x, s, s)
+torch.xlogy(x, s)
+torch.logit(x, s)
+""".strip().splitlines()
+_APPROXIMATE_WITH_TENSORS = """
+torch.atan2(x, s)
+torch.atan2(s, x)
+torch.hypot(x, s)
+torch.logaddexp(x, s)
+""".strip().splitlines()
+
+_DTYPES = [
+    *("uint8", "int8", "int16", "int32", "int64", "bool"),
+    *("bfloat16", "float16", "float32"),
+]
+_INTEGERS = (2, -3, 257, 300, 2049, 70000, 2**33 + 5, True)
+_FLOATS = (0.3, 2.5, -1.7, 1e6, 1e39, math.nan, math.inf, -math.inf)
+# Of numbers that are constants of a program, which are one program each, ``make test`` tries these.
+_FEW: dict[str, Sequence[Scalar]] = {
+    **dict.fromkeys(("uint8", "int8"), (300, -3, 2.5)),
+    **dict.fromkeys(("int16", "int32"), (2**33 + 5, 70000, -3)),
+    **dict.fromkeys(("int64", "bool"), (2, True, 0.3)),
+    **dict.fromkeys(("bfloat16", "float16"), (0.3, 2049, math.nan)),
+    "float32": (0.3, math.nan),
+}
+# What ``s`` is: a constant, or a number or 0-d tensor that is known at run time.
+_SCALARS = ("constant", "float", "int", "uint8", "int32", "int64", "bool", "bfloat16", "float32", "float64")
+
+
+def _tensors(dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return the tensors of an expression: values where rules differ, as many as fill whole vectors of eager's."""
+    if dtype.is_floating_point:
+        numbers = [0.3, -0.3, 1.7, -1.7, 0.0, -0.0, 1.0, 2.5, -3.0, 255.0, 256.0, 258.0, 2048.0, 2050.0, 0.1, -0.7]
+        special = [math.inf, -math.inf, math.nan, 65504.0, -65504.0, 1e-4, -1e-3, 33.0]
+        x = torch.tensor([*numbers, *special, *numbers[:8]], dtype=torch.float64).to(dtype)
+    elif dtype == torch.bool:
+        x = torch.tensor([True, False, False, True] * 8)
+    else:
+        limits = torch.iinfo(dtype)
+        numbers = [0, 1, 2, 3, 5, 43, 44, 100, limits.max, limits.min, limits.min + 1, limits.max - 1, 7, 64, 8, 15]
+        x = torch.tensor([*numbers, *numbers[::-1]], dtype=dtype)
+    x = x.repeat(2)
+    return {"x": x, "y": x.roll(5), "m": torch.arange(64) % 3 == 0, "i": torch.tensor([3, 1])}
+
+
+def _text(scalar: Scalar) -> str:
+    return repr(scalar) if math.isfinite(scalar) else f"float('{scalar}')"
+
+
+@cache
+def _scripted(expressions: tuple[str, ...], type_: str, value: str) -> Callable[..., Sequence[Tensor]] | None:
+    """Return a scripted function of ``expressions``, None where TorchScript refuses them; ``s`` is an argument of
+    ``type_``, or ``value`` where that is empty."""
+    argument, bound = (f", s: {type_}", "") if type_ else ("", f"    s = {value}\n")
+    body = "".join(f"    r{n} = {text}\n" for n, text in enumerate(expressions))
+    results = ", ".join(f"r{n}" for n in range(len(expressions)))
+    source = f"def f(x: Tensor, y: Tensor, m: Tensor, i: Tensor{argument}):\n{bound}{body}    return [{results}]\n"
+    try:
+        return torch.jit.CompilationUnit(source).f  # type: ignore[no-any-return]
+    except RuntimeError:
+        return None
+
+
+def _eager(expression: str, type_: str, inputs: Sequence[Any]) -> Tensor | None:
+    """Return what PyTorch alone computes, None where it refuses."""
+    given = inputs[:4] if not type_ else inputs
+    function = _scripted((expression,), type_, "" if type_ else _text(inputs[4]))
+    try:
+        with torchmdla.enabled(False):
+            return None if function is None else function(*given)[0]
+    except RuntimeError:
+        return None
+
+
+def _is_same(actual: Tensor, expected: Tensor) -> bool:
+    """Whether all bits are, but for those of a NaN."""
+    if actual.dtype != expected.dtype or actual.shape != expected.shape:
+        return False
+    equal = (actual == expected) & (torch.signbit(actual) == torch.signbit(expected))
+    return bool((equal | ((actual != actual) & (expected != expected))).all())
+
+
+def _check(expression: str, scalar: object, actual: Tensor, expected: Tensor) -> None:
+    if _is_same(actual, expected):
+        return
+    message = f"{expression} of {actual.dtype} with {scalar!r}: {actual.tolist()} instead of {expected.tolist()}"
+    assert expression in (*_APPROXIMATE, *_APPROXIMATE_WITH_TENSORS), message
+    assert_matches(actual, expected)
+
+
+def _scalars(dtype: str, kind: str, *, every: bool) -> list[Any]:
+    """Return the scalars of a kind: numbers, or 0-d tensors."""
+    if kind == "constant":
+        return [*_INTEGERS, *_FLOATS] if every else list(_FEW[dtype])
+    if kind in ("float", "int"):
+        return list(_FLOATS if kind == "float" else _INTEGERS[: None if every else 3])
+    wanted: torch.dtype = getattr(torch, kind)
+    numbers = [*_INTEGERS, *_FLOATS] if wanted.is_floating_point else _INTEGERS
+    return [torch.tensor(number).to(wanted) for number in numbers]
+
+
+def _compare(dtype: str, kind: str, scalars: Sequence[Any]) -> int:
+    """Compare every case of a dtype with eager; return how many there were. Expressions that eager computes for the
+    same scalars are one program."""
+    type_ = {"constant": "", "float": "float", "int": "int"}.get(kind, "Tensor")
+    tensors = tuple(_tensors(getattr(torch, dtype)).values())
+    expressions = [*_EXPRESSIONS, *_APPROXIMATE]
+    if type_ == "Tensor":
+        expressions += [*_WITH_TENSORS, *_APPROXIMATE_WITH_TENSORS]
+    count = 0
+    for group in [[scalar] for scalar in scalars] if not type_ else [scalars]:
+        batches: dict[tuple[int, ...], dict[str, list[Tensor]]] = {}
+        for text in expressions:
+            made = [_eager(text, type_, (*tensors, scalar)) for scalar in group]
+            places = tuple(place for place, result in enumerate(made) if result is not None)
+            batches.setdefault(places, {})[text] = [result for result in made if result is not None]
+        for places, expected in batches.items():
+            count += _run(tuple(expected), type_, tensors, [group[place] for place in places], expected)
+    return count
+
+
+def _run(
+    expressions: tuple[str, ...],
+    type_: str,
+    tensors: Sequence[Tensor],
+    scalars: Sequence[Any],
+    expected: Mapping[str, Sequence[Tensor]],
+) -> int:
+    """Compare one program with eager for each scalar."""
+    if not scalars:
+        return 0
+    function = _scripted(expressions, type_, "" if type_ else _text(scalars[0]))
+    assert function is not None
+    for scalar in [scalars[0]] * 3:
+        function(*tensors, *([scalar] if type_ else []))
+    for place, scalar in enumerate(scalars):
+        results = function(*tensors, *([scalar] if type_ else []))
+        for text, actual in zip(expressions, results, strict=True):
+            _check(text, scalar, actual, expected[text][place])
+    return len(scalars) * len(expressions)
+
+
+@pytest.mark.parametrize("kind", _SCALARS)
+@pytest.mark.parametrize("dtype", _DTYPES)
+def test_scalars_of_torchscript(dtype: str, kind: str) -> None:
+    with torch.no_grad():
+        assert _compare(dtype, kind, _scalars(dtype, kind, every=False)) >= 30
+    assert torchmdla.stats().compiled_calls > 0
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", ("constant", "int"))
+@pytest.mark.parametrize("dtype", _DTYPES)
+def test_every_scalar_of_torchscript(dtype: str, kind: str) -> None:
+    with torch.no_grad():
+        _compare(dtype, kind, _scalars(dtype, kind, every=True))

@@ -1,0 +1,91 @@
+"""Eager's rules for numbers and 0-d tensors: how an operator's kernel sees them beside tensors of its dtype.
+
+The rules were read off eager, and ``tests/importer/test_scalars.py`` compares each with it. The dtype of the
+computation is that of the result, or of the operands where a record says ``computed_in="promoted"``. Numbers and 0-d
+tensors are rounded to it, or wrap around, unless their rule says otherwise. Nothing else converts a scalar.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from torchmdla.importer.size_int import SizeInt, SizeValue
+from torchmdla.importer.types import COMPUTED, HALVES
+
+
+@dataclass(frozen=True)
+class ScalarRule:
+    """How one operator sees its scalars.
+
+    Attributes:
+        wide: arguments that floats of 16 bits meet as float32, not rounded to their dtype.
+        checked: arguments for which eager raises where the dtype does not reach as far as they do.
+    """
+
+    wide: frozenset[str] = frozenset()
+    checked: frozenset[str] = frozenset()
+
+    def dtype_of(self, argument: str, dtype: torch.dtype) -> torch.dtype:
+        """Return the dtype that ``argument`` has beside tensors of ``dtype``."""
+        return COMPUTED[dtype] if argument in self.wide and dtype in HALVES else dtype
+
+
+def _rule(wide: str = "", checked: str = "") -> ScalarRule:
+    return ScalarRule(frozenset(wide.split()), frozenset(checked.split()))
+
+
+_RULES: Mapping[str, ScalarRule] = {
+    "add sub rsub": _rule(checked="alpha"),
+    "mul div floor_divide": _rule(wide="other"),
+    "remainder fmod atan2 maximum minimum max.other min.other fmax fmin hypot logaddexp xlogy copysign": _rule(),
+    "bitwise_and bitwise_or bitwise_xor __and__ __or__ __xor__ bitwise_left_shift bitwise_right_shift": _rule(),
+    "eq ne lt le gt ge": _rule(),
+    "pow": _rule(),
+    "pow.Tensor_Scalar": _rule(checked="exponent"),
+    "clamp clamp_min clamp_max": _rule(checked="min max"),
+    "clamp.Tensor clamp_min.Tensor clamp_max.Tensor": _rule(),
+    "hardtanh hardtanh_backward": _rule(checked="min_val max_val"),
+    "threshold threshold_backward": _rule(wide="threshold", checked="threshold value"),
+    "hardshrink softshrink_backward hardshrink_backward": _rule(checked="lambd"),
+    "softshrink": _rule(wide="lambd", checked="lambd"),
+    "leaky_relu leaky_relu_backward": _rule(wide="negative_slope", checked="negative_slope"),
+    "elu elu_backward": _rule(wide="alpha scale input_scale", checked="alpha scale input_scale"),
+    "celu": _rule(wide="alpha"),
+    "softplus": _rule(wide="beta threshold", checked="beta threshold"),
+    "lerp": _rule(),
+    "lerp.Scalar": _rule(wide="weight", checked="weight"),
+    "addcmul addcdiv": _rule(wide="value", checked="value"),
+    "addmm addmv baddbmm": _rule(wide="beta alpha", checked="beta alpha"),
+    "nan_to_num": _rule(),
+    "logit": _rule(checked="eps"),
+    "where": _rule(),
+    "masked_fill": _rule(checked="value"),
+    "fill.Scalar full full_like new_full": _rule(checked="value fill_value"),
+    "fill.Tensor": _rule(),
+    "scatter.value constant_pad_nd": _rule(checked="value"),
+}
+
+_BY_OPERATOR = {f"aten::{name}": rule for names, rule in _RULES.items() for name in names.split()}
+
+
+def scalar_rule(name: str) -> ScalarRule | None:
+    """Return the rule of an operator, by its schema name with overload; None where it has no scalars to convert."""
+    return _BY_OPERATOR.get(name, _BY_OPERATOR.get(name.partition(".")[0]))
+
+
+def held(number: int | float | bool, dtype: torch.dtype | None) -> int | float | bool:
+    """Return ``number`` as a tensor of ``dtype`` holds it: rounded, or wrapped around. An integer that floats hold
+    stays one."""
+    if dtype is None or isinstance(number, SizeInt | SizeValue):
+        return number
+    if dtype == torch.bool:
+        return bool(number)
+    if isinstance(number, float) and not math.isfinite(number):
+        return number
+    exact = torch.float64 if isinstance(number, float) else torch.int64
+    made: int | float = torch.tensor(number, dtype=exact).to(dtype).item()
+    return number if made == number and dtype.is_floating_point else made
