@@ -1,4 +1,4 @@
-# make demo | test | test-cxx | check | docs | fuzz | soak | lint | format | build | wheel | clean: each sets up .venv first.
+# make demo | test | test-all | test-cxx | check | docs | fuzz | soak | lint | format | build | wheel | clean: each sets up .venv first.
 # make asan | ubsan | tsan | fuzz-mdla: the C++ under sanitizers, and the readers of files fuzzed (docs/testing.md).
 PYTHON ?= python3
 VENV   := .venv
@@ -8,13 +8,17 @@ SOURCES := $(CXX_FILES) $(wildcard src/*.map src/*/*.map) CMakeLists.txt mdla/CM
 # Tests are mostly waiting for compiler processes: two workers keep two cores busy.
 JOBS   ?= 2
 
-.PHONY: demo test test-cxx check docs fuzz soak lint format build wheel asan ubsan tsan fuzz-mdla clean
+.PHONY: demo test test-all test-cxx check docs fuzz soak lint format build wheel asan ubsan tsan fuzz-mdla clean
 
 demo: build
 	$(BIN)/python test.py $(ARGS)
 
 test: build $(VENV)/.developing
 	$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
+
+# Tests and fuzzers, with what each pass computes compared with what was computed before it (docs/testing.md).
+test-all: export TORCHMDLA_VERIFY = values
+test-all: test fuzz
 
 # ARGS="-k watch"
 test-cxx: build $(VENV)/.developing

@@ -1,4 +1,5 @@
-"""What every test starts from: its own cache folder, counters at zero, a fixed seed."""
+"""What every test starts from: its own cache folder, counters at zero, a fixed seed. At the end, what checks of values
+have counted."""
 
 from __future__ import annotations
 
@@ -6,10 +7,14 @@ import os
 import signal
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+COUNTS = "TORCHMDLA_VERIFY_COUNTS"
 
 _cache = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
 
@@ -18,7 +23,9 @@ def pytest_configure(config: pytest.Config) -> None:
     # Before any test imports torchmdla, and inherited by worker processes: nothing is read from a user's cache.
     config.stash[_cache] = tempfile.TemporaryDirectory(prefix="torchmdla-tests-")
     os.environ["TORCHMDLA_CACHE_DIR"] = config.stash[_cache].name
-    os.environ.setdefault("TORCHMDLA_VERIFY", "1")
+    os.environ.setdefault("TORCHMDLA_VERIFY", "values")
+    # Inherited by processes that run tests or compile: all of them write to one file.
+    os.environ.setdefault(COUNTS, str(Path(config.stash[_cache].name) / "verified"))
     # Shells have what runs in the background ignore interrupts, and some tests send them.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -26,6 +33,35 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_unconfigure(config: pytest.Config) -> None:
     if _cache in config.stash:
         config.stash[_cache].cleanup()
+
+
+def _verified() -> Counter[str]:
+    """The lines that checks of values have left, and how often."""
+    path = Path(os.environ[COUNTS])
+    return Counter(path.read_text(encoding="utf-8").splitlines()) if path.exists() else Counter()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A group whose program a pass has changed falls back, and its test may pass: the session does not."""
+    if not hasattr(session.config, "workerinput") and any(line.startswith("wrong ") for line in _verified()):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    lines = _verified()
+    if not lines:
+        return
+    kinds: Counter[str] = Counter()
+    for line, count in lines.items():
+        kinds[line.split()[0]] += count
+    terminalreporter.section("values before and after passes")
+    terminalreporter.line(
+        f"{kinds['program']} programs: {kinds['checked']} passes that changed a program were checked, "
+        f"{kinds['unchanged']} changed nothing, {kinds['skipped']} were skipped"
+    )
+    for line, count in sorted(lines.items()):
+        if line.startswith(("skipped ", "wrong ")):
+            terminalreporter.line(f"{count} {line}", red=line.startswith("wrong "))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -35,7 +35,7 @@ class Loaded:
         self, imported: ImportedGraph, graph: torch._C.Graph, inputs: Sequence[object], symbols: Sequence[int] = ()
     ) -> list[object]:
         """The outputs of the group for ``inputs``; ``imported`` is the group at these, ``symbols`` are their sizes."""
-        arguments = [_argument(binding, graph, inputs) for binding in imported.bindings]
+        arguments = [argument_of(binding, graph, inputs) for binding in imported.bindings]
         for made, declared in zip(arguments, imported.arguments, strict=True):
             assert made.is_contiguous()
             assert tuple(made.shape) == declared.shape
@@ -84,7 +84,8 @@ class Loaded:
             raise FailedCallError(fault.decode())
 
 
-def _argument(binding: Binding, graph: torch._C.Graph, inputs: Sequence[object]) -> torch.Tensor:
+def argument_of(binding: Binding, graph: torch._C.Graph, inputs: Sequence[object]) -> torch.Tensor:
+    """What a group's code is given, of the group's inputs."""
     value = (
         inputs[binding.index] if binding.source == "input" else list(graph.nodes())[binding.index].output().toIValue()
     )

@@ -39,6 +39,7 @@ from torchmdla.devices.cpu.passes.tile_fusion import fuse_by_tiles
 from torchmdla.devices.cpu.passes.winograd import use_winograd
 from torchmdla.devices.cpu.patterns import Rule, apply
 from torchmdla.devices.cpu.printer import program_text
+from torchmdla.devices.cpu.reference import validation
 from torchmdla.devices.cpu.verifier import is_asked_for, verify
 from torchmdla.errors import CompileError
 from torchmdla.support import trace
@@ -46,15 +47,17 @@ from torchmdla.support import trace
 
 @dataclass(frozen=True)
 class Pass:
-    """A pass, by the name under which it is printed."""
+    """A pass, by the name under which it is printed. ``is_exact``: whether it computes each value as before, those of
+    NaN and infinity too; others put sums in another order, or know that a value is finite."""
 
     name: str
     run: Callable[[LoopProgram, Machine], object]
+    is_exact: bool = True
 
 
-def _plain(function: Callable[[LoopProgram], object]) -> Pass:
+def _plain(function: Callable[[LoopProgram], object], is_exact: bool = True) -> Pass:
     """A pass that needs to know nothing of the machine."""
-    return Pass(function.__name__.replace("_", "-"), lambda steps, _: function(steps))
+    return Pass(function.__name__.replace("_", "-"), lambda steps, _: function(steps), is_exact)
 
 
 def _lanes(function: Callable[[LoopProgram, int], object]) -> Pass:
@@ -71,8 +74,8 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
 }
 
 
-def _rules(name: str) -> Pass:
-    return Pass(name, lambda steps, _: apply(RULES[name], steps))
+def _rules(name: str, is_exact: bool = False) -> Pass:
+    return Pass(name, lambda steps, _: apply(RULES[name], steps), is_exact)
 
 
 # What each step computes, and in which layout. Layouts change before epilogues merge, and both before packing, which
@@ -80,7 +83,7 @@ def _rules(name: str) -> Pass:
 REWRITES = (
     _plain(remove_unread),
     _plain(shrink_broadcasts),
-    _rules("store-constant-factors"),
+    _rules("store-constant-factors", is_exact=True),
     _plain(elide_insert_copies),
     Pass("block-channels", lambda steps, machine: block_channels(steps, blocks_of_channels(steps, machine))),
     _plain(merge_copies),
@@ -91,11 +94,11 @@ REWRITES = (
     _plain(hoist_loop_invariants),
     _plain(drop_roundings),
     _rules("fold-scales"),
-    Pass("use-dot-products", use_dot_products),
-    Pass("use-nibbles", use_nibbles),
-    _plain(keep_floats),
-    Pass("use-winograd", use_winograd),
-    Pass("use-strassen", use_strassen),
+    Pass("use-dot-products", use_dot_products, is_exact=False),
+    Pass("use-nibbles", use_nibbles, is_exact=False),
+    _plain(keep_floats, is_exact=False),
+    Pass("use-winograd", use_winograd, is_exact=False),
+    Pass("use-strassen", use_strassen, is_exact=False),
     _plain(precompute_parameters),
     _plain(pack_activations),
     _plain(merge_equal),
@@ -114,7 +117,7 @@ def _by_tiles(tiles: Tiles | None = None) -> tuple[Pass, ...]:
 
 
 # What is for all sizes at once.
-REDUCTIONS = (_rules("one-walk-moments"), _plain(split_reductions))
+REDUCTIONS = (_rules("one-walk-moments"), _plain(split_reductions, is_exact=False))
 
 # Every pass, in the order in which they run.
 PASSES = (*REWRITES, *REDUCTIONS, *_by_tiles())
@@ -167,6 +170,8 @@ def transform(
         name = f"sample{k}" if len(samples) > 1 else ""
         sample.measured = measured or {}
         observe("read-steps", sample, name)
+        if validation.is_asked_for():
+            validation.note("program")
         for one in REWRITES:
             run(one, sample, machine, name)
     steps = generalise(program, samples)
@@ -181,11 +186,15 @@ def transform(
 
 
 def run(one: Pass, steps: LoopProgram, machine: Machine, name: str = "") -> None:
-    """Runs one pass; then what it made is written and verified, where that is asked for."""
+    """Runs one pass; then what it made is written and verified, and what it computes compared, where that is asked
+    for."""
     dump.begin(f"{one.name} {name}".rstrip())
+    check = validation.Check(steps) if validation.is_asked_for() else None
     with trace.span(one.name, "pass"):
         one.run(steps, machine)
     observe(one.name, steps, name)
+    if check is not None:
+        check.finish(one.name, steps, one.is_exact)
 
 
 def observe(stage: str, steps: LoopProgram, name: str = "") -> None:

@@ -1,0 +1,259 @@
+"""The interpreter of loop programs computes what eager does, and a pass that changes a value is named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from executing import argument_of
+from recording import run_and_record
+from single_op import graph_of
+from test_cpu_ops import COMPUTING
+
+from torchmdla import devices
+from torchmdla.compiler.program import Program
+from torchmdla.devices.cpu.accesses import Buffer
+from torchmdla.devices.cpu.expressions import constant, operation
+from torchmdla.devices.cpu.loop_program import LoopProgram
+from torchmdla.devices.cpu.lowering import loop_program_text
+from torchmdla.devices.cpu.machine import Machine
+from torchmdla.devices.cpu.ops import OPS
+from torchmdla.devices.cpu.parser import parse_program
+from torchmdla.devices.cpu.passes import defer_softmax, pipeline
+from torchmdla.devices.cpu.reference import validation
+from torchmdla.devices.cpu.reference.interpreter import Given, run
+from torchmdla.errors import CompileError
+from torchmdla.importer import import_graph
+from torchmdla.testing.compare import assert_matches
+from torchmdla.testing.op_samples import SAMPLES
+
+
+def interpreted(program: Program, arguments: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The results of a program, by the interpreter."""
+
+    def elements(buffer: Buffer, count: int) -> np.ndarray:
+        value = arguments[buffer.position].detach().contiguous().flatten()
+        value = value.view(torch.int8) if value.dtype == torch.uint8 else value
+        return value.double().numpy() if value.is_floating_point() else value.numpy()
+
+    steps = parse_program(loop_program_text(program))
+    outcome = run(steps, Given((), elements, lambda position: float(arguments[position])))
+    assert not outcome.fails
+    made = []
+    for position, result in enumerate(program.results, len(program.arguments)):
+        value = torch.from_numpy(outcome.results.get(position, np.zeros(0)).copy())
+        value = value.view(torch.uint8) if result.dtype == "uint8" else value
+        made.append(value.to(getattr(torch, result.dtype)).reshape(result.shape))
+    return made
+
+
+@pytest.mark.parametrize("name", COMPUTING)
+def test_the_interpreter_computes_what_eager_does(name: str) -> None:
+    for arguments in SAMPLES[name]:
+        graph, inputs = graph_of(name, arguments, copy=OPS[name].kind == "view")
+        expected, record = run_and_record(graph, inputs)
+        imported = import_graph(graph, record, ())
+        program = Program(imported.mlir, imported.arguments, imported.results, devices.get("cpu").target())
+        given = [argument_of(binding, graph, inputs) for binding in imported.bindings]
+        results = interpreted(program, given)
+        for output, wanted in zip(imported.outputs, expected, strict=True):
+            if output.source == "result":
+                assert_matches(results[output.index].permute(output.permutation), wanted)
+
+
+SOFTMAX_BEFORE_A_PRODUCT = """
+buffer input0 : f32[4, 3]
+buffer temporary0 : f32[4, 1]
+buffer temporary1 : f32[4, 3]
+buffer temporary2 : f32[4, 1]
+buffer temporary3 : f32[4, 3]
+buffer input1 : f32[5, 4]
+buffer result2 : f32[5, 3]
+entry {
+  nest d0:4 d1:1 d2:3+ {
+    i0 = input0[d0, d2]
+    o0 = from 0xFF800000 : f32
+    v0 : f32 = arith.maximumf i0, o0
+    temporary0[d0, 0] = v0
+  }
+  nest d0:4 d1:3 {
+    i0 = input0[d0, d1]
+    i1 = temporary0[d0, 0]
+    v0 : f32 = arith.subf i0, i1
+    v1 : f32 = math.exp v0
+    temporary1[d0, d1] = v1
+  }
+  nest d0:4 d1:3+ {
+    i0 = temporary1[d0, d1]
+    o0 = from 0.0 : f32
+    v0 : f32 = arith.addf i0, o0
+    temporary2[d0, 0] = v0
+  }
+  nest d0:4 d1:3 {
+    i0 = temporary1[d0, d1]
+    i1 = temporary2[d0, 0]
+    v0 : f32 = arith.divf i0, i1
+    temporary3[d0, d1] = v0
+  }
+  nest d0:5 d1:3 d2:4+ {
+    i0 = input1[d0, d2]
+    i1 = temporary3[d2, d1]
+    o0 = from 0.0 : f32
+    v0 : f32 = arith.mulf i0, i1
+    v1 : f32 = arith.addf o0, v0
+    result2[d0, d1] = v1
+  }
+}
+"""
+
+PADDED = """
+buffer input0 : i32[3]
+buffer parameter1 : f32[8, 2]
+buffer temporary0 : f32[5]
+buffer temporary1 : i32[3]
+buffer result2 : f32[5]
+buffer result3 : i32[3]
+buffer result4 : f32[3, 2]
+entry {
+  nest d0:5 {
+    temporary0[d0] = -1.0
+  }
+  nest d0:3 {
+    i0 = input0[d0]
+    v0 : f32 = arith.sitofp i0
+    temporary0[d0 + 1] = v0
+  }
+  nest d0:5 {
+    i0 = temporary0[d0]
+    v0 : f32 = arith.mulf i0, 0.5
+    v1 : f32 = arith.subf v0, i0
+    result2[d0] = v1
+  }
+  nest d0:3 {
+    i0 = input0[d0]
+    v0 : i32 = arith.addi i0, 1
+    temporary1[d0] = v0
+  }
+  nest d0:3 {
+    i0 = temporary1[d0]
+    v0 : i32 = arith.muli i0, i0
+    result3[d0] = v0
+  }
+  nest d0:3 d1:2 {
+    i0 = input0[d0]
+    t0 = table parameter1 [8, 2] strides [2, 1] offset 0
+    v0 : f32 = gather t0, d0, d1
+    v1 : i1 = arith.cmpi i0, 0 : i32 {predicate = 5 : i64}
+    check v1
+    result4[d0, d1] = v0
+  }
+}
+"""
+
+
+def _drop(number: int) -> Callable[[LoopProgram], None]:
+    return lambda steps: steps.steps.pop(number)
+
+
+def _swap_difference(steps: LoopProgram) -> None:
+    step = steps.nests()[2]
+    (value,) = step.values
+    step.values = (operation(value.op, value.operands[::-1], value.type),)
+
+
+def _shift_reads(steps: LoopProgram) -> None:
+    step = steps.nests()[2]
+    (read,) = step.inputs
+    step.read_instead(read, replace(read, indices=(replace(read.indices[0], constant=1),)))
+
+
+def _add_one_less(steps: LoopProgram) -> None:
+    steps.nests()[4].values = steps.nests()[3].values
+
+
+def _skip_an_iteration(steps: LoopProgram) -> None:
+    steps.nests()[4].sizes = (2,)
+
+
+def _forget_check(steps: LoopProgram) -> None:
+    steps.nests()[5].checks = ()
+
+
+def _write_over_what_others_read(steps: LoopProgram) -> None:
+    """As if the steps' buffers were one."""
+    padded, halves = steps.nests()[1], steps.nests()[2]
+    halves.outputs = (replace(halves.outputs[0], buffer=padded.outputs[0].buffer),)
+    steps.steps.append(replace(halves, outputs=(replace(halves.outputs[0], buffer=Buffer("result", "f32", (5,), 2)),)))
+
+
+WRONG: dict[str, tuple[Callable[[LoopProgram], object], str]] = {
+    "swapped operands": (_swap_difference, "changes what result2 holds: element 0 is -0.5 instead of 0.5"),
+    "no border": (_drop(0), "changes what result2 holds: element 0 is nan instead of 0.5"),
+    "other elements": (_shift_reads, "elements 1 to 5 of a temporary buffer of 5 are touched"),
+    "other integers": (_add_one_less, "changes what result3 holds: .* of positive numbers"),
+    "a part": (_skip_an_iteration, "changes what result3 holds: element 2 is 90 instead of"),
+    "no result": (_drop(-1), "changes what result4 is"),
+    "no check": (_forget_check, "changes what is checked: a call does not fail that did, of special values"),
+    "memory of others": (_write_over_what_others_read, "changes what result2 holds"),
+}
+
+
+def checked(text: str, rewrite: Callable[[LoopProgram], object], *, is_exact: bool = True) -> None:
+    steps = parse_program(text)
+    check = validation.Check(steps)
+    rewrite(steps)
+    check.finish("a-pass", steps, is_exact)
+
+
+@pytest.fixture(autouse=True)
+def _uncounted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is wrong on purpose is not counted."""
+    monkeypatch.delenv(validation.COUNTS, raising=False)
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_pass_that_changes_a_value_is_named(name: str) -> None:
+    rewrite, message = WRONG[name]
+    with pytest.raises(CompileError, match=f"internal error: a-pass .*{message}"):
+        checked(PADDED, rewrite)
+
+
+def test_a_pass_that_changes_nothing_passes() -> None:
+    checked(PADDED, lambda steps: None)
+    checked(PADDED, lambda steps: steps.steps.insert(0, steps.steps.pop(3)))
+
+
+def test_a_softmax_that_is_divided_too_late_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As ``x @ softmax(y, -1)`` once was: the divisor differs between the terms of a sum."""
+    monkeypatch.setattr(defer_softmax, "can_scale_sum", lambda step, divisor: True)
+    (defer,) = pipeline.named(["defer-softmax"])
+    machine = Machine.of(devices.get("cpu").target())
+    with pytest.raises(CompileError, match="a-pass changes what result2 holds") as caught:
+        checked(SOFTMAX_BEFORE_A_PRODUCT, lambda steps: defer.run(steps, machine), is_exact=defer.is_exact)
+    assert "result2[d0, d1] = v1" in caught.value.diagnostic
+
+
+def test_only_exact_passes_are_held_to_special_values() -> None:
+    def drop_infinity(steps: LoopProgram) -> None:
+        step = steps.nests()[0]
+        (value,) = step.values
+        step.values = (operation("arith.minimumf", [value, constant(1e29, "f32")], "f32"),)
+
+    text = """
+    buffer input0 : f32[64]
+    buffer result1 : f32[64]
+    entry {
+      nest d0:64 {
+        i0 = input0[d0]
+        v0 : f32 = arith.mulf i0, 0.5
+        v1 : f32 = math.absf v0
+        result1[d0] = v1
+      }
+    }
+    """
+    checked(text, drop_infinity, is_exact=False)
+    with pytest.raises(CompileError, match="of special values"):
+        checked(text, drop_infinity)

@@ -1,0 +1,427 @@
+"""Runs loop programs by NumPy, as their definitions in ``loop_program.py`` say.
+
+Loops that do not reduce have no order: what an iteration reads is what was there before the nest, and it is an error
+if another iteration writes that. So it is for the tiles of a tile loop. Loops that reduce run from front to back.
+
+Memory that nothing has written holds what no program expects (:func:`_unwritten`), and an access outside of its buffer
+is an error.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+from torch_mlir import ir
+
+from torchmdla.compiler.sizes import AnySize, Size, at
+from torchmdla.devices.cpu.accesses import Access, Buffer, Scalar, TableAccess
+from torchmdla.devices.cpu.expressions import Expression, contents
+from torchmdla.devices.cpu.loop_program import (
+    AssertStep,
+    ElementStep,
+    LoadStep,
+    LoopNest,
+    LoopProgram,
+    OutlinedRegion,
+    RepeatLoop,
+    ScalarStep,
+    Step,
+    StoreStep,
+    TileLoop,
+)
+from torchmdla.devices.cpu.reference.operations import (
+    ASSOCIATIVE,
+    DTYPES,
+    Array,
+    NotInterpreted,
+    apply,
+    from_bits,
+    rounded,
+    to_bits,
+)
+
+
+class InvalidProgram(Exception):
+    """A program does what none may do; says what."""
+
+
+class _CallFails(Exception):
+    """A check does not hold."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a call gives: the values of the symbols, what lies in a buffer, and the scalar arguments."""
+
+    symbols: Sequence[int]
+    elements: Callable[[Buffer, int], Array]
+    scalar: Callable[[int], float]
+
+
+@dataclass
+class Outcome:
+    """What a call leaves behind: whether it fails, and what lies in each buffer."""
+
+    fails: bool = False
+    memory: dict[Buffer, Array] = field(default_factory=dict)
+
+    @property
+    def results(self) -> dict[int, Array]:
+        """What the caller sees, by position."""
+        return {buffer.position: array for buffer, array in self.memory.items() if buffer.kind == "result"}
+
+
+def run(program: LoopProgram, given: Given) -> Outcome:
+    """Runs a program with its packs.
+
+    Raises:
+        InvalidProgram: it touches memory outside of a buffer, or iterations depend on each other.
+        NotInterpreted: it holds something that is not known here.
+    """
+    machine = _Machine(given, program.globals)
+    with np.errstate(all="ignore"):
+        try:
+            for packing in program.packings:
+                machine.run(packing.steps)
+            machine.run(program.steps)
+        except _CallFails:
+            machine.outcome.fails = True
+    return machine.outcome
+
+
+def count_iterations(program: LoopProgram, symbols: Sequence[int]) -> int:
+    """How many iterations of nests a call runs."""
+    every = [*program.steps, *(step for packing in program.packings for step in packing.steps)]
+    return sum(_iterations(step, symbols) for step in every)
+
+
+def _iterations(step: Step, symbols: Sequence[int]) -> int:
+    if isinstance(step, LoopNest):
+        return max(1, math.prod(at(size, symbols) for size in step.sizes))
+    if isinstance(step, TileLoop):
+        whole = (step.part(member, step.extents) for member in range(len(step.members)))
+        return sum(_iterations(nest, symbols) for nest in whole)
+    if isinstance(step, RepeatLoop):
+        return at(step.count, symbols) * sum(_iterations(each, symbols) for each in step.steps)
+    return 1
+
+
+# Values of all iterations of a nest: a dimension for each loop, of size 1 where they are the same in its iterations.
+_Values = dict[Expression, Array]
+
+
+class _Machine:
+    """The state of a call."""
+
+    def __init__(self, given: Given, texts: Mapping[str, str]) -> None:
+        self.outcome = Outcome()
+        self._given = given
+        self._globals = texts
+        self._scalars: dict[Scalar, Array] = {}
+        # Of the views of a loop, for its current iteration: what they are views of, and from which element on.
+        self._views: dict[Buffer, tuple[Buffer, int]] = {}
+        self._steps: Mapping[type, Callable[[Any], None]] = {
+            LoopNest: self._nest,
+            TileLoop: self._tile_loop,
+            RepeatLoop: self._repeat,
+            OutlinedRegion: self._region,
+            LoadStep: self._load_element,
+            StoreStep: self._store_element,
+            ScalarStep: self._compute,
+            AssertStep: self._check,
+        }
+
+    def run(self, steps: Iterable[Step]) -> None:
+        for step in steps:
+            self._steps[type(step)](step)
+
+    def _at(self, size: AnySize) -> int:
+        return at(size, self._given.symbols)
+
+    # Memory.
+
+    def _memory(self, buffer: Buffer) -> Array:
+        """The elements of a buffer, in order; of a view those of what it is a view of."""
+        if buffer in self._views:
+            return self._memory(self._views[buffer][0])
+        if buffer not in self.outcome.memory:
+            count = self._at(buffer.count)
+            if buffer.kind == "global":
+                content = _constant(self._globals[buffer.symbol], buffer.element)
+            elif buffer.kind in ("input", "parameter"):
+                content = self._given.elements(buffer, count)
+            else:
+                content = _unwritten(count, buffer.element)
+            self.outcome.memory[buffer] = content
+        return self.outcome.memory[buffer]
+
+    def _first(self, buffer: Buffer) -> int:
+        """The place of a buffer's first element in its memory."""
+        return self._views[buffer][1] if buffer in self._views else 0
+
+    def _places(self, access: Access, sizes: Sequence[int], origin: Sequence[int]) -> Array:
+        """Where the first element lies that each iteration touches. ``origin``: the first iterations of the loops."""
+        flat = access.flat(len(sizes))
+        places = np.full((1,) * len(sizes), self._first(access.buffer) + self._at(flat.constant), np.int64)
+        for loop, factor in enumerate(flat.factors):
+            places = places + self._at(factor) * (origin[loop] + _indices(loop, sizes)) if factor else places
+        count = len(self._memory(access.buffer))
+        if 0 not in sizes and (places.min() < 0 or places.max() + access.width > count):
+            touched = f"elements {places.min()} to {places.max() + access.width - 1}"
+            raise InvalidProgram(f"{touched} of a {access.buffer.kind} buffer of {count} are touched")
+        return places
+
+    def _read(self, access: Access, places: Array) -> Array:
+        memory, element = self._memory(access.buffer), access.buffer.element
+        if not access.word:
+            return _elements(memory, places)
+        bits = np.stack([to_bits(memory[places + k], element) for k in range(access.width)], axis=-1)
+        return from_bits(bits.view(f"u{access.width * bits.itemsize}")[..., 0], access.word)
+
+    def _write(self, access: Access, places: Array, value: Array) -> None:
+        memory, element = self._memory(access.buffer), access.buffer.element
+        shape = np.broadcast_shapes(places.shape, value.shape)
+        places, value = np.broadcast_to(places, shape), np.broadcast_to(value, shape)
+        if not access.word:
+            memory[places] = rounded(value, element)
+            return
+        words = np.ascontiguousarray(to_bits(value, access.word))[..., None]
+        parts = words.view(f"u{words.itemsize // access.width}")
+        for k in range(access.width):
+            memory[places + k] = from_bits(np.ascontiguousarray(parts[..., k]), element)
+
+    # Nests.
+
+    def _nest(self, step: LoopNest, origin: Sequence[int] = ()) -> None:
+        """``origin``: of a part of a nest, the iterations of its loops that it begins with."""
+        sizes = [self._at(size) for size in step.sizes]
+        origin = origin or [0] * len(sizes)
+        kept = [1 if reduces else size for size, reduces in zip(sizes, step.reduction, strict=True)]
+        if 0 in kept:
+            return
+        evaluate = partial(self._evaluated, origin=origin)
+        stored, outputs = step.values, step.outputs
+        has_results = any(step.reduction) or step.initial is not None or step.epilogue is not None
+        values: _Values = {}
+        if not has_results:
+            old = {e: self._old(step.outputs[e.payload], sizes, origin) for e in _accumulators(step.body.expressions)}
+            values = evaluate(step.body.expressions, sizes, old)
+            self._hold(step.checks, values)
+        else:
+            values = self._reduced(step, sizes, kept, origin)
+        if step.epilogue is not None:
+            found = contents(step.epilogue.values).expressions
+            results = {e: values[step.values[e.payload]] for e in found if e.op == "reduced"}
+            values = evaluate(found, kept, results)
+            stored, outputs = step.epilogue.values, step.epilogue.outputs
+        shape = kept if has_results else sizes
+        for access, value in zip(outputs, [values[each] for each in stored], strict=True):
+            self._write(access, self._places(access, shape, self._origin(access, origin)), value)
+
+    def _origin(self, access: Access, origin: Sequence[int]) -> Sequence[int]:
+        """Locals hold one tile, whichever it is."""
+        return [0] * len(origin) if access.buffer.kind == "local" else origin
+
+    def _old(self, access: Access, sizes: Sequence[int], origin: Sequence[int]) -> Array:
+        return self._read(access, self._places(access, sizes, self._origin(access, origin)))
+
+    def _hold(self, checks: Iterable[Expression], values: _Values) -> None:
+        if not all(values[check].all() for check in checks):
+            self.outcome.fails = True
+
+    def _evaluated(
+        self, expressions: Iterable[Expression], sizes: Sequence[int], known: _Values, origin: Sequence[int]
+    ) -> _Values:
+        """Values of expressions, operands before what reads them, beside those that are ``known``."""
+        values = dict(known)
+        for expression in expressions:
+            if expression not in values:
+                values[expression] = self._value(expression, values, sizes, origin)
+        return values
+
+    def _value(self, e: Expression, values: _Values, sizes: Sequence[int], origin: Sequence[int]) -> Array:
+        operands = [values[operand] for operand in e.operands]
+        if e.op == "load":
+            return self._read(e.payload, self._places(e.payload, sizes, self._origin(e.payload, origin)))
+        if e.op == "gather":
+            return self._looked_up(e.payload, operands)
+        if e.op == "scalar":
+            return self._scalar(e.payload).reshape((1,) * len(sizes))
+        if e.op == "index":
+            return _indices(e.payload, sizes)
+        if e.op in ("constant", "size"):
+            number = self._at(e.payload) if isinstance(e.payload, Size) else e.payload
+            return rounded(np.full((1,) * len(sizes), number), e.type)
+        return apply(e.op, operands, e.type, e.attributes, e.operands[0].type)
+
+    def _looked_up(self, access: TableAccess, indices: Sequence[Array]) -> Array:
+        """Elements of a table; a call fails that looks outside."""
+        places = np.asarray(self._first(access.buffer) + self._at(access.offset))
+        for index, size, stride in zip(indices, access.table.sizes, access.table.strides, strict=True):
+            is_inside = (index >= 0) & (index < self._at(size))
+            self.outcome.fails |= not is_inside.all()
+            places = places + np.where(is_inside, index, 0) * self._at(stride)
+        memory = self._memory(access.buffer)
+        if places.size and not 0 <= places.min() <= places.max() < len(memory):
+            raise InvalidProgram(f"element {places.max()} of a table of {len(memory)} is looked up")
+        return _elements(memory, places)
+
+    # Reductions.
+
+    def _reduced(self, step: LoopNest, sizes: Sequence[int], kept: Sequence[int], origin: Sequence[int]) -> _Values:
+        """What the values of a nest are when its loops that reduce are done."""
+        body = step.body.expressions
+        carried = set(_accumulators(body))
+        for expression in body:
+            if carried.intersection(expression.operands):
+                carried.add(expression)
+        known = self._evaluated([e for e in body if e not in carried], sizes, {}, origin)
+        totals = [self._start(step, k, kept, origin) for k in range(len(step.outputs))]
+        single = self._in_any_order(step, known, totals[0], sizes) if len(totals) == 1 else None
+        if single is not None:
+            return {step.values[0]: single}
+        loops = [loop for loop, reduces in enumerate(step.reduction) if reduces]
+        self._hold([check for check in step.checks if check not in carried], known)
+        for iteration in itertools.product(*(range(sizes[loop]) for loop in loops)):
+            values = {e: _part(value, loops, iteration) for e, value in known.items()}
+            values |= {e: totals[e.payload] for e in _accumulators(body)}
+            values = self._evaluated(body, kept, values, origin)
+            self._hold([check for check in step.checks if check in carried], values)
+            totals = [values[value] for value in step.values]
+        # Two outputs that are one expression were reduced from other starts, if there was no iteration.
+        return dict(zip(step.values, totals, strict=True))
+
+    def _start(self, step: LoopNest, output: int, kept: Sequence[int], origin: Sequence[int]) -> Array:
+        """What an output is reduced from."""
+        if step.initial is not None:
+            (number,) = self._evaluated([step.initial], kept, {}, origin).values()
+            return np.broadcast_to(number, kept)
+        if step.outputs[output] in step.carried:
+            return self._old(step.outputs[output], kept, origin)
+        return np.broadcast_to(_unwritten(1, step.values[output].type).reshape((1,) * len(kept)), kept)
+
+    def _in_any_order(self, step: LoopNest, known: _Values, start: Array, sizes: Sequence[int]) -> Array | None:
+        """What a sum or the like comes to, by halves; None if the nest computes something else."""
+        (total,) = step.values
+        others = [operand for operand in total.operands if operand.op != "accumulator"]
+        if total.op not in ASSOCIATIVE or len(others) != 1 or others[0] not in known or step.checks:
+            return None
+        combine = ASSOCIATIVE[total.op]
+        terms = np.broadcast_to(known[others[0]], sizes)
+        for loop in (loop for loop, reduces in enumerate(step.reduction) if reduces):
+            if not sizes[loop]:
+                return start
+            terms = _folded(combine, terms, loop)
+        return rounded(combine(start, terms), total.type)
+
+    # Other steps.
+
+    def _tile_loop(self, step: TileLoop) -> None:
+        extents = [self._at(extent) for extent in step.extents]
+        starts = (range(0, extent, tile) for extent, tile in zip(extents, step.tile, strict=True))
+        for start in itertools.product(*starts):
+            for buffer in step.locals:
+                self.outcome.memory.pop(buffer, None)
+            part = [min(tile, extent - at) for tile, extent, at in zip(step.tile, extents, start, strict=True)]
+            for member, loops in enumerate(step.loops):
+                nest = step.part(member, part)
+                origin = [0] * len(nest.sizes)
+                for loop, first in zip(loops, start, strict=True):
+                    origin[loop] = first
+                self._nest(nest, origin)
+
+    def _repeat(self, step: RepeatLoop) -> None:
+        for iteration in range(self._at(step.count)):
+            for view in step.views:
+                self._views[view.buffer] = view.base, self._at(view.offset) + iteration * self._at(view.distance)
+            self.run(step.steps)
+
+    def _region(self, step: OutlinedRegion) -> None:
+        raise NotInterpreted("a region")
+
+    def _scalar(self, value: Scalar) -> Array:
+        if value.argument >= 0:
+            return np.asarray(self._given.scalar(value.argument))
+        return self._scalars[value]
+
+    def _place(self, step: ElementStep) -> int:
+        indices = (int(self._scalar(index)) * self._at(s) for index, s in zip(step.indices, step.strides, strict=True))
+        place = self._at(step.offset) + sum(indices)
+        if not 0 <= place < len(self._memory(step.buffer)):
+            raise InvalidProgram(f"element {place} of a {step.buffer.kind} buffer is touched")
+        return place
+
+    def _load_element(self, step: LoadStep) -> None:
+        self._scalars[step.scalar] = self._memory(step.buffer)[self._place(step)].reshape(())
+
+    def _store_element(self, step: StoreStep) -> None:
+        self._memory(step.buffer)[self._place(step)] = rounded(self._scalar(step.scalar), step.buffer.element)
+
+    def _compute(self, step: ScalarStep) -> None:
+        if step.value is not None:
+            number = self._at(step.value) if isinstance(step.value, Size) else step.value
+            self._scalars[step.result] = rounded(np.asarray(number), step.result.type)
+            return
+        operands = [self._scalar(operand) for operand in step.operands]
+        result = apply(step.name, operands, step.result.type, step.attributes, step.operands[0].type)
+        self._scalars[step.result] = np.asarray(result)
+
+    def _check(self, step: AssertStep) -> None:
+        if not self._scalar(step.condition):
+            raise _CallFails
+
+
+def _accumulators(expressions: Iterable[Expression]) -> Iterator[Expression]:
+    return (e for e in expressions if e.op == "accumulator")
+
+
+def _indices(loop: int, sizes: Sequence[int]) -> Array:
+    shape = [1] * len(sizes)
+    shape[loop] = sizes[loop]
+    return np.arange(sizes[loop], dtype=np.int64).reshape(shape)
+
+
+def _elements(memory: Array, places: Any) -> Array:
+    found: Array = memory[places]
+    return found
+
+
+def _part(value: Array, loops: Sequence[int], iteration: Sequence[int]) -> Array:
+    """A value at an iteration of some loops."""
+    cut = [slice(None)] * value.ndim
+    for loop, index in zip(loops, iteration, strict=True):
+        cut[loop] = slice(index, index + 1) if value.shape[loop] > 1 else slice(None)
+    return _elements(value, tuple(cut))
+
+
+def _folded(combine: Callable[[Array, Array], Array], terms: Array, loop: int) -> Array:
+    """One term of all along a loop."""
+    while (count := terms.shape[loop]) > 1:
+        first, second, rest = np.split(terms, [count // 2, count // 2 * 2], axis=loop)
+        terms = np.concatenate([combine(first, second), rest], axis=loop)
+    return terms
+
+
+def _unwritten(count: int, kind: str) -> Array:
+    """What memory holds that nothing has written."""
+    dtype = np.dtype(DTYPES[kind])
+    if dtype.kind == "f":
+        return np.full(count, np.nan)
+    return np.full(count, 0x5A, np.int64).astype(dtype)
+
+
+@lru_cache(maxsize=32)
+def _constant(text: str, kind: str) -> Array:
+    """The elements of a constant tensor, of its LLVM global."""
+    start = text.index("(") + 1
+    with ir.Context():
+        attribute = ir.Attribute.parse(text[start : text.rindex(") {alignment")])
+        is_float = DTYPES[kind] is np.float64
+        elements = (ir.DenseFPElementsAttr if is_float else ir.DenseIntElementsAttr)(attribute)
+        return np.array([elements[k] for k in range(len(elements))], DTYPES[kind])

@@ -1,0 +1,303 @@
+"""MLIR's scalar operations on NumPy arrays: floats in float64, those of 16 bits rounded, integers exactly.
+
+Where MLIR leaves a result open (the conversion of a float that no integer is near to, a shift by more bits than there
+are), it is what x86-64 has, or NumPy.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+# Of values in registers. Floats are computed in float64, whatever their type.
+DTYPES: Mapping[str, type[np.generic]] = {
+    **{"i1": np.bool_, "i8": np.int8, "i16": np.int16, "i32": np.int32, "i64": np.int64, "index": np.int64},
+    **dict.fromkeys(("f16", "bf16", "f32", "f64"), np.float64),
+}
+
+
+class NotInterpreted(Exception):
+    """Something in a program is not known here; says what."""
+
+
+def rounded(value: Array, kind: str) -> Array:
+    """Values as those of type ``kind``, of which only floats of 16 bits are rounded."""
+    value = np.asarray(value, DTYPES[kind])
+    if kind in ("f16", "bf16"):
+        return from_bits(to_bits(value, kind), kind)
+    return value
+
+
+def to_bits(value: Array, kind: str) -> Array:
+    """What lies in memory for values of type ``kind``, as unsigned integers."""
+    if kind == "bf16":
+        single = value.astype(np.float32).view(np.uint32)
+        nearest = (single + 0x7FFF + (single >> 16 & 1)) >> 16
+        return np.where(np.isnan(value), 0x7FC0, nearest).astype(np.uint16)
+    if kind in _FLOATS:
+        return value.astype(_FLOATS[kind]).view(f"u{np.dtype(_FLOATS[kind]).itemsize}")
+    return _unsigned(value)
+
+
+def from_bits(bits: Array, kind: str) -> Array:
+    """The inverse of :func:`to_bits`."""
+    if kind == "bf16":
+        return (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    if kind in _FLOATS:
+        return bits.view(_FLOATS[kind]).astype(np.float64)
+    return bits.astype(np.bool_) if kind == "i1" else bits.view(DTYPES[kind])
+
+
+_FLOATS: Mapping[str, type[np.generic]] = {"f16": np.float16, "f32": np.float32, "f64": np.float64}
+
+
+def _unsigned(value: Array) -> Array:
+    return value.astype(np.uint8) if value.dtype == np.bool_ else value.view(f"u{value.dtype.itemsize}")
+
+
+def _signed(value: Array) -> Array:
+    return -value.astype(np.int8) if value.dtype == np.bool_ else value
+
+
+def apply(op: str, operands: list[Array], type: str, attributes: str, from_type: str) -> Array:
+    """What the operation ``op`` makes of its operands; ``from_type``: the type of the first.
+
+    Raises:
+        NotInterpreted: the operation is not known.
+    """
+    if op in _CASTS:
+        return rounded(_CASTS[op](operands[0], type, from_type), type)
+    if op in _COMPARISONS:
+        found = re.search(r"predicate = (\d+)", attributes)
+        if found is None:
+            raise NotInterpreted(f"{op} {attributes}")
+        return _COMPARISONS[op][int(found[1])](*operands)
+    if op == "dot":
+        return _dot(*operands, type=type)
+    if op not in _FUNCTIONS:
+        raise NotInterpreted(op)
+    if type == "i1" and op in ("arith.addi", "arith.subi"):
+        op = "arith.xori"
+    return rounded(_FUNCTIONS[op](*operands), type)
+
+
+def _resized(value: Array, type: str, from_type: str) -> Array:
+    """An integer of another width, from its lowest bits on."""
+    return (value & 1).astype(np.bool_) if type == "i1" else value.astype(DTYPES[type])
+
+
+def _integer(value: Array, type: str, least: float, most: float, otherwise: int) -> Array:
+    """A float without its fraction, where the integer lies between bounds."""
+    whole = np.trunc(value)
+    fits = (whole >= least) & (whole < most)
+    return np.where(fits, whole, 0).astype(np.int64 if least else np.uint64).astype(DTYPES[type]) + np.where(
+        fits, 0, otherwise
+    ).astype(DTYPES[type])
+
+
+def _to_signed(value: Array, type: str, from_type: str) -> Array:
+    most = 2.0 ** (int(type[1:]) - 1)
+    return _integer(value, type, -most, most, -(2 ** (int(type[1:]) - 1)))
+
+
+def _to_unsigned(value: Array, type: str, from_type: str) -> Array:
+    return _integer(value, type, 0.0, 2.0 ** int(type[1:]), -1)
+
+
+_CASTS: Mapping[str, Callable[[Array, str, str], Array]] = {
+    "arith.extf": lambda value, type, _: value,
+    "arith.truncf": lambda value, type, _: value,
+    "arith.extsi": lambda value, type, _: _resized(_signed(value), type, _),
+    "arith.extui": lambda value, type, _: _resized(_unsigned(value), type, _),
+    "arith.trunci": _resized,
+    "arith.index_cast": lambda value, type, _: _resized(_signed(value), type, _),
+    "arith.index_castui": lambda value, type, _: _resized(_unsigned(value), type, _),
+    "arith.sitofp": lambda value, type, _: _signed(value).astype(np.float64),
+    "arith.uitofp": lambda value, type, _: _unsigned(value).astype(np.float64),
+    "arith.fptosi": _to_signed,
+    "arith.fptoui": _to_unsigned,
+    "arith.bitcast": lambda value, type, from_type: from_bits(to_bits(value, from_type), type),
+}
+
+
+def _ordered(compare: Callable[[Array, Array], Array], value: bool) -> Callable[[Array, Array], Array]:
+    """A comparison of floats that is ``value`` where one of them is NaN."""
+    return lambda left, right: np.where(np.isnan(left) | np.isnan(right), value, compare(left, right))
+
+
+def _as(convert: Callable[[Array], Array], compare: Callable[[Array, Array], Array]) -> Callable[[Array, Array], Array]:
+    return lambda left, right: compare(convert(left), convert(right))
+
+
+_ORDER: tuple[Callable[[Array, Array], Array], ...] = (np.less, np.less_equal, np.greater, np.greater_equal)
+
+
+def _always(value: bool) -> Callable[[Array, Array], Array]:
+    return lambda left, right: np.full(np.broadcast_shapes(left.shape, right.shape), value)
+
+
+# By the numbers of MLIR's predicates.
+_COMPARISONS: Mapping[str, tuple[Callable[[Array, Array], Array], ...]] = {
+    "arith.cmpi": (
+        np.equal,
+        np.not_equal,
+        *(_as(_signed, compare) for compare in _ORDER),
+        *(_as(_unsigned, compare) for compare in _ORDER),
+    ),
+    "arith.cmpf": (
+        _always(False),
+        *(_ordered(f, False) for f in (np.equal, np.greater, np.greater_equal, np.less, np.less_equal, np.not_equal)),
+        _ordered(_always(True), False),
+        *(_ordered(f, True) for f in (np.equal, np.greater, np.greater_equal, np.less, np.less_equal, np.not_equal)),
+        _ordered(_always(False), True),
+        _always(True),
+    ),
+}
+
+
+def _dot(left: Array, right: Array, *added: Array, type: str) -> Array:
+    """The sum of the products of what lies in words."""
+    kinds, shifts = (("bf16", "bf16"), (0, 16)) if type == "f32" else (("u8", "i8"), (0, 8, 16, 24))
+    total = added[0] if added else np.zeros((), DTYPES[type])
+    for shift in shifts:
+        first, second = (_part(word, kind, shift) for word, kind in zip((left, right), kinds, strict=True))
+        total = total + first * second
+    return rounded(total, type)
+
+
+def _part(word: Array, kind: str, shift: int) -> Array:
+    bits = _unsigned(word) >> np.uint32(shift)
+    if kind == "bf16":
+        return from_bits(bits.astype(np.uint16), kind)
+    return bits.astype(np.uint8).view(np.uint8 if kind == "u8" else np.int8).astype(np.int32)
+
+
+def _chosen(condition: Array, left: Array, right: Array) -> Array:
+    return np.where(condition, left, right)
+
+
+def _maximum(left: Array, right: Array) -> Array:
+    """The larger one as IEEE 754-2019 has it: NaN if one is, 0 rather than -0."""
+    either = np.maximum(left, right)
+    return np.where((left == 0) & (right == 0), np.where(np.signbit(left), right, left), either)
+
+
+def _quotient(left: Array, right: Array) -> Array:
+    """Rounded to zero."""
+    whole: Array = (left - np.fmod(left, right)) // right
+    return whole
+
+
+def _of_unsigned(function: Callable[[Array, Array], Array]) -> Callable[[Array, Array], Array]:
+    def apply_to(left: Array, right: Array) -> Array:
+        found: Array = function(_unsigned(left), _unsigned(right))
+        return found.view(left.dtype)
+
+    return apply_to
+
+
+def _by_element(function: Callable[..., float]) -> Callable[..., Array]:
+    return np.vectorize(function, otypes=[np.float64])
+
+
+def _count_bits(count: Callable[[int, int], int]) -> Callable[[Array], Array]:
+    def counted(value: Array) -> Array:
+        width = 8 * value.itemsize
+        return np.vectorize(lambda v: count(int(v), width), otypes=[value.dtype])(_unsigned(value))
+
+    return counted
+
+
+def _half_away(value: Array) -> Array:
+    return np.copysign(np.floor(np.abs(value) + 0.5), value)
+
+
+_FUNCTIONS: Mapping[str, Callable[..., Array]] = {
+    "arith.addf": np.add,
+    "arith.addi": np.add,
+    "arith.andi": np.bitwise_and,
+    "arith.ceildivsi": lambda left, right: -(-left // right),
+    "arith.divf": np.divide,
+    "arith.divsi": _quotient,
+    "arith.divui": _of_unsigned(np.floor_divide),
+    "arith.floordivsi": np.floor_divide,
+    "arith.maximumf": _maximum,
+    "arith.maxnumf": np.fmax,
+    "arith.maxsi": lambda left, right: _chosen(_signed(left) >= _signed(right), left, right),
+    "arith.maxui": lambda left, right: _chosen(_unsigned(left) >= _unsigned(right), left, right),
+    "arith.minimumf": lambda left, right: -_maximum(-left, -right),
+    "arith.minnumf": np.fmin,
+    "arith.minsi": lambda left, right: _chosen(_signed(left) <= _signed(right), left, right),
+    "arith.minui": lambda left, right: _chosen(_unsigned(left) <= _unsigned(right), left, right),
+    "arith.mulf": np.multiply,
+    "arith.muli": np.multiply,
+    "arith.negf": np.negative,
+    "arith.ori": np.bitwise_or,
+    "arith.remf": np.fmod,
+    "arith.remsi": np.fmod,
+    "arith.remui": _of_unsigned(np.remainder),
+    "arith.select": _chosen,
+    "arith.shli": np.left_shift,
+    "arith.shrsi": np.right_shift,
+    "arith.shrui": _of_unsigned(np.right_shift),
+    "arith.subf": np.subtract,
+    "arith.subi": np.subtract,
+    "arith.xori": np.bitwise_xor,
+    "math.absf": np.abs,
+    "math.absi": np.abs,
+    "math.acos": np.arccos,
+    "math.acosh": np.arccosh,
+    "math.asin": np.arcsin,
+    "math.asinh": np.arcsinh,
+    "math.atan": np.arctan,
+    "math.atan2": np.arctan2,
+    "math.atanh": np.arctanh,
+    "math.cbrt": np.cbrt,
+    "math.ceil": np.ceil,
+    "math.copysign": np.copysign,
+    "math.cos": np.cos,
+    "math.cosh": np.cosh,
+    "math.ctlz": _count_bits(lambda value, width: width - value.bit_length()),
+    "math.ctpop": _count_bits(lambda value, width: value.bit_count()),
+    "math.cttz": _count_bits(lambda value, width: (value & -value).bit_length() - 1 if value else width),
+    "math.erf": _by_element(math.erf),
+    "math.erfc": _by_element(math.erfc),
+    "math.exp": np.exp,
+    "math.exp2": np.exp2,
+    "math.expm1": np.expm1,
+    "math.floor": np.floor,
+    "math.fma": lambda left, right, added: left * right + added,
+    "math.fpowi": lambda base, power: np.power(base, power.astype(np.float64)),
+    "math.isfinite": np.isfinite,
+    "math.isinf": np.isinf,
+    "math.isnan": np.isnan,
+    "math.log": np.log,
+    "math.log10": np.log10,
+    "math.log1p": np.log1p,
+    "math.log2": np.log2,
+    "math.powf": np.power,
+    "math.round": _half_away,
+    "math.roundeven": np.rint,
+    "math.rsqrt": lambda value: 1 / np.sqrt(value),
+    "math.sin": np.sin,
+    "math.sinh": np.sinh,
+    "math.sqrt": np.sqrt,
+    "math.tan": np.tan,
+    "math.tanh": np.tanh,
+    "math.trunc": np.trunc,
+}
+
+# Those that may be applied in any order to what a loop reduces.
+ASSOCIATIVE: Mapping[str, Callable[[Array, Array], Array]] = {
+    f"arith.{name}": _FUNCTIONS[f"arith.{name}"]
+    for name in (
+        *("addf", "addi", "mulf", "muli", "andi", "ori", "xori"),
+        *("maximumf", "maxnumf", "maxsi", "maxui", "minimumf", "minnumf", "minsi", "minui"),
+    )
+}
