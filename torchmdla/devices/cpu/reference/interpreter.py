@@ -39,12 +39,12 @@ from torchmdla.devices.cpu.reference.operations import (
     ASSOCIATIVE,
     DTYPES,
     Array,
-    NotInterpreted,
     apply,
     from_bits,
     rounded,
     to_bits,
 )
+from torchmdla.devices.cpu.reference.regions import OutsideOfBuffer, region_of
 
 
 class InvalidProgram(Exception):
@@ -343,7 +343,20 @@ class _Machine:
             self.run(step.steps)
 
     def _region(self, step: OutlinedRegion) -> None:
-        raise NotInterpreted("a region")
+        """Temporaries are what the function takes them for."""
+        region, given = region_of(step.text), [*step.inputs, *step.outputs]
+        views = [np.zeros(0)] * len(given + list(step.temporaries))
+        for number, (kind, shape) in region.buffers.items():
+            is_given = number < len(given)
+            memory = self._memory(given[number]) if is_given else _unwritten(math.prod(shape), kind)
+            views[number] = memory.reshape(shape)
+        try:
+            results = region.run([*views, *map(self._scalar, step.scalars)])
+        except OutsideOfBuffer:
+            if self.outcome.fails:
+                raise _CallFails from None
+            raise InvalidProgram(f"an index in @{step.symbol} is outside of its buffer") from None
+        self._scalars.update(zip(step.results, map(np.asarray, results), strict=True))
 
     def _scalar(self, value: Scalar) -> Array:
         if value.argument >= 0:

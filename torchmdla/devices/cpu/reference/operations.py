@@ -209,7 +209,8 @@ def _by_element(function: Callable[..., float]) -> Callable[..., Array]:
 def _count_bits(count: Callable[[int, int], int]) -> Callable[[Array], Array]:
     def counted(value: Array) -> Array:
         width = 8 * value.itemsize
-        return np.vectorize(lambda v: count(int(v), width), otypes=[value.dtype])(_unsigned(value))
+        found: Array = np.vectorize(lambda v: count(int(v), width), otypes=[value.dtype])(_unsigned(value))
+        return found
 
     return counted
 
