@@ -15,7 +15,7 @@ from test_cpu_ops import COMPUTING
 
 from torchmdla import devices
 from torchmdla.compiler.program import Program
-from torchmdla.devices.cpu.accesses import Buffer
+from torchmdla.devices.cpu.accesses import AffineExpr, Buffer
 from torchmdla.devices.cpu.expressions import constant, operation
 from torchmdla.devices.cpu.loop_program import LoopProgram
 from torchmdla.devices.cpu.lowering import loop_program_text
@@ -24,7 +24,7 @@ from torchmdla.devices.cpu.ops import OPS
 from torchmdla.devices.cpu.parser import parse_program
 from torchmdla.devices.cpu.passes import defer_softmax, pipeline
 from torchmdla.devices.cpu.reference import validation
-from torchmdla.devices.cpu.reference.interpreter import Given, run
+from torchmdla.devices.cpu.reference.interpreter import Given, InvalidProgram, run
 from torchmdla.errors import CompileError
 from torchmdla.importer import import_graph
 from torchmdla.testing.compare import assert_matches
@@ -186,6 +186,16 @@ def _forget_check(steps: LoopProgram) -> None:
     steps.nests()[5].checks = ()
 
 
+def _shift_in_place(steps: LoopProgram) -> None:
+    step = steps.nests()[3]
+    step.read_instead(step.inputs[0], replace(step.outputs[0], indices=(AffineExpr((-1,), 2),)))
+
+
+def _write_one_place(steps: LoopProgram) -> None:
+    step = steps.nests()[3]
+    step.outputs = (step.outputs[0].at(0, 1),)
+
+
 def _write_over_what_others_read(steps: LoopProgram) -> None:
     """As if the steps' buffers were one."""
     padded, halves = steps.nests()[1], steps.nests()[2]
@@ -201,6 +211,8 @@ WRONG: dict[str, tuple[Callable[[LoopProgram], object], str]] = {
     "a part": (_skip_an_iteration, "changes what result3 holds: element 2 is 90 instead of"),
     "no result": (_drop(-1), "changes what result4 is"),
     "no check": (_forget_check, "changes what is checked: a call does not fail that did, of special values"),
+    "a shift in place": (_shift_in_place, "makes a program that is not valid: an iteration reads what another writes"),
+    "one place": (_write_one_place, "makes a program that is not valid: two iterations write one element"),
     "memory of others": (_write_over_what_others_read, "changes what result2 holds"),
 }
 
@@ -228,6 +240,51 @@ def test_a_pass_that_changes_a_value_is_named(name: str) -> None:
 def test_a_pass_that_changes_nothing_passes() -> None:
     checked(PADDED, lambda steps: None)
     checked(PADDED, lambda steps: steps.steps.insert(0, steps.steps.pop(3)))
+
+
+TILES = """
+buffer input0 : f32[6, 4]
+buffer temporary0 : f32[6]
+buffer local0 : f32[2, 4]
+buffer result1 : f32[6, 4]
+entry {{
+  tiles 6 by 2 in local0 {{
+    along d0
+    nest d0:2 d1:4 {{
+      i0 = input0[d0, d1]
+      v0 : f32 = math.exp i0
+      local0[d0, d1] = v0
+    }}
+    along d0
+    nest d0:2 d1:4+ {{
+      i0 = local0[d0, d1]
+      o0 = from 0.0 : f32
+      v0 : f32 = arith.addf i0, o0
+      temporary0[d0] = v0
+    }}
+    along d0
+    nest d0:2 d1:4 {{
+      i0 = local0[d0, d1]
+      i1 = temporary0[{row}]
+      v0 : f32 = arith.divf i0, i1
+      result1[d0, d1] = v0
+    }}
+  }}
+}}
+"""
+
+
+def test_tiles_need_nothing_of_each_other() -> None:
+    outcome = run(parse_program(TILES.format(row="d0")), _arguments())
+    exponentials = np.exp(_arguments().elements(Buffer("input", "f32", (6, 4), 0), 24)).reshape(6, 4)
+    np.testing.assert_allclose(outcome.results[1].reshape(6, 4), exponentials / exponentials.sum(1, keepdims=True))
+    with pytest.raises(InvalidProgram, match="an iteration reads what another writes to a temporary buffer"):
+        run(parse_program(TILES.format(row="d0 * -1 + 5")), _arguments())
+
+
+def _arguments() -> Given:
+    sample = validation.SAMPLES["numbers of both signs"]
+    return Given((), sample.elements, sample.scalar)
 
 
 def test_a_softmax_that_is_divided_too_late_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

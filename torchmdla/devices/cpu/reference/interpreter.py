@@ -205,6 +205,7 @@ class _Machine:
         kept = [1 if reduces else size for size, reduces in zip(sizes, step.reduction, strict=True)]
         if 0 in kept:
             return
+        self._hold_apart([(step, origin, np.arange(math.prod(kept)).reshape(kept))])
         evaluate = partial(self._evaluated, origin=origin)
         stored, outputs = step.values, step.outputs
         has_results = any(step.reduction) or step.initial is not None or step.epilogue is not None
@@ -272,6 +273,43 @@ class _Machine:
             raise InvalidProgram(f"element {places.max()} of a table of {len(memory)} is looked up")
         return _elements(memory, places)
 
+    def _hold_apart(self, parts: Sequence[tuple[LoopNest, Sequence[int], Array]]) -> None:
+        """Parts are nests, where they begin, and a number for each of their iterations. Iterations of different numbers
+        run in any order, so none may touch what another one writes.
+
+        Raises:
+            InvalidProgram: one does.
+        """
+        owners: dict[Buffer, Array] = {}
+        for step, origin, numbers in parts:
+            for access, places in self._touched(step, step.written_accesses, origin):
+                buffer = self._base(access.buffer)
+                owner = owners.setdefault(buffer, np.full(len(self._memory(buffer)), -1))
+                places, own = np.broadcast_arrays(places, numbers)
+                is_other = (owner[places] != -1) & (owner[places] != own)
+                owner[places] = own
+                if is_other.any() or (owner[places] != own).any():
+                    raise InvalidProgram(f"two iterations write one element of a {buffer.kind} buffer")
+        for step, origin, numbers in parts:
+            for access, places in self._touched(step, step.read_accesses, origin):
+                owned = owners.get(self._base(access.buffer))
+                if owned is not None and ((owned[places] != -1) & (owned[places] != numbers)).any():
+                    raise InvalidProgram(f"an iteration reads what another writes to a {access.buffer.kind} buffer")
+
+    def _touched(
+        self, step: LoopNest, accesses: Iterable[Access], origin: Sequence[int]
+    ) -> Iterator[tuple[Access, Array]]:
+        """Where accesses of a nest lie, but for those to locals of a tile."""
+        sizes = [self._at(size) for size in step.sizes]
+        kept = [1 if reduces else size for size, reduces in zip(sizes, step.reduction, strict=True)]
+        for access in accesses:
+            if access.buffer.kind != "local":
+                places = self._places(access, kept if access in step.written_accesses else sizes, origin)
+                yield from ((access, places + k) for k in range(access.width))
+
+    def _base(self, buffer: Buffer) -> Buffer:
+        return self._views[buffer][0] if buffer in self._views else buffer
+
     # Reductions.
 
     def _reduced(self, step: LoopNest, sizes: Sequence[int], kept: Sequence[int], origin: Sequence[int]) -> _Values:
@@ -324,17 +362,26 @@ class _Machine:
 
     def _tile_loop(self, step: TileLoop) -> None:
         extents = [self._at(extent) for extent in step.extents]
-        starts = (range(0, extent, tile) for extent, tile in zip(extents, step.tile, strict=True))
-        for start in itertools.product(*starts):
+        starts = itertools.product(*(range(0, extent, tile) for extent, tile in zip(extents, step.tile, strict=True)))
+        tiles = [self._tile(step, extents, start) for start in starts]
+        self._hold_apart([(*part, np.asarray(number)) for number, tile in enumerate(tiles) for part in tile])
+        for tile in tiles:
             for buffer in step.locals:
                 self.outcome.memory.pop(buffer, None)
-            part = [min(tile, extent - at) for tile, extent, at in zip(step.tile, extents, start, strict=True)]
-            for member, loops in enumerate(step.loops):
-                nest = step.part(member, part)
-                origin = [0] * len(nest.sizes)
-                for loop, first in zip(loops, start, strict=True):
-                    origin[loop] = first
+            for nest, origin in tile:
                 self._nest(nest, origin)
+
+    def _tile(
+        self, step: TileLoop, extents: Sequence[int], start: Sequence[int]
+    ) -> list[tuple[LoopNest, Sequence[int]]]:
+        """The members over one tile, and the iterations that they begin with."""
+        part = [min(tile, extent - first) for tile, extent, first in zip(step.tile, extents, start, strict=True)]
+        found: list[tuple[LoopNest, Sequence[int]]] = []
+        for member, loops in enumerate(step.loops):
+            nest = step.part(member, part)
+            firsts = dict(zip(loops, start, strict=True))
+            found.append((nest, [firsts.get(loop, 0) for loop in range(len(nest.sizes))]))
+        return found
 
     def _repeat(self, step: RepeatLoop) -> None:
         for iteration in range(self._at(step.count)):
