@@ -1,4 +1,4 @@
-# make demo | test | test-all | test-cxx | check | docs | fuzz | soak | lint | format | build | wheel | clean: each sets up .venv first.
+# make demo | test | test-all | test-cxx | test-packages | check | docs | fuzz | soak | lint | format | build | wheel | clean: each sets up .venv first.
 # make asan | ubsan | tsan | fuzz-mdla: the C++ under sanitizers, and the readers of files fuzzed (docs/testing.md).
 PYTHON ?= python3
 VENV   := .venv
@@ -8,7 +8,7 @@ SOURCES := $(CXX_FILES) $(wildcard src/*.map src/*/*.map) CMakeLists.txt mdla/CM
 # Tests are mostly waiting for compiler processes: two workers keep two cores busy.
 JOBS   ?= 2
 
-.PHONY: demo test test-all test-cxx check docs fuzz soak lint format build wheel asan ubsan tsan fuzz-mdla clean
+.PHONY: demo test test-all test-cxx test-packages check docs fuzz soak lint format build wheel asan ubsan tsan fuzz-mdla clean
 
 demo: build
 	$(BIN)/python test.py $(ARGS)
@@ -23,6 +23,22 @@ test-all: test fuzz
 # ARGS="-k watch"
 test-cxx: build $(VENV)/.developing
 	$(BIN)/python -m pytest tests/cxx $(ARGS)
+
+# Models of other packages against eager, and the table in the documentation. The environment adds these packages to those
+# of .venv. torchaudio's binary is for CUDA, and it is imported only without it. ARGS="--filter timm --verbose"
+PACKAGES := build/packages-venv
+$(PACKAGES)/.installed: requirements-packages.txt $(VENV)/.developing
+	test -x $(PACKAGES)/bin/python || $(BIN)/python -m venv $(PACKAGES)
+	$(PACKAGES)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check --no-deps -r requirements-packages.txt
+	site=$$($(PACKAGES)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') && \
+	  $(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+	    > $$site/torchmdla-venv.pth && rm -rf $$site/torchaudio/lib
+	touch $@
+
+test-packages: build $(PACKAGES)/.installed
+	YOLO_OFFLINE=1 YOLO_CONFIG_DIR=$(CURDIR)/$(PACKAGES) PYTHONPATH=tests $(PACKAGES)/bin/python -m torchmdla.testing \
+	  --programs packages_of_others.models --frontend torchscript:trace,torchscript:script,dynamo --memory 6GiB \
+	  $(or $(ARGS),--table docs/packages_of_others.md)
 
 # For use between commits: every layer once.
 CORE := tests/fusion tests/importer tests/fx/test_fx.py tests/compile_service/test_cache.py tests/group/test_semantics.py \

@@ -30,7 +30,7 @@ from torchmdla.testing.frontends import (
 )
 from torchmdla.testing.programs import PROGRAMS, Program
 from torchmdla.testing.programs.inputs import copied, drawn, expanded, integers, normal, strided, transposed
-from torchmdla.testing.record import Record
+from torchmdla.testing.record import Record, write_table
 from torchmdla.testing.runner import Job, Judged, judged, run
 
 X = normal(3, 4)
@@ -167,6 +167,27 @@ def test_exceptions_are_errors_unless_they_are_pytorchs() -> None:
     assert outcome(fails, double).status == "no reference"
 
 
+def test_what_fails_of_groups_that_are_switched_off_is_not_pytorchs() -> None:
+    class Products(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.tanh(x) * 2 + 1
+
+    def failing(subject: Any, inputs: Any, methods: Any) -> Any:
+        scripted = variant_of("torchscript:script").capture(subject, inputs, methods)["forward"]
+
+        def call(x: Tensor) -> Tensor:
+            result = scripted(x)
+            if "CompilationGroup" in str(torch.jit.last_executed_optimized_graph()):
+                raise RuntimeError("INTERNAL ASSERT FAILED")
+            return result
+
+        return {"forward": call}
+
+    found = check(Program("test.program", Products, (X,)), "test:frontend", Variant(failing, lambda *_: True))
+    assert found is not None and found.status == "error"
+    assert torchmdla.graph_for(torch.jit.script(Products().eval()), torch.ones(3, 4)).findNode("mdla::CompilationGroup")
+
+
 def test_what_pytorch_computes_otherwise_alone_is_not_blamed() -> None:
     assert outcome(double, lambda x: x * 3, alone=lambda x: x * 3).status == "pytorch"
     # Wrong without torchmdla, and wrong in another way with it.
@@ -283,6 +304,16 @@ def test_crashes_time_outs_and_exceptions_cost_one_program(monkeypatch: pytest.M
     assert details["test.crash"] == "SIGSEGV"
 
 
+def test_a_program_takes_no_more_memory_than_it_may() -> None:
+    events = run([Job("test_testing", "large", "torchscript:trace")], memory=4 << 30)
+    (result,) = (event for event in events if isinstance(event, Judged))
+    assert result.outcome.status == "no reference" and "allocate" in result.outcome.detail
+
+
+def _large(x: Tensor) -> Tensor:
+    return torch.zeros(8 << 30, dtype=torch.uint8)[: x.numel()]
+
+
 def _crash(x: Tensor) -> Tensor:
     ctypes.string_at(0)
     return x
@@ -297,7 +328,7 @@ def programs(name: str, seed: int, limit: int | None) -> Any:
     """Found by the jobs of the test above; each program of a job is run, whatever became of the one before."""
     if name == "raise":
         raise ValueError("no such programs")
-    found = {"crash": _crash, "sleep": _sleep, "fine": double}[name]
+    found = {"crash": _crash, "sleep": _sleep, "fine": double, "large": _large}[name]
     yield Program(f"test.{name}", lambda: found, (X,))
     if name == "crash":
         yield Program("test.after", lambda: double, (X,))
@@ -467,6 +498,38 @@ def test_runs_are_compared_by_code(tmp_path: Any, capsys: pytest.CaptureFixture[
         command_line.main(["--compare", str(before), str(tmp_path / "none")])
 
 
+def test_table_of_results(tmp_path: Any) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# Models\n\n## Results\n\nwhat was here before\n")
+    outcomes = [
+        Outcome("a.net", "trace", "ok"),
+        Outcome("b.net", "script", "fallback", "x | y"),
+        Outcome("a.net:gradients", "trace", "fallback", "x | y"),
+        Outcome("b.net", "trace", "ok"),
+        Outcome("b.net:gradients", "trace", "ok"),
+    ]
+    write_table([judged(outcome) for outcome in outcomes], page)
+    assert page.read_text().splitlines() == [
+        "# Models",
+        "",
+        "## Results",
+        "",
+        "| way | ok | fallback |",
+        "| --- | --- | --- |",
+        "| trace | 3 | 1 |",
+        "| script |  | 1 |",
+        "",
+        "| program | trace | script |",
+        "| --- | --- | --- |",
+        "| a.net | ok / fallback |  |",
+        "| b.net | ok | fallback |",
+        "",
+        "| programs | ended as | reason |",
+        "| --- | --- | --- |",
+        "| 2 | fallback | x \\| y |",
+    ]
+
+
 def test_code_is_the_same_each_time() -> None:
     program = PROGRAMS["convolutions.conv2d"]
     way = variant_of("torchscript:trace")
@@ -517,6 +580,7 @@ def test_command_fails_where_one_does(monkeypatch: pytest.MonkeyPatch, capsys: p
             "acap:device compiles for device 'cpu' alone: leave --device mdla",
         ),
         (["--filter", "no such program"], "no program has such a name"),
+        (["--programs", "no_such_module"], "--programs no_such_module cannot be imported"),
         (["--opinfo", "--dtype", "float31"], "no dtype 'float31'"),
         (["--jobs", "0"], "not a number of at least 1"),
     ],

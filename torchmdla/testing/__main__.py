@@ -7,17 +7,19 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from torchmdla.support.limits import size
 from torchmdla.testing import opinfo, programs
 from torchmdla.testing.checking import STATUSES
 from torchmdla.testing.frontends import FRONTENDS, NotAvailableError, check_device, ways
-from torchmdla.testing.programs import PROGRAMS
-from torchmdla.testing.record import Comparison, Record, compared
+from torchmdla.testing.record import Comparison, Record, compared, write_table
 from torchmdla.testing.runner import Job, Judged, run
 
 DESCRIPTION = """\
@@ -25,8 +27,9 @@ Runs programs on a frontend and a device and compares all that can be seen of th
 sizes, strides, sharing of memory, inputs and buffers afterwards, gradients, steps of training. Each runs in one of
 several processes, so that a crash costs one program.
 
-Programs are those of torchmdla itself, or with --opinfo the samples of PyTorch's operator database. What is known to
-fail is listed by name in torchmdla/testing/expected.py; a listed program that passes is an error, too."""
+Programs are those of torchmdla itself, with --programs those of another module, or with --opinfo the samples of
+PyTorch's operator database. What is known to fail is listed by name in torchmdla/testing/expected.py; a listed program
+that passes is an error, too."""
 
 _FRONTEND_LINES = [f"  {name:<12} {frontend.help}" for name, frontend in FRONTENDS.items()]
 _VARIANTS = [f"{name}:{variant}" for name, frontend in FRONTENDS.items() for variant in frontend.variants]
@@ -49,6 +52,7 @@ examples:
   python -m torchmdla.testing --frontend dynamo,export --jobs 4 --json results.jsonl --resume
   python -m torchmdla.testing --device mdla --options precision=fixed8,clusters=2 --filter conv
   python -m torchmdla.testing --opinfo --dtype float32,int64 --filter nn.functional --samples 10
+  python -m torchmdla.testing --programs packages_of_others.models --memory 6GiB --table docs/packages_of_others.md
   python -m torchmdla.testing --compare before.jsonl after.jsonl
 """
 
@@ -76,6 +80,13 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--list", action="store_true", help="list the programs, run nothing")
     made.add_argument("--opinfo", action="store_true", help="run PyTorch's operator database instead")
     made.add_argument(
+        "--programs",
+        default=programs.__name__,
+        metavar="MODULE",
+        help="run those of a module instead: it has PROGRAMS, by name, and programs(name, seed, limit) like "
+        f"{programs.__name__}",
+    )
+    made.add_argument(
         "--dtype",
         default=",".join(opinfo.DTYPES),
         metavar="NAMES",
@@ -98,6 +109,12 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--seed", type=int, default=0, metavar="N", help="for inputs and weights; 0")
     made.add_argument("--timeout", type=float, default=300, metavar="SECONDS", help="for one program; 300")
+    made.add_argument(
+        "--memory", type=size, default=0, metavar="SIZE", help="for one process, as 6GiB; any if nothing is said"
+    )
+    made.add_argument(
+        "--table", type=Path, metavar="FILE", help="write what programs end as behind the heading Results of a page"
+    )
     made.add_argument("--json", type=_new_file, metavar="FILE", help="write outcomes here as they come, as JSON lines")
     made.add_argument("--resume", action="store_true", help="of --json: run what FILE does not hold yet")
     made.add_argument(
@@ -133,7 +150,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.list:
         print("\n".join(names))
         return 0
-    source = (opinfo if options.opinfo else programs).__name__
+    source = opinfo.__name__ if options.opinfo else options.programs
     jobs = [
         Job(source, name, way, options.device, options.seed, options.samples, options=options.options)
         for way in chosen
@@ -148,13 +165,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _run(record.left_of(jobs), record, options, console)
     results = record.results()
     _report(results, console)
+    if options.table:
+        write_table(results, options.table)
     return 0 if all(result.expected for result in results) else 1
 
 
 def _names(options: argparse.Namespace) -> list[str]:
-    """Of the programs that are to run."""
-    found = opinfo.names(options.dtype.split(","), options.forms.split(",")) if options.opinfo else PROGRAMS
+    """Return those of the programs that are to run."""
+    if options.opinfo:
+        found = opinfo.names(options.dtype.split(","), options.forms.split(","))
+    else:
+        found = _module_of(options.programs).PROGRAMS
     return [name for name in found if _wanted(name, options.filter, options.skip)]
+
+
+def _module_of(name: str) -> Any:
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise NotAvailableError(f"--programs {name} cannot be imported: {error}") from None
 
 
 def _compare(found: Comparison) -> int:
@@ -182,7 +211,7 @@ def _run(jobs: Sequence[Job], record: Record, options: argparse.Namespace, conso
         *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=bar_console, transient=True
     ) as progress:
         task = progress.add_task("", total=len(jobs))
-        for event in run(jobs, options.jobs, options.timeout):
+        for event in run(jobs, options.jobs, options.timeout, options.memory):
             record.add(event)
             if isinstance(event, Judged):
                 if options.verbose or not event.expected:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.jit import _recursive
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 import torchmdla
@@ -96,8 +97,14 @@ def _trace(subject: Any, inputs: tuple[Any, ...], methods: Methods) -> Captured:
 
 def _script(subject: Any, inputs: tuple[Any, ...], methods: Methods) -> Captured:
     if isinstance(subject, nn.Module):
-        return _methods(torch.jit.script(subject), methods)
+        return _methods(_scripted_anew(subject), methods)
     return {"forward": torch.jit.script(_copied(subject) if inspect.isfunction(subject) else subject)}
+
+
+def _scripted_anew(module: nn.Module) -> Any:
+    """Script ``module`` as a type of its own: PyTorch keeps types, and their plans of runs, by class and attributes."""
+    _recursive.concrete_type_store = _recursive.ConcreteTypeStore()
+    return torch.jit.script(module)
 
 
 def _copied(function: FunctionType) -> FunctionType:
@@ -112,7 +119,7 @@ def _copied(function: FunctionType) -> FunctionType:
 
 def _freeze(subject: Any, inputs: tuple[Any, ...], methods: Methods) -> Captured:
     kept = [name for name in methods if name != "forward"]
-    return _methods(torch.jit.freeze(torch.jit.script(subject), preserved_attrs=kept), methods)
+    return _methods(torch.jit.freeze(_scripted_anew(subject), preserved_attrs=kept), methods)
 
 
 def _methods(module: Any, methods: Methods) -> Captured:
@@ -120,7 +127,8 @@ def _methods(module: Any, methods: Methods) -> Captured:
 
 
 def _traceable(program: Program, subject: Any) -> bool:
-    return program.takes_tensors_only and bool(program.inputs) and "chooses" not in program.tags
+    is_traced = program.tags.isdisjoint({"chooses", "scripted"})
+    return program.takes_tensors_only and bool(program.inputs) and is_traced
 
 
 def _scriptable(program: Program, subject: Any) -> bool:
@@ -154,11 +162,12 @@ def _as_module(subject: Any) -> nn.Module:
 
 
 def _exportable(program: Program, subject: Any) -> bool:
-    return bool(program.inputs) and program.methods == ("forward",) and "chooses" not in program.tags
+    is_exported = program.tags.isdisjoint({"chooses", "scripted"})
+    return bool(program.inputs) and program.methods == ("forward",) and is_exported
 
 
 def _anything(program: Program, subject: Any) -> bool:
-    return True
+    return "scripted" not in program.tags
 
 
 # --- dispatch capture --------------------------------------------------------------------------------------------
@@ -188,7 +197,7 @@ def _dispatch(subject: Any, inputs: tuple[Any, ...], methods: Methods) -> Captur
 
 
 def _dispatchable(program: Program, subject: Any) -> bool:
-    return "chooses" not in program.tags and program.mode == "inference"
+    return program.tags.isdisjoint({"chooses", "scripted"}) and program.mode == "inference"
 
 
 # --- devices of PyTorch's own -------------------------------------------------------------------------------------
@@ -199,7 +208,7 @@ def _lazy_device() -> None:
 
 
 def _dense(program: Program, subject: Any) -> bool:
-    return "sparse" not in program.tags
+    return program.tags.isdisjoint({"scripted", "sparse"})
 
 
 # --- the table ---------------------------------------------------------------------------------------------------

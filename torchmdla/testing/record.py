@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from torchmdla.testing.checking import Outcome
+from torchmdla.testing.checking import STATUSES, Outcome
 from torchmdla.testing.runner import Job, Judged, judged
 
 _OUTCOME = [field.name for field in fields(Outcome)]
@@ -129,3 +130,46 @@ def compared(before: Path, after: Path) -> Comparison:
         kind = found.status if one.status != other.status else found.code if one.code != other.code else found.same
         kind.append(name)
     return found
+
+
+# --- pages -------------------------------------------------------------------------------------------------------
+
+_HEADING = "## Results\n"
+
+
+def write_table(results: Sequence[Judged], page: Path) -> None:
+    """Write what programs ended as behind the heading ``Results`` of a page in Markdown. What stands above it stays."""
+    before, _, _ = page.read_text(encoding="utf-8").partition(_HEADING)
+    page.write_text("\n".join([before.rstrip("\n"), "", _HEADING, *_tables(results)]) + "\n", encoding="utf-8")
+
+
+def _tables(results: Sequence[Judged]) -> Iterator[str]:
+    """The lines of three tables: counts, each program on each way, and why some are not ``ok``."""
+    outcomes = sorted((result.outcome for result in results), key=lambda outcome: outcome.program)
+    ways = list(dict.fromkeys(result.outcome.way for result in results))
+    counts = Counter((outcome.way, outcome.status) for outcome in outcomes)
+    statuses = [status for status in STATUSES if any(counts[way, status] for way in ways)]
+    yield from _head("way", *statuses)
+    yield from (_row(way, *(str(counts[way, status] or "") for status in statuses)) for way in ways)
+    yield ""
+    # A program and the same with gradients are one row: "ok / fallback".
+    cells: dict[str, dict[str, list[str]]] = {}
+    for outcome in outcomes:
+        name = outcome.program.partition(":")[0]
+        cells.setdefault(name, {}).setdefault(outcome.way, []).append(outcome.status)
+    yield from _head("program", *ways)
+    for name, found in cells.items():
+        yield _row(name, *(" / ".join(dict.fromkeys(found.get(way, []))) for way in ways))
+    yield ""
+    reasons = Counter((outcome.status, outcome.detail) for outcome in outcomes if outcome.status != "ok")
+    yield from _head("programs", "ended as", "reason")
+    yield from (_row(str(count), status, detail) for (status, detail), count in sorted(reasons.items()))
+
+
+def _head(*names: str) -> Iterator[str]:
+    yield _row(*names)
+    yield _row(*("---" for _ in names))
+
+
+def _row(*cells: str) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|").replace("<", "&lt;") for cell in cells) + " |"

@@ -16,6 +16,7 @@ from multiprocessing.process import BaseProcess
 from time import monotonic
 from typing import Any
 
+from torchmdla.support.limits import limit_memory
 from torchmdla.testing.checking import Outcome, check
 from torchmdla.testing.expected import expected_failure
 from torchmdla.testing.frontends import device_options, variant_of
@@ -65,7 +66,9 @@ class Judged:
     reason: str = ""
 
 
-def run(jobs: Iterable[Job | None], processes: int = 1, timeout: float = 300.0) -> Iterator[Judged | Job]:
+def run(
+    jobs: Iterable[Job | None], processes: int = 1, timeout: float = 300.0, memory: int = 0
+) -> Iterator[Judged | Job]:
     """Runs ``jobs``; yields what became of each program, and each job when it is done.
 
     Args:
@@ -73,10 +76,11 @@ def run(jobs: Iterable[Job | None], processes: int = 1, timeout: float = 300.0) 
             again when a process is done.
         processes: how many at a time.
         timeout: seconds that one program may take.
+        memory: bytes that a process may take; 0: any.
     """
     coming = iter(jobs)
     waiting: deque[Job] = deque()
-    workers = [_Worker() for _ in range(processes)]
+    workers = [_Worker(memory) for _ in range(processes)]
     try:
         while True:
             for worker in workers:
@@ -108,8 +112,9 @@ def judged(outcome: Outcome) -> Judged:
 class _Worker:
     """One process, seen from outside."""
 
-    def __init__(self) -> None:
+    def __init__(self, memory: int) -> None:
         self.job: Job | None = None
+        self._memory = memory
         self._process: BaseProcess | None = None
         self._pipe: Connection[Any, Any] | None = None
         self._at: tuple[int, str] | None = None
@@ -124,7 +129,7 @@ class _Worker:
             # Spawned, not forked: threads of PyTorch do not survive a fork.
             context = multiprocessing.get_context("spawn")
             self._pipe, theirs = context.Pipe()
-            self._process = context.Process(target=_serve, args=(theirs,), daemon=False)
+            self._process = context.Process(target=_serve, args=(theirs, self._memory), daemon=False)
             self._process.start()
             theirs.close()
             self._count = 0
@@ -194,8 +199,9 @@ def _cause_of_death(code: int) -> str:
 # --- in the process ----------------------------------------------------------------------------------------------
 
 
-def _serve(pipe: Connection[Any, Any]) -> None:
+def _serve(pipe: Connection[Any, Any], memory: int) -> None:
     """Runs jobs until the other side closes the pipe."""
+    limit_memory(memory)
     import torch
 
     import torchmdla

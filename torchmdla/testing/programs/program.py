@@ -17,8 +17,8 @@ Mode = Literal["inference", "gradients", "training"]
 
 # "chooses": what it does depends on values, so that one run does not tell it all.
 # "python": TorchScript's compiler does not take it. "random": it draws random numbers.
-# "sparse": it makes sparse tensors.
-Tag = Literal["chooses", "python", "random", "sparse"]
+# "scripted": only TorchScript's compiler is asked: other captures take too long. "sparse": it makes sparse tensors.
+Tag = Literal["chooses", "python", "random", "scripted", "sparse"]
 
 
 @dataclass(frozen=True)
