@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from packages_of_others import operators  # noqa: F401  (before torchvision)
+from packages_of_others import operators  # before torchvision
 from torchmdla.testing.programs.inputs import between, integers, normal
 from torchmdla.testing.programs.program import Entry, Program, Tag, in_eval, modules
 
@@ -55,7 +55,11 @@ def timm(name: str, **options: Any) -> Make:
 
 
 TIMM = {
-    "resnet10t": (timm("resnet10t"), IMAGE),
+    # These are what timm tests itself with: whole families, small.
+    **{
+        name.partition("_")[2]: (timm(name), IMAGE)
+        for name in ("test_resnet", "test_efficientnet", "test_nfnet", "test_byobnet", "test_mambaout")
+    },
     "convnext": (timm("convnext_atto", depths=(1, 1, 1, 1), dims=(8, 16, 24, 32)), IMAGE),
     "vit": (timm("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=2, embed_dim=48), IMAGE),
     "mixer": (of("timm.models:MlpMixer", img_size=32, patch_size=8, num_blocks=2, embed_dim=32), IMAGE),
@@ -63,15 +67,11 @@ TIMM = {
         timm("swin_tiny_patch4_window7_224", img_size=32, window_size=4, embed_dim=24, depths=(1, 2), num_heads=(2, 4)),
         IMAGE,
     ),
-    "regnet": (timm("regnetx_002"), IMAGE),
-    "densenet": (timm("densenet121", growth_rate=4, block_config=(1, 2, 2, 1)), IMAGE),
     "metaformer": (of("timm.models:MetaFormer", depths=(1, 1, 1, 1), dims=(8, 16, 24, 32), num_classes=10), IMAGE),
     "convmixer": (of("timm.models:ConvMixer", 16, 2), IMAGE),
 }
 
 TORCHVISION = {
-    "mobilenet": (of("torchvision.models:mobilenet_v3_small", num_classes=10), IMAGE),
-    "resnet18": (of("torchvision.models:resnet18", num_classes=10), IMAGE),
     "squeezenet": (of("torchvision.models:squeezenet1_1", num_classes=10), IMAGE),
     "shufflenet": (of("torchvision.models:shufflenet_v2_x0_5", num_classes=10), IMAGE),
     "vit": (
@@ -117,7 +117,7 @@ SEGMENTATION = {
     name.lower(): (
         of(
             f"segmentation_models_pytorch:{name}",
-            "resnet18",
+            "tu-test_resnet",
             encoder_weights=None,
             encoder_depth=depth,
             classes=2,
@@ -168,12 +168,68 @@ YOLO = {
     ],
 }
 
+
+class Heads(nn.Module):
+    """A detector of ultralytics, small, without what it does to boxes behind its heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = importlib.import_module("ultralytics.nn.tasks").DetectionModel(YOLO, verbose=False).train()
+
+    def forward(self, image: Tensor) -> Any:
+        """Return what the heads give at each scale."""
+        return self.model(image)
+
+    def train(self, mode: bool = True) -> nn.Module:
+        """Leave the detector in training mode: in eval mode it keeps anchors from call to call."""
+        return self
+
+
 ULTRALYTICS = {
+    "yolo": (Heads, PICTURE),
     "c2f": (of("ultralytics.nn.modules:C2f", 8, 8, n=1, shortcut=True), normal(2, 8, 16, 16)),
     "sppf": (of("ultralytics.nn.modules:SPPF", 8, 8), normal(2, 8, 16, 16)),
     "c3k2": (of("ultralytics.nn.modules:C3k2", 8, 8, n=1), normal(2, 8, 16, 16)),
     "psa": (of("ultralytics.nn.modules:C2PSA", 128, 128), normal(1, 128, 8, 8)),
 }
+
+
+class Detector(nn.Module):
+    """A detector of torchvision that takes one picture."""
+
+    def __init__(self, name: str, **options: Any) -> None:
+        super().__init__()
+        operators.announce()
+        detection = importlib.import_module("torchvision.models.detection")
+        backbone = detection.backbone_utils.resnet_fpn_backbone(
+            backbone_name="resnet18", weights=None, norm_layer=nn.BatchNorm2d, trainable_layers=5
+        )
+        self.model = getattr(detection, name)(backbone, 3, min_size=64, max_size=96, **options)
+
+    def forward(self, image: Tensor) -> dict[str, Tensor]:
+        """Return boxes, labels and scores."""
+        found = self.model([image])
+        if torch.jit.is_scripting():
+            return found[1][0]
+        else:
+            return found[0]
+
+
+def detectors() -> Iterator[Program]:
+    """Programs that detect, scripted only: they choose by values, and are large."""
+    for name, options in (
+        ("FasterRCNN", {"rpn_pre_nms_top_n_test": 50, "rpn_post_nms_top_n_test": 20, "box_detections_per_img": 5}),
+        ("RetinaNet", {"topk_candidates": 50, "detections_per_img": 5, "score_thresh": 0.0}),
+        ("FCOS", {"topk_candidates": 50, "detections_per_img": 5, "score_thresh": 0.0}),
+    ):
+        yield Program(
+            f"torchvision.{name.lower()}",
+            lambda name=name, options=options: Detector(name, **options).eval(),
+            (between(0.0, 1.0, 3, 64, 80),),
+            layers=40,
+            tags=frozenset({"scripted"}),
+        )
+
 
 # --- volumes -----------------------------------------------------------------------------------------------------
 
@@ -533,8 +589,27 @@ def _both(programs: Iterator[Program]) -> Iterator[Program]:
     for program in programs:
         yield from in_eval(iter([program]))
         yield replace(
-            program, name=f"{program.name}:gradients", mode="gradients", layers=2 * program.layers, in_doubt=True
+            program,
+            name=f"{program.name}:gradients",
+            make=_training(program.make),
+            mode="gradients",
+            layers=2 * program.layers,
+            tags=program.tags | {"random"},
+            in_doubt=True,
         )
+
+
+def _training(make: Callable[[], Any]) -> Make:
+    """Return what makes a model. Dropouts that drop nothing are off: TorchScript alone draws other numbers for them."""
+
+    def made() -> nn.Module:
+        module: nn.Module = make()
+        for part in module.modules():
+            if isinstance(part, nn.Dropout) and part.p == 0:
+                part.eval()
+        return module
+
+    return made
 
 
 # The module that must be there → family, models, how many layers that sum a result has behind it, tags.
@@ -561,6 +636,8 @@ def _registry() -> Iterator[Program]:
     for package, (family, table, layers, tags) in _TABLES.items():
         if importlib.util.find_spec(package) is not None:
             yield from _both(modules(family, table, *tags, layers=layers))
+    if importlib.util.find_spec("torchvision") is not None:
+        yield from detectors()
     if importlib.util.find_spec("silero_vad") is not None:
         yield from silero()
 

@@ -8,7 +8,9 @@ this module before torchvision.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import inspect
 from pathlib import Path
 from typing import TypeVar
 
@@ -30,6 +32,12 @@ _library = torch.library.Library("torchvision", "FRAGMENT")
 def has_operators() -> bool:
     """Stand in for torchvision's question whether its binary is loaded. TorchScript compiles it, too."""
     return True
+
+
+def announce() -> None:
+    """Tell torchvision that its operators are there. It looked for its binary when it was imported."""
+    for name in ("torchvision.extension", "torchvision.ops.roi_align"):
+        importlib.import_module(name)._has_ops = has_operators
 
 
 def suppress_boxes(dets: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
@@ -60,7 +68,9 @@ def align_regions(
     """Return what torchvision's own formula in Python makes of regions of interest."""
     from torchvision.ops.roi_align import _roi_align
 
-    return _roi_align(features, rois, spatial_scale, pooled_height, pooled_width, sampling_ratio, aligned)
+    # Without its decorator, which compiles it by another compiler.
+    plain = inspect.unwrap(_roi_align)
+    return plain(features, rois, spatial_scale, pooled_height, pooled_width, sampling_ratio, aligned)
 
 
 def _define_operators() -> None:

@@ -192,6 +192,10 @@ def test_what_pytorch_computes_otherwise_alone_is_not_blamed() -> None:
     assert outcome(double, lambda x: x * 3, alone=lambda x: x * 3).status == "pytorch"
     # Wrong without torchmdla, and wrong in another way with it.
     assert outcome(double, lambda x: x * 4, alone=lambda x: x * 3).status == "wrong"
+    # Random numbers that PyTorch alone draws in another order than eager are drawn in yet another one beside groups.
+    random = frozenset({"random"})
+    assert outcome(double, lambda x: x * 4, alone=lambda x: x * 3, tags=random).status == "pytorch"
+    assert outcome(double, lambda x: x * 4, tags=random).status == "wrong"
 
 
 def test_an_error_of_pytorchs_executor_may_come_in_another_call_beside_groups() -> None:
