@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import operator
 import weakref
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -21,6 +23,7 @@ from torchmdla.capture.normalise import normalise
 from torchmdla.capture.options import Options
 from torchmdla.capture.partition import Partition, partition
 from torchmdla.capture.ungrouped import Ungrouped
+from torchmdla.errors import CompileError
 from torchmdla.importer.fx import name_of_call, source_of_node
 
 
@@ -34,19 +37,45 @@ def form_groups(module: fx.GraphModule, parameters: Collection[fx.Node], options
             seldom, because each version of them is packed for the compiled code.
         options: the device and how groups behave.
 
+    A fault of our own leaves ``module`` as it was, and is counted.
+
     Raises:
         CompileError: in strict mode, the device does not take an operator.
     """
-    normalise(module.graph)
     chosen = replace(options, device=options.device_name())
-    if _C.is_strict() if chosen.strict is None else chosen.strict:
-        ungrouped.refuse(_ungrouped(partition(module.graph, devices.get(chosen.device_name()))))
-    return _form_groups(chosen, module, parameters)
+    with _restored_after_fault(module):
+        normalise(module.graph)
+        if _C.is_strict() if chosen.strict is None else chosen.strict:
+            ungrouped.refuse(_ungrouped(partition(module.graph, devices.get(chosen.device_name()))))
+        _add_groups(chosen, module, parameters)
+    return module
 
 
-def _form_groups(
+@contextmanager
+def _restored_after_fault(module: fx.GraphModule) -> Iterator[None]:
+    """Put the graph of ``module`` back if anything but CompileError is raised, and count that."""
+    before = copy.deepcopy(module.graph)
+    try:
+        yield
+    except CompileError:
+        raise
+    except Exception as error:
+        fault = f"the pass that forms groups failed on its graph, which is as it was: {type(error).__name__}: {error}"
+        ungrouped.count([Ungrouped("", fault, "")])
+        module.graph = before
+
+
+def _divide(
+    options: Options, module: fx.GraphModule, parameters: Collection[fx.Node], left_out: Collection[fx.Node]
+) -> None:
+    """Form groups around the nodes ``left_out`` of a module that was a group."""
+    with _restored_after_fault(module):
+        _add_groups(options, module, parameters, left_out)
+
+
+def _add_groups(
     options: Options, module: fx.GraphModule, parameters: Collection[fx.Node], left_out: Collection[fx.Node] = ()
-) -> fx.GraphModule:
+) -> None:
     graph = module.graph
     weights = {*parameters, *graph.find_nodes(op="get_attr")}
     found = partition(graph, devices.get(options.device_name()), left_out, weights)
@@ -56,7 +85,6 @@ def _form_groups(
         _Extraction(module, nodes, found, weights, options).run(_group_name(nodes))
     graph.lint()
     module.recompile()
-    return module
 
 
 _LONGEST_NAME = 60
@@ -129,7 +157,7 @@ class _Extraction:
     def _group(self, name: str, leaving: Sequence[fx.Node]) -> _C.Group:
         self._subgraph.output(tuple(self._inner[node] for node in leaving))
         parameters = [index for index, node in enumerate(self._inputs) if node in self._weights]
-        subgraph = FxSubgraph(self._module, self._subgraph, partial(_form_groups, self._options))
+        subgraph = FxSubgraph(self._module, self._subgraph, partial(_divide, self._options))
         subgraph.outer = weakref.ref(self._module.graph)
         return make_group(subgraph, name, self._options, parameters)
 

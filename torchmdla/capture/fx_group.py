@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torchmdla.capture.symbolic import SymbolicRun
 
 # What ``form_groups`` of :class:`FxSubgraph` is.
-FormGroups = Callable[[fx.GraphModule, Collection[fx.Node], Collection[fx.Node]], fx.GraphModule]
+FormGroups = Callable[[fx.GraphModule, Collection[fx.Node], Collection[fx.Node]], None]
 
 
 def make_group(subgraph: FxSubgraph, name: str, options: Options, parameters: Collection[int]) -> _C.Group:
@@ -84,7 +84,7 @@ class FxSubgraph:
         inputs = self.module.graph.find_nodes(op="placeholder")
         module = fx.GraphModule(self.module, graph)
         self._form_groups(module, [copies[inputs[i]] for i in parameters], [copies[nodes[i]] for i in left_out])
-        has_groups = any(isinstance(node.target, _C.Group) for node in graph.nodes)
+        has_groups = any(isinstance(node.target, _C.Group) for node in module.graph.nodes)
         return module.forward if has_groups else None
 
     @property

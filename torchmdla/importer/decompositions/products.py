@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 
-
 def linear(value: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """``value weightᵀ + bias``: every leading dimension goes into the rows of one product.
 
