@@ -258,7 +258,7 @@ def test_scalars_of_torchscript(dtype: str, kind: str) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("kind", ("constant", "int"))
+@pytest.mark.parametrize("kind", ["constant", "int"])
 @pytest.mark.parametrize("dtype", _DTYPES)
 def test_every_scalar_of_torchscript(dtype: str, kind: str) -> None:
     with torch.no_grad():

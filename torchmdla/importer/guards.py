@@ -94,7 +94,7 @@ def in_unit_interval(*names: str) -> Callable[[Emitter, Mapping[str, Any]], None
 
 
 def check_range(emitter: Emitter, number: Value, dtype: torch.dtype) -> None:
-    """Make the call fail where ``dtype`` does not reach as far as a 0-d tensor of floats. Infinity and NaN are floats."""
+    """Make the call fail where ``dtype`` does not reach as far as a 0-d tensor of floats; infinity and NaN pass."""
     assert number.meta is not None
     if not (dtype.is_floating_point and number.meta.dtype.is_floating_point):
         return
