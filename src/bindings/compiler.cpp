@@ -115,7 +115,7 @@ template <class Call> auto in_python(const OnFailure& on_failure, Call call) {
 
 // As torchmdla.capture.size_program.SizeNodes.
 SizeProgram size_program(const py::object& made) {
-  using Entry = std::tuple<std::string, double, size_t, size_t>;
+  using Entry = std::tuple<std::string, SizeProgram::Number, size_t, size_t>;
   auto [entries, computed, conditions] =
       made.cast<std::tuple<std::vector<Entry>, std::vector<size_t>, std::vector<size_t>>>();
   std::vector<SizeProgram::Node> nodes;

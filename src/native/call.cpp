@@ -82,7 +82,6 @@ std::vector<void*> Call::buffers(std::byte* memory, std::span<const void* const>
                                  const AddressOfWeight& weight) {
   std::vector<void*> given{nullptr, const_cast<void**>(packed.data()),
                            const_cast<int64_t*>(symbols_.data())};
-  scalars_.reserve(specialisation_.arguments.size());
   for (const auto& [source, index] : specialisation_.arguments)
     switch (source) {
     case Argument::Source::input:
@@ -93,8 +92,7 @@ std::vector<void*> Call::buffers(std::byte* memory, std::span<const void* const>
       given.push_back(const_cast<void*>(weight(index)));
       break;
     case Argument::Source::size:
-      scalars_.push_back(static_cast<double>(symbols_[index]));
-      given.push_back(&scalars_.back());
+      given.push_back(const_cast<int64_t*>(&symbols_[index]));
       break;
     case Argument::Source::unused:
       given.push_back(nullptr);

@@ -46,7 +46,6 @@ private:
   std::span<const TensorView> inputs_, outputs_;
   std::vector<Copy> before_, after_;
   std::vector<std::ptrdiff_t> copied_inputs_, copied_results_; // offsets, or `in_place`
-  std::vector<double> scalars_;
   size_t reserved_ = 0;
 };
 

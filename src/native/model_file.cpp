@@ -12,7 +12,7 @@ namespace torchmdla::native {
 namespace {
 
 // As torchmdla/packages/native_file.py has them.
-constexpr BlockFormat model_format{"torchmdla-model", 1, "a model's file"};
+constexpr BlockFormat model_format{"torchmdla-model", 2, "a model's file"};
 constexpr uint64_t file_page = 4096; // weights begin at one
 
 uint64_t up_to_page(uint64_t offset) {

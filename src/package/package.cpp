@@ -26,7 +26,7 @@ namespace torchmdla {
 namespace {
 
 // As torchmdla/packages/format.py has them.
-constexpr uint32_t package_version = 1;
+constexpr uint32_t package_version = 2;
 constexpr BlockFormat index_format{"torchmdla-index", package_version, "the package's index"};
 constexpr BlockFormat target_format{"torchmdla-target", package_version, "a package's target"};
 const std::string folder = "torchmdla/";

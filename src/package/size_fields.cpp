@@ -5,6 +5,15 @@
 
 namespace torchmdla {
 
+namespace {
+
+SizeProgram::Number read_number(ByteReader& reader) {
+  if (reader.truth()) return reader.real();
+  return reader.integer();
+}
+
+} // namespace
+
 Polynomial read_polynomial(ByteReader& reader, size_t symbols) {
   constexpr int64_t most_factors = 64;
   return {reader.list([&] {
@@ -31,12 +40,13 @@ SizeProgram read_size_program(ByteReader& reader, size_t symbols) {
     const auto name = reader.text();
     const auto operation = SizeProgram::operation(name);
     if (!operation) throw BadBytes("no size is computed by " + name);
-    SizeProgram::Node node{*operation, reader.real(), 0, 0};
+    SizeProgram::Node node{*operation, read_number(reader), 0, 0};
     node.left = reader.count();
     node.right = reader.count();
     const bool is_symbol = *operation == SizeProgram::Operation::symbol;
     const bool is_leaf = is_symbol || *operation == SizeProgram::Operation::constant;
-    if (is_symbol && !(node.number >= 0 && node.number < static_cast<double>(symbols)))
+    const auto* place = std::get_if<int64_t>(&node.number);
+    if (is_symbol && !(place && *place >= 0 && std::cmp_less(*place, symbols)))
       throw BadBytes("a size is computed of a symbol that there is not");
     if (!is_leaf && std::max(node.left, node.right) >= known)
       throw BadBytes("a size is computed of a later one");

@@ -82,7 +82,7 @@ Executable::Executable(CompiledCode code, std::vector<InputBinding> inputs,
     : code_(std::move(code)), program_(code_.program_bytes, memory_use().code),
       inputs_(std::move(inputs)), outputs_(std::move(outputs)),
       scalars_(std::count_if(inputs_.begin(), inputs_.end(), [](const InputBinding& binding) {
-        return binding.source == Source::scalar || binding.source == Source::size;
+        return binding.source == Source::scalar;
       })) {
   TORCH_CHECK(code_.entry, "torchmdla: an executable needs the address of its entry");
   TORCH_CHECK(code_.owner, "torchmdla: an executable needs an owner of its code");
@@ -246,8 +246,7 @@ void Executable::bind_inputs(c10::ArrayRef<c10::IValue> values, c10::ArrayRef<in
       buffers.push_back(next_scalar++);
       break;
     case Source::size:
-      *next_scalar = static_cast<double>(symbols[binding.input]);
-      buffers.push_back(next_scalar++);
+      buffers.push_back(const_cast<int64_t*>(&symbols[binding.input]));
       break;
     case Source::constant:
       buffers.push_back(address_of(binding.constant));

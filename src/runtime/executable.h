@@ -27,8 +27,10 @@ namespace torchmdla {
 // Where an argument of the program comes from.
 struct InputBinding {
   enum class Source { dense, contiguous, scalar, size, constant };
-  Source source;    // dense: as it lies in memory; contiguous: copied first if it is not
-  size_t input = 0; // index among the group's inputs, of a size among the symbols
+  // dense: as it lies in memory; contiguous: copied first if it is not; scalar: a double; size: an
+  // int64_t
+  Source source;
+  size_t input = 0;              // index among the group's inputs, of a size among the symbols
   std::optional<size_t> element; // of an input that is a list of tensors
   at::Tensor constant;           // for Source::constant
   bool unversioned = false;      // its content may change without another version
@@ -137,7 +139,7 @@ private:
   std::vector<OutputBinding> outputs_;
   std::vector<size_t> owner_of_result_; // the output that a result is allocated for
   std::vector<size_t> parameters_;      // the arguments that packs are made of, in order
-  size_t scalars_;                      // how many arguments are scalars
+  size_t scalars_;                      // how many arguments are doubles
   std::shared_ptr<PackedSlot> packed_;  // null where nothing is packed
 };
 

@@ -3,15 +3,15 @@
 namespace torchmdla {
 
 int64_t Polynomial::at(std::span<const int64_t> symbols) const {
-  int64_t sum = 0;
+  uint64_t sum = 0; // wraps, as TorchScript's integers do
   for (const auto& [exponents, factor] : terms) {
-    int64_t product = factor;
+    auto product = static_cast<uint64_t>(factor);
     for (size_t i = 0; i < exponents.size(); ++i)
       for (int64_t power = 0; power < exponents[i]; ++power)
-        product *= symbols[i];
+        product *= static_cast<uint64_t>(symbols[i]);
     sum += product;
   }
-  return sum;
+  return static_cast<int64_t>(sum);
 }
 
 } // namespace torchmdla

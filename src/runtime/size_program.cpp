@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
 #include <memory_resource>
 #include <stdexcept>
 #include <unordered_map>
@@ -12,52 +13,111 @@ namespace torchmdla {
 
 namespace {
 
-double floor_division(double left, double right) {
-  return std::floor(left / right);
+using Operation = SizeProgram::Operation;
+using Number = SizeProgram::Number;
+
+double real(Number number) {
+  return std::visit([](auto value) { return static_cast<double>(value); }, number);
 }
 
-double compute(const SizeProgram::Node& node, double left, double right) {
-  using Operation = SizeProgram::Operation;
-  switch (node.operation) {
+// Nullopt where it has more than 64 bits, or is not a number.
+std::optional<int64_t> integer(double value) {
+  constexpr double beyond = 0x1p63;
+  if (!(value >= -beyond && value < beyond)) return std::nullopt;
+  return static_cast<int64_t>(value);
+}
+
+int64_t floor_division(int64_t left, int64_t right) {
+  return left / right - (left % right != 0 && (left < 0) != (right < 0));
+}
+
+int64_t floor_remainder(int64_t left, int64_t right) {
+  const auto remainder = left % right;
+  return remainder != 0 && (remainder < 0) != (right < 0) ? remainder + right : remainder;
+}
+
+// What integers and doubles have in common; nullopt of another operation.
+template <class Value>
+std::optional<Number> compared(Operation operation, Value left, Value right) {
+  switch (operation) {
+  case Operation::min:
+    return std::min(left, right);
+  case Operation::max:
+    return std::max(left, right);
+  case Operation::eq:
+    return int64_t{left == right};
+  case Operation::ne:
+    return int64_t{left != right};
+  case Operation::lt:
+    return int64_t{left < right};
+  case Operation::le:
+    return int64_t{left <= right};
+  case Operation::logical_and:
+    return int64_t{left != 0 && right != 0};
+  case Operation::logical_or:
+    return int64_t{left != 0 || right != 0};
+  case Operation::logical_not:
+    return int64_t{left == 0};
+  default:
+    return std::nullopt;
+  }
+}
+
+// Nullopt where the result has more than 64 bits, or there is none.
+std::optional<Number> computed(Operation operation, int64_t left, int64_t right) {
+  int64_t result = 0;
+  const bool has_quotient =
+      right != 0 && !(right == -1 && left == std::numeric_limits<int64_t>::min());
+  switch (operation) {
+  case Operation::add:
+    return __builtin_add_overflow(left, right, &result) ? std::nullopt
+                                                        : std::optional<Number>(result);
+  case Operation::mul:
+    return __builtin_mul_overflow(left, right, &result) ? std::nullopt
+                                                        : std::optional<Number>(result);
+  case Operation::floor_div:
+    return has_quotient ? std::optional<Number>(floor_division(left, right)) : std::nullopt;
+  case Operation::mod:
+    return has_quotient ? std::optional<Number>(floor_remainder(left, right)) : std::nullopt;
+  case Operation::div:
+    return static_cast<double>(left) / static_cast<double>(right);
+  case Operation::floor:
+  case Operation::ceil:
+  case Operation::trunc:
+    return left;
+  default:
+    return compared(operation, left, right);
+  }
+}
+
+std::optional<Number> computed(Operation operation, double left, double right) {
+  switch (operation) {
   case Operation::add:
     return left + right;
   case Operation::mul:
     return left * right;
   case Operation::floor_div:
-    return floor_division(left, right);
+    return std::floor(left / right);
   case Operation::mod:
-    return left - right * floor_division(left, right);
+    return left - right * std::floor(left / right);
   case Operation::div:
     return left / right;
-  case Operation::min:
-    return std::min(left, right);
-  case Operation::max:
-    return std::max(left, right);
   case Operation::floor:
-    return std::floor(left);
+    return integer(std::floor(left));
   case Operation::ceil:
-    return std::ceil(left);
+    return integer(std::ceil(left));
   case Operation::trunc:
-    return std::trunc(left);
-  case Operation::eq:
-    return left == right;
-  case Operation::ne:
-    return left != right;
-  case Operation::lt:
-    return left < right;
-  case Operation::le:
-    return left <= right;
-  case Operation::logical_and:
-    return left != 0 && right != 0;
-  case Operation::logical_or:
-    return left != 0 || right != 0;
-  case Operation::logical_not:
-    return left == 0;
-  case Operation::constant:
-  case Operation::symbol:
-    break;
+    return integer(std::trunc(left));
+  default:
+    return compared(operation, left, right);
   }
-  return node.number;
+}
+
+std::optional<Number> computed(Operation operation, Number left, Number right) {
+  const auto* one = std::get_if<int64_t>(&left);
+  const auto* other = std::get_if<int64_t>(&right);
+  return one && other ? computed(operation, *one, *other)
+                      : computed(operation, real(left), real(right));
 }
 
 void check_program(bool holds, const char* reason) {
@@ -95,35 +155,42 @@ std::optional<SizeProgram::Operation> SizeProgram::operation(const std::string& 
 SizeProgram::SizeProgram(std::vector<Node> nodes, std::vector<size_t> computed,
                          std::vector<size_t> conditions)
     : nodes_(std::move(nodes)), computed_(std::move(computed)), conditions_(std::move(conditions)) {
-  for (size_t i = 0; i < nodes_.size(); ++i)
+  for (size_t i = 0; i < nodes_.size(); ++i) {
     check_program(nodes_[i].operation == Operation::constant ||
                       nodes_[i].operation == Operation::symbol ||
                       std::max(nodes_[i].left, nodes_[i].right) < i,
                   "a node of a size program uses one behind it");
+    check_program(nodes_[i].operation != Operation::symbol ||
+                      std::holds_alternative<int64_t>(nodes_[i].number),
+                  "a node of a size program is a symbol without an integer");
+  }
   for (const auto* numbers : {&computed_, &conditions_})
     for (const size_t number : *numbers)
       check_program(number < nodes_.size(), "a size program has no such node");
 }
 
 bool SizeProgram::evaluate(std::span<const int64_t> symbols, std::span<int64_t> computed) const {
-  std::array<std::byte, 128 * sizeof(double)> memory; // of most programs: calls do not allocate
+  std::array<std::byte, 128 * sizeof(Number)> memory; // of most programs: calls do not allocate
   std::pmr::monotonic_buffer_resource resource(memory.data(), memory.size());
-  std::pmr::vector<double> results(&resource);
+  std::pmr::vector<Number> results(&resource);
   results.reserve(nodes_.size());
-  for (const auto& node : nodes_) {
-    if (node.operation == Operation::constant)
-      results.push_back(node.number);
-    else if (node.operation == Operation::symbol)
-      results.push_back(static_cast<double>(symbols[static_cast<size_t>(node.number)]));
-    else
-      results.push_back(compute(node, results[node.left], results[node.right]));
+  for (const auto& [operation, number, left, right] : nodes_) {
+    auto result = std::optional(number);
+    if (operation == Operation::symbol)
+      result = symbols[static_cast<size_t>(std::get<int64_t>(number))];
+    else if (operation != Operation::constant)
+      result = torchmdla::computed(operation, results[left], results[right]);
+    if (!result) return false;
+    results.push_back(*result);
   }
   for (const size_t number : conditions_)
-    if (results[number] != 1) return false;
+    if (results[number] != Number(int64_t{1})) return false;
   for (size_t i = 0; i < computed_.size(); ++i) {
-    const double result = results[computed_[i]];
-    if (!std::isfinite(result)) return false;
-    computed[i] = static_cast<int64_t>(result);
+    const auto& result = results[computed_[i]];
+    const auto* exact = std::get_if<int64_t>(&result);
+    const auto whole = exact ? std::optional(*exact) : integer(std::get<double>(result));
+    if (!whole) return false;
+    computed[i] = *whole;
   }
   return true;
 }

@@ -7,15 +7,19 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <variant>
 #include <vector>
 
 namespace torchmdla {
 
 // What a call of a dynamic executable evaluates first: the conditions under which the executable is
-// right, and symbols that are computed from others (torchmdla/capture/size_program.py). In double
-// precision, in which integers below 2^53 are exact.
+// right, and symbols that are computed from others (torchmdla/capture/size_program.py). Integers
+// are exact: where one needs more than 64 bits no condition holds.
 class SizeProgram {
 public:
+  // A double is a quotient, or what is computed with one.
+  using Number = std::variant<int64_t, double>;
+
   enum class Operation {
     constant,
     symbol,
@@ -43,7 +47,7 @@ public:
 
   struct Node {
     Operation operation;
-    double number;      // of a constant or a symbol
+    Number number;      // of a constant, or an integer: which symbol
     size_t left, right; // operands, which come before
   };
 

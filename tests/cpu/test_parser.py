@@ -94,9 +94,10 @@ entry {
   scalar3 : i64 = load input0 at 1 + scalar0 * 2 + scalar1 * 1
   scalar4 : f32 = arith.truncf argument1
   store scalar4, temporary0 at 0
+  scalar5 : i64 = arith.addi scalar3, integer3
   nest d0:4 {
     i0 = temporary0[]
-    c0 = scalar3
+    c0 = scalar5
     v0 : i64 = arith.fptosi i0
     v1 : i64 = arith.addi v0, c0
     v2 : i1 = arith.cmpi v1, -5 : i64 {predicate = 0 : i64}

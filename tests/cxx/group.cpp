@@ -49,10 +49,10 @@ SymbolPlaces places(std::vector<int32_t> of_sizes) {
 }
 
 using Operation = SizeProgram::Operation;
-constexpr SizeProgram::Node symbol_0{Operation::symbol, 0, 0, 0};
+constexpr SizeProgram::Node symbol_0{Operation::symbol, int64_t{0}, 0, 0};
 
 // What an operation on the first symbol and a number gives.
-std::vector<int64_t> computed(Operation operation, double number, int64_t symbol) {
+std::vector<int64_t> computed(Operation operation, int64_t number, int64_t symbol) {
   const SizeProgram program({symbol_0, {Operation::constant, number, 0, 0}, {operation, 0, 0, 1}},
                             {2}, {});
   Symbols values{symbol};
@@ -238,9 +238,33 @@ TEST(size_program_divides_as_python_does) {
   EXPECT_EQUAL(c10::ArrayRef(computed(Operation::mod, 3, 7)), c10::ArrayRef(Values{1}));
 }
 
+TEST(size_program_is_exact_in_64_bits) {
+  constexpr int64_t largest = std::numeric_limits<int64_t>::max();
+  for (const int64_t number : {(int64_t{1} << 53) + 1, (int64_t{1} << 62) + 1, largest}) {
+    EXPECT_EQUAL(c10::ArrayRef(computed(Operation::floor_div, 3, number)),
+                 c10::ArrayRef(Values{number / 3}));
+    EXPECT_EQUAL(c10::ArrayRef(computed(Operation::mod, 10, number)),
+                 c10::ArrayRef(Values{number % 10}));
+    EXPECT_EQUAL(c10::ArrayRef(computed(Operation::add, -3, number)),
+                 c10::ArrayRef(Values{number - 3}));
+    EXPECT_EQUAL(c10::ArrayRef(computed(Operation::lt, number - 1, number)),
+                 c10::ArrayRef(Values{0}));
+  }
+}
+
+TEST(size_program_does_not_hold_where_an_integer_has_more_bits) {
+  for (const auto operation : {Operation::add, Operation::mul}) {
+    const SizeProgram program(
+        {symbol_0, {Operation::constant, int64_t{2}, 0, 0}, {operation, int64_t{0}, 0, 1}}, {2},
+        {});
+    Symbols values{std::numeric_limits<int64_t>::max()};
+    EXPECT(!program.extend(values));
+  }
+}
+
 TEST(size_program_holds_calls_to_its_conditions) {
   const SizeProgram even({symbol_0,
-                          {Operation::constant, 2, 0, 0},
+                          {Operation::constant, int64_t{2}, 0, 0},
                           {Operation::mod, 0, 0, 1},
                           {Operation::logical_not, 0, 2, 0}},
                          {}, {3});
@@ -250,8 +274,8 @@ TEST(size_program_holds_calls_to_its_conditions) {
 }
 
 TEST(size_program_refuses_what_is_no_number) {
-  const SizeProgram program({symbol_0, {Operation::constant, 0, 0, 0}, {Operation::div, 0, 0, 1}},
-                            {2}, {});
+  const SizeProgram program(
+      {symbol_0, {Operation::constant, int64_t{0}, 0, 0}, {Operation::div, 0, 0, 1}}, {2}, {});
   Symbols values{8};
   EXPECT(!program.extend(values));
 }

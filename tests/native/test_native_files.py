@@ -66,10 +66,10 @@ def test_files_that_are_no_model(tmp_path: Path) -> None:
 def test_another_version(mlp: Exported, tmp_path: Path) -> None:
     path = tmp_path / "model.tmdla"
     data = bytearray(mlp.path.read_bytes())
-    data[16] = 2
+    data[16] = 99
     path.write_bytes(data)
-    refused(path, BAD_FILE, "it is of version 2, where version 1 is needed")
-    with pytest.raises(DamagedModel, match="version 2, where version 1"):
+    refused(path, BAD_FILE, "it is of version 99, where version 2 is needed")
+    with pytest.raises(DamagedModel, match="version 99, where version 2"):
         info_of(path)
 
 

@@ -22,7 +22,7 @@ from torch.utils._sympy import functions
 from torchmdla import devices
 from torchmdla.capture.outputs import output_of
 from torchmdla.capture.places import Places, Values
-from torchmdla.capture.size_program import SizeNodes, SizeProgram
+from torchmdla.capture.size_program import LARGEST, SizeNodes, SizeProgram
 from torchmdla.capture.subgraph import Subgraph
 from torchmdla.capture.symbolic import RECURRENT, SymbolicRun, clear_shape_caches
 from torchmdla.compile_service import records
@@ -43,6 +43,9 @@ _POINTS, _POINTS_OF_MANY_SYMBOLS, _POINTS_WITH_PARTS = 5, 6, 8
 # Between which sizes the points lie, where the guards allow it.
 _LEAST_POINT, _MOST_POINT = 11, 61
 _ATTEMPTS = 300
+
+# Of more numbers between two sizes, so many are looked at: integers that are used as values may be large.
+_MOST_CANDIDATES = 5000
 
 # The most further symbols: numbers are looked for among the products of all.
 _MOST_PARTS = 24
@@ -356,7 +359,10 @@ def _points(known: _KnownSizes, values: Values, fixed: Collection[int], written_
     draw = random.Random(0)
     for low, high in _ranges(values, written_out, known.has_parts):
         any_number = known.has_parts or high <= max(values) + 20
-        pool = [n for n in range(low, high) if n not in fixed and (any_number or _is_prime(n))]
+        numbers: Sequence[int] = range(low, min(high, LARGEST))
+        if len(numbers) > _MOST_CANDIDATES:
+            numbers = draw.sample(numbers, _MOST_CANDIDATES)
+        pool = [n for n in numbers if n not in fixed and (any_number or sympy.isprime(n))]
         points: list[Values] = []
         for _ in range(_ATTEMPTS if len(pool) >= count * len(values) else 0):
             point = tuple(draw.sample(pool, len(values)))
@@ -403,11 +409,7 @@ def _are_independent(points: Sequence[Values]) -> bool:
 
 
 def _primes(least: int, but: Collection[int]) -> Iterator[int]:
-    return (n for n in itertools.count(least) if _is_prime(n) and n not in but)
-
-
-def _is_prime(number: int) -> bool:
-    return number > 1 and all(number % divisor for divisor in range(2, math.isqrt(number) + 1))
+    return (n for n in itertools.count(least) if sympy.isprime(n) and n not in but)
 
 
 def _form(imported: ImportedGraph) -> object:

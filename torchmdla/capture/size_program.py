@@ -1,7 +1,7 @@
 """Conditions on sizes, and sizes that are no polynomials of others, as a program that a call evaluates.
 
-Expressions are SymPy's, of PyTorch's shape functions. ``SizeProgram`` in ``src/group/symbols.h`` runs the same nodes,
-in double precision: integers below 2^53 are exact, and so are floor divisions of them.
+Expressions are SymPy's, of PyTorch's shape functions. ``SizeProgram`` in ``src/runtime/size_program.h`` runs the same
+nodes: integers stay integers, of 64 bits there, and what is computed with a quotient is a float.
 """
 
 from __future__ import annotations
@@ -18,39 +18,35 @@ from torch.utils._sympy import functions
 from torchmdla.errors import CompileError
 
 # Name of an operation, and the numbers of its operands. "constant" and "symbol" have a number instead.
-Node = tuple[str, float, int, int]
+Number = int | float
+Node = tuple[str, Number, int, int]
 
 # As ``_C`` takes them: all nodes, then the numbers of those that are further symbols, and of those that are conditions.
 SizeNodes = tuple[list[Node], list[int], list[int]]
 
 
-def _floor_division(a: float, b: float) -> float:
-    return math.floor(a / b) if b else math.nan
-
-
-def _modulo(a: float, b: float) -> float:
-    return a - b * _floor_division(a, b)
-
+# No integer of a call is larger.
+LARGEST = 2**63 - 1
 
 # What the nodes compute; booleans are 0 and 1.
-_OPERATIONS: Mapping[str, Callable[[float, float], float]] = {
+_OPERATIONS: Mapping[str, Callable[[Any, Any], Number]] = {
     "add": operator.add,
     "mul": operator.mul,
-    "floor_div": _floor_division,
-    "mod": _modulo,
+    "floor_div": lambda a, b: a // b if b else math.nan,
+    "mod": lambda a, b: a % b if b else math.nan,
     "div": lambda a, b: a / b if b else math.nan,
     "min": min,
     "max": max,
     "floor": lambda a, _: math.floor(a),
     "ceil": lambda a, _: math.ceil(a),
     "trunc": lambda a, _: math.trunc(a),
-    "eq": lambda a, b: float(a == b),
-    "ne": lambda a, b: float(a != b),
-    "lt": lambda a, b: float(a < b),
-    "le": lambda a, b: float(a <= b),
-    "and": lambda a, b: float(bool(a) and bool(b)),
-    "or": lambda a, b: float(bool(a) or bool(b)),
-    "not": lambda a, _: float(not a),
+    "eq": lambda a, b: int(a == b),
+    "ne": lambda a, b: int(a != b),
+    "lt": lambda a, b: int(a < b),
+    "le": lambda a, b: int(a <= b),
+    "and": lambda a, b: int(bool(a) and bool(b)),
+    "or": lambda a, b: int(bool(a) or bool(b)),
+    "not": lambda a, _: int(not a),
 }
 
 # SymPy's classes: an operation of two operands, or of any number where it is associative.
@@ -93,7 +89,7 @@ class SizeProgram:
 
     def __init__(self, symbols: Sequence[sympy.Symbol]) -> None:
         self.nodes: list[Node] = []
-        self._numbers: dict[Node, int] = {}
+        self._numbers: dict[tuple[Any, ...], int] = {}
         self._known: dict[sympy.Basic, int] = {}
         for number, symbol in enumerate(symbols):
             self._known[symbol] = self._node("symbol", number)
@@ -108,30 +104,31 @@ class SizeProgram:
             self._known[expression] = self._added(expression)
         return self._known[expression]
 
-    def run(self, values: Sequence[int]) -> list[float]:
+    def run(self, values: Sequence[int]) -> list[Number]:
         """What every node computes where the symbols have ``values``."""
-        computed: list[float] = []
+        computed: list[Number] = []
         for name, number, left, right in self.nodes:
             if name == "constant":
                 computed.append(number)
             elif name == "symbol":
-                computed.append(float(values[int(number)]))
+                computed.append(values[int(number)])
             else:
-                computed.append(float(_OPERATIONS[name](computed[left], computed[right])))
+                computed.append(_OPERATIONS[name](computed[left], computed[right]))
         return computed
 
-    def _node(self, name: str, number: float = 0, left: int = 0, right: int = 0) -> int:
-        node = (name, float(number), left, right)
-        if node not in self._numbers:
-            self._numbers[node] = len(self.nodes)
+    def _node(self, name: str, number: Number = 0, left: int = 0, right: int = 0) -> int:
+        node = (name, number, left, right)
+        key = (*node, type(number))  # 1 is equal to 1.0
+        if key not in self._numbers:
+            self._numbers[key] = len(self.nodes)
             self.nodes.append(node)
-        return self._numbers[node]
+        return self._numbers[key]
 
     def _added(self, expression: Any) -> int:
         if expression in (sympy.true, sympy.false):
-            return self._node("constant", bool(expression))
+            return self._node("constant", int(expression == sympy.true))
         if expression.is_number:
-            return self._node("constant", float(expression))
+            return self._node("constant", _number(expression))
         if isinstance(expression, _TRANSPARENT):
             return self.add(expression.args[0])
         if isinstance(expression, sympy.Pow | functions.PowByNatural):
@@ -155,3 +152,11 @@ class SizeProgram:
             raise CompileError("a size depends on a power of sizes")
         factor = self.add(base)
         return functools.reduce(lambda left, right: self._node("mul", 0, left, right), [factor] * int(exponent))
+
+
+def _number(expression: Any) -> Number:
+    if not expression.is_Integer:
+        return float(expression)
+    if abs(expression) > LARGEST:
+        raise CompileError(f"a size depends on {expression}, which has more than 64 bits")
+    return int(expression)

@@ -10,7 +10,7 @@ from torchmdla.compiler.program import Argument, Result
 
 # The calling convention of an entry, and the forms of object code, described in docs/architecture.md. Raised whenever
 # they change.
-ABI_VERSION = 3
+ABI_VERSION = 4
 
 
 class DamagedArtifact(ValueError):

@@ -23,7 +23,8 @@ class Argument:
     ``role`` is ``"parameter"`` for weights and buffers, which change seldom and may be packed once per version, and
     ``"input"`` for everything else. ``dtype`` is torch's name (``"float32"``, ``"int64"``, ``"bool"``, …). ``shape``
     holds the sizes; the data is contiguous in that order. A Python ``float`` of the graph is a 0-d ``float64``
-    tensor of kind ``"scalar"``: its argument in MLIR is ``!torch.float``. ``bits``: of a parameter of int8, how many of
+    tensor of kind ``"scalar"``: its argument in MLIR is ``!torch.float``. So is an ``int`` that varies of ``int64`` and
+    ``!torch.int``. ``bits``: of a parameter of int8, how many of
     them were enough for what it held (0: all 8); whoever relies on it checks it when the parameter is packed.
     """
 

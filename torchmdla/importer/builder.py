@@ -17,7 +17,7 @@ from torchmdla.compiler.program import Argument, Result, Role
 from torchmdla.errors import CompileError, internal_error
 from torchmdla.importer.emitter import Emitter, Value, quote
 from torchmdla.importer.layout import exact_memory_order, invert, memory_order
-from torchmdla.importer.open_floats import as_integer_tensor, in_tensor_form
+from torchmdla.importer.open_floats import as_float, in_tensor_form
 from torchmdla.importer.operands import NumberTensor, Operand, as_tensor
 from torchmdla.importer.operators import operator
 from torchmdla.importer.packed_weights import PackedWeights, Unpacked, unpacked
@@ -201,24 +201,22 @@ class ProgramBuilder:
         ]
         if symbols.count(None) == len(symbols):
             return schema, list(operands)
-        are_floats = bool(dtypes) and dtypes[0].is_floating_point
-        made = self._size_argument if are_floats else self._integer_size_argument
         with_sizes = [
-            operand if symbol is None else made(symbol) for operand, symbol in zip(operands, symbols, strict=True)
+            operand if symbol is None else self._size_argument(symbol)
+            for operand, symbol in zip(operands, symbols, strict=True)
         ]
-        if are_floats:
-            return schema, with_sizes
-        return in_tensor_form(self.emitter, qualified_name(schema), with_sizes)
-
-    def _integer_size_argument(self, symbol: int) -> Value:
-        return as_integer_tensor(self.emitter, self._size_argument(symbol))
+        are_floats = bool(dtypes) and dtypes[0].is_floating_point
+        name = qualified_name(schema)
+        if are_floats and not operator(name).with_tensors:
+            return schema, [as_float(self.emitter, operand) for operand in with_sizes]
+        return in_tensor_form(self.emitter, name, with_sizes)
 
     def _size_argument(self, symbol: int) -> Value:
         name = f"%size{symbol}"
         known = next((value for _, _, value in self._arguments if value.name == name), None)
         if known is None:
-            known = Value(name, "!torch.float")
-            self._arguments.append((Argument("input", "float64", (), "scalar"), Binding("size", symbol, name), known))
+            known = Value(name, "!torch.int")
+            self._arguments.append((Argument("input", "int64", (), "scalar"), Binding("size", symbol, name), known))
         return known
 
     # Outputs

@@ -1,4 +1,4 @@
-"""Floats that are known only at run time: what is computed with them is computed with 0-d tensors instead."""
+"""Floats, and integers, that are known only at run time: what is computed with them is computed with 0-d tensors."""
 
 from __future__ import annotations
 
@@ -28,21 +28,28 @@ def in_tensor_form(
     ]
 
 
-def as_integer_tensor(emitter: Emitter, number: Value) -> Value:
-    """An integer that is known only at run time, and given as a float, as a 0-d tensor."""
-    exact = as_tensor(emitter, number)
-    return cast(emitter, exact, TensorMeta(torch.int64, (), ()))
-
-
 def as_tensor(emitter: Emitter, number: Value) -> Value:
-    """Return a float that is known only at run time as a 0-d tensor of float64."""
-    return emitter.tensor_op("torch.prim.NumToTensor.Scalar", [number], TensorMeta(torch.float64, (), ()))
+    """Return a number that is known only at run time as a 0-d tensor of int64 or float64."""
+    meta = TensorMeta(promotion.number_dtype(0 if is_integer(number) else 0.0), (), ())
+    return emitter.tensor_op("torch.prim.NumToTensor.Scalar", [number], meta)
 
 
 def as_number(emitter: Emitter, tensor: Value) -> Value:
     """Return a 0-d tensor as a float that is known only at run time."""
     exact = cast(emitter, tensor, TensorMeta(torch.float64, (), ()))
     return Value(emitter.op("torch.aten.Float.Tensor", [exact], ["!torch.float"])[0], "!torch.float")
+
+
+def is_integer(number: Value) -> bool:
+    """Return whether a number that is known only at run time is an integer."""
+    return number.type == "!torch.int"
+
+
+def as_float(emitter: Emitter, operand: Operand) -> Operand:
+    """Return an integer that is known only at run time as a float, and any other operand as it is."""
+    if not isinstance(operand, Value) or not is_integer(operand):
+        return operand
+    return Value(emitter.op("torch.aten.Float.Scalar", [operand], ["!torch.float"])[0], "!torch.float")
 
 
 def opened_tensors(emitter: Emitter, schema: torch._C.FunctionSchema, operands: Sequence[Operand]) -> Sequence[Operand]:
@@ -54,10 +61,12 @@ def opened_tensors(emitter: Emitter, schema: torch._C.FunctionSchema, operands: 
 
 
 def opened(emitter: Emitter, operand: Operand, operands: Sequence[Operand]) -> Operand:
-    """A float known only at run time as a 0-d tensor, in the dtype that PyTorch computes it with the tensors in."""
+    """Return a number known only at run time as a 0-d tensor, in the dtype that PyTorch computes it with the tensors
+    in."""
     if not isinstance(operand, Value) or operand.meta is not None:
         return operand
-    return cast(emitter, as_tensor(emitter, operand), TensorMeta(_dtype_beside(0.0, operands), (), ()))
+    number = 0 if is_integer(operand) else 0.0
+    return cast(emitter, as_tensor(emitter, operand), TensorMeta(_dtype_beside(number, operands), (), ()))
 
 
 def has_open_float(operands: Sequence[Operand]) -> bool:

@@ -26,7 +26,7 @@ class DamagedPackage(ValueError):
 
 
 # As in src/package/package.cpp.
-_VERSION = 1
+_VERSION = 2
 _REMEDY = "package the model anew (python -m torchmdla package)"
 _INDEX = Format(b"torchmdla-index", _VERSION, "a package's index", _REMEDY, DamagedPackage)
 _TARGET = Format(b"torchmdla-target", _VERSION, "a package's target", _REMEDY, DamagedPackage)

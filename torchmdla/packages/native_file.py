@@ -32,7 +32,7 @@ class DamagedModel(ValueError):
 
 
 # As in src/native/model_file.cpp.
-_FORMAT = Format(b"torchmdla-model", 1, "a model's file", "export the model anew", DamagedModel)
+_FORMAT = Format(b"torchmdla-model", 2, "a model's file", "export the model anew", DamagedModel)
 
 # The order of ``Argument::Source`` in src/native/content.h.
 _SOURCES = ("input", "weight", "size", "unused")

@@ -36,7 +36,8 @@ def write_size_program(writer: FieldWriter, sizes: SizeNodes) -> None:
     def write_node(node: Node) -> None:
         name, number, left, right = node
         writer.text(name)
-        writer.real(number)
+        writer.byte(isinstance(number, float))
+        writer.real(number) if isinstance(number, float) else writer.integer(number)
         writer.integer(left)
         writer.integer(right)
 

@@ -45,7 +45,7 @@ from torchmdla.devices.cpu.loop_program import (
     TileLoop,
     View,
 )
-from torchmdla.devices.cpu.printer import NUMBERED
+from torchmdla.devices.cpu.printer import GIVEN, NUMBERED
 from torchmdla.errors import CompileError
 
 GRAMMAR = r"""
@@ -381,8 +381,9 @@ class _Builder(Interpreter[lark.Token, Any]):
         return self._known(self._buffers, name)
 
     def _scalar(self, name: str) -> Scalar:
-        if name.startswith("argument"):
-            self._scalars.setdefault(name, Scalar("f64", _parts(name)[1]))
+        for type_, kind in GIVEN.items():
+            if name.startswith(kind):
+                self._scalars.setdefault(name, Scalar(type_, _parts(name)[1]))
         return self._known(self._scalars, name)
 
     def _known(self, names: Mapping[str, _Named], name: str) -> _Named:

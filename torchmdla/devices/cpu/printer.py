@@ -50,6 +50,9 @@ _INDENT = "  "
 # The kinds of buffers that are numbered in the order in which they appear; others by their positions.
 NUMBERED = ("temporary", "local", "view")
 
+# What the scalars are called that the caller gives, before their places among the arguments.
+GIVEN = {"f64": "argument", "i64": "integer"}
+
 
 def program_text(steps: LoopProgram) -> str:
     """Every buffer, then what is packed of parameters, then the entry's steps, then what these have in other words."""
@@ -107,7 +110,8 @@ class StepsPrinter:
         if thing not in self._names:
             assert isinstance(thing, Scalar)
             is_given = thing.argument >= 0
-            self._names[thing] = f"argument{thing.argument}" if is_given else f"scalar{next(self._scalars)}"
+            name = f"{GIVEN[thing.type]}{thing.argument}" if is_given else f"scalar{next(self._scalars)}"
+            self._names[thing] = name
         return self._names[thing]
 
     # LoopProgram.

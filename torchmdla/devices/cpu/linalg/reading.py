@@ -84,7 +84,7 @@ class _Reader:
                 argument = program.arguments[position]
                 self._views[value] = View.whole(_buffer(argument.role, value, position=position, bits=argument.bits))
             else:
-                self._scalars[value] = Scalar("f64", position)
+                self._scalars[value] = Scalar(str(value.type), position)
 
     def read(self) -> LoopProgram:
         for op in self._block.operations:
