@@ -1,5 +1,6 @@
 #include "fusion_pass.h"
 
+#include "aliases.h"
 #include "attributes.h"
 #include "graph_values.h"
 #include "in_place.h"
@@ -38,7 +39,6 @@
 
 namespace torchmdla {
 
-using torch::jit::AliasDb;
 using torch::jit::Block;
 using torch::jit::Graph;
 using torch::jit::Node;
@@ -125,7 +125,7 @@ struct Fusion {
   const DeviceTable& table;
   const OpenConditions open_conditions;
   const c10::Symbol group_kind;
-  const AliasDb& aliases;
+  const Aliases& aliases;
   const ValueSet parameters; // inputs of the graph that are module attributes
   const ValueSet uninitialised;
   const ValueSet from_attributes;
@@ -228,7 +228,7 @@ private:
   // Constants, and lists that nobody writes to.
   bool is_copied(const Node* node) const {
     if (is_constant(node)) return true;
-    return node->kind() == prim::ListConstruct && !aliases_.hasWriters(node->output()) &&
+    return node->kind() == prim::ListConstruct && !aliases_.has_writers(node->output()) &&
            (is_tensor_list(node->output()) || is_plain(node->output()->type()));
   }
 
@@ -254,9 +254,9 @@ private:
     if (follow_shape_tensors(node, shape_tensors_)) return OpKind::shape;
     // An element of a list of tensors is that tensor.
     const bool picks_tensor = rule->kind == OpKind::shape && is_tensor(node->output(0));
-    const auto kind = picks_tensor ? OpKind::view : rule->kind;
+    const auto kind = picks_tensor || may_return_argument(node) ? OpKind::view : rule->kind;
     // A view that someone writes through must stay a view of what it was taken from.
-    if (kind == OpKind::view && aliases_.hasOutputWriters(node)) return Refusal::written_view;
+    if (kind == OpKind::view && aliases_.has_output_writers(node)) return Refusal::written_view;
     return kind;
   }
 
@@ -301,7 +301,7 @@ private:
   // stays outside, as whatever computes it does.
   std::optional<OpKind> kind_of_decided(Node* node) {
     for (const auto* output : node->outputs())
-      if (!is_plain(output->type()) || aliases_.hasWriters(output)) return std::nullopt;
+      if (!is_plain(output->type()) || aliases_.has_writers(output)) return std::nullopt;
     std::optional<OpKind> best;
     for (auto* side : node->blocks())
       if (const auto kind = BlockFuser(side, fusion_, shape_tensors_).kind_of_whole())
@@ -329,7 +329,7 @@ private:
   }
 
   std::optional<OpKind> kind_of_taking_apart(const Node* node) const {
-    if (aliases_.hasOutputWriters(node)) return std::nullopt;
+    if (aliases_.has_output_writers(node)) return std::nullopt;
     if (node->kind() == prim::ListUnpack && !is_taken(node->input()->node())) return std::nullopt;
     return table_.takes_type(node->input()) ? std::optional(OpKind::view) : std::nullopt;
   }
@@ -346,7 +346,7 @@ private:
     if (fusion_.uninitialised.count(value)) return Refusal::value_type;
     if (is_copied(producer)) return refused_for_inputs(producer);
     // A list of tensors from outside (a module's weights) is taken element by element.
-    if (is_tensor_list(value) && (is_taken(producer) || !aliases_.hasWriters(value)))
+    if (is_tensor_list(value) && (is_taken(producer) || !aliases_.has_writers(value)))
       return std::nullopt;
     if (is_tensor_list(value) || !is_plain(value->type())) return Refusal::value_type;
     return fusion_.changing.count(value) ? std::optional(Refusal::changing_integer) : std::nullopt;
@@ -631,7 +631,7 @@ private:
   Block* block_;
   const Fusion& fusion_;
   const DeviceTable& table_;
-  const AliasDb& aliases_;
+  const Aliases& aliases_;
   const MemoryOrder memory_order_;
   std::unordered_map<const Node*, size_t> position_;
   std::unordered_map<const Node*, OpKind> kinds_;     // of taken nodes
@@ -738,7 +738,7 @@ size_t form_all_groups(const std::shared_ptr<Graph>& graph, const DeviceTable& t
   for (const auto index : options.parameters)
     attributes.insert(graph->inputs().at(index));
   enter(Stage::analyse_aliases);
-  const AliasDb aliases(graph);
+  const Aliases aliases(graph);
   const Fusion fusion{.table = table,
                       .open_conditions = options.open_conditions,
                       .group_kind = options.group_kind,

@@ -1,5 +1,7 @@
 #include "in_place.h"
 
+#include "aliases.h"
+
 #include <torch/csrc/jit/ir/constants.h>
 
 #include <algorithm>
@@ -97,18 +99,6 @@ void bring_lists_to_readers(Block* block) {
 // --- who shares memory
 // ----------------------------------------------------------------------------
 
-// Composite ops that may return an argument or a view of one, though their schemas do not say so.
-bool may_return_argument(c10::Symbol kind) {
-  static const std::unordered_set<c10::Symbol> kinds{
-      aten::type_as,         aten::sum_to_size,   aten::dropout,
-      aten::feature_dropout, aten::alpha_dropout, aten::feature_alpha_dropout,
-      aten::atleast_1d,      aten::atleast_2d,    aten::atleast_3d,
-      aten::cartesian_prod,  aten::chain_matmul,  aten::linalg_multi_dot,
-      aten::conj_physical,   aten::einsum,        aten::_grad_sum_to_size,
-  };
-  return kinds.count(kind) != 0;
-}
-
 bool is_view_to(const DeviceTable& table, const Node* node) {
   const auto* rule = table.rule(node);
   return rule && rule->kind == OpKind::view;
@@ -191,7 +181,7 @@ private:
     if (!may_hold_tensors(output->type())) return false;
     const auto* schema = schema_with_aliases(node);
     return !is_tensor(output) || !schema || schema->returns()[output->offset()].alias_info() ||
-           may_return_argument(node->kind()) || is_view_to(table_, node);
+           may_return_argument(node) || is_view_to(table_, node);
   }
 
   const DeviceTable& table_;

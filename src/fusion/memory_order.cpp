@@ -3,11 +3,13 @@
 #include "graph_values.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace torchmdla {
 
 using torch::jit::AliasDb;
 using torch::jit::Block;
+using torch::jit::MemoryLocations;
 using torch::jit::Node;
 using torch::jit::Value;
 namespace prim = c10::prim;
@@ -54,29 +56,43 @@ bool makes_container(const Node* node) {
 // Which memory nodes write and touch, themselves or in their blocks.
 class Memory {
 public:
-  explicit Memory(const AliasDb& aliases) : aliases_(aliases) {}
+  explicit Memory(const Aliases& aliases)
+      : aliases_(aliases), joined_(locations_of(aliases.joined())) {}
 
   MemoryLocations written_by(Node* node) const {
     MemoryLocations written;
     add_written(node, written);
-    return written;
+    return with_joined(std::move(written));
   }
 
   // Of what is written somewhere. An attribute is read from its object.
   MemoryLocations touched_by(Node* node) const {
-    auto values = aliases_.getValueAndMemoryLocationSet();
+    auto values = aliases_.declared().getValueAndMemoryLocationSet();
     for_each_input(node, [&](Value* value) { add_held(value, values); });
     if (node->kind() != prim::GetAttr)
       for (auto* output : node->outputs())
         add(output, values);
-    return values.*private_member(LocationsOfValues{});
+    return with_joined(values.*private_member(LocationsOfValues{}));
   }
 
 private:
   using Values = torch::jit::ValueAndMemoryLocationSet;
 
+  MemoryLocations locations_of(const torch::jit::ValueSet& shared) const {
+    auto values = aliases_.declared().getValueAndMemoryLocationSet();
+    for (const auto* value : shared)
+      values.insert(const_cast<Value*>(value));
+    return values.*private_member(LocationsOfValues{});
+  }
+
+  // All that is joined counts as one memory.
+  MemoryLocations with_joined(MemoryLocations locations) const {
+    if (locations.intersects(joined_)) locations |= joined_;
+    return locations;
+  }
+
   void add_written(Node* node, MemoryLocations& written) const {
-    const auto& writes = *(aliases_.*private_member(WritesOfNodes{}));
+    const auto& writes = *(aliases_.declared().*private_member(WritesOfNodes{}));
     const auto found = writes.find(node);
     if (found != writes.end()) written |= found->second;
     for (auto* block : node->blocks())
@@ -85,7 +101,7 @@ private:
   }
 
   void add(Value* value, Values& values) const {
-    if (aliases_.hasWriters(value)) values.insert(value);
+    if (aliases_.has_writers(value)) values.insert(value);
   }
 
   // A value and what it is made of: the alias analysis takes a list with one reader to hold
@@ -97,7 +113,8 @@ private:
       add_held(element, values);
   }
 
-  const AliasDb& aliases_;
+  const Aliases& aliases_;
+  const MemoryLocations joined_;
 };
 
 // Who used one location last, on a walk along a block.
@@ -109,7 +126,7 @@ struct LastUses {
 } // namespace
 
 // Each node waits for those that used its memory last. They waited for all earlier ones.
-MemoryOrder::MemoryOrder(Block* block, const DeviceTable& table, const AliasDb& aliases) {
+MemoryOrder::MemoryOrder(Block* block, const DeviceTable& table, const Aliases& aliases) {
   const Memory memory(aliases);
   std::unordered_map<unsigned, LastUses> last_uses;
   Node* previous = nullptr;

@@ -1,9 +1,9 @@
 // Which nodes of a block must keep their order although no value joins them.
 #pragma once
 
+#include "aliases.h"
 #include "device_table.h"
 
-#include <torch/csrc/jit/ir/alias_analysis.h>
 #include <torch/csrc/jit/ir/ir.h>
 
 #include <unordered_map>
@@ -14,8 +14,7 @@ namespace torchmdla {
 
 class MemoryOrder {
 public:
-  MemoryOrder(torch::jit::Block* block, const DeviceTable& table,
-              const torch::jit::AliasDb& aliases);
+  MemoryOrder(torch::jit::Block* block, const DeviceTable& table, const Aliases& aliases);
 
   // Whether `node` writes memory, draws random numbers or has side effects, itself or in its
   // blocks. With open conditions this is only what it might do.

@@ -1,0 +1,137 @@
+#include "aliases.h"
+
+#include <algorithm>
+#include <functional>
+#include <unordered_set>
+#include <utility>
+
+namespace torchmdla {
+
+using torch::jit::Block;
+using torch::jit::Graph;
+using torch::jit::Node;
+using torch::jit::Value;
+namespace aten = c10::aten;
+namespace prim = c10::prim;
+
+namespace {
+
+// Composite operators, or operators of tensors that have another layout, as PyTorch's kernels are.
+// `tests/fusion/test_aliases.py` asks eager.
+const std::unordered_set<c10::Symbol>& returning_arguments() {
+  static const auto kinds = [] {
+    std::unordered_set<c10::Symbol> named;
+    for (const char* name : {
+             "aten::type_as",
+             "aten::sum_to_size",
+             "aten::_grad_sum_to_size",
+             "aten::dropout",
+             "aten::feature_dropout",
+             "aten::alpha_dropout",
+             "aten::feature_alpha_dropout",
+             "quantized::dropout",
+             "aten::atleast_1d",
+             "aten::atleast_2d",
+             "aten::atleast_3d",
+             "aten::broadcast_tensors",
+             "aten::meshgrid",
+             "aten::cartesian_prod",
+             "aten::chain_matmul",
+             "aten::conj_physical",
+             "aten::to_dense",
+             "aten::lift",
+             "aten::flatten_dense_tensors",
+             "aten::unflatten_dense_tensors",
+             "aten::unsafe_chunk",
+             "aten::unsafe_split",
+             "aten::unsafe_split_with_sizes",
+         })
+      named.insert(c10::Symbol::fromQualString(name));
+    return named;
+  }();
+  return kinds;
+}
+
+// A list is seen as what it is made of: PyTorch's analysis takes one with one reader to hold
+// nothing.
+void add_memory(const Value* value, torch::jit::ValueSet& values) {
+  values.insert(value);
+  if (value->node()->kind() != prim::ListConstruct) return;
+  for (const auto* element : value->node()->inputs())
+    add_memory(element, values);
+}
+
+void add_results(const Value* value, torch::jit::ValueSet& values) {
+  values.insert(value);
+  for (const auto& use : value->uses())
+    if (use.user->kind() == prim::ListUnpack)
+      for (const auto* element : use.user->outputs())
+        values.insert(element);
+}
+
+// Whether a tensor is known to be quantised: it comes from an operator of such tensors.
+bool is_quantised(const Value* value) {
+  static const auto quantized = c10::Symbol::fromQualString("quantized::add").ns();
+  const auto* node = value->node();
+  while (node->kind().is_aten() && node->kind() != aten::quantize_per_tensor &&
+         !node->inputs().empty() && is_tensor(node->input(0)))
+    node = node->input(0)->node();
+  return node->kind().ns() == quantized || node->kind() == aten::quantize_per_tensor;
+}
+
+void collect_joined(const Block* block, std::vector<torch::jit::ValueSet>& joined) {
+  for (const auto* node : block->nodes()) {
+    for (const auto* inner : node->blocks())
+      collect_joined(inner, joined);
+    if (!may_return_argument(node)) continue;
+    auto& values = joined.emplace_back();
+    for (const auto* input : node->inputs())
+      if (is_tensor(input) || is_tensor_list(input)) add_memory(input, values);
+    for (const auto* output : node->outputs())
+      add_results(output, values);
+  }
+}
+
+} // namespace
+
+bool may_return_argument(const Node* node) {
+  // Of several operands it is a product, which is new.
+  if (node->kind() == aten::einsum) {
+    const auto* operands = node->input(1)->node();
+    return operands->kind() != prim::ListConstruct || operands->inputs().size() == 1;
+  }
+  if (node->kind() == aten::dequantize) return !is_quantised(node->input(0));
+  return returning_arguments().count(node->kind()) != 0;
+}
+
+Aliases::Aliases(const std::shared_ptr<Graph>& graph) : declared_(graph) {
+  std::vector<torch::jit::ValueSet> joined;
+  collect_joined(graph->block(), joined);
+  const auto is_written = [&](const torch::jit::ValueSet& values) {
+    return are_joined(values) || std::any_of(values.begin(), values.end(), [&](const Value* value) {
+             return declared_.hasWriters(value);
+           });
+  };
+  for (bool grows = true; std::exchange(grows, false);)
+    grows = std::erase_if(joined, [&](const torch::jit::ValueSet& values) {
+              if (!is_written(values)) return false;
+              joined_.insert(values.begin(), values.end());
+              return true;
+            }) != 0;
+}
+
+bool Aliases::has_writers(const Value* value) const {
+  return declared_.hasWriters(value) || are_joined({value});
+}
+
+bool Aliases::has_output_writers(const Node* node) const {
+  const auto outputs = node->outputs();
+  return std::any_of(outputs.begin(), outputs.end(),
+                     [&](const Value* output) { return has_writers(output); });
+}
+
+bool Aliases::are_joined(const torch::jit::ValueSet& values) const {
+  return !joined_.empty() && declared_.mayAlias(values, joined_);
+}
+
+} // namespace torchmdla

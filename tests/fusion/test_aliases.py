@@ -1,0 +1,183 @@
+"""Operators that return their argument, or a view of it: a program's results share memory where eager's do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+import torch
+from lazy_device import moved
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from torchmdla.devices.cpu.ops import OPS
+from torchmdla.importer.schemas import call_in_order, overload_of
+from torchmdla.testing.compare import assert_matches
+from torchmdla.testing.op_samples import SAMPLES
+
+# Of a tensor ``x`` of float32 with 2×3 elements, once as a view or itself, once as a copy where the operator may copy.
+CALLS: Mapping[str, str] = {
+    "einsum, permuted": "torch.einsum('ij->ji', [x])",
+    "einsum, itself": "torch.einsum('ij', [x])",
+    "einsum, a diagonal": "torch.einsum('ii->i', [x[:, :2]])",
+    "einsum, implicit": "torch.einsum('ji', [x])",
+    "einsum, an ellipsis": "torch.einsum('...i->i...', [x])",
+    "einsum, summed": "torch.einsum('ij->i', [x])",
+    "einsum, a trace": "torch.einsum('ii', [x[:, :2]])",
+    "einsum, two operands": "torch.einsum('ij,ij->ji', [x, x])",
+    "reshape": "x.reshape(3, 2)",
+    "reshape, a copy": "x.t().reshape(6)",
+    "view": "x.view(3, 2)",
+    "flatten": "x.flatten()",
+    "flatten, a copy": "x.t().flatten()",
+    "contiguous": "x.contiguous()",
+    "contiguous, a copy": "x.t().contiguous()",
+    "to": "x.to(torch.float32)",
+    "to, a copy": "x.to(torch.float64)",
+    "to another": "x.to(x)",
+    "float": "x.float()",
+    "type_as": "x.type_as(x)",
+    "type_as, a copy": "x.type_as(x.double())",
+    "sum_to_size": "x.sum_to_size([2, 3])",
+    "sum_to_size, a sum": "x.sum_to_size([1, 3])",
+    "expand": "x.expand(2, 3)",
+    "expand_as": "x.expand_as(x)",
+    "broadcast_to": "x.broadcast_to([2, 3])",
+    "dropout": "torch.dropout(x, 0.5, False)",
+    "dropout of nothing": "torch.dropout(x, 0.0, True)",
+    "feature_dropout": "torch.feature_dropout(x, 0.5, False)",
+    "alpha_dropout": "torch.alpha_dropout(x, 0.5, False)",
+    "feature_alpha_dropout": "torch.feature_alpha_dropout(x, 0.5, False)",
+    "squeeze": "x.squeeze()",
+    "squeeze of a dimension": "x.squeeze(0)",
+    "unsqueeze": "x.unsqueeze(0)",
+    "movedim": "x.movedim(0, 1)",
+    "transpose": "x.transpose(0, 1)",
+    "permute": "x.permute(1, 0)",
+    "select": "x.select(0, 1)",
+    "slice": "x[:, 1:]",
+    "narrow": "x.narrow(1, 1, 2)",
+    "diagonal": "x.diagonal()",
+    "unfold": "x.unfold(1, 2, 2)",
+    "unbind": "x.unbind(0)[1]",
+    "chunk": "x.chunk(2)[1]",
+    "unsafe_chunk": "x.unsafe_chunk(2)[1]",
+    "split": "x.split([1, 1])[0]",
+    "positive": "x.positive()",
+    "real": "torch.real(x)",
+    "conj": "torch.conj(x)",
+    "conj_physical": "torch.conj_physical(x)",
+    "resolve_conj": "torch.resolve_conj(x)",
+    "detach": "x.detach()",
+    "atleast_1d": "torch.atleast_1d(x)",
+    "atleast_3d": "torch.atleast_3d(x)",
+    "cartesian_prod": "torch.ops.aten.cartesian_prod([x[0]])",
+    "broadcast_tensors": "torch.ops.aten.broadcast_tensors([x, x[0]])[0]",
+    "meshgrid": "torch.meshgrid([x[0]])[0]",
+    "to_dense": "x.to_dense()",
+    "dequantize": "torch.dequantize(x)",
+    "interpolate": "torch.nn.functional.interpolate(x[None], size=3)[0]",
+    "pad": "torch.constant_pad_nd(x, [0, 0])",
+    "clone": "x.clone()",
+    "concatenated": "torch.cat([x])",
+    "repeated": "x.repeat(1, 1)",
+    "rolled": "x.roll(0)",
+    "rotated": "x.rot90(4)",
+    "rounded": "x.round()",
+}
+
+# How ``y``, which may share memory with ``x``, is used beside a group. PyTorch alone drops a write to what the schema
+# calls new and nothing reads, and takes two equal calls for one although something is written between them.
+PROGRAMS: Mapping[str, str] = {
+    "the result is returned": "return y, x * 2 + 1, x.relu() * 3",
+    "the result is used": "return y, y * 2 + 1, y.relu() * 3",
+    "the result is written to": "y.mul_(3)\n    return y, x * 2 + 1, x.relu() * 3",
+    "the result is written to in between": "z = x * 2 + 1\n    y.mul_(3)\n    return z, x * 5 - 1, x.relu() * 3, y",
+    "the argument is written to": "x.mul_(3)\n    return y, y * 2 + 1, y.relu() * 3",
+    "the argument is written to after a use": "z = y * 2 + 1\n    x.mul_(3)\n    return z, y * 5 - 1, y.relu() * 3",
+}
+
+
+def source(call: str, use: str) -> str:
+    return f"def f(x):\n    y = {CALLS[call]}\n    {PROGRAMS[use]}\n"
+
+
+def eager(text: str) -> Callable[[Tensor], Any]:
+    names: dict[str, Any] = {"torch": torch}
+    exec(text, names)
+    return names["f"]  # type: ignore[no-any-return]
+
+
+def check(program: Callable[[Tensor], Any], expected: Callable[[Tensor], Any], device: str = "cpu") -> None:
+    """What a call returns, what it leaves in its argument, and what a write into its first result changes there."""
+    for call in range(4):
+        x, other = (torch.arange(6.0).view(2, 3) - call for _ in range(2))
+        x = x.to(device)
+        results, wanted = program(x), expected(other)
+        if device == "cpu":
+            assert memory(results, x) == memory(wanted, other)
+        for tensors in (results, wanted):
+            tensors[0].add_(1)
+        assert_matches(moved((results, x)), (wanted, other), strides=device == "cpu")
+
+
+def memory(results: Any, x: Tensor) -> list[tuple[bool, tuple[int, ...]]]:
+    """For each tensor whether it is in the memory of ``x``, and its strides."""
+    start = x.untyped_storage().data_ptr()
+    tensors = [leaf for leaf in tree_leaves(results) if isinstance(leaf, Tensor)]
+    return [(tensor.untyped_storage().data_ptr() == start, tensor.stride()) for tensor in tensors]
+
+
+@pytest.fixture(autouse=True)
+def without_grad() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
+@pytest.mark.parametrize("use", PROGRAMS)
+@pytest.mark.parametrize("call", CALLS)
+def test_scripted(call: str, use: str) -> None:
+    text = source(call, use)
+    check(torch.jit.CompilationUnit(text).f, eager(text))
+
+
+# In graphs without writes, which torch.compile and the lazy device make, PyTorch alone copies these or, of `unfold`, loses
+# what it does not cover.
+_OTHERWISE = {"dropout", "dropout of nothing", "unsafe_chunk", "dequantize", "unfold"}
+ON_OTHER_FRONTENDS = [call for call in CALLS if call not in _OTHERWISE]
+
+
+@pytest.mark.parametrize("use", ["the result is returned", "the result is written to in between"])
+@pytest.mark.parametrize("call", ON_OTHER_FRONTENDS)
+def test_compiled(call: str, use: str) -> None:
+    torch._dynamo.reset()
+    program = eager(source(call, use))
+    check(torch.compile(program, backend="torchmdla"), program)
+
+
+@pytest.mark.usefixtures("lazy_device")
+@pytest.mark.parametrize("use", ["the result is returned", "the result is written to in between"])
+@pytest.mark.parametrize("call", ON_OTHER_FRONTENDS)
+def test_lazy(call: str, use: str) -> None:
+    program = eager(source(call, use))
+    check(program, program, "lazy")
+
+
+def test_no_other_operator_returns_its_argument() -> None:
+    """An operator that is found here belongs to the list in ``src/fusion/aliases.cpp``."""
+
+    def returns_argument(name: str) -> bool:
+        def starts(thing: Any) -> set[int]:
+            tensors = [leaf for leaf in tree_leaves(thing) if isinstance(leaf, Tensor) and leaf.numel()]
+            return {tensor.untyped_storage().data_ptr() for tensor in tensors}
+
+        def results(arguments: tuple[object, ...]) -> Any:
+            op = overload_of(name)
+            defaults = [argument.default_value for argument in op._schema.arguments[len(arguments) :]]
+            return call_in_order(op, op._schema, [*arguments, *defaults])
+
+        return any(starts(results(arguments)) & starts(arguments) for arguments in SAMPLES[name])
+
+    found = {name for name in SAMPLES if name in OPS and OPS[name].kind != "view" and returns_argument(name)}
+    assert found <= {"aten::einsum"}
