@@ -13,10 +13,12 @@ from typing import Any
 
 import pytest
 import torch
+from graphs import warmed_up
 from torch import Tensor
 
 import torchmdla
 from torchmdla.testing.compare import assert_matches
+from torchmdla.testing.frontends import variant_of
 
 Scalar = int | float | bool
 
@@ -117,6 +119,7 @@ torch.atan2(s, x)
 torch.hypot(x, s)
 torch.logaddexp(x, s)
 """.strip().splitlines()
+_FUSED = ("alpha=", "addcmul", "addcdiv", "lerp", "rsub")
 
 _DTYPES = [
     *("uint8", "int8", "int16", "int32", "int64", "bool"),
@@ -134,6 +137,7 @@ _FEW: dict[str, Sequence[Scalar]] = {
 }
 # What ``s`` is: a constant, or a number or 0-d tensor that is known at run time.
 _SCALARS = ("constant", "float", "int", "uint8", "int32", "int64", "bool", "bfloat16", "float32", "float64")
+_OFTEN = ("constant", "float", "int64", "bool", "float32")
 
 
 def _tensors(dtype: torch.dtype) -> dict[str, Tensor]:
@@ -189,11 +193,17 @@ def _is_same(actual: Tensor, expected: Tensor) -> bool:
     return bool((equal | ((actual != actual) & (expected != expected))).all())
 
 
+def _is_approximate(expression: str, dtype: torch.dtype) -> bool:
+    """Whether eager's bits depend on vector maths, or on whether a product and a sum are rounded once."""
+    is_fused = dtype.is_floating_point and dtype.itemsize > 2 and any(name in expression for name in _FUSED)
+    return is_fused or expression in (*_APPROXIMATE, *_APPROXIMATE_WITH_TENSORS)
+
+
 def _check(expression: str, scalar: object, actual: Tensor, expected: Tensor) -> None:
     if _is_same(actual, expected):
         return
     message = f"{expression} of {actual.dtype} with {scalar!r}: {actual.tolist()} instead of {expected.tolist()}"
-    assert expression in (*_APPROXIMATE, *_APPROXIMATE_WITH_TENSORS), message
+    assert _is_approximate(expression, expected.dtype), message
     assert_matches(actual, expected)
 
 
@@ -249,17 +259,160 @@ def _run(
     return len(scalars) * len(expressions)
 
 
-@pytest.mark.parametrize("kind", _SCALARS)
+_KINDS = [kind if kind in _OFTEN else pytest.param(kind, marks=pytest.mark.full) for kind in _SCALARS]
+
+
+@pytest.mark.parametrize("kind", _KINDS)
 @pytest.mark.parametrize("dtype", _DTYPES)
+@pytest.mark.usefixtures("without_gradients")
 def test_scalars_of_torchscript(dtype: str, kind: str) -> None:
-    with torch.no_grad():
-        assert _compare(dtype, kind, _scalars(dtype, kind, every=False)) >= 30
+    assert _compare(dtype, kind, _scalars(dtype, kind, every=False)) >= 30
     assert torchmdla.stats().compiled_calls > 0
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("kind", ["constant", "int"])
 @pytest.mark.parametrize("dtype", _DTYPES)
+@pytest.mark.usefixtures("without_gradients")
 def test_every_scalar_of_torchscript(dtype: str, kind: str) -> None:
-    with torch.no_grad():
-        _compare(dtype, kind, _scalars(dtype, kind, every=True))
+    _compare(dtype, kind, _scalars(dtype, kind, every=True))
+
+
+@pytest.mark.parametrize("way", ["dynamo:compile", "lazy:step"])
+@pytest.mark.parametrize("number", [300, 0.3], ids=str)
+@pytest.mark.parametrize("dtype", ["uint8", "int16", "bfloat16", "float16"])
+@pytest.mark.usefixtures("without_gradients")
+def test_scalars_of_other_frontends(dtype: str, number: Scalar, way: str) -> None:
+    """A number that is a constant, and one that is a 0-d tensor."""
+    variant = variant_of(way)
+    variant.prepare()
+    tensors = list(_tensors(getattr(torch, dtype)).values())
+    for scalar, given in ((number, tensors), (torch.tensor(number), [*tensors, torch.tensor(number)])):
+        texts = [text for text in _EXPRESSIONS if _python([text], scalar, given) is not None]
+
+        def function(*inputs: Tensor, scalar: Any = scalar, texts: list[str] = texts) -> list[Tensor]:
+            return [_value(text, inputs[-1] if len(inputs) > 4 else scalar, inputs) for text in texts]
+
+        moved = tuple(tensor.to(variant.device) for tensor in given)
+        called = variant.capture(function, moved, ("forward",))["forward"]
+        for _ in range(3):
+            results = [result.cpu() for result in called(*moved)]
+        for text, actual, expected in zip(texts, results, function(*given), strict=True):
+            _check(text, scalar, actual, expected)
+
+
+def _value(expression: str, scalar: Any, tensors: Sequence[Tensor]) -> Tensor:
+    return eval(expression, {"torch": torch, "s": scalar, **dict(zip("xymi", tensors, strict=False))})  # type: ignore[no-any-return]
+
+
+def _python(expressions: Sequence[str], scalar: Any, tensors: Sequence[Tensor]) -> list[Tensor] | None:
+    """Return what Python makes of ``expressions``, None where PyTorch refuses them."""
+    try:
+        with torchmdla.enabled(False):
+            return [_value(text, scalar, tensors) for text in expressions]
+    except (RuntimeError, TypeError):
+        return None
+
+
+_CHECKED = [
+    "torch.add(x, y, alpha=s)",
+    "torch.clamp(x, s, None)",
+    "x.masked_fill(m, s)",
+    "torch.full_like(x, s) + x",
+    "torch.threshold(x, 0.3, s)",
+    "torch.hardshrink(x, s)",
+    "torch.leaky_relu(x, s)",
+    "torch.addcmul(x, y, y, value=s)",
+    "x ** s",
+    "x * s",
+]
+
+
+@pytest.mark.parametrize("expression", _CHECKED)
+@pytest.mark.usefixtures("without_gradients")
+def test_a_number_of_run_time_beyond_the_dtype(expression: str) -> None:
+    """Compiled code raises where eager does, and only there."""
+    tensors = _tensors(torch.float16).values()
+    function = _scripted((f"{expression} + x",), "float", "")
+    assert function is not None
+    for _ in range(4):
+        function(*tensors, 0.5)
+    calls = torchmdla.stats().compiled_calls
+    assert calls > 0
+    for number in (65504.0, 65505.0, 65519.0, 1e6, -1e6, 1e39, -1e300, math.inf, -math.inf, math.nan):
+        expected = _eager(f"{expression} + x", "float", (*tensors, number))
+        if expected is None:
+            with pytest.raises(RuntimeError, match="without overflow"):
+                function(*tensors, number)
+        elif expression != "x ** s":
+            assert _is_same(function(*tensors, number)[0], expected), number
+
+
+@pytest.mark.parametrize("rows", [1, 3, 6])
+@pytest.mark.parametrize("correction", [1, 2, 3, 5.5])
+@pytest.mark.parametrize("name", ["var", "std", "var_mean", "std_mean"])
+@pytest.mark.filterwarnings("ignore:.*degrees of freedom")
+def test_a_correction_beyond_the_count(name: str, correction: float, rows: int) -> None:
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        results = getattr(torch, name)(x + 1, 0, correction=correction)
+        return tuple(one * 2 for one in (results if isinstance(results, tuple) else (results,)))
+
+    x = torch.randn(rows, 4)
+    assert_matches(warmed_up(function, x)(x), function(x))
+    assert torchmdla.stats().fallbacks == {}
+
+
+_BOUNDED = {
+    "both": lambda x: torch.clamp(x, math.nan, 1.0),
+    "least": lambda x: torch.clamp(x, min=math.nan),
+    "most": lambda x: torch.clamp(x, -1, math.nan),
+    "clamp_max": lambda x: torch.clamp_max(x, math.nan),
+    "hardtanh": lambda x: torch.nn.functional.hardtanh(x, -1.0, math.nan),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32], ids=str)
+@pytest.mark.parametrize("name", _BOUNDED)
+def test_a_bound_that_is_nan(name: str, dtype: torch.dtype) -> None:
+    def function(x: Tensor) -> Tensor:
+        return _BOUNDED[name](x + 1) * 2
+
+    x = torch.arange(-4, 5).to(dtype)
+    if name == "hardtanh" and not dtype.is_floating_point:
+        pytest.skip("eager refuses it")
+    assert_matches(warmed_up(function, x)(x), function(x))
+
+
+@pytest.mark.parametrize("source", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8], ids=str)
+@pytest.mark.usefixtures("without_gradients")
+def test_what_is_no_integer_converted_to_one(dtype: torch.dtype, source: torch.dtype) -> None:
+    """Constants tell the compiler which values are not finite."""
+
+    def function(x: Tensor) -> list[Tensor]:
+        floats = [x * math.inf, x / 0, x - x / 0 * 0, torch.where(x > 2, math.nan, x), x - x, -x]
+        return [one.to(dtype) + 1 for one in floats]
+
+    numbers = [math.nan, math.inf, -math.inf, 1e10, -1e10, 2.5, -2.5, 70000.0, 300.0, -300.0, 0.0]
+    compiled = torch.compile(function, backend="torchmdla")
+    for length in (3, 8, 37):
+        x = torch.tensor((numbers * 4)[:length], dtype=source)
+        for _ in range(3):
+            assert_matches(compiled(x), function(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_training_with_a_factor_that_is_broadcast(dtype: torch.dtype) -> None:
+    def function(x: Tensor, factor: Tensor) -> Tensor:
+        return torch.tanh(torch.exp(factor) * x) * 2
+
+    def gradients(called: Callable[..., Tensor]) -> list[Tensor | None]:
+        inputs = [torch.rand(sizes, generator=torch.Generator().manual_seed(0)).to(dtype) for sizes in ((3, 5), (5,))]
+        inputs = [one.requires_grad_() for one in inputs]
+        called(*inputs).float().sum().backward()
+        return [one.grad for one in inputs]
+
+    scripted = torch.jit.script(function)
+    for _ in range(4):
+        assert_matches(gradients(scripted), gradients(function))
+    assert torchmdla.stats().left_out == {}

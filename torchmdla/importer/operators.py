@@ -31,9 +31,9 @@ from torchmdla.importer.decompositions import (
     writing,
 )
 from torchmdla.importer.decompositions.resize import RESIZES
-from torchmdla.importer.emitter import Emitter
+from torchmdla.importer.emitter import Emitter, Value
 from torchmdla.importer.rewrites import Rewrite
-from torchmdla.importer.types import ProductKind
+from torchmdla.importer.types import HALVES, ProductKind
 
 # A function of an operator's arguments in the schema's order, in terms of other operators, traced on the recorded types
 # (``trace.py``). It must be functional: no writes.
@@ -72,6 +72,7 @@ class Operator:
         keeps_dtype: whether it is written in dtypes that are only stored (``COMPUTED`` in ``types.py``) as in others:
             it only places, selects or converts elements, or its decomposition says what is rounded. Others are
             computed in float32 or int32, and their results are rounded, or wrap around, once.
+        rounds_each_step: whether, for such operands, its decomposition is so, too: eager's kernel rounds every step.
         converts: whether it gives its first tensor in another dtype, or as it is.
         autocasts: whether under autocast it is computed in another dtype although the dispatcher has no kernel that
             says so: it is made of operators for which there is one.
@@ -91,6 +92,7 @@ class Operator:
     check: Check | None = None
     guard: Guard | None = None
     keeps_dtype: bool = False
+    rounds_each_step: Callable[[Sequence[Any]], bool] = lambda operands: False
     converts: bool = False
     autocasts: bool = False
     factors: tuple[ProductKind, tuple[str, ...]] | None = None
@@ -163,6 +165,14 @@ def _own(names: str, decomposition: Decomposition) -> list[Row]:
     return _rows(names, Operator(decomposition=decomposition))
 
 
+def _is_floor_of_halves(operands: Sequence[Any]) -> bool:
+    """Whether a quotient is rounded down in the dtype of a divisor of 16 bits. A single number is widened instead."""
+    divisor, *mode = operands[1:]
+    if mode not in ([], ["floor"]) or not isinstance(divisor, Value) or divisor.meta is None:
+        return False
+    return divisor.meta.dtype in HALVES and math.prod(divisor.meta.shape) != 1
+
+
 _ARITHMETIC = (
     _rows("add.* sub.* rsub.* mul.* div.* floor_divide.* remainder.* fmod.* pow.* square.* reciprocal.*", _IN_RESULT),
     _rows("addcmul.* addcdiv.* lerp.* maximum.* minimum.* fmax.* fmin.* atan2.* xlogy.* copysign.*", _IN_RESULT),
@@ -190,10 +200,12 @@ _ARITHMETIC = (
     _own("neg", elementwise.neg),
     _own("fmod.Tensor fmod.Scalar", elementwise.fmod),
     _own("floor_divide floor_divide.Scalar", elementwise.floor_divide),
+    _rows("floor_divide div.Tensor_mode", Operator(rounds_each_step=_is_floor_of_halves)),
     _own("div.Tensor_mode div.Scalar_mode", elementwise.divide),
     _own("lerp.Tensor lerp.Scalar", elementwise.lerp),
     _own("addcmul", elementwise.addcmul),
     _own("addcdiv", elementwise.addcdiv),
+    _own("clamp.Tensor", elementwise.clamp),
     _own("clamp_min.Tensor max.other", torch.maximum),
     _own("clamp_max.Tensor min.other", torch.minimum),
     _own("heaviside", elementwise.heaviside),

@@ -68,7 +68,8 @@ def _rounded(call: OpCall, dtype: torch.dtype, operand: Any) -> Any:
 
 
 def with_converted_scalars(call: OpCall) -> Results:
-    """With numbers and 0-d tensors as eager's kernel sees them (``scalars.py``)."""
+    """With numbers and 0-d tensors as eager's kernel sees them (``scalars.py``), and tensors in the dtype that they are
+    promoted to: an integer beside a float of 16 bits is rounded to it before it is widened."""
     rule = scalar_rule(call.name)
     (meta, *_) = call.metas
     if rule is None or call.has_converted_scalars or not isinstance(meta, TensorMeta):
@@ -91,14 +92,15 @@ def _scalar(call: OpCall, rule: ScalarRule, argument: torch._C.Argument, operand
     kind = argument.type.getElementType() if argument.type.kind() == "OptionalType" else argument.type  # type: ignore[attr-defined]
     if argument.name in _PLACES or kind.kind() not in ("TensorType", "NumberType", "FloatType"):
         return operand
+    if isinstance(operand, Value) and operand.meta is not None and operand.meta.shape:
+        return cast(call.emitter, operand, replace(operand.meta, dtype=dtype))
     wanted = rule.dtype_of(argument.name, dtype)
     if isinstance(operand, int | float):
         return held(operand, wanted)
     if isinstance(operand, NumberTensor):
         return NumberTensor(held(operand.value, wanted), replace(operand.meta, dtype=wanted))
-    if not isinstance(operand, Value) or (operand.meta is not None and operand.meta.shape):
-        return operand
-    return _of_run_time(call, operand, wanted, is_checked=argument.name in rule.checked)
+    is_checked = argument.name in rule.checked
+    return _of_run_time(call, operand, wanted, is_checked=is_checked) if isinstance(operand, Value) else operand
 
 
 def _of_run_time(call: OpCall, operand: Value, dtype: torch.dtype, *, is_checked: bool) -> Value:
@@ -124,7 +126,7 @@ def in_computed_dtype(call: OpCall) -> Results:
     if dtypes.count(torch.uint8) not in (0, len(dtypes)):  # Programs hold these as int8.
         keeps = call.operator.converts
     else:
-        keeps = call.operator.keeps_dtype
+        keeps = call.operator.keeps_dtype or call.operator.rounds_each_step(call.operands)
     if keeps or not any(_is_stored(meta) for meta in (*_given(call), *leaves(call.metas))):
         return None
     arguments = [argument.name for argument in call.schema.arguments]

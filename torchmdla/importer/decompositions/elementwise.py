@@ -96,6 +96,12 @@ def neg(value: Tensor) -> Tensor:
     return torch.neg(value) if value.is_floating_point() else torch.rsub(value, 0)
 
 
+def clamp(value: Tensor, smallest: Tensor | None = None, largest: Tensor | None = None) -> Tensor:
+    """The smaller of the larger: upstream orders booleans by their signs."""
+    value = value if smallest is None else torch.maximum(value, smallest)
+    return value if largest is None else torch.minimum(value, largest)
+
+
 def threshold(value: Tensor, threshold: float, replacement: float) -> Tensor:
     """``value`` where it is larger than ``threshold``, or NaN."""
     return torch.where(value <= threshold, replacement, value)
@@ -200,7 +206,6 @@ def log_sigmoid(value: Tensor) -> Tensor:
 
 def logit(value: Tensor, eps: float | None = None) -> Tensor:
     """``log(x / (1 - x))`` of x, which is first moved into ``[eps, 1 - eps]``."""
-    value = _floating(value)
     if eps is not None:
         value = torch.where(value < eps, eps, torch.where(value > 1 - eps, 1 - eps, value))
     return torch.log(value / (1 - value))
@@ -234,10 +239,6 @@ _SQUARES_LOSE_ONE = 2.0**28
 
 def fmod(value: Tensor, divisor: Tensor | float) -> Tensor:
     """The remainder of the quotient rounded to zero: it has the sign of ``value``."""
-    if value.dtype == torch.bool:
-        value = value.to(torch.result_type(value, divisor))
-    if isinstance(divisor, Tensor):
-        divisor = divisor.to(value.dtype) if divisor.dtype == torch.bool else divisor
     if _is_integral(value, divisor):  # the least integer has no absolute value
         return value - torch.div(value, divisor, rounding_mode="trunc") * divisor
     size = torch.abs(divisor) if isinstance(divisor, Tensor) else abs(divisor)
@@ -267,8 +268,6 @@ def divide(value: Tensor, divisor: Tensor | float, rounding_mode: str | None) ->
     """The quotient, rounded down, towards zero, or not at all."""
     if rounding_mode is None:
         return torch.div(value, divisor)
-    if value.dtype == torch.bool:
-        value = value.to(torch.result_type(value, divisor))
     return _DIVISIONS[rounding_mode, _is_integral(value, divisor)](value, divisor)
 
 
@@ -332,7 +331,7 @@ def pow_by_number(value: Tensor, exponent: float) -> Tensor:
     if value.is_floating_point() or isinstance(exponent, float):
         power: Tensor = torch.ops.aten.pow.Tensor_Scalar(value, exponent)
         return power
-    return _integer_power(value.to(torch.int64) if value.dtype == torch.bool else value, exponent)
+    return _integer_power(value, exponent)
 
 
 def _integer_power(value: Tensor, exponent: int) -> Tensor:
@@ -353,7 +352,6 @@ def power_of_number(base: float, exponent: Tensor) -> Tensor:
         return power
     if base != 2:
         raise CompileError(f"integer powers of {base} are not supported")
-    exponent = exponent.to(torch.int64) if exponent.dtype == torch.bool else exponent
     bits = 8 * exponent.element_size()
     shifted = torch.bitwise_left_shift(torch.ones_like(exponent), torch.clamp(exponent, 0, bits - 1))
     return torch.where((exponent >= 0) & (exponent < bits), shifted, 0)

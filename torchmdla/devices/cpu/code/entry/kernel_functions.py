@@ -8,6 +8,7 @@ from functools import partial
 from torchmdla.compiler import dump
 from torchmdla.devices.cpu.code.checks import Marks
 from torchmdla.devices.cpu.code.kernels import write_kernel
+from torchmdla.devices.cpu.code.kernels.instructions import has_infinities
 from torchmdla.devices.cpu.code.tile_loops import MemberKernel, TileLoopCode, write_tile_loop
 from torchmdla.devices.cpu.loop_program import LoopNest, OutlinedRegion, TileLoop
 from torchmdla.devices.cpu.machine import Machine
@@ -27,6 +28,7 @@ class KernelFunctions:
         self.externals: dict[str, str] = {}
         self._machine = machine
         self._plan = plan
+        self._has_infinities = any(has_infinities(kernel.nest) for kernel in plan.kernels.values())
         # The symbols of kernels, by their code and by what was planned.
         self._symbols: dict[str, str] = {}
         self._written: dict[int, str] = {}
@@ -45,7 +47,9 @@ class KernelFunctions:
         """The kernel of a nest that fetches ``ahead``, and its symbol; written if it is new."""
         kernel = self._plan.kernel(step, ahead)
         if id(kernel) not in self._written:
-            code = write_kernel(kernel.nest, kernel.schedule, self._machine, self._attributes)
+            code = write_kernel(
+                kernel.nest, kernel.schedule, self._machine, self._attributes, has_infinities=self._has_infinities
+            )
             self.externals.update(code.externals)
             said = partial(kernel_text, kernel.nest, kernel.schedule)
             self._written[id(kernel)] = self._symbol(code.text, said)

@@ -33,9 +33,13 @@ class KernelCode:
     externals: tuple[tuple[str, str], ...]
 
 
-def write_kernel(nest: AnyNest, schedule: Schedule, machine: Machine, attributes: str) -> KernelCode:
-    """The kernel of ``nest``; ``attributes`` are those of the function, as MLIR text."""
+def write_kernel(
+    nest: AnyNest, schedule: Schedule, machine: Machine, attributes: str, *, has_infinities: bool = False
+) -> KernelCode:
+    """The kernel of ``nest``; ``attributes`` are those of the function, as MLIR text. ``has_infinities``: whether values
+    of the module are known not to be finite."""
     writer = LoopWriter(nest, schedule, machine)
+    writer.has_infinities = has_infinities
     body = "\n".join(writer.write())
     head = "llvm.func internal @{symbol}(%operands: !llvm.ptr, %begin: i64, %end: i64)"
     text = f"{head} {attributes} {{\n{body}\n}}"

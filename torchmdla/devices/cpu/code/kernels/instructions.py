@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -27,7 +28,8 @@ _SMALL_POWERS = (1, 2, 3)
 
 
 class InstructionWriter(CodeWriter):
-    """Instructions of one nest, and the external functions that they call."""
+    """Instructions of one nest, and the external functions that they call. ``has_infinities``: whether values of the
+    module are known not to be finite."""
 
     def __init__(self, nest: AnyNest, machine: Machine) -> None:
         super().__init__()
@@ -35,6 +37,7 @@ class InstructionWriter(CodeWriter):
         self.machine = machine
         self.varying = varying_loops(nest)
         self.multiply_adds = multiply_adds(nest) if machine.fused else {}
+        self.has_infinities = False
         self.externals: dict[str, str] = {}
 
     def _apply(self, expression: Expression, operands: Sequence[Value]) -> Value:
@@ -58,6 +61,32 @@ class InstructionWriter(CodeWriter):
         real = self._define(f"arith.sitofp {exponent.name} : {exponent.type} to {wanted}")
         call = operation("math.powf", (), expression.type)
         return self._emit(call, [base, Value(real, base.element, exponent.lanes)])
+
+    def _to_integer(self, expression: Expression, operands: Sequence[Value]) -> Value:
+        """A float as an integer, and the least integer in the place of a float that has none, as processors convert it.
+
+        LLVM leaves the others open. It chooses what is cheapest where it knows by constants that a value is not finite,
+        across kernels, too.
+        """
+        if not self.has_infinities:
+            return self._emit(expression, operands)
+        value = operands[0]
+        if value.element not in ("f32", "f64"):
+            value = self._resize(value, "f32", "arith.extf")
+        wide = "i64" if expression.type == "i64" else "i32"
+        least = -(2 ** (int(wide[1:]) - 1))
+
+        def filled(number: float, element: str) -> Value:
+            return self._broadcast(Value(self._literal(typed_constant(number, element)), element), value.lanes)
+
+        size = self._emit(operation("math.absf", (), value.element), [value])
+        limit = filled(-float(least), value.element)
+        flags = self._define(f"arith.cmpf olt, {size.name}, {limit.name} : {size.type}")
+        inside = Value(flags, "i1", value.lanes)
+        kept = self._emit(operation("arith.select", (), value.element), [inside, value, filled(0.0, value.element)])
+        made = self._emit(operation("arith.fptosi", (), wide), [kept])
+        result = self._emit(operation("arith.select", (), wide), [inside, made, filled(least, wide)])
+        return result if expression.type == wide else self._resize(result, expression.type, "arith.trunci")
 
     def _look_up(self, expression: Expression, operands: Sequence[Value]) -> Value:
         index = operands[0]
@@ -239,10 +268,25 @@ class InstructionWriter(CodeWriter):
 
 
 # What is written otherwise than as the op of its name.
+def has_infinities(nest: AnyNest) -> bool:
+    """Whether some value of a nest is known not to be finite."""
+    return any(map(_is_infinite, nest.all_computed))
+
+
+def _is_infinite(expression: Expression) -> bool:
+    """Whether a value is a constant that is not finite, or divided by a constant zero."""
+    number = expression.payload if expression.op == "constant" else 0
+    if isinstance(number, float) and not math.isfinite(number):
+        return True
+    divisor = expression.operands[1] if expression.op == "arith.divf" else None
+    return divisor is not None and divisor.op == "constant" and divisor.payload == 0
+
+
 _SPECIAL: Mapping[str, Callable[[InstructionWriter, Expression, Sequence[Value]], Value]] = {
     "arith.index_cast": InstructionWriter._cast_index,
     "arith.index_castui": InstructionWriter._cast_index,
     math_library.INTEGER_POWER: InstructionWriter._integer_power,
+    "arith.fptosi": InstructionWriter._to_integer,
     "constant": InstructionWriter._constant_value,
     "size": InstructionWriter._size_value,
     "lookup": InstructionWriter._look_up,
