@@ -74,9 +74,9 @@ torch.scatter(x, 0, i, s)
 torch.threshold(x, s, s)
 torch.threshold(x, 0.3, s)
 torch.hardshrink(x, s)
-torch.softshrink(x, s)
-torch.hardtanh(x, -3, s)
-torch.leaky_relu(x, s)
+torch.ops.aten.softshrink(x, s)
+torch.ops.aten.hardtanh(x, -3, s)
+torch.ops.aten.leaky_relu(x, s)
 torch.constant_pad_nd(x, [1, 1], s)
 torch.nan_to_num(x, s)
 torch.nan_to_num(x, None, s)
@@ -107,9 +107,9 @@ torch.lerp(x, y, s)
 _APPROXIMATE = """
 x ** s
 s ** x
-torch.elu(x, s)
+torch.ops.aten.elu(x, s)
 torch.celu(x, s)
-torch.softplus(x, s, s)
+torch.ops.aten.softplus(x, s, s)
 torch.xlogy(x, s)
 torch.logit(x, s)
 """.strip().splitlines()
@@ -259,6 +259,12 @@ def _run(
     return len(scalars) * len(expressions)
 
 
+def test_every_expression_is_one_of_torchscript() -> None:
+    texts = [*_EXPRESSIONS, *_APPROXIMATE, *_WITH_TENSORS, *_APPROXIMATE_WITH_TENSORS]
+    unread = [text for text in texts if not any(_scripted((text,), type_, "") for type_ in ("float", "Tensor", "int"))]
+    assert unread == []
+
+
 _KINDS = [kind if kind in _OFTEN else pytest.param(kind, marks=pytest.mark.full) for kind in _SCALARS]
 
 
@@ -321,7 +327,7 @@ _CHECKED = [
     "torch.full_like(x, s) + x",
     "torch.threshold(x, 0.3, s)",
     "torch.hardshrink(x, s)",
-    "torch.leaky_relu(x, s)",
+    "torch.ops.aten.leaky_relu(x, s)",
     "torch.addcmul(x, y, y, value=s)",
     "x ** s",
     "x * s",

@@ -36,8 +36,8 @@ class KernelCode:
 def write_kernel(
     nest: AnyNest, schedule: Schedule, machine: Machine, attributes: str, *, has_infinities: bool = False
 ) -> KernelCode:
-    """The kernel of ``nest``; ``attributes`` are those of the function, as MLIR text. ``has_infinities``: whether values
-    of the module are known not to be finite."""
+    """The kernel of ``nest``; ``attributes`` are those of the function, as MLIR text. ``has_infinities``: whether
+    values of the module are known not to be finite."""
     writer = LoopWriter(nest, schedule, machine)
     writer.has_infinities = has_infinities
     body = "\n".join(writer.write())
