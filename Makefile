@@ -1,4 +1,4 @@
-# make demo | test | test-all | test-cxx | test-packages | check | docs | fuzz | soak | lint | format | build | wheel | clean: each sets up .venv first.
+# make demo | test | test-all | test-cxx | test-packages | check | docs | fuzz | fuzz-passes | soak | lint | format | build | wheel | clean: each sets up .venv first.
 # make asan | ubsan | tsan | fuzz-mdla: the C++ under sanitizers, and the readers of files fuzzed (docs/testing.md).
 PYTHON ?= python3
 VENV   := .venv
@@ -8,7 +8,7 @@ SOURCES := $(CXX_FILES) $(wildcard src/*.map src/*/*.map) CMakeLists.txt mdla/CM
 # Tests are mostly waiting for compiler processes: two workers keep two cores busy.
 JOBS   ?= 2
 
-.PHONY: demo test test-all test-cxx test-packages check docs fuzz soak lint format build wheel asan ubsan tsan fuzz-mdla clean
+.PHONY: demo test test-all test-cxx test-packages check docs fuzz fuzz-passes soak lint format build wheel asan ubsan tsan fuzz-mdla clean
 
 demo: build
 	$(BIN)/python test.py $(ARGS)
@@ -18,7 +18,7 @@ test: build $(VENV)/.developing
 
 # Tests and fuzzers, with what each pass computes compared with what was computed before it (docs/testing.md).
 test-all: export TORCHMDLA_VERIFY = values
-test-all: test fuzz
+test-all: test fuzz fuzz-passes
 
 # ARGS="-k watch"
 test-cxx: build $(VENV)/.developing
@@ -61,6 +61,10 @@ wheel: build
 # ARGS="--minutes 60", ARGS=--help
 fuzz: build $(VENV)/.developing
 	PYTHONPATH=tests $(BIN)/python -m fuzz $(ARGS)
+
+# ARGS="--minutes 60"
+fuzz-passes: build $(VENV)/.developing
+	PYTHONPATH=tests $(BIN)/python -W ignore -m fuzz.passes $(ARGS)
 
 soak: build $(VENV)/.developing
 	PYTHONPATH=tests $(BIN)/python -m fuzz.soak $(ARGS)

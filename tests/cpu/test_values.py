@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from unittest import mock
 
+import hypothesis
 import numpy as np
 import pytest
 import torch
 from executing import argument_of
+from fuzz import passes
 from recording import run_and_record
 from single_op import graph_of
 from test_cpu_ops import COMPUTING
@@ -318,3 +322,11 @@ def test_only_exact_passes_are_held_to_special_values() -> None:
     checked(text, drop_infinity, is_exact=False)
     with pytest.raises(CompileError, match="of special values"):
         checked(text, drop_infinity)
+
+
+@hypothesis.settings(passes.SETTINGS, max_examples=25, derandomize=True)
+@hypothesis.given(passes.programs())
+def test_programs_drawn_at_random(drawn: passes.Drawn) -> None:
+    """A few; ``make fuzz-passes`` has as many as there is time for."""
+    with mock.patch.dict(os.environ, {validation.VARIABLE: "values"}):
+        passes.check(drawn)

@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="torchmdla-fuzz-") as folder:
         # Nothing is read from a user's cache. Before torchmdla is imported, and inherited by what runs programs.
         os.environ.setdefault("TORCHMDLA_CACHE_DIR", folder)
-        os.environ.setdefault("TORCHMDLA_VERIFY", "1")
+        os.environ.setdefault("TORCHMDLA_VERIFY", "values")
         from fuzz.sources import INSTALLED, SOURCES, draw
         from torchmdla.testing.frontends import NotAvailableError, check_device, ways
 
