@@ -103,7 +103,12 @@ def count_iterations(program: LoopProgram, symbols: Sequence[int]) -> int:
 
 def _iterations(step: Step, symbols: Sequence[int]) -> int:
     if isinstance(step, LoopNest):
-        return max(1, math.prod(at(size, symbols) for size in step.sizes))
+        sizes = [at(size, symbols) for size in step.sizes]
+        if _factors(step) is not None:
+            return 1 + math.prod(sizes) // _PRODUCTS_IN_ITERATION
+        reduced = math.prod(size for size, reduces in zip(sizes, step.reduction, strict=True) if reduces)
+        in_turn = reduced if any(step.reduction) and _terms(step) is None else 0
+        return 1 + math.prod(sizes) + _TURN * in_turn
     if isinstance(step, TileLoop):
         whole = (step.part(member, step.extents) for member in range(len(step.members)))
         return sum(_iterations(nest, symbols) for nest in whole)
@@ -111,6 +116,12 @@ def _iterations(step: Step, symbols: Sequence[int]) -> int:
         return at(step.count, symbols) * sum(_iterations(each, symbols) for each in step.steps)
     return 1
 
+
+# Iterations in the time of one that is computed on its own.
+_TURN = 100
+
+# Products of floats that are summed in the time of an iteration of another nest.
+_PRODUCTS_IN_ITERATION = 32
 
 # Values of all iterations of a nest: a dimension for each loop, of size 1 where they are the same in its iterations.
 _Values = dict[Expression, Array]
@@ -314,6 +325,13 @@ class _Machine:
 
     def _reduced(self, step: LoopNest, sizes: Sequence[int], kept: Sequence[int], origin: Sequence[int]) -> _Values:
         """What the values of a nest are when its loops that reduce are done."""
+        if (factors := _factors(step)) is not None:
+            known = self._evaluated(contents(factors).expressions, sizes, {}, origin)
+            start = self._start(step, 0, kept, origin)
+            if 0 in sizes:
+                return {step.values[0]: start}
+            left, right = (known[factor] for factor in factors)
+            return {step.values[0]: start + _sum_of_products(left, right, sizes, kept)}
         body = step.body.expressions
         carried = set(_accumulators(body))
         for expression in body:
@@ -321,9 +339,8 @@ class _Machine:
                 carried.add(expression)
         known = self._evaluated([e for e in body if e not in carried], sizes, {}, origin)
         totals = [self._start(step, k, kept, origin) for k in range(len(step.outputs))]
-        single = self._in_any_order(step, known, totals[0], sizes) if len(totals) == 1 else None
-        if single is not None:
-            return {step.values[0]: single}
+        if (terms := _terms(step)) is not None:
+            return {step.values[0]: self._in_any_order(step, known[terms], totals[0], sizes)}
         loops = [loop for loop, reduces in enumerate(step.reduction) if reduces]
         self._hold([check for check in step.checks if check not in carried], known)
         for iteration in itertools.product(*(range(sizes[loop]) for loop in loops)):
@@ -344,14 +361,10 @@ class _Machine:
             return self._old(step.outputs[output], kept, origin)
         return np.broadcast_to(_unwritten(1, step.values[output].type).reshape((1,) * len(kept)), kept)
 
-    def _in_any_order(self, step: LoopNest, known: _Values, start: Array, sizes: Sequence[int]) -> Array | None:
-        """What a sum or the like comes to, by halves; None if the nest computes something else."""
+    def _in_any_order(self, step: LoopNest, terms: Array, start: Array, sizes: Sequence[int]) -> Array:
+        """What a sum or the like comes to, by halves."""
         (total,) = step.values
-        others = [operand for operand in total.operands if operand.op != "accumulator"]
-        if total.op not in ASSOCIATIVE or len(others) != 1 or others[0] not in known or step.checks:
-            return None
-        combine = ASSOCIATIVE[total.op]
-        terms = np.broadcast_to(known[others[0]], sizes)
+        terms, combine = np.broadcast_to(terms, sizes), ASSOCIATIVE[total.op]
         for loop in (loop for loop, reduces in enumerate(step.reduction) if reduces):
             if not sizes[loop]:
                 return start
@@ -435,6 +448,42 @@ class _Machine:
     def _check(self, step: AssertStep) -> None:
         if not self._scalar(step.condition):
             raise _CallFails
+
+
+def _factors(step: LoopNest) -> tuple[Expression, Expression] | None:
+    """What a nest sums the products of in float, if that is all it does."""
+    value = step.values[0]
+    carried = [k for k, operand in enumerate(value.operands) if operand.op == "accumulator"]
+    factors: tuple[Expression, ...] = ()
+    if (value.op, carried) == ("math.fma", [2]):
+        factors = value.operands[:2]
+    elif value.op == "arith.addf" and len(carried) == 1 and value.operands[1 - carried[0]].op == "arith.mulf":
+        factors = value.operands[1 - carried[0]].operands
+    is_plain = len(step.values) == 1 and not step.checks and any(step.reduction)
+    if not factors or not is_plain or any(_accumulators(contents(factors).expressions)):
+        return None
+    return factors[0], factors[1]
+
+
+def _terms(step: LoopNest) -> Expression | None:
+    """What a nest adds up, or combines by another operation whose order does not matter, if that is all it does."""
+    if len(step.values) != 1 or step.checks or step.values[0].op not in ASSOCIATIVE:
+        return None
+    others = [operand for operand in step.values[0].operands if operand.op != "accumulator"]
+    return others[0] if len(others) == 1 and not any(_accumulators(contents((others[0],)).expressions)) else None
+
+
+def _sum_of_products(left: Array, right: Array, sizes: Sequence[int], kept: Sequence[int]) -> Array:
+    """The sum of ``left * right`` over the loops that reduce, without an array of all products."""
+    over = [[loop for loop, size in enumerate(each.shape) if size > 1] for each in (left, right)]
+    values = [
+        each.reshape([each.shape[loop] for loop in loops]) for each, loops in zip((left, right), over, strict=True)
+    ]
+    summed = {loop for loop, size in enumerate(sizes) if size > 1 and kept[loop] == 1}
+    result = [loop for loop in range(len(sizes)) if loop in {*over[0], *over[1]} and loop not in summed]
+    total: Array = np.einsum(values[0], over[0], values[1], over[1], result, optimize=True)
+    repeats = math.prod(sizes[loop] for loop in summed if loop not in {*over[0], *over[1]})
+    return total.reshape([kept[loop] if loop in result else 1 for loop in range(len(sizes))]) * repeats
 
 
 def _accumulators(expressions: Iterable[Expression]) -> Iterator[Expression]:

@@ -20,7 +20,7 @@ from torchmdla.devices.cpu.reference.operations import Array, NotInterpreted, ap
 _TO_LOOPS = ("func.func(tm-tensor-to-loops,convert-linalg-to-loops)", "lower-affine")
 
 # A region that runs more operations than this is not interpreted.
-_MOST_OPERATIONS = 300_000
+_MOST_OPERATIONS = 100_000
 
 
 class OutsideOfBuffer(Exception):
