@@ -148,7 +148,7 @@ def scripted(lines: list[str], result: str) -> Any:
     import torch
 
     body = "".join(f"    {line}\n" for line in [*lines, f"return {result}"])
-    module = torch.nn.Module()
+    module = type("Program", (torch.nn.Module,), {})()
     while f"p{len(list(module.parameters()))} " in body:
         module.register_parameter(f"p{len(list(module.parameters()))}", torch.nn.Parameter(torch.ones(4)))
     compiled = torch.jit.script(module)

@@ -94,7 +94,7 @@ def test_the_pass_takes_no_path_twice(lines: list[str]) -> None:
 def test_attributes_are_followed_once() -> None:
     """What attributes decide is asked of each value once, too."""
     lines = ["n = 2 if self.training else 3", *("n = n + n" for _ in range(200)), "x = x * 2 if n > 3 else x + 1"]
-    module = torch.nn.Module()
+    module = type("Program", (torch.nn.Module,), {})()
     compiled = torch.jit.script(module)
     body = "".join(f"    {line}\n" for line in ["assert not fails", *lines, "return x * 2 + 1"])
     compiled.define(f"def forward(self, x: Tensor, fails: bool):\n{body}")

@@ -578,5 +578,7 @@ def _plus(left: Expression, right: Expression) -> Expression:
 def contracts(step: LoopNest) -> bool:
     """Whether loops that reduce run over several inputs: a product of matrices, a convolution."""
     reduced = {loop for loop, flag in enumerate(step.reduction) if flag}
+    if not reduced:
+        return False
     moving = [a for a in step.inputs if reduced & {loop for i in a.indices for loop in i.loops}]
     return len({a.indices for a in moving}) > 1

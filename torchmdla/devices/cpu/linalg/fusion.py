@@ -18,6 +18,10 @@ _CLEAN = "func.func(canonicalize,cse),lower-affine"
 # Ops that only change a value's type: cheaper to repeat than to store.
 _CASTS = frozenset(f"arith.{name}" for name in ("extf", "truncf", "extsi", "extui", "trunci", "sitofp", "uitofp"))
 
+# A kernel computes no more operations: upstream copies a body with each op that joins it, and LLVM's passes take time
+# that grows faster than a body.
+_LONGEST_BODY = 200
+
 _RESHAPES = frozenset(f"tensor.{name}" for name in ("expand_shape", "collapse_shape", "cast", "extract_slice"))
 
 
@@ -34,6 +38,7 @@ def fuse(module: ir.Module) -> None:
         function = forward_of(module)
         apart = [v for op in _generics(function) for v in _kept_apart(op)]
         apart += [op.results[0] for op in _generics(function) if _accumulates_nothing(op)]
+        apart += _ends_of_bodies(function)
         pinned = list(dict.fromkeys(apart))
         results = list(function.type.results)
         _set_returned(function, pinned)
@@ -60,6 +65,20 @@ def _kept_apart(op: Any) -> Iterator[Any]:
         recomputed = repeated and ((contracts and (_computes(source) or _widens(source))) or _calls(source))
         if recomputed or (contracts and _computes(source) and _follows_reduction(source)):
             yield source.results[0]
+
+
+def _ends_of_bodies(function: Any) -> Iterator[Any]:
+    """The values that end a kernel, as it would be too long with what comes behind."""
+    lengths: dict[Any | None, int] = {}  # of the bodies that ops with one user have once they are fused
+    for op in _generics(function):
+        sources = dict.fromkeys(source for value in op.operands if (source := _source(value)) in lengths)
+        own = len(_body(op))
+        length = own + sum(lengths[source] for source in sources)
+        if length > _LONGEST_BODY:
+            yield from (source.results[0] for source in sources if source is not None)
+            length = own
+        if len(op.results) == 1 and len(list(op.results[0].uses)) == 1 and not _reduces(op):
+            lengths[op] = length
 
 
 def _reduces(op: Any) -> bool:

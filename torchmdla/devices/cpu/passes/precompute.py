@@ -20,11 +20,12 @@ def precompute_parameters(steps: LoopProgram) -> None:
     makers = parameter_values(steps)
     packed: dict[Buffer, Buffer] = {}
     users = Users(steps.steps)
+    places = {step: place for place, step in enumerate(steps.steps)}
     for buffer in makers:
         recipe = _recipe(buffer, makers)
         if _is_read(users, buffer, makers) and _is_worth_it(buffer, recipe, steps.varies):
             packed[buffer] = Buffer("packed", buffer.element, buffer.sizes, position=len(steps.packings))
-            ordered = [s for s in steps.steps if s in recipe]
+            ordered = sorted(recipe, key=places.__getitem__)
             steps.packings.append(Packing(packed[buffer], [_writing(s, buffer, packed[buffer]) for s in ordered]))
     for step in steps.steps:
         if not isinstance(step, LoopNest | TileLoop) or all(b in makers for b in step.writes):
@@ -34,7 +35,7 @@ def precompute_parameters(steps: LoopProgram) -> None:
             step.map_body(lambda roots: gathering(roots, lambda t: replace(t, buffer=packed.get(t.buffer, t.buffer))))
     read = {buffer for step in steps.steps for buffer in step.reads}
     # Checks keep a step alive, but are a pack's now.
-    moved = [step for step in steps.steps if step.writes and all(b in packed and b not in read for b in step.writes)]
+    moved = {step for step in steps.steps if step.writes and all(b in packed and b not in read for b in step.writes)}
     steps.steps = [step for step in steps.steps if step not in moved]
     remove_unread(steps)
 

@@ -6,7 +6,7 @@ either place takes one pass over a tile less than to store the differences.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from torchmdla.devices.cpu.accesses import Access, Buffer
@@ -29,24 +29,25 @@ def rematerialise(members: Sequence[LoopNest], local: Sequence[Buffer]) -> list[
     """The members of a chain with values that are computed where they are read; None in the place of one that nothing
     is left of. ``local``: the buffers that only members use. Whatever the sizes are, the same values are."""
     made: list[LoopNest | None] = list(members)
+    passing = set(local)
+    reads = [set(member.reads) for member in members]
     # From the last member on: what reads a value then is known when its turn comes.
     for position in reversed(range(len(members))):
         member = made[position]
-        if member is None or not _may_move(member, local):
+        if member is None or not _may_move(member, passing):
             continue
-        following = [m for m in made[position + 1 :] if m is not None]
         buffer = member.writes[0]
-        readers = [m for m in following if buffer in m.reads]
-        if readers and _is_cheaper(member, len(readers)) and _may_follow(member, following, readers):
+        readers = {k: m for k, m in enumerate(made) if k > position and m is not None and buffer in reads[k]}
+        following = [m for m in made[position + 1 : max(readers, default=0) + 1] if m is not None]
+        if readers and _is_cheaper(member, len(readers)) and _may_follow(member, following, readers.values()):
             made[position] = None
-            for place in range(position + 1, len(made)):
-                reader = made[place]
-                if reader is not None and reader in readers:
-                    made[place] = _with_maker(reader, member)
+            for place, reader in readers.items():
+                moved = made[place] = _with_maker(reader, member)
+                reads[place] = set(moved.reads)
     return made
 
 
-def _may_move(member: LoopNest, local: Sequence[Buffer]) -> bool:
+def _may_move(member: LoopNest, local: Collection[Buffer]) -> bool:
     """Whether a member is no more than a computation of one value that only members use, of all of its buffer, each
     element by the indices of loops, one for each dimension."""
     if not is_elementwise(member) or len(member.outputs) != 1 or member.outputs[0] in member.read_accesses:
@@ -74,11 +75,10 @@ def _is_cheaper(member: LoopNest, readers: int) -> bool:
     return readers * cost <= cost + readers
 
 
-def _may_follow(member: LoopNest, following: Sequence[LoopNest], readers: Sequence[LoopNest]) -> bool:
-    """Whether all ``readers`` among the members ``following`` a member can compute its value: as inputs alone, once for
-    each element, and while what it is computed of is still there."""
-    last = following.index(readers[-1])
-    overwritten = {b for m in following[: last + 1] for b in m.writes}
+def _may_follow(member: LoopNest, following: Iterable[LoopNest], readers: Iterable[LoopNest]) -> bool:
+    """Whether all ``readers`` can compute a member's value: as inputs alone, once for each element, and while what it
+    is computed of is still there. ``following``: the members behind it up to the last reader."""
+    overwritten = {b for m in following for b in m.writes}
     if overwritten & {*member.reads, *member.writes}:
         return False
     return all(_reads_once(reader, member.writes[0]) for reader in readers)

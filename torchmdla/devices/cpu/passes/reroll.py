@@ -46,43 +46,90 @@ def reroll_loops(steps: LoopProgram) -> None:
     """Replaces recurrences that are written out by loops, in place."""
     numbers: dict[object, int] = {}
     forms = [numbers.setdefault(_form(step), len(numbers)) for step in steps.steps]
-    operands = _Operands()
+    repeats = _Repeats(steps.steps, forms)
     start = 0
     while start < len(steps.steps):
-        found = _longest(steps.steps, forms, start, operands)
+        found = _longest(steps.steps, repeats, start)
         if found is not None:
             loop, start, end = found
-            operands = _Operands()
             _rename([*steps.steps[:start], *steps.steps[end:]], loop.renamed())
             step = loop.repeated()
             steps.steps[start:end], forms[start:end] = [step], [numbers.setdefault(step, len(numbers))]
+            repeats = _Repeats(steps.steps, forms)
         start += 1
 
 
-def _longest(
-    steps: Sequence[Step], forms: Sequence[int], start: int, operands: _Operands
-) -> tuple[_Loop, int, int] | None:
+def _longest(steps: Sequence[Step], repeats: _Repeats, start: int) -> tuple[_Loop, int, int] | None:
     """The loop with the shortest period from ``start`` on, and from where to where the steps are that it replaces."""
     tried: list[int] = []
     for period in range(1, min(_LONGEST_PERIOD, (len(steps) - start) // _LEAST_COUNT) + 1):
-        end = start
-        while end + period < len(steps) and forms[end] == forms[end + period]:
-            end += 1
+        end = repeats.end(period, start)
         if any(period % shorter == 0 for shorter in tried):
             continue
         for first, last in _spans((end - start) // period + 1):
             begin, behind = start + first * period, start + last * period
-            iterations = [steps[k : k + period] for k in range(begin, behind, period)]
             tried.append(period)
             try:
-                _Loop(iterations[-_LEAST_COUNT:], operands)
-                _Loop(iterations[:_LEAST_COUNT], operands)
-                loop = _Loop(iterations, operands)
+                loop = repeats.loop(period, begin, behind)
                 loop.lay_out([*steps[:begin], *steps[behind:]])
             except _NoLoop:
                 continue
             return loop, begin, behind
     return None
+
+
+class _Repeats:
+    """How steps repeat, asked for each place in turn while they stay as they are."""
+
+    def __init__(self, steps: Sequence[Step], forms: Sequence[int]) -> None:
+        self._steps = steps
+        self._forms = forms
+        self._operands = _Operands()
+        self._ends: dict[int, int] = {}
+        self._reach: dict[tuple[int, int], int] = {}
+
+    def end(self, period: int, start: int) -> int:
+        """The first place from ``start`` on whose form is another one than that of the place a period further."""
+        end = max(start, self._ends.get(period, 0))
+        while end + period < len(self._forms) and self._forms[end] == self._forms[end + period]:
+            end += 1
+        self._ends[period] = end
+        return end
+
+    def loop(self, period: int, begin: int, behind: int) -> _Loop:
+        """The loop of the iterations between two places.
+
+        Raises:
+            _NoLoop: they are none. Few iterations that are none, anywhere between, show that.
+        """
+        last = behind - _LEAST_COUNT * period
+        for place in (last, begin):
+            self._made(period, place, place + _LEAST_COUNT * period)
+        if self._reached(period, begin, last) <= last:
+            raise _NoLoop
+        return self._made(period, begin, behind)
+
+    def _reached(self, period: int, begin: int, last: int) -> int:
+        """The first place from ``begin`` to ``last``, period by period, at which no loop of few iterations begins, or
+        the one behind."""
+        place, tried = begin, []
+        while place <= last and (period, place) not in self._reach and self._is_loop(period, place):
+            tried.append(place)
+            place += period
+        reached = self._reach.get((period, place), place)
+        if reached <= last:
+            self._reach.update(((period, known), reached) for known in (*tried, place))
+        return reached
+
+    def _is_loop(self, period: int, place: int) -> bool:
+        try:
+            self._made(period, place, place + _LEAST_COUNT * period)
+        except _NoLoop:
+            return False
+        return True
+
+    def _made(self, period: int, begin: int, behind: int) -> _Loop:
+        return _Loop([self._steps[k : k + period] for k in range(begin, behind, period)], self._operands)
 
 
 def _spans(count: int) -> Iterator[tuple[int, int]]:

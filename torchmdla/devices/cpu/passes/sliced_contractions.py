@@ -9,6 +9,8 @@ that threads share. Nothing here knows of recurrent networks: a product and equa
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -127,15 +129,19 @@ def _reshape(buffer: Buffer, users: Sequence[LoopNest], dimension: int, extent: 
 
 def fuse_slices(steps: LoopProgram, machine: Machine) -> None:
     """Replaces products and the elementwise steps that read their results in slices by chains, in place."""
-    last: dict[Buffer, int] = {}
+    places: dict[Buffer, list[int]] = defaultdict(list)
     for position, step in enumerate(steps.steps):
-        last.update(dict.fromkeys([*step.reads, *step.writes], position))
+        for buffer in {*step.reads, *step.writes}:
+            places[buffer].append(position)
     result: list[Step] = []
     position = 0
     while position < len(steps.steps):
         step = steps.steps[position]
-        end = last[step.writes[0]] + 1 if isinstance(step, LoopNest) and step.writes else 0
-        chain = _chained(steps, steps.steps[position:end], machine) if end - position > 1 else None
+        users = places[step.writes[0]] if isinstance(step, LoopNest) and step.writes else []
+        end = position + len(users) - bisect_left(users, position)
+        # All that use the result follow at once.
+        follow = end - position > 1 and users[-1] == end - 1
+        chain = _chained(steps, steps.steps[position:end], machine) if follow else None
         result.append(chain or step)
         position = end if chain else position + 1
     steps.steps = result

@@ -7,10 +7,11 @@ loops (the axes) all nests in order, what passes between them in small buffers t
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections import deque
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections import defaultdict, deque
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from torchmdla.compiler.sizes import AnySize, at
 from torchmdla.devices.cpu.accesses import Access, Buffer
@@ -27,6 +28,9 @@ _STREAMED_PART = 1 / 2
 # What stores more than so many results in an iteration works on a tile of its own already.
 _MOST_RESULTS = 8
 
+# Longer chains are cut: of each step it is asked where those before it walk what it touches.
+_MOST_MEMBERS = 64
+
 # A tile's innermost loop is no shorter than this, unless the loop is.
 _LEAST_INNERMOST = 64
 
@@ -39,19 +43,43 @@ def fuse_by_tiles(steps: LoopProgram, machine: Machine, tiles: Sequence[Sequence
         ValueError: the chains are not those that ``tiles`` are of.
     """
     result: list[Step] = []
-    rest = list(steps.steps)
-    users = Users(rest)
+    sequence = _Sequence(steps.steps)
+    users = Users(steps.steps)
     given = None if tiles is None else deque(tiles)
-    while rest:
-        chain, made = _longest(users, rest, _Costs(machine, steps.typical), given)
+    start = 0
+    while start < len(steps.steps):
+        chain, made = _longest(users, sequence, start, _Costs(machine, steps.typical), given)
         if chain is None or made is None:
-            result.append(rest.pop(0))
+            result.append(steps.steps[start])
+            start += 1
             continue
-        result += [*chain.before, made]
-        rest = rest[chain.end :]
+        members = set(chain.members)
+        result += [*(step for step in steps.steps[start : chain.end] if step not in members), made]
+        start = chain.end
     if given:
         raise ValueError(f"{len(given)} tiles are of chains that these steps do not make")
     steps.steps = result
+
+
+class _Sequence:
+    """Steps in order, with the places of those that touch a buffer, and of those that write it."""
+
+    def __init__(self, steps: Sequence[Step]) -> None:
+        self.steps = steps
+        self._touching: dict[Buffer, list[int]] = defaultdict(list)
+        self._writing: dict[Buffer, list[int]] = defaultdict(list)
+        for place, step in enumerate(steps):
+            written = set(step.writes)
+            for buffer in written.union(step.reads):
+                self._touching[buffer].append(place)
+            for buffer in written:
+                self._writing[buffer].append(place)
+
+    def next_waiting(self, reads: Collection[Buffer], writes: Collection[Buffer], place: int) -> int | None:
+        """The place of the first step behind ``place`` that steps with these buffers must come before."""
+        used = [self._touching[b] for b in writes] + [self._writing[b] for b in reads if b in self._writing]
+        following = [places[k] for places in used if (k := bisect_right(places, place)) < len(places)]
+        return min(following, default=None)
 
 
 @dataclass(frozen=True)
@@ -66,33 +94,33 @@ class _Costs:
 
 
 def _longest(
-    users: Users, rest: Sequence[Step], costs: _Costs, given: deque[Sequence[int]] | None
+    users: Users, sequence: _Sequence, start: int, costs: _Costs, given: deque[Sequence[int]] | None
 ) -> tuple[_Candidate | None, TileLoop | None]:
-    """The longest chain from the first step on whose locals have room, with the next of the ``given`` tiles."""
-    for chain in reversed(_growth(rest)):
+    """The longest chain from a step on whose locals have room, with the next of the ``given`` tiles."""
+    for chain in reversed(_growth(sequence, start)):
         made = chain.finished(users, costs, given)
         if made is not None:
             return chain, made
     return None, None
 
 
-def _growth(rest: Sequence[Step]) -> list[_Candidate]:
-    """The chains that start with the first step, each by one member longer than the one before."""
-    first = rest[0]
+def _growth(sequence: _Sequence, start: int) -> list[_Candidate]:
+    """The chains that start with a step, each by one member longer than the one before."""
+    first = sequence.steps[start]
     if not isinstance(first, LoopNest) or not _may_join(first) or is_copy(first):
         return []
-    chains = [_Candidate([first], [(loop,) for loop in _free_loops(first)], [], 1, contracts(first))]
+    chains = [_Candidate([first], [(loop,) for loop in _free_loops(first)], start + 1, contracts(first))]
     reads, writes = set(first.reads), set(first.writes)
-    waiting: list[Step] = []
-    for position, step in enumerate(rest[1:], 1):
-        if not (writes & {*step.reads, *step.writes} or reads & set(step.writes)):
-            waiting.append(step)  # No member needs to wait for it, nor it for one.
-            continue
-        longer = chains[-1].with_member(step, waiting, position + 1) if isinstance(step, LoopNest) else None
+    while len(chains) < _MOST_MEMBERS:
+        # Steps in between wait for no member, nor a member for one of them.
+        place = sequence.next_waiting(reads, writes, chains[-1].end - 1)
+        if place is None:
+            break
+        step = sequence.steps[place]
+        longer = chains[-1].with_member(step, place + 1) if isinstance(step, LoopNest) else None
         if longer is None:
             break
         chains.append(longer)
-        waiting = []
         reads.update(step.reads)
         writes.update(step.writes)
     return chains[1:]
@@ -100,31 +128,40 @@ def _growth(rest: Sequence[Step]) -> list[_Candidate]:
 
 @dataclass
 class _Candidate:
-    """``members`` with, for each axis, the loop of each member; ``before``: steps between the members that none of them
-    needs to wait for; ``end``: how many steps members and those are together; ``contracts``: whether some member is a
-    product."""
+    """``members`` with, for each axis, the loop of each member; ``end``: the place behind the last member;
+    ``contracts``: whether some member is a product."""
 
     members: list[LoopNest]
     axes: list[tuple[int, ...]]
-    before: list[Step]
     end: int
     contracts: bool
 
-    def with_member(self, step: LoopNest, waiting: Sequence[Step], end: int) -> _Candidate | None:
-        """The chain with one more member, behind steps that are ``waiting``; None if no axis goes on through it."""
+    @cached_property
+    def _accesses(self) -> dict[Buffer, list[tuple[int, Access, bool]]]:
+        """By buffer: the position of a member that touches it, how, and whether the member writes to it."""
+        accesses: dict[Buffer, list[tuple[int, Access, bool]]] = defaultdict(list)
+        for k, member in enumerate(self.members):
+            written = set(member.writes)
+            for access in member.accesses:
+                accesses[access.buffer].append((k, access, access.buffer in written))
+        return accesses
+
+    def with_member(self, step: LoopNest, end: int) -> _Candidate | None:
+        """The chain with one more member; None if no axis goes on through it."""
         if not _may_join(step):
             return None
-        free = _free_loops(step)
+        free, written = _free_loops(step), set(step.writes)
         dependences = [
             (k, earlier, later)
-            for k, member in enumerate(self.members)
-            for earlier, later in _dependences(member, step)
+            for later in step.accesses
+            for k, earlier, writes in self._accesses.get(later.buffer, ())
+            if writes or later.buffer in written
         ]
         loops = [(axis, self._loop_in(step, free, axis, dependences)) for axis in self.axes]
         axes = [(*axis, own) for axis, own in loops if own is not None]
         if not axes:
             return None
-        return _Candidate([*self.members, step], axes, [*self.before, *waiting], end, self.contracts or contracts(step))
+        return _Candidate([*self.members, step], axes, end, self.contracts or contracts(step))
 
     def _loop_in(
         self,
@@ -151,7 +188,8 @@ class _Candidate:
         if not local:
             return None
         chain = self._recomputing(local)
-        return chain._of_tiles([b for b in local if any(b in m.writes for m in chain.members)], costs, given)
+        written = {b for m in chain.members for b in m.writes}
+        return chain._of_tiles([b for b in local if b in written], costs, given)
 
     def _recomputing(self, local: Sequence[Buffer]) -> _Candidate:
         """The chain without members whose values are computed where they are read, as long as something is left that
@@ -244,12 +282,11 @@ class _Candidate:
     def _shrunk(self, buffer: Buffer, tile: Sequence[int]) -> Buffer:
         """A buffer for one tile's part of ``buffer``."""
         sizes = list(buffer.sizes)
-        for k, member in enumerate(self.members):
-            for access in member.accesses:
-                for axis, extent in zip(self.axes, tile, strict=True):
-                    d = _dimension(access, axis[k]) if access.buffer is buffer else None
-                    if d is not None:
-                        sizes[d] = extent
+        for k, access, _ in self._accesses.get(buffer, ()):
+            for axis, extent in zip(self.axes, tile, strict=True):
+                d = _dimension(access, axis[k])
+                if d is not None:
+                    sizes[d] = extent
         return Buffer("local", buffer.element, tuple(sizes))
 
     def _tiled(self, position: int, tile: Sequence[int], shrunk: dict[Buffer, Buffer]) -> LoopNest:
@@ -275,13 +312,6 @@ def _free_loops(step: LoopNest) -> list[int]:
     """Loops that tiles can cut: parallel, and their index is not used as a value."""
     used = step.indexed_loops
     return [loop for loop, size in enumerate(step.sizes) if size != 1 and not step.reduction[loop] and loop not in used]
-
-
-def _dependences(earlier: LoopNest, later: LoopNest) -> list[tuple[Access, Access]]:
-    """Pairs of accesses to one buffer, of which one at least writes."""
-    written = {*earlier.writes, *later.writes}
-    theirs = [a for a in earlier.accesses if a.buffer in written]
-    return [(a, b) for a in theirs for b in later.accesses if a.buffer is b.buffer]
 
 
 def _counterpart(access: Access, loop: int, other: Access) -> int | None:
