@@ -246,10 +246,6 @@ MONAI = {
         of("monai.networks.nets:ViT", 1, 16, 8, hidden_size=32, mlp_dim=48, num_layers=2, num_heads=4),
         VOLUME,
     ),
-    "unetr": (
-        of("monai.networks.nets:UNETR", 1, 2, 32, 4, hidden_size=24, mlp_dim=32, num_heads=4, spatial_dims=2),
-        normal(1, 1, 32, 32),
-    ),
     "autoencoder": (of("monai.networks.nets:AutoEncoder", 2, 1, 1, (4, 8), (2, 2)), normal(1, 1, 16, 16)),
     "densenet": (
         of("monai.networks.nets:DenseNet", 3, 1, 2, init_features=8, growth_rate=4, block_config=(1, 2)),
@@ -358,7 +354,6 @@ _LLAMA = {**_BERT, "num_key_value_heads": 2}
 
 TRANSFORMERS = {
     "bert": (configured("BertModel", "BertConfig", **_BERT), TOKENS),
-    "roberta": (configured("RobertaModel", "RobertaConfig", **_BERT), TOKENS),
     "electra": (configured("ElectraModel", "ElectraConfig", embedding_size=16, **_BERT), TOKENS),
     "distilbert": (
         configured(
@@ -377,7 +372,6 @@ TRANSFORMERS = {
         TOKENS,
     ),
     "llama": (configured("LlamaModel", "LlamaConfig", **_LLAMA), TOKENS),
-    "qwen2": (configured("Qwen2Model", "Qwen2Config", **_LLAMA), TOKENS),
     "t5": (
         configured(
             "T5EncoderModel",
@@ -425,8 +419,16 @@ WAV2VEC = {
     "aux_num_out": 8,
 }
 
+
+def wav2vec2() -> nn.Module:
+    """Return a model without the norm of a weight, which torchaudio removes when it is scripted."""
+    module: nn.Module = of("torchaudio.models:wav2vec2_model", **WAV2VEC)()
+    module.encoder.transformer.pos_conv_embed.__prepare_scriptable__()
+    return module
+
+
 TORCHAUDIO = {
-    "wav2vec2": (of("torchaudio.models:wav2vec2_model", **WAV2VEC), SOUND),
+    "wav2vec2": (wav2vec2, SOUND),
     "conv_tasnet": (
         of(
             "torchaudio.models:ConvTasNet",
@@ -440,7 +442,6 @@ TORCHAUDIO = {
         ),
         normal(2, 1, 400),
     ),
-    "wav2letter": (of("torchaudio.models:Wav2Letter", 10, "mfcc", 13), normal(1, 13, 60)),
     "conformer": (
         of("torchaudio.models:Conformer", 16, 2, 24, 2, 5, 0.1),
         normal(2, 12, 16),
