@@ -71,6 +71,16 @@ c10::Symbol flags_attribute() {
   return symbol;
 }
 
+c10::Symbol written_attribute() {
+  static const auto symbol = c10::Symbol::attr("written");
+  return symbol;
+}
+
+std::vector<int64_t> written_outputs(const Node* group) {
+  return group->hasAttribute(written_attribute()) ? group->is(written_attribute())
+                                                  : std::vector<int64_t>{};
+}
+
 c10::Symbol first_run_attribute() {
   static const auto symbol = c10::Symbol::attr("first_run");
   return symbol;
@@ -127,6 +137,7 @@ struct Fusion {
   const c10::Symbol group_kind;
   const Aliases& aliases;
   const ValueSet parameters; // inputs of the graph that are module attributes
+  const ValueSet written;    // outputs of the graph that its users write to
   const ValueSet uninitialised;
   const ValueSet from_attributes;
   // A group that takes one of these would be compiled again for every iteration of a loop.
@@ -545,19 +556,26 @@ private:
     for (auto* member : group)
       copy_into(*subgraph, node, member, inner);
     const NodeSet inside(group.begin(), group.end());
+    std::vector<int64_t> written;
     for (auto* member : group)
       for (auto* value : member->outputs())
         if (leaves(value, inside)) {
+          if (is_written(value)) written.push_back(static_cast<int64_t>(node->outputs().size()));
           subgraph->registerOutput(inner.at(value));
           auto* output = node->addOutput();
           output->copyMetadata(value);
           value->replaceAllUsesWith(output);
         }
     node->g_(attr::Subgraph, std::move(subgraph));
+    if (!written.empty()) node->is_(written_attribute(), std::move(written));
     mark_parameters(node);
     mark_flags(node, group);
     for (auto it = group.rbegin(); it != group.rend(); ++it)
       destroy(*it);
+  }
+
+  bool is_written(const Value* value) const {
+    return is_tensor(value) && (fusion_.written.count(value) != 0 || aliases_.has_writers(value));
   }
 
   void copy_into(Graph& subgraph, Node* group_node, Node* node,
@@ -737,6 +755,9 @@ size_t form_all_groups(const std::shared_ptr<Graph>& graph, const DeviceTable& t
   ValueSet attributes;
   for (const auto index : options.parameters)
     attributes.insert(graph->inputs().at(index));
+  ValueSet written;
+  for (const auto index : options.written)
+    written.insert(graph->outputs().at(index));
   enter(Stage::analyse_aliases);
   const Aliases aliases(graph);
   const Fusion fusion{.table = table,
@@ -744,6 +765,7 @@ size_t form_all_groups(const std::shared_ptr<Graph>& graph, const DeviceTable& t
                       .group_kind = options.group_kind,
                       .aliases = aliases,
                       .parameters = std::move(attributes),
+                      .written = std::move(written),
                       .uninitialised = uninitialised_values(graph->block()),
                       .from_attributes = values_from_attributes(graph->block()),
                       .changing = changing_values(graph->block()),

@@ -22,6 +22,10 @@ c10::Symbol acap_group_symbol();
 c10::Symbol device_attribute();
 c10::Symbol parameters_attribute();
 c10::Symbol flags_attribute();
+// The indices of outputs that something outside of the group writes to; absent where there are
+// none. Autograd has saved what they were (group/differentiable.h).
+c10::Symbol written_attribute();
+std::vector<int64_t> written_outputs(const torch::jit::Node* group);
 // On groups whose graph has not run before they were formed (group/compilation_group.h).
 c10::Symbol first_run_attribute();
 
@@ -58,6 +62,7 @@ struct FusionOptions {
   OpenConditions open_conditions = OpenConditions::assume_met;
   std::vector<int64_t> parameters = {}; // indices of the graph's inputs that are module attributes
   c10::Symbol group_kind = group_symbol(); // of the nodes that are groups
+  std::vector<int64_t> written = {};       // indices of the graph's outputs that its users write to
   std::vector<size_t> left_out = {}; // numbers of the nodes of the graph's own block that join none
   // Is told of the operators in no group, while the graph has the nodes that it had.
   std::function<void(const Ungrouped&)> ungrouped = nullptr;

@@ -9,7 +9,6 @@ namespace torchmdla {
 
 using torch::jit::AliasDb;
 using torch::jit::Block;
-using torch::jit::MemoryLocations;
 using torch::jit::Node;
 using torch::jit::Value;
 namespace prim = c10::prim;

@@ -90,7 +90,8 @@ constexpr int most_parts = 8;
 
 GroupDescription describe(const Node* node, InputPaths inputs) {
   const auto device = node->s(device_attribute());
-  auto subgraph = std::make_shared<ScriptSubgraph>(node->g(attr::Subgraph), device);
+  auto subgraph =
+      std::make_shared<ScriptSubgraph>(node->g(attr::Subgraph), device, written_outputs(node));
   auto name = subgraph->name();
   return {std::move(subgraph),
           device,

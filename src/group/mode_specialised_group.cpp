@@ -47,8 +47,9 @@ std::vector<size_t> flag_inputs(const Node* node) {
 
 ModeSpecialisedGroup::ModeSpecialisedGroup(const Node* node)
     : graph_(node->g(attr::Subgraph)), device_(node->s(device_attribute())),
-      name_(group_name(graph_)), parameters_(node->is(parameters_attribute())), inputs_(node),
-      flag_inputs_(flag_inputs(node)), flags_(inputs_.of(flag_inputs_)) {}
+      name_(group_name(graph_)), parameters_(node->is(parameters_attribute())),
+      written_(written_outputs(node)), inputs_(node), flag_inputs_(flag_inputs(node)),
+      flags_(inputs_.of(flag_inputs_)) {}
 
 void ModeSpecialisedGroup::run(Stack& stack) {
   auto& chosen = variant(flags(stack));
@@ -112,6 +113,7 @@ std::unique_ptr<ModeSpecialisedGroup::Variant> ModeSpecialisedGroup::make_open()
     fuse_groups(grouped, *table,
                 {.open_conditions = OpenConditions::assume_violated,
                  .parameters = parameters_,
+                 .written = written_,
                  .ungrouped = count_ungrouped(*table),
                  .failed = count_failed_pass});
   made->grouped.emplace(grouped, name_);
@@ -123,6 +125,7 @@ void ModeSpecialisedGroup::group_anew(Variant& variant) const {
   if (const auto table = device_table(device_))
     fuse_groups(grouped, *table,
                 {.parameters = parameters_,
+                 .written = written_,
                  .ungrouped = count_ungrouped(*table),
                  .failed = count_failed_pass});
   const auto* group = only_group(*grouped);
@@ -140,7 +143,7 @@ void ModeSpecialisedGroup::group_anew(Variant& variant) const {
 void ModeSpecialisedGroup::run_differentiable(Variant& variant, Stack& stack) const {
   std::call_once(variant.differentiable_once, [&] {
     const Unforked section;
-    variant.differentiable.emplace(*variant.graph, name_);
+    variant.differentiable.emplace(*variant.graph, name_, written_);
   });
   variant.differentiable->run(stack);
 }

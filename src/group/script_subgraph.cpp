@@ -37,8 +37,10 @@ bool has_group_of(Graph& graph, const std::optional<Structure>& wanted, const st
 
 } // namespace
 
-ScriptSubgraph::ScriptSubgraph(std::shared_ptr<torch::jit::Graph> graph, std::string device)
-    : graph_(std::move(graph)), device_(std::move(device)), name_(group_name(graph_)) {
+ScriptSubgraph::ScriptSubgraph(std::shared_ptr<torch::jit::Graph> graph, std::string device,
+                               std::vector<int64_t> written)
+    : graph_(std::move(graph)), device_(std::move(device)), written_(std::move(written)),
+      name_(group_name(graph_)) {
   const auto table = device_table(device_);
   TORCH_CHECK(table, "torchmdla: a group is for device \"", device_,
               "\", which is not loaded here; "
@@ -69,7 +71,7 @@ bool ScriptSubgraph::run_differentiable(Stack& stack) {
   if (in_differentiable_run) return false;
   std::call_once(differentiable_once_, [&] {
     const Unforked section;
-    differentiable_.emplace(*graph_, name_);
+    differentiable_.emplace(*graph_, name_, written_);
   });
   in_differentiable_run = true;
   const auto leave = c10::make_scope_exit([] { in_differentiable_run = false; });
@@ -114,6 +116,7 @@ Subgraph::Division ScriptSubgraph::divide(const std::vector<size_t>& left_out,
   if (fuse_groups(graph, *table,
                   {.open_conditions = OpenConditions::assume_violated,
                    .parameters = parameters,
+                   .written = written_,
                    .left_out = left_out,
                    .ungrouped = count_ungrouped(*table),
                    .failed = count_failed_pass}) == 0)

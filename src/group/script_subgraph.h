@@ -17,7 +17,9 @@ namespace torchmdla {
 
 class ScriptSubgraph : public Subgraph {
 public:
-  ScriptSubgraph(std::shared_ptr<torch::jit::Graph> graph, std::string device);
+  // `written`: as of DifferentiableGraph.
+  ScriptSubgraph(std::shared_ptr<torch::jit::Graph> graph, std::string device,
+                 std::vector<int64_t> written);
 
   const std::shared_ptr<torch::jit::Graph>& graph() const { return graph_; }
   const std::string& name() const { return name_; }
@@ -49,6 +51,7 @@ private:
 
   const std::shared_ptr<torch::jit::Graph> graph_;
   const std::string device_;
+  const std::vector<int64_t> written_;
   const std::string name_;
   std::vector<Condition> conditions_;
 

@@ -13,7 +13,7 @@ from torchmdla.errors import CompileError
 from torchmdla.importer import guards, promotion
 from torchmdla.importer.emitter import Value
 from torchmdla.importer.op_call import OpCall, Results
-from torchmdla.importer.open_floats import as_number, as_tensor, has_open_float
+from torchmdla.importer.open_floats import as_number, as_tensor, is_integer
 from torchmdla.importer.operands import NumberTensor
 from torchmdla.importer.operators import operator
 from torchmdla.importer.rewrites import cast
@@ -76,7 +76,7 @@ def with_converted_scalars(call: OpCall) -> Results:
         return None
     dtype = meta.dtype
     if call.operator.computed_in == "promoted":
-        dtype = promotion.common_dtype(0.0 if has_open_float([operand]) else operand for operand in call.operands[:2])
+        dtype = promotion.common_dtype(map(_known, call.operands[:2]))
     operands = [
         _scalar(call, rule, argument, operand, dtype)
         for argument, operand in zip(call.schema.arguments, call.operands, strict=True)
@@ -103,21 +103,28 @@ def _scalar(call: OpCall, rule: ScalarRule, argument: torch._C.Argument, operand
     return _of_run_time(call, operand, wanted, is_checked=is_checked) if isinstance(operand, Value) else operand
 
 
+def _known(operand: Any) -> Any:
+    """Return an operand, or a number of the kind of one that is known only at run time."""
+    if not isinstance(operand, Value) or operand.meta is not None:
+        return operand
+    return 0 if is_integer(operand) else 0.0
+
+
 def _of_run_time(call: OpCall, operand: Value, dtype: torch.dtype, *, is_checked: bool) -> Value:
-    """A 0-d tensor in ``dtype``, or a float that is known only at run time as ``dtype`` holds it."""
-    is_float = operand.meta is None
-    if is_float and not dtype.is_floating_point:
-        if is_checked:
+    """Return a 0-d tensor in ``dtype``, or a number that is known only at run time as ``dtype`` holds it."""
+    is_number = operand.meta is None
+    if is_number and not dtype.is_floating_point:
+        if is_checked and not is_integer(operand):
             raise CompileError("a float that is known only at run time among integers", scope="place")
         return operand
-    tensor = as_tensor(call.emitter, operand) if is_float else operand
+    tensor = as_tensor(call.emitter, operand) if is_number else operand
     assert tensor.meta is not None
     if is_checked:
         guards.check_range(call.emitter, tensor, dtype)
-    if is_float and dtype not in HALVES:
+    if is_number and dtype not in HALVES:
         return operand
     converted = cast(call.emitter, tensor, replace(tensor.meta, dtype=dtype))
-    return as_number(call.emitter, converted) if is_float else converted
+    return as_number(call.emitter, converted) if is_number else converted
 
 
 def in_computed_dtype(call: OpCall) -> Results:
