@@ -109,7 +109,7 @@ x ** s
 s ** x
 torch.ops.aten.elu(x, s)
 torch.celu(x, s)
-torch.ops.aten.softplus(x, s, s)
+torch.ops.aten.softplus(x, s, 20)
 torch.xlogy(x, s)
 torch.logit(x, s)
 """.strip().splitlines()
@@ -284,9 +284,17 @@ def test_every_scalar_of_torchscript(dtype: str, kind: str) -> None:
     _compare(dtype, kind, _scalars(dtype, kind, every=True))
 
 
-@pytest.mark.parametrize("way", ["dynamo:compile", "lazy:step"])
-@pytest.mark.parametrize("number", [300, 0.3], ids=str)
-@pytest.mark.parametrize("dtype", ["uint8", "int16", "bfloat16", "float16"])
+# PyTorch's lazy tensors wrap a number around to uint8 before they divide by it.
+_OTHERS = [
+    (dtype, number, way)
+    for dtype in ("uint8", "int16", "bfloat16", "float16")
+    for number in (300, 0.3)
+    for way in ("dynamo:compile", "lazy:step")
+    if (dtype, number, way) != ("uint8", 300, "lazy:step")
+]
+
+
+@pytest.mark.parametrize(("dtype", "number", "way"), _OTHERS)
 @pytest.mark.usefixtures("without_gradients")
 def test_scalars_of_other_frontends(dtype: str, number: Scalar, way: str) -> None:
     """A number that is a constant, and one that is a 0-d tensor."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from single_op import schemas
 
-from torchmdla.importer import operators
+from torchmdla.importer import operators, scalars
 from torchmdla.importer.operators import OPERATORS, Operator, operator
 from torchmdla.importer.schemas import schema_of
 
@@ -34,3 +35,16 @@ def test_rows_that_differ_are_refused() -> None:
     rows = [("aten::mm", Operator(least_rank=1)), ("aten::mm", Operator(least_rank=2))]
     with pytest.raises(ValueError, match=r"two rows for aten::mm differ in least_rank"):
         operators._table(rows)
+
+
+def test_rules_of_scalars_name_arguments_of_operators() -> None:
+    """A row has arguments of all its operators; each may have some of them."""
+    for names, rule in scalars.TABLE.items():
+        arguments: set[str] = set()
+        for name in names.split():
+            base, _, overload = name.partition(".")
+            schemas_of_base = torch._C._jit_get_schemas_for_operator(f"aten::{base}")
+            found = [each for each in schemas_of_base if overload in ("", each.overload_name)]
+            assert found, name
+            arguments.update(argument.name for schema in found for argument in schema.arguments)
+        assert rule.wide | rule.checked <= arguments, names

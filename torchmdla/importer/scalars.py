@@ -1,6 +1,6 @@
 """Eager's rules for numbers and 0-d tensors: how an operator's kernel sees them beside tensors of its dtype.
 
-The rules were read off eager, and ``tests/importer/test_scalars.py`` compares each with it. The dtype of the
+The rules were read off eager, and ``tests/group/test_scalars.py`` compares each with it. The dtype of the
 computation is that of the result, or of the operands where a record says ``computed_in="promoted"``. Numbers and 0-d
 tensors are rounded to it, or wrap around, unless their rule says otherwise. Nothing else converts a scalar.
 """
@@ -38,7 +38,7 @@ def _rule(wide: str = "", checked: str = "") -> ScalarRule:
     return ScalarRule(frozenset(wide.split()), frozenset(checked.split()))
 
 
-_RULES: Mapping[str, ScalarRule] = {
+TABLE: Mapping[str, ScalarRule] = {
     "add sub rsub": _rule(checked="alpha"),
     "mul div floor_divide": _rule(wide="other"),
     "remainder fmod atan2 maximum minimum max.other min.other fmax fmin hypot logaddexp xlogy copysign": _rule(),
@@ -50,7 +50,7 @@ _RULES: Mapping[str, ScalarRule] = {
     "clamp.Tensor clamp_min.Tensor clamp_max.Tensor": _rule(),
     "hardtanh hardtanh_backward": _rule(checked="min_val max_val"),
     "threshold threshold_backward": _rule(wide="threshold", checked="threshold value"),
-    "hardshrink softshrink_backward hardshrink_backward": _rule(checked="lambd"),
+    "hardshrink": _rule(checked="lambd"),
     "softshrink": _rule(wide="lambd", checked="lambd"),
     "leaky_relu leaky_relu_backward": _rule(wide="negative_slope", checked="negative_slope"),
     "elu elu_backward": _rule(wide="alpha scale input_scale", checked="alpha scale input_scale"),
@@ -69,12 +69,12 @@ _RULES: Mapping[str, ScalarRule] = {
     "scatter.value constant_pad_nd": _rule(checked="value"),
 }
 
-_BY_OPERATOR = {f"aten::{name}": rule for names, rule in _RULES.items() for name in names.split()}
+_RULES = {f"aten::{name}": rule for names, rule in TABLE.items() for name in names.split()}
 
 
 def scalar_rule(name: str) -> ScalarRule | None:
     """Return the rule of an operator, by its schema name with overload; None where it has no scalars to convert."""
-    return _BY_OPERATOR.get(name, _BY_OPERATOR.get(name.partition(".")[0]))
+    return _RULES.get(name, _RULES.get(name.partition(".")[0]))
 
 
 def held(number: int | float | bool, dtype: torch.dtype | None) -> int | float | bool:
