@@ -93,15 +93,24 @@ def in_unit_interval(*names: str) -> Callable[[Emitter, Mapping[str, Any]], None
     return check
 
 
+# Up to here float32 holds every integer.
+_EXACT_INTEGERS = 1 << 24
+
+
 def check_range(emitter: Emitter, number: Value, dtype: torch.dtype) -> None:
     """Make the call fail where ``dtype`` does not reach as far as a 0-d tensor of floats; infinity and NaN pass."""
     assert number.meta is not None
-    if not (dtype.is_floating_point and number.meta.dtype.is_floating_point):
+    if dtype == torch.bool or not number.meta.dtype.is_floating_point:
         return
-    if torch.finfo(number.meta.dtype).max <= torch.finfo(dtype).max:
+    is_float = dtype.is_floating_point
+    if is_float and torch.finfo(number.meta.dtype).max <= torch.finfo(dtype).max:
         return
     size = emitter.tensor_op("torch.aten.abs", [number], number.meta)
     flags = replace(number.meta, dtype=torch.bool)
+    if not is_float:  # An integer that float32 does not hold is eager's to convert, or to refuse.
+        limit = emitter.floating(min(torch.iinfo(dtype).max, _EXACT_INTEGERS))
+        emitter.check(emitter.tensor_op("torch.aten.le.Scalar", [size, limit], flags), f"a number is beyond {dtype}")
+        return
     limits = [("gt", torch.finfo(dtype).max), ("lt", math.inf)]
     sides = [
         emitter.tensor_op(f"torch.aten.{relation}.Scalar", [size, emitter.floating(limit)], flags)

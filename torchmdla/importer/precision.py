@@ -113,10 +113,11 @@ def _known(operand: Any) -> Any:
 def _of_run_time(call: OpCall, operand: Value, dtype: torch.dtype, *, is_checked: bool) -> Value:
     """Return a 0-d tensor in ``dtype``, or a number that is known only at run time as ``dtype`` holds it."""
     is_number = operand.meta is None
-    if is_number and not dtype.is_floating_point:
-        if is_checked and not is_integer(operand):
-            raise CompileError("a float that is known only at run time among integers", scope="place")
-        return operand
+    is_float = is_number and not is_integer(operand)
+    record = call.operator
+    takes_float = record.decomposition is None or record.with_tensors or record.whole_with_open_floats
+    if is_float and is_checked and not dtype.is_floating_point and not takes_float:
+        raise CompileError("a float that is known only at run time among integers", scope="place")
     tensor = as_tensor(call.emitter, operand) if is_number else operand
     assert tensor.meta is not None
     if is_checked:
