@@ -301,6 +301,44 @@ def test_a_softmax_that_is_divided_too_late_is_found(monkeypatch: pytest.MonkeyP
     assert "result2[d0, d1] = v1" in caught.value.diagnostic
 
 
+def test_what_is_made_of_a_rounding_error_is_no_finding() -> None:
+    """A sum that is 0, in another order, and its quotient."""
+    text = """
+    buffer input0 : f32[5]
+    buffer temporary0 : f32[5]
+    buffer temporary1 : f32[1]
+    buffer result1 : f32[5]
+    entry {
+      nest d0:1 d1:5+ {
+        i0 = input0[d1]
+        i1 = input0[d1 * -1 + 4]
+        o0 = from 0.0 : f32
+        v0 : f32 = arith.divf i0, 3.0
+        v1 : f32 = arith.divf i1, 3.0
+        v2 : f32 = arith.subf v0, v1
+        v3 : f32 = arith.addf o0, v2
+        temporary1[d0] = v3
+      }
+      nest d0:5 {
+        i0 = input0[d0]
+        i1 = temporary1[0]
+        v0 : f32 = arith.addf i1, 1.0e-18
+        v1 : f32 = arith.divf i0, v0
+        result1[d0] = v1
+      }
+    }
+    """
+
+    def start_with_one(steps: LoopProgram) -> None:
+        step = steps.nests()[0]
+        total, term = step.values[0].operands
+        one = constant(1.0, "f32")
+        moved = operation("arith.subf", [operation("arith.addf", [term, one], "f32"), one], "f32")
+        step.values = (operation("arith.addf", [total, moved], "f32"),)
+
+    checked(text, start_with_one, is_exact=False)
+
+
 def test_only_exact_passes_are_held_to_special_values() -> None:
     def drop_infinity(steps: LoopProgram) -> None:
         step = steps.nests()[0]

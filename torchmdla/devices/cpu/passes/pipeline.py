@@ -163,7 +163,7 @@ def transform(
     """
     machine = Machine.of(program.target, program.options)
     if len({len(sample.steps) for sample in samples}) == 1:
-        samples = [generalise(program, samples)]
+        samples = [_generalised(program, samples)]
     else:
         mark_varying(samples)
     for k, sample in enumerate(samples):
@@ -174,7 +174,7 @@ def transform(
             validation.note("program")
         for one in REWRITES:
             run(one, sample, machine, name)
-    steps = generalise(program, samples)
+    steps = _generalised(program, samples)
     if len(samples) > 1:
         observe("generalise", steps)
     for one in REDUCTIONS:
@@ -183,6 +183,16 @@ def transform(
     for one in _by_tiles(tiles):
         run(one, steps, machine)
     return steps, [step.tile for step in steps.steps if isinstance(step, TileLoop) and step not in before]
+
+
+def _generalised(program: Program, samples: Sequence[LoopProgram]) -> LoopProgram:
+    """The steps for all sizes, which compute what the first sample does at its own."""
+    is_checked = validation.is_asked_for() and len(samples) > 1
+    check = validation.Check(samples[0], program.samples[0].values) if is_checked else None
+    steps = generalise(program, samples)
+    if check is not None:
+        check.finish("generalise", steps, is_exact=True)
+    return steps
 
 
 def run(one: Pass, steps: LoopProgram, machine: Machine, name: str = "") -> None:

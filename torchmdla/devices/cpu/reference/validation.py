@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -42,11 +43,13 @@ _MOST_TRIES = 500
 @dataclass(frozen=True)
 class Sample:
     """Made-up arguments: ``floats`` of a generator and a count, ``integers`` of 32 bits and more below ``below``, which
-    may be indices, and, if it ``is_special``, values among them that rules are wrong about."""
+    may be indices, and, if it ``is_special``, values among them that rules are wrong about. Those
+    of another ``noise`` are a little away."""
 
     floats: Callable[[np.random.Generator, int], Array]
     below: int = 3
     is_special: bool = False
+    noise: int = 0
 
     def elements(self, buffer: Buffer, count: int) -> Array:
         """What lies in an argument."""
@@ -67,15 +70,22 @@ class Sample:
             chosen = generator.random(count) < _SPECIAL_PART
             chosen[: count and 1] = True
             values = np.where(chosen, generator.choice(np.array(special, dtype), count), values)
-        return rounded(values, kind)
+        values = rounded(values, kind)
+        if self.noise and dtype.kind == "f":
+            values = values * (1 + _NOISE * np.random.default_rng([buffer.position, self.noise]).standard_normal(count))
+        return values
 
     def scalar(self, argument: int) -> float:
         """A scalar argument."""
         return float(self.floats(np.random.default_rng([argument, 1]), 1)[0])
 
 
-_FLOATS = (np.nan, np.inf, -np.inf, 0.0, -0.0, 1e30, -1e-30, 0.5)
+_FLOATS = (np.nan, np.inf, -np.inf, 0.0, -0.0, 1e3, -1e-3, 0.5)
 _SPECIAL_PART = 1 / 12
+
+# A rounding error (a sum that is 0, and a quotient by it) is not a value to compare. Arguments that are ``_NOISE`` away, in
+# so many ways, change what is made of one. An element may be off by ``_DOUBT`` times as much.
+_NOISE, _NOISES, _DOUBT = 1e-12, 4, 1e4
 
 
 def _positive(generator: np.random.Generator, count: int) -> Array:
@@ -155,12 +165,13 @@ def _small_symbols(steps: LoopProgram) -> Sequence[int]:
 
 
 class Check:
-    """What a program computes before a stage, to be held to behind it. Where it is skipped, nothing is checked."""
+    """What a program computes before a stage, to be held to behind it. Where it is skipped, nothing is checked.
+    ``symbols``: values of those that it has then, if they are not chosen here."""
 
-    def __init__(self, steps: LoopProgram) -> None:
+    def __init__(self, steps: LoopProgram, symbols: Sequence[int] | None = None) -> None:
         self._before: Observed | None = None
         try:
-            self._before = observed(steps)
+            self._before = observed(steps, symbols)
         except Skipped as error:
             note(f"skipped {error}")
         except InvalidProgram as error:
@@ -199,7 +210,7 @@ def _compare(stage: str, before: Observed, after: Observed, steps: LoopProgram, 
         if SAMPLES[name].is_special and not is_exact:
             continue
         new = after.outcomes[name]
-        fault = _difference(old, new, is_exact)
+        fault = _difference(old, new, is_exact, partial(_doubt, steps, after, name))
         if fault is not None:
             raise _fault(f"{stage} changes what {fault}, of {name}", _suspect(steps, old, new))
 
@@ -210,8 +221,8 @@ def _fault(message: str, nest: str = "") -> CompileError:
     return CompileError(f"internal error: {message}", diagnostic=nest)
 
 
-def _difference(old: Outcome, new: Outcome, is_exact: bool) -> str | None:
-    """What two runs disagree in, in words."""
+def _difference(old: Outcome, new: Outcome, is_exact: bool, doubt: Callable[[int], Array]) -> str | None:
+    """What two runs disagree in, in words. ``doubt``: how far a result may be off, by position."""
     if old.fails != new.fails:
         return "is checked: " + ("a call fails that did not" if new.fails else "a call does not fail that did")
     kinds = {buffer.position: buffer.element for buffer in new.memory if buffer.kind == "result"}
@@ -222,6 +233,9 @@ def _difference(old: Outcome, new: Outcome, is_exact: bool) -> str | None:
         agree = _agree(found, expected, TOLERANCES.get(kinds[position], 0.0))
         if is_exact and expected.dtype.kind == "f":
             agree &= (found != 0) | (expected != 0) | (np.signbit(found) == np.signbit(expected))
+        if not agree.all() and expected.dtype.kind == "f":
+            with np.errstate(invalid="ignore"):
+                agree |= np.abs(found - expected) <= doubt(position)
         places = np.flatnonzero(~agree)
         if len(places):
             first = places[0]
@@ -230,6 +244,16 @@ def _difference(old: Outcome, new: Outcome, is_exact: bool) -> str | None:
                 f"({len(places)} of {len(found)} differ)"
             )
     return None
+
+
+def _doubt(steps: LoopProgram, after: Observed, name: str, position: int) -> Array:
+    """How far each element of a result may be off, for one sample."""
+    exact = after.outcomes[name].results[position]
+    shifted = (replace(SAMPLES[name], noise=number) for number in range(1, 1 + _NOISES))
+    others = [_outcome(steps, after.symbols, sample).results[position] for sample in shifted]
+    with np.errstate(invalid="ignore"):
+        most: Array = np.max([np.abs(other - exact) for other in others], axis=0)
+    return _DOUBT * most
 
 
 def _agree(found: Array, expected: Array, tolerance: float) -> Array:
