@@ -83,8 +83,8 @@ class Sample:
 _FLOATS = (np.nan, np.inf, -np.inf, 0.0, -0.0, 1e3, -1e-3, 0.5)
 _SPECIAL_PART = 1 / 12
 
-# A rounding error (a sum that is 0, and a quotient by it) is not a value to compare. Arguments that are ``_NOISE`` away, in
-# so many ways, change what is made of one. An element may be off by ``_DOUBT`` times as much.
+# A rounding error (a sum that is 0, and a quotient by it) is not a value to compare. Arguments that are ``_NOISE``
+# away, in so many ways, change what is made of one. An element may be off by ``_DOUBT`` times as much.
 _NOISE, _NOISES, _DOUBT = 1e-12, 4, 1e4
 
 
