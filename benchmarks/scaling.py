@@ -1,10 +1,10 @@
-"""How time and memory grow with the length of a program: generated programs of ten shapes, each length in a process.
+"""How time and memory grow with the length of a program: generated programs of ten shapes, each shape in a process.
 
 A program of so many operators is scripted and called until it runs compiled. What is timed is the processor's time, by
 stage: `capture` (PyTorch's optimiser with the pass that forms groups, and the call that records), `import` (graphs
 become programs) and `compile` (the compiler process, and waiting for it). `torch` is what the same calls take without
-torchmdla. With --stages more tables tell the stages of the compile. Memory is the largest resident set beyond that of
-a process that has only imported torchmdla, and of the compiler process.
+torchmdla. With --stages more tables tell the stages of the compile. Memory is the largest resident set beyond that
+before the calls, and that of the compiler process so far.
 
 A curve grows too fast where a program of twice the length takes more than 2.3 times as long; times below a tenth of a
 second are not judged. With --check the benchmark ends with status 1 then. It always does where something fell back.
@@ -28,6 +28,9 @@ from harness import children, output
 MOST = 2.3
 # Seconds and MiB that are too few to be judged.
 LEAST = {"seconds": 0.1, "MiB": 20.0}
+
+# Operators of the program with which a process begins: it starts the compiler, and all that is imported is.
+_WARMING_UP = 50
 
 STAGES = ("torch", "capture", "import", "compile")
 
@@ -77,12 +80,13 @@ def main() -> int:
             False: {"shapes": list(SHAPES), "operators": [125, 250, 500, 1000, 2000, 4000]},
         },
     )
-    rows: list[Row] = []
-    with output.progress(len(options.shapes) * len(options.operators) * options.repeat * 2, "process") as bar:
-        for shape, operators in itertools.product(options.shapes, options.operators):
-            rows.append(row_of(shape, operators, [measure_once(shape, operators, bar) for _ in range(options.repeat)]))
+    curves: dict[str, list[Row]] = {}
+    with output.progress(len(options.shapes) * options.repeat * 2, "process") as bar:
+        for shape in options.shapes:
+            runs = [measure_once(shape, options.operators, bar) for _ in range(options.repeat)]
+            curves[shape] = [row_of(shape, k, runs) for k in range(len(options.operators))]
+            rows = [row for curve in curves.values() for row in curve]
             output.write_json(options.json, {"benchmark": "scaling", "rows": rows})
-    curves = {shape: [row for row in rows if row["shape"] == shape] for shape in options.shapes}
     show(curves)
     if options.stages:
         show_stages(curves)
@@ -92,20 +96,34 @@ def main() -> int:
     return int(bool(faults or (options.check and fast)))
 
 
-def measure_once(shape: str, operators: int, bar: Any) -> dict[str, Any]:
+def measure_once(shape: str, operators: list[int], bar: Any) -> dict[str, Any]:
     """One measurement without torchmdla, one with, in two processes."""
     found = {}
     with tempfile.TemporaryDirectory(prefix="torchmdla-benchmark-") as folder:
         for way, enabled in (("torch", "0"), ("torchmdla", "1")):
-            bar.set_postfix_str(f"{shape}, {operators}, {way}")
+            bar.set_postfix_str(f"{shape}, {way}")
             variables = {"TORCHMDLA_ENABLE": enabled, "TORCHMDLA_CACHE_DIR": folder, "OMP_NUM_THREADS": "1"}
             found[way] = children.run("scaling:measure", {"shape": shape, "operators": operators}, variables)
             bar.update()
     return found
 
 
-def measure(shape: str, operators: int) -> dict[str, Any]:
-    """Calls one program in this process until it is optimised and, where torchmdla is on, compiled."""
+def measure(shape: str, operators: list[int]) -> list[dict[str, Any]]:
+    """Calls programs in this process until they are optimised and, where torchmdla is on, compiled."""
+    import torch
+
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    measure_program(shape, _WARMING_UP)
+    found = []
+    for count in operators:
+        children.step(f"{shape}: {count}")
+        found.append({"operators": count, **measure_program(shape, count)})
+    return found
+
+
+def measure_program(shape: str, operators: int) -> dict[str, Any]:
+    """What calling one program until it is compiled takes."""
     import memory
     import torch
 
@@ -113,11 +131,12 @@ def measure(shape: str, operators: int) -> dict[str, Any]:
     from torchmdla.capture.script_subgraph import ScriptSubgraph
     from torchmdla.compile_service import service
 
-    warnings.filterwarnings("ignore")
-    torch.set_num_threads(1)
     function = scripted(*SHAPES[shape](operators))
     x = torch.linspace(0.1, 0.9, 16).view(4, 4)
     spent = {"import": 0.0, "waiting": 0.0}
+    torchmdla.reset_stats()
+    known = service.default_service().stages()
+    memory.forget_peak()
     base = memory.peak()
     start, compiling = time.process_time(), seconds_of_children()
     with (
@@ -139,7 +158,7 @@ def measure(shape: str, operators: int) -> dict[str, Any]:
         "MiB": {"process": memory.peak() - base, "compiler": memory.peak_of_children()},
         "groups": stats.groups,
         "fallbacks": stats.fallbacks,
-        "stages": service.default_service().stages(),
+        "stages": {name: taken - known.get(name, 0.0) for name, taken in service.default_service().stages().items()},
     }
 
 
@@ -187,25 +206,26 @@ def seconds_of_children() -> float:
     return seconds
 
 
-def row_of(shape: str, operators: int, runs: list[dict[str, Any]]) -> Row:
-    """The least of each figure."""
+def row_of(shape: str, place: int, runs: list[dict[str, Any]]) -> Row:
+    """The least of each figure of the program at a place among the lengths."""
+    alone, ours = ([run[way][place] for run in runs] for way in ("torch", "torchmdla"))
 
-    def least(way: str, kind: str, name: str) -> float:
-        return float(min(run[way][kind][name] for run in runs))
+    def least(measured: list[dict[str, Any]], kind: str, name: str) -> float:
+        return float(min(one[kind][name] for one in measured))
 
-    alone = {"torch": least("torch", "seconds", "capture")}
+    seconds = {stage: least(ours, "seconds", stage) for stage in STAGES[1:]}
     return {
         "shape": shape,
-        "operators": operators,
-        "seconds": alone | {stage: least("torchmdla", "seconds", stage) for stage in STAGES[1:]},
+        "operators": ours[0]["operators"],
+        "seconds": {"torch": least(alone, "seconds", "capture"), **seconds},
         "MiB": {
-            "torch": least("torch", "MiB", "process"),
-            "process": least("torchmdla", "MiB", "process"),
-            "compiler": least("torchmdla", "MiB", "compiler"),
+            "torch": least(alone, "MiB", "process"),
+            "process": least(ours, "MiB", "process"),
+            "compiler": least(ours, "MiB", "compiler"),
         },
-        "groups": runs[0]["torchmdla"]["groups"],
-        "fallbacks": runs[0]["torchmdla"]["fallbacks"],
-        "stages": runs[0]["torchmdla"]["stages"],
+        "groups": ours[0]["groups"],
+        "fallbacks": ours[0]["fallbacks"],
+        "stages": ours[0]["stages"],
     }
 
 

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import operator
-import sys
 from collections.abc import Callable
-from types import FrameType
 
 import pytest
 import torch
+from counting import MOST, calls_of
 from torch import fx
 
 from torchmdla import _C, devices
 from torchmdla.capture.partition import partition
 
 aten = torch.ops.aten
-
-# More for a program of twice the length; what a program has whatever its length makes it less than 2.
-MOST = 2.3
 
 
 def scripted(lines: list[str], result: str = "x * 2 + 1") -> Callable[[torch.Tensor, bool], object]:
@@ -146,22 +142,6 @@ def add_sum(graph: fx.Graph, node: fx.Node, i: int) -> fx.Node:
 
 
 GRAPHS = {"random numbers": add_draw, "writes": add_write, "views": add_view, "integers": add_sum}
-
-
-def calls_of(function: Callable[[], object]) -> int:
-    """Return how many functions of Python a function calls in all."""
-    count = 0
-
-    def profile(_frame: FrameType, event: str, _argument: object) -> None:
-        nonlocal count
-        count += event == "call"
-
-    sys.setprofile(profile)
-    try:
-        function()
-    finally:
-        sys.setprofile(None)
-    return count
 
 
 @pytest.mark.parametrize("shape", GRAPHS)

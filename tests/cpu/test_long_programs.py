@@ -1,0 +1,72 @@
+"""The passes of the cpu device take time in proportion to the program: what they call is counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from counting import MOST, calls_of
+from nest_running import host_target
+from test_tile_fusion import all_nests
+from torch_mlir import ir
+from written_programs import Builder, Value, normal
+
+from torchmdla.compiler.mlir import new_context
+from torchmdla.devices.cpu.loop_program import LoopProgram
+from torchmdla.devices.cpu.lowering import loop_program
+
+
+def chain(b: Builder, count: int) -> list[Value]:
+    """One chain of elementwise operators, each with an input of its own."""
+    x = b.input(normal(4, 4))
+    for _ in range(count):
+        y = b.input(normal(4))
+        x = b.op("aten.mul.Tensor", [x, y], x.tensor * y.tensor)
+    return [x]
+
+
+def results(b: Builder, count: int) -> list[Value]:
+    """Results that need nothing of each other."""
+    x = b.input(normal(4, 4))
+    return [b.op("aten.mul.Scalar", [x, k + 0.5], x.tensor * (k + 0.5)) for k in range(count)]
+
+
+def concatenation(b: Builder, count: int) -> list[Value]:
+    """A concatenation of as many parts, whose operators repeat with a period."""
+    x = b.input(normal(4, 4))
+    parts = [b.op("aten.mul.Scalar", [x, k % 9 + 0.5], x.tensor * (k % 9 + 0.5)) for k in range(count)]
+    return [b.op("aten.cat", [parts, 0], torch.cat([part.tensor for part in parts]))]
+
+
+def writes(b: Builder, count: int) -> list[Value]:
+    """Rows that are written one after the other."""
+    x = b.input(normal(4, 4))
+    y = b.op("aten.mul.Scalar", [x, 2.0], x.tensor * 2.0)
+    for k in range(count):
+        row = b.op("aten.select.int", [y, 0, k % 4], y.tensor[k % 4])
+        changed = b.op("aten.mul.Scalar", [row, 0.5], row.tensor * 0.5)
+        y = b.op("aten.select_scatter", [y, changed, 0, k % 4], y.tensor.select_scatter(changed.tensor, 0, k % 4))
+    return [y]
+
+
+def transformed(function: Callable[[Builder, int], list[Value]], count: int) -> tuple[LoopProgram, int]:
+    """Return the steps of a program of so many operators, and how many calls making them takes."""
+    builder = Builder()
+    program = builder.program(function(builder, count), host_target())
+    steps: list[LoopProgram] = []
+    with new_context(), ir.Location.unknown():
+        calls = calls_of(lambda: steps.append(loop_program(program, {})[0]))
+    return steps[0], calls
+
+
+@pytest.mark.parametrize("function", [chain, results, concatenation, writes])
+def test_passes_call_in_proportion(function: Callable[[Builder, int], list[Value]]) -> None:
+    (_, short), (_, long) = (transformed(function, count) for count in (160, 320))
+    assert long <= MOST * short
+
+
+def test_bodies_are_not_as_long_as_programs() -> None:
+    """Upstream's fusion copies a body with each operator, and LLVM takes minutes for one of thousands of operators."""
+    steps, _ = transformed(chain, 500)
+    assert max(len(nest.body.expressions) for nest in all_nests(steps)) < 500
