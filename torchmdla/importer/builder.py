@@ -251,9 +251,10 @@ class ProgramBuilder:
     def _outputs(self, names: Sequence[str]) -> tuple[list[tuple[Result, Value]], tuple[OutputBinding, ...]]:
         results: list[tuple[Result, Value]] = []
         outputs: dict[str, OutputBinding] = {}
+        places = {name: place for place, name in enumerate(self._inputs)}
         for name in names:
-            if name in self._inputs:
-                outputs[name] = OutputBinding("input", self._inputs.index(name))
+            if name in places:
+                outputs[name] = OutputBinding("input", places[name])
             elif name not in outputs:
                 try:
                     outputs[name] = self._output(name, results)
