@@ -42,12 +42,13 @@ bool dispatch_mode_active() {
   return !(local.included_ - c10::default_included_set).empty();
 }
 
+constexpr c10::DispatchKeySet
+    plain({c10::DispatchKey::CPU, c10::DispatchKey::QuantizedCPU, c10::DispatchKey::AutogradCPU,
+           c10::DispatchKey::ADInplaceOrView, c10::DispatchKey::AutocastCPU});
+
 // A tensor whose memory compiled code may read directly: no subclass, no lazy conjugate or negative
 // bit, no other layout or device, quantised as a whole if it is.
 bool is_plain_tensor(const at::Tensor& tensor) {
-  static constexpr c10::DispatchKeySet plain(
-      {c10::DispatchKey::CPU, c10::DispatchKey::QuantizedCPU, c10::DispatchKey::AutogradCPU,
-       c10::DispatchKey::ADInplaceOrView, c10::DispatchKey::AutocastCPU});
   if ((tensor.key_set() | plain) != plain || !tensor.has_storage()) return false;
   return !tensor.is_quantized() || quantisation_of(tensor);
 }
@@ -65,6 +66,16 @@ int64_t bits_of(const at::Tensor& tensor) {
 
 bool has_tangent(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->autograd_meta() && tensor._fw_grad(/*level=*/0).defined();
+}
+
+// The type of an input that no group takes.
+std::string described(const c10::IValue& input) {
+  if (input.isTensor())
+    return input.toTensor().toString() + " with " + toString(input.toTensor().key_set() - plain);
+  if (input.isTensorList())
+    for (const auto& element : input.toListRef())
+      if (!is_plain_tensor(element.toTensor())) return "a list with a " + described(element);
+  return input.type()->repr_str();
 }
 
 // Why compiled code may not take this input; nullopt where it may.
@@ -147,7 +158,10 @@ void CompilationGroup::run(Stack& stack) {
   Signature signature;
   const auto inputs = torch::jit::last(stack, group_.inputs.num_inputs());
   if (settings().keep_inputs.load(std::memory_order_relaxed)) keep_inputs(inputs);
-  if (const auto reason = reason_to_fall_back(inputs, signature)) return fall_back(stack, *reason);
+  if (const auto reason = reason_to_fall_back(inputs, signature)) {
+    count_fallback(*reason);
+    return fall_back(stack);
+  }
   if (needs_gradients(inputs)) {
     if (expected_backward_.count_call()) return run_as_pytorch(stack);
   } else if (is_first_run() && !adopt(signature, inputs)) {
@@ -241,15 +255,18 @@ void CompilationGroup::prepare() {
     one->executable->pack_constants();
 }
 
-std::optional<Fallback> CompilationGroup::reason_to_fall_back(c10::ArrayRef<c10::IValue> inputs,
-                                                              Signature& signature) const {
-  if (dispatch_mode_active()) return Fallback::dispatch_mode;
-  for (const auto& input : inputs) {
-    if (const auto reason = reason_not_to_read(input)) return reason;
-    if (!append_signature(input, signature)) return Fallback::input_kind;
+std::optional<std::string> CompilationGroup::reason_to_fall_back(c10::ArrayRef<c10::IValue> inputs,
+                                                                 Signature& signature) const {
+  if (dispatch_mode_active()) return describe(Fallback::dispatch_mode);
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const auto reason = reason_not_to_read(inputs[i]);
+    if (reason == Fallback::tangent) return describe(*reason);
+    if (reason || !append_signature(inputs[i], signature))
+      return describe(Fallback::input_kind) + (": " + group_.subgraph->input_name(i)) + " is " +
+             described(inputs[i]);
   }
   append_modes(signature);
-  if (needs_gradients(inputs) && !may_save(inputs)) return Fallback::saved_tensors;
+  if (needs_gradients(inputs) && !may_save(inputs)) return describe(Fallback::saved_tensors);
   return std::nullopt;
 }
 

@@ -190,8 +190,8 @@ private:
     std::vector<bool> numbers;                 // likewise: which entries are sizes and integers
   };
 
-  std::optional<Fallback> reason_to_fall_back(c10::ArrayRef<c10::IValue> inputs,
-                                              Signature& signature) const;
+  std::optional<std::string> reason_to_fall_back(c10::ArrayRef<c10::IValue> inputs,
+                                                 Signature& signature) const;
   bool run_known(const Specialisations& known, const Signature& signature,
                  torch::jit::Stack& stack);
   bool is_known(const Signature& signature) const;

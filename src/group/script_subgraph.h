@@ -32,6 +32,9 @@ public:
   // differentiable graphs that it makes of it, forward and backward.
   bool run_differentiable(torch::jit::Stack& stack) override;
 
+  std::string input_name(size_t input) const override {
+    return "%" + graph_->inputs().at(input)->debugName();
+  }
   std::optional<size_t> num_outputs() const override { return graph_->outputs().size(); }
   std::optional<Structure> structure(const std::string& device,
                                      const std::vector<int64_t>& parameters) const override;

@@ -136,6 +136,11 @@ void mark_from(size_t first, std::vector<bool>& marks) {
 } // namespace
 
 bool append_signature(const c10::IValue& value, Signature& signature) {
+  // Of a list's elements the values, too: nothing of a list is an argument of compiled code.
+  const auto append_element = [&](const c10::IValue& element) {
+    if (element.isDouble()) signature.push_back(std::bit_cast<int64_t>(element.toDouble()));
+    return !element.isTensor() && !element.isList() && append_signature(element, signature);
+  };
   if (value.isTensor()) {
     if (value.toTensor().defined())
       append_tensor(value.toTensor(), signature);
@@ -169,6 +174,10 @@ bool append_signature(const c10::IValue& value, Signature& signature) {
   } else if (value.isDoubleList()) {
     append_list(value.toDoubleVector(), signature,
                 [](double v) { return std::bit_cast<int64_t>(v); });
+  } else if (value.isList()) {
+    const auto elements = value.toListRef();
+    signature.append({list, static_cast<int64_t>(elements.size())});
+    return std::all_of(elements.begin(), elements.end(), append_element);
   } else {
     return false;
   }

@@ -32,6 +32,9 @@ public:
   // better way than `run`.
   virtual bool run_differentiable(torch::jit::Stack& stack) = 0;
 
+  // What people call an input.
+  virtual std::string input_name(size_t input) const { return "input " + std::to_string(input); }
+
   // How many outputs each call pushes; nullopt where whoever calls looks for itself.
   virtual std::optional<size_t> num_outputs() const = 0;
 

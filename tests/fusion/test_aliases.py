@@ -142,8 +142,8 @@ def test_scripted(call: str, use: str) -> None:
     check(torch.jit.CompilationUnit(text).f, eager(text))
 
 
-# In graphs without writes, which torch.compile and the lazy device make, PyTorch alone copies these; of `unfold` it
-# loses what the windows do not cover.
+# In graphs without writes, which torch.compile and the lazy device make, PyTorch alone copies these or, of `unfold`,
+# loses what it does not cover.
 _OTHERWISE = {"dropout", "dropout of nothing", "unsafe_chunk", "dequantize", "unfold"}
 ON_OTHER_FRONTENDS = [call for call in CALLS if call not in _OTHERWISE]
 

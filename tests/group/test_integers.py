@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Optional, cast
 
 import pytest
 import torch
@@ -107,3 +108,44 @@ def test_other_frontends(name: str, frontend: str, request: pytest.FixtureReques
         device = frontend
     for n in (*SMALL, *VALUES, *VALUES):
         assert_matches(moved(program(around(n).to(device), n)), eager(around(n), n), strides=False)
+
+
+# Lists that no kernel sees: what a method's argument brings into a group.
+LISTS: Mapping[str, tuple[str, str, list[list[object]]]] = {
+    "integers or None": ("Optional[int]", "4", [[None, None], [2, None], [None, 5], [2, 6]]),
+    "integers": ("int", "4", [[1, 2], [3, 4]]),
+    "truths or None": ("Optional[bool]", "True", [[None, None], [True, False], [None, True]]),
+    "floats or None": ("Optional[float]", "4.5", [[None, None], [2.5, 1.5], [2.5, 3.0]]),
+}
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_a_list_is_a_constant_of_a_signature(name: str) -> None:
+    element, default, lists = LISTS[name]
+    text = f"""
+def f(x, sizes: List[{element}]):
+    y = torch.relu(x * 2 + 1) @ x.t()
+    n = sizes[1]
+    if n is None:
+        n = {default}
+    return y.sum(0) * 3, n
+"""
+    program = torch.jit.CompilationUnit(text).f
+    names: dict[str, object] = {"torch": torch, "Optional": Optional, "List": list}
+    exec(text, names)
+    eager, x = cast(Callable[..., object], names["f"]), torch.randn(3, 3)
+    with torch.no_grad():
+        for sizes in lists * 3:
+            assert_matches(program(x, sizes), eager(x, sizes))
+    assert torchmdla.stats().fallbacks == {}
+    assert torchmdla.stats().compiled_calls
+
+
+def test_the_reason_names_an_input_that_no_group_takes() -> None:
+    program = torch.jit.CompilationUnit("def f(x, bias):\n    return torch.relu(x * 2 + bias) * 3\n").f
+    x, bias = torch.randn(3, 3), torch.randn(3, 3, dtype=torch.complex64).conj().imag
+    assert bias.is_neg()
+    for _ in range(2):
+        assert_matches(program(x, bias), torch.relu(x * 2 + bias) * 3)
+    reason = "an input is not a plain strided CPU tensor: %bias.1 is CPUFloatType with DispatchKeySet(Negative)"
+    assert torchmdla.stats().fallbacks == {reason: 2}
