@@ -8,7 +8,6 @@ import torch
 
 from torchmdla.errors import CompileError
 from torchmdla.importer import ImportedGraph, OutputBinding
-from torchmdla.importer.layout import contiguous_strides
 from torchmdla.importer.size_int import SizeInt
 
 
@@ -26,6 +25,5 @@ def output_of(output: OutputBinding, imported: ImportedGraph) -> tuple[str, Any]
     if output.source == "input":
         raise CompileError("an output that is an input of the group is not supported")
     result = imported.results[output.index]
-    strides = contiguous_strides(result.shape)
-    sizes, steps = ([numbers[dim] for dim in output.permutation] for numbers in (result.shape, strides))
-    return "tensor", (output.index, getattr(torch, result.dtype), sizes, steps, output.quantisation)
+    sizes = [result.shape[dim] for dim in output.permutation]
+    return "tensor", (output.index, getattr(torch, result.dtype), sizes, list(output.strides), output.quantisation)

@@ -282,7 +282,7 @@ class ProgramBuilder:
         physical = self._permuted(replace(operand, meta=meta), order)
         assert physical.meta is not None
         results.append((Result(dtype_name(meta.dtype), physical.meta.shape), physical))
-        return OutputBinding("result", len(results) - 1, invert(order), quantisation=meta.quantisation)
+        return OutputBinding("result", len(results) - 1, invert(order), meta.strides, quantisation=meta.quantisation)
 
 
 def _with_strides(result: Any, meta: Any) -> Operand:

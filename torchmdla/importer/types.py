@@ -95,13 +95,14 @@ class OutputBinding:
 
     ``"result"``: ``results[index].permute(permutation)``. ``"input"``: input ``index`` of the group, the same tensor.
     ``"constant"``: the Python value ``value``. Two outputs may name one result: the group's subgraph returns one
-    value twice, and eager returns one tensor twice. ``quantisation``: of a result that is the integers of a quantised
-    tensor.
+    value twice, and eager returns one tensor twice. ``strides``: those of eager's result, which no permutation tells of
+    dimensions of size 1. ``quantisation``: of a result that is the integers of a quantised tensor.
     """
 
     source: Literal["result", "input", "constant"]
     index: int = -1
     permutation: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
     value: object = None
     quantisation: tuple[float, int] | None = None
 
