@@ -139,7 +139,7 @@ bool append_signature(const c10::IValue& value, Signature& signature) {
   // Of a list's elements the values, too: nothing of a list is an argument of compiled code.
   const auto append_element = [&](const c10::IValue& element) {
     if (element.isDouble()) signature.push_back(std::bit_cast<int64_t>(element.toDouble()));
-    return !element.isTensor() && !element.isList() && append_signature(element, signature);
+    return !element.isTensor() && !element.isTensorList() && append_signature(element, signature);
   };
   if (value.isTensor()) {
     if (value.toTensor().defined())

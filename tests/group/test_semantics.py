@@ -25,6 +25,24 @@ def chain(x: Tensor) -> Tensor:
 # --- new inputs ----------------------------------------------------------------------------------------
 
 
+class _Lists(nn.Module):
+    """A program whose group is given lists that hold no tensors."""
+
+    def forward(self, x: Tensor, names: list[str], sizes: list[int | None], rows: list[list[int]]) -> Tensor:
+        y = torch.tanh(x) * 2
+        return y * len(names) + len(sizes) + y * len(rows)
+
+
+def test_lists_without_tensors_are_part_of_a_specialisation():
+    """Texts, numbers that may be None, and lists of lists."""
+    scripted, plain = torch.jit.script(_Lists()), _Lists()
+    x = torch.randn(3, 4)
+    for lists in ((["a"], [None], [[2]]), (["a", "b"], [7, None], [[2], [3]]), (["b"], [None], [[5], []])) * 3:
+        assert_matches(scripted(x, *lists), plain(x, *lists))
+    assert torchmdla.stats().groups > 0
+    assert torchmdla.stats().fallbacks == {}
+
+
 def test_new_shapes_after_the_first():
     scripted = warmed_up(chain, torch.randn(4, 4))
     for shape in [(4, 4), (2, 8), (3,), (), (0, 5), (2, 3, 4, 5), (4, 4)]:
