@@ -452,6 +452,8 @@ class _Machine:
 
 def _factors(step: LoopNest) -> tuple[Expression, Expression] | None:
     """What a nest sums the products of in float, if that is all it does."""
+    if len(step.values) != 1 or step.checks or not any(step.reduction):
+        return None
     value = step.values[0]
     carried = [k for k, operand in enumerate(value.operands) if operand.op == "accumulator"]
     factors: tuple[Expression, ...] = ()
@@ -459,8 +461,7 @@ def _factors(step: LoopNest) -> tuple[Expression, Expression] | None:
         factors = value.operands[:2]
     elif value.op == "arith.addf" and len(carried) == 1 and value.operands[1 - carried[0]].op == "arith.mulf":
         factors = value.operands[1 - carried[0]].operands
-    is_plain = len(step.values) == 1 and not step.checks and any(step.reduction)
-    if not factors or not is_plain or any(_accumulators(contents(factors).expressions)):
+    if not factors or any(_accumulators(contents(factors).expressions)):
         return None
     return factors[0], factors[1]
 
