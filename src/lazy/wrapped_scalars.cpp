@@ -18,15 +18,19 @@ bool is_number(const c10::IValue& value) {
          value.toTensor().unsafeGetTensorImpl()->is_wrapped_number();
 }
 
-// What is computed in narrow floats takes a number in wider ones, unless that is what promotion
-// would go by.
+// Beside tensors with dimensions a number is a wider one of its kind, which promotion does not go
+// by: operators choose themselves whether they round it, wrap it around, or divide by it as it is.
 at::ScalarType dtype_of_numbers(std::span<const c10::IValue> arguments) {
   at::native::ResultTypeState state;
   for (const auto& argument : arguments)
     for_each_tensor(argument, [&](const at::Tensor& tensor) {
       state = at::native::update_result_type_state(tensor, state);
     });
-  return at::isReducedFloatingType(state.dimResult) ? at::kFloat : at::native::result_type(state);
+  const auto promoted = at::native::result_type(state);
+  if (at::isReducedFloatingType(state.dimResult)) return at::kFloat;
+  const bool has_dimensions = state.dimResult != at::ScalarType::Undefined;
+  return has_dimensions && at::isIntegralType(promoted, /*includeBool=*/false) ? at::kLong
+                                                                               : promoted;
 }
 
 } // namespace

@@ -284,13 +284,11 @@ def test_every_scalar_of_torchscript(dtype: str, kind: str) -> None:
     _compare(dtype, kind, _scalars(dtype, kind, every=True))
 
 
-# PyTorch's lazy tensors wrap a number around to uint8 before they divide by it.
 _OTHERS = [
     (dtype, number, way)
     for dtype in ("uint8", "int16", "bfloat16", "float16")
     for number in (300, 0.3)
     for way in ("dynamo:compile", "lazy:step")
-    if (dtype, number, way) != ("uint8", 300, "lazy:step")
 ]
 
 
