@@ -32,8 +32,8 @@ VARIABLE, COUNTS = "TORCHMDLA_VERIFY", "TORCHMDLA_VERIFY_COUNTS"
 # Of all nests of a program; of sums of products one in many counts.
 MOST_ITERATIONS = 1_000_000
 
-# Of floats in results, by their type: relative, and to the largest finite one. Programs hold numbers in single precision
-# that were computed of sizes ahead; one for all sizes computes them itself.
+# Of floats in results, by their type: relative, and to the largest finite one. Programs hold numbers of sizes in single
+# precision; a program for all sizes computes them itself.
 TOLERANCES: Mapping[str, float] = {"f64": 1e-6, "f32": 1e-5, "f16": 4e-3, "bf16": 4e-2}
 
 # What the symbols of a dynamic program may be here, and how many combinations are tried.
