@@ -23,7 +23,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # Before any test imports torchmdla, and inherited by worker processes: nothing is read from a user's cache.
     config.stash[_cache] = tempfile.TemporaryDirectory(prefix="torchmdla-tests-")
     os.environ["TORCHMDLA_CACHE_DIR"] = config.stash[_cache].name
-    os.environ.setdefault("TORCHMDLA_VERIFY", "values")
+    os.environ.setdefault("TORCHMDLA_VERIFY", "1")
     # Inherited by processes that run tests or compile: all of them write to one file.
     os.environ.setdefault(COUNTS, str(Path(config.stash[_cache].name) / "verified"))
     # Shells have what runs in the background ignore interrupts, and some tests send them.
@@ -62,6 +62,13 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     for line, count in sorted(lines.items()):
         if line.startswith(("skipped ", "wrong ")):
             terminalreporter.line(f"{count} {line}", red=line.startswith("wrong "))
+
+
+@pytest.fixture(autouse=True)
+def verify(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hold each pass to what it computes in the tests of the cpu device; ``make test-all`` does so in all."""
+    if request.path.parent.name == "cpu":
+        monkeypatch.setenv("TORCHMDLA_VERIFY", "values")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
