@@ -151,14 +151,15 @@ c10::ScalarType read_dtype(ByteReader& reader) {
   return dtype;
 }
 
-// Whether memory can have a tensor of these sizes and strides.
+// Whether memory can have a tensor of these sizes and strides; the stride of a dimension of size 1,
+// which nothing walks, is one within memory, too.
 void check_layout(const OutputTensor& tensor) {
   int64_t end = 0;
   for (size_t i = 0; i < tensor.sizes.size(); ++i) {
     const auto size = tensor.sizes[i], stride = tensor.strides[i];
     int64_t span = 0;
     if (size < 0 || stride < 0 ||
-        __builtin_mul_overflow(std::max<int64_t>(size - 1, 0), stride, &span) ||
+        __builtin_mul_overflow(std::max<int64_t>(size - 1, 1), stride, &span) ||
         __builtin_add_overflow(end, span, &end) || end > most_bytes)
       throw BadBytes("a tensor has sizes or strides that there are not");
   }

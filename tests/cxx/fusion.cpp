@@ -99,7 +99,7 @@ TEST(readers_stay_on_their_side_of_a_write) {
   %after : Tensor = aten::sin(%x)
   %other : Tensor = aten::sin(%z)
   return (%before, %written, %after, %other))IR");
-  const torch::jit::AliasDb aliases(parsed.graph);
+  const torchmdla::Aliases aliases(parsed.graph);
   const MemoryOrder order(parsed.graph->block(), computing(), aliases);
   const auto* write = parsed.node("written");
   EXPECT(order.has_effects(write));
@@ -123,7 +123,7 @@ TEST(write_inside_of_a_branch_counts_for_the_branch) {
       -> (%i)
   %after : Tensor = aten::sin(%x)
   return (%before, %branch, %after))IR");
-  const torch::jit::AliasDb aliases(parsed.graph);
+  const torchmdla::Aliases aliases(parsed.graph);
   const MemoryOrder order(parsed.graph->block(), computing(), aliases);
   EXPECT(order.has_effects(parsed.node("branch")));
   EXPECT(has(order.before(parsed.node("branch")), parsed.node("before")));
@@ -139,7 +139,7 @@ TEST(random_numbers_are_drawn_in_order) {
   %made : Tensor = aten::rrelu(%i, %p, %p, %off, %none)
   %b : Tensor = aten::rand_like(%i, %none, %none, %none, %none, %none)
   return (%a, %made, %b))IR");
-  const torch::jit::AliasDb aliases(parsed.graph);
+  const torchmdla::Aliases aliases(parsed.graph);
   const auto* made = parsed.node("made");
   const MemoryOrder order(parsed.graph->block(), computing(), aliases);
   EXPECT(has(order.before(made), parsed.node("a")));

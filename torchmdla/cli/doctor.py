@@ -124,7 +124,16 @@ VARIABLES = frozenset(
     for name in (
         *("CACHE_DIR", "CACHE_SIZE", "CHECK_BOUNDS", "COMPILE_IN_PROCESS", "COMPILE_MEMORY", "COMPILE_SECONDS"),
         *("DUMP", "ENABLE", "LOGS", "MDLA_LIBRARY", "MEMORY", "PERF_MAP", "PROCESSOR", "REQUIRE_SIGNATURE"),
-        *("STORE", "STORE_SECONDS", "STORE_SECRET", "STORE_SIGN", "STORE_TRUST", "UNITY_BUILD", "VERIFY"),
+        *(
+            "STORE",
+            "STORE_SECONDS",
+            "STORE_SECRET",
+            "STORE_SIGN",
+            "STORE_TRUST",
+            "UNITY_BUILD",
+            "VERIFY",
+            "VERIFY_COUNTS",
+        ),
     )
 )
 

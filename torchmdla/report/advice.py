@@ -31,7 +31,8 @@ _SIZES = _rows(
             f"give inputs of one dtype and memory format (x.contiguous()); or {_PAD}",
         ),
         (
-            "sums and products|no sum or product|no polynomial|power of sizes|depends on \\w+ of sizes",
+            "sums and products|more than 64 bits|no sum or product|no polynomial|power of sizes|"
+            "depends on \\w+ of sizes",
             "compute sizes by sums, products and whole divisions, or pad ahead to multiples of what they are divided "
             "by",
         ),
