@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import operator
 import weakref
@@ -54,7 +53,10 @@ def form_groups(module: fx.GraphModule, parameters: Collection[fx.Node], options
 @contextmanager
 def _restored_after_fault(module: fx.GraphModule) -> Iterator[None]:
     """Put the graph of ``module`` back if anything but CompileError is raised, and count that."""
-    before = copy.deepcopy(module.graph)
+    before = fx.Graph()
+    before.output(before.graph_copy(module.graph, {}))
+    before.set_codegen(module.graph._codegen)
+    before.output_node().meta = dict(module.graph.output_node().meta)
     try:
         yield
     except CompileError:
