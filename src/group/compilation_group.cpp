@@ -205,7 +205,7 @@ bool CompilationGroup::adopt(const Signature& signature, c10::ArrayRef<c10::IVal
       return input < inputs.size() && inputs[input].isTensor() &&
              bits_of(inputs[input].toTensor()) == bits;
     });
-    if (one->covers(signature) && has_bits && load(*one)) return true;
+    if (one->covers(signature) && has_bits && load(*one, inputs)) return true;
   }
   return false;
 }
@@ -216,7 +216,8 @@ Packaged CompilationGroup::packaged() {
   return *structure_ ? find_packaged(**structure_) : Packaged();
 }
 
-bool CompilationGroup::load(const PackagedSpecialisation& packaged) {
+bool CompilationGroup::load(const PackagedSpecialisation& packaged,
+                            std::optional<c10::ArrayRef<c10::IValue>> inputs) {
   RECORD_USER_SCOPE("mdla::load");
   try {
     auto made = std::make_shared<Specialisation>();
@@ -228,6 +229,8 @@ bool CompilationGroup::load(const PackagedSpecialisation& packaged) {
     else
       made->executable = packaged.load(*group_.subgraph, group_.inputs.num_inputs()),
       made->outcome = Outcome::compiled;
+    TORCH_CHECK(!inputs || !made->executable || made->executable->takes(*inputs),
+                "the code takes inputs that the group does not have");
     publish(std::move(made));
   } catch (const std::exception& error) {
     statistics().packages.refused.count(text_of(error));
@@ -250,7 +253,8 @@ void CompilationGroup::split(Specialisation& specialisation, std::vector<size_t>
 void CompilationGroup::prepare() {
   const std::lock_guard<ProcessMutex> guard(adopting_);
   for (const auto& one : packaged())
-    if (one->bits.empty() && !specialisations_.load()->find(one->signature)) load(*one);
+    if (one->bits.empty() && !specialisations_.load()->find(one->signature))
+      load(*one, std::nullopt);
   for (const auto& one : compiled())
     one->executable->pack_constants();
 }

@@ -198,7 +198,8 @@ private:
   Specialisations::Entry find_postponed(const Signature& signature);
   bool adopt(const Signature& signature, c10::ArrayRef<c10::IValue> inputs);
   Packaged packaged();
-  bool load(const PackagedSpecialisation& packaged);
+  bool load(const PackagedSpecialisation& packaged,
+            std::optional<c10::ArrayRef<c10::IValue>> inputs);
   void run_specialised(const Specialisation& specialisation, torch::jit::Stack& stack);
   void run_compiled(const Specialisation& specialisation, c10::ArrayRef<int64_t> symbols,
                     torch::jit::Stack& stack);

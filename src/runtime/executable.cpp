@@ -53,6 +53,14 @@ const at::Tensor& tensor_of(const InputBinding& binding, c10::ArrayRef<c10::IVal
   return (binding.element ? value.toListRef().at(*binding.element) : value).toTensor();
 }
 
+bool takes(const InputBinding& binding, c10::ArrayRef<c10::IValue> values) {
+  if (binding.source == Source::constant || binding.source == Source::size) return true;
+  if (binding.input >= values.size()) return false;
+  const auto& value = values[binding.input];
+  if (binding.element) return value.isTensorList() && *binding.element < value.toListRef().size();
+  return binding.source == Source::scalar || value.isTensor();
+}
+
 // Workspace, packed buffers, symbols.
 constexpr size_t buffers_before_arguments = 3;
 
@@ -272,6 +280,12 @@ void Executable::push_outputs(torch::jit::Stack& stack, size_t num_inputs,
   torch::jit::drop(stack, num_inputs);
   stack.insert(stack.end(), std::make_move_iterator(values.begin()),
                std::make_move_iterator(values.end()));
+}
+
+bool Executable::takes(c10::ArrayRef<c10::IValue> values) const {
+  return std::all_of(inputs_.begin(), inputs_.end(), [&](const InputBinding& binding) {
+    return torchmdla::takes(binding, values);
+  });
 }
 
 } // namespace torchmdla

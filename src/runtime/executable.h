@@ -98,6 +98,9 @@ public:
   // was. So it is when DeviceFault is thrown.
   bool run(torch::jit::Stack& stack, size_t num_inputs, c10::ArrayRef<int64_t> symbols) const;
 
+  // Whether there is a value of the kind for each argument. Code from a file may say anything.
+  bool takes(c10::ArrayRef<c10::IValue> values) const;
+
   const CodeOwner& owner() const { return *code_.owner; }
   const std::shared_ptr<KernelTimes>& times() const { return code_.times; }
 
