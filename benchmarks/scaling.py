@@ -123,7 +123,7 @@ def measure(shape: str, operators: list[int]) -> list[dict[str, Any]]:
 
 
 def measure_program(shape: str, operators: int) -> dict[str, Any]:
-    """What calling one program until it is compiled takes."""
+    """Return time and memory that it takes to call one program until it is compiled."""
     import memory
     import torch
 
@@ -241,7 +241,7 @@ def growth(curve: list[Row], kind: str, name: str) -> float:
 
 
 def too_fast(curve: list[Row]) -> list[str]:
-    """What grows too fast. Capture is PyTorch's for the larger part, and may grow as that does without torchmdla."""
+    """Return the stages that grow too fast. Most of capture is PyTorch's, and may grow as it does without torchmdla."""
     figures = [("seconds", stage) for stage in STAGES[1:]] + [("MiB", "process"), ("MiB", "compiler")]
     most = {"capture": max(MOST, growth(curve, "seconds", "torch"))}
     return [name for kind, name in figures if growth(curve, kind, name) > most.get(name, MOST)]

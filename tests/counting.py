@@ -1,4 +1,4 @@
-"""What functions do, counted instead of timed."""
+"""Counts of calls, in place of times."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ class Loaded:
 
 
 def argument_of(binding: Binding, graph: torch._C.Graph, inputs: Sequence[object]) -> torch.Tensor:
-    """What a group's code is given, of the group's inputs."""
+    """Return the tensor that a group's code is given for one binding."""
     value = (
         inputs[binding.index] if binding.source == "input" else list(graph.nodes())[binding.index].output().toIValue()
     )

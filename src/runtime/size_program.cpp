@@ -63,7 +63,7 @@ std::optional<Number> compared(Operation operation, Value left, Value right) {
   }
 }
 
-// Nullopt where the result has more than 64 bits, or there is none.
+// Returns nullopt where the result has more than 64 bits or does not exist.
 std::optional<Number> computed(Operation operation, int64_t left, int64_t right) {
   int64_t result = 0;
   const bool has_quotient =

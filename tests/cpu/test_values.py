@@ -201,7 +201,7 @@ def _write_one_place(steps: LoopProgram) -> None:
 
 
 def _write_over_what_others_read(steps: LoopProgram) -> None:
-    """As if the steps' buffers were one."""
+    """Let two steps write to one buffer, as a wrong reuse of memory would."""
     padded, halves = steps.nests()[1], steps.nests()[2]
     halves.outputs = (replace(halves.outputs[0], buffer=padded.outputs[0].buffer),)
     steps.steps.append(replace(halves, outputs=(replace(halves.outputs[0], buffer=Buffer("result", "f32", (5,), 2)),)))
@@ -230,7 +230,7 @@ def checked(text: str, rewrite: Callable[[LoopProgram], object], *, is_exact: bo
 
 @pytest.fixture(autouse=True)
 def _uncounted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is wrong on purpose is not counted."""
+    """Keep faults that are made on purpose out of the counts."""
     monkeypatch.delenv(validation.COUNTS, raising=False)
 
 

@@ -110,7 +110,7 @@ def eager(text: str) -> Callable[[Tensor], Any]:
 
 
 def check(program: Callable[[Tensor], Any], expected: Callable[[Tensor], Any], device: str = "cpu") -> None:
-    """What a call returns, what it leaves in its argument, and what a write into its first result changes there."""
+    """Compare results of calls, their argument afterwards, and that after a write into the first result, with eager."""
     for call in range(4):
         x, other = (torch.arange(6.0).view(2, 3) - call for _ in range(2))
         x = x.to(device)

@@ -25,7 +25,7 @@ from torch.jit import _recursive
 
 import torchmdla
 from fuzz.text import module_of
-from torchmdla import _C, devices
+from torchmdla.testing.checking import without_groups
 from torchmdla.testing.compare import assert_matches
 
 _CALLS = 6
@@ -210,7 +210,7 @@ def run(seed: int) -> Outcome:
     difference = _difference([_called(scripted, call) for call in range(_CALLS)], expected)
     if not difference:
         return Outcome("right")
-    with _without_groups():
+    with without_groups():
         alone = _scripted(drawn().train(training))
         if _difference([_called(alone, call) for call in range(_CALLS)], expected):
             return Outcome("pytorch", difference)
@@ -255,15 +255,6 @@ def _difference(results: list[Any], expected: list[Any]) -> str:
         except AssertionError as error:
             return f"call {call}: {error}"
     return ""
-
-
-@contextmanager
-def _without_groups() -> Iterator[None]:
-    _C.use_device("")
-    try:
-        yield
-    finally:
-        _C.use_device(devices.in_use())
 
 
 @contextmanager

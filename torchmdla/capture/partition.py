@@ -170,7 +170,7 @@ class _Partitioner:
         for_taken = max((before[0] for before in befores), default=0)
         for_others = max((before[1] for before in befores), default=0)
         level = self._levels[node] = for_taken if node in self._kinds else for_others
-        if node in self._copied:  # it is looked through: whoever uses it depends on what it is made of
+        if node in self._copied:  # it is looked through: its users depend on what it is made of
             self._levels_behind[node] = (for_taken, for_others)
         else:
             self._levels_behind[node] = (level, level + (node in self._kinds))

@@ -311,12 +311,12 @@ def _is_pytorchs(program: Program, variant: Variant, seed: int, status: Status, 
 
 def _alone(program: Program, variant: Variant, seed: int) -> list[dict[str, Any]]:
     """What PyTorch's capture gives without torchmdla."""
-    with torchmdla.enabled(False), _without_groups():
+    with torchmdla.enabled(False), without_groups():
         return _CapturedRun(program, replace(variant, capture=variant.alone or variant.capture), seed).results()
 
 
 @contextmanager
-def _without_groups() -> Iterator[None]:
+def without_groups() -> Iterator[None]:
     """Keep the pass out of what TorchScript optimises meanwhile: groups that are switched off may be what fails."""
     _C.use_device("")
     try:

@@ -199,7 +199,7 @@ class Check:
 
 
 def note(line: str) -> None:
-    """Leaves a line for whoever counts."""
+    """Append a line to the file of counts, if there is one."""
     path = os.environ.get(COUNTS)
     if path:
         with open(path, "a", encoding="utf-8") as file:
