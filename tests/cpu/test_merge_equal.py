@@ -32,7 +32,7 @@ def test_sums_of_layers(layers, sums) -> None:
     b = Builder()
     made = layers(b)
     assert count(b, made) == 3
-    found = [nest for nest in steps_of(b, made, "strassen").nests() if len(nest.outputs) == PRODUCTS]
+    found = [nest for nest in steps_of(b, made, target("strassen")).nests() if len(nest.outputs) == PRODUCTS]
     assert len(found) == sums
     check(b, made, target("strassen"))
 

@@ -64,13 +64,13 @@ def layers(b: Builder, x: Value, width: int) -> list[Value]:
 
 
 def tile_loops(b: Builder, results: list[Value], algorithms: str = "strassen") -> list[TileLoop]:
-    steps = steps_of(b, results, algorithms)
+    steps = steps_of(b, results, target(algorithms))
     return [step for step in steps.steps if isinstance(step, TileLoop) and any(map(is_product, step.members))]
 
 
 def count(b: Builder, results: list[Value], algorithms: str = "strassen") -> int:
     """How many products are Strassen's."""
-    alone = sum(map(is_product, steps_of(b, results, algorithms).nests()))
+    alone = sum(map(is_product, steps_of(b, results, target(algorithms)).nests()))
     return alone + len(tile_loops(b, results, algorithms))
 
 
@@ -122,7 +122,7 @@ def test_many_rows_are_run_in_tiles() -> None:
     made = [linear(b, b.input(normal(1500, 32)), 384)]
     (loop,) = tile_loops(b, made)
     assert loop.extents == (750,) and loop.tile[0] < 750
-    (packing,) = [pack for pack in steps_of(b, made, "strassen").packings if len(pack.buffer.sizes) > 2]
+    (packing,) = [pack for pack in steps_of(b, made, target("strassen")).packings if len(pack.buffer.sizes) > 2]
     assert packing.buffer.count == 7 * 32 * 384 // 4
     check(b, made, target("strassen"))
 

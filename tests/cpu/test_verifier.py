@@ -40,7 +40,8 @@ def product() -> LoopProgram:
             values=(operation("arith.addf", [reduced(0, "f32"), load(Access(bias, (COLUMN,)))], "f32"),),
         ),
     )
-    doubled = operation("arith.mulf", [load(Access.whole(middle)), scalar(Scalar("f32", 4))], "f32")
+    factor = operation("arith.truncf", [scalar(Scalar("f64", 4))], "f32")
+    doubled = operation("arith.mulf", [load(Access.whole(middle)), factor], "f32")
     return LoopProgram([nest, LoopNest.elementwise((4, 8), Access.whole(result), doubled)], {})
 
 
@@ -66,8 +67,9 @@ entry {
   nest d0:4 d1:8 {
     i0 = temporary0[d0, d1]
     c0 = argument4
-    v0 : f32 = arith.mulf i0, c0
-    result3[d0, d1] = v0
+    v0 : f32 = arith.truncf c0
+    v1 : f32 = arith.mulf i0, v0
+    result3[d0, d1] = v1
   }
 }
 """

@@ -183,7 +183,7 @@ def test_values_of_windows(kernel: tuple[int, int], stride: tuple[int, int], ter
         x = b.input(normal(2, channels, *sizes))
         rectified = b.op("aten.relu", [x], x.tensor.relu())
         made = [convolve(b, rectified, 16, [0, 0], 1, kernel, stride)]
-        steps = steps_of(b, made, "winograd4")
+        steps = steps_of(b, made, target("winograd4"))
         factors = [step.sizes for step in steps.nests() if any(step.reduction)]
         tiles = 2 * math.prod(2 if taps > step else 8 for taps, step in zip(kernel, stride, strict=True))
         if terms:

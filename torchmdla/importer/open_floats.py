@@ -17,13 +17,16 @@ from torchmdla.importer.types import TensorMeta
 
 
 def in_tensor_form(
-    emitter: Emitter, name: str, operands: Sequence[Operand]
+    emitter: Emitter, name: str, operands: Sequence[Operand], meta: object = None
 ) -> tuple[torch._C.FunctionSchema, list[Operand]]:
-    """The op on tensors instead of numbers: they become 0-d tensors, whether they are known or at run time only."""
-    schema = schema_of(operator(name).with_tensors or name)
-    tensors = [opened(emitter, operand, operands) for operand in operands]
+    """Return the operator on tensors instead of numbers: they become 0-d tensors, whether they are known or at run
+    time only. ``meta`` is the first result's."""
+    record = operator(name)
+    schema = schema_of(record.with_tensors or name)
+    dtype = meta.dtype if record.computed_in == "result" and isinstance(meta, TensorMeta) else None
+    tensors = [opened(emitter, operand, operands, dtype) for operand in operands]
     return schema, [
-        _known_as_tensor(operand, operands) if _takes_tensor(argument.type) else operand
+        _known_as_tensor(operand, operands, dtype) if _takes_tensor(argument.type) else operand
         for operand, argument in zip(tensors, schema.arguments, strict=False)
     ]
 
@@ -60,13 +63,15 @@ def opened_tensors(emitter: Emitter, schema: torch._C.FunctionSchema, operands: 
     ]
 
 
-def opened(emitter: Emitter, operand: Operand, operands: Sequence[Operand]) -> Operand:
-    """Return a number known only at run time as a 0-d tensor, in the dtype that PyTorch computes it with the tensors
-    in."""
+def opened(
+    emitter: Emitter, operand: Operand, operands: Sequence[Operand], dtype: torch.dtype | None = None
+) -> Operand:
+    """Return a number known only at run time as a 0-d tensor of ``dtype``, or of the one that PyTorch computes it with
+    the tensors in."""
     if not isinstance(operand, Value) or operand.meta is not None:
         return operand
-    number = 0 if is_integer(operand) else 0.0
-    return cast(emitter, as_tensor(emitter, operand), TensorMeta(_dtype_beside(number, operands), (), ()))
+    dtype = dtype or _dtype_beside(0 if is_integer(operand) else 0.0, operands)
+    return cast(emitter, as_tensor(emitter, operand), TensorMeta(dtype, (), ()))
 
 
 def has_open_float(operands: Sequence[Operand]) -> bool:
@@ -79,11 +84,12 @@ def _takes_tensor(type_: torch._C.JitType) -> bool:
     return bool(kind.kind() == "TensorType")
 
 
-def _known_as_tensor(operand: Operand, operands: Sequence[Operand]) -> Operand:
-    """A known number as a 0-d tensor, in the dtype that PyTorch computes it with the tensors in."""
+def _known_as_tensor(operand: Operand, operands: Sequence[Operand], dtype: torch.dtype | None) -> Operand:
+    """Return a known number as a 0-d tensor of ``dtype``, or of the one that PyTorch computes it with the tensors
+    in."""
     if not isinstance(operand, int | float):
         return operand
-    return NumberTensor(operand, TensorMeta(_dtype_beside(operand, operands), (), ()))
+    return NumberTensor(operand, TensorMeta(dtype or _dtype_beside(operand, operands), (), ()))
 
 
 def _dtype_beside(number: int | float, operands: Sequence[Operand]) -> torch.dtype:

@@ -104,7 +104,7 @@ def _with_tensors_for_numbers(call: OpCall) -> Results:
         raise CompileError(f"its {call.operator.needs_number} a float that is known only at run time", scope="place")
     if not call.operator.with_tensors:
         return None
-    schema, operands = in_tensor_form(call.emitter, call.name, call.operands)
+    schema, operands = in_tensor_form(call.emitter, call.name, call.operands, call.metas[0])
     return replace(call, schema=schema, operands=operands).written()
 
 
