@@ -250,7 +250,8 @@ def _run(
         return 0
     function = _scripted(expressions, type_, "" if type_ else _text(scalars[0]))
     assert function is not None
-    for scalar in [scalars[0]] * 3:
+    # A group that is divided around an operator compiles at the fourth call.
+    for scalar in [scalars[0]] * 5:
         function(*tensors, *([scalar] if type_ else []))
     for place, scalar in enumerate(scalars):
         results = function(*tensors, *([scalar] if type_ else []))
@@ -273,7 +274,7 @@ _KINDS = [kind if kind in _OFTEN else pytest.param(kind, marks=pytest.mark.full)
 @pytest.mark.usefixtures("without_gradients")
 def test_scalars_of_torchscript(dtype: str, kind: str) -> None:
     assert _compare(dtype, kind, _scalars(dtype, kind, every=False)) >= 30
-    assert torchmdla.stats().compiled > 0
+    assert torchmdla.stats().compiled_calls > 0
 
 
 @pytest.mark.full
