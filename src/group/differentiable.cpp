@@ -86,13 +86,16 @@ DifferentiableGraph::DifferentiableGraph(Graph& graph, const std::string& name,
       folds_tensors_(makes_constant_tensors(graph)) {}
 
 // The executor asks when it first plans whether to profile; so do those of the backward graphs that
-// its second plan has.
+// its second plan has. Later plans are made without profiling (`leave_out_profiling`): an executor
+// would plan at once for other gradients that are missing, and for others than those, as deep as
+// its strategy allows. At depth 1 it plans for those that are missing, and interprets otherwise.
 void DifferentiableGraph::prepare(torch::jit::Stack& stack) {
+  constexpr size_t depth = 1;
   const WithProfiling profiling;
   auto code = executor_.getPlanFor(stack).code;
   torch::jit::Stack none;
   for (auto* backward : code.grad_executors())
-    backward->getPlanFor(none);
+    backward->getPlanFor(none, depth);
 }
 
 // What the executor folded (a tensor of zeros) comes out as the same tensor in every call, and

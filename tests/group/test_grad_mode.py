@@ -477,3 +477,20 @@ def test_gradients_of_a_chunk_of_which_one_part_is_used_have_its_sizes() -> None
         gate(wanted).sum().backward()
         traced(own).sum().backward()
         assert_matches(own.grad, wanted.grad)
+
+
+def test_a_backward_graph_is_planned_once() -> None:
+    """Executors plan for gradients that are missing in another way as deep as their strategy allows: each plan would
+    have groups."""
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = torch.tanh(x * w) * w
+        return y, torch.sigmoid(y * x) + w
+
+    scripted = torch.jit.script(function)
+    x, w = (torch.randn(3, 4, requires_grad=True) for _ in range(2))
+    for _ in range(6):
+        first, second = scripted(x, w)
+        torch.autograd.grad(first.sum() + second.sum(), [x, w])
+    # The whole of the function, of its differentiable graph, and of the derivative.
+    assert torchmdla.stats().groups <= 3
