@@ -14,7 +14,7 @@ from torchmdla.devices.cpu.passes.constants import STORE_CONSTANT_FACTORS
 from torchmdla.devices.cpu.passes.defer_norms import DEFER_NORMS
 from torchmdla.devices.cpu.passes.defer_softmax import DEFER_SOFTMAX
 from torchmdla.devices.cpu.passes.fold_scales import FOLD_SCALES
-from torchmdla.devices.cpu.patterns import SUM_OF_PRODUCTS, Rule, anything, apply, op, within
+from torchmdla.devices.cpu.patterns import SUM_OF_PRODUCTS, Captured, Rule, anything, apply, op, within
 from torchmdla.devices.cpu.printer import program_text
 from torchmdla.testing.compare import assert_matches
 from torchmdla.testing.programs.normalisation import rms_and_products
@@ -51,17 +51,19 @@ def test_what_has_one_name_is_one_expression() -> None:
 
 
 def test_a_rule_is_tried_until_it_rewrites() -> None:
-    seen = []
+    seen: list[Captured] = []
+    changed: list[Captured] = []
 
-    def rewrite(step: LoopNest, found: object) -> bool:
+    def read(step: LoopNest, found: Captured) -> Captured | None:
         seen.append(found)
-        return len(seen) == 3
+        return found if len(seen) == 3 else None
 
     nest = LoopNest((4,), (True,), (A.payload,), (SUM,))
     steps = LoopProgram(
         [nest, LoopNest((4,), (True,), (A.payload,), (SUM,)), LoopNest.elementwise((4,), A.payload, B)], {}
     )
-    apply([Rule(SUM_OF_PRODUCTS, lambda steps: rewrite)], steps)
+    apply([Rule(SUM_OF_PRODUCTS, lambda steps: read, changed.append)], steps)
+    assert changed == [seen[2]]
     assert len(seen) == 3  # Twice for the first nest, once for the second, never for the third.
 
 

@@ -289,7 +289,7 @@ def check(drawn: Drawn) -> str:
     try:
         imported = import_graph(graph, record, drawn.parameters)
         program = Program(imported.mlir, imported.arguments, imported.results, target)
-        with new_context(), ir.Location.unknown(), _costs(drawn.has_small_costs):
+        with new_context(), ir.Location.unknown(), costs(drawn.has_small_costs):
             steps, _ = loop_program(program, {})
             conditions_of_bounds(steps)
     except CompileError as error:
@@ -300,7 +300,7 @@ def check(drawn: Drawn) -> str:
 
 
 @contextmanager
-def _costs(are_small: bool) -> Iterator[None]:
+def costs(are_small: bool) -> Iterator[None]:
     patches = [
         mock.patch.object(import_module(f"torchmdla.devices.cpu.passes.{module}"), name, value)
         for module, numbers in COSTS.items()

@@ -477,9 +477,14 @@ def is_elementwise(step: Step) -> bool:
     )
 
 
+def sums_from_zero(step: LoopNest) -> bool:
+    """Return whether what a step reduces starts from zero."""
+    return step.initial is not None and step.initial.payload == 0
+
+
 def starts_from_zero(step: LoopNest) -> bool:
     """Whether what a step with one output reduces starts from zero, and nothing is checked meanwhile."""
-    return not step.checks and step.initial is not None and step.initial.payload == 0
+    return not step.checks and sums_from_zero(step)
 
 
 def may_move(steps: LoopProgram, step: Step, later: Step) -> bool:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
 from torchmdla.devices.cpu.expressions import Expression, contents
 from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram
@@ -66,23 +67,45 @@ def within(pattern: Pattern, roots: Iterable[Expression]) -> Iterator[dict[str, 
         yield from pattern.matches(expression)
 
 
-@dataclass(frozen=True)
-class Rule:
-    """``rewriter`` is called once for the program. What it gives is called with each nest of one output whose value
-    matches ``value`` and with what has names in it, for each way in which it does, until it returns true: then it has
-    changed the nest in place, and may have put steps before it."""
+# What a rule knows of the nest that it is about to rewrite.
+Case = TypeVar("Case")
+
+
+@dataclass(frozen=True, eq=False)
+class Rule(Generic[Case]):
+    """A rewrite of nests that keeps the values of programs.
+
+    Attributes:
+        value: the pattern of the value of a nest of one output.
+        reader: is called once for the program. What it returns is called with a nest and with what has names in the
+            pattern, and returns what ``requires`` and ``rewrite`` need to know, or None: then the rewrite does not pay,
+            or there is nothing that it could rewrite.
+        rewrite: changes the nest in place, and may put steps before it.
+        requires: preconditions, by what they say in words. Without any one of them the rewrite would change what some
+            program computes.
+    """
 
     value: Pattern
-    rewriter: Callable[[LoopProgram], Callable[[LoopNest, Captured], bool]]
+    reader: Callable[[LoopProgram], Callable[[LoopNest, Captured], Case | None]]
+    rewrite: Callable[[Case], None]
+    requires: Mapping[str, Callable[[Case], bool]] = field(default_factory=dict)
+
+    def cases(self, steps: LoopProgram) -> Iterator[Case]:
+        """Yield what may be rewritten, at most once for each nest."""
+        read = self.reader(steps)
+        for step in steps.nests():
+            for found in self.value.matches(step.values[0]) if len(step.values) == 1 else ():
+                case = read(step, found)
+                if case is not None and all(holds(case) for holds in self.requires.values()):
+                    yield case
+                    break
 
 
-def apply(rules: Iterable[Rule], steps: LoopProgram) -> None:
+def apply(rules: Iterable[Rule[Any]], steps: LoopProgram) -> None:
     """Rewrites every nest by each of the rules, in order. What nobody reads after one of them goes."""
     for rule in rules:
-        rewrite = rule.rewriter(steps)
-        for step in steps.nests():
-            if len(step.values) == 1:
-                any(rewrite(step, found) for found in rule.value.matches(step.values[0]))
+        for case in rule.cases(steps):
+            rule.rewrite(case)
         remove_unread(steps)
 
 

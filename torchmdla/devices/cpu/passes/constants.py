@@ -10,11 +10,14 @@ From a filled buffer it is the nest of any other state. It is still computed: th
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 
-from torchmdla.compiler.sizes import estimate
+from torchmdla.compiler.sizes import AnySize, estimate
 from torchmdla.devices.cpu.accesses import Access, Buffer
-from torchmdla.devices.cpu.expressions import load, substituted
+from torchmdla.devices.cpu.expressions import Expression, load, substituted
 from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram
 from torchmdla.devices.cpu.patterns import Captured, Rule, op
 
@@ -22,25 +25,40 @@ from torchmdla.devices.cpu.patterns import Captured, Rule, op
 _MOST_ELEMENTS = 1 << 20
 
 
-def _store(steps: LoopProgram, step: LoopNest, found: Captured) -> bool:
-    """Gives a sum of products of one input with a constant a second input, filled with that constant."""
-    own, factor = found["input"].payload.loops, found["factor"]
-    rows = [d for d, reduced in enumerate(step.reduction) if not reduced and step.sizes[d] != 1 and d not in own]
-    if not rows or not any(step.reduction) or step.checks or step.epilogue:
-        return False
+@dataclass(frozen=True)
+class _Constant:
+    """A matrix that holds ``factor`` throughout, which ``step`` multiplies in ``product``. ``loops``: those of the step
+    that walk it; ``sizes``: how far they do."""
+
+    steps: LoopProgram
+    step: LoopNest
+    product: Expression
+    factor: Expression
+    loops: Sequence[int]
+
+    @property
+    def sizes(self) -> tuple[AnySize, ...]:
+        return tuple(self.step.sizes[loop] for loop in self.loops)
+
+
+def _constant(steps: LoopProgram, step: LoopNest, found: Captured) -> _Constant | None:
+    own = found["input"].payload.loops
+    if all(reduced or step.sizes[d] == 1 or d in own for d, reduced in enumerate(step.reduction)):
+        return None
     # Its rows, which the input does not vary with, and what is summed over.
     loops = [d for d, reduced in enumerate(step.reduction) if reduced or d not in own]
-    sizes = tuple(step.sizes[d] for d in loops)
-    buffer = Buffer("temporary", factor.type, sizes)
-    if estimate(buffer.count) > _MOST_ELEMENTS:
-        return False
-    fill = LoopNest.elementwise(buffer.sizes, Access.whole(buffer), factor)
-    steps.steps.insert(steps.steps.index(step), fill)
-    product = found["product"]
-    element = load(Access.of_loops(buffer, loops, len(step.sizes)))
-    operands = tuple(element if operand is factor else operand for operand in product.operands)
-    step.values = substituted(step.values, {product: product.with_operands(operands)})
-    return True
+    case = _Constant(steps, step, found["product"], found["factor"], loops)
+    return case if estimate(math.prod(case.sizes)) <= _MOST_ELEMENTS else None
+
+
+def _store(case: _Constant) -> None:
+    """Gives a sum of products of one input with a constant a second input, filled with that constant."""
+    buffer = Buffer("temporary", case.factor.type, case.sizes)
+    fill = LoopNest.elementwise(buffer.sizes, Access.whole(buffer), case.factor)
+    case.steps.steps.insert(case.steps.steps.index(case.step), fill)
+    element = load(Access.of_loops(buffer, case.loops, len(case.step.sizes)))
+    operands = tuple(element if operand is case.factor else operand for operand in case.product.operands)
+    case.step.values = substituted(case.step.values, {case.product: case.product.with_operands(operands)})
 
 
 STORE_CONSTANT_FACTORS = Rule(
@@ -49,5 +67,6 @@ STORE_CONSTANT_FACTORS = Rule(
         op("accumulator"),
         op("arith.mulf", op("load", name="input"), op("constant", name="factor"), name="product"),
     ),
-    lambda steps: partial(_store, steps),
+    lambda steps: partial(_constant, steps),
+    _store,
 )

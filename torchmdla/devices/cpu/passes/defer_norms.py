@@ -11,13 +11,15 @@ A sum of the row's products is at most the row's norm times that of the weights,
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import partial
 
 from torchmdla.compiler.sizes import estimate
-from torchmdla.devices.cpu.expressions import accessing, contents
-from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, Users, may_move, starts_from_zero
-from torchmdla.devices.cpu.passes.fold_scales import can_scale, can_scale_sum, scale_ahead, scale_sum
-from torchmdla.devices.cpu.passes.makers import elementwise_maker, reduces
+from torchmdla.devices.cpu.accesses import Access
+from torchmdla.devices.cpu.expressions import Expression, accessing, contents
+from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, Users, may_move, sums_from_zero
+from torchmdla.devices.cpu.passes.fold_scales import can_scale_sum, is_worth_scaling, scale_ahead, scale_sum
+from torchmdla.devices.cpu.passes.makers import CAN_LOOK_THROUGH, reduces, writer_of
 from torchmdla.devices.cpu.passes.precompute import IsKnown, known_accesses
 from torchmdla.devices.cpu.passes.rematerialise import through
 from torchmdla.devices.cpu.patterns import SUM_OF_PRODUCTS, Captured, Rule, op
@@ -30,26 +32,60 @@ _SQUARES = op("arith.addf", op("accumulator"), op("arith.mulf", _TERM, _TERM))
 _NORM = op("arith.mulf", op("arith.mulf", _TERM, op("math.rsqrt", name="row")), op("load", name="scale"))
 
 
-def _defer(steps: LoopProgram, users: Users, is_known: IsKnown, step: LoopNest, found: Captured) -> bool:
+@dataclass(frozen=True)
+class _Norm:
+    """What ``maker`` stores, and ``step`` reads as ``read`` to multiply it by ``weights`` and to sum the products.
+    ``found``: its parts, over the maker's loops; ``total``: the sum of squares among them. ``term``, ``scale`` and
+    ``row``: the parts over the step's loops."""
+
+    steps: LoopProgram
+    users: Users
+    step: LoopNest
+    read: Access
+    weights: Access
+    maker: LoopNest
+    found: Captured
+    total: Access
+    term: Access
+    scale: Access
+    row: Expression
+
+
+def _norm(steps: LoopProgram, users: Users, is_known: IsKnown, step: LoopNest, found: Captured) -> _Norm | None:
     read, weights = found["left"].payload, found["right"].payload
-    maker = elementwise_maker(users, read)
-    norm = next(_NORM.matches(maker.values[0]), None) if maker else None
-    if maker is None or norm is None or not starts_from_zero(step) or not may_move(steps, maker, step):
-        return False
+    maker = writer_of(users, read)
+    norm = next(_NORM.matches(maker.values[0]), None) if maker and read.buffer.kind == "temporary" else None
+    products = math.prod(size for size, is_summed in zip(step.sizes, step.reduction, strict=True) if is_summed)
+    if maker is None or norm is None or estimate(products) < _LEAST_PRODUCTS:
+        return None
     totals = contents((norm["row"],)).loads
-    if len(totals) != 1 or not reduces(users, _SQUARES, 0.0, totals[0], norm["term"].payload):
-        return False
     roots = norm["term"], norm["scale"], norm["row"]
     term, scale, row = accessing(roots, lambda access: through(access, maker, read))
-    products = math.prod(size for size, is_summed in zip(step.sizes, step.reduction, strict=True) if is_summed)
-    if estimate(products) < _LEAST_PRODUCTS or not can_scale_sum(step, row):
-        return False
-    if not is_known(scale.payload) or not can_scale(step, weights, scale.payload, is_known):
-        return False
-    scale_ahead(steps, step, weights, scale.payload)
-    step.read_instead(read, term.payload)
-    scale_sum(step, row)
-    return True
+    if len(totals) != 1 or not is_known(scale.payload) or not is_worth_scaling(step, weights, is_known):
+        return None
+    return _Norm(steps, users, step, read, weights, maker, norm, totals[0], term.payload, scale.payload, row)
 
 
-DEFER_NORMS = Rule(SUM_OF_PRODUCTS, lambda steps: partial(_defer, steps, Users(steps.steps), known_accesses(steps)))
+def _defer(case: _Norm) -> None:
+    scale_ahead(case.steps, case.step, case.weights, case.scale)
+    case.step.read_instead(case.read, case.term)
+    scale_sum(case.step, case.row)
+
+
+DEFER_NORMS = Rule(
+    SUM_OF_PRODUCTS,
+    lambda steps: partial(_norm, steps, Users(steps.steps), known_accesses(steps)),
+    _defer,
+    {
+        **CAN_LOOK_THROUGH,
+        "nothing between overwrites what the norm is of": lambda case: may_move(case.steps, case.maker, case.step),
+        "the sum starts from zero": lambda case: sums_from_zero(case.step),
+        "nothing is checked of the norm": lambda case: not case.step.checks,
+        "a product has one norm": lambda case: case.read != case.weights,
+        "the row's factor is one for all terms of a sum": lambda case: can_scale_sum(case.step, case.row),
+        "the row's factor is of the squares of its elements": lambda case: reduces(
+            case.users, _SQUARES, 0.0, case.total, case.found["term"].payload
+        ),
+        "a weight has one scale": lambda case: case.weights.loops >= case.scale.loops,
+    },
+)

@@ -11,19 +11,14 @@ There are more weights than results, and divided ones need not be stored (T. Dao
 from __future__ import annotations
 
 import math
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 
 from torchmdla.devices.cpu.accesses import Access
 from torchmdla.devices.cpu.expressions import Expression, accessing, constant, operation
-from torchmdla.devices.cpu.loop_program import (
-    LoopNest,
-    LoopProgram,
-    Users,
-    may_move,
-    starts_from_zero,
-)
+from torchmdla.devices.cpu.loop_program import LoopNest, Users, sums_from_zero
 from torchmdla.devices.cpu.passes.fold_scales import can_scale_sum, scale_sum
-from torchmdla.devices.cpu.passes.makers import elementwise_maker, maker_of, reduces
+from torchmdla.devices.cpu.passes.makers import CAN_LOOK_THROUGH, maker_of, reduces, writer_of
 from torchmdla.devices.cpu.passes.rematerialise import through
 from torchmdla.devices.cpu.patterns import SUM_OF_PRODUCTS, Captured, Rule, anything, op
 
@@ -36,44 +31,76 @@ _SUM = op("arith.addf", op("accumulator"), op("load", name="term"))
 _SMALLEST_NORMAL = {"f32": 2.0**-126, "f64": 2.0**-1022}
 
 
-def _defer(steps: LoopProgram, users: Users, step: LoopNest, found: Captured) -> bool:
-    read = found["left"].payload
-    maker = elementwise_maker(users, read)
+@dataclass(frozen=True)
+class _Division:
+    """The quotients ``term / divisor`` that ``maker`` stores, and ``step`` reads as ``read`` to multiply each by
+    ``factor`` and to sum the products. ``total``: what the divisor is, or is not less than."""
+
+    users: Users
+    step: LoopNest
+    read: Access
+    factor: Access
+    maker: LoopNest
+    term: Expression
+    divisor: Expression
+    total: Access
+    least: float
+
+    @cached_property
+    def divisor_of_step(self) -> Expression:
+        """The divisor over the loops of the step."""
+        return accessing((self.divisor,), lambda access: through(access, self.maker, self.read))[0]
+
+
+def _division(users: Users, step: LoopNest, found: Captured) -> _Division | None:
+    read, factor = found["left"].payload, found["right"].payload
+    maker = writer_of(users, read)
     divided = next(_DIVIDED.matches(maker.values[0]), None) if maker else None
-    if (
-        maker is None
-        or divided is None
-        or step.epilogue
-        or not starts_from_zero(step)
-        or users.of(read.buffer) != [maker, step]
-    ):
-        return False
-    if not may_move(steps, maker, step) or not _is_softmax(users, divided["term"].payload, divided["divisor"]):
-        return False
-    roots = divided["term"], divided["divisor"]
-    term, divisor = accessing(roots, lambda access: through(access, maker, read))
-    # The square of a weight has two divisors.
-    if read == found["right"].payload or not can_scale_sum(step, divisor):
-        return False
-    step.read_instead(read, term.payload)
-    scale_sum(step, operation("arith.divf", [constant(1.0, term.type), divisor], term.type))
-    users.take_over(maker, step)
-    users.set(read.buffer, [])
-    return True
-
-
-DEFER_SOFTMAX = Rule(SUM_OF_PRODUCTS, lambda steps: partial(_defer, steps, Users(steps.steps)))
-
-
-def _is_softmax(users: Users, terms: Access, divisor: Expression) -> bool:
-    """Whether terms are exponentials and the divisor is their sum, which has a finite reciprocal: 1 is among the terms,
-    or it is not less than a normal number."""
+    # If others read the quotients, too, they are computed anyway.
+    readers = [user for user in users.of(read.buffer) if read.buffer in user.reads]
+    if maker is None or divided is None or readers != [step] or read.buffer.kind != "temporary":
+        return None
+    term, divisor = divided["term"], divided["divisor"]
     bounded = next(_AT_LEAST.matches(divisor), None)
-    total, maker = bounded["sum"] if bounded else divisor, maker_of(users, terms)
-    if maker is None or total.op != "load" or not reduces(users, _SUM, 0.0, total.payload, terms):
+    total, least = (bounded["sum"], bounded["least"].payload) if bounded else (divisor, 0.0)
+    if total.op != "load":
+        return None
+    return _Division(users, step, read, factor, maker, term, divisor, total.payload, least)
+
+
+def _defer(case: _Division) -> None:
+    case.step.read_instead(case.read, through(case.term.payload, case.maker, case.read))
+    one = constant(1.0, case.term.type)
+    scale_sum(case.step, operation("arith.divf", [one, case.divisor_of_step], case.term.type))
+    case.users.take_over(case.maker, case.step)
+    case.users.set(case.read.buffer, [])
+
+
+def _has_finite_reciprocal(case: _Division) -> bool:
+    """Whether terms are exponentials, and 1 is among them or their divisor is not less than a normal number."""
+    maker = maker_of(case.users, case.term.payload)
+    if maker is None:
         return False
     (power,) = maker.values
-    if bounded and bounded["least"].payload >= _SMALLEST_NORMAL.get(power.type, math.inf):
+    if case.least >= _SMALLEST_NORMAL.get(power.type, math.inf):
         return power.op == "math.exp"
     found = _EXPONENTIAL.matches(power)
-    return any(reduces(users, _LARGEST, -math.inf, e["largest"].payload, e["term"].payload) for e in found)
+    return any(reduces(case.users, _LARGEST, -math.inf, e["largest"].payload, e["term"].payload) for e in found)
+
+
+DEFER_SOFTMAX = Rule(
+    SUM_OF_PRODUCTS,
+    lambda steps: partial(_division, Users(steps.steps)),
+    _defer,
+    {
+        **CAN_LOOK_THROUGH,
+        "the sum starts from zero": lambda case: sums_from_zero(case.step),
+        "nothing is checked of the quotients": lambda case: not case.step.checks,
+        "a product has one quotient": lambda case: case.read != case.factor,
+        "the divisor is one for all terms of a sum": lambda case: can_scale_sum(case.step, case.divisor_of_step),
+        "the divisor is the sum of the terms": lambda case: reduces(
+            case.users, _SUM, 0.0, case.total, case.term.payload
+        ),
+        "the divisor has a finite reciprocal": _has_finite_reciprocal,
+    },
+)

@@ -11,13 +11,13 @@ parameters alone, this is done once for each version of them (``precompute.py``)
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from torchmdla.compiler.sizes import estimate
 from torchmdla.devices.cpu.accesses import Access
 from torchmdla.devices.cpu.expressions import Expression, contents, load, operation, reduced, substituted
-from torchmdla.devices.cpu.loop_program import Epilogue, LoopNest, LoopProgram, starts_from_zero
+from torchmdla.devices.cpu.loop_program import Epilogue, LoopNest, LoopProgram, sums_from_zero
 from torchmdla.devices.cpu.passes.layout import in_memory_order, lay_out
 from torchmdla.devices.cpu.passes.precompute import IsKnown, known_accesses
 from torchmdla.devices.cpu.passes.roundings import HalfBuffers
@@ -29,35 +29,62 @@ _LEAST_USES = 8
 _SCALED_SUM = op("arith.mulf", op("reduced", name="total"), op("load", name="factor"), name="product")
 
 
-def _fold(steps: LoopProgram, is_known: IsKnown, halves: HalfBuffers, step: LoopNest, found: Captured) -> bool:
-    """Multiplies weights by what the epilogue multiplies the sum of their products by. Weights that are bfloat16 would
-    not be such any more."""
-    if not step.epilogue or not starts_from_zero(step):
-        return False
-    scaled = next(within(_SCALED_SUM, step.epilogue.values), None)
-    if scaled is None or not _is_only_use(step, scaled):
-        return False
-    factor = scaled["factor"].payload
-    weights = next((a for a in step.inputs if can_scale(step, a, factor, is_known)), None)
-    if weights is None or not is_known(factor) or weights.buffer in halves:
-        return False
-    scale_ahead(steps, step, weights, factor)
-    step.epilogue = replace(
-        step.epilogue, values=substituted(step.epilogue.values, {scaled["product"]: scaled["total"]})
-    )
-    return True
+@dataclass(frozen=True)
+class _Scale:
+    """A sum of products of ``step``, which its epilogue multiplies by ``factor``: of ``weights`` and ``other``, both
+    read over its loops. ``scaled``: the product and its operands."""
+
+    steps: LoopProgram
+    step: LoopNest
+    epilogue: Epilogue
+    scaled: Captured
+    weights: Access
+    other: Access
+
+    @property
+    def factor(self) -> Access:
+        factor: Access = self.scaled["factor"].payload
+        return factor
+
+
+def _scale(
+    steps: LoopProgram, is_known: IsKnown, halves: HalfBuffers, step: LoopNest, found: Captured
+) -> _Scale | None:
+    weights, other = found["left"].payload, found["right"].payload
+    scaled = next(within(_SCALED_SUM, step.epilogue.values), None) if step.epilogue else None
+    if step.epilogue is None or scaled is None or not is_known(scaled["factor"].payload):
+        return None
+    # Weights that are bfloat16 would not be such any more.
+    if not is_worth_scaling(step, weights, is_known) or weights.buffer in halves:
+        return None
+    return _Scale(steps, step, step.epilogue, scaled, weights, other)
+
+
+def _fold(case: _Scale) -> None:
+    scale_ahead(case.steps, case.step, case.weights, case.factor)
+    values = substituted(case.epilogue.values, {case.scaled["product"]: case.scaled["total"]})
+    case.step.epilogue = replace(case.epilogue, values=values)
+
+
+def _is_only_use(case: _Scale) -> bool:
+    """Whether a product is all that an epilogue makes of the sum."""
+    total = case.scaled["total"]
+    is_read_once = case.epilogue.body.readers(total) == [case.scaled["product"]]
+    return is_read_once and total not in case.epilogue.values
 
 
 FOLD_SCALES = Rule(
-    SUM_OF_PRODUCTS, lambda steps: partial(_fold, steps, known_accesses(steps), HalfBuffers(steps, "bf16"))
+    SUM_OF_PRODUCTS,
+    lambda steps: partial(_scale, steps, known_accesses(steps), HalfBuffers(steps, "bf16")),
+    _fold,
+    {
+        "the sum starts from zero": lambda case: sums_from_zero(case.step),
+        "nothing is checked of the weights": lambda case: not case.step.checks,
+        "the sum is used in the scaled one alone": _is_only_use,
+        "a weight has one factor": lambda case: case.weights.loops >= case.factor.loops,
+        "a product has one weight": lambda case: case.weights != case.other,
+    },
 )
-
-
-def _is_only_use(step: LoopNest, scaled: Captured) -> bool:
-    """Whether a product is all that an epilogue makes of the sum."""
-    assert step.epilogue is not None
-    readers = step.epilogue.body.readers(scaled["total"])
-    return readers == [scaled["product"]] and scaled["total"] not in step.epilogue.values
 
 
 def can_scale_sum(step: LoopNest, factor: Expression) -> bool:
@@ -75,11 +102,10 @@ def scale_sum(step: LoopNest, factor: Expression) -> None:
     step.epilogue = replace(plain, values=substituted(plain.values, {total: scaled}))
 
 
-def can_scale(step: LoopNest, weights: Access, factor: Access, is_known: IsKnown) -> bool:
-    """Whether an input can be scaled by ``factor``, of the same loops, ahead."""
+def is_worth_scaling(step: LoopNest, weights: Access, is_known: IsKnown) -> bool:
+    """Return whether an input can be scaled once for many calls, each of which uses what is scaled often."""
     uses = math.prod(n for loop, n in enumerate(step.sizes) if loop not in weights.loops)
-    same = weights.buffer.element == factor.buffer.element == step.values[0].type
-    return is_known(weights) and same and weights.loops >= factor.loops and estimate(uses) >= _LEAST_USES
+    return is_known(weights) and estimate(uses) >= _LEAST_USES
 
 
 def scale_ahead(steps: LoopProgram, step: LoopNest, weights: Access, factor: Access) -> None:

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
-from torchmdla.devices.cpu.accesses import Access
-from torchmdla.devices.cpu.loop_program import LoopNest, Users, is_elementwise, is_found_by_index
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from torchmdla.devices.cpu.accesses import Access, Buffer
+from torchmdla.devices.cpu.loop_program import LoopNest, Step, Users, is_elementwise, is_found_by_index
 from torchmdla.devices.cpu.passes.rematerialise import through
 from torchmdla.devices.cpu.patterns import Pattern
 
 
+def writers_of(users: Users, buffer: Buffer) -> list[Step]:
+    """Return the steps that write to a buffer."""
+    return [step for step in users.of(buffer) if buffer in step.writes]
+
+
+def writer_of(users: Users, access: Access) -> LoopNest | None:
+    """Return the first step that writes to a buffer, if it is a nest that writes to nothing else."""
+    writer = next(iter(writers_of(users, access.buffer)), None)
+    if not isinstance(writer, LoopNest) or len(writer.outputs) > 1:
+        return None
+    return writer if len(writer.outputs[0].indices) == len(access.indices) else None
+
+
 def maker_of(users: Users, access: Access) -> LoopNest | None:
     """The nest that computes all of a buffer, each element by the indices of loops, if nothing else writes it."""
-    writers = [step for step in users.of(access.buffer) if access.buffer in step.writes]
-    maker = writers[0] if len(writers) == 1 else None
-    if not isinstance(maker, LoopNest) or len(maker.outputs) > 1 or maker.epilogue or maker.checks:
+    maker = writer_of(users, access)
+    if maker is None or writers_of(users, access.buffer) != [maker] or maker.epilogue or maker.checks:
         return None
     return maker if is_found_by_index(maker, maker.outputs[0]) else None
 
@@ -21,6 +36,27 @@ def elementwise_maker(users: Users, access: Access) -> LoopNest | None:
     """The nest that makes a temporary, if whoever reads an element can compute it instead."""
     maker, buffer = maker_of(users, access), access.buffer
     return maker if maker and is_elementwise(maker) and buffer.kind == "temporary" and not buffer.fixed else None
+
+
+class MadeElsewhere(Protocol):
+    """What ``maker`` computes, and the nest ``step`` reads as ``read``."""
+
+    @property
+    def users(self) -> Users: ...
+    @property
+    def maker(self) -> LoopNest: ...
+    @property
+    def read(self) -> Access: ...
+
+
+# What has to hold for a nest to read, in the place of an element, what its maker computes it of.
+CAN_LOOK_THROUGH: Mapping[str, Callable[[MadeElsewhere], bool]] = {
+    "one nest writes what is read": lambda case: writers_of(case.users, case.read.buffer) == [case.maker],
+    "it writes each element at the indices of its loops": lambda case: is_found_by_index(
+        case.maker, case.maker.outputs[0]
+    ),
+    "it computes each element on its own": lambda case: is_elementwise(case.maker),
+}
 
 
 def reduces(users: Users, reduction: Pattern, start: float, result: Access, row: Access) -> bool:

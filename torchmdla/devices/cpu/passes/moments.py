@@ -33,9 +33,9 @@ from torchmdla.devices.cpu.loop_program import (
     is_found_by_index,
     may_move,
     split_loop,
-    starts_from_zero,
+    sums_from_zero,
 )
-from torchmdla.devices.cpu.passes.makers import elementwise_maker, maker_of, reduces
+from torchmdla.devices.cpu.passes.makers import CAN_LOOK_THROUGH, reduces, writer_of, writers_of
 from torchmdla.devices.cpu.passes.rematerialise import through
 from torchmdla.devices.cpu.patterns import Captured, Rule, op
 
@@ -56,68 +56,100 @@ _SQUARES = op("arith.addf", op("accumulator"), op("arith.mulf", _TERM, _TERM))
 _CENTRED = op("arith.subf", _TERM, op("arith.divf", op("load", name="sum"), op("constant", name="count"), name="mean"))
 
 
+# A loop, into how many blocks to cut it, and how many iterations these have.
+_Cut = tuple[int, tuple[int, int]]
+
+
 @dataclass(frozen=True)
 class _Row:
-    """What is known of a row: ``squares`` sums, over its loops, those of ``centred``, which are ``found`` to be the
-    differences of ``row`` from a mean, whose sum the nest ``summing`` makes. ``row`` and ``total``, the sum, are
-    accessed over the loops of ``squares``."""
+    """What is known of a row: ``squares`` sums, over its loops, those of what it reads as ``read``, which the nest
+    ``maker`` stores. These are ``found`` to be the differences of ``row`` from a mean, whose sum the nest ``summing``
+    makes. ``row`` and ``total``, the sum, are accessed over the loops of ``squares``. ``cut``: into which parts one of
+    its loops is split."""
 
+    steps: LoopProgram
+    users: Users
     squares: LoopNest
-    summing: LoopNest
-    centred: LoopNest
+    read: Access
+    maker: LoopNest
     found: Captured
+    summing: LoopNest
     row: Access
     total: Access
+    cut: _Cut
 
     @property
     def kept(self) -> list[int]:
         return [loop for loop, reduced in enumerate(self.squares.reduction) if not reduced]
 
 
-def _in_one_walk(steps: LoopProgram, step: LoopNest, found: Captured) -> bool:
-    row = _row(Users(steps.steps), step, found["term"].payload)
-    if row is None or not may_move(steps, row.summing, step):
-        return False
-    cut = _cut(row)
-    if cut is None:
-        return False
-    at = steps.steps.index(row.summing)
-    steps.steps.remove(step)
-    steps.steps[at : at + 1] = _walks(row, cut)
-    mean = load(row.found["sum"].payload)
-    row.centred.map_body(lambda roots: substituted(roots, {row.found["mean"]: mean}))
-    return True
-
-
-MOMENTS = Rule(_SQUARES, lambda steps: partial(_in_one_walk, steps))
-
-
-def _row(users: Users, step: LoopNest, term: Access) -> _Row | None:
-    """The row whose variance a step sums, if only the step's centred values are made of its mean."""
-    centred = elementwise_maker(users, term)
-    found = next(_CENTRED.matches(centred.values[0]), None) if centred else None
-    if centred is None or found is None or not _is_plain(step) or not _covers(step, term):
+def _row(steps: LoopProgram, step: LoopNest, squared: Captured) -> _Row | None:
+    """The row whose variance a step sums."""
+    users, read = Users(steps.steps), squared["term"].payload
+    maker = writer_of(users, read)
+    found = next(_CENTRED.matches(maker.values[0]), None) if maker else None
+    if maker is None or found is None or step.values[0].type not in _LARGEST:
         return None
-    total, summing = found["sum"].payload, maker_of(users, found["sum"].payload)
-    if summing is None or total.buffer.kind != "temporary" or users.of(total.buffer) != [summing, centred]:
+    summing = writer_of(users, found["sum"].payload)
+    row, total = (through(found[name].payload, maker, read) for name in ("term", "sum"))
+    cut = _cut(step, row)
+    if summing is None or cut is None:
         return None
-    if not reduces(users, _SUM, 0.0, total, found["term"].payload) or not summing.walks(summing.inputs[0]):
-        return None
-    row, over = (through(found[name].payload, centred, term) for name in ("term", "sum"))
-    made = _Row(step, summing, centred, found, row, over)
-    # As many elements of the row have one mean as are summed for it, and for one variance.
-    is_same = _length(step) == _length(summing) == found["count"].payload and over.loops <= set(made.kept)
-    return made if is_same and maker_of(users, step.outputs[0]) is step else None
+    return _Row(steps, users, step, read, maker, found, summing, row, total, cut)
 
 
-def _is_plain(step: LoopNest) -> bool:
-    """Whether a step makes sums of a type that has been thought of, and nothing else of them."""
-    return starts_from_zero(step) and not step.epilogue and step.values[0].type in _LARGEST
+def _in_one_walk(case: _Row) -> None:
+    steps = case.steps.steps
+    place = steps.index(case.summing)
+    steps.remove(case.squares)
+    steps[place : place + 1] = _walks(case)
+    mean = load(case.found["sum"].payload)
+    case.maker.map_body(lambda roots: substituted(roots, {case.found["mean"]: mean}))
 
 
-def _covers(step: LoopNest, access: Access) -> bool:
-    """Whether a step that reduces reads each element of the access's buffer once."""
-    return is_found_by_index(replace(step, reduction=(False,) * len(step.sizes)), access)
+def _is_for_mean_alone(case: _Row) -> bool:
+    """Whether nothing but the mean is made of the sum, in whose place the mean is stored."""
+    buffer = case.total.buffer
+    return buffer.kind == "temporary" and case.users.of(buffer) == [case.summing, case.maker]
+
+
+def _is_mean(case: _Row) -> bool:
+    """Whether the sum is that of the row, each element once, and divided by how many these are."""
+    is_sum = reduces(case.users, _SUM, 0.0, case.found["sum"].payload, case.found["term"].payload)
+    return is_sum and all(map(case.summing.walks, case.summing.inputs))
+
+
+def _squares_each_once(case: _Row) -> bool:
+    """Whether the step reads each element of what it squares once."""
+    return is_found_by_index(replace(case.squares, reduction=(False,) * len(case.squares.sizes)), case.read)
+
+
+def _is_one_length(case: _Row) -> bool:
+    """Whether a row has as many elements for the mean as for the variance."""
+    count: float = case.found["count"].payload
+    return _length(case.squares) == _length(case.summing) == count
+
+
+MOMENTS = Rule(
+    _SQUARES,
+    lambda steps: partial(_row, steps),
+    _in_one_walk,
+    {
+        **CAN_LOOK_THROUGH,
+        "nothing between overwrites the row": lambda case: may_move(case.steps, case.summing, case.squares),
+        "the sum of squares starts from zero": lambda case: sums_from_zero(case.squares),
+        "nothing is checked of the differences": lambda case: not case.squares.checks,
+        "nothing else is made of the squares at once": lambda case: case.squares.epilogue is None,
+        "nothing else writes the sums of squares": lambda case: (
+            writers_of(case.users, case.squares.outputs[0].buffer) == [case.squares]
+        ),
+        "the sum is for the mean alone": _is_for_mean_alone,
+        "the mean is that of the row": _is_mean,
+        "each difference is squared once": _squares_each_once,
+        "mean and variance are of as many elements": _is_one_length,
+        "a variance has one mean": lambda case: case.total.loops <= set(case.kept),
+    },
+)
 
 
 def _length(step: LoopNest) -> int:
@@ -126,15 +158,16 @@ def _length(step: LoopNest) -> int:
     return length if isinstance(length, int) else 0
 
 
-def _cut(row: _Row) -> tuple[int, tuple[int, int]] | None:
+def _cut(step: LoopNest, row: Access) -> _Cut | None:
     """The loop to cut so that a part of the row is left that is from all over it: into how many blocks, and how many
-    iterations these have. None if the row is short."""
-    step, run = row.squares, 1
-    distances = row.row.flat(len(step.sizes)).factors
+    iterations these have. None if the row is short, or its length varies."""
+    run = 1
+    distances = row.flat(len(step.sizes)).factors
     loops = [loop for loop, reduced in enumerate(step.reduction) if reduced]
     for loop in sorted(loops, key=lambda loop: estimate(distances[loop])):
         size = step.sizes[loop]
-        assert isinstance(size, int), "a product of sizes that is known, of sizes that are"
+        if not isinstance(size, int):
+            return None
         if run * size >= _SHORTEST:
             most = max(1, min(_MOST_BLOCKS, run * size // _SHORTEST, size // _PARTS))
             blocks = next(count for count in range(most, 0, -1) if size % count == 0)
@@ -143,23 +176,23 @@ def _cut(row: _Row) -> tuple[int, tuple[int, int]] | None:
     return None
 
 
-def _ahead(row: _Row, output: Access, cut: tuple[int, tuple[int, int]]) -> LoopNest:
+def _ahead(row: _Row, output: Access) -> LoopNest:
     """The nest that sums the first of each block of a row."""
     values = (_added(0, load(row.row)),)
     step = replace(row.squares, outputs=(output,), values=values, nodes=row.summing.nodes)
-    loop, (blocks, size) = cut
+    loop, (blocks, size) = row.cut
     split_loop(step, loop, (blocks, size))
     step.sizes = (*step.sizes[: loop + 1], -(-size // _PARTS), *step.sizes[loop + 2 :])
     return step
 
 
-def _walks(row: _Row, cut: tuple[int, tuple[int, int]]) -> list[LoopNest]:
+def _walks(row: _Row) -> list[LoopNest]:
     """The nests that sum a part of a row and all of it, and put mean and squares together."""
     step, term = row.squares, load(row.row)
     (squares,) = step.outputs
     sums = [replace(squares, buffer=Buffer("temporary", term.type, squares.buffer.sizes)) for _ in range(3)]
     part, first, second = map(load, sums)
-    ahead = _ahead(row, sums[0], cut)
+    ahead = _ahead(row, sums[0])
     near = _over(part, _length(ahead))
     difference = _of("subf", term, near)
     values = _added(0, difference), _added(1, _of("mulf", difference, difference))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torchmdla.compiler import dump
 from torchmdla.compiler.program import Program
@@ -66,7 +67,7 @@ def _lanes(function: Callable[[LoopProgram, int], object]) -> Pass:
 
 
 # What nests compute, rewritten where it matches a pattern: the rules of each pass.
-RULES: Mapping[str, tuple[Rule, ...]] = {
+RULES: Mapping[str, tuple[Rule[Any], ...]] = {
     "store-constant-factors": (STORE_CONSTANT_FACTORS,),
     "defer-softmax": (DEFER_SOFTMAX,),
     "fold-scales": (DEFER_NORMS, FOLD_SCALES),

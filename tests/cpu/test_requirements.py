@@ -1,0 +1,236 @@
+"""What each rule requires of a program, and a program for each requirement that the rule would break without it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from fuzz.passes import costs
+from test_moments import BEFORE as MEAN_AND_VARIANCE
+from test_patterns import IS_RMS_NORM, IS_SOFTMAX, RMS_NORM, SCALED, SOFTMAX
+
+from torchmdla.devices.cpu.parser import parse_program
+from torchmdla.devices.cpu.passes import pipeline
+from torchmdla.devices.cpu.passes.constants import STORE_CONSTANT_FACTORS
+from torchmdla.devices.cpu.passes.defer_norms import DEFER_NORMS
+from torchmdla.devices.cpu.passes.defer_softmax import DEFER_SOFTMAX
+from torchmdla.devices.cpu.passes.fold_scales import FOLD_SCALES
+from torchmdla.devices.cpu.passes.moments import MOMENTS
+from torchmdla.devices.cpu.patterns import Rule, apply
+from torchmdla.devices.cpu.printer import program_text
+from torchmdla.devices.cpu.reference import validation
+from torchmdla.devices.cpu.verifier import verify
+from torchmdla.errors import CompileError
+
+RULES: Mapping[str, Rule[Any]] = {
+    "constants": STORE_CONSTANT_FACTORS,
+    "softmax": DEFER_SOFTMAX,
+    "norms": DEFER_NORMS,
+    "scales": FOLD_SCALES,
+    "moments": MOMENTS,
+}
+
+# Programs that the rules rewrite.
+REWRITTEN: Mapping[str, str] = {
+    "softmax": SOFTMAX.format(**IS_SOFTMAX),
+    "norms": RMS_NORM.format(**IS_RMS_NORM),
+    "scales": SCALED.format(factor="parameter2"),
+    "moments": MEAN_AND_VARIANCE,
+}
+
+# Parts of these programs: the nests that are rewritten last, and the ends of bodies.
+PRODUCT_OF_SOFTMAX = "  nest d0:4 d1:8 d2:6+ {\n"
+PRODUCT_OF_NORM = "  nest d0:8 d1:6 d2:64+ {\n"
+SQUARES = "    i0 = temporary1[d0, d1]\n    o0 = from 0.0 : f32\n    v0 : f32 = arith.mulf i0, i0\n"
+SUM_OF_SQUARES = "  nest d0:2 d1:512+ {\n" + SQUARES
+DIFFERENCES = "  nest d0:2 d1:512 {\n    i0 = input0[d0, d1]\n"
+START_OF_PRODUCTS = "    o0 = from 0.0 : f32\n    v0 : f32 = arith.mulf i0, i1\n"
+END_OF_PRODUCTS = "    v1 : f32 = arith.addf o0, v0\n"
+
+
+def doubled(store: str, value: str) -> tuple[str, str]:
+    """Return what lets a nest store twice its value."""
+    then = f"yield {value} as {store}\n  }} then {{\n    v0 : f32 = arith.mulf o0, 2.0\n    {store} = v0\n"
+    return f"    {store} = {value}\n", f"    o0 = from 0.0 : f32\n    {then}"
+
+
+def checked_first(operand: str, bound: float) -> tuple[str, str]:
+    """Return what lets a product check that what it reads is less than a bound."""
+    check = f"    v2 : i1 = arith.cmpf {operand}, {bound} : f32 {{predicate = 4 : i64}}\n    check v2\n"
+    return END_OF_PRODUCTS, END_OF_PRODUCTS + check
+
+
+# By rule and requirement: what is replaced in the program that the rule rewrites.
+BROKEN: Mapping[str, Mapping[str, tuple[tuple[str, str], ...]]] = {
+    "constants": {},
+    "softmax": {
+        "one nest writes what is read": (
+            (PRODUCT_OF_SOFTMAX, "  nest d0:6 {\n    temporary3[0, d0] = 0.5\n  }\n" + PRODUCT_OF_SOFTMAX),
+        ),
+        "it writes each element at the indices of its loops": (
+            ("    temporary3[d0, d1] = v0", "    temporary3[d0, d1 * -1 + 5] = v0"),
+        ),
+        "it computes each element on its own": (doubled("temporary3[d0, d1]", "v0"),),
+        "the sum starts from zero": ((START_OF_PRODUCTS, START_OF_PRODUCTS.replace("0.0", "1.0")),),
+        "nothing is checked of the quotients": (checked_first("i0", 0.9),),
+        "a product has one quotient": (
+            ("    i1 = input1[d2, d1]\n", ""),
+            (START_OF_PRODUCTS, START_OF_PRODUCTS.replace("i1", "i0")),
+        ),
+        "the divisor is one for all terms of a sum": (
+            (
+                PRODUCT_OF_SOFTMAX + "    i0 = temporary3[d0, d2]",
+                "  nest d0:6 d1:8 d2:4+ {\n    i0 = temporary3[d2, d0]",
+            ),
+            ("result9 : f32[4, 8]", "result9 : f32[6, 8]"),
+        ),
+        "the divisor is the sum of the terms": (
+            (
+                "  nest d0:4 d1:6+ {\n    i0 = temporary1[d0, d1]\n    o0 = from 0.0 : f32\n"
+                "    v0 : f32 = arith.addf i0, o0\n    temporary2[d0, 0] = v0\n",
+                "  nest d0:4 {\n    temporary2[d0, 0] = 0.0\n",
+            ),
+        ),
+        "the divisor has a finite reciprocal": (
+            (
+                "    i0 = input0[d0, d1]\n    i1 = temporary0[d0, 0]\n    v0 : f32 = arith.subf i0, i1\n"
+                "    v1 : f32 = math.exp v0\n    temporary1[d0, d1] = v1\n",
+                "    v0 : i64 = arith.index_cast d1\n    v1 : f32 = arith.sitofp v0\n"
+                "    v2 : f32 = arith.subf v1, 2.5\n    temporary1[d0, d1] = v2\n",
+            ),
+        ),
+    },
+    "norms": {
+        "one nest writes what is read": (
+            (PRODUCT_OF_NORM, "  nest d0:64 {\n    temporary1[0, d0] = 0.5\n  }\n" + PRODUCT_OF_NORM),
+        ),
+        "it writes each element at the indices of its loops": (
+            ("    temporary1[d0, d1] = v5", "    temporary1[d0, d1 * -1 + 63] = v5"),
+        ),
+        "it computes each element on its own": (doubled("temporary1[d0, d1]", "v5"),),
+        "nothing between overwrites what the norm is of": (
+            ("buffer parameter1 : f32[64]\n", "buffer parameter1 : f32[64]\nbuffer temporary5 : f32[8, 64]\n"),
+            ("input0[d0, d1]", "temporary5[d0, d1]"),
+            ("entry {\n", "entry {\n  nest d0:8 d1:64 {\n    i0 = input0[d0, d1]\n    temporary5[d0, d1] = i0\n  }\n"),
+            (PRODUCT_OF_NORM, "  nest d0:8 d1:64 {\n    temporary5[d0, d1] = 0.5\n  }\n" + PRODUCT_OF_NORM),
+        ),
+        "the sum starts from zero": ((START_OF_PRODUCTS, START_OF_PRODUCTS.replace("0.0", "1.0")),),
+        "nothing is checked of the norm": (checked_first("i0", 0.45),),
+        "a product has one norm": (
+            ("buffer input0", "buffer parameter0"),
+            ("input0[d0, d1]", "parameter0[d0, d1]"),
+            ("    i1 = parameter2[d2, d1]\n", ""),
+            (START_OF_PRODUCTS, START_OF_PRODUCTS.replace("i1", "i0")),
+        ),
+        "the row's factor is one for all terms of a sum": (
+            ("i2 = parameter1[d1]", "i2 = parameter1[d0]"),
+            (PRODUCT_OF_NORM, "  nest d0:64 d1:6 d2:8+ {\n"),
+            ("temporary1[d0, d2]", "temporary1[d2, d0]"),
+            ("result9 : f32[8, 6]", "result9 : f32[64, 6]"),
+        ),
+        "the row's factor is of the squares of its elements": (
+            (
+                "  nest d0:8 d1:64+ {\n    i0 = input0[d0, d1]\n    o0 = from 0.0 : f32\n"
+                "    v0 : f32 = arith.mulf i0, i0\n    v1 : f32 = arith.addf v0, o0\n    temporary0[d0, 0] = v1\n",
+                "  nest d0:8 {\n    temporary0[d0, 0] = -0.5\n",
+            ),
+        ),
+        "a weight has one scale": (("i2 = parameter1[d1]", "i2 = parameter1[d0]"),),
+    },
+    "scales": {
+        "the sum starts from zero": ((START_OF_PRODUCTS, START_OF_PRODUCTS.replace("0.0", "1.0")),),
+        "nothing is checked of the weights": (checked_first("i1", 2.0),),
+        "the sum is used in the scaled one alone": (("v1 : f32 = math.exp v0", "v1 : f32 = arith.addf v0, o0"),),
+        "a weight has one factor": (
+            ("parameter2 : f32[8]", "parameter2 : f32[64]"),
+            ("i0 = parameter2[d1]", "i0 = parameter2[d0]"),
+        ),
+        "a product has one weight": (
+            ("    i0 = input0[d0, d2]\n    i1 = parameter1[d2, d1]\n", "    i0 = parameter1[d2, d1]\n"),
+            (START_OF_PRODUCTS, START_OF_PRODUCTS.replace("i1", "i0")),
+        ),
+    },
+    "moments": {
+        "one nest writes what is read": (
+            (SUM_OF_SQUARES, "  nest d0:64 {\n    temporary1[0, d0] = 0.5\n  }\n" + SUM_OF_SQUARES),
+        ),
+        "it writes each element at the indices of its loops": (
+            ("    temporary1[d0, d1] = v1", "    temporary1[d0 * -1 + 1, d1] = v1"),
+        ),
+        "it computes each element on its own": (doubled("temporary1[d0, d1]", "v1"),),
+        "nothing between overwrites the row": (
+            ("buffer temporary2", "buffer temporary5 : f32[2, 512]\nbuffer temporary2"),
+            (DIFFERENCES, "  nest d0:2 d1:64 {\n    temporary5[d0, d1] = 0.5\n  }\n" + DIFFERENCES),
+            ("input0[d0, d1]", "temporary5[d0, d1]"),
+            ("entry {\n", "entry {\n  nest d0:2 d1:512 {\n    i0 = input0[d0, d1]\n    temporary5[d0, d1] = i0\n  }\n"),
+        ),
+        "the sum of squares starts from zero": ((SQUARES, SQUARES.replace("0.0", "9.0")),),
+        "nothing is checked of the differences": (
+            (SQUARES, SQUARES + "    v2 : i1 = arith.cmpf i0, 9.0 : f32 {predicate = 4 : i64}\n    check v2\n"),
+        ),
+        "nothing else is made of the squares at once": (
+            ("    temporary2[d0] = v1\n", "    yield v1 as temporary2[d0]\n  } then {\n    temporary2[d0] = 0.5\n"),
+        ),
+        "nothing else writes the sums of squares": (
+            (DIFFERENCES, "  nest d0:2 {\n    temporary2[d0] = 0.5\n  }\n" + DIFFERENCES),
+        ),
+        "the sum is for the mean alone": (("i1 = temporary2[d0]", "i1 = temporary0[d0]"),),
+        "the mean is that of the row": (("v0 : f32 = arith.addf i0, o0", "v0 : f32 = arith.maximumf i0, o0"),),
+        "each difference is squared once": ((SQUARES, SQUARES.replace("d1", "0")),),
+        "mean and variance are of as many elements": (("arith.divf i1, 512.0", "arith.divf i1, 511.0"),),
+        "a variance has one mean": (
+            ("d0:2", "d0:16"),
+            ("[2", "[16"),
+            ("512", "16"),
+            (SQUARES, SQUARES.replace("d0, d1", "d1, d0")),
+        ),
+    },
+}
+CASES = [
+    pytest.param(name, requirement, id=f"{name}-{requirement}")
+    for name, programs in BROKEN.items()
+    for requirement in programs
+]
+
+
+@pytest.fixture(autouse=True)
+def _uncounted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep faults that are made on purpose out of the counts."""
+    monkeypatch.delenv(validation.COUNTS, raising=False)
+
+
+def rewritten(rule: Rule[Any], text: str) -> str:
+    """Return the program that a rule makes of one, whose values are checked."""
+    steps = parse_program(text)
+    check = validation.Check(steps)
+    with costs(are_small=True):
+        apply([rule], steps)
+    verify(steps, "the rule")
+    check.finish("the rule", steps, is_exact=False)
+    return program_text(steps)
+
+
+def test_each_requirement_has_a_program() -> None:
+    assert {rule for rules in pipeline.RULES.values() for rule in rules} == set(RULES.values())
+    assert {name: list(programs) for name, programs in BROKEN.items()} == {
+        name: list(rule.requires) for name, rule in RULES.items()
+    }
+
+
+@pytest.mark.parametrize("name", REWRITTEN)
+def test_a_program_that_meets_all_requirements_is_rewritten(name: str) -> None:
+    assert rewritten(RULES[name], REWRITTEN[name]) != program_text(parse_program(REWRITTEN[name]))
+
+
+@pytest.mark.parametrize(("name", "requirement"), CASES)
+def test_a_rule_needs_each_requirement(name: str, requirement: str) -> None:
+    rule, text = RULES[name], REWRITTEN[name]
+    for old, new in BROKEN[name][requirement]:
+        assert old in text
+        text = text.replace(old, new)
+    rewritten(rule, text)
+    requires = {each: holds for each, holds in rule.requires.items() if each != requirement}
+    with pytest.raises(CompileError, match=r"internal error: (the rule (changes|makes)|after the rule)"):
+        rewritten(replace(rule, requires=requires), text)
