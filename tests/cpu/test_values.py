@@ -362,6 +362,44 @@ def test_only_exact_passes_are_held_to_special_values() -> None:
         checked(text, drop_infinity)
 
 
+# Programs that a pass, or the interpreter, once was wrong about.
+FOUND: dict[str, passes.Drawn] = {
+    "weights without a scale, which the other factor was taken for": passes.Drawn(
+        lines=("y0 = torch.nn.functional.linear(x0, (x1.to(torch.float32) - x2.to(torch.float32)).view(1, 16))",),
+        inputs=(("float32", (2, 16)), ("int4", (1, 2, 8)), ("int4", (1, 2, 1))),
+        parameters=frozenset({0, 1, 2}),
+        results=("y0",),
+        features="",
+        has_small_costs=True,
+    ),
+    "an image that is known, beside weights that are not, whose result has one column": passes.Drawn(
+        lines=("y0 = torch.nn.functional.conv1d(x0, torch.log_softmax(x0, 1))", "y1 = y0.to(torch.bfloat16).float()"),
+        inputs=(("float32", (2, 1, 2)),),
+        parameters=frozenset({0}),
+        results=("y1",),
+        features=",algorithms=strassen",
+        has_small_costs=False,
+    ),
+    "infinite terms that differ in sign": passes.Drawn(
+        lines=(
+            "y0 = x0.to(torch.bfloat16).float().unsqueeze(0).expand(3, -1, -1).permute(2, 0, 1)",
+            "y1 = torch.nn.functional.conv_transpose1d(y0, x1, padding=1)",
+        ),
+        inputs=(("float32", (4, 3)), ("float32", (3, 1, 1))),
+        parameters=frozenset({0}),
+        results=("y1",),
+        features="",
+        has_small_costs=False,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_found_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(validation.VARIABLE, "values")
+    assert not passes.check(FOUND[name])
+
+
 @hypothesis.settings(passes.SETTINGS, max_examples=25, derandomize=True)
 @hypothesis.given(passes.programs())
 def test_programs_drawn_at_random(drawn: passes.Drawn) -> None:

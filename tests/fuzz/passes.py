@@ -1,9 +1,9 @@
 """The passes of the cpu device on programs drawn at random: ``make fuzz-passes ARGS="--minutes 60"``.
 
-A program is a few lines of PyTorch on small tensors, in families that the rules of passes are about: softmax, norms,
-products, reductions, their dimensions permuted, shared, broadcast and of size 1, their values with several users. It is
-imported and goes through the passes under ``TORCHMDLA_VERIFY=values``; no code is generated. What passes ask of costs
-is drawn, too: the processor, the algorithm of products, and (:data:`COSTS`) sizes from which a rewrite pays.
+A program is a few lines of PyTorch on small tensors, in the families that the rules of passes are about
+(:mod:`fuzz.families`). It is imported and goes through the passes under ``TORCHMDLA_VERIFY=values``; no code is
+generated. What passes ask of costs is drawn, too: the processor, the algorithm of products, and (:data:`COSTS`) sizes
+from which a rewrite pays. At the end stands how many programs each pass has changed.
 
 What is found is made small by hypothesis and printed as a program.
 """
@@ -12,13 +12,16 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
+import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import import_module
+from pathlib import Path
 from unittest import mock
 
 import hypothesis
@@ -27,10 +30,12 @@ from hypothesis import strategies as st
 from recording import run_and_record
 from torch_mlir import ir
 
+from fuzz import families
 from torchmdla import devices
 from torchmdla.compiler.mlir import new_context
 from torchmdla.compiler.program import Program
 from torchmdla.devices.cpu.lowering import loop_program
+from torchmdla.devices.cpu.passes import pipeline
 from torchmdla.devices.cpu.passes.bounds import conditions_of_bounds
 from torchmdla.devices.cpu.reference import validation
 from torchmdla.errors import CompileError
@@ -38,30 +43,32 @@ from torchmdla.importer import import_graph
 
 # Features of a processor, beside those of the algorithms of products.
 FEATURES = ("", "+avx2,+fma", "+avx512f,+fma", "+avx512f,+fma,+avx512bf16,+avx512vnni")
-ALGORITHMS = ("fast", "fast", "fast", "direct", "winograd2", "winograd4", "strassen")
+ALGORITHMS = ("fast", "fast", "direct", "winograd2", "winograd4", "strassen", "strassen")
 
 # From where on a rewrite is taken to pay, by module and name: here from small sizes on. What is computed depends on
 # none of them.
-COSTS: Mapping[str, Mapping[str, int]] = {
-    "defer_norms": {"_LEAST_PRODUCTS": 1},
-    "fold_scales": {"_LEAST_USES": 1},
-    "loop_invariants": {"_LEAST_REPEATED": 1},
-    "moments": {"_SHORTEST": 4, "_PARTS": 2},
-    "pack_activations": {"_FEWEST_ROWS": 1},
-    "pack_weights": {"_FEWEST_ROWS": 1},
-    "precompute": {"_MOST_GROWTH": 100},
-    "split_reduction": {"_LEAST_ELEMENTS": 4, "_FEWEST_PARTS": 2, "_MOST_PARTS": 3},
-    "tile_fusion": {"_LEAST_INNERMOST": 2, "MOST_LOCAL_BYTES": 64},
+COSTS: Mapping[str, Mapping[str, object]] = {
+    # Weights that fill no cache come from memory, and are read in few bits.
+    "machine": {"_measured": lambda text: {"second_level": 32, "memory_bytes": 1.0}},
+    "passes.defer_norms": {"_LEAST_PRODUCTS": 1},
+    "passes.fold_scales": {"_LEAST_USES": 1},
+    "passes.loop_invariants": {"_LEAST_REPEATED": 1},
+    "passes.moments": {"_SHORTEST": 4, "_PARTS": 2},
+    "passes.pack_activations": {"_FEWEST_ROWS": 1},
+    "passes.pack_weights": {"_FEWEST_ROWS": 1},
+    "passes.precompute": {"_MOST_GROWTH": 100},
+    "passes.split_reduction": {"_LEAST_ELEMENTS": 4, "_FEWEST_PARTS": 2, "_MOST_PARTS": 3},
+    "passes.tile_fusion": {"_LEAST_INNERMOST": 2, "MOST_LOCAL_BYTES": 64},
 }
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """A program: its lines, the shapes of its inputs ``x0``, ``x1``, …, which of them are parameters, what it returns,
-    and what its passes know of the machine."""
+    """A program: its lines, the kinds and sizes of its inputs ``x0``, ``x1``, …, which of them are parameters, what it
+    returns, and what its passes know of the machine."""
 
     lines: tuple[str, ...]
-    shapes: tuple[tuple[int, ...], ...]
+    inputs: tuple[tuple[str, tuple[int, ...]], ...]
     parameters: frozenset[int]
     results: tuple[str, ...]
     features: str
@@ -73,202 +80,71 @@ def programs(draw: st.DrawFn) -> Drawn:
     """Draws a program whose lines eager takes."""
     sizes = draw(st.lists(st.sampled_from((1, 2, 3, 4, 5, 8, 16)), min_size=2, max_size=3, unique=True))
     shape = st.lists(st.sampled_from(sizes), min_size=1, max_size=4).map(tuple)
-    shapes = tuple(draw(st.lists(shape, min_size=1, max_size=4)))
-    values = {f"x{k}": torch.ones(own) for k, own in enumerate(shapes)}
-    lines: list[str] = []
-    for _ in range(draw(st.integers(4, 9))):
-        text = FAMILIES[draw(st.sampled_from(sorted(FAMILIES)))](_Source(draw, values))
-        name = f"y{len(lines)}"
-        made = _evaluated(text, values)
-        if made is not None and made.numel() <= 1024 and made.dim() <= 5:
-            values[name] = made
-            lines.append(f"{name} = {text}")
-    hypothesis.assume(lines)
-    names = [line.split()[0] for line in lines]
+    source = _Source(draw, [("float32", own) for own in draw(st.lists(shape, min_size=1, max_size=4))])
+    parameters = draw(st.sets(st.sampled_from(range(len(source.inputs)))))
+    first = len(source.inputs)
+    for _ in range(draw(st.integers(3, 8))):
+        source.add_line()
+    hypothesis.assume(source.lines)
+    names = [line.split()[0] for line in source.lines]
+    unused = [name for k, name in enumerate(names) if not re.search(rf"\b{name}\b", "\n".join(source.lines[k + 1 :]))]
     others = draw(st.lists(st.sampled_from(names), max_size=1))
+    parameters |= set(range(first, len(source.inputs))) if draw(st.booleans()) else set()
     return Drawn(
-        lines=tuple(lines),
-        shapes=shapes,
-        parameters=frozenset(draw(st.sets(st.sampled_from(range(len(shapes)))))),
-        results=tuple(dict.fromkeys([names[-1], *others])),
+        lines=tuple(source.lines),
+        inputs=tuple(source.inputs),
+        parameters=frozenset(parameters),
+        results=tuple(dict.fromkeys([*unused, *others])),
         features=f"{draw(st.sampled_from(FEATURES))},algorithms={draw(st.sampled_from(ALGORITHMS))}",
         has_small_costs=draw(st.booleans()),
     )
 
 
-def _evaluated(text: str, values: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
-    try:
-        found = eval(text, {"torch": torch}, dict(values))
-    except (RuntimeError, IndexError, ValueError):
-        return None
-    return found if isinstance(found, torch.Tensor) and found.numel() else None
+class _Source(families.Source):
+    """Lines while they are drawn: what they are of, and the tensors that they make."""
+
+    def __init__(self, draw: st.DrawFn, inputs: list[tuple[str, tuple[int, ...]]]) -> None:
+        self._draw, self.inputs, self.lines = draw, inputs, list[str]()
+        self._values = {f"x{k}": _example(*own) for k, own in enumerate(inputs)}
+
+    def number(self, least: int, most: int) -> int:
+        return self._draw(st.integers(least, most))
+
+    def operands(self) -> Sequence[families.Operand]:
+        return [
+            families.Operand(name, tuple(map(str, value.shape)))
+            for name, value in self._values.items()
+            if value.dtype == torch.float32
+        ]
+
+    def parameter(self, kind: str, *sizes: str) -> str:
+        name = f"x{len(self.inputs)}"
+        self.inputs.append((kind, tuple(map(int, sizes))))
+        self._values[name] = _example(*self.inputs[-1])
+        return name
+
+    def add_line(self) -> None:
+        """Draws a line, and keeps it if eager takes it and what it makes is small."""
+        count, values = len(self.inputs), dict(self._values)
+        try:
+            text = families.draw(self)
+            made = eval(text, {"torch": torch}, dict(self._values))
+        except (families.NothingFits, RuntimeError, IndexError, ValueError):
+            made = None
+        if isinstance(made, torch.Tensor) and 0 < made.numel() <= 1024 and made.dim() <= 5:
+            self._values[f"y{len(self.lines)}"] = made
+            self.lines.append(f"y{len(self.lines)} = {text}")
+        else:
+            del self.inputs[count:]
+            self._values = values
 
 
-@dataclass
-class _Source:
-    """What the text of a line is drawn from."""
-
-    draw: st.DrawFn
-    values: Mapping[str, torch.Tensor]
-
-    def one(self, choices: Sequence[str]) -> str:
-        return self.draw(st.sampled_from(choices))
-
-    def operand(self) -> str:
-        """A value, often one of the latest."""
-        names = list(self.values)
-        return self.one([*names[-2:], *names])
-
-    def dim(self, name: str) -> int:
-        rank = self.values[name].dim()
-        return self.draw(st.integers(-rank, rank - 1)) if rank else 0
-
-    def order(self, name: str) -> tuple[int, ...]:
-        return tuple(self.draw(st.permutations(range(self.values[name].dim()))))
-
-    def keep(self) -> bool:
-        return self.draw(st.booleans())
-
-    def like(self, name: str) -> str:
-        """Another value that broadcasts with ``name``, or a view of one that does."""
-        shape = self.values[name].shape
-        fitting = [other for other, value in self.values.items() if _broadcast(shape, value.shape)]
-        return self.one([*fitting, f"{name}.flip(0)", f"{name}.mT", "0.5"])
+# Numbers of integers, so that as many bits as they have are enough for them.
+_LEAST = {"int8": -128, "int4": -8}
 
 
-def _broadcast(left: torch.Size, right: torch.Size) -> bool:
-    try:
-        torch.broadcast_shapes(left, right)
-    except RuntimeError:
-        return False
-    return True
-
-
-def _factor(source: _Source, name: str) -> str:
-    """What is multiplied of a value: itself, or what a rule moves behind the product."""
-    dim = source.dim(name)
-    return source.one(
-        (
-            name,
-            f"torch.softmax({name}, {dim})",
-            f"({name} * torch.rsqrt({name}.square().mean({dim}, keepdim=True) + 0.1))",
-            f"({name} / {name}.exp().sum({dim}, keepdim=True))",
-            f"({name} * {source.like(name)})",
-            f"{name}.to(torch.bfloat16).float()",
-        )
-    )
-
-
-def _einsum(source: _Source) -> str:
-    """A product of two operands: dimensions of one size may be shared, and those that are may be summed."""
-    left, right = source.operand(), source.operand()
-    letters = "abcdefghij"
-    first = letters[: source.values[left].dim()]
-    rest, second = list(letters[len(first) :]), ""
-    for size in source.values[right].shape:
-        same = [c for c, own in zip(first, source.values[left].shape, strict=True) if own == size and c not in second]
-        second += source.one([*same, rest.pop(0)])
-    shared = [c for c in first if c in second]
-    summed = source.draw(st.sets(st.sampled_from(shared))) if shared else set()
-    kept = source.draw(st.permutations([c for c in dict.fromkeys(first + second) if c not in summed]))
-    factors = f"{_factor(source, left)}, {_factor(source, right)}"
-    return f'torch.einsum("{first},{second}->{"".join(kept)}", {factors})'
-
-
-def _matmul(source: _Source) -> str:
-    """A product of two operands that fit, or of what is permuted or reshaped until they do."""
-    pairs = [
-        (a, b)
-        for a, left in source.values.items()
-        for b, right in source.values.items()
-        if left.dim() and right.dim() and left.shape[-1] == right.shape[max(-2, -right.dim())]
-    ]
-    if not pairs:
-        name = source.operand()
-        return f"{_factor(source, name)} @ {_factor(source, name)}.mT"
-    left, right = source.draw(st.sampled_from(pairs))
-    return f"{_factor(source, left)} @ {_factor(source, right)}"
-
-
-def _reduction(source: _Source) -> str:
-    name = source.operand()
-    function = source.one(("sum", "mean", "amax", "amin", "logsumexp", "var"))
-    return f"{name}.{function}({source.dim(name)}, keepdim={source.keep()})"
-
-
-def _norm(source: _Source) -> str:
-    name = source.operand()
-    dim = source.dim(name)
-    square = f"{name}.square()"
-    return source.one(
-        (
-            f"{name} * torch.rsqrt({square}.mean({dim}, keepdim=True) + 0.1)",
-            f"{name} / ({square}.sum({dim}, keepdim=True).sqrt() + 0.5)",
-            f"({name} - {name}.mean({dim}, keepdim=True)) / ({name}.var({dim}, keepdim=True) + 0.5).sqrt()",
-            f"torch.nn.functional.layer_norm({name}, {name}.shape[-1:])",
-            f"torch.nn.functional.normalize({name}, dim={dim})",
-        )
-    )
-
-
-def _view(source: _Source) -> str:
-    name = source.operand()
-    dim = source.dim(name)
-    return source.one(
-        (
-            f"{name}.permute({source.order(name)})",
-            f"{name}.transpose({dim}, {source.dim(name)})",
-            f"{name}.unsqueeze({dim})",
-            f"{name}.flatten()",
-            f"{name}.flip({dim})",
-            f"{name}.narrow({dim}, 0, {name}.shape[{dim}] // 2 + 1)",
-            f"{name}.unsqueeze({dim}).expand({', '.join('-1' for _ in source.values[name].shape)}, 3)",
-            f"torch.cat([{name}, {source.operand()}], {dim})",
-            f"torch.nn.functional.pad({name}, (1, 1), value=0.5)",
-            f"{name}.unfold({dim}, 2, 1)",
-            f"{name}.repeat_interleave(2, {dim})",
-            f"{name}.contiguous()",
-        )
-    )
-
-
-def _elementwise(source: _Source) -> str:
-    name = source.operand()
-    if source.keep():
-        return f"{name}.{source.one(('exp', 'relu', 'sigmoid', 'abs', 'neg', 'tanh'))}()"
-    return f"{name} {source.one(('+', '-', '*', '/'))} {source.like(name)}"
-
-
-def _convolution(source: _Source) -> str:
-    fitting = [
-        (a, b)
-        for a, left in source.values.items()
-        for b, right in source.values.items()
-        if left.dim() == right.dim() in (3, 4) and left.shape[1] == right.shape[1]
-    ]
-    if not fitting:
-        return _matmul(source)
-    image, weight = source.draw(st.sampled_from(fitting))
-    function = f"torch.nn.functional.conv{source.values[image].dim() - 2}d"
-    stride, padding = source.draw(st.integers(1, 2)), source.draw(st.integers(0, 2))
-    return f"{function}({image}, {weight}, stride={stride}, padding={padding})"
-
-
-FAMILIES: Mapping[str, Callable[[_Source], str]] = {
-    "cast": lambda s: f"{s.operand()}.to(torch.bfloat16).float()",
-    "convolution": _convolution,
-    "einsum": _einsum,
-    "elementwise": _elementwise,
-    "elementwise too": _elementwise,
-    "log softmax": lambda s: (lambda name: f"torch.log_softmax({name}, {s.dim(name)})")(s.operand()),
-    "matmul": _matmul,
-    "norm": _norm,
-    "reduction": _reduction,
-    "running sum": lambda s: (lambda name: f"{name}.cumsum({s.dim(name)})")(s.operand()),
-    "scale": lambda s: f"{s.operand()} * {s.one(('0.125', '3.0', '-1.5'))}",
-    "softmax": lambda s: (lambda name: f"torch.softmax({name}, {s.dim(name)})")(s.operand()),
-    "view": _view,
-}
+def _example(kind: str, sizes: tuple[int, ...]) -> torch.Tensor:
+    return torch.full(sizes, _LEAST[kind], dtype=torch.int8) if kind in _LEAST else torch.ones(sizes)
 
 
 def check(drawn: Drawn) -> str:
@@ -278,13 +154,16 @@ def check(drawn: Drawn) -> str:
         CompileError: a pass changes what it computes, or makes what is not valid.
     """
     scope: dict[str, object] = {"torch": torch, "__name__": "drawn"}
-    arguments = ", ".join(f"x{k}" for k in range(len(drawn.shapes)))
+    arguments = ", ".join(f"x{k}" for k in range(len(drawn.inputs)))
     body = "\n  ".join([*drawn.lines, f"return ({', '.join(drawn.results)},)"])
     exec(f"def function({arguments}):\n  {body}", scope)
-    inputs = [torch.ones(shape) for shape in drawn.shapes]
+    inputs = [_example(*own) for own in drawn.inputs]
     graph = torch.jit.trace(scope["function"], tuple(inputs), check_trace=False).graph  # type: ignore[arg-type]
     torch._C._jit_pass_lower_all_tuples(graph)
     _, record = run_and_record(graph, inputs)
+    for value, (kind, _) in zip(graph.inputs(), drawn.inputs, strict=True):
+        if kind == "int4":
+            record[value.debugName()] = replace(record[value.debugName()], bits=4)  # type: ignore[type-var]
     target = replace(devices.get("cpu").target(), features=drawn.features)
     try:
         imported = import_graph(graph, record, drawn.parameters)
@@ -302,7 +181,7 @@ def check(drawn: Drawn) -> str:
 @contextmanager
 def costs(are_small: bool) -> Iterator[None]:
     patches = [
-        mock.patch.object(import_module(f"torchmdla.devices.cpu.passes.{module}"), name, value)
+        mock.patch.object(import_module(f"torchmdla.devices.cpu.{module}"), name, value)
         for module, numbers in COSTS.items()
         for name, value in numbers.items()
     ]
@@ -342,6 +221,12 @@ def hunt(seconds: float, seed: int) -> Counter[str]:
     return seen
 
 
+def changes(counts: str) -> dict[str, int]:
+    """Return how often each pass has changed a program, by the file of counts."""
+    lines = Counter(line.strip() for line in Path(counts).read_text(encoding="utf-8").splitlines())
+    return {one.name: lines[f"checked {one.name}"] for one in pipeline.PASSES}
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command line; returns its exit status."""
     made = argparse.ArgumentParser(prog="make fuzz-passes", description=__doc__, allow_abbrev=False)
@@ -349,8 +234,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     made.add_argument("--seed", type=int, default=0, metavar="N", help="the seed of the first round; 0")
     options = made.parse_args(arguments)
     os.environ[validation.VARIABLE] = "values"
-    for what, count in hunt(60 * options.minutes, options.seed).most_common():
+    with tempfile.NamedTemporaryFile(suffix=".counts") as file:
+        os.environ[validation.COUNTS] = file.name
+        seen = hunt(60 * options.minutes, options.seed)
+        changed = changes(file.name)
+    for what, count in seen.most_common():
         print(count, what)
+    print("changed by", ", ".join(f"{name}: {count}" for name, count in changed.items()))
     return 0
 
 

@@ -103,6 +103,7 @@ def ahead(step: LoopNest, value: Expression, before: list[LoopNest], order: Sequ
     if not body.loads or (value.op == "load" and order is None) or body.scalars:
         return value
     varying = frozenset[int]().union(*(access.loops for access in body.loads))
+    assert order is None or all(loop in order or step.sizes[loop] == 1 for loop in varying), "a loop is left out"
     loops = sorted(varying) if order is None else [loop for loop in order if loop in varying]
     sizes = tuple(step.sizes[loop] for loop in loops)
     buffer = Buffer("temporary", value.type, sizes)

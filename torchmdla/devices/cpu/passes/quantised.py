@@ -219,7 +219,10 @@ class QuantisedBuffers(NarrowBuffers):
                 continue
             order = in_memory_order(step, found.integer.payload)
             for number in (_as_float(found.zero), found.scale):
-                if contents((number,)).loads and (number.op != "load" or not _is_constant_along(step, number)):
+                # A product of weights without a scale with other floats has the form of weights with one.
+                loads = contents((number,)).loads
+                is_of_weights = all(access.loops <= set(order) for access in loads)
+                if loads and is_of_weights and (number.op != "load" or not _is_constant_along(step, number)):
                     step.values = substituted(step.values, {number: ahead(step, number, before, order)})
         for match in _SCALED_PRODUCTS.matches(step.values[0]):
             if _is_constant_along(step, match["scale"]) and match["integer"].op in ("arith.sitofp", "arith.subf"):

@@ -78,7 +78,7 @@ class _Writer:
     def steps(self) -> list[Step]:
         """What the product becomes."""
         step, tile = self.found.step, self.tiles.sizes
-        order = in_memory_order(step, step.outputs[0])
+        order = self._order(step.outputs[0])
         weights, left = self._weights(), self._left()
         local = buffer_of(self._kind, PRODUCTS, (tile[loop] for loop in order))
         left_factor, right_factor = ((own.nest.writes[0], own.loops) for own in (left[0], weights))
@@ -100,16 +100,21 @@ class _Writer:
         full = count - len(last)
         return [_Part(0, full, 2), *last] if full else last
 
+    def _order(self, access: Access) -> tuple[int, ...]:
+        """The loops of several iterations that an access varies with, as its buffer lies in memory."""
+        step = self.found.step
+        return tuple(loop for loop in in_memory_order(step, access) if step.sizes[loop] != 1)
+
     def _weights(self) -> OverLoops:
         sizes = {loop: self.found.half(loop) for loop in self.tiles.sizes}
         halved, part = (self.found.term, self.found.column), _Part(0, static(sizes[self.found.term]), 2)
-        order = in_memory_order(self.found.step, self.found.right)
+        order = self._order(self.found.right)
         target = buffer_of("temporary", PRODUCTS, (sizes[loop] for loop in order))
         return self._sums(self.found.right, halved, strassen.right_sums, target, part, sizes)
 
     def _left(self) -> list[OverLoops]:
         sizes = self.tiles.sizes
-        halved, order = (self.found.row, self.found.term), in_memory_order(self.found.step, self.found.left)
+        halved, order = (self.found.row, self.found.term), self._order(self.found.left)
         target = buffer_of(self._kind, PRODUCTS, (sizes[loop] for loop in order))
         return [self._sums(self.found.left, halved, strassen.left_sums, target, part, sizes) for part in self._parts()]
 
@@ -123,7 +128,7 @@ class _Writer:
         sizes: Mapping[int, AnySize],
     ) -> OverLoops:
         """Sums of quarters of a factor, of which the loops ``halved`` are cut, over a part of the first of these."""
-        order = in_memory_order(self.found.step, access)
+        order = self._order(access)
         quarters = {
             quarter: load(self._at(access, order, halved, quarter, part)) if quarter[0] < part.halves else ZERO
             for quarter in QUARTERS

@@ -476,11 +476,16 @@ def _terms(step: LoopNest) -> Expression | None:
 
 def _sum_of_products(left: Array, right: Array, sizes: Sequence[int], kept: Sequence[int]) -> Array:
     """The sum of ``left * right`` over the loops that reduce, without an array of all products."""
-    over = [[loop for loop, size in enumerate(each.shape) if size > 1] for each in (left, right)]
-    values = [
-        each.reshape([each.shape[loop] for loop in loops]) for each, loops in zip((left, right), over, strict=True)
-    ]
     summed = {loop for loop, size in enumerate(sizes) if size > 1 and kept[loop] == 1}
+    # Both vary with what is summed if one does: else the sum of one factor would be multiplied, which is another value
+    # where the other factor is infinite.
+    shape = np.broadcast_shapes(left.shape, right.shape)
+    both = [
+        np.broadcast_to(each, [shape[loop] if loop in summed else size for loop, size in enumerate(each.shape)])
+        for each in (left, right)
+    ]
+    over = [[loop for loop, size in enumerate(each.shape) if size > 1] for each in both]
+    values = [each.reshape([each.shape[loop] for loop in loops]) for each, loops in zip(both, over, strict=True)]
     result = [loop for loop in range(len(sizes)) if loop in {*over[0], *over[1]} and loop not in summed]
     total: Array = np.einsum(values[0], over[0], values[1], over[1], result, optimize=True)
     repeats = math.prod(sizes[loop] for loop in summed if loop not in {*over[0], *over[1]})
