@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuzz import registry, rewriting
+from fuzz import families, registry, rewriting
 from fuzz import vocabulary as words
+from fuzz.families import NothingFits
 from fuzz.text import HEAD, Input, Text
 from torchmdla.testing.programs.inputs import drawn
 
@@ -52,6 +53,12 @@ KINDS: Mapping[str, Kind] = {
         "every operator, views, writes in place, control flow",
         (4, 14),
         {"integer": 1, "sized": 3, "common": 4, "operator": 10, "view": 3, "write": 4, "control": 2},
+        9,
+    ),
+    "families": Kind(
+        "softmax, norms, attention, convolutions, recurrences, quantised products along any dimension",
+        (2, 6),
+        {"family": 12, "common": 2, "view": 2, "write": 1, "control": 1},
         9,
     ),
     "rewrites": Kind(
@@ -97,10 +104,6 @@ _ATTEMPTS = 12
 _WRONG_DERIVATIVE = re.compile(r"\bclamp\(\w+, \w*[a-z]|\b(pow|softplus|leaky_relu)\(")
 
 
-class NothingFits(Exception):
-    """There is no tensor for a place, or what was drawn does not run."""
-
-
 def draw(kind: str, seed: int, way: str) -> Text:
     """The program of one of :data:`KINDS` and a seed for a way; the same each time."""
     return _Drawing(KINDS[kind], Random(f"{kind}:{seed}:{way}"), way).text()
@@ -109,6 +112,33 @@ def draw(kind: str, seed: int, way: str) -> Text:
 def way_of(seed: int) -> str:
     """The way for a seed where none is asked for."""
     return _weighted(Random(seed), _WAYS)
+
+
+# How parameters of families are drawn; others are floats of the dtype that they are called by.
+_PARAMETERS = {
+    "float32": "normal({})",
+    "positive": "positive({})",
+    "int8": "integers({}, low=-128, high=128, dtype=torch.int8)",
+    "int4": "integers({}, low=-8, high=8, dtype=torch.int8)",
+}
+
+
+@dataclass(frozen=True)
+class _OfDrawing(families.Source):
+    """What expressions of families are drawn from in a program: its tensors, and inputs that they add to it."""
+
+    random: Random
+    find: Callable[[], Sequence[families.Operand]]
+    add: Callable[[str, Sequence[str]], str]
+
+    def number(self, least: int, most: int) -> int:
+        return self.random.randint(least, most)
+
+    def operands(self) -> Sequence[families.Operand]:
+        return self.find()
+
+    def parameter(self, kind: str, *sizes: str) -> str:
+        return self.add(kind, sizes)
 
 
 class _Drawing:
@@ -227,12 +257,20 @@ class _Drawing:
 
     def _add_statement(self) -> None:
         for _ in range(_ATTEMPTS):
-            name = _weighted(self._random, self._kind.weights)
+            name, count = _weighted(self._random, self._kind.weights), len(self._inputs)
             with contextlib.suppress(NothingFits):
                 statement = getattr(self, f"_draw_{name}")()
                 if self._keep(statement, is_write=name in ("write", "control")):
                     self._take_apart(statement.partition(" = ")[0])
                     return
+            self._forget_inputs(count)
+
+    def _forget_inputs(self, count: int) -> None:
+        """Leaves out all inputs but the first ones."""
+        for one in self._inputs[count:]:
+            for env in self._envs:
+                del env[one.name]
+        del self._inputs[count:]
 
     def _take_apart(self, name: str) -> None:
         """Of several tensors one goes on."""
@@ -248,6 +286,26 @@ class _Drawing:
 
     def _draw_common(self) -> str:
         return self._assigned(self._filled(self._random.choice(words.COMMON)))
+
+    def _draw_family(self) -> str:
+        if not self._operands():
+            self._add_input(f"normal({', '.join(self._random.choice(words.SHAPES))})")
+        return self._assigned(families.draw(_OfDrawing(self._random, self._operands, self._parameter)))
+
+    def _operands(self) -> list[families.Operand]:
+        """The float tensors whose sizes are n, m or numbers."""
+        known = {tuple(n for n, _ in self._sizes): "n", tuple(m for _, m in self._sizes): "m"}
+        found = []
+        for name, value in self._tensors().items():
+            along = list(zip(*(env[name].shape for env in self._envs), strict=True))
+            sizes = tuple(known.get(own, str(own[0])) for own in along)
+            if value.is_floating_point() and all(own in known or len(set(own)) == 1 for own in along):
+                found.append(families.Operand(name, sizes, str(value.dtype).removeprefix("torch.")))
+        return found
+
+    def _parameter(self, kind: str, sizes: Sequence[str]) -> str:
+        self._add_input(_PARAMETERS.get(kind, "normal({}, dtype=torch." + kind + ")").format(", ".join(sizes)))
+        return self._inputs[-1].name
 
     def _draw_view(self) -> str:
         return f"{self._new('v')} = {self._filled(self._random.choice(words.VIEWS))}"

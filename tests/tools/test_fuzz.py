@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from child_process import run_python
-from fuzz import hunt, registry, rewriting, soak
+from fuzz import families, hunt, registry, rewriting, soak
 from fuzz import vocabulary as words
 from fuzz.__main__ import main
 from fuzz.cases import job, job_of
@@ -75,6 +76,36 @@ def test_every_operator_may_be_drawn() -> None:
     random = Random(0)
     drawn = {registry.call(random, lambda *_: "x").partition("(")[0].rpartition(".")[2] for _ in range(8000)}
     assert drawn == {name.rpartition("::")[2].partition(".")[0] for name in registry.NAMES}
+
+
+class Tensors(families.Source):
+    """Two tensors, and parameters."""
+
+    def __init__(self, seed: int) -> None:
+        self.random, self.values = Random(seed), {"a": torch.ones(2, 4, 6), "b": torch.ones(4, 6)}
+
+    def number(self, least: int, most: int) -> int:
+        return self.random.randint(least, most)
+
+    def operands(self) -> list[families.Operand]:
+        floats = {name: value for name, value in self.values.items() if value.dtype == torch.float32}
+        return [families.Operand(name, tuple(map(str, value.shape))) for name, value in floats.items()]
+
+    def parameter(self, kind: str, *sizes: str) -> str:
+        name = f"p{len(self.values)}"
+        self.values[name] = torch.ones([int(size) for size in sizes]).to(torch.int8 if "int" in kind else torch.float32)
+        return name
+
+
+@pytest.mark.parametrize("name", [*families.FAMILIES, *families.CHEAP])
+def test_eager_takes_what_families_draw(name: str) -> None:
+    taken = 0
+    for seed in range(40):
+        source = Tensors(seed)
+        text = {**families.FAMILIES, **families.CHEAP}[name](source)
+        with contextlib.suppress(RuntimeError, ValueError):
+            taken += isinstance(eval(text, {"torch": torch}, source.values), torch.Tensor)
+    assert taken >= 20
 
 
 def test_templates_are_python() -> None:
