@@ -236,6 +236,19 @@ def test_a_divisor_that_differs_between_the_terms_of_a_sum_stays(name: str) -> N
     assert not torchmdla.stats().fallbacks
 
 
+def test_exponentials_whose_sum_overflows_are_divided_first() -> None:
+    """Each quotient is 0, but their sum times 0 would be NaN."""
+
+    def weigh(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        powers = x.exp()
+        return (powers / powers.sum(-1, keepdim=True).clamp_min(1e-30)) @ y
+
+    x, y = torch.full((5, 7), 88.0), torch.full((7, 4), 3.0)
+    with torch.no_grad():
+        compiled = torchmdla.compile(torch.jit.trace(weigh, (x, y)), x, y)
+        assert_matches(compiled(x, y), weigh(x, y))
+
+
 RMS_NORM = """
 buffer input0 : f32[8, 64]
 buffer temporary0 : f32[8, 1]

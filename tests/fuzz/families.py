@@ -273,13 +273,13 @@ def _attention(source: Source) -> str:
 
 
 def _convolution(source: Source) -> str:
-    dims = source.number(1, 3)
+    dims = source.choose((1, 2, 2, 3))
     x = source.operand(dims + 2)
     operands = [own.text for own in source.operands() if own.rank == x.rank and own.sizes[1] == x.sizes[1]]
     if operands and source.number(0, 3) == 0:
         return f"torch.nn.functional.conv{dims}d({x.text}, {source.choose(operands)}, padding={source.number(0, 2)})"
     channels, is_transposed = x.sizes[1], source.number(0, 3) == 0
-    groups = source.choose(["1", *(["2"] if channels.isdecimal() and int(channels) % 2 == 0 else []), channels])
+    groups = source.choose(["1", "1", *(["2"] if channels.isdecimal() and int(channels) % 2 == 0 else []), channels])
     window = ["3"] * dims if source.happens() else [source.choose(("1", "2", "3")) for _ in range(dims)]
     # Of the channels on either side one group has so many.
     others = source.choose(("1", "2", "4")) if groups.isdecimal() else "1"
@@ -290,7 +290,7 @@ def _convolution(source: Source) -> str:
     sizes = (channels, others, *window) if is_transposed else (outputs, inputs, *window)
     weights = _weights(source, x, sizes, 1 if is_transposed else 0)
     bias = source.choose(("None", source.parameter(x.dtype, outputs)))
-    stride, padding, dilation = source.number(1, 3), source.number(0, 2), source.number(1, 2)
+    stride, padding, dilation = source.choose((1, 1, 2, 3)), source.number(0, 2), source.choose((1, 1, 2))
     number = groups if groups.isdecimal() else f"{x.text}.size(1)"
     own = _quantised_value(source, x) if source.number(0, 2) == 0 else x.text
     numbers = f"stride={stride}, padding={padding}, dilation={dilation}, groups={number}"
@@ -346,7 +346,7 @@ def _quantised_value(source: Source, x: Operand) -> str:
 
 def _weights(source: Source, x: Operand, sizes: Sequence[str], dim: int) -> str:
     """Draw weights: floats, or integers with a scale along ``dim``, and zeros, if there are any."""
-    if source.happens() or x.dtype != "float32":
+    if source.number(0, 2) > 0 or x.dtype != "float32":
         return source.parameter(x.dtype, *sizes)
     along = [size if d == dim else "1" for d, size in enumerate(sizes)]
     value = f"{source.parameter('int8', *sizes)}.to(torch.float32)"
@@ -387,6 +387,7 @@ def _view(source: Source) -> str:
             f"{text}.unsqueeze({dim})",
             f"{text}.flatten()",
             f"{text}.flip({dim})",
+            f"{text}.sort({dim})[0]",
             f"{text}.narrow({dim}, 0, {text}.size({dim}) // 2 + 1)",
             f"{text}.chunk(2, {dim})[{source.number(0, 1)}]",
             f"{text}.unsqueeze({dim}).expand({', '.join(['-1'] * x.rank)}, 3)",

@@ -22,11 +22,15 @@ from torchmdla.devices.cpu.passes.makers import CAN_LOOK_THROUGH, maker_of, redu
 from torchmdla.devices.cpu.passes.rematerialise import through
 from torchmdla.devices.cpu.patterns import SUM_OF_PRODUCTS, Captured, Rule, anything, op
 
-_DIVIDED = op("arith.divf", op("load", name="term"), anything("divisor"))
+_TERM, _ROW_LARGEST = op("load", name="term"), op("load", name="largest")
+_DIVIDED = op("arith.divf", _TERM, anything("divisor"))
 _AT_LEAST = op("arith.maximumf", op("load", name="sum"), op("constant", name="least"))
-_EXPONENTIAL = op("math.exp", op("arith.subf", op("load", name="term"), op("load", name="largest")))
-_LARGEST = op("arith.maximumf", op("accumulator"), op("load", name="term"))
-_SUM = op("arith.addf", op("accumulator"), op("load", name="term"))
+_LARGEST = op("arith.maximumf", op("accumulator"), _TERM)
+_SUM = op("arith.addf", op("accumulator"), _TERM)
+
+# Exponentials up to 1: the first of these kinds has 1 among them.
+_WITH_1 = op("math.exp", op("arith.subf", _TERM, _ROW_LARGEST))
+_UP_TO_1 = op("math.exp", op("arith.subf", _TERM, op("arith.maximumf", _ROW_LARGEST, op("constant"))))
 
 _SMALLEST_NORMAL = {"f32": 2.0**-126, "f64": 2.0**-1022}
 
@@ -77,14 +81,14 @@ def _defer(case: _Division) -> None:
 
 
 def _has_finite_reciprocal(case: _Division) -> bool:
-    """Whether terms are exponentials, and 1 is among them or their divisor is not less than a normal number."""
+    """Whether terms are exponentials up to 1, and 1 is among them or their divisor is not less than a normal number.
+    Their sum is finite then, too."""
     maker = maker_of(case.users, case.term.payload)
     if maker is None:
         return False
     (power,) = maker.values
-    if case.least >= _SMALLEST_NORMAL.get(power.type, math.inf):
-        return power.op == "math.exp"
-    found = _EXPONENTIAL.matches(power)
+    is_normal = case.least >= _SMALLEST_NORMAL.get(power.type, math.inf)
+    found = [*_WITH_1.matches(power), *(_UP_TO_1.matches(power) if is_normal else ())]
     return any(reduces(case.users, _LARGEST, -math.inf, e["largest"].payload, e["term"].payload) for e in found)
 
 
