@@ -390,7 +390,7 @@ def _view(source: Source) -> str:
             f"{text}.sort({dim})[0]",
             f"{text}.narrow({dim}, 0, {text}.size({dim}) // 2 + 1)",
             f"{text}.chunk(2, {dim})[{source.number(0, 1)}]",
-            f"{text}.unsqueeze({dim}).expand({', '.join(['-1'] * x.rank)}, 3)",
+            _with_dimension(source, x).text,
             f"torch.cat([{text}, {source.operand().text}], {dim})",
             f"torch.nn.functional.pad({text}, [1, 1], value=0.5)",
             f"{text}.unfold({dim}, 2, 1)",
