@@ -1,14 +1,14 @@
 # make demo | test | test-all | test-cxx | test-packages | check | docs | fuzz | fuzz-passes | soak | lint | format | build | wheel | clean: each sets up .venv first.
-# make asan | ubsan | tsan | fuzz-mdla: the C++ under sanitizers, and the readers of files fuzzed (docs/testing.md).
+# make asan | ubsan | tsan | fuzz-mdla | fuzz-native | fuzz-packages: the C++ under sanitizers, and the readers of files fuzzed (docs/testing.md).
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-CXX_FILES := $(wildcard $(foreach folder,src/* mdla/* torchmdla/devices/mdla/include tests/cxx tests/mdla,$(folder)/*.cpp $(folder)/*.h))
+CXX_FILES := $(wildcard $(foreach folder,src/* mdla/* torchmdla/devices/mdla/include tests/cxx tests/mdla tests/native tests/packages tests/readers,$(folder)/*.cpp $(folder)/*.h))
 SOURCES := $(CXX_FILES) $(wildcard src/*.map src/*/*.map) CMakeLists.txt mdla/CMakeLists.txt src/native/CMakeLists.txt setup.py release/npm_package.py
 # Tests are mostly waiting for compiler processes: two workers keep two cores busy.
 JOBS   ?= 2
 
-.PHONY: demo test test-all test-cxx test-packages check docs fuzz fuzz-passes soak lint format build wheel asan ubsan tsan fuzz-mdla clean
+.PHONY: demo test test-all test-cxx test-packages check docs fuzz fuzz-passes soak lint format build wheel asan ubsan tsan fuzz-mdla fuzz-native fuzz-packages clean
 
 demo: build
 	$(BIN)/python test.py $(ARGS)
@@ -145,15 +145,18 @@ asan ubsan tsan: build $(VENV)/.developing
 	  LD_PRELOAD="$(foreach library,$(PRELOAD_$@),$(shell $(CXX) -print-file-name=$(library)))" \
 	  setarch --addr-no-randomize $(CURDIR)/$(BIN)/python -m pytest $(or $(TESTS_$@),$(TESTS)) $(ARGS)
 
-# With CXX=clang++ by libFuzzer, which looks at what an input reaches; with gcc by a loop of our own.
+# With CXX=clang++ by libFuzzer, with gcc by a loop of our own; both look at what an input reaches. What ends a fuzzer lies in its
+# folder of build/, where it runs. libtorch's own memory is not looked for at the end.
 FUZZ_SECONDS ?= 60
 FUZZER := build/fuzz-$(notdir $(CXX))
-fuzz-mdla: build $(VENV)/.developing
+fuzz-mdla fuzz-native fuzz-packages: fuzz-%: build $(VENV)/.developing
 	export PATH="$(CURDIR)/$(BIN):$$PATH"; \
-	cmake -S tests/mdla -B $(FUZZER) -G Ninja -DCMAKE_CXX_COMPILER=$(CXX) && cmake --build $(FUZZER) --target fuzz
-	$(BIN)/python tests/mdla/seeds.py build/fuzz-seeds
-	mkdir -p build/fuzz-corpus
-	$(FUZZER)/fuzz -max_total_time=$(FUZZ_SECONDS) -timeout=300 -rss_limit_mb=4096 build/fuzz-corpus build/fuzz-seeds
+	cmake -S tests/readers -B $(FUZZER) -G Ninja -DCMAKE_CXX_COMPILER=$(CXX) -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python && \
+	  cmake --build $(FUZZER) --target fuzz_$*
+	mkdir -p build/$@/corpus
+	$(BIN)/python -W ignore tests/$*/seeds.py build/$@/seeds
+	cd build/$@ && ASAN_OPTIONS=detect_leaks=0 ../../$(FUZZER)/fuzz_$* -max_total_time=$(FUZZ_SECONDS) -timeout=300 \
+	  -rss_limit_mb=4096 corpus seeds
 
 clean:
 	rm -rf build dist $(VENV) torchmdla/torch_[0-9]* torchmdla/devices/mdla/*.so torchmdla_runtime/*.so torchmdla/report/page/vendor \

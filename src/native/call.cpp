@@ -1,6 +1,7 @@
 #include "call.h"
 
 #include "runtime/device_calls.h"
+#include "support/byte_reader.h"
 
 #include <algorithm>
 
@@ -68,12 +69,17 @@ void Call::plan_inputs() {
 void Call::plan_outputs() {
   for (size_t i = 0; i < outputs_.size(); ++i) {
     const auto& layout = specialisation_.outputs[i];
+    const auto owner = specialisation_.owners[layout.result];
     const auto sharing =
         std::ranges::count(specialisation_.outputs, layout.result, &OutputLayout::result);
     auto strides = layout.strides_at(symbols_);
     if (sharing == 1 && fits(outputs_[i], strides)) continue;
+    // Only the file says where the code leaves the elements.
+    const auto bytes = bytes_of(outputs_[owner]);
+    if (!lies_among(outputs_[i].sizes, strides, bytes / element_bytes(outputs_[i].dtype)))
+      throw BadBytes("a model's file: an output lies outside of its memory");
     auto& offset = copied_results_[layout.result];
-    if (offset == in_place) offset = static_cast<std::ptrdiff_t>(reserve(bytes_of(outputs_[i])));
+    if (offset == in_place) offset = static_cast<std::ptrdiff_t>(reserve(bytes));
     after_.push_back({&outputs_[i], std::move(strides), static_cast<size_t>(offset)});
   }
 }

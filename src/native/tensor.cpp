@@ -131,6 +131,18 @@ size_t element_count(std::span<const int64_t> sizes) {
   return static_cast<size_t>(count);
 }
 
+bool lies_among(std::span<const int64_t> sizes, std::span<const int64_t> strides, size_t count) {
+  if (std::ranges::find(sizes, 0) != sizes.end()) return true;
+  int64_t last = 0;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    int64_t step = 0;
+    if (strides[i] < 0 || __builtin_mul_overflow(sizes[i] - 1, strides[i], &step) ||
+        __builtin_add_overflow(last, step, &last))
+      return false;
+  }
+  return static_cast<size_t>(last) < count;
+}
+
 bool lies_so(const TensorView& tensor, std::span<const int64_t> strides) {
   const auto own = tensor.strides.empty() ? contiguous_strides(tensor.sizes)
                                           : Numbers(tensor.strides.begin(), tensor.strides.end());

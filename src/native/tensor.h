@@ -33,6 +33,9 @@ Numbers contiguous_strides(std::span<const int64_t> sizes);
 // Throws std::length_error where no memory has room for them.
 size_t element_count(std::span<const int64_t> sizes);
 
+// Whether each element of a tensor with these sizes and strides is among the first `count`.
+bool lies_among(std::span<const int64_t> sizes, std::span<const int64_t> strides, size_t count);
+
 // Whether the elements lie in memory as these strides say: strides of dimensions of one element
 // say nothing.
 bool lies_so(const TensorView& tensor, std::span<const int64_t> strides);

@@ -1,28 +1,18 @@
 // Fuzzes the emulator's readers: whatever a file holds, it is refused with a Fault, or runs.
-//
-// The first byte of an input says what the others are (kTargets). With clang this is a target of
-// libFuzzer; any other compiler makes a program of its own that takes the same command line and
-// goes on from what was not refused, without looking at coverage.
 #include "binary.h"
 #include "compiler.h"
 #include "cycles.h"
 #include "executor.h"
+#include "fuzzing.h"
 #include "report.h"
 
 #include <algorithm>
-#include <cmath>
-#include <cstring>
 #include <limits>
-#include <random>
 
 namespace {
 
-using Bytes = std::vector<uint8_t>;
-using Random = std::minstd_rand;
-
 // So small that no accepted program runs for long.
 constexpr int64_t kCardBytes = 1 << 14;
-constexpr size_t kMostBytes = 1 << 15;
 
 mdla::Board small_board() {
   mdla::Board board = mdla::read_board("");
@@ -79,182 +69,16 @@ void board_target(std::string_view bytes) {
   mdla::host_cycles({{"x", {1, 3, 8, 8}, 0, 0}}, mdla::Precision::kFixed16, board);
 }
 
-struct Target {
-  uint8_t letter;
-  void (*test)(std::string_view);
-};
-constexpr Target kTargets[] = {{'p', program_target}, {'o', model_target}, {'b', board_target}};
-
-// Whether an input was not refused.
-bool passes(const uint8_t* data, size_t size) {
-  for (const Target& target : kTargets) {
-    if (size == 0 || data[0] != target.letter) continue;
-    try {
-      target.test({reinterpret_cast<const char*>(data) + 1, size - 1});
-      return true;
-    } catch (const mdla::Fault&) {
-    }
+template <void (*test)(std::string_view)> bool accepts(std::string_view bytes) {
+  try {
+    test(bytes);
+    return true;
+  } catch (const mdla::Fault&) {
+    return false;
   }
-  return false;
-}
-
-// ---- damage that hits numbers of 8 bytes ----
-
-int64_t odd_number(Random& random) {
-  int64_t power = int64_t{1} << random() % 63;
-  switch (random() % 6) {
-  case 0:
-    return static_cast<int64_t>(random() % 4) - 1;
-  case 1:
-    return power;
-  case 2:
-    return power - 1;
-  case 3:
-    return -power;
-  case 4:
-    return std::numeric_limits<int64_t>::max() - static_cast<int64_t>(random() % 64);
-  default:
-    return std::numeric_limits<int64_t>::min() + static_cast<int64_t>(random() % 64);
-  }
-}
-
-// Fields are aligned after a program's texts of 8 bytes only, so that any place may be one.
-void change_number(Bytes& bytes, Random& random) {
-  if (bytes.size() < sizeof(int64_t)) return;
-  auto place = [&] { return bytes.data() + random() % (bytes.size() - sizeof(int64_t) + 1); };
-  uint64_t number = 0;
-  uint8_t* at = place();
-  switch (random() % 4) {
-  case 0:
-    number = static_cast<uint64_t>(odd_number(random));
-    break;
-  case 1: // another one
-    std::memcpy(&number, place(), sizeof number);
-    break;
-  default: // a little more or less
-    std::memcpy(&number, at, sizeof number);
-    number += random() % 33 - uint64_t{16};
-  }
-  std::memcpy(at, &number, sizeof number);
-}
-
-void change(Bytes& bytes, Random& random) {
-  size_t at = random() % bytes.size(), count = std::min<size_t>(random() % 64, bytes.size() - at);
-  auto first = bytes.begin() + static_cast<std::ptrdiff_t>(at);
-  switch (random() % 8) {
-  case 0:
-    bytes[at] ^= static_cast<uint8_t>(1 << random() % 8);
-    break;
-  case 1:
-    bytes[at] = static_cast<uint8_t>(random());
-    break;
-  case 2:
-    if (count < bytes.size()) bytes.erase(first, first + static_cast<std::ptrdiff_t>(count));
-    break;
-  case 3: {
-    Bytes twice(first, first + static_cast<std::ptrdiff_t>(count));
-    bytes.insert(first, twice.begin(), twice.end());
-    break;
-  }
-  default:
-    change_number(bytes, random);
-  }
-  if (bytes.size() > kMostBytes) bytes.resize(kMostBytes);
 }
 
 } // namespace
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  passes(data, size);
-  return 0;
-}
-
-#ifdef MDLA_LIBFUZZER
-
-extern "C" size_t LLVMFuzzerMutate(uint8_t* data, size_t size, size_t most);
-
-extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t most,
-                                          unsigned int seed) {
-  Random random(seed);
-  if (size == 0 || random() % 2) return LLVMFuzzerMutate(data, size, most);
-  Bytes bytes(data, data + size);
-  for (size_t times = 1 + random() % 4; times > 0; --times)
-    change(bytes, random);
-  size_t made = std::min(bytes.size(), most);
-  std::memcpy(data, bytes.data(), made);
-  return made;
-}
-
-#else
-
-#include <chrono>
-#include <cstdio>
-#include <filesystem>
-#include <fstream>
-
-#if defined(__SANITIZE_ADDRESS__)
-#include <sanitizer/common_interface_defs.h>
-#endif
-
-namespace {
-
-Bytes current;
-
-[[maybe_unused]] void keep_current() {
-  std::ofstream("crash-input", std::ios::binary)
-      .write(reinterpret_cast<const char*>(current.data()),
-             static_cast<std::streamsize>(current.size()));
-  std::fprintf(stderr, "the input is in crash-input\n");
-}
-
-void read_inputs(const std::filesystem::path& path, std::vector<Bytes>& inputs) {
-  if (std::filesystem::is_directory(path)) {
-    for (const auto& entry : std::filesystem::directory_iterator(path))
-      read_inputs(entry.path(), inputs);
-    return;
-  }
-  std::ifstream file(path, std::ios::binary);
-  inputs.emplace_back(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
-}
-
-} // namespace
-
-// Arguments: -max_total_time=SECONDS, files and folders of inputs to start from.
-int main(int count, char** arguments) {
-  using Clock = std::chrono::steady_clock;
-  int64_t seconds = 0, runs = 0, passed = 0;
-  std::vector<Bytes> inputs;
-  const std::string limit = "-max_total_time=";
-  for (int index = 1; index < count; ++index) {
-    std::string argument = arguments[index];
-    if (argument.starts_with(limit))
-      seconds = std::stoll(argument.substr(limit.size()));
-    else if (!argument.starts_with("-"))
-      read_inputs(argument, inputs);
-  }
-#if defined(__SANITIZE_ADDRESS__)
-  __sanitizer_set_death_callback(keep_current);
-#endif
-  for (const Bytes& input : inputs) {
-    current = input;
-    passed += passes(current.data(), current.size());
-  }
-  std::printf("%lld of %zu inputs run\n", static_cast<long long>(passed), inputs.size());
-  std::erase_if(inputs, [](const Bytes& input) { return input.empty(); });
-  if (seconds == 0 || inputs.empty()) return 0;
-  Random random(std::random_device{}());
-  passed = 0;
-  constexpr size_t kMostInputs = 20000;
-  for (auto end = Clock::now() + std::chrono::seconds(seconds); Clock::now() < end; ++runs) {
-    current = inputs[random() % inputs.size()];
-    for (size_t times = 1 + random() % 4; times > 0; --times)
-      change(current, random);
-    if (!passes(current.data(), current.size())) continue;
-    ++passed;
-    if (inputs.size() < kMostInputs && random() % 16 == 0) inputs.push_back(current);
-  }
-  std::printf("Done %lld runs in %lld second(s), %lld not refused\n", static_cast<long long>(runs),
-              static_cast<long long>(seconds), static_cast<long long>(passed));
-}
-
-#endif
+const std::vector<fuzzing::Target> fuzzing::kTargets = {
+    {'p', accepts<program_target>}, {'o', accepts<model_target>}, {'b', accepts<board_target>}};

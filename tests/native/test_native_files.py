@@ -155,6 +155,39 @@ def test_wrong_content_under_a_right_checksum(any_batch: Exported, tmp_path: Pat
     assert 0 < json.loads(done.stdout) < 400
 
 
+STRIDED = """
+import struct, sys
+from pathlib import Path
+import numpy as np
+from torchmdla.packages import native_file
+from torchmdla_runtime import Model, ModelError
+
+source, path, stride = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+data = source.read_bytes()
+size = native_file._FORMAT.size_of(data)
+
+def strided(content):
+    # Behind the first stride of the last output come the second, and two lists that are empty.
+    return content[:-32] + struct.pack("<q", stride) + content[-24:]
+
+block = native_file._FORMAT.open(data[:size], lambda told, content: native_file._FORMAT.seal(told, strided(content)))
+path.write_bytes(block + data[size:])
+model = Model(path)
+inputs = [np.ones(port.shape, port.dtype) for port in model.inputs]
+try:
+    model(*inputs)
+except ModelError as error:
+    print(error.status, error)
+"""
+
+
+@pytest.mark.parametrize("stride", [1 << 40, -(1 << 20), -(1 << 63), (1 << 63) - 1, 1000])
+def test_an_output_that_lies_elsewhere(mlp: Exported, tmp_path: Path, stride: int) -> None:
+    done = run_python(STRIDED, str(mlp.path), str(tmp_path / "model.tmdla"), str(stride))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"{BAD_FILE} a model's file: an output lies outside of its memory"), done.stdout
+
+
 def test_a_file_that_is_replaced(mlp: Exported, tmp_path: Path) -> None:
     """A model keeps the weights that it was loaded with."""
     path, other = tmp_path / "model.tmdla", tmp_path / "other"
