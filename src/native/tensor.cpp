@@ -124,11 +124,13 @@ Numbers contiguous_strides(std::span<const int64_t> sizes) {
 size_t element_count(std::span<const int64_t> sizes) {
   // No element has more bytes, and all of them must be counted.
   constexpr int64_t most = std::numeric_limits<int64_t>::max() / 64;
+  // Strides are computed of no size 0, either.
   int64_t count = 1;
   for (const auto size : sizes)
-    if (size < 0 || __builtin_mul_overflow(count, size, &count) || count > most)
+    if (size < 0 || __builtin_mul_overflow(count, std::max<int64_t>(size, 1), &count) ||
+        count > most)
       throw std::length_error("no tensor has the sizes " + sizes_text(sizes));
-  return static_cast<size_t>(count);
+  return std::ranges::find(sizes, 0) == sizes.end() ? static_cast<size_t>(count) : 0;
 }
 
 bool lies_among(std::span<const int64_t> sizes, std::span<const int64_t> strides, size_t count) {

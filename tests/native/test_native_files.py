@@ -155,6 +155,11 @@ def test_wrong_content_under_a_right_checksum(any_batch: Exported, tmp_path: Pat
     assert 0 < json.loads(done.stdout) < 400
 
 
+def test_sizes_that_no_tensor_has(mlp: Exported) -> None:
+    with pytest.raises(ModelError, match="no tensor has the sizes 0x4611686018427387904"):
+        mlp.load().output_shapes((0, 1 << 62))
+
+
 STRIDED = """
 import struct, sys
 from pathlib import Path

@@ -109,9 +109,8 @@ extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t mos
 #else
 
 #include <chrono>
+#include <csignal>
 #include <cstdio>
-#include <cstdlib>
-#include <exception>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -131,16 +130,11 @@ bool is_new = false;
 
 Bytes current;
 
-[[maybe_unused]] void keep_current() {
+void keep_current() {
   std::ofstream("crash-input", std::ios::binary)
       .write(reinterpret_cast<const char*>(current.data()),
              static_cast<std::streamsize>(current.size()));
   std::fprintf(stderr, "the input is in crash-input\n");
-}
-
-void keep_current_and_abort() {
-  keep_current();
-  std::abort();
 }
 
 void read_inputs(const fs::path& path, std::vector<Bytes>& inputs) {
@@ -171,6 +165,11 @@ void keep_in(const fs::path& folder, const Bytes& input) {
 
 } // namespace
 
+// gcc's library of undefined behaviour asks for it: what ends by abort() is kept.
+extern "C" const char* __ubsan_default_options() {
+  return "abort_on_error=1:print_stacktrace=1";
+}
+
 // gcc's instrumentation calls it where a block of code begins.
 extern "C" __attribute__((no_sanitize_coverage)) void __sanitizer_cov_trace_pc() {
   const auto place = reinterpret_cast<uintptr_t>(__builtin_return_address(0)) % kPlaces;
@@ -198,7 +197,7 @@ int main(int count, char** arguments) {
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_set_death_callback(keep_current);
 #endif
-  std::set_terminate(keep_current_and_abort);
+  std::signal(SIGABRT, [](int) { keep_current(); });
   for (const Bytes& input : inputs) {
     current = input;
     run_current(accepted);
