@@ -126,6 +126,7 @@ _LOAD = """
         return one is wanted or torch.is_tensor(one) and torch.allclose(one, wanted, 1e-3, 1e-5, equal_nan=True)
 
     torch.set_num_threads(1)
+    load = torchmdla.load if sys.argv[3:] == ["ready"] else torch.jit.load
     paths = Path(sys.argv[1]).read_text().splitlines()
     with torch.no_grad():
         # What a process allocates once is no file's.
@@ -137,7 +138,7 @@ _LOAD = """
         torchmdla.reset_stats()
         error, matches = "", True
         try:
-            program = torch.jit.load(path)
+            program = load(path)
         except Exception as raised:
             error = f"{type(raised).__name__}: {raised}"[:300]
         else:
@@ -152,19 +153,20 @@ _LOAD = """
 """
 
 
-def load_all(paths: Sequence[Path], example: Path, **environment: str) -> dict[Path, Found]:
+def load_all(paths: Sequence[Path], example: Path, *, ready: bool = False, **environment: str) -> dict[Path, Found]:
     """What a process finds that loads and runs these files, one after another.
 
     Args:
         paths: TorchScript archives.
         example: of an input (``torch.save``).
+        ready: load them by ``torchmdla.load``.
 
     Raises:
         AssertionError: the process ended, which names the file that it was at.
     """
     listed = example.with_suffix(".paths")
     listed.write_text("\n".join(map(str, paths)))
-    run = run_python(_LOAD, str(listed), str(example), **environment)
+    run = run_python(_LOAD, str(listed), str(example), *["ready"] * ready, **environment)
     lines = [json.loads(line) for line in run.stdout.splitlines()]
     ended_at = lines[-1] if lines and len(lines) % 2 else "the start"
     assert run.returncode == 0, f"the process ended with {run.returncode} at {ended_at}: {run.stderr[-2000:]}"

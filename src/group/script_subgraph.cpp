@@ -79,6 +79,13 @@ bool ScriptSubgraph::run_differentiable(Stack& stack) {
   return true;
 }
 
+std::vector<c10::TypePtr> ScriptSubgraph::input_types() const {
+  std::vector<c10::TypePtr> types;
+  for (const auto* input : graph_->inputs())
+    types.push_back(input->type());
+  return types;
+}
+
 std::optional<Structure> ScriptSubgraph::structure(const std::string& device,
                                                    const std::vector<int64_t>& parameters) const {
   return structure_of(*graph_, device, parameters);

@@ -35,6 +35,7 @@ public:
   std::string input_name(size_t input) const override {
     return "%" + graph_->inputs().at(input)->debugName();
   }
+  std::vector<c10::TypePtr> input_types() const override;
   std::optional<size_t> num_outputs() const override { return graph_->outputs().size(); }
   std::optional<Structure> structure(const std::string& device,
                                      const std::vector<int64_t>& parameters) const override;

@@ -35,6 +35,9 @@ public:
   // What people call an input.
   virtual std::string input_name(size_t input) const { return "input " + std::to_string(input); }
 
+  // Empty where they are known only in a call.
+  virtual std::vector<c10::TypePtr> input_types() const { return {}; }
+
   // How many outputs each call pushes; nullopt where whoever calls looks for itself.
   virtual std::optional<size_t> num_outputs() const = 0;
 

@@ -58,7 +58,16 @@ bool takes(const InputBinding& binding, c10::ArrayRef<c10::IValue> values) {
   if (binding.input >= values.size()) return false;
   const auto& value = values[binding.input];
   if (binding.element) return value.isTensorList() && *binding.element < value.toListRef().size();
-  return binding.source == Source::scalar || value.isTensor();
+  return binding.source == Source::scalar ? value.isDouble() : value.isTensor();
+}
+
+// How many elements a list has only a call tells.
+bool takes(const InputBinding& binding, c10::ArrayRef<c10::TypePtr> types) {
+  if (binding.source == Source::constant || binding.source == Source::size) return true;
+  if (binding.input >= types.size() || binding.element) return false;
+  const auto kind =
+      binding.source == Source::scalar ? c10::TypeKind::FloatType : c10::TypeKind::TensorType;
+  return types[binding.input]->kind() == kind;
 }
 
 // Workspace, packed buffers, symbols.
@@ -283,9 +292,13 @@ void Executable::push_outputs(torch::jit::Stack& stack, size_t num_inputs,
 }
 
 bool Executable::takes(c10::ArrayRef<c10::IValue> values) const {
-  return std::all_of(inputs_.begin(), inputs_.end(), [&](const InputBinding& binding) {
-    return torchmdla::takes(binding, values);
-  });
+  return std::ranges::all_of(
+      inputs_, [&](const auto& binding) { return torchmdla::takes(binding, values); });
+}
+
+bool Executable::takes(c10::ArrayRef<c10::TypePtr> types) const {
+  return std::ranges::all_of(inputs_,
+                             [&](const auto& binding) { return torchmdla::takes(binding, types); });
 }
 
 } // namespace torchmdla

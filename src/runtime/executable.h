@@ -101,6 +101,9 @@ public:
   // Whether there is a value of the kind for each argument. Code from a file may say anything.
   bool takes(c10::ArrayRef<c10::IValue> values) const;
 
+  // Whether there is such a value whatever inputs of these types are.
+  bool takes(c10::ArrayRef<c10::TypePtr> types) const;
+
   const CodeOwner& owner() const { return *code_.owner; }
   const std::shared_ptr<KernelTimes>& times() const { return code_.times; }
 

@@ -413,6 +413,25 @@ def test_what_code_is_bound_to(
     assert not found.error and any(reason in refused for refused in found.refused), found
 
 
+@pytest.mark.parametrize("ready", [False, True], ids=["called", "ready"])
+@pytest.mark.parametrize(
+    "alter",
+    [
+        lambda was: {"bindings": tuple(replace(one, element=3) for one in was.bindings)},
+        lambda was: {"arguments": tuple(replace(one, kind="scalar") for one in was.arguments)},
+    ],
+    ids=["lists", "numbers"],
+)
+def test_inputs_of_another_kind(
+    alter: Callable[[Any], dict[str, Any]], ready: bool, example: Path, tmp_path: Path
+) -> None:
+    """The code takes lists, or numbers, where the group has tensors. It is bound in a call or before one."""
+    path = package_of(tmp_path / "model.pt", with_compiled(alter), freeze=False)
+    found = load_all([path], example, ready=ready)[path]
+    assert_harmless(found, "")
+    assert not found.error and any("inputs that the group does not have" in text for text in found.refused), found
+
+
 def test_a_dtype_that_nothing_is_computed_in(example: Path, tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(specialisation, "SCALAR_TYPES", {torch.float32: 14})
