@@ -6,7 +6,7 @@ import contextlib
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
@@ -31,6 +31,9 @@ class Kind:
         calls: how many.
         wrapped: how often two cheap operators follow, so that what was drawn is in a group.
         is_rewritten: whether the frontend is given the same written in another way.
+        is_trained: whether it takes steps of an optimiser.
+        dtypes: of inputs, with their weights; empty: :data:`_DTYPES`.
+        any_value: whether results may be as large as they come, infinite, or NaN.
     """
 
     help: str
@@ -39,7 +42,15 @@ class Kind:
     calls: int
     wrapped: float = 0.35
     is_rewritten: bool = False
+    is_trained: bool = False
+    dtypes: Mapping[str, int] = field(default_factory=dict)
+    any_value: bool = False
 
+
+_ALL_DTYPES = (
+    *("uint8", "int8", "int16", "int32", "int64", "bool"),
+    *("float16", "bfloat16", "float32", "float64"),
+)
 
 KINDS: Mapping[str, Kind] = {
     "sizes": Kind(
@@ -68,7 +79,37 @@ KINDS: Mapping[str, Kind] = {
         9,
         is_rewritten=True,
     ),
+    "numbers": Kind(
+        "numbers and 0-d tensors of every kind beside tensors of every dtype",
+        (1, 4),
+        {"number": 12, "view": 2, "integer": 1},
+        7,
+        wrapped=0.2,
+        dtypes=dict.fromkeys(_ALL_DTYPES, 1),
+        any_value=True,
+    ),
+    "checks": Kind(
+        "indices and probabilities, some of which eager refuses",
+        (1, 3),
+        {"checked": 10, "common": 2, "view": 1},
+        12,
+    ),
+    "training": Kind(
+        "parameters, which steps of an optimiser change",
+        (3, 8),
+        {"trained": 8, "sized": 2, "common": 6, "operator": 6, "view": 3},
+        1,
+        is_trained=True,
+    ),
 }
+
+# What one program in four asks of torchmdla.enable, and of the environment.
+_OPTIONS: tuple[tuple[str, Any], ...] = (
+    *(("dynamic", False), ("max_specialisations", 1), ("memory_limit", 1), ("memory_limit", 100_000)),
+    *(("background", True), ("algorithms", "winograd"), ("algorithms", "direct"), ("tuned", False)),
+    *(("processor", "x86-64-v2"), ("processor", "x86-64-v3")),
+)
+_ENVIRONMENT = (("TORCHMDLA_CHECK_BOUNDS", "1"), ("TORCHMDLA_COMPILE_IN_PROCESS", "1"), ("TORCHMDLA_VERIFY", "1"))
 
 # Where programs are run, and how often: by seed, unless frontends are asked for.
 _WAYS = {
@@ -88,8 +129,10 @@ _ONE_RUN = frozenset({"torchscript:trace", *_STATIC})
 # They run a statement when its value is read.
 _DEFERRED = frozenset({"lazy:step", "acap:device"})
 
-_DTYPES = {"float32": 14, "float64": 2, "int64": 3, "int32": 1, "bool": 1, "bfloat16": 2, "float16": 1}
-_LAYOUTS = {"{}": 14, "transposed({})": 2, "strided({})": 2, "offset({})": 1}
+_DTYPES = {**dict.fromkeys(_ALL_DTYPES, 1), "float32": 14, "float64": 2, "int64": 3, "bfloat16": 2}
+_LAYOUTS = {
+    "{}": 14, "transposed({})": 2, "strided({})": 2, "offset({})": 1, "repeated({})": 1, "overlapping({})": 1
+}  # fmt: skip
 # Where a program may be called with other layouts than it was captured with.
 _ANY_LAYOUT = {**_LAYOUTS, "varied({})": 2}
 
@@ -146,8 +189,9 @@ class _Drawing:
 
     def __init__(self, kind: Kind, random: Random, way: str) -> None:
         self._kind, self._random, self._way = kind, random, way
-        self._with_gradients = random.random() < 0.12 and not kind.is_rewritten
+        self._with_gradients = kind.is_trained or (random.random() < 0.12 and not kind.is_rewritten)
         self._inputs: list[Input] = []
+        self._parameters: list[Input] = []
         self._body: list[str] = []
         self._sizes = self._learned()
         self._envs: list[dict[str, Any]] = []
@@ -161,6 +205,10 @@ class _Drawing:
             self._inputs.append(Input("flag", "n % 2 == 0", "bool"))
         if self._way not in _ONE_RUN and self._random.random() < 0.25:
             self._inputs.append(Input("number", self._random.choice(["n", "n // 2", "n % 3", "m - 3"]), "int"))
+        if self._way not in _ONE_RUN and self._kind.any_value:
+            self._inputs.append(Input("real", self._random.choice(["n * 0.3", "2.5 - n", "float(2**n)"]), "float"))
+        for name in ("p1", "p2")[: 2 * self._kind.is_trained]:
+            self._parameters.append(Input(name, f"normal({self._random.choice(('4', '7', '4, 7', '7, 4'))})"))
         self._run()
         least, most = self._kind.statements
         for _ in range(self._random.randint(least, most)):
@@ -171,11 +219,18 @@ class _Drawing:
             self._way,
             tuple(self._inputs),
             tuple(self._body),
-            tuple(self._results()),
+            (self._loss(),) if self._kind.is_trained else tuple(self._results()),
             self._series(),
-            "gradients" if self._with_gradients else "inference",
+            "training" if self._kind.is_trained else "gradients" if self._with_gradients else "inference",
+            parameters=tuple(self._parameters),
+            options=self._chosen(_OPTIONS),
+            environment=self._chosen(_ENVIRONMENT),
         )
         return rewriting.rewritten(text, self._random, self._tensors()) if self._kind.is_rewritten else text
+
+    def _chosen(self, pairs: Sequence[tuple[str, Any]]) -> tuple[tuple[str, Any], ...]:
+        count = self._random.choice((0,) * 6 + (1, 2))
+        return tuple(dict(self._random.sample(pairs, count)).items())
 
     # --- sizes -------------------------------------------------------------------------------------------------
 
@@ -214,6 +269,8 @@ class _Drawing:
             env: dict[str, Any] = dict(_GLOBALS)
             values = drawn(tuple(eval(one.draw, {**_GLOBALS, "n": n, "m": m}) for one in self._inputs), number)
             env.update(zip((one.name for one in self._inputs), values, strict=True))
+            parameters = drawn(tuple(eval(one.draw, _GLOBALS) for one in self._parameters), 0)
+            env.update(zip((one.name for one in self._parameters), parameters, strict=True))
             self._envs.append(env)
         for statement in self._body:
             self._execute(statement)
@@ -233,7 +290,7 @@ class _Drawing:
         before = set(self._envs[0])
         try:
             self._execute(statement)
-            good = all(map(_is_of_use, self._tensors_of(self._envs)))
+            good = all(_is_of_use(tensor, self._kind.any_value) for tensor in self._tensors_of(self._envs))
         except Exception:
             good = False
         if good:
@@ -318,6 +375,15 @@ class _Drawing:
     def _draw_operator(self) -> str:
         return self._assigned(registry.call(self._random, self._found))
 
+    def _draw_number(self) -> str:
+        return self._assigned(self._filled(self._random.choice(words.OF_NUMBERS)))
+
+    def _draw_trained(self) -> str:
+        return self._assigned(self._filled(self._random.choice(words.TRAINED)))
+
+    def _draw_checked(self) -> str:
+        return self._assigned(self._filled(self._random.choice(words.CHECKED)))
+
     def _draw_control(self) -> str:
         if self._way in _ONE_RUN:
             raise NothingFits
@@ -359,6 +425,10 @@ class _Drawing:
             "c": lambda: str(self._random.choice(words.TURNS)),
             "d": lambda: self._random.choice(["0", "0", "1", "-1"]),
             "s": lambda: self._filled(self._random.choice(words.SCALARS)),
+            "z": self._number,
+            "y": lambda: self._random.choice(self._parameters).name,
+            "p": lambda: self._added(self._random.choice(words.INDICES)),
+            "w": lambda: self._added(self._random.choice(words.PROBABILITIES)),
         }
         chosen: dict[str, str] = dict(given or {})
 
@@ -368,7 +438,7 @@ class _Drawing:
             if place in chosen:
                 return chosen[place]
             value = places[place]()
-            if place in "ftgqij":
+            if place in "ftgqijpwz":
                 chosen[place] = value
             return value
 
@@ -416,6 +486,18 @@ class _Drawing:
         # Indices and arguments of logarithms are not any number.
         if names and drawn_so.startswith("normal") and self._random.random() < 0.85:
             return self._random.choice(names)
+        return self._added(drawn_so)
+
+    def _number(self) -> str:
+        names = [one.name for one in self._inputs if one.type in ("int", "float")]
+        if names and self._random.random() < 0.3:
+            return self._random.choice(names)
+        if self._random.random() < 0.4:
+            return self._added(_drawn_so("", self._random.choice(_ALL_DTYPES)))
+        return self._random.choice(words.NUMBERS)
+
+    def _added(self, drawn_so: str) -> str:
+        """A new input."""
         self._add_input(drawn_so)
         return self._inputs[-1].name
 
@@ -424,18 +506,18 @@ class _Drawing:
     def _add_input(self, drawn_so: str | None = None) -> None:
         name = self._new("x")
         if drawn_so is None:
-            shape = ", ".join(self._random.choice(words.SHAPES))
-            dtype = _weighted(self._random, _DTYPES)
-            if dtype == "bool":
-                drawn_so = f"booleans({shape})"
-            elif dtype.startswith("int"):
-                drawn_so = f"integers({shape}, high=5, dtype=torch.{dtype})"
-            else:
-                drawn_so = f"normal({shape})" if dtype == "float32" else f"normal({shape}, dtype=torch.{dtype})"
+            shape = "".join(f"{size}, " for size in self._random.choice(words.SHAPES))
+            drawn_so = _drawn_so(shape, _weighted(self._random, self._kind.dtypes or _DTYPES))
             drawn_so = _weighted(self._random, _LAYOUTS if self._way in _STATIC else _ANY_LAYOUT).format(drawn_so)
         self._inputs.append(Input(name, drawn_so))
         for number, (env, (n, m)) in enumerate(zip(self._envs, self._sizes, strict=False)):
             (env[name],) = drawn((eval(drawn_so, {**_GLOBALS, "n": n, "m": m}),), number)
+
+    def _loss(self) -> str:
+        """A number that all parameters and results are part of."""
+        floats = [name for name, value in self._tensors().items() if value.is_floating_point()]
+        wanted = [name for name in self._results() if name in floats]
+        return " + ".join(f"{name}.double().square().mean()" for name in dict.fromkeys([*wanted, "p1", "p2"]))
 
     def _results(self) -> list[str]:
         """What nobody uses, and something else."""
@@ -458,10 +540,19 @@ exec(HEAD, _GLOBALS)
 _GLOBALS.pop("__builtins__", None)
 
 
-def _is_of_use(tensor: Tensor) -> bool:
+def _drawn_so(shape: str, dtype: str) -> str:
+    """What draws a tensor of a dtype; ``shape`` ends with a comma, or is empty."""
+    if dtype == "bool":
+        return f"booleans({shape.removesuffix(', ')})"
+    if "int" in dtype:
+        return f"integers({shape}high=5, dtype=torch.{dtype})"
+    return f"normal({shape.removesuffix(', ')})" if dtype == "float32" else f"normal({shape}dtype=torch.{dtype})"
+
+
+def _is_of_use(tensor: Tensor, any_value: bool) -> bool:
     if tensor.numel() > _LARGEST_TENSOR:
         return False
-    if not tensor.is_floating_point() or not tensor.numel():
+    if any_value or not tensor.is_floating_point() or not tensor.numel():
         return True
     return bool(tensor.isfinite().all()) and float(tensor.abs().max()) < _LARGEST_VALUE
 

@@ -43,6 +43,9 @@ def _smaller(text: Text) -> Iterator[Text]:
         for place in range(len(text.results)):
             yield replace(text, results=text.results[:place] + text.results[place + 1 :])
     yield from _fewer_inputs(text)
+    for place in ("options", "environment"):
+        if getattr(text, place):
+            yield replace(text, **{place: ()})
 
 
 def _fewer_calls(text: Text) -> Iterator[Text]:
@@ -103,7 +106,7 @@ def _fewer_inputs(text: Text) -> Iterator[Text]:
     if inputs != text.inputs:
         yield replace(text, inputs=inputs)
     for place, one in enumerate(text.inputs):
-        plain = re.fullmatch(r"(?:transposed|strided|offset|varied)\((.*)\)", one.draw)
+        plain = re.fullmatch(r"(?:transposed|strided|offset|varied|repeated|overlapping)\((.*)\)", one.draw)
         if plain:
             simple = replace(one, draw=plain[1])
             yield replace(text, inputs=(*text.inputs[:place], simple, *text.inputs[place + 1 :]))

@@ -12,6 +12,10 @@ place  filled with
 {c}    a number that sizes turn at
 {d}    a dimension
 {s}    a float, constant or computed from sizes
+{z}    a number of any kind, or a tensor without dimensions
+{y}    a parameter of a program in training
+{p}    a new input: indices, some of which may be out of range
+{w}    a new input: probabilities, some of which may be none
 ====== ===========================================
 
 What does not run is drawn anew, so a template need not fit every tensor.
@@ -148,6 +152,106 @@ OF_SIZES = (
     "{f} + {s}",
 )
 
+# Numbers inside and outside of dtypes, such as they cannot hold, and such as no integer has.
+NUMBERS = (
+    *("2", "-3", "257", "300", "2049", "70000", "2**33 + 5", "True", "0.3", "2.5", "-1.7", "1e6", "1e39"),
+    *("float('nan')", "float('inf')", "-float('inf')"),
+)
+# Tensors of any dtype beside them.
+OF_NUMBERS = (
+    "{t} + {z}",
+    "{t} - {z}",
+    "{z} - {t}",
+    "{t} * {z}",
+    "{t} / {z}",
+    "{z} / {t}",
+    "{t} % {z}",
+    "{t} // {z}",
+    "torch.add({t}, {t}, alpha={z})",
+    "torch.rsub({t}, {z}, alpha=2)",
+    "torch.div({t}, {z}, rounding_mode='trunc')",
+    "torch.fmod({t}, {z})",
+    "{t} == {z}",
+    "{t} < {z}",
+    "{z} >= {t}",
+    "torch.clamp({t}, {z}, None)",
+    "torch.clamp({t}, {z}, 3)",
+    "torch.clamp_max({t}, {z})",
+    "torch.where({t} > 1, {t}, {z})",
+    "torch.where({t} > 1, {z}, {f})",
+    "{t}.masked_fill({t} > 1, {z})",
+    "torch.full_like({t}, {z})",
+    "torch.fill({t}, {z})",
+    "torch.addcmul({t}, {t}, {t}, value={z})",
+    "torch.addcdiv({f}, {f}, {f} + 9, value={z})",
+    "torch.lerp({f}, {f} * 2, {z})",
+    "{t} & {z}",
+    "{t} ^ {z}",
+    "{t} << {z}",
+    "{t} >> {z}",
+    "torch.threshold({t}, {z}, {z})",
+    "F.hardshrink({f}, {z})",
+    "F.leaky_relu({f}, {z})",
+    "F.hardtanh({t}, -3, {z})",
+    "F.pad({t}, [1, 1], value={z})",
+    "torch.nan_to_num({f}, {z})",
+    "torch.maximum({t}, torch.tensor({z}))",
+    "{t} * torch.tensor({z})",
+    "{t}.sum() * {z}",
+    "{t}.to(torch.float32).mean() + {z}",
+    "torch.logical_and({t}, torch.tensor({z}))",
+    "{t} ** 2 + {z}",
+)
+
+# With what is trained.
+TRAINED = (
+    "{f} * {y}",
+    "{f} + {y}",
+    "{f} @ {y}",
+    "F.linear({f}, {y})",
+    "torch.tanh({f} * {y})",
+    "{f} * {y}.sum()",
+    "F.layer_norm({f}, [{y}.size(-1)], {y}, None)",
+    "torch.where({f} > 0, {f}, {y} * {f})",
+    "F.prelu({f}, {y}[:1].flatten()[:1])",
+    "{f}.softmax({d}) * {y}",
+)
+
+# Where eager looks at values, of which some inputs' are wrong.
+INDICES = (
+    "integers(5, high=n if n > 20 else 2 * n + 1)",
+    "integers(5, low=-n if n > 20 else -2 * n - 1, high=n)",
+    "integers(n, high=4 if n > 20 else 6)",
+    "integers(n, low=0 if n > 20 else -1, high=4)",
+    "integers(high=n if n > 20 else 2 * n + 1)",
+)
+PROBABILITIES = ("between(0, 1 if n > 20 else 1.3, n, 4)", "between(0 if n > 20 else -0.3, 1, n, 4)")
+CHECKED = (
+    "{f}.index_select({d}, {p})",
+    "{t}[{p}]",
+    "{t}[:, {p}]",
+    "torch.take({t}, {p})",
+    "torch.gather({f}, 0, {p}[:, None])",
+    "torch.gather({f}, 1, {p}[:, None])",
+    "torch.scatter({f}, 1, {p}[:, None], 0.5)",
+    "torch.scatter_add({f}, 0, {p}[:, None], {f})",
+    "torch.index_add({f}, 0, {p}, {f}[:5])",
+    "torch.index_copy({f}, 0, {p}, {f}[:5])",
+    "torch.index_fill({f}, {d}, {p}, 0.5)",
+    "torch.index_put({f}, [{p}], torch.tensor(0.5))",
+    "F.embedding({p}, {f})",
+    "F.embedding({p}, {f}, padding_idx=1)",
+    "F.one_hot({p}, {n})",
+    "F.one_hot({p}, 4)",
+    "F.cross_entropy({f}, {p})",
+    "F.cross_entropy({f}, {p}, ignore_index=-1)",
+    "F.nll_loss(F.log_softmax({f}, 1), {p}, reduction='none')",
+    "F.multi_margin_loss({f}, {p})",
+    "F.binary_cross_entropy({w}, {w} * 0 + 0.5)",
+    "F.binary_cross_entropy({w}, {w} * 0 + 0.5, reduction='none')",
+    "torch.repeat_interleave({f}, {p}, 0)",
+)
+
 VIEWS = (
     "{t}.t()",
     "{t}.transpose(0, -1)",
@@ -264,4 +368,5 @@ SHAPES = (
     ("2", "4", "n", "6"),
     ("n", "4", "7", "6"),
     ("1", "2", "n", "m"),
+    (),
 )

@@ -109,8 +109,9 @@ def test_eager_takes_what_families_draw(name: str) -> None:
 
 
 def test_templates_are_python() -> None:
-    names = dict.fromkeys("fgtqijnkdscvabu", "x") | {"condition": "x"}
-    for template in (*words.INTEGERS, *words.SCALARS, *words.OF_SIZES, *words.VIEWS, *words.WRITES, *words.CONTROL):
+    names = dict.fromkeys("fgtqijnkdscvabuzpwy", "x") | {"condition": "x"}
+    values = (*words.INTEGERS, *words.SCALARS, *words.OF_SIZES, *words.OF_NUMBERS, *words.CHECKED, *words.TRAINED)
+    for template in (*values, *words.VIEWS, *words.WRITES, *words.CONTROL):
         ast.parse(template.format(**names))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import os
 import re
 import warnings
 from collections import Counter
@@ -114,7 +115,7 @@ def check(program: Program, way: str, variant: Variant, seed: int = 0, precision
     torchmdla.reset_stats()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with _code_hashes() as code:
+        with _configured(program), _code_hashes() as code:
             status, detail = _compared(program, variant, seed, precision)
         stats = torchmdla.stats()
         if (
@@ -140,6 +141,24 @@ def check(program: Program, way: str, variant: Variant, seed: int = 0, precision
         precision,
         tuple(code),
     )
+
+
+@contextmanager
+def _configured(program: Program) -> Iterator[None]:
+    """Sets the program's options and variables of the environment. Where it has options, the device's own are the
+    defaults afterwards."""
+    before = {name: os.environ.get(name) for name in program.environment}
+    os.environ.update(program.environment)
+    if program.options:
+        torchmdla.enable(device=devices.in_use(), **program.options)
+    try:
+        yield
+    finally:
+        if program.options:
+            torchmdla.enable(device=devices.in_use())
+        for name, value in before.items():
+            os.environ.pop(name)
+            os.environ.update({name: value} if value is not None else {})
 
 
 @contextmanager

@@ -85,6 +85,16 @@ def offset(draw: Draw) -> Draw:
     return draw.then(lambda x: x[1:])
 
 
+def repeated(draw: Draw) -> Draw:
+    """The first row again and again, without a copy."""
+    return draw.then(lambda x: x[:1].expand(x.shape) if x.dim() else x)
+
+
+def overlapping(draw: Draw) -> Draw:
+    """Each element shares memory with others: a step along any dimension is the same element further."""
+    return draw.then(lambda x: x.flatten().as_strided(x.shape, [1] * x.dim()) if x.numel() else x)
+
+
 def varied(draw: Draw) -> Draw:
     """In one memory layout or another, from call to call."""
     layouts = [draw, transposed(draw), strided(draw), strided(transposed(draw))]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -44,6 +44,8 @@ class Program:
         way. in_doubt: whether an element may be as far off as eager's own results are from one another when its inputs
             are rounded otherwise, and from those in float64: what a program drawn at random does to rounding errors
             no tolerance knows.
+        options: arguments of :func:`torchmdla.enable` while it runs.
+        environment: variables of the environment that are set meanwhile.
         is_refused: whether eager raises, on every call, and so must a frontend: in capture or in the call.
     """
 
@@ -59,6 +61,8 @@ class Program:
     series: tuple[tuple[Any, ...], ...] = ()
     rewritten: Callable[[], Callable[..., Any]] | None = None
     in_doubt: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
     is_refused: bool = False
 
     @property
