@@ -68,7 +68,7 @@ def test_programs_run_at_many_sizes(kind: str) -> None:
         program = program_of(module_of(str(text)), "test.drawn")
         assert text.body
         assert len(program.series) == KINDS[kind].calls
-        assert len({n for n, _ in text.sizes}) > 3
+        assert len({n for n, _ in text.sizes}) > 3 or KINDS[kind].is_trained
 
 
 def test_every_operator_may_be_drawn() -> None:
