@@ -147,11 +147,10 @@ void read_inputs(const fs::path& path, std::vector<Bytes>& inputs) {
   inputs.emplace_back(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
 }
 
-// Whether `current` reached something new.
-bool run_current(int64_t& accepted) {
+// Whether `current` was accepted; `is_new` then says whether it reached something new.
+bool run_current() {
   is_new = false;
-  accepted += accepts(current.data(), current.size());
-  return is_new;
+  return accepts(current.data(), current.size());
 }
 
 // For the next run of the fuzzer.
@@ -182,7 +181,7 @@ extern "C" __attribute__((no_sanitize_coverage)) void __sanitizer_cov_trace_pc()
 int main(int count, char** arguments) {
   using Clock = std::chrono::steady_clock;
   int64_t seconds = 0, runs = 0, accepted = 0;
-  std::vector<Bytes> inputs;
+  std::vector<Bytes> inputs, whole; // those that are accepted lead on to others
   fs::path folder;
   const std::string limit = "-max_total_time=";
   for (int index = 1; index < count; ++index) {
@@ -200,19 +199,24 @@ int main(int count, char** arguments) {
   std::signal(SIGABRT, [](int) { keep_current(); });
   for (const Bytes& input : inputs) {
     current = input;
-    run_current(accepted);
+    if (run_current()) whole.push_back(input);
   }
-  std::printf("%lld of %zu inputs accepted\n", static_cast<long long>(accepted), inputs.size());
+  std::printf("%zu of %zu inputs accepted\n", whole.size(), inputs.size());
   std::erase_if(inputs, [](const Bytes& input) { return input.empty(); });
   if (seconds == 0 || inputs.empty()) return 0;
   Random random(std::random_device{}());
-  accepted = 0;
+  constexpr size_t kMostWhole = 20000;
   const size_t seeds = inputs.size();
   for (auto end = Clock::now() + std::chrono::seconds(seconds); Clock::now() < end; ++runs) {
-    current = inputs[random() % inputs.size()];
+    const auto& from = whole.empty() || random() % 2 ? inputs : whole;
+    current = from[random() % from.size()];
     for (size_t times = 1 + random() % 4; times > 0; --times)
       change(current, random);
-    if (!run_current(accepted)) continue;
+    if (run_current()) {
+      ++accepted;
+      if (whole.size() < kMostWhole && random() % 16 == 0) whole.push_back(current);
+    }
+    if (!is_new) continue;
     inputs.push_back(current);
     if (!folder.empty()) keep_in(folder, current);
   }
