@@ -69,6 +69,15 @@ LOSSES = {
     ),
     "nll_loss of one class": lookup(functional.nll_loss, floats(2, 1), tensor([0, 0]), 1, -1, -100),
     "cross_entropy": lookup(functional.cross_entropy, floats(2, 3), tensor([0, 2]), 3, -1, -7, -100),
+    "cross_entropy, smoothed": lookup(
+        lambda x, i: functional.cross_entropy(x, i, label_smoothing=0.1), floats(2, 3), tensor([0, 2]), 3, -1, -100
+    ),
+    "multi_margin_loss": lookup(functional.multi_margin_loss, floats(2, 3), tensor([0, 2]), 3, -1),
+    "multi_margin_loss of one class": lookup(functional.multi_margin_loss, floats(2, 1), tensor([0, 0]), 1, -1),
+    "multilabel_margin_loss": lookup(
+        functional.multilabel_margin_loss, floats(2, 3), tensor([[0, 1, -1], [2, 1, 0]]), 3, -1, -2
+    ),
+    "one_hot": lookup(lambda x, i: x * functional.one_hot(i, 3), floats(2, 3), tensor([0, 2]), 3, -1),
 }
 
 LOOKUPS = {
@@ -91,10 +100,40 @@ LOOKUPS = {
     "scatter": lookup(lambda x, i: x.scatter(1, i, 5.0), floats(2, 3), tensor([[0], [2]]), 3, -1),
     "scatter to one column": lookup(lambda x, i: x.scatter(1, i, 5.0), floats(2, 1), tensor([[0], [0]]), 1, -1),
     "scatter to 0-d": lookup(lambda x, i: x.scatter(0, i, 5.0), tensor(3.0), tensor(0), 1, -1),
+    "take": lookup(torch.take, floats(4, 3), tensor([0, 11]), 12, -1, -12, -13),
+    "put": lookup(lambda x, i: x.put(i, x[0, :2]), floats(4, 3), tensor([0, 11]), 12, -1, -12, -13),
+    "index_add": lookup(lambda x, i: x.index_add(0, i, x[:2]), floats(4, 3), tensor([0, 2]), 4, -1),
+    "index_copy": lookup(lambda x, i: x.index_copy(0, i, x[:2]), floats(4, 3), tensor([0, 2]), 4, -1),
+    "index_fill": lookup(lambda x, i: x.index_fill(0, i, 2.0), floats(4, 3), tensor([0, 2]), 4, -1, -4, -5),
+    "index_reduce": lookup(lambda x, i: x.index_reduce(0, i, x[:2], "amax"), floats(4, 3), tensor([0, 2]), 4, -1),
+    "scatter_add": lookup(lambda x, i: x.scatter_add(1, i, x), floats(2, 3), tensor([[0], [2]]), 3, -1),
+    "scatter_reduce": lookup(lambda x, i: x.scatter_reduce(1, i, x, "amax"), floats(2, 3), tensor([[0], [2]]), 3, -1),
+    "embedding_bag": lookup(lambda x, i: functional.embedding_bag(i[None], x), floats(4, 3), tensor([0, 2]), 4, -1),
     "index_put": lookup(lambda x, i: x.index_put((i,), x.sum()), floats(4, 3), tensor([0, 2]), 4, -1, -4, -5),
 }
 
-CASES = {**LOSSES, **LOOKUPS}
+DRAWS = {
+    "bernoulli": Checked(
+        lambda p: torch.bernoulli(p) * 0, (_HALVES,), [(tensor([0.5, number]),) for number in (1.5, -0.5, _NAN)]
+    ),
+    "multinomial": Checked(
+        lambda p: torch.multinomial(p, 1) * 0,
+        (_HALVES,),
+        [(tensor(wrong),) for wrong in ([0.5, -0.5], [0.5, _NAN], [0.5, float("inf")], [0.0, 0.0])],
+    ),
+    "normal": Checked(lambda x: torch.normal(x, x) * 0, (_HALVES,), [(-_HALVES,)]),
+    "poisson": Checked(lambda x: torch.poisson(x) * 0, (_HALVES,), [(-_HALVES,)]),
+}
+
+INTEGERS = {
+    "floor_divide": Checked(lambda x: 10 // x, (tensor([1, 3]),), [(tensor([1, 0]),)]),
+    "remainder": Checked(lambda x: 10 % x, (tensor([1, 3]),), [(tensor([1, 0]),)]),
+    "fmod": Checked(lambda x: torch.fmod(x + 7, x), (tensor([1, 3]),), [(tensor([1, 0]),)]),
+    "repeat_interleave": lookup(lambda x, i: x.repeat_interleave(i, 0), floats(2, 3), tensor([1, 2]), -1, 0),
+    "bincount": Checked(lambda x: torch.bincount(x), (tensor([1, 3]),), [(tensor([1, -1]),)]),
+}
+
+CASES = {**LOSSES, **LOOKUPS, **DRAWS, **INTEGERS}
 
 
 def grouped(case: Checked) -> Callable[..., Tensor]:

@@ -1,8 +1,10 @@
-"""``interpolate``: every mode, by sizes and by factors that give the old size, its double or another one."""
+"""``interpolate``: every mode, by sizes and by factors that give the old size, its double or another one; traced, and by
+``torch.compile``, which PyTorch gives Python of its own for resizing that does not know eager's shortcuts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -91,3 +93,23 @@ def test_resizing(
         traced = warmed_up(resize, x)
         assert_matches(traced(x), resize(x), layers=8 if mode == "bicubic" else 1)
     assert torchmdla.stats().compiled_calls > 0
+
+
+BY_DYNAMO = [(mode, dims, False) for mode in MODES if mode != "area" for dims in MODES[mode]]
+BY_DYNAMO += [("nearest", 2, True), ("bicubic", 2, True)]
+
+
+@pytest.mark.parametrize(("mode", "dims", "dynamic"), BY_DYNAMO)
+def test_resizing_by_dynamo(mode: str, dims: int, dynamic: bool) -> None:
+    torch._dynamo.reset()
+    resize = by_sizes(mode) if dynamic else by_factors(mode)
+    compiled = torch.compile(resize, backend="torchmdla", dynamic=dynamic)
+    for length in (3, 3, 5):
+        x = torch.randn(2, 2, *(length + dim for dim in range(dims)), requires_grad=True)
+        assert_matches(results_and_gradient(compiled, x), results_and_gradient(resize, x), layers=8)
+    assert torchmdla.stats().compiled_calls > 0
+
+
+def results_and_gradient(resize: Callable[[Tensor], list[Tensor]], x: Tensor) -> Any:
+    results = resize(x)
+    return results, torch.autograd.grad(sum(result.square().sum() for result in results), x)

@@ -1,14 +1,18 @@
-"""Which ATen operators PyTorch takes apart before groups form: backward ones that no device has as such."""
+"""Which ATen operators PyTorch takes apart before groups form: backward ones that no device has as such. Others stay
+whole that PyTorch would take apart in Python, where its Python computes something else than eager's kernels."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import DispatchKey
 from torch._decomp import get_decompositions
+from torch._decomp.decompositions import upsample_compute_output_size
 from torch._prims_common import (
     compute_elementwise_output_logical_to_physical_perm,
     is_non_overlapping_and_dense_or_false,
@@ -63,6 +67,72 @@ def in_order(order: list[int], make: Callable[[Tensor], Tensor], tensor: Tensor)
         return make(tensor)
     return make(tensor.permute(order)).permute([order.index(dim) for dim in range(tensor.dim())])
 
+
+@contextmanager
+def whole_operators() -> Iterator[None]:
+    """Trace the operators of ``_KERNELS`` by what stands there in place of PyTorch's Python, until the context ends.
+
+    PyTorch keeps its Python kernels per process: the caller holds Dynamo's lock of compiles.
+    """
+    before = {operator: dict(operator.py_kernels) for operator in _KERNELS}
+    for operator, kernels in _KERNELS.items():
+        _replace_kernels(operator, {**_without(operator.py_kernels, _TAKING_APART), **kernels})
+    try:
+        yield
+    finally:
+        for operator, kernels in before.items():
+            _replace_kernels(operator, kernels)
+
+
+_TAKING_APART = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)
+
+Kernels = Mapping[DispatchKey, Callable[..., Any]]
+
+
+def _without(kernels: Kernels, keys: Collection[DispatchKey]) -> Kernels:
+    return {key: kernel for key, kernel in kernels.items() if key not in keys}
+
+
+def _replace_kernels(operator: Any, kernels: Kernels) -> None:
+    operator.py_kernels.clear()
+    operator.py_kernels.update(kernels)
+    operator._dispatch_cache.clear()
+
+
+def _resized(resize: Any, image: Tensor, output_size: Sequence[int] | None, *rest: Any) -> Tensor:
+    """Return what the overload ``vec`` of an operator does, by ``resize``: PyTorch's C++ takes no symbols there."""
+    *corners, scale_factors = rest
+    sizes = upsample_compute_output_size(image.shape, output_size, scale_factors)
+    result: Tensor = resize(image, sizes, *corners, *(scale_factors or [None] * len(sizes)))
+    return result
+
+
+def _gradient_of_image(gradient: Tensor, output_size: object, input_size: Sequence[int], *rest: object) -> Tensor:
+    """Return an empty gradient of a resized image: PyTorch's C++ takes no symbols there, but for nearest of 2 dims."""
+    return gradient.new_empty(input_size)
+
+
+_RESIZED = [
+    *(f"{kind}{dims}d" for kind in ("upsample_nearest", "_upsample_nearest_exact") for dims in (1, 2, 3)),
+    *(f"upsample_{kind}" for kind in ("linear1d", "bilinear2d", "bicubic2d", "trilinear3d")),
+]
+
+# Operators that PyTorch takes apart by Python that computes something else than its kernels: resizing, which copies
+# where the sizes are equal and halves the index where they double, whatever the scale; losses that name a wrong target.
+_KERNELS: dict[Any, Kernels] = {
+    **{getattr(aten, name).default: {} for name in _RESIZED},
+    **{
+        getattr(aten, name).vec: dict.fromkeys(_TAKING_APART, partial(_resized, getattr(aten, name).default))
+        for name in _RESIZED
+    },
+    **{
+        operator: {DispatchKey.Meta: _gradient_of_image}
+        for operator in (getattr(aten, f"{name}_backward").default for name in _RESIZED)
+        if DispatchKey.Meta not in operator.py_kernels
+    },
+    aten.multi_margin_loss.default: {},
+    aten.multilabel_margin_loss_forward.default: {},
+}
 
 _DECOMPOSED: list[Any] = [
     aten._native_batch_norm_legit,

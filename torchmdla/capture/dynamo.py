@@ -17,7 +17,7 @@ from torch._guards import TracingContext
 from torch.fx.graph import _BoxedCodeGen
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
-from torchmdla.capture.decompositions import decompositions
+from torchmdla.capture.decompositions import decompositions, whole_operators
 from torchmdla.capture.fx import form_groups
 from torchmdla.capture.options import Options
 
@@ -54,7 +54,8 @@ def torchmdla(
         partition_fn=min_cut_rematerialization_partition,
         keep_inference_input_mutations=True,
     )
-    compiled: Callable[..., Any] = compiler(module, example_inputs)
+    with whole_operators():
+        compiled: Callable[..., Any] = compiler(module, example_inputs)
     return compiled
 
 
