@@ -1,5 +1,5 @@
-"""``interpolate``: every mode, by sizes and by factors that give the old size, its double or another one; traced, and by
-``torch.compile``, which PyTorch gives Python of its own for resizing that does not know eager's shortcuts."""
+"""``interpolate``: every mode, by sizes and by factors that give the old size, its double or another one; traced, and
+by ``torch.compile``, for which PyTorch has Python of its own that does not know the shortcuts of eager."""
 
 from __future__ import annotations
 
