@@ -46,6 +46,14 @@ def test_programs_drawn_at_random() -> None:
     assert not {name: (one.status, one.detail) for name, one in found.items() if one.status in FAULTS}
 
 
+def test_control_flow_drawn_at_random() -> None:
+    folder = str(HERE)
+    code = f"import sys; sys.path.insert(0, {folder!r}); from fuzz.control_flow import main; sys.exit(main())"
+    process = run_python(code, "--count", "60")
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert "right 5" in process.stdout
+
+
 @pytest.mark.parametrize("path", sorted((HERE / "fuzz" / "found").glob("*.py")), ids=lambda path: path.stem)
 def test_found_once(path: Path) -> None:
     (found,) = outcomes([job_of(path)]).values()
