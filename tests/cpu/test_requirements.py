@@ -1,4 +1,4 @@
-"""What each rule requires of a program, and a program for each requirement that the rule would break without it."""
+"""Requirements of the rules of the cpu device: without one of them its rule changes the values of a program."""
 
 from __future__ import annotations
 
@@ -62,13 +62,16 @@ def checked_first(operand: str, bound: float) -> tuple[str, str]:
     return END_OF_PRODUCTS, END_OF_PRODUCTS + check
 
 
+def written_before(nest: str, loops: str, store: str) -> tuple[str, str]:
+    """Return what puts a nest that writes 0.5 before another."""
+    return nest, f"  nest {loops} {{\n    {store} = 0.5\n  }}\n{nest}"
+
+
 # By rule and requirement: what is replaced in the program that the rule rewrites.
 BROKEN: Mapping[str, Mapping[str, tuple[tuple[str, str], ...]]] = {
     "constants": {},
     "softmax": {
-        "one nest writes what is read": (
-            (PRODUCT_OF_SOFTMAX, "  nest d0:6 {\n    temporary3[0, d0] = 0.5\n  }\n" + PRODUCT_OF_SOFTMAX),
-        ),
+        "one nest writes what is read": (written_before(PRODUCT_OF_SOFTMAX, "d0:6", "temporary3[0, d0]"),),
         "it writes each element at the indices of its loops": (
             ("    temporary3[d0, d1] = v0", "    temporary3[d0, d1 * -1 + 5] = v0"),
         ),
@@ -103,9 +106,7 @@ BROKEN: Mapping[str, Mapping[str, tuple[tuple[str, str], ...]]] = {
         ),
     },
     "norms": {
-        "one nest writes what is read": (
-            (PRODUCT_OF_NORM, "  nest d0:64 {\n    temporary1[0, d0] = 0.5\n  }\n" + PRODUCT_OF_NORM),
-        ),
+        "one nest writes what is read": (written_before(PRODUCT_OF_NORM, "d0:64", "temporary1[0, d0]"),),
         "it writes each element at the indices of its loops": (
             ("    temporary1[d0, d1] = v5", "    temporary1[d0, d1 * -1 + 63] = v5"),
         ),
@@ -114,7 +115,7 @@ BROKEN: Mapping[str, Mapping[str, tuple[tuple[str, str], ...]]] = {
             ("buffer parameter1 : f32[64]\n", "buffer parameter1 : f32[64]\nbuffer temporary5 : f32[8, 64]\n"),
             ("input0[d0, d1]", "temporary5[d0, d1]"),
             ("entry {\n", "entry {\n  nest d0:8 d1:64 {\n    i0 = input0[d0, d1]\n    temporary5[d0, d1] = i0\n  }\n"),
-            (PRODUCT_OF_NORM, "  nest d0:8 d1:64 {\n    temporary5[d0, d1] = 0.5\n  }\n" + PRODUCT_OF_NORM),
+            written_before(PRODUCT_OF_NORM, "d0:8 d1:64", "temporary5[d0, d1]"),
         ),
         "the sum starts from zero": ((START_OF_PRODUCTS, START_OF_PRODUCTS.replace("0.0", "1.0")),),
         "nothing is checked of the norm": (checked_first("i0", 0.45),),
@@ -153,16 +154,14 @@ BROKEN: Mapping[str, Mapping[str, tuple[tuple[str, str], ...]]] = {
         ),
     },
     "moments": {
-        "one nest writes what is read": (
-            (SUM_OF_SQUARES, "  nest d0:64 {\n    temporary1[0, d0] = 0.5\n  }\n" + SUM_OF_SQUARES),
-        ),
+        "one nest writes what is read": (written_before(SUM_OF_SQUARES, "d0:64", "temporary1[0, d0]"),),
         "it writes each element at the indices of its loops": (
             ("    temporary1[d0, d1] = v1", "    temporary1[d0 * -1 + 1, d1] = v1"),
         ),
         "it computes each element on its own": (doubled("temporary1[d0, d1]", "v1"),),
         "nothing between overwrites the row": (
             ("buffer temporary2", "buffer temporary5 : f32[2, 512]\nbuffer temporary2"),
-            (DIFFERENCES, "  nest d0:2 d1:64 {\n    temporary5[d0, d1] = 0.5\n  }\n" + DIFFERENCES),
+            written_before(DIFFERENCES, "d0:2 d1:64", "temporary5[d0, d1]"),
             ("input0[d0, d1]", "temporary5[d0, d1]"),
             ("entry {\n", "entry {\n  nest d0:2 d1:512 {\n    i0 = input0[d0, d1]\n    temporary5[d0, d1] = i0\n  }\n"),
         ),
@@ -173,9 +172,7 @@ BROKEN: Mapping[str, Mapping[str, tuple[tuple[str, str], ...]]] = {
         "nothing else is made of the squares at once": (
             ("    temporary2[d0] = v1\n", "    yield v1 as temporary2[d0]\n  } then {\n    temporary2[d0] = 0.5\n"),
         ),
-        "nothing else writes the sums of squares": (
-            (DIFFERENCES, "  nest d0:2 {\n    temporary2[d0] = 0.5\n  }\n" + DIFFERENCES),
-        ),
+        "nothing else writes the sums of squares": (written_before(DIFFERENCES, "d0:2", "temporary2[d0]"),),
         "the sum is for the mean alone": (("i1 = temporary2[d0]", "i1 = temporary0[d0]"),),
         "the mean is that of the row": (("v0 : f32 = arith.addf i0, o0", "v0 : f32 = arith.maximumf i0, o0"),),
         "each difference is squared once": ((SQUARES, SQUARES.replace("d1", "0")),),

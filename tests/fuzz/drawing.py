@@ -103,7 +103,16 @@ KINDS: Mapping[str, Kind] = {
     ),
 }
 
-# What one program in four asks of torchmdla.enable, and of the environment.
+# Kinds of statements that are templates, filled and assigned; others have a method.
+_TEMPLATES: Mapping[str, Sequence[str]] = {
+    "sized": words.OF_SIZES,
+    "common": words.COMMON,
+    "number": words.OF_NUMBERS,
+    "trained": words.TRAINED,
+    "checked": words.CHECKED,
+}
+
+# Options of torchmdla.enable, and variables of the environment, that one program in four has.
 _OPTIONS: tuple[tuple[str, Any], ...] = (
     *(("dynamic", False), ("max_specialisations", 1), ("memory_limit", 1), ("memory_limit", 100_000)),
     *(("background", True), ("algorithms", "winograd"), ("algorithms", "direct"), ("tuned", False)),
@@ -170,7 +179,7 @@ _PARAMETERS = {
 
 @dataclass(frozen=True)
 class _OfDrawing(families.Source):
-    """What expressions of families are drawn from in a program: its tensors, and inputs that they add to it."""
+    """The tensors of a program as operands of families, which may add inputs to it."""
 
     random: Random
     find: Callable[[], Sequence[families.Operand]]
@@ -318,14 +327,14 @@ class _Drawing:
         for _ in range(_ATTEMPTS):
             name, count = _weighted(self._random, self._kind.weights), len(self._inputs)
             with contextlib.suppress(NothingFits):
-                statement = getattr(self, f"_draw_{name}")()
+                statement = self._statement(name)
                 if self._keep(statement, is_write=name in ("write", "control")):
                     self._take_apart(statement.partition(" = ")[0])
                     return
             self._forget_inputs(count)
 
     def _forget_inputs(self, count: int) -> None:
-        """Leaves out all inputs but the first ones."""
+        """Remove all inputs but the first ones."""
         for one in self._inputs[count:]:
             for env in self._envs:
                 del env[one.name]
@@ -337,14 +346,15 @@ class _Drawing:
         if isinstance(values, list | tuple) and values:
             self._keep(f"{self._new('v')} = {name}[{self._random.randrange(len(values))}]")
 
+    def _statement(self, name: str) -> str:
+        """Draw a statement of a kind that :attr:`Kind.weights` names."""
+        if name in _TEMPLATES:
+            return self._assigned(self._filled(self._random.choice(_TEMPLATES[name])))
+        statement: str = getattr(self, f"_draw_{name}")()
+        return statement
+
     def _draw_integer(self) -> str:
         return f"{self._new('i')} = {self._integer()}"
-
-    def _draw_sized(self) -> str:
-        return self._assigned(self._filled(self._random.choice(words.OF_SIZES)))
-
-    def _draw_common(self) -> str:
-        return self._assigned(self._filled(self._random.choice(words.COMMON)))
 
     def _draw_family(self) -> str:
         if not self._operands():
@@ -352,7 +362,7 @@ class _Drawing:
         return self._assigned(families.draw(_OfDrawing(self._random, self._operands, self._parameter)))
 
     def _operands(self) -> list[families.Operand]:
-        """The float tensors whose sizes are n, m or numbers."""
+        """Return the float tensors whose sizes are n, m or numbers."""
         known = {tuple(n for n, _ in self._sizes): "n", tuple(m for _, m in self._sizes): "m"}
         found = []
         for name, value in self._tensors().items():
@@ -376,15 +386,6 @@ class _Drawing:
 
     def _draw_operator(self) -> str:
         return self._assigned(registry.call(self._random, self._found))
-
-    def _draw_number(self) -> str:
-        return self._assigned(self._filled(self._random.choice(words.OF_NUMBERS)))
-
-    def _draw_trained(self) -> str:
-        return self._assigned(self._filled(self._random.choice(words.TRAINED)))
-
-    def _draw_checked(self) -> str:
-        return self._assigned(self._filled(self._random.choice(words.CHECKED)))
 
     def _draw_control(self) -> str:
         if self._way in _ONE_RUN:
@@ -499,7 +500,7 @@ class _Drawing:
         return self._random.choice(words.NUMBERS)
 
     def _added(self, drawn_so: str) -> str:
-        """A new input."""
+        """Add an input and return its name."""
         self._add_input(drawn_so)
         return self._inputs[-1].name
 
@@ -519,7 +520,7 @@ class _Drawing:
             (env[name],) = drawn((eval(drawn_so, {**_GLOBALS, "n": n, "m": m}),), number)
 
     def _loss(self) -> str:
-        """A number that all parameters and results are part of."""
+        """Return the sum of all parameters and results as an expression."""
         floats = [name for name, value in self._tensors().items() if value.is_floating_point()]
         wanted = [name for name in self._results() if name in floats]
         return " + ".join(f"{name}.double().square().mean()" for name in dict.fromkeys([*wanted, "p1", "p2"]))
@@ -546,7 +547,7 @@ _GLOBALS.pop("__builtins__", None)
 
 
 def _drawn_so(shape: str, dtype: str) -> str:
-    """What draws a tensor of a dtype; ``shape`` ends with a comma, or is empty."""
+    """Return the text that draws a tensor of a dtype; ``shape`` ends with a comma, or is empty."""
     if dtype == "bool":
         return f"booleans({shape.removesuffix(', ')})"
     if "int" in dtype:

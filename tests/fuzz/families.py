@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class NothingFits(Exception):
-    """There is no tensor for a place, or what was drawn does not run."""
+    """An error: a place has no tensor that fits, or the statement does not run."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Operand:
 
 
 class Source(ABC):
-    """What an expression is drawn from."""
+    """The operands and the random choices of an expression."""
 
     @abstractmethod
     def number(self, least: int, most: int) -> int:
@@ -53,7 +53,7 @@ class Source(ABC):
         """Draw one of these.
 
         Raises:
-            NothingFits: there is none.
+            NothingFits: ``choices`` is empty.
         """
         if not choices:
             raise NothingFits
@@ -437,7 +437,7 @@ def draw(source: Source) -> str:
     """Draw an expression, of one of the families more often than not.
 
     Raises:
-        NothingFits: there is no operand for it.
+        NothingFits: no operand fits.
     """
     kinds = CHEAP if source.number(0, 2) == 0 else FAMILIES
     return kinds[source.choose(tuple(kinds))](source)

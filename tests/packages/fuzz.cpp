@@ -40,7 +40,7 @@ public:
     return std::nullopt;
   }
   at::Tensor constant(size_t node, std::optional<size_t> element) const override {
-    TORCH_CHECK(node < 64 && !element, "there is no such constant");
+    TORCH_CHECK(node < 64 && !element, "the group does not have this constant");
     return at::ones(std::vector<int64_t>(1 + (node + first_) % 2, 3));
   }
   bool conditions_hold(const Record&) const override { return true; }

@@ -59,8 +59,8 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 def assert_harmless(found: Found, name: str) -> None:
-    """The memory of a load that PyTorch refuses is PyTorch's: its unpickler reserves what a damaged length asks for."""
-    assert found.error or (found.matches and found.peak < MOST_MEMORY), f"{name}: {found}"
+    assert found.error or found.matches, f"{name}: {found}"
+    assert found.peak < MOST_MEMORY, f"{name}: {found}"
 
 
 def assert_refused(found: Found, reason: str, name: str = "") -> None:
@@ -108,8 +108,10 @@ def test_bits_of_the_file_are_flipped(package: Path, example: Path, folder: Path
         path.write_bytes(flipped(data, place * 8 + draw.randrange(8)))
         paths.append(path)
     found = load_all(paths, example)
-    for path, one in found.items():
-        assert_harmless(one, path.name)
+    for path, place in zip(paths, places, strict=True):
+        # PyTorch's unpickler reserves the memory that a damaged length of its own asks for.
+        if not (found[path].error and place in outside):
+            assert_harmless(found[path], path.name)
     # The test would say nothing if PyTorch refused all of them.
     assert sum(bool(one.refused) for one in found.values()) > 50
 

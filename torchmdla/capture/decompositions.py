@@ -1,9 +1,9 @@
-"""Which ATen operators PyTorch takes apart before groups form: backward ones that no device has as such. Others stay
-whole that PyTorch would take apart in Python, where its Python computes something else than eager's kernels."""
+"""ATen operators that PyTorch decomposes before groups form (backward ones that no device has as such), and those that
+stay whole: PyTorch's decompositions in Python compute other values than eager's kernels."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from typing import Any
@@ -70,13 +70,14 @@ def in_order(order: list[int], make: Callable[[Tensor], Tensor], tensor: Tensor)
 
 @contextmanager
 def whole_operators() -> Iterator[None]:
-    """Trace the operators of ``_KERNELS`` by what stands there in place of PyTorch's Python, until the context ends.
+    """Trace the operators of ``_KERNELS`` by its kernels in place of PyTorch's Python, until the context ends.
 
     PyTorch keeps its Python kernels per process: the caller holds Dynamo's lock of compiles.
     """
     before = {operator: dict(operator.py_kernels) for operator in _KERNELS}
     for operator, kernels in _KERNELS.items():
-        _replace_kernels(operator, {**_without(operator.py_kernels, _TAKING_APART), **kernels})
+        others = {key: kernel for key, kernel in before[operator].items() if key not in _TAKING_APART}
+        _replace_kernels(operator, {**others, **kernels})
     try:
         yield
     finally:
@@ -89,10 +90,6 @@ _TAKING_APART = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)
 Kernels = Mapping[DispatchKey, Callable[..., Any]]
 
 
-def _without(kernels: Kernels, keys: Collection[DispatchKey]) -> Kernels:
-    return {key: kernel for key, kernel in kernels.items() if key not in keys}
-
-
 def _replace_kernels(operator: Any, kernels: Kernels) -> None:
     operator.py_kernels.clear()
     operator.py_kernels.update(kernels)
@@ -100,7 +97,7 @@ def _replace_kernels(operator: Any, kernels: Kernels) -> None:
 
 
 def _resized(resize: Any, image: Tensor, output_size: Sequence[int] | None, *rest: Any) -> Tensor:
-    """Return what the overload ``vec`` of an operator does, by ``resize``: PyTorch's C++ takes no symbols there."""
+    """Return the result of an operator's overload ``vec`` by ``resize``: PyTorch's C++ takes no symbols there."""
     *corners, scale_factors = rest
     sizes = upsample_compute_output_size(image.shape, output_size, scale_factors)
     result: Tensor = resize(image, sizes, *corners, *(scale_factors or [None] * len(sizes)))

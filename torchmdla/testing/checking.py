@@ -145,7 +145,7 @@ def check(program: Program, way: str, variant: Variant, seed: int = 0, precision
 
 @contextmanager
 def _configured(program: Program) -> Iterator[None]:
-    """Sets the program's options and variables of the environment. Where it has options, the device's own are the
+    """Set the program's options and variables of the environment. Where it has options, the device's own are the
     defaults afterwards."""
     before = {name: os.environ.get(name) for name in program.environment}
     os.environ.update(program.environment)

@@ -34,9 +34,9 @@ _NORM = op("arith.mulf", op("arith.mulf", _TERM, op("math.rsqrt", name="row")), 
 
 @dataclass(frozen=True)
 class _Norm:
-    """What ``maker`` stores, and ``step`` reads as ``read`` to multiply it by ``weights`` and to sum the products.
-    ``found``: its parts, over the maker's loops; ``total``: the sum of squares among them. ``term``, ``scale`` and
-    ``row``: the parts over the step's loops."""
+    """A norm that ``maker`` stores, and ``step`` reads as ``read`` to multiply it by ``weights`` and to sum the
+    products. ``found``: its parts, over the maker's loops; ``total``: the sum of squares among them. ``term``,
+    ``scale`` and ``row``: the parts over the step's loops."""
 
     steps: LoopProgram
     users: Users

@@ -81,7 +81,7 @@ def _defer(case: _Division) -> None:
 
 
 def _has_finite_reciprocal(case: _Division) -> bool:
-    """Whether terms are exponentials up to 1, and 1 is among them or their divisor is not less than a normal number.
+    """Return whether terms are exponentials up to 1, with 1 among them or a divisor that is at least a normal number.
     Their sum is finite then, too."""
     maker = maker_of(case.users, case.term.payload)
     if maker is None:

@@ -67,7 +67,7 @@ def _fold(case: _Scale) -> None:
 
 
 def _is_only_use(case: _Scale) -> bool:
-    """Whether a product is all that an epilogue makes of the sum."""
+    """Return whether an epilogue uses the sum in one product alone."""
     total = case.scaled["total"]
     is_read_once = case.epilogue.body.readers(total) == [case.scaled["product"]]
     return is_read_once and total not in case.epilogue.values

@@ -39,7 +39,7 @@ def elementwise_maker(users: Users, access: Access) -> LoopNest | None:
 
 
 class MadeElsewhere(Protocol):
-    """What ``maker`` computes, and the nest ``step`` reads as ``read``."""
+    """A value that ``maker`` computes and another nest reads as ``read``."""
 
     @property
     def users(self) -> Users: ...

@@ -62,10 +62,10 @@ _Cut = tuple[int, tuple[int, int]]
 
 @dataclass(frozen=True)
 class _Row:
-    """What is known of a row: ``squares`` sums, over its loops, those of what it reads as ``read``, which the nest
-    ``maker`` stores. These are ``found`` to be the differences of ``row`` from a mean, whose sum the nest ``summing``
-    makes. ``row`` and ``total``, the sum, are accessed over the loops of ``squares``. ``cut``: into which parts one of
-    its loops is split."""
+    """A row and its moments: ``squares`` sums, over its loops, the squares of the elements that it reads as ``read``,
+    which the nest ``maker`` stores. These are ``found`` to be the differences of ``row`` from a mean, whose sum the
+    nest ``summing`` makes. ``row`` and ``total``, the sum, are accessed over the loops of ``squares``. ``cut``: into
+    which parts one of its loops is split."""
 
     steps: LoopProgram
     users: Users
@@ -108,24 +108,24 @@ def _in_one_walk(case: _Row) -> None:
 
 
 def _is_for_mean_alone(case: _Row) -> bool:
-    """Whether nothing but the mean is made of the sum, in whose place the mean is stored."""
+    """Return whether nothing but the mean is made of the sum, in whose place the mean is stored."""
     buffer = case.total.buffer
     return buffer.kind == "temporary" and case.users.of(buffer) == [case.summing, case.maker]
 
 
 def _is_mean(case: _Row) -> bool:
-    """Whether the sum is that of the row, each element once, and divided by how many these are."""
+    """Return whether the sum is that of the row, each element once, and divided by how many these are."""
     is_sum = reduces(case.users, _SUM, 0.0, case.found["sum"].payload, case.found["term"].payload)
     return is_sum and all(map(case.summing.walks, case.summing.inputs))
 
 
 def _squares_each_once(case: _Row) -> bool:
-    """Whether the step reads each element of what it squares once."""
+    """Return whether the step reads each element that it squares once."""
     return is_found_by_index(replace(case.squares, reduction=(False,) * len(case.squares.sizes)), case.read)
 
 
 def _is_one_length(case: _Row) -> bool:
-    """Whether a row has as many elements for the mean as for the variance."""
+    """Return whether a row has as many elements for the mean as for the variance."""
     count: float = case.found["count"].payload
     return _length(case.squares) == _length(case.summing) == count
 
