@@ -272,13 +272,26 @@ void make_functional(Block* block, const DeviceTable& table, const NodeSet& left
   }
 }
 
-void restore(Node* node) {
+// The derivatives of these need their results, which may not be written to.
+bool is_saved_by_autograd(const Value* value) {
+  static const std::unordered_set<c10::Symbol> kinds{
+      aten::amax,      aten::amin, aten::cumprod, aten::elu,         aten::exp,         aten::exp2,
+      aten::expm1,     aten::celu, aten::norm,    aten::pow,         aten::log_softmax, aten::prod,
+      aten::logsumexp, aten::relu, aten::rsqrt,   aten::sigmoid,     aten::reciprocal,  aten::selu,
+      aten::softmax,   aten::sqrt, aten::std,     aten::tan,         aten::_softmax,    aten::tanh,
+      aten::max,       aten::min,  aten::median,  aten::_log_softmax};
+  return kinds.count(value->node()->kind()) != 0;
+}
+
+// A group is one node of autograd: it saves a result also where no gradient comes for it.
+void restore(Node* node, bool in_group) {
   auto* graph = node->owningGraph();
   auto* self = node->input(0);
   auto* made = graph->create(
       c10::Symbol::fromQualString(std::string(node->kind().toQualString()) + '_'), node->inputs());
   made->copyMetadata(node)->insertBefore(node);
-  if (node->i(mark()) || self->uses().size() > 2 || self->node()->kind() == prim::Param) {
+  if (node->i(mark()) || self->uses().size() > 2 || self->node()->kind() == prim::Param ||
+      (in_group && is_saved_by_autograd(self))) {
     torch::jit::WithInsertPoint before(made);
     auto* copy = graph->insertNode(graph->create(aten::clone, {self, graph->insertConstant({})}));
     copy->copyMetadata(node)->output()->setType(self->type());
@@ -316,13 +329,14 @@ void make_functional(const std::shared_ptr<Graph>& graph, const DeviceTable& tab
   make_functional(graph->block(), table, left_out);
 }
 
-void restore_in_place(Block* block) {
+void restore_in_place(Block* block, bool in_group) {
   for (auto it = block->nodes().begin(); it != block->nodes().end();) {
     auto* node = *it++;
     for (auto* inner : node->blocks())
-      restore_in_place(inner);
-    if (node->hasAttribute(attr::Subgraph)) restore_in_place(node->g(attr::Subgraph)->block());
-    if (node->hasAttribute(mark())) restore(node);
+      restore_in_place(inner, in_group);
+    if (node->hasAttribute(attr::Subgraph))
+      restore_in_place(node->g(attr::Subgraph)->block(), /*in_group=*/true);
+    if (node->hasAttribute(mark())) restore(node, in_group);
   }
 }
 

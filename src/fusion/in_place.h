@@ -31,6 +31,6 @@ void make_functional(const std::shared_ptr<torch::jit::Graph>& graph, const Devi
                      const NodeSet& left_out);
 
 // Makes marked nodes ops in place again, in groups too, of a copy where the tensor has other uses.
-void restore_in_place(torch::jit::Block* block);
+void restore_in_place(torch::jit::Block* block, bool in_group = false);
 
 } // namespace torchmdla

@@ -4,13 +4,17 @@
 #include "profiling.h"
 
 #include <torch/csrc/jit/passes/shape_analysis.h>
+#include <torch/csrc/jit/runtime/custom_operator.h>
 
 #include <algorithm>
+#include <functional>
 
 namespace torchmdla {
 
+using c10::Symbol;
 using torch::jit::Block;
 using torch::jit::Graph;
+using torch::jit::Node;
 using torch::jit::Value;
 namespace aten = c10::aten;
 namespace attr = c10::attr;
@@ -46,10 +50,64 @@ void copy_outputs(Graph& graph, const std::vector<int64_t>& indices) {
     graph.block()->replaceOutput(index, graph.insert(aten::clone, {graph.outputs()[index]}));
 }
 
+bool draws(const Node* node) {
+  return node->isNondeterministic() ||
+         std::any_of(node->blocks().begin(), node->blocks().end(), [](const Block* block) {
+           return std::any_of(block->nodes().begin(), block->nodes().end(), draws);
+         });
+}
+
+// Returns its first argument; the second must be there before.
+const Symbol& after_symbol() {
+  static const auto symbol = Symbol::fromQualString("mdla::after");
+  return symbol;
+}
+
+const torch::jit::RegisterOperators after({torch::jit::Operator(
+    "mdla::after(t value, u other) -> t", [](torch::jit::Stack& stack) { stack.pop_back(); },
+    c10::AliasAnalysisKind::PURE_FUNCTION)});
+
+// Whether `node` needs `other`, which stands before it in its block.
+bool depends_on(Node* node, const Node* other) {
+  NodeSet seen;
+  std::vector<Node*> open{node};
+  while (!open.empty()) {
+    auto* needed = open.back();
+    open.pop_back();
+    if (needed == other) return true;
+    for_each_input(needed, [&](Value* input) {
+      auto* inner = node_in_block(input->node(), node->owningBlock());
+      if (inner && !inner->isBefore(other) && seen.insert(inner).second) open.push_back(inner);
+    });
+  }
+  return false;
+}
+
+// Where nodes join a differentiable graph, PyTorch moves those between them, and with them random
+// draws past others that they do not need. Here a draw needs the one before.
+void keep_order_of_draws(Block* block) {
+  Node* last = nullptr;
+  for (auto* node : block->nodes()) {
+    for (auto* inner : node->blocks())
+      keep_order_of_draws(inner);
+    if (!draws(node)) continue;
+    const auto inputs = node->inputs();
+    const auto plain = std::find_if(inputs.begin(), inputs.end(), std::not_fn(is_tensor));
+    if (last && !last->outputs().empty() && plain != inputs.end() && !depends_on(node, last)) {
+      const torch::jit::WithInsertPoint before(node);
+      const auto index = plain - inputs.begin();
+      auto* value = block->owningGraph()->insert(after_symbol(), {*plain, last->output(0)});
+      node->replaceInput(index, value);
+    }
+    last = node;
+  }
+}
+
 std::shared_ptr<Graph> prepared(Graph& graph, const std::vector<int64_t>& written) {
   auto copy = graph.copy();
   torch::jit::EraseShapeInformation(copy);
   take_chunks_by_index(copy->block());
+  keep_order_of_draws(copy->block());
   copy_outputs(*copy, written);
   return copy;
 }

@@ -48,10 +48,25 @@ def test_programs_drawn_at_random() -> None:
 
 
 def test_control_flow_drawn_at_random() -> None:
+    assert re.search(r"\bright 5\d$", _control_flow("--count", "60"))
+
+
+FOUND = {
+    690: "PyTorch moves a dropout behind a draw of a later branch where its nodes join a differentiable graph",
+    807: "a differentiable graph saves a result that is written to and that no gradient comes for",
+}
+
+
+@pytest.mark.parametrize("seed", FOUND)
+def test_control_flow_found_once(seed: int) -> None:
+    assert _control_flow("--count", "1", "--seed", str(seed)).endswith("right 1\n")
+
+
+def _control_flow(*arguments: str) -> str:
     code = "import sys; from fuzz.control_flow import main; sys.exit(main())"
-    process = run_python(code, "--count", "60", PYTHONPATH=str(HERE))
+    process = run_python(code, *arguments, PYTHONPATH=str(HERE))
     assert process.returncode == 0, process.stdout + process.stderr
-    assert re.search(r"\bright 5\d$", process.stdout)
+    return process.stdout
 
 
 @pytest.mark.parametrize("path", sorted((HERE / "fuzz" / "found").glob("*.py")), ids=lambda path: path.stem)
