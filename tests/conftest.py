@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 COUNTS = "TORCHMDLA_VERIFY_COUNTS"
@@ -26,6 +27,9 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("TORCHMDLA_VERIFY", "1")
     # Inherited by processes that run tests or compile: all of them write to one file.
     os.environ.setdefault(COUNTS, str(Path(config.stash[_cache].name) / "verified"))
+    # How long an example takes says nothing on machines that are shared.
+    hypothesis.settings.register_profile("tests", deadline=None)
+    hypothesis.settings.load_profile("tests")
     # Shells have what runs in the background ignore interrupts, and some tests send them.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

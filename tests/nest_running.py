@@ -47,6 +47,9 @@ def host_target(*features: str) -> Target:
     )
 
 
+MACHINE = Machine.of(host_target())
+
+
 def mark_prefetches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets kernels that are compiled store a one-byte 1 in place of each prefetch."""
     numbers = itertools.count()

@@ -99,7 +99,7 @@ def _first_of_each(tensors: Sequence[Tensor]) -> list[int]:
 
 @pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
 @pytest.mark.filterwarnings("ignore:Use of .* on expanded tensors is deprecated")
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100, derandomize=True)
 @given(steps=_STEPS)
 def test_sequences(steps: list[tuple[str, int, int, int]]) -> None:
     wanted, expected_faults = _done("cpu", steps)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from torchmdla.importer.decompositions import convolutions
@@ -46,7 +46,6 @@ def normal(*sizes: int) -> torch.Tensor:
     return torch.randn(sizes, dtype=torch.float64)
 
 
-@settings(deadline=None)
 @given(calls())
 def test_forward(call: Call) -> None:
     expected = torch.convolution(call.value, call.weight, None, *call.options)
@@ -55,7 +54,6 @@ def test_forward(call: Call) -> None:
     assert_matches(made.contiguous(), expected + bias.view([-1] + [1] * (expected.dim() - 2)), layers=4)
 
 
-@settings(deadline=None)
 @given(calls(), st.tuples(st.booleans(), st.booleans(), st.booleans()))
 def test_gradients(call: Call, mask: tuple[bool, bool, bool]) -> None:
     gradient = torch.randn_like(torch.convolution(call.value, call.weight, None, *call.options))

@@ -181,7 +181,7 @@ def test_values(make: Made, features: tuple[str, ...]) -> None:
     check(b, make(b), host_target(*features))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(rows=st.integers(1, 40), terms=st.integers(1, 70), columns=st.sampled_from([1, 8, 16, 33, 48, 96, 160]))
 def test_values_of_any_shape(rows: int, terms: int, columns: int) -> None:
     b = Builder()

@@ -314,7 +314,7 @@ def small(nest: AnyNest, pairs: Sequence[tuple[int, int]]) -> list[tuple[int, in
     return kept
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, suppress_health_check=list(HealthCheck))
 @given(
     nest=contractions(symbols=True),
     pairs=st.lists(values, min_size=2, max_size=4),
@@ -325,7 +325,7 @@ def test_random_contractions(target, nest, pairs, tasks, typical):
     check(nest, target, small(nest, pairs), (2.0,) if nest.epilogue else (), tasks, typical=typical)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, suppress_health_check=list(HealthCheck))
 @given(
     nest=others(symbols=True), pairs=st.lists(values, min_size=2, max_size=4), tasks=st.integers(1, 4), typical=typicals
 )

@@ -287,7 +287,7 @@ def test_values(make: Made, features: tuple[str, ...]) -> None:
     check(w.b, make(w), host_target(*features))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     rows=st.integers(1, 20),
     terms=st.integers(1, 40).map(lambda n: 4 * n),
@@ -300,7 +300,7 @@ def test_values_of_any_shape(rows: int, terms: int, columns: int, zero: int, zer
     check(w.b, [w.linear(w.given(rows, terms, zero=zero), columns, zeros)], host_target())
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     channels=st.sampled_from([2, 3, 8, 16, 24, 32]),
     filters=st.sampled_from([3, 8, 16, 24, 40]),

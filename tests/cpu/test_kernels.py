@@ -264,7 +264,7 @@ def test_large_products_are_blocked():
 # Random nests.
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, suppress_health_check=list(HealthCheck))
 @given(nest=contractions(), tasks=st.integers(1, 4), steps=st.integers(0, 9), tiles=st.integers(1, 3))
 def test_random_contractions(target, nest, tasks, steps, tiles):
     schedule = choose(nest, Machine.of(target))
@@ -273,7 +273,7 @@ def test_random_contractions(target, nest, tasks, steps, tiles):
     check(nest, target, (2.0,) if nest.epilogue else (), tasks, schedule)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, suppress_health_check=list(HealthCheck))
 @given(nest=others(), tasks=st.integers(1, 4))
 def test_random_reductions_and_elementwise(target, nest, tasks):
     check(nest, target, tasks=tasks)

@@ -158,7 +158,7 @@ def test_only_linear_lookups_are_operands() -> None:
 # Kernels.
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(st.integers(1, 70), st.sampled_from([1, -1]), st.sampled_from([1, -1]))
 def test_falling_rows(length: int, read: int, written: int) -> None:
     sizes = (3, length)

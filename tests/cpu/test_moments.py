@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from nest_running import MACHINE
 from torch import Tensor, nn
 
 import torchmdla
@@ -56,7 +57,7 @@ entry {
 
 def rewritten(text: str) -> str:
     steps = parse_program(text)
-    apply([MOMENTS], steps)
+    apply([MOMENTS], steps, MACHINE)
     return program_text(steps)
 
 

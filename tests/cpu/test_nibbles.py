@@ -85,7 +85,7 @@ def test_values(rows: int, group: int | None, features: tuple[str, ...]) -> None
     check(w.b, [w.result], host_target(*features))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     rows=st.integers(1, 3),
     groups=st.integers(1, 5),

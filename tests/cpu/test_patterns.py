@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from nest_running import MACHINE
 
 import torchmdla
 from torchmdla.devices.cpu.accesses import Access, Buffer
@@ -62,14 +63,14 @@ def test_a_rule_is_tried_until_it_rewrites() -> None:
     steps = LoopProgram(
         [nest, LoopNest((4,), (True,), (A.payload,), (SUM,)), LoopNest.elementwise((4,), A.payload, B)], {}
     )
-    apply([Rule(SUM_OF_PRODUCTS, lambda steps: read, changed.append)], steps)
+    apply([Rule(SUM_OF_PRODUCTS, lambda steps, machine: read, changed.append)], steps, MACHINE)
     assert changed == [seen[2]]
     assert len(seen) == 3  # Twice for the first nest, once for the second, never for the third.
 
 
 def rewritten(rule: Rule, text: str) -> str:
     steps = parse_program(text)
-    apply([rule], steps)
+    apply([rule], steps, MACHINE)
     return program_text(steps).partition("entry ")[2]
 
 

@@ -93,7 +93,7 @@ def test_long_sequences(kind):
     check(KINDS[kind](12, 32, num_layers=2), torch.randn(160, 2, 12))
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(
     kind=st.sampled_from(sorted(KINDS)),
     batch=st.integers(1, 9),

@@ -7,7 +7,7 @@ from functools import reduce
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from nest_running import reference
 from test_tile_fusion import attention, chains, layer_norm, softmax, steps_of
@@ -112,7 +112,6 @@ _READERS = {
 }
 
 
-@settings(deadline=None)
 @given(
     maker=st.sampled_from(sorted(_MAKERS)),
     readers=st.lists(st.sampled_from(sorted(_READERS)), min_size=1, max_size=2),

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 from fuzz.passes import costs
+from nest_running import MACHINE
 from test_moments import BEFORE as MEAN_AND_VARIANCE
 from test_patterns import IS_RMS_NORM, IS_SOFTMAX, RMS_NORM, SCALED, SOFTMAX
 
+from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.parser import parse_program
 from torchmdla.devices.cpu.passes import pipeline
 from torchmdla.devices.cpu.passes.constants import STORE_CONSTANT_FACTORS
@@ -18,19 +20,60 @@ from torchmdla.devices.cpu.passes.defer_norms import DEFER_NORMS
 from torchmdla.devices.cpu.passes.defer_softmax import DEFER_SOFTMAX
 from torchmdla.devices.cpu.passes.fold_scales import FOLD_SCALES
 from torchmdla.devices.cpu.passes.moments import MOMENTS
+from torchmdla.devices.cpu.passes.strassen import USE_STRASSEN
+from torchmdla.devices.cpu.passes.winograd import USE_WINOGRAD
 from torchmdla.devices.cpu.patterns import Rule, apply
 from torchmdla.devices.cpu.printer import program_text
 from torchmdla.devices.cpu.reference import validation
 from torchmdla.devices.cpu.verifier import verify
 from torchmdla.errors import CompileError
 
+# Machines that take an algorithm whatever it costs.
+MACHINES = {
+    "winograd": replace(MACHINE, algorithms="winograd2"),
+    "strassen": replace(MACHINE, algorithms="strassen"),
+}
 RULES: Mapping[str, Rule[Any]] = {
     "constants": STORE_CONSTANT_FACTORS,
     "softmax": DEFER_SOFTMAX,
     "norms": DEFER_NORMS,
     "scales": FOLD_SCALES,
     "moments": MOMENTS,
+    "winograd": USE_WINOGRAD,
+    "strassen": USE_STRASSEN,
 }
+
+CONVOLUTION = """
+buffer input0 : f32[16, 8]
+buffer parameter1 : f32[16, 16, 3]
+buffer result2 : f32[16, 6]
+entry {
+  nest d0:16 d1:6 d2:16+ d3:3+ {
+    i0 = input0[d2, d1 + d3]
+    i1 = parameter1[d0, d2, d3]
+    o0 = from 0.0 : f32
+    v0 : f32 = arith.mulf i0, i1
+    v1 : f32 = arith.addf o0, v0
+    result2[d0, d1] = v1
+  }
+}
+"""
+# Columns in panels, as they are packed.
+PRODUCT = """
+buffer input0 : f32[8, 12]
+buffer parameter1 : f32[12, 4, 16]
+buffer result2 : f32[8, 4, 16]
+entry {
+  nest d0:8 d1:4 d2:12+ d3:16 {
+    i0 = input0[d0, d2]
+    i1 = parameter1[d2, d1, d3]
+    o0 = from 0.0 : f32
+    v0 : f32 = arith.mulf i0, i1
+    v1 : f32 = arith.addf o0, v0
+    result2[d0, d1, d3] = v1
+  }
+}
+"""
 
 # Programs that the rules rewrite.
 REWRITTEN: Mapping[str, str] = {
@@ -38,6 +81,8 @@ REWRITTEN: Mapping[str, str] = {
     "norms": RMS_NORM.format(**IS_RMS_NORM),
     "scales": SCALED.format(factor="parameter2"),
     "moments": MEAN_AND_VARIANCE,
+    "winograd": CONVOLUTION,
+    "strassen": PRODUCT,
 }
 
 # Parts of these programs: the nests that are rewritten last, and the ends of bodies.
@@ -60,6 +105,22 @@ def checked_first(operand: str, bound: float) -> tuple[str, str]:
     """Return what lets a product check that what it reads is less than a bound."""
     check = f"    v2 : i1 = arith.cmpf {operand}, {bound} : f32 {{predicate = 4 : i64}}\n    check v2\n"
     return END_OF_PRODUCTS, END_OF_PRODUCTS + check
+
+
+def with_number(loop: str, store: str) -> tuple[str, str]:
+    """Return what adds the number of an iteration to a result."""
+    then = f"    v0 : i64 = arith.index_cast {loop}\n    v1 : f32 = arith.sitofp v0\n    v2 : f32 = arith.addf o0, v1\n"
+    return f"    {store} = v1\n", f"    yield v1 as {store}\n  }} then {{\n{then}    {store} = v2\n"
+
+
+def of_products(loop: str, store: str) -> Mapping[str, tuple[tuple[str, str], ...]]:
+    """Return what breaks a program that becomes one of fewer products."""
+    return {
+        "the sum starts from zero": ((START_OF_PRODUCTS, START_OF_PRODUCTS.replace("0.0", "1.0")),),
+        "nothing is checked of the products": (checked_first("v0", 0.9),),
+        "factors and sums are in single precision": (("f32", "f64"),),
+        "nothing is computed of the numbers of iterations": (with_number(loop, store),),
+    }
 
 
 def written_before(nest: str, loops: str, store: str) -> tuple[str, str]:
@@ -184,6 +245,26 @@ BROKEN: Mapping[str, Mapping[str, tuple[tuple[str, str], ...]]] = {
             (SQUARES, SQUARES.replace("d0, d1", "d1, d0")),
         ),
     },
+    "winograd": {
+        **of_products("d1", "result2[d0, d1]"),
+        "a tap is the next element of the image": (("d1 + d3", "d1 + d3 * 2"), ("f32[16, 8]", "f32[16, 10]")),
+        "each tap has a weight, the same for all results": (
+            ("parameter1[d0, d2, d3]", "parameter1[d0, d2, d1]"),
+            ("f32[16, 16, 3]", "f32[16, 16, 6]"),
+        ),
+        "a window slides along one dimension": (("d1 + d3]", "d1 + d3, d1]"), ("f32[16, 8]", "f32[16, 8, 6]")),
+    },
+    "strassen": {
+        **of_products("d1", "result2[d0, d1, d3]"),
+        "loops of both factors are summed, and no others": (
+            ("d3:16", "d3:16 d4:2"),
+            ("input0[", "input0[d4, "),
+            ("parameter1[", "parameter1[d4, "),
+            ("result2[", "result2[d4, "),
+            ("f32[", "f32[2, "),
+        ),
+        "columns and terms have two halves": (("d1:4", "d1:3"), ("4, 16]", "3, 16]")),
+    },
 }
 CASES = [
     pytest.param(name, requirement, id=f"{name}-{requirement}")
@@ -198,12 +279,12 @@ def _uncounted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(validation.COUNTS, raising=False)
 
 
-def rewritten(rule: Rule[Any], text: str) -> str:
+def rewritten(rule: Rule[Any], text: str, machine: Machine) -> str:
     """Return the program that a rule makes of one, whose values are checked."""
     steps = parse_program(text)
     check = validation.Check(steps)
     with costs(are_small=True):
-        apply([rule], steps)
+        apply([rule], steps, machine)
     verify(steps, "the rule")
     check.finish("the rule", steps, is_exact=False)
     return program_text(steps)
@@ -218,7 +299,9 @@ def test_each_requirement_has_a_program() -> None:
 
 @pytest.mark.parametrize("name", REWRITTEN)
 def test_a_program_that_meets_all_requirements_is_rewritten(name: str) -> None:
-    assert rewritten(RULES[name], REWRITTEN[name]) != program_text(parse_program(REWRITTEN[name]))
+    assert rewritten(RULES[name], REWRITTEN[name], MACHINES.get(name, MACHINE)) != program_text(
+        parse_program(REWRITTEN[name])
+    )
 
 
 @pytest.mark.parametrize(("name", "requirement"), CASES)
@@ -227,7 +310,8 @@ def test_a_rule_needs_each_requirement(name: str, requirement: str) -> None:
     for old, new in BROKEN[name][requirement]:
         assert old in text
         text = text.replace(old, new)
-    rewritten(rule, text)
+    machine = MACHINES.get(name, MACHINE)
+    rewritten(rule, text, machine)
     requires = {each: holds for each, holds in rule.requires.items() if each != requirement}
     with pytest.raises(CompileError, match=r"internal error: (the rule (changes|makes)|after the rule)"):
-        rewritten(replace(rule, requires=requires), text)
+        rewritten(replace(rule, requires=requires), text, machine)

@@ -140,7 +140,7 @@ def test_one_program_for_all_lengths(kind, options):
     compiled = network(kind, 20 if options.get("bidirectional") else 64, options)
     threads = torch.get_num_threads()
 
-    @settings(max_examples=6, deadline=None)
+    @settings(max_examples=6)
     @given(length=st.integers(2, 60), count=st.integers(1, 2))
     @example(length=2, count=1)
     def compare(length: int, count: int) -> None:

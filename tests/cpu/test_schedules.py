@@ -211,7 +211,7 @@ def schedules(draw: st.DrawFn, nest: KernelSpec) -> Schedule:
     return replace(schedule, iterations=count(ranges(nest, schedule)))
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.filter_too_much])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.filter_too_much])
 @given(st.data())
 def test_whatever_is_valid_computes_the_same(data: st.DataObject) -> None:
     nest = data.draw(contractions() | others())

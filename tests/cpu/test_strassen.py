@@ -87,7 +87,7 @@ def test_values_of_layers(rows: tuple[int, ...], features: tuple[str, ...]) -> N
     check(b, made, target("strassen", *features))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     samples=st.integers(1, 3),
     rows=st.integers(1, 40),
@@ -101,7 +101,7 @@ def test_values_of_any_shape(samples, rows, terms, columns, flat) -> None:
     check(b, [linear(b, x, columns)], target("strassen"))
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(
     images=st.integers(1, 2),
     channels=st.sampled_from([16, 32, 48, 64]),

@@ -197,21 +197,21 @@ def test_tiles_of_a_prime_are_even() -> None:
 odd = st.integers(1, 130).map(lambda n: 2 * n + 1)
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(rows=odd, width=odd, dim=st.sampled_from([0, 1]))
 def test_softmax_of_any_size(rows: int, width: int, dim: int) -> None:
     builder = Builder()
     check(builder, softmax(rows, 8 * width, dim=dim)(builder))
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(rows=odd, width=odd, make=st.sampled_from([layer_norm, elementwise_and_maximum]))
 def test_rows_of_any_size(rows: int, width: int, make: Callable[[int, int], Program]) -> None:
     builder = Builder()
     check(builder, make(rows, 4 * width)(builder))
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(heads=st.integers(1, 3), length=odd, width=st.integers(1, 40))
 def test_attention_of_any_size(heads: int, length: int, width: int) -> None:
     builder = Builder()

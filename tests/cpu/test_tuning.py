@@ -66,7 +66,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 # Candidates.
 
 
-@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.filter_too_much])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.filter_too_much])
 @given(st.data())
 def test_candidates_compute_the_same(data: st.DataObject) -> None:
     """Those of each stage, of which the first is run; at least one of a stage is valid, or there is none."""

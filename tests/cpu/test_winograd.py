@@ -129,7 +129,7 @@ def test_values_of_a_residual_network(results: int, size: tuple[int, int], featu
     check(b, residual(b, b.input(normal(2, 16, *size))), target(f"winograd{results}", *features))
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     results=st.sampled_from(TILES),
     images=st.integers(1, 3),
@@ -145,7 +145,7 @@ def test_values_of_any_shape(results, images, groups, channels, filters, size, p
     check(b, [convolve(b, x, filters * groups, list(padding), groups)], target(f"winograd{results}"))
 
 
-@settings(max_examples=16, deadline=None)
+@settings(max_examples=16)
 @given(
     results=st.sampled_from(TILES),
     channels=st.sampled_from([2, 3, 16]),

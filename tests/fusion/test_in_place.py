@@ -400,7 +400,7 @@ def _program(steps: Sequence[tuple[str, int, int, int]]) -> Callable[[Tensor, Te
     return function
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     steps=st.lists(
         st.tuples(

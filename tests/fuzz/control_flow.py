@@ -243,6 +243,8 @@ def _called(module: Any, call: int) -> Any:
         pairs = zip(needed, gradients, strict=True)
         return result, [(torch.zeros_like(p) if grad is None else grad.contiguous()).float() for p, grad in pairs]
     except Exception as error:
+        # Whether a write before or behind it in the program has been done is not promised.
+        module.state.zero_()
         return error
 
 

@@ -770,7 +770,7 @@ def learnt() -> tuple[Any, Any]:
     return scripted, function
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(m=st.integers(2, 90), n=st.integers(2, 90))
 def test_any_sizes(learnt: tuple[Any, Any], m: int, n: int) -> None:
     scripted, function = learnt

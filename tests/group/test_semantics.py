@@ -626,7 +626,7 @@ _STEPS = {
 }
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     steps=st.lists(st.sampled_from(sorted(_STEPS)), min_size=1, max_size=8),
     returned=st.sets(st.integers(0, 7)),

@@ -227,7 +227,7 @@ def convolutions(draw: st.DrawFn) -> Model:
 
 
 @given(model=convolutions(), clusters=st.integers(1, 8), precision=st.sampled_from(FIXED))
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, suppress_health_check=list(HealthCheck))
 def test_any_convolution_in_any_tiles(model: Model, clusters: int, precision: str, tmp_path: Path) -> None:
     path = model.save(tmp_path)
     (device,), (software,) = results(model, path, precision, board=small_board(tmp_path), nclusters=clusters)

@@ -137,7 +137,7 @@ _lists = (
 
 
 @given(_numbers | _lists)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_literals_read_back(value: object) -> None:
     context = shared_context()
     with context, ir.Location.unknown():

@@ -84,7 +84,7 @@ def test_liveness_of_nothing(context: ir.Context) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 100), st.integers(0, 100)), min_size=1, max_size=12))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_liveness_is_what_reference_counts_keep(edges: list[tuple[int, int]]) -> None:
     """Of random graphs of additions: a value is held from its layer to the last that uses it."""
     names, lines = ["%a"], ['%one = "aten.constant"() {value = 1 : i32} : () -> i32']

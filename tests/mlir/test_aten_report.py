@@ -112,7 +112,7 @@ def macs(function: Callable[..., Any], *inputs: Any, context: ir.Context) -> tup
 
 
 @given(st.data())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_convolutions_count_as_pytorch_counts(data: st.DataObject) -> None:
     dims, groups = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3))
     transposed = data.draw(st.booleans())
@@ -149,7 +149,7 @@ def test_gradients_of_convolutions(transposed: bool, mask: tuple[bool, ...], con
 
 # From 2 on: of a size of 1 PyTorch makes elementwise products.
 @given(st.integers(2, 6), st.integers(2, 6), st.integers(2, 6), st.integers(2, 4))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_products_count_as_pytorch_counts(m: int, k: int, n: int, b: int) -> None:
     left, right = torch.randn(m, k), torch.randn(k, n)
     batch_left, batch_right = torch.randn(b, m, k), torch.randn(b, k, n)

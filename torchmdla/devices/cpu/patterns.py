@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 
 from torchmdla.devices.cpu.expressions import Expression, contents
 from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram
+from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.passes.dead_code import remove_unread
 
 _COMMUTATIVE = frozenset(
@@ -77,35 +78,40 @@ class Rule(Generic[Case]):
 
     Attributes:
         value: the pattern of the value of a nest of one output.
-        reader: is called once for the program. What it returns is called with a nest and with what has names in the
-            pattern, and returns what ``requires`` and ``rewrite`` need to know, or None: then the rewrite does not pay,
-            or there is nothing that it could rewrite.
+        reader: is called once for the program and the machine. It returns a function of a nest and of what has names in
+            the pattern. That one returns what ``requires`` and ``rewrite`` need to know, or None: then the rewrite does
+            not pay, or there is nothing that it could rewrite.
         rewrite: changes the nest in place, and may put steps before it.
         requires: preconditions, by what they say in words. Without any one of them the rewrite would change what some
             program computes.
     """
 
     value: Pattern
-    reader: Callable[[LoopProgram], Callable[[LoopNest, Captured], Case | None]]
+    reader: Callable[[LoopProgram, Machine], Callable[[LoopNest, Captured], Case | None]]
     rewrite: Callable[[Case], None]
     requires: Mapping[str, Callable[[Case], bool]] = field(default_factory=dict)
 
-    def cases(self, steps: LoopProgram) -> Iterator[Case]:
-        """Yield what may be rewritten, at most once for each nest."""
-        read = self.reader(steps)
-        for step in steps.nests():
-            for found in self.value.matches(step.values[0]) if len(step.values) == 1 else ():
-                case = read(step, found)
-                if case is not None and all(holds(case) for holds in self.requires.values()):
-                    yield case
-                    break
+    def case(self, read: Callable[[LoopNest, Captured], Case | None], step: LoopNest) -> Case | None:
+        """Return what may be rewritten of a nest, where its value matches and all requirements hold.
+
+        Args:
+            read: what ``reader`` has returned for the program.
+        """
+        for match in self.value.matches(step.values[0]) if len(step.values) == 1 else ():
+            case = read(step, match)
+            if case is not None and all(holds(case) for holds in self.requires.values()):
+                return case
+        return None
 
 
-def apply(rules: Iterable[Rule[Any]], steps: LoopProgram) -> None:
+def apply(rules: Iterable[Rule[Any]], steps: LoopProgram, machine: Machine) -> None:
     """Rewrites every nest by each of the rules, in order. What nobody reads after one of them goes."""
     for rule in rules:
-        for case in rule.cases(steps):
-            rule.rewrite(case)
+        read = rule.reader(steps, machine)
+        for step in steps.nests():
+            case = rule.case(read, step)
+            if case is not None:
+                rule.rewrite(case)
         remove_unread(steps)
 
 

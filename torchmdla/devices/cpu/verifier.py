@@ -1,13 +1,15 @@
 """What must hold of steps between passes: ``TORCHMDLA_VERIFY=1`` checks it after each, as the tests do.
 
-Indices fit buffers and loops, only reductions carry values, only results, temporaries and packed buffers are written,
-and nothing is read before it is written (memory that nothing ever writes may be: ``torch.empty``). That
-every access lies inside of its buffer is shown by :mod:`~torchmdla.devices.cpu.passes.bounds`.
+Indices fit buffers and loops, operands have the types of their ops, only reductions carry values, only results,
+temporaries and packed buffers are written, and nothing is read before it is written (memory that nothing ever writes
+may be: ``torch.empty``). That every access lies inside of its buffer is shown by
+:mod:`~torchmdla.devices.cpu.passes.bounds`.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from torchmdla.devices.cpu.accesses import Access, Buffer
@@ -26,6 +28,11 @@ from torchmdla.errors import CompileError
 
 # What a step may write to.
 _WRITABLE = frozenset(("result", "temporary", "packed", "local", "view"))
+
+# Ops whose operands and result have one type.
+_OF_ONE_TYPE = re.compile(
+    r"arith\.(add|sub|mul|div|rem|max|min|neg|and|or|xor|sh[lr])|math\.(exp|log|sqrt|rsqrt|tanh|fma)"
+)
 
 # What has content before the first step.
 _GIVEN = frozenset(("input", "parameter", "global", "packed"))
@@ -119,6 +126,8 @@ def _body_faults(body: Contents, loops: int, carried: Mapping[str, int]) -> Iter
     for expression in body.expressions:
         if expression.op in ("accumulator", "reduced") and not 0 <= expression.payload < carried.get(expression.op, 0):
             yield "uses a reduction that it does not have"
+        if _OF_ONE_TYPE.match(expression.op) and {operand.type for operand in expression.operands} != {expression.type}:
+            yield f"computes {expression.op} of operands of another type than {expression.type}"
         if expression.op == "gather" and len(expression.operands) != len(expression.payload.table.sizes):
             yield "looks up at other indices than a table has"
 

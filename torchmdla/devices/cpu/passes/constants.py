@@ -67,6 +67,6 @@ STORE_CONSTANT_FACTORS = Rule(
         op("accumulator"),
         op("arith.mulf", op("load", name="input"), op("constant", name="factor"), name="product"),
     ),
-    lambda steps: partial(_constant, steps),
+    lambda steps, _: partial(_constant, steps),
     _store,
 )

@@ -74,7 +74,7 @@ def _defer(case: _Norm) -> None:
 
 DEFER_NORMS = Rule(
     SUM_OF_PRODUCTS,
-    lambda steps: partial(_norm, steps, Users(steps.steps), known_accesses(steps)),
+    lambda steps, _: partial(_norm, steps, Users(steps.steps), known_accesses(steps)),
     _defer,
     {
         **CAN_LOOK_THROUGH,

@@ -94,7 +94,7 @@ def _has_finite_reciprocal(case: _Division) -> bool:
 
 DEFER_SOFTMAX = Rule(
     SUM_OF_PRODUCTS,
-    lambda steps: partial(_division, Users(steps.steps)),
+    lambda steps, _: partial(_division, Users(steps.steps)),
     _defer,
     {
         **CAN_LOOK_THROUGH,

@@ -7,18 +7,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from torchmdla.compiler.sizes import AnySize
 from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
 from torchmdla.devices.cpu.expressions import Expression, accumulator, load, operation, reduced, substituted
-from torchmdla.devices.cpu.loop_program import LoopNest, TileLoop
+from torchmdla.devices.cpu.loop_program import LoopNest, TileLoop, sums_from_zero
 from torchmdla.devices.cpu.winograd import KIND, ZERO
 
 # The part of the time to fetch weights that products take longer by: most is fetched while they are computed. Threads
 # share the memory: two fetch so much of it in the time in which one would fetch its half.
 _WAITING = 0.15
 _SHARING = 1.7
+
+
+# Requirements of these algorithms, of the step of a case.
+CAN_TAKE_FEWER_PRODUCTS: Mapping[str, Callable[[Any], bool]] = {
+    "the sum starts from zero": lambda case: sums_from_zero(case.step),
+    "nothing is checked of the products": lambda case: not case.step.checks,
+    "factors and sums are in single precision": lambda case: (
+        {access.buffer.element for access in case.step.inputs} | {case.step.values[0].type} == {KIND}
+    ),
+    "nothing is computed of the numbers of iterations": lambda case: not case.step.indexed_loops,
+}
 
 
 def time_of_products(computing: float, fetching: float) -> float:

@@ -75,7 +75,7 @@ def _is_only_use(case: _Scale) -> bool:
 
 FOLD_SCALES = Rule(
     SUM_OF_PRODUCTS,
-    lambda steps: partial(_scale, steps, known_accesses(steps), HalfBuffers(steps, "bf16")),
+    lambda steps, _: partial(_scale, steps, known_accesses(steps), HalfBuffers(steps, "bf16")),
     _fold,
     {
         "the sum starts from zero": lambda case: sums_from_zero(case.step),

@@ -132,7 +132,7 @@ def _is_one_length(case: _Row) -> bool:
 
 MOMENTS = Rule(
     _SQUARES,
-    lambda steps: partial(_row, steps),
+    lambda steps, _: partial(_row, steps),
     _in_one_walk,
     {
         **CAN_LOOK_THROUGH,

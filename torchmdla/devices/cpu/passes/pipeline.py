@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torchmdla.compiler import dump
@@ -35,9 +36,9 @@ from torchmdla.devices.cpu.passes.roundings import drop_roundings
 from torchmdla.devices.cpu.passes.share_buffers import share_buffers
 from torchmdla.devices.cpu.passes.sliced_contractions import fuse_slices, separate_slices
 from torchmdla.devices.cpu.passes.split_reduction import split_reductions
-from torchmdla.devices.cpu.passes.strassen import use_strassen
+from torchmdla.devices.cpu.passes.strassen import USE_STRASSEN
 from torchmdla.devices.cpu.passes.tile_fusion import fuse_by_tiles
-from torchmdla.devices.cpu.passes.winograd import use_winograd
+from torchmdla.devices.cpu.passes.winograd import USE_WINOGRAD
 from torchmdla.devices.cpu.patterns import Rule, apply
 from torchmdla.devices.cpu.printer import program_text
 from torchmdla.devices.cpu.reference import validation
@@ -71,12 +72,14 @@ RULES: Mapping[str, tuple[Rule[Any], ...]] = {
     "store-constant-factors": (STORE_CONSTANT_FACTORS,),
     "defer-softmax": (DEFER_SOFTMAX,),
     "fold-scales": (DEFER_NORMS, FOLD_SCALES),
+    "use-winograd": (USE_WINOGRAD,),
+    "use-strassen": (USE_STRASSEN,),
     "one-walk-moments": (MOMENTS,),
 }
 
 
 def _rules(name: str, is_exact: bool = False) -> Pass:
-    return Pass(name, lambda steps, _: apply(RULES[name], steps), is_exact)
+    return Pass(name, partial(apply, RULES[name]), is_exact)
 
 
 # What each step computes, and in which layout. Layouts change before epilogues merge, and both before packing, which
@@ -98,8 +101,8 @@ REWRITES = (
     Pass("use-dot-products", use_dot_products, is_exact=False),
     Pass("use-nibbles", use_nibbles, is_exact=False),
     _plain(keep_floats, is_exact=False),
-    Pass("use-winograd", use_winograd, is_exact=False),
-    Pass("use-strassen", use_strassen, is_exact=False),
+    _rules("use-winograd"),
+    _rules("use-strassen"),
     _plain(precompute_parameters),
     _plain(pack_activations),
     _plain(merge_equal),

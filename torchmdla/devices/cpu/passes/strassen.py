@@ -18,56 +18,58 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
 
 from torchmdla.compiler.sizes import static
 from torchmdla.devices.cpu.accesses import Access
-from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, starts_from_zero
+from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.passes.algorithms import algorithm_for, note
-from torchmdla.devices.cpu.passes.fewer_products import time_of_products
+from torchmdla.devices.cpu.passes.fewer_products import CAN_TAKE_FEWER_PRODUCTS, time_of_products
 from torchmdla.devices.cpu.passes.layout import in_memory_order
 from torchmdla.devices.cpu.passes.precompute import IsKnown, known_accesses
 from torchmdla.devices.cpu.passes.strassen_nests import Product, Tiles, strassen_steps
 from torchmdla.devices.cpu.passes.tile_fusion import MOST_LOCAL_BYTES, cut
-from torchmdla.devices.cpu.patterns import SUM_OF_PRODUCTS
+from torchmdla.devices.cpu.patterns import SUM_OF_PRODUCTS, Captured, Rule
 from torchmdla.devices.cpu.strassen import PRODUCTS
-from torchmdla.devices.cpu.winograd import KIND
 
 # By which algorithms some products are Strassen's, and by which all that can be.
 _CHOOSING, _FORCED = "fast", "strassen"
 
 
-def use_strassen(steps: LoopProgram, machine: Machine) -> None:
-    """Replaces products that Strassen's way is faster for, in place."""
-    is_known = known_accesses(steps)
-    for step in steps.nests():
-        found = _product(steps, step, is_known)
-        if found is None:
-            continue
-        tiles = _tiles(found, machine)
-        algorithm = algorithm_for(steps, step, machine)
-        takes = algorithm == _FORCED or (algorithm == _CHOOSING and _pays(found, tiles, machine))
-        note(steps, step, _FORCED if takes else "direct")
-        if takes:
-            position = steps.steps.index(step)
-            steps.steps[position : position + 1] = strassen_steps(found, tiles)
+@dataclass(frozen=True)
+class _Candidate:
+    steps: LoopProgram
+    machine: Machine
+    product: Product
+
+    @property
+    def step(self) -> LoopNest:
+        return self.product.step
 
 
-# Which steps are such products.
-
-
-def _product(steps: LoopProgram, step: LoopNest, is_known: IsKnown) -> Product | None:
-    """The step as such a product, if it is one."""
-    if len(step.outputs) != 1 or step.tables or step.indexed_loops or not starts_from_zero(step):
+def _candidate(
+    steps: LoopProgram, machine: Machine, is_known: IsKnown, step: LoopNest, match: Captured
+) -> _Candidate | None:
+    """Return the product with the outermost loop of each kind to cut; None if its factors are not values and weights,
+    or if there is nothing to cut. Rows of the first dimension, samples by convention, are kept apart where there are
+    others."""
+    left, right = match["left"].payload, match["right"].payload
+    if not is_known(right) or is_known(left) or _slides(step, left):
         return None
-    for match in SUM_OF_PRODUCTS.matches(step.values[0]):
-        left, right = match["left"].payload, match["right"].payload
-        elements = {left.buffer.element, right.buffer.element, step.values[0].type}
-        if is_known(right) and not is_known(left) and elements == {KIND} and not _slides(step, left):
-            found = _halved(steps, step, left, right)
-            if found is not None:
-                return found
-    return None
+    order = [loop for loop in in_memory_order(step, step.outputs[0]) if step.sizes[loop] != 1]
+    rows = [loop for loop in order if loop in left.loops]
+    columns = [loop for loop in order if loop in right.loops]
+    terms = [loop for loop in in_memory_order(step, right) if loop in left.loops and step.sizes[loop] != 1]
+    # A half of what lies across vector lanes would be no whole number of them.
+    if not (rows and columns and terms) or columns[0] == order[-1]:
+        return None
+    apart = [loop for loop in rows if len(left.indices) < 3 or loop not in left.indices[0].loops]
+    found = Product(step, left, right, (apart or rows)[0], columns[0], terms[0], tuple(rows))
+    if any(steps.varies(step.sizes[loop]) for loop in (found.row, found.column, found.term)):
+        return None
+    return _Candidate(steps, machine, found)
 
 
 def _slides(step: LoopNest, access: Access) -> bool:
@@ -76,25 +78,36 @@ def _slides(step: LoopNest, access: Access) -> bool:
     return any(len(own) > 1 for own in kinds)
 
 
-def _halved(steps: LoopProgram, step: LoopNest, left: Access, right: Access) -> Product | None:
-    """The outermost loop of each kind is cut. Rows of the first dimension, samples by convention, are kept apart where
-    there are others."""
-    moving = {loop for loop, size in enumerate(step.sizes) if size != 1}
-    both = left.loops & right.loops
-    order = [loop for loop in in_memory_order(step, step.outputs[0]) if loop in moving]
-    rows = [loop for loop in order if loop in left.loops]
-    columns = [loop for loop in order if loop in right.loops]
-    terms = [loop for loop in in_memory_order(step, right) if loop in both & moving]
-    if not (rows and columns and terms) or any(step.reduction[loop] != (loop in both) for loop in moving):
-        return None
-    apart = [loop for loop in rows if len(left.indices) < 3 or loop not in left.indices[0].loops]
-    found = Product(step, left, right, (apart or rows)[0], columns[0], terms[0], tuple(rows))
-    if any(steps.varies(step.sizes[loop]) for loop in (found.row, found.column, found.term)):
-        return None
-    # A half of what lies across vector lanes would be no whole number of them.
-    is_last = found.column == columns[-1] == order[-1]
-    odd = any(static(step.sizes[loop]) % 2 for loop in (found.column, found.term))
-    return None if odd or is_last else found
+def _sums_what_both_have(found: Product) -> bool:
+    step, both = found.step, found.left.loops & found.right.loops
+    return all(step.reduction[loop] == (loop in both) for loop, size in enumerate(step.sizes) if size != 1)
+
+
+def _has_halves(found: Product) -> bool:
+    return all(static(found.step.sizes[loop]) % 2 == 0 for loop in (found.column, found.term))
+
+
+def _use(case: _Candidate) -> None:
+    """Take Strassen's way where it is faster, or where all products that can do so are told to."""
+    steps, step, tiles = case.steps, case.step, _tiles(case.product, case.machine)
+    algorithm = algorithm_for(steps, step, case.machine)
+    takes = algorithm == _FORCED or (algorithm == _CHOOSING and _pays(case.product, tiles, case.machine))
+    note(steps, step, _FORCED if takes else "direct")
+    if takes:
+        position = steps.steps.index(step)
+        steps.steps[position : position + 1] = strassen_steps(case.product, tiles)
+
+
+USE_STRASSEN = Rule(
+    SUM_OF_PRODUCTS,
+    lambda steps, machine: partial(_candidate, steps, machine, known_accesses(steps)),
+    _use,
+    {
+        **CAN_TAKE_FEWER_PRODUCTS,
+        "loops of both factors are summed, and no others": lambda case: _sums_what_both_have(case.product),
+        "columns and terms have two halves": lambda case: _has_halves(case.product),
+    },
+)
 
 
 # Whether it pays, and how.

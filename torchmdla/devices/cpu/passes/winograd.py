@@ -19,89 +19,115 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 from torchmdla.compiler.sizes import estimate, static
-from torchmdla.devices.cpu.accesses import Access, AffineExpr
-from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, starts_from_zero
+from torchmdla.devices.cpu.accesses import AffineExpr
+from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.passes.algorithms import algorithm_for, note
-from torchmdla.devices.cpu.passes.fewer_products import time_of_products
+from torchmdla.devices.cpu.passes.fewer_products import CAN_TAKE_FEWER_PRODUCTS, time_of_products
 from torchmdla.devices.cpu.passes.precompute import IsKnown, known_accesses
 from torchmdla.devices.cpu.passes.tile_fusion import MOST_LOCAL_BYTES, cut
 from torchmdla.devices.cpu.passes.winograd_nests import Convolution, Window, spans_by_places, winograd_steps
-from torchmdla.devices.cpu.patterns import SUM_OF_PRODUCTS
-from torchmdla.devices.cpu.winograd import KIND, Transforms, has_transforms, transforms
+from torchmdla.devices.cpu.patterns import SUM_OF_PRODUCTS, Captured, Rule
+from torchmdla.devices.cpu.winograd import Transforms, has_transforms, transforms
 
 # Along more dimensions than these, tiles have too many places.
 _MOST_WINDOWS = 2
 
 
-def use_winograd(steps: LoopProgram, machine: Machine) -> None:
-    """Replaces convolutions that Winograd's way is faster for, in place."""
-    is_known = known_accesses(steps)
-    for step in steps.nests():
-        costs = _costs(steps, step, is_known, machine)
-        if costs is None:
-            continue
-        by = costs.best(algorithm_for(steps, step, machine))
-        note(steps, step, _name(by) if by else "direct", _is_exact(by))
-        if by:
-            position = steps.steps.index(step)
-            steps.steps[position : position + 1] = winograd_steps(costs.found, by, machine.fused, costs.block(by))
-
-
 def takes_less(steps: LoopProgram, step: LoopNest, is_known: IsKnown, machine: Machine, part: float) -> bool:
     """Whether a step becomes less than ``part`` of its time in Winograd's way."""
-    costs = _costs(steps, step, is_known, machine)
-    return costs is not None and bool(costs.best(machine.algorithms, part))
+    case = USE_WINOGRAD.case(partial(_candidate, steps, machine, is_known), step)
+    return case is not None and bool(case.costs.best(machine.algorithms, part))
 
 
-def _costs(steps: LoopProgram, step: LoopNest, is_known: IsKnown, machine: Machine) -> _Costs | None:
-    """Of a step that Winograd's way may compute."""
-    found = _convolution(steps, step, is_known)
-    if found is None:
+@dataclass(frozen=True)
+class _Candidate:
+    steps: LoopProgram
+    machine: Machine
+    found: Convolution
+
+    @property
+    def step(self) -> LoopNest:
+        return self.found.step
+
+    @property
+    def costs(self) -> _Costs:
+        sizes = [1 if self.steps.varies(size) else static(size) for size in self.step.sizes]
+        return _Costs(self.found, sizes, self.machine)
+
+
+def _candidate(
+    steps: LoopProgram, machine: Machine, is_known: IsKnown, step: LoopNest, match: Captured
+) -> _Candidate | None:
+    """Return the step as a convolution over channels, with taps that are known ahead, if it is one."""
+    image, weights = match["left"].payload, match["right"].payload
+    windows = [_window(steps, step, index) for index in image.indices if len(_moving(step, index)) > 1]
+    if not is_known(weights) or not 0 < len(windows) <= _MOST_WINDOWS:
         return None
-    return _Costs(found, [1 if steps.varies(size) else static(size) for size in step.sizes], machine)
-
-
-# Which steps are such convolutions.
-
-
-def _convolution(steps: LoopProgram, step: LoopNest, is_known: IsKnown) -> Convolution | None:
-    """The step as a convolution over channels, with taps that are known ahead, if it is one."""
-    if len(step.outputs) != 1 or step.tables or step.indexed_loops or not starts_from_zero(step):
+    overlapping = tuple(window for window in windows if window is not None)
+    summed = math.prod(size for size, reduces in zip(step.sizes, step.reduction, strict=True) if reduces)
+    has_channels = estimate(summed) > math.prod(window.count for window in overlapping)
+    if len(overlapping) < len(windows) or not has_channels:
         return None
-    for match in SUM_OF_PRODUCTS.matches(step.values[0]):
-        image, weights = match["left"].payload, match["right"].payload
-        elements = {image.buffer.element, weights.buffer.element, step.values[0].type}
-        if not is_known(weights) or elements != {KIND}:
-            continue
-        windows = tuple(_windows(steps, step, image, weights))
-        summed = math.prod(size for size, reduces in zip(step.sizes, step.reduction, strict=True) if reduces)
-        slides_elsewhere = sum(len(_moving(step, index)) > 1 for index in image.indices) > len(windows)
-        several = estimate(summed) > math.prod(window.count for window in windows)
-        if 0 < len(windows) <= _MOST_WINDOWS and several and not slides_elsewhere:
-            return Convolution(step, image, weights, windows)
-    return None
+    return _Candidate(steps, machine, Convolution(step, image, weights, overlapping))
 
 
 def _moving(step: LoopNest, index: AffineExpr) -> list[int]:
     return [loop for loop in index.loops if step.sizes[loop] != 1]
 
 
-def _windows(steps: LoopProgram, step: LoopNest, image: Access, weights: Access) -> Iterator[Window]:
-    """Each dimension of the image along which taps slide that overlap."""
-    for index in image.indices:
-        loops = _moving(step, index)
-        taps, results = ([loop for loop in loops if step.reduction[loop] is reduces] for reduces in (True, False))
-        if len(taps) != 1 or len(results) != 1 or steps.varies(step.sizes[results[0]]):
-            continue
-        (tap,), (result,) = taps, results
-        count, stride = step.sizes[tap], index.factors[result]
-        alone = all(other is index or not {tap, result} & set(other.loops) for other in image.indices)
-        by_one = index.factors[tap] == 1 and tap in weights.loops and result not in weights.loops
-        if alone and by_one and isinstance(count, int) and isinstance(stride, int) and 0 < stride < count:
-            yield Window(result, tap, count, stride)
+def _window(steps: LoopProgram, step: LoopNest, index: AffineExpr) -> Window | None:
+    """Return a dimension of the image along which taps slide that overlap."""
+    loops = _moving(step, index)
+    taps, results = ([loop for loop in loops if step.reduction[loop] is reduces] for reduces in (True, False))
+    if len(taps) != 1 or len(results) != 1 or steps.varies(step.sizes[results[0]]):
+        return None
+    count, stride = step.sizes[taps[0]], index.factors[results[0]]
+    if not isinstance(count, int) or not isinstance(stride, int) or not 0 < stride < count:
+        return None
+    return Window(results[0], taps[0], count, stride)
+
+
+def _moves_by_one(found: Convolution) -> bool:
+    return all(index.factors[window.taps] in (0, 1) for index in found.image.indices for window in found.windows)
+
+
+def _has_taps_of_its_own(found: Convolution) -> bool:
+    return all(w.taps in found.weights.loops and w.results not in found.weights.loops for w in found.windows)
+
+
+def _slides_along_one_dimension(found: Convolution) -> bool:
+    return all(
+        sum(not {window.taps, window.results}.isdisjoint(index.loops) for index in found.image.indices) == 1
+        for window in found.windows
+    )
+
+
+def _use(case: _Candidate) -> None:
+    """Take Winograd's way where it is faster, or where all convolutions that can do so are told to."""
+    steps, step, costs = case.steps, case.step, case.costs
+    by = costs.best(algorithm_for(steps, step, case.machine))
+    note(steps, step, _name(by) if by else "direct", _is_exact(by))
+    if by:
+        position = steps.steps.index(step)
+        steps.steps[position : position + 1] = winograd_steps(case.found, by, case.machine.fused, costs.block(by))
+
+
+USE_WINOGRAD = Rule(
+    SUM_OF_PRODUCTS,
+    lambda steps, machine: partial(_candidate, steps, machine, known_accesses(steps)),
+    _use,
+    {
+        **CAN_TAKE_FEWER_PRODUCTS,
+        "a tap is the next element of the image": lambda case: _moves_by_one(case.found),
+        "each tap has a weight, the same for all results": lambda case: _has_taps_of_its_own(case.found),
+        "a window slides along one dimension": lambda case: _slides_along_one_dimension(case.found),
+    },
+)
 
 
 # Which of them become others, and how.
