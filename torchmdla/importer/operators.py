@@ -220,6 +220,7 @@ _CONDITIONS = (
     _rows(" ".join(f"{name}.*" for name in _COMPARISONS), Operator(computed_in="promoted")),
     _number_forms(" ".join(_COMPARISONS)),
     _rows(" ".join(f"{name}.{form}" for name in _COMPARISONS for form in ("Tensor", "Scalar")), _SIZES),
+    _rows("logical_and logical_or logical_xor", Operator(computed_in="promoted")),
     _rows("eq.Tensor", Operator(rewrite=rewrites.equal)),
     _tensor_form("where.Scalar where.ScalarSelf where.ScalarOther", "where.self"),
     _tensor_form("masked_fill.Scalar", "masked_fill.Tensor"),
@@ -241,7 +242,8 @@ _FUNCTIONS = (
     _own("elu", elementwise.elu),
     _own("selu", elementwise.selu),
     _own("celu", elementwise.celu),
-    _own("logit", elementwise.logit),
+    _rows("logit", Operator(decomposition=elementwise.logit, keeps_dtype=True)),
+    _own("softplus", elementwise.softplus),
     _own("asinh", elementwise.asinh),
     _own("acosh", elementwise.acosh),
     _own("trunc", elementwise.trunc),
@@ -376,8 +378,11 @@ _LAYERS = (
 )
 
 _LOSSES = (
-    _own("binary_cross_entropy_with_logits", losses.binary_cross_entropy_with_logits),
-    _own("kl_div", losses.kl_div),
+    _rows(
+        "binary_cross_entropy_with_logits",
+        Operator(decomposition=losses.binary_cross_entropy_with_logits, keeps_dtype=True),
+    ),
+    _rows("kl_div", Operator(decomposition=losses.kl_div, keeps_dtype=True)),
     _own("mse_loss_backward", losses.mse_loss_backward),
     _rows("cross_entropy_loss nll_loss nll_loss_nd nll_loss2d", _COMPOSITE),
     _rows("smooth_l1_loss huber_loss binary_cross_entropy", _FROM_TABLE),

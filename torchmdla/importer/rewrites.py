@@ -30,13 +30,16 @@ def cast(emitter: Emitter, value: Value, meta: TensorMeta) -> Value:
         return value
     for dtype in dtypes:
         if COMPUTED.get(dtype, dtype) not in dtypes:
-            between = cast(emitter, value, replace(value.meta, dtype=COMPUTED[dtype]))
+            between = cast(emitter, value, replace(value.meta, dtype=_BETWEEN.get(dtypes, COMPUTED[dtype])))
             return cast(emitter, between, meta)
     made = _converted(emitter, value, meta)
     if dtypes[0] != torch.uint8:
         return made
     return emitter.tensor_op("torch.aten.bitwise_and.Scalar", [made, emitter.integer(_BYTE)], meta)
 
+
+# PyTorch makes uint8 of 64 bits. The lowest byte of a float of fewer bits is zero where it does not fit into 32 of them.
+_BETWEEN = {(torch.float64, torch.uint8): torch.int64}
 
 # All bits of a byte: what is left of one that has been taken to be signed.
 _BYTE = 0xFF

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from torchmdla.errors import CompileError
+from torchmdla.importer.types import COMPUTED
 
 
 def gelu(value: Tensor, approximate: str = "none") -> Tensor:
@@ -205,10 +206,21 @@ def log_sigmoid(value: Tensor) -> Tensor:
 
 
 def logit(value: Tensor, eps: float | None = None) -> Tensor:
-    """``log(x / (1 - x))`` of x, which is first moved into ``[eps, 1 - eps]``."""
+    """``log(x / (1 - x))`` of x, which is first moved into ``[eps, 1 - eps]``, limits that x's dtype holds."""
     if eps is not None:
-        value = torch.where(value < eps, eps, torch.where(value > 1 - eps, 1 - eps, value))
-    return torch.log(value / (1 - value))
+        least = torch.fill(value, eps)
+        most = 1 - least
+        value = torch.where(value < least, least, torch.where(value > most, most, value))
+    wide = value.to(COMPUTED.get(value.dtype, value.dtype))
+    return torch.log(wide / (1 - wide)).to(value.dtype)
+
+
+def softplus(value: Tensor, beta: float = 1, threshold: float = 20) -> Tensor:
+    """``log(1 + exp(beta · x)) / beta``, which overflows as eager's does, and x where ``beta · x`` is above the
+    threshold."""
+    scaled = value if _is_one(beta) else value * beta
+    smooth = torch.log1p(torch.exp(scaled))
+    return torch.where(scaled > threshold, value, smooth if _is_one(beta) else smooth / beta)
 
 
 def asinh(value: Tensor) -> Tensor:

@@ -37,8 +37,7 @@ def kl_div(value: Tensor, target: Tensor, reduction: int = _MEAN, log_target: bo
     """
     if log_target:
         return _reduced(torch.exp(target) * (target - value), reduction)
-    entropy = torch.where(target == 0, 0, target * torch.log(target))
-    return _reduced(entropy - target * value, reduction)
+    return _reduced(torch.xlogy(target, target) - target * value, reduction)
 
 
 def mse_loss_backward(grad: Tensor, value: Tensor, target: Tensor, reduction: int) -> Tensor:

@@ -1,0 +1,50 @@
+"""The command line: ``make probe ARGS="…"``, or ``python -m scalar_probe`` in ``tests``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line; return its exit status."""
+    with tempfile.TemporaryDirectory(prefix="torchmdla-probe-") as folder:
+        os.environ.setdefault("TORCHMDLA_CACHE_DIR", folder)
+        import torch
+
+        import torchmdla
+        from scalar_probe.probe import DTYPES, KINDS, WAYS, Subject, probe
+
+        parser = argparse.ArgumentParser(prog="make probe", description="Compares operators of scalars with eager.")
+        parser.add_argument("--frontend", default=",".join(WAYS), metavar="NAMES", help="between commas; all")
+        parser.add_argument("--dtype", default=",".join(DTYPES), metavar="NAMES", help="of tensors; all")
+        parser.add_argument("--kind", default=",".join(KINDS), metavar="NAMES", help="of scalars; all")
+        options = parser.parse_args(arguments)
+        torch.set_grad_enabled(False)
+        found = 0
+        for way in options.frontend.split(","):
+            torchmdla.reset_stats()
+            results = refusals = differences = 0
+            ambiguous: set[str] = set()
+            for dtype in options.dtype.split(","):
+                for kind in options.kind.split(","):
+                    report = probe(Subject(way, dtype, kind), every=True)
+                    for line in report.differences:
+                        print(line, flush=True)
+                    results += report.results
+                    refusals += report.refusals
+                    differences += len(report.differences)
+                    ambiguous |= report.ambiguous
+            stats = torchmdla.stats()
+            print(f"{way}: {differences} differences in {results} results and {refusals} refusals", flush=True)
+            print(f"  eager's scalar code computes something else than its vector code: {sorted(ambiguous)}")
+            print(f"  {stats.compiled_calls} compiled calls; fallbacks: {stats.fallbacks}; left out: {stats.left_out}", file=sys.stderr)
+            found += differences
+        return int(bool(found))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

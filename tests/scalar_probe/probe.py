@@ -1,0 +1,290 @@
+"""Runs the expressions of the table: what eager computes for one dtype and scalar is one program of a frontend."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import torchmdla
+from scalar_probe import table
+from torchmdla.testing.compare import assert_matches
+from torchmdla.testing.frontends import variant_of
+
+Scalar = int | float | bool
+
+DTYPES = ("uint8", "int8", "int16", "int32", "int64", "bool", "bfloat16", "float16", "float32", "float64")
+# What ``s`` is: a constant, a number of run time, or a 0-d tensor of a dtype.
+KINDS = ("constant", "float", "int", *DTYPES)
+# A trace knows numbers as constants only.
+_CONSTANTS_ONLY = ("torchscript:trace", "export:export", "dispatch:capture")
+WAYS = ("torchscript:script", *_CONSTANTS_ONLY, "dynamo:compile", "lazy:step", "acap:device")
+
+_INTEGERS = (2, -3, 0, 257, 300, 2049, 70000, 2**33 + 5, True, False)
+_FLOATS = (0.3, 2.5, -1.7, -0.0, 1e-7, 1e-40, 1e6, 1e39, math.nan, math.inf, -math.inf)
+# Of numbers that are constants, which are one program each, those that are tried if not ``every`` one is.
+_FEW: dict[str, Sequence[Scalar]] = {
+    **dict.fromkeys(("uint8", "int8"), (300, -3, 2.5)),
+    **dict.fromkeys(("int16", "int32"), (2**33 + 5, 70000, -3)),
+    **dict.fromkeys(("int64", "bool"), (2, True, 0.3)),
+    **dict.fromkeys(("bfloat16", "float16"), (0.3, 2049, math.nan)),
+    **dict.fromkeys(("float32", "float64"), (0.3, math.nan)),
+}
+_MODERATE = 1e4
+_LENGTH = 64
+
+
+@dataclass
+class Report:
+    """What was compared: results, refusals, where they differ from eager's, and the expressions of which eager's scalar
+    code computes something else than its vector code, where either is right."""
+
+    results: int = 0
+    refusals: int = 0
+    differences: list[str] = field(default_factory=list)
+    ambiguous: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A frontend, the dtype of the tensors, and what the scalar is."""
+
+    way: str
+    dtype: str
+    kind: str
+
+    def __str__(self) -> str:
+        return f"{self.way} {self.dtype} {self.kind}"
+
+    @property
+    def type(self) -> str:
+        """The scalar's type in a signature; empty for constants."""
+        return {"constant": "", "float": "float", "int": "int"}.get(self.kind, "Tensor")
+
+    @property
+    def exists(self) -> bool:
+        return self.type in ("", "Tensor") or self.way not in _CONSTANTS_ONLY
+
+    def scalars(self, *, every: bool) -> list[Any]:
+        """Return numbers, or 0-d tensors."""
+        if self.kind == "constant":
+            return [*_INTEGERS, *_FLOATS] if every else list(_FEW[self.dtype])
+        if self.kind in ("float", "int"):
+            return list(_FLOATS if self.kind == "float" else _INTEGERS)
+        wanted: torch.dtype = getattr(torch, self.kind)
+        numbers = [*_INTEGERS, *_FLOATS] if wanted.is_floating_point else _INTEGERS
+        return [torch.tensor(number).to(wanted) for number in numbers]
+
+    def expressions(self) -> list[str]:
+        found = [*table.EXACT, *table.APPROXIMATE, *table.QUANTISED]
+        return [*found, *table.EXACT_WITH_TENSORS, *table.APPROXIMATE_WITH_TENSORS] if self.type == "Tensor" else found
+
+
+NAMES = ("x", "y", "z", "w", "m", "i")
+
+
+def tensors_of(dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return the tensors of an expression: values where rules differ, as many as fill whole vectors of eager's."""
+    if dtype.is_floating_point:
+        limits = torch.finfo(dtype)
+        numbers = [0.3, -0.3, 1.7, -1.7, 0.0, -0.0, 1.0, 2.5, -3.0, 255.0, 256.0, 258.0, 2048.0, 2050.0, 0.1, -0.7]
+        special = [math.inf, -math.inf, math.nan, 65504.0, -65504.0, 1e-4, -1e-3, 33.0]
+        subnormal = [limits.tiny * limits.eps, -limits.tiny / 2, limits.tiny * 0.75, limits.tiny]
+        x = torch.tensor([*numbers, *special, *subnormal, 1 + limits.eps, limits.max, limits.min, 20.5])
+        x = x.double().to(dtype) if dtype != torch.float64 else torch.tensor(x.tolist(), dtype=dtype)
+    elif dtype == torch.bool:
+        x = torch.tensor([True, False, False, True] * 8)
+    else:
+        bounds = torch.iinfo(dtype)
+        numbers = [0, 1, 2, 3, 5, 43, 44, 100, bounds.max, bounds.min, bounds.min + 1, bounds.max - 1, 7, 64, 8, 15]
+        x = torch.tensor([*numbers, *numbers[::-1]], dtype=dtype)
+    x = x.repeat(2)
+    z = ((torch.arange(64) * 37 % 64 - 20) / 16).to(dtype)
+    w = torch.where(x == 0, torch.ones_like(x), x)
+    return dict(zip(NAMES, (x, x.roll(5), z, w, torch.arange(64) % 3 == 0, torch.tensor([3, 1])), strict=True))
+
+
+def _text(scalar: Scalar) -> str:
+    return repr(scalar) if math.isfinite(scalar) else f"float('{scalar}')"
+
+
+def _source(expressions: Sequence[str], type_: str, value: str) -> str:
+    argument, bound = (f", s: {type_}", "") if type_ else ("", f"    s = {value}\n")
+    body = "".join(f"    r{n} = {text}\n" for n, text in enumerate(expressions))
+    results = ", ".join(f"r{n}" for n in range(len(expressions)))
+    tensors = ", ".join(f"{name}: Tensor" for name in NAMES)
+    return f"def f({tensors}{argument}):\n{bound}{body}    return [{results}]\n"
+
+
+@cache
+def scripted(expressions: tuple[str, ...], type_: str, value: str) -> Callable[..., Any] | None:
+    """Return a scripted function of ``expressions``, None where TorchScript refuses them; ``s`` is an argument of
+    ``type_``, or ``value`` where that is empty."""
+    try:
+        return torch.jit.CompilationUnit(_source(expressions, type_, value)).f  # type: ignore[no-any-return]
+    except RuntimeError:
+        return None
+
+
+def _function(subject: Subject, expressions: tuple[str, ...], scalar: Any) -> Callable[..., Any] | None:
+    value = "" if subject.type else _text(scalar)
+    reader = scripted if subject.way == "torchscript:script" else _python
+    return reader(expressions, subject.type, value)
+
+
+@cache
+def _python(expressions: tuple[str, ...], type_: str, value: str) -> Callable[..., Any]:
+    names: dict[str, Any] = {"torch": torch, "Tensor": Tensor}
+    exec(_source(expressions, type_, value), names)
+    return names["f"]  # type: ignore[no-any-return]
+
+
+def eager(subject: Subject, expression: str, inputs: Sequence[Any], scalar: Any) -> Tensor | None:
+    """Return what PyTorch alone computes, None where it refuses."""
+    function = _function(subject, (expression,), scalar)
+    try:
+        with torchmdla.enabled(False):
+            made = function(*inputs, *([scalar] if subject.type else []))[0] if function is not None else None
+    except (RuntimeError, TypeError, ValueError, IndexError, ArithmeticError):
+        return None
+    return made if isinstance(made, Tensor) else None
+
+
+def is_same(actual: Tensor, expected: Tensor) -> bool:
+    """Whether all bits are, but for those of a NaN."""
+    if actual.dtype != expected.dtype or actual.shape != expected.shape:
+        return False
+    equal = (actual == expected) & (torch.signbit(actual) == torch.signbit(expected))
+    return bool((equal | ((actual != actual) & (expected != expected))).all())
+
+
+def _is_approximate(expression: str, dtype: torch.dtype) -> bool:
+    """Whether eager's bits depend on vector maths, on the order of a sum, or on whether a product and a sum are rounded
+    once."""
+    is_fused = dtype.is_floating_point and dtype.itemsize > 2 and any(name in expression for name in table.FUSED)
+    return is_fused or expression in (*table.APPROXIMATE, *table.APPROXIMATE_WITH_TENSORS)
+
+
+def difference(expression: str, actual: Tensor, expected: Tensor) -> str:
+    """Return how ``actual`` differs from what eager computes; empty where it does not."""
+    if is_same(actual, expected):
+        return ""
+    if _is_approximate(expression, expected.dtype) and actual.shape == expected.shape:
+        is_moderate = expected.abs() < _MODERATE
+        try:
+            for part in (is_moderate, ~is_moderate):
+                assert_matches(actual[part], expected[part])
+        except AssertionError as error:
+            return str(error)
+        return ""
+    if actual.shape != expected.shape or actual.dtype != expected.dtype:
+        return f"{actual.dtype} {tuple(actual.shape)} instead of {expected.dtype} {tuple(expected.shape)}"
+    actual, expected = actual.ravel(), expected.ravel()
+    places = [place for place in range(expected.numel()) if not is_same(actual[place], expected[place])]
+    first = places[0]
+    return f"{actual[first].item()} instead of {expected[first].item()} at {places}"
+
+
+def _is_either(expression: str, actual: Tensor, vector: Tensor, scalar: Tensor) -> bool:
+    """Whether each element is that of eager's vector code or that of its scalar code."""
+    if not actual.shape == vector.shape == scalar.shape:
+        return False
+    elements = zip(actual, vector, scalar, strict=True)
+    return all(not difference(expression, a, v) or not difference(expression, a, s) for a, v, s in elements)
+
+
+def probe(subject: Subject, *, every: bool) -> Report:
+    """Compare every expression with eager for the scalars of a subject."""
+    report = Report()
+    if not subject.exists:
+        return report
+    tensors = tuple(tensors_of(getattr(torch, subject.dtype)).values())
+    scalars = subject.scalars(every=every)
+    for group in [[scalar] for scalar in scalars] if not subject.type else [scalars]:
+        batches: dict[tuple[int, ...], dict[str, list[Tensor]]] = {}
+        for text in subject.expressions():
+            made = [eager(subject, text, tensors, scalar) for scalar in group]
+            places = tuple(place for place, result in enumerate(made) if result is not None)
+            batches.setdefault(places, {})[text] = [result for result in made if result is not None]
+        for places, expected in batches.items():
+            if places:
+                _compare(subject, report, tensors, [group[place] for place in places], expected)
+    return report
+
+
+def _by_scalar_code(subject: Subject, expression: str, tensors: Sequence[Tensor], scalar: Any) -> Tensor | None:
+    """Return what eager computes of one element at a time, which fills no vector; None of what is not elementwise."""
+    single = [[tensor[n : n + 1] if len(tensor) == _LENGTH else tensor for tensor in tensors] for n in range(_LENGTH)]
+    results = [eager(subject, expression, inputs, scalar) for inputs in single]
+    return torch.cat(results) if all(result is not None and result.shape == (1,) for result in results) else None  # type: ignore[arg-type]
+
+
+def _compare(
+    subject: Subject,
+    report: Report,
+    tensors: Sequence[Tensor],
+    scalars: Sequence[Any],
+    expected: dict[str, list[Tensor]],
+) -> None:
+    """Compare one program with eager for each scalar; where it raises, its halves."""
+    try:
+        results = _results(subject, tuple(expected), tensors, scalars)
+    except Exception as error:
+        if len(expected) > 1:
+            items = list(expected.items())
+            for half in (items[: len(items) // 2], items[len(items) // 2 :]):
+                _compare(subject, report, tensors, scalars, dict(half))
+            return
+        report.differences.append(f"{subject} | {next(iter(expected))}: raises {type(error).__name__}: {str(error)[:300]}")
+        return
+    for place, scalar in enumerate(scalars):
+        for text, actual in zip(expected, results[place], strict=True):
+            report.results += 1
+            wanted = expected[text][place]
+            if not (found := difference(text, actual, wanted)):
+                continue
+            other = _by_scalar_code(subject, text, tensors, scalar)
+            if other is not None and _is_either(text, actual, wanted, other):
+                report.ambiguous.add(text)
+            else:
+                report.differences.append(f"{subject} | {text} | {scalar!r}: {found}")
+
+
+def _results(
+    subject: Subject, expressions: tuple[str, ...], tensors: Sequence[Tensor], scalars: Sequence[Any]
+) -> list[list[Tensor]]:
+    """Return what a program of ``expressions`` gives for each of ``scalars``, once it is compiled."""
+    called, device = _captured(subject, expressions, tensors, scalars[0])
+
+    def given(scalar: Any) -> list[Any]:
+        moved = scalar.to(device) if isinstance(scalar, Tensor) else scalar
+        return [*(tensor.to(device) for tensor in tensors), *([moved] if subject.type else [])]
+
+    # A group that is divided around an operator compiles at the fourth call.
+    for scalar in [*scalars[:2], *[scalars[0]] * 4]:
+        _moved_back(called(*given(scalar)))
+    return [_moved_back(called(*given(scalar))) for scalar in scalars]
+
+
+def _moved_back(results: Sequence[Tensor]) -> list[Tensor]:
+    return [result.cpu() for result in results]
+
+
+def _captured(
+    subject: Subject, expressions: tuple[str, ...], tensors: Sequence[Tensor], scalar: Any
+) -> tuple[Callable[..., Any], str]:
+    function = _function(subject, expressions, scalar)
+    assert function is not None
+    variant = variant_of(subject.way)
+    if subject.way == "torchscript:script":
+        return function, variant.device
+    variant.prepare()
+    inputs = tuple(tensor.to(variant.device) for tensor in (*tensors, *([scalar] if subject.type == "Tensor" else [])))
+    if subject.type in ("float", "int"):
+        inputs = (*inputs, scalar)
+    return variant.capture(function, inputs, ("forward",))["forward"], variant.device

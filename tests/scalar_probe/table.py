@@ -1,0 +1,249 @@
+"""Expressions in which a scalar ``s`` stands, in Python that TorchScript reads, too.
+
+Of one dtype are the tensors ``x`` and ``y`` of 64 elements, with special values, ``w`` without zeros among them, and ``z``,
+whose values are moderate. ``m`` is a mask, ``i`` an index. An expression of an operator that eager lacks for a dtype or a scalar is left out there.
+"""
+
+from __future__ import annotations
+
+
+def _lines(text: str) -> tuple[str, ...]:
+    return tuple(text.strip().splitlines())
+
+
+EXACT = _lines("""
+x + s
+x - s
+s - x
+x * s
+s * x
+x / s
+s / x
+x % s
+x // s
+torch.add(x, y, alpha=s)
+torch.sub(x, y, alpha=s)
+torch.rsub(x, y, alpha=s)
+torch.rsub(x, s, 2)
+torch.div(x, s, rounding_mode="floor")
+torch.div(x, s, rounding_mode="trunc")
+torch.floor_divide(x, s)
+torch.ops.aten.floor_divide.Scalar(x, s)
+torch.fmod(x, s)
+x == s
+x != s
+x < s
+x <= s
+x > s
+x >= s
+s < x
+s == x
+torch.clamp(x, s, None)
+torch.clamp(x, None, s)
+torch.clamp(x, s, 3)
+torch.clamp(x, -3, s)
+torch.clamp_min(x, s)
+torch.clamp_max(x, s)
+torch.where(m, x, s)
+torch.where(m, s, x)
+torch.where(m, s, 3)
+x.masked_fill(m, s)
+torch.full([3], s)
+torch.full([3], s, dtype=x.dtype)
+torch.full_like(x, s)
+torch.fill(x, s)
+x.new_full([3], s)
+torch.scalar_tensor(s, dtype=x.dtype)
+torch.arange(s, s + 3, dtype=x.dtype)
+torch.arange(0, s + s, s, dtype=x.dtype)
+torch.addcmul(x, y, y, value=s)
+torch.addcdiv(x, y, y, value=s)
+torch.lerp(x, y, s)
+x & s
+x | s
+x ^ s
+x << s
+x >> s
+torch.bitwise_left_shift(x, s)
+torch.bitwise_right_shift(x, s)
+torch.scatter(x, 0, i, s)
+torch.threshold(x, s, s)
+torch.threshold(x, 0.3, s)
+torch.ops.aten.threshold_backward(x, y, s)
+torch.hardshrink(x, s)
+torch.ops.aten.softshrink(x, s)
+torch.ops.aten.hardtanh(x, -3, s)
+torch.ops.aten.hardtanh(x, s, 3)
+torch.ops.aten.hardtanh_backward(x, y, -3, s)
+torch.ops.aten.hardtanh_backward(x, y, s, 3)
+torch.ops.aten.leaky_relu(x, s)
+torch.ops.aten.leaky_relu_backward(x, y, s, False)
+torch.constant_pad_nd(x, [1, 1], s)
+torch.ops.aten.pad(x, [1, 1], "constant", s)
+torch.nan_to_num(x, s)
+torch.nan_to_num(x, None, s)
+torch.nan_to_num(x, None, None, s)
+x + (s + 3)
+x + (s - 3)
+x + (s * 3)
+x + (s / 3)
+x + (s // 3)
+x + (s % 3)
+x + float(s)
+x + int(s)
+""")
+
+# Of 0-d tensors alone.
+EXACT_WITH_TENSORS = _lines("""
+torch.add(x, s, alpha=3)
+torch.sub(s, x, alpha=3)
+torch.maximum(x, s)
+torch.minimum(s, x)
+torch.max(x, s)
+torch.min(x, s)
+torch.logical_and(x, s)
+torch.logical_or(x, s)
+torch.logical_xor(s, x)
+torch.where(s > 1, x, y)
+torch.where(m, x, s)
+torch.clamp(x, s, s + 1)
+torch.clamp(s, x, y)
+torch.heaviside(x, s)
+torch.addcmul(x, s, y)
+torch.addcmul(x, y, s)
+torch.addcmul(s, x, y)
+torch.addcdiv(x, y, s)
+torch.fmod(s, x)
+torch.remainder(s, x)
+torch.div(s, x, rounding_mode="floor")
+torch.div(s, x, rounding_mode="trunc")
+s // x
+torch.fmod(s, w)
+torch.remainder(s, w)
+torch.div(s, w, rounding_mode="floor")
+torch.div(s, w, rounding_mode="trunc")
+s // w
+s & x
+s | x
+s ^ x
+s << x
+s >> x
+torch.bitwise_and(x, s)
+torch.bitwise_or(x, s)
+torch.bitwise_xor(x, s)
+torch.bitwise_left_shift(s, x)
+torch.bitwise_right_shift(s, x)
+torch.lerp(x, y, s)
+torch.lerp(x, s, 0.3)
+torch.prelu(x, s)
+torch.ops.aten.copy(x, s)
+torch.select_scatter(x, s, 0, 1)
+torch.index_put(x, [i], s)
+torch.index_select(x, 0, s)
+torch.gather(x, 0, s)
+torch.embedding(z.view(8, 8), s)
+torch.take_along_dim(x, s)
+x.to(s)
+s.to(x)
+x.type_as(s)
+s.type_as(x)
+s.to(x.dtype)
+s.expand_as(x)
+torch.stack([s, s])
+torch.ops.aten.threshold_backward(s, x, 1)
+torch.ops.aten.leaky_relu_backward(s, x, 0.3, False)
+torch.ops.aten.hardtanh_backward(s, x, -1, 1)
+""")
+
+# Vector maths of a few units in the last place, and sums.
+APPROXIMATE = _lines("""
+x ** s
+s ** x
+torch.ops.aten.elu(x, s)
+torch.ops.aten.elu(x, 1, s)
+torch.ops.aten.elu(x, 1, 1, s)
+torch.ops.aten.elu_backward(x, s, 1, 1, False, y)
+torch.ops.aten.elu_backward(x, 1, s, 1, False, y)
+torch.ops.aten.elu_backward(x, 1, 1, s, False, y)
+torch.celu(x, s)
+torch.ops.aten.softplus(x, s, 20)
+torch.ops.aten.softplus(x, 1, s)
+torch.ops.aten.softplus(x, 0.3, s)
+torch.xlogy(x, s)
+torch.logit(x, s)
+torch.linspace(0, s, 5, dtype=x.dtype)
+torch.linspace(s, 1, 5, dtype=x.dtype)
+torch.addmm(z.view(8, 8), z.view(8, 8), z.view(8, 8), beta=s)
+torch.addmm(z.view(8, 8), z.view(8, 8), z.view(8, 8), alpha=s)
+torch.addmv(z[:8], z.view(8, 8), z[:8], beta=s)
+torch.addmv(z[:8], z.view(8, 8), z[:8], alpha=s)
+torch.baddbmm(z.view(2, 4, 8), z.view(2, 4, 8), z.view(1, 8, 8).expand(2, 8, 8), beta=s)
+torch.baddbmm(z.view(2, 4, 8), z.view(2, 4, 8), z.view(1, 8, 8).expand(2, 8, 8), alpha=s)
+torch.norm(z, s)
+torch.norm(z, s, [0], False)
+torch.linalg_vector_norm(z, s)
+torch.var(z, [0], correction=s)
+torch.std(z, [0], correction=s)
+torch.var_mean(z, [0], correction=s)[0]
+torch.layer_norm(z, [64], None, None, s)
+torch.native_layer_norm(z, [64], None, None, s)[0]
+torch.rms_norm(z, [64], None, s)
+torch.group_norm(z.view(1, 8, 8), 2, None, None, s)
+torch.native_group_norm(z.view(1, 8, 8), None, None, 1, 8, 8, 2, s)[0]
+torch.instance_norm(z.view(1, 8, 8), None, None, None, None, True, 0.1, s, False)
+torch.batch_norm(z.view(8, 8), None, None, z[:8], z[:8] * z[:8], False, 0.1, s, False)
+torch.cosine_similarity(z, y.roll(5), 0, s)
+torch.ops.aten.huber_loss(z, z.roll(5), 1, s)
+torch.ops.aten.smooth_l1_loss(z, z.roll(5), 1, s)
+torch.scaled_dot_product_attention(z.view(1, 1, 8, 8), z.view(1, 1, 8, 8), z.view(1, 1, 8, 8), None, 0.0, False, scale=s)
+""")
+
+APPROXIMATE_WITH_TENSORS = _lines("""
+torch.atan2(x, s)
+torch.atan2(s, x)
+torch.hypot(x, s)
+torch.hypot(s, x)
+torch.logaddexp(x, s)
+torch.logaddexp(s, x)
+torch.xlogy(s, x)
+torch.ops.aten.gelu_backward(s, x)
+torch.ops.aten.gelu_backward(x, s)
+torch.ops.aten.silu_backward(s, x)
+torch.ops.aten.silu_backward(x, s)
+torch.ops.aten.tanh_backward(s, x)
+torch.ops.aten.tanh_backward(x, s)
+torch.ops.aten.sigmoid_backward(s, x)
+torch.ops.aten.sigmoid_backward(x, s)
+torch.ops.aten.hardswish_backward(s, x)
+torch.ops.aten.elu_backward(s, 1, 1, 1, False, x)
+torch.ops.aten.mse_loss(z, s, 0)
+torch.ops.aten.mse_loss(z, s)
+torch.ops.aten.mse_loss_backward(s, z, z.roll(5), 1)
+torch.ops.aten.mse_loss_backward(z, z, s, 0)
+torch.ops.aten.l1_loss(z, s, 0)
+torch.ops.aten.smooth_l1_loss(z, s, 0)
+torch.ops.aten.huber_loss(z, s, 0)
+torch.kl_div(z, s, 0)
+torch.binary_cross_entropy_with_logits(z, z, s, None, 0)
+torch.binary_cross_entropy_with_logits(z, z, None, s, 0)
+torch.addmm(s, z.view(8, 8), z.view(8, 8))
+torch.addmv(s, z.view(8, 8), z[:8])
+torch.baddbmm(s, z.view(2, 4, 8), z.view(1, 8, 8).expand(2, 8, 8))
+""")
+
+# Names of calls whose product and sum of float32 or float64 are rounded once or twice.
+FUSED = ("alpha=", "addcmul", "addcdiv", "lerp", "rsub")
+
+# Numbers beside integers that stand for floats.
+_QUANTISED = "torch.quantize_per_tensor(z, 0.1, 100, torch.quint8)"
+QUANTISED = (
+    "torch.quantize_per_tensor(z, s, 3, torch.quint8).int_repr()",
+    f"torch.ops.quantized.elu({_QUANTISED}, 0.1, 3, s).int_repr()",
+    f"torch.ops.quantized.leaky_relu({_QUANTISED}, s, False, 0.1, 3).int_repr()",
+    *(
+        f"torch.ops.quantized.{name}({_QUANTISED}, s).dequantize()"
+        for form in ("add", "mul")
+        for name in (form, f"{form}_relu", f"{form}_scalar", f"{form}_scalar_relu")
+    ),
+    *(f"torch.ops.quantized.{name}(s, {_QUANTISED}).dequantize()" for name in ("mul", "mul_relu")),
+)
