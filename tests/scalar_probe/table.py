@@ -231,7 +231,8 @@ torch.addmv(s, z.view(8, 8), z[:8])
 torch.baddbmm(s, z.view(2, 4, 8), z.view(1, 8, 8).expand(2, 8, 8))
 """)
 
-# Names of calls whose product and sum of float32 or float64 are rounded once or twice.
+# Names of calls of which eager rounds a product of float32 or float64 and a sum once, where the processor can. Compiled
+# code rounds both, and a product that overflows is infinite.
 FUSED = ("alpha=", "addcmul", "addcdiv", "lerp", "rsub")
 
 # Numbers beside integers that stand for floats.

@@ -65,6 +65,7 @@ class Operator:
         number_as_tensor: whether a known number becomes a tensor, of ``with_tensors``, too.
         needs_number: what of it needs a number that is known when the program is compiled; completes "its …".
         whole_with_open_floats: whether it is right, if slower, without its decomposition, which needs its numbers.
+        decomposes_open_floats: whether its decomposition is for floats alone that are known only at run time.
         takes_sizes: whether it may compute with sizes that vary among integers. The others look at numbers, for zero
             or a sign.
         check: what eager's kernel checks of the operands' values and the op that is written for it does not.
@@ -88,6 +89,7 @@ class Operator:
     number_as_tensor: bool = False
     needs_number: str = ""
     whole_with_open_floats: Callable[[Sequence[Any]], bool] | None = None
+    decomposes_open_floats: bool = False
     takes_sizes: bool = False
     check: Check | None = None
     guard: Guard | None = None
@@ -186,9 +188,9 @@ _ARITHMETIC = (
     # Upstream folds the remainder of a constant by a number with the sign of C's.
     _rows("remainder.Scalar", Operator(with_tensors="aten::remainder.Tensor", number_as_tensor=True)),
     _tensor_form("lerp.Scalar", "lerp.Tensor"),
-    _tensor_form("clamp hardtanh", "clamp.Tensor"),
-    _tensor_form("clamp_min", "clamp_min.Tensor"),
-    _tensor_form("clamp_max", "clamp_max.Tensor"),
+    _rows("clamp hardtanh", Operator(decomposition=elementwise.clamp_by_numbers, decomposes_open_floats=True)),
+    _rows("clamp_min", Operator(decomposition=elementwise.clamp_by_numbers, decomposes_open_floats=True)),
+    _rows("clamp_max", Operator(decomposition=elementwise.clamp_to_largest, decomposes_open_floats=True)),
     _rows("div.Tensor_mode remainder.Tensor", Operator(guard=guards.nonzero_divisor)),
     _rows("add.Tensor add.Scalar sub.Tensor sub.Scalar rsub.Tensor rsub.Scalar mul.Tensor mul.Scalar", _SIZES),
     _rows("clamp clamp_min clamp_max", _SIZES),
@@ -383,6 +385,7 @@ _LOSSES = (
         Operator(decomposition=losses.binary_cross_entropy_with_logits, keeps_dtype=True),
     ),
     _rows("kl_div", Operator(decomposition=losses.kl_div, keeps_dtype=True)),
+    _rows("mse_loss", Operator(decomposition=losses.mse_loss, keeps_dtype=True)),
     _own("mse_loss_backward", losses.mse_loss_backward),
     _rows("cross_entropy_loss nll_loss nll_loss_nd nll_loss2d", _COMPOSITE),
     _rows("smooth_l1_loss huber_loss binary_cross_entropy", _FROM_TABLE),
@@ -481,7 +484,8 @@ _FILLING = (
     _rows("full.* full_like.* new_full.* fill.* constant_pad_nd.*", _IN_RESULT),
     _tensor_form("fill.Scalar", "fill.Tensor"),
     _own("fill.Scalar fill.Tensor", writing.fill),
-    _own("copy", writing.copy),
+    _rows("linspace", Operator(decomposition=writing.linspace, keeps_dtype=True)),
+    _rows("copy", Operator(decomposition=writing.copy, keeps_dtype=True, converts=True)),
     _own("zero", torch.zeros_like),
     _rows("arange arange.start arange.start_step", Operator(needs_number="size depends on")),
     _rows("scalar_tensor", Operator(rewrite=rewrites.scalar_tensor, takes_sizes=True)),

@@ -40,6 +40,12 @@ def kl_div(value: Tensor, target: Tensor, reduction: int = _MEAN, log_target: bo
     return _reduced(torch.xlogy(target, target) - target * value, reduction)
 
 
+def mse_loss(value: Tensor, target: Tensor, reduction: int = _MEAN) -> Tensor:
+    """The square of the difference, which eager rounds before it is squared."""
+    difference = value - target
+    return _reduced(difference * difference, reduction)
+
+
 def mse_loss_backward(grad: Tensor, value: Tensor, target: Tensor, reduction: int) -> Tensor:
     """PyTorch's own, of floats; of integers eager rounds in between."""
     if not value.is_floating_point():

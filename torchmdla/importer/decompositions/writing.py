@@ -46,3 +46,14 @@ def copy(value: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
 
 def fill(value: Tensor, number: Tensor | float) -> Tensor:
     return copy(value, number) if isinstance(number, Tensor) else torch.full_like(value, number)
+
+
+def linspace(start: float | Tensor, end: float | Tensor, steps: int, dtype: torch.dtype | None = None, *_: object) -> Tensor:
+    """Steps from the start for the first half, and back from the end for the other."""
+    dtype = dtype or torch.get_default_dtype()
+    wide = dtype if dtype.is_floating_point else torch.float64
+    first, last = (torch.fill(torch.zeros((), dtype=dtype), number).to(wide) for number in (start, end))
+    step = (last - first) / max(steps - 1, 1)
+    place = torch.arange(steps)
+    forwards, backwards = first + step * place.to(wide), last - step * (steps - 1 - place).to(wide)
+    return torch.where((place < steps // 2) | (place == 0), forwards, backwards).to(dtype)
