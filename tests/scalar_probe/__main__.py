@@ -30,6 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             torchmdla.reset_stats()
             results = refusals = differences = 0
             ambiguous: set[str] = set()
+            captured: set[str] = set()
             for dtype in options.dtype.split(","):
                 for kind in options.kind.split(","):
                     report = probe(Subject(way, dtype, kind), every=not options.few)
@@ -39,9 +40,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     refusals += report.refusals
                     differences += len(report.differences)
                     ambiguous |= report.ambiguous
+                    captured |= report.captured
             stats = torchmdla.stats()
             print(f"{way}: {differences} differences in {results} results and {refusals} refusals", flush=True)
             print(f"  eager's scalar code computes something else than its vector code: {sorted(ambiguous)}")
+            print(f"  PyTorch's own capture makes something else: {sorted(captured)}")
             print(f"  {stats.compiled_calls} compiled calls; fallbacks: {stats.fallbacks}; left out: {stats.left_out}", file=sys.stderr)
             found += differences
         return int(bool(found))

@@ -181,7 +181,7 @@ torch.baddbmm(z.view(2, 4, 8), z.view(2, 4, 8), z.view(1, 8, 8).expand(2, 8, 8),
 torch.baddbmm(z.view(2, 4, 8), z.view(2, 4, 8), z.view(1, 8, 8).expand(2, 8, 8), alpha=s)
 torch.norm(z, s)
 torch.norm(z, s, [0], False)
-torch.linalg_vector_norm(z, s)
+torch.ops.aten.linalg_vector_norm(z, s)
 torch.var(z, [0], correction=s)
 torch.std(z, [0], correction=s)
 torch.var_mean(z, [0], correction=s)[0]
@@ -195,7 +195,7 @@ torch.batch_norm(z.view(8, 8), None, None, z[:8], z[:8] * z[:8], False, 0.1, s, 
 torch.cosine_similarity(z, y.roll(5), 0, s)
 torch.ops.aten.huber_loss(z, z.roll(5), 1, s)
 torch.ops.aten.smooth_l1_loss(z, z.roll(5), 1, s)
-torch.scaled_dot_product_attention(z.view(1, 1, 8, 8), z.view(1, 1, 8, 8), z.view(1, 1, 8, 8), None, 0.0, False, scale=s)
+torch.ops.aten.scaled_dot_product_attention(z.view(1, 1, 8, 8), z.view(1, 1, 8, 8), z.view(1, 1, 8, 8), None, 0.0, False, scale=s)
 """)
 
 APPROXIMATE_WITH_TENSORS = _lines("""
@@ -223,7 +223,7 @@ torch.ops.aten.mse_loss_backward(z, z, s, 0)
 torch.ops.aten.l1_loss(z, s, 0)
 torch.ops.aten.smooth_l1_loss(z, s, 0)
 torch.ops.aten.huber_loss(z, s, 0)
-torch.kl_div(z, s, 0)
+torch.ops.aten.kl_div(z, s, 0)
 torch.binary_cross_entropy_with_logits(z, z, s, None, 0)
 torch.binary_cross_entropy_with_logits(z, z, None, s, 0)
 torch.addmm(s, z.view(8, 8), z.view(8, 8))
