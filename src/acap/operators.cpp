@@ -136,7 +136,9 @@ const OperatorTraits& traits_of(const OperatorHandle& op) {
 }
 
 std::optional<OperatorHandle> scalar_twin(const OperatorHandle& op, size_t argument) {
-  const auto twin = c10::Dispatcher::singleton().findSchema({op.operator_name().name, "Scalar"});
+  const auto& [name, overload] = op.operator_name();
+  const auto* scalar = overload == "Tensor_mode" ? "Scalar_mode" : "Scalar";
+  const auto twin = c10::Dispatcher::singleton().findSchema({name, scalar});
   if (!twin) return std::nullopt;
   const auto &own = op.schema().arguments(), &others = twin->schema().arguments();
   if (own.size() != others.size()) return std::nullopt;

@@ -22,6 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.add_argument("--frontend", default=",".join(WAYS), metavar="NAMES", help="between commas; all")
         parser.add_argument("--dtype", default=",".join(DTYPES), metavar="NAMES", help="of tensors; all")
         parser.add_argument("--kind", default=",".join(KINDS), metavar="NAMES", help="of scalars; all")
+        parser.add_argument("--filter", default="", metavar="TEXT", help="expressions that hold it alone")
         parser.add_argument("--few", action="store_true", help="few of the numbers that are constants, one program each")
         options = parser.parse_args(arguments)
         torch.set_grad_enabled(False)
@@ -33,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             captured: set[str] = set()
             for dtype in options.dtype.split(","):
                 for kind in options.kind.split(","):
-                    report = probe(Subject(way, dtype, kind), every=not options.few)
+                    report = probe(Subject(way, dtype, kind, options.filter), every=not options.few)
                     for line in report.differences:
                         print(line, flush=True)
                     results += report.results

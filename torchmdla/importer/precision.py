@@ -37,12 +37,13 @@ def with_rounded_factors(call: OpCall) -> Results:
 
 
 def in_dtype_of_autocast(call: OpCall) -> Results:
-    """With tensors in the dtype of the results, where an operator is computed under autocast: no other takes float32
-    and gives a float of 16 bits."""
+    """With tensors in the dtype of the results, where an operator is computed under autocast: no other takes what is
+    promoted to float32 and gives a float of 16 bits."""
     halves = [meta for meta in leaves(call.metas) if _is_half(meta)]
     if not halves or not (call.operator.autocasts or _has_autocast(call.name)):
         return None
-    if not any(map(_is_single, _given(call))):
+    tensors = [one for one in leaves(call.operands) if isinstance(one, Value | NumberTensor) and one.meta is not None]
+    if not tensors or promotion.common_dtype(tensors) != torch.float32:
         return None
     dtype = halves[0].dtype
     return replace(call, operands=[map_structure(partial(_rounded, call, dtype), x) for x in call.operands]).written()

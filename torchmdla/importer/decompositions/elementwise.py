@@ -109,8 +109,13 @@ def clamp_by_numbers(
 ) -> Tensor:
     """The element where it equals a bound, as zeros of both signs do. NaN stays NaN, also as a bound."""
     if smallest is not None:
-        value = torch.where((value < smallest) | (smallest != smallest), smallest, value)
-    return value if largest is None else torch.where((value > largest) | (largest != largest), largest, value)
+        value = torch.where(_or_is_nan(value < smallest, smallest), smallest, value)
+    return value if largest is None else torch.where(_or_is_nan(value > largest, largest), largest, value)
+
+
+def _or_is_nan(is_beyond: Tensor, bound: float | Tensor) -> Tensor:
+    """A known number that is NaN is ``rewrites.nan_between_bounds``'s."""
+    return is_beyond | (bound != bound) if isinstance(bound, Tensor) else is_beyond
 
 
 def clamp_to_largest(value: Tensor, largest: float | Tensor) -> Tensor:
