@@ -1,4 +1,4 @@
-# make demo | test | test-all | test-cxx | test-packages | check | docs | fuzz | fuzz-passes | soak | lint | format | build | wheel | clean: each sets up .venv first.
+# make demo | test | test-all | test-cxx | test-packages | check | docs | fuzz | fuzz-passes | probe | soak | lint | format | build | wheel | clean: each sets up .venv first.
 # make asan | ubsan | tsan | fuzz-mdla | fuzz-native | fuzz-packages: the C++ under sanitizers, and the readers of files fuzzed (docs/testing.md).
 PYTHON ?= python3
 VENV   := .venv
@@ -8,7 +8,7 @@ SOURCES := $(CXX_FILES) $(wildcard src/*.map src/*/*.map) CMakeLists.txt mdla/CM
 # Tests are mostly waiting for compiler processes: two workers keep two cores busy.
 JOBS   ?= 2
 
-.PHONY: demo test test-all test-cxx test-packages check docs fuzz fuzz-passes soak lint format build wheel asan ubsan tsan fuzz-mdla fuzz-native fuzz-packages clean
+.PHONY: demo test test-all test-cxx test-packages check docs fuzz fuzz-passes probe soak lint format build wheel asan ubsan tsan fuzz-mdla fuzz-native fuzz-packages clean
 
 demo: build
 	$(BIN)/python test.py $(ARGS)
@@ -65,6 +65,10 @@ fuzz: build $(VENV)/.developing
 # ARGS="--minutes 60"
 fuzz-passes: build $(VENV)/.developing
 	PYTHONPATH=tests $(BIN)/python -W ignore -m fuzz.passes $(ARGS)
+
+# ARGS="--frontend lazy:step --dtype float16"
+probe: build $(VENV)/.developing
+	PYTHONPATH=tests $(BIN)/python -W ignore -m scalar_probe $(ARGS)
 
 soak: build $(VENV)/.developing
 	PYTHONPATH=tests $(BIN)/python -m fuzz.soak $(ARGS)

@@ -23,7 +23,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.add_argument("--dtype", default=",".join(DTYPES), metavar="NAMES", help="of tensors; all")
         parser.add_argument("--kind", default=",".join(KINDS), metavar="NAMES", help="of scalars; all")
         parser.add_argument("--filter", default="", metavar="TEXT", help="expressions that hold it alone")
-        parser.add_argument("--few", action="store_true", help="few of the numbers that are constants, one program each")
+        parser.add_argument(
+            "--few", action="store_true", help="few of the numbers that are constants, one program each"
+        )
         options = parser.parse_args(arguments)
         torch.set_grad_enabled(False)
         found = 0
@@ -46,7 +48,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{way}: {differences} differences in {results} results and {refusals} refusals", flush=True)
             print(f"  eager's scalar code computes something else than its vector code: {sorted(ambiguous)}")
             print(f"  PyTorch's own capture makes something else: {sorted(captured)}")
-            print(f"  {stats.compiled_calls} compiled calls; fallbacks: {stats.fallbacks}; left out: {stats.left_out}", file=sys.stderr)
+            print(
+                f"  {stats.compiled_calls} compiled calls; fallbacks: {stats.fallbacks}; left out: {stats.left_out}",
+                file=sys.stderr,
+            )
             found += differences
         return int(bool(found))
 

@@ -193,9 +193,7 @@ _ARITHMETIC = (
     # Upstream folds the remainder of a constant by a number with the sign of C's.
     _rows("remainder.Scalar", Operator(with_tensors="aten::remainder.Tensor", number_as_tensor=True)),
     _tensor_form("lerp.Scalar", "lerp.Tensor"),
-    _rows(
-        "clamp clamp_min hardtanh", Operator(decomposition=elementwise.clamp_by_numbers, is_whole=_has_plain_bounds)
-    ),
+    _rows("clamp clamp_min hardtanh", Operator(decomposition=elementwise.clamp_by_numbers, is_whole=_has_plain_bounds)),
     _rows("clamp_max", Operator(decomposition=elementwise.clamp_to_largest, is_whole=_has_plain_bounds)),
     _rows("div.Tensor_mode remainder.Tensor", Operator(guard=guards.nonzero_divisor)),
     _rows("add.Tensor add.Scalar sub.Tensor sub.Scalar rsub.Tensor rsub.Scalar mul.Tensor mul.Scalar", _SIZES),

@@ -48,7 +48,9 @@ def fill(value: Tensor, number: Tensor | float) -> Tensor:
     return copy(value, number) if isinstance(number, Tensor) else torch.full_like(value, number)
 
 
-def linspace(start: float | Tensor, end: float | Tensor, steps: int, dtype: torch.dtype | None = None, *_: object) -> Tensor:
+def linspace(
+    start: float | Tensor, end: float | Tensor, steps: int, dtype: torch.dtype | None = None, *_: object
+) -> Tensor:
     """Steps from the start for the first half, and back from the end for the other."""
     dtype = dtype or torch.get_default_dtype()
     wide = dtype if dtype.is_floating_point else torch.float64
