@@ -1,7 +1,8 @@
 """Expressions in which a scalar ``s`` stands, in Python that TorchScript reads, too.
 
-Of one dtype are the tensors ``x`` and ``y`` of 64 elements, with special values, ``w`` without zeros among them, and ``z``,
-whose values are moderate. ``m`` is a mask, ``i`` an index. An expression of an operator that eager lacks for a dtype or a scalar is left out there.
+Of one dtype are the tensors ``x`` and ``y`` of 64 elements, with special values, ``w``, which has no zeros, and ``z``,
+whose values are moderate. ``m`` is a mask, ``i`` an index. An expression of an operator that eager lacks for a dtype or
+a scalar is left out there.
 """
 
 from __future__ import annotations
@@ -200,7 +201,7 @@ torch.batch_norm(z.view(8, 8), None, None, z[:8], z[:8] * z[:8], False, 0.1, s, 
 torch.cosine_similarity(z, y.roll(5), 0, s)
 torch.ops.aten.huber_loss(z, z.roll(5), 1, s)
 torch.ops.aten.smooth_l1_loss(z, z.roll(5), 1, s)
-torch.ops.aten.scaled_dot_product_attention(z.view(1, 1, 8, 8), z.view(1, 1, 8, 8), z.view(1, 1, 8, 8), None, 0.0, False, scale=s)
+torch.ops.aten.scaled_dot_product_attention(z.view(1, 8, 8), z.view(1, 8, 8), z.view(1, 8, 8), scale=s)
 """)
 
 APPROXIMATE_WITH_TENSORS = _lines("""
@@ -242,7 +243,8 @@ torch.baddbmm(s, z.view(2, 4, 8), z.view(1, 8, 8).expand(2, 8, 8))
 # code rounds both, and a product that overflows is infinite.
 FUSED = ("alpha=", "addcmul", "addcdiv", "lerp", "rsub")
 
-# Numbers beside integers that stand for floats.
+# Numbers beside integers that stand for floats. What is half way between two of them may be rounded to either.
+ROUNDED = 1
 _QUANTISED = "torch.quantize_per_tensor(z, 0.1, 100, torch.quint8)"
 QUANTISED = (
     "torch.quantize_per_tensor(z, s, 3, torch.quint8).int_repr()",
@@ -296,7 +298,7 @@ NOT_PROBED: Mapping[str, str] = {
     name: reason
     for reason, names in {
         "it has no tensor": (
-            "aten::add aten::sub aten::mul aten::div aten::floordiv aten::remainder aten::Float.Scalar aten::Int.Scalar "
+            "aten::add aten::sub aten::mul aten::floordiv aten::remainder aten::Int.Scalar "
             "prim::NumToTensor.Scalar"
         ),
         "the number only says where elements are taken": (
@@ -311,9 +313,11 @@ NOT_PROBED: Mapping[str, str] = {
         "its number has one value in groups": "aten::cross_entropy_loss",
         "it is made of a layer norm and others": "aten::_transformer_encoder_layer_fwd",
         "a bias of a linear layer, which is added as that of linear is": (
-            "aten::_native_multi_head_attention aten::lstm_cell aten::gru_cell aten::rnn_tanh_cell aten::rnn_relu_cell"
+            "aten::_native_multi_head_attention aten::lstm_cell aten::gru_cell aten::rnn_tanh_cell"
         ),
         "eager resizes its result, and warns": "aten::binary_cross_entropy",
+        "TorchScript makes sub of it": "aten::rsub.Tensor",
+        "a gradient of a mean, which has no dimensions": "aten::nll_loss_backward aten::nll_loss2d_backward",
         "the numbers are constants of the type of a quantised tensor": (
             "quantized::add quantized::add_relu quantized::mul quantized::mul_relu quantized::cat quantized::cat_relu "
             "quantized::batch_norm quantized::batch_norm_relu quantized::batch_norm1d quantized::batch_norm1d_relu "

@@ -176,7 +176,7 @@ def _is_floor_of_halves(operands: Sequence[Any]) -> bool:
 
 
 def _has_plain_bounds(operands: Sequence[Any]) -> bool:
-    """Whether bounds are known, and floats among them no zeros: upstream has these in the place of zeros of any sign."""
+    """Whether bounds are known, and none is a float of zero, which upstream puts in the place of zeros of any sign."""
     return not any(isinstance(bound, Value) or (type(bound) is float and bound == 0) for bound in operands[1:])
 
 

@@ -38,7 +38,7 @@ def cast(emitter: Emitter, value: Value, meta: TensorMeta) -> Value:
     return emitter.tensor_op("torch.aten.bitwise_and.Scalar", [made, emitter.integer(_BYTE)], meta)
 
 
-# PyTorch makes uint8 of 64 bits. The lowest byte of a float of fewer bits is zero where it does not fit into 32 of them.
+# PyTorch makes uint8 of 64 bits. The lowest byte of narrower floats is zero where they do not fit into 32 of them.
 _BETWEEN = {(torch.float64, torch.uint8): torch.int64}
 
 # All bits of a byte: what is left of one that has been taken to be signed.
