@@ -175,9 +175,9 @@ def _is_floor_of_halves(operands: Sequence[Any]) -> bool:
     return divisor.meta.dtype in HALVES and math.prod(divisor.meta.shape) != 1
 
 
-def _has_plain_bounds(operands: Sequence[Any]) -> bool:
-    """Whether bounds are known, and none is a float of zero, which upstream puts in the place of zeros of any sign."""
-    return not any(isinstance(bound, Value) or (type(bound) is float and bound == 0) for bound in operands[1:])
+def _has_known_bounds(operands: Sequence[Any]) -> bool:
+    """Whether all bounds are known. Of 0 and -0 the larger or smaller one is taken then, as IEEE 754-2019 has it."""
+    return not any(isinstance(bound, Value) for bound in operands[1:])
 
 
 _ARITHMETIC = (
@@ -193,8 +193,8 @@ _ARITHMETIC = (
     # Upstream folds the remainder of a constant by a number with the sign of C's.
     _rows("remainder.Scalar", Operator(with_tensors="aten::remainder.Tensor", number_as_tensor=True)),
     _tensor_form("lerp.Scalar", "lerp.Tensor"),
-    _rows("clamp clamp_min hardtanh", Operator(decomposition=elementwise.clamp_by_numbers, is_whole=_has_plain_bounds)),
-    _rows("clamp_max", Operator(decomposition=elementwise.clamp_to_largest, is_whole=_has_plain_bounds)),
+    _rows("clamp clamp_min hardtanh", Operator(decomposition=elementwise.clamp_by_numbers, is_whole=_has_known_bounds)),
+    _rows("clamp_max", Operator(decomposition=elementwise.clamp_to_largest, is_whole=_has_known_bounds)),
     _rows("div.Tensor_mode remainder.Tensor", Operator(guard=guards.nonzero_divisor)),
     _rows("add.Tensor add.Scalar sub.Tensor sub.Scalar rsub.Tensor rsub.Scalar mul.Tensor mul.Scalar", _SIZES),
     _rows("clamp clamp_min clamp_max", _SIZES),
@@ -216,7 +216,7 @@ _ARITHMETIC = (
     _own("clamp_max.Tensor min.other", torch.minimum),
     _own("heaviside", elementwise.heaviside),
     _own("hypot", elementwise.hypot),
-    _own("xlogy.Tensor", elementwise.xlogy),
+    _rows("xlogy.Tensor", Operator(decomposition=elementwise.xlogy, keeps_dtype=True)),
     _own("deg2rad", lambda value: value * (math.pi / 180)),
     _own("rad2deg", lambda value: value * (180 / math.pi)),
     _rows("__and__.Tensor __or__.Tensor __xor__.Tensor", _COMPOSITE),
