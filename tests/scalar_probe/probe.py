@@ -108,10 +108,11 @@ def tensors_of(dtype: torch.dtype) -> dict[str, Tensor]:
         limits = torch.finfo(dtype)
         numbers = [0.3, -0.3, 1.7, -1.7, 0.0, -0.0, 1.0, 2.5, -3.0, 255.0, 256.0, 258.0, 2048.0, 2050.0, 0.1, -0.7]
         special = [math.inf, -math.inf, math.nan, 65504.0, -65504.0, 1e-4, -1e-3, 33.0]
+        largest = 1e30 if dtype == torch.bfloat16 else limits.max
         subnormal = [limits.tiny * limits.eps, -limits.tiny / 2, limits.tiny * 0.75, limits.tiny]
         if dtype == torch.bfloat16:
-            subnormal = [limits.tiny] * 4
-        x = torch.tensor([*numbers, *special, *subnormal, 1 + limits.eps, limits.max, limits.min, 20.5])
+            subnormal = [1e-20, -1e-20, 3e20, -3e20]
+        x = torch.tensor([*numbers, *special, *subnormal, 1 + limits.eps, largest, -largest, 20.5])
         x = x.double().to(dtype) if dtype != torch.float64 else torch.tensor(x.tolist(), dtype=dtype)
     elif dtype == torch.bool:
         x = torch.tensor([True, False, False, True] * 8)

@@ -65,7 +65,6 @@ class Operator:
         number_as_tensor: whether a known number becomes a tensor, of ``with_tensors``, too.
         needs_number: what of it needs a number that is known when the program is compiled; completes "its …".
         whole_with_open_floats: whether it is right, if slower, without its decomposition, which needs its numbers.
-        is_whole: whether it needs no decomposition for such operands.
         takes_sizes: whether it may compute with sizes that vary among integers. The others look at numbers, for zero
             or a sign.
         check: what eager's kernel checks of the operands' values and the op that is written for it does not.
@@ -89,7 +88,6 @@ class Operator:
     number_as_tensor: bool = False
     needs_number: str = ""
     whole_with_open_floats: Callable[[Sequence[Any]], bool] | None = None
-    is_whole: Callable[[Sequence[Any]], bool] = lambda operands: False
     takes_sizes: bool = False
     check: Check | None = None
     guard: Guard | None = None
@@ -175,11 +173,6 @@ def _is_floor_of_halves(operands: Sequence[Any]) -> bool:
     return divisor.meta.dtype in HALVES and math.prod(divisor.meta.shape) != 1
 
 
-def _has_known_bounds(operands: Sequence[Any]) -> bool:
-    """Whether all bounds are known. Of 0 and -0 the larger or smaller one is taken then, as IEEE 754-2019 has it."""
-    return not any(isinstance(bound, Value) for bound in operands[1:])
-
-
 _ARITHMETIC = (
     _rows("add.* sub.* rsub.* mul.* div.* floor_divide.* remainder.* fmod.* pow.* square.* reciprocal.*", _IN_RESULT),
     _rows("addcmul.* addcdiv.* lerp.* maximum.* minimum.* fmax.* fmin.* atan2.* xlogy.* copysign.*", _IN_RESULT),
@@ -193,8 +186,9 @@ _ARITHMETIC = (
     # Upstream folds the remainder of a constant by a number with the sign of C's.
     _rows("remainder.Scalar", Operator(with_tensors="aten::remainder.Tensor", number_as_tensor=True)),
     _tensor_form("lerp.Scalar", "lerp.Tensor"),
-    _rows("clamp clamp_min hardtanh", Operator(decomposition=elementwise.clamp_by_numbers, is_whole=_has_known_bounds)),
-    _rows("clamp_max", Operator(decomposition=elementwise.clamp_to_largest, is_whole=_has_known_bounds)),
+    _tensor_form("clamp hardtanh", "clamp.Tensor"),
+    _tensor_form("clamp_min", "clamp_min.Tensor"),
+    _tensor_form("clamp_max", "clamp_max.Tensor"),
     _rows("div.Tensor_mode remainder.Tensor", Operator(guard=guards.nonzero_divisor)),
     _rows("add.Tensor add.Scalar sub.Tensor sub.Scalar rsub.Tensor rsub.Scalar mul.Tensor mul.Scalar", _SIZES),
     _rows("clamp clamp_min clamp_max", _SIZES),

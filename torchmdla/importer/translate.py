@@ -120,8 +120,6 @@ def _decomposed(call: OpCall) -> Results:
 def _is_kept_whole(call: OpCall) -> bool:
     if call.name in (call.within, *call.emitter.wanted.composite_ops):
         return True
-    if call.operator.is_whole(call.operands):
-        return True
     whole = call.operator.whole_with_open_floats
     return whole is not None and call.has_open_float and whole(call.operands)
 

@@ -98,28 +98,9 @@ def neg(value: Tensor) -> Tensor:
 
 
 def clamp(value: Tensor, smallest: Tensor | None = None, largest: Tensor | None = None) -> Tensor:
-    """Bounds that are tensors. Eager sees one of them alone as ``maximum`` or ``minimum``."""
-    if smallest is None or largest is None:
-        return torch.minimum(value, largest) if smallest is None else torch.maximum(value, smallest)  # type: ignore[arg-type]
-    return clamp_by_numbers(value, smallest, largest)
-
-
-def clamp_by_numbers(
-    value: Tensor, smallest: float | Tensor | None = None, largest: float | Tensor | None = None
-) -> Tensor:
-    """The element where it equals a bound, as zeros of both signs do. NaN stays NaN, also as a bound."""
-    if smallest is not None:
-        value = torch.where(_or_is_nan(value < smallest, smallest), smallest, value)
-    return value if largest is None else torch.where(_or_is_nan(value > largest, largest), largest, value)
-
-
-def _or_is_nan(is_beyond: Tensor, bound: float | Tensor) -> Tensor:
-    """A known number that is NaN is ``rewrites.nan_between_bounds``'s."""
-    return is_beyond | (bound != bound) if isinstance(bound, Tensor) else is_beyond
-
-
-def clamp_to_largest(value: Tensor, largest: float | Tensor) -> Tensor:
-    return clamp_by_numbers(value, largest=largest)
+    """The smaller of the larger: upstream orders booleans by their signs."""
+    value = value if smallest is None else torch.maximum(value, smallest)
+    return value if largest is None else torch.minimum(value, largest)
 
 
 def threshold(value: Tensor, threshold: float, replacement: float) -> Tensor:
