@@ -46,6 +46,7 @@ class Program:
             no tolerance knows.
         options: arguments of :func:`torchmdla.enable` while it runs.
         environment: variables of the environment that are set meanwhile.
+        errors: whether an error of a call in the series must be eager's, by class and message.
         is_refused: whether eager raises, on every call, and so must a frontend: in capture or in the call.
     """
 
@@ -63,6 +64,7 @@ class Program:
     in_doubt: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
+    errors: bool = False
     is_refused: bool = False
 
     @property

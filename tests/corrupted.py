@@ -1,0 +1,217 @@
+"""Calls with good arguments, then with arguments of the same types and sizes of which eager refuses some.
+
+Eager's kernels look at indices, targets, probabilities, counts, divisors, starts and ends. What is compiled from calls
+that they take must raise their error where they raise, and give what they give elsewhere. :data:`PROGRAMS` names::
+
+    corrupted.opinfo.index_select.float32   the samples of PyTorch's operator database
+    corrupted.indexing.take                 a program of torchmdla.testing
+    corrupted.numbers.aten::narrow          the samples of an operator that the cpu device takes, with its integers as
+                                            arguments of run time
+
+A program changes the elements of all tensors in turn, or one argument's integers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import torch
+from fuzz.text import HEAD, module_of
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+
+from torchmdla.testing import opinfo
+from torchmdla.testing import programs as registry
+from torchmdla.testing.op_samples import SAMPLES
+from torchmdla.testing.programs import Program
+from torchmdla.testing.programs.inputs import copied, drawn
+from torchmdla.testing.programs.operators import operator
+from torchmdla.testing.programs.program import constantly
+
+_PREFIX, _NUMBERS, _OPINFO = "corrupted.", "numbers.", "opinfo."
+
+# An operator is looked at, compiled, and then run as it was compiled. With other integers it is compiled anew.
+_UNTIL_COMPILED = 4
+_UNTIL_COMPILED_AGAIN = 3
+
+# Of so many samples one is expected of which eager refuses some values, if it does so at all.
+_TRIED = 6
+
+_INTEGERS = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8})
+_FLOATS = (float("nan"), float("inf"), float("-inf"), -0.5, 1.5, 0.0, -3.0)
+
+Inputs = tuple[Any, ...]
+
+
+def programs(name: str, seed: int = 0, limit: int | None = None) -> Iterator[Program]:
+    """Return the programs of a name, of ``limit`` samples at most; the same each time."""
+    source = name.removeprefix(_PREFIX)
+    if source.startswith(_NUMBERS):
+        found: Iterable[Program] = _with_numbers(source)
+    elif source.startswith(_OPINFO):
+        found = opinfo.programs(source, seed, limit and limit * _TRIED)
+    else:
+        found = registry.programs(source, seed, None)
+    yield from islice((changed for program in found for changed in _corrupted(program, seed)), limit)
+
+
+def _corrupted(program: Program, seed: int) -> Iterator[Program]:
+    """Return a program with other elements of tensors, if eager looks at some, and one for each argument of integers."""
+    good = drawn(program.inputs, seed)
+    if not _is_taken(program, good):
+        return
+    make = partial(replace, program, inputs=good, errors=True)
+    name = f"{_PREFIX}{program.name}"
+    others = [changed for place in range(len(good)) for changed in _changed(good, place, Tensor)]
+    # Integers of an operator that computes with them are no indices.
+    tensors = [leaf for leaf in tree_leaves(good) if isinstance(leaf, Tensor)]
+    if any(leaf.dtype in _INTEGERS for leaf in tensors) or not all(_is_taken(program, inputs) for inputs in others):
+        yield make(name=name, series=(*[good] * _UNTIL_COMPILED, *others, good))
+    for place in range(len(good)):
+        others = [
+            changed
+            for inputs in _changed(good, place, int)
+            for changed in [inputs] * (_UNTIL_COMPILED_AGAIN if _is_taken(program, inputs) else 1)
+        ]
+        if others:
+            yield make(name=f"{name}:{place}", series=(*[good] * _UNTIL_COMPILED, *others, good))
+
+
+def _is_taken(program: Program, inputs: Inputs) -> bool:
+    """Whether eager takes a call."""
+    given = tree_map(lambda leaf: copied(leaf) if isinstance(leaf, Tensor) else leaf, inputs)
+    try:
+        with torch.no_grad():
+            program.make()(*given)
+    except Exception:
+        return False
+    return True
+
+
+def _changed(inputs: Inputs, place: int, kind: type) -> Iterator[Inputs]:
+    """Return inputs in which one leaf of one argument is another: those of ``kind``, each in turn."""
+    leaves, spec = tree_flatten(inputs[place])
+    for index, leaf in enumerate(leaves):
+        if isinstance(leaf, kind) and not isinstance(leaf, bool):
+            for other in _others(leaf, _sizes(inputs)):
+                argument = tree_unflatten([*leaves[:index], other, *leaves[index + 1 :]], spec)
+                yield (*inputs[:place], argument, *inputs[place + 1 :])
+
+
+def _sizes(inputs: Inputs) -> list[int]:
+    """Return some sizes of the tensors, the most frequent first."""
+    tensors = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
+    found = [size for tensor in tensors for size in (*tensor.shape, tensor.numel())]
+    return sorted(set(found), key=lambda size: (-found.count(size), size))[:4]
+
+
+def _others(leaf: Any, sizes: Sequence[int]) -> Iterator[Any]:
+    if isinstance(leaf, Tensor):
+        yield from _other_tensors(leaf, sizes)
+    else:
+        yield from (number for number in (*_around(sizes[:2]), 1, 2**40) if number != leaf)
+
+
+def _around(sizes: Sequence[int]) -> list[int]:
+    """Return places in dimensions of these sizes, and beside them."""
+    return list(dict.fromkeys([-1, 0, *(place for n in sizes for place in (n - 1, n, n + 1, -n, -n - 1))]))
+
+
+def _other_tensors(tensor: Tensor, sizes: Sequence[int]) -> Iterator[Tensor]:
+    """Return tensors with another last element, with other elements throughout, and in the opposite order."""
+    if tensor.layout != torch.strided or not tensor.numel() or tensor.is_complex() or tensor.is_quantized:
+        return
+    numbers = _numbers(tensor.dtype, sizes)
+    for number in numbers:
+        yield _with(tensor, slice(-1, None), number)
+    if tensor.numel() > 1:
+        for number in numbers:
+            yield _with(tensor, slice(None), number)
+        yield _with(tensor, slice(None), tensor.flatten().flip(0))
+
+
+def _numbers(dtype: torch.dtype, sizes: Sequence[int]) -> Sequence[Any]:
+    if dtype == torch.bool:
+        return (True, False)
+    if dtype not in _INTEGERS:
+        return _FLOATS
+    limits = torch.iinfo(dtype)
+    # As a count, a number is so large that there is no memory for it at all, or so small that it takes no time.
+    far = 2**40 if dtype == torch.int64 else 10**5
+    return [number for number in (*_around(sizes), far, -far, limits.min) if limits.min <= number <= limits.max]
+
+
+def _with(tensor: Tensor, places: slice, values: Any) -> Tensor:
+    """Return a copy in the same layout with other values at ``places`` of its elements in order."""
+    elements = tensor.flatten().clone()
+    elements[places] = values
+    return tensor.clone(memory_format=torch.preserve_format).copy_(elements.view(tensor.shape))
+
+
+# --- operators with their integers as arguments ----------------------------------------------------------------------
+
+
+def _with_numbers(source: str) -> Iterator[Program]:
+    name = source.removeprefix(_NUMBERS)
+    for index, arguments in enumerate(SAMPLES[name]):
+        function, inputs = _function(name, arguments)
+        yield Program(f"{source}:{index}", constantly(function), inputs, layers=4)
+
+
+def _function(name: str, arguments: Sequence[Any]) -> tuple[Any, Inputs]:
+    """Return a function of the tensors and integers of a call, and these; the rest stands in its source."""
+    schema = operator(name)._schema
+    declared: dict[str, tuple[str, Any]] = {}
+    operands = []
+    for value, argument in zip(arguments, schema.arguments, strict=False):
+        if argument.N and _is_integer(value):
+            value = [value] * argument.N
+        kind = _type_of(value)
+        if kind:
+            declared[f"a_{argument.name}"] = (kind, list(value) if isinstance(value, tuple) else value)
+        text = f"a_{argument.name}" if kind else f"float('{value}')" if isinstance(value, float) else repr(value)
+        operands.append(f"{argument.name}={text}" if argument.kwarg_only else text)
+    packet = name.replace("::", ".").split(".")[:2]
+    results = [f"r{number}" for number in range(len(schema.returns))]
+    # Elementwise operators behind it, so that even a cheap one becomes a group.
+    is_list = schema.returns[0].type.kind() == "ListType"
+    more = ["-(-r0[0])"] if is_list else [f"torch.where({result} == 0, {result}, {result})" for result in results]
+    lines = [
+        f"def program({', '.join(f'{key}: {kind}' for key, (kind, _) in declared.items())}):",
+        f"    {', '.join(results)} = torch.ops.{'.'.join(packet)}({', '.join(operands)})",
+        f"    return {', '.join([*results, *more])}",
+    ]
+    module = module_of(f"{HEAD}\n\n" + "\n".join(lines) + "\n", "corrupted")
+    return module.program, tuple(value for _, value in declared.values())
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _type_of(value: object) -> str:
+    """Return the type of an argument in TorchScript; nothing where it is to be a constant."""
+    for kind, is_one in (("Tensor", lambda item: isinstance(item, Tensor)), ("int", _is_integer)):
+        if is_one(value):
+            return kind
+        if isinstance(value, list | tuple) and value and all(map(is_one, value)):
+            return f"List[{kind}]"
+    return ""
+
+
+def _names() -> Iterator[str]:
+    yield from opinfo.names(("float32", "int64"))
+    for name, program in registry.PROGRAMS.items():
+        if program.mode == "inference" and program.methods == ("forward",):
+            yield name
+    for name, samples in SAMPLES.items():
+        has_integers = any(_is_integer(leaf) for sample in samples for leaf in tree_leaves(sample))
+        if operator(name) is not None and has_integers:
+            yield f"{_NUMBERS}{name}"
+
+
+PROGRAMS: Mapping[str, str] = {f"{_PREFIX}{name}": name for name in _names()}
