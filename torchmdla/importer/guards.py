@@ -93,6 +93,32 @@ def in_unit_interval(*names: str) -> Callable[[Emitter, Mapping[str, Any]], None
     return check
 
 
+def narrow_zero_points(emitter: Emitter, operands: Mapping[str, Any]) -> None:
+    """Make a call fail whose zero points are beyond 32 bits, in which compiled code computes with them.
+
+    Raises:
+        CompileError: a zero point that is known, or a limit, is beyond 32 bits.
+    """
+    for name in ("zero_point", "quant_min", "quant_max"):
+        number = operands.get(name)
+        if isinstance(number, int) and abs(number) > _FARTHEST_ZERO_POINT:
+            raise CompileError(f"{name} is beyond 32 bits, which is not supported", scope="place")
+    points = operands.get("zero_point", operands.get("zero_points"))
+    if isinstance(points, Value) and points.meta is not None and points.meta.dtype == torch.int64:
+        limits = (("ge", -_FARTHEST_ZERO_POINT), ("le", _FARTHEST_ZERO_POINT))
+        bounds = [_compared(emitter, relation, points, limit) for relation, limit in limits]
+        _check_all(emitter, bounds, "a zero point is beyond 32 bits")
+
+
+def divisor_of_python(emitter: Emitter, operands: Mapping[str, Any]) -> None:
+    """Make a quantisation fail by a scale of 0, besides: eager divides by it as a number of Python."""
+    narrow_zero_points(emitter, operands)
+    _check_all(emitter, [_compared(emitter, "ne", operands["scale"], 0)], "division by zero")
+
+
+# An integer of 8 bits more or less stays in 32 bits.
+_FARTHEST_ZERO_POINT = (1 << 31) - (1 << 9)
+
 # Up to here float32 holds every integer.
 _EXACT_INTEGERS = 1 << 24
 

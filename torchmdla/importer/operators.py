@@ -466,9 +466,17 @@ _QUANTISED: Mapping[str, Decomposition] = {
     "dequantize_per_channel_group": quantisation.dequantize_per_channel_group,
     "dequantize_per_token": quantisation.dequantize_per_token,
 }
+_CHECKS_OF_QUANTISED: Mapping[str, Check] = {"quantize_per_tensor.tensor": guards.divisor_of_python}
 _QUANTISATION: list[Row] = [
     *(
-        (f"quantized_decomposed::{name}", Operator(decomposition=decomposition, keeps_dtype=True))
+        (
+            f"quantized_decomposed::{name}",
+            Operator(
+                decomposition=decomposition,
+                check=_CHECKS_OF_QUANTISED.get(name, guards.narrow_zero_points),
+                keeps_dtype=True,
+            ),
+        )
         for names, decomposition in _QUANTISED.items()
         for name in names.split()
     ),
