@@ -19,6 +19,7 @@ test: build $(VENV)/.developing
 # Tests and fuzzers, with what each pass computes compared with what was computed before it (docs/testing.md).
 test-all: export TORCHMDLA_VERIFY = values
 test-all: test fuzz fuzz-passes
+	$(BIN)/python -m pytest -n $(JOBS) -m full tests/group/test_corrupted.py
 
 # ARGS="-k watch"
 test-cxx: build $(VENV)/.developing

@@ -180,9 +180,16 @@ def _with(tensor: Tensor, places: slice, values: Any) -> Tensor:
 
 def _with_numbers(source: str) -> Iterator[Program]:
     name = source.removeprefix(_NUMBERS)
-    for index, arguments in enumerate(SAMPLES[name]):
+    for index, arguments in enumerate([*SAMPLES[name], tree_map(_without_dimensions, SAMPLES[name][0])]):
         function, inputs = _function(name, arguments)
         yield Program(f"{source}:{index}", constantly(function), inputs, layers=4)
+
+
+def _without_dimensions(leaf: Any) -> Any:
+    """Return a tensor's first element, whose only dimension is 0, and which has the place 0 there."""
+    if isinstance(leaf, Tensor):
+        return leaf.flatten()[0].clone()
+    return 0 if _is_integer(leaf) else leaf
 
 
 def _function(name: str, arguments: Sequence[Any]) -> tuple[Any, Inputs]:

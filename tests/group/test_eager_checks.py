@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.ao.quantization.fx._decomposed  # registers the operators of `quantized_decomposed`
 from graphs import warmed_up
 from raising import assert_agrees
 from torch import Tensor, tensor
@@ -109,6 +110,12 @@ LOOKUPS = {
     "scatter_add": lookup(lambda x, i: x.scatter_add(1, i, x), floats(2, 3), tensor([[0], [2]]), 3, -1),
     "scatter_reduce": lookup(lambda x, i: x.scatter_reduce(1, i, x, "amax"), floats(2, 3), tensor([[0], [2]]), 3, -1),
     "embedding_bag": lookup(lambda x, i: functional.embedding_bag(i[None], x), floats(4, 3), tensor([0, 2]), 4, -1),
+    # Offsets that decrease are not tried: eager itself reads in front of the indices.
+    "embedding_bag, offsets": Checked(
+        lambda x, i: functional.embedding_bag(tensor([0, 2, 1]), x, i),
+        (floats(4, 3), tensor([0, 1])),
+        [(floats(4, 3), tensor(wrong)) for wrong in ([1, 2], [0, 4], [0, 3])],
+    ),
     "index_put": lookup(lambda x, i: x.index_put((i,), x.sum()), floats(4, 3), tensor([0, 2]), 4, -1, -4, -5),
 }
 
@@ -130,10 +137,44 @@ INTEGERS = {
     "remainder": Checked(lambda x: 10 % x, (tensor([1, 3]),), [(tensor([1, 0]),)]),
     "fmod": Checked(lambda x: torch.fmod(x + 7, x), (tensor([1, 3]),), [(tensor([1, 0]),)]),
     "repeat_interleave": lookup(lambda x, i: x.repeat_interleave(i, 0), floats(2, 3), tensor([1, 2]), -1, 0),
+    # Negative repeats beside a size are not tried: eager itself may write behind the result before it looks at them.
+    "repeat_interleave to a size": Checked(
+        lambda x, i: x.repeat_interleave(i, 0, output_size=3),
+        (floats(2, 3), tensor([1, 2])),
+        [(floats(2, 3), tensor(wrong)) for wrong in ([1, 1], [2, 2], [0, 0], [3, 0])],
+    ),
     "bincount": Checked(lambda x: torch.bincount(x), (tensor([1, 3]),), [(tensor([1, -1]),)]),
 }
 
-CASES = {**LOSSES, **LOOKUPS, **DRAWS, **INTEGERS}
+_quantised = torch.ops.quantized_decomposed
+_POINT = tensor(3)
+
+QUANTISED = {
+    "quantize_per_tensor": Checked(
+        lambda x, scale: _quantised.quantize_per_tensor.tensor(x, scale, _POINT, 0, 255, torch.uint8).float(),
+        (floats(2, 3), tensor(0.1)),
+        [(floats(2, 3), tensor(wrong)) for wrong in (0.0, -0.0, -0.1, _NAN)],
+    ),
+    "zero point of quantize_per_tensor": Checked(
+        lambda x, point: _quantised.quantize_per_tensor.tensor(x, tensor(0.1), point, 0, 255, torch.uint8).float(),
+        (floats(2, 3), _POINT),
+        [(floats(2, 3), tensor(wrong)) for wrong in (2**40, -(2**40), 2**31, -(2**31), 2**31 - 1, 2**20)],
+    ),
+    "zero point of dequantize_per_tensor": Checked(
+        lambda x, point: _quantised.dequantize_per_tensor.tensor(
+            x.to(torch.uint8), tensor(0.0), point, 0, 255, torch.uint8
+        ),
+        (floats(2, 3).abs(), _POINT),
+        [(floats(2, 3).abs(), tensor(wrong)) for wrong in (2**40, -(2**40), 2**31)],
+    ),
+    "zero points of quantize_per_channel": Checked(
+        lambda x, points: _quantised.quantize_per_channel(x, x[0].abs() + 1, points, 1, -128, 127, torch.int8).float(),
+        (floats(2, 3), tensor([0, 3, -5])),
+        [(floats(2, 3), tensor([0, 3, wrong])) for wrong in (2**40, -(2**40), 2**31)],
+    ),
+}
+
+CASES = {**LOSSES, **LOOKUPS, **DRAWS, **INTEGERS, **QUANTISED}
 
 
 def grouped(case: Checked) -> Callable[..., Tensor]:

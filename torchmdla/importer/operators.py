@@ -481,7 +481,10 @@ _QUANTISATION: list[Row] = [
         for name in names.split()
     ),
     ("torchao::choose_qparams_affine", Operator(decomposition=quantisation.choose_block_parameters, keeps_dtype=True)),
-    ("torchao::quantize_affine", Operator(decomposition=quantisation.quantize_blocks, keeps_dtype=True)),
+    (
+        "torchao::quantize_affine",
+        Operator(decomposition=quantisation.quantize_blocks, check=guards.narrow_zero_points, keeps_dtype=True),
+    ),
     ("torchao::dequantize_affine", Operator(decomposition=quantisation.dequantize_blocks, keeps_dtype=True)),
     ("aten::_int_mm", Operator(decomposition=quantisation.product_of_integers, keeps_dtype=True)),
 ]
