@@ -401,7 +401,8 @@ def _is_same_error(ours: str, theirs: str) -> bool:
     if "allocate" in ours and "allocate" in theirs:
         return True
     if ours.startswith(_INTERPRETERS):
-        return ours.removeprefix(_INTERPRETERS) == theirs.partition(": ")[2]
+        # Of an operator in Python its own class stands there, too.
+        return ours.removeprefix(_INTERPRETERS) in (theirs, theirs.partition(": ")[2])
     return ours == theirs
 
 
@@ -594,6 +595,9 @@ def _laid_out(values: Tensor, strides: Sequence[int]) -> Tensor:
 
 def _line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    # TorchScript's interpreter puts the message last, below a traceback of the script.
-    text = (lines[-1] if lines and "TorchScript interpreter" in lines[0] else lines[0]) if lines else ""
-    return f"{type(error).__name__}: {text}"[:500]
+    if lines and "TorchScript interpreter" in lines[0]:
+        # The message comes below a traceback of the script, and may have several lines of its own. A group that runs in
+        # the interpreter is within another traceback.
+        said = [line for line in lines if line.startswith("RuntimeError: ") and "TorchScript interpreter" not in line]
+        lines = said or lines[-1:]
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"[:500]
