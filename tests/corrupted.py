@@ -14,6 +14,7 @@ A program changes the elements of all tensors in turn, or one argument's integer
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
@@ -26,6 +27,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 from torchmdla.testing import opinfo
 from torchmdla.testing import programs as registry
+from torchmdla.testing.frontends import NotAvailableError
 from torchmdla.testing.op_samples import SAMPLES
 from torchmdla.testing.programs import Program
 from torchmdla.testing.programs.inputs import copied, drawn
@@ -38,8 +40,8 @@ _PREFIX, _NUMBERS, _OPINFO = "corrupted.", "numbers.", "opinfo."
 _UNTIL_COMPILED = 4
 _UNTIL_COMPILED_AGAIN = 3
 
-# Eager itself looks at too little here: it reads or writes outside of its tensors, divides by zero in C, or makes as many
-# tensors as memory holds. A process may end, or a value be what another call left.
+# Eager itself looks at too little here: it reads or writes outside of its tensors, divides by zero in C, or makes as
+# many tensors as memory holds. A process may end, or a value be what another call left.
 _FAULTS_OF_EAGER: Mapping[str, str] = {
     "opinfo.nn.functional.ctc_loss": "targets beyond the classes",
     "opinfo.nn.functional.embedding_bag": "offsets that decrease",
@@ -122,7 +124,7 @@ def _changed(inputs: Inputs, place: int, kind: type) -> Iterator[Inputs]:
     leaves, spec = tree_flatten(inputs[place])
     for index, leaf in enumerate(leaves):
         if isinstance(leaf, kind) and not isinstance(leaf, bool):
-            for other in _others(leaf, _sizes(inputs)):
+            for other in _others(leaf, _sizes(inputs), is_alone=leaf is inputs[place]):
                 argument = tree_unflatten([*leaves[:index], other, *leaves[index + 1 :]], spec)
                 yield (*inputs[:place], argument, *inputs[place + 1 :])
 
@@ -134,11 +136,13 @@ def _sizes(inputs: Inputs) -> list[int]:
     return sorted(set(found), key=lambda size: (-found.count(size), size))[:4]
 
 
-def _others(leaf: Any, sizes: Sequence[int]) -> Iterator[Any]:
+def _others(leaf: Any, sizes: Sequence[int], is_alone: bool) -> Iterator[Any]:
     if isinstance(leaf, Tensor):
         yield from _other_tensors(leaf, sizes)
-    else:
-        yield from (number for number in (*_around(sizes[:2]), 1, 2**40) if number != leaf)
+        return
+    # A list holds sizes, or how a window moves: with one beyond all memory eager computes for minutes.
+    far = [2**40] if is_alone else []
+    yield from (number for number in (*_around(sizes[:2]), 1, *far) if number != leaf)
 
 
 def _around(sizes: Sequence[int]) -> list[int]:
@@ -182,9 +186,10 @@ def _with(tensor: Tensor, places: slice, values: Any) -> Tensor:
 
 def _with_numbers(source: str) -> Iterator[Program]:
     name = source.removeprefix(_NUMBERS)
-    for index, arguments in enumerate([*SAMPLES[name], tree_map(_without_dimensions, SAMPLES[name][0])]):
+    without_dimensions = tree_map(_without_dimensions, SAMPLES[name][0])
+    for sample, arguments in (("0-d", without_dimensions), *enumerate(SAMPLES[name])):
         function, inputs = _function(name, arguments)
-        yield Program(f"{source}:{index}", constantly(function), inputs, layers=4)
+        yield Program(f"{source}:{sample}", constantly(function), inputs, layers=4)
 
 
 def _without_dimensions(leaf: Any) -> Any:
@@ -236,7 +241,8 @@ def _type_of(value: object) -> str:
 
 
 def _names() -> Iterator[str]:
-    yield from opinfo.names(("float32", "int64"))
+    with suppress(NotAvailableError):
+        yield from opinfo.names(("float32", "int64"))
     for name, program in registry.PROGRAMS.items():
         if program.mode == "inference" and program.methods == ("forward",):
             yield name

@@ -22,11 +22,14 @@ cholesky linalg.inv linspace.tensor_overload
 
 # Those that the cpu device takes and that have a start, an end, a place or a count.
 PLACED = """
-narrow select.int slice.Tensor select_scatter slice_scatter split.Tensor split.sizes chunk tensor_split.sections unbind.int
-unfold diagonal roll flip repeat repeat_interleave.self_int tril cumsum gather index_select take_along_dim squeeze.dim
-unsqueeze transpose.int permute flatten.using_ints unflatten.int movedim.int softmax.int constant_pad_nd arange.start_step
-linspace eye
+narrow select.int slice.Tensor select_scatter slice_scatter split.Tensor split.sizes chunk tensor_split.sections
+unbind.int unfold diagonal roll flip repeat repeat_interleave.self_int tril cumsum gather index_select take_along_dim
+squeeze.dim unsqueeze transpose.int permute flatten.using_ints unflatten.int movedim.int softmax.int constant_pad_nd
+arange.start_step linspace eye
 """
+
+# What a process may take: some counts are absurd.
+_MEMORY = 8 << 30
 
 # What ``make test`` runs: a way, and the names of what is corrupted.
 OFTEN = {
@@ -38,7 +41,7 @@ OFTEN = {
 def failures(names: Iterable[str], way: str, limit: int) -> list[str]:
     """Return what is wrong of programs, of ``limit`` samples of each name. They run in a process of their own."""
     jobs = [Job(corrupted.__name__, name, way, limit=limit) for name in names]
-    results = [event for event in run(jobs) if isinstance(event, Judged)]
+    results = [event for event in run(jobs, memory=_MEMORY) if isinstance(event, Judged)]
     assert results
     wrong = [result.outcome for result in results if not result.expected]
     return [f"{outcome.status} {outcome.program}: {outcome.detail}" for outcome in wrong]
@@ -47,7 +50,7 @@ def failures(names: Iterable[str], way: str, limit: int) -> list[str]:
 @pytest.mark.parametrize("way", OFTEN)
 def test_often(way: str) -> None:
     assert [name for name in OFTEN[way] if name not in corrupted.PROGRAMS] == []
-    assert failures(OFTEN[way], way, 1) == []
+    assert failures(OFTEN[way], way, 2 if way == "torchscript:script" else 1) == []
 
 
 @pytest.mark.full
