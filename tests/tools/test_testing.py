@@ -115,6 +115,37 @@ def test_an_index_out_of_range_is_missed_unless_nothing_is_made_of_what_it_selec
     assert (found.status, found.detail[:22]) == ("wrong", "call 1, raises: nothin")
 
 
+_TRACEBACK = "The following operation failed in the TorchScript interpreter.\nTraceback of TorchScript:\n  x / 0\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (IndexError("no such place\nat all"), "ok"),
+        (IndexError("no such row"), "wrong"),
+        (ValueError("no such place"), "wrong"),
+        (RuntimeError(f"{_TRACEBACK}RuntimeError: no such place\nat all"), "ok"),
+        (RuntimeError(f"{_TRACEBACK}RuntimeError: IndexError: no such place\n\nAt:\n  file"), "ok"),
+        (RuntimeError(f"{_TRACEBACK}RuntimeError: no such row"), "wrong"),
+        (RuntimeError("cannot allocate"), "wrong"),
+    ],
+)
+def test_errors_have_eagers_class_and_message(error: Exception, status: str) -> None:
+    def refusing(x: Tensor) -> Tensor:
+        if x.shape[0] > 3:
+            raise IndexError("no such place\nat all")
+        return x
+
+    def captured(x: Tensor) -> Tensor:
+        if x.shape[0] > 3:
+            raise error
+        return x
+
+    series = ((X,), (normal(4, 4),))
+    assert outcome(refusing, captured, X, series=series, errors=True).status == status
+    assert outcome(refusing, captured, X, series=series).status == "ok"
+
+
 def test_wrong_gradients_are_found() -> None:
     assert outcome(double, double, mode="gradients").status == "ok"
     found = outcome(double, _Halved.apply, mode="gradients")
