@@ -107,6 +107,8 @@ std::string describe(Refusal refusal, const std::string& device) {
     return "it has effects: it writes to memory that others see, or draws random numbers";
   case Refusal::written_view:
     return "it is a view that the program writes through";
+  case Refusal::other_mode:
+    return "it is a view that is used where gradients are recorded otherwise";
   case Refusal::value_type:
     return "it takes or returns what is neither a tensor nor a number";
   case Refusal::changing_integer:
@@ -218,7 +220,9 @@ private:
 
   void classify(Node* node) {
     if (is_copied(node)) return;
-    const auto verdict = kind_of(node);
+    auto verdict = kind_of(node);
+    // A group gets a copy of it, which would record gradients as the group does.
+    if (verdict == Verdict(OpKind::view) && leaves_mode(node)) verdict = Refusal::other_mode;
     if (const auto* kind = std::get_if<OpKind>(&verdict))
       kinds_[node] = *kind;
     else
@@ -241,6 +245,21 @@ private:
     if (is_constant(node)) return true;
     return node->kind() == prim::ListConstruct && !aliases_.has_writers(node->output()) &&
            (is_tensor_list(node->output()) || is_plain(node->output()->type()));
+  }
+
+  bool leaves_mode(const Node* node) const {
+    return std::any_of(node->outputs().begin(), node->outputs().end(), [&](const Value* value) {
+      return leaves_mode(value, memory_order_.mode(node));
+    });
+  }
+
+  // Whether anyone in this block uses `value` in another mode, lists looked through.
+  bool leaves_mode(const Value* value, size_t mode) const {
+    return std::any_of(value->uses().begin(), value->uses().end(), [&](const auto& use) {
+      const auto* user = node_in_block(use.user, block_);
+      if (!user || user == block_->return_node()) return false;
+      return is_copied(user) ? leaves_mode(user->output(), mode) : memory_order_.mode(user) != mode;
+    });
   }
 
   Verdict kind_of(Node* node) {

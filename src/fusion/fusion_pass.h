@@ -39,6 +39,7 @@ enum class Refusal {
   argument_value,
   effects,
   written_view,
+  other_mode,
   value_type,
   changing_integer,
   left_out,

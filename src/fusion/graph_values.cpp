@@ -64,6 +64,12 @@ bool is_assertion(const Node* node) {
   });
 }
 
+bool switches_modes(const Node* node) {
+  static const std::unordered_set<c10::Symbol> kinds{
+      prim::Enter, prim::Exit, c10::Symbol::fromQualString("aten::set_grad_enabled")};
+  return kinds.count(node->kind()) != 0;
+}
+
 namespace {
 
 std::atomic<size_t> visited{0};

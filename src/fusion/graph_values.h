@@ -26,6 +26,10 @@ bool takes_apart(const torch::jit::Node* node);
 // `assert`: a `prim::If` that does nothing or raises, and has no outputs.
 bool is_assertion(const torch::jit::Node* node);
 
+// Whether what comes behind `node` records gradients, or is cast, otherwise than what comes before
+// it: the ends of a `with` statement, and a call that switches gradients on or off.
+bool switches_modes(const torch::jit::Node* node);
+
 // How many values the walks of passes have visited since the process began: what a program of twice
 // the length takes is about twice as many.
 size_t values_visited();

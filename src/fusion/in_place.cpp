@@ -254,16 +254,20 @@ Value* taken_again(Value* whole, const std::vector<Node*>& views, Node* node) {
 
 void make_functional(Block* block, const DeviceTable& table, const NodeSet& left_out) {
   const Sharing sharing(table);
+  const Node* switched = nullptr; // the last node that switches modes
   for (auto it = block->nodes().begin(); it != block->nodes().end();) {
     auto* node = *it++;
     for (auto* inner : node->blocks())
       make_functional(inner, table, left_out);
+    if (switches_modes(node)) switched = node;
     if (!is_in_place(node) || left_out.count(node)) continue;
     const auto views = views_behind(node->input(0), block);
     auto* written = views.empty() ? node->input(0) : views.back()->input(0);
     if (written->node()->owningBlock() != block || !sharing.is_new(written) ||
         sharing.is_seen(written, node))
       continue;
+    // What a tensor's gradient is stays what it was before a write that no gradient is recorded of.
+    if (switched && written->node()->isBefore(switched)) continue;
     auto* whole = insert_functional(node, views, table);
     if (!whole) continue;
     written->replaceAllUsesAfterNodeWith(node, whole);

@@ -129,6 +129,8 @@ MemoryOrder::MemoryOrder(Block* block, const DeviceTable& table, const Aliases& 
   const Memory memory(aliases);
   std::unordered_map<unsigned, LastUses> last_uses;
   Node* previous = nullptr;
+  std::vector<Node*> since; // the last node that switches modes, and all behind it
+  size_t switches = 0;
   for (auto* node : block->nodes()) {
     if (is_constant(node)) continue;
     std::unordered_set<Node*> earlier;
@@ -148,6 +150,15 @@ MemoryOrder::MemoryOrder(Block* block, const DeviceTable& table, const Aliases& 
     if (shows && previous) earlier.insert(previous);
     if (shows) previous = node;
     if (shows || !written.empty()) effects_.insert(node);
+    if (switches_modes(node)) {
+      earlier.insert(since.begin(), since.end());
+      since.clear();
+      ++switches;
+    } else if (switches != 0) {
+      earlier.insert(since.front());
+    }
+    since.push_back(node);
+    if (switches != 0) modes_[node] = switches;
     if (!earlier.empty()) before_[node].assign(earlier.begin(), earlier.end());
   }
 }
@@ -156,6 +167,11 @@ const std::vector<Node*>& MemoryOrder::before(const Node* node) const {
   static const std::vector<Node*> none;
   const auto found = before_.find(node);
   return found == before_.end() ? none : found->second;
+}
+
+size_t MemoryOrder::mode(const Node* node) const {
+  const auto found = modes_.find(node);
+  return found == modes_.end() ? 0 : found->second;
 }
 
 } // namespace torchmdla

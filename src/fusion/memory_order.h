@@ -21,12 +21,16 @@ public:
   bool has_effects(const torch::jit::Node* node) const { return effects_.count(node) != 0; }
 
   // Nodes that must stay before `node`: one writes what the other reads or writes, or both have
-  // effects whose order shows (random numbers, output).
+  // effects whose order shows (random numbers, output), or one switches modes.
   const std::vector<torch::jit::Node*>& before(const torch::jit::Node* node) const;
+
+  // Which stretch of the block `node` stands in: nodes of one stretch run in the same modes.
+  size_t mode(const torch::jit::Node* node) const;
 
 private:
   std::unordered_set<const torch::jit::Node*> effects_;
   std::unordered_map<const torch::jit::Node*, std::vector<torch::jit::Node*>> before_;
+  std::unordered_map<const torch::jit::Node*, size_t> modes_; // 0 where it has none
 };
 
 } // namespace torchmdla

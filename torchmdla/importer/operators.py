@@ -265,6 +265,7 @@ _FUNCTIONS = (
 
 _REDUCTIONS = (
     _rows("sum sum.dim_IntList", Operator(rewrite=rewrites.check_sum)),
+    _rows("mean mean.dim", _IN_RESULT),
     _rows("amax amin aminmax cumsum flip", Operator(rewrite=rewrites.of_one_element)),
     _rows(
         "cumprod",
@@ -496,6 +497,7 @@ _FILLING = (
     _rows("linspace", Operator(decomposition=writing.linspace, keeps_dtype=True)),
     _rows("copy", Operator(decomposition=writing.copy, keeps_dtype=True, converts=True)),
     _own("zero", torch.zeros_like),
+    _rows("linspace", Operator(decomposition=writing.linspace, whole_with_open_floats=lambda operands: True)),
     _rows("arange arange.start arange.start_step", Operator(needs_number="size depends on")),
     _rows("scalar_tensor", Operator(rewrite=rewrites.scalar_tensor, takes_sizes=True)),
     # The Torch dialect's floats are of 64 bits; upstream's lowering of some of these leaves the tensor's own.

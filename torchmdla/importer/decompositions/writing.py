@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from torchmdla.errors import CompileError
+
 
 def scatter(value: Tensor, dim: int, index: Tensor, source: Tensor | float) -> Tensor:
     """With the dimension counted from the front: upstream's lowering ends the process on others. 0-d is a row. A number
@@ -42,6 +44,24 @@ def select_scatter(value: Tensor, source: Tensor, dim: int, index: int) -> Tenso
 
 def copy(value: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     return source.to(value.dtype).expand(value.shape)
+
+
+def linspace(start: float, end: float, steps: int, dtype: torch.dtype | None = None, *_: object) -> Tensor:
+    """Counted from the nearer end in the dtype's precision, as eager's kernel does. Upstream counts in float32.
+
+    Raises:
+        CompileError: of integers; eager drops fractions that depend on how its own kernel was compiled.
+    """
+    made = dtype or torch.get_default_dtype()
+    if not made.is_floating_point:
+        raise CompileError("linspace of integers is not supported")
+    exact = torch.float64 if made == torch.float64 else torch.float32
+    step = (end - start) / max(steps - 1, 1)
+    place = torch.arange(steps)
+    behind = steps - 1 - place
+    # A single element is the start.
+    is_near = place < max(steps // 2, 2 - steps)
+    return torch.where(is_near, place.to(exact) * step + start, end - behind.to(exact) * step).to(made)
 
 
 def fill(value: Tensor, number: Tensor | float) -> Tensor:
