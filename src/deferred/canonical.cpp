@@ -138,6 +138,11 @@ Value* range_number(Value* value, at::ScalarType wide) {
   return dtype == at::kLong || dtype == wide ? maker->input() : nullptr;
 }
 
+std::optional<int64_t> known_integer(const Value* value) {
+  const auto known = torch::jit::toIValue(value);
+  return known && known->isInt() ? std::optional(known->toInt()) : std::nullopt;
+}
+
 // `start + step * i` for so many i, computed as eager does it, in the widest dtype.
 Value* make_range(Node* before, Value* start, Value* step, int64_t count,
                   const c10::TensorTypePtr& type) {
@@ -150,8 +155,7 @@ Value* make_range(Node* before, Value* start, Value* step, int64_t count,
   const auto range = [&](Value* begin, Value* end, Value* distance, at::ScalarType dtype) {
     return call(c10::aten::arange, {begin, end, distance, number(dtype), none, none, none}, dtype);
   };
-  const auto first = torch::jit::constant_as<int64_t>(start);
-  const auto distance = torch::jit::constant_as<int64_t>(step);
+  const auto first = known_integer(start), distance = known_integer(step);
   if (first && distance)
     return range(start, number(*first + count * *distance), step, *type->scalarType());
   const auto wide = widest(*type->scalarType());

@@ -210,7 +210,7 @@ def sorted_with_equals(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def signs(x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     return (
         torch.sign(x),
-        torch.signbit(x * -1),
+        torch.signbit(x) | (x > 2),
         torch.copysign(x, -0.0),
         torch.copysign(x * 0 + 2.0, x),
         1 / torch.abs(x),
@@ -384,6 +384,15 @@ def ignored_addends(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return torch.addmm(bad, x, y.t(), beta=0.0), torch.baddbmm(bad[None], x[None], y.t()[None], beta=0.0, alpha=0.5)
 
 
+def addends_weighted_at_run_time(x: Tensor, y: Tensor, beta: float, alpha: float) -> tuple[Tensor, Tensor, Tensor]:
+    bad = (x[:, :3] * 0 / 0) * 2
+    return (
+        torch.addmm(bad, x, y.t(), beta=beta, alpha=alpha) + 1,
+        torch.addmv(bad[0], x, y[0], beta=beta) * 2,
+        torch.baddbmm(bad[None], x[None], y.t()[None], beta=1.0, alpha=alpha) + x[0, 0],
+    )
+
+
 def joined_with_none(x: Tensor) -> tuple[Tensor, Tensor]:
     return torch.cat([x[0, :0], x[0] * 2]), torch.cat([x[:, :0] + 1, x, x[:, 7:]], 1)
 
@@ -402,6 +411,7 @@ REDUCTIONS = {
     "moments_of_one": (moments_of_one, X),
     "products_over_none": (products_over_none, X, Y),
     "ignored_addends": (ignored_addends, X, Y),
+    "addends_weighted_at_run_time": (addends_weighted_at_run_time, X, Y, 0.0, 0.5),
     "joined_with_none": (joined_with_none, X),
     "sums_of_repeated": (sums_of_repeated, repeated(X)),
     "sums_of_expanded": (sums_of_repeated, expanded(normal(3, 1), 3, 70)),
@@ -666,7 +676,8 @@ GRADIENTS = {
 
 
 # What PyTorch alone does otherwise than eager.
-EXCEPTIONS: Exceptions = {}
+_TRACED = "a trace holds no modes of gradients"
+EXCEPTIONS: Exceptions = {("torchscript:trace", "gradients.stopped:gradients"): ("pytorch", _TRACED)}
 
 PROGRAMS = [
     *functions("wrapping", WRAPPING),

@@ -304,14 +304,8 @@ _PRODUCTS = (
     _own("linear", products.linear),
     _own("matmul", products.matmul),
     _own("addmv", products.added_to(torch.mv)),
-    _rows(
-        "addmm",
-        Operator(decomposition=products.added_to(torch.mm), whole_with_open_floats=lambda operands: True),
-    ),
-    _rows(
-        "baddbmm",
-        Operator(decomposition=products.added_to(torch.bmm), whole_with_open_floats=lambda operands: True),
-    ),
+    _own("addmm", products.added_to(torch.mm)),
+    _own("baddbmm", products.added_to(torch.bmm)),
     _rows("einsum tensordot", _COMPOSITE),
 )
 
@@ -497,7 +491,7 @@ _FILLING = (
     _rows("linspace", Operator(decomposition=writing.linspace, keeps_dtype=True)),
     _rows("copy", Operator(decomposition=writing.copy, keeps_dtype=True, converts=True)),
     _own("zero", torch.zeros_like),
-    _rows("linspace", Operator(decomposition=writing.linspace, whole_with_open_floats=lambda operands: True)),
+    _rows("linspace", Operator(decomposition=writing.linspace, needs_number="ends depend on")),
     _rows("arange arange.start arange.start_step", Operator(needs_number="size depends on")),
     _rows("scalar_tensor", Operator(rewrite=rewrites.scalar_tensor, takes_sizes=True)),
     # The Torch dialect's floats are of 64 bits; upstream's lowering of some of these leaves the tensor's own.

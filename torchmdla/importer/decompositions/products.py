@@ -52,11 +52,17 @@ def _batched(value: Tensor, batch: list[int]) -> Tensor:
 
 
 def added_to(product: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
-    """``beta · value + alpha · product(left, right)``: the ``addmm`` family. A ``beta`` of 0 drops NaN in ``value``."""
+    """``beta · value + alpha · product(left, right)``: the ``addmm`` family. A ``beta`` of 0 drops NaN in ``value``.
+    Numbers that are known only at run time are 0-d tensors."""
 
-    def add(value: Tensor, left: Tensor, right: Tensor, beta: float = 1, alpha: float = 1) -> Tensor:
+    def add(
+        value: Tensor, left: Tensor, right: Tensor, beta: float | Tensor = 1, alpha: float | Tensor = 1
+    ) -> Tensor:
         result = product(left, right)
-        result = result if alpha == 1 else result * alpha
+        result = result if isinstance(alpha, float | int) and alpha == 1 else result * alpha
+        if isinstance(beta, Tensor):
+            scaled = value * beta
+            return result + torch.where(beta == 0, torch.zeros_like(scaled), scaled)
         if beta == 0:
             return result
         return result + (value if beta == 1 else value * beta)
