@@ -157,7 +157,7 @@ def write_repeated(x: Tensor) -> Tensor:
 
 
 def as_other_strides(x: Tensor) -> tuple[Tensor, Tensor]:
-    y = x * 2
+    y = torch.tanh(x) * 2
     z = y.as_strided((3, 3), (6, 2), 1)
     z.add_(1)
     return y, z * 2
@@ -172,22 +172,22 @@ def write_sorted(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 MADE = {
-    "write_through_chain": (write_through_chain, X),
     "write_base_under_view": (write_base_under_view, X),
     "write_diagonal": (write_diagonal, X),
-    "write_parts": (write_parts, X),
-    "write_unbound": (write_unbound, X),
-    "scan_of_rows": (scan_of_rows, X),
     "swap_without_copy": (swap_without_copy, X),
     "twice_to_column": (twice_to_column, X),
     "double_at_mask": (double_at_mask, X),
     "reshape_or_copy": (reshape_or_copy, X),
     "clamp_slices": (clamp_slices, X),
-    "read_then_write": (read_then_write, X),
     "write_repeated": (write_repeated, X),
 }
 
 MADE_WITHOUT_GRADIENTS = {
+    "read_then_write": (read_then_write, X),
+    "scan_of_rows": (scan_of_rows, X),
+    "write_unbound": (write_unbound, X),
+    "write_parts": (write_parts, X),
+    "write_through_chain": (write_through_chain, X),
     "put_between_slices": (put_between_slices, X, integers(2, high=2)),
     "write_with_other_dtype": (write_with_other_dtype, X),
     "write_out": (write_out, X, Y),
@@ -231,7 +231,7 @@ def inputs_exchanged(x: Tensor, y: Tensor) -> Tensor:
 
 
 def inputs_returned(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    z = x + y
+    z = (x + y) * 2
     return x, z, z, x.t()
 
 
@@ -350,8 +350,8 @@ def detached_in_place(x: Tensor) -> tuple[Tensor, Tensor]:
 def overwritten_in_part(x: Tensor, y: Tensor) -> Tensor:
     z = x * 2
     z[1:3] = y[1:3] * 3
-    z[:, 1] = z[:, 0] * y[:, 2]
-    z.t()[5].mul_(y[:, 0])
+    z[:, 1] = z[:, 0] * 2 + y[:, 2]
+    z.t()[5].mul_(2)
     return torch.tanh(z)
 
 
@@ -404,8 +404,6 @@ COMPLEX = {"conjugate_is_a_view": (conjugate_is_a_view, C), "parts_written": (pa
 class Replaced(nn.Module):
     """A buffer that is another tensor after each call."""
 
-    total: Tensor
-
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("total", torch.zeros(6))
@@ -417,8 +415,6 @@ class Replaced(nn.Module):
 
 class Counted(nn.Module):
     """An integer that counts the calls, and a place in a buffer that depends on it."""
-
-    memory: Tensor
 
     def __init__(self) -> None:
         super().__init__()
@@ -513,7 +509,27 @@ CONTAINERS = {
 }
 
 # What PyTorch alone does otherwise than eager.
-EXCEPTIONS: Exceptions = {}
+_BITS = "TorchScript has no views as another dtype"
+_COPIES = "AOT Autograd takes what dropout returns in evaluation for a copy"
+_TRACED = "a trace holds no modes of gradients"
+_VIEWED = "TorchScript records gradients of views that were taken where none are recorded"
+_AGAIN = "TorchScript has no enable_grad"
+_STATE = "a trace sets no attributes"
+_UNTIED = "PyTorch moves each name of a weight to the lazy device as a weight of its own"
+_UNRECORDED = ("written_unrecorded", "viewed_unrecorded", "recorded_again")
+EXCEPTIONS: Exceptions = {
+    ("torchscript:trace", "inputs.input_seen_as_bits"): ("not captured", _BITS),
+    ("torchscript:script", "inputs.input_seen_as_bits"): ("not captured", _BITS),
+    ("dynamo:compile", "inputs.written_where_it_shares"): ("pytorch", _COPIES),
+    **{("torchscript:trace", f"unrecorded.{name}:gradients"): ("pytorch", _TRACED) for name in _UNRECORDED},
+    ("torchscript:script", "unrecorded.viewed_unrecorded:gradients"): ("pytorch", _VIEWED),
+    **{
+        ("torchscript:script", f"unrecorded.recorded_again{form}"): ("not captured", _AGAIN)
+        for form in ("", ":gradients")
+    },
+    **{("torchscript:trace", f"states.{name}"): ("pytorch", _STATE) for name in ("replaced", "counted", "averaged")},
+    **{("lazy:step", f"states.tied{form}"): ("wrong", _UNTIED) for form in ("", ":gradients")},
+}
 
 PROGRAMS = [
     *with_gradients(functions("made", MADE)),

@@ -1,0 +1,282 @@
+"""What changes between calls and compilers have kept from the first one: globals, attributes, modes, sizes, hooks.
+
+``test_silent_values.py`` says where the kinds are from. Eager sees the same changes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.jit import _recursive
+
+import torchmdla
+from torchmdla.testing.compare import assert_matches
+
+# Makes a change to the module or function, and what the calls until the next change run in.
+Change = Callable[[Any], object]
+
+
+@dataclass(frozen=True)
+class Changing:
+    """What makes a module or a function, its arguments, and what is changed before each pair of calls."""
+
+    make: Callable[[], Any]
+    arguments: Sequence[Any]
+    changes: Sequence[Change]
+
+
+def setting(name: str, value: Any) -> Change:
+    """Set an attribute of the module."""
+    return lambda subject: setattr(subject, name, value)
+
+
+def unchanged(subject: Any) -> None:
+    """Leave everything as it is."""
+
+
+class Scaled(nn.Module):
+    """Numbers, a text and a flag that decide what is computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor, self.count, self.kind, self.is_shifted = 2.0, 3, "tanh", False
+        self.weight = nn.Parameter(torch.linspace(-1, 1, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.tanh(x) if self.kind == "tanh" else torch.relu(x)
+        if self.is_shifted:
+            y = y + self.weight
+        for _ in range(self.count):
+            y = y * self.factor + 1
+        return y * self.weight
+
+
+class Regularised(nn.Module):
+    """Layers that compute otherwise in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.norm, self.layer = nn.BatchNorm1d(6), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.relu(self.norm(x))
+        return self.layer(y) * 2 if self.training else torch.tanh(self.layer(y))
+
+
+def layer() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6))
+
+
+def written(write: Callable[[Tensor], object]) -> Change:
+    """Write to the first weight, unrecorded."""
+
+    def change(subject: Any) -> None:
+        with torch.no_grad():
+            write(next(subject.parameters()))
+
+    return change
+
+
+def through_numpy(weight: Tensor) -> None:
+    weight.detach().numpy()[0] = 7
+
+
+def frozen(is_frozen: bool) -> Change:
+    return lambda subject: [weight.requires_grad_(not is_frozen) for weight in subject.parameters()]
+
+
+def in_evaluation(subject: Any) -> None:
+    subject.eval()
+
+
+def in_training(subject: Any) -> None:
+    subject.train()
+
+
+X = torch.linspace(-2, 2, 24).view(4, 6)
+
+MODULES = {
+    "numbers": Changing(Scaled, (X,), [setting("factor", 0.5), setting("factor", -0.0), setting("count", 0)]),
+    "flags": Changing(
+        Scaled, (X,), [setting("is_shifted", True), setting("kind", "relu"), setting("is_shifted", False)]
+    ),
+    "training": Changing(Regularised, (X,), [in_evaluation, in_training, in_evaluation]),
+    "weights_written": Changing(layer, (X,), [written(lambda w: w.mul_(2)), written(lambda w: w[0].fill_(1))]),
+    "weights_as_data": Changing(layer, (X,), [written(lambda w: w.data.add_(1)), written(through_numpy)]),
+    "weights_set": Changing(layer, (X,), [written(lambda w: setattr(w, "data", w.data.flip(0) * 2))]),
+    "weights_frozen": Changing(layer, (X,), [frozen(True), frozen(False)]),
+    "modes": Changing(
+        layer,
+        (X,),
+        [
+            lambda subject: torch.no_grad(),
+            lambda subject: torch.inference_mode(),
+            lambda subject: torch.autocast("cpu", torch.bfloat16),
+            lambda subject: torch.enable_grad(),
+        ],
+    ),
+}
+
+# Only torch.compile sees a change to these: TorchScript has a copy.
+
+
+def hooked_layer() -> nn.Module:
+    made = layer()
+    made[1].register_forward_hook(lambda module, inputs, result: result * len(inputs[0]))
+    return made
+
+
+def replaced_layer(subject: Any) -> None:
+    subject[2] = nn.Linear(6, 3, bias=False)
+    nn.init.constant_(subject[2].weight, 0.25)
+
+
+class Settings:
+    """What a function reads beside its arguments."""
+
+    scale = 2.0
+    function = staticmethod(torch.tanh)
+    steps: list[int] = [1, 2]  # noqa: RUF012 as a program has it
+    names: dict[str, float] = {"first": 1.0, "second": 2.0}  # noqa: RUF012
+
+
+def reading_settings() -> Callable[[Tensor], Tensor]:
+    Settings.scale, Settings.function = 2.0, staticmethod(torch.tanh)
+    Settings.steps, Settings.names = [1, 2], {"first": 1.0, "second": 2.0}
+
+    def function(x: Tensor) -> Tensor:
+        y = Settings.function(x) * Settings.scale
+        for step in Settings.steps:
+            y = y * step + 1
+        for place, (_, value) in enumerate(Settings.names.items()):
+            y = y + value * place
+        return y
+
+    return function
+
+
+def reading_closure() -> Callable[..., Any]:
+    numbers = [2.0]
+
+    def function(x: Tensor) -> Tensor:
+        return torch.sigmoid(x) * numbers[0] + len(numbers)
+
+    function.numbers = numbers
+    return function
+
+
+def making_numbers() -> Callable[[Tensor], Tensor]:
+    def function(x: Tensor) -> Tensor:
+        made = torch.tensor([0.1, 0.2, 0.3]) * 3
+        return (torch.ones(3) * made).to(torch.float64).sum() + torch.arange(6.0).to(x.dtype) * x
+
+    return function
+
+
+@contextlib.contextmanager
+def default_dtype(dtype: torch.dtype):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    yield
+    torch.set_default_dtype(before)
+
+
+def drawing() -> Callable[[Tensor], Tensor]:
+    def function(x: Tensor) -> Tensor:
+        torch.manual_seed(5)
+        y = torch.rand(4, 6) + x * 2
+        return y * torch.rand_like(x) + torch.randperm(6)
+
+    return function
+
+
+def on_error() -> Callable[..., Any]:
+    seen: list[int] = []
+
+    def function(x: Tensor) -> Tensor:
+        y = x * 2
+        try:
+            if len(seen) % 2:
+                raise ValueError("odd")
+            y = torch.tanh(y)
+        except ValueError:
+            y = torch.relu(y) + 1
+        finally:
+            seen.append(1)
+        return y * len(seen)
+
+    return function
+
+
+FUNCTIONS = {
+    "hooks": Changing(hooked_layer, (X,), [frozen(True)]),
+    "layer_replaced": Changing(layer, (X,), [replaced_layer]),
+    "global_number": Changing(reading_settings, (X,), [lambda _: setattr(Settings, "scale", -1.0)]),
+    "global_function": Changing(reading_settings, (X,), [lambda _: setattr(Settings, "function", torch.relu)]),
+    "list_grown": Changing(
+        reading_settings, (X,), [lambda _: Settings.steps.append(4), lambda _: Settings.steps.clear()]
+    ),
+    "dict_order": Changing(
+        reading_settings, (X,), [lambda _: Settings.names.update(first=Settings.names.pop("first")), unchanged]
+    ),
+    "closure": Changing(
+        reading_closure, (X,), [lambda f: f.numbers.append(1.0), lambda f: f.numbers.__setitem__(0, -3.0)]
+    ),
+    "default_dtype": Changing(making_numbers, (X,), [lambda _: default_dtype(torch.float64), unchanged]),
+    "seeded": Changing(drawing, (X,), [unchanged]),
+    "caught": Changing(on_error, (X,), [unchanged, unchanged]),
+}
+
+
+def results(subject: Any, called: Any, case: Changing) -> list[Any]:
+    """What calls give before and after each change, with gradients of weights where there are any."""
+    found = []
+    for change in [unchanged, *case.changes]:
+        context = change(subject)
+        with context if isinstance(context, contextlib.AbstractContextManager) else contextlib.nullcontext():
+            for _ in range(2):
+                result = called(*case.arguments)
+                found.append(result.detach().clone())
+                weights = [weight for weight in parameters(subject) if weight.requires_grad]
+                if result.requires_grad:
+                    gradients = torch.autograd.grad(result.float().square().sum(), weights, allow_unused=True)
+                    # Under autocast they are as exact as the results.
+                    found += [gradient if gradient is None else gradient.to(result.dtype) for gradient in gradients]
+    return found
+
+
+def parameters(subject: Any) -> list[Tensor]:
+    return list(subject.parameters()) if isinstance(subject, nn.Module) else []
+
+
+def expected(case: Changing) -> list[Any]:
+    subject = case.make()
+    return results(subject, subject, case)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_scripted(name):
+    case = MODULES[name]
+    _recursive.concrete_type_store = _recursive.ConcreteTypeStore()
+    scripted = torch.jit.script(case.make())
+    found = results(scripted, scripted, case)
+    assert torchmdla.stats().specialisations > 0
+    assert_matches(found, expected(case), layers=4)
+
+
+@pytest.mark.parametrize("name", {**MODULES, **FUNCTIONS})
+def test_compiled(name):
+    case = {**MODULES, **FUNCTIONS}[name]
+    torch._dynamo.reset()
+    subject = case.make()
+    found = results(subject, torch.compile(subject, backend="torchmdla"), case)
+    assert torchmdla.stats().specialisations > 0
+    assert_matches(found, expected(case), layers=4)
