@@ -32,6 +32,9 @@
 // used outside of its own group stays in the block, and every group that uses it gets a copy: what
 // comes in is the tensor that it is a view of, so that a weight is seen to be one.
 //
+// What switches modes (`with torch.no_grad()`) comes behind all before it and before all behind it:
+// no group is in two modes, and no view that leaves its mode is copied.
+//
 // A branch that a module's attributes alone decide (`if self.training`) is taken as a whole if the
 // device takes all of either side: its condition becomes a flag of the group, and the group is
 // grouped anew for the values of its flags that a call brings (mode_specialised_group.h).

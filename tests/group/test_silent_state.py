@@ -12,11 +12,14 @@ from typing import Any
 
 import pytest
 import torch
+from silent import Exceptions, assert_as_eager
 from torch import Tensor, nn
 from torch.jit import _recursive
 
 import torchmdla
 from torchmdla.testing.compare import assert_matches
+from torchmdla.testing.programs.inputs import integers, normal, overlapping, strided, transposed
+from torchmdla.testing.programs.program import Program, constantly
 
 # Makes a change to the module or function, and what the calls until the next change run in.
 Change = Callable[[Any], object]
@@ -280,3 +283,95 @@ def test_compiled(name):
     found = results(subject, torch.compile(subject, backend="torchmdla"), case)
     assert torchmdla.stats().specialisations > 0
     assert_matches(found, expected(case), layers=4)
+
+
+# --- calls that differ ------------------------------------------------------------------------------------------
+
+
+def halves_of_size(x: Tensor) -> tuple[Tensor, Tensor]:
+    half = (x.size(0) + 1) // 2
+    y = x * half + x.numel() % 3
+    return y[:half].sum(0), torch.cat([y[half:], y[:half]]) * (1 if x.size(0) > 2 else 2)
+
+
+def broadcast_or_not(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    z = x * 2 + y
+    return z.sum(-1), torch.where(z > 0, x, y).expand_as(z) * z
+
+
+def normalised(x: Tensor) -> Tensor:
+    y = x - x.mean(0, keepdim=True)
+    return y / (y.square().sum(0, keepdim=True) / max(x.size(0) - 1, 1) + 1e-3).sqrt()
+
+
+def numbers_of_kinds(x: Tensor, number: float, count: int, flag: bool) -> tuple[Tensor, Tensor]:
+    y = x * number + count
+    if flag:
+        y = y // 0.5
+    return 1 / (x * 0 + number), y * count
+
+
+def looped(x: Tensor, count: int) -> Tensor:
+    y = torch.tanh(x)
+    for i in range(count):
+        y = y * 0.5 + x * i
+        if y.size(0) == i:
+            break
+    return y * 2
+
+
+def looked_up(x: Tensor, at: Tensor) -> Tensor:
+    return x[at].cumsum(0) * 2 + x[-1]
+
+
+ROWS = tuple((normal(rows, 6),) for rows in (4, 7, 2, 1, 0))
+LAYOUTS = tuple((layout(normal(5, 6)),) for layout in (transposed, strided, overlapping))
+PAIRS = tuple(
+    (normal(*left), normal(*right))
+    for left, right in (
+        ((4, 6), (4, 6)),
+        ((4, 6), (1, 6)),
+        ((1, 6), (5, 6)),
+        ((3, 1), (6,)),
+        ((), (2, 3)),
+        ((7, 6), (7, 6)),
+    )
+)
+KINDS = tuple(
+    (normal(4, 6), number, count, flag)
+    for number, count, flag in (
+        (2.0, 1, True),
+        (0.0, 1, True),
+        (-0.0, 1, True),
+        (-0.0, 0, False),
+        (float("nan"), 1, True),
+    )
+)
+COUNTS = tuple((normal(4, 6), count) for count in (3, 0, 6))
+PLACES = tuple((normal(rows, 3), integers(2, high=rows)) for rows in (5, 3, 8, 1))
+TYPES = tuple((normal(4, 6, dtype=dtype),) for dtype in (torch.float32, torch.float64, torch.bfloat16))
+
+SERIES = {
+    "halves_of_size": (halves_of_size, ROWS),
+    "normalised_rows": (normalised, ROWS),
+    "normalised_layouts": (normalised, LAYOUTS),
+    "normalised_types": (normalised, TYPES),
+    "broadcast_or_not": (broadcast_or_not, PAIRS),
+    "numbers_of_kinds": (numbers_of_kinds, KINDS),
+    "looped": (looped, COUNTS),
+    "looked_up": (looked_up, PLACES),
+}
+
+# A trace has the decisions of its first call.
+EXCEPTIONS: Exceptions = {}
+
+PROGRAMS = [
+    Program(f"series.{name}", constantly(function), calls[0], series=(*calls[:1] * 2, *calls, *calls[:1]))
+    for name, (function, calls) in SERIES.items()
+]
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
+@pytest.mark.usefixtures("lazy_device")
+def test_series(program):
+    assert_as_eager(program, EXCEPTIONS)
