@@ -13,6 +13,7 @@
 #include <torch/csrc/jit/runtime/interpreter.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <optional>
 
@@ -173,7 +174,11 @@ private:
         constants[i]->f_(c10::attr::value, floats[i]);
       }
     }
-    torch::jit::ConstantPooling(graph);
+    // PyTorch takes zeros of both signs for one constant.
+    if (std::none_of(written.begin(), written.end(), [](const auto& constant) {
+          return constant.second == 0 && std::signbit(constant.second);
+        }))
+      torch::jit::ConstantPooling(graph);
     if (has_groups) {
       const std::vector<int64_t> indices(parameters.begin(), parameters.end());
       statistics().groups +=

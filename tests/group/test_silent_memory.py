@@ -516,7 +516,7 @@ _VIEWED = "TorchScript records gradients of views that were taken where none are
 _AGAIN = "TorchScript has no enable_grad"
 _STATE = "a trace sets no attributes"
 _UNTIED = "PyTorch moves each name of a weight to the lazy device as a weight of its own"
-_UNRECORDED = ("written_unrecorded", "viewed_unrecorded", "recorded_again")
+_UNRECORDED = ("written_unrecorded", "viewed_unrecorded", "recorded_again", "unrecorded_in_branch")
 EXCEPTIONS: Exceptions = {
     ("torchscript:trace", "inputs.input_seen_as_bits"): ("not captured", _BITS),
     ("torchscript:script", "inputs.input_seen_as_bits"): ("not captured", _BITS),
