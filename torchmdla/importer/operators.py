@@ -491,7 +491,6 @@ _FILLING = (
     _rows("linspace", Operator(decomposition=writing.linspace, keeps_dtype=True)),
     _rows("copy", Operator(decomposition=writing.copy, keeps_dtype=True, converts=True)),
     _own("zero", torch.zeros_like),
-    _rows("linspace", Operator(decomposition=writing.linspace, needs_number="ends depend on")),
     _rows("arange arange.start arange.start_step", Operator(needs_number="size depends on")),
     _rows("scalar_tensor", Operator(rewrite=rewrites.scalar_tensor, takes_sizes=True)),
     # The Torch dialect's floats are of 64 bits; upstream's lowering of some of these leaves the tensor's own.

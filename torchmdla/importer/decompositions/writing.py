@@ -46,24 +46,6 @@ def copy(value: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     return source.to(value.dtype).expand(value.shape)
 
 
-def linspace(start: float, end: float, steps: int, dtype: torch.dtype | None = None, *_: object) -> Tensor:
-    """Counted from the nearer end in the dtype's precision, as eager's kernel does. Upstream counts in float32.
-
-    Raises:
-        CompileError: of integers; eager drops fractions that depend on how its own kernel was compiled.
-    """
-    made = dtype or torch.get_default_dtype()
-    if not made.is_floating_point:
-        raise CompileError("linspace of integers is not supported")
-    exact = torch.float64 if made == torch.float64 else torch.float32
-    step = (end - start) / max(steps - 1, 1)
-    place = torch.arange(steps)
-    behind = steps - 1 - place
-    # A single element is the start.
-    is_near = place < max(steps // 2, 2 - steps)
-    return torch.where(is_near, place.to(exact) * step + start, end - behind.to(exact) * step).to(made)
-
-
 def fill(value: Tensor, number: Tensor | float) -> Tensor:
     return copy(value, number) if isinstance(number, Tensor) else torch.full_like(value, number)
 
@@ -71,11 +53,16 @@ def fill(value: Tensor, number: Tensor | float) -> Tensor:
 def linspace(
     start: float | Tensor, end: float | Tensor, steps: int, dtype: torch.dtype | None = None, *_: object
 ) -> Tensor:
-    """Steps from the start for the first half, and back from the end for the other."""
+    """Count from the start for the first half, and back from the end for the other.
+
+    Raises:
+        CompileError: of integers; eager drops fractions that depend on how its own kernel was compiled.
+    """
     dtype = dtype or torch.get_default_dtype()
-    wide = dtype if dtype.is_floating_point else torch.float64
-    first, last = (torch.fill(torch.zeros((), dtype=dtype), number).to(wide) for number in (start, end))
+    if not dtype.is_floating_point:
+        raise CompileError("linspace of integers is not supported")
+    first, last = (torch.fill(torch.zeros((), dtype=dtype), number) for number in (start, end))
     step = (last - first) / max(steps - 1, 1)
     place = torch.arange(steps)
-    forwards, backwards = first + step * place.to(wide), last - step * (steps - 1 - place).to(wide)
-    return torch.where((place < steps // 2) | (place == 0), forwards, backwards).to(dtype)
+    forwards, backwards = first + step * place.to(dtype), last - step * (steps - 1 - place).to(dtype)
+    return torch.where((place < steps // 2) | (place == 0), forwards, backwards)
