@@ -55,9 +55,7 @@ def added_to(product: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tenso
     """``beta · value + alpha · product(left, right)``: the ``addmm`` family. A ``beta`` of 0 drops NaN in ``value``.
     Numbers that are known only at run time are 0-d tensors."""
 
-    def add(
-        value: Tensor, left: Tensor, right: Tensor, beta: float | Tensor = 1, alpha: float | Tensor = 1
-    ) -> Tensor:
+    def add(value: Tensor, left: Tensor, right: Tensor, beta: float | Tensor = 1, alpha: float | Tensor = 1) -> Tensor:
         result = product(left, right)
         result = result if isinstance(alpha, float | int) and alpha == 1 else result * alpha
         if isinstance(beta, Tensor):
