@@ -9,6 +9,7 @@
 #include "support/forks.h"
 #include "weight_inputs.h"
 
+#include <torch/csrc/jit/ir/constants.h>
 #include <torch/csrc/jit/passes/constant_pooling.h>
 #include <torch/csrc/jit/runtime/interpreter.h>
 
@@ -31,6 +32,20 @@ constexpr int most_changes = 3;
 // Equal as bits: -0.0 is not 0.0, and NaN is itself.
 bool same(double one, double other) {
   return std::memcmp(&one, &other, sizeof one) == 0;
+}
+
+// Whether a number among the constants is one that PyTorch's pooling takes for 0.
+bool has_negative_zero(const Graph& graph) {
+  return std::any_of(graph.nodes().begin(), graph.nodes().end(), [](const torch::jit::Node* node) {
+    if (node->kind() != c10::prim::Constant) return false;
+    const auto known = torch::jit::toIValue(node->output());
+    if (!known) return false;
+    const bool is_number = known->isTensor() && known->toTensor().numel() == 1 &&
+                           known->toTensor().is_floating_point();
+    if (!known->isDouble() && !is_number) return false;
+    const auto number = is_number ? known->toTensor().item<double>() : known->toDouble();
+    return number == 0 && std::signbit(number);
+  });
 }
 
 } // namespace
@@ -174,11 +189,7 @@ private:
         constants[i]->f_(c10::attr::value, floats[i]);
       }
     }
-    // PyTorch takes zeros of both signs for one constant.
-    if (std::none_of(written.begin(), written.end(), [](const auto& constant) {
-          return constant.second == 0 && std::signbit(constant.second);
-        }))
-      torch::jit::ConstantPooling(graph);
+    if (!has_negative_zero(*graph)) torch::jit::ConstantPooling(graph);
     if (has_groups) {
       const std::vector<int64_t> indices(parameters.begin(), parameters.end());
       statistics().groups +=
