@@ -2,13 +2,18 @@
 
 #include "fusion/device_table.h"
 #include "fusion/fusion_pass.h"
+#include "fusion/graph_values.h"
 #include "support/forks.h"
 #include "ungrouped.h"
 
 #include <torch/csrc/jit/passes/constant_propagation.h>
+#include <torch/csrc/jit/runtime/custom_operator.h>
+
+#include <functional>
 
 namespace torchmdla {
 
+using torch::jit::Block;
 using torch::jit::Graph;
 using torch::jit::Node;
 using torch::jit::Stack;
@@ -21,9 +26,43 @@ namespace {
 // Modules have few modes. Past this many, further ones share a variant that keeps its branches.
 constexpr size_t most_variants = 32;
 
+// Takes the result of a random draw: where nothing else does, the draw is made all the same.
+c10::Symbol drawn_symbol() {
+  static const auto symbol = c10::Symbol::fromQualString("mdla::drawn");
+  return symbol;
+}
+
+const torch::jit::RegisterOperators drawn({torch::jit::Operator(
+    "mdla::drawn(Tensor draw) -> ()", [](Stack& stack) { stack.pop_back(); },
+    c10::AliasAnalysisKind::CONSERVATIVE)});
+
+void for_each_node(Block* block, const std::function<void(Node*)>& visit) {
+  for (auto it = block->nodes().begin(); it != block->nodes().end();) {
+    auto* node = *it++;
+    for (auto* inner : node->blocks())
+      for_each_node(inner, visit);
+    visit(node);
+  }
+}
+
 void write_in(Graph& graph, size_t input, bool flag) {
   torch::jit::WithInsertPoint at_the_top(*graph.nodes().begin());
   graph.inputs()[input]->replaceAllUsesWith(graph.insertConstant(flag));
+}
+
+// Leaves out the branches that constants decide against. They may have the only use of a random
+// number that is drawn before them.
+void leave_out_branches(std::shared_ptr<Graph>& graph) {
+  for_each_node(graph->block(), [&](Node* node) {
+    if (!node->isNondeterministic() || node->outputs().size() != 1) return;
+    const torch::jit::WithInsertPoint behind(node->next());
+    if (is_tensor(node->output()))
+      graph->insertNode(graph->create(drawn_symbol(), {node->output()}, /*num_outputs=*/0));
+  });
+  torch::jit::ConstantPropagationImmutableTypes(graph);
+  for_each_node(graph->block(), [](Node* node) {
+    if (node->kind() == drawn_symbol() && node->input()->uses().size() > 1) node->destroy();
+  });
 }
 
 // The group that is all of `graph`, with nothing but constants beside it, and whose outputs are the
@@ -100,7 +139,7 @@ ModeSpecialisedGroup::make(const Flags& flags) const {
   made->graph = graph_->copy();
   for (size_t i = 0; i < flags.size(); ++i)
     write_in(*made->graph, flag_inputs_[i], flags[i]);
-  torch::jit::ConstantPropagationImmutableTypes(made->graph);
+  leave_out_branches(made->graph);
   group_anew(*made);
   return made;
 }
