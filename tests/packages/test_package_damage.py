@@ -110,8 +110,8 @@ def test_bits_of_the_file_are_flipped(package: Path, example: Path, folder: Path
     found = load_all(paths, example)
     for path, place in zip(paths, places, strict=True):
         # PyTorch's unpickler reserves the memory that a damaged length of its own asks for.
-        if not (found[path].error and place in outside):
-            assert_harmless(found[path], path.name)
+        result = replace(found[path], peak=0) if place in outside else found[path]
+        assert_harmless(result, path.name)
     # The test would say nothing if PyTorch refused all of them.
     assert sum(bool(one.refused) for one in found.values()) > 50
 
