@@ -49,7 +49,7 @@ _FAULTS_OF_EAGER: Mapping[str, str] = {
     "opinfo._segment_reduce": "offsets that decrease or are beyond the end",
     "opinfo.tensor_split": "a great number of sections",
     "opinfo.linalg.eig": "NaN and infinity",
-    "opinfo.linalg.ldl_solve": "pivots that are no places",
+    "opinfo.linalg.ldl_solve": "pivots that are outside of the matrix",
     "opinfo.linalg.lstsq": "NaN",
     "numbers.aten::_native_multi_head_attention": "no heads",
     "numbers.aten::_transformer_encoder_layer_fwd": "no heads",
@@ -94,7 +94,7 @@ def _corrupted(program: Program, seed: int) -> Iterator[Program]:
     make = partial(replace, program, inputs=good, errors=True)
     name = f"{_PREFIX}{program.name}"
     others = [changed for place in range(len(good)) for changed in _changed(good, place, Tensor)]
-    # Integers of an operator that computes with them are no indices.
+    # Integers of an operator that computes with them are not indices.
     tensors = [leaf for leaf in tree_leaves(good) if isinstance(leaf, Tensor)]
     if any(leaf.dtype in _INTEGERS for leaf in tensors) or not all(_is_taken(program, inputs) for inputs in others):
         yield make(name=name, series=(*[good] * _UNTIL_COMPILED, *others, good))
@@ -109,7 +109,7 @@ def _corrupted(program: Program, seed: int) -> Iterator[Program]:
 
 
 def _is_taken(program: Program, inputs: Inputs) -> bool:
-    """Whether eager takes a call."""
+    """Return whether eager takes a call."""
     given = tree_map(lambda leaf: copied(leaf) if isinstance(leaf, Tensor) else leaf, inputs)
     try:
         with torch.no_grad():
@@ -169,7 +169,7 @@ def _numbers(dtype: torch.dtype, sizes: Sequence[int]) -> Sequence[Any]:
     if dtype not in _INTEGERS:
         return _FLOATS
     limits = torch.iinfo(dtype)
-    # As a count, a number is so large that there is no memory for it at all, or so small that it takes no time.
+    # A number that is used as a count is too large for any memory, or so small that it takes little time.
     far = 2**40 if dtype == torch.int64 else 10**5
     return [number for number in (*_around(sizes), far, -far, limits.min) if limits.min <= number <= limits.max]
 

@@ -76,7 +76,7 @@ def _takes_numbers(name: str) -> bool:
 
 
 def _takes_0d_tensors(name: str) -> bool:
-    """Whether eager takes a 0-d tensor in the place of one with dimensions, beside others."""
+    """Return whether eager takes a 0-d tensor in the place of one with dimensions, beside others."""
     for sample in SAMPLES.get(name, []):
         tensors = [n for n, one in enumerate(sample) if isinstance(one, Tensor) and not one.is_quantized]
         for place in tensors if len(tensors) > 1 else ():

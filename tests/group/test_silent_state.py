@@ -1,4 +1,4 @@
-"""What changes between calls and compilers have kept from the first one: globals, attributes, modes, sizes, hooks.
+"""State that changes between calls, and that compilers keep from the first one: globals, attributes, modes, hooks.
 
 ``test_silent_values.py`` says where the kinds are from. Eager sees the same changes.
 """
@@ -27,7 +27,7 @@ Change = Callable[[Any], object]
 
 @dataclass(frozen=True)
 class Changing:
-    """What makes a module or a function, its arguments, and what is changed before each pair of calls."""
+    """A maker of a module or a function, its arguments, and the changes before each pair of calls."""
 
     make: Callable[[], Any]
     arguments: Sequence[Any]
@@ -143,7 +143,7 @@ def replaced_layer(subject: Any) -> None:
 
 
 class Settings:
-    """What a function reads beside its arguments."""
+    """Globals that a function reads beside its arguments."""
 
     scale = 2.0
     function = staticmethod(torch.tanh)
@@ -240,7 +240,7 @@ FUNCTIONS = {
 
 
 def results(subject: Any, called: Any, case: Changing) -> list[Any]:
-    """What calls give before and after each change, with gradients of weights where there are any."""
+    """Return the results of calls before and after each change, with gradients of weights where there are any."""
     found = []
     for change in [unchanged, *case.changes]:
         context = change(subject)

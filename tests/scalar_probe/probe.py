@@ -1,4 +1,4 @@
-"""Runs the expressions of the table: what eager computes for one dtype and scalar is one program of a frontend."""
+"""The probe: what eager computes for one dtype and scalar is one program of a frontend."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _LENGTH = 64
 
 @dataclass
 class Report:
-    """What was compared.
+    """Counts of a comparison.
 
     Attributes:
         results: how many were compared with eager's.
@@ -143,9 +143,10 @@ def scripted(expressions: tuple[str, ...], type_: str, value: str) -> Callable[.
     """Return a scripted function of ``expressions``, None where TorchScript refuses them; ``s`` is an argument of
     ``type_``, or ``value`` where that is empty."""
     try:
-        return torch.jit.CompilationUnit(_source(expressions, type_, value)).f  # type: ignore[no-any-return]
+        function: Callable[..., Any] = torch.jit.CompilationUnit(_source(expressions, type_, value)).f
     except RuntimeError:
         return None
+    return function
 
 
 def _function(subject: Subject, expressions: tuple[str, ...], scalar: Any) -> Callable[..., Any] | None:
@@ -158,7 +159,8 @@ def _function(subject: Subject, expressions: tuple[str, ...], scalar: Any) -> Ca
 def _python(expressions: tuple[str, ...], type_: str, value: str) -> Callable[..., Any]:
     names: dict[str, Any] = {"torch": torch, "Tensor": Tensor}
     exec(_source(expressions, type_, value), names)
-    return names["f"]  # type: ignore[no-any-return]
+    function: Callable[..., Any] = names["f"]
+    return function
 
 
 def eager(subject: Subject, expression: str, inputs: Sequence[Any], scalar: Any) -> Tensor | None:
@@ -173,7 +175,7 @@ def eager(subject: Subject, expression: str, inputs: Sequence[Any], scalar: Any)
 
 
 class _Reads(TorchDispatchMode):
-    """Whether numbers are read from tensors."""
+    """A mode that notes whether numbers are read from tensors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -185,14 +187,14 @@ class _Reads(TorchDispatchMode):
 
 
 def _reads_value(subject: Subject, expression: str, tensors: Sequence[Tensor], scalar: Any) -> bool:
-    """Whether a number is made of the 0-d tensor, which a trace would keep as a constant."""
+    """Return whether a number is made of the 0-d tensor, which a trace would keep as a constant."""
     with _Reads() as reads:
         eager(subject, expression, tensors, scalar)
     return reads.found
 
 
 def is_same(actual: Tensor, expected: Tensor) -> bool:
-    """Whether all bits are, but for those of a NaN."""
+    """Return whether two tensors have the same bits, but for those of a NaN."""
     if actual.dtype != expected.dtype or actual.shape != expected.shape:
         return False
     equal = (actual == expected) & (torch.signbit(actual) == torch.signbit(expected))
@@ -200,7 +202,7 @@ def is_same(actual: Tensor, expected: Tensor) -> bool:
 
 
 def _without_subnormals(halves: Tensor) -> Tensor:
-    """Zeros for what instructions of processors that round to bfloat16 make zeros of."""
+    """Return zeros where instructions of processors that round to bfloat16 make zeros."""
     is_subnormal = halves.abs() < torch.finfo(torch.bfloat16).tiny
     return torch.where(is_subnormal, torch.copysign(torch.zeros_like(halves), halves), halves)
 
@@ -224,11 +226,8 @@ def difference(expression: str, actual: Tensor, expected: Tensor) -> str:
     if is_same(actual, expected):
         return ""
     if expression in table.QUANTISED and actual.shape == expected.shape:
-        return (
-            ""
-            if bool(((actual.double() - expected.double()).abs() <= table.ROUNDED).all())
-            else f"{actual} instead of {expected}"
-        )
+        is_near = bool(((actual.double() - expected.double()).abs() <= table.ROUNDED).all())
+        return "" if is_near else f"{actual} instead of {expected}"
     approximate = (*table.APPROXIMATE, *table.APPROXIMATE_WITH_TENSORS)
     if actual.shape == expected.shape and (expression in approximate or _is_fused(expression, expected.dtype)):
         try:
@@ -250,12 +249,12 @@ def _is_exempted(subject: Subject, expression: str, scalar: Any) -> bool:
 
 
 def _is_of_capture(actual: Tensor, alone: list[list[Tensor]] | None, place: int) -> bool:
-    """Whether a result is what PyTorch's own capture gives."""
+    """Return whether a result is what PyTorch's own capture gives."""
     return alone is not None and is_same(actual, alone[place][0])
 
 
 def _is_either(expression: str, actual: Tensor, vector: Tensor, scalar: Tensor) -> bool:
-    """Whether each element is that of eager's vector code or that of its scalar code."""
+    """Return whether each element is that of eager's vector code or that of its scalar code."""
     if not actual.shape == vector.shape == scalar.shape:
         return False
     elements = zip(actual, vector, scalar, strict=True)
@@ -287,7 +286,8 @@ def _by_scalar_code(subject: Subject, expression: str, tensors: Sequence[Tensor]
     """Return what eager computes of one element at a time, which fills no vector; None of what is not elementwise."""
     single = [[tensor[n : n + 1] if len(tensor) == _LENGTH else tensor for tensor in tensors] for n in range(_LENGTH)]
     results = [eager(subject, expression, inputs, scalar) for inputs in single]
-    return torch.cat(results) if all(result is not None and result.shape == (1,) for result in results) else None  # type: ignore[arg-type]
+    elements = [result for result in results if result is not None and result.shape == (1,)]
+    return torch.cat(elements) if len(elements) == len(results) else None
 
 
 def _compare(

@@ -300,7 +300,11 @@ EXEMPTIONS = (
         for text in ("torch.clamp", "aten.hardtanh(")
     ),
     Exemption("quantize_per_tensor", "the device has no quantised tensors", way="acap:device"),
-    Exemption("sub(x, y, alpha", "eager adds, by an alpha that is no -0", scalars=lambda scalar: scalar == 0),
+    Exemption(
+        "sub(x, y, alpha",
+        "eager adds, with an alpha of -0",
+        scalars=lambda scalar: scalar == 0,
+    ),
 )
 
 # Operators that take numbers, or 0-d tensors beside others, and stand in no expression.

@@ -393,6 +393,11 @@ class LoopProgram:
         """The steps that read or write a buffer, in order."""
         return [s for s in self.steps if buffer in s.reads or buffer in s.writes]
 
+    def replace_step(self, step: Step, others: Sequence[Step]) -> None:
+        """Put others in the place of a step."""
+        place = self.steps.index(step)
+        self.steps[place : place + 1] = others
+
     def nests(self) -> list[LoopNest]:
         return [s for s in self.steps if isinstance(s, LoopNest)]
 

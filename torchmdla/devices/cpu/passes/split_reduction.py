@@ -34,8 +34,7 @@ def split_reductions(steps: LoopProgram) -> None:
     for step in steps.nests():
         parts = _parts(step)
         if parts:
-            position = steps.steps.index(step)
-            steps.steps[position : position + 1] = _in_parts(step, parts)
+            steps.replace_step(step, _in_parts(step, parts))
 
 
 def _parts(step: LoopNest) -> dict[int, int]:

@@ -94,8 +94,7 @@ def _use(case: _Candidate) -> None:
     takes = algorithm == _FORCED or (algorithm == _CHOOSING and _pays(case.product, tiles, case.machine))
     note(steps, step, _FORCED if takes else "direct")
     if takes:
-        position = steps.steps.index(step)
-        steps.steps[position : position + 1] = strassen_steps(case.product, tiles)
+        steps.replace_step(step, strassen_steps(case.product, tiles))
 
 
 USE_STRASSEN = Rule(

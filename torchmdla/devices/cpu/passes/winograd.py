@@ -113,8 +113,7 @@ def _use(case: _Candidate) -> None:
     by = costs.best(algorithm_for(steps, step, case.machine))
     note(steps, step, _name(by) if by else "direct", _is_exact(by))
     if by:
-        position = steps.steps.index(step)
-        steps.steps[position : position + 1] = winograd_steps(case.found, by, case.machine.fused, costs.block(by))
+        steps.replace_step(step, winograd_steps(case.found, by, case.machine.fused, costs.block(by)))
 
 
 USE_WINOGRAD = Rule(
