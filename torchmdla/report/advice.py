@@ -90,6 +90,7 @@ _ADVICE = _rows(
         ("", "with these arguments", "call it with other arguments if that is what you mean (model.eval())"),
         ("", "has effects", "write to a new tensor, draw random numbers in a place of their own"),
         ("", "writes through", "make a new tensor (torch.where, slice_scatter) in place of the write"),
+        ("", "gradients are recorded otherwise", "make the view inside of the torch.no_grad() that uses it"),
         ("", "stands alone", "nothing: eager PyTorch is as fast here"),
         ("", "neither a tensor nor a number", "keep lists, dictionaries and objects out of the computation"),
         ("", "a loop changes", "make the integer a tensor, or write the loop out"),
