@@ -17,6 +17,7 @@ from torch.nn import functional
 from torch_mlir import ir
 from written_programs import Builder, Executable, Value, check, normal
 
+import torchmdla
 from torchmdla.compiler.mlir import new_context
 from torchmdla.devices.cpu.expressions import accumulator, constant, operation
 from torchmdla.devices.cpu.kernel_spec import KernelSpec, Operand
@@ -26,6 +27,7 @@ from torchmdla.devices.cpu.parser import parse_program
 from torchmdla.devices.cpu.passes.requantised import keep_floats
 from torchmdla.devices.cpu.printer import program_text
 from torchmdla.importer.types import dtype_number
+from torchmdla.testing.compare import assert_matches
 
 # Processors with the instruction, whatever this one is, and those that compute in float32.
 WITH_WORDS = {
@@ -347,6 +349,17 @@ def test_what_is_read_at_once_stays_float(least: str, zero: str, stays: bool) ->
     steps = parse_program(READ_AT_ONCE.replace("LEAST", least).replace("ZERO", zero))
     keep_floats(steps)
     assert ("arith.fptosi" not in program_text(steps)) == stays
+
+
+def test_what_stays_float_has_no_negative_zero() -> None:
+    def function(x: Tensor) -> Tensor:
+        integers = (x * 16).clamp(-128, 127).round().to(torch.int8)
+        return 1 / (integers.to(torch.float32) * 0.0625)
+
+    x = torch.tensor([-0.01, 0.01, -1.0, 9.0] * 8)
+    compiled = torchmdla.compile(torch.jit.trace(function, x), x)
+    assert_matches(compiled(x), function(x))
+    assert torchmdla.stats().fallbacks == {}
 
 
 # Weights that are read as integers of 8 bits although no product is of integers: few rows walk many of them.

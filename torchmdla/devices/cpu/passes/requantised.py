@@ -1,5 +1,5 @@
 """What is quantised and read as a float at once stays a float: rounded and within bounds, it is the integer that it
-would be made to.
+would be made to. An integer has no -0.
 
 ::
 
@@ -7,15 +7,15 @@ would be made to.
     v1 : f32 = math.roundeven v0                                     v1 : f32 = math.roundeven v0
     v2 : i8 = arith.trunci (arith.addi (arith.fptosi v1), 58)
     v3 : i32 = arith.andi (arith.extsi v2), 255               →
-    v4 : f32 = arith.subf (arith.sitofp v3), 58.0
-    v5 : f32 = arith.mulf v4, 0.0577                                 v5 : f32 = arith.mulf v1, 0.0577
+    v4 : f32 = arith.subf (arith.sitofp v3), 58.0                    v4 : f32 = arith.addf v1, 0.0
+    v5 : f32 = arith.mulf v4, 0.0577                                 v5 : f32 = arith.mulf v4, 0.0577
 """
 
 from __future__ import annotations
 
 import math
 
-from torchmdla.devices.cpu.expressions import Expression, rewritten
+from torchmdla.devices.cpu.expressions import Expression, constant, operation, rewritten
 from torchmdla.devices.cpu.loop_program import LoopProgram
 from torchmdla.devices.cpu.passes.quantised import quantised
 
@@ -38,7 +38,9 @@ def _as_float(value: Expression) -> Expression | None:
         return None
     least, most = _bounds(rounded.operands[0])
     lowest = -128 if found.is_signed else 0
-    return rounded if lowest <= least + moved <= most + moved <= lowest + 255 else None
+    if not lowest <= least + moved <= most + moved <= lowest + 255:
+        return None
+    return operation("arith.addf", [rounded, constant(0.0, "f32")], "f32")
 
 
 def _and_constant(value: Expression, op: str, otherwise: float) -> tuple[Expression, float]:
