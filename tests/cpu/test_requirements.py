@@ -20,6 +20,8 @@ from torchmdla.devices.cpu.passes.defer_norms import DEFER_NORMS
 from torchmdla.devices.cpu.passes.defer_softmax import DEFER_SOFTMAX
 from torchmdla.devices.cpu.passes.fold_scales import FOLD_SCALES
 from torchmdla.devices.cpu.passes.moments import MOMENTS
+from torchmdla.devices.cpu.passes.nibbles import USE_NIBBLES
+from torchmdla.devices.cpu.passes.split_reduction import SPLIT_REDUCTIONS
 from torchmdla.devices.cpu.passes.strassen import USE_STRASSEN
 from torchmdla.devices.cpu.passes.winograd import USE_WINOGRAD
 from torchmdla.devices.cpu.patterns import Rule, apply
@@ -32,6 +34,7 @@ from torchmdla.errors import CompileError
 MACHINES = {
     "winograd": replace(MACHINE, algorithms="winograd2"),
     "strassen": replace(MACHINE, algorithms="strassen"),
+    "nibbles": replace(MACHINE, second_level=32),
 }
 RULES: Mapping[str, Rule[Any]] = {
     "constants": STORE_CONSTANT_FACTORS,
@@ -41,6 +44,8 @@ RULES: Mapping[str, Rule[Any]] = {
     "moments": MOMENTS,
     "winograd": USE_WINOGRAD,
     "strassen": USE_STRASSEN,
+    "split": SPLIT_REDUCTIONS,
+    "nibbles": USE_NIBBLES,
 }
 
 CONVOLUTION = """
@@ -74,6 +79,41 @@ entry {
   }
 }
 """
+SUM = """
+buffer input0 : f32[12, 8]
+buffer result1 : f32[]
+entry {
+  nest d0:12+ d1:8+ {
+    i0 = input0[d0, d1]
+    o0 = from 0.0 : f32
+    v0 : f32 = arith.addf o0, i0
+    result1[] = v0
+  }
+}
+"""
+# A weight has 4 bits, a group of 8 terms a zero and a scale.
+MIXED_PRODUCT = """
+buffer input0 : f32[2, 16]
+buffer parameter1 : i8[16, 4] bits4
+buffer parameter2 : f32[2, 4]
+buffer parameter3 : f32[2, 4]
+buffer result4 : f32[2, 4]
+entry {
+  nest d0:2 d1:4 d2:2+ d3:8+ {
+    i0 = input0[d0, d2 * 8 + d3]
+    i1 = parameter1[d2 * 8 + d3, d1]
+    i2 = parameter2[d2, d1]
+    i3 = parameter3[d2, d1]
+    o0 = from 0.0 : f32
+    v0 : f32 = arith.sitofp i1
+    v1 : f32 = arith.subf v0, i2
+    v2 : f32 = arith.mulf v1, i3
+    v3 : f32 = arith.mulf i0, v2
+    v4 : f32 = arith.addf o0, v3
+    result4[d0, d1] = v4
+  }
+}
+"""
 
 # Programs that the rules rewrite.
 REWRITTEN: Mapping[str, str] = {
@@ -83,6 +123,8 @@ REWRITTEN: Mapping[str, str] = {
     "moments": MEAN_AND_VARIANCE,
     "winograd": CONVOLUTION,
     "strassen": PRODUCT,
+    "split": SUM,
+    "nibbles": MIXED_PRODUCT,
 }
 
 # Parts of these programs: the nests that are rewritten last, and the ends of bodies.
@@ -264,6 +306,16 @@ BROKEN: Mapping[str, Mapping[str, tuple[tuple[str, str], ...]]] = {
             ("f32[", "f32[2, "),
         ),
         "columns and terms have two halves": (("d1:4", "d1:3"), ("4, 16]", "3, 16]")),
+    },
+    "split": {
+        "results may be combined in any order": (("addf o0, i0", "addf i0, i0"),),
+        "a second start changes no result": (("from 0.0", "from 1.0"),),
+    },
+    "nibbles": {
+        "the sum starts from zero": (("from 0.0", "from 1.0"),),
+        "nothing is checked of the products": (
+            ("    result4", "    v5 : i1 = arith.cmpf i0, 1.5 : f32 {predicate = 4 : i64}\n    check v5\n    result4"),
+        ),
     },
 }
 CASES = [

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from nest_running import MACHINE
 from test_tile_fusion import steps_of
 from torch import Tensor
 from torch.nn import functional
@@ -15,7 +16,8 @@ from written_programs import Builder, Value, normal
 import torchmdla
 from torchmdla.devices.cpu.loop_program import LoopNest
 from torchmdla.devices.cpu.parser import parse_program
-from torchmdla.devices.cpu.passes.split_reduction import split_reductions
+from torchmdla.devices.cpu.passes.split_reduction import SPLIT_REDUCTIONS
+from torchmdla.devices.cpu.patterns import apply
 from torchmdla.testing.compare import assert_matches
 
 
@@ -86,7 +88,7 @@ entry {
 
 def test_an_index_is_found_in_parts() -> None:
     steps = parse_program(INDEX)
-    split_reductions(steps)
+    apply([SPLIT_REDUCTIONS], steps, MACHINE)
     assert [step.sizes for step in steps.nests()] == [(128, 4096), (128,)]
 
 

@@ -77,7 +77,7 @@ class Rule(Generic[Case]):
     """A rewrite of nests that keeps the values of programs.
 
     Attributes:
-        value: the pattern of the value of a nest of one output.
+        value: the pattern of the value of a nest of one output; None for a rule of all nests.
         reader: is called once for the program and the machine. It returns a function of a nest and of what has names in
             the pattern. That one returns what ``requires`` and ``rewrite`` need to know, or None: then the rewrite does
             not pay, or there is nothing that it could rewrite.
@@ -86,7 +86,7 @@ class Rule(Generic[Case]):
             program computes.
     """
 
-    value: Pattern
+    value: Pattern | None
     reader: Callable[[LoopProgram, Machine], Callable[[LoopNest, Captured], Case | None]]
     rewrite: Callable[[Case], None]
     requires: Mapping[str, Callable[[Case], bool]] = field(default_factory=dict)
@@ -97,7 +97,11 @@ class Rule(Generic[Case]):
         Args:
             read: what ``reader`` has returned for the program.
         """
-        for match in self.value.matches(step.values[0]) if len(step.values) == 1 else ():
+        if self.value is None:
+            matches: Iterable[Captured] = [{}]
+        else:
+            matches = self.value.matches(step.values[0]) if len(step.values) == 1 else ()
+        for match in matches:
             case = read(step, match)
             if case is not None and all(holds(case) for holds in self.requires.values()):
                 return case

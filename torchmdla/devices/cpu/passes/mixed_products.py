@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from torchmdla.compiler.sizes import AnySize, estimate
 from torchmdla.devices.cpu.accesses import Access
 from torchmdla.devices.cpu.expressions import Expression, contents
-from torchmdla.devices.cpu.loop_program import LoopNest, split_loop, starts_from_zero
+from torchmdla.devices.cpu.loop_program import LoopNest, split_loop
 from torchmdla.devices.cpu.passes.precompute import IsKnown
 from torchmdla.devices.cpu.patterns import anything, op
 
-_PRODUCT = op("arith.addf", op("accumulator"), op("arith.mulf", anything("floats"), anything("weights")))
+SUM_OF_MIXED_PRODUCTS = op("arith.addf", op("accumulator"), op("arith.mulf", anything("floats"), anything("weights")))
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class MixedProduct:
         floats: read, and widened at most.
         weights: known, and read with a sign.
         rows: the loops that the floats alone vary with.
-        groups: the loops over groups of terms of a sum.
+        groups: the loops over groups of terms of a sum: zeros and scales vary with them.
         terms: the loop over the terms of a group.
     """
 
@@ -75,8 +75,8 @@ class MixedProduct:
 
 
 def mixed_product(step: LoopNest, is_known: IsKnown) -> MixedProduct | None:
-    """What a step sums the products of, if these are of floats that calls bring and integers that are known."""
-    if len(step.outputs) != 1 or step.tables or not starts_from_zero(step) or step.indexed_loops:
+    """Return what a step sums the products of, if these are of floats that calls bring and integers that are known."""
+    if step.tables or step.indexed_loops:
         return None
     factors = _factors(step)
     if len(factors) != 1:
@@ -91,7 +91,7 @@ def mixed_product(step: LoopNest, is_known: IsKnown) -> MixedProduct | None:
 
 def _factors(step: LoopNest) -> list[tuple[Expression, Weights]]:
     """The floats and the weights whose products a step sums."""
-    matches = _PRODUCT.matches(step.values[0])
+    matches = SUM_OF_MIXED_PRODUCTS.matches(step.values[0])
     pairs = [(match["floats"], _weights(match["weights"])) for match in matches]
     return [(floats, weights) for floats, weights in pairs if weights is not None]
 

@@ -16,8 +16,8 @@ groups are summed in groups as well: the rounding error of a sum grows with the 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 from torchmdla.compiler.sizes import AnySize, estimate, quotient, static
@@ -31,15 +31,15 @@ from torchmdla.devices.cpu.expressions import (
     operation,
     reduced,
 )
-from torchmdla.devices.cpu.loop_program import Epilogue, LoopNest, LoopProgram, Users, is_copy
+from torchmdla.devices.cpu.loop_program import Epilogue, LoopNest, LoopProgram, Users, is_copy, sums_from_zero
 from torchmdla.devices.cpu.machine import Machine
-from torchmdla.devices.cpu.passes.dead_code import remove_unread
 from torchmdla.devices.cpu.passes.dot_layouts import WORD, word_along
 from torchmdla.devices.cpu.passes.integer_sums import ahead
 from torchmdla.devices.cpu.passes.makers import elementwise_maker
-from torchmdla.devices.cpu.passes.mixed_products import MixedProduct, mixed_product
+from torchmdla.devices.cpu.passes.mixed_products import SUM_OF_MIXED_PRODUCTS, MixedProduct, mixed_product
 from torchmdla.devices.cpu.passes.precompute import known_accesses
 from torchmdla.devices.cpu.passes.rematerialise import through
+from torchmdla.devices.cpu.patterns import Captured, Rule
 
 _WIDE, _NARROW = "f32", "i8"
 
@@ -57,17 +57,42 @@ _LONGEST, _PART = 512, 256
 _VECTORS = (4, 3, 2, 1)
 
 
-def use_nibbles(steps: LoopProgram, machine: Machine) -> None:
-    """Lets products read weights of 4 bits two at a time, where these come from memory."""
-    if not machine.fused:
-        return
+@dataclass(frozen=True)
+class _Candidate:
+    """A product that reads weights of 4 bits. ``lanes``: floats of a vector."""
+
+    steps: LoopProgram
+    users: Users
+    product: MixedProduct
+    lanes: int
+
+
+def _reader(steps: LoopProgram, machine: Machine) -> Callable[[LoopNest, Captured], _Candidate | None]:
     is_known, users = known_accesses(steps), Users(steps.steps)
-    for step in steps.nests():
-        product = mixed_product(step, is_known)
-        if product is not None and _bits(product.weights.integer, users) == _BITS and _is_worth_it(product, machine):
-            place = steps.steps.index(step)
-            steps.steps[place:place] = _Rewriter(product, users, machine.vector_bytes // 4).rewrite()
-    remove_unread(steps)
+
+    def candidate(step: LoopNest, _: Captured) -> _Candidate | None:
+        product = mixed_product(step, is_known) if machine.fused else None
+        if product is None or _bits(product.weights.integer, users) != _BITS or not _is_worth_it(product, machine):
+            return None
+        return _Candidate(steps, users, product, machine.vector_bytes // 4)
+
+    return candidate
+
+
+def _use(case: _Candidate) -> None:
+    place = case.steps.steps.index(case.product.step)
+    case.steps.steps[place:place] = _Rewriter(case.product, case.users, case.lanes).rewrite()
+
+
+USE_NIBBLES = Rule(
+    SUM_OF_MIXED_PRODUCTS,
+    _reader,
+    _use,
+    {
+        "the sum starts from zero": lambda case: sums_from_zero(case.product.step),
+        "nothing is checked of the products": lambda case: not case.product.step.checks,
+    },
+)
 
 
 def _bits(access: Access, users: Users) -> int:
@@ -78,7 +103,7 @@ def _bits(access: Access, users: Users) -> int:
 
 
 def _is_worth_it(product: MixedProduct, machine: Machine) -> bool:
-    """Whether few rows walk many weights."""
+    """Return whether few rows walk many weights, whose terms fill words."""
     sizes = product.step.sizes
     count = math.prod(estimate(sizes[d]) for d in product.weights.integer.loops)
     rows = math.prod(estimate(sizes[d]) for d in product.rows)

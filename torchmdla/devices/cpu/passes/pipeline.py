@@ -26,7 +26,7 @@ from torchmdla.devices.cpu.passes.layout import block_channels
 from torchmdla.devices.cpu.passes.loop_invariants import hoist_loop_invariants
 from torchmdla.devices.cpu.passes.merge_equal import merge_equal
 from torchmdla.devices.cpu.passes.moments import MOMENTS
-from torchmdla.devices.cpu.passes.nibbles import use_nibbles
+from torchmdla.devices.cpu.passes.nibbles import USE_NIBBLES
 from torchmdla.devices.cpu.passes.pack_activations import pack_activations
 from torchmdla.devices.cpu.passes.pack_weights import pack_weights
 from torchmdla.devices.cpu.passes.precompute import precompute_parameters
@@ -35,7 +35,7 @@ from torchmdla.devices.cpu.passes.reroll import reroll_loops
 from torchmdla.devices.cpu.passes.roundings import drop_roundings
 from torchmdla.devices.cpu.passes.share_buffers import share_buffers
 from torchmdla.devices.cpu.passes.sliced_contractions import fuse_slices, separate_slices
-from torchmdla.devices.cpu.passes.split_reduction import split_reductions
+from torchmdla.devices.cpu.passes.split_reduction import SPLIT_REDUCTIONS
 from torchmdla.devices.cpu.passes.strassen import USE_STRASSEN
 from torchmdla.devices.cpu.passes.tile_fusion import fuse_by_tiles
 from torchmdla.devices.cpu.passes.winograd import USE_WINOGRAD
@@ -72,9 +72,11 @@ RULES: Mapping[str, tuple[Rule[Any], ...]] = {
     "store-constant-factors": (STORE_CONSTANT_FACTORS,),
     "defer-softmax": (DEFER_SOFTMAX,),
     "fold-scales": (DEFER_NORMS, FOLD_SCALES),
+    "use-nibbles": (USE_NIBBLES,),
     "use-winograd": (USE_WINOGRAD,),
     "use-strassen": (USE_STRASSEN,),
     "one-walk-moments": (MOMENTS,),
+    "split-reductions": (SPLIT_REDUCTIONS,),
 }
 
 
@@ -99,7 +101,7 @@ REWRITES = (
     _plain(drop_roundings),
     _rules("fold-scales"),
     Pass("use-dot-products", use_dot_products, is_exact=False),
-    Pass("use-nibbles", use_nibbles, is_exact=False),
+    _rules("use-nibbles"),
     _plain(keep_floats, is_exact=False),
     _rules("use-winograd"),
     _rules("use-strassen"),
@@ -121,7 +123,7 @@ def _by_tiles(tiles: Tiles | None = None) -> tuple[Pass, ...]:
 
 
 # What is for all sizes at once.
-REDUCTIONS = (_rules("one-walk-moments"), _plain(split_reductions, is_exact=False))
+REDUCTIONS = (_rules("one-walk-moments"), _rules("split-reductions"))
 
 # Every pass, in the order in which they run.
 PASSES = (*REWRITES, *REDUCTIONS, *_by_tiles())

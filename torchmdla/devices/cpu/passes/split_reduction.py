@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 
 from torchmdla.compiler.sizes import AnySize, estimate, quotient
 from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
 from torchmdla.devices.cpu.expressions import accessing, accumulator, load, reindexed
 from torchmdla.devices.cpu.loop_program import Epilogue, LoopNest, LoopProgram, final_nest, split_loop
+from torchmdla.devices.cpu.patterns import Captured, Rule
 from torchmdla.devices.cpu.schedule import NEUTRAL, combines_in_any_order
 
 # A reduction of fewer elements is over before a second thread has begun.
@@ -29,23 +31,26 @@ _FEWEST_PARTS, _MOST_PARTS = 16, 128
 _IDEMPOTENT = frozenset(f"arith.{name}" for name in ("maximumf", "minimumf", "maxsi", "minsi", "andi", "ori"))
 
 
-def split_reductions(steps: LoopProgram) -> None:
-    """Replaces such reductions, in place."""
-    for step in steps.nests():
-        parts = _parts(step)
-        if parts:
-            steps.replace_step(step, _in_parts(step, parts))
+@dataclass(frozen=True)
+class _Division:
+    """A nest, and the number of parts of each loop that is split."""
+
+    steps: LoopProgram
+    step: LoopNest
+    parts: dict[int, int]
+
+
+def _division(steps: LoopProgram, step: LoopNest, _: Captured) -> _Division | None:
+    parts = {} if step.initial is None or step.tables else _parts(step)
+    return _Division(steps, step, parts) if parts else None
 
 
 def _parts(step: LoopNest) -> dict[int, int]:
-    """In how many parts to cut each loop, at most as many as it has iterations; none if it does not pay, or is not the
-    same."""
+    """Return the number of parts of each loop that is split; empty if it does not pay."""
     results = math.prod(size for size, reduced in zip(step.sizes, step.reduction, strict=True) if not reduced)
     if not any(step.reduction) or estimate(results) > _MOST_RESULTS:
         return {}
     if estimate(math.prod(step.sizes)) < _LEAST_ELEMENTS:
-        return {}
-    if not _may_start_twice(step):
         return {}
     parts: dict[int, int] = {}
     made = 1
@@ -57,11 +62,10 @@ def _parts(step: LoopNest) -> dict[int, int]:
 
 
 def _may_start_twice(step: LoopNest) -> bool:
-    """Whether partial results, each from the nest's start on, and combined from it on, are the nest's results."""
-    if step.initial is None or step.tables or not combines_in_any_order(final_nest(step)[0]):
-        return False
+    """Return whether partial results, each from the nest's start on, may be combined from it on."""
+    assert step.initial is not None
     # A sum may start from either zero.
-    return all(e.op in _IDEMPOTENT or step.initial.payload == float(NEUTRAL[e.op]) for e in step.values)
+    return all(e.op in _IDEMPOTENT or step.initial.payload == float(NEUTRAL.get(e.op, "nan")) for e in step.values)
 
 
 def _outermost_first(step: LoopNest) -> list[int]:
@@ -76,13 +80,15 @@ def _cut(size: AnySize, most: int) -> int:
     return next(count for count in range(min(estimate(size), most), 0, -1) if quotient(size, count) is not None)
 
 
-def _in_parts(step: LoopNest, parts: dict[int, int]) -> list[LoopNest]:
-    """The step that makes the partial results, and the one that combines them."""
+def _split(case: _Division) -> None:
+    """Replace a step by the one that makes the partial results and the one that combines them."""
+    step, parts = case.step, case.parts
     cut, kept = sorted(parts), [loop for loop, reduced in enumerate(step.reduction) if not reduced]
     sizes = (*(parts[loop] for loop in cut), *(step.sizes[loop] for loop in kept))
     # In one dimension, so that both are not run tile by tile along the loops that are kept.
     buffers = [Buffer("temporary", output.buffer.element, (math.prod(sizes),)) for output in step.outputs]
-    return [_making(step, parts, buffers, kept), _combining(step, cut, kept, sizes, buffers)]
+    making, combining = _making(step, parts, buffers, kept), _combining(step, cut, kept, sizes, buffers)
+    case.steps.replace_step(step, [making, combining])
 
 
 def _making(step: LoopNest, parts: dict[int, int], buffers: Sequence[Buffer], kept: Sequence[int]) -> LoopNest:
@@ -139,3 +145,14 @@ def _across(loops: Sequence[int], sizes: Sequence[AnySize]) -> tuple[AffineExpr]
         factors[loop] = distance
         distance *= sizes[loop]
     return (AffineExpr(tuple(factors)),)
+
+
+SPLIT_REDUCTIONS = Rule(
+    None,
+    lambda steps, _: partial(_division, steps),
+    _split,
+    {
+        "results may be combined in any order": lambda case: combines_in_any_order(final_nest(case.step)[0]),
+        "a second start changes no result": lambda case: _may_start_twice(case.step),
+    },
+)
