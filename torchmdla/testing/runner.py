@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import resource
 import signal
 import sys
 import warnings
@@ -25,8 +26,10 @@ from torchmdla.testing.programs import Program
 # What a process may take beyond the time of a program, to begin.
 _START_SECONDS = 300
 
-# A process is replaced after so many programs, so that what compilers keep does not pile up.
+# A process is replaced after so many programs, or at this part of its memory, so that what compilers keep does not pile
+# up.
 _PROGRAMS_PER_PROCESS = 2000
+_MOST_USED = 0.5
 
 
 @dataclass(frozen=True)
@@ -120,10 +123,12 @@ class _Worker:
         self._at: tuple[int, str] | None = None
         self._since = 0.0
         self._count = 0
+        self._used = 0
 
     def start(self, job: Job) -> None:
         """Gives the process a job. Starts a process where there is none, or an old one."""
-        if self._process is not None and self._count > _PROGRAMS_PER_PROCESS:
+        is_full = self._memory and self._used > _MOST_USED * self._memory
+        if self._process is not None and (self._count > _PROGRAMS_PER_PROCESS or is_full):
             self.stop()
         if self._process is None:
             # Spawned, not forked: threads of PyTorch do not survive a fork.
@@ -132,7 +137,7 @@ class _Worker:
             self._process = context.Process(target=_serve, args=(theirs, self._memory), daemon=False)
             self._process.start()
             theirs.close()
-            self._count = 0
+            self._count = self._used = 0
         assert self._pipe is not None
         self.job, self._at, self._since = job, None, monotonic()
         self._pipe.send(job)
@@ -148,7 +153,8 @@ class _Worker:
         try:
             while self._pipe.poll():
                 message = self._pipe.recv()
-                if message is None:
+                if isinstance(message, int):
+                    self._used = message
                     yield self._over(replace(self.job, begin=0))
                     return
                 if isinstance(message, Outcome):
@@ -200,7 +206,7 @@ def _cause_of_death(code: int) -> str:
 
 
 def _serve(pipe: Connection[Any, Any], memory: int) -> None:
-    """Runs jobs until the other side closes the pipe."""
+    """Run jobs until the other side closes the pipe; send the most bytes that were used after each."""
     limit_memory(memory)
     import torch
 
@@ -224,7 +230,7 @@ def _serve(pipe: Connection[Any, Any], memory: int) -> None:
             outcome = check(program, job.way, variant_of(job.way), job.seed, precision)
             if outcome is not None:
                 pipe.send(outcome)
-        pipe.send(None)
+        pipe.send(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 
 
 def _silence() -> None:
