@@ -293,12 +293,6 @@ EXEMPTIONS = (
         )
         for way in ("lazy:step", "acap:device")
     ),
-    *(
-        Exemption(
-            text, "of zeros 0 is the larger one, as IEEE 754-2019 has it", scalars=lambda scalar: abs(scalar) < 1e-30
-        )
-        for text in ("torch.clamp", "aten.hardtanh(")
-    ),
     Exemption("quantize_per_tensor", "the device has no quantised tensors", way="acap:device"),
     Exemption(
         "sub(x, y, alpha",

@@ -97,10 +97,33 @@ def neg(value: Tensor) -> Tensor:
     return torch.neg(value) if value.is_floating_point() else torch.rsub(value, 0)
 
 
-def clamp(value: Tensor, smallest: Tensor | None = None, largest: Tensor | None = None) -> Tensor:
-    """The smaller of the larger: upstream orders booleans by their signs."""
-    value = value if smallest is None else torch.maximum(value, smallest)
-    return value if largest is None else torch.minimum(value, largest)
+def clamp(value: Tensor, smallest: float | None = None, largest: float | None = None) -> Tensor:
+    """Keep -0 above a bound of 0, and 0 below one of -0: maxima and minima order zeros."""
+    if value.is_floating_point() and smallest == 0 and math.copysign(1, smallest) == 1:
+        value, smallest = torch.relu(value), None
+    if value.is_floating_point() and largest == 0 and math.copysign(1, largest) == -1:
+        value = value if smallest is None else torch.clamp(value, smallest)
+        return -torch.relu(-value)
+    return value if smallest is None and largest is None else torch.clamp(value, smallest, largest)
+
+
+def clamp_max(value: Tensor, largest: float) -> Tensor:
+    return clamp(value, None, largest)
+
+
+def clamp_between(value: Tensor, smallest: Tensor | None = None, largest: Tensor | None = None) -> Tensor:
+    """Return the value itself where it equals a bound. Upstream orders booleans by their signs."""
+    value = value if smallest is None else _limited(torch.maximum, value, smallest)
+    return value if largest is None else _limited(torch.minimum, value, largest)
+
+
+def clamp_below(value: Tensor, largest: Tensor) -> Tensor:
+    return clamp_between(value, None, largest)
+
+
+def _limited(extremum: Callable[[Tensor, Tensor], Tensor], value: Tensor, bound: Tensor) -> Tensor:
+    limited = extremum(value, bound)
+    return torch.where(value == bound, value, limited) if value.is_floating_point() else limited
 
 
 def threshold(value: Tensor, threshold: float, replacement: float) -> Tensor:

@@ -51,12 +51,16 @@ def _and_constant(value: Expression, op: str, otherwise: float) -> tuple[Express
     return (other, number.payload) if number.op == "constant" else (value, otherwise)
 
 
+# MLIR's comparisons ogt and uge, the second of which rectifiers have.
+_GREATER = ("{predicate = 2 : i64}", "{predicate = 10 : i64}")
+
+
 def _is_above(value: Expression) -> bool:
-    """Whether a value is the larger one of another and a constant; the constant if that is NaN."""
+    """Return whether a value is the larger one of another and a constant, whichever it is of a NaN."""
     if value.op != "arith.select" or value.operands[2].op != "constant":
         return False
     condition, *chosen = value.operands
-    return condition.attributes == "{predicate = 2 : i64}" and condition.operands == tuple(chosen)
+    return condition.attributes in _GREATER and condition.operands == tuple(chosen)
 
 
 def _bounds(value: Expression) -> tuple[float, float]:
