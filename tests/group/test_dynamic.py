@@ -98,6 +98,16 @@ def embedded_positions(x: Tensor, table: Tensor) -> Tensor:
     return torch.tanh(nn.functional.embedding(torch.arange(3) + past, table)) + x.sum()
 
 
+def triangles(x: Tensor) -> tuple[Tensor, Tensor]:
+    seen = torch.ones(3, x.size(0), dtype=torch.bool).tril(x.size(0) - 12)
+    return torch.triu(torch.tanh(x), 12 - x.size(0)) * 2, torch.where(seen.unsqueeze(-1), x, 0.0)
+
+
+def cached(x: Tensor) -> Tensor:
+    seen = torch.ones(1, x.size(0), dtype=torch.bool).tril(x.size(0) - 1)
+    return torch.where(seen.unsqueeze(-1), torch.tanh(x), 0.0) * 2
+
+
 def with_sizes(x: Tensor) -> tuple[Tensor, int, int]:
     y = torch.tanh(x.flatten()) * 2
     return y, x.size(0) * x.size(1) + 1, x.size(1) - 2
@@ -174,6 +184,7 @@ CASES = {
     "channels last, height and width": Case(
         CONVOLUTION, lambda n: channels_last(2, n), [[5], [6], [8]], [[9], [70], [4]], (8,)
     ),
+    "a diagonal": Case(cached, lambda n: (torch.randn(n, 3),), [[4], [5], [6]], [[7], [50], [2]], (6,), True),
     "a transposed input": Case(chain, lambda n: (torch.randn(n, 5).t(),), [[4], [3], [6]], [[2], [90], [7]], (6,)),
     "an input with gaps": Case(
         chain, lambda n: (torch.randn(2 * n, 10)[::2, 1:],), [[4], [3], [6]], [[2], [90], [7]], (6,)
@@ -391,6 +402,7 @@ DECIDED = {
     "a quotient that is a size and a factor": (sized_and_scaled_by_a_quotient, rows, AROUND_TWELVE),
     "positions": (embedded_positions, lambda n: (torch.randn(n, 3), torch.randn(90, 4)), [9, 5, 12, 13, 3, 90, 4]),
     "lists of sizes": (with_sizes, rows, AROUND_TWELVE),
+    "a diagonal": (triangles, rows, AROUND_TWELVE),
     "a range": (counted_from_an_offset, rows, [20, 17, 15, 13, 12, 11, 14, 9, 10, 64, 6, 11]),
 }
 

@@ -355,5 +355,6 @@ _SHAPES: Mapping[str, Callable[..., Any]] = {
     "aten::convolution": _convolution,
     "aten::_convolution": _convolution,
     "aten::scalar_tensor": _scalar_tensor,
+    **dict.fromkeys(("aten::tril", "aten::triu"), lambda value, diagonal: value.new_empty(value.shape)),
     **{name: _resized(shape) for name, shape in RESIZED_SHAPES.items()},
 }

@@ -17,7 +17,7 @@ from torchmdla.compiler.program import Argument, Result, Role
 from torchmdla.errors import CompileError, internal_error
 from torchmdla.importer.emitter import Emitter, Value, quote
 from torchmdla.importer.layout import exact_memory_order, invert, memory_order
-from torchmdla.importer.open_floats import as_float, in_tensor_form
+from torchmdla.importer.open_floats import as_float, in_tensor_form, opened
 from torchmdla.importer.operands import NumberTensor, Operand, as_tensor
 from torchmdla.importer.operators import operator
 from torchmdla.importer.packed_weights import PackedWeights, Unpacked, unpacked
@@ -205,6 +205,8 @@ class ProgramBuilder:
             operand if symbol is None else self._size_argument(symbol)
             for operand, symbol in zip(operands, symbols, strict=True)
         ]
+        if operator(qualified_name(schema)).positions:
+            return schema, [opened(self.emitter, operand, (), torch.int64) for operand in with_sizes]
         are_floats = bool(dtypes) and dtypes[0].is_floating_point
         name = qualified_name(schema)
         if are_floats and not operator(name).with_tensors:
@@ -304,6 +306,8 @@ def takes_size_value(
     """Whether an op on tensors of ``dtypes`` may get an integer that varies as ``argument``: it is elementwise, and
     its result does not depend on the kind of the number, or it computes with integers as large as sizes."""
     name = qualified_name(schema)
+    if argument.name in operator(name).positions:
+        return True
     if dtypes and all(dtype.is_floating_point for dtype in dtypes):
         return torch.Tag.pointwise in overload_of(name).tags
     return operator(name).takes_sizes and argument.name in _NUMBERS and set(dtypes) <= {torch.int64}

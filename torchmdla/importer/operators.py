@@ -67,6 +67,7 @@ class Operator:
         whole_with_open_floats: whether it is right, if slower, without its decomposition, which needs its numbers.
         takes_sizes: whether it may compute with sizes that vary among integers. The others look at numbers, for zero
             or a sign.
+        positions: the arguments that are positions among elements, which it takes at run time, whatever the dtype.
         check: what eager's kernel checks of the operands' values and the op that is written for it does not.
         guard: what comes right before it.
         keeps_dtype: whether it is written in dtypes that are only stored (``COMPUTED`` in ``types.py``) as in others:
@@ -89,6 +90,7 @@ class Operator:
     needs_number: str = ""
     whole_with_open_floats: Callable[[Sequence[Any]], bool] | None = None
     takes_sizes: bool = False
+    positions: tuple[str, ...] = ()
     check: Check | None = None
     guard: Guard | None = None
     keeps_dtype: bool = False
@@ -494,6 +496,9 @@ _FILLING = (
     _rows("linspace", Operator(decomposition=writing.linspace, keeps_dtype=True)),
     _rows("copy", Operator(decomposition=writing.copy, keeps_dtype=True, converts=True)),
     _own("zero", torch.zeros_like),
+    _own("tril", writing.tril),
+    _own("triu", writing.triu),
+    _rows("tril triu", Operator(positions=("diagonal",), keeps_dtype=True)),
     _rows("arange arange.start arange.start_step", Operator(needs_number="size depends on")),
     _rows("scalar_tensor", Operator(rewrite=rewrites.scalar_tensor, takes_sizes=True)),
     # The Torch dialect's floats are of 64 bits; upstream's lowering of some of these leaves the tensor's own.

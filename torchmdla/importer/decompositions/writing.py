@@ -66,3 +66,20 @@ def linspace(
     place = torch.arange(steps)
     forwards, backwards = first + step * place.to(dtype), last - step * (steps - 1 - place).to(dtype)
     return torch.where((place < steps // 2) | (place == 0), forwards, backwards)
+
+
+def tril(value: Tensor, diagonal: int | Tensor = 0) -> Tensor:
+    """The diagonal may be known at run time only: upstream has it as a literal."""
+    return torch.where(_diagonals(value) <= diagonal, value, value.new_zeros(()))
+
+
+def triu(value: Tensor, diagonal: int | Tensor = 0) -> Tensor:
+    """As for :func:`tril`."""
+    return torch.where(_diagonals(value) >= diagonal, value, value.new_zeros(()))
+
+
+def _diagonals(value: Tensor) -> Tensor:
+    """Return the number of the diagonal that each element of a matrix is on."""
+    rows, columns = value.shape[-2:]
+    device = value.device
+    return torch.arange(columns, device=device) - torch.arange(rows, device=device).unsqueeze(1)
