@@ -73,8 +73,7 @@ TIMM = {
 
 TORCHVISION = {
     "squeezenet": (of("torchvision.models:squeezenet1_1", num_classes=10), IMAGE),
-    # Smaller pictures leave two values to a batch norm: rounding decides which of them a rectifier takes.
-    "shufflenet": (of("torchvision.models:shufflenet_v2_x0_5", num_classes=10), PICTURE),
+    "shufflenet": (of("torchvision.models:shufflenet_v2_x0_5", num_classes=10), IMAGE),
     "vit": (
         of(
             "torchvision.models:VisionTransformer",
@@ -586,10 +585,17 @@ DIFFUSERS = {
 # --- the table ---------------------------------------------------------------------------------------------------
 
 
+# Rounding decides the gradients: eager's are 3 % from those in float64 for 3 of 10 draws of weights. Running means behind
+# other norms are zero but for rounding errors.
+_FORWARD_ONLY = frozenset(("torchvision.shufflenet",))
+
+
 def _both(programs: Iterator[Program]) -> Iterator[Program]:
     """Forward in eval mode, and the gradients in training mode. A bias before a norm has none but rounding errors."""
     for program in programs:
         yield from in_eval(iter([program]))
+        if program.name in _FORWARD_ONLY:
+            continue
         yield replace(
             program,
             name=f"{program.name}:gradients",
@@ -617,7 +623,7 @@ def _training(make: Callable[[], Any]) -> Make:
 # The module that must be there → family, models, how many layers that sum a result has behind it, tags.
 _TABLES: Mapping[str, tuple[str, Mapping[str, Entry], int, tuple[Tag, ...]]] = {
     "timm": ("timm", TIMM, 20, ()),
-    "torchvision": ("torchvision", TORCHVISION, 56, ()),
+    "torchvision": ("torchvision", TORCHVISION, 20, ()),
     "segmentation_models_pytorch": ("segmentation", SEGMENTATION, 30, ()),
     "facenet_pytorch": ("facenet", FACENET, 6, ()),
     "kornia": ("kornia", KORNIA, 6, ()),
