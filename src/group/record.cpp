@@ -2,6 +2,7 @@
 
 #include "node_call.h"
 
+#include <algorithm>
 #include <unordered_map>
 
 namespace torchmdla {
@@ -18,15 +19,25 @@ TensorMeta meta_of(const at::Tensor& tensor) {
   return {dtype, tensor.sizes().vec(), tensor.strides().vec(), quantisation};
 }
 
+// Whether it is a list of tensors, or of tensors and None.
+bool holds_tensors(const c10::IValue& seen) {
+  if (!seen.isList()) return false;
+  const auto items = seen.toListRef();
+  return seen.isTensorList() ||
+         std::ranges::any_of(items, [](const c10::IValue& item) { return item.isTensor(); });
+}
+
 decltype(RecordedValue::seen) describe(const c10::IValue& seen) {
   if (seen.isTensor()) {
     if (!seen.toTensor().defined()) return c10::IValue();
     return meta_of(seen.toTensor());
   }
-  if (!seen.isTensorList()) return seen;
+  if (!holds_tensors(seen)) return seen;
   TensorMetas metas;
-  for (const at::Tensor& tensor : seen.toTensorVector())
-    metas.push_back(meta_of(tensor));
+  for (const auto& item : seen.toListRef())
+    metas.push_back(item.isTensor() && item.toTensor().defined()
+                        ? std::optional(meta_of(item.toTensor()))
+                        : std::nullopt);
   return metas;
 }
 

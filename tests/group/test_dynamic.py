@@ -184,6 +184,13 @@ CASES = {
     "channels last, height and width": Case(
         CONVOLUTION, lambda n: channels_last(2, n), [[5], [6], [8]], [[9], [70], [4]], (8,)
     ),
+    "rows by an index": Case(
+        lambda x, index: torch.tanh(x)[index] * 2,
+        lambda n: (torch.randn(n, 3), torch.randperm(n)),
+        [[4], [5], [6]],
+        [[7], [50], [2]],
+        (6,),
+    ),
     "a diagonal": Case(cached, lambda n: (torch.randn(n, 3),), [[4], [5], [6]], [[7], [50], [2]], (6,), True),
     "a transposed input": Case(chain, lambda n: (torch.randn(n, 5).t(),), [[4], [3], [6]], [[2], [90], [7]], (6,)),
     "an input with gaps": Case(
