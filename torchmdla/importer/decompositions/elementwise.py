@@ -112,7 +112,7 @@ def clamp_max(value: Tensor, largest: float) -> Tensor:
 
 
 def clamp_between(value: Tensor, smallest: Tensor | None = None, largest: Tensor | None = None) -> Tensor:
-    """Return the value itself where it equals a bound. Upstream orders booleans by their signs."""
+    """Keep zeros as :func:`clamp` does where a bound is one number. Upstream orders booleans by their signs."""
     value = value if smallest is None else _limited(torch.maximum, value, smallest)
     return value if largest is None else _limited(torch.minimum, value, largest)
 
@@ -123,7 +123,8 @@ def clamp_below(value: Tensor, largest: Tensor) -> Tensor:
 
 def _limited(extremum: Callable[[Tensor, Tensor], Tensor], value: Tensor, bound: Tensor) -> Tensor:
     limited = extremum(value, bound)
-    return torch.where(value == bound, value, limited) if value.is_floating_point() else limited
+    is_number = bound.dim() == 0 and value.is_floating_point()
+    return torch.where(value == bound, value, limited) if is_number else limited
 
 
 def threshold(value: Tensor, threshold: float, replacement: float) -> Tensor:
