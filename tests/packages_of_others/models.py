@@ -585,8 +585,8 @@ DIFFUSERS = {
 # --- the table ---------------------------------------------------------------------------------------------------
 
 
-# Rounding decides the gradients: eager's are 3 % from those in float64 for 3 of 10 draws of weights. Running means behind
-# other norms are zero but for rounding errors.
+# Rounding decides the gradients: eager's are 3 % from those in float64 for 3 of 10 draws of weights. Running means
+# behind other norms are zero but for rounding errors.
 _FORWARD_ONLY = frozenset(("torchvision.shufflenet",))
 
 
