@@ -205,10 +205,10 @@ class ProgramBuilder:
             operand if symbol is None else self._size_argument(symbol)
             for operand, symbol in zip(operands, symbols, strict=True)
         ]
-        if operator(qualified_name(schema)).positions:
+        name = qualified_name(schema)
+        if operator(name).positions:
             return schema, [opened(self.emitter, operand, (), torch.int64) for operand in with_sizes]
         are_floats = bool(dtypes) and dtypes[0].is_floating_point
-        name = qualified_name(schema)
         if are_floats and not operator(name).with_tensors:
             return schema, [as_float(self.emitter, operand) for operand in with_sizes]
         return in_tensor_form(self.emitter, name, with_sizes)

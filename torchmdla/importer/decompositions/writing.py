@@ -69,12 +69,12 @@ def linspace(
 
 
 def tril(value: Tensor, diagonal: int | Tensor = 0) -> Tensor:
-    """The diagonal may be known at run time only: upstream has it as a literal."""
+    """Return the elements up to a diagonal, which may be known at run time only: upstream has it as a literal."""
     return torch.where(_diagonals(value) <= diagonal, value, value.new_zeros(()))
 
 
 def triu(value: Tensor, diagonal: int | Tensor = 0) -> Tensor:
-    """As for :func:`tril`."""
+    """Return the elements from a diagonal on, which may be known at run time only."""
     return torch.where(_diagonals(value) >= diagonal, value, value.new_zeros(()))
 
 
