@@ -80,8 +80,8 @@ def _reader(steps: LoopProgram, machine: Machine) -> Callable[[LoopNest, Capture
 
 
 def _use(case: _Candidate) -> None:
-    place = case.steps.steps.index(case.product.step)
-    case.steps.steps[place:place] = _Rewriter(case.product, case.users, case.lanes).rewrite()
+    before = _Rewriter(case.product, case.users, case.lanes).rewrite()
+    case.steps.replace_step(case.product.step, [*before, case.product.step])
 
 
 USE_NIBBLES = Rule(
