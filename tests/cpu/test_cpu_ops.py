@@ -735,6 +735,11 @@ def test_a_list_of_one_number_for_all_dimensions(name: str) -> None:
     check(f"aten::{name}", (image, [3], [2], [1]))
 
 
+def test_a_convolution_of_volumes_by_groups() -> None:
+    image, weight = X.view(1, 2, 3, 2, 1), X.view(2, 1, 3, 2, 1)
+    check("aten::conv3d", (image, weight, X.flatten()[:2], [1, 1, 2], [1, 1, 0], [1, 1, 1], 2))
+
+
 def test_a_convolution_with_one_number_for_all_dimensions() -> None:
     check("aten::conv2d", (X.view(1, 1, 3, 4), X[:2, :2].reshape(1, 1, 2, 2), None, [2], [1], [1]))
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable
+from itertools import chain
 
 import torch
 
@@ -37,7 +38,8 @@ def source_of(node: torch._C.Node) -> str:
 
 def source_in(source_ranges: str) -> str:
     """The same of what ``_C.source_ranges`` says of a node."""
-    return _innermost([*_SCRIPTED.finditer(source_ranges), *_TRACED.finditer(source_ranges)])
+    # Lines of scripted code can be long: they are searched for a traced stack only where they name no file of the user.
+    return _innermost(chain(_SCRIPTED.finditer(source_ranges), _TRACED.finditer(source_ranges)))
 
 
 def source_of_trace(stack_trace: str | None) -> str:
@@ -48,11 +50,15 @@ def source_of_trace(stack_trace: str | None) -> str:
     return _innermost([*_SCRIPTED.finditer(stack_trace or "")][::-1])
 
 
-def _innermost(frames: Sequence[re.Match[str]]) -> str:
-    """The first of ``frames``, which go from the innermost outwards, that is the user's; else the first."""
-    places = [f"{frame['file']}:{frame['line']}" for frame in frames]
-    outside = list(filter(is_users, places))
-    return next(iter(outside or places), "")
+def _innermost(frames: Iterable[re.Match[str]]) -> str:
+    """Return the first of ``frames``, which go from the innermost outwards, that is the user's; else the first."""
+    first = ""
+    for frame in frames:
+        place = f"{frame['file']}:{frame['line']}"
+        if is_users(place):
+            return place
+        first = first or place
+    return first
 
 
 def located(error: CompileError, imported: ImportedGraph) -> CompileError:

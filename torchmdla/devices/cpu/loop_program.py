@@ -33,6 +33,10 @@ from torchmdla.devices.cpu.expressions import (
 from torchmdla.devices.cpu.expressions import size as size_of
 from torchmdla.devices.cpu.kernel_spec import AnyNest, AnyOperand, KernelEpilogue, KernelSpec, Operand, simplified
 
+# A nest's body has no more operations: a pass copies a body with each that joins it, and LLVM's passes take time that
+# grows faster than a body.
+LONGEST_BODY = 200
+
 
 @dataclass(frozen=True)
 class Epilogue:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Any, NamedTuple
 
 import torch
@@ -31,12 +32,12 @@ def convolution(
     output_padding: Sizes,
     groups: int,
 ) -> Tensor:
-    """Itself, or what a transposed one is."""
-    if not transposed:
-        return torch.convolution(value, weight, bias, stride, padding, dilation, False, output_padding, groups)
+    """Return the result of plain convolutions."""
     spatial = value.dim() - 2
     sizes = result_sizes(value.shape[2:], weight.shape[2:], stride, padding, dilation, transposed, output_padding)
     stride, padding, dilation = (_repeated(n, spatial) for n in (stride, padding, dilation))
+    if not transposed:
+        return _plain(value, weight, bias, stride, padding, dilation, groups)
     result = _transposed(value, weight, sizes, stride, padding, dilation, groups)
     return result if bias is None else result + bias.view([-1] + [1] * spatial)
 
@@ -64,7 +65,7 @@ def convolution_backward(
     stride, padding, dilation = (_repeated(n, spatial) for n in (stride, padding, dilation))
     of_value = of_weight = of_bias = None
     if output_mask[0] and transposed:
-        whole = torch.convolution(gradient, weight, None, stride, padding, dilation, False, [0] * spatial, groups)
+        whole = _plain(gradient, weight, None, stride, padding, dilation, groups)
         of_value = _extended(whole, [(0, n - m) for n, m in zip(value.shape[2:], whole.shape[2:], strict=True)])
     elif output_mask[0]:
         of_value = _transposed(gradient, weight, value.shape[2:], stride, padding, dilation, groups)
@@ -74,6 +75,34 @@ def convolution_backward(
     if output_mask[2]:
         of_bias = gradient.sum([0, *range(2, value.dim())])
     return of_value, of_weight, of_bias
+
+
+def _plain(
+    value: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sizes,
+    padding: Sizes,
+    dilation: Sizes,
+    groups: int,
+) -> Tensor:
+    """Return a convolution that is not transposed. One of groups in three dimensions, which compilers do not take, is
+    the sum over the taps along the first of them: each a convolution in two dimensions, of as many images as results
+    along the first."""
+    spatial = len(stride)
+    if groups == 1 or spatial < 3:
+        return torch.convolution(value, weight, bias, stride, padding, dilation, False, [0] * spatial, groups)
+    step, border, spread = stride[0], padding[0], dilation[0]
+    (depth,) = result_sizes(value.shape[2:3], weight.shape[2:3], [step], [border], [spread], False, [0])
+    frames = _extended(value, [(border, border), (0, 0), (0, 0)]).transpose(1, 2)
+
+    def at_tap(tap: int) -> Tensor:
+        images = frames[:, tap * spread : tap * spread + (depth - 1) * step + 1 : step].flatten(0, 1)
+        own_bias = bias if tap == 0 else None
+        return _plain(images, weight.select(2, tap), own_bias, stride[1:], padding[1:], dilation[1:], groups)
+
+    result = reduce(torch.add, map(at_tap, range(weight.size(2))))
+    return result.view([value.size(0), depth, *result.shape[1:]]).transpose(1, 2)
 
 
 def result_sizes(
@@ -228,8 +257,7 @@ def _of_weight(
             part = part.narrow(1 + dim, phases.start, phases.stop - phases.start).narrow(3 + spatial + dim, 0, needed)
         lead = part.shape[: 1 + spatial]
         part = part.reshape([math.prod(lead), -1, *part.shape[3 + spatial :]])
-        zeros = [0] * spatial
-        taps = torch.convolution(part, factor, None, dilation, zeros, spread, False, zeros, groups)
+        taps = _plain(part, factor, None, dilation, [0] * spatial, spread, groups)
         taps = _extended(taps, [(0, n - m) for n, m in zip(most, taps.shape[2:], strict=True)])
         return taps.view([*lead, *taps.shape[1:]])
 
@@ -268,7 +296,7 @@ def _convolved(value: Tensor, weight: Tensor, pads: Sequence[tuple[int, int]], d
     spatial = len(pads)
     common = [max(0, min(pair)) for pair in pads]
     value = _extended(value, [(a - n, b - n) for (a, b), n in zip(pads, common, strict=True)])
-    return torch.convolution(value, weight, None, [1] * spatial, common, dilation, False, [0] * spatial, groups)
+    return _plain(value, weight, None, [1] * spatial, common, dilation, groups)
 
 
 def _extended(value: Tensor, pads: Sequence[tuple[int, int]]) -> Tensor:

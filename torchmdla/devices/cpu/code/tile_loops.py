@@ -75,6 +75,7 @@ class _TileLoopWriter:
         self._places: dict[tuple[Buffer, AnySize], int] = {}
         self._scalars: dict[Scalar, int] = {}
         self._blocks = blocks_of(step)
+        self._operands = [final_nest(member)[1] for member in step.members]
 
     def write(self) -> TileLoopCode:
         self._number_operands()
@@ -85,8 +86,10 @@ class _TileLoopWriter:
         self._sizes = SizeCode.loading(self._define, "".join(self._pointers[-1:]), self._symbols.count)
         self._locals = self._marked_locals()
         most = max(
-            len(final_nest(member)[1]) + len(member.all_scalars) + 2 + len(fetched.beside)
-            for member, fetched in zip(self._step.members, self._schedule.fetched, strict=True)
+            len(operands) + len(member.all_scalars) + 2 + len(fetched.beside)
+            for member, operands, fetched in zip(
+                self._step.members, self._operands, self._schedule.fetched, strict=True
+            )
         )
         self._array = self._allocate(self._constant(most), "!llvm.ptr", "")
         self._name_last_extents()
@@ -100,10 +103,9 @@ class _TileLoopWriter:
         return TileLoopCode(text, places, scalars, may_fail, self._externals)
 
     def _number_operands(self) -> None:
-        for member in self._step.members:
-            for buffer, offset in final_nest(member)[1]:
-                if buffer.kind != "local":
-                    self._places.setdefault((buffer, offset), len(self._places))
+        for buffer, offset in itertools.chain.from_iterable(self._operands):
+            if buffer.kind != "local":
+                self._places.setdefault((buffer, offset), len(self._places))
         for scalar in (s for member in self._step.members for s in member.all_scalars):
             self._scalars.setdefault(scalar, len(self._places) + len(self._scalars))
 
@@ -235,7 +237,7 @@ class _TileLoopWriter:
         """Calls the kernel of a member for the tile of ``extents`` at ``indices``."""
         member, fetched = self._step.part(position, extents), self._schedule.fetched[position]
         kernel = self._kernel(member, fetched.ahead)
-        operands = [self._operand(position, number, indices) for number in range(len(final_nest(member)[1]))]
+        operands = [self._operand(position, number, indices) for number in range(len(self._operands[position]))]
         operands += [self._pointers[self._scalars[s]] for s in member.all_scalars]
         if _may_fail(member):
             operands.append(self._pointers[self._status])
@@ -249,7 +251,7 @@ class _TileLoopWriter:
 
     def _operand(self, position: int, number: int, indices: Sequence[str]) -> str:
         """The address of operand ``number`` of a member at the tile at ``indices``."""
-        buffer, offset = final_nest(self._step.members[position])[1][number]
+        buffer, offset = self._operands[position][number]
         return self._at_tile(self._base(buffer, offset), position, number, indices)
 
     def _base(self, buffer: Buffer, offset: AnySize) -> str:

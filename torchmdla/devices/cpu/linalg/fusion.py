@@ -10,6 +10,7 @@ from torch_mlir import ir
 
 from torchmdla.compiler.mlir import explained, forward_of, run
 from torchmdla.devices.cpu import math_library
+from torchmdla.devices.cpu.loop_program import LONGEST_BODY
 
 _GENERALISE = "func.func(refback-generalize-tensor-concat,linalg-generalize-named-ops,canonicalize,cse)"
 _FUSE = "func.func(linalg-fuse-elementwise-ops)"
@@ -17,10 +18,6 @@ _CLEAN = "func.func(canonicalize,cse),lower-affine"
 
 # Ops that only change a value's type: cheaper to repeat than to store.
 _CASTS = frozenset(f"arith.{name}" for name in ("extf", "truncf", "extsi", "extui", "trunci", "sitofp", "uitofp"))
-
-# A kernel computes no more operations: upstream copies a body with each op that joins it, and LLVM's passes take time
-# that grows faster than a body.
-_LONGEST_BODY = 200
 
 _RESHAPES = frozenset(f"tensor.{name}" for name in ("expand_shape", "collapse_shape", "cast", "extract_slice"))
 
@@ -74,7 +71,7 @@ def _ends_of_bodies(function: Any) -> Iterator[Any]:
         sources = dict.fromkeys(source for value in op.operands if (source := _source(value)) in lengths)
         own = len(_body(op))
         length = own + sum(lengths[source] for source in sources)
-        if length > _LONGEST_BODY:
+        if length > LONGEST_BODY:
             yield from (source.results[0] for source in sources if source is not None)
             length = own
         if len(op.results) == 1 and len(list(op.results[0].uses)) == 1 and not _reduces(op):

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from torchmdla.devices.cpu.accesses import Access, Buffer
 from torchmdla.devices.cpu.expressions import Expression, accessing, load, substituted
-from torchmdla.devices.cpu.loop_program import LoopNest, is_elementwise, is_found_by_index
+from torchmdla.devices.cpu.loop_program import LONGEST_BODY, LoopNest, is_elementwise, is_found_by_index
 
 # Instructions that take no longer than half a load; of divisions, roots and functions none is among them.
 _CHEAP = frozenset(
@@ -76,12 +76,14 @@ def _is_cheaper(member: LoopNest, readers: int) -> bool:
 
 
 def _may_follow(member: LoopNest, following: Iterable[LoopNest], readers: Iterable[LoopNest]) -> bool:
-    """Whether all ``readers`` can compute a member's value: as inputs alone, once for each element, and while what it
-    is computed of is still there. ``following``: the members behind it up to the last reader."""
+    """Return whether all ``readers`` can compute a member's value: as inputs alone, once for each element, while its
+    operands are still there, and in kernels that do not become too long. ``following``: the members behind it up to the
+    last reader."""
     overwritten = {b for m in following for b in m.writes}
     if overwritten & {*member.reads, *member.writes}:
         return False
-    return all(_reads_once(reader, member.writes[0]) for reader in readers)
+    room = LONGEST_BODY - len(member.body.expressions)
+    return all(len(reader.body.expressions) <= room and _reads_once(reader, member.writes[0]) for reader in readers)
 
 
 def _reads_once(reader: LoopNest, buffer: Buffer) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -136,34 +136,38 @@ def fuse_slices(steps: LoopProgram, machine: Machine) -> None:
     result: list[Step] = []
     position = 0
     while position < len(steps.steps):
-        step = steps.steps[position]
-        users = places[step.writes[0]] if isinstance(step, LoopNest) and step.writes else []
-        end = position + len(users) - bisect_left(users, position)
-        # All that use the result follow at once.
-        follow = end - position > 1 and users[-1] == end - 1
-        chain = _chained(steps, steps.steps[position:end], machine) if follow else None
-        result.append(chain or step)
+        end = _end_of_readers(steps, position, places)
+        chain = _chained(steps.steps[position:end], machine) if end else None
+        result.append(chain or steps.steps[position])
         position = end if chain else position + 1
     steps.steps = result
 
 
-def _chained(steps: LoopProgram, candidates: Sequence[Step], machine: Machine) -> TileLoop | None:
-    """A chain of a product and all the steps up to the last that reads its result.
+def _end_of_readers(steps: LoopProgram, position: int, places: Mapping[Buffer, Sequence[int]]) -> int:
+    """Return the position behind the steps that read the product at ``position``, or 0: the step there is not a product
+    with a local result, or other steps are between it and them.
 
     Whether a result whose size varies fits the cache depends on that size: such products are left as they are.
     """
+    product = steps.steps[position]
+    if not isinstance(product, LoopNest) or not any(product.reduction) or len(product.written_accesses) != 1:
+        return 0
+    (buffer,) = product.writes
+    is_local = buffer.kind == "temporary" and not buffer.fixed and not any(map(steps.varies, buffer.sizes))
+    if product.tables or not is_local or buffer in product.reads:
+        return 0
+    users = places[buffer]
+    end = position + len(users) - bisect_left(users, position)
+    return end if end - position > 1 and users[-1] == end - 1 else 0
+
+
+def _chained(candidates: Sequence[Step], machine: Machine) -> TileLoop | None:
+    """Return a chain of a product and all the steps that read its result."""
     product, *readers = [s for s in candidates if isinstance(s, LoopNest)]
-    if len(readers) + 1 != len(candidates) or not all(map(is_elementwise, readers)) or not any(product.reduction):
+    (buffer,) = product.writes
+    if len(readers) + 1 != len(candidates) or not all(map(is_elementwise, readers)):
         return None
-    if len(product.written_accesses) != 1 or product.tables or product.written_accesses[0].buffer.kind != "temporary":
-        return None
-    buffer = product.written_accesses[0].buffer
-    if (
-        buffer.fixed
-        or any(map(steps.varies, buffer.sizes))
-        or buffer in product.reads
-        or any(buffer in s.writes or buffer not in s.reads for s in readers)
-    ):
+    if any(buffer in s.writes or buffer not in s.reads for s in readers):
         return None
     found = _axis(product, readers, machine)
     if found is None:

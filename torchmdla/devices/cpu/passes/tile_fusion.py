@@ -31,6 +31,9 @@ _MOST_RESULTS = 8
 # Longer chains are cut: of each step it is asked where those before it walk what it touches.
 _MOST_MEMBERS = 64
 
+# So are chains that touch more buffers: LLVM compares the addresses that a kernel loads first with each other.
+_MOST_BUFFERS = 512
+
 # A tile's innermost loop is no shorter than this, unless the loop is.
 _LEAST_INNERMOST = 64
 
@@ -111,7 +114,7 @@ def _growth(sequence: _Sequence, start: int) -> list[_Candidate]:
         return []
     chains = [_Candidate([first], [(loop,) for loop in _free_loops(first)], start + 1, contracts(first))]
     reads, writes = set(first.reads), set(first.writes)
-    while len(chains) < _MOST_MEMBERS:
+    while len(chains) < _MOST_MEMBERS and len(reads) + len(writes) < _MOST_BUFFERS:
         # Steps in between wait for no member, nor a member for one of them.
         place = sequence.next_waiting(reads, writes, chains[-1].end - 1)
         if place is None:

@@ -54,8 +54,7 @@ class Code:
 
 def write_module(steps: LoopProgram, plan: Plan, program: Program) -> Code:
     """The module that runs ``steps`` by the ABI, computed as ``plan`` says."""
-    # The engine adds a function to each of the ABI's that calls it and that nobody calls: no copy of it belongs there.
-    attributes = function_attributes(program, "no_inline")
+    attributes = function_attributes(program, is_kernel=False)
     abi = Abi(plan.symbols, len(steps.packings), len(program.arguments) + len(program.results), attributes)
     marks = Marks() if CHECK_BOUNDS in program.target.features.split(",") else None
     kernels = KernelFunctions(Machine.of(program.target, program.options), function_attributes(program), plan, marks)
