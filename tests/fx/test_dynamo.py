@@ -209,6 +209,14 @@ GRADIENTS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
         lambda x, w, b: functional.conv3d(x, w, b, stride=(2, 1, 2), padding=1, dilation=(1, 2, 1), groups=2).tanh(),
         (leaf(2, 4, 4, 5, 3), leaf(6, 2, 3, 3, 3), leaf(6)),
     ),
+    "batch norm of permuted images": (
+        lambda x, w: functional.batch_norm(x.permute(1, 3, 0, 2), None, None, w, None, True),
+        (leaf(2, 4, 5, 6), leaf(6)),
+    ),
+    "batch norm of volumes with channels last": (
+        lambda x, w: functional.batch_norm(x.permute(0, 4, 1, 2, 3), None, None, w, None, True),
+        (leaf(2, 4, 5, 3, 6), leaf(6)),
+    ),
     "transposed convolution": (
         lambda x, w, b: functional.conv_transpose2d(x, w, b, stride=2, padding=1, output_padding=1).tanh(),
         (leaf(2, 3, 4, 5), leaf(3, 4, 3, 3), leaf(4)),

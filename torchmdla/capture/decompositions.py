@@ -27,6 +27,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     found = dict(get_decompositions(_DECOMPOSED))
     functional = aten._native_batch_norm_legit_functional.default
     found[functional] = partial(_without_gradients_of_statistics, found[functional])
+    found |= {norm: partial(_in_format_of_kernel, found[norm]) for norm in _BATCH_NORMS}
     found[aten.copy.default] = _copied
     return found
 
@@ -35,6 +36,15 @@ def _without_gradients_of_statistics(norm: Callable[..., Any], *args: Any, **kwa
     """``norm``, whose new running statistics, its last two results, are hidden from autograd as the operator's are."""
     *results, mean, variance = norm(*args, **kwargs)
     return (*results, mean.detach(), variance.detach())
+
+
+def _in_format_of_kernel(norm: Callable[..., Any], value: Tensor, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+    """Return the results of ``norm`` in the memory format of eager's kernel: the format of ``value`` if it has one, else
+    contiguous. PyTorch's decomposition keeps any order of the dimensions."""
+    result, *others = norm(value, *args, **kwargs)
+    formats = (torch.contiguous_format, *_CHANNELS_LAST.get(value.dim(), ()))
+    memory_format = next((f for f in formats if value.is_contiguous(memory_format=f)), torch.contiguous_format)
+    return (result.contiguous(memory_format=memory_format), *others)
 
 
 def _copied(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
@@ -131,11 +141,17 @@ _KERNELS: dict[Any, Kernels] = {
     aten.multilabel_margin_loss_forward.default: {},
 }
 
-_DECOMPOSED: list[Any] = [
-    aten._native_batch_norm_legit,
-    aten._native_batch_norm_legit_functional,
+_CHANNELS_LAST = {4: (torch.channels_last,), 5: (torch.channels_last_3d,)}
+
+_BATCH_NORMS: list[Any] = [
+    aten._native_batch_norm_legit.default,
+    aten._native_batch_norm_legit_functional.default,
     aten._native_batch_norm_legit.no_stats,
-    aten.native_batch_norm,
+    aten.native_batch_norm.default,
+]
+
+_DECOMPOSED: list[Any] = [
+    *_BATCH_NORMS,
     aten.native_batch_norm_backward,
     aten.native_layer_norm_backward,
     aten.native_group_norm_backward,
