@@ -39,8 +39,8 @@ def _without_gradients_of_statistics(norm: Callable[..., Any], *args: Any, **kwa
 
 
 def _in_format_of_kernel(norm: Callable[..., Any], value: Tensor, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-    """Return the results of ``norm`` in the memory format of eager's kernel: the format of ``value`` if it has one, else
-    contiguous. PyTorch's decomposition keeps any order of the dimensions."""
+    """Return the results of ``norm`` in the memory format of eager's kernel: the format of ``value`` if it has one,
+    else contiguous. PyTorch's decomposition keeps any order of the dimensions."""
     result, *others = norm(value, *args, **kwargs)
     formats = (torch.contiguous_format, *_CHANNELS_LAST.get(value.dim(), ()))
     memory_format = next((f for f in formats if value.is_contiguous(memory_format=f)), torch.contiguous_format)
