@@ -201,6 +201,8 @@ class Group:
         parameters: the indices of inputs that are weights.
         num_inputs: how many inputs there are.
         strict, background, max_specialisations: otherwise than the settings, unless None.
+        varying: the sizes and integers that are known to vary from call to call: an input's index, and the dimension
+            or 0. They are symbols of the first program already.
     """
 
     def __init__(
@@ -213,6 +215,7 @@ class Group:
         strict: bool | None = None,
         background: bool | None = None,
         max_specialisations: int | None = None,
+        varying: Sequence[tuple[int, int]] | None = None,
     ) -> None: ...
     def __call__(self, *inputs: Any) -> tuple[Any, ...]: ...
     @property

@@ -150,6 +150,15 @@ PyObject* call_group(PyObject* self, PyObject* const* arguments, size_t flagged_
   END_HANDLE_TH_ERRORS
 }
 
+std::vector<VaryingNumber> to_varying(PyObject* pairs) {
+  if (pairs == Py_None) return {};
+  std::vector<VaryingNumber> result;
+  using Pairs = std::vector<std::pair<size_t, size_t>>;
+  for (const auto& [input, number] : py::handle(pairs).cast<Pairs>())
+    result.push_back({input, number});
+  return result;
+}
+
 template <class Number> std::optional<Number> optional_number(PyObject* value) {
   return value == Py_None ? std::nullopt : std::optional(py::handle(value).cast<Number>());
 }
@@ -158,13 +167,14 @@ PyObject* new_group(PyTypeObject* type, PyObject* arguments, PyObject* keywords)
   HANDLE_TH_ERRORS
   static const char* names[] = {"subgraph",   "name",   "device",     "parameters",
                                 "num_inputs", "strict", "background", "max_specialisations",
-                                nullptr};
+                                "varying",    nullptr};
   PyObject *subgraph, *parameters, *strict = Py_None, *background = Py_None, *most = Py_None;
+  PyObject* varying = Py_None;
   const char *name, *device;
   Py_ssize_t num_inputs;
-  if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "OssOn|OOO", const_cast<char**>(names),
+  if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "OssOn|OOOO", const_cast<char**>(names),
                                    &subgraph, &name, &device, &parameters, &num_inputs, &strict,
-                                   &background, &most))
+                                   &background, &most, &varying))
     return nullptr;
   auto made = py::reinterpret_steal<py::object>(type->tp_alloc(type, 0));
   if (!made) return nullptr;
@@ -184,7 +194,9 @@ PyObject* new_group(PyTypeObject* type, PyObject* arguments, PyObject* keywords)
                        object.parameters,
                        InputPaths(object.num_inputs),
                        {optional_number<bool>(strict), optional_number<bool>(background),
-                        optional_number<int64_t>(most)}});
+                        optional_number<int64_t>(most)},
+                       /*has_run=*/true,
+                       to_varying(varying)});
   ++statistics().groups;
   return made.release().ptr();
   END_HANDLE_TH_ERRORS

@@ -79,9 +79,25 @@ c10::Symbol written_attribute() {
   return symbol;
 }
 
+namespace {
+
+std::vector<int64_t> indices(const Node* group, c10::Symbol attribute) {
+  return group->hasAttribute(attribute) ? group->is(attribute) : std::vector<int64_t>{};
+}
+
+} // namespace
+
 std::vector<int64_t> written_outputs(const Node* group) {
-  return group->hasAttribute(written_attribute()) ? group->is(written_attribute())
-                                                  : std::vector<int64_t>{};
+  return indices(group, written_attribute());
+}
+
+c10::Symbol varying_attribute() {
+  static const auto symbol = c10::Symbol::attr("varying");
+  return symbol;
+}
+
+std::vector<int64_t> varying_inputs(const Node* group) {
+  return indices(group, varying_attribute());
 }
 
 c10::Symbol first_run_attribute() {
@@ -116,6 +132,8 @@ std::string describe(Refusal refusal, const std::string& device) {
     return "it takes or returns what is neither a tensor nor a number";
   case Refusal::changing_integer:
     return "it takes an integer that a loop changes";
+  case Refusal::data_dependent_length:
+    return "the data of a mask decides how long its result is";
   case Refusal::left_out:
     return "it could not be compiled";
   case Refusal::not_worth_it:
@@ -268,6 +286,7 @@ private:
   Verdict kind_of(Node* node) {
     if (fusion_.left_out.count(node)) return Refusal::left_out;
     if (is_in_place(node)) return Refusal::effects;
+    if (indexes_by_mask(node)) return Refusal::data_dependent_length;
     const auto taken = [](std::optional<OpKind> kind) {
       return kind ? Verdict(*kind) : Refusal::value_type;
     };
@@ -742,6 +761,19 @@ void remove_uses(Block* block) {
   block->removeAllOutputs();
 }
 
+void mark_varying_inputs(Block* block, c10::Symbol group_kind, const ValueSet& known) {
+  for (auto* node : block->nodes()) {
+    for (auto* inner : node->blocks())
+      mark_varying_inputs(inner, group_kind, known);
+    if (node->kind() != group_kind) continue;
+    std::vector<int64_t> varying;
+    for (size_t i = 0; i < node->inputs().size(); ++i)
+      if (has_data_dependent_length(node->input(i), known))
+        varying.push_back(static_cast<int64_t>(i));
+    if (!varying.empty()) node->is_(varying_attribute(), std::move(varying));
+  }
+}
+
 // Whatever a stage left of the graph, it becomes a copy of `original`.
 void restore(Graph& graph, Graph& original) {
   remove_uses(graph.block());
@@ -780,6 +812,9 @@ size_t form_all_groups(const std::shared_ptr<Graph>& graph, const DeviceTable& t
   ValueSet written;
   for (const auto index : options.written)
     written.insert(graph->outputs().at(index));
+  ValueSet varying;
+  for (const auto index : options.varying)
+    varying.insert(graph->inputs().at(index));
   enter(Stage::analyse_aliases);
   const Aliases aliases(graph);
   const Fusion fusion{.table = table,
@@ -797,6 +832,7 @@ size_t form_all_groups(const std::shared_ptr<Graph>& graph, const DeviceTable& t
                       .ungrouped = options.ungrouped};
   const size_t groups = fuse_block(graph->block(), fusion);
   if (groups != 0) {
+    mark_varying_inputs(graph->block(), options.group_kind, varying);
     enter(Stage::read_attributes);
     read_attributes_in_groups(graph, options.group_kind, set);
     enter(Stage::eliminate_dead_code);

@@ -26,6 +26,10 @@ c10::Symbol flags_attribute();
 // none. Autograd has saved what they were (group/differentiable.h).
 c10::Symbol written_attribute();
 std::vector<int64_t> written_outputs(const torch::jit::Node* group);
+// The indices of inputs whose length the data of other tensors decides; absent where there are
+// none.
+c10::Symbol varying_attribute();
+std::vector<int64_t> varying_inputs(const torch::jit::Node* group);
 // On groups whose graph has not run before they were formed (group/compilation_group.h).
 c10::Symbol first_run_attribute();
 
@@ -42,6 +46,7 @@ enum class Refusal {
   other_mode,
   value_type,
   changing_integer,
+  data_dependent_length,
   left_out,
   not_worth_it,
   failed_pass
@@ -64,6 +69,7 @@ struct FusionOptions {
   std::vector<int64_t> parameters = {}; // indices of the graph's inputs that are module attributes
   c10::Symbol group_kind = group_symbol(); // of the nodes that are groups
   std::vector<int64_t> written = {};       // indices of the graph's outputs that its users write to
+  std::vector<int64_t> varying = {};       // indices of the graph's inputs of varying lengths
   std::vector<size_t> left_out = {}; // numbers of the nodes of the graph's own block that join none
   // Is told of the operators in no group, while the graph has the nodes that it had.
   std::function<void(const Ungrouped&)> ungrouped = nullptr;

@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <initializer_list>
 #include <iterator>
+#include <vector>
 
 namespace torchmdla {
 
@@ -196,6 +198,59 @@ bool is_shape_arithmetic(c10::Symbol kind) {
 }
 
 } // namespace
+
+namespace {
+
+std::unordered_set<c10::Symbol> symbols_of(std::initializer_list<const char*> names) {
+  std::unordered_set<c10::Symbol> result;
+  for (const auto* name : names)
+    result.insert(c10::Symbol::fromQualString(name));
+  return result;
+}
+
+// Whether the graph tells that `value` is a tensor of booleans.
+bool is_mask(const Value* value) {
+  static const auto comparing = symbols_of(
+      {"aten::eq", "aten::ne", "aten::lt", "aten::le", "aten::gt", "aten::ge", "aten::isnan",
+       "aten::isinf", "aten::isfinite", "aten::isin", "aten::logical_and", "aten::logical_or",
+       "aten::logical_xor", "aten::logical_not", "aten::any", "aten::all"});
+  static const auto combining = symbols_of(
+      {"aten::bitwise_and", "aten::bitwise_or", "aten::bitwise_xor", "aten::bitwise_not"});
+  if (const auto type = value->type()->cast<c10::TensorType>())
+    if (const auto dtype = type->scalarType()) return *dtype == at::kBool;
+  const auto* node = value->node();
+  if (node->hasAttribute(c10::attr::Subgraph)) // a group's result
+    return is_mask(node->g(c10::attr::Subgraph)->outputs().at(value->offset()));
+  return comparing.count(node->kind()) != 0 ||
+         (combining.count(node->kind()) != 0 && is_mask(node->input(0)));
+}
+
+} // namespace
+
+bool indexes_by_mask(const Node* node) {
+  if (node->kind() != aten::index) return false;
+  const auto* indices = node->input(1)->node();
+  return indices->kind() == prim::ListConstruct &&
+         std::any_of(indices->inputs().begin(), indices->inputs().end(), is_mask);
+}
+
+bool has_data_dependent_length(const Value* value, const ValueSet& known) {
+  static const auto deciding =
+      symbols_of({"aten::nonzero", "aten::nonzero_numpy", "aten::argwhere", "aten::masked_select",
+                  "aten::_unique", "aten::_unique2", "aten::unique_dim", "aten::unique_consecutive",
+                  "aten::unique_dim_consecutive", "aten::repeat_interleave", "torchvision::nms"});
+  // So that long graphs are not walked for each of their groups.
+  constexpr size_t most_values = 16;
+  std::vector<const Value*> waiting{value};
+  for (size_t k = 0; k < waiting.size() && k < most_values; ++k) {
+    if (known.count(waiting[k])) return true;
+    const auto* node = waiting[k]->node();
+    if (!is_tensor(waiting[k]) || node->hasAttribute(c10::attr::Subgraph)) continue;
+    if (deciding.count(node->kind()) || indexes_by_mask(node)) return true;
+    waiting.insert(waiting.end(), node->inputs().begin(), node->inputs().end());
+  }
+  return false;
+}
 
 bool follow_shape_tensors(const Node* node, ValueSet& known) {
   if (node->kind() == prim::NumToTensor) {

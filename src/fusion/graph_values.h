@@ -48,6 +48,13 @@ ValueSet uninitialised_values(const torch::jit::Block* block);
 // another value.
 ValueSet changing_values(const torch::jit::Block* block);
 
+// `x[mask]`, where the graph tells that it is a mask.
+bool indexes_by_mask(const torch::jit::Node* node);
+
+// Whether the data of other tensors decides how long a tensor is: results of operators such as
+// `nonzero`, and results of operators outside of groups that read such, or values of `known`.
+bool has_data_dependent_length(const torch::jit::Value* value, const ValueSet& known);
+
 // Tensors that are integers in disguise: tracing writes `x.size(0) // 2` as arithmetic on 0-d
 // tensors from `prim::NumToTensor`. They are known once the sizes are.
 //

@@ -101,16 +101,20 @@ constexpr int most_parts = 8;
 
 GroupDescription describe(const Node* node, InputPaths inputs) {
   const auto device = node->s(device_attribute());
-  auto subgraph =
-      std::make_shared<ScriptSubgraph>(node->g(attr::Subgraph), device, written_outputs(node));
+  auto subgraph = std::make_shared<ScriptSubgraph>(node->g(attr::Subgraph), device,
+                                                   written_outputs(node), varying_inputs(node));
   auto name = subgraph->name();
+  std::vector<VaryingNumber> varying;
+  for (const auto index : varying_inputs(node))
+    varying.push_back({static_cast<size_t>(index), /*number=*/0});
   return {std::move(subgraph),
           device,
           std::move(name),
           node->is(parameters_attribute()),
           std::move(inputs),
           {},
-          !node->hasAttribute(first_run_attribute())};
+          !node->hasAttribute(first_run_attribute()),
+          std::move(varying)};
 }
 
 } // namespace
@@ -425,6 +429,7 @@ CompilationGroup::claim(const Signature& signature, Fallback& refusal,
     }
     claimed->numbers.push_back(false);
     claimed->may_vary = may_vary(*inputs);
+    claimed->varies = varies(*inputs);
     claimed->pattern = plan(*claimed);
   }
   claims_.push_back(claimed.get());
@@ -452,8 +457,8 @@ std::optional<Pattern> CompilationGroup::plan(const Claim& claim) const {
   // In the background many sizes may come before the first has been compiled.
   for (const Claim* other : claims_)
     earlier.push_back(&other->signature);
-  if (earlier.size() < 2) return std::nullopt;
-  return choose_pattern(claim.signature, claim.may_vary, earlier, not_again);
+  auto chosen = choose_pattern(claim.signature, claim.may_vary, earlier, not_again);
+  return chosen ? chosen : pattern_of_varying(claim.signature, claim.varies, not_again);
 }
 
 // Gives the claim a pattern in which nothing has `size`; false if there is none.
@@ -486,6 +491,24 @@ std::vector<bool> CompilationGroup::may_vary(c10::ArrayRef<c10::IValue> inputs) 
     if (std::find(group_.parameters.begin(), group_.parameters.end(), index) !=
         group_.parameters.end())
       marks.assign(marks.size(), false);
+    result.insert(result.end(), marks.begin(), marks.end());
+  }
+  result.push_back(false);
+  return result;
+}
+
+// Of the entries of a call's signature: what is known to vary, whatever calls there were.
+std::vector<bool> CompilationGroup::varies(c10::ArrayRef<c10::IValue> inputs) const {
+  std::vector<bool> result;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    auto marks = marks_of_numbers(inputs[i]);
+    for (size_t k = 0, number = 0; k < marks.size(); ++k) {
+      if (!marks[k]) continue;
+      marks[k] = std::ranges::any_of(group_.varying, [&](const VaryingNumber& one) {
+        return one.input == i && one.number == number;
+      });
+      ++number;
+    }
     result.insert(result.end(), marks.begin(), marks.end());
   }
   result.push_back(false);

@@ -109,6 +109,13 @@ struct GroupSettings {
   std::optional<int64_t> max_specialisations;
 };
 
+// A number of an input that the graph around a group tells to vary from call to call: the size of a
+// tensor's dimension `number`, or an integer, whose `number` is 0.
+struct VaryingNumber {
+  size_t input;
+  size_t number;
+};
+
 // A group, whatever kind of graph it is in.
 struct GroupDescription {
   std::shared_ptr<Subgraph> subgraph;
@@ -120,6 +127,7 @@ struct GroupDescription {
   // Whether its graph, or one that it is from, ran before it was formed. If not, the first call of
   // the group is that run: tracing checks its result in one, which is not worth compiling for.
   bool has_run = true;
+  std::vector<VaryingNumber> varying;
 };
 
 // What a group's calls are counted by, apart from what each call reads.
@@ -188,6 +196,7 @@ private:
     std::optional<Pattern> pattern;            // changes under the group's mutex
     std::vector<bool> may_vary;                // of the signature, where there may be a pattern
     std::vector<bool> numbers;                 // likewise: which entries are sizes and integers
+    std::vector<bool> varies;                  // likewise: which are known to vary
   };
 
   std::optional<std::string> reason_to_fall_back(c10::ArrayRef<c10::IValue> inputs,
@@ -219,6 +228,7 @@ private:
   bool plan_without(int64_t size, Claim& claim);
   std::set<SymbolPlaces> refused() const;
   std::vector<bool> may_vary(c10::ArrayRef<c10::IValue> inputs) const;
+  std::vector<bool> varies(c10::ArrayRef<c10::IValue> inputs) const;
   void release(const Claim& claim);
   void compile(std::shared_ptr<Claim> claim, Record record);
   void compile(Claim& claim, const Record& record);

@@ -87,8 +87,8 @@ std::vector<size_t> flag_inputs(const Node* node) {
 ModeSpecialisedGroup::ModeSpecialisedGroup(const Node* node)
     : graph_(node->g(attr::Subgraph)), device_(node->s(device_attribute())),
       name_(group_name(graph_)), parameters_(node->is(parameters_attribute())),
-      written_(written_outputs(node)), inputs_(node), flag_inputs_(flag_inputs(node)),
-      flags_(inputs_.of(flag_inputs_)) {}
+      written_(written_outputs(node)), varying_(varying_inputs(node)), inputs_(node),
+      flag_inputs_(flag_inputs(node)), flags_(inputs_.of(flag_inputs_)) {}
 
 void ModeSpecialisedGroup::run(Stack& stack) {
   auto& chosen = variant(flags(stack));
@@ -153,6 +153,7 @@ std::unique_ptr<ModeSpecialisedGroup::Variant> ModeSpecialisedGroup::make_open()
                 {.open_conditions = OpenConditions::assume_violated,
                  .parameters = parameters_,
                  .written = written_,
+                 .varying = varying_,
                  .ungrouped = count_ungrouped(*table),
                  .failed = count_failed_pass});
   made->grouped.emplace(grouped, name_);
@@ -165,6 +166,7 @@ void ModeSpecialisedGroup::group_anew(Variant& variant) const {
     fuse_groups(grouped, *table,
                 {.parameters = parameters_,
                  .written = written_,
+                 .varying = varying_,
                  .ungrouped = count_ungrouped(*table),
                  .failed = count_failed_pass});
   const auto* group = only_group(*grouped);

@@ -38,9 +38,9 @@ bool has_group_of(Graph& graph, const std::optional<Structure>& wanted, const st
 } // namespace
 
 ScriptSubgraph::ScriptSubgraph(std::shared_ptr<torch::jit::Graph> graph, std::string device,
-                               std::vector<int64_t> written)
+                               std::vector<int64_t> written, std::vector<int64_t> varying)
     : graph_(std::move(graph)), device_(std::move(device)), written_(std::move(written)),
-      name_(group_name(graph_)) {
+      varying_(std::move(varying)), name_(group_name(graph_)) {
   const auto table = device_table(device_);
   TORCH_CHECK(table, "torchmdla: a group is for device \"", device_,
               "\", which is not loaded here; "
@@ -124,6 +124,7 @@ Subgraph::Division ScriptSubgraph::divide(const std::vector<size_t>& left_out,
                   {.open_conditions = OpenConditions::assume_violated,
                    .parameters = parameters,
                    .written = written_,
+                   .varying = varying_,
                    .left_out = left_out,
                    .ungrouped = count_ungrouped(*table),
                    .failed = count_failed_pass}) == 0)

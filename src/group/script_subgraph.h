@@ -19,7 +19,7 @@ class ScriptSubgraph : public Subgraph {
 public:
   // `written`: as of DifferentiableGraph.
   ScriptSubgraph(std::shared_ptr<torch::jit::Graph> graph, std::string device,
-                 std::vector<int64_t> written);
+                 std::vector<int64_t> written, std::vector<int64_t> varying);
 
   const std::shared_ptr<torch::jit::Graph>& graph() const { return graph_; }
   const std::string& name() const { return name_; }
@@ -56,6 +56,7 @@ private:
   const std::shared_ptr<torch::jit::Graph> graph_;
   const std::string device_;
   const std::vector<int64_t> written_;
+  const std::vector<int64_t> varying_;
   const std::string name_;
   std::vector<Condition> conditions_;
 

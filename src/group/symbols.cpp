@@ -112,6 +112,17 @@ std::optional<Pattern> choose_pattern(const Signature& signature, const Marks& m
   return std::nullopt;
 }
 
+std::optional<Pattern> pattern_of_varying(const Signature& signature, const Marks& varies,
+                                          const std::set<SymbolPlaces>& refused) {
+  auto marks = varies;
+  for (size_t i = 0; i < marks.size(); ++i)
+    marks[i] = marks[i] && signature[i] >= least_value;
+  auto pattern = pattern_of(signature, marks, {});
+  const bool is_possible = pattern.symbols > 0 && pattern.symbols <= most_symbols;
+  return is_possible && !refused.count(pattern.places) ? std::optional(std::move(pattern))
+                                                       : std::nullopt;
+}
+
 std::optional<Pattern> pattern_without(int64_t size, const Signature& signature,
                                        const Marks& may_vary,
                                        const std::set<SymbolPlaces>& refused) {

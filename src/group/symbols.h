@@ -45,6 +45,11 @@ std::optional<Pattern> choose_pattern(const Signature& signature, const std::vec
                                       c10::ArrayRef<const Signature*> earlier,
                                       const std::set<SymbolPlaces>& refused);
 
+// The pattern whose symbols are the numbers that are known to vary; equal numbers are one symbol.
+std::optional<Pattern> pattern_of_varying(const Signature& signature,
+                                          const std::vector<bool>& varies,
+                                          const std::set<SymbolPlaces>& refused);
+
 // The pattern with one symbol, for the numbers that are `size`: it is too long to be written out.
 // Where there are none the program may have computed it from the next number, which is taken then.
 std::optional<Pattern> pattern_without(int64_t size, const Signature& signature,

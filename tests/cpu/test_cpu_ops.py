@@ -740,6 +740,16 @@ def test_a_convolution_of_volumes_by_groups() -> None:
     check("aten::conv3d", (image, weight, X.flatten()[:2], [1, 1, 2], [1, 1, 0], [1, 1, 1], 2))
 
 
+@pytest.mark.parametrize("dims", [(0,), (1,), (2,), (0, 1), (0, 2), (0, 1, 2)], ids=str)
+@pytest.mark.parametrize("source", ["number", "part", "whole"])
+def test_writing_at_an_index_of_no_dimensions(dims: tuple[int, ...], source: str) -> None:
+    value = torch.arange(60.0).view(3, 4, 5)
+    indices = [torch.tensor(1) if dim in dims else None for dim in range(max(dims) + 1)]
+    whole = torch.ops.aten.index(value, indices).neg()
+    written = {"number": torch.tensor(0.5), "part": whole[:1] if whole.dim() else whole, "whole": whole}[source]
+    check("aten::index_put", (value, indices, written, True))
+
+
 def test_a_convolution_with_one_number_for_all_dimensions() -> None:
     check("aten::conv2d", (X.view(1, 1, 3, 4), X[:2, :2].reshape(1, 1, 2, 2), None, [2], [1], [1]))
 

@@ -491,6 +491,7 @@ def test_strict(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_specialisations_are_limited() -> None:
+    torchmdla.enable(dynamic=False)
     program = compiled(lambda x: torch.relu(x) * 2 + 1, dynamic=True, options={"max_specialisations": 1})
     for rows in (2, 3, 3):
         assert_matches(program(X[:rows]), torch.relu(X[:rows]) * 2 + 1)

@@ -857,3 +857,60 @@ def test_many_sizes_before_the_first_is_compiled() -> None:
         task()
     assert torchmdla.stats().specialisations == 3
     assert torchmdla.stats().dynamic == 1
+
+
+# --- sizes that the program tells to vary --------------------------------------------------------------------------
+
+
+class Decoder(nn.Module):
+    """One attention whose keys and values grow, and whose mask is made of their number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(8, 24)
+
+    def forward(self, x: Tensor, past: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        if past is not None:
+            k, v = torch.cat([past[0], k], 1), torch.cat([past[1], v], 1)
+        mask = torch.ones(q.shape[1], k.shape[1], dtype=torch.bool).tril(k.shape[1] - q.shape[1])
+        return nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask), (k, v)
+
+
+def test_a_decoder_has_one_program_for_the_prompt_one_token_and_any_length(programs: list[Program]) -> None:
+    module = Decoder().eval()
+    program = torch.compile(module, backend="torchmdla")
+    with torch.no_grad():
+        x = torch.randn(1, 5, 8)
+        made, expected = program(x), module(x)
+        for _ in range(8):
+            assert_matches(made, expected, layers=4)
+            token = torch.randn(1, 1, 8)
+            made, expected = program(token, made[1]), module(token, expected[1])
+    assert torchmdla.stats().specialisations == 3
+    assert len(programs) == 1
+
+
+def kept(x: Tensor) -> Tensor:
+    scores = torch.sigmoid(x).sum(1)
+    found = x[scores > scores.mean()]
+    return torch.relu(found * 2) + 1
+
+
+def found(x: Tensor) -> Tensor:
+    places = torch.nonzero(x.sum(1) > 0).squeeze(1)
+    return torch.relu(places * 2) + 1
+
+
+@pytest.mark.parametrize("function", [kept, found])
+def test_a_length_that_data_decides_varies_from_the_first_call_on(
+    function: Callable[[Tensor], Tensor], programs: list[Program]
+) -> None:
+    scripted = torch.jit.script(function)
+    with torch.no_grad():
+        for _ in range(12):
+            x = torch.randn(40, 3)
+            assert_matches(scripted(x), function(x))
+    assert len(programs) == 1
+    assert torchmdla.stats().specialisations <= 2
+    assert not torchmdla.stats().left_out

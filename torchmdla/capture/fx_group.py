@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import free_symbols
 
 from torchmdla import _C
 from torchmdla.capture.fx_structure import structure_of
@@ -28,16 +29,24 @@ FormGroups = Callable[[fx.GraphModule, Collection[fx.Node], Collection[fx.Node]]
 
 def make_group(subgraph: FxSubgraph, name: str, options: Options, parameters: Collection[int]) -> _C.Group:
     """A group that computes ``subgraph``; ``parameters`` are the indices of inputs that are weights."""
+    inputs = subgraph.module.graph.find_nodes(op="placeholder")
     return _C.Group(
         subgraph,
         name,
         options.device_name(),
         list(parameters),
-        len(subgraph.module.graph.find_nodes(op="placeholder")),
+        len(inputs),
         strict=options.strict,
         background=options.background,
         max_specialisations=options.max_specialisations,
+        varying=[(index, n) for index, node in enumerate(inputs) for n in _symbolic_numbers(node.meta.get("val"))],
     )
+
+
+def _symbolic_numbers(value: object) -> list[int]:
+    """Return the dimensions of a tensor whose sizes are symbols, or 0 for an integer that is a symbol."""
+    numbers = value.shape if isinstance(value, torch.Tensor) else [value]
+    return [k for k, number in enumerate(numbers) if isinstance(number, torch.SymInt) and free_symbols(number)]
 
 
 class FxSubgraph:

@@ -93,6 +93,7 @@ _ADVICE = _rows(
         ("", "gradients are recorded otherwise", "make the view inside of the torch.no_grad() that uses it"),
         ("", "stands alone", "nothing: eager PyTorch is as fast here"),
         ("", "neither a tensor nor a number", "keep lists, dictionaries and objects out of the computation"),
+        ("", "how long its result is", "nothing: eager computes it, and the groups behind it take any length"),
         ("", "a loop changes", "make the integer a tensor, or write the loop out"),
         (
             "",

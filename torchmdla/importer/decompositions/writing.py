@@ -23,11 +23,19 @@ def scatter(value: Tensor, dim: int, index: Tensor, source: Tensor | float) -> T
 
 
 def index_put(value: Tensor, indices: Sequence[Tensor | None], source: Tensor, accumulate: bool = False) -> Tensor:
-    """Itself; where whole dimensions lie between indexed ones, which upstream does not lower, those come first. The
-    source has its indexed dimensions in front then, too."""
+    """Return ``value`` with ``source`` at the indices, by forms that upstream lowers.
+
+    Indexed dimensions come first where whole dimensions are between them, as those of the source do then. An index of
+    no dimensions becomes one of one dimension.
+    """
     indexed = [dim for dim, index in enumerate(indices) if index is not None]
+    adjacent = not indexed or indexed[-1] - indexed[0] + 1 == len(indexed)
+    if indexed and not any(index.dim() for index in indices if index is not None):
+        behind = value.dim() - 1 - indexed[-1] if adjacent else value.dim() - len(indexed)
+        source = source.unsqueeze(source.dim() - behind) if source.dim() > behind else source
+    indices = [index.reshape(-1) if index is not None and index.dim() == 0 else index for index in indices]
     put: Callable[..., Tensor] = torch.ops.aten.index_put
-    if not indexed or indexed[-1] - indexed[0] + 1 == len(indexed):
+    if adjacent:
         return put(value, indices, source, accumulate)
     order = [*indexed, *(dim for dim in range(value.dim()) if dim not in indexed)]
     given = [indices[dim] for dim in indexed]
