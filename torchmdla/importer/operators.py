@@ -386,6 +386,7 @@ _LOSSES = (
     _rows("mse_loss", Operator(decomposition=losses.mse_loss, keeps_dtype=True)),
     _own("mse_loss_backward", losses.mse_loss_backward),
     _rows("cross_entropy_loss nll_loss nll_loss_nd nll_loss2d", _COMPOSITE),
+    _rows("l1_loss", replace(_COMPOSITE, keeps_dtype=True)),
     _rows("smooth_l1_loss huber_loss binary_cross_entropy", _FROM_TABLE),
     _rows("binary_cross_entropy", Operator(check=guards.in_unit_interval("self", "target"))),
     _rows("nll_loss_forward nll_loss_backward nll_loss2d_forward nll_loss2d_backward", _FROM_TABLE),

@@ -132,10 +132,10 @@ def _of_run_time(call: OpCall, operand: Value, dtype: torch.dtype, *, is_checked
 def in_computed_dtype(call: OpCall) -> Results:
     """Dtypes that are only stored computed in others, with results rounded once, as eager's kernels do."""
     dtypes = [meta.dtype for meta in _given(call)]
-    if dtypes.count(torch.uint8) not in (0, len(dtypes)):  # Programs hold these as int8.
+    keeps = call.operator.keeps_dtype or call.operator.rounds_each_step(call.operands)
+    is_mixed = dtypes.count(torch.uint8) not in (0, len(dtypes))  # Programs hold these as int8.
+    if is_mixed and (call.operator.decomposition is None or call.name == call.within):
         keeps = call.operator.converts
-    else:
-        keeps = call.operator.keeps_dtype or call.operator.rounds_each_step(call.operands)
     if keeps or not any(_is_stored(meta) for meta in (*_given(call), *leaves(call.metas))):
         return None
     arguments = [argument.name for argument in call.schema.arguments]

@@ -50,7 +50,7 @@ TABLE: Mapping[str, ScalarRule] = {
     "clamp.Tensor clamp_min.Tensor clamp_max.Tensor": _rule(),
     "logical_and logical_or logical_xor": _rule(),
     "gelu_backward silu_backward tanh_backward sigmoid_backward hardswish_backward": _rule(),
-    "mse_loss mse_loss_backward l1_loss smooth_l1_loss huber_loss binary_cross_entropy": _rule(),
+    "mse_loss mse_loss_backward smooth_l1_loss huber_loss binary_cross_entropy": _rule(),
     "hardtanh": _rule(checked="min_val max_val"),
     "hardtanh_backward": _rule(wide="min_val max_val", checked="min_val max_val"),
     "threshold threshold_backward": _rule(wide="threshold", checked="threshold value"),
