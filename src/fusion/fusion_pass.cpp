@@ -79,16 +79,8 @@ c10::Symbol written_attribute() {
   return symbol;
 }
 
-namespace {
-
-std::vector<int64_t> indices(const Node* group, c10::Symbol attribute) {
-  return group->hasAttribute(attribute) ? group->is(attribute) : std::vector<int64_t>{};
-}
-
-} // namespace
-
-std::vector<int64_t> written_outputs(const Node* group) {
-  return indices(group, written_attribute());
+bool is_written_around(const Node* group) {
+  return group->hasAttribute(written_attribute());
 }
 
 c10::Symbol varying_attribute() {
@@ -97,7 +89,8 @@ c10::Symbol varying_attribute() {
 }
 
 std::vector<int64_t> varying_inputs(const Node* group) {
-  return indices(group, varying_attribute());
+  return group->hasAttribute(varying_attribute()) ? group->is(varying_attribute())
+                                                  : std::vector<int64_t>{};
 }
 
 c10::Symbol first_run_attribute() {
@@ -160,7 +153,7 @@ struct Fusion {
   const c10::Symbol group_kind;
   const Aliases& aliases;
   const ValueSet parameters; // inputs of the graph that are module attributes
-  const ValueSet written;    // outputs of the graph that its users write to
+  const bool written_around;
   const ValueSet uninitialised;
   const ValueSet from_attributes;
   // A group that takes one of these would be compiled again for every iteration of a loop.
@@ -229,8 +222,12 @@ public:
     if (groups_.empty()) return 0;
     for (auto* node : order())
       move_to_end(node);
+    // The alias analysis knows the values that are there before groups are.
+    std::vector<bool> written;
     for (const auto& group : groups_)
-      extract(group);
+      written.push_back(is_written_around(group));
+    for (size_t k = 0; k < groups_.size(); ++k)
+      extract(groups_[k], written[k]);
     return groups_.size();
   }
 
@@ -588,35 +585,52 @@ private:
 
   // --- extraction ------------------------------------------------------------------------------
 
-  void extract(const Group& group) const {
+  void extract(const Group& group, bool written) const {
     auto* node = block_->owningGraph()->create(fusion_.group_kind, /*num_outputs=*/0);
     node->insertBefore(group.front());
     node->s_(device_attribute(), table_.device);
+    if (written) node->i_(written_attribute(), 1);
     auto subgraph = std::make_shared<Graph>();
     std::unordered_map<const Value*, Value*> inner;
     for (auto* member : group)
       copy_into(*subgraph, node, member, inner);
     const NodeSet inside(group.begin(), group.end());
-    std::vector<int64_t> written;
     for (auto* member : group)
       for (auto* value : member->outputs())
         if (leaves(value, inside)) {
-          if (is_written(value)) written.push_back(static_cast<int64_t>(node->outputs().size()));
           subgraph->registerOutput(inner.at(value));
           auto* output = node->addOutput();
           output->copyMetadata(value);
           value->replaceAllUsesWith(output);
         }
     node->g_(attr::Subgraph, std::move(subgraph));
-    if (!written.empty()) node->is_(written_attribute(), std::move(written));
     mark_parameters(node);
     mark_flags(node, group);
     for (auto it = group.rbegin(); it != group.rend(); ++it)
       destroy(*it);
   }
 
-  bool is_written(const Value* value) const {
-    return is_tensor(value) && (fusion_.written.count(value) != 0 || aliases_.has_writers(value));
+  // Whether something outside writes to a tensor that the group reads or makes. Attributes and the
+  // graph's inputs, which may be the same memory, do not count: batch norms write to attributes
+  // without gradients.
+  bool is_written_around(const Group& group) const {
+    if (fusion_.written_around) return true;
+    const NodeSet inside(group.begin(), group.end());
+    const auto is_written = [&](const Value* value) {
+      const auto kind = value->node()->kind();
+      return is_tensor(value) && kind != prim::GetAttr && kind != prim::Param &&
+             aliases_.has_writers(value);
+    };
+    return std::any_of(group.begin(), group.end(), [&](const Node* member) {
+      const auto inputs = member->inputs(), outputs = member->outputs();
+      return std::any_of(inputs.begin(), inputs.end(),
+                         [&](const Value* value) {
+                           return inside.count(value->node()) == 0 && is_written(value);
+                         }) ||
+             std::any_of(outputs.begin(), outputs.end(), [&](const Value* value) {
+               return is_written(value) && leaves(value, inside);
+             });
+    });
   }
 
   void copy_into(Graph& subgraph, Node* group_node, Node* node,
@@ -809,9 +823,6 @@ size_t form_all_groups(const std::shared_ptr<Graph>& graph, const DeviceTable& t
   ValueSet attributes;
   for (const auto index : options.parameters)
     attributes.insert(graph->inputs().at(index));
-  ValueSet written;
-  for (const auto index : options.written)
-    written.insert(graph->outputs().at(index));
   ValueSet varying;
   for (const auto index : options.varying)
     varying.insert(graph->inputs().at(index));
@@ -822,7 +833,7 @@ size_t form_all_groups(const std::shared_ptr<Graph>& graph, const DeviceTable& t
                       .group_kind = options.group_kind,
                       .aliases = aliases,
                       .parameters = std::move(attributes),
-                      .written = std::move(written),
+                      .written_around = options.written_around,
                       .uninitialised = uninitialised_values(graph->block()),
                       .from_attributes = values_from_attributes(graph->block()),
                       .changing = changing_values(graph->block()),

@@ -22,10 +22,11 @@ c10::Symbol acap_group_symbol();
 c10::Symbol device_attribute();
 c10::Symbol parameters_attribute();
 c10::Symbol flags_attribute();
-// The indices of outputs that something outside of the group writes to; absent where there are
-// none. Autograd has saved what they were (group/differentiable.h).
+// On groups that read or make tensors that something outside of them writes to. Autograd must save
+// what each operator needs on its own then: to write to a saved tensor is an error of the backward
+// pass only where a gradient comes for that operator, while a differentiable graph is one node.
 c10::Symbol written_attribute();
-std::vector<int64_t> written_outputs(const torch::jit::Node* group);
+bool is_written_around(const torch::jit::Node* group);
 // The indices of inputs whose length the data of other tensors decides; absent where there are
 // none.
 c10::Symbol varying_attribute();
@@ -68,8 +69,8 @@ struct FusionOptions {
   OpenConditions open_conditions = OpenConditions::assume_met;
   std::vector<int64_t> parameters = {}; // indices of the graph's inputs that are module attributes
   c10::Symbol group_kind = group_symbol(); // of the nodes that are groups
-  std::vector<int64_t> written = {};       // indices of the graph's outputs that its users write to
-  std::vector<int64_t> varying = {};       // indices of the graph's inputs of varying lengths
+  bool written_around = false; // something outside of the graph writes to what it reads or makes
+  std::vector<int64_t> varying = {}; // indices of the graph's inputs of varying lengths
   std::vector<size_t> left_out = {}; // numbers of the nodes of the graph's own block that join none
   // Is told of the operators in no group, while the graph has the nodes that it had.
   std::function<void(const Ungrouped&)> ungrouped = nullptr;

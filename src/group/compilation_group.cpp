@@ -102,7 +102,7 @@ constexpr int most_parts = 8;
 GroupDescription describe(const Node* node, InputPaths inputs) {
   const auto device = node->s(device_attribute());
   auto subgraph = std::make_shared<ScriptSubgraph>(node->g(attr::Subgraph), device,
-                                                   written_outputs(node), varying_inputs(node));
+                                                   is_written_around(node), varying_inputs(node));
   auto name = subgraph->name();
   std::vector<VaryingNumber> varying;
   for (const auto index : varying_inputs(node))

@@ -42,14 +42,6 @@ void take_chunks_by_index(Block* block) {
   }
 }
 
-// To write to what autograd saved is an error of the backward pass, also where no gradient comes
-// for it: eager would not run that node then, but a differentiable graph is one node.
-void copy_outputs(Graph& graph, const std::vector<int64_t>& indices) {
-  const torch::jit::WithInsertPoint at_the_end(graph.return_node());
-  for (const auto index : indices)
-    graph.block()->replaceOutput(index, graph.insert(aten::clone, {graph.outputs()[index]}));
-}
-
 bool draws(const Node* node) {
   return node->isNondeterministic() ||
          std::any_of(node->blocks().begin(), node->blocks().end(), [](const Block* block) {
@@ -103,12 +95,11 @@ void keep_order_of_draws(Block* block) {
   }
 }
 
-std::shared_ptr<Graph> prepared(Graph& graph, const std::vector<int64_t>& written) {
+std::shared_ptr<Graph> prepared(Graph& graph) {
   auto copy = graph.copy();
   torch::jit::EraseShapeInformation(copy);
   take_chunks_by_index(copy->block());
   keep_order_of_draws(copy->block());
-  copy_outputs(*copy, written);
   return copy;
 }
 
@@ -138,9 +129,8 @@ bool makes_constant_tensors(Graph& graph) {
 
 } // namespace
 
-DifferentiableGraph::DifferentiableGraph(Graph& graph, const std::string& name,
-                                         const std::vector<int64_t>& written)
-    : executor_(prepared(graph, written), name), num_outputs_(graph.outputs().size()),
+DifferentiableGraph::DifferentiableGraph(Graph& graph, const std::string& name)
+    : executor_(prepared(graph), name), num_outputs_(graph.outputs().size()),
       folds_tensors_(makes_constant_tensors(graph)) {}
 
 // The executor asks when it first plans whether to profile; so do those of the backward graphs that

@@ -6,16 +6,13 @@
 
 #include <memory>
 #include <string>
-#include <vector>
 
 namespace torchmdla {
 
 class DifferentiableGraph {
 public:
-  // A copy of `graph` without the types that were profiled. `written`: indices of outputs that are
-  // written to, which are copies of what autograd saves.
-  DifferentiableGraph(torch::jit::Graph& graph, const std::string& name,
-                      const std::vector<int64_t>& written);
+  // A copy of `graph` without the types that were profiled.
+  DifferentiableGraph(torch::jit::Graph& graph, const std::string& name);
 
   // Takes the graph's inputs from the stack and pushes its outputs, in memory that is nobody
   // else's.

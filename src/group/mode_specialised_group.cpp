@@ -87,7 +87,7 @@ std::vector<size_t> flag_inputs(const Node* node) {
 ModeSpecialisedGroup::ModeSpecialisedGroup(const Node* node)
     : graph_(node->g(attr::Subgraph)), device_(node->s(device_attribute())),
       name_(group_name(graph_)), parameters_(node->is(parameters_attribute())),
-      written_(written_outputs(node)), varying_(varying_inputs(node)), inputs_(node),
+      written_around_(is_written_around(node)), varying_(varying_inputs(node)), inputs_(node),
       flag_inputs_(flag_inputs(node)), flags_(inputs_.of(flag_inputs_)) {}
 
 void ModeSpecialisedGroup::run(Stack& stack) {
@@ -96,7 +96,7 @@ void ModeSpecialisedGroup::run(Stack& stack) {
   inputs_.expand(stack);
   const auto below = stack.size() - inputs_.num_inputs();
   const bool followed = needs_gradients(torch::jit::last(stack, inputs_.num_inputs()));
-  if (followed && chosen.expected_backward.count_call())
+  if (followed && !written_around_ && chosen.expected_backward.count_call())
     run_differentiable(chosen, stack);
   else
     torch::jit::InterpreterState(*chosen.grouped).run(stack);
@@ -152,7 +152,7 @@ std::unique_ptr<ModeSpecialisedGroup::Variant> ModeSpecialisedGroup::make_open()
     fuse_groups(grouped, *table,
                 {.open_conditions = OpenConditions::assume_violated,
                  .parameters = parameters_,
-                 .written = written_,
+                 .written_around = written_around_,
                  .varying = varying_,
                  .ungrouped = count_ungrouped(*table),
                  .failed = count_failed_pass});
@@ -165,7 +165,7 @@ void ModeSpecialisedGroup::group_anew(Variant& variant) const {
   if (const auto table = device_table(device_))
     fuse_groups(grouped, *table,
                 {.parameters = parameters_,
-                 .written = written_,
+                 .written_around = written_around_,
                  .varying = varying_,
                  .ungrouped = count_ungrouped(*table),
                  .failed = count_failed_pass});
@@ -184,7 +184,7 @@ void ModeSpecialisedGroup::group_anew(Variant& variant) const {
 void ModeSpecialisedGroup::run_differentiable(Variant& variant, Stack& stack) const {
   std::call_once(variant.differentiable_once, [&] {
     const Unforked section;
-    variant.differentiable.emplace(*variant.graph, name_, written_);
+    variant.differentiable.emplace(*variant.graph, name_);
   });
   variant.differentiable->run(stack);
 }

@@ -58,7 +58,7 @@ private:
   const std::string device_;
   const std::string name_;
   const std::vector<int64_t> parameters_;
-  const std::vector<int64_t> written_;
+  const bool written_around_;
   const std::vector<int64_t> varying_;
   const InputPaths inputs_;
   const std::vector<size_t> flag_inputs_; // which of the inputs are flags

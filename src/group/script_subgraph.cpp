@@ -38,8 +38,8 @@ bool has_group_of(Graph& graph, const std::optional<Structure>& wanted, const st
 } // namespace
 
 ScriptSubgraph::ScriptSubgraph(std::shared_ptr<torch::jit::Graph> graph, std::string device,
-                               std::vector<int64_t> written, std::vector<int64_t> varying)
-    : graph_(std::move(graph)), device_(std::move(device)), written_(std::move(written)),
+                               bool written_around, std::vector<int64_t> varying)
+    : graph_(std::move(graph)), device_(std::move(device)), written_around_(written_around),
       varying_(std::move(varying)), name_(group_name(graph_)) {
   const auto table = device_table(device_);
   TORCH_CHECK(table, "torchmdla: a group is for device \"", device_,
@@ -68,10 +68,10 @@ Record ScriptSubgraph::run_and_record(Stack& stack) {
 }
 
 bool ScriptSubgraph::run_differentiable(Stack& stack) {
-  if (in_differentiable_run) return false;
+  if (in_differentiable_run || written_around_) return false;
   std::call_once(differentiable_once_, [&] {
     const Unforked section;
-    differentiable_.emplace(*graph_, name_, written_);
+    differentiable_.emplace(*graph_, name_);
   });
   in_differentiable_run = true;
   const auto leave = c10::make_scope_exit([] { in_differentiable_run = false; });
@@ -123,7 +123,7 @@ Subgraph::Division ScriptSubgraph::divide(const std::vector<size_t>& left_out,
   if (fuse_groups(graph, *table,
                   {.open_conditions = OpenConditions::assume_violated,
                    .parameters = parameters,
-                   .written = written_,
+                   .written_around = written_around_,
                    .varying = varying_,
                    .left_out = left_out,
                    .ungrouped = count_ungrouped(*table),

@@ -17,9 +17,9 @@ namespace torchmdla {
 
 class ScriptSubgraph : public Subgraph {
 public:
-  // `written`: as of DifferentiableGraph.
-  ScriptSubgraph(std::shared_ptr<torch::jit::Graph> graph, std::string device,
-                 std::vector<int64_t> written, std::vector<int64_t> varying);
+  // `written_around`, `varying`: as attributes of groups have it (fusion/fusion_pass.h).
+  ScriptSubgraph(std::shared_ptr<torch::jit::Graph> graph, std::string device, bool written_around,
+                 std::vector<int64_t> varying);
 
   const std::shared_ptr<torch::jit::Graph>& graph() const { return graph_; }
   const std::string& name() const { return name_; }
@@ -55,7 +55,7 @@ private:
 
   const std::shared_ptr<torch::jit::Graph> graph_;
   const std::string device_;
-  const std::vector<int64_t> written_;
+  const bool written_around_;
   const std::vector<int64_t> varying_;
   const std::string name_;
   std::vector<Condition> conditions_;

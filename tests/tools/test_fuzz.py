@@ -55,6 +55,9 @@ FOUND = {
     690: "PyTorch moves a dropout behind a draw of a later branch where its nodes join a differentiable graph",
     7414: "a branch that is left out has the only use of a draw",
     807: "a differentiable graph saves a result that is written to and that no gradient comes for",
+    7244: "a differentiable graph saves an input that is written to and that no gradient comes for",
+    7308: "a differentiable graph saves a result of another one that a loop writes to",
+    7374: "a differentiable graph saves a part of a result that is written to",
 }
 
 

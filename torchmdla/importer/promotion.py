@@ -78,7 +78,9 @@ def prepared(
         value, number = operands
         meta_of_number = TensorMeta(dtype or number_dtype(number), (), ())  # type: ignore[arg-type]
         return record.with_tensors, dtype, [value, NumberTensor(held(number, dtype), meta_of_number)]  # type: ignore[arg-type]
-    scalar = bool(record.with_number) and isinstance(operands[1], NumberTensor | int | float)
+    # Upstream adds a number to booleans without a carry.
+    takes_number = bool(record.with_number) and dtype != torch.bool
+    scalar = takes_number and isinstance(operands[1], NumberTensor | int | float)
     numbers = [
         _number(
             operand,
