@@ -86,10 +86,18 @@ bool has_checks_of_its_own(const OperatorHandle& op) {
   return names.count(op.operator_name().name) != 0;
 }
 
+// PyTorch's meta kernel tells another dtype than the CPU's of a power whose exponent is a boolean.
+bool is_power_by_boolean(const OperatorHandle& op, const std::vector<IValue>& arguments) {
+  return op.operator_name().name == "aten::pow" &&
+         std::any_of(arguments.begin(), arguments.end(),
+                     [](const IValue& argument) { return argument.isBool(); });
+}
+
 // The results of a call as meta tensors. Where meta kernels are not to be trusted, the CPU shows
 // strides on zeros.
 std::optional<Results> infer_layouts(const OperatorHandle& op,
                                      const std::vector<IValue>& arguments) {
+  if (is_power_by_boolean(op, arguments)) return std::nullopt;
   auto metas = infer_types(op, arguments);
   const bool is_checked = has_checks_of_its_own(op);
   if (!metas || traits_of(op).kind == OperatorKind::view ||
