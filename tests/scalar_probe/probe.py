@@ -248,9 +248,24 @@ def _is_exempted(subject: Subject, expression: str, scalar: Any) -> bool:
     return any(one.covers(subject.way, expression, scalar) for one in table.EXEMPTIONS)
 
 
-def _is_of_capture(actual: Tensor, alone: list[list[Tensor]] | None, place: int) -> bool:
-    """Return whether a result is what PyTorch's own capture gives."""
-    return alone is not None and is_same(actual, alone[place][0])
+def _is_of_capture(
+    subject: Subject,
+    expressions: tuple[str, ...],
+    text: str,
+    actual: Tensor,
+    tensors: Sequence[Tensor],
+    scalars: Sequence[Any],
+    place: int,
+) -> bool:
+    """Return whether the result of ``text`` is what PyTorch's own capture gives, of the whole program or of it alone.
+
+    What Dynamo knows of a number depends on all that is computed of it.
+    """
+    for program in (expressions, (text,)):
+        alone = _alone(subject, program, tensors, scalars)
+        if alone is not None and is_same(actual, alone[place][program.index(text)]):
+            return True
+    return False
 
 
 def _is_either(expression: str, actual: Tensor, vector: Tensor, scalar: Tensor) -> bool:
@@ -309,7 +324,7 @@ def _compare(
         (text,) = expected
         if all(_is_exempted(subject, text, scalar) for scalar in scalars):
             report.exempted.add(text)
-        elif not variant_of(subject.way).has_device and _alone(subject, text, tensors, scalars) is None:
+        elif not variant_of(subject.way).has_device and _alone(subject, (text,), tensors, scalars) is None:
             report.captured.add(text)
         else:
             report.differences.append(f"{subject} | {text} | raises {type(error).__name__}: {str(error)[:300]}")
@@ -326,22 +341,24 @@ def _compare(
             other = _by_scalar_code(subject, text, tensors, scalar)
             if other is not None and _is_either(text, actual, wanted, other):
                 report.ambiguous.add(text)
-            elif _is_of_capture(actual, _alone(subject, text, tensors, scalars), place):
+            elif _is_of_capture(subject, tuple(expected), text, actual, tensors, scalars, place):
                 report.captured.add(text)
             else:
                 report.differences.append(f"{subject} | {text} | {scalar!r}: {found}")
 
 
 def _alone(
-    subject: Subject, expression: str, tensors: Sequence[Tensor], scalars: Sequence[Any]
+    subject: Subject, expressions: tuple[str, ...], tensors: Sequence[Tensor], scalars: Sequence[Any]
 ) -> list[list[Tensor]] | None:
-    """Return what PyTorch's own capture gives for each of ``scalars``, without torchmdla; None where it raises, or
-    where nothing switches torchmdla off."""
+    """Return what PyTorch's own capture of a program gives for each of ``scalars``, without torchmdla.
+
+    None where it raises, or where nothing switches torchmdla off.
+    """
     if variant_of(subject.way).has_device:
         return None
     try:
         with torchmdla.enabled(False):
-            return _results(subject, (expression,), tensors, scalars, alone=True)
+            return _results(subject, expressions, tensors, scalars, alone=True)
     except Exception:
         return None
 
