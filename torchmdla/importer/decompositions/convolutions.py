@@ -34,10 +34,10 @@ def convolution(
 ) -> Tensor:
     """Return the result of plain convolutions."""
     spatial = value.dim() - 2
-    sizes = result_sizes(value.shape[2:], weight.shape[2:], stride, padding, dilation, transposed, output_padding)
     stride, padding, dilation = (_repeated(n, spatial) for n in (stride, padding, dilation))
     if not transposed:
         return _plain(value, weight, bias, stride, padding, dilation, groups)
+    sizes = result_sizes(value.shape[2:], weight.shape[2:], stride, padding, dilation, transposed, output_padding)
     result = _transposed(value, weight, sizes, stride, padding, dilation, groups)
     return result if bias is None else result + bias.view([-1] + [1] * spatial)
 
