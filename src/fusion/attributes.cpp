@@ -88,22 +88,60 @@ bool comes_from_attributes(const Node* node, const ValueSet& known) {
          !node->hasSideEffects() && !node->isNondeterministic();
 }
 
-// Returns whether all that the block computes comes from attributes.
-bool collect_from_attributes(const Block* block, ValueSet& known) {
-  bool all = true;
-  for (const auto* node : block->nodes()) {
-    bool fits = true;
-    for (const auto* inner : node->blocks())
-      fits &= collect_from_attributes(inner, known);
-    fits = fits && comes_from_attributes(node, known);
-    if (fits)
-      for (const auto* output : node->outputs())
-        if (is_scalar(output->type())) known.insert(output);
-    all &= fits;
-  }
-  return all && std::all_of(block->outputs().begin(), block->outputs().end(),
-                            [&](const Value* output) { return known.count(output) != 0; });
+// Whether `node` is given a tuple or an optional value and returns an element, or the same value
+// with another type.
+bool takes_element(const Node* node) {
+  return node->kind() == prim::unchecked_cast || node->kind() == prim::TupleIndex ||
+         node->kind() == prim::TupleUnpack;
 }
+
+// Collects what comes from attributes, and what a graph is given.
+class AttributeWalk {
+public:
+  ValueSet known; // scalars that come from attributes
+  ValueSet given; // arguments, attributes and their elements
+
+  // Returns whether all that the block computes comes from attributes.
+  bool collect(const Block* block) {
+    bool all = true;
+    for (const auto* node : block->nodes()) {
+      bool fits = true;
+      for (const auto* inner : node->blocks())
+        fits &= collect(inner);
+      fits = (fits && comes_from_attributes(node, known)) || asks_whether_given(node);
+      if (fits)
+        for (const auto* output : node->outputs())
+          if (is_scalar(output->type())) known.insert(output);
+      collect_given(node);
+      all &= fits;
+    }
+    return all && std::all_of(block->outputs().begin(), block->outputs().end(),
+                              [&](const Value* output) { return known.count(output) != 0; });
+  }
+
+private:
+  // `argument is None`: a program is called with an argument or without, as it has an attribute.
+  bool asks_whether_given(const Node* node) const {
+    if (node->kind() != c10::aten::__is__ && node->kind() != c10::aten::__isnot__) return false;
+    return std::all_of(node->inputs().begin(), node->inputs().end(),
+                       [&](const Value* input) { return given.count(input) != 0; });
+  }
+
+  void collect_given(const Node* node) {
+    if (node->kind() == prim::If) return collect_given_by_branch(node);
+    if (is_constant(node) || (node->kind() == prim::GetAttr && is_module(node->input())) ||
+        (takes_element(node) && given.count(node->input(0))))
+      given.insert(node->outputs().begin(), node->outputs().end());
+  }
+
+  void collect_given_by_branch(const Node* node) {
+    if (!known.count(node->input())) return;
+    for (size_t i = 0; i < node->outputs().size(); ++i)
+      if (std::all_of(node->blocks().begin(), node->blocks().end(),
+                      [&](const Block* side) { return given.count(side->outputs()[i]) != 0; }))
+        given.insert(node->outputs()[i]);
+  }
+};
 
 } // namespace
 
@@ -138,9 +176,10 @@ bool is_only_a_running_statistic(const Value* value) {
 }
 
 ValueSet values_from_attributes(const Block* block) {
-  ValueSet values;
-  collect_from_attributes(block, values);
-  return values;
+  AttributeWalk walk;
+  walk.given.insert(block->inputs().begin(), block->inputs().end());
+  walk.collect(block);
+  return std::move(walk.known);
 }
 
 std::vector<const Node*> add_makers(const Value* value, NodeSet& makers) {

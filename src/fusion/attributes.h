@@ -1,5 +1,6 @@
 // What a graph computes from a module's attributes alone: the modes (`self.training`) and options
-// that decide which of its nodes run, and that hardly ever change from call to call.
+// that decide which of its nodes run, and that hardly ever change from call to call. Whether a call
+// gives an optional argument is such an option.
 #pragma once
 
 #include "graph_values.h"
@@ -34,8 +35,8 @@ std::unordered_set<std::string> running_statistics(const torch::jit::Block* bloc
 // such a use knows that the tensor is unversioned.
 bool is_only_a_running_statistic(const torch::jit::Value* value);
 
-// The numbers, booleans, strings and Nones of `block` that are computed from constants and
-// attributes of the module alone, without effects.
+// The numbers, booleans, strings and Nones of a graph's `block` that are computed from constants,
+// attributes of the module and answers to `argument is None` alone, without effects.
 ValueSet values_from_attributes(const torch::jit::Block* block);
 
 // Adds the nodes that compute such a value to `makers`, its own one included. Returns those that

@@ -423,13 +423,7 @@ CompilationGroup::claim(const Signature& signature, Fallback& refusal,
   }
   auto claimed = std::make_shared<Claim>(shared_from_this(), signature);
   if (inputs && settings().dynamic) {
-    for (const auto& input : *inputs) {
-      const auto marks = marks_of_numbers(input);
-      claimed->numbers.insert(claimed->numbers.end(), marks.begin(), marks.end());
-    }
-    claimed->numbers.push_back(false);
-    claimed->may_vary = may_vary(*inputs);
-    claimed->varies = varies(*inputs);
+    claimed->kinds = entry_kinds_of_call(*inputs);
     claimed->pattern = plan(*claimed);
   }
   claims_.push_back(claimed.get());
@@ -457,15 +451,17 @@ std::optional<Pattern> CompilationGroup::plan(const Claim& claim) const {
   // In the background many sizes may come before the first has been compiled.
   for (const Claim* other : claims_)
     earlier.push_back(&other->signature);
-  auto chosen = choose_pattern(claim.signature, claim.may_vary, earlier, not_again);
-  return chosen ? chosen : pattern_of_varying(claim.signature, claim.varies, not_again);
+  if (auto chosen = choose_pattern(claim.signature, claim.kinds, earlier, not_again)) return chosen;
+  if (auto chosen = pattern_of_growth(claim.signature, claim.kinds, earlier, not_again))
+    return chosen;
+  return pattern_of_varying(claim.signature, claim.kinds, not_again);
 }
 
 // Gives the claim a pattern in which nothing has `size`; false if there is none.
 bool CompilationGroup::plan_without(int64_t size, Claim& claim) {
-  if (claim.may_vary.empty()) return false;
+  if (claim.kinds.empty()) return false;
   const Guard guard(mutex_);
-  claim.pattern = pattern_without(size, claim.signature, claim.may_vary, refused());
+  claim.pattern = pattern_without(size, claim.signature, claim.kinds, refused());
   return claim.pattern.has_value();
 }
 
@@ -482,37 +478,26 @@ std::set<SymbolPlaces> CompilationGroup::refused() const {
   return result;
 }
 
-// Of the entries of a call's signature.
-std::vector<bool> CompilationGroup::may_vary(c10::ArrayRef<c10::IValue> inputs) const {
-  std::vector<bool> result;
+EntryKinds CompilationGroup::entry_kinds_of_call(c10::ArrayRef<c10::IValue> inputs) const {
+  EntryKinds result;
   for (size_t i = 0; i < inputs.size(); ++i) {
-    auto marks = marks_of_numbers(inputs[i]);
-    const auto index = static_cast<int64_t>(i);
-    if (std::find(group_.parameters.begin(), group_.parameters.end(), index) !=
-        group_.parameters.end())
-      marks.assign(marks.size(), false);
-    result.insert(result.end(), marks.begin(), marks.end());
+    const bool is_parameter =
+        std::ranges::find(group_.parameters, static_cast<int64_t>(i)) != group_.parameters.end();
+    size_t number = 0;
+    for (auto kind : entry_kinds(inputs[i])) {
+      if (is_parameter)
+        kind = kind >= EntryKind::number ? EntryKind::parameter_size : EntryKind::constant;
+      else if (kind >= EntryKind::number && is_known_to_vary({i, number++}))
+        kind = EntryKind::varying_number;
+      result.push_back(kind);
+    }
   }
-  result.push_back(false);
+  result.push_back(EntryKind::constant); // the modes
   return result;
 }
 
-// Of the entries of a call's signature: what is known to vary, whatever calls there were.
-std::vector<bool> CompilationGroup::varies(c10::ArrayRef<c10::IValue> inputs) const {
-  std::vector<bool> result;
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    auto marks = marks_of_numbers(inputs[i]);
-    for (size_t k = 0, number = 0; k < marks.size(); ++k) {
-      if (!marks[k]) continue;
-      marks[k] = std::ranges::any_of(group_.varying, [&](const VaryingNumber& one) {
-        return one.input == i && one.number == number;
-      });
-      ++number;
-    }
-    result.insert(result.end(), marks.begin(), marks.end());
-  }
-  result.push_back(false);
-  return result;
+bool CompilationGroup::is_known_to_vary(const VaryingNumber& number) const {
+  return std::ranges::find(group_.varying, number) != group_.varying.end();
 }
 
 void CompilationGroup::release(const Claim& claim) {
@@ -563,8 +548,8 @@ bool CompilationGroup::compile_dynamic(const Claim& claim, const Record& record)
   made->pattern = *claim.pattern;
   made->signature = made->pattern->typical;
   SymbolPlaces places;
-  for (size_t i = 0; i < claim.numbers.size(); ++i)
-    if (claim.numbers[i]) places.push_back(made->pattern->places[i]);
+  for (size_t i = 0; i < claim.kinds.size(); ++i)
+    if (claim.kinds[i] >= EntryKind::parameter_size) places.push_back(made->pattern->places[i]);
   try {
     auto compiled = compiler().compile_dynamic({{*group_.subgraph, record, group_.parameters,
                                                  group_.device, bf16_products(claim.signature)},

@@ -114,6 +114,7 @@ struct GroupSettings {
 struct VaryingNumber {
   size_t input;
   size_t number;
+  bool operator==(const VaryingNumber&) const = default;
 };
 
 // A group, whatever kind of graph it is in.
@@ -194,9 +195,7 @@ private:
     const Signature signature;
     const uint64_t process = process_number(); // in the child of a fork nobody compiles for it
     std::optional<Pattern> pattern;            // changes under the group's mutex
-    std::vector<bool> may_vary;                // of the signature, where there may be a pattern
-    std::vector<bool> numbers;                 // likewise: which entries are sizes and integers
-    std::vector<bool> varies;                  // likewise: which are known to vary
+    EntryKinds kinds;                          // of the signature, where there may be a pattern
   };
 
   std::optional<std::string> reason_to_fall_back(c10::ArrayRef<c10::IValue> inputs,
@@ -227,8 +226,8 @@ private:
   std::optional<Pattern> plan(const Claim& claim) const;
   bool plan_without(int64_t size, Claim& claim);
   std::set<SymbolPlaces> refused() const;
-  std::vector<bool> may_vary(c10::ArrayRef<c10::IValue> inputs) const;
-  std::vector<bool> varies(c10::ArrayRef<c10::IValue> inputs) const;
+  EntryKinds entry_kinds_of_call(c10::ArrayRef<c10::IValue> inputs) const;
+  bool is_known_to_vary(const VaryingNumber& number) const;
   void release(const Claim& claim);
   void compile(std::shared_ptr<Claim> claim, Record record);
   void compile(Claim& claim, const Record& record);

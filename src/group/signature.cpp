@@ -123,15 +123,10 @@ int64_t mode_of_default_dtype() {
   return (dtype ^ static_cast<int64_t>(at::kFloat)) << default_dtype_bit;
 }
 
-// Entries of a tensor's or a list's signature in front of the numbers, and of what it is quantised
-// by.
+// Entries of a tensor's or a list's signature in front of the numbers, and of what it is
+// quantised by.
 constexpr size_t entries_before_numbers = 2;
 constexpr size_t entries_of_quantisation = 3;
-
-void mark_from(size_t first, std::vector<bool>& marks) {
-  std::fill(marks.begin() + static_cast<std::ptrdiff_t>(std::min(first, marks.size())), marks.end(),
-            true);
-}
 
 } // namespace
 
@@ -208,24 +203,31 @@ std::vector<std::string> bf16_products(const Signature& signature) {
   return found;
 }
 
-std::vector<bool> marks_of_numbers(const c10::IValue& value) {
+EntryKinds entry_kinds(const c10::IValue& value) {
   Signature own;
   append_signature(value, own);
-  std::vector<bool> marks(own.size());
+  EntryKinds kinds(own.size(), EntryKind::constant);
+  const auto number_from = [&](size_t first, EntryKind kind = EntryKind::number) {
+    if (first < kinds.size()) std::fill(kinds.begin() + first, kinds.end(), kind);
+  };
   if (value.isInt()) {
-    mark_from(1, marks);
-  } else if (value.isTensor() || value.isIntList()) {
-    const bool is_quantised = value.isTensor() && value.toTensor().defined() &&
-                              quantisation_of(value.toTensor()).has_value();
-    mark_from(entries_before_numbers + (is_quantised ? entries_of_quantisation : 0), marks);
+    number_from(1);
+  } else if (value.isIntList()) {
+    number_from(entries_before_numbers);
+  } else if (value.isTensor() && value.toTensor().defined()) {
+    const size_t first =
+        entries_before_numbers + (quantisation_of(value.toTensor()) ? entries_of_quantisation : 0);
+    kinds[first - 1] = EntryKind::strides;
+    number_from(first);
+    number_from(first + 1, EntryKind::inner_size);
   } else if (value.isTensorList()) {
-    marks.resize(entries_before_numbers);
+    kinds.resize(entries_before_numbers);
     for (const auto& element : value.toListRef()) {
-      const auto inner = marks_of_numbers(element);
-      marks.insert(marks.end(), inner.begin(), inner.end());
+      const auto inner = entry_kinds(element);
+      kinds.insert(kinds.end(), inner.begin(), inner.end());
     }
   }
-  return marks;
+  return kinds;
 }
 
 } // namespace torchmdla

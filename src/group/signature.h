@@ -30,8 +30,21 @@ std::vector<std::string> bf16_products(const Signature& signature);
 // Whether the default dtype is still that of a whole signature.
 bool has_default_dtype(const Signature& signature);
 
-// For each entry of a value's signature, whether it is a size or an integer: what may vary while
-// everything else stays as it is.
-std::vector<bool> marks_of_numbers(const c10::IValue& value);
+// What an entry of a signature is: constants are equal in all calls that one specialisation takes,
+// numbers (sizes and integers) may become symbols, and varying numbers are known to differ from
+// call to call. Inner sizes are those of a tensor's dimensions but the first, which is often a
+// batch.
+enum class EntryKind : uint8_t {
+  constant,
+  strides,
+  parameter_size,
+  number,
+  inner_size,
+  varying_number
+};
+using EntryKinds = std::vector<EntryKind>;
+
+// The kinds of the entries of a value's signature; its sizes and integers are numbers.
+EntryKinds entry_kinds(const c10::IValue& value);
 
 } // namespace torchmdla

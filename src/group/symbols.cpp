@@ -19,17 +19,39 @@ struct Difference {
   Marks marks;
 };
 
+bool may_vary(EntryKind kind) {
+  return kind >= EntryKind::number;
+}
+
 // Where the two differ; nullopt if they do in anything that may not vary.
 std::optional<Marks> differences(const Signature& signature, const Signature& earlier,
-                                 const Marks& may_vary) {
+                                 const EntryKinds& kinds) {
   if (signature.size() != earlier.size()) return std::nullopt;
   Marks marks(signature.size());
   for (size_t i = 0; i < signature.size(); ++i) {
     if (signature[i] == earlier[i]) continue;
-    if (!may_vary[i] || std::min(signature[i], earlier[i]) < least_value) return std::nullopt;
+    if (!may_vary(kinds[i]) || std::min(signature[i], earlier[i]) < least_value)
+      return std::nullopt;
     marks[i] = true;
   }
   return marks;
+}
+
+// The numbers that are one more than in `earlier`; nullopt if none of them is an inner size, or if
+// anything else but strides differs.
+std::optional<Marks> growth(const Signature& signature, const Signature& earlier,
+                            const EntryKinds& kinds) {
+  if (signature.size() != earlier.size()) return std::nullopt;
+  Marks marks(signature.size());
+  bool grows = false;
+  for (size_t i = 0; i < signature.size(); ++i) {
+    if (signature[i] == earlier[i] || kinds[i] == EntryKind::strides) continue;
+    if (!may_vary(kinds[i]) || earlier[i] < least_value || signature[i] != earlier[i] + 1)
+      return std::nullopt;
+    marks[i] = true;
+    grows |= kinds[i] == EntryKind::inner_size;
+  }
+  return grows ? std::optional(std::move(marks)) : std::nullopt;
 }
 
 bool includes(const Marks& marks, const Marks& part) {
@@ -70,6 +92,12 @@ Pattern pattern_of(const Signature& signature, const Marks& marks,
   return pattern;
 }
 
+std::optional<Pattern> possible(Pattern pattern, const std::set<SymbolPlaces>& refused) {
+  const bool has_symbols = pattern.symbols > 0 && pattern.symbols <= most_symbols;
+  return has_symbols && !refused.count(pattern.places) ? std::optional(std::move(pattern))
+                                                       : std::nullopt;
+}
+
 } // namespace
 
 bool Pattern::covers(const Signature& signature, Symbols& values) const {
@@ -93,12 +121,12 @@ Symbols Pattern::typical_values() const {
   return values;
 }
 
-std::optional<Pattern> choose_pattern(const Signature& signature, const Marks& may_vary,
+std::optional<Pattern> choose_pattern(const Signature& signature, const EntryKinds& kinds,
                                       c10::ArrayRef<const Signature*> earlier,
                                       const std::set<SymbolPlaces>& refused) {
   std::vector<Difference> different;
   for (const auto* other : earlier)
-    if (auto marks = differences(signature, *other, may_vary))
+    if (auto marks = differences(signature, *other, kinds))
       different.push_back({other, std::move(*marks)});
   if (different.size() < 2) return std::nullopt;
   for (const auto& marks : candidates(different)) {
@@ -106,35 +134,40 @@ std::optional<Pattern> choose_pattern(const Signature& signature, const Marks& m
     for (const auto& [other, where] : different)
       if (includes(marks, where)) alike.push_back(other);
     if (alike.size() < 2) continue;
-    auto pattern = pattern_of(signature, marks, alike);
-    if (pattern.symbols <= most_symbols && !refused.count(pattern.places)) return pattern;
+    if (auto pattern = possible(pattern_of(signature, marks, alike), refused)) return pattern;
   }
   return std::nullopt;
 }
 
-std::optional<Pattern> pattern_of_varying(const Signature& signature, const Marks& varies,
+std::optional<Pattern> pattern_of_growth(const Signature& signature, const EntryKinds& kinds,
+                                         c10::ArrayRef<const Signature*> earlier,
+                                         const std::set<SymbolPlaces>& refused) {
+  for (const auto* other : earlier)
+    if (const auto marks = growth(signature, *other, kinds))
+      if (auto pattern = possible(pattern_of(signature, *marks, {other}), refused)) return pattern;
+  return std::nullopt;
+}
+
+std::optional<Pattern> pattern_of_varying(const Signature& signature, const EntryKinds& kinds,
                                           const std::set<SymbolPlaces>& refused) {
-  auto marks = varies;
+  Marks marks(signature.size());
   for (size_t i = 0; i < marks.size(); ++i)
-    marks[i] = marks[i] && signature[i] >= least_value;
-  auto pattern = pattern_of(signature, marks, {});
-  const bool is_possible = pattern.symbols > 0 && pattern.symbols <= most_symbols;
-  return is_possible && !refused.count(pattern.places) ? std::optional(std::move(pattern))
-                                                       : std::nullopt;
+    marks[i] = kinds[i] == EntryKind::varying_number && signature[i] >= least_value;
+  return possible(pattern_of(signature, marks, {}), refused);
 }
 
 std::optional<Pattern> pattern_without(int64_t size, const Signature& signature,
-                                       const Marks& may_vary,
+                                       const EntryKinds& kinds,
                                        const std::set<SymbolPlaces>& refused) {
   std::optional<int64_t> nearest;
   for (size_t i = 0; i < signature.size(); ++i)
-    if (may_vary[i] && signature[i] >= least_value &&
+    if (may_vary(kinds[i]) && signature[i] >= least_value &&
         (!nearest || std::abs(signature[i] - size) < std::abs(*nearest - size)))
       nearest = signature[i];
   if (!nearest) return std::nullopt;
   Pattern pattern{signature, SymbolPlaces(signature.size(), fixed), 1, /*written_out=*/true};
   for (size_t i = 0; i < signature.size(); ++i)
-    if (may_vary[i] && signature[i] == *nearest) pattern.places[i] = 0;
+    if (may_vary(kinds[i]) && signature[i] == *nearest) pattern.places[i] = 0;
   return refused.count(pattern.places) ? std::nullopt : std::optional(std::move(pattern));
 }
 

@@ -38,22 +38,28 @@ struct Pattern {
 };
 
 // The pattern with the most numbers that differ between `signature` and at least two `earlier`
-// ones, which are equal to it in everything else, and whose places are not `refused`. Numbers below
-// 2 and those that may not vary are never part of it; numbers that are equal to each other in all
-// these signatures are one symbol.
-std::optional<Pattern> choose_pattern(const Signature& signature, const std::vector<bool>& may_vary,
+// ones, which are equal to it in everything else. Numbers below 2 are never part of a pattern;
+// numbers that are equal to each other in all these signatures are one symbol. Patterns whose
+// places are `refused` are not chosen.
+std::optional<Pattern> choose_pattern(const Signature& signature, const EntryKinds& kinds,
                                       c10::ArrayRef<const Signature*> earlier,
                                       const std::set<SymbolPlaces>& refused);
 
+// The pattern of the numbers that are one more than in an `earlier` signature, inner sizes among
+// them, where nothing else differs but strides: a cache grows with each token, and the first one is
+// often a view.
+std::optional<Pattern> pattern_of_growth(const Signature& signature, const EntryKinds& kinds,
+                                         c10::ArrayRef<const Signature*> earlier,
+                                         const std::set<SymbolPlaces>& refused);
+
 // The pattern whose symbols are the numbers that are known to vary; equal numbers are one symbol.
-std::optional<Pattern> pattern_of_varying(const Signature& signature,
-                                          const std::vector<bool>& varies,
+std::optional<Pattern> pattern_of_varying(const Signature& signature, const EntryKinds& kinds,
                                           const std::set<SymbolPlaces>& refused);
 
 // The pattern with one symbol, for the numbers that are `size`: it is too long to be written out.
 // Where there are none the program may have computed it from the next number, which is taken then.
 std::optional<Pattern> pattern_without(int64_t size, const Signature& signature,
-                                       const std::vector<bool>& may_vary,
+                                       const EntryKinds& kinds,
                                        const std::set<SymbolPlaces>& refused);
 
 } // namespace torchmdla

@@ -38,7 +38,7 @@ std::optional<Pattern> pattern_of(const std::vector<std::vector<int64_t>>& all_s
   std::vector<const Signature*> earlier;
   for (size_t i = 0; i + 1 < signatures.size(); ++i)
     earlier.push_back(&signatures[i]);
-  return choose_pattern(signatures.back(), marks_of_numbers(at::empty(all_sizes.back())), earlier,
+  return choose_pattern(signatures.back(), entry_kinds(at::empty(all_sizes.back())), earlier,
                         refused);
 }
 
@@ -165,11 +165,12 @@ TEST(signature_refuses_what_no_group_takes) {
 }
 
 TEST(sizes_and_integers_may_vary) {
-  EXPECT((marks_of_numbers(at::empty({2, 3})) == std::vector<bool>{false, false, true, true}));
-  EXPECT((marks_of_numbers(int64_t{4}) == std::vector<bool>{false, true}));
-  EXPECT((marks_of_numbers(true) == std::vector<bool>{false, false}));
-  EXPECT((marks_of_numbers(std::vector<at::Tensor>{at::empty({2})}) ==
-          std::vector<bool>{false, false, false, false, true}));
+  using enum EntryKind;
+  EXPECT((entry_kinds(at::empty({2, 3})) == EntryKinds{constant, strides, number, inner_size}));
+  EXPECT((entry_kinds(int64_t{4}) == EntryKinds{constant, number}));
+  EXPECT((entry_kinds(true) == EntryKinds{constant, constant}));
+  EXPECT((entry_kinds(std::vector<at::Tensor>{at::empty({2})}) ==
+          EntryKinds{constant, constant, constant, strides, number}));
 }
 
 TEST(pattern_needs_two_earlier_calls) {
@@ -178,6 +179,22 @@ TEST(pattern_needs_two_earlier_calls) {
   EXPECT(pattern);
   EXPECT_EQUAL(c10::ArrayRef(pattern->places), c10::ArrayRef(places({0, fixed})));
   EXPECT_EQUAL(pattern->typical_values()[0], 4);
+}
+
+TEST(pattern_of_growth_needs_one_call_with_sizes_one_less) {
+  const auto growth = [](const at::Tensor& earlier, const at::Tensor& tensor) {
+    const auto before = signature_of(earlier), now = signature_of(tensor);
+    return pattern_of_growth(now, entry_kinds(tensor), {&before}, {});
+  };
+  const auto pattern = growth(at::empty({8, 5}), at::empty({8, 6}));
+  EXPECT(pattern);
+  EXPECT_EQUAL(c10::ArrayRef(pattern->places), c10::ArrayRef(places({fixed, 0})));
+  EXPECT(growth(at::empty({5, 8}).t(), at::empty({8, 6})));
+  EXPECT(!growth(at::empty({5, 8}).t(), at::empty({8, 5})));
+  EXPECT(!growth(at::empty({8, 5}), at::empty({8, 7})));
+  EXPECT(!growth(at::empty({8, 6}), at::empty({8, 5})));
+  EXPECT(!growth(at::empty({8, 1}), at::empty({8, 2})));
+  EXPECT(!growth(at::empty({5, 8}), at::empty({6, 8})));
 }
 
 TEST(pattern_takes_sizes_that_are_always_equal_for_one) {
@@ -224,11 +241,11 @@ TEST(pattern_has_no_more_symbols_than_most) {
 
 TEST(pattern_of_a_length_takes_the_number_next_to_it) {
   const auto signature = signature_of(at::empty({4, 33}));
-  const auto marks = marks_of_numbers(at::empty({4, 33}));
-  const auto pattern = pattern_without(32, signature, marks, {});
+  const auto kinds = entry_kinds(at::empty({4, 33}));
+  const auto pattern = pattern_without(32, signature, kinds, {});
   EXPECT(pattern && pattern->written_out);
   EXPECT_EQUAL(c10::ArrayRef(pattern->places), c10::ArrayRef(places({fixed, 0})));
-  EXPECT(!pattern_without(32, signature, marks, {pattern->places}));
+  EXPECT(!pattern_without(32, signature, kinds, {pattern->places}));
 }
 
 TEST(size_program_divides_as_python_does) {

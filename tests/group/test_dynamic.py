@@ -143,9 +143,9 @@ CASES = {
     "the first token of one sequence": Case(
         lambda x: LINEAR((torch.tanh(x) * 2)[:, 0]),
         lambda n: (torch.randn(1, n, 12),),
-        [[4], [5], [8]],
+        [[4], [6], [9]],
         [[3], [90]],
-        (8,),
+        (9,),
     ),
     "sequence in two inputs": Case(
         attention,
@@ -182,7 +182,7 @@ CASES = {
     ),
     "channels last": Case(CONVOLUTION, channels_last, [[2], [3], [4]], [[5], [9], [30]], (4,)),
     "channels last, height and width": Case(
-        CONVOLUTION, lambda n: channels_last(2, n), [[5], [6], [8]], [[9], [70], [4]], (8,)
+        CONVOLUTION, lambda n: channels_last(2, n), [[5], [7], [9]], [[8], [70], [4]], (9,)
     ),
     "rows by an index": Case(
         lambda x, index: torch.tanh(x)[index] * 2,
@@ -258,7 +258,7 @@ def test_zero_and_one_stay_specialisations(programs: list[Program]) -> None:
 
 def test_symbols_that_turn_out_to_be_two(programs: list[Program]) -> None:
     scripted = warmed_up(chain, torch.randn(5, 5))
-    for rows, columns in [(5, 5), (6, 6), (7, 7), (9, 9), (6, 8), (3, 30), (8, 8)]:
+    for rows, columns in [(5, 5), (9, 9), (7, 7), (6, 6), (6, 8), (3, 30), (8, 8)]:
         call_twice(scripted, chain, (torch.randn(rows, columns),))
     assert [program.symbols for program in programs] == [(7,), (6, 8)]
 
@@ -627,7 +627,7 @@ def test_a_smaller_set_of_symbols_after_a_larger_one_failed(programs: list[Progr
         return torch.tanh(x) * (-1) ** x.size(1)
 
     scripted = warmed_up(torch.jit.script(function), torch.randn(2, 8))
-    for batch, width in [(2, 8), (3, 9), (4, 11), (5, 8), (6, 8), (7, 8)]:
+    for batch, width in [(2, 8), (3, 10), (4, 11), (5, 8), (6, 8), (7, 8)]:
         call_twice(scripted, function, (torch.randn(batch, width),))
     assert [program.symbols for program in programs] == [(7,)]
     assert torchmdla.stats().dynamic == 1
@@ -877,16 +877,26 @@ class Decoder(nn.Module):
         return nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask), (k, v)
 
 
-def test_a_decoder_has_one_program_for_the_prompt_one_token_and_any_length(programs: list[Program]) -> None:
+FRONTENDS: dict[str, Callable[[nn.Module], Any]] = {
+    "script": torch.jit.script,
+    "compile": lambda module: torch.compile(module, backend="torchmdla"),
+}
+
+
+@pytest.mark.parametrize("frontend", FRONTENDS)
+def test_a_decoder_has_one_program_for_the_prompt_one_token_and_any_length(
+    frontend: str, programs: list[Program]
+) -> None:
     module = Decoder().eval()
-    program = torch.compile(module, backend="torchmdla")
+    program = FRONTENDS[frontend](module)
     with torch.no_grad():
-        x = torch.randn(1, 5, 8)
-        made, expected = program(x), module(x)
-        for _ in range(8):
-            assert_matches(made, expected, layers=4)
-            token = torch.randn(1, 1, 8)
-            made, expected = program(token, made[1]), module(token, expected[1])
+        for _ in range(2):  # the first call of a scripted module is one of PyTorch's profiler
+            x = torch.randn(1, 5, 8)
+            result, expected = program(x), module(x)
+            for _ in range(8):
+                assert_matches(result, expected, layers=4)
+                token = torch.randn(1, 1, 8)
+                result, expected = program(token, result[1]), module(token, expected[1])
     assert torchmdla.stats().specialisations == 3
     assert len(programs) == 1
 

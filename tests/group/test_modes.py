@@ -10,8 +10,10 @@ import pytest
 import torch
 from graphs import groups, kinds, warmed_up
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 import torchmdla
+from torchmdla.testing import coverage
 from torchmdla.testing.compare import assert_matches
 from torchmdla.testing.models import MODELS
 
@@ -275,6 +277,92 @@ def test_options_that_change():
                 twins.check(torch.randn(3, 4))
                 assert twins.scripted.calls == twins.eager.calls
     assert twins.eager.calls > 0
+
+
+def add_bias(x: Tensor, bias: Tensor | None) -> Tensor:
+    y = torch.tanh(x) * 2
+    if bias is not None:
+        y = torch.relu(y + bias) * 3
+    return torch.sigmoid(y) + 1
+
+
+def join_past(x: Tensor, past: tuple[Tensor, Tensor] | None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    key, value = torch.tanh(x) * 2, torch.sigmoid(x) * 3
+    if past is not None:
+        key, value = torch.cat([past[0], key]), torch.cat([past[1], value])
+    return torch.relu(key) + value.sum(), (key, value)
+
+
+def scale_by_an_element(x: Tensor, options: tuple[Tensor | None, float | None]) -> Tensor:
+    y, (scale, offset) = torch.tanh(x) * 2, options
+    if scale is None:
+        y = torch.relu(y) + 1
+    else:
+        y = y * scale - 1
+    if offset is not None:
+        y = y + offset
+    return torch.sigmoid(y)
+
+
+def write_to_an_argument(x: Tensor, total: Tensor | None) -> Tensor:
+    y = torch.tanh(x) * 2
+    if total is not None:
+        total.add_(y.sum(0))
+        y = y + total
+    return torch.sigmoid(y) + 1
+
+
+def carry_none_through_a_loop(x: Tensor, last: Tensor | None) -> Tensor:
+    for _ in range(3):
+        x = torch.tanh(x) * 2
+        if last is not None:
+            x = torch.relu(x) + last
+        last = x * 0.5
+    return x
+
+
+def return_the_argument(x: Tensor, other: Tensor | None) -> tuple[Tensor, Tensor]:
+    y = torch.tanh(x) * 2
+    return (torch.relu(y) + 1, y) if other is None else (y.t(), other)
+
+
+OPTIONAL_ARGUMENTS: dict[str, tuple[Callable[..., Any], list[Callable[[], Any]]]] = {
+    "a tensor": (add_bias, [lambda: None, lambda: torch.ones(4), lambda: torch.full((3, 4), 0.5)]),
+    "a tuple": (join_past, [lambda: None, lambda: (torch.ones(2, 4), torch.full((5, 4), 0.25))]),
+    "elements of a tuple": (
+        scale_by_an_element,
+        [lambda: (None, None), lambda: (torch.ones(4), None), lambda: (None, 0.5), lambda: (torch.ones(4), 2.0)],
+    ),
+    "written to": (write_to_an_argument, [lambda: None, lambda: torch.ones(4)]),
+    "carried by a loop": (carry_none_through_a_loop, [lambda: None, lambda: torch.ones(4)]),
+    "returned": (return_the_argument, [lambda: None, lambda: torch.ones(4)]),
+}
+
+
+@pytest.mark.parametrize("name", OPTIONAL_ARGUMENTS)
+def test_optional_arguments(name: str):
+    function, arguments = OPTIONAL_ARGUMENTS[name]
+    scripted = torch.jit.script(function)
+    for gradients in (False, True):
+        for make in arguments * 4:
+            eager, other = make(), make()
+            x, y = (torch.linspace(-1, 1, 12).view(3, 4).requires_grad_(gradients) for _ in range(2))
+            expected, result = function(x, eager), scripted(y, other)
+            assert_matches((result, other), (expected, eager), layers=4)
+            if gradients:
+                for results in (expected, result):
+                    sum(output.sum() for output in pytree.tree_leaves(results) if output.requires_grad).backward()
+                assert_matches(y.grad, x.grad, layers=4)
+
+
+def test_an_argument_that_is_not_given_leaves_one_group():
+    scripted = torch.jit.script(join_past)
+    with torch.no_grad():
+        for _ in range(4):
+            scripted(torch.randn(3, 4), None)
+            scripted(torch.randn(3, 4), (torch.randn(2, 4), torch.randn(5, 4)))
+    (node,) = coverage.groups(scripted.graph_for(torch.randn(3, 4), None))
+    assert node.hasAttribute("flags")
 
 
 def test_a_result_that_only_some_mode_makes_another_tensor():
