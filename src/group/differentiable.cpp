@@ -55,9 +55,15 @@ const Symbol& after_symbol() {
   return symbol;
 }
 
-const torch::jit::RegisterOperators after({torch::jit::Operator(
-    "mdla::after(t value, u other) -> t", [](torch::jit::Stack& stack) { stack.pop_back(); },
-    c10::AliasAnalysisKind::PURE_FUNCTION)});
+void return_first(torch::jit::Stack& stack) {
+  stack.pop_back();
+}
+
+const torch::jit::RegisterOperators
+    after({torch::jit::Operator("mdla::after(t value, u other) -> t", return_first,
+                                c10::AliasAnalysisKind::PURE_FUNCTION),
+           torch::jit::Operator("mdla::after.Tensor(Tensor(a) value, t other) -> Tensor(a)",
+                                return_first, c10::AliasAnalysisKind::FROM_SCHEMA)});
 
 // Whether `node` needs `other`, which stands before it in its block.
 bool depends_on(Node* node, const Node* other) {
@@ -75,6 +81,20 @@ bool depends_on(Node* node, const Node* other) {
   return false;
 }
 
+// Lets `node` need `other`. Its tensors are the last choice, because nodes around are then not
+// joined. PyTorch makes a constant of a value that is known to be None.
+void add_dependence(Node* node, const Node* other) {
+  const auto inputs = node->inputs();
+  auto chosen = std::find_if(inputs.begin(), inputs.end(), [](const Value* input) {
+    return !is_tensor(input) && input->type()->kind() != c10::TypeKind::NoneType;
+  });
+  if (chosen == inputs.end()) chosen = std::find_if(inputs.begin(), inputs.end(), is_tensor);
+  if (chosen == inputs.end()) return;
+  const torch::jit::WithInsertPoint before(node);
+  auto* value = node->owningGraph()->insert(after_symbol(), {*chosen, other->output(0)});
+  node->replaceInput(chosen - inputs.begin(), value);
+}
+
 // Where nodes join a differentiable graph, PyTorch moves those between them, and with them random
 // draws past others that they do not need. Here a draw needs the one before.
 void keep_order_of_draws(Block* block) {
@@ -83,14 +103,7 @@ void keep_order_of_draws(Block* block) {
     for (auto* inner : node->blocks())
       keep_order_of_draws(inner);
     if (!draws(node)) continue;
-    const auto inputs = node->inputs();
-    const auto plain = std::find_if(inputs.begin(), inputs.end(), std::not_fn(is_tensor));
-    if (last && !last->outputs().empty() && plain != inputs.end() && !depends_on(node, last)) {
-      const torch::jit::WithInsertPoint before(node);
-      const auto index = plain - inputs.begin();
-      auto* value = block->owningGraph()->insert(after_symbol(), {*plain, last->output(0)});
-      node->replaceInput(index, value);
-    }
+    if (last && !last->outputs().empty() && !depends_on(node, last)) add_dependence(node, last);
     last = node;
   }
 }

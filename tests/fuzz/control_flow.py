@@ -96,6 +96,23 @@ self.on or flag
 not self.on and {i} > 0
 count > {i}
 """.splitlines()
+# With optional arguments.
+OPTIONAL_STATEMENTS = """\
+{v} = {t} + (past[0] if past is not None else {t})
+if past is not None: {v} = torch.cat([{t}, past[1]])[1:]
+maybe = past[0] if past is not None else None
+{v} = {t} * other if other is not None else {t} - 1
+other = {t}
+other = None
+past = ({t}, {t} * 2)
+if other is not None: other.add_(1)
+""".splitlines()
+OPTIONAL_CONDITIONS = """\
+other is None
+past is not None
+past is None and other is not None
+other is not None and {i} > 1
+""".splitlines()
 INTEGERS = ("0", "1", "2", "3", "k", "count", "self.size", "k + 1", "{t}.size(1)", "len(parts)")
 TENSORS = ("x", "y", "z", "y", "z", "self.weight", "x + y", "(y * z)")
 
@@ -103,9 +120,13 @@ TENSORS = ("x", "y", "z", "y", "z", "self.weight", "x + y", "(y * z)")
 class Drawing:
     """The text of one module, drawn from a seed."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, optional: bool = False) -> None:
         self._random = Random(seed)
         self._in_loop = 0
+        self._arguments = ["other: Optional[Tensor] = None", "past: Optional[Tuple[Tensor, Tensor]] = None"]
+        self._arguments *= optional
+        self._statements = STATEMENTS + OPTIONAL_STATEMENTS * optional
+        self._conditions = CONDITIONS + OPTIONAL_CONDITIONS * optional
 
     def text(self) -> str:
         """Return the source of a module with the class ``Drawn``."""
@@ -121,7 +142,8 @@ class Drawing:
         helper = self._method("helper(self, y: Tensor, flag: bool) -> Tensor", "y", 2)
         pair = self._method("pair(self, y: Tensor) -> Tuple[Tensor, bool]", "y, flag", 2)
         inner = self._method("inner(self, y: Tensor) -> Tensor", "y + z", 1)
-        forward = self._method("forward(self, x: Tensor, k: int) -> Tensor", "y + z", 7)
+        arguments = ", ".join(["self", "x: Tensor", "k: int", *self._arguments])
+        forward = self._method(f"forward({arguments}) -> Tensor", "y + z", 7)
         return HEAD + "\n".join([*lines, *inner, *helper, *pair, *forward]) + "\n"
 
     def _method(self, signature: str, result: str, length: int) -> list[str]:
@@ -136,6 +158,7 @@ class Drawing:
             "count = 1",
             "parts: List[Tensor] = []",
             "maybe: Optional[Tensor] = None",
+            *(argument for argument in self._arguments if argument not in names),
         ]
         body = [line for _ in range(length) for line in self._statement(3)]
         return ["", f"    def {signature}:", *(f"        {line}" for line in [*first, *body, f"return {result}"])]
@@ -148,7 +171,7 @@ class Drawing:
             return self._loop(depth - 1)
         if depth < 3 and draw < 0.5:
             return [self._leave()]
-        usable = [line for line in STATEMENTS if self._may_call(line)]
+        usable = [line for line in self._statements if self._may_call(line)]
         return [self._filled(self._random.choice(usable))]
 
     def _may_call(self, line: str) -> bool:
@@ -157,10 +180,10 @@ class Drawing:
         return all(f"self.{name}(" not in line for name in order[order.index(self._name) :])
 
     def _branch(self, depth: int) -> list[str]:
-        condition = self._filled(self._random.choice(CONDITIONS))
+        condition = self._filled(self._random.choice(self._conditions))
         lines = [f"if {condition}:", *self._block(depth)]
         while self._random.random() < 0.25:
-            lines += [f"elif {self._filled(self._random.choice(CONDITIONS))}:", *self._block(depth)]
+            lines += [f"elif {self._filled(self._random.choice(self._conditions))}:", *self._block(depth)]
         if self._random.random() < 0.5:
             lines += ["else:", *self._block(depth)]
         return lines
@@ -185,7 +208,7 @@ class Drawing:
         return self._random.choice(leaves)
 
     def _filled(self, line: str) -> str:
-        for place, choices in (("{c}", CONDITIONS), ("{i}", INTEGERS), ("{t}", TENSORS), ("{v}", ("y", "z"))):
+        for place, choices in (("{c}", self._conditions), ("{i}", INTEGERS), ("{t}", TENSORS), ("{v}", ("y", "z"))):
             while place in line:
                 line = line.replace(place, self._random.choice(choices), 1)
         return line
@@ -199,25 +222,28 @@ class Outcome:
     reason: str = ""
 
 
-def run(seed: int) -> Outcome:
+def run(seed: int, optional: bool = False) -> Outcome:
     """Draw the program of a seed and compare what it computes, scripted, with eager."""
-    drawn = module_of(Drawing(seed).text(), f"control flow {seed}").Drawn
+    drawn = module_of(Drawing(seed, optional).text(), f"control flow {seed} {optional}").Drawn
 
     def new() -> nn.Module:
         # Programs that subtract large numbers amplify rounding differences: computing in doubles leaves room for them.
         return drawn().double().train(seed % 2 == 0)
 
-    expected = [_called(module, call) for module in [new()] for call in range(_CALLS)]
+    def results(module: Any) -> list[Any]:
+        return [_called(module, call, optional) for call in range(_CALLS)]
+
+    expected = results(new())
     try:
         scripted = _scripted(new())
     except (RuntimeError, torch.jit.frontend.FrontendError) as error:
         return Outcome("refused", str(error).strip().splitlines()[0])
-    difference = _difference([_called(scripted, call) for call in range(_CALLS)], expected)
+    difference = _difference(results(scripted), expected)
     if not difference:
         return Outcome("right")
     with without_groups():
         alone = _scripted(new())
-        if _difference([_called(alone, call) for call in range(_CALLS)], expected):
+        if _difference(results(alone), expected):
             return Outcome("pytorch", difference)
     return Outcome("wrong", difference)
 
@@ -227,14 +253,17 @@ def _scripted(module: nn.Module) -> Any:
     return torch.jit.script(module)
 
 
-def _called(module: Any, call: int) -> Any:
+def _called(module: Any, call: int, optional: bool) -> Any:
     """Return what a call computes and its gradients, in single precision, or the error that it raises."""
     torch.manual_seed(call)
     x = torch.randn(3, 4, dtype=torch.float64, requires_grad=call % 2 == 1)
     parameters = [x, *module.parameters()]
+    arguments: list[Any] = [x, call % 3]
+    if optional:
+        arguments += [torch.ones_like(x) if call % 3 else None, (x * 2, x + 1) if call % 4 > 1 else None]
     try:
         with torch.set_grad_enabled(call % 2 == 1):
-            result = module(x, call % 3).float()
+            result = module(*arguments).float()
         if not result.requires_grad:
             return result
         needed = [parameter for parameter in parameters if parameter.requires_grad]
@@ -275,11 +304,11 @@ def without_compiles() -> Iterator[None]:
         torchmdla.enable()
 
 
-def hunt(seeds: range, report: Callable[[str], None]) -> Counter[str]:
+def hunt(seeds: range, report: Callable[[str], None], optional: bool = False) -> Counter[str]:
     """Run the programs of ``seeds``; returns how many ended as what. ``report`` has each fault's text."""
     counts: Counter[str] = Counter()
     for seed in track(seeds, "programs", disable=not sys.stderr.isatty()):
-        outcome = run(seed)
+        outcome = run(seed, optional)
         counts[outcome.status] += 1
         if outcome.status == "wrong":
             report(f"seed {seed}: {outcome.reason}")
@@ -295,14 +324,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m fuzz.control_flow", description=__doc__)
     parser.add_argument("--count", type=int, default=1000, metavar="N", help="so many programs; 1000")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="the first seed, the others follow; 0")
+    parser.add_argument("--optional", action="store_true", help="programs with optional arguments")
     parser.add_argument("--show", action="store_true", help="print the first program and end")
     options = parser.parse_args()
     if options.show:
-        print(Drawing(options.seed).text())
+        print(Drawing(options.seed, options.optional).text())
         return 0
     warnings.simplefilter("ignore")
     with without_compiles():
-        counts = hunt(range(options.seed, options.seed + options.count), print)
+        counts = hunt(range(options.seed, options.seed + options.count), print, options.optional)
     print(", ".join(f"{status} {count}" for status, count in sorted(counts.items())))
     return 1 if counts["wrong"] else 0
 

@@ -51,10 +51,13 @@ class Twins:
         expected = self.eager(*inputs)
         state = torch.get_rng_state()
         torch.manual_seed(5)
-        assert_matches(self.scripted(*inputs), expected, layers=4)
+        result = self.scripted(*inputs)
+        assert_matches(result, expected, layers=4)
         assert torch.equal(torch.get_rng_state(), state)
         for one, other in zip(self.eager.buffers(), self.scripted.buffers(), strict=True):
             assert_matches(other, one, layers=4)
+        if isinstance(result, Tensor) and result.requires_grad:
+            result.sum().backward()
 
 
 def image(batch: int = 4, seed: int = 0) -> Tensor:
@@ -382,6 +385,34 @@ def test_a_result_that_only_some_mode_makes_another_tensor():
         same.zero_()
         assert bool((y == 0).all()) is not training
         assert bool((view == 0).all()) is not training
+
+
+DRAWS = {
+    "rand_like": lambda x: torch.rand_like(x),
+    "randn_like": lambda x: torch.randn_like(x, dtype=torch.float32),
+    "bernoulli": lambda x: torch.bernoulli(torch.sigmoid(x)),
+    "rand": lambda x: torch.rand(x.shape),
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_draws_keep_their_order_in_training(name: str):
+    class Draws(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.linspace(-1, 1, 12).view(3, 4))
+            self.draws = True
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = torch.tanh(x) * 2
+            if self.draws:
+                y = nn.functional.dropout(y * y, 0.5, self.training) + draw(self.weight)
+            return y + torch.sigmoid(x)
+
+    draw = torch.jit.trace(DRAWS[name], torch.ones(3, 4), check_trace=False)
+    twins = Twins(Draws())
+    for _ in range(6):
+        twins.check(torch.randn(3, 4, requires_grad=True))
 
 
 def test_more_modes_than_are_kept():
