@@ -1,5 +1,7 @@
 #include "aliases.h"
 
+#include <torch/csrc/jit/ir/constants.h>
+
 #include <algorithm>
 #include <functional>
 #include <unordered_set>
@@ -79,10 +81,30 @@ bool is_quantised(const Value* value) {
   return node->kind().ns() == quantized || node->kind() == aten::quantize_per_tensor;
 }
 
+bool always_runs(const Node* loop) {
+  const auto count = torch::jit::toIValue(loop->input(0));
+  const auto condition = torch::jit::toIValue(loop->input(1));
+  return count && count->toInt() > 0 && condition && condition->toBool();
+}
+
+// A loop that does not run returns what it is given. PyTorch's analysis takes it to return results
+// of its body.
+void collect_joined_by_loop(const Node* loop, std::vector<torch::jit::ValueSet>& joined) {
+  if (always_runs(loop)) return;
+  constexpr size_t inputs_before_carried = 2;
+  for (const auto* output : loop->outputs()) {
+    if (!is_tensor(output) && !is_tensor_list(output)) continue;
+    auto& values = joined.emplace_back();
+    add_memory(loop->input(output->offset() + inputs_before_carried), values);
+    add_results(output, values);
+  }
+}
+
 void collect_joined(const Block* block, std::vector<torch::jit::ValueSet>& joined) {
   for (const auto* node : block->nodes()) {
     for (const auto* inner : node->blocks())
       collect_joined(inner, joined);
+    if (node->kind() == prim::Loop) collect_joined_by_loop(node, joined);
     if (!may_return_argument(node)) continue;
     auto& values = joined.emplace_back();
     for (const auto* input : node->inputs())

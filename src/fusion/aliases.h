@@ -24,8 +24,8 @@ public:
   bool has_writers(const torch::jit::Value* value) const;
   bool has_output_writers(const torch::jit::Node* node) const;
 
-  // PyTorch's analysis, and what is written to and joined by operators that may return their
-  // arguments: few programs have any, so all of that counts as one memory.
+  // PyTorch's analysis, and what is written to and joined by operators or loops that may return
+  // their arguments: few programs have any, so all of that counts as one memory.
   const torch::jit::AliasDb& declared() const { return declared_; }
   const torch::jit::ValueSet& joined() const { return joined_; }
 

@@ -181,3 +181,54 @@ def test_no_other_operator_returns_its_argument() -> None:
 
     found = {name for name in SAMPLES if name in OPS and OPS[name].kind != "view" and returns_argument(name)}
     assert found <= {"aten::einsum"}
+
+
+def written_behind_a_loop(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    y = torch.tanh(x) * 2
+    first = y
+    for _ in range(count):
+        y = (y * 3).clone()
+    y.add_(1)
+    return torch.sigmoid(first) * 2, torch.tanh(y) + 1
+
+
+def written_behind_two_loops(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    y = torch.tanh(x) * 2
+    first = y[:2]
+    for _ in range(count):
+        y = (y * 3).clone()
+    while count > 0:
+        count -= 1
+        y = torch.relu(y) * 0.5
+    y[0] = 5.0
+    return torch.sigmoid(first) * 2, torch.tanh(y) + 1
+
+
+def written_in_another_loop(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    y = torch.tanh(x) * 2
+    first = y
+    for _ in range(count):
+        y = (y * 3).clone()
+    for _ in range(2):
+        y.mul_(1.5)
+    return torch.sigmoid(first) * 2, torch.tanh(y) + 1
+
+
+def written_in_a_list(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    y = torch.tanh(x) * 2
+    parts = [y, y * 2]
+    for _ in range(count):
+        parts = [parts[1].clone(), parts[0] + 1]
+    parts[0].add_(1)
+    return torch.sigmoid(y) * 2, torch.tanh(parts[0]) + parts[1]
+
+
+@pytest.mark.parametrize(
+    "function", [written_behind_a_loop, written_behind_two_loops, written_in_another_loop, written_in_a_list]
+)
+def test_a_loop_that_does_not_run_returns_its_arguments(function: Callable[..., Any]) -> None:
+    """PyTorch's alias analysis takes the results for new tensors."""
+    scripted = torch.jit.script(function)
+    for count in (2, 2, 2, 0, 0, 1):
+        x = torch.linspace(-1, 1, 12).view(3, 4)
+        assert_matches(scripted(x, count), function(x, count), layers=4)
