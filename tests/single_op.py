@@ -1,9 +1,10 @@
-"""A graph that calls one operator, from the operator's schema and sample arguments."""
+"""Graphs that call operators, from the operators' schemas and sample arguments."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 import torch.ao.quantization.fx._decomposed  # registers the operators of `quantized_decomposed`
@@ -29,36 +30,40 @@ def schemas() -> dict[str, torch._C.FunctionSchema]:
     return found
 
 
+class Call(NamedTuple):
+    """An operator, by its schema name, with sample arguments."""
+
+    name: str
+    arguments: Sequence[object]
+
+
 def graph_of(
     name: str, arguments: Sequence[object], *, copy: bool, open_floats: bool = False
 ) -> tuple[torch._C.Graph, list[object]]:
-    """The graph of one call and its inputs (the tensors); ``copy`` clones the results, for ops that return views.
+    """Return the graph of one call and its inputs, as :func:`graph_of_calls`."""
+    graph, inputs, _ = graph_of_calls([Call(name, arguments)], copy=lambda name: copy, open_floats=open_floats)
+    return graph, inputs
 
-    ``open_floats``: floats are inputs, too, instead of constants.
+
+def graph_of_calls(
+    calls: Sequence[Call], *, copy: Callable[[str], bool], open_floats: bool = False
+) -> tuple[torch._C.Graph, list[object], list[int]]:
+    """Return a graph of independent calls, its inputs (the tensors), and how many outputs each call has.
+
+    Args:
+        copy: whether the results of an operator are cloned, as they must be where they are views.
+        open_floats: floats are inputs, too, instead of constants.
     """
-    schema = schemas()[name]
     writer = _Writer(open_floats)
-    given = [*arguments, *(argument.default_value for argument in schema.arguments[len(arguments) :])]
-    operands = [
-        writer.operand([value] * (argument.N or 1) if _is_repeated(value, argument.type) else value, argument.type)
-        for value, argument in zip(given, schema.arguments, strict=True)
-    ]
-    returns_list = schema.returns[0].type.kind() == "ListType"
-    outputs = [f"%o{index}" for index in range(len(schema.returns))]
-    types = ["Tensor[]" if returns_list else "Tensor"] * len(outputs)
-    typed = ", ".join(f"{output} : {type_}" for output, type_ in zip(outputs, types, strict=True))
-    writer.lines.append(f"{typed} = {schema.name}({', '.join(operands)})")
-    if returns_list:
-        (pieces,), _ = run_and_record(torch._C.parse_ir(writer.text(outputs)), writer.inputs)
-        outputs = [f"%u{index}" for index in range(len(pieces))]  # type: ignore[arg-type]
-        writer.lines.append(", ".join(f"{output} : Tensor" for output in outputs) + " = prim::ListUnpack(%o0)")
-    if copy:
-        writer.lines.append("%format : int = prim::Constant[value=0]()")
-        writer.lines += [f"{output}c : Tensor = aten::clone({output}, %format)" for output in outputs]
-        outputs = [f"{output}c" for output in outputs]
+    outputs, counts = [], []
+    for call in calls:
+        results = writer.call(call)
+        outputs += [writer.copied(result) for result in results] if copy(call.name) else results
+        counts.append(len(results))
     graph = torch._C.parse_ir(writer.text(outputs))
-    assert name in [node.schema().partition("(")[0] for node in graph.nodes()], "another overload was chosen"
-    return graph, writer.inputs
+    chosen = {node.schema().partition("(")[0] for node in graph.nodes()}
+    assert {call.name for call in calls} <= chosen, "another overload was chosen"
+    return graph, writer.inputs, counts
 
 
 def _is_repeated(value: object, type_: torch._C.JitType) -> bool:
@@ -77,10 +82,40 @@ class _Writer:
         body = "".join(f"  {line}\n" for line in self.lines)
         return f"graph({', '.join(self._arguments)}):\n{body}  return ({', '.join(outputs)})\n"
 
+    def call(self, call: Call) -> list[str]:
+        """Write one call; returns the names of its results, the elements of a list each for itself."""
+        schema = schemas()[call.name]
+        given = [*call.arguments, *(argument.default_value for argument in schema.arguments[len(call.arguments) :])]
+        operands = [
+            self.operand([value] * (argument.N or 1) if _is_repeated(value, argument.type) else value, argument.type)
+            for value, argument in zip(given, schema.arguments, strict=True)
+        ]
+        returns_list = schema.returns[0].type.kind() == "ListType"
+        results = [self._new() for _ in schema.returns]
+        self._assign(results, "Tensor[]" if returns_list else "Tensor", f"{schema.name}({', '.join(operands)})")
+        if returns_list:
+            (elements,), _ = run_and_record(torch._C.parse_ir(self.text(results)), self.inputs)
+            whole, results = results[0], [self._new() for _ in elements]  # type: ignore[attr-defined]
+            self._assign(results, "Tensor", f"prim::ListUnpack({whole})")
+        return results
+
+    def copied(self, value: str) -> str:
+        """Write a clone; returns its name."""
+        layout, clone = self._new(), self._new()
+        self._assign([layout], "int", "prim::Constant[value=0]()")
+        self._assign([clone], "Tensor", f"aten::clone({value}, {layout})")
+        return clone
+
+    def _new(self) -> str:
+        self._count += 1
+        return f"%v{self._count}"
+
+    def _assign(self, names: Sequence[str], type_: str, operation: str) -> None:
+        self.lines.append(f"{', '.join(f'{name} : {type_}' for name in names)} = {operation}")
+
     def operand(self, value: object, type_: torch._C.JitType) -> str:
         """The name of a new value: a constant, a list, or an input of the graph for a tensor."""
-        self._count += 1
-        name = f"%v{self._count}"
+        name = self._new()
         if isinstance(value, torch.Tensor):
             self._arguments.append(f"{name} : Tensor")
             self.inputs.append(value)
@@ -90,7 +125,7 @@ class _Writer:
         elif isinstance(value, list | tuple):
             element = (type_.getElementType() if type_.kind() == "OptionalType" else type_).getElementType()  # type: ignore[attr-defined]
             items = [self.operand(item, element) for item in value]
-            self.lines.append(f"{name} : {_ELEMENTS[element.kind()]}[] = prim::ListConstruct({', '.join(items)})")
+            self._assign([name], f"{_ELEMENTS[element.kind()]}[]", f"prim::ListConstruct({', '.join(items)})")
         else:
             self.lines.append(f"{name} : {_constant(value, type_)}")
         return name
