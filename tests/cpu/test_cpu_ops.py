@@ -450,24 +450,26 @@ DTYPES = (torch.bool, torch.int32, torch.int64, torch.float32, torch.float64)
 PROMOTING = ("add", "sub", "mul", "div", "remainder", "eq", "lt", "ge", "bitwise_and")
 
 
-@pytest.mark.parametrize("right", [*DTYPES, int, float], ids=str)
+def promoting_calls(left: torch.Tensor, right: object) -> list[Call]:
+    kind = "Tensor" if isinstance(right, torch.Tensor) else "Scalar"
+    names = [f"aten::{name}.{kind}" for name in PROMOTING] + ["aten::floor_divide" + ".Scalar" * (kind == "Scalar")]
+    calls = [Call(name, (left, right)) for name in names if name in OPS and eager_takes(name, (left, right))]
+    if kind == "Scalar":
+        return [*calls, Call("aten::where.ScalarOther", (torch.tensor(True), left, right))]
+    calls += [Call(name, (left, right)) for name in ("aten::maximum", "aten::logical_and", "aten::atan2")]
+    return [*calls, Call("aten::where.self", (torch.tensor(True), left, right))]
+
+
 @pytest.mark.parametrize("left", DTYPES, ids=str)
 @pytest.mark.parametrize("shapes", [((4,), (4,)), ((4,), ()), ((), (4,)), ((), ())], ids=str)
-def test_promotion(shapes: tuple[tuple[int, ...], tuple[int, ...]], left: torch.dtype, right: object) -> None:
+def test_promotion(shapes: tuple[tuple[int, ...], tuple[int, ...]], left: torch.dtype) -> None:
     """Of two tensors, and of a tensor and a number; values that the dtypes hold differently."""
-    one = torch.tensor([3, 16777217, -5, 0])[: math.prod(shapes[0])].view(shapes[0]).to(left)
-    if isinstance(right, torch.dtype):
-        kind, other = "Tensor", torch.tensor([2, 16777216, 3, -1])[: math.prod(shapes[1])].view(shapes[1]).to(right)
-    else:
-        kind, other = "Scalar", {int: 3, float: 2.5}[right]  # type: ignore[index]
-    names = [f"aten::{name}.{kind}" for name in PROMOTING] + ["aten::floor_divide" + ".Scalar" * (kind == "Scalar")]
-    calls = [Call(name, (one, other)) for name in names if name in OPS and eager_takes(name, (one, other))]
-    if kind == "Tensor":
-        calls += [Call(name, (one, other)) for name in ("aten::maximum", "aten::logical_and", "aten::atan2")]
-        calls.append(Call("aten::where.self", (torch.tensor(True), one, other)))
-    else:
-        calls.append(Call("aten::where.ScalarOther", (torch.tensor(True), one, other)))
-    check_all(calls)
+    value, other = (
+        torch.tensor(numbers)[: math.prod(shape)].view(shape)
+        for numbers, shape in zip(([3, 16777217, -5, 0], [2, 16777216, 3, -1]), shapes, strict=True)
+    )
+    rights = [3, 2.5, *(other.to(dtype) for dtype in DTYPES)]
+    check_all([call for right in rights for call in promoting_calls(value.to(left), right)])
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32], ids=str)
