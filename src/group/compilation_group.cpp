@@ -12,6 +12,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 #include <c10/util/ScopeExit.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 #include <iterator>
@@ -64,8 +65,12 @@ int64_t bits_of(const at::Tensor& tensor) {
   return least >= -limit && most < limit ? few : 0;
 }
 
+// Asking takes a mutex of the tensor. Most tensors never had a tangent, which the pointer tells;
+// that of a view may be its base's.
 bool has_tangent(const at::Tensor& tensor) {
-  return tensor.unsafeGetTensorImpl()->autograd_meta() && tensor._fw_grad(/*level=*/0).defined();
+  const auto* meta = torch::autograd::impl::get_autograd_meta(tensor);
+  if (!meta || (!meta->fw_grad_ && !meta->is_view_)) return false;
+  return tensor._fw_grad(/*level=*/0).defined();
 }
 
 // The type of an input that no group takes.
@@ -161,20 +166,21 @@ void CompilationGroup::run(Stack& stack) {
     return fall_back(stack, Fallback::switched_off);
   Signature signature;
   const auto inputs = torch::jit::last(stack, group_.inputs.num_inputs());
+  const bool followed = needs_gradients(inputs);
   if (settings().keep_inputs.load(std::memory_order_relaxed)) keep_inputs(inputs);
-  if (const auto reason = reason_to_fall_back(inputs, signature)) {
+  if (const auto reason = reason_to_fall_back(inputs, followed, signature)) {
     count_fallback(*reason);
     return fall_back(stack);
   }
-  if (needs_gradients(inputs)) {
+  if (followed) {
     if (expected_backward_.count_call()) return run_as_pytorch(stack);
   } else if (is_first_run() && !adopt(signature, inputs)) {
     return fall_back(stack);
   }
-  while (!run_known(*known, signature, stack)) {
+  while (!run_known(*known, signature, followed, stack)) {
     if (!adopt(signature, inputs)) {
       known.reset(); // what is taken out for what is made goes at once
-      return specialise(signature, stack);
+      return specialise(signature, followed, stack);
     }
     known = specialisations_.load();
   }
@@ -182,12 +188,13 @@ void CompilationGroup::run(Stack& stack) {
 
 // False where there is nothing for this signature.
 bool CompilationGroup::run_known(const Specialisations& known, const Signature& signature,
-                                 Stack& stack) {
-  if (const auto* found = known.find(signature)) return run_specialised(*found, stack), true;
+                                 bool followed, Stack& stack) {
+  if (const auto* found = known.find(signature))
+    return run_specialised(*found, followed, stack), true;
   if (!settings().dynamic.load(std::memory_order_relaxed)) return false;
   Symbols values;
   const auto* found = known.find_dynamic(signature, values);
-  if (found) run_compiled(*found, values, stack);
+  if (found) run_compiled(*found, values, followed, stack);
   return found != nullptr;
 }
 
@@ -267,6 +274,7 @@ void CompilationGroup::prepare() {
 }
 
 std::optional<std::string> CompilationGroup::reason_to_fall_back(c10::ArrayRef<c10::IValue> inputs,
+                                                                 bool followed,
                                                                  Signature& signature) const {
   if (dispatch_mode_active()) return describe(Fallback::dispatch_mode);
   for (size_t i = 0; i < inputs.size(); ++i) {
@@ -277,7 +285,7 @@ std::optional<std::string> CompilationGroup::reason_to_fall_back(c10::ArrayRef<c
              described(inputs[i]);
   }
   append_modes(signature);
-  if (needs_gradients(inputs) && !may_save(inputs)) return describe(Fallback::saved_tensors);
+  if (followed && !may_save(inputs)) return describe(Fallback::saved_tensors);
   return std::nullopt;
 }
 
@@ -294,23 +302,25 @@ void CompilationGroup::run_as_pytorch(Stack& stack) {
   expected_backward_.watch(torch::jit::last(stack, stack.size() - below));
 }
 
-void CompilationGroup::run_specialised(const Specialisation& specialisation, Stack& stack) {
+void CompilationGroup::run_specialised(const Specialisation& specialisation, bool followed,
+                                       Stack& stack) {
   switch (specialisation.outcome) {
   case Outcome::compiled:
-    return run_compiled(specialisation, {}, stack);
+    return run_compiled(specialisation, {}, followed, stack);
   case Outcome::split:
     if (specialisation.raise && strict()) specialisation.raise();
     return specialisation.division(stack);
   case Outcome::failed:
     if (strict()) specialisation.raise();
-    count_fallback(specialisation.failure);
+    for (auto* counter : specialisation.failure_counters)
+      counter->fetch_add(1, std::memory_order_relaxed);
     return fall_back(stack);
   }
 }
 
 void CompilationGroup::run_compiled(const Specialisation& specialisation,
-                                    c10::ArrayRef<int64_t> symbols, Stack& stack) {
-  if (needs_gradients(torch::jit::last(stack, group_.inputs.num_inputs())))
+                                    c10::ArrayRef<int64_t> symbols, bool followed, Stack& stack) {
+  if (followed)
     run_with_node(specialisation, symbols, stack);
   else if (!call(specialisation, symbols, stack))
     fall_back(stack);
@@ -371,19 +381,20 @@ void CompilationGroup::note_growth(const Specialisation& specialisation) const {
 
 // The first call with new inputs: its results come from eager kernels, whose record is what the
 // compiler needs, and whose errors are the ones the user should see.
-void CompilationGroup::specialise(const Signature& signature, Stack& stack) {
+void CompilationGroup::specialise(const Signature& signature, bool followed, Stack& stack) {
   if (!compiler().compile) {
     TORCH_CHECK(!strict(), "torchmdla: ", describe(Fallback::no_compiler));
     return fall_back(stack, Fallback::no_compiler);
   }
-  if (const auto postponed = find_postponed(signature)) return run_specialised(*postponed, stack);
+  if (const auto postponed = find_postponed(signature))
+    return run_specialised(*postponed, followed, stack);
   Fallback refusal;
   auto claimed = claim(signature, refusal, torch::jit::last(stack, group_.inputs.num_inputs()));
   if (!claimed) {
     const auto known = specialisations_.load();
     const auto* split = known->newest_split();
     if (split && refusal == Fallback::too_many_specialisations)
-      return run_specialised(*split, stack);
+      return run_specialised(*split, followed, stack);
     return fall_back(stack, refusal);
   }
   calls_.recorded.fetch_add(1, std::memory_order_relaxed);
@@ -589,8 +600,7 @@ void CompilationGroup::compile_static(Claim& claim, const Record& record) {
     if (failure.unroll_limit_exceeded && plan_without(*failure.unroll_limit_exceeded, claim) &&
         compile_dynamic(claim, record))
       return;
-    made->failure = failure.what();
-    made->raise = failure.raise;
+    note_failure(*made, failure);
     if (!failure.left_out.empty()) made->division = divide(failure.left_out);
     if (made->division) made->outcome = Outcome::split, made->left_out = failure.left_out;
     if (!strict()) warn = [warn = failure.warn, split = bool(made->division)] { warn(split); };
@@ -613,12 +623,18 @@ Subgraph::Division CompilationGroup::divide(const std::vector<size_t>& left_out)
   return divisions_.emplace(left_out, std::move(division)).first->second;
 }
 
+void CompilationGroup::note_failure(Specialisation& specialisation, const CompileFailure& failure) {
+  specialisation.failure = failure.what();
+  specialisation.raise = failure.raise;
+  for (auto* counts : {&statistics().fallbacks, &calls_.fallbacks})
+    specialisation.failure_counters.push_back(&counts->counter(specialisation.failure));
+}
+
 // Remembers a failure for as long as it is not to be tried again.
 void CompilationGroup::postpone(const Signature& signature, const CompileFailure& failure) {
   auto failed = std::make_shared<Specialisation>();
   failed->signature = signature;
-  failed->failure = failure.what();
-  failed->raise = failure.raise;
+  note_failure(*failed, failure);
   {
     const Guard guard(mutex_);
     postponed_.push_back({failed, std::chrono::steady_clock::now() + *failure.retry_after});

@@ -198,9 +198,10 @@ private:
     EntryKinds kinds;                          // of the signature, where there may be a pattern
   };
 
-  std::optional<std::string> reason_to_fall_back(c10::ArrayRef<c10::IValue> inputs,
+  // `followed`: whether autograd follows the call.
+  std::optional<std::string> reason_to_fall_back(c10::ArrayRef<c10::IValue> inputs, bool followed,
                                                  Signature& signature) const;
-  bool run_known(const Specialisations& known, const Signature& signature,
+  bool run_known(const Specialisations& known, const Signature& signature, bool followed,
                  torch::jit::Stack& stack);
   bool is_known(const Signature& signature) const;
   Specialisations::Entry find_postponed(const Signature& signature);
@@ -208,9 +209,10 @@ private:
   Packaged packaged();
   bool load(const PackagedSpecialisation& packaged,
             std::optional<c10::ArrayRef<c10::IValue>> inputs);
-  void run_specialised(const Specialisation& specialisation, torch::jit::Stack& stack);
+  void run_specialised(const Specialisation& specialisation, bool followed,
+                       torch::jit::Stack& stack);
   void run_compiled(const Specialisation& specialisation, c10::ArrayRef<int64_t> symbols,
-                    torch::jit::Stack& stack);
+                    bool followed, torch::jit::Stack& stack);
   void run_with_node(const Specialisation& specialisation, c10::ArrayRef<int64_t> symbols,
                      torch::jit::Stack& stack);
   bool call(const Specialisation& specialisation, c10::ArrayRef<int64_t> symbols,
@@ -218,7 +220,7 @@ private:
   void note_growth(const Specialisation& specialisation) const;
   void run_as_pytorch(torch::jit::Stack& stack);
   bool is_first_run();
-  void specialise(const Signature& signature, torch::jit::Stack& stack);
+  void specialise(const Signature& signature, bool followed, torch::jit::Stack& stack);
   Record recorded(torch::jit::Stack& stack) const;
   std::shared_ptr<Claim> claim(const Signature& signature, Fallback& refusal,
                                std::optional<c10::ArrayRef<c10::IValue>> inputs = std::nullopt);
@@ -236,6 +238,7 @@ private:
   Subgraph::Division divide(const std::vector<size_t>& left_out);
   void split(Specialisation& specialisation, std::vector<size_t> left_out);
   void publish(std::shared_ptr<Specialisation> specialisation);
+  void note_failure(Specialisation& specialisation, const CompileFailure& failure);
   void postpone(const Signature& signature, const CompileFailure& failure);
   void fall_back(torch::jit::Stack& stack);
   void keep_inputs(c10::ArrayRef<c10::IValue> inputs);

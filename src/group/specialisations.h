@@ -73,6 +73,8 @@ struct Specialisation {
   Subgraph::Division division;  // where `split`
   std::vector<size_t> left_out; // numbers of the nodes that it leaves out
   std::string failure;
+  std::vector<std::atomic<int64_t>*>
+      failure_counters; // which a call that falls back for it counts in
   std::function<void()> raise;
   mutable OutputGradients gradients; // grows
   LastUse last_use;

@@ -34,27 +34,31 @@ const char* describe(Fallback reason) {
   return "";
 }
 
-void ReasonCounts::count(const std::string& reason) {
+ReasonCounts::Counter& ReasonCounts::counter(const std::string& reason) {
   const Guard guard(mutex_);
-  ++counts_[reason];
+  return counts_[reason];
 }
 
 std::map<std::string, int64_t> ReasonCounts::counts() const {
   const Guard guard(mutex_);
-  return counts_;
+  std::map<std::string, int64_t> result;
+  for (const auto& [reason, counter] : counts_)
+    if (const int64_t number = counter) result.emplace(reason, number);
+  return result;
 }
 
 int64_t ReasonCounts::total() const {
   const Guard guard(mutex_);
   int64_t sum = 0;
-  for (const auto& [reason, number] : counts_)
-    sum += number;
+  for (const auto& [reason, counter] : counts_)
+    sum += counter;
   return sum;
 }
 
 void ReasonCounts::reset() {
   const Guard guard(mutex_);
-  counts_.clear();
+  for (auto& [reason, counter] : counts_)
+    counter = 0;
 }
 
 std::map<std::string, int64_t> FallbackCounts::counts() const {

@@ -30,14 +30,20 @@ const char* describe(Fallback reason);
 // How often what happened, by its text.
 class ReasonCounts {
 public:
-  void count(const std::string& reason);
+  using Counter = std::atomic<int64_t>;
+
+  void count(const std::string& reason) { ++counter(reason); }
+
+  // For what is counted in many calls. It lives as long as this does.
+  Counter& counter(const std::string& reason);
+
   std::map<std::string, int64_t> counts() const;
   int64_t total() const;
   void reset();
 
 private:
   mutable std::mutex mutex_;
-  std::map<std::string, int64_t> counts_; // guarded by mutex_
+  std::map<std::string, Counter> counts_; // guarded by mutex_; entries stay
 };
 
 // Calls that ran in PyTorch's interpreter, by reason.
@@ -49,6 +55,7 @@ public:
 
   // A group whose compilation failed; the reason is the compiler's.
   void count(const std::string& reason) { failures_.count(reason); }
+  ReasonCounts::Counter& counter(const std::string& reason) { return failures_.counter(reason); }
 
   std::map<std::string, int64_t> counts() const;
   int64_t total() const;
