@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import multiprocessing
 import os
@@ -418,6 +419,20 @@ class TestOneCompile:
         assert [process.exitcode for process in processes] == 20 * [0]
         assert compiles(tmp_path / "log") == 1
         assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".artifact"]
+
+    def test_another_process_is_done_before_the_turn(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        program = scripted_program(f"slowly 0 {tmp_path / 'log'}")
+        first, second = (machine(tmp_path / "cache", None) for _ in range(2))
+        turn = DiskCache.turn
+
+        def late(cache: DiskCache, key: str, patience: float) -> contextlib.AbstractContextManager[bool]:
+            if cache is second.cache:
+                first.compile(program)
+            return turn(cache, key, patience)
+
+        monkeypatch.setattr(DiskCache, "turn", late)
+        assert second.compile(program).source == "disk"
+        assert compiles(tmp_path / "log") == 1
 
     def test_a_holder_that_was_killed_is_followed_by_another(
         self, secret: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -544,6 +545,20 @@ def test_unsigned_bytes_are_refused() -> None:
     result = builder.op("aten.add.Tensor", [x, x, 1], x.tensor + x.tensor)
     with pytest.raises(CompileError, match="ui8"):
         lower(builder.program([result], host_target()))
+
+
+def test_code_does_not_depend_on_what_a_process_compiled_before() -> None:
+    """Programs of a thread share MLIR's context, after failures, too; another thread has its own."""
+
+    def code(name: str) -> bytes:
+        builder = Builder()
+        return lower(builder.program(CASES[name](builder), host_target())).object_code
+
+    before = code("elementwise")
+    code("zero_dimensions")
+    test_unsigned_bytes_are_refused()
+    with ThreadPoolExecutor(1) as other_thread:
+        assert code("elementwise") == before == other_thread.submit(code, "elementwise").result()
 
 
 lifetimes = st.builds(

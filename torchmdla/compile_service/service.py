@@ -210,7 +210,8 @@ class CompilerService:
             return self._compile(key, program)
         with self.cache.turn(key, self._patience) as waited:
             if not waited:
-                return self._fetch_or_compile(key, program)
+                # Another process may have been at it, and done, since this one looked.
+                return self._load(key) or self._fetch_or_compile(key, program)
         # Whoever had the turn is done. If there is nothing, it failed, and all who waited try at the same time.
         return self._load(key) or self._fetch_or_compile(key, program)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -25,6 +26,27 @@ def new_context() -> ir.Context:
     torch_dialect.register_dialect(context)
     context.enable_multithreading(False)
     return context
+
+
+class _Shared(threading.local):
+    context: ir.Context | None = None
+    programs = 0
+
+
+_shared = _Shared()
+
+# A context keeps each attribute and type that was made in it: constants of programs, places in their sources.
+_PROGRAMS_OF_A_CONTEXT = 100
+
+
+@contextmanager
+def shared_context() -> Iterator[ir.Context]:
+    """Enter the thread's context for programs: to make one takes longer than most of the passes that run in it."""
+    if _shared.context is None or _shared.programs >= _PROGRAMS_OF_A_CONTEXT:
+        _shared.context, _shared.programs = new_context(), 0
+    _shared.programs += 1
+    with _shared.context as context:
+        yield context
 
 
 def forward_of(module: ir.Module) -> Any:

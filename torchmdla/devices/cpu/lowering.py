@@ -11,7 +11,7 @@ from torch_mlir import ir
 
 from torchmdla.compiler import dump
 from torchmdla.compiler.artifact import Artifact, Manifest
-from torchmdla.compiler.mlir import explained, located_text, new_context
+from torchmdla.compiler.mlir import explained, located_text, new_context, shared_context
 from torchmdla.compiler.program import Program, Target
 from torchmdla.devices.cpu.code.checks import check_bounds
 from torchmdla.devices.cpu.code.emit import disassembled, fold, to_llvm, to_llvm_ir, to_object
@@ -47,7 +47,7 @@ def lower(program: Program) -> Artifact:
         torchmdla.CompileError: the program cannot be compiled; names the op and the diagnostic.
     """
     seconds: dict[str, float] = {}
-    with new_context(), ir.Location.unknown():
+    with shared_context(), ir.Location.unknown():
         code, plan = _generate(program, seconds)
         parts = divided(code)
         compiled = partial(_compiled, code, program, seconds)
