@@ -295,7 +295,7 @@ EXEMPTIONS = (
     ),
     Exemption(
         "instance_norm",
-        "PyTorch takes this operator apart, and rounds eps to float32 where the tensors are narrower",
+        "PyTorch takes this operator apart, and rounds eps to float32",
         way="dynamo:compile",
         scalars=lambda scalar: scalar > 3.5e38,
     ),
