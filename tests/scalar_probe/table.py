@@ -299,7 +299,16 @@ EXEMPTIONS = (
         way="dynamo:compile",
         scalars=lambda scalar: scalar > 3.5e38,
     ),
-    Exemption("quantize_per_tensor", "the device has no quantised tensors", way="acap:device"),
+    *(
+        Exemption("quantize_per_tensor", "the device has no quantised tensors", way=way)
+        for way in ("lazy:step", "acap:device")
+    ),
+    Exemption(
+        "torch.where(m, ",
+        "PyTorch's lazy device holds a number in float32, and refuses one beyond it",
+        way="lazy:step",
+        scalars=lambda scalar: abs(scalar) > 3.5e38 and math.isfinite(scalar),
+    ),
     Exemption(
         "sub(x, y, alpha",
         "eager adds, with an alpha of -0",
