@@ -95,11 +95,12 @@ bool takes_element(const Node* node) {
          node->kind() == prim::TupleUnpack;
 }
 
-// Collects what comes from attributes, and what a graph is given.
+// Collects the scalars that come from attributes.
 class AttributeWalk {
 public:
-  ValueSet known; // scalars that come from attributes
-  ValueSet given; // arguments, attributes and their elements
+  // `arguments`: the inputs of a graph.
+  explicit AttributeWalk(c10::ArrayRef<const Value*> arguments)
+      : externals_(arguments.begin(), arguments.end()) {}
 
   // Returns whether all that the block computes comes from attributes.
   bool collect(const Block* block) {
@@ -108,39 +109,44 @@ public:
       bool fits = true;
       for (const auto* inner : node->blocks())
         fits &= collect(inner);
-      fits = (fits && comes_from_attributes(node, known)) || asks_whether_given(node);
+      fits = (fits && comes_from_attributes(node, scalars_)) || asks_for_presence(node);
       if (fits)
         for (const auto* output : node->outputs())
-          if (is_scalar(output->type())) known.insert(output);
-      collect_given(node);
+          if (is_scalar(output->type())) scalars_.insert(output);
+      collect_externals(node);
       all &= fits;
     }
     return all && std::all_of(block->outputs().begin(), block->outputs().end(),
-                              [&](const Value* output) { return known.count(output) != 0; });
+                              [&](const Value* output) { return scalars_.count(output) != 0; });
   }
+
+  ValueSet take_scalars() { return std::move(scalars_); }
 
 private:
   // `argument is None`: a program is called with an argument or without, as it has an attribute.
-  bool asks_whether_given(const Node* node) const {
+  bool asks_for_presence(const Node* node) const {
     if (node->kind() != c10::aten::__is__ && node->kind() != c10::aten::__isnot__) return false;
     return std::all_of(node->inputs().begin(), node->inputs().end(),
-                       [&](const Value* input) { return given.count(input) != 0; });
+                       [&](const Value* input) { return externals_.count(input) != 0; });
   }
 
-  void collect_given(const Node* node) {
-    if (node->kind() == prim::If) return collect_given_by_branch(node);
+  void collect_externals(const Node* node) {
+    if (node->kind() == prim::If) return collect_externals_of_branch(node);
     if (is_constant(node) || (node->kind() == prim::GetAttr && is_module(node->input())) ||
-        (takes_element(node) && given.count(node->input(0))))
-      given.insert(node->outputs().begin(), node->outputs().end());
+        (takes_element(node) && externals_.count(node->input(0))))
+      externals_.insert(node->outputs().begin(), node->outputs().end());
   }
 
-  void collect_given_by_branch(const Node* node) {
-    if (!known.count(node->input())) return;
+  void collect_externals_of_branch(const Node* node) {
+    if (!scalars_.count(node->input())) return;
     for (size_t i = 0; i < node->outputs().size(); ++i)
       if (std::all_of(node->blocks().begin(), node->blocks().end(),
-                      [&](const Block* side) { return given.count(side->outputs()[i]) != 0; }))
-        given.insert(node->outputs()[i]);
+                      [&](const Block* side) { return externals_.count(side->outputs()[i]) != 0; }))
+        externals_.insert(node->outputs()[i]);
   }
+
+  ValueSet scalars_;
+  ValueSet externals_; // arguments, attributes, constants and elements of these
 };
 
 } // namespace
@@ -176,10 +182,9 @@ bool is_only_a_running_statistic(const Value* value) {
 }
 
 ValueSet values_from_attributes(const Block* block) {
-  AttributeWalk walk;
-  walk.given.insert(block->inputs().begin(), block->inputs().end());
+  AttributeWalk walk(block->inputs());
   walk.collect(block);
-  return std::move(walk.known);
+  return walk.take_scalars();
 }
 
 std::vector<const Node*> add_makers(const Value* value, NodeSet& makers) {
