@@ -17,9 +17,13 @@ import sys
 import tempfile
 import time
 import warnings
+from pathlib import Path
 from typing import Any
 
 from harness import children, output
+
+# Others, and the processes that each is timed in: the second one finds what the first left in its cache.
+PEERS = {"inductor": ("cold", "cached"), "onnxruntime": ("cold",), "openvino": ("cold",)}
 
 # Seconds that torchmdla may add, cold and from the cache, on two cores.
 MARKS = {"resnet50": {"cold": 4.0, "cached": 0.3}}
@@ -34,16 +38,21 @@ def main() -> int:
     parser.add_argument("--models", type=output.one_of(MODELS), help=f"of {','.join(MODELS)} (all)")
     parser.add_argument("--threads", type=output.number, default=os.cpu_count(), help="of each op (%(default)s)")
     parser.add_argument("--repeat", type=output.number, help="measurements of each, of which the least counts (3)")
+    parser.add_argument("--peers", type=output.one_of(PEERS), help=f"of {','.join(PEERS)} (those that are installed)")
     parser.add_argument("--stages", action="store_true", help="tell the stages of compiling, too")
     parser.add_argument("--check", action="store_true", help="end with status 1 where a mark is missed")
     options = parser.parse_args()
     models = options.models or (["mlp"] if options.quick else list(MODELS))
     repeat = options.repeat or (1 if options.quick else 3)
+    peers = installed(options.peers or ([] if options.quick else list(PEERS)))
     rows: list[Row] = []
-    with output.progress(len(models) * repeat * 3, "process") as bar:
+    processes = 3 + sum(len(PEERS[peer]) for peer in peers)
+    with output.progress(len(models) * repeat * processes, "process") as bar:
         for model in models:
-            runs = [measure_once(model, options.threads, options.quick, bar) for _ in range(repeat)]
-            rows.append(row_of(model, runs))
+            task = {"model": model, "threads": options.threads, "quick": options.quick}
+            runs = [measure_once(task, bar) for _ in range(repeat)]
+            others = {peer: least([measure_peer_once(peer, task, bar) for _ in range(repeat)]) for peer in peers}
+            rows.append({**row_of(model, runs), "peers": others})
             output.write_json(options.json, {"benchmark": "compile_time", "quick": options.quick, "rows": rows})
     show(rows)
     if options.stages:
@@ -54,17 +63,65 @@ def main() -> int:
     return int(bool(faults or (options.check and missed)))
 
 
-def measure_once(model: str, threads: int, quick: bool, bar: Any) -> dict[str, Any]:
+def installed(peers: list[str]) -> list[str]:
+    """Return those of ``peers`` whose packages are installed; reports the others."""
+    from harness.peers import WAYS
+
+    missing = {peer: packages for peer in peers if (packages := WAYS[peer].missing())}
+    output.show(*(f"without {peer}: not installed: {', '.join(packages)}" for peer, packages in missing.items()))
+    return [peer for peer in peers if peer not in missing]
+
+
+def measure_once(task: dict[str, Any], bar: Any) -> dict[str, Any]:
     """One measurement of each of the three, in three processes; cold and cached share a new cache folder."""
-    task = {"model": model, "threads": threads, "quick": quick}
     found = {}
     with tempfile.TemporaryDirectory(prefix="torchmdla-benchmark-") as folder:
         for name, enabled in (("without", "0"), ("cold", "1"), ("cached", "1")):
-            bar.set_postfix_str(f"{model}, {name}")
-            variables = {"TORCHMDLA_ENABLE": enabled, "TORCHMDLA_CACHE_DIR": folder, "OMP_NUM_THREADS": str(threads)}
-            found[name] = children.run("compile_time:measure", task, variables)
+            bar.set_postfix_str(f"{task['model']}, {name}")
+            variables = {"TORCHMDLA_ENABLE": enabled, "TORCHMDLA_CACHE_DIR": folder}
+            found[name] = children.run("compile_time:measure", task, {**variables, **threads_of(task)})
             bar.update()
     return found
+
+
+def measure_peer_once(peer: str, task: dict[str, Any], bar: Any) -> dict[str, float]:
+    """The seconds of one measurement of a peer in each of its processes, which share a new cache folder."""
+    seconds = {}
+    with tempfile.TemporaryDirectory(prefix="torchmdla-benchmark-") as folder:
+        for name in PEERS[peer]:
+            bar.set_postfix_str(f"{task['model']}, {peer}, {name}")
+            variables = {"TORCHMDLA_ENABLE": "0", "TORCHINDUCTOR_CACHE_DIR": folder}
+            task_of_peer = {**task, "peer": peer, "folder": folder}
+            seconds[name] = children.run("compile_time:measure_peer", task_of_peer, {**variables, **threads_of(task)})
+            bar.update()
+    return seconds
+
+
+def threads_of(task: dict[str, Any]) -> dict[str, str]:
+    return {"OMP_NUM_THREADS": str(task["threads"])}
+
+
+def least(measurements: list[dict[str, float]]) -> dict[str, float]:
+    return {name: min(seconds[name] for seconds in measurements) for name in measurements[0]}
+
+
+def measure_peer(model: str, threads: int, quick: bool, peer: str, folder: str) -> float:
+    """Return the seconds until a peer's first result for one model, in this process."""
+    import torch
+    from harness.peers import WAYS, subject_of
+
+    from torchmdla.testing.models import MODELS
+
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(threads)
+    subject = subject_of(MODELS[model].reduced() if quick else MODELS[model], (), threads, Path(folder))
+    with torch.no_grad():
+        subject.module(*subject.inputs)  # as in `measure`
+        if "onnx" in WAYS[peer].packages:
+            assert subject.onnx
+        start = time.perf_counter()
+        WAYS[peer].prepare(subject).results(subject.inputs)
+        return time.perf_counter() - start
 
 
 def measure(model: str, threads: int, quick: bool) -> dict[str, Any]:
@@ -125,7 +182,8 @@ def row_of(model: str, runs: list[dict[str, Any]]) -> Row:
 
 
 def show(rows: list[Row]) -> None:
-    columns = ("model", "programs", "without", "cold", "cached", "compiler", "added cold", "added cached", "marks")
+    columns = ["model", "programs", "without", "cold", "cached", "compiler", "added cold", "added cached", "marks"]
+    columns += [f"{peer}, {name}" for peer, seconds in rows[0]["peers"].items() for name in seconds]
     table = output.table(
         "Seconds until a model runs compiled",
         columns,
@@ -139,6 +197,7 @@ def show(rows: list[Row]) -> None:
             f"{row['compiler_seconds']:.2f}",
             *(f"{seconds:.2f}" for seconds in row["added"].values()),
             "" if row["model"] not in MARKS else "missed" if row["missed"] else "met",
+            *(f"{number:.2f}" for seconds in row["peers"].values() for number in seconds.values()),
         )
     output.show(table)
 

@@ -142,6 +142,8 @@ def check_compile_time(found: dict[str, Any]) -> None:
     assert row["programs"] == 1
     assert row["faults"] == []
     assert 0 < row["compiler_seconds"] < row["seconds"]["cold"]
+    assert set(row["peers"]) == {"inductor"}
+    assert all(seconds > 0 for seconds in row["peers"]["inductor"].values())
 
 
 def check_memory(found: dict[str, Any]) -> None:
@@ -258,7 +260,7 @@ def check_mdla(found: dict[str, Any]) -> None:
         ("roofline", (), check_roofline),
         ("kernels", ("--kinds", "conv-1x1,softmax"), check_kernels),
         ("algorithms", ("--models", "resnet18"), check_algorithms),
-        ("compile_time", (), check_compile_time),
+        ("compile_time", ("--peers", "inductor"), check_compile_time),
         ("memory", (), check_memory),
         ("native", ("--threads", "1"), check_native),
         ("dynamic", (), check_dynamic),
