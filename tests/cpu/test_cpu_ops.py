@@ -589,6 +589,21 @@ def test_special_numbers(name: str, open_floats: bool) -> None:
     check_all(calls, check_special_number, open_floats=open_floats)
 
 
+@pytest.mark.parametrize("numbers", [(0.0, -0.0), (-0.0, 0.0), (2, 2.0), (2.0, 2), (1, True), (True, 1.0)], ids=str)
+@pytest.mark.parametrize("name", ["clamp", "clamp_min", "constant_pad_nd", "leaky_relu", "pow.Scalar", "rsub.Scalar"])
+def test_numbers_that_python_takes_for_equal(name: str, numbers: tuple[float, ...]) -> None:
+    """Programs before one leave nothing that is taken for its own."""
+    for value in (torch.tensor([2.0, -1.0, 0.0, -0.0, -20.5]), torch.tensor([2, -1, 0, 7, -20])):
+        for number in numbers:
+            arguments = {**WITH_NUMBER, **WITH_NUMBER_ROUNDED}[f"aten::{name}"](value, number)
+            if name == "pow.Scalar" and (not value.is_floating_point() and isinstance(number, int)):
+                continue  # refused
+            if eager_takes(f"aten::{name}", arguments):
+                (made,), (wanted,) = results(f"aten::{name}", arguments)
+                assert_matches(made, wanted)
+                assert torch.equal(torch.signbit(made), torch.signbit(wanted))
+
+
 @pytest.mark.parametrize("log_target", [False, True])
 def test_divergence_of_infinities(log_target: bool) -> None:
     values = torch.tensor([0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, math.nan, 1e-40])

@@ -12,7 +12,7 @@ from torchmdla.importer.operands import described
 from torchmdla.importer.operators import Decomposition, operator
 from torchmdla.importer.schemas import call_in_order, overload_of, schema_of
 from torchmdla.importer.size_int import SizeInt
-from torchmdla.importer.trace import Trace, leaves, map_structure, trace
+from torchmdla.importer.trace import Trace, leaves, map_structure, spelled_numbers, trace
 from torchmdla.importer.types import TensorMeta, dtype_of_number
 
 
@@ -27,11 +27,13 @@ def traced(name: str, operands: Sequence[object]) -> Trace:
     # A trace of sizes that remember where they come from decides for one run alone.
     if _varies(arguments):
         return trace(_decomposition(name), arguments)
-    return _cached_trace(name, arguments, torch.get_default_dtype())
+    return _cached_trace(name, arguments, spelled_numbers(arguments), torch.get_default_dtype())
 
 
 @lru_cache(maxsize=512)
-def _cached_trace(name: str, arguments: tuple[object, ...], default_dtype: torch.dtype) -> Trace:
+def _cached_trace(
+    name: str, arguments: tuple[object, ...], numbers: tuple[str, ...], default_dtype: torch.dtype
+) -> Trace:
     """Trace a decomposition, which may read the default dtype."""
     return trace(_decomposition(name), arguments)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 import torch
 
@@ -15,7 +16,7 @@ from torchmdla.importer.emitter import Value
 from torchmdla.importer.operands import NumberTensor, Operand, as_tensor
 from torchmdla.importer.rewrites import cast
 from torchmdla.importer.schemas import schema_of
-from torchmdla.importer.trace import map_structure, qualified_name, trace
+from torchmdla.importer.trace import map_structure, qualified_name, spelled_numbers, trace
 from torchmdla.importer.types import TensorMeta
 
 
@@ -31,7 +32,8 @@ def call_in_place(
 ) -> Operand:
     """The result of an op in place; ``meta`` is what was seen of it."""
     name = functional(qualified_name(schema))
-    made = replace(meta, dtype=_dtype(name, map_structure(_described, list(operands)), torch.get_default_dtype()))
+    arguments: Any = map_structure(_described, list(operands))
+    made = replace(meta, dtype=_dtype(name, arguments, spelled_numbers(arguments), torch.get_default_dtype()))
     (result,) = builder.call(schema_of(name), operands, [made])
     value = as_tensor(builder.emitter, result)
     assert isinstance(value, Value)
@@ -46,7 +48,9 @@ def _described(operand: Operand) -> object:
 
 
 @lru_cache(maxsize=512)
-def _dtype(name: str, arguments: tuple[object, ...], default_dtype: torch.dtype) -> torch.dtype:
+def _dtype(
+    name: str, arguments: tuple[object, ...], numbers: tuple[str, ...], default_dtype: torch.dtype
+) -> torch.dtype:
     """Return the dtype that PyTorch promotes the arguments of an op to, which may be the default dtype."""
     recorded = trace(composite(name), arguments)
     metas = {ref: meta for call in recorded.calls for ref, meta in zip(call.results, call.metas, strict=True)}

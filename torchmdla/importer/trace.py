@@ -71,6 +71,12 @@ def leaves(tree: object) -> Iterable[object]:
         yield tree
 
 
+def spelled_numbers(tree: object) -> tuple[str, ...]:
+    """Return the numbers of a structure as text, and all else but types of tensors, for keys of caches: 1, 1.0 and True
+    are equal in Python, and so are 0.0 and -0.0."""
+    return tuple(repr(leaf) for leaf in leaves(tree) if not isinstance(leaf, TensorMeta))
+
+
 def trace(function: Callable[..., object], arguments: Sequence[object]) -> Trace:
     """Calls ``function`` with a meta tensor for every :class:`TensorMeta` in ``arguments`` and records what it does.
 
